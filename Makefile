@@ -143,7 +143,7 @@ tools: $(sim_tools)
 # The scheduler's heart as tests/unit/engine/sched/test_step_work.c wants it: each basic block calls a counter. Linked before the library's.
 counted := $(patsubst %.c,$(BUILD)/counted/%.o,\
     $(filter-out %_check.c %_snapshot.c,$(wildcard engine/sched/sched*.c)) \
-    $(addprefix engine/sched/,kv/regions.c kv/kvpool.c kv/prefix.c kv/contiguous_alloc.c decode/pack.c decode/decode.c))
+    $(addprefix engine/sched/,kv/regions.c kv/kvpool.c kv/prefix.c kv/contiguous_alloc.c decode/pack.c decode/decode.c decode/commit.c))
 $(BUILD)/counted/%.o: %.c $(stamp)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)

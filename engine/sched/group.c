@@ -1,5 +1,5 @@
-/* A group, made and freed, on the thread that submits it: what can never be served is
- * refused before any block is taken. */
+/* Makes and frees groups, on the submitting thread. A request that could never run is
+ * refused here, before it takes any block. */
 #include "engine/sched/seq.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ void word_list_release(struct word_list *w)
     *w = (struct word_list){0};
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static int check_ids(const int32_t *id, int32_t n, const char *field, const struct sched_config *c,
                      struct err *e)
@@ -64,13 +64,13 @@ static int check_tokens(const struct request *r, const struct sched_config *c, s
     return rc;
 }
 
-/* Blocks of one sequence at its longest: the last token drawn is never written. */
+/* Blocks of one sequence at its longest; its last token is never computed. */
 static int32_t blocks_of(int32_t n_prompt, int32_t max_tokens, int32_t block_size)
 {
     return (int32_t)div_ceil((int64_t)n_prompt + MAX(max_tokens - 1, 0), block_size);
 }
 
-/* Whether `width` sequences of so many tokens could run if they were alone. */
+/* Whether a group of `width` sequences could run alone. */
 static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
                      const struct sched_config *c, struct err *e)
 {
@@ -93,7 +93,7 @@ static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
             width, c->max_num_seqs);
     }
     int64_t most = blocks_of(r->n_prompt, max_tokens, c->block_size);
-    /* as a recompute lays it out: sched_admit.c */
+    /* blocks after a recompute, of which it needs most: struct demand, sched_admit.c */
     int64_t shared = (r->n_prompt - 1) / c->block_size;
     int64_t need = shared + width * (most - shared);
     if (need > c->n_blocks - c->n_pinned) {
@@ -108,22 +108,21 @@ static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
         return err_set_param(e, ERR_INVALID, field,
                              "%d prompt tokens and %d sequences of up to %d tokens need %lld KV "
                              "blocks; preemption is swap, "
-                             "and swap_space has room for %d",
+                             "and swap_space holds %d",
                              r->n_prompt, width, max_tokens, (long long)need, c->n_host_blocks);
     }
     struct reserve_rule rule = sched_reserve_rule(c);
     if (c->kv_policy != KV_PAGED && width > reserve_most(&rule, r->n_prompt, max_tokens)) {
         return err_set_param(e, ERR_INVALID, field,
-                             "%d prompt tokens and %d sequences of up to %d tokens are more "
-                             "contiguous room than kv_policy "
-                             "has (%d tokens)",
+                             "%d prompt tokens and %d sequences of up to %d tokens do not fit into "
+                             "the contiguous memory of kv_policy (%d tokens)",
                              r->n_prompt, width, max_tokens, rule.slots);
     }
     return 0;
 }
 
-/* The request's max_tokens; a default becomes the most with which it fits, but no less
- * than min_tokens. */
+/* The request's max_tokens. A default is lowered to the most that fits, but not below
+ * min_tokens. */
 static int32_t tokens_of(const struct request *r, int32_t width, const struct sched_config *c)
 {
     const struct gen_params *p = &r->params;
@@ -143,7 +142,7 @@ static int32_t tokens_of(const struct request *r, int32_t width, const struct sc
     return least;
 }
 
-/* Every list within what the packer has room for (LIMIT_ROW_BIASES). */
+/* Every list is within what the packer holds for a row (LIMIT_ROW_BIASES). */
 static int check_lists(const struct gen_params *p, const struct word_list *words, struct err *e)
 {
     const struct {
@@ -163,9 +162,9 @@ static int check_lists(const struct gen_params *p, const struct word_list *words
     return 0;
 }
 
-/* ---- making one ---- */
+/* ---- making a group ---- */
 
-/* What the request says, in the form the scheduler uses. */
+/* Set the fields that follow from the request. */
 static void group_read_params(struct group *g, int32_t max_tokens, const struct sched_config *c)
 {
     const struct gen_params *p = &g->request->params;
@@ -178,11 +177,11 @@ static void group_read_params(struct group *g, int32_t max_tokens, const struct 
     g->scores = p->n_prompt_logprobs >= 0 || (p->echo && p->n_logprobs >= 0);
     g->wait_index = g->resume_need = g->mask = -1;
     g->beams = p->beam_width > 0;
-    g->lookahead = p->beam_width == 0; /* beams go on from candidates that the host ranks */
+    g->lookahead = p->beam_width == 0; /* the host ranks the candidates of beams */
     for (int32_t w = 0; w < g->words.n; w++) {
         if (g->words.first[w + 1] - g->words.first[w] > 1) {
-            /* whether such a word's last token is banned depends on tokens the host
-             * must see */
+            /* whether its last token is banned depends on tokens that the host must
+             * know */
             g->lookahead = false;
         }
     }
@@ -190,13 +189,13 @@ static void group_read_params(struct group *g, int32_t max_tokens, const struct 
 
 static void first_init(struct group *g)
 {
-    g->first = (struct seq){.group = g, .row = -1, .n_tokens = g->n_prompt};
+    g->first = (struct seq){.group = g, .slot = -1, .n_tokens = g->n_prompt};
     g->first.seed = seq_seed(g->request->seed, 0);
     g->seq = &g->first;
     g->n_seqs = 1;
 }
 
-/* What it holds once it has started must be there for it alone. */
+/* Its memory must fit if it runs alone. */
 static int check_memory(const struct group *g, const struct sched_config *c, struct err *e)
 {
     if (c->group_bytes == 0 || g->n_bytes <= c->group_bytes) {

@@ -1,5 +1,5 @@
-/* Into RUNNING: from the waiting queue with blocks for all that prefill will write, or
- * back from the host pool. */
+/* Transitions to RUNNING: admission of a waiting group, with blocks for everything that
+ * its prefill will write, and resumption of a swapped one. */
 #include <assert.h>
 #include <string.h>
 
@@ -7,15 +7,15 @@
 
 /* ---- WAITING -> RUNNING ---- */
 
-/* What an admission will take: the root's blocks, `shared` of them by all live
- * sequences, and for each of the others the blocks after. A recomputed group shares the
- * full blocks of its prompt: the root computes them, the others wait (group->n_shared)
- * and then compute the rest of their own. */
+/* The blocks that an admission takes: those of the root, of which all live sequences
+ * share the first `shared`, and the further ones of each sibling. A group that is
+ * recomputed shares the full blocks of its prompt: the root computes them, its siblings
+ * wait (group->n_shared) and then compute the rest on their own. */
 struct demand {
-    int32_t blocks; /* all, those found in the prefix cache included */
-    int32_t shared;
-    int32_t found;      /* leading blocks found */
-    int32_t found_held; /* those of them that others hold already */
+    int32_t blocks;     /* all, those found in the prefix cache included */
+    int32_t shared;     /* leading blocks that all live sequences share */
+    int32_t found;      /* leading blocks found in the prefix cache */
+    int32_t found_held; /* those of them that some table holds already */
 };
 
 static int32_t blocks_for(const struct sched *s, int32_t n_tokens)
@@ -27,7 +27,7 @@ static void demand_init(const struct sched *s, struct group *g, struct demand *d
 {
     *d = (struct demand){0};
     if (g->n_live > 1) {
-        d->shared = (g->n_prompt - 1) / s->c.block_size; /* each computes one token at least */
+        d->shared = (g->n_prompt - 1) / s->c.block_size; /* each computes at least one token */
     }
     for (int32_t i = 0; i < g->n_seqs; i++) {
         if (g->seq[i].state == SEQ_LIVE) {
@@ -37,8 +37,8 @@ static void demand_init(const struct sched *s, struct group *g, struct demand *d
     d->blocks += d->shared;
 }
 
-/* The cached block that holds tokens i * block_size and on of `q`, whose chain stands
- * before it; -1: none. */
+/* The cached block with the tokens of block i of `q`, whose chain ends before it; -1:
+ * none. */
 static int32_t find_block(struct sched *s, struct seq *q, int32_t i)
 {
     for (int32_t k = 0; k < s->c.block_size; k++) {
@@ -47,7 +47,8 @@ static int32_t find_block(struct sched *s, struct seq *q, int32_t i)
     return prefix_find(&s->prefix, &q->chain, s->tokens);
 }
 
-/* Walk the prefix cache; the found blocks stand in s->hit, not yet counted. */
+/* Look up the prompt in the prefix cache. The found blocks are in s->hit; their counts
+ * do not change. */
 static void find_prefix(struct sched *s, struct group *g, struct demand *d)
 {
     struct seq *q = group_first_live(g);
@@ -58,7 +59,7 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
 
     prefix_start(&s->prefix, &q->chain, g->request->params.cache_salt);
     if (!s->c.prefix_cache || (g->scores && g->n_scores_planned < g->n_prompt - 1)) {
-        return; /* scoring needs every prompt position computed */
+        return; /* scores need every prompt position computed */
     }
     while (d->found < most) {
         int32_t b = find_block(s, q, d->found);
@@ -70,30 +71,30 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
     }
 }
 
-/* Blocks kept back for those who run, so that an admission is not followed by a
- * preemption at once: what they write in eight steps, and no more than half a block
- * each. Where the pool is the limit this saves half to two thirds of all preemptions,
- * and 2 % (ShareGPT, one sample) to 10 % (Alpaca, six) more requests are served; twice
- * as much gains nothing more, eight times as much loses. */
+/* Blocks that an admission must leave free, so that it does not cause a preemption soon
+ * after: 1 % of the pool, and what running sequences write in STEPS steps, at most half
+ * a block each. A few steps suffice: a larger reserve prevents hardly more preemptions,
+ * and keeps requests waiting. */
 static int32_t watermark(const struct sched *s)
 {
     enum { STEPS = 8 };
-    int32_t n_seqs = s->c.max_num_seqs - s->n_rows;
+    int32_t n_seqs = s->c.max_num_seqs - s->n_free_slots;
 
     if (s->contiguous) {
-        return 0; /* who runs has all that it will need */
+        return 0; /* running groups have reserved all that they will need */
     }
     return s->running.n > 0 ? s->c.n_blocks / 100 + n_seqs * STEPS / MAX(s->c.block_size, 2 * STEPS)
                             : 0;
 }
 
-static bool rows_fit(const struct sched *s, int32_t rows)
+static bool slots_fit(const struct sched *s, int32_t n_slots)
 {
-    return s->n_reserved + rows <= s->c.max_num_seqs;
+    return s->n_reserved + n_slots <= s->c.max_num_seqs;
 }
 
-/* A group that did not fit is looked at again when more can be taken, or now and then:
- * hashing a long prompt at every step would cost more than it finds. */
+/* Whether to look up a group in the prefix cache that did not fit before: if more
+ * blocks are available, or after some steps. Hashing a long prompt in every step would
+ * cost more than it finds. */
 static bool worth_probing(const struct sched *s, const struct group *g, int32_t available,
                           int32_t blocks)
 {
@@ -138,7 +139,7 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
     root->n_blocks = d->found;
     root->n_computed = root->n_stored = d->found * s->c.block_size;
     extend_table(s, root, blocks_for(s, prefill_target(g, root)));
-    seq_take_row(s, root);
+    seq_take_slot(s, root);
     for (struct seq *q = root + 1; q < g->seq + g->width; q++) {
         if (q->state != SEQ_LIVE) {
             continue;
@@ -151,13 +152,13 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
         q->n_computed = q->n_stored = d->shared * s->c.block_size;
         prefix_start(&s->prefix, &q->chain, g->request->params.cache_salt);
         extend_table(s, q, blocks_for(s, prefill_target(g, q)));
-        seq_take_row(s, q);
+        seq_take_slot(s, q);
     }
 }
 
 static void group_reserve(struct sched *s, struct group *g)
 {
-    reserve_rows(s, g, group_rows(g));
+    reserve_slots(s, g, group_slots(g));
     if (g->request->params.n_allowed > 0) {
         g->mask = s->mask[--s->n_masks];
     }
@@ -165,6 +166,8 @@ static void group_reserve(struct sched *s, struct group *g)
 
 static void admit(struct sched *s, struct group *g, const struct demand *d, int64_t now_us)
 {
+    int32_t n_computed = 0;
+
     waiting_remove(s, g);
     group_reserve(s, g);
     take_blocks(s, g, d);
@@ -176,14 +179,16 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
         g->cached_tokens = g->seq[g->root].n_computed;
         s->counted.prefix_queries += (uint64_t)g->n_prompt;
         s->counted.prefix_hits += (uint64_t)g->cached_tokens;
-        tenant_charge(s, g, g->n_prompt - g->cached_tokens);
+        n_computed = g->n_prompt - g->cached_tokens;
     }
-    s->last_tenant = g->tenant;
+    if (s->policy->admitted) {
+        s->policy->admitted(s, g, n_computed);
+    }
     g->state = GROUP_RUNNING;
     list_insert(&s->running, g);
 }
 
-/* Its memory and, without paging, contiguous room; or neither. */
+/* Take the group's memory and, without paging, its reservations; or neither. */
 static bool take_memory(struct sched *s, struct group *g)
 {
     bool started = g->memory != NULL;
@@ -191,7 +196,7 @@ static bool take_memory(struct sched *s, struct group *g)
     if (!started && !group_start(s, g)) {
         return false;
     }
-    if (take_room(s, g)) {
+    if (take_reservations(s, g)) {
         return true;
     }
     if (!started) {
@@ -200,12 +205,12 @@ static bool take_memory(struct sched *s, struct group *g)
     return false;
 }
 
-bool has_room(struct sched *s, struct group *g)
+bool fits_now(struct sched *s, struct group *g)
 {
     struct demand d;
     bool started = g->memory != NULL;
 
-    if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d)) {
+    if (!slots_fit(s, group_slots(g)) || !can_start(s, g) || !blocks_fit(s, g, &d)) {
         return false;
     }
     if (!s->contiguous) {
@@ -214,34 +219,33 @@ bool has_room(struct sched *s, struct group *g)
     if (!take_memory(s, g)) {
         return false;
     }
-    give_room(s, g);
+    give_reservations(s, g);
     if (!started) {
         group_end_memory(s, g);
     }
     return true;
 }
 
-bool sched_admit_one(struct sched *s, int64_t now_us, struct plan *p)
+struct group *sched_admit(struct sched *s, int64_t now_us)
 {
-    struct group *g = waiting_first(s), *swapped = swapped_first(s);
+    struct group *g = waiting_first(s), *swapped = s->policy->first_swapped(s);
     struct demand d;
 
-    if (!g || s->tokens_left <= 0 || (s->preempted && !s->made_way)) {
-        return false;
+    if (!g || s->tokens_left <= 0 || s->admission_closed) {
+        return NULL;
     }
-    if (g->n_inflight > 0) { /* preempted a moment ago: a token of it is still being drawn */
-        return false;
+    if (g->n_inflight > 0) { /* just preempted: a step in flight still samples a token of it */
+        return NULL;
     }
     if (swapped && !goes_before_swapped(s, g, swapped)) {
-        return false;
+        return NULL;
     }
-    if (!rows_fit(s, group_rows(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) ||
+    if (!slots_fit(s, group_slots(g)) || !can_start(s, g) || !blocks_fit(s, g, &d) ||
         !take_memory(s, g)) {
-        return false;
+        return NULL;
     }
     admit(s, g, &d, now_us);
-    plan_prefill(s, g, p);
-    return p->n_items + s->n_pieces > 0;
+    return g;
 }
 
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens)
@@ -284,8 +288,8 @@ static int32_t host_blocks(struct sched *s, struct group *g)
     return n;
 }
 
-/* Blocks besides the swapped ones that it needs to run at once: the rest of its
- * prefill, or its next tokens. */
+/* Blocks that it needs besides the swapped ones to run at once: for the rest of its
+ * prefill, or for its next tokens. */
 static int32_t blocks_missing(struct sched *s, struct group *g)
 {
     int32_t n = 0;
@@ -307,9 +311,10 @@ int32_t blocks_to_resume(struct sched *s, struct group *g)
     return host_blocks(s, g) + blocks_missing(s, g);
 }
 
-/* The full blocks of a sequence that the device still holds, by name and tokens: they
- * need no copy. mark[host block] is the device block + 1, with a count for the mark, so
- * that nobody takes it. What comes after is named again when committed. */
+/* Find the full blocks of a sequence that the prefix cache still has: they need no copy
+ * from the host. mark[host block] becomes the device block + 1, and the device block's
+ * count is raised for the mark, so that it is not taken. Blocks behind them are
+ * published again at commit. */
 static void find_on_device(struct sched *s, struct seq *q)
 {
     prefix_start(&s->prefix, &q->chain, q->group->request->params.cache_salt);
@@ -328,7 +333,7 @@ static void find_on_device(struct sched *s, struct seq *q)
     }
 }
 
-/* mark[host block] is its new device block + 1. */
+/* Replace a host block by a device block; mark[host block] is that + 1. */
 static int32_t swap_in_block(struct sched *s, int32_t h, struct plan *p)
 {
     if (s->mark[h] > 0) {
@@ -373,10 +378,10 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
             q->block[b] = swap_in_block(s, q->block[b], p);
         }
         q->n_stored = q->n_computed;
-        seq_take_row(s, q);
+        seq_take_slot(s, q);
     }
     clear_marks(s, p, first_in);
-    /* Only now: what takes a block must not see the marks of another table. */
+    /* Only after the marks are cleared: taking blocks must not depend on them. */
     for (int32_t i = 0; i < g->width; i++) {
         if (g->seq[i].state == SEQ_LIVE) {
             extend_table(s, &g->seq[i], blocks_for(s, prefill_target(g, &g->seq[i])));
@@ -384,27 +389,27 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
     }
 }
 
-/* In turn. A group resumed runs in the same step: its swap-in needs a step to travel
- * with. */
-void sched_resume(struct sched *s, struct plan *p)
+struct group *sched_resume(struct sched *s, struct plan *p)
 {
-    while (s->swapped.first && !s->preempted) {
-        struct group *g = swapped_first(s), *waiting = waiting_first(s);
-        if (!g || g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g))) {
-            return;
-        }
-        if (g->resume_need < 0) { /* with nothing in flight it stays what it is */
-            g->resume_need = blocks_to_resume(s, g);
-        }
-        int32_t need = g->resume_need + watermark(s);
-        if (!rows_fit(s, group_rows(g)) || need > kvpool_available(&s->pool) || !take_room(s, g)) {
-            return;
-        }
-        list_remove(&s->swapped, g);
-        group_reserve(s, g);
-        swap_in(s, g, p);
-        g->state = GROUP_RUNNING;
-        list_insert(&s->running, g);
-        plan_decode(s, g, p);
+    if (!s->swapped.first || s->preempted) {
+        return NULL;
     }
+    struct group *g = s->policy->first_swapped(s), *waiting = waiting_first(s);
+    if (!g || g->n_inflight > 0 || (waiting && goes_before_swapped(s, waiting, g))) {
+        return NULL;
+    }
+    if (g->resume_need < 0) { /* it does not change while nothing is in flight */
+        g->resume_need = blocks_to_resume(s, g);
+    }
+    int32_t need = g->resume_need + watermark(s);
+    if (!slots_fit(s, group_slots(g)) || need > kvpool_available(&s->pool) ||
+        !take_reservations(s, g)) {
+        return NULL;
+    }
+    list_remove(&s->swapped, g);
+    group_reserve(s, g);
+    swap_in(s, g, p);
+    g->state = GROUP_RUNNING;
+    list_insert(&s->running, g);
+    return g;
 }

@@ -1,10 +1,10 @@
-/* The invariants of sched.h as code: for tests and debug builds, at a cost of
- * everything there is. */
+/* The invariants of sched.h as code, for tests and debug builds: a check walks
+ * everything. */
 #include <string.h>
 
 #include "engine/sched/sched_impl.h"
 
-/* Walk what every table holds, adding `sign` to mark[block]. */
+/* Add `sign` to mark[block] for every entry of every table of the list. */
 static void mark_tables(struct sched *s, const struct group_list *l, int32_t sign)
 {
     for (const struct group *g = l->first; g; g = g->next) {
@@ -45,7 +45,7 @@ static const char *check_list(const struct group_list *l, int state)
     return n == l->n && l->last == before ? NULL : "S1: a queue's ends do not match";
 }
 
-/* The groups right behind `g` in its tenant's heap; -1: something is out of order. */
+/* The number of children of `g` in its leftist heap; -1: the heap is broken there. */
 static int32_t count_children(const struct group *g)
 {
     const struct group *const child[] = {g->child, g->next};
@@ -64,51 +64,26 @@ static int32_t count_children(const struct group *g)
     return rank[0] >= rank[1] && g->heap_rank == rank[1] + 1 ? n : -1;
 }
 
-static const char *check_tenants(const struct sched *s)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < s->n_tenants; i++) {
-        const struct tenant *t = &s->tenant[i];
-        bool ready =
-            t->ready_index >= 0 && t->ready_index < s->n_ready && s->ready[t->ready_index] == i;
-        if (ready != (t->first != NULL) || (!ready && t->ready_index != -1) || t->n_rows < 0) {
-            return "S1: a tenant with waiting groups does not stand ready, or one without does";
-        }
-        if (ready && (t->key > t->service || t->first->prev)) {
-            return "S1: a tenant's place among the others is wrong";
-        }
-        n += ready;
-    }
-    for (int32_t i = 1; i < s->n_ready; i++) {
-        if (s->tenant[s->ready[i]].key < s->tenant[s->ready[(i - 1) / 2]].key) {
-            return "S1: the heap of tenants is broken";
-        }
-    }
-    return n == s->n_ready ? NULL : "S1: tenants that stand ready are miscounted";
-}
-
 static const char *check_waiting(const struct sched *s)
 {
-    int32_t behind = s->n_ready; /* each is behind another, or its tenant's first */
+    int32_t n_children = 0; /* the others are the tops of heaps */
 
     for (int32_t i = 0; i < s->n_waiting; i++) {
         const struct group *g = s->waiting[i];
         int32_t n = count_children(g);
-        behind += MAX(n, 0);
+        n_children += MAX(n, 0);
         if (g->state != GROUP_WAITING || g->wait_index != i || n < 0 ||
             g->started != (i < s->n_preempted)) {
             return "S1: the heap of waiting groups is broken";
         }
         for (int32_t k = 0; k < g->n_seqs; k++) {
             if (g->seq[k].state == SEQ_LIVE &&
-                (g->seq[k].n_blocks > 0 || g->seq[k].row >= 0 || g->seq[k].n_computed > 0)) {
+                (g->seq[k].n_blocks > 0 || g->seq[k].slot >= 0 || g->seq[k].n_computed > 0)) {
                 return "S2: a waiting group holds memory, or counts on some";
             }
         }
     }
-    return behind == s->n_waiting ? check_tenants(s)
-                                  : "S1: a waiting group is not in its tenant's heap";
+    return s->policy->check(s, s->n_waiting - n_children);
 }
 
 static const char *check_seqs(const struct sched *s)
@@ -166,30 +141,29 @@ static const char *check_swapped(struct sched *s)
 {
     for (struct group *g = s->swapped.first; g; g = g->next) {
         if (g->resume_need >= 0 && g->resume_need != blocks_to_resume(s, g)) {
-            return "S9: a swapped group needs other blocks than were counted";
+            return "S9: a swapped group does not need the number of blocks that was counted";
         }
     }
     return NULL;
 }
 
-static const char *check_room(const struct sched *s)
+static const char *check_reservations(const struct sched *s)
 {
     int32_t n = 0;
 
     for (const struct group *g = s->running.first; g && s->contiguous; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            if ((g->seq[i].room.size > 0) != (g->seq[i].state != SEQ_DONE)) {
-                return "S4: a running sequence has no room set aside, or one that is done has";
+            if ((g->seq[i].reservation.size > 0) != (g->seq[i].state != SEQ_DONE)) {
+                return "S4: a running sequence has no reservation, or one that is done has";
             } else {
-                n += g->seq[i].room.size > 0;
+                n += g->seq[i].reservation.size > 0;
             }
         }
     }
-    return s->contiguous && n != s->contiguous->n_taken ? "S4: room set aside does not add up"
-                                                        : NULL;
+    return s->contiguous && n != s->contiguous->n_taken ? "S4: reservations do not add up" : NULL;
 }
 
-static const char *check_rows(struct sched *s)
+static const char *check_slots(struct sched *s)
 {
     int32_t held = 0, reserved = 0, masks = 0;
     bool once = true;
@@ -198,43 +172,39 @@ static const char *check_rows(struct sched *s)
         int32_t of_group = 0;
         masks += g->mask >= 0;
         for (int32_t i = 0; i < g->width; i++) {
-            if (g->seq[i].row < 0) {
+            if (g->seq[i].slot < 0) {
                 continue;
             }
             if (g->seq[i].state != SEQ_LIVE) {
-                return "S4: a sequence that is not live holds a row";
+                return "S4: a sequence that is not live holds a slot";
             }
             of_group++;
         }
         if (of_group > g->n_reserved) {
-            return "S4: a group holds more rows than were set aside for it";
+            return "S4: a group holds more slots than were reserved for it";
         }
         held += of_group;
         reserved += g->n_reserved;
     }
-    int32_t of_tenants = 0;
-    for (int32_t i = 0; i < s->n_tenants; i++) {
-        of_tenants += s->tenant[i].n_rows;
-    }
-    uint8_t *seen = s->row_seen;
+    uint8_t *seen = s->slot_seen;
     memset(seen, 0, (size_t)s->c.max_num_seqs);
-    for (int32_t i = 0; i < s->n_rows; i++) {
-        once = once && seen[s->row[i]]++ == 0;
+    for (int32_t i = 0; i < s->n_free_slots; i++) {
+        once = once && seen[s->free_slot[i]]++ == 0;
     }
     for (const struct group *g = s->running.first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            once = once && (g->seq[i].row < 0 || seen[g->seq[i].row]++ == 0);
+            once = once && (g->seq[i].slot < 0 || seen[g->seq[i].slot]++ == 0);
         }
     }
     if (masks + s->n_masks != s->c.max_num_seqs) {
-        return "S4: a mask's place is held twice, or lost";
+        return "S4: a mask is held twice, or lost";
     }
-    if (!once || held + s->n_rows != s->c.max_num_seqs) {
-        return "S4: a table row is held twice, or lost";
+    if (!once || held + s->n_free_slots != s->c.max_num_seqs) {
+        return "S4: a slot is held twice, or lost";
     }
-    return reserved == s->n_reserved && of_tenants == reserved && reserved <= s->c.max_num_seqs
+    return reserved == s->n_reserved && reserved <= s->c.max_num_seqs
                ? NULL
-               : "S4: reserved rows do not add up";
+               : "S4: reserved slots do not add up";
 }
 
 static bool writes_own_block(const struct sched *s, const struct plan_item *it, int32_t b)
@@ -244,11 +214,11 @@ static bool writes_own_block(const struct sched *s, const struct plan_item *it, 
     if (s->pool.block[it->seq->block[b]].count == 1) {
         return true;
     }
-    /* The two who may write what others hold: the root of a recompute, before the
-     * others read it; and in a step that forks behind the prompt, the parent, whose
-     * children hold the block from the next step on. */
+    /* Two exceptions: the root of a recompute writes shared blocks before its siblings
+     * read them; and in a step that forks behind the prompt the parent writes a block
+     * that its children read from the next step on. */
     return (it->seq->index == g->root && (b + 1) * s->c.block_size <= g->n_shared) ||
-           it->n_draws > 1;
+           it->n_sampled > 1;
 }
 
 static const char *check_plan(const struct sched *s, const struct plan *p)
@@ -332,10 +302,10 @@ const char *sched_check(struct sched *s, const struct plan *p)
         wrong = check_seqs(s);
     }
     if (!wrong) {
-        wrong = check_rows(s);
+        wrong = check_slots(s);
     }
     if (!wrong) {
-        wrong = check_room(s);
+        wrong = check_reservations(s);
     }
     if (!wrong) {
         wrong = check_memory(s);

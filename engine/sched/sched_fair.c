@@ -1,331 +1,479 @@
-/* Tenants: whose turn it is among those who wait, and whose group gives way.
+/* policy: fair: tenants share the scheduler by their weights.
  *
- * Fair shares are the Virtual Token Counter's (Sheng et al., "Fairness in Serving Large
- * Language Models", OSDI 2024): each tenant has a counter of the tokens it was served,
- * over its weight; the first group of the tenant with the least counter is admitted
- * next. A prompt counts when it is admitted (less what the prefix cache had), a
- * generated token when it is planned. A tenant that was away does not come back with
- * credit: its counter is lifted to the least of those who wait, less one, so that it is
- * next in turn and no further ahead. No tenant starves: others' counters grow while it
- * waits, its own does not.
+ * Counters: the Virtual Token Counter (Sheng et al., "Fairness in Serving Large
+ * Language Models", OSDI 2024). Each tenant has a counter of the tokens that it was
+ * served, divided by its weight. The next group to admit is the first one of the tenant
+ * with the least counter. A prompt counts at its admission, without the tokens found in
+ * the prefix cache; a generated token counts when it is planned. A tenant that starts
+ * to wait again gets no credit for its pause: its counter is raised to just below the
+ * least of the waiting tenants, which makes it the next in turn. No tenant starves:
+ * while it waits, the counters of others grow and its own does not.
  *
- * Counters make shares fair over time; they do not make room. Where a tenant's turn has
- * come and another one's long answers hold all rows or blocks, the tenant with most
- * rows for its weight gives up its newest group, if it still has no less than the other
- * then (so they do not take it from each other in turn). And where it was served less
- * and holds fewer rows than others, its prompt is computed before their next tokens
- * are, which may wait a step for it.
+ * Preemption: counters alone free no slots or blocks. If the next group in turn does
+ * not fit, the tenant with most slots for its weight loses its newest group, unless it
+ * would then hold less than the other tenant, which would preempt back
+ * (preempt_for_waiting).
  *
- * Short steps: whoever comes waits for the step that runs, so while several tenants ask
- * (each has within the last ten seconds), a step takes no more decodes of the heaviest
- * tenant than fit into shared_itl_us, in turn, and the loop launches it as late as it
- * may (launch_delay.h). It costs throughput, so a tenant alone does not pay for it.
+ * Prefill first: a prompt of a tenant that was served less and holds less than the
+ * heaviest one is computed before any decode of the step; decodes that do not fit then
+ * wait for the next step (plan_prefill_first).
  *
- * Cost: a token O(1), an admission O(log tenants + log waiting); where someone waits
- * without room, a walk over the running groups. A counter only grows while its tenant
- * stands ready, so the heap of tenants is put right when its top is looked at: `key` is
- * the counter at the tenant's place, at most its counter now. Waiting groups of one
- * tenant are a leftist heap (Crane, 1972), which needs no memory but pointers in the
- * group and is O(log n) each time, so that no step pays for the many who came before
- * it: the right child of a group has the lesser rank, the number of steps down to a
- * missing child. Without fair shares there is one tenant, and all this is a heap of
- * groups.
+ * Short steps: a new request waits for the running step. So while tenants share (in the
+ * last SHARED_US different tenants have submitted), a step decodes only as many groups
+ * of the heaviest tenant as fit into shared_itl_us, in rotation, and the loop launches
+ * it late (launch_delay.h). This costs throughput, so it does not apply to a tenant
+ * alone.
+ *
+ * Cost: O(1) a token and O(log tenants + log waiting groups) an admission; while a
+ * group waits that does not fit, a walk over the running groups. The tenants with
+ * waiting groups form a binary heap by `key`, a copy of the counter. A counter only
+ * grows while its tenant is in the heap, so key <= service, and the heap is repaired
+ * when its top is read (first_ready).
  */
 #include <assert.h>
+#include <math.h>
 
 #include "engine/sched/sched_impl.h"
 
-/* ---- the waiting groups of one tenant ---- */
-
-static int32_t rank_of(const struct group *g)
+static struct tenant *tenant_of(const struct sched *s, const struct group *g)
 {
-    return g ? g->heap_rank : 0;
+    return &s->fair.tenant[g->tenant];
 }
 
-/* Its children in order of their ranks, and its own rank. False: nothing changed. */
-static bool settle(struct group *g)
-{
-    int32_t before = g->heap_rank;
+/* ---- the heap of tenants with waiting groups ---- */
 
-    if (rank_of(g->child) < rank_of(g->next)) {
-        struct group *t = g->child;
-        g->child = g->next;
-        g->next = t;
+static void ready_set(struct fair *f, int32_t i, int32_t tenant)
+{
+    f->ready[i] = tenant;
+    f->tenant[tenant].ready_index = i;
+}
+
+static bool less_served(const struct fair *f, int32_t a, int32_t b)
+{
+    return f->tenant[a].key < f->tenant[b].key;
+}
+
+static void sift_up(struct fair *f, int32_t i, int32_t tenant)
+{
+    for (; i > 0 && less_served(f, tenant, f->ready[(i - 1) / 2]); i = (i - 1) / 2) {
+        ready_set(f, i, f->ready[(i - 1) / 2]);
     }
-    g->heap_rank = rank_of(g->next) + 1;
-    return g->heap_rank != before;
+    ready_set(f, i, tenant);
 }
 
-/* Two heaps as one, along their right sides, which are short. */
-static struct group *meld(struct group *a, struct group *b)
-{
-    if (!a || !b) {
-        return a ? a : b;
-    }
-    if (group_before(b, a)) {
-        struct group *t = a;
-        a = b;
-        b = t;
-    }
-    a->next = meld(a->next, b);
-    a->next->prev = a;
-    settle(a);
-    return a;
-}
-
-static struct group *alone(struct group *g)
-{
-    g->prev = g->next = g->child = NULL;
-    g->heap_rank = 1;
-    return g;
-}
-
-/* The heap without `g`. Above it ranks can fall, as long as they do. */
-static struct group *heap_without(struct group *root, struct group *g)
-{
-    struct group *above = g->prev, *rest = meld(g->child, g->next);
-
-    if (rest) {
-        rest->prev = above;
-    }
-    if (!above) {
-        root = rest;
-    } else if (above->child == g) {
-        above->child = rest;
-    } else {
-        above->next = rest;
-    }
-    while (above && settle(above)) {
-        above = above->prev;
-    }
-    alone(g);
-    return root;
-}
-
-/* ---- the tenants that stand ready ---- */
-
-static void ready_set(struct sched *s, int32_t i, int32_t tenant)
-{
-    s->ready[i] = tenant;
-    s->tenant[tenant].ready_index = i;
-}
-
-static bool less_served(const struct sched *s, int32_t a, int32_t b)
-{
-    return s->tenant[a].key < s->tenant[b].key;
-}
-
-static void sift_up(struct sched *s, int32_t i, int32_t tenant)
-{
-    for (; i > 0 && less_served(s, tenant, s->ready[(i - 1) / 2]); i = (i - 1) / 2) {
-        ready_set(s, i, s->ready[(i - 1) / 2]);
-    }
-    ready_set(s, i, tenant);
-}
-
-static void sift_down(struct sched *s, int32_t i, int32_t tenant)
+static void sift_down(struct fair *f, int32_t i, int32_t tenant)
 {
     for (;;) {
         int32_t child = 2 * i + 1;
-        if (child >= s->n_ready) {
+        if (child >= f->n_ready) {
             break;
         }
-        if (child + 1 < s->n_ready && less_served(s, s->ready[child + 1], s->ready[child])) {
+        if (child + 1 < f->n_ready && less_served(f, f->ready[child + 1], f->ready[child])) {
             child++;
         }
-        if (!less_served(s, s->ready[child], tenant)) {
+        if (!less_served(f, f->ready[child], tenant)) {
             break;
         }
-        ready_set(s, i, s->ready[child]);
+        ready_set(f, i, f->ready[child]);
         i = child;
     }
-    ready_set(s, i, tenant);
+    ready_set(f, i, tenant);
 }
 
-/* The tenant with the least counter; there is one. */
-static struct tenant *first_ready(struct sched *s)
+/* The waiting tenant with the least counter; there is one. */
+static struct tenant *first_ready(struct fair *f)
 {
     for (;;) {
-        struct tenant *t = &s->tenant[s->ready[0]];
+        struct tenant *t = &f->tenant[f->ready[0]];
         if (t->key == t->service) {
             return t;
         }
         t->key = t->service;
-        sift_down(s, 0, s->ready[0]);
+        sift_down(f, 0, f->ready[0]);
     }
 }
 
-/* Where a counter begins whose tenant asks again after a pause. */
-static double lift(struct sched *s)
+/* The least counter of a tenant that starts to wait again. */
+static double least_service(struct fair *f)
 {
-    return (s->n_ready > 0 ? first_ready(s) : &s->tenant[s->last_tenant])->service - 1;
+    return (f->n_ready > 0 ? first_ready(f) : &f->tenant[f->last_admitted])->service - 1;
 }
 
-void tenant_push(struct sched *s, struct group *g)
-{
-    struct tenant *t = &s->tenant[g->tenant];
+/* ---- the waiting queue ---- */
 
-    s->n_tenants = MAX(s->n_tenants, g->tenant + 1);
+static void fair_push(struct sched *s, struct group *g)
+{
+    struct fair *f = &s->fair;
+    struct tenant *t = tenant_of(s, g);
+
+    f->n_tenants = MAX(f->n_tenants, g->tenant + 1);
     if (!g->started) {
         t->weight = g->request->weight > 0 ? (double)g->request->weight : 1;
-        if (!t->first) {
-            t->service = MAX(t->service, lift(s));
+        if (!t->waiting) {
+            t->service = MAX(t->service, least_service(f));
         }
     }
-    bool was_ready = t->first != NULL;
-    t->first = meld(t->first, alone(g));
+    bool was_ready = t->waiting != NULL;
+    heap_push(&t->waiting, g);
     if (was_ready) {
         return;
     }
     t->key = t->service;
-    sift_up(s, s->n_ready++, g->tenant);
+    sift_up(f, f->n_ready++, g->tenant);
 }
 
-void tenant_remove(struct sched *s, struct group *g)
+static void fair_remove(struct sched *s, struct group *g)
 {
-    struct tenant *t = &s->tenant[g->tenant];
+    struct fair *f = &s->fair;
+    struct tenant *t = tenant_of(s, g);
 
-    t->first = heap_without(t->first, g);
-    if (t->first) {
+    heap_remove(&t->waiting, g);
+    if (t->waiting) {
         return;
     }
-    int32_t i = t->ready_index, moved = s->ready[--s->n_ready];
+    int32_t i = t->ready_index, moved = f->ready[--f->n_ready];
     t->ready_index = -1;
     if (moved == g->tenant) {
         return;
     }
-    if (i > 0 && less_served(s, moved, s->ready[(i - 1) / 2])) {
-        sift_up(s, i, moved);
+    if (i > 0 && less_served(f, moved, f->ready[(i - 1) / 2])) {
+        sift_up(f, i, moved);
     } else {
-        sift_down(s, i, moved);
+        sift_down(f, i, moved);
     }
 }
 
-void tenant_charge(struct sched *s, const struct group *g, int32_t n_tokens)
+static struct group *fair_first(struct sched *s)
 {
-    struct tenant *t = &s->tenant[g->tenant];
-
-    t->service += n_tokens / t->weight;
+    return s->fair.n_ready > 0 ? first_ready(&s->fair)->waiting : NULL;
 }
 
-/* ---- whether tenants share ---- */
-
-/* A tenant who has not asked for so long need not be waited for. */
-enum { SHARED_US = 10000000 };
-
-void tenant_asks(struct sched *s, int32_t tenant, int64_t now_us)
+static bool fair_before(const struct sched *s, const struct group *a, const struct group *b)
 {
-    if (tenant != s->last_asker && s->next_order > 1) {
-        s->shared_until_us = now_us + SHARED_US;
-    }
-    s->last_asker = tenant;
-}
-
-bool sched_is_shared(const struct sched *s, int64_t now_us)
-{
-    return is_fair(s) && s->c.shared_itl_us > 0 && now_us < s->shared_until_us;
-}
-
-/* ---- turns ---- */
-
-struct group *waiting_first(struct sched *s)
-{
-    struct group *g = s->n_ready > 0 ? first_ready(s)->first : NULL, *started = NULL;
-
-    if (!g || can_start(s, g)) {
-        return g;
-    }
-    /* Those who have started hold all the memory. They give it back when they end, so
-     * they must not wait behind it. */
-    for (int32_t i = 0; i < s->n_preempted; i++) {
-        if (!started || turn_before(s, s->waiting[i], started)) {
-            started = s->waiting[i];
-        }
-    }
-    return started ? started : g;
-}
-
-bool turn_before(const struct sched *s, const struct group *a, const struct group *b)
-{
-    double served_a = s->tenant[a->tenant].service, served_b = s->tenant[b->tenant].service;
+    double served_a = tenant_of(s, a)->service, served_b = tenant_of(s, b)->service;
 
     return a->tenant != b->tenant && served_a != served_b ? served_a < served_b
                                                           : group_before(a, b);
 }
 
-struct group *swapped_first(const struct sched *s)
+static struct group *fair_first_swapped(const struct sched *s)
 {
     struct group *first = NULL;
 
-    for (struct group *g = s->swapped.first; g && (is_fair(s) || !first); g = g->next) {
-        if (!g->parked && (!first || turn_before(s, g, first))) {
+    for (struct group *g = s->swapped.first; g; g = g->next) {
+        if (!g->parked && (!first || fair_before(s, g, first))) {
             first = g;
         }
     }
     return first;
 }
 
-bool goes_before_swapped(struct sched *s, const struct group *g, const struct group *other)
+/* ---- accounting ---- */
+
+/* A tenant that has not submitted for this long does not share. */
+enum { SHARED_US = 10000000 };
+
+static void fair_submitted(struct sched *s, const struct group *g, int64_t now_us)
 {
-    return (is_fair(s) || g->started) && can_start(s, g) && turn_before(s, g, other);
+    if (g->tenant != s->fair.last_submitter && s->next_order > 1) {
+        s->fair.shared_until_us = now_us + SHARED_US;
+    }
+    s->fair.last_submitter = g->tenant;
 }
 
-/* ---- room ---- */
-
-void reserve_rows(struct sched *s, struct group *g, int32_t n)
+bool sched_is_shared(const struct sched *s, int64_t now_us)
 {
-    g->n_reserved += n;
-    s->n_reserved += n;
-    s->tenant[g->tenant].n_rows += n;
+    return s->c.shared_itl_us > 0 && now_us < s->fair.shared_until_us;
 }
 
-/* Rows for its weight, with `more` of them. */
-static double rows_held(const struct sched *s, const struct group *g, int32_t more)
+static void charge(struct sched *s, const struct group *g, int32_t n_tokens)
 {
-    const struct tenant *t = &s->tenant[g->tenant];
+    struct tenant *t = tenant_of(s, g);
 
-    return (t->n_rows + more) / t->weight;
+    t->service += n_tokens / t->weight;
 }
 
-struct group *heaviest(const struct sched *s)
+static void fair_admitted(struct sched *s, const struct group *g, int32_t n_tokens)
+{
+    charge(s, g, n_tokens);
+    s->fair.last_admitted = g->tenant;
+}
+
+static void fair_sampled(struct sched *s, const struct group *g)
+{
+    charge(s, g, 1);
+}
+
+static void fair_reserved(struct sched *s, const struct group *g, int32_t n)
+{
+    s->fair.tenant[g->tenant].n_slots += n;
+}
+
+/* Slots of the group's tenant, and `more` of them, divided by its weight. */
+static double slots_held(const struct sched *s, const struct group *g, int32_t more)
+{
+    const struct tenant *t = tenant_of(s, g);
+
+    return (t->n_slots + more) / t->weight;
+}
+
+/* ---- prefill first ---- */
+
+/* Whether the step being planned begins with this group's prefill. */
+static bool is_first(const struct sched *s, const struct group *g)
+{
+    return g->ahead_step == s->step + 1;
+}
+
+/* The newest running group of the tenant with most slots for its weight, without groups
+ * that this step has planned; NULL: none. */
+static struct group *heaviest(const struct sched *s)
 {
     struct group *most = NULL;
 
     for (struct group *g = s->running.last; g; g = g->prev) {
-        if (!goes_ahead(s, g) && (!most || rows_held(s, g, 0) > rows_held(s, most, 0))) {
+        if (!is_first(s, g) && (!most || slots_held(s, g, 0) > slots_held(s, most, 0))) {
             most = g;
         }
     }
     return most;
 }
 
-bool is_poorer(const struct sched *s, const struct group *g, const struct group *other)
+/* Whether the group's tenant was served less than that of `other` and holds fewer slots
+ * for its weight. */
+static bool is_underserved(const struct sched *s, const struct group *g, const struct group *other)
 {
-    return s->tenant[g->tenant].service < s->tenant[other->tenant].service &&
-           rows_held(s, g, g->state == GROUP_WAITING ? group_rows(g) : 0) < rows_held(s, other, 0);
+    return tenant_of(s, g)->service < tenant_of(s, other)->service &&
+           slots_held(s, g, g->state == GROUP_WAITING ? group_slots(g) : 0) <
+               slots_held(s, other, 0);
 }
 
-/* A group to preempt so that `g` can run; NULL: its tenant has its share. */
-static struct group *who_gives_way(const struct sched *s, const struct group *g)
+/* The group to preempt so that `g` can run; NULL: none, its tenant has its share. */
+static struct group *victim_for(const struct sched *s, const struct group *g)
 {
     struct group *victim = heaviest(s);
 
-    return victim && rows_held(s, g, group_rows(g)) <= rows_held(s, victim, -victim->n_reserved)
+    return victim && slots_held(s, g, group_slots(g)) <= slots_held(s, victim, -victim->n_reserved)
                ? victim
                : NULL;
 }
 
-void make_way(struct sched *s)
+/* Preempt until the next waiting group fits, as long as its tenant has less than its
+ * share. */
+static void preempt_for_waiting(struct sched *s)
 {
-    struct group *g = is_fair(s) ? waiting_first(s) : NULL, *swapped = g ? swapped_first(s) : NULL,
-                 *victim;
+    struct group *g = waiting_first(s), *swapped = g ? fair_first_swapped(s) : NULL, *victim;
 
     if (!g || g->n_inflight > 0 || !can_start(s, g) ||
         (swapped && !goes_before_swapped(s, g, swapped))) {
         return;
     }
-    while (!has_room(s, g) && (victim = who_gives_way(s, g)) != NULL) {
+    while (!fits_now(s, g) && (victim = victim_for(s, g)) != NULL) {
         preempt(s, victim);
     }
-    s->made_way = s->preempted; /* the room is for who waits, in this step */
+    s->admission_closed = false; /* what was freed is for the waiting group */
 }
+
+/* Prefill of tenants that are underserved, compared with the heaviest one. */
+static void plan_prefill_first(struct sched *s, int64_t now_us, struct plan *p)
+{
+    const struct group *heavy = heaviest(s);
+
+    if (!heavy) {
+        return;
+    }
+    for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next) {
+        if (in_prefill(g) && is_underserved(s, g, heavy)) {
+            g->ahead_step = s->step + 1;
+            plan_prefill(s, g, p);
+        }
+    }
+    for (struct group *g;
+         (g = waiting_first(s)) && is_underserved(s, g, heavy) && plan_admission(s, now_us, p);) {
+        g->ahead_step = s->step + 1;
+    }
+    s->prefill_first = p->n_items + s->n_chunks > 0;
+}
+
+static void fair_begin(struct sched *s, int64_t now_us, struct plan *p)
+{
+    s->fair.shared = sched_is_shared(s, now_us);
+    preempt_for_waiting(s);
+    plan_prefill_first(s, now_us, p);
+}
+
+/* ---- decodes ---- */
+
+/* Preempt until all decodes have their blocks. The victim may be anywhere in the list
+ * of running groups, so this comes before the first of them is planned. */
+static void free_decode_blocks(struct sched *s)
+{
+    int64_t need = 0;
+
+    for (struct group *g = s->running.first; g; g = g->next) {
+        need += will_decode(s, g) ? decode_need(s, &s->pool, g) : 0;
+    }
+    while (kvpool_available(&s->pool) < need) {
+        struct group *victim = heaviest(s);
+        if (!victim) {
+            return;
+        }
+        need -= will_decode(s, victim) ? decode_need(s, &s->pool, victim) : 0;
+        preempt(s, victim);
+    }
+}
+
+/* Decode one group of the rotation and add its time to *us. False: a group was
+ * preempted, so the rotation ends. */
+static bool plan_turn(struct sched *s, struct group *g, struct plan *p, double *us)
+{
+    int32_t before = p->n_items, n_running = s->running.n;
+
+    if (!plan_decode(s, g, p) || s->running.n != n_running) {
+        return false;
+    }
+    for (int32_t i = before; i < p->n_items; i++) {
+        *us += item_us(s, &p->item[i]);
+        s->fair.turn_order = g->order;
+    }
+    return true;
+}
+
+/* Decode groups of `tenant` in rotation, beginning behind the last one of the previous
+ * step, while the step stays short; at least one. Behind a prefill that was planned
+ * first it is only one, because decodes delay that first token by more than the cost
+ * model says. */
+static void plan_turns(struct sched *s, int32_t tenant, struct plan *p)
+{
+    double us = s->prefill_first ? INFINITY : planned_us(s, p);
+    struct group *g = s->running.first;
+
+    while (g && g->order <= s->fair.turn_order) {
+        g = g->next;
+    }
+    int32_t before = p->n_items;
+    for (int32_t n = s->running.n; n > 0; n--, g = g->next) {
+        g = g ? g : s->running.first;
+        if (us >= (double)s->c.shared_itl_us && p->n_items > before) {
+            return;
+        }
+        if (g->tenant == tenant && !plan_turn(s, g, p, &us)) {
+            return;
+        }
+    }
+}
+
+/* While tenants share: the heaviest tenant decodes last, and only as much as fits into
+ * a short step. */
+static void plan_short_step(struct sched *s, struct plan *p)
+{
+    const struct group *heavy = heaviest(s);
+
+    for (struct group *g = s->running.first; g; g = g->next) {
+        if ((!heavy || g->tenant != heavy->tenant) && !plan_decode(s, g, p)) {
+            return;
+        }
+    }
+    if (heavy) {
+        plan_turns(s, heavy->tenant, p);
+    }
+}
+
+static void fair_decodes(struct sched *s, struct plan *p)
+{
+    free_decode_blocks(s);
+    if (s->fair.shared) {
+        plan_short_step(s, p);
+    } else {
+        plan_decodes(s, p);
+    }
+}
+
+/* ---- prefill ---- */
+
+static double fair_prefill_budget(struct sched *s, int64_t now_us, const struct plan *p)
+{
+    if (!s->fair.shared) {
+        return prefill_budget(s, now_us, p);
+    }
+    if (s->c.cost.token_us <= 0) {
+        return INFINITY;
+    }
+    return MAX(((double)s->c.shared_itl_us - planned_us(s, p)) / s->c.cost.token_us, 0);
+}
+
+/* Prefill of running groups and admission, in the order of turns: one tenant's long
+ * prompts do not delay another's short one. */
+static void fair_prefills(struct sched *s, int64_t now_us, struct plan *p)
+{
+    struct group **order = s->fair.prefill_order;
+    int32_t n = 0;
+
+    for (struct group *g = s->running.first; g; g = g->next) {
+        if (!in_prefill(g) || is_first(s, g)) {
+            continue;
+        }
+        int32_t i = n++; /* insertion sort: few, as admission stops where the budget ends */
+        for (; i > 0 && fair_before(s, g, order[i - 1]); i--) {
+            order[i] = order[i - 1];
+        }
+        order[i] = g;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        for (struct group *g;
+             (g = waiting_first(s)) && fair_before(s, g, order[i]) && plan_admission(s, now_us, p);)
+            ;
+        plan_prefill(s, order[i], p);
+    }
+    while (plan_admission(s, now_us, p))
+        ;
+}
+
+/* ---- invariants ---- */
+
+static const char *fair_check(const struct sched *s, int32_t n_heaps)
+{
+    const struct fair *f = &s->fair;
+    int32_t n = 0, n_slots = 0;
+
+    for (int32_t i = 0; i < f->n_tenants; i++) {
+        const struct tenant *t = &f->tenant[i];
+        bool ready =
+            t->ready_index >= 0 && t->ready_index < f->n_ready && f->ready[t->ready_index] == i;
+        if (ready != (t->waiting != NULL) || (!ready && t->ready_index != -1) || t->n_slots < 0) {
+            return "S1: a tenant with waiting groups is not in the heap, or one without is";
+        }
+        if (ready && (t->key > t->service || t->waiting->prev)) {
+            return "S1: a tenant's key or first waiting group is wrong";
+        }
+        n += ready;
+        n_slots += t->n_slots;
+    }
+    for (int32_t i = 1; i < f->n_ready; i++) {
+        if (less_served(f, f->ready[i], f->ready[(i - 1) / 2])) {
+            return "S1: the heap of tenants is broken";
+        }
+    }
+    if (n != f->n_ready || n != n_heaps) {
+        return "S1: tenants with waiting groups are miscounted";
+    }
+    return n_slots == s->n_reserved ? NULL : "S4: the tenants' slots do not add up";
+}
+
+const struct sched_policy policy_fair = {
+    .push = fair_push,
+    .remove = fair_remove,
+    .first = fair_first,
+    .before = fair_before,
+    .first_swapped = fair_first_swapped,
+    .starts_before_swapped = true,
+    .submitted = fair_submitted,
+    .admitted = fair_admitted,
+    .sampled = fair_sampled,
+    .reserved = fair_reserved,
+    .begin = fair_begin,
+    .decodes = fair_decodes,
+    .prefill_budget = fair_prefill_budget,
+    .prefills = fair_prefills,
+    .check = fair_check,
+};

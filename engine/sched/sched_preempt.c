@@ -1,15 +1,15 @@
-/* Preemption of a whole group: by swapping its blocks to the host pool, or by computing
- * them again later.
+/* Preemption of a whole group: its blocks are swapped out to the host pool, or dropped
+ * and computed again later.
  *
  * A group is never preempted in a step that has planned it, but the step before may
- * still be in flight: its swap-out takes effect after that step, so what the step
- * writes is saved too, and the tokens it draws are appended when it is committed. It
- * does not come back before (sched_admit, sched_resume).
+ * still be in flight. The swap-out takes effect after that step, so what the step
+ * writes is saved too, and the tokens that it samples are appended at its commit. The
+ * group does not run again before that (sched_admit.c).
  */
 #include "engine/sched/sched_impl.h"
 
-/* Blocks of a sequence that hold something, or will for all who share them: the root of
- * a recompute may not have come to the end of what its siblings count on. */
+/* Leading blocks of a sequence to keep: those with computed tokens, and those that the
+ * root of a recompute still has to compute for its siblings. */
 static int32_t blocks_computed(const struct sched *s, const struct seq *q)
 {
     return MIN(q->n_blocks,
@@ -21,8 +21,7 @@ static void leave_running(struct sched *s, struct group *g)
     list_remove(&s->running, g);
     group_unreserve(s, g);
     g->n_preempted++;
-    s->preempted = true;
-    s->made_way = false;
+    s->preempted = s->admission_closed = true;
 }
 
 static void preempt_recompute(struct sched *s, struct group *g)
@@ -41,7 +40,7 @@ static void preempt_recompute(struct sched *s, struct group *g)
     waiting_push(s, g);
 }
 
-/* Distinct blocks that hold something: what a swap copies. */
+/* The number of distinct blocks that a swap copies. */
 static int32_t distinct_blocks(struct sched *s, struct group *g)
 {
     int32_t n = 0;
@@ -59,7 +58,7 @@ static int32_t distinct_blocks(struct sched *s, struct group *g)
     return n;
 }
 
-/* One entry of a table moves to the host; a block that several sequences share is
+/* The host block for a device block of a table; a block that several sequences share is
  * copied once. mark[block] is its host block + 1. */
 static int32_t swap_out_block(struct sched *s, int32_t block)
 {
@@ -69,13 +68,13 @@ static int32_t swap_out_block(struct sched *s, int32_t block)
     }
     int32_t h = kvpool_take(&s->host);
     s->mark[block] = h + 1;
-    s->out[s->n_out++] = (struct block_copy){.src = block, .dst = h};
+    s->swap_out[s->n_swap_out++] = (struct block_copy){.src = block, .dst = h};
     return h;
 }
 
 static void preempt_swap(struct sched *s, struct group *g)
 {
-    int32_t first_out = s->n_out;
+    int32_t first_out = s->n_swap_out;
 
     leave_running(s, g);
     for (int32_t i = 0; i < g->width; i++) {
@@ -91,12 +90,12 @@ static void preempt_swap(struct sched *s, struct group *g)
             }
             kvpool_unref(&s->pool, block);
         }
-        q->n_blocks = 0; /* the device's are gone; the row goes with them */
+        q->n_blocks = 0; /* the device blocks are released; this releases the slot */
         seq_drop_memory(s, q);
         q->n_blocks = keep;
     }
-    for (int32_t i = first_out; i < s->n_out; i++) {
-        s->mark[s->out[i].src] = 0;
+    for (int32_t i = first_out; i < s->n_swap_out; i++) {
+        s->mark[s->swap_out[i].src] = 0;
     }
     s->counted.preempt_swap++;
     g->resume_need = -1;
@@ -115,7 +114,7 @@ static int64_t tokens_computed(const struct group *g)
             continue;
         }
         n += g->seq[i].n_computed - shared;
-        shared = MIN(g->n_prompt, g->seq[i].n_computed); /* the prompt is computed once */
+        shared = MIN(g->n_prompt, g->seq[i].n_computed); /* the prompt is computed once for all */
     }
     return n;
 }

@@ -1,7 +1,13 @@
-/* The queues: the waiting groups, ordered lists of running and swapped ones, the ended
- * ones. */
+/* The queues: ordered lists of running and swapped groups, the list of ended ones, and
+ * the waiting groups.
+ *
+ * Waiting groups are in one array, for walks over all of them, and in leftist heaps
+ * (Crane, 1972), for their order: one heap for all or one a tenant, as the policy keeps
+ * them. Such a heap needs no memory except links in the group, and is O(log n): of a
+ * node's two children the right one has the lesser rank, which is the number of steps
+ * down to the nearest missing child.
+ */
 #include <assert.h>
-#include <string.h>
 
 #include "engine/sched/sched_impl.h"
 
@@ -18,7 +24,7 @@ void list_append(struct group_list *l, struct group *g)
     l->n++;
 }
 
-/* In order, sought from the end: what comes is nearly always the newest. */
+/* In order; searched from the end, because `g` is usually the newest. */
 void list_insert(struct group_list *l, struct group *g)
 {
     struct group *after = l->last;
@@ -61,6 +67,76 @@ void list_remove(struct group_list *l, struct group *g)
     l->n--;
 }
 
+/* ---- leftist heaps of waiting groups ---- */
+
+static int32_t rank_of(const struct group *g)
+{
+    return g ? g->heap_rank : 0;
+}
+
+/* Order the children of `g` by rank and set its own. False: its rank did not change. */
+static bool heap_restore(struct group *g)
+{
+    int32_t before = g->heap_rank;
+
+    if (rank_of(g->child) < rank_of(g->next)) {
+        struct group *t = g->child;
+        g->child = g->next;
+        g->next = t;
+    }
+    g->heap_rank = rank_of(g->next) + 1;
+    return g->heap_rank != before;
+}
+
+/* Merge two heaps along their right sides, which are short. */
+static struct group *heap_meld(struct group *a, struct group *b)
+{
+    if (!a || !b) {
+        return a ? a : b;
+    }
+    if (group_before(b, a)) {
+        struct group *t = a;
+        a = b;
+        b = t;
+    }
+    a->next = heap_meld(a->next, b);
+    a->next->prev = a;
+    heap_restore(a);
+    return a;
+}
+
+static struct group *heap_single(struct group *g)
+{
+    g->prev = g->next = g->child = NULL;
+    g->heap_rank = 1;
+    return g;
+}
+
+void heap_push(struct group **root, struct group *g)
+{
+    *root = heap_meld(*root, heap_single(g));
+}
+
+void heap_remove(struct group **root, struct group *g)
+{
+    struct group *above = g->prev, *rest = heap_meld(g->child, g->next);
+
+    if (rest) {
+        rest->prev = above;
+    }
+    if (!above) {
+        *root = rest;
+    } else if (above->child == g) {
+        above->child = rest;
+    } else {
+        above->next = rest;
+    }
+    while (above && heap_restore(above)) { /* ranks may fall on the way to the root */
+        above = above->prev;
+    }
+    heap_single(g);
+}
+
 /* ---- the waiting groups ---- */
 
 static void waiting_place(struct sched *s, struct group *g, int32_t at)
@@ -85,14 +161,14 @@ void waiting_push(struct sched *s, struct group *g)
     waiting_place(s, g, at);
     g->wait_tokens = group_gap(g);
     s->waiting_tokens += g->wait_tokens;
-    tenant_push(s, g);
+    s->policy->push(s, g);
 }
 
 void waiting_remove(struct sched *s, struct group *g)
 {
     int32_t hole = g->wait_index;
 
-    tenant_remove(s, g);
+    s->policy->remove(s, g);
     if (hole < s->n_preempted) {
         waiting_place(s, s->waiting[--s->n_preempted], hole);
         hole = s->n_preempted;
@@ -104,6 +180,29 @@ void waiting_remove(struct sched *s, struct group *g)
     s->waiting_tokens -= g->wait_tokens;
 }
 
+struct group *waiting_first(struct sched *s)
+{
+    struct group *g = s->policy->first(s), *started = NULL;
+
+    if (!g || can_start(s, g)) {
+        return g;
+    }
+    /* Started groups hold all the memory and give it back only when they end, so they
+     * must not wait behind a group that needs some. */
+    for (int32_t i = 0; i < s->n_preempted; i++) {
+        if (!started || s->policy->before(s, s->waiting[i], started)) {
+            started = s->waiting[i];
+        }
+    }
+    return started ? started : g;
+}
+
+bool goes_before_swapped(struct sched *s, const struct group *g, const struct group *other)
+{
+    return (s->policy->starts_before_swapped || g->started) && can_start(s, g) &&
+           s->policy->before(s, g, other);
+}
+
 int sched_add(struct sched *s, struct group *g, int64_t now_us)
 {
     assert(g->state == GROUP_NEW);
@@ -113,165 +212,9 @@ int sched_add(struct sched *s, struct group *g, int64_t now_us)
     g->order = s->next_order++;
     g->seq[0].state = SEQ_LIVE;
     g->n_live = 1;
-    tenant_asks(s, g->tenant, now_us);
+    if (s->policy->submitted) {
+        s->policy->submitted(s, g, now_us);
+    }
     waiting_push(s, g);
     return 0;
-}
-
-/* ---- ends ---- */
-
-void group_finish(struct sched *s, struct group *g)
-{
-    switch (g->state) {
-    case GROUP_WAITING:
-        waiting_remove(s, g);
-        break;
-    case GROUP_RUNNING:
-        list_remove(&s->running, g);
-        group_unreserve(s, g);
-        break;
-    case GROUP_SWAPPED:
-        list_remove(&s->swapped, g);
-        break;
-    default:
-        return;
-    }
-    g->state = GROUP_ENDED;
-    list_append(&s->ended, g);
-}
-
-void sched_end(struct sched *s, struct group *g, int finish, const char *error)
-{
-    if (g->state == GROUP_ENDED) {
-        return;
-    }
-    g->finish = finish;
-    g->error = error;
-    for (int32_t i = 0; i < g->n_seqs; i++) {
-        if (g->seq[i].state == SEQ_LIVE) {
-            seq_drop_memory(s, &g->seq[i]);
-        }
-    }
-    group_finish(s, g);
-}
-
-static void end_list(struct sched *s, struct group_list *l, int finish, const char *error)
-{
-    while (l->first) {
-        sched_end(s, l->first, finish, error);
-    }
-}
-
-void sched_end_all(struct sched *s, int finish, const char *error)
-{
-    end_list(s, &s->running, finish, error);
-    end_list(s, &s->swapped, finish, error);
-    while (s->n_waiting > 0) {
-        sched_end(s, s->waiting[s->n_waiting - 1], finish, error);
-    }
-}
-
-bool sched_has_ended(const struct sched *s)
-{
-    return s->ended.first != NULL;
-}
-
-/* The output side has closed every open choice. While a group runs decode_commit sees
- * to that. */
-static bool all_stopped(const struct group *g)
-{
-    if (g->state == GROUP_RUNNING || !g->started || g->beams) {
-        return false;
-    }
-    for (int32_t i = 0; i < g->width; i++) {
-        if (g->seq[i].state != SEQ_DONE &&
-            atomic_load_explicit(&g->request->stop_at[i], memory_order_relaxed) > g->seq[i].n_out) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* True when the group was ended. */
-static bool end_if_due(struct sched *s, struct group *g, int64_t now_us)
-{
-    int64_t waited_us = now_us - g->request->arrival_us;
-
-    if (atomic_load_explicit(&g->request->cancelled, memory_order_relaxed)) {
-        sched_end(s, g, FINISH_ABORT, NULL);
-    } else if (s->c.request_timeout_us > 0 && waited_us > s->c.request_timeout_us) {
-        sched_end(s, g, FINISH_ABORT, "the request took longer than request_timeout allows");
-    } else if (s->c.queue_timeout_us > 0 && !g->started && waited_us > s->c.queue_timeout_us) {
-        sched_end(s, g, FINISH_ABORT,
-                  "the request waited in the queue longer than queue_timeout allows");
-    } else if (all_stopped(g)) {
-        sched_end(s, g, FINISH_STOP, NULL);
-    } else {
-        return false;
-    }
-    return true;
-}
-
-static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
-{
-    for (struct group *g = l->first, *next; g; g = next) {
-        next = g->next;
-        g->parked = atomic_load_explicit(&g->request->parked, memory_order_relaxed) == PARK_RUNNING;
-        end_if_due(s, g, now_us);
-    }
-}
-
-enum {
-    SWEPT_A_STEP = 64
-}; /* waiting groups looked at in a step: all in turn, at a cost that does not grow with them */
-
-/* Where many wait, none of those to be looked at is in a cache: they are fetched side
- * by side. */
-static void fetch_waiting(const struct sched *s)
-{
-    int32_t last = MIN(s->sweep + SWEPT_A_STEP, s->n_waiting);
-
-    for (int32_t i = s->sweep; i < last; i++) {
-        __builtin_prefetch(s->waiting[i]);
-        __builtin_prefetch(&s->waiting[i]->started);
-    }
-    for (int32_t i = s->sweep; i < last; i++) {
-        __builtin_prefetch(&s->waiting[i]->request->arrival_us);
-        __builtin_prefetch(&s->waiting[i]->request->cancelled);
-    }
-}
-
-void sched_sweep(struct sched *s, int64_t now_us)
-{
-    sweep_list(s, &s->running, now_us);
-    sweep_list(s, &s->swapped, now_us);
-    for (struct group *g = waiting_first(s); g && end_if_due(s, g, now_us);) {
-        g = waiting_first(s);
-    }
-    fetch_waiting(s);
-    for (int32_t i = 0; i < SWEPT_A_STEP && s->n_waiting > 0; i++) {
-        if (s->sweep >= s->n_waiting) {
-            s->sweep = 0;
-        }
-        if (!end_if_due(s, s->waiting[s->sweep], now_us)) {
-            s->sweep++;
-        }
-    }
-}
-
-void sched_counts(const struct sched *s, struct sched_counts *ret)
-{
-    *ret = s->counted;
-    ret->running_groups = s->running.n;
-    ret->running_seqs = s->c.max_num_seqs - s->n_rows;
-    ret->waiting_groups = s->n_waiting;
-    ret->swapped_groups = s->swapped.n;
-    ret->blocks_used = kvpool_used(&s->pool);
-    ret->blocks_cached = s->pool.n_cached;
-    ret->host_blocks_used = kvpool_used(&s->host);
-}
-
-const struct sched_config *sched_config(const struct sched *s)
-{
-    return &s->c;
 }

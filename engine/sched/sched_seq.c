@@ -1,5 +1,4 @@
-/* What happens to one sequence: blocks, rows, and the verbs fork and free (append is
- * decode.c's). */
+/* Blocks and slot of one sequence, and the verbs fork and free (append: decode.c). */
 #include <assert.h>
 #include <string.h>
 
@@ -11,20 +10,20 @@ int32_t take_block(struct sched *s)
     return kvpool_take(&s->pool);
 }
 
-void seq_take_row(struct sched *s, struct seq *q)
+void seq_take_slot(struct sched *s, struct seq *q)
 {
-    assert(s->n_rows > 0 && q->row < 0);
-    q->row = s->row[--s->n_rows];
+    assert(s->n_free_slots > 0 && q->slot < 0);
+    q->slot = s->free_slot[--s->n_free_slots];
     q->n_synced = 0;
 }
 
-/* A host block is going back: a swap-out into it that was not launched must not be any
- * more, because another one may get the same block in the same step. */
+/* A host block is released: cancel a swap-out into it that was not launched yet,
+ * because another one may get the same block in the same step. */
 static void forget_swap_out(struct sched *s, int32_t host_block)
 {
-    for (int32_t i = 0; i < s->n_out; i++) {
-        if (s->out[i].dst == host_block) {
-            s->out[i] = s->out[--s->n_out];
+    for (int32_t i = 0; i < s->n_swap_out; i++) {
+        if (s->swap_out[i].dst == host_block) {
+            s->swap_out[i] = s->swap_out[--s->n_swap_out];
             return;
         }
     }
@@ -47,13 +46,13 @@ void seq_drop_memory(struct sched *s, struct seq *q)
         drop_host_blocks(s, q);
         return;
     }
-    while (q->n_blocks >
-           0) { /* tail first: the head of a chain is worth most to the prefix cache */
+    /* Tail first: the head of a chain is worth most to the prefix cache. */
+    while (q->n_blocks > 0) {
         kvpool_unref(&s->pool, q->block[--q->n_blocks]);
     }
-    if (q->row >= 0) {
-        s->row[s->n_rows++] = q->row;
-        q->row = -1;
+    if (q->slot >= 0) {
+        s->free_slot[s->n_free_slots++] = q->slot;
+        q->slot = -1;
     }
 }
 
@@ -66,8 +65,8 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     child->n_out = parent->n_out;
     memcpy(child->out, parent->out, (size_t)parent->n_out * sizeof(*parent->out));
     child->chain = parent->chain;
-    child->draw_step = parent->draw_step;
-    child->draw_row = parent->draw_row;
+    child->sample_step = parent->sample_step;
+    child->sample_row = parent->sample_row;
     child->cum_logprob = parent->cum_logprob;
     struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
     for (int32_t i = 0; i < parent->n_blocks; i++) {
@@ -76,51 +75,42 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     memcpy(child->block, parent->block, (size_t)parent->n_blocks * sizeof(*parent->block));
     child->n_blocks = parent->n_blocks;
     if (child->group->state == GROUP_RUNNING) {
-        seq_take_row(s, child);
+        seq_take_slot(s, child);
     }
 }
 
-void seq_finish(struct sched *s, struct seq *q, int finish)
+void reserve_slots(struct sched *s, struct group *g, int32_t n)
 {
-    struct group *g = q->group;
-
-    seq_drop_memory(s, q);
-    q->state = SEQ_DONE;
-    q->finish = finish;
-    if (g->state == GROUP_RUNNING) {
-        reserve_rows(s, g, -1);
-    }
-    if (s->contiguous) {
-        contiguous_give(s->contiguous, &q->room);
-    }
-    if (--g->n_live == 0) {
-        group_finish(s, g);
+    g->n_reserved += n;
+    s->n_reserved += n;
+    if (s->policy->reserved) {
+        s->policy->reserved(s, g, n);
     }
 }
 
-bool take_room(struct sched *s, struct group *g)
+bool take_reservations(struct sched *s, struct group *g)
 {
     for (int32_t i = 0; s->contiguous && i < g->width; i++) {
         if (g->seq[i].state != SEQ_DONE &&
-            !contiguous_take(s->contiguous, g->n_prompt, g->max_tokens, &g->seq[i].room)) {
-            give_room(s, g);
+            !contiguous_take(s->contiguous, g->n_prompt, g->max_tokens, &g->seq[i].reservation)) {
+            give_reservations(s, g);
             return false;
         }
     }
     return true;
 }
 
-void give_room(struct sched *s, struct group *g)
+void give_reservations(struct sched *s, struct group *g)
 {
     for (int32_t i = 0; s->contiguous && i < g->width; i++) {
-        contiguous_give(s->contiguous, &g->seq[i].room);
+        contiguous_give(s->contiguous, &g->seq[i].reservation);
     }
 }
 
 void group_unreserve(struct sched *s, struct group *g)
 {
-    reserve_rows(s, g, -g->n_reserved);
-    give_room(s, g);
+    reserve_slots(s, g, -g->n_reserved);
+    give_reservations(s, g);
     if (g->mask >= 0) {
         s->mask[s->n_masks++] = g->mask;
         g->mask = -1;
@@ -137,7 +127,7 @@ void seq_publish(struct sched *s, struct seq *q)
     }
     while ((q->chain.n_blocks + 1) * size <= q->n_stored) {
         int32_t first = q->chain.n_blocks * size;
-        /* A block's tokens lie in the prompt, in the output, or across both. */
+        /* Its tokens are of the prompt, of the output, or of both. */
         assert(first + size <= g->n_prompt + q->n_out);
         for (int32_t i = 0; i < size; i++) {
             s->tokens[i] = seq_token(q, first + i);
@@ -171,15 +161,15 @@ bool in_prefill(const struct group *g)
 
 int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
 {
-    /* Of the holders of a shared block all but the last copy it: mark[block] counts
-     * those seen. */
+    /* All holders of a shared block but the last copy it; mark[block] counts those
+     * seen. */
     int32_t n = 0;
 
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < g->width; i++) {
             const struct seq *q = &g->seq[i];
             int32_t b = q->n_computed / s->c.block_size;
-            if (q->state != SEQ_LIVE || !can_draw(g, q)) {
+            if (q->state != SEQ_LIVE || !can_sample(g, q)) {
                 continue;
             }
             if (b >= q->n_blocks) {

@@ -1,5 +1,5 @@
-/* What observers see of the scheduler: every block's condition, and the groups with
- * their tables, as far as they fit. */
+/* Fills a kv_snapshot for observers: the state of every block, and as many groups and
+ * block tables as fit. */
 #include <string.h>
 
 #include "engine/sched/sched_impl.h"
@@ -8,7 +8,7 @@ static void snapshot_pool(uint8_t *ret, const struct kvpool *pool)
 {
     for (int32_t b = 0; b < pool->n_blocks; b++) {
         const struct kvblock *k = &pool->block[b];
-        ret[b] = (uint8_t)(k->count > 0 ? MIN(k->count, KV_MANY) : k->named ? KV_CACHED : KV_FREE);
+        ret[b] = (uint8_t)(k->count > 0 ? MIN(k->count, KV_MANY) : k->hashed ? KV_CACHED : KV_FREE);
     }
 }
 
@@ -88,4 +88,16 @@ void sched_snapshot(const struct sched *s, struct kv_snapshot *p)
     for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_SNAPSHOT_GROUPS; i++) {
         snapshot_group(p, s->waiting[i], KV_WAITING);
     }
+}
+
+void sched_counts(const struct sched *s, struct sched_counts *ret)
+{
+    *ret = s->counted;
+    ret->running_groups = s->running.n;
+    ret->running_seqs = s->c.max_num_seqs - s->n_free_slots;
+    ret->waiting_groups = s->n_waiting;
+    ret->swapped_groups = s->swapped.n;
+    ret->blocks_used = kvpool_used(&s->pool);
+    ret->blocks_cached = s->pool.n_cached;
+    ret->host_blocks_used = kvpool_used(&s->host);
 }

@@ -1,5 +1,6 @@
-/* What a group holds from its first admission until it is freed, in one piece of the
- * scheduler's regions. */
+/* The memory of a group from its first admission until it is freed: one run of the
+ * scheduler's regions, with its sequences, their tables and tokens, and the state of a
+ * beam search. */
 #include <assert.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@
 
 /* ---- the state of a beam search ---- */
 
-/* tokens among the best that may complete one stop string: "\n", "\n\n", ".\n" */
+/* candidates that may complete one stop string: "\n", "\n\n", ".\n" */
 enum { TOKENS_A_STOP = 4 };
 
 static struct beam_text *carve_text(const struct request *r, const struct tokenizer *tokenizer,
@@ -31,7 +32,7 @@ static struct beam_text *carve_text(const struct request *r, const struct tokeni
     return t;
 }
 
-/* How large it is. */
+/* Set the sizes of its arrays. */
 static void set_sizes(struct beam *b, const struct group *g, const struct sched_config *c)
 {
     const struct gen_params *p = &g->request->params;
@@ -39,13 +40,13 @@ static void set_sizes(struct beam *b, const struct group *g, const struct sched_
 
     b->width = p->beam_width;
     b->n = p->n;
-    /* Enough that `width` candidates remain when every stop id is among the best, and
-     * tokens that complete stop strings. */
+    /* Enough that `width` candidates remain if all stop ids, and tokens that complete
+     * stop strings, are among the best. */
     b->n_candidates = MIN(MIN(MAX(2 * b->width, b->width + stops), LIMIT_CANDIDATES), c->vocab);
-    /* And as many as the client wants to see. */
+    /* At least as many as the client asks for. */
     b->n_candidates = MAX(b->n_candidates, MIN(p->n_logprobs, c->vocab));
     b->n_top = MAX(MIN(p->n_logprobs, b->n_candidates), 0);
-    b->n_nodes = 1 + 2 * b->width * (g->max_tokens + 1); /* live beams' and hypotheses' paths */
+    b->n_nodes = 1 + 2 * b->width * (g->max_tokens + 1); /* paths of live beams and hypotheses */
 }
 
 static struct beam *carve_beam(const struct group *g, const struct sched_config *c,
@@ -110,8 +111,8 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
     return at.at;
 }
 
-/* Room for all that can run at their longest, twice: as much again for those who were
- * preempted. */
+/* Twice the memory of max_num_seqs sequences at their longest: for running groups, and
+ * as much for preempted ones. */
 int64_t group_bytes_most(const struct sched_config *c)
 {
     int64_t blocks = div_ceil(c->max_len, c->block_size);
@@ -142,12 +143,12 @@ bool group_start(struct sched *s, struct group *g)
         struct seq *q = &g->seq[i];
         q->group = g;
         q->index = i;
-        q->row = -1;
+        q->slot = -1;
         q->n_tokens = g->n_prompt;
         q->seed = seq_seed(g->request->seed, i);
     }
     g->seq[0].state = g->first.state;
-    g->seq[0].chain = g->first.chain; /* what was found in the prefix cache */
+    g->seq[0].chain = g->first.chain; /* as looked up in the prefix cache */
     if (g->beam && g->text_start) {
         g->beam->text->piece = &s->text;
         g->beam->text->live[0] = (struct text_state){.detok = *g->text_start};

@@ -1,11 +1,11 @@
-/* Sequences and groups: what the scheduler moves about.
+/* Sequences and sequence groups: what the scheduler schedules.
  *
  * A request is a group: one prompt, `width` sequences (best_of samples, or beams). A
- * group is scheduled, preempted, swapped and resumed whole. While it waits for its
- * first turn it holds what the request says and one sequence; its other sequences,
- * their tables and the state of a beam search are made when it starts, in memory of the
- * scheduler's that it gives back when it is freed (sched_start.c). A group's state and
- * the function behind each arrow:
+ * group is scheduled, preempted, swapped and resumed whole. Until its first admission
+ * it has only the request's parameters and one sequence; its other sequences, their
+ * block tables and the state of a beam search are made when it starts, in memory of the
+ * scheduler's regions, which it gives back when it is freed (sched_start.c). A group's
+ * states and the function behind each arrow:
  *
  *           sched_add         sched_admit            decode_commit: the last one ended
  *     NEW ─────────────► WAITING ────────► RUNNING ───────────────────────► ENDED ──► freed
@@ -17,19 +17,20 @@
  *
  * Decoding algorithms use three verbs on sequences: fork (a new sequence over the same
  * blocks), append (one token), free. A sequence is UNBORN until forked (seq 0: until
- * admitted first), LIVE, then DONE.
+ * sched_add), then LIVE, then DONE.
  *
- * Look-ahead: step N+1 is planned while step N runs, so counters exist in two tenses.
- *     n_tokens    prompt + tokens drawn in steps planned so far; the last ones may be
+ * Look-ahead: step N+1 is planned while step N runs, so counters exist twice, as
+ * planned and as committed.
+ *     n_tokens    prompt + tokens sampled in steps planned so far; the last ones may be
  *                 placeholders
- *     n_out       drawn tokens that are known (committed):
+ *     n_out       sampled tokens that are known (committed):
  *                 n_tokens - n_prompt - n_out are in flight
- *     n_computed  keys and values written once all planned steps have run;
- *                 n_computed <= n_tokens
- *     n_stored    keys and values written by committed steps
- * Steps take effect in the order launched (kernels/batch.h), so blocks and table rows
- * of a sequence that ended or was preempted may be given away at once: whatever a step
- * in flight still writes there is written before.
+ *     n_computed  tokens whose keys and values are written once all planned steps have
+ *                 run; n_computed <= n_tokens
+ *     n_stored    tokens whose keys and values were written by committed steps
+ * Steps take effect in the order launched (kernels/batch.h), so blocks and slots of a
+ * sequence that ended or was preempted can be reused at once: a step in flight writes
+ * there before any later step.
  */
 #ifndef QUIRE_ENGINE_SCHED_SEQ_H
 #define QUIRE_ENGINE_SCHED_SEQ_H
@@ -46,80 +47,81 @@ struct sched_config;
 struct beam;
 
 struct seq {
-    struct group *group;
-    int32_t index;  /* choice: 0 .. width-1 */
-    int32_t state;  /* enum seq_state */
-    int32_t finish; /* enum finish_reason once DONE */
+    struct group *group; /* that it belongs to */
+    int32_t index;       /* choice: 0 .. width-1 */
+    int32_t state;       /* enum seq_state */
+    int32_t finish;      /* enum finish_reason once DONE */
 
     int32_t n_tokens, n_computed, n_stored, n_out; /* see above */
     int32_t *out;  /* [max_tokens] generated ids; NULL: the group has not started */
-    uint64_t seed; /* of this sample */
+    uint64_t seed; /* of its samples */
 
-    /* [max_blocks] block table; device ids, host ids while the group is SWAPPED; NULL
-     * as `out` */
+    /* [max_blocks] block table: device blocks, or host blocks while the group is
+     * SWAPPED. NULL like `out`. */
     int32_t *block;
-    int32_t n_blocks;
-    /* kv_policy other than paged: what is set aside for it while its group runs */
-    struct reservation room;
-    int32_t row;               /* the backend's table row; -1: none */
-    int32_t n_synced;          /* leading table entries that the backend's row is known to hold */
+    int32_t n_blocks;               /* entries of the table */
+    struct reservation reservation; /* RUNNING, kv_policy other than paged */
+    /* Persistent batch slot: index of its block table on the backend; -1: none. */
+    int32_t slot;
+    int32_t n_synced;          /* leading table entries that the backend's slot is known to hold */
     struct prefix_chain chain; /* blocks published or found so far */
 
-    uint64_t draw_step; /* step and sampling row of the last token drawn */
-    int32_t draw_row;
+    uint64_t sample_step; /* step that samples its last token */
+    int32_t sample_row;   /* and the sampling row there */
 
-    double cum_logprob; /* beams: of the generated tokens */
+    double cum_logprob; /* beams: sum over the generated tokens */
 };
 
-/* Token sequences that must not be generated, encoded by the caller: word i is
- * token[first[i] .. first[i + 1]). */
+/* Token sequences that must not be generated (bad_words), encoded by the caller: word i
+ * is token[first[i] .. first[i + 1]). */
 struct word_list {
-    int32_t *token;
+    int32_t *token; /* [first[n]] */
     int32_t *first; /* [n + 1] */
-    int32_t n;
+    int32_t n;      /* words */
 };
 void word_list_release(struct word_list *w);
 
 struct group {
-    struct request *request; /* borrowed; outlives the group */
-    int32_t state;           /* enum group_state */
-    int32_t priority;        /* 0 unless the policy is priority */
-    int32_t tenant;          /* 0 unless the policy is fair */
-    uint64_t order;          /* arrival number, from sched_add: smaller is older */
-    int32_t width;           /* sequences it may hold */
-    int32_t n_live;
-    int32_t n_prompt, max_tokens;
-    int32_t max_blocks; /* of one sequence */
-    bool lookahead;     /* may be planned before its last step is committed */
-    bool beams;         /* a beam search */
-    bool parked;        /* request->parked is PARK_RUNNING, as it was when this step was begun */
+    struct request *request;      /* borrowed; outlives the group */
+    int32_t state;                /* enum group_state */
+    int32_t priority;             /* 0 unless the policy is priority */
+    int32_t tenant;               /* 0 unless the policy is fair */
+    uint64_t order;               /* arrival number, from sched_add: smaller is older */
+    int32_t width;                /* sequences it may hold */
+    int32_t n_live;               /* sequences that are LIVE */
+    int32_t n_prompt, max_tokens; /* of a sequence: prompt tokens, generated tokens at most */
+    int32_t max_blocks;           /* of one sequence */
+    bool lookahead;               /* may be planned before its last step is committed */
+    bool beams;                   /* a beam search */
+    bool parked;        /* request->parked was PARK_RUNNING when the step's planning began */
     bool scores;        /* prompt log-probabilities are wanted */
     bool started;       /* was admitted once */
     int32_t n_inflight; /* steps planned with it and not committed */
     uint64_t plan_step, commit_step; /* the last step that named it, planned and committed */
-    uint64_t ahead_step;     /* the last step whose first work was its prefill (fair shares) */
-    int32_t n_reserved;      /* RUNNING: rows set aside for it */
-    int32_t probe_available; /* blocks that could be taken when it was last found not to fit */
-    uint64_t probe_step;
-    int32_t root;             /* sequence that computes what the others share, after a recompute */
-    int32_t n_shared;         /* tokens that the others wait for; 0: nobody waits */
+    uint64_t ahead_step;      /* policy: fair, the last step that computed its prefill first */
+    int32_t n_reserved;       /* RUNNING: slots reserved for it, taken or not */
+    int32_t probe_available;  /* blocks that were available when it last did not fit */
+    uint64_t probe_step;      /* the step after that; 0: it has not been probed since it waits */
+    int32_t root;             /* after a recompute: the sequence that computes the shared prompt */
+    int32_t n_shared;         /* tokens of `root` that its siblings wait for; 0: none */
     int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
     bool scored_first;        /* the first prompt token was reported; it has no score */
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
-    int32_t n_preempted;      /* times it had to make room */
+    int32_t n_preempted;      /* times it was preempted */
     int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
-    int32_t resume_need;      /* SWAPPED: blocks that it takes to come back; -1: not counted yet */
-    int32_t mask; /* RUNNING with allowed ids: its place among the packer's masks; else -1 */
+    int32_t resume_need;      /* SWAPPED: blocks needed to resume it; -1: not counted yet */
+    int32_t mask;           /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
     struct word_list words; /* the caller's of group_new */
-    /* owned; where the texts of beams with stop strings begin; NULL: no such search */
+    /* Beam search with stop strings: the detokenizer behind the prompt; else NULL.
+     * Owned. */
     struct detokenizer *text_start;
 
-    int64_t n_bytes;   /* of `memory`, with everything that it may come to need */
-    void *memory;      /* of the scheduler's regions; NULL: it has not started */
+    int64_t n_bytes;   /* of `memory`: everything that it may come to need */
+    void *memory;      /* from the scheduler's regions; NULL: it has not started */
     struct beam *beam; /* in `memory`; NULL: sampling, or not started */
     struct seq *seq;   /* [n_seqs] in `memory`; &first until it has started */
-    int32_t n_seqs;    /* width, or 1 */
-    struct seq first;
+    int32_t n_seqs;    /* width, or 1 until it has started */
+    struct seq first;  /* of a group that has not started */
 
     int32_t finish;    /* how the group's open choices end: enum finish_reason, set by sched_end */
     const char *error; /* static sentence for the client, or NULL */
@@ -127,28 +129,28 @@ struct group {
     /* For the histograms; 0: not yet. */
     int64_t admitted_us, first_token_us, last_token_us;
 
-    int32_t wait_index;  /* WAITING: place in sched->waiting; those who have started come first */
+    int32_t wait_index;  /* WAITING: index in sched->waiting, started groups first */
     int64_t wait_tokens; /* WAITING: its part of sched->waiting_tokens */
-    /* RUNNING, SWAPPED, ENDED: the queue its state names. WAITING: its tenant's heap,
-     * who stands above and the two behind it. */
+    /* RUNNING, SWAPPED, ENDED: links of the queue that its state names. WAITING: of a
+     * leftist heap, the parent and the right and left child. */
     struct group *prev, *next, *child;
-    int32_t heap_rank;
+    int32_t heap_rank; /* WAITING: steps down to the nearest missing child */
 };
 
-/* A group that has not started, allocated on the submitting thread. Refuses with
- * ERR_INVALID and the numbers what could never fit alone, and with ERR_UNSUPPORTED what
- * this build lacks. The request and `words` (NULL: none) must outlive the group. */
+/* Make a group that has not started, on the submitting thread. ERR_INVALID, with the
+ * numbers, for a request that could not run even alone. The request and `words` (NULL:
+ * none) must outlive the group. */
 int group_new(struct group **ret, struct request *r, const struct word_list *words,
               const struct sched_config *c, struct err *e);
-/* A group without `memory`: one that has not started, or has given it back. */
+/* Free a group without `memory`: one that has not started, or has given it back. */
 void group_free(struct group *g);
-/* Part of it: ERR_INVALID, naming the field, where every token is banned from the
- * start. */
+/* Part of group_new: ERR_INVALID, naming the field, if every token is banned as the
+ * first one. */
 int group_check_allowed(const struct request *r, const struct word_list *words,
                         const struct sched_config *c, struct err *e);
 
-/* The layout of what a started group holds: its bytes, and with `base` the arrays in
- * it, their elements not set. */
+/* Lay out the memory of a started group; returns its bytes. With `base` (else NULL) the
+ * group's arrays are placed there, their elements not set. */
 int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base);
 
 /* Token at `position`, which must be known (prompt or committed). */
@@ -159,8 +161,8 @@ static inline int32_t seq_token(const struct seq *s, int32_t position)
     return position < g->n_prompt ? g->request->prompt[position] : s->out[position - g->n_prompt];
 }
 
-/* Seed of sample `index` of a request: a bijective mix, so samples of one request never
- * share one. */
+/* Seed of sample `index` of a request: a bijective mix, so that samples of one request
+ * have different seeds. */
 uint64_t seq_seed(uint64_t request_seed, int32_t index);
 
 #endif

@@ -1,6 +1,6 @@
-/* Everything of the pure files that allocates: the pools, the prefix cache, the
- * scheduler, its plans. Sized here once, so that the rest can do without an
- * allocator. */
+/* Everything in the scheduler that allocates: the pools, the prefix cache, the
+ * scheduler, plans and the packer. All arrays get their final size here, so the other
+ * files need no allocator. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include "engine/sched/decode/pack_impl.h"
 #include "engine/sched/sched_impl.h"
 
-/* n zeroed elements; n = 0 gives a pointer too. */
+/* n zeroed elements; not NULL for n = 0. */
 static void *array(int64_t n, size_t size)
 {
     return calloc((size_t)MAX(n, 1), size);
@@ -39,7 +39,7 @@ void kvpool_release(struct kvpool *p)
     *p = (struct kvpool){0};
 }
 
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits,
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t hash_bits,
                 uint64_t secret, struct err *e)
 {
     uint32_t buckets = 1;
@@ -49,8 +49,8 @@ int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int3
     }
     *px = (struct prefix){
         .pool = pool, .block_size = block_size, .bucket_mask = buckets - 1, .secret = secret};
-    px->name_mask = name_bits == 0 ? (struct prefix_name){UINT64_MAX, UINT64_MAX}
-                                   : (struct prefix_name){(UINT64_C(1) << name_bits) - 1, 0};
+    px->hash_mask = hash_bits == 0 ? (struct block_hash){UINT64_MAX, UINT64_MAX}
+                                   : (struct block_hash){(UINT64_C(1) << hash_bits) - 1, 0};
     px->entry = array(pool->n_blocks, sizeof(*px->entry));
     px->token = array((int64_t)pool->n_blocks * block_size, sizeof(*px->token));
     px->bucket = array(buckets, sizeof(*px->bucket));
@@ -83,8 +83,8 @@ static void *map_pages(int64_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* The address space that is wanted. Where the system counts it like memory and has
- * less, a part of what it has, so that others find some too. */
+/* Reserve `bytes` of address space. If the system limits it like memory and has less,
+ * reserve 1 / PART of what it has, so that other allocations succeed too. */
 static void reserve_pages(struct regions *a, int64_t bytes)
 {
     enum { PART = 4 };
@@ -107,15 +107,15 @@ int regions_init(struct regions *a, int64_t bytes, int32_t max_taken, struct err
     a->page_bytes = sysconf(_SC_PAGESIZE);
     a->run = calloc((size_t)max_taken + 1, sizeof(*a->run));
     if (!a->run) {
-        return err_nomem(e, "the room of running requests");
+        return err_nomem(e, "the memory of running requests");
     }
     reserve_pages(a, bytes);
     if (!a->base) {
         regions_release(a);
-        return err_nomem(e, "the room of running requests");
+        return err_nomem(e, "the memory of running requests");
     }
     madvise(a->base, (size_t)regions_bytes(a), MADV_DONTDUMP);
-    /* little of most runs is touched */
+    /* most runs are touched only in part */
     madvise(a->base, (size_t)regions_bytes(a), MADV_NOHUGEPAGE);
     a->run[a->n_runs++] = (struct free_run){0, a->n_pages};
     a->most = a->n_pages;
@@ -212,7 +212,7 @@ static int check_config(const struct sched_config *c, struct err *e)
     }
     if (c->preemption == PREEMPT_SWAP && c->n_host_blocks == 0) {
         return err_set_param(e, ERR_INVALID, "swap_space",
-                             "preemption is swap, and swap_space has room for no block");
+                             "preemption is swap, and swap_space is too small for one block");
     }
     if (c->max_waiting < 1) {
         return err_set_param(e, ERR_INVALID, "max_queue",
@@ -221,10 +221,9 @@ static int check_config(const struct sched_config *c, struct err *e)
     return 0;
 }
 
-/* Without fair shares everyone is one tenant. */
 static int32_t most_tenants(const struct sched_config *c)
 {
-    return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 1;
+    return c->policy == POLICY_FAIR ? LIMIT_TENANTS : 0;
 }
 
 static int allocate(struct sched *s, struct err *e)
@@ -236,7 +235,7 @@ static int allocate(struct sched *s, struct err *e)
         rc = kvpool_init(&s->host, c->n_host_blocks, e);
     }
     if (rc == 0) {
-        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->name_bits, c->secret, e);
+        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->hash_bits, c->secret, e);
     }
     if (rc < 0) {
         return rc;
@@ -245,29 +244,30 @@ static int allocate(struct sched *s, struct err *e)
     if (c->kv_policy != KV_PAGED && contiguous_open(&s->contiguous, &rule, e) < 0) {
         return e->code;
     }
-    s->tenant = array(most_tenants(c), sizeof(*s->tenant));
-    s->ready = array(most_tenants(c), sizeof(*s->ready));
-    s->line = array(c->max_num_seqs, sizeof(*s->line));
+    s->fair.tenant = array(most_tenants(c), sizeof(*s->fair.tenant));
+    s->fair.ready = array(most_tenants(c), sizeof(*s->fair.ready));
+    s->fair.prefill_order = array(c->max_num_seqs, sizeof(struct group *));
     s->waiting = array((int64_t)c->max_waiting + c->max_started, sizeof(*s->waiting));
-    s->row = array(c->max_num_seqs, sizeof(*s->row));
-    s->row_seen = array(c->max_num_seqs, sizeof(*s->row_seen));
+    s->free_slot = array(c->max_num_seqs, sizeof(*s->free_slot));
+    s->slot_seen = array(c->max_num_seqs, sizeof(*s->slot_seen));
     s->mask = array(c->max_num_seqs, sizeof(*s->mask));
-    s->out = array(c->n_host_blocks, sizeof(*s->out));
+    s->swap_out = array(c->n_host_blocks, sizeof(*s->swap_out));
     s->pinned = array(c->n_blocks, sizeof(*s->pinned));
     s->mark = array(MAX(c->n_blocks, c->n_host_blocks), sizeof(*s->mark));
     s->found = array(c->n_host_blocks, sizeof(*s->found));
     s->tokens = array(c->block_size, sizeof(*s->tokens));
     s->hit = array(div_ceil(c->max_len, c->block_size), sizeof(*s->hit));
-    s->piece = array(c->max_num_seqs, sizeof(*s->piece));
-    if (!s->tenant || !s->ready || !s->line || !s->waiting || !s->row || !s->row_seen || !s->mask ||
-        !s->out || !s->pinned || !s->mark || !s->found || !s->tokens || !s->hit || !s->piece) {
+    s->chunk = array(c->max_num_seqs, sizeof(*s->chunk));
+    if (!s->fair.tenant || !s->fair.ready || !s->fair.prefill_order || !s->waiting ||
+        !s->free_slot || !s->slot_seen || !s->mask || !s->swap_out || !s->pinned || !s->mark ||
+        !s->found || !s->tokens || !s->hit || !s->chunk) {
         return err_nomem(e, "the scheduler");
     }
     rc = regions_init(&s->regions, c->group_bytes, c->max_started, e);
     return rc < 0 ? rc : beam_text_reserve(&s->text, c->tokenizer, e);
 }
 
-/* What the configuration leaves to be found out. */
+/* Replace zeros that mean "by default". */
 static void complete_config(struct sched_config *c)
 {
     if (c->max_started == 0) {
@@ -290,7 +290,8 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return err_nomem(e, "the scheduler");
     }
     s->c = *c;
-    s->pace = 1;
+    s->policy = c->policy == POLICY_FAIR ? &policy_fair : &policy_fcfs;
+    s->cost_scale = 1;
     complete_config(&s->c);
     rc = allocate(s, e);
     if (rc < 0) {
@@ -298,12 +299,12 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
         return rc;
     }
     s->c.group_bytes = regions_bytes(&s->regions);
-    s->n_rows = s->n_masks = c->max_num_seqs;
-    for (int32_t i = 0; i < s->n_rows; i++) {
-        s->row[i] = s->mask[i] = s->n_rows - 1 - i; /* row 0 is taken first */
+    s->n_free_slots = s->n_masks = c->max_num_seqs;
+    for (int32_t i = 0; i < s->n_free_slots; i++) {
+        s->free_slot[i] = s->mask[i] = s->n_free_slots - 1 - i; /* slot 0 is taken first */
     }
     for (int32_t i = 0; i < most_tenants(c); i++) {
-        s->tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
+        s->fair.tenant[i] = (struct tenant){.ready_index = -1, .weight = 1};
     }
     *ret = s;
     return 0;
@@ -332,30 +333,35 @@ void sched_free(struct sched *s)
     kvpool_release(&s->pool);
     kvpool_release(&s->host);
     contiguous_free(s->contiguous);
-    free(s->tenant);
-    free(s->ready);
-    free(s->line);
+    free(s->fair.tenant);
+    free(s->fair.ready);
+    free(s->fair.prefill_order);
     free(s->waiting);
-    free(s->row);
-    free(s->row_seen);
+    free(s->free_slot);
+    free(s->slot_seen);
     free(s->mask);
-    free(s->out);
+    free(s->swap_out);
     free(s->mark);
     free(s->found);
     free(s->pinned);
     free(s->tokens);
     free(s->hit);
-    free(s->piece);
+    free(s->chunk);
     regions_release(&s->regions);
     buf_release(&s->text);
     free(s);
 }
 
+const struct sched_config *sched_config(const struct sched *s)
+{
+    return &s->c;
+}
+
 /* ---- the packer ---- */
 
-/* The packer's arrays are written before they are read, so they need no zeros, which
- * would touch every page. */
-static void *room(int64_t n, size_t size)
+/* An array that is written before it is read, so that it needs no zeros, which would
+ * touch every page. */
+static void *unset_array(int64_t n, size_t size)
 {
     return malloc((size_t)MAX(n, 1) * size);
 }
@@ -380,22 +386,22 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
                              c->max_num_seqs, c->vocab);
     }
     p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof(*p->shadow));
-    p->table_update = room(PACK_RUNS * seqs, sizeof(*p->table_update));
-    p->table_block = room(seqs * p->table_width, sizeof(*p->table_block));
-    p->token = room(tokens, sizeof(*p->token));
-    p->token_src = room(tokens, sizeof(*p->token_src));
-    p->position = room(tokens, sizeof(*p->position));
-    p->slot = room(tokens, sizeof(*p->slot));
-    p->q_start = room(seqs + 1, sizeof(*p->q_start));
-    p->kv_len = room(seqs, sizeof(*p->kv_len));
-    p->row = room(seqs, sizeof(*p->row));
-    p->lcp_blocks = room(seqs, sizeof(*p->lcp_blocks));
-    p->logits_token = room(c->max_logits, sizeof(*p->logits_token));
-    p->sample = room(c->max_logits, sizeof(*p->sample));
-    p->token_bias = room(p->bias_cap, sizeof(*p->token_bias));
+    p->table_update = unset_array(PACK_RUNS * seqs, sizeof(*p->table_update));
+    p->table_block = unset_array(seqs * p->table_width, sizeof(*p->table_block));
+    p->token = unset_array(tokens, sizeof(*p->token));
+    p->token_src = unset_array(tokens, sizeof(*p->token_src));
+    p->position = unset_array(tokens, sizeof(*p->position));
+    p->slot = unset_array(tokens, sizeof(*p->slot));
+    p->q_start = unset_array(seqs + 1, sizeof(*p->q_start));
+    p->kv_len = unset_array(seqs, sizeof(*p->kv_len));
+    p->row = unset_array(seqs, sizeof(*p->row));
+    p->lcp_blocks = unset_array(seqs, sizeof(*p->lcp_blocks));
+    p->logits_token = unset_array(c->max_logits, sizeof(*p->logits_token));
+    p->sample = unset_array(c->max_logits, sizeof(*p->sample));
+    p->token_bias = unset_array(p->bias_cap, sizeof(*p->token_bias));
     p->bias_at = array(c->vocab, sizeof(*p->bias_at));
-    p->mask_word = room(seqs * p->mask_words, sizeof(*p->mask_word));
-    p->mask = room(seqs * p->mask_words, sizeof(*p->mask));
+    p->mask_word = unset_array(seqs * p->mask_words, sizeof(*p->mask_word));
+    p->mask = unset_array(seqs * p->mask_words, sizeof(*p->mask));
     p->mask_order = array(seqs, sizeof(*p->mask_order));
     if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src ||
         !p->position || !p->slot || !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks ||

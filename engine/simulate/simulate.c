@@ -252,8 +252,8 @@ static void answer(struct sim *s, const struct plan *p, struct results *ret)
         const struct plan_item *it = &p->item[i];
         const struct group *g = it->seq->group;
         double context = it->first + it->n;
-        s->copied_tokens += MAX(it->n_draws - 1, 0) * context;
-        if (!g->beam || it->n_draws == 0) {
+        s->copied_tokens += MAX(it->n_sampled - 1, 0) * context;
+        if (!g->beam || it->n_sampled == 0) {
             continue;
         }
         struct job *j = g->request->user;
@@ -353,7 +353,7 @@ static void observe(struct sim *s, double us)
     r->entries_us += h.entries * us;
     r->shared_us += (h.entries - h.distinct) * us;
     r->requests_us += s->sched->running.n * us;
-    r->seqs_us += (s->config.max_num_seqs - s->sched->n_rows) * us;
+    r->seqs_us += (s->config.max_num_seqs - s->sched->n_free_slots) * us;
     r->busy_us += us;
 }
 

@@ -18,7 +18,7 @@
 #include "config/base/buf.h"
 
 /* Room for json_number_text. */
-enum { JSON_NUMBER_ROOM = 80 };
+enum { JSON_NUMBER_BYTES = 80 };
 
 /* One JSON value and nothing after it: 0, or ERR_INVALID naming the byte. */
 int json_check(const char *text, size_t len, struct err *e);
@@ -37,7 +37,7 @@ bool json_has_nul(const cJSON *v);
 int json_integer(const cJSON *v, bool *ret_minus, uint64_t *ret);
 /* The number `v` as the client wrote it, cut short where it is long: for messages.
  * Returns `room`. */
-const char *json_number_text(const cJSON *v, char room[JSON_NUMBER_ROOM]);
+const char *json_number_text(const cJSON *v, char room[JSON_NUMBER_BYTES]);
 /* Append `v` as JSON: numbers as they were written. */
 void json_put(struct buf *b, const cJSON *v);
 /* Append a string in quotes. */

@@ -6,20 +6,21 @@
 #include "engine/workers/batch_wire.h"
 #include "engine/workers/microbatch.h"
 
-enum { ANSWERS = 4, PART_TOKENS = 4 /* smaller parts than in earnest: steps are small here */ };
+/* PART_TOKENS: tokens of a micro-batch, few because steps are small here. */
+enum { ANSWERS = 4, PART_TOKENS = 4 };
 
 struct many {
     struct executor base;
     struct executor *rank[MANY_MAX];
     int32_t n, n_stages;
-    struct microbatch parts;
+    struct microbatch microbatch;
     struct gathered answer[MANY_MAX][ANSWERS];
     uint64_t launched, waited;
     void *message;
     size_t max_bytes;
 };
 
-/* One rank's step, part by part, its results put together. */
+/* One rank's step, in micro-batches, with its results gathered. */
 static int compute(struct many *m, int32_t rank, const struct batch *b, struct err *e)
 {
     struct executor *x = m->rank[rank];
@@ -30,7 +31,7 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
     int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = microbatch_split(&m->parts, b, i, n, &part, e);
+        rc = microbatch_split(&m->microbatch, b, i, n, &part, e);
         if (rc == 0) {
             rc = x->launch(x, &part, e);
         }
@@ -65,7 +66,7 @@ static int many_launch(struct executor *base, const struct batch *b, struct err 
             return rc;
         }
     }
-    memset(m->message, 0xAA, n_bytes); /* nobody reads it after launch */
+    memset(m->message, 0xAA, n_bytes); /* it must not be read after launch */
     m->launched++;
     return 0;
 }
@@ -104,7 +105,7 @@ static void many_free(struct executor *base)
     for (int32_t i = 0; i < MANY_MAX * ANSWERS; i++) {
         gathered_release(&m->answer[i / ANSWERS][i % ANSWERS]);
     }
-    microbatch_release(&m->parts);
+    microbatch_release(&m->microbatch);
     free(m->message);
     free(m);
 }

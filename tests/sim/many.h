@@ -1,7 +1,7 @@
-/* A fake of many ranks: n oracles, each given every step as the message that a rank in
- * another process gets. All must answer the same, so their tables, blocks, copies and
- * swaps stand where the first one's do. With several stages each computes it in parts,
- * as the stages of a pipeline do. */
+/* A fake of several ranks: n oracles, each given every step as the message that a rank
+ * in another process gets. All must give the same results, which shows that their block
+ * tables, blocks, copies and swaps agree. With several stages each oracle computes the
+ * step in micro-batches, as the stages of a pipeline do. */
 #ifndef QUIRE_TESTS_SIM_MANY_H
 #define QUIRE_TESTS_SIM_MANY_H
 

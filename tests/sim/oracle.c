@@ -7,7 +7,7 @@
 #include "config/base/limits.h"
 #include "tests/sim/toy.h"
 
-enum { ANSWERS = 4 }; /* results kept: those in flight, and the one being read */
+enum { ANSWERS = 4 }; /* results kept: of steps in flight, and the one being read */
 
 struct answer {
     uint64_t step;
@@ -18,15 +18,15 @@ struct answer {
     float *top_logprob;
 };
 
-/* What a key and a value are to a model: the token, and what it was computed on. */
+/* In place of a key and a value: the token, and the context it was computed on. */
 struct cell {
     int32_t token;    /* -1: never written */
     uint64_t context; /* hash of all tokens up to this one */
-    uint64_t launch;  /* that wrote it */
+    uint64_t launch;  /* number of the launch that wrote it */
 };
 
-/* The tokens drawn in a step, all its parts. */
-struct drawn {
+/* The tokens sampled in a step, in all its micro-batches. */
+struct sampled {
     uint64_t step;
     int32_t n, *token; /* [max_samples] */
 };
@@ -37,8 +37,8 @@ struct oracle {
     struct cell *device, *host; /* [blocks * block_size] */
     int32_t *table;             /* [max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
-    struct drawn drawn[2]; /* of the step under way and the one before */
-    int32_t part;          /* launched last */
+    struct sampled sampled[2]; /* of the current step and the one before */
+    int32_t part;              /* micro-batch launched last */
     uint64_t step, launched, waited, fail_at;
 };
 
@@ -99,14 +99,14 @@ static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
 
 /* The token of a sampling row of the step launched before; -1 where there is no such
  * row. */
-static int32_t drawn_before(const struct oracle *o, const struct batch *b, int32_t row)
+static int32_t sampled_before(const struct oracle *o, const struct batch *b, int32_t row)
 {
-    const struct drawn *d = &o->drawn[(b->step - 1) % 2];
+    const struct sampled *d = &o->sampled[(b->step - 1) % 2];
 
     return d->step == b->step - 1 && row < d->n ? d->token[row] : -1;
 }
 
-/* Where the table says that a position lies; NULL: nowhere. */
+/* The cell of a position by the block table; NULL: none. */
 static const struct cell *cell_at(const struct oracle *o, int32_t row, int32_t position)
 {
     int32_t size = o->base.info.block_size;
@@ -121,10 +121,10 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
 {
     const struct executor_info *x = &o->base.info;
     int32_t position = b->position[t];
-    int32_t token = b->token_src[t] >= 0 ? drawn_before(o, b, b->token_src[t]) : b->token[t];
+    int32_t token = b->token_src[t] >= 0 ? sampled_before(o, b, b->token_src[t]) : b->token[t];
 
     if (token < 0 && b->token_src[t] >= 0) {
-        token = 0; /* there was none to draw: the engine throws away what follows */
+        token = 0; /* none was sampled: the engine discards what follows */
     }
     if (token < 0 || token >= x->vocab) {
         REFUSE("token %d is outside the vocabulary", token);
@@ -180,7 +180,7 @@ static int check_shape(const struct oracle *o, const struct batch *b, struct err
         REFUSE("part %d of step %llu follows part %d of step %llu", b->part,
                (unsigned long long)b->step, o->part, (unsigned long long)o->step);
     }
-    if (b->first_sample != (b->part == 0 ? 0 : o->drawn[b->step % 2].n)) {
+    if (b->first_sample != (b->part == 0 ? 0 : o->sampled[b->step % 2].n)) {
         REFUSE("the first sampling row is number %d of the step", b->first_sample);
     }
     if (b->n_tokens < 1 || b->n_tokens > x->max_num_batched_tokens || b->n_seqs < 1 ||
@@ -205,7 +205,7 @@ static int check_lcp(const struct oracle *o, const struct batch *b, struct err *
 {
     for (int32_t i = 0; i < b->n_seqs; i++) {
         if (i == 0 && b->lcp_blocks[0] != 0) {
-            REFUSE("the first sequence shares blocks with nobody");
+            REFUSE("the first sequence shares blocks with none before it");
         }
         for (int32_t k = 0; k < b->lcp_blocks[i]; k++) {
             if (o->table[(int64_t)b->row[i] * o->table_width + k] !=
@@ -261,8 +261,8 @@ static bool right_row(const struct oracle *o, const struct batch *b, const struc
            r->n_bias <= b->n_token_bias - r->bias_first;
 }
 
-/* Penalties by the tokens that the row's table leads to, bias and mask as the batch
- * has them. */
+/* Process logits: penalties by the tokens found through the row's block table, bias and
+ * mask by the batch. */
 static int process(const struct oracle *o, const struct batch *b, const struct sample_row *r,
                    const float *raw, float *logit, struct err *e)
 {
@@ -300,8 +300,8 @@ static int process(const struct oracle *o, const struct batch *b, const struct s
     return 0;
 }
 
-static int draw(const struct oracle *o, const struct batch *b, const struct sample_row *r,
-                const float *raw, struct answer *a, int32_t i, struct err *e)
+static int sample_one(const struct oracle *o, const struct batch *b, const struct sample_row *r,
+                      const float *raw, struct answer *a, int32_t i, struct err *e)
 {
     int32_t vocab = o->base.info.vocab;
     int32_t *top = a->top + (int64_t)i * o->stride;
@@ -324,7 +324,7 @@ static int draw(const struct oracle *o, const struct batch *b, const struct samp
     } else {
         struct toy_sampling s = {r->temperature, r->top_p, r->min_p,
                                  r->top_k,       r->seed,  r->position};
-        a->token[i] = toy_draw(logit, vocab, &s);
+        a->token[i] = toy_sample(logit, vocab, &s);
         if (a->token[i] < 0) {
             a->token[i] = TOKEN_NONE_ALLOWED;
         }
@@ -354,7 +354,7 @@ static int sample(struct oracle *o, const struct batch *b, struct answer *a, str
             }
             toy_logprobs(h, o->base.info.vocab, raw);
         }
-        if (draw(o, b, r, raw, a, i, e) < 0) {
+        if (sample_one(o, b, r, raw, a, i, e) < 0) {
             return ERR_DEVICE;
         }
     }
@@ -364,9 +364,9 @@ static int sample(struct oracle *o, const struct batch *b, struct answer *a, str
     return 0;
 }
 
-static void keep_drawn(struct oracle *o, const struct batch *b, const struct answer *a)
+static void keep_sampled(struct oracle *o, const struct batch *b, const struct answer *a)
 {
-    struct drawn *d = &o->drawn[b->step % 2];
+    struct sampled *d = &o->sampled[b->step % 2];
 
     d->step = b->step;
     d->n = b->first_sample + b->n_samples;
@@ -397,7 +397,7 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
     }
     a->step = b->step;
     a->n_samples = b->n_samples;
-    keep_drawn(o, b, a);
+    keep_sampled(o, b, a);
     o->step = b->step;
     o->part = b->part;
     o->launched++;
@@ -433,7 +433,7 @@ static void oracle_free(struct executor *x)
         free(o->answer[i].top_logprob);
     }
     for (int i = 0; i < 2; i++) {
-        free(o->drawn[i].token);
+        free(o->sampled[i].token);
     }
     free(o->device);
     free(o->host);
@@ -468,8 +468,8 @@ static bool allocate(struct oracle *o, const struct oracle_config *c)
         there = there && a->token && a->logprob && a->top && a->top_logprob;
     }
     for (int i = 0; i < 2; i++) {
-        o->drawn[i].token = malloc(samples * sizeof(*o->drawn[i].token));
-        there = there && o->drawn[i].token;
+        o->sampled[i].token = malloc(samples * sizeof(*o->sampled[i].token));
+        there = there && o->sampled[i].token;
     }
     return there;
 }

@@ -1,11 +1,11 @@
-/* The oracle: an executor whose key/value memory holds token ids.
+/* The oracle: an executor whose KV cache holds token ids.
  *
- * It keeps its own block tables from the updates it is sent, writes each token where
- * its slot says, with a hash of the context that it was computed on, and draws the next
- * token from a hash of the context read back through those tables, which must agree.
- * One wrong slot, stale table entry, lost copy or block given away too early changes
- * what it answers. It also refuses a batch that breaks a rule of kernels/batch.h:
- * launch fails and says which.
+ * It keeps block tables from the updates that it is sent and writes each token to its
+ * slot, with a hash of the context that it was computed on. It samples the next token
+ * from a hash of the context that it reads back through these tables, and both hashes
+ * must agree. So one wrong slot, stale table entry, lost copy or block reused too early
+ * changes its results. It also refuses a batch that breaks a rule of kernels/batch.h:
+ * launch fails with the rule.
  */
 #ifndef QUIRE_TESTS_SIM_ORACLE_H
 #define QUIRE_TESTS_SIM_ORACLE_H
@@ -13,9 +13,11 @@
 #include "engine/workers/executor.h"
 
 struct oracle_config {
+    /* As in struct executor_info: */
     int32_t vocab, max_len, n_blocks, n_host_blocks, block_size;
     int32_t max_num_seqs, max_num_batched_tokens, max_samples;
-    int32_t depth;
+    int32_t depth; /* launches that may be outstanding when another is made */
+
     uint64_t fail_at; /* from this step on every sample is TOKEN_NO_NUMBER; 0: never */
 };
 int oracle_open(struct executor **ret, const struct oracle_config *c, struct err *e);

@@ -1,12 +1,13 @@
-/* Random runs of the engine's heart against the oracle, as many as asked for:
+/* Random runs of the scheduler against the oracle:
  *
  *     build/tests/sim/oracle_runs [--runs N] [--seed N] [--first N] [--jobs N] [--ranks N]
+ *                           [--stages N]
  *
- * --runs N     runs with seeds first, first + 1, ... (default 10,000 from 1)
- * --jobs N     processes that share them (default 1)
- * --seed N     one run, its scenario printed
- * --ranks N    each step goes as a message to N oracles, which must agree (default 1)
- * A failing run is shrunk and printed; the exit status is 1. */
+ * --runs N     runs with seeds first, first + 1, ... (default 10,000 from 1) --jobs N
+ * processes that share them (default 1) --seed N     one run, its scenario printed
+ * --ranks N    each step is sent as a message to N oracles, which must agree (default
+ * 1) --stages N   with --ranks: each step is computed in N micro-batches (default 1) A
+ * failing run is shrunk and printed; the exit status is 1. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -83,7 +84,7 @@ static void print_totals(const struct runs *r, const struct sim_totals *t, doubl
            (long long)t->preempt_recompute, (long long)t->cached_tokens, (long long)t->copies);
 }
 
-/* The totals are nothing but counters. */
+/* struct sim_totals is an array of counters. */
 static void add_totals(struct sim_totals *sum, const struct sim_totals *t)
 {
     int64_t *to = (int64_t *)sum;

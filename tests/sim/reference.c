@@ -1,4 +1,4 @@
-/* What each request gives alone: no blocks, no batches, no engine. Loops over whole
+/* What each request gives alone, without blocks, batches or an engine: loops over whole
  * contexts. */
 #include <math.h>
 #include <stdlib.h>
@@ -72,7 +72,7 @@ static bool banned(const struct scenario *s, const struct sim_request *r, const 
     return completes_bad_word(r, out, n_out, token);
 }
 
-/* raw: as the model gives them; logit: after everything the request asks for. */
+/* raw: as the model gives them; logit: after all that the request asks for. */
 static void next_logits(const struct scenario *s, const struct sim_request *r, const int32_t *out,
                         int32_t n_out, float *raw, float *logit)
 {
@@ -117,7 +117,7 @@ static void run_sample(const struct scenario *s, const struct sim_request *r, in
         next_logits(s, r, c->token, c->n, raw, logit);
         struct toy_sampling how = {r->temperature,           r->top_p,          r->min_p, r->top_k,
                                    seq_seed(r->seed, index), r->n_prompt + c->n};
-        int32_t t = toy_draw(logit, s->config.vocab, &how);
+        int32_t t = toy_sample(logit, s->config.vocab, &how);
         if (t < 0) {
             c->finish = FINISH_IMPOSSIBLE;
             return;
@@ -197,7 +197,7 @@ static struct text longer(const struct text *t, const struct option *o)
     return x;
 }
 
-/* Every way to go on from every live text, best first: the number. */
+/* All candidates of all live texts, best first. Returns how many. */
 static int32_t options(const struct scenario *s, const struct sim_request *r,
                        const struct text *live, int32_t n_live, struct option *ret)
 {
@@ -230,7 +230,8 @@ static bool search_over(const struct sim_request *r, const struct text *live, in
            live[0].cum / pow(length, (double)r->length_penalty) <= done[r->beam_width - 1].score;
 }
 
-/* No text has ended and none can go on: what all live ones agree on was sent. */
+/* No text has ended and none can continue: the tokens are those on which all live ones
+ * agree. */
 static void run_dry(const struct sim_request *r, const struct text *live, int32_t n_live,
                     struct sim_choice *ret)
 {
@@ -247,8 +248,8 @@ static void run_dry(const struct sim_request *r, const struct text *live, int32_
     }
 }
 
-/* The texts that beams end with; max_tokens is at least 1. False when two options tie,
- * and which is better is anybody's guess. */
+/* The texts of a beam search; max_tokens is at least 1. False: two candidates tie, so
+ * that their order is not defined. */
 static bool run_beams(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
 {
     struct text live[SIM_WIDTH] = {{.c.stop_token = -1}}, next[SIM_WIDTH], done[2 * SIM_WIDTH];

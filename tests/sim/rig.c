@@ -155,7 +155,7 @@ static void answer(struct rig *r, struct results *ret)
     for (int32_t i = 0; i < n; i++) {
         token[i] = r->answer ? r->answer(r, &r->batch.sample[i]) : r->token;
         logprob[i] = -1;
-        for (int32_t k = 0; k < RIG_TOPS; k++) { /* the k-th best is the k-th token after */
+        for (int32_t k = 0; k < RIG_TOPS; k++) { /* the k-th best has the id plus k */
             top[i * RIG_TOPS + k] = token[i] < 0 ? -1 : (token[i] + k) % 100;
             top_logprob[i * RIG_TOPS + k] = -1 - (float)k;
         }

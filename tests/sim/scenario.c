@@ -52,7 +52,7 @@ static void random_config(struct scenario *s, struct rng *r)
     for (int32_t i = 0; i < c->n_eos; i++) {
         c->eos[i] = rng_range(r, 0, c->vocab - 1);
     }
-    c->name_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
+    c->hash_bits = rng_chance(r, 20) ? rng_range(r, 1, 3) : 0;
     s->depth = rng_chance(r, 20) ? 0 : rng_chance(r, 75) ? 1 : 2;
     s->fail_at = rng_chance(r, 3) ? (uint64_t)rng_range(r, 2, 30) : 0;
     if (c->policy == POLICY_FAIR) {
@@ -60,7 +60,7 @@ static void random_config(struct scenario *s, struct rng *r)
     }
 }
 
-/* Prompts of a run begin alike, so that there are prefixes to share. */
+/* Prompts of a run often have a common prefix. */
 static void random_prompt(struct sim_request *q, const struct sim_request *others, int32_t n_others,
                           int32_t vocab, struct rng *r)
 {
@@ -135,7 +135,7 @@ static void random_width(struct sim_request *q, struct rng *r)
     }
 }
 
-/* Sampled requests have text_stop instead: their stop strings are the output side's. */
+/* Only of beam searches: of samples the output side finds stop strings (text_stop). */
 static void random_stops(struct sim_request *q, int32_t vocab, struct rng *r)
 {
     if (q->beam_width == 0 || !rng_chance(r, 40)) {
@@ -182,10 +182,10 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     q->yields = rng_chance(r, 25) && q->max_tokens > 0;
 }
 
-/* Small requests of two tenants that begin together and come to the ends of their
- * blocks together, with hardly a block to spare, just when one more of the poorer
- * tenant's arrives: room must be made for many after its prompt has gone ahead. */
-static void march(struct scenario *s, struct rng *r)
+/* Small requests of two tenants that start together and need their next blocks in the
+ * same step, with hardly a block left, just when the tenant with fewer slots submits
+ * one more: blocks must be freed for many decodes after its prefill was planned. */
+static void lockstep(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
     int32_t n_prompt = rng_range(r, 1, c->block_size), poor = rng_range(r, 2, 5),
@@ -211,8 +211,8 @@ static void march(struct scenario *s, struct rng *r)
     }
 }
 
-/* Hold some blocks of the first prompt from the start. (Where names collide, blocks may
- * have none to be held by.) */
+/* Pin some blocks of the first prompt before the first turn. (Not if hashes collide:
+ * then a block may have no entry.) */
 static void random_pins(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
@@ -221,17 +221,16 @@ static void random_pins(struct scenario *s, struct rng *r)
     if (c->preemption == PREEMPT_SWAP) {
         most = MIN(most, c->n_host_blocks);
     }
-    if (!c->prefix_cache || c->name_bits > 0 || most < 1 || !rng_chance(r, 30)) {
+    if (!c->prefix_cache || c->hash_bits > 0 || most < 1 || !rng_chance(r, 30)) {
         return;
     }
     c->n_pinned = rng_range(r, 1, most);
     s->n_pin = c->n_pinned * c->block_size;
 }
 
-/* Requests that preempt each other for want of blocks, and behind them, first in turn,
- * beam searches that take all the memory of groups: those who have started must not
- * wait for them. */
-static void stand_off(struct scenario *s, struct rng *r)
+/* Requests that preempt each other for blocks, and beam searches, first in turn, that
+ * take all the memory of groups: started groups must not wait for them. */
+static void memory_deadlock(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
     int32_t n_small = MIN(rng_range(r, 2, 4), s->n_requests);
@@ -261,8 +260,7 @@ static void stand_off(struct scenario *s, struct rng *r)
     }
 }
 
-/* The reader of the deltas takes few of those that can wait in a turn, and lets
- * requests wait for it. */
+/* delta_out.take grants few deltas a turn, and readers of requests fall behind. */
 static void slow_reader(struct scenario *s, struct rng *r)
 {
     s->portion = rng_chance(r, 60) ? 0 : rng_range(r, SIM_WIDTH + 1, 3 * SIM_WIDTH);
@@ -287,15 +285,15 @@ void scenario_random(struct scenario *ret, uint64_t seed)
     for (int32_t i = 0; i < ret->n_requests; i++) {
         random_request(ret, i, &r);
     }
-    /* memory for so few groups that those who have started hold all of it */
+    /* so little memory of groups that started ones may hold all of it */
     if (rng_chance(&marching, 30)) {
         ret->config.max_started = rng_range(&marching, 1, 6);
         ret->config.group_bytes = rng_range(&marching, 2, 12) * 4096;
     }
     if (rng_chance(&marching, 4)) {
-        stand_off(ret, &marching);
+        memory_deadlock(ret, &marching);
     } else if (rng_chance(&marching, 5)) {
-        march(ret, &marching);
+        lockstep(ret, &marching);
     } else if (rng_chance(&marching, 8)) {
         ret->config.kv_policy = rng_range(&marching, KV_ORCA_MAX, KV_ORCA_ORACLE);
         ret->config.prefix_cache = false;

@@ -1,4 +1,4 @@
-/* One random run, as data: so that it can be printed, replayed from its seed, and
+/* One random run as data, so that it can be printed, replayed from its seed, and
  * shrunk. */
 #ifndef QUIRE_TESTS_SIM_SCENARIO_H
 #define QUIRE_TESTS_SIM_SCENARIO_H
@@ -20,52 +20,56 @@ enum {
 };
 
 struct sim_request {
-    bool absent; /* taken out by the shrinker */
-    int32_t prompt[SIM_PROMPT], n_prompt;
+    bool absent;                          /* removed by the shrinker */
+    int32_t prompt[SIM_PROMPT], n_prompt; /* token ids */
+
+    /* As in struct gen_params: */
     int32_t max_tokens, min_tokens, n, best_of, beam_width;
-    bool yields; /* max_tokens is a default: it yields to what the pool holds */
+    bool yields; /* max_tokens_yields */
     float length_penalty;
     int8_t early_stopping;
     float temperature, top_p, min_p;
     int32_t top_k;
-    float presence, frequency, repetition;
+    float presence, frequency, repetition; /* penalties */
     uint64_t seed;
     int32_t n_logprobs, n_prompt_logprobs;
     bool echo, ignore_eos, include_stop;
     int32_t priority, salt; /* salt 0: none */
-    int32_t tenant;
-    float weight;
+    int32_t tenant;         /* under policy: fair */
+    float weight;           /* of the tenant */
+
     int32_t stop_token[SIM_IDS], n_stop_token;
-    struct gen_bias bias[SIM_IDS];
+    struct gen_bias bias[SIM_IDS]; /* [n_bias] logit_bias */
     int32_t n_bias;
-    int32_t allowed[SIM_IDS], n_allowed;
+    int32_t allowed[SIM_IDS], n_allowed;                     /* allowed_token_ids; 0: all */
     int32_t word[SIM_IDS], word_first[SIM_IDS + 1], n_words; /* bad words, encoded */
-    /* stop strings of a beam search; a token's text is the character of its id */
+    /* Stop strings of a beam search; a token's text is the character of its id. */
     char stop[SIM_STOPS][3];
     int32_t n_stop;
-    /* what happens to it */
-    int32_t arrival;              /* turn */
+
+    /* Events: */
+    int32_t arrival;              /* turn of submission */
     int32_t cancel;               /* turns after arrival; 0: never */
-    int32_t text_stop[SIM_WIDTH]; /* choice i ends textually after so many tokens; 0: never */
-    int32_t text_lag;             /* turns until the engine hears of it */
-    /* turns after arrival when its reader falls behind, and for how long; 0: never */
+    int32_t text_stop[SIM_WIDTH]; /* choice i has a stop string after so many tokens; 0: never */
+    int32_t text_lag;             /* turns until the engine is told */
+    /* Turns after arrival when its reader falls behind, and how many; 0: never. */
     int32_t park, park_turns;
     int32_t park_how; /* enum request_parking */
 };
 
 struct scenario {
-    uint64_t seed;
-    struct sched_config config;
-    int32_t depth;
-    int32_t n_ranks;  /* above 1: so many oracles must agree (many.h) */
-    int32_t n_stages; /* of a pipeline, with n_ranks above 1 */
-    uint64_t fail_at; /* step from which the model answers NaN; 0: never */
+    uint64_t seed;              /* that it was made from */
+    struct sched_config config; /* of the scheduler */
+    int32_t depth;              /* of the executor */
+    int32_t n_ranks;            /* above 1: so many oracles must agree (many.h) */
+    int32_t n_stages;           /* of a pipeline, with n_ranks above 1 */
+    uint64_t fail_at;           /* step from which the model answers NaN; 0: never */
     struct sim_request request[SIM_REQUESTS];
-    int32_t n_requests;
-    /* leading tokens of the first prompt that are computed and pinned before anything
-     * comes */
+    int32_t n_requests; /* of these */
+    /* Leading tokens of the first prompt that are computed and pinned before the first
+     * turn. */
     int32_t n_pin;
-    int32_t portion; /* deltas of what can wait that are taken in a turn; 0: any number */
+    int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);
@@ -75,38 +79,39 @@ void scenario_oracle(const struct scenario *s, struct oracle_config *ret);
  * stop[SIM_STOPS]. */
 void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret);
 
-/* What the engine should answer for one choice, or has answered. */
+/* The expected result of one choice, or the engine's. */
 struct sim_choice {
     int32_t token[SIM_OUTPUT];
     float logprob[SIM_OUTPUT];
-    int32_t n;
-    int32_t finish, stop_token;
+    int32_t n;                  /* tokens */
+    int32_t finish, stop_token; /* as in struct delta */
 };
 /* How `token`, as the n-th, ends a choice by itself: FINISH_STOP, FINISH_LENGTH or
  * FINISH_NONE. */
 int reference_finish(const struct scenario *s, const struct sim_request *r, int32_t token,
                      int32_t n, int32_t *stop_token);
-/* The longest stop string that the choice's tokens end in; NULL: none does, or not
- * yet. */
+/* The longest stop string that the choice's tokens end in; NULL: none, or fewer than
+ * min_tokens. */
 const char *reference_stop(const struct sim_request *r, const struct sim_choice *c);
 /* Whether the request bans every first token. */
 bool reference_impossible(const struct scenario *s, const struct sim_request *r);
-/* What the request gives alone on an unlimited machine, computed without the engine:
- * [choices of it]. False: two beams tie, so there is more than one right answer. */
+/* What the request gives if it runs alone, computed without the engine: ret[choices].
+ * False: two beams tie, so there is more than one right result. */
 bool reference_run(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret);
-/* Choices that the engine reports for a request. */
+/* The number of choices that the engine reports for a request. */
 int32_t sim_choices(const struct sim_request *r);
 /* The log-probability of prompt token `position` (>= 1). */
 float reference_score(const struct scenario *s, const struct sim_request *r, int32_t position);
 
 /* Totals over runs, for the report at the end. */
 struct sim_totals {
+    /* counters only: oracle_runs adds them up as an array */
     int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled,
         preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found;
 };
-/* Run it: 0, or -1 with the reason in `why`. */
+/* Run a scenario: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);
-/* Take out requests and features while the run still fails. */
+/* Remove requests and features while the run still fails. */
 void scenario_shrink(struct scenario *s, char *why, size_t why_size);
 
 #endif

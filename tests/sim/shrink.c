@@ -1,4 +1,4 @@
-/* A failing scenario made small: whatever can go while it still fails, goes. */
+/* Shrinks a failing scenario: removes everything without which it still fails. */
 #include <string.h>
 
 #include "tests/sim/scenario.h"
@@ -15,8 +15,8 @@ static bool still_fails(const struct scenario *s, char *why, size_t why_size)
     return true;
 }
 
-/* Each simplifies one thing of a request; several of them change nothing where there is
- * nothing to simplify. */
+/* Each simplifies one aspect of a request, or changes nothing if it is simple
+ * already. */
 static void drop(struct sim_request *q)
 {
     q->absent = true;

@@ -40,7 +40,7 @@ static uint64_t bits(float f)
     return u;
 }
 
-/* Every parameter changes the noise, so one that gets lost on the way shows. */
+/* Every parameter changes the noise, so that a lost one changes the result. */
 static float noise(const struct toy_sampling *s, int32_t t)
 {
     uint64_t h = mix(s->seed + (uint64_t)s->position * 77 + (uint32_t)t);
@@ -50,7 +50,7 @@ static float noise(const struct toy_sampling *s, int32_t t)
     return 6 * unit(h);
 }
 
-int32_t toy_draw(const float *logit, int32_t vocab, const struct toy_sampling *s)
+int32_t toy_sample(const float *logit, int32_t vocab, const struct toy_sampling *s)
 {
     int32_t best = -1;
     float best_value = 0;

@@ -1,9 +1,9 @@
-/* A language model in twenty lines: the log-probability of a token is a hash of the
- * context and the token.
+/* A toy language model: the log-probability of a token is a hash of the context and the
+ * token.
  *
- * The oracle executor and the reference share only this. How contexts, penalties,
- * biases and random numbers reach it is what the tests are about, so each side prepares
- * them on its own: the oracle from a batch, the reference from the request.
+ * The oracle executor and the reference share only this. The tests are about how
+ * contexts, penalties, biases and random numbers reach it, so each side prepares them
+ * on its own: the oracle from a batch, the reference from the request.
  */
 #ifndef QUIRE_TESTS_SIM_TOY_H
 #define QUIRE_TESTS_SIM_TOY_H
@@ -12,30 +12,31 @@
 
 enum { TOY_MAX_VOCAB = 64 };
 
-/* A hash of everything read so far. */
+/* A context is a hash of the tokens read so far: of none, and with one more. */
 uint64_t toy_start(void);
 uint64_t toy_read(uint64_t context, int32_t token);
 /* logprob[vocab] after a context: between -9 and -1, distinct. */
 void toy_logprobs(uint64_t context, int32_t vocab, float *logprob);
 
 struct toy_sampling {
+    /* As in struct sample_row: */
     float temperature, top_p, min_p;
     int32_t top_k;
     uint64_t seed;
     int32_t position;
 };
-/* One token by the processed logits (-INFINITY: banned); -1: nothing is allowed. */
-int32_t toy_draw(const float *logit, int32_t vocab, const struct toy_sampling *s);
-/* The n best of value[vocab], best first, smaller id first on a tie; tokens with
- * -INFINITY are left out. The number found. */
+/* Sample a token from processed logits (-INFINITY: banned); -1: none is allowed. */
+int32_t toy_sample(const float *logit, int32_t vocab, const struct toy_sampling *s);
+/* The n best of value[vocab], best first, on a tie the smaller id first, without tokens
+ * of -INFINITY. Returns how many. */
 int32_t toy_top(const float *value, int32_t vocab, int32_t n, int32_t *token, float *best);
-/* What penalties make of a logit. */
+/* A logit after penalties. */
 float toy_penalise(float logit, int32_t n_output, bool in_prompt, float presence, float frequency,
                    float repetition);
 
-/* A small random number generator for everything in tests/sim. */
+/* The random number generator of tests/sim: splitmix64. */
 struct rng {
-    uint64_t state;
+    uint64_t state; /* any value */
 };
 uint64_t rng_next(struct rng *r);
 /* Uniform in [low, high]. */

@@ -1,6 +1,6 @@
 /* Runs a scenario through scheduler, packer, oracle and commit as engine/loop/loop.c
- * does, and compares every delta with what the request gives alone. All invariants are
- * checked after each step. */
+ * does, and compares every delta with what the request gives alone. Checks all
+ * invariants after each step. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,19 +16,19 @@
 
 enum { TURN_US = 1000, TURNS = 20000, SIM_TEXT = SIM_PROMPT + SIM_OUTPUT };
 
-/* What a choice's client has read. */
+/* The output of a choice, as its client reads it. */
 struct sim_said {
     char text[SIM_TEXT];
-    int32_t offset[SIM_TEXT]; /* of the tokens, the prompt's too where it is echoed */
+    int32_t offset[SIM_TEXT]; /* by token, an echoed prompt's too */
     int32_t len, n_tokens;
     int32_t finish, stop_token;
     const char *stop_string;
 };
 
-/* One request on its way, and what has come back. */
+/* One request and what came back for it. */
 struct journey {
     const struct sim_request *plan;
-    struct sim_request less; /* the plan with fewer tokens than were offered */
+    struct sim_request less; /* `plan` with a lowered max_tokens */
     struct request request;
     char *stop[SIM_STOPS];
     struct stop_set *stops;
@@ -37,7 +37,7 @@ struct journey {
     struct sim_choice got[SIM_WIDTH], want[SIM_WIDTH];
     struct sim_said said[SIM_WIDTH];
     int32_t stop_seen[SIM_WIDTH]; /* turn at which the text ended; 0: not yet */
-    int32_t n_at_mark[SIM_WIDTH]; /* tokens there when the engine heard of it */
+    int32_t n_at_mark[SIM_WIDTH]; /* tokens committed when the engine was told */
     int32_t cancel_turn;
     int32_t n_scores;
     bool submitted, refused, ended, cancelled, tie;
@@ -54,9 +54,9 @@ struct world {
     struct sink sink;
     struct output_processor output_processor;
     struct engine_stats stats;
-    struct delta held; /* the delta before, which an end of its choice may follow */
+    struct delta held; /* the last delta, which the end of its choice may follow */
     bool holds;
-    int32_t portion_left; /* of this turn */
+    int32_t portion_left; /* deltas still granted in this turn */
     struct journey journey[SIM_REQUESTS];
     uint64_t launched, committed;
     int32_t turn;
@@ -121,7 +121,7 @@ static int32_t pinned_tokens(const struct world *w, const struct journey *j)
 
 /* ---- what clients read ---- */
 
-/* The prompt that goes out before a choice's text. */
+/* The echoed prompt before a choice's text. */
 static void say_prompt(struct world *w, struct sim_said *said, const struct request *r)
 {
     struct prompt_walk *walk;
@@ -184,7 +184,7 @@ static void emit_held(struct world *w, const struct delta *next)
     }
 }
 
-/* As the ring brings them, with the tokens' log-probabilities left out. */
+/* Pass a delta to the output side as its ring does, without top log-probabilities. */
 static void say(struct world *w, const struct delta *d)
 {
     struct delta bare = *d;
@@ -269,8 +269,8 @@ static int make_group(struct world *w, struct journey *j, struct group **ret, st
     return group_new(ret, &j->request, &j->words, &w->s->config, e);
 }
 
-/* A default max_tokens has become the most that fits: one more does not. From here on
- * it is the plan's. */
+/* A default max_tokens was lowered to the most that fits: check that one more does not.
+ * From here on the lowered one is expected. */
 static void take_less(struct world *w, struct journey *j, int32_t max_tokens)
 {
     struct gen_params *p = &j->request.params;
@@ -306,7 +306,7 @@ static void submit(struct world *w, struct journey *j)
     r->tenant = j->plan->tenant;
     r->weight = j->plan->weight;
     r->stop_at = j->stop_at;
-    atomic_init(&r->refs, 2); /* the journey's own, and one that its last delta gives back */
+    atomic_init(&r->refs, 2); /* the journey's, and one that the last delta releases */
     for (int32_t i = 0; i < SIM_WIDTH; i++) {
         atomic_init(&j->stop_at[i], INT32_MAX);
     }
@@ -340,7 +340,7 @@ static void submit(struct world *w, struct journey *j)
     w->totals->requests++;
     w->totals->beams += j->plan->beam_width > 1;
     if (sched_add(w->sched, g, (int64_t)w->turn * TURN_US) < 0) {
-        FAIL(w, "sched_add refuses a request although the queue has room");
+        FAIL(w, "sched_add refuses a request although the queue is not full");
     }
 }
 
@@ -363,7 +363,7 @@ static void set_stop_mark(struct journey *j, int32_t i)
 
 static void marks(struct world *w, struct journey *j)
 {
-    /* Where few deltas are taken in a turn, each of the others' ends may take one. */
+    /* With a limited portion, each end of another request may take a turn. */
     int32_t ends = w->s->portion > 0 ? SIM_REQUESTS : 0;
 
     if (j->cancelled && w->turn > j->cancel_turn + SIM_DEPTH + 3 + ends) {
@@ -475,7 +475,7 @@ static bool same_tokens(const struct sim_choice *a, const struct sim_choice *b, 
     return true;
 }
 
-/* Ended before its time: by its client, a time-out, or a NaN. */
+/* Whether it was ended early: by its client, a time-out, or a NaN. */
 static bool cut_short(const struct world *w, const struct journey *j, const struct sim_choice *got)
 {
     const struct sched_config *c = &w->s->config;
@@ -486,8 +486,9 @@ static bool cut_short(const struct world *w, const struct journey *j, const stru
     return got->finish == FINISH_ERROR && w->s->fail_at > 0;
 }
 
-/* The text of a choice as the engine has ended it, without its echo: its length. A
- * sample whose text has ended says what was drawn before the engine heard of it. */
+/* The text of a choice by its tokens, without the echo. Returns its length. For a
+ * sample that a stop string has ended it includes tokens sampled before the engine was
+ * told. */
 static int32_t text_of(const struct world *w, const struct journey *j, const struct sim_choice *c,
                        char *ret, const char **ret_stop)
 {
@@ -504,8 +505,7 @@ static int32_t text_of(const struct world *w, const struct journey *j, const str
     return r->include_stop ? n : n - cut;
 }
 
-/* What the client has read is the text of what the engine has said, whatever the number
- * of choices. */
+/* The client's text is that of the engine's tokens. */
 static void judge_said(struct world *w, struct journey *j, int32_t i)
 {
     const struct sim_choice *got = &j->got[i];
@@ -514,8 +514,8 @@ static void judge_said(struct world *w, struct journey *j, int32_t i)
     const char *stop;
     int32_t id = (int32_t)(j - w->journey), echoed = j->plan->echo ? j->plan->n_prompt : 0;
 
-    /* A search that is over may be given up in the midst of its report: a text's stop
-     * string was seen then, and its end is not said. */
+    /* The report of a search may be dropped halfway: then a stop string was seen, but
+     * not the end of the choice. */
     if (j->plan->beam_width > 0 && j->cancelled && got->finish == FINISH_ABORT) {
         return;
     }
@@ -603,7 +603,7 @@ static void judge(struct world *w)
     w->totals->preempt_recompute += (int64_t)c.preempt_recompute;
     if (c.blocks_used != w->s->config.n_pinned || c.host_blocks_used || c.running_seqs ||
         c.running_groups || c.waiting_groups || c.swapped_groups) {
-        FAIL(w, "at the end %d blocks, %d host blocks, %d rows are still held", c.blocks_used,
+        FAIL(w, "at the end %d blocks, %d host blocks, %d slots are still held", c.blocks_used,
              c.host_blocks_used, c.running_seqs);
     }
 }
@@ -633,8 +633,8 @@ static void run_to_end(struct world *w, struct delta_out *out)
     }
 }
 
-/* As the settings' prefixes are: computed without a salt by a request that makes no
- * token, then held. */
+/* Pin a prefix as the engine pins those of the settings: a request without salt and
+ * without output computes it. */
 static void pin(struct world *w)
 {
     struct delta_out out = {.emit = pass_over};

@@ -1,22 +1,21 @@
-/* Whether what a request bans leaves it a first token: what is known to be impossible
- * is refused before any work is done for it. What shows only while it runs (a bad word
- * of several tokens whose last one is the only one allowed) ends the choice: decode.c,
- * beam.c. */
+/* Refuses requests that ban every first token, before any work is done for them. A
+ * choice that runs out of allowed tokens later (by a bad word of several tokens) ends
+ * at commit: decode.c, beam.c. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "engine/sched/sched.h"
 #include "engine/sched/seq.h"
 
-/* The tokens that may not be drawn first, a bit each. */
+/* The set of tokens that must not come first. */
 struct bans {
-    uint64_t *bit;
-    int32_t vocab, n; /* n: of them all */
+    uint64_t *bit;    /* [vocab / 64, rounded up] one bit a token */
+    int32_t vocab, n; /* n: bits that are set */
 };
 
 static void ban(struct bans *b, int32_t token)
 {
-    if (token < 0 || token >= b->vocab) { /* a model may name an end outside its vocabulary */
+    if (token < 0 || token >= b->vocab) { /* a model's end token may lie outside */
         return;
     }
     uint64_t mask = UINT64_C(1) << (token % 64);
@@ -29,8 +28,8 @@ static bool is_banned(const struct bans *b, int32_t token)
     return b->bit[token / 64] >> (token % 64) & 1;
 }
 
-/* As pack.c bans them for a sequence that has drawn nothing. Returns a field that bans
- * some. */
+/* Ban what pack.c bans for a sequence without generated tokens. Returns a field that
+ * bans some. */
 static const char *ban_all(struct bans *b, const struct gen_params *p,
                            const struct word_list *words, const struct sched_config *c)
 {

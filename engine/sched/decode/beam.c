@@ -7,10 +7,10 @@
 #include "engine/sched/decode/beam_text.h"
 #include "engine/sched/decode/commit.h"
 
-enum { PORTION = 256 }; /* deltas of a report at once */
+enum { PORTION = 256 }; /* deltas emitted by one call, at most */
 
 /* The sampling row that holds an item's candidates. */
-static int32_t draw_row_of(const struct plan_item *it)
+static int32_t sample_row_of(const struct plan_item *it)
 {
     return it->sample_first + it->n_scores;
 }
@@ -84,16 +84,16 @@ static void emit_node(struct delta_out *out, const struct group *g, int32_t choi
     out->emit(out, g, &d);
 }
 
-/* Send the tokens on which everything that may be returned agrees, *left deltas at
- * most. */
-static enum beam_progress settle(struct delta_out *out, struct group *g, int32_t *left)
+/* Emit the tokens on which all live beams and returnable hypotheses agree, at most
+ * *left deltas. */
+static enum beam_progress emit_agreed(struct delta_out *out, struct group *g, int32_t *left)
 {
     struct beam *b = g->beam;
 
-    /* What is held has no children: it ends a text, or a live beam. Once the search is
-     * over, only what some choices have goes out to the others: the rest is their
-     * texts'. */
-    while (b->n_sent < b->n || (!b->reporting && b->node[b->settled].n_children == 1)) {
+    /* A node that is held has no children: it ends a hypothesis or a live beam. Once
+     * the search is over, only a node that some choices already have is emitted to the
+     * others: the rest follows in beam_report. */
+    while (b->n_sent < b->n || (!b->reporting && b->node[b->agreed].n_children == 1)) {
         if (*left == 0) {
             return BEAM_MORE;
         }
@@ -101,39 +101,39 @@ static enum beam_progress settle(struct delta_out *out, struct group *g, int32_t
             return BEAM_NO_ROOM;
         }
         if (b->n_sent == b->n) {
-            b->settled = b->node[b->settled].child_xor;
+            b->agreed = b->node[b->agreed].child_xor;
             b->n_sent = 0;
         }
-        emit_node(out, g, b->n_sent++, b->settled, false); /* the end of a text does not settle */
+        emit_node(out, g, b->n_sent++, b->agreed, false); /* the last token is never agreed */
         --*left;
     }
     return BEAM_DONE;
 }
 
-/* Turn the path from `node` up to the settled ones round by its own links: it is walked
- * from its beginning. */
-static void turn_path(struct beam *b, int32_t node)
+/* Reverse the parent links from `node` up to the last agreed node, so that the path can
+ * be walked from its start. */
+static void reverse_path(struct beam *b, int32_t node)
 {
     b->behind = -1;
-    while (node != b->settled) {
+    while (node != b->agreed) {
         int32_t parent = b->node[node].parent;
         b->node[node].parent = b->behind;
         b->behind = node;
         node = parent;
     }
     b->at = node;
-    b->turned = true;
+    b->reversed = true;
 }
 
-/* The tokens of a choice's hypothesis behind the settled ones, first to last; the path
- * is turned back on the way. */
+/* Emit the tokens of a choice's hypothesis behind the agreed ones, first to last,
+ * restoring the path's links on the way. */
 static enum beam_progress report_choice(struct delta_out *out, struct group *g,
                                         const struct beam_hypothesis *h, int32_t *left)
 {
     struct beam *b = g->beam;
 
-    if (!b->turned) {
-        turn_path(b, h->node);
+    if (!b->reversed) {
+        reverse_path(b, h->node);
     }
     while (b->behind >= 0) {
         if (*left == 0) {
@@ -149,7 +149,7 @@ static enum beam_progress report_choice(struct delta_out *out, struct group *g,
         emit_node(out, g, b->choice, id, h->is_stop && b->behind < 0);
         --*left;
     }
-    b->turned = false;
+    b->reversed = false;
     return BEAM_DONE;
 }
 
@@ -164,13 +164,13 @@ static void report_end(struct delta_out *out, struct group *g, int32_t choice, i
     }
 }
 
-/* When so few tokens are allowed that there are not n different texts, the last one is
- * given more than once; when there is none, the choices end with what has settled. */
+/* With fewer than n hypotheses (few tokens are allowed) the last one is reported more
+ * than once; without any the choices end with the agreed tokens. */
 enum beam_progress beam_report(struct delta_out *out, struct group *g)
 {
     struct beam *b = g->beam;
     int32_t left = PORTION, last = MIN(b->n, b->n_hypotheses) - 1;
-    enum beam_progress progress = settle(out, g, &left);
+    enum beam_progress progress = emit_agreed(out, g, &left);
 
     for (; last >= 0 && progress == BEAM_DONE && b->choice < b->n;
          b->choice += progress == BEAM_DONE) {
@@ -217,21 +217,21 @@ static void add_hypothesis(struct beam *b, const struct beam_hypothesis *h)
     if (b->n >= b->n_hypotheses) {
         return;
     }
-    int32_t out = MAX(i, b->n); /* it, or what it pushed out of those that are returned */
+    int32_t out = MAX(i, b->n); /* it, or the one that it pushed out of the first n */
     if (b->hypothesis[out].node >= 0) {
         node_drop(b, b->hypothesis[out].node);
     }
     b->hypothesis[out].node = -1;
 }
 
-/* The best candidate not taken yet, over all live beams. False: none is left. */
+/* Take the best remaining candidate of all live beams. False: none is left. */
 static bool best_choice(struct beam *b, const struct results *r, const struct plan_item *it,
                         int32_t n, struct beam_choice *ret)
 {
     bool found = false;
 
     for (int32_t i = 0; i < n; i++) {
-        int64_t at = (int64_t)draw_row_of(&it[i]) * r->top_stride + b->column[i];
+        int64_t at = (int64_t)sample_row_of(&it[i]) * r->top_stride + b->column[i];
         if (b->column[i] >= b->n_candidates || r->top_token[at] < 0) {
             continue;
         }
@@ -247,10 +247,10 @@ static bool best_choice(struct beam *b, const struct results *r, const struct pl
     return found;
 }
 
-/* How a candidate ends its beam, as the n_out-th token: by itself, or by the text it
- * completes. */
-static void ends_by(const struct commit *c, const struct group *g, const struct beam_choice *x,
-                    int32_t n_out, struct beam_hypothesis *h)
+/* Whether a candidate, as the n_out-th token, ends its beam: by its id, by length, or
+ * by a stop string that it completes. Sets finish, stop_token and is_stop of `h`. */
+static void candidate_end(const struct commit *c, const struct group *g,
+                          const struct beam_choice *x, int32_t n_out, struct beam_hypothesis *h)
 {
     const struct beam *b = g->beam;
     int32_t from = b->live[x->from]->index;
@@ -265,13 +265,15 @@ static void ends_by(const struct commit *c, const struct group *g, const struct 
     }
 }
 
-/* Split the candidates into hypotheses and the beams that live on: their number. */
-static int32_t choose(struct commit *c, struct group *g, const struct plan_item *it, int32_t n)
+/* Split the candidates into hypotheses and b->next, the next live beams. Returns how
+ * many of the latter. */
+static int32_t select_candidates(struct commit *c, struct group *g, const struct plan_item *it,
+                                 int32_t n)
 {
     struct beam *b = g->beam;
     const struct gen_params *p = &g->request->params;
     int32_t n_next = 0, n_out = b->live[0]->n_out + 1;
-    /* every candidate ends its beam: those of a higher rank count for nothing */
+    /* every candidate ends its beam, so only the first k matter */
     bool last = n_out >= g->max_tokens;
     struct beam_choice x;
 
@@ -280,7 +282,7 @@ static int32_t choose(struct commit *c, struct group *g, const struct plan_item 
             break;
         }
         struct beam_hypothesis h = {.n_tokens = n_out, .stop_token = -1};
-        ends_by(c, g, &x, n_out, &h);
+        candidate_end(c, g, &x, n_out, &h);
         if (h.finish == FINISH_NONE) {
             if (n_next == b->width) {
                 continue;
@@ -294,7 +296,7 @@ static int32_t choose(struct commit *c, struct group *g, const struct plan_item 
             g->n_chosen++;
             h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);
             h.node =
-                node_add(b, b->tip[b->live[x.from]->index], &x, c->r, draw_row_of(&it[x.from]));
+                node_add(b, b->tip[b->live[x.from]->index], &x, c->r, sample_row_of(&it[x.from]));
             add_hypothesis(b, &h);
         }
     }
@@ -320,8 +322,8 @@ static bool is_over(const struct group *g, int32_t n_next, int32_t n_out)
     return best_possible <= b->hypothesis[b->width - 1].score;
 }
 
-/* A place for a second child of a beam: one that is not live. */
-static struct seq *free_place(struct group *g)
+/* A sequence that is not live, for a further child of a beam; there is one. */
+static struct seq *free_seq(struct group *g)
 {
     for (int32_t i = 0; i < g->width; i++) {
         if (g->seq[i].state != SEQ_LIVE) {
@@ -339,19 +341,19 @@ static void append_choice(struct commit *c, struct group *g, struct seq *q,
 
     b->tip[q->index] = node_add(b, parent_node, x, c->r, row);
     if (b->text) {
-        beam_text_move(b->text, (int32_t)(x - b->next), q->index);
+        beam_text_assign(b->text, (int32_t)(x - b->next), q->index);
     }
     q->cum_logprob = x->cum_logprob;
     seq_append(q, x->token);
 }
 
-/* Losers are freed, winners forked, tokens appended. The first child of a beam stays
- * where its parent is. */
-static void move_on(struct commit *c, struct group *g, const struct plan_item *it, int32_t n,
-                    int32_t n_next)
+/* Free the beams without a child, fork those with several, append the tokens. The first
+ * child of a beam continues its sequence. */
+static void advance_beams(struct commit *c, struct group *g, const struct plan_item *it, int32_t n,
+                          int32_t n_next)
 {
     struct beam *b = g->beam;
-    /* the tips before this step, by live beam: the columns are done with */
+    /* the tips before this step, by live beam; `column` is no longer needed */
     int32_t *parent_node = b->column;
 
     for (int32_t i = 0; i < n; i++) {
@@ -368,8 +370,7 @@ static void move_on(struct commit *c, struct group *g, const struct plan_item *i
         b->tip[b->live[i]->index] = -1;
         g->n_live--;
     }
-    /* Children first, while the parents stand where they were. Later children of a
-     * parent follow its first. */
+    /* Fork before anything is appended to the parents. */
     for (int32_t k = n_next - 1; k >= 0; k--) {
         const struct beam_choice *x = &b->next[k];
         bool first = true;
@@ -379,10 +380,10 @@ static void move_on(struct commit *c, struct group *g, const struct plan_item *i
         if (first) {
             continue;
         }
-        struct seq *child = free_place(g);
+        struct seq *child = free_seq(g);
         seq_fork(c->s, child, b->live[x->from]);
         g->n_live++;
-        append_choice(c, g, child, x, parent_node[x->from], draw_row_of(&it[x->from]));
+        append_choice(c, g, child, x, parent_node[x->from], sample_row_of(&it[x->from]));
     }
     for (int32_t k = 0; k < n_next; k++) {
         const struct beam_choice *x = &b->next[k];
@@ -392,7 +393,7 @@ static void move_on(struct commit *c, struct group *g, const struct plan_item *i
         }
         if (first) {
             append_choice(c, g, b->live[x->from], x, parent_node[x->from],
-                          draw_row_of(&it[x->from]));
+                          sample_row_of(&it[x->from]));
         }
     }
     for (int32_t i = 0; i < n; i++) {
@@ -400,7 +401,8 @@ static void move_on(struct commit *c, struct group *g, const struct plan_item *i
     }
 }
 
-/* The output side has ended every choice: it ran out of memory for their texts. */
+/* Whether the output side has ended every choice: it ran out of memory for their
+ * texts. */
 static bool texts_ended(const struct group *g)
 {
     for (int32_t i = 0; i < g->beam->n; i++) {
@@ -426,8 +428,8 @@ void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, 
     for (int32_t i = 0; i < n; i++) {
         b->live[i] = it[i].seq;
         b->column[i] = 0;
-        int32_t best = c->r->token[draw_row_of(&it[i])];
-        /* A beam that may not go on has no candidates, and others may. */
+        int32_t best = c->r->token[sample_row_of(&it[i])];
+        /* A beam for which every token is banned has no candidates; others may. */
         if (best < 0 && best != TOKEN_NONE_ALLOWED) {
             sched_end(c->s, g, FINISH_ERROR, NO_NUMBER);
             return;
@@ -437,13 +439,13 @@ void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, 
         g->first_token_us = c->now_us;
     }
     g->last_token_us = c->now_us;
-    int32_t n_next = choose(c, g, it, n);
+    int32_t n_next = select_candidates(c, g, it, n);
     if (is_over(g, n_next, b->live[0]->n_out + 1)) {
         b->reporting = true;
         sched_end(c->s, g, FINISH_STOP, NULL);
         return;
     }
-    move_on(c, g, it, n, n_next);
+    advance_beams(c, g, it, n, n_next);
     int32_t left = PORTION;
-    settle(c->out, g, &left);
+    emit_agreed(c->out, g, &left);
 }

@@ -4,8 +4,8 @@
 
 int beam_text_reserve(struct buf *piece, const struct tokenizer *t, struct err *e)
 {
-    /* A space, and three bytes for each that is no part of a character, those held back
-     * too. */
+    /* A space, and three bytes (U+FFFD) for each byte that is not part of a character,
+     * pending ones included. */
     size_t longest = t ? tokenizer_longest(t) : 0;
     size_t most = 1 + 3 * (longest + sizeof(((struct detokenizer *)0)->pending));
 
@@ -62,7 +62,7 @@ void beam_text_keep(struct beam_text *t, int32_t k)
     t->saved[k] = t->tried;
 }
 
-void beam_text_move(struct beam_text *t, int32_t k, int32_t to)
+void beam_text_assign(struct beam_text *t, int32_t k, int32_t to)
 {
     t->live[to] = t->saved[k];
 }

@@ -7,8 +7,8 @@
 #include "engine/sched/decode/beam.h"
 #include "engine/sched/decode/commit.h"
 
-/* `d` names what kind of token, of which choice; sampling row `row` (-1: none) tells
- * its log-probabilities. */
+/* Emit `d`, which has kind, choice and token, with the log-probabilities of sampling
+ * row `row` (-1: none). */
 static void emit_token(struct commit *c, const struct group *g, struct delta d, int32_t row,
                        int32_t n_top)
 {
@@ -24,21 +24,6 @@ static void emit_token(struct commit *c, const struct group *g, struct delta d, 
         d.top_logprob = r->top_logprob + (int64_t)row * r->top_stride;
     }
     c->out->emit(c->out, g, &d);
-}
-
-void emit_finish(struct delta_out *out, const struct group *g, int32_t choice, int finish,
-                 int32_t stop_token, const char *error)
-{
-    struct delta d = {.request = g->request,
-                      .kind = DELTA_FINISH,
-                      .choice = choice,
-                      .token = -1,
-                      .finish = finish,
-                      .stop_token = stop_token,
-                      .cached_tokens = g->cached_tokens,
-                      .error = error};
-
-    out->emit(out, g, &d);
 }
 
 /* ---- prompt log-probabilities ---- */
@@ -63,32 +48,7 @@ static void commit_scores(struct commit *c, const struct plan_item *it)
 
 /* ---- one token ---- */
 
-void seq_append(struct seq *q, int32_t token)
-{
-    q->out[q->n_out++] = token;
-}
-
-int finish_by_token(const struct sched *s, const struct group *g, int32_t token, int32_t n_out,
-                    int32_t *ret_stop_token)
-{
-    const struct gen_params *p = &g->request->params;
-    bool may_stop = n_out > p->min_tokens;
-
-    if (may_stop && !p->ignore_eos && id_in(s->c.eos, s->c.n_eos, token)) {
-        return FINISH_STOP;
-    }
-    if (may_stop && id_in(p->stop_token, p->n_stop_token, token)) {
-        *ret_stop_token = token;
-        return FINISH_STOP;
-    }
-    return n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
-}
-
-const char *const NO_NUMBER = "the model's output held no usable number for the next token";
-const char *const IMPOSSIBLE = "no token may come next: allowed_token_ids, logit_bias, bad_words, "
-                               "min_tokens and the penalties leave none";
-
-/* The output side has ended the choice by its text. */
+/* Whether the output side has ended the choice by a stop string. */
 static bool stop_marked(const struct seq *q)
 {
     return atomic_load_explicit(&q->group->request->stop_at[q->index], memory_order_relaxed) <=
@@ -133,8 +93,7 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row)
 
 /* ---- one item ---- */
 
-/* What the step has written now counts as stored, if the blocks are still the
- * sequence's. */
+/* What the step has written counts as stored, if the sequence still has its blocks. */
 static void commit_memory(struct commit *c, const struct plan_item *it)
 {
     struct seq *q = it->seq;
@@ -145,14 +104,14 @@ static void commit_memory(struct commit *c, const struct plan_item *it)
     }
     q->n_stored = it->first + it->n;
     seq_publish(c->s, q);
-    /* forked behind the prompt: what is named is named for all */
-    for (int32_t i = 1; i < it->n_draws; i++) {
+    /* forked behind the prompt: the published blocks are those of all */
+    for (int32_t i = 1; i < it->n_sampled; i++) {
         g->seq[i].n_stored = q->n_stored;
         g->seq[i].chain = q->chain;
     }
 }
 
-static void land(struct group *g, uint64_t step)
+static void leave_flight(struct group *g, uint64_t step)
 {
     if (g->commit_step != step) {
         g->commit_step = step;
@@ -160,48 +119,48 @@ static void land(struct group *g, uint64_t step)
     }
 }
 
-static void commit_draws(struct commit *c, const struct plan_item *it)
+static void commit_samples(struct commit *c, const struct plan_item *it)
 {
     struct group *g = it->seq->group;
     int32_t row = it->sample_first + it->n_scores;
 
-    if (it->n_draws == 1) {
+    if (it->n_sampled == 1) {
         commit_token(c, it->seq, row);
     } else {
-        for (int32_t i = 0; i < it->n_draws; i++) {
+        for (int32_t i = 0; i < it->n_sampled; i++) {
             commit_token(c, &g->seq[i], row + i);
         }
     }
 }
 
-/* The items of a group stand together; those of a beam search that draw are committed
- * as one. The number taken. */
+/* Commit the items of one group, which are adjacent; those of a beam search that sample
+ * are committed together. Returns how many. */
 static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_t n_left)
 {
     struct group *g = it->seq->group;
     int32_t n = 0;
 
-    land(g, c->r->step);
+    leave_flight(g, c->r->step);
     do {
         if (g->state != GROUP_ENDED) {
             commit_memory(c, &it[n]);
             commit_scores(c, &it[n]);
             if (!g->beam) {
-                commit_draws(c, &it[n]);
+                commit_samples(c, &it[n]);
             }
-            if (it[n].last_prompt && it[n].n_draws == 0) { /* max_tokens 0: the prompt was all */
+            if (it[n].last_prompt && it[n].n_sampled == 0) { /* max_tokens 0 */
                 sched_end(c->s, g, FINISH_LENGTH, NULL);
             }
         }
         n++;
     } while (n < n_left && it[n].seq->group == g);
-    if (g->beam && it->n_draws > 0) {
+    if (g->beam && it->n_sampled > 0) {
         beam_commit(c, g, it, n);
     }
     return n;
 }
 
-static void leave_flight(struct sched *s, const struct plan *plan)
+static void take_from_flight(struct sched *s, const struct plan *plan)
 {
     assert(s->n_in_flight > 0 && s->in_flight[0] == plan);
     memmove(s->in_flight, s->in_flight + 1, (size_t)--s->n_in_flight * sizeof(*s->in_flight));
@@ -213,7 +172,7 @@ void decode_commit(struct sched *s, struct plan *plan, const struct results *r, 
     struct commit c = {.s = s, .r = r, .out = out, .now_us = now_us};
 
     assert(r->step == plan->step && r->n_samples == plan->n_samples);
-    leave_flight(s, plan);
+    take_from_flight(s, plan);
     for (int32_t i = 0; i < plan->n_items;) {
         i += commit_group(&c, &plan->item[i], plan->n_items - i);
     }
@@ -221,9 +180,9 @@ void decode_commit(struct sched *s, struct plan *plan, const struct results *r, 
 
 void decode_abandon(struct sched *s, struct plan *plan)
 {
-    leave_flight(s, plan);
+    take_from_flight(s, plan);
     for (int32_t i = 0; i < plan->n_items; i++) {
-        land(plan->item[i].seq->group, plan->step);
+        leave_flight(plan->item[i].seq->group, plan->step);
     }
 }
 
@@ -252,7 +211,7 @@ static bool is_reporting(const struct group *g)
     return g->beam && g->beam->reporting;
 }
 
-/* The output side still holds much of what was made for it. */
+/* Whether the output side wants no more for now: it still holds much of the request. */
 static bool is_held_back(const struct group *g)
 {
     return atomic_load_explicit(&g->request->parked, memory_order_relaxed) != PARK_NONE;
@@ -270,8 +229,8 @@ static bool reap_group(struct sched *s, struct group *g, struct delta_out *out)
     return true;
 }
 
-/* Beam searches that are over, a portion each in turn, so that a long one does not
- * stand before a short one. */
+/* Report a portion of each beam search that is over, in turn, so that a long report
+ * does not delay short ones. */
 static void report_beams(struct sched *s, struct delta_out *out)
 {
     for (struct group *g = s->ended.first, *next; g; g = next) {

@@ -13,16 +13,16 @@ static void send_run(struct packer *p, struct batch *b, const struct seq *q, int
                      int32_t count)
 {
     p->table_update[b->n_table_update++] = (struct table_update){
-        .row = q->row, .index = first, .count = count, .first = b->n_table_block};
+        .row = q->slot, .index = first, .count = count, .first = b->n_table_block};
     memcpy(p->table_block + b->n_table_block, q->block + first, (size_t)count * sizeof(*q->block));
     b->n_table_block += count;
 }
 
-/* What changed in the sequence's table since its row was last sent, as at most
- * PACK_RUNS runs. */
+/* Send what changed in the sequence's block table since its slot was last updated, as
+ * at most PACK_RUNS runs. */
 static void pack_table(struct packer *p, struct batch *b, struct seq *q)
 {
-    int32_t *shadow = p->shadow + (int64_t)q->row * p->table_width;
+    int32_t *shadow = p->shadow + (int64_t)q->slot * p->table_width;
     int32_t runs = 0;
 
     for (int32_t i = q->n_synced; i < q->n_blocks;) {
@@ -70,11 +70,11 @@ static void pack_tokens(struct packer *p, struct batch *b, const struct plan_ite
 
 /* ---- sampling rows ---- */
 
-/* One entry an id: biases of the same id are added up here. */
+/* One entry an id: biases of the same id are added up. */
 static void add_bias(struct packer *p, struct batch *b, int32_t token, float bias)
 {
     if (token < 0 || token >= p->c.vocab) {
-        return; /* an end token that the model cannot draw */
+        return; /* an end token outside the vocabulary */
     }
     int32_t at = p->bias_at[token];
     if (at >= p->bias_first && at < b->n_token_bias && p->token_bias[at].token == token) {
@@ -86,7 +86,7 @@ static void add_bias(struct packer *p, struct batch *b, int32_t token, float bia
     p->token_bias[b->n_token_bias++] = (struct token_bias){.token = token, .bias = bias};
 }
 
-/* Ban the last token of every bad word whose other tokens were just generated. */
+/* Ban the last token of every bad word if its other tokens were just generated. */
 static void ban_words(struct packer *p, struct batch *b, const struct seq *q)
 {
     const struct word_list *words = &q->group->words;
@@ -101,7 +101,7 @@ static void ban_words(struct packer *p, struct batch *b, const struct seq *q)
     }
 }
 
-static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
+static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, int32_t n_generated)
 {
     const struct gen_params *params = &q->group->request->params;
 
@@ -109,7 +109,7 @@ static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, in
     for (int32_t i = 0; i < params->n_bias; i++) {
         add_bias(p, b, params->bias[i].token, params->bias[i].bias);
     }
-    if (n_drawn < params->min_tokens) {
+    if (n_generated < params->min_tokens) {
         for (int32_t i = 0; i < p->c.n_eos && !params->ignore_eos; i++) {
             add_bias(p, b, p->c.eos[i], -INFINITY);
         }
@@ -121,7 +121,7 @@ static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, in
     p->n_bias = b->n_token_bias - p->bias_first;
 }
 
-/* The group's mask, as the packer keeps it while the group runs. */
+/* The group's mask of allowed ids, which the packer keeps while the group runs. */
 static const uint32_t *mask_of(struct packer *p, const struct group *g)
 {
     const struct gen_params *params = &g->request->params;
@@ -151,10 +151,9 @@ static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *
     return first;
 }
 
-/* Rows of one group come one after another and have drawn as many tokens, so they
- * share bias slice and mask; but what bad words ban depends on the tokens
- * themselves. */
-static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_drawn)
+/* Rows of one group are adjacent and have generated as many tokens, so they share bias
+ * slice and mask. Only what bad words ban depends on the tokens themselves. */
+static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_generated)
 {
     const struct group *g = q->group;
 
@@ -162,13 +161,14 @@ static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, 
         p->mask_first = pack_mask(p, b, g);
     }
     if (p->slice_group != g || g->words.n > 0) {
-        pack_bias(p, b, q, n_drawn);
+        pack_bias(p, b, q, n_generated);
     }
     p->slice_group = g;
 }
 
-/* The group's parameters as they stand for a token that is drawn at `position`. */
-static struct sample_row draw_row(struct packer *p, struct batch *b, const struct plan_item *it)
+/* The sampling row for the token behind an item, by the group's parameters. */
+static struct sample_row make_sample_row(struct packer *p, struct batch *b,
+                                         const struct plan_item *it)
 {
     const struct seq *q = it->seq;
     const struct group *g = q->group;
@@ -192,7 +192,7 @@ static struct sample_row draw_row(struct packer *p, struct batch *b, const struc
         .target = -1,
         .seed = q->seed,
         .position = position,
-        .row = q->row,
+        .row = q->slot,
         .n_prompt = g->n_prompt,
         .bias_first = p->bias_first,
         .n_bias = p->n_bias,
@@ -215,22 +215,22 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
                                                         .n_logprobs = n_top,
                                                         .target = seq_token(it->seq, position),
                                                         .position = position,
-                                                        .row = it->seq->row,
+                                                        .row = it->seq->slot,
                                                         .n_prompt = it->seq->group->n_prompt,
                                                         .mask_first = -1};
         b->n_logits++;
     }
 }
 
-static void pack_draws(struct packer *p, struct batch *b, const struct plan_item *it)
+static void pack_samples(struct packer *p, struct batch *b, const struct plan_item *it)
 {
-    if (it->n_draws == 0) {
+    if (it->n_sampled == 0) {
         return;
     }
-    struct sample_row row = draw_row(p, b, it);
+    struct sample_row row = make_sample_row(p, b, it);
     p->logits_token[b->n_logits] = b->n_tokens + it->n - 1;
-    for (int32_t i = 0; i < it->n_draws; i++) {
-        if (it->n_draws > 1) { /* the samples of one prompt differ by their seeds alone */
+    for (int32_t i = 0; i < it->n_sampled; i++) {
+        if (it->n_sampled > 1) { /* samples of one prompt differ by their seeds alone */
             row.seed = it->seq->group->seq[i].seed;
         }
         p->sample[b->n_samples++] = row;
@@ -247,10 +247,10 @@ static void pack_item(struct packer *p, struct batch *b, const struct plan_item 
     pack_tokens(p, b, it);
     assert(b->n_samples == it->sample_first);
     pack_scores(p, b, it);
-    pack_draws(p, b, it);
+    pack_samples(p, b, it);
     p->q_start[i] = b->n_tokens;
     p->kv_len[i] = it->first + it->n;
-    p->row[i] = it->seq->row;
+    p->row[i] = it->seq->slot;
     p->lcp_blocks[i] = before ? common_blocks(before, it->seq) : 0;
     b->n_tokens += it->n;
     b->n_seqs++;

@@ -1,17 +1,19 @@
-/* The packer's arrays: between pack.c, which fills them, and setup.c, which sizes
- * them. */
+/* The packer's arrays, which setup.c allocates and pack.c fills. */
 #ifndef QUIRE_ENGINE_SCHED_DECODE_PACK_IMPL_H
 #define QUIRE_ENGINE_SCHED_DECODE_PACK_IMPL_H
 
 #include "engine/sched/decode/pack.h"
 
-/* table updates a sequence and step, at most; the last one covers the rest */
+/* Table updates of a sequence in a step, at most; the last one covers all that
+ * follow. */
 enum { PACK_RUNS = 4 };
 
 struct packer {
-    struct sched_config c;
-    int32_t table_width; /* blocks of the longest sequence */
-    int32_t *shadow;     /* [max_num_seqs, table_width] what the backend's rows hold */
+    struct sched_config c; /* the scheduler's */
+    int32_t table_width;   /* blocks of the longest sequence */
+    int32_t *shadow;       /* [max_num_seqs, table_width] by slot, the backend's block tables */
+
+    /* Arrays of struct batch. */
 
     struct table_update *table_update;            /* [PACK_RUNS * max_num_seqs] */
     int32_t *table_block;                         /* [max_num_seqs * table_width] */
@@ -19,18 +21,19 @@ struct packer {
     int32_t *q_start, *kv_len, *row, *lcp_blocks; /* [max_num_seqs + 1] */
     int32_t *logits_token;                        /* [max_logits] */
     struct sample_row *sample;                    /* [max_logits] */
-    struct token_bias *token_bias;                /* [bias_cap] LIMIT_ROW_BIASES a sequence */
-    int64_t bias_cap;
-    /* [vocab] where in token_bias an id was written last, whatever stands there now */
+    struct token_bias *token_bias;                /* [bias_cap] */
+    int64_t bias_cap;                             /* max_num_seqs * LIMIT_ROW_BIASES */
+    /* [vocab] index in token_bias where an id was written last, maybe in another
+     * step */
     int32_t *bias_at;
-    uint32_t *mask_word; /* [max_num_seqs * mask_words] the step's */
-    int32_t mask_words;  /* of one mask */
+    uint32_t *mask_word; /* [max_num_seqs * mask_words] */
+    int32_t mask_words;  /* words of one mask */
 
-    /* Masks of the running groups, made when first packed, by group->mask. */
-    uint32_t *mask;       /* [max_num_seqs][mask_words] */
-    uint64_t *mask_order; /* [max_num_seqs] the group's order + 1; 0: of none */
+    /* Masks of running groups by group->mask, made when first packed. */
+    uint32_t *mask;       /* [max_num_seqs, mask_words] */
+    uint64_t *mask_order; /* [max_num_seqs] its group's order + 1; 0: no mask was made */
 
-    /* The bias slice and the mask last written: rows of one group share them. */
+    /* The bias slice and mask written last, which rows of one group share. */
     const struct group *slice_group;
     int32_t bias_first, n_bias, mask_first;
 };

@@ -1,7 +1,7 @@
-/* Knuth, Morris and Pratt, one automaton a stop string: the state after each byte is
- * how much of the string the text ends with, so a match needs no look back into earlier
- * tokens, and the greatest state is exactly what must be held back. A plain search from
- * every position would be quadratic for strings like "aaaa…b", which a client may send.
+/* Knuth-Morris-Pratt, one automaton a stop string: its state is the length of the
+ * longest prefix of the string that ends the text so far. So no earlier text is needed
+ * for a match, and the greatest state is exactly the number of bytes to hold back. A
+ * plain search would be quadratic for strings like "aaaa…b", which a client may send.
  */
 #include "engine/sched/decode/stops.h"
 
@@ -67,8 +67,8 @@ void stop_set_free(struct stop_set *s)
     free(s);
 }
 
-/* All automata take one byte. Returns the index of the longest string it completes, or
- * -1. */
+/* Advance all automata by one byte. Returns the index of the longest string that it
+ * completes, or -1. */
 static int32_t stop_step(const struct stop_set *s, struct stop_state *st, char c)
 {
     int32_t which = -1;
@@ -87,8 +87,8 @@ static int32_t stop_step(const struct stop_set *s, struct stop_state *st, char c
         if (m == p->len && (which < 0 || m > s->stop[which].len)) {
             which = i;
         }
-        /* A string that is whole but does not count (not armed) holds back only what
-         * may begin the next. */
+        /* A complete string that does not count (not armed) holds back only what may
+         * begin another match. */
         int16_t may = m == p->len ? p->border[m] : m;
         st->held = MAX(st->held, may);
     }
@@ -100,7 +100,7 @@ int64_t stop_feed(const struct stop_set *s, struct stop_state *st, const char *t
 {
     for (size_t i = 0; i < len; i++) {
         if (st->held == 0 && !s->first[(unsigned char)text[i]]) {
-            /* what is whole and unarmed has no border either */
+            /* a complete string that did not count has no border, as held is 0 */
             memset(st->matched, 0, sizeof(st->matched));
             continue;
         }

@@ -1,6 +1,7 @@
-/* A chunk has a power of two of slots and starts at a multiple of its size. A chunk is
- * split to serve a smaller one, and joined with its buddy when both are free. An arena
- * that is no power of two begins as the chunks of its binary digits. */
+/* A buddy allocator: a chunk has 2^order slots and starts at a multiple of its size. A
+ * chunk is split to serve a smaller request and joined with its buddy when both are
+ * free. An arena whose size is not a power of two starts as one chunk for each of its
+ * binary digits. */
 #include <string.h>
 
 #include "engine/sched/kv/contiguous_alloc.h"

@@ -47,17 +47,17 @@ static void push_back(struct kvpool *p, int32_t b)
     p->last = b;
 }
 
-/* The counter of those in b's condition, for a block with count 0. */
-static int32_t *resting(struct kvpool *p, int32_t b)
+/* The counter of b's state, for a block with count 0. */
+static int32_t *state_counter(struct kvpool *p, int32_t b)
 {
-    return p->block[b].named ? &p->n_cached : &p->n_free;
+    return p->block[b].hashed ? &p->n_cached : &p->n_free;
 }
 
 int32_t kvpool_take(struct kvpool *p)
 {
     int32_t b = p->first;
 
-    assert(b >= 0 && p->block[b].count == 0 && !p->block[b].named);
+    assert(b >= 0 && p->block[b].count == 0 && !p->block[b].hashed);
     unlink_block(p, b);
     p->n_free--;
     p->block[b].count = 1;
@@ -70,7 +70,7 @@ void kvpool_ref(struct kvpool *p, int32_t b)
     if (p->block[b].count++ > 0) {
         return;
     }
-    assert(p->block[b].named); /* only contents with a name can be wanted again */
+    assert(p->block[b].hashed); /* nothing can find the contents of a free block */
     unlink_block(p, b);
     p->n_cached--;
 }
@@ -81,29 +81,29 @@ void kvpool_unref(struct kvpool *p, int32_t b)
     if (--p->block[b].count > 0) {
         return;
     }
-    ++*resting(p, b);
-    if (p->block[b].named) {
+    ++*state_counter(p, b);
+    if (p->block[b].hashed) {
         push_back(p, b);
     } else {
         push_front(p, b);
     }
 }
 
-void kvpool_name(struct kvpool *p, int32_t b, bool named)
+void kvpool_set_hashed(struct kvpool *p, int32_t b, bool hashed)
 {
     struct kvblock *k = &p->block[b];
 
-    if (k->named == named) {
+    if (k->hashed == hashed) {
         return;
     }
     if (k->count > 0) {
-        k->named = named;
+        k->hashed = hashed;
         return;
     }
-    assert(!named); /* a name is given at commit, to a block that a table holds */
+    assert(!hashed); /* only used blocks become hashed, at commit */
     p->n_cached--;
     p->n_free++;
-    k->named = false;
+    k->hashed = false;
     unlink_block(p, b);
     push_front(p, b);
 }
@@ -117,7 +117,7 @@ const char *kvpool_check(const struct kvpool *p)
             return "P1: a block's count is negative";
         }
         if (p->block[b].count == 0) {
-            p->block[b].named ? n_cached++ : n_free++;
+            p->block[b].hashed ? n_cached++ : n_free++;
         }
     }
     if (n_free != p->n_free || n_cached != p->n_cached) {
@@ -127,8 +127,8 @@ const char *kvpool_check(const struct kvpool *p)
         if (p->block[b].count != 0 || p->block[b].prev != before || ++listed > p->n_blocks) {
             return "P2: the free list is broken";
         }
-        if (before >= 0 && p->block[before].named && !p->block[b].named) {
-            return "P3: a nameless block stands behind a named one";
+        if (before >= 0 && p->block[before].hashed && !p->block[b].hashed) {
+            return "P3: a free block stands behind a cached one";
         }
     }
     if (p->last != before || listed != n_free + n_cached) {

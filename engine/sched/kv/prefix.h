@@ -1,88 +1,89 @@
 /* The prefix cache: full KV blocks found again by what they hold.
  *
- * A full block is named by the 128-bit xxHash3 of (its parent's name, its tokens); the
- * first block's parent is the name of the salt. A hash is never proof: a hit compares
- * the tokens, and the parent by serial number. Every entry gets a serial of its own
- * when it is published, and holds the serial of its parent's entry, so a chain matches
- * only if each block was computed on top of exactly the one before; an entry whose
- * parent was dropped can no longer be reached and ages out. The salt is compared in 191
- * bits of hash keyed by a secret drawn at start.
+ * The hash of a full block is the 128-bit xxHash3 of (its parent's hash, its tokens);
+ * the first block's parent is the salt. A hash is never proof: a hit compares the
+ * tokens, and the parent by serial number. Every entry gets its own serial when it is
+ * published and stores the serial of its parent's entry, so a chain matches only if
+ * each block was computed on top of exactly the one before. An entry whose parent was
+ * dropped can no longer be reached and ages out. Salts are compared as 191 bits of
+ * hash, keyed with a random secret.
  *
- * A shared block (prefix_share: the texts that the settings pin) is found whatever the
- * salt, as long as only shared blocks stand before it: a chain begins without its salt,
- * which enters its name where the shared blocks end. What is shared must stay named,
- * and be shared before the first salted chain begins.
+ * A shared block (prefix_share: the prefixes that the settings pin) is found with any
+ * salt, provided that only shared blocks come before it: a chain begins without its
+ * salt, which is mixed in behind the last shared block. A shared block must keep its
+ * entry, and must be shared before the first salted chain begins.
  *
- * Entries are indexed by block id, so there is nothing to allocate. The caller walks a
- * prompt block by block with a `struct prefix_chain`, which also carries a running
- * sequence's place, so nothing is hashed twice.
+ * Entries are indexed by block id, so nothing is allocated. The caller walks a prompt
+ * block by block with a `struct prefix_chain`, which a running sequence keeps, so no
+ * block is hashed twice.
  *
- * Invariants (prefix_check): a named block's entry is in the bucket of its name; its
- * name equals the hash of its parent's name and its tokens; exactly the pool's named
- * blocks have entries.
+ * Invariants (prefix_check):
+ *  X1  exactly the hashed blocks of the pool have entries
+ *  X2  an entry is in the bucket of its hash
+ *  X3  an entry's hash is that of its parent's hash and its tokens
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_PREFIX_H
 #define QUIRE_ENGINE_SCHED_KV_PREFIX_H
 
 #include "engine/sched/kv/kvpool.h"
 
-struct prefix_name {
-    uint64_t lo, hi;
+struct block_hash {
+    uint64_t lo, hi; /* halves of the 128 bits */
 };
 
-/* Where a sequence stands in its chain of named blocks. */
+/* A position in a chain of hashed blocks: the blocks of one sequence up to here. */
 struct prefix_chain {
-    struct prefix_name name; /* of the last block, or of the salt */
-    uint64_t serial;         /* of the last block's entry, or a salt's mark (top bit set) */
-    int32_t n_blocks;        /* blocks behind us */
-    struct prefix_name salt; /* that has not entered the name yet */
-    uint64_t salt_serial;    /* the same; 0: there is none, or it has entered */
+    struct block_hash hash; /* of the last block, or of the salt */
+    uint64_t serial;        /* of the last block's entry, or a salt's mark (top bit set) */
+    int32_t n_blocks;       /* blocks passed so far */
+    struct block_hash salt; /* of a salt that was not mixed in yet */
+    uint64_t salt_serial;   /* that salt's mark; 0: no salt, or it was mixed in */
 };
 
+/* What the cache knows of one block. */
 struct prefix_entry {
-    struct prefix_name name;
-    struct prefix_name parent_name;
-    uint64_t serial; /* 0: no entry */
-    uint64_t parent_serial;
-    int32_t next; /* in the bucket; -1: last */
-    bool shared;  /* found behind shared blocks whatever the salt */
+    struct block_hash hash;
+    struct block_hash parent_hash;
+    uint64_t serial;        /* unique among all entries ever; 0: no entry */
+    uint64_t parent_serial; /* the parent's entry's, or a salt's mark */
+    int32_t next;           /* block of the bucket's next entry; -1: last */
+    bool shared;            /* found with any salt, behind shared blocks */
 };
 
 struct prefix {
-    struct kvpool *pool;
-    struct prefix_entry *entry; /* [n_blocks] by block id */
-    int32_t *token;             /* [n_blocks, block_size] */
-    int32_t *bucket;            /* [n_buckets] first block of the bucket, -1: empty */
-    uint32_t bucket_mask;
-    int32_t block_size;
-    uint64_t last_serial;
-    /* bits of a name that count: all, but in tests that want collisions */
-    struct prefix_name name_mask;
-    uint64_t secret; /* seed of the hashes */
+    struct kvpool *pool;         /* of the blocks; borrowed */
+    struct prefix_entry *entry;  /* [n_blocks] by block id */
+    int32_t *token;              /* [n_blocks, block_size] contents of hashed blocks */
+    int32_t *bucket;             /* [n_buckets] first block of the bucket, -1: empty */
+    uint32_t bucket_mask;        /* n_buckets - 1; n_buckets is a power of two */
+    int32_t block_size;          /* tokens of a block */
+    uint64_t last_serial;        /* of the newest entry */
+    struct block_hash hash_mask; /* bits of a hash that count: all, except in tests */
+    uint64_t secret;             /* seed of the hashes */
 };
 
-/* `name_bits`: how many bits of a name count; 0: all 128. */
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t name_bits,
+/* `hash_bits`: how many bits of a hash count; 0: all 128. */
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t hash_bits,
                 uint64_t secret, struct err *e);
 void prefix_release(struct prefix *px);
 
 /* The start of a chain. `salt` may be NULL. */
 void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char *salt);
 /* The block that holds token[0 .. block_size) after `chain`, or -1. On a hit the chain
- * moves on, else its salt enters; no count changes. */
+ * advances, on a miss its salt is mixed in; no count changes. */
 int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const int32_t *token);
-/* `block`, which the caller holds, contains the tokens after `chain`. Becomes its name
- * unless an equal block has one already; the chain moves on either way. */
+/* `block`, which the caller holds, contains the tokens after `chain`. It becomes hashed
+ * unless an equal block is already; the chain advances either way. */
 void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
                     const int32_t *token);
-/* A named block of a chain without a salt is found with any. The caller holds it for
- * good. */
+/* A hashed block of a chain without a salt is found with any salt from now on. The
+ * caller holds it for good. */
 void prefix_share(struct prefix *px, int32_t block);
-/* Forget the block's name (before it is taken for something else). No-op for a nameless
- * one. */
+/* Drop the block's entry, before it is taken for other contents. No-op for a block that
+ * is not hashed. */
 void prefix_drop(struct prefix *px, int32_t block);
 
-/* NULL, or the sentence of the first invariant that does not hold. */
+/* NULL, or a sentence about the first invariant that does not hold. */
 const char *prefix_check(const struct prefix *px);
 
 #endif

@@ -8,7 +8,7 @@ static int64_t pages_of(const struct regions *a, int64_t bytes)
     return (bytes + a->page_bytes - 1) / a->page_bytes;
 }
 
-/* The first free run of n pages or more; n_runs: there is none. */
+/* Index of the first free run of at least n pages; n_runs: none. */
 static int32_t find(struct regions *a, int64_t n)
 {
     int64_t most = 0;
@@ -56,7 +56,7 @@ void *regions_take(struct regions *a, int64_t bytes)
     return a->base + first * a->page_bytes;
 }
 
-/* What lies behind the pages that are kept goes back to the system. */
+/* Return the pages behind the first REGIONS_KEPT_BYTES to the system. */
 static void forget(const struct regions *a, int64_t first, int64_t n)
 {
     int64_t from = MAX(first * a->page_bytes, REGIONS_KEPT_BYTES);
@@ -67,7 +67,7 @@ static void forget(const struct regions *a, int64_t first, int64_t n)
     }
 }
 
-/* The first free run behind page `first`. */
+/* Index of the first free run behind page `first`. */
 static int32_t run_behind(const struct regions *a, int64_t first)
 {
     int32_t low = 0, high = a->n_runs;

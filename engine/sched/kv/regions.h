@@ -1,13 +1,13 @@
-/* Address space for what groups hold from their start to their end, reserved once and
- * touched as it is used.
+/* Memory of started groups: address space that is reserved once and becomes resident as
+ * it is used.
  *
- * A group that waits has none of it. When a group starts, it takes one run of pages for
- * everything that it may come to need: sequences, block tables, generated tokens,
- * beams. Taking and giving back are first fit over a short sorted list of free runs,
- * without an allocator and without system calls for small runs, so the engine's thread
- * may do both. The leading REGIONS_KEPT_BYTES stay resident once they were touched;
- * pages behind them go back to the system with the run that they belong to. So resident
- * memory is bounded by what is held now, not by what was ever held.
+ * A group that has not started has none of it. When it starts, it takes one run of
+ * pages for everything that it may come to need: sequences, block tables, generated
+ * tokens, beams. Both taking and giving back are first fit over a short sorted list of
+ * free runs, with no allocator call and no system call for small runs, so the engine's
+ * thread may do both. The leading REGIONS_KEPT_BYTES stay resident once touched; pages
+ * behind them go back to the system with their run, so resident memory is bounded by
+ * what is held at the moment.
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_REGIONS_H
 #define QUIRE_ENGINE_SCHED_KV_REGIONS_H
@@ -16,19 +16,19 @@
 
 #define REGIONS_KEPT_BYTES ((int64_t)64 << 20)
 
-/* Free pages next to each other. */
+/* Adjacent free pages. */
 struct free_run {
-    int64_t first, n;
+    int64_t first, n; /* page index, number of pages */
 };
 
 struct regions {
-    char *base;
-    int64_t page_bytes, n_pages;
-    struct free_run *run; /* [n_runs] by address, never adjacent; room for max_taken + 1 */
-    int32_t n_runs;
-    int32_t n_taken, max_taken;
-    int64_t most; /* no free run is longer than so many pages */
-    /* gives whole pages back to the system; their contents are lost */
+    char *base;                  /* page 0 */
+    int64_t page_bytes, n_pages; /* of the system's pages */
+    struct free_run *run;        /* [max_taken + 1] by address, never adjacent */
+    int32_t n_runs;              /* free runs in `run` */
+    int32_t n_taken, max_taken;  /* runs that are held */
+    int64_t most;                /* upper bound for the pages of any free run */
+    /* returns whole pages to the system; their contents are lost */
     void (*forget)(void *at, size_t n_bytes);
 };
 
@@ -42,20 +42,20 @@ static inline int64_t regions_bytes(const struct regions *a)
     return a->n_pages * a->page_bytes;
 }
 
-/* Whether regions_take would succeed. O(1) where it did not lately and nothing was
- * given back. */
+/* Whether regions_take would succeed. O(1) if a run of this size was not found before
+ * and nothing was given back since. */
 bool regions_fits(struct regions *a, int64_t bytes);
 /* `bytes` > 0 of undefined contents, page-aligned; NULL where no free run is long
  * enough. */
 void *regions_take(struct regions *a, int64_t bytes);
-/* What regions_take gave for `bytes`. */
+/* Give back the run that regions_take returned for `bytes`. */
 void regions_give(struct regions *a, void *p, int64_t bytes);
 
 /* ---- one run, divided ---- */
 
 /* Divides a run into arrays. With `base` NULL it only adds up what they take. */
 struct carver {
-    char *base;
+    char *base; /* of the run; NULL: none yet */
     int64_t at; /* bytes given out so far */
 };
 

@@ -1,5 +1,5 @@
-/* Beam search against transformers: tests/golden/beams.txt holds what
- * generate(num_beams=k) makes of a table of log-probabilities
+/* Beam search against transformers: tests/golden/beams.txt holds the results of
+ * generate(num_beams=k) for a table of log-probabilities
  * (scripts/make-beam-goldens). */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -66,7 +66,7 @@ static bool read_golden(FILE *f, struct golden *g)
     return true;
 }
 
-/* The best tokens of the table's row for the sequence as it stands. */
+/* The best next tokens of a sequence by the table. */
 static void table_tops(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob)
 {
     (void)r;
@@ -187,7 +187,7 @@ static void texts_and_scores_are_those_of_transformers(void **state)
     fclose(f);
 }
 
-/* To leave the best path costs less the later it is done, so the beams differ in their
+/* Leaving the best path costs less the later it happens, so the beams differ in their
  * last tokens only. */
 static void late_leavers(struct rig *r, const struct seq *q, int32_t *top, float *top_logprob)
 {
@@ -224,7 +224,7 @@ static void what_beams_agree_on_goes_out_before_the_end(void **state)
     rig_close(&rig);
 }
 
-static void a_search_ends_with_the_text_that_has_settled(void **state)
+static void a_search_ends_once_the_output_side_has_ended_every_choice(void **state)
 {
     (void)state;
     struct sched_config c;
@@ -302,7 +302,7 @@ static void a_stop_string_is_found_inside_and_across_tokens(void **state)
         memcpy(stop, text + at, 7);
         int32_t want = (int32_t)((strstr(text, stop) - text + 7 + 3) / 4);
         assert_int_equal(tokens_until(t, stop, 0), want);
-        /* what completes it does not count yet */
+        /* min_tokens: the stop string does not count yet */
         assert_int_equal(tokens_until(t, stop, want), 12);
         assert_int_equal(tokens_until(t, stop, want - 1), want);
     }
@@ -315,7 +315,7 @@ int main(void)
         cmocka_unit_test(texts_and_scores_are_those_of_transformers),
         cmocka_unit_test(what_beams_agree_on_goes_out_before_the_end),
         cmocka_unit_test(a_stop_string_is_found_inside_and_across_tokens),
-        cmocka_unit_test(a_search_ends_with_the_text_that_has_settled),
+        cmocka_unit_test(a_search_ends_once_the_output_side_has_ended_every_choice),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

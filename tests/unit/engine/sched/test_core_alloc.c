@@ -1,5 +1,5 @@
-/* Every allocation of the engine's heart made to fail in turn: an error comes back, and
- * nothing is leaked. */
+/* Every allocation of the scheduler fails in turn: an error is returned and nothing is
+ * leaked. */
 #include "tests/unit/nomem.h"
 
 #include "engine/sched/decode/pack.h"
@@ -8,7 +8,7 @@
 static struct sched_config config;
 static int32_t prompt[10];
 
-/* Makes something, and takes it apart again when that worked. */
+/* Makes something and, if that succeeded, frees it again. */
 typedef int trial(struct err *e);
 
 static trial *current;

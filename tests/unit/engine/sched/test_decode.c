@@ -111,8 +111,7 @@ static int32_t nan_at_the_third(struct rig *r, const struct sample_row *row)
     return row->position == 7 ? TOKEN_NO_NUMBER : 7;
 }
 
-/* The first sample, which draws from the same row as the second, has no token left
- * there. */
+/* The first sample, which reads the same logits as the second, has no allowed token. */
 static int32_t nothing_at_the_third(struct rig *r, const struct sample_row *row)
 {
     static uint64_t first;
@@ -143,8 +142,7 @@ static void a_choice_that_cannot_go_on_ends_alone(void **state)
     }
 }
 
-/* Of what is drawn, the token that ends a choice by itself is told apart, and no
- * other. */
+/* is_stop is set for the token that ends a choice by its id, and for no other. */
 static void the_token_that_ends_a_choice_says_so(void **state)
 {
     (void)state;
@@ -154,7 +152,7 @@ static void the_token_that_ends_a_choice_says_so(void **state)
         p.stop_token = &stop;
         p.n_stop_token = i > 0;
         p.max_tokens = 3;
-        p.min_tokens = i == 2 ? 3 : 1; /* 2: the length ends it, before the stop id may */
+        p.min_tokens = i == 2 ? 3 : 1; /* 2: the length ends it first */
         rig.n_deltas = 0;
         struct rig_request *a = rig_add(&rig, p, 0, 5);
         rig_run(&rig, 100);
@@ -238,7 +236,7 @@ static void a_request_that_bans_every_token_is_refused(void **state)
     r.params = p;
     assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), ERR_INVALID);
     assert_string_equal(e.param, "allowed_token_ids");
-    r.params.min_tokens = 0; /* then either may be drawn */
+    r.params.min_tokens = 0; /* either may be sampled */
     assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), 0);
     group_free(g);
     r.params.min_tokens = 1;
@@ -249,7 +247,7 @@ static void a_request_that_bans_every_token_is_refused(void **state)
     struct word_list words = {word, first, 3};
     r.params.min_tokens = 0;
     assert_int_equal(group_new(&g, &r, &words, &rig.config, &e), ERR_INVALID);
-    first[1] = 2; /* "8 99" is one word, and "" none that the encoder makes */
+    first[1] = 2; /* "8 99" is one word; the encoder never makes "" */
     first[2] = 2;
     words.n = 1;
     assert_int_equal(group_check_allowed(&r, &words, &rig.config, &e), 0);
@@ -262,7 +260,7 @@ static void a_request_that_bans_every_token_is_refused(void **state)
     r.params.n_bias = 100;
     assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), ERR_INVALID);
     assert_string_equal(e.param, "logit_bias");
-    r.params.max_tokens = 0; /* none is wanted */
+    r.params.max_tokens = 0; /* no token is generated */
     assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), 0);
     group_free(g);
 }

@@ -50,15 +50,15 @@ static void a_shared_block_returns_with_its_last_holder(void **state)
     assert_null(kvpool_check(&pool));
 }
 
-static void named_blocks_are_taken_last_and_oldest_first(void **state)
+static void cached_blocks_are_taken_last_and_oldest_first(void **state)
 {
     (void)state;
     int32_t b[6];
     for (int i = 0; i < 6; i++) {
         b[i] = kvpool_take(&pool);
     }
-    kvpool_name(&pool, b[1], true);
-    kvpool_name(&pool, b[4], true);
+    kvpool_set_hashed(&pool, b[1], true);
+    kvpool_set_hashed(&pool, b[4], true);
     for (int i = 5; i >= 0; i--) {
         kvpool_unref(&pool, b[i]); /* b[4] is freed before b[1] */
     }
@@ -76,7 +76,7 @@ static void a_cached_block_comes_back_to_life(void **state)
 {
     (void)state;
     int32_t b = kvpool_take(&pool);
-    kvpool_name(&pool, b, true);
+    kvpool_set_hashed(&pool, b, true);
     kvpool_unref(&pool, b);
     kvpool_ref(&pool, b);
     assert_int_equal(kvpool_used(&pool), 1);
@@ -84,13 +84,13 @@ static void a_cached_block_comes_back_to_life(void **state)
     assert_null(kvpool_check(&pool));
 }
 
-static void a_block_that_loses_its_name_is_taken_first(void **state)
+static void a_block_that_is_no_longer_hashed_is_taken_first(void **state)
 {
     (void)state;
     int32_t b = kvpool_take(&pool);
-    kvpool_name(&pool, b, true);
+    kvpool_set_hashed(&pool, b, true);
     kvpool_unref(&pool, b);
-    kvpool_name(&pool, b, false);
+    kvpool_set_hashed(&pool, b, false);
     assert_int_equal(kvpool_peek(&pool), b);
     assert_null(kvpool_check(&pool));
 }
@@ -122,10 +122,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(every_block_is_taken_once, open_pool, close_pool),
         cmocka_unit_test_setup_teardown(a_shared_block_returns_with_its_last_holder, open_pool,
                                         close_pool),
-        cmocka_unit_test_setup_teardown(named_blocks_are_taken_last_and_oldest_first, open_pool,
+        cmocka_unit_test_setup_teardown(cached_blocks_are_taken_last_and_oldest_first, open_pool,
                                         close_pool),
         cmocka_unit_test_setup_teardown(a_cached_block_comes_back_to_life, open_pool, close_pool),
-        cmocka_unit_test_setup_teardown(a_block_that_loses_its_name_is_taken_first, open_pool,
+        cmocka_unit_test_setup_teardown(a_block_that_is_no_longer_hashed_is_taken_first, open_pool,
                                         close_pool),
         cmocka_unit_test_setup_teardown(check_sees_a_wrong_count_and_a_broken_list, open_pool,
                                         close_pool),

@@ -1,6 +1,6 @@
-/* The engine's heart against the oracle: random runs, each request's output compared
- * with what it gives alone. build/tests/sim/oracle_runs does the same for as many runs
- * as one likes, and replays a seed. */
+/* The scheduler against the oracle: random runs, each request's output compared with
+ * what it gives alone. build/tests/sim/oracle_runs does the same for any number of
+ * runs, and replays a seed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void random_runs(uint64_t n, int32_t n_ranks, int32_t n_stages)
                  "%llu)",
                  (unsigned long long)seed, why, n_ranks, n_stages, (unsigned long long)seed);
     }
-    /* Runs in which nothing of interest happens would prove nothing. */
+    /* The runs must have covered all of these. */
     assert_true(t.requests > (int64_t)n);
     assert_true(t.preempt_swap > 0);
     assert_true(t.swap_in_copied > 0);

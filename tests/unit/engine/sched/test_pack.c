@@ -1,5 +1,4 @@
-/* What crosses the seam: the arrays of a batch. Their meaning under load is
- * test_oracle's affair. */
+/* The arrays of a batch, one case each. Random cases: test_oracle. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +69,7 @@ static void only_new_blocks_are_sent(void **state)
     assert_int_equal(sent[3], 0);
 }
 
-static void a_row_used_again_gets_its_whole_table(void **state)
+static void a_slot_used_again_gets_its_whole_table(void **state)
 {
     (void)state;
     struct gen_params p = rig_params();
@@ -91,7 +90,7 @@ static void a_row_used_again_gets_its_whole_table(void **state)
     (void)hold;
 }
 
-static void decodes_stand_before_pieces(void **state)
+static void decodes_stand_before_chunks(void **state)
 {
     (void)state;
     rig_add(&rig, rig_params(), 10, 6);
@@ -148,8 +147,8 @@ static size_t batch_bytes(const struct batch *b)
     return n;
 }
 
-/* The backend counts the tokens in a sequence's blocks: a row says where they are,
- * whatever their number. */
+/* For penalties the backend counts the tokens in a sequence's blocks: a sampling row
+ * names the block table, however many tokens there are. */
 static void penalties_send_nothing_but_where_the_tokens_are(void **state)
 {
     (void)state;
@@ -157,7 +156,7 @@ static void penalties_send_nothing_but_where_the_tokens_are(void **state)
     p.repetition_penalty = 1.5F;
     struct rig_request *q = rig_add(&rig, p, 10, 3);
     rig_plan(&rig);
-    assert_int_equal(rig.batch.sample[0].row, q->group->seq[0].row);
+    assert_int_equal(rig.batch.sample[0].row, q->group->seq[0].slot);
     assert_int_equal(rig.batch.sample[0].n_prompt, 3);
     assert_int_equal(rig.batch.sample[0].position, 3);
     rig_commit(&rig);
@@ -176,7 +175,7 @@ static void penalties_send_nothing_but_where_the_tokens_are(void **state)
     rig_commit(&rig);
 }
 
-/* A look-ahead by more than one step needs nothing else either. */
+/* Nor does a look-ahead by more than one step need token lists. */
 static void penalties_look_as_far_ahead_as_others(void **state)
 {
     (void)state;
@@ -217,7 +216,7 @@ static void allowed_ids_are_one_mask_a_group(void **state)
     }
 }
 
-/* Another group at the same place has a mask of its own. */
+/* A later group with the same mask index has a mask of its own. */
 static void a_mask_goes_with_its_group(void **state)
 {
     (void)state;
@@ -310,8 +309,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(a_prompt_is_laid_out_token_by_token),
         CASE(only_new_blocks_are_sent),
-        CASE(a_row_used_again_gets_its_whole_table),
-        CASE(decodes_stand_before_pieces),
+        CASE(a_slot_used_again_gets_its_whole_table),
+        CASE(decodes_stand_before_chunks),
         CASE(a_token_in_flight_is_named_by_its_row),
         CASE(samples_of_a_prompt_read_one_row_with_seeds_of_their_own),
         CASE(penalties_send_nothing_but_where_the_tokens_are),

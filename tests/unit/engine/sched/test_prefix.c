@@ -13,11 +13,11 @@ static struct kvpool pool;
 static struct prefix px;
 static const int32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
 
-static int open_with(int32_t name_bits)
+static int open_with(int32_t hash_bits)
 {
     int rc = kvpool_init(&pool, BLOCKS, NULL);
 
-    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, name_bits, 42, NULL);
+    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, hash_bits, 42, NULL);
 }
 
 static int open_cache(void **state)
@@ -108,7 +108,7 @@ static void salts_keep_tenants_apart(void **state)
     assert_int_equal(found("one", tokens, 2), 2);
 }
 
-/* Pin what publish has named without a salt. */
+/* Pin blocks that were published without a salt. */
 static void share(const int32_t *block, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -125,13 +125,13 @@ static void shared_blocks_are_found_with_any_salt(void **state)
     share(pinned, 2);
     assert_int_equal(found(NULL, tokens, 3), 2);
     assert_int_equal(found("one", tokens, 3), 2);
-    publish(NULL, tokens, 3, block); /* the third belongs to no salt */
+    publish(NULL, tokens, 3, block); /* the third is not shared */
     assert_int_equal(found(NULL, tokens, 3), 3);
     assert_int_equal(found("one", tokens, 3), 2);
     publish("one", tokens, 3, block);
     assert_int_equal(found("one", tokens, 3), 3);
     assert_int_equal(found("two", tokens, 3), 2);
-    /* Behind other tokens, and behind a block of a salt's own, nothing is shared. */
+    /* Behind other tokens, and behind a block of a salt, nothing is found. */
     const int32_t turned[] = {9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8};
     publish("one", turned, 3, block);
     assert_int_equal(found("one", turned, 3), 3);
@@ -142,13 +142,13 @@ static void shared_blocks_are_found_with_any_salt(void **state)
     }
 }
 
-static void what_is_shared_keeps_its_name(void **state)
+static void a_shared_block_keeps_its_entry(void **state)
 {
     (void)state;
     int32_t pinned[1], block[1];
     publish(NULL, tokens, 1, pinned);
     share(pinned, 1);
-    for (int32_t i = 0; i < 200; i++) { /* with two bits of hash most of these want its name */
+    for (int32_t i = 0; i < 200; i++) { /* with two bits of hash most of these collide with it */
         int32_t mine[SIZE] = {i, 7, 7, 7};
         publish(i % 2 ? "one" : NULL, mine, 1, block);
         assert_int_equal(found("two", tokens, 1), 1);
@@ -176,15 +176,16 @@ static void nothing_is_found_behind_a_lost_parent(void **state)
     publish(NULL, tokens, 3, block);
     prefix_drop(&px, block[0]);
     assert_int_equal(found(NULL, tokens, 3), 0);
-    /* Even when the parent is computed anew: its children stood on the old one. */
+    /* Even if the parent is computed again: its children were computed on the old
+     * one. */
     publish(NULL, tokens, 1, again);
     assert_int_equal(found(NULL, tokens, 3), 1);
-    /* And they can be published anew. */
+    /* And they can be published again. */
     publish(NULL, tokens, 3, block);
     assert_int_equal(found(NULL, tokens, 3), 3);
 }
 
-static void an_equal_block_keeps_the_first_name(void **state)
+static void an_equal_block_keeps_the_first_entry(void **state)
 {
     (void)state;
     int32_t a[1], b[1];
@@ -194,7 +195,7 @@ static void an_equal_block_keeps_the_first_name(void **state)
     assert_int_equal(prefix_find(&px, &chain, tokens), a[0]);
     kvpool_ref(&pool, a[0]);
     publish(NULL, tokens, 1, b);
-    assert_false(pool.block[b[0]].named);
+    assert_false(pool.block[b[0]].hashed);
     kvpool_unref(&pool, a[0]);
 }
 
@@ -223,11 +224,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(salts_keep_tenants_apart, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(shared_blocks_are_found_with_any_salt, open_cache,
                                         close_cache),
-        cmocka_unit_test_setup_teardown(what_is_shared_keeps_its_name, open_colliding, close_cache),
+        cmocka_unit_test_setup_teardown(a_shared_block_keeps_its_entry, open_colliding,
+                                        close_cache),
         cmocka_unit_test_setup_teardown(a_chain_is_taken_from_its_tail, open_cache, close_cache),
         cmocka_unit_test_setup_teardown(nothing_is_found_behind_a_lost_parent, open_cache,
                                         close_cache),
-        cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_name, open_cache,
+        cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_entry, open_cache,
                                         close_cache),
         cmocka_unit_test_setup_teardown(a_hash_is_never_proof, open_colliding, close_cache),
     };

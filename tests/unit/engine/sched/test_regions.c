@@ -1,5 +1,5 @@
-/* Address space of started groups: what is taken never overlaps, what is given back can
- * be taken again as a whole, and does not stay resident behind the part that may. */
+/* Runs never overlap, can be taken again as a whole once given back, and pages behind
+ * REGIONS_KEPT_BYTES do not stay resident. */
 #include "engine/sched/kv/regions.h"
 
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 
 enum { RUNS = 32, TURNS = 20000 };
 
-/* A sanitizer keeps books of all address space. */
+/* A sanitizer shadows all address space. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #else
@@ -94,7 +94,7 @@ static void runs_do_not_overlap_and_join_again(void **state)
     regions_release(&a);
 }
 
-/* Pages behind the part that is kept are new when they are taken again. */
+/* Pages behind REGIONS_KEPT_BYTES are zero when they are taken again. */
 static void what_is_given_back_does_not_stay(void **state)
 {
     struct regions a;
@@ -116,7 +116,7 @@ static void what_is_given_back_does_not_stay(void **state)
     regions_release(&a);
 }
 
-/* Far more than any machine allows: less is taken, and told. */
+/* Far more than any machine allows: less is reserved, and regions_bytes tells. */
 static void less_is_reserved_where_the_system_has_no_more(void **state)
 {
     struct regions a;

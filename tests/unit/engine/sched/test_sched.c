@@ -1,4 +1,4 @@
-/* What the scheduler promises, one case each. Random cases: test_oracle. */
+/* The scheduler's rules, one case each. Random cases: test_oracle. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -85,8 +85,8 @@ static void what_can_never_run_or_be_swapped_is_refused_at_once(void **state)
     config.n_host_blocks = 7;
     assert_int_equal(group_refused(&r, &e), ERR_INVALID);
     assert_non_null(strstr(e.text, "need 8 KV blocks"));
-    assert_non_null(strstr(e.text, "room for 7"));
-    config.preemption = PREEMPT_AUTO; /* recomputes it then */
+    assert_non_null(strstr(e.text, "holds 7"));
+    config.preemption = PREEMPT_AUTO; /* recomputes it instead */
     assert_int_equal(group_refused(&r, &e), 0);
     r.params.n = r.params.best_of = config.max_num_seqs + 1;
     assert_int_equal(group_refused(&r, &e), ERR_INVALID);
@@ -97,7 +97,7 @@ static void what_can_never_run_or_be_swapped_is_refused_at_once(void **state)
     assert_string_equal(e.param, "beam_width");
 }
 
-/* What the request's group may make, 0: it is refused. */
+/* max_tokens of the request's group; 0: it is refused. */
 static int32_t granted(struct request *r, struct err *e)
 {
     struct group *g = NULL;
@@ -273,7 +273,7 @@ static void blocks_shared_by_samples_are_swapped_once(void **state)
         entries += new->group->seq[i].n_blocks;
     }
     assert_int_equal(new->group->state, GROUP_SWAPPED);
-    assert_int_equal(entries - distinct, 3 * 4); /* four prompt blocks, held by four */
+    assert_int_equal(entries - distinct, 3 * 4); /* four prompt blocks in four tables */
     rig_run(&rig, 200);
     assert_true(new->ended);
 }
@@ -417,7 +417,7 @@ static void priority_goes_first_and_stays_longest(void **state)
     assert_int_equal(b->group->state, GROUP_RUNNING);
 }
 
-static void who_waits_too_long_is_told(void **state)
+static void a_request_that_waits_too_long_ends(void **state)
 {
     (void)state;
     config.queue_timeout_us = 5000;
@@ -488,9 +488,9 @@ static void a_group_that_waits_holds_one_sequence(void **state)
     assert_null(b->group->first.out);
 }
 
-/* The memory of started groups is all taken, part of it by one that was preempted: it
- * goes on before who comes first by priority but would have to start. */
-static void who_has_started_is_not_kept_back_by_who_cannot_start(void **state)
+/* The memory of started groups is used up, part of it by a preempted one: it resumes
+ * before a group that is first by priority but has not started. */
+static void a_started_group_does_not_wait_for_one_that_cannot_start(void **state)
 {
     struct gen_params p = tokens(24);
 
@@ -515,7 +515,7 @@ static void who_has_started_is_not_kept_back_by_who_cannot_start(void **state)
     assert_true(b->ended && c->ended);
 }
 
-/* What a group finds in the cache when it starts is where its own names begin: under
+/* The chain of a group continues behind the blocks that it found when it started, with
  * its salt. */
 static void a_salt_holds_from_the_first_block_on(void **state)
 {
@@ -536,9 +536,8 @@ static void a_salt_holds_from_the_first_block_on(void **state)
     assert_int_equal(again->group->cached_tokens, 12);
 }
 
-/* A preempted group keeps its memory, so preempting for want of memory would gain
- * nothing. */
-static void rows_are_not_taken_for_who_cannot_start(void **state)
+/* A preempted group keeps its memory, so no group is preempted to free memory. */
+static void no_slot_is_taken_for_a_group_that_cannot_start(void **state)
 {
     (void)state;
     config.policy = POLICY_FAIR;
@@ -556,7 +555,7 @@ static void rows_are_not_taken_for_who_cannot_start(void **state)
     assert_null(c->group->memory);
 }
 
-/* Request `i` has waited for so long. */
+/* Let request `i` have waited for `us`. */
 static void make_late(int32_t i, int64_t us)
 {
     rig.request[i].request.arrival_us = rig.now_us - us;
@@ -574,7 +573,7 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     make_late(1, 1000000);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + 6);
-    /* Four times as slow as the table says, in the long run: nothing fits but a block's
+    /* Four times as slow as the cost model says, for long: nothing fits but a block's
      * worth. */
     for (int i = 0; i < 100; i++) {
         sched_observe(rig.sched, &(struct plan){.estimate_us = 160, .n_items = 2, .n_decode = 1},
@@ -586,9 +585,9 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     rig_commit(&rig);
 }
 
-/* What is due joins decodes, also below the target: as much in each step as makes all
- * that waits ready a second after the oldest of it came; three tokens a decode at
- * least. */
+/* Prefill that is due joins decodes, even if the target allows more: in each step as
+ * much as completes the backlog a second after its oldest arrival; at least three
+ * tokens a decode. */
 static void prefill_beside_decodes_is_spread(void **state)
 {
     (void)state;
@@ -613,7 +612,7 @@ static void prefill_beside_decodes_is_spread(void **state)
     rig_commit(&rig);
 }
 
-static void large_steps_are_whole(void **state)
+static void large_steps_are_multiples_of_the_quantum(void **state)
 {
     (void)state;
     config.target_itl_us = 700;
@@ -636,7 +635,7 @@ static void large_steps_are_whole(void **state)
 
 /* 256 slots: two of the model's length; prompt 4 and 16 to come are 20, so 32 slots
  * each; prompt 4 and 17 are 36 with the next power of two, so 64 each. */
-static void reservations_limit_who_runs(void **state)
+static void reservations_limit_admission(void **state)
 {
     static const struct {
         int policy;
@@ -679,7 +678,7 @@ static void what_no_reservation_can_hold_is_refused(void **state)
     rig_open(&rig, &config);
 }
 
-static void rows_are_set_aside_for_samples_to_come(void **state)
+static void slots_are_reserved_for_samples_to_come(void **state)
 {
     (void)state;
     struct gen_params p = tokens(4);
@@ -688,7 +687,7 @@ static void rows_are_set_aside_for_samples_to_come(void **state)
     rig_open(&rig, &config);
     rig_add(&rig, p, 0, 40);
     struct rig_request *b = rig_add(&rig, p, 50, 4);
-    rig_step(&rig); /* a's prompt is not done: it has one row, but six of eight are spoken for */
+    rig_step(&rig); /* a is in prefill: it has one slot, and has reserved six of eight */
     assert_int_equal(b->group->state, GROUP_WAITING);
 }
 
@@ -709,9 +708,9 @@ static void leave(struct rig_request **q, int32_t n)
     }
 }
 
-/* The longest list of allowed ids that the API takes, in each of more requests than
- * any array of them has room for. */
-static void long_lists_of_ids_keep_no_row_idle(void **state)
+/* The longest list of allowed ids that the API accepts, in each of many requests: none
+ * waits for the arrays of a batch. */
+static void long_lists_of_ids_keep_no_slot_idle(void **state)
 {
     (void)state;
     enum { N = 40 };
@@ -740,8 +739,8 @@ static void long_lists_of_ids_keep_no_row_idle(void **state)
     assert_int_equal(running, N + 1);
 }
 
-/* What penalties may have to count one day is no reason to wait. */
-static void penalties_over_long_models_keep_no_row_idle(void **state)
+/* No request waits because of the tokens that penalties may have to count. */
+static void penalties_over_long_models_keep_no_slot_idle(void **state)
 {
     (void)state;
     enum { N = 60 };
@@ -763,7 +762,7 @@ static void penalties_over_long_models_keep_no_row_idle(void **state)
     assert_int_equal(running, N);
 }
 
-/* More biases than a row of a batch has room for. */
+/* More biases than LIMIT_ROW_BIASES. */
 static void lists_beyond_their_limits_are_refused(void **state)
 {
     (void)state;
@@ -799,22 +798,22 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_pinned_prefix_outlives_everything, start, stop_pinned),
         CASE(scoring_a_prompt_reads_no_cache),
         CASE(priority_goes_first_and_stays_longest),
-        CASE(who_waits_too_long_is_told),
+        CASE(a_request_that_waits_too_long_ends),
         CASE(a_request_ends_at_request_timeout),
         CASE(a_cancelled_request_is_gone_with_the_next_step),
         CASE(a_full_queue_says_so),
         CASE(a_group_that_waits_holds_one_sequence),
-        CASE(who_has_started_is_not_kept_back_by_who_cannot_start),
-        CASE(rows_are_not_taken_for_who_cannot_start),
+        CASE(a_started_group_does_not_wait_for_one_that_cannot_start),
+        CASE(no_slot_is_taken_for_a_group_that_cannot_start),
         CASE(a_salt_holds_from_the_first_block_on),
         CASE(prefill_beside_decodes_keeps_to_the_itl_target),
         CASE(prefill_beside_decodes_is_spread),
-        CASE(large_steps_are_whole),
-        CASE(rows_are_set_aside_for_samples_to_come),
-        CASE(long_lists_of_ids_keep_no_row_idle),
-        CASE(penalties_over_long_models_keep_no_row_idle),
+        CASE(large_steps_are_multiples_of_the_quantum),
+        CASE(slots_are_reserved_for_samples_to_come),
+        CASE(long_lists_of_ids_keep_no_slot_idle),
+        CASE(penalties_over_long_models_keep_no_slot_idle),
         cmocka_unit_test_setup(lists_beyond_their_limits_are_refused, start),
-        CASE(reservations_limit_who_runs),
+        CASE(reservations_limit_admission),
         CASE(what_no_reservation_can_hold_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,4 @@
-/* What fair shares promise, one case each. Random cases of the same code:
- * test_oracle. */
+/* The rules of policy: fair, one case each. Random cases: test_oracle. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,8 +52,8 @@ static struct rig_request *ask(int32_t tenant, int32_t n, int32_t n_tokens)
     return first;
 }
 
-/* Tokens drawn for a tenant so far. */
-static int32_t drawn(int32_t tenant)
+/* Tokens sampled for a tenant so far. */
+static int32_t sampled(int32_t tenant)
 {
     int32_t n = 0;
 
@@ -80,8 +79,8 @@ static void two_floods_share_alike(void **state)
     ask(1, 30, 8);
     ask(2, 10, 8);
     rig_run(&rig, 38);
-    assert_true(drawn(2) >= 64);
-    assert_in_range(drawn(1) - drawn(2) + 16, 0, 32); /* within two requests of each other */
+    assert_true(sampled(2) >= 64);
+    assert_in_range(sampled(1) - sampled(2) + 16, 0, 32); /* within two requests of each other */
 }
 
 static void shares_follow_weights(void **state)
@@ -94,10 +93,10 @@ static void shares_follow_weights(void **state)
     rig.weight = 1;
     ask(2, 28, 8);
     rig_run(&rig, 60);
-    assert_in_range(drawn(1) * 10 / drawn(2), 25, 36);
+    assert_in_range(sampled(1) * 10 / sampled(2), 25, 36);
 }
 
-static void a_flood_makes_way_at_once(void **state)
+static void a_flood_is_preempted_at_once(void **state)
 {
     (void)state;
     rig_open(&rig, &config);
@@ -108,11 +107,12 @@ static void a_flood_makes_way_at_once(void **state)
     assert_int_equal(late->group->state, GROUP_RUNNING);
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
     assert_int_equal(preemptions(), 1);
-    assert_int_equal(flood[0].group->state, GROUP_RUNNING); /* the newest of those who ran went */
+    assert_int_equal(flood[0].group->state,
+                     GROUP_RUNNING); /* the newest running one was preempted */
     assert_int_equal(flood[7].group->state, GROUP_WAITING);
 }
 
-static void blocks_are_room_too(void **state)
+static void blocks_count_like_slots(void **state)
 {
     (void)state;
     config.n_blocks = 16;
@@ -126,11 +126,11 @@ static void blocks_are_room_too(void **state)
     struct rig_request *large = rig_add(&rig, tokens(4), 60, 24);
     rig_run(&rig, 3);
     assert_true(rig_count(&rig, late, DELTA_TOKEN, 0) > 0);
-    assert_true(rig_run(&rig, 200) < 200); /* and nobody waits for ever */
+    assert_true(rig_run(&rig, 200) < 200); /* and no request starves */
     assert_true(large->ended);
 }
 
-static void rooms_are_not_taken_back_and_forth(void **state)
+static void tenants_do_not_preempt_each_other_in_turn(void **state)
 {
     (void)state;
     rig_open(&rig, &config);
@@ -147,14 +147,14 @@ static void a_pause_brings_no_credit(void **state)
     rig_open(&rig, &config);
     ask(1, 24, 8);
     rig_run(&rig, 40);
-    int32_t before = drawn(1);
+    int32_t before = sampled(1);
     ask(2, 16, 8);
     rig_run(&rig, 40);
-    assert_true(drawn(1) - before >= 24); /* about 40 of the 80 tokens of 40 steps */
-    assert_true(drawn(2) >= 24);
+    assert_true(sampled(1) - before >= 24); /* about 40 of the 80 tokens of 40 steps */
+    assert_true(sampled(2) >= 24);
 }
 
-static void nobody_starves(void **state)
+static void no_tenant_starves(void **state)
 {
     (void)state;
     config.max_num_seqs = 1;
@@ -178,8 +178,8 @@ static void a_long_prompt_lets_a_short_one_pass(void **state)
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
 }
 
-/* Whoever holds less computes a prompt before others decode: whole in one step,
- * although their tokens would not fit. */
+/* The prompt of a tenant that holds less is computed before others decode: whole in one
+ * step, although their tokens do not fit then. */
 static void a_prompt_goes_ahead_of_decodes(void **state)
 {
     (void)state;
@@ -192,13 +192,14 @@ static void a_prompt_goes_ahead_of_decodes(void **state)
     int32_t before = rig_count(&rig, &flood[6], DELTA_TOKEN, 0);
     rig_run(&rig, 1);
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
-    /* two of seven found room behind it */
+    /* two of seven decodes fitted behind it */
     assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before);
     rig_run(&rig, 1);
     assert_int_equal(rig_count(&rig, &flood[6], DELTA_TOKEN, 0), before + 1);
 }
 
-/* A shortage of blocks is the affair of who holds most of them, not of the newest. */
+/* If blocks are short, the tenant that holds most is preempted, not the newest
+ * group. */
 static void a_shortage_takes_from_the_heaviest(void **state)
 {
     (void)state;
@@ -224,11 +225,11 @@ static void other_policies_know_no_tenants(void **state)
     ask(1, 5, 4);
     struct rig_request *late = ask(2, 1, 4);
     rig_run(&rig, 19);
-    assert_int_equal(drawn(2), 0);
+    assert_int_equal(sampled(2), 0);
     assert_false(late->ended);
 }
 
-/* Costs by which a step of 100 + 4 tokens * 25 us is as long as it may be while tenants
+/* Costs with which a step of 4 tokens takes 100 + 4 * 25 us, the limit while tenants
  * share. */
 static void keep_steps_short(void)
 {
@@ -259,14 +260,14 @@ static void steps_are_short_while_tenants_share_and_all_have_their_turn(void **s
     struct rig_request *late = ask(2, 1, 40);
     rig_step(&rig); /* its prompt of four tokens, and one decode at least */
     assert_int_equal(rig_count(&rig, late, DELTA_TOKEN, 0), 1);
-    int32_t before = drawn(1);
+    int32_t before = sampled(1);
     for (int i = 0; i < 14; i++) {
         rig_plan(&rig);
         assert_int_equal(rig.batch.n_tokens, 4);
-        assert_non_null(rig_item(&rig, late, 0)); /* who holds little is in each */
+        assert_non_null(rig_item(&rig, late, 0)); /* the tenant that holds least is in each */
         rig_commit(&rig);
     }
-    assert_int_equal(drawn(1) - before, 42);
+    assert_int_equal(sampled(1) - before, 42);
     for (int i = 0; i < 7; i++) {
         assert_in_range(rig_count(&rig, &flood[i], DELTA_TOKEN, 0), 6, 9);
     }
@@ -289,11 +290,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(two_floods_share_alike, start, stop),
         cmocka_unit_test_setup_teardown(shares_follow_weights, start, stop),
-        cmocka_unit_test_setup_teardown(a_flood_makes_way_at_once, start, stop),
-        cmocka_unit_test_setup_teardown(blocks_are_room_too, start, stop),
-        cmocka_unit_test_setup_teardown(rooms_are_not_taken_back_and_forth, start, stop),
+        cmocka_unit_test_setup_teardown(a_flood_is_preempted_at_once, start, stop),
+        cmocka_unit_test_setup_teardown(blocks_count_like_slots, start, stop),
+        cmocka_unit_test_setup_teardown(tenants_do_not_preempt_each_other_in_turn, start, stop),
         cmocka_unit_test_setup_teardown(a_pause_brings_no_credit, start, stop),
-        cmocka_unit_test_setup_teardown(nobody_starves, start, stop),
+        cmocka_unit_test_setup_teardown(no_tenant_starves, start, stop),
         cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
         cmocka_unit_test_setup_teardown(a_prompt_goes_ahead_of_decodes, start, stop),
         cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),

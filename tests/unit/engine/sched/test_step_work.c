@@ -1,6 +1,6 @@
-/* What a step costs must not grow with who waits or with what is cached. Time tells
- * that badly; so the engine's heart is compiled for this test such that each basic
- * block it runs calls the counter below (Makefile: counted), and the counts are
+/* The cost of a step must not grow with the number of waiting requests or cached
+ * blocks. Times are too noisy for this, so the scheduler is compiled for this test such
+ * that each basic block calls the counter below (Makefile: counted), and the counts are
  * compared. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -58,7 +58,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     CONTAINER_OF(out, struct world, out)->n_ended += d->kind == DELTA_END;
 }
 
-/* All blocks are cached ones: each that is taken loses its name first. */
+/* All blocks are cached: each that is taken is dropped from the prefix cache first. */
 static void fill_cache(struct world *w)
 {
     int32_t n = w->config.n_blocks, tokens[BLOCK] = {0}, *block = calloc((size_t)n, sizeof(*block));
@@ -98,7 +98,7 @@ static void ask(struct world *w, struct request *r, int32_t i, int32_t max_token
     assert_int_equal(sched_add(w->sched, g, 0), 0);
 }
 
-/* `n` samples of `max_tokens` tokens each, whose prompt nobody shares. */
+/* `n` samples of `max_tokens` tokens each, with a prompt of its own. */
 static void ask_of(struct world *w, struct request *r, int32_t n_prompt, int32_t max_tokens,
                    int32_t n)
 {
@@ -203,9 +203,9 @@ static struct cost cost_of(int32_t policy, int32_t waiting, int32_t cached, int3
 
 static const int32_t policies[] = {POLICY_FCFS, POLICY_PRIORITY, POLICY_FAIR};
 
-/* A look at each of those who wait would be 19,800 blocks more a step; where their
- * number decides which way a comparison goes, a compiler may make a block of it. */
-static void a_step_does_not_pay_for_those_who_wait(void **state)
+/* A walk over the waiting groups would be 19,800 basic blocks more a step. A few more
+ * are possible, where a comparison depends on their number. */
+static void a_step_does_not_pay_for_waiting_groups(void **state)
 {
     int32_t ended;
 
@@ -219,8 +219,8 @@ static void a_step_does_not_pay_for_those_who_wait(void **state)
     }
 }
 
-/* Who comes in costs what a heap's depth is: log2(20,000) / log2(200) = 1.9 times as
- * much. */
+/* The cost of an admission is the depth of a heap: log2(20,000) / log2(200) = 1.9 times
+ * as much. */
 static void an_admission_pays_for_the_logarithm_at_most(void **state)
 {
     int32_t ended;
@@ -229,12 +229,12 @@ static void an_admission_pays_for_the_logarithm_at_most(void **state)
     for (size_t i = 0; i < ARRAY_LEN(policies); i++) {
         struct cost few = cost_of(policies[i], FEW, 0, 6, &ended);
         struct cost many = cost_of(policies[i], MANY, 0, 6, &ended);
-        assert_true(ended > RUNNING * STEPS / 8); /* many came in */
+        assert_true(ended > RUNNING * STEPS / 8); /* many were admitted */
         assert_true(many.worst < 2 * few.worst && many.all < 2 * few.all);
     }
 }
 
-/* Chains in the table of names are of other lengths by chance, so not to the block. */
+/* Buckets of the prefix cache have random lengths, so the counts are not equal. */
 static void a_step_does_not_pay_for_what_is_cached(void **state)
 {
     int32_t ended;
@@ -246,12 +246,12 @@ static void a_step_does_not_pay_for_what_is_cached(void **state)
     assert_true(many.all < few.all + few.all / 20 && few.all < many.all + many.all / 20);
 }
 
-/* ---- a swapped group that waits for room ---- */
+/* ---- a swapped group that cannot resume ---- */
 
 enum { WIDE = 6, SMALL = 2, LARGE = 40 }; /* blocks of each sample's answer */
 
-/* A group of WIDE samples, each `blocks` long, is swapped out for an older one that
- * then goes on alone and leaves no room: what one of its steps costs. */
+/* The cost of a step of a group that runs alone and holds all blocks, while a group of
+ * WIDE samples, each `blocks` long, is swapped out. */
 static uint64_t cost_beside_swapped(int32_t blocks)
 {
     struct world w = {.out.emit = on_delta, .n_requests = 2};
@@ -295,7 +295,7 @@ static uint64_t cost_beside_swapped(int32_t blocks)
     return least;
 }
 
-static void a_step_does_not_pay_for_who_is_swapped_out(void **state)
+static void a_step_does_not_pay_for_swapped_groups(void **state)
 {
     (void)state;
     uint64_t small = cost_beside_swapped(SMALL), large = cost_beside_swapped(LARGE);
@@ -306,10 +306,10 @@ static void a_step_does_not_pay_for_who_is_swapped_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_does_not_pay_for_those_who_wait),
+        cmocka_unit_test(a_step_does_not_pay_for_waiting_groups),
         cmocka_unit_test(an_admission_pays_for_the_logarithm_at_most),
         cmocka_unit_test(a_step_does_not_pay_for_what_is_cached),
-        cmocka_unit_test(a_step_does_not_pay_for_who_is_swapped_out),
+        cmocka_unit_test(a_step_does_not_pay_for_swapped_groups),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
