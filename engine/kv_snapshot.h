@@ -64,7 +64,8 @@ struct kv_snapshot {
     uint8_t *host;                                 /* the same for the swap space */
     struct kv_group *group; /* [n_groups] running, then swapped (oldest first), then waiting */
     struct kv_seq *seq;     /* [n_seqs] live sequences */
-    int32_t *entry; /* [n_entries] block tables: device blocks, or host blocks of a swapped group */
+    /* [n_entries] block tables: device blocks, or host blocks of a swapped group */
+    int32_t *entry;
     struct kv_event event[KV_SNAPSHOT_EVENTS]; /* [n_events] oldest first */
 };
 /* An empty snapshot, sized for this engine's pools. */

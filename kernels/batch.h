@@ -82,8 +82,9 @@ struct sample_row {
     /* in the sequence, of the token to be sampled: the number of tokens before it in
      * the sequence's blocks */
     int32_t position;
-    int32_t row;      /* block-table row of the sequence, through which penalties find its tokens */
-    int32_t n_prompt; /* the sequence's first tokens; they count for the repetition penalty alone */
+    int32_t row; /* block-table row of the sequence, through which penalties find its tokens */
+    /* the sequence's first tokens; they count for the repetition penalty alone */
+    int32_t n_prompt;
     int32_t bias_first, n_bias; /* range of batch.token_bias */
     /* first word of the row's mask in batch.mask_word, one bit per id: id t is bit t %
      * 32 of word t / 32, and 0 bans it; -1: no mask */

@@ -23,7 +23,8 @@
 enum {
     TOPS_PER_CELL = 8, /* top log-probabilities */
     RING_MIN_CELLS = 1 << 14,
-    INLINE_CELLS = 4, /* emitted by the writer itself: the tokens of two sequences and their ends */
+    /* emitted by the writer itself: the tokens of two sequences and their ends */
+    INLINE_CELLS = 4,
 };
 
 struct record {

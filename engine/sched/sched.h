@@ -10,8 +10,8 @@
  *     3. resume swapped groups, oldest first (not in a step that preempted)
  *     4. prefill chunks of running groups, oldest first (prompt, recomputation; prefix
  *        hits shorten them)
- *     5. admit waiting groups, first come, first served, while blocks for their prompts,
- *        slots and the budget suffice
+ *     5. admit waiting groups, first come, first served, while blocks for their
+ *        prompts, slots and the budget suffice
  * "Oldest" and "first come" are by arrival, within a priority if the policy is
  * priority. With policy: fair tenants are served in turn instead (sched_fair.c). A
  * group is planned or preempted whole, and never preempted in a step that has planned

@@ -65,8 +65,9 @@ int sim_options_parse(struct sim_options *ret, int argc, char **argv, struct err
 void sim_options_help(void);
 
 struct sim_arrival {
-    double at_us;                    /* arrival */
-    int32_t prompt, output, n, beam; /* tokens of prompt and output; samples; beam width, 0: none */
+    double at_us; /* arrival */
+    /* tokens of prompt and output; samples; beam width, 0: none */
+    int32_t prompt, output, n, beam;
 };
 
 /* Sets the costs of a step from a file of `quire bench offline` records. */
@@ -109,9 +110,10 @@ double sim_exponential(uint64_t *state); /* mean 1 */
 
 /* ---- report ---- */
 struct sim_report {
-    double *latency_s, *per_token_s, *ttft_s;        /* [n_done] of each request, seconds */
-    int64_t n_done, n_refused, tokens_out, capacity; /* capacity: entries allocated in each array */
-    int64_t steps;                                   /* scheduled */
+    double *latency_s, *per_token_s, *ttft_s; /* [n_done] of each request, seconds */
+    /* capacity: entries allocated in each array */
+    int64_t n_done, n_refused, tokens_out, capacity;
+    int64_t steps; /* scheduled */
     /* Integrals over simulated time: microseconds, or microseconds times requests,
      * sequences, KV slots or block-table entries. */
     double time_us, busy_us, requests_us, seqs_us, live_us, reserved_us, internal_us, external_us,

@@ -8,8 +8,8 @@
  *        presence p     for the same: l -= p
  *   2. l += bias
  *   3. for tokens that the mask bans: l = -infinity
- *   4. if l holds a NaN or +infinity, or nothing above -infinity: logprobs are -infinity
- *      and the token is TOKEN_NO_NUMBER if that is so before step 1, else
+ *   4. if l holds a NaN or +infinity, or nothing above -infinity: logprobs are
+ *      -infinity and the token is TOKEN_NO_NUMBER if that is so before step 1, else
  *      TOKEN_NONE_ALLOWED
  *   5. temperature 0 or top_k 1: the greatest l, the smallest id on a tie
  *   6. else z and mass of kernels/noise.h; tokens of mass 0 are dropped

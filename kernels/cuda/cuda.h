@@ -141,7 +141,7 @@ struct cuda_backend {
     /* fused launches */
     /* the operations that wait for their common launch; counter NULL: never any */
     struct fused_args fused;
-    int32_t fused_shared_bytes; /* shared memory per block of a fused launch */
+    int32_t fused_shared_bytes;         /* shared memory per block of a fused launch */
     struct small_squares small_squares; /* of products of few rows */
 };
 

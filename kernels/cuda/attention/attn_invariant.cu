@@ -184,7 +184,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
 
     rows16<D> w;
-    int64_t at[2]; /* element offset of the row within a token of qkv and of out; -1: no such row */
+    /* element offset of the row within a token of qkv and of out; -1: no such row */
+    int64_t at[2];
     int token[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {

@@ -58,7 +58,8 @@ static void touch(const char *from, size_t n_bytes)
 {
 #ifdef MADV_POPULATE_READ
     uintptr_t first = (uintptr_t)from / PAGE_BYTES * PAGE_BYTES;
-    madvise((void *)first, (uintptr_t)from + n_bytes - first, MADV_POPULATE_READ); /* best effort */
+    /* best effort */
+    madvise((void *)first, (uintptr_t)from + n_bytes - first, MADV_POPULATE_READ);
 #else
     (void)from, (void)n_bytes;
 #endif

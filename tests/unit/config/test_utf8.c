@@ -182,5 +182,6 @@ int main(void)
         cmocka_unit_test(another_decoder_agrees),
         cmocka_unit_test(a_wrong_byte_is_found_wherever_it_stands),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

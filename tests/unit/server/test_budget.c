@@ -32,7 +32,9 @@ static void test_accounts_add_up(void **state)
     assert_int_equal(held(&b), 100);
     assert_false(budget_is_over(&b));
     account_set(&one,
-                61); /* an existing account may grow beyond the limit; one has to be cut off then */
+                /* an existing account may grow beyond the limit; one has to be cut off
+                 * then */
+                61);
     assert_true(budget_is_over(&b));
     assert_true(account_try(&two, 10)); /* a decrease always succeeds */
     assert_int_equal(held(&b), 71);
