@@ -24,7 +24,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "kernels/cpu/simd/isa.h"
+#include "kernels/cpu/isa.h"
 
 enum { SPIN_ROUNDS = 20000, YIELD_EVERY = 2000, LINE_BYTES = 64 };
 

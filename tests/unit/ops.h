@@ -22,8 +22,8 @@
 
 #include "config/base/limits.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cpu/simd/convert.h"
-#include "kernels/cpu/simd/isa.h"
 
 enum {
     RIG_TOKENS = 640,

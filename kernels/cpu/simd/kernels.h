@@ -12,7 +12,7 @@
 #define QUIRE_KERNELS_CPU_SIMD_KERNELS_H
 
 #include "kernels/backend.h"
-#include "kernels/cpu/simd/isa.h"
+#include "kernels/cpu/isa.h"
 
 enum {
     TILE_ROWS = 4, /* rows of x in a tile, at most */

@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/cpu/simd/isa.h"
+#include "kernels/cpu/isa.h"
 #include "models/checkpoint/weights.h"
 #include "models/families/layers.h"
 #include "models/model.h"

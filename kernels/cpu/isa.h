@@ -4,8 +4,8 @@
  * QUIRE_CPU_ISA (plain, avx2, avx512, avx512bf16, neon) selects another one that the
  * machine has, so that tests reach every variant.
  */
-#ifndef QUIRE_KERNELS_CPU_SIMD_ISA_H
-#define QUIRE_KERNELS_CPU_SIMD_ISA_H
+#ifndef QUIRE_KERNELS_CPU_ISA_H
+#define QUIRE_KERNELS_CPU_ISA_H
 
 #include "config/base/base.h"
 

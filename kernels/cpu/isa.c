@@ -1,5 +1,5 @@
 /* Detection and choice of the instruction set at run time. */
-#include "kernels/cpu/simd/isa.h"
+#include "kernels/cpu/isa.h"
 
 #include <stdlib.h>
 #include <string.h>
