@@ -96,7 +96,7 @@ int engine_submit(struct engine *e, struct request *r, struct err *err);
  * error that engine_submit_all would return for their number: ERR_FULL, ERR_INVALID
  * (more than the queue ever holds), ERR_DRAINING, ERR_DEVICE. Lets a caller refuse
  * before it does work for them. */
-int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct err *err);
+int engine_check_capacity(const struct engine *e, int32_t tenant, int32_t n, struct err *err);
 /* Submits the prompts of one HTTP request, which are of one tenant: all of them are
  * queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);

@@ -96,7 +96,7 @@ struct request {
     _Atomic int32_t *stop_at; /* [max(best_of, beam_width)] */
     /* Timing and counts for logs, written by the engine before it emits `last`. Times
      * are 0 for phases that the request did not reach. */
-    struct request_course {
+    struct request_timing {
         int64_t queue_us;    /* from arrival until it was first scheduled */
         int64_t prefill_us;  /* from then to its first token */
         int64_t decode_us;   /* from its first token to its last */
@@ -104,7 +104,7 @@ struct request {
         /* Tokens sampled, used or not. Of samples: all of them (best_of's too), each up
          * to its end. Of a beam search: those of every live beam and hypothesis in
          * every step. A token that is recomputed counts once. */
-        int64_t n_drawn;
+        int64_t n_sampled;
     } course;
 };
 /* Takes over `params`, which is zeroed, and copies the prompt. */

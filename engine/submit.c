@@ -156,7 +156,7 @@ static void count_active(struct engine *e, int32_t tenant, int32_t n)
     atomic_fetch_add(&e->tenant_active[tenant], n);
 }
 
-int engine_check_room(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
+int engine_check_capacity(const struct engine *e, int32_t tenant, int32_t n, struct err *err)
 {
     int rc = check_state(e, err);
 
@@ -173,7 +173,7 @@ int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct er
     int rc = g ? 0 : err_nomem(err, "a set of requests");
 
     if (rc == 0) {
-        rc = engine_check_room(e, r[0]->tenant, n, err);
+        rc = engine_check_capacity(e, r[0]->tenant, n, err);
     }
     for (; rc == 0 && made < n; made++) {
         rc = prepare(e, r[made], &g[made], err);

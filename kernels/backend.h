@@ -183,7 +183,7 @@ struct backend_config {
     struct pipeline *pipeline; /* pipeline parallelism: the other stages; NULL: one stage */
     /* This process's rank among those of its machine, and their number. They divide its
      * cores, or have a GPU each; local_world_size 0: alone. */
-    int32_t share, local_world_size;
+    int32_t local_rank, local_world_size;
 };
 
 struct backend_memory {
@@ -284,8 +284,8 @@ struct backend_ops {
     void (*all_reduce)(struct backend *b, struct mat x);
     /* embed where `table` holds the ids [first, first + table.rows) alone: together the
      * ranks' tables have every id. out is the same on every rank. */
-    void (*embed_part)(struct backend *b, struct mat out, struct mat table, int32_t first,
-                       float scale);
+    void (*embed_shard)(struct backend *b, struct mat out, struct mat table, int32_t first,
+                        float scale);
     /* logits [rows, vocab], float32, from the ranks' parts, each the next
      * div_ceil(vocab, ranks) columns. `logits` is scratch of the same shape on every
      * rank and is for `sample` alone: a rank gets the rows that it samples, and where

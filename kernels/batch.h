@@ -107,8 +107,8 @@ static inline bool sample_penalised(const struct sample_row *s)
 }
 
 struct batch {
-    uint64_t step; /* 1, 2, ... */
-    int32_t part;  /* index of the micro-batch in the step; 0: the first or only one */
+    uint64_t step;      /* 1, 2, ... */
+    int32_t microbatch; /* index of the micro-batch in the step; 0: the first or only one */
     /* index of sample[0] among the sampling rows of the whole step, which token_src of
      * the next step refers to */
     int32_t first_sample;

@@ -98,7 +98,7 @@ static int api_encode(void *arg, const char *text, size_t len, bool add_special,
 
 static int api_room(void *arg, int32_t tenant, int32_t n, struct err *e)
 {
-    return engine_check_room(((struct daemon *)arg)->engine, tenant, n, e);
+    return engine_check_capacity(((struct daemon *)arg)->engine, tenant, n, e);
 }
 
 static const char *api_token_bytes(const void *arg, int32_t id, size_t *ret_len)
@@ -122,7 +122,7 @@ static void make_ready(struct daemon *d)
     api->defaults = api_defaults;
     api->new_seed = api_new_seed;
     api->encode = api_encode;
-    api->check_room = api_room;
+    api->check_capacity = api_room;
     api->token_bytes = api_token_bytes;
     api->render_chat = api_render_chat;
     engine_chat(d->engine, &api->chat);

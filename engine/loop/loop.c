@@ -52,10 +52,10 @@ static void engine_die(struct engine *e, const struct err *why)
 
 /* ---- stage 9 to 10: deltas to the output thread ---- */
 
-static void record_course(struct request_course *c, const struct group *g)
+static void record_course(struct request_timing *c, const struct group *g)
 {
     c->preemptions = g->n_preempted;
-    c->n_drawn = g->n_chosen;
+    c->n_sampled = g->n_chosen;
     if (g->admitted_us) {
         c->queue_us = g->admitted_us - g->request->arrival_us;
     }
@@ -72,7 +72,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
     struct engine *e = CONTAINER_OF(out, struct engine, deltas);
 
     if (d->kind == DELTA_END) {
-        struct request_course *c = &g->request->course;
+        struct request_timing *c = &g->request->course;
         record_course(c, g);
         if (g->admitted_us) {
             hist_add(&e->stats.queue_s, (double)c->queue_us * 1e-6);

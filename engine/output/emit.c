@@ -743,9 +743,9 @@ static void emit_ranked(struct output_processor *proc, struct request *r)
 static void count_sampled_at_end(struct output_processor *proc, struct request *r)
 {
     if (r->params.beam_width > 0) {
-        count_sampled(proc, r->course.n_drawn);
+        count_sampled(proc, r->course.n_sampled);
     } else {
-        r->course.n_drawn = r->output_state->completion_tokens;
+        r->course.n_sampled = r->output_state->completion_tokens;
     }
 }
 

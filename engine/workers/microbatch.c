@@ -155,7 +155,7 @@ int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int
     }
     int32_t first = boundary(b, i, n), end = boundary(b, i + 1, n);
     char *at = p->arena;
-    ret->part = i;
+    ret->microbatch = i;
     if (i > 0) {
         ret->n_swap_out = ret->n_swap_in = ret->n_copy = ret->n_table_update = ret->n_table_block =
             0;
@@ -178,7 +178,7 @@ void microbatch_release(struct microbatch *p)
 
 /* ---- results ---- */
 
-int32_t gathered_stride(const struct batch *b)
+int32_t microbatch_results_stride(const struct batch *b)
 {
     int32_t stride = 0;
 
@@ -189,8 +189,8 @@ int32_t gathered_stride(const struct batch *b)
     return stride;
 }
 
-int gathered_begin(struct gathered *g, uint64_t step, int32_t n_samples, int32_t top_stride,
-                   struct err *e)
+int microbatch_results_begin(struct gathered *g, uint64_t step, int32_t n_samples,
+                             int32_t top_stride, struct err *e)
 {
     size_t row = rounded((size_t)n_samples * sizeof(int32_t));
     size_t top = rounded((size_t)n_samples * (size_t)top_stride * sizeof(int32_t));
@@ -208,7 +208,7 @@ int gathered_begin(struct gathered *g, uint64_t step, int32_t n_samples, int32_t
     return 0;
 }
 
-void gathered_add(struct gathered *g, int32_t first, const struct results *r)
+void microbatch_results_add(struct gathered *g, int32_t first, const struct results *r)
 {
     struct results *all = &g->results;
 
@@ -227,7 +227,7 @@ void gathered_add(struct gathered *g, int32_t first, const struct results *r)
     }
 }
 
-void gathered_release(struct gathered *g)
+void microbatch_results_release(struct gathered *g)
 {
     free(g->memory);
     *g = (struct gathered){0};

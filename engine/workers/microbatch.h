@@ -44,12 +44,12 @@ struct gathered {
 };
 
 /* Makes room for the results of a whole step. 0 or ERR_NOMEM. */
-int gathered_begin(struct gathered *g, uint64_t step, int32_t n_samples, int32_t top_stride,
-                   struct err *e);
+int microbatch_results_begin(struct gathered *g, uint64_t step, int32_t n_samples,
+                             int32_t top_stride, struct err *e);
 /* Copies r's rows to rows [first, first + r->n_samples). */
-void gathered_add(struct gathered *g, int32_t first, const struct results *r);
+void microbatch_results_add(struct gathered *g, int32_t first, const struct results *r);
 /* The largest number of top tokens that a row of the step needs. */
-int32_t gathered_stride(const struct batch *b);
-void gathered_release(struct gathered *g);
+int32_t microbatch_results_stride(const struct batch *b);
+void microbatch_results_release(struct gathered *g);
 
 #endif

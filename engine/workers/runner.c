@@ -76,7 +76,7 @@ static int run_microbatches(struct runner *r, const struct batch *b, struct err 
     struct batch micro;
     struct results got;
     int32_t n = microbatch_count(b, n_stages(r));
-    int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+    int rc = microbatch_results_begin(g, b->step, b->n_samples, microbatch_results_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
         rc = microbatch_split(&r->microbatch, b, i, n, &micro, e);
@@ -87,7 +87,7 @@ static int run_microbatches(struct runner *r, const struct batch *b, struct err 
             rc = r->backend->ops->step_wait(r->backend, &got, e);
         }
         if (rc == 0 && model_is_last(r->model)) {
-            gathered_add(g, micro.first_sample, &got);
+            microbatch_results_add(g, micro.first_sample, &got);
         }
     }
     return rc;
@@ -206,7 +206,7 @@ static void runner_free(struct executor *x)
         batch_copy_release(&r->job[i].batch);
     }
     for (int i = 0; i < N_GATHERED; i++) {
-        gathered_release(&r->gathered[i]);
+        microbatch_results_release(&r->gathered[i]);
     }
     microbatch_release(&r->microbatch);
     pthread_mutex_destroy(&r->lock);
@@ -257,7 +257,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .deterministic = s->deterministic,
         .comm = r->place ? r->place->comm : NULL,
         .pipeline = r->place ? r->place->pipeline : NULL,
-        .share = r->place ? r->place->local_rank : 0,
+        .local_rank = r->place ? r->place->local_rank : 0,
         .local_world_size = local_world_size(r),
     };
     return backend_open(&r->backend, name, &config, e);

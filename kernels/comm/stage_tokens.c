@@ -96,7 +96,7 @@ int stage_tokens_begin(struct stage_tokens *t, const struct batch *b, struct err
 {
     int rc = 0;
 
-    if (b->part == 0) {
+    if (b->microbatch == 0) {
         t->now = 1 - t->now;
         rc = receive_overwritten(t, e);
         t->step[t->now].n = 0;

@@ -44,7 +44,7 @@ static const struct backend_ops cpu_ops = {
     .gather = cpu_gather,
     .sample = cpu_sample,
     .all_reduce = cpu_all_reduce,
-    .embed_part = cpu_embed_part,
+    .embed_shard = cpu_embed_part,
     .gather_logits = cpu_gather_logits,
     .stage_receive = cpu_stage_receive,
     .stage_send = cpu_stage_send,
@@ -100,8 +100,8 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     rc = cpu_isa_detect(&isa, e);
     if (rc == 0) {
         cpu_kernels_for(&c->k, isa);
-        rc = cpu_pool_new_local(&c->pool, config->threads, config->share, config->local_world_size,
-                                e);
+        rc = cpu_pool_new_local(&c->pool, config->threads, config->local_rank,
+                                config->local_world_size, e);
     }
     if (rc == 0) {
         rc = cpu_steps_init(c, e);

@@ -441,7 +441,7 @@ void transformer_embed(struct model *m, struct mat out, float scale)
     const struct transformer *t = m->weights;
 
     if (t->partial) {
-        ops->embed_part(m->backend, out, t->embed, t->vocab_first, scale);
+        ops->embed_shard(m->backend, out, t->embed, t->vocab_first, scale);
     } else {
         ops->embed(m->backend, out, t->embed, scale);
     }

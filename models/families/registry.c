@@ -95,14 +95,14 @@ void model_free(struct model *m)
 static void head_and_sample(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
-    bool gathered_before = model_gathers(m, b);
+    bool microbatch_results_before = model_gathers(m, b);
 
     for (int32_t first = 0; first < b->n_logits; first += m->options.max_logits) {
         int32_t n = MIN(b->n_logits - first, m->options.max_logits);
         struct mat logits = mat_rows(m->logits, 0, n);
-        struct mat rows =
-            mat_rows(gathered_before ? m->hidden : m->gathered, gathered_before ? first : 0, n);
-        if (!gathered_before) {
+        struct mat rows = mat_rows(microbatch_results_before ? m->hidden : m->gathered,
+                                   microbatch_results_before ? first : 0, n);
+        if (!microbatch_results_before) {
             ops->gather(m->backend, rows, mat_rows(m->hidden, 0, b->n_tokens), first);
         }
         transformer_head(m, logits, rows);

@@ -223,7 +223,7 @@ void api_one_line(struct err *e)
 
 int api_check_room(const struct api_context *ctx, int32_t n, struct err *e)
 {
-    return ctx->check_room ? ctx->check_room(ctx->arg, ctx->tenant, n, e) : 0;
+    return ctx->check_capacity ? ctx->check_capacity(ctx->arg, ctx->tenant, n, e) : 0;
 }
 
 static int body_parse(struct completion *ret, bool chat, const char *body, size_t len,

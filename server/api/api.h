@@ -22,8 +22,8 @@ struct api_context {
     int32_t max_logprobs; /* setting of that name, at most LIMIT_LOGPROBS */
     bool reject_unknown;  /* setting unknown_fields */
     int32_t tenant;       /* the request's; each route sets it in its own copy */
-    /* As engine_check_room; NULL: any number of requests can be queued. */
-    int (*check_room)(void *arg, int32_t tenant, int32_t n, struct err *e);
+    /* As engine_check_capacity; NULL: any number of requests can be queued. */
+    int (*check_capacity)(void *arg, int32_t tenant, int32_t n, struct err *e);
     /* The defaults of a request; a seed for a prompt without one. */
     void (*defaults)(void *arg, struct gen_params *ret);
     uint64_t (*new_seed)(void *arg);

@@ -27,7 +27,7 @@ static void add_ms(struct line *l, const char *key, int64_t us)
 static void add_course(struct line *l, struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
-    struct request_course c = s->course;
+    struct request_timing c = s->course;
     pthread_mutex_unlock(&s->lock);
     add_ms(l, "queue_ms", c.queue_us);
     add_ms(l, "prefill_ms", c.prefill_us);

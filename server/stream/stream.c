@@ -73,13 +73,13 @@ static void add_usage(struct stream *s, const struct output *o)
     *u = o->usage;
 }
 
-static void add_course(struct request_course *all, const struct request_course *c)
+static void add_course(struct request_timing *all, const struct request_timing *c)
 {
     all->queue_us = MAX(all->queue_us, c->queue_us);
     all->prefill_us = MAX(all->prefill_us, c->prefill_us);
     all->decode_us = MAX(all->decode_us, c->decode_us);
     all->preemptions += c->preemptions;
-    all->n_drawn += c->n_drawn;
+    all->n_sampled += c->n_sampled;
 }
 
 /* The last output has arrived, or an error: finish the stream once the queue has been
@@ -255,7 +255,7 @@ static void hub_emit(struct sink *sink, const struct output *o)
         ended = --s->n_left == 0;
         /* before the client sees the end: it may send the next request at once */
         if (ended && s->client) {
-            client_charge(s->client, s->course.n_drawn);
+            client_charge(s->client, s->course.n_sampled);
         }
         if (ended && !s->finished && !s->ending && !s->lost) {
             stream_end_behind_queue(s);

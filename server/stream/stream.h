@@ -134,7 +134,7 @@ struct stream {
     bool finished; /* nothing more will be appended to `pending` */
     bool lost;     /* the client left or is disconnected: the connection must close */
     /* of the prompts that have ended: the longest times, the sum of preemptions */
-    struct request_course course;
+    struct request_timing course;
     enum finish_reason finish; /* of the first choice that ended: for the log */
     int status;                /* 200, or the HTTP status of the error */
     char error[256];           /* the error's message with another status than 200 */

@@ -28,7 +28,7 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
     struct batch part;
     struct results got;
     int32_t n = MAX(MIN(m->n_stages, b->n_tokens / PART_TOKENS), 1);
-    int rc = gathered_begin(g, b->step, b->n_samples, gathered_stride(b), e);
+    int rc = microbatch_results_begin(g, b->step, b->n_samples, microbatch_results_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {
         rc = microbatch_split(&m->microbatch, b, i, n, &part, e);
@@ -39,7 +39,7 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
             rc = x->wait(x, &got, e);
         }
         if (rc == 0) {
-            gathered_add(g, part.first_sample, &got);
+            microbatch_results_add(g, part.first_sample, &got);
         }
     }
     return rc;
@@ -103,7 +103,7 @@ static void many_free(struct executor *base)
         m->rank[i]->free(m->rank[i]);
     }
     for (int32_t i = 0; i < MANY_MAX * ANSWERS; i++) {
-        gathered_release(&m->answer[i / ANSWERS][i % ANSWERS]);
+        microbatch_results_release(&m->answer[i / ANSWERS][i % ANSWERS]);
     }
     microbatch_release(&m->microbatch);
     free(m->message);

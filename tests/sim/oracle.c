@@ -38,7 +38,7 @@ struct oracle {
     int32_t *table;             /* [max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
     struct sampled sampled[2]; /* of the current step and the one before */
-    int32_t part;              /* micro-batch launched last */
+    int32_t microbatch;        /* micro-batch launched last */
     uint64_t step, launched, waited, fail_at;
 };
 
@@ -176,11 +176,12 @@ static int check_shape(const struct oracle *o, const struct batch *b, struct err
 {
     const struct executor_info *x = &o->base.info;
 
-    if (b->part == 0 ? b->step != o->step + 1 : b->step != o->step || b->part != o->part + 1) {
-        REFUSE("part %d of step %llu follows part %d of step %llu", b->part,
-               (unsigned long long)b->step, o->part, (unsigned long long)o->step);
+    if (b->microbatch == 0 ? b->step != o->step + 1
+                           : b->step != o->step || b->microbatch != o->microbatch + 1) {
+        REFUSE("part %d of step %llu follows part %d of step %llu", b->microbatch,
+               (unsigned long long)b->step, o->microbatch, (unsigned long long)o->step);
     }
-    if (b->first_sample != (b->part == 0 ? 0 : o->sampled[b->step % 2].n)) {
+    if (b->first_sample != (b->microbatch == 0 ? 0 : o->sampled[b->step % 2].n)) {
         REFUSE("the first sampling row is number %d of the step", b->first_sample);
     }
     if (b->n_tokens < 1 || b->n_tokens > x->max_num_batched_tokens || b->n_seqs < 1 ||
@@ -399,7 +400,7 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
     a->n_samples = b->n_samples;
     keep_sampled(o, b, a);
     o->step = b->step;
-    o->part = b->part;
+    o->microbatch = b->microbatch;
     o->launched++;
     return 0;
 }

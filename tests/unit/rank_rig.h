@@ -57,7 +57,7 @@ static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
                                .max_blocks_per_seq = 4,
                                .vocab = RANK_RIG_VOCAB,
                                .comm = r->comm,
-                               .share = r->rank,
+                               .local_rank = r->rank,
                                .local_world_size = r->n_ranks};
 
     r->ints = calloc((size_t)r->max_tokens + 1, sizeof(*r->ints));

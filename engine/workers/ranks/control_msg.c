@@ -176,7 +176,7 @@ int rank_results_receive(int fd, const struct control_msg *msg, struct gathered 
         msg->top_stride > MAX((int)LIMIT_CANDIDATES, (int)LIMIT_LOGPROBS)) {
         return err_set(e, ERR_INVALID, "not a rank's results");
     }
-    int rc = gathered_begin(g, msg->step, msg->n_samples, msg->top_stride, e);
+    int rc = microbatch_results_begin(g, msg->step, msg->n_samples, msg->top_stride, e);
     rc = rc < 0 ? rc : 1;
     arrays_of(&g->results, array);
     for (int i = 0; i < N_ARRAYS && rc == 1; i++) {

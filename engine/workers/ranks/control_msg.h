@@ -32,7 +32,7 @@ struct control_msg {
     int32_t n_samples, top_stride; /* CONTROL_RESULTS: sizes of the arrays that follow */
 };
 
-/* Rank 0's answer to all hellos, sent as message RANK_POOLS. */
+/* Rank 0's answer to all hellos, sent as message STEP_CHANNEL_POOLS. */
 struct rank_pools {
     int32_t n_blocks, n_host_blocks, max_len; /* see executor_info */
 };

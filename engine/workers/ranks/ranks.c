@@ -53,7 +53,7 @@ static int send_step(struct ranks *x, const struct batch *b, struct err *e)
         return rc;
     }
     batch_wire_write(at, b);
-    return channel->ops->commit(channel, RANK_STEP, n_bytes, e);
+    return channel->ops->commit(channel, STEP_CHANNEL_STEP, n_bytes, e);
 }
 
 static int ranks_launch(struct executor *base, const struct batch *b, struct err *e)
@@ -173,7 +173,7 @@ static void send_stop_reason(struct ranks *x, const char *why)
     if (n > 0 && n <= channel->slot_bytes &&
         channel->ops->begin(channel, &at, RANKS_STOP_MS * 1000, &ignored) == 0) {
         memcpy(at, why, n);
-        channel->ops->commit(channel, RANK_STOP, n, &ignored);
+        channel->ops->commit(channel, STEP_CHANNEL_STOP, n, &ignored);
     }
 }
 
@@ -207,7 +207,7 @@ static int agree_pools(struct rank_place *place, struct executor_info *info,
     }
     struct rank_pools pools = {info->n_blocks, info->n_host_blocks, info->max_len};
     memcpy(at, &pools, sizeof(pools));
-    return channel->ops->commit(channel, RANK_POOLS, sizeof(pools), e);
+    return channel->ops->commit(channel, STEP_CHANNEL_POOLS, sizeof(pools), e);
 }
 
 /* Checks what can be refused before a process is started, and sets the size of a step
@@ -283,7 +283,7 @@ static void ranks_free(struct executor *base)
     struct step_channel *channel = x->transports.channel;
     bool stop_sent = !failed && x->runner && channel &&
                      channel->ops->begin(channel, &at, RANKS_STOP_MS * 1000, &ignored) == 0 &&
-                     channel->ops->commit(channel, RANK_STOP, 0, &ignored) == 0;
+                     channel->ops->commit(channel, STEP_CHANNEL_STOP, 0, &ignored) == 0;
     pthread_mutex_lock(&x->lock);
     x->by_force = !stop_sent;
     pthread_mutex_unlock(&x->lock);
@@ -301,7 +301,7 @@ static void ranks_free(struct executor *base)
     cluster_release(&x->net);
     settings_pass_on_free(x->flags);
     for (int i = 0; i < RANKS_RESULTS; i++) {
-        gathered_release(&x->results[i].gathered);
+        microbatch_results_release(&x->results[i].gathered);
     }
     if (x->shm_fd >= 0) {
         close(x->shm_fd);

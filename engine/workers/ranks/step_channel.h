@@ -10,14 +10,14 @@
 
 #include "config/base/base.h"
 
-enum rank_message_kind {
-    RANK_POOLS, /* struct rank_pools: allocate the KV pools */
-    RANK_STEP,  /* a batch, as batch_wire.h */
-    RANK_STOP,  /* exit normally; with a text, during start: fail for that reason */
+enum step_message_kind {
+    STEP_CHANNEL_POOLS, /* struct rank_pools: allocate the KV pools */
+    STEP_CHANNEL_STEP,  /* a batch, as batch_wire.h */
+    STEP_CHANNEL_STOP,  /* exit normally; with a text, during start: fail for that reason */
 };
 
-struct rank_message {
-    uint32_t kind;    /* enum rank_message_kind */
+struct step_message {
+    uint32_t kind;    /* enum step_message_kind */
     const void *data; /* aligned to 64; valid until release */
     size_t n_bytes;   /* of data */
 };
@@ -32,7 +32,7 @@ struct step_channel_ops {
     int (*commit)(struct step_channel *l, uint32_t kind, size_t n_bytes, struct err *e);
     /* Other ranks: takes the next message. 1, or 0 if none arrives within timeout_us.
      * Spins briefly, then sleeps. */
-    int (*take)(struct step_channel *l, struct rank_message *ret, int64_t timeout_us,
+    int (*take)(struct step_channel *l, struct step_message *ret, int64_t timeout_us,
                 struct err *e);
     /* Other ranks: the message taken last is no longer read. */
     void (*release)(struct step_channel *l);

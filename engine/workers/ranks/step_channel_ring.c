@@ -138,7 +138,7 @@ static int ring_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, st
 
 /* ---- other ranks ---- */
 
-static int ring_take(struct step_channel *l, struct rank_message *ret, int64_t timeout_us,
+static int ring_take(struct step_channel *l, struct step_message *ret, int64_t timeout_us,
                      struct err *e)
 {
     struct ring_channel *r = CONTAINER_OF(l, struct ring_channel, base);
@@ -151,7 +151,7 @@ static int ring_take(struct step_channel *l, struct rank_message *ret, int64_t t
         return err_set(e, ERR_INVALID, "a message of %llu bytes in a slot of %zu",
                        (unsigned long long)v->n_bytes, l->slot_bytes);
     }
-    *ret = (struct rank_message){
+    *ret = (struct step_message){
         .kind = v->kind, .data = slot_at(r, r->n), .n_bytes = (size_t)v->n_bytes};
     return 1;
 }

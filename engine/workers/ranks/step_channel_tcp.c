@@ -78,7 +78,7 @@ static int stream_commit(struct step_channel *l, uint32_t kind, size_t n_bytes, 
     return 0;
 }
 
-static int stream_take(struct step_channel *l, struct rank_message *ret, int64_t timeout_us,
+static int stream_take(struct step_channel *l, struct step_message *ret, int64_t timeout_us,
                        struct err *e)
 {
     struct tcp_channel *s = CONTAINER_OF(l, struct tcp_channel, base);
@@ -98,7 +98,7 @@ static int stream_take(struct step_channel *l, struct rank_message *ret, int64_t
     if (rc < 0) {
         return err_set(e, ERR_IO, "rank 0 closed its connection");
     }
-    *ret = (struct rank_message){.kind = h.kind, .data = s->slot, .n_bytes = (size_t)h.n_bytes};
+    *ret = (struct step_message){.kind = h.kind, .data = s->slot, .n_bytes = (size_t)h.n_bytes};
     return 1;
 }
 

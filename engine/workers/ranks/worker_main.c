@@ -59,7 +59,7 @@ static int wait_results(struct worker *w, struct err *e)
 }
 
 /* Takes the next message; ERR_IO: there will be none. */
-static int next_message(struct worker *w, struct rank_message *ret, struct err *e)
+static int next_message(struct worker *w, struct step_message *ret, struct err *e)
 {
     struct step_channel *channel = w->transports.channel;
 
@@ -84,7 +84,7 @@ static int agree_pools(struct rank_place *place, struct executor_info *x, const 
 {
     struct worker *w = CONTAINER_OF(place, struct worker, place);
     struct control_msg msg = {.kind = CONTROL_HELLO, .rank = w->args.rank};
-    struct rank_message got;
+    struct step_message got;
     struct rank_pools pools;
 
     rank_hello_fill(&msg.hello, x, model, w->settings.deterministic);
@@ -95,14 +95,14 @@ static int agree_pools(struct rank_place *place, struct executor_info *x, const 
     if (rc < 0) {
         return rc;
     }
-    if (got.kind == RANK_STOP && got.n_bytes > 0) {
+    if (got.kind == STEP_CHANNEL_STOP && got.n_bytes > 0) {
         return err_set(e, ERR_INVALID, "rank 0 does not start: %.*s", (int)MIN(got.n_bytes, 300),
                        (const char *)got.data);
     }
-    if (got.kind == RANK_STOP) {
+    if (got.kind == STEP_CHANNEL_STOP) {
         return err_set(e, ERR_DRAINING, "rank 0 stopped while starting");
     }
-    if (got.kind != RANK_POOLS || got.n_bytes != sizeof(pools)) {
+    if (got.kind != STEP_CHANNEL_POOLS || got.n_bytes != sizeof(pools)) {
         return err_set(e, ERR_INVALID, "rank 0 sent no pools");
     }
     memcpy(&pools, got.data, sizeof(pools));
@@ -153,7 +153,7 @@ static int open_model(struct worker *w, struct err *e)
 
 /* Launches a step as soon as it arrives, so that the device goes from one to the next
  * without a gap. */
-static int compute(struct worker *w, const struct rank_message *msg, struct err *e)
+static int compute(struct worker *w, const struct step_message *msg, struct err *e)
 {
     struct executor *x = w->executor;
     struct batch b;
@@ -170,12 +170,12 @@ static int compute(struct worker *w, const struct rank_message *msg, struct err 
 static int serve(struct worker *w, struct err *e)
 {
     struct control_msg ready = {.kind = CONTROL_READY, .rank = w->args.rank};
-    struct rank_message msg;
+    struct step_message msg;
     int rc = control_msg_send(w->args.control_fd, &ready, e);
 
     while (rc == 0) {
         rc = next_message(w, &msg, e);
-        if (rc == 0 && msg.kind == RANK_STOP) {
+        if (rc == 0 && msg.kind == STEP_CHANNEL_STOP) {
             return 0;
         }
         if (rc == 0) {

@@ -241,8 +241,8 @@ static void samples_of_one_prompt_differ_and_best_of_ranks(void **state)
     assert_int_equal(ranked->choice[1].n_pieces, 1);
     assert_int_equal(ranked->choice[2].n_pieces, 0);
     assert_int_equal(ranked->usage.completion_tokens, 50); /* of all five */
-    assert_int_equal(b->course.n_drawn, 50);
-    assert_int_equal(q->course.n_drawn, 160);
+    assert_int_equal(b->course.n_sampled, 50);
+    assert_int_equal(q->course.n_sampled, 160);
     EVENTUALLY(engine_stats(r->engine)->blocks_used == 0);
     done(b, ranked);
     done(q, rec);

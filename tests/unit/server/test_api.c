@@ -390,7 +390,7 @@ static void test_the_queue_is_checked_before_the_work(void **state)
     const char *three = "{\"prompt\":[\"a\",\"b\",\"c\"]}", *two = "{\"prompt\":[\"a\",\"b\"]}";
 
     (void)state;
-    ctx.check_room = count_room;
+    ctx.check_capacity = count_room;
     ctx.encode = count_encode;
     ctx.tenant = 3;
     ctx.arg = &a;

@@ -74,7 +74,7 @@ static void results_come_as_they_were_sent(void **state)
     /* the connection closed before the rows arrived */
     assert_int_equal(rank_results_receive(fd[1], &msg, &g, N, &e), 0);
     close(fd[1]);
-    gathered_release(&g);
+    microbatch_results_release(&g);
 }
 
 int main(void)

@@ -127,7 +127,7 @@ static void microbatches_are_the_step(void **state)
             struct batch p;
             assert_int_equal(microbatch_split(&memory, &s.b, i, n, &p, &e), 0);
             assert_int_equal(p.step, s.b.step);
-            assert_int_equal(p.part, i);
+            assert_int_equal(p.microbatch, i);
             assert_int_equal(p.n_copy, i == 0);
             if (n > 1) {
                 assert_true(p.n_tokens >= s.b.n_tokens / n - 2);
@@ -171,10 +171,10 @@ static void results_come_together(void **state)
                            .device_us = 5};
     struct results without = {
         .n_samples = 1, .token = token + 2, .logprob = logprob + 2, .device_us = 6};
-    assert_int_equal(gathered_begin(&g, 9, 3, 2, &e), 0);
-    gathered_add(&g, 0, &without);
-    gathered_add(&g, 1, &with);
-    gathered_add(&g, 3, &(struct results){.device_us = 1});
+    assert_int_equal(microbatch_results_begin(&g, 9, 3, 2, &e), 0);
+    microbatch_results_add(&g, 0, &without);
+    microbatch_results_add(&g, 1, &with);
+    microbatch_results_add(&g, 3, &(struct results){.device_us = 1});
     assert_int_equal(g.results.step, 9);
     assert_int_equal(g.results.device_us, 12);
     assert_int_equal(g.results.token[0], 3);
@@ -183,7 +183,7 @@ static void results_come_together(void **state)
     assert_int_equal(g.results.top_token[2], 10);
     assert_int_equal(g.results.top_token[5], 21);
     assert_float_equal(g.results.top_logprob[4], -20, 0);
-    gathered_release(&g);
+    microbatch_results_release(&g);
 }
 
 int main(void)

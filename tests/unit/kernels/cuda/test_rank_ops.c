@@ -307,7 +307,7 @@ static int table_open(struct rank_rig *r, struct mat *ret, struct err *e)
     return rc == 0 && r->b->ops->ready ? r->b->ops->ready(r->b, e) : rc;
 }
 
-static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct err *e)
+static int embed_shard(struct rank_rig *r, struct mat out, int32_t rows, struct err *e)
 {
     static float host[RANK_RIG_TOKENS * WIDTH];
     int32_t first = shard_width() * r->rank;
@@ -319,7 +319,7 @@ static int embed_part(struct rank_rig *r, struct mat out, int32_t rows, struct e
     for (int step = 0; step < REPEATS && rc == 0; step++) {
         rc = rank_rig_begin(r, rows, &replayed, e);
         if (rc == 0 && !replayed) {
-            r->b->ops->embed_part(r->b, mat_rows(out, 0, rows), table, first, 2);
+            r->b->ops->embed_shard(r->b, mat_rows(out, 0, rows), table, first, 2);
         }
         if (rc == 0) {
             rc = rank_rig_end(r, &unused, e);
@@ -434,10 +434,10 @@ static int sharded_vocabulary(struct rank_rig *r, struct err *e)
     int rc = r->b->ops->scratch(r->b, RANK_RIG_TOKENS, WIDTH, DTYPE_F32, &out, e);
 
     if (rc == 0) {
-        rc = embed_part(r, out, 6, e);
+        rc = embed_shard(r, out, 6, e);
     }
     if (rc == 0) {
-        rc = embed_part(r, out, 100, e);
+        rc = embed_shard(r, out, 100, e);
     }
     for (int32_t rows = 1; rows <= 201 && rc == 0; rows += 40) {
         rc = draw(r, rows, e);
@@ -642,7 +642,7 @@ static int draw_step(struct rank_rig *r, const struct asks *asks, struct drawing
     rc = rc < 0 ? rc : rank_rig_begin(r, rows, &replayed, e);
     r->token_src = NULL;
     if (rc == 0 && !replayed && many) {
-        r->b->ops->embed_part(r->b, mat_rows(d->out, 0, rows), d->table, d->shard.first, 2);
+        r->b->ops->embed_shard(r->b, mat_rows(d->out, 0, rows), d->table, d->shard.first, 2);
         r->b->ops->gather_logits(r->b, logits, own);
     }
     if (rc == 0 && !replayed) {

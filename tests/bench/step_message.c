@@ -1,6 +1,6 @@
 /* The cost of sending a step to the ranks, without a model: medians in microseconds.
  *
- *     build/tests/bench/rank_message [--ranks N] [--seqs N] [--steps N] [--pause US]
+ *     build/tests/bench/step_message [--ranks N] [--seqs N] [--steps N] [--pause US]
  *
  * publish   rank 0: serialise the batch into the ring and wake sleeping ranks
  * read      another rank: check the message and point into it
@@ -49,7 +49,7 @@ static int64_t now_ns(void)
 static void must(int rc, const struct err *e)
 {
     if (rc < 0) {
-        fprintf(stderr, "rank_message: %s\n", e->text);
+        fprintf(stderr, "step_message: %s\n", e->text);
         exit(1);
     }
 }
@@ -59,7 +59,7 @@ static void *taker_main(void *arg)
     struct taker *t = arg;
     struct bench *b = t->b;
     struct step_channel *l;
-    struct rank_message m;
+    struct step_message m;
     struct batch got;
     struct err e;
 
@@ -158,7 +158,7 @@ static int64_t one_step(struct bench *b, struct step_channel *l, struct batch *b
 
     batch->step = (uint64_t)i + 1;
     must(l->ops->begin(l, &at, LONG_US, &e), &e);
-    must(l->ops->commit(l, RANK_STEP, batch_wire_write(at, batch), &e), &e);
+    must(l->ops->commit(l, STEP_CHANNEL_STEP, batch_wire_write(at, batch), &e), &e);
     *ret_publish_us = (double)(now_ns() - start) * 1e-3;
     for (int32_t r = 1; r < b->n_ranks; r++) {
         while (atomic_load(&b->steps_read[r]) <= i) {
@@ -222,7 +222,7 @@ int main(int argc, char **argv)
                                                         : NULL;
         if (!at || (*at = atoi(argv[i + 1])) < 1) {
             fprintf(stderr,
-                    "usage: rank_message [--ranks N] [--seqs N] [--steps N] [--pause US]\n");
+                    "usage: step_message [--ranks N] [--seqs N] [--steps N] [--pause US]\n");
             return 2;
         }
     }
