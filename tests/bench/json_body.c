@@ -3,8 +3,8 @@
  *
  *     build/tests/bench/json_body [MESSAGES]
  *
- * A chat of so many messages of 200 bytes (1000 by default); prints MB/s of each, the best
- * of nine in turn.
+ * A chat of so many messages of 200 bytes (1000 by default); prints MB/s of each, the
+ * best of nine in turn.
  */
 #include <stdio.h>
 #include <stdlib.h>
