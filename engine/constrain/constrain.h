@@ -26,8 +26,8 @@ struct constrain_vocab;
 
 /* What a vocabulary is made from; read during the call only. */
 struct constrain_tokens {
-    int32_t n;     /* ids: the width of the logits, and of a mask */
-    int32_t n_eos; /* entries of `eos` */
+    int32_t n;          /* ids: the width of the logits, and of a mask */
+    int32_t n_eos;      /* entries of `eos` */
     const int32_t *eos; /* [n_eos] ids that end a text */
     /* The bytes of token `id`; length 0: the token has no text and is never allowed. */
     const char *(*bytes)(const void *arg, int32_t id, size_t *ret_len);
@@ -35,8 +35,7 @@ struct constrain_tokens {
     bool (*special)(const void *arg, int32_t id);
     /* The model's own encoding of a text, for forced tokens; NULL: nothing is forced.
      * *ret_ids is malloc'd. */
-    int (*encode)(const void *arg, const char *text, size_t len, int32_t **ret_ids,
-                  int32_t *ret_n);
+    int (*encode)(const void *arg, const char *text, size_t len, int32_t **ret_ids, int32_t *ret_n);
     const void *arg; /* for the functions; must outlive the vocabulary */
 };
 
@@ -92,8 +91,8 @@ void constraint_free(struct constraint *c); /* NULL: nothing */
 size_t constraint_bytes(const struct constraint *c);
 
 /* Set the bits of the tokens that may come next: bit t % 32 of mask[t / 32] for id t,
- * mask_words(n) words. At least one bit is set. ERR_NOMEM; ERR_FULL: a limit of work was
- * reached, and the sequence must end with an error. */
+ * mask_words(n) words. At least one bit is set. ERR_NOMEM; ERR_FULL: a limit of work
+ * was reached, and the sequence must end with an error. */
 int constraint_mask(struct constraint *c, uint32_t *mask);
 /* Whether the token may come next: one bit of the mask, without computing the others. */
 bool constraint_allows(struct constraint *c, int32_t token);

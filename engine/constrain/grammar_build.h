@@ -28,8 +28,7 @@ struct code_range {
 int grammar_build_begin(struct grammar_builder **ret, const struct constrain_vocab *v,
                         const struct grammar_limits *l, struct err *e);
 /* The grammar of `start`; the builder is freed either way. 0 or the first error. */
-int grammar_build_end(struct grammar **ret, struct grammar_builder *b, sym_id start,
-                      struct err *e);
+int grammar_build_end(struct grammar **ret, struct grammar_builder *b, sym_id start, struct err *e);
 void grammar_build_abandon(struct grammar_builder *b); /* NULL: nothing */
 /* Record an error of the front end, unless there is one; the arguments of err_set. */
 void grammar_build_fail(struct grammar_builder *b, int code, const char *format, ...)
@@ -40,9 +39,9 @@ bool grammar_build_work(struct grammar_builder *b, int64_t units);
 
 /* ---- regular expressions ---- */
 
-rx_id rx_empty(struct grammar_builder *b);  /* the empty text */
-rx_id rx_never(struct grammar_builder *b);  /* no text at all */
-rx_id rx_any(struct grammar_builder *b);    /* every valid UTF-8 text */
+rx_id rx_empty(struct grammar_builder *b); /* the empty text */
+rx_id rx_never(struct grammar_builder *b); /* no text at all */
+rx_id rx_any(struct grammar_builder *b);   /* every valid UTF-8 text */
 rx_id rx_bytes(struct grammar_builder *b, const char *text, size_t len);
 /* One character of the ranges [n], or, `negated`, one that is in none; as UTF-8. */
 rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_t n, bool negated);
@@ -53,10 +52,10 @@ rx_id rx_and(struct grammar_builder *b, rx_id left, rx_id right);
 rx_id rx_not(struct grammar_builder *b, rx_id x);
 /* x from `min` to `max` times; max -1: any number. */
 rx_id rx_repeat(struct grammar_builder *b, rx_id x, int32_t min, int32_t max);
-/* An expression in ECMA-262's and PCRE's common notation: classes, \d \w \s \b-free,
- * groups, alternatives, repetition, ^ and $ at the ends of alternatives, \p{..} classes.
- * `search`: it may match anywhere unless anchored (JSON Schema's pattern); else the whole
- * text. Backreferences, look-around and word boundaries: ERR_UNSUPPORTED. */
+/* An expression in ECMA-262's and PCRE's common notation: classes, groups,
+ * alternatives, repetition, ^ and $ at the ends of alternatives, \p{..} classes.
+ * `search`: it may match anywhere unless anchored (JSON Schema's pattern); else the
+ * whole text. Backreferences, look-around and word boundaries: ERR_UNSUPPORTED. */
 rx_id rx_parse(struct grammar_builder *b, const char *pattern, size_t len, bool search);
 /* The body of a JSON string, between its quotes, whose decoded text matches x: the
  * expression with each character replaced by its escaped forms. */
@@ -72,7 +71,8 @@ sym_id sym_terminal(struct grammar_builder *b, rx_id x);
 sym_id sym_text(struct grammar_builder *b, const char *text); /* rx_bytes of a C string */
 /* The special or added token of exactly this text, else the text. */
 sym_id sym_marker(struct grammar_builder *b, const char *text, size_t len);
-/* Text that holds none of the n strings, nor the tokens that markers of them stand for. */
+/* Text that holds none of the n strings, nor the tokens that markers of them stand
+ * for. */
 sym_id sym_until(struct grammar_builder *b, const char *const *text, int32_t n);
 sym_id sym_concat(struct grammar_builder *b, const sym_id *part, int32_t n);
 sym_id sym_or(struct grammar_builder *b, const sym_id *part, int32_t n);

@@ -55,9 +55,8 @@ void chat_tools_release(struct chat_tools *t);
  * that is neither reasoning nor calls. `reasoning`: the prompt ends inside reasoning.
  * *ret_needed: whether anything is constrained at all; if not, `out` is left alone.
  * ERR_UNSUPPORTED: the format has no tool calls. */
-int chat_format_grammar(const struct chat_format *f, const struct chat_tools *t,
-                        const char *answer, bool reasoning, struct buf *out, bool *ret_needed,
-                        struct err *e);
+int chat_format_grammar(const struct chat_format *f, const struct chat_tools *t, const char *answer,
+                        bool reasoning, struct buf *out, bool *ret_needed, struct err *e);
 
 /* Whether a rendered prompt ends inside reasoning: its template opened it. */
 bool chat_format_opens_reasoning(const struct chat_format *f, const char *prompt, size_t len);

@@ -12,7 +12,13 @@
 
 #include "engine/engine.h"
 
-enum answer_kind { ANSWER_CONTENT, ANSWER_REASONING, ANSWER_CALL, ANSWER_ARGUMENTS, ANSWER_CALL_END };
+enum answer_kind {
+    ANSWER_CONTENT,
+    ANSWER_REASONING,
+    ANSWER_CALL,
+    ANSWER_ARGUMENTS,
+    ANSWER_CALL_END
+};
 
 struct answer_event {
     enum answer_kind kind;
