@@ -204,6 +204,9 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++) {
         rc = plan_init(&e->plan[i], &e->config, err);
     }
+    if (rc == 0 && e->executor->masks) {
+        rc = masks_open(&e->masks, e->executor, &e->config, err);
+    }
     if (rc == 0) {
         rc = inbox_init(&e->inbox, e->max_queue, err);
     }
@@ -356,6 +359,7 @@ void engine_free(struct engine *e)
     reaper_close(&e->reaper);
     sched_free(e->sched);
     packer_free(e->packer);
+    masks_free(e->masks);
     for (size_t i = 0; i < ARRAY_LEN(e->plan); i++) {
         plan_release(&e->plan[i]);
     }

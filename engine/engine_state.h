@@ -10,6 +10,7 @@
 #include "engine/kv_snapshot_feed.h"
 #include "engine/loop/inbox.h"
 #include "engine/loop/launch_delay.h"
+#include "engine/loop/masks.h"
 #include "engine/output/output.h"
 #include "engine/output/reaper.h"
 #include "engine/sched/decode/decode.h"
@@ -40,6 +41,7 @@ struct engine {
     /* The engine's thread. */
     struct sched *sched;
     struct packer *packer;
+    struct masks *masks; /* NULL: the executor takes none */
     /* used in rotation: plan i belongs to steps i, i + depth + 1, … */
     struct plan plan[ENGINE_MAX_DEPTH + 1];
     uint64_t n_launched, n_committed; /* steps */
