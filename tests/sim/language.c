@@ -1,11 +1,12 @@
 #include "tests/sim/language.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "engine/loop/masks.h"
 #include "tests/sim/toy.h"
 
-static int64_t n_states;
+static _Atomic int64_t n_states;
 
 struct constraint {
     const struct sched_config *config;
