@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "engine/engine.h"
+#include "engine/grammars.h"
 #include "engine/kv_snapshot_feed.h"
 #include "engine/loop/inbox.h"
 #include "engine/loop/launch_delay.h"
@@ -30,6 +31,7 @@ struct engine {
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: none (null model, tests) */
     struct executor *executor;
+    struct grammars *grammars; /* NULL: the executor takes no masks */
     struct sched_config config;
     struct generation_defaults defaults;
     char *model_name, *model_path;
