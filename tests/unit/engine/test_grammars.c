@@ -1,5 +1,5 @@
-/* Requests under a grammar, through the engine's public interface, on the null executor:
- * its tokens are bytes, drawn from those that masks allow. */
+/* Requests under a grammar, through the engine's public interface, on the null
+ * executor: its tokens are bytes, drawn from those that masks allow. */
 #include "engine/engine_state.h"
 
 #include <setjmp.h>
