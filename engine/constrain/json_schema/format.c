@@ -30,14 +30,15 @@
 #define LABEL                                                                                \
     "([A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-][A-Za-z0-9]|"               \
     "[A-Za-z0-9][A-Za-z0-9-]([A-Za-z0-9][A-Za-z0-9-]|-[A-Za-z0-9])[A-Za-z0-9-]{0,58}" \
-    "[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-][A-Za-z0-9][A-Za-z0-9])"
+    "[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]{2}[A-Za-z0-9])"
 #define HOST LABEL "(\\." LABEL ")*"
 #define ATOM "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 #define EMAIL                                                                              \
     "(" ATOM "(\\." ATOM ")*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(" HOST "|\\[(" IPV4 "|IPv6:" IPV6 \
     ")\\])"
 /* URIs; `u` is what IRIs have beyond them. */
-#define UCS "\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF"
+#define UCS \
+    "\\u00A0-\\uD7FF\\uF900-\\uFDCF\\uFDF0-\\uFFEF\xF0\x90\x80\x80-\xF3\xAF\xBF\xBD"
 #define PCT "%[0-9A-Fa-f]{2}"
 #define PCHAR(u) "([A-Za-z0-9._~!$&'()*+,;=:@" u "-]|" PCT ")"
 #define SEGMENTS(u) "(/" PCHAR(u) "*)*"
@@ -55,7 +56,7 @@
 #define VARNAME "([A-Za-z0-9_]|" PCT ")(\\.?([A-Za-z0-9_]|" PCT "))*"
 #define VARSPEC VARNAME "(:[1-9][0-9]{0,3}|\\*)?"
 #define TEMPLATE \
-    "([^\\x00-\\x20\"'%<>\\\\^`{|}]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"
+    "([^\\x00-\\x20\\x7F-\\x9F\"%<>\\\\^`{|}]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})*"
 
 struct format {
     const char *name, *pattern; /* NULL: known, and not enforced */

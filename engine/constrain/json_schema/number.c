@@ -221,6 +221,7 @@ struct number_set number_bound(struct schema *s, const struct value *bound, bool
     if (!decimal_read(s, bound, &d)) {
         return set;
     }
+    set.whole = false;
     /* The bound lies on one side of zero; on the other are all numbers or none. */
     bool outward = d.negative ? !above : above; /* away from zero, beyond the bound */
     bool zero = is_zero(&d);
