@@ -150,8 +150,3 @@ sym_id json_schema_build(struct grammar_builder *b, const char *schema, size_t l
     release(&s);
     return grammar_build_failed(b) ? 0 : start;
 }
-
-sym_id json_object_build(struct grammar_builder *b)
-{
-    return json_schema_build(b, "{\"type\":\"object\"}", strlen("{\"type\":\"object\"}"));
-}
