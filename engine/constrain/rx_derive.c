@@ -137,7 +137,8 @@ static int from_parts(struct rx *r, rx_id x)
         return rx_live(r, n.a);
     }
     if (n.kind == RX_CONCAT) {
-        n = r->node[lean_right(r, x)];
+        x = lean_right(r, x); /* it may move the nodes */
+        n = r->node[x];
         return rx_live(r, n.a) && rx_live(r, n.b);
     }
     return -1;
