@@ -263,7 +263,7 @@ static void set_up_masks(struct automaton *a)
 
 static void automaton_free(struct automaton *a)
 {
-    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+    for (int32_t i = 0; i < MAX_CHUNKS && atomic_load(&a->chunk[i]); i++) {
         free(atomic_load(&a->chunk[i]));
         free((void *)atomic_load(&a->edges[i]));
     }
@@ -370,5 +370,8 @@ size_t automaton_bytes(struct automaton *a)
     pthread_mutex_lock(&a->lock);
     size_t bytes = a->budget.bytes;
     pthread_mutex_unlock(&a->lock);
-    return sizeof(*a) + bytes + (size_t)a->n_slots * (size_t)a->vocab->words * sizeof(*a->masks);
+    pthread_mutex_lock(&a->mask_lock);
+    size_t kept = (size_t)a->n_kept;
+    pthread_mutex_unlock(&a->mask_lock);
+    return sizeof(*a) + bytes + kept * (size_t)a->vocab->words * sizeof(*a->masks);
 }

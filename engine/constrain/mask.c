@@ -327,6 +327,7 @@ static void keep(struct automaton *a, int32_t config, const uint32_t *mask)
         a->slot[a->hand].used = false;
         a->hand = (a->hand + 1) % a->n_slots;
     }
+    a->n_kept = MAX(a->n_kept, a->hand + 1);
     a->slot[a->hand] = (struct mask_slot){config, false};
     memcpy(a->masks + (size_t)a->hand * words, mask, words * sizeof(*mask));
     atomic_store_explicit(&config_at(a, config)->slot, a->hand, memory_order_relaxed);

@@ -16,7 +16,7 @@ enum { MAX_PARTS = 40, MAX_TEXT = 16, N_GRAMMARS = 1500, WALK = 5 };
 enum { N_TEXTS = 2 + 4 + 8 + 3, NAME = N_TEXTS, OTHER_NAME, END, N_TOKENS };
 
 static const char *const texts[N_TOKENS] = {
-    "a",   "b",   "aa",  "ab",  "ba", "bb", "aaa", "aab", "aba",    "abb",
+    "a",   "b",   "aa",  "ab",  "ba", "bb", "aaa", "aab", "aba",     "abb",
     "baa", "bab", "bba", "bbb", "a",  "ab", "bba", "<n>", "<other>", "",
 };
 
@@ -38,11 +38,8 @@ static struct constrain_vocab *vocab;
 static int make_vocab(void **state)
 {
     static const int32_t eos = END;
-    struct constrain_tokens t = {.n = N_TOKENS,
-                                 .n_eos = 1,
-                                 .eos = &eos,
-                                 .bytes = token_bytes,
-                                 .special = token_special};
+    struct constrain_tokens t = {
+        .n = N_TOKENS, .n_eos = 1, .eos = &eos, .bytes = token_bytes, .special = token_special};
     struct err e;
 
     (void)state;

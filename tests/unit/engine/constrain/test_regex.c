@@ -67,7 +67,7 @@ static int draw(int below)
 static void draw_pattern(struct buf *out, int depth)
 {
     static const char *const atoms[] = {
-        "a",   "b",       "c",     "[ab]",     "[^a]",      ".",       "\\d",     "\\w",
+        "a",   "b",        "c",     "[ab]",     "[^a]",        ".",           "\\d",     "\\w",
         "\\S", "[a-c\\d]", "\\x61", "\xc3\xa9", "[b\xc3\xa9]", "[^\xc3\xa9]", "\\u0062", "\\.",
     };
     static const char *const counts[] = {"*", "+", "?", "{2}", "{1,2}", "{0,3}", "{2,}", "*?"};
@@ -129,8 +129,7 @@ static void check_texts(const char *pattern, const char *for_pcre2, bool search)
     assert_true(x);
     for (int i = 0; i < N_TEXTS; i++) {
         draw_text(&text);
-        bool wanted =
-            pcre2_match(code, (PCRE2_SPTR)text.data, text.len, 0, 0, match, NULL) >= 0;
+        bool wanted = pcre2_match(code, (PCRE2_SPTR)text.data, text.len, 0, 0, match, NULL) >= 0;
         if (rx_matches(b, x, text.data, text.len) != wanted) {
             fail_msg("%s on \"%s\": PCRE2 says %d", for_pcre2, text.data, wanted);
         }
@@ -163,8 +162,8 @@ static void whole_texts_match_as_with_pcre2(void **state)
 /* Anchors at the ends of alternatives, within groups too. */
 static void a_search_finds_what_pcre2_finds(void **state)
 {
-    static const char *const forms[] = {"%s|%s", "^%s|%s", "%s$|^%s", "^%s%s$", "(^%s|b)%s",
-                                        "%s(%s$|c)", "(?:^(?:%s|a))%s", "(^%s$)|%s"};
+    static const char *const forms[] = {"%s|%s",     "^%s|%s",    "%s$|^%s",         "^%s%s$",
+                                        "(^%s|b)%s", "%s(%s$|c)", "(?:^(?:%s|a))%s", "(^%s$)|%s"};
     struct buf one, other, pattern;
 
     (void)state;
@@ -221,8 +220,8 @@ static void complement_and_intersection_are_those_of_sets(void **state)
         bool any = false;
         for (int k = 0; k < N_TEXTS; k++) {
             draw_text(&text);
-            bool wanted = rx_matches(b, x, text.data, text.len) &&
-                          !rx_matches(b, y, text.data, text.len);
+            bool wanted =
+                rx_matches(b, x, text.data, text.len) && !rx_matches(b, y, text.data, text.len);
             assert_int_equal(rx_matches(b, both, text.data, text.len), wanted);
             any |= wanted;
         }
