@@ -22,8 +22,8 @@ bool budget_fail(struct budget *b, int rc, const char *limit);
 /* Charge `units` of work; false: a limit is reached. */
 bool budget_work(struct budget *b, int64_t units);
 bool budget_item(struct budget *b);
-/* Enlarge an array to hold `need` elements, at least twice as many as before; false: the
- * memory limit is reached or memory ran out, and the array is as it was. */
+/* Enlarge an array to hold `need` elements, at least twice as many as before; false:
+ * the memory limit is reached or memory ran out, and the array is as it was. */
 bool budget_grow(struct budget *b, void *array, int32_t *cap, int64_t need, size_t size);
 /* Memory that is zero. NULL: the limit is reached or memory ran out. */
 void *budget_alloc(struct budget *b, size_t size);

@@ -31,8 +31,8 @@ static int32_t common_next(struct automaton *a, int32_t from, int first, int las
     return to;
 }
 
-/* Whether lead bytes first .. last and then continuation bytes, the first of them low ..
- * high, lead to `to`. */
+/* Whether lead bytes first .. last and then continuation bytes, the first of them low
+ * .. high, lead to `to`. */
 static bool sequences_lead(struct automaton *a, int32_t from, int first, int last, int low,
                            int high, int n_more, int32_t to)
 {

@@ -5,9 +5,9 @@
  * in a text of x (Brzozowski 1964); it is taken as a set of alternatives (Antimirov
  * 1996). Node 0 is none, after a failure: every function takes it.
  *
- * Symbols are the classes of bytes that no set of the arena tells apart, then the tokens
- * that the grammar names. Before rx_freeze the classes may become finer with each new
- * set; afterwards no set is made any more.
+ * Symbols are the classes of bytes that no set of the arena tells apart, then the
+ * tokens that the grammar names. Before rx_freeze the classes may become finer with
+ * each new set; afterwards no set is made any more.
  */
 #ifndef QUIRE_ENGINE_CONSTRAIN_RX_H
 #define QUIRE_ENGINE_CONSTRAIN_RX_H

@@ -322,6 +322,7 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     if (n > 0) {
         memcpy(sorted, range, (size_t)n * sizeof(*sorted));
     }
+    budget_grow(&b->budget, &b->range, &b->cap_ranges, 1, sizeof(*b->range));
     append_all(b, sorted, n, negated);
     free(sorted);
     if (b->budget.failed) {

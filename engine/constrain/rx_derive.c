@@ -147,7 +147,8 @@ rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
 /* ---- liveness ---- */
 
 /* What the parts say: 1 live, 0 dead, -1 the derivatives must say. A node whose search
- * is under way counts as dead: a text that is found only through it has a shorter one. */
+ * is under way counts as dead: a text that is found only through it has a shorter one.
+ * */
 static int from_parts(struct rx *r, rx_id x)
 {
     struct rx_node n = r->node[x];

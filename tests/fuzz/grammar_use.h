@@ -9,12 +9,12 @@
 
 #include "engine/constrain/constrain.h"
 
-#define CHECK(x)                                                     \
-    do {                                                             \
-        if (!(x)) {                                                  \
+#define CHECK(x)                                                                  \
+    do {                                                                          \
+        if (!(x)) {                                                               \
             fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #x); \
-            abort();                                                 \
-        }                                                            \
+            abort();                                                              \
+        }                                                                         \
     } while (0)
 
 enum { USE_WORDS = 256, USE_NAME = 264, USE_END, USE_TOKENS, USE_STEPS = 12 };
@@ -45,11 +45,8 @@ static inline struct constrain_vocab *use_vocab(void)
 {
     static struct constrain_vocab *v;
     static const int32_t eos = USE_END;
-    struct constrain_tokens t = {.n = USE_TOKENS,
-                                 .n_eos = 1,
-                                 .eos = &eos,
-                                 .bytes = use_bytes,
-                                 .special = use_special};
+    struct constrain_tokens t = {
+        .n = USE_TOKENS, .n_eos = 1, .eos = &eos, .bytes = use_bytes, .special = use_special};
     struct err e;
 
     CHECK(v || constrain_vocab_new(&v, &t, &e) == 0);

@@ -1,5 +1,5 @@
-/* Grammars of every kind: what they take, what they refuse, what they may cost, and what
- * many threads make of one. */
+/* Grammars of every kind: what they take, what they refuse, what they may cost, and
+ * what many threads make of one. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -48,7 +48,8 @@ static int encode(const void *arg, const char *text, size_t len, int32_t **ret_i
         size_t size = 1;
         for (int32_t id = WORDS; id < TOOL; id++) {
             size_t word = strlen(words[id - WORDS]);
-            if (word > size && word <= len - at && memcmp(text + at, words[id - WORDS], word) == 0) {
+            if (word > size && word <= len - at &&
+                memcmp(text + at, words[id - WORDS], word) == 0) {
                 best = id;
                 size = word;
             }
@@ -131,31 +132,47 @@ struct example {
 };
 
 static const struct example examples[] = {
-    {GRAMMAR_CHOICE, "[\"yes\", \"no\", \"yesterday\", \"\\u00e9\"]",
-     {"yes", "no", "yesterday", "\xc3\xa9"}, {"", "ye", "yester", "nono"}},
-    {GRAMMAR_JSON_OBJECT, "",
+    {GRAMMAR_CHOICE,
+     "[\"yes\", \"no\", \"yesterday\", \"\\u00e9\"]",
+     {"yes", "no", "yesterday", "\xc3\xa9"},
+     {"", "ye", "yester", "nono"}},
+    {GRAMMAR_JSON_OBJECT,
+     "",
      {"{}", "{ }", "{\"a\": [1, -2.5e3, \"x\\n\", {}, []], \"b\": {\"c\": null}}", "{\"\":true}"},
      {"", "[]", "1", "{\"a\" 1}", "{\"a\":01}", "{\"a\":1,}"}},
     {GRAMMAR_LARK,
      "start: greeting (\", \" NAME)* \".\"\ngreeting: \"hello\" | \"bye\"i\n"
      "NAME: /[A-Z][a-z]+/ // a comment\n",
-     {"hello.", "BYe, Al, Bob.", "bye."}, {"hello", "HELLO.", "bye, al."}},
-    {GRAMMAR_LARK, "start: list\nlist: \"[\" (item (\",\" item)*)? \"]\"\nitem: /\\d/ | list\n"
-                   "%ignore /[ \\t]+/",
-     {"[]", " [ 1 ,[2] ] ", "[[[]]]"}, {"[1,]", "[12]", "[1 2]", "]"}},
-    {GRAMMAR_LARK, "start: e\ne: e \"+\" t | t\nt: \"(\" e \")\" | N\nN: \"0\"..\"9\"",
-     {"1", "1+2+3", "((1)+2)"}, {"", "1+", "(1", "12"}},
-    {GRAMMAR_LARK, "start: a{2,3} b~2 [c]\na: \"a\"\nb: \"b\" -> named\nc: x\nx: \"c\" x | \"c\"",
-     {"aabb", "aaabb", "aabbccc"}, {"abb", "aab", "aaaabb"}},
-    {GRAMMAR_LARK, "start: until(\"<tool>\", \"END\") marker(\"<tool>\") text()",
-     {"\1", "free text\1more <tool> END", "<tool\1"}, {"free text", "END\1", "<tool>\1", "\1\1"}},
-    {GRAMMAR_LARK, "start: marker(\"<none>\") (\"a\" | ) \"b\"",
-     {"<none>b", "<none>ab"}, {"b", "<none>"}},
+     {"hello.", "BYe, Al, Bob.", "bye."},
+     {"hello", "HELLO.", "bye, al."}},
+    {GRAMMAR_LARK,
+     "start: list\nlist: \"[\" (item (\",\" item)*)? \"]\"\nitem: /\\d/ | list\n"
+     "%ignore /[ \\t]+/",
+     {"[]", " [ 1 ,[2] ] ", "[[[]]]"},
+     {"[1,]", "[12]", "[1 2]", "]"}},
+    {GRAMMAR_LARK,
+     "start: e\ne: e \"+\" t | t\nt: \"(\" e \")\" | N\nN: \"0\"..\"9\"",
+     {"1", "1+2+3", "((1)+2)"},
+     {"", "1+", "(1", "12"}},
+    {GRAMMAR_LARK,
+     "start: a{2,3} b~2 [c]\na: \"a\"\nb: \"b\" -> named\nc: x\nx: \"c\" x | \"c\"",
+     {"aabb", "aaabb", "aabbccc"},
+     {"abb", "aab", "aaaabb"}},
+    {GRAMMAR_LARK,
+     "start: until(\"<tool>\", \"END\") marker(\"<tool>\") text()",
+     {"\1", "free text\1more <tool> END", "<tool\1"},
+     {"free text", "END\1", "<tool>\1", "\1\1"}},
+    {GRAMMAR_LARK,
+     "start: marker(\"<none>\") (\"a\" | ) \"b\"",
+     {"<none>b", "<none>ab"},
+     {"b", "<none>"}},
     {GRAMMAR_LARK, "start: \"a\" start \"b\" |", {"", "ab", "aaabbb"}, {"a", "abab", "aab"}},
     {GRAMMAR_LARK, "start: p*\np: \"(\" start \")\"", {"", "()", "(()())()"}, {"(", ")("}},
     {GRAMMAR_LARK, "start: /a\\/b[\\/]/ /x/i", {"a/b/x", "a/b/X"}, {"a/bx"}},
-    {GRAMMAR_LARK, "start: \"x\" %json {\"type\": \"boolean\"} \"y\"",
-     {"xtruey", "xfalsey"}, {"xy", "xnully"}},
+    {GRAMMAR_LARK,
+     "start: \"x\" %json {\"type\": \"boolean\"} \"y\"",
+     {"xtruey", "xfalsey"},
+     {"xy", "xnully"}},
 };
 
 static void grammars_take_their_sentences_alone(void **state)

@@ -53,7 +53,8 @@ static int free_vocab(void **state)
     return 0;
 }
 
-/* ---- grammars as the matcher sees them: letters a, b and n, which stands for NAME ---- */
+/* ---- grammars as the matcher sees them: letters a, b and n, which stands for
+ * NAME ---- */
 
 enum kind { LETTER, EMPTY, SEQUENCE, CHOICE, REPEAT, RULE };
 
