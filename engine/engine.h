@@ -10,6 +10,7 @@
 #include "config/base/buf.h"
 #include "config/base/hist.h"
 #include "config/settings/settings.h"
+#include "engine/constrain/constrain.h"
 #include "engine/request.h"
 
 struct engine;
@@ -169,6 +170,12 @@ void engine_chat(const struct engine *e, struct engine_chat *ret);
  * template. */
 int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,
                        struct err *err);
+
+/* Compile a grammar for the model's vocabulary: for gen_params.grammar, which takes
+ * over the reference. Any thread. ERR_INVALID, ERR_UNSUPPORTED, ERR_NOMEM: as
+ * grammar_new with the limits for text of clients. */
+int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
+                       struct grammar **ret, struct err *err);
 
 /* Fill-in-the-middle tokens. A prompt with a gap is encoded as: `prefix`, the text
  * before the gap, `suffix`, the text after it, `middle`. */

@@ -20,9 +20,11 @@ FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
     "config/base/base.c",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine/sched").rglob("*.c")),
+    "engine/loop/masks.c",
     "engine/output/emit.c",
+    "engine/workers/batch_copy.c",
     "engine/workers/batch_wire.c",
-    *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
+    *(f"tests/sim/{n}.c" for n in "toy language oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
 # What the sources above need besides each other: the tokenizer that turns beams into text. Built by make.
@@ -140,8 +142,27 @@ MUTANTS = [
     ("a beam's score forgets its length", "engine/sched/decode/beam.c", "h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);", "h.score = x.cum_logprob;"),
     ("hypotheses of any rank count", "engine/sched/decode/beam.c", "} else if (rank < b->width) {", "} else {"),
     ("the search ends with the first k hypotheses", "engine/sched/decode/beam.c", "if (p->early_stopping == 1) {", "if (true) {"),
-    ("tokens are agreed while beams disagree", "engine/sched/decode/beam.c", "while (b->n_sent < b->n || (!b->reporting && b->node[b->agreed].n_children == 1)) {", "while (b->n_sent < b->n ||\n           (!b->reporting && b->node[b->agreed].n_children >= 1 &&\n            b->node[b->agreed].child_xor > 0 && b->node[b->agreed].child_xor < b->n_used)) {"),
+    ("tokens are agreed while beams disagree", "engine/sched/decode/beam.c", "while (b->n_sent < b->n || (on && b->node[b->agreed].n_children == 1)) {", "while (b->n_sent < b->n ||\n           (on && b->node[b->agreed].n_children >= 1 &&\n            b->node[b->agreed].child_xor > 0 && b->node[b->agreed].child_xor < b->n_used)) {"),
     ("forked beams append twice", "engine/sched/decode/beam.c", "append_choice(c, g, child, x, parent_node[x->from], sample_row_of(&it[x->from]));", "append_choice(c, g, b->live[x->from], x, parent_node[x->from], sample_row_of(&it[x->from]));"),
+    ("a fork of a grammar's state is not counted", "engine/sched/sched_seq.c", "child->constraint->n_held++;", ";"),
+    ("a grammar's state goes on in place under its other holders", "engine/sched/decode/constrained.c", "j->in_place = node->n_held == 1 && node->n_jobs == 0;", "j->in_place = true;"),
+    ("a grammar's state reads its tokens again", "engine/sched/decode/constrained.c", "made->n_read += j->n_tokens;", ";"),
+    ("a copy of a grammar's state is not taken", "engine/sched/decode/constrained.c", "if (there && made != j->node) {", "if (false) {"),
+    ("a job on a grammar's state is not counted", "engine/sched/decode/constrained.c", "node->n_jobs++;", ";"),
+    ("an ended sequence keeps its grammar's state", "engine/sched/sched_end.c", "seq_drop_constraint(s, q);", ";"),
+    ("an ended group keeps its grammars' states", "engine/sched/sched_end.c", "seq_drop_constraint(s, &g->seq[i]);", ";"),
+    ("losing beams keep their grammars' states", "engine/sched/decode/beam.c", "seq_drop_constraint(c->s, b->live[i]);", ";"),
+    ("a probed group loses its grammar's state", "engine/sched/sched_start.c", "g->first.constraint = g->seq[0].constraint;", ";"),
+    ("a text that its grammar has ended goes on", "engine/sched/decode/decode.c", "if (q->constraint_end) {", "if (false) {"),
+    ("only one sample ends with an empty sentence of the grammar", "engine/sched/decode/constrained.c", "if (g->seq[i].constraint == at) {", "if (&g->seq[i] == j->seq) {"),
+    ("a beam that its grammar has ended is no hypothesis", "engine/sched/decode/beam.c", "if (b->live[i]->constraint_end) {", "if (false) {"),
+    ("a beam that its grammar has ended goes on too", "engine/sched/decode/beam.c", "b->column[i] = b->n_candidates; /* none of its candidates is looked at */", ";"),
+    ("a sentence of a grammar does not hold its tokens", "engine/sched/decode/beam.c", "b->node[h.node].n_holders++;", ";"),
+    ("a sentence of a grammar forgets its length", "engine/sched/decode/beam.c", "h.score = q->cum_logprob / pow(length, (double)g->request->params.length_penalty);", "h.score = q->cum_logprob;"),
+    ("an ignored end is allowed by a grammar", "engine/loop/masks.c", "ban_ends(c, word);", ";"),
+    ("a grammar's state is not settled", "engine/loop/masks.c", "n->ops->settle(n->state);", ";"),
+    ("all rows have the first mask of a grammar", "engine/sched/decode/pack.c", ".late_mask = q->constraint ? ++b->n_late_mask : 0,", ".late_mask = q->constraint ? (++b->n_late_mask, 1) : 0,"),
+    ("a dry search under a grammar does not say what it agreed on", "engine/sched/decode/beam.c", "bool on = !b->reporting || b->n_hypotheses == 0;", "bool on = !b->reporting;"),
 ]
 
 
