@@ -143,6 +143,8 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->n_blocks = x->n_blocks;
     c->n_host_blocks = x->n_host_blocks;
     c->block_size = x->block_size;
+    c->n_kv_groups = executor_kv_groups(x);
+    memcpy(c->kv_window, x->kv_window, sizeof(c->kv_window));
     c->vocab = x->vocab;
     c->max_len = x->max_len;
     c->tokenizer = e->tokenizer;

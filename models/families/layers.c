@@ -285,7 +285,9 @@ static void set_parameters(struct model *m)
 {
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
+    struct model_kv_groups groups;
 
+    model_kv_groups(&groups, c, &m->options);
     set_norm(c, &t->final_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
@@ -298,7 +300,10 @@ static void set_parameters(struct model *m)
         l->rope.rot_dim = c->rope.rot_dim;
         l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
         l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
-        l->attention = (struct attention){.layer = i,
+        int32_t group, index;
+        model_kv_place(&groups, c, t->first_layer, number, &group, &index);
+        l->attention = (struct attention){.group = group,
+                                          .layer = index,
                                           .n_heads = t->n_heads,
                                           .n_kv_heads = t->n_kv_heads,
                                           .head_dim = c->head_dim,
