@@ -145,6 +145,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->block_size = x->block_size;
     c->n_kv_groups = executor_kv_groups(x);
     memcpy(c->kv_window, x->kv_window, sizeof(c->kv_window));
+    c->kv_window_align = x->kv_window_align;
     c->vocab = x->vocab;
     c->max_len = x->max_len;
     c->tokenizer = e->tokenizer;

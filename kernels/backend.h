@@ -208,6 +208,9 @@ struct backend {
     char note[256];             /* for logs: a problem found at opening and worked around, or "" */
     bool async;                 /* operations return before they are done */
     enum dtype act_dtype_of[4]; /* activations' type for weights of a given enum dtype */
+    /* attention with a window may load keys from the last multiple of this many tokens
+     * on that is not behind the first visible one; 0: of 1 */
+    int32_t window_align;
 };
 
 /* Functions that return int give 0, or a negative code and the reason in `e`. */

@@ -59,6 +59,7 @@
 #include "config/base/limits.h"
 #include "config/base/policies.h"
 #include "engine/kv_snapshot.h"
+#include "engine/sched/kv/kv_window.h"
 #include "engine/sched/seq.h"
 
 /* The cost model of a step, measured at start: its time is estimated as fixed_us +
@@ -76,6 +77,8 @@ struct sched_config {
     /* KV groups, which share the pool; 0: one. The first has no window. */
     int32_t n_kv_groups;
     int32_t kv_window[LIMIT_KV_GROUPS]; /* [n_kv_groups] tokens that a token sees; 0: all */
+    /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
+    int32_t kv_window_align;
     int32_t n_pinned;                /* blocks that sched_pin holds: no group can have them */
     int32_t vocab;                   /* token ids are 0 .. vocab - 1 */
     int32_t max_len;                 /* prompt and generated tokens of a sequence */
@@ -152,6 +155,11 @@ void plan_release(struct plan *p);
 static inline int32_t sched_kv_groups(const struct sched_config *c)
 {
     return MAX(c->n_kv_groups, 1);
+}
+
+static inline struct kv_window sched_kv_window(const struct sched_config *c, int32_t k)
+{
+    return (struct kv_window){c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size};
 }
 
 /* The arena of a kv_policy other than paged: the device's pool, in chunks of at least a

@@ -29,7 +29,7 @@ int32_t blocks_for(const struct sched *s, int32_t n_tokens)
 /* The first entry of a table of KV group k if the leading n entries are there already. */
 static int32_t first_entry(const struct sched *s, int32_t k, int32_t n)
 {
-    return window_first_block(s->c.kv_window[k], s->c.block_size, n * s->c.block_size);
+    return window_first_block(sched_kv_window(&s->c, k), n * s->c.block_size);
 }
 
 /* Set d->blocks by d->shared and d->found. */

@@ -20,7 +20,6 @@
 #define QUIRE_ENGINE_SCHED_SCHED_IMPL_H
 
 #include "config/base/buf.h"
-#include "engine/sched/kv/kv_window.h"
 #include "engine/sched/kv/kvpool.h"
 #include "engine/sched/kv/prefix.h"
 #include "engine/sched/kv/regions.h"

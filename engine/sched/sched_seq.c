@@ -163,8 +163,7 @@ void seq_trim(struct sched *s, struct seq *q)
 
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
         struct block_table *t = &q->table[k];
-        int32_t first =
-            MIN(window_first_block(s->c.kv_window[k], s->c.block_size, next), t->n_blocks);
+        int32_t first = MIN(window_first_block(sched_kv_window(&s->c, k), next), t->n_blocks);
         for (; t->first < first; t->first++) {
             if (t->block[t->first] >= 0) {
                 kvpool_unref(&s->pool, t->block[t->first]);

@@ -328,8 +328,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     s->cost_scale = 1;
     complete_config(&s->c);
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        s->window_blocks[k] =
-            window_blocks(c->kv_window[k], c->block_size, c->max_num_batched_tokens);
+        s->window_blocks[k] = window_blocks(sched_kv_window(c, k), c->max_num_batched_tokens);
     }
     rc = allocate(s, e);
     if (rc < 0) {

@@ -364,6 +364,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct backend_memory memory;
 
     set_layouts(r, c, layout);
+    x->kv_window_align = k->window_align;
     x->block_bytes = kv_layout_block_bytes(layout);
     int rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks on a machine share its memory */

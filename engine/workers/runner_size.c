@@ -38,8 +38,13 @@ static void set_kv_groups(struct executor_info *ret, const struct settings *s,
 /* Blocks of the longest sequence, in all KV groups. */
 static int64_t blocks_of(const struct executor_info *x, int64_t n_tokens)
 {
-    return kv_blocks_of(x->kv_window, executor_kv_groups(x), x->block_size,
-                        x->max_num_batched_tokens, n_tokens);
+    int64_t all = div_ceil(n_tokens, x->block_size), n = 0;
+
+    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
+        struct kv_window w = {x->kv_window[k], MAX(x->kv_window_align, 1), x->block_size};
+        n += MIN(all, window_blocks(w, x->max_num_batched_tokens));
+    }
+    return n;
 }
 
 /* Tokens of the longest sequence that n blocks hold, at most `most`. */

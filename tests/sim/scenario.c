@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/sched/kv/kv_window.h"
 #include "models/tokenizer/tokenizer.h"
 #include "tests/sim/toy.h"
 
@@ -230,7 +229,7 @@ static void random_pins(struct scenario *s, struct rng *r)
     s->n_pin = n * c->block_size;
     c->n_pinned = 0;
     for (int32_t k = 0; k < sched_kv_groups(c); k++) {
-        c->n_pinned += n - window_first_block(c->kv_window[k], c->block_size, s->n_pin);
+        c->n_pinned += n - window_first_block(sched_kv_window(c, k), s->n_pin);
     }
 }
 
@@ -291,6 +290,7 @@ static void random_kv_groups(struct scenario *s, struct rng *r)
         return;
     }
     c->n_kv_groups = n;
+    c->kv_window_align = rng_chance(r, 70) ? 0 : rng_range(r, 1, 8);
     for (int32_t k = 1; k < n; k++) {
         c->kv_window[k] = rng_chance(r, 15) ? 0 : rng_range(r, 1, rng_chance(r, 50) ? 6 : SIM_PROMPT);
     }
