@@ -157,13 +157,10 @@ void group_unreserve(struct sched *s, struct group *g)
 
 void seq_trim(struct sched *s, struct seq *q)
 {
-    const struct group *g = q->group;
-    /* siblings still need what the root of a recompute has computed for them */
-    int32_t next = g->joined ? q->n_computed : MIN(q->n_computed, g->n_shared);
-
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
         struct block_table *t = &q->table[k];
-        int32_t first = MIN(window_first_block(sched_kv_window(&s->c, k), next), t->n_blocks);
+        int32_t first = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
+        first = MIN(first, t->n_blocks);
         for (; t->first < first; t->first++) {
             if (t->block[t->first] >= 0) {
                 kvpool_unref(&s->pool, t->block[t->first]);

@@ -52,7 +52,7 @@ static int open_divided(struct rig *r, const char *dir, struct division n, const
                     "--device=cpu",
                     "--dtype=float32",
                     "--threads=2",
-                    "--kv-blocks=24",
+                    "--kv-blocks=192",
                     "--max-num-seqs=4",
                     "--block-size=4",
                     "--max-num-batched-tokens=64",
