@@ -165,9 +165,10 @@ void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block)
 {
     int32_t *peer = &px->peer[(int64_t)entry * px->n_peers + k - 1];
 
-    if (*peer >= 0 || px->owner[block] >= 0) {
+    if (*peer >= 0) {
         return;
     }
+    assert(px->owner[block] < 0); /* hashes are unique, and so are entries */
     *peer = block;
     px->owner[block] = entry;
     kvpool_set_hashed(px->pool, block, true);

@@ -87,7 +87,7 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
 int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
                     const int32_t *token);
 /* `block` of KV group k >= 1, which the caller holds, has the contents of the entry of
- * `entry`. It becomes its peer, unless there is one or it is one already. */
+ * `entry`. It becomes its peer, unless there is one. */
 void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block);
 /* The block of KV group k for a block with an entry; -1: none is cached. */
 static inline int32_t prefix_block(const struct prefix *px, int32_t entry, int32_t k)

@@ -23,6 +23,7 @@ static void open_windowed(void)
     c.n_kv_groups = 2;
     c.kv_window[1] = 8;
     c.prefix_cache = true;
+    c.policy = POLICY_PRIORITY;
     rig_open(&rig, &c);
 }
 
@@ -152,6 +153,53 @@ static void prefill_waits_for_blocks_of_its_window(void **state)
     rig_close(&rig);
 }
 
+/* rig_commit without the invariants, which a test has broken on purpose. */
+static void commit_unchecked(void)
+{
+    struct plan *p = &rig.plan[rig.committed % 2];
+    int32_t token[64] = {0};
+    float logprob[64] = {0};
+    struct results r = {
+        .step = p->step, .n_samples = p->n_samples, .token = token, .logprob = logprob};
+
+    decode_commit(rig.sched, p, &r, rig.now_us, &rig.out);
+    rig.committed++;
+}
+
+/* A group in prefill whose blocks are all shared gets none back from its window: when
+ * nothing else runs, the newest group makes room. */
+static void a_prefill_without_blocks_preempts_the_newest(void **state)
+{
+    (void)state;
+    open_windowed();
+    struct gen_params later = params_of(20);
+    later.priority = 1;
+    struct rig_request *a = rig_add(&rig, later, 1, 8);
+    rig_step(&rig);
+    struct rig_request *b = rig_add(&rig, params_of(1), 31, 120);
+    rig_step(&rig);
+    assert_ptr_equal(rig.sched->running.last, a->group);
+    a->request.parked = PARK_RUNNING;
+    struct block_table *t = &b->group->seq[0].table[1];
+    for (int32_t i = t->first; i < t->n_blocks; i++) {
+        kvpool_ref(&rig.sched->pool, t->block[i]);
+    }
+    while (kvpool_available(&rig.sched->pool) > 0) {
+        take_block(rig.sched);
+    }
+    for (int32_t i = 0; i < 10 && a->group->state == GROUP_RUNNING; i++) {
+        struct plan *p = &rig.plan[rig.launched % 2];
+        if (sched_plan(rig.sched, rig.now_us, p) > 0) {
+            pack_batch(rig.packer, p, &rig.batch);
+            rig.launched++;
+            commit_unchecked();
+        }
+    }
+    assert_int_equal(a->group->state, GROUP_WAITING);
+    assert_int_equal(b->group->state, GROUP_RUNNING);
+    rig_close(&rig);
+}
+
 static void copies_are_made_in_every_group(void **state)
 {
     (void)state;
@@ -248,6 +296,7 @@ int main(void)
         cmocka_unit_test(a_hit_needs_the_blocks_inside_the_windows_alone),
         cmocka_unit_test(a_hit_without_its_window_is_shortened_and_made_whole),
         cmocka_unit_test(prefill_waits_for_blocks_of_its_window),
+        cmocka_unit_test(a_prefill_without_blocks_preempts_the_newest),
         cmocka_unit_test(copies_are_made_in_every_group),
         cmocka_unit_test(a_window_in_every_other_layer_lets_more_sequences_run),
         cmocka_unit_test(impossible_groups_are_refused),
