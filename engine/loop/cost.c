@@ -40,8 +40,8 @@ struct probe {
     int64_t (*now_us)(void);
     uint64_t step;
     int32_t *token, *token_src, *position, *slot; /* [max tokens] */
-    int32_t *group_slot; /* [max tokens, KV groups - 1] */
-    int32_t *block;      /* [blocks of the longest probe] 0, 1, 2, … */
+    int32_t *group_slot;                          /* [max tokens, KV groups - 1] */
+    int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
     struct block_copy copy[SWAP_BLOCKS];
     int32_t n_table; /* entries of table row 0 that the executor has */
     int32_t n_rows;  /* table rows of which the executor has entries */
@@ -57,8 +57,7 @@ static int probe_init(struct probe *p, int32_t n_tokens, int32_t n_blocks, struc
     p->slot = malloc(n);
     p->group_slot = malloc(n * (size_t)executor_kv_groups(&p->x->info));
     p->block = malloc((size_t)n_blocks * sizeof(int32_t));
-    if (!p->token || !p->token_src || !p->position || !p->slot || !p->group_slot ||
-        !p->block) {
+    if (!p->token || !p->token_src || !p->position || !p->slot || !p->group_slot || !p->block) {
         return err_nomem(e, "measuring the steps");
     }
     for (int32_t i = 0; i < n_tokens; i++) {
@@ -156,10 +155,8 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
         set_slot(p, i, p->block[(context + i) / size] * size + (context + i) % size);
     }
     for (int32_t k = 0; k < n_groups; k++) {
-        update[k] = (struct table_update){.group = k,
-                                          .index = p->n_table,
-                                          .count = n_blocks - p->n_table,
-                                          .first = p->n_table};
+        update[k] = (struct table_update){
+            .group = k, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
     }
     struct batch b = batch_of(p, n, 1);
     b.swap_in = p->copy;

@@ -374,14 +374,22 @@ static int32_t finish_plan(struct sched *s, struct plan *p)
     return p->n_items;
 }
 
-/* Give back what no token to come sees. Steps in flight may still read it, but whoever
- * takes it writes in a later step. */
-static void trim_windows(struct sched *s)
+/* Give back what no token to come sees: steps in flight may still read it, but whoever
+ * takes it writes in a later step. Then prefills take as much anew, before anyone else
+ * does: else groups that are admitted again and again could keep one waiting. */
+static void move_windows(struct sched *s)
 {
-    for (struct group *g = s->running.first; g && s->c.n_kv_groups > 1; g = g->next) {
+    for (struct group *g = s->running.first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
             if (g->seq[i].state == SEQ_LIVE) {
                 seq_trim(s, &g->seq[i]);
+            }
+        }
+    }
+    for (struct group *g = s->running.first; g; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            if (g->seq[i].state == SEQ_LIVE && g->seq[i].n_computed < prefill_target(g, &g->seq[i])) {
+                seq_extend(s, &g->seq[i]);
             }
         }
     }
@@ -396,7 +404,9 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
-    trim_windows(s);
+    if (s->c.n_kv_groups > 1) {
+        move_windows(s);
+    }
     if (s->policy->begin) {
         s->policy->begin(s, now_us, p);
     }

@@ -79,9 +79,9 @@ struct sched_config {
     int32_t kv_window[LIMIT_KV_GROUPS]; /* [n_kv_groups] tokens that a token sees; 0: all */
     /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
     int32_t kv_window_align;
-    int32_t n_pinned;                /* blocks that sched_pin holds: no group can have them */
-    int32_t vocab;                   /* token ids are 0 .. vocab - 1 */
-    int32_t max_len;                 /* prompt and generated tokens of a sequence */
+    int32_t n_pinned; /* blocks that sched_pin holds: no group can have them */
+    int32_t vocab;    /* token ids are 0 .. vocab - 1 */
+    int32_t max_len;  /* prompt and generated tokens of a sequence */
 
     /* ---- settings ---- */
     int32_t max_num_seqs;           /* slots: sequences of running groups */

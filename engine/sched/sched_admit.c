@@ -43,8 +43,8 @@ static void count_blocks(const struct sched *s, struct group *g, struct demand *
             const struct seq *q = &g->seq[i];
             int32_t first = first_entry(s, k, q == root ? d->found : d->shared);
             if (q->state == SEQ_LIVE) {
-                d->blocks += table_end(s, k, first, prefill_target(g, q)) -
-                             (q == root ? first : d->shared);
+                d->blocks +=
+                    table_end(s, k, first, prefill_target(g, q)) - (q == root ? first : d->shared);
             }
         }
     }

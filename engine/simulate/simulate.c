@@ -314,7 +314,8 @@ static struct holding measure(struct sim *s)
     }
     for (const struct group *g = s->sched->running.first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].table[0].n_blocks; b++) {
+            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].table[0].n_blocks;
+                 b++) {
                 s->sched->mark[g->seq[i].table[0].block[b]] = 0;
             }
         }

@@ -134,7 +134,8 @@ static bool valid_tables(const struct batch *b, const struct executor_info *x)
 
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (!in_range(u->group, 0, executor_kv_groups(x)) || !in_range(u->row, 0, x->max_num_seqs) || u->index < 0 ||
+        if (!in_range(u->group, 0, executor_kv_groups(x)) ||
+            !in_range(u->row, 0, x->max_num_seqs) || u->index < 0 ||
             !in_slice(u->index, u->count, width) ||
             !in_slice(u->first, u->count, b->n_table_block)) {
             return false;

@@ -24,11 +24,11 @@ struct executor_info {
     /* [n_kv_groups] tokens that its layers see, 0: all; 0 for the first group */
     int32_t kv_window[LIMIT_KV_GROUPS];
     int32_t kv_window_align; /* of what the device reads before a window (struct backend); 0: 1 */
-    int32_t max_num_seqs;            /* rows of the block table: sequences of a step */
-    int32_t max_num_batched_tokens;  /* tokens of a step */
-    int32_t max_samples;             /* sampling rows, and rows of the output head, of a step */
-    int32_t depth;                   /* launches that may be outstanding when another is made */
-    int32_t n_ranks;                 /* processes that share the model; 0: not sharded */
+    int32_t max_num_seqs;    /* rows of the block table: sequences of a step */
+    int32_t max_num_batched_tokens; /* tokens of a step */
+    int32_t max_samples;            /* sampling rows, and rows of the output head, of a step */
+    int32_t depth;                  /* launches that may be outstanding when another is made */
+    int32_t n_ranks;                /* processes that share the model; 0: not sharded */
     bool sets_up_sizes; /* the first step of a size is slow: the usual sizes are run at start */
     /* large steps run best in multiples of so many tokens; 0: any number */
     int32_t step_quantum;

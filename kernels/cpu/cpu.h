@@ -67,8 +67,8 @@ struct cpu_backend {
 
     /* The cache; kv_data is NULL before kv_create. */
     struct kv_layout kv[LIMIT_KV_GROUPS]; /* of each KV group */
-    int32_t n_blocks, n_host_blocks; /* of kv_data, of kv_host */
-    char *kv_data, *kv_host;         /* blocks that attention reads; blocks swapped out */
+    int32_t n_blocks, n_host_blocks;      /* of kv_data, of kv_host */
+    char *kv_data, *kv_host;              /* blocks that attention reads; blocks swapped out */
     /* [n_blocks + n_host_blocks, block_size] ids of the tokens in kv_data's blocks,
      * then in kv_host's */
     int32_t *slot_token;
@@ -116,8 +116,7 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 /* The row of a KV group's block tables. */
 static inline int32_t *cpu_table(const struct cpu_backend *c, int32_t group, int32_t row)
 {
-    return c->table +
-           ((int64_t)group * c->config.max_seqs + row) * c->config.max_blocks_per_seq;
+    return c->table + ((int64_t)group * c->config.max_seqs + row) * c->config.max_blocks_per_seq;
 }
 
 /* The slot of token t of the step in a KV group. */

@@ -172,7 +172,8 @@ static struct pool_view device_pool(const struct cpu_backend *c)
 
 static struct pool_view host_pool(const struct cpu_backend *c)
 {
-    return (struct pool_view){c->kv_host, c->slot_token + (int64_t)c->n_blocks * c->kv[0].block_size};
+    return (struct pool_view){c->kv_host,
+                              c->slot_token + (int64_t)c->n_blocks * c->kv[0].block_size};
 }
 
 static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n,
@@ -204,7 +205,8 @@ static void update_tables(struct cpu_backend *c)
 
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        memcpy(cpu_table(c, u->group, u->row) + u->index, b->table_block + u->first, (size_t)u->count * sizeof(*c->table));
+        memcpy(cpu_table(c, u->group, u->row) + u->index, b->table_block + u->first,
+               (size_t)u->count * sizeof(*c->table));
     }
 }
 

@@ -355,8 +355,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
         (window < 0 || !launch_attn_decode(&k, &s, &c->attn, n_decode, c->stream))) {
         launch_attn_plain(&k, &s, 0, n_decode, 0, n_decode, c->stream);
     }
-    if (rest > 0 &&
-        !launch_attn_prefill_hopper(&k, &s, c->tile_device, c->n_tiles, c->stream) &&
+    if (rest > 0 && !launch_attn_prefill_hopper(&k, &s, c->tile_device, c->n_tiles, c->stream) &&
         !launch_attn_prefill(&k, &s, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &s, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
                           c->batch.n_decode, rest, c->stream);

@@ -79,14 +79,14 @@ struct step_header {
 /* Arrays at fixed addresses, which launch_prologue fills from the staging buffer and
  * captured kernels read. */
 struct step_arrays {
-    struct step_header *header;       /* the staging buffer itself */
-    int32_t *token, *position;        /* [max_tokens] */
-    int32_t *slot;                    /* [n_kv_groups][slot_rows] */
-    int32_t *q_start, *kv_len, *row;  /* [max_seqs + 1] */
-    int32_t *logits_token;            /* [max_samples] */
-    int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
-    struct shared_run *shared;        /* [max_seqs] */
-    int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of the runs' chunks */
+    struct step_header *header;      /* the staging buffer itself */
+    int32_t *token, *position;       /* [max_tokens] */
+    int32_t *slot;                   /* [n_kv_groups][slot_rows] */
+    int32_t *q_start, *kv_len, *row; /* [max_seqs + 1] */
+    int32_t *logits_token;           /* [max_samples] */
+    int32_t *chunk_start;            /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
+    struct shared_run *shared;       /* [max_seqs] */
+    int32_t *shared_start;           /* [max_seqs + 1] exclusive sums of the runs' chunks */
     /* [max_seqs] leading chunks of a sequence that its run covers; layers without a
      * window only */
     int32_t *skip;

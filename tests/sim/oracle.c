@@ -89,7 +89,8 @@ static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
 {
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (u->group < 0 || u->group >= o->base.info.n_kv_groups || u->row < 0 || u->row >= o->base.info.max_num_seqs || u->index < 0 || u->count < 1 ||
+        if (u->group < 0 || u->group >= o->base.info.n_kv_groups || u->row < 0 ||
+            u->row >= o->base.info.max_num_seqs || u->index < 0 || u->count < 1 ||
             u->index + u->count > o->table_width || u->first < 0 ||
             u->first + u->count > b->n_table_block) {
             REFUSE("a table update lies outside the tables");
@@ -209,8 +210,7 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         }
         context = before->context;
     }
-    struct cell cell = {
-        .token = token, .context = toy_read(context, token), .launch = o->launched};
+    struct cell cell = {.token = token, .context = toy_read(context, token), .launch = o->launched};
     if (write_cell(o, b, b->row[seq], t, &cell, e) < 0) {
         return ERR_DEVICE;
     }

@@ -216,8 +216,8 @@ static void lockstep(struct scenario *s, struct rng *r)
 static void random_pins(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
-    int32_t most = MIN(s->request[0].n_prompt / c->block_size,
-                       c->n_blocks / (2 * sched_kv_groups(c)));
+    int32_t most =
+        MIN(s->request[0].n_prompt / c->block_size, c->n_blocks / (2 * sched_kv_groups(c)));
 
     if (c->preemption == PREEMPT_SWAP) {
         most = MIN(most, c->n_host_blocks / sched_kv_groups(c));
@@ -292,7 +292,8 @@ static void random_kv_groups(struct scenario *s, struct rng *r)
     c->n_kv_groups = n;
     c->kv_window_align = rng_chance(r, 70) ? 0 : rng_range(r, 1, 8);
     for (int32_t k = 1; k < n; k++) {
-        c->kv_window[k] = rng_chance(r, 15) ? 0 : rng_range(r, 1, rng_chance(r, 50) ? 6 : SIM_PROMPT);
+        c->kv_window[k] =
+            rng_chance(r, 15) ? 0 : rng_range(r, 1, rng_chance(r, 50) ? 6 : SIM_PROMPT);
     }
     int32_t most = c->n_blocks * n, host = c->n_host_blocks;
     c->n_blocks = rng_range(r, c->n_blocks + 1, most);

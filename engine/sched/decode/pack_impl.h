@@ -19,7 +19,7 @@ struct packer {
     struct table_update *table_update;            /* [PACK_RUNS * n_kv_groups * max_num_seqs] */
     int32_t *table_block;                         /* [n_kv_groups * max_num_seqs * table_width] */
     int32_t *token, *token_src, *position, *slot; /* [max_num_batched_tokens] */
-    int32_t *group_slot; /* [max_num_batched_tokens, n_kv_groups - 1] */
+    int32_t *group_slot;                          /* [max_num_batched_tokens, n_kv_groups - 1] */
     int32_t *q_start, *kv_len, *row, *lcp_blocks; /* [max_num_seqs + 1] */
     int32_t *logits_token;                        /* [max_logits] */
     struct sample_row *sample;                    /* [max_logits] */

@@ -126,7 +126,7 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
 }
 
 int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
-                    const int32_t *token)
+                       const int32_t *token)
 {
     struct block_hash hash;
     int32_t known = find_next(px, chain, token, &hash);

@@ -57,16 +57,16 @@ struct prefix_entry {
 };
 
 struct prefix {
-    struct kvpool *pool;         /* of the blocks; borrowed */
-    struct prefix_entry *entry;  /* [n_blocks] by block id */
-    int32_t *token;              /* [n_blocks, block_size] contents of hashed blocks */
-    int32_t *bucket;             /* [n_buckets] first block of the bucket, -1: empty */
-    uint32_t bucket_mask;        /* n_buckets - 1; n_buckets is a power of two */
-    int32_t block_size;          /* tokens of a block */
-    int32_t n_peers;             /* KV groups behind the first */
-    int32_t *peer;               /* [n_blocks, n_peers] by entry, -1: none; NULL: no peers */
-    int32_t *owner;              /* [n_blocks] entry that a peer belongs to, -1: none; NULL likewise */
-    uint64_t last_serial;        /* of the newest entry */
+    struct kvpool *pool;        /* of the blocks; borrowed */
+    struct prefix_entry *entry; /* [n_blocks] by block id */
+    int32_t *token;             /* [n_blocks, block_size] contents of hashed blocks */
+    int32_t *bucket;            /* [n_buckets] first block of the bucket, -1: empty */
+    uint32_t bucket_mask;       /* n_buckets - 1; n_buckets is a power of two */
+    int32_t block_size;         /* tokens of a block */
+    int32_t n_peers;            /* KV groups behind the first */
+    int32_t *peer;              /* [n_blocks, n_peers] by entry, -1: none; NULL: no peers */
+    int32_t *owner;       /* [n_blocks] entry that a peer belongs to, -1: none; NULL likewise */
+    uint64_t last_serial; /* of the newest entry */
     struct block_hash hash_mask; /* bits of a hash that count: all, except in tests */
     uint64_t secret;             /* seed of the hashes */
 };
@@ -85,7 +85,7 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
  * unless an equal block is already; the chain advances either way. Returns the block
  * that has the entry; -1: none has. */
 int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
-                    const int32_t *token);
+                       const int32_t *token);
 /* `block` of KV group k >= 1, which the caller holds, has the contents of the entry of
  * `entry`. It becomes its peer, unless there is one. */
 void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block);

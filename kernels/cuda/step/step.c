@@ -57,10 +57,9 @@ static int64_t staging_most(const struct cuda_backend *c)
     enum { ARRAYS = 32, RUNS = 4 };
     int64_t groups = backend_kv_groups(k);
     int64_t of_tokens = tokens * ((5 + groups) * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
-                                               (int64_t)sizeof(struct query_tile);
-    int64_t of_tables =
-        groups * (RUNS * seqs * (int64_t)sizeof(struct table_update) +
-                  seqs * k->max_blocks_per_seq * I);
+                                                          (int64_t)sizeof(struct query_tile);
+    int64_t of_tables = groups * (RUNS * seqs * (int64_t)sizeof(struct table_update) +
+                                  seqs * k->max_blocks_per_seq * I);
     int64_t of_seqs = (seqs + 1) * (5 + CUDA_MAX_WINDOWS) * I +
                       (seqs / 2 + 1) * (int64_t)sizeof(struct shared_run) +
                       groups * seqs * (int64_t)sizeof(struct block_copy);
@@ -176,10 +175,10 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
     a->slot_rows = (int32_t)rows;
     bool ok =
         (a->token = ints(c, rows, e)) != NULL && (a->position = ints(c, rows, e)) != NULL &&
-        (a->slot = ints(c, backend_kv_groups(k) * rows, e)) != NULL && (a->q_start = ints(c, rows, e)) != NULL &&
-        (a->kv_len = ints(c, rows, e)) != NULL && (a->row = ints(c, rows, e)) != NULL &&
-        (a->logits_token = ints(c, rows, e)) != NULL && (a->sampled = ints(c, rows, e)) != NULL &&
-        (c->sample.arrived = ints(c, rows, e)) != NULL &&
+        (a->slot = ints(c, backend_kv_groups(k) * rows, e)) != NULL &&
+        (a->q_start = ints(c, rows, e)) != NULL && (a->kv_len = ints(c, rows, e)) != NULL &&
+        (a->row = ints(c, rows, e)) != NULL && (a->logits_token = ints(c, rows, e)) != NULL &&
+        (a->sampled = ints(c, rows, e)) != NULL && (c->sample.arrived = ints(c, rows, e)) != NULL &&
         (a->shared = (struct shared_run *)ints(c, 3 * rows, e)) != NULL &&
         (a->shared_start = ints(c, rows, e)) != NULL && (a->skip = ints(c, rows, e)) != NULL &&
         (a->chunk_start = ints(c, (int64_t)CUDA_MAX_WINDOWS * (k->max_seqs + 1), e)) != NULL &&

@@ -129,9 +129,8 @@ static void sleep_briefly(void)
  * one is waited for. */
 struct step {
     struct batch b;
-    int32_t token[64], src[64], position[64], slot[64],
-        group_slot[64 * LIMIT_KV_GROUPS], q_start[N_SEQS + 1], kv_len[N_SEQS],
-        row[N_SEQS], lcp[N_SEQS];
+    int32_t token[64], src[64], position[64], slot[64], group_slot[64 * LIMIT_KV_GROUPS],
+        q_start[N_SEQS + 1], kv_len[N_SEQS], row[N_SEQS], lcp[N_SEQS];
     int32_t logits[N_SEQS], table[LIMIT_KV_GROUPS * N_SEQS * WIDTH];
     struct table_update update[LIMIT_KV_GROUPS * N_SEQS];
     struct sample_row sample[N_SEQS];
@@ -177,8 +176,7 @@ static void pack(struct step *s, int32_t number, int32_t vocab, int32_t n_groups
             s->position[b->n_tokens] = at;
             s->slot[b->n_tokens] = block_of(0, i, at / BLOCK) * BLOCK + at % BLOCK;
             for (int32_t g = 1; g < n_groups; g++) {
-                s->group_slot[b->n_group_slots++] =
-                    block_of(g, i, at / BLOCK) * BLOCK + at % BLOCK;
+                s->group_slot[b->n_group_slots++] = block_of(g, i, at / BLOCK) * BLOCK + at % BLOCK;
             }
         }
         s->logits[i] = b->n_tokens - 1;
