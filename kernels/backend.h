@@ -110,8 +110,8 @@ struct weight_desc {
 
 /* Where a block's keys and values lie in one KV group: layers of one kind of attention
  * that share block tables. All groups take blocks from one pool, so their blocks have
- * the same number of tokens and of bytes. The only place that knows the order of the axes:
- * [block][layer][k|v][kv_head][token][dim]. */
+ * the same number of tokens and of bytes. The only place that knows the order of the
+ * axes: [block][layer][k|v][kv_head][token][dim]. */
 struct kv_layout {
     int32_t block_size; /* tokens */
     int32_t n_layers;   /* of the group on this pipeline stage, unused ones included */

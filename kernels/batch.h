@@ -14,9 +14,10 @@
  * group may depend on what they name. Group 0 has every token of a sequence.
  *
  * The backend keeps the block tables, in each group one row per persistent batch slot;
- * a step carries the changes alone. Beside each block's keys and values it keeps the ids of the
- * block's tokens, from which penalties are counted: a step notes the id of each
- * of its tokens at the token's slots, and block copies and swaps take ids along.
+ * a step carries the changes alone. Beside each block's keys and values it keeps the
+ * ids of the block's tokens, from which penalties are counted: a step notes the id of
+ * each of its tokens at the token's slot in group 0, and block copies and swaps take
+ * ids along.
  *
  * With pipeline parallelism a step reaches the backend as micro-batches
  * (engine/workers/microbatch.c): consecutive ranges of its tokens, the first with all

@@ -388,7 +388,8 @@ static void move_windows(struct sched *s)
     }
     for (struct group *g = s->running.first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            if (g->seq[i].state == SEQ_LIVE && g->seq[i].n_computed < prefill_target(g, &g->seq[i])) {
+            if (g->seq[i].state == SEQ_LIVE &&
+                g->seq[i].n_computed < prefill_target(g, &g->seq[i])) {
                 seq_extend(s, &g->seq[i]);
             }
         }

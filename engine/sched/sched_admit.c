@@ -26,7 +26,7 @@ int32_t blocks_for(const struct sched *s, int32_t n_tokens)
     return (int32_t)div_ceil(n_tokens, s->c.block_size);
 }
 
-/* The first entry of a table of KV group k if the leading n entries are there already. */
+/* The first entry of a table of KV group k whose leading n entries are there. */
 static int32_t first_entry(const struct sched *s, int32_t k, int32_t n)
 {
     return window_first_block(sched_kv_window(&s->c, k), n * s->c.block_size);
@@ -69,7 +69,7 @@ static int32_t find_block(struct sched *s, struct seq *q, int32_t i)
     return prefix_find(&s->prefix, &q->chain, s->tokens);
 }
 
-/* Whether every KV group has the blocks that the token behind `n` found entries sees. */
+/* Whether every KV group has the blocks that the token behind n found entries sees. */
 static bool windows_found(const struct sched *s, int32_t n)
 {
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {

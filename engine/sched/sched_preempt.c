@@ -8,8 +8,8 @@
  */
 #include "engine/sched/sched_impl.h"
 
-/* Leading entries of a sequence's tables to keep: those with computed tokens, and those that the
- * root of a recompute still has to compute for its siblings. */
+/* Leading entries of a sequence's tables to keep: those with computed tokens, and those
+ * that the root of a recompute still has to compute for its siblings. */
 static int32_t blocks_computed(const struct sched *s, const struct seq *q)
 {
     return blocks_for(s, MAX(q->n_computed, q->group->n_shared));

@@ -107,14 +107,13 @@ struct group {
     bool started;       /* was admitted once */
     int32_t n_inflight; /* steps planned with it and not committed */
     uint64_t plan_step, commit_step; /* the last step that named it, planned and committed */
-    uint64_t ahead_step;     /* policy: fair, the last step that computed its prefill first */
-    int32_t n_reserved;      /* RUNNING: slots reserved for it, taken or not */
-    int32_t probe_available; /* blocks that were available when it last did not fit */
-    uint64_t probe_step;     /* the step after that; 0: it has not been probed since it waits */
-    int32_t root;            /* after a recompute: the sequence that computes the shared prompt */
-    int32_t n_shared;        /* tokens of `root` that its siblings wait for; 0: none */
-    /* RUNNING, SWAPPED: the siblings have taken over root's blocks inside the windows */
-    bool joined;
+    uint64_t ahead_step;      /* policy: fair, the last step that computed its prefill first */
+    int32_t n_reserved;       /* RUNNING: slots reserved for it, taken or not */
+    int32_t probe_available;  /* blocks that were available when it last did not fit */
+    uint64_t probe_step;      /* the step after that; 0: it has not been probed since it waits */
+    int32_t root;             /* after a recompute: the sequence that computes the shared prompt */
+    int32_t n_shared;         /* tokens of `root` that its siblings wait for; 0: none */
+    bool joined;              /* the siblings have taken over root's blocks inside the windows */
     int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
     bool scored_first;        /* the first prompt token was reported; it has no score */
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */

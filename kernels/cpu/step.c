@@ -188,8 +188,8 @@ static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, in
     }
 }
 
-/* Note the ids of the step's tokens at their slots of group 0, through whose tables they
- * are read. */
+/* Note the ids of the step's tokens at their slots of group 0, through whose tables
+ * they are read. */
 static void note_tokens(struct cpu_backend *c)
 {
     for (int32_t i = 0; i < c->batch.n_tokens; i++) {

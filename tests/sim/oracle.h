@@ -5,9 +5,9 @@
  * from a hash of the context that it reads back through these tables, and both hashes
  * must agree. So one wrong slot, stale table entry, lost copy or block reused too early
  * changes its results. With several KV groups each has its own tables and slots; a
- * token is computed on, and sampled from, what is visible of its context in every group,
- * which must be the same text. It also refuses a batch that breaks a rule of kernels/batch.h:
- * launch fails with the rule.
+ * token is computed on, and sampled from, what is visible of its context in every
+ * group, which must be the same text. It also refuses a batch that breaks a rule of
+ * kernels/batch.h: launch fails with the rule.
  */
 #ifndef QUIRE_TESTS_SIM_ORACLE_H
 #define QUIRE_TESTS_SIM_ORACLE_H

@@ -280,7 +280,7 @@ static void slow_reader(struct scenario *s, struct rng *r)
     }
 }
 
-/* Several KV groups, most with a sliding window; the pool grows with them, or hardly. */
+/* Several KV groups, most with a sliding window; the pool grows with them or hardly. */
 static void random_kv_groups(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;

@@ -4,8 +4,8 @@
 
 #include "engine/sched/decode/pack.h"
 
-/* Table updates of a sequence in a step and a KV group, at most; the last one covers all that
- * follow. */
+/* Table updates of a sequence in a step and a KV group, at most; the last one covers
+ * all that follow. */
 enum { PACK_RUNS = 4 };
 
 struct packer {

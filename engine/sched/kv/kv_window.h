@@ -1,5 +1,5 @@
-/* How many blocks a KV group with a sliding window needs: arithmetic that the scheduler,
- * its checks and the sizing of the pool share.
+/* How many blocks a KV group with a sliding window needs: arithmetic that the
+ * scheduler, its checks and the sizing of the pool share.
  *
  * In a group with window W the token at position p sees the positions p + 1 - W .. p,
  * and the device may read from a multiple of `align` tokens before them on. A sequence

@@ -94,11 +94,12 @@ static inline int32_t prefix_block(const struct prefix *px, int32_t entry, int32
 {
     return k == 0 ? entry : px->peer[(int64_t)entry * px->n_peers + k - 1];
 }
+
 /* A hashed block of a chain without a salt is found with any salt from now on. The
  * caller holds it for good. */
 void prefix_share(struct prefix *px, int32_t block);
-/* Drop the block's entry with its peers, or end its being a peer, before it is taken for other contents. No-op for a block that
- * is not hashed. */
+/* Drop the block's entry with its peers, or end its being a peer, before it is taken
+ * for other contents. No-op for a block that is not hashed. */
 void prefix_drop(struct prefix *px, int32_t block);
 
 /* NULL, or a sentence about the first invariant that does not hold. */
