@@ -87,6 +87,7 @@ avx2 := -mavx2 -mfma -mf16c
 avx512 := $(avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 $(BUILD)/obj/%_avx2.o: extra := $(avx2)
 $(BUILD)/obj/%_avx512.o: extra := $(avx512)
+$(BUILD)/obj/%_avx512vnni.o: extra := $(avx512) -mavx512vnni
 $(BUILD)/obj/%_avx512bf16.o: extra := $(avx512) -mavx512bf16
 
 # Other flags mean other objects: the stamp changes when they do.

@@ -346,7 +346,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
                        model_first_layer(c, o->stage, o->n_stages);
 
     kv_layout_init(&layout, x->block_size, n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
-                   k->act_dtype_of[o->dtype]);
+                   backend_act_dtype(k, o->dtype));
     x->block_bytes = kv_layout_block_bytes(&layout);
     int rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks on a machine share its memory */

@@ -313,7 +313,7 @@ static int make_scratch(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
-    enum dtype act = m->backend->act_dtype_of[m->options.dtype];
+    enum dtype act = backend_act_dtype(m->backend, m->options.dtype);
     int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
             kv = t->n_kv_heads * c->head_dim;
     int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;

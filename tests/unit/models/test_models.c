@@ -86,7 +86,7 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
     struct kv_layout kv;
     kv_layout_init(&kv, BLOCK, r->config.n_layers, model_n_kv_heads(&r->config, 1),
-                   r->config.head_dim, r->backend->act_dtype_of[o.dtype]);
+                   r->config.head_dim, backend_act_dtype(r->backend, o.dtype));
     OK(r->backend->ops->kv_create(r->backend, &kv, N_ROWS * r->n_table, 0, &e), e);
 }
 
@@ -423,7 +423,7 @@ static int compare_greedy(struct rig *r, int *ret_n, double tie)
 static double tie_nats(const struct rig *r)
 {
     double stated = r->config.dtype == DTYPE_F32 ? 1e-4 : 0.02;
-    bool rounds = r->backend->act_dtype_of[r->config.dtype] != DTYPE_F32 && expected(r, "error", 0);
+    bool rounds = backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32 && expected(r, "error", 0);
 
     return rounds ? MAX(stated, 2 * M_SQRT2 * own_error(r, 0, N_PROMPTS)) : stated;
 }
