@@ -8,8 +8,12 @@
 #include "models/families/layers.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "config/base/buf.h"
+#include "config/base/log.h"
 
 enum { MAX_PIECES = 8 };
 
@@ -107,6 +111,64 @@ static const void *plain_data(struct assembly *a, const struct tensor *t)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
+/* Whether the backend gets the tensor's blocks, not its values. */
+static bool passes_blocks(const struct model *m, const struct tensor_spec *s,
+                          const struct tensor *t)
+{
+    return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
+           s->cols != DIM_ONE && s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           m->backend->ops->supports(m->backend, t->format).as_stored;
+}
+
+/* The same for a tensor whose blocks the backend gets. They are stored as [out, in]
+ * whatever the order of Hugging Face's tensor. */
+static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
+                      struct err *e)
+{
+    const struct model *m = a->m;
+    int64_t n_rows, n_cols;
+    struct range out[3], in[3];
+
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
+    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
+    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    int32_t values = t->format->block_values;
+    if (in[0].first % values != 0 || in[0].n % values != 0) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d cuts the blocks of %d values of %s (%s)",
+                             m->options.n_ranks, values, t->name, t->format->name);
+    }
+    for (int32_t i = 0; i < n_parts; i++) {
+        if (a->n_pieces == MAX_PIECES) {
+            return err_set(e, ERR_UNSUPPORTED, "%s: more than %d pieces in one weight", s->name,
+                           MAX_PIECES);
+        }
+        int64_t first = (int64_t)out[i].first * n_in + in[0].first;
+        a->tensor[a->n_pieces] = t;
+        a->piece[a->n_pieces++] = (struct weight_piece){
+            .data = t->blocks + weight_format_bytes(t->format, first),
+            .dtype = t->dtype,
+            .rows = out[i].n,
+            .cols = in[0].n,
+            .stride = n_in,
+            .format = t->format,
+            .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
+        a->rows += out[i].n;
+    }
+    a->cols = in[0].n;
+    return 0;
+}
+
+/* Count a tensor by the format of its file. */
+static void count_format(struct model *m, const struct tensor *t, bool as_stored)
+{
+    enum weight_format_id id = t->format ? t->format->id : (enum weight_format_id)t->dtype;
+
+    (as_stored ? m->weights->n_stored : m->weights->n_decoded)[id]++;
+}
+
 /* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
  * counts. */
 static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
@@ -183,8 +245,10 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     m->config.n_parameters += (int64_t)a->rows * a->cols;
     int rc = m->backend->ops->weight(m->backend, &d, ret, e);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
-    for (int32_t i = 0; i < a->n_pieces && in_place && rc == 0; i++) {
-        rc = checkpoint_keep(m->checkpoint, a->tensor[i], e);
+    for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
+        if (in_place || (d.mapped && a->piece[i].format)) {
+            rc = checkpoint_keep(m->checkpoint, a->tensor[i], e);
+        }
     }
     return rc;
 }
@@ -202,8 +266,13 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     for (; s->name && s->target == target && rc == 0; s++) {
         if (tensor_spec_wanted(s, &m->config) &&
             (s->split != SPLIT_FIRST || m->options.rank == 0)) {
-            rc = add_tensor(&a, s, m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL,
-                            e);
+            const struct tensor *t =
+                m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL;
+            bool blocks = passes_blocks(m, s, t);
+            rc = blocks ? add_blocks(&a, s, t, e) : add_tensor(&a, s, t, e);
+            if (t) {
+                count_format(m, t, blocks || !t->format);
+            }
         }
     }
     if (rc == 0 && a.n_pieces > 0) {
@@ -245,6 +314,32 @@ static int load_weights(struct model *m, struct err *e)
         }
     }
     return rc;
+}
+
+/* One line that says which kernel serves which format, and what is decoded since none
+ * does. */
+static void log_formats(const struct model *m)
+{
+    const struct transformer *t = m->weights;
+    struct buf text;
+
+    buf_init(&text, 1024);
+    for (int32_t i = 0; i < WEIGHT_FORMATS; i++) {
+        const struct weight_format *f = weight_format_of((enum weight_format_id)i);
+        struct weight_support s = m->backend->ops->supports(m->backend, f);
+        if (t->n_stored[i] > 0) {
+            buf_printf(&text, "%s%d of %s by %s", text.len ? "; " : "", t->n_stored[i], f->name,
+                       s.kernel);
+        }
+        if (t->n_decoded[i] > 0) {
+            buf_printf(&text, "%s%d of %s decoded to %s", text.len ? "; " : "", t->n_decoded[i],
+                       f->name, dtype_name(m->options.dtype));
+        }
+    }
+    if (text.len > 0) {
+        log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));
+    }
+    buf_release(&text);
 }
 
 static int load_rope(struct model *m, struct err *e)
@@ -412,6 +507,7 @@ int transformer_load(struct model *m, struct err *e)
     t->n_vocab = vocab_range(m).n;
     rc = load_weights(m, e);
     if (rc == 0) {
+        log_formats(m);
         rc = load_rope(m, e);
     }
     if (rc < 0) {

@@ -41,6 +41,8 @@ struct transformer {
     int32_t intermediate;               /* of this rank: its slice of the MLP */
     int32_t vocab_first, n_vocab;       /* ids in embed and head */
     bool partial;                       /* n_ranks > 1: o and down give partial sums */
+    /* Tensors of each format: read as they are stored, and converted or decoded. */
+    int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;         /* residual stream, [hidden] */

@@ -76,12 +76,13 @@ struct cpu_tiles {
 /* FORMAT_BLOCK_MAX activations of a row, quantised for products with weights in blocks
  * (weight_format.h): groups of 32 of codes from -127 to 127 with a scale each. A group
  * whose greatest magnitude is below 1e-30 is zero; one that is not finite has a NaN as
- * its scale. Rows are zero-padded. */
+ * its scale. Rows are zero-padded. Members lie at multiples of their size or of 64
+ * bytes. */
 struct act_block {
     int8_t code[256];   /* rounded to nearest, ties to even */
     int32_t offset[64]; /* -128 times the sum of each four codes */
-    float scale[8];     /* the greatest magnitude of the group / 127 */
     float sum16[16];    /* scale times the sum of each 16 codes */
+    float scale[8];     /* the greatest magnitude of the group / 127 */
     float sum32[8];     /* scale times the sum of each 32 codes */
 };
 
