@@ -53,14 +53,14 @@ INLINE __m256 group_scale(const enum weight_format_id f, const float *scale, int
 }
 
 INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
-                       const struct act_block *x, const int n_x)
+                       const struct act_block *x, const int n_x, const int32_t groups)
 {
     __m256 min[2];
 
     if (has_halves(f)) {
         half_minima_of(s, min);
     } else {
-        min[0] = minima_of(f, s);
+        min[0] = minima_of(f, s, groups);
     }
     for (int j = 0; j < n_x; j++) {
         const float *of_x = has_halves(f) ? x[j].sum16 : x[j].sum32;
@@ -80,13 +80,13 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
     if (has_halves(f)) {
         half_scales_of(f, s, w);
     } else {
-        w[0] = scales_of(f, s);
+        w[0] = scales_of(f, s, groups);
     }
     for (int j = 0; j < n_x; j++) {
         scale_products(scale[j], f, w, &x[j]);
     }
     if (has_minima(f)) {
-        add_minima(sums, f, s, x, n_x);
+        add_minima(sums, f, s, x, n_x, groups);
     }
 #pragma GCC unroll 8
     for (int g = 0; g < groups; g++) {

@@ -57,14 +57,14 @@ INLINE __m512 row_scales(const enum weight_format_id f, __m512 w, const struct a
 }
 
 INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
-                       const struct act_block *x, const int n_x)
+                       const struct act_block *x, const int n_x, const int32_t groups)
 {
     __m256 min[2];
 
     if (has_halves(f)) {
         half_minima_of(s, min);
     } else {
-        min[0] = minima_of(f, s);
+        min[0] = minima_of(f, s, groups);
     }
     for (int j = 0; j < n_x; j++) {
         if (has_halves(f)) {
@@ -88,13 +88,13 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
         half_scales_of(f, s, half);
         w = join(half);
     } else {
-        w = _mm512_castps256_ps512(scales_of(f, s));
+        w = _mm512_castps256_ps512(scales_of(f, s, groups));
     }
     for (int j = 0; j < n_x; j++) {
         scale[j] = row_scales(f, w, &x[j]);
     }
     if (has_minima(f)) {
-        add_minima(sums, f, s, x, n_x);
+        add_minima(sums, f, s, x, n_x, groups);
     }
 #pragma GCC unroll 4
     for (int p = 0; p < groups / 2; p++) {

@@ -4,7 +4,7 @@
  *     clear_sums(sums, n_x)
  *     add_block(sums, f, s, x, n_x, groups)
  *                              the 256 values at s, or their first `groups` groups, an
- *                              even number of them; what is beyond them counts as well
+ *                              even number of them
  *     put_sums(out, sums, f, n_x)
  * which are inlined with constant f and n_x.
  */
@@ -24,10 +24,14 @@ INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *ro
         }
         add_block(&sums, f, row, x, n_x, GROUPS);
     }
-    if (at < n) { /* blocks of 32: the rest, and zeros up to an even number */
+    if (at < n) { /* blocks of 32: the rest, with zeros up to an even number */
         int32_t groups = (n - at) / 32;
-        memcpy(last, row, (size_t)(groups * (bytes_of(f) / GROUPS)));
-        add_block(&sums, f, last, x, n_x, (groups + 1) / 2 * 2);
+        if (groups % 2 != 0) {
+            memcpy(last, row, (size_t)(groups * (bytes_of(f) / GROUPS)));
+            row = last;
+            groups++;
+        }
+        add_block(&sums, f, row, x, n_x, groups);
     }
     put_sums(out, &sums, f, n_x);
 }
@@ -36,7 +40,8 @@ INLINE void dot_rows(float *sum, const struct dot_rows *w, const enum weight_for
                      const struct act_block *x, const int n_x, const struct prefetch *ahead)
 {
     for (int32_t i = 0; i < w->n; i++) {
-        bool fetches = ahead->period > 0 && i % ahead->period == ahead->phase;
+        bool fetches =
+            ahead->period == 1 || (ahead->period > 1 && i % ahead->period == ahead->phase);
         dot_row(sum + i * n_x, f, w->row[i], n, x, n_x, fetches ? ahead->distance : 0);
     }
 }

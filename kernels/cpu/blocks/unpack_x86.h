@@ -164,13 +164,16 @@ INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, con
 
 /* ---- scales ---- */
 
-/* Eight float16 numbers, `step` bytes apart. */
-INLINE __m256 load_halves(const uint8_t *p, const int step)
+/* n float16 numbers, `step` bytes apart, and zeros up to eight. */
+INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
 {
     uint16_t h[8];
 
     for (int i = 0; i < 8; i++) {
-        memcpy(&h[i], p + i * step, sizeof(h[i]));
+        h[i] = 0;
+        if (i < n) {
+            memcpy(&h[i], p + i * step, sizeof(h[i]));
+        }
     }
     return _mm256_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3],
                                           (short)h[4], (short)h[5], (short)h[6], (short)h[7]));
@@ -194,11 +197,15 @@ INLINE __m256 signed_times(__m128i bytes, __m256 d)
     return _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
 }
 
-/* weight_format_half_e8m0 of eight bytes, `step` apart. */
-INLINE __m256 load_e8m0(const uint8_t *p, const int step)
+/* weight_format_half_e8m0 of n bytes, `step` apart; beyond them any numbers. */
+INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n)
 {
-    __m256i e = _mm256_setr_epi32(p[0], p[step], p[2 * step], p[3 * step], p[4 * step], p[5 * step],
-                                  p[6 * step], p[7 * step]);
+    int32_t b[8];
+
+    for (int i = 0; i < 8; i++) {
+        b[i] = i < n ? p[i * step] : 0;
+    }
+    __m256i e = _mm256_setr_epi32(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]);
     __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
     __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
@@ -244,26 +251,26 @@ INLINE __m128i scales_q3_k(const uint8_t *p)
     return _mm_sub_epi8(v, _mm_set1_epi8(32));
 }
 
-/* The scales of eight groups of 32. */
-INLINE __m256 scales_of(const enum weight_format_id f, const uint8_t *s)
+/* The scales of n groups of 32, at most eight; fewer only where a group is a block. */
+INLINE __m256 scales_of(const enum weight_format_id f, const uint8_t *s, const int32_t n)
 {
     switch (f) {
     case FORMAT_MXFP4:
-        return load_e8m0(s, 17);
+        return load_e8m0(s, 17, n);
     case FORMAT_Q4_K:
     case FORMAT_Q5_K:
         return unsigned_times(six_bits(s + 4, false), load_half(s));
     case FORMAT_IQ4_XS:
         return signed_times(scales_iq4_xs(s), load_half(s));
     default:
-        return load_halves(s, bytes_of(f) / GROUPS);
+        return load_halves(s, bytes_of(f) / GROUPS, n);
     }
 }
 
-INLINE __m256 minima_of(const enum weight_format_id f, const uint8_t *s)
+INLINE __m256 minima_of(const enum weight_format_id f, const uint8_t *s, const int32_t n)
 {
     if (f == FORMAT_Q4_1 || f == FORMAT_Q5_1) {
-        return _mm256_xor_ps(load_halves(s + 2, bytes_of(f) / GROUPS), _mm256_set1_ps(-0.0f));
+        return _mm256_xor_ps(load_halves(s + 2, bytes_of(f) / GROUPS, n), _mm256_set1_ps(-0.0f));
     }
     return unsigned_times(six_bits(s + 4, true), load_half(s + 2));
 }
