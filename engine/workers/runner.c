@@ -330,7 +330,11 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
-    return model_open(&r->model, dir, c, &o, r->backend, e);
+    int rc = model_open(&r->model, dir, c, &o, r->backend, e);
+    if (rc == 0) {
+        model_log_formats(r->model);
+    }
+    return rc;
 }
 
 /* Allocates the KV pools from the memory that the weights left. */

@@ -8,12 +8,8 @@
 #include "models/families/layers.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "config/base/buf.h"
-#include "config/base/log.h"
 
 enum { MAX_PIECES = 8 };
 
@@ -111,17 +107,8 @@ static const void *plain_data(struct assembly *a, const struct tensor *t)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
-/* Whether the backend gets the tensor's blocks, not its values. */
-static bool passes_blocks(const struct model *m, const struct tensor_spec *s,
-                          const struct tensor *t)
-{
-    return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
-           s->cols != DIM_ONE && s->transposed == (t->order == ORDER_TRANSPOSED) &&
-           m->backend->ops->supports(m->backend, t->format).as_stored;
-}
-
-/* The same for a tensor whose blocks the backend gets. They are stored as [out, in]
- * whatever the order of Hugging Face's tensor. */
+/* Add this rank's blocks of a tensor, which stored as [out, in] whatever the
+ * order of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       struct err *e)
 {
@@ -159,14 +146,6 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     }
     a->cols = in[0].n;
     return 0;
-}
-
-/* Count a tensor by the format of its file. */
-static void count_format(struct model *m, const struct tensor *t, bool as_stored)
-{
-    enum weight_format_id id = t->format ? t->format->id : (enum weight_format_id)t->dtype;
-
-    (as_stored ? m->weights->n_stored : m->weights->n_decoded)[id]++;
 }
 
 /* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
@@ -268,10 +247,10 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
             (s->split != SPLIT_FIRST || m->options.rank == 0)) {
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL;
-            bool blocks = passes_blocks(m, s, t);
+            bool blocks = tensor_stays_in_blocks(m, s, t);
             rc = blocks ? add_blocks(&a, s, t, e) : add_tensor(&a, s, t, e);
             if (t) {
-                count_format(m, t, blocks || !t->format);
+                transformer_count_format(m->weights, t, blocks || !t->format);
             }
         }
     }
@@ -314,32 +293,6 @@ static int load_weights(struct model *m, struct err *e)
         }
     }
     return rc;
-}
-
-/* One line that says which kernel serves which format, and what is decoded since none
- * does. */
-static void log_formats(const struct model *m)
-{
-    const struct transformer *t = m->weights;
-    struct buf text;
-
-    buf_init(&text, 1024);
-    for (int32_t i = 0; i < WEIGHT_FORMATS; i++) {
-        const struct weight_format *f = weight_format_of((enum weight_format_id)i);
-        struct weight_support s = m->backend->ops->supports(m->backend, f);
-        if (t->n_stored[i] > 0) {
-            buf_printf(&text, "%s%d of %s by %s", text.len ? "; " : "", t->n_stored[i], f->name,
-                       s.kernel);
-        }
-        if (t->n_decoded[i] > 0) {
-            buf_printf(&text, "%s%d of %s decoded to %s", text.len ? "; " : "", t->n_decoded[i],
-                       f->name, dtype_name(m->options.dtype));
-        }
-    }
-    if (text.len > 0) {
-        log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));
-    }
-    buf_release(&text);
 }
 
 static int load_rope(struct model *m, struct err *e)
@@ -507,7 +460,6 @@ int transformer_load(struct model *m, struct err *e)
     t->n_vocab = vocab_range(m).n;
     rc = load_weights(m, e);
     if (rc == 0) {
-        log_formats(m);
         rc = load_rope(m, e);
     }
     if (rc < 0) {

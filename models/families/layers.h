@@ -166,6 +166,12 @@ int transformer_check(const struct model_family *f, const struct model_config *c
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
 
+/* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
+bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
+                            const struct tensor *t);
+/* Count a tensor that was loaded, for model_log_formats. */
+void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored);
+
 /* The end of layer i of this stage: x += y, and h = the next layer's or the final norm
  * of x. h is left alone where no norm follows or the next stage has it. `partial` as in
  * backend_ops.add_norm. */

@@ -71,7 +71,14 @@ static int keep_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     return 0;
 }
 
-static const struct backend_ops KEEPER_OPS = {.weight = keep_weight, .scratch = keep_scratch};
+static struct weight_support keep_supports(const struct backend *b, const struct weight_format *f)
+{
+    (void)b;
+    return (struct weight_support){.as_stored = !f->unpack, .act = DTYPE_F32, .kernel = ""};
+}
+
+static const struct backend_ops KEEPER_OPS = {
+    .supports = keep_supports, .weight = keep_weight, .scratch = keep_scratch};
 
 static int open_rank(struct keeper *k, struct model **ret, const char *dir, int32_t rank,
                      int32_t n_ranks, struct err *e)
