@@ -189,6 +189,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_kernels_neon(k);
         cpu_tiles_neon(k);
         cpu_attention_neon(k);
+        cpu_blocks_neon(k);
     }
 #endif
 }

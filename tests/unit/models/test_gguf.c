@@ -364,6 +364,44 @@ static void block_formats_decode_as_their_layouts_say(void **state)
     }
 }
 
+/* The values of the Python package gguf: scripts/make-quantised --hashes. */
+static void block_formats_decode_as_the_reference_does(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t encoding;
+        uint64_t hash;
+    } REFERENCE[] = {
+        {2, 0xeebb57e13014928full},  {3, 0xbf098fb3ce878d43ull},  {6, 0x7ef671e7e4c2a57dull},
+        {7, 0xbc1acf55fcba36beull},  {8, 0x73bfd464e45e5efdull},  {20, 0x945e8cb8f564c57bull},
+        {39, 0x0a1290f286b29b59ull}, {10, 0x3540f3bc76847361ull}, {11, 0x37ae7b204072db61ull},
+        {12, 0xb4c4ad94f060b358ull}, {13, 0x070f319644a8dce8ull}, {14, 0x9c321fbe2bf51758ull},
+        {23, 0x04a52839233b4a57ull}};
+    enum { VALUES = 8192 };
+    static uint8_t raw[2 * VALUES];
+    static float y[VALUES];
+    for (size_t i = 0; i < ARRAY_LEN(REFERENCE); i++) {
+        uint32_t encoding = REFERENCE[i].encoding, seed = 1;
+        int n = VALUES / gguf_block_values(encoding) * gguf_block_bytes(encoding);
+        for (int k = 0; k < n; k++) {
+            raw[k] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
+        }
+        gguf_decode(encoding, raw, VALUES, y);
+        uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
+        for (int k = 0; k < VALUES; k++) {
+            uint32_t bits;
+            memcpy(&bits, &y[k], sizeof(bits));
+            bits = isnan(y[k]) ? 0x7fc00000 : bits;
+            for (int b = 0; b < 4; b++) {
+                hash = (hash ^ (bits >> 8 * b & 255)) * 0x100000001b3;
+            }
+        }
+        if (hash != REFERENCE[i].hash) {
+            fail_msg("%s: 0x%016llx", gguf_encoding_name(encoding), (unsigned long long)hash);
+        }
+    }
+}
+
 static void plain_floats_decode_exactly(void **state)
 {
     (void)state;
@@ -738,6 +776,7 @@ int main(void)
         cmocka_unit_test(lying_tensors_are_refused),
         cmocka_unit_test(cut_files_are_refused),
         cmocka_unit_test(block_formats_decode_as_their_layouts_say),
+        cmocka_unit_test(block_formats_decode_as_the_reference_does),
         cmocka_unit_test(plain_floats_decode_exactly),
         cmocka_unit_test(values_are_rounded_to_the_type_asked_for),
         cmocka_unit_test(metadata_becomes_a_configuration),
