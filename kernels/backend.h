@@ -211,8 +211,8 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256];             /* for logs: a problem found at opening and worked around, or "" */
-    bool async;                 /* operations return before they are done */
+    char note[256]; /* for logs: a problem found at opening and worked around, or "" */
+    bool async;     /* operations return before they are done */
 };
 
 /* Functions that return int give 0, or a negative code and the reason in `e`. */

@@ -38,9 +38,10 @@ enum weight_format_id {
 };
 
 /* X(name) for each format of blocks. */
-#define EACH_BLOCK_FORMAT(X)                                                              \
-    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4) X(Q2_K) X(Q3_K) X(Q4_K) \
-    X(Q5_K) X(Q6_K) X(IQ4_XS)
+#define EACH_BLOCK_FORMAT(X) \
+    X(Q4_0)                  \
+    X(Q4_1)                  \
+    X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_XS)
 
 enum {
     FORMAT_BLOCK_MAX = 256,      /* values of a block, at most; a multiple of every block's */
@@ -50,7 +51,7 @@ enum {
 
 /* A block unpacked, or the first block_values of one. */
 struct weight_codes {
-    int16_t code[FORMAT_BLOCK_MAX];              /* -128 .. 127 */
+    int16_t code[FORMAT_BLOCK_MAX];               /* -128 .. 127 */
     float scale[FORMAT_BLOCK_MAX / FORMAT_GROUP]; /* of each FORMAT_GROUP values */
     float min[FORMAT_BLOCK_MAX / FORMAT_GROUP];   /* likewise; 0 in formats without minima */
 };
@@ -75,7 +76,7 @@ static inline int64_t weight_format_bytes(const struct weight_format *f, int64_t
     return n / f->block_values * f->block_bytes;
 }
 
-/* out[i] = value i of the n values, whole blocks, stored at src. Not for plain floats. */
+/* out[i] = value i of the n values, whole blocks, at src. Not for plain floats. */
 void weight_format_decode(const struct weight_format *f, const void *src, int64_t n, float *out);
 
 /* The float of two bytes, little-endian. */
@@ -85,7 +86,7 @@ float weight_format_f16(const uint8_t *p);
  * zero; of MXFP4, twice the values of E2M1. */
 extern const int8_t weight_levels_iq4[16], weight_levels_mxfp4[16];
 
-/* Weight scale of a MXFP4 block: half of 2^(e - 127), because its levels are doubled. */
+/* Scale of an MXFP4 block: half of 2^(e - 127), because its levels are doubled. */
 float weight_format_half_e8m0(uint8_t e);
 
 #endif

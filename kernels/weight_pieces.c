@@ -26,8 +26,7 @@ int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, stru
         n += (int64_t)p->rows * p->cols;
         fits = fits && p->dtype != DTYPE_I32 &&
                (d->kind == WEIGHT_VECTOR || weight_piece_cols(p) == d->cols) &&
-               p->cols * dtype_bytes(p->dtype) <= max_row_bytes &&
-               (!p->format || blocks_fit(d, p));
+               p->cols * dtype_bytes(p->dtype) <= max_row_bytes && (!p->format || blocks_fit(d, p));
     }
     fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
     if (d->n_pieces > 0 && !fits) {

@@ -52,7 +52,8 @@ struct mat bench_mat(struct bench_timer *t, int32_t rows, int32_t cols, enum dty
     struct mat m = {0};
 
     if (t->rc == 0) {
-        bench_failed(t, t->b->ops->scratch(t->b, rows, cols, backend_act_dtype(t->b, type), &m, t->e));
+        bench_failed(t,
+                     t->b->ops->scratch(t->b, rows, cols, backend_act_dtype(t->b, type), &m, t->e));
     }
     return m;
 }

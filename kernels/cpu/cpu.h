@@ -57,7 +57,8 @@ struct cpu_weight {
 /* Bytes from one stored row to the next of the same piece. */
 static inline int64_t cpu_row_bytes(const struct mat *w)
 {
-    return w->format ? weight_format_bytes(w->format, w->stride) : w->stride * dtype_bytes(w->dtype);
+    return w->format ? weight_format_bytes(w->format, w->stride)
+                     : w->stride * dtype_bytes(w->dtype);
 }
 
 /* Row r of a weight, or of a run of one. */

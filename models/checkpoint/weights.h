@@ -32,8 +32,8 @@ struct tensor {
     /* quantised or reordered in its file: only tensor_decode gives the values; NULL:
      * read `data` */
     const struct gguf_tensor *encoded;
-    /* quantised: how its blocks are stored, and where they lie in the mapping; NULL: it is
-     * not */
+    /* of a quantised tensor: how its blocks are stored, and where in the mapping; else
+     * NULL */
     const struct weight_format *format;
     const uint8_t *blocks;
     enum tensor_order order; /* with `encoded` */

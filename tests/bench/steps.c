@@ -300,7 +300,8 @@ static void open_all(const char *device, const char *dir)
                               .max_len = MIN(c.max_positions, PER_SEQ * BLOCK)};
     check(model_open(&model, dir, &c, &o, b, &e), &e);
     struct kv_layout kv;
-    kv_layout_init(&kv, BLOCK, c.n_layers, c.n_kv_heads, c.head_dim, backend_act_dtype(b, DTYPE_BF16));
+    kv_layout_init(&kv, BLOCK, c.n_layers, c.n_kv_heads, c.head_dim,
+                   backend_act_dtype(b, DTYPE_BF16));
     check(b->ops->kv_create(b, &kv, BLOCKS, 0, &e), &e);
     if (b->ops->ready) {
         check(b->ops->ready(b, &e), &e);

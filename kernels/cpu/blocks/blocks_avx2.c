@@ -90,7 +90,8 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
     }
 #pragma GCC unroll 8
     for (int g = 0; g < groups; g++) {
-        __m256i code = _mm256_sub_epi8(stored_codes(f, s, g), _mm256_set1_epi8((char)zero_point(f)));
+        __m256i code =
+            _mm256_sub_epi8(stored_codes(f, s, g), _mm256_set1_epi8((char)zero_point(f)));
 #pragma GCC unroll 4
         for (int j = 0; j < n_x; j++) {
             __m256i q = _mm256_load_si256((const __m256i *)(x[j].code + 32 * g));

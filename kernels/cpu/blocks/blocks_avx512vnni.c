@@ -48,8 +48,8 @@ INLINE __m512 row_scales(const enum weight_format_id f, __m512 w, const struct a
     __m512 d = _mm512_castps256_ps512(_mm256_load_ps(x->scale));
 
     if (has_halves(f)) {
-        d = _mm512_permutexvar_ps(
-            _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), d);
+        d = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+                                  d);
         return _mm512_mul_ps(w, d);
     }
     return _mm512_castps256_ps512(
@@ -70,9 +70,8 @@ INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const u
         if (has_halves(f)) {
             sums->min[j] = _mm512_fmadd_ps(join(min), _mm512_load_ps(x[j].sum16), sums->min[j]);
         } else {
-            sums->min[j] = _mm512_zextps256_ps512(
-                _mm256_fmadd_ps(min[0], _mm256_load_ps(x[j].sum32),
-                                _mm512_castps512_ps256(sums->min[j])));
+            sums->min[j] = _mm512_zextps256_ps512(_mm256_fmadd_ps(
+                min[0], _mm256_load_ps(x[j].sum32), _mm512_castps512_ps256(sums->min[j])));
         }
     }
 }
@@ -101,8 +100,8 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
         __m512i code = pair_codes(f, s, p);
 #pragma GCC unroll 4
         for (int j = 0; j < n_x; j++) {
-            __m512i from = has_minima(f) ? _mm512_setzero_si512()
-                                         : _mm512_load_si512(x[j].offset + 16 * p);
+            __m512i from =
+                has_minima(f) ? _mm512_setzero_si512() : _mm512_load_si512(x[j].offset + 16 * p);
             __m512i sum = _mm512_dpbusd_epi32(from, code, _mm512_load_si512(x[j].code + 64 * p));
             sums->acc[j] =
                 _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), pair_scale(f, scale[j], p), sums->acc[j]);

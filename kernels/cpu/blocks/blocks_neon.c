@@ -111,7 +111,8 @@ INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
     bool some = finite && !(most < 1e-30f);
     float inverse = some ? 127.0f / most : 0;
     for (int i = 0; i < 32; i += 4) {
-        int32x4_t v = some ? vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), inverse)) : vdupq_n_s32(0);
+        int32x4_t v =
+            some ? vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), inverse)) : vdupq_n_s32(0);
         int32_t code[4];
         vst1q_s32(code, v);
         for (int k = 0; k < 4; k++) {
@@ -138,15 +139,14 @@ static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t
     }
 }
 
-#define DOTS(NAME)                                                                          \
-    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                \
-                            const struct act_block *x, int32_t n_x,                         \
-                            const struct prefetch *ahead)                                   \
-    {                                                                                       \
-        (void)ahead;                                                                        \
-        for (int32_t i = 0; i < w->n; i++) {                                                \
-            row_dots(sum + i * n_x, weight_format_of(FORMAT_##NAME), w->row[i], n, x, n_x); \
-        }                                                                                   \
+#define DOTS(NAME)                                                                                \
+    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
+                            const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
+    {                                                                                             \
+        (void)ahead;                                                                              \
+        for (int32_t i = 0; i < w->n; i++) {                                                      \
+            row_dots(sum + i * n_x, weight_format_of(FORMAT_##NAME), w->row[i], n, x, n_x);       \
+        }                                                                                         \
     }
 EACH_BLOCK_FORMAT(DOTS)
 

@@ -121,15 +121,14 @@ static void row_dots(float *sum, const struct weight_format *f, const uint8_t *r
     }
 }
 
-#define DOTS(NAME)                                                                        \
-    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,              \
-                            const struct act_block *x, int32_t n_x,                       \
-                            const struct prefetch *ahead)                                 \
-    {                                                                                     \
-        (void)ahead;                                                                      \
-        for (int32_t i = 0; i < w->n; i++) {                                              \
-            row_dots(sum + i * n_x, weight_format_of(FORMAT_##NAME), w->row[i], n, x, n_x); \
-        }                                                                                 \
+#define DOTS(NAME)                                                                                \
+    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
+                            const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
+    {                                                                                             \
+        (void)ahead;                                                                              \
+        for (int32_t i = 0; i < w->n; i++) {                                                      \
+            row_dots(sum + i * n_x, weight_format_of(FORMAT_##NAME), w->row[i], n, x, n_x);       \
+        }                                                                                         \
     }
 EACH_BLOCK_FORMAT(DOTS)
 

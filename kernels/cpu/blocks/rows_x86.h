@@ -65,12 +65,11 @@ INLINE void dots_of(float *sum, const struct dot_rows *w, const enum weight_form
     }
 }
 
-#define DOTS(NAME)                                                           \
-    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n, \
-                            const struct act_block *x, int32_t n_x,          \
-                            const struct prefetch *ahead)                    \
-    {                                                                        \
-        dots_of(sum, w, FORMAT_##NAME, n, x, n_x, ahead);                    \
+#define DOTS(NAME)                                                                                \
+    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
+                            const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
+    {                                                                                             \
+        dots_of(sum, w, FORMAT_##NAME, n, x, n_x, ahead);                                         \
     }
 EACH_BLOCK_FORMAT(DOTS)
 

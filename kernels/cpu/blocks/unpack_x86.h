@@ -298,8 +298,8 @@ INLINE void half_scales_of(const enum weight_format_id f, const uint8_t *s, __m2
 /* Q2_K's sixteen minima. */
 INLINE void half_minima_of(const uint8_t *s, __m256 ret[2])
 {
-    __m128i v = _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i *)s), 4),
-                              _mm_set1_epi8(15));
+    __m128i v =
+        _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i *)s), 4), _mm_set1_epi8(15));
     __m256 d = load_half(s + 82);
 
     ret[0] = unsigned_times(v, d);

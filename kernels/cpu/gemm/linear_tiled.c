@@ -77,8 +77,8 @@ static int pack_all(struct linear_job *j)
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
 
     if (j->w.format) {
-        j->tile_bytes = div_ceil(j->x.cols, FORMAT_BLOCK_MAX) * TILE_ROWS *
-                        (int64_t)sizeof(struct act_block);
+        j->tile_bytes =
+            div_ceil(j->x.cols, FORMAT_BLOCK_MAX) * TILE_ROWS * (int64_t)sizeof(struct act_block);
     } else {
         j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
     }

@@ -14,10 +14,10 @@ static float load_bits(uint32_t bits)
 
 /* The format of each encoding, plus one; 0: not supported. */
 static const uint8_t FORMATS[] = {
-    [0] = 1 + FORMAT_F32,   [1] = 1 + FORMAT_F16,     [2] = 1 + FORMAT_Q4_0,
-    [3] = 1 + FORMAT_Q4_1,  [6] = 1 + FORMAT_Q5_0,    [7] = 1 + FORMAT_Q5_1,
-    [8] = 1 + FORMAT_Q8_0,  [10] = 1 + FORMAT_Q2_K,   [11] = 1 + FORMAT_Q3_K,
-    [12] = 1 + FORMAT_Q4_K, [13] = 1 + FORMAT_Q5_K,   [14] = 1 + FORMAT_Q6_K,
+    [0] = 1 + FORMAT_F32,     [1] = 1 + FORMAT_F16,     [2] = 1 + FORMAT_Q4_0,
+    [3] = 1 + FORMAT_Q4_1,    [6] = 1 + FORMAT_Q5_0,    [7] = 1 + FORMAT_Q5_1,
+    [8] = 1 + FORMAT_Q8_0,    [10] = 1 + FORMAT_Q2_K,   [11] = 1 + FORMAT_Q3_K,
+    [12] = 1 + FORMAT_Q4_K,   [13] = 1 + FORMAT_Q5_K,   [14] = 1 + FORMAT_Q6_K,
     [20] = 1 + FORMAT_IQ4_NL, [23] = 1 + FORMAT_IQ4_XS, [30] = 1 + FORMAT_BF16,
     [39] = 1 + FORMAT_MXFP4,
 };

@@ -209,7 +209,8 @@ static void products_follow_the_decoded_weights(void **state)
     (void)state;
     static const struct {
         int32_t rows, cols, x_rows;
-    } SHAPES[] = {{1, 256, 1}, {5, 512, 3}, {40, 1536, 1}, {77, 768, 2}, {130, 256, 9}, {31, 2048, 4}};
+    } SHAPES[] = {{1, 256, 1},  {5, 512, 3},   {40, 1536, 1},
+                  {77, 768, 2}, {130, 256, 9}, {31, 2048, 4}};
     struct rig r;
     rig_open(&r);
     for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
@@ -236,10 +237,9 @@ static void pieces_of_several_formats_make_one_weight(void **state)
     (void)state;
     struct rig r;
     rig_open(&r);
-    struct piece s[4] = {make_piece(&r, FORMAT_Q4_K, 48, 512, 16),
-                         make_piece(&r, FORMAT_Q4_K, 32, 512, 8),
-                         make_piece(&r, FORMAT_Q6_K, 33, 512, 0),
-                         make_piece(&r, FORMAT_Q4_K, 7, 512, 0)};
+    struct piece s[4] = {
+        make_piece(&r, FORMAT_Q4_K, 48, 512, 16), make_piece(&r, FORMAT_Q4_K, 32, 512, 8),
+        make_piece(&r, FORMAT_Q6_K, 33, 512, 0), make_piece(&r, FORMAT_Q4_K, 7, 512, 0)};
     check_products(&r, s, 4, 1);
     check_products(&r, s, 4, 11);
     check_products(&r, s + 1, 2, 2);
@@ -465,7 +465,9 @@ static void pieces_that_cut_blocks_are_refused(void **state)
                                 .kind = WEIGHT_LINEAR,
                                 .dtype = DTYPE_BF16,
                                 .rows = i == 2 ? 256 : 8,
-                                .cols = i == 0 ? 128 : i == 2 ? 8 : 256,
+                                .cols = i == 0   ? 128
+                                        : i == 2 ? 8
+                                                 : 256,
                                 .piece = &bad[i],
                                 .n_pieces = 1};
         assert_int_equal(r.b->ops->weight(r.b, &d, &m, &e), ERR_INVALID);

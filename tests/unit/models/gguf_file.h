@@ -93,8 +93,8 @@ static inline void set_texts(struct file *f, const char *name, const char *const
 }
 
 /* n 32-bit numbers. */
-static inline void set_numbers(struct file *f, const char *name, enum gguf_type item, const void *value,
-                        uint64_t n)
+static inline void set_numbers(struct file *f, const char *name, enum gguf_type item,
+                               const void *value, uint64_t n)
 {
     key(f, name, GGUF_ARRAY);
     u32(&f->head, item);
@@ -104,7 +104,7 @@ static inline void set_numbers(struct file *f, const char *name, enum gguf_type 
 
 /* dim0 is the contiguous axis; dim1 0: it is the only one. */
 static inline void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0,
-                       uint64_t dim1, const void *data, size_t n_bytes)
+                              uint64_t dim1, const void *data, size_t n_bytes)
 {
     string(&f->tensors, name);
     u32(&f->tensors, dim1 ? 2 : 1);

@@ -147,8 +147,7 @@ static int load(struct loaded *l, bool blocks, int32_t rank, int32_t n_ranks, st
     struct generation_defaults gen;
 
     *l = (struct loaded){0};
-    if (backend_open(&l->backend, "cpu", &k, e) < 0 ||
-        model_config_read(&c, &gen, path, e) < 0) {
+    if (backend_open(&l->backend, "cpu", &k, e) < 0 || model_config_read(&c, &gen, path, e) < 0) {
         fail_msg("%s", e->text);
     }
     l->ops = *l->backend->ops;
@@ -184,14 +183,13 @@ static bool same_values(const char *what, const struct loaded *a, struct mat in_
     assert_int_equal(a->ops.download(a->backend, decoded, y, &e), 0);
     for (size_t i = 0; i < n; i++) {
         if (memcmp(&x[i], &y[i], sizeof(*x)) != 0) {
-            fail_msg("%s, row %zu, column %zu: %.9g, decoded %.9g", what,
-                     i / (size_t)decoded.cols, i % (size_t)decoded.cols, (double)x[i],
-                     (double)y[i]);
+            fail_msg("%s, row %zu, column %zu: %.9g, decoded %.9g", what, i / (size_t)decoded.cols,
+                     i % (size_t)decoded.cols, (double)x[i], (double)y[i]);
         }
     }
     free(x);
     free(y);
-    return in_blocks.format != NULL && decoded.format == NULL;
+    return in_blocks.format && !decoded.format;
 }
 
 static void compare(void (*put)(struct file *f), int32_t n_ranks)

@@ -423,7 +423,8 @@ static int compare_greedy(struct rig *r, int *ret_n, double tie)
 static double tie_nats(const struct rig *r)
 {
     double stated = r->config.dtype == DTYPE_F32 ? 1e-4 : 0.02;
-    bool rounds = backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32 && expected(r, "error", 0);
+    bool rounds =
+        backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32 && expected(r, "error", 0);
 
     return rounds ? MAX(stated, 2 * M_SQRT2 * own_error(r, 0, N_PROMPTS)) : stated;
 }
