@@ -1,6 +1,6 @@
 # Quire's build: `make help` lists the targets. Out of tree in $(BUILD); sources are found by wildcard, so a new file needs
 # no line here. What a file's name decides:
-#   *_avx2.c *_avx512.c *_avx512bf16.c   x86-64 only, compiled for that instruction set and entered after a run-time check
+#   *_avx2.c, *_avx512*.c                x86-64 only, compiled for that instruction set and entered after a run-time check
 #   *_neon.c                             aarch64 only
 #   tests/unit/**/test_*.c               a unit test: its own main, linked to everything but server/main.c
 #   tests/fuzz/fuzz_*.c                  a libFuzzer target
@@ -34,7 +34,7 @@ endif
 # ---- sources ------------------------------------------------------------------------------------------------------
 
 arch := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512bf16.c) $(if $(filter aarch64,$(arch)),,%_neon.c)
+other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512vnni.c %_avx512bf16.c) $(if $(filter aarch64,$(arch)),,%_neon.c)
 # The C files of a folder and of those below it, three deep.
 c_below = $(wildcard $1/*.c $1/*/*.c $1/*/*/*.c)
 # Of kernels/cuda only what needs no GPU: the plugin has the rest.
@@ -87,6 +87,7 @@ avx2 := -mavx2 -mfma -mf16c
 avx512 := $(avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 $(BUILD)/obj/%_avx2.o: extra := $(avx2)
 $(BUILD)/obj/%_avx512.o: extra := $(avx512)
+$(BUILD)/obj/%_avx512vnni.o: extra := $(avx512) -mavx512vnni
 $(BUILD)/obj/%_avx512bf16.o: extra := $(avx512) -mavx512bf16
 
 # Other flags mean other objects: the stamp changes when they do.

@@ -25,13 +25,14 @@
 #define QUIRE_KERNELS_BACKEND_H
 
 #include "kernels/batch.h"
+#include "kernels/weight_format.h"
 
 struct comm;     /* comm.h */
 struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 11
+#define BACKEND_ABI 12
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -41,15 +42,17 @@ static inline int64_t dtype_bytes(enum dtype t)
 const char *dtype_name(enum dtype t);
 
 /* A matrix [rows, cols] in the backend's memory, or a view of one. Element (r, c) lies
- * at data + (r * stride + c) * dtype_bytes(dtype). Owned by the backend that made
- * it. */
+ * at data + (r * stride + c) * dtype_bytes(dtype), except in a weight that is kept as
+ * stored in blocks, whose parts `priv` knows. Owned by the backend that made it. */
 struct mat {
     void *data;     /* in memory of the device; NULL: no matrix */
     int64_t stride; /* elements between rows, >= cols */
     int32_t rows;
     int32_t cols;
     enum dtype dtype; /* of an element */
-    void *priv;       /* a weight's handle (packing, scales, algorithm), for its backend alone */
+    /* a weight kept in blocks, that of its first piece; NULL: elements of dtype */
+    const struct weight_format *format;
+    void *priv; /* a weight's handle (packing, scales, algorithm), for its backend alone */
     /* A result that the next operation reads and no later one: a backend that does both
      * at once need not store it. */
     bool transient;
@@ -80,6 +83,20 @@ struct weight_piece {
     int32_t rows, cols; /* of the slice as stored, before transposing */
     int64_t stride;     /* elements between stored rows */
     bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the weight is its transpose */
+    /* Blocks at `data`, whole ones in each row: `dtype` does not count, `stride` counts
+     * values, and `transposed` is false. The backend supports the format. NULL: elements
+     * of dtype. */
+    const struct weight_format *format;
+    /* Above 0: in each head of so many rows, the rows i and i + head_rows / 2 of the
+     * weight are stored as neighbours, 2 i and 2 i + 1 (with `format` alone). */
+    int32_t head_rows;
+};
+
+/* What a backend does with weights of a format. */
+struct weight_support {
+    bool as_stored;     /* multiplies and embeds them as stored; false: decode them first */
+    enum dtype act;     /* of the activations between operations, if all weights were so */
+    const char *kernel; /* that multiplies them, for the log; "" where not as_stored */
 };
 
 enum weight_kind {
@@ -234,9 +251,8 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256];             /* for logs: a problem found at opening and worked around, or "" */
-    bool async;                 /* operations return before they are done */
-    enum dtype act_dtype_of[4]; /* activations' type for weights of a given enum dtype */
+    char note[256]; /* for logs: a problem found at opening and worked around, or "" */
+    bool async;     /* operations return before they are done */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;
@@ -250,7 +266,9 @@ struct backend_ops {
     void (*free)(struct backend *b);
     /* The memory that is free now: the runner sizes the cache by it. */
     int (*memory)(struct backend *b, struct backend_memory *ret, struct err *e);
-    /* Allocate and fill a weight. Owned by the backend. */
+    /* What the backend does with a format; what it decides for one does not change. */
+    struct weight_support (*supports)(const struct backend *b, const struct weight_format *f);
+    /* Allocate and fill a weight, or read it in its mapped file. Owned by the backend. */
     int (*weight)(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
@@ -359,6 +377,12 @@ struct backend_ops {
     /* The reverse: float32 from host memory, converted to the mat's type. */
     int (*upload)(struct backend *b, struct mat m, const float *in, struct err *e);
 };
+
+/* The activations' type for weights of type t. */
+static inline enum dtype backend_act_dtype(const struct backend *b, enum dtype t)
+{
+    return b->ops->supports(b, weight_format_of((enum weight_format_id)t)).act;
+}
 
 /* Plugins export this under the name quire_backend_open. They refuse an `abi` other
  * than their own BACKEND_ABI. */

@@ -1,6 +1,16 @@
 /* See weight_pieces.h. */
 #include "kernels/weight_pieces.h"
 
+/* Whether blocks make whole rows, as products and embeddings read them. */
+static bool blocks_fit(const struct weight_desc *d, const struct weight_piece *p)
+{
+    int32_t values = p->format->block_values;
+
+    return (d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING) && !p->transposed &&
+           p->cols % values == 0 && p->stride % values == 0 && p->stride >= p->cols &&
+           (p->head_rows == 0 || (p->head_rows % 2 == 0 && p->rows % p->head_rows == 0));
+}
+
 int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, struct err *e)
 {
     if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {
@@ -16,7 +26,7 @@ int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, stru
         n += (int64_t)p->rows * p->cols;
         fits = fits && p->dtype != DTYPE_I32 &&
                (d->kind == WEIGHT_VECTOR || weight_piece_cols(p) == d->cols) &&
-               p->cols * dtype_bytes(p->dtype) <= max_row_bytes;
+               p->cols * dtype_bytes(p->dtype) <= max_row_bytes && (!p->format || blocks_fit(d, p));
     }
     fits = fits && (d->kind == WEIGHT_VECTOR ? d->rows == 1 && n == d->cols : rows == d->rows);
     if (d->n_pieces > 0 && !fits) {

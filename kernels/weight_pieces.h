@@ -15,6 +15,17 @@ static inline int32_t weight_piece_cols(const struct weight_piece *p)
     return p->transposed ? p->rows : p->cols;
 }
 
+/* Whether a piece of the weight is stored in blocks. */
+static inline bool weight_has_blocks(const struct weight_desc *d)
+{
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        if (d->piece[i].format) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ERR_INVALID where the pieces of `d` do not make [rows, cols] of floats, or a stored
  * row of one has more than max_row_bytes. */
 int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, struct err *e);

@@ -204,6 +204,9 @@ static inline int32_t model_first_layer(const struct model_config *c, int32_t st
 int model_open(struct model **ret, const char *dir, const struct model_config *c,
                const struct model_options *o, struct backend *backend, struct err *e);
 void model_free(struct model *m);
+/* One line of the log: which kernel serves the tensors of each stored format, and which
+ * were decoded because none does. Nothing with dummy weights. */
+void model_log_formats(const struct model *m);
 /* A hash of the configuration and of the tensors' names, types and shapes: equal on all
  * ranks of a model. */
 uint64_t model_digest(const struct model *m);

@@ -344,13 +344,17 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
-    return model_open(&r->model, dir, c, &o, r->backend, e);
+    int rc = model_open(&r->model, dir, c, &o, r->backend, e);
+    if (rc == 0) {
+        model_log_formats(r->model);
+    }
+    return rc;
 }
 
 /* The type of keys and values: that of the activations. */
 static enum dtype kv_dtype(const struct runner *r)
 {
-    return r->backend->act_dtype_of[r->model->options.dtype];
+    return backend_act_dtype(r->backend, r->model->options.dtype);
 }
 
 /* Sets the layout of each KV group on this rank; all have as many layers. */

@@ -52,7 +52,8 @@ struct mat bench_mat(struct bench_timer *t, int32_t rows, int32_t cols, enum dty
     struct mat m = {0};
 
     if (t->rc == 0) {
-        bench_failed(t, t->b->ops->scratch(t->b, rows, cols, t->b->act_dtype_of[type], &m, t->e));
+        bench_failed(t,
+                     t->b->ops->scratch(t->b, rows, cols, backend_act_dtype(t->b, type), &m, t->e));
     }
     return m;
 }
@@ -189,7 +190,7 @@ static double product_us(struct bench_timer *t, struct bench_ceiling *c, int32_t
 {
     *c = (struct bench_ceiling){
         .w = bench_weight(t, WEIGHT_LINEAR, out, in, DTYPE_BF16),
-        .x = bench_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]),
+        .x = bench_weight(t, WEIGHT_TABLE, rows, in, backend_act_dtype(t->b, DTYPE_BF16)),
         .out = bench_mat(t, rows, out, DTYPE_BF16)};
     struct bench_job j = {
         .batch = bench_batch(t, rows), .calls = 4, .call = call_product, .arg = c};
@@ -286,7 +287,7 @@ static int open_bench(struct bench_timer *t, const char *device)
     }
     struct kv_layout l;
     kv_layout_init(&l, t->shape.block_size, t->shape.cache_layers, t->shape.kv_heads, t->shape.dim,
-                   t->b->act_dtype_of[DTYPE_BF16]);
+                   backend_act_dtype(t->b, DTYPE_BF16));
     rc = t->b->ops->kv_create(t->b, &l, t->shape.n_blocks, 0, t->e);
     if (rc < 0) {
         return rc;

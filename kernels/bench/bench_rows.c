@@ -32,7 +32,7 @@ static void product_line(struct bench_timer *t, struct products *p, int32_t out,
     const struct bench_shape *m = &t->shape;
     bool head = out == m->vocab, gated = out == 2 * m->inner;
 
-    p->x = bench_weight(t, WEIGHT_TABLE, rows, in, t->b->act_dtype_of[DTYPE_BF16]);
+    p->x = bench_weight(t, WEIGHT_TABLE, rows, in, backend_act_dtype(t->b, DTYPE_BF16));
     p->out = bench_mat(t, rows, out, head ? DTYPE_F32 : DTYPE_BF16);
     p->act = gated ? bench_mat(t, rows, out / 2, DTYPE_BF16) : p->out;
     struct bench_job j = {.batch = bench_batch(t, rows),
@@ -137,7 +137,7 @@ static struct batch sampling_batch(struct bench_timer *t, int32_t n, const struc
 static void glue_lines(struct bench_timer *t, int32_t n)
 {
     const struct bench_shape *m = &t->shape;
-    enum dtype act = t->b->act_dtype_of[DTYPE_BF16];
+    enum dtype act = backend_act_dtype(t->b, DTYPE_BF16);
     int32_t width = (m->heads + 2 * m->kv_heads) * m->dim;
     struct sample_row *row = calloc((size_t)n, sizeof(*row));
     struct glue g = {.x = bench_mat(t, n, m->hidden, DTYPE_BF16),

@@ -25,6 +25,7 @@ static void cpu_free(struct backend *b)
 static const struct backend_ops cpu_ops = {
     .free = cpu_free,
     .memory = cpu_memory,
+    .supports = cpu_supports,
     .weight = cpu_weight,
     .scratch = cpu_scratch,
     .kv_create = cpu_kv_create,
@@ -97,7 +98,6 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     if (!c) {
         return err_nomem(e, "the cpu backend");
     }
-    /* act_dtype_of is DTYPE_F32, which is 0, for all */
     c->base = (struct backend){.ops = &cpu_ops, .name = "cpu"};
     c->config = *config;
     enum cpu_isa isa;

@@ -7,14 +7,16 @@
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
  *     linear.c     products with weights, as plain loops; linear_tiled.c by tiles,
- *                  linear_stream.c for a single tile of x, linear_panels.c for many
+ *                  linear_stream.c for a single tile of x, linear_panels.c for many;
+ *                  linear_blocks.c for weights in blocks, which the first two multiply
  *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
  *     ranks.c      collectives of tensor parallelism
  *     stages.c     activations between pipeline stages
  *     sample.c     sampling, the specification of all backends; select.c its selection
  *                  by threshold
  *     pool.c       threads
- *     simd/        the inner loops: kernels.c plain, rows_*.c, tile_*.c, panel_*.c and
+ *     blocks/      the inner loops of products with weights in blocks, by instruction set
+ *     simd/        the other inner loops: kernels.c plain, rows_*.c, tile_*.c, panel_*.c and
  *                  attention_*.c by instruction set; isa.c chooses
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
@@ -36,11 +38,48 @@ struct cpu_region {
     size_t n_bytes, used_bytes; /* used_bytes is a multiple of 64 */
 };
 
-/* mat.priv of every weight. */
-struct cpu_weight {
-    struct mat m;            /* the weight itself */
-    struct cpu_weight *next; /* the weight that was read after it last time; NULL: unknown */
+/* A piece of a weight that is kept in blocks. */
+struct cpu_part {
+    const char *data;    /* in the mapped file, or a copy of the backend's */
+    int32_t first, rows; /* of the rows of its struct cpu_weight */
+    int32_t head_rows;   /* as in weight_piece */
 };
+
+/* mat.priv of every weight. One whose pieces have several formats is a list, a run of
+ * neighbouring pieces of one format each. */
+struct cpu_weight {
+    struct mat m;             /* the weight itself, or its run of rows */
+    struct cpu_weight *next;  /* the weight that was read after it last time; NULL: unknown */
+    struct cpu_weight *below; /* the run that follows; NULL: none */
+    struct cpu_part *part;    /* [n_parts], with m.format */
+    int32_t n_parts;
+};
+
+/* Bytes from one stored row to the next of the same piece. */
+static inline int64_t cpu_row_bytes(const struct mat *w)
+{
+    return w->format ? weight_format_bytes(w->format, w->stride)
+                     : w->stride * dtype_bytes(w->dtype);
+}
+
+/* Row r of a weight, or of a run of one. */
+static inline const char *cpu_row(const struct mat *w, int32_t r)
+{
+    if (!w->format) {
+        return (const char *)w->data + r * cpu_row_bytes(w);
+    }
+    const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
+    while (r >= p->first + p->rows) {
+        p++;
+    }
+    int32_t at = r - p->first;
+    if (p->head_rows > 0) {
+        int32_t half = p->head_rows / 2;
+        int32_t in_head = at % p->head_rows;
+        at += in_head < half ? in_head : in_head - p->head_rows + 1;
+    }
+    return p->data + at * cpu_row_bytes(w);
+}
 
 /* Results of one step, as struct results of batch.h, in a ring: two steps may be in
  * flight, and results outlive the next wait. */
@@ -143,6 +182,7 @@ char *cpu_map_huge(size_t n_bytes);
 void *cpu_alloc(struct cpu_backend *c, size_t n_bytes);
 void cpu_memory_release(struct cpu_backend *c);
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e);
+struct weight_support cpu_supports(const struct backend *b, const struct weight_format *f);
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
 int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                 struct err *e);
@@ -150,6 +190,12 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
                   int32_t n_host_blocks, struct err *e);
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
 int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
+
+/* weight_blocks.c: a weight of which some pieces are stored in blocks. */
+int cpu_weight_blocks(struct cpu_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e);
+/* Row r of such a weight as floats, [w->cols]. */
+void cpu_decode_row(const struct mat *w, int32_t r, float *out);
 
 /* hugepages.c: whether a weight of rows `stride` elements apart can be read in its
  * mapped file. */
@@ -215,11 +261,15 @@ void cpu_broadcast_tokens(struct cpu_backend *c, int32_t first, int32_t end);
 void cpu_stage_receive(struct backend *b, struct mat x);
 void cpu_stage_send(struct backend *b, struct mat x);
 
-/* linear_tiled.c: linear by tiles. Needs c->k.linear. */
+/* linear_tiled.c: linear by tiles. Needs c->k.linear, or one run of a weight in
+ * blocks. */
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                       const struct epilogue *ep);
 /* linear_panels.c: linear for many rows of x. Needs c->k.panels. */
 void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep);
+/* linear_blocks.c: linear with a weight kept in blocks. */
+void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
 /* linear_tiled.c: make c->packed hold n_bytes. 0 or ERR_NOMEM. */
 int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes);

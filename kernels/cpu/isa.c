@@ -13,6 +13,7 @@ enum { HAS_NEON = false };
 static const char *const isa_names[] = {[CPU_PLAIN] = "plain",
                                         [CPU_AVX2] = "avx2",
                                         [CPU_AVX512] = "avx512",
+                                        [CPU_AVX512_VNNI] = "avx512vnni",
                                         [CPU_AVX512_BF16] = "avx512bf16",
                                         [CPU_NEON] = "neon"};
 
@@ -38,8 +39,11 @@ static bool has(enum cpu_isa isa)
         return avx2;
     case CPU_AVX512:
         return avx512;
+    case CPU_AVX512_VNNI:
+        return avx512 && __builtin_cpu_supports("avx512vnni");
     case CPU_AVX512_BF16:
-        return avx512 && __builtin_cpu_supports("avx512bf16");
+        return avx512 && __builtin_cpu_supports("avx512vnni") &&
+               __builtin_cpu_supports("avx512bf16");
     default:
         return false;
     }
@@ -62,7 +66,8 @@ int cpu_isa_detect(enum cpu_isa *ret, struct err *e)
         return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"",
                        asked);
     }
-    static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512, CPU_AVX2, CPU_NEON};
+    static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512_VNNI, CPU_AVX512,
+                                              CPU_AVX2, CPU_NEON};
     for (size_t i = 0; i < ARRAY_LEN(best_first); i++) {
         if (has(best_first[i])) {
             *ret = best_first[i];

@@ -1,7 +1,8 @@
 /* The instruction set of the CPU backend, chosen when it opens, not at build time.
  *
  * By default it is the best that the machine has. The environment variable
- * QUIRE_CPU_ISA (plain, avx2, avx512, avx512bf16, neon) selects another one that the
+ * QUIRE_CPU_ISA (plain, avx2, avx512,
+ * avx512vnni, avx512bf16, neon) selects another one that the
  * machine has, so that tests reach every variant.
  */
 #ifndef QUIRE_KERNELS_CPU_ISA_H
@@ -9,7 +10,14 @@
 
 #include "config/base/base.h"
 
-enum cpu_isa { CPU_PLAIN, CPU_AVX2, CPU_AVX512, CPU_AVX512_BF16, CPU_NEON };
+enum cpu_isa {
+    CPU_PLAIN,
+    CPU_AVX2,
+    CPU_AVX512,
+    CPU_AVX512_VNNI, /* the one before, and integer dot products */
+    CPU_AVX512_BF16, /* the one before, and bfloat16 */
+    CPU_NEON
+};
 
 const char *cpu_isa_name(enum cpu_isa isa);
 /* ERR_UNSUPPORTED: QUIRE_CPU_ISA names one that the machine does not have. */

@@ -209,6 +209,17 @@ static int map_weight(struct cpu_backend *c, struct fill *f, struct err *e)
     return cpu_hugepages_add(c, f->m.data, weight_bytes(&f->m), e);
 }
 
+struct weight_support cpu_supports(const struct backend *b, const struct weight_format *f)
+{
+    const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
+    struct weight_support s = {.as_stored = true, .act = DTYPE_F32, .kernel = "floats"};
+
+    if (f->unpack) {
+        s.kernel = k->blocks.name;
+    }
+    return s;
+}
+
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
@@ -216,6 +227,9 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
 
     if (rc < 0) {
         return rc;
+    }
+    if (weight_has_blocks(d)) {
+        return cpu_weight_blocks(c, d, ret, e);
     }
     /* Vectors are small and are read by float32 operations, so they are stored as
      * float32. */
@@ -301,7 +315,10 @@ int cpu_download(struct backend *b, struct mat m, float *out, struct err *e)
 {
     (void)b;
     (void)e;
-    for (int64_t r = 0; r < m.rows; r++) {
+    for (int64_t r = 0; r < m.rows && m.format; r++) {
+        cpu_decode_row(&m, (int32_t)r, out + r * m.cols);
+    }
+    for (int64_t r = 0; r < m.rows && !m.format; r++) {
         for (int64_t i = 0; i < m.cols; i++) {
             out[r * m.cols + i] = dtype_load(m.data, m.dtype, r * m.stride + i);
         }

@@ -37,12 +37,24 @@ static void run_rows(struct rows_job *j)
 
 /* ---- embedding ---- */
 
+/* Row r of the result = row `id` of the table x. */
+static void load_table_row(const struct rows_job *j, int32_t r, int32_t id)
+{
+    float *out = mat_row(j->out, r);
+
+    if (!j->x.format) {
+        j->c->k.load(out, cpu_row(&j->x, id), j->x.dtype, j->out.cols, j->scale);
+        return;
+    }
+    cpu_decode_row(&j->x, id, out);
+    for (int32_t i = 0; i < j->out.cols; i++) {
+        out[i] *= j->scale;
+    }
+}
+
 static void embed_row(const struct rows_job *j, int32_t r)
 {
-    int64_t at = cpu_input_token(j->c, r) * j->x.stride * dtype_bytes(j->x.dtype);
-
-    j->c->k.load(mat_row(j->out, r), (const char *)j->x.data + at, j->x.dtype, j->out.cols,
-                 j->scale);
+    load_table_row(j, r, cpu_input_token(j->c, r));
 }
 
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale)
@@ -60,8 +72,7 @@ static void embed_range_row(const struct rows_job *j, int32_t r)
         memset(out, 0, (size_t)j->out.cols * sizeof(*out));
         return;
     }
-    const char *row = (const char *)j->x.data + token * j->x.stride * dtype_bytes(j->x.dtype);
-    j->c->k.load(out, row, j->x.dtype, j->out.cols, j->scale);
+    load_table_row(j, r, token);
 }
 
 void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first,

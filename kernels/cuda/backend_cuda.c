@@ -472,9 +472,21 @@ static void cuda_free(struct backend *b)
     free(c);
 }
 
+/* Blocks are decoded before they get here, so only plain formats have activations. */
+static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
+{
+    (void)b;
+    if (f->unpack) {
+        return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
+    }
+    return (struct weight_support){
+        .as_stored = true, .act = (enum dtype)f->id, .kernel = "tensor cores"};
+}
+
 static const struct backend_ops ops = {
     .free = cuda_free,
     .memory = cuda_memory,
+    .supports = cuda_supports,
     .weight = cuda_weight,
     .scratch = cuda_scratch,
     .kv_create = cuda_kv_create,
@@ -597,11 +609,8 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     if (!c) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){.ops = &ops,
-                               .name = "cuda",
-                               .async = true,
-                               .act_dtype_of = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32},
-                               .window_align = ATTN_WINDOW_ALIGN};
+    c->base = (struct backend){
+        .ops = &ops, .name = "cuda", .async = true, .window_align = ATTN_WINDOW_ALIGN};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);

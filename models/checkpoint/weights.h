@@ -32,6 +32,10 @@ struct tensor {
     /* quantised or reordered in its file: only tensor_decode gives the values; NULL:
      * read `data` */
     const struct gguf_tensor *encoded;
+    /* of a quantised tensor: how its blocks are stored, and where in the mapping; else
+     * NULL */
+    const struct weight_format *format;
+    const uint8_t *blocks;
     enum tensor_order order; /* with `encoded` */
     int32_t n_heads;         /* ORDER_ROTARY_PAIRS: heads among the rows */
 };

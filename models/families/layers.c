@@ -130,6 +130,43 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
+/* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the
+ * order of Hugging Face's tensor. */
+static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
+                      struct err *e)
+{
+    const struct model *m = a->m;
+    int64_t n_rows, n_cols;
+    struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
+
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
+    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
+    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    int32_t values = t->format->block_values;
+    if (in[0].first % values != 0 || in[0].n % values != 0) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d cuts the blocks of %d values of %s (%s)",
+                             m->options.n_ranks, values, t->name, t->format->name);
+    }
+    for (int32_t i = 0; i < n_parts; i++) {
+        int64_t first = (int64_t)out[i].first * n_in + in[0].first;
+        a->source[a->n_pieces].tensor = t;
+        a->piece[a->n_pieces++] = (struct weight_piece){
+            .data = t->blocks + weight_format_bytes(t->format, first),
+            .dtype = t->dtype,
+            .rows = out[i].n,
+            .cols = in[0].n,
+            .stride = n_in,
+            .format = t->format,
+            .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
+        a->rows += out[i].n;
+    }
+    a->cols = in[0].n;
+    return 0;
+}
+
 /* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
  * counts. */
 static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
@@ -205,8 +242,10 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     m->config.n_parameters += (int64_t)a->rows * a->cols;
     int rc = m->backend->ops->weight(m->backend, &d, ret, e);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
-    for (int32_t i = 0; i < a->n_pieces && in_place && rc == 0; i++) {
-        rc = checkpoint_keep(m->checkpoint, a->source[i].tensor, e);
+    for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
+        if (in_place || (d.mapped && a->piece[i].format)) {
+            rc = checkpoint_keep(m->checkpoint, a->source[i].tensor, e);
+        }
     }
     return rc;
 }
@@ -222,7 +261,12 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
     for (int32_t i = 0; i < n && rc == 0; i++, s++) {
         if (tensor_spec_wanted(s, &m->config, at.layer) &&
             (s->split != SPLIT_FIRST || m->options.rank == 0)) {
-            rc = add_tensor(a, s, m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL, e);
+            const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
+            bool blocks = tensor_stays_in_blocks(m, s, t);
+            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, e);
+            if (t) {
+                transformer_count_format(m->weights, t, blocks || !t->format);
+            }
         }
     }
     return rc;
@@ -443,7 +487,7 @@ static int make_scratch(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
-    enum dtype act = m->backend->act_dtype_of[m->options.dtype];
+    enum dtype act = backend_act_dtype(m->backend, m->options.dtype);
     int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
             kv = t->n_kv_heads * c->head_dim;
     int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;

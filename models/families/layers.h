@@ -45,6 +45,8 @@ struct transformer {
     int32_t shared_intermediate;        /* of this rank: its slice of the shared expert's */
     int32_t vocab_first, n_vocab;       /* ids in embed and head */
     bool partial;                       /* n_ranks > 1: o and down give partial sums */
+    /* Tensors of each format: read as they are stored, and converted or decoded. */
+    int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;                  /* residual stream, [hidden] */
@@ -186,6 +188,12 @@ void transformer_free(struct transformer *t);
 
 /* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
+/* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
+bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
+                            const struct tensor *t);
+/* Count a tensor that was loaded, for model_log_formats. */
+void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored);
+
 /* The end of layer i of this stage: x += y, and h = the next layer's or the final norm
  * of x. h is left alone where no norm follows or the next stage has it. `partial` as in
  * backend_ops.add_norm. */

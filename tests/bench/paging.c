@@ -239,7 +239,7 @@ static void open_bench(struct bench *p, const char *device, int32_t block_size)
     check(backend_open(&p->b, device, &c, &e), &e);
     check(p->b->ops->weight(p->b, &d, &p->qkv, &e), &e); /* noise */
     check(p->b->ops->scratch(p->b, FILL_TOKENS, HEADS * DIM, DTYPE_BF16, &p->out, &e), &e);
-    kv_layout_init(&l, block_size, LAYERS, KV_HEADS, DIM, p->b->act_dtype_of[DTYPE_BF16]);
+    kv_layout_init(&l, block_size, LAYERS, KV_HEADS, DIM, backend_act_dtype(p->b, DTYPE_BF16));
     check(p->b->ops->kv_create(p->b, &l, p->n_blocks, HOST_TOKENS / block_size, &e), &e);
     p->shuffled = ints(p->n_blocks, 0);
     p->in_order = ints(p->n_blocks, 0);

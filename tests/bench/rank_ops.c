@@ -66,7 +66,7 @@ static int figures(struct rank_rig *r, int32_t cols, const char *what, struct er
     struct norm n = {.kind = NORM_RMS, .eps = 1e-5f};
     struct weight_desc d = {
         .name = "norm", .kind = WEIGHT_VECTOR, .dtype = DTYPE_BF16, .rows = 1, .cols = hidden};
-    enum dtype t = r->b->act_dtype_of[DTYPE_BF16];
+    enum dtype t = backend_act_dtype(r->b, DTYPE_BF16);
     int rc = r->b->ops->weight(r->b, &d, &n.weight, e);
 
     if (rc == 0 && r->b->ops->ready) {

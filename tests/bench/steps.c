@@ -301,7 +301,8 @@ static void open_all(const char *device, const char *dir)
                               .one_kv_group = true};
     check(model_open(&model, dir, &c, &o, b, &e), &e);
     struct kv_layout kv;
-    kv_layout_init(&kv, BLOCK, c.n_layers, c.n_kv_heads, c.head_dim, b->act_dtype_of[DTYPE_BF16]);
+    kv_layout_init(&kv, BLOCK, c.n_layers, c.n_kv_heads, c.head_dim,
+                   backend_act_dtype(b, DTYPE_BF16));
     check(b->ops->kv_create(b, &kv, BLOCKS, 0, &e), &e);
     if (b->ops->ready) {
         check(b->ops->ready(b, &e), &e);

@@ -140,7 +140,7 @@ static inline void rig_close(struct rig *r)
 /* The type activations have when weights are of type t. */
 static inline enum dtype act_of(const struct rig *r, enum dtype t)
 {
-    return r->b->act_dtype_of[t];
+    return backend_act_dtype(r->b, t);
 }
 
 /* The type in which linear multiplies x: AVX-512-bf16 rounds it to the weights' type,

@@ -40,6 +40,10 @@ void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
     static const struct epilogue none;
     struct linear_job j = {.c = cpu_of(b), .out = out, .x = x, .w = w, .ep = ep ? ep : &none};
 
+    if (w.format) {
+        cpu_linear_blocks(j.c, out, x, w, j.ep);
+        return;
+    }
     if (j.c->k.linear.k_block > 0) {
         cpu_linear_tiled(j.c, out, x, w, j.ep);
         return;

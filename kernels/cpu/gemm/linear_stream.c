@@ -28,11 +28,6 @@ struct stream_job {
     int32_t n_each;      /* tasks per thread */
 };
 
-static int64_t row_bytes(struct mat w)
-{
-    return w.stride * dtype_bytes(w.dtype);
-}
-
 /* The rows of one task: n[s] rows of stream s from first[s] on. */
 struct slices {
     int32_t first[STREAMS], n[STREAMS];
@@ -93,6 +88,20 @@ static void store_slices(const struct stream_job *j, const struct slices *s, con
     }
 }
 
+static void multiply(const struct stream_job *j, const struct dot_rows *w, float *sum)
+{
+    struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
+    const struct cpu_kernels *k = &j->c->k;
+
+    if (j->w.format) {
+        k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed,
+                                        j->x.rows, &ahead);
+    } else {
+        k->linear.dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
+                       false, &ahead);
+    }
+}
+
 static void stream_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
@@ -104,14 +113,12 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     for (int32_t k = 0; k < s.longest; k++) {
         for (int32_t i = 0; i < STREAMS; i++) {
             if (k < s.n[i]) {
-                row[w.n++] = (const char *)j->w.data + (s.first[i] + k) * row_bytes(j->w);
+                row[w.n++] = cpu_row(&j->w, s.first[i] + k);
             }
         }
     }
     if (w.n > 0) {
-        j->c->k.linear.dots(sum, &w, j->c->packed, j->x.rows,
-                            (int32_t)div_ceil(j->w.cols, TILE_CHUNK), false,
-                            &(struct prefetch){.distance = STREAM_AHEAD_BYTES, .period = 1});
+        multiply(j, &w, sum);
         bool whole = w.n == STREAMS * s.longest;
         bool plain = !j->ep->bias.data && !j->ep->residual.data && j->ep->act == ACT_NONE;
         (whole && plain ? store_sums : store_slices)(j, &s, sum);
@@ -124,7 +131,7 @@ static void plan_ranges(struct stream_job *j)
 
     j->run = (int32_t)div_ceil(j->w.rows, threads * STREAMS);
     j->thread_rows = j->run * STREAMS;
-    int64_t slice = MIN(TASK_BYTES / (STREAMS * row_bytes(j->w)), j->run / TASKS_PER_THREAD) /
+    int64_t slice = MIN(TASK_BYTES / (STREAMS * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) /
                     SLICE_STEP * SLICE_STEP;
     j->slice = (int32_t)MIN(MAX(slice, SLICE_STEP), SLICE_MAX);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
@@ -141,12 +148,12 @@ static struct cpu_readahead ahead_of(const struct stream_job *j)
         before->next = now;
     }
     j->c->last_weight = now;
-    if (!now || !now->next) {
+    if (!now || !now->next || now->next->n_parts > 1) {
         return (struct cpu_readahead){0};
     }
     struct stream_job next = {.c = j->c, .w = now->next->m};
     plan_ranges(&next);
-    int64_t bytes = row_bytes(next.w);
+    int64_t bytes = cpu_row_bytes(&next.w);
     return (struct cpu_readahead){.data = next.w.data,
                                   .n_total = next.w.rows * bytes,
                                   .thread_bytes = next.thread_rows * bytes,

@@ -49,6 +49,13 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     for (int32_t i = 0; i < n; i++) {
         row[i] = mat_row_const(j->x, tile * TILE_ROWS + i);
     }
+    if (j->w.format) {
+        for (int32_t i = 0; i < n; i++) {
+            struct act_block *to = (struct act_block *)(j->c->packed + tile * j->tile_bytes);
+            j->c->k.blocks.quantise(to + i, n, row[i], j->x.cols);
+        }
+        return;
+    }
     j->c->k.linear.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
 }
 
@@ -69,7 +76,12 @@ static int pack_all(struct linear_job *j)
     struct cpu_backend *c = j->c;
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
 
-    j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
+    if (j->w.format) {
+        j->tile_bytes =
+            div_ceil(j->x.cols, FORMAT_BLOCK_MAX) * TILE_ROWS * (int64_t)sizeof(struct act_block);
+    } else {
+        j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
+    }
     if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
     }
@@ -101,29 +113,40 @@ static void store_tile(const struct linear_job *j, int32_t tile, int32_t first, 
     }
 }
 
+/* sum = rows w . tile of x, block by block of the elements. */
+static void multiply(const struct linear_job *j, struct dot_rows *w, int32_t tile, float *sum,
+                     const struct prefetch *ahead)
+{
+    const struct cpu_kernels *k = &j->c->k;
+    const char *x = j->c->packed + tile * j->tile_bytes;
+    int32_t n_x = tile_rows(j, tile);
+
+    if (j->w.format) {
+        k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)x, n_x, ahead);
+        return;
+    }
+    for (w->first = 0; w->first < j->w.cols; w->first += k->linear.k_block) {
+        int32_t n_k = (int32_t)MIN(k->linear.k_block, j->w.cols - w->first);
+        k->linear.dots(sum, w, x + w->first * n_x * k->linear.packed_bytes(w->dtype), n_x,
+                       (int32_t)div_ceil(n_k, TILE_CHUNK), w->first > 0, ahead);
+    }
+}
+
 /* One block of w against tiles [from, end) of x. */
 static void run_block(const struct linear_job *j, int32_t first, int32_t n, int32_t from,
                       int32_t end)
 {
-    const struct cpu_tiles *k = &j->c->k.linear;
-    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
     const void *row[BLOCK_MAX_ROWS];
     float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
     struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype};
-    struct prefetch ahead = {.distance = n * row_bytes, .period = end - from};
+    struct prefetch ahead = {.distance = n * cpu_row_bytes(&j->w), .period = end - from};
 
     for (int32_t i = 0; i < n; i++) {
-        row[i] = (const char *)j->w.data + (first + i) * row_bytes;
+        row[i] = cpu_row(&j->w, first + i);
     }
     for (int32_t tile = from; tile < end; tile++) {
-        const char *x = j->c->packed + tile * j->tile_bytes;
-        int32_t n_x = tile_rows(j, tile);
         ahead.phase = tile - from;
-        for (w.first = 0; w.first < j->w.cols; w.first += k->k_block) {
-            int32_t n_k = (int32_t)MIN(k->k_block, j->w.cols - w.first);
-            k->dots(sum, &w, x + w.first * n_x * k->packed_bytes(w.dtype), n_x,
-                    (int32_t)div_ceil(n_k, TILE_CHUNK), w.first > 0, &ahead);
-        }
+        multiply(j, &w, tile, sum, &ahead);
         store_tile(j, tile, first, n, sum);
     }
 }
@@ -149,7 +172,7 @@ static int32_t plan(struct linear_job *j)
     int32_t threads = cpu_pool_threads(j->c->pool);
     int32_t want = threads == 1 ? 1 : TASKS_PER_THREAD;
     int32_t step = BLOCK_STEP / 2;
-    int64_t row_bytes = j->w.stride * dtype_bytes(j->w.dtype);
+    int64_t row_bytes = cpu_row_bytes(&j->w);
 
     j->thread_rows = (int32_t)div_ceil(div_ceil(j->w.rows, threads), step) * step;
     int64_t fit = MAX(BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP, step);
@@ -164,7 +187,7 @@ static int32_t plan(struct linear_job *j)
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                       const struct epilogue *ep)
 {
-    if (c->k.panels.k_block > 0 && x.rows >= PANELS_FROM) {
+    if (!w.format && c->k.panels.k_block > 0 && x.rows >= PANELS_FROM) {
         cpu_linear_panels(c, out, x, w, ep);
         return;
     }

@@ -164,17 +164,22 @@ void cpu_kernels_plain(struct cpu_kernels *k)
 void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
 {
     cpu_kernels_plain(k);
+    cpu_blocks_plain(k);
 #if defined(__x86_64__)
     if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
         cpu_kernels_avx2(k);
         cpu_tiles_avx2(k);
         cpu_attention_avx2(k);
+        cpu_blocks_avx2(k);
     }
     if (isa == CPU_AVX2) {
         cpu_panels_avx2(k); /* AVX-512's tiles sum in another order */
     }
-    if (isa == CPU_AVX512) {
+    if (isa == CPU_AVX512 || isa == CPU_AVX512_VNNI) {
         cpu_tiles_avx512(k);
+    }
+    if (isa >= CPU_AVX512_VNNI && isa <= CPU_AVX512_BF16) {
+        cpu_blocks_avx512vnni(k);
     }
     if (isa == CPU_AVX512_BF16) {
         cpu_tiles_avx512bf16(k);
@@ -184,6 +189,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_kernels_neon(k);
         cpu_tiles_neon(k);
         cpu_attention_neon(k);
+        cpu_blocks_neon(k);
     }
 #endif
 }

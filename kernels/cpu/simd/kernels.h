@@ -73,6 +73,33 @@ struct cpu_tiles {
                  bool add, const struct prefetch *ahead);
 };
 
+/* FORMAT_BLOCK_MAX activations of a row, quantised for products with weights in blocks
+ * (weight_format.h): groups of 32 of codes from -127 to 127 with a scale each. A group
+ * whose greatest magnitude is below 1e-30 is zero; one that is not finite has a NaN as
+ * its scale. Rows are zero-padded. Members lie at multiples of their size or of 64
+ * bytes. */
+struct act_block {
+    int8_t code[256];   /* rounded to nearest, ties to even */
+    int32_t offset[64]; /* -128 times the sum of each four codes */
+    float sum16[16];    /* scale times the sum of each 16 codes */
+    float scale[8];     /* the greatest magnitude of the group / 127 */
+    float sum32[8];     /* scale times the sum of each 32 codes */
+};
+
+/* Inner products of rows in blocks with quantised rows of x. The order of all sums is
+ * fixed, so that every instruction set gives the same bits (blocks/blocks_plain.c). */
+struct cpu_blocks {
+    const char *name; /* for the log: "int8 dot products" */
+    /* Quantise a row of n floats, a multiple of 32, to every n_x-th of
+     * out[n_x * div_ceil(n, 256)]. */
+    void (*quantise)(struct act_block *out, int32_t n_x, const float *x, int32_t n);
+    /* sum[w * n_x + x] = row w . x over n values, x [div_ceil(n, 256)][n_x] with n_x <=
+     * TILE_ROWS; w->dtype and w->first do not count. By format; NULL for plain ones. */
+    void (*dots[WEIGHT_FORMATS])(float *sum, const struct dot_rows *w, int32_t n,
+                                 const struct act_block *x, int32_t n_x,
+                                 const struct prefetch *ahead);
+};
+
 /* Cache lines of the next panel's stored rows, prefetched a few with every tile. */
 struct line_prefetch {
     const char *at;    /* the next line */
@@ -150,6 +177,7 @@ struct cpu_kernels {
 
     struct cpu_tiles linear;  /* k_block 0: plain loops */
     struct cpu_panels panels; /* k_block 0: tiles however many rows */
+    struct cpu_blocks blocks;
 };
 
 /* The best functions for an instruction set that the machine has. */
@@ -165,5 +193,9 @@ void cpu_tiles_neon(struct cpu_kernels *k);
 void cpu_attention_neon(struct cpu_kernels *k);
 void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);
+void cpu_blocks_plain(struct cpu_kernels *k);
+void cpu_blocks_avx2(struct cpu_kernels *k);
+void cpu_blocks_avx512vnni(struct cpu_kernels *k);
+void cpu_blocks_neon(struct cpu_kernels *k);
 
 #endif

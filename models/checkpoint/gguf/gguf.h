@@ -3,7 +3,7 @@
  *
  *     gguf.c            the header, every field checked against the file
  *     gguf_metadata.c   metadata by key
- *     gguf_quant.c      the block formats, decoded to floats
+ *     gguf_quant.c      the encodings of tensors by their number in the file
  *     gguf_tensors.c    its tensors as a checkpoint, with Hugging Face's names and
  *                       order of elements
  *     gguf_config.c     its metadata as config.json and generation_config.json
@@ -131,6 +131,8 @@ const char *gguf_encoding_refused(uint32_t encoding);
 /* Values in a block of an encoding, and the bytes that a block takes. */
 int32_t gguf_block_values(uint32_t encoding);
 int32_t gguf_block_bytes(uint32_t encoding);
+/* The format of an encoding that is supported. */
+const struct weight_format *gguf_encoding_format(uint32_t encoding);
 /* Whether the encoding is one of enum dtype, so that no decoding is needed. */
 bool gguf_encoding_dtype(uint32_t encoding, enum dtype *ret);
 /* Decode `n` values, whole blocks, to floats. */

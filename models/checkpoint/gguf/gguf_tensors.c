@@ -178,6 +178,10 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
     } else {
         t.encoded = s;
     }
+    if (!plain) {
+        t.format = gguf_encoding_format(s->encoding);
+        t.blocks = s->data;
+    }
     return checkpoint_add(c, &t, e);
 }
 

@@ -43,7 +43,7 @@ static void check_shape(struct rig *r, enum dtype t, int32_t n, int32_t k)
     float *xv = rig_floats(r, (int64_t)ROWS * k, 1, t);
     float *wv = rig_floats(r, (int64_t)n * k, 1, t);
     float *rv = rig_floats(r, (int64_t)ROWS * n, 1, t);
-    enum dtype act = r->b->act_dtype_of[t];
+    enum dtype act = backend_act_dtype(r->b, t);
     struct mat x = rig_mat(r, ROWS, k, act, xv), residual = rig_mat(r, ROWS, n, act, rv),
                out = rig_mat(r, ROWS, n, act, NULL);
     struct mat w = rig_weight(r, WEIGHT_LINEAR, t, n, k, wv);

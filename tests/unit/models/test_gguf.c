@@ -11,134 +11,9 @@
 #include "config/base/buf.h"
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/tokenizer/tokenizer.h"
+#include "tests/unit/models/gguf_file.h"
 
 static struct err e;
-
-/* ---- writing a file ---- */
-
-struct file {
-    struct buf head, tensors, data, all;
-    uint64_t n_pairs, n_tensors;
-};
-
-static void u32(struct buf *b, uint32_t n)
-{
-    buf_append(b, &n, 4); /* little endian, as every machine this is tested on */
-}
-
-static void u64(struct buf *b, uint64_t n)
-{
-    buf_append(b, &n, 8);
-}
-
-static void string(struct buf *b, const char *text)
-{
-    u64(b, strlen(text));
-    buf_append(b, text, strlen(text));
-}
-
-static void file_init(struct file *f)
-{
-    memset(f, 0, sizeof(*f));
-    buf_init(&f->head, 1 << 20);
-    buf_init(&f->tensors, 1 << 20);
-    buf_init(&f->data, 1 << 20);
-    buf_init(&f->all, 1 << 22);
-}
-
-static void file_release(struct file *f)
-{
-    buf_release(&f->head);
-    buf_release(&f->tensors);
-    buf_release(&f->data);
-    buf_release(&f->all);
-}
-
-static void key(struct file *f, const char *name, enum gguf_type type)
-{
-    string(&f->head, name);
-    u32(&f->head, type);
-    f->n_pairs++;
-}
-
-static void set_int(struct file *f, const char *name, uint32_t value)
-{
-    key(f, name, GGUF_U32);
-    u32(&f->head, value);
-}
-
-static void set_real(struct file *f, const char *name, float value)
-{
-    key(f, name, GGUF_F32);
-    buf_append(&f->head, &value, 4);
-}
-
-static void set_bool(struct file *f, const char *name, bool value)
-{
-    key(f, name, GGUF_BOOL);
-    buf_putc(&f->head, (char)value);
-}
-
-static void set_text(struct file *f, const char *name, const char *value)
-{
-    key(f, name, GGUF_STRING);
-    string(&f->head, value);
-}
-
-static void set_texts(struct file *f, const char *name, const char *const *value, uint64_t n)
-{
-    key(f, name, GGUF_ARRAY);
-    u32(&f->head, GGUF_STRING);
-    u64(&f->head, n);
-    for (uint64_t i = 0; i < n; i++) {
-        string(&f->head, value[i]);
-    }
-}
-
-/* n 32-bit numbers. */
-static void set_numbers(struct file *f, const char *name, enum gguf_type item, const void *value,
-                        uint64_t n)
-{
-    key(f, name, GGUF_ARRAY);
-    u32(&f->head, item);
-    u64(&f->head, n);
-    buf_append(&f->head, value, 4 * n);
-}
-
-/* dim0 is the contiguous axis; dim1 0: it is the only one. */
-static void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0,
-                       uint64_t dim1, const void *data, size_t n_bytes)
-{
-    string(&f->tensors, name);
-    u32(&f->tensors, dim1 ? 2 : 1);
-    u64(&f->tensors, dim0);
-    if (dim1) {
-        u64(&f->tensors, dim1);
-    }
-    u32(&f->tensors, encoding);
-    u64(&f->tensors, f->data.len);
-    buf_append(&f->data, data, n_bytes);
-    while (f->data.len % 32) {
-        buf_putc(&f->data, 0);
-    }
-    f->n_tensors++;
-}
-
-static void finish(struct file *f, uint32_t version)
-{
-    buf_clear(&f->all);
-    buf_puts(&f->all, "GGUF");
-    u32(&f->all, version);
-    u64(&f->all, f->n_tensors);
-    u64(&f->all, f->n_pairs);
-    buf_append(&f->all, f->head.data, f->head.len);
-    buf_append(&f->all, f->tensors.data, f->tensors.len);
-    while (f->all.len % 32) {
-        buf_putc(&f->all, 0);
-    }
-    buf_append(&f->all, f->data.data, f->data.len);
-    assert_false(f->all.failed);
-}
 
 static struct gguf *parse(struct file *f)
 {
@@ -485,6 +360,44 @@ static void block_formats_decode_as_their_layouts_say(void **state)
                              (double)y[i], want);
                 }
             }
+        }
+    }
+}
+
+/* The values of the Python package gguf: scripts/make-quantised --hashes. */
+static void block_formats_decode_as_the_reference_does(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t encoding;
+        uint64_t hash;
+    } REFERENCE[] = {
+        {2, 0xeebb57e13014928full},  {3, 0xbf098fb3ce878d43ull},  {6, 0x7ef671e7e4c2a57dull},
+        {7, 0xbc1acf55fcba36beull},  {8, 0x73bfd464e45e5efdull},  {20, 0x945e8cb8f564c57bull},
+        {39, 0x0a1290f286b29b59ull}, {10, 0x3540f3bc76847361ull}, {11, 0x37ae7b204072db61ull},
+        {12, 0xb4c4ad94f060b358ull}, {13, 0x070f319644a8dce8ull}, {14, 0x9c321fbe2bf51758ull},
+        {23, 0x04a52839233b4a57ull}};
+    enum { VALUES = 8192 };
+    static uint8_t raw[2 * VALUES];
+    static float y[VALUES];
+    for (size_t i = 0; i < ARRAY_LEN(REFERENCE); i++) {
+        uint32_t encoding = REFERENCE[i].encoding, seed = 1;
+        int n = VALUES / gguf_block_values(encoding) * gguf_block_bytes(encoding);
+        for (int k = 0; k < n; k++) {
+            raw[k] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24);
+        }
+        gguf_decode(encoding, raw, VALUES, y);
+        uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
+        for (int k = 0; k < VALUES; k++) {
+            uint32_t bits;
+            memcpy(&bits, &y[k], sizeof(bits));
+            bits = isnan(y[k]) ? 0x7fc00000 : bits;
+            for (int b = 0; b < 4; b++) {
+                hash = (hash ^ (bits >> 8 * b & 255)) * 0x100000001b3;
+            }
+        }
+        if (hash != REFERENCE[i].hash) {
+            fail_msg("%s: 0x%016llx", gguf_encoding_name(encoding), (unsigned long long)hash);
         }
     }
 }
@@ -863,6 +776,7 @@ int main(void)
         cmocka_unit_test(lying_tensors_are_refused),
         cmocka_unit_test(cut_files_are_refused),
         cmocka_unit_test(block_formats_decode_as_their_layouts_say),
+        cmocka_unit_test(block_formats_decode_as_the_reference_does),
         cmocka_unit_test(plain_floats_decode_exactly),
         cmocka_unit_test(values_are_rounded_to_the_type_asked_for),
         cmocka_unit_test(metadata_becomes_a_configuration),

@@ -77,8 +77,16 @@ static void no_experts(struct backend *b, struct mat y, struct mat x, const stru
     (void)b, (void)y, (void)x, (void)e, (void)s;
 }
 
-static const struct backend_ops KEEPER_OPS = {
-    .weight = keep_weight, .scratch = keep_scratch, .experts = no_experts};
+static struct weight_support keep_supports(const struct backend *b, const struct weight_format *f)
+{
+    (void)b;
+    return (struct weight_support){.as_stored = !f->unpack, .act = DTYPE_F32, .kernel = ""};
+}
+
+static const struct backend_ops KEEPER_OPS = {.supports = keep_supports,
+                                              .weight = keep_weight,
+                                              .scratch = keep_scratch,
+                                              .experts = no_experts};
 
 static int open_rank(struct keeper *k, struct model **ret, const char *dir, int32_t rank,
                      int32_t n_ranks, struct err *e)

@@ -90,7 +90,7 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     struct kv_layout kv[LIMIT_KV_GROUPS];
     for (int32_t k = 0; k < r->groups.n; k++) {
         kv_layout_init(&kv[k], BLOCK, r->groups.n_layers, model_n_kv_heads(&r->config, 1),
-                       r->config.head_dim, r->backend->act_dtype_of[o.dtype]);
+                       r->config.head_dim, backend_act_dtype(r->backend, o.dtype));
     }
     int32_t n_blocks = r->groups.n * N_ROWS * r->n_table;
     OK(r->backend->ops->kv_create(r->backend, kv, n_blocks, 0, &e), e);
@@ -446,7 +446,8 @@ static int compare_greedy(struct rig *r, int *ret_n, double tie)
 static double tie_nats(const struct rig *r)
 {
     double stated = r->config.dtype == DTYPE_F32 ? 1e-4 : 0.02;
-    bool rounds = r->backend->act_dtype_of[r->config.dtype] != DTYPE_F32 && expected(r, "error", 0);
+    bool rounds =
+        backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32 && expected(r, "error", 0);
 
     return rounds ? MAX(stated, 2 * M_SQRT2 * own_error(r, 0, N_PROMPTS)) : stated;
 }

@@ -92,7 +92,7 @@ static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t 
 static int mats_open(struct scene *s, struct err *e)
 {
     struct backend *b = s->r->b;
-    enum dtype t = b->act_dtype_of[s->type];
+    enum dtype t = backend_act_dtype(b, s->type);
     int rc = b->ops->scratch(b, MOST_ROWS, HEADS, t, &s->attn, e);
 
     rc = rc < 0 ? rc : b->ops->scratch(b, MOST_ROWS, HIDDEN, t, &s->x, e);

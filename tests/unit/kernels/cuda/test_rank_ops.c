@@ -92,7 +92,8 @@ static int operands_open(struct rank_rig *r, struct operands *o, enum dtype type
         rc = r->b->ops->ready(r->b, e);
     }
     for (size_t i = 0; i < ARRAY_LEN(mat) && rc == 0; i++) {
-        rc = r->b->ops->scratch(r->b, MOST_ROWS, MOST_COLS, r->b->act_dtype_of[type], mat[i], e);
+        rc = r->b->ops->scratch(r->b, MOST_ROWS, MOST_COLS, backend_act_dtype(r->b, type), mat[i],
+                                e);
     }
     return rc;
 }

@@ -1,0 +1,161 @@
+/* Products with blocks with NEON: blocks are unpacked to bytes by the functions of the
+ * format table, once for all rows of x, and multiplied as the plain loops do: four
+ * vectors of four accumulators, lanes 0 to 15. */
+#ifdef __aarch64__
+
+#include <arm_neon.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/simd/fetch.h"
+#include "kernels/cpu/simd/kernels.h"
+
+enum { BLOCK = FORMAT_BLOCK_MAX, VECTORS = 4 };
+
+struct sums {
+    float32x4_t acc[VECTORS], min[VECTORS];
+};
+
+/* FORMAT_BLOCK_MAX values of a row, or fewer. */
+struct codes {
+    int8_t code[BLOCK];
+    float scale[BLOCK / FORMAT_GROUP], min[BLOCK / FORMAT_GROUP];
+};
+
+static void unpack(const struct weight_format *f, const uint8_t *src, int32_t n, struct codes *ret)
+{
+    struct weight_codes one;
+    int32_t wide = f->group_values / FORMAT_GROUP;
+
+    memset(ret->min, 0, sizeof(ret->min));
+    for (int32_t i = 0; i < n; i += f->block_values, src += f->block_bytes) {
+        f->unpack(src, &one);
+        for (int32_t k = 0; k < f->block_values; k += 8) {
+            vst1_s8(ret->code + i + k, vmovn_s16(vld1q_s16(one.code + k)));
+        }
+        for (int32_t k = 0; k < f->block_values / FORMAT_GROUP; k++) {
+            ret->scale[i / FORMAT_GROUP + k] = one.scale[k];
+        }
+        for (int32_t k = 0; k < f->block_values / f->group_values; k++) {
+            ret->min[i / f->group_values + k] = one.min[k * wide];
+        }
+    }
+}
+
+/* Sums of four neighbouring products, of 16 values. */
+INLINE int32x4_t products(const int8_t *w, const int8_t *x)
+{
+    int8x16_t a = vld1q_s8(w), b = vld1q_s8(x);
+    int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
+    int16x8_t high = vmull_high_s8(a, b);
+
+    return vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+}
+
+static void add_block(struct sums *s, const struct weight_format *f, const struct codes *c,
+                      const struct act_block *x, int32_t n)
+{
+    for (int32_t i = 0; i < n / 16; i++) {
+        float scale = c->scale[i] * x->scale[i / 2];
+        float32x4_t *to = &s->acc[i % VECTORS];
+        *to = vfmaq_n_f32(*to, vcvtq_f32_s32(products(c->code + 16 * i, x->code + 16 * i)), scale);
+    }
+    const float *sum = f->group_values == FORMAT_GROUP ? x->sum16 : x->sum32;
+    for (int32_t i = 0; i < BLOCK / f->group_values / 4 && f->minima; i++) {
+        s->min[i] = vfmaq_f32(s->min[i], vld1q_f32(c->min + 4 * i), vld1q_f32(sum + 4 * i));
+    }
+}
+
+static float tree(const float32x4_t v[VECTORS])
+{
+    float32x4_t a = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+    float32x2_t b = vadd_f32(vget_low_f32(a), vget_high_f32(a));
+
+    return vget_lane_f32(b, 0) + vget_lane_f32(b, 1);
+}
+
+static void row_dots(float *sum, const struct weight_format *f, const uint8_t *row, int32_t n,
+                     const struct act_block *x, int32_t n_x)
+{
+    struct sums s[TILE_ROWS];
+    struct codes c;
+
+    memset(s, 0, sizeof(s));
+    for (int32_t at = 0; at < n; at += BLOCK, x += n_x) {
+        int32_t here = MIN(BLOCK, n - at);
+        unpack(f, row + weight_format_bytes(f, at), here, &c);
+        for (int32_t j = 0; j < n_x; j++) {
+            add_block(&s[j], f, &c, x + j, here);
+        }
+    }
+    for (int32_t j = 0; j < n_x; j++) {
+        sum[j] = tree(s[j].acc) - tree(s[j].min);
+    }
+}
+
+/* ---- activations ---- */
+
+INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
+{
+    uint32x4_t max = vdupq_n_u32(0);
+    int32_t half[2] = {0};
+    float most;
+
+    for (int i = 0; i < 32; i += 4) {
+        uint32x4_t bits = vreinterpretq_u32_f32(vld1q_f32(x + i));
+        max = vmaxq_u32(max, vandq_u32(bits, vdupq_n_u32(0x7FFFFFFF)));
+    }
+    uint32_t bits = vmaxvq_u32(max);
+    memcpy(&most, &bits, sizeof(most));
+    bool finite = bits < 0x7F800000u;
+    bool some = finite && !(most < 1e-30f);
+    float inverse = some ? 127.0f / most : 0;
+    for (int i = 0; i < 32; i += 4) {
+        int32x4_t v =
+            some ? vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), inverse)) : vdupq_n_s32(0);
+        int32_t code[4];
+        vst1q_s32(code, v);
+        for (int k = 0; k < 4; k++) {
+            out->code[32 * g + i + k] = (int8_t)code[k];
+        }
+        int32_t four = vaddvq_s32(v);
+        out->offset[8 * g + i / 4] = -128 * four;
+        half[i / 16] += four;
+    }
+    float scale = some ? most / 127.0f : finite ? 0 : NAN;
+    out->scale[g] = scale;
+    out->sum16[2 * g] = scale * (float)half[0];
+    out->sum16[2 * g + 1] = scale * (float)half[1];
+    out->sum32[g] = scale * (float)(half[0] + half[1]);
+}
+
+static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
+{
+    for (int32_t at = 0; at < n; at += BLOCK, out += n_x) {
+        memset(out, 0, sizeof(*out));
+        for (int32_t i = 0; i < MIN(BLOCK, n - at); i += 32) {
+            quantise_group(out, i / 32, x + at + i);
+        }
+    }
+}
+
+#define DOTS(NAME)                                                                                \
+    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
+                            const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
+    {                                                                                             \
+        (void)ahead;                                                                              \
+        for (int32_t i = 0; i < w->n; i++) {                                                      \
+            row_dots(sum + i * n_x, weight_format_of(FORMAT_##NAME), w->row[i], n, x, n_x);       \
+        }                                                                                         \
+    }
+EACH_BLOCK_FORMAT(DOTS)
+
+#define ENTRY(NAME) [FORMAT_##NAME] = dots_##NAME,
+
+void cpu_blocks_neon(struct cpu_kernels *k)
+{
+    k->blocks = (struct cpu_blocks){
+        .name = "int8, neon", .quantise = quantise, .dots = {EACH_BLOCK_FORMAT(ENTRY)}};
+}
+
+#endif

@@ -1,0 +1,141 @@
+/* The specification of products with weights in blocks.
+ *
+ * A group of 32 values is multiplied as eight sums of four products of codes, exact in
+ * 32-bit integers. Sum l of group g is scaled and added to the float accumulator
+ * 8 * (g % 2) + l; minima have accumulators of their own. The accumulators are added in
+ * one tree at the end of the row. An instruction set with vectors of eight or sixteen
+ * floats computes the same, lane by lane.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/kernels.h"
+
+enum { BLOCK = FORMAT_BLOCK_MAX, GROUP = 32, LANES = 16 };
+
+/* ---- activations ---- */
+
+static void quantise_group(struct act_block *out, int32_t g, const float *x)
+{
+    uint32_t max = 0; /* bits of the greatest magnitude; those of a NaN are greater */
+
+    for (int32_t i = 0; i < GROUP; i++) {
+        max = MAX(max, bits_of_f32(x[i]) & 0x7FFFFFFFu);
+    }
+    float most = f32_of_bits(max);
+    bool finite = max < 0x7F800000u;
+    bool zero = finite && most < 1e-30f;
+    float inverse = zero ? 0 : 127.0f / most;
+    int32_t half[2] = {0};
+    for (int32_t i = 0; i < GROUP; i++) {
+        int8_t code = finite && !zero ? (int8_t)nearbyintf(x[i] * inverse) : 0;
+        out->code[GROUP * g + i] = code;
+        out->offset[8 * g + i / 4] -= 128 * code;
+        half[i / 16] += code;
+    }
+    float scale = zero ? 0 : finite ? most / 127.0f : NAN;
+    out->scale[g] = scale;
+    out->sum16[2 * g] = scale * (float)half[0];
+    out->sum16[2 * g + 1] = scale * (float)half[1];
+    out->sum32[g] = scale * (float)(half[0] + half[1]);
+}
+
+static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
+{
+    for (int32_t at = 0; at < n; at += BLOCK, out += n_x) {
+        memset(out, 0, sizeof(*out));
+        for (int32_t i = 0; i < MIN(BLOCK, n - at); i += GROUP) {
+            quantise_group(out, i / GROUP, x + at + i);
+        }
+    }
+}
+
+/* ---- products ---- */
+
+/* The blocks of n <= BLOCK values at `src`, as if they were one. */
+static void unpack(const struct weight_format *f, const uint8_t *src, int32_t n,
+                   struct weight_codes *ret)
+{
+    struct weight_codes one;
+
+    for (int32_t i = 0; i < n; i += f->block_values, src += f->block_bytes) {
+        f->unpack(src, &one);
+        memcpy(ret->code + i, one.code, (size_t)f->block_values * sizeof(*one.code));
+        size_t groups = (size_t)f->block_values / FORMAT_GROUP;
+        memcpy(ret->scale + i / FORMAT_GROUP, one.scale, groups * sizeof(*one.scale));
+        memcpy(ret->min + i / FORMAT_GROUP, one.min, groups * sizeof(*one.min));
+    }
+}
+
+static void add_block(float *acc, float *min, const struct weight_format *f,
+                      const struct weight_codes *c, const struct act_block *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 4) {
+        int32_t sum = 0;
+        for (int32_t k = i; k < i + 4; k++) {
+            sum += c->code[k] * x->code[k];
+        }
+        float scale = c->scale[i / FORMAT_GROUP] * x->scale[i / GROUP];
+        float *to = &acc[i / 4 % LANES];
+        *to = fmaf((float)sum, scale, *to);
+    }
+    int32_t wide = f->group_values / FORMAT_GROUP; /* entries of c->min to a minimum */
+    const float *sum = wide == 1 ? x->sum16 : x->sum32;
+    for (int32_t i = 0; i < n / f->group_values && f->minima; i++) {
+        min[i] = fmaf(c->min[i * wide], sum[i], min[i]);
+    }
+}
+
+static float tree(const float *v)
+{
+    float t[LANES / 2];
+
+    for (int32_t i = 0; i < LANES / 2; i++) {
+        t[i] = v[i] + v[i + LANES / 2];
+    }
+    for (int32_t half = LANES / 4; half > 0; half /= 2) {
+        for (int32_t i = 0; i < half; i++) {
+            t[i] += t[i + half];
+        }
+    }
+    return t[0];
+}
+
+static void row_dots(float *sum, const struct weight_format *f, const uint8_t *row, int32_t n,
+                     const struct act_block *x, int32_t n_x)
+{
+    float acc[TILE_ROWS][LANES] = {{0}};
+    float min[TILE_ROWS][LANES] = {{0}};
+    struct weight_codes c;
+
+    for (int32_t at = 0; at < n; at += BLOCK, x += n_x) {
+        int32_t here = MIN(BLOCK, n - at);
+        unpack(f, row + weight_format_bytes(f, at), here, &c);
+        for (int32_t j = 0; j < n_x; j++) {
+            add_block(acc[j], min[j], f, &c, x + j, here);
+        }
+    }
+    for (int32_t j = 0; j < n_x; j++) {
+        sum[j] = tree(acc[j]) - tree(min[j]);
+    }
+}
+
+#define DOTS(NAME)                                                                                \
+    static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
+                            const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
+    {                                                                                             \
+        (void)ahead;                                                                              \
+        for (int32_t i = 0; i < w->n; i++) {                                                      \
+            row_dots(sum + i * n_x, weight_format_of(FORMAT_##NAME), w->row[i], n, x, n_x);       \
+        }                                                                                         \
+    }
+EACH_BLOCK_FORMAT(DOTS)
+
+#define ENTRY(NAME) [FORMAT_##NAME] = dots_##NAME,
+
+void cpu_blocks_plain(struct cpu_kernels *k)
+{
+    k->blocks = (struct cpu_blocks){
+        .name = "plain loops", .quantise = quantise, .dots = {EACH_BLOCK_FORMAT(ENTRY)}};
+}

@@ -1,0 +1,383 @@
+/* Blocks in vectors of 32 bytes: the codes of a group and the scales of eight, by
+ * format, and the quantisation of activations. Included by the files of instruction
+ * sets that have AVX2; the formats are constants there. `s` is the first of the blocks
+ * that hold 256 values.
+ */
+#ifndef QUIRE_KERNELS_CPU_BLOCKS_UNPACK_X86_H
+#define QUIRE_KERNELS_CPU_BLOCKS_UNPACK_X86_H
+
+#ifdef __AVX2__ /* empty where a header is compiled alone */
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/simd/fetch.h"
+#include "kernels/cpu/simd/kernels.h"
+
+enum { GROUPS = 8 }; /* of 32 in 256 values */
+
+INLINE uint32_t load_u32(const uint8_t *p)
+{
+    uint32_t v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+INLINE __m256i load32(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+/* ---- codes ---- */
+
+/* Bytes of 256 values. */
+INLINE int bytes_of(const enum weight_format_id f)
+{
+    switch (f) {
+    case FORMAT_Q4_0:
+    case FORMAT_IQ4_NL:
+        return 8 * 18;
+    case FORMAT_Q4_1:
+        return 8 * 20;
+    case FORMAT_Q5_0:
+        return 8 * 22;
+    case FORMAT_Q5_1:
+        return 8 * 24;
+    case FORMAT_Q8_0:
+        return 8 * 34;
+    case FORMAT_MXFP4:
+        return 8 * 17;
+    case FORMAT_Q2_K:
+        return 84;
+    case FORMAT_Q3_K:
+        return 110;
+    case FORMAT_Q4_K:
+        return 144;
+    case FORMAT_Q5_K:
+        return 176;
+    case FORMAT_Q6_K:
+        return 210;
+    default:
+        return 136;
+    }
+}
+
+/* Formats with minima have codes that are not negative. */
+INLINE bool has_minima(const enum weight_format_id f)
+{
+    return f == FORMAT_Q4_1 || f == FORMAT_Q5_1 || f == FORMAT_Q2_K || f == FORMAT_Q4_K ||
+           f == FORMAT_Q5_K;
+}
+
+/* Groups of 16 values, not 32. */
+INLINE bool has_halves(const enum weight_format_id f)
+{
+    return f == FORMAT_Q2_K || f == FORMAT_Q3_K || f == FORMAT_Q6_K;
+}
+
+/* What stored_codes are above the codes. */
+INLINE int zero_point(const enum weight_format_id f)
+{
+    return f == FORMAT_Q4_0   ? 8
+           : f == FORMAT_Q5_0 ? 16
+           : f == FORMAT_Q3_K ? 4
+           : f == FORMAT_Q6_K ? 32
+                              : 0;
+}
+
+/* The low halves of 16 bytes, then the high ones. */
+INLINE __m256i nibbles(const uint8_t *p)
+{
+    __m128i q = _mm_loadu_si128((const __m128i *)p);
+
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), _mm256_set1_epi8(15));
+}
+
+/* 16 where the bit is set, of 32 bits. */
+INLINE __m256i fifth_bits(const uint8_t *p)
+{
+    const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
+                                            2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201ull);
+    __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32((int32_t)load_u32(p)), spread);
+
+    v = _mm256_cmpeq_epi8(_mm256_and_si256(v, bit), bit);
+    return _mm256_and_si256(v, _mm256_set1_epi8(16));
+}
+
+/* Bits [from, ..) of each byte moved to [to, ..), and the rest cleared by `mask`. */
+INLINE __m256i move_bits(__m256i v, const int from, const int to, const int mask)
+{
+    v = from < to   ? _mm256_slli_epi16(v, to - from)
+        : from > to ? _mm256_srli_epi16(v, from - to)
+                    : v;
+    return _mm256_and_si256(v, _mm256_set1_epi8((char)mask));
+}
+
+INLINE __m256i look_up(const int8_t *level, __m256i v)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)level);
+
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), v);
+}
+
+/* Group g's codes plus zero_point(f). */
+INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, const int g)
+{
+    int half = g / 4, quarter = g % 4;
+
+    switch (f) {
+    case FORMAT_Q4_0:
+        return nibbles(s + 18 * g + 2);
+    case FORMAT_Q4_1:
+        return nibbles(s + 20 * g + 4);
+    case FORMAT_Q5_0:
+        return _mm256_or_si256(nibbles(s + 22 * g + 6), fifth_bits(s + 22 * g + 2));
+    case FORMAT_Q5_1:
+        return _mm256_or_si256(nibbles(s + 24 * g + 8), fifth_bits(s + 24 * g + 4));
+    case FORMAT_Q8_0:
+        return load32(s + 34 * g + 2);
+    case FORMAT_IQ4_NL:
+        return look_up(weight_levels_iq4, nibbles(s + 18 * g + 2));
+    case FORMAT_MXFP4:
+        return look_up(weight_levels_mxfp4, nibbles(s + 17 * g + 1));
+    case FORMAT_Q2_K:
+        return move_bits(load32(s + 16 + 32 * half), 2 * quarter, 0, 3);
+    case FORMAT_Q3_K:
+        return _mm256_or_si256(move_bits(load32(s + 32 + 32 * half), 2 * quarter, 0, 3),
+                               move_bits(load32(s), g, 2, 4));
+    case FORMAT_Q4_K:
+        return move_bits(load32(s + 16 + g / 2 * 32), g % 2 * 4, 0, 15);
+    case FORMAT_Q5_K:
+        return _mm256_or_si256(move_bits(load32(s + 48 + g / 2 * 32), g % 2 * 4, 0, 15),
+                               move_bits(load32(s + 16), g, 4, 16));
+    case FORMAT_Q6_K:
+        return _mm256_or_si256(
+            move_bits(load32(s + 64 * half + g % 2 * 32), quarter / 2 * 4, 0, 15),
+            move_bits(load32(s + 128 + 32 * half), 2 * quarter, 4, 48));
+    default: /* FORMAT_IQ4_XS */
+        return look_up(weight_levels_iq4, nibbles(s + 8 + 16 * g));
+    }
+}
+
+/* ---- scales ---- */
+
+/* n float16 numbers, `step` bytes apart, and zeros up to eight. */
+INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
+{
+    uint16_t h[8];
+
+    for (int i = 0; i < 8; i++) {
+        h[i] = 0;
+        if (i < n) {
+            memcpy(&h[i], p + i * step, sizeof(h[i]));
+        }
+    }
+    return _mm256_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3],
+                                          (short)h[4], (short)h[5], (short)h[6], (short)h[7]));
+}
+
+INLINE __m256 load_half(const uint8_t *p)
+{
+    uint16_t h;
+
+    memcpy(&h, p, sizeof(h));
+    return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
+
+INLINE __m256 unsigned_times(__m128i bytes, __m256 d)
+{
+    return _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)));
+}
+
+INLINE __m256 signed_times(__m128i bytes, __m256 d)
+{
+    return _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+}
+
+/* weight_format_half_e8m0 of n bytes, `step` apart; beyond them any numbers. */
+INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n)
+{
+    int32_t b[8];
+
+    for (int i = 0; i < 8; i++) {
+        b[i] = i < n ? p[i * step] : 0;
+    }
+    __m256i e = _mm256_setr_epi32(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]);
+    __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small));
+}
+
+/* Q4_K's and Q5_K's eight scales of 6 bits, or their minima, from the 12 bytes at p. */
+INLINE __m128i six_bits(const uint8_t *p, const bool minima)
+{
+    uint32_t first = load_u32(p + (minima ? 4 : 0));
+    uint32_t last = load_u32(p + 8) >> (minima ? 4 : 0);
+    uint32_t high = (last & 0x0F0F0F0Fu) | (first >> 6 & 0x03030303u) << 4;
+
+    return _mm_cvtsi64_si128((int64_t)((uint64_t)high << 32 | (first & 0x3F3F3F3Fu)));
+}
+
+/* IQ4_XS's eight scales of 6 bits, less 32. */
+INLINE __m128i scales_iq4_xs(const uint8_t *s)
+{
+    uint64_t low = load_u32(s + 4);
+    uint64_t high = (uint64_t)s[2] | (uint64_t)s[3] << 8;
+
+    low = (low | low << 16) & 0x0000FFFF0000FFFFull; /* four bits, then two, to each byte */
+    low = (low | low << 8) & 0x00FF00FF00FF00FFull;
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0Full;
+    high = (high | high << 24) & 0x000000FF000000FFull;
+    high = (high | high << 12) & 0x000F000F000F000Full;
+    high = (high | high << 6) & 0x0303030303030303ull;
+    return _mm_sub_epi8(_mm_cvtsi64_si128((int64_t)(low | high << 4)), _mm_set1_epi8(32));
+}
+
+/* Q3_K's sixteen scales of 6 bits, less 32. */
+INLINE __m128i scales_q3_k(const uint8_t *p)
+{
+    uint32_t a = load_u32(p), b = load_u32(p + 4), high = load_u32(p + 8);
+    const uint32_t four = 0x0F0F0F0Fu, two = 0x03030303u;
+    __m128i v = _mm_setr_epi32((int32_t)((a & four) | (high & two) << 4),
+                               (int32_t)((b & four) | (high >> 2 & two) << 4),
+                               (int32_t)((a >> 4 & four) | (high >> 4 & two) << 4),
+                               (int32_t)((b >> 4 & four) | (high >> 6 & two) << 4));
+
+    return _mm_sub_epi8(v, _mm_set1_epi8(32));
+}
+
+/* The scales of n groups of 32, at most eight; fewer only where a group is a block. */
+INLINE __m256 scales_of(const enum weight_format_id f, const uint8_t *s, const int32_t n)
+{
+    switch (f) {
+    case FORMAT_MXFP4:
+        return load_e8m0(s, 17, n);
+    case FORMAT_Q4_K:
+    case FORMAT_Q5_K:
+        return unsigned_times(six_bits(s + 4, false), load_half(s));
+    case FORMAT_IQ4_XS:
+        return signed_times(scales_iq4_xs(s), load_half(s));
+    default:
+        return load_halves(s, bytes_of(f) / GROUPS, n);
+    }
+}
+
+INLINE __m256 minima_of(const enum weight_format_id f, const uint8_t *s, const int32_t n)
+{
+    if (f == FORMAT_Q4_1 || f == FORMAT_Q5_1) {
+        return _mm256_xor_ps(load_halves(s + 2, bytes_of(f) / GROUPS, n), _mm256_set1_ps(-0.0f));
+    }
+    return unsigned_times(six_bits(s + 4, true), load_half(s + 2));
+}
+
+/* The scales of sixteen groups of 16: the first and the last eight. */
+INLINE void half_scales_of(const enum weight_format_id f, const uint8_t *s, __m256 ret[2])
+{
+    __m128i v;
+    __m256 d;
+
+    if (f == FORMAT_Q2_K) {
+        v = _mm_and_si128(_mm_loadu_si128((const __m128i *)s), _mm_set1_epi8(15));
+        d = load_half(s + 80);
+    } else if (f == FORMAT_Q3_K) {
+        v = scales_q3_k(s + 96);
+        d = load_half(s + 108);
+    } else {
+        v = _mm_loadu_si128((const __m128i *)(s + 192));
+        d = load_half(s + 208);
+    }
+    ret[0] = signed_times(v, d);
+    ret[1] = signed_times(_mm_srli_si128(v, 8), d);
+}
+
+/* Q2_K's sixteen minima. */
+INLINE void half_minima_of(const uint8_t *s, __m256 ret[2])
+{
+    __m128i v =
+        _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i *)s), 4), _mm_set1_epi8(15));
+    __m256 d = load_half(s + 82);
+
+    ret[0] = unsigned_times(v, d);
+    ret[1] = unsigned_times(_mm_srli_si128(v, 8), d);
+}
+
+/* ---- sums ---- */
+
+/* The end of the tree: eight lanes, in halves. */
+INLINE float sum_lanes(__m256 v)
+{
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+
+/* ---- activations ---- */
+
+INLINE uint32_t greatest(const __m256i v[4])
+{
+    __m256i m = _mm256_max_epu32(_mm256_max_epu32(v[0], v[1]), _mm256_max_epu32(v[2], v[3]));
+    __m128i a = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+
+    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0x4E));
+    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0xB1));
+    return (uint32_t)_mm_cvtsi128_si32(a);
+}
+
+INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i v[4];
+    float most, sum[2];
+
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + 8 * i)),
+                                _mm256_set1_epi32(0x7FFFFFFF));
+    }
+    uint32_t max = greatest(v);
+    memcpy(&most, &max, sizeof(most));
+    bool finite = max < 0x7F800000u;
+    bool some = finite && !(most < 1e-30f);
+    __m256 inverse = _mm256_set1_ps(some ? 127.0f / most : 0);
+    for (int i = 0; i < 4; i++) {
+        v[i] = some ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse))
+                    : _mm256_setzero_si256();
+    }
+    __m256i w = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_store_si256((__m256i *)(out->code + 32 * g), w);
+    __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), w), ones);
+    _mm256_store_si256((__m256i *)(out->offset + 8 * g),
+                       _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(four, 7)));
+    __m256i half = _mm256_hadd_epi32(four, four);
+    half = _mm256_hadd_epi32(half, half);
+    int32_t low = _mm256_extract_epi32(half, 0), high = _mm256_extract_epi32(half, 4);
+    float scale = some ? most / 127.0f : finite ? 0 : NAN;
+    sum[0] = (float)low;
+    sum[1] = (float)high;
+    out->scale[g] = scale;
+    out->sum16[2 * g] = scale * sum[0];
+    out->sum16[2 * g + 1] = scale * sum[1];
+    out->sum32[g] = scale * (float)(low + high);
+}
+
+static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
+{
+    for (int32_t at = 0; at < n; at += 256, out += n_x) {
+        int32_t here = MIN(256, n - at);
+        if (here < 256) {
+            memset(out, 0, sizeof(*out));
+        }
+        for (int32_t i = 0; i < here; i += 32) {
+            quantise_group(out, i / 32, x + at + i);
+        }
+    }
+}
+
+#endif
+#endif

@@ -1,0 +1,130 @@
+/* Weights that are kept in the blocks they are stored in: read in their mapped file, or
+ * copied where the file does not stay. */
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/convert.h"
+#include "kernels/weight_pieces.h"
+
+/* The pieces [from, *end) of d that make one run: neighbours of one format. */
+static int32_t run_end(const struct weight_desc *d, int32_t from)
+{
+    int32_t end = from + 1;
+
+    while (end < d->n_pieces && d->piece[end].format == d->piece[from].format &&
+           d->piece[end].stride == d->piece[from].stride) {
+        end++;
+    }
+    return end;
+}
+
+/* Where the backend reads the rows of a piece. */
+static const char *piece_data(struct cpu_backend *c, const struct weight_desc *d,
+                              const struct weight_piece *p, struct err *e)
+{
+    /* of the last row only its own columns */
+    int64_t n_bytes = weight_format_bytes(p->format, (p->rows - 1) * p->stride + p->cols);
+
+    if (d->mapped) {
+        return cpu_hugepages_add(c, p->data, n_bytes, e) < 0 ? NULL : p->data;
+    }
+    char *copy = cpu_alloc(c, (size_t)n_bytes);
+    if (!copy) {
+        err_nomem(e, d->name);
+        return NULL;
+    }
+    return memcpy(copy, p->data, (size_t)n_bytes);
+}
+
+static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_t from, int32_t end,
+                      struct cpu_weight *ret, struct err *e)
+{
+    int32_t n = end - from;
+
+    ret->part = cpu_alloc(c, (size_t)n * sizeof(*ret->part));
+    if (!ret->part) {
+        return err_nomem(e, d->name);
+    }
+    ret->m = (struct mat){.stride = d->piece[from].stride,
+                          .cols = d->cols,
+                          .dtype = d->dtype,
+                          .format = d->piece[from].format,
+                          .priv = ret};
+    for (int32_t i = 0; i < n; i++) {
+        const struct weight_piece *p = &d->piece[from + i];
+        const char *data = piece_data(c, d, p, e);
+        if (!data) {
+            return ERR_NOMEM;
+        }
+        ret->part[i] = (struct cpu_part){
+            .data = data, .first = ret->m.rows, .rows = p->rows, .head_rows = p->head_rows};
+        ret->m.rows += p->rows;
+    }
+    ret->n_parts = n;
+    ret->m.data = (void *)(uintptr_t)ret->part[0].data; /* only read */
+    return 0;
+}
+
+/* A run of plain pieces, as a weight of its own. */
+static int make_plain(struct cpu_backend *c, const struct weight_desc *d, int32_t from, int32_t end,
+                      struct cpu_weight *ret, struct err *e)
+{
+    struct weight_desc part = *d;
+
+    part.piece = d->piece + from;
+    part.n_pieces = end - from;
+    part.rows = 0;
+    for (int32_t i = from; i < end; i++) {
+        part.rows += weight_piece_rows(&d->piece[i]);
+    }
+    return cpu_weight(&c->base, &part, &ret->m, e);
+}
+
+int cpu_weight_blocks(struct cpu_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e)
+{
+    struct cpu_weight *first = NULL, **link = &first;
+    const struct weight_format *format = NULL;
+    int rc = 0;
+
+    for (int32_t from = 0; from < d->n_pieces && rc == 0;) {
+        int32_t end = run_end(d, from);
+        struct cpu_weight *run = cpu_alloc(c, sizeof(*run));
+        if (!run) {
+            return err_nomem(e, d->name);
+        }
+        if (d->piece[from].format) {
+            rc = make_parts(c, d, from, end, run, e);
+            format = format ? format : run->m.format;
+        } else {
+            rc = make_plain(c, d, from, end, run, e);
+        }
+        *link = run;
+        link = &run->below;
+        from = end;
+    }
+    if (rc == 0) {
+        *ret = first->m;
+        ret->rows = d->rows;
+        ret->format = format;
+        ret->priv = first;
+    }
+    return rc;
+}
+
+void cpu_decode_row(const struct mat *w, int32_t r, float *out)
+{
+    const struct cpu_weight *run = w->priv;
+
+    while (r >= run->m.rows) {
+        r -= run->m.rows;
+        run = run->below;
+    }
+    if (run->m.format) {
+        weight_format_decode(run->m.format, cpu_row(&run->m, r), w->cols, out);
+        return;
+    }
+    for (int64_t i = 0; i < w->cols; i++) {
+        out[i] = dtype_load(cpu_row(&run->m, r), run->m.dtype, i);
+    }
+}

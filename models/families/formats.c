@@ -1,0 +1,45 @@
+/* In which format a backend gets the tensors of a checkpoint: blocks as they are stored
+ * where it multiplies them so, else values. */
+#include "config/base/buf.h"
+#include "config/base/log.h"
+#include "models/families/layers.h"
+
+bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
+                            const struct tensor *t)
+{
+    return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
+           s->cols != DIM_ONE && s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           m->backend->ops->supports(m->backend, t->format).as_stored;
+}
+
+void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored)
+{
+    enum weight_format_id id =
+        tensor->format ? tensor->format->id : (enum weight_format_id)tensor->dtype;
+
+    (as_stored ? t->n_stored : t->n_decoded)[id]++;
+}
+
+void model_log_formats(const struct model *m)
+{
+    const struct transformer *t = m->weights;
+    struct buf text;
+
+    buf_init(&text, 1024);
+    for (int32_t i = 0; i < WEIGHT_FORMATS; i++) {
+        const struct weight_format *f = weight_format_of((enum weight_format_id)i);
+        struct weight_support s = m->backend->ops->supports(m->backend, f);
+        if (t->n_stored[i] > 0) {
+            buf_printf(&text, "%s%d of %s by %s", text.len ? "; " : "", t->n_stored[i], f->name,
+                       s.kernel);
+        }
+        if (t->n_decoded[i] > 0) {
+            buf_printf(&text, "%s%d of %s decoded to %s", text.len ? "; " : "", t->n_decoded[i],
+                       f->name, dtype_name(m->options.dtype));
+        }
+    }
+    if (text.len > 0) {
+        log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));
+    }
+    buf_release(&text);
+}

@@ -1,0 +1,496 @@
+/* Products and embeddings with weights that stay in blocks, against float64 over the
+ * decoded weights, and between instruction sets.
+ *
+ *     build/tests/unit/kernels/test_blocks
+ */
+#include "tests/unit/ops.h"
+
+#include "kernels/weight_format.h"
+
+enum { FIRST_FORMAT = FORMAT_Q4_0, MOST_ROWS = 70 };
+
+/* ---- weights ---- */
+
+/* Where the float16 scales of a block lie; -1 ends the list. */
+static const int8_t *scales_at(enum weight_format_id f)
+{
+    static const int8_t NONE[] = {-1}, ONE[] = {0, -1}, TWO[] = {0, 2, -1}, Q2[] = {80, 82, -1},
+                        Q3[] = {108, -1};
+
+    switch (f) {
+    case FORMAT_MXFP4:
+    case FORMAT_Q6_K:
+        return NONE;
+    case FORMAT_Q4_1:
+    case FORMAT_Q5_1:
+    case FORMAT_Q4_K:
+    case FORMAT_Q5_K:
+        return TWO;
+    case FORMAT_Q2_K:
+        return Q2;
+    case FORMAT_Q3_K:
+        return Q3;
+    default:
+        return ONE;
+    }
+}
+
+static void put_half(struct rig *r, uint8_t *p)
+{
+    uint16_t h = f16_store(rig_uniform(r) * 0.01f);
+
+    memcpy(p, &h, sizeof(h));
+}
+
+/* n values of random codes and finite scales. */
+static uint8_t *random_blocks(struct rig *r, const struct weight_format *f, int64_t n)
+{
+    int64_t n_bytes = weight_format_bytes(f, n);
+    uint8_t *out = rig_alloc((size_t)n_bytes);
+
+    for (int64_t i = 0; i < n_bytes; i++) {
+        out[i] = (uint8_t)rig_next(r);
+    }
+    for (int64_t at = 0; at < n_bytes; at += f->block_bytes) {
+        for (const int8_t *s = scales_at(f->id); *s >= 0; s++) {
+            put_half(r, out + at + *s);
+        }
+        if (f->id == FORMAT_Q6_K) {
+            put_half(r, out + at + 208);
+        } else if (f->id == FORMAT_MXFP4) {
+            out[at] = (uint8_t)(110 + rig_below(r, 12));
+        }
+    }
+    return out;
+}
+
+/* A piece of a weight, and its values. */
+struct piece {
+    struct weight_piece p;
+    uint8_t *blocks;
+    float *value; /* [rows, cols], in the order of the weight */
+};
+
+static struct piece make_piece(struct rig *r, enum weight_format_id id, int32_t rows, int32_t cols,
+                               int32_t head_rows)
+{
+    const struct weight_format *f = weight_format_of(id);
+    struct piece s = {.blocks = random_blocks(r, f, (int64_t)rows * cols),
+                      .value = rig_alloc((size_t)rows * (size_t)cols * sizeof(float))};
+
+    s.p = (struct weight_piece){.data = s.blocks,
+                                .dtype = DTYPE_BF16,
+                                .rows = rows,
+                                .cols = cols,
+                                .stride = cols,
+                                .format = f,
+                                .head_rows = head_rows};
+    for (int32_t i = 0; i < rows; i++) {
+        int32_t at = i;
+        if (head_rows > 0) {
+            int32_t in_head = i % head_rows, half = head_rows / 2;
+            at = i - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
+        }
+        weight_format_decode(f, s.blocks + weight_format_bytes(f, (int64_t)at * cols), cols,
+                             s.value + (int64_t)i * cols);
+    }
+    return s;
+}
+
+static void free_piece(struct piece *s)
+{
+    free(s->blocks);
+    free(s->value);
+}
+
+static struct mat make_weight(struct rig *r, enum weight_kind kind, const struct piece *s,
+                              int32_t n)
+{
+    struct err e = {0};
+    struct weight_piece p[4];
+    struct mat m;
+    struct weight_desc d = {
+        .name = "test", .kind = kind, .dtype = DTYPE_BF16, .cols = s[0].p.cols, .n_pieces = n};
+
+    for (int32_t i = 0; i < n; i++) {
+        p[i] = s[i].p;
+        d.rows += s[i].p.rows;
+    }
+    d.piece = p;
+    if (r->b->ops->weight(r->b, &d, &m, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    return m;
+}
+
+/* ---- references ---- */
+
+/* x as products take it: groups of 32 codes with a scale. */
+static void quantised(double *out, const float *x, int32_t n)
+{
+    for (int32_t at = 0; at < n; at += 32) {
+        float most = 0;
+        for (int32_t i = at; i < at + 32; i++) {
+            most = fmaxf(most, fabsf(x[i]));
+        }
+        for (int32_t i = at; i < at + 32; i++) {
+            float inverse = most < 1e-30f ? 0 : 127.0f / most;
+            out[i] = (double)(most / 127.0f) * (double)nearbyintf(x[i] * inverse);
+        }
+    }
+}
+
+/* Fails where a result is not w . (quantised x) but for float32's rounding, or is
+ * farther from w . x than half a step of each code explains. */
+static void check_dot(const char *name, float got, const float *w, const float *x, const double *q,
+                      int32_t n)
+{
+    double exact = 0, near = 0, size = 0, steps = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        float most = 0;
+        for (int32_t k = i / 32 * 32; k < i / 32 * 32 + 32; k++) {
+            most = fmaxf(most, fabsf(x[k]));
+        }
+        exact += (double)w[i] * (double)x[i];
+        near += (double)w[i] * q[i];
+        size += fabs((double)w[i] * q[i]);
+        steps += fabs((double)w[i]) * (double)most / 127 / 2;
+    }
+    /* a minimum and the codes above it may cancel: the sum is of greater terms */
+    if (!(fabs((double)got - near) <= 4e-6 * size + 1e-12)) {
+        fail_msg("%s, %d values: %.9g, must be %.9g", name, n, (double)got, near);
+    }
+    if (!(fabs((double)got - exact) <= 1.01 * steps + 4e-6 * size + 1e-12)) {
+        fail_msg("%s, %d values: %.9g, of unrounded x %.9g", name, n, (double)got, exact);
+    }
+}
+
+/* ---- products ---- */
+
+static float *multiply(struct rig *r, struct mat w, const float *x, int32_t rows)
+{
+    struct mat mx = rig_mat(r, rows, w.cols, DTYPE_F32, x);
+    struct mat out = rig_mat(r, rows, w.rows, DTYPE_F32, NULL);
+
+    rig_begin_plain(r, rows);
+    r->b->ops->linear(r->b, out, mx, w, NULL);
+    float *got = rig_download(r, out);
+    rig_end(r);
+    return got;
+}
+
+static void check_products(struct rig *r, const struct piece *s, int32_t n_pieces, int32_t rows)
+{
+    struct mat w = make_weight(r, WEIGHT_LINEAR, s, n_pieces);
+    float *x = rig_floats(r, (int64_t)rows * w.cols, 2, DTYPE_F32);
+    double *q = rig_alloc((size_t)w.cols * sizeof(*q));
+
+    memset(x, 0, 32 * sizeof(*x)); /* a group of zeros */
+    float *got = multiply(r, w, x, rows);
+    for (int32_t i = 0; i < rows; i++) {
+        const float *row = x + (int64_t)i * w.cols;
+        int32_t at = 0;
+        quantised(q, row, w.cols);
+        for (int32_t p = 0; p < n_pieces; p++) {
+            for (int32_t k = 0; k < s[p].p.rows; k++, at++) {
+                check_dot(s[p].p.format->name, got[(int64_t)i * w.rows + at],
+                          s[p].value + (int64_t)k * w.cols, row, q, w.cols);
+            }
+        }
+    }
+    free(got);
+    free(q);
+    free(x);
+}
+
+static void products_follow_the_decoded_weights(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t rows, cols, x_rows;
+    } SHAPES[] = {{1, 256, 1},  {5, 512, 3},   {40, 1536, 1},
+                  {77, 768, 2}, {130, 256, 9}, {31, 2048, 4}};
+    struct rig r;
+    rig_open(&r);
+    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+        for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+            struct piece s =
+                make_piece(&r, (enum weight_format_id)f, SHAPES[i].rows, SHAPES[i].cols, 0);
+            check_products(&r, &s, 1, SHAPES[i].x_rows);
+            free_piece(&s);
+        }
+        if (weight_format_of((enum weight_format_id)f)->block_values == 32) {
+            static const int32_t COLS[] = {32, 96, 288, 576};
+            for (size_t i = 0; i < ARRAY_LEN(COLS); i++) {
+                struct piece s = make_piece(&r, (enum weight_format_id)f, 19, COLS[i], 0);
+                check_products(&r, &s, 1, (int32_t)i + 1);
+                free_piece(&s);
+            }
+        }
+    }
+    rig_close(&r);
+}
+
+static void pieces_of_several_formats_make_one_weight(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    struct piece s[4] = {
+        make_piece(&r, FORMAT_Q4_K, 48, 512, 16), make_piece(&r, FORMAT_Q4_K, 32, 512, 8),
+        make_piece(&r, FORMAT_Q6_K, 33, 512, 0), make_piece(&r, FORMAT_Q4_K, 7, 512, 0)};
+    check_products(&r, s, 4, 1);
+    check_products(&r, s, 4, 11);
+    check_products(&r, s + 1, 2, 2);
+    for (int32_t i = 0; i < 4; i++) {
+        free_piece(&s[i]);
+    }
+    rig_close(&r);
+}
+
+static void a_plain_piece_may_stand_among_blocks(void **state)
+{
+    (void)state;
+    enum { COLS = 256, ROWS = 20 };
+    struct rig r;
+    rig_open(&r);
+    struct piece s = make_piece(&r, FORMAT_Q8_0, ROWS, COLS, 0);
+    float *plain = rig_floats(&r, ROWS * COLS, 1, DTYPE_BF16);
+    float *x = rig_floats(&r, 2 * COLS, 1, DTYPE_BF16);
+    struct weight_piece p[2] = {
+        {.data = plain, .dtype = DTYPE_F32, .rows = ROWS, .cols = COLS, .stride = COLS}, s.p};
+    struct weight_desc d = {.name = "test",
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = DTYPE_BF16,
+                            .rows = 2 * ROWS,
+                            .cols = COLS,
+                            .piece = p,
+                            .n_pieces = 2};
+    struct err e = {0};
+    struct mat w;
+    assert_int_equal(r.b->ops->weight(r.b, &d, &w, &e), 0);
+    float *got = multiply(&r, w, x, 2);
+    double q[COLS];
+    for (int32_t i = 0; i < 2; i++) {
+        quantised(q, x + i * COLS, COLS);
+        for (int32_t k = 0; k < ROWS; k++) {
+            double want = 0;
+            for (int32_t c = 0; c < COLS; c++) {
+                want += (double)plain[k * COLS + c] * (double)x[i * COLS + c];
+            }
+            assert_true(fabs((double)got[i * 2 * ROWS + k] - want) < 1e-3);
+            check_dot("Q8_0", got[i * 2 * ROWS + ROWS + k], s.value + k * COLS, x + i * COLS, q,
+                      COLS);
+        }
+    }
+    free(got);
+    free(x);
+    free(plain);
+    free_piece(&s);
+    rig_close(&r);
+}
+
+/* ---- the same bits ---- */
+
+/* The bits of every format's products with MOST_ROWS rows, of one instruction set. */
+static float *all_products(const char *isa, int32_t *ret_n)
+{
+    enum { ROWS = 13 };
+    const char *before = getenv("QUIRE_CPU_ISA");
+    char keep[32];
+    struct rig r;
+
+    snprintf(keep, sizeof(keep), "%s", before ? before : "");
+    if (isa) {
+        setenv("QUIRE_CPU_ISA", isa, 1);
+    }
+    rig_open(&r);
+    setenv("QUIRE_CPU_ISA", keep, 1);
+    float *all = rig_alloc((size_t)WEIGHT_FORMATS * 2 * ROWS * MOST_ROWS * sizeof(*all));
+    int32_t n = 0;
+    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+        bool small = weight_format_of((enum weight_format_id)f)->block_values == 32;
+        for (int32_t cols = 512; cols <= 576; cols += 64) {
+            if (cols % 256 != 0 && !small) {
+                continue;
+            }
+            struct piece s = make_piece(&r, (enum weight_format_id)f, ROWS, cols, 0);
+            float *x = rig_floats(&r, (int64_t)MOST_ROWS * cols, 3, DTYPE_F32);
+            struct mat w = make_weight(&r, WEIGHT_LINEAR, &s, 1);
+            float *got = multiply(&r, w, x, MOST_ROWS);
+            memcpy(all + n, got, ROWS * MOST_ROWS * sizeof(*all));
+            n += ROWS * MOST_ROWS;
+            free(got);
+            free(x);
+            free_piece(&s);
+        }
+    }
+    rig_close(&r);
+    *ret_n = n;
+    return all;
+}
+
+static void every_instruction_set_gives_the_bits_of_the_plain_loops(void **state)
+{
+    (void)state;
+    int32_t n, n_plain;
+    float *got = all_products(NULL, &n);
+    float *plain = all_products("plain", &n_plain);
+    assert_int_equal(n, n_plain);
+    for (int32_t i = 0; i < n; i++) {
+        if (memcmp(&got[i], &plain[i], sizeof(*got)) != 0) {
+            fail_msg("result %d: %.9g, plain %.9g", i, (double)got[i], (double)plain[i]);
+        }
+    }
+    free(got);
+    free(plain);
+}
+
+static void a_row_has_the_same_bits_in_any_company(void **state)
+{
+    (void)state;
+    enum { ROWS = 50, COLS = 768 };
+    struct rig r;
+    rig_open(&r);
+    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+        struct piece s[2] = {make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 0),
+                             make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 10)};
+        struct mat w = make_weight(&r, WEIGHT_LINEAR, s, 2);
+        float *x = rig_floats(&r, (int64_t)MOST_ROWS * COLS, 2, DTYPE_F32);
+        float *all = multiply(&r, w, x, MOST_ROWS);
+        static const int32_t N[] = {1, 2, 3, 4, 5, 17};
+        for (size_t i = 0; i < ARRAY_LEN(N); i++) {
+            float *some = multiply(&r, w, x + (int64_t)7 * COLS, N[i]);
+            assert_memory_equal(some, all + (int64_t)7 * w.rows,
+                                (size_t)N[i] * (size_t)w.rows * sizeof(*some));
+            free(some);
+        }
+        free(all);
+        free(x);
+        free_piece(&s[0]);
+        free_piece(&s[1]);
+    }
+    rig_close(&r);
+}
+
+/* ---- values that are no numbers ---- */
+
+static void what_is_not_finite_stays_so(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    struct piece s = make_piece(&r, FORMAT_Q8_0, 3, 64, 0);
+    struct mat w = make_weight(&r, WEIGHT_LINEAR, &s, 1);
+    static const float BAD[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < ARRAY_LEN(BAD); i++) {
+        float x[2 * 64] = {[5] = 1, [40] = BAD[i], [64 + 5] = 1};
+        float *got = multiply(&r, w, x, 2);
+        for (int32_t k = 0; k < 3; k++) {
+            assert_true(!isfinite(got[k]) && isfinite(got[3 + k]));
+        }
+        free(got);
+    }
+    float tiny[64] = {1e-35f, -1e-38f, 1e-42f}; /* too small to be divided by */
+    float *got = multiply(&r, w, tiny, 1);
+    assert_true(got[0] == 0 && got[1] == 0 && got[2] == 0);
+    free(got);
+    free_piece(&s);
+    rig_close(&r);
+}
+
+/* ---- embedding ---- */
+
+static void embeddings_are_the_decoded_rows(void **state)
+{
+    (void)state;
+    enum { VOCAB = 40, WIDTH = 256, N = 9 };
+    struct rig r;
+    rig_open(&r);
+    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+        struct piece s = make_piece(&r, (enum weight_format_id)f, VOCAB, WIDTH, 0);
+        struct mat table = make_weight(&r, WEIGHT_EMBEDDING, &s, 1);
+        struct mat out = rig_mat(&r, N, WIDTH, DTYPE_F32, NULL);
+        int32_t id[N], minus[N], zero[N] = {0}, q_start[2] = {0, N}, n = N;
+        for (int32_t i = 0; i < N; i++) {
+            id[i] = rig_below(&r, VOCAB);
+            minus[i] = -1;
+        }
+        struct batch b = {.n_tokens = N,
+                          .token = id,
+                          .token_src = minus,
+                          .position = zero,
+                          .slot = minus,
+                          .n_seqs = 1,
+                          .q_start = q_start,
+                          .kv_len = &n,
+                          .row = zero,
+                          .lcp_blocks = zero};
+        rig_begin(&r, &b);
+        r.b->ops->embed(r.b, out, table, 3);
+        float *got = rig_download(&r, out);
+        rig_end(&r);
+        for (int32_t i = 0; i < N * WIDTH; i++) {
+            float want = s.value[id[i / WIDTH] * WIDTH + i % WIDTH] * 3;
+            assert_memory_equal(&got[i], &want, sizeof(want));
+        }
+        free(got);
+        got = rig_download(&r, table);
+        assert_memory_equal(got, s.value, VOCAB * WIDTH * sizeof(*got));
+        free(got);
+        free_piece(&s);
+    }
+    rig_close(&r);
+}
+
+/* ---- refusals ---- */
+
+static void pieces_that_cut_blocks_are_refused(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r);
+    const struct weight_piece good = {
+        .data = "", .rows = 8, .cols = 256, .stride = 256, .format = weight_format_of(FORMAT_Q4_K)};
+    struct weight_piece bad[4] = {good, good, good, good};
+    bad[0].cols = 128;
+    bad[1].stride = 300;
+    bad[2].transposed = true;
+    bad[3].head_rows = 3;
+    for (int32_t i = 0; i < 4; i++) {
+        struct err e = {0};
+        struct mat m;
+        struct weight_desc d = {.name = "test",
+                                .kind = WEIGHT_LINEAR,
+                                .dtype = DTYPE_BF16,
+                                .rows = i == 2 ? 256 : 8,
+                                .cols = i == 0   ? 128
+                                        : i == 2 ? 8
+                                                 : 256,
+                                .piece = &bad[i],
+                                .n_pieces = 1};
+        assert_int_equal(r.b->ops->weight(r.b, &d, &m, &e), ERR_INVALID);
+    }
+    rig_close(&r);
+}
+
+static int all_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_follow_the_decoded_weights),
+        cmocka_unit_test(pieces_of_several_formats_make_one_weight),
+        cmocka_unit_test(a_plain_piece_may_stand_among_blocks),
+        cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_plain_loops),
+        cmocka_unit_test(a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(what_is_not_finite_stays_so),
+        cmocka_unit_test(embeddings_are_the_decoded_rows),
+        cmocka_unit_test(pieces_that_cut_blocks_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, all_tests);
+}
