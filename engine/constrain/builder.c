@@ -143,9 +143,8 @@ static bool add_parts(struct grammar_builder *b, const sym_id *part, int32_t n, 
             return false;
         }
     }
-    if (!budget_work(&b->budget, n) ||
-        !budget_grow(&b->budget, &b->part, &b->cap_parts, (int64_t)b->n_parts + n,
-                     sizeof(*b->part))) {
+    if (!budget_work(&b->budget, n) || !budget_grow(&b->budget, &b->part, &b->cap_parts,
+                                                    (int64_t)b->n_parts + n, sizeof(*b->part))) {
         return false;
     }
     *ret = b->n_parts;

@@ -308,7 +308,8 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
 {
     int32_t before = b->cap_chars_of;
 
-    if (x <= RX_ID_ALL || !budget_grow(&b->budget, &b->chars_of, &b->cap_chars_of, (int64_t)x + 1, sizeof(*b->chars_of))) {
+    if (x <= RX_ID_ALL || !budget_grow(&b->budget, &b->chars_of, &b->cap_chars_of, (int64_t)x + 1,
+                                       sizeof(*b->chars_of))) {
         return;
     }
     if (b->cap_chars_of > before) {
