@@ -327,6 +327,10 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
 rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_t n, bool negated)
 {
     int32_t first = b->n_ranges;
+
+    if (n == 0 && negated && b->any_char) {
+        return b->any_char;
+    }
     struct code_range *sorted = malloc(((size_t)n + 1) * sizeof(*sorted));
 
     if (!sorted) {
@@ -343,6 +347,9 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     }
     rx_id x = rx_utf8(&b->rx, b->range + first, b->n_ranges - first);
     remember(b, x, first);
+    if (n == 0 && negated) {
+        b->any_char = x;
+    }
     return x;
 }
 
