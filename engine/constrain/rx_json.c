@@ -18,6 +18,17 @@ struct body_map {
 
 static rx_id body_of(struct body_map *m, rx_id x);
 
+/* Of a node that stands for a set of characters. */
+static rx_id escaped(struct grammar_builder *b, rx_id x)
+{
+    struct rx_chars *c = x > 0 ? &b->chars[b->chars_of[x] - 1] : NULL;
+
+    if (c && !c->escaped) {
+        c->escaped = rx_escaped(&b->rx, b->range + c->first, c->n);
+    }
+    return c ? c->escaped : 0;
+}
+
 /* ASCII bytes of a set; the others are parts of characters that are not known here and
  * stand for themselves. */
 static rx_id body_of_set(struct body_map *m, const struct byte_set *s)
@@ -71,8 +82,7 @@ static rx_id make_body(struct body_map *m, rx_id x)
     struct rx_node n = r->node[x];
 
     if (x < m->b->cap_chars_of && m->b->chars_of[x]) {
-        struct rx_chars c = m->b->chars[m->b->chars_of[x] - 1];
-        return rx_escaped(r, m->b->range + c.first, c.n);
+        return escaped(m->b, x);
     }
     switch ((enum rx_kind)n.kind) {
     case RX_SET:
@@ -116,13 +126,11 @@ static bool make_room(struct grammar_builder *b)
     }
     memset(b->body + before, 0, (size_t)(b->cap_body - before) * sizeof(*b->body));
     if (!b->any_body) {
-        static const struct code_range all = {0, 0x10ffff};
-        rx_id any_char = rx_class(b, &all, 1, false);
+        rx_id any_char = rx_class(b, NULL, 0, true);
         if (!any_char) {
             return false;
         }
-        struct rx_chars c = b->chars[b->chars_of[any_char] - 1];
-        b->any_body = rx_make_repeat(&b->rx, rx_escaped(&b->rx, b->range + c.first, c.n), 0, -1);
+        b->any_body = rx_make_repeat(&b->rx, escaped(b, any_char), 0, -1);
     }
     return b->any_body;
 }
