@@ -61,7 +61,9 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    _Atomic(int32_t) slot;  /* of the mask cache, or -1; a hint */
+    /* Kinds of bytes (vocab_kind) that lead back, and bit 31 once they are known. */
+    _Atomic(uint32_t) stays;
+    _Atomic(int32_t) slot; /* of the mask cache, or -1; a hint */
 };
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };

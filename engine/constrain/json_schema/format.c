@@ -56,7 +56,7 @@
 #define VARSPEC VARNAME "(:[1-9][0-9]{0,3}|\\*)?"
 #define TEMPLATE                                                                                   \
     "([^\\x00-\\x20\\x7F-\\x9F\"%<>\\\\^`{|}]|" PCT "|\\{[+#./;?&]?" VARSPEC "(," VARSPEC ")*\\})" \
-                                                                                          "*"
+    "*"
 
 struct format {
     const char *name, *pattern; /* NULL: known, and not enforced */
