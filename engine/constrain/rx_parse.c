@@ -516,7 +516,7 @@ static rx_id fewest(struct pattern *p, rx_id x)
 {
     struct rx_node n = p->b->rx.node[x];
 
-    return n.kind == RX_REPEAT ? rx_repeat(p->b, n.a, n.b, n.b) : x;
+    return n.kind == RX_REPEAT && p->search ? rx_repeat(p->b, n.a, n.b, n.b) : x;
 }
 
 static rx_id sequence(struct pattern *p, bool at_start, bool at_end)
