@@ -107,15 +107,21 @@ static void check_rows(const struct row *row, size_t n)
 static void types_and_constants(void **state)
 {
     static const struct row ROWS[] = {
-        {"true", {"1", "{}", "[ 1, {\"a\" : null}]", "\"x\""}, {"", "tru", "{,}", "01", " 1", "1 "}},
+        {"true",
+         {"1", "{}", "[ 1, {\"a\" : null}]", "\"x\""},
+         {"", "tru", "{,}", "01", " 1", "1 "}},
         {"{\"type\":\"string\"}", {"\"\"", "\"\\u00e9\\n\""}, {"1", "\"\n\"", "\"\\x\"", "null"}},
         {"{\"type\":[\"null\",\"boolean\"]}", {"null", "true", "false"}, {"0", "\"null\""}},
         {"{\"type\":\"integer\"}", {"0", "-12", "100"}, {"1.5", "1e3", "\"1\"", "-"}},
         {"{\"enum\":[1,\"a\\\"b\",null,[1,{\"k\":2}]]}",
          {"1", "\"a\\\"b\"", "null", "[1, {\"k\": 2}]"},
          {"2", "\"a\"", "[1]", "[1,{\"k\":2,\"l\":3}]"}},
-        {"{\"const\":{\"a\":\"x\"}}", {"{\"a\":\"x\"}"}, {"{}", "{\"a\":\"y\"}", "{\"a\":\"x\",\"b\":1}"}},
-        {"{\"title\":\"t\",\"default\":1,\"format\":\"whatever\",\"x-own\":[]}", {"1", "\"\""}, {"}"}},
+        {"{\"const\":{\"a\":\"x\"}}",
+         {"{\"a\":\"x\"}"},
+         {"{}", "{\"a\":\"y\"}", "{\"a\":\"x\",\"b\":1}"}},
+        {"{\"title\":\"t\",\"default\":1,\"format\":\"whatever\",\"x-own\":[]}",
+         {"1", "\"\""},
+         {"}"}},
     };
 
     (void)state;
@@ -131,11 +137,21 @@ static void numbers(void **state)
         {"{\"type\":\"number\",\"exclusiveMinimum\":0.5,\"maximum\":10.25}",
          {"0.51", "1", "10.25", "10.250", "9.999"},
          {"0.5", "0.50", "0", "-1", "10.26", "11", "100"}},
-        {"{\"type\":\"number\",\"minimum\":0}", {"0", "-0", "1e-7", "2.5E+3"}, {"-1", "-0.1", "-1e3"}},
-        {"{\"type\":\"number\",\"exclusiveMaximum\":0}", {"-1", "-1e9"}, {"0", "-0", "1", "-0.0e3"}},
-        {"{\"maximum\":10,\"exclusiveMaximum\":true,\"type\":\"integer\"}", {"9", "-50"}, {"10", "11"}},
-        {"{\"type\":\"number\",\"multipleOf\":0.01}", {"1", "1.5", "1.25", "1.250"}, {"1.255", "0.001"}},
-        {"{\"type\":\"integer\",\"multipleOf\":25}", {"0", "25", "-100", "1075"}, {"5", "26", "10"}},
+        {"{\"type\":\"number\",\"minimum\":0}",
+         {"0", "-0", "1e-7", "2.5E+3"},
+         {"-1", "-0.1", "-1e3"}},
+        {"{\"type\":\"number\",\"exclusiveMaximum\":0}",
+         {"-1", "-1e9"},
+         {"0", "-0", "1", "-0.0e3"}},
+        {"{\"maximum\":10,\"exclusiveMaximum\":true,\"type\":\"integer\"}",
+         {"9", "-50"},
+         {"10", "11"}},
+        {"{\"type\":\"number\",\"multipleOf\":0.01}",
+         {"1", "1.5", "1.25", "1.250"},
+         {"1.255", "0.001"}},
+        {"{\"type\":\"integer\",\"multipleOf\":25}",
+         {"0", "25", "-100", "1075"},
+         {"5", "26", "10"}},
         {"{\"multipleOf\":2.5,\"type\":\"number\"}", {"5", "2.5", "7.50"}, {"2", "2.55", "3.5"}},
         {"{\"const\":1e2}", {"100"}, {"1", "1000"}},
     };
@@ -158,15 +174,27 @@ static void strings(void **state)
         {"{\"type\":\"string\",\"format\":\"date-time\"}",
          {"\"2024-02-29T23:59:59.5Z\"", "\"2024-02-29T00:00:00+05:30\""},
          {"\"2024-02-29\"", "\"2024-02-29T24:00:00Z\""}},
-        {"{\"type\":\"string\",\"format\":\"ipv4\"}", {"\"127.0.0.1\""}, {"\"256.0.0.1\"", "\"1.2.3\""}},
-        {"{\"type\":\"string\",\"format\":\"ipv6\"}", {"\"::1\"", "\"1:2::8\""}, {"\":1\"", "\"1::2::3\""}},
+        {"{\"type\":\"string\",\"format\":\"ipv4\"}",
+         {"\"127.0.0.1\""},
+         {"\"256.0.0.1\"", "\"1.2.3\""}},
+        {"{\"type\":\"string\",\"format\":\"ipv6\"}",
+         {"\"::1\"", "\"1:2::8\""},
+         {"\":1\"", "\"1::2::3\""}},
         {"{\"type\":\"string\",\"format\":\"uuid\"}",
          {"\"2eb8aa08-aa98-11ea-b4aa-73b441d16380\""},
          {"\"2eb8aa08aa9811eab4aa73b441d16380\""}},
-        {"{\"type\":\"string\",\"format\":\"email\"}", {"\"a.b@c.de\""}, {"\"a\"", "\"a..b@c.de\""}},
-        {"{\"type\":\"string\",\"format\":\"uri\"}", {"\"https://a.b/c?d#e\""}, {"\"//a.b\"", "\"a b:c\""}},
-        {"{\"type\":\"string\",\"format\":\"hostname\"}", {"\"a-b.example\""}, {"\"-a\"", "\"a..b\""}},
-        {"{\"type\":\"string\",\"format\":\"duration\"}", {"\"P1DT2H\"", "\"P4W\""}, {"\"P\"", "\"PT1D\""}},
+        {"{\"type\":\"string\",\"format\":\"email\"}",
+         {"\"a.b@c.de\""},
+         {"\"a\"", "\"a..b@c.de\""}},
+        {"{\"type\":\"string\",\"format\":\"uri\"}",
+         {"\"https://a.b/c?d#e\""},
+         {"\"//a.b\"", "\"a b:c\""}},
+        {"{\"type\":\"string\",\"format\":\"hostname\"}",
+         {"\"a-b.example\""},
+         {"\"-a\"", "\"a..b\""}},
+        {"{\"type\":\"string\",\"format\":\"duration\"}",
+         {"\"P1DT2H\"", "\"P4W\""},
+         {"\"P\"", "\"PT1D\""}},
     };
 
     (void)state;
@@ -176,14 +204,16 @@ static void strings(void **state)
 static void objects(void **state)
 {
     static const struct row ROWS[] = {
-        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":\"string\"}},"
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+         "\"string\"}},"
          "\"required\":[\"b\"]}",
          {"{\"b\":\"x\"}", "{ \"a\" : 1, \"b\": \"x\" }", "{\"a\":1,\"b\":\"x\",\"c\":[]}"},
          {"{}", "{\"a\":1}", "{\"a\":\"1\",\"b\":\"x\"}", "{\"b\":\"x\",\"a\":1}", "[]"}},
         {"{\"properties\":{\"a\":{}},\"additionalProperties\":false,\"type\":\"object\"}",
          {"{}", "{\"a\":0}", "{\n    \"a\": 0\n}"},
          {"{\"b\":0}", "{\"a\":0,}", "{\"\\u0062\":0}"}},
-        {"{\"type\":\"object\",\"patternProperties\":{\"^n\":{\"type\":\"integer\"},\"x$\":{\"minimum\":5}},"
+        {"{\"type\":\"object\",\"patternProperties\":{\"^n\":{\"type\":\"integer\"},\"x$\":{"
+         "\"minimum\":5}},"
          "\"additionalProperties\":{\"type\":\"null\"}}",
          {"{\"n\":1}", "{\"nx\":5}", "{\"x\":\"t\"}", "{\"q\":null}"},
          {"{\"n\":\"1\"}", "{\"nx\":4}", "{\"x\":1}", "{\"q\":1}"}},
@@ -198,7 +228,8 @@ static void objects(void **state)
          {"{\"a\":1,\"b\":1}", "{\"b\":1,\"c\":1}", "{\"a\":1,\"b\":1,\"c\":1}"},
          {"{}", "{\"a\":1}"}},
         {"{\"type\":\"object\",\"maxProperties\":0}", {"{}"}, {"{\"a\":1}"}},
-        {"{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]},\"properties\":{\"a\":{},\"b\":{}}}",
+        {"{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]},\"properties\":{\"a\":{},"
+         "\"b\":{}}}",
          {"{}", "{\"b\":1}", "{\"a\":1,\"b\":1}"},
          {"{\"a\":1}"}},
     };
@@ -213,7 +244,8 @@ static void arrays(void **state)
         {"{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1,\"maxItems\":3}",
          {"[1]", "[1, 2,3]"},
          {"[]", "[1,2,3,4]", "[\"1\"]", "[1,]"}},
-        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"},{\"type\":\"integer\"}],\"items\":false}",
+        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"},{\"type\":\"integer\"}],"
+         "\"items\":false}",
          {"[]", "[null]", "[null,1]"},
          {"[1]", "[null,1,1]"}},
         {"{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"type\":\"array\","
@@ -236,24 +268,32 @@ static void arrays(void **state)
 static void combinations(void **state)
 {
     static const struct row ROWS[] = {
-        {"{\"allOf\":[{\"type\":\"integer\"},{\"minimum\":2}],\"maximum\":4}", {"2", "4"}, {"1", "5", "2.5"}},
+        {"{\"allOf\":[{\"type\":\"integer\"},{\"minimum\":2}],\"maximum\":4}",
+         {"2", "4"},
+         {"1", "5", "2.5"}},
         {"{\"anyOf\":[{\"type\":\"integer\"},{\"minimum\":2}]}", {"1", "2.5", "\"x\""}, {"1.5"}},
         {"{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":2}]}", {"1", "2.5", "[]"}, {"3", "1.5"}},
         {"{\"oneOf\":[{\"multipleOf\":2},{\"multipleOf\":5}],\"type\":\"integer\"}",
          {"2", "5", "15"},
          {"10", "3"}},
         {"{\"not\":{\"type\":\"string\"}}", {"1", "{}"}, {"\"x\""}},
-        {"{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"b\"]}}", {"\"c\"", "\"aa\""}, {"\"a\"", "\"b\""}},
-        {"{\"type\":\"object\",\"not\":{\"required\":[\"a\"]}}", {"{}", "{\"b\":1}"}, {"{\"a\":1}"}},
+        {"{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"b\"]}}",
+         {"\"c\"", "\"aa\""},
+         {"\"a\"", "\"b\""}},
+        {"{\"type\":\"object\",\"not\":{\"required\":[\"a\"]}}",
+         {"{}", "{\"b\":1}"},
+         {"{\"a\":1}"}},
         {"{\"not\":{\"properties\":{\"a\":{\"type\":\"integer\"}},\"type\":\"object\"}}",
          {"{\"a\":\"x\"}", "1"},
          {"{}", "{\"a\":1}"}},
-        {"{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"x\",\"y\"]}},\"required\":[\"k\"],"
+        {"{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"x\",\"y\"]}},\"required\":[\"k\"]"
+         ","
          "\"if\":{\"properties\":{\"k\":{\"const\":\"x\"}}},\"then\":{\"required\":[\"v\"]},"
          "\"else\":{\"properties\":{\"v\":false}}}",
          {"{\"k\":\"x\",\"v\":1}", "{\"k\":\"y\"}"},
          {"{\"k\":\"x\"}", "{\"k\":\"y\",\"v\":1}"}},
-        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},\"n\":{\"type\":\"integer\"}},"
+        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},\"n\":{\"type\":"
+         "\"integer\"}},"
          "\"required\":[\"t\"]},{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"b\"}},"
          "\"required\":[\"t\"]}]}",
          {"{\"t\":\"a\",\"n\":1}", "{\"t\":\"b\",\"n\":\"s\"}"},
@@ -267,10 +307,12 @@ static void combinations(void **state)
 static void references(void **state)
 {
     static const struct row ROWS[] = {
-        {"{\"$defs\":{\"n\":{\"type\":\"integer\"}},\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/n\"}}",
+        {"{\"$defs\":{\"n\":{\"type\":\"integer\"}},\"type\":\"array\",\"items\":{\"$ref\":\"#/"
+         "$defs/n\"}}",
          {"[1,2]"},
          {"[\"1\"]"}},
-        {"{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},\"next\":{\"$ref\":\"#\"}},"
+        {"{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},\"next\":{\"$ref\":\"#"
+         "\"}},"
          "\"required\":[\"v\"],\"additionalProperties\":false}",
          {"{\"v\":1}", "{\"v\":1,\"next\":{\"v\":2,\"next\":{\"v\":3}}}"},
          {"{\"v\":1,\"next\":{}}", "{\"v\":1,\"next\":1}"}},
@@ -279,7 +321,8 @@ static void references(void **state)
          {"null"},
          {"1"}},
         {"{\"$ref\":\"#/$defs/a~1b%25\",\"$defs\":{\"a/b%\":{\"const\":7}}}", {"7"}, {"8"}},
-        {"{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"definitions\":{\"n\":{\"type\":"
+        {"{\"$schema\":\"http://json-schema.org/draft-07/"
+         "schema#\",\"definitions\":{\"n\":{\"type\":"
          "\"integer\"}},\"$ref\":\"#/definitions/n\",\"minimum\":5}",
          {"1"},
          {"\"x\""}},
@@ -298,9 +341,10 @@ static void refused_by_name(void **state)
         int code;
         const char *says;
     } ROWS[] = {
-        {"{\"allOf\":[{}],\"unevaluatedProperties\":false}", ERR_UNSUPPORTED, "'unevaluatedProperties'"},
-        {"{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}", ERR_UNSUPPORTED,
-         "'uniqueItems'"},
+        {"{\"allOf\":[{}],\"unevaluatedProperties\":false}", ERR_UNSUPPORTED,
+         "'unevaluatedProperties'"},
+        {"{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}",
+         ERR_UNSUPPORTED, "'uniqueItems'"},
         {"{\"$recursiveRef\":\"#\"}", ERR_UNSUPPORTED, "'$recursiveRef'"},
         {"{\"disallow\":\"string\"}", ERR_UNSUPPORTED, "'disallow'"},
         {"{\"type\":\"object\",\"minProperties\":2}", ERR_UNSUPPORTED, "'minProperties'"},
@@ -314,8 +358,8 @@ static void refused_by_name(void **state)
         {"{\"anyOf\":[]}", ERR_INVALID, "'anyOf'"},
         {"{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", ERR_INVALID, "no value"},
         {"false", ERR_INVALID, "no value"},
-        {"{\"type\":\"object\",\"required\":[\"a\"],\"properties\":{\"a\":{\"$ref\":\"#\"}}}", ERR_INVALID,
-         "no "},
+        {"{\"type\":\"object\",\"required\":[\"a\"],\"properties\":{\"a\":{\"$ref\":\"#\"}}}",
+         ERR_INVALID, "no "},
         {"3", ERR_INVALID, "a schema"},
         {"", ERR_INVALID, "expected"},
         {"{\"minimum\":NaN}", ERR_INVALID, "NaN"},
@@ -362,7 +406,8 @@ static void hostile(void **state)
         case 3:
             buf_puts(&b, "{\"type\":\"object\",\"allOf\":[{}");
             for (int i = 0; i < 40; i++) {
-                buf_printf(&b, ",{\"anyOf\":[{\"required\":[\"a%d\"]},{\"required\":[\"b%d\"]}]}", i, i);
+                buf_printf(&b, ",{\"anyOf\":[{\"required\":[\"a%d\"]},{\"required\":[\"b%d\"]}]}",
+                           i, i);
             }
             buf_puts(&b, "]}");
             break;
@@ -381,7 +426,9 @@ static void hostile(void **state)
             buf_puts(&b, "}}");
             break;
         case 6:
-            buf_puts(&b, "{\"type\":\"string\",\"pattern\":\"((((a{1,99}){1,99}){1,99}){1,99}){1,99}\"}");
+            buf_puts(
+                &b,
+                "{\"type\":\"string\",\"pattern\":\"((((a{1,99}){1,99}){1,99}){1,99}){1,99}\"}");
             break;
         }
         assert_false(b.failed);
@@ -398,10 +445,14 @@ static void hostile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types_and_constants), cmocka_unit_test(numbers),
-        cmocka_unit_test(strings),             cmocka_unit_test(objects),
-        cmocka_unit_test(arrays),              cmocka_unit_test(combinations),
-        cmocka_unit_test(references),          cmocka_unit_test(refused_by_name),
+        cmocka_unit_test(types_and_constants),
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(strings),
+        cmocka_unit_test(objects),
+        cmocka_unit_test(arrays),
+        cmocka_unit_test(combinations),
+        cmocka_unit_test(references),
+        cmocka_unit_test(refused_by_name),
         cmocka_unit_test(hostile),
     };
 
