@@ -80,7 +80,7 @@ def plain(value):
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def reordered(judge, data, tries=2000):
+def reordered(judge, data, tries=20000):
     """Whether a value is accepted with the members of its objects in some order and its
     integers without a fraction. Tried first is the member that leaves possible all that
     could come in its place."""
