@@ -142,10 +142,11 @@ static void push(struct judge *j, const char *text, size_t len)
 {
     size_t n = 0;
 
-    while (j->c && n < len && constraint_accept(j->c, (uint8_t)text[n]) == 0) {
+    int rc = 0;
+    while (j->c && n < len && (rc = constraint_accept(j->c, (uint8_t)text[n])) == 0) {
         n++;
     }
-    printf("%zu\n", n);
+    printf("%zu %d\n", n, rc);
 }
 
 static void answer(struct judge *j, char kind, const char *text, size_t len)

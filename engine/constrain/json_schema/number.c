@@ -284,8 +284,8 @@ static rx_id whole_ending(struct schema *s, const char *u, int32_t n)
     return rx_or(s->b, longer, bytes(s, u + lead, n - lead));
 }
 
-/* Sizes whose digits up to the k-th behind the point, as a whole number, end in u[0,
- * t). Shorter fractions are those with zeros at the end. */
+/* Sizes whose digits up to the k-th behind the point, as a whole number, end in
+ * u[0, t). Shorter fractions are those with zeros at the end. */
 static rx_id sizes_ending(struct schema *s, const char *u, int32_t t, int32_t k)
 {
     rx_id x = rx_never(s->b);
