@@ -60,6 +60,11 @@ class Judge:
         self.masks = [int(x) for x in answer[2:]]
         return answer[0] == "yes"
 
+    def first_mask_us(self):
+        """The time of the first mask behind a compiled schema."""
+        answer = self.ask("M", b"{").split()
+        return int(answer[2]) // 1000 if len(answer) > 2 else 0
+
     def push(self, text):
         """Append a text; False, and nothing is appended: it is not allowed."""
         n = int(self.ask("P", text).split()[0])
