@@ -511,10 +511,18 @@ static bool end_anchor(struct pattern *p, bool at_end)
     return found;
 }
 
+/* Beside any text a repetition means as much with its smallest count. */
+static rx_id fewest(struct pattern *p, rx_id x)
+{
+    struct rx_node n = p->b->rx.node[x];
+
+    return n.kind == RX_REPEAT && p->search ? rx_repeat(p->b, n.a, n.b, n.b) : x;
+}
+
 static rx_id sequence(struct pattern *p, bool at_start, bool at_end)
 {
     bool start = !at_start, end = !at_end, first = true; /* start, end: dealt with */
-    rx_id all = RX_ID_EMPTY;
+    rx_id all = RX_ID_EMPTY, in_front = all, last = all; /* all: in_front, then last */
 
     while (more(p) && *p->at == '^') {
         p->at++;
@@ -548,14 +556,17 @@ static rx_id sequence(struct pattern *p, bool at_start, bool at_end)
         x = repeated(p, x);
         if (first && !start && !does_start) {
             all = p->any;
+            x = fewest(p, x);
         }
         start = true;
         first = false;
         end |= does_end;
+        in_front = all;
+        last = x;
         all = rx_concat(p->b, all, x);
     }
     all = start ? all : rx_concat(p->b, p->any, all);
-    return end ? all : rx_concat(p->b, all, p->any);
+    return end ? all : rx_concat(p->b, rx_concat(p->b, in_front, fewest(p, last)), p->any);
 }
 
 static rx_id alternatives(struct pattern *p, bool at_start, bool at_end)
