@@ -65,23 +65,27 @@ static bool but_separators(struct automaton *a, int32_t from, int32_t to)
     return c > 0 && common_next(a, c, 0x80, 0xa7) == to && common_next(a, c, 0xaa, 0xbf) == to;
 }
 
+/* Whether every character beyond ASCII but those separators leads to `to`. */
+static bool beyond_ascii_leads(struct automaton *a, int32_t from, int32_t to)
+{
+    return sequences_lead(a, from, 0xc2, 0xdf, 0x80, 0xbf, 1, to) &&
+           sequences_lead(a, from, 0xe0, 0xe0, 0xa0, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xe1, 0xe1, 0x80, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xe2, 0xe2, 0x81, 0xbf, 2, to) && but_separators(a, from, to) &&
+           sequences_lead(a, from, 0xe3, 0xec, 0x80, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xed, 0xed, 0x80, 0x9f, 2, to) &&
+           sequences_lead(a, from, 0xee, 0xef, 0x80, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xf0, 0xf0, 0x90, 0xbf, 3, to) &&
+           sequences_lead(a, from, 0xf1, 0xf3, 0x80, 0xbf, 3, to) &&
+           sequences_lead(a, from, 0xf4, 0xf4, 0x80, 0x8f, 3, to);
+}
+
 /* The config that every plain character leads to, or CONFIG_DEAD. */
 static int32_t after_plain(struct automaton *a, int32_t from)
 {
     int32_t to = common_next(a, from, 0x20, 0x7f);
-    bool all = to > 0 && sequences_lead(a, from, 0xc2, 0xdf, 0x80, 0xbf, 1, to) &&
-               sequences_lead(a, from, 0xe0, 0xe0, 0xa0, 0xbf, 2, to) &&
-               sequences_lead(a, from, 0xe1, 0xe1, 0x80, 0xbf, 2, to) &&
-               sequences_lead(a, from, 0xe2, 0xe2, 0x81, 0xbf, 2, to) &&
-               but_separators(a, from, to) &&
-               sequences_lead(a, from, 0xe3, 0xec, 0x80, 0xbf, 2, to) &&
-               sequences_lead(a, from, 0xed, 0xed, 0x80, 0x9f, 2, to) &&
-               sequences_lead(a, from, 0xee, 0xef, 0x80, 0xbf, 2, to) &&
-               sequences_lead(a, from, 0xf0, 0xf0, 0x90, 0xbf, 3, to) &&
-               sequences_lead(a, from, 0xf1, 0xf3, 0x80, 0xbf, 3, to) &&
-               sequences_lead(a, from, 0xf4, 0xf4, 0x80, 0x8f, 3, to);
 
-    return all ? to : CONFIG_DEAD;
+    return to > 0 && beyond_ascii_leads(a, from, to) ? to : CONFIG_DEAD;
 }
 
 static bool loops(struct automaton *a, int32_t c)
@@ -96,22 +100,27 @@ static bool loops(struct automaton *a, int32_t c)
     return note == NOTE_YES;
 }
 
-#define STAYS_KNOWN (1u << 31)
+#define STAYS_KNOWN ((uint64_t)1 << 63)
 
 /* The kinds of bytes of which all lead back to the config. */
-static uint32_t stays(struct automaton *a, int32_t c)
+static uint64_t stays(struct automaton *a, int32_t c)
 {
     struct config *config = config_at(a, c);
-    uint32_t kinds = atomic_load_explicit(&config->stays, memory_order_relaxed);
+    uint64_t kinds = atomic_load_explicit(&config->stays, memory_order_relaxed);
 
     if (kinds == 0) {
-        kinds = STAYS_KNOWN | ((1u << N_BYTE_KINDS) - 1);
-        for (int b = 0; b < 256; b++) {
-            int kind = vocab_kind((uint8_t)b);
-            if (kinds >> kind & 1 && automaton_next(a, c, symbol_of_byte(a, (uint8_t)b)) != c) {
-                kinds &= ~(1u << kind);
+        kinds = ((uint64_t)1 << KIND_BROKEN) - 1;
+        for (int b = 0; b < 0x80; b++) {
+            uint64_t kind = (uint64_t)1 << vocab_kind((uint8_t)b);
+            if (kinds & kind && automaton_next(a, c, symbol_of_byte(a, (uint8_t)b)) != c) {
+                kinds &= ~kind;
             }
         }
+        kinds &= ~((uint64_t)1 << KIND_BEYOND_ASCII);
+        if (kinds && beyond_ascii_leads(a, c, c)) {
+            kinds |= (uint64_t)1 << KIND_BEYOND_ASCII;
+        }
+        kinds |= STAYS_KNOWN;
         atomic_store_explicit(&config->stays, kinds, memory_order_relaxed);
     }
     return kinds & ~STAYS_KNOWN;
@@ -168,7 +177,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
 {
     struct {
         int32_t end, config;
-        uint32_t stays;
+        uint64_t stays;
         const _Atomic(int32_t) *edges;
     } path[MAX_TOKEN_BYTES + 1];
     int32_t depth = 0;
@@ -177,7 +186,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
 
     path[0].end = end;
     path[0].config = config;
-    path[0].stays = 0;
+    path[0].stays = all && end - i > LARGE_SUBTREE ? stays(w->a, config) : 0;
     path[0].edges = edges_of(w->a, config);
     while (i < end) {
         while (i >= path[depth].end) {
@@ -200,7 +209,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
         if (n.token >= 0) {
             set_tokens(w, n.token);
         }
-        uint32_t back = 0;
+        uint64_t back = 0;
         if (all && to == path[depth].config) {
             back = path[depth].stays;
         } else if (all && (int32_t)n.end - i > SMALL_SUBTREE) {

@@ -39,6 +39,12 @@ static int copy_tokens(struct constrain_vocab *v, const struct constrain_tokens 
     return 0;
 }
 
+/* U+2028 and U+2029 end lines, and a pattern's dot excludes them. */
+static bool ends_line(const uint8_t *text, size_t len)
+{
+    return len >= 3 && text[0] == 0xe2 && text[1] == 0x80 && (text[2] | 1) == 0xa9;
+}
+
 /* Characters if the bytes are whole plain characters, else 0. */
 static int32_t plain_chars(const struct constrain_vocab *v, int32_t id)
 {
@@ -47,9 +53,8 @@ static int32_t plain_chars(const struct constrain_vocab *v, int32_t id)
 
     for (size_t i = 0, len = v->len[id]; i < len; n++) {
         size_t size = utf8_char_len(text + i, len - i);
-        if (size == 3 && memcmp(text + i, "\xe2\x80", 2) == 0 &&
-            ((uint8_t)text[i + 2] | 1) == 0xa9) {
-            return 0; /* U+2028 and U+2029 end lines, and a pattern's dot excludes them */
+        if (ends_line((const uint8_t *)text + i, len - i)) {
+            return 0;
         }
         if (size == 0 || (uint8_t)text[i] < 0x20 || text[i] == '"' || text[i] == '\\') {
             return 0;
@@ -201,22 +206,37 @@ static bool link_tries(struct constrain_vocab *v)
 
 int vocab_kind(uint8_t byte)
 {
-    static const char alone[] = " _-./:,\"\\@+%#=&?~";
+    static const char marks[] = " \"\\-./:,"; /* the rest of ASCII is one kind */
 
-    if (byte >= 0x80) {
-        return 0;
-    }
-    if (byte < 0x20) {
+    if (byte < 0x20 || byte == 0x7f) {
         return 1;
     }
     if ((byte | 0x20) >= 'a' && (byte | 0x20) <= 'z') {
-        return byte & 0x20 ? 2 : 3;
+        return (byte & 0x20 ? 2 : 28) + (byte | 0x20) - 'a';
     }
     if (byte >= '0' && byte <= '9') {
-        return 4;
+        return 54;
     }
-    const char *at = memchr(alone, byte, sizeof(alone) - 1);
-    return at ? 5 + (int)(at - alone) : 23;
+    const char *at = memchr(marks, byte, sizeof(marks) - 1);
+    return at ? MIN(55 + (int)(at - marks), KIND_BROKEN - 2) : KIND_BROKEN - 1;
+}
+
+/* The kind of what the token has beyond ASCII; 0: it has nothing. */
+static uint64_t beyond_ascii(const struct constrain_vocab *v, int32_t id)
+{
+    const uint8_t *text = (const uint8_t *)v->text + v->at[id];
+    uint64_t kinds = 0;
+    int bad;
+
+    for (size_t i = 0, len = v->len[id]; i < len;) {
+        int n = text[i] < 0x80 ? 1 : utf8_next(text + i, len - i, &bad);
+        if (n == 0 || ends_line(text + i, len - i)) {
+            return (uint64_t)1 << KIND_BROKEN;
+        }
+        kinds |= (uint64_t)(text[i] >= 0x80) << KIND_BEYOND_ASCII;
+        i = n < 0 ? len : i + (size_t)n;
+    }
+    return kinds;
 }
 
 /* What is below each node: its tokens, and the kinds of their bytes. */
@@ -233,7 +253,11 @@ static bool list_tokens(struct constrain_vocab *v)
     }
     for (int32_t i = t->n - 1; i >= 0; i--) {
         for (int32_t c = i + 1; c < (int32_t)t->node[i].end; c = (int32_t)t->node[c].end) {
-            v->below[i] |= v->below[c] | 1u << vocab_kind((uint8_t)t->node[c].byte);
+            uint8_t byte = (uint8_t)t->node[c].byte;
+            v->below[i] |= v->below[c] | (byte < 0x80 ? (uint64_t)1 << vocab_kind(byte) : 0);
+            if (t->node[c].token >= 0) {
+                v->below[i] |= beyond_ascii(v, trie_token(&t->node[c]));
+            }
         }
     }
     for (int32_t i = 0; i <= t->n; i++) {

@@ -52,7 +52,7 @@ struct constrain_vocab {
     int32_t *rest_at;
     /* [trie[TRIE_ALL].n + 1] plain tokens before a node; owned */
     int32_t *plain_at;
-    uint32_t *below;    /* [trie[TRIE_ALL].n] kinds of bytes below a node (vocab_kind); owned */
+    uint64_t *below;    /* [trie[TRIE_ALL].n] kinds of bytes below a node; owned */
     int32_t *all_at;    /* [trie[TRIE_ALL].n + 1] tokens before a node; owned */
     int32_t *all_ids;   /* the tokens in the order of the trie; owned */
     int32_t *plain_ids; /* plain tokens in the order of the trie; owned */
@@ -69,9 +69,11 @@ static inline int32_t trie_token(const struct trie_node *n)
     return n->token < 0 ? -1 : n->token & ~TRIE_SAME;
 }
 
-/* Bytes are of one of these many kinds: letters, digits, the marks that texts of some
- * form have, and others. */
-enum { N_BYTE_KINDS = 24 };
+/* Kinds of bytes: each letter is one, digits and some marks are others. The bytes of
+ * characters beyond ASCII are one kind where they are whole characters, or begin one,
+ * and no separators of lines, U+2028 and U+2029; else they are KIND_BROKEN. */
+enum { KIND_BEYOND_ASCII, KIND_BROKEN = 62, N_BYTE_KINDS };
+/* Of a byte of ASCII. */
 int vocab_kind(uint8_t byte);
 
 static inline bool mask_has(const uint32_t *mask, int32_t id)
