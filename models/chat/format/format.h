@@ -55,9 +55,9 @@ struct chat_format {
     bool late_id;  /* BODY_OBJECT: the id follows the arguments */
     /* BODY_OBJECT: the keys that the grammar writes; all known ones are read. */
     const char *key_name, *key_arguments, *key_id;
-    const char *before_call; /* BODY_OBJECT: the grammar's text before and after a call */
-    const char *after_call;
-    const char *between_calls; /* and between two of a section or list */
+    /* What the grammar writes inside the marks of a call, before and after it, and
+     * between two calls; NULL: nothing. */
+    const char *before_call, *after_call, *between_calls;
     int32_t id_chars;          /* see chat_format_id_chars */
     /* BODY_NAMED: parts of the text before the arguments that are no part of the name.
      * The grammar writes name_before, the name, name_after. */
@@ -107,9 +107,26 @@ int32_t tools_find(const struct chat_tools *t, const char *name);
 struct json_slice json_member(struct json_slice object, const char *key);
 /* The schema of a parameter, by name. */
 struct json_slice schema_property(const struct chat_tool *t, const char *name);
+/* Whether a JSON value is the string `text`, which needs no escapes. */
+bool slice_is_string(struct json_slice s, const char *text);
 /* The types that a schema allows, as bits; 0: it says nothing of types. `root` resolves
  * references. */
 unsigned schema_types(struct json_slice schema, struct json_slice root);
+uint64_t name_hash(const char *text, size_t len);
+
+/* The types of a tool's parameters. */
+struct param {
+    uint64_t hash; /* of the name */
+    unsigned types;
+};
+struct param_table {
+    struct param *param; /* [n] malloc'd */
+    int32_t n, cap;
+    bool made;
+};
+/* Fill a zeroed table. ERR_NOMEM. */
+int param_table_make(struct param_table *t, const struct chat_tool *tool);
+unsigned param_table_types(const struct param_table *t, const char *name); /* 0: unknown */
 /* Whether the list `required` of a schema names a parameter. */
 bool schema_requires(struct json_slice schema, const char *name);
 /* Append a parameter's text as JSON by its types: a value of one of them if it can be
@@ -133,6 +150,8 @@ struct json_scan {
     const char *word; /* rest of a literal name */
 };
 enum json_scan_rc json_scan_byte(struct json_scan *s, char c);
+/* Whether the next byte belongs to a string. */
+bool json_scan_in_string(const struct json_scan *s);
 /* Whether all of a text is one JSON value. */
 bool json_scan_all(const char *text, size_t len);
 
@@ -166,6 +185,9 @@ enum parser_state {
     IN_HARMONY,
 };
 
+/* chat_parser.step of harmony at its start where the prompt opened reasoning. */
+enum { HARMONY_REASONING = 100 };
+
 /* What a body says of a byte. */
 enum body_rc {
     BODY_MORE,
@@ -177,7 +199,8 @@ enum body_rc {
 struct chat_parser {
     const struct chat_format *f;
     const struct chat_tools *tools;
-    bool calls_on; /* calls are looked for */
+    struct param_table *params; /* [tools->n] made when a tool is first called */
+    bool calls_on;              /* calls are looked for */
     enum parser_state state, body_from; /* body_from: where the open body began */
     int32_t n_calls;
     bool nomem;
@@ -192,13 +215,15 @@ struct chat_parser {
     struct buf space;
     bool fresh; /* nothing but white space since the start, reasoning or a call */
     bool trim;  /* white space that comes now is dropped */
-    bool began; /* the answer has had content */
+    bool had_content; /* the answer has had content */
 
     /* ---- the open body ---- */
     struct buf raw;   /* its text until its first call has a name */
     size_t raw_mark;  /* bytes of its opening mark */
     bool committed;   /* a call of this body has been reported */
     bool open;        /* a call is open */
+    bool bare;        /* no mark opened it */
+    bool as_object;   /* calls are written as BODY_OBJECT, whatever the format says */
     bool in_section;  /* the mark around all calls was read */
     bool in_list;     /* a bracket is open */
     uint8_t step;     /* of the body's machine */
