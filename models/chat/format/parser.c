@@ -354,7 +354,8 @@ static void at_mark(struct chat_parser *p, int32_t which, const char *mark)
 {
     p->n_hold = 0;
     if (which >= M_SECTION && which <= M_CALL_TOO) {
-        body_begin(p, mark, strlen(mark), false);
+        /* A name's mark without the mark of a call before it: as good as none. */
+        body_begin(p, mark, strlen(mark), p->f->name_open && strcmp(mark, p->f->name_open) == 0);
         return;
     }
     if (which >= M_CLOSE) {
