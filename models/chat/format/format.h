@@ -39,7 +39,8 @@ struct chat_format {
 
     /* ---- reasoning; NULL: none ---- */
     const char *think_open, *think_close;
-    const char *think_newline; /* what a template puts behind the opening mark, or NULL */
+    /* A label behind the opening mark, or NULL, and the two marks of empty reasoning. */
+    const char *think_label, *think_empty;
     bool think_anywhere;       /* the opening mark counts inside an answer too */
     bool think_calls;          /* a call may be made inside reasoning, and ends it */
     const char *ignored[FORMAT_MARKS]; /* marks in an answer that are dropped */
