@@ -170,8 +170,7 @@ static enum body_rc in_arguments(struct chat_parser *p, char c)
 
     if (rc == SCAN_BAD) {
         call_break(p);
-        after_call(p);
-        return body_named_byte(p, c);
+        return BODY_BEFORE;
     }
     if (control) {
         buf_clear(&p->value);

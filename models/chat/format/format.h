@@ -225,6 +225,7 @@ struct chat_parser {
     size_t raw_mark;  /* bytes of its opening mark */
     bool committed;   /* a call of this body has been reported */
     bool open;        /* a call is open */
+    bool broken;      /* its arguments were invalid */
     bool bare;        /* no mark opened it */
     bool as_object;   /* calls are written as BODY_OBJECT, whatever the format says */
     bool in_section;  /* the mark around all calls was read */

@@ -175,6 +175,7 @@ void call_end(struct chat_parser *p)
 
 void call_break(struct chat_parser *p)
 {
+    p->broken = true;
     parser_flush(p, true);
     p->open = false;
     buf_clear(&p->raw);
@@ -186,7 +187,7 @@ static void body_begin(struct chat_parser *p, const char *mark, size_t len, bool
 {
     p->body_from = p->state;
     p->state = IN_BODY;
-    p->committed = p->open = p->in_list = false;
+    p->committed = p->open = p->in_list = p->broken = false;
     p->as_object = false;
     p->bare = bare;
     p->step = p->sub = 0;
@@ -262,12 +263,43 @@ static enum body_rc body_byte(struct chat_parser *p, char c)
     }
 }
 
+/* What is left of a call whose arguments are invalid is dropped, up to the next mark that
+ * ends calls; without such marks it is content. */
+static enum body_rc broken_byte(struct chat_parser *p, char c)
+{
+    const char *marks[] = {p->f->call_close, p->f->section_close, p->f->close_too};
+    int32_t which;
+
+    if (!marks[0] && !marks[1]) {
+        return BODY_BEFORE;
+    }
+    p->hold[p->n_hold++] = c;
+    while (p->n_hold) {
+        enum mark_rc rc = parser_mark(p, marks, ARRAY_LEN(marks), &which);
+        if (rc == MARK_WHOLE) {
+            p->n_hold = 0;
+            return BODY_END;
+        }
+        if (rc == MARK_PART) {
+            break;
+        }
+        memmove(p->hold, p->hold + 1, (size_t)--p->n_hold);
+    }
+    return BODY_MORE;
+}
+
 static void in_body(struct chat_parser *p, char c)
 {
-    if (!p->open) {
+    bool broken = p->broken;
+
+    if (!p->open && !broken) {
         buf_putc(&p->raw, c);
     }
-    enum body_rc rc = body_byte(p, c);
+    enum body_rc rc = broken ? broken_byte(p, c) : body_byte(p, c);
+    if (p->broken && !broken) {
+        p->n_hold = 0;
+        rc = broken_byte(p, c);
+    }
     if (rc == BODY_MORE && !p->open && p->raw.len > CANDIDATE_BYTES && !p->has_value) {
         rc = BODY_NOT;
     }
