@@ -110,7 +110,7 @@ static enum json_scan_rc between(struct json_scan *s, char c)
 static enum json_scan_rc in_string(struct json_scan *s, char c)
 {
     if (s->escape > 1) {
-        s->escape--;
+        s->escape = s->escape == 2 ? 0 : s->escape - 1;
         bool hex = is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
         return hex ? SCAN_MORE : SCAN_BAD;
     }
