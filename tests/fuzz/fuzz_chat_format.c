@@ -23,7 +23,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { EVERY_CUT = 96 }; /* answers up to this length are cut at every byte */
+enum { EVERY_CUT = 48 }; /* answers up to this length are cut at every byte */
 
 static char schema[] =
     "{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
@@ -120,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     f += data[0] % n;
     const char *text = (const char *)data + 2;
-    size_t len = size - 2, step = len <= EVERY_CUT ? 1 : len / 5;
+    size_t len = size - 2, step = len <= EVERY_CUT ? 1 : len / 2;
     parse(&whole, f, data[1], text, len, 0, false);
     for (size_t cut = 0; cut <= len; cut += step) {
         parse(&other, f, data[1], text, len, cut, cut == 0);

@@ -212,6 +212,7 @@ struct chat_parser {
     struct buf text;
     chat_event_fn *fn; /* during a call */
     void *fn_arg;
+    bool begins[256]; /* bytes with which marks in text begin */
     /* Text that may be a mark; white space that may stand before one. */
     char hold[MARK_BYTES];
     int32_t n_hold;

@@ -152,6 +152,10 @@ void harmony_byte(struct chat_parser *p, char c)
         header_byte(p, c);
         return;
     }
+    if (!p->n_hold && c != '<') {
+        message_byte(p, c);
+        return;
+    }
     p->hold[p->n_hold++] = c;
     while (p->n_hold) {
         enum mark_rc rc = parser_mark(p, ENDS, ARRAY_LEN(ENDS), &which);

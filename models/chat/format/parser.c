@@ -412,6 +412,10 @@ static void in_text(struct chat_parser *p, char c)
     const char *mark[N_MARKS];
     int32_t which;
 
+    if (!p->n_hold && !p->begins[(unsigned char)c]) {
+        parser_text(p, c);
+        return;
+    }
     p->hold[p->n_hold++] = c;
     while (p->n_hold) {
         marks_here(p, mark);
@@ -455,6 +459,23 @@ void parser_byte(struct chat_parser *p, char c)
 
 /* ---- the parser ---- */
 
+/* The bytes with which a mark in text begins, whatever the state. */
+static void find_begins(struct chat_parser *p)
+{
+    const struct chat_format *f = p->f;
+    const char *marks[] = {f->think_open, f->think_close,   f->think_empty, f->think_label,
+                           f->section_open, f->section_close, f->call_open,  f->call_close,
+                           f->open_too,   f->close_too};
+
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
+        p->begins[marks[i] ? (unsigned char)marks[i][0] : 0] = true;
+    }
+    for (int32_t i = 0; i < FORMAT_MARKS && f->ignored[i]; i++) {
+        p->begins[(unsigned char)f->ignored[i][0]] = true;
+    }
+    p->begins[(unsigned char)f->bare] = true;
+}
+
 int chat_parser_new(struct chat_parser **ret, const struct chat_format *f,
                     const struct chat_tools *tools, bool reasoning, struct err *e)
 {
@@ -471,6 +492,7 @@ int chat_parser_new(struct chat_parser **ret, const struct chat_format *f,
     p->fresh = true;
     p->trim = reasoning;
     p->tool = -1;
+    find_begins(p);
     p->state = f->body == BODY_HARMONY         ? IN_HARMONY
                : reasoning && f->think_close ? IN_REASONING
                                                : IN_CONTENT;
