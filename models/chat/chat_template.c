@@ -14,9 +14,9 @@
 
 struct chat_template {
     struct jtemplate jinja;
-    bool usable;       /* `jinja` can be run */
-    bool broken;       /* there is a template, but it cannot be used */
-    bool developer;    /* its text mentions "developer" */
+    bool usable;    /* `jinja` can be run */
+    bool broken;    /* there is a template, but it cannot be used */
+    bool developer; /* its text mentions "developer" */
     struct chat_caps caps;
     const struct chat_format *format;
     char *specials;    /* members of a JSON object, see chat_template_new; owned */
@@ -229,15 +229,16 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
 /* ---- what a template can do ---- */
 
 #define PROBE_USER "{\"role\":\"user\",\"content\":\"qzuser\"}"
-#define PROBE_CALL(content, arguments)                                                           \
-    "{\"role\":\"assistant\"," content "\"reasoning_content\":\"qzthought\","                    \
-    "\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":\"function\",\"function\":"                  \
+#define PROBE_CALL(content, arguments)                                          \
+    "{\"role\":\"assistant\"," content "\"reasoning_content\":\"qzthought\","   \
+    "\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":\"function\",\"function\":" \
     "{\"name\":\"qzcall\",\"arguments\":" arguments "}}]}"
-#define PROBE_RESULT                                                                              \
-    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":\"qzresult\"}"
-#define PROBE_TOOLS                                                                           \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"qzcall\",\"description\":"    \
-    "\"qzwhat\",\"parameters\":{\"type\":\"object\",\"properties\":{\"qzkey\":{\"type\":"      \
+#define PROBE_RESULT                                                                     \
+    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":" \
+    "\"qzresult\"}"
+#define PROBE_TOOLS                                                                        \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"qzcall\",\"description\":" \
+    "\"qzwhat\",\"parameters\":{\"type\":\"object\",\"properties\":{\"qzkey\":{\"type\":"  \
     "\"string\",\"description\":\"qzkind\"}},\"required\":[\"qzkey\"]}}}],"
 #define OBJECT "{\"qzkey\":\"qzvalue\"}"
 #define TEXT "\"{\\\"qzkey\\\":\\\"qzvalue\\\"}\""
@@ -264,16 +265,18 @@ static bool has(const struct buf *text, const char *word)
 
 static void find_call_caps(struct chat_caps *c, const struct chat_template *t, struct buf *out)
 {
-    static const char text[] = PROBE_USER "," PROBE_CALL("\"content\":\"\",", TEXT) "," PROBE_RESULT;
-    static const char object[] = PROBE_USER
-        "," PROBE_CALL("\"content\":\"\",", OBJECT) "," PROBE_RESULT;
+    static const char text[] =
+        PROBE_USER "," PROBE_CALL("\"content\":\"\",", TEXT) "," PROBE_RESULT;
+    static const char object[] =
+        PROBE_USER "," PROBE_CALL("\"content\":\"\",", OBJECT) "," PROBE_RESULT;
 
-    /* A template that writes each argument by itself needs an object. Else, as text, they
-     * keep the spelling that the client sent, if the template writes them as they are. */
+    /* A template that writes each argument by itself needs an object. Else, as text,
+     * they keep the spelling that the client sent, if the template writes them as
+     * they are. */
     bool ok = probe(t, out, PROBE_TOOLS, object) && has(out, "qzvalue") && !has(out, "'qzkey'");
     bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
-    bool as_text = !apart && probe(t, out, PROBE_TOOLS, text) &&
-                   has(out, "{\"qzkey\":\"qzvalue\"}");
+    bool as_text =
+        !apart && probe(t, out, PROBE_TOOLS, text) && has(out, "{\"qzkey\":\"qzvalue\"}");
     if (!as_text) {
         c->arguments = probe(t, out, PROBE_TOOLS, object) && ok;
     }
@@ -282,9 +285,9 @@ static void find_call_caps(struct chat_caps *c, const struct chat_template *t, s
     c->reasoning = has(out, "qzthought");
     ok = c->arguments
              ? probe(t, out, PROBE_TOOLS,
-                          PROBE_USER "," PROBE_CALL("\"content\":null,", OBJECT) "," PROBE_RESULT)
-                  : probe(t, out, PROBE_TOOLS,
-                          PROBE_USER "," PROBE_CALL("\"content\":null,", TEXT) "," PROBE_RESULT);
+                     PROBE_USER "," PROBE_CALL("\"content\":null,", OBJECT) "," PROBE_RESULT)
+             : probe(t, out, PROBE_TOOLS,
+                     PROBE_USER "," PROBE_CALL("\"content\":null,", TEXT) "," PROBE_RESULT);
     c->null = ok && !has(out, "None");
 }
 

@@ -1,10 +1,11 @@
 /* Answers in every chat format: however an answer is cut, it gives the same content,
- * reasoning and calls, and the arguments of a call that has ended are a JSON object. The
- * first byte is the format, the second the mode; the rest is the answer.
- * covers: models/chat/format/parser.c models/chat/format/body_object.c
+ * reasoning and calls, and the arguments of a call that has ended are a JSON object.
+ * The first byte is the format, the second the mode; the rest is the answer. covers:
+ * models/chat/format/parser.c models/chat/format/body_object.c
  * models/chat/format/body_named.c models/chat/format/body_tagged.c
  * models/chat/format/body_literal.c models/chat/format/harmony.c
- * models/chat/format/literal.c models/chat/format/json_scan.c models/chat/format/schema.c */
+ * models/chat/format/literal.c models/chat/format/json_scan.c
+ * models/chat/format/schema.c */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,8 +80,8 @@ static void take(void *arg, const struct chat_event *ev)
     }
 }
 
-static void parse(struct answer *a, const struct chat_format *f, uint8_t mode, const char *text, size_t len,
-                  size_t cut, bool bytes)
+static void parse(struct answer *a, const struct chat_format *f, uint8_t mode, const char *text,
+                  size_t len, size_t cut, bool bytes)
 {
     struct chat_parser *p;
     struct err e = {0};
@@ -125,7 +126,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t cut = 0; cut <= len; cut += step) {
         parse(&other, f, data[1], text, len, cut, cut == 0);
         CHECK(other.events.len == whole.events.len);
-        CHECK(!whole.events.len || memcmp(other.events.data, whole.events.data, whole.events.len) == 0);
+        CHECK(!whole.events.len ||
+              memcmp(other.events.data, whole.events.data, whole.events.len) == 0);
         release(&other);
     }
     release(&whole);

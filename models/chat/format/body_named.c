@@ -6,10 +6,10 @@
 #include "models/chat/format/format.h"
 
 enum {
-    N_BEGIN,   /* behind the mark around all calls, or between two calls */
-    N_HEADER,  /* behind the mark of a call */
-    N_STREAM,  /* inside the arguments */
-    N_AFTER,   /* behind them */
+    N_BEGIN,  /* behind the mark around all calls, or between two calls */
+    N_HEADER, /* behind the mark of a call */
+    N_STREAM, /* inside the arguments */
+    N_AFTER,  /* behind them */
 };
 enum { HEADER_BYTES = 512 };
 

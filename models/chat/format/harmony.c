@@ -24,8 +24,8 @@ static bool is_space(char c)
 
 static bool may_begin(const struct buf *word)
 {
-    static const char *const BEGINS[] = {"<|channel|>", "<|start|>", "<|message|>", "<|end|>",
-                                         "<|constrain|>", "to="};
+    static const char *const BEGINS[] = {"<|channel|>", "<|start|>",     "<|message|>",
+                                         "<|end|>",     "<|constrain|>", "to="};
     const char *text = word->data + strspn(word->data, " \n");
 
     for (size_t i = 0; i < ARRAY_LEN(BEGINS); i++) {

@@ -1,6 +1,6 @@
 /* See chat_format.h and format.h: answers byte by byte. This file looks for marks in
- * content and reasoning, puts events together, and begins and ends calls; what is between
- * a call's marks is read by the bodies. */
+ * content and reasoning, puts events together, and begins and ends calls; what is
+ * between a call's marks is read by the bodies. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,10 +44,9 @@ void parser_flush(struct chat_parser *p, bool all)
     if (!len || p->nomem) {
         return;
     }
-    report(p, &(struct chat_event){.kind = p->kind,
-                                   .text = p->text.data,
-                                   .len = len,
-                                   .call = MAX(p->n_calls - 1, 0)});
+    report(p,
+           &(struct chat_event){
+               .kind = p->kind, .text = p->text.data, .len = len, .call = MAX(p->n_calls - 1, 0)});
     buf_consume(&p->text, len);
 }
 
@@ -134,7 +133,8 @@ static const char *new_id(struct chat_parser *p, const char *id)
 
 bool call_begin(struct chat_parser *p, const char *name, const char *id)
 {
-    /* What needs no mark, or stands in reasoning, is a call only of a tool that exists. */
+    /* What needs no mark, or stands in reasoning, is a call only of a tool that
+     * exists. */
     bool known = p->state == IN_BODY && (p->bare || p->body_from == IN_REASONING);
 
     p->tool = tools_find(p->tools, name);
@@ -149,10 +149,9 @@ bool call_begin(struct chat_parser *p, const char *name, const char *id)
     p->n_params = 0;
     buf_clear(&p->raw);
     if (!p->nomem) {
-        report(p, &(struct chat_event){.kind = CHAT_CALL,
-                                       .call = p->n_calls - 1,
-                                       .name = name,
-                                       .id = new_id(p, id)});
+        report(p,
+               &(struct chat_event){
+                   .kind = CHAT_CALL, .call = p->n_calls - 1, .name = name, .id = new_id(p, id)});
     }
     p->kind = CHAT_ARGUMENTS;
     return true;
@@ -263,8 +262,8 @@ static enum body_rc body_byte(struct chat_parser *p, char c)
     }
 }
 
-/* What is left of a call whose arguments are invalid is dropped, up to the next mark that
- * ends calls; without such marks it is content. */
+/* What is left of a call whose arguments are invalid is dropped, up to the next mark
+ * that ends calls; without such marks it is content. */
 static enum body_rc broken_byte(struct chat_parser *p, char c)
 {
     const char *marks[] = {p->f->call_close, p->f->section_close, p->f->close_too};
@@ -463,9 +462,9 @@ void parser_byte(struct chat_parser *p, char c)
 static void find_begins(struct chat_parser *p)
 {
     const struct chat_format *f = p->f;
-    const char *marks[] = {f->think_open, f->think_close,   f->think_empty, f->think_label,
-                           f->section_open, f->section_close, f->call_open,  f->call_close,
-                           f->open_too,   f->close_too};
+    const char *marks[] = {f->think_open,   f->think_close,   f->think_empty, f->think_label,
+                           f->section_open, f->section_close, f->call_open,   f->call_close,
+                           f->open_too,     f->close_too};
 
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
         p->begins[marks[i] ? (unsigned char)marks[i][0] : 0] = true;
@@ -493,9 +492,9 @@ int chat_parser_new(struct chat_parser **ret, const struct chat_format *f,
     p->trim = reasoning;
     p->tool = -1;
     find_begins(p);
-    p->state = f->body == BODY_HARMONY         ? IN_HARMONY
+    p->state = f->body == BODY_HARMONY       ? IN_HARMONY
                : reasoning && f->think_close ? IN_REASONING
-                                               : IN_CONTENT;
+                                             : IN_CONTENT;
     if (p->state == IN_HARMONY && reasoning) {
         p->step = HARMONY_REASONING;
     }
@@ -567,7 +566,8 @@ int32_t chat_parser_calls(const struct chat_parser *p)
 
 size_t chat_parser_bytes(const struct chat_parser *p)
 {
-    size_t bytes = sizeof(*p) + p->text.cap + p->space.cap + p->raw.cap + p->word.cap + p->value.cap;
+    size_t bytes =
+        sizeof(*p) + p->text.cap + p->space.cap + p->raw.cap + p->word.cap + p->value.cap;
 
     for (int32_t i = 0; p->tools && i < p->tools->n; i++) {
         bytes += sizeof(p->params[i]) + (size_t)p->params[i].cap * sizeof(*p->params[i].param);

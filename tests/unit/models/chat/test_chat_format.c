@@ -1,5 +1,5 @@
-/* Chat formats: the cases of tests/golden/chat/formats.json, each cut at every byte; what
- * a template's text tells; grammars; limits of the parser. */
+/* Chat formats: the cases of tests/golden/chat/formats.json, each cut at every byte;
+ * what a template's text tells; grammars; limits of the parser. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,7 +103,8 @@ static cJSON *read_cases(void)
     size_t len;
     char *text;
 
-    assert_int_equal(model_file_read("tests/golden/chat", "formats.json", 1 << 22, &text, &len, &e), 0);
+    assert_int_equal(model_file_read("tests/golden/chat", "formats.json", 1 << 22, &text, &len, &e),
+                     0);
     cJSON *cases = cJSON_ParseWithLength(text, len);
     assert_non_null(cases);
     free(text);
@@ -120,7 +121,8 @@ static void read_tools(struct chat_tools *t, const cJSON *list)
     cJSON_ArrayForEach(tool, list)
     {
         t->tool[t->n].name = strdup(cJSON_GetStringValue(cJSON_GetObjectItem(tool, "name")));
-        t->tool[t->n++].parameters = cJSON_PrintUnformatted(cJSON_GetObjectItem(tool, "parameters"));
+        t->tool[t->n++].parameters =
+            cJSON_PrintUnformatted(cJSON_GetObjectItem(tool, "parameters"));
     }
 }
 
@@ -199,10 +201,13 @@ static void a_prefix_is_never_taken_back(void **state)
         assert_int_equal(chat_parser_new(&p, chat_format_find(format), &tools, opened, &e), 0);
         for (size_t i = 0; text[i]; i++) {
             assert_int_equal(chat_parser_feed(p, text + i, 1, take, &part), 0);
-            assert_int_equal(strncmp(text_of(&whole.content), text_of(&part.content), part.content.len), 0);
             assert_int_equal(
-                strncmp(text_of(&whole.reasoning), text_of(&part.reasoning), part.reasoning.len), 0);
-            assert_int_equal(strncmp(text_of(&whole.calls), text_of(&part.calls), part.calls.len), 0);
+                strncmp(text_of(&whole.content), text_of(&part.content), part.content.len), 0);
+            assert_int_equal(
+                strncmp(text_of(&whole.reasoning), text_of(&part.reasoning), part.reasoning.len),
+                0);
+            assert_int_equal(strncmp(text_of(&whole.calls), text_of(&part.calls), part.calls.len),
+                             0);
         }
         chat_parser_free(p);
         answer_release(&whole);
@@ -305,16 +310,11 @@ static void formats_of_templates(void **state)
     static const struct {
         const char *text, *name;
     } T[] = {
-        {"{{ messages }}", "generic"},
-        {"<tool_call>", "hermes"},
-        {"<tool_call> <think>", "qwen3"},
-        {"<tool_call> <function= <parameter=", "qwen3-coder"},
-        {"<tool_call> <arg_key>", "glm-4.5"},
-        {"[TOOL_CALLS]", "mistral-list"},
-        {"[TOOL_CALLS] [ARGS]", "mistral"},
-        {"<|channel|> <|message|>", "gpt-oss"},
-        {"<|python_tag|>", "llama-json"},
-        {"<think></think>", "think"},
+        {"{{ messages }}", "generic"},        {"<tool_call>", "hermes"},
+        {"<tool_call> <think>", "qwen3"},     {"<tool_call> <function= <parameter=", "qwen3-coder"},
+        {"<tool_call> <arg_key>", "glm-4.5"}, {"[TOOL_CALLS]", "mistral-list"},
+        {"[TOOL_CALLS] [ARGS]", "mistral"},   {"<|channel|> <|message|>", "gpt-oss"},
+        {"<|python_tag|>", "llama-json"},     {"<think></think>", "think"},
     };
 
     (void)state;
@@ -355,17 +355,19 @@ static void prompts_that_open_reasoning(void **state)
 
 static void what_templates_can_do(void **state)
 {
-    static const char plain[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    static const char plain[] =
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
     static const char objects[] =
         "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}"
         "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
         "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"
         "{% endfor %}{% endfor %}";
-    static const char texts[] = "{{ tools | tojson if tools }}{% for m in messages %}"
-                                "{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}"
-                                "{{ m.content or '' }}{{ m.reasoning_content or '' }}"
-                                "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-                                "{{ c.function.arguments }}{% endfor %}{% endfor %}";
+    static const char texts[] =
+        "{{ tools | tojson if tools }}{% for m in messages %}"
+        "{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m.content or '' }}{{ m.reasoning_content or '' }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{{ c.function.arguments }}{% endfor %}{% endfor %}";
     struct chat_template *t;
     struct err e = {0};
 
@@ -407,29 +409,33 @@ static void expect_grammar(const char *format, const struct chat_tools *t, const
 
 static void grammars(void **state)
 {
-    struct chat_tools t = one_tool("f", "{\"type\":\"object\",\"required\":[\"a\"],\"properties\":"
-                                        "{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"integer\"}}}");
+    struct chat_tools t =
+        one_tool("f", "{\"type\":\"object\",\"required\":[\"a\"],\"properties\":"
+                      "{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"integer\"}}}");
 
     (void)state;
     expect_grammar("hermes", &t, NULL, false, "");
     expect_grammar("hermes", NULL, "{\"type\":\"integer\"}", false,
                    "start: body\nbody: %json {\"type\":\"integer\"}\n");
-    expect_grammar("qwen3", NULL, "{}", true,
-                   "start: until(\"</think>\") marker(\"</think>\") /\\n{0,2}/ body\nbody: %json {}\n");
+    expect_grammar(
+        "qwen3", NULL, "{}", true,
+        "start: until(\"</think>\") marker(\"</think>\") /\\n{0,2}/ body\nbody: %json {}\n");
     t.choice = TOOL_NAMED;
     t.parallel = false;
     free(t.tool[0].parameters);
     t.tool[0].parameters = strdup("{\"type\":\"object\"}");
-    expect_grammar("hermes", &t, NULL, false,
-                   "start: body\nbody: calls\ncalls: call\ncall: c0\n"
-                   "c0: marker(\"<tool_call>\") \"\\n\" \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": \""
-                   " %json {\"type\":\"object\"} \"}\" \"\\n\" marker(\"</tool_call>\")\n");
+    expect_grammar(
+        "hermes", &t, NULL, false,
+        "start: body\nbody: calls\ncalls: call\ncall: c0\n"
+        "c0: marker(\"<tool_call>\") \"\\n\" \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": \""
+        " %json {\"type\":\"object\"} \"}\" \"\\n\" marker(\"</tool_call>\")\n");
     t.choice = TOOL_REQUIRED;
     t.parallel = true;
-    expect_grammar("mistral", &t, NULL, true,
-                   "start: until(\"[/THINK]\") marker(\"[/THINK]\") /\\n{0,2}/ body\nbody: calls\n"
-                   "calls: call ( call)*\ncall: c0\n"
-                   "c0: marker(\"[TOOL_CALLS]\") \"f\" marker(\"[ARGS]\") %json {\"type\":\"object\"}\n");
+    expect_grammar(
+        "mistral", &t, NULL, true,
+        "start: until(\"[/THINK]\") marker(\"[/THINK]\") /\\n{0,2}/ body\nbody: calls\n"
+        "calls: call ( call)*\ncall: c0\n"
+        "c0: marker(\"[TOOL_CALLS]\") \"f\" marker(\"[ARGS]\") %json {\"type\":\"object\"}\n");
     chat_tools_release(&t);
 }
 
@@ -438,7 +444,8 @@ static void grammars_of_tags(void **state)
 {
     struct chat_tools t = one_tool(
         "f", "{\"type\":\"object\",\"required\":[\"a\"],\"properties\":{\"a\":{\"type\":\"string\","
-             "\"enum\":[\"x\",\"y\"]},\"b\":{\"$ref\":\"#/$defs/n\"}},\"$defs\":{\"n\":{\"type\":\"integer\"}}}");
+             "\"enum\":[\"x\",\"y\"]},\"b\":{\"$ref\":\"#/$defs/"
+             "n\"}},\"$defs\":{\"n\":{\"type\":\"integer\"}}}");
     struct err e = {0};
     struct buf out;
     bool needed;
@@ -448,21 +455,24 @@ static void grammars_of_tags(void **state)
     t.parallel = false;
     expect_grammar(
         "qwen3-coder", &t, NULL, true,
-        "start: until(\"</think>\", \"<tool_call>\", \"<function=\") marker(\"</think>\") /\\n{0,2}/ body\n"
+        "start: until(\"</think>\", \"<tool_call>\", \"<function=\") marker(\"</think>\") "
+        "/\\n{0,2}/ body\n"
         "body: until(\"<tool_call>\", \"<function=\") (calls)?\n"
         "calls: call\ncall: c0\n"
         "c0: marker(\"<tool_call>\") \"\\n\" marker(\"<function=\") \"f\" marker(\">\") \"\\n\""
         " ( marker(\"<parameter=\") \"a\" marker(\">\") \"\\n\" (\"x\" | \"y\") \"\\n\""
         " marker(\"</parameter>\") \"\\n\")"
-        " ( marker(\"<parameter=\") \"b\" marker(\">\") \"\\n\" %json {\"$defs\":{\"n\":{\"type\":\"integer\"}},"
+        " ( marker(\"<parameter=\") \"b\" marker(\">\") \"\\n\" %json "
+        "{\"$defs\":{\"n\":{\"type\":\"integer\"}},"
         "\"$comment\":\"\",\"$ref\":\"#/$defs/n\"} \"\\n\" marker(\"</parameter>\") \"\\n\")?"
         " marker(\"</function>\") \"\\n\" marker(\"</tool_call>\")\n");
     free(t.tool[0].parameters);
-    t.tool[0].parameters =
-        strdup("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^a\"}}}");
+    t.tool[0].parameters = strdup(
+        "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^a\"}}}");
     buf_init(&out, 1 << 20);
-    assert_int_equal(chat_format_grammar(chat_format_find("qwen3-coder"), &t, NULL, false, &out, &needed, &e),
-                     ERR_UNSUPPORTED);
+    assert_int_equal(
+        chat_format_grammar(chat_format_find("qwen3-coder"), &t, NULL, false, &out, &needed, &e),
+        ERR_UNSUPPORTED);
     assert_non_null(strstr(e.text, "pattern"));
     buf_release(&out);
     chat_tools_release(&t);
