@@ -5,7 +5,7 @@
  * models/chat/format/body_named.c models/chat/format/body_tagged.c
  * models/chat/format/body_literal.c models/chat/format/harmony.c
  * models/chat/format/literal.c models/chat/format/json_scan.c
- * models/chat/format/schema.c */
+ * models/chat/format/schema.c models/chat/format/events.c */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -258,7 +258,8 @@ void parser_put(struct chat_parser *p, enum chat_event_kind kind, const char *te
 void parser_flush(struct chat_parser *p, bool all);
 /* Content or reasoning, with its white space held back. */
 void parser_text(struct chat_parser *p, char c);
-/* Drop white space that is held back. */
+/* White space that is held back becomes text, or is dropped. */
+void parser_put_space(struct chat_parser *p);
 void parser_drop_space(struct chat_parser *p);
 /* Whether hold, with one more byte, is one of the marks [n] (its index in *ret), or may
  * become one. */
