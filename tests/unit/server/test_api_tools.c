@@ -404,7 +404,7 @@ static void test_what_cannot_be_constrained_is_named(void **state)
     refuse(&ctx, BODY("\"structured_outputs\":{\"disable_any_whitespace\":true}"),
            "structured_outputs", "disable_any_whitespace is not supported");
     refuse(&ctx, BODY("\"structured_outputs\":{\"choice\":[]}"), "structured_outputs", "list of texts");
-    refuse(&ctx, BODY("\"structured_outputs\":{\"json\":\"{\"}"), "structured_outputs", "byte");
+    refuse(&ctx, BODY("\"structured_outputs\":{\"json\":\"{\"}"), "structured_outputs", "not valid JSON");
     refuse(&ctx, BODY("\"guided_regex\":\"\""), "guided_regex", "not empty");
     refuse(&ctx, BODY("\"guided_regex\":\"a\",\"guided_choice\":[\"a\"]"), "guided_choice",
            "both constrain");
