@@ -4,8 +4,8 @@
 #include <string.h>
 
 enum {
-    MASK_BYTES = 4 << 20,      /* of the masks that are kept */
-    STEP_WORK = 4 << 20,       /* units of work in one step */
+    MASK_BYTES = 4 << 20, /* of the masks that are kept */
+    STEP_WORK = 4 << 20,  /* units of work in one step */
 };
 
 /* ---- configs ---- */
@@ -136,8 +136,7 @@ int32_t config_intern(struct automaton *a)
 
 static void push_entry(struct automaton *a, struct entry e)
 {
-    if (budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1,
-                    sizeof(*a->next))) {
+    if (budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1, sizeof(*a->next))) {
         a->next[a->n_next++] = e;
     }
 }

@@ -7,12 +7,12 @@
 #include "config/base/base.h"
 
 struct budget {
-    size_t bytes, max_bytes; /* memory held, and its limit */
+    size_t bytes, max_bytes;  /* memory held, and its limit */
     int64_t items, max_items; /* nodes, and their limit */
-    int64_t work, max_work;  /* steps done, and their limit */
-    int64_t deadline_us;     /* of clock_us; 0: none */
-    int failed;              /* 0, ERR_NOMEM or ERR_FULL; sticky */
-    const char *limit;       /* with ERR_FULL: which limit, in words */
+    int64_t work, max_work;   /* steps done, and their limit */
+    int64_t deadline_us;      /* of clock_us; 0: none */
+    int failed;               /* 0, ERR_NOMEM or ERR_FULL; sticky */
+    const char *limit;        /* with ERR_FULL: which limit, in words */
 };
 
 /* Records the first failure; returns false. */

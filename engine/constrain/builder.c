@@ -42,6 +42,7 @@ void grammar_build_abandon(struct grammar_builder *b)
     free(b->part);
     free(b->chars);
     free(b->chars_of);
+    free(b->body);
     free(b->range);
     free(b);
 }
@@ -143,9 +144,8 @@ static bool add_parts(struct grammar_builder *b, const sym_id *part, int32_t n, 
             return false;
         }
     }
-    if (!budget_work(&b->budget, n) ||
-        !budget_grow(&b->budget, &b->part, &b->cap_parts, (int64_t)b->n_parts + n,
-                     sizeof(*b->part))) {
+    if (!budget_work(&b->budget, n) || !budget_grow(&b->budget, &b->part, &b->cap_parts,
+                                                    (int64_t)b->n_parts + n, sizeof(*b->part))) {
         return false;
     }
     *ret = b->n_parts;

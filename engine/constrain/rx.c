@@ -171,8 +171,8 @@ static int32_t add_set(struct rx *r, const struct byte_set *s)
         }
     }
     budget_work(r->budget, r->n_sets / 4);
-    if (r->frozen || !budget_grow(r->budget, &r->set, &r->cap_sets, (int64_t)r->n_sets + 1,
-                                  sizeof(*r->set))) {
+    if (r->frozen ||
+        !budget_grow(r->budget, &r->set, &r->cap_sets, (int64_t)r->n_sets + 1, sizeof(*r->set))) {
         return -1;
     }
     r->set[r->n_sets] = *s;

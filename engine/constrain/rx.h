@@ -50,18 +50,18 @@ struct byte_set {
 };
 
 struct rx {
-    struct budget *budget;                   /* not owned */
-    struct rx_node *node;                    /* [n_nodes], owned */
-    int32_t n_nodes, cap_nodes;              /* nodes, and how many fit */
-    int32_t *table, table_size;              /* hash table of ids; a power of two */
-    struct byte_set *set;                    /* [n_sets], owned */
-    int32_t n_sets, cap_sets;                /* sets, and how many fit */
-    int32_t *token, n_tokens, cap_tokens;    /* ids of the tokens that are symbols */
-    int32_t *out, n_out, cap_out;            /* stack of derivatives being collected */
-    int32_t *seen, n_seen, cap_seen;         /* stack of nodes whose liveness is sought */
-    int32_t n_classes, n_classed;            /* classes; sets that they tell apart */
-    uint8_t class_of[256], byte_of[256];     /* the class of a byte; a byte of a class */
-    bool frozen;                             /* no more sets */
+    struct budget *budget;                /* not owned */
+    struct rx_node *node;                 /* [n_nodes], owned */
+    int32_t n_nodes, cap_nodes;           /* nodes, and how many fit */
+    int32_t *table, table_size;           /* hash table of ids; a power of two */
+    struct byte_set *set;                 /* [n_sets], owned */
+    int32_t n_sets, cap_sets;             /* sets, and how many fit */
+    int32_t *token, n_tokens, cap_tokens; /* ids of the tokens that are symbols */
+    int32_t *out, n_out, cap_out;         /* stack of derivatives being collected */
+    int32_t *seen, n_seen, cap_seen;      /* stack of nodes whose liveness is sought */
+    int32_t n_classes, n_classed;         /* classes; sets that they tell apart */
+    uint8_t class_of[256], byte_of[256];  /* the class of a byte; a byte of a class */
+    bool frozen;                          /* no more sets */
 };
 
 bool rx_init(struct rx *r, struct budget *b);

@@ -70,7 +70,8 @@ static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
         }
         case RX_AND: {
             rx_id left = rx_derived(r, n.a, symbol);
-            rx_id both = rx_make_and(r, left, left == RX_ID_NEVER ? left : rx_derived(r, n.b, symbol));
+            rx_id both =
+                rx_make_and(r, left, left == RX_ID_NEVER ? left : rx_derived(r, n.b, symbol));
             emit(r, rx_make_concat(r, both, rest));
             return;
         }
@@ -136,7 +137,8 @@ static int from_parts(struct rx *r, rx_id x)
         return rx_live(r, n.a);
     }
     if (n.kind == RX_CONCAT) {
-        n = r->node[lean_right(r, x)];
+        x = lean_right(r, x); /* it may move the nodes */
+        n = r->node[x];
         return rx_live(r, n.a) && rx_live(r, n.b);
     }
     return -1;
@@ -144,8 +146,7 @@ static int from_parts(struct rx *r, rx_id x)
 
 static bool visit(struct rx *r, rx_id x)
 {
-    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1,
-                     sizeof(*r->seen))) {
+    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen))) {
         return false;
     }
     r->node[x].flags |= RX_SEEN;

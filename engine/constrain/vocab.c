@@ -172,7 +172,8 @@ static bool link_tries(struct constrain_vocab *v)
         free(kept);
         return false;
     }
-    for (int32_t i = all->n - 1; i >= 0; i--) { /* a node is kept if its subtree has another token */
+    for (int32_t i = all->n - 1; i >= 0;
+         i--) { /* a node is kept if its subtree has another token */
         kept[i] = all->node[i].token >= 0 && in_trie(v, all->node[i].token, TRIE_NOT_PLAIN);
         for (int32_t c = i + 1; c < (int32_t)all->node[i].end && !kept[i];
              c = (int32_t)all->node[c].end) {
