@@ -70,9 +70,9 @@ static int no_format(struct err *err)
 int engine_chat_grammar(const struct engine *e, const struct chat_tools *t, const char *answer,
                         bool reasoning, struct buf *out, bool *ret_needed, struct err *err)
 {
-    return e->chat_format ? chat_format_grammar(e->chat_format, t, answer, reasoning, out,
-                                                ret_needed, err)
-                          : no_format(err);
+    return e->chat_format
+               ? chat_format_grammar(e->chat_format, t, answer, reasoning, out, ret_needed, err)
+               : no_format(err);
 }
 
 int engine_chat_parser_new(const struct engine *e, struct chat_parser **ret,

@@ -200,8 +200,7 @@ static int parse_tree(struct completion *c, const cJSON *tree, const struct api_
     rc = rc || !c->chat ? rc : check_chat(c, e);
     rc = rc ? rc : check_together(c, e);
     if (!rc) {
-        rc = c->chat ? chat_read(c, tree, ctx, e)
-                     : structured_read(c, tree, ctx, e);
+        rc = c->chat ? chat_read(c, tree, ctx, e) : structured_read(c, tree, ctx, e);
     }
     if (!rc && !c->chat) {
         rc = prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);

@@ -92,8 +92,8 @@ struct completion {
     bool opens_reasoning; /* the prompt ends inside reasoning */
 
     /* ---- of routes that translate onto chat ---- */
-    /* How the answer is written (server/stream/dialect.h); NULL: as chat completions, or
-     * completions. With a dialect every answer is read by the model's format. */
+    /* How the answer is written (server/stream/dialect.h); NULL: as chat completions,
+     * or completions. With a dialect every answer is read by the model's format. */
     const struct dialect *dialect;
     char *echo; /* owned; answer_info.echo, or NULL */
 };
@@ -216,7 +216,7 @@ int messages_put(struct buf *b, const cJSON *messages, bool mark, const struct a
 /* Refuse numbers in `v`, a value of the field `name`, that the template engine cannot
  * represent: integers beyond 64 bits, and doubles that are not finite. */
 int template_numbers(const char *name, const cJSON *v, struct err *e);
-/* Read the fields that constrain the output into c->params.grammar (api_structured.c).
+/* Read the fields that constrain the output into c->params.grammar (api_grammar.c).
  * Of a chat: after the prompt was rendered, together with its tools. */
 int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
                     struct err *e);
