@@ -163,7 +163,7 @@ struct batch {
     const struct token_bias *token_bias; /* [n_token_bias] of all rows, by bias_first */
     const uint32_t *mask_word;           /* [n_mask_word] of all rows, by mask_first */
     int32_t n_token_bias, n_mask_word;   /* lengths */
-    /* late masks, at most one a sequence: the sampling rows wait until all have arrived */
+    /* late masks, at most one a sequence: sampling waits until all have arrived */
     int32_t n_late_mask;
 };
 

@@ -30,7 +30,7 @@ struct head {
     X(n_logits)         \
     X(n_samples)        \
     X(n_token_bias)     \
-    X(n_mask_word)          \
+    X(n_mask_word)      \
     X(n_late_mask)
 
 static size_t padded(size_t n_bytes)

@@ -45,7 +45,8 @@ struct oracle {
      * number i in pending[i % ANSWERS]. */
     struct batch_copy pending[ANSWERS];
     struct err failed; /* why one of them could not be executed */
-    /* The late masks of the step that waits for them, or of one still to be launched. */
+    /* The late masks of the step that waits for them, or of one still to be
+     * launched. */
     uint64_t mask_step;
     int32_t n_masks;
     uint32_t *mask; /* [max_num_seqs * words] */
@@ -266,7 +267,8 @@ static bool right_row(const struct oracle *o, const struct batch *b, const struc
     bool mask =
         r->mask_first == -1 || (r->mask_first >= 0 && r->mask_first <= b->n_mask_word - words);
 
-    return mask && r->late_mask >= 0 && r->late_mask <= b->n_late_mask && r->row >= 0 && r->row < o->base.info.max_num_seqs && r->position >= 0 &&
+    return mask && r->late_mask >= 0 && r->late_mask <= b->n_late_mask && r->row >= 0 &&
+           r->row < o->base.info.max_num_seqs && r->position >= 0 &&
            r->position <= o->base.info.max_len && r->bias_first >= 0 &&
            r->n_bias <= b->n_token_bias - r->bias_first;
 }

@@ -285,7 +285,7 @@ static void languages(struct scenario *s, struct rng *r)
         struct sim_request *q = &s->request[i];
         bool bound = rng_chance(r, percent);
         q->language = bound ? rng_next(r) | 1 : 0;
-        /* which tokens beams had agreed on before depends on what the client has read */
+        /* what beams had agreed on before depends on what the client has read */
         q->language_fails = rng_chance(r, 50) && q->beam_width == 0;
     }
 }
@@ -426,15 +426,16 @@ void scenario_print(const struct scenario *s, FILE *out)
             "vocab %d\n",
             c->n_blocks, c->block_size, c->n_pinned, c->n_host_blocks, c->max_num_seqs,
             c->max_num_batched_tokens, c->max_logits, s->depth, c->vocab);
-    fprintf(out,
-            "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
-            "%lld us, timeouts %lld "
-            "%lld us, NaN "
-            "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d\n",
-            c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
-            (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
-            (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
-            (long long)c->group_bytes, s->portion, s->late_delivery);
+    fprintf(
+        out,
+        "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
+        "%lld us, timeouts %lld "
+        "%lld us, NaN "
+        "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d\n",
+        c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
+        (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
+        (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
+        (long long)c->group_bytes, s->portion, s->late_delivery);
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);
