@@ -100,7 +100,22 @@ struct model_options {
     int32_t max_len;         /* positions of the rotation table */
     int32_t rank, n_ranks;   /* of tensor parallelism */
     int32_t stage, n_stages; /* of pipeline parallelism */
+    bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
 };
+
+/* The KV groups of a model, on one pipeline stage. */
+struct model_kv_groups {
+    int32_t n;        /* groups; 1: all layers are in one, which never gives blocks back */
+    int32_t n_full;   /* of several, those without a window, which come first */
+    int32_t n_layers; /* places for layers in a block of any group */
+    int32_t window[LIMIT_KV_GROUPS]; /* [n] tokens seen, 0: all */
+};
+void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
+                     const struct model_options *o);
+/* The group of a layer, and its place in the group's blocks. `first`: the first layer
+ * of the stage. */
+void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
+                    int32_t layer, int32_t *ret_group, int32_t *ret_index);
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
 

@@ -199,6 +199,10 @@ int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
 /* Requests pinning of the slice that holds host_block, which is about to be copied. */
 void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
+/* backend_cuda.c */
+/* The step's arrays with the slots and tables of a KV group. */
+struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group);
+
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);
 void cuda_swap_release(struct cuda_backend *c);

@@ -364,7 +364,9 @@ static void set_parameters(struct model *m)
 {
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
+    struct model_kv_groups groups;
 
+    model_kv_groups(&groups, c, &m->options);
     set_norm(c, &t->final_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
@@ -377,7 +379,10 @@ static void set_parameters(struct model *m)
             set_experts(m, l);
         }
         set_rope(m, number, &l->rope);
-        l->attention = (struct attention){.layer = i,
+        int32_t group, index;
+        model_kv_place(&groups, c, t->first_layer, number, &group, &index);
+        l->attention = (struct attention){.group = group,
+                                          .layer = index,
                                           .n_heads = t->n_heads,
                                           .n_kv_heads = t->n_kv_heads,
                                           .head_dim = c->head_dim,

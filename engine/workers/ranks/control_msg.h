@@ -22,8 +22,8 @@ struct rank_hello {
     char version[32];    /* QUIRE_VERSION */
     uint64_t checkpoint; /* model_digest: configuration and tensors */
     /* n_ranks: of each stage; the others as the settings and executor_info */
-    int64_t n_ranks, n_stages, vocab, block_size, max_num_seqs, max_num_batched_tokens, max_samples,
-        deterministic;
+    int64_t n_ranks, n_stages, vocab, block_size, n_kv_groups, max_num_seqs, max_num_batched_tokens,
+        max_samples, deterministic;
     char dtype[16]; /* of the weights */
     /* pools that this rank has memory for; the smallest of all ranks are used */
     int64_t n_blocks, n_host_blocks, max_len;
