@@ -19,7 +19,9 @@ struct chat_template {
     bool developer; /* its text mentions "developer" */
     struct chat_caps caps;
     const struct chat_format *format;
-    char *specials;    /* members of a JSON object, see chat_template_new; owned */
+    char *specials; /* members of a JSON object, see chat_template_new; owned */
+    char *text;     /* [len] the template's, owned; NULL: none */
+    size_t len;
     char missing[400]; /* why it is not usable */
 };
 
@@ -229,10 +231,6 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
 /* ---- what a template can do ---- */
 
 #define PROBE_USER "{\"role\":\"user\",\"content\":\"qzuser\"}"
-#define PROBE_CALL(content, arguments)                                          \
-    "{\"role\":\"assistant\"," content "\"reasoning_content\":\"qzthought\","   \
-    "\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":\"function\",\"function\":" \
-    "{\"name\":\"qzcall\",\"arguments\":" arguments "}}]}"
 #define PROBE_RESULT                                                                     \
     "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":" \
     "\"qzresult\"}"
@@ -263,31 +261,38 @@ static bool has(const struct buf *text, const char *word)
     return text->data && strstr(text->data, word);
 }
 
-static void find_call_caps(struct chat_caps *c, const struct chat_template *t, struct buf *out)
+/* The prompt of a call with its result; `content`: of the message that calls. */
+static bool probe_call(const struct chat_template *t, struct buf *out, const char *content,
+                       const char *arguments)
 {
-    static const char text[] =
-        PROBE_USER "," PROBE_CALL("\"content\":\"\",", TEXT) "," PROBE_RESULT;
-    static const char object[] =
-        PROBE_USER "," PROBE_CALL("\"content\":\"\",", OBJECT) "," PROBE_RESULT;
+    char messages[1024];
 
+    snprintf(messages, sizeof(messages),
+             PROBE_USER ",{\"role\":\"assistant\",\"content\":%s,\"reasoning_content\":"
+                        "\"qzthought\",\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":"
+                        "\"function\",\"function\":{\"name\":\"qzcall\",\"arguments\":%s}}]}"
+                        "," PROBE_RESULT,
+             content, arguments);
+    return probe(t, out, PROBE_TOOLS, messages);
+}
+
+static void find_call_caps(struct chat_caps *c, const struct chat_template *t, const char *content,
+                           struct buf *out)
+{
     /* A template that writes each argument by itself needs an object. Else, as text,
      * they keep the spelling that the client sent, if the template writes them as
      * they are. */
-    bool ok = probe(t, out, PROBE_TOOLS, object) && has(out, "qzvalue") && !has(out, "'qzkey'");
+    bool ok = probe_call(t, out, content, OBJECT) && has(out, "qzvalue") && !has(out, "'qzkey'");
     bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
     bool as_text =
-        !apart && probe(t, out, PROBE_TOOLS, text) && has(out, "{\"qzkey\":\"qzvalue\"}");
+        !apart && probe_call(t, out, content, TEXT) && has(out, "{\"qzkey\":\"qzvalue\"}");
     if (!as_text) {
-        c->arguments = probe(t, out, PROBE_TOOLS, object) && ok;
+        c->arguments = probe_call(t, out, content, OBJECT) && ok;
     }
     c->calls = as_text || c->arguments;
     c->results = has(out, "qzresult");
     c->reasoning = has(out, "qzthought");
-    ok = c->arguments
-             ? probe(t, out, PROBE_TOOLS,
-                     PROBE_USER "," PROBE_CALL("\"content\":null,", OBJECT) "," PROBE_RESULT)
-             : probe(t, out, PROBE_TOOLS,
-                     PROBE_USER "," PROBE_CALL("\"content\":null,", TEXT) "," PROBE_RESULT);
+    ok = probe_call(t, out, "null", c->arguments ? OBJECT : TEXT);
     c->null = ok && !has(out, "None");
 }
 
@@ -306,7 +311,10 @@ static void find_caps(struct chat_template *t)
                      "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"qzpart\"}]}") &&
                has(&out, "qzpart") && !has(&out, "'text'");
     c->tools = probe(t, &out, PROBE_TOOLS, PROBE_USER) && has(&out, "qzcall");
-    find_call_caps(c, t, &out);
+    find_call_caps(c, t, "\"\"", &out);
+    if (!c->calls) { /* some templates write calls only where there is no content */
+        find_call_caps(c, t, "null", &out);
+    }
     buf_release(&out);
 }
 
@@ -330,8 +338,13 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
     struct chat_template *t = calloc(1, sizeof(*t));
     struct err why = {0};
 
-    if (!t || !(t->specials = strdup(specials))) {
-        free(t);
+    if (t) {
+        t->specials = strdup(specials);
+        t->text = text ? strndup(text, len) : NULL;
+        t->len = t->text ? strlen(t->text) : 0;
+    }
+    if (!t || !t->specials || (text && !t->text)) {
+        chat_template_free(t);
         return err_nomem(e, "a chat template");
     }
     int rc = text ? jinja_parse(&t->jinja, text, len, &why) : ERR_NOT_FOUND;
@@ -381,6 +394,7 @@ void chat_template_free(struct chat_template *t)
     }
     jinja_release(&t->jinja);
     free(t->specials);
+    free(t->text);
     free(t);
 }
 
@@ -399,6 +413,12 @@ bool chat_template_broken(const struct chat_template *t)
 bool chat_template_wants_parts(const struct chat_template *t)
 {
     return t && t->jinja.loops_over_content && !t->jinja.tests_for_string;
+}
+
+const char *chat_template_text(const struct chat_template *t, size_t *ret_len)
+{
+    *ret_len = t ? t->len : 0;
+    return t ? t->text : NULL;
 }
 
 bool chat_template_knows_developer(const struct chat_template *t)

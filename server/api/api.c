@@ -159,13 +159,9 @@ static int check_fit(struct completion *c, const struct api_context *ctx, struct
     return 0;
 }
 
-/* Fields that have another name or form in chats. */
+/* Fields that have another form in chats. */
 static int check_chat(struct completion *c, struct err *e)
 {
-    if (c->has_max_completion_tokens) {
-        c->params.max_tokens = c->max_completion_tokens;
-        c->has_max_tokens = true;
-    }
     if (c->has_top_logprobs && c->top_logprobs && !c->chat_logprobs) {
         return refuse(e, "top_logprobs", "top_logprobs needs logprobs: true");
     }
@@ -197,11 +193,17 @@ static int parse_tree(struct completion *c, const cJSON *tree, const struct api_
     const struct field_table *t = c->chat ? &chat_fields : &completion_fields;
     int rc = fields_read(t, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
 
+    if (c->has_max_completion_tokens) {
+        c->params.max_tokens = c->max_completion_tokens;
+        c->has_max_tokens = true;
+    }
     rc = rc || !c->chat ? rc : check_chat(c, e);
     rc = rc ? rc : check_together(c, e);
     if (!rc) {
-        rc = c->chat ? chat_read(c, tree, ctx, e)
-                     : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
+        rc = c->chat ? chat_read(c, tree, ctx, e) : structured_read(c, tree, ctx, e);
+    }
+    if (!rc && !c->chat) {
+        rc = prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
     }
     rc = rc ? rc : prompt_add_suffix(c, ctx, e);
     c->suffix = NULL; /* the tree's */
@@ -229,7 +231,10 @@ int api_check_room(const struct api_context *ctx, int32_t n, struct err *e)
 static int body_parse(struct completion *ret, bool chat, const char *body, size_t len,
                       const struct api_context *ctx, struct err *e)
 {
-    struct completion c = {.add_special = !chat, .chat = chat, .add_generation_prompt = true};
+    struct completion c = {.add_special = !chat,
+                           .chat = chat,
+                           .add_generation_prompt = true,
+                           .parallel_tool_calls = true};
     cJSON *tree;
     int rc = api_check_room(ctx, 1, e);
 
@@ -271,5 +276,8 @@ void completion_release(struct completion *c)
     free(c->prompt);
     c->prompt = NULL;
     c->n_prompts = 0;
+    chat_tools_release(&c->tools);
+    free(c->echo);
+    c->echo = NULL;
     gen_params_release(&c->params);
 }

@@ -318,6 +318,12 @@ enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c
         buf_append(&r.body, s->pending.data, s->pending.len);
         return reply_send(x, c, &r);
     }
+    if (s->answer) {
+        if (answer_end(s->answer, &r.body, &s->total) || r.body.failed) {
+            reply_error(&r, 503, NULL, "out of memory");
+        }
+        return reply_send(x, c, &r);
+    }
     if (collected_body(s, &g)) {
         reply_error(&r, 503, NULL, "out of memory");
         return reply_send(x, c, &r);
