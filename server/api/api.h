@@ -44,8 +44,12 @@ struct prompt {
     uint64_t seed; /* for sampling its choices */
 };
 
-/* A validated request of either generating route. */
+/* The API that a request came by, and in whose form it is answered. */
+enum api_kind { API_COMPLETIONS, API_CHAT, API_RESPONSES, API_MESSAGES };
+
+/* A validated request of any generating route. */
 struct completion {
+    enum api_kind api;
     struct gen_params params; /* the prompts' common parameters */
     struct prompt *prompt;    /* [n_prompts] owned */
     int32_t n_prompts;
@@ -74,6 +78,13 @@ struct completion {
     bool has_max_completion_tokens, has_top_logprobs, has_add_generation_prompt;
     int32_t max_completion_tokens, top_logprobs;
     bool ignored_bool; /* target of accepted fields that have no effect */
+
+    /* Of responses and messages, which are chat requests too (translate.h). */
+    bool has_ceiling; /* max_tokens was given as an upper bound, cut to what fits */
+    int32_t ignored_int;
+    /* members of the answer's object that repeat the request, with a comma behind each;
+     * owned, NULL: none */
+    char *echo;
 };
 
 /* Parse and validate `body`. On failure nothing is left allocated and `e` says why:
@@ -86,6 +97,16 @@ int completion_parse(struct completion *ret, const char *body, size_t len,
  * of the messages. */
 int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                struct err *e);
+/* The same for bodies of /v1/responses and /v1/messages, which become chats
+ * (responses.c, messages.c). */
+int responses_parse(struct completion *ret, const char *body, size_t len,
+                    const struct api_context *ctx, struct err *e);
+int messages_parse(struct completion *ret, const char *body, size_t len,
+                   const struct api_context *ctx, struct err *e);
+/* The tokens of the prompt that a body of either API makes. `ignored`: as that of a
+ * completion. */
+int count_parse(enum api_kind api, int32_t *ret_n, char ignored[256], const char *body, size_t len,
+                const struct api_context *ctx, struct err *e);
 void completion_release(struct completion *c);
 
 struct tokenize {
@@ -144,11 +165,15 @@ struct field_table {
 /* Whether the row applies to the table's route. */
 bool field_in(const struct field_table *t, const struct field *f);
 extern const struct field_table completion_fields, chat_fields, tokenize_fields, detokenize_fields;
+extern const struct field_table responses_fields, messages_fields;
 
 /* Read every member of `object` by its row of the table; null counts as not given.
  * Unknown names are appended to `ignored`, or refused. */
 int fields_read(const struct field_table *t, void *ret, const cJSON *object,
                 const struct api_context *ctx, char *ignored, size_t ignored_size, struct err *e);
+/* Append a name to the list of ignored fields, with visible ASCII only; dropped if it
+ * is long or does not fit. */
+void note_ignored(char *ignored, size_t size, const char *name);
 /* Read `v`, a value of the field `name`, as an integer in [lo, hi]. */
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi,
                   struct err *e);
