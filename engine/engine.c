@@ -68,10 +68,12 @@ static int check_format(const struct settings *s, const char *path, struct err *
 }
 
 /* An unusable chat template is only logged; the model is then served without chat. */
-static int open_chat(struct engine *e, struct err *err)
+static int open_chat(struct engine *e, const struct settings *s, struct err *err)
 {
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
     const char *missing = rc == 0 ? chat_template_missing(e->chat) : NULL;
+
+    rc = rc ? rc : engine_chat_open(e, s->chat_format, err);
 
     if (missing) {
         log_event(chat_template_broken(e->chat) ? LOG_WARN : LOG_INFO, "no chat",
@@ -104,7 +106,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         rc = open_tokenizer(e, s, &c, err);
     }
     if (rc == 0) {
-        rc = open_chat(e, err);
+        rc = open_chat(e, s, err);
     }
     if (rc == 0) {
         rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
@@ -488,19 +490,4 @@ int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool sk
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len)
 {
     return tokenizer_bytes(e->tokenizer, id, ret_len);
-}
-
-/* ---- chat ---- */
-
-void engine_chat(const struct engine *e, struct engine_chat *ret)
-{
-    *ret = (struct engine_chat){.missing = chat_template_missing(e->chat),
-                                .wants_parts = chat_template_wants_parts(e->chat),
-                                .knows_developer = chat_template_knows_developer(e->chat)};
-}
-
-int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,
-                       struct err *err)
-{
-    return chat_template_render(e->chat, context, len, out, err);
 }

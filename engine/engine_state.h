@@ -27,7 +27,9 @@ enum {
 struct engine {
     /* Set at start, constant afterwards. */
     struct tokenizer *tokenizer;
-    struct chat_template *chat; /* NULL: none (null model, tests) */
+    struct chat_template *chat;            /* NULL: none (null model, tests) */
+    const struct chat_format *chat_format; /* of tool calls and reasoning; static */
+    struct engine_chat chat_abilities;     /* found by engine_chat_open */
     struct executor *executor;
     struct sched_config config;
     struct generation_defaults defaults;
@@ -77,6 +79,10 @@ struct engine {
  * The engine owns both from then on, also if this fails. */
 int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,
                    struct tokenizer *t, struct sink *sink, struct err *err);
+
+/* chat.c: choose the format, by `name` if that is not NULL, and find what the chat
+ * template can render. ERR_INVALID: there is no format of that name. */
+int engine_chat_open(struct engine *e, const char *name, struct err *err);
 
 /* loop.c: the thread's body; `arg` is the engine. */
 void *engine_main(void *arg);

@@ -7,6 +7,7 @@
 
 #include "config/base/base.h"
 
+struct grammar;
 struct stop_set;
 struct word_list;
 
@@ -50,6 +51,9 @@ struct gen_params {
     int32_t n_bad_words;
     /* separates its prefix-cache entries from those of other salts */
     char *cache_salt; /* or NULL */
+    /* what the generated text must be a sentence of (constrain.h): a reference; NULL:
+     * anything */
+    struct grammar *grammar;
 };
 /* Parameters shared by the prompts of one HTTP request, with what is derived from them
  * once for all. Immutable except for `words`, which the first engine_submit encodes; so

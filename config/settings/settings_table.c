@@ -69,6 +69,9 @@ const struct setting setting_table[] = {
              "requests are answered at once (for tests); not set: the bundled model"},
     {STRING(served_model_name, NULL), .metavar = "NAME", .group = "Model",
      .help = "model name that clients see; not set: the name of the directory or on the hub"},
+    {STRING(chat_format, NULL), .metavar = "NAME", .group = "Model",
+     .help = "format of the model's tool calls and reasoning; not set: told from its chat "
+             "template"},
     {CHOICE(device, "auto", DEVICES), .group = "Model",
      .help = "device that runs the model; auto: a GPU if one is usable, else the CPU"},
     {CHOICE(dtype, "auto", DTYPES), .group = "Model",

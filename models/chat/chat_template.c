@@ -17,6 +17,8 @@ struct chat_template {
     bool broken;       /* there is a template, but it cannot be used */
     bool developer;    /* its text mentions "developer" */
     char *specials;    /* members of a JSON object, see chat_template_new; owned */
+    char *text;        /* [len] the template's, owned; NULL: none */
+    size_t len;
     char missing[400]; /* why it is not usable */
 };
 
@@ -231,8 +233,13 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
     struct chat_template *t = calloc(1, sizeof(*t));
     struct err why = {0};
 
-    if (!t || !(t->specials = strdup(specials))) {
-        free(t);
+    if (t) {
+        t->specials = strdup(specials);
+        t->text = text ? strndup(text, len) : NULL;
+        t->len = t->text ? strlen(t->text) : 0;
+    }
+    if (!t || !t->specials || (text && !t->text)) {
+        chat_template_free(t);
         return err_nomem(e, "a chat template");
     }
     int rc = text ? jinja_parse(&t->jinja, text, len, &why) : ERR_NOT_FOUND;
@@ -278,6 +285,7 @@ void chat_template_free(struct chat_template *t)
     }
     jinja_release(&t->jinja);
     free(t->specials);
+    free(t->text);
     free(t);
 }
 
@@ -296,6 +304,12 @@ bool chat_template_broken(const struct chat_template *t)
 bool chat_template_wants_parts(const struct chat_template *t)
 {
     return t && t->jinja.loops_over_content && !t->jinja.tests_for_string;
+}
+
+const char *chat_template_text(const struct chat_template *t, size_t *ret_len)
+{
+    *ret_len = t ? t->len : 0;
+    return t ? t->text : NULL;
 }
 
 bool chat_template_knows_developer(const struct chat_template *t)

@@ -34,6 +34,8 @@ bool chat_template_broken(const struct chat_template *t);
 /* Whether the template iterates over a message's content as a list of parts, and never
  * tests whether it is a string. */
 bool chat_template_wants_parts(const struct chat_template *t);
+/* The template's text, [*ret_len] bytes; NULL: there is none. */
+const char *chat_template_text(const struct chat_template *t, size_t *ret_len);
 /* Whether the template mentions the role "developer". */
 bool chat_template_knows_developer(const struct chat_template *t);
 

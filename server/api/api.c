@@ -160,13 +160,9 @@ static int check_fit(struct completion *c, const struct api_context *ctx, struct
     return 0;
 }
 
-/* Fields that have another name or form in chats. */
+/* Fields that have another form in chats. */
 static int check_chat(struct completion *c, struct err *e)
 {
-    if (c->has_max_completion_tokens) {
-        c->params.max_tokens = c->max_completion_tokens;
-        c->has_max_tokens = true;
-    }
     if (c->has_top_logprobs && c->top_logprobs && !c->chat_logprobs) {
         return refuse(e, "top_logprobs", "top_logprobs needs logprobs: true");
     }
@@ -198,12 +194,19 @@ static int parse_tree(struct completion *c, cJSON *tree, const struct api_contex
     const struct field_table *t = c->chat ? &chat_fields : &completion_fields;
     int rc = fields_read(t, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
 
+    if (c->has_max_completion_tokens) {
+        c->params.max_tokens = c->max_completion_tokens;
+        c->has_max_tokens = true;
+    }
     rc = rc || !c->chat ? rc : check_chat(c, e);
     rc = rc ? rc : check_together(c, e);
     if (!rc) {
         rc = c->api >= API_RESPONSES ? translated_read(c, tree, ctx, e)
              : c->chat               ? chat_read(c, tree, ctx, e)
-                       : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
+                                     : structured_read(c, tree, ctx, e);
+    }
+    if (!rc && !c->chat) {
+        rc = prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
     }
     rc = rc ? rc : prompt_add_suffix(c, ctx, e);
     c->suffix = NULL; /* the tree's */
@@ -259,7 +262,8 @@ static int body_parse(struct completion *ret, enum api_kind api, bool counts, co
     struct completion c = {.api = api,
                            .add_special = api == API_COMPLETIONS,
                            .chat = api != API_COMPLETIONS,
-                           .add_generation_prompt = true};
+                           .add_generation_prompt = true,
+                           .parallel_tool_calls = true};
     cJSON *tree;
     int rc = counts ? 0 : api_check_room(ctx, 1, e);
 
@@ -329,6 +333,7 @@ void completion_release(struct completion *c)
     free(c->prompt);
     c->prompt = NULL;
     c->n_prompts = 0;
+    tools_release(&c->tools);
     free(c->echo);
     c->echo = NULL;
     gen_params_release(&c->params);

@@ -33,10 +33,18 @@ struct api_context {
     const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
     /* As engine_render_chat; used where chat.missing is NULL. */
     int (*render_chat)(void *arg, const char *context, size_t len, struct buf *out, struct err *e);
+    /* As engine_chat_opens_reasoning, engine_chat_grammar, engine_grammar_new. */
+    bool (*opens_reasoning)(void *arg, const char *prompt, size_t len);
+    int (*chat_grammar)(void *arg, const struct chat_tools *t, const char *answer, bool reasoning,
+                        struct buf *out, bool *ret_needed, struct err *e);
+    int (*grammar_new)(void *arg, enum grammar_kind kind, const char *text, size_t len,
+                       struct grammar **ret, struct err *e);
     struct engine_chat chat; /* the chat template's abilities */
     struct engine_fim fim;   /* the fill-in-the-middle tokens */
     void *arg;               /* for all functions above */
 };
+
+struct dialect;
 
 struct prompt {
     int32_t *id; /* [n] owned */
@@ -77,14 +85,23 @@ struct completion {
     bool chat, chat_logprobs, add_generation_prompt, continue_final_message;
     bool has_max_completion_tokens, has_top_logprobs, has_add_generation_prompt;
     int32_t max_completion_tokens, top_logprobs;
+    bool parallel_tool_calls;
     bool ignored_bool; /* target of accepted fields that have no effect */
 
-    /* Of responses and messages, which are chat requests too (translate.h). */
-    bool has_ceiling; /* max_tokens was given as an upper bound, cut to what fits */
-    int32_t ignored_int;
-    /* members of the answer's object that repeat the request, with a comma behind each;
-     * owned, NULL: none */
-    char *echo;
+    /* ---- tools and reasoning, of chat requests ---- */
+    struct chat_tools tools; /* owned; no tools: n is 0 */
+    bool functions;          /* the tools came as `functions`: answered in that form */
+    /* The answer is read by the model's format: it may hold reasoning or calls. */
+    bool parsed;
+    bool opens_reasoning; /* the prompt ends inside reasoning */
+
+    /* ---- of routes that translate onto chat (translate.h) ---- */
+    bool has_ceiling;    /* max_tokens was given as an upper bound, cut to what fits */
+    int32_t ignored_int; /* target of accepted fields that have no effect */
+    /* How the answer is written (server/stream/dialect.h); NULL: as chat completions, or
+     * completions. */
+    const struct dialect *dialect;
+    char *echo; /* owned; answer_info.echo, or NULL */
 };
 
 /* Parse and validate `body`. On failure nothing is left allocated and `e` says why:
@@ -171,9 +188,6 @@ extern const struct field_table responses_fields, messages_fields;
  * Unknown names are appended to `ignored`, or refused. */
 int fields_read(const struct field_table *t, void *ret, const cJSON *object,
                 const struct api_context *ctx, char *ignored, size_t ignored_size, struct err *e);
-/* Append a name to the list of ignored fields, with visible ASCII only; dropped if it
- * is long or does not fit. */
-void note_ignored(char *ignored, size_t size, const char *name);
 /* Read `v`, a value of the field `name`, as an integer in [lo, hi]. */
 int field_integer(int32_t *ret, const char *name, const cJSON *v, double lo, double hi,
                   struct err *e);
@@ -185,8 +199,8 @@ int field_has_nul(const char *name, struct err *e);
 field_reader read_later;
 /* Readers of single values (api_values.c) and of lists (api_lists.c). */
 field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k,
-    read_seed, read_cache_salt, read_request_id, read_suffix, read_response_format,
-    read_top_logprobs, read_object, read_no_tools, read_tool_choice;
+    read_seed, read_cache_salt, read_request_id, read_suffix, read_top_logprobs, read_object,
+    read_list, read_tool_choice, read_word, read_modalities;
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words,
     read_logit_bias, read_stream_options;
 
@@ -203,6 +217,30 @@ int prompt_from_text(struct completion *c, const char *text, size_t len,
  * c->prompt (api_chat.c). */
 int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
               struct err *e);
+/* Whether the request has tools that may be called. */
+bool tools_active(const struct completion *c);
+/* Read `tools` or `functions`, and what may be chosen of them, into c->tools
+ * (api_tools.c). */
+int tools_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
+               struct err *e);
+/* Append `,"tools":[…]` for the template; nothing without tools. */
+int tools_put(struct buf *b, const cJSON *tree, struct err *e);
+void tools_release(struct chat_tools *t);
+/* Append `"messages":[…]` for the template (api_messages.c). `mark`: the last message
+ * ends with CHAT_CONTINUE_MARK. */
+#define CHAT_CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
+int messages_put(struct buf *b, const cJSON *messages, bool mark, const struct api_context *ctx,
+                 struct err *e);
+/* Refuse numbers in `v`, a value of the field `name`, that the template engine cannot
+ * represent: integers beyond 64 bits, and doubles that are not finite. */
+int template_numbers(const char *name, const cJSON *v, struct err *e);
+/* Read the fields that constrain the output into c->params.grammar (api_structured.c).
+ * Of a chat: after the prompt was rendered, together with its tools. */
+int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
+                    struct err *e);
+/* Append a name to the list of ignored fields, with visible ASCII only; dropped if it
+ * is long or does not fit. */
+void note_ignored(char *ignored, size_t size, const char *name);
 /* Read a list of 1 .. max token ids of the vocabulary into *ret, which is malloc'd. */
 int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,
              const struct api_context *ctx, struct err *e);

@@ -54,7 +54,7 @@ static int read_truncation(void *ret, const struct field *f, const cJSON *v,
                : field_wrong_type(f, v, "\"auto\" or \"disabled\"", e);
 }
 
-static int read_list(void *ret, const struct field *f, const cJSON *v,
+static int read_array(void *ret, const struct field *f, const cJSON *v,
                      const struct api_context *ctx, struct err *e)
 {
     (void)ret, (void)ctx;
@@ -64,7 +64,7 @@ static int read_list(void *ret, const struct field *f, const cJSON *v,
 static int read_include(void *ret, const struct field *f, const cJSON *v,
                         const struct api_context *ctx, struct err *e)
 {
-    int rc = read_list(ret, f, v, ctx, e);
+    int rc = read_array(ret, f, v, ctx, e);
 
     for (const cJSON *m = rc ? NULL : v->child; m; m = m->next) {
         if (!cJSON_IsString(m)) {
@@ -125,7 +125,7 @@ static const struct field rows[] = {
                "Share cached prefixes only with requests that have the same salt."),
     ROW_BOOL("stream", params.stream, "Server-sent events instead of one JSON body."),
     ROW_UNUSED("stream_options", read_object, ANY_OBJECT),
-    ROW_CUSTOM("tools", read_list, "{\"type\":\"array\",\"items\":{\"type\":\"object\"}}",
+    ROW_CUSTOM("tools", read_array, "{\"type\":\"array\",\"items\":{\"type\":\"object\"}}",
                "Functions; tools of other types are left out and named in X-Quire-Ignored."),
     ROW_CUSTOM("tool_choice", read_later,
                "{\"oneOf\":[{\"enum\":[\"auto\",\"none\",\"required\"]},{\"type\":\"object\"}]}",
@@ -147,7 +147,7 @@ static const struct field rows[] = {
     ROW_INT("max_tool_calls", ignored_int, 1, INT32_MAX, "Accepted, but has no effect."),
     ROW_UNUSED("metadata", read_object, ANY_OBJECT),
     ROW_UNUSED("client_metadata", read_object, ANY_OBJECT),
-    ROW_UNUSED("context_management", read_list, "{\"type\":\"array\"}"),
+    ROW_UNUSED("context_management", read_array, "{\"type\":\"array\"}"),
     ROW_STRING("user", "Accepted, but has no effect."),
     ROW_STRING("safety_identifier", "Accepted, but has no effect."),
     ROW_STRING("prompt_cache_key", "Accepted, but has no effect: every prefix is cached."),

@@ -31,6 +31,7 @@ struct piece {
     bool first;                  /* it makes the choice's first event */
     enum piece_section section;
     struct sse_cursor cursor; /* position in the middle section */
+    struct answer_cursor answer; /* of an answer that is read by the model's format */
     size_t copied;            /* bytes of the shared prompt that were copied */
     size_t bytes;             /* memory of the piece */
 };
@@ -254,9 +255,12 @@ static bool make_event(struct stream *s, struct piece *p, struct buf *b)
 static void take_portion(struct stream *s, struct buf *made, bool done, int rc)
 {
     rc = rc ? rc : made->failed ? ERR_NOMEM : 0;
-    if (s->mode == STREAM_COLLECT) {
+    if (s->answer) {
+        s->collected = answer_held(s->answer);
+    } else if (s->mode == STREAM_COLLECT) {
         s->collected = s->collector.held;
-    } else if (made->len && !rc) {
+    }
+    if (s->mode != STREAM_COLLECT && made->len && !rc) {
         stream_begin_pending(s);
         rc = buf_append(&s->pending, made->data, made->len);
     }
@@ -315,7 +319,12 @@ static bool render(struct stream *s, struct buf *made)
         }
         return false;
     }
-    if (s->mode == STREAM_COLLECT) {
+    if (s->answer) {
+        int32_t units = PORTION_UNITS;
+        rc = answer_add(s->answer, made, p->index, &p->o, &p->total, &p->answer, &units);
+        done = rc != ANSWER_MORE;
+        rc = done ? rc : 0;
+    } else if (s->mode == STREAM_COLLECT) {
         int32_t units = PORTION_UNITS;
         rc = collector_add_some(&s->collector, &s->style, p->index, &p->o, &p->cursor, &units);
         done = rc != COLLECT_MORE;
