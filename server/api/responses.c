@@ -225,21 +225,27 @@ static void echo_tools(struct buf *b, const cJSON *body)
     buf_puts(b, "],");
 }
 
-/* An object with some members of `v`, null where it has none. */
-static void echo_object(struct buf *b, const char *name, const cJSON *v, const char *const *members,
-                        size_t n)
+static void echo_text(struct buf *b, const cJSON *body)
 {
-    put_name(b, name);
-    for (size_t i = 0; i < n; i++) {
-        const cJSON *m = v ? tree_member(v, members[i]) : NULL;
-        buf_putc(b, i ? ',' : '{');
-        put_name(b, members[i]);
-        if (m) {
-            json_put(b, m);
-        } else {
-            buf_puts(b, strcmp(members[i], "format") == 0 ? "{\"type\":\"text\"}" : "null");
-        }
+    const cJSON *text = tree_member(body, "text");
+
+    buf_puts(b, "\"text\":{");
+    if (text && tree_member(text, "verbosity")) {
+        echo(b, text, "verbosity", "null");
     }
+    echo(b, text, "format", "{\"type\":\"text\"}");
+    b->len--; /* the comma */
+    buf_puts(b, "},");
+}
+
+static void echo_reasoning(struct buf *b, const cJSON *body)
+{
+    const cJSON *reasoning = tree_member(body, "reasoning");
+
+    buf_puts(b, "\"reasoning\":{");
+    echo(b, reasoning, "effort", "null");
+    echo(b, reasoning, "summary", "null");
+    b->len--; /* the comma */
     buf_puts(b, "},");
 }
 
@@ -258,8 +264,6 @@ static void echo_long(struct buf *b, const cJSON *body)
 /* The members of a response object that repeat the request, in c->echo. */
 static int make_echo(struct translation *t, const cJSON *body)
 {
-    static const char *const text[] = {"format", "verbosity"};
-    static const char *const reasoning[] = {"effort", "summary"};
     const struct gen_params *p = &t->c->params;
     struct buf b;
 
@@ -269,8 +273,8 @@ static int make_echo(struct translation *t, const cJSON *body)
     echo_long(&b, body);
     echo(&b, body, "tool_choice", "\"auto\"");
     echo(&b, body, "parallel_tool_calls", "true");
-    echo_object(&b, "text", tree_member(body, "text"), text, ARRAY_LEN(text));
-    echo_object(&b, "reasoning", tree_member(body, "reasoning"), reasoning, ARRAY_LEN(reasoning));
+    echo_text(&b, body);
+    echo_reasoning(&b, body);
     echo_float(&b, "temperature", p->temperature);
     echo_float(&b, "top_p", p->top_p);
     echo_float(&b, "presence_penalty", p->presence_penalty);

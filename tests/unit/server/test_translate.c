@@ -344,7 +344,7 @@ static void a_response_repeats_the_request(void **state)
         "'tools':[{'type':'function','name':'f','description':null,'parameters':{'a':1.50},"
         "'strict':null}],",
         "'tool_choice':'none',",
-        "'text':{'format':{'type':'text'},'verbosity':'low'},",
+        "'text':{'verbosity':'low','format':{'type':'text'}},",
         "'reasoning':{'effort':'high','summary':null},",
         "'temperature':0.7,'top_p':1,",
         "'max_output_tokens':7,",

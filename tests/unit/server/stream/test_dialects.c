@@ -211,7 +211,7 @@ static void errors_of_messages_have_anthropics_form(void **state)
     "\"status\":\"" status "\",\"error\":null,\"incomplete_details\":" details                \
     ",\"model\":\"m\\\"x\",\"output\":[" output "],\"store\":false,\"usage\":" usage "}"
 #define RESPONSE_USAGE                                                              \
-    "{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":6},"          \
+    "{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":6,\"cache_write_tokens\":0},"          \
     "\"output_tokens\":4,\"output_tokens_details\":{\"reasoning_tokens\":0},"       \
     "\"total_tokens\":14}"
 #define NUMBERED(name, n, rest) EVENT(name, ",\"sequence_number\":" n rest)
