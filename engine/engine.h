@@ -220,7 +220,8 @@ struct engine_stats {
     _Atomic int64_t blocks_used, blocks_cached, host_blocks_used;
     /* preempt_*: preempted groups, by how their KV cache was dealt with */
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
-    _Atomic uint64_t prefix_queries, prefix_hits; /* tokens */
+    /* prompt tokens: looked up in the prefix cache, found there, and the others */
+    _Atomic uint64_t prefix_queries, prefix_hits, prefix_misses;
     /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
     _Atomic uint64_t finished[5];
     _Atomic uint64_t steps;                                                 /* committed */

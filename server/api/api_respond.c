@@ -83,7 +83,12 @@ void api_model(struct buf *b, const struct api_context *ctx)
     buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
                (long long)ctx->info.created);
     put_string(b, ctx->info.model_name);
-    buf_printf(b, ",\"parent\":null,\"max_model_len\":%d", ctx->info.max_model_len);
+    /* the length under the names that clients read */
+    int32_t len = ctx->info.max_model_len;
+    buf_printf(b,
+               ",\"parent\":null,\"max_model_len\":%d,\"context_length\":%d,"
+               "\"context_window\":%d",
+               len, len, len);
     PUT(b, ",\"type\":\"model\",\"display_name\":");
     put_string(b, ctx->info.model_name);
     put_time(b, ctx->info.created);

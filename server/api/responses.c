@@ -225,6 +225,13 @@ static void echo_tools(struct buf *b, const cJSON *body)
     buf_puts(b, "],");
 }
 
+/* Close an object behind the comma of its last member. */
+static void end_object(struct buf *b)
+{
+    b->len -= b->len && !b->failed;
+    buf_puts(b, "},");
+}
+
 static void echo_text(struct buf *b, const cJSON *body)
 {
     const cJSON *text = tree_member(body, "text");
@@ -234,8 +241,7 @@ static void echo_text(struct buf *b, const cJSON *body)
         echo(b, text, "verbosity", "null");
     }
     echo(b, text, "format", "{\"type\":\"text\"}");
-    b->len--; /* the comma */
-    buf_puts(b, "},");
+    end_object(b);
 }
 
 static void echo_reasoning(struct buf *b, const cJSON *body)
@@ -245,8 +251,7 @@ static void echo_reasoning(struct buf *b, const cJSON *body)
     buf_puts(b, "\"reasoning\":{");
     echo(b, reasoning, "effort", "null");
     echo(b, reasoning, "summary", "null");
-    b->len--; /* the comma */
-    buf_puts(b, "},");
+    end_object(b);
 }
 
 static void echo_long(struct buf *b, const cJSON *body)
