@@ -116,6 +116,10 @@ static const struct field rows[] = {
               "Subtracted from the logit of each token that was already generated."),
     ROW_FLOAT("frequency_penalty", params.frequency_penalty, -2, 2,
               "Subtracted once for each time the token was generated."),
+    ROW_CUSTOM("stop", read_stop,
+               "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":"
+               "16,\"items\":{\"type\":\"string\",\"minLength\":1}}]}",
+               "The text ends before any of these."),
     ROW_CUSTOM("seed", read_seed,
                "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":"
                "18446744073709551615}",
