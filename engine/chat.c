@@ -84,13 +84,24 @@ static bool mentions(const struct engine *e, const char *word)
 int engine_chat_open(struct engine *e, const char *name, struct err *err)
 {
     struct engine_chat *c = &e->chat_abilities;
+    size_t len;
+    const char *text = chat_template_text(e->chat, &len);
 
-    (void)name, (void)err;
-    c->missing = chat_template_missing(e->chat);
+    e->chat_format =
+        name ? chat_format_find(name) : chat_format_of_template(text ? text : "", len);
+    if (!e->chat_format) {
+        return err_set_param(err, ERR_INVALID, "chat_format",
+                             "chat_format '%.40s' is not known; there are %s", name,
+                             chat_format_names());
+    }
     c->wants_parts = chat_template_wants_parts(e->chat);
     c->knows_developer = chat_template_knows_developer(e->chat);
     c->thinking = mentions(e, ".thinking") && !mentions(e, "reasoning_content");
-    if (!c->missing) {
+    c->reasons = chat_format_reasons(e->chat_format);
+    c->calls = chat_format_calls(e->chat_format);
+    c->format = chat_format_name(e->chat_format);
+    c->id_chars = chat_format_id_chars(e->chat_format);
+    if (!chat_template_missing(e->chat)) {
         probe(e, c);
     }
     return 0;
@@ -112,46 +123,48 @@ int engine_render_chat(const struct engine *e, const char *context, size_t len, 
 
 bool engine_chat_opens_reasoning(const struct engine *e, const char *prompt, size_t len)
 {
-    (void)e, (void)prompt, (void)len;
-    return false;
+    return e->chat_format && chat_format_opens_reasoning(e->chat_format, prompt, len);
+}
+
+static int no_format(struct err *err)
+{
+    return err_set(err, ERR_UNSUPPORTED, "the model has no chat format");
 }
 
 int engine_chat_grammar(const struct engine *e, const struct chat_tools *t, const char *answer,
                         bool reasoning, struct buf *out, bool *ret_needed, struct err *err)
 {
-    (void)e, (void)t, (void)answer, (void)reasoning, (void)out, (void)ret_needed;
-    return err_set(err, ERR_UNSUPPORTED, "tool calls are not supported in this build");
+    return e->chat_format ? chat_format_grammar(e->chat_format, t, answer, reasoning, out,
+                                                ret_needed, err)
+                          : no_format(err);
 }
 
 int engine_chat_parser_new(const struct engine *e, struct chat_parser **ret,
                            const struct chat_tools *tools, bool reasoning, struct err *err)
 {
-    (void)e, (void)ret, (void)tools, (void)reasoning;
-    return err_set(err, ERR_UNSUPPORTED, "tool calls are not supported in this build");
+    return e->chat_format ? chat_parser_new(ret, e->chat_format, tools, reasoning, err)
+                          : no_format(err);
 }
 
 int engine_chat_parser_feed(struct chat_parser *p, const char *text, size_t len, chat_event_fn *fn,
                             void *arg)
 {
-    (void)p, (void)text, (void)len, (void)fn, (void)arg;
-    return ERR_UNSUPPORTED;
+    return chat_parser_feed(p, text, len, fn, arg);
 }
 
 int engine_chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg)
 {
-    (void)p, (void)fn, (void)arg;
-    return ERR_UNSUPPORTED;
+    return chat_parser_end(p, fn, arg);
 }
 
 void engine_chat_parser_free(struct chat_parser *p)
 {
-    (void)p;
+    chat_parser_free(p);
 }
 
 size_t engine_chat_parser_bytes(const struct chat_parser *p)
 {
-    (void)p;
-    return 0;
+    return chat_parser_bytes(p);
 }
 
 int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,

@@ -15,10 +15,11 @@
 struct chat_choice {
     struct buf content, reasoning; /* of strings */
     struct buf calls;              /* of the list tool_calls, or the object function_call */
-    struct buf tokens;             /* of the list logprobs.content */
+    struct buf tokens, ids;        /* of the lists logprobs.content and token_ids */
     struct buf end;                /* finish_reason and what follows it */
     bool open;                     /* the string of arguments at the end of `calls` is open */
     bool begun;                    /* the event with the role was written */
+    bool prompted;                 /* the event with the prompt's ids was written */
 };
 
 struct chat_answer {
@@ -26,6 +27,7 @@ struct chat_answer {
     const struct usage *usage;  /* so far */
     struct chat_choice *choice; /* [info->n_choices] owned */
     const struct output *last;  /* of the tokens that came last; NULL: none yet */
+    const struct request *request; /* its request, the stream's; NULL: none yet */
 };
 
 static int chat_init(void *state, const struct answer_info *info, struct err *e)
@@ -43,6 +45,7 @@ static int chat_init(void *state, const struct answer_info *info, struct err *e)
         buf_init(&c->reasoning, LIMIT_RESPONSE_BYTES);
         buf_init(&c->calls, LIMIT_RESPONSE_BYTES);
         buf_init(&c->tokens, LIMIT_RESPONSE_BYTES);
+        buf_init(&c->ids, LIMIT_RESPONSE_BYTES);
         buf_init(&c->end, LIMIT_RESPONSE_BYTES);
     }
     return 0;
@@ -58,6 +61,7 @@ static void chat_release(void *state)
         buf_release(&c->reasoning);
         buf_release(&c->calls);
         buf_release(&c->tokens);
+        buf_release(&c->ids);
         buf_release(&c->end);
     }
     free(a->choice);
@@ -71,7 +75,7 @@ static size_t chat_held(const void *state)
     for (int32_t i = 0; i < a->info->n_choices; i++) {
         const struct chat_choice *c = &a->choice[i];
         n += sizeof(*c) + c->content.cap + c->reasoning.cap + c->calls.cap + c->tokens.cap +
-             c->end.cap;
+             c->ids.cap + c->end.cap;
     }
     return n;
 }
@@ -208,15 +212,59 @@ static int chat_event(struct buf *b, void *state, int32_t choice, const struct a
 
 /* ---- tokens ---- */
 
-static void put_tokens(struct buf *b, const struct sse_style *s, const struct output *o,
-                       int32_t from, int32_t n)
+/* n tokens' log-probabilities, or their ids. */
+static void put_tokens(struct buf *b, const struct sse_style *s, const struct token_out *t,
+                       int32_t n, bool ids)
 {
-    for (int32_t i = from; i < from + n; i++) {
-        if (i > from) {
+    for (int32_t i = 0; i < n; i++) {
+        if (i) {
             buf_putc(b, ',');
         }
-        put_chat_token(b, s, &o->token[i]);
+        if (ids) {
+            put_i64(b, t[i].id);
+        } else {
+            put_chat_token(b, s, &t[i]);
+        }
     }
+}
+
+static void keep_tokens(struct buf *b, const struct sse_style *s, const struct token_out *t,
+                        int32_t n, bool ids)
+{
+    if (b->len && n) {
+        buf_putc(b, ',');
+    }
+    put_tokens(b, s, t, n, ids);
+}
+
+/* An event with what is asked of n tokens; the choice's first one has the prompt's
+ * ids. */
+static int stream_tokens(struct buf *b, struct chat_answer *a, int32_t choice,
+                         const struct token_out *t, int32_t n)
+{
+    const struct sse_style *s = a->info->style;
+    const struct request *r = a->last->request;
+    struct chat_choice *c = &a->choice[choice];
+
+    open_event(b, a, choice);
+    if (s->logprobs && n) {
+        PUT(b, "},\"logprobs\":{\"content\":[");
+        put_tokens(b, s, t, n, false);
+        PUT(b, "],\"refusal\":null},\"finish_reason\":null");
+    } else {
+        PUT(b, "},\"logprobs\":null,\"finish_reason\":null");
+    }
+    if (s->token_ids) {
+        PUT(b, ",\"token_ids\":[");
+        put_tokens(b, s, t, n, true);
+        buf_putc(b, ']');
+    }
+    if (s->token_ids && !c->prompted) {
+        PUT(b, ",\"prompt_token_ids\":");
+        put_ids(b, r->prompt, r->n_prompt);
+        c->prompted = true;
+    }
+    return sse_close(b, s, a->usage);
 }
 
 static int chat_tokens(struct buf *b, void *state, int32_t choice, const struct output *o,
@@ -225,23 +273,21 @@ static int chat_tokens(struct buf *b, void *state, int32_t choice, const struct 
     struct chat_answer *a = state;
     struct chat_choice *c = &a->choice[choice];
     const struct sse_style *s = a->info->style;
+    const struct token_out *t = n ? o->token + from : NULL;
 
     a->last = o;
-    if (!s->logprobs || n == 0) {
-        return 0;
+    a->request = o->request;
+    if (!a->info->whole) {
+        bool shown = n ? s->logprobs || s->token_ids : s->token_ids && !c->prompted;
+        return shown ? stream_tokens(b, a, choice, t, n) : 0;
     }
-    if (a->info->whole) {
-        if (c->tokens.len) {
-            buf_putc(&c->tokens, ',');
-        }
-        put_tokens(&c->tokens, s, o, from, n);
-        return c->tokens.failed ? ERR_FULL : 0;
+    if (s->logprobs) {
+        keep_tokens(&c->tokens, s, t, n, false);
     }
-    open_event(b, a, choice);
-    PUT(b, "},\"logprobs\":{\"content\":[");
-    put_tokens(b, s, o, from, n);
-    PUT(b, "],\"refusal\":null},\"finish_reason\":null");
-    return sse_close(b, s, a->usage);
+    if (s->token_ids) {
+        keep_tokens(&c->ids, s, t, n, true);
+    }
+    return c->tokens.failed || c->ids.failed ? ERR_FULL : 0;
 }
 
 /* ---- ends ---- */
@@ -321,6 +367,12 @@ static void put_choice(struct buf *b, const struct chat_answer *a, int32_t index
         PUT(b, ",\"logprobs\":null,");
     }
     put_buf(b, &c->end);
+    if (a->info->style->token_ids && a->request) {
+        PUT(b, ",\"token_ids\":[");
+        put_buf(b, &c->ids);
+        PUT(b, "],\"prompt_token_ids\":");
+        put_ids(b, a->request->prompt, a->request->n_prompt);
+    }
     buf_putc(b, '}');
 }
 

@@ -159,11 +159,15 @@ static int add_to_answer(struct stream *s, int32_t index, const struct output *o
 {
     struct answer_cursor at = {0};
     int32_t units = INT32_MAX;
+    bool with_ids = s->begun && !s->begun[index] && s->style.token_ids;
 
     if (s->mode != STREAM_COLLECT && unread(s) > s->limit_bytes && is_slow(s)) {
         return ERR_FULL;
     }
-    if (!render_at_once(s, o, 0)) {
+    if (with_ids) {
+        s->begun[index] = 1;
+    }
+    if (!render_at_once(s, o, with_ids ? o->request->n_prompt : 0)) {
         return stream_defer(s, index, o, false);
     }
     if (s->mode != STREAM_COLLECT) {
