@@ -333,7 +333,7 @@ void completion_release(struct completion *c)
     free(c->prompt);
     c->prompt = NULL;
     c->n_prompts = 0;
-    tools_release(&c->tools);
+    chat_tools_release(&c->tools);
     free(c->echo);
     c->echo = NULL;
     gen_params_release(&c->params);

@@ -225,7 +225,6 @@ int tools_read(struct completion *c, const cJSON *tree, const struct api_context
                struct err *e);
 /* Append `,"tools":[…]` for the template; nothing without tools. */
 int tools_put(struct buf *b, const cJSON *tree, struct err *e);
-void tools_release(struct chat_tools *t);
 /* Append `"messages":[…]` for the template (api_messages.c). `mark`: the last message
  * ends with CHAT_CONTINUE_MARK. */
 #define CHAT_CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "

@@ -24,16 +24,6 @@ static const cJSON *list_of(const cJSON *tree, bool *ret_functions)
     return tools ? tools : functions;
 }
 
-void tools_release(struct chat_tools *t)
-{
-    for (int32_t i = 0; i < t->n; i++) {
-        free(t->tool[i].name);
-        free(t->tool[i].parameters);
-    }
-    free(t->tool);
-    *t = (struct chat_tools){0};
-}
-
 bool tools_active(const struct completion *c)
 {
     return c->tools.n > 0 && c->tools.choice != TOOL_NONE;

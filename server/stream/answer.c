@@ -111,7 +111,7 @@ void answer_free(struct answer *a)
     if (a->initialised) {
         a->dialect->release(a->state);
     }
-    tools_release(&a->tools);
+    chat_tools_release(&a->tools);
     free(a->choice);
     free(a->state);
     free(a->echo);
