@@ -285,7 +285,7 @@ int translated_read(struct completion *c, cJSON *chat, const struct api_context 
         if (!system_to_user(&t, first)) {
             continue;
         }
-        tools_release(&c->tools);
+        chat_tools_release(&c->tools);
         int second = t.failed ? err_nomem(&again, "messages") : chat_read(c, chat, ctx, &again);
         if (second != ERR_INVALID) {
             if (second && e) {
