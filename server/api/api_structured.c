@@ -250,8 +250,11 @@ static int read_format(struct wish *w, const cJSON *v, struct err *e)
     }
     if (json_is(type, "json_object")) {
         w->kind = GRAMMAR_JSON_OBJECT;
+        if (!member(v, "schema")) {
+            return 0;
+        }
         wish_path(w, "schema");
-        return member(v, "schema") ? wish_schema(w, member(v, "schema"), e) : 0;
+        return wish_schema(w, member(v, "schema"), e);
     }
     if (json_is(type, "structural_tag")) {
         return wish_tags(w, v, e);

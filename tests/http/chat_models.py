@@ -7,9 +7,7 @@ import shutil
 from conftest import ROOT
 
 # Calls and tools as Hermes models write them.
-HERMES = """{%- if tools %}<system>Tools:{% for t in tools %}
-{{ t | tojson }}{% endfor %}
-Write <tool_call>{"name": ..., "arguments": ...}</tool_call>.
+HERMES = """{%- if tools %}<system>Tools:{% for t in tools %}{{ '\\n' ~ (t | tojson) }}{% endfor %}{{ '\\n' }}Write <tool_call>{"name": ..., "arguments": ...}</tool_call>.
 {% endif %}
 {%- for m in messages %}
     {{- '<' ~ m.role ~ '>' ~ (m.content or '') }}
