@@ -157,8 +157,8 @@ bool keys_find(struct keys *k, const char *authorization, struct auth_result *re
     size_t n = sizeof(scheme) - 1;
     bool bearer = authorization && strncasecmp(authorization, scheme, n) == 0;
 
-    return keys_find_bare(
-        k, bearer ? authorization + n + strspn(authorization + n, " ") : NULL, ret);
+    return keys_find_bare(k, bearer ? authorization + n + strspn(authorization + n, " ") : NULL,
+                          ret);
 }
 
 bool keys_find_bare(struct keys *k, const char *key, struct auth_result *ret)

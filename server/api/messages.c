@@ -22,7 +22,7 @@
 
 /* ---- the fields ---- */
 
-#define TEXT_OR_BLOCKS                                                                        \
+#define TEXT_OR_BLOCKS                                                                      \
     "{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"array\",\"items\":{\"type\":\"object\"," \
     "\"required\":[\"type\"]}}]}"
 #define ANY_OBJECT "{\"type\":\"object\"}"
@@ -45,9 +45,10 @@ static const struct field rows[] = {
      .hi = INT32_MAX,
      .help = "Most tokens to generate; more than fit are cut to what fits. Required, except for "
              "count_tokens."},
-    ROW_CUSTOM("stop_sequences", read_stop,
-               "{\"type\":\"array\",\"maxItems\":16,\"items\":{\"type\":\"string\",\"minLength\":1}}",
-               "The text ends before any of these."),
+    ROW_CUSTOM(
+        "stop_sequences", read_stop,
+        "{\"type\":\"array\",\"maxItems\":16,\"items\":{\"type\":\"string\",\"minLength\":1}}",
+        "The text ends before any of these."),
     ROW_FLOAT("temperature", params.temperature, 0, 2, "0 is greedy."),
     ROW_OVER("top_p", params.top_p, 0, 1,
              "Keep the likeliest tokens whose probabilities sum to this."),
@@ -241,7 +242,8 @@ static int put_call(struct translation *t, cJSON *m, cJSON *block, int i)
     cJSON *input = tree_member(block, "input");
     struct buf arguments;
 
-    if (!is_plain_string(tree_member(block, "id")) || !is_plain_string(tree_member(block, "name"))) {
+    if (!is_plain_string(tree_member(block, "id")) ||
+        !is_plain_string(tree_member(block, "name"))) {
         return refuse_entry(t, i, ".content has a tool_use without id or name");
     }
     if (input && !cJSON_IsObject(input)) {
@@ -355,15 +357,17 @@ static int put_turn(struct translation *t, cJSON *message, int i)
     if (json_is(role, "system")) {
         return put_system(t, message, "content", i);
     }
-    return err_set_param(t->e, ERR_INVALID, t->field,
-                         "messages[%d] has the role '%.40s'; user, assistant and system are allowed",
-                         i, role->valuestring);
+    return err_set_param(
+        t->e, ERR_INVALID, t->field,
+        "messages[%d] has the role '%.40s'; user, assistant and system are allowed", i,
+        role->valuestring);
 }
 
 /* A last message of the assistant is the beginning of its answer. */
 static void continue_last(struct translation *t)
 {
-    const cJSON *first = t->messages ? t->messages->child : NULL, *last = first ? first->prev : NULL;
+    const cJSON *first = t->messages ? t->messages->child : NULL,
+                *last = first ? first->prev : NULL;
 
     t->c->continue_final_message = last && json_is(tree_member(last, "role"), "assistant") &&
                                    cJSON_IsArray(tree_member(last, "content")) &&
@@ -502,8 +506,8 @@ static int put_output_config(struct translation *t, cJSON *body)
 
 int messages_translate(struct translation *t, cJSON *body)
 {
-    int rc = fields_read(&messages_fields, t->c, body, t->ctx, t->c->ignored,
-                         sizeof(t->c->ignored), t->e);
+    int rc = fields_read(&messages_fields, t->c, body, t->ctx, t->c->ignored, sizeof(t->c->ignored),
+                         t->e);
 
     tree_move(t, body, "chat_template_kwargs", t->chat, "chat_template_kwargs");
     rc = rc ? rc : put_conversation(t, body);

@@ -55,7 +55,7 @@ static int read_truncation(void *ret, const struct field *f, const cJSON *v,
 }
 
 static int read_array(void *ret, const struct field *f, const cJSON *v,
-                     const struct api_context *ctx, struct err *e)
+                      const struct api_context *ctx, struct err *e)
 {
     (void)ret, (void)ctx;
     return cJSON_IsArray(v) ? 0 : field_wrong_type(f, v, "a list", e);
@@ -311,8 +311,7 @@ static bool is_left_out(const cJSON *allowed, const cJSON *tool)
 
     for (const cJSON *v = allowed ? allowed->child : NULL; v; v = v->next) {
         const cJSON *other = cJSON_IsObject(v) ? tree_member(v, "name") : NULL;
-        if (cJSON_IsString(name) && cJSON_IsString(other) &&
-            cJSON_Compare(name, other, true)) {
+        if (cJSON_IsString(name) && cJSON_IsString(other) && cJSON_Compare(name, other, true)) {
             return false;
         }
     }

@@ -99,12 +99,12 @@ static int put_message(struct input *in, cJSON *item, int i)
             m = k < 2 ? tree_add_message(t, roles[k]) : tree_add_system(t);
         }
     }
-    return m ? move_texts(t, m, item, "content", i)
-             : t->failed ? 0
-                         : err_set_param(t->e, ERR_INVALID, t->field,
-                                         "input[%d] has the role '%.40s'; user, assistant, system "
-                                         "and developer are allowed",
-                                         i, role->valuestring);
+    return m           ? move_texts(t, m, item, "content", i)
+           : t->failed ? 0
+                       : err_set_param(t->e, ERR_INVALID, t->field,
+                                       "input[%d] has the role '%.40s'; user, assistant, system "
+                                       "and developer are allowed",
+                                       i, role->valuestring);
 }
 
 /* Append the texts of a list of parts to the reasoning. */
@@ -194,7 +194,7 @@ static int put_item(struct input *in, cJSON *item, int i)
     if (json_is(type, "item_reference")) {
         return refuse_entry(t, i, " refers to an item, but this server stores none; send the item");
     }
-    /* Calls of tools that are left out, and their results: web_search_call and others. */
+    /* Calls of tools that are left out, and their results: web_search_call … */
     note_ignored(t->c->ignored, sizeof(t->c->ignored), type->valuestring);
     return 0;
 }

@@ -273,8 +273,7 @@ static bool system_to_user(struct translation *t, int first)
     return found;
 }
 
-int translated_read(struct completion *c, cJSON *chat, const struct api_context *ctx,
-                    struct err *e)
+int translated_read(struct completion *c, cJSON *chat, const struct api_context *ctx, struct err *e)
 {
     struct translation t = {.c = c, .ctx = ctx, .chat = chat, .e = e};
     int rc = chat_read(c, chat, ctx, e);

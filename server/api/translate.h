@@ -54,8 +54,7 @@ cJSON *tree_member(const cJSON *object, const char *name);
 /* The same, taken out of the object: the caller must add it elsewhere. */
 cJSON *tree_take(cJSON *object, const char *name);
 /* Move the member `from` of `object`, if there is one, to `to` as `name`. */
-void tree_move(struct translation *t, cJSON *object, const char *from, cJSON *to,
-               const char *name);
+void tree_move(struct translation *t, cJSON *object, const char *from, cJSON *to, const char *name);
 /* A new last message of this role. */
 cJSON *tree_add_message(struct translation *t, const char *role);
 /* A system message at the end; those that begin the conversation are one. Its content

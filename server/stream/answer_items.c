@@ -81,8 +81,7 @@ int answer_items_event(struct answer_items *s, const struct item_writer *w, stru
         buf_clear(&s->space);
         return open_item(s, w, b, state, ITEM_CALL, event);
     case ANSWER_ARGUMENTS:
-        return s->kind == ITEM_CALL && event->len ? w->piece(b, state, event->text, event->len)
-                                                  : 0;
+        return s->kind == ITEM_CALL && event->len ? w->piece(b, state, event->text, event->len) : 0;
     default:
         return s->kind == ITEM_CALL ? answer_items_close(s, w, b, state, false) : 0;
     }

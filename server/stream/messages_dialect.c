@@ -154,7 +154,8 @@ static int open_block(struct buf *b, void *state, const struct answer_event *eve
                            : "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
         break;
     default:
-        buf_puts(to, whole ? "{\"type\":\"text\",\"text\":\"" : "{\"type\":\"text\",\"text\":\"\"}");
+        buf_puts(to,
+                 whole ? "{\"type\":\"text\",\"text\":\"" : "{\"type\":\"text\",\"text\":\"\"}");
     }
     if (!whole) {
         PUT(b, "}\n\n");

@@ -368,16 +368,15 @@ static int responses_finish(struct buf *b, void *state, int32_t choice, enum fin
         s->items.n = 1;
         rc = open_output_item(b, state, &(struct answer_event){0});
     }
-    return rc ? rc
-              : answer_items_close(&s->items, &item_writer, b, state, finish != FINISH_STOP);
+    return rc ? rc : answer_items_close(&s->items, &item_writer, b, state, finish != FINISH_STOP);
 }
 
 static int responses_end(struct buf *b, void *state, const struct usage *usage)
 {
     struct responses_state *s = state;
-    const char *status = s->error                      ? "failed"
+    const char *status = s->error                     ? "failed"
                          : s->finish == FINISH_LENGTH ? "incomplete"
-                                                       : "completed";
+                                                      : "completed";
     char name[32] = "response.";
 
     if (s->info->whole) {

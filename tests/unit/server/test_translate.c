@@ -173,14 +173,15 @@ static void tools_and_choices_of_messages(void **state)
             "'description':'d','parameters':{'type':'object'}}},{'type':'function','function':{"
             "'name':'a','parameters':{},'strict':true}}],'parallel_tool_calls':false,"
             "'tool_choice':'required'}");
-    becomes(messages_translate,
-            "{" M "[{'role':'user','content':'hi'}],'tool_choice':{'type':'tool','name':'f'},"
-            "'thinking':{'type':'disabled'},'output_config':{'effort':'low','format':{'type':"
-            "'json_schema','schema':{'type':'object'}}},'chat_template_kwargs':{'thinking':1}}",
-            "{'messages':[" USER_HI "],'chat_template_kwargs':{'thinking':1,'enable_thinking':"
-            "false},'tool_choice':{'type':'function','function':{'name':'f'}},'reasoning_effort':'low',"
-            "'response_format':{'type':'json_schema','json_schema':{'name':'answer','schema':{"
-            "'type':'object'},'strict':true}}}");
+    becomes(
+        messages_translate,
+        "{" M "[{'role':'user','content':'hi'}],'tool_choice':{'type':'tool','name':'f'},"
+        "'thinking':{'type':'disabled'},'output_config':{'effort':'low','format':{'type':"
+        "'json_schema','schema':{'type':'object'}}},'chat_template_kwargs':{'thinking':1}}",
+        "{'messages':[" USER_HI "],'chat_template_kwargs':{'thinking':1,'enable_thinking':"
+        "false},'tool_choice':{'type':'function','function':{'name':'f'}},'reasoning_effort':'low',"
+        "'response_format':{'type':'json_schema','json_schema':{'name':'answer','schema':{"
+        "'type':'object'},'strict':true}}}");
 }
 
 static void what_messages_refuse(void **state)
@@ -200,8 +201,7 @@ static void what_messages_refuse(void **state)
             "text block without text");
     refused(how, "{" M "[{'role':'user','content':[{'type':'image','source':{}}]}]}", "messages",
             "of type 'image'");
-    refused(how,
-            "{" M "[{'role':'user','content':[{'type':'tool_result','content':'x'}]}]}",
+    refused(how, "{" M "[{'role':'user','content':[{'type':'tool_result','content':'x'}]}]}",
             "messages", "without tool_use_id");
     refused(how,
             "{" M "[{'role':'assistant','content':[{'type':'tool_use','id':'a','name':'b',"
@@ -382,8 +382,8 @@ static int parse(struct completion *c, enum api_kind api, const struct api_conte
                  const char *body, struct err *e)
 {
     char *text = quoted(body);
-    int rc = (api == API_MESSAGES ? messages_parse : responses_parse)(c, text, strlen(text), ctx,
-                                                                      e);
+    int rc =
+        (api == API_MESSAGES ? messages_parse : responses_parse)(c, text, strlen(text), ctx, e);
 
     free(text);
     return rc;
@@ -453,7 +453,8 @@ static void system_messages_that_the_template_refuses_become_marked_user_turns(v
     free(text);
     completion_release(&c);
     /* nor at the beginning */
-    assert_int_equal(parse(&c, API_RESPONSES, &ctx, "{'instructions':'never','input':'hi'}", &e), 0);
+    assert_int_equal(parse(&c, API_RESPONSES, &ctx, "{'instructions':'never','input':'hi'}", &e),
+                     0);
     completion_release(&c);
 }
 

@@ -10,8 +10,7 @@
 #include "server/api/json_fields.h"
 #include "server/stream/dialects.h"
 
-static const struct usage USAGE = {
-    .prompt_tokens = 10, .completion_tokens = 4, .cached_tokens = 6};
+static const struct usage USAGE = {.prompt_tokens = 10, .completion_tokens = 4, .cached_tokens = 6};
 
 /* An answer that is being made. */
 struct answer {
@@ -74,25 +73,26 @@ static void expect(struct answer *a, const char *golden)
 
 /* ---- messages ---- */
 
-#define MESSAGE_USAGE(out)                                        \
+#define MESSAGE_USAGE(out)                                             \
     "\"usage\":{\"input_tokens\":4,\"cache_creation_input_tokens\":0," \
     "\"cache_read_input_tokens\":6,\"output_tokens\":" out "}"
 #define EVENT(name, rest) "event: " name "\ndata: {\"type\":\"" name "\"" rest "}\n\n"
-#define MESSAGE_START                                                                              \
-    EVENT("message_start", ",\"message\":{\"id\":\"msg_1\",\"type\":\"message\",\"role\":"         \
-                           "\"assistant\",\"model\":\"m\\\"x\",\"content\":[],\"stop_reason\":"    \
-                           "null,\"stop_sequence\":null," MESSAGE_USAGE("4") "}")                  \
+#define MESSAGE_START                                                                           \
+    EVENT("message_start", ",\"message\":{\"id\":\"msg_1\",\"type\":\"message\",\"role\":"      \
+                           "\"assistant\",\"model\":\"m\\\"x\",\"content\":[],\"stop_reason\":" \
+                           "null,\"stop_sequence\":null," MESSAGE_USAGE("4") "}")               \
     EVENT("ping", "")
-#define MESSAGE_END(why, which)                                                             \
+#define MESSAGE_END(why, which)                                                               \
     EVENT("message_delta", ",\"delta\":{\"stop_reason\":\"" why "\",\"stop_sequence\":" which \
-                           "}," MESSAGE_USAGE("4"))                                         \
+                           "}," MESSAGE_USAGE("4"))                                           \
     EVENT("message_stop", "")
-#define DELTA(i, type, field, text)                                                             \
-    EVENT("content_block_delta",                                                                \
+#define DELTA(i, type, field, text) \
+    EVENT("content_block_delta",    \
           ",\"index\":" i ",\"delta\":{\"type\":\"" type "\",\"" field "\":\"" text "\"}")
 #define BLOCK_STOP(i) EVENT("content_block_stop", ",\"index\":" i)
-#define TEXT_START(i) \
-    EVENT("content_block_start", ",\"index\":" i ",\"content_block\":{\"type\":\"text\",\"text\":\"\"}")
+#define TEXT_START(i)            \
+    EVENT("content_block_start", \
+          ",\"index\":" i ",\"content_block\":{\"type\":\"text\",\"text\":\"\"}")
 
 static void a_streamed_message_is_a_block_between_start_and_stop(void **state)
 {
@@ -124,17 +124,16 @@ static void thinking_text_and_calls_are_blocks_of_their_own(void **state)
     event(&a, ANSWER_ARGUMENTS, "1}");
     event(&a, ANSWER_CALL_END, "");
     end(&a, FINISH_STOP, NULL, true);
-    expect(&a,
-           EVENT("content_block_start",
-                 ",\"index\":0,\"content_block\":{\"type\":\"thinking\",\"thinking\":\"\","
-                 "\"signature\":\"\"}") DELTA("0", "thinking_delta", "thinking", "hm")
-               DELTA("0", "signature_delta", "signature", "msg_1") BLOCK_STOP("0")
-                   EVENT("content_block_start",
-                         ",\"index\":1,\"content_block\":{\"type\":\"tool_use\",\"id\":"
-                         "\"toolu_7\",\"name\":\"look\",\"input\":{}}")
-                       DELTA("1", "input_json_delta", "partial_json", "{\\\"a\\\":")
-                           DELTA("1", "input_json_delta", "partial_json", "1}") BLOCK_STOP("1")
-                               MESSAGE_END("tool_use", "null"));
+    expect(&a, EVENT("content_block_start",
+                     ",\"index\":0,\"content_block\":{\"type\":\"thinking\",\"thinking\":\"\","
+                     "\"signature\":\"\"}") DELTA("0", "thinking_delta", "thinking", "hm")
+                   DELTA("0", "signature_delta", "signature", "msg_1") BLOCK_STOP("0")
+                       EVENT("content_block_start",
+                             ",\"index\":1,\"content_block\":{\"type\":\"tool_use\",\"id\":"
+                             "\"toolu_7\",\"name\":\"look\",\"input\":{}}")
+                           DELTA("1", "input_json_delta", "partial_json", "{\\\"a\\\":")
+                               DELTA("1", "input_json_delta", "partial_json", "1}") BLOCK_STOP("1")
+                                   MESSAGE_END("tool_use", "null"));
     release(&a);
 }
 
@@ -206,24 +205,25 @@ static void errors_of_messages_have_anthropics_form(void **state)
 
 /* ---- responses ---- */
 
-#define RESPONSE(status, details, output, usage)                                              \
-    "{\"id\":\"resp_1\",\"object\":\"response\",\"created_at\":5,\"completed_at\":null,"      \
-    "\"status\":\"" status "\",\"error\":null,\"incomplete_details\":" details                \
+#define RESPONSE(status, details, output, usage)                                         \
+    "{\"id\":\"resp_1\",\"object\":\"response\",\"created_at\":5,\"completed_at\":null," \
+    "\"status\":\"" status "\",\"error\":null,\"incomplete_details\":" details           \
     ",\"model\":\"m\\\"x\",\"output\":[" output "],\"store\":false,\"usage\":" usage "}"
-#define RESPONSE_USAGE                                                              \
-    "{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":6,\"cache_write_tokens\":0},"          \
-    "\"output_tokens\":4,\"output_tokens_details\":{\"reasoning_tokens\":0},"       \
+#define RESPONSE_USAGE                                                                             \
+    "{\"input_tokens\":10,\"input_tokens_details\":{\"cached_tokens\":6,\"cache_write_tokens\":0}" \
+    ","                                                                                            \
+    "\"output_tokens\":4,\"output_tokens_details\":{\"reasoning_tokens\":0},"                      \
     "\"total_tokens\":14}"
 #define NUMBERED(name, n, rest) EVENT(name, ",\"sequence_number\":" n rest)
-#define CREATED                                                                                 \
-    NUMBERED("response.created", "0",                                                           \
-             ",\"response\":" RESPONSE("in_progress", "null", "", "null"))                      \
-    NUMBERED("response.in_progress", "1",                                                       \
+#define CREATED                                                            \
+    NUMBERED("response.created", "0",                                      \
+             ",\"response\":" RESPONSE("in_progress", "null", "", "null")) \
+    NUMBERED("response.in_progress", "1",                                  \
              ",\"response\":" RESPONSE("in_progress", "null", "", "null"))
 #define PART(text) \
     "{\"type\":\"output_text\",\"text\":\"" text "\",\"annotations\":[],\"logprobs\":[]}"
-#define MESSAGE(status, content)                                                          \
-    "{\"id\":\"msg_1_0\",\"type\":\"message\",\"status\":\"" status                       \
+#define MESSAGE(status, content)                                    \
+    "{\"id\":\"msg_1_0\",\"type\":\"message\",\"status\":\"" status \
     "\",\"role\":\"assistant\",\"content\":[" content "]}"
 #define ABOUT(i, id) ",\"item_id\":\"" id "\",\"output_index\":" i
 #define CONTENT ",\"content_index\":0"
@@ -244,25 +244,24 @@ static void a_streamed_response_numbers_its_events(void **state)
                    NUMBERED("response.output_text.delta", "4",
                             ABOUT("0", "msg_1_0") CONTENT ",\"delta\":\"Hi\\n\",\"logprobs\":[]"));
     end(&a, FINISH_STOP, NULL, false);
-    expect(&a,
-           NUMBERED("response.output_text.done", "5",
-                    ABOUT("0", "msg_1_0") CONTENT ",\"text\":\"Hi\\n\",\"logprobs\":[]")
-               NUMBERED("response.content_part.done", "6",
-                        ABOUT("0", "msg_1_0") CONTENT ",\"part\":" PART("Hi\\n"))
-                   NUMBERED("response.output_item.done", "7",
-                            ",\"output_index\":0,\"item\":" MESSAGE("completed", PART("Hi\\n")))
-                       NUMBERED("response.completed", "8",
-                                ",\"response\":" RESPONSE(
-                                    "completed", "null", MESSAGE("completed", PART("Hi\\n")),
-                                    RESPONSE_USAGE)) "data: [DONE]\n\n");
+    expect(&a, NUMBERED("response.output_text.done", "5",
+                        ABOUT("0", "msg_1_0") CONTENT ",\"text\":\"Hi\\n\",\"logprobs\":[]")
+                   NUMBERED("response.content_part.done", "6",
+                            ABOUT("0", "msg_1_0") CONTENT ",\"part\":" PART("Hi\\n"))
+                       NUMBERED("response.output_item.done", "7",
+                                ",\"output_index\":0,\"item\":" MESSAGE("completed", PART("Hi\\n")))
+                           NUMBERED("response.completed", "8",
+                                    ",\"response\":" RESPONSE("completed", "null",
+                                                              MESSAGE("completed", PART("Hi\\n")),
+                                                              RESPONSE_USAGE)) "data: [DONE]\n\n");
     release(&a);
 }
 
-#define REASONING(status, content)                                                     \
+#define REASONING(status, content)                                                        \
     "{\"id\":\"rs_1_0\",\"type\":\"reasoning\",\"status\":\"" status "\",\"summary\":[]," \
     "\"content\":[" content "]}"
-#define CALLED(status, arguments)                                                          \
-    "{\"id\":\"fc_1_1\",\"type\":\"function_call\",\"status\":\"" status                   \
+#define CALLED(status, arguments)                                        \
+    "{\"id\":\"fc_1_1\",\"type\":\"function_call\",\"status\":\"" status \
     "\",\"call_id\":\"call_7\",\"name\":\"look\",\"arguments\":\"" arguments "\"}"
 #define THOUGHT "{\"type\":\"reasoning_text\",\"text\":\"hm\"}"
 
@@ -301,8 +300,7 @@ static void reasoning_and_calls_are_items(void **state)
                         ABOUT("1", "fc_1_1") ",\"call_id\":\"call_7\",\"name\":\"look\","
                                              "\"arguments\":\"{\\\"a\\\":1}\"")
                    NUMBERED("response.output_item.done", "11",
-                            ",\"output_index\":1,\"item\":" CALLED("completed",
-                                                                   "{\\\"a\\\":1}")));
+                            ",\"output_index\":1,\"item\":" CALLED("completed", "{\\\"a\\\":1}")));
     end(&a, FINISH_STOP, NULL, true);
     expect(&a, NUMBERED("response.completed", "12",
                         ",\"response\":" RESPONSE("completed", "null",
@@ -346,9 +344,10 @@ static void an_error_ends_a_response_as_failed(void **state)
     begin(&a, &responses_dialect, false);
     buf_clear(&a.b);
     assert_int_equal(responses_dialect.error(&a.b, a.state, 500, "lost \"it\""), 0);
-    assert_non_null(strstr(a.b.data, "event: error\ndata: {\"type\":\"error\",\"sequence_number\":2,"
-                                     "\"code\":\"server_error\",\"message\":\"lost \\\"it\\\"\","
-                                     "\"param\":null}\n\n"));
+    assert_non_null(strstr(a.b.data,
+                           "event: error\ndata: {\"type\":\"error\",\"sequence_number\":2,"
+                           "\"code\":\"server_error\",\"message\":\"lost \\\"it\\\"\","
+                           "\"param\":null}\n\n"));
     assert_non_null(strstr(a.b.data, "\"status\":\"failed\",\"error\":{\"code\":\"server_error\","
                                      "\"message\":\"lost \\\"it\\\"\"}"));
     release(&a);
