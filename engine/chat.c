@@ -166,10 +166,3 @@ size_t engine_chat_parser_bytes(const struct chat_parser *p)
 {
     return chat_parser_bytes(p);
 }
-
-int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
-                       struct grammar **ret, struct err *err)
-{
-    (void)e, (void)kind, (void)text, (void)len, (void)ret;
-    return err_set(err, ERR_UNSUPPORTED, "constrained output is not supported in this build");
-}

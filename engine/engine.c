@@ -206,6 +206,12 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++) {
         rc = plan_init(&e->plan[i], &e->config, err);
     }
+    if (rc == 0 && e->executor->masks) {
+        rc = masks_open(&e->masks, e->executor, &e->config, err);
+    }
+    if (rc == 0 && e->executor->masks) {
+        rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);
+    }
     if (rc == 0) {
         rc = inbox_init(&e->inbox, e->max_queue, err);
     }
@@ -358,6 +364,8 @@ void engine_free(struct engine *e)
     reaper_close(&e->reaper);
     sched_free(e->sched);
     packer_free(e->packer);
+    masks_free(e->masks);
+    grammars_free(e->grammars);
     for (size_t i = 0; i < ARRAY_LEN(e->plan); i++) {
         plan_release(&e->plan[i]);
     }
@@ -490,4 +498,11 @@ int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool sk
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len)
 {
     return tokenizer_bytes(e->tokenizer, id, ret_len);
+}
+
+int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
+                       struct grammar **ret, struct err *err)
+{
+    return e->grammars ? grammars_get(e->grammars, kind, text, len, ret, err)
+                       : err_set(err, ERR_UNSUPPORTED, "this device cannot constrain its output");
 }

@@ -49,11 +49,11 @@ struct gen_params {
     char **bad_word;       /* [n_bad_words] UTF-8; encoded at submit */
     int32_t *bad_word_len; /* [n_bad_words] as stop_len */
     int32_t n_bad_words;
+    /* every choice must be a sentence of it, unless it is cut short; NULL: any text. A
+     * reference, of engine_grammar_new */
+    struct grammar *grammar;
     /* separates its prefix-cache entries from those of other salts */
     char *cache_salt; /* or NULL */
-    /* what the generated text must be a sentence of (constrain.h): a reference; NULL:
-     * anything */
-    struct grammar *grammar;
 };
 /* Parameters shared by the prompts of one HTTP request, with what is derived from them
  * once for all. Immutable except for `words`, which the first engine_submit encodes; so

@@ -31,7 +31,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 8
+#define BACKEND_ABI 9
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -229,6 +229,12 @@ struct backend_ops {
      * called. False: call them; the backend may record them. A backend serves one
      * model, so the batch alone identifies the graph. (optional) */
     bool (*replay)(struct backend *b, const struct batch *batch);
+    /* The late masks of a step, as executor.h says: mask[n] for all micro-batches of the
+     * step, maybe before it has begun. Those of two steps are kept. `sample` waits for
+     * them where a row has one. NULL: it never waits again. Any thread, one at a time.
+     * ERR_INVALID: more than max_seqs, or the vocabulary is unknown. */
+    int (*masks)(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+                 struct err *e);
     /* Everything of the step is enqueued (async) or done. */
     int (*step_end)(struct backend *b, struct err *e);
     /* Results of the oldest step not yet waited for. The arrays of `ret` hold until the

@@ -89,6 +89,17 @@ struct sample_row {
     /* first word of the row's mask in batch.mask_word, one bit per id: id t is bit t %
      * 32 of word t / 32, and 0 bans it; -1: no mask */
     int32_t mask_first;
+    /* number of the row's late mask, from 1, which bans tokens beside the other one; 0:
+     * none */
+    int32_t late_mask;
+};
+
+/* A mask that arrives after its step was launched, because the tokens that it follows
+ * from were not known before. */
+struct late_mask {
+    /* [mask_words] bits as of batch.mask_word, read during the call only; NULL: every
+     * id is allowed */
+    const uint32_t *word;
 };
 
 /* Words of a mask over `vocab` ids. */
@@ -152,6 +163,8 @@ struct batch {
     const struct token_bias *token_bias; /* [n_token_bias] of all rows, by bias_first */
     const uint32_t *mask_word;           /* [n_mask_word] of all rows, by mask_first */
     int32_t n_token_bias, n_mask_word;   /* lengths */
+    /* late masks, at most one a sequence: the sampling rows wait until all have arrived */
+    int32_t n_late_mask;
 };
 
 /* results.token where no token could be sampled. */

@@ -51,6 +51,8 @@
  *  S8  RUNNING and SWAPPED groups have their memory, and so have WAITING groups that
  *      have started; ENDED ones may have it; nothing else was taken from the regions
  *  S9  resume_need of a SWAPPED group, once counted, is what it needs to resume
+ *  S10 n_held of a constraint_node counts the sequences that hold it, which are LIVE, of
+ *      one group that has not ended, and have generated what the node has read
  */
 #ifndef QUIRE_ENGINE_SCHED_SCHED_H
 #define QUIRE_ENGINE_SCHED_SCHED_H

@@ -2,6 +2,7 @@
  * everything. */
 #include <string.h>
 
+#include "engine/sched/decode/constrained.h"
 #include "engine/sched/sched_impl.h"
 
 /* Add `sign` to mark[block] for every entry of every table of the list. */
@@ -145,6 +146,42 @@ static const char *check_swapped(struct sched *s)
         }
     }
     return NULL;
+}
+
+/* A node is held by sequences of one group alone. */
+static bool nodes_match(const struct group *g)
+{
+    for (int32_t i = 0; i < g->n_seqs; i++) {
+        const struct constraint_node *node = g->seq[i].constraint;
+        int32_t n_held = 0;
+        if (!node) {
+            continue;
+        }
+        for (int32_t k = 0; k < g->n_seqs; k++) {
+            n_held += g->seq[k].constraint == node;
+        }
+        if (g->seq[i].state != SEQ_LIVE || g->state == GROUP_ENDED || n_held != node->n_held ||
+            node->n_read > g->seq[i].n_out) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static const char *check_constraints(const struct sched *s)
+{
+    const struct group_list *const list[] = {&s->running, &s->swapped, &s->ended};
+    bool match = true;
+
+    for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+        for (const struct group *g = list[i]->first; g; g = g->next) {
+            match = match && nodes_match(g);
+        }
+    }
+    for (int32_t i = 0; i < s->n_waiting; i++) {
+        match = match && nodes_match(s->waiting[i]);
+    }
+    return match ? NULL : "S10: a grammar's state is not held by those who share it";
 }
 
 static const char *check_reservations(const struct sched *s)
@@ -312,6 +349,9 @@ const char *sched_check(struct sched *s, const struct plan *p)
     }
     if (!wrong) {
         wrong = check_swapped(s);
+    }
+    if (!wrong) {
+        wrong = check_constraints(s);
     }
     if (!wrong && p && p->step > 0) {
         wrong = check_plan(s, p);

@@ -152,6 +152,8 @@ struct sched {
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
     int32_t n_in_flight;                   /* of these */
 
+    struct constraint_node *dropped; /* states of grammars that no sequence holds any more */
+
     struct sched_counts counted; /* its counters; gauges are filled by sched_counts */
 };
 

@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "engine/sched/decode/constrained.h"
 #include "engine/sched/sched_impl.h"
 
 int32_t take_block(struct sched *s)
@@ -68,6 +69,11 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     child->sample_step = parent->sample_step;
     child->sample_row = parent->sample_row;
     child->cum_logprob = parent->cum_logprob;
+    child->constraint_end = CONSTRAINT_GOES_ON;
+    child->constraint = parent->constraint;
+    if (child->constraint) {
+        child->constraint->n_held++;
+    }
     struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
     for (int32_t i = 0; i < parent->n_blocks; i++) {
         kvpool_ref(pool, parent->block[i]);

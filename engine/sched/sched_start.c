@@ -149,6 +149,8 @@ bool group_start(struct sched *s, struct group *g)
     }
     g->seq[0].state = g->first.state;
     g->seq[0].chain = g->first.chain; /* as looked up in the prefix cache */
+    g->seq[0].constraint = g->first.constraint;
+    g->first.constraint = NULL;
     if (g->beam && g->text_start) {
         g->beam->text->piece = &s->text;
         g->beam->text->live[0] = (struct text_state){.detok = *g->text_start};
@@ -164,6 +166,7 @@ void group_end_memory(struct sched *s, struct group *g)
     regions_give(&s->regions, g->memory, g->n_bytes);
     g->memory = NULL;
     g->beam = NULL;
+    g->first.constraint = g->seq[0].constraint;
     g->seq = &g->first;
     g->n_seqs = 1;
 }

@@ -42,9 +42,16 @@
 
 enum group_state { GROUP_NEW, GROUP_WAITING, GROUP_RUNNING, GROUP_SWAPPED, GROUP_ENDED };
 enum seq_state { SEQ_UNBORN, SEQ_LIVE, SEQ_DONE };
+enum constraint_end {
+    CONSTRAINT_GOES_ON,
+    CONSTRAINT_SENTENCE, /* its grammar admits nothing behind its tokens */
+    CONSTRAINT_REFUSED,  /* a token was sampled that the grammar does not allow */
+    CONSTRAINT_COSTLY,   /* the next mask needs too much work or memory */
+};
 
 struct sched_config;
 struct beam;
+struct constraint_node;
 
 struct seq {
     struct group *group; /* that it belongs to */
@@ -70,6 +77,12 @@ struct seq {
     int32_t sample_row;   /* and the sampling row there */
 
     double cum_logprob; /* beams: sum over the generated tokens */
+
+    /* The state of its grammar (decode/constrained.h), in which it holds a share; NULL:
+     * it has none, or is not LIVE. */
+    struct constraint_node *constraint;
+    /* enum constraint_end: why the next commit ends it, whatever was sampled */
+    int32_t constraint_end;
 };
 
 /* Token sequences that must not be generated (bad_words), encoded by the caller: word i

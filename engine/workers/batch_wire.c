@@ -6,7 +6,7 @@
 #include "engine/sched/decode/pack_impl.h" /* PACK_RUNS */
 #include "engine/workers/batch_copy.h"
 
-enum { WIRE_MAGIC = 0x51425732, ALIGN = 16 };
+enum { WIRE_MAGIC = 0x51425733, ALIGN = 16 };
 
 /* The counts of struct batch, and which of its arrays follow (bit i: the i-th). */
 struct head {
@@ -14,7 +14,7 @@ struct head {
     uint64_t step;
     int32_t n_swap_out, n_swap_in, n_copy, n_table_update, n_table_block;
     int32_t n_tokens, n_seqs, n_decode, n_logits, n_samples;
-    int32_t n_token_bias, n_mask_word;
+    int32_t n_token_bias, n_mask_word, n_late_mask;
 };
 
 #define HEAD_NUMBERS(X) \
@@ -30,7 +30,8 @@ struct head {
     X(n_logits)         \
     X(n_samples)        \
     X(n_token_bias)     \
-    X(n_mask_word)
+    X(n_mask_word)          \
+    X(n_late_mask)
 
 static size_t padded(size_t n_bytes)
 {
@@ -104,7 +105,8 @@ static bool valid_counts(const struct batch *b, const struct executor_info *x)
 {
     bool memory = b->n_swap_out >= 0 && b->n_swap_in >= 0 && b->n_copy >= 0 &&
                   b->n_table_update >= 0 && b->n_table_block >= 0;
-    bool side = b->n_token_bias >= 0 && b->n_mask_word >= 0;
+    bool side = b->n_token_bias >= 0 && b->n_mask_word >= 0 &&
+                in_range(b->n_late_mask, 0, (int64_t)x->max_num_seqs + 1);
 
     return memory && side && in_range(b->n_tokens, 0, (int64_t)x->max_num_batched_tokens + 1) &&
            in_range(b->n_seqs, 0, (int64_t)x->max_num_seqs + 1) &&
@@ -190,6 +192,7 @@ static bool valid_sample(const struct sample_row *s, const struct batch *b,
            in_range(s->position, 0, (int64_t)x->max_len + 1) &&
            in_range(s->n_prompt, 0, (int64_t)x->max_len + 1) &&
            in_slice(s->bias_first, s->n_bias, b->n_token_bias) &&
+           in_range(s->late_mask, 0, (int64_t)b->n_late_mask + 1) &&
            (s->mask_first == -1 || in_slice(s->mask_first, mask_words(x->vocab), b->n_mask_word));
 }
 

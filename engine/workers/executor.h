@@ -41,6 +41,12 @@ struct executor {
     /* Waits for the oldest outstanding launch. The arrays of `ret` are valid until the
      * next wait but one. */
     int (*wait)(struct executor *x, struct results *ret, struct err *e);
+    /* Gives a launched step its late masks: mask[n], where n is the batch's n_late_mask,
+     * once the results of the step before were waited for. The step samples no row with
+     * a late mask before. `mask` NULL: none will come any more, now or later, and rows
+     * are sampled without. Any thread, one at a time. (optional: no step has any) */
+    int (*masks)(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
+                 struct err *e);
     void (*free)(struct executor *x); /* drops outstanding launches */
     /* Called now and then while no step runs: 0, or ERR_DEVICE and why the executor can
      * no longer compute. (optional) */

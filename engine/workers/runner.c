@@ -187,10 +187,22 @@ static int threaded_wait(struct executor *x, struct results *ret, struct err *e)
 
 /* ---- start and stop ---- */
 
+/* Only the last stage samples. */
+static int runner_masks(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
+                        struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+
+    return model_is_last(r->model) ? r->backend->ops->masks(r->backend, step, mask, n, e) : 0;
+}
+
 static void runner_free(struct executor *x)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
 
+    if (x->masks) { /* a step may wait for its masks */
+        x->masks(x, 0, NULL, 0, NULL);
+    }
     if (r->threaded) {
         pthread_mutex_lock(&r->lock);
         r->stopping = true;
@@ -382,6 +394,7 @@ static int runner_start(struct runner *r, struct err *e)
     bool direct = (r->backend->async && n_stages(r) == 1) || (r->place && r->place->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
+    x->masks = r->backend->ops->masks ? runner_masks : NULL;
     if (direct) {
         return 0;
     }

@@ -29,6 +29,7 @@ static const struct backend_ops cpu_ops = {
     .scratch = cpu_scratch,
     .kv_create = cpu_kv_create,
     .step_begin = cpu_step_begin,
+    .masks = cpu_masks,
     .step_end = cpu_step_end,
     .step_wait = cpu_step_wait,
     .embed = cpu_embed,

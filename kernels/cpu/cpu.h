@@ -25,6 +25,7 @@
 #include "config/base/limits.h"
 #include "kernels/backend.h"
 #include "kernels/comm/stage_tokens.h"
+#include "kernels/cpu/late_masks.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd/kernels.h"
 
@@ -105,6 +106,7 @@ struct cpu_backend {
     /* batches begun and waited for; those of number i use results[i % CPU_RESULTS] */
     uint64_t n_begun, n_waited;
     struct stage_tokens tokens; /* sampled in this step and in the one before */
+    struct late_masks late;     /* of this step and of the next one */
     struct err failed;          /* first failure, sticky; code 0: none */
 };
 
@@ -152,6 +154,8 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e);
 void cpu_steps_release(struct cpu_backend *c);
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 int cpu_step_end(struct backend *b, struct err *e);
+int cpu_masks(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+              struct err *e);
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* Where the step under way writes its results. */
 struct cpu_results *cpu_results_now(struct cpu_backend *c);

@@ -38,8 +38,16 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e)
         r->logprob = cpu_alloc(c, n * sizeof(*r->logprob));
         ok = ok && r->token && r->logprob != NULL;
     }
-    return ok ? stage_tokens_init(&c->tokens, c->config.pipeline, c->config.max_samples, e)
-              : err_nomem(e, "block tables and results");
+    int rc = ok ? late_masks_init(&c->late, c->config.max_seqs, c->config.vocab, e)
+                : err_nomem(e, "block tables and results");
+    return rc < 0 ? rc
+                  : stage_tokens_init(&c->tokens, c->config.pipeline, c->config.max_samples, e);
+}
+
+int cpu_masks(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+              struct err *e)
+{
+    return late_masks_put(&cpu_of(b)->late, step, mask, n, e);
 }
 
 void cpu_steps_release(struct cpu_backend *c)
@@ -49,6 +57,7 @@ void cpu_steps_release(struct cpu_backend *c)
         free(c->results[i].top_logprob);
     }
     stage_tokens_release(&c->tokens);
+    late_masks_release(&c->late);
     free(c->arena);
 }
 

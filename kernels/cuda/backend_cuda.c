@@ -367,6 +367,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.rows = cuda_rows(c, logits);
     a.greedy = c->greedy;
     a.deterministic = c->config.deterministic;
+    cuda_late_wait(c);
     if (c->ranks) {
         cuda_rank_sample(c, &a);
     } else {
@@ -435,6 +436,7 @@ static void cuda_free(struct backend *b)
         return;
     }
     struct cuda_backend *c = cuda_of(b);
+    cuda_late_give_up(c);
     if (c->stream) {
         cuda_wait_stream(c);
     }
@@ -467,6 +469,7 @@ static const struct backend_ops ops = {
     .kv_create = cuda_kv_create,
     .ready = cuda_ready,
     .step_begin = cuda_step_begin,
+    .masks = cuda_masks,
     .replay = cuda_replay,
     .step_end = cuda_step_end,
     .step_wait = cuda_step_wait,

@@ -199,7 +199,7 @@ int field_has_nul(const char *name, struct err *e);
 field_reader read_later;
 /* Readers of single values (api_values.c) and of lists (api_lists.c). */
 field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k,
-    read_seed, read_cache_salt, read_request_id, read_suffix, read_top_logprobs, read_object,
+    read_seed, read_cache_salt, read_request_id, read_suffix, read_top_logprobs, read_any_object,
     read_list, read_tool_choice, read_word, read_modalities;
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words,
     read_logit_bias, read_stream_options;

@@ -272,7 +272,7 @@ static const struct field completion_rows[] = {
      AT(continue_final_message),
      .given = -1,
      .help = "Continue the last message instead of starting a turn."},
-    ROW_CHAT("chat_template_kwargs", read_object, "{\"type\":\"object\"}",
+    ROW_CHAT("chat_template_kwargs", read_any_object, "{\"type\":\"object\"}",
              "Further variables for the chat template."),
     ROW_CHAT("tools", read_list,
              "{\"type\":\"array\",\"maxItems\":512,\"items\":{\"type\":\"object\",\"required\":["
@@ -309,9 +309,9 @@ static const struct field completion_rows[] = {
              "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1,\"items\":{\"const\":"
              "\"text\"}}",
              "Answers are text."),
-    ROW_CHAT("prediction", read_object, "{\"type\":\"object\"}",
+    ROW_CHAT("prediction", read_any_object, "{\"type\":\"object\"}",
              "Accepted: a guess of the answer changes nothing in it."),
-    ROW_CHAT("metadata", read_object, "{\"type\":\"object\"}", "Accepted, but not stored."),
+    ROW_CHAT("metadata", read_any_object, "{\"type\":\"object\"}", "Accepted, but not stored."),
     {.name = "store",
      .type = FIELD_BOOL,
      .only = ROUTE_CHAT,

@@ -172,7 +172,7 @@ int read_top_logprobs(void *ret, const struct field *f, const cJSON *v,
                          ctx->max_logprobs, e);
 }
 
-int read_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+int read_any_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
                 struct err *e)
 {
     (void)ret, (void)ctx;

@@ -20,9 +20,11 @@ FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-w", "-I."]
 SOURCES = [
     "config/base/base.c",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "engine/sched").rglob("*.c")),
+    "engine/loop/masks.c",
     "engine/output/emit.c",
+    "engine/workers/batch_copy.c",
     "engine/workers/batch_wire.c",
-    *(f"tests/sim/{n}.c" for n in "toy oracle many scenario reference world shrink oracle_runs".split()),
+    *(f"tests/sim/{n}.c" for n in "toy language oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
 # What the sources above need besides each other: the tokenizer that turns beams into text. Built by make.
@@ -140,7 +142,7 @@ MUTANTS = [
     ("a beam's score forgets its length", "engine/sched/decode/beam.c", "h.score = x.cum_logprob / pow(n_out, (double)p->length_penalty);", "h.score = x.cum_logprob;"),
     ("hypotheses of any rank count", "engine/sched/decode/beam.c", "} else if (rank < b->width) {", "} else {"),
     ("the search ends with the first k hypotheses", "engine/sched/decode/beam.c", "if (p->early_stopping == 1) {", "if (true) {"),
-    ("tokens are agreed while beams disagree", "engine/sched/decode/beam.c", "while (b->n_sent < b->n || (!b->reporting && b->node[b->agreed].n_children == 1)) {", "while (b->n_sent < b->n ||\n           (!b->reporting && b->node[b->agreed].n_children >= 1 &&\n            b->node[b->agreed].child_xor > 0 && b->node[b->agreed].child_xor < b->n_used)) {"),
+    ("tokens are agreed while beams disagree", "engine/sched/decode/beam.c", "while (b->n_sent < b->n || (on && b->node[b->agreed].n_children == 1)) {", "while (b->n_sent < b->n ||\n           (on && b->node[b->agreed].n_children >= 1 &&\n            b->node[b->agreed].child_xor > 0 && b->node[b->agreed].child_xor < b->n_used)) {"),
     ("forked beams append twice", "engine/sched/decode/beam.c", "append_choice(c, g, child, x, parent_node[x->from], sample_row_of(&it[x->from]));", "append_choice(c, g, b->live[x->from], x, parent_node[x->from], sample_row_of(&it[x->from]));"),
 ]
 

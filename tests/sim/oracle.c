@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "config/base/limits.h"
+#include "engine/workers/batch_copy.h"
 #include "tests/sim/toy.h"
 
 enum { ANSWERS = 4 }; /* results kept: of steps in flight, and the one being read */
@@ -39,7 +40,15 @@ struct oracle {
     struct answer answer[ANSWERS];
     struct sampled sampled[2]; /* of the current step and the one before */
     int32_t microbatch;        /* micro-batch launched last */
-    uint64_t step, launched, waited, fail_at;
+    uint64_t step, launched, executed, waited, fail_at;
+    /* Launches not executed yet, because they or one before wait for masks; that of
+     * number i in pending[i % ANSWERS]. */
+    struct batch_copy pending[ANSWERS];
+    struct err failed; /* why one of them could not be executed */
+    /* The late masks of the step that waits for them, or of one still to be launched. */
+    uint64_t mask_step;
+    int32_t n_masks;
+    uint32_t *mask; /* [max_num_seqs * words] */
 };
 
 #define REFUSE(...) return err_set(e, ERR_DEVICE, __VA_ARGS__)
@@ -142,14 +151,14 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         if (!before || before->token < 0) {
             REFUSE("position %d is computed on one that was never written", position);
         }
-        if (before->launch == o->launched && t == b->q_start[seq]) {
+        if (before->launch == o->executed && t == b->q_start[seq]) {
             REFUSE("position %d is computed on what another sequence writes in the same step",
                    position);
         }
         context = before->context;
     }
     o->device[b->slot[t]] =
-        (struct cell){.token = token, .context = toy_read(context, token), .launch = o->launched};
+        (struct cell){.token = token, .context = toy_read(context, token), .launch = o->executed};
     return 0;
 }
 
@@ -257,7 +266,7 @@ static bool right_row(const struct oracle *o, const struct batch *b, const struc
     bool mask =
         r->mask_first == -1 || (r->mask_first >= 0 && r->mask_first <= b->n_mask_word - words);
 
-    return mask && r->row >= 0 && r->row < o->base.info.max_num_seqs && r->position >= 0 &&
+    return mask && r->late_mask >= 0 && r->late_mask <= b->n_late_mask && r->row >= 0 && r->row < o->base.info.max_num_seqs && r->position >= 0 &&
            r->position <= o->base.info.max_len && r->bias_first >= 0 &&
            r->n_bias <= b->n_token_bias - r->bias_first;
 }
@@ -295,6 +304,12 @@ static int process(const struct oracle *o, const struct batch *b, const struct s
     }
     for (int32_t t = 0; t < vocab && r->mask_first >= 0; t++) {
         if (!(b->mask_word[r->mask_first + t / 32] >> t % 32 & 1)) {
+            logit[t] = -INFINITY;
+        }
+    }
+    const uint32_t *late = o->mask + (int64_t)(r->late_mask - 1) * mask_words(vocab);
+    for (int32_t t = 0; t < vocab && r->late_mask > 0; t++) {
+        if (!(late[t / 32] >> t % 32 & 1)) {
             logit[t] = -INFINITY;
         }
     }
@@ -376,14 +391,10 @@ static void keep_sampled(struct oracle *o, const struct batch *b, const struct a
 
 /* ---- the executor ---- */
 
-static int oracle_launch(struct executor *x, const struct batch *b, struct err *e)
+static int execute(struct oracle *o, const struct batch *b, struct err *e)
 {
-    struct oracle *o = (struct oracle *)x;
-    struct answer *a = &o->answer[(o->launched + 1) % ANSWERS];
+    struct answer *a = &o->answer[(o->executed + 1) % ANSWERS];
 
-    if (o->launched - o->waited > (uint64_t)x->info.depth) {
-        REFUSE("more steps in flight than the executor's depth allows");
-    }
     if (check_shape(o, b, e) < 0 || move_blocks(o, b, e) < 0 || update_tables(o, b, e) < 0 ||
         check_lcp(o, b, e) < 0) {
         return ERR_DEVICE;
@@ -401,7 +412,64 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
     keep_sampled(o, b, a);
     o->step = b->step;
     o->microbatch = b->microbatch;
+    o->executed++;
+    return 0;
+}
+
+/* Execute launches, in order, up to one whose masks are not there. */
+static int execute_ready(struct oracle *o, struct err *e)
+{
+    while (o->executed < o->launched) {
+        const struct batch *b = &o->pending[o->executed % ANSWERS].batch;
+        if (b->n_late_mask > 0 && o->mask_step != b->step) {
+            return 0;
+        }
+        if (b->n_late_mask > 0 && o->n_masks != b->n_late_mask) {
+            REFUSE("step %llu has %d late masks, and %d came", (unsigned long long)b->step,
+                   b->n_late_mask, o->n_masks);
+        }
+        if (execute(o, b, e) < 0) {
+            return ERR_DEVICE;
+        }
+    }
+    return 0;
+}
+
+static int oracle_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct oracle *o = (struct oracle *)x;
+
+    if (o->launched - o->waited > (uint64_t)x->info.depth) {
+        REFUSE("more steps in flight than the executor's depth allows");
+    }
+    if (batch_copy_set(&o->pending[o->launched % ANSWERS], b, e) < 0) {
+        return ERR_NOMEM;
+    }
     o->launched++;
+    return execute_ready(o, e);
+}
+
+static int oracle_masks(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
+                        struct err *e)
+{
+    struct oracle *o = (struct oracle *)x;
+    size_t words = (size_t)mask_words(x->info.vocab);
+
+    if (!mask || n < 1 || n > x->info.max_num_seqs || step <= o->step || step == o->mask_step) {
+        REFUSE("masks that no step waits for");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t *to = o->mask + (size_t)i * words;
+        memset(to, -1, words * sizeof(*to));
+        if (mask[i].word) {
+            memcpy(to, mask[i].word, words * sizeof(*to));
+        }
+    }
+    o->mask_step = step;
+    o->n_masks = n;
+    if (execute_ready(o, &o->failed) < 0) {
+        o->failed.code = ERR_DEVICE;
+    }
     return 0;
 }
 
@@ -411,6 +479,13 @@ static int oracle_wait(struct executor *x, struct results *ret, struct err *e)
 
     if (o->waited == o->launched) {
         REFUSE("nothing is in flight");
+    }
+    if (o->failed.code < 0) {
+        *e = o->failed;
+        return ERR_DEVICE;
+    }
+    if (o->waited == o->executed) {
+        REFUSE("a step is waited for that has no masks yet");
     }
     const struct answer *a = &o->answer[++o->waited % ANSWERS];
     *ret = (struct results){.step = a->step,
@@ -432,7 +507,9 @@ static void oracle_free(struct executor *x)
         free(o->answer[i].logprob);
         free(o->answer[i].top);
         free(o->answer[i].top_logprob);
+        batch_copy_release(&o->pending[i]);
     }
+    free(o->mask);
     for (int i = 0; i < 2; i++) {
         free(o->sampled[i].token);
     }
@@ -459,7 +536,8 @@ static bool allocate(struct oracle *o, const struct oracle_config *c)
     o->device = filled((int64_t)c->n_blocks * c->block_size, sizeof(*o->device));
     o->host = filled((int64_t)c->n_host_blocks * c->block_size, sizeof(*o->host));
     o->table = filled((int64_t)c->max_num_seqs * o->table_width, sizeof(*o->table));
-    bool there = o->device && o->host && o->table;
+    o->mask = filled((int64_t)c->max_num_seqs * mask_words(c->vocab), sizeof(*o->mask));
+    bool there = o->device && o->host && o->table && o->mask;
     for (int i = 0; i < ANSWERS; i++) {
         struct answer *a = &o->answer[i];
         a->token = malloc(samples * sizeof(*a->token));
@@ -482,7 +560,8 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
     if (!o) {
         return err_nomem(e, "the oracle");
     }
-    o->base = (struct executor){.launch = oracle_launch, .wait = oracle_wait, .free = oracle_free};
+    o->base = (struct executor){
+        .launch = oracle_launch, .wait = oracle_wait, .masks = oracle_masks, .free = oracle_free};
     o->base.info = (struct executor_info){.vocab = c->vocab,
                                           .max_len = c->max_len,
                                           .n_blocks = c->n_blocks,

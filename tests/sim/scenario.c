@@ -275,9 +275,24 @@ static void slow_reader(struct scenario *s, struct rng *r)
     }
 }
 
+/* In some runs, some requests are constrained. */
+static void languages(struct scenario *s, struct rng *r)
+{
+    int32_t percent = rng_chance(r, 60) ? 0 : rng_range(r, 20, 100);
+
+    s->late_delivery = rng_chance(r, 50);
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        struct sim_request *q = &s->request[i];
+        bool bound = rng_chance(r, percent);
+        q->language = bound ? rng_next(r) | 1 : 0;
+        /* which tokens beams had agreed on before depends on what the client has read */
+        q->language_fails = rng_chance(r, 50) && q->beam_width == 0;
+    }
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
-    struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead};
+    struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead}, speaking = {seed ^ 0x1a9};
 
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
@@ -300,6 +315,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
     }
     random_pins(ret, &marching);
     slow_reader(ret, &reading);
+    languages(ret, &speaking);
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
@@ -393,6 +409,10 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
     for (int32_t k = 0; k < q->n_stop; k++) {
         fprintf(out, ", stop string [%d %d]", q->stop[k][0], q->stop[k][1]);
     }
+    if (q->language) {
+        fprintf(out, ", language %llx%s", (unsigned long long)q->language,
+                q->language_fails ? " (fails)" : "");
+    }
     fputc('\n', out);
 }
 
@@ -410,11 +430,11 @@ void scenario_print(const struct scenario *s, FILE *out)
             "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
             "%lld us, timeouts %lld "
             "%lld us, NaN "
-            "from step %llu, %d groups started at most, in %lld bytes, portion %d\n",
+            "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d\n",
             c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
             (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
             (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
-            (long long)c->group_bytes, s->portion);
+            (long long)c->group_bytes, s->portion, s->late_delivery);
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);

@@ -197,6 +197,7 @@ static struct sample_row make_sample_row(struct packer *p, struct batch *b,
         .bias_first = p->bias_first,
         .n_bias = p->n_bias,
         .mask_first = p->mask_first,
+        .late_mask = q->constraint ? ++b->n_late_mask : 0,
     };
 }
 

@@ -211,6 +211,7 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, status, "results of a step");
     }
     int rc = k->max_logits > 0 && k->vocab > 0 ? work_reserve(c, k->max_logits, k->vocab, e) : 0;
+    rc = rc == 0 ? cuda_late_init(c, e) : rc;
     return rc < 0 ? rc : staging_open(c, e);
 }
 
@@ -219,6 +220,7 @@ void cuda_steps_release(struct cuda_backend *c)
     graphs_drop(c);
     staging_release(c);
     cudaFree(c->sample.work);
+    cuda_late_release(c);
     for (int i = 0; i < STEP_RING; i++) {
         struct cuda_step *s = &c->step[i];
         if (s->begun) {
@@ -372,8 +374,17 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
         }
     }
     int64_t most = c->arrays.slot_token ? (int64_t)k->max_blocks_per_seq * c->kv.block_size : 0;
+    if (b->n_late_mask < 0 || (c->late.flags ? b->n_late_mask > c->late.most
+                                             : b->n_late_mask > 0 && !c->config.pipeline)) {
+        return err_set(e, ERR_INVALID, "cuda: step %llu has %d late masks; there is room for %d",
+                       (unsigned long long)b->step, b->n_late_mask, c->late.most);
+    }
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
+        if (s->late_mask < 0 || s->late_mask > b->n_late_mask) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: a late mask out of range",
+                           (unsigned long long)b->step);
+        }
         if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
             return err_set(e, ERR_INVALID, "cuda: step %llu: penalties of tokens out of range",
                            (unsigned long long)b->step);
@@ -416,6 +427,8 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->n_table_update = b->n_table_update;
     h->n_windows = c->n_windows;
     h->top_stride = s->top_stride;
+    h->step = b->step;
+    h->n_late_mask = b->n_late_mask;
     h->result_token = s->token;
     h->result_logprob = s->logprob;
     h->result_top_token = s->top_token;
@@ -472,6 +485,8 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     }
     c->batch = b;
     c->greedy = batch_greedy(&b) && !c->config.deterministic;
+    c->late_mask = b.n_late_mask > 0;
+    c->late_waited = false;
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
     c->padded = MAX(c->padded, b.n_tokens);
@@ -515,7 +530,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 {
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
-            c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared) {
+            c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared &&
+            c->graph[i].late_mask == c->late_mask) {
             return &c->graph[i];
         }
     }
@@ -528,8 +544,11 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
         c->graph = grown;
         c->graphs_cap = cap;
     }
-    c->graph[c->n_graphs] = (struct cuda_graph){
-        .rows = rows, .greedy = c->greedy, .topk_merge = c->topk_merge, .shared = c->shared};
+    c->graph[c->n_graphs] = (struct cuda_graph){.rows = rows,
+                                                .greedy = c->greedy,
+                                                .topk_merge = c->topk_merge,
+                                                .shared = c->shared,
+                                                .late_mask = c->late_mask};
     return &c->graph[c->n_graphs++];
 }
 

@@ -55,6 +55,7 @@ static struct example *example(void)
                    {.logits_row = 1,
                     .kind = SAMPLE_CANDIDATES,
                     .n_candidates = 8,
+                    .late_mask = 2,
                     .row = 3,
                     .n_prompt = 9,
                     .position = 10},
@@ -89,6 +90,7 @@ static struct example *example(void)
                          .sample = x.sample,
                          .token_bias = x.bias,
                          .n_token_bias = 1,
+                         .n_late_mask = 2,
                          .mask_word = x.mask,
                          .n_mask_word = 2};
     return &x;
@@ -199,10 +201,14 @@ static void what_does_not_exist_is_refused(void **state)
     REFUSED(x->sample[1].n_prompt = -1, "sampling row");
     REFUSED(x->sample[1].mask_first = 1, "sampling row");
     REFUSED(x->sample[1].mask_first = -2, "sampling row");
+    REFUSED(x->sample[1].late_mask = 3, "sampling row");
+    REFUSED(x->sample[1].late_mask = -1, "sampling row");
     REFUSED(x->sample[2].bias_first = 1, "sampling row");
     REFUSED(x->sample[2].target = 50, "sampling row");
     REFUSED(x->bias[0].token = 50, "sampling row");
     REFUSED(x->b.n_decode = 3, "is not a batch");
+    REFUSED(x->b.n_late_mask = -1, "is not a batch");
+    REFUSED(x->b.n_late_mask = 5, "is not a batch");
     REFUSED(x->info.max_num_seqs = 1, "is not a batch");
     REFUSED(x->info.max_samples = 2, "is not a batch");
 }

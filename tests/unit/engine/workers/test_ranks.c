@@ -184,6 +184,12 @@ struct answers {
     float logprob[N_STEPS][N_SEQS], gap[N_STEPS][N_SEQS];
 };
 
+/* Whether the late mask of a step has the bit. */
+static bool allowed(int32_t number, int32_t i, int32_t token)
+{
+    return (uint32_t)(number * 31 + i * 7 + token) * 2654435761u >> 31 || i == 0;
+}
+
 static int collect(struct executor *x, struct answers *ret, int32_t number, struct err *e)
 {
     struct results r;
@@ -191,11 +197,43 @@ static int collect(struct executor *x, struct answers *ret, int32_t number, stru
 
     for (int32_t i = 0; rc == 0 && i < N_SEQS; i++) {
         const float *top = r.top_logprob + i * r.top_stride;
+        assert_true(number % 2 == 0 || allowed(number, i, r.token[i]));
         ret->token[number][i] = r.token[i];
         ret->logprob[number][i] = r.logprob[i];
         ret->gap[number][i] = top[0] - top[1];
     }
     return rc;
+}
+
+/* ---- late masks ---- */
+
+/* Every second step has late masks, that of the first text none of the words. */
+static void bind(struct step *s, int32_t number)
+{
+    for (int32_t i = 0; i < N_SEQS && number % 2 == 1; i++) {
+        s->sample[i].late_mask = N_SEQS - i;
+    }
+    s->b.n_late_mask = number % 2 == 1 ? N_SEQS : 0;
+}
+
+static int bring_masks(struct executor *x, int32_t number, struct err *e)
+{
+    enum { MOST = 1 << 12 };
+    static uint32_t word[N_SEQS][MOST];
+    struct late_mask mask[N_SEQS] = {{NULL}};
+
+    if (number % 2 == 0) {
+        return 0;
+    }
+    assert_true(mask_words(x->info.vocab) <= MOST);
+    memset(word, 0, sizeof(word));
+    for (int32_t i = 1; i < N_SEQS; i++) {
+        for (int32_t t = 0; t < x->info.vocab; t++) {
+            word[i][t / 32] |= (uint32_t)allowed(number, i, t) << t % 32;
+        }
+        mask[N_SEQS - 1 - i].word = word[i];
+    }
+    return x->masks(x, (uint64_t)number + 1, mask, N_SEQS, e);
 }
 
 static int generate(struct executor *x, struct answers *ret, struct err *e)
@@ -205,9 +243,13 @@ static int generate(struct executor *x, struct answers *ret, struct err *e)
 
     for (int32_t i = 0; i < N_STEPS && rc == 0; i++) {
         pack(&s, i, x->info.vocab);
+        bind(&s, i);
         rc = x->launch(x, &s.b, e);
         if (rc == 0 && i > 0) {
             rc = collect(x, ret, i - 1, e);
+        }
+        if (rc == 0) {
+            rc = bring_masks(x, i, e);
         }
     }
     return rc < 0 ? rc : collect(x, ret, N_STEPS - 1, e);
