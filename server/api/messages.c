@@ -61,26 +61,26 @@ static const struct field rows[] = {
                "\"type\":\"object\"}}}}",
                "Tools with an input_schema; those of other types are left out and named in "
                "X-Quire-Ignored."),
-    ROW_CUSTOM("tool_choice", read_object,
+    ROW_CUSTOM("tool_choice", read_any_object,
                "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"enum\":["
                "\"auto\",\"any\",\"tool\",\"none\"]},\"name\":{\"type\":\"string\"},"
                "\"disable_parallel_tool_use\":{\"type\":\"boolean\"}}}",
                "Which tools may or must be called."),
-    ROW_CUSTOM("thinking", read_object,
+    ROW_CUSTOM("thinking", read_any_object,
                "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"enum\":["
                "\"enabled\",\"disabled\",\"adaptive\"]},\"budget_tokens\":{\"type\":\"integer\"}}}",
                "Whether the model reasons, where its template can tell it; budget_tokens has no "
                "effect."),
-    ROW_CUSTOM("output_config", read_object,
+    ROW_CUSTOM("output_config", read_any_object,
                "{\"type\":\"object\",\"properties\":{\"effort\":{\"type\":\"string\"},\"format\":{"
                "\"type\":\"object\"}}}",
                "How long to reason, and a JSON Schema for the answer."),
-    ROW_CUSTOM("metadata", read_object, ANY_OBJECT, "Accepted, but has no effect."),
-    ROW_CUSTOM("cache_control", read_object, ANY_OBJECT,
+    ROW_CUSTOM("metadata", read_any_object, ANY_OBJECT, "Accepted, but has no effect."),
+    ROW_CUSTOM("cache_control", read_any_object, ANY_OBJECT,
                "Accepted, but has no effect: every prefix is cached."),
-    ROW_CUSTOM("context_management", read_object, ANY_OBJECT, "Accepted, but has no effect."),
+    ROW_CUSTOM("context_management", read_any_object, ANY_OBJECT, "Accepted, but has no effect."),
     ROW_STRING("service_tier", "Accepted, but has no effect."),
-    ROW_CUSTOM("chat_template_kwargs", read_object, ANY_OBJECT,
+    ROW_CUSTOM("chat_template_kwargs", read_any_object, ANY_OBJECT,
                "Further variables for the chat template."),
     ROW_CUSTOM("seed", read_seed,
                "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":"
