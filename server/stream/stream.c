@@ -170,10 +170,17 @@ static int add_to_answer(struct stream *s, int32_t index, const struct output *o
     if (!render_at_once(s, o, with_ids ? o->request->n_prompt : 0)) {
         return stream_defer(s, index, o, false);
     }
+    size_t before = s->pending.len;
     if (s->mode != STREAM_COLLECT) {
         stream_begin_pending(s);
     }
+    size_t begun = s->pending.len;
     int rc = answer_add(s->answer, &s->pending, index, o, &s->total, &at, &units);
+    if (s->pending.len == begun && begun > before) {
+        /* The parser holds the text back. A chunk of nothing would end the body. */
+        s->pending.len = before;
+        s->pending.data[before] = '\0';
+    }
     s->collected = answer_held(s->answer);
     return rc;
 }

@@ -51,11 +51,11 @@ def client(server):
 
 
 def post(server, **fields):
-    return server.ask("POST", "/v1/chat/completions", json={"messages": HELLO, "max_tokens": 60} | fields)
+    return server.ask("POST", "/v1/chat/completions", json={"messages": HELLO, "max_tokens": 400} | fields)
 
 
 def ask(client, messages=HELLO, **fields):
-    return client.chat.completions.create(**{"model": "demo", "messages": messages, "max_tokens": 60, "seed": 1} | fields)
+    return client.chat.completions.create(**{"model": "demo", "messages": messages, "max_tokens": 400, "seed": 1} | fields)
 
 
 def check_call(call):
@@ -122,7 +122,7 @@ def test_past_reasoning_is_rendered(thinker):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_required_calls_are_valid(client, seed):
-    a = ask(client, tools=TOOLS, tool_choice="required", seed=seed, max_tokens=200)
+    a = ask(client, tools=TOOLS, tool_choice="required", seed=seed)
     calls = a.choices[0].message.tool_calls
     assert calls and len({c.id for c in calls}) == len(calls)
     if a.choices[0].finish_reason == "length":
