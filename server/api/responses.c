@@ -198,33 +198,38 @@ static void echo_float(struct buf *b, const char *name, float v)
     buf_printf(b, "\"%s\":%s,", name, text);
 }
 
+/* One function as it was sent, with null for what it does not have. */
+static void echo_tool(struct buf *b, const cJSON *tool)
+{
+    static const char *const members[] = {"name", "description", "parameters", "strict"};
+
+    buf_puts(b, "{\"type\":\"function\"");
+    for (size_t i = 0; i < ARRAY_LEN(members); i++) {
+        const cJSON *m = tree_member(tool, members[i]);
+        buf_putc(b, ',');
+        put_name(b, members[i]);
+        if (m) {
+            json_put(b, m);
+        } else {
+            buf_puts(b, "null");
+        }
+    }
+    buf_putc(b, '}');
+}
+
 static void echo_tools(struct buf *b, const cJSON *body)
 {
-    static const char *const members[] = {"description", "parameters", "strict"};
     const cJSON *tools = tree_member(body, "tools");
     bool any = false;
 
     put_name(b, "tools");
     buf_putc(b, '[');
     for (const cJSON *v = tools ? tools->child : NULL; v; v = v->next) {
-        if (!cJSON_IsObject(v) || !json_is(tree_member(v, "type"), "function")) {
-            continue;
+        if (cJSON_IsObject(v) && json_is(tree_member(v, "type"), "function")) {
+            buf_puts(b, any ? "," : "");
+            echo_tool(b, v);
+            any = true;
         }
-        buf_puts(b, any ? ",{\"type\":\"function\"" : "{\"type\":\"function\"");
-        any = true;
-        buf_puts(b, ",\"name\":");
-        json_put(b, tree_member(v, "name"));
-        for (size_t i = 0; i < ARRAY_LEN(members); i++) {
-            const cJSON *m = tree_member(v, members[i]);
-            buf_putc(b, ',');
-            put_name(b, members[i]);
-            if (m) {
-                json_put(b, m);
-            } else {
-                buf_puts(b, "null");
-            }
-        }
-        buf_putc(b, '}');
     }
     buf_puts(b, "],");
 }
