@@ -163,6 +163,35 @@ struct attention {
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
 };
 
+/* A layer of experts (mixture of experts): y = sum of w_e * MLP_e(x) over the `top`
+ * experts of the greatest p = softmax(router x), ties to the smaller index; w_e = p_e,
+ * divided by the sum of the chosen ones if `normalised`. MLP_e(x) = down_e (act(gate_e
+ * x)
+ * * (up_e x)). A shared expert, if there is one, is added with the factor
+ * sigmoid(shared_gate x). The sum is in the order of the experts' indices. */
+struct experts {
+    struct mat router; /* [n, hidden] */
+    /* [n * 2 * width, hidden]: rows of expert e from e * 2 * width on: its gate, then
+     * its up */
+    struct mat up;
+    struct mat down;                                /* [n * hidden, width], expert by expert */
+    struct mat shared_up, shared_down, shared_gate; /* data NULL: there is none */
+    int32_t n, top, width;                          /* width: of this rank's slice */
+    enum activation act;
+    bool normalised;
+};
+
+/* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
+ * or the most of a step. */
+struct expert_scratch {
+    struct mat scores;     /* [rows, n], float32 */
+    struct mat row;        /* [1, rows], int32 */
+    struct mat x, y;       /* [rows, hidden] */
+    struct mat up, act;    /* [rows, 2 * width], [rows, width] */
+    struct mat shared_up;  /* [rows, rows of shared_up] */
+    struct mat shared_act; /* [rows, half of that] */
+};
+
 /* ---- the backend ---- */
 
 struct backend_config {
@@ -264,6 +293,10 @@ struct backend_ops {
      * afterwards. */
     void (*linear_gated)(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                          struct mat w, struct mat bias, enum activation act);
+    /* y [rows, hidden] = what the experts make of x [rows, hidden]; y and x are
+     * different memory. (optional: models with experts are refused) */
+    void (*experts)(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                    const struct expert_scratch *s);
     /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and rotate q and k in
      * place, write k and v to the cache. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r,

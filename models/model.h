@@ -37,6 +37,17 @@ struct rope_config {
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2];
 };
 
+/* Layers of experts (mixture of experts, Shazeer et al. 2017): n MLPs, of which each
+ * token goes through those that its router scores highest. */
+struct expert_config {
+    int32_t n;                   /* experts of a layer; 0: the model has none */
+    int32_t top;                 /* that a token goes through */
+    int32_t intermediate;        /* width of an expert's MLP */
+    int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
+    bool normalised;             /* the weights of a token's experts sum to 1 */
+    bool layer[LIMIT_LAYERS];    /* [n_layers] the layer has experts in place of its MLP */
+};
+
 /* config.json, checked, in either style: rope_theta/rope_scaling/torch_dtype, or
  * transformers 5's rope_parameters/dtype. */
 struct model_config {
@@ -63,6 +74,7 @@ struct model_config {
     float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
     bool scale_by_layer; /* scores are divided by the layer's number, from 1 (GPT-2) */
     struct rope_config rope;
+    struct expert_config experts;
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -121,7 +133,9 @@ struct architecture {
     int32_t sliding_window;          /* default; 0: none */
     bool window_switch;              /* the window counts only with use_sliding_window */
     bool window_alternates;          /* layers 0, 2, 4, ... have the window (Gemma-2) */
-    bool gemma; /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
+    bool gemma;              /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
+    bool experts;            /* its layers have experts */
+    bool normalises_experts; /* default of expert_config.normalised */
 };
 
 struct tensor_spec; /* layers.h */

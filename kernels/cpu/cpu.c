@@ -38,6 +38,7 @@ static const struct backend_ops cpu_ops = {
     .add_norm = cpu_add_norm,
     .linear = cpu_linear,
     .linear_gated = cpu_linear_gated,
+    .experts = cpu_experts,
     .rope_kv = cpu_rope_kv,
     .attention = cpu_attention,
     .soft_cap = cpu_soft_cap,

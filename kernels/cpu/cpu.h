@@ -162,7 +162,8 @@ struct cpu_results *cpu_results_now(struct cpu_backend *c);
 /* The id of token i of the step; one that could not be sampled counts as 0. */
 int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 
-/* ops.c, linear.c, rope.c, attention.c, sample.c: operations of backend_ops */
+/* ops.c, experts.c, linear.c, rope.c, attention.c, sample.c: operations of
+ * backend_ops */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
 /* embed for the ids [first, first + table.rows); rows of other ids become 0. */
 void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first,
@@ -178,6 +179,8 @@ void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
 void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act);
+void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                 const struct expert_scratch *s);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);

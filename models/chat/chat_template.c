@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "config/base/json.h"
+#include "models/chat/chat_format.h"
 #include "models/chat/jinja.h"
 #include "models/checkpoint/file.h"
 #include "models/checkpoint/gguf/gguf.h"
@@ -16,6 +17,8 @@ struct chat_template {
     bool usable;       /* `jinja` can be run */
     bool broken;       /* there is a template, but it cannot be used */
     bool developer;    /* its text mentions "developer" */
+    struct chat_caps caps;
+    const struct chat_format *format;
     char *specials;    /* members of a JSON object, see chat_template_new; owned */
     char *text;        /* [len] the template's, owned; NULL: none */
     size_t len;
@@ -225,6 +228,99 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
     return rc == ERR_NOT_FOUND ? 0 : rc;
 }
 
+/* ---- what a template can do ---- */
+
+#define PROBE_USER "{\"role\":\"user\",\"content\":\"qzuser\"}"
+#define PROBE_CALL(content, arguments)                                                           \
+    "{\"role\":\"assistant\"," content "\"reasoning_content\":\"qzthought\","                    \
+    "\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":\"function\",\"function\":"                  \
+    "{\"name\":\"qzcall\",\"arguments\":" arguments "}}]}"
+#define PROBE_RESULT                                                                              \
+    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":\"qzresult\"}"
+#define PROBE_TOOLS                                                                           \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"qzcall\",\"description\":"    \
+    "\"qzwhat\",\"parameters\":{\"type\":\"object\",\"properties\":{\"qzkey\":{\"type\":"      \
+    "\"string\",\"description\":\"qzkind\"}},\"required\":[\"qzkey\"]}}}],"
+#define OBJECT "{\"qzkey\":\"qzvalue\"}"
+#define TEXT "\"{\\\"qzkey\\\":\\\"qzvalue\\\"}\""
+
+/* The prompt of some messages in `out`; false: the template refuses them. */
+static bool probe(const struct chat_template *t, struct buf *out, const char *tools,
+                  const char *messages)
+{
+    struct err e = {0};
+    struct buf context;
+
+    buf_clear(out);
+    buf_init(&context, 16384);
+    buf_printf(&context, "{%s\"add_generation_prompt\":true,\"messages\":[%s]}", tools, messages);
+    bool ok = !context.failed && chat_template_render(t, context.data, context.len, out, &e) == 0;
+    buf_release(&context);
+    return ok;
+}
+
+static bool has(const struct buf *text, const char *word)
+{
+    return text->data && strstr(text->data, word);
+}
+
+static void find_call_caps(struct chat_caps *c, const struct chat_template *t, struct buf *out)
+{
+    static const char text[] = PROBE_USER "," PROBE_CALL("\"content\":\"\",", TEXT) "," PROBE_RESULT;
+    static const char object[] = PROBE_USER
+        "," PROBE_CALL("\"content\":\"\",", OBJECT) "," PROBE_RESULT;
+
+    /* A template that writes each argument by itself needs an object. Else, as text, they
+     * keep the spelling that the client sent, if the template writes them as they are. */
+    bool ok = probe(t, out, PROBE_TOOLS, object) && has(out, "qzvalue") && !has(out, "'qzkey'");
+    bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
+    bool as_text = !apart && probe(t, out, PROBE_TOOLS, text) &&
+                   has(out, "{\"qzkey\":\"qzvalue\"}");
+    if (!as_text) {
+        c->arguments = probe(t, out, PROBE_TOOLS, object) && ok;
+    }
+    c->calls = as_text || c->arguments;
+    c->results = has(out, "qzresult");
+    c->reasoning = has(out, "qzthought");
+    ok = c->arguments
+             ? probe(t, out, PROBE_TOOLS,
+                          PROBE_USER "," PROBE_CALL("\"content\":null,", OBJECT) "," PROBE_RESULT)
+                  : probe(t, out, PROBE_TOOLS,
+                          PROBE_USER "," PROBE_CALL("\"content\":null,", TEXT) "," PROBE_RESULT);
+    c->null = ok && !has(out, "None");
+}
+
+static void find_caps(struct chat_template *t)
+{
+    struct chat_caps *c = &t->caps;
+    struct buf out;
+
+    buf_init(&out, LIMIT_TEMPLATE_OUTPUT_BYTES);
+    c->system = probe(t, &out, "", "{\"role\":\"system\",\"content\":\"qzrule\"}," PROBE_USER) &&
+                has(&out, "qzrule");
+    c->developer =
+        probe(t, &out, "", "{\"role\":\"developer\",\"content\":\"qzrule\"}," PROBE_USER) &&
+        has(&out, "qzrule");
+    c->parts = probe(t, &out, "",
+                     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"qzpart\"}]}") &&
+               has(&out, "qzpart") && !has(&out, "'text'");
+    c->tools = probe(t, &out, PROBE_TOOLS, PROBE_USER) && has(&out, "qzcall");
+    find_call_caps(c, t, &out);
+    buf_release(&out);
+}
+
+const struct chat_caps *chat_template_caps(const struct chat_template *t)
+{
+    static const struct chat_caps none;
+
+    return t ? &t->caps : &none;
+}
+
+const struct chat_format *chat_template_format(const struct chat_template *t)
+{
+    return t && t->format ? t->format : chat_format_of_template(NULL, 0);
+}
+
 /* ---- making ---- */
 
 int chat_template_new(struct chat_template **ret, const char *text, size_t len,
@@ -250,6 +346,10 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
     t->usable = rc == 0;
     t->broken = rc != 0 && text;
     t->developer = text && memmem(text, len, "developer", 9);
+    t->format = chat_format_of_template(text, len);
+    if (t->usable) {
+        find_caps(t);
+    }
     if (!text) {
         snprintf(t->missing, sizeof(t->missing), "the model has no chat template");
     } else if (rc) {

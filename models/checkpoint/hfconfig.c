@@ -47,10 +47,17 @@ static const struct field FIELDS[] = {
     {"word_embed_proj_dim", FIELD_INT, AT(embed_dim), 1, LIMIT_HIDDEN},
     {"max_position_embeddings", FIELD_INT, AT(max_positions), 1, 1 << 30},
     {"n_positions", FIELD_INT, AT(max_positions), 1, 1 << 30},
-    {"sliding_window", FIELD_INT, AT(window), 1, 1 << 30},
+    {"sliding_window", FIELD_INT, AT(window), 0, 1 << 30},
     {"max_window_layers", FIELD_INT, AT(window_from_layer), 0, 1 << 30},
     {"original_max_position_embeddings", FIELD_INT, AT(original_positions), 1, 1 << 30},
     {"bos_token_id", FIELD_INT, AT(bos), -1, LIMIT_VOCAB},
+    {"num_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"num_local_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"num_experts_per_tok", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
+    {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
+    {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
+    {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"norm_topk_prob", FIELD_BOOL, AT(normalise_experts), 0, 0},
     {"rms_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
@@ -62,6 +69,7 @@ static const struct field FIELDS[] = {
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
+    {"qkv_bias", FIELD_BOOL, AT(qkv_bias), 0, 0},
     {"enable_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
     {"use_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
     {"use_sliding_window", FIELD_BOOL, AT(use_window), 0, 0},
@@ -293,6 +301,27 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* mlp_only_layers: null or a list of layers. */
+static bool read_dense_layers(struct json *j, struct raw_config *raw)
+{
+    int32_t layer;
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "mlp_only_layers", "a list of whole numbers");
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (!read_int(j, "mlp_only_layers", 0, LIMIT_LAYERS - 1, &layer)) {
+            return false;
+        }
+        raw->dense_layer[layer] = true;
+    }
+    return !j->failed;
+}
+
 static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
@@ -313,6 +342,9 @@ static bool read_member(struct json *j, struct raw_config *raw)
     }
     if (json_key_is(j, "layer_types")) {
         return read_layer_types(j, raw);
+    }
+    if (json_key_is(j, "mlp_only_layers")) {
+        return read_dense_layers(j, raw);
     }
     if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") ||
                   json_key_is(j, "hidden_activation"))) {

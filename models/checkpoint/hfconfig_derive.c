@@ -111,10 +111,40 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     return 0;
 }
 
+/* The layers of experts; MoE architectures of one width (Mixtral) give the experts' as
+ * intermediate_size. */
+static int set_experts(struct model_config *c, const struct raw_config *r,
+                       const struct architecture *a, struct err *e)
+{
+    struct expert_config *x = &c->experts;
+
+    if (!a->experts) {
+        return 0;
+    }
+    if (r->n_experts < 1 || r->top_experts < 1) {
+        return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG,
+                       r->n_experts < 1 ? "num_experts (or num_local_experts)"
+                                        : "num_experts_per_tok");
+    }
+    if (r->top_experts > r->n_experts) {
+        return err_set(e, ERR_INVALID, "%s: num_experts_per_tok is %d of %d experts", CONFIG,
+                       r->top_experts, r->n_experts);
+    }
+    x->n = r->n_experts;
+    x->top = r->top_experts;
+    x->intermediate = r->expert_intermediate > 0 ? r->expert_intermediate : c->intermediate;
+    x->shared_intermediate = MAX(r->shared_intermediate, 0);
+    x->normalised = either(r->normalise_experts, a->normalises_experts);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0;
+    }
+    return 0;
+}
+
 static int set_window(struct model_config *c, const struct raw_config *r,
                       const struct architecture *a, struct err *e)
 {
-    int32_t window = r->window > 0 ? r->window : r->window_is_null ? 0 : a->sliding_window;
+    int32_t window = r->window >= 0 ? r->window : r->window_is_null ? 0 : a->sliding_window;
 
     if (r->n_layer_types >= 0 && r->n_layer_types != c->n_layers) {
         return err_set(e, ERR_INVALID, "%s: layer_types has %d entries for num_hidden_layers %d",
@@ -259,7 +289,8 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
      * biases of q, k and v alone. */
     bool all = a->o_bias || !a->qkv_bias;
     c->qkv_bias =
-        either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias);
+        either(r->qkv_bias,
+               either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias));
     c->o_bias = either(r->enable_bias, all ? either(r->attention_bias, a->o_bias) : a->o_bias);
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
     c->qk_norm = a->qk_norm;
@@ -273,6 +304,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     }
     if (a->gemma && c->act == ACT_GELU_ERF) {
         c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" for it */
+    }
+    if (rc == 0) {
+        rc = set_experts(c, r, a, e);
     }
     if (rc == 0) {
         rc = set_window(c, r, a, e);

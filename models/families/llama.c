@@ -98,8 +98,6 @@ void llama_forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
-    struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
-    struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
     if (t->first) {
         transformer_embed(m, x, m->config.embed_scale);
@@ -117,13 +115,12 @@ void llama_forward(struct model *m, const struct batch *b)
                 return; /* the cache is written */
             }
             gather_rows(m, n, &x, &y, &attn, qkv);
-            h = mat_rows(h, 0, n), up = mat_rows(up, 0, n), act = mat_rows(act, 0, n);
+            h = mat_rows(h, 0, n);
         }
         y.transient = true;
         ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
-        ops->linear_gated(be, act, up, h, l->up, l->up_bias, m->config.act);
-        ops->linear(be, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
+        transformer_mlp(m, l, y, h);
         h.transient = i + 1 < t->n_layers; /* the last is what the head reads */
         transformer_end_layer(m, i, h, x, y, t->partial);
         h.transient = true;

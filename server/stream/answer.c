@@ -18,6 +18,7 @@ struct answer_choice {
     uint64_t *id_hash;          /* [MODEL_IDS] owned; of the ids that the model gave, or NULL */
     int32_t n_ids;
     bool skipping; /* the present call is left out: only one is allowed */
+    bool open;     /* the last call is not complete */
 };
 
 struct answer {
@@ -216,12 +217,16 @@ static void on_event(void *arg, const struct chat_event *event)
     if (event->kind == CHAT_CALL) {
         c->skipping = t->a->one_call && c->calls > 0;
         c->calls += !c->skipping;
+        c->open = c->open || !c->skipping;
         if (keep_id(c, event->id)) {
             snprintf(id, sizeof(id), "%s", event->id);
         } else {
             make_id(t->a, id);
         }
         out.id = id;
+    }
+    if (event->kind == CHAT_CALL_END && !c->skipping) {
+        c->open = false;
     }
     bool of_call = event->kind >= CHAT_CALL;
     if (t->rc || (of_call && c->skipping) || (!of_call && event->len == 0)) {
@@ -305,7 +310,7 @@ static int finish(struct answer *a, struct target *t, const struct output *o)
     if (o->stop_string) {
         snprintf(stop, sizeof(stop), "%.*s", (int)o->stop_string_len, o->stop_string);
     }
-    bool called = c->calls > 0 && o->finish == FINISH_STOP;
+    bool called = c->calls > 0 && !c->open && o->finish == FINISH_STOP;
     return rc ? rc
               : a->dialect->finish(t->b, a->state, t->index, o->finish,
                                    o->stop_string ? stop : NULL, called);

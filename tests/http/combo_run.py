@@ -15,6 +15,8 @@ from combo_draw import GENERATING, TEXT, width_of  # noqa: E402
 from conftest import QUIRE, ROOT, Server  # noqa: E402
 
 TEMPLATE = (
+    "{%- if tools %}{{ '<tool_call>' ~ tools | length ~ '\\n' }}{% endif %}"
+    "{%- for t in tools or [] %}{{ t.function.name ~ '\\n' }}{%- endfor %}"
     "{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}"
 )

@@ -229,6 +229,29 @@ static void render(const char *template, const cJSON *context, cJSON *out)
     free(json);
 }
 
+static void caps(const char *template, cJSON *out)
+{
+    struct chat_template *t;
+    struct err e = {0};
+
+    if (chat_template_new(&t, template, strlen(template),
+                          "\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",", &e)) {
+        exit(1);
+    }
+    const struct chat_caps *c = chat_template_caps(t);
+    cJSON_AddStringToObject(out, "format", chat_format_name(chat_template_format(t)));
+    cJSON_AddBoolToObject(out, "system", c->system);
+    cJSON_AddBoolToObject(out, "developer", c->developer);
+    cJSON_AddBoolToObject(out, "parts", c->parts);
+    cJSON_AddBoolToObject(out, "tools", c->tools);
+    cJSON_AddBoolToObject(out, "calls", c->calls);
+    cJSON_AddBoolToObject(out, "arguments", c->arguments);
+    cJSON_AddBoolToObject(out, "null", c->null);
+    cJSON_AddBoolToObject(out, "results", c->results);
+    cJSON_AddBoolToObject(out, "reasoning", c->reasoning);
+    chat_template_free(t);
+}
+
 static void one(const cJSON *in, cJSON *out)
 {
     const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(in, "format"));
@@ -241,6 +264,10 @@ static void one(const cJSON *in, cJSON *out)
 
     if (context && template) {
         render(template, context, out);
+        return;
+    }
+    if (template && cJSON_IsTrue(cJSON_GetObjectItem(in, "caps"))) {
+        caps(template, out);
         return;
     }
     c.f = name ? chat_format_find(name) : chat_format_of_template(template, template ? strlen(template) : 0);

@@ -307,7 +307,8 @@ static enum body_rc between(struct chat_parser *p, char c)
 
 enum body_rc body_tagged_byte(struct chat_parser *p, char c)
 {
-    if (p->step == T_BEGIN && !p->f->name_open && !p->in_section) {
+    if (p->step == T_BEGIN && !p->in_section && p->raw.len == p->raw_mark + 1 && !p->n_hold &&
+        (!p->f->name_open || p->bare)) {
         p->step = T_NAME;
     }
     switch (p->step) {

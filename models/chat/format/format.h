@@ -39,7 +39,8 @@ struct chat_format {
 
     /* ---- reasoning; NULL: none ---- */
     const char *think_open, *think_close;
-    const char *think_newline; /* what a template puts behind the opening mark, or NULL */
+    /* A label behind the opening mark, or NULL, and the two marks of empty reasoning. */
+    const char *think_label, *think_empty;
     bool think_anywhere;       /* the opening mark counts inside an answer too */
     bool think_calls;          /* a call may be made inside reasoning, and ends it */
     const char *ignored[FORMAT_MARKS]; /* marks in an answer that are dropped */
@@ -48,7 +49,9 @@ struct chat_format {
     enum body_kind body;
     const char *section_open, *section_close; /* around all calls; NULL: none */
     const char *call_open, *call_close;       /* around each call; NULL: none */
-    const char *open_too, *close_too;         /* other marks that are read as these */
+    /* Other marks that are read as these; open_too may be name_open, where models leave
+     * the mark before it out. */
+    const char *open_too, *close_too;
     char bare; /* a call needs no mark: an answer that begins with this byte may be one */
     bool list;     /* BODY_OBJECT: calls are written as a list, [{…}, {…}] */
     bool name_key; /* BODY_OBJECT: the name is the key, {"name": {…}} */

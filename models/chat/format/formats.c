@@ -7,7 +7,7 @@
 
 #include "models/chat/format/format.h"
 
-#define THINK .think_open = "<think>", .think_close = "</think>", .think_newline = "\n"
+#define THINK .think_open = "<think>", .think_close = "</think>"
 #define KEYS .key_name = "name", .key_arguments = "arguments"
 
 /* <tool_call>\n{"name": …, "arguments": {…}}\n</tool_call> */
@@ -68,6 +68,7 @@ static const struct chat_format FORMATS[] = {
     {.name = "deepseek-v3.2",
      .detect = {"DSML", "function_calls"},
      THINK,
+     .think_calls = true,
      INVOKE_TAGS("｜DSML｜"),
      .section_open = "<｜DSML｜function_calls>",
      .section_close = "</｜DSML｜function_calls>",
@@ -76,6 +77,7 @@ static const struct chat_format FORMATS[] = {
     {.name = "deepseek-v4",
      .detect = {"DSML"},
      THINK,
+     .think_calls = true,
      INVOKE_TAGS("｜DSML｜"),
      .section_open = "<｜DSML｜tool_calls>",
      .section_close = "</｜DSML｜tool_calls>",
@@ -149,6 +151,7 @@ static const struct chat_format FORMATS[] = {
      FUNCTION_TAGS,
      .call_open = "<tool_call>",
      .call_close = "</tool_call>",
+     .open_too = "<function=",
      .lines = true},
     {.name = "mistral", .detect = {"[TOOL_CALLS]", "[ARGS]"}, MISTRAL},
     {.name = "mistral-list",
@@ -183,9 +186,10 @@ static const struct chat_format FORMATS[] = {
      .after_call = "\n"},
     {.name = "gemma-4",
      .detect = {"<|tool_call>"},
-     .think_open = "<|channel>thought",
+     .think_open = "<|channel>",
      .think_close = "<channel|>",
-     .think_newline = "\n",
+     .think_label = "thought\n",
+     .think_empty = "thought<channel|>",
      .think_anywhere = true,
      .body = BODY_LITERAL,
      .call_open = "<|tool_call>",
@@ -420,7 +424,12 @@ bool chat_format_opens_reasoning(const struct chat_format *f, const char *prompt
     if (!open) {
         return false;
     }
-    for (const char *at = open + strlen(f->think_open); at < prompt + len; at++) {
+    const char *at = open + strlen(f->think_open);
+    size_t label = f->think_label ? strlen(f->think_label) : 0;
+    if (label && (size_t)(prompt + len - at) >= label && memcmp(at, f->think_label, label) == 0) {
+        at += label;
+    }
+    for (; at < prompt + len; at++) {
         if (!strchr(" \n\r\t", *at)) {
             return false;
         }

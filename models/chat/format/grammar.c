@@ -200,6 +200,7 @@ static void put_start(struct grammar_text *g, bool reasoning)
         buf_puts(g->out, reasoning ? "" : " (");
         if (!reasoning) {
             put_marker(g->out, f->think_open);
+            put_text(g, f->think_label);
         }
         put_until(g->out, marks, ARRAY_LEN(marks));
         put_marker(g->out, f->think_close);

@@ -314,6 +314,8 @@ enum mark_rc parser_mark(const struct chat_parser *p, const char *const *mark, i
 enum {
     M_THINK_OPEN,
     M_THINK_CLOSE,
+    M_THINK_EMPTY,
+    M_LABEL,
     M_SECTION,
     M_CALL,
     M_CALL_TOO,
@@ -335,6 +337,10 @@ static void marks_here(const struct chat_parser *p, const char *mark[N_MARKS])
     if (reasoning || p->fresh || f->think_anywhere) {
         mark[M_THINK_CLOSE] = f->think_close;
     }
+    if (reasoning && p->fresh) {
+        mark[M_THINK_EMPTY] = f->think_empty;
+        mark[M_LABEL] = f->think_label;
+    }
     if (calls) {
         mark[M_SECTION] = f->section_open;
         mark[M_CALL] = f->call_open;
@@ -354,10 +360,11 @@ static void at_mark(struct chat_parser *p, int32_t which, const char *mark)
 {
     p->n_hold = 0;
     if (which >= M_SECTION && which <= M_CALL_TOO) {
-        body_begin(p, mark, strlen(mark), false);
+        /* A name's mark without the mark of a call before it: as good as none. */
+        body_begin(p, mark, strlen(mark), p->f->name_open && strcmp(mark, p->f->name_open) == 0);
         return;
     }
-    if (which >= M_CLOSE) {
+    if (which >= M_CLOSE || which == M_LABEL) {
         return;
     }
     bool reasoning = p->state == IN_REASONING;
