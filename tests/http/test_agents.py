@@ -185,3 +185,19 @@ def test_sdks_run_a_call(tools_server):
     with client.messages.stream(**fields) as stream:
         last = stream.get_final_message()
     assert last.stop_reason == "tool_use" and set(last.content[-1].input) == {"colour"}
+
+
+def test_objects_are_those_of_the_sdks(tools_server, thinker):
+    """The SDKs read answers leniently; here every object and event must be of their types."""
+    pytest.importorskip("anthropic", reason="anthropic is not installed")
+    from anthropic.types import Message, RawMessageStreamEvent
+    from openai.types.responses import Response, ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    for api, whole, event in (("messages", Message, RawMessageStreamEvent), ("responses", Response, ResponseStreamEvent)):
+        body = {"messages": {"messages": HELLO, "max_tokens": 4}, "responses": {"input": HELLO, "max_output_tokens": 4}}[api]
+        for server, fields in ((tools_server, CALL[api]), (tools_server, body), (thinker, body)):
+            TypeAdapter(whole).validate_python(ask(server, api, **fields).json())
+            for e in events(ask(server, api, stream=True, **fields)):
+                if e["type"] != "ping":  # which Anthropic's SDK passes over
+                    TypeAdapter(event).validate_python(e)
