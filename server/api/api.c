@@ -243,7 +243,7 @@ static int parse_translated(struct completion *c, cJSON *body, bool counts,
     t.messages = t.chat ? cJSON_AddArrayToObject(t.chat, "messages") : NULL;
     t.failed = !t.messages;
     int rc = c->api == API_RESPONSES ? responses_translate(&t, body) : messages_translate(&t, body);
-    rc = rc ? rc : t.failed ? err_nomem(&why, "the request's JSON") : 0;
+    rc = t.failed ? err_nomem(&why, "the request's JSON") : rc;
     rc = rc ? rc : parse_tree(c, t.chat, ctx, &why);
     cJSON_Delete(t.chat);
     if (rc && c->api == API_RESPONSES && strcmp(why.param, "messages") == 0) {

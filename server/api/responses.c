@@ -14,9 +14,9 @@
 #include "server/api/json_fields.h"
 #include "server/api/translate.h"
 
-/* A body whose instructions and tools are larger is answered without them: the events
- * of a response repeat them three times. */
-enum { ECHO_MAX_BYTES = 256 * 1024 };
+/* A member of the body that is larger is not repeated in the answer, whose events would
+ * repeat it three times. */
+enum { ECHO_MAX_BYTES = 128 * 1024 };
 
 /* ---- the fields ---- */
 
@@ -170,17 +170,28 @@ static void put_name(struct buf *b, const char *name)
     buf_printf(b, "\"%s\":", name);
 }
 
+/* If what was appended from `begin` on is too large, put `otherwise` in its place. */
+static void limit_echo(struct buf *b, size_t begin, const char *otherwise)
+{
+    if (!b->failed && b->len - begin > ECHO_MAX_BYTES) {
+        b->len = begin;
+        buf_puts(b, otherwise);
+    }
+}
+
 /* A member as it was sent, or `otherwise`. */
 static void echo(struct buf *b, const cJSON *body, const char *name, const char *otherwise)
 {
     const cJSON *v = tree_member(body, name);
 
     put_name(b, name);
+    size_t begin = b->len;
     if (v) {
         json_put(b, v);
     } else {
         buf_puts(b, otherwise);
     }
+    limit_echo(b, begin, otherwise);
     buf_putc(b, ',');
 }
 
@@ -223,6 +234,7 @@ static void echo_tools(struct buf *b, const cJSON *body)
     bool any = false;
 
     put_name(b, "tools");
+    size_t begin = b->len;
     buf_putc(b, '[');
     for (const cJSON *v = tools ? tools->child : NULL; v; v = v->next) {
         if (cJSON_IsObject(v) && json_is(tree_member(v, "type"), "function")) {
@@ -231,7 +243,9 @@ static void echo_tools(struct buf *b, const cJSON *body)
             any = true;
         }
     }
-    buf_puts(b, "],");
+    buf_putc(b, ']');
+    limit_echo(b, begin, "[]");
+    buf_putc(b, ',');
 }
 
 /* Close an object behind the comma of its last member. */
@@ -263,18 +277,6 @@ static void echo_reasoning(struct buf *b, const cJSON *body)
     end_object(b);
 }
 
-static void echo_long(struct buf *b, const cJSON *body)
-{
-    size_t before = b->len;
-
-    echo(b, body, "instructions", "null");
-    echo_tools(b, body);
-    if (b->len - before > ECHO_MAX_BYTES) {
-        b->len = before;
-        buf_puts(b, "\"instructions\":null,\"tools\":[],");
-    }
-}
-
 /* The members of a response object that repeat the request, in c->echo. */
 static int make_echo(struct translation *t, const cJSON *body)
 {
@@ -284,7 +286,8 @@ static int make_echo(struct translation *t, const cJSON *body)
     buf_init(&b, LIMIT_RESPONSE_BYTES);
     buf_puts(&b, "\"previous_response_id\":null,\"store\":false,\"background\":false,"
                  "\"truncation\":\"disabled\",\"top_logprobs\":0,\"service_tier\":\"default\",");
-    echo_long(&b, body);
+    echo(&b, body, "instructions", "null");
+    echo_tools(&b, body);
     echo(&b, body, "tool_choice", "\"auto\"");
     echo(&b, body, "parallel_tool_calls", "true");
     echo_text(&b, body);

@@ -376,6 +376,29 @@ static void a_response_repeats_the_request(void **state)
     completion_release(&c);
 }
 
+static void what_is_too_large_is_not_repeated(void **state)
+{
+    enum { LARGE = 200 * 1024 };
+    struct completion c;
+    struct err e;
+    struct buf b, body;
+
+    (void)state;
+    buf_init(&body, 1 << 20);
+    buf_puts(&body, "{'input':'hi','metadata':{'k':'v'},'instructions':'");
+    for (int i = 0; i < LARGE; i++) {
+        buf_putc(&body, 'x');
+    }
+    buf_puts(&body, "'}");
+    assert_int_equal(translate(&b, &c, responses_translate, body.data, &e), 0);
+    assert_non_null(strstr(c.echo, "\"instructions\":null,\"tools\":[],"));
+    assert_non_null(strstr(c.echo, "\"metadata\":{\"k\":\"v\"}"));
+    assert_true(b.len > LARGE); /* the model gets them nevertheless */
+    buf_release(&b);
+    buf_release(&body);
+    completion_release(&c);
+}
+
 /* ---- the whole way ---- */
 
 static int parse(struct completion *c, enum api_kind api, const struct api_context *ctx,
@@ -492,6 +515,7 @@ int main(void)
         cmocka_unit_test(what_is_left_out_is_named),
         cmocka_unit_test(what_responses_refuse),
         cmocka_unit_test(a_response_repeats_the_request),
+        cmocka_unit_test(what_is_too_large_is_not_repeated),
         cmocka_unit_test(more_tokens_than_fit_are_cut_to_what_fits),
         cmocka_unit_test(system_messages_that_the_template_refuses_become_marked_user_turns),
         cmocka_unit_test(prompts_are_counted),
