@@ -158,7 +158,7 @@ int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool sk
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len);
 
 /* The model's chat template, and the format in which the model writes tool calls and
- * reasoning. What the template can render is found by rendering short chats at start. */
+ * reasoning. What the template renders is found by rendering short chats at start. */
 struct engine_chat {
     /* why chat is unavailable, a sentence for clients; NULL: it is available */
     const char *missing;
@@ -168,11 +168,11 @@ struct engine_chat {
     bool knows_calls;     /* it renders tool_calls of assistant messages */
     /* it takes the arguments of a call as an object; false: as JSON text */
     bool object_arguments;
-    bool null_content;    /* it takes calls in a message whose content is null */
-    bool thinking;        /* it reads past reasoning as `thinking` */
-    bool reasons, calls;  /* the format has reasoning; tool calls */
-    const char *format;   /* its name */
-    int32_t id_chars;     /* letters and digits that a call's id has; 0: any id will do */
+    bool null_content;   /* it takes calls in a message whose content is null */
+    bool thinking;       /* it reads past reasoning as `thinking` */
+    bool reasons, calls; /* the format has reasoning; tool calls */
+    const char *format;  /* its name */
+    int32_t id_chars;    /* letters and digits that a call's id has; 0: any id will do */
 };
 void engine_chat(const struct engine *e, struct engine_chat *ret);
 /* Appends the prompt that the template renders from `context`, a JSON object with

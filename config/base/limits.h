@@ -75,7 +75,7 @@ enum {
     LIMIT_MESSAGES = 4096, /* of one chat request */
     LIMIT_TOOLS = 512,     /* of one chat request */
     LIMIT_TOOL_NAME_BYTES = 128,
-    LIMIT_TOOL_CALLS = 8192,    /* in the messages of one chat request */
+    LIMIT_TOOL_CALLS = 8192,      /* in the messages of one chat request */
     LIMIT_CALLS_UNANSWERED = 256, /* of them, calls without a tool message yet */
     LIMIT_CALL_ID_BYTES = 256,
 };

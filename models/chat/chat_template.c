@@ -231,10 +231,6 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
 /* ---- what a template can do ---- */
 
 #define PROBE_USER "{\"role\":\"user\",\"content\":\"qzuser\"}"
-#define PROBE_CALL(content, arguments)                                                           \
-    "{\"role\":\"assistant\"," content "\"reasoning_content\":\"qzthought\","                    \
-    "\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":\"function\",\"function\":"                  \
-    "{\"name\":\"qzcall\",\"arguments\":" arguments "}}]}"
 #define PROBE_RESULT                                                                              \
     "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":\"qzresult\"}"
 #define PROBE_TOOLS                                                                           \
@@ -264,29 +260,37 @@ static bool has(const struct buf *text, const char *word)
     return text->data && strstr(text->data, word);
 }
 
-static void find_call_caps(struct chat_caps *c, const struct chat_template *t, struct buf *out)
+/* The prompt of a call with its result; `content`: of the message that calls. */
+static bool probe_call(const struct chat_template *t, struct buf *out, const char *content,
+                       const char *arguments)
 {
-    static const char text[] = PROBE_USER "," PROBE_CALL("\"content\":\"\",", TEXT) "," PROBE_RESULT;
-    static const char object[] = PROBE_USER
-        "," PROBE_CALL("\"content\":\"\",", OBJECT) "," PROBE_RESULT;
+    char messages[1024];
 
+    snprintf(messages, sizeof(messages),
+             PROBE_USER ",{\"role\":\"assistant\",\"content\":%s,\"reasoning_content\":"
+                        "\"qzthought\",\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":"
+                        "\"function\",\"function\":{\"name\":\"qzcall\",\"arguments\":%s}}]}"
+                        "," PROBE_RESULT,
+             content, arguments);
+    return probe(t, out, PROBE_TOOLS, messages);
+}
+
+static void find_call_caps(struct chat_caps *c, const struct chat_template *t, const char *content,
+                           struct buf *out)
+{
     /* A template that writes each argument by itself needs an object. Else, as text, they
      * keep the spelling that the client sent, if the template writes them as they are. */
-    bool ok = probe(t, out, PROBE_TOOLS, object) && has(out, "qzvalue") && !has(out, "'qzkey'");
+    bool ok = probe_call(t, out, content, OBJECT) && has(out, "qzvalue") && !has(out, "'qzkey'");
     bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
-    bool as_text = !apart && probe(t, out, PROBE_TOOLS, text) &&
-                   has(out, "{\"qzkey\":\"qzvalue\"}");
+    bool as_text =
+        !apart && probe_call(t, out, content, TEXT) && has(out, "{\"qzkey\":\"qzvalue\"}");
     if (!as_text) {
-        c->arguments = probe(t, out, PROBE_TOOLS, object) && ok;
+        c->arguments = probe_call(t, out, content, OBJECT) && ok;
     }
     c->calls = as_text || c->arguments;
     c->results = has(out, "qzresult");
     c->reasoning = has(out, "qzthought");
-    ok = c->arguments
-             ? probe(t, out, PROBE_TOOLS,
-                          PROBE_USER "," PROBE_CALL("\"content\":null,", OBJECT) "," PROBE_RESULT)
-                  : probe(t, out, PROBE_TOOLS,
-                          PROBE_USER "," PROBE_CALL("\"content\":null,", TEXT) "," PROBE_RESULT);
+    ok = probe_call(t, out, "null", c->arguments ? OBJECT : TEXT);
     c->null = ok && !has(out, "None");
 }
 
@@ -305,7 +309,10 @@ static void find_caps(struct chat_template *t)
                      "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"qzpart\"}]}") &&
                has(&out, "qzpart") && !has(&out, "'text'");
     c->tools = probe(t, &out, PROBE_TOOLS, PROBE_USER) && has(&out, "qzcall");
-    find_call_caps(c, t, &out);
+    find_call_caps(c, t, "\"\"", &out);
+    if (!c->calls) { /* some templates write calls only where there is no content */
+        find_call_caps(c, t, "null", &out);
+    }
     buf_release(&out);
 }
 

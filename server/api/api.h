@@ -233,7 +233,7 @@ int messages_put(struct buf *b, const cJSON *messages, bool mark, const struct a
 /* Refuse numbers in `v`, a value of the field `name`, that the template engine cannot
  * represent: integers beyond 64 bits, and doubles that are not finite. */
 int template_numbers(const char *name, const cJSON *v, struct err *e);
-/* Read the fields that constrain the output into c->params.grammar (api_structured.c).
+/* Read the fields that constrain the output into c->params.grammar (api_grammar.c).
  * Of a chat: after the prompt was rendered, together with its tools. */
 int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
                     struct err *e);

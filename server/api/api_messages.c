@@ -354,9 +354,9 @@ static int put_reasoning(struct buf *b, const cJSON *m, const struct history *h,
 /* Other members that are strings: name, and what the template may use. */
 static int put_others(struct buf *b, const cJSON *m, bool named, int i, struct err *e)
 {
-    static const char *const WRITTEN[] = {"role",         "content",      "reasoning",
-                                          "tool_calls",   "reasoning_content",
-                                          "tool_call_id", "function_call"};
+    static const char *const WRITTEN[] = {"role",         "content",           "reasoning",
+                                          "tool_calls",   "reasoning_content", "tool_call_id",
+                                          "function_call"};
     int n = 0;
 
     for (const cJSON *k = m->child; k; k = k->next) {

@@ -18,9 +18,9 @@
 
 #define JSON_SCHEMA "{\"oneOf\":[{\"type\":\"object\"},{\"type\":\"string\",\"minLength\":2}]}"
 #define CHOICE_SCHEMA "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"string\"}}"
-#define FUNCTION_SCHEMA                                                                     \
-    "{\"type\":\"object\",\"required\":[\"name\"],\"properties\":{\"name\":{\"type\":"     \
-    "\"string\",\"pattern\":\"^[A-Za-z0-9_.:-]{1,128}$\"},\"description\":{\"type\":"          \
+#define FUNCTION_SCHEMA                                                                \
+    "{\"type\":\"object\",\"required\":[\"name\"],\"properties\":{\"name\":{\"type\":" \
+    "\"string\",\"pattern\":\"^[A-Za-z0-9_.:-]{1,128}$\"},\"description\":{\"type\":"  \
     "\"string\"},\"parameters\":{\"type\":\"object\"},\"strict\":{\"type\":\"boolean\"}}}"
 
 static const struct field completion_rows[] = {
@@ -301,7 +301,8 @@ static const struct field completion_rows[] = {
              "{\"enum\":[\"auto\",\"default\",\"flex\",\"scale\",\"priority\"]}",
              "Accepted; the server has one tier (see priority)."),
     ROW_ACCEPTED("prompt_cache_key", "Accepted: equal prefixes share their cache without a key."),
-    ROW_CHAT("prompt_cache_retention", read_word, "{\"enum\":[\"in-memory\",\"in_memory\",\"24h\"]}",
+    ROW_CHAT("prompt_cache_retention", read_word,
+             "{\"enum\":[\"in-memory\",\"in_memory\",\"24h\"]}",
              "Accepted: prefixes stay cached while there is room."),
     ROW_ACCEPTED("safety_identifier", "Accepted, but has no effect."),
     ROW_CHAT_MISSING("chat_template", "templates of clients"),

@@ -173,7 +173,7 @@ int read_top_logprobs(void *ret, const struct field *f, const cJSON *v,
 }
 
 int read_any_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                struct err *e)
+                    struct err *e)
 {
     (void)ret, (void)ctx;
     return cJSON_IsObject(v) ? 0 : field_wrong_type(f, v, "an object", e);
@@ -215,8 +215,8 @@ int read_word(void *ret, const struct field *f, const cJSON *v, const struct api
     return 0;
 }
 
-int read_modalities(void *ret, const struct field *f, const cJSON *v,
-                    const struct api_context *ctx, struct err *e)
+int read_modalities(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                    struct err *e)
 {
     (void)ret, (void)ctx;
     if (!cJSON_IsArray(v) || !v->child) {

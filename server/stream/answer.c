@@ -31,9 +31,9 @@ struct answer {
     struct chat_tools tools; /* owned; the parsers use them */
     bool parsed; /* the model's format reads the text; else all of it is content */
     bool opens_reasoning, one_call;
-    int32_t id_chars;      /* of the ids that are made here */
-    uint64_t id_seed;      /* state of make_id */
-    struct usage usage;    /* the dialect holds a pointer to it */
+    int32_t id_chars;             /* of the ids that are made here */
+    uint64_t id_seed;             /* state of make_id */
+    struct usage usage;           /* the dialect holds a pointer to it */
     struct answer_choice *choice; /* [info.n_choices] */
 };
 
@@ -122,8 +122,8 @@ void answer_free(struct answer *a)
 
 size_t answer_held(const struct answer *a)
 {
-    size_t n = sizeof(*a) + (size_t)a->info.n_choices * sizeof(*a->choice) +
-               a->dialect->held(a->state);
+    size_t n =
+        sizeof(*a) + (size_t)a->info.n_choices * sizeof(*a->choice) + a->dialect->held(a->state);
 
     for (int32_t i = 0; i < a->info.n_choices; i++) {
         const struct answer_choice *c = &a->choice[i];
@@ -278,7 +278,8 @@ static int read_text(struct answer *a, struct target *t, const struct output *o,
     return rc ? rc : t->rc;
 }
 
-/* The dialect gets the next tokens, if it shows any: at least one slice of each output. */
+/* The dialect gets the next tokens, if it shows any: of each output at least one
+ * slice. */
 static int show_tokens(struct answer *a, struct target *t, const struct output *o,
                        struct answer_cursor *at, int32_t *units)
 {

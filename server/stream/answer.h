@@ -17,8 +17,9 @@
 
 struct answer;
 
-/* An answer in the dialect `d`. `engine` must outlive it, and so must what `info` points
- * to, except `id`. The tools, the echo and opens_reasoning are taken from `c`. */
+/* An answer in the dialect `d`. `engine` must outlive it, and so must what `info`
+ * points to, except `id`. The tools, the echo and opens_reasoning are taken from
+ * `c`. */
 int answer_new(struct answer **ret, const struct engine *engine, const struct dialect *d,
                const struct answer_info *info, struct completion *c, struct err *e);
 void answer_free(struct answer *a); /* NULL: nothing */

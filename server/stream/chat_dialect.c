@@ -24,9 +24,9 @@ struct chat_choice {
 
 struct chat_answer {
     const struct answer_info *info;
-    const struct usage *usage;  /* so far */
-    struct chat_choice *choice; /* [info->n_choices] owned */
-    const struct output *last;  /* of the tokens that came last; NULL: none yet */
+    const struct usage *usage;     /* so far */
+    struct chat_choice *choice;    /* [info->n_choices] owned */
+    const struct output *last;     /* of the tokens that came last; NULL: none yet */
     const struct request *request; /* its request, the stream's; NULL: none yet */
 };
 
@@ -296,7 +296,7 @@ static void put_end(struct buf *b, const struct chat_answer *a, enum finish_reas
                     const char *stop, bool calls)
 {
     const struct output *o = a->last;
-    const char *name = !calls              ? finish_reason_name(finish)
+    const char *name = !calls               ? finish_reason_name(finish)
                        : a->info->functions ? "function_call"
                                             : "tool_calls";
     int32_t len = stop && o ? o->stop_string_len : 0;

@@ -53,14 +53,14 @@ struct dialect {
     int (*init)(void *state, const struct answer_info *info, struct err *e);
     void (*release)(void *state);
     size_t (*held)(const void *state); /* memory that the state holds */
-    /* Append the events before the first output; of a whole body: nothing. `usage` stays
-     * valid, and is that of the answer so far whenever a function is called. */
+    /* Append the events before the first output; of a whole body: nothing. `usage`
+     * stays valid, and is that of the answer so far whenever a function is called. */
     int (*begin)(struct buf *b, void *state, const struct usage *usage);
     /* One event of a choice; of a whole body: kept in the state. */
     int (*event)(struct buf *b, void *state, int32_t choice, const struct answer_event *event);
-    /* (optional) n tokens, from o->token[from] on, that belong to the last events; n may
-     * be 0. Called at least once for every output, behind its events; `o` is valid until
-     * `finish` has returned. */
+    /* (optional) n tokens, from o->token[from] on, that belong to the last events; n
+     * may be 0. Called at least once for every output, behind its events; `o` is valid
+     * until `finish` has returned. */
     int (*tokens)(struct buf *b, void *state, int32_t choice, const struct output *o, int32_t from,
                   int32_t n);
     /* The choice has ended. `calls`: it ended with tool calls. */

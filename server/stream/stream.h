@@ -113,9 +113,9 @@ struct stream {
 
     pthread_mutex_t lock; /* adaptive; held for short times only */
     /* Under `lock`. */
-    struct buf pending;               /* events that the writer has not taken yet */
-    size_t unsent;                    /* bytes that the writer took last; an upper bound */
-    struct collector collector;       /* while there is a queue, the renderer's */
+    struct buf pending;         /* events that the writer has not taken yet */
+    size_t unsent;              /* bytes that the writer took last; an upper bound */
+    struct collector collector; /* while there is a queue, the renderer's */
     /* The answer if it is read by the model's format, instead of `collector`; as that
      * the renderer's while there is a queue. */
     struct answer *answer;

@@ -173,7 +173,8 @@ static void see_message(struct seen *s, const cJSON *d)
     append(s->content, sizeof(s->content), at(d, "content"));
     append(s->reasoning, sizeof(s->reasoning), at(d, "reasoning"));
     if (at(d, "reasoning")) {
-        assert_string_equal(at(d, "reasoning")->valuestring, at(d, "reasoning_content")->valuestring);
+        assert_string_equal(at(d, "reasoning")->valuestring,
+                            at(d, "reasoning_content")->valuestring);
     }
     for (const cJSON *v = at(d, "tool_calls") ? at(d, "tool_calls")->child : NULL; v; v = v->next) {
         see_call(s, v, at(v, "index") ? (int)at(v, "index")->valuedouble : i);
@@ -253,7 +254,7 @@ static void read_all_ways(struct ask q, const char *text, struct seen *ret)
                 for (int32_t i = 0; i < s.n_calls; i++) {
                     assert_string_equal(s.call[i].name, ret->call[i].name);
                     assert_string_equal(s.call[i].arguments, ret->call[i].arguments);
-    assert_int_equal(s.call[i].named, 1); /* once and whole */
+                    assert_int_equal(s.call[i].named, 1); /* once and whole */
                 }
             }
             *ret = s;

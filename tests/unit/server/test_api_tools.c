@@ -29,8 +29,8 @@ static int render(void *arg, const char *context, size_t len, struct buf *out, s
     return buf_puts(out, "prompt");
 }
 
-static int format_grammar(void *arg, const struct chat_tools *t, const char *answer,
-                          bool reasoning, struct buf *out, bool *ret_needed, struct err *e)
+static int format_grammar(void *arg, const struct chat_tools *t, const char *answer, bool reasoning,
+                          struct buf *out, bool *ret_needed, struct err *e)
 {
     (void)arg, (void)reasoning, (void)e;
     asked.n_tools = t ? t->n : 0;
@@ -75,10 +75,9 @@ static struct api_context context_with_tools(void)
 
 #define USER "{\"role\":\"user\",\"content\":\"hi\"}"
 #define BODY(fields) "{\"messages\":[" USER "]," fields "}"
-#define TOOL(name, more) \
-    "{\"type\":\"function\",\"function\":{\"name\":\"" name "\"" more "}}"
-#define CALL(id, name, arguments)                                                          \
-    "{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":\"" name              \
+#define TOOL(name, more) "{\"type\":\"function\",\"function\":{\"name\":\"" name "\"" more "}}"
+#define CALL(id, name, arguments)                                             \
+    "{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":\"" name \
     "\",\"arguments\":\"" arguments "\"}}"
 #define HISTORY(messages) "{\"messages\":[" USER "," messages "]}"
 #define CALLED(calls) "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" calls "]}"
@@ -131,10 +130,9 @@ static void refuse(const struct api_context *ctx, const char *body, const char *
 static void test_tools_reach_the_template_as_they_came(void **state)
 {
     (void)state;
-    accept(BODY("\"tools\":[" TOOL("b", ",\"parameters\":{\"z\":1,\"a\":1.50}") "," TOOL("a", "")
-                "]"),
-           "\"tools\":[" TOOL("b", ",\"parameters\":{\"z\":1,\"a\":1.50}") "," TOOL("a", "") "]",
-           "");
+    accept(
+        BODY("\"tools\":[" TOOL("b", ",\"parameters\":{\"z\":1,\"a\":1.50}") "," TOOL("a", "") "]"),
+        "\"tools\":[" TOOL("b", ",\"parameters\":{\"z\":1,\"a\":1.50}") "," TOOL("a", "") "]", "");
     accept(BODY("\"functions\":[{\"name\":\"f\"}]"), "\"tools\":[" TOOL("f", "") "]", "");
     accept(BODY("\"tools\":[" TOOL("f", "") "],\"tool_choice\":\"none\""), "\"tools\":[", "");
     accept(BODY("\"tools\":[],\"tool_choice\":\"none\""), "\"add_generation_prompt\":true}", "");
@@ -161,8 +159,9 @@ static void test_tools_are_read(void **state)
         struct completion c;
         struct err e;
         char body[512];
-        snprintf(body, sizeof(body), BODY("\"tools\":[" TOOL("f", "") "," TOOL(
-                                          "g", ",\"strict\":true") "]%s"), cases[i].fields);
+        snprintf(body, sizeof(body),
+                 BODY("\"tools\":[" TOOL("f", "") "," TOOL("g", ",\"strict\":true") "]%s"),
+                 cases[i].fields);
         if (parse_with(&ctx, &c, body, &e)) {
             fail_msg("%s: %s", body, e.text);
         }
@@ -198,8 +197,9 @@ static void test_wrong_tools_are_refused(void **state)
     refuse(&ctx, BODY("\"tool_choice\":\"required\""), "tool_choice", "no tools");
     refuse(&ctx, BODY("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
            "tool_choice", "no tools");
-    refuse(&ctx, BODY("\"tools\":[" TOOL("f", "") "],\"tool_choice\":{\"type\":\"function\","
-                      "\"function\":{\"name\":\"g\"}}"),
+    refuse(&ctx,
+           BODY("\"tools\":[" TOOL("f", "") "],\"tool_choice\":{\"type\":\"function\","
+                                            "\"function\":{\"name\":\"g\"}}"),
            "tool_choice", "no tool has that name");
     refuse(&ctx, BODY("\"tools\":[" TOOL("f", "") "],\"tool_choice\":\"any\""), "tool_choice",
            "or name a function");
@@ -226,25 +226,29 @@ static void test_a_model_without_tools_says_so(void **state)
 static void test_calls_reach_the_template(void **state)
 {
     (void)state;
-    accept(HISTORY(CALLED(CALL("a", "f", "{\\\"x\\\": [1.50]}")) ",{\"role\":\"tool\","
-                   "\"tool_call_id\":\"a\",\"content\":\"ok\"}"),
+    accept(HISTORY(CALLED(
+               CALL("a", "f", "{\\\"x\\\": [1.50]}")) ",{\"role\":\"tool\","
+                                                      "\"tool_call_id\":\"a\",\"content\":\"ok\"}"),
            "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"a\",\"type\":"
            "\"function\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":[1.50]}}}]},"
            "{\"role\":\"tool\",\"content\":\"ok\",\"tool_call_id\":\"a\",\"name\":\"f\"}",
            "");
     /* parallel calls, answered in another order; no arguments */
-    accept(HISTORY(CALLED(CALL("a", "f", "") "," CALL("b", "g", "{}")) ","
-                   "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
-                   "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":[{\"type\":\"text\","
-                   "\"text\":\"1\"}]}"),
+    accept(HISTORY(CALLED(CALL("a", "f", "") "," CALL(
+               "b", "g",
+               "{}")) ","
+                      "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
+                      "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":[{\"type\":\"text\","
+                      "\"text\":\"1\"}]}"),
            "{\"role\":\"tool\",\"content\":\"1\",\"tool_call_id\":\"a\",\"name\":\"f\"}", "");
     /* the older form has no ids */
-    accept(HISTORY("{\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"f\","
-                   "\"arguments\":\"{}\"}},{\"role\":\"function\",\"name\":\"f\",\"content\":\"3\"}"),
-           "\"tool_calls\":[{\"id\":\"call00000\",\"type\":\"function\",\"function\":{\"name\":\"f\","
-           "\"arguments\":{}}}]},{\"role\":\"tool\",\"content\":\"3\",\"tool_call_id\":"
-           "\"call00000\",\"name\":\"f\"}",
-           "");
+    accept(
+        HISTORY("{\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"f\","
+                "\"arguments\":\"{}\"}},{\"role\":\"function\",\"name\":\"f\",\"content\":\"3\"}"),
+        "\"tool_calls\":[{\"id\":\"call00000\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+        "\"arguments\":{}}}]},{\"role\":\"tool\",\"content\":\"3\",\"tool_call_id\":"
+        "\"call00000\",\"name\":\"f\"}",
+        "");
 }
 
 static void test_templates_get_what_they_take(void **state)
@@ -278,12 +282,14 @@ static void test_wrong_histories_are_refused(void **state)
     struct api_context ctx = context_with_tools();
 
     (void)state;
-    refuse(&ctx, HISTORY("{\"role\":\"tool\",\"content\":\"x\"}"), "messages", "needs a tool_call_id");
+    refuse(&ctx, HISTORY("{\"role\":\"tool\",\"content\":\"x\"}"), "messages",
+           "needs a tool_call_id");
     refuse(&ctx, HISTORY("{\"role\":\"tool\",\"content\":\"x\",\"tool_call_id\":\"a\"}"),
            "messages", "no assistant message before it has this call");
     refuse(&ctx,
            HISTORY(CALLED(CALL("a", "f", "{}")) ",{\"role\":\"tool\",\"tool_call_id\":\"a\","
-                   "\"content\":\"1\"},{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"1\"}"),
+                                                "\"content\":\"1\"},{\"role\":\"tool\",\"tool_call_"
+                                                "id\":\"a\",\"content\":\"1\"}"),
            "messages", "messages[3] answers the call 'a'");
     refuse(&ctx, HISTORY(CALLED(CALL("a", "f", "{}") "," CALL("a", "f", "{}"))), "messages",
            "two calls of the id 'a'");
@@ -318,10 +324,11 @@ static void test_fields_without_effect_are_checked(void **state)
     struct api_context ctx = context_with_tools();
 
     (void)state;
-    accept(BODY("\"prompt_cache_key\":\"k\",\"safety_identifier\":\"s\",\"store\":true,\"metadata\":"
-                "{\"a\":\"b\"},\"service_tier\":\"auto\",\"prediction\":{\"type\":\"content\","
-                "\"content\":\"x\"},\"modalities\":[\"text\"],\"prompt_cache_retention\":\"24h\""),
-           "", "");
+    accept(
+        BODY("\"prompt_cache_key\":\"k\",\"safety_identifier\":\"s\",\"store\":true,\"metadata\":"
+             "{\"a\":\"b\"},\"service_tier\":\"auto\",\"prediction\":{\"type\":\"content\","
+             "\"content\":\"x\"},\"modalities\":[\"text\"],\"prompt_cache_retention\":\"24h\""),
+        "", "");
     refuse(&ctx, BODY("\"reasoning_effort\":\"much\""), "reasoning_effort", "\"high\"");
     refuse(&ctx, BODY("\"service_tier\":\"fast\""), "service_tier", "\"flex\"");
     refuse(&ctx, BODY("\"verbosity\":2"), "verbosity", "must be a string");
@@ -360,7 +367,8 @@ static void test_each_field_gives_its_grammar(void **state)
          "tag_0: marker(\"<f=\") \"a>\" %json {\"const\":3} \"</f>\"\n",
          GRAMMAR_LARK},
         {"\"response_format\":{\"type\":\"structural_tag\",\"format\":{\"type\":\"triggered_tags\","
-         "\"triggers\":[\"<t>\"],\"tags\":[{\"begin\":\"<t>\",\"content\":{\"type\":\"json_schema\","
+         "\"triggers\":[\"<t>\"],\"tags\":[{\"begin\":\"<t>\",\"content\":{\"type\":\"json_"
+         "schema\","
          "\"json_schema\":{\"const\":4}},\"end\":\"\"}]}}",
          "tag_0: marker(\"<t>\") %json {\"const\":4}\n", GRAMMAR_LARK},
     };
@@ -394,8 +402,9 @@ static void test_what_cannot_be_constrained_is_named(void **state)
            "json_schema must");
     refuse(&ctx, BODY("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}"),
            "response_format", "json_schema.schema must");
-    refuse(&ctx, BODY("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{"
-                      "\"impossible\":1}}}"),
+    refuse(&ctx,
+           BODY("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{"
+                "\"impossible\":1}}}"),
            "response_format", "json_schema.schema: cannot enforce 'impossible'");
     refuse(&ctx, BODY("\"structured_outputs\":{\"regex\":\"a\",\"choice\":[\"a\"]}"),
            "structured_outputs", "not several");
@@ -403,13 +412,16 @@ static void test_what_cannot_be_constrained_is_named(void **state)
            "structured_outputs.xml is not supported");
     refuse(&ctx, BODY("\"structured_outputs\":{\"disable_any_whitespace\":true}"),
            "structured_outputs", "disable_any_whitespace is not supported");
-    refuse(&ctx, BODY("\"structured_outputs\":{\"choice\":[]}"), "structured_outputs", "list of texts");
-    refuse(&ctx, BODY("\"structured_outputs\":{\"json\":\"{\"}"), "structured_outputs", "not valid JSON");
+    refuse(&ctx, BODY("\"structured_outputs\":{\"choice\":[]}"), "structured_outputs",
+           "list of texts");
+    refuse(&ctx, BODY("\"structured_outputs\":{\"json\":\"{\"}"), "structured_outputs",
+           "not valid JSON");
     refuse(&ctx, BODY("\"guided_regex\":\"\""), "guided_regex", "not empty");
     refuse(&ctx, BODY("\"guided_regex\":\"a\",\"guided_choice\":[\"a\"]"), "guided_choice",
            "both constrain");
-    refuse(&ctx, BODY("\"structured_outputs\":{\"structural_tag\":{\"structures\":[{\"begin\":\"x\","
-                      "\"schema\":{},\"end\":\"\"}],\"triggers\":[\"<\"]}}"),
+    refuse(&ctx,
+           BODY("\"structured_outputs\":{\"structural_tag\":{\"structures\":[{\"begin\":\"x\","
+                "\"schema\":{},\"end\":\"\"}],\"triggers\":[\"<\"]}}"),
            "structured_outputs", "none of the triggers");
     refuse(&ctx, BODY("\"structured_outputs\":{\"structural_tag\":\"{\"}"), "structured_outputs",
            "no JSON");
@@ -420,8 +432,8 @@ static void test_what_cannot_be_constrained_is_named(void **state)
 static void test_tools_and_answers_make_one_grammar(void **state)
 {
     (void)state;
-    accept(BODY("\"tools\":[" TOOL("f", ",\"parameters\":{\"const\":5}")
-                "],\"tool_choice\":\"required\""),
+    accept(BODY("\"tools\":[" TOOL(
+               "f", ",\"parameters\":{\"const\":5}") "],\"tool_choice\":\"required\""),
            "", "{\"const\":5}");
     assert_int_equal(asked.kind, GRAMMAR_LARK);
     accept(BODY("\"tools\":[" TOOL("f", "") "],\"response_format\":{\"type\":\"json_object\"}"), "",
@@ -449,8 +461,8 @@ static void test_a_lax_tool_that_cannot_be_enforced_is_named(void **state)
     assert_string_equal(asked.text, "{\"const\":6}{\"type\":\"object\"}");
     assert_string_equal(c.tools.tool[1].parameters, "{\"impossible\":1}");
     completion_release(&c);
-    refuse(&ctx, BODY("\"tools\":[" TOOL("f", ",\"strict\":true,\"parameters\":{\"impossible\":1}")
-                      "]"),
+    refuse(&ctx,
+           BODY("\"tools\":[" TOOL("f", ",\"strict\":true,\"parameters\":{\"impossible\":1}") "]"),
            "tools", "tools.f.parameters: cannot enforce");
 }
 
