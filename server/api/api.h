@@ -98,8 +98,8 @@ struct completion {
     /* ---- of routes that translate onto chat (translate.h) ---- */
     bool has_ceiling;    /* max_tokens was given as an upper bound, cut to what fits */
     int32_t ignored_int; /* target of accepted fields that have no effect */
-    /* How the answer is written (server/stream/dialect.h); NULL: as chat completions, or
-     * completions. */
+    /* How the answer is written (server/stream/dialect.h); NULL: as chat completions,
+     * or completions. */
     const struct dialect *dialect;
     char *echo; /* owned; answer_info.echo, or NULL */
 };

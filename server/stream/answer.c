@@ -29,7 +29,7 @@ struct answer {
     void *state; /* the dialect's; owned */
     bool initialised, begun;
     struct chat_tools tools; /* owned; the parsers use them */
-    bool parsed; /* the model's format reads the text; else all of it is content */
+    bool parsed;             /* the model's format reads the text; else all of it is content */
     bool opens_reasoning, one_call;
     int32_t id_chars;             /* of the ids that are made here */
     uint64_t id_seed;             /* state of make_id */
