@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "server/api/json_fields.h"
-#include "server/api/translate.h"
+#include "server/api/agents/translate.h"
 
 static int refuse(struct err *e, const char *param, const char *text)
 {

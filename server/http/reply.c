@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "server/http/http.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/dialects.h"
 
 void reply_init(struct reply *r, int status)
 {

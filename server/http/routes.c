@@ -5,7 +5,7 @@
 
 #include "server/api/json_fields.h"
 #include "server/http/http.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/dialects.h"
 
 static void reply_failure(struct reply *r, const struct err *e)
 {

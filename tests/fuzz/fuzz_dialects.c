@@ -1,14 +1,14 @@
 /* Answers of agents' APIs: whatever a model writes and in whatever order, every event
  * and every body is valid JSON, events are numbered, and items that begin also end. The
  * first byte: 0x01 messages, else responses; 0x02: one body; the next ones give the
- * events, each a kind, a length and a text. covers: server/stream/answer_items.c
- * server/stream/responses_dialect.c server/stream/messages_dialect.c */
+ * events, each a kind, a length and a text. covers: server/stream/agents/answer_items.c
+ * server/stream/agents/responses_dialect.c server/stream/agents/messages_dialect.c */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/api/json_fields.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/dialects.h"
 
 #define CHECK(x)                                                      \
     do {                                                              \

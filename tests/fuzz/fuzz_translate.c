@@ -2,12 +2,12 @@
  * one sentence, or what it became is inside every limit. The first byte: 0x01 messages,
  * else responses; 0x02: its tokens are only counted; 0x40: a template that refuses
  * system messages behind the first; 0x80: unknown fields refused. covers:
- * server/api/translate.c server/api/responses.c server/api/responses_input.c
- * server/api/messages.c */
+ * server/api/agents/translate.c server/api/agents/responses.c server/api/agents/responses_input.c
+ * server/api/agents/messages.c */
 #include <stdio.h>
 
 #include "server/api/json_fields.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/dialects.h"
 #include "tests/unit/api_context.h"
 
 #define CHECK(x)                                                       \

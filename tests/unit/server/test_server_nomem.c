@@ -4,7 +4,7 @@
 
 #include "server/access/auth.h"
 #include "server/stream/collect.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/dialects.h"
 #include "tests/unit/api_context.h"
 
 static int parse_all(void)

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "server/api/json_fields.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/dialects.h"
 
 static const struct usage USAGE = {.prompt_tokens = 10, .completion_tokens = 4, .cached_tokens = 6};
 

@@ -1,5 +1,5 @@
 /* Items out of events, and the head of a named event. */
-#include "server/stream/answer_items.h"
+#include "server/stream/agents/answer_items.h"
 
 #include "config/base/limits.h"
 

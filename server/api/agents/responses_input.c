@@ -6,8 +6,8 @@
  */
 #include <string.h>
 
+#include "server/api/agents/translate.h"
 #include "server/api/json_fields.h"
-#include "server/api/translate.h"
 
 /* ---- parts ---- */
 

@@ -16,8 +16,8 @@
 
 #include "config/base/limits.h"
 #include "server/api/api.h"
-#include "server/stream/answer_items.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/answer_items.h"
+#include "server/stream/agents/dialects.h"
 #include "server/stream/sse.h"
 
 #define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)

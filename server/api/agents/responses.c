@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/agents/translate.h"
 #include "server/api/field_rows.h"
 #include "server/api/json_fields.h"
-#include "server/api/translate.h"
 
 /* A member of the body that is larger is not repeated in the answer, whose events would
  * repeat it three times. */

@@ -9,8 +9,8 @@
 
 #include "config/base/limits.h"
 #include "server/api/json_fields.h"
-#include "server/stream/answer_items.h"
-#include "server/stream/dialects.h"
+#include "server/stream/agents/answer_items.h"
+#include "server/stream/agents/dialects.h"
 
 #define PUT(b, literal) buf_append((b), (literal), sizeof(literal) - 1)
 

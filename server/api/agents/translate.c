@@ -1,6 +1,6 @@
 /* What the translations have in common: making a chat request's tree, and system
  * messages that a template refuses. */
-#include "server/api/translate.h"
+#include "server/api/agents/translate.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,9 +11,9 @@
  */
 #include <string.h>
 
+#include "server/api/agents/translate.h"
 #include "server/api/field_rows.h"
 #include "server/api/json_fields.h"
-#include "server/api/translate.h"
 
 /* Agents send an attribution header as a system block of its own, with a checksum that
  * changes from turn to turn. It is no instruction, and left in it would change the
