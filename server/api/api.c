@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/api/json_fields.h"
 #include "server/api/agents/translate.h"
+#include "server/api/json_fields.h"
 
 static int refuse(struct err *e, const char *param, const char *text)
 {

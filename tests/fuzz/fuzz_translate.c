@@ -2,8 +2,8 @@
  * one sentence, or what it became is inside every limit. The first byte: 0x01 messages,
  * else responses; 0x02: its tokens are only counted; 0x40: a template that refuses
  * system messages behind the first; 0x80: unknown fields refused. covers:
- * server/api/agents/translate.c server/api/agents/responses.c server/api/agents/responses_input.c
- * server/api/agents/messages.c */
+ * server/api/agents/translate.c server/api/agents/responses.c
+ * server/api/agents/responses_input.c server/api/agents/messages.c */
 #include <stdio.h>
 
 #include "server/api/json_fields.h"

@@ -3,8 +3,8 @@
 #include "tests/unit/nomem.h"
 
 #include "server/access/auth.h"
-#include "server/stream/collect.h"
 #include "server/stream/agents/dialects.h"
+#include "server/stream/collect.h"
 #include "tests/unit/api_context.h"
 
 static int parse_all(void)

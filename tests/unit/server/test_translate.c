@@ -5,8 +5,8 @@
 
 #include <cmocka.h>
 
-#include "server/api/json_fields.h"
 #include "server/api/agents/translate.h"
+#include "server/api/json_fields.h"
 #include "tests/unit/api_context.h"
 
 /* A body with single quotes for double ones. */
