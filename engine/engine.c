@@ -145,6 +145,9 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->n_blocks = x->n_blocks;
     c->n_host_blocks = x->n_host_blocks;
     c->block_size = x->block_size;
+    c->n_kv_groups = executor_kv_groups(x);
+    memcpy(c->kv_window, x->kv_window, sizeof(c->kv_window));
+    c->kv_window_align = x->kv_window_align;
     c->vocab = x->vocab;
     c->max_len = x->max_len;
     c->tokenizer = e->tokenizer;
@@ -307,7 +310,8 @@ static void log_ready(const struct engine *e)
               LOG_STR("device", e->executor->info.device),
               LOG_STR("dtype", e->executor->info.dtype), LOG_I64("blocks", c->n_blocks),
               LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
-              LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
+              LOG_I64("kv_groups", sched_kv_groups(c)), LOG_I64("max_model_len", c->max_len),
+              LOG_I64("max_num_seqs", c->max_num_seqs),
               LOG_I64("max_num_batched_tokens", c->max_num_batched_tokens));
 }
 

@@ -1,6 +1,6 @@
-/* The cache is a list, the grammar used last in front. It holds a reference to each, and
- * drops the last ones when there are too many or when together they are too large: a
- * grammar grows while it is used, by the states cached with it. */
+/* The cache is a list, the grammar used last in front. It holds a reference to each,
+ * and drops the last ones when there are too many or when together they are too large:
+ * a grammar grows while it is used, by the states cached with it. */
 #include "engine/grammars.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ struct cached {
 struct grammars {
     const struct tokenizer *tokenizer;
     struct constrain_tokens tokens;
-    pthread_mutex_t lock;         /* guards the rest */
+    pthread_mutex_t lock;          /* guards the rest */
     struct constrain_vocab *vocab; /* NULL: not made yet */
     struct cached *first;
 };

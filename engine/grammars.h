@@ -1,5 +1,5 @@
-/* Compiled grammars: made from the text of requests for the model's vocabulary, and kept
- * for the requests that send the same text again. */
+/* Compiled grammars: made from the text of requests for the model's vocabulary, and
+ * kept for the requests that send the same text again. */
 #ifndef QUIRE_ENGINE_GRAMMARS_H
 #define QUIRE_ENGINE_GRAMMARS_H
 

@@ -31,7 +31,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 9
+#define BACKEND_ABI 11
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -108,18 +108,22 @@ struct weight_desc {
 
 /* ---- key/value cache ---- */
 
-/* Where a block's keys and values lie. The only place that knows the order of the axes:
- * [block][layer][k|v][kv_head][token][dim]. */
+/* Where a block's keys and values lie in one KV group: layers of one kind of attention
+ * that share block tables. All groups take blocks from one pool, so their blocks have
+ * the same number of tokens and of bytes. The only place that knows the order of the
+ * axes: [block][layer][k|v][kv_head][token][dim]. */
 struct kv_layout {
     int32_t block_size; /* tokens */
-    int32_t n_layers;   /* of this pipeline stage */
+    int32_t n_layers;   /* of the group on this pipeline stage, unused ones included */
     int32_t n_kv_heads; /* of this rank */
     int32_t head_dim;   /* elements of one head's key or value */
-    enum dtype dtype;   /* of an element */
+    enum dtype dtype;   /* of an element; need not be that of weights or activations */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
+/* Whether groups of these layouts can share one pool of blocks. */
+bool kv_layouts_agree(const struct kv_layout *l, int32_t n);
 static inline int64_t kv_layout_block_bytes(const struct kv_layout *l)
 {
     return l->block_stride * dtype_bytes(l->dtype);
@@ -156,7 +160,8 @@ struct rope {
 };
 
 struct attention {
-    int32_t layer;                         /* of the cache, from 0 on every pipeline stage */
+    int32_t group; /* KV group of the layer */
+    int32_t layer; /* in the group's blocks, from 0 on every pipeline stage */
     int32_t n_heads, n_kv_heads, head_dim; /* of this rank */
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
@@ -198,9 +203,10 @@ struct backend_config {
     int32_t threads;            /* CPU: 0 = physical cores */
     int32_t device;             /* CUDA ordinal */
     int32_t max_tokens;         /* of a step */
-    int32_t max_seqs;           /* block-table rows, and sequences of a step */
+    int32_t max_seqs;           /* block-table rows of a KV group, and sequences of a step */
     int32_t max_samples;        /* sampling rows of a step */
     int32_t max_blocks_per_seq; /* width of a block-table row */
+    int32_t n_kv_groups;        /* KV groups; 0: one */
     int32_t vocab;              /* ids of a mask, and columns of the logits; 0: unknown, no masks */
     /* rows of logits that one call of sample gets; 0: unknown, buffers for them are
      * allocated on first use */
@@ -215,6 +221,11 @@ struct backend_config {
     int32_t local_rank, local_world_size;
 };
 
+static inline int32_t backend_kv_groups(const struct backend_config *c)
+{
+    return MAX(c->n_kv_groups, 1);
+}
+
 struct backend_memory {
     int64_t total_bytes, free_bytes; /* of the device, or of the machine */
 };
@@ -226,6 +237,9 @@ struct backend {
     char note[256];             /* for logs: a problem found at opening and worked around, or "" */
     bool async;                 /* operations return before they are done */
     enum dtype act_dtype_of[4]; /* activations' type for weights of a given enum dtype */
+    /* attention with a window may load keys from the last multiple of this many tokens
+     * on that is not behind the first visible one; 0: of 1 */
+    int32_t window_align;
 };
 
 /* Functions that return int give 0, or a negative code and the reason in `e`. */
@@ -242,7 +256,7 @@ struct backend_ops {
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                    struct err *e);
     /* The key/value cache: n_blocks on the device, n_host_blocks in host memory for
-     * swapping (may be 0). Once. */
+     * swapping (may be 0). l [n_kv_groups]: the layout of each group. Once. */
     int (*kv_create)(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
                      int32_t n_host_blocks, struct err *e);
     /* Block until weights are in place. (optional) */
@@ -258,10 +272,10 @@ struct backend_ops {
      * called. False: call them; the backend may record them. A backend serves one
      * model, so the batch alone identifies the graph. (optional) */
     bool (*replay)(struct backend *b, const struct batch *batch);
-    /* The late masks of a step, as executor.h says: mask[n] for all micro-batches of the
-     * step, maybe before it has begun. Those of two steps are kept. `sample` waits for
-     * them where a row has one. NULL: it never waits again. Any thread, one at a time.
-     * ERR_INVALID: more than max_seqs, or the vocabulary is unknown. */
+    /* The late masks of a step, as executor.h says: mask[n] for all micro-batches of
+     * the step, maybe before it has begun. Those of two steps are kept. `sample` waits
+     * for them where a row has one. NULL: it never waits again. Any thread, one at a
+     * time. ERR_INVALID: more than max_seqs, or the vocabulary is unknown. */
     int (*masks)(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
                  struct err *e);
     /* Everything of the step is enqueued (async) or done. */

@@ -54,6 +54,7 @@ enum {
     LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */
     LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */
     LIMIT_LAYERS = 512,
+    LIMIT_KV_GROUPS = 8,
     LIMIT_HEADS = 1024,
     LIMIT_EXPERTS = 1024, /* of a layer */
     LIMIT_HEAD_DIM = 512,

@@ -29,7 +29,7 @@ enum {
     CONFIG_NOMEM = -3,  /* of automaton_next: memory ran out */
     CONFIG_WORK = -4,   /* of automaton_next: one step took too much work */
     CHUNK = 64,         /* configs allocated together */
-    MAX_CHUNKS = 1 << 14,
+    MAX_CHUNKS = 1 << 12,
 };
 
 enum { ROOT_ROW = -1, OWN_ROW = -2 }; /* in place of a row: where the whole text ends; itself */
@@ -61,7 +61,9 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    _Atomic(int32_t) slot;  /* of the mask cache, or -1; a hint */
+    /* Kinds of bytes (vocab_kind) that lead back, and bit 31 once they are known. */
+    _Atomic(uint32_t) stays;
+    _Atomic(int32_t) slot; /* of the mask cache, or -1; a hint */
 };
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
@@ -118,6 +120,7 @@ struct automaton {
     pthread_mutex_t mask_lock; /* guards what follows */
     struct mask_slot *slot;    /* [n_slots], owned */
     uint32_t *masks;           /* [n_slots][words], owned */
+    int32_t n_kept;            /* slots that ever held a mask */
     int32_t n_slots, hand;     /* masks that are kept; the next to be replaced */
 };
 

@@ -21,7 +21,7 @@ int grammar_build_begin(struct grammar_builder **ret, const struct constrain_voc
     b->budget = (struct budget){.max_bytes = l->bytes,
                                 .max_items = l->items,
                                 .max_work = (int64_t)l->work_us * WORK_PER_US,
-                                .deadline_us = clock_us() + l->work_us};
+                                .deadline_us = budget_clock_us() + l->work_us};
     if (!rx_init(&b->rx, &b->budget) ||
         !budget_grow(&b->budget, &b->sym, &b->cap_syms, 16, sizeof(*b->sym))) {
         grammar_build_abandon(b);

@@ -16,6 +16,7 @@ struct sym {
 /* Code points, sorted, none twice: what a node made by rx_class stands for. */
 struct rx_chars {
     int32_t first, n; /* range[first .. first + n) of the builder */
+    rx_id escaped;    /* rx_escaped of them, once made */
 };
 
 struct grammar_builder {
@@ -24,6 +25,7 @@ struct grammar_builder {
     struct budget budget;                /* of all that is built */
     struct err err;                      /* the first error; code 0: none */
     struct rx rx;                        /* the expressions */
+    rx_id any;                           /* rx_any, once made */
     struct sym *sym;                     /* [n_syms], owned; 0 is none */
     int32_t n_syms, cap_syms;            /* symbols, and how many fit */
     int32_t *part, n_parts, cap_parts;   /* parts of symbols, owned */

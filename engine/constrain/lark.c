@@ -1,7 +1,8 @@
 /* Reading grammars in a dialect of Lark's notation (lark.h).
  *
- * A name becomes a rule of the builder where it is first met, and is defined later. In a
- * rule, what %ignore names may follow each terminal, and stand in front of the first. */
+ * A name becomes a rule of the builder where it is first met, and is defined later. In
+ * a rule, what %ignore names may follow each terminal, and stand in front of the first.
+ * */
 #include "engine/constrain/lark.h"
 
 #include <stdlib.h>
@@ -650,7 +651,7 @@ sym_id lark_build(struct grammar_builder *b, const char *text, size_t len)
         return 0;
     }
     l.ignored = sym_rule(b);
-    if (l.ignored) {
+    if (l.ignored && budget_grow(&b->budget, &l.part, &l.cap_parts, 1, sizeof(*l.part))) {
         start = read_grammar(&l);
     }
     free(l.name);

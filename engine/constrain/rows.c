@@ -231,8 +231,8 @@ static void predict(struct automaton *a, int32_t rule)
     }
 }
 
-/* Gather the items that wait, from those of a->work on: what they wait for is predicted,
- * and what may be empty is skipped in what was predicted. */
+/* Gather the items that wait, from those of a->work on: what they wait for is
+ * predicted, and what may be empty is skipped in what was predicted. */
 static void close_row(struct automaton *a)
 {
     const struct cfg *g = a->cfg;

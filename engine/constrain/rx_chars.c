@@ -317,7 +317,7 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
     }
     if (!b->chars_of[x] && budget_grow(&b->budget, &b->chars, &b->cap_chars,
                                        (int64_t)b->n_chars + 1, sizeof(*b->chars))) {
-        b->chars[b->n_chars] = (struct rx_chars){first, b->n_ranges - first};
+        b->chars[b->n_chars] = (struct rx_chars){first, b->n_ranges - first, 0};
         b->chars_of[x] = ++b->n_chars;
     } else {
         b->n_ranges = first;
@@ -336,6 +336,7 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     if (n > 0) {
         memcpy(sorted, range, (size_t)n * sizeof(*sorted));
     }
+    budget_grow(&b->budget, &b->range, &b->cap_ranges, 1, sizeof(*b->range));
     append_all(b, sorted, n, negated);
     free(sorted);
     if (b->budget.failed) {
@@ -348,7 +349,10 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
 
 rx_id rx_any(struct grammar_builder *b)
 {
-    return rx_repeat(b, rx_class(b, NULL, 0, true), 0, -1);
+    if (!b->any) {
+        b->any = rx_repeat(b, rx_class(b, NULL, 0, true), 0, -1);
+    }
+    return b->any;
 }
 
 static rx_id bytes_of(struct grammar_builder *b, const char *text, size_t len, bool any_case)

@@ -37,6 +37,28 @@ static bool starts_with(const struct rx *r, const struct rx_node *n, int32_t sym
     return n->kind == RX_SET && r->set[n->a].bit[byte / 32] >> (byte % 32) & 1;
 }
 
+/* starts_with, noted: symbols of which all answers are the same have one derivative. */
+static bool looks_at(struct rx *r, const struct rx_node *n, int32_t symbol)
+{
+    bool there = starts_with(r, n, symbol);
+
+    if (r->noting && n->kind == RX_SET) {
+        for (int i = 0; i < 8; i++) {
+            uint32_t in = r->classes_in[n->a].bit[i];
+            r->alike.bit[i] &= there ? in : ~in;
+        }
+    }
+    return there;
+}
+
+/* Whether x is one byte or token, and not this one: what follows need not be made. */
+static bool starts_otherwise(struct rx *r, rx_id x, int32_t symbol)
+{
+    const struct rx_node *n = &r->node[x];
+
+    return (n->kind == RX_SET || n->kind == RX_TOKEN) && !looks_at(r, n, symbol);
+}
+
 /* Emit the derivative of x followed by `rest`. Recursion is bounded by the height. */
 static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
 {
@@ -45,13 +67,16 @@ static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
         switch ((enum rx_kind)n.kind) {
         case RX_SET:
         case RX_TOKEN:
-            if (starts_with(r, &n, symbol)) {
+            if (looks_at(r, &n, symbol)) {
                 emit(r, rest);
             }
             return;
         case RX_CONCAT:
             x = lean_right(r, x);
             n = r->node[x];
+            if (starts_otherwise(r, n.a, symbol)) {
+                return;
+            }
             derive(r, n.a, symbol, rx_make_concat(r, n.b, rest));
             if (!rx_has(r, n.a, RX_NULLABLE)) {
                 return;
@@ -63,6 +88,9 @@ static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
             x = n.a;
             break;
         case RX_REPEAT: {
+            if (starts_otherwise(r, n.a, symbol)) {
+                return;
+            }
             int32_t min = MAX(n.b - 1, 0), max = n.c < 0 ? -1 : n.c - 1;
             rest = rx_make_concat(r, rx_make_repeat(r, n.a, min, max), rest);
             x = n.a;
@@ -119,7 +147,8 @@ rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
 /* ---- liveness ---- */
 
 /* What the parts say: 1 live, 0 dead, -1 the derivatives must say. A node whose search
- * is under way counts as dead: a text that is found only through it has a shorter one. */
+ * is under way counts as dead: a text that is found only through it has a shorter one.
+ * */
 static int from_parts(struct rx *r, rx_id x)
 {
     struct rx_node n = r->node[x];

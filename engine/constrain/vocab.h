@@ -23,10 +23,13 @@ enum trie_kind {
     N_TRIES,
 };
 
+/* Of a node's token: there are others of the same bytes. */
+enum { TRIE_SAME = 1 << 30 };
+
 struct trie_node {
     uint32_t end : 24; /* behind the last node of the subtree */
     uint32_t byte : 8; /* on the edge to the node */
-    int32_t token;     /* the token that ends here, or -1; others of its bytes: `same` */
+    int32_t token;     /* the token that ends here, or -1; with TRIE_SAME */
 };
 
 struct trie {
@@ -49,6 +52,9 @@ struct constrain_vocab {
     int32_t *rest_at;
     /* [trie[TRIE_ALL].n + 1] plain tokens before a node; owned */
     int32_t *plain_at;
+    uint32_t *below;    /* [trie[TRIE_ALL].n] kinds of bytes below a node (vocab_kind); owned */
+    int32_t *all_at;    /* [trie[TRIE_ALL].n + 1] tokens before a node; owned */
+    int32_t *all_ids;   /* the tokens in the order of the trie; owned */
     int32_t *plain_ids; /* plain tokens in the order of the trie; owned */
     int32_t child[257]; /* nodes of TRIE_ALL at depth one; the last is its end */
     int32_t n_children; /* of them */
@@ -56,6 +62,17 @@ struct constrain_vocab {
     int (*encode)(const void *arg, const char *text, size_t len, int32_t **ret_ids, int32_t *ret_n);
     const void *arg; /* of encode */
 };
+
+/* The first token of a node, or -1. */
+static inline int32_t trie_token(const struct trie_node *n)
+{
+    return n->token < 0 ? -1 : n->token & ~TRIE_SAME;
+}
+
+/* Bytes are of one of these many kinds: letters, digits, the marks that texts of some
+ * form have, and others. */
+enum { N_BYTE_KINDS = 24 };
+int vocab_kind(uint8_t byte);
 
 static inline bool mask_has(const uint32_t *mask, int32_t id)
 {

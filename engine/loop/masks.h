@@ -1,6 +1,6 @@
 /* The masks of sequences under a grammar, computed on threads of their own while the
- * device runs: the engine's thread never computes one. The order of the calls is that of
- * engine/sched/decode/constrained.h.
+ * device runs: the engine's thread never computes one. The order of the calls is that
+ * of engine/sched/decode/constrained.h.
  *
  * At most one step's masks are under way: those of step N are begun when N-1 was
  * committed, and N is committed when they are done. */
@@ -16,11 +16,11 @@ enum { MASKS_THREADS = 8, MASKS_SETS = 8 };
 struct masks {
     struct executor *executor; /* borrowed */
     struct sched_config config;
-    int32_t n_sets, words;        /* of `set`; of a mask */
+    int32_t n_sets, words;           /* of `set`; of a mask */
     struct mask_set set[MASKS_SETS]; /* launch i uses set[i % n_sets] */
-    uint64_t n_planned, n_begun;  /* launches; the engine's thread */
-    uint32_t *word;               /* [max_num_seqs * words] of the set under way */
-    struct late_mask *late;       /* [max_num_seqs] likewise, for the executor */
+    uint64_t n_planned, n_begun;     /* launches; the engine's thread */
+    uint32_t *word;                  /* [max_num_seqs * words] of the set under way */
+    struct late_mask *late;          /* [max_num_seqs] likewise, for the executor */
     pthread_t thread[MASKS_THREADS];
     int32_t n_threads;
     pthread_mutex_t lock;   /* guards the rest */
@@ -41,8 +41,7 @@ void constraint_node_free(struct constraint_node *n);
 void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word);
 
 /* Starts the threads; `x` must outlive it. ERR_NOMEM, ERR_IO. */
-int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c,
-               struct err *e);
+int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, struct err *e);
 /* Ends the threads, and frees what was dropped. NULL: nothing. */
 void masks_free(struct masks *m);
 

@@ -4,8 +4,8 @@
  *
  * Its tokens are bytes of the byte tokenizer, letters and spaces in about the
  * proportions of English text, chosen by a hash of (seed, position): a request gives
- * the same text whenever it is sent with the same seed. Bans, allowed ids and late masks
- * are respected; a step with late masks is answered when it is waited for. */
+ * the same text whenever it is sent with the same seed. Bans, allowed ids and late
+ * masks are respected; a step with late masks is answered when it is waited for. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -46,8 +46,8 @@ struct null_slot {
 struct null_masks {
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t changed;
-    uint64_t step; /* that they are of */
-    bool given_up; /* none will come any more */
+    uint64_t step;                /* that they are of */
+    bool given_up;                /* none will come any more */
     uint32_t (*word)[NULL_WORDS]; /* [max_num_seqs] */
 };
 

@@ -71,11 +71,13 @@ static int check_config(const struct backend_config *c, struct err *e)
 {
     if (c->max_tokens < 1 || c->max_tokens > LIMIT_BATCHED_TOKENS || c->max_seqs < 1 ||
         c->max_seqs > LIMIT_NUM_SEQS || c->max_samples < 0 || c->max_blocks_per_seq < 0 ||
-        c->max_blocks_per_seq > LIMIT_MODEL_LEN) {
+        c->max_blocks_per_seq > LIMIT_MODEL_LEN || c->n_kv_groups < 0 ||
+        c->n_kv_groups > LIMIT_KV_GROUPS) {
         return err_set(
             e, ERR_INVALID,
-            "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence",
-            c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq);
+            "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence, "
+            "%d KV groups",
+            c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq, c->n_kv_groups);
     }
     return 0;
 }

@@ -67,13 +67,13 @@ struct cpu_backend {
     uint64_t n_dummies;              /* dummy weights made so far, the salt of their values */
 
     /* The cache; kv_data is NULL before kv_create. */
-    struct kv_layout kv;
-    int32_t n_blocks, n_host_blocks; /* of kv_data, of kv_host */
-    char *kv_data, *kv_host;         /* blocks that attention reads; blocks swapped out */
+    struct kv_layout kv[LIMIT_KV_GROUPS]; /* of each KV group */
+    int32_t n_blocks, n_host_blocks;      /* of kv_data, of kv_host */
+    char *kv_data, *kv_host;              /* blocks that attention reads; blocks swapped out */
     /* [n_blocks + n_host_blocks, block_size] ids of the tokens in kv_data's blocks,
      * then in kv_host's */
     int32_t *slot_token;
-    int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
+    int32_t *table; /* [n_kv_groups, max_seqs, max_blocks_per_seq] block ids */
 
     /* Scratch of linear; grows to the largest seen. */
     char *packed;                   /* x packed for tiles, or for panels */
@@ -113,6 +113,21 @@ struct cpu_backend {
 static inline struct cpu_backend *cpu_of(struct backend *b)
 {
     return CONTAINER_OF(b, struct cpu_backend, base);
+}
+
+/* The row of a KV group's block tables. */
+static inline int32_t *cpu_table(const struct cpu_backend *c, int32_t group, int32_t row)
+{
+    return c->table + ((int64_t)group * c->config.max_seqs + row) * c->config.max_blocks_per_seq;
+}
+
+/* The slot of token t of the step in a KV group. */
+static inline int32_t cpu_slot(const struct cpu_backend *c, int32_t group, int32_t t)
+{
+    const struct batch *b = &c->batch;
+
+    return group == 0 ? b->slot[t]
+                      : b->group_slot[(int64_t)t * (backend_kv_groups(&c->config) - 1) + group - 1];
 }
 
 /* Record the first failure of an operation, and abort the other ranks' calls; step_end

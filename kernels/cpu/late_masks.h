@@ -19,10 +19,10 @@ struct late_slot {
 };
 
 struct late_masks {
-    pthread_mutex_t lock;    /* guards all below but `now` */
-    pthread_cond_t changed;  /* masks have arrived, or `given_up` was set */
-    int32_t max, words;      /* masks of a step at most; words of a mask */
-    bool given_up;           /* no more masks will come */
+    pthread_mutex_t lock;   /* guards all below but `now` */
+    pthread_cond_t changed; /* masks have arrived, or `given_up` was set */
+    int32_t max, words;     /* masks of a step at most; words of a mask */
+    bool given_up;          /* no more masks will come */
     struct late_slot slot[LATE_SLOTS];
     const struct late_slot *now; /* of the step that samples; NULL: rows go without */
 };

@@ -86,8 +86,8 @@ static float penalised(float x, uint32_t count, const struct sample_row *s)
 /* The token at `position` of the row's sequence. */
 static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s, int32_t position)
 {
-    int32_t size = c->kv.block_size;
-    int32_t block = c->table[(int64_t)s->row * c->config.max_blocks_per_seq + position / size];
+    int32_t size = c->kv[0].block_size;
+    int32_t block = cpu_table(c, 0, s->row)[position / size];
 
     return c->slot_token[(int64_t)block * size + position % size];
 }

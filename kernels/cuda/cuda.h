@@ -41,7 +41,7 @@ struct cuda_step {
 
 /* A decode step captured as a CUDA graph. The first fields but two are its key. */
 struct cuda_graph {
-    int32_t rows;                    /* padded number of sequences */
+    int32_t rows;                               /* padded number of sequences */
     bool greedy, topk_merge, shared, late_mask; /* as in cuda_backend */
     /* steps with this key so far; the second is captured, once all set-up is done */
     int32_t n_seen;
@@ -113,7 +113,7 @@ struct cuda_backend {
     /* masks of this step come after its launch; the kernel that waits for them was
      * enqueued */
     bool late_mask, late_waited;
-    int32_t padded;  /* rows of the step's graph; n_tokens without one */
+    int32_t padded; /* rows of the step's graph; n_tokens without one */
 
     /* graphs */
     struct cuda_graph *graph;     /* [n_graphs] */
@@ -199,6 +199,10 @@ int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
 /* Requests pinning of the slice that holds host_block, which is about to be copied. */
 void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
+/* backend_cuda.c */
+/* The step's arrays with the slots and tables of a KV group. */
+struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group);
+
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);
 void cuda_swap_release(struct cuda_backend *c);
@@ -224,7 +228,8 @@ struct split_kv_plan cuda_split_kv(const struct cuda_backend *c, const int32_t *
 
 /* late_masks.c */
 int cuda_late_init(struct cuda_backend *c, struct err *e);
-/* Kernels that wait for masks go on; called before the device is waited for at the end. */
+/* Kernels that wait for masks go on; called before the device is waited for at the
+ * end. */
 void cuda_late_give_up(struct cuda_backend *c);
 void cuda_late_release(struct cuda_backend *c);
 /* backend_ops.masks. */

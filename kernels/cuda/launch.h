@@ -52,6 +52,7 @@ struct step_header {
     int32_t n_seqs, n_decode;    /* all sequences; leading ones of one token */
     int32_t n_logits, n_samples; /* logits rows; samples taken from them */
     int32_t n_table_update;      /* block-table updates */
+    int32_t n_kv_groups;         /* KV groups */
     int32_t n_windows;           /* different sliding windows */
     int32_t top_stride;          /* best tokens per sample */
     int32_t n_late_mask;         /* masks that come after the launch */
@@ -64,6 +65,7 @@ struct step_header {
     /* when ranks share the sampling: rank 0's pinned host memory, where they end up */
     struct step_results host_results;
     int32_t off_token, off_token_src, off_position, off_slot; /* [n_tokens] */
+    int32_t off_group_slot;                                   /* [n_tokens][n_kv_groups - 1] */
     int32_t off_q_start, off_kv_len, off_row;                 /* [n_seqs + 1], [n_seqs] */
     int32_t off_update, off_table_block;                      /* table updates, their block ids */
     /* [n_logits], [n_samples], [n_logits + 1] first sample of each logits row */
@@ -79,17 +81,19 @@ struct step_header {
 /* Arrays at fixed addresses, which launch_prologue fills from the staging buffer and
  * captured kernels read. */
 struct step_arrays {
-    struct step_header *header;       /* the staging buffer itself */
-    int32_t *token, *position, *slot; /* [max_tokens] */
-    int32_t *q_start, *kv_len, *row;  /* [max_seqs + 1] */
-    int32_t *logits_token;            /* [max_samples] */
-    int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
-    struct shared_run *shared;        /* [max_seqs] */
-    int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of the runs' chunks */
+    struct step_header *header;      /* the staging buffer itself */
+    int32_t *token, *position;       /* [max_tokens] */
+    int32_t *slot;                   /* [n_kv_groups][slot_rows] */
+    int32_t *q_start, *kv_len, *row; /* [max_seqs + 1] */
+    int32_t *logits_token;           /* [max_samples] */
+    int32_t *chunk_start;            /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
+    struct shared_run *shared;       /* [max_seqs] */
+    int32_t *shared_start;           /* [max_seqs + 1] exclusive sums of the runs' chunks */
     /* [max_seqs] leading chunks of a sequence that its run covers; layers without a
      * window only */
     int32_t *skip;
-    int32_t *table;                /* [max_seqs, table_width] block ids */
+    int32_t *table;                /* [n_kv_groups][max_seqs][table_width] block ids */
+    int32_t slot_rows;             /* of slot, for one KV group */
     int32_t table_width, max_seqs; /* blocks per row, rows of table */
     /* [n_blocks + n_host_blocks][block_size] token id of each slot, host blocks last;
      * NULL: no cache */

@@ -98,9 +98,10 @@ void chat_parser_free(struct chat_parser *p); /* NULL: nothing */
  * Linear in the length of the answer. ERR_NOMEM. */
 int chat_parser_feed(struct chat_parser *p, const char *text, size_t len, chat_event_fn *fn,
                      void *arg);
-/* The answer has ended: what was held back is reported. A call that has begun and whose
- * arguments are cut short or no valid JSON gets no CHAT_CALL_END; one that has not begun,
- * because its name is not whole, is content where no other call precedes it. */
+/* The answer has ended: what was held back is reported. A call that has begun and
+ * whose arguments are cut short or no valid JSON gets no CHAT_CALL_END; one that has
+ * not begun, because its name is not whole, is content where no other call precedes
+ * it. */
 int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg);
 /* Calls that have begun. */
 int32_t chat_parser_calls(const struct chat_parser *p);

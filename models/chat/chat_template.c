@@ -14,13 +14,13 @@
 
 struct chat_template {
     struct jtemplate jinja;
-    bool usable;       /* `jinja` can be run */
-    bool broken;       /* there is a template, but it cannot be used */
-    bool developer;    /* its text mentions "developer" */
+    bool usable;    /* `jinja` can be run */
+    bool broken;    /* there is a template, but it cannot be used */
+    bool developer; /* its text mentions "developer" */
     struct chat_caps caps;
     const struct chat_format *format;
-    char *specials;    /* members of a JSON object, see chat_template_new; owned */
-    char *text;        /* [len] the template's, owned; NULL: none */
+    char *specials; /* members of a JSON object, see chat_template_new; owned */
+    char *text;     /* [len] the template's, owned; NULL: none */
     size_t len;
     char missing[400]; /* why it is not usable */
 };
@@ -231,11 +231,12 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
 /* ---- what a template can do ---- */
 
 #define PROBE_USER "{\"role\":\"user\",\"content\":\"qzuser\"}"
-#define PROBE_RESULT                                                                              \
-    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":\"qzresult\"}"
-#define PROBE_TOOLS                                                                           \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"qzcall\",\"description\":"    \
-    "\"qzwhat\",\"parameters\":{\"type\":\"object\",\"properties\":{\"qzkey\":{\"type\":"      \
+#define PROBE_RESULT                                                                     \
+    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":" \
+    "\"qzresult\"}"
+#define PROBE_TOOLS                                                                        \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"qzcall\",\"description\":" \
+    "\"qzwhat\",\"parameters\":{\"type\":\"object\",\"properties\":{\"qzkey\":{\"type\":"  \
     "\"string\",\"description\":\"qzkind\"}},\"required\":[\"qzkey\"]}}}],"
 #define OBJECT "{\"qzkey\":\"qzvalue\"}"
 #define TEXT "\"{\\\"qzkey\\\":\\\"qzvalue\\\"}\""
@@ -278,8 +279,9 @@ static bool probe_call(const struct chat_template *t, struct buf *out, const cha
 static void find_call_caps(struct chat_caps *c, const struct chat_template *t, const char *content,
                            struct buf *out)
 {
-    /* A template that writes each argument by itself needs an object. Else, as text, they
-     * keep the spelling that the client sent, if the template writes them as they are. */
+    /* A template that writes each argument by itself needs an object. Else, as text,
+     * they keep the spelling that the client sent, if the template writes them as
+     * they are. */
     bool ok = probe_call(t, out, content, OBJECT) && has(out, "qzvalue") && !has(out, "'qzkey'");
     bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
     bool as_text =

@@ -40,18 +40,18 @@ const char *chat_template_text(const struct chat_template *t, size_t *ret_len);
 /* Whether the template mentions the role "developer". */
 bool chat_template_knows_developer(const struct chat_template *t);
 
-/* What a template makes of messages, found by rendering some: a template ignores what it
- * does not know, or refuses it. */
+/* What a template makes of messages, found by rendering some: a template ignores
+ * what it does not know, or refuses it. */
 struct chat_caps {
-    bool system;     /* the role "system" */
-    bool developer;  /* the role "developer" */
-    bool parts;      /* content as a list of parts */
-    bool tools;      /* `tools`, [{"type": "function", "function": {…}}] */
-    bool calls;      /* `tool_calls` of an assistant's message */
-    bool arguments;  /* their arguments are to be objects, not JSON as text */
-    bool null;       /* a message with calls may have no content, else "" */
-    bool results;    /* the role "tool" */
-    bool reasoning;  /* `reasoning_content` of a message with calls */
+    bool system;    /* the role "system" */
+    bool developer; /* the role "developer" */
+    bool parts;     /* content as a list of parts */
+    bool tools;     /* `tools`, [{"type": "function", "function": {…}}] */
+    bool calls;     /* `tool_calls` of an assistant's message */
+    bool arguments; /* their arguments are to be objects, not JSON as text */
+    bool null;      /* a message with calls may have no content, else "" */
+    bool results;   /* the role "tool" */
+    bool reasoning; /* `reasoning_content` of a message with calls */
 };
 /* Of a template without a usable text: nothing. Valid as long as the template. */
 const struct chat_caps *chat_template_caps(const struct chat_template *t);

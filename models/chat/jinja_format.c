@@ -30,7 +30,8 @@ struct jvalue jdo_percent_format(struct jrun *r, struct jvalue in, const struct 
         } else if (kind == 'd' && a->at[next].type != J_INT && a->at[next].type != J_BOOL) {
             jfail(r, "%%d of %s", jtype_name(a->at[next]));
         } else if (kind == 'd') {
-            buf_printf(&b, "%lld", (long long)(a->at[next].type == J_INT ? a->at[next].i : a->at[next].b));
+            buf_printf(&b, "%lld",
+                       (long long)(a->at[next].type == J_INT ? a->at[next].i : a->at[next].b));
             next++;
         } else {
             jput_str(r, &b, a->at[next++]);
@@ -54,8 +55,9 @@ static struct jvalue field(struct jrun *r, const struct jargs *a, const char *na
             return a->at[i];
         }
     }
-    return index >= 0 && index < a->n ? a->at[index]
-                                      : jfail(r, "format has no value for {%.*s}", (int)MIN(len, 40), name);
+    return index >= 0 && index < a->n
+               ? a->at[index]
+               : jfail(r, "format has no value for {%.*s}", (int)MIN(len, 40), name);
 }
 
 /* "{} and {name}".format(a, name=b) */

@@ -16,8 +16,8 @@ struct many {
     struct microbatch microbatch;
     struct gathered answer[MANY_MAX][ANSWERS];
     uint64_t launched, executed, waited;
-    /* messages of launches that wait for masks, or behind one that does: that of number i
-     * in message[i % ANSWERS] */
+    /* messages of launches that wait for masks, or behind one that does: that of number
+     * i in message[i % ANSWERS] */
     void *message[ANSWERS];
     size_t n_bytes[ANSWERS], max_bytes;
     uint64_t mask_step; /* the step whose masks came last */

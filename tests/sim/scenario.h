@@ -72,7 +72,7 @@ struct scenario {
      * turn. */
     int32_t n_pin;
     bool late_delivery; /* masks come just before a step is waited for */
-    int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
+    int32_t portion;    /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);

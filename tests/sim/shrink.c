@@ -95,10 +95,9 @@ static void at_once(struct sim_request *q)
 }
 
 static void (*const simpler[])(struct sim_request *) = {
-    drop,           one_choice, fewer_choices, no_lists,  no_penalties,
-    no_cancel,      no_parking, no_text_stop,  no_scores, fewer_tokens,
-    shorter_prompt, greedy,     no_ends,       plain,     at_once,
-    no_language,
+    drop,       one_choice,   fewer_choices, no_lists,     no_penalties,   no_cancel,
+    no_parking, no_text_stop, no_scores,     fewer_tokens, shorter_prompt, greedy,
+    no_ends,    plain,        at_once,       no_language,
 };
 
 static bool simplify_requests(struct scenario *s, char *why, size_t why_size)

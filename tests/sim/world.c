@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/loop/masks.h"
 #include "engine/output/emit.h"
 #include "engine/sched/decode/decode.h"
 #include "engine/sched/decode/pack.h"
 #include "engine/sched/decode/stops.h"
-#include "engine/loop/masks.h"
 #include "engine/stats.h"
 #include "tests/sim/language.h"
 #include "tests/sim/many.h"
@@ -785,11 +785,8 @@ static int open_world(struct world *w)
 
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size)
 {
-    struct world w = {.s = s,
-                      .totals = t,
-                      .why = why,
-                      .why_size = why_size,
-                      .states_before = language_states()};
+    struct world w = {
+        .s = s, .totals = t, .why = why, .why_size = why_size, .states_before = language_states()};
 
     why[0] = '\0';
     if (open_world(&w) == 0) {

@@ -71,7 +71,8 @@ static bool same(const struct buf *a, const struct buf *b)
 
 static bool begins(const struct buf *whole, const struct buf *part)
 {
-    return part->len <= whole->len && (!part->len || memcmp(whole->data, part->data, part->len) == 0);
+    return part->len <= whole->len &&
+           (!part->len || memcmp(whole->data, part->data, part->len) == 0);
 }
 
 struct chat_case {
@@ -143,8 +144,9 @@ static void parse(const struct chat_case *c, cJSON *out)
         }
         result_release(&r);
         run(c, cut, true, 0, &r);
-        if (prefix < 0 && (!begins(&whole.content, &r.content) ||
-                           !begins(&whole.reasoning, &r.reasoning) || !begins(&whole.calls, &r.calls))) {
+        if (prefix < 0 &&
+            (!begins(&whole.content, &r.content) || !begins(&whole.reasoning, &r.reasoning) ||
+             !begins(&whole.calls, &r.calls))) {
             prefix = (int64_t)cut;
         }
         result_release(&r);
@@ -270,7 +272,8 @@ static void one(const cJSON *in, cJSON *out)
         caps(template, out);
         return;
     }
-    c.f = name ? chat_format_find(name) : chat_format_of_template(template, template ? strlen(template) : 0);
+    c.f = name ? chat_format_find(name)
+               : chat_format_of_template(template, template ? strlen(template) : 0);
     if (!c.f) {
         cJSON_AddStringToObject(out, "error", "no such format");
         return;

@@ -92,9 +92,8 @@ static sym_id list_symbol(struct schema *s, const struct array_set *a, conj_id w
         return 0;
     }
     int64_t most = max < 0 ? -1 : MAX(max - n, 0);
-    sym_id ret = special && max >= 0 && n >= max
-                     ? 0
-                     : rest_of(s, n, item, special, MAX(min - n, 0), most);
+    sym_id ret =
+        special && max >= 0 && n >= max ? 0 : rest_of(s, n, item, special, MAX(min - n, 0), most);
     for (int32_t i = n - 1; i >= 0; i--) {
         sym_id one = i > 0 ? emit_seq(s, s->comma, front[i]) : front[i];
         ret = emit_seq(s, one, ret);
@@ -213,7 +212,8 @@ static int32_t values_of(struct schema *s, const struct shape *items, rx_id *eac
         one.no = i == 1 && items->no;
         one.yes = i == 2 && items->yes;
         if (i > 2) {
-            one.string = (struct string_set){.rx = s->any, .lit = &items->string.lit[i - 3], .n = 1};
+            one.string =
+                (struct string_set){.rx = s->any, .lit = &items->string.lit[i - 3], .n = 1};
         }
         rx_id x = emit_scalar(s, &one);
         bool known = x == s->never;

@@ -70,7 +70,8 @@ static sym_id ending(struct plan *p, int32_t k)
     if (p->needed) {
         return others_with(p, k);
     }
-    /* A name may be repeated, which is one member: of the other names only one counts. */
+    /* A name may be repeated, which is one member: of the other names only one
+     * counts. */
     if (lack > 1 && p->other) {
         return schema_refuse(p->s, "minProperties", "above the number of named properties"), 0;
     }

@@ -193,9 +193,9 @@ static void add_arrays(struct schema *s, const struct value *v, struct shape *re
 /* Keywords that look at schemas beside them. */
 static bool combines(const struct value *v)
 {
-    static const char *const NAMES[] = {"$ref",         "$dynamicRef",      "allOf", "anyOf", "oneOf",
-                                        "not",          "if",               "then",  "else",
-                                        "dependencies", "dependentSchemas", NULL};
+    static const char *const NAMES[] = {
+        "$ref",         "$dynamicRef",      "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+        "dependencies", "dependentSchemas", NULL};
 
     for (int i = 0; NAMES[i]; i++) {
         if (doc_get(v, NAMES[i])) {

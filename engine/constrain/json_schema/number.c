@@ -231,7 +231,8 @@ struct number_set number_bound(struct schema *s, const struct value *bound, bool
         rx_id nought = cat(s, bytes(s, "0", 1), no_part(s));
         nought = rx_or(s->b, nought, cat(s, minus(s), nought));
         rx_id side = above ? all : cat(s, minus(s), all);
-        set.plain = exclusive ? rx_and(s->b, side, rx_not(s->b, nought)) : rx_or(s->b, side, nought);
+        set.plain =
+            exclusive ? rx_and(s->b, side, rx_not(s->b, nought)) : rx_or(s->b, side, nought);
         set.power = power_bound(s, above, exclusive);
         return set;
     }
@@ -261,7 +262,7 @@ struct number_set number_equal(struct schema *s, const struct value *number)
     } else {
         x = cat(s, x, cat(s, bytes(s, ".", 1), cat(s, bytes(s, d.part, d.n_part), zeros(s))));
     }
-    set.plain = d.negative ? cat(s, minus(s), x)
+    set.plain = d.negative    ? cat(s, minus(s), x)
                 : is_zero(&d) ? rx_or(s->b, x, cat(s, minus(s), x))
                               : x;
     set.whole = d.n_part == 0;
@@ -283,8 +284,8 @@ static rx_id whole_ending(struct schema *s, const char *u, int32_t n)
     return rx_or(s->b, longer, bytes(s, u + lead, n - lead));
 }
 
-/* Sizes whose digits up to the k-th behind the point, as a whole number, end in u[0, t).
- * Shorter fractions are those with zeros at the end. */
+/* Sizes whose digits up to the k-th behind the point, as a whole number, end in u[0,
+ * t). Shorter fractions are those with zeros at the end. */
 static rx_id sizes_ending(struct schema *s, const char *u, int32_t t, int32_t k)
 {
     rx_id x = rx_never(s->b);
@@ -299,8 +300,7 @@ static rx_id sizes_ending(struct schema *s, const char *u, int32_t t, int32_t k)
         int32_t behind = MIN(rest, j);
         rx_id part = rx_empty(s->b);
         if (j > 0) {
-            part = cat(s, digits(s, j - behind, j - behind),
-                       bytes(s, u + rest - behind, behind));
+            part = cat(s, digits(s, j - behind, j - behind), bytes(s, u + rest - behind, behind));
             part = cat(s, bytes(s, ".", 1), part);
         }
         if (j == k) {
@@ -336,7 +336,8 @@ struct number_set number_multiples(struct schema *s, const struct value *of)
     }
     if (power % q != 0 || power / q > SUFFIXES_MAX) {
         grammar_build_fail(s->b, ERR_UNSUPPORTED,
-                           "schema: the keyword 'multipleOf' of %.40s cannot be enforced", of->text);
+                           "schema: the keyword 'multipleOf' of %.40s cannot be enforced",
+                           of->text);
         return set;
     }
     rx_id *x = schema_alloc(s, (size_t)(power / q), sizeof(*x));

@@ -31,11 +31,10 @@ conj_id object_cell_of(struct schema *s, const struct object_set *a, const struc
 
 /* ---- intersection ---- */
 
-static bool and_properties(struct schema *s, const struct object_set *a,
-                           const struct object_set *b, struct object_set *ret)
+static bool and_properties(struct schema *s, const struct object_set *a, const struct object_set *b,
+                           struct object_set *ret)
 {
-    struct property *p =
-        schema_alloc(s, (size_t)(a->n_properties + b->n_properties), sizeof(*p));
+    struct property *p = schema_alloc(s, (size_t)(a->n_properties + b->n_properties), sizeof(*p));
     int32_t n = 0;
 
     if (!p || !grammar_build_work(s->b, 1 + a->n_properties + b->n_properties)) {
@@ -63,8 +62,7 @@ static bool and_properties(struct schema *s, const struct object_set *a,
 static bool and_cells(struct schema *s, const struct object_set *a, const struct object_set *b,
                       struct object_set *ret)
 {
-    struct cell *cell =
-        schema_alloc(s, (size_t)a->n_cells * (size_t)b->n_cells, sizeof(*cell));
+    struct cell *cell = schema_alloc(s, (size_t)a->n_cells * (size_t)b->n_cells, sizeof(*cell));
     int32_t n = 0;
 
     for (int32_t i = 0; cell && i < a->n_cells; i++) {

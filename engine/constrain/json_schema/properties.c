@@ -160,8 +160,8 @@ static const struct object_set *only_names(struct schema *s, const struct value 
     }
     cell[0] = (struct cell){shape->string.rx, CONJ_TRUE};
     cell[1] = (struct cell){rx_not(s->b, shape->string.rx), CONJ_FALSE};
-    *o = (struct object_set){
-        .cell = cell, .n_cells = shape->string.rx == s->any ? 1 : 2, .max = -1};
+    *o =
+        (struct object_set){.cell = cell, .n_cells = shape->string.rx == s->any ? 1 : 2, .max = -1};
     return o;
 }
 

@@ -207,8 +207,7 @@ const struct shape *read_type(struct schema *s, const struct value *v)
 
 /* ---- keywords that combine schemas ---- */
 
-static const struct shape *all_of(struct schema *s, const struct value *v,
-                                  const struct shape *base)
+static const struct shape *all_of(struct schema *s, const struct value *v, const struct shape *base)
 {
     for (int32_t i = 0; i < v->n && base; i++) {
         base = shape_and(s, base, read_schema(s, v->item[i]));
@@ -216,8 +215,7 @@ static const struct shape *all_of(struct schema *s, const struct value *v,
     return base;
 }
 
-static const struct shape *any_of(struct schema *s, const struct value *v,
-                                  const struct shape *base)
+static const struct shape *any_of(struct schema *s, const struct value *v, const struct shape *base)
 {
     const struct shape *ret = s->none;
 
@@ -228,8 +226,7 @@ static const struct shape *any_of(struct schema *s, const struct value *v,
 }
 
 /* One of the branches, and none of the others that share values with it. */
-static const struct shape *one_of(struct schema *s, const struct value *v,
-                                  const struct shape *base)
+static const struct shape *one_of(struct schema *s, const struct value *v, const struct shape *base)
 {
     const struct shape *ret = s->none;
 
@@ -282,7 +279,9 @@ static const struct shape *combine(struct schema *s, const struct value *v,
         if (list->type != V_ARRAY || list->n == 0) {
             return schema_invalid(s, LISTS[i], "an array of schemas");
         }
-        base = i == 0 ? all_of(s, list, base) : i == 1 ? any_of(s, list, base) : one_of(s, list, base);
+        base = i == 0   ? all_of(s, list, base)
+               : i == 1 ? any_of(s, list, base)
+                        : one_of(s, list, base);
     }
     if (base && doc_get(v, "not")) {
         base = shape_and(s, base, shape_not(s, read_schema(s, doc_get(v, "not"))));

@@ -74,8 +74,8 @@ static int find_draft(const struct value *root)
     static const struct {
         const char *part;
         int draft;
-    } DRAFTS[] = {{"/draft-03/", 3},      {"/draft-04/", 4},      {"/draft-06/", 6},
-                  {"/draft-07/", 7},      {"/draft/2019-09/", 2019}, {"/draft/2020-12/", 2020}};
+    } DRAFTS[] = {{"/draft-03/", 3}, {"/draft-04/", 4},         {"/draft-06/", 6},
+                  {"/draft-07/", 7}, {"/draft/2019-09/", 2019}, {"/draft/2020-12/", 2020}};
     const struct value *name = doc_get(root, "$schema");
 
     for (size_t i = 0; name && name->type == V_STRING && i < ARRAY_LEN(DRAFTS); i++) {

@@ -41,12 +41,12 @@ enum value_type { V_NULL, V_FALSE, V_TRUE, V_NUMBER, V_STRING, V_ARRAY, V_OBJECT
 
 struct value {
     enum value_type type;
-    int32_t id;                  /* its place in schema.values */
-    int32_t n;                   /* elements or members; bytes of a string or number */
-    const char *text;            /* of a string, decoded and NUL-terminated; of a number */
-    const struct value **item;   /* [n] elements, or the values of the members */
-    const struct value **name;   /* [n] strings: the members' names */
-    const struct value *base;    /* the schema whose $id its references are relative to */
+    int32_t id;                /* its place in schema.values */
+    int32_t n;                 /* elements or members; bytes of a string or number */
+    const char *text;          /* of a string, decoded and NUL-terminated; of a number */
+    const struct value **item; /* [n] elements, or the values of the members */
+    const struct value **name; /* [n] strings: the members' names */
+    const struct value *base;  /* the schema whose $id its references are relative to */
 };
 
 /* A place that a reference can name. */
@@ -156,10 +156,10 @@ struct schema {
     int32_t *conj_table; /* open addressing by the literals' hash; 0: free */
     conj_id *queue;      /* [n_queue] conjunctions whose symbols are still to define */
     int32_t n_queue, queued;
-    int32_t nesting;  /* schemas on the value that is being read */
-    int draft;        /* 3, 4, 6, 7, 2019 or 2020 */
+    int32_t nesting; /* schemas on the value that is being read */
+    int draft;       /* 3, 4, 6, 7, 2019 or 2020 */
     const struct shape *all, *none;
-    rx_id any, never; /* of strings */
+    rx_id any, never;   /* of strings */
     rx_id plain, power; /* every number, as number_set has them */
     rx_id blank;        /* whitespace between tokens */
     rx_id body;         /* a string's body, any */

@@ -273,10 +273,8 @@ static void add_sentence(struct group *g, int32_t i)
     struct beam *b = g->beam;
     const struct seq *q = b->live[i];
     double length = MAX(q->n_out, 1);
-    struct beam_hypothesis h = {.node = b->tip[q->index],
-                                .n_tokens = q->n_out,
-                                .finish = FINISH_STOP,
-                                .stop_token = -1};
+    struct beam_hypothesis h = {
+        .node = b->tip[q->index], .n_tokens = q->n_out, .finish = FINISH_STOP, .stop_token = -1};
 
     h.score = q->cum_logprob / pow(length, (double)g->request->params.length_penalty);
     b->node[h.node].n_holders++;

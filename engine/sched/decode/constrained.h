@@ -47,9 +47,9 @@ struct constraint_node {
     struct constraint *state;         /* owned */
     pthread_mutex_t lock;             /* held by a job that reads or changes `state` */
     /* The engine's thread: */
-    int32_t n_read; /* generated tokens that the state has taken */
-    int32_t n_held; /* sequences that hold it */
-    int32_t n_jobs; /* begun and not collected */
+    int32_t n_read;               /* generated tokens that the state has taken */
+    int32_t n_held;               /* sequences that hold it */
+    int32_t n_jobs;               /* begun and not collected */
     struct constraint_node *next; /* in a list of dropped ones */
 };
 

@@ -9,15 +9,21 @@
 #include "engine/workers/microbatch.h"
 #include "models/model.h"
 
-enum control_msg_kind { CONTROL_HELLO = 1, CONTROL_READY, CONTROL_FAILED, CONTROL_RESULTS, CONTROL_MASKS };
+enum control_msg_kind {
+    CONTROL_HELLO = 1,
+    CONTROL_READY,
+    CONTROL_FAILED,
+    CONTROL_RESULTS,
+    CONTROL_MASKS
+};
 
 /* What must be equal on all ranks, and the pools that a rank's memory allows. */
 struct rank_hello {
     char version[32];    /* QUIRE_VERSION */
     uint64_t checkpoint; /* model_digest: configuration and tensors */
     /* n_ranks: of each stage; the others as the settings and executor_info */
-    int64_t n_ranks, n_stages, vocab, block_size, max_num_seqs, max_num_batched_tokens, max_samples,
-        deterministic;
+    int64_t n_ranks, n_stages, vocab, block_size, n_kv_groups, max_num_seqs, max_num_batched_tokens,
+        max_samples, deterministic;
     char dtype[16]; /* of the weights */
     /* pools that this rank has memory for; the smallest of all ranks are used */
     int64_t n_blocks, n_host_blocks, max_len;
@@ -28,7 +34,7 @@ struct control_msg {
     int32_t rank;            /* the sender */
     struct rank_hello hello; /* CONTROL_HELLO */
     char text[464];          /* CONTROL_FAILED: the reason */
-    uint64_t step; /* CONTROL_RESULTS, CONTROL_MASKS: the step that they belong to */
+    uint64_t step;           /* CONTROL_RESULTS, CONTROL_MASKS: the step that they belong to */
     int32_t n_samples, top_stride; /* CONTROL_RESULTS: sizes of the arrays that follow */
     /* CONTROL_MASKS: masks, -1: no more will come; words of each. What follows is for
      * each mask whether it has words, then the words. */
@@ -67,8 +73,8 @@ struct rank_masks {
 /* Sends a CONTROL_MASKS message with its masks, as executor.masks has them. */
 int rank_masks_send(int fd, uint64_t step, const struct late_mask *mask, int32_t n, int32_t words,
                     struct err *e);
-/* Receives what follows a CONTROL_MASKS message, at most max_masks of so many words, into
- * m->mask. Returns as control_msg_receive. */
+/* Receives what follows a CONTROL_MASKS message, at most max_masks of so many words,
+ * into m->mask. Returns as control_msg_receive. */
 int rank_masks_receive(int fd, const struct control_msg *msg, struct rank_masks *m,
                        int32_t max_masks, int32_t words, struct err *e);
 void rank_masks_release(struct rank_masks *m);

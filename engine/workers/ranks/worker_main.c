@@ -169,8 +169,8 @@ static int compute(struct worker *w, const struct step_message *msg, struct err 
     return rc == 0 && (sends_results(w) || w->in_flight > x->info.depth) ? wait_results(w, e) : rc;
 }
 
-/* Takes late masks from rank 0, while the worker's own thread may be waiting for them in
- * a step. When there will be none, that one goes on without. */
+/* Takes late masks from rank 0, while the worker's own thread may be waiting for them
+ * in a step. When there will be none, that one goes on without. */
 static void *take_masks(void *arg)
 {
     struct worker *w = arg;

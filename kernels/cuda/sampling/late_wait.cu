@@ -8,7 +8,8 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/launch.h"
 
-namespace {
+namespace
+{
 
 enum { WAIT_BLOCKS = 32, WAIT_THREADS = 256, NAP_NS = 500 };
 __device__ constexpr unsigned long long MOST_NS = 300ull * 1000 * 1000 * 1000;
@@ -55,8 +56,7 @@ __device__ bool wait_for_masks(const late_args &a, unsigned long long step)
     return true;
 }
 
-__global__ void __launch_bounds__(WAIT_THREADS)
-    late_wait_kernel(late_args a, const step_header *h)
+__global__ void __launch_bounds__(WAIT_THREADS) late_wait_kernel(late_args a, const step_header *h)
 {
     __shared__ bool there;
 

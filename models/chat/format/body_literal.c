@@ -64,8 +64,8 @@ static enum body_rc arguments_byte(struct chat_parser *p, char c)
 
 static enum body_rc at_close(struct chat_parser *p, char c)
 {
-    const char *marks[] = {p->f->call_close, p->f->section_close, p->f->close_too,
-                           p->f->call_open, p->f->open_too};
+    const char *marks[] = {p->f->call_close, p->f->section_close, p->f->close_too, p->f->call_open,
+                           p->f->open_too};
     int32_t which;
 
     p->hold[p->n_hold++] = c;

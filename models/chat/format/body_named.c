@@ -6,10 +6,10 @@
 #include "models/chat/format/format.h"
 
 enum {
-    N_BEGIN,   /* behind the mark around all calls, or between two calls */
-    N_HEADER,  /* behind the mark of a call */
-    N_STREAM,  /* inside the arguments */
-    N_AFTER,   /* behind them */
+    N_BEGIN,  /* behind the mark around all calls, or between two calls */
+    N_HEADER, /* behind the mark of a call */
+    N_STREAM, /* inside the arguments */
+    N_AFTER,  /* behind them */
 };
 enum { HEADER_BYTES = 512 };
 
@@ -170,8 +170,7 @@ static enum body_rc in_arguments(struct chat_parser *p, char c)
 
     if (rc == SCAN_BAD) {
         call_break(p);
-        after_call(p);
-        return body_named_byte(p, c);
+        return BODY_BEFORE;
     }
     if (control) {
         buf_clear(&p->value);

@@ -208,6 +208,10 @@ static enum body_rc in_value(struct chat_parser *p, char c)
     const char *marks[] = {p->f->value_close};
     int32_t which;
 
+    if (!p->n_hold && c != marks[0][0]) {
+        value_byte(p, c);
+        return BODY_MORE;
+    }
     p->hold[p->n_hold++] = c;
     while (p->n_hold) {
         enum mark_rc rc = parser_mark(p, marks, 1, &which);

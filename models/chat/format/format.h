@@ -39,10 +39,11 @@ struct chat_format {
 
     /* ---- reasoning; NULL: none ---- */
     const char *think_open, *think_close;
-    /* A label behind the opening mark, or NULL, and the two marks of empty reasoning. */
+    /* A label behind the opening mark, or NULL, and the two marks of empty
+     * reasoning. */
     const char *think_label, *think_empty;
-    bool think_anywhere;       /* the opening mark counts inside an answer too */
-    bool think_calls;          /* a call may be made inside reasoning, and ends it */
+    bool think_anywhere;               /* the opening mark counts inside an answer too */
+    bool think_calls;                  /* a call may be made inside reasoning, and ends it */
     const char *ignored[FORMAT_MARKS]; /* marks in an answer that are dropped */
 
     /* ---- calls ---- */
@@ -52,7 +53,7 @@ struct chat_format {
     /* Other marks that are read as these; open_too may be name_open, where models leave
      * the mark before it out. */
     const char *open_too, *close_too;
-    char bare; /* a call needs no mark: an answer that begins with this byte may be one */
+    char bare;     /* a call needs no mark: an answer that begins with this byte may be one */
     bool list;     /* BODY_OBJECT: calls are written as a list, [{…}, {…}] */
     bool name_key; /* BODY_OBJECT: the name is the key, {"name": {…}} */
     bool late_id;  /* BODY_OBJECT: the id follows the arguments */
@@ -61,12 +62,12 @@ struct chat_format {
     /* What the grammar writes inside the marks of a call, before and after it, and
      * between two calls; NULL: nothing. */
     const char *before_call, *after_call, *between_calls;
-    int32_t id_chars;          /* see chat_format_id_chars */
+    int32_t id_chars; /* see chat_format_id_chars */
     /* BODY_NAMED: parts of the text before the arguments that are no part of the name.
      * The grammar writes name_before, the name, name_after. */
     const char *header[FORMAT_MARKS];
     const char *name_before, *name_after;
-    bool name_index; /* the name is followed by ":" and a number; name and number are the id */
+    bool name_index;     /* the name is followed by ":" and a number; name and number are the id */
     const char *id_mark; /* of an id in the header */
     /* BODY_TAGGED: marks around the name, its call, a parameter's key and value. */
     const char *name_open, *name_close, *name_end;
@@ -77,7 +78,7 @@ struct chat_format {
     bool lines;        /* a newline at each end of a value belongs to the tags */
     bool untyped_json; /* a value without a type is JSON where it can be */
     /* BODY_LITERAL */
-    const char *quote;     /* a mark that opens and closes a string; NULL: none */
+    const char *quote;       /* a mark that opens and closes a string; NULL: none */
     char open, equal, close; /* '(' '=' ')' or '{' ':' '}' */
 };
 
@@ -149,7 +150,7 @@ enum json_scan_rc {
 struct json_scan {
     uint64_t objects; /* bit d: the container at depth d is an object */
     uint8_t depth, state, expect, escape;
-    uint8_t number;  /* state inside a number */
+    uint8_t number;   /* state inside a number */
     const char *word; /* rest of a literal name */
 };
 enum json_scan_rc json_scan_byte(struct json_scan *s, char c);
@@ -163,14 +164,14 @@ bool json_scan_all(const char *text, size_t len);
 struct literal {
     char close[JSON_DEPTH]; /* of the open containers: ')' arguments, '}' ']' */
     uint8_t depth, state;
-    char quote;           /* of the open string; 'm': the format's mark */
-    char equal;           /* between a key and its value at depth 1 */
-    const char *mark;     /* struct chat_format's quote */
-    bool as_key;          /* the open string or word is a key */
-    bool empty;           /* the open container has no items yet */
-    uint8_t escape;       /* digits that are still to come */
-    uint32_t code;        /* of an escaped character */
-    char word[128];       /* a bare word; or what may be the mark */
+    char quote;       /* of the open string; 'm': the format's mark */
+    char equal;       /* between a key and its value at depth 1 */
+    const char *mark; /* struct chat_format's quote */
+    bool as_key;      /* the open string or word is a key */
+    bool empty;       /* the open container has no items yet */
+    uint8_t escape;   /* digits that are still to come */
+    uint32_t code;    /* of an escaped character */
+    char word[128];   /* a bare word; or what may be the mark */
     uint8_t n_word;
 };
 void literal_begin(struct literal *l, char close, char equal, const char *mark);
@@ -202,8 +203,8 @@ enum body_rc {
 struct chat_parser {
     const struct chat_format *f;
     const struct chat_tools *tools;
-    struct param_table *params; /* [tools->n] made when a tool is first called */
-    bool calls_on;              /* calls are looked for */
+    struct param_table *params;         /* [tools->n] made when a tool is first called */
+    bool calls_on;                      /* calls are looked for */
     enum parser_state state, body_from; /* body_from: where the open body began */
     int32_t n_calls;
     bool nomem;
@@ -212,24 +213,26 @@ struct chat_parser {
     struct buf text;
     chat_event_fn *fn; /* during a call */
     void *fn_arg;
+    bool begins[256]; /* bytes with which marks in text begin */
     /* Text that may be a mark; white space that may stand before one. */
     char hold[MARK_BYTES];
     int32_t n_hold;
     struct buf space;
-    bool fresh; /* nothing but white space since the start, reasoning or a call */
-    bool trim;  /* white space that comes now is dropped */
+    bool fresh;       /* nothing but white space since the start, reasoning or a call */
+    bool trim;        /* white space that comes now is dropped */
     bool had_content; /* the answer has had content */
 
     /* ---- the open body ---- */
-    struct buf raw;   /* its text until its first call has a name */
-    size_t raw_mark;  /* bytes of its opening mark */
-    bool committed;   /* a call of this body has been reported */
-    bool open;        /* a call is open */
-    bool bare;        /* no mark opened it */
-    bool as_object;   /* calls are written as BODY_OBJECT, whatever the format says */
-    bool in_section;  /* the mark around all calls was read */
-    bool in_list;     /* a bracket is open */
-    uint8_t step;     /* of the body's machine */
+    struct buf raw;  /* its text until its first call has a name */
+    size_t raw_mark; /* bytes of its opening mark */
+    bool committed;  /* a call of this body has been reported */
+    bool open;       /* a call is open */
+    bool broken;     /* its arguments were invalid */
+    bool bare;       /* no mark opened it */
+    bool as_object;  /* calls are written as BODY_OBJECT, whatever the format says */
+    bool in_section; /* the mark around all calls was read */
+    bool in_list;    /* a bracket is open */
+    uint8_t step;    /* of the body's machine */
     uint8_t sub;
     struct buf word;  /* the name, key or header that is being read */
     struct buf value; /* a value that cannot be streamed, or is not yet due */
@@ -243,7 +246,7 @@ struct chat_parser {
     struct literal literal;
     uint64_t ids[MAX_CALLS]; /* hashes of the ids so far */
     int32_t n_ids;
-    char key; /* BODY_OBJECT: which member is read */
+    char key;       /* BODY_OBJECT: which member is read */
     int32_t nested; /* BODY_OBJECT: objects around the call */
 };
 
@@ -255,7 +258,8 @@ void parser_put(struct chat_parser *p, enum chat_event_kind kind, const char *te
 void parser_flush(struct chat_parser *p, bool all);
 /* Content or reasoning, with its white space held back. */
 void parser_text(struct chat_parser *p, char c);
-/* Drop white space that is held back. */
+/* White space that is held back becomes text, or is dropped. */
+void parser_put_space(struct chat_parser *p);
 void parser_drop_space(struct chat_parser *p);
 /* Whether hold, with one more byte, is one of the marks [n] (its index in *ret), or may
  * become one. */

@@ -1,6 +1,6 @@
-/* The descriptions of all formats (format.h), and how one is found. The first whose marks
- * a template has is the template's. Where the same parameters would be repeated, a macro
- * holds what several formats share. */
+/* The descriptions of all formats (format.h), and how one is found. The first whose
+ * marks a template has is the template's. Where the same parameters would be
+ * repeated, a macro holds what several formats share. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,35 +16,33 @@
     .before_call = "\n", .after_call = "\n", .between_calls = "\n"
 
 /* <function=name>\n<parameter=key>\ntext\n</parameter>\n</function> */
-#define FUNCTION_TAGS                                                                      \
-    .body = BODY_TAGGED, .name_open = "<function=", .name_close = ">",                     \
-    .name_end = "</function>", .key_open = "<parameter=", .key_close = ">",                \
-    .value_close = "</parameter>", .line = "\n", .before_call = "\n", .after_call = "\n", \
-    .between_calls = "\n"
+#define FUNCTION_TAGS                                                                             \
+    .body = BODY_TAGGED, .name_open = "<function=", .name_close = ">", .name_end = "</function>", \
+    .key_open = "<parameter=", .key_close = ">", .value_close = "</parameter>", .line = "\n",     \
+    .before_call = "\n", .after_call = "\n", .between_calls = "\n"
 
 /* <invoke name="name">\n<parameter name="key">text</parameter>\n</invoke> */
-#define INVOKE_TAGS(before)                                                                   \
-    .body = BODY_TAGGED, .name_open = "<" before "invoke name=\"", .name_close = "\">",       \
-    .name_end = "</" before "invoke>", .key_open = "<" before "parameter name=\"",            \
-    .value_close = "</" before "parameter>", .line = "\n", .before_call = "\n",               \
+#define INVOKE_TAGS(before)                                                             \
+    .body = BODY_TAGGED, .name_open = "<" before "invoke name=\"", .name_close = "\">", \
+    .name_end = "</" before "invoke>", .key_open = "<" before "parameter name=\"",      \
+    .value_close = "</" before "parameter>", .line = "\n", .before_call = "\n",         \
     .after_call = "\n", .between_calls = "\n"
 
-#define DEEPSEEK_CALLS                                                                  \
-    .body = BODY_NAMED, .section_open = "<｜tool▁calls▁begin｜>",                       \
-    .section_close = "<｜tool▁calls▁end｜>", .call_open = "<｜tool▁call▁begin｜>",      \
-    .call_close = "<｜tool▁call▁end｜>", .header = {"function<｜tool▁sep｜>", "<｜tool▁sep｜>", \
-                                                     "```json"}
+#define DEEPSEEK_CALLS                                                             \
+    .body = BODY_NAMED, .section_open = "<｜tool▁calls▁begin｜>",                  \
+    .section_close = "<｜tool▁calls▁end｜>", .call_open = "<｜tool▁call▁begin｜>", \
+    .call_close = "<｜tool▁call▁end｜>",                                           \
+    .header = {"function<｜tool▁sep｜>", "<｜tool▁sep｜>", "```json"}
 
-#define MISTRAL                                                                         \
-    .think_open = "[THINK]", .think_close = "[/THINK]", .body = BODY_NAMED,             \
-    .call_open = "[TOOL_CALLS]", .header = {"[ARGS]"}, .id_mark = "[CALL_ID]",          \
+#define MISTRAL                                                                \
+    .think_open = "[THINK]", .think_close = "[/THINK]", .body = BODY_NAMED,    \
+    .call_open = "[TOOL_CALLS]", .header = {"[ARGS]"}, .id_mark = "[CALL_ID]", \
     .name_after = "[ARGS]", .list = true, .late_id = true, .id_chars = 9, KEYS, .key_id = "id"
 
-#define COHERE                                                                          \
-    .think_open = "<|START_THINKING|>", .think_close = "<|END_THINKING|>",              \
-    .think_anywhere = true, .body = BODY_OBJECT, .section_open = "<|START_ACTION|>",    \
-    .section_close = "<|END_ACTION|>", .list = true, .key_id = "tool_call_id",          \
-    .key_name = "tool_name", .key_arguments = "parameters"
+#define COHERE                                                                                     \
+    .think_open = "<|START_THINKING|>", .think_close = "<|END_THINKING|>", .think_anywhere = true, \
+    .body = BODY_OBJECT, .section_open = "<|START_ACTION|>", .section_close = "<|END_ACTION|>",    \
+    .list = true, .key_id = "tool_call_id", .key_name = "tool_name", .key_arguments = "parameters"
 
 static const struct chat_format FORMATS[] = {
     {.name = "gpt-oss",
@@ -274,7 +272,11 @@ static const struct chat_format FORMATS[] = {
      .open_too = "<tool_call>",
      .list = true,
      KEYS},
-    {.name = "smollm3", .detect = {"xml_tools", "python_tools"}, THINK, .think_calls = true, HERMES},
+    {.name = "smollm3",
+     .detect = {"xml_tools", "python_tools"},
+     THINK,
+     .think_calls = true,
+     HERMES},
     {.name = "qwen3", .detect = {"<tool_call>", "<think>"}, THINK, .think_calls = true, HERMES},
     {.name = "hermes", .detect = {"<tool_call>"}, HERMES},
     {.name = "functionary",
@@ -318,7 +320,12 @@ static const struct chat_format FORMATS[] = {
      .key_name = "name",
      .key_arguments = "parameters",
      .between_calls = "; "},
-    {.name = "think", .detect = {"<think>", "</think>"}, THINK, .body = BODY_OBJECT, .bare = '{', KEYS},
+    {.name = "think",
+     .detect = {"<think>", "</think>"},
+     THINK,
+     .body = BODY_OBJECT,
+     .bare = '{',
+     KEYS},
     {.name = "generic", .body = BODY_OBJECT, .bare = '{', KEYS},
 };
 

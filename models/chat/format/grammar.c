@@ -38,7 +38,8 @@ void put_until(struct buf *out, const char *const *mark, int32_t n)
 
 void put_schema(struct grammar_text *g, const struct chat_tool *t)
 {
-    bool enforced = t->strict || g->tools->choice == TOOL_REQUIRED || g->tools->choice == TOOL_NAMED;
+    bool enforced =
+        t->strict || g->tools->choice == TOOL_REQUIRED || g->tools->choice == TOOL_NAMED;
 
     buf_puts(g->out, " %json ");
     if (!t->parameters) {
@@ -133,7 +134,8 @@ static void put_plain(struct grammar_text *g)
     const char *marks[] = {f->section_open, f->call_open, f->open_too};
 
     if (f->bare) {
-        buf_printf(g->out, " (/[ \\t\\r\\n]*[^ \\t\\r\\n%s%c]/", f->bare == '[' ? "\\" : "", f->bare);
+        buf_printf(g->out, " (/[ \\t\\r\\n]*[^ \\t\\r\\n%s%c]/", f->bare == '[' ? "\\" : "",
+                   f->bare);
         put_until(g->out, marks, ARRAY_LEN(marks));
         buf_puts(g->out, ")?");
     } else {
@@ -250,6 +252,7 @@ int chat_format_grammar(const struct chat_format *f, const struct chat_tools *t,
             return rc;
         }
     }
-    return out->failed ? err_set(e, ERR_FULL, "the tools make a grammar of more than %zu bytes", out->max)
-                       : 0;
+    return out->failed
+               ? err_set(e, ERR_FULL, "the tools make a grammar of more than %zu bytes", out->max)
+               : 0;
 }

@@ -22,7 +22,8 @@ void put_schema(struct grammar_text *g, const struct chat_tool *t);
 
 /* The rules `start` and `body` of harmony. */
 void grammar_harmony(struct grammar_text *g, bool reasoning);
-/* The rule of a call of tool `i`. ERR_UNSUPPORTED: the format cannot hold its schema. */
+/* The rule of a call of tool `i`. ERR_UNSUPPORTED: the format cannot hold its
+ * schema. */
 int grammar_call(struct grammar_text *g, int32_t i, struct err *e);
 
 #endif

@@ -373,11 +373,13 @@ void grammar_harmony(struct grammar_text *g, bool reasoning)
     if (!some) {
         buf_puts(out, " \"final\"");
         if (g->answer) {
-            buf_puts(out, " (\" \" marker(\"<|constrain|>\") \"json\")? marker(\"<|message|>\") %json ");
+            buf_puts(out,
+                     " (\" \" marker(\"<|constrain|>\") \"json\")? marker(\"<|message|>\") %json ");
             buf_puts(out, g->answer);
         } else {
-            buf_puts(out, " marker(\"<|message|>\") until(\"<|end|>\", \"<|start|>\", \"<|channel|>\","
-                          " \"<|call|>\", \"<|return|>\")");
+            buf_puts(out,
+                     " marker(\"<|message|>\") until(\"<|end|>\", \"<|start|>\", \"<|channel|>\","
+                     " \"<|call|>\", \"<|return|>\")");
         }
     }
     if (g->calls) {

@@ -24,8 +24,8 @@ static bool is_space(char c)
 
 static bool may_begin(const struct buf *word)
 {
-    static const char *const BEGINS[] = {"<|channel|>", "<|start|>", "<|message|>", "<|end|>",
-                                         "<|constrain|>", "to="};
+    static const char *const BEGINS[] = {"<|channel|>", "<|start|>",     "<|message|>",
+                                         "<|end|>",     "<|constrain|>", "to="};
     const char *text = word->data + strspn(word->data, " \n");
 
     for (size_t i = 0; i < ARRAY_LEN(BEGINS); i++) {
@@ -150,6 +150,10 @@ void harmony_byte(struct chat_parser *p, char c)
     p->step = p->step == HARMONY_REASONING ? H_REASONING : p->step;
     if (p->step <= H_HEADER) {
         header_byte(p, c);
+        return;
+    }
+    if (!p->n_hold && c != '<') {
+        message_byte(p, c);
         return;
     }
     p->hold[p->n_hold++] = c;

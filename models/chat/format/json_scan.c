@@ -1,6 +1,6 @@
 /* See format.h: a validator of JSON that is read as it comes (RFC 8259). Control
- * characters are taken inside strings, because models write them; whoever passes the text
- * on escapes them. */
+ * characters are taken inside strings, because models write them; whoever passes the
+ * text on escapes them. */
 #include <string.h>
 
 #include "models/chat/format/format.h"
@@ -110,7 +110,7 @@ static enum json_scan_rc between(struct json_scan *s, char c)
 static enum json_scan_rc in_string(struct json_scan *s, char c)
 {
     if (s->escape > 1) {
-        s->escape--;
+        s->escape = s->escape == 2 ? 0 : s->escape - 1;
         bool hex = is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
         return hex ? SCAN_MORE : SCAN_BAD;
     }

@@ -1,184 +1,12 @@
 /* See chat_format.h and format.h: answers byte by byte. This file looks for marks in
- * content and reasoning, puts events together, and begins and ends calls; what is between
- * a call's marks is read by the bodies. */
+ * content and reasoning, and leads to the bodies, which read what is between a call's
+ * marks. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "config/base/utf8.h"
 #include "models/chat/format/format.h"
 
 #define TEXT_MAX ((size_t)1 << 30)
-
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\n' || c == '\r' || c == '\t';
-}
-
-/* ---- events ---- */
-
-static void report(struct chat_parser *p, const struct chat_event *event)
-{
-    p->fn(p->fn_arg, event);
-}
-
-/* Bytes of whole characters, without a last one that is cut. */
-static size_t whole_chars(const char *text, size_t len)
-{
-    size_t back = 1;
-    int bad;
-
-    while (back < 4 && back <= len && ((uint8_t)text[len - back] & 0xC0) == 0x80) {
-        back++;
-    }
-    if (back > len || back > 4) {
-        return len;
-    }
-    return utf8_next((const uint8_t *)text + len - back, back, &bad) < 0 ? len - back : len;
-}
-
-void parser_flush(struct chat_parser *p, bool all)
-{
-    size_t len = all ? p->text.len : whole_chars(p->text.data, p->text.len);
-
-    p->nomem = p->nomem || p->text.failed;
-    if (!len || p->nomem) {
-        return;
-    }
-    report(p, &(struct chat_event){.kind = p->kind,
-                                   .text = p->text.data,
-                                   .len = len,
-                                   .call = MAX(p->n_calls - 1, 0)});
-    buf_consume(&p->text, len);
-}
-
-void parser_put(struct chat_parser *p, enum chat_event_kind kind, const char *text, size_t len)
-{
-    if (!len) {
-        return;
-    }
-    if (kind != p->kind) {
-        parser_flush(p, true);
-        p->kind = kind;
-    }
-    buf_append(&p->text, text, len);
-}
-
-static enum chat_event_kind text_kind(const struct chat_parser *p)
-{
-    return p->state == IN_REASONING ? CHAT_REASONING : CHAT_CONTENT;
-}
-
-static void put_space(struct chat_parser *p)
-{
-    if (p->space.len) {
-        parser_put(p, text_kind(p), p->space.data, p->space.len);
-        buf_clear(&p->space);
-    }
-}
-
-void parser_drop_space(struct chat_parser *p)
-{
-    p->nomem = p->nomem || p->space.failed;
-    buf_clear(&p->space);
-}
-
-/* White space is held back, as it may stand before a mark; a long run is text. */
-void parser_text(struct chat_parser *p, char c)
-{
-    if (is_space(c)) {
-        if (!p->trim) {
-            buf_putc(&p->space, c);
-            if (p->space.len > SPACE_BYTES) {
-                put_space(p);
-            }
-        }
-        return;
-    }
-    put_space(p);
-    parser_put(p, text_kind(p), &c, 1);
-    p->had_content = p->had_content || p->state == IN_CONTENT;
-    p->trim = false;
-    p->fresh = false;
-}
-
-/* ---- calls ---- */
-
-static bool name_is_valid(const char *name)
-{
-    if (!*name) {
-        return false;
-    }
-    for (; *name; name++) {
-        if ((unsigned char)*name <= ' ' || strchr("<>{}()[]\"'`\\=,;", *name)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* An id that an earlier call has is none. */
-static const char *new_id(struct chat_parser *p, const char *id)
-{
-    if (!id || !*id) {
-        return NULL;
-    }
-    uint64_t hash = name_hash(id, strlen(id));
-    for (int32_t i = 0; i < p->n_ids; i++) {
-        if (p->ids[i] == hash) {
-            return NULL;
-        }
-    }
-    p->ids[p->n_ids++] = hash;
-    return id;
-}
-
-bool call_begin(struct chat_parser *p, const char *name, const char *id)
-{
-    /* What needs no mark, or stands in reasoning, is a call only of a tool that exists. */
-    bool known = p->state == IN_BODY && (p->bare || p->body_from == IN_REASONING);
-
-    p->tool = tools_find(p->tools, name);
-    if (p->n_calls == MAX_CALLS || !name_is_valid(name) || (known && p->tool < 0)) {
-        return false;
-    }
-    parser_drop_space(p);
-    parser_flush(p, true);
-    p->n_calls++;
-    p->committed = true;
-    p->open = true;
-    p->n_params = 0;
-    buf_clear(&p->raw);
-    if (!p->nomem) {
-        report(p, &(struct chat_event){.kind = CHAT_CALL,
-                                       .call = p->n_calls - 1,
-                                       .name = name,
-                                       .id = new_id(p, id)});
-    }
-    p->kind = CHAT_ARGUMENTS;
-    return true;
-}
-
-void call_arguments(struct chat_parser *p, const char *text, size_t len)
-{
-    parser_put(p, CHAT_ARGUMENTS, text, len);
-}
-
-void call_end(struct chat_parser *p)
-{
-    parser_flush(p, true);
-    p->open = false;
-    buf_clear(&p->raw);
-    if (!p->nomem) {
-        report(p, &(struct chat_event){.kind = CHAT_CALL_END, .call = p->n_calls - 1});
-    }
-}
-
-void call_break(struct chat_parser *p)
-{
-    parser_flush(p, true);
-    p->open = false;
-    buf_clear(&p->raw);
-}
 
 /* ---- bodies ---- */
 
@@ -186,7 +14,7 @@ static void body_begin(struct chat_parser *p, const char *mark, size_t len, bool
 {
     p->body_from = p->state;
     p->state = IN_BODY;
-    p->committed = p->open = p->in_list = false;
+    p->committed = p->open = p->in_list = p->broken = false;
     p->as_object = false;
     p->bare = bare;
     p->step = p->sub = 0;
@@ -262,12 +90,43 @@ static enum body_rc body_byte(struct chat_parser *p, char c)
     }
 }
 
+/* What is left of a call whose arguments are invalid is dropped, up to the next mark
+ * that ends calls; without such marks it is content. */
+static enum body_rc broken_byte(struct chat_parser *p, char c)
+{
+    const char *marks[] = {p->f->call_close, p->f->section_close, p->f->close_too};
+    int32_t which;
+
+    if (!marks[0] && !marks[1]) {
+        return BODY_BEFORE;
+    }
+    p->hold[p->n_hold++] = c;
+    while (p->n_hold) {
+        enum mark_rc rc = parser_mark(p, marks, ARRAY_LEN(marks), &which);
+        if (rc == MARK_WHOLE) {
+            p->n_hold = 0;
+            return BODY_END;
+        }
+        if (rc == MARK_PART) {
+            break;
+        }
+        memmove(p->hold, p->hold + 1, (size_t)--p->n_hold);
+    }
+    return BODY_MORE;
+}
+
 static void in_body(struct chat_parser *p, char c)
 {
-    if (!p->open) {
+    bool broken = p->broken;
+
+    if (!p->open && !broken) {
         buf_putc(&p->raw, c);
     }
-    enum body_rc rc = body_byte(p, c);
+    enum body_rc rc = broken ? broken_byte(p, c) : body_byte(p, c);
+    if (p->broken && !broken) {
+        p->n_hold = 0;
+        rc = broken_byte(p, c);
+    }
     if (rc == BODY_MORE && !p->open && p->raw.len > CANDIDATE_BYTES && !p->has_value) {
         rc = BODY_NOT;
     }
@@ -380,6 +239,10 @@ static void in_text(struct chat_parser *p, char c)
     const char *mark[N_MARKS];
     int32_t which;
 
+    if (!p->n_hold && !p->begins[(unsigned char)c]) {
+        parser_text(p, c);
+        return;
+    }
     p->hold[p->n_hold++] = c;
     while (p->n_hold) {
         marks_here(p, mark);
@@ -423,6 +286,23 @@ void parser_byte(struct chat_parser *p, char c)
 
 /* ---- the parser ---- */
 
+/* The bytes with which a mark in text begins, whatever the state. */
+static void find_begins(struct chat_parser *p)
+{
+    const struct chat_format *f = p->f;
+    const char *marks[] = {f->think_open,   f->think_close,   f->think_empty, f->think_label,
+                           f->section_open, f->section_close, f->call_open,   f->call_close,
+                           f->open_too,     f->close_too};
+
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
+        p->begins[marks[i] ? (unsigned char)marks[i][0] : 0] = true;
+    }
+    for (int32_t i = 0; i < FORMAT_MARKS && f->ignored[i]; i++) {
+        p->begins[(unsigned char)f->ignored[i][0]] = true;
+    }
+    p->begins[(unsigned char)f->bare] = true;
+}
+
 int chat_parser_new(struct chat_parser **ret, const struct chat_format *f,
                     const struct chat_tools *tools, bool reasoning, struct err *e)
 {
@@ -439,9 +319,10 @@ int chat_parser_new(struct chat_parser **ret, const struct chat_format *f,
     p->fresh = true;
     p->trim = reasoning;
     p->tool = -1;
-    p->state = f->body == BODY_HARMONY         ? IN_HARMONY
+    find_begins(p);
+    p->state = f->body == BODY_HARMONY       ? IN_HARMONY
                : reasoning && f->think_close ? IN_REASONING
-                                               : IN_CONTENT;
+                                             : IN_CONTENT;
     if (p->state == IN_HARMONY && reasoning) {
         p->step = HARMONY_REASONING;
     }
@@ -499,7 +380,7 @@ int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg)
         }
     }
     if (p->state != IN_BODY && !(p->fresh && p->n_calls)) {
-        put_space(p);
+        parser_put_space(p);
     }
     p->n_hold = 0;
     parser_flush(p, true);
@@ -513,7 +394,8 @@ int32_t chat_parser_calls(const struct chat_parser *p)
 
 size_t chat_parser_bytes(const struct chat_parser *p)
 {
-    size_t bytes = sizeof(*p) + p->text.cap + p->space.cap + p->raw.cap + p->word.cap + p->value.cap;
+    size_t bytes =
+        sizeof(*p) + p->text.cap + p->space.cap + p->raw.cap + p->word.cap + p->value.cap;
 
     for (int32_t i = 0; p->tools && i < p->tools->n; i++) {
         bytes += sizeof(p->params[i]) + (size_t)p->params[i].cap * sizeof(*p->params[i].param);

@@ -114,14 +114,20 @@ static unsigned type_named(struct json_slice s)
     static const struct {
         const char *name;
         unsigned bits;
-    } TYPES[] = {{"string", PARAM_STRING},   {"integer", PARAM_INTEGER},
-                 {"number", PARAM_NUMBER | PARAM_INTEGER}, {"boolean", PARAM_BOOLEAN},
-                 {"null", PARAM_NULL},       {"array", PARAM_ARRAY},
+    } TYPES[] = {{"string", PARAM_STRING},
+                 {"integer", PARAM_INTEGER},
+                 {"number", PARAM_NUMBER | PARAM_INTEGER},
+                 {"boolean", PARAM_BOOLEAN},
+                 {"null", PARAM_NULL},
+                 {"array", PARAM_ARRAY},
                  {"object", PARAM_OBJECT},
                  /* names that are no JSON Schema but are sent */
-                 {"str", PARAM_STRING},      {"text", PARAM_STRING},
-                 {"int", PARAM_INTEGER},     {"float", PARAM_NUMBER | PARAM_INTEGER},
-                 {"bool", PARAM_BOOLEAN},    {"dict", PARAM_OBJECT},
+                 {"str", PARAM_STRING},
+                 {"text", PARAM_STRING},
+                 {"int", PARAM_INTEGER},
+                 {"float", PARAM_NUMBER | PARAM_INTEGER},
+                 {"bool", PARAM_BOOLEAN},
+                 {"dict", PARAM_OBJECT},
                  {"list", PARAM_ARRAY}};
 
     for (size_t i = 0; i < ARRAY_LEN(TYPES); i++) {
@@ -170,8 +176,7 @@ struct resolver {
 static unsigned types_at(struct json_slice schema, struct resolver *r, int depth);
 
 /* The union over a list's elements: schemas, values or names of types. */
-static unsigned types_of_list(struct json_slice list, struct resolver *r, int depth,
-                              char what)
+static unsigned types_of_list(struct json_slice list, struct resolver *r, int depth, char what)
 {
     unsigned types = 0;
     struct err e = {0};

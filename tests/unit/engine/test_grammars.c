@@ -1,5 +1,5 @@
-/* Requests under a grammar, through the engine's public interface, on the null executor:
- * its tokens are bytes, drawn from those that masks allow. */
+/* Requests under a grammar, through the engine's public interface, on the null
+ * executor: its tokens are bytes, drawn from those that masks allow. */
 #include "engine/engine_state.h"
 
 #include <setjmp.h>
@@ -189,6 +189,42 @@ static void beams_speak_the_grammar_too(void **state)
     rig_close(r);
 }
 
+/* A model on a CPU, whose tokens are pieces of words. */
+static void a_model_speaks_the_grammar(void **state)
+{
+    (void)state;
+    struct settings s = base_settings();
+    struct rig r;
+    struct recording *rec;
+    struct err e;
+    s.model = "models/demo";
+    s.device = DEVICE_CPU;
+    s.threads = 1;
+    s.max_num_seqs = 4;
+    s.kv_blocks = 64;
+    recorder_init(&r.recorder);
+    if (engine_open(&r.engine, &s, &r.recorder.sink, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    struct gen_params p = params(&r, 60, 5);
+    p.n = p.best_of = 3;
+    p.temperature = 1;
+    p.grammar = grammar_of(&r, GRAMMAR_REGEX, "\\{\"name\": \"[A-Z][a-z]{2,12}\"\\}");
+    struct request *q = submit(&r, p, &rec);
+    assert_true(recorder_wait(&r.recorder, rec, PATIENCE_S));
+    for (int i = 0; i < 3; i++) {
+        const struct recorded_choice *c = &rec->choice[i];
+        assert_int_equal(c->finish, FINISH_STOP);
+        assert_in_range(c->text.len, 15, 25);
+        assert_memory_equal(c->text.data, "{\"name\": \"", 10);
+        assert_memory_equal(c->text.data + c->text.len - 2, "\"}", 2);
+        assert_true(c->n_tokens < (int32_t)c->text.len); /* some tokens are several bytes */
+    }
+    done(q, rec);
+    engine_free(r.engine);
+    recorder_release(&r.recorder);
+}
+
 /* ---- company ---- */
 
 /* Under preemption, with free requests beside them, every text is what it is alone. */
@@ -304,6 +340,7 @@ int main(void)
         cmocka_unit_test(the_end_of_a_grammar_wins),
         cmocka_unit_test(bans_and_masks_hold_together),
         cmocka_unit_test(beams_speak_the_grammar_too),
+        cmocka_unit_test(a_model_speaks_the_grammar),
         cmocka_unit_test(the_same_text_in_any_company),
         cmocka_unit_test(cancelled_requests_give_their_states_back),
         cmocka_unit_test(a_grammar_is_compiled_once),
