@@ -52,8 +52,12 @@ struct prompt {
     uint64_t seed; /* for sampling its choices */
 };
 
-/* A validated request of either generating route. */
+/* The API that a request came by, and in whose form it is answered. */
+enum api_kind { API_COMPLETIONS, API_CHAT, API_RESPONSES, API_MESSAGES };
+
+/* A validated request of any generating route. */
 struct completion {
+    enum api_kind api;
     struct gen_params params; /* the prompts' common parameters */
     struct prompt *prompt;    /* [n_prompts] owned */
     int32_t n_prompts;
@@ -91,9 +95,11 @@ struct completion {
     bool parsed;
     bool opens_reasoning; /* the prompt ends inside reasoning */
 
-    /* ---- of routes that translate onto chat ---- */
+    /* ---- of routes that translate onto chat (translate.h) ---- */
+    bool has_ceiling;    /* max_tokens was given as an upper bound, cut to what fits */
+    int32_t ignored_int; /* target of accepted fields that have no effect */
     /* How the answer is written (server/stream/dialect.h); NULL: as chat completions,
-     * or completions. With a dialect every answer is read by the model's format. */
+     * or completions. */
     const struct dialect *dialect;
     char *echo; /* owned; answer_info.echo, or NULL */
 };
@@ -108,6 +114,16 @@ int completion_parse(struct completion *ret, const char *body, size_t len,
  * of the messages. */
 int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                struct err *e);
+/* The same for bodies of /v1/responses and /v1/messages, which become chats
+ * (responses.c, messages.c). */
+int responses_parse(struct completion *ret, const char *body, size_t len,
+                    const struct api_context *ctx, struct err *e);
+int messages_parse(struct completion *ret, const char *body, size_t len,
+                   const struct api_context *ctx, struct err *e);
+/* The tokens of the prompt that a body of either API makes. `ignored`: as that of a
+ * completion. */
+int count_parse(enum api_kind api, int32_t *ret_n, char ignored[256], const char *body, size_t len,
+                const struct api_context *ctx, struct err *e);
 void completion_release(struct completion *c);
 
 struct tokenize {
@@ -166,6 +182,7 @@ struct field_table {
 /* Whether the row applies to the table's route. */
 bool field_in(const struct field_table *t, const struct field *f);
 extern const struct field_table completion_fields, chat_fields, tokenize_fields, detokenize_fields;
+extern const struct field_table responses_fields, messages_fields;
 
 /* Read every member of `object` by its row of the table; null counts as not given.
  * Unknown names are appended to `ignored`, or refused. */

@@ -1,28 +1,7 @@
 /* The field table of the two generating routes: one row for every field. */
 #include <math.h>
 
-#include "server/api/api.h"
-
-#define AT(m) .offset = offsetof(struct completion, m)
-#define GIVEN(m) .given = offsetof(struct completion, m)
-
-#define ROW_BOOL(n, m, h) {.name = n, .type = FIELD_BOOL, AT(m), .given = -1, .help = h}
-#define ROW_INT(n, m, l, u, h) \
-    {.name = n, .type = FIELD_INT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
-#define ROW_FLOAT(n, m, l, u, h) \
-    {.name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
-#define ROW_OVER(n, m, l, u, h) \
-    {.name = n,                 \
-     .type = FIELD_FLOAT,       \
-     AT(m),                     \
-     .given = -1,               \
-     .lo = l,                   \
-     .hi = u,                   \
-     .lo_open = true,           \
-     .help = h}
-#define ROW_CUSTOM(n, f, s, h) \
-    {.name = n, .type = FIELD_CUSTOM, .given = -1, .read = f, .schema = s, .help = h}
-#define ROW_MISSING(n, h) {.name = n, .type = FIELD_MISSING, .given = -1, .help = h}
+#include "server/api/field_rows.h"
 
 /* Rows of only one route. */
 #define ROW_FOR(r, n, f, s, h) \

@@ -29,6 +29,7 @@ struct answer {
     void *state; /* the dialect's; owned */
     bool initialised, begun;
     struct chat_tools tools; /* owned; the parsers use them */
+    bool parsed;             /* the model's format reads the text; else all of it is content */
     bool opens_reasoning, one_call;
     int32_t id_chars;             /* of the ids that are made here */
     uint64_t id_seed;             /* state of make_id */
@@ -84,6 +85,7 @@ int answer_new(struct answer **ret, const struct engine *engine, const struct di
         a->tools = c->tools;
         c->tools = (struct chat_tools){0};
     }
+    a->parsed = c->parsed;
     a->opens_reasoning = c->opens_reasoning;
     a->state = calloc(1, MAX(d->state_bytes, 1));
     a->choice = calloc((size_t)info->n_choices, sizeof(*a->choice));
@@ -242,6 +244,16 @@ static int begin(struct answer *a, struct buf *b)
     return a->dialect->begin(b, a->state, &a->usage);
 }
 
+/* All of the text is content. */
+static int pass_text(struct answer *a, struct target *t, const struct output *o,
+                     struct answer_cursor *at)
+{
+    struct answer_event event = {.kind = ANSWER_CONTENT, .text = o->text, .len = o->text_len};
+
+    at->text = o->text_len;
+    return o->text_len ? a->dialect->event(t->b, a->state, t->index, &event) : 0;
+}
+
 /* The parser reads the next part of the text. */
 static int read_text(struct answer *a, struct target *t, const struct output *o,
                      struct answer_cursor *at, int32_t *units)
@@ -251,6 +263,9 @@ static int read_text(struct answer *a, struct target *t, const struct output *o,
     size_t n = (size_t)MIN((int64_t)(o->text_len - at->text), MAX(most, TEXT_A_UNIT));
     int rc = 0;
 
+    if (!a->parsed) {
+        return pass_text(a, t, o, at);
+    }
     if (!c->parser) {
         rc = engine_chat_parser_new(a->engine, &c->parser, a->tools.n ? &a->tools : NULL,
                                     a->opens_reasoning, NULL);
@@ -288,7 +303,7 @@ static int finish(struct answer *a, struct target *t, const struct output *o)
 {
     struct answer_choice *c = &a->choice[t->index];
     char stop[LIMIT_STOP_BYTES + 1];
-    int rc = engine_chat_parser_end(c->parser, on_event, t);
+    int rc = c->parser ? engine_chat_parser_end(c->parser, on_event, t) : 0;
 
     rc = rc ? rc : t->rc;
     engine_chat_parser_free(c->parser);

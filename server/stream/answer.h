@@ -1,7 +1,7 @@
 /* An answer that is read by the model's format before it is written: text of the model
  * goes through a parser for each choice, and the parser's events through the functions
- * of a dialect (dialect.h). Answers that need no reading are written by sse.c and
- * collect.c instead.
+ * of a dialect (dialect.h). Completions and chats that need no reading are written by
+ * sse.c and collect.c instead; of other dialects the text is then content as it is.
  *
  *     output  ->  chat_parser  ->  answer_event  ->  dialect  ->  struct buf
  *

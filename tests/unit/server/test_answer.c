@@ -36,7 +36,8 @@ struct ask {
 
 static struct completion completion_with(const struct ask *q)
 {
-    struct completion c = {.functions = q->functions, .opens_reasoning = q->reasoning};
+    struct completion c = {
+        .functions = q->functions, .parsed = true, .opens_reasoning = q->reasoning};
 
     c.tools.parallel = !q->one_call;
     if (!q->no_tools) {
