@@ -4,8 +4,8 @@
 #include <string.h>
 
 enum {
-    MASK_BYTES = 4 << 20,      /* of the masks that are kept */
-    STEP_WORK = 4 << 20,       /* units of work in one step */
+    MASK_BYTES = 4 << 20, /* of the masks that are kept */
+    STEP_WORK = 4 << 20,  /* units of work in one step */
 };
 
 /* ---- configs ---- */
@@ -136,8 +136,7 @@ int32_t config_intern(struct automaton *a)
 
 static void push_entry(struct automaton *a, struct entry e)
 {
-    if (budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1,
-                    sizeof(*a->next))) {
+    if (budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1, sizeof(*a->next))) {
         a->next[a->n_next++] = e;
     }
 }
@@ -150,7 +149,9 @@ static void step_entry(struct automaton *a, struct entry e, int32_t symbol)
     int32_t base = r->n_out;
     bool ended = false;
 
+    r->noting = symbol < r->n_classes;
     rx_derive(r, e.x, symbol);
+    r->noting = false;
     int32_t end = r->n_out; /* liveness puts its own above */
     for (int32_t i = base; i < end && !a->budget.failed; i++) {
         rx_id x = r->out[i];
@@ -170,6 +171,7 @@ static int32_t make_step(struct automaton *a, int32_t config, int32_t symbol)
     const struct config *c = config_at(a, config);
 
     a->n_next = 0;
+    memset(&a->rx.alike, 0xff, sizeof(a->rx.alike));
     items_begin(a);
     for (int32_t i = 0; i < c->n && !a->budget.failed; i++) {
         step_entry(a, a->entry[c->first + i], symbol);
@@ -194,6 +196,19 @@ static int32_t failure(struct automaton *a)
     return a->budget.failed == ERR_NOMEM ? CONFIG_NOMEM : CONFIG_FULL;
 }
 
+/* The edges of the symbol and of those that no part of the config tells from it. */
+static void set_edges(struct automaton *a, int32_t config, int32_t symbol, int32_t to)
+{
+    _Atomic(int32_t) *edges = edges_of(a, config);
+
+    atomic_store_explicit(edges + symbol, to, memory_order_release);
+    for (int32_t i = 0; symbol < a->rx.n_classes && i < a->rx.n_classes; i++) {
+        if (a->rx.alike.bit[i / 32] >> (i % 32) & 1) {
+            atomic_store_explicit(edges + i, to, memory_order_release);
+        }
+    }
+}
+
 int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol)
 {
     int32_t to;
@@ -207,7 +222,7 @@ int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol)
         if (a->budget.failed) {
             to = failure(a);
         } else {
-            atomic_store_explicit(edge, to, memory_order_release);
+            set_edges(a, config, symbol, to);
         }
     }
     pthread_mutex_unlock(&a->lock);
@@ -248,7 +263,7 @@ static void set_up_masks(struct automaton *a)
 
 static void automaton_free(struct automaton *a)
 {
-    for (int32_t i = 0; i < MAX_CHUNKS; i++) {
+    for (int32_t i = 0; i < MAX_CHUNKS && atomic_load(&a->chunk[i]); i++) {
         free(atomic_load(&a->chunk[i]));
         free((void *)atomic_load(&a->edges[i]));
     }
@@ -355,5 +370,8 @@ size_t automaton_bytes(struct automaton *a)
     pthread_mutex_lock(&a->lock);
     size_t bytes = a->budget.bytes;
     pthread_mutex_unlock(&a->lock);
-    return sizeof(*a) + bytes + (size_t)a->n_slots * (size_t)a->vocab->words * sizeof(*a->masks);
+    pthread_mutex_lock(&a->mask_lock);
+    size_t kept = (size_t)a->n_kept;
+    pthread_mutex_unlock(&a->mask_lock);
+    return sizeof(*a) + bytes + kept * (size_t)a->vocab->words * sizeof(*a->masks);
 }

@@ -29,7 +29,7 @@ enum {
     CONFIG_NOMEM = -3,  /* of automaton_next: memory ran out */
     CONFIG_WORK = -4,   /* of automaton_next: one step took too much work */
     CHUNK = 64,         /* configs allocated together */
-    MAX_CHUNKS = 1 << 14,
+    MAX_CHUNKS = 1 << 12,
 };
 
 enum { ROOT_ROW = -1, OWN_ROW = -2 }; /* in place of a row: where the whole text ends; itself */
@@ -61,15 +61,17 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    _Atomic(int32_t) slot;  /* of the mask cache, or -1; a hint */
+    /* Kinds of bytes (vocab_kind) that lead back, and bit 31 once they are known. */
+    _Atomic(uint32_t) stays;
+    _Atomic(int32_t) slot; /* of the mask cache, or -1; a hint */
 };
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
 
 /* Sets of records found by their content: 1 + the index of each. */
 struct index_table {
-    int32_t *slot;  /* [size], owned */
-    int32_t size;   /* a power of two, or 0 */
+    int32_t *slot; /* [size], owned */
+    int32_t size;  /* a power of two, or 0 */
 };
 
 struct mask_slot {
@@ -78,25 +80,25 @@ struct mask_slot {
 };
 
 struct automaton {
-    _Atomic(int32_t) refs;              /* of the grammar and its constraints */
+    _Atomic(int32_t) refs;               /* of the grammar and its constraints */
     const struct constrain_vocab *vocab; /* not owned */
-    const struct cfg *cfg;              /* of the grammar, which outlives this */
-    struct budget budget;               /* of everything here, under lock */
-    struct rx rx;                       /* the grammar's arena and more, under lock */
-    int32_t n_symbols;                  /* of rx: fixed */
-    int32_t n_compiled;                 /* nodes that the grammar was compiled to: the first ones */
+    const struct cfg *cfg;               /* of the grammar, which outlives this */
+    struct budget budget;                /* of everything here, under lock */
+    struct rx rx;                        /* the grammar's arena and more, under lock */
+    int32_t n_symbols;                   /* of rx: fixed */
+    int32_t n_compiled; /* nodes that the grammar was compiled to: the first ones */
 
     pthread_mutex_t lock;
-    struct row *row;                    /* [n_rows], owned */
-    int32_t n_rows, cap_rows;           /* rows, and how many fit */
-    struct item *item;                  /* of all rows, owned */
-    int32_t n_items, cap_items;         /* of them, and how many fit */
-    struct waiting *wait;               /* of all rows, owned */
-    int32_t n_waits, cap_waits;         /* of them, and how many fit */
-    struct entry *entry;                /* of all configs, owned */
-    int32_t n_entries, cap_entries;     /* of them, and how many fit */
-    struct index_table rows, configs;   /* by content */
-    int32_t n_configs;                  /* config 0 is none; 1 is the start */
+    struct row *row;                  /* [n_rows], owned */
+    int32_t n_rows, cap_rows;         /* rows, and how many fit */
+    struct item *item;                /* of all rows, owned */
+    int32_t n_items, cap_items;       /* of them, and how many fit */
+    struct waiting *wait;             /* of all rows, owned */
+    int32_t n_waits, cap_waits;       /* of them, and how many fit */
+    struct entry *entry;              /* of all configs, owned */
+    int32_t n_entries, cap_entries;   /* of them, and how many fit */
+    struct index_table rows, configs; /* by content */
+    int32_t n_configs;                /* config 0 is none; 1 is the start */
 
     /* Chunks of CHUNK configs, and of their transitions by symbol; owned. */
     _Atomic(struct config *) chunk[MAX_CHUNKS];
@@ -115,10 +117,11 @@ struct automaton {
     int32_t generation;                 /* rows that were begun */
     bool completed;                     /* the step ended a sentence */
 
-    pthread_mutex_t mask_lock;          /* guards what follows */
-    struct mask_slot *slot;             /* [n_slots], owned */
-    uint32_t *masks;                    /* [n_slots][words], owned */
-    int32_t n_slots, hand;              /* masks that are kept; the next to be replaced */
+    pthread_mutex_t mask_lock; /* guards what follows */
+    struct mask_slot *slot;    /* [n_slots], owned */
+    uint32_t *masks;           /* [n_slots][words], owned */
+    int32_t n_kept;            /* slots that ever held a mask */
+    int32_t n_slots, hand;     /* masks that are kept; the next to be replaced */
 };
 
 /* An automaton at its start. It takes over the arena, which is frozen and whose memory

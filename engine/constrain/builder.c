@@ -21,7 +21,7 @@ int grammar_build_begin(struct grammar_builder **ret, const struct constrain_voc
     b->budget = (struct budget){.max_bytes = l->bytes,
                                 .max_items = l->items,
                                 .max_work = (int64_t)l->work_us * WORK_PER_US,
-                                .deadline_us = clock_us() + l->work_us};
+                                .deadline_us = budget_clock_us() + l->work_us};
     if (!rx_init(&b->rx, &b->budget) ||
         !budget_grow(&b->budget, &b->sym, &b->cap_syms, 16, sizeof(*b->sym))) {
         grammar_build_abandon(b);
@@ -42,6 +42,7 @@ void grammar_build_abandon(struct grammar_builder *b)
     free(b->part);
     free(b->chars);
     free(b->chars_of);
+    free(b->body);
     free(b->range);
     free(b);
 }
@@ -143,9 +144,8 @@ static bool add_parts(struct grammar_builder *b, const sym_id *part, int32_t n, 
             return false;
         }
     }
-    if (!budget_work(&b->budget, n) ||
-        !budget_grow(&b->budget, &b->part, &b->cap_parts, (int64_t)b->n_parts + n,
-                     sizeof(*b->part))) {
+    if (!budget_work(&b->budget, n) || !budget_grow(&b->budget, &b->part, &b->cap_parts,
+                                                    (int64_t)b->n_parts + n, sizeof(*b->part))) {
         return false;
     }
     *ret = b->n_parts;

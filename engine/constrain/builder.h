@@ -16,6 +16,7 @@ struct sym {
 /* Code points, sorted, none twice: what a node made by rx_class stands for. */
 struct rx_chars {
     int32_t first, n; /* range[first .. first + n) of the builder */
+    rx_id escaped;    /* rx_escaped of them, once made */
 };
 
 struct grammar_builder {
@@ -24,12 +25,16 @@ struct grammar_builder {
     struct budget budget;                /* of all that is built */
     struct err err;                      /* the first error; code 0: none */
     struct rx rx;                        /* the expressions */
+    rx_id any;                           /* rx_any, once made */
     struct sym *sym;                     /* [n_syms], owned; 0 is none */
     int32_t n_syms, cap_syms;            /* symbols, and how many fit */
     int32_t *part, n_parts, cap_parts;   /* parts of symbols, owned */
     struct rx_chars *chars;              /* [n_chars], owned: sets of characters */
     int32_t n_chars, cap_chars;          /* of them, and how many fit */
     int32_t *chars_of, cap_chars_of;     /* [node] 1 + index into `chars`, or 0; owned */
+    rx_id *body;                         /* [cap_body] JSON bodies of nodes, or 0; owned */
+    int32_t cap_body;                    /* nodes that have a place in it */
+    rx_id any_char, any_body;            /* any character; the body of any text; or 0 */
     struct code_range *range;            /* [n_ranges], owned: of `chars` */
     int32_t n_ranges, cap_ranges;        /* of them, and how many fit */
 };

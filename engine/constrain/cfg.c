@@ -271,8 +271,8 @@ static bool rule_has(struct compile *c, const struct cfg_rule *r, enum property 
     return false;
 }
 
-/* Each pass finds at least one more rule or is the last. Parts are mostly numbered after
- * what holds them, so a pass runs backwards. */
+/* Each pass finds at least one more rule or is the last. Parts are mostly numbered
+ * after what holds them, so a pass runs backwards. */
 static void find_property(struct compile *c, enum property p)
 {
     for (bool more = true; more && budget_work(&c->b->budget, c->g->n_rhs);) {

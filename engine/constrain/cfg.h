@@ -20,12 +20,12 @@ struct cfg_rule {
 };
 
 struct cfg {
-    rx_id *term;                        /* [n_terms], owned */
-    int32_t n_terms, cap_terms;         /* terminals, and how many fit */
-    struct cfg_rule *rule;              /* [n_rules], owned; the first is the start */
-    int32_t n_rules, cap_rules;         /* rules, and how many fit */
+    rx_id *term;                          /* [n_terms], owned */
+    int32_t n_terms, cap_terms;           /* terminals, and how many fit */
+    struct cfg_rule *rule;                /* [n_rules], owned; the first is the start */
+    int32_t n_rules, cap_rules;           /* rules, and how many fit */
     int32_t *start, n_starts, cap_starts; /* first dots of productions, owned */
-    int32_t *rhs, n_rhs, cap_rhs;       /* symbols of all productions, owned */
+    int32_t *rhs, n_rhs, cap_rhs;         /* symbols of all productions, owned */
 };
 
 /* The tables of what derives from `start`; in `to`, which is zeroed, with the builder's

@@ -1,4 +1,5 @@
-/* Grammars that need no notation of their own: one of several texts, any JSON object. */
+/* Grammars that need no notation of their own: one of several texts, any JSON
+ * object. */
 #include <stdlib.h>
 #include <string.h>
 

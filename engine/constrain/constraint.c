@@ -7,7 +7,7 @@
 #include "engine/constrain/mask.h"
 
 enum {
-    AFTER_END = 0,         /* in place of a config: an end-of-sequence token was accepted */
+    AFTER_END = 0,          /* in place of a config: an end-of-sequence token was accepted */
     MAX_FORCED_BYTES = 512, /* of text that is forced at once */
 };
 

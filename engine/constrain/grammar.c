@@ -54,9 +54,9 @@ static struct grammar *make(struct grammar_builder *b, sym_id start, int *ret_rc
     pthread_mutex_init(&g->lock, NULL);
     *ret_rc = ERR_INVALID;
     if (cfg_compile(&g->cfg, b, start)) {
-        rx_freeze(&b->rx);
+        bool frozen = rx_freeze(&b->rx);
         held = rx_held(&b->rx);
-        *ret_rc = b->budget.failed
+        *ret_rc = b->budget.failed || !frozen
                       ? ERR_INVALID
                       : automaton_new(&g->automaton, b->vocab, &g->cfg, &b->rx, held, STATES_BYTES);
     }

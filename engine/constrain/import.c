@@ -120,8 +120,8 @@ static int32_t copy_config(struct import *m, const struct config *c)
         return CONFIG_FULL;
     }
     for (int32_t i = 0; i < c->n; i++) {
-        to->next[to->n_next++] = (struct entry){m->row[entry[i].row] - 1, entry[i].term,
-                                                m->rx[entry[i].x] - 1};
+        to->next[to->n_next++] =
+            (struct entry){m->row[entry[i].row] - 1, entry[i].term, m->rx[entry[i].x] - 1};
     }
     to->completed = c->complete;
     return config_intern(to);

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { SMALL_SUBTREE = 12 };
+enum { SMALL_SUBTREE = 12, LARGE_SUBTREE = 100 };
 
 /* ---- where any plain text leads back ---- */
 
@@ -31,8 +31,8 @@ static int32_t common_next(struct automaton *a, int32_t from, int first, int las
     return to;
 }
 
-/* Whether lead bytes first .. last and then continuation bytes, the first of them low ..
- * high, lead to `to`. */
+/* Whether lead bytes first .. last and then continuation bytes, the first of them low
+ * .. high, lead to `to`. */
 static bool sequences_lead(struct automaton *a, int32_t from, int first, int last, int low,
                            int high, int n_more, int32_t to)
 {
@@ -55,13 +55,26 @@ static bool sequences_lead(struct automaton *a, int32_t from, int first, int las
     return true;
 }
 
+/* Whether U+2000 to U+203F but the separators of lines, U+2028 and U+2029, lead to
+ * `to`. */
+static bool but_separators(struct automaton *a, int32_t from, int32_t to)
+{
+    int32_t c = automaton_next(a, from, symbol_of_byte(a, 0xe2));
+
+    c = c > 0 ? automaton_next(a, c, symbol_of_byte(a, 0x80)) : c;
+    return c > 0 && common_next(a, c, 0x80, 0xa7) == to && common_next(a, c, 0xaa, 0xbf) == to;
+}
+
 /* The config that every plain character leads to, or CONFIG_DEAD. */
 static int32_t after_plain(struct automaton *a, int32_t from)
 {
     int32_t to = common_next(a, from, 0x20, 0x7f);
     bool all = to > 0 && sequences_lead(a, from, 0xc2, 0xdf, 0x80, 0xbf, 1, to) &&
                sequences_lead(a, from, 0xe0, 0xe0, 0xa0, 0xbf, 2, to) &&
-               sequences_lead(a, from, 0xe1, 0xec, 0x80, 0xbf, 2, to) &&
+               sequences_lead(a, from, 0xe1, 0xe1, 0x80, 0xbf, 2, to) &&
+               sequences_lead(a, from, 0xe2, 0xe2, 0x81, 0xbf, 2, to) &&
+               but_separators(a, from, to) &&
+               sequences_lead(a, from, 0xe3, 0xec, 0x80, 0xbf, 2, to) &&
                sequences_lead(a, from, 0xed, 0xed, 0x80, 0x9f, 2, to) &&
                sequences_lead(a, from, 0xee, 0xef, 0x80, 0xbf, 2, to) &&
                sequences_lead(a, from, 0xf0, 0xf0, 0x90, 0xbf, 3, to) &&
@@ -83,6 +96,27 @@ static bool loops(struct automaton *a, int32_t c)
     return note == NOTE_YES;
 }
 
+#define STAYS_KNOWN (1u << 31)
+
+/* The kinds of bytes of which all lead back to the config. */
+static uint32_t stays(struct automaton *a, int32_t c)
+{
+    struct config *config = config_at(a, c);
+    uint32_t kinds = atomic_load_explicit(&config->stays, memory_order_relaxed);
+
+    if (kinds == 0) {
+        kinds = STAYS_KNOWN | ((1u << N_BYTE_KINDS) - 1);
+        for (int b = 0; b < 256; b++) {
+            int kind = vocab_kind((uint8_t)b);
+            if (kinds >> kind & 1 && automaton_next(a, c, symbol_of_byte(a, (uint8_t)b)) != c) {
+                kinds &= ~(1u << kind);
+            }
+        }
+        atomic_store_explicit(&config->stays, kinds, memory_order_relaxed);
+    }
+    return kinds & ~STAYS_KNOWN;
+}
+
 /* ---- walking a trie ---- */
 
 struct walk {
@@ -94,7 +128,12 @@ struct walk {
 
 static void set_tokens(const struct walk *w, int32_t token)
 {
-    for (; token >= 0; token = w->v->same[token]) {
+    bool more = token & TRIE_SAME;
+
+    token &= ~TRIE_SAME;
+    mask_set(w->mask, token);
+    while (more && w->v->same[token] >= 0) {
+        token = w->v->same[token];
         mask_set(w->mask, token);
     }
 }
@@ -113,11 +152,23 @@ static void take_plain(struct walk *w, int32_t node, int32_t config)
     walk_rest(w, &v->trie[TRIE_NOT_PLAIN], v->rest_at[node + 1], v->rest_at[end], config);
 }
 
+/* Below a node of TRIE_ALL whose bytes all lead back. */
+static void take_all(struct walk *w, int32_t node)
+{
+    const struct constrain_vocab *v = w->v;
+    int32_t end = v->all_at[v->trie[TRIE_ALL].node[node].end];
+
+    for (int32_t i = v->all_at[node + 1]; i < end; i++) {
+        mask_set(w->mask, v->all_ids[i]);
+    }
+}
+
 /* Nodes i .. end, children of one node and what is below, entered in `config`. */
 static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t end, int32_t config)
 {
     struct {
         int32_t end, config;
+        uint32_t stays;
         const _Atomic(int32_t) *edges;
     } path[MAX_TOKEN_BYTES + 1];
     int32_t depth = 0;
@@ -126,6 +177,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
 
     path[0].end = end;
     path[0].config = config;
+    path[0].stays = 0;
     path[0].edges = edges_of(w->a, config);
     while (i < end) {
         while (i >= path[depth].end) {
@@ -148,8 +200,19 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
         if (n.token >= 0) {
             set_tokens(w, n.token);
         }
-        if (all && (int32_t)n.end - i > SMALL_SUBTREE && loops(w->a, to)) {
-            take_plain(w, i, to);
+        uint32_t back = 0;
+        if (all && to == path[depth].config) {
+            back = path[depth].stays;
+        } else if (all && (int32_t)n.end - i > SMALL_SUBTREE) {
+            if (loops(w->a, to)) {
+                take_plain(w, i, to);
+                i = (int32_t)n.end;
+                continue;
+            }
+            back = (int32_t)n.end - i > LARGE_SUBTREE ? stays(w->a, to) : 0;
+        }
+        if (back && !(w->v->below[i] & ~back)) {
+            take_all(w, i);
             i = (int32_t)n.end;
             continue;
         }
@@ -158,6 +221,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
             depth++;
             path[depth].end = (int32_t)n.end;
             path[depth].config = to;
+            path[depth].stays = back;
             path[depth].edges = edges_of(w->a, to);
         }
     }
@@ -263,6 +327,7 @@ static void keep(struct automaton *a, int32_t config, const uint32_t *mask)
         a->slot[a->hand].used = false;
         a->hand = (a->hand + 1) % a->n_slots;
     }
+    a->n_kept = MAX(a->n_kept, a->hand + 1);
     a->slot[a->hand] = (struct mask_slot){config, false};
     memcpy(a->masks + (size_t)a->hand * words, mask, words * sizeof(*mask));
     atomic_store_explicit(&config_at(a, config)->slot, a->hand, memory_order_relaxed);

@@ -231,8 +231,8 @@ static void predict(struct automaton *a, int32_t rule)
     }
 }
 
-/* Gather the items that wait, from those of a->work on: what they wait for is predicted,
- * and what may be empty is skipped in what was predicted. */
+/* Gather the items that wait, from those of a->work on: what they wait for is
+ * predicted, and what may be empty is skipped in what was predicted. */
 static void close_row(struct automaton *a)
 {
     const struct cfg *g = a->cfg;
@@ -340,7 +340,8 @@ int32_t items_row(struct automaton *a)
     uint32_t mask = a->rows.size > 0 ? (uint32_t)(a->rows.size - 1) : 0;
     for (uint32_t at = hash & mask; a->rows.size > 0 && a->rows.slot[at]; at = (at + 1) & mask) {
         const struct row *r = &a->row[a->rows.slot[at] - 1];
-        if (r->n_items == n && memcmp(a->item + r->first_item, a->work, (size_t)n * sizeof(*a->work)) == 0) {
+        if (r->n_items == n &&
+            memcmp(a->item + r->first_item, a->work, (size_t)n * sizeof(*a->work)) == 0) {
             return a->rows.slot[at] - 1;
         }
     }

@@ -113,6 +113,7 @@ void rx_release(struct rx *r)
     free(r->node);
     free(r->table);
     free(r->set);
+    free(r->classes_in);
     free(r->token);
     free(r->out);
     free(r->seen);
@@ -122,7 +123,8 @@ void rx_release(struct rx *r)
 size_t rx_held(const struct rx *r)
 {
     return (size_t)r->cap_nodes * sizeof(*r->node) + (size_t)r->table_size * sizeof(*r->table) +
-           (size_t)r->cap_sets * sizeof(*r->set) + (size_t)r->cap_tokens * sizeof(*r->token) +
+           (size_t)(r->cap_sets + r->n_sets + 1) * sizeof(*r->set) +
+           (size_t)r->cap_tokens * sizeof(*r->token) +
            (size_t)(r->cap_out + r->cap_seen) * sizeof(*r->out);
 }
 
@@ -132,7 +134,7 @@ bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budge
     to->budget = b;
     to->n_nodes = n_nodes;
     to->node = NULL;
-    to->set = NULL;
+    to->set = to->classes_in = NULL;
     to->table = to->token = to->out = to->seen = NULL;
     to->table_size = to->cap_nodes = to->cap_sets = to->cap_tokens = 0;
     to->cap_out = to->cap_seen = to->n_out = to->n_seen = 0;
@@ -154,7 +156,7 @@ bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budge
     if (from->n_tokens > 0) {
         memcpy(to->token, from->token, (size_t)from->n_tokens * sizeof(*to->token));
     }
-    if (!enlarge_table(to)) {
+    if (!enlarge_table(to) || !rx_freeze(to)) {
         rx_release(to);
         return false;
     }
@@ -171,8 +173,8 @@ static int32_t add_set(struct rx *r, const struct byte_set *s)
         }
     }
     budget_work(r->budget, r->n_sets / 4);
-    if (r->frozen || !budget_grow(r->budget, &r->set, &r->cap_sets, (int64_t)r->n_sets + 1,
-                                  sizeof(*r->set))) {
+    if (r->frozen ||
+        !budget_grow(r->budget, &r->set, &r->cap_sets, (int64_t)r->n_sets + 1, sizeof(*r->set))) {
         return -1;
     }
     r->set[r->n_sets] = *s;
@@ -212,10 +214,19 @@ void rx_classify(struct rx *r)
     }
 }
 
-void rx_freeze(struct rx *r)
+bool rx_freeze(struct rx *r)
 {
     rx_classify(r);
+    r->classes_in = budget_alloc(r->budget, ((size_t)r->n_sets + 1) * sizeof(*r->classes_in));
+    for (int32_t i = 0; i < r->n_sets && r->classes_in; i++) {
+        for (int c = 0; c < r->n_classes; c++) {
+            if (in_set(&r->set[i], r->byte_of[c])) {
+                r->classes_in[i].bit[c / 32] |= 1u << (c % 32);
+            }
+        }
+    }
     r->frozen = true;
+    return r->classes_in;
 }
 
 /* ---- nodes ---- */

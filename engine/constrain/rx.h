@@ -5,9 +5,9 @@
  * in a text of x (Brzozowski 1964); it is taken as a set of alternatives (Antimirov
  * 1996). Node 0 is none, after a failure: every function takes it.
  *
- * Symbols are the classes of bytes that no set of the arena tells apart, then the tokens
- * that the grammar names. Before rx_freeze the classes may become finer with each new
- * set; afterwards no set is made any more.
+ * Symbols are the classes of bytes that no set of the arena tells apart, then the
+ * tokens that the grammar names. Before rx_freeze the classes may become finer with
+ * each new set; afterwards no set is made any more.
  */
 #ifndef QUIRE_ENGINE_CONSTRAIN_RX_H
 #define QUIRE_ENGINE_CONSTRAIN_RX_H
@@ -50,18 +50,21 @@ struct byte_set {
 };
 
 struct rx {
-    struct budget *budget;                   /* not owned */
-    struct rx_node *node;                    /* [n_nodes], owned */
-    int32_t n_nodes, cap_nodes;              /* nodes, and how many fit */
-    int32_t *table, table_size;              /* hash table of ids; a power of two */
-    struct byte_set *set;                    /* [n_sets], owned */
-    int32_t n_sets, cap_sets;                /* sets, and how many fit */
-    int32_t *token, n_tokens, cap_tokens;    /* ids of the tokens that are symbols */
-    int32_t *out, n_out, cap_out;            /* stack of derivatives being collected */
-    int32_t *seen, n_seen, cap_seen;         /* stack of nodes whose liveness is sought */
-    int32_t n_classes, n_classed;            /* classes; sets that they tell apart */
-    uint8_t class_of[256], byte_of[256];     /* the class of a byte; a byte of a class */
-    bool frozen;                             /* no more sets */
+    struct budget *budget;                /* not owned */
+    struct rx_node *node;                 /* [n_nodes], owned */
+    int32_t n_nodes, cap_nodes;           /* nodes, and how many fit */
+    int32_t *table, table_size;           /* hash table of ids; a power of two */
+    struct byte_set *set;                 /* [n_sets], owned */
+    int32_t n_sets, cap_sets;             /* sets, and how many fit */
+    int32_t *token, n_tokens, cap_tokens; /* ids of the tokens that are symbols */
+    int32_t *out, n_out, cap_out;         /* stack of derivatives being collected */
+    int32_t *seen, n_seen, cap_seen;      /* stack of nodes whose liveness is sought */
+    int32_t n_classes, n_classed;         /* classes; sets that they tell apart */
+    uint8_t class_of[256], byte_of[256];  /* the class of a byte; a byte of a class */
+    struct byte_set *classes_in; /* [n_sets] of a frozen arena: classes in each set; owned */
+    bool frozen;                 /* no more sets */
+    bool noting;                 /* derivatives note in `alike` what they looked at */
+    struct byte_set alike;       /* classes that were in the same sets as the symbol */
 };
 
 bool rx_init(struct rx *r, struct budget *b);
@@ -72,7 +75,7 @@ bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budge
 size_t rx_held(const struct rx *r);
 /* Bring the classes up to date with the sets. */
 void rx_classify(struct rx *r);
-void rx_freeze(struct rx *r);
+bool rx_freeze(struct rx *r);
 static inline int32_t rx_symbols(const struct rx *r)
 {
     return r->n_classes + r->n_tokens;

@@ -54,12 +54,43 @@ static void add_digit(struct byte_set *s, int radix, int digit)
     }
 }
 
-/* `digits` digits that count from `base`; no digits: the empty text. Digits with the
- * same rest share a set. */
+/* Digits with the same rest, which share a set. */
+struct branches {
+    struct byte_set set[64];
+    rx_id rest[64];
+    int n; /* of them */
+};
+
+static struct byte_set *branch(struct branches *b, rx_id rest)
+{
+    int i = b->n - 1;
+
+    while (i >= 0 && b->rest[i] != rest) {
+        i--;
+    }
+    if (i < 0) {
+        i = b->n++;
+        b->rest[i] = rest;
+        b->set[i] = (struct byte_set){0};
+    }
+    return &b->set[i];
+}
+
+static rx_id join_branches(struct rx *r, const struct branches *b)
+{
+    rx_id all = RX_ID_NEVER;
+
+    for (int i = 0; i < b->n; i++) {
+        all = rx_make_or(r, all, rx_make_concat(r, rx_make_set(r, &b->set[i]), b->rest[i]));
+    }
+    return all;
+}
+
+/* `digits` digits that count from `base`; no digits: the empty text. */
 static rx_id block(const struct chars_view *v, int digits, uint32_t base)
 {
     uint32_t step = 1;
-    rx_id rest[64], all = RX_ID_NEVER;
+    struct branches b;
 
     for (int i = 1; i < digits; i++) {
         step *= (uint32_t)v->radix;
@@ -68,62 +99,42 @@ static rx_id block(const struct chars_view *v, int digits, uint32_t base)
     if (whole == 0 || digits == 0) {
         return digits == 0 ? RX_ID_EMPTY : RX_ID_NEVER;
     }
+    b.n = 0;
+    rx_id rest = whole > 0 ? block(v, digits - 1, base) : 0;
     for (int d = 0; d < v->radix; d++) {
         uint32_t at = base + step * (uint32_t)d;
-        if (whole > 0 && d > 0) {
-            rest[d] = rest[0];
-        } else if (digits > 1) {
-            rest[d] = block(v, digits - 1, at);
-        } else {
-            rest[d] = coverage(v, at, at) ? RX_ID_EMPTY : RX_ID_NEVER;
+        if (whole < 0) {
+            rest = digits > 1            ? block(v, digits - 1, at)
+                   : coverage(v, at, at) ? RX_ID_EMPTY
+                                         : RX_ID_NEVER;
+        }
+        if (rest != RX_ID_NEVER) {
+            add_digit(branch(&b, rest), v->radix, d);
         }
     }
-    for (int d = 0; d < v->radix; d++) {
-        struct byte_set s = {0};
-        bool done = rest[d] == RX_ID_NEVER;
-        for (int k = 0; k < d && !done; k++) {
-            done = rest[k] == rest[d];
-        }
-        for (int k = d; k < v->radix && !done; k++) {
-            if (rest[k] == rest[d]) {
-                add_digit(&s, v->radix, k);
-            }
-        }
-        if (!done) {
-            all = rx_make_or(v->rx, all, rx_make_concat(v->rx, rx_make_set(v->rx, &s), rest[d]));
-        }
-    }
-    return all;
+    return join_branches(v->rx, &b);
 }
 
 /* The characters of first .. last, whose lead bytes are lead .. last_lead. */
 static rx_id with_lead(struct chars_view v, int lead, int last_lead, int digits, uint32_t first,
                        uint32_t last)
 {
-    rx_id rest[32], all = RX_ID_NEVER;
+    struct branches b;
     int n = last_lead - lead + 1;
 
+    if (v.n == 0 || v.range[v.n - 1].last < first) {
+        return RX_ID_NEVER;
+    }
+    b.n = 0;
     v.first = first;
     v.last = last;
     for (int i = 0; i < n; i++) {
-        rest[i] = block(&v, digits, (uint32_t)i << (6 * digits));
-    }
-    for (int i = 0; i < n; i++) {
-        struct byte_set s = {0};
-        bool done = rest[i] == RX_ID_NEVER;
-        for (int k = 0; k < i && !done; k++) {
-            done = rest[k] == rest[i];
-        }
-        for (int k = i; k < n && !done; k++) {
-            if (rest[k] == rest[i]) {
-                s.bit[(lead + k) / 32] |= 1u << ((lead + k) % 32);
-            }
-        }
-        if (!done) {
-            all = rx_make_or(v.rx, all, rx_make_concat(v.rx, rx_make_set(v.rx, &s), rest[i]));
+        rx_id rest = block(&v, digits, (uint32_t)i << (6 * digits));
+        if (rest != RX_ID_NEVER) {
+            branch(&b, rest)->bit[(lead + i) / 32] |= 1u << ((lead + i) % 32);
         }
     }
-    return all;
+    return join_branches(v.rx, &b);
 }
 
 static rx_id ascii(const struct chars_view *v, bool raw_json)
@@ -194,6 +205,9 @@ static rx_id pairs(const struct chars_view *v)
     struct rx *r = v->rx;
     rx_id all = RX_ID_NEVER;
 
+    if (v->n == 0 || v->range[v->n - 1].last < FIRST_ASTRAL) {
+        return all;
+    }
     for (uint32_t h = 0; h < 1024 && !r->budget->failed;) {
         uint32_t base = FIRST_ASTRAL + h * 1024, end = h;
         int covered = coverage(v, base, base + 1023);
@@ -294,7 +308,8 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
 {
     int32_t before = b->cap_chars_of;
 
-    if (x <= RX_ID_ALL || !budget_grow(&b->budget, &b->chars_of, &b->cap_chars_of, (int64_t)x + 1, sizeof(*b->chars_of))) {
+    if (x <= RX_ID_ALL || !budget_grow(&b->budget, &b->chars_of, &b->cap_chars_of, (int64_t)x + 1,
+                                       sizeof(*b->chars_of))) {
         return;
     }
     if (b->cap_chars_of > before) {
@@ -302,7 +317,7 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
     }
     if (!b->chars_of[x] && budget_grow(&b->budget, &b->chars, &b->cap_chars,
                                        (int64_t)b->n_chars + 1, sizeof(*b->chars))) {
-        b->chars[b->n_chars] = (struct rx_chars){first, b->n_ranges - first};
+        b->chars[b->n_chars] = (struct rx_chars){first, b->n_ranges - first, 0};
         b->chars_of[x] = ++b->n_chars;
     } else {
         b->n_ranges = first;
@@ -312,6 +327,10 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
 rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_t n, bool negated)
 {
     int32_t first = b->n_ranges;
+
+    if (n == 0 && negated && b->any_char) {
+        return b->any_char;
+    }
     struct code_range *sorted = malloc(((size_t)n + 1) * sizeof(*sorted));
 
     if (!sorted) {
@@ -321,6 +340,7 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     if (n > 0) {
         memcpy(sorted, range, (size_t)n * sizeof(*sorted));
     }
+    budget_grow(&b->budget, &b->range, &b->cap_ranges, 1, sizeof(*b->range));
     append_all(b, sorted, n, negated);
     free(sorted);
     if (b->budget.failed) {
@@ -328,12 +348,18 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     }
     rx_id x = rx_utf8(&b->rx, b->range + first, b->n_ranges - first);
     remember(b, x, first);
+    if (n == 0 && negated) {
+        b->any_char = x;
+    }
     return x;
 }
 
 rx_id rx_any(struct grammar_builder *b)
 {
-    return rx_repeat(b, rx_class(b, NULL, 0, true), 0, -1);
+    if (!b->any) {
+        b->any = rx_repeat(b, rx_class(b, NULL, 0, true), 0, -1);
+    }
+    return b->any;
 }
 
 static rx_id bytes_of(struct grammar_builder *b, const char *text, size_t len, bool any_case)

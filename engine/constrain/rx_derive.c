@@ -37,6 +37,28 @@ static bool starts_with(const struct rx *r, const struct rx_node *n, int32_t sym
     return n->kind == RX_SET && r->set[n->a].bit[byte / 32] >> (byte % 32) & 1;
 }
 
+/* starts_with, noted: symbols of which all answers are the same have one derivative. */
+static bool looks_at(struct rx *r, const struct rx_node *n, int32_t symbol)
+{
+    bool there = starts_with(r, n, symbol);
+
+    if (r->noting && n->kind == RX_SET) {
+        for (int i = 0; i < 8; i++) {
+            uint32_t in = r->classes_in[n->a].bit[i];
+            r->alike.bit[i] &= there ? in : ~in;
+        }
+    }
+    return there;
+}
+
+/* Whether x is one byte or token, and not this one: what follows need not be made. */
+static bool starts_otherwise(struct rx *r, rx_id x, int32_t symbol)
+{
+    const struct rx_node *n = &r->node[x];
+
+    return (n->kind == RX_SET || n->kind == RX_TOKEN) && !looks_at(r, n, symbol);
+}
+
 /* Emit the derivative of x followed by `rest`. Recursion is bounded by the height. */
 static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
 {
@@ -45,13 +67,16 @@ static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
         switch ((enum rx_kind)n.kind) {
         case RX_SET:
         case RX_TOKEN:
-            if (starts_with(r, &n, symbol)) {
+            if (looks_at(r, &n, symbol)) {
                 emit(r, rest);
             }
             return;
         case RX_CONCAT:
             x = lean_right(r, x);
             n = r->node[x];
+            if (starts_otherwise(r, n.a, symbol)) {
+                return;
+            }
             derive(r, n.a, symbol, rx_make_concat(r, n.b, rest));
             if (!rx_has(r, n.a, RX_NULLABLE)) {
                 return;
@@ -63,6 +88,9 @@ static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
             x = n.a;
             break;
         case RX_REPEAT: {
+            if (starts_otherwise(r, n.a, symbol)) {
+                return;
+            }
             int32_t min = MAX(n.b - 1, 0), max = n.c < 0 ? -1 : n.c - 1;
             rest = rx_make_concat(r, rx_make_repeat(r, n.a, min, max), rest);
             x = n.a;
@@ -70,7 +98,8 @@ static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
         }
         case RX_AND: {
             rx_id left = rx_derived(r, n.a, symbol);
-            rx_id both = rx_make_and(r, left, left == RX_ID_NEVER ? left : rx_derived(r, n.b, symbol));
+            rx_id both =
+                rx_make_and(r, left, left == RX_ID_NEVER ? left : rx_derived(r, n.b, symbol));
             emit(r, rx_make_concat(r, both, rest));
             return;
         }
@@ -118,7 +147,8 @@ rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
 /* ---- liveness ---- */
 
 /* What the parts say: 1 live, 0 dead, -1 the derivatives must say. A node whose search
- * is under way counts as dead: a text that is found only through it has a shorter one. */
+ * is under way counts as dead: a text that is found only through it has a shorter one.
+ * */
 static int from_parts(struct rx *r, rx_id x)
 {
     struct rx_node n = r->node[x];
@@ -136,7 +166,8 @@ static int from_parts(struct rx *r, rx_id x)
         return rx_live(r, n.a);
     }
     if (n.kind == RX_CONCAT) {
-        n = r->node[lean_right(r, x)];
+        x = lean_right(r, x); /* it may move the nodes */
+        n = r->node[x];
         return rx_live(r, n.a) && rx_live(r, n.b);
     }
     return -1;
@@ -144,8 +175,7 @@ static int from_parts(struct rx *r, rx_id x)
 
 static bool visit(struct rx *r, rx_id x)
 {
-    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1,
-                     sizeof(*r->seen))) {
+    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen))) {
         return false;
     }
     r->node[x].flags |= RX_SEEN;

@@ -9,7 +9,7 @@
 
 struct body_map {
     struct grammar_builder *b;
-    rx_id *of;           /* [n] the body of a node, or 0 */
+    rx_id *of;           /* [n] the body of a node, or 0; the builder's */
     int32_t n;           /* nodes when the walk began */
     int32_t *stack;      /* parts of chains that are being walked, owned */
     int32_t depth, room; /* in use, and how many fit */
@@ -17,6 +17,17 @@ struct body_map {
 };
 
 static rx_id body_of(struct body_map *m, rx_id x);
+
+/* Of a node that stands for a set of characters. */
+static rx_id escaped(struct grammar_builder *b, rx_id x)
+{
+    struct rx_chars *c = x > 0 ? &b->chars[b->chars_of[x] - 1] : NULL;
+
+    if (c && !c->escaped) {
+        c->escaped = rx_escaped(&b->rx, b->range + c->first, c->n);
+    }
+    return c ? c->escaped : 0;
+}
 
 /* ASCII bytes of a set; the others are parts of characters that are not known here and
  * stand for themselves. */
@@ -71,8 +82,7 @@ static rx_id make_body(struct body_map *m, rx_id x)
     struct rx_node n = r->node[x];
 
     if (x < m->b->cap_chars_of && m->b->chars_of[x]) {
-        struct rx_chars c = m->b->chars[m->b->chars_of[x] - 1];
-        return rx_escaped(r, m->b->range + c.first, c.n);
+        return escaped(m->b, x);
     }
     switch ((enum rx_kind)n.kind) {
     case RX_SET:
@@ -106,24 +116,36 @@ static rx_id body_of(struct body_map *m, rx_id x)
     return m->of[x];
 }
 
+/* Make room for the bodies of all nodes; they are kept from call to call. */
+static bool make_room(struct grammar_builder *b)
+{
+    int32_t before = b->cap_body;
+
+    if (!budget_grow(&b->budget, &b->body, &b->cap_body, b->rx.n_nodes, sizeof(*b->body))) {
+        return false;
+    }
+    memset(b->body + before, 0, (size_t)(b->cap_body - before) * sizeof(*b->body));
+    if (!b->any_body) {
+        rx_id any_char = rx_class(b, NULL, 0, true);
+        if (!any_char) {
+            return false;
+        }
+        b->any_body = rx_make_repeat(&b->rx, escaped(b, any_char), 0, -1);
+    }
+    return b->any_body;
+}
+
 rx_id rx_json_body(struct grammar_builder *b, rx_id x)
 {
-    static const struct code_range all = {0, 0x10ffff};
     struct body_map m = {.b = b, .n = b->rx.n_nodes};
     rx_id body = 0;
 
-    if (!x || b->budget.failed) {
+    if (!x || b->budget.failed || !make_room(b)) {
         return 0;
     }
-    size_t size = (size_t)m.n * sizeof(*m.of);
-    m.of = budget_alloc(&b->budget, size);
-    if (m.of) {
-        rx_id any_char = rx_class(b, &all, 1, false);
-        struct rx_chars c = b->chars[b->chars_of[any_char] - 1];
-        m.any = rx_make_repeat(&b->rx, rx_escaped(&b->rx, b->range + c.first, c.n), 0, -1);
-        body = body_of(&m, x);
-    }
-    budget_free(&b->budget, m.of, size);
+    m.of = b->body;
+    m.any = b->any_body;
+    body = body_of(&m, x);
     budget_free(&b->budget, m.stack, (size_t)m.room * sizeof(*m.stack));
     return b->budget.failed ? 0 : body;
 }

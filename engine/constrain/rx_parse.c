@@ -90,7 +90,7 @@ static bool add_named_class(struct pattern *p, char name)
     static const struct code_range digits[] = {{'0', '9'}};
     static const struct code_range words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
     static const struct code_range spaces[] = {
-        {9, 13},         {32, 32},         {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+        {9, 13},          {32, 32},         {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
         {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff},
     };
     bool negated = name < 'a';
@@ -178,7 +178,8 @@ static uint32_t unicode_escape(struct pattern *p)
 
     if (c >= 0xd800 && c < 0xdc00 && skip(p, "\\u")) {
         uint32_t low = hex_number(p, 4);
-        c = low >= 0xdc00 && low <= 0xdfff ? 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00) : 0xd800;
+        c = low >= 0xdc00 && low <= 0xdfff ? 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00)
+                                           : 0xd800;
     }
     if (c >= 0xd800 && c <= 0xdfff) {
         fail(p, ERR_INVALID, "a surrogate is no character");
@@ -248,8 +249,8 @@ static void add_posix(struct pattern *p)
     static const struct {
         const char *name, *ranges; /* pairs of first and last */
     } posix[] = {
-        {"[:alpha:]", "AZaz"}, {"[:digit:]", "09"},   {"[:alnum:]", "09AZaz"},
-        {"[:upper:]", "AZ"},   {"[:lower:]", "az"},   {"[:space:]", "\t\r  "},
+        {"[:alpha:]", "AZaz"},     {"[:digit:]", "09"},      {"[:alnum:]", "09AZaz"},
+        {"[:upper:]", "AZ"},       {"[:lower:]", "az"},      {"[:space:]", "\t\r  "},
         {"[:punct:]", "!/:@[`{~"}, {"[:xdigit:]", "09AFaf"},
     };
 
@@ -510,10 +511,18 @@ static bool end_anchor(struct pattern *p, bool at_end)
     return found;
 }
 
+/* Beside any text a repetition means as much with its smallest count. */
+static rx_id fewest(struct pattern *p, rx_id x)
+{
+    struct rx_node n = p->b->rx.node[x];
+
+    return n.kind == RX_REPEAT && p->search ? rx_repeat(p->b, n.a, n.b, n.b) : x;
+}
+
 static rx_id sequence(struct pattern *p, bool at_start, bool at_end)
 {
     bool start = !at_start, end = !at_end, first = true; /* start, end: dealt with */
-    rx_id all = RX_ID_EMPTY;
+    rx_id all = RX_ID_EMPTY, in_front = all, last = all; /* all: in_front, then last */
 
     while (more(p) && *p->at == '^') {
         p->at++;
@@ -547,14 +556,17 @@ static rx_id sequence(struct pattern *p, bool at_start, bool at_end)
         x = repeated(p, x);
         if (first && !start && !does_start) {
             all = p->any;
+            x = fewest(p, x);
         }
         start = true;
         first = false;
         end |= does_end;
+        in_front = all;
+        last = x;
         all = rx_concat(p->b, all, x);
     }
     all = start ? all : rx_concat(p->b, p->any, all);
-    return end ? all : rx_concat(p->b, all, p->any);
+    return end ? all : rx_concat(p->b, rx_concat(p->b, in_front, fewest(p, last)), p->any);
 }
 
 static rx_id alternatives(struct pattern *p, bool at_start, bool at_end)

@@ -47,6 +47,10 @@ static int32_t plain_chars(const struct constrain_vocab *v, int32_t id)
 
     for (size_t i = 0, len = v->len[id]; i < len; n++) {
         size_t size = utf8_char_len(text + i, len - i);
+        if (size == 3 && memcmp(text + i, "\xe2\x80", 2) == 0 &&
+            ((uint8_t)text[i + 2] | 1) == 0xa9) {
+            return 0; /* U+2028 and U+2029 end lines, and a pattern's dot excludes them */
+        }
         if (size == 0 || (uint8_t)text[i] < 0x20 || text[i] == '"' || text[i] == '\\') {
             return 0;
         }
@@ -123,6 +127,7 @@ static void fill_trie(struct constrain_vocab *v, const struct sorted *s, enum tr
         }
         if (before >= 0 && v->len[before] == v->len[id] && same == (int32_t)v->len[id]) {
             v->same[before] = id;
+            t->node[open[depth - 1]].token |= TRIE_SAME;
         }
         for (; depth < (int32_t)v->len[id]; depth++) {
             open[depth] = t->n;
@@ -172,8 +177,9 @@ static bool link_tries(struct constrain_vocab *v)
         free(kept);
         return false;
     }
-    for (int32_t i = all->n - 1; i >= 0; i--) { /* a node is kept if its subtree has another token */
-        kept[i] = all->node[i].token >= 0 && in_trie(v, all->node[i].token, TRIE_NOT_PLAIN);
+    for (int32_t i = all->n - 1; i >= 0;
+         i--) { /* a node is kept if its subtree has another token */
+        kept[i] = all->node[i].token >= 0 && in_trie(v, trie_token(&all->node[i]), TRIE_NOT_PLAIN);
         for (int32_t c = i + 1; c < (int32_t)all->node[i].end && !kept[i];
              c = (int32_t)all->node[c].end) {
             kept[i] = kept[c];
@@ -183,7 +189,7 @@ static bool link_tries(struct constrain_vocab *v)
         v->rest_at[i] = at;
         v->plain_at[i] = n_plain;
         at += kept[i];
-        for (int32_t id = i < all->n ? all->node[i].token : -1; id >= 0; id = v->same[id]) {
+        for (int32_t id = i < all->n ? trie_token(&all->node[i]) : -1; id >= 0; id = v->same[id]) {
             if (mask_has(v->plain[0], id)) {
                 v->plain_ids[n_plain++] = id;
             }
@@ -191,6 +197,52 @@ static bool link_tries(struct constrain_vocab *v)
     }
     free(kept);
     return at == rest->n;
+}
+
+int vocab_kind(uint8_t byte)
+{
+    static const char alone[] = " _-./:,\"\\@+%#=&?~";
+
+    if (byte >= 0x80) {
+        return 0;
+    }
+    if (byte < 0x20) {
+        return 1;
+    }
+    if ((byte | 0x20) >= 'a' && (byte | 0x20) <= 'z') {
+        return byte & 0x20 ? 2 : 3;
+    }
+    if (byte >= '0' && byte <= '9') {
+        return 4;
+    }
+    const char *at = memchr(alone, byte, sizeof(alone) - 1);
+    return at ? 5 + (int)(at - alone) : 23;
+}
+
+/* What is below each node: its tokens, and the kinds of their bytes. */
+static bool list_tokens(struct constrain_vocab *v)
+{
+    const struct trie *t = &v->trie[TRIE_ALL];
+    int32_t n = 0;
+
+    v->below = calloc((size_t)t->n + 1, sizeof(*v->below));
+    v->all_at = malloc(((size_t)t->n + 1) * sizeof(*v->all_at));
+    v->all_ids = malloc(((size_t)v->n + 1) * sizeof(*v->all_ids));
+    if (!v->below || !v->all_at || !v->all_ids) {
+        return false;
+    }
+    for (int32_t i = t->n - 1; i >= 0; i--) {
+        for (int32_t c = i + 1; c < (int32_t)t->node[i].end; c = (int32_t)t->node[c].end) {
+            v->below[i] |= v->below[c] | 1u << vocab_kind((uint8_t)t->node[c].byte);
+        }
+    }
+    for (int32_t i = 0; i <= t->n; i++) {
+        v->all_at[i] = n;
+        for (int32_t id = i < t->n ? trie_token(&t->node[i]) : -1; id >= 0; id = v->same[id]) {
+            v->all_ids[n++] = id;
+        }
+    }
+    return true;
 }
 
 static void find_children(struct constrain_vocab *v)
@@ -227,7 +279,7 @@ static bool index_tokens(struct constrain_vocab *v)
         s.id[s.n++] = id;
     }
     qsort_r(s.id, (size_t)s.n, sizeof(*s.id), by_bytes, v);
-    bool ok = make_tries(v, &s) && link_tries(v);
+    bool ok = make_tries(v, &s) && link_tries(v) && list_tokens(v);
     free(s.id);
     if (ok) {
         find_children(v);
@@ -297,6 +349,9 @@ void constrain_vocab_free(struct constrain_vocab *v)
     free(v->rest_at);
     free(v->plain_at);
     free(v->plain_ids);
+    free(v->below);
+    free(v->all_at);
+    free(v->all_ids);
     free(v);
 }
 

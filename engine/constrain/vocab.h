@@ -17,16 +17,19 @@ enum { SLICE_CHARS = 12 };
 enum { MAX_TOKEN_BYTES = 1024 };
 
 enum trie_kind {
-    TRIE_ALL,      /* every token that is text */
-    TRIE_LONG,     /* without plain tokens of at most SLICE_CHARS characters */
+    TRIE_ALL,       /* every token that is text */
+    TRIE_LONG,      /* without plain tokens of at most SLICE_CHARS characters */
     TRIE_NOT_PLAIN, /* without plain tokens */
     N_TRIES,
 };
 
+/* Of a node's token: there are others of the same bytes. */
+enum { TRIE_SAME = 1 << 30 };
+
 struct trie_node {
     uint32_t end : 24; /* behind the last node of the subtree */
     uint32_t byte : 8; /* on the edge to the node */
-    int32_t token;     /* the token that ends here, or -1; others of its bytes: `same` */
+    int32_t token;     /* the token that ends here, or -1; with TRIE_SAME */
 };
 
 struct trie {
@@ -35,27 +38,41 @@ struct trie {
 };
 
 struct constrain_vocab {
-    int32_t n, words;            /* ids; words of a mask */
-    struct trie trie[N_TRIES];   /* by enum trie_kind */
-    int32_t depth;               /* of TRIE_ALL: bytes of the longest token */
-    int32_t *same;               /* [n] the next token of the same bytes, or -1; owned */
-    uint32_t *at;                /* [n] offset of a token's bytes in `text`, owned */
-    uint32_t *len;               /* [n] bytes of a token; 0: none; owned */
-    char *text;                  /* bytes of all tokens, owned */
-    bool *special;               /* [n] whether its text is a name; owned */
-    uint32_t *eos;               /* mask of the tokens that end a text, owned */
-    uint32_t *plain[2];          /* masks of plain tokens: all, those of few characters; owned */
+    int32_t n, words;          /* ids; words of a mask */
+    struct trie trie[N_TRIES]; /* by enum trie_kind */
+    int32_t depth;             /* of TRIE_ALL: bytes of the longest token */
+    int32_t *same;             /* [n] the next token of the same bytes, or -1; owned */
+    uint32_t *at;              /* [n] offset of a token's bytes in `text`, owned */
+    uint32_t *len;             /* [n] bytes of a token; 0: none; owned */
+    char *text;                /* bytes of all tokens, owned */
+    bool *special;             /* [n] whether its text is a name; owned */
+    uint32_t *eos;             /* mask of the tokens that end a text, owned */
+    uint32_t *plain[2];        /* masks of plain tokens: all, those of few characters; owned */
     /* [trie[TRIE_ALL].n + 1] nodes of TRIE_NOT_PLAIN before a node; owned */
     int32_t *rest_at;
     /* [trie[TRIE_ALL].n + 1] plain tokens before a node; owned */
     int32_t *plain_at;
-    int32_t *plain_ids;          /* plain tokens in the order of the trie; owned */
-    int32_t child[257];          /* nodes of TRIE_ALL at depth one; the last is its end */
-    int32_t n_children;          /* of them */
+    uint32_t *below;    /* [trie[TRIE_ALL].n] kinds of bytes below a node (vocab_kind); owned */
+    int32_t *all_at;    /* [trie[TRIE_ALL].n + 1] tokens before a node; owned */
+    int32_t *all_ids;   /* the tokens in the order of the trie; owned */
+    int32_t *plain_ids; /* plain tokens in the order of the trie; owned */
+    int32_t child[257]; /* nodes of TRIE_ALL at depth one; the last is its end */
+    int32_t n_children; /* of them */
     /* The model's encoding; see struct constrain_tokens. */
     int (*encode)(const void *arg, const char *text, size_t len, int32_t **ret_ids, int32_t *ret_n);
     const void *arg; /* of encode */
 };
+
+/* The first token of a node, or -1. */
+static inline int32_t trie_token(const struct trie_node *n)
+{
+    return n->token < 0 ? -1 : n->token & ~TRIE_SAME;
+}
+
+/* Bytes are of one of these many kinds: letters, digits, the marks that texts of some
+ * form have, and others. */
+enum { N_BYTE_KINDS = 24 };
+int vocab_kind(uint8_t byte);
 
 static inline bool mask_has(const uint32_t *mask, int32_t id)
 {

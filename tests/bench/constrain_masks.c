@@ -3,11 +3,11 @@
  *     build/tests/bench/constrain_masks MODEL_DIR CASES [ROUNDS]
  *
  * CASES has lines "KIND<tab>GRAMMAR<tab>TEXT": regex, choice, lark, json_object or
- * json_schema, the grammar, and a text of it. Each text is encoded as the model does and
- * walked through token by token, with a mask before each. Prints, in microseconds, the
- * time from the grammar's text to the first mask, and of the other masks; for each the
- * median, the 99th percentile and the worst. With ROUNDS, texts are walked so many times
- * with one grammar, as many requests would.
+ * json_schema, the grammar, and a text of it. Each text is encoded as the model does
+ * and walked through token by token, with a mask before each. Prints, in microseconds,
+ * the time from the grammar's text to the first mask, and of the other masks; for each
+ * the median, the 99th percentile and the worst. With ROUNDS, texts are walked so many
+ * times with one grammar, as many requests would.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ static double now_us(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
