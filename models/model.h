@@ -54,11 +54,12 @@ struct model_config {
     char architecture[64]; /* architectures[0], e.g. LlamaForCausalLM */
     /* Of the whole model; intermediate is the width of the MLP. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab;
-    int32_t embed_dim;           /* width of the embedding: hidden, except in OPT-350m */
-    int32_t max_positions;       /* longest context, RoPE scaling included */
-    int32_t sliding_window;      /* tokens, in the layers that have one; 0: none has */
-    bool windowed[LIMIT_LAYERS]; /* [n_layers] the layer has the sliding window */
-    enum dtype dtype;            /* of the stored weights */
+    int32_t embed_dim;            /* width of the embedding: hidden, except in OPT-350m */
+    int32_t max_positions;        /* longest context, RoPE scaling included */
+    int32_t sliding_window;       /* tokens, in the layers that have one; 0: none has */
+    bool windowed[LIMIT_LAYERS];  /* [n_layers] the layer has the sliding window */
+    bool unrotated[LIMIT_LAYERS]; /* [n_layers] the layer rotates nothing (NoPE) */
+    enum dtype dtype;             /* of the stored weights */
 
     enum norm_kind norm; /* of all norms */
     float norm_eps;      /* added to the variance */
@@ -74,6 +75,8 @@ struct model_config {
     float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
     bool scale_by_layer; /* scores are divided by the layer's number, from 1 (GPT-2) */
     struct rope_config rope;
+    double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
+    bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
@@ -132,10 +135,15 @@ struct architecture {
     bool qk_norm;                    /* q and k are normed per head */
     int32_t sliding_window;          /* default; 0: none */
     bool window_switch;              /* the window counts only with use_sliding_window */
-    bool window_alternates;          /* layers 0, 2, 4, ... have the window (Gemma-2) */
-    bool gemma;              /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
-    bool experts;            /* its layers have experts */
-    bool normalises_experts; /* default of expert_config.normalised */
+    int32_t window_pattern;          /* every so many layers one has no window; 0: no pattern */
+    double window_theta;             /* default of windowed layers; 0: as the others */
+    double rope_partial;             /* default share of a head that rotates; 0: all of it */
+    bool rope_interleaved;
+    int32_t unrotated_pattern; /* every so many layers one rotates nothing; 0: none */
+    bool bias_apart;           /* attention_bias is of q, k and v alone, attention_out_bias of o */
+    bool gemma;                /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
+    bool experts;              /* its layers have experts */
+    bool normalises_experts;   /* default of expert_config.normalised */
 };
 
 struct tensor_spec; /* layers.h */

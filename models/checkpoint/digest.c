@@ -44,13 +44,15 @@ static uint64_t config_digest(const struct model_config *c)
                              c->experts.top,
                              c->experts.intermediate,
                              c->experts.shared_intermediate,
-                             c->experts.normalised};
-    const double real[] = {c->norm_eps, c->norm_offset, c->embed_scale, c->rope.theta,
-                           c->rope.factor};
+                             c->experts.normalised,
+                             c->rope_interleaved};
+    const double real[] = {c->norm_eps,   c->norm_offset, c->embed_scale,
+                           c->rope.theta, c->rope.factor, c->window_theta};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));
     h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
+    h = numbers(h, c->unrotated, sizeof(c->unrotated[0]) * (size_t)c->n_layers);
     h = numbers(h, c->experts.layer, sizeof(c->experts.layer[0]) * (size_t)c->n_layers);
     return numbers(h, real, sizeof(real));
 }

@@ -282,21 +282,18 @@ static int load_weights(struct model *m, struct err *e)
     return rc;
 }
 
-static int load_rope(struct model *m, struct err *e)
+static int load_rope_table(struct model *m, const struct rope_config *r, float **host,
+                           struct mat *ret, struct err *e)
 {
-    struct transformer *t = m->weights;
-    int32_t rows = m->options.max_len, cols = m->config.rope.rot_dim;
+    int32_t rows = m->options.max_len, cols = r->rot_dim;
 
-    if (cols == 0) {
-        return 0;
-    }
-    t->cos_sin_host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!t->cos_sin_host) {
+    *host = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    if (!*host) {
         return err_nomem(e, "rope table");
     }
-    rope_fill(t->cos_sin_host, &m->config.rope, rows);
+    rope_fill(*host, r, rows);
     struct weight_piece piece = {
-        .data = t->cos_sin_host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+        .data = *host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
     struct weight_desc d = {.name = "rope table",
                             .kind = WEIGHT_TABLE,
                             .dtype = DTYPE_F32,
@@ -305,7 +302,28 @@ static int load_rope(struct model *m, struct err *e)
                             .piece = &piece,
                             .n_pieces = 1,
                             .mapped = true};
-    return m->backend->ops->weight(m->backend, &d, &t->cos_sin, e);
+    return m->backend->ops->weight(m->backend, &d, ret, e);
+}
+
+/* The tables of rotation: of all layers, and of windowed ones if theirs differs. */
+static int load_rope(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    struct rope_config plain = {.kind = ROPE_DEFAULT,
+                                .theta = c->window_theta,
+                                .factor = 1,
+                                .rot_dim = c->rope.rot_dim,
+                                .original_positions = c->rope.original_positions};
+
+    if (c->rope.rot_dim == 0) {
+        return 0;
+    }
+    int rc = load_rope_table(m, &c->rope, &t->rope_host[0], &t->cos_sin, e);
+    if (rc == 0 && c->window_theta > 0) {
+        rc = load_rope_table(m, &plain, &t->rope_host[1], &t->window_cos_sin, e);
+    }
+    return rc;
 }
 
 static void set_norm(const struct model_config *c, struct norm *n)
@@ -313,6 +331,21 @@ static void set_norm(const struct model_config *c, struct norm *n)
     n->kind = c->norm;
     n->eps = c->norm_eps;
     n->weight_offset = c->norm_offset;
+}
+
+static void set_rope(const struct model *m, int32_t layer, struct rope *r)
+{
+    const struct model_config *c = &m->config;
+    const struct transformer *t = m->weights;
+    bool own = c->windowed[layer] && t->window_cos_sin.data;
+
+    if (!c->unrotated[layer]) {
+        r->cos_sin = own ? t->window_cos_sin : t->cos_sin;
+        r->rot_dim = c->rope.rot_dim;
+        r->interleaved = c->rope_interleaved;
+    }
+    set_norm(c, &r->q_norm);
+    set_norm(c, &r->k_norm);
 }
 
 static void set_experts(const struct model *m, struct layer *l)
@@ -343,10 +376,7 @@ static void set_parameters(struct model *m)
         if (c->experts.layer[number]) {
             set_experts(m, l);
         }
-        l->rope.cos_sin = t->cos_sin;
-        l->rope.rot_dim = c->rope.rot_dim;
-        l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
-        l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
+        set_rope(m, number, &l->rope);
         l->attention = (struct attention){.layer = i,
                                           .n_heads = t->n_heads,
                                           .n_kv_heads = t->n_kv_heads,
@@ -585,6 +615,7 @@ void transformer_free(struct transformer *t)
         return;
     }
     free(t->layer);
-    free(t->cos_sin_host);
+    free(t->rope_host[0]);
+    free(t->rope_host[1]);
     free(t);
 }

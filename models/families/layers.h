@@ -34,7 +34,8 @@ struct transformer {
     struct mat head;                    /* [n_vocab, embed_dim]; data NULL: tied */
     struct norm final_norm;             /* weight.data NULL: none, or on another stage */
     struct mat cos_sin;                 /* [max_len, rot_dim]; data NULL: no rotation */
-    float *cos_sin_host;                /* owned; cos_sin may refer to it */
+    struct mat window_cos_sin;          /* of windowed layers; data NULL: cos_sin */
+    float *rope_host[2];                /* owned; the two tables may refer to them */
     struct layer *layer;                /* [n_layers] */
     int32_t first_layer, n_layers;      /* this stage's, of all layers of the model */
     bool first;                         /* the first stage: it embeds the tokens */
@@ -116,11 +117,13 @@ struct tensor_spec {
 };
 
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, phi3_family,
-    gemma2_family, starcoder2_family, opt_family, gpt2_family;
+    glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
+    gpt2_family;
 
-/* The forward passes of llama.c and gpt2.c, for families that differ only in their
- * tensors. */
+/* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
+ * their tensors. */
 void llama_forward(struct model *m, const struct batch *b);
+void gemma2_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 
 #define IN_MODEL(member) offsetof(struct transformer, member)
@@ -155,6 +158,12 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_QKV_BIAS(attn)                                                  \
     ROW_QKV_BIAS(attn "q_proj", DIM_Q), ROW_QKV_BIAS(attn "k_proj", DIM_KV), \
         ROW_QKV_BIAS(attn "v_proj", DIM_KV)
+/* The norms of q and k per head. */
+#define ROW_HEAD_NORM(name, norm)                                                                 \
+    ROW(name ".weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(rope.norm.weight), \
+        WHEN_QK_NORM)
+#define ROWS_QK_NORM(attn) \
+    ROW_HEAD_NORM(attn "q_norm", q_norm), ROW_HEAD_NORM(attn "k_norm", k_norm)
 #define ROW_O(name) \
     ROW(name ".weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS)
 /* The MLP's: up (or gate and up as one tensor), down; and a gated one with three

@@ -11,13 +11,9 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 #define ROW_EXPERT(name, rows, cols, split, target) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target), WHEN_EXPERTS)
 /* Attention and the norms, with LLaMA's names. */
-#define ROWS_ATTENTION                                                                      \
-    ROW_NORM(LAYER "input_layernorm", attn_norm), ROWS_QKV(LAYER "self_attn."),             \
-        ROWS_QKV_BIAS(LAYER "self_attn."),                                                  \
-        {LAYER "self_attn.q_norm.weight", DIM_HEAD,     DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
-         IN_LAYER(rope.q_norm.weight),    WHEN_QK_NORM, false},                             \
-        {LAYER "self_attn.k_norm.weight", DIM_HEAD,     DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
-         IN_LAYER(rope.k_norm.weight),    WHEN_QK_NORM, false},                             \
+#define ROWS_ATTENTION                                                          \
+    ROW_NORM(LAYER "input_layernorm", attn_norm), ROWS_QKV(LAYER "self_attn."), \
+        ROWS_QKV_BIAS(LAYER "self_attn."), ROWS_QK_NORM(LAYER "self_attn."),    \
         ROW_O(LAYER "self_attn.o_proj"), ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
 
 /* ---- Qwen ---- */
