@@ -262,7 +262,7 @@ const struct shape *read_keywords(struct schema *s, const struct value *v)
     if (ret->n_arrays > 0 && has_any(v, ARRAYS)) {
         add_arrays(s, v, ret);
     }
-    const struct object_set *o = ret->n_objects > 0 ? read_object(s, v) : NULL;
+    const struct object_set *o = ret->n_objects > 0 ? schema_object(s, v) : NULL;
     if (o) {
         const struct object_set **own = ret->object;
         int32_t n = ret->n_objects;

@@ -197,7 +197,7 @@ static const struct object_set *read_members(struct schema *s, const struct valu
     return only ? object_and(s, o, only) : NULL;
 }
 
-const struct object_set *read_object(struct schema *s, const struct value *v)
+const struct object_set *schema_object(struct schema *s, const struct value *v)
 {
     static const char *const NAMES[] = {"properties",        "required",
                                         "patternProperties", "additionalProperties",

@@ -17,7 +17,7 @@ const struct shape *read_dependencies(struct schema *s, const struct value *v,
                                       const struct shape *base);
 /* The objects that the keywords of `v` about objects allow; NULL: it has none of them,
  * or an error. */
-const struct object_set *read_object(struct schema *s, const struct value *v);
+const struct object_set *schema_object(struct schema *s, const struct value *v);
 /* A count, at least 0; -1 and the error recorded: it is none. */
 int64_t read_count(struct schema *s, const char *keyword, const struct value *v);
 
