@@ -42,7 +42,6 @@ void grammar_build_abandon(struct grammar_builder *b)
     free(b->part);
     free(b->chars);
     free(b->chars_of);
-    free(b->body);
     free(b->range);
     free(b);
 }

@@ -32,9 +32,6 @@ struct grammar_builder {
     struct rx_chars *chars;              /* [n_chars], owned: sets of characters */
     int32_t n_chars, cap_chars;          /* of them, and how many fit */
     int32_t *chars_of, cap_chars_of;     /* [node] 1 + index into `chars`, or 0; owned */
-    rx_id *body;                         /* [cap_body] JSON bodies of nodes, or 0; owned */
-    int32_t cap_body;                    /* nodes that have a place in it */
-    rx_id any_body;                      /* the body of any text, or 0 */
     struct code_range *range;            /* [n_ranges], owned: of `chars` */
     int32_t n_ranges, cap_ranges;        /* of them, and how many fit */
 };

@@ -54,43 +54,12 @@ static void add_digit(struct byte_set *s, int radix, int digit)
     }
 }
 
-/* Digits with the same rest, which share a set. */
-struct branches {
-    struct byte_set set[64];
-    rx_id rest[64];
-    int n; /* of them */
-};
-
-static struct byte_set *branch(struct branches *b, rx_id rest)
-{
-    int i = b->n - 1;
-
-    while (i >= 0 && b->rest[i] != rest) {
-        i--;
-    }
-    if (i < 0) {
-        i = b->n++;
-        b->rest[i] = rest;
-        b->set[i] = (struct byte_set){0};
-    }
-    return &b->set[i];
-}
-
-static rx_id join_branches(struct rx *r, const struct branches *b)
-{
-    rx_id all = RX_ID_NEVER;
-
-    for (int i = 0; i < b->n; i++) {
-        all = rx_make_or(r, all, rx_make_concat(r, rx_make_set(r, &b->set[i]), b->rest[i]));
-    }
-    return all;
-}
-
-/* `digits` digits that count from `base`; no digits: the empty text. */
+/* `digits` digits that count from `base`; no digits: the empty text. Digits with the
+ * same rest share a set. */
 static rx_id block(const struct chars_view *v, int digits, uint32_t base)
 {
     uint32_t step = 1;
-    struct branches b;
+    rx_id rest[64], all = RX_ID_NEVER;
 
     for (int i = 1; i < digits; i++) {
         step *= (uint32_t)v->radix;
@@ -99,42 +68,62 @@ static rx_id block(const struct chars_view *v, int digits, uint32_t base)
     if (whole == 0 || digits == 0) {
         return digits == 0 ? RX_ID_EMPTY : RX_ID_NEVER;
     }
-    b.n = 0;
-    rx_id rest = whole > 0 ? block(v, digits - 1, base) : 0;
     for (int d = 0; d < v->radix; d++) {
         uint32_t at = base + step * (uint32_t)d;
-        if (whole < 0) {
-            rest = digits > 1            ? block(v, digits - 1, at)
-                   : coverage(v, at, at) ? RX_ID_EMPTY
-                                         : RX_ID_NEVER;
-        }
-        if (rest != RX_ID_NEVER) {
-            add_digit(branch(&b, rest), v->radix, d);
+        if (whole > 0 && d > 0) {
+            rest[d] = rest[0];
+        } else if (digits > 1) {
+            rest[d] = block(v, digits - 1, at);
+        } else {
+            rest[d] = coverage(v, at, at) ? RX_ID_EMPTY : RX_ID_NEVER;
         }
     }
-    return join_branches(v->rx, &b);
+    for (int d = 0; d < v->radix; d++) {
+        struct byte_set s = {0};
+        bool done = rest[d] == RX_ID_NEVER;
+        for (int k = 0; k < d && !done; k++) {
+            done = rest[k] == rest[d];
+        }
+        for (int k = d; k < v->radix && !done; k++) {
+            if (rest[k] == rest[d]) {
+                add_digit(&s, v->radix, k);
+            }
+        }
+        if (!done) {
+            all = rx_make_or(v->rx, all, rx_make_concat(v->rx, rx_make_set(v->rx, &s), rest[d]));
+        }
+    }
+    return all;
 }
 
 /* The characters of first .. last, whose lead bytes are lead .. last_lead. */
 static rx_id with_lead(struct chars_view v, int lead, int last_lead, int digits, uint32_t first,
                        uint32_t last)
 {
-    struct branches b;
+    rx_id rest[32], all = RX_ID_NEVER;
     int n = last_lead - lead + 1;
 
-    if (v.n == 0 || v.range[v.n - 1].last < first) {
-        return RX_ID_NEVER;
-    }
-    b.n = 0;
     v.first = first;
     v.last = last;
     for (int i = 0; i < n; i++) {
-        rx_id rest = block(&v, digits, (uint32_t)i << (6 * digits));
-        if (rest != RX_ID_NEVER) {
-            branch(&b, rest)->bit[(lead + i) / 32] |= 1u << ((lead + i) % 32);
+        rest[i] = block(&v, digits, (uint32_t)i << (6 * digits));
+    }
+    for (int i = 0; i < n; i++) {
+        struct byte_set s = {0};
+        bool done = rest[i] == RX_ID_NEVER;
+        for (int k = 0; k < i && !done; k++) {
+            done = rest[k] == rest[i];
+        }
+        for (int k = i; k < n && !done; k++) {
+            if (rest[k] == rest[i]) {
+                s.bit[(lead + k) / 32] |= 1u << ((lead + k) % 32);
+            }
+        }
+        if (!done) {
+            all = rx_make_or(v.rx, all, rx_make_concat(v.rx, rx_make_set(v.rx, &s), rest[i]));
         }
     }
-    return join_branches(v.rx, &b);
+    return all;
 }
 
 static rx_id ascii(const struct chars_view *v, bool raw_json)
@@ -205,9 +194,6 @@ static rx_id pairs(const struct chars_view *v)
     struct rx *r = v->rx;
     rx_id all = RX_ID_NEVER;
 
-    if (v->n == 0 || v->range[v->n - 1].last < FIRST_ASTRAL) {
-        return all;
-    }
     for (uint32_t h = 0; h < 1024 && !r->budget->failed;) {
         uint32_t base = FIRST_ASTRAL + h * 1024, end = h;
         int covered = coverage(v, base, base + 1023);
