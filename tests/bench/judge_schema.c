@@ -35,11 +35,12 @@ struct judge {
     int32_t n; /* ids */
 };
 
+/* Of this thread's processor time: others may have the processor, too. */
 static int64_t now_ns(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
@@ -95,9 +96,9 @@ static void compile(struct judge *j, const char *text, size_t len)
     grammar_unref(j->g);
     j->c = NULL;
     j->g = NULL;
-    int64_t start = clock_us();
+    int64_t start = now_ns();
     int rc = grammar_new(&j->g, j->v, GRAMMAR_JSON_SCHEMA, text, len, &j->limits, &e);
-    int64_t took = clock_us() - start;
+    int64_t took = (now_ns() - start) / 1000;
     if (rc != 0) {
         printf("error %d %s\n", rc, e.text);
         return;

@@ -185,6 +185,9 @@ static sym_id emit_containing(struct schema *s, const struct array_set *a)
     if (c->min != 1 || c->max >= 0) {
         return counted(s, a, c);
     }
+    if (MAX(a->n_prefix, c->from) > SPLITS) {
+        return schema_refuse(s, "contains", "beside so many 'prefixItems'"), 0;
+    }
     if (a->n_prefix < c->from) {
         const struct array_set *longer = fill_prefix(s, a, c->from);
         return longer ? emit_containing(s, longer) : 0;

@@ -138,36 +138,33 @@ static rx_id minus(struct schema *s)
 
 /* ---- bounds ---- */
 
-/* The first i digits of d, one that is above (or below) the next, and then `behind`,
- * for each i. */
-static rx_id beyond(struct schema *s, const char *d, int32_t n, int32_t i, bool above, bool lead,
-                    rx_id behind)
+/* One digit that is above, or below, d[i]. `lead`: the first of several before the
+ * point, no zero. */
+static rx_id other_digit(struct schema *s, const char *d, int32_t i, bool above, bool lead)
 {
     int at = d[i] - '0';
-    rx_id here = above ? digit(s, at + 1, 9) : digit(s, lead && i == 0 && n > 1 ? 1 : 0, at - 1);
 
-    return cat(s, bytes(s, d, i), cat(s, here, behind));
+    return above ? digit(s, at + 1, 9) : digit(s, lead && i == 0 ? 1 : 0, at - 1);
 }
 
 /* Fractions (with their point, or empty) that are at least, or at most, d's. */
 static rx_id part_bound(struct schema *s, const struct decimal *d, bool above, bool exclusive)
 {
     rx_id some = cat(s, digits(s, 0, -1), cat(s, digit(s, 1, 9), digits(s, 0, -1)));
-    rx_id point = bytes(s, ".", 1), x = rx_never(s->b);
+    rx_id point = bytes(s, ".", 1), x;
 
     if (d->n_part == 0) {
         rx_id same = exclusive ? rx_never(s->b) : no_part(s);
         return above ? rx_or(s->b, same, cat(s, point, some)) : same;
     }
-    for (int32_t i = 0; i < d->n_part; i++) {
-        x = rx_or(s->b, x, beyond(s, d->part, d->n_part, i, above, false, digits(s, 0, -1)));
+    /* What may stand behind all digits of d, then behind all but one, and so on. */
+    x = above ? (exclusive ? some : digits(s, 0, -1)) : exclusive ? rx_never(s->b) : zeros(s);
+    for (int32_t i = d->n_part - 1; i >= 0; i--) {
+        rx_id other = cat(s, other_digit(s, d->part, i, above, false), digits(s, 0, -1));
+        x = rx_or(s->b, other, cat(s, bytes(s, d->part + i, 1), x));
         if (!above && i > 0) {
-            x = rx_or(s->b, x, bytes(s, d->part, i));
+            x = rx_or(s->b, x, rx_empty(s->b));
         }
-    }
-    rx_id end = above ? (exclusive ? some : digits(s, 0, -1)) : zeros(s);
-    if (above || !exclusive) {
-        x = rx_or(s->b, x, cat(s, bytes(s, d->part, d->n_part), end));
     }
     x = cat(s, point, x);
     return above ? x : optional(s, x);
@@ -177,11 +174,12 @@ static rx_id part_bound(struct schema *s, const struct decimal *d, bool above, b
 static rx_id size_bound(struct schema *s, const struct decimal *d, bool above, bool exclusive)
 {
     int32_t n = d->n_whole;
-    rx_id x = cat(s, bytes(s, d->whole, n), part_bound(s, d, above, exclusive));
+    rx_id x = part_bound(s, d, above, exclusive);
 
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = n - 1; i >= 0; i--) {
         rx_id behind = cat(s, digits(s, n - 1 - i, n - 1 - i), any_part(s));
-        x = rx_or(s->b, x, beyond(s, d->whole, n, i, above, true, behind));
+        rx_id other = cat(s, other_digit(s, d->whole, i, above, n > 1), behind);
+        x = rx_or(s->b, other, cat(s, bytes(s, d->whole + i, 1), x));
     }
     if (above) {
         rx_id longer = cat(s, digit(s, 1, 9), digits(s, n, -1));

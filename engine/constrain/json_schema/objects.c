@@ -37,7 +37,8 @@ static bool and_properties(struct schema *s, const struct object_set *a, const s
     struct property *p = schema_alloc(s, (size_t)(a->n_properties + b->n_properties), sizeof(*p));
     int32_t n = 0;
 
-    if (!p || !grammar_build_work(s->b, 1 + a->n_properties + b->n_properties)) {
+    int64_t pairs = (int64_t)a->n_properties * b->n_properties;
+    if (!p || !grammar_build_work(s->b, 1 + a->n_properties + b->n_properties + pairs / 8)) {
         return false;
     }
     for (int32_t i = 0; i < a->n_properties; i++) {

@@ -126,6 +126,9 @@ static bool read_named(struct schema *s, const struct value *v, const struct cel
     }
     for (int32_t i = 0; named && i < named->n; i++) {
         const struct value *name = named->name[i];
+        if (!grammar_build_work(s->b, 1 + (required ? required->n / 8 : 0))) {
+            return false;
+        }
         conj_id child = conj_of_schema(s, named->item[i]);
         for (int32_t k = 0; k < c->n_patterns; k++) {
             if (rx_matches(s->b, c->pattern[k], name->text, (size_t)name->n)) {
@@ -135,6 +138,9 @@ static bool read_named(struct schema *s, const struct value *v, const struct cel
         p[n++] = (struct property){name, child, is_required(required, name)};
     }
     for (int32_t i = 0; required && i < required->n; i++) {
+        if (!grammar_build_work(s->b, 1 + n / 8)) {
+            return false;
+        }
         if (find_name(p, n, required->item[i]) < 0) {
             conj_id child = object_cell_of(s, o, required->item[i]);
             p[n++] = (struct property){required->item[i], child, true};

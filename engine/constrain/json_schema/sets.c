@@ -67,8 +67,25 @@ static int trivial(const struct value *v)
     return v->type == V_TRUE ? 1 : v->type == V_FALSE ? 0 : -1;
 }
 
+/* A schema that is a reference alone is the schema that it names. */
+static const struct value *dereference(struct schema *s, const struct value *v)
+{
+    for (int i = 0; i < SCHEMA_NESTING && v->type == V_OBJECT && v->n == 1; i++) {
+        if (!doc_is(v->name[0], "$ref")) {
+            break;
+        }
+        const struct value *target = refs_resolve(s, v, v->item[0], false);
+        if (!target) {
+            break;
+        }
+        v = target;
+    }
+    return v;
+}
+
 conj_id conj_of(struct schema *s, struct literal lit)
 {
+    lit.value = lit.constant ? lit.value : dereference(s, lit.value);
     int is = lit.constant ? -1 : trivial(lit.value);
 
     if (is >= 0) {
