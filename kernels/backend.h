@@ -84,8 +84,8 @@ struct weight_piece {
     int64_t stride;     /* elements between stored rows */
     bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the weight is its transpose */
     /* Blocks at `data`, whole ones in each row: `dtype` does not count, `stride` counts
-     * values, and `transposed` is false. The backend supports the format. NULL: elements
-     * of dtype. */
+     * values, `transposed` is false, and the backend supports the format. NULL:
+     * elements of dtype. */
     const struct weight_format *format;
     /* Above 0: in each head of so many rows, the rows i and i + head_rows / 2 of the
      * weight are stored as neighbours, 2 i and 2 i + 1 (with `format` alone). */
@@ -225,7 +225,8 @@ struct backend_ops {
     int (*memory)(struct backend *b, struct backend_memory *ret, struct err *e);
     /* What the backend does with a format; what it decides for one does not change. */
     struct weight_support (*supports)(const struct backend *b, const struct weight_format *f);
-    /* Allocate and fill a weight, or read it in its mapped file. Owned by the backend. */
+    /* Allocate and fill a weight, or read it in its mapped file. Owned by the
+     * backend. */
     int (*weight)(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,

@@ -94,13 +94,14 @@ size_t constraint_bytes(const struct constraint *c);
  * mask_words(n) words. At least one bit is set. ERR_NOMEM; ERR_FULL: a limit of work
  * was reached, and the sequence must end with an error. */
 int constraint_mask(struct constraint *c, uint32_t *mask);
-/* Whether the token may come next: one bit of the mask, without computing the others. */
+/* Whether the token may come next: one bit of the mask, without computing the
+ * others. */
 bool constraint_allows(struct constraint *c, int32_t token);
 /* The token was appended. ERR_INVALID: the grammar does not allow it, and the state is
  * unchanged; ERR_NOMEM, ERR_FULL as constraint_mask. */
 int constraint_accept(struct constraint *c, int32_t token);
-/* Take back the last n tokens that were accepted; at most as many as were accepted since
- * the last call of constraint_settle. */
+/* Take back the last n tokens that were accepted; at most as many as were accepted
+ * since the last call of constraint_settle. */
 void constraint_rollback(struct constraint *c, int32_t n);
 /* No accepted token will be taken back any more: what rollback needs is dropped. */
 void constraint_settle(struct constraint *c);

@@ -85,8 +85,8 @@ void sym_define(struct grammar_builder *b, sym_id rule, sym_id body);
 
 /* ---- front ends: the start symbol of a text, 0 with the error recorded ---- */
 
-/* Between the tokens of JSON a bounded run of whitespace is allowed, so that a model can
- * write it as it is used to and cannot fill an answer with blanks. */
+/* Between the tokens of JSON a bounded run of whitespace is allowed, so that a model
+ * can write it as it is used to and cannot fill an answer with blanks. */
 sym_id json_schema_build(struct grammar_builder *b, const char *schema, size_t len);
 sym_id json_object_build(struct grammar_builder *b);
 sym_id lark_build(struct grammar_builder *b, const char *text, size_t len);
