@@ -4,7 +4,7 @@
 #   *_neon.c                             aarch64 only
 #   tests/unit/**/test_*.c               a unit test: its own main, linked to everything but server/main.c
 #   tests/fuzz/fuzz_*.c                  a libFuzzer target
-#   tests/sim/*.c, tests/bench/*.c       a program where the file has a main, shared by the tests where it has none
+#   tests/{sim,bench,tools}/*.c          a program where the file has a main, shared by the tests where it has none
 # Everything else is compiled for the oldest machine that is supported (x86-64-v2), never for the machine that builds.
 
 MAKEFLAGS += --no-builtin-rules
@@ -44,8 +44,8 @@ sources := $(filter-out $(other_isa) kernels/cuda/%,$(every_source)) $(cuda_plan
 lib_sources := $(filter-out server/main.c,$(sources))
 unit_sources := $(filter tests/unit/%,$(foreach f,$(call c_below,tests/unit),$(if $(filter test_%,$(notdir $(f))),$(f))))
 fuzz_sources := $(wildcard tests/fuzz/fuzz_*.c)
-# A file of tests/sim or tests/bench that has a main is a program, the others are shared.
-tool_candidates := $(wildcard tests/sim/*.c tests/bench/*.c)
+# A file of these folders that has a main is a program, the others are shared.
+tool_candidates := $(wildcard tests/sim/*.c tests/bench/*.c tests/tools/*.c)
 tool_sources := $(if $(tool_candidates),$(shell grep -lw '^int main' $(tool_candidates)))
 shared_sources := $(filter-out $(tool_sources),$(tool_candidates))
 
@@ -60,7 +60,7 @@ shared := $(if $(shared_objects),$(BUILD)/libshared.a)
 quire := $(if $(main_object),$(BUILD)/quire)
 units := $(unit_sources:tests/%.c=$(BUILD)/tests/%)
 tools := $(tool_sources:tests/%.c=$(BUILD)/tests/%)
-sim_tools := $(filter $(BUILD)/tests/sim/%,$(tools))
+sim_tools := $(filter $(BUILD)/tests/sim/% $(BUILD)/tests/tools/%,$(tools))
 bench_tools := $(filter $(BUILD)/tests/bench/%,$(tools))
 fuzzers := $(fuzz_sources:tests/fuzz/%.c=$(BUILD)/tests/fuzz/%)
 

@@ -68,10 +68,12 @@ static int check_format(const struct settings *s, const char *path, struct err *
 }
 
 /* An unusable chat template is only logged; the model is then served without chat. */
-static int open_chat(struct engine *e, struct err *err)
+static int open_chat(struct engine *e, const struct settings *s, struct err *err)
 {
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
     const char *missing = rc == 0 ? chat_template_missing(e->chat) : NULL;
+
+    rc = rc ? rc : engine_chat_open(e, s->chat_format, err);
 
     if (missing) {
         log_event(chat_template_broken(e->chat) ? LOG_WARN : LOG_INFO, "no chat",
@@ -104,7 +106,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         rc = open_tokenizer(e, s, &c, err);
     }
     if (rc == 0) {
-        rc = open_chat(e, err);
+        rc = open_chat(e, s, err);
     }
     if (rc == 0) {
         rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
@@ -143,6 +145,9 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->n_blocks = x->n_blocks;
     c->n_host_blocks = x->n_host_blocks;
     c->block_size = x->block_size;
+    c->n_kv_groups = executor_kv_groups(x);
+    memcpy(c->kv_window, x->kv_window, sizeof(c->kv_window));
+    c->kv_window_align = x->kv_window_align;
     c->vocab = x->vocab;
     c->max_len = x->max_len;
     c->tokenizer = e->tokenizer;
@@ -203,6 +208,12 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
     }
     for (int32_t i = 0; rc == 0 && i <= e->executor->info.depth; i++) {
         rc = plan_init(&e->plan[i], &e->config, err);
+    }
+    if (rc == 0 && e->executor->masks) {
+        rc = masks_open(&e->masks, e->executor, &e->config, err);
+    }
+    if (rc == 0 && e->executor->masks) {
+        rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);
     }
     if (rc == 0) {
         rc = inbox_init(&e->inbox, e->max_queue, err);
@@ -299,7 +310,8 @@ static void log_ready(const struct engine *e)
               LOG_STR("device", e->executor->info.device),
               LOG_STR("dtype", e->executor->info.dtype), LOG_I64("blocks", c->n_blocks),
               LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
-              LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
+              LOG_I64("kv_groups", sched_kv_groups(c)), LOG_I64("max_model_len", c->max_len),
+              LOG_I64("max_num_seqs", c->max_num_seqs),
               LOG_I64("max_num_batched_tokens", c->max_num_batched_tokens));
 }
 
@@ -356,6 +368,8 @@ void engine_free(struct engine *e)
     reaper_close(&e->reaper);
     sched_free(e->sched);
     packer_free(e->packer);
+    masks_free(e->masks);
+    grammars_free(e->grammars);
     for (size_t i = 0; i < ARRAY_LEN(e->plan); i++) {
         plan_release(&e->plan[i]);
     }
@@ -490,17 +504,9 @@ const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_l
     return tokenizer_bytes(e->tokenizer, id, ret_len);
 }
 
-/* ---- chat ---- */
-
-void engine_chat(const struct engine *e, struct engine_chat *ret)
+int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
+                       struct grammar **ret, struct err *err)
 {
-    *ret = (struct engine_chat){.missing = chat_template_missing(e->chat),
-                                .wants_parts = chat_template_wants_parts(e->chat),
-                                .knows_developer = chat_template_knows_developer(e->chat)};
-}
-
-int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,
-                       struct err *err)
-{
-    return chat_template_render(e->chat, context, len, out, err);
+    return e->grammars ? grammars_get(e->grammars, kind, text, len, ret, err)
+                       : err_set(err, ERR_UNSUPPORTED, "this device cannot constrain its output");
 }

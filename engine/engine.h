@@ -10,7 +10,9 @@
 #include "config/base/buf.h"
 #include "config/base/hist.h"
 #include "config/settings/settings.h"
+#include "engine/constrain/constrain.h"
 #include "engine/request.h"
+#include "models/chat/chat_format.h"
 
 struct engine;
 
@@ -155,12 +157,22 @@ int engine_decode(const struct engine *e, const int32_t *ids, int32_t n, bool sk
 /* The bytes of one token; may be part of a character. */
 const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_len);
 
-/* The model's chat template. */
+/* The model's chat template, and the format in which the model writes tool calls and
+ * reasoning. What the template renders is found by rendering short chats at start. */
 struct engine_chat {
     /* why chat is unavailable, a sentence for clients; NULL: it is available */
     const char *missing;
     bool wants_parts;     /* the template expects a message's content as a list of parts */
     bool knows_developer; /* the template has the role `developer` */
+    bool knows_tools;     /* it renders the definitions of `tools` */
+    bool knows_calls;     /* it renders tool_calls of assistant messages */
+    /* it takes the arguments of a call as an object; false: as JSON text */
+    bool object_arguments;
+    bool null_content;   /* it takes calls in a message whose content is null */
+    bool thinking;       /* it reads past reasoning as `thinking` */
+    bool reasons, calls; /* the format has reasoning; tool calls */
+    const char *format;  /* its name */
+    int32_t id_chars;    /* letters and digits that a call's id has; 0: any id will do */
 };
 void engine_chat(const struct engine *e, struct engine_chat *ret);
 /* Appends the prompt that the template renders from `context`, a JSON object with
@@ -169,6 +181,25 @@ void engine_chat(const struct engine *e, struct engine_chat *ret);
  * template. */
 int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,
                        struct err *err);
+
+/* Whether a rendered prompt ends inside reasoning, which the template opened. */
+bool engine_chat_opens_reasoning(const struct engine *e, const char *prompt, size_t len);
+/* The functions of chat_format.h, with the model's format. */
+int engine_chat_grammar(const struct engine *e, const struct chat_tools *t, const char *answer,
+                        bool reasoning, struct buf *out, bool *ret_needed, struct err *err);
+int engine_chat_parser_new(const struct engine *e, struct chat_parser **ret,
+                           const struct chat_tools *tools, bool reasoning, struct err *err);
+int engine_chat_parser_feed(struct chat_parser *p, const char *text, size_t len, chat_event_fn *fn,
+                            void *arg);
+int engine_chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg);
+void engine_chat_parser_free(struct chat_parser *p);
+size_t engine_chat_parser_bytes(const struct chat_parser *p);
+
+/* Compile a grammar for the model's vocabulary: for gen_params.grammar, which takes
+ * over the reference. Any thread. ERR_INVALID, ERR_UNSUPPORTED, ERR_NOMEM: as
+ * grammar_new with the limits for text of clients. */
+int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
+                       struct grammar **ret, struct err *err);
 
 /* Fill-in-the-middle tokens. A prompt with a gap is encoded as: `prefix`, the text
  * before the gap, `suffix`, the text after it, `middle`. */
@@ -189,7 +220,8 @@ struct engine_stats {
     _Atomic int64_t blocks_used, blocks_cached, host_blocks_used;
     /* preempt_*: preempted groups, by how their KV cache was dealt with */
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
-    _Atomic uint64_t prefix_queries, prefix_hits; /* tokens */
+    /* prompt tokens: looked up in the prefix cache, found there, and the others */
+    _Atomic uint64_t prefix_queries, prefix_hits, prefix_misses;
     /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
     _Atomic uint64_t finished[5];
     _Atomic uint64_t steps;                                                 /* committed */

@@ -7,9 +7,11 @@
 #include <pthread.h>
 
 #include "engine/engine.h"
+#include "engine/grammars.h"
 #include "engine/kv_snapshot_feed.h"
 #include "engine/loop/inbox.h"
 #include "engine/loop/launch_delay.h"
+#include "engine/loop/masks.h"
 #include "engine/output/output.h"
 #include "engine/output/reaper.h"
 #include "engine/sched/decode/decode.h"
@@ -27,8 +29,11 @@ enum {
 struct engine {
     /* Set at start, constant afterwards. */
     struct tokenizer *tokenizer;
-    struct chat_template *chat; /* NULL: none (null model, tests) */
+    struct chat_template *chat;            /* NULL: none (null model, tests) */
+    const struct chat_format *chat_format; /* of tool calls and reasoning; static */
+    struct engine_chat chat_abilities;     /* found by engine_chat_open */
     struct executor *executor;
+    struct grammars *grammars; /* NULL: the executor takes no masks */
     struct sched_config config;
     struct generation_defaults defaults;
     char *model_name, *model_path;
@@ -40,6 +45,7 @@ struct engine {
     /* The engine's thread. */
     struct sched *sched;
     struct packer *packer;
+    struct masks *masks; /* NULL: the executor takes none */
     /* used in rotation: plan i belongs to steps i, i + depth + 1, … */
     struct plan plan[ENGINE_MAX_DEPTH + 1];
     uint64_t n_launched, n_committed; /* steps */
@@ -77,6 +83,10 @@ struct engine {
  * The engine owns both from then on, also if this fails. */
 int engine_open_on(struct engine **ret, const struct settings *s, struct executor *x,
                    struct tokenizer *t, struct sink *sink, struct err *err);
+
+/* chat.c: choose the format, by `name` if that is not NULL, and find what the chat
+ * template can render. ERR_INVALID: there is no format of that name. */
+int engine_chat_open(struct engine *e, const char *name, struct err *err);
 
 /* loop.c: the thread's body; `arg` is the engine. */
 void *engine_main(void *arg);

@@ -38,7 +38,7 @@ struct kv_seq {
     int32_t group, index; /* index in kv_snapshot.group; choice of the request */
     /* tokens, including the one in flight; tokens with computed keys and values */
     int32_t n_tokens, n_computed;
-    int32_t n_blocks; /* entries of its block table */
+    int32_t n_blocks; /* blocks that its tables hold, of all KV groups one after the other */
     /* its range of kv_snapshot.entry; fewer than n_blocks once the snapshot is full */
     int32_t first_entry, n_entries;
 };

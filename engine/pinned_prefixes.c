@@ -29,7 +29,7 @@ static int encode(const struct engine *e, const struct settings *s, struct token
         if (rc < 0) {
             return err_prefix(err, "entry %lld of prefixes", (long long)i + 1);
         }
-        blocks += ids[i].n / c->block_size;
+        blocks += (int64_t)sched_kv_groups(c) * (ids[i].n / c->block_size);
     }
     if (blocks > c->n_blocks / 2) {
         return err_set_param(

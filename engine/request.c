@@ -49,6 +49,7 @@ void gen_params_release(struct gen_params *p)
     free(p->bad_word);
     free(p->bad_word_len);
     free(p->cache_salt);
+    grammar_unref(p->grammar);
     *p = (struct gen_params){0};
 }
 

@@ -7,6 +7,7 @@
 
 #include "config/base/base.h"
 
+struct grammar;
 struct stop_set;
 struct word_list;
 
@@ -48,6 +49,9 @@ struct gen_params {
     char **bad_word;       /* [n_bad_words] UTF-8; encoded at submit */
     int32_t *bad_word_len; /* [n_bad_words] as stop_len */
     int32_t n_bad_words;
+    /* every choice must be a sentence of it, unless it is cut short; NULL: any text. A
+     * reference, of engine_grammar_new */
+    struct grammar *grammar;
     /* separates its prefix-cache entries from those of other salts */
     char *cache_salt; /* or NULL */
 };

@@ -41,6 +41,7 @@ void engine_stats_gauges(struct engine_stats *s, const struct sched_counts *c, i
     raise_to(&s->preempt_recompute, c->preempt_recompute);
     raise_to(&s->prefix_queries, c->prefix_queries);
     raise_to(&s->prefix_hits, c->prefix_hits);
+    raise_to(&s->prefix_misses, c->prefix_queries - c->prefix_hits);
 }
 
 void engine_stats_step(struct engine_stats *s, int32_t n_tokens, int64_t host_us, int64_t device_us)

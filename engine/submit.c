@@ -104,6 +104,30 @@ static int encode_bad_words(const struct engine *e, struct shared_params *s, str
     return 0;
 }
 
+/* The state at the start of the request's grammar, if it has one. */
+static int start_constraint(const struct engine *e, struct group *g, struct err *err)
+{
+    struct grammar *grammar = g->request->params.grammar;
+    struct constraint *state;
+
+    if (!grammar) {
+        return 0;
+    }
+    if (!e->masks) {
+        return err_set(err, ERR_UNSUPPORTED, "this device cannot constrain its output");
+    }
+    int rc = constraint_new(&state, grammar, err);
+    return rc < 0 ? rc : constraint_node_new(&g->first.constraint, &grammar_ops, state, err);
+}
+
+static void drop_group(struct group *g)
+{
+    if (g) {
+        constraint_node_free(g->first.constraint);
+    }
+    group_free(g);
+}
+
 /* Allocates everything that a request needs before it starts, or nothing. */
 static int prepare(struct engine *e, struct request *r, struct group **ret, struct err *err)
 {
@@ -118,9 +142,12 @@ static int prepare(struct engine *e, struct request *r, struct group **ret, stru
     if (rc < 0) {
         return rc;
     }
-    rc = output_state_new(r, e->tokenizer, err);
+    rc = start_constraint(e, *ret, err);
+    if (rc == 0) {
+        rc = output_state_new(r, e->tokenizer, err);
+    }
     if (rc < 0) {
-        group_free(*ret);
+        drop_group(*ret);
         *ret = NULL;
     }
     return rc;
@@ -128,7 +155,7 @@ static int prepare(struct engine *e, struct request *r, struct group **ret, stru
 
 static void unprepare(struct request *r, struct group *g)
 {
-    group_free(g);
+    drop_group(g);
     output_state_free(r->output_state);
     r->output_state = NULL;
 }

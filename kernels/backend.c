@@ -40,6 +40,17 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
     l->block_stride = l->layer_stride * n_layers;
 }
 
+bool kv_layouts_agree(const struct kv_layout *l, int32_t n)
+{
+    for (int32_t i = 1; i < n; i++) {
+        if (l[i].block_size != l[0].block_size ||
+            kv_layout_block_bytes(&l[i]) != kv_layout_block_bytes(&l[0])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* The plugin's path in `dir`, relative to the executable's folder; false if there is no
  * such file. */
 static bool plugin_path(char *path, size_t path_bytes, const char *dir, const char *file)

@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 9
+#define BACKEND_ABI 12
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -125,18 +125,22 @@ struct weight_desc {
 
 /* ---- key/value cache ---- */
 
-/* Where a block's keys and values lie. The only place that knows the order of the axes:
- * [block][layer][k|v][kv_head][token][dim]. */
+/* Where a block's keys and values lie in one KV group: layers of one kind of attention
+ * that share block tables. All groups take blocks from one pool, so their blocks have
+ * the same number of tokens and of bytes. The only place that knows the order of the
+ * axes: [block][layer][k|v][kv_head][token][dim]. */
 struct kv_layout {
     int32_t block_size; /* tokens */
-    int32_t n_layers;   /* of this pipeline stage */
+    int32_t n_layers;   /* of the group on this pipeline stage, unused ones included */
     int32_t n_kv_heads; /* of this rank */
     int32_t head_dim;   /* elements of one head's key or value */
-    enum dtype dtype;   /* of an element */
+    enum dtype dtype;   /* of an element; need not be that of weights or activations */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
+/* Whether groups of these layouts can share one pool of blocks. */
+bool kv_layouts_agree(const struct kv_layout *l, int32_t n);
 static inline int64_t kv_layout_block_bytes(const struct kv_layout *l)
 {
     return l->block_stride * dtype_bytes(l->dtype);
@@ -173,11 +177,41 @@ struct rope {
 };
 
 struct attention {
-    int32_t layer;                         /* of the cache, from 0 on every pipeline stage */
+    int32_t group; /* KV group of the layer */
+    int32_t layer; /* in the group's blocks, from 0 on every pipeline stage */
     int32_t n_heads, n_kv_heads, head_dim; /* of this rank */
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
+};
+
+/* A layer of experts (mixture of experts): y = sum of w_e * MLP_e(x) over the `top`
+ * experts of the greatest p = softmax(router x), ties to the smaller index; w_e = p_e,
+ * divided by the sum of the chosen ones if `normalised`. MLP_e(x) = down_e (act(gate_e
+ * x)
+ * * (up_e x)). A shared expert, if there is one, is added with the factor
+ * sigmoid(shared_gate x). The sum is in the order of the experts' indices. */
+struct experts {
+    struct mat router; /* [n, hidden] */
+    /* [n * 2 * width, hidden]: rows of expert e from e * 2 * width on: its gate, then
+     * its up */
+    struct mat up;
+    struct mat down;                                /* [n * hidden, width], expert by expert */
+    struct mat shared_up, shared_down, shared_gate; /* data NULL: there is none */
+    int32_t n, top, width;                          /* width: of this rank's slice */
+    enum activation act;
+    bool normalised;
+};
+
+/* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
+ * or the most of a step. */
+struct expert_scratch {
+    struct mat scores;     /* [rows, n], float32 */
+    struct mat row;        /* [1, rows], int32 */
+    struct mat x, y;       /* [rows, hidden] */
+    struct mat up, act;    /* [rows, 2 * width], [rows, width] */
+    struct mat shared_up;  /* [rows, rows of shared_up] */
+    struct mat shared_act; /* [rows, half of that] */
 };
 
 /* ---- the backend ---- */
@@ -186,9 +220,10 @@ struct backend_config {
     int32_t threads;            /* CPU: 0 = physical cores */
     int32_t device;             /* CUDA ordinal */
     int32_t max_tokens;         /* of a step */
-    int32_t max_seqs;           /* block-table rows, and sequences of a step */
+    int32_t max_seqs;           /* block-table rows of a KV group, and sequences of a step */
     int32_t max_samples;        /* sampling rows of a step */
     int32_t max_blocks_per_seq; /* width of a block-table row */
+    int32_t n_kv_groups;        /* KV groups; 0: one */
     int32_t vocab;              /* ids of a mask, and columns of the logits; 0: unknown, no masks */
     /* rows of logits that one call of sample gets; 0: unknown, buffers for them are
      * allocated on first use */
@@ -203,6 +238,11 @@ struct backend_config {
     int32_t local_rank, local_world_size;
 };
 
+static inline int32_t backend_kv_groups(const struct backend_config *c)
+{
+    return MAX(c->n_kv_groups, 1);
+}
+
 struct backend_memory {
     int64_t total_bytes, free_bytes; /* of the device, or of the machine */
 };
@@ -213,6 +253,9 @@ struct backend {
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
     char note[256]; /* for logs: a problem found at opening and worked around, or "" */
     bool async;     /* operations return before they are done */
+    /* attention with a window may load keys from the last multiple of this many tokens
+     * on that is not behind the first visible one; 0: of 1 */
+    int32_t window_align;
 };
 
 /* Functions that return int give 0, or a negative code and the reason in `e`. */
@@ -232,7 +275,7 @@ struct backend_ops {
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                    struct err *e);
     /* The key/value cache: n_blocks on the device, n_host_blocks in host memory for
-     * swapping (may be 0). Once. */
+     * swapping (may be 0). l [n_kv_groups]: the layout of each group. Once. */
     int (*kv_create)(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
                      int32_t n_host_blocks, struct err *e);
     /* Block until weights are in place. (optional) */
@@ -248,6 +291,12 @@ struct backend_ops {
      * called. False: call them; the backend may record them. A backend serves one
      * model, so the batch alone identifies the graph. (optional) */
     bool (*replay)(struct backend *b, const struct batch *batch);
+    /* The late masks of a step, as executor.h says: mask[n] for all micro-batches of
+     * the step, maybe before it has begun. Those of two steps are kept. `sample` waits
+     * for them where a row has one. NULL: it never waits again. Any thread, one at a
+     * time. ERR_INVALID: more than max_seqs, or the vocabulary is unknown. */
+    int (*masks)(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+                 struct err *e);
     /* Everything of the step is enqueued (async) or done. */
     int (*step_end)(struct backend *b, struct err *e);
     /* Results of the oldest step not yet waited for. The arrays of `ret` hold until the
@@ -277,6 +326,10 @@ struct backend_ops {
      * afterwards. */
     void (*linear_gated)(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                          struct mat w, struct mat bias, enum activation act);
+    /* y [rows, hidden] = what the experts make of x [rows, hidden]; y and x are
+     * different memory. (optional: models with experts are refused) */
+    void (*experts)(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                    const struct expert_scratch *s);
     /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and rotate q and k in
      * place, write k and v to the cache. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r,

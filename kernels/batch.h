@@ -8,10 +8,16 @@
  * the order is
  *     swap_out, swap_in, copy, table updates, forward, sampling.
  *
- * The backend keeps the block tables, one row per persistent batch slot; a step carries
- * the changes alone. Beside each block's keys and values it keeps the ids of the
- * block's tokens, from which penalties are counted: a step notes the id of each
- * of its tokens at the token's slot, and block copies and swaps take ids along.
+ * Layers of one kind of attention form a KV group (kernels/backend.h), which has block
+ * tables of its own; all groups take their blocks from one pool. Entries of a group
+ * with a window that lie wholly behind it are not kept up to date, and no layer of the
+ * group may depend on what they name. Group 0 has every token of a sequence.
+ *
+ * The backend keeps the block tables, in each group one row per persistent batch slot;
+ * a step carries the changes alone. Beside each block's keys and values it keeps the
+ * ids of the block's tokens, from which penalties are counted: a step notes the id of
+ * each of its tokens at the token's slot in group 0, and block copies and swaps take
+ * ids along.
  *
  * With pipeline parallelism a step reaches the backend as micro-batches
  * (engine/workers/microbatch.c): consecutive ranges of its tokens, the first with all
@@ -29,10 +35,11 @@ struct block_copy {
     int32_t dst; /* block id; its contents are overwritten */
 };
 
-/* Entries [index, index + count) of table row `row` become table_block[first .. first +
- * count). */
+/* Entries [index, index + count) of table row `row` of a KV group become
+ * table_block[first .. first + count). */
 struct table_update {
-    int32_t row;   /* of the block table, below backend_config.max_seqs */
+    int32_t group; /* KV group, below backend_config.n_kv_groups */
+    int32_t row;   /* of the group's block tables, below backend_config.max_seqs */
     int32_t index; /* first entry of the row to be set */
     int32_t count; /* entries */
     int32_t first; /* where their block ids begin in batch.table_block */
@@ -82,13 +89,26 @@ struct sample_row {
     /* in the sequence, of the token to be sampled: the number of tokens before it in
      * the sequence's blocks */
     int32_t position;
-    int32_t row; /* block-table row of the sequence, through which penalties find its tokens */
+    /* block-table row of the sequence, through which penalties find its tokens in group
+     * 0 */
+    int32_t row;
     /* the sequence's first tokens; they count for the repetition penalty alone */
     int32_t n_prompt;
     int32_t bias_first, n_bias; /* range of batch.token_bias */
     /* first word of the row's mask in batch.mask_word, one bit per id: id t is bit t %
      * 32 of word t / 32, and 0 bans it; -1: no mask */
     int32_t mask_first;
+    /* number of the row's late mask, from 1, which bans tokens beside the other one; 0:
+     * none */
+    int32_t late_mask;
+};
+
+/* A mask that arrives after its step was launched, because the tokens that it follows
+ * from were not known before. */
+struct late_mask {
+    /* [mask_words] bits as of batch.mask_word, read during the call only; NULL: every
+     * id is allowed */
+    const uint32_t *word;
 };
 
 /* Words of a mask over `vocab` ids. */
@@ -131,17 +151,21 @@ struct batch {
      * and results that depend on it are discarded. NULL: -1 for all */
     const int32_t *token_src;
     const int32_t *position; /* [n_tokens] in the sequence, from 0 */
-    /* [n_tokens] block id * block_size + offset, where the token's key and value go;
-     * -1: nowhere */
+    /* [n_tokens] block id * block_size + offset, where the token's key and value go in
+     * KV group 0; -1: nowhere */
     const int32_t *slot;
+    /* [n_tokens, n_kv_groups - 1] the same in groups 1, 2, ... */
+    const int32_t *group_slot;
+    int32_t n_group_slots; /* its elements; 0 with one group */
 
     int32_t n_seqs;         /* sequences with tokens in this batch */
     int32_t n_decode;       /* the first n_decode sequences have exactly one token */
     const int32_t *q_start; /* [n_seqs + 1] first token of each sequence; [n_seqs] is n_tokens */
     /* [n_seqs] tokens in the cache once this step's are written; >= its query tokens */
     const int32_t *kv_len;
-    const int32_t *row; /* [n_seqs] block-table row */
-    /* [n_seqs] leading blocks shared with the sequence before (0 for the first) */
+    const int32_t *row; /* [n_seqs] block-table row, the same in each group */
+    /* [n_seqs] leading blocks shared with the sequence before, in every group without a
+     * window (0 for the first) */
     const int32_t *lcp_blocks;
 
     /* Rows of the output head. */
@@ -152,6 +176,8 @@ struct batch {
     const struct token_bias *token_bias; /* [n_token_bias] of all rows, by bias_first */
     const uint32_t *mask_word;           /* [n_mask_word] of all rows, by mask_first */
     int32_t n_token_bias, n_mask_word;   /* lengths */
+    /* late masks, at most one a sequence: sampling waits until all have arrived */
+    int32_t n_late_mask;
 };
 
 /* results.token where no token could be sampled. */
@@ -189,6 +215,7 @@ struct results {
     X(token_src, n_tokens)          \
     X(position, n_tokens)           \
     X(slot, n_tokens)               \
+    X(group_slot, n_group_slots)    \
     X(q_start, n_seqs + 1)          \
     X(kv_len, n_seqs)               \
     X(row, n_seqs)                  \

@@ -37,17 +37,29 @@ struct rope_config {
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2];
 };
 
+/* Layers of experts (mixture of experts, Shazeer et al. 2017): n MLPs, of which each
+ * token goes through those that its router scores highest. */
+struct expert_config {
+    int32_t n;                   /* experts of a layer; 0: the model has none */
+    int32_t top;                 /* that a token goes through */
+    int32_t intermediate;        /* width of an expert's MLP */
+    int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
+    bool normalised;             /* the weights of a token's experts sum to 1 */
+    bool layer[LIMIT_LAYERS];    /* [n_layers] the layer has experts in place of its MLP */
+};
+
 /* config.json, checked, in either style: rope_theta/rope_scaling/torch_dtype, or
  * transformers 5's rope_parameters/dtype. */
 struct model_config {
     char architecture[64]; /* architectures[0], e.g. LlamaForCausalLM */
     /* Of the whole model; intermediate is the width of the MLP. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab;
-    int32_t embed_dim;           /* width of the embedding: hidden, except in OPT-350m */
-    int32_t max_positions;       /* longest context, RoPE scaling included */
-    int32_t sliding_window;      /* tokens, in the layers that have one; 0: none has */
-    bool windowed[LIMIT_LAYERS]; /* [n_layers] the layer has the sliding window */
-    enum dtype dtype;            /* of the stored weights */
+    int32_t embed_dim;            /* width of the embedding: hidden, except in OPT-350m */
+    int32_t max_positions;        /* longest context, RoPE scaling included */
+    int32_t sliding_window;       /* tokens, in the layers that have one; 0: none has */
+    bool windowed[LIMIT_LAYERS];  /* [n_layers] the layer has the sliding window */
+    bool unrotated[LIMIT_LAYERS]; /* [n_layers] the layer rotates nothing (NoPE) */
+    enum dtype dtype;             /* of the stored weights */
 
     enum norm_kind norm; /* of all norms */
     float norm_eps;      /* added to the variance */
@@ -63,6 +75,9 @@ struct model_config {
     float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
     bool scale_by_layer; /* scores are divided by the layer's number, from 1 (GPT-2) */
     struct rope_config rope;
+    double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
+    bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
+    struct expert_config experts;
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -85,7 +100,22 @@ struct model_options {
     int32_t max_len;         /* positions of the rotation table */
     int32_t rank, n_ranks;   /* of tensor parallelism */
     int32_t stage, n_stages; /* of pipeline parallelism */
+    bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
 };
+
+/* The KV groups of a model, on one pipeline stage. */
+struct model_kv_groups {
+    int32_t n;        /* groups; 1: all layers are in one, which never gives blocks back */
+    int32_t n_full;   /* of several, those without a window, which come first */
+    int32_t n_layers; /* places for layers in a block of any group */
+    int32_t window[LIMIT_KV_GROUPS]; /* [n] tokens seen, 0: all */
+};
+void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
+                     const struct model_options *o);
+/* The group of a layer, and its place in the group's blocks. `first`: the first layer
+ * of the stage. */
+void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
+                    int32_t layer, int32_t *ret_group, int32_t *ret_index);
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
 
@@ -120,8 +150,15 @@ struct architecture {
     bool qk_norm;                    /* q and k are normed per head */
     int32_t sliding_window;          /* default; 0: none */
     bool window_switch;              /* the window counts only with use_sliding_window */
-    bool window_alternates;          /* layers 0, 2, 4, ... have the window (Gemma-2) */
-    bool gemma; /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
+    int32_t window_pattern;          /* every so many layers one has no window; 0: no pattern */
+    double window_theta;             /* default of windowed layers; 0: as the others */
+    double rope_partial;             /* default share of a head that rotates; 0: all of it */
+    bool rope_interleaved;
+    int32_t unrotated_pattern; /* every so many layers one rotates nothing; 0: none */
+    bool bias_apart;           /* attention_bias is of q, k and v alone, attention_out_bias of o */
+    bool gemma;                /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
+    bool experts;              /* its layers have experts */
+    bool normalises_experts;   /* default of expert_config.normalised */
 };
 
 struct tensor_spec; /* layers.h */

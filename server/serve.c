@@ -112,6 +112,24 @@ static int api_render_chat(void *arg, const char *context, size_t len, struct bu
     return engine_render_chat(((struct daemon *)arg)->engine, context, len, out, e);
 }
 
+static bool api_opens_reasoning(void *arg, const char *prompt, size_t len)
+{
+    return engine_chat_opens_reasoning(((struct daemon *)arg)->engine, prompt, len);
+}
+
+static int api_chat_grammar(void *arg, const struct chat_tools *t, const char *answer,
+                            bool reasoning, struct buf *out, bool *ret_needed, struct err *e)
+{
+    return engine_chat_grammar(((struct daemon *)arg)->engine, t, answer, reasoning, out,
+                               ret_needed, e);
+}
+
+static int api_grammar_new(void *arg, enum grammar_kind kind, const char *text, size_t len,
+                           struct grammar **ret, struct err *e)
+{
+    return engine_grammar_new(((struct daemon *)arg)->engine, kind, text, len, ret, e);
+}
+
 static void make_ready(struct daemon *d)
 {
     struct api_context *api = &d->server.api;
@@ -125,6 +143,9 @@ static void make_ready(struct daemon *d)
     api->check_capacity = api_room;
     api->token_bytes = api_token_bytes;
     api->render_chat = api_render_chat;
+    api->opens_reasoning = api_opens_reasoning;
+    api->chat_grammar = api_chat_grammar;
+    api->grammar_new = api_grammar_new;
     engine_chat(d->engine, &api->chat);
     engine_fim(d->engine, &api->fim);
     api->arg = d;

@@ -15,7 +15,7 @@ enum {
     LIMIT_ALLOWED_TOKEN_IDS = 65536,
     LIMIT_LOGPROBS = 20,        /* ceiling of the setting max_logprobs */
     LIMIT_CANDIDATES = 2 * 128, /* of a beam search of width k: the top 2k tokens */
-    LIMIT_JSON_DEPTH = 32,      /* request bodies */
+    LIMIT_JSON_DEPTH = 128,     /* request bodies; a schema takes two levels for one of its own */
     /* Values in one request body; its tree takes about 100 bytes for each. */
     LIMIT_JSON_VALUES = 1 << 20,
     LIMIT_JSON_MEMBERS = 256,      /* fields of a request body */
@@ -54,7 +54,9 @@ enum {
     LIMIT_PREFIXES = 256,       /* entries of the setting prefixes */
     LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */
     LIMIT_LAYERS = 512,
+    LIMIT_KV_GROUPS = 8,
     LIMIT_HEADS = 1024,
+    LIMIT_EXPERTS = 1024, /* of a layer */
     LIMIT_HEAD_DIM = 512,
     LIMIT_HIDDEN = 1 << 17,
     LIMIT_VOCAB = 1 << 22,
@@ -72,6 +74,11 @@ enum {
     /* Work of one rendering: operations, and groups of 16 characters examined. */
     LIMIT_TEMPLATE_STEPS = 20000000,
     LIMIT_MESSAGES = 4096, /* of one chat request */
+    LIMIT_TOOLS = 512,     /* of one chat request */
+    LIMIT_TOOL_NAME_BYTES = 128,
+    LIMIT_TOOL_CALLS = 8192,      /* in the messages of one chat request */
+    LIMIT_CALLS_UNANSWERED = 256, /* of them, calls without a tool message yet */
+    LIMIT_CALL_ID_BYTES = 256,
 };
 
 /* The longest JSON body of an answer; streams have no such limit. */

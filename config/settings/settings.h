@@ -33,6 +33,7 @@ struct settings {
      * model. */
     char *model;
     char *served_model_name; /* NULL: derived from `model` */
+    char *chat_format;       /* NULL: told from the chat template */
     int device;              /* enum device_kind */
     int dtype;               /* enum dtype_choice */
     int load_format;         /* enum load_format */

@@ -69,6 +69,9 @@ const struct setting setting_table[] = {
              "requests are answered at once (for tests); not set: the bundled model"},
     {STRING(served_model_name, NULL), .metavar = "NAME", .group = "Model",
      .help = "model name that clients see; not set: the name of the directory or on the hub"},
+    {STRING(chat_format, NULL), .metavar = "NAME", .group = "Model",
+     .help = "format of the model's tool calls and reasoning; not set: told from its chat "
+             "template"},
     {CHOICE(device, "auto", DEVICES), .group = "Model",
      .help = "device that runs the model; auto: a GPU if one is usable, else the CPU"},
     {CHOICE(dtype, "auto", DTYPES), .group = "Model",
@@ -134,7 +137,7 @@ const struct setting setting_table[] = {
      .help = "number of tokens in a KV block"},
     {INT(kv_blocks, "0", 0, INT32_MAX), .alias = "num_gpu_blocks_override", .metavar = "N",
      .group = "Memory",
-     .help = "number of KV blocks; 0: as many as fit into memory"},
+     .help = "number of KV blocks, each of one KV group's layers; 0: as many as fit into memory"},
     {BYTES(kv_cache_memory, "0", 0, 1024 * TIB), .alias = "kv_cache_memory_bytes",
      .metavar = "SIZE", .group = "Memory",
      .help = "memory for the KV blocks of each rank; 0: on a GPU by gpu-memory-utilization, on "

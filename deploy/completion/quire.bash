@@ -10,6 +10,7 @@ version
 help'
 _quire_settings='--model DIR
 --served-model-name NAME
+--chat-format NAME
 --device auto|cpu|cuda
 --dtype auto|bfloat16|float16|float32
 --load-format auto|safetensors|gguf|dummy

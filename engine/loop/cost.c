@@ -31,7 +31,7 @@ enum {
 struct rows {
     /* identity: 0, 1, 2, … */
     int32_t q_start[ROWS_MAX + 1], kv_len[ROWS_MAX], identity[ROWS_MAX], lcp[ROWS_MAX];
-    struct table_update update[ROWS_MAX];
+    struct table_update update[LIMIT_KV_GROUPS * ROWS_MAX];
     struct sample_row sample[ROWS_MAX];
 };
 
@@ -40,6 +40,7 @@ struct probe {
     int64_t (*now_us)(void);
     uint64_t step;
     int32_t *token, *token_src, *position, *slot; /* [max tokens] */
+    int32_t *group_slot;                          /* [max tokens, KV groups - 1] */
     int32_t *block;                               /* [blocks of the longest probe] 0, 1, 2, … */
     struct block_copy copy[SWAP_BLOCKS];
     int32_t n_table; /* entries of table row 0 that the executor has */
@@ -54,8 +55,9 @@ static int probe_init(struct probe *p, int32_t n_tokens, int32_t n_blocks, struc
     p->token_src = malloc(n);
     p->position = malloc(n);
     p->slot = malloc(n);
+    p->group_slot = malloc(n * (size_t)executor_kv_groups(&p->x->info));
     p->block = malloc((size_t)n_blocks * sizeof(int32_t));
-    if (!p->token || !p->token_src || !p->position || !p->slot || !p->block) {
+    if (!p->token || !p->token_src || !p->position || !p->slot || !p->group_slot || !p->block) {
         return err_nomem(e, "measuring the steps");
     }
     for (int32_t i = 0; i < n_tokens; i++) {
@@ -76,6 +78,7 @@ static void probe_release(struct probe *p)
     free(p->token_src);
     free(p->position);
     free(p->slot);
+    free(p->group_slot);
     free(p->block);
 }
 
@@ -107,6 +110,18 @@ static int run(struct probe *p, const struct batch *b, int64_t *ret_us, struct e
     return rc;
 }
 
+/* The probes' tokens go to the same slot in every KV group: what is computed does not
+ * matter. */
+static void set_slot(struct probe *p, int32_t i, int32_t slot)
+{
+    int32_t others = executor_kv_groups(&p->x->info) - 1;
+
+    p->slot[i] = slot;
+    for (int32_t k = 0; k < others; k++) {
+        p->group_slot[i * others + k] = slot;
+    }
+}
+
 /* What all probes' batches have in common; each sequence samples one token. */
 static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
 {
@@ -117,6 +132,8 @@ static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
                           .token_src = p->token_src,
                           .position = p->position,
                           .slot = p->slot,
+                          .group_slot = p->group_slot,
+                          .n_group_slots = n_tokens * (executor_kv_groups(&p->x->info) - 1),
                           .n_seqs = n_seqs,
                           .n_logits = n_seqs,
                           .n_samples = n_seqs};
@@ -129,19 +146,23 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
 {
     int32_t size = p->x->info.block_size, n_blocks = (int32_t)div_ceil(context + n, size);
     int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0, last = n - 1;
-    struct table_update update = {
-        .row = 0, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
+    int32_t n_groups = executor_kv_groups(&p->x->info);
+    struct table_update update[LIMIT_KV_GROUPS];
     struct sample_row sample = sample_of(0, kv_len, 0);
 
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = context + i;
-        p->slot[i] = p->block[(context + i) / size] * size + (context + i) % size;
+        set_slot(p, i, p->block[(context + i) / size] * size + (context + i) % size);
+    }
+    for (int32_t k = 0; k < n_groups; k++) {
+        update[k] = (struct table_update){
+            .group = k, .index = p->n_table, .count = n_blocks - p->n_table, .first = p->n_table};
     }
     struct batch b = batch_of(p, n, 1);
     b.swap_in = p->copy;
     b.n_swap_in = n_swap;
-    b.table_update = &update;
-    b.n_table_update = update.count > 0;
+    b.table_update = update;
+    b.n_table_update = n_blocks > p->n_table ? n_groups : 0;
     b.n_table_block = n_blocks;
     b.n_decode = n == 1;
     b.q_start = q_start;
@@ -204,20 +225,26 @@ static int probe_sizes(struct probe *p, int32_t max_tokens, struct err *e)
  * same numbers. */
 static int probe_rows(struct probe *p, struct rows *r, int32_t n, float temperature, struct err *e)
 {
+    int32_t n_groups = executor_kv_groups(&p->x->info), n_updates = 0;
     int64_t us;
 
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = 0;
-        p->slot[i] = i * p->x->info.block_size;
+        set_slot(p, i, i * p->x->info.block_size);
         r->q_start[i] = r->identity[i] = i;
         r->kv_len[i] = 1;
         r->sample[i] = sample_of(i, 1, temperature);
-        r->update[i] = (struct table_update){.row = i, .index = 0, .count = 1, .first = i};
+    }
+    for (int32_t i = p->n_rows; i < n; i++) {
+        for (int32_t k = 0; k < n_groups; k++) {
+            r->update[n_updates++] =
+                (struct table_update){.group = k, .row = i, .count = 1, .first = i};
+        }
     }
     r->q_start[n] = n;
     struct batch b = batch_of(p, n, n);
-    b.table_update = r->update + p->n_rows;
-    b.n_table_update = MAX(n - p->n_rows, 0);
+    b.table_update = r->update;
+    b.n_table_update = n_updates;
     b.n_table_block = n;
     b.n_decode = n;
     b.q_start = r->q_start;

@@ -45,6 +45,9 @@ static void engine_die(struct engine *e, const struct err *why)
     snprintf(e->death, sizeof(e->death), "%s", why->text);
     atomic_store(&e->state, HEALTH_DEAD);
     log_event(LOG_ERROR, "engine died", LOG_STR("error", e->death));
+    if (e->masks) {
+        masks_abandon(e->masks, e->n_committed, e->sched);
+    }
     while (inflight(e) > 0) {
         decode_abandon(e->sched, plan_at(e, e->n_committed++));
     }
@@ -169,11 +172,17 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     struct batch batch;
     struct err err;
     pack_batch(e->packer, plan, &batch);
+    if (e->masks) {
+        masks_planned(e->masks, batch.n_late_mask > 0 ? plan : NULL);
+    }
     e->n_launched++;
     launch_delay_launched(&e->launch_delay, clock_us(), plan->estimate_us);
     if (e->executor->launch(e->executor, &batch, &err) < 0) {
         engine_die(e, &err);
         return 0;
+    }
+    if (e->masks) {
+        masks_begin(e->masks, e->n_committed);
     }
     return plan->n_items;
 }
@@ -196,8 +205,14 @@ static void commit_step(struct engine *e, int64_t turn_us)
     launch_delay_ended(&e->launch_delay, after_us);
     int32_t n_tokens = plan->n_tokens;
     sched_observe(e->sched, plan, results.device_us);
+    if (e->masks) {
+        masks_collect(e->masks, e->n_committed, e->sched);
+    }
     decode_commit(e->sched, plan, &results, after_us, &e->deltas);
     e->n_committed++;
+    if (e->masks) {
+        masks_begin(e->masks, e->n_committed);
+    }
     e->host_us += before_us - turn_us + (clock_us() - after_us);
     engine_stats_step(&e->stats, n_tokens, e->host_us, results.device_us);
     e->host_us = 0;
@@ -210,6 +225,17 @@ static void update_gauges(struct engine *e)
     sched_counts(e->sched, &c);
     release_queue_slots(e, &c);
     engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
+}
+
+/* Sends what the turn has produced, and frees what has ended. */
+static void reap(struct engine *e)
+{
+    decode_reap(e->sched, &e->deltas);
+    output_commit(e->output);
+    if (e->masks) {
+        masks_reap(e->masks, e->sched);
+    }
+    update_gauges(e);
 }
 
 /* Detects a rank that failed while no step ran. */
@@ -271,9 +297,7 @@ static void engine_turn(struct engine *e)
     } else {
         e->host_us += clock_us() - now_us;
     }
-    decode_reap(e->sched, &e->deltas);
-    output_commit(e->output);
-    update_gauges(e);
+    reap(e);
     kv_feed_serve(&e->kv_feed, e->sched, e->n_launched);
     if (nothing) {
         idle(e);
@@ -291,6 +315,9 @@ static void end_all_requests(struct engine *e)
     struct results results;
 
     inbox_close(&e->inbox);
+    if (e->masks) {
+        masks_abandon(e->masks, e->n_committed, e->sched);
+    }
     for (; inflight(e) > 0; e->n_committed++) {
         e->executor->wait(e->executor, &results, &err);
         decode_abandon(e->sched, plan_at(e, e->n_committed));
@@ -300,9 +327,7 @@ static void end_all_requests(struct engine *e)
         take_requests(e, clock_us());
         sched_end_all(e->sched, finish, why);
         decode_give_up(e->sched, finish, why);
-        decode_reap(e->sched, &e->deltas);
-        output_commit(e->output);
-        update_gauges(e);
+        reap(e);
         if (drained && !sched_has_ended(e->sched)) {
             break;
         }

@@ -70,6 +70,21 @@ static int32_t blocks_of(int32_t n_prompt, int32_t max_tokens, int32_t block_siz
     return (int32_t)div_ceil((int64_t)n_prompt + MAX(max_tokens - 1, 0), block_size);
 }
 
+/* The most blocks that a group holds at a time, in all KV groups: after a recompute
+ * (struct demand, sched_admit.c), with at most the blocks of each sequence's window. */
+static int64_t blocks_needed(int32_t n_prompt, int32_t max_tokens, int32_t width,
+                             const struct sched_config *c)
+{
+    int64_t most = blocks_of(n_prompt, max_tokens, c->block_size), n = 0;
+    int64_t shared = (n_prompt - 1) / c->block_size;
+
+    for (int32_t k = 0; k < sched_kv_groups(c); k++) {
+        int64_t seq = window_blocks(sched_kv_window(c, k), c->max_num_batched_tokens);
+        n += MIN(shared + width * (most - shared), width * seq);
+    }
+    return n;
+}
+
 /* Whether a group of `width` sequences could run alone. */
 static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
                      const struct sched_config *c, struct err *e)
@@ -92,10 +107,7 @@ static int check_fit(const struct request *r, int32_t width, int32_t max_tokens,
             "%d sequences of one request are more than the %d that run at a time (max_num_seqs)",
             width, c->max_num_seqs);
     }
-    int64_t most = blocks_of(r->n_prompt, max_tokens, c->block_size);
-    /* blocks after a recompute, of which it needs most: struct demand, sched_admit.c */
-    int64_t shared = (r->n_prompt - 1) / c->block_size;
-    int64_t need = shared + width * (most - shared);
+    int64_t need = blocks_needed(r->n_prompt, max_tokens, width, c);
     if (need > c->n_blocks - c->n_pinned) {
         return err_set_param(e, ERR_INVALID, field,
                              "%d prompt tokens and %d sequences of up to %d tokens need %lld KV "

@@ -146,10 +146,25 @@ static int32_t plan_scores(struct sched *s, struct group *g, struct plan_item *i
     return n;
 }
 
+/* Where the next chunk of a prefill ends at most. With windows that is as far as there
+ * are blocks; the root of a recompute stops where its siblings join. */
+static int32_t prefill_end(struct sched *s, struct seq *q)
+{
+    const struct group *g = q->group;
+    int32_t target = prefill_target(g, q);
+
+    if (s->c.n_kv_groups == 1) {
+        return target;
+    }
+    int32_t end = seq_extend(s, q);
+    s->starved = s->starved || end <= q->n_computed;
+    return MIN(end, g->joined ? target : g->n_shared);
+}
+
 static void plan_chunk(struct sched *s, struct seq *q, struct plan *p)
 {
     struct group *g = q->group;
-    int32_t n = MIN(prefill_target(g, q) - q->n_computed, s->tokens_left);
+    int32_t n = MIN(prefill_end(s, q) - q->n_computed, s->tokens_left);
     struct plan_item chunk = {.first = q->n_computed};
 
     n = plan_scores(s, g, &chunk, n);
@@ -171,6 +186,9 @@ void plan_prefill(struct sched *s, struct group *g, struct plan *p)
 {
     bool shared_is_there = g->seq[g->root].n_computed >= g->n_shared;
 
+    if (shared_is_there && !g->joined) {
+        group_join(s, g);
+    }
     for (int32_t i = 0; i < g->width && s->tokens_left > 0; i++) {
         struct seq *q = &g->seq[i];
         if (q->state == SEQ_LIVE && q->n_computed < prefill_target(g, q) &&
@@ -356,15 +374,40 @@ static int32_t finish_plan(struct sched *s, struct plan *p)
     return p->n_items;
 }
 
+/* Give back what no token to come sees: steps in flight may still read it, but whoever
+ * takes it writes in a later step. Then prefills take as much anew, before anyone else
+ * does: else groups that are admitted again and again could keep one waiting. */
+static void move_windows(struct sched *s)
+{
+    for (struct group *g = s->running.first; g; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            if (g->seq[i].state == SEQ_LIVE) {
+                seq_trim(s, &g->seq[i]);
+            }
+        }
+    }
+    for (struct group *g = s->running.first; g; g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            if (g->seq[i].state == SEQ_LIVE &&
+                g->seq[i].n_computed < prefill_target(g, &g->seq[i])) {
+                seq_extend(s, &g->seq[i]);
+            }
+        }
+    }
+}
+
 int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
 {
     assert(s->n_in_flight < MAX_IN_FLIGHT);
     plan_clear(p);
     s->n_chunks = 0;
-    s->preempted = s->admission_closed = s->prefill_first = false;
+    s->preempted = s->admission_closed = s->prefill_first = s->starved = false;
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
+    if (s->c.n_kv_groups > 1) {
+        move_windows(s);
+    }
     if (s->policy->begin) {
         s->policy->begin(s, now_us, p);
     }
@@ -374,6 +417,9 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     }
     limit_prefill(s, now_us, p);
     s->policy->prefills(s, now_us, p);
+    if (s->starved && p->n_items + s->n_chunks == 0 && s->running.n > 1) {
+        preempt(s, s->running.last); /* nothing else will free a block */
+    }
     return finish_plan(s, p);
 }
 

@@ -38,8 +38,9 @@
  *  S2  every device block's count equals the number of tables of RUNNING groups that
  *      hold it (plus pins); the same for host blocks and SWAPPED groups; WAITING and
  *      ENDED groups hold none
- *  S3  a live sequence of a RUNNING group has n_computed <= n_tokens and blocks for
- *      n_computed tokens
+ *  S3  a live sequence of a RUNNING group has n_computed <= n_tokens and, in every KV
+ *      group, blocks for those of n_computed tokens that its next token sees; behind
+ *      a window it has none when a step has been planned
  *  S4  slots are held by live sequences of RUNNING groups only, each once; reserved
  *      slots add up, by tenant too, and so do the reservations of a kv_policy other
  *      than paged, which only RUNNING groups have
@@ -51,6 +52,8 @@
  *  S8  RUNNING and SWAPPED groups have their memory, and so have WAITING groups that
  *      have started; ENDED ones may have it; nothing else was taken from the regions
  *  S9  resume_need of a SWAPPED group, once counted, is what it needs to resume
+ *  S10 n_held of a constraint_node counts the sequences that hold it, which are LIVE,
+ *      of one group that has not ended, and have generated what the node has read
  */
 #ifndef QUIRE_ENGINE_SCHED_SCHED_H
 #define QUIRE_ENGINE_SCHED_SCHED_H
@@ -58,6 +61,7 @@
 #include "config/base/limits.h"
 #include "config/base/policies.h"
 #include "engine/kv_snapshot.h"
+#include "engine/sched/kv/kv_window.h"
 #include "engine/sched/seq.h"
 
 /* The cost model of a step, measured at start: its time is estimated as fixed_us +
@@ -72,9 +76,14 @@ struct sched_config {
     /* ---- what the executor holds ---- */
     int32_t n_blocks, n_host_blocks; /* KV blocks on the device, and on the host for swapping */
     int32_t block_size;              /* tokens of a block */
-    int32_t n_pinned;                /* blocks that sched_pin holds: no group can have them */
-    int32_t vocab;                   /* token ids are 0 .. vocab - 1 */
-    int32_t max_len;                 /* prompt and generated tokens of a sequence */
+    /* KV groups, which share the pool; 0: one. The first has no window. */
+    int32_t n_kv_groups;
+    int32_t kv_window[LIMIT_KV_GROUPS]; /* [n_kv_groups] tokens that a token sees; 0: all */
+    /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
+    int32_t kv_window_align;
+    int32_t n_pinned; /* blocks that sched_pin holds: no group can have them */
+    int32_t vocab;    /* token ids are 0 .. vocab - 1 */
+    int32_t max_len;  /* prompt and generated tokens of a sequence */
 
     /* ---- settings ---- */
     int32_t max_num_seqs;           /* slots: sequences of running groups */
@@ -138,12 +147,22 @@ struct plan {
     int32_t n_items;                       /* in all */
     int32_t n_decode;                      /* leading items of one token */
     int32_t n_tokens, n_logits, n_samples; /* tokens, logits rows and sampling rows of all items */
-    struct block_copy *copy;               /* [max_num_seqs] copy-on-write */
+    struct block_copy *copy;               /* [max_num_seqs * n_kv_groups] copy-on-write */
     struct block_copy *swap_out, *swap_in; /* [n_host_blocks] */
     int32_t n_copy, n_swap_out, n_swap_in; /* of the three arrays above */
 };
 int plan_init(struct plan *p, const struct sched_config *c, struct err *e);
 void plan_release(struct plan *p);
+
+static inline int32_t sched_kv_groups(const struct sched_config *c)
+{
+    return MAX(c->n_kv_groups, 1);
+}
+
+static inline struct kv_window sched_kv_window(const struct sched_config *c, int32_t k)
+{
+    return (struct kv_window){c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size};
+}
 
 /* The arena of a kv_policy other than paged: the device's pool, in chunks of at least a
  * block. */

@@ -10,17 +10,44 @@
 /* The blocks that an admission takes: those of the root, of which all live sequences
  * share the first `shared`, and the further ones of each sibling. A group that is
  * recomputed shares the full blocks of its prompt: the root computes them, its siblings
- * wait (group->n_shared) and then compute the rest on their own. */
+ * wait (group->n_shared) and then compute the rest on their own. In groups with a
+ * window a sequence takes blocks for as much as it may hold at a time; siblings get the
+ * shared ones when the root has computed them (group_join), because until then the root
+ * gives back those behind its window. */
 struct demand {
-    int32_t blocks;     /* all, those found in the prefix cache included */
-    int32_t shared;     /* leading blocks that all live sequences share */
-    int32_t found;      /* leading blocks found in the prefix cache */
-    int32_t found_held; /* those of them that some table holds already */
+    int32_t blocks;     /* all that it takes, those found in the prefix cache included */
+    int32_t shared;     /* leading entries of its tables that all live sequences share */
+    int32_t found;      /* leading entries whose blocks the prefix cache has */
+    int32_t found_held; /* those of the blocks that some table holds already */
 };
 
-static int32_t blocks_for(const struct sched *s, int32_t n_tokens)
+int32_t blocks_for(const struct sched *s, int32_t n_tokens)
 {
     return (int32_t)div_ceil(n_tokens, s->c.block_size);
+}
+
+/* The first entry of a table of KV group k whose leading n entries are there. */
+static int32_t first_entry(const struct sched *s, int32_t k, int32_t n)
+{
+    return window_first_block(sched_kv_window(&s->c, k), n * s->c.block_size);
+}
+
+/* Set d->blocks by d->shared and d->found. */
+static void count_blocks(const struct sched *s, struct group *g, struct demand *d)
+{
+    const struct seq *root = group_first_live(g);
+
+    d->blocks = 0;
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        for (int32_t i = 0; i < g->n_seqs; i++) {
+            const struct seq *q = &g->seq[i];
+            int32_t first = first_entry(s, k, q == root ? d->found : d->shared);
+            if (q->state == SEQ_LIVE) {
+                d->blocks +=
+                    table_end(s, k, first, prefill_target(g, q)) - (q == root ? first : d->shared);
+            }
+        }
+    }
 }
 
 static void demand_init(const struct sched *s, struct group *g, struct demand *d)
@@ -29,12 +56,7 @@ static void demand_init(const struct sched *s, struct group *g, struct demand *d
     if (g->n_live > 1) {
         d->shared = (g->n_prompt - 1) / s->c.block_size; /* each computes at least one token */
     }
-    for (int32_t i = 0; i < g->n_seqs; i++) {
-        if (g->seq[i].state == SEQ_LIVE) {
-            d->blocks += blocks_for(s, prefill_target(g, &g->seq[i])) - d->shared;
-        }
-    }
-    d->blocks += d->shared;
+    count_blocks(s, g, d);
 }
 
 /* The cached block with the tokens of block i of `q`, whose chain ends before it; -1:
@@ -45,6 +67,46 @@ static int32_t find_block(struct sched *s, struct seq *q, int32_t i)
         s->tokens[k] = seq_token(q, i * s->c.block_size + k);
     }
     return prefix_find(&s->prefix, &q->chain, s->tokens);
+}
+
+/* Whether every KV group has the blocks that the token behind n found entries sees. */
+static bool windows_found(const struct sched *s, int32_t n)
+{
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        for (int32_t i = first_entry(s, k, n); i < n; i++) {
+            if (prefix_block(&s->prefix, s->hit[i], k) < 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Shorten what was found to the longest prefix that all KV groups have. */
+static void limit_to_windows(struct sched *s, struct seq *q, struct demand *d)
+{
+    int32_t n = d->found;
+
+    while (!windows_found(s, n)) {
+        n--;
+    }
+    if (n == d->found) {
+        return;
+    }
+    d->found = 0; /* the chain goes back to its position behind n blocks */
+    prefix_start(&s->prefix, &q->chain, q->group->request->params.cache_salt);
+    while (d->found < n) {
+        find_block(s, q, d->found++);
+    }
+}
+
+static void count_held(const struct sched *s, struct demand *d)
+{
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        for (int32_t i = first_entry(s, k, d->found); i < d->found; i++) {
+            d->found_held += s->pool.block[prefix_block(&s->prefix, s->hit[i], k)].count > 0;
+        }
+    }
 }
 
 /* Look up the prompt in the prefix cache. The found blocks are in s->hit; their counts
@@ -66,9 +128,13 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
         if (b < 0) {
             break;
         }
-        d->found_held += s->pool.block[b].count > 0;
         s->hit[d->found++] = b;
     }
+    if (s->c.n_kv_groups > 1) {
+        limit_to_windows(s, q, d);
+        count_blocks(s, g, d);
+    }
+    count_held(s, d);
 }
 
 /* Blocks that an admission must leave free, so that it does not cause a preemption soon
@@ -83,8 +149,8 @@ static int32_t watermark(const struct sched *s)
     if (s->contiguous) {
         return 0; /* running groups have reserved all that they will need */
     }
-    return s->running.n > 0 ? s->c.n_blocks / 100 + n_seqs * STEPS / MAX(s->c.block_size, 2 * STEPS)
-                            : 0;
+    int32_t writes = n_seqs * s->c.n_kv_groups * STEPS / MAX(s->c.block_size, 2 * STEPS);
+    return s->running.n > 0 ? s->c.n_blocks / 100 + writes : 0;
 }
 
 static bool slots_fit(const struct sched *s, int32_t n_slots)
@@ -121,37 +187,62 @@ static bool blocks_fit(struct sched *s, struct group *g, struct demand *d)
     return false;
 }
 
-static void extend_table(struct sched *s, struct seq *q, int32_t n_blocks)
+static void extend_tables(struct sched *s, struct seq *q)
 {
-    while (q->n_blocks < n_blocks) {
-        q->block[q->n_blocks++] = take_block(s);
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        struct block_table *t = &q->table[k];
+        int32_t end = table_end(s, k, t->first, prefill_target(q->group, q));
+        while (t->n_blocks < end) {
+            t->block[t->n_blocks++] = take_block(s);
+        }
     }
+}
+
+static void take_found(struct sched *s, struct block_table *t, int32_t k, int32_t n)
+{
+    t->first = first_entry(s, k, n);
+    for (int32_t b = t->first; b < n; b++) {
+        t->block[b] = prefix_block(&s->prefix, s->hit[b], k);
+        kvpool_ref(&s->pool, t->block[b]);
+    }
+    t->n_blocks = n;
+}
+
+/* The first n entries of a sibling's table are root's; with a window they stay empty
+ * until group_join. */
+static void take_shared(struct sched *s, struct block_table *t, const struct block_table *root,
+                        int32_t k, int32_t n)
+{
+    t->first = first_entry(s, k, n);
+    for (int32_t b = t->first; b < n; b++) {
+        t->block[b] = s->c.kv_window[k] > 0 ? -1 : root->block[b];
+        if (t->block[b] >= 0) {
+            kvpool_ref(&s->pool, t->block[b]);
+        }
+    }
+    t->n_blocks = n;
 }
 
 static void take_blocks(struct sched *s, struct group *g, const struct demand *d)
 {
     struct seq *root = group_first_live(g);
 
-    for (int32_t b = 0; b < d->found; b++) {
-        root->block[b] = s->hit[b];
-        kvpool_ref(&s->pool, root->block[b]);
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        take_found(s, &root->table[k], k, d->found);
     }
-    root->n_blocks = d->found;
     root->n_computed = root->n_stored = d->found * s->c.block_size;
-    extend_table(s, root, blocks_for(s, prefill_target(g, root)));
+    extend_tables(s, root);
     seq_take_slot(s, root);
     for (struct seq *q = root + 1; q < g->seq + g->width; q++) {
         if (q->state != SEQ_LIVE) {
             continue;
         }
-        for (int32_t b = 0; b < d->shared; b++) {
-            q->block[b] = root->block[b];
-            kvpool_ref(&s->pool, q->block[b]);
+        for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+            take_shared(s, &q->table[k], &root->table[k], k, d->shared);
         }
-        q->n_blocks = d->shared;
         q->n_computed = q->n_stored = d->shared * s->c.block_size;
         prefix_start(&s->prefix, &q->chain, g->request->params.cache_salt);
-        extend_table(s, q, blocks_for(s, prefill_target(g, q)));
+        extend_tables(s, q);
         seq_take_slot(s, q);
     }
 }
@@ -173,6 +264,7 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
     take_blocks(s, g, d);
     g->root = group_first_live(g)->index;
     g->n_shared = d->shared * s->c.block_size;
+    g->joined = d->shared == 0 || s->c.n_kv_groups == 1;
     if (!g->started) {
         g->started = true;
         g->admitted_us = now_us;
@@ -248,6 +340,30 @@ struct group *sched_admit(struct sched *s, int64_t now_us)
     return g;
 }
 
+/* Pin a block that is not pinned yet; returns whether it was not. */
+static bool pin_block(struct sched *s, int32_t block)
+{
+    if (block < 0 || s->pinned[block]) {
+        return false;
+    }
+    s->pinned[block] = true;
+    kvpool_ref(&s->pool, block);
+    return true;
+}
+
+/* Pin the blocks that a prompt behind the first n blocks of hit[] sees. */
+static int32_t pin_peers(struct sched *s, int32_t n_found)
+{
+    int32_t n = 0;
+
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        for (int32_t i = first_entry(s, k, n_found); i < n_found; i++) {
+            n += pin_block(s, prefix_block(&s->prefix, s->hit[i], k));
+        }
+    }
+    return n;
+}
+
 int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens)
 {
     int32_t n = 0, size = s->c.block_size;
@@ -259,15 +375,13 @@ int32_t sched_pin(struct sched *s, const int32_t *token, int32_t n_tokens)
         if (b < 0) {
             break;
         }
-        if (s->pinned[b]) {
-            continue;
+        s->hit[chain.n_blocks - 1] = b;
+        if (pin_block(s, b)) {
+            prefix_share(&s->prefix, b);
+            n++;
         }
-        s->pinned[b] = true;
-        prefix_share(&s->prefix, b);
-        kvpool_ref(&s->pool, b);
-        n++;
     }
-    return n;
+    return n + pin_peers(s, chain.n_blocks);
 }
 
 /* ---- SWAPPED -> RUNNING ---- */
@@ -276,14 +390,11 @@ static int32_t host_blocks(struct sched *s, struct group *g)
 {
     int32_t n = 0;
 
-    for (int pass = 0; pass < 2; pass++) { /* count, then clear the marks */
-        for (int32_t i = 0; i < g->width; i++) {
-            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].n_blocks; b++) {
-                int32_t *mark = &s->mark[g->seq[i].block[b]];
-                n += pass == 0 && *mark == 0;
-                *mark = pass == 0;
-            }
-        }
+    for (int32_t i = 0; i < g->width; i++) {
+        n += g->seq[i].state == SEQ_LIVE ? mark_blocks(s, &g->seq[i], INT32_MAX, true) : 0;
+    }
+    for (int32_t i = 0; i < g->width; i++) {
+        n += g->seq[i].state == SEQ_LIVE ? mark_blocks(s, &g->seq[i], INT32_MAX, false) : 0;
     }
     return n;
 }
@@ -299,8 +410,9 @@ static int32_t blocks_missing(struct sched *s, struct group *g)
     }
     for (int32_t i = 0; i < g->width; i++) {
         const struct seq *q = &g->seq[i];
-        if (q->state == SEQ_LIVE) {
-            n += MAX(blocks_for(s, prefill_target(g, q)) - q->n_blocks, 0);
+        for (int32_t k = 0; k < s->c.n_kv_groups && q->state == SEQ_LIVE; k++) {
+            const struct block_table *t = &q->table[k];
+            n += MAX(table_end(s, k, t->first, prefill_target(g, q)) - t->n_blocks, 0);
         }
     }
     return n;
@@ -311,6 +423,15 @@ int32_t blocks_to_resume(struct sched *s, struct group *g)
     return host_blocks(s, g) + blocks_missing(s, g);
 }
 
+static void mark_found(struct sched *s, int32_t host_block, int32_t block)
+{
+    if (s->mark[host_block] == 0) {
+        s->mark[host_block] = block + 1;
+        kvpool_ref(&s->pool, block);
+        s->found[s->n_found++] = host_block;
+    }
+}
+
 /* Find the full blocks of a sequence that the prefix cache still has: they need no copy
  * from the host. mark[host block] becomes the device block + 1, and the device block's
  * count is raised for the mark, so that it is not taken. Blocks behind them are
@@ -319,17 +440,18 @@ static void find_on_device(struct sched *s, struct seq *q)
 {
     prefix_start(&s->prefix, &q->chain, q->group->request->params.cache_salt);
     while (s->c.prefix_cache && (q->chain.n_blocks + 1) * s->c.block_size <= q->n_computed) {
-        int32_t i = q->chain.n_blocks, *mark = &s->mark[q->block[i]];
+        int32_t i = q->chain.n_blocks;
         int32_t b = find_block(s, q, i);
         if (b < 0) {
             return;
         }
-        if (*mark > 0) {
-            continue;
+        for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+            int32_t h = i >= q->table[k].first ? q->table[k].block[i] : -1;
+            int32_t device = prefix_block(&s->prefix, b, k);
+            if (h >= 0 && device >= 0) {
+                mark_found(s, h, device);
+            }
         }
-        *mark = b + 1;
-        kvpool_ref(&s->pool, b);
-        s->found[s->n_found++] = q->block[i];
     }
 }
 
@@ -374,8 +496,11 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
         if (q->state != SEQ_LIVE) {
             continue;
         }
-        for (int32_t b = 0; b < q->n_blocks; b++) {
-            q->block[b] = swap_in_block(s, q->block[b], p);
+        for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+            struct block_table *t = &q->table[k];
+            for (int32_t b = t->first; b < t->n_blocks; b++) {
+                t->block[b] = t->block[b] < 0 ? -1 : swap_in_block(s, t->block[b], p);
+            }
         }
         q->n_stored = q->n_computed;
         seq_take_slot(s, q);
@@ -384,7 +509,7 @@ static void swap_in(struct sched *s, struct group *g, struct plan *p)
     /* Only after the marks are cleared: taking blocks must not depend on them. */
     for (int32_t i = 0; i < g->width; i++) {
         if (g->seq[i].state == SEQ_LIVE) {
-            extend_table(s, &g->seq[i], blocks_for(s, prefill_target(g, &g->seq[i])));
+            extend_tables(s, &g->seq[i]);
         }
     }
 }

@@ -2,15 +2,28 @@
  * everything. */
 #include <string.h>
 
+#include "engine/sched/decode/constrained.h"
 #include "engine/sched/sched_impl.h"
+
+static void mark_seq(struct sched *s, const struct seq *q, int32_t sign)
+{
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        const struct block_table *t = &q->table[k];
+        for (int32_t b = t->first; b < t->n_blocks; b++) {
+            if (t->block[b] >= 0) {
+                s->mark[t->block[b]] += sign;
+            }
+        }
+    }
+}
 
 /* Add `sign` to mark[block] for every entry of every table of the list. */
 static void mark_tables(struct sched *s, const struct group_list *l, int32_t sign)
 {
     for (const struct group *g = l->first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].n_blocks; b++) {
-                s->mark[g->seq[i].block[b]] += sign;
+            if (g->seq[i].state == SEQ_LIVE) {
+                mark_seq(s, &g->seq[i], sign);
             }
         }
     }
@@ -64,6 +77,16 @@ static int32_t count_children(const struct group *g)
     return rank[0] >= rank[1] && g->heap_rank == rank[1] + 1 ? n : -1;
 }
 
+static bool holds_blocks(const struct sched *s, const struct seq *q)
+{
+    int32_t n = 0;
+
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        n += q->table[k].n_blocks;
+    }
+    return n > 0;
+}
+
 static const char *check_waiting(const struct sched *s)
 {
     int32_t n_children = 0; /* the others are the tops of heaps */
@@ -78,12 +101,39 @@ static const char *check_waiting(const struct sched *s)
         }
         for (int32_t k = 0; k < g->n_seqs; k++) {
             if (g->seq[k].state == SEQ_LIVE &&
-                (g->seq[k].n_blocks > 0 || g->seq[k].slot >= 0 || g->seq[k].n_computed > 0)) {
+                (holds_blocks(s, &g->seq[k]) || g->seq[k].slot >= 0 || g->seq[k].n_computed > 0)) {
                 return "S2: a waiting group holds memory, or counts on some";
             }
         }
     }
     return s->policy->check(s, s->n_waiting - n_children);
+}
+
+static const char *check_tables(const struct sched *s, const struct seq *q)
+{
+    const struct group *g = q->group;
+
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        const struct block_table *t = &q->table[k];
+        int32_t seen = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
+        /* a sibling that waits for the root has no block inside the window */
+        bool waits = !g->joined && q->index != g->root && s->c.kv_window[k] > 0;
+        if ((int64_t)t->n_blocks * s->c.block_size < q->n_computed || t->first > seen) {
+            return "S3: a sequence lacks a block for what it has computed";
+        }
+        for (int32_t b = seen; b < blocks_for(s, q->n_computed) && !waits; b++) {
+            if (t->block[b] < 0) {
+                return "S3: a sequence lacks a block that its next token sees";
+            }
+        }
+        if (t->n_blocks > g->max_blocks) {
+            return "S3: a table is longer than its group's longest";
+        }
+        if (t->n_blocks - t->first > s->window_blocks[k]) {
+            return "S3: a table holds more blocks than its window needs";
+        }
+    }
+    return NULL;
 }
 
 static const char *check_seqs(const struct sched *s)
@@ -98,11 +148,9 @@ static const char *check_seqs(const struct sched *s)
                 q->n_out > q->n_tokens - g->n_prompt) {
                 return "S3: a sequence's counters are out of order";
             }
-            if ((int64_t)q->n_blocks * s->c.block_size < q->n_computed) {
-                return "S3: a sequence lacks a block for what it has computed";
-            }
-            if (q->n_blocks > g->max_blocks) {
-                return "S3: a table is longer than its group's longest";
+            const char *wrong = check_tables(s, q);
+            if (wrong) {
+                return wrong;
             }
         }
     }
@@ -145,6 +193,42 @@ static const char *check_swapped(struct sched *s)
         }
     }
     return NULL;
+}
+
+/* A node is held by sequences of one group alone. */
+static bool nodes_match(const struct group *g)
+{
+    for (int32_t i = 0; i < g->n_seqs; i++) {
+        const struct constraint_node *node = g->seq[i].constraint;
+        int32_t n_held = 0;
+        if (!node) {
+            continue;
+        }
+        for (int32_t k = 0; k < g->n_seqs; k++) {
+            n_held += g->seq[k].constraint == node;
+        }
+        if (g->seq[i].state != SEQ_LIVE || g->state == GROUP_ENDED || n_held != node->n_held ||
+            node->n_read > g->seq[i].n_out) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static const char *check_constraints(const struct sched *s)
+{
+    const struct group_list *const list[] = {&s->running, &s->swapped, &s->ended};
+    bool match = true;
+
+    for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+        for (const struct group *g = list[i]->first; g; g = g->next) {
+            match = match && nodes_match(g);
+        }
+    }
+    for (int32_t i = 0; i < s->n_waiting; i++) {
+        match = match && nodes_match(s->waiting[i]);
+    }
+    return match ? NULL : "S10: a grammar's state is not held by those who share it";
 }
 
 static const char *check_reservations(const struct sched *s)
@@ -207,11 +291,16 @@ static const char *check_slots(struct sched *s)
                : "S4: reserved slots do not add up";
 }
 
-static bool writes_own_block(const struct sched *s, const struct plan_item *it, int32_t b)
+static bool writes_own_block(const struct sched *s, const struct plan_item *it, int32_t k,
+                             int32_t b)
 {
     const struct group *g = it->seq->group;
+    const struct block_table *t = &it->seq->table[k];
 
-    if (s->pool.block[it->seq->block[b]].count == 1) {
+    if (b < t->first || b >= t->n_blocks || t->block[b] < 0) {
+        return false;
+    }
+    if (s->pool.block[t->block[b]].count == 1) {
         return true;
     }
     /* Two exceptions: the root of a recompute writes shared blocks before its siblings
@@ -234,8 +323,10 @@ static const char *check_plan(const struct sched *s, const struct plan *p)
         }
         for (int32_t b = it->first / s->c.block_size;
              b <= (it->first + it->n - 1) / s->c.block_size; b++) {
-            if (b >= it->seq->n_blocks || !writes_own_block(s, it, b)) {
-                return "S6: a step writes a block that others hold";
+            for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+                if (!writes_own_block(s, it, k, b)) {
+                    return "S6: a step writes a block that others hold";
+                }
             }
         }
     }
@@ -312,6 +403,9 @@ const char *sched_check(struct sched *s, const struct plan *p)
     }
     if (!wrong) {
         wrong = check_swapped(s);
+    }
+    if (!wrong) {
+        wrong = check_constraints(s);
     }
     if (!wrong && p && p->step > 0) {
         wrong = check_plan(s, p);

@@ -1,5 +1,6 @@
 /* Ends: of a sequence, of a group in any state, and the sweep that ends cancelled and
  * timed-out groups. All lead to the ended queue, which decode_reap empties. */
+#include "engine/sched/decode/constrained.h"
 #include "engine/sched/sched_impl.h"
 
 /* Move a group without live sequences to the ended queue. */
@@ -28,6 +29,7 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
     struct group *g = q->group;
 
     seq_drop_memory(s, q);
+    seq_drop_constraint(s, q);
     q->state = SEQ_DONE;
     q->finish = finish;
     if (g->state == GROUP_RUNNING) {
@@ -52,6 +54,7 @@ void sched_end(struct sched *s, struct group *g, int finish, const char *error)
         if (g->seq[i].state == SEQ_LIVE) {
             seq_drop_memory(s, &g->seq[i]);
         }
+        seq_drop_constraint(s, &g->seq[i]);
     }
     group_finish(s, g);
 }

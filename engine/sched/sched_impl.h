@@ -97,6 +97,8 @@ struct sched {
     struct sched_config c;
     struct kvpool pool, host; /* blocks of the device, and of the host for swapping */
     struct prefix prefix;     /* cached blocks of `pool` */
+    /* [n_kv_groups] blocks that a sequence may hold at a time (kv_window.h) */
+    int32_t window_blocks[LIMIT_KV_GROUPS];
 
     const struct sched_policy *policy;
     struct group *queue; /* policy_fcfs: top of its heap of waiting groups; NULL: none waits */
@@ -134,7 +136,8 @@ struct sched {
     int32_t n_found; /* of these */
 
     int32_t *tokens; /* [block_size] scratch */
-    int32_t *hit;    /* [blocks of max_len] scratch: cached blocks of the group probed */
+    /* [blocks of max_len] scratch: cached blocks of the group probed, of KV group 0 */
+    int32_t *hit;
 
     struct plan_item *chunk; /* [max_num_seqs] scratch: items of several tokens */
     int32_t n_chunks;        /* of these */
@@ -143,6 +146,7 @@ struct sched {
     int32_t tokens_left, scores_left; /* budget of tokens, and of score rows */
     bool preempted;                   /* a group was preempted: none is resumed */
     bool admission_closed; /* and, unless that was for a waiting group, none is admitted */
+    bool starved;          /* a prefill lacked a block inside a window */
     bool prefill_first;    /* prefill was planned before the decodes, which must fit behind */
 
     double cost_scale;                     /* time of mixed steps over the cost model's estimate */
@@ -151,6 +155,8 @@ struct sched {
     uint64_t next_order;                   /* arrival number of the next group */
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
     int32_t n_in_flight;                   /* of these */
+
+    struct constraint_node *dropped; /* states of grammars that no sequence holds any more */
 
     struct sched_counts counted; /* its counters; gauges are filled by sched_counts */
 };
@@ -185,7 +191,19 @@ void give_reservations(struct sched *s, struct group *g);
 /* Take the next block of the device's pool for a table; its cached contents, if any,
  * are dropped. There must be one. */
 int32_t take_block(struct sched *s);
+/* Give back the blocks that lie wholly behind the windows. */
+void seq_trim(struct sched *s, struct seq *q);
+/* Entries that its table of KV group k has for prefill up to n_tokens, as far as the
+ * window allows with `first` as the table's first entry. */
+int32_t table_end(const struct sched *s, int32_t k, int32_t first, int32_t n_tokens);
+/* Take blocks for the prefill of `q` as long as there are some; returns the tokens that
+ * all its tables have blocks for. */
+int32_t seq_extend(struct sched *s, struct seq *q);
+/* The siblings of a recompute take over the blocks inside the windows that the root has
+ * computed for them. */
+void group_join(struct sched *s, struct group *g);
 void seq_take_slot(struct sched *s, struct seq *q);
+void seq_drop_slot(struct sched *s, struct seq *q);
 /* Give back blocks and slot; the sequence keeps its tokens. */
 void seq_drop_memory(struct sched *s, struct seq *q);
 /* `child`, which holds nothing, becomes a LIVE copy of `parent` over the same
@@ -232,15 +250,21 @@ static inline bool can_sample(const struct group *g, const struct seq *q)
 /* Whether some live sequence has more to compute than the token that it samples
  * from. */
 bool in_prefill(const struct group *g);
+/* Set (on) or clear the marks of the blocks in a sequence's tables, of the entries
+ * below `end`. Returns how many it has set that were not. */
+int32_t mark_blocks(struct sched *s, const struct seq *q, int32_t end, bool on);
 /* Tokens that its sequences have to compute before they sample again. */
 int64_t group_gap(const struct group *g);
-/* Blocks that the group's next tokens take: new ones, and copies of shared ones.
- * `pool`: that of its block tables. */
+/* Blocks that the group's next tokens take in all KV groups: new ones, and copies of
+ * shared ones. `pool`: that of its block tables. */
 int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g);
-/* Make the block that the next token of `q` goes to its own: a new one, or a copy. */
+/* In every KV group make the block that the next token of `q` goes to its own: a new
+ * one, or a copy. */
 void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p);
 
 /* sched_admit.c */
+/* Blocks for n_tokens in a group without a window. */
+int32_t blocks_for(const struct sched *s, int32_t n_tokens);
 /* Blocks that a swapped group, which no step in flight names, needs to resume: those
  * that it has on the host, and what it needs to run at once. O(its blocks). */
 int32_t blocks_to_resume(struct sched *s, struct group *g);

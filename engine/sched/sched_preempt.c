@@ -8,12 +8,11 @@
  */
 #include "engine/sched/sched_impl.h"
 
-/* Leading blocks of a sequence to keep: those with computed tokens, and those that the
- * root of a recompute still has to compute for its siblings. */
+/* Leading entries of a sequence's tables to keep: those with computed tokens, and those
+ * that the root of a recompute still has to compute for its siblings. */
 static int32_t blocks_computed(const struct sched *s, const struct seq *q)
 {
-    return MIN(q->n_blocks,
-               (int32_t)div_ceil(MAX(q->n_computed, q->group->n_shared), s->c.block_size));
+    return blocks_for(s, MAX(q->n_computed, q->group->n_shared));
 }
 
 static void leave_running(struct sched *s, struct group *g)
@@ -47,12 +46,8 @@ static int32_t distinct_blocks(struct sched *s, struct group *g)
 
     for (int pass = 0; pass < 2; pass++) { /* count, then clear the marks */
         for (int32_t i = 0; i < g->width; i++) {
-            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < blocks_computed(s, &g->seq[i]);
-                 b++) {
-                int32_t *mark = &s->mark[g->seq[i].block[b]];
-                n += pass == 0 && *mark == 0;
-                *mark = pass == 0;
-            }
+            const struct seq *q = &g->seq[i];
+            n += q->state == SEQ_LIVE ? mark_blocks(s, q, blocks_computed(s, q), pass == 0) : 0;
         }
     }
     return n;
@@ -72,6 +67,21 @@ static int32_t swap_out_block(struct sched *s, int32_t block)
     return h;
 }
 
+static void swap_out_table(struct sched *s, struct block_table *t, int32_t keep)
+{
+    for (int32_t b = t->n_blocks - 1; b >= t->first; b--) {
+        int32_t block = t->block[b];
+        if (block < 0) {
+            continue;
+        }
+        if (b < keep) {
+            t->block[b] = swap_out_block(s, block);
+        }
+        kvpool_unref(&s->pool, block);
+    }
+    t->n_blocks = MIN(t->n_blocks, keep);
+}
+
 static void preempt_swap(struct sched *s, struct group *g)
 {
     int32_t first_out = s->n_swap_out;
@@ -82,17 +92,10 @@ static void preempt_swap(struct sched *s, struct group *g)
         if (q->state != SEQ_LIVE) {
             continue;
         }
-        int32_t keep = blocks_computed(s, q);
-        for (int32_t b = q->n_blocks - 1; b >= 0; b--) {
-            int32_t block = q->block[b];
-            if (b < keep) {
-                q->block[b] = swap_out_block(s, block);
-            }
-            kvpool_unref(&s->pool, block);
+        for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+            swap_out_table(s, &q->table[k], blocks_computed(s, q));
         }
-        q->n_blocks = 0; /* the device blocks are released; this releases the slot */
-        seq_drop_memory(s, q);
-        q->n_blocks = keep;
+        seq_drop_slot(s, q);
     }
     for (int32_t i = first_out; i < s->n_swap_out; i++) {
         s->mark[s->swap_out[i].src] = 0;

@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "engine/sched/decode/constrained.h"
 #include "engine/sched/sched_impl.h"
 
 int32_t take_block(struct sched *s)
@@ -14,7 +15,9 @@ void seq_take_slot(struct sched *s, struct seq *q)
 {
     assert(s->n_free_slots > 0 && q->slot < 0);
     q->slot = s->free_slot[--s->n_free_slots];
-    q->n_synced = 0;
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        q->table[k].n_synced = 0;
+    }
 }
 
 /* A host block is released: cancel a swap-out into it that was not launched yet,
@@ -29,31 +32,67 @@ static void forget_swap_out(struct sched *s, int32_t host_block)
     }
 }
 
-static void drop_host_blocks(struct sched *s, struct seq *q)
+/* Tail first: the head of a chain is worth most to the prefix cache. */
+static void drop_blocks(struct sched *s, struct block_table *t)
 {
-    while (q->n_blocks > 0) {
-        int32_t h = q->block[--q->n_blocks];
+    while (t->n_blocks > t->first) {
+        int32_t b = t->block[--t->n_blocks];
+        if (b >= 0) {
+            kvpool_unref(&s->pool, b);
+        }
+    }
+    t->n_blocks = t->first = 0;
+}
+
+static void drop_host_blocks(struct sched *s, struct block_table *t)
+{
+    while (t->n_blocks > t->first) {
+        int32_t h = t->block[--t->n_blocks];
+        if (h < 0) {
+            continue;
+        }
         kvpool_unref(&s->host, h);
         if (s->host.block[h].count == 0) {
             forget_swap_out(s, h);
         }
     }
+    t->n_blocks = t->first = 0;
 }
 
-void seq_drop_memory(struct sched *s, struct seq *q)
+void seq_drop_slot(struct sched *s, struct seq *q)
 {
-    if (q->group->state == GROUP_SWAPPED) {
-        drop_host_blocks(s, q);
-        return;
-    }
-    /* Tail first: the head of a chain is worth most to the prefix cache. */
-    while (q->n_blocks > 0) {
-        kvpool_unref(&s->pool, q->block[--q->n_blocks]);
-    }
     if (q->slot >= 0) {
         s->free_slot[s->n_free_slots++] = q->slot;
         q->slot = -1;
     }
+}
+
+void seq_drop_memory(struct sched *s, struct seq *q)
+{
+    bool swapped = q->group->state == GROUP_SWAPPED;
+
+    for (int32_t k = s->c.n_kv_groups - 1; k >= 0; k--) {
+        if (swapped) {
+            drop_host_blocks(s, &q->table[k]);
+        } else {
+            drop_blocks(s, &q->table[k]);
+        }
+    }
+    seq_drop_slot(s, q);
+}
+
+/* The child's empty table becomes a copy of its parent's. */
+static void share_table(struct kvpool *pool, struct block_table *child,
+                        const struct block_table *parent)
+{
+    for (int32_t i = parent->first; i < parent->n_blocks; i++) {
+        child->block[i] = parent->block[i];
+        if (parent->block[i] >= 0) {
+            kvpool_ref(pool, parent->block[i]);
+        }
+    }
+    child->first = parent->first;
+    child->n_blocks = parent->n_blocks;
 }
 
 void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
@@ -68,12 +107,15 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent)
     child->sample_step = parent->sample_step;
     child->sample_row = parent->sample_row;
     child->cum_logprob = parent->cum_logprob;
-    struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
-    for (int32_t i = 0; i < parent->n_blocks; i++) {
-        kvpool_ref(pool, parent->block[i]);
+    child->constraint_end = CONSTRAINT_GOES_ON;
+    child->constraint = parent->constraint;
+    if (child->constraint) {
+        child->constraint->n_held++;
     }
-    memcpy(child->block, parent->block, (size_t)parent->n_blocks * sizeof(*parent->block));
-    child->n_blocks = parent->n_blocks;
+    struct kvpool *pool = child->group->state == GROUP_SWAPPED ? &s->host : &s->pool;
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        share_table(pool, &child->table[k], &parent->table[k]);
+    }
     if (child->group->state == GROUP_RUNNING) {
         seq_take_slot(s, child);
     }
@@ -117,6 +159,80 @@ void group_unreserve(struct sched *s, struct group *g)
     }
 }
 
+/* ---- groups with a window ---- */
+
+void seq_trim(struct sched *s, struct seq *q)
+{
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        struct block_table *t = &q->table[k];
+        int32_t first = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
+        first = MIN(first, t->n_blocks);
+        for (; t->first < first; t->first++) {
+            if (t->block[t->first] >= 0) {
+                kvpool_unref(&s->pool, t->block[t->first]);
+            }
+        }
+    }
+}
+
+int32_t table_end(const struct sched *s, int32_t k, int32_t first, int32_t n_tokens)
+{
+    return MIN(blocks_for(s, n_tokens), first + s->window_blocks[k]);
+}
+
+int32_t seq_extend(struct sched *s, struct seq *q)
+{
+    int32_t target = prefill_target(q->group, q), n_tokens = target;
+
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        struct block_table *t = &q->table[k];
+        int32_t end = table_end(s, k, t->first, target);
+        while (t->n_blocks < end && kvpool_available(&s->pool) > 0) {
+            t->block[t->n_blocks++] = take_block(s);
+        }
+        n_tokens = (int32_t)MIN(n_tokens, (int64_t)t->n_blocks * s->c.block_size);
+    }
+    return n_tokens;
+}
+
+static void take_over(struct sched *s, struct block_table *t, const struct block_table *root,
+                      int32_t end)
+{
+    for (int32_t b = t->first; b < end; b++) {
+        t->block[b] = root->block[b];
+        kvpool_ref(&s->pool, t->block[b]);
+    }
+    t->n_synced = MIN(t->n_synced, t->first);
+}
+
+void group_join(struct sched *s, struct group *g)
+{
+    const struct seq *root = &g->seq[g->root];
+
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        for (int32_t k = 1; k < s->c.n_kv_groups && q->state == SEQ_LIVE && q != root; k++) {
+            if (s->c.kv_window[k] > 0) {
+                take_over(s, &q->table[k], &root->table[k], g->n_shared / s->c.block_size);
+            }
+        }
+    }
+    g->joined = true;
+}
+
+/* ---- publishing ---- */
+
+/* The blocks of the further KV groups at index i become peers of `entry`. */
+static void publish_peers(struct sched *s, const struct seq *q, int32_t i, int32_t entry)
+{
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        const struct block_table *t = &q->table[k];
+        if (i >= t->first && t->block[i] >= 0) {
+            prefix_attach(&s->prefix, entry, k, t->block[i]);
+        }
+    }
+}
+
 void seq_publish(struct sched *s, struct seq *q)
 {
     const struct group *g = q->group;
@@ -132,8 +248,28 @@ void seq_publish(struct sched *s, struct seq *q)
         for (int32_t i = 0; i < size; i++) {
             s->tokens[i] = seq_token(q, first + i);
         }
-        prefix_publish(&s->prefix, &q->chain, q->block[q->chain.n_blocks], s->tokens);
+        int32_t i = q->chain.n_blocks;
+        int32_t entry = prefix_publish(&s->prefix, &q->chain, q->table[0].block[i], s->tokens);
+        if (entry >= 0) {
+            publish_peers(s, q, i, entry);
+        }
     }
+}
+
+int32_t mark_blocks(struct sched *s, const struct seq *q, int32_t end, bool on)
+{
+    int32_t n = 0;
+
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        const struct block_table *t = &q->table[k];
+        for (int32_t b = t->first; b < MIN(t->n_blocks, end); b++) {
+            if (t->block[b] >= 0) {
+                n += on && s->mark[t->block[b]] == 0;
+                s->mark[t->block[b]] = on;
+            }
+        }
+    }
+    return n;
 }
 
 int64_t group_gap(const struct group *g)
@@ -159,7 +295,8 @@ bool in_prefill(const struct group *g)
     return false;
 }
 
-int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
+/* decode_need in KV group k. */
+static int32_t need_in(struct sched *s, const struct kvpool *pool, struct group *g, int32_t k)
 {
     /* All holders of a shared block but the last copy it; mark[block] counts those
      * seen. */
@@ -168,18 +305,19 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < g->width; i++) {
             const struct seq *q = &g->seq[i];
+            const struct block_table *t = &q->table[k];
             int32_t b = q->n_computed / s->c.block_size;
             if (q->state != SEQ_LIVE || !can_sample(g, q)) {
                 continue;
             }
-            if (b >= q->n_blocks) {
+            if (b >= t->n_blocks) {
                 n += pass == 0;
                 continue;
             }
-            int32_t *seen = &s->mark[q->block[b]];
+            int32_t *seen = &s->mark[t->block[b]];
             if (pass == 1) {
                 *seen = 0;
-            } else if (pool->block[q->block[b]].count - *seen > 1) {
+            } else if (pool->block[t->block[b]].count - *seen > 1) {
                 ++*seen;
                 n++;
             }
@@ -188,21 +326,36 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
     return n;
 }
 
-void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p)
+int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
 {
-    int32_t b = q->n_computed / s->c.block_size;
+    int32_t n = 0;
 
-    if (b >= q->n_blocks) {
-        q->block[q->n_blocks++] = take_block(s);
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        n += need_in(s, pool, g, k);
+    }
+    return n;
+}
+
+static void own_block(struct sched *s, struct block_table *t, int32_t b, struct plan *p)
+{
+    if (b >= t->n_blocks) {
+        t->block[t->n_blocks++] = take_block(s);
         return;
     }
-    int32_t old = q->block[b];
+    int32_t old = t->block[b];
     if (s->pool.block[old].count == 1) {
         return;
     }
     /* Copy-on-write: a sibling holds the last block too. */
-    q->block[b] = take_block(s);
-    q->n_synced = MIN(q->n_synced, b);
-    p->copy[p->n_copy++] = (struct block_copy){.src = old, .dst = q->block[b]};
+    t->block[b] = take_block(s);
+    t->n_synced = MIN(t->n_synced, b);
+    p->copy[p->n_copy++] = (struct block_copy){.src = old, .dst = t->block[b]};
     kvpool_unref(&s->pool, old);
+}
+
+void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p)
+{
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        own_block(s, &q->table[k], q->n_computed / s->c.block_size, p);
+    }
 }

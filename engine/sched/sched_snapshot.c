@@ -1,7 +1,5 @@
 /* Fills a kv_snapshot for observers: the state of every block, and as many groups and
  * block tables as fit. */
-#include <string.h>
-
 #include "engine/sched/sched_impl.h"
 
 static void snapshot_pool(uint8_t *ret, const struct kvpool *pool)
@@ -22,24 +20,44 @@ static uint32_t tag_of(const char *id)
     return h;
 }
 
-static void snapshot_seq(struct kv_snapshot *p, const struct seq *q, int32_t group)
+/* Add the blocks of a table as far as there is room; returns how many it holds. */
+static int32_t snapshot_table(struct kv_snapshot *p, const struct block_table *t)
 {
-    int32_t n = MIN(q->n_blocks, KV_SNAPSHOT_ENTRIES - p->n_entries);
+    int32_t n = 0;
 
+    for (int32_t b = t->first; b < t->n_blocks; b++) {
+        if (t->block[b] < 0) {
+            continue;
+        }
+        n++;
+        if (p->n_entries < KV_SNAPSHOT_ENTRIES) {
+            p->entry[p->n_entries++] = t->block[b];
+        }
+    }
+    return n;
+}
+
+static void snapshot_seq(struct kv_snapshot *p, const struct seq *q, int32_t group,
+                         int32_t n_kv_groups)
+{
+    int32_t first = p->n_entries, n_blocks = 0;
+
+    for (int32_t k = 0; k < n_kv_groups; k++) {
+        n_blocks += snapshot_table(p, &q->table[k]);
+    }
     p->seq[p->n_seqs++] = (struct kv_seq){
         .group = group,
         .index = q->index,
         .n_tokens = q->n_tokens,
         .n_computed = q->n_computed,
-        .n_blocks = q->n_blocks,
-        .first_entry = p->n_entries,
-        .n_entries = n,
+        .n_blocks = n_blocks,
+        .first_entry = first,
+        .n_entries = p->n_entries - first,
     };
-    memcpy(p->entry + p->n_entries, q->block, (size_t)n * sizeof(*q->block));
-    p->n_entries += n;
 }
 
-static void snapshot_group(struct kv_snapshot *p, const struct group *g, enum kv_group_state state)
+static void snapshot_group(struct kv_snapshot *p, const struct group *g, enum kv_group_state state,
+                           int32_t n_kv_groups)
 {
     if (p->n_groups == KV_SNAPSHOT_GROUPS) {
         return;
@@ -47,7 +65,7 @@ static void snapshot_group(struct kv_snapshot *p, const struct group *g, enum kv
     int32_t index = p->n_groups++, first_seq = p->n_seqs;
     for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_SNAPSHOT_SEQS; i++) {
         if (g->seq[i].state == SEQ_LIVE) {
-            snapshot_seq(p, &g->seq[i], index);
+            snapshot_seq(p, &g->seq[i], index, n_kv_groups);
         }
     }
     p->group[index] = (struct kv_group){
@@ -80,13 +98,13 @@ void sched_snapshot(const struct sched *s, struct kv_snapshot *p)
     snapshot_pool(p->block, &s->pool);
     snapshot_pool(p->host, &s->host);
     for (const struct group *g = s->running.first; g; g = g->next) {
-        snapshot_group(p, g, KV_RUNNING);
+        snapshot_group(p, g, KV_RUNNING, s->c.n_kv_groups);
     }
     for (const struct group *g = s->swapped.first; g; g = g->next) {
-        snapshot_group(p, g, KV_SWAPPED);
+        snapshot_group(p, g, KV_SWAPPED, s->c.n_kv_groups);
     }
     for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_SNAPSHOT_GROUPS; i++) {
-        snapshot_group(p, s->waiting[i], KV_WAITING);
+        snapshot_group(p, s->waiting[i], KV_WAITING, s->c.n_kv_groups);
     }
 }
 

@@ -96,12 +96,17 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
     struct carver at = {.base = base};
     struct seq *seq = carve(&at, g->width, sizeof(*seq));
     struct beam *beam = g->beams ? carve_beam(g, c, &at) : NULL;
+    int32_t n_groups = sched_kv_groups(c);
 
     for (int32_t i = 0; i < g->width; i++) {
-        int32_t *block = carve(&at, g->max_blocks, sizeof(*block));
+        int32_t *block = carve(&at, (int64_t)n_groups * g->max_blocks, sizeof(*block));
         int32_t *out = carve(&at, MAX(g->max_tokens, 1), sizeof(*out));
-        if (base) {
-            seq[i] = (struct seq){.block = block, .out = out};
+        if (!base) {
+            continue;
+        }
+        seq[i] = (struct seq){.out = out};
+        for (int32_t k = 0; k < n_groups; k++) {
+            seq[i].table[k].block = block + (int64_t)k * g->max_blocks;
         }
     }
     if (base) {
@@ -115,7 +120,7 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
  * as much for preempted ones. */
 int64_t group_bytes_most(const struct sched_config *c)
 {
-    int64_t blocks = div_ceil(c->max_len, c->block_size);
+    int64_t blocks = sched_kv_groups(c) * div_ceil(c->max_len, c->block_size);
     int64_t tables = (int64_t)sizeof(struct seq) + 4 * (blocks + c->max_len) + 64;
     int64_t seq = tables + beam_bytes_most(c->max_len);
 
@@ -149,6 +154,8 @@ bool group_start(struct sched *s, struct group *g)
     }
     g->seq[0].state = g->first.state;
     g->seq[0].chain = g->first.chain; /* as looked up in the prefix cache */
+    g->seq[0].constraint = g->first.constraint;
+    g->first.constraint = NULL;
     if (g->beam && g->text_start) {
         g->beam->text->piece = &s->text;
         g->beam->text->live[0] = (struct text_state){.detok = *g->text_start};
@@ -164,6 +171,7 @@ void group_end_memory(struct sched *s, struct group *g)
     regions_give(&s->regions, g->memory, g->n_bytes);
     g->memory = NULL;
     g->beam = NULL;
+    g->first.constraint = g->seq[0].constraint;
     g->seq = &g->first;
     g->n_seqs = 1;
 }

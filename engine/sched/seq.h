@@ -35,6 +35,7 @@
 #ifndef QUIRE_ENGINE_SCHED_SEQ_H
 #define QUIRE_ENGINE_SCHED_SEQ_H
 
+#include "config/base/limits.h"
 #include "engine/request.h"
 #include "engine/sched/kv/contiguous_alloc.h"
 #include "engine/sched/kv/prefix.h"
@@ -42,9 +43,28 @@
 
 enum group_state { GROUP_NEW, GROUP_WAITING, GROUP_RUNNING, GROUP_SWAPPED, GROUP_ENDED };
 enum seq_state { SEQ_UNBORN, SEQ_LIVE, SEQ_DONE };
+enum constraint_end {
+    CONSTRAINT_GOES_ON,
+    CONSTRAINT_SENTENCE, /* its grammar admits nothing behind its tokens */
+    CONSTRAINT_REFUSED,  /* a token was sampled that the grammar does not allow */
+    CONSTRAINT_COSTLY,   /* the next mask needs too much work or memory */
+};
 
 struct sched_config;
 struct beam;
+struct constraint_node;
+
+/* The blocks of a sequence in one KV group. In a group with a sliding window, entries
+ * below `first` lie wholly behind it: their blocks were given back. Group 0 has no
+ * window, so it has a block for every token; penalties and hashes read tokens there. */
+struct block_table {
+    /* [max_blocks] device blocks, or host blocks while the group is SWAPPED; -1: none,
+     * as below `first` and where a sibling waits for group->root. NULL like `out`. */
+    int32_t *block;
+    int32_t n_blocks; /* entries */
+    int32_t first;    /* first entry that may hold a block; 0 without a window */
+    int32_t n_synced; /* leading entries that the backend's table is known to hold */
+};
 
 struct seq {
     struct group *group; /* that it belongs to */
@@ -56,20 +76,21 @@ struct seq {
     int32_t *out;  /* [max_tokens] generated ids; NULL: the group has not started */
     uint64_t seed; /* of its samples */
 
-    /* [max_blocks] block table: device blocks, or host blocks while the group is
-     * SWAPPED. NULL like `out`. */
-    int32_t *block;
-    int32_t n_blocks;               /* entries of the table */
     struct reservation reservation; /* RUNNING, kv_policy other than paged */
-    /* Persistent batch slot: index of its block table on the backend; -1: none. */
-    int32_t slot;
-    int32_t n_synced;          /* leading table entries that the backend's slot is known to hold */
+    int32_t slot; /* persistent batch slot: row of its block tables on the backend; -1: none */
     struct prefix_chain chain; /* blocks published or found so far */
 
     uint64_t sample_step; /* step that samples its last token */
     int32_t sample_row;   /* and the sampling row there */
 
     double cum_logprob; /* beams: sum over the generated tokens */
+
+    /* The state of its grammar (decode/constrained.h), in which it holds a share; NULL:
+     * it has none, or is not LIVE. */
+    struct constraint_node *constraint;
+    /* enum constraint_end: why the next commit ends it, whatever was sampled */
+    int32_t constraint_end;
+    struct block_table table[LIMIT_KV_GROUPS]; /* [n_kv_groups] */
 };
 
 /* Token sequences that must not be generated (bad_words), encoded by the caller: word i
@@ -104,6 +125,7 @@ struct group {
     uint64_t probe_step;      /* the step after that; 0: it has not been probed since it waits */
     int32_t root;             /* after a recompute: the sequence that computes the shared prompt */
     int32_t n_shared;         /* tokens of `root` that its siblings wait for; 0: none */
+    bool joined;              /* the siblings have taken over root's blocks inside the windows */
     int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
     bool scored_first;        /* the first prompt token was reported; it has no score */
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */

@@ -39,8 +39,8 @@ void kvpool_release(struct kvpool *p)
     *p = (struct kvpool){0};
 }
 
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t hash_bits,
-                uint64_t secret, struct err *e)
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t n_groups,
+                int32_t hash_bits, uint64_t secret, struct err *e)
 {
     uint32_t buckets = 1;
 
@@ -49,14 +49,24 @@ int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int3
     }
     *px = (struct prefix){
         .pool = pool, .block_size = block_size, .bucket_mask = buckets - 1, .secret = secret};
+    px->n_peers = n_groups - 1;
     px->hash_mask = hash_bits == 0 ? (struct block_hash){UINT64_MAX, UINT64_MAX}
                                    : (struct block_hash){(UINT64_C(1) << hash_bits) - 1, 0};
     px->entry = array(pool->n_blocks, sizeof(*px->entry));
     px->token = array((int64_t)pool->n_blocks * block_size, sizeof(*px->token));
     px->bucket = array(buckets, sizeof(*px->bucket));
-    if (!px->entry || !px->token || !px->bucket) {
+    if (n_groups > 1) {
+        px->peer = array((int64_t)pool->n_blocks * px->n_peers, sizeof(*px->peer));
+        px->owner = array(pool->n_blocks, sizeof(*px->owner));
+    }
+    if (!px->entry || !px->token || !px->bucket || (n_groups > 1 && (!px->peer || !px->owner))) {
         prefix_release(px);
         return err_nomem(e, "the prefix cache");
+    }
+    if (n_groups > 1) {
+        size_t n = (size_t)pool->n_blocks;
+        memset(px->peer, -1, n * (size_t)px->n_peers * sizeof(*px->peer));
+        memset(px->owner, -1, n * sizeof(*px->owner));
     }
     memset(px->bucket, -1, buckets * sizeof(*px->bucket));
     return 0;
@@ -67,6 +77,8 @@ void prefix_release(struct prefix *px)
     free(px->entry);
     free(px->token);
     free(px->bucket);
+    free(px->peer);
+    free(px->owner);
     *px = (struct prefix){0};
 }
 
@@ -166,7 +178,7 @@ int plan_init(struct plan *p, const struct sched_config *c, struct err *e)
 {
     *p = (struct plan){0};
     p->item = array(c->max_num_seqs, sizeof(*p->item));
-    p->copy = array(c->max_num_seqs, sizeof(*p->copy));
+    p->copy = array((int64_t)c->max_num_seqs * sched_kv_groups(c), sizeof(*p->copy));
     p->swap_out = array(c->n_host_blocks, sizeof(*p->swap_out));
     p->swap_in = array(c->n_host_blocks, sizeof(*p->swap_in));
     if (p->item && p->copy && p->swap_out && p->swap_in) {
@@ -183,6 +195,26 @@ void plan_release(struct plan *p)
     free(p->swap_out);
     free(p->swap_in);
     *p = (struct plan){0};
+}
+
+static int check_kv_groups(const struct sched_config *c, struct err *e)
+{
+    bool right = c->n_kv_groups >= 0 && c->n_kv_groups <= LIMIT_KV_GROUPS && c->kv_window[0] == 0;
+
+    for (int32_t k = 0; right && k < c->n_kv_groups; k++) {
+        right = c->kv_window[k] >= 0;
+    }
+    if (!right) {
+        return err_set(e, ERR_INVALID,
+                       "%d KV groups: at most %d are possible, and the first has no window",
+                       c->n_kv_groups, LIMIT_KV_GROUPS);
+    }
+    if (c->n_kv_groups > 1 && c->kv_policy != KV_PAGED) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_policy",
+                             "kv_policy must be paged for a model that mixes layers with and "
+                             "without a sliding window");
+    }
+    return 0;
 }
 
 static int check_config(const struct sched_config *c, struct err *e)
@@ -218,7 +250,7 @@ static int check_config(const struct sched_config *c, struct err *e)
         return err_set_param(e, ERR_INVALID, "max_queue",
                              "the waiting queue holds %d requests; at least 1", c->max_waiting);
     }
-    return 0;
+    return check_kv_groups(c, e);
 }
 
 static int32_t most_tenants(const struct sched_config *c)
@@ -235,7 +267,8 @@ static int allocate(struct sched *s, struct err *e)
         rc = kvpool_init(&s->host, c->n_host_blocks, e);
     }
     if (rc == 0) {
-        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->hash_bits, c->secret, e);
+        rc = prefix_init(&s->prefix, &s->pool, c->block_size, c->n_kv_groups, c->hash_bits,
+                         c->secret, e);
     }
     if (rc < 0) {
         return rc;
@@ -270,6 +303,7 @@ static int allocate(struct sched *s, struct err *e)
 /* Replace zeros that mean "by default". */
 static void complete_config(struct sched_config *c)
 {
+    c->n_kv_groups = sched_kv_groups(c);
     if (c->max_started == 0) {
         c->max_started = 2 * c->max_num_seqs;
     }
@@ -293,6 +327,9 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     s->policy = c->policy == POLICY_FAIR ? &policy_fair : &policy_fcfs;
     s->cost_scale = 1;
     complete_config(&s->c);
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        s->window_blocks[k] = window_blocks(sched_kv_window(c, k), c->max_num_batched_tokens);
+    }
     rc = allocate(s, e);
     if (rc < 0) {
         sched_free(s);
@@ -374,7 +411,9 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
         return err_nomem(e, "the packer");
     }
     int64_t seqs = c->max_num_seqs, tokens = c->max_num_batched_tokens;
+    int64_t groups = sched_kv_groups(c);
     p->c = *c;
+    p->c.n_kv_groups = (int32_t)groups;
     p->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
     p->bias_cap = seqs * LIMIT_ROW_BIASES;
     p->mask_words = mask_words(c->vocab);
@@ -385,13 +424,14 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
                              "have more than 2^36 bits",
                              c->max_num_seqs, c->vocab);
     }
-    p->shadow = malloc((size_t)(seqs * p->table_width) * sizeof(*p->shadow));
-    p->table_update = unset_array(PACK_RUNS * seqs, sizeof(*p->table_update));
-    p->table_block = unset_array(seqs * p->table_width, sizeof(*p->table_block));
+    p->shadow = malloc((size_t)(groups * seqs * p->table_width) * sizeof(*p->shadow));
+    p->table_update = unset_array(PACK_RUNS * groups * seqs, sizeof(*p->table_update));
+    p->table_block = unset_array(groups * seqs * p->table_width, sizeof(*p->table_block));
     p->token = unset_array(tokens, sizeof(*p->token));
     p->token_src = unset_array(tokens, sizeof(*p->token_src));
     p->position = unset_array(tokens, sizeof(*p->position));
     p->slot = unset_array(tokens, sizeof(*p->slot));
+    p->group_slot = unset_array(tokens * (groups - 1), sizeof(*p->group_slot));
     p->q_start = unset_array(seqs + 1, sizeof(*p->q_start));
     p->kv_len = unset_array(seqs, sizeof(*p->kv_len));
     p->row = unset_array(seqs, sizeof(*p->row));
@@ -404,13 +444,13 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->mask = unset_array(seqs * p->mask_words, sizeof(*p->mask));
     p->mask_order = array(seqs, sizeof(*p->mask_order));
     if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src ||
-        !p->position || !p->slot || !p->q_start || !p->kv_len || !p->row || !p->lcp_blocks ||
-        !p->logits_token || !p->sample || !p->token_bias || !p->bias_at || !p->mask_word ||
-        !p->mask || !p->mask_order) {
+        !p->position || !p->slot || !p->group_slot || !p->q_start || !p->kv_len || !p->row ||
+        !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_bias || !p->bias_at ||
+        !p->mask_word || !p->mask || !p->mask_order) {
         packer_free(p);
         return err_nomem(e, "the packer");
     }
-    memset(p->shadow, -1, (size_t)(seqs * p->table_width) * sizeof(*p->shadow));
+    memset(p->shadow, -1, (size_t)(groups * seqs * p->table_width) * sizeof(*p->shadow));
     *ret = p;
     return 0;
 }
@@ -427,6 +467,7 @@ void packer_free(struct packer *p)
     free(p->token_src);
     free(p->position);
     free(p->slot);
+    free(p->group_slot);
     free(p->q_start);
     free(p->kv_len);
     free(p->row);

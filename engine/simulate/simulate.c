@@ -287,10 +287,10 @@ static void hold_seq(struct sim *s, const struct seq *q, struct holding *h)
 {
     int32_t size = s->o->block_size;
 
-    h->entries += q->n_blocks;
-    for (int32_t b = 0; b < q->n_blocks; b++) {
+    h->entries += q->table[0].n_blocks;
+    for (int32_t b = 0; b < q->table[0].n_blocks; b++) {
         int32_t filled = MIN(MAX(q->n_computed - b * size, 0), size),
-                *mark = &s->sched->mark[q->block[b]];
+                *mark = &s->sched->mark[q->table[0].block[b]];
         if (*mark > 0) {
             continue;
         }
@@ -314,8 +314,9 @@ static struct holding measure(struct sim *s)
     }
     for (const struct group *g = s->sched->running.first; g; g = g->next) {
         for (int32_t i = 0; i < g->width; i++) {
-            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].n_blocks; b++) {
-                s->sched->mark[g->seq[i].block[b]] = 0;
+            for (int32_t b = 0; g->seq[i].state == SEQ_LIVE && b < g->seq[i].table[0].n_blocks;
+                 b++) {
+                s->sched->mark[g->seq[i].table[0].block[b]] = 0;
             }
         }
     }

@@ -6,15 +6,15 @@
 #include "engine/sched/decode/pack_impl.h" /* PACK_RUNS */
 #include "engine/workers/batch_copy.h"
 
-enum { WIRE_MAGIC = 0x51425732, ALIGN = 16 };
+enum { WIRE_MAGIC = 0x51425733, ALIGN = 16 };
 
 /* The counts of struct batch, and which of its arrays follow (bit i: the i-th). */
 struct head {
     uint32_t magic, present;
     uint64_t step;
     int32_t n_swap_out, n_swap_in, n_copy, n_table_update, n_table_block;
-    int32_t n_tokens, n_seqs, n_decode, n_logits, n_samples;
-    int32_t n_token_bias, n_mask_word;
+    int32_t n_tokens, n_group_slots, n_seqs, n_decode, n_logits, n_samples;
+    int32_t n_token_bias, n_mask_word, n_late_mask;
 };
 
 #define HEAD_NUMBERS(X) \
@@ -25,12 +25,14 @@ struct head {
     X(n_table_update)   \
     X(n_table_block)    \
     X(n_tokens)         \
+    X(n_group_slots)    \
     X(n_seqs)           \
     X(n_decode)         \
     X(n_logits)         \
     X(n_samples)        \
     X(n_token_bias)     \
-    X(n_mask_word)
+    X(n_mask_word)      \
+    X(n_late_mask)
 
 static size_t padded(size_t n_bytes)
 {
@@ -40,13 +42,15 @@ static size_t padded(size_t n_bytes)
 size_t batch_wire_max(const struct executor_info *x)
 {
     int64_t seqs = x->max_num_seqs, width = div_ceil(x->max_len, x->block_size);
+    int32_t groups = executor_kv_groups(x);
     struct batch most = {
         .n_swap_out = x->n_host_blocks,
         .n_swap_in = x->n_host_blocks,
-        .n_copy = x->max_num_seqs,
-        .n_table_update = PACK_RUNS * x->max_num_seqs,
-        .n_table_block = (int32_t)MIN(seqs * width, INT32_MAX),
+        .n_copy = groups * x->max_num_seqs,
+        .n_table_update = PACK_RUNS * groups * x->max_num_seqs,
+        .n_table_block = (int32_t)MIN(groups * seqs * width, INT32_MAX),
         .n_tokens = x->max_num_batched_tokens,
+        .n_group_slots = (groups - 1) * x->max_num_batched_tokens,
         .n_seqs = x->max_num_seqs,
         .n_logits = x->max_samples,
         .n_samples = x->max_samples,
@@ -104,9 +108,12 @@ static bool valid_counts(const struct batch *b, const struct executor_info *x)
 {
     bool memory = b->n_swap_out >= 0 && b->n_swap_in >= 0 && b->n_copy >= 0 &&
                   b->n_table_update >= 0 && b->n_table_block >= 0;
-    bool side = b->n_token_bias >= 0 && b->n_mask_word >= 0;
+    bool side = b->n_token_bias >= 0 && b->n_mask_word >= 0 &&
+                in_range(b->n_late_mask, 0, (int64_t)x->max_num_seqs + 1);
+    int64_t others = executor_kv_groups(x) - 1;
 
     return memory && side && in_range(b->n_tokens, 0, (int64_t)x->max_num_batched_tokens + 1) &&
+           b->n_group_slots == others * b->n_tokens &&
            in_range(b->n_seqs, 0, (int64_t)x->max_num_seqs + 1) &&
            in_range(b->n_decode, 0, (int64_t)b->n_seqs + 1) &&
            in_range(b->n_logits, 0, (int64_t)x->max_samples + 1) &&
@@ -129,7 +136,8 @@ static bool valid_tables(const struct batch *b, const struct executor_info *x)
 
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (!in_range(u->row, 0, x->max_num_seqs) || u->index < 0 ||
+        if (!in_range(u->group, 0, executor_kv_groups(x)) ||
+            !in_range(u->row, 0, x->max_num_seqs) || u->index < 0 ||
             !in_slice(u->index, u->count, width) ||
             !in_slice(u->first, u->count, b->n_table_block)) {
             return false;
@@ -153,6 +161,11 @@ static bool valid_tokens(const struct batch *b, const struct executor_info *x)
             return false;
         }
         if (!in_range(b->position[i], 0, x->max_len) || !in_range(b->slot[i], -1, slots)) {
+            return false;
+        }
+    }
+    for (int32_t i = 0; i < b->n_group_slots; i++) {
+        if (!in_range(b->group_slot[i], -1, slots)) {
             return false;
         }
     }
@@ -190,6 +203,7 @@ static bool valid_sample(const struct sample_row *s, const struct batch *b,
            in_range(s->position, 0, (int64_t)x->max_len + 1) &&
            in_range(s->n_prompt, 0, (int64_t)x->max_len + 1) &&
            in_slice(s->bias_first, s->n_bias, b->n_token_bias) &&
+           in_range(s->late_mask, 0, (int64_t)b->n_late_mask + 1) &&
            (s->mask_first == -1 || in_slice(s->mask_first, mask_words(x->vocab), b->n_mask_word));
 }
 

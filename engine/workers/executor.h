@@ -8,6 +8,7 @@
 #ifndef QUIRE_ENGINE_WORKERS_EXECUTOR_H
 #define QUIRE_ENGINE_WORKERS_EXECUTOR_H
 
+#include "config/base/limits.h"
 #include "kernels/batch.h"
 
 struct settings;
@@ -18,12 +19,16 @@ struct executor_info {
     int32_t max_len;                 /* tokens of the longest sequence it can hold */
     int32_t n_blocks, n_host_blocks; /* KV blocks on the device; in swap space */
     int32_t block_size;              /* tokens */
-    int64_t block_bytes;             /* of one block, on this rank */
-    int32_t max_num_seqs;            /* rows of the block table: sequences of a step */
-    int32_t max_num_batched_tokens;  /* tokens of a step */
-    int32_t max_samples;             /* sampling rows, and rows of the output head, of a step */
-    int32_t depth;                   /* launches that may be outstanding when another is made */
-    int32_t n_ranks;                 /* processes that share the model; 0: not sharded */
+    int64_t block_bytes;             /* of one block of a KV group, on this rank */
+    int32_t n_kv_groups;             /* KV groups; 0: one */
+    /* [n_kv_groups] tokens that its layers see, 0: all; 0 for the first group */
+    int32_t kv_window[LIMIT_KV_GROUPS];
+    int32_t kv_window_align; /* of what the device reads before a window (struct backend); 0: 1 */
+    int32_t max_num_seqs;    /* rows of the block table: sequences of a step */
+    int32_t max_num_batched_tokens; /* tokens of a step */
+    int32_t max_samples;            /* sampling rows, and rows of the output head, of a step */
+    int32_t depth;                  /* launches that may be outstanding when another is made */
+    int32_t n_ranks;                /* processes that share the model; 0: not sharded */
     bool sets_up_sizes; /* the first step of a size is slow: the usual sizes are run at start */
     /* large steps run best in multiples of so many tokens; 0: any number */
     int32_t step_quantum;
@@ -33,6 +38,11 @@ struct executor_info {
     char dtype[16];        /* of the weights: "bfloat16", … */
 };
 
+static inline int32_t executor_kv_groups(const struct executor_info *x)
+{
+    return MAX(x->n_kv_groups, 1);
+}
+
 struct executor {
     struct executor_info info;
     /* Starts a step. The arrays of `b` are not read after return. ERR_DEVICE is
@@ -41,6 +51,13 @@ struct executor {
     /* Waits for the oldest outstanding launch. The arrays of `ret` are valid until the
      * next wait but one. */
     int (*wait)(struct executor *x, struct results *ret, struct err *e);
+    /* Gives a launched step its late masks: mask[n], where n is the batch's
+     * n_late_mask, once the results of the step before were waited for. The step
+     * samples no row with a late mask before. `mask` NULL: none will come any more, now
+     * or later, and rows are sampled without. Any thread, one at a time. (optional: no
+     * step has any) */
+    int (*masks)(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
+                 struct err *e);
     void (*free)(struct executor *x); /* drops outstanding launches */
     /* Called now and then while no step runs: 0, or ERR_DEVICE and why the executor can
      * no longer compute. (optional) */

@@ -165,6 +165,9 @@ int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int
     ret->token_src = b->token_src ? b->token_src + first : NULL;
     ret->position = b->position + first;
     ret->slot = b->slot + first;
+    int32_t others = b->n_group_slots / b->n_tokens; /* slots of a token in further KV groups */
+    ret->group_slot = others > 0 ? b->group_slot + (int64_t)first * others : NULL;
+    ret->n_group_slots = ret->n_tokens * others;
     split_seqs(b, first, end, &at, ret);
     split_samples(b, first, end, &at, ret);
     return 0;

@@ -4,9 +4,10 @@
  *
  * Its tokens are bytes of the byte tokenizer, letters and spaces in about the
  * proportions of English text, chosen by a hash of (seed, position): a request gives
- * the same text whenever it is sent with the same seed. Bans and allowed ids are
- * respected. */
+ * the same text whenever it is sent with the same seed. Bans, allowed ids and late
+ * masks are respected; a step with late masks is answered when it is waited for. */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +15,12 @@
 
 #include "config/base/limits.h"
 #include "config/settings/settings.h"
+#include "engine/workers/batch_copy.h"
 #include "engine/workers/executor.h"
 
 enum {
     NULL_VOCAB = 256,
+    NULL_WORDS = NULL_VOCAB / 32, /* of a mask */
     NULL_BLOCKS = 1 << 16,
     NULL_MAX_LEN = 1 << 15,
     NULL_SLOTS = 4,
@@ -33,6 +36,19 @@ struct null_slot {
     int32_t *top_token; /* [max_samples, LIMIT_CANDIDATES] */
     float *top_logprob; /* [max_samples, LIMIT_CANDIDATES] */
     int64_t ready_us;   /* when the step ends, clock_us */
+    /* with late masks, until it is waited for: its batch, and a mask a row */
+    struct batch_copy batch;
+    uint32_t (*word)[NULL_WORDS]; /* [max_samples] */
+    bool waits;
+};
+
+/* The late masks that came last. */
+struct null_masks {
+    pthread_mutex_t lock; /* guards the rest */
+    pthread_cond_t changed;
+    uint64_t step;                /* that they are of */
+    bool given_up;                /* none will come any more */
+    uint32_t (*word)[NULL_WORDS]; /* [max_num_seqs] */
 };
 
 struct null_executor {
@@ -41,6 +57,7 @@ struct null_executor {
     uint64_t n_launched, n_waited;
     int64_t step_us; /* 0: at once */
     int64_t free_us; /* when the newest step ends, clock_us */
+    struct null_masks masks;
 };
 
 static uint64_t mix(uint64_t x)
@@ -126,24 +143,82 @@ static void fill_top(const struct batch *b, const struct sample_row *s, int32_t 
     }
 }
 
-static void fill_row(const struct null_executor *x, const struct batch *b, int32_t i,
-                     struct null_slot *ret)
+static void fill_rows(const struct batch *b, struct null_slot *ret)
 {
-    (void)x;
-    const struct sample_row *s = &b->sample[i];
-    ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : sample_token(b, s);
-    ret->logprob[i] = -1;
-    fill_top(b, s, ret->token[i], ret->top_token + (int64_t)i * LIMIT_CANDIDATES,
-             ret->top_logprob + (int64_t)i * LIMIT_CANDIDATES);
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const struct sample_row *s = &b->sample[i];
+        ret->token[i] = s->kind == SAMPLE_SCORE ? s->target : sample_token(b, s);
+        ret->logprob[i] = -1;
+        fill_top(b, s, ret->token[i], ret->top_token + (int64_t)i * LIMIT_CANDIDATES,
+                 ret->top_logprob + (int64_t)i * LIMIT_CANDIDATES);
+    }
+}
+
+/* ---- late masks ---- */
+
+static int null_masks(struct executor *base, uint64_t step, const struct late_mask *mask, int32_t n,
+                      struct err *e)
+{
+    (void)e;
+    struct null_masks *m = &CONTAINER_OF(base, struct null_executor, base)->masks;
+    pthread_mutex_lock(&m->lock);
+    m->step = mask ? step : m->step;
+    m->given_up = m->given_up || !mask;
+    for (int32_t i = 0; mask && i < MIN(n, base->info.max_num_seqs); i++) {
+        memset(m->word[i], 0xFF, sizeof(m->word[i]));
+        if (mask[i].word) {
+            memcpy(m->word[i], mask[i].word, sizeof(m->word[i]));
+        }
+    }
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+    return 0;
+}
+
+/* Gives each row one mask: what its own and its late mask both allow. */
+static void merge_masks(const struct null_masks *m, struct null_slot *slot)
+{
+    struct batch *b = &slot->batch.batch;
+    struct sample_row *row = (struct sample_row *)(uintptr_t)b->sample; /* the copy's */
+
+    for (int32_t i = 0; i < b->n_samples; i++) {
+        const uint32_t *own = row[i].mask_first < 0 ? NULL : b->mask_word + row[i].mask_first;
+        const uint32_t *late = row[i].late_mask > 0 ? m->word[row[i].late_mask - 1] : NULL;
+        row[i].mask_first = own || late ? i * NULL_WORDS : -1;
+        for (int32_t w = 0; w < NULL_WORDS; w++) {
+            slot->word[i][w] = (own ? own[w] : UINT32_MAX) & (late ? late[w] : UINT32_MAX);
+        }
+    }
+    b->mask_word = slot->word[0];
+}
+
+static void fill_when_masked(struct null_masks *m, struct null_slot *slot)
+{
+    uint64_t step = slot->batch.batch.step;
+
+    pthread_mutex_lock(&m->lock);
+    while (m->step != step && !m->given_up) {
+        pthread_cond_wait(&m->changed, &m->lock);
+    }
+    if (m->step == step) {
+        merge_masks(m, slot);
+    }
+    pthread_mutex_unlock(&m->lock);
+    fill_rows(&slot->batch.batch, slot);
+    slot->waits = false;
 }
 
 static int null_launch(struct executor *base, const struct batch *b, struct err *e)
 {
-    (void)e;
     struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
     struct null_slot *slot = &x->slot[x->n_launched++ % NULL_SLOTS];
-    for (int32_t i = 0; i < b->n_samples; i++) {
-        fill_row(x, b, i, slot);
+
+    slot->waits = b->n_late_mask > 0;
+    if (slot->waits && batch_copy_set(&slot->batch, b, e) < 0) {
+        return ERR_NOMEM;
+    }
+    if (!slot->waits) {
+        fill_rows(b, slot);
     }
     if (x->step_us > 0) {
         slot->ready_us = x->free_us = MAX(x->free_us, clock_us()) + x->step_us;
@@ -166,6 +241,9 @@ static int null_wait(struct executor *base, struct results *ret, struct err *e)
     (void)e;
     struct null_executor *x = CONTAINER_OF(base, struct null_executor, base);
     struct null_slot *slot = &x->slot[x->n_waited++ % NULL_SLOTS];
+    if (slot->waits) {
+        fill_when_masked(&x->masks, slot);
+    }
     int64_t left_us = x->step_us > 0 ? slot->ready_us - clock_us() : 0;
     if (left_us > 0) {
         nanosleep(
@@ -185,7 +263,12 @@ static void null_free(struct executor *base)
         free(x->slot[i].logprob);
         free(x->slot[i].top_token);
         free(x->slot[i].top_logprob);
+        free(x->slot[i].word);
+        batch_copy_release(&x->slot[i].batch);
     }
+    free(x->masks.word);
+    pthread_mutex_destroy(&x->masks.lock);
+    pthread_cond_destroy(&x->masks.changed);
     free(x);
 }
 
@@ -248,18 +331,26 @@ int null_open(struct executor **ret, const struct settings *s, struct err *e)
     null_info(&x->base.info, s);
     x->base.launch = null_launch;
     x->base.wait = null_wait;
+    x->base.masks = null_masks;
     x->base.free = null_free;
+    pthread_mutex_init(&x->masks.lock, NULL);
+    pthread_cond_init(&x->masks.changed, NULL);
     size_t n = (size_t)x->base.info.max_samples;
+    x->masks.word = malloc((size_t)x->base.info.max_num_seqs * sizeof(*x->masks.word));
+    bool there = x->masks.word != NULL;
     for (int i = 0; i < NULL_SLOTS; i++) {
         struct null_slot *slot = &x->slot[i];
         slot->token = malloc(n * sizeof(int32_t));
         slot->logprob = malloc(n * sizeof(float));
         slot->top_token = malloc(n * LIMIT_CANDIDATES * sizeof(int32_t));
         slot->top_logprob = malloc(n * LIMIT_CANDIDATES * sizeof(float));
-        if (!slot->token || !slot->logprob || !slot->top_token || !slot->top_logprob) {
-            null_free(&x->base);
-            return err_nomem(e, "the null executor's results");
-        }
+        slot->word = malloc(n * sizeof(*slot->word));
+        there = there && slot->token && slot->logprob && slot->top_token && slot->top_logprob &&
+                slot->word;
+    }
+    if (!there) {
+        null_free(&x->base);
+        return err_nomem(e, "the null executor's results");
     }
     *ret = &x->base;
     return 0;

@@ -187,10 +187,22 @@ static int threaded_wait(struct executor *x, struct results *ret, struct err *e)
 
 /* ---- start and stop ---- */
 
+/* Only the last stage samples. */
+static int runner_masks(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
+                        struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+
+    return model_is_last(r->model) ? r->backend->ops->masks(r->backend, step, mask, n, e) : 0;
+}
+
 static void runner_free(struct executor *x)
 {
     struct runner *r = CONTAINER_OF(x, struct runner, base);
 
+    if (x->masks) { /* a step may wait for its masks */
+        x->masks(x, 0, NULL, 0, NULL);
+    }
     if (r->threaded) {
         pthread_mutex_lock(&r->lock);
         r->stopping = true;
@@ -252,6 +264,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .max_seqs = x->max_num_seqs,
         .max_samples = x->max_samples,
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
+        .n_kv_groups = x->n_kv_groups,
         .vocab = x->vocab,
         .max_logits = is_last_stage(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
         .deterministic = s->deterministic,
@@ -327,6 +340,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
+        .one_kv_group = s->kv_policy != KV_PAGED,
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
@@ -337,21 +351,37 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return rc;
 }
 
+/* The type of keys and values: that of the activations. */
+static enum dtype kv_dtype(const struct runner *r)
+{
+    return backend_act_dtype(r->backend, r->model->options.dtype);
+}
+
+/* Sets the layout of each KV group on this rank; all have as many layers. */
+static void set_layouts(const struct runner *r, const struct model_config *c,
+                        struct kv_layout *layout)
+{
+    struct model_kv_groups groups;
+
+    model_kv_groups(&groups, c, &r->model->options);
+    for (int32_t k = 0; k < groups.n; k++) {
+        kv_layout_init(&layout[k], r->base.info.block_size, groups.n_layers,
+                       model_n_kv_heads(c, n_ranks(r)), c->head_dim, kv_dtype(r));
+    }
+}
+
 /* Allocates the KV pools from the memory that the weights left. */
 static int make_pools(struct runner *r, const struct settings *s, const struct model_config *c,
                       struct err *e)
 {
     struct executor_info *x = &r->base.info;
     struct backend *k = r->backend;
-    struct kv_layout layout;
+    struct kv_layout layout[LIMIT_KV_GROUPS];
     struct backend_memory memory;
-    const struct model_options *o = &r->model->options;
-    int32_t n_layers = model_first_layer(c, o->stage + 1, o->n_stages) -
-                       model_first_layer(c, o->stage, o->n_stages);
 
-    kv_layout_init(&layout, x->block_size, n_layers, model_n_kv_heads(c, n_ranks(r)), c->head_dim,
-                   backend_act_dtype(k, o->dtype));
-    x->block_bytes = kv_layout_block_bytes(&layout);
+    set_layouts(r, c, layout);
+    x->kv_window_align = k->window_align;
+    x->block_bytes = kv_layout_block_bytes(layout);
     int rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks on a machine share its memory */
         memory.free_bytes /= local_world_size(r);
@@ -363,7 +393,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
         rc = r->place->agree(r->place, x, r->model, e);
     }
     if (rc == 0) {
-        rc = k->ops->kv_create(k, &layout, x->n_blocks, x->n_host_blocks, e);
+        rc = k->ops->kv_create(k, layout, x->n_blocks, x->n_host_blocks, e);
     }
     if (rc == 0 && k->ops->ready) {
         rc = k->ops->ready(k, e);
@@ -386,6 +416,7 @@ static int runner_start(struct runner *r, struct err *e)
     bool direct = (r->backend->async && n_stages(r) == 1) || (r->place && r->place->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
+    x->masks = r->backend->ops->masks ? runner_masks : NULL;
     if (direct) {
         return 0;
     }

@@ -1,6 +1,7 @@
 /* Sizes: the limits of a step by device, and the KV pool by free memory. */
 #include <string.h>
 
+#include "engine/sched/kv/kv_window.h"
 #include "engine/workers/runner.h"
 
 #define CPU_KV_BYTES ((int64_t)2 << 30)
@@ -21,6 +22,47 @@ static int32_t either(int64_t given, int32_t otherwise)
     return given > 0 ? (int32_t)given : otherwise;
 }
 
+/* The KV groups, which are the same on all ranks. Without paging there is one. */
+static void set_kv_groups(struct executor_info *ret, const struct settings *s,
+                          const struct model_config *c)
+{
+    struct model_kv_groups groups;
+    struct model_options o = {.n_stages = (int32_t)MAX(s->pipeline_parallel_size, 1),
+                              .one_kv_group = s->kv_policy != KV_PAGED};
+
+    model_kv_groups(&groups, c, &o);
+    ret->n_kv_groups = groups.n;
+    memcpy(ret->kv_window, groups.window, sizeof(ret->kv_window));
+}
+
+/* Blocks of the longest sequence, in all KV groups. */
+static int64_t blocks_of(const struct executor_info *x, int64_t n_tokens)
+{
+    int64_t all = div_ceil(n_tokens, x->block_size), n = 0;
+
+    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
+        struct kv_window w = {x->kv_window[k], MAX(x->kv_window_align, 1), x->block_size};
+        n += MIN(all, window_blocks(w, x->max_num_batched_tokens));
+    }
+    return n;
+}
+
+/* Tokens of the longest sequence that n blocks hold, at most `most`. */
+static int64_t tokens_held(const struct executor_info *x, int64_t n, int64_t most)
+{
+    int64_t least = 0;
+
+    while (least < most) {
+        int64_t half = most - (most - least) / 2;
+        if (blocks_of(x, half) <= n) {
+            least = half;
+        } else {
+            most = half - 1;
+        }
+    }
+    return least;
+}
+
 int runner_limits(struct executor_info *ret, const struct settings *s, const struct model_config *c,
                   bool gpu, struct err *e)
 {
@@ -31,6 +73,7 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     }
     ret->vocab = c->vocab;
     ret->block_size = (int32_t)s->block_size;
+    set_kv_groups(ret, s, c);
     ret->max_len = either(s->max_model_len, MIN(c->max_positions, LIMIT_MODEL_LEN));
     ret->max_num_seqs = either(s->max_num_seqs, gpu ? 1024 : 64);
     ret->step_quantum = gpu ? GPU_STEP_QUANTUM : 0;
@@ -90,7 +133,7 @@ int runner_pools(struct executor_info *ret, const struct settings *s,
     }
     ret->n_blocks = (int32_t)n;
     ret->n_host_blocks = (int32_t)host_blocks(s, ret, gpu);
-    int64_t holds = n * ret->block_size;
+    int64_t holds = tokens_held(ret, n, MAX(ret->max_len, s->max_model_len));
     if (s->max_model_len > holds) {
         return err_set_param(e, ERR_INVALID, "max_model_len",
                              "max_model_len is %lld, but the KV cache holds %lld tokens; lower it, "

@@ -58,6 +58,7 @@ struct bench_job {
     bool queued;
     void (*call)(struct bench_timer *t, int i, void *arg); /* NULL: the batch alone */
     void *arg;                                             /* of call */
+    const struct late_mask *late; /* [batch.n_late_mask] given before each step */
 };
 
 /* us per call, the median; NAN after a failure. */

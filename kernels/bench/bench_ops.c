@@ -92,6 +92,10 @@ static double step_us(struct bench_timer *t, struct bench_job *j)
     struct results r = {0};
 
     j->batch.step = ++t->step;
+    if (j->batch.n_late_mask > 0 &&
+        bench_failed(t, ops->masks(t->b, t->step, j->late, j->batch.n_late_mask, t->e))) {
+        return NAN;
+    }
     if (bench_failed(t, ops->step_begin(t->b, &j->batch, t->e))) {
         return NAN;
     }
@@ -258,7 +262,8 @@ static int open_bench(struct bench_timer *t, const char *device)
     struct backend_config c = {.max_tokens = llama_8b.max_tokens,
                                .max_seqs = llama_8b.max_seqs,
                                .max_samples = llama_8b.max_seqs,
-                               .max_blocks_per_seq = llama_8b.n_blocks};
+                               .max_blocks_per_seq = llama_8b.n_blocks,
+                               .vocab = llama_8b.vocab};
     int rc = backend_open(&t->b, device, &c, t->e);
 
     if (rc < 0) {

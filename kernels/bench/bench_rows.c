@@ -233,9 +233,53 @@ static struct mat random_logits(struct bench_timer *t, int32_t n)
     return logits;
 }
 
+enum { MASKED_ROWS = 64, MASKED_VOCAB = 1 << 18 };
+
+/* One call a step, since a step waits for its late masks once: without a mask, with one
+ * sent along, and with one that comes later (here it is there when the step begins). */
+static void mask_lines(struct bench_timer *t, struct mat logits, struct sample_row *row)
+{
+    static const char *const name[] = {"no mask", "a mask each", "a late mask each"};
+    int32_t n = MASKED_ROWS, words = mask_words(MASKED_VOCAB);
+    uint32_t *word = malloc((size_t)n * (size_t)words * sizeof(*word));
+    struct late_mask late[MASKED_ROWS];
+    double us[ARRAY_LEN(name)];
+
+    if (!word) {
+        bench_failed(t, err_nomem(t->e, "the masks that are measured"));
+        return;
+    }
+    for (int32_t i = 0; i < n * words; i++) {
+        word[i] = (uint32_t)bench_random(t);
+    }
+    for (size_t kind = 0; kind < ARRAY_LEN(name) && t->rc == 0; kind++) {
+        struct bench_job j = {.batch = sampling_batch(t, n, &asked[1].row, row),
+                              .calls = 1,
+                              .queued = true,
+                              .call = call_sample,
+                              .arg = &logits,
+                              .late = late};
+        j.batch.mask_word = word;
+        j.batch.n_mask_word = kind == 1 ? n * mask_words(t->shape.vocab) : 0;
+        j.batch.n_late_mask = kind == 2 ? n : 0;
+        for (int32_t i = 0; i < n; i++) {
+            late[i].word = word + (int64_t)i * words;
+            row[i].mask_first = kind == 1 ? i * mask_words(t->shape.vocab) : -1;
+            row[i].late_mask = kind == 2 ? i + 1 : 0;
+        }
+        us[kind] = bench_us(t, &j);
+        bench_line(t, us[kind], 4.0 * n * t->shape.vocab, 0, "sampling, %s, %d rows", name[kind],
+                   n);
+    }
+    if (t->rc == 0) {
+        fprintf(t->out, "late masks add %.1f us to a step of %d rows\n", us[2] - us[0], n);
+    }
+    free(word);
+}
+
 void bench_sample(struct bench_timer *t)
 {
-    static const int32_t rows[] = {1, 64, 128, 256};
+    static const int32_t rows[] = {1, MASKED_ROWS, 128, 256};
     struct sample_row row[256];
 
     for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
@@ -248,6 +292,9 @@ void bench_sample(struct bench_timer *t)
                                   .arg = &logits};
             bench_line(t, bench_us(t, &j), 4.0 * rows[r] * t->shape.vocab, 0,
                        "sampling, %s, %d rows", asked[kind].name, rows[r]);
+        }
+        if (rows[r] == MASKED_ROWS && t->rc == 0) {
+            mask_lines(t, logits, row);
         }
     }
 }

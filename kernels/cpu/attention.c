@@ -21,7 +21,7 @@ struct attention_job {
 static int64_t cache_at(const struct attention_job *job, const int32_t *table, int32_t j,
                         int32_t kv_head, int32_t kv)
 {
-    const struct kv_layout *l = &job->c->kv;
+    const struct kv_layout *l = &job->c->kv[job->att->group];
 
     return table[j / l->block_size] * l->block_stride + job->att->layer * l->layer_stride +
            kv * l->kv_stride + kv_head * l->head_stride + j % l->block_size * l->token_stride;
@@ -39,7 +39,7 @@ static float score_keys(const struct attention_job *job, const int32_t *table, i
         int64_t at = cache_at(job, table, j, kv_head, 0);
         float dot = 0;
         for (int32_t i = 0; i < a->head_dim; i++) {
-            dot += q[i] * dtype_load(job->c->kv_data, job->c->kv.dtype, at + i);
+            dot += q[i] * dtype_load(job->c->kv_data, job->c->kv[a->group].dtype, at + i);
         }
         float s = dot * a->scale;
         s = a->softcap > 0 ? a->softcap * tanhf(s / a->softcap) : s;
@@ -67,7 +67,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
         sum += p;
         int64_t at = cache_at(job, table, j, kv_head, 1);
         for (int32_t i = 0; i < a->head_dim; i++) {
-            out[i] += p * dtype_load(job->c->kv_data, job->c->kv.dtype, at + i);
+            out[i] += p * dtype_load(job->c->kv_data, job->c->kv[a->group].dtype, at + i);
         }
     }
     for (int32_t i = 0; i < a->head_dim; i++) {
@@ -98,7 +98,7 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
     const struct attention *a = job->att;
     const struct batch *b = &job->c->batch;
     int32_t s = sequence_of(b, t);
-    const int32_t *table = job->c->table + (int64_t)b->row[s] * job->c->config.max_blocks_per_seq;
+    const int32_t *table = cpu_table(job->c, a->group, b->row[s]);
     int32_t index = b->kv_len[s] - (b->q_start[s + 1] - t);
     float *scores = job->c->scores + thread * job->c->scores_cap;
     int32_t group = a->n_heads / a->n_kv_heads;

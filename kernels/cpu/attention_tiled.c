@@ -108,10 +108,10 @@ static void load_tile(const struct attention_job *j, const struct attention_unit
                       int32_t kv_head, const struct attention_scratch *s, struct key_tile *p)
 {
     const struct cpu_backend *c = j->c;
-    const struct kv_layout *l = &c->kv;
+    const struct kv_layout *l = &c->kv[j->att->group];
     int32_t dim = j->att->head_dim;
     int64_t bytes = dtype_bytes(l->dtype);
-    const int32_t *table = c->table + (int64_t)c->batch.row[u->seq] * c->config.max_blocks_per_seq;
+    const int32_t *table = cpu_table(c, j->att->group, c->batch.row[u->seq]);
     int64_t base = j->att->layer * l->layer_stride + kv_head * l->head_stride;
     int32_t in_block = 0;
     const char *k = NULL;

@@ -30,6 +30,7 @@ static const struct backend_ops cpu_ops = {
     .scratch = cpu_scratch,
     .kv_create = cpu_kv_create,
     .step_begin = cpu_step_begin,
+    .masks = cpu_masks,
     .step_end = cpu_step_end,
     .step_wait = cpu_step_wait,
     .embed = cpu_embed,
@@ -38,6 +39,7 @@ static const struct backend_ops cpu_ops = {
     .add_norm = cpu_add_norm,
     .linear = cpu_linear,
     .linear_gated = cpu_linear_gated,
+    .experts = cpu_experts,
     .rope_kv = cpu_rope_kv,
     .attention = cpu_attention,
     .soft_cap = cpu_soft_cap,
@@ -70,11 +72,13 @@ static int check_config(const struct backend_config *c, struct err *e)
 {
     if (c->max_tokens < 1 || c->max_tokens > LIMIT_BATCHED_TOKENS || c->max_seqs < 1 ||
         c->max_seqs > LIMIT_NUM_SEQS || c->max_samples < 0 || c->max_blocks_per_seq < 0 ||
-        c->max_blocks_per_seq > LIMIT_MODEL_LEN) {
+        c->max_blocks_per_seq > LIMIT_MODEL_LEN || c->n_kv_groups < 0 ||
+        c->n_kv_groups > LIMIT_KV_GROUPS) {
         return err_set(
             e, ERR_INVALID,
-            "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence",
-            c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq);
+            "cpu: sizes out of range: %d tokens, %d sequences, %d samples, %d blocks a sequence, "
+            "%d KV groups",
+            c->max_tokens, c->max_seqs, c->max_samples, c->max_blocks_per_seq, c->n_kv_groups);
     }
     return 0;
 }

@@ -27,6 +27,7 @@
 #include "config/base/limits.h"
 #include "kernels/backend.h"
 #include "kernels/comm/stage_tokens.h"
+#include "kernels/cpu/late_masks.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd/kernels.h"
 
@@ -105,13 +106,13 @@ struct cpu_backend {
     uint64_t n_dummies;              /* dummy weights made so far, the salt of their values */
 
     /* The cache; kv_data is NULL before kv_create. */
-    struct kv_layout kv;
-    int32_t n_blocks, n_host_blocks; /* of kv_data, of kv_host */
-    char *kv_data, *kv_host;         /* blocks that attention reads; blocks swapped out */
+    struct kv_layout kv[LIMIT_KV_GROUPS]; /* of each KV group */
+    int32_t n_blocks, n_host_blocks;      /* of kv_data, of kv_host */
+    char *kv_data, *kv_host;              /* blocks that attention reads; blocks swapped out */
     /* [n_blocks + n_host_blocks, block_size] ids of the tokens in kv_data's blocks,
      * then in kv_host's */
     int32_t *slot_token;
-    int32_t *table; /* [max_seqs, max_blocks_per_seq] block ids */
+    int32_t *table; /* [n_kv_groups, max_seqs, max_blocks_per_seq] block ids */
 
     /* Scratch of linear; grows to the largest seen. */
     char *packed;                   /* x packed for tiles, or for panels */
@@ -144,12 +145,28 @@ struct cpu_backend {
     /* batches begun and waited for; those of number i use results[i % CPU_RESULTS] */
     uint64_t n_begun, n_waited;
     struct stage_tokens tokens; /* sampled in this step and in the one before */
+    struct late_masks late;     /* of this step and of the next one */
     struct err failed;          /* first failure, sticky; code 0: none */
 };
 
 static inline struct cpu_backend *cpu_of(struct backend *b)
 {
     return CONTAINER_OF(b, struct cpu_backend, base);
+}
+
+/* The row of a KV group's block tables. */
+static inline int32_t *cpu_table(const struct cpu_backend *c, int32_t group, int32_t row)
+{
+    return c->table + ((int64_t)group * c->config.max_seqs + row) * c->config.max_blocks_per_seq;
+}
+
+/* The slot of token t of the step in a KV group. */
+static inline int32_t cpu_slot(const struct cpu_backend *c, int32_t group, int32_t t)
+{
+    const struct batch *b = &c->batch;
+
+    return group == 0 ? b->slot[t]
+                      : b->group_slot[(int64_t)t * (backend_kv_groups(&c->config) - 1) + group - 1];
 }
 
 /* Record the first failure of an operation, and abort the other ranks' calls; step_end
@@ -198,13 +215,16 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e);
 void cpu_steps_release(struct cpu_backend *c);
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 int cpu_step_end(struct backend *b, struct err *e);
+int cpu_masks(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+              struct err *e);
 int cpu_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* Where the step under way writes its results. */
 struct cpu_results *cpu_results_now(struct cpu_backend *c);
 /* The id of token i of the step; one that could not be sampled counts as 0. */
 int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 
-/* ops.c, linear.c, rope.c, attention.c, sample.c: operations of backend_ops */
+/* ops.c, experts.c, linear.c, rope.c, attention.c, sample.c: operations of
+ * backend_ops */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
 /* embed for the ids [first, first + table.rows); rows of other ids become 0. */
 void cpu_embed_range(struct cpu_backend *c, struct mat out, struct mat table, int32_t first,
@@ -220,6 +240,8 @@ void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
 void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act);
+void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                 const struct expert_scratch *s);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);

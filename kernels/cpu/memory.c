@@ -278,6 +278,11 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
 {
     struct cpu_backend *c = cpu_of(b);
 
+    int32_t n_groups = backend_kv_groups(&c->config);
+
+    if (!kv_layouts_agree(l, n_groups)) {
+        return err_set(e, ERR_INVALID, "cpu: blocks of different sizes cannot share a pool");
+    }
     if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > LIMIT_HEAD_DIM ||
         n_blocks < 1 || n_host_blocks < 0 || l->dtype == DTYPE_I32) {
         return err_set(e, ERR_INVALID,
@@ -296,7 +301,7 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
         return err_set(e, ERR_NOMEM, "out of memory: the key/value cache needs %lld MiB",
                        (long long)(block_bytes * (size_t)(n_blocks + n_host_blocks) >> 20));
     }
-    c->kv = *l;
+    memcpy(c->kv, l, (size_t)n_groups * sizeof(*l));
     c->n_blocks = n_blocks;
     c->n_host_blocks = n_host_blocks;
     c->kv_data = data;

@@ -44,7 +44,7 @@ static void norm_and_rotate(float *head, const struct rope_job *j, const struct 
 /* Write a token's keys (kv 0) or values (kv 1), [n_kv_heads, head_dim], to its slot. */
 static void write_cache(const struct rope_job *j, const float *from, int32_t slot, int32_t kv)
 {
-    const struct kv_layout *l = &j->c->kv;
+    const struct kv_layout *l = &j->c->kv[j->att->group];
     int64_t base = slot / l->block_size * l->block_stride + j->att->layer * l->layer_stride +
                    kv * l->kv_stride + slot % l->block_size * l->token_stride;
 
@@ -68,9 +68,10 @@ static void rope_token(const struct rope_job *j, int32_t t)
     for (int32_t h = 0; h < a->n_kv_heads; h++) {
         norm_and_rotate(k + (int64_t)h * a->head_dim, j, &j->rope->k_norm, b->position[t]);
     }
-    if (b->slot[t] >= 0) {
-        write_cache(j, k, b->slot[t], 0);
-        write_cache(j, v, b->slot[t], 1);
+    int32_t slot = cpu_slot(j->c, a->group, t);
+    if (slot >= 0) {
+        write_cache(j, k, slot, 0);
+        write_cache(j, v, slot, 1);
     }
 }
 

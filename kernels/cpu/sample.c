@@ -7,7 +7,7 @@
  *        frequency f    for tokens n > 0 times in the output: l -= f * n
  *        presence p     for the same: l -= p
  *   2. l += bias
- *   3. for tokens that the mask bans: l = -infinity
+ *   3. for tokens that the mask or the late mask bans: l = -infinity
  *   4. if l holds a NaN or +infinity, or nothing above -infinity: logprobs are
  *      -infinity and the token is TOKEN_NO_NUMBER if that is so before step 1, else
  *      TOKEN_NONE_ALLOWED
@@ -86,8 +86,8 @@ static float penalised(float x, uint32_t count, const struct sample_row *s)
 /* The token at `position` of the row's sequence. */
 static int32_t token_at(const struct cpu_backend *c, const struct sample_row *s, int32_t position)
 {
-    int32_t size = c->kv.block_size;
-    int32_t block = c->table[(int64_t)s->row * c->config.max_blocks_per_seq + position / size];
+    int32_t size = c->kv[0].block_size;
+    int32_t block = cpu_table(c, 0, s->row)[position / size];
 
     return c->slot_token[(int64_t)block * size + position % size];
 }
@@ -128,7 +128,7 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
     const struct batch *b = &c->batch;
     bool penalties = sample_penalised(s);
 
-    if (!penalties && s->n_bias == 0 && s->mask_first < 0) {
+    if (!penalties && s->n_bias == 0 && s->mask_first < 0 && s->late_mask == 0) {
         return raw;
     }
     float *l = c->sample_logits + (int64_t)thread * c->sample_vocab;
@@ -144,6 +144,10 @@ static const float *process(struct cpu_backend *c, const float *raw, int32_t voc
     }
     if (s->mask_first >= 0) {
         apply_mask(l, vocab, b->mask_word + s->mask_first);
+    }
+    const uint32_t *late = late_masks_row(&c->late, s->late_mask);
+    if (late) {
+        apply_mask(l, vocab, late);
     }
     return l;
 }
@@ -361,6 +365,7 @@ void cpu_sample(struct backend *b, struct mat logits, int32_t first)
     }
     struct sample_job job = {.c = c, .logits = logits, .first_logits = first, .first_sample = from};
     if (cpu_samples_tokens(c)) {
+        late_masks_wait(&c->late, batch, from, end);
         cpu_pool_run(c->pool, end - from, sample_row, &job);
     }
     cpu_broadcast_tokens(c, from, end);

@@ -28,7 +28,8 @@ int32_t cpu_input_token(const struct cpu_backend *c, int32_t i)
 int cpu_steps_init(struct cpu_backend *c, struct err *e)
 {
     size_t n = (size_t)MAX(c->config.max_samples, 1);
-    size_t table = (size_t)c->config.max_seqs * (size_t)MAX(c->config.max_blocks_per_seq, 1);
+    size_t table = (size_t)backend_kv_groups(&c->config) * (size_t)c->config.max_seqs *
+                   (size_t)MAX(c->config.max_blocks_per_seq, 1);
 
     c->table = cpu_alloc(c, table * sizeof(*c->table));
     bool ok = c->table != NULL;
@@ -38,8 +39,16 @@ int cpu_steps_init(struct cpu_backend *c, struct err *e)
         r->logprob = cpu_alloc(c, n * sizeof(*r->logprob));
         ok = ok && r->token && r->logprob != NULL;
     }
-    return ok ? stage_tokens_init(&c->tokens, c->config.pipeline, c->config.max_samples, e)
-              : err_nomem(e, "block tables and results");
+    int rc = ok ? late_masks_init(&c->late, c->config.max_seqs, c->config.vocab, e)
+                : err_nomem(e, "block tables and results");
+    return rc < 0 ? rc
+                  : stage_tokens_init(&c->tokens, c->config.pipeline, c->config.max_samples, e);
+}
+
+int cpu_masks(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+              struct err *e)
+{
+    return late_masks_put(&cpu_of(b)->late, step, mask, n, e);
 }
 
 void cpu_steps_release(struct cpu_backend *c)
@@ -49,6 +58,7 @@ void cpu_steps_release(struct cpu_backend *c)
         free(c->results[i].top_logprob);
     }
     stage_tokens_release(&c->tokens);
+    late_masks_release(&c->late);
     free(c->arena);
 }
 
@@ -107,14 +117,19 @@ static int check_batch(const struct cpu_backend *c, const struct batch *b, struc
     }
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
+        if (u->group < 0 || u->group >= backend_kv_groups(k) || u->row < 0 ||
+            u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
             u->count > k->max_blocks_per_seq - u->index || u->first < 0 ||
             u->count > b->n_table_block - u->first) {
             return err_set(e, ERR_INVALID, "cpu: step %llu: block-table update out of range",
                            (unsigned long long)b->step);
         }
     }
-    int64_t most = (int64_t)k->max_blocks_per_seq * c->kv.block_size;
+    if (b->n_group_slots != (backend_kv_groups(k) - 1) * b->n_tokens) {
+        return err_set(e, ERR_INVALID, "cpu: step %llu: slots of %d KV groups are needed",
+                       (unsigned long long)b->step, backend_kv_groups(k));
+    }
+    int64_t most = (int64_t)k->max_blocks_per_seq * c->kv[0].block_size;
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
         if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
@@ -166,13 +181,14 @@ static struct pool_view device_pool(const struct cpu_backend *c)
 
 static struct pool_view host_pool(const struct cpu_backend *c)
 {
-    return (struct pool_view){c->kv_host, c->slot_token + (int64_t)c->n_blocks * c->kv.block_size};
+    return (struct pool_view){c->kv_host,
+                              c->slot_token + (int64_t)c->n_blocks * c->kv[0].block_size};
 }
 
 static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, int32_t n,
                         struct pool_view to, struct pool_view from)
 {
-    size_t bytes = (size_t)kv_layout_block_bytes(&c->kv), size = (size_t)c->kv.block_size;
+    size_t bytes = (size_t)kv_layout_block_bytes(&c->kv[0]), size = (size_t)c->kv[0].block_size;
 
     for (int32_t i = 0; i < n; i++) {
         size_t dst = (size_t)copy[i].dst, src = (size_t)copy[i].src;
@@ -181,7 +197,8 @@ static void copy_blocks(struct cpu_backend *c, const struct block_copy *copy, in
     }
 }
 
-/* Note the ids of the step's tokens at their slots. */
+/* Note the ids of the step's tokens at their slots of group 0, through whose tables
+ * they are read. */
 static void note_tokens(struct cpu_backend *c)
 {
     for (int32_t i = 0; i < c->batch.n_tokens; i++) {
@@ -197,8 +214,8 @@ static void update_tables(struct cpu_backend *c)
 
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        memcpy(c->table + (int64_t)u->row * c->config.max_blocks_per_seq + u->index,
-               b->table_block + u->first, (size_t)u->count * sizeof(*c->table));
+        memcpy(cpu_table(c, u->group, u->row) + u->index, b->table_block + u->first,
+               (size_t)u->count * sizeof(*c->table));
     }
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/limits.h"
 #include "kernels/cuda/heuristics.h"
 
 int cuda_error(struct err *e, cudaError_t status, const char *what)
@@ -203,6 +204,15 @@ static void cuda_soft_cap(struct backend *b, struct mat x, float cap)
     launch_soft_cap(x.data, x.stride, cuda_rows(c, x), x.cols, cap, c->stream);
 }
 
+struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group)
+{
+    struct step_arrays a = c->arrays;
+
+    a.slot += (int64_t)group * a.slot_rows;
+    a.table += (int64_t)group * a.max_seqs * a.table_width;
+    return a;
+}
+
 static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
                          const struct attention *a)
 {
@@ -220,8 +230,9 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
         return;
     }
     cuda_start(c);
-    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, c->arrays.position, c->arrays.slot,
-                   cuda_rows(c, qkv), c->stream);
+    const struct step_arrays s = cuda_group_arrays(c, a->group);
+    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, s.position, s.slot, cuda_rows(c, qkv),
+                   c->stream);
 }
 
 /* Makes the attention's work space when the model's shape is first seen. False:
@@ -293,18 +304,18 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
 
 /* Batch-invariant attention: every query visits its keys in the same order, whatever
  * else is in the step. */
-static void attention_invariant(struct cuda_backend *c, const struct attn_args *k, int32_t n_decode,
-                                int32_t rest)
+static void attention_invariant(struct cuda_backend *c, const struct attn_args *k,
+                                const struct step_arrays *s, int32_t n_decode, int32_t rest)
 {
-    if (launch_attn_invariant(k, &c->arrays, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
+    if (launch_attn_invariant(k, s, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
                               c->stream)) {
         return;
     }
     if (n_decode > 0) {
-        launch_attn_plain(k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
+        launch_attn_plain(k, s, 0, n_decode, 0, n_decode, c->stream);
     }
     if (rest > 0) {
-        launch_attn_plain(k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
+        launch_attn_plain(k, s, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
                           c->batch.n_decode, rest, c->stream);
     }
 }
@@ -332,21 +343,21 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .window_index = MAX(window, 0),
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
+    const struct step_arrays s = cuda_group_arrays(c, a->group);
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode,
             rest = c->batch.n_tokens - c->batch.n_decode;
     if (c->config.deterministic) {
-        attention_invariant(c, &k, n_decode, rest);
+        attention_invariant(c, &k, &s, n_decode, rest);
         return;
     }
-    k.shared = k.shared && launch_attn_shared(&k, &c->arrays, &c->attn, c->stream);
+    k.shared = k.shared && launch_attn_shared(&k, &s, &c->attn, c->stream);
     if (n_decode > 0 &&
-        (window < 0 || !launch_attn_decode(&k, &c->arrays, &c->attn, n_decode, c->stream))) {
-        launch_attn_plain(&k, &c->arrays, 0, n_decode, 0, n_decode, c->stream);
+        (window < 0 || !launch_attn_decode(&k, &s, &c->attn, n_decode, c->stream))) {
+        launch_attn_plain(&k, &s, 0, n_decode, 0, n_decode, c->stream);
     }
-    if (rest > 0 &&
-        !launch_attn_prefill_hopper(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream) &&
-        !launch_attn_prefill(&k, &c->arrays, c->tile_device, c->n_tiles, c->stream)) {
-        launch_attn_plain(&k, &c->arrays, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
+    if (rest > 0 && !launch_attn_prefill_hopper(&k, &s, c->tile_device, c->n_tiles, c->stream) &&
+        !launch_attn_prefill(&k, &s, c->tile_device, c->n_tiles, c->stream)) {
+        launch_attn_plain(&k, &s, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
                           c->batch.n_decode, rest, c->stream);
     }
 }
@@ -367,6 +378,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     a.rows = cuda_rows(c, logits);
     a.greedy = c->greedy;
     a.deterministic = c->config.deterministic;
+    cuda_late_wait(c);
     if (c->ranks) {
         cuda_rank_sample(c, &a);
     } else {
@@ -435,6 +447,7 @@ static void cuda_free(struct backend *b)
         return;
     }
     struct cuda_backend *c = cuda_of(b);
+    cuda_late_give_up(c);
     if (c->stream) {
         cuda_wait_stream(c);
     }
@@ -479,6 +492,7 @@ static const struct backend_ops ops = {
     .kv_create = cuda_kv_create,
     .ready = cuda_ready,
     .step_begin = cuda_step_begin,
+    .masks = cuda_masks,
     .replay = cuda_replay,
     .step_end = cuda_step_end,
     .step_wait = cuda_step_wait,
@@ -567,7 +581,8 @@ static int open_device(struct cuda_backend *c, struct err *e)
 
 static int check_config(const struct backend_config *k, struct err *e)
 {
-    if (k->max_tokens < 1 || k->max_seqs < 1 || k->max_samples < 0 || k->max_blocks_per_seq < 0) {
+    if (k->max_tokens < 1 || k->max_seqs < 1 || k->max_samples < 0 || k->max_blocks_per_seq < 0 ||
+        k->n_kv_groups < 0 || k->n_kv_groups > LIMIT_KV_GROUPS) {
         return err_set(e, ERR_INVALID,
                        "cuda: steps of %d tokens, %d sequences, %d samples are not possible",
                        k->max_tokens, k->max_seqs, k->max_samples);
@@ -594,7 +609,8 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     if (!c) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){.ops = &ops, .name = "cuda", .async = true};
+    c->base = (struct backend){
+        .ops = &ops, .name = "cuda", .async = true, .window_align = ATTN_WINDOW_ALIGN};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);

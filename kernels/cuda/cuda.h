@@ -39,10 +39,10 @@ struct cuda_step {
     int64_t top_cap;               /* entries of top_token and top_logprob */
 };
 
-/* A decode step captured as a CUDA graph. The first four fields are its key. */
+/* A decode step captured as a CUDA graph. The first fields but two are its key. */
 struct cuda_graph {
-    int32_t rows;                    /* padded number of sequences */
-    bool greedy, topk_merge, shared; /* as in cuda_backend */
+    int32_t rows;                               /* padded number of sequences */
+    bool greedy, topk_merge, shared, late_mask; /* as in cuda_backend */
     /* steps with this key so far; the second is captured, once all set-up is done */
     int32_t n_seen;
     cudaGraphExec_t exec; /* NULL: not captured yet */
@@ -110,7 +110,10 @@ struct cuda_backend {
     bool in_step, started, capturing, greedy;
     bool topk_merge; /* ranks sample by merging top-k lists (rank_sample.c) */
     bool shared;     /* shared prefixes are read once in this step */
-    int32_t padded;  /* rows of the step's graph; n_tokens without one */
+    /* masks of this step come after its launch; the kernel that waits for them was
+     * enqueued */
+    bool late_mask, late_waited;
+    int32_t padded; /* rows of the step's graph; n_tokens without one */
 
     /* graphs */
     struct cuda_graph *graph;     /* [n_graphs] */
@@ -127,6 +130,7 @@ struct cuda_backend {
     /* sampling */
     struct sample_args sample; /* the work space; the rest is filled in per call */
     int32_t work_rows;         /* rows of sample.work */
+    struct late_args late;     /* late masks; zeroed: it takes none */
 
     /* matrix products */
     cublasLtHandle_t lt;
@@ -195,6 +199,10 @@ int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
 /* Requests pinning of the slice that holds host_block, which is about to be copied. */
 void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
+/* backend_cuda.c */
+/* The step's arrays with the slots and tables of a KV group. */
+struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group);
+
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);
 void cuda_swap_release(struct cuda_backend *c);
@@ -217,6 +225,18 @@ bool cuda_sample_reserve(struct cuda_backend *c, struct mat logits);
 /* The split-KV plan of n sequences whose chunks begin at start [n + 1]. The number of
  * query heads is known only after the first attention; before it, one split does. */
 struct split_kv_plan cuda_split_kv(const struct cuda_backend *c, const int32_t *start, int32_t n);
+
+/* late_masks.c */
+int cuda_late_init(struct cuda_backend *c, struct err *e);
+/* Kernels that wait for masks go on; called before the device is waited for at the
+ * end. */
+void cuda_late_give_up(struct cuda_backend *c);
+void cuda_late_release(struct cuda_backend *c);
+/* backend_ops.masks. */
+int cuda_masks(struct backend *b, uint64_t step, const struct late_mask *mask, int32_t n,
+               struct err *e);
+/* Enqueues the wait for the step's masks, in front of what samples; once in a step. */
+void cuda_late_wait(struct cuda_backend *c);
 
 /* fused_decode.c */
 /* Shared memory per block of a fused launch on this device; 0: fusion is not

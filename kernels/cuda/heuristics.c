@@ -52,7 +52,8 @@ bool batch_greedy(const struct batch *b)
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
         if (s->kind != SAMPLE_TOKEN || (s->temperature != 0 && s->top_k != 1) ||
-            sample_penalised(s) || s->n_bias > 0 || s->mask_first >= 0 || s->n_logprobs > 0) {
+            sample_penalised(s) || s->n_bias > 0 || s->mask_first >= 0 || s->late_mask > 0 ||
+            s->n_logprobs > 0) {
             return false;
         }
     }

@@ -47,12 +47,15 @@ struct step_results {
 /* Head of the staging buffer that carries a step to the device. Offsets are in bytes
  * from the header; the arrays are those of struct batch. */
 struct step_header {
+    uint64_t step;               /* of the batch */
     int32_t n_tokens, n_padded;  /* rows n_tokens .. n_padded of a captured graph are padding */
     int32_t n_seqs, n_decode;    /* all sequences; leading ones of one token */
     int32_t n_logits, n_samples; /* logits rows; samples taken from them */
     int32_t n_table_update;      /* block-table updates */
+    int32_t n_kv_groups;         /* KV groups */
     int32_t n_windows;           /* different sliding windows */
     int32_t top_stride;          /* best tokens per sample */
+    int32_t n_late_mask;         /* masks that come after the launch */
     /* Where kernels write results (struct step_answers): pinned host memory, or rank
      * 0's device memory when ranks share the sampling. */
     int32_t *result_token;
@@ -62,6 +65,7 @@ struct step_header {
     /* when ranks share the sampling: rank 0's pinned host memory, where they end up */
     struct step_results host_results;
     int32_t off_token, off_token_src, off_position, off_slot; /* [n_tokens] */
+    int32_t off_group_slot;                                   /* [n_tokens][n_kv_groups - 1] */
     int32_t off_q_start, off_kv_len, off_row;                 /* [n_seqs + 1], [n_seqs] */
     int32_t off_update, off_table_block;                      /* table updates, their block ids */
     /* [n_logits], [n_samples], [n_logits + 1] first sample of each logits row */
@@ -77,23 +81,28 @@ struct step_header {
 /* Arrays at fixed addresses, which launch_prologue fills from the staging buffer and
  * captured kernels read. */
 struct step_arrays {
-    struct step_header *header;       /* the staging buffer itself */
-    int32_t *token, *position, *slot; /* [max_tokens] */
-    int32_t *q_start, *kv_len, *row;  /* [max_seqs + 1] */
-    int32_t *logits_token;            /* [max_samples] */
-    int32_t *chunk_start;             /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
-    struct shared_run *shared;        /* [max_seqs] */
-    int32_t *shared_start;            /* [max_seqs + 1] exclusive sums of the runs' chunks */
+    struct step_header *header;      /* the staging buffer itself */
+    int32_t *token, *position;       /* [max_tokens] */
+    int32_t *slot;                   /* [n_kv_groups][slot_rows] */
+    int32_t *q_start, *kv_len, *row; /* [max_seqs + 1] */
+    int32_t *logits_token;           /* [max_samples] */
+    int32_t *chunk_start;            /* [CUDA_MAX_WINDOWS][max_seqs + 1] */
+    struct shared_run *shared;       /* [max_seqs] */
+    int32_t *shared_start;           /* [max_seqs + 1] exclusive sums of the runs' chunks */
     /* [max_seqs] leading chunks of a sequence that its run covers; layers without a
      * window only */
     int32_t *skip;
-    int32_t *table;                /* [max_seqs, table_width] block ids */
+    int32_t *table;                /* [n_kv_groups][max_seqs][table_width] block ids */
+    int32_t slot_rows;             /* of slot, for one KV group */
     int32_t table_width, max_seqs; /* blocks per row, rows of table */
     /* [n_blocks + n_host_blocks][block_size] token id of each slot, host blocks last;
      * NULL: no cache */
     int32_t *slot_token;
     int32_t block_size; /* tokens per block */
     int32_t *sampled;   /* [max_samples] tokens sampled by the latest step */
+    /* [max_seqs, late_stride] the step's late masks, once launch_late_wait has run */
+    uint32_t *late_mask;
+    int32_t late_stride; /* words, a multiple of 4 */
 };
 
 /* Compute capability times ten for which the running code was compiled; a newer device
@@ -233,6 +242,25 @@ struct sample_args {
     void *partial;       /* scratch of the greedy kernel, sample_partial_bytes() */
     int32_t *arrived;    /* [rows] blocks done with a row; zero between launches */
 };
+/* What the host has written (late_masks.c), in pinned memory. */
+struct late_flags {
+    unsigned long long step[2];  /* [i % 2] the step whose masks are in slot i % 2 */
+    unsigned long long given_up; /* not 0: no more masks come */
+};
+struct late_args {
+    uint32_t *host;           /* [2, most, stride] pinned */
+    uint32_t *device;         /* [most, stride] */
+    struct late_flags *flags; /* pinned; NULL: the backend takes no masks */
+    int32_t most, stride;     /* masks of a step; words of one, a multiple of 4 */
+};
+/* Waits on the device for the masks of the header's step (late_wait.cu). */
+void launch_late_wait(const struct late_args *a, const struct step_arrays *s, cudaStream_t stream);
+/* Load the kernels of a file that may follow that one in a step; false: CUDA's last
+ * error tells why not. */
+bool late_wait_load(void);
+bool sample_load(void);
+bool p2p_sample_load(void);
+bool topk_merge_load(void);
 int64_t sample_partial_bytes(int32_t max_rows);
 void launch_sample(const struct sample_args *a, const struct step_arrays *s, cudaStream_t stream);
 

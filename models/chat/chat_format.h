@@ -1,10 +1,10 @@
 /* How a model writes tool calls and reasoning: one description a format.
  *
- * A description is data (chat_formats.c): the marks around reasoning and around calls,
+ * A description is data: the marks around reasoning and around calls,
  * and how a call names its function and its arguments. From it come both the grammar
  * that constrains an answer and the parser that reads one, so that what can be
  * generated is what can be parsed. The format of a model is told from the text of its
- * chat template, or named by the setting.
+ * chat template, or named by the setting. The descriptions are in format/formats.c.
  */
 #ifndef QUIRE_MODELS_CHAT_CHAT_FORMAT_H
 #define QUIRE_MODELS_CHAT_CHAT_FORMAT_H
@@ -24,6 +24,9 @@ const char *chat_format_names(void);
 /* Whether the format has reasoning; whether it has tool calls. */
 bool chat_format_reasons(const struct chat_format *f);
 bool chat_format_calls(const struct chat_format *f);
+/* Characters that a call's id has in the format's templates, letters and digits; 0: any
+ * id will do. */
+int32_t chat_format_id_chars(const struct chat_format *f);
 
 /* ---- a request's tools ---- */
 
@@ -95,8 +98,10 @@ void chat_parser_free(struct chat_parser *p); /* NULL: nothing */
  * Linear in the length of the answer. ERR_NOMEM. */
 int chat_parser_feed(struct chat_parser *p, const char *text, size_t len, chat_event_fn *fn,
                      void *arg);
-/* The answer has ended: what was held back is reported, and an open call is closed as
- * far as its arguments are valid JSON, else reported as content. */
+/* The answer has ended: what was held back is reported. A call that has begun and
+ * whose arguments are cut short or no valid JSON gets no CHAT_CALL_END; one that has
+ * not begun, because its name is not whole, is content where no other call precedes
+ * it. */
 int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg);
 /* Calls that have begun. */
 int32_t chat_parser_calls(const struct chat_parser *p);

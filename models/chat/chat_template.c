@@ -7,16 +7,21 @@
 #include <string.h>
 
 #include "config/base/json.h"
+#include "models/chat/chat_format.h"
 #include "models/chat/jinja.h"
 #include "models/checkpoint/file.h"
 #include "models/checkpoint/gguf/gguf.h"
 
 struct chat_template {
     struct jtemplate jinja;
-    bool usable;       /* `jinja` can be run */
-    bool broken;       /* there is a template, but it cannot be used */
-    bool developer;    /* its text mentions "developer" */
-    char *specials;    /* members of a JSON object, see chat_template_new; owned */
+    bool usable;    /* `jinja` can be run */
+    bool broken;    /* there is a template, but it cannot be used */
+    bool developer; /* its text mentions "developer" */
+    struct chat_caps caps;
+    const struct chat_format *format;
+    char *specials; /* members of a JSON object, see chat_template_new; owned */
+    char *text;     /* [len] the template's, owned; NULL: none */
+    size_t len;
     char missing[400]; /* why it is not usable */
 };
 
@@ -223,6 +228,108 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
     return rc == ERR_NOT_FOUND ? 0 : rc;
 }
 
+/* ---- what a template can do ---- */
+
+#define PROBE_USER "{\"role\":\"user\",\"content\":\"qzuser\"}"
+#define PROBE_RESULT                                                                     \
+    "{\"role\":\"tool\",\"tool_call_id\":\"abcdefgh1\",\"name\":\"qzcall\",\"content\":" \
+    "\"qzresult\"}"
+#define PROBE_TOOLS                                                                        \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"qzcall\",\"description\":" \
+    "\"qzwhat\",\"parameters\":{\"type\":\"object\",\"properties\":{\"qzkey\":{\"type\":"  \
+    "\"string\",\"description\":\"qzkind\"}},\"required\":[\"qzkey\"]}}}],"
+#define OBJECT "{\"qzkey\":\"qzvalue\"}"
+#define TEXT "\"{\\\"qzkey\\\":\\\"qzvalue\\\"}\""
+
+/* The prompt of some messages in `out`; false: the template refuses them. */
+static bool probe(const struct chat_template *t, struct buf *out, const char *tools,
+                  const char *messages)
+{
+    struct err e = {0};
+    struct buf context;
+
+    buf_clear(out);
+    buf_init(&context, 16384);
+    buf_printf(&context, "{%s\"add_generation_prompt\":true,\"messages\":[%s]}", tools, messages);
+    bool ok = !context.failed && chat_template_render(t, context.data, context.len, out, &e) == 0;
+    buf_release(&context);
+    return ok;
+}
+
+static bool has(const struct buf *text, const char *word)
+{
+    return text->data && strstr(text->data, word);
+}
+
+/* The prompt of a call with its result; `content`: of the message that calls. */
+static bool probe_call(const struct chat_template *t, struct buf *out, const char *content,
+                       const char *arguments)
+{
+    char messages[1024];
+
+    snprintf(messages, sizeof(messages),
+             PROBE_USER ",{\"role\":\"assistant\",\"content\":%s,\"reasoning_content\":"
+                        "\"qzthought\",\"tool_calls\":[{\"id\":\"abcdefgh1\",\"type\":"
+                        "\"function\",\"function\":{\"name\":\"qzcall\",\"arguments\":%s}}]}"
+                        "," PROBE_RESULT,
+             content, arguments);
+    return probe(t, out, PROBE_TOOLS, messages);
+}
+
+static void find_call_caps(struct chat_caps *c, const struct chat_template *t, const char *content,
+                           struct buf *out)
+{
+    /* A template that writes each argument by itself needs an object. Else, as text,
+     * they keep the spelling that the client sent, if the template writes them as
+     * they are. */
+    bool ok = probe_call(t, out, content, OBJECT) && has(out, "qzvalue") && !has(out, "'qzkey'");
+    bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
+    bool as_text =
+        !apart && probe_call(t, out, content, TEXT) && has(out, "{\"qzkey\":\"qzvalue\"}");
+    if (!as_text) {
+        c->arguments = probe_call(t, out, content, OBJECT) && ok;
+    }
+    c->calls = as_text || c->arguments;
+    c->results = has(out, "qzresult");
+    c->reasoning = has(out, "qzthought");
+    ok = probe_call(t, out, "null", c->arguments ? OBJECT : TEXT);
+    c->null = ok && !has(out, "None");
+}
+
+static void find_caps(struct chat_template *t)
+{
+    struct chat_caps *c = &t->caps;
+    struct buf out;
+
+    buf_init(&out, LIMIT_TEMPLATE_OUTPUT_BYTES);
+    c->system = probe(t, &out, "", "{\"role\":\"system\",\"content\":\"qzrule\"}," PROBE_USER) &&
+                has(&out, "qzrule");
+    c->developer =
+        probe(t, &out, "", "{\"role\":\"developer\",\"content\":\"qzrule\"}," PROBE_USER) &&
+        has(&out, "qzrule");
+    c->parts = probe(t, &out, "",
+                     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"qzpart\"}]}") &&
+               has(&out, "qzpart") && !has(&out, "'text'");
+    c->tools = probe(t, &out, PROBE_TOOLS, PROBE_USER) && has(&out, "qzcall");
+    find_call_caps(c, t, "\"\"", &out);
+    if (!c->calls) { /* some templates write calls only where there is no content */
+        find_call_caps(c, t, "null", &out);
+    }
+    buf_release(&out);
+}
+
+const struct chat_caps *chat_template_caps(const struct chat_template *t)
+{
+    static const struct chat_caps none;
+
+    return t ? &t->caps : &none;
+}
+
+const struct chat_format *chat_template_format(const struct chat_template *t)
+{
+    return t && t->format ? t->format : chat_format_of_template(NULL, 0);
+}
+
 /* ---- making ---- */
 
 int chat_template_new(struct chat_template **ret, const char *text, size_t len,
@@ -231,8 +338,13 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
     struct chat_template *t = calloc(1, sizeof(*t));
     struct err why = {0};
 
-    if (!t || !(t->specials = strdup(specials))) {
-        free(t);
+    if (t) {
+        t->specials = strdup(specials);
+        t->text = text ? strndup(text, len) : NULL;
+        t->len = t->text ? strlen(t->text) : 0;
+    }
+    if (!t || !t->specials || (text && !t->text)) {
+        chat_template_free(t);
         return err_nomem(e, "a chat template");
     }
     int rc = text ? jinja_parse(&t->jinja, text, len, &why) : ERR_NOT_FOUND;
@@ -243,6 +355,10 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
     t->usable = rc == 0;
     t->broken = rc != 0 && text;
     t->developer = text && memmem(text, len, "developer", 9);
+    t->format = chat_format_of_template(text, len);
+    if (t->usable) {
+        find_caps(t);
+    }
     if (!text) {
         snprintf(t->missing, sizeof(t->missing), "the model has no chat template");
     } else if (rc) {
@@ -278,6 +394,7 @@ void chat_template_free(struct chat_template *t)
     }
     jinja_release(&t->jinja);
     free(t->specials);
+    free(t->text);
     free(t);
 }
 
@@ -296,6 +413,12 @@ bool chat_template_broken(const struct chat_template *t)
 bool chat_template_wants_parts(const struct chat_template *t)
 {
     return t && t->jinja.loops_over_content && !t->jinja.tests_for_string;
+}
+
+const char *chat_template_text(const struct chat_template *t, size_t *ret_len)
+{
+    *ret_len = t ? t->len : 0;
+    return t ? t->text : NULL;
 }
 
 bool chat_template_knows_developer(const struct chat_template *t)

@@ -13,6 +13,7 @@
 #include "models/tokenizer/tokenizer.h"
 
 struct chat_template;
+struct chat_format;
 
 /* The template of a model directory, or of a GGUF file, whose BOS and EOS texts come
  * from `tokenizer`. ERR_INVALID, ERR_IO: a file cannot be read; ERR_NOMEM. A missing
@@ -34,8 +35,28 @@ bool chat_template_broken(const struct chat_template *t);
 /* Whether the template iterates over a message's content as a list of parts, and never
  * tests whether it is a string. */
 bool chat_template_wants_parts(const struct chat_template *t);
+/* The template's text, [*ret_len] bytes; NULL: there is none. */
+const char *chat_template_text(const struct chat_template *t, size_t *ret_len);
 /* Whether the template mentions the role "developer". */
 bool chat_template_knows_developer(const struct chat_template *t);
+
+/* What a template makes of messages, found by rendering some: a template ignores
+ * what it does not know, or refuses it. */
+struct chat_caps {
+    bool system;    /* the role "system" */
+    bool developer; /* the role "developer" */
+    bool parts;     /* content as a list of parts */
+    bool tools;     /* `tools`, [{"type": "function", "function": {…}}] */
+    bool calls;     /* `tool_calls` of an assistant's message */
+    bool arguments; /* their arguments are to be objects, not JSON as text */
+    bool null;      /* a message with calls may have no content, else "" */
+    bool results;   /* the role "tool" */
+    bool reasoning; /* `reasoning_content` of a message with calls */
+};
+/* Of a template without a usable text: nothing. Valid as long as the template. */
+const struct chat_caps *chat_template_caps(const struct chat_template *t);
+/* The format of the template's text (chat_format.h); of no template the generic one. */
+const struct chat_format *chat_template_format(const struct chat_template *t);
 
 /* Append the prompt's text to `out`. `context` is a JSON object of all that the
  * template may see: messages, add_generation_prompt and so on. Any thread. ERR_INVALID:

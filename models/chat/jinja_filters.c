@@ -62,7 +62,8 @@ static bool passes(struct jrun *r, struct jvalue v, const struct jargs *a, int32
 static struct jvalue choose(struct jrun *r, struct jvalue in, const struct jargs *a, bool attribute,
                             bool keep)
 {
-    struct jlist *items = jitems(r, in);
+    /* As jinja2 does, which goes over nothing where the value is false. */
+    struct jlist *items = jtruth(in) ? jitems(r, in) : NULL;
     struct jvalue l = jlist_new(r, J_LIST);
 
     for (int32_t i = 0; items && i < items->n && jspend(r, 1); i++) {
@@ -96,7 +97,7 @@ static struct jvalue do_reject(struct jrun *r, struct jvalue in, const struct ja
 
 static struct jvalue do_map(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
-    struct jlist *items = jitems(r, in);
+    struct jlist *items = jtruth(in) ? jitems(r, in) : NULL;
     struct jvalue l = jlist_new(r, J_LIST), attribute = jarg(a, JINJA_MAX_ARGS, "attribute"),
                   name = jarg(a, 0, NULL);
     const struct jbuiltin *f = name.type == J_STRING ? jinja_filter_find(name.s) : NULL;
@@ -329,7 +330,8 @@ static struct jvalue do_tojson(struct jrun *r, struct jvalue in, const struct ja
     indent = indent.type == J_UNDEFINED ? jarg(a, JINJA_MAX_ARGS, "indent") : indent;
     jbuf_init(&b);
     jput_json(r, &b, in, indent.type == J_INT ? (int)MAX(0, MIN(indent.i, 16)) : -1, 0);
-    return jtake(r, &b);
+    struct jvalue text = jtake(r, &b);
+    return jtruth(jarg(a, 0, "ensure_ascii")) && !r->failed ? jto_ascii(r, text) : text;
 }
 
 static struct jvalue do_int(struct jrun *r, struct jvalue in, const struct jargs *a)
@@ -458,6 +460,9 @@ static const struct jbuiltin filters[] = {
     {"max", do_max, 0},
     {"min", do_min, 0},
     {"indent", do_indent, 0},
+    {"format", jdo_percent_format, 0},
+    {"from_json", jdo_from_json, 0},
+    {"fromjson", jdo_from_json, 0},
     {"escape", do_escape, 0},
     {"e", do_escape, 0},
 };

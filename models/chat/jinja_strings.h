@@ -16,6 +16,15 @@ struct jvalue jdo_title_words(struct jrun *r, struct jvalue in, const struct jar
 struct jvalue jdo_capitalize(struct jrun *r, struct jvalue in, const struct jargs *a);
 struct jvalue jdo_replace(struct jrun *r, struct jvalue in, const struct jargs *a);
 struct jvalue jdo_items(struct jrun *r, struct jvalue in, const struct jargs *a);
+/* jinja_format.c */
+struct jvalue jdo_percent_format(struct jrun *r, struct jvalue in, const struct jargs *a);
+struct jvalue jdo_format(struct jrun *r, struct jvalue in, const struct jargs *a); /* str.format */
+struct jvalue jdo_from_json(struct jrun *r, struct jvalue in, const struct jargs *a);
+struct jvalue jdo_append(struct jrun *r, struct jvalue in, const struct jargs *a);
+struct jvalue jdo_pop(struct jrun *r, struct jvalue in, const struct jargs *a);
+struct jvalue jdo_update(struct jrun *r, struct jvalue in, const struct jargs *a);
+/* A JSON text in ASCII. */
+struct jvalue jto_ascii(struct jrun *r, struct jvalue in);
 /* Whether `v` is a string; otherwise an error that names the filter or method. */
 bool jneed_string(struct jrun *r, struct jvalue v, const char *name);
 

@@ -18,18 +18,42 @@ static uint64_t numbers(uint64_t h, const void *n, size_t n_bytes)
 
 static uint64_t config_digest(const struct model_config *c)
 {
-    const int64_t whole[] = {
-        c->hidden,        c->n_layers,    c->n_heads,    c->n_kv_heads,    c->head_dim,
-        c->intermediate,  c->vocab,       c->embed_dim,  c->max_positions, c->sliding_window,
-        (int64_t)c->norm, c->norm_before, c->final_norm, (int64_t)c->act,  c->tied,
-        c->qkv_bias,      c->o_bias,      c->mlp_bias,   c->qk_norm,       c->scale_by_layer,
-        c->rope.kind,     c->rope.rot_dim};
-    const double real[] = {c->norm_eps, c->norm_offset, c->embed_scale, c->rope.theta,
-                           c->rope.factor};
+    const int64_t whole[] = {c->hidden,
+                             c->n_layers,
+                             c->n_heads,
+                             c->n_kv_heads,
+                             c->head_dim,
+                             c->intermediate,
+                             c->vocab,
+                             c->embed_dim,
+                             c->max_positions,
+                             c->sliding_window,
+                             (int64_t)c->norm,
+                             c->norm_before,
+                             c->final_norm,
+                             (int64_t)c->act,
+                             c->tied,
+                             c->qkv_bias,
+                             c->o_bias,
+                             c->mlp_bias,
+                             c->qk_norm,
+                             c->scale_by_layer,
+                             c->rope.kind,
+                             c->rope.rot_dim,
+                             c->experts.n,
+                             c->experts.top,
+                             c->experts.intermediate,
+                             c->experts.shared_intermediate,
+                             c->experts.normalised,
+                             c->rope_interleaved};
+    const double real[] = {c->norm_eps,   c->norm_offset, c->embed_scale,
+                           c->rope.theta, c->rope.factor, c->window_theta};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));
     h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
+    h = numbers(h, c->unrotated, sizeof(c->unrotated[0]) * (size_t)c->n_layers);
+    h = numbers(h, c->experts.layer, sizeof(c->experts.layer[0]) * (size_t)c->n_layers);
     return numbers(h, real, sizeof(real));
 }
 

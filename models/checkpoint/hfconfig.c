@@ -47,14 +47,26 @@ static const struct field FIELDS[] = {
     {"word_embed_proj_dim", FIELD_INT, AT(embed_dim), 1, LIMIT_HIDDEN},
     {"max_position_embeddings", FIELD_INT, AT(max_positions), 1, 1 << 30},
     {"n_positions", FIELD_INT, AT(max_positions), 1, 1 << 30},
-    {"sliding_window", FIELD_INT, AT(window), 1, 1 << 30},
+    {"sliding_window", FIELD_INT, AT(window), 0, 1 << 30},
     {"max_window_layers", FIELD_INT, AT(window_from_layer), 0, 1 << 30},
     {"original_max_position_embeddings", FIELD_INT, AT(original_positions), 1, 1 << 30},
+    {"sliding_window_pattern", FIELD_INT, AT(window_pattern), 1, LIMIT_LAYERS},
+    {"_sliding_window_pattern", FIELD_INT, AT(window_pattern), 1, LIMIT_LAYERS},
+    {"no_rope_layer_interval", FIELD_INT, AT(unrotated_pattern), 1, LIMIT_LAYERS},
     {"bos_token_id", FIELD_INT, AT(bos), -1, LIMIT_VOCAB},
+    {"num_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"num_local_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"num_experts_per_tok", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
+    {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
+    {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
+    {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"norm_topk_prob", FIELD_BOOL, AT(normalise_experts), 0, 0},
     {"rms_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
+    {"layer_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"rope_theta", FIELD_REAL, AT(theta), 1, 1e12},
+    {"rope_local_base_freq", FIELD_REAL, AT(window_theta), 1, 1e12},
     {"partial_rotary_factor", FIELD_REAL, AT(partial), 0, 1},
     {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
     {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
@@ -62,6 +74,11 @@ static const struct field FIELDS[] = {
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
+    {"qkv_bias", FIELD_BOOL, AT(qkv_bias), 0, 0},
+    {"use_qkv_bias", FIELD_BOOL, AT(qkv_bias), 0, 0},
+    {"attention_out_bias", FIELD_BOOL, AT(out_bias), 0, 0},
+    {"qk_layernorm", FIELD_BOOL, AT(head_norms), 0, 0},
+    {"use_parallel_residual", FIELD_BOOL, AT(parallel_residual), 0, 0},
     {"enable_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
     {"use_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
     {"use_sliding_window", FIELD_BOOL, AT(use_window), 0, 0},
@@ -221,6 +238,31 @@ static bool read_factors(struct json *j, const char *key, float *ret, int32_t *r
     return !j->failed;
 }
 
+/* rope_parameters of windowed layers: a theta, without scaling. */
+static bool read_window_rope(struct json *j, struct raw_config *raw)
+{
+    char kind[32] = "";
+
+    if (json_peek(j) != JSON_OBJECT) {
+        return wrong_type(j, "rope_parameters: sliding_attention", "an object");
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "rope_theta")) {
+            read_real(j, "rope_theta", 1, 1e12, &raw->window_theta);
+        } else if (json_key_is(j, "rope_type")) {
+            read_text(j, "rope_type", kind, sizeof(kind));
+        } else {
+            json_skip(j);
+        }
+    }
+    if (*kind && strcmp(kind, "default") != 0) {
+        return json_fail(
+            j, "rope_parameters: sliding_attention: rope_type '%.30s' is not supported", kind);
+    }
+    return !j->failed;
+}
+
 static bool read_rope(struct json *j, const char *key, struct raw_config *raw)
 {
     if (json_peek(j) == JSON_NULL) {
@@ -240,6 +282,10 @@ static bool read_rope(struct json *j, const char *key, struct raw_config *raw)
             read_factors(j, "short_factor", raw->short_factor, &raw->n_short);
         } else if (json_key_is(j, "long_factor")) {
             read_factors(j, "long_factor", raw->long_factor, &raw->n_long);
+        } else if (json_key_is(j, "full_attention") && strcmp(key, j->key) != 0) {
+            read_rope(j, "full_attention", raw);
+        } else if (json_key_is(j, "sliding_attention")) {
+            read_window_rope(j, raw);
         } else if (json_peek(j) == JSON_OBJECT) {
             return json_fail(j, "%s: parameters by layer type ('%.40s') are not supported", key,
                              j->key);
@@ -293,6 +339,52 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* no_rope_layers: null or a number a layer, 0 where it rotates nothing. */
+static bool read_rotated_layers(struct json *j, struct raw_config *raw)
+{
+    int32_t rotated;
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "no_rope_layers", "a list of whole numbers");
+    }
+    raw->n_rotated = 0;
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (raw->n_rotated == LIMIT_LAYERS) {
+            return json_fail(j, "no_rope_layers has more than %d entries", LIMIT_LAYERS);
+        }
+        if (!read_int(j, "no_rope_layers", 0, 1, &rotated)) {
+            return false;
+        }
+        raw->layer_rotated[raw->n_rotated++] = rotated != 0;
+    }
+    return !j->failed;
+}
+
+/* mlp_only_layers: null or a list of layers. */
+static bool read_dense_layers(struct json *j, struct raw_config *raw)
+{
+    int32_t layer;
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "mlp_only_layers", "a list of whole numbers");
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (!read_int(j, "mlp_only_layers", 0, LIMIT_LAYERS - 1, &layer)) {
+            return false;
+        }
+        raw->dense_layer[layer] = true;
+    }
+    return !j->failed;
+}
+
 static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
@@ -313,6 +405,12 @@ static bool read_member(struct json *j, struct raw_config *raw)
     }
     if (json_key_is(j, "layer_types")) {
         return read_layer_types(j, raw);
+    }
+    if (json_key_is(j, "no_rope_layers")) {
+        return read_rotated_layers(j, raw);
+    }
+    if (json_key_is(j, "mlp_only_layers")) {
+        return read_dense_layers(j, raw);
     }
     if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") ||
                   json_key_is(j, "hidden_activation"))) {
@@ -340,6 +438,8 @@ static void raw_init(struct raw_config *raw)
         }
     }
     raw->n_layer_types = -1;
+    raw->n_rotated = -1;
+    raw->window_theta = NAN;
 }
 
 static int set_dtype(struct model_config *c, const char *name, struct err *e)

@@ -111,10 +111,40 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     return 0;
 }
 
+/* The layers of experts; MoE architectures of one width (Mixtral) give the experts' as
+ * intermediate_size. */
+static int set_experts(struct model_config *c, const struct raw_config *r,
+                       const struct architecture *a, struct err *e)
+{
+    struct expert_config *x = &c->experts;
+
+    if (!a->experts) {
+        return 0;
+    }
+    if (r->n_experts < 1 || r->top_experts < 1) {
+        return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG,
+                       r->n_experts < 1 ? "num_experts (or num_local_experts)"
+                                        : "num_experts_per_tok");
+    }
+    if (r->top_experts > r->n_experts) {
+        return err_set(e, ERR_INVALID, "%s: num_experts_per_tok is %d of %d experts", CONFIG,
+                       r->top_experts, r->n_experts);
+    }
+    x->n = r->n_experts;
+    x->top = r->top_experts;
+    x->intermediate = r->expert_intermediate > 0 ? r->expert_intermediate : c->intermediate;
+    x->shared_intermediate = MAX(r->shared_intermediate, 0);
+    x->normalised = either(r->normalise_experts, a->normalises_experts);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0;
+    }
+    return 0;
+}
+
 static int set_window(struct model_config *c, const struct raw_config *r,
                       const struct architecture *a, struct err *e)
 {
-    int32_t window = r->window > 0 ? r->window : r->window_is_null ? 0 : a->sliding_window;
+    int32_t window = r->window >= 0 ? r->window : r->window_is_null ? 0 : a->sliding_window;
 
     if (r->n_layer_types >= 0 && r->n_layer_types != c->n_layers) {
         return err_set(e, ERR_INVALID, "%s: layer_types has %d entries for num_hidden_layers %d",
@@ -124,12 +154,34 @@ static int set_window(struct model_config *c, const struct raw_config *r,
         return 0;
     }
     int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;
+    int32_t pattern = r->window_pattern > 0 ? r->window_pattern : a->window_pattern;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        bool usual = a->window_alternates ? i % 2 == 0 : i >= from;
+        bool usual = a->window_pattern > 0 ? (i + 1) % pattern != 0 : i >= from;
         c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
         if (c->windowed[i]) {
             c->sliding_window = window;
         }
+    }
+    return 0;
+}
+
+/* Which layers rotate, and by which theta windowed ones do. */
+static int set_rope_layers(struct model_config *c, const struct raw_config *r,
+                           const struct architecture *a, struct err *e)
+{
+    int32_t pattern = r->unrotated_pattern > 0 ? r->unrotated_pattern : a->unrotated_pattern;
+
+    c->rope_interleaved = a->rope_interleaved;
+    c->window_theta = a->window_theta > 0 ? real_or(r->window_theta, a->window_theta) : 0;
+    if (a->unrotated_pattern == 0) {
+        return 0;
+    }
+    if (r->n_rotated >= 0 && r->n_rotated != c->n_layers) {
+        return err_set(e, ERR_INVALID, "%s: no_rope_layers has %d entries for num_hidden_layers %d",
+                       CONFIG, r->n_rotated, c->n_layers);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->unrotated[i] = r->n_rotated >= 0 ? !r->layer_rotated[i] : (i + 1) % pattern == 0;
     }
     return 0;
 }
@@ -201,7 +253,8 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     }
     rope->kind = KINDS[kind].kind;
     rope->theta = real_or(r->rope_theta, real_or(r->theta, a->rope_theta));
-    rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, 1)));
+    double share = a->rope_partial > 0 ? a->rope_partial : 1;
+    rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, share)));
     /* Phi-3 has it at the top level, which takes precedence. */
     rope->original_positions = r->original_positions > 0        ? r->original_positions
                                : r->rope_original_positions > 0 ? r->rope_original_positions
@@ -244,6 +297,10 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         return err_set(e, ERR_UNSUPPORTED,
                        "%s: quantization_config: quantised weights are not supported", CONFIG);
     }
+    if (r->head_norms == 1 || r->parallel_residual == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
+                       r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");
+    }
     if (r->affine == 0 || r->scale_attention == 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
                        r->affine == 0 ? "layer_norm_elementwise_affine" : "scale_attn_weights");
@@ -259,8 +316,13 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
      * biases of q, k and v alone. */
     bool all = a->o_bias || !a->qkv_bias;
     c->qkv_bias =
-        either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias);
+        either(r->qkv_bias,
+               either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias));
     c->o_bias = either(r->enable_bias, all ? either(r->attention_bias, a->o_bias) : a->o_bias);
+    if (a->bias_apart) {
+        c->qkv_bias = either(r->attention_bias, a->qkv_bias);
+        c->o_bias = either(r->out_bias, false);
+    }
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
     c->qk_norm = a->qk_norm;
     c->scale_by_layer = r->scale_by_layer == 1;
@@ -275,7 +337,13 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" for it */
     }
     if (rc == 0) {
+        rc = set_experts(c, r, a, e);
+    }
+    if (rc == 0) {
         rc = set_window(c, r, a, e);
+    }
+    if (rc == 0) {
+        rc = set_rope_layers(c, r, a, e);
     }
     if (rc == 0) {
         rc = set_rope(c, r, a, e);

@@ -14,13 +14,20 @@ struct raw_config {
     /* Sizes, as in struct model_config; window is sliding_window. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim,
         max_positions, window;
-    int32_t window_from_layer;       /* max_window_layers: earlier layers have no window */
-    int32_t bos;                     /* bos_token_id */
+    int32_t window_from_layer; /* max_window_layers: earlier layers have no window */
+    int32_t window_pattern;    /* sliding_window_pattern */
+    int32_t unrotated_pattern; /* no_rope_layer_interval */
+    int32_t bos;               /* bos_token_id */
+    /* Of experts: num_experts or num_local_experts, num_experts_per_tok,
+     * moe_intermediate_size, shared_expert_intermediate_size; decoder_sparse_step:
+     * every so many layers have experts. */
+    int32_t n_experts, top_experts, expert_intermediate, shared_intermediate, sparse_step;
     int32_t original_positions;      /* original_max_position_embeddings, at the top level */
     int32_t rope_original_positions; /* the same inside rope_parameters */
 
     /* theta and partial (partial_rotary_factor) at the top level and, as rope_…, inside
      * rope_parameters; query_scalar is query_pre_attn_scalar. */
+    double window_theta; /* rope_local_base_freq, or rope_theta of sliding_attention */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
     /* Of rope_parameters, under their own names. */
@@ -33,6 +40,10 @@ struct raw_config {
     int8_t tied, attention_bias, mlp_bias, enable_bias, use_window, norm_before, no_final_norm,
         affine, scale_by_layer;
     int8_t scale_attention, truncate;
+    int8_t normalise_experts;             /* norm_topk_prob */
+    int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
+    int8_t out_bias;                      /* attention_out_bias */
+    int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
     bool quantized;      /* there is a quantization_config */
@@ -40,6 +51,9 @@ struct raw_config {
     int32_t n_eos, eos[LIMIT_EOS_IDS]; /* eos_token_id: none, one or several */
     int32_t n_layer_types;             /* entries of layer_types; -1: absent */
     bool layer_windowed[LIMIT_LAYERS]; /* [n_layer_types] the entry is sliding_attention */
+    int32_t n_rotated;                 /* entries of no_rope_layers; -1: absent */
+    bool layer_rotated[LIMIT_LAYERS];  /* [n_rotated] the entry is not 0 */
+    bool dense_layer[LIMIT_LAYERS];    /* mlp_only_layers: the layer has no experts */
     int32_t n_short, n_long;           /* numbers in the two lists */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };

@@ -1,6 +1,8 @@
 /* Gemma-2: LLaMA's forward pass with norms after attention and MLP as well, soft-capped
  * scores and logits, and a sliding window in every other layer. As in Gemma, norm
- * weights are 1 + w and embeddings are scaled by sqrt(hidden). */
+ * weights are 1 + w and embeddings are scaled by sqrt(hidden). Gemma-3 norms q and k
+ * per head in place of the caps, and its windowed layers, five of six, rotate by a
+ * theta of their own. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -11,7 +13,18 @@ static const struct architecture ARCHITECTURES[] = {
      .rope_theta = 10000,
      .tied = true,
      .sliding_window = 4096,
-     .window_alternates = true,
+     .window_pattern = 2,
+     .gemma = true},
+    {.name = "Gemma3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 1e6,
+     .tied = true,
+     .qk_norm = true,
+     .sliding_window = 4096,
+     .window_pattern = 6,
+     .window_theta = 10000,
      .gemma = true},
     {0},
 };
@@ -23,6 +36,7 @@ static const struct tensor_spec TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROW_NORM(LAYER "input_layernorm", attn_norm),
     ROWS_QKV(LAYER "self_attn."),
+    ROWS_QK_NORM(LAYER "self_attn."),
     ROW_O(LAYER "self_attn.o_proj"),
     ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm),
     ROW_NORM(LAYER "pre_feedforward_layernorm", mlp_norm),
@@ -43,7 +57,7 @@ static void post_norm(struct model *m, struct mat out, struct mat y, const struc
     m->backend->ops->norm(m->backend, out, y, n);
 }
 
-static void forward(struct model *m, const struct batch *b)
+void gemma2_forward(struct model *m, const struct batch *b)
 {
     struct backend *be = m->backend;
     const struct backend_ops *ops = be->ops;
@@ -63,7 +77,7 @@ static void forward(struct model *m, const struct batch *b)
     ops->norm(be, h, x, &t->layer[0].attn_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
-        ops->linear(be, qkv, h, l->qkv, &plain);
+        ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
         ops->linear(be, h, attn, l->o, &plain);
@@ -76,5 +90,7 @@ static void forward(struct model *m, const struct batch *b)
     }
 }
 
-const struct model_family gemma2_family = {
-    .architectures = ARCHITECTURES, .tensors = TENSORS, .ignored = IGNORED, .forward = forward};
+const struct model_family gemma2_family = {.architectures = ARCHITECTURES,
+                                           .tensors = TENSORS,
+                                           .ignored = IGNORED,
+                                           .forward = gemma2_forward};

@@ -11,17 +11,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PIECES = 8 };
+enum { TENSOR_PIECES = 3 }; /* of one tensor, at most (axis_ranges) */
+
+/* Where a piece of a weight comes from. */
+struct source {
+    const struct tensor *tensor; /* that the piece is a slice of; NULL: of a dummy */
+    void *copy;                  /* owned; plain copy of an encoded or unaligned tensor, or NULL */
+};
 
 /* One weight and its pieces so far. */
 struct assembly {
     struct model *m;
-    struct weight_piece piece[MAX_PIECES];
-    const struct tensor *tensor[MAX_PIECES]; /* that the piece is a slice of */
-    void *copy[MAX_PIECES];                  /* plain copy of an encoded or unaligned tensor */
-    int32_t n_pieces;
+    struct weight_piece *piece; /* [cap] owned */
+    struct source *source;      /* [cap] owned */
+    int32_t n_pieces, cap;
     int32_t rows, cols; /* of the weight */
 };
+
+static int assembly_reserve(struct assembly *a, int32_t cap, struct err *e)
+{
+    a->piece = calloc((size_t)cap, sizeof(*a->piece));
+    a->source = calloc((size_t)cap, sizeof(*a->source));
+    a->cap = cap;
+    return a->piece && a->source ? 0 : err_nomem(e, "the pieces of a weight");
+}
+
+static void assembly_release(struct assembly *a)
+{
+    for (int32_t i = 0; a->source && i < a->n_pieces; i++) {
+        free(a->source[i].copy);
+    }
+    free(a->piece);
+    free(a->source);
+}
 
 /* A range of an axis: [first, first + n). */
 struct range {
@@ -93,14 +115,15 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     return 1;
 }
 
-/* The tensor's values, decoded and aligned to their type. */
-static const void *plain_data(struct assembly *a, const struct tensor *t)
+/* The tensor's values, decoded and aligned to their type; *ret_copy, where that takes a
+ * copy, is the caller's. */
+static const void *plain_data(const struct tensor *t, void **ret_copy)
 {
     if (!t->encoded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
         return t->data;
     }
     void *copy = malloc((size_t)t->n_bytes);
-    a->copy[a->n_pieces] = copy;
+    *ret_copy = copy;
     if (copy && t->encoded) {
         return tensor_decode(t, copy) == 0 ? copy : NULL;
     }
@@ -114,7 +137,7 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
 {
     const struct model *m = a->m;
     int64_t n_rows, n_cols;
-    struct range out[3], in[3];
+    struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
 
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
@@ -128,12 +151,8 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
                              m->options.n_ranks, values, t->name, t->format->name);
     }
     for (int32_t i = 0; i < n_parts; i++) {
-        if (a->n_pieces == MAX_PIECES) {
-            return err_set(e, ERR_UNSUPPORTED, "%s: more than %d pieces in one weight", s->name,
-                           MAX_PIECES);
-        }
         int64_t first = (int64_t)out[i].first * n_in + in[0].first;
-        a->tensor[a->n_pieces] = t;
+        a->source[a->n_pieces].tensor = t;
         a->piece[a->n_pieces++] = (struct weight_piece){
             .data = t->blocks + weight_format_bytes(t->format, first),
             .dtype = t->dtype,
@@ -159,19 +178,18 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     bool vector = s->cols == DIM_ONE;
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
-    struct range out[3], in[3];
+    struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
     bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
-    const void *data = t ? plain_data(a, t) : NULL;
+    void *copy = NULL;
+    const void *data = t ? plain_data(t, &copy) : NULL;
+    a->source[a->n_pieces].copy = copy;
     if (t && !data) {
+        a->n_pieces++; /* so that the copy is freed */
         return err_nomem(e, t->name);
     }
     for (int32_t i = 0; i < n_parts; i++) {
-        if (a->n_pieces == MAX_PIECES) {
-            return err_set(e, ERR_UNSUPPORTED, "%s: more than %d pieces in one weight", s->name,
-                           MAX_PIECES);
-        }
         int64_t first = s->transposed ? (int64_t)in[0].first * n_cols + out[i].first
                                       : (int64_t)out[i].first * n_cols + in[0].first;
         struct weight_piece *p = &a->piece[a->n_pieces++];
@@ -184,7 +202,7 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
             *p = (struct weight_piece){.rows = 1, .cols = out[i].n, .stride = out[i].n};
         }
         if (t) {
-            a->tensor[a->n_pieces - 1] = t;
+            a->source[a->n_pieces - 1].tensor = t;
             p->data = (const char *)data + first * dtype_bytes(t->dtype);
             p->dtype = t->dtype;
         }
@@ -208,7 +226,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     struct model *m = a->m;
     char name[TENSOR_NAME_BYTES];
 
-    tensor_spec_name(s, layer, name);
+    tensor_spec_name(s, (struct tensor_index){layer, -1}, name);
     struct weight_desc d = {.name = name,
                             .kind = s->kind,
                             .dtype = m->options.dtype,
@@ -218,15 +236,37 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
-    for (int32_t i = 0; i < MAX_PIECES; i++) {
-        d.mapped &= !a->copy[i];
+    for (int32_t i = 0; i < a->n_pieces; i++) {
+        d.mapped &= !a->source[i].copy;
     }
     m->config.n_parameters += (int64_t)a->rows * a->cols;
     int rc = m->backend->ops->weight(m->backend, &d, ret, e);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
     for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
         if (in_place || (d.mapped && a->piece[i].format)) {
-            rc = checkpoint_keep(m->checkpoint, a->tensor[i], e);
+            rc = checkpoint_keep(m->checkpoint, a->source[i].tensor, e);
+        }
+    }
+    return rc;
+}
+
+/* Add the tensors of the n rows from s on, which have one target: of one expert, or of
+ * none. */
+static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
+                    struct tensor_index at, struct err *e)
+{
+    const struct model *m = a->m;
+    int rc = 0;
+
+    for (int32_t i = 0; i < n && rc == 0; i++, s++) {
+        if (tensor_spec_wanted(s, &m->config, at.layer) &&
+            (s->split != SPLIT_FIRST || m->options.rank == 0)) {
+            const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
+            bool blocks = tensor_stays_in_blocks(m, s, t);
+            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, e);
+            if (t) {
+                transformer_count_format(m->weights, t, blocks || !t->format);
+            }
         }
     }
     return rc;
@@ -238,28 +278,19 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
                        struct err *e)
 {
     struct assembly a = {.m = m};
-    size_t target = s->target;
-    const struct tensor_spec *first = s;
-    int rc = 0;
+    int32_t n_rows = 0, n_each = tensor_spec_count(s, &m->config);
 
-    for (; s->name && s->target == target && rc == 0; s++) {
-        if (tensor_spec_wanted(s, &m->config) &&
-            (s->split != SPLIT_FIRST || m->options.rank == 0)) {
-            const struct tensor *t =
-                m->checkpoint ? tensor_spec_find(s, m->checkpoint, layer) : NULL;
-            bool blocks = tensor_stays_in_blocks(m, s, t);
-            rc = blocks ? add_blocks(&a, s, t, e) : add_tensor(&a, s, t, e);
-            if (t) {
-                transformer_count_format(m->weights, t, blocks || !t->format);
-            }
-        }
+    while (s[n_rows].name && s[n_rows].target == s->target) {
+        n_rows++;
+    }
+    int rc = assembly_reserve(&a, n_rows * n_each * TENSOR_PIECES, e);
+    for (int32_t i = 0; i < n_each && rc == 0; i++) {
+        rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, i}, e);
     }
     if (rc == 0 && a.n_pieces > 0) {
-        rc = make_weight(&a, first, layer, (struct mat *)((char *)base + target), e);
+        rc = make_weight(&a, s, layer, (struct mat *)((char *)base + s->target), e);
     }
-    for (int32_t i = 0; i < MAX_PIECES; i++) {
-        free(a.copy[i]);
-    }
+    assembly_release(&a);
     return rc;
 }
 
@@ -281,35 +312,32 @@ static int load_weights(struct model *m, struct err *e)
     int rc = 0;
 
     while (s->name && rc == 0) {
-        bool in_layer = strchr(s->name, '%') != NULL;
+        bool in_layer = tensor_spec_indices(s) > 0;
         int32_t n = in_layer ? t->n_layers : is_held(m, s->target) ? 1 : 0;
         for (int32_t i = 0; i < n && rc == 0; i++) {
             rc = load_target(m, s, t->first_layer + i, in_layer ? (void *)&t->layer[i] : (void *)t,
                              e);
         }
         size_t target = s->target;
-        while (s->name && s->target == target && (strchr(s->name, '%') != NULL) == in_layer) {
+        while (s->name && s->target == target && (tensor_spec_indices(s) > 0) == in_layer) {
             s++;
         }
     }
     return rc;
 }
 
-static int load_rope(struct model *m, struct err *e)
+static int load_rope_table(struct model *m, const struct rope_config *r, float **host,
+                           struct mat *ret, struct err *e)
 {
-    struct transformer *t = m->weights;
-    int32_t rows = m->options.max_len, cols = m->config.rope.rot_dim;
+    int32_t rows = m->options.max_len, cols = r->rot_dim;
 
-    if (cols == 0) {
-        return 0;
-    }
-    t->cos_sin_host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!t->cos_sin_host) {
+    *host = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    if (!*host) {
         return err_nomem(e, "rope table");
     }
-    rope_fill(t->cos_sin_host, &m->config.rope, rows);
+    rope_fill(*host, r, rows);
     struct weight_piece piece = {
-        .data = t->cos_sin_host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+        .data = *host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
     struct weight_desc d = {.name = "rope table",
                             .kind = WEIGHT_TABLE,
                             .dtype = DTYPE_F32,
@@ -318,7 +346,28 @@ static int load_rope(struct model *m, struct err *e)
                             .piece = &piece,
                             .n_pieces = 1,
                             .mapped = true};
-    return m->backend->ops->weight(m->backend, &d, &t->cos_sin, e);
+    return m->backend->ops->weight(m->backend, &d, ret, e);
+}
+
+/* The tables of rotation: of all layers, and of windowed ones if theirs differs. */
+static int load_rope(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    struct rope_config plain = {.kind = ROPE_DEFAULT,
+                                .theta = c->window_theta,
+                                .factor = 1,
+                                .rot_dim = c->rope.rot_dim,
+                                .original_positions = c->rope.original_positions};
+
+    if (c->rope.rot_dim == 0) {
+        return 0;
+    }
+    int rc = load_rope_table(m, &c->rope, &t->rope_host[0], &t->cos_sin, e);
+    if (rc == 0 && c->window_theta > 0) {
+        rc = load_rope_table(m, &plain, &t->rope_host[1], &t->window_cos_sin, e);
+    }
+    return rc;
 }
 
 static void set_norm(const struct model_config *c, struct norm *n)
@@ -328,12 +377,40 @@ static void set_norm(const struct model_config *c, struct norm *n)
     n->weight_offset = c->norm_offset;
 }
 
+static void set_rope(const struct model *m, int32_t layer, struct rope *r)
+{
+    const struct model_config *c = &m->config;
+    const struct transformer *t = m->weights;
+    bool own = c->windowed[layer] && t->window_cos_sin.data;
+
+    if (!c->unrotated[layer]) {
+        r->cos_sin = own ? t->window_cos_sin : t->cos_sin;
+        r->rot_dim = c->rope.rot_dim;
+        r->interleaved = c->rope_interleaved;
+    }
+    set_norm(c, &r->q_norm);
+    set_norm(c, &r->k_norm);
+}
+
+static void set_experts(const struct model *m, struct layer *l)
+{
+    const struct expert_config *x = &m->config.experts;
+
+    l->experts.n = x->n;
+    l->experts.top = x->top;
+    l->experts.width = m->weights->expert_intermediate;
+    l->experts.act = m->config.act;
+    l->experts.normalised = x->normalised;
+}
+
 /* Parameters of the operations other than weights. */
 static void set_parameters(struct model *m)
 {
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
+    struct model_kv_groups groups;
 
+    model_kv_groups(&groups, c, &m->options);
     set_norm(c, &t->final_norm);
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
@@ -342,11 +419,14 @@ static void set_parameters(struct model *m)
         set_norm(c, &l->mlp_norm);
         set_norm(c, &l->attn_post_norm);
         set_norm(c, &l->mlp_post_norm);
-        l->rope.cos_sin = t->cos_sin;
-        l->rope.rot_dim = c->rope.rot_dim;
-        l->rope.q_norm.kind = l->rope.k_norm.kind = c->norm;
-        l->rope.q_norm.eps = l->rope.k_norm.eps = c->norm_eps;
-        l->attention = (struct attention){.layer = i,
+        if (c->experts.layer[number]) {
+            set_experts(m, l);
+        }
+        set_rope(m, number, &l->rope);
+        int32_t group, index;
+        model_kv_place(&groups, c, t->first_layer, number, &group, &index);
+        l->attention = (struct attention){.group = group,
+                                          .layer = index,
                                           .n_heads = t->n_heads,
                                           .n_kv_heads = t->n_kv_heads,
                                           .head_dim = c->head_dim,
@@ -357,6 +437,52 @@ static void set_parameters(struct model *m)
     }
 }
 
+/* Memory that operations of a step share. */
+struct want {
+    struct mat *mat;
+    int32_t rows, cols; /* 0: not wanted */
+    enum dtype dtype;
+};
+
+static int make_mats(struct model *m, const struct want *want, size_t n, struct err *e)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        if (want[i].rows > 0 && want[i].cols > 0) {
+            rc = m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
+                                          want[i].mat, e);
+        }
+    }
+    return rc;
+}
+
+/* Rows of the widest up of a layer, which may have none. */
+static int32_t widest_up(const struct transformer *t)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        n = MAX(n, MAX(t->layer[i].up.rows, t->layer[i].experts.shared_up.rows));
+    }
+    return n;
+}
+
+static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
+{
+    const struct expert_config *x = &m->config.experts;
+    struct transformer *t = m->weights;
+    struct expert_scratch *s = &t->experts;
+    int32_t n = m->options.max_tokens;
+    const struct want want[] = {
+        {&s->scores, n, x->n, DTYPE_F32},          {&s->row, 1, n, DTYPE_I32},
+        {&s->x, n, m->config.hidden, act},         {&s->up, n, 2 * t->expert_intermediate, act},
+        {&s->act, n, t->expert_intermediate, act}, {&s->y, n, m->config.hidden, act},
+    };
+
+    return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
+}
+
 static int make_scratch(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
@@ -365,38 +491,26 @@ static int make_scratch(struct model *m, struct err *e)
     int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
             kv = t->n_kv_heads * c->head_dim;
     int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
+    int32_t up = widest_up(t);
     bool narrow = c->embed_dim != c->hidden;
-    struct {
-        struct mat *mat;
-        int32_t rows, cols;
-        enum dtype dtype;
-    } want[] = {
+    const struct want want[] = {
         {&t->x, n, c->hidden, act},
         {&t->h, n, c->hidden, act},
         {&t->y, n, c->hidden, act},
         {&t->qkv, n, q + 2 * kv, act},
         {&t->attn, n, q, act},
-        {&t->up, n, t->layer[0].up.rows, act},
-        {&t->act, n, t->intermediate, act},
+        {&t->up, n, up, act},
+        {&t->act, n, MAX(t->intermediate, t->shared_intermediate), act},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, n_logits, c->embed_dim, act},
         {&m->logits, n_logits, c->vocab, DTYPE_F32},
         {&m->local_logits, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
     };
 
-    for (size_t i = 0; i < ARRAY_LEN(want); i++) {
-        if (want[i].rows == 0 || want[i].cols == 0) {
-            continue;
-        }
-        int rc = m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
-                                          want[i].mat, e);
-        if (rc < 0) {
-            return rc;
-        }
-    }
+    int rc = make_mats(m, want, ARRAY_LEN(want), e);
     m->head = c->tied ? t->embed : t->head;
     m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
-    return 0;
+    return rc ? rc : make_expert_scratch(m, act, e);
 }
 
 int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
@@ -408,6 +522,12 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
                              "tensor_parallel_size %d does not divide the model: %d heads, %d "
                              "key/value heads, MLP width %d",
                              n, c->n_heads, c->n_kv_heads, c->intermediate);
+    }
+    if (c->experts.intermediate % n != 0 || c->experts.shared_intermediate % n != 0) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model's experts: MLP "
+                             "width %d, shared %d",
+                             n, c->experts.intermediate, c->experts.shared_intermediate);
     }
     if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
         return err_set_param(
@@ -434,6 +554,12 @@ int transformer_load(struct model *m, struct err *e)
     int32_t stage = m->options.stage, n_stages = m->options.n_stages;
     int rc = model_check_ranks(c, m->options.n_ranks, e);
 
+    if (rc == 0 && c->experts.n > 0 && !m->backend->ops->experts) {
+        rc = err_set(e, ERR_UNSUPPORTED,
+                     "%s has layers of experts, which the backend %s does not "
+                     "compute",
+                     c->architecture, m->backend->name);
+    }
     if (rc == 0) {
         rc = model_check_stages(c, n_stages, e);
     }
@@ -455,6 +581,8 @@ int transformer_load(struct model *m, struct err *e)
     t->n_heads = c->n_heads / m->options.n_ranks;
     t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
     t->intermediate = c->intermediate / m->options.n_ranks;
+    t->expert_intermediate = c->experts.intermediate / m->options.n_ranks;
+    t->shared_intermediate = c->experts.shared_intermediate / m->options.n_ranks;
     t->partial = m->options.n_ranks > 1;
     t->vocab_first = vocab_range(m).first;
     t->n_vocab = vocab_range(m).n;
@@ -467,6 +595,26 @@ int transformer_load(struct model *m, struct err *e)
     }
     set_parameters(m);
     return make_scratch(m, e);
+}
+
+void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct experts *x = &l->experts;
+    struct mat up = mat_rows(m->weights->up, 0, h.rows), act = mat_rows(m->weights->act, 0, h.rows);
+
+    if (x->n > 0) {
+        struct expert_scratch s = m->weights->experts;
+        s.scores = mat_rows(s.scores, 0, h.rows);
+        s.shared_up = mat_cols(up, 0, x->shared_up.rows);
+        s.shared_act = mat_cols(act, 0, x->shared_up.rows / 2);
+        ops->experts(m->backend, y, h, x, &s);
+        return;
+    }
+    act = mat_cols(act, 0, l->down.cols);
+    ops->linear_gated(m->backend, act, mat_cols(up, 0, l->up.rows), h, l->up, l->up_bias,
+                      m->config.act);
+    ops->linear(m->backend, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
 }
 
 void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y,
@@ -516,6 +664,7 @@ void transformer_free(struct transformer *t)
         return;
     }
     free(t->layer);
-    free(t->cos_sin_host);
+    free(t->rope_host[0]);
+    free(t->rope_host[1]);
     free(t);
 }

@@ -21,6 +21,7 @@ struct layer {
     struct mat o, o_bias;                      /* [hidden, n_heads * head_dim] */
     struct mat up, up_bias;     /* [intermediate, hidden], or gate and up: twice the rows */
     struct mat down, down_bias; /* [hidden, intermediate] */
+    struct experts experts;     /* n > 0: in place of up and down */
     struct rope rope;           /* the model's, with this layer's q and k norms */
     struct attention attention;
 };
@@ -33,24 +34,28 @@ struct transformer {
     struct mat head;                    /* [n_vocab, embed_dim]; data NULL: tied */
     struct norm final_norm;             /* weight.data NULL: none, or on another stage */
     struct mat cos_sin;                 /* [max_len, rot_dim]; data NULL: no rotation */
-    float *cos_sin_host;                /* owned; cos_sin may refer to it */
+    struct mat window_cos_sin;          /* of windowed layers; data NULL: cos_sin */
+    float *rope_host[2];                /* owned; the two tables may refer to them */
     struct layer *layer;                /* [n_layers] */
     int32_t first_layer, n_layers;      /* this stage's, of all layers of the model */
     bool first;                         /* the first stage: it embeds the tokens */
     int32_t n_heads, n_kv_heads;        /* of this rank */
     int32_t intermediate;               /* of this rank: its slice of the MLP */
+    int32_t expert_intermediate;        /* of this rank: its slice of every expert's MLP */
+    int32_t shared_intermediate;        /* of this rank: its slice of the shared expert's */
     int32_t vocab_first, n_vocab;       /* ids in embed and head */
     bool partial;                       /* n_ranks > 1: o and down give partial sums */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
 
     /* Activations, [max_tokens, ..]. */
-    struct mat x;         /* residual stream, [hidden] */
-    struct mat h;         /* normed, [hidden] */
-    struct mat y;         /* output of attention or MLP, to be added to x, [hidden] */
-    struct mat qkv, attn; /* [(n_heads + 2 n_kv_heads) * head_dim], [n_heads * head_dim] */
-    struct mat up, act;   /* [rows of layer.up], [intermediate] */
-    struct mat narrow;    /* [embed_dim]; only if that is not hidden */
+    struct mat x;                  /* residual stream, [hidden] */
+    struct mat h;                  /* normed, [hidden] */
+    struct mat y;                  /* output of attention or MLP, to be added to x, [hidden] */
+    struct mat qkv, attn;          /* [(n_heads + 2 n_kv_heads) * head_dim], [n_heads * head_dim] */
+    struct mat up, act;            /* [rows of layer.up], [intermediate] */
+    struct mat narrow;             /* [embed_dim]; only if that is not hidden */
+    struct expert_scratch experts; /* only if a layer has experts */
 };
 
 /* One axis of a stored tensor. */
@@ -64,6 +69,9 @@ enum tensor_dim {
     DIM_HEAD,    /* head_dim */
     DIM_MLP,     /* intermediate */
     DIM_GATE_UP, /* gate and up one after another */
+    DIM_EXPERTS, /* experts of a layer */
+    DIM_EXPERT,  /* intermediate of an expert */
+    DIM_SHARED,  /* intermediate of the shared expert */
     DIM_VOCAB,
     DIM_POSITIONS,   /* max_position_embeddings */
     DIM_POSITIONS_2, /* the same and OPT's offset of 2 */
@@ -78,7 +86,7 @@ enum tensor_split {
     SPLIT_FIRST, /* rank 0 alone: a bias that is added once to a sum over the ranks */
 };
 
-/* Which models have a tensor. */
+/* Which models, and which of their layers, have a tensor. */
 enum tensor_when {
     WHEN_ALWAYS,
     WHEN_UNTIED,
@@ -88,13 +96,17 @@ enum tensor_when {
     WHEN_QK_NORM,
     WHEN_FINAL_NORM,
     WHEN_PROJECTED, /* embed_dim is not hidden */
+    WHEN_DENSE,     /* the layer has an MLP */
+    WHEN_EXPERTS,   /* the layer has experts */
+    WHEN_SHARED,    /* and a shared one */
 };
 
-/* One tensor of the checkpoint, or one of each layer. Tensors with the same target are
- * neighbours in the table and are stacked in its order. */
+/* One tensor of the checkpoint, or one of each layer, or one of each expert of each
+ * layer. Tensors with the same target are neighbours in the table and are stacked in
+ * its order, expert by expert. */
 struct tensor_spec {
-    /* Hugging Face's; %d is the layer. A file may omit the leading "model." or
-     * "transformer.". */
+    /* Hugging Face's; the first %d is the layer, a second one the expert. A file may
+     * omit the leading "model." or "transformer.". */
     const char *name;
     enum tensor_dim rows, cols; /* [out, in] */
     enum tensor_split split;
@@ -106,12 +118,14 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
-extern const struct model_family llama_family, phi3_family, gemma2_family, starcoder2_family,
-    opt_family, gpt2_family;
+extern const struct model_family llama_family, qwen_moe_family, mixtral_family, phi3_family,
+    glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
+    gpt2_family;
 
-/* The forward passes of llama.c and gpt2.c, for families that differ only in their
- * tensors. */
+/* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
+ * their tensors. */
 void llama_forward(struct model *m, const struct batch *b);
+void gemma2_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 
 #define IN_MODEL(member) offsetof(struct transformer, member)
@@ -146,6 +160,12 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_QKV_BIAS(attn)                                                  \
     ROW_QKV_BIAS(attn "q_proj", DIM_Q), ROW_QKV_BIAS(attn "k_proj", DIM_KV), \
         ROW_QKV_BIAS(attn "v_proj", DIM_KV)
+/* The norms of q and k per head. */
+#define ROW_HEAD_NORM(name, norm)                                                                 \
+    ROW(name ".weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(rope.norm.weight), \
+        WHEN_QK_NORM)
+#define ROWS_QK_NORM(attn) \
+    ROW_HEAD_NORM(attn "q_norm", q_norm), ROW_HEAD_NORM(attn "k_norm", k_norm)
 #define ROW_O(name) \
     ROW(name ".weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS)
 /* The MLP's: up (or gate and up as one tensor), down; and a gated one with three
@@ -166,6 +186,8 @@ int transformer_check(const struct model_family *f, const struct model_config *c
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
 
+/* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
+void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
@@ -186,16 +208,25 @@ void transformer_head(struct model *m, struct mat logits, struct mat x);
 /* The stored shape of a tensor: [rows, cols]; cols is 1 if it has one axis. */
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows,
                        int64_t *ret_cols);
-/* Whether a model of this configuration has the tensor (s->when). */
-bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c);
+/* Whether a layer of a model of this configuration has the tensor (s->when); of a
+ * tensor outside the layers, whether the model has it. */
+bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c, int32_t layer);
+/* How many indices the name has: 0, 1 (the layer) or 2 (the layer and the expert). */
+int32_t tensor_spec_indices(const struct tensor_spec *s);
+/* Tensors that the spec stands for in one layer: 1, or one an expert. */
+int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config *c);
 enum { TENSOR_NAME_BYTES = 256 };
-/* The name for a layer, into ret[TENSOR_NAME_BYTES]; `layer` < 0 writes '*' for the
- * number. */
-void tensor_spec_name(const struct tensor_spec *s, int32_t layer, char *ret);
-/* The tensor of a layer, by its full name or without the leading "model." or
- * "transformer."; NULL if it is absent. */
+/* Which tensor of those that a spec stands for; indices that its name does not have are
+ * not read. */
+struct tensor_index {
+    int32_t layer, expert; /* below 0: any, '*' in a name */
+};
+/* The tensor's name, into ret[TENSOR_NAME_BYTES]. */
+void tensor_spec_name(const struct tensor_spec *s, struct tensor_index at, char *ret);
+/* The tensor, by its full name or without the leading "model." or "transformer."; NULL
+ * if it is absent. */
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c,
-                                      int32_t layer);
+                                      struct tensor_index at);
 
 /* The rotation table of positions [0, n_positions): out [n_positions, rot_dim], in each
  * row rot_dim / 2 cosines, then as many sines. */

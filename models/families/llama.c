@@ -2,8 +2,9 @@
  * positions, grouped-query attention, gated MLP.
  *
  * Mistral adds a sliding window, Qwen2 biases of q, k and v, Qwen3 norms of q and k per
- * head; Gemma scales its embeddings and stores norm weights minus 1. These differences
- * are settings and conditions in the tables; the forward pass is the same.
+ * head; Gemma scales its embeddings and stores norm weights minus 1; SmolLM3 rotates
+ * nothing in every fourth layer, ERNIE and Helium rotate neighbouring dims. These
+ * differences are settings and conditions in the tables; the forward pass is the same.
  */
 #include "models/families/layers.h"
 
@@ -42,6 +43,34 @@ static const struct architecture ARCHITECTURES[] = {
      .rope_theta = 10000,
      .tied = true,
      .gemma = true},
+    {.name = "SmolLM3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 2e6,
+     .tied = true,
+     .unrotated_pattern = 4},
+    {.name = "SeedOssForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qkv_bias = true,
+     .bias_apart = true},
+    {.name = "Ernie4_5ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 500000,
+     .tied = true,
+     .rope_interleaved = true},
+    {.name = "HeliumForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-8f,
+     .act = ACT_SILU,
+     .rope_theta = 100000,
+     .rope_interleaved = true,
+     .bias_apart = true},
     {0},
 };
 
@@ -53,10 +82,7 @@ static const struct tensor_spec TENSORS[] = {
     ROW_NORM(LAYER "input_layernorm", attn_norm),
     ROWS_QKV(LAYER "self_attn."),
     ROWS_QKV_BIAS(LAYER "self_attn."),
-    {LAYER "self_attn.q_norm.weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-     IN_LAYER(rope.q_norm.weight), WHEN_QK_NORM, false},
-    {LAYER "self_attn.k_norm.weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-     IN_LAYER(rope.k_norm.weight), WHEN_QK_NORM, false},
+    ROWS_QK_NORM(LAYER "self_attn."),
     ROW_O(LAYER "self_attn.o_proj"),
     {LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
      IN_LAYER(o_bias), WHEN_O_BIAS, false},
@@ -98,8 +124,6 @@ void llama_forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
-    struct mat up = mat_rows(t->up, 0, n);     /* [n_tokens, 2 * intermediate] */
-    struct mat act = mat_rows(t->act, 0, n);   /* [n_tokens, intermediate] */
 
     if (t->first) {
         transformer_embed(m, x, m->config.embed_scale);
@@ -117,13 +141,12 @@ void llama_forward(struct model *m, const struct batch *b)
                 return; /* the cache is written */
             }
             gather_rows(m, n, &x, &y, &attn, qkv);
-            h = mat_rows(h, 0, n), up = mat_rows(up, 0, n), act = mat_rows(act, 0, n);
+            h = mat_rows(h, 0, n);
         }
         y.transient = true;
         ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
-        ops->linear_gated(be, act, up, h, l->up, l->up_bias, m->config.act);
-        ops->linear(be, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
+        transformer_mlp(m, l, y, h);
         h.transient = i + 1 < t->n_layers; /* the last is what the head reads */
         transformer_end_layer(m, i, h, x, y, t->partial);
         h.transient = true;

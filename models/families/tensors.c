@@ -41,6 +41,12 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->intermediate;
     case DIM_GATE_UP:
         return 2 * (int64_t)c->intermediate;
+    case DIM_EXPERTS:
+        return c->experts.n;
+    case DIM_EXPERT:
+        return c->experts.intermediate;
+    case DIM_SHARED:
+        return c->experts.shared_intermediate;
     case DIM_VOCAB:
         return c->vocab;
     case DIM_POSITIONS:
@@ -58,7 +64,7 @@ void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c
     *ret_cols = dim_size(s->transposed ? s->rows : s->cols, c);
 }
 
-bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c)
+bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *c, int32_t layer)
 {
     switch (s->when) {
     case WHEN_ALWAYS:
@@ -77,34 +83,53 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->final_norm;
     case WHEN_PROJECTED:
         return c->embed_dim != c->hidden;
+    case WHEN_DENSE:
+        return !c->experts.layer[layer];
+    case WHEN_EXPERTS:
+        return c->experts.layer[layer];
+    case WHEN_SHARED:
+        return c->experts.layer[layer] && c->experts.shared_intermediate > 0;
     }
     return false;
 }
 
-static bool per_layer(const struct tensor_spec *s)
+int32_t tensor_spec_indices(const struct tensor_spec *s)
 {
-    return strchr(s->name, '%') != NULL;
+    const char *layer = strchr(s->name, '%');
+
+    return !layer ? 0 : strchr(layer + 1, '%') ? 2 : 1;
 }
 
-void tensor_spec_name(const struct tensor_spec *s, int32_t layer, char *ret)
+int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config *c)
 {
-    const char *mark = strchr(s->name, '%');
+    return tensor_spec_indices(s) == 2 ? c->experts.n : 1;
+}
 
-    if (!mark) {
-        snprintf(ret, NAME_BYTES, "%s", s->name);
-    } else if (layer < 0) {
-        snprintf(ret, NAME_BYTES, "%.*s*%s", (int)(mark - s->name), s->name, mark + 2);
-    } else {
-        snprintf(ret, NAME_BYTES, "%.*s%d%s", (int)(mark - s->name), s->name, layer, mark + 2);
+void tensor_spec_name(const struct tensor_spec *s, struct tensor_index at, char *ret)
+{
+    const int32_t index[2] = {at.layer, at.expert};
+    const char *from = s->name, *mark;
+    size_t n = 0;
+
+    for (int i = 0; i < 2 && n < NAME_BYTES && (mark = strchr(from, '%')) != NULL; i++) {
+        char number[16] = "*";
+        if (index[i] >= 0) {
+            snprintf(number, sizeof(number), "%d", index[i]);
+        }
+        n += (size_t)snprintf(ret + n, NAME_BYTES - n, "%.*s%s", (int)(mark - from), from, number);
+        from = mark + 2;
+    }
+    if (n < NAME_BYTES) {
+        snprintf(ret + n, NAME_BYTES - n, "%s", from);
     }
 }
 
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c,
-                                      int32_t layer)
+                                      struct tensor_index at)
 {
     char name[NAME_BYTES];
 
-    tensor_spec_name(s, layer, name);
+    tensor_spec_name(s, at, name);
     const struct tensor *t = checkpoint_find(c, name);
     if (t) {
         return t;
@@ -161,52 +186,76 @@ static void such(char *ret, size_t cap, int32_t n)
     }
 }
 
-/* Check one row of the table in all layers. */
-static void check_spec(struct problems *p, const struct tensor_spec *s,
-                       const struct model_config *c, const struct checkpoint *ck)
-{
-    int64_t want[2];
-    int32_t n = per_layer(s) ? c->n_layers : 1, n_missing = 0, n_shape = 0, n_type = 0;
-    const struct tensor *misshapen = NULL, *mistyped = NULL;
-    char name[NAME_BYTES], text[2 * NAME_BYTES + 64], is[96], must[64], times[32] = "";
+/* What is wrong with the tensors of one row of the table. */
+struct row_problems {
+    int64_t want[2];                            /* the shape that they must have */
+    int32_t n_missing, n_misshapen, n_mistyped; /* tensors */
+    const struct tensor *misshapen, *mistyped;  /* the first of each, or NULL */
+};
 
-    tensor_spec_shape(s, c, &want[0], &want[1]);
+/* Count what is wrong in one layer. */
+static void check_layer(struct problems *p, struct row_problems *row, const struct tensor_spec *s,
+                        const struct model_config *c, const struct checkpoint *ck, int32_t layer)
+{
+    int32_t n = tensor_spec_wanted(s, c, layer) ? tensor_spec_count(s, c) : 0;
+
     for (int32_t i = 0; i < n; i++) {
-        const struct tensor *t = tensor_spec_find(s, ck, i);
+        const struct tensor *t = tensor_spec_find(s, ck, (struct tensor_index){layer, i});
         if (!t) {
-            n_missing++;
+            row->n_missing++;
             continue;
         }
         p->used[t - checkpoint_at(ck, 0)] = true;
-        if (!right_shape(s, t, want) && n_shape++ == 0) {
-            misshapen = t;
+        if (!right_shape(s, t, row->want) && row->n_misshapen++ == 0) {
+            row->misshapen = t;
         }
-        if (!right_type(t) && n_type++ == 0) {
-            mistyped = t;
+        if (!right_type(t) && row->n_mistyped++ == 0) {
+            row->mistyped = t;
         }
     }
-    if (n_missing > 0) {
-        tensor_spec_name(s, -1, name);
-        if (n_missing > 1) {
-            snprintf(times, sizeof(times), " (%d times)", n_missing);
+}
+
+static void report_row(struct problems *p, const struct row_problems *row,
+                       const struct tensor_spec *s)
+{
+    char name[NAME_BYTES], text[2 * NAME_BYTES + 64], is[96], must[64], times[32] = "";
+
+    if (row->n_missing > 0) {
+        tensor_spec_name(s, (struct tensor_index){-1, -1}, name);
+        if (row->n_missing > 1) {
+            snprintf(times, sizeof(times), " (%d times)", row->n_missing);
         }
         snprintf(text, sizeof(text), "missing %s%s", name, times);
         report(p, text);
     }
-    if (misshapen) {
-        print_shape(is, sizeof(is), misshapen->dim, misshapen->n_dims);
-        print_shape(must, sizeof(must), want, s->cols == DIM_ONE ? 1 : 2);
-        such(times, sizeof(times), n_shape);
-        snprintf(text, sizeof(text), "%.200s is %s, must be %s%s", misshapen->name, is, must,
+    if (row->misshapen) {
+        print_shape(is, sizeof(is), row->misshapen->dim, row->misshapen->n_dims);
+        print_shape(must, sizeof(must), row->want, s->cols == DIM_ONE ? 1 : 2);
+        such(times, sizeof(times), row->n_misshapen);
+        snprintf(text, sizeof(text), "%.200s is %s, must be %s%s", row->misshapen->name, is, must,
                  times);
         report(p, text);
     }
-    if (mistyped) {
-        such(times, sizeof(times), n_type);
-        snprintf(text, sizeof(text), "%.200s is %s, must be BF16, F16 or F32%s", mistyped->name,
-                 mistyped->stored_type, times);
+    if (row->mistyped) {
+        such(times, sizeof(times), row->n_mistyped);
+        snprintf(text, sizeof(text), "%.200s is %s, must be BF16, F16 or F32%s",
+                 row->mistyped->name, row->mistyped->stored_type, times);
         report(p, text);
     }
+}
+
+/* Check one row of the table in all layers. */
+static void check_spec(struct problems *p, const struct tensor_spec *s,
+                       const struct model_config *c, const struct checkpoint *ck)
+{
+    struct row_problems row = {0};
+    int32_t n = tensor_spec_indices(s) > 0 ? c->n_layers : 1;
+
+    tensor_spec_shape(s, c, &row.want[0], &row.want[1]);
+    for (int32_t i = 0; i < n; i++) {
+        check_layer(p, &row, s, c, ck, i);
+    }
+    report_row(p, &row, s);
 }
 
 /* Whether an unknown tensor is one that inference does not need. */
@@ -281,9 +330,7 @@ int transformer_check(const struct model_family *f, const struct model_config *c
         return err_nomem(e, "check of the tensors");
     }
     for (const struct tensor_spec *s = f->tensors; s->name; s++) {
-        if (tensor_spec_wanted(s, c)) {
-            check_spec(&p, s, c, checkpoint);
-        }
+        check_spec(&p, s, c, checkpoint);
     }
     check_unknown(&p, f, c, checkpoint);
     int rc = 0;

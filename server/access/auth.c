@@ -154,16 +154,20 @@ static int32_t find_digest(const struct key_list *l, const uint8_t digest[KEY_DI
 bool keys_find(struct keys *k, const char *authorization, struct auth_result *ret)
 {
     static const char scheme[] = "Bearer ";
-    uint8_t digest[KEY_DIGEST_BYTES];
     size_t n = sizeof(scheme) - 1;
-    bool bearer = authorization && strncasecmp(authorization, scheme, n) == 0, found = false;
+    bool bearer = authorization && strncasecmp(authorization, scheme, n) == 0;
 
-    if (bearer) {
-        const char *key = authorization + n + strspn(authorization + n, " ");
-        bearer = key_digest(digest, key, strlen(key)) == 0;
-    }
+    return keys_find_bare(k, bearer ? authorization + n + strspn(authorization + n, " ") : NULL,
+                          ret);
+}
+
+bool keys_find_bare(struct keys *k, const char *key, struct auth_result *ret)
+{
+    uint8_t digest[KEY_DIGEST_BYTES];
+    bool given = key && key_digest(digest, key, strlen(key)) == 0, found = false;
+
     pthread_rwlock_rdlock(&k->lock);
-    int32_t i = bearer ? find_digest(&k->list, digest) : -1;
+    int32_t i = given ? find_digest(&k->list, digest) : -1;
     if (i >= 0) {
         *ret = (struct auth_result){.client = k->owner[i], .limits = k->list.key[i].limits};
         put_scope(ret->scope, &k->list.key[i]);

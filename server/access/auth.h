@@ -33,6 +33,8 @@ void keys_close(struct keys *k);
 /* Whether an Authorization header's value (or NULL) is "Bearer" and one of the keys, or
  * no keys are set; *ret is filled then. */
 bool keys_find(struct keys *k, const char *authorization, struct auth_result *ret);
+/* The same of a header whose value is the key alone (x-api-key), or NULL. */
+bool keys_find_bare(struct keys *k, const char *key, struct auth_result *ret);
 /* The result for routes that need no key. */
 void keys_anonymous(const struct keys *k, struct auth_result *ret);
 int32_t keys_count(struct keys *k);

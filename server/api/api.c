@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/agents/translate.h"
 #include "server/api/json_fields.h"
 
 static int refuse(struct err *e, const char *param, const char *text)
@@ -159,13 +160,9 @@ static int check_fit(struct completion *c, const struct api_context *ctx, struct
     return 0;
 }
 
-/* Fields that have another name or form in chats. */
+/* Fields that have another form in chats. */
 static int check_chat(struct completion *c, struct err *e)
 {
-    if (c->has_max_completion_tokens) {
-        c->params.max_tokens = c->max_completion_tokens;
-        c->has_max_tokens = true;
-    }
     if (c->has_top_logprobs && c->top_logprobs && !c->chat_logprobs) {
         return refuse(e, "top_logprobs", "top_logprobs needs logprobs: true");
     }
@@ -191,17 +188,25 @@ static void give_seeds(struct completion *c, const struct api_context *ctx)
     }
 }
 
-static int parse_tree(struct completion *c, const cJSON *tree, const struct api_context *ctx,
+static int parse_tree(struct completion *c, cJSON *tree, const struct api_context *ctx,
                       struct err *e)
 {
     const struct field_table *t = c->chat ? &chat_fields : &completion_fields;
     int rc = fields_read(t, c, tree, ctx, c->ignored, sizeof(c->ignored), e);
 
+    if (c->has_max_completion_tokens) {
+        c->params.max_tokens = c->max_completion_tokens;
+        c->has_max_tokens = true;
+    }
     rc = rc || !c->chat ? rc : check_chat(c, e);
     rc = rc ? rc : check_together(c, e);
     if (!rc) {
-        rc = c->chat ? chat_read(c, tree, ctx, e)
-                     : prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
+        rc = c->api >= API_RESPONSES ? translated_read(c, tree, ctx, e)
+             : c->chat               ? chat_read(c, tree, ctx, e)
+                                     : structured_read(c, tree, ctx, e);
+    }
+    if (!rc && !c->chat) {
+        rc = prompt_read(c, cJSON_GetObjectItemCaseSensitive(tree, "prompt"), ctx, e);
     }
     rc = rc ? rc : prompt_add_suffix(c, ctx, e);
     c->suffix = NULL; /* the tree's */
@@ -226,12 +231,41 @@ int api_check_room(const struct api_context *ctx, int32_t n, struct err *e)
     return ctx->check_capacity ? ctx->check_capacity(ctx->arg, ctx->tenant, n, e) : 0;
 }
 
-static int body_parse(struct completion *ret, bool chat, const char *body, size_t len,
-                      const struct api_context *ctx, struct err *e)
+/* Make a chat request of another API's body, and parse it. */
+static int parse_translated(struct completion *c, cJSON *body, bool counts,
+                            const struct api_context *ctx, struct err *e)
 {
-    struct completion c = {.add_special = !chat, .chat = chat, .add_generation_prompt = true};
+    struct translation t = {.c = c, .ctx = ctx, .counts = counts, .e = e};
+    struct err why = {0};
+
+    t.e = &why;
+    t.chat = cJSON_CreateObject();
+    t.messages = t.chat ? cJSON_AddArrayToObject(t.chat, "messages") : NULL;
+    t.failed = !t.messages;
+    int rc = c->api == API_RESPONSES ? responses_translate(&t, body) : messages_translate(&t, body);
+    rc = t.failed ? err_nomem(&why, "the request's JSON") : rc;
+    rc = rc ? rc : parse_tree(c, t.chat, ctx, &why);
+    cJSON_Delete(t.chat);
+    if (rc && c->api == API_RESPONSES && strcmp(why.param, "messages") == 0) {
+        memcpy(why.param, "input", sizeof("input"));
+    }
+    if (e) {
+        *e = why;
+    }
+    return rc;
+}
+
+/* `counts`: of the answer only the number of the prompt's tokens is wanted. */
+static int body_parse(struct completion *ret, enum api_kind api, bool counts, const char *body,
+                      size_t len, const struct api_context *ctx, struct err *e)
+{
+    struct completion c = {.api = api,
+                           .add_special = api == API_COMPLETIONS,
+                           .chat = api != API_COMPLETIONS,
+                           .add_generation_prompt = true,
+                           .parallel_tool_calls = true};
     cJSON *tree;
-    int rc = api_check_room(ctx, 1, e);
+    int rc = counts ? 0 : api_check_room(ctx, 1, e);
 
     rc = rc ? rc : json_parse(&tree, body, len, e);
     if (rc) {
@@ -239,8 +273,9 @@ static int body_parse(struct completion *ret, bool chat, const char *body, size_
     }
     ctx->defaults(ctx->arg, &c.params);
     /* By default a chat's answer may use the rest of the model's length. */
-    c.params.max_tokens = chat ? INT32_MAX : c.params.max_tokens;
-    rc = parse_tree(&c, tree, ctx, e);
+    c.params.max_tokens = c.chat ? INT32_MAX : c.params.max_tokens;
+    rc = api >= API_RESPONSES ? parse_translated(&c, tree, counts, ctx, e)
+                              : parse_tree(&c, tree, ctx, e);
     cJSON_Delete(tree);
     if (rc) {
         completion_release(&c);
@@ -254,13 +289,40 @@ static int body_parse(struct completion *ret, bool chat, const char *body, size_
 int completion_parse(struct completion *ret, const char *body, size_t len,
                      const struct api_context *ctx, struct err *e)
 {
-    return body_parse(ret, false, body, len, ctx, e);
+    return body_parse(ret, API_COMPLETIONS, false, body, len, ctx, e);
 }
 
 int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                struct err *e)
 {
-    return body_parse(ret, true, body, len, ctx, e);
+    return body_parse(ret, API_CHAT, false, body, len, ctx, e);
+}
+
+int responses_parse(struct completion *ret, const char *body, size_t len,
+                    const struct api_context *ctx, struct err *e)
+{
+    return body_parse(ret, API_RESPONSES, false, body, len, ctx, e);
+}
+
+int messages_parse(struct completion *ret, const char *body, size_t len,
+                   const struct api_context *ctx, struct err *e)
+{
+    return body_parse(ret, API_MESSAGES, false, body, len, ctx, e);
+}
+
+int count_parse(enum api_kind api, int32_t *ret_n, char ignored[256], const char *body, size_t len,
+                const struct api_context *ctx, struct err *e)
+{
+    struct completion c;
+    int rc = body_parse(&c, api, true, body, len, ctx, e);
+
+    if (rc) {
+        return rc;
+    }
+    *ret_n = c.prompt[0].n;
+    memcpy(ignored, c.ignored, sizeof(c.ignored));
+    completion_release(&c);
+    return 0;
 }
 
 void completion_release(struct completion *c)
@@ -271,5 +333,8 @@ void completion_release(struct completion *c)
     free(c->prompt);
     c->prompt = NULL;
     c->n_prompts = 0;
+    chat_tools_release(&c->tools);
+    free(c->echo);
+    c->echo = NULL;
     gen_params_release(&c->params);
 }

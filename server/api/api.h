@@ -33,10 +33,18 @@ struct api_context {
     const char *(*token_bytes)(const void *arg, int32_t id, size_t *ret_len);
     /* As engine_render_chat; used where chat.missing is NULL. */
     int (*render_chat)(void *arg, const char *context, size_t len, struct buf *out, struct err *e);
+    /* As engine_chat_opens_reasoning, engine_chat_grammar, engine_grammar_new. */
+    bool (*opens_reasoning)(void *arg, const char *prompt, size_t len);
+    int (*chat_grammar)(void *arg, const struct chat_tools *t, const char *answer, bool reasoning,
+                        struct buf *out, bool *ret_needed, struct err *e);
+    int (*grammar_new)(void *arg, enum grammar_kind kind, const char *text, size_t len,
+                       struct grammar **ret, struct err *e);
     struct engine_chat chat; /* the chat template's abilities */
     struct engine_fim fim;   /* the fill-in-the-middle tokens */
     void *arg;               /* for all functions above */
 };
+
+struct dialect;
 
 struct prompt {
     int32_t *id; /* [n] owned */
@@ -44,8 +52,12 @@ struct prompt {
     uint64_t seed; /* for sampling its choices */
 };
 
-/* A validated request of either generating route. */
+/* The API that a request came by, and in whose form it is answered. */
+enum api_kind { API_COMPLETIONS, API_CHAT, API_RESPONSES, API_MESSAGES };
+
+/* A validated request of any generating route. */
 struct completion {
+    enum api_kind api;
     struct gen_params params; /* the prompts' common parameters */
     struct prompt *prompt;    /* [n_prompts] owned */
     int32_t n_prompts;
@@ -73,7 +85,23 @@ struct completion {
     bool chat, chat_logprobs, add_generation_prompt, continue_final_message;
     bool has_max_completion_tokens, has_top_logprobs, has_add_generation_prompt;
     int32_t max_completion_tokens, top_logprobs;
+    bool parallel_tool_calls;
     bool ignored_bool; /* target of accepted fields that have no effect */
+
+    /* ---- tools and reasoning, of chat requests ---- */
+    struct chat_tools tools; /* owned; no tools: n is 0 */
+    bool functions;          /* the tools came as `functions`: answered in that form */
+    /* The answer is read by the model's format: it may hold reasoning or calls. */
+    bool parsed;
+    bool opens_reasoning; /* the prompt ends inside reasoning */
+
+    /* ---- of routes that translate onto chat (translate.h) ---- */
+    bool has_ceiling;    /* max_tokens was given as an upper bound, cut to what fits */
+    int32_t ignored_int; /* target of accepted fields that have no effect */
+    /* How the answer is written (server/stream/dialect.h); NULL: as chat completions,
+     * or completions. */
+    const struct dialect *dialect;
+    char *echo; /* owned; answer_info.echo, or NULL */
 };
 
 /* Parse and validate `body`. On failure nothing is left allocated and `e` says why:
@@ -86,6 +114,16 @@ int completion_parse(struct completion *ret, const char *body, size_t len,
  * of the messages. */
 int chat_parse(struct completion *ret, const char *body, size_t len, const struct api_context *ctx,
                struct err *e);
+/* The same for bodies of /v1/responses and /v1/messages, which become chats
+ * (responses.c, messages.c). */
+int responses_parse(struct completion *ret, const char *body, size_t len,
+                    const struct api_context *ctx, struct err *e);
+int messages_parse(struct completion *ret, const char *body, size_t len,
+                   const struct api_context *ctx, struct err *e);
+/* The tokens of the prompt that a body of either API makes. `ignored`: as that of a
+ * completion. */
+int count_parse(enum api_kind api, int32_t *ret_n, char ignored[256], const char *body, size_t len,
+                const struct api_context *ctx, struct err *e);
 void completion_release(struct completion *c);
 
 struct tokenize {
@@ -144,6 +182,7 @@ struct field_table {
 /* Whether the row applies to the table's route. */
 bool field_in(const struct field_table *t, const struct field *f);
 extern const struct field_table completion_fields, chat_fields, tokenize_fields, detokenize_fields;
+extern const struct field_table responses_fields, messages_fields;
 
 /* Read every member of `object` by its row of the table; null counts as not given.
  * Unknown names are appended to `ignored`, or refused. */
@@ -160,8 +199,8 @@ int field_has_nul(const char *name, struct err *e);
 field_reader read_later;
 /* Readers of single values (api_values.c) and of lists (api_lists.c). */
 field_reader read_model, read_early_stopping, read_logprobs, read_prompt_logprobs, read_top_k,
-    read_seed, read_cache_salt, read_request_id, read_suffix, read_response_format,
-    read_top_logprobs, read_object, read_no_tools, read_tool_choice;
+    read_seed, read_cache_salt, read_request_id, read_suffix, read_top_logprobs, read_any_object,
+    read_list, read_tool_choice, read_word, read_modalities;
 field_reader read_stop, read_stop_token_ids, read_allowed_token_ids, read_bad_words,
     read_logit_bias, read_stream_options;
 
@@ -178,6 +217,29 @@ int prompt_from_text(struct completion *c, const char *text, size_t len,
  * c->prompt (api_chat.c). */
 int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
               struct err *e);
+/* Whether the request has tools that may be called. */
+bool tools_active(const struct completion *c);
+/* Read `tools` or `functions`, and what may be chosen of them, into c->tools
+ * (api_tools.c). */
+int tools_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
+               struct err *e);
+/* Append `,"tools":[…]` for the template; nothing without tools. */
+int tools_put(struct buf *b, const cJSON *tree, struct err *e);
+/* Append `"messages":[…]` for the template (api_messages.c). `mark`: the last message
+ * ends with CHAT_CONTINUE_MARK. */
+#define CHAT_CONTINUE_MARK "CONTINUE_FINAL_MESSAGE_TAG "
+int messages_put(struct buf *b, const cJSON *messages, bool mark, const struct api_context *ctx,
+                 struct err *e);
+/* Refuse numbers in `v`, a value of the field `name`, that the template engine cannot
+ * represent: integers beyond 64 bits, and doubles that are not finite. */
+int template_numbers(const char *name, const cJSON *v, struct err *e);
+/* Read the fields that constrain the output into c->params.grammar (api_grammar.c).
+ * Of a chat: after the prompt was rendered, together with its tools. */
+int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
+                    struct err *e);
+/* Append a name to the list of ignored fields, with visible ASCII only; dropped if it
+ * is long or does not fit. */
+void note_ignored(char *ignored, size_t size, const char *name);
 /* Read a list of 1 .. max token ids of the vocabulary into *ret, which is malloc'd. */
 int read_ids(int32_t **ret, int32_t *ret_n, const char *name, const cJSON *v, int32_t max,
              const struct api_context *ctx, struct err *e);

@@ -122,9 +122,7 @@ static const struct field *field_find(const struct field_table *t, const char *n
     return NULL;
 }
 
-/* Append a name to a header value, only with visible ASCII; dropped if it is long or
- * does not fit. */
-static void note_ignored(char *ignored, size_t size, const char *name)
+void note_ignored(char *ignored, size_t size, const char *name)
 {
     size_t at = strlen(ignored), need = strlen(name);
 

@@ -2,6 +2,7 @@
 #include <float.h>
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "server/api/api.h"
 
@@ -63,6 +64,18 @@ void api_error(struct buf *b, int status, const char *param, const char *message
     buf_putc(b, '}');
 }
 
+/* ,"created_at":…, as Anthropic's clients read it */
+static void put_time(struct buf *b, int64_t unix_s)
+{
+    time_t at = (time_t)unix_s;
+    char text[32];
+    struct tm tm;
+
+    gmtime_r(&at, &tm);
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &tm);
+    buf_printf(b, ",\"created_at\":\"%s\"", text);
+}
+
 void api_model(struct buf *b, const struct api_context *ctx)
 {
     PUT(b, "{\"id\":");
@@ -70,14 +83,29 @@ void api_model(struct buf *b, const struct api_context *ctx)
     buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
                (long long)ctx->info.created);
     put_string(b, ctx->info.model_name);
-    buf_printf(b, ",\"parent\":null,\"max_model_len\":%d}", ctx->info.max_model_len);
+    /* the length under the names that clients read */
+    int32_t len = ctx->info.max_model_len;
+    buf_printf(b,
+               ",\"parent\":null,\"max_model_len\":%d,\"context_length\":%d,"
+               "\"context_window\":%d",
+               len, len, len);
+    PUT(b, ",\"type\":\"model\",\"display_name\":");
+    put_string(b, ctx->info.model_name);
+    put_time(b, ctx->info.created);
+    buf_putc(b, '}');
 }
 
 void api_models(struct buf *b, const struct api_context *ctx)
 {
     PUT(b, "{\"object\":\"list\",\"data\":[");
     api_model(b, ctx);
-    PUT(b, "]}");
+    PUT(b, "],\"has_more\":false,\"first_id\":");
+    put_string(b, ctx->info.model_name);
+    PUT(b, ",\"last_id\":");
+    put_string(b, ctx->info.model_name);
+    /* Codex asks for a list of this name. It is empty, since an entry would replace the
+     * instructions that Codex gives models which it does not know. */
+    PUT(b, ",\"models\":[]}");
 }
 
 /* ---- OpenAPI ---- */
@@ -240,6 +268,16 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
     buf_putc(b, ',');
     put_generating(b, "/v1/chat/completions", "Answer a conversation", "chat_completion");
     buf_putc(b, ',');
+    put_generating(b, "/v1/responses", "Answer a conversation of items", "response");
+    buf_putc(b, ',');
+    put_post(b, "/v1/responses/input_tokens", "Count the tokens of such a conversation", "response",
+             json);
+    buf_putc(b, ',');
+    put_generating(b, "/v1/messages", "Answer a conversation of content blocks", "message");
+    buf_putc(b, ',');
+    put_post(b, "/v1/messages/count_tokens", "Count the tokens of such a conversation", "message",
+             json);
+    buf_putc(b, ',');
     put_post(b, "/tokenize", "Text to token ids", "tokenize", json);
     buf_putc(b, ',');
     put_post(b, "/detokenize", "Token ids to text", "detokenize", json);
@@ -262,6 +300,10 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
     put_table(b, "completion", &completion_fields, "prompt", ctx);
     buf_putc(b, ',');
     put_table(b, "chat_completion", &chat_fields, "messages", ctx);
+    buf_putc(b, ',');
+    put_table(b, "response", &responses_fields, "input", ctx);
+    buf_putc(b, ',');
+    put_table(b, "message", &messages_fields, "messages", ctx);
     buf_putc(b, ',');
     put_table(b, "tokenize", &tokenize_fields, "prompt", ctx);
     buf_putc(b, ',');

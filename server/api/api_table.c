@@ -1,38 +1,27 @@
 /* The field table of the two generating routes: one row for every field. */
 #include <math.h>
 
-#include "server/api/api.h"
-
-#define AT(m) .offset = offsetof(struct completion, m)
-#define GIVEN(m) .given = offsetof(struct completion, m)
-
-#define ROW_BOOL(n, m, h) {.name = n, .type = FIELD_BOOL, AT(m), .given = -1, .help = h}
-#define ROW_INT(n, m, l, u, h) \
-    {.name = n, .type = FIELD_INT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
-#define ROW_FLOAT(n, m, l, u, h) \
-    {.name = n, .type = FIELD_FLOAT, AT(m), .given = -1, .lo = l, .hi = u, .help = h}
-#define ROW_OVER(n, m, l, u, h) \
-    {.name = n,                 \
-     .type = FIELD_FLOAT,       \
-     AT(m),                     \
-     .given = -1,               \
-     .lo = l,                   \
-     .hi = u,                   \
-     .lo_open = true,           \
-     .help = h}
-#define ROW_CUSTOM(n, f, s, h) \
-    {.name = n, .type = FIELD_CUSTOM, .given = -1, .read = f, .schema = s, .help = h}
-#define ROW_MISSING(n, h) {.name = n, .type = FIELD_MISSING, .given = -1, .help = h}
+#include "server/api/field_rows.h"
 
 /* Rows of only one route. */
 #define ROW_FOR(r, n, f, s, h) \
     {.name = n, .type = FIELD_CUSTOM, .only = r, .given = -1, .read = f, .schema = s, .help = h}
 #define ROW_CHAT(n, f, s, h) ROW_FOR(ROUTE_CHAT, n, f, s, h)
+/* A string without effect. */
+#define ROW_ACCEPTED(n, h) \
+    {.name = n, .type = FIELD_STRING, .only = ROUTE_CHAT, .given = -1, .help = h}
 #define ROW_CHAT_MISSING(n, h) \
     {.name = n, .type = FIELD_MISSING, .only = ROUTE_CHAT, .given = -1, .help = h}
 
 #define IDS_SCHEMA \
     "{\"type\":\"array\",\"items\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":@vocab}}"
+
+#define JSON_SCHEMA "{\"oneOf\":[{\"type\":\"object\"},{\"type\":\"string\",\"minLength\":2}]}"
+#define CHOICE_SCHEMA "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"string\"}}"
+#define FUNCTION_SCHEMA                                                                \
+    "{\"type\":\"object\",\"required\":[\"name\"],\"properties\":{\"name\":{\"type\":" \
+    "\"string\",\"pattern\":\"^[A-Za-z0-9_.:-]{1,128}$\"},\"description\":{\"type\":"  \
+    "\"string\"},\"parameters\":{\"type\":\"object\"},\"strict\":{\"type\":\"boolean\"}}}"
 
 static const struct field completion_rows[] = {
     ROW_CUSTOM("model", read_model, "{\"type\":\"string\"}",
@@ -187,25 +176,51 @@ static const struct field completion_rows[] = {
                "{\"type\":\"string\",\"pattern\":\"^[A-Za-z0-9._:-]{1,128}$\"}",
                "Id of the request in the answer and the log."),
     {.name = "user", .type = FIELD_STRING, .given = -1, .help = "Accepted, but has no effect."},
-    ROW_CUSTOM("response_format", read_response_format,
-               "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"const\":"
-               "\"text\"}}}",
-               "Only text."),
+    ROW_CUSTOM("response_format", read_later,
+               "{\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"enum\":["
+               "\"text\",\"json_object\",\"json_schema\",\"structural_tag\"]},\"json_schema\":{"
+               "\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"schema\":{"
+               "\"type\":\"object\"},\"strict\":{\"type\":\"boolean\"}}}}}",
+               "The answer is JSON, valid by the schema if one is given; a schema that cannot be "
+               "enforced is refused."),
+    ROW_CUSTOM("structured_outputs", read_later,
+               "{\"type\":\"object\",\"maxProperties\":2,\"properties\":{\"json\":" JSON_SCHEMA
+               ",\"regex\":{\"type\":\"string\",\"minLength\":1},\"choice\":" CHOICE_SCHEMA
+               ",\"grammar\":{\"type\":\"string\",\"minLength\":1},\"json_object\":{\"type\":"
+               "\"boolean\"},\"structural_tag\":{\"oneOf\":[{\"type\":\"string\"},{\"type\":"
+               "\"object\"}]}}}",
+               "Constrains the answer by one of: a JSON Schema, a regular expression, a list of "
+               "texts, a grammar in Lark's notation, any JSON object, tags in free text."),
+    ROW_CUSTOM("guided_json", read_later, JSON_SCHEMA, "Older name of structured_outputs.json."),
+    ROW_CUSTOM("guided_regex", read_later, "{\"type\":\"string\",\"minLength\":1}",
+               "Older name of structured_outputs.regex."),
+    ROW_CUSTOM("guided_choice", read_later, CHOICE_SCHEMA,
+               "Older name of structured_outputs.choice."),
+    ROW_CUSTOM("guided_grammar", read_later, "{\"type\":\"string\",\"minLength\":1}",
+               "Older name of structured_outputs.grammar."),
+    ROW_CUSTOM("guided_json_object", read_later, "{\"type\":\"boolean\"}",
+               "Older name of structured_outputs.json_object."),
+    {.name = "guided_decoding_backend",
+     .type = FIELD_STRING,
+     .given = -1,
+     .help = "Accepted; there is one way to constrain output."},
     ROW_CHAT("messages", read_later,
              "{\"type\":\"array\",\"minItems\":1,\"maxItems\":4096,\"items\":{\"type\":\"object\","
-             "\"required\":[\"role\","
-             "\"content\"],\"properties\":{\"role\":{\"enum\":[\"system\",\"developer\",\"user\","
-             "\"assistant\"]},"
+             "\"required\":[\"role\"],\"properties\":{\"role\":{\"enum\":[\"system\","
+             "\"developer\",\"user\",\"assistant\",\"tool\",\"function\"]},"
              "\"name\":{\"type\":\"string\"},\"content\":{\"oneOf\":[{\"type\":\"string\"},{"
-             "\"type\":\"array\",\"minItems\":"
-             "1,"
-             "\"items\":{\"type\":\"object\",\"required\":[\"type\",\"text\"],\"properties\":{"
-             "\"type\":{\"const\":\"text\"},"
-             "\"text\":{\"type\":\"string\"}}}}]}}}}",
+             "\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\","
+             "\"text\"],\"properties\":{\"type\":{\"const\":\"text\"},\"text\":{\"type\":"
+             "\"string\"}}}},{\"type\":\"null\"}]},\"tool_calls\":{\"type\":\"array\",\"items\":{"
+             "\"type\":\"object\",\"required\":[\"id\",\"function\"],\"properties\":{\"id\":{"
+             "\"type\":\"string\"},\"type\":{\"const\":\"function\"},\"function\":{\"type\":"
+             "\"object\",\"required\":[\"name\"],\"properties\":{\"name\":{\"type\":\"string\"},"
+             "\"arguments\":{\"type\":\"string\"}}}}}},\"tool_call_id\":{\"type\":\"string\"},"
+             "\"reasoning\":{\"type\":\"string\"},\"reasoning_content\":{\"type\":"
+             "\"string\"}}}}",
              "The conversation, rendered by the model's chat template."),
     {.name = "max_completion_tokens",
      .type = FIELD_INT,
-     .only = ROUTE_CHAT,
      AT(max_completion_tokens),
      GIVEN(has_max_completion_tokens),
      .lo = 1,
@@ -236,28 +251,67 @@ static const struct field completion_rows[] = {
      AT(continue_final_message),
      .given = -1,
      .help = "Continue the last message instead of starting a turn."},
-    ROW_CHAT("chat_template_kwargs", read_object, "{\"type\":\"object\"}",
+    ROW_CHAT("chat_template_kwargs", read_any_object, "{\"type\":\"object\"}",
              "Further variables for the chat template."),
-    ROW_CHAT("tools", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}",
-             "Tools are not supported in this version."),
-    ROW_CHAT("tool_choice", read_tool_choice, "{\"enum\":[\"none\",\"auto\"]}", "The same."),
-    ROW_CHAT("functions", read_no_tools, "{\"type\":\"array\",\"maxItems\":0}", "The same."),
+    ROW_CHAT("tools", read_list,
+             "{\"type\":\"array\",\"maxItems\":512,\"items\":{\"type\":\"object\",\"required\":["
+             "\"type\",\"function\"],\"properties\":{\"type\":{\"const\":\"function\"},"
+             "\"function\":" FUNCTION_SCHEMA "}}}",
+             "Functions that the model may call."),
+    ROW_CHAT("tool_choice", read_tool_choice,
+             "{\"oneOf\":[{\"enum\":[\"none\",\"auto\",\"required\"]},{\"type\":\"object\","
+             "\"required\":[\"type\",\"function\"],\"properties\":{\"type\":{\"const\":"
+             "\"function\"},\"function\":{\"type\":\"object\",\"required\":[\"name\"],"
+             "\"properties\":{\"name\":{\"type\":\"string\"}}}}}]}",
+             "Whether a tool is called: auto (as the model wants) with tools, none, required, or "
+             "the one that is named."),
     {.name = "parallel_tool_calls",
+     .type = FIELD_BOOL,
+     .only = ROUTE_CHAT,
+     AT(parallel_tool_calls),
+     .given = -1,
+     .help = "Whether an answer may have several calls; true by default."},
+    ROW_CHAT("functions", read_list,
+             "{\"type\":\"array\",\"maxItems\":512,\"items\":" FUNCTION_SCHEMA "}",
+             "The older form of tools; the answer has function_call."),
+    ROW_CHAT("function_call", read_tool_choice,
+             "{\"oneOf\":[{\"enum\":[\"none\",\"auto\"]},{\"type\":\"object\",\"required\":["
+             "\"name\"],\"properties\":{\"name\":{\"type\":\"string\"}}}]}",
+             "The older form of tool_choice."),
+    ROW_CHAT("reasoning_effort", read_word,
+             "{\"enum\":[\"none\",\"minimal\",\"low\",\"medium\",\"high\",\"xhigh\","
+             "\"max\"]}",
+             "A variable of the chat template; none also sets enable_thinking to false."),
+    ROW_CHAT("verbosity", read_word, "{\"enum\":[\"low\",\"medium\",\"high\"]}",
+             "A variable of the chat template."),
+    ROW_CHAT("modalities", read_modalities,
+             "{\"type\":\"array\",\"minItems\":1,\"maxItems\":1,\"items\":{\"const\":"
+             "\"text\"}}",
+             "Answers are text."),
+    ROW_CHAT("prediction", read_any_object, "{\"type\":\"object\"}",
+             "Accepted: a guess of the answer changes nothing in it."),
+    ROW_CHAT("metadata", read_any_object, "{\"type\":\"object\"}", "Accepted, but not stored."),
+    {.name = "store",
      .type = FIELD_BOOL,
      .only = ROUTE_CHAT,
      AT(ignored_bool),
      .given = -1,
-     .help = "Accepted, but has no effect."},
+     .help = "Accepted; answers are never stored."},
+    ROW_CHAT("service_tier", read_word,
+             "{\"enum\":[\"auto\",\"default\",\"flex\",\"scale\",\"priority\"]}",
+             "Accepted; the server has one tier (see priority)."),
+    ROW_ACCEPTED("prompt_cache_key", "Accepted: equal prefixes share their cache without a key."),
+    ROW_CHAT("prompt_cache_retention", read_word,
+             "{\"enum\":[\"in-memory\",\"in_memory\",\"24h\"]}",
+             "Accepted: prefixes stay cached while there is room."),
+    ROW_ACCEPTED("safety_identifier", "Accepted, but has no effect."),
     ROW_CHAT_MISSING("chat_template", "templates of clients"),
     ROW_CHAT_MISSING("documents", "documents in prompts"),
     ROW_CHAT_MISSING("audio", "audio"),
+    ROW_CHAT_MISSING("web_search_options", "web search"),
     ROW_CHAT_MISSING("prompt_logprobs",
                      "log-probabilities of a chat's prompt (/v1/completions has)"),
-    ROW_MISSING("guided_json", "constrained output"),
-    ROW_MISSING("guided_regex", "constrained output"),
-    ROW_MISSING("guided_choice", "constrained output"),
-    ROW_MISSING("guided_grammar", "constrained output"),
-    ROW_MISSING("structured_outputs", "constrained output"),
+    ROW_MISSING("guided_whitespace_pattern", "choice of the whitespace in JSON"),
     ROW_MISSING("logits_processors", "logits processors"),
     ROW_MISSING("prompt_embeds", "prompts as embeddings"),
 };

@@ -1,5 +1,6 @@
 /* Readers, named by the field table, of single values that need more than a type and a
  * range. Lists: api_lists.c. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -162,24 +163,6 @@ int read_suffix(void *ret, const struct field *f, const cJSON *v, const struct a
     return 0;
 }
 
-int read_response_format(void *ret, const struct field *f, const cJSON *v,
-                         const struct api_context *ctx, struct err *e)
-{
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(v, "type");
-
-    (void)ret, (void)ctx;
-    if (!cJSON_IsObject(v) || !cJSON_IsString(type)) {
-        return field_wrong_type(f, v, "an object with a type", e);
-    }
-    if (!json_is(type, "text")) {
-        return err_set_param(
-            e, ERR_UNSUPPORTED, f->name,
-            "%s '%.60s' is not supported: this server has no constrained output, only 'text'",
-            f->name, type->valuestring);
-    }
-    return 0;
-}
-
 /* ---- readers of chat's fields ---- */
 
 int read_top_logprobs(void *ret, const struct field *f, const cJSON *v,
@@ -189,36 +172,62 @@ int read_top_logprobs(void *ret, const struct field *f, const cJSON *v,
                          ctx->max_logprobs, e);
 }
 
-int read_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                struct err *e)
+int read_any_object(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                    struct err *e)
 {
     (void)ret, (void)ctx;
     return cJSON_IsObject(v) ? 0 : field_wrong_type(f, v, "an object", e);
 }
 
-int read_no_tools(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
-                  struct err *e)
+int read_list(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+              struct err *e)
 {
     (void)ret, (void)ctx;
-    if (!cJSON_IsArray(v)) {
-        return field_wrong_type(f, v, "a list", e);
-    }
-    return v->child ? err_set_param(
-                          e, ERR_UNSUPPORTED, f->name,
-                          "%s is not supported: this server has no tool calls yet; leave it out",
-                          f->name)
-                    : 0;
+    return cJSON_IsArray(v) ? 0 : field_wrong_type(f, v, "a list", e);
 }
 
 int read_tool_choice(void *ret, const struct field *f, const cJSON *v,
                      const struct api_context *ctx, struct err *e)
 {
     (void)ret, (void)ctx;
-    if (json_is(v, "none") || json_is(v, "auto")) {
-        return 0;
+    return cJSON_IsString(v) || cJSON_IsObject(v)
+               ? 0
+               : field_wrong_type(f, v, "a string or an object that names a function", e);
+}
+
+/* A string of the field's schema, {"enum": […]}. */
+int read_word(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+              struct err *e)
+{
+    char quoted[64];
+
+    (void)ret, (void)ctx;
+    if (!cJSON_IsString(v)) {
+        return field_wrong_type(f, v, "a string", e);
     }
-    return err_set_param(
-        e, ERR_UNSUPPORTED, f->name,
-        "%s is not supported: this server has no tool calls yet, only \"none\" or \"auto\"",
-        f->name);
+    snprintf(quoted, sizeof(quoted), "\"%.60s\"", v->valuestring);
+    const char *list = strchr(f->schema, '[');
+    if (json_has_nul(v) || strchr(v->valuestring, '"') || json_string_len(v) > 40 ||
+        !strstr(list, quoted)) {
+        return err_set_param(e, ERR_INVALID, f->name, "%s is '%.40s'; %.*s are allowed", f->name,
+                             v->valuestring, (int)strcspn(list + 1, "]"), list + 1);
+    }
+    return 0;
+}
+
+int read_modalities(void *ret, const struct field *f, const cJSON *v, const struct api_context *ctx,
+                    struct err *e)
+{
+    (void)ret, (void)ctx;
+    if (!cJSON_IsArray(v) || !v->child) {
+        return field_wrong_type(f, v, "a list that is not empty", e);
+    }
+    for (const cJSON *m = v->child; m; m = m->next) {
+        if (!json_is(m, "text")) {
+            return err_set_param(e, ERR_UNSUPPORTED, f->name,
+                                 "%s may hold only \"text\": this server answers in no other way",
+                                 f->name);
+        }
+    }
+    return 0;
 }

@@ -25,7 +25,7 @@ static void set_refusal(struct http_request *x, int status, const char *message)
 
     x->refused = true;
     if (r) {
-        reply_init(r, status);
+        reply_begin(r, x, status);
         reply_error(r, status, NULL, message);
         x->refusal = r;
     }
@@ -144,16 +144,24 @@ static void check_listener(struct http_request *x)
     }
 }
 
+/* Whether the request has a key, in either of the headers that clients send it in. */
+static bool has_key(struct http_request *x, struct MHD_Connection *c)
+{
+    struct keys *k = &x->server->keys;
+
+    return keys_find(k, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->auth) ||
+           keys_find_bare(k, header(c, "x-api-key"), &x->auth);
+}
+
 /* Refuse what needs no body: wrong key, route, method or content type. */
 static void check_headers(struct http_request *x, struct MHD_Connection *c, const char *allow)
 {
-    struct server *s = x->server;
     const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
     if (!(x->route && (x->route->open || (x->listener->admin && x->listener->local))) &&
-        !preflight && !keys_find(&s->keys, header(c, MHD_HTTP_HEADER_AUTHORIZATION), &x->auth)) {
+        !preflight && !has_key(x, c)) {
         set_refusal(x, 401,
                     "API key missing or wrong; send the header 'Authorization: Bearer KEY'");
     } else if (!x->route && !allow) {
@@ -367,7 +375,7 @@ static enum MHD_Result dispatch(struct http_request *x, struct MHD_Connection *c
     const char *arg = x->path + strlen(x->route->path);
     struct reply r;
 
-    reply_init(&r, 200);
+    reply_begin(&r, x, 200);
     if (x->route->needs_engine && !atomic_load(&s->engine)) {
         reply_error(&r, 503, NULL, "the server is starting; try again");
     } else {

@@ -121,11 +121,15 @@ struct reply {
     bool close;               /* close the connection afterwards */
     /* CSP nonce of the page's script and style; "": the reply is not a page */
     char nonce[33];
+    /* How an error's body is written; NULL: as OpenAI does */
+    const struct dialect *dialect;
     /* With 429 and 503: time until a retry can succeed; 0: estimated from the rate at
      * which requests end */
     int64_t retry_us;
 };
 void reply_init(struct reply *r, int status);
+/* The same for a request, in the form of its route. */
+void reply_begin(struct reply *r, const struct http_request *x, int status);
 /* Replace the body by an error object. */
 void reply_error(struct reply *r, int status, const char *param, const char *message);
 
@@ -162,6 +166,8 @@ struct route {
     bool needs_engine;  /* 503 while the model is loading */
     bool limited;       /* counts towards the key's limits */
     bool generates;     /* submits requests to the engine */
+    /* How answers and errors are written; NULL: as completions and chats are */
+    const struct dialect *dialect;
     /* Fill in `r`, or set x->stream, in which case `r` is discarded. `arg`: the path
      * after a prefix. */
     void (*handle)(struct http_request *x, const char *arg, struct reply *r);

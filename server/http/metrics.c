@@ -101,6 +101,10 @@ static void write_counters(struct page *p, const struct engine_stats *s)
             s->prefix_queries);
     counter(p, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
             s->prefix_hits);
+    head(p, "prompt_tokens_by_source_total", "counter",
+         "Prompt tokens of admitted requests: computed, or found in the prefix cache.");
+    labelled(p, "prompt_tokens_by_source_total", "source", "local_compute", s->prefix_misses);
+    labelled(p, "prompt_tokens_by_source_total", "source", "local_cache_hit", s->prefix_hits);
     head(p, "request_success_total", "counter", "Requests ended, by reason.");
     for (int f = FINISH_STOP; f <= FINISH_ERROR; f++) {
         labelled(p, "request_success_total", "finished_reason",

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "server/http/http.h"
+#include "server/stream/agents/dialects.h"
 
 void reply_init(struct reply *r, int status)
 {
@@ -11,12 +12,18 @@ void reply_init(struct reply *r, int status)
     buf_init(&r->body, 2 * LIMIT_RESPONSE_BYTES);
 }
 
+void reply_begin(struct reply *r, const struct http_request *x, int status)
+{
+    reply_init(r, status);
+    r->dialect = x->route ? x->route->dialect : NULL;
+}
+
 void reply_error(struct reply *r, int status, const char *param, const char *message)
 {
     buf_clear(&r->body);
     r->status = status;
     r->content_type = NULL;
-    api_error(&r->body, status, param, message);
+    (r->dialect ? r->dialect->error_body : api_error)(&r->body, status, param, message);
 }
 
 static const int known_status[HTTP_STATUS_SLOTS] = {0,   200, 204, 400, 401, 404, 405, 413,
@@ -110,6 +117,9 @@ static void add_common_headers(const struct http_request *x, struct MHD_Response
     char trace[TRACE_HEADER_BYTES];
 
     add_header(m, "X-Request-Id", x->request_id);
+    if (x->route && x->route->dialect == &messages_dialect) {
+        add_header(m, "request-id", x->request_id); /* the name that Anthropic's clients read */
+    }
     trace_header(&x->trace, trace);
     add_header(m, "traceparent", trace);
     add_header(m, "X-Quire-Ignored", x->ignored);
@@ -223,7 +233,9 @@ static enum MHD_Result send_reply(struct http_request *x, struct MHD_Connection 
     if (r->allow && x->origin[0]) {
         add_header(m, "Access-Control-Allow-Methods", r->allow);
         add_header(m, "Access-Control-Allow-Headers",
-                   "Authorization, Content-Type, X-Request-Id, traceparent");
+                   "Authorization, Content-Type, X-Request-Id, traceparent, x-api-key, "
+                   "anthropic-version, anthropic-beta, "
+                   "anthropic-dangerous-direct-browser-access");
         add_header(m, "Access-Control-Max-Age", "600");
     }
     add_common_headers(x, m);
@@ -309,13 +321,19 @@ enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c
         return MHD_NO;
     }
     /* Of a finished stream only `lost` can still change. */
-    reply_init(&r, s->status);
+    reply_begin(&r, x, s->status);
     if (s->status != 200) {
         reply_error(&r, s->status, NULL, s->error);
         return reply_send(x, c, &r);
     }
     if (s->n_requests == 0) {
         buf_append(&r.body, s->pending.data, s->pending.len);
+        return reply_send(x, c, &r);
+    }
+    if (s->answer) {
+        if (answer_end(s->answer, &r.body, &s->total) || r.body.failed) {
+            reply_error(&r, 503, NULL, "out of memory");
+        }
         return reply_send(x, c, &r);
     }
     if (collected_body(s, &g)) {

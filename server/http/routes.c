@@ -5,6 +5,7 @@
 
 #include "server/api/json_fields.h"
 #include "server/http/http.h"
+#include "server/stream/agents/dialects.h"
 
 static void reply_failure(struct reply *r, const struct err *e)
 {
@@ -13,14 +14,20 @@ static void reply_failure(struct reply *r, const struct err *e)
 
 /* ---- completions ---- */
 
-/* The id "cmpl-…" or "chatcmpl-…", from the body's request_id or from x->request_id. */
+/* The id "cmpl-…", "resp_…" and so on, from the body's request_id or from
+ * x->request_id. */
 static void name_completion(struct http_request *x, const struct completion *c, char *id,
                             size_t size)
 {
+    static const char *const prefix[] = {[API_COMPLETIONS] = "cmpl-",
+                                         [API_CHAT] = "chatcmpl-",
+                                         [API_RESPONSES] = "resp_",
+                                         [API_MESSAGES] = "msg_"};
+
     if (c->request_id[0]) {
         snprintf(x->request_id, sizeof(x->request_id), "%s", c->request_id);
     }
-    snprintf(id, size, "%s-%s", c->chat ? "chatcmpl" : "cmpl", x->request_id);
+    snprintf(id, size, "%s%s", prefix[c->api], x->request_id);
 }
 
 /* ---- limits of the key ---- */
@@ -117,7 +124,7 @@ static bool fits_a_body(const struct completion *c, struct reply *r)
     return false;
 }
 
-/* Both generating routes, which differ in `parse`. */
+/* All generating routes, which differ in `parse` and in the route's dialect. */
 static void generate(struct http_request *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len,
                                   const struct api_context *ctx, struct err *e))
@@ -147,6 +154,7 @@ static void generate(struct http_request *x, struct reply *r,
         reply_failure(r, &e);
         return;
     }
+    c.dialect = x->route->dialect;
     memcpy(x->ignored, c.ignored, sizeof(x->ignored));
     name_completion(x, &c, id, sizeof(id));
     if (!charge_client(x, &c, r)) {
@@ -202,7 +210,51 @@ static void handle_chat(struct http_request *x, const char *arg, struct reply *r
     generate(x, r, chat_parse);
 }
 
+static void handle_responses(struct http_request *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    generate(x, r, responses_parse);
+}
+
+static void handle_messages(struct http_request *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    generate(x, r, messages_parse);
+}
+
 /* ---- tokens ---- */
+
+/* The number of tokens that a body's prompt has. */
+static void count_tokens(struct http_request *x, struct reply *r, enum api_kind api)
+{
+    struct err e = {0};
+    int32_t n;
+
+    if (!begin_for_client(x, r)) {
+        return;
+    }
+    if (count_parse(api, &n, x->ignored, x->body.data ? x->body.data : "", x->body.len,
+                    &x->server->api, &e)) {
+        reply_failure(r, &e);
+        return;
+    }
+    buf_printf(&r->body,
+               api == API_RESPONSES ? "{\"object\":\"response.input_tokens\",\"input_tokens\":%d}"
+                                    : "{\"input_tokens\":%d}",
+               n);
+}
+
+static void handle_input_tokens(struct http_request *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    count_tokens(x, r, API_RESPONSES);
+}
+
+static void handle_count_tokens(struct http_request *x, const char *arg, struct reply *r)
+{
+    (void)arg;
+    count_tokens(x, r, API_MESSAGES);
+}
 
 /* Append the tokens' ids, or with a style their texts. False: the budget is exhausted,
  * and `r` says so. */
@@ -372,6 +424,14 @@ const struct route routes[] = {
      .generates = true, .handle = handle_completions},
     {"POST", "/v1/chat/completions", "/v1/chat/completions", .needs_engine = true, .limited = true,
      .generates = true, .handle = handle_chat},
+    {"POST", "/v1/responses", "/v1/responses", .needs_engine = true, .limited = true,
+     .generates = true, .dialect = &responses_dialect, .handle = handle_responses},
+    {"POST", "/v1/responses/input_tokens", "/v1/responses/input_tokens", .needs_engine = true,
+     .limited = true, .dialect = &responses_dialect, .handle = handle_input_tokens},
+    {"POST", "/v1/messages", "/v1/messages", .needs_engine = true, .limited = true,
+     .generates = true, .dialect = &messages_dialect, .handle = handle_messages},
+    {"POST", "/v1/messages/count_tokens", "/v1/messages/count_tokens", .needs_engine = true,
+     .limited = true, .dialect = &messages_dialect, .handle = handle_count_tokens},
     {"GET", "/v1/models", "/v1/models", .needs_engine = true, .handle = handle_models},
     {"GET", "/v1/models/", "/v1/models/{id}", .needs_engine = true, .handle = handle_model},
     {"POST", "/tokenize", "/tokenize", .needs_engine = true, .limited = true,

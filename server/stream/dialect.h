@@ -40,6 +40,11 @@ struct answer_info {
     /* Members that the request's fields add to the answer's objects, a JSON fragment
      * with a comma behind each (the echo of parameters in responses); may be "". */
     const char *echo;
+
+    /* Of chat completions only. */
+    const struct sse_style *style; /* the constant parts of events, log-probabilities */
+    bool include_usage;            /* the last event gives the usage */
+    bool functions;                /* calls are answered as function_call */
 };
 
 struct dialect {
@@ -48,10 +53,16 @@ struct dialect {
     int (*init)(void *state, const struct answer_info *info, struct err *e);
     void (*release)(void *state);
     size_t (*held)(const void *state); /* memory that the state holds */
-    /* Append the events before the first output; of a whole body: nothing. */
+    /* Append the events before the first output; of a whole body: nothing. `usage`
+     * stays valid, and is that of the answer so far whenever a function is called. */
     int (*begin)(struct buf *b, void *state, const struct usage *usage);
     /* One event of a choice; of a whole body: kept in the state. */
     int (*event)(struct buf *b, void *state, int32_t choice, const struct answer_event *event);
+    /* (optional) n tokens, from o->token[from] on, that belong to the last events; n
+     * may be 0. Called at least once for every output, behind its events; `o` is valid
+     * until `finish` has returned. */
+    int (*tokens)(struct buf *b, void *state, int32_t choice, const struct output *o, int32_t from,
+                  int32_t n);
     /* The choice has ended. `calls`: it ended with tool calls. */
     int (*finish)(struct buf *b, void *state, int32_t choice, enum finish_reason finish,
                   const char *stop_string, bool calls);

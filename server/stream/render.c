@@ -30,9 +30,10 @@ struct piece {
     int32_t index;               /* of the choice */
     bool first;                  /* it makes the choice's first event */
     enum piece_section section;
-    struct sse_cursor cursor; /* position in the middle section */
-    size_t copied;            /* bytes of the shared prompt that were copied */
-    size_t bytes;             /* memory of the piece */
+    struct sse_cursor cursor;    /* position in the middle section */
+    struct answer_cursor answer; /* of an answer that is read by the model's format */
+    size_t copied;               /* bytes of the shared prompt that were copied */
+    size_t bytes;                /* memory of the piece */
 };
 
 /* ---- the queue ---- */
@@ -254,9 +255,12 @@ static bool make_event(struct stream *s, struct piece *p, struct buf *b)
 static void take_portion(struct stream *s, struct buf *made, bool done, int rc)
 {
     rc = rc ? rc : made->failed ? ERR_NOMEM : 0;
-    if (s->mode == STREAM_COLLECT) {
+    if (s->answer) {
+        s->collected = answer_held(s->answer);
+    } else if (s->mode == STREAM_COLLECT) {
         s->collected = s->collector.held;
-    } else if (made->len && !rc) {
+    }
+    if (s->mode != STREAM_COLLECT && made->len && !rc) {
         stream_begin_pending(s);
         rc = buf_append(&s->pending, made->data, made->len);
     }
@@ -296,6 +300,26 @@ static bool may_render(struct stream *s)
     return true;
 }
 
+/* Render a portion of a piece; *ret_done: it is complete. */
+static int add_portion(struct stream *s, struct piece *p, struct buf *made, bool *ret_done)
+{
+    int32_t units = PORTION_UNITS;
+    int rc;
+
+    if (!s->answer && s->mode != STREAM_COLLECT) {
+        *ret_done = make_event(s, p, made);
+        return 0;
+    }
+    if (s->answer) {
+        rc = answer_add(s->answer, made, p->index, &p->o, &p->total, &p->answer, &units);
+        *ret_done = rc != ANSWER_MORE;
+    } else {
+        rc = collector_add_some(&s->collector, &s->style, p->index, &p->o, &p->cursor, &units);
+        *ret_done = rc != COLLECT_MORE;
+    }
+    return *ret_done ? rc : 0;
+}
+
 /* Render a portion of the first piece. True: the stream must be queued again. */
 static bool render(struct stream *s, struct buf *made)
 {
@@ -315,14 +339,7 @@ static bool render(struct stream *s, struct buf *made)
         }
         return false;
     }
-    if (s->mode == STREAM_COLLECT) {
-        int32_t units = PORTION_UNITS;
-        rc = collector_add_some(&s->collector, &s->style, p->index, &p->o, &p->cursor, &units);
-        done = rc != COLLECT_MORE;
-        rc = done ? rc : 0;
-    } else {
-        done = make_event(s, p, made);
-    }
+    rc = add_portion(s, p, made, &done);
     pthread_mutex_lock(&s->lock);
     take_portion(s, made, done, rc);
     broken = rc || made->failed || s->lost;

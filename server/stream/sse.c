@@ -216,8 +216,13 @@ int put_usage(struct buf *b, const struct usage *u)
 int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string,
                int32_t stop_string_len, int32_t stop_token)
 {
-    const char *name = finish_reason_name(finish);
+    return put_finish_as(b, finish_reason_name(finish), finish, stop_string, stop_string_len,
+                         stop_token);
+}
 
+int put_finish_as(struct buf *b, const char *name, enum finish_reason finish,
+                  const char *stop_string, int32_t stop_string_len, int32_t stop_token)
+{
     if (!name) {
         return PUT(b, "\"finish_reason\":null");
     }

@@ -101,6 +101,9 @@ int put_usage(struct buf *b, const struct usage *u);
 /* "finish_reason":…[,"stop_reason":…] */
 int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string,
                int32_t stop_string_len, int32_t stop_token);
+/* The same with another name of the reason; NULL: it has not ended. */
+int put_finish_as(struct buf *b, const char *name, enum finish_reason finish,
+                  const char *stop_string, int32_t stop_string_len, int32_t stop_token);
 /* ,"error":{…} for a choice that could not go on (FINISH_IMPOSSIBLE); nothing for any
  * other finish. */
 int put_choice_error(struct buf *b, enum finish_reason finish, const char *error);

@@ -43,6 +43,14 @@ void stream_finish(struct stream *s)
 {
     if (s->mode != STREAM_COLLECT) {
         stream_begin_pending(s);
+    }
+    if (s->mode != STREAM_COLLECT && s->answer) {
+        if (s->status == 200) {
+            answer_end(s->answer, &s->pending, &s->total);
+        } else {
+            answer_error(s->answer, &s->pending, s->status, s->error);
+        }
+    } else if (s->mode != STREAM_COLLECT) {
         if (s->status == 200 && s->include_usage) {
             sse_usage(&s->pending, &s->style, &s->total);
         }
@@ -146,6 +154,37 @@ static int add_event(struct stream *s, int32_t index, const struct output *o)
                      with_ids ? r->n_prompt : 0, &s->total);
 }
 
+/* An output of an answer that is read by the model's format. */
+static int add_to_answer(struct stream *s, int32_t index, const struct output *o)
+{
+    struct answer_cursor at = {0};
+    int32_t units = INT32_MAX;
+    bool with_ids = s->begun && !s->begun[index] && s->style.token_ids;
+
+    if (s->mode != STREAM_COLLECT && unread(s) > s->limit_bytes && is_slow(s)) {
+        return ERR_FULL;
+    }
+    if (with_ids) {
+        s->begun[index] = 1;
+    }
+    if (!render_at_once(s, o, with_ids ? o->request->n_prompt : 0)) {
+        return stream_defer(s, index, o, false);
+    }
+    size_t before = s->pending.len;
+    if (s->mode != STREAM_COLLECT) {
+        stream_begin_pending(s);
+    }
+    size_t begun = s->pending.len;
+    int rc = answer_add(s->answer, &s->pending, index, o, &s->total, &at, &units);
+    if (s->pending.len == begun && begun > before) {
+        /* The parser holds the text back. A chunk of nothing would end the body. */
+        s->pending.len = before;
+        s->pending.data[before] = '\0';
+    }
+    s->collected = answer_held(s->answer);
+    return rc;
+}
+
 static int collect(struct stream *s, int32_t index, const struct output *o)
 {
     if (!render_at_once(s, o, 0)) {
@@ -184,7 +223,9 @@ static bool add_output(struct stream *s, const struct output *o)
     if (o->finish != FINISH_NONE && s->finish == FINISH_NONE) {
         s->finish = o->finish;
     }
-    int rc = s->mode == STREAM_COLLECT ? collect(s, index, o) : add_event(s, index, o);
+    int rc = s->answer                   ? add_to_answer(s, index, o)
+             : s->mode == STREAM_COLLECT ? collect(s, index, o)
+                                         : add_event(s, index, o);
     if (rc) {
         stream_break(s, rc);
     }

@@ -38,6 +38,7 @@
 #include "server/access/budget.h"
 #include "server/access/quota.h"
 #include "server/api/api.h"
+#include "server/stream/answer.h"
 #include "server/stream/collect.h"
 #include "server/stream/render.h"
 #include "server/stream/sse.h"
@@ -112,14 +113,17 @@ struct stream {
 
     pthread_mutex_t lock; /* adaptive; held for short times only */
     /* Under `lock`. */
-    struct buf pending;               /* events that the writer has not taken yet */
-    size_t unsent;                    /* bytes that the writer took last; an upper bound */
-    struct collector collector;       /* while there is a queue, the renderer's */
+    struct buf pending;         /* events that the writer has not taken yet */
+    size_t unsent;              /* bytes that the writer took last; an upper bound */
+    struct collector collector; /* while there is a queue, the renderer's */
+    /* The answer if it is read by the model's format, instead of `collector`; as that
+     * the renderer's while there is a queue. */
+    struct answer *answer;
     struct account account;           /* of all the stream's buffers (stream_account) */
     struct piece *queue, *queue_last; /* see render.h; the first may be half rendered */
     size_t queue_bytes;               /* memory of all queued pieces */
     size_t queue_unread;              /* memory of those with copied outputs */
-    size_t collected, shared_bytes;   /* memory of `collector`, of `shared` */
+    size_t collected, shared_bytes;   /* memory of `collector` or `answer`, of `shared` */
     enum render_state render;
     enum request_parking parking; /* of its requests in the engine */
     bool ending;                  /* becomes `finished` when the queue is empty */

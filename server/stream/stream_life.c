@@ -111,6 +111,24 @@ static int share_prompts(struct stream *s, const struct completion *c, struct er
     return 0;
 }
 
+/* An answer that is read by the model's format. */
+static int make_answer(struct stream *s, struct completion *c, const char *id,
+                       const struct api_context *ctx, struct err *e)
+{
+    struct answer_info info = {.id = id,
+                               .model = ctx->info.model_name,
+                               .fingerprint = ctx->info.fingerprint,
+                               .created = s->begin_unix,
+                               .n_choices = c->n_prompts * c->params.n,
+                               .whole = s->mode == STREAM_COLLECT,
+                               .style = &s->style,
+                               .include_usage = c->include_usage,
+                               .functions = c->functions};
+
+    return answer_new(&s->answer, atomic_load(&s->hub->engine),
+                      c->dialect ? c->dialect : &chat_dialect, &info, c, e);
+}
+
 static int stream_fill(struct stream *s, struct completion *c, const char *id,
                        const struct api_context *ctx, struct err *e)
 {
@@ -135,7 +153,9 @@ static int stream_fill(struct stream *s, struct completion *c, const char *id,
     st->arg = ctx->arg;
     st->token_bytes = ctx->token_bytes;
     int rc = sse_style_init(st, id, s->begin_unix, ctx->info.model_name, ctx->info.fingerprint, e);
-    if (!rc && s->mode == STREAM_COLLECT) {
+    if (!rc && (c->parsed || c->dialect)) {
+        rc = make_answer(s, c, id, ctx, e);
+    } else if (!rc && s->mode == STREAM_COLLECT) {
         collector_init(&s->collector, n_choices);
     }
     rc = rc ? rc : share_prompts(s, c, e);
@@ -255,6 +275,7 @@ void stream_unref(struct stream *s)
     free(s->usage);
     free(s->begun);
     collector_release(&s->collector);
+    answer_free(s->answer);
     sse_style_release(&s->style);
     buf_release(&s->pending);
     buf_release(&s->out);

@@ -297,7 +297,8 @@ static void open_all(const char *device, const char *dir)
                               .dummy = true,
                               .max_tokens = MAX_TOKENS,
                               .max_logits = MAX_SEQS,
-                              .max_len = MIN(c.max_positions, PER_SEQ * BLOCK)};
+                              .max_len = MIN(c.max_positions, PER_SEQ * BLOCK),
+                              .one_kv_group = true};
     check(model_open(&model, dir, &c, &o, b, &e), &e);
     struct kv_layout kv;
     kv_layout_init(&kv, BLOCK, c.n_layers, c.n_kv_heads, c.head_dim,

@@ -307,6 +307,61 @@ def choose(*values):
     return lambda rng, facts: rng.choice(values)
 
 
+# What constrained answers must be: as the request's field says, and as combo_laws checks.
+SMALL_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", 1, None]}, "b": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+CHOICES = ["yes", "no", "日本", "a\nb"]
+EXPRESSION = "[ab]{1,3}(c|[0-9])"
+CONSTRAINTS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+)
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": SMALL_SCHEMA}},
+    {"type": "function", "function": {"name": "g", "strict": True, "parameters": SMALL_SCHEMA}},
+    {"type": "function", "function": {"name": "h", "description": "é"}},
+]
+
+
+def draw_tools(rng, facts):
+    return rng.sample(TOOLS, rng.randint(0, 3))
+
+
+def draw_structured(rng, facts):
+    return rng.choice(
+        [
+            {"json": SMALL_SCHEMA},
+            {"json": json.dumps(SMALL_SCHEMA)},
+            {"regex": EXPRESSION},
+            {"choice": CHOICES},
+            {"grammar": f"start: /{EXPRESSION}/"},
+            {"json_object": True},
+            {},
+        ]
+    )
+
+
+def draw_format(rng, facts):
+    schema = {"name": "s", "schema": SMALL_SCHEMA}
+    return rng.choice(
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": schema},
+            {"type": "json_schema", "json_schema": schema | {"strict": True}},
+        ]
+    )
+
+
 # Name: (probability, generator). A field that is not listed is generated from its schema.
 IDEAS = {
     "prompt": (1, draw_prompt),
@@ -345,7 +400,25 @@ IDEAS = {
     "prompt_logprobs": (0.12, choose(0, 1, 5, 20)),
     "stream_options": (0.2, None),
     "suffix": (0.03, None),
-    "response_format": (0.05, choose({"type": "text"})),
+    "response_format": (0.06, draw_format),
+    "structured_outputs": (0.04, draw_structured),
+    "guided_json": (0.02, choose(SMALL_SCHEMA, json.dumps(SMALL_SCHEMA))),
+    "guided_regex": (0.02, choose(EXPRESSION)),
+    "guided_choice": (0.02, choose(CHOICES, CHOICES[:1])),
+    "guided_grammar": (0.02, choose(f"start: /{EXPRESSION}/")),
+    "guided_json_object": (0.02, choose(True, False)),
+    "tools": (0.2, draw_tools),
+    "tool_choice": (
+        0.1,
+        choose(
+            "auto", "none", "required", {"type": "function", "function": {"name": "f"}}
+        ),
+    ),
+    "functions": (0.03, lambda rng, facts: [t["function"] for t in draw_tools(rng, facts)]),
+    "function_call": (0.03, choose("auto", "none", {"name": "f"})),
+    "parallel_tool_calls": (0.1, choose(True, False)),
+    "prediction": (0.03, choose({"type": "content", "content": "x"})),
+    "metadata": (0.03, choose({}, {"a": "b"})),
     "truncate_prompt_tokens": (0.1, choose(1, 2, 5, 30, 1000)),
     "cache_salt": (0.1, choose("a", "é", "x" * 256)),
     "request_id": (0.05, None),
@@ -439,8 +512,51 @@ def mend_lengths(rng, body, route):
         body.pop("suffix")
 
 
+def constraint_of(body):
+    """The field that constrains the answer, or None."""
+    for name in CONSTRAINTS:
+        value = body.get(name)
+        idle = value in (None, False, {}) or value == {"type": "text"}
+        if not idle:
+            return name
+    return None
+
+
+def calls_wanted(body):
+    """Whether the request has tools that may be called."""
+    if body.get("tools"):
+        return body.get("tool_choice") != "none"
+    return bool(body.get("functions")) and body.get("function_call") != "none"
+
+
+def is_constrained(body):
+    """Whether a grammar may have a say in the answer."""
+    return bool(constraint_of(body) or calls_wanted(body))
+
+
+def mend_tools(body):
+    name, tools = constraint_of(body), body.get("tools")
+    for other in CONSTRAINTS:
+        if other != name:
+            body.pop(other, None)
+    for older in ("functions", "function_call") if tools else ("tool_choice",):
+        body.pop(older, None)
+    if not body.get("functions"):
+        body.pop("function_call", None)
+    for field, names in (
+        ("tool_choice", [t["function"]["name"] for t in tools or []]),
+        ("function_call", [f["name"] for f in body.get("functions") or []]),
+    ):
+        choice = body.get(field)
+        if isinstance(choice, dict) and "f" not in names:
+            body.pop(field)
+    if calls_wanted(body) and name not in (None, "response_format", "guided_json"):
+        body.pop(name)
+
+
 def mend(rng, body, route, facts):
     """Changes a random body so that it breaks no rule between fields."""
+    mend_tools(body)
     mend_decoding(body, facts)
     mend_lengths(rng, body, route)
     if not body.get("stream"):
@@ -502,6 +618,8 @@ def is_clean(case, facts):
         return True
     if case.route == "/v1/chat/completions" and not facts.chat:
         return False
+    if is_constrained(body):
+        return False  # not every combination with a grammar is possible
     if (
         may_be_impossible(body)
         or body.get("suffix")

@@ -7,10 +7,20 @@ differ.
 
 import codecs
 import json
+import re
 
-from combo_draw import GENERATING, is_beam, n_of
+from combo_draw import (
+    CHOICES,
+    EXPRESSION,
+    GENERATING,
+    calls_wanted,
+    constraint_of,
+    is_beam,
+    is_constrained,
+    n_of,
+)
 
-FINISHES = {"stop", "length", "error"}
+FINISHES = {"stop", "length", "error", "tool_calls", "function_call"}
 
 
 class Broken(Exception):
@@ -60,6 +70,23 @@ def extend(have, piece):
             have.setdefault(name, []).extend(value)
 
 
+def add_calls(choice, delta):
+    """The calls of a chunk, or of a whole message, as [name, arguments]."""
+    function = delta.get("function_call")
+    for i, call in enumerate(delta.get("tool_calls") or ([{"function": function}] if function else [])):
+        have = choice.setdefault("calls", [])
+        index, name = call.get("index", 0 if function else i), call["function"].get("name")
+        need(
+            index == (len(have) if name is not None else len(have) - 1),
+            "calls out of order",
+            lambda: json.dumps(delta),
+        )
+        if name is not None:
+            need(function or call.get("id"), "a call without an id", lambda: json.dumps(delta))
+            have.append([name, ""])
+        have[index][1] += call["function"]["arguments"]
+
+
 def add_piece(outcome, chunk, piece, chat):
     """One choice of one chunk."""
     new = {"text": "", "finish_reason": None, "token_ids": None, "logprobs": None, "seen": 0}
@@ -74,6 +101,7 @@ def add_piece(outcome, chunk, piece, chat):
             "a first chunk without a role",
         )
         choice["text"] += piece["delta"].get("content") or ""
+        add_calls(choice, piece["delta"])
     else:
         choice["text"] += piece["text"]
     if piece.get("logprobs"):
@@ -138,6 +166,7 @@ def read_body(outcome, body, case):
         if "message" in choice:
             need(choice["message"]["role"] == "assistant", "a message without its role")
             choice["text"] = choice["message"]["content"] or ""
+            add_calls(choice, choice["message"])
         need(choice["index"] not in outcome.choices, "an index twice")
         outcome.choices[choice["index"]] = choice
     need(
@@ -214,7 +243,8 @@ class Text:
     """A choice's text according to its token ids: bytes, special tokens, stop strings,
     the offset of each token's text."""
 
-    def __init__(self, facts, body):
+    def __init__(self, facts, body, ends_itself=False):
+        self.ends_itself = ends_itself  # a stop has no token of its own
         self.facts, self.skip = facts, body.get("skip_special_tokens") is not False
         stop = body.get("stop") or []
         self.stops = [stop] if isinstance(stop, str) else stop
@@ -248,6 +278,7 @@ class Text:
         for i, token in enumerate(tokens):
             last = i == len(tokens) - 1
             by_token = last and finish == "stop" and not isinstance(stop_reason, str)
+            by_token = by_token and not self.ends_itself
             before = len(text)
             if not by_token or self.keep:
                 text += self.push(token)
@@ -263,13 +294,17 @@ def check_text(case, facts, choice):
     """The text must match the token ids, if both are present."""
     tokens, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
     if (
-        tokens is None
+        calls_wanted(case.body)  # the text is without calls and their marks
+        or tokens is None
         or prompt is None
         or facts.bytes is None
         or choice["finish_reason"] == "error"
     ):
         return
-    model, head = Text(facts, case.body), ""
+    # A grammar that is complete ends the text behind its last token.
+    by_grammar = is_constrained(case.body) and choice.get("stop_reason") is None
+    ends_itself = by_grammar and choice["finish_reason"] == "stop" and tokens
+    model, head = Text(facts, case.body, ends_itself and tokens[-1] not in facts.eos), ""
     if case.body.get("echo"):
         head = "".join(model.push(t) for t in prompt)
     want, stop = model.generated(tokens, choice["finish_reason"], choice.get("stop_reason"))
@@ -286,6 +321,59 @@ def check_text(case, facts, choice):
     )
 
 
+def is_small(text):
+    """Whether the text is valid by SMALL_SCHEMA."""
+    value = json.loads(text)
+    return (
+        isinstance(value, dict)
+        and set(value) in ({"a"}, {"a", "b"})
+        and value["a"] in ("x", 1, None)
+        and value["a"] is not True
+        and isinstance(value.get("b", True), bool)
+    )
+
+
+def obeys(name, value, text):
+    """Whether a text that its grammar ended is what the field asks for."""
+    if name == "structured_outputs":
+        [(name, value)] = value.items()
+    kind = value["type"] if name == "response_format" else name.removeprefix("guided_")
+    try:
+        return {
+            "json": is_small,
+            "json_schema": is_small,
+            "json_object": lambda t: isinstance(json.loads(t), dict),
+            "regex": lambda t: re.fullmatch(EXPRESSION, t),
+            "grammar": lambda t: re.fullmatch(EXPRESSION, t),
+            "choice": lambda t: t in CHOICES,
+        }[kind](text)
+    except ValueError:
+        return False
+
+
+def check_constraint(case, choice):
+    """A constrained answer that ended by itself is valid, and so is every call."""
+    body, name = case.body, constraint_of(case.body)
+    whole = choice["finish_reason"] == "stop" and choice.get("stop_reason") is None
+    if name and whole and not calls_wanted(body) and not case.rough and not body.get("echo"):
+        need(
+            obeys(name, body[name], choice["text"]),
+            "an answer that its grammar does not allow",
+            lambda: f"{name}: {choice['text']!r}",
+        )
+    if choice["finish_reason"] in ("tool_calls", "function_call"):
+        need(choice.get("calls"), "no calls", lambda: str(choice))
+        for called, arguments in choice["calls"]:
+            strict = called == "g" or body.get("tool_choice") not in (None, "auto")
+            known = called in "fgh" and isinstance(json.loads(arguments), dict)
+            need(known, "a call of no tool", lambda: str(choice["calls"]))
+            need(
+                called == "h" or not strict or is_small(arguments),
+                "arguments that the schema does not allow",
+                lambda: str(choice["calls"]),
+            )
+
+
 def check_stop(case, facts, choice):
     """finish_reason and stop_reason must fit the request."""
     body, finish, reason = case.body, choice["finish_reason"], choice.get("stop_reason")
@@ -296,7 +384,10 @@ def check_stop(case, facts, choice):
             "an error without its object",
         )
         return
-    need(finish == "stop" or reason is None, "a stop_reason without a stop")
+    need(
+        finish in ("stop", "tool_calls", "function_call") or reason is None,
+        "a stop_reason without a stop",
+    )
     stop = body.get("stop") or []
     stops = [stop] if isinstance(stop, str) else stop
     if isinstance(reason, str):
@@ -307,7 +398,7 @@ def check_stop(case, facts, choice):
             "a stop token that was not asked for",
             lambda: repr(reason),
         )
-    elif finish == "stop":
+    elif finish == "stop" and not is_constrained(body):
         need(not body.get("ignore_eos") and facts.eos, "an end of sequence that was to be ignored")
     least, keep = body.get("min_tokens") or 0, body.get("include_stop_str_in_output")
     if not keep and not body.get("echo") and not least:
@@ -345,7 +436,9 @@ def check_tokens(case, facts, choice):
             lambda: f"{len(tokens)} tokens",
         )
     need(
-        finish == "length" or len(tokens) > (body.get("min_tokens") or 0),
+        finish == "length"
+        or is_constrained(body)
+        or len(tokens) > (body.get("min_tokens") or 0),
         "an end before min_tokens",
         lambda: f"{len(tokens)} tokens",
     )
@@ -439,7 +532,8 @@ def check_chat_logprobs(case, choice):
         check_number(entry["logprob"], entry["token"])
         asked, told = case.body.get("top_logprobs") or 0, len(entry["top_logprobs"])
         rules = ("allowed_token_ids", "bad_words", "min_tokens", "logit_bias")
-        banned = is_beam(case.body) and any(case.body.get(k) for k in rules)
+        banned = any(case.body.get(k) for k in rules) or is_constrained(case.body)
+        banned = banned and is_beam(case.body)
         need(
             told == asked or (banned and told < asked),
             "top_logprobs",
@@ -523,6 +617,7 @@ def check_unshared_noise(case, outcome):
         not hot
         or body.get("seed") is not None
         or body.get("allowed_token_ids")
+        or is_constrained(body)
         or n_prompts(case) < 2
         or is_beam(body)
     ):
@@ -585,6 +680,7 @@ def check(case, answer, facts):
     )
     for choice in outcome.choices.values():
         check_stop(case, facts, choice)
+        check_constraint(case, choice)
         check_tokens(case, facts, choice)
         check_text(case, facts, choice)
         check_logprobs(case, choice)
@@ -599,6 +695,7 @@ def check(case, answer, facts):
 
 SAME = (
     "text",
+    "calls",
     "finish_reason",
     "stop_reason",
     "token_ids",

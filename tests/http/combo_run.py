@@ -11,10 +11,12 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from combo_draw import GENERATING, TEXT, width_of  # noqa: E402
+from combo_draw import GENERATING, ROUTES, TEXT, width_of  # noqa: E402
 from conftest import QUIRE, ROOT, Server  # noqa: E402
 
 TEMPLATE = (
+    "{%- if tools %}{{ '<tool_call>' ~ tools | length ~ '\\n' }}{% endif %}"
+    "{%- for t in tools or [] %}{{ t.function.name ~ '\\n' }}{%- endfor %}"
     "{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}"
 )
@@ -309,7 +311,8 @@ class Facts:
                 .get("content", {})
                 .get("application/json")
             )
-            if body:
+            # Responses and messages become chats; their fields have tests of their own.
+            if body and path in ROUTES:
                 self.schemas[path] = document["components"]["schemas"][
                     body["schema"]["$ref"].rsplit("/", 1)[1]
                 ]

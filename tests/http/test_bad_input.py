@@ -107,7 +107,7 @@ COMPLETIONS = [
     ("a bad word of many tokens", dict(prompt="x", bad_words=["y" * 1000]), 400, "bad_words"),
     ("more biases than there may be", dict(prompt="x", logit_bias={str(i): 1 for i in range(2000)}), 400, "logit_bias"),
     # what would be compiled or run here
-    ("a regular expression", dict(prompt="x", guided_regex="(a+)+" * 1000 + "b"), 400, "guided_regex"),
+    ("a regular expression", dict(prompt="x", guided_regex="(a+)+" * 1000 + "("), 400, "guided_regex"),
     ("a grammar without end", dict(prompt="x", guided_grammar="root ::= root root"), 400, "guided_grammar"),
     ("a schema that holds itself", dict(prompt="x", guided_json={"$ref": "#"}), 400, "guided_json"),
     ("a schema as a format", dict(prompt="x", response_format={"type": "json_schema", "json_schema": {"$ref": "#"}}), 400,

@@ -1,14 +1,13 @@
 """Chat completions with the OpenAI SDK: the demo model with a small template of its own."""
 import json
-import os
-import shutil
 import urllib.error
 import urllib.request
 
 import openai
 import pytest
 
-from conftest import ROOT, Server
+from chat_models import model_with
+from conftest import Server
 
 TEMPLATE = """{%- for m in messages %}
     {%- if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no role ' ~ m.role) }}{% endif %}
@@ -16,17 +15,6 @@ TEMPLATE = """{%- for m in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}"""
 HELLO = [{"role": "user", "content": "Once upon a time there was a little dog."}]
-
-
-def model_with(directory, template):
-    shutil.copytree(os.path.join(ROOT, "models", "demo"), directory)
-    path = os.path.join(directory, "tokenizer_config.json")
-    with open(path) as f:
-        config = json.load(f)
-    config["chat_template"] = template
-    with open(path, "w") as f:
-        json.dump(config, f)
-    return str(directory)
 
 
 @pytest.fixture(scope="module")
@@ -152,15 +140,16 @@ def test_template_kwargs(client):
     ({"messages": [1]}, "messages", "messages[0] must be an object"),
     ({"messages": [{"content": "x"}]}, "messages", "needs a role"),
     ({"messages": [{"role": "cat", "content": "x"}]}, "messages", "'cat'"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool calls"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
     ({"messages": [{"role": "user"}]}, "messages", "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages", "'image_url'"),
     ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages", "name"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages", "tool calls"),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages", "1024"),
-    ({"tools": [{"type": "function"}]}, "tools", "tool calls"),
-    ({"tool_choice": "required"}, "tool_choice", "tool calls"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "constrained"),
+    ({"tools": [{"type": "function"}]}, "tools", "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "no place for tools"),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"response_format": {"type": "xml"}}, "response_format", "'xml'"),
     ({"logprobs": 3}, "logprobs", "true or false"),
     ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "between 1"),

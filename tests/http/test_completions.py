@@ -200,7 +200,7 @@ def test_unknown_fields_rejected(start):
     (dict(prompt=""), "prompt"), (dict(), "prompt"), (dict(prompt="x", n=0), "n"), (dict(prompt=[300]), "prompt"),
     (dict(prompt="x", stop=[""]), "stop"), (dict(prompt="x", logit_bias={"999": 1}), "logit_bias"),
     (dict(prompt="x", max_tokens=10**9), "max_tokens"), (dict(prompt="x" * 40000), "prompt"),
-    (dict(prompt="x", guided_json={}), "guided_json"), (dict(prompt="x", suffix="y"), "suffix"),
+    (dict(prompt="x", guided_json=[]), "guided_json"), (dict(prompt="x", suffix="y"), "suffix"),
     (dict(prompt="x", stream_options={}), "stream_options"),
 ])
 def test_refusals(http, body, param):

@@ -8,8 +8,8 @@ from conftest import PATIENCE_S
 
 GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_perc", "cpu_cache_usage_perc",
           "cache_config_info", "rank_up"]
-COUNTERS = ["prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "request_success",
-            "http_requests"]
+COUNTERS = ["prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "prompt_tokens_by_source",
+            "request_success", "http_requests"]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
               "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
               "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n",
@@ -41,3 +41,14 @@ def test_all_of_them(start, prefix):
             counts = [x.value for x in f.samples if x.name.endswith("_bucket")]
             assert counts == sorted(counts)
     assert all(x.labels.get("model_name", 'a "model"') == 'a "model"' for f in families.values() for x in f.samples)
+
+
+def test_prompt_tokens_by_source(start):
+    """Computed and cached tokens together are the prompts' tokens."""
+    s = start()
+    for _ in range(2):
+        assert s.ask("POST", "/v1/completions", json=dict(prompt="x" * 100, max_tokens=1)).status_code == 200
+    s.wait_metric("prompt_tokens_total", 200)
+    hits = s.metric("prefix_cache_hits_total")
+    assert hits > 0 and s.metric("prompt_tokens_by_source_total", source="local_cache_hit") == hits
+    assert s.metric("prompt_tokens_by_source_total", source="local_compute") == 200 - hits

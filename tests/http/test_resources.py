@@ -166,10 +166,10 @@ LIMITS = [
         "strings",
         COMPLETIONS,
         lambda: ask(
-            cache_salt="s" * 256, request_id="r" * 128, suffix="", response_format={"type": "text"}
+            cache_salt="s" * 256, request_id="r" * 128, suffix=""
         ),
         8,
-        fields=("cache_salt", "request_id", "suffix", "response_format", "model"),
+        fields=("cache_salt", "request_id", "suffix", "model"),
     ),
     Shape(
         "unread answers",
@@ -225,7 +225,89 @@ LIMITS = [
             "truncate_prompt_tokens": 900,
         },
         256,
-        fields=("messages", "chat_template_kwargs", "tools", "functions"),
+        fields=("messages", "chat_template_kwargs"),
+    ),
+    Shape(
+        "tools",
+        CHAT,
+        lambda: {
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": f"f{i}",
+                        "description": "d" * 8000,
+                        "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+                    },
+                }
+                for i in range(512)
+            ],
+            "metadata": {"a": "m" * (1 << 20)},
+            "prediction": {"type": "content", "content": "p" * (1 << 20)},
+            "prompt_cache_key": "k" * (1 << 20),
+            "safety_identifier": "s" * 1000,
+            "modalities": ["text"],
+            "max_tokens": 1,
+            "truncate_prompt_tokens": 900,
+        },
+        256,
+        fields=(
+            "tools",
+            "tool_choice",
+            "metadata",
+            "prediction",
+            "prompt_cache_key",
+            "safety_identifier",
+            "modalities",
+        ),
+    ),
+    Shape(
+        "functions",
+        CHAT,
+        lambda: {
+            "messages": [{"role": "user", "content": "x"}],
+            "functions": [{"name": f"f{i}", "description": "d" * 12000} for i in range(512)],
+            "function_call": {"name": "f0"},
+            "max_tokens": 1,
+            "truncate_prompt_tokens": 900,
+        },
+        256,
+        fields=("functions", "function_call"),
+    ),
+    Shape(
+        "schema",
+        COMPLETIONS,
+        lambda: ask(
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"schema": {"enum": [f"{i:0200}" for i in range(3000)]}},
+            },
+            max_tokens=8,
+        ),
+        256,
+        fields=("response_format", "guided_json", "structured_outputs"),
+    ),
+    Shape(
+        "regex",
+        COMPLETIONS,
+        lambda: ask(guided_regex="(a|b{1,50}){1,50}" * 50, guided_decoding_backend="auto"),
+        256,
+        fields=("guided_regex", "guided_decoding_backend"),
+    ),
+    Shape(
+        "grammar",
+        COMPLETIONS,
+        lambda: ask(guided_grammar="start: " + " | ".join(f'"{i:0100}"' for i in range(2000))),
+        256,
+        fields=("guided_grammar",),
+    ),
+    Shape(
+        "choice",
+        COMPLETIONS,
+        lambda: ask(guided_choice=[f"{i:0200}" for i in range(2000)]),
+        256,
+        fields=("guided_choice",),
     ),
     Shape(
         "prompt",

@@ -15,16 +15,20 @@ struct many {
     int32_t n, n_stages;
     struct microbatch microbatch;
     struct gathered answer[MANY_MAX][ANSWERS];
-    uint64_t launched, waited;
-    void *message;
-    size_t max_bytes;
+    uint64_t launched, executed, waited;
+    /* messages of launches that wait for masks, or behind one that does: that of number
+     * i in message[i % ANSWERS] */
+    void *message[ANSWERS];
+    size_t n_bytes[ANSWERS], max_bytes;
+    uint64_t mask_step; /* the step whose masks came last */
+    struct err failed;  /* why a step could not be executed when its masks came */
 };
 
 /* One rank's step, in micro-batches, with its results gathered. */
 static int compute(struct many *m, int32_t rank, const struct batch *b, struct err *e)
 {
     struct executor *x = m->rank[rank];
-    struct gathered *g = &m->answer[rank][m->launched % ANSWERS];
+    struct gathered *g = &m->answer[rank][m->executed % ANSWERS];
     struct batch part;
     struct results got;
     int32_t n = MAX(MIN(m->n_stages, b->n_tokens / PART_TOKENS), 1);
@@ -45,19 +49,14 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
     return rc;
 }
 
-static int many_launch(struct executor *base, const struct batch *b, struct err *e)
+/* Execute the oldest message, on all ranks. */
+static int execute(struct many *m, struct err *e)
 {
-    struct many *m = (struct many *)base;
+    uint64_t at = m->executed % ANSWERS;
     struct batch got;
-    size_t n_bytes = batch_wire_write(NULL, b);
 
-    if (n_bytes > m->max_bytes) {
-        return err_set(e, ERR_DEVICE, "a message of %zu bytes, where %zu are the most", n_bytes,
-                       m->max_bytes);
-    }
-    batch_wire_write(m->message, b);
     for (int32_t i = 0; i < m->n; i++) {
-        int rc = batch_wire_read(&got, m->message, n_bytes, &base->info, e);
+        int rc = batch_wire_read(&got, m->message[at], m->n_bytes[at], &m->base.info, e);
         if (rc == 0) {
             rc = compute(m, i, &got, e);
         }
@@ -66,9 +65,56 @@ static int many_launch(struct executor *base, const struct batch *b, struct err 
             return rc;
         }
     }
-    memset(m->message, 0xAA, n_bytes); /* it must not be read after launch */
-    m->launched++;
+    memset(m->message[at], 0xAA, m->n_bytes[at]); /* it must not be read any more */
+    m->executed++;
     return 0;
+}
+
+static int execute_ready(struct many *m, struct err *e)
+{
+    int rc = 0;
+
+    while (rc == 0 && m->executed < m->launched) {
+        struct batch b;
+        uint64_t at = m->executed % ANSWERS;
+        rc = batch_wire_read(&b, m->message[at], m->n_bytes[at], &m->base.info, e);
+        if (rc == 0 && b.n_late_mask > 0 && m->mask_step != b.step) {
+            return 0;
+        }
+        rc = rc == 0 ? execute(m, e) : rc;
+    }
+    return rc;
+}
+
+static int many_launch(struct executor *base, const struct batch *b, struct err *e)
+{
+    struct many *m = (struct many *)base;
+    uint64_t at = m->launched % ANSWERS;
+
+    m->n_bytes[at] = batch_wire_write(NULL, b);
+    if (m->n_bytes[at] > m->max_bytes) {
+        return err_set(e, ERR_DEVICE, "a message of %zu bytes, where %zu are the most",
+                       m->n_bytes[at], m->max_bytes);
+    }
+    batch_wire_write(m->message[at], b);
+    m->launched++;
+    return execute_ready(m, e);
+}
+
+static int many_masks(struct executor *base, uint64_t step, const struct late_mask *mask, int32_t n,
+                      struct err *e)
+{
+    struct many *m = (struct many *)base;
+    int rc = 0;
+
+    for (int32_t i = 0; i < m->n && rc == 0; i++) {
+        rc = m->rank[i]->masks(m->rank[i], step, mask, n, e);
+    }
+    m->mask_step = step;
+    if (rc == 0 && execute_ready(m, &m->failed) < 0) {
+        m->failed.code = ERR_DEVICE;
+    }
+    return rc;
 }
 
 static bool same(const struct results *a, const struct results *b)
@@ -83,6 +129,10 @@ static bool same(const struct results *a, const struct results *b)
 static int many_wait(struct executor *base, struct results *ret, struct err *e)
 {
     struct many *m = (struct many *)base;
+    if (m->failed.code < 0 || m->waited == m->executed) {
+        *e = m->failed;
+        return m->failed.code < 0 ? ERR_DEVICE : err_set(e, ERR_DEVICE, "masks are missing");
+    }
     uint64_t at = m->waited++ % ANSWERS;
 
     *ret = m->answer[0][at].results;
@@ -106,7 +156,9 @@ static void many_free(struct executor *base)
         microbatch_results_release(&m->answer[i / ANSWERS][i % ANSWERS]);
     }
     microbatch_release(&m->microbatch);
-    free(m->message);
+    for (int32_t i = 0; i < ANSWERS; i++) {
+        free(m->message[i]);
+    }
     free(m);
 }
 
@@ -118,7 +170,8 @@ int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, i
     if (!m) {
         return err_nomem(e, "many oracles");
     }
-    m->base = (struct executor){.launch = many_launch, .wait = many_wait, .free = many_free};
+    m->base = (struct executor){
+        .launch = many_launch, .wait = many_wait, .masks = many_masks, .free = many_free};
     m->n_stages = n_stages;
     int rc = n < 1 || n > MANY_MAX ? err_set(e, ERR_INVALID, "%d oracles", n) : 0;
     for (int32_t i = 0; i < n && rc == 0; i++) {
@@ -128,8 +181,10 @@ int many_open(struct executor **ret, const struct oracle_config *c, int32_t n, i
     if (rc == 0) {
         m->base.info = m->rank[0]->info;
         m->max_bytes = batch_wire_max(&m->base.info);
-        m->message = aligned_alloc(64, (m->max_bytes + 63) / 64 * 64);
-        rc = m->message ? 0 : err_nomem(e, "many oracles");
+        for (int32_t i = 0; i < ANSWERS && rc == 0; i++) {
+            m->message[i] = aligned_alloc(64, (m->max_bytes + 63) / 64 * 64);
+            rc = m->message[i] ? 0 : err_nomem(e, "many oracles");
+        }
     }
     if (rc < 0) {
         many_free(&m->base);

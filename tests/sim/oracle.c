@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "config/base/limits.h"
+#include "engine/workers/batch_copy.h"
 #include "tests/sim/toy.h"
 
 enum { ANSWERS = 4 }; /* results kept: of steps in flight, and the one being read */
@@ -35,11 +36,20 @@ struct oracle {
     struct executor base;
     int32_t stride, table_width;
     struct cell *device, *host; /* [blocks * block_size] */
-    int32_t *table;             /* [max_num_seqs, table_width] */
+    int32_t *table;             /* [n_kv_groups, max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
     struct sampled sampled[2]; /* of the current step and the one before */
     int32_t microbatch;        /* micro-batch launched last */
-    uint64_t step, launched, waited, fail_at;
+    uint64_t step, launched, executed, waited, fail_at;
+    /* Launches not executed yet, because they or one before wait for masks; that of
+     * number i in pending[i % ANSWERS]. */
+    struct batch_copy pending[ANSWERS];
+    struct err failed; /* why one of them could not be executed */
+    /* The late masks of the step that waits for them, or of one still to be
+     * launched. */
+    uint64_t mask_step;
+    int32_t n_masks;
+    uint32_t *mask; /* [max_num_seqs * words] */
 };
 
 #define REFUSE(...) return err_set(e, ERR_DEVICE, __VA_ARGS__)
@@ -80,16 +90,27 @@ static int move_blocks(struct oracle *o, const struct batch *b, struct err *e)
                                 x->block_size, "copy", e);
 }
 
+static int32_t *table_of(const struct oracle *o, int32_t group, int32_t row)
+{
+    return o->table + ((int64_t)group * o->base.info.max_num_seqs + row) * o->table_width;
+}
+
 static int update_tables(struct oracle *o, const struct batch *b, struct err *e)
 {
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (u->row < 0 || u->row >= o->base.info.max_num_seqs || u->index < 0 || u->count < 1 ||
+        if (u->group < 0 || u->group >= o->base.info.n_kv_groups || u->row < 0 ||
+            u->row >= o->base.info.max_num_seqs || u->index < 0 || u->count < 1 ||
             u->index + u->count > o->table_width || u->first < 0 ||
             u->first + u->count > b->n_table_block) {
             REFUSE("a table update lies outside the tables");
         }
-        memcpy(o->table + (int64_t)u->row * o->table_width + u->index, b->table_block + u->first,
+        for (int32_t k = 0; k < u->count; k++) {
+            if (b->table_block[u->first + k] < -1) {
+                REFUSE("a table update names block %d", b->table_block[u->first + k]);
+            }
+        }
+        memcpy(table_of(o, u->group, u->row) + u->index, b->table_block + u->first,
                (size_t)u->count * sizeof(*o->table));
     }
     return 0;
@@ -106,14 +127,69 @@ static int32_t sampled_before(const struct oracle *o, const struct batch *b, int
     return d->step == b->step - 1 && row < d->n ? d->token[row] : -1;
 }
 
-/* The cell of a position by the block table; NULL: none. */
-static const struct cell *cell_at(const struct oracle *o, int32_t row, int32_t position)
+/* The cell of a position by a group's block table; NULL: none. */
+static const struct cell *cell_in(const struct oracle *o, int32_t group, int32_t row,
+                                  int32_t position)
 {
     int32_t size = o->base.info.block_size;
-    int32_t block = o->table[(int64_t)row * o->table_width + position / size];
+    int32_t block = table_of(o, group, row)[position / size];
 
     return block < 0 || block >= o->base.info.n_blocks ? NULL
                                                        : &o->device[block * size + position % size];
+}
+
+static const struct cell *cell_at(const struct oracle *o, int32_t row, int32_t position)
+{
+    return cell_in(o, 0, row, position);
+}
+
+/* The first position that a token at `position` sees in a group. */
+static int32_t first_seen(const struct oracle *o, int32_t group, int32_t position)
+{
+    int32_t window = o->base.info.kv_window[group];
+
+    return window > 0 ? MAX(position + 1 - window, 0) : 0;
+}
+
+/* What a token at `position` sees before itself in the further groups is what group 0
+ * has. `own`: the sequence's first position in this step. */
+static int check_groups(const struct oracle *o, int32_t row, int32_t position, int32_t own,
+                        struct err *e)
+{
+    for (int32_t k = 1; k < o->base.info.n_kv_groups; k++) {
+        for (int32_t p = first_seen(o, k, position); p < position; p++) {
+            const struct cell *cell = cell_in(o, k, row, p), *same = cell_at(o, row, p);
+            if (!cell || !same || cell->token != same->token || cell->context != same->context) {
+                REFUSE("KV group %d holds another text at position %d, which %d sees", k, p,
+                       position);
+            }
+            if (p < own && cell->launch == o->executed) {
+                REFUSE("position %d is computed on what another sequence writes in the same step",
+                       position);
+            }
+        }
+    }
+    return 0;
+}
+
+/* The slots of token t in every group are where the tables put its position; writes
+ * the cell there. */
+static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int32_t t,
+                      const struct cell *cell, struct err *e)
+{
+    const struct executor_info *x = &o->base.info;
+    int32_t position = b->position[t], others = x->n_kv_groups - 1;
+
+    for (int32_t k = 0; k < x->n_kv_groups; k++) {
+        int32_t slot = k == 0 ? b->slot[t] : b->group_slot[t * others + k - 1];
+        int32_t block = table_of(o, k, row)[position / x->block_size];
+        if (block < 0 || slot != block * x->block_size + position % x->block_size) {
+            REFUSE("slot %d is not where the table of KV group %d puts position %d", slot, k,
+                   position);
+        }
+        o->device[slot] = *cell;
+    }
+    return 0;
 }
 
 static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t,
@@ -132,25 +208,23 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
     if (position != b->kv_len[seq] - (b->q_start[seq + 1] - t)) {
         REFUSE("position %d does not follow from the cache's length", position);
     }
-    int32_t block = o->table[(int64_t)b->row[seq] * o->table_width + position / x->block_size];
-    if (b->slot[t] != block * x->block_size + position % x->block_size) {
-        REFUSE("slot %d is not where the table puts position %d", b->slot[t], position);
-    }
     uint64_t context = toy_start();
     if (position > 0) {
         const struct cell *before = cell_at(o, b->row[seq], position - 1);
         if (!before || before->token < 0) {
             REFUSE("position %d is computed on one that was never written", position);
         }
-        if (before->launch == o->launched && t == b->q_start[seq]) {
+        if (before->launch == o->executed && t == b->q_start[seq]) {
             REFUSE("position %d is computed on what another sequence writes in the same step",
                    position);
         }
         context = before->context;
     }
-    o->device[b->slot[t]] =
-        (struct cell){.token = token, .context = toy_read(context, token), .launch = o->launched};
-    return 0;
+    struct cell cell = {.token = token, .context = toy_read(context, token), .launch = o->executed};
+    if (write_cell(o, b, b->row[seq], t, &cell, e) < 0) {
+        return ERR_DEVICE;
+    }
+    return check_groups(o, b->row[seq], position, b->position[b->q_start[seq]], e);
 }
 
 static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struct err *e)
@@ -189,6 +263,9 @@ static int check_shape(const struct oracle *o, const struct batch *b, struct err
         b->n_logits > x->max_samples) {
         REFUSE("the step is larger than the executor");
     }
+    if (b->n_group_slots != (x->n_kv_groups - 1) * b->n_tokens) {
+        REFUSE("the step has %d slots of further KV groups", b->n_group_slots);
+    }
     if (b->q_start[0] != 0 || b->q_start[b->n_seqs] != b->n_tokens) {
         REFUSE("the sequences do not cover the tokens");
     }
@@ -208,9 +285,10 @@ static int check_lcp(const struct oracle *o, const struct batch *b, struct err *
         if (i == 0 && b->lcp_blocks[0] != 0) {
             REFUSE("the first sequence shares blocks with none before it");
         }
-        for (int32_t k = 0; k < b->lcp_blocks[i]; k++) {
-            if (o->table[(int64_t)b->row[i] * o->table_width + k] !=
-                o->table[(int64_t)b->row[i - 1] * o->table_width + k]) {
+        for (int32_t g = 0; g < o->base.info.n_kv_groups && i > 0; g++) {
+            size_t n = (size_t)b->lcp_blocks[i] * sizeof(*o->table);
+            if (o->base.info.kv_window[g] == 0 &&
+                memcmp(table_of(o, g, b->row[i]), table_of(o, g, b->row[i - 1]), n) != 0) {
                 REFUSE("lcp_blocks counts a block that is not shared");
             }
         }
@@ -257,7 +335,8 @@ static bool right_row(const struct oracle *o, const struct batch *b, const struc
     bool mask =
         r->mask_first == -1 || (r->mask_first >= 0 && r->mask_first <= b->n_mask_word - words);
 
-    return mask && r->row >= 0 && r->row < o->base.info.max_num_seqs && r->position >= 0 &&
+    return mask && r->late_mask >= 0 && r->late_mask <= b->n_late_mask && r->row >= 0 &&
+           r->row < o->base.info.max_num_seqs && r->position >= 0 &&
            r->position <= o->base.info.max_len && r->bias_first >= 0 &&
            r->n_bias <= b->n_token_bias - r->bias_first;
 }
@@ -295,6 +374,12 @@ static int process(const struct oracle *o, const struct batch *b, const struct s
     }
     for (int32_t t = 0; t < vocab && r->mask_first >= 0; t++) {
         if (!(b->mask_word[r->mask_first + t / 32] >> t % 32 & 1)) {
+            logit[t] = -INFINITY;
+        }
+    }
+    const uint32_t *late = o->mask + (int64_t)(r->late_mask - 1) * mask_words(vocab);
+    for (int32_t t = 0; t < vocab && r->late_mask > 0; t++) {
+        if (!(late[t / 32] >> t % 32 & 1)) {
             logit[t] = -INFINITY;
         }
     }
@@ -376,14 +461,10 @@ static void keep_sampled(struct oracle *o, const struct batch *b, const struct a
 
 /* ---- the executor ---- */
 
-static int oracle_launch(struct executor *x, const struct batch *b, struct err *e)
+static int execute(struct oracle *o, const struct batch *b, struct err *e)
 {
-    struct oracle *o = (struct oracle *)x;
-    struct answer *a = &o->answer[(o->launched + 1) % ANSWERS];
+    struct answer *a = &o->answer[(o->executed + 1) % ANSWERS];
 
-    if (o->launched - o->waited > (uint64_t)x->info.depth) {
-        REFUSE("more steps in flight than the executor's depth allows");
-    }
     if (check_shape(o, b, e) < 0 || move_blocks(o, b, e) < 0 || update_tables(o, b, e) < 0 ||
         check_lcp(o, b, e) < 0) {
         return ERR_DEVICE;
@@ -401,7 +482,64 @@ static int oracle_launch(struct executor *x, const struct batch *b, struct err *
     keep_sampled(o, b, a);
     o->step = b->step;
     o->microbatch = b->microbatch;
+    o->executed++;
+    return 0;
+}
+
+/* Execute launches, in order, up to one whose masks are not there. */
+static int execute_ready(struct oracle *o, struct err *e)
+{
+    while (o->executed < o->launched) {
+        const struct batch *b = &o->pending[o->executed % ANSWERS].batch;
+        if (b->n_late_mask > 0 && o->mask_step != b->step) {
+            return 0;
+        }
+        if (b->n_late_mask > 0 && o->n_masks != b->n_late_mask) {
+            REFUSE("step %llu has %d late masks, and %d came", (unsigned long long)b->step,
+                   b->n_late_mask, o->n_masks);
+        }
+        if (execute(o, b, e) < 0) {
+            return ERR_DEVICE;
+        }
+    }
+    return 0;
+}
+
+static int oracle_launch(struct executor *x, const struct batch *b, struct err *e)
+{
+    struct oracle *o = (struct oracle *)x;
+
+    if (o->launched - o->waited > (uint64_t)x->info.depth) {
+        REFUSE("more steps in flight than the executor's depth allows");
+    }
+    if (batch_copy_set(&o->pending[o->launched % ANSWERS], b, e) < 0) {
+        return ERR_NOMEM;
+    }
     o->launched++;
+    return execute_ready(o, e);
+}
+
+static int oracle_masks(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
+                        struct err *e)
+{
+    struct oracle *o = (struct oracle *)x;
+    size_t words = (size_t)mask_words(x->info.vocab);
+
+    if (!mask || n < 1 || n > x->info.max_num_seqs || step <= o->step || step == o->mask_step) {
+        REFUSE("masks that no step waits for");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t *to = o->mask + (size_t)i * words;
+        memset(to, -1, words * sizeof(*to));
+        if (mask[i].word) {
+            memcpy(to, mask[i].word, words * sizeof(*to));
+        }
+    }
+    o->mask_step = step;
+    o->n_masks = n;
+    if (execute_ready(o, &o->failed) < 0) {
+        o->failed.code = ERR_DEVICE;
+    }
     return 0;
 }
 
@@ -411,6 +549,13 @@ static int oracle_wait(struct executor *x, struct results *ret, struct err *e)
 
     if (o->waited == o->launched) {
         REFUSE("nothing is in flight");
+    }
+    if (o->failed.code < 0) {
+        *e = o->failed;
+        return ERR_DEVICE;
+    }
+    if (o->waited == o->executed) {
+        REFUSE("a step is waited for that has no masks yet");
     }
     const struct answer *a = &o->answer[++o->waited % ANSWERS];
     *ret = (struct results){.step = a->step,
@@ -432,7 +577,9 @@ static void oracle_free(struct executor *x)
         free(o->answer[i].logprob);
         free(o->answer[i].top);
         free(o->answer[i].top_logprob);
+        batch_copy_release(&o->pending[i]);
     }
+    free(o->mask);
     for (int i = 0; i < 2; i++) {
         free(o->sampled[i].token);
     }
@@ -458,8 +605,10 @@ static bool allocate(struct oracle *o, const struct oracle_config *c)
 
     o->device = filled((int64_t)c->n_blocks * c->block_size, sizeof(*o->device));
     o->host = filled((int64_t)c->n_host_blocks * c->block_size, sizeof(*o->host));
-    o->table = filled((int64_t)c->max_num_seqs * o->table_width, sizeof(*o->table));
-    bool there = o->device && o->host && o->table;
+    o->table = filled((int64_t)o->base.info.n_kv_groups * c->max_num_seqs * o->table_width,
+                      sizeof(*o->table));
+    o->mask = filled((int64_t)c->max_num_seqs * mask_words(c->vocab), sizeof(*o->mask));
+    bool there = o->device && o->host && o->table && o->mask;
     for (int i = 0; i < ANSWERS; i++) {
         struct answer *a = &o->answer[i];
         a->token = malloc(samples * sizeof(*a->token));
@@ -482,12 +631,14 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
     if (!o) {
         return err_nomem(e, "the oracle");
     }
-    o->base = (struct executor){.launch = oracle_launch, .wait = oracle_wait, .free = oracle_free};
+    o->base = (struct executor){
+        .launch = oracle_launch, .wait = oracle_wait, .masks = oracle_masks, .free = oracle_free};
     o->base.info = (struct executor_info){.vocab = c->vocab,
                                           .max_len = c->max_len,
                                           .n_blocks = c->n_blocks,
                                           .n_host_blocks = c->n_host_blocks,
                                           .block_size = c->block_size,
+                                          .n_kv_groups = MAX(c->n_kv_groups, 1),
                                           .block_bytes = c->block_size * 4,
                                           .max_num_seqs = c->max_num_seqs,
                                           .max_num_batched_tokens = c->max_num_batched_tokens,
@@ -495,6 +646,7 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
                                           .depth = c->depth,
                                           .device = "oracle",
                                           .dtype = "token"};
+    memcpy(o->base.info.kv_window, c->kv_window, sizeof(c->kv_window));
     o->fail_at = c->fail_at;
     o->stride = MIN(c->vocab, TOY_MAX_VOCAB);
     o->table_width = (int32_t)div_ceil(c->max_len, c->block_size);

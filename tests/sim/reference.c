@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/sim/language.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/toy.h"
 
@@ -58,6 +59,24 @@ static bool completes_bad_word(const struct sim_request *r, const int32_t *out, 
     return false;
 }
 
+/* Where a text is in the request's language. */
+static uint64_t place_of(const struct sim_request *r, const int32_t *out, int32_t n_out)
+{
+    uint64_t place = language_start(r->language);
+
+    for (int32_t i = 0; i < n_out; i++) {
+        place = language_read(place, out[i]);
+    }
+    return place;
+}
+
+/* Whether nothing may follow a text in the request's language, or nothing but an end
+ * that is not wanted. */
+static bool is_sentence(const struct sim_request *r, const struct sim_choice *c)
+{
+    return r->language && language_ended(place_of(r, c->token, c->n));
+}
+
 static bool banned(const struct scenario *s, const struct sim_request *r, const int32_t *out,
                    int32_t n_out, int32_t token)
 {
@@ -67,6 +86,10 @@ static bool banned(const struct scenario *s, const struct sim_request *r, const 
     if (n_out < r->min_tokens &&
         (listed(r->stop_token, r->n_stop_token, token) ||
          (!r->ignore_eos && listed(s->config.eos, s->config.n_eos, token)))) {
+        return true;
+    }
+    if (r->language && (!language_allows(place_of(r, out, n_out), token, &s->config) ||
+                        (r->ignore_eos && listed(s->config.eos, s->config.n_eos, token)))) {
         return true;
     }
     return completes_bad_word(r, out, n_out, token);
@@ -114,6 +137,14 @@ static void run_sample(const struct scenario *s, const struct sim_request *r, in
     *c = (struct sim_choice){.finish = r->max_tokens == 0 ? FINISH_LENGTH : FINISH_NONE,
                              .stop_token = -1};
     while (c->finish == FINISH_NONE) {
+        if (is_sentence(r, c)) {
+            c->finish = FINISH_STOP;
+            return;
+        }
+        if (r->language_fails && r->language && language_fails(place_of(r, c->token, c->n))) {
+            c->finish = FINISH_IMPOSSIBLE;
+            return;
+        }
         next_logits(s, r, c->token, c->n, raw, logit);
         struct toy_sampling how = {r->temperature,           r->top_p,          r->min_p, r->top_k,
                                    seq_seed(r->seed, index), r->n_prompt + c->n};
@@ -147,8 +178,12 @@ const char *reference_stop(const struct sim_request *r, const struct sim_choice 
     return longest;
 }
 
-bool reference_impossible(const struct scenario *s, const struct sim_request *r)
+bool reference_impossible(const struct scenario *s, const struct sim_request *request)
 {
+    struct sim_request free_one = *request; /* what a language bans is not known at submit */
+    const struct sim_request *r = &free_one;
+
+    free_one.language = 0;
     for (int32_t t = 0; t < s->config.vocab; t++) {
         bool biased = false;
 
@@ -205,6 +240,9 @@ static int32_t options(const struct scenario *s, const struct sim_request *r,
     int32_t n = 0;
 
     for (int32_t i = 0; i < n_live; i++) {
+        if (is_sentence(r, &live[i].c)) {
+            continue;
+        }
         next_logits(s, r, live[i].c.token, live[i].c.n, raw, logit);
         for (int32_t t = 0; t < s->config.vocab; t++) {
             if (logit[t] != -INFINITY) {
@@ -252,12 +290,20 @@ static void run_dry(const struct sim_request *r, const struct text *live, int32_
  * that their order is not defined. */
 static bool run_beams(const struct scenario *s, const struct sim_request *r, struct sim_choice *ret)
 {
-    struct text live[SIM_WIDTH] = {{.c.stop_token = -1}}, next[SIM_WIDTH], done[2 * SIM_WIDTH];
+    struct text live[SIM_WIDTH] = {{.c.stop_token = -1}}, next[SIM_WIDTH], done[3 * SIM_WIDTH];
     struct option option[SIM_WIDTH * TOY_MAX_VOCAB];
     int32_t n_live = 1, n_done = 0, k = r->beam_width;
 
     do {
         int32_t n = options(s, r, live, n_live, option), n_next = 0;
+        for (int32_t i = 0; i < n_live; i++) {
+            if (is_sentence(r, &live[i].c)) {
+                done[n_done] = live[i];
+                done[n_done].c.finish = FINISH_STOP;
+                done[n_done++].score =
+                    live[i].cum / pow(MAX(live[i].c.n, 1), (double)r->length_penalty);
+            }
+        }
         if (n == 0 && n_done == 0) {
             run_dry(r, live, n_live, ret);
             return true;

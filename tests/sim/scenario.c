@@ -216,16 +216,21 @@ static void lockstep(struct scenario *s, struct rng *r)
 static void random_pins(struct scenario *s, struct rng *r)
 {
     struct sched_config *c = &s->config;
-    int32_t most = MIN(s->request[0].n_prompt / c->block_size, c->n_blocks / 2);
+    int32_t most =
+        MIN(s->request[0].n_prompt / c->block_size, c->n_blocks / (2 * sched_kv_groups(c)));
 
     if (c->preemption == PREEMPT_SWAP) {
-        most = MIN(most, c->n_host_blocks);
+        most = MIN(most, c->n_host_blocks / sched_kv_groups(c));
     }
     if (!c->prefix_cache || c->hash_bits > 0 || most < 1 || !rng_chance(r, 30)) {
         return;
     }
-    c->n_pinned = rng_range(r, 1, most);
-    s->n_pin = c->n_pinned * c->block_size;
+    int32_t n = rng_range(r, 1, most);
+    s->n_pin = n * c->block_size;
+    c->n_pinned = 0;
+    for (int32_t k = 0; k < sched_kv_groups(c); k++) {
+        c->n_pinned += n - window_first_block(sched_kv_window(c, k), s->n_pin);
+    }
 }
 
 /* Requests that preempt each other for blocks, and beam searches, first in turn, that
@@ -275,9 +280,46 @@ static void slow_reader(struct scenario *s, struct rng *r)
     }
 }
 
+/* In some runs, some requests are constrained. */
+static void languages(struct scenario *s, struct rng *r)
+{
+    int32_t percent = rng_chance(r, 60) ? 0 : rng_range(r, 20, 100);
+
+    s->late_delivery = rng_chance(r, 50);
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        struct sim_request *q = &s->request[i];
+        bool bound = rng_chance(r, percent);
+        q->language = bound ? rng_next(r) | 1 : 0;
+        /* what beams had agreed on before depends on what the client has read */
+        q->language_fails = rng_chance(r, 50) && q->beam_width == 0;
+    }
+}
+
+/* Several KV groups, most with a sliding window; the pool grows with them or hardly. */
+static void random_kv_groups(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+    int32_t n = rng_range(r, 2, 4);
+
+    if (c->kv_policy != KV_PAGED || !rng_chance(r, 50)) {
+        return;
+    }
+    c->n_kv_groups = n;
+    c->kv_window_align = rng_chance(r, 70) ? 0 : rng_range(r, 1, 8);
+    for (int32_t k = 1; k < n; k++) {
+        c->kv_window[k] =
+            rng_chance(r, 15) ? 0 : rng_range(r, 1, rng_chance(r, 50) ? 6 : SIM_PROMPT);
+    }
+    int32_t most = c->n_blocks * n, host = c->n_host_blocks;
+    c->n_blocks = rng_range(r, c->n_blocks + 1, most);
+    c->n_host_blocks = host > 0 ? rng_range(r, host, host * n) : 0;
+    c->n_host_blocks = MIN(c->n_host_blocks, c->n_blocks);
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
-    struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead};
+    struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead}, speaking = {seed ^ 0x1a9},
+               windows = {seed ^ 0x31d0};
 
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
@@ -298,8 +340,10 @@ void scenario_random(struct scenario *ret, uint64_t seed)
         ret->config.kv_policy = rng_range(&marching, KV_ORCA_MAX, KV_ORCA_ORACLE);
         ret->config.prefix_cache = false;
     }
+    random_kv_groups(ret, &windows);
     random_pins(ret, &marching);
     slow_reader(ret, &reading);
+    languages(ret, &speaking);
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
@@ -311,10 +355,12 @@ void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
                                   .n_blocks = c->n_blocks,
                                   .n_host_blocks = c->n_host_blocks,
                                   .block_size = c->block_size,
+                                  .n_kv_groups = c->n_kv_groups,
                                   .max_num_seqs = c->max_num_seqs,
                                   .max_num_batched_tokens = c->max_num_batched_tokens,
                                   .max_samples = c->max_logits,
                                   .depth = s->depth};
+    memcpy(ret->kv_window, c->kv_window, sizeof(ret->kv_window));
 }
 
 void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret)
@@ -393,6 +439,10 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
     for (int32_t k = 0; k < q->n_stop; k++) {
         fprintf(out, ", stop string [%d %d]", q->stop[k][0], q->stop[k][1]);
     }
+    if (q->language) {
+        fprintf(out, ", language %llx%s", (unsigned long long)q->language,
+                q->language_fails ? " (fails)" : "");
+    }
     fputc('\n', out);
 }
 
@@ -406,15 +456,21 @@ void scenario_print(const struct scenario *s, FILE *out)
             "vocab %d\n",
             c->n_blocks, c->block_size, c->n_pinned, c->n_host_blocks, c->max_num_seqs,
             c->max_num_batched_tokens, c->max_logits, s->depth, c->vocab);
-    fprintf(out,
-            "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
-            "%lld us, timeouts %lld "
-            "%lld us, NaN "
-            "from step %llu, %d groups started at most, in %lld bytes, portion %d\n",
-            c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
-            (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
-            (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
-            (long long)c->group_bytes, s->portion);
+    fprintf(out, "  windows of the KV groups:");
+    for (int32_t k = 0; k < sched_kv_groups(c); k++) {
+        fprintf(out, " %d", c->kv_window[k]);
+    }
+    fputc('\n', out);
+    fprintf(
+        out,
+        "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
+        "%lld us, timeouts %lld "
+        "%lld us, NaN "
+        "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d\n",
+        c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
+        (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
+        (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
+        (long long)c->group_bytes, s->portion, s->late_delivery);
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);

@@ -46,6 +46,8 @@ struct sim_request {
     /* Stop strings of a beam search; a token's text is the character of its id. */
     char stop[SIM_STOPS][3];
     int32_t n_stop;
+    uint64_t language;   /* its text is of this one (language.h); 0: of none */
+    bool language_fails; /* where some places of it are too costly */
 
     /* Events: */
     int32_t arrival;              /* turn of submission */
@@ -69,7 +71,8 @@ struct scenario {
     /* Leading tokens of the first prompt that are computed and pinned before the first
      * turn. */
     int32_t n_pin;
-    int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
+    bool late_delivery; /* masks come just before a step is waited for */
+    int32_t portion;    /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);
@@ -107,7 +110,8 @@ float reference_score(const struct scenario *s, const struct sim_request *r, int
 struct sim_totals {
     /* counters only: oracle_runs adds them up as an array */
     int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled,
-        preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found;
+        preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found,
+        constrained, sentences;
 };
 /* Run a scenario: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

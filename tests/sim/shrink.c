@@ -85,15 +85,19 @@ static void plain(struct sim_request *q)
 {
     q->priority = q->salt = q->tenant = 0;
 }
+static void no_language(struct sim_request *q)
+{
+    q->language = 0;
+}
 static void at_once(struct sim_request *q)
 {
     q->arrival = 0;
 }
 
 static void (*const simpler[])(struct sim_request *) = {
-    drop,           one_choice, fewer_choices, no_lists,  no_penalties,
-    no_cancel,      no_parking, no_text_stop,  no_scores, fewer_tokens,
-    shorter_prompt, greedy,     no_ends,       plain,     at_once,
+    drop,       one_choice,   fewer_choices, no_lists,     no_penalties,   no_cancel,
+    no_parking, no_text_stop, no_scores,     fewer_tokens, shorter_prompt, greedy,
+    no_ends,    plain,        at_once,       no_language,
 };
 
 static bool simplify_requests(struct scenario *s, char *why, size_t why_size)
@@ -124,7 +128,7 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
 {
     bool any = false;
 
-    for (int k = 0; k < 7; k++) {
+    for (int k = 0; k < 8; k++) {
         struct scenario before = *s;
         s->depth = k == 0 ? 0 : s->depth;
         s->fail_at = k == 1 ? 0 : s->fail_at;
@@ -133,6 +137,7 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
         s->config.request_timeout_us = k == 4 ? 0 : s->config.request_timeout_us;
         s->config.target_itl_us = k == 5 ? 0 : s->config.target_itl_us;
         s->config.shared_itl_us = k == 6 ? 0 : s->config.shared_itl_us;
+        s->late_delivery = k == 7 ? false : s->late_delivery;
         if (memcmp(&before, s, sizeof(before)) == 0) {
             continue;
         }

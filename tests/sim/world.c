@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/loop/masks.h"
 #include "engine/output/emit.h"
 #include "engine/sched/decode/decode.h"
 #include "engine/sched/decode/pack.h"
 #include "engine/sched/decode/stops.h"
 #include "engine/stats.h"
+#include "tests/sim/language.h"
 #include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/toy.h"
@@ -50,6 +52,10 @@ struct world {
     struct sched *sched;
     struct packer *packer;
     struct plan plan[SIM_DEPTH + 1];
+    struct mask_set set[SIM_DEPTH + 1]; /* likewise by launch */
+    struct mask_job *jobs;              /* of all sets */
+    uint64_t begun, delivered;          /* sets */
+    int64_t states_before;              /* language_states, before the run */
     struct delta_out out;
     struct sink sink;
     struct output_processor output_processor;
@@ -330,6 +336,11 @@ static void submit(struct world *w, struct journey *j)
     if (impossible) {
         FAIL(w, "request %d bans every token and is not refused", (int32_t)(j - w->journey));
     }
+    if (j->plan->language) {
+        g->first.constraint =
+            language_node(j->plan->language, j->plan->language_fails, &w->s->config);
+        w->totals->constrained++;
+    }
     if (output_state_new(r, w->s->config.tokenizer, &e) < 0) {
         FAIL(w, "output_state_new: %s", e.text);
     }
@@ -393,18 +404,72 @@ static void check(struct world *w, const struct plan *p)
     }
 }
 
+/* ---- masks ---- */
+
+static struct mask_set *set_at(struct world *w, uint64_t launch)
+{
+    return &w->set[launch % (SIM_DEPTH + 1)];
+}
+
+/* The masks of the set begun last. */
+static void deliver(struct world *w)
+{
+    struct mask_set *set = set_at(w, w->delivered++);
+    const struct sched_config *c = &w->s->config;
+    struct late_mask late[SIM_REQUESTS * SIM_WIDTH];
+    uint32_t word[SIM_REQUESTS * SIM_WIDTH][(TOY_MAX_VOCAB + 31) / 32];
+    struct err e;
+
+    for (int32_t i = 0; i < set->n; i++) {
+        struct mask_job *j = &set->job[set->n - 1 - i]; /* in any order */
+        late[set->n - 1 - i].word = NULL;
+        if (j->node) {
+            mask_job_run(j, c, word[i]);
+            late[set->n - 1 - i].word = j->masked ? word[i] : NULL;
+            w->totals->sentences += j->ended;
+        }
+    }
+    if (set->n > 0 && w->executor->masks(w->executor, set->step, late, set->n, &e) < 0) {
+        FAIL(w, "masks of step %llu: %s", (unsigned long long)set->step, e.text);
+    }
+}
+
+static void begin_masks(struct world *w)
+{
+    while (w->begun < w->launched && w->begun <= w->committed) {
+        mask_set_begin(set_at(w, w->begun++));
+        if (!w->s->late_delivery) {
+            deliver(w);
+        }
+    }
+}
+
+static void free_dropped(struct world *w)
+{
+    for (struct constraint_node *n = sched_take_dropped(w->sched), *next; n; n = next) {
+        next = n->next;
+        constraint_node_free(n);
+    }
+}
+
 static void commit(struct world *w)
 {
     struct results r;
     struct err e;
 
+    while (w->delivered < w->begun) {
+        deliver(w);
+    }
     if (w->executor->wait(w->executor, &r, &e) < 0) {
         FAIL(w, "wait: %s", e.text);
         return;
     }
+    mask_set_collect(w->sched, set_at(w, w->committed));
+    check(w, NULL);
     decode_commit(w->sched, &w->plan[w->committed++ % (SIM_DEPTH + 1)], &r,
                   (int64_t)w->turn * TURN_US, &w->out);
     check(w, NULL);
+    begin_masks(w);
 }
 
 static void step(struct world *w)
@@ -416,6 +481,7 @@ static void step(struct world *w)
 
     check(w, p);
     if (n > 0 && !failed(w)) {
+        mask_set_plan(set_at(w, w->launched), p);
         w->launched++;
         w->totals->steps++;
         w->totals->tokens += p->n_tokens;
@@ -424,11 +490,16 @@ static void step(struct world *w)
         if (w->executor->launch(w->executor, &b, &e) < 0) {
             FAIL(w, "turn %d, step %llu: %s", w->turn, (unsigned long long)b.step, e.text);
         }
+        if (b.n_late_mask != set_at(w, w->launched - 1)->n) {
+            FAIL(w, "turn %d: the packer numbers %d late masks", w->turn, b.n_late_mask);
+        }
+        begin_masks(w);
     }
     if (!failed(w) && w->launched - w->committed > (uint64_t)(n > 0 ? w->s->depth : 0)) {
         commit(w);
     }
     decode_reap(w->sched, &w->out);
+    free_dropped(w);
     emit_held(w, NULL);
     check(w, NULL);
 }
@@ -596,6 +667,10 @@ static void judge(struct world *w)
                  j->plan->n_prompt);
         }
     }
+    if (language_states() > w->states_before) {
+        FAIL(w, "at the end %lld states of grammars are left",
+             (long long)(language_states() - w->states_before));
+    }
     sched_counts(w->sched, &c);
     w->totals->preempt_swap += (int64_t)c.preempt_swap;
     w->totals->swap_in_copied += (int64_t)c.swap_in_copied;
@@ -681,9 +756,17 @@ static int open_world(struct world *w)
     for (int i = 0; i <= SIM_DEPTH && rc == 0; i++) {
         rc = plan_init(&w->plan[i], &w->s->config, &e);
     }
+    int32_t seqs = w->s->config.max_num_seqs;
+    w->jobs = calloc((size_t)seqs * (SIM_DEPTH + 1), sizeof(*w->jobs));
+    if (rc == 0 && !w->jobs) {
+        rc = err_nomem(&e, "masks");
+    }
     if (rc < 0) {
         FAIL(w, "start: %s", e.text);
         return rc;
+    }
+    for (int i = 0; i <= SIM_DEPTH; i++) {
+        w->set[i].job = w->jobs + (ptrdiff_t)i * seqs;
     }
     w->out.emit = on_delta;
     w->sink.emit = on_output;
@@ -702,7 +785,8 @@ static int open_world(struct world *w)
 
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size)
 {
-    struct world w = {.s = s, .totals = t, .why = why, .why_size = why_size};
+    struct world w = {
+        .s = s, .totals = t, .why = why, .why_size = why_size, .states_before = language_states()};
 
     why[0] = '\0';
     if (open_world(&w) == 0) {
@@ -726,6 +810,7 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
         stop_set_free(w.journey[i].stops);
     }
     packer_free(w.packer);
+    free(w.jobs);
     for (int i = 0; i <= SIM_DEPTH; i++) {
         plan_release(&w.plan[i]);
     }

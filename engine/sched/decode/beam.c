@@ -6,6 +6,7 @@
 
 #include "engine/sched/decode/beam_text.h"
 #include "engine/sched/decode/commit.h"
+#include "engine/sched/decode/constrained.h"
 
 enum { PORTION = 256 }; /* deltas emitted by one call, at most */
 
@@ -91,9 +92,10 @@ static enum beam_progress emit_agreed(struct delta_out *out, struct group *g, in
     struct beam *b = g->beam;
 
     /* A node that is held has no children: it ends a hypothesis or a live beam. Once
-     * the search is over, only a node that some choices already have is emitted to the
-     * others: the rest follows in beam_report. */
-    while (b->n_sent < b->n || (!b->reporting && b->node[b->agreed].n_children == 1)) {
+     * the search is over with a hypothesis, only a node that some choices already have
+     * is emitted to the others: the rest follows in beam_report. */
+    bool on = !b->reporting || b->n_hypotheses == 0;
+    while (b->n_sent < b->n || (on && b->node[b->agreed].n_children == 1)) {
         if (*left == 0) {
             return BEAM_MORE;
         }
@@ -265,6 +267,21 @@ static void candidate_end(const struct commit *c, const struct group *g,
     }
 }
 
+/* A beam whose grammar admits nothing more is a hypothesis as it is. */
+static void add_sentence(struct group *g, int32_t i)
+{
+    struct beam *b = g->beam;
+    const struct seq *q = b->live[i];
+    double length = MAX(q->n_out, 1);
+    struct beam_hypothesis h = {
+        .node = b->tip[q->index], .n_tokens = q->n_out, .finish = FINISH_STOP, .stop_token = -1};
+
+    h.score = q->cum_logprob / pow(length, (double)g->request->params.length_penalty);
+    b->node[h.node].n_holders++;
+    add_hypothesis(b, &h);
+    b->column[i] = b->n_candidates; /* none of its candidates is looked at */
+}
+
 /* Split the candidates into hypotheses and b->next, the next live beams. Returns how
  * many of the latter. */
 static int32_t select_candidates(struct commit *c, struct group *g, const struct plan_item *it,
@@ -366,6 +383,7 @@ static void advance_beams(struct commit *c, struct group *g, const struct plan_i
             continue;
         }
         seq_drop_memory(c->s, b->live[i]);
+        seq_drop_constraint(c->s, b->live[i]);
         b->live[i]->state = SEQ_UNBORN;
         b->tip[b->live[i]->index] = -1;
         g->n_live--;
@@ -439,6 +457,16 @@ void beam_commit(struct commit *c, struct group *g, const struct plan_item *it, 
         g->first_token_us = c->now_us;
     }
     g->last_token_us = c->now_us;
+    for (int32_t i = 0; i < n; i++) {
+        const char *error = constraint_error(b->live[i]);
+        if (error) {
+            sched_end(c->s, g, FINISH_IMPOSSIBLE, error);
+            return;
+        }
+        if (b->live[i]->constraint_end) {
+            add_sentence(g, i);
+        }
+    }
     int32_t n_next = select_candidates(c, g, it, n);
     if (is_over(g, n_next, b->live[0]->n_out + 1)) {
         b->reporting = true;

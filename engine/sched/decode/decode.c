@@ -6,6 +6,7 @@
 
 #include "engine/sched/decode/beam.h"
 #include "engine/sched/decode/commit.h"
+#include "engine/sched/decode/constrained.h"
 
 /* Emit `d`, which has kind, choice and token, with the log-probabilities of sampling
  * row `row` (-1: none). */
@@ -55,6 +56,16 @@ static bool stop_marked(const struct seq *q)
            q->n_out;
 }
 
+/* Its grammar admits no token behind those that are there. */
+static void end_constrained(struct commit *c, struct seq *q)
+{
+    const char *error = constraint_error(q);
+    int finish = error ? FINISH_IMPOSSIBLE : FINISH_STOP;
+
+    seq_finish(c->s, q, finish);
+    emit_finish(c->out, q->group, q->index, finish, -1, error);
+}
+
 static void commit_token(struct commit *c, struct seq *q, int32_t row)
 {
     struct group *g = q->group;
@@ -62,6 +73,10 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row)
 
     if (g->state == GROUP_ENDED || q->state != SEQ_LIVE) {
         return; /* it ended while this step was in flight */
+    }
+    if (q->constraint_end) {
+        end_constrained(c, q);
+        return;
     }
     if (token == TOKEN_NONE_ALLOWED) {
         seq_finish(c->s, q, FINISH_IMPOSSIBLE);

@@ -9,46 +9,54 @@
 
 /* ---- block tables ---- */
 
-static void send_run(struct packer *p, struct batch *b, const struct seq *q, int32_t first,
-                     int32_t count)
+static void send_run(struct packer *p, struct batch *b, const struct seq *q, int32_t k,
+                     int32_t first, int32_t count)
 {
+    const int32_t *block = q->table[k].block;
+
     p->table_update[b->n_table_update++] = (struct table_update){
-        .row = q->slot, .index = first, .count = count, .first = b->n_table_block};
-    memcpy(p->table_block + b->n_table_block, q->block + first, (size_t)count * sizeof(*q->block));
+        .group = k, .row = q->slot, .index = first, .count = count, .first = b->n_table_block};
+    memcpy(p->table_block + b->n_table_block, block + first, (size_t)count * sizeof(*block));
     b->n_table_block += count;
 }
 
-/* Send what changed in the sequence's block table since its slot was last updated, as
- * at most PACK_RUNS runs. */
-static void pack_table(struct packer *p, struct batch *b, struct seq *q)
+/* Send what changed in the sequence's block table of KV group k since its slot was last
+ * updated, as at most PACK_RUNS runs. */
+static void pack_table(struct packer *p, struct batch *b, struct seq *q, int32_t k)
 {
-    int32_t *shadow = p->shadow + (int64_t)q->slot * p->table_width;
+    struct block_table *t = &q->table[k];
+    int32_t *shadow = p->shadow + ((int64_t)k * p->c.max_num_seqs + q->slot) * p->table_width;
     int32_t runs = 0;
 
-    for (int32_t i = q->n_synced; i < q->n_blocks;) {
-        if (shadow[i] == q->block[i]) {
+    for (int32_t i = MAX(t->n_synced, t->first); i < t->n_blocks;) {
+        if (shadow[i] == t->block[i]) {
             i++;
             continue;
         }
-        int32_t end = ++runs == PACK_RUNS ? q->n_blocks : i + 1;
-        while (end < q->n_blocks && shadow[end] != q->block[end]) {
+        int32_t end = ++runs == PACK_RUNS ? t->n_blocks : i + 1;
+        while (end < t->n_blocks && shadow[end] != t->block[end]) {
             end++;
         }
-        send_run(p, b, q, i, end - i);
-        memcpy(shadow + i, q->block + i, (size_t)(end - i) * sizeof(*shadow));
+        send_run(p, b, q, k, i, end - i);
+        memcpy(shadow + i, t->block + i, (size_t)(end - i) * sizeof(*shadow));
         i = end;
     }
-    q->n_synced = q->n_blocks;
+    t->n_synced = t->n_blocks;
 }
 
-static int32_t common_blocks(const struct seq *a, const struct seq *b)
+/* Leading blocks that two sequences share in every KV group without a window. */
+static int32_t common_blocks(const struct packer *p, const struct seq *a, const struct seq *b)
 {
-    int32_t n = MIN(a->n_blocks, b->n_blocks), i = 0;
+    int32_t n = MIN(a->table[0].n_blocks, b->table[0].n_blocks);
 
-    while (i < n && a->block[i] == b->block[i]) {
-        i++;
+    for (int32_t k = 0; k < p->c.n_kv_groups; k++) {
+        int32_t i = 0;
+        while (p->c.kv_window[k] == 0 && i < n && a->table[k].block[i] == b->table[k].block[i]) {
+            i++;
+        }
+        n = p->c.kv_window[k] == 0 ? i : n;
     }
-    return i;
+    return n;
 }
 
 /* ---- tokens ---- */
@@ -64,7 +72,11 @@ static void pack_tokens(struct packer *p, struct batch *b, const struct plan_ite
         p->token[t] = placeholder ? 0 : seq_token(q, position);
         p->token_src[t] = placeholder ? it->src_row : -1;
         p->position[t] = position;
-        p->slot[t] = q->block[position / size] * size + position % size;
+        p->slot[t] = q->table[0].block[position / size] * size + position % size;
+        for (int32_t k = 1; k < p->c.n_kv_groups; k++) {
+            p->group_slot[b->n_group_slots++] =
+                q->table[k].block[position / size] * size + position % size;
+        }
     }
 }
 
@@ -197,6 +209,7 @@ static struct sample_row make_sample_row(struct packer *p, struct batch *b,
         .bias_first = p->bias_first,
         .n_bias = p->n_bias,
         .mask_first = p->mask_first,
+        .late_mask = q->constraint ? ++b->n_late_mask : 0,
     };
 }
 
@@ -243,7 +256,9 @@ static void pack_item(struct packer *p, struct batch *b, const struct plan_item 
 {
     int32_t i = b->n_seqs;
 
-    pack_table(p, b, it->seq);
+    for (int32_t k = 0; k < p->c.n_kv_groups; k++) {
+        pack_table(p, b, it->seq, k);
+    }
     pack_tokens(p, b, it);
     assert(b->n_samples == it->sample_first);
     pack_scores(p, b, it);
@@ -251,7 +266,7 @@ static void pack_item(struct packer *p, struct batch *b, const struct plan_item 
     p->q_start[i] = b->n_tokens;
     p->kv_len[i] = it->first + it->n;
     p->row[i] = it->seq->slot;
-    p->lcp_blocks[i] = before ? common_blocks(before, it->seq) : 0;
+    p->lcp_blocks[i] = before ? common_blocks(p, before, it->seq) : 0;
     b->n_tokens += it->n;
     b->n_seqs++;
 }
@@ -272,6 +287,7 @@ void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
         .token_src = p->token_src,
         .position = p->position,
         .slot = p->slot,
+        .group_slot = p->group_slot,
         .n_decode = plan->n_decode,
         .q_start = p->q_start,
         .kv_len = p->kv_len,

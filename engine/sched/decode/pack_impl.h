@@ -4,20 +4,22 @@
 
 #include "engine/sched/decode/pack.h"
 
-/* Table updates of a sequence in a step, at most; the last one covers all that
- * follow. */
+/* Table updates of a sequence in a step and a KV group, at most; the last one covers
+ * all that follow. */
 enum { PACK_RUNS = 4 };
 
 struct packer {
     struct sched_config c; /* the scheduler's */
     int32_t table_width;   /* blocks of the longest sequence */
-    int32_t *shadow;       /* [max_num_seqs, table_width] by slot, the backend's block tables */
+    /* [n_kv_groups, max_num_seqs, table_width] by slot, the backend's block tables */
+    int32_t *shadow;
 
     /* Arrays of struct batch. */
 
-    struct table_update *table_update;            /* [PACK_RUNS * max_num_seqs] */
-    int32_t *table_block;                         /* [max_num_seqs * table_width] */
+    struct table_update *table_update;            /* [PACK_RUNS * n_kv_groups * max_num_seqs] */
+    int32_t *table_block;                         /* [n_kv_groups * max_num_seqs * table_width] */
     int32_t *token, *token_src, *position, *slot; /* [max_num_batched_tokens] */
+    int32_t *group_slot;                          /* [max_num_batched_tokens, n_kv_groups - 1] */
     int32_t *q_start, *kv_len, *row, *lcp_blocks; /* [max_num_seqs + 1] */
     int32_t *logits_token;                        /* [max_logits] */
     struct sample_row *sample;                    /* [max_logits] */

@@ -125,15 +125,15 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
     return b;
 }
 
-void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
-                    const int32_t *token)
+int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
+                       const int32_t *token)
 {
     struct block_hash hash;
     int32_t known = find_next(px, chain, token, &hash);
 
     if (known >= 0) {
         advance(chain, hash, px->entry[known].serial);
-        return;
+        return known;
     }
     /* An entry with the same hash has a parent that was dropped, or collides. The newer
      * block replaces it, being reachable; but a shared block keeps its entry, and the
@@ -141,7 +141,7 @@ void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block
     known = lookup(px, hash);
     if (known >= 0 && px->entry[known].shared) {
         advance(chain, hash, ++px->last_serial);
-        return;
+        return -1;
     }
     if (known >= 0) {
         prefix_drop(px, known);
@@ -158,6 +158,44 @@ void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block
     memcpy(block_tokens(px, block), token, (size_t)px->block_size * sizeof(*token));
     kvpool_set_hashed(px->pool, block, true);
     advance(chain, hash, x->serial);
+    return block;
+}
+
+void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block)
+{
+    int32_t *peer = &px->peer[(int64_t)entry * px->n_peers + k - 1];
+
+    if (*peer >= 0) {
+        return;
+    }
+    assert(px->owner[block] < 0); /* hashes are unique, and so are entries */
+    *peer = block;
+    px->owner[block] = entry;
+    kvpool_set_hashed(px->pool, block, true);
+}
+
+static void detach(struct prefix *px, int32_t *peer)
+{
+    int32_t block = *peer;
+
+    if (block < 0) {
+        return;
+    }
+    *peer = px->owner[block] = -1;
+    kvpool_set_hashed(px->pool, block, false);
+}
+
+/* End the block's being a peer, or having some. */
+static void drop_peers(struct prefix *px, int32_t block)
+{
+    int32_t owner = px->owner[block];
+
+    for (int32_t i = 0; i < px->n_peers; i++) {
+        detach(px, &px->peer[(int64_t)block * px->n_peers + i]);
+        if (owner >= 0 && px->peer[(int64_t)owner * px->n_peers + i] == block) {
+            detach(px, &px->peer[(int64_t)owner * px->n_peers + i]);
+        }
+    }
 }
 
 void prefix_share(struct prefix *px, int32_t block)
@@ -170,6 +208,9 @@ void prefix_drop(struct prefix *px, int32_t block)
 {
     struct prefix_entry *x = &px->entry[block];
 
+    if (px->n_peers > 0) {
+        drop_peers(px, block);
+    }
     if (x->serial == 0) {
         return;
     }
@@ -196,12 +237,31 @@ static bool in_bucket(const struct prefix *px, int32_t block)
     return false;
 }
 
+static bool peers_agree(const struct prefix *px, int32_t block)
+{
+    bool has_entry = px->entry[block].serial != 0;
+    int32_t owner = px->n_peers > 0 ? px->owner[block] : -1, n_links = 0;
+
+    for (int32_t i = 0; i < px->n_peers; i++) {
+        int32_t peer = px->peer[(int64_t)block * px->n_peers + i];
+        if (peer >= 0 && (!has_entry || px->owner[peer] != block)) {
+            return false;
+        }
+        n_links += owner >= 0 && px->peer[(int64_t)owner * px->n_peers + i] == block;
+    }
+    return owner < 0 || (!has_entry && n_links == 1);
+}
+
 const char *prefix_check(const struct prefix *px)
 {
     for (int32_t b = 0; b < px->pool->n_blocks; b++) {
         const struct prefix_entry *x = &px->entry[b];
-        if ((x->serial != 0) != px->pool->block[b].hashed) {
+        bool is_peer = px->n_peers > 0 && px->owner[b] >= 0;
+        if ((x->serial != 0 || is_peer) != px->pool->block[b].hashed) {
             return "X1: a block is hashed in the pool or in the cache, not in both";
+        }
+        if (!peers_agree(px, b)) {
+            return "X4: a peer and its entry do not name each other";
         }
         if (x->serial == 0) {
             continue;

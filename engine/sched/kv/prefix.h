@@ -13,14 +13,20 @@
  * salt, which is mixed in behind the last shared block. A shared block must keep its
  * entry, and must be shared before the first salted chain begins.
  *
+ * The entries are of blocks of KV group 0. With further groups, an entry also names the
+ * blocks that hold the same tokens in those groups, its peers, as far as they are
+ * cached: they are found by the same walk, are hashed as long as they are peers, and
+ * lose that with the entry. A group with a window may lack peers of early blocks.
+ *
  * Entries are indexed by block id, so nothing is allocated. The caller walks a prompt
  * block by block with a `struct prefix_chain`, which a running sequence keeps, so no
  * block is hashed twice.
  *
  * Invariants (prefix_check):
- *  X1  exactly the hashed blocks of the pool have entries
+ *  X1  exactly the hashed blocks of the pool have entries or are peers
  *  X2  an entry is in the bucket of its hash
  *  X3  an entry's hash is that of its parent's hash and its tokens
+ *  X4  peers and their entries name each other
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_PREFIX_H
 #define QUIRE_ENGINE_SCHED_KV_PREFIX_H
@@ -51,20 +57,23 @@ struct prefix_entry {
 };
 
 struct prefix {
-    struct kvpool *pool;         /* of the blocks; borrowed */
-    struct prefix_entry *entry;  /* [n_blocks] by block id */
-    int32_t *token;              /* [n_blocks, block_size] contents of hashed blocks */
-    int32_t *bucket;             /* [n_buckets] first block of the bucket, -1: empty */
-    uint32_t bucket_mask;        /* n_buckets - 1; n_buckets is a power of two */
-    int32_t block_size;          /* tokens of a block */
-    uint64_t last_serial;        /* of the newest entry */
+    struct kvpool *pool;        /* of the blocks; borrowed */
+    struct prefix_entry *entry; /* [n_blocks] by block id */
+    int32_t *token;             /* [n_blocks, block_size] contents of hashed blocks */
+    int32_t *bucket;            /* [n_buckets] first block of the bucket, -1: empty */
+    uint32_t bucket_mask;       /* n_buckets - 1; n_buckets is a power of two */
+    int32_t block_size;         /* tokens of a block */
+    int32_t n_peers;            /* KV groups behind the first */
+    int32_t *peer;              /* [n_blocks, n_peers] by entry, -1: none; NULL: no peers */
+    int32_t *owner;       /* [n_blocks] entry that a peer belongs to, -1: none; NULL likewise */
+    uint64_t last_serial; /* of the newest entry */
     struct block_hash hash_mask; /* bits of a hash that count: all, except in tests */
     uint64_t secret;             /* seed of the hashes */
 };
 
-/* `hash_bits`: how many bits of a hash count; 0: all 128. */
-int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t hash_bits,
-                uint64_t secret, struct err *e);
+/* n_groups: KV groups. `hash_bits`: how many bits of a hash count; 0: all 128. */
+int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int32_t n_groups,
+                int32_t hash_bits, uint64_t secret, struct err *e);
 void prefix_release(struct prefix *px);
 
 /* The start of a chain. `salt` may be NULL. */
@@ -73,14 +82,24 @@ void prefix_start(const struct prefix *px, struct prefix_chain *ret, const char 
  * advances, on a miss its salt is mixed in; no count changes. */
 int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const int32_t *token);
 /* `block`, which the caller holds, contains the tokens after `chain`. It becomes hashed
- * unless an equal block is already; the chain advances either way. */
-void prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
-                    const int32_t *token);
+ * unless an equal block is already; the chain advances either way. Returns the block
+ * that has the entry; -1: none has. */
+int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
+                       const int32_t *token);
+/* `block` of KV group k >= 1, which the caller holds, has the contents of the entry of
+ * `entry`. It becomes its peer, unless there is one. */
+void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block);
+/* The block of KV group k for a block with an entry; -1: none is cached. */
+static inline int32_t prefix_block(const struct prefix *px, int32_t entry, int32_t k)
+{
+    return k == 0 ? entry : px->peer[(int64_t)entry * px->n_peers + k - 1];
+}
+
 /* A hashed block of a chain without a salt is found with any salt from now on. The
  * caller holds it for good. */
 void prefix_share(struct prefix *px, int32_t block);
-/* Drop the block's entry, before it is taken for other contents. No-op for a block that
- * is not hashed. */
+/* Drop the block's entry with its peers, or end its being a peer, before it is taken
+ * for other contents. No-op for a block that is not hashed. */
 void prefix_drop(struct prefix *px, int32_t block);
 
 /* NULL, or a sentence about the first invariant that does not hold. */

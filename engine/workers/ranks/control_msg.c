@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -21,6 +22,7 @@ void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, cons
         .vocab = x->vocab,
         .max_len = x->max_len,
         .block_size = x->block_size,
+        .n_kv_groups = x->n_kv_groups,
         .max_num_seqs = x->max_num_seqs,
         .max_num_batched_tokens = x->max_num_batched_tokens,
         .max_samples = x->max_samples,
@@ -58,6 +60,7 @@ int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *
         {"pipeline_parallel_size", first->n_stages, other->n_stages},
         {"vocabulary", first->vocab, other->vocab},
         {"block_size", first->block_size, other->block_size},
+        {"KV groups", first->n_kv_groups, other->n_kv_groups},
         {"max_num_seqs", first->max_num_seqs, other->max_num_seqs},
         {"max_num_batched_tokens", first->max_num_batched_tokens, other->max_num_batched_tokens},
         {"max_samples", first->max_samples, other->max_samples},
@@ -124,7 +127,7 @@ int control_msg_receive(int fd, struct control_msg *ret, struct err *e)
     }
     msg.text[sizeof(msg.text) - 1] = '\0';
     msg.hello.version[sizeof(msg.hello.version) - 1] = '\0';
-    if (msg.magic != CONTROL_MAGIC || msg.kind < CONTROL_HELLO || msg.kind > CONTROL_RESULTS) {
+    if (msg.magic != CONTROL_MAGIC || msg.kind < CONTROL_HELLO || msg.kind > CONTROL_MASKS) {
         return err_set(e, ERR_INVALID, "not a rank's control message");
     }
     *ret = msg;
@@ -183,4 +186,67 @@ int rank_results_receive(int fd, const struct control_msg *msg, struct gathered 
         rc = receive_all(fd, (void *)(uintptr_t)array[i].data, array[i].n_bytes, e);
     }
     return rc;
+}
+
+/* ---- late masks ---- */
+
+int rank_masks_send(int fd, uint64_t step, const struct late_mask *mask, int32_t n, int32_t words,
+                    struct err *e)
+{
+    struct control_msg msg = {
+        .kind = CONTROL_MASKS, .step = step, .n_masks = mask ? n : -1, .mask_words = words};
+    int rc = control_msg_send(fd, &msg, e);
+
+    for (int32_t i = 0; i < msg.n_masks && rc == 0; i++) {
+        int32_t there = mask[i].word != NULL;
+        rc = send_all(fd, &there, sizeof(there), e);
+        if (rc == 0 && there) {
+            rc = send_all(fd, mask[i].word, (size_t)words * sizeof(*mask[i].word), e);
+        }
+    }
+    return rc;
+}
+
+static int reserve_masks(struct rank_masks *m, int32_t n, int32_t words, struct err *e)
+{
+    if (n <= m->n && words == m->words) {
+        return 0;
+    }
+    rank_masks_release(m);
+    m->mask = calloc((size_t)n, sizeof(*m->mask));
+    m->word = malloc((size_t)n * (size_t)words * sizeof(*m->word));
+    if (!m->mask || !m->word) {
+        rank_masks_release(m);
+        return err_nomem(e, "masks of a step");
+    }
+    m->n = n;
+    m->words = words;
+    return 0;
+}
+
+int rank_masks_receive(int fd, const struct control_msg *msg, struct rank_masks *m,
+                       int32_t max_masks, int32_t words, struct err *e)
+{
+    if (msg->n_masks < 0 || msg->n_masks > max_masks || msg->mask_words != words) {
+        return err_set(e, ERR_INVALID, "not the masks of a step");
+    }
+    int rc = reserve_masks(m, MAX(max_masks, 1), words, e);
+    rc = rc < 0 ? rc : 1;
+    for (int32_t i = 0; i < msg->n_masks && rc == 1; i++) {
+        uint32_t *word = m->word + (int64_t)i * words;
+        int32_t there = 0;
+        rc = receive_all(fd, &there, sizeof(there), e);
+        if (rc == 1 && there != 0) {
+            rc = receive_all(fd, word, (size_t)words * sizeof(*word), e);
+        }
+        m->mask[i].word = there ? word : NULL;
+    }
+    return rc;
+}
+
+void rank_masks_release(struct rank_masks *m)
+{
+    free(m->mask);
+    free(m->word);
+    *m = (struct rank_masks){0};
 }

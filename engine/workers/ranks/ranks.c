@@ -110,6 +110,25 @@ static int ranks_wait(struct executor *base, struct results *ret, struct err *e)
     return rc;
 }
 
+/* Sends masks to the other ranks that sample, and hands them to rank 0's own. */
+static int ranks_masks(struct executor *base, uint64_t step, const struct late_mask *mask,
+                       int32_t n, struct err *e)
+{
+    struct ranks *x = CONTAINER_OF(base, struct ranks, base);
+    const struct pipeline_place *at = &x->place.at;
+    int32_t first = pipeline_number(at, at->n_stages - 1, 0);
+    int32_t end = x->all_sample ? first + at->n_ranks : first + 1;
+    int rc = 0;
+
+    for (int32_t i = MAX(first, 1); i < end && rc == 0; i++) {
+        rc = rank_masks_send(x->worker[i].fd, step, mask, n, mask_words(base->info.vocab), e);
+    }
+    if (rc < 0) { /* the rank is gone, and the reason is known soon if it is not yet */
+        ranks_fail(x, e->text);
+    }
+    return rc < 0 ? rc : x->runner->masks(x->runner, step, mask, n, e);
+}
+
 static int ranks_check(struct executor *base, struct err *e)
 {
     return ranks_check_failed(CONTAINER_OF(base, struct ranks, base), e);
@@ -229,6 +248,7 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
     }
     limits.n_host_blocks = HOST_BLOCKS_MAX;
     x->base.info.max_samples = limits.max_samples; /* bound for results from the last stage */
+    x->all_sample = s->device == DEVICE_CUDA;
     x->slot_bytes = rc < 0 ? 0 : batch_wire_max(&limits);
     return rc;
 }
@@ -319,6 +339,7 @@ static void fill_info(struct ranks *x)
     struct executor_info *i = &x->base.info;
 
     *i = x->runner->info;
+    x->base.masks = x->runner->masks ? ranks_masks : NULL;
     i->n_ranks = x->n;
     int len =
         snprintf(i->device, sizeof(i->device), "%.100s, %d ranks", x->runner->info.device, x->n);

@@ -43,6 +43,7 @@ struct ranks {
     size_t slot_bytes;   /* size of the largest step message */
     int64_t timeout_us;  /* step_timeout */
     bool deterministic;  /* the setting */
+    bool all_sample;     /* all ranks of the last stage sample; else its first one does */
     char **flags;        /* the workers' settings, NULL-terminated */
     /* ranks in all; ranks started by each node, of which this node's are the first */
     int32_t n, ranks_per_node;

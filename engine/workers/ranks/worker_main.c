@@ -5,10 +5,12 @@
  * It has no scheduler, no tokenizer and no clients. Errors are sent to rank 0, which
  * shuts the service down with that reason; on another machine they are logged there
  * too. It exits on a stop message, when a step fails, and with its parent. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "config/settings/settings.h"
@@ -167,15 +169,43 @@ static int compute(struct worker *w, const struct step_message *msg, struct err 
     return rc == 0 && (sends_results(w) || w->in_flight > x->info.depth) ? wait_results(w, e) : rc;
 }
 
+/* Takes late masks from rank 0, while the worker's own thread may be waiting for them
+ * in a step. When there will be none, that one goes on without. */
+static void *take_masks(void *arg)
+{
+    struct worker *w = arg;
+    struct executor *x = w->executor;
+    struct rank_masks got = {0};
+    struct control_msg msg;
+    struct err e;
+
+    while (control_msg_receive(w->args.control_fd, &msg, &e) == 1 && msg.kind == CONTROL_MASKS &&
+           rank_masks_receive(w->args.control_fd, &msg, &got, x->info.max_num_seqs,
+                              mask_words(x->info.vocab), &e) == 1 &&
+           x->masks(x, msg.step, got.mask, msg.n_masks, &e) == 0)
+        ;
+    x->masks(x, 0, NULL, 0, &e);
+    rank_masks_release(&got);
+    return NULL;
+}
+
 static int serve(struct worker *w, struct err *e)
 {
     struct control_msg ready = {.kind = CONTROL_READY, .rank = w->args.rank};
     struct step_message msg;
+    pthread_t masks;
     int rc = control_msg_send(w->args.control_fd, &ready, e);
 
+    if (rc == 0 && w->executor->masks && pthread_create(&masks, NULL, take_masks, w) != 0) {
+        rc = err_set(e, ERR_IO, "cannot start a thread for masks");
+    }
     while (rc == 0) {
         rc = next_message(w, &msg, e);
         if (rc == 0 && msg.kind == STEP_CHANNEL_STOP) {
+            if (w->executor->masks) {
+                shutdown(w->args.control_fd, SHUT_RD);
+                pthread_join(masks, NULL);
+            }
             return 0;
         }
         if (rc == 0) {

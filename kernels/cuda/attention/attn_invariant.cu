@@ -12,6 +12,7 @@
 #include "kernels/cuda/attention/attn_common.cuh"
 
 enum { CHUNK_WARPS = 8, KEY_TILE = 64, FEW_PAIRS = 396 };
+static_assert(ATTN_WINDOW_ALIGN % KEY_TILE == 0, "tiles begin behind freed blocks");
 
 template <typename T, int D, int N = 1> struct invariant_layout {
     static constexpr int STAGES = N; /* shared-memory stages */

@@ -112,13 +112,6 @@ __device__ __forceinline__ bool work_tile_of(work_tile &w, int wave, int4 t, con
     return i < n_work;
 }
 
-__device__ __forceinline__ void arrive(uint32_t bar)
-{
-#if BULK_COPY
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-#endif
-}
-
 /* Syncs the threads of one consumer warpgroup. */
 __device__ __forceinline__ void group_sync(int group)
 {
@@ -191,7 +184,7 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
-                    arrive(sh.full(1, r.stage));
+                    barrier_arrive(sh.full(1, r.stage));
                 }
             }
 #pragma unroll
@@ -415,7 +408,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
     /* softmax of tile j, whose scores are in x.s; frees the keys' stage */
     auto finish_scores = [&](int j) {
         if (leader) {
-            arrive(sh.empty(0, k.stage));
+            barrier_arrive(sh.empty(0, k.stage));
         }
         k.advance();
         if (a.softcap > 0.0f)
@@ -461,7 +454,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             }
             wgmma_wait<0>();
             if (leader) {
-                arrive(sh.empty(1, v.stage));
+                barrier_arrive(sh.empty(1, v.stage));
             }
             v.advance();
             rescale(x);
@@ -475,7 +468,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         }
         wgmma_wait<0>();
         if (leader) {
-            arrive(sh.empty(1, v.stage));
+            barrier_arrive(sh.empty(1, v.stage));
         }
         v.advance();
         write_rows<T, D>(x, a, w, w.rows.first + warp * 16, lane);

@@ -22,6 +22,9 @@ struct query_tile {
  * ATTN_CHUNK tokens and cuts them into equal splits; chunk_start says where each
  * sequence begins. */
 enum { ATTN_CHUNK = 16 };
+/* Keys are loaded from a multiple of this many tokens on, at or before the first one
+ * that a window shows; the weights of those before are zero. */
+enum { ATTN_WINDOW_ALIGN = 64 };
 
 /* There is one block per multiprocessor. Its shared memory holds COMBINE_ROWS rows of
  * every warp, in which warps combine their results; the warps' mbarriers; and, from

@@ -169,6 +169,13 @@ __global__ void __launch_bounds__(P2P_THREADS)
     }
 }
 
+extern "C" bool p2p_sample_load(void)
+{
+    cudaFuncAttributes made;
+
+    return cudaFuncGetAttributes(&made, p2p_share_tokens_kernel) == cudaSuccess;
+}
+
 extern "C" void launch_p2p_share_tokens(const struct p2p_args *p, const struct step_arrays *s,
                                         int32_t first_row, int32_t rows, cudaStream_t stream)
 {

@@ -458,6 +458,13 @@ __global__ void __launch_bounds__(SAMPLE_THREADS, 2)
     cluster.sync(); /* blocks stay until the others have read their shared memory */
 }
 
+extern "C" bool topk_merge_load(void)
+{
+    cudaFuncAttributes made;
+
+    return cudaFuncGetAttributes(&made, topk_merge_kernel) == cudaSuccess;
+}
+
 extern "C" void launch_topk_merge(const struct p2p_args *p, const struct sample_args *a,
                                   const struct step_arrays *s, int32_t vocab, int32_t width,
                                   cudaStream_t stream)

@@ -70,6 +70,7 @@ static cudaError_t query(struct cuda_backend *c, cudaEvent_t event)
 static void abort_waits(struct cuda_backend *c)
 {
     c->aborted = true;
+    cuda_late_give_up(c);
     if (c->ranks) {
         *(volatile int32_t *)c->ranks->p2p.stop = 1;
     }

@@ -130,8 +130,8 @@ bool cuda_fused_linear_gated(struct cuda_backend *c, struct mat out, struct mat 
 bool cuda_fused_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rope *r,
                         const struct attention *a)
 {
-    struct fused_rope at = {
-        .position = c->arrays.position, .slot = c->arrays.slot, .kv = c->kv_view};
+    const struct step_arrays s = cuda_group_arrays(c, a->group);
+    struct fused_rope at = {.position = s.position, .slot = s.slot, .kv = c->kv_view};
 
     FUSED_PUSH(c, next, fused_push_rope_kv(&next, cuda_rows(c, qkv), qkv, r, a, &at));
 }

@@ -71,7 +71,7 @@ __device__ __forceinline__ void mma_stage(ring &r, accumulator &f, const vector1
     }
     __syncwarp();
     if (lane == 0) {
-        ring_arrive(r.empty + r.index * 8);
+        barrier_arrive(r.empty + r.index * 8);
     }
     r.next();
 }
@@ -258,7 +258,7 @@ __device__ __forceinline__ void store_accumulator(const shared_storage &s, const
         f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
     __syncwarp();
     if (lane == 0) {
-        ring_arrive(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8);
+        barrier_arrive(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8);
     }
 }
 
@@ -332,7 +332,7 @@ __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int
     }
     __syncwarp();
     if (lane == 0) {
-        ring_arrive(s.accumulators_empty + buffer * 8);
+        barrier_arrive(s.accumulators_empty + buffer * 8);
     }
     return all;
 }

@@ -2,43 +2,32 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 
-/* The widths that small_rows.cu has kernels for. */
-static const int16_t PLAIN[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128};
-static const int16_t PAIRED[] = {48, 64, 72, 80, 96, 112, 128};
-static const int16_t GATED[] = {96, 112, 128, 160, 192, 224, 256};
-static const int16_t SUM[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128};
+#define TILE(WIDTH, SPLIT, KIND) {KIND, WIDTH, SPLIT},
+static const struct small_tile TILES[] = {SMALL_TILES(TILE)};
+#undef TILE
 
-/* The widest grid of one wave: more of the device reads at once. */
-static void choose(struct small_tile *t, const int16_t *width, size_t n_widths, int32_t split,
-                   const struct fused_op *p, int32_t n_blocks, int32_t *best)
+/* Whether the op's product can be cut into such tiles; *ret_blocks: how many blocks. */
+static bool fits(const struct small_tile *t, const struct fused_op *p, int32_t *ret_blocks)
 {
-    if (p->k % (SMALL_DEPTH * split) != 0) {
-        return;
-    }
-    for (size_t i = 0; i < n_widths; i++) {
-        int32_t blocks = p->n / width[i] * split;
-        if (p->n % width[i] == 0 && blocks <= n_blocks && blocks > *best) {
-            *best = blocks;
-            t->width = width[i];
-            t->split = split;
-        }
-    }
+    *ret_blocks = p->n / t->width * t->split;
+    return p->n % t->width == 0 && p->k % (SMALL_DEPTH * t->split) == 0;
 }
 
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks)
 {
-    struct small_tile t = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
-    int32_t least = n_blocks * 7 / 8; /* with fewer blocks memory is not read fast enough */
+    struct small_tile best = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
+    /* The widest grid of one wave: more of the device reads at once. With fewer blocks
+     * memory is not read fast enough. */
+    int32_t most = n_blocks * 7 / 8, blocks;
 
-    if (t.kind == SMALL_GATED) {
-        choose(&t, GATED, ARRAY_LEN(GATED), 1, p, n_blocks, &least);
-    } else if (t.kind == SMALL_SUM) {
-        choose(&t, SUM, ARRAY_LEN(SUM), 2, p, n_blocks, &least);
-    } else {
-        choose(&t, PLAIN, ARRAY_LEN(PLAIN), 1, p, n_blocks, &least);
-        choose(&t, PAIRED, ARRAY_LEN(PAIRED), 2, p, n_blocks, &least);
+    for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
+        if (TILES[i].kind == best.kind && fits(&TILES[i], p, &blocks) && blocks <= n_blocks &&
+            blocks > most) {
+            most = blocks;
+            best = TILES[i];
+        }
     }
-    return t;
+    return best;
 }
 
 bool small_norm_apart(const struct fused_args *a, int32_t i)

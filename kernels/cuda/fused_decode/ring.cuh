@@ -40,13 +40,6 @@ __device__ __forceinline__ void op_arrive(int barrier)
                  : "memory");
 }
 
-__device__ __forceinline__ void ring_arrive(uint32_t bar)
-{
-#if BULK_COPY
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-#endif
-}
-
 /* Grid barrier, first half, by an epilogue warp: this block's writes of the op are
  * done. */
 __device__ __forceinline__ void blocks_arrive(int32_t *counter)

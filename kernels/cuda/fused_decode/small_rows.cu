@@ -217,9 +217,7 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
         if (i > 0) {
             wgmma_wait<1>();
             if (threadIdx.x == 0) {
-                asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
-                                 empty + (i - 1) % L::STAGES * 8)
-                             : "memory");
+                barrier_arrive(empty + (i - 1) % L::STAGES * 8);
             }
         }
     }
@@ -510,44 +508,6 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a
     return cudaLaunchKernelEx(&c, small_kernel<WIDTH, SPLIT, KIND>, w, x, a) == cudaSuccess;
 }
 
-/* All kernels there are: TILE(width, split, kind) for each. heuristics_small.c chooses
- * among the same. */
-#define EVERY_TILE(TILE)      \
-    TILE(32, 1, SMALL_PLAIN)  \
-    TILE(40, 1, SMALL_PLAIN)  \
-    TILE(48, 1, SMALL_PLAIN)  \
-    TILE(56, 1, SMALL_PLAIN)  \
-    TILE(64, 1, SMALL_PLAIN)  \
-    TILE(72, 1, SMALL_PLAIN)  \
-    TILE(80, 1, SMALL_PLAIN)  \
-    TILE(96, 1, SMALL_PLAIN)  \
-    TILE(112, 1, SMALL_PLAIN) \
-    TILE(128, 1, SMALL_PLAIN) \
-    TILE(48, 2, SMALL_PLAIN)  \
-    TILE(64, 2, SMALL_PLAIN)  \
-    TILE(72, 2, SMALL_PLAIN)  \
-    TILE(80, 2, SMALL_PLAIN)  \
-    TILE(96, 2, SMALL_PLAIN)  \
-    TILE(112, 2, SMALL_PLAIN) \
-    TILE(128, 2, SMALL_PLAIN) \
-    TILE(96, 1, SMALL_GATED)  \
-    TILE(112, 1, SMALL_GATED) \
-    TILE(128, 1, SMALL_GATED) \
-    TILE(160, 1, SMALL_GATED) \
-    TILE(192, 1, SMALL_GATED) \
-    TILE(224, 1, SMALL_GATED) \
-    TILE(256, 1, SMALL_GATED) \
-    TILE(32, 2, SMALL_SUM)    \
-    TILE(40, 2, SMALL_SUM)    \
-    TILE(48, 2, SMALL_SUM)    \
-    TILE(56, 2, SMALL_SUM)    \
-    TILE(64, 2, SMALL_SUM)    \
-    TILE(72, 2, SMALL_SUM)    \
-    TILE(80, 2, SMALL_SUM)    \
-    TILE(96, 2, SMALL_SUM)    \
-    TILE(112, 2, SMALL_SUM)   \
-    TILE(128, 2, SMALL_SUM)
-
 bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUtensorMap &x,
                     const small_args &a, cudaStream_t stream)
 {
@@ -555,7 +515,7 @@ bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUte
     if (t.width == WIDTH && t.split == SPLIT && t.kind == KIND) { \
         return launch_tile<WIDTH, SPLIT, KIND>(w, x, a, stream);  \
     }
-    EVERY_TILE(TILE)
+    SMALL_TILES(TILE)
 #undef TILE
     return false;
 }
@@ -641,7 +601,7 @@ extern "C" bool small_prepare(void)
 
 #define TILE(WIDTH, SPLIT, KIND) \
     ok = ok && allow_shared(small_kernel<WIDTH, SPLIT, KIND>, small_layout<WIDTH>::BYTES);
-    EVERY_TILE(TILE)
+    SMALL_TILES(TILE)
 #undef TILE
     cudaGetLastError();
     return ok;

@@ -7,9 +7,9 @@
  * (programmatic dependent launch), so memory is never idle between two products.
  *
  * A norm is taken apart: the product that makes the residual stream also writes it
- * times the norm's weight, and the sum of its squares by tile; the product behind the
- * norm reads the former as its source and multiplies its results by the factor of the
- * latter.
+ * times the norm's weight, and adds the row's squares to one whole-number sum; the
+ * product behind the norm reads the former as its source and multiplies its results by
+ * the factor of the latter.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
@@ -38,6 +38,43 @@ struct small_tile {
     enum small_kind kind;
     int32_t width, split;
 };
+
+/* Every tile there is a kernel for: TILE(width, split, kind). */
+#define SMALL_TILES(TILE)     \
+    TILE(32, 1, SMALL_PLAIN)  \
+    TILE(40, 1, SMALL_PLAIN)  \
+    TILE(48, 1, SMALL_PLAIN)  \
+    TILE(56, 1, SMALL_PLAIN)  \
+    TILE(64, 1, SMALL_PLAIN)  \
+    TILE(72, 1, SMALL_PLAIN)  \
+    TILE(80, 1, SMALL_PLAIN)  \
+    TILE(96, 1, SMALL_PLAIN)  \
+    TILE(112, 1, SMALL_PLAIN) \
+    TILE(128, 1, SMALL_PLAIN) \
+    TILE(48, 2, SMALL_PLAIN)  \
+    TILE(64, 2, SMALL_PLAIN)  \
+    TILE(72, 2, SMALL_PLAIN)  \
+    TILE(80, 2, SMALL_PLAIN)  \
+    TILE(96, 2, SMALL_PLAIN)  \
+    TILE(112, 2, SMALL_PLAIN) \
+    TILE(128, 2, SMALL_PLAIN) \
+    TILE(96, 1, SMALL_GATED)  \
+    TILE(112, 1, SMALL_GATED) \
+    TILE(128, 1, SMALL_GATED) \
+    TILE(160, 1, SMALL_GATED) \
+    TILE(192, 1, SMALL_GATED) \
+    TILE(224, 1, SMALL_GATED) \
+    TILE(256, 1, SMALL_GATED) \
+    TILE(32, 2, SMALL_SUM)    \
+    TILE(40, 2, SMALL_SUM)    \
+    TILE(48, 2, SMALL_SUM)    \
+    TILE(56, 2, SMALL_SUM)    \
+    TILE(64, 2, SMALL_SUM)    \
+    TILE(72, 2, SMALL_SUM)    \
+    TILE(80, 2, SMALL_SUM)    \
+    TILE(96, 2, SMALL_SUM)    \
+    TILE(112, 2, SMALL_SUM)   \
+    TILE(128, 2, SMALL_SUM)
 
 /* The tile for op `p` on a device of n_blocks multiprocessors. Pure. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);

@@ -40,6 +40,13 @@ __device__ __forceinline__ void proxy_fence(void)
 #endif
 }
 
+__device__ __forceinline__ void barrier_arrive(uint32_t bar)
+{
+#if BULK_COPY
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes)
 {
 #if BULK_COPY

@@ -178,6 +178,13 @@ extern "C" int64_t sample_partial_bytes(int32_t max_rows)
     return (int64_t)max_rows * GREEDY_BLOCKS * sizeof(stats);
 }
 
+extern "C" bool sample_load(void)
+{
+    cudaFuncAttributes made;
+
+    return cudaFuncGetAttributes(&made, sample_kernel) == cudaSuccess;
+}
+
 extern "C" void launch_sample(const struct sample_args *a, const struct step_arrays *s,
                               cudaStream_t stream)
 {

@@ -69,7 +69,7 @@ __device__ __forceinline__ bool has_penalties(const step_arrays &s, const row_pa
 /* Whether a sample changes the row. */
 __device__ __forceinline__ bool changes_row(const step_arrays &s, const row_params &p)
 {
-    return p.n_bias > 0 || p.mask_first >= 0 || has_penalties(s, p);
+    return p.n_bias > 0 || p.mask_first >= 0 || p.late_mask > 0 || has_penalties(s, p);
 }
 
 /* set by an occurrence in the prompt; added by one in the output */
@@ -155,9 +155,11 @@ inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s
     const char *base = (const char *)s.header;
     const uint32_t *mask = (const uint32_t *)(base + s.header->off_mask) + p.mask_first;
     const bias_entry *bias = (const bias_entry *)(base + s.header->off_bias) + p.bias_first;
+    const uint32_t *late =
+        p.late_mask > 0 ? s.late_mask + (int64_t)(p.late_mask - 1) * s.late_stride : NULL;
     const row_view r = slice.raw;
     const bool penalties = has_penalties(s, p),
-               all = penalties || p.mask_first >= 0 || !slice.staged;
+               all = penalties || p.mask_first >= 0 || late || !slice.staged;
 
     for (int from = r.lo; from < r.hi && all; from += slice.tile) {
         int to = min(r.hi, from + slice.tile);
@@ -174,6 +176,9 @@ inline __device__ row_view make_row(const row_slice &slice, const step_arrays &s
                     x[j] = penalised(x[j], slice.count[id - from], p);
                 }
                 if (p.mask_first >= 0 && !(mask[id >> 5] >> (id & 31) & 1)) {
+                    x[j] = -INFINITY;
+                }
+                if (late && !(late[id >> 5] >> (id & 31) & 1)) {
                     x[j] = -INFINITY;
                 }
             }

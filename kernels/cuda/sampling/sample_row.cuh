@@ -37,8 +37,9 @@ struct row_params {
     int32_t position, row, n_prompt;
     /* into the header's biases and masks; mask_first -1: none */
     int32_t bias_first, n_bias, mask_first;
+    int32_t late_mask; /* from 1, in the header's late masks; 0: none */
 };
-static_assert(sizeof(row_params) == 80, "struct sample_row of batch.h");
+static_assert(sizeof(row_params) == 88, "struct sample_row of batch.h");
 enum { KIND_TOKEN, KIND_CANDIDATES, KIND_SCORE };
 enum { NO_NUMBER = -1, NONE_ALLOWED = -2 }; /* TOKEN_... of batch.h */
 /* struct token_bias of batch.h. */

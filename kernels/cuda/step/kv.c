@@ -124,6 +124,12 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
 {
     struct cuda_backend *c = cuda_of(b);
 
+    for (int32_t k = 1; k < backend_kv_groups(&c->config); k++) {
+        if (memcmp(&l[k], l, sizeof(*l)) != 0) {
+            return err_set(e, ERR_UNSUPPORTED,
+                           "cuda: KV groups must have the same number of layers, heads and type");
+        }
+    }
     if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > 512 || n_blocks < 1 ||
         n_host_blocks < 0 || l->dtype == DTYPE_I32) {
         return err_set(e, ERR_INVALID,

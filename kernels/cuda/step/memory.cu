@@ -4,7 +4,7 @@
 #include "kernels/cuda/common.cuh"
 
 struct table_change {
-    int32_t row, index, count, first; /* struct table_update of batch.h */
+    int32_t group, row, index, count, first; /* struct table_update of batch.h */
 };
 
 /* Spreads the packed inputs of a step to the arrays at fixed addresses, applies the
@@ -30,6 +30,11 @@ __global__ void prologue_kernel(step_arrays a)
         a.token[t] = id;
         a.position[t] = real ? position[t] : 0;
         a.slot[t] = at;
+        for (int k = 1; k < h.n_kv_groups; k++) {
+            a.slot[k * a.slot_rows + t] =
+                real ? ((const int32_t *)(base + h.off_group_slot))[t * (h.n_kv_groups - 1) + k - 1]
+                     : -1;
+        }
         if (at >= 0 && a.slot_token) {
             a.slot_token[at] = id;
         }
@@ -68,7 +73,8 @@ __global__ void prologue_kernel(step_arrays a)
     int lane = threadIdx.x & 31;
     for (int c = i >> 5; c < h.n_table_update; c += n_threads >> 5) {
         for (int k = lane; k < u[c].count; k += 32) {
-            a.table[(int64_t)u[c].row * a.table_width + u[c].index + k] = block[u[c].first + k];
+            a.table[((int64_t)u[c].group * a.max_seqs + u[c].row) * a.table_width + u[c].index +
+                    k] = block[u[c].first + k];
         }
     }
 }

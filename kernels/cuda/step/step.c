@@ -55,13 +55,14 @@ static int64_t staging_most(const struct cuda_backend *c)
                   samples = k->max_samples;
     /* alignment costs each array up to 15 bytes; table updates per sequence */
     enum { ARRAYS = 32, RUNS = 4 };
-    int64_t of_tokens = tokens * (6 * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
-                                               (int64_t)sizeof(struct query_tile);
-    int64_t of_tables =
-        RUNS * seqs * (int64_t)sizeof(struct table_update) + seqs * k->max_blocks_per_seq * I;
+    int64_t groups = backend_kv_groups(k);
+    int64_t of_tokens = tokens * ((5 + groups) * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
+                                                          (int64_t)sizeof(struct query_tile);
+    int64_t of_tables = groups * (RUNS * seqs * (int64_t)sizeof(struct table_update) +
+                                  seqs * k->max_blocks_per_seq * I);
     int64_t of_seqs = (seqs + 1) * (5 + CUDA_MAX_WINDOWS) * I +
                       (seqs / 2 + 1) * (int64_t)sizeof(struct shared_run) +
-                      seqs * (int64_t)sizeof(struct block_copy);
+                      groups * seqs * (int64_t)sizeof(struct block_copy);
     int64_t of_samples = samples * (int64_t)sizeof(struct sample_row) +
                          seqs * LIMIT_ROW_BIASES * (int64_t)sizeof(struct token_bias) +
                          seqs * mask_words(k->vocab) * I;
@@ -171,16 +172,18 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
 
     a->table_width = k->max_blocks_per_seq;
     a->max_seqs = k->max_seqs;
+    a->slot_rows = (int32_t)rows;
     bool ok =
         (a->token = ints(c, rows, e)) != NULL && (a->position = ints(c, rows, e)) != NULL &&
-        (a->slot = ints(c, rows, e)) != NULL && (a->q_start = ints(c, rows, e)) != NULL &&
-        (a->kv_len = ints(c, rows, e)) != NULL && (a->row = ints(c, rows, e)) != NULL &&
-        (a->logits_token = ints(c, rows, e)) != NULL && (a->sampled = ints(c, rows, e)) != NULL &&
-        (c->sample.arrived = ints(c, rows, e)) != NULL &&
+        (a->slot = ints(c, backend_kv_groups(k) * rows, e)) != NULL &&
+        (a->q_start = ints(c, rows, e)) != NULL && (a->kv_len = ints(c, rows, e)) != NULL &&
+        (a->row = ints(c, rows, e)) != NULL && (a->logits_token = ints(c, rows, e)) != NULL &&
+        (a->sampled = ints(c, rows, e)) != NULL && (c->sample.arrived = ints(c, rows, e)) != NULL &&
         (a->shared = (struct shared_run *)ints(c, 3 * rows, e)) != NULL &&
         (a->shared_start = ints(c, rows, e)) != NULL && (a->skip = ints(c, rows, e)) != NULL &&
         (a->chunk_start = ints(c, (int64_t)CUDA_MAX_WINDOWS * (k->max_seqs + 1), e)) != NULL &&
-        (a->table = ints(c, (int64_t)k->max_seqs * k->max_blocks_per_seq, e)) != NULL &&
+        (a->table = ints(c, (int64_t)backend_kv_groups(k) * k->max_seqs * k->max_blocks_per_seq,
+                         e)) != NULL &&
         (c->sample.partial =
              cuda_alloc(c, (size_t)sample_partial_bytes((int32_t)rows), "sampling", e)) != NULL;
     if (!ok) {
@@ -211,6 +214,7 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, status, "results of a step");
     }
     int rc = k->max_logits > 0 && k->vocab > 0 ? work_reserve(c, k->max_logits, k->vocab, e) : 0;
+    rc = rc == 0 ? cuda_late_init(c, e) : rc;
     return rc < 0 ? rc : staging_open(c, e);
 }
 
@@ -219,6 +223,7 @@ void cuda_steps_release(struct cuda_backend *c)
     graphs_drop(c);
     staging_release(c);
     cudaFree(c->sample.work);
+    cuda_late_release(c);
     for (int i = 0; i < STEP_RING; i++) {
         struct cuda_step *s = &c->step[i];
         if (s->begun) {
@@ -316,6 +321,7 @@ static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct s
     h->off_token_src = pack(p, b->token_src, b->n_tokens * I);
     h->off_position = pack(p, b->position, b->n_tokens * I);
     h->off_slot = pack(p, b->slot, b->n_tokens * I);
+    h->off_group_slot = pack(p, b->group_slot, b->n_group_slots * I);
     h->off_q_start = pack(p, b->q_start, (b->n_seqs + 1) * I);
     h->off_kv_len = pack(p, b->kv_len, b->n_seqs * I);
     h->off_row = pack(p, b->row, b->n_seqs * I);
@@ -364,16 +370,30 @@ static int check_batch(const struct cuda_backend *c, const struct batch *b, stru
     }
     for (int32_t i = 0; i < b->n_table_update; i++) {
         const struct table_update *u = &b->table_update[i];
-        if (u->row < 0 || u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
+        if (u->group < 0 || u->group >= backend_kv_groups(k) || u->row < 0 ||
+            u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
             u->count > k->max_blocks_per_seq - u->index || u->first < 0 ||
             u->count > b->n_table_block - u->first) {
             return err_set(e, ERR_INVALID, "cuda: step %llu: block-table update out of range",
                            (unsigned long long)b->step);
         }
     }
+    if (b->n_group_slots != (backend_kv_groups(k) - 1) * b->n_tokens) {
+        return err_set(e, ERR_INVALID, "cuda: step %llu: slots of %d KV groups are needed",
+                       (unsigned long long)b->step, backend_kv_groups(k));
+    }
     int64_t most = c->arrays.slot_token ? (int64_t)k->max_blocks_per_seq * c->kv.block_size : 0;
+    if (b->n_late_mask < 0 || (c->late.flags ? b->n_late_mask > c->late.most
+                                             : b->n_late_mask > 0 && !c->config.pipeline)) {
+        return err_set(e, ERR_INVALID, "cuda: step %llu has %d late masks; there is room for %d",
+                       (unsigned long long)b->step, b->n_late_mask, c->late.most);
+    }
     for (int32_t i = 0; i < b->n_samples; i++) {
         const struct sample_row *s = &b->sample[i];
+        if (s->late_mask < 0 || s->late_mask > b->n_late_mask) {
+            return err_set(e, ERR_INVALID, "cuda: step %llu: a late mask out of range",
+                           (unsigned long long)b->step);
+        }
         if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
             return err_set(e, ERR_INVALID, "cuda: step %llu: penalties of tokens out of range",
                            (unsigned long long)b->step);
@@ -415,7 +435,10 @@ static void fill_header(struct cuda_backend *c, struct step_header *h, const str
     h->n_samples = b->n_samples;
     h->n_table_update = b->n_table_update;
     h->n_windows = c->n_windows;
+    h->n_kv_groups = backend_kv_groups(&c->config);
     h->top_stride = s->top_stride;
+    h->step = b->step;
+    h->n_late_mask = b->n_late_mask;
     h->result_token = s->token;
     h->result_logprob = s->logprob;
     h->result_top_token = s->top_token;
@@ -472,6 +495,8 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     }
     c->batch = b;
     c->greedy = batch_greedy(&b) && !c->config.deterministic;
+    c->late_mask = b.n_late_mask > 0;
+    c->late_waited = false;
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
     c->padded = MAX(c->padded, b.n_tokens);
@@ -515,7 +540,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 {
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
-            c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared) {
+            c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared &&
+            c->graph[i].late_mask == c->late_mask) {
             return &c->graph[i];
         }
     }
@@ -528,8 +554,11 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
         c->graph = grown;
         c->graphs_cap = cap;
     }
-    c->graph[c->n_graphs] = (struct cuda_graph){
-        .rows = rows, .greedy = c->greedy, .topk_merge = c->topk_merge, .shared = c->shared};
+    c->graph[c->n_graphs] = (struct cuda_graph){.rows = rows,
+                                                .greedy = c->greedy,
+                                                .topk_merge = c->topk_merge,
+                                                .shared = c->shared,
+                                                .late_mask = c->late_mask};
     return &c->graph[c->n_graphs++];
 }
 

@@ -7,7 +7,9 @@
  *     a step runs              after the blocks that it reads are swapped in, and after the
  *                              blocks that it overwrites are swapped out; no other step waits
  *     a block is swapped in    after the last step that wrote its place: a sequence that
- *                              ended may be computed once more by a step in flight
+ *                              ended may be computed once more by a step in flight; with
+ *                              several KV groups after all steps, because a step in
+ *                              flight may read a block that has left its window since
  * The copy stream's order covers host blocks: swap-out, swap-in, and the next use of
  * one. The token ids of host blocks are few bytes and stay on the device, where the
  * compute stream copies them.
@@ -115,6 +117,11 @@ static void mark_blocks(const struct cuda_backend *c, const struct batch *b, int
             mark[b->slot[i] / c->kv.block_size] = step;
         }
     }
+    for (int32_t i = 0; i < b->n_group_slots; i++) {
+        if (b->group_slot[i] >= 0) {
+            mark[b->group_slot[i] / c->kv.block_size] = step;
+        }
+    }
     for (int32_t i = 0; i < b->n_copy; i++) {
         mark[b->copy[i].dst] = step;
     }
@@ -128,6 +135,12 @@ static bool overwrites_leaving(const struct cuda_backend *c, const struct batch 
 
     for (int32_t i = 0; i < b->n_tokens; i++) {
         if (b->slot[i] >= 0 && w->swapped_out[b->slot[i] / c->kv.block_size] > w->n_done) {
+            return true;
+        }
+    }
+    for (int32_t i = 0; i < b->n_group_slots; i++) {
+        int32_t slot = b->group_slot[i];
+        if (slot >= 0 && w->swapped_out[slot / c->kv.block_size] > w->n_done) {
             return true;
         }
     }
@@ -198,7 +211,8 @@ static void swap_out(struct cuda_backend *c, const struct batch *b)
 static void swap_in(struct cuda_backend *c, const struct batch *b)
 {
     for (int32_t i = 0; i < b->n_swap_in; i++) {
-        if (c->swap->written[b->swap_in[i].dst] > c->n_waited) {
+        if (backend_kv_groups(&c->config) > 1 ||
+            c->swap->written[b->swap_in[i].dst] > c->n_waited) {
             wait_for_steps(c);
             break;
         }

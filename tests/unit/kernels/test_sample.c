@@ -6,6 +6,9 @@
  *
  *     build/tests/unit/kernels/test_sample [--device cpu|cuda]
  */
+#include <pthread.h>
+#include <time.h>
+
 #include "kernels/noise.h"
 #include "tests/unit/ops.h"
 
@@ -977,6 +980,155 @@ static void replayed_steps_ask_what_they_ask(void **state)
     rig_close(&r);
 }
 
+/* ---- late masks ---- */
+
+/* Masks on their way to a step that was launched. */
+struct courier {
+    struct backend *b;
+    uint64_t step;
+    struct late_mask mask[RIG_TOKENS];
+    int32_t n;
+    int rc;
+};
+
+static void *bring(void *arg)
+{
+    struct courier *c = arg;
+
+    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    c->rc = c->b->ops->masks(c->b, c->step, c->n > 0 ? c->mask : NULL, c->n, NULL);
+    return NULL;
+}
+
+/* Decode steps as above, whose masks arrive while the device computes: before the step
+ * has begun, while it is enqueued, or when all has been enqueued. */
+static void a_mask_may_arrive_after_the_launch(void **state)
+{
+    (void)state;
+    enum { ROWS = 7, VOCAB = 5000, STEPS = 12, WORDS = (RIG_VOCAB + 31) / 32 };
+    struct rig r;
+    open_contexts(&r);
+    struct table *t = rig_alloc(sizeof(*t));
+    float *logits = rig_alloc((size_t)ROWS * VOCAB * sizeof(*logits));
+    struct mat m = rig_mat(&r, 8, VOCAB, DTYPE_F32, NULL);
+    static uint32_t late[ROWS][WORDS];
+    int32_t ints[ROWS + 1], minus[ROWS];
+    for (int32_t i = 0; i <= ROWS; i++) {
+        ints[i] = i;
+    }
+    memset(minus, 0xFF, sizeof(minus));
+    random_contexts(&r, t, VOCAB);
+    for (int32_t step = 0; step < STEPS; step++) {
+        struct sample_row row[ROWS];
+        struct courier c = {.b = r.b, .step = r.step + 1, .n = ROWS};
+        t->n_bias = t->n_mask = 0;
+        for (int32_t i = 0; i < ROWS; i++) {
+            random_logits(&r, logits + (int64_t)i * VOCAB, VOCAB);
+            row[i] = step % 3 == 2 ? plain_row(i) : random_row(&r, i, t, VOCAB);
+            row[i].n_logprobs = -1;
+            row[i].late_mask = i % 3 == 1 ? 0 : ROWS - i;
+            for (int32_t w = 0; w < WORDS; w++) {
+                late[i][w] = (uint32_t)rig_next(&r) & (uint32_t)rig_next(&r);
+            }
+            /* the last row's allows every id */
+            c.mask[ROWS - 1 - i].word = i == ROWS - 1 ? NULL : late[i];
+        }
+        struct batch b = {.n_tokens = ROWS,
+                          .token = ints,
+                          .token_src = minus,
+                          .position = ints,
+                          .slot = minus,
+                          .n_seqs = ROWS,
+                          .n_decode = ROWS,
+                          .q_start = ints,
+                          .kv_len = ints + 1,
+                          .row = ints,
+                          .lcp_blocks = (int32_t[ROWS]){0},
+                          .n_logits = ROWS,
+                          .logits_token = ints,
+                          .n_samples = ROWS,
+                          .sample = row,
+                          .token_bias = t->bias,
+                          .mask_word = t->mask,
+                          .n_token_bias = t->n_bias,
+                          .n_mask_word = t->n_mask,
+                          .n_late_mask = ROWS};
+        pthread_t courier;
+        rig_upload(&r, mat_rows(m, 0, ROWS), logits);
+        if (step % 4 == 3) {
+            bring(&c);
+        } else {
+            assert_int_equal(pthread_create(&courier, NULL, bring, &c), 0);
+        }
+        rig_begin(&r, &b);
+        if (!r.b->ops->replay || !r.b->ops->replay(r.b, &b)) {
+            r.b->ops->sample(r.b, mat_rows(m, 0, ROWS), 0);
+        }
+        struct results res = rig_end(&r);
+        if (step % 4 != 3) {
+            pthread_join(courier, NULL);
+        }
+        assert_int_equal(c.rc, 0);
+        for (int32_t i = 0; i < ROWS; i++) {
+            float l[VOCAB];
+            memcpy(l, logits + (int64_t)i * VOCAB, sizeof(l));
+            process_reference(l, VOCAB, &row[i], t);
+            for (int32_t v = 0; v < VOCAB && row[i].late_mask > 0 && i < ROWS - 1; v++) {
+                l[v] = late[i][v / 32] >> v % 32 & 1 ? l[v] : -INFINITY;
+            }
+            int32_t want = draw_reference(l, VOCAB, &row[i]);
+            assert_int_equal(res.token[i], want < 0 ? TOKEN_NONE_ALLOWED : want);
+        }
+    }
+    free(logits);
+    free(t);
+    rig_close(&r);
+}
+
+/* Then rows are sampled without, in this step and in those that follow. */
+static void a_step_does_not_wait_for_masks_that_are_given_up(void **state)
+{
+    (void)state;
+    enum { VOCAB = 100 };
+    struct rig r;
+    rig_open(&r);
+    float logits[VOCAB] = {[7] = 3};
+    struct sample_row row = plain_row(0);
+    row.temperature = 0;
+    row.late_mask = 1;
+    struct mat m = rig_mat(&r, 1, VOCAB, DTYPE_F32, NULL);
+    for (int i = 0; i < 2; i++) {
+        struct courier c = {.b = r.b};
+        int32_t zero = 0, one = 1, minus = -1, ends[2] = {0, 1};
+        struct batch b = {.n_tokens = 1,
+                          .token = &zero,
+                          .token_src = &minus,
+                          .position = &zero,
+                          .slot = &minus,
+                          .n_seqs = 1,
+                          .q_start = ends,
+                          .kv_len = &one,
+                          .row = &zero,
+                          .lcp_blocks = &zero,
+                          .n_logits = 1,
+                          .logits_token = &zero,
+                          .n_samples = 1,
+                          .sample = &row,
+                          .n_late_mask = 1};
+        pthread_t courier;
+        rig_upload(&r, m, logits);
+        assert_int_equal(i > 0 ? 0 : pthread_create(&courier, NULL, bring, &c), 0);
+        rig_begin(&r, &b);
+        r.b->ops->sample(r.b, m, 0);
+        struct results res = rig_end(&r);
+        if (i == 0) {
+            pthread_join(courier, NULL);
+        }
+        assert_int_equal(res.token[0], 7);
+    }
+    rig_close(&r);
+}
+
 /* Many samples of one row, with and without processing in turn: each starts from the
  * unprocessed row. */
 static void samples_of_one_row_leave_it_as_it_was(void **state)
@@ -1235,6 +1387,8 @@ static int group(void)
         cmocka_unit_test(tokens_go_where_their_blocks_go),
         cmocka_unit_test(long_contexts_are_counted_whole),
         cmocka_unit_test(replayed_steps_ask_what_they_ask),
+        cmocka_unit_test(a_mask_may_arrive_after_the_launch),
+        cmocka_unit_test(a_step_does_not_wait_for_masks_that_are_given_up),
         cmocka_unit_test(samples_of_one_row_leave_it_as_it_was),
         cmocka_unit_test(answers_are_kept_for_two_steps),
         cmocka_unit_test(draws_follow_the_distribution),

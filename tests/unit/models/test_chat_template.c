@@ -141,7 +141,7 @@ static void test_unsupported_is_named(void **state)
     expect_missing("a\n{% include 'x' %}", "line 2: the statement 'include'");
     expect_missing("{{ x | groupby('y') }}", "the filter 'groupby'");
     expect_missing("{{ x is sameas y }}", "the test 'sameas'");
-    expect_missing("{{ x.append(1) }}", "the method 'append'");
+    expect_missing("{{ x.insert(1) }}", "the method 'insert'");
     expect_missing("{{ lipsum() }}", "the function 'lipsum'");
     expect_missing("{% for x in y recursive %}{% endfor %}", "recursive");
     expect_missing("{% if x %}", "endif");

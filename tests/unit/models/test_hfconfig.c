@@ -190,6 +190,21 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            "hidden_size 64 is no multiple of num_attention_heads 5");
     refuse(LLAMA ",\"num_key_value_heads\":3}", ERR_INVALID,
            "num_attention_heads 4 is no multiple of num_key_value_heads 3");
+    refuse("{\"architectures\":[\"Qwen3MoeForCausalLM\"]," SIZES "}", ERR_INVALID,
+           "num_experts (or num_local_experts) is missing");
+    refuse("{\"architectures\":[\"MixtralForCausalLM\"]," SIZES ",\"num_local_experts\":4}",
+           ERR_INVALID, "num_experts_per_tok is missing");
+    refuse("{\"architectures\":[\"MixtralForCausalLM\"]," SIZES
+           ",\"num_local_experts\":4,\"num_experts_per_tok\":5}",
+           ERR_INVALID, "num_experts_per_tok is 5 of 4 experts");
+    refuse("{\"architectures\":[\"SmolLM3ForCausalLM\"]," SIZES ",\"no_rope_layers\":[1,0]}",
+           ERR_INVALID, "no_rope_layers has 2 entries for num_hidden_layers 3");
+    refuse("{\"architectures\":[\"StableLmForCausalLM\"]," SIZES ",\"qk_layernorm\":true}",
+           ERR_UNSUPPORTED, "qk_layernorm true is not supported");
+    refuse("{\"architectures\":[\"Gemma3ForCausalLM\"]," SIZES
+           ",\"rope_parameters\":{\"sliding_attention\":{\"rope_type\":\"yarn\"}}}",
+           ERR_INVALID, "sliding_attention: rope_type 'yarn' is not supported");
+    refuse(LLAMA ",\"mlp_only_layers\":[512]}", ERR_INVALID, "mlp_only_layers is 512");
     refuse(LLAMA ",\"rms_norm_eps\":NaN}", ERR_INVALID, "rms_norm_eps is nan");
     refuse(LLAMA ",\"rope_theta\":Infinity}", ERR_INVALID, "rope_theta is inf");
     refuse(LLAMA ",\"hidden_act\":\"relu6\"}", ERR_UNSUPPORTED,

@@ -71,14 +71,22 @@ static int keep_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtyp
     return 0;
 }
 
+static void no_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                       const struct expert_scratch *s)
+{
+    (void)b, (void)y, (void)x, (void)e, (void)s;
+}
+
 static struct weight_support keep_supports(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
     return (struct weight_support){.as_stored = !f->unpack, .act = DTYPE_F32, .kernel = ""};
 }
 
-static const struct backend_ops KEEPER_OPS = {
-    .supports = keep_supports, .weight = keep_weight, .scratch = keep_scratch};
+static const struct backend_ops KEEPER_OPS = {.supports = keep_supports,
+                                              .weight = keep_weight,
+                                              .scratch = keep_scratch,
+                                              .experts = no_experts};
 
 static int open_rank(struct keeper *k, struct model **ret, const char *dir, int32_t rank,
                      int32_t n_ranks, struct err *e)
@@ -124,6 +132,35 @@ static struct mat upright(struct mat v)
     return (struct mat){.data = v.data, .stride = 1, .rows = v.cols, .cols = 1, .dtype = v.dtype};
 }
 
+/* The rank's slice of a gated MLP's three matrices: `width` of the `whole` rows of gate
+ * and of up, and of down's columns. */
+static void same_mlp(struct mat up, struct mat down, struct mat all_up, struct mat all_down,
+                     int32_t rank, int32_t width, int32_t whole)
+{
+    same(up, 0, width, all_up, rank * width, 0, "gate");
+    if (all_up.rows == 2 * whole) {
+        same(up, width, width, all_up, whole + rank * width, 0, "up");
+    }
+    same(down, 0, down.rows, all_down, 0, rank * width, "down");
+}
+
+static void check_experts(const struct experts *p, const struct experts *l, int32_t rank)
+{
+    int32_t hidden = l->router.cols, n = p->width, all = l->width;
+
+    same(p->router, 0, p->n, l->router, 0, 0, "router");
+    for (int32_t i = 0; i < l->n; i++) {
+        same_mlp(mat_rows(p->up, i * 2 * n, 2 * n), mat_rows(p->down, i * hidden, hidden),
+                 mat_rows(l->up, i * 2 * all, 2 * all), mat_rows(l->down, i * hidden, hidden), rank,
+                 n, all);
+    }
+    assert_true((p->shared_up.data != NULL) == (l->shared_up.data != NULL));
+    if (l->shared_up.data) {
+        same_mlp(p->shared_up, p->shared_down, l->shared_up, l->shared_down, rank,
+                 p->shared_up.rows / 2, l->shared_up.rows / 2);
+    }
+}
+
 static void check_rank(const char *dir, int32_t rank, int32_t n_ranks)
 {
     struct keeper one, many;
@@ -160,11 +197,11 @@ static void check_rank(const char *dir, int32_t rank, int32_t n_ranks)
         }
         assert_int_equal(p->o.cols, nq * d);
         same(p->o, 0, c->hidden, l->o, 0, rank * nq * d, "o");
-        same(p->up, 0, mlp, l->up, rank * mlp, 0, "gate");
-        if (l->up.rows == 2 * c->intermediate) {
-            same(p->up, mlp, mlp, l->up, c->intermediate + rank * mlp, 0, "up");
+        if (l->experts.n > 0) {
+            check_experts(&p->experts, &l->experts, rank);
+        } else {
+            same_mlp(p->up, p->down, l->up, l->down, rank, mlp, c->intermediate);
         }
-        same(p->down, 0, c->hidden, l->down, 0, rank * mlp, "down");
         if (c->o_bias) { /* added once */
             assert_true((p->o_bias.data != NULL) == (rank == 0));
         }
@@ -176,9 +213,10 @@ static void check_rank(const char *dir, int32_t rank, int32_t n_ranks)
 static void ranks_hold_their_heads_and_slices(void **state)
 {
     (void)state;
-    static const char *const DIRS[] = {"tests/golden/qwen2-tied", "tests/golden/llama-mha24",
-                                       "tests/golden/opt-postnorm", "tests/golden/gpt2-scaled",
-                                       "tests/golden/phi3-longrope"};
+    static const char *const DIRS[] = {"tests/golden/qwen2-tied",       "tests/golden/llama-mha24",
+                                       "tests/golden/opt-postnorm",     "tests/golden/gpt2-scaled",
+                                       "tests/golden/phi3-longrope",    "tests/golden/qwen3-moe",
+                                       "tests/golden/qwen2-moe-shared", "tests/golden/mixtral"};
     for (size_t i = 0; i < ARRAY_LEN(DIRS); i++) {
         for (int32_t rank = 0; rank < 2; rank++) {
             check_rank(DIRS[i], rank, 2);
@@ -197,6 +235,23 @@ static void a_model_that_cannot_be_cut_is_refused(void **state)
     struct err e = {0};
     assert_int_equal(open_rank(&k, &m, "tests/golden/gpt2", 0, 2, &e), ERR_INVALID); /* 3 heads */
     assert_non_null(strstr(e.text, "tensor_parallel_size 2 does not divide the model: 3 heads"));
+    assert_int_equal(k.n_kept, 0);
+}
+
+static void experts_need_a_backend_that_has_them(void **state)
+{
+    static const struct backend_ops PLAIN_OPS = {.weight = keep_weight, .scratch = keep_scratch};
+    struct keeper k = {.base = {.ops = &PLAIN_OPS, .name = "keeper"}};
+    struct model_config c;
+    struct generation_defaults gen;
+    struct model *m;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(model_config_read(&c, &gen, "tests/golden/mixtral", &e), 0);
+    struct model_options o = {.dtype = DTYPE_F32, .max_tokens = 4, .max_logits = 2, .max_len = 8};
+    assert_int_equal(model_open(&m, "tests/golden/mixtral", &c, &o, &k.base, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "layers of experts, which the backend keeper does not compute"));
     assert_int_equal(k.n_kept, 0);
 }
 
@@ -221,6 +276,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_hold_their_heads_and_slices),
         cmocka_unit_test(a_model_that_cannot_be_cut_is_refused),
+        cmocka_unit_test(experts_need_a_backend_that_has_them),
         cmocka_unit_test(parameters_are_counted),
     };
 

@@ -32,6 +32,7 @@ struct rig {
     struct model_config config;
     struct checkpoint *expected;
     int32_t max_len, n_table; /* blocks a sequence */
+    struct model_kv_groups groups;
     uint64_t step;
 };
 
@@ -70,24 +71,29 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     const struct tensor *len = checkpoint_find(r->expected, "max_len");
     r->max_len = len ? *(const int32_t *)len->data : max_len;
     r->n_table = (int32_t)div_ceil(r->max_len, BLOCK);
-    struct backend_config bc = {.threads = 2,
-                                .max_tokens = MAX_TOKENS,
-                                .max_seqs = N_ROWS,
-                                .max_samples = N_ROWS,
-                                .max_blocks_per_seq = r->n_table};
-    const char *name = getenv("QUIRE_TEST_BACKEND");
-    OK(backend_open(&r->backend, name ? name : "cpu", &bc, &e), e);
     struct model_options o = {.dtype = dtype < 0 ? r->config.dtype : (enum dtype)dtype,
                               .dummy = dummy,
                               .max_tokens = MAX_TOKENS,
                               .max_logits = MAX_LOGITS,
                               .max_len = r->max_len,
                               .n_ranks = 1};
+    model_kv_groups(&r->groups, &r->config, &o);
+    struct backend_config bc = {.threads = 2,
+                                .max_tokens = MAX_TOKENS,
+                                .max_seqs = N_ROWS,
+                                .max_samples = N_ROWS,
+                                .max_blocks_per_seq = r->n_table,
+                                .n_kv_groups = r->groups.n};
+    const char *name = getenv("QUIRE_TEST_BACKEND");
+    OK(backend_open(&r->backend, name ? name : "cpu", &bc, &e), e);
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
-    struct kv_layout kv;
-    kv_layout_init(&kv, BLOCK, r->config.n_layers, model_n_kv_heads(&r->config, 1),
-                   r->config.head_dim, backend_act_dtype(r->backend, o.dtype));
-    OK(r->backend->ops->kv_create(r->backend, &kv, N_ROWS * r->n_table, 0, &e), e);
+    struct kv_layout kv[LIMIT_KV_GROUPS];
+    for (int32_t k = 0; k < r->groups.n; k++) {
+        kv_layout_init(&kv[k], BLOCK, r->groups.n_layers, model_n_kv_heads(&r->config, 1),
+                       r->config.head_dim, backend_act_dtype(r->backend, o.dtype));
+    }
+    int32_t n_blocks = r->groups.n * N_ROWS * r->n_table;
+    OK(r->backend->ops->kv_create(r->backend, kv, n_blocks, 0, &e), e);
 }
 
 static void rig_open(struct rig *r, const char *dir, const char *golden, int32_t max_len)
@@ -103,20 +109,31 @@ static void rig_close(struct rig *r)
 }
 
 /* The blocks of a sequence are in descending order and interleaved with those of the
- * others, so that no wrong order can give right results. */
-static int32_t block_of(const struct rig *r, int32_t row, int32_t i)
+ * others and of other KV groups, so that no wrong order can give right results. */
+static int32_t block_of(const struct rig *r, int32_t group, int32_t row, int32_t i)
 {
-    return (r->n_table - 1 - i) * N_ROWS + row;
+    return ((r->n_table - 1 - i) * N_ROWS + row) * r->groups.n + group;
+}
+
+/* The entry of the table that a step sends: behind the window it is the sequence's last
+ * block, as if the entry's own had gone to someone else. */
+static int32_t entry_of(const struct rig *r, int32_t group, const struct piece *p, int32_t i)
+{
+    int32_t window = r->groups.window[group];
+    int32_t first = window > 0 ? MAX(p->first + 1 - window, 0) : 0;
+
+    return block_of(r, group, p->row, (i + 1) * BLOCK <= first ? r->n_table - 1 : i);
 }
 
 /* The arrays of a batch, for the largest step. */
 struct work {
     struct batch b;
     int32_t token[MAX_TOKENS], src[MAX_TOKENS], position[MAX_TOKENS], slot[MAX_TOKENS];
+    int32_t group_slot[MAX_TOKENS * LIMIT_KV_GROUPS];
     int32_t q_start[N_ROWS + 1], kv_len[N_ROWS], row[N_ROWS], lcp[N_ROWS];
     int32_t logits_token[MAX_TOKENS];
-    struct table_update update[N_ROWS];
-    int32_t block[N_ROWS * 1024];
+    struct table_update update[N_ROWS * LIMIT_KV_GROUPS];
+    int32_t block[N_ROWS * LIMIT_KV_GROUPS * 1024];
     struct sample_row sample[N_ROWS];
 };
 
@@ -132,17 +149,23 @@ static void pack(struct rig *r, struct work *w, const struct piece *piece, int32
         w->kv_len[i] = p->first + p->n;
         w->row[i] = p->row;
         w->lcp[i] = 0;
-        w->update[i] = (struct table_update){
-            .row = p->row, .index = 0, .count = r->n_table, .first = i * r->n_table};
-        for (int32_t k = 0; k < r->n_table; k++) {
-            w->block[i * r->n_table + k] = block_of(r, p->row, k);
+        for (int32_t g = 0; g < r->groups.n; g++) {
+            w->update[b->n_table_update++] = (struct table_update){
+                .group = g, .row = p->row, .count = r->n_table, .first = b->n_table_block};
+            for (int32_t k = 0; k < r->n_table; k++) {
+                w->block[b->n_table_block++] = entry_of(r, g, p, k);
+            }
         }
         for (int32_t k = 0; k < p->n; k++) {
             int32_t at = b->n_tokens++, position = p->first + k;
             w->token[at] = p->token[k];
             w->src[at] = -1;
             w->position[at] = position;
-            w->slot[at] = block_of(r, p->row, position / BLOCK) * BLOCK + position % BLOCK;
+            w->slot[at] = block_of(r, 0, p->row, position / BLOCK) * BLOCK + position % BLOCK;
+            for (int32_t g = 1; g < r->groups.n; g++) {
+                w->group_slot[b->n_group_slots++] =
+                    block_of(r, g, p->row, position / BLOCK) * BLOCK + position % BLOCK;
+            }
             if (every || k == p->n - 1) {
                 w->logits_token[b->n_logits++] = at;
             }
@@ -157,10 +180,10 @@ static void pack(struct rig *r, struct work *w, const struct piece *piece, int32
     }
     w->q_start[n] = b->n_tokens;
     b->step = ++r->step;
-    b->n_seqs = b->n_table_update = n;
-    b->n_table_block = n * r->n_table;
+    b->n_seqs = n;
     b->n_samples = every ? 0 : n;
     b->token = w->token, b->token_src = w->src, b->position = w->position, b->slot = w->slot;
+    b->group_slot = w->group_slot;
     b->q_start = w->q_start, b->kv_len = w->kv_len, b->row = w->row, b->lcp_blocks = w->lcp;
     b->logits_token = w->logits_token, b->sample = w->sample;
     b->table_update = w->update, b->table_block = w->block;

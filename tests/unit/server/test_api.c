@@ -463,7 +463,7 @@ static void test_refused_depth_and_size(void **state)
     (void)state;
     memset(deep + strlen(deep), '[', 200);
     assert_int_equal(parse(&c, deep, &e), ERR_INVALID);
-    assert_non_null(strstr(e.text, "deeper than 32"));
+    assert_non_null(strstr(e.text, "deeper than 128"));
 
     size_t n = (size_t)LIMIT_JSON_VALUES + 10, at = 0;
     char *wide = malloc(2 * n + 20);
@@ -648,9 +648,11 @@ static void test_refused_features(void **state)
 {
     static const struct refusal r[] = {
         {"{\"prompt\":\"x\",\"suffix\":\"y\"}", "suffix", "fill-in-the-middle"},
-        {"{\"prompt\":\"x\",\"response_format\":{\"type\":\"json_object\"}}", "response_format",
-         "'json_object' is not supported"},
+        {"{\"prompt\":\"x\",\"response_format\":{\"type\":\"xml\"}}", "response_format",
+         "'xml' is not supported"},
         {"{\"prompt\":\"x\",\"guided_json\":{}}", "guided_json", "no constrained output"},
+        {"{\"prompt\":\"x\",\"guided_whitespace_pattern\":\"\"}", "guided_whitespace_pattern",
+         "not supported"},
         {"{\"prompt\":\"x\",\"logits_processors\":[]}", "logits_processors", "not supported"},
     };
     static const struct refusal model[] = {
@@ -800,7 +802,7 @@ static void test_openapi_is_json(void **state)
     assert_non_null(strstr(b.data, "\"maximum\":255"));
     assert_null(strchr(b.data, '@'));
     /* fields that are not supported are not listed */
-    assert_null(cJSON_GetObjectItem(properties, "guided_json"));
+    assert_null(cJSON_GetObjectItem(properties, "logits_processors"));
     cJSON_Delete(tree);
     buf_release(&b);
 }

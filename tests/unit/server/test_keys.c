@@ -146,6 +146,9 @@ static void keys_are_found(void **state)
     assert_true(keys_find(&k, "Bearer alpha", &g));
     assert_string_equal(g.client->name, "key-1");
     assert_true(keys_find(&k, "bearer  beta", &g));
+    assert_true(keys_find_bare(&k, "beta", &g));
+    assert_false(keys_find_bare(&k, "Bearer beta", &g) || keys_find_bare(&k, "", &g) ||
+                 keys_find_bare(&k, NULL, &g));
     assert_string_equal(g.client->name, "key-2");
     assert_int_equal(g.client->tenant, 2);
     static const char *const wrong[] = {"Bearer alph", "Bearer alphaa", "Bearer ",

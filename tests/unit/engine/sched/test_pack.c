@@ -83,8 +83,9 @@ static void a_slot_used_again_gets_its_whole_table(void **state)
     const struct batch *b = &rig.batch;
     assert_int_equal(b->row[1], b->table_update[b->n_table_update - 1].row);
     for (int32_t i = b->n_decode; i < b->n_tokens; i++) {
-        assert_int_equal(b->slot[i] / 4,
-                         rig.plan[(rig.launched - 1) % 2].item[1].seq->block[b->position[i] / 4]);
+        assert_int_equal(
+            b->slot[i] / 4,
+            rig.plan[(rig.launched - 1) % 2].item[1].seq->table[0].block[b->position[i] / 4]);
     }
     rig_commit(&rig);
     (void)hold;

@@ -17,7 +17,7 @@ static int open_with(int32_t hash_bits)
 {
     int rc = kvpool_init(&pool, BLOCKS, NULL);
 
-    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, hash_bits, 42, NULL);
+    return rc < 0 ? rc : prefix_init(&px, &pool, SIZE, 1, hash_bits, 42, NULL);
 }
 
 static int open_cache(void **state)

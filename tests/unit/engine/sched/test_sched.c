@@ -270,7 +270,7 @@ static void blocks_shared_by_samples_are_swapped_once(void **state)
     run_until_preempted(&c);
     int32_t distinct = c.host_blocks_used, entries = 0;
     for (int i = 0; i < 4; i++) {
-        entries += new->group->seq[i].n_blocks;
+        entries += new->group->seq[i].table[0].n_blocks;
     }
     assert_int_equal(new->group->state, GROUP_SWAPPED);
     assert_int_equal(entries - distinct, 3 * 4); /* four prompt blocks in four tables */

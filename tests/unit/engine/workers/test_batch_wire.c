@@ -55,6 +55,7 @@ static struct example *example(void)
                    {.logits_row = 1,
                     .kind = SAMPLE_CANDIDATES,
                     .n_candidates = 8,
+                    .late_mask = 2,
                     .row = 3,
                     .n_prompt = 9,
                     .position = 10},
@@ -89,6 +90,7 @@ static struct example *example(void)
                          .sample = x.sample,
                          .token_bias = x.bias,
                          .n_token_bias = 1,
+                         .n_late_mask = 2,
                          .mask_word = x.mask,
                          .n_mask_word = 2};
     return &x;
@@ -130,6 +132,39 @@ static void a_batch_arrives_as_it_was(void **state)
     assert_int_equal(got.mask_word[0], 0x30);
     free(at);
     free(second);
+}
+
+static void slots_and_tables_of_every_kv_group_arrive(void **state)
+{
+    (void)state;
+    struct example *x = example();
+    int32_t group_slot[] = {28, 4, 78, -1, 79, 0, 1, 2};
+    struct batch got;
+    struct err e;
+    size_t n;
+    x->info.n_kv_groups = 3;
+    x->update[1].group = 2;
+    x->b.group_slot = group_slot;
+    x->b.n_group_slots = 8;
+    char *at = message(x, &n);
+    if (batch_wire_read(&got, at, n, &x->info, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_memory_equal(got.group_slot, group_slot, sizeof(group_slot));
+    assert_int_equal(got.table_update[1].group, 2);
+    x->info.n_kv_groups = 2;
+    assert_int_equal(batch_wire_read(&got, at, n, &x->info, &e), ERR_INVALID);
+    free(at);
+    x->info.n_kv_groups = 3;
+    group_slot[5] = 80;
+    at = message(x, &n);
+    assert_int_equal(batch_wire_read(&got, at, n, &x->info, &e), ERR_INVALID);
+    free(at);
+    group_slot[5] = 0;
+    x->update[1].group = 3;
+    at = message(x, &n);
+    assert_int_equal(batch_wire_read(&got, at, n, &x->info, &e), ERR_INVALID);
+    free(at);
 }
 
 static void a_step_that_only_copies_has_no_tokens(void **state)
@@ -199,10 +234,14 @@ static void what_does_not_exist_is_refused(void **state)
     REFUSED(x->sample[1].n_prompt = -1, "sampling row");
     REFUSED(x->sample[1].mask_first = 1, "sampling row");
     REFUSED(x->sample[1].mask_first = -2, "sampling row");
+    REFUSED(x->sample[1].late_mask = 3, "sampling row");
+    REFUSED(x->sample[1].late_mask = -1, "sampling row");
     REFUSED(x->sample[2].bias_first = 1, "sampling row");
     REFUSED(x->sample[2].target = 50, "sampling row");
     REFUSED(x->bias[0].token = 50, "sampling row");
     REFUSED(x->b.n_decode = 3, "is not a batch");
+    REFUSED(x->b.n_late_mask = -1, "is not a batch");
+    REFUSED(x->b.n_late_mask = 5, "is not a batch");
     REFUSED(x->info.max_num_seqs = 1, "is not a batch");
     REFUSED(x->info.max_samples = 2, "is not a batch");
 }
@@ -238,6 +277,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_batch_arrives_as_it_was),
+        cmocka_unit_test(slots_and_tables_of_every_kv_group_arrive),
         cmocka_unit_test(a_step_that_only_copies_has_no_tokens),
         cmocka_unit_test(what_does_not_exist_is_refused),
         cmocka_unit_test(broken_messages_do_no_harm),

@@ -77,11 +77,50 @@ static void results_come_as_they_were_sent(void **state)
     microbatch_results_release(&g);
 }
 
+/* Masks likewise; one of them allows every id, and has no words. */
+static void masks_come_as_they_were_sent(void **state)
+{
+    (void)state;
+    enum { N = 3, WORDS = 70 };
+    static uint32_t word[N][WORDS];
+    const struct late_mask mask[N] = {{word[0]}, {NULL}, {word[2]}};
+    struct rank_masks got = {0};
+    struct control_msg msg;
+    struct err e = {0};
+    int fd[2];
+    for (uint32_t i = 0; i < WORDS; i++) {
+        word[0][i] = i * 3;
+        word[2][i] = ~i;
+    }
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+    assert_int_equal(rank_masks_send(fd[0], 12, mask, N, WORDS, &e), 0);
+    assert_int_equal(control_msg_receive(fd[1], &msg, &e), 1);
+    assert_int_equal(msg.kind, CONTROL_MASKS);
+    assert_int_equal(msg.step, 12);
+    assert_int_equal(rank_masks_receive(fd[1], &msg, &got, N - 1, WORDS, &e), ERR_INVALID);
+    assert_int_equal(rank_masks_receive(fd[1], &msg, &got, N, WORDS + 1, &e), ERR_INVALID);
+    assert_int_equal(rank_masks_receive(fd[1], &msg, &got, N, WORDS, &e), 1);
+    assert_memory_equal(got.mask[0].word, word[0], sizeof(word[0]));
+    assert_null(got.mask[1].word);
+    assert_memory_equal(got.mask[2].word, word[2], sizeof(word[2]));
+    /* none will come any more */
+    assert_int_equal(rank_masks_send(fd[0], 0, NULL, 0, WORDS, &e), 0);
+    assert_int_equal(control_msg_receive(fd[1], &msg, &e), 1);
+    assert_int_equal(msg.n_masks, -1);
+    assert_int_equal(rank_masks_receive(fd[1], &msg, &got, N, WORDS, &e), ERR_INVALID);
+    close(fd[0]);
+    msg.n_masks = 1; /* the connection closed before they arrived */
+    assert_int_equal(rank_masks_receive(fd[1], &msg, &got, N, WORDS, &e), 0);
+    close(fd[1]);
+    rank_masks_release(&got);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hellos_differ_by_name),
         cmocka_unit_test(results_come_as_they_were_sent),
+        cmocka_unit_test(masks_come_as_they_were_sent),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,7 +17,8 @@ enum { MOST_SEQS = 40, MOST_TOKENS = 400 };
  * by one or two sampling rows. */
 struct step {
     struct batch b;
-    int32_t token[MOST_TOKENS], src[MOST_TOKENS], position[MOST_TOKENS], slot[MOST_TOKENS];
+    int32_t token[MOST_TOKENS], src[MOST_TOKENS], position[MOST_TOKENS], slot[MOST_TOKENS],
+        group_slot[2 * MOST_TOKENS]; /* of three KV groups */
     int32_t q_start[MOST_SEQS + 1], kv_len[MOST_SEQS], row[MOST_SEQS], lcp[MOST_SEQS],
         logits[MOST_SEQS];
     struct sample_row sample[2 * MOST_SEQS];
@@ -46,6 +47,8 @@ static void make_step(struct step *s, unsigned seed)
             s->src[b->n_tokens] = rand() % 5 - 1;
             s->position[b->n_tokens] = first + k;
             s->slot[b->n_tokens] = b->n_tokens * 7;
+            s->group_slot[b->n_group_slots++] = b->n_tokens * 7 + 1;
+            s->group_slot[b->n_group_slots++] = b->n_tokens * 7 + 2;
         }
         s->logits[b->n_logits] = b->n_tokens - 1;
         for (int32_t k = rand() % 2; k < 2; k++, b->n_samples++) {
@@ -57,6 +60,7 @@ static void make_step(struct step *s, unsigned seed)
     s->q_start[b->n_seqs] = b->n_tokens;
     b->step = seed + 1;
     b->token = s->token, b->token_src = s->src, b->position = s->position, b->slot = s->slot;
+    b->group_slot = s->group_slot;
     b->q_start = s->q_start, b->kv_len = s->kv_len, b->row = s->row, b->lcp_blocks = s->lcp;
     b->logits_token = s->logits, b->sample = s->sample, b->copy = &s->copy;
 }
@@ -95,7 +99,10 @@ static void check_part(const struct step *s, const struct batch *p, struct seen 
         assert_int_equal(p->token_src[i], s->src[first + i]);
         assert_int_equal(p->position[i], s->position[first + i]);
         assert_int_equal(p->slot[i], s->slot[first + i]);
+        assert_int_equal(p->group_slot[2 * i], s->slot[first + i] + 1);
+        assert_int_equal(p->group_slot[2 * i + 1], s->slot[first + i] + 2);
     }
+    assert_int_equal(p->n_group_slots, 2 * p->n_tokens);
     check_seqs(s, p, first);
     for (int32_t i = 0; i < p->n_logits; i++) {
         assert_int_equal(first + p->logits_token[i], s->logits[seen->logits + i]);

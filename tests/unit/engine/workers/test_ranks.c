@@ -52,7 +52,7 @@ static int open_divided(struct rig *r, const char *dir, struct division n, const
                     "--device=cpu",
                     "--dtype=float32",
                     "--threads=2",
-                    "--kv-blocks=24",
+                    "--kv-blocks=192",
                     "--max-num-seqs=4",
                     "--block-size=4",
                     "--max-num-batched-tokens=64",
@@ -129,14 +129,31 @@ static void sleep_briefly(void)
  * one is waited for. */
 struct step {
     struct batch b;
-    int32_t token[64], src[64], position[64], slot[64], q_start[N_SEQS + 1], kv_len[N_SEQS],
-        row[N_SEQS], lcp[N_SEQS];
-    int32_t logits[N_SEQS], table[N_SEQS * WIDTH];
-    struct table_update update[N_SEQS];
+    int32_t token[64], src[64], position[64], slot[64], group_slot[64 * LIMIT_KV_GROUPS],
+        q_start[N_SEQS + 1], kv_len[N_SEQS], row[N_SEQS], lcp[N_SEQS];
+    int32_t logits[N_SEQS], table[LIMIT_KV_GROUPS * N_SEQS * WIDTH];
+    struct table_update update[LIMIT_KV_GROUPS * N_SEQS];
     struct sample_row sample[N_SEQS];
 };
 
-static void pack(struct step *s, int32_t number, int32_t vocab)
+/* The block of a sequence in a KV group at an index of its table. */
+static int32_t block_of(int32_t group, int32_t seq, int32_t index)
+{
+    return (group * WIDTH + index) * N_SEQS + seq;
+}
+
+static void pack_group(struct step *s, int32_t group, int32_t seq)
+{
+    struct batch *b = &s->b;
+
+    s->update[b->n_table_update++] = (struct table_update){
+        .group = group, .row = s->row[seq], .count = WIDTH, .first = b->n_table_block};
+    for (int32_t k = 0; k < WIDTH; k++) {
+        s->table[b->n_table_block++] = block_of(group, seq, k);
+    }
+}
+
+static void pack(struct step *s, int32_t number, int32_t vocab, int32_t n_groups)
 {
     struct batch *b = &s->b;
 
@@ -149,16 +166,18 @@ static void pack(struct step *s, int32_t number, int32_t vocab)
         s->kv_len[i] = first + n;
         s->row[i] = N_SEQS - 1 - i;
         s->lcp[i] = 0;
-        s->update[i] = (struct table_update){.row = s->row[i], .count = WIDTH, .first = i * WIDTH};
-        for (int32_t k = 0; k < WIDTH; k++) {
-            s->table[i * WIDTH + k] = k * N_SEQS + i;
+        for (int32_t g = 0; g < n_groups && number == 0; g++) {
+            pack_group(s, g, i);
         }
         for (int32_t k = 0; k < n; k++, b->n_tokens++) {
             int32_t at = first + k;
             s->token[b->n_tokens] = (i * 31 + at * 7 + 3) % vocab;
             s->src[b->n_tokens] = number == 0 ? -1 : i;
             s->position[b->n_tokens] = at;
-            s->slot[b->n_tokens] = s->table[i * WIDTH + at / BLOCK] * BLOCK + at % BLOCK;
+            s->slot[b->n_tokens] = block_of(0, i, at / BLOCK) * BLOCK + at % BLOCK;
+            for (int32_t g = 1; g < n_groups; g++) {
+                s->group_slot[b->n_group_slots++] = block_of(g, i, at / BLOCK) * BLOCK + at % BLOCK;
+            }
         }
         s->logits[i] = b->n_tokens - 1;
         s->sample[i] = (struct sample_row){.logits_row = i,
@@ -170,9 +189,8 @@ static void pack(struct step *s, int32_t number, int32_t vocab)
     }
     s->q_start[N_SEQS] = b->n_tokens;
     b->n_decode = number == 0 ? 0 : N_SEQS;
-    b->n_table_update = number == 0 ? N_SEQS : 0;
-    b->n_table_block = number == 0 ? N_SEQS * WIDTH : 0;
     b->token = s->token, b->token_src = s->src, b->position = s->position, b->slot = s->slot;
+    b->group_slot = s->group_slot;
     b->q_start = s->q_start, b->kv_len = s->kv_len, b->row = s->row, b->lcp_blocks = s->lcp;
     b->logits_token = s->logits, b->sample = s->sample, b->table_update = s->update,
     b->table_block = s->table;
@@ -184,6 +202,12 @@ struct answers {
     float logprob[N_STEPS][N_SEQS], gap[N_STEPS][N_SEQS];
 };
 
+/* Whether the late mask of a step has the bit. */
+static bool allowed(int32_t number, int32_t i, int32_t token)
+{
+    return (uint32_t)(number * 31 + i * 7 + token) * 2654435761u >> 31 || i == 0;
+}
+
 static int collect(struct executor *x, struct answers *ret, int32_t number, struct err *e)
 {
     struct results r;
@@ -191,11 +215,43 @@ static int collect(struct executor *x, struct answers *ret, int32_t number, stru
 
     for (int32_t i = 0; rc == 0 && i < N_SEQS; i++) {
         const float *top = r.top_logprob + i * r.top_stride;
+        assert_true(number % 2 == 0 || allowed(number, i, r.token[i]));
         ret->token[number][i] = r.token[i];
         ret->logprob[number][i] = r.logprob[i];
         ret->gap[number][i] = top[0] - top[1];
     }
     return rc;
+}
+
+/* ---- late masks ---- */
+
+/* Every second step has late masks, that of the first text none of the words. */
+static void bind(struct step *s, int32_t number)
+{
+    for (int32_t i = 0; i < N_SEQS && number % 2 == 1; i++) {
+        s->sample[i].late_mask = N_SEQS - i;
+    }
+    s->b.n_late_mask = number % 2 == 1 ? N_SEQS : 0;
+}
+
+static int bring_masks(struct executor *x, int32_t number, struct err *e)
+{
+    enum { MOST = 1 << 12 };
+    static uint32_t word[N_SEQS][MOST];
+    struct late_mask mask[N_SEQS] = {{NULL}};
+
+    if (number % 2 == 0) {
+        return 0;
+    }
+    assert_true(mask_words(x->info.vocab) <= MOST);
+    memset(word, 0, sizeof(word));
+    for (int32_t i = 1; i < N_SEQS; i++) {
+        for (int32_t t = 0; t < x->info.vocab; t++) {
+            word[i][t / 32] |= (uint32_t)allowed(number, i, t) << t % 32;
+        }
+        mask[N_SEQS - 1 - i].word = word[i];
+    }
+    return x->masks(x, (uint64_t)number + 1, mask, N_SEQS, e);
 }
 
 static int generate(struct executor *x, struct answers *ret, struct err *e)
@@ -204,10 +260,14 @@ static int generate(struct executor *x, struct answers *ret, struct err *e)
     int rc = 0;
 
     for (int32_t i = 0; i < N_STEPS && rc == 0; i++) {
-        pack(&s, i, x->info.vocab);
+        pack(&s, i, x->info.vocab, x->info.n_kv_groups);
+        bind(&s, i);
         rc = x->launch(x, &s.b, e);
         if (rc == 0 && i > 0) {
             rc = collect(x, ret, i - 1, e);
+        }
+        if (rc == 0) {
+            rc = bring_masks(x, i, e);
         }
     }
     return rc < 0 ? rc : collect(x, ret, N_STEPS - 1, e);
@@ -335,7 +395,7 @@ static void a_rank_killed_while_idle_is_reported(void **state)
     assert_int_equal(r.x->check(r.x, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "rank 1 (process "));
     assert_non_null(strstr(e.text, "was ended by signal 9"));
-    pack(&s, 0, r.x->info.vocab);
+    pack(&s, 0, r.x->info.vocab, r.x->info.n_kv_groups);
     assert_int_equal(r.x->launch(r.x, &s.b, &e), ERR_DEVICE);
     close_rig(&r);
     no_child_is_left();
@@ -351,7 +411,7 @@ static void kill_in_a_step(struct rig *r)
 
     assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it dies inside the step */
     static struct step s;
-    pack(&s, 0, r->x->info.vocab);
+    pack(&s, 0, r->x->info.vocab, r->x->info.n_kv_groups);
     assert_int_equal(r->x->launch(r->x, &s.b, &e), 0);
     assert_int_equal(kill(victim, SIGKILL), 0);
     assert_int_equal(collect(r->x, &unused, 0, &e), ERR_DEVICE);

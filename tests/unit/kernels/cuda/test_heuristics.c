@@ -263,6 +263,10 @@ static void only_plain_decode_steps_are_replayed(void **state)
     assert_true(graph_eligible(&b));
     assert_false(batch_greedy(&b));
     row[1].mask_first = -1;
+    row[1].late_mask = 1; /* its graph is one of its own */
+    assert_true(graph_eligible(&b));
+    assert_false(batch_greedy(&b));
+    row[1].late_mask = 0;
     row[1].frequency_penalty = 0.5f;
     row[1].position = row[1].n_prompt = 4;
     assert_true(batch_greedy(&b)); /* no output token yet */

@@ -1,0 +1,412 @@
+#include "engine/constrain/mask.h"
+
+#include <string.h>
+
+enum { SMALL_SUBTREE = 12, LARGE_SUBTREE = 100 };
+
+/* ---- where any plain text leads back ---- */
+
+static bool is_plain(int byte)
+{
+    return byte >= 0x20 && byte < 0x80 && byte != '"' && byte != '\\';
+}
+
+/* The config that every byte of first .. last leads to, or CONFIG_DEAD. */
+static int32_t common_next(struct automaton *a, int32_t from, int first, int last)
+{
+    int32_t to = CONFIG_UNKNOWN, before = -1;
+
+    for (int b = first; b <= last; b++) {
+        int32_t symbol = symbol_of_byte(a, (uint8_t)b);
+        if (symbol == before || (last < 0x80 && !is_plain(b))) {
+            continue;
+        }
+        before = symbol;
+        int32_t next = automaton_next(a, from, symbol);
+        if (next < 0 || (to != CONFIG_UNKNOWN && next != to)) {
+            return CONFIG_DEAD;
+        }
+        to = next;
+    }
+    return to;
+}
+
+/* Whether lead bytes first .. last and then continuation bytes, the first of them low
+ * .. high, lead to `to`. */
+static bool sequences_lead(struct automaton *a, int32_t from, int first, int last, int low,
+                           int high, int n_more, int32_t to)
+{
+    int32_t before = -1;
+
+    for (int b = first; b <= last; b++) {
+        int32_t symbol = symbol_of_byte(a, (uint8_t)b);
+        if (symbol == before) {
+            continue;
+        }
+        before = symbol;
+        int32_t c = automaton_next(a, from, symbol);
+        for (int i = 0; i < n_more && c > 0; i++) {
+            c = common_next(a, c, i == 0 ? low : 0x80, i == 0 ? high : 0xbf);
+        }
+        if (c != to) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether U+2000 to U+203F but the separators of lines, U+2028 and U+2029, lead to
+ * `to`. */
+static bool but_separators(struct automaton *a, int32_t from, int32_t to)
+{
+    int32_t c = automaton_next(a, from, symbol_of_byte(a, 0xe2));
+
+    c = c > 0 ? automaton_next(a, c, symbol_of_byte(a, 0x80)) : c;
+    return c > 0 && common_next(a, c, 0x80, 0xa7) == to && common_next(a, c, 0xaa, 0xbf) == to;
+}
+
+/* Whether every character beyond ASCII but those separators leads to `to`. */
+static bool beyond_ascii_leads(struct automaton *a, int32_t from, int32_t to)
+{
+    return sequences_lead(a, from, 0xc2, 0xdf, 0x80, 0xbf, 1, to) &&
+           sequences_lead(a, from, 0xe0, 0xe0, 0xa0, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xe1, 0xe1, 0x80, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xe2, 0xe2, 0x81, 0xbf, 2, to) && but_separators(a, from, to) &&
+           sequences_lead(a, from, 0xe3, 0xec, 0x80, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xed, 0xed, 0x80, 0x9f, 2, to) &&
+           sequences_lead(a, from, 0xee, 0xef, 0x80, 0xbf, 2, to) &&
+           sequences_lead(a, from, 0xf0, 0xf0, 0x90, 0xbf, 3, to) &&
+           sequences_lead(a, from, 0xf1, 0xf3, 0x80, 0xbf, 3, to) &&
+           sequences_lead(a, from, 0xf4, 0xf4, 0x80, 0x8f, 3, to);
+}
+
+/* The config that every plain character leads to, or CONFIG_DEAD. */
+static int32_t after_plain(struct automaton *a, int32_t from)
+{
+    int32_t to = common_next(a, from, 0x20, 0x7f);
+
+    return to > 0 && beyond_ascii_leads(a, from, to) ? to : CONFIG_DEAD;
+}
+
+static bool loops(struct automaton *a, int32_t c)
+{
+    struct config *config = config_at(a, c);
+    uint8_t note = atomic_load_explicit(&config->loops, memory_order_relaxed);
+
+    if (note == NOTE_UNKNOWN) {
+        note = after_plain(a, c) == c ? NOTE_YES : NOTE_NO;
+        atomic_store_explicit(&config->loops, note, memory_order_relaxed);
+    }
+    return note == NOTE_YES;
+}
+
+#define STAYS_KNOWN ((uint64_t)1 << 63)
+
+/* The kinds of bytes of which all lead back to the config. */
+static uint64_t stays(struct automaton *a, int32_t c)
+{
+    struct config *config = config_at(a, c);
+    uint64_t kinds = atomic_load_explicit(&config->stays, memory_order_relaxed);
+
+    if (kinds == 0) {
+        kinds = ((uint64_t)1 << KIND_BROKEN) - 1;
+        for (int b = 0; b < 0x80; b++) {
+            uint64_t kind = (uint64_t)1 << vocab_kind((uint8_t)b);
+            if (kinds & kind && automaton_next(a, c, symbol_of_byte(a, (uint8_t)b)) != c) {
+                kinds &= ~kind;
+            }
+        }
+        kinds &= ~((uint64_t)1 << KIND_BEYOND_ASCII);
+        if (kinds && beyond_ascii_leads(a, c, c)) {
+            kinds |= (uint64_t)1 << KIND_BEYOND_ASCII;
+        }
+        kinds |= STAYS_KNOWN;
+        atomic_store_explicit(&config->stays, kinds, memory_order_relaxed);
+    }
+    return kinds & ~STAYS_KNOWN;
+}
+
+/* ---- walking a trie ---- */
+
+struct walk {
+    struct automaton *a;
+    const struct constrain_vocab *v;
+    uint32_t *mask;
+    int32_t failed; /* 0, CONFIG_FULL or CONFIG_NOMEM */
+};
+
+static void set_tokens(const struct walk *w, int32_t token)
+{
+    bool more = token & TRIE_SAME;
+
+    token &= ~TRIE_SAME;
+    mask_set(w->mask, token);
+    while (more && w->v->same[token] >= 0) {
+        token = w->v->same[token];
+        mask_set(w->mask, token);
+    }
+}
+
+static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t end, int32_t config);
+
+/* Below a node of TRIE_ALL, in a config where all plain text leads back. */
+static void take_plain(struct walk *w, int32_t node, int32_t config)
+{
+    const struct constrain_vocab *v = w->v;
+    int32_t end = (int32_t)v->trie[TRIE_ALL].node[node].end;
+
+    for (int32_t i = v->plain_at[node + 1]; i < v->plain_at[end]; i++) {
+        mask_set(w->mask, v->plain_ids[i]);
+    }
+    walk_rest(w, &v->trie[TRIE_NOT_PLAIN], v->rest_at[node + 1], v->rest_at[end], config);
+}
+
+/* Below a node of TRIE_ALL whose bytes all lead back. */
+static void take_all(struct walk *w, int32_t node)
+{
+    const struct constrain_vocab *v = w->v;
+    int32_t end = v->all_at[v->trie[TRIE_ALL].node[node].end];
+
+    for (int32_t i = v->all_at[node + 1]; i < end; i++) {
+        mask_set(w->mask, v->all_ids[i]);
+    }
+}
+
+/* Nodes i .. end, children of one node and what is below, entered in `config`. */
+static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t end, int32_t config)
+{
+    struct {
+        int32_t end, config;
+        uint64_t stays;
+        const _Atomic(int32_t) *edges;
+    } path[MAX_TOKEN_BYTES + 1];
+    int32_t depth = 0;
+    const bool all = t == &w->v->trie[TRIE_ALL];
+    const uint8_t *class_of = w->a->rx.class_of;
+
+    path[0].end = end;
+    path[0].config = config;
+    path[0].stays = all && end - i > LARGE_SUBTREE ? stays(w->a, config) : 0;
+    path[0].edges = edges_of(w->a, config);
+    while (i < end) {
+        while (i >= path[depth].end) {
+            depth--;
+        }
+        const struct trie_node n = t->node[i];
+        int32_t symbol = class_of[n.byte];
+        int32_t to = atomic_load_explicit(path[depth].edges + symbol, memory_order_acquire);
+        if (to == CONFIG_UNKNOWN) {
+            to = automaton_step(w->a, path[depth].config, symbol);
+        }
+        if (to < 0) {
+            if (to != CONFIG_DEAD) {
+                w->failed = to;
+                return;
+            }
+            i = (int32_t)n.end;
+            continue;
+        }
+        if (n.token >= 0) {
+            set_tokens(w, n.token);
+        }
+        uint64_t back = 0;
+        if (all && to == path[depth].config) {
+            back = path[depth].stays;
+        } else if (all && (int32_t)n.end - i > SMALL_SUBTREE) {
+            if (loops(w->a, to)) {
+                take_plain(w, i, to);
+                i = (int32_t)n.end;
+                continue;
+            }
+            back = (int32_t)n.end - i > LARGE_SUBTREE ? stays(w->a, to) : 0;
+        }
+        if (back && !(w->v->below[i] & ~back)) {
+            take_all(w, i);
+            i = (int32_t)n.end;
+            continue;
+        }
+        i++;
+        if (i < (int32_t)n.end) {
+            depth++;
+            path[depth].end = (int32_t)n.end;
+            path[depth].config = to;
+            path[depth].stays = back;
+            path[depth].edges = edges_of(w->a, to);
+        }
+    }
+}
+
+/* ---- masks ---- */
+
+/* A config that all plain text but a few first characters leads to for good: that of a
+ * string's body. CONFIG_DEAD: none. */
+static int32_t find_body(struct automaton *a, int32_t config)
+{
+    if (loops(a, config)) {
+        return config;
+    }
+    for (int b = 0x7e; b >= 0x20; b -= 0x10) {
+        int32_t to = is_plain(b) ? automaton_next(a, config, symbol_of_byte(a, (uint8_t)b)) : 0;
+        if (to > 0 && loops(a, to)) {
+            return to;
+        }
+    }
+    return CONFIG_DEAD;
+}
+
+/* All plain tokens but those whose first byte leads elsewhere. */
+static void mask_in_body(struct walk *w, int32_t config, int32_t body)
+{
+    const struct constrain_vocab *v = w->v;
+    const struct trie *all = &v->trie[TRIE_ALL];
+
+    memcpy(w->mask, v->plain[0], (size_t)v->words * sizeof(*w->mask));
+    if (config == body) {
+        walk_rest(w, &v->trie[TRIE_NOT_PLAIN], 0, v->trie[TRIE_NOT_PLAIN].n, config);
+        return;
+    }
+    for (int32_t k = 0; k < v->n_children && !w->failed; k++) {
+        int32_t first = v->child[k], end = v->child[k + 1];
+        int32_t symbol = symbol_of_byte(w->a, (uint8_t)all->node[first].byte);
+        int32_t to = automaton_next(w->a, config, symbol);
+        if (to > 0 && to == automaton_next(w->a, body, symbol)) {
+            walk_rest(w, &v->trie[TRIE_NOT_PLAIN], v->rest_at[first], v->rest_at[end], config);
+            continue;
+        }
+        for (int32_t i = v->plain_at[first]; i < v->plain_at[end]; i++) {
+            w->mask[v->plain_ids[i] / 32] &= ~(1u << (v->plain_ids[i] % 32));
+        }
+        walk_rest(w, all, first, end, config);
+    }
+}
+
+/* Whether SLICE_CHARS plain characters may follow, whatever they are. */
+static bool takes_slice(struct automaton *a, int32_t config)
+{
+    for (int i = 0; i < SLICE_CHARS && config > 0; i++) {
+        config = after_plain(a, config);
+    }
+    return config > 0;
+}
+
+static void mask_text(struct walk *w, int32_t config)
+{
+    const struct constrain_vocab *v = w->v;
+    int32_t body = find_body(w->a, config);
+
+    if (body > 0) {
+        mask_in_body(w, config, body);
+    } else if (takes_slice(w->a, config)) {
+        memcpy(w->mask, v->plain[1], (size_t)v->words * sizeof(*w->mask));
+        walk_rest(w, &v->trie[TRIE_LONG], 0, v->trie[TRIE_LONG].n, config);
+    } else {
+        memset(w->mask, 0, (size_t)v->words * sizeof(*w->mask));
+        walk_rest(w, &v->trie[TRIE_ALL], 0, v->trie[TRIE_ALL].n, config);
+    }
+}
+
+static int32_t compute(struct automaton *a, int32_t config, uint32_t *mask)
+{
+    struct walk w = {a, a->vocab, mask, 0};
+
+    mask_text(&w, config);
+    for (int32_t k = 0; k < a->rx.n_tokens && !w.failed; k++) {
+        int32_t to = automaton_next(a, config, a->rx.n_classes + k);
+        if (to > 0) {
+            mask_set(mask, a->rx.token[k]);
+        } else if (to != CONFIG_DEAD) {
+            w.failed = to;
+        }
+    }
+    if (config_at(a, config)->complete) {
+        for (int32_t i = 0; i < a->vocab->words; i++) {
+            mask[i] |= a->vocab->eos[i];
+        }
+    }
+    return w.failed;
+}
+
+/* Masks of configs that come again are kept; the hand passes those used since. */
+static void keep(struct automaton *a, int32_t config, const uint32_t *mask)
+{
+    size_t words = (size_t)a->vocab->words;
+
+    pthread_mutex_lock(&a->mask_lock);
+    while (a->slot[a->hand].used) {
+        a->slot[a->hand].used = false;
+        a->hand = (a->hand + 1) % a->n_slots;
+    }
+    a->n_kept = MAX(a->n_kept, a->hand + 1);
+    a->slot[a->hand] = (struct mask_slot){config, false};
+    memcpy(a->masks + (size_t)a->hand * words, mask, words * sizeof(*mask));
+    atomic_store_explicit(&config_at(a, config)->slot, a->hand, memory_order_relaxed);
+    a->hand = (a->hand + 1) % a->n_slots;
+    pthread_mutex_unlock(&a->mask_lock);
+}
+
+static bool recall(struct automaton *a, int32_t config, uint32_t *mask)
+{
+    int32_t at = atomic_load_explicit(&config_at(a, config)->slot, memory_order_relaxed);
+    size_t words = (size_t)a->vocab->words;
+
+    if (at < 0) {
+        return false;
+    }
+    pthread_mutex_lock(&a->mask_lock);
+    bool there = a->slot[at].config == config;
+    if (there) {
+        a->slot[at].used = true;
+        memcpy(mask, a->masks + (size_t)at * words, words * sizeof(*mask));
+    }
+    pthread_mutex_unlock(&a->mask_lock);
+    return there;
+}
+
+int32_t mask_of(struct automaton *a, int32_t config, uint32_t *mask)
+{
+    if (recall(a, config, mask)) {
+        return 0;
+    }
+    int32_t failed = compute(a, config, mask);
+    if (failed == 0) {
+        keep(a, config, mask);
+    }
+    return failed;
+}
+
+int32_t config_after(struct automaton *a, int32_t config, int32_t token)
+{
+    const struct constrain_vocab *v = a->vocab;
+
+    for (int32_t k = 0; k < a->rx.n_tokens; k++) {
+        if (a->rx.token[k] == token) {
+            return automaton_next(a, config, a->rx.n_classes + k);
+        }
+    }
+    if (token < 0 || token >= v->n || v->len[token] == 0 || v->special[token] ||
+        mask_has(v->eos, token)) {
+        return CONFIG_DEAD;
+    }
+    for (uint32_t i = 0; i < v->len[token] && config > 0; i++) {
+        uint8_t byte = (uint8_t)v->text[v->at[token] + i];
+        config = automaton_next(a, config, symbol_of_byte(a, byte));
+    }
+    return config;
+}
+
+bool config_ends(struct automaton *a, int32_t config)
+{
+    struct config *c = config_at(a, config);
+    uint8_t note = atomic_load_explicit(&c->ends, memory_order_relaxed);
+
+    if (note == NOTE_UNKNOWN) {
+        note = c->complete ? NOTE_YES : NOTE_NO;
+        for (int32_t symbol = 0; symbol < a->n_symbols && note == NOTE_YES; symbol++) {
+            if (automaton_next(a, config, symbol) != CONFIG_DEAD) {
+                note = NOTE_NO;
+            }
+        }
+        atomic_store_explicit(&c->ends, note, memory_order_relaxed);
+    }
+    return note == NOTE_YES;
+}

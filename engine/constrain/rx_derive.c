@@ -1,0 +1,225 @@
+/* Derivatives, and whether anything matches at all. */
+#include <stdlib.h>
+
+#include "engine/constrain/rx.h"
+
+static void emit(struct rx *r, rx_id x)
+{
+    if (x && x != RX_ID_NEVER &&
+        budget_grow(r->budget, &r->out, &r->cap_out, (int64_t)r->n_out + 1, sizeof(*r->out))) {
+        r->out[r->n_out++] = x;
+    }
+}
+
+/* The same concatenation with no concatenation on its left. */
+static rx_id lean_right(struct rx *r, rx_id x)
+{
+    rx_id top = x;
+
+    if (r->node[x].c) {
+        return r->node[x].c;
+    }
+    while (x && r->node[r->node[x].a].kind == RX_CONCAT) {
+        struct rx_node left = r->node[r->node[x].a];
+        rx_id rest = rx_make_concat(r, left.b, r->node[x].b);
+        x = rx_make_concat(r, left.a, rest);
+    }
+    r->node[top].c = x;
+    return x;
+}
+
+static bool starts_with(const struct rx *r, const struct rx_node *n, int32_t symbol)
+{
+    if (symbol >= r->n_classes) {
+        return n->kind == RX_TOKEN && n->a == symbol - r->n_classes;
+    }
+    int byte = r->byte_of[symbol];
+    return n->kind == RX_SET && r->set[n->a].bit[byte / 32] >> (byte % 32) & 1;
+}
+
+/* starts_with, noted: symbols of which all answers are the same have one derivative. */
+static bool looks_at(struct rx *r, const struct rx_node *n, int32_t symbol)
+{
+    bool there = starts_with(r, n, symbol);
+
+    if (r->noting && n->kind == RX_SET) {
+        for (int i = 0; i < 8; i++) {
+            uint32_t in = r->classes_in[n->a].bit[i];
+            r->alike.bit[i] &= there ? in : ~in;
+        }
+    }
+    return there;
+}
+
+/* Whether x is one byte or token, and not this one: what follows need not be made. */
+static bool starts_otherwise(struct rx *r, rx_id x, int32_t symbol)
+{
+    const struct rx_node *n = &r->node[x];
+
+    return (n->kind == RX_SET || n->kind == RX_TOKEN) && !looks_at(r, n, symbol);
+}
+
+/* Emit the derivative of x followed by `rest`. Recursion is bounded by the height. */
+static void derive(struct rx *r, rx_id x, int32_t symbol, rx_id rest)
+{
+    while (x && rest && budget_work(r->budget, 1)) {
+        struct rx_node n = r->node[x];
+        switch ((enum rx_kind)n.kind) {
+        case RX_SET:
+        case RX_TOKEN:
+            if (looks_at(r, &n, symbol)) {
+                emit(r, rest);
+            }
+            return;
+        case RX_CONCAT:
+            x = lean_right(r, x);
+            n = r->node[x];
+            if (starts_otherwise(r, n.a, symbol)) {
+                return;
+            }
+            derive(r, n.a, symbol, rx_make_concat(r, n.b, rest));
+            if (!rx_has(r, n.a, RX_NULLABLE)) {
+                return;
+            }
+            x = n.b;
+            break;
+        case RX_OR:
+            derive(r, n.b, symbol, rest);
+            x = n.a;
+            break;
+        case RX_REPEAT: {
+            if (starts_otherwise(r, n.a, symbol)) {
+                return;
+            }
+            int32_t min = MAX(n.b - 1, 0), max = n.c < 0 ? -1 : n.c - 1;
+            rest = rx_make_concat(r, rx_make_repeat(r, n.a, min, max), rest);
+            x = n.a;
+            break;
+        }
+        case RX_AND: {
+            rx_id left = rx_derived(r, n.a, symbol);
+            rx_id both =
+                rx_make_and(r, left, left == RX_ID_NEVER ? left : rx_derived(r, n.b, symbol));
+            emit(r, rx_make_concat(r, both, rest));
+            return;
+        }
+        case RX_NOT:
+            emit(r, rx_make_concat(r, rx_make_not(r, rx_derived(r, n.a, symbol)), rest));
+            return;
+        case RX_NONE:
+        case RX_EMPTY:
+        case RX_NEVER:
+            return;
+        }
+    }
+}
+
+void rx_derive(struct rx *r, rx_id x, int32_t symbol)
+{
+    derive(r, x, symbol, RX_ID_EMPTY);
+}
+
+static int by_id(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
+{
+    int32_t base = r->n_out;
+    rx_id all = RX_ID_NEVER;
+
+    derive(r, x, symbol, RX_ID_EMPTY);
+    if (r->n_out - base > 1) {
+        qsort(r->out + base, (size_t)(r->n_out - base), sizeof(*r->out), by_id);
+    }
+    for (int32_t i = base; i < r->n_out; i++) {
+        if (i == base || r->out[i] != r->out[i - 1]) {
+            all = rx_make_or(r, all, r->out[i]);
+        }
+    }
+    r->n_out = base;
+    return r->budget->failed ? 0 : all;
+}
+
+/* ---- liveness ---- */
+
+/* What the parts say: 1 live, 0 dead, -1 the derivatives must say. A node whose search
+ * is under way counts as dead: a text that is found only through it has a shorter one.
+ * */
+static int from_parts(struct rx *r, rx_id x)
+{
+    struct rx_node n = r->node[x];
+
+    if (n.flags & (RX_PLAIN | RX_LIVE | RX_NULLABLE)) {
+        return 1;
+    }
+    if (n.flags & (RX_DEAD | RX_SEEN)) {
+        return 0;
+    }
+    if (n.kind == RX_OR) {
+        return rx_live(r, n.b) || rx_live(r, n.a);
+    }
+    if (n.kind == RX_REPEAT) {
+        return rx_live(r, n.a);
+    }
+    if (n.kind == RX_CONCAT) {
+        x = lean_right(r, x); /* it may move the nodes */
+        n = r->node[x];
+        return rx_live(r, n.a) && rx_live(r, n.b);
+    }
+    return -1;
+}
+
+static bool visit(struct rx *r, rx_id x)
+{
+    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen))) {
+        return false;
+    }
+    r->node[x].flags |= RX_SEEN;
+    r->seen[r->n_seen++] = x;
+    return true;
+}
+
+/* Search the derivatives of r->seen[base] for one that has a text. */
+static bool search(struct rx *r, int32_t base)
+{
+    for (int32_t at = base; at < r->n_seen; at++) {
+        rx_id x = r->seen[at];
+        for (int32_t symbol = 0; symbol < rx_symbols(r); symbol++) {
+            rx_id next = rx_derived(r, x, symbol);
+            int known = next ? from_parts(r, next) : 1;
+            if (known > 0 || (known < 0 && !visit(r, next))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Within another search what was not found live stays part of that one. */
+bool rx_live(struct rx *r, rx_id x)
+{
+    int known = x ? from_parts(r, x) : 1;
+    int32_t base = r->n_seen;
+
+    if (known >= 0) {
+        return known;
+    }
+    rx_classify(r);
+    bool live = !visit(r, x) || search(r, base);
+    if (!live && base > 0) {
+        return false;
+    }
+    for (int32_t i = base; i < r->n_seen; i++) {
+        uint8_t *flags = &r->node[r->seen[i]].flags;
+        *flags = (uint8_t)((*flags & ~RX_SEEN) | (live ? 0 : RX_DEAD));
+    }
+    r->n_seen = base;
+    if (live && !r->budget->failed) {
+        r->node[x].flags |= RX_LIVE;
+    }
+    return live;
+}

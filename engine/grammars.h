@@ -1,0 +1,25 @@
+/* Compiled grammars: made from the text of requests for the model's vocabulary, and
+ * kept for the requests that send the same text again. */
+#ifndef QUIRE_ENGINE_GRAMMARS_H
+#define QUIRE_ENGINE_GRAMMARS_H
+
+#include "engine/constrain/constrain.h"
+#include "engine/sched/decode/constrained.h"
+#include "models/tokenizer/tokenizer.h"
+
+struct grammars;
+
+/* The functions of constrain.h. */
+extern const struct constraint_ops grammar_ops;
+
+/* `t` and the ids in `c` must outlive it. The vocabulary's trie is made for the first
+ * grammar. 0 or ERR_NOMEM. */
+int grammars_open(struct grammars **ret, const struct tokenizer *t, const struct sched_config *c,
+                  struct err *e);
+/* No grammar of it may be in use. NULL: nothing. */
+void grammars_free(struct grammars *g);
+/* A reference to the grammar of a client's text. Any thread. Errors as grammar_new. */
+int grammars_get(struct grammars *g, enum grammar_kind kind, const char *text, size_t len,
+                 struct grammar **ret, struct err *e);
+
+#endif

@@ -1,0 +1,357 @@
+#include "engine/loop/masks.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- nodes ---- */
+
+int constraint_node_new(struct constraint_node **ret, const struct constraint_ops *ops,
+                        struct constraint *state, struct err *e)
+{
+    struct constraint_node *n = calloc(1, sizeof(*n));
+
+    if (!n) {
+        ops->free(state);
+        return err_nomem(e, "a grammar's state");
+    }
+    n->ops = ops;
+    n->state = state;
+    n->n_held = 1;
+    pthread_mutex_init(&n->lock, NULL);
+    *ret = n;
+    return 0;
+}
+
+void constraint_node_free(struct constraint_node *n)
+{
+    if (!n) {
+        return;
+    }
+    n->ops->free(n->state);
+    pthread_mutex_destroy(&n->lock);
+    free(n);
+}
+
+static void free_all(struct constraint_node *n)
+{
+    for (struct constraint_node *next; n; n = next) {
+        next = n->next;
+        constraint_node_free(n);
+    }
+}
+
+/* ---- a job ---- */
+
+/* A node of the job's own to go on from. */
+static int copy_node(struct mask_job *j)
+{
+    struct constraint_node *from = j->node;
+    struct constraint *state;
+    struct err e;
+
+    pthread_mutex_lock(&from->lock);
+    int rc = from->ops->fork(&state, from->state, &e);
+    pthread_mutex_unlock(&from->lock);
+    if (rc == 0) {
+        rc = constraint_node_new(&j->made, from->ops, state, &e);
+    }
+    if (rc == 0) {
+        j->made->n_held = 0; /* the sequence takes it when the job is collected */
+        j->made->n_read = from->n_read;
+    }
+    return rc;
+}
+
+static bool has_bits(const uint32_t *word, int32_t words)
+{
+    for (int32_t i = 0; i < words; i++) {
+        if (word[i] != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* With ignore_eos a text goes on where it could end. */
+static void ban_ends(const struct sched_config *c, uint32_t *word)
+{
+    for (int32_t i = 0; i < c->n_eos; i++) {
+        if (c->eos[i] >= 0 && c->eos[i] < c->vocab) {
+            word[c->eos[i] / 32] &= ~(UINT32_C(1) << c->eos[i] % 32);
+        }
+    }
+}
+
+/* The state takes the tokens, and gives the mask behind them. */
+static int advance(struct mask_job *j, const struct sched_config *c, uint32_t *word)
+{
+    struct constraint_node *n = j->made;
+    int rc = 0;
+
+    for (int32_t i = 0; i < j->n_tokens && rc == 0; i++) {
+        rc = n->ops->accept(n->state, j->token[i]);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    n->ops->settle(n->state);
+    j->ended = n->ops->ended(n->state);
+    if (j->ended) {
+        return 0;
+    }
+    memset(word, 0, (size_t)mask_words(c->vocab) * sizeof(*word));
+    rc = n->ops->mask(n->state, word);
+    if (rc == 0 && j->ends_ignored) {
+        ban_ends(c, word);
+        j->ended = !has_bits(word, mask_words(c->vocab));
+    }
+    j->masked = rc == 0 && !j->ended;
+    return rc;
+}
+
+void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word)
+{
+    bool shared = !j->in_place && j->n_tokens > 0;
+
+    j->made = j->node;
+    j->rc = shared ? copy_node(j) : 0;
+    if (j->rc < 0) {
+        j->made = j->node;
+        return;
+    }
+    pthread_mutex_lock(&j->made->lock);
+    j->rc = advance(j, c, word);
+    pthread_mutex_unlock(&j->made->lock);
+}
+
+/* ---- the threads ---- */
+
+/* Gives the executor the masks of the set under way. An error shows when the step is
+ * waited for. */
+static void deliver(struct masks *m, const struct mask_set *set)
+{
+    struct err ignored;
+
+    for (int32_t i = 0; i < set->n; i++) {
+        const struct mask_job *j = &set->job[i];
+        m->late[i].word = j->node && j->masked ? m->word + (int64_t)i * m->words : NULL;
+    }
+    m->executor->masks(m->executor, set->step, m->late, set->n, &ignored);
+}
+
+/* The next job of the set under way; NULL: none, now. Under `lock`. */
+static struct mask_job *take_job(struct masks *m, int32_t *ret_at)
+{
+    while (m->work && m->next < m->work->n) {
+        int32_t at = m->next++;
+        if (m->work->job[at].node) {
+            *ret_at = at;
+            return &m->work->job[at];
+        }
+    }
+    return NULL;
+}
+
+/* Under `lock`, which is released meanwhile. */
+static void run_job(struct masks *m, struct mask_job *j, int32_t at)
+{
+    struct mask_set *set = m->work;
+
+    pthread_mutex_unlock(&m->lock);
+    mask_job_run(j, &m->config, m->word + (int64_t)at * m->words);
+    pthread_mutex_lock(&m->lock);
+    if (--m->n_left > 0) {
+        return;
+    }
+    pthread_mutex_unlock(&m->lock);
+    deliver(m, set);
+    pthread_mutex_lock(&m->lock);
+    m->work = NULL;
+    pthread_cond_broadcast(&m->changed);
+}
+
+static void *masks_main(void *arg)
+{
+    struct masks *m = arg;
+
+    pthread_mutex_lock(&m->lock);
+    while (!m->stopping) {
+        int32_t at;
+        struct mask_job *j = take_job(m, &at);
+        struct constraint_node *dropped = m->dropped;
+        if (j) {
+            run_job(m, j, at);
+        } else if (dropped) {
+            m->dropped = NULL;
+            pthread_mutex_unlock(&m->lock);
+            free_all(dropped);
+            pthread_mutex_lock(&m->lock);
+        } else {
+            pthread_cond_wait(&m->changed, &m->lock);
+        }
+    }
+    pthread_mutex_unlock(&m->lock);
+    return NULL;
+}
+
+/* ---- the engine's side ---- */
+
+static struct mask_set *set_at(struct masks *m, uint64_t n)
+{
+    return &m->set[n % (uint64_t)m->n_sets];
+}
+
+void masks_planned(struct masks *m, const struct plan *p)
+{
+    struct mask_set *set = set_at(m, m->n_planned++);
+
+    set->n = 0;
+    if (p) {
+        mask_set_plan(set, p);
+    }
+}
+
+static void begin_set(struct masks *m, struct mask_set *set)
+{
+    if (set->n == 0) {
+        return;
+    }
+    int32_t n = mask_set_begin(set);
+    if (n == 0) { /* all have ended; the step waits nevertheless */
+        deliver(m, set);
+        return;
+    }
+    pthread_mutex_lock(&m->lock);
+    m->work = set;
+    m->next = 0;
+    m->n_left = n;
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+}
+
+void masks_begin(struct masks *m, uint64_t n_committed)
+{
+    while (m->n_begun < m->n_planned && m->n_begun <= n_committed) {
+        begin_set(m, set_at(m, m->n_begun++));
+    }
+}
+
+/* Waits until no job is under way. */
+static void settle(struct masks *m)
+{
+    pthread_mutex_lock(&m->lock);
+    while (m->work) {
+        pthread_cond_wait(&m->changed, &m->lock);
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+void masks_collect(struct masks *m, uint64_t n, struct sched *s)
+{
+    struct mask_set *set = set_at(m, n);
+
+    if (set->n == 0) {
+        return;
+    }
+    settle(m);
+    mask_set_collect(s, set);
+}
+
+void masks_abandon(struct masks *m, uint64_t n, struct sched *s)
+{
+    struct err ignored;
+
+    settle(m);
+    m->executor->masks(m->executor, 0, NULL, 0, &ignored);
+    m->n_begun = m->n_planned;
+    for (; n < m->n_planned; n++) {
+        mask_set_drop(s, set_at(m, n));
+    }
+}
+
+void masks_reap(struct masks *m, struct sched *s)
+{
+    struct constraint_node *first = sched_take_dropped(s), *last = first;
+
+    if (!first) {
+        return;
+    }
+    while (last->next) {
+        last = last->next;
+    }
+    pthread_mutex_lock(&m->lock);
+    last->next = m->dropped;
+    m->dropped = first;
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- start and stop ---- */
+
+static int start_threads(struct masks *m, struct err *e)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+    for (int32_t i = 0; i < MAX(1, MIN(cores / 4, MASKS_THREADS)); i++) {
+        if (pthread_create(&m->thread[i], NULL, masks_main, m) != 0) {
+            break;
+        }
+        pthread_setname_np(m->thread[i], "quire-masks");
+        m->n_threads++;
+    }
+    return m->n_threads > 0 ? 0 : err_set(e, ERR_IO, "cannot start a thread for masks");
+}
+
+int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, struct err *e)
+{
+    struct masks *m = calloc(1, sizeof(*m));
+    size_t seqs = (size_t)c->max_num_seqs;
+
+    if (!m) {
+        return err_nomem(e, "masks");
+    }
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->changed, NULL);
+    m->executor = x;
+    m->config = *c;
+    m->words = mask_words(c->vocab);
+    m->n_sets = x->info.depth + 1;
+    m->word = malloc(seqs * (size_t)m->words * sizeof(*m->word)); /* touched where needed */
+    m->late = calloc(seqs, sizeof(*m->late));
+    bool there = m->word && m->late;
+    for (int32_t i = 0; i < m->n_sets; i++) {
+        m->set[i].job = calloc(seqs, sizeof(*m->set[i].job));
+        there = there && m->set[i].job;
+    }
+    int rc = there ? start_threads(m, e) : err_nomem(e, "masks");
+    if (rc < 0) {
+        masks_free(m);
+        return rc;
+    }
+    *ret = m;
+    return 0;
+}
+
+void masks_free(struct masks *m)
+{
+    if (!m) {
+        return;
+    }
+    pthread_mutex_lock(&m->lock);
+    m->stopping = true;
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+    for (int32_t i = 0; i < m->n_threads; i++) {
+        pthread_join(m->thread[i], NULL);
+    }
+    free_all(m->dropped);
+    for (int32_t i = 0; i < MASKS_SETS; i++) {
+        free(m->set[i].job);
+    }
+    free(m->word);
+    free(m->late);
+    pthread_mutex_destroy(&m->lock);
+    pthread_cond_destroy(&m->changed);
+    free(m);
+}

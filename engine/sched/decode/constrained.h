@@ -1,0 +1,97 @@
+/* Sequences under a grammar: which state each has, and what its next mask is computed
+ * from. Pure; the states are changed by threads of engine/loop/masks.c.
+ *
+ * A sequence holds a constraint_node: the state of its grammar after the tokens that it
+ * had generated when its last mask was begun. Forked sequences share a node until they
+ * go on; a node that others hold is copied by the job that goes on, as a block is at
+ * the first write. Nodes are in host memory, and neither swapping nor recomputation
+ * touches them.
+ *
+ * A step in which sequences under a grammar sample has a mask_set, with a job for each
+ * late mask of its batch. In the order of the loop (N is the step):
+ *
+ *     mask_set_plan      step N was planned; its sampling rows name late masks
+ *     pack, launch
+ *     commit             of step N-1: the tokens before the masks are known
+ *     mask_set_begin     each job gets a node and the tokens that it has not read
+ *     mask_job_run       on other threads, while the device computes step N
+ *     executor.masks     once all jobs of N are done
+ *     wait               for step N
+ *     mask_set_collect   nodes go back to the sequences
+ *     commit             of step N; texts that are complete end
+ *
+ * So a choice whose grammar admits nothing more ends, with FINISH_STOP, when the step
+ * behind its last token is committed, whatever that step sampled: as with an
+ * end-of-sequence token, but also where min_tokens, ignore_eos or a ban forbid that. */
+#ifndef QUIRE_ENGINE_SCHED_DECODE_CONSTRAINED_H
+#define QUIRE_ENGINE_SCHED_DECODE_CONSTRAINED_H
+
+#include <pthread.h>
+
+#include "engine/sched/sched.h"
+
+struct constraint;
+
+/* The functions of engine/constrain/constrain.h that jobs call; tests have others. */
+struct constraint_ops {
+    int (*fork)(struct constraint **ret, const struct constraint *c, struct err *e);
+    void (*free)(struct constraint *c);
+    int (*mask)(struct constraint *c, uint32_t *mask);
+    int (*accept)(struct constraint *c, int32_t token);
+    void (*settle)(struct constraint *c);
+    bool (*ended)(struct constraint *c);
+};
+
+struct constraint_node {
+    const struct constraint_ops *ops; /* of `state` */
+    struct constraint *state;         /* owned */
+    pthread_mutex_t lock;             /* held by a job that reads or changes `state` */
+    /* The engine's thread: */
+    int32_t n_read;               /* generated tokens that the state has taken */
+    int32_t n_held;               /* sequences that hold it */
+    int32_t n_jobs;               /* begun and not collected */
+    struct constraint_node *next; /* in a list of dropped ones */
+};
+
+enum { MASK_JOB_TOKENS = 4 };
+
+/* One late mask. */
+struct mask_job {
+    struct seq *seq; /* whose row it is for; several rows of one prompt share one */
+    /* Set by mask_set_begin: */
+    struct constraint_node *node; /* NULL: the sequence has ended, nothing is computed */
+    bool in_place;                /* no other sequence holds the node: it may go on */
+    bool ends_ignored;            /* ignore_eos */
+    int32_t n_tokens, token[MASK_JOB_TOKENS]; /* what the state has not read */
+    /* Set by mask_job_run: */
+    struct constraint_node *made; /* the state behind the tokens: `node`, or a new one */
+    bool masked;                  /* the mask was computed; else every id is allowed */
+    bool ended;                   /* the text is complete, and nothing may follow */
+    int rc;                       /* why the state cannot go on; 0: it can */
+};
+
+struct mask_set {
+    uint64_t step;
+    struct mask_job *job; /* [max_num_seqs] by number of the late mask */
+    int32_t n;            /* of these */
+};
+
+/* List the late masks of a step that was just planned, as pack_batch numbers them.
+ * Returns their number. */
+int32_t mask_set_plan(struct mask_set *set, const struct plan *p);
+/* The step before was committed. Returns the number of jobs to run. */
+int32_t mask_set_begin(struct mask_set *set);
+/* All jobs were run and the step's results are there: called before decode_commit. */
+void mask_set_collect(struct sched *s, struct mask_set *set);
+/* The step was abandoned: jobs that were begun have been run. */
+void mask_set_drop(struct sched *s, struct mask_set *set);
+
+/* Why a sequence with a constraint_end has to end, for its client; NULL: its text is
+ * complete. */
+const char *constraint_error(const struct seq *q);
+/* The sequence no longer holds a node. */
+void seq_drop_constraint(struct sched *s, struct seq *q);
+/* Nodes that nobody holds any more, for the caller to free. */
+struct constraint_node *sched_take_dropped(struct sched *s);
+
+#endif

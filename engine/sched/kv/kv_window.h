@@ -1,0 +1,35 @@
+/* How many blocks a KV group with a sliding window needs: arithmetic that the
+ * scheduler, its checks and the sizing of the pool share.
+ *
+ * In a group with window W the token at position p sees the positions p + 1 - W .. p,
+ * and the device may read from a multiple of `align` tokens before them on. A sequence
+ * that computes at most `step_tokens` tokens in a step needs the blocks of W - 1 +
+ * align - 1 + step_tokens positions at a time, wherever they begin in a block.
+ */
+#ifndef QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
+#define QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
+
+#include "config/base/base.h"
+
+struct kv_window {
+    int32_t tokens;     /* that a token sees; 0: all */
+    int32_t align;      /* >= 1 */
+    int32_t block_size; /* tokens */
+};
+
+/* The first block that is read for a token at `position`. */
+static inline int32_t window_first_block(struct kv_window w, int32_t position)
+{
+    return w.tokens > 0 ? MAX(position + 1 - w.tokens, 0) / w.align * w.align / w.block_size : 0;
+}
+
+/* Blocks that a sequence holds at most at a time; without a window any number. */
+static inline int32_t window_blocks(struct kv_window w, int32_t step_tokens)
+{
+    int64_t span = (int64_t)w.tokens + w.align - 2 + step_tokens;
+
+    return w.tokens > 0 ? (int32_t)MIN(div_ceil(span - 1, w.block_size) + 1, INT32_MAX / 2)
+                        : INT32_MAX / 2;
+}
+
+#endif

@@ -1,0 +1,176 @@
+/* See format.h: events are put together here, and calls begin and end. */
+#include <string.h>
+
+#include "config/base/utf8.h"
+#include "models/chat/format/format.h"
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\r' || c == '\t';
+}
+
+/* ---- events ---- */
+
+static void report(struct chat_parser *p, const struct chat_event *event)
+{
+    p->fn(p->fn_arg, event);
+}
+
+/* Bytes of whole characters, without a last one that is cut. */
+static size_t whole_chars(const char *text, size_t len)
+{
+    size_t back = 1;
+    int bad;
+
+    while (back < 4 && back <= len && ((uint8_t)text[len - back] & 0xC0) == 0x80) {
+        back++;
+    }
+    if (back > len || back > 4) {
+        return len;
+    }
+    return utf8_next((const uint8_t *)text + len - back, back, &bad) < 0 ? len - back : len;
+}
+
+void parser_flush(struct chat_parser *p, bool all)
+{
+    size_t len = all ? p->text.len : whole_chars(p->text.data, p->text.len);
+
+    p->nomem = p->nomem || p->text.failed;
+    if (!len || p->nomem) {
+        return;
+    }
+    report(p,
+           &(struct chat_event){
+               .kind = p->kind, .text = p->text.data, .len = len, .call = MAX(p->n_calls - 1, 0)});
+    buf_consume(&p->text, len);
+}
+
+void parser_put(struct chat_parser *p, enum chat_event_kind kind, const char *text, size_t len)
+{
+    if (!len) {
+        return;
+    }
+    if (kind != p->kind) {
+        parser_flush(p, true);
+        p->kind = kind;
+    }
+    buf_append(&p->text, text, len);
+}
+
+static enum chat_event_kind text_kind(const struct chat_parser *p)
+{
+    return p->state == IN_REASONING ? CHAT_REASONING : CHAT_CONTENT;
+}
+
+void parser_put_space(struct chat_parser *p)
+{
+    if (p->space.len) {
+        parser_put(p, text_kind(p), p->space.data, p->space.len);
+        buf_clear(&p->space);
+    }
+}
+
+void parser_drop_space(struct chat_parser *p)
+{
+    p->nomem = p->nomem || p->space.failed;
+    buf_clear(&p->space);
+}
+
+/* White space is held back, as it may stand before a mark; a long run is text. */
+void parser_text(struct chat_parser *p, char c)
+{
+    if (is_space(c)) {
+        if (!p->trim) {
+            buf_putc(&p->space, c);
+            if (p->space.len > SPACE_BYTES) {
+                parser_put_space(p);
+            }
+        }
+        return;
+    }
+    parser_put_space(p);
+    parser_put(p, text_kind(p), &c, 1);
+    p->had_content = p->had_content || p->state == IN_CONTENT;
+    p->trim = false;
+    p->fresh = false;
+}
+
+/* ---- calls ---- */
+
+static bool name_is_valid(const char *name)
+{
+    if (!*name) {
+        return false;
+    }
+    for (; *name; name++) {
+        if ((unsigned char)*name <= ' ' || strchr("<>{}()[]\"'`\\=,;", *name)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* An id that an earlier call has is none. */
+static const char *new_id(struct chat_parser *p, const char *id)
+{
+    if (!id || !*id) {
+        return NULL;
+    }
+    uint64_t hash = name_hash(id, strlen(id));
+    for (int32_t i = 0; i < p->n_ids; i++) {
+        if (p->ids[i] == hash) {
+            return NULL;
+        }
+    }
+    p->ids[p->n_ids++] = hash;
+    return id;
+}
+
+bool call_begin(struct chat_parser *p, const char *name, const char *id)
+{
+    /* What needs no mark, or stands in reasoning, is a call only of a tool that
+     * exists. */
+    bool known = p->state == IN_BODY && (p->bare || p->body_from == IN_REASONING);
+
+    p->tool = tools_find(p->tools, name);
+    if (p->n_calls == MAX_CALLS || !name_is_valid(name) || (known && p->tool < 0)) {
+        return false;
+    }
+    parser_drop_space(p);
+    parser_flush(p, true);
+    p->n_calls++;
+    p->committed = true;
+    p->open = true;
+    p->n_params = 0;
+    buf_clear(&p->raw);
+    if (!p->nomem) {
+        report(p,
+               &(struct chat_event){
+                   .kind = CHAT_CALL, .call = p->n_calls - 1, .name = name, .id = new_id(p, id)});
+    }
+    p->kind = CHAT_ARGUMENTS;
+    return true;
+}
+
+void call_arguments(struct chat_parser *p, const char *text, size_t len)
+{
+    parser_put(p, CHAT_ARGUMENTS, text, len);
+}
+
+void call_end(struct chat_parser *p)
+{
+    parser_flush(p, true);
+    p->open = false;
+    buf_clear(&p->raw);
+    if (!p->nomem) {
+        report(p, &(struct chat_event){.kind = CHAT_CALL_END, .call = p->n_calls - 1});
+    }
+}
+
+void call_break(struct chat_parser *p)
+{
+    p->broken = true;
+    parser_flush(p, true);
+    p->open = false;
+    buf_clear(&p->raw);
+}

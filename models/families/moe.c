@@ -1,0 +1,99 @@
+/* Mixtures of experts of LLaMA's shape: the MLP of a layer is replaced by experts, each
+ * a gated MLP (backend.h's struct experts). Qwen2-MoE adds a shared expert, Qwen3-MoE
+ * normalises the weights and norms q and k per head; a model may keep the plain MLP in
+ * some layers. The forward pass is LLaMA's.
+ */
+#include "models/families/layers.h"
+
+static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+#define LAYER LLAMA_LAYER
+#define ROW_EXPERT(name, rows, cols, split, target) \
+    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target), WHEN_EXPERTS)
+/* Attention and the norms, with LLaMA's names. */
+#define ROWS_ATTENTION                                                          \
+    ROW_NORM(LAYER "input_layernorm", attn_norm), ROWS_QKV(LAYER "self_attn."), \
+        ROWS_QKV_BIAS(LAYER "self_attn."), ROWS_QK_NORM(LAYER "self_attn."),    \
+        ROW_O(LAYER "self_attn.o_proj"), ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
+
+/* ---- Qwen ---- */
+
+static const struct architecture QWEN[] = {
+    {.name = "Qwen3MoeForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qk_norm = true,
+     .sliding_window = 4096,
+     .window_switch = true,
+     .experts = true},
+    {.name = "Qwen2MoeForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qkv_bias = true,
+     .sliding_window = 4096,
+     .window_switch = true,
+     .experts = true},
+    {0},
+};
+
+#define ROW_DENSE(name, rows, cols, split, target) \
+    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), WHEN_DENSE)
+#define ROW_SHARED(name, rows, cols, split, target) \
+    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target), WHEN_SHARED)
+
+static const struct tensor_spec QWEN_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_ATTENTION,
+    ROW_DENSE(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_DENSE(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_DENSE(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
+    ROW_EXPERT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
+    ROW_EXPERT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(LAYER "mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
+    ROW_SHARED(LAYER "mlp.shared_expert.gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, shared_up),
+    ROW_SHARED(LAYER "mlp.shared_expert.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, shared_up),
+    ROW_SHARED(LAYER "mlp.shared_expert.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, shared_down),
+    ROW_SHARED(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, shared_gate),
+    {0},
+};
+
+const struct model_family qwen_moe_family = {.architectures = QWEN,
+                                             .tensors = QWEN_TENSORS,
+                                             .ignored = IGNORED,
+                                             .forward = llama_forward,
+                                             .gathers = true};
+
+/* ---- Mixtral ---- */
+
+static const struct architecture MIXTRAL[] = {
+    {.name = "MixtralForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 1e6,
+     .experts = true,
+     .normalises_experts = true},
+    {0},
+};
+
+#define MOE LAYER "block_sparse_moe."
+static const struct tensor_spec MIXTRAL_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_ATTENTION,
+    ROW_EXPERT(MOE "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
+    ROW_EXPERT(MOE "experts.%d.w1", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(MOE "experts.%d.w3", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(MOE "experts.%d.w2", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
+    {0},
+};
+
+const struct model_family mixtral_family = {.architectures = MIXTRAL,
+                                            .tensors = MIXTRAL_TENSORS,
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};

@@ -1,0 +1,19 @@
+/* What a request's fields ask of its answer, on its way to a grammar. */
+#ifndef QUIRE_SERVER_API_API_STRUCTURED_H
+#define QUIRE_SERVER_API_API_STRUCTURED_H
+
+#include "server/api/api.h"
+
+/* What a field asks of the answer. */
+struct wish {
+    const char *field; /* that asks; NULL: none does */
+    char path[64];     /* the value within it, for messages */
+    enum grammar_kind kind;
+    struct buf text; /* of the grammar, as grammar_new takes it; the caller's to release */
+};
+
+/* Read the one field that constrains the answer into *w, whose text is an empty
+ * buffer. */
+int read_wish(struct wish *w, const cJSON *tree, struct err *e);
+
+#endif

@@ -1,0 +1,202 @@
+/* Masks of constrained decoding: how long they take with a real vocabulary.
+ *
+ *     build/tests/bench/constrain_masks MODEL_DIR CASES [ROUNDS]
+ *
+ * CASES has lines "KIND<tab>GRAMMAR<tab>TEXT": regex, choice, lark, json_object or
+ * json_schema, the grammar, and a text of it. Each text is encoded as the model does
+ * and walked through token by token, with a mask before each. Prints, in microseconds,
+ * the time from the grammar's text to the first mask, and of the other masks; for each
+ * the median, the 99th percentile and the worst. With ROUNDS, texts are walked so many
+ * times with one grammar, as many requests would.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/constrain/constrain.h"
+#include "models/tokenizer/tokenizer.h"
+
+struct times {
+    double *us;
+    size_t n, cap;
+};
+
+static double now_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void add_time(struct times *t, double us)
+{
+    if (t->n == t->cap) {
+        t->cap = t->cap ? t->cap * 2 : 1024;
+        t->us = realloc(t->us, t->cap * sizeof(*t->us));
+        if (!t->us) {
+            exit(1);
+        }
+    }
+    t->us[t->n++] = us;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void print_times(const char *what, struct times *t)
+{
+    if (t->n == 0) {
+        return;
+    }
+    qsort(t->us, t->n, sizeof(*t->us), by_value);
+    printf("%-12s %8zu   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f us\n", what, t->n,
+           t->us[t->n / 2], t->us[t->n * 9 / 10], t->us[t->n * 99 / 100], t->us[t->n - 1]);
+}
+
+static const char *token_bytes(const void *arg, int32_t id, size_t *ret_len)
+{
+    return tokenizer_bytes(arg, id, ret_len);
+}
+
+static bool token_special(const void *arg, int32_t id)
+{
+    return tokenizer_is_special(arg, id);
+}
+
+static const char *const kinds[] = {"json_object", "json_schema", "regex", "choice", "lark"};
+
+struct bench {
+    const struct tokenizer *tokenizer;
+    struct constrain_vocab *vocab;
+    uint32_t *mask;
+    struct times first, next;
+    int64_t refused, rejected, tokens; /* grammars, texts, tokens walked */
+    int rounds;
+};
+
+/* Walk through the text; false: a token is not allowed. `start_us`: when the grammar's
+ * text arrived. */
+static bool walk(struct bench *b, struct grammar *g, const struct token_list *ids, double start_us)
+{
+    struct constraint *c;
+    struct err e = {0};
+    bool ok = constraint_new(&c, g, &e) == 0;
+
+    for (int32_t i = 0; ok && i <= ids->n; i++) {
+        double at = i == 0 && start_us > 0 ? start_us : now_us();
+        ok = constraint_mask(c, b->mask) == 0;
+        add_time(i == 0 && start_us > 0 ? &b->first : &b->next, now_us() - at);
+        if (!ok || i == ids->n) {
+            ok = ok && constraint_complete(c);
+            break;
+        }
+        b->tokens++;
+        ok = b->mask[ids->id[i] / 32] >> (ids->id[i] % 32) & 1;
+        ok = ok && constraint_accept(c, ids->id[i]) == 0;
+        constraint_settle(c);
+    }
+    constraint_free(c);
+    return ok;
+}
+
+static void run_case(struct bench *b, int kind, const char *grammar, const char *text)
+{
+    struct grammar_limits limits;
+    struct grammar *g;
+    struct token_list ids = {0};
+    struct err e = {0};
+
+    grammar_limits_init(&limits);
+    if (tokenizer_encode(b->tokenizer, text, strlen(text), false, 1 << 20, &ids, &e) != 0) {
+        fprintf(stderr, "%s\n", e.text);
+        exit(1);
+    }
+    double start = now_us();
+    if (grammar_new(&g, b->vocab, (enum grammar_kind)kind, grammar, strlen(grammar), &limits, &e)) {
+        b->refused++;
+        printf("refused: %s: %.200s\n", e.text, grammar);
+    } else {
+        bool ok = walk(b, g, &ids, start);
+        for (int i = 1; i < b->rounds && ok; i++) {
+            ok = walk(b, g, &ids, 0);
+        }
+        if (!ok) {
+            b->rejected++;
+            printf("rejected: %.200s: %.200s\n", grammar, text);
+        }
+        grammar_unref(g);
+    }
+    token_list_release(&ids);
+}
+
+static void run_file(struct bench *b, FILE *f)
+{
+    char *line = NULL;
+    size_t cap = 0;
+
+    while (getline(&line, &cap, f) > 0) {
+        line[strcspn(line, "\n")] = '\0';
+        char *grammar = strchr(line, '\t'), *text = grammar ? strchr(grammar + 1, '\t') : NULL;
+        if (!text) {
+            continue;
+        }
+        *grammar++ = '\0';
+        *text++ = '\0';
+        for (int k = 0; k < (int)ARRAY_LEN(kinds); k++) {
+            if (strcmp(line, kinds[k]) == 0) {
+                run_case(b, k, grammar, text);
+            }
+        }
+    }
+    free(line);
+}
+
+int main(int argc, char **argv)
+{
+    struct tokenizer *t;
+    struct err e = {0};
+    FILE *f = argc > 2 ? fopen(argv[2], "r") : NULL;
+
+    if (!f) {
+        fprintf(stderr, "usage: constrain_masks MODEL_DIR CASES [ROUNDS]\n");
+        return 2;
+    }
+    if (tokenizer_open(&t, argv[1], &e) != 0) {
+        fprintf(stderr, "%s\n", e.text);
+        return 1;
+    }
+    int32_t eos = tokenizer_eos(t);
+    struct constrain_tokens tokens = {.n = tokenizer_vocab_size(t),
+                                      .n_eos = eos >= 0,
+                                      .eos = &eos,
+                                      .bytes = token_bytes,
+                                      .special = token_special,
+                                      .arg = t};
+    struct bench b = {.tokenizer = t, .rounds = argc > 3 ? atoi(argv[3]) : 1};
+    double start = now_us();
+    if (constrain_vocab_new(&b.vocab, &tokens, &e) != 0) {
+        fprintf(stderr, "%s\n", e.text);
+        return 1;
+    }
+    printf("vocabulary of %d tokens: %.1f ms\n", tokens.n, (now_us() - start) / 1e3);
+    b.mask = calloc((size_t)tokens.n / 32 + 1, sizeof(*b.mask));
+    run_file(&b, f);
+    printf("%lld tokens; %lld grammars refused, %lld texts rejected\n", (long long)b.tokens,
+           (long long)b.refused, (long long)b.rejected);
+    print_times("first mask", &b.first);
+    print_times("masks", &b.next);
+    free(b.first.us);
+    free(b.next.us);
+    free(b.mask);
+    constrain_vocab_free(b.vocab);
+    tokenizer_free(t);
+    fclose(f);
+    return 0;
+}

@@ -1,0 +1,13 @@
+/* Regular expressions: whatever the bytes, a sentence of refusal or a grammar whose
+ * masks, states and rollbacks agree. */
+/* covers: engine/constrain/rx.c engine/constrain/rx_parse.c engine/constrain/rx_chars.c
+ * engine/constrain/rx_derive.c engine/constrain/mask.c */
+#include "tests/fuzz/grammar_use.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len)
+{
+    use_grammar(GRAMMAR_REGEX, (const char *)data, len);
+    return 0;
+}

@@ -1,0 +1,109 @@
+/* Bodies of /v1/responses and /v1/messages: whatever the bytes, a body is refused with
+ * one sentence, or what it became is inside every limit. The first byte: 0x01 messages,
+ * else responses; 0x02: its tokens are only counted; 0x40: a template that refuses
+ * system messages behind the first; 0x80: unknown fields refused. covers:
+ * server/api/agents/translate.c server/api/agents/responses.c
+ * server/api/agents/responses_input.c server/api/agents/messages.c */
+#include <stdio.h>
+
+#include "server/api/json_fields.h"
+#include "server/stream/agents/dialects.h"
+#include "tests/unit/api_context.h"
+
+#define CHECK(x)                                                       \
+    do {                                                               \
+        if (!(x)) {                                                    \
+            fprintf(stderr, "fuzz_translate: %s does not hold\n", #x); \
+            abort();                                                   \
+        }                                                              \
+    } while (0)
+
+/* Templates that write down everything they are given, which must be JSON. */
+static int render_all(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
+{
+    (void)arg;
+    CHECK(json_check(context, len, NULL) == 0);
+    return buf_append(out, context, len) == 0 ? 0 : err_nomem(e, "the chat");
+}
+
+static int render_strictly(void *arg, const char *context, size_t len, struct buf *out,
+                           struct err *e)
+{
+    static const char late[] = "},{\"role\":\"system\"";
+
+    if (memmem(context, len, late, sizeof(late) - 1)) {
+        return err_set(e, ERR_INVALID, "the chat template says no");
+    }
+    return render_all(arg, context, len, out, e);
+}
+
+/* What an answer repeats of the request must be members of an object. */
+static void check_echo(const char *echo)
+{
+    struct buf b;
+
+    buf_init(&b, 1 << 26);
+    buf_printf(&b, "{%s\"end\":0}", echo);
+    CHECK(!b.failed && json_check(b.data, b.len, NULL) == 0);
+    buf_release(&b);
+}
+
+static void check_refusal(const struct err *e)
+{
+    struct buf b;
+
+    CHECK(e->code < 0 && e->text[0] && !strchr(e->text, '\n'));
+    buf_init(&b, 1 << 16);
+    messages_error_body(&b, http_status_of(e->code), e->param, e->text);
+    CHECK(!b.failed && json_check(b.data, b.len, NULL) == 0);
+    buf_release(&b);
+}
+
+static void check_completion(struct completion *c)
+{
+    const struct gen_params *p = &c->params;
+
+    CHECK(c->chat && c->n_prompts == 1 && c->prompt[0].n >= 1 && p->n == 1 && p->best_of == 1);
+    CHECK(p->max_tokens >= 1 && c->prompt[0].n + p->max_tokens <= test_context.info.max_model_len);
+    CHECK(p->n_logprobs == -1 && p->beam_width == 0 && !p->echo);
+    CHECK((c->echo != NULL) == (c->api == API_RESPONSES));
+    if (c->echo) {
+        check_echo(c->echo);
+    }
+    completion_release(c);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct api_context context = test_context;
+    struct completion c;
+    struct err e = {0};
+    char ignored[256];
+    int32_t n = 0;
+
+    if (size < 1) {
+        return 0;
+    }
+    const char *body = (const char *)data + 1;
+    enum api_kind api = data[0] & 1 ? API_MESSAGES : API_RESPONSES;
+    context.reject_unknown = data[0] & 0x80;
+    context.render_chat = data[0] & 0x40 ? render_strictly : render_all;
+    context.chat.knows_tools = context.chat.knows_calls = context.chat.calls = true;
+    context.chat.object_arguments = context.chat.null_content = true;
+    if (data[0] & 2) {
+        if (count_parse(api, &n, ignored, body, size - 1, &context, &e) == 0) {
+            CHECK(n >= 1);
+        } else {
+            check_refusal(&e);
+        }
+        return 0;
+    }
+    int rc = api == API_MESSAGES ? messages_parse(&c, body, size - 1, &context, &e)
+                                 : responses_parse(&c, body, size - 1, &context, &e);
+    if (rc == 0) {
+        check_completion(&c);
+    } else {
+        check_refusal(&e);
+    }
+    return 0;
+}
