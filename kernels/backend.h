@@ -84,7 +84,7 @@ struct weight_piece {
     int64_t stride;     /* elements between stored rows */
     bool transposed;    /* stored [in, out] (GPT-2's Conv1D): the weight is its transpose */
     /* Blocks at `data`, whole ones in each row: `dtype` does not count, `stride` counts
-     * values, and `transposed` is false. The backend supports the format. NULL:
+     * values, `transposed` is false, and the backend supports the format. NULL:
      * elements of dtype. */
     const struct weight_format *format;
     /* Above 0: in each head of so many rows, the rows i and i + head_rows / 2 of the

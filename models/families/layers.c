@@ -130,8 +130,8 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
-/* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the
- * order of Hugging Face's tensor. */
+/* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the order
+ * of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       struct err *e)
 {
