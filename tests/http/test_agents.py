@@ -91,7 +91,7 @@ def test_a_call_by_messages(tools_server):
     start, = [x for x in e if x["type"] == "content_block_start" and x["content_block"]["type"] == "tool_use"]
     deltas = [x["delta"] for x in e if x["type"] == "content_block_delta" and x["index"] == start["index"]]
     assert {d["type"] for d in deltas} == {"input_json_delta"} and start["content_block"]["input"] == {}
-    assert json.loads("".join(d["partial_json"] for d in deltas)) == call["input"]
+    assert set(json.loads("".join(d["partial_json"] for d in deltas))) == {"colour"}
     assert e[-2]["delta"]["stop_reason"] == "tool_use"
     back = HELLO + [{"role": "assistant", "content": m["content"]}, {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": call["id"], "content": [{"type": "text", "text": "done"}]}]}]
@@ -107,7 +107,7 @@ def test_a_call_by_responses(tools_server):
     e = events(ask(tools_server, "responses", stream=True, **CALL["responses"]))
     done, = [x for x in e if x["type"] == "response.function_call_arguments.done"]
     deltas = [x["delta"] for x in e if x["type"] == "response.function_call_arguments.delta"]
-    assert "".join(deltas) == done["arguments"] == call["arguments"]
+    assert "".join(deltas) == done["arguments"] and set(json.loads(done["arguments"])) == {"colour"}
     added, = [x["item"] for x in e if x["type"] == "response.output_item.added" and x["item"]["type"] == "function_call"]
     assert added["id"] == done["item_id"] and added["call_id"] and added["name"] == "paint" and added["arguments"] == ""
     back = HELLO + r["output"] + [{"type": "function_call_output", "call_id": call["call_id"], "output": "done"}]
