@@ -25,7 +25,7 @@ void buf_release(struct buf *b)
 void buf_clear(struct buf *b)
 {
     b->len = 0;
-    b->failed = false;
+    b->failed = b->no_memory = false;
     if (b->data) {
         b->data[0] = '\0';
     }
@@ -34,6 +34,7 @@ void buf_clear(struct buf *b)
 static int buf_fail(struct buf *b, int rc)
 {
     b->failed = true;
+    b->no_memory = b->no_memory || rc == ERR_NOMEM;
     return rc;
 }
 

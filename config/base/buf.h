@@ -5,11 +5,12 @@
 #include "config/base/base.h"
 
 struct buf {
-    char *data;  /* NUL-terminated whenever it is not NULL */
-    size_t len;  /* bytes before the NUL */
-    size_t cap;  /* bytes allocated */
-    size_t max;  /* len never exceeds this */
-    bool failed; /* an append did not fit or memory ran out; sticky until buf_clear */
+    char *data;     /* NUL-terminated whenever it is not NULL */
+    size_t len;     /* bytes before the NUL */
+    size_t cap;     /* bytes allocated */
+    size_t max;     /* len never exceeds this */
+    bool failed;    /* an append did not fit or memory ran out; sticky until buf_clear */
+    bool no_memory; /* memory ran out: with `failed` */
 };
 
 /* Empty, no memory yet. `max_bytes` > 0. */

@@ -241,29 +241,37 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
 #define OBJECT "{\"qzkey\":\"qzvalue\"}"
 #define TEXT "\"{\\\"qzkey\\\":\\\"qzvalue\\\"}\""
 
-/* The prompt of some messages in `out`; false: the template refuses them. */
-static bool probe(const struct chat_template *t, struct buf *out, const char *tools,
-                  const char *messages)
+/* Trial renderings of a template. */
+struct probes {
+    const struct chat_template *t;
+    struct buf out; /* the last prompt */
+    bool no_memory; /* for one of them: what was found counts for nothing */
+};
+
+/* The prompt of some messages in p->out; false: the template refuses them. */
+static bool probe(struct probes *p, const char *tools, const char *messages)
 {
     struct err e = {0};
     struct buf context;
 
-    buf_clear(out);
+    buf_clear(&p->out);
     buf_init(&context, 16384);
     buf_printf(&context, "{%s\"add_generation_prompt\":true,\"messages\":[%s]}", tools, messages);
-    bool ok = !context.failed && chat_template_render(t, context.data, context.len, out, &e) == 0;
+    int rc = context.failed ? ERR_NOMEM
+                            : chat_template_render(p->t, context.data, context.len, &p->out, &e);
     buf_release(&context);
-    return ok;
+    p->no_memory = p->no_memory || rc == ERR_NOMEM;
+    return rc == 0;
 }
 
-static bool has(const struct buf *text, const char *word)
+/* Whether the last prompt has the word. */
+static bool has(const struct probes *p, const char *word)
 {
-    return text->data && strstr(text->data, word);
+    return p->out.data && strstr(p->out.data, word);
 }
 
 /* The prompt of a call with its result; `content`: of the message that calls. */
-static bool probe_call(const struct chat_template *t, struct buf *out, const char *content,
-                       const char *arguments)
+static bool probe_call(struct probes *p, const char *content, const char *arguments)
 {
     char messages[1024];
 
@@ -273,49 +281,49 @@ static bool probe_call(const struct chat_template *t, struct buf *out, const cha
                         "\"function\",\"function\":{\"name\":\"qzcall\",\"arguments\":%s}}]}"
                         "," PROBE_RESULT,
              content, arguments);
-    return probe(t, out, PROBE_TOOLS, messages);
+    return probe(p, PROBE_TOOLS, messages);
 }
 
-static void find_call_caps(struct chat_caps *c, const struct chat_template *t, const char *content,
-                           struct buf *out)
+static void find_call_caps(struct chat_caps *c, struct probes *p, const char *content)
 {
     /* A template that writes each argument by itself needs an object. Else, as text,
      * they keep the spelling that the client sent, if the template writes them as
      * they are. */
-    bool ok = probe_call(t, out, content, OBJECT) && has(out, "qzvalue") && !has(out, "'qzkey'");
-    bool apart = ok && !has(out, "\"qzkey\": ") && !has(out, "\"qzkey\":\"");
-    bool as_text =
-        !apart && probe_call(t, out, content, TEXT) && has(out, "{\"qzkey\":\"qzvalue\"}");
+    bool ok = probe_call(p, content, OBJECT) && has(p, "qzvalue") && !has(p, "'qzkey'");
+    bool apart = ok && !has(p, "\"qzkey\": ") && !has(p, "\"qzkey\":\"");
+    bool as_text = !apart && probe_call(p, content, TEXT) && has(p, "{\"qzkey\":\"qzvalue\"}");
+
     if (!as_text) {
-        c->arguments = probe_call(t, out, content, OBJECT) && ok;
+        c->arguments = probe_call(p, content, OBJECT) && ok;
     }
     c->calls = as_text || c->arguments;
-    c->results = has(out, "qzresult");
-    c->reasoning = has(out, "qzthought");
-    ok = probe_call(t, out, "null", c->arguments ? OBJECT : TEXT);
-    c->null = ok && !has(out, "None");
+    c->results = has(p, "qzresult");
+    c->reasoning = has(p, "qzthought");
+    ok = probe_call(p, "null", c->arguments ? OBJECT : TEXT);
+    c->null = ok && !has(p, "None");
 }
 
-static void find_caps(struct chat_template *t)
+/* 0 or ERR_NOMEM. */
+static int find_caps(struct chat_template *t)
 {
     struct chat_caps *c = &t->caps;
-    struct buf out;
+    struct probes p = {.t = t};
 
-    buf_init(&out, LIMIT_TEMPLATE_OUTPUT_BYTES);
-    c->system = probe(t, &out, "", "{\"role\":\"system\",\"content\":\"qzrule\"}," PROBE_USER) &&
-                has(&out, "qzrule");
-    c->developer =
-        probe(t, &out, "", "{\"role\":\"developer\",\"content\":\"qzrule\"}," PROBE_USER) &&
-        has(&out, "qzrule");
-    c->parts = probe(t, &out, "",
+    buf_init(&p.out, LIMIT_TEMPLATE_OUTPUT_BYTES);
+    c->system = probe(&p, "", "{\"role\":\"system\",\"content\":\"qzrule\"}," PROBE_USER) &&
+                has(&p, "qzrule");
+    c->developer = probe(&p, "", "{\"role\":\"developer\",\"content\":\"qzrule\"}," PROBE_USER) &&
+                   has(&p, "qzrule");
+    c->parts = probe(&p, "",
                      "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"qzpart\"}]}") &&
-               has(&out, "qzpart") && !has(&out, "'text'");
-    c->tools = probe(t, &out, PROBE_TOOLS, PROBE_USER) && has(&out, "qzcall");
-    find_call_caps(c, t, "\"\"", &out);
+               has(&p, "qzpart") && !has(&p, "'text'");
+    c->tools = probe(&p, PROBE_TOOLS, PROBE_USER) && has(&p, "qzcall");
+    find_call_caps(c, &p, "\"\"");
     if (!c->calls) { /* some templates write calls only where there is no content */
-        find_call_caps(c, t, "null", &out);
+        find_call_caps(c, &p, "null");
     }
-    buf_release(&out);
+    buf_release(&p.out);
+    return p.no_memory ? ERR_NOMEM : 0;
 }
 
 const struct chat_caps *chat_template_caps(const struct chat_template *t)
@@ -356,8 +364,9 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
     t->broken = rc != 0 && text;
     t->developer = text && memmem(text, len, "developer", 9);
     t->format = chat_format_of_template(text, len);
-    if (t->usable) {
-        find_caps(t);
+    if (t->usable && find_caps(t) < 0) {
+        chat_template_free(t);
+        return err_nomem(e, "a chat template");
     }
     if (!text) {
         snprintf(t->missing, sizeof(t->missing), "the model has no chat template");

@@ -242,6 +242,9 @@ struct jvalue jfail(struct jrun *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Account for `n` units of work; false when the run has failed, or fails because its
  * steps are used up. */
 bool jspend(struct jrun *r, int64_t n);
+/* Record that memory ran out, or, of a buffer that failed, why it did. */
+void jfail_memory(struct jrun *r);
+void jfail_buf(struct jrun *r, const struct buf *b);
 /* Zeroed memory of the run's arena; NULL once the run has failed. */
 void *jalloc(struct jrun *r, size_t bytes);
 

@@ -16,7 +16,7 @@ struct jvalue jtake(struct jrun *r, struct buf *b)
     struct jvalue v = {0};
 
     if (b->failed) {
-        jfail(r, "a string of more than %zu bytes", b->max);
+        jfail_buf(r, b);
     } else {
         v = jcopy(r, b->data ? b->data : "", b->len);
     }
@@ -207,7 +207,7 @@ void jput_str(struct jrun *r, struct buf *b, struct jvalue v)
     }
     r->depth--;
     if (b->failed) {
-        jfail(r, "a string of more than %zu bytes", b->max);
+        jfail_buf(r, b);
     }
 }
 
@@ -264,8 +264,12 @@ void jput_json(struct jrun *r, struct buf *b, struct jvalue v, int indent, int l
     if (!jspend(r, 1 + (v.type == J_STRING ? (int64_t)(v.len / 16) : 0))) {
         return;
     }
-    if (level > LIMIT_TEMPLATE_DEPTH || b->failed) {
-        jfail(r, "tojson: values nest too deeply, or the string is too long");
+    if (b->failed) {
+        jfail_buf(r, b);
+        return;
+    }
+    if (level > LIMIT_TEMPLATE_DEPTH) {
+        jfail(r, "tojson: values nest too deeply");
         return;
     }
     switch (v.type) {

@@ -63,6 +63,23 @@ struct jvalue jfail(struct jrun *r, const char *fmt, ...)
     return (struct jvalue){0};
 }
 
+void jfail_memory(struct jrun *r)
+{
+    if (!r->failed) {
+        r->failed = true;
+        err_nomem(r->err, "a conversation");
+    }
+}
+
+void jfail_buf(struct jrun *r, const struct buf *b)
+{
+    if (b->no_memory) {
+        jfail_memory(r);
+    } else {
+        jfail(r, "a string of more than %zu bytes", b->max);
+    }
+}
+
 bool jspend(struct jrun *r, int64_t n)
 {
     r->steps += n;
@@ -76,7 +93,9 @@ void *jalloc(struct jrun *r, size_t bytes)
 {
     void *p = r->failed ? NULL : arena_alloc(&r->arena, bytes);
 
-    if (!p) {
+    if (!p && bytes < r->arena.max && r->arena.used < r->arena.max - bytes) {
+        jfail_memory(r);
+    } else if (!p) {
         jfail(r, "the conversation takes more than %zu bytes of memory to render", r->arena.max);
     }
     return p;

@@ -5,9 +5,11 @@
  *                        ──► each connects to the lower-numbered ranks that it needs
  *
  * Control connections carry what rank 0 and another rank send each other
- * (step_channel.h, control_msg.h). The other connections: a stage's ranks with its
- * first rank (comm_tcp.c), a rank with its counterparts in the stages before and after,
- * and the last stage's first rank with the ranks of the first stage (pipeline_tcp.c).
+ * (step_channel.h, control_msg.h), but for late masks, which have connections of their
+ * own because another thread reads them. The other connections: a stage's ranks with
+ * its first rank (comm_tcp.c), a rank with its counterparts in the stages before and
+ * after, and the last stage's first rank with the ranks of the first stage
+ * (pipeline_tcp.c).
  *
  * The ports are for a cluster's private network: anyone who can reach them can
  * impersonate a rank. A connection without a valid greeting is refused and logged, and
@@ -26,6 +28,7 @@ enum cluster_link_kind {
     CLUSTER_COMM,    /* all-reduce within a stage */
     CLUSTER_FORWARD, /* activations to the next stage */
     CLUSTER_BACK,    /* tokens to the first stage */
+    CLUSTER_MASKS,   /* rank 0 to another rank: late masks */
     CLUSTER_KINDS
 };
 

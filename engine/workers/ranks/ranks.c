@@ -121,7 +121,9 @@ static int ranks_masks(struct executor *base, uint64_t step, const struct late_m
     int rc = 0;
 
     for (int32_t i = MAX(first, 1); i < end && rc == 0; i++) {
-        rc = rank_masks_send(x->worker[i].fd, step, mask, n, mask_words(base->info.vocab), e);
+        const struct worker_process *w = &x->worker[i];
+        rc = rank_masks_send(w->masks_fd >= 0 ? w->masks_fd : w->fd, step, mask, n,
+                             mask_words(base->info.vocab), e);
     }
     if (rc < 0) { /* the rank is gone, and the reason is known soon if it is not yet */
         ranks_fail(x, e->text);
@@ -367,7 +369,7 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
     x->shm_fd = x->wake_fd = -1;
     cluster_init(&x->net, &x->place.at);
     for (int32_t i = 0; i < COMM_MAX_RANKS; i++) {
-        x->worker[i].fd = -1;
+        x->worker[i].fd = x->worker[i].masks_fd = -1;
     }
     pthread_mutex_init(&x->lock, NULL);
     wait_init(&x->changed);

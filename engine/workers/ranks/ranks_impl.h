@@ -24,6 +24,7 @@ enum worker_state { WORKER_STARTED, WORKER_GREETED, WORKER_READY, WORKER_GONE };
 struct worker_process {
     pid_t pid;               /* 0: reaped, or on another node */
     int fd;                  /* socket of its control messages; -1: closed */
+    int masks_fd;            /* socket of its late masks; -1: `fd` serves for them too */
     enum worker_state state; /* under `lock` */
     struct rank_hello hello; /* valid from WORKER_GREETED on */
 };

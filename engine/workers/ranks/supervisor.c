@@ -210,7 +210,10 @@ static void stop_workers(struct ranks *x)
         if (m->fd >= 0) {
             close(m->fd);
         }
-        m->fd = -1;
+        if (m->masks_fd >= 0) {
+            close(m->masks_fd);
+        }
+        m->fd = m->masks_fd = -1;
         set_state(x, i, WORKER_GONE);
     }
 }
@@ -277,7 +280,8 @@ static int connect_nodes(struct ranks *x, struct err *e)
     }
     for (int32_t i = 1; i < x->n; i++) {
         x->worker[i].fd = x->net.fd[CLUSTER_CONTROL][i];
-        x->net.fd[CLUSTER_CONTROL][i] = -1;
+        x->worker[i].masks_fd = x->net.fd[CLUSTER_MASKS][i];
+        x->net.fd[CLUSTER_CONTROL][i] = x->net.fd[CLUSTER_MASKS][i] = -1;
     }
     return rc;
 }

@@ -36,6 +36,7 @@ struct worker {
     struct cluster net; /* several nodes: connections until `transports` takes them over */
     struct transports transports;
     struct executor *executor;
+    int masks_fd;      /* the socket of late masks */
     int32_t in_flight; /* launches not waited for yet */
 };
 
@@ -124,6 +125,7 @@ static int join_cluster(struct worker *w, int64_t timeout_us, struct err *e)
                           (int)s->master_port, (int64_t)(s->node_timeout * 1e6), e);
 
     o->control_fd = w->net.fd[CLUSTER_CONTROL][0];
+    w->masks_fd = w->net.fd[CLUSTER_MASKS][0];
     return rc < 0 ? rc : transports_connect(&w->transports, &w->net, o->slot_bytes, timeout_us, e);
 }
 
@@ -136,6 +138,7 @@ static int open_model(struct worker *w, struct err *e)
     int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
     struct pipeline_place at = pipeline_place_of(o->rank, o->n_stages, o->n_ranks / o->n_stages);
 
+    w->masks_fd = o->control_fd;
     cluster_init(&w->net, &at);
     int rc = o->over_tcp
                  ? join_cluster(w, timeout_us, e)
@@ -179,8 +182,8 @@ static void *take_masks(void *arg)
     struct control_msg msg;
     struct err e;
 
-    while (control_msg_receive(w->args.control_fd, &msg, &e) == 1 && msg.kind == CONTROL_MASKS &&
-           rank_masks_receive(w->args.control_fd, &msg, &got, x->info.max_num_seqs,
+    while (control_msg_receive(w->masks_fd, &msg, &e) == 1 && msg.kind == CONTROL_MASKS &&
+           rank_masks_receive(w->masks_fd, &msg, &got, x->info.max_num_seqs,
                               mask_words(x->info.vocab), &e) == 1 &&
            x->masks(x, msg.step, got.mask, msg.n_masks, &e) == 0)
         ;
@@ -203,7 +206,7 @@ static int serve(struct worker *w, struct err *e)
         rc = next_message(w, &msg, e);
         if (rc == 0 && msg.kind == STEP_CHANNEL_STOP) {
             if (w->executor->masks) {
-                shutdown(w->args.control_fd, SHUT_RD);
+                shutdown(w->masks_fd, SHUT_RD);
                 pthread_join(masks, NULL);
             }
             return 0;
