@@ -11,7 +11,7 @@ import time
 import pytest
 
 from conftest import PATIENCE_S, QUIRE, ROOT, clean_environment
-from test_ranks import MANY, STORY, ask, assert_same, cut, ranks_of, stat, stream, wait_for
+from test_ranks import CONSTRAINED, MANY, STORY, ask, assert_same, cut, ranks_of, stat, stream, wait_for
 
 DEMO = os.path.join(ROOT, "models", "demo")
 FLAGS = ("--device", "cpu", "--threads", "2", "--kv-blocks", "256")
@@ -69,7 +69,8 @@ def alone(isa):
 
 def same_answers(one, many, ranks):
     for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
-                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), MANY, dict(prompt=STORY["prompt"] * 20, max_tokens=5)):
+                   dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), MANY, dict(prompt=STORY["prompt"] * 20, max_tokens=5),
+                   CONSTRAINED):
         assert_same(one, many, ranks, **fields)
 
 

@@ -104,6 +104,7 @@ def alone(isa):
     assert s.stop() == 0, s.log
 
 
+CONSTRAINED = dict(max_tokens=16, structured_outputs={"regex": "(one|two|three) dogs? and [a-f]{4}"})
 MANY = dict(max_tokens=8, n=24, best_of=24, temperature=0.8, seed=7)  # enough sequences for the stages to work concurrently
 
 
@@ -114,7 +115,7 @@ def test_answers_are_those_of_one_rank(start, alone, ranks, stages):
     assert len(pids) == n - 1
     for fields in (dict(max_tokens=24), dict(max_tokens=12, n=3, temperature=0.8, seed=7),
                    dict(max_tokens=10, n=2, use_beam_search=True, best_of=4), dict(max_tokens=3, echo=True, logprobs=1), MANY,
-                   dict(prompt=STORY["prompt"] * 20, max_tokens=5)):
+                   dict(prompt=STORY["prompt"] * 20, max_tokens=5), CONSTRAINED):
         assert_same(alone, s, ranks, **fields)
     assert "ranks" in s.log
     assert s.metric("rank_up") == n
