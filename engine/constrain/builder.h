@@ -3,7 +3,7 @@
 #define QUIRE_ENGINE_CONSTRAIN_BUILDER_H
 
 #include "engine/constrain/grammar_build.h"
-#include "engine/constrain/rx.h"
+#include "engine/constrain/rx/rx.h"
 
 enum sym_kind { SYM_NONE, SYM_TERMINAL, SYM_CONCAT, SYM_OR, SYM_REPEAT, SYM_RULE };
 

@@ -1,8 +1,8 @@
 /* Private to the CPU backend: its state, and which file holds which operation.
  *
  *     cpu.c        open, free, the table of operations
- *     memory.c     arena, weights, scratch, the cache
- *     hugepages.c  moves weights that are read from their mapped file into 2 MiB pages
+ *     memory/      arena, weights, scratch, the cache; hugepages.c moves weights that are
+ *                  read from their mapped file into 2 MiB pages
  *     step.c       the batch's copy, block tables, block copies, results
  *     ops.c        embed, norm, add, activation, gather
  *     rope.c       rotation and cache write
@@ -175,7 +175,7 @@ void cpu_fail(struct cpu_backend *c, int code, const char *what);
 
 #define CPU_HUGE_BYTES ((size_t)2 << 20)
 
-/* memory.c: zeroed memory of huge pages, n_bytes and the address multiples of
+/* memory/memory.c: zeroed memory of huge pages, n_bytes and the address multiples of
  * CPU_HUGE_BYTES; munmap frees it. NULL: out of memory. */
 char *cpu_map_huge(size_t n_bytes);
 /* Zeroed, aligned to 64 bytes, freed with the backend. NULL: out of memory. */
@@ -191,14 +191,14 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
 int cpu_upload(struct backend *b, struct mat m, const float *in, struct err *e);
 
-/* weight_blocks.c: a weight of which some pieces are stored in blocks. */
+/* memory/weight_blocks.c: a weight of which some pieces are stored in blocks. */
 int cpu_weight_blocks(struct cpu_backend *c, const struct weight_desc *d, struct mat *ret,
                       struct err *e);
 /* Row r of such a weight as floats, [w->cols]. */
 void cpu_decode_row(const struct mat *w, int32_t r, float *out);
 
-/* hugepages.c: whether a weight of rows `stride` elements apart can be read in its
- * mapped file. */
+/* memory/hugepages.c: whether a weight of rows `stride` elements apart can be read in
+ * its mapped file. */
 bool cpu_reads_in_place(const struct weight_desc *d, int64_t stride);
 /* Register a weight that is read in its file at `data`, for the thread that
  * cpu_hugepages_start starts. */

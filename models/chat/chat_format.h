@@ -53,9 +53,10 @@ struct chat_tools {
 };
 void chat_tools_release(struct chat_tools *t);
 
-/* Append a grammar (engine/constrain/lark.h's dialect) of the answers that the format
- * allows with these tools. `answer`, a JSON Schema as text or NULL, constrains the text
- * that is neither reasoning nor calls. `reasoning`: the prompt ends inside reasoning.
+/* Append a grammar (engine/constrain/notation/lark.h's dialect) of the answers that the
+ * format allows with these tools. `answer`, a JSON Schema as text or NULL, constrains
+ * the text that is neither reasoning nor calls. `reasoning`: the prompt ends inside
+ * reasoning.
  * *ret_needed: whether anything is constrained at all; if not, `out` is left alone.
  * ERR_UNSUPPORTED: the format has no tool calls. */
 int chat_format_grammar(const struct chat_format *f, const struct chat_tools *t, const char *answer,

@@ -97,7 +97,7 @@ void checkpoint_drop_pages(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
         /* the pages of a kept tensor may be anonymous memory by then, whose contents
-         * would be lost (kernels/cpu/hugepages.c) */
+         * would be lost (kernels/cpu/memory/hugepages.c) */
         if (!c->kept[i]) {
             advise(&c->tensor[i], MADV_DONTNEED);
         }

@@ -1,7 +1,8 @@
 /* Regular expressions: whatever the bytes, a sentence of refusal or a grammar whose
  * masks, states and rollbacks agree. */
-/* covers: engine/constrain/rx.c engine/constrain/rx_parse.c engine/constrain/rx_chars.c
- * engine/constrain/rx_derive.c engine/constrain/mask.c */
+/* covers: engine/constrain/rx/rx.c engine/constrain/rx/rx_parse.c
+ * engine/constrain/rx/rx_chars.c engine/constrain/rx/rx_derive.c
+ * engine/constrain/mask.c */
 #include "tests/fuzz/grammar_use.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len);

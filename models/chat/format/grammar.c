@@ -1,6 +1,6 @@
 /* See chat_format.h: the grammar of the answers that a format allows, in the dialect of
- * engine/constrain/lark.h. Rules: `start` is the answer, `calls` all calls, `cN` a call
- * of tool N. */
+ * engine/constrain/notation/lark.h. Rules: `start` is the answer, `calls` all calls,
+ * `cN` a call of tool N. */
 #include <string.h>
 
 #include "models/chat/format/grammar.h"

@@ -319,7 +319,7 @@ static void blobs_may_be_shared_by_models(void **state)
 }
 
 /* The pages of a tensor that is read in place may be anonymous memory
- * (kernels/cpu/hugepages.c): they must not be dropped. */
+ * (kernels/cpu/memory/hugepages.c): they must not be dropped. */
 static void a_tensor_that_is_kept_keeps_its_pages(void **state)
 {
     (void)state;

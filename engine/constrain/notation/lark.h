@@ -22,6 +22,6 @@
  * The lexer is not greedy: where several terminals, or several lengths of one, are
  * possible, all are followed.
  */
-#ifndef QUIRE_ENGINE_CONSTRAIN_LARK_H
-#define QUIRE_ENGINE_CONSTRAIN_LARK_H
+#ifndef QUIRE_ENGINE_CONSTRAIN_NOTATION_LARK_H
+#define QUIRE_ENGINE_CONSTRAIN_NOTATION_LARK_H
 #endif

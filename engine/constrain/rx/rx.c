@@ -1,4 +1,4 @@
-#include "engine/constrain/rx.h"
+#include "engine/constrain/rx/rx.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,8 +9,8 @@
  * tokens that the grammar names. Before rx_freeze the classes may become finer with
  * each new set; afterwards no set is made any more.
  */
-#ifndef QUIRE_ENGINE_CONSTRAIN_RX_H
-#define QUIRE_ENGINE_CONSTRAIN_RX_H
+#ifndef QUIRE_ENGINE_CONSTRAIN_RX_RX_H
+#define QUIRE_ENGINE_CONSTRAIN_RX_RX_H
 
 #include "engine/constrain/budget.h"
 #include "engine/constrain/grammar_build.h"

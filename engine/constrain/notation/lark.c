@@ -3,7 +3,7 @@
  * A name becomes a rule of the builder where it is first met, and is defined later. In
  * a rule, what %ignore names may follow each terminal, and stand in front of the first.
  * */
-#include "engine/constrain/lark.h"
+#include "engine/constrain/notation/lark.h"
 
 #include <stdlib.h>
 #include <string.h>

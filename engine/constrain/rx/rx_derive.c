@@ -1,7 +1,7 @@
 /* Derivatives, and whether anything matches at all. */
 #include <stdlib.h>
 
-#include "engine/constrain/rx.h"
+#include "engine/constrain/rx/rx.h"
 
 static void emit(struct rx *r, rx_id x)
 {
