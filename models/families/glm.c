@@ -11,11 +11,9 @@ static const struct architecture GLM_ARCHITECTURES[] = {{.name = "GlmForCausalLM
 static const struct architecture GLM4_ARCHITECTURES[] = {{.name = "Glm4ForCausalLM", GLM}, {0}};
 
 #define LAYER LLAMA_LAYER
-#define ROWS_GLM                                                                                 \
-    ROWS_LLAMA_ENDS, ROW_NORM(LAYER "input_layernorm", attn_norm), ROWS_QKV(LAYER "self_attn."), \
-        ROWS_QKV_BIAS(LAYER "self_attn."), ROW_O(LAYER "self_attn.o_proj"),                      \
-        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),                                    \
-        ROW_UP(LAYER "mlp.gate_up_proj", DIM_GATE_UP), ROW_DOWN(LAYER "mlp.down_proj")
+#define ROWS_GLM                                                                          \
+    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROW_UP(LAYER "mlp.gate_up_proj", DIM_GATE_UP), \
+        ROW_DOWN(LAYER "mlp.down_proj")
 
 static const struct tensor_spec GLM_TENSORS[] = {ROWS_GLM, {0}};
 static const struct tensor_spec GLM4_TENSORS[] = {

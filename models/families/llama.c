@@ -79,14 +79,7 @@ static const struct architecture ARCHITECTURES[] = {
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
     ROWS_LLAMA_ENDS,
-    ROW_NORM(LAYER "input_layernorm", attn_norm),
-    ROWS_QKV(LAYER "self_attn."),
-    ROWS_QKV_BIAS(LAYER "self_attn."),
-    ROWS_QK_NORM(LAYER "self_attn."),
-    ROW_O(LAYER "self_attn.o_proj"),
-    {LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
-     IN_LAYER(o_bias), WHEN_O_BIAS, false},
-    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROWS_LLAMA_ATTENTION,
     ROWS_GATED_MLP(LAYER "mlp."),
     {LAYER "mlp.gate_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
      WHEN_MLP_BIAS, false},

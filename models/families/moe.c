@@ -10,11 +10,6 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 #define LAYER LLAMA_LAYER
 #define ROW_EXPERT(name, rows, cols, split, target) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target), WHEN_EXPERTS)
-/* Attention and the norms, with LLaMA's names. */
-#define ROWS_ATTENTION                                                          \
-    ROW_NORM(LAYER "input_layernorm", attn_norm), ROWS_QKV(LAYER "self_attn."), \
-        ROWS_QKV_BIAS(LAYER "self_attn."), ROWS_QK_NORM(LAYER "self_attn."),    \
-        ROW_O(LAYER "self_attn.o_proj"), ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
 
 /* ---- Qwen ---- */
 
@@ -47,7 +42,7 @@ static const struct architecture QWEN[] = {
 
 static const struct tensor_spec QWEN_TENSORS[] = {
     ROWS_LLAMA_ENDS,
-    ROWS_ATTENTION,
+    ROWS_LLAMA_ATTENTION,
     ROW_DENSE(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
     ROW_DENSE(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
     ROW_DENSE(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
@@ -84,7 +79,7 @@ static const struct architecture MIXTRAL[] = {
 #define MOE LAYER "block_sparse_moe."
 static const struct tensor_spec MIXTRAL_TENSORS[] = {
     ROWS_LLAMA_ENDS,
-    ROWS_ATTENTION,
+    ROWS_LLAMA_ATTENTION,
     ROW_EXPERT(MOE "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
     ROW_EXPERT(MOE "experts.%d.w1", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
     ROW_EXPERT(MOE "experts.%d.w3", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
