@@ -92,7 +92,8 @@ size_t constraint_bytes(const struct constraint *c);
 
 /* Set the bits of the tokens that may come next: bit t % 32 of mask[t / 32] for id t,
  * mask_words(n) words. At least one bit is set. ERR_NOMEM; ERR_FULL: a limit of work
- * was reached, and the sequence must end with an error. */
+ * was reached; ERR_UNSUPPORTED: no token of the vocabulary can come next. The sequence
+ * must then end with an error. */
 int constraint_mask(struct constraint *c, uint32_t *mask);
 /* Whether the token may come next: one bit of the mask, without computing the
  * others. */

@@ -374,9 +374,10 @@ static int32_t finish_plan(struct sched *s, struct plan *p)
     return p->n_items;
 }
 
-/* Give back what no token to come sees: steps in flight may still read it, but whoever
- * takes it writes in a later step. Then prefills take as much anew, before anyone else
- * does: else groups that are admitted again and again could keep one waiting. */
+/* Give back what no token to come sees: steps in flight may still read it, but the
+ * sequence that takes it writes in a later step. Then prefills take as much anew,
+ * before any group is admitted: else groups that are admitted again and again could
+ * keep one waiting. */
 static void move_windows(struct sched *s)
 {
     for (struct group *g = s->running.first; g; g = g->next) {

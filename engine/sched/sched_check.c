@@ -228,7 +228,7 @@ static const char *check_constraints(const struct sched *s)
     for (int32_t i = 0; i < s->n_waiting; i++) {
         match = match && nodes_match(s->waiting[i]);
     }
-    return match ? NULL : "S10: a grammar's state is not held by those who share it";
+    return match ? NULL : "S10: a grammar's state is not held by the sequences that share it";
 }
 
 static const char *check_reservations(const struct sched *s)

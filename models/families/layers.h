@@ -168,7 +168,8 @@ void gpt2_forward(struct model *m, const struct batch *b);
     ROW_HEAD_NORM(attn "q_norm", q_norm), ROW_HEAD_NORM(attn "k_norm", k_norm)
 #define ROW_O(name) \
     ROW(name ".weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS)
-/* All of a layer's attention with LLaMA's names, and the norms before it and the MLP. */
+/* All of a layer's attention with LLaMA's names, and the norms before it and the
+ * MLP. */
 #define ROWS_LLAMA_ATTENTION                                                                      \
     ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm), ROWS_QKV(LLAMA_LAYER "self_attn."),       \
         ROWS_QKV_BIAS(LLAMA_LAYER "self_attn."), ROWS_QK_NORM(LLAMA_LAYER "self_attn."),          \

@@ -91,7 +91,7 @@ void mask_set_drop(struct sched *s, struct mask_set *set);
 const char *constraint_error(const struct seq *q);
 /* The sequence no longer holds a node. */
 void seq_drop_constraint(struct sched *s, struct seq *q);
-/* Nodes that nobody holds any more, for the caller to free. */
+/* Nodes that no sequence holds any more, for the caller to free. */
 struct constraint_node *sched_take_dropped(struct sched *s);
 
 #endif

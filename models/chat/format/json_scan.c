@@ -1,6 +1,6 @@
 /* See format.h: a validator of JSON that is read as it comes (RFC 8259). Control
- * characters are taken inside strings, because models write them; whoever passes the
- * text on escapes them. */
+ * characters are taken inside strings, because models write them; the
+ * writer of the arguments escapes them. */
 #include <string.h>
 
 #include "models/chat/format/format.h"

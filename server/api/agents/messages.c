@@ -421,13 +421,7 @@ static int put_tools(struct translation *t, cJSON *body)
             continue;
         }
         list = list ? list : tree_add_list(t, t->chat, "tools");
-        cJSON *tool = tree_add_object(t, list, NULL);
-        tree_add_word(t, tool, "type", "function");
-        cJSON *function = tree_add_object(t, tool, "function");
-        tree_move(t, v, "name", function, "name");
-        tree_move(t, v, "description", function, "description");
-        tree_move(t, v, "input_schema", function, "parameters");
-        tree_move(t, v, "strict", function, "strict");
+        tree_add_function(t, list, v, "input_schema");
     }
     return 0;
 }

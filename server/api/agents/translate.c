@@ -89,6 +89,18 @@ void tree_move(struct translation *t, cJSON *object, const char *from, cJSON *to
     }
 }
 
+void tree_add_function(struct translation *t, cJSON *list, cJSON *tool, const char *schema)
+{
+    cJSON *entry = tree_add_object(t, list, NULL);
+
+    tree_add_word(t, entry, "type", "function");
+    cJSON *function = tree_add_object(t, entry, "function");
+    tree_move(t, tool, "name", function, "name");
+    tree_move(t, tool, "description", function, "description");
+    tree_move(t, tool, schema, function, "parameters");
+    tree_move(t, tool, "strict", function, "strict");
+}
+
 cJSON *tree_add_message(struct translation *t, const char *role)
 {
     cJSON *m = tree_add_object(t, t->messages, NULL);

@@ -55,6 +55,9 @@ cJSON *tree_member(const cJSON *object, const char *name);
 cJSON *tree_take(cJSON *object, const char *name);
 /* Move the member `from` of `object`, if there is one, to `to` as `name`. */
 void tree_move(struct translation *t, cJSON *object, const char *from, cJSON *to, const char *name);
+/* A function at the end of a list of tools: the members of `tool`, whose schema is
+ * called `schema`, are moved into it. */
+void tree_add_function(struct translation *t, cJSON *list, cJSON *tool, const char *schema);
 /* A new last message of this role. */
 cJSON *tree_add_message(struct translation *t, const char *role);
 /* A system message at the end; those that begin the conversation are one. Its content
