@@ -34,6 +34,10 @@ enum weight_format_id {
     FORMAT_Q5_K,
     FORMAT_Q6_K,
     FORMAT_IQ4_XS,
+    FORMAT_FP8, /* codes whose scales are a tensor of their own, from here on */
+    FORMAT_INT8,
+    FORMAT_INT4,
+    FORMAT_FP4,
     WEIGHT_FORMATS, /* their number */
 };
 
@@ -66,6 +70,46 @@ struct weight_format {
     bool minima;          /* groups have an offset beside their scale */
     /* the codes and scales of one block; NULL: plain floats */
     void (*unpack)(const uint8_t *block, struct weight_codes *ret);
+};
+
+/* ---- scales apart from the codes ---- */
+
+/* How the scales of a weight are written. */
+enum scale_type {
+    SCALE_F32,
+    SCALE_F16,
+    SCALE_BF16,
+    SCALE_E8M0, /* a power of two: 2^(byte - 127) */
+    SCALE_E4M3,
+};
+
+/* What becomes of a product's activations. */
+enum act_scheme {
+    ACT_AS_THEY_ARE,  /* weights alone are quantised */
+    ACT_SCALE_TOKEN,  /* to the codes' type, a scale a row, found while it runs */
+    ACT_SCALE_GROUP,  /* the same, a scale for a row's group_cols values */
+    ACT_SCALE_TENSOR, /* the same, with act_scale for all */
+};
+
+/* The scales of a weight [rows, cols] of FORMAT_FP8 .. FORMAT_FP4, whose codes lie row
+ * by row, at four bits two in a byte, the first one low:
+ *
+ *     value = factor * scale * (code - zero)
+ *
+ * Values that share a scale and a zero point form a group of group_rows x group_cols;
+ * groups at the end of a row or column may be cut. Element (i, j) of `data` and `zero`
+ * belongs to the group of rows i * group_rows .. and columns j * group_cols ... */
+struct weight_scales {
+    const void *data;     /* of type `type`; NULL: there are none */
+    enum scale_type type; /* of an element of data */
+    int32_t group_rows;   /* 0: all rows share them */
+    int32_t group_cols;   /* 0: all columns do */
+    int64_t stride;       /* elements of data between groups of rows */
+    const uint8_t *zero;  /* NULL: 8 for FORMAT_INT4, whose codes are unsigned, else 0 */
+    int64_t zero_stride;  /* elements of zero between groups of rows */
+    float factor;         /* of the whole tensor (NVFP4); else 1 */
+    enum act_scheme act;  /* of a product with this weight */
+    float act_scale;      /* of ACT_SCALE_TENSOR: activation = act_scale * its code */
 };
 
 const struct weight_format *weight_format_of(enum weight_format_id id);
