@@ -2,13 +2,18 @@
  * where it multiplies them so, else values. */
 #include "config/base/buf.h"
 #include "config/base/log.h"
+#include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
 /* Not an expert's tensor: products of one expert read a view of the rows of all, which
- * a weight in blocks does not have. */
+ * a weight in blocks does not have. Codes with scales of their own are multiplied, not
+ * embedded, and not where their groups are no neighbours. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
+    if (t && t->quantised && (s->kind != WEIGHT_LINEAR || t->quantised->column_group)) {
+        return false;
+    }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
            s->cols != DIM_ONE && tensor_spec_indices(s) < 2 &&
            s->transposed == (t->order == ORDER_TRANSPOSED) &&
