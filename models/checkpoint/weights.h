@@ -30,7 +30,7 @@ struct tensor {
     int64_t dim[TENSOR_MAX_DIMS]; /* [n_dims] elements along each axis */
     /* in the mapping, [dim0][dim1].. row-major; NULL with `encoded` or `quantised` */
     const void *data;
-    int64_t n_bytes;  /* of the values, as dtype and dim say */
+    int64_t n_bytes; /* of the values, as dtype and dim say */
     /* quantised or reordered in its file: only tensor_decode gives the values; NULL:
      * read `data` */
     const struct gguf_tensor *encoded;
@@ -40,7 +40,7 @@ struct tensor {
     /* codes with scales of their own: where they are, and tensor_decode gives the values;
      * owned by the checkpoint; else NULL */
     struct quantised *quantised;
-    bool part; /* of a quantised weight, or of no use: families do not look for it */
+    bool part;               /* of a quantised weight, or of no use: families do not look for it */
     enum tensor_order order; /* with `encoded` */
     int32_t n_heads;         /* ORDER_ROTARY_PAIRS: heads among the rows */
 };

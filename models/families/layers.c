@@ -173,8 +173,9 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
-    int rc = check_cut(m, t, in[0], n_in, q ? MAX(q->scales.group_cols, t->format->block_values)
-                                            : t->format->block_values, e);
+    int rc = check_cut(
+        m, t, in[0], n_in,
+        q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
     void *copy = NULL;
     const uint8_t *codes = q && rc == 0 ? quantised_codes(q, &copy) : t->blocks;
     a->source[a->n_pieces].copy = copy;

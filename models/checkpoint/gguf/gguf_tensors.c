@@ -257,8 +257,9 @@ int gguf_tensor_decode(const struct tensor *t, void *ret)
             tensor_store(ret, t->dtype, r, rows, row, cols);
         } else {
             tensor_store(ret, t->dtype,
-                  (t->order == ORDER_ROTARY_PAIRS ? from_pairs(r, rows / t->n_heads) : r) * cols, 1,
-                  row, cols);
+                         (t->order == ORDER_ROTARY_PAIRS ? from_pairs(r, rows / t->n_heads) : r) *
+                             cols,
+                         1, row, cols);
         }
     }
     free(row);

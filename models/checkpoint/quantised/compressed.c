@@ -160,15 +160,18 @@ static int take_factors(struct assembly_q *a, struct err *e)
                         *input = quantised_part(a, ".input_scale");
     int rc = 0;
 
-    quantised_part(a, ".input_global_scale");     /* of activations in four bits, which */
-    quantised_part(a, ".input_zero_point");       /* are not rounded */
+    quantised_part(a, ".input_global_scale"); /* of activations in four bits, which */
+    quantised_part(a, ".input_zero_point");   /* are not rounded */
     s->factor = 1;
     if (s->type == SCALE_E4M3 && !factor && !divisor) {
         return err_set(e, ERR_INVALID, "%.200s has no scale of the whole tensor", a->module);
     }
     if (factor || divisor) {
         rc = quantised_read_factor(factor ? factor : divisor, &s->factor, e);
-        s->factor = factor ? s->factor : 1 / s->factor;
+        if (!factor) {
+            a->q->divisor = s->factor;
+            s->factor = 1 / s->factor;
+        }
     }
     if (rc == 0 && s->act == ACT_SCALE_TENSOR) {
         if (!input) {
@@ -189,9 +192,9 @@ int quantised_compressed(struct assembly_q *a, struct err *e)
     rc = rc < 0 ? rc
                 : quantised_need(a, inverse ? ".weight_scale_inv" : ".weight_scale",
                                  "F32 F16 BF16 F8_E4M3 F8_E8M0 U8", &scales, e);
-    rc = rc < 0 ? rc
-                : quantised_check_shape(scales, quantised_row_groups(q), quantised_col_groups(q),
-                                        e);
+    rc = rc < 0
+             ? rc
+             : quantised_check_shape(scales, quantised_row_groups(q), quantised_col_groups(q), e);
     rc = rc < 0 ? rc : take_scales(a, scales, e);
     if (rc == 0 && a->scheme.zeros) {
         rc = take_zeros(a, e);

@@ -71,7 +71,7 @@ int quantised_scale_type(const struct tensor *t, enum scale_type *ret, struct er
     static const struct {
         const char *name;
         enum scale_type type;
-    } TYPES[] = {{"F32", SCALE_F32},      {"F16", SCALE_F16},     {"BF16", SCALE_BF16},
+    } TYPES[] = {{"F32", SCALE_F32},      {"F16", SCALE_F16},      {"BF16", SCALE_BF16},
                  {"F8_E4M3", SCALE_E4M3}, {"F8_E8M0", SCALE_E8M0}, {"U8", SCALE_E8M0}};
 
     for (size_t i = 0; i < ARRAY_LEN(TYPES); i++) {

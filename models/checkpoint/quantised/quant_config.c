@@ -90,13 +90,16 @@ static bool read_block(struct json *j, int64_t *ret)
     json_enter_array(j);
     while (json_next_element(j)) {
         if (n == 2) {
-            return json_fail(j, "%s: a block has 2 sizes, not more", KEY);
+            return json_fail(j, "%s: a block has 2 sizes from 1 to 65536", KEY);
         }
         if (!json_read_int(j, &ret[n++])) {
             return false;
         }
     }
-    return j->failed || n == 2 || json_fail(j, "%s: a block has 2 sizes, not %d", KEY, n);
+    if (!j->failed && (n != 2 || ret[0] < 1 || ret[1] < 1 || MAX(ret[0], ret[1]) > 1 << 16)) {
+        return json_fail(j, "%s: a block has 2 sizes from 1 to 65536", KEY);
+    }
+    return !j->failed;
 }
 
 /* Whether the next value holds anything, which is skipped. */
@@ -300,17 +303,10 @@ static int group_size(int64_t n, int32_t *ret, struct err *e)
     return 0;
 }
 
-static int blocks(const int64_t *block, struct quant_scheme *ret, struct err *e)
+static void blocks(const int64_t *block, struct quant_scheme *ret)
 {
-    for (int32_t i = 0; i < 2; i++) {
-        if (block[i] < 1 || block[i] > 1 << 16) {
-            return err_set(e, ERR_UNSUPPORTED, "%s: blocks of %lld x %lld", KEY,
-                           (long long)block[0], (long long)block[1]);
-        }
-    }
     ret->group_rows = (int32_t)block[0];
     ret->group_cols = (int32_t)block[1];
-    return 0;
 }
 
 /* The format of a scheme's codes. */
@@ -347,7 +343,8 @@ static int code_groups(const struct raw_args *w, struct quant_scheme *ret, struc
         return group_size(w->group_size, &ret->group_cols, e);
     }
     if (strcmp(w->strategy, "block") == 0) {
-        return blocks(w->block, ret, e);
+        blocks(w->block, ret);
+        return w->block[0] > 0 ? 0 : err_set(e, ERR_INVALID, "%s: block_structure is missing", KEY);
     }
     if (strcmp(w->strategy, "tensor") == 0 || !w->strategy[0]) {
         return 0;
@@ -373,8 +370,8 @@ static enum act_scheme act_of(const struct raw_args *in, enum weight_format_id f
 static int compressed_group(struct raw_group *from, const char *format, struct quant_group *ret,
                             struct err *e)
 {
-    static const char *const FORMATS[] = {"pack-quantized",      "int-quantized",
-                                          "float-quantized",     "naive-quantized",
+    static const char *const FORMATS[] = {"pack-quantized",       "int-quantized",
+                                          "float-quantized",      "naive-quantized",
                                           "nvfp4-pack-quantized", "mxfp4-pack-quantized"};
     bool known = false;
 
@@ -431,7 +428,8 @@ static int fp8(const struct raw_quant *r, struct quant_scheme *ret, struct err *
     bool fixed = strcmp(r->activations, "static") == 0;
     if (r->block[0] != 0) {
         ret->act = ACT_SCALE_GROUP;
-        return blocks(r->block, ret, e);
+        blocks(r->block, ret);
+        return 0;
     }
     ret->act = fixed ? ACT_SCALE_TENSOR : ACT_SCALE_TOKEN;
     return 0;
@@ -451,8 +449,7 @@ static int integers(const struct raw_quant *r, struct quant_config *ret, struct 
                        r->version);
     }
     if (r->overrides) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: gptq with rules for single modules (dynamic)",
-                       KEY);
+        return err_set(e, ERR_UNSUPPORTED, "%s: gptq with rules for single modules (dynamic)", KEY);
     }
     if (r->checkpoint_format[0] && strcmp(r->checkpoint_format, "gptq") != 0 &&
         strcmp(r->checkpoint_format, "gptq_v2") != 0) {

@@ -20,10 +20,10 @@ enum quant_method {
 };
 
 enum {
-    QUANT_MAX_GROUPS = 16,  /* config_groups */
-    QUANT_MAX_NAMES = 4096, /* of one list */
+    QUANT_MAX_GROUPS = 16,   /* config_groups */
+    QUANT_MAX_NAMES = 4096,  /* of one list */
     QUANT_MAX_PATTERNS = 64, /* of them, regular expressions */
-    QUANT_NAME_BYTES = 256, /* of one of its names */
+    QUANT_NAME_BYTES = 256,  /* of one of its names */
 };
 
 /* Names of modules, or patterns of such. */

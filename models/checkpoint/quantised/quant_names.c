@@ -53,8 +53,8 @@ static bool pattern_matches(const char *pattern, const char *module)
 {
     int code;
     size_t at;
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED,
-                                   &code, &at, NULL);
+    pcre2_code *re =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED, &code, &at, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
     pcre2_match_data *match = re ? pcre2_match_data_create(1, NULL) : NULL;
     int rc = -1;
@@ -74,9 +74,9 @@ bool quant_names_match(const struct quant_names *l, const char *module)
 {
     for (int32_t i = 0; i < l->n; i++) {
         const char *name = l->name[i];
-        if (is_pattern(name)            ? pattern_matches(name + 3, module)
+        if (is_pattern(name)               ? pattern_matches(name + 3, module)
             : strpbrk(name, "*?[") != NULL ? fnmatch(name, module, 0) == 0
-                                             : strcmp(name, module) == 0) {
+                                           : strcmp(name, module) == 0) {
             return true;
         }
     }

@@ -106,7 +106,20 @@ static void decode_row(const struct quantised *q, const uint8_t *codes, int64_t 
     }
 }
 
-int quantised_decode(const struct quantised *q, enum dtype dtype, void *ret)
+/* The scales as floats, divided by q->divisor; the caller's. NULL: out of memory. */
+static float *divided_scales(const struct quantised *q)
+{
+    int64_t n = quantised_row_groups(q) * quantised_col_groups(q);
+    float *ret = malloc((size_t)MAX(n, 1) * sizeof(*ret));
+
+    for (int64_t i = 0; ret && i < n; i++) {
+        ret[i] = weight_scale_load(&q->scales, i) / q->divisor;
+    }
+    return ret;
+}
+
+/* As quantised_decode, by q->scales alone. */
+static int decode(const struct quantised *q, enum dtype dtype, void *ret)
 {
     void *copy = NULL;
     const uint8_t *codes = quantised_codes(q, &copy);
@@ -131,12 +144,31 @@ int quantised_decode(const struct quantised *q, enum dtype dtype, void *ret)
     return 0;
 }
 
+int quantised_decode(const struct quantised *q, enum dtype dtype, void *ret)
+{
+    struct quantised exact = *q;
+
+    if (q->divisor == 0) {
+        return decode(q, dtype, ret);
+    }
+    float *scales = divided_scales(q);
+    if (!scales) {
+        return ERR_NOMEM;
+    }
+    exact.scales.data = scales;
+    exact.scales.type = SCALE_F32;
+    exact.scales.factor = 1;
+    int rc = decode(&exact, dtype, ret);
+    free(scales);
+    return rc;
+}
+
 /* ---- finding them ---- */
 
 /* How the names of codes end, and what makes a weight of them. */
 static const struct kind {
     const char *suffix;
-    const char *types; /* " F8_E4M3 " of the codes, each between spaces; NULL: any */
+    const char *types;  /* " F8_E4M3 " of the codes, each between spaces; NULL: any */
     const char *weight; /* the end of the weight's name in place of the suffix */
     int (*make)(struct assembly_q *a, struct err *e);
 } KINDS[] = {

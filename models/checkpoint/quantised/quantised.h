@@ -29,12 +29,14 @@ enum code_layout { CODES_ROWS, CODES_OFFSET, CODES_GPTQ, CODES_AWQ };
 struct quantised {
     const struct weight_format *format;
     enum code_layout layout;
-    int64_t rows, cols;  /* rows of all stacked matrices */
-    int32_t n_stacked;   /* matrices one after another; 1: not stacked */
-    int64_t stride;      /* values between rows, once the codes lie row by row */
-    const void *codes;   /* in the mapping */
-    int64_t n_bytes;     /* of codes */
+    int64_t rows, cols; /* rows of all stacked matrices */
+    int32_t n_stacked;  /* matrices one after another; 1: not stacked */
+    int64_t stride;     /* values between rows, once the codes lie row by row */
+    const void *codes;  /* in the mapping */
+    int64_t n_bytes;    /* of codes */
     struct weight_scales scales;
+    /* above 0: scales are divided by it, where scales.factor is its rounded inverse */
+    float divisor;
     int32_t *column_group; /* [cols] owned; the group of each column; NULL: neighbours */
     void *owned[2];        /* memory that scales refers to, or NULL */
 };

@@ -29,6 +29,7 @@ static void every_e2m1_code_has_its_value(void **state)
     for (int code = 0; code < 16; code++) {
         float got = weight_code_value(FORMAT_FP4, (uint8_t)code);
         assert_true(got == (code & 8 ? -WANT[code & 7] : WANT[code & 7]));
+        assert_true((signbit(got) != 0) == (code >= 8));
     }
 }
 
@@ -93,8 +94,9 @@ static void check_groups(struct rig *r, enum weight_format_id id, int32_t high, 
                              out);
         for (int32_t j = 0; j < COLS; j++) {
             int32_t group = (high ? i / high : 0) * COLS + (wide ? j / wide : 0);
-            float z = zeros ? id == FORMAT_INT8 ? (int8_t)zero[group] : zero[group]
-                            : id == FORMAT_INT4 ? 8 : 0;
+            float z = zeros               ? id == FORMAT_INT8 ? (int8_t)zero[group] : zero[group]
+                                    : id == FORMAT_INT4 ? 8
+                                          : 0;
             float code = weight_code_value(id, (uint8_t)code_at(codes, id, i, j));
             float want = 0.5f * scale[group] * (code - z);
             assert_memory_equal(&out[j], &want, sizeof(want));
