@@ -33,8 +33,8 @@ static float e4m3(uint8_t code)
     if ((code & 0x7F) == 0x7F) {
         return float_of_bits(sign | 0x7FC00000u);
     }
-    /* The exponent's bias is made up for by the product, which also normalises subnormal
-     * numbers. */
+    /* The exponent's bias is made up for by the product, which also normalises
+     * subnormal numbers. */
     return float_of_bits(sign | (uint32_t)(code & 0x7F) << 20) * 0x1p120f;
 }
 

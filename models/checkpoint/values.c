@@ -58,6 +58,6 @@ void tensor_store(void *ret, enum dtype dtype, int64_t first, int64_t stride, co
 
 int tensor_decode(const struct tensor *t, void *ret)
 {
-    return t->quantised ? quantised_decode(t->quantised, t->dtype, ret)
+    return t->quantised ? quant_tensor_decode(t->quantised, t->dtype, ret)
                         : gguf_tensor_decode(t, ret);
 }

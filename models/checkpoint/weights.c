@@ -44,7 +44,7 @@ void checkpoint_free(struct checkpoint *c)
     }
     for (int32_t i = 0; i < c->n_tensors; i++) {
         free((char *)c->tensor[i].name);
-        quantised_free(c->tensor[i].quantised);
+        quant_tensor_free(c->tensor[i].quantised);
     }
     for (int32_t i = 0; i < c->n_mappings; i++) {
         file_unmap(c->mapping[i].data, c->mapping[i].n_bytes);

@@ -10,8 +10,8 @@
 
 enum { TENSOR_MAX_DIMS = 4 };
 
-struct gguf_tensor; /* gguf.h */
-struct quantised;   /* quantised/quantised.h */
+struct gguf_tensor;  /* gguf.h */
+struct quant_tensor; /* quantised/quantised.h */
 
 /* The order of a tensor's elements in a GGUF file, compared with Hugging Face's. */
 enum tensor_order {
@@ -37,16 +37,16 @@ struct tensor {
     /* of a quantised tensor: how its blocks or codes are stored; else NULL */
     const struct weight_format *format;
     const uint8_t *blocks; /* in the mapping, with `encoded`; else NULL */
-    /* codes with scales of their own: where they are, and tensor_decode gives the values;
-     * owned by the checkpoint; else NULL */
-    struct quantised *quantised;
+    /* codes with scales of their own: where they are, and tensor_decode gives the
+     * values; owned by the checkpoint; else NULL */
+    struct quant_tensor *quantised;
     bool part;               /* of a quantised weight, or of no use: families do not look for it */
     enum tensor_order order; /* with `encoded` */
     int32_t n_heads;         /* ORDER_ROTARY_PAIRS: heads among the rows */
 };
 
-/* Write the values of an encoded or quantised tensor to ret[n_bytes], [dim0][dim1].. row-major. 0 or
- * ERR_NOMEM. */
+/* Write the values of an encoded or quantised tensor to ret[n_bytes], [dim0][dim1]..
+ * row-major. 0 or ERR_NOMEM. */
 int tensor_decode(const struct tensor *t, void *ret);
 
 struct checkpoint;

@@ -134,8 +134,8 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
-/* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a group
- * of `group` values, 0: all of them. */
+/* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
+ * group of `group` values, 0: all of them. */
 static int check_cut(const struct model *m, const struct tensor *t, struct range r, int64_t size,
                      int32_t group, struct err *e)
 {
@@ -150,7 +150,7 @@ static int check_cut(const struct model *m, const struct tensor *t, struct range
 
 /* A slice of codes whose scales are apart, which is a weight with the scales of its
  * groups. */
-static void slice_codes(struct weight_piece *p, const struct quantised *q, struct range out,
+static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct range out,
                         struct range in, const uint8_t *codes)
 {
     p->stride = q->stride;
@@ -158,13 +158,13 @@ static void slice_codes(struct weight_piece *p, const struct quantised *q, struc
     p->scales = weight_scales_slice(&q->scales, out.first, in.first);
 }
 
-/* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever the
- * order of Hugging Face's tensor. */
+/* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever
+ * the order of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       struct err *e)
 {
     const struct model *m = a->m;
-    const struct quantised *q = t->quantised;
+    const struct quant_tensor *q = t->quantised;
     int64_t n_rows, n_cols;
     struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
 
@@ -177,7 +177,7 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
         m, t, in[0], n_in,
         q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
     void *copy = NULL;
-    const uint8_t *codes = q && rc == 0 ? quantised_codes(q, &copy) : t->blocks;
+    const uint8_t *codes = q && rc == 0 ? quant_tensor_codes(q, &copy) : t->blocks;
     a->source[a->n_pieces].copy = copy;
     if (rc == 0 && !codes) {
         return err_nomem(e, t->name);

@@ -6,7 +6,7 @@
 
 #include "models/checkpoint/quantised/quantised_internal.h"
 
-const struct tensor *quantised_part(struct assembly_q *a, const char *part)
+const struct tensor *quant_part(struct quant_assembly *a, const char *part)
 {
     char name[512];
 
@@ -18,7 +18,7 @@ const struct tensor *quantised_part(struct assembly_q *a, const char *part)
     return t;
 }
 
-bool quantised_is(const struct tensor *t, const char *type)
+bool quant_is(const struct tensor *t, const char *type)
 {
     return strcmp(t->stored_type, type) == 0;
 }
@@ -35,10 +35,10 @@ static bool is_among(const char *type, const char *types)
     return false;
 }
 
-int quantised_need(struct assembly_q *a, const char *part, const char *types,
-                   const struct tensor **ret, struct err *e)
+int quant_need(struct quant_assembly *a, const char *part, const char *types,
+               const struct tensor **ret, struct err *e)
 {
-    const struct tensor *t = quantised_part(a, part);
+    const struct tensor *t = quant_part(a, part);
 
     if (!t) {
         return err_set(e, ERR_INVALID, "the quantised weight of %.200s lacks %s", a->module,
@@ -51,7 +51,7 @@ int quantised_need(struct assembly_q *a, const char *part, const char *types,
     return 0;
 }
 
-int quantised_check_shape(const struct tensor *t, int64_t rows, int64_t cols, struct err *e)
+int quant_check_shape(const struct tensor *t, int64_t rows, int64_t cols, struct err *e)
 {
     int64_t have[2] = {1, 1};
 
@@ -66,7 +66,7 @@ int quantised_check_shape(const struct tensor *t, int64_t rows, int64_t cols, st
     return 0;
 }
 
-int quantised_scale_type(const struct tensor *t, enum scale_type *ret, struct err *e)
+int quant_scale_type(const struct tensor *t, enum scale_type *ret, struct err *e)
 {
     static const struct {
         const char *name;
@@ -75,7 +75,7 @@ int quantised_scale_type(const struct tensor *t, enum scale_type *ret, struct er
                  {"F8_E4M3", SCALE_E4M3}, {"F8_E8M0", SCALE_E8M0}, {"U8", SCALE_E8M0}};
 
     for (size_t i = 0; i < ARRAY_LEN(TYPES); i++) {
-        if (quantised_is(t, TYPES[i].name)) {
+        if (quant_is(t, TYPES[i].name)) {
             *ret = TYPES[i].type;
             return 0;
         }
@@ -83,12 +83,12 @@ int quantised_scale_type(const struct tensor *t, enum scale_type *ret, struct er
     return err_set(e, ERR_UNSUPPORTED, "%.200s: scales of type %s", t->name, t->stored_type);
 }
 
-int quantised_read_factor(const struct tensor *t, float *ret, struct err *e)
+int quant_read_factor(const struct tensor *t, float *ret, struct err *e)
 {
     struct weight_scales one = {.data = t->data};
-    int rc = quantised_scale_type(t, &one.type, e);
+    int rc = quant_scale_type(t, &one.type, e);
 
-    rc = rc < 0 ? rc : quantised_check_shape(t, 1, 1, e);
+    rc = rc < 0 ? rc : quant_check_shape(t, 1, 1, e);
     if (rc < 0) {
         return rc;
     }
@@ -101,17 +101,17 @@ int quantised_read_factor(const struct tensor *t, float *ret, struct err *e)
     return 0;
 }
 
-int64_t quantised_row_groups(const struct quantised *q)
+int64_t quant_row_groups(const struct quant_tensor *q)
 {
     return q->scales.group_rows > 0 ? div_ceil(q->rows, q->scales.group_rows) : 1;
 }
 
-int64_t quantised_col_groups(const struct quantised *q)
+int64_t quant_col_groups(const struct quant_tensor *q)
 {
     return q->scales.group_cols > 0 ? div_ceil(q->cols, q->scales.group_cols) : 1;
 }
 
-int quantised_check_scales(const struct assembly_q *a, const struct tensor *t, struct err *e)
+int quant_check_scales(const struct quant_assembly *a, const struct tensor *t, struct err *e)
 {
     struct weight_scales s = {.data = t->data, .type = a->q->scales.type};
     int64_t n = t->n_bytes / scale_type_bytes(s.type);
@@ -127,12 +127,12 @@ int quantised_check_scales(const struct assembly_q *a, const struct tensor *t, s
     return 0;
 }
 
-int quantised_take_order(struct assembly_q *a, const struct tensor *t, struct err *e)
+int quant_take_order(struct quant_assembly *a, const struct tensor *t, struct err *e)
 {
-    struct quantised *q = a->q;
-    int64_t groups = quantised_col_groups(q);
+    struct quant_tensor *q = a->q;
+    int64_t groups = quant_col_groups(q);
     bool neighbours = true;
-    int rc = quantised_check_shape(t, q->cols, 1, e);
+    int rc = quant_check_shape(t, q->cols, 1, e);
 
     if (rc < 0) {
         return rc;
@@ -158,7 +158,7 @@ int quantised_take_order(struct assembly_q *a, const struct tensor *t, struct er
     return 0;
 }
 
-void *quantised_own(struct quantised *q, int32_t i, int64_t n_bytes)
+void *quant_own(struct quant_tensor *q, int32_t i, int64_t n_bytes)
 {
     q->owned[i] = malloc((size_t)MAX(n_bytes, 1));
     return q->owned[i];

@@ -1,5 +1,5 @@
-/* Reading a quantization_config (see quant_config.h): first its members as they are, then
- * what they mean by method. Members that do not bear on how weights are stored are
+/* Reading a quantization_config (see quant_config.h): first its members as they are,
+ * then what they mean by method. Members that do not bear on how weights are stored are
  * skipped. */
 #include "models/checkpoint/quantised/quant_config.h"
 
@@ -10,7 +10,8 @@
 
 static const char KEY[] = "quantization_config";
 
-/* What one side of a scheme of compressed-tensors says: weights, or input_activations. */
+/* What one side of a scheme of compressed-tensors says: weights, or
+ * input_activations. */
 struct raw_args {
     bool given;
     int64_t bits, group_size; /* 0: not given */

@@ -1,10 +1,9 @@
 /* What config.json says of a model's quantised weights: its `quantization_config`, or
  * ModelOpt's hf_quant_config.json.
  *
- * The configuration is not trusted, and it may be wrong: it says how to read tensors that
- * are quantised, while which ones are so is seen from the tensors. A module that it lists
- * as left alone must not be quantised.
- */
+ * The configuration is not trusted, and it may be wrong: it says how to read tensors
+ * that are quantised, while which ones are so is seen from the tensors. A module that
+ * it lists as left alone must not be quantised. / */
 #ifndef QUIRE_MODELS_CHECKPOINT_QUANTISED_QUANT_CONFIG_H
 #define QUIRE_MODELS_CHECKPOINT_QUANTISED_QUANT_CONFIG_H
 
@@ -53,8 +52,8 @@ struct quant_config {
     bool stores_less_one;       /* GPTQ, first version: zero points are stored minus 1 */
 };
 
-/* Read `text`, a config.json; *ret_found: it has a quantization_config. Without one *ret
- * is empty. The caller releases *ret after success. */
+/* Read `text`, a config.json; *ret_found: it has a quantization_config. Without one
+ * *ret is empty. The caller releases *ret after success. */
 int quant_config_parse(struct quant_config *ret, bool *ret_found, const char *text, size_t len,
                        struct err *e);
 /* The same of ModelOpt's hf_quant_config.json. */
@@ -72,8 +71,9 @@ const char *quant_method_name(enum quant_method m);
 /* Append a copy of `name`. ERR_FULL, ERR_NOMEM. */
 int quant_names_add(struct quant_names *l, const char *name, struct err *e);
 void quant_names_release(struct quant_names *l);
-/* Whether one of the names is the module's, or one of the patterns matches it: "re:" and a
- * regular expression that matches from the beginning, or a name with '*' for any text. */
+/* Whether one of the names is the module's, or one of the patterns matches it: "re:"
+ * and a regular expression that matches from the beginning, or a name with '*' for any
+ * text. */
 bool quant_names_match(const struct quant_names *l, const char *module);
 
 #endif

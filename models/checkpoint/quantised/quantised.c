@@ -8,7 +8,7 @@
 #include "models/checkpoint/file.h"
 #include "models/checkpoint/quantised/quantised_internal.h"
 
-void quantised_free(struct quantised *q)
+void quant_tensor_free(struct quant_tensor *q)
 {
     if (!q) {
         return;
@@ -21,9 +21,9 @@ void quantised_free(struct quantised *q)
 
 /* ---- codes and values ---- */
 
-/* Words of GPTQ become rows: a word of [in / n][out] is the four bytes of n neighbours in
- * a row. */
-static void from_gptq(const struct quantised *q, uint8_t *ret)
+/* Words of GPTQ become rows: a word of [in / n][out] is the four bytes of n neighbours
+ * in a row. */
+static void from_gptq(const struct quant_tensor *q, uint8_t *ret)
 {
     int64_t n = 32 / q->format->bits, words = q->cols / n;
     uint32_t flip = q->format->bits == 8 ? 0x80808080u : 0;
@@ -39,8 +39,9 @@ static void from_gptq(const struct quantised *q, uint8_t *ret)
     }
 }
 
-/* Words of AWQ, [in][out / 8], become rows: two inputs make a byte of each of 8 rows. */
-static void from_awq(const struct quantised *q, uint8_t *ret)
+/* Words of AWQ, [in][out / 8], become rows: two inputs make a byte of each of 8
+ * rows. */
+static void from_awq(const struct quant_tensor *q, uint8_t *ret)
 {
     static const uint8_t ROW[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     int64_t words = q->rows / 8, row_bytes = q->stride / 2;
@@ -62,7 +63,7 @@ static void from_awq(const struct quantised *q, uint8_t *ret)
     }
 }
 
-const uint8_t *quantised_codes(const struct quantised *q, void **ret_copy)
+const uint8_t *quant_tensor_codes(const struct quant_tensor *q, void **ret_copy)
 {
     if (q->layout == CODES_ROWS) {
         return q->codes;
@@ -86,7 +87,7 @@ const uint8_t *quantised_codes(const struct quantised *q, void **ret_copy)
 }
 
 /* Row r, whose codes are at `codes`, as floats. */
-static void decode_row(const struct quantised *q, const uint8_t *codes, int64_t r, float *ret)
+static void decode_row(const struct quant_tensor *q, const uint8_t *codes, int64_t r, float *ret)
 {
     const struct weight_scales *s = &q->scales;
     struct weight_scales one = *s;
@@ -107,9 +108,9 @@ static void decode_row(const struct quantised *q, const uint8_t *codes, int64_t 
 }
 
 /* The scales as floats, divided by q->divisor; the caller's. NULL: out of memory. */
-static float *divided_scales(const struct quantised *q)
+static float *divided_scales(const struct quant_tensor *q)
 {
-    int64_t n = quantised_row_groups(q) * quantised_col_groups(q);
+    int64_t n = quant_row_groups(q) * quant_col_groups(q);
     float *ret = malloc((size_t)MAX(n, 1) * sizeof(*ret));
 
     for (int64_t i = 0; ret && i < n; i++) {
@@ -118,11 +119,11 @@ static float *divided_scales(const struct quantised *q)
     return ret;
 }
 
-/* As quantised_decode, by q->scales alone. */
-static int decode(const struct quantised *q, enum dtype dtype, void *ret)
+/* As quant_tensor_decode, by q->scales alone. */
+static int decode(const struct quant_tensor *q, enum dtype dtype, void *ret)
 {
     void *copy = NULL;
-    const uint8_t *codes = quantised_codes(q, &copy);
+    const uint8_t *codes = quant_tensor_codes(q, &copy);
     float *row = malloc((size_t)MAX(q->cols, 1) * sizeof(*row));
     int64_t each = q->rows / q->n_stacked;
 
@@ -144,9 +145,9 @@ static int decode(const struct quantised *q, enum dtype dtype, void *ret)
     return 0;
 }
 
-int quantised_decode(const struct quantised *q, enum dtype dtype, void *ret)
+int quant_tensor_decode(const struct quant_tensor *q, enum dtype dtype, void *ret)
 {
-    struct quantised exact = *q;
+    struct quant_tensor exact = *q;
 
     if (q->divisor == 0) {
         return decode(q, dtype, ret);
@@ -170,21 +171,21 @@ static const struct kind {
     const char *suffix;
     const char *types;  /* " F8_E4M3 " of the codes, each between spaces; NULL: any */
     const char *weight; /* the end of the weight's name in place of the suffix */
-    int (*make)(struct assembly_q *a, struct err *e);
+    int (*make)(struct quant_assembly *a, struct err *e);
 } KINDS[] = {
-    {".weight_packed", NULL, ".weight", quantised_compressed},
-    {".weight", " F8_E4M3 F8_E5M2 I8 U8 ", ".weight", quantised_compressed},
-    {".qweight", NULL, ".weight", quantised_transposed},
-    {"_blocks", NULL, "", quantised_experts},
+    {".weight_packed", NULL, ".weight", quant_compressed},
+    {".weight", " F8_E4M3 F8_E5M2 I8 U8 ", ".weight", quant_compressed},
+    {".qweight", NULL, ".weight", quant_transposed},
+    {"_blocks", NULL, "", quant_experts},
 };
 
 static bool belongs(const struct kind *k, enum quant_method m)
 {
     bool transposed = m == QUANT_GPTQ || m == QUANT_AWQ;
 
-    return m == QUANT_MXFP4 ? k->make == quantised_experts
-           : transposed     ? k->make == quantised_transposed
-                            : k->make == quantised_compressed;
+    return m == QUANT_MXFP4 ? k->make == quant_experts
+           : transposed     ? k->make == quant_transposed
+                            : k->make == quant_compressed;
 }
 
 static const struct kind *kind_of(const struct tensor *t, enum quant_method m)
@@ -204,11 +205,11 @@ static const struct kind *kind_of(const struct tensor *t, enum quant_method m)
     return NULL;
 }
 
-/* The weight as a tensor of the checkpoint: in place of its codes if they have its name,
- * else a new one. */
-static int add_weight(struct assembly_q *a, const char *name, enum dtype dtype, struct err *e)
+/* The weight as a tensor of the checkpoint: in place of its codes if they have its
+ * name, else a new one. */
+static int add_weight(struct quant_assembly *a, const char *name, enum dtype dtype, struct err *e)
 {
-    struct quantised *q = a->q;
+    struct quant_tensor *q = a->q;
     int64_t each = q->rows / q->n_stacked;
     struct tensor t = {.name = name,
                        .stored_type = q->format->name,
@@ -242,7 +243,7 @@ static int make_weight(struct checkpoint *c, const struct quant_config *config,
 {
     char module[512], name[512];
     int len = (int)(strlen(codes->name) - strlen(k->suffix));
-    struct assembly_q a = {.c = c, .config = config, .module = module};
+    struct quant_assembly a = {.c = c, .config = config, .module = module};
 
     if (len >= 400) {
         return err_set(e, ERR_INVALID, "%.200s: the name is too long", codes->name);
@@ -265,7 +266,7 @@ static int make_weight(struct checkpoint *c, const struct quant_config *config,
     rc = k->make(&a, e);
     rc = rc < 0 ? rc : add_weight(&a, name, dtype, e);
     if (rc < 0) {
-        quantised_free(a.q);
+        quant_tensor_free(a.q);
     }
     return rc;
 }

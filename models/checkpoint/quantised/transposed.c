@@ -1,13 +1,13 @@
 /* GPTQ's and AWQ's weights: [in, out], with scales [groups, out].
  *
- * Sources: the packing formulas of AutoGPTQ and AutoAWQ. GPTQ's first version stores zero
- * points minus 1 and reads them back as (stored + 1) modulo the codes' range.
- */
+ * Sources: the packing formulas of AutoGPTQ and AutoAWQ. GPTQ's first version stores
+ * zero points minus 1 and reads them back as (stored + 1) modulo the codes' range. / */
 #include <string.h>
 
 #include "models/checkpoint/quantised/quantised_internal.h"
 
-/* The output that each four bits of a word of AWQ belongs to, from the lowest bits up. */
+/* The output that each four bits of a word of AWQ belongs to, from the lowest bits
+ * up. */
 static const uint8_t AWQ_ORDER[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 static uint32_t word_at(const void *data, int64_t i)
@@ -18,11 +18,11 @@ static uint32_t word_at(const void *data, int64_t i)
     return word;
 }
 
-static int take_codes(struct assembly_q *a, struct err *e)
+static int take_codes(struct quant_assembly *a, struct err *e)
 {
-    struct quantised *q = a->q;
+    struct quant_tensor *q = a->q;
     const struct tensor *t;
-    int rc = quantised_need(a, ".qweight", "I32", &t, e);
+    int rc = quant_need(a, ".qweight", "I32", &t, e);
 
     if (rc < 0) {
         return rc;
@@ -41,21 +41,21 @@ static int take_codes(struct assembly_q *a, struct err *e)
 }
 
 /* Scales [groups, out] into [out, groups]. */
-static int take_scales(struct assembly_q *a, struct err *e)
+static int take_scales(struct quant_assembly *a, struct err *e)
 {
-    struct quantised *q = a->q;
+    struct quant_tensor *q = a->q;
     const struct tensor *t;
-    int64_t groups = quantised_col_groups(q);
-    int rc = quantised_need(a, ".scales", "F16 BF16 F32", &t, e);
+    int64_t groups = quant_col_groups(q);
+    int rc = quant_need(a, ".scales", "F16 BF16 F32", &t, e);
 
-    rc = rc < 0 ? rc : quantised_scale_type(t, &q->scales.type, e);
-    rc = rc < 0 ? rc : quantised_check_shape(t, groups, q->rows, e);
-    rc = rc < 0 ? rc : quantised_check_scales(a, t, e);
+    rc = rc < 0 ? rc : quant_scale_type(t, &q->scales.type, e);
+    rc = rc < 0 ? rc : quant_check_shape(t, groups, q->rows, e);
+    rc = rc < 0 ? rc : quant_check_scales(a, t, e);
     if (rc < 0) {
         return rc;
     }
     size_t bytes = (size_t)scale_type_bytes(q->scales.type);
-    char *to = quantised_own(q, 0, t->n_bytes);
+    char *to = quant_own(q, 0, t->n_bytes);
     if (!to) {
         return err_nomem(e, t->name);
     }
@@ -72,10 +72,10 @@ static int take_scales(struct assembly_q *a, struct err *e)
 }
 
 /* Zero point r of a group, from the words of its outputs. */
-static uint8_t zero_point(const struct assembly_q *a, const struct tensor *t, int64_t word,
+static uint8_t zero_point(const struct quant_assembly *a, const struct tensor *t, int64_t word,
                           int64_t r)
 {
-    const struct quantised *q = a->q;
+    const struct quant_tensor *q = a->q;
     int32_t bits = q->format->bits, n = 32 / bits, at = (int32_t)(r % n);
 
     if (q->layout == CODES_AWQ) {
@@ -89,23 +89,23 @@ static uint8_t zero_point(const struct assembly_q *a, const struct tensor *t, in
 
 /* Zero points [groups, out / n] into [out, groups]; dropped where all are the middle of
  * the codes. */
-static int take_zeros(struct assembly_q *a, struct err *e)
+static int take_zeros(struct quant_assembly *a, struct err *e)
 {
-    struct quantised *q = a->q;
-    const struct tensor *t = quantised_part(a, ".qzeros");
-    int64_t groups = quantised_col_groups(q), n = 32 / q->format->bits;
+    struct quant_tensor *q = a->q;
+    const struct tensor *t = quant_part(a, ".qzeros");
+    int64_t groups = quant_col_groups(q), n = 32 / q->format->bits;
     uint8_t middle = q->format->bits == 4 ? 8 : 0;
     bool needed = false;
 
     if (!t && !a->scheme.zeros) {
         return 0;
     }
-    int rc = quantised_need(a, ".qzeros", "I32", &t, e);
-    rc = rc < 0 ? rc : quantised_check_shape(t, groups, div_ceil(q->rows, n), e);
+    int rc = quant_need(a, ".qzeros", "I32", &t, e);
+    rc = rc < 0 ? rc : quant_check_shape(t, groups, div_ceil(q->rows, n), e);
     if (rc < 0) {
         return rc;
     }
-    uint8_t *zero = quantised_own(q, 1, q->rows * groups);
+    uint8_t *zero = quant_own(q, 1, q->rows * groups);
     if (!zero) {
         return err_nomem(e, t->name);
     }
@@ -123,7 +123,7 @@ static int take_zeros(struct assembly_q *a, struct err *e)
     return 0;
 }
 
-int quantised_transposed(struct assembly_q *a, struct err *e)
+int quant_transposed(struct quant_assembly *a, struct err *e)
 {
     const struct tensor *order;
 
@@ -131,11 +131,11 @@ int quantised_transposed(struct assembly_q *a, struct err *e)
     int rc = take_codes(a, e);
     rc = rc < 0 ? rc : take_scales(a, e);
     rc = rc < 0 ? rc : take_zeros(a, e);
-    order = quantised_part(a, ".g_idx");
+    order = quant_part(a, ".g_idx");
     if (rc == 0 && order) {
-        rc = quantised_is(order, "I32") ? quantised_take_order(a, order, e)
-                                        : err_set(e, ERR_INVALID, "%.200s is %s, must be I32",
-                                                  order->name, order->stored_type);
+        rc = quant_is(order, "I32") ? quant_take_order(a, order, e)
+                                    : err_set(e, ERR_INVALID, "%.200s is %s, must be I32",
+                                              order->name, order->stored_type);
     }
     return rc;
 }

@@ -9,15 +9,15 @@
 static void every_e4m3_code_has_its_value(void **state)
 {
     (void)state;
-    for (int code = 0; code < 256; code++) {
+    for (int32_t code = 0; code < 256; code++) {
         int exponent = code >> 3 & 15, mantissa = code & 7;
         double want = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
-        float got = weight_code_value(FORMAT_FP8, (uint8_t)code);
+        float v = weight_code_value(FORMAT_FP8, (uint8_t)code);
         if ((code & 127) == 127) {
-            assert_true(isnan(got));
+            assert_true(isnan(v));
         } else {
-            assert_true((double)got == (code & 128 ? -want : want));
-            assert_true((signbit(got) != 0) == (code >= 128));
+            assert_true((double)v == (code & 128 ? -want : want));
+            assert_true((signbit(v) != 0) == (code >= 128));
         }
     }
 }
@@ -26,10 +26,10 @@ static void every_e2m1_code_has_its_value(void **state)
 {
     (void)state;
     static const float WANT[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    for (int code = 0; code < 16; code++) {
-        float got = weight_code_value(FORMAT_FP4, (uint8_t)code);
-        assert_true(got == (code & 8 ? -WANT[code & 7] : WANT[code & 7]));
-        assert_true((signbit(got) != 0) == (code >= 8));
+    for (int32_t code = 0; code < 16; code++) {
+        float v = weight_code_value(FORMAT_FP4, (uint8_t)code);
+        assert_true(v == (code & 8 ? -WANT[code & 7] : WANT[code & 7]));
+        assert_true((signbit(v) != 0) == (code >= 8));
     }
 }
 

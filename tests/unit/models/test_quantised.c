@@ -29,10 +29,10 @@ static uint64_t fnv(const uint8_t *p, int64_t n)
 }
 
 /* The values that a backend makes of codes and scales. */
-static void values_of_codes(const struct quantised *q, float *ret)
+static void values_of_codes(const struct quant_tensor *q, float *ret)
 {
     void *copy = NULL;
-    const uint8_t *codes = quantised_codes(q, &copy);
+    const uint8_t *codes = quant_tensor_codes(q, &copy);
 
     assert_non_null(codes);
     for (int64_t r = 0; r < q->rows; r++) {
@@ -43,8 +43,7 @@ static void values_of_codes(const struct quantised *q, float *ret)
     free(copy);
 }
 
-static void check_values(const char *golden, const struct checkpoint *c,
-                         const struct tensor *hash)
+static void check_values(const char *golden, const struct checkpoint *c, const struct tensor *hash)
 {
     const char *name = hash->name + strlen("decoded.");
     const struct tensor *t = checkpoint_find(c, name);
@@ -120,7 +119,8 @@ struct part {
     size_t n_bytes;
 };
 
-/* A checkpoint of the parts, up to the first without a name; *ret_file is the caller's. */
+/* A checkpoint of the parts, up to the first without a name; *ret_file is the
+ * caller's. */
 static struct checkpoint *checkpoint_of(const struct part *p, char **ret_file)
 {
     char header[4096] = "{", *file = calloc(1, 1 << 16);
@@ -185,10 +185,9 @@ static void try(const char *config, const struct part *p, const char *why)
 }
 
 #define FP8 "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\"}"
-#define CT(format, weights)                                                             \
-    "{\"quant_method\":\"compressed-tensors\",\"format\":\"" format                     \
-    "\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights \
-    "}}}}"
+#define CT(format, weights)                                         \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"" format \
+    "\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}"
 #define INT4_G32 "\"num_bits\":4,\"type\":\"int\",\"strategy\":\"group\",\"group_size\":32"
 #define INT8_CHANNEL "\"num_bits\":8,\"type\":\"int\",\"strategy\":\"channel\""
 #define GPTQ "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"sym\":true}"
@@ -196,9 +195,8 @@ static void try(const char *config, const struct part *p, const char *why)
 static const uint8_t BYTES[4096];
 static const float ONES[64] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 static const int64_t SHAPE[2] = {2, 64};
-static const uint16_t HALVES[64] = {0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00,
-                                    0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00,
-                                    0x3C00, 0x3C00, 0x3C00, 0x3C00};
+static const uint16_t HALVES[64] = {0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00,
+                                    0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00};
 
 #define CODES(type, rows, cols, bytes) \
     {"m.weight", type, {rows, cols}, BYTES, (rows) * (cols) * (bytes)}
@@ -319,10 +317,8 @@ static void parts_of_fp8_and_int8_are_checked(void **state)
     for (size_t i = 0; i < ARRAY_LEN(BAD); i++) {
         const struct part bad[] = {
             CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, &BAD[i], 4}, {0}};
-        const struct part input[] = {CODES("F8_E4M3", 4, 8, 1),
-                                     SCALE(1, 1),
-                                     {"m.input_scale", "F32", {1}, &BAD[i], 4},
-                                     {0}};
+        const struct part input[] = {
+            CODES("F8_E4M3", 4, 8, 1), SCALE(1, 1), {"m.input_scale", "F32", {1}, &BAD[i], 4}, {0}};
         try(FP8, bad, SAYS[i]);
         try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", input, SAYS[i]);
     }
@@ -336,9 +332,11 @@ static void parts_of_packed_codes_are_checked(void **state)
     (void)state;
     static const int64_t LESS[2] = {2, 56}, NONE[2] = {0, 64}, HUGE_COLS[2] = {2, INT64_MAX};
     static const int32_t ORDER[64] = {[5] = 2}, FAR[64] = {[5] = -1}, MIXED[64] = {[7] = 1};
-#define PACKED(shape)                                                                       \
+#define PACKED(shape)                                                                           \
     {"m.weight_packed", "I32", {2, 8}, BYTES, 64}, {"m.weight_scale", "F32", {2, 2}, ONES, 16}, \
-        {"m.weight_shape", "I64", {2}, shape, 16}
+    {                                                                                           \
+        "m.weight_shape", "I64", {2}, shape, 16                                                 \
+    }
     const struct part good[] = {PACKED(SHAPE), {0}}, less[] = {PACKED(LESS), {0}},
                       none[] = {PACKED(NONE), {0}}, most[] = {PACKED(HUGE_COLS), {0}},
                       twice[] = {PACKED(SHAPE), CODES("F32", 2, 2, 4), {0}},
@@ -346,9 +344,8 @@ static void parts_of_packed_codes_are_checked(void **state)
                       below[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {64}, FAR, 256}, {0}},
                       few[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {60}, MIXED, 240}, {0}},
                       mixed[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {64}, MIXED, 256}, {0}},
-                      no_shape[] = {{"m.weight_packed", "I32", {2, 8}, BYTES, 64},
-                                    SCALE(2, 2),
-                                    {0}};
+                      no_shape[] = {
+                          {"m.weight_packed", "I32", {2, 8}, BYTES, 64}, SCALE(2, 2), {0}};
     const char *config = CT("pack-quantized", INT4_G32);
     try(config, good, NULL);
     try(config, mixed, NULL);
@@ -368,10 +365,11 @@ static void parts_of_gptq_and_awq_are_checked(void **state)
 #define GPTQ_CODES {"m.qweight", "I32", {2, 8}, BYTES, 64} /* [16, 8] */
 #define GPTQ_SCALES {"m.scales", "F16", {2, 8}, HALVES, 32}
     const struct part good[] = {GPTQ_CODES, GPTQ_SCALES, {0}},
-                      zeros[] = {GPTQ_CODES, GPTQ_SCALES, {"m.qzeros", "I32", {2, 1}, BYTES, 8},
+                      zeros[] = {GPTQ_CODES,
+                                 GPTQ_SCALES,
+                                 {"m.qzeros", "I32", {2, 1}, BYTES, 8},
                                  {0}},
-                      few[] = {GPTQ_CODES, GPTQ_SCALES, {"m.qzeros", "I32", {1, 1}, BYTES, 4},
-                               {0}},
+                      few[] = {GPTQ_CODES, GPTQ_SCALES, {"m.qzeros", "I32", {1, 1}, BYTES, 4}, {0}},
                       flat[] = {{"m.qweight", "I32", {16}, BYTES, 64}, GPTQ_SCALES, {0}},
                       typed[] = {{"m.qweight", "I16", {2, 8}, BYTES, 32}, GPTQ_SCALES, {0}},
                       bare[] = {GPTQ_CODES, {0}},
@@ -388,7 +386,8 @@ static void parts_of_gptq_and_awq_are_checked(void **state)
         "lacks qzeros");
 }
 
-/* Experts of gpt-oss: [experts, rows, groups, 16], decoded as [experts, columns, rows]. */
+/* Experts of gpt-oss: [experts, rows, groups, 16], decoded as [experts, columns,
+ * rows]. */
 static void stacked_experts_of_mxfp4_are_decoded_transposed(void **state)
 {
     (void)state;
