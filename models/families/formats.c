@@ -7,11 +7,15 @@
 
 /* Not an expert's tensor: products of one expert read a view of the rows of all, which
  * a weight in blocks does not have. Codes with scales of their own are multiplied, not
- * embedded, and not where their groups are no neighbours. */
+ * embedded, and decoded where a group is no neighbours, or no multiple of FORMAT_GROUP
+ * of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
-    if (t && t->quantised && (s->kind != WEIGHT_LINEAR || t->quantised->column_group)) {
+    const struct quant_tensor *q = t ? t->quantised : NULL;
+
+    if (q &&
+        (s->kind != WEIGHT_LINEAR || q->column_group || q->scales.group_cols % FORMAT_GROUP != 0)) {
         return false;
     }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
