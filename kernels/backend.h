@@ -228,15 +228,34 @@ struct experts {
 };
 
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
- * or the most of a step. */
+ * or the most of a step. A pair is a row and one of its experts. */
 struct expert_scratch {
-    struct mat scores;     /* [rows, n], float32 */
-    struct mat row;        /* [1, rows], int32 */
-    struct mat x, y;       /* [rows, hidden] */
-    struct mat up, act;    /* [rows, 2 * width], [rows, width] */
-    struct mat shared_up;  /* [rows, rows of shared_up] */
-    struct mat shared_act; /* [rows, half of that] */
+    struct mat scores; /* [rows, n], float32 */
+    struct mat y;      /* [rows, hidden] */
+    /* of a backend that takes expert by expert */
+    struct mat row;     /* [1, rows], int32 */
+    struct mat x;       /* [rows, hidden] */
+    struct mat up, act; /* [rows, 2 * width], [rows, width] */
+    /* of a backend that takes pairs (backend.expert_pairs) */
+    struct mat pair_act, pair_y; /* [rows * top, width], [rows * top, hidden] */
+    struct mat lists;            /* [1, experts_list_words()], int32 */
+    struct mat shared_up;        /* [rows, rows of shared_up] */
+    struct mat shared_act;       /* [rows, half of that] */
 };
+
+/* Tiles of at least 16 pairs of one expert that `pairs` pairs can make. */
+static inline int64_t experts_most_tiles(int32_t n, int64_t pairs)
+{
+    return pairs / 16 + MIN(n, pairs);
+}
+
+/* Room for the pairs of each expert, in any distribution. */
+static inline int64_t experts_list_words(int32_t n, int32_t top, int32_t rows)
+{
+    int64_t pairs = (int64_t)rows * top;
+
+    return 4 * experts_most_tiles(n, pairs) + 2 * pairs + (int64_t)n * (rows + 2) + 4;
+}
 
 /* ---- the backend ---- */
 
@@ -275,8 +294,9 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256]; /* for logs: a problem found at opening and worked around, or "" */
-    bool async;     /* operations return before they are done */
+    char note[256];    /* for logs: a problem found at opening and worked around, or "" */
+    bool async;        /* operations return before they are done */
+    bool expert_pairs; /* what `experts` wants of its workspace (struct expert_scratch) */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;

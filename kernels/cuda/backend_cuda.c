@@ -502,6 +502,7 @@ static const struct backend_ops ops = {
     .add_norm = cuda_add_norm,
     .linear = cuda_linear,
     .linear_gated = cuda_linear_gated,
+    .experts = cuda_experts,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
     .add = cuda_add,
@@ -609,8 +610,11 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     if (!c) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){
-        .ops = &ops, .name = "cuda", .async = true, .window_align = ATTN_WINDOW_ALIGN};
+    c->base = (struct backend){.ops = &ops,
+                               .name = "cuda",
+                               .async = true,
+                               .expert_pairs = true,
+                               .window_align = ATTN_WINDOW_ALIGN};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);

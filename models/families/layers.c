@@ -474,10 +474,19 @@ static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
     struct transformer *t = m->weights;
     struct expert_scratch *s = &t->experts;
     int32_t n = m->options.max_tokens;
+    bool pairs = m->backend->expert_pairs;
+    int32_t each = pairs ? 0 : n, pair = pairs ? n * x->top : 0;
+    int64_t words = experts_list_words(x->n, x->top, n);
     const struct want want[] = {
-        {&s->scores, n, x->n, DTYPE_F32},          {&s->row, 1, n, DTYPE_I32},
-        {&s->x, n, m->config.hidden, act},         {&s->up, n, 2 * t->expert_intermediate, act},
-        {&s->act, n, t->expert_intermediate, act}, {&s->y, n, m->config.hidden, act},
+        {&s->scores, n, x->n, DTYPE_F32},
+        {&s->y, n, m->config.hidden, act},
+        {&s->row, 1, each, DTYPE_I32},
+        {&s->x, each, m->config.hidden, act},
+        {&s->up, each, 2 * t->expert_intermediate, act},
+        {&s->act, each, t->expert_intermediate, act},
+        {&s->pair_act, pair, t->expert_intermediate, act},
+        {&s->pair_y, pair, m->config.hidden, act},
+        {&s->lists, 1, pairs ? (int32_t)MIN(words, INT32_MAX) : 0, DTYPE_I32},
     };
 
     return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
