@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 12
+#define BACKEND_ABI 13
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -219,29 +219,53 @@ struct latent_attention {
     struct mat v_up;         /* [n_heads * v_dim, latent]: V_h, head by head */
 };
 
-/* Workspace of `latent_attention`, whose contents are undefined afterwards. Rows: at
- * least those of out. */
+/* Workspace of `latent_attention`, whose contents are undefined afterwards. It has any
+ * number of rows: the operation goes over its own in portions of so many. */
 struct latent_scratch {
     struct mat q;   /* [rows, n_heads * (latent + rot_dim)] queries over latents */
     struct mat sum; /* [rows, n_heads * latent] weighted sums of latents */
 };
 
+/* What becomes of a router's products: each expert's share of all, or a score of its
+ * own. */
+enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
+
 /* A layer of experts (mixture of experts): y = sum of w_e * MLP_e(x) over the `top`
- * experts of the greatest p = softmax(router x), ties to the smaller index; w_e = p_e,
- * divided by the sum of the chosen ones if `normalised`. MLP_e(x) = down_e (act(gate_e
- * x)
- * * (up_e x)). A shared expert, if there is one, is added with the factor
- * sigmoid(shared_gate x). The sum is in the order of the experts' indices. */
+ * experts that are chosen, in the order of their indices.
+ *
+ * Routing, in float32. s = softmax or sigmoid of (router x + router_bias); c = s +
+ * choice_bias counts for the choice alone. With n_groups > 1 the experts are as many
+ * equal groups of neighbours, of which the top_groups of the greatest worth stay: a
+ * group's worth is its greatest c, or the sum of its two greatest (groups_by_two,
+ * DeepSeek-V3). Of the experts that are left the `top` of the greatest c are chosen.
+ * Ties go to the smaller index. w_e = factor * s_e, divided by the sum of the chosen
+ * ones' s if `normalised`.
+ *
+ * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
+ * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
+ * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one, is
+ * added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
 struct experts {
-    struct mat router; /* [n, hidden] */
+    struct mat router;      /* [n, hidden] */
+    struct mat router_bias; /* [1, n], data NULL: none */
+    /* [1, n], float32 (e_score_correction_bias); data NULL: none */
+    struct mat choice_bias;
     /* [n * 2 * width, hidden]: rows of expert e from e * 2 * width on: its gate, then
      * its up */
     struct mat up;
-    struct mat down;                                /* [n * hidden, width], expert by expert */
-    struct mat shared_up, shared_down, shared_gate; /* data NULL: there is none */
-    int32_t n, top, width;                          /* width: of this rank's slice */
+    struct mat up_bias;                /* [1, n * 2 * width], as up's rows; data NULL: none */
+    struct mat down;                   /* [n * hidden, width], expert by expert */
+    struct mat down_bias;              /* [1, n * hidden], as down's rows; data NULL: none */
+    struct mat shared_up, shared_down; /* data NULL: there is none */
+    struct mat shared_gate;            /* [1, hidden]; data NULL: the factor is 1 */
+    int32_t n, top, width;             /* width: of this rank's slice */
+    int32_t n_groups, top_groups;      /* n is a multiple of n_groups; 0 or 1: no groups */
+    enum expert_scores scores;
     enum activation act;
+    float factor;       /* of the weights (routed_scaling_factor); 0 stands for 1 */
+    float swiglu_limit; /* 0: none */
     bool normalised;
+    bool groups_by_two; /* a group's worth is the sum of its two greatest c */
 };
 
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,

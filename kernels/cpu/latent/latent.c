@@ -16,7 +16,9 @@ struct latent_job {
     struct cpu_backend *c;
     struct mat q, kv; /* of latent_kv */
     const struct latent_attention *att;
-    struct mat over, sum; /* queries over latents, weighted sums of latents */
+    /* Of the tokens from `first` on: queries over latents, weighted sums of latents. */
+    struct mat over, sum;
+    int32_t first;
 };
 
 static int32_t latent_width(const struct latent_attention *a)
@@ -130,18 +132,18 @@ static void fold_keys(const struct latent_attention *a, const float *q, const fl
     s->max = max;
 }
 
-/* Heads [first, end) of token t. */
-static void attend_heads(const struct latent_job *j, int32_t t, int32_t first, int32_t end)
+/* Heads [first, end) of row r of the portion. */
+static void attend_heads(const struct latent_job *j, int32_t r, int32_t first, int32_t end)
 {
     const struct latent_attention *a = j->att;
     const struct batch *b = &j->c->batch;
     float key[LATENT_KEYS * LIMIT_LATENT_DIM];
     struct softmax state[TASK_HEADS];
-    int32_t s = cpu_sequence_of(b, t);
+    int32_t t = j->first + r, s = cpu_sequence_of(b, t);
     const int32_t *table = cpu_table(j->c, a->group, b->row[s]);
     int32_t n_keys = b->kv_len[s] - (b->q_start[s + 1] - t) + 1; /* <= 0: a padding row */
-    const float *q = mat_row_const(j->over, t);
-    float *sum = mat_row(j->sum, t);
+    const float *q = mat_row_const(j->over, r);
+    float *sum = mat_row(j->sum, r);
 
     memset(sum + (int64_t)first * a->latent, 0,
            (size_t)(end - first) * (size_t)a->latent * sizeof(*sum));
@@ -186,41 +188,50 @@ static struct mat part(struct mat w, int32_t first, int32_t n)
     return m;
 }
 
-/* The rotated ends of a token's queries, behind their images in the space of latents. */
-static void copy_rotated(const struct latent_job *j, int32_t t)
+/* The rotated ends of a row's queries, behind their images in the space of latents. */
+static void copy_rotated(const struct latent_job *j, int32_t r)
 {
     const struct latent_attention *a = j->att;
 
     for (int32_t h = 0; h < a->n_heads; h++) {
-        memcpy(mat_row(j->over, t) + (int64_t)h * latent_width(a) + a->latent,
-               mat_row_const(j->q, t) + (int64_t)h * (a->nope_dim + a->rot_dim) + a->nope_dim,
+        memcpy(mat_row(j->over, r) + (int64_t)h * latent_width(a) + a->latent,
+               mat_row_const(j->q, j->first + r) + (int64_t)h * (a->nope_dim + a->rot_dim) + a->nope_dim,
                (size_t)a->rot_dim * sizeof(float));
+    }
+}
+
+static void attend_portion(struct latent_job *j, struct mat out)
+{
+    const struct latent_attention *a = j->att;
+    struct backend *b = &j->c->base;
+    int32_t n = out.rows, width = a->nope_dim + a->rot_dim;
+
+    for (int32_t h = 0; h < a->n_heads; h++) {
+        cpu_linear(b, mat_cols(j->over, h * latent_width(a), a->latent),
+                   mat_cols(mat_rows(j->q, j->first, n), h * width, a->nope_dim),
+                   part(a->k_up, h * a->latent, a->latent), NULL);
+    }
+    for (int32_t r = 0; r < n; r++) {
+        copy_rotated(j, r);
+    }
+    cpu_pool_run(j->c->pool, n * (int32_t)div_ceil(a->n_heads, TASK_HEADS), attend_task, j);
+    for (int32_t h = 0; h < a->n_heads; h++) {
+        cpu_linear(b, mat_cols(out, h * a->v_dim, a->v_dim),
+                   mat_cols(j->sum, h * a->latent, a->latent),
+                   part(a->v_up, h * a->v_dim, a->v_dim), NULL);
     }
 }
 
 void cpu_latent_attention(struct backend *b, struct mat out, struct mat q,
                           const struct latent_attention *a, const struct latent_scratch *s)
 {
-    int32_t n = cpu_of(b)->batch.n_seqs > 0 ? cpu_of(b)->batch.n_tokens : 0;
-    int32_t width = a->nope_dim + a->rot_dim;
-    struct latent_job j = {.c = cpu_of(b),
-                           .q = q,
-                           .att = a,
-                           .over = mat_rows(s->q, 0, n),
-                           .sum = mat_rows(s->sum, 0, n)};
+    struct latent_job j = {.c = cpu_of(b), .q = q, .att = a};
+    int32_t n = j.c->batch.n_seqs > 0 ? j.c->batch.n_tokens : 0, most = MIN(s->q.rows, s->sum.rows);
 
-    for (int32_t h = 0; h < a->n_heads && n > 0; h++) {
-        cpu_linear(b, mat_cols(j.over, h * latent_width(a), a->latent),
-                   mat_cols(mat_rows(q, 0, n), h * width, a->nope_dim),
-                   part(a->k_up, h * a->latent, a->latent), NULL);
-    }
-    for (int32_t t = 0; t < n; t++) {
-        copy_rotated(&j, t);
-    }
-    cpu_pool_run(j.c->pool, n * (int32_t)div_ceil(a->n_heads, TASK_HEADS), attend_task, &j);
-    for (int32_t h = 0; h < a->n_heads && n > 0; h++) {
-        cpu_linear(b, mat_cols(mat_rows(out, 0, n), h * a->v_dim, a->v_dim),
-                   mat_cols(j.sum, h * a->latent, a->latent),
-                   part(a->v_up, h * a->v_dim, a->v_dim), NULL);
+    for (; j.first < n; j.first += most) {
+        int32_t rows = MIN(most, n - j.first);
+        j.over = mat_rows(s->q, 0, rows);
+        j.sum = mat_rows(s->sum, 0, rows);
+        attend_portion(&j, mat_rows(out, j.first, rows));
     }
 }

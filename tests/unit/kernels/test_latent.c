@@ -149,13 +149,14 @@ RIG_UNWATCHED static void absorb(const struct scene *s, const float *q, int32_t 
 
     for (int32_t d = 0; d < c->latent; d++) {
         const float *row = s->k_up + ((int64_t)head * c->latent + d) * c->nope_dim;
-        double sum = 0, rounded = 0;
+        double sum = 0;
+        float sum32 = 0;
         for (int32_t i = 0; i < c->nope_dim; i++) {
             sum += (double)q[i] * row[i];
-            rounded += (double)round_to(operand, q[i]) * row[i];
+            sum32 += round_to(operand, q[i]) * row[i];
         }
         exact[d] = sum;
-        plain[d] = round_to(s->at, (float)rounded);
+        plain[d] = round_to(s->at, sum32);
     }
     for (int32_t d = 0; d < c->rot_dim; d++) {
         exact[c->latent + d] = plain[c->latent + d] = q[c->nope_dim + d];
@@ -174,13 +175,14 @@ RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, int32_t n, c
     memset(sum32, 0, (size_t)c->latent * sizeof(*sum32));
     for (int32_t j = 0; j < n; j++) {
         const float *key = s->cached[seq] + (int64_t)j * width(c);
-        double dot = 0, dot32 = 0;
+        double dot = 0;
+        float dot32 = 0;
         for (int32_t d = 0; d < width(c); d++) {
             dot += exact[d] * key[d];
-            dot32 += (double)plain[d] * key[d];
+            dot32 += plain[d] * key[d];
         }
         double p = exp(dot * (double)s->att.scale);
-        float p32 = round_to(s->at, expf((float)dot32 * s->att.scale));
+        float p32 = round_to(s->at, expf(dot32 * s->att.scale));
         all += p;
         all32 += p32;
         for (int32_t d = 0; d < c->latent; d++) {
@@ -205,13 +207,14 @@ RIG_UNWATCHED static void attend_reference(const struct scene *s, int32_t seq, i
     weigh(s, seq, n, exact, over, sum, sum32);
     for (int32_t i = 0; i < c->v_dim; i++) {
         const float *row = s->v_up + ((int64_t)head * c->v_dim + i) * c->latent;
-        double dot = 0, dot32 = 0;
+        double dot = 0;
+        float dot32 = 0;
         for (int32_t d = 0; d < c->latent; d++) {
             dot += sum[d] * row[d];
-            dot32 += (double)sum32[d] * row[d];
+            dot32 += sum32[d] * row[d];
         }
         ref[i] = dot;
-        plain[i] = round_to(s->at, (float)dot32);
+        plain[i] = round_to(s->at, dot32);
     }
 }
 
@@ -352,8 +355,9 @@ static void scene_run(struct scene *s, const int32_t *n)
     struct mat q = mat_cols(rig_mat(r, rows, q_cols + 64, s->at, NULL), 0, q_cols);
     struct mat kv = mat_cols(rig_mat(r, rows, width(c) + 64, s->at, NULL), 0, width(c));
     struct mat out = rig_mat(r, rows, c->n_heads * c->v_dim, s->at, NULL);
-    struct latent_scratch scratch = {rig_mat(r, rows, c->n_heads * width(c), s->at, NULL),
-                                     rig_mat(r, rows, c->n_heads * c->latent, s->at, NULL)};
+    /* fewer rows than the step's: it is computed in portions */
+    struct latent_scratch scratch = {rig_mat(r, 24, c->n_heads * width(c), s->at, NULL),
+                                     rig_mat(r, 24, c->n_heads * c->latent, s->at, NULL)};
     rig_upload(r, q, q0);
     rig_upload(r, kv, kv0);
     rig_begin(r, &p->b);
