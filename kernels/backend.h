@@ -125,20 +125,31 @@ struct weight_desc {
 
 /* ---- key/value cache ---- */
 
+/* What a layer keeps of a token. */
+enum kv_kind {
+    KV_HEADS,  /* a key and a value of each key/value head */
+    KV_LATENT, /* one vector, which all heads share (struct latent_attention) */
+};
+
 /* Where a block's keys and values lie in one KV group: layers of one kind of attention
  * that share block tables. All groups take blocks from one pool, so their blocks have
  * the same number of tokens and of bytes. The only place that knows the order of the
- * axes: [block][layer][k|v][kv_head][token][dim]. */
+ * axes: [block][layer][k|v][kv_head][token][dim], and of latents
+ * [block][layer][token][dim]. */
 struct kv_layout {
+    enum kv_kind kind;
     int32_t block_size; /* tokens */
     int32_t n_layers;   /* of the group on this pipeline stage, unused ones included */
-    int32_t n_kv_heads; /* of this rank */
-    int32_t head_dim;   /* elements of one head's key or value */
+    int32_t n_kv_heads; /* of this rank; of latents 1, on every rank the same */
+    int32_t head_dim;   /* elements of one head's key or value, or of a token's latent */
     enum dtype dtype;   /* of an element; need not be that of weights or activations */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
+/* A cache of latents, `width` elements a token and layer; kv_stride is 0. */
+void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
+                           enum dtype dtype);
 /* Whether groups of these layouts can share one pool of blocks. */
 bool kv_layouts_agree(const struct kv_layout *l, int32_t n);
 static inline int64_t kv_layout_block_bytes(const struct kv_layout *l)
@@ -183,6 +194,36 @@ struct attention {
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
+};
+
+/* Multi-head latent attention (DeepSeek-V2, section 2.1; names after it). Of a token
+ * the cache holds the normed latent c [latent] and behind it the rotated key r
+ * [rot_dim], which all heads share. Head h has the key (K_h c, r) and the value V_h c;
+ * its score is scale * (q_nope . K_h c + q_rot . r).
+ *
+ * K_h is kept transposed, so that the weight also maps a query into the space of
+ * latents: q_nope . K_h c = (K_h^T q_nope) . c. Scores and sums are then taken over the
+ * cache as it is ("absorbed"), and V_h is applied to a head's sum of latents. */
+struct latent_attention {
+    int32_t group;   /* KV group of the layer, whose layout is of kind KV_LATENT */
+    int32_t layer;   /* in the group's blocks, from 0 on every pipeline stage */
+    int32_t n_heads; /* of this rank */
+    int32_t latent;  /* elements of c (kv_lora_rank) */
+    int32_t rot_dim; /* of q_rot and r, all rotated (qk_rope_head_dim); even */
+    int32_t nope_dim, v_dim; /* of q_nope and of a value (qk_nope_head_dim, v_head_dim) */
+    float scale;             /* of the scores */
+    struct norm norm;        /* of the latent, before it is cached */
+    struct mat cos_sin;      /* as in struct rope, of rot_dim */
+    bool interleaved;        /* as in struct rope */
+    struct mat k_up;         /* [n_heads * latent, nope_dim]: K_h^T, head by head */
+    struct mat v_up;         /* [n_heads * v_dim, latent]: V_h, head by head */
+};
+
+/* Workspace of `latent_attention`, whose contents are undefined afterwards. It has any
+ * number of rows: the operation goes over its own in portions of so many. */
+struct latent_scratch {
+    struct mat q;   /* [rows, n_heads * (latent + rot_dim)] queries over latents */
+    struct mat sum; /* [rows, n_heads * latent] weighted sums of latents */
 };
 
 /* What becomes of a router's products: each expert's share of all, or a score of its
@@ -381,6 +422,16 @@ struct backend_ops {
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each
      * sequence's cache, causal. q: the first columns of qkv. */
     void (*attention)(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
+    /* q [n_tokens, n_heads * (nope_dim + rot_dim)]: rotate q_rot, the end of each head,
+     * in place. kv [n_tokens, latent + rot_dim]: norm the latent and rotate the key in
+     * place, then write both to the cache. (optional, with latent_attention: models
+     * with latents are refused) */
+    void (*latent_kv)(struct backend *b, struct mat q, struct mat kv,
+                      const struct latent_attention *a);
+    /* out [n_tokens, n_heads * v_dim] = attention over each sequence's latents, causal.
+     * q: as latent_kv left it. */
+    void (*latent_attention)(struct backend *b, struct mat out, struct mat q,
+                             const struct latent_attention *a, const struct latent_scratch *s);
     /* x += y (parallel residual and post-norm families); `partial` as in add_norm. */
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */

@@ -75,8 +75,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
     }
 }
 
-/* The sequence of token t: the last whose first token is <= t. */
-static int32_t sequence_of(const struct batch *b, int32_t t)
+int32_t cpu_sequence_of(const struct batch *b, int32_t t)
 {
     int32_t low = 0;
     int32_t high = b->n_seqs;
@@ -97,7 +96,7 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
     const struct attention_job *job = arg;
     const struct attention *a = job->att;
     const struct batch *b = &job->c->batch;
-    int32_t s = sequence_of(b, t);
+    int32_t s = cpu_sequence_of(b, t);
     const int32_t *table = cpu_table(job->c, a->group, b->row[s]);
     int32_t index = b->kv_len[s] - (b->q_start[s + 1] - t);
     float *scores = job->c->scores + thread * job->c->scores_cap;

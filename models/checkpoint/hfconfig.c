@@ -60,7 +60,21 @@ static const struct field FIELDS[] = {
     {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
     {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
+    {"n_group", FIELD_INT, AT(n_groups), 1, LIMIT_EXPERTS},
+    {"topk_group", FIELD_INT, AT(top_groups), 1, LIMIT_EXPERTS},
+    {"first_k_dense_replace", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
+    {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
+    {"routed_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
     {"norm_topk_prob", FIELD_BOOL, AT(normalise_experts), 0, 0},
+    {"kv_lora_rank", FIELD_INT, AT(latent_rank), 1, LIMIT_LATENT_DIM},
+    {"q_lora_rank", FIELD_INT, AT(q_rank), 1, LIMIT_HIDDEN},
+    {"qk_rope_head_dim", FIELD_INT, AT(rot_dim), 2, LIMIT_HEAD_DIM},
+    {"qk_nope_head_dim", FIELD_INT, AT(nope_dim), 1, LIMIT_HEAD_DIM},
+    {"v_head_dim", FIELD_INT, AT(v_dim), 1, LIMIT_HEAD_DIM},
+    {"rope_interleave", FIELD_BOOL, AT(interleaved), 0, 0},
+    {"num_nextn_predict_layers", FIELD_INT, AT(n_draft_layers), 0, LIMIT_LAYERS},
     {"rms_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
@@ -364,6 +378,35 @@ static bool read_rotated_layers(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* mlp_layer_types: null or "dense" or "sparse" for each layer. */
+static bool read_mlp_types(struct json *j, struct raw_config *raw)
+{
+    char text[16];
+    int32_t n = 0;
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "mlp_layer_types", "a list of strings");
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (n == LIMIT_LAYERS) {
+            return json_fail(j, "mlp_layer_types has more than %d entries", LIMIT_LAYERS);
+        }
+        if (!read_text(j, "mlp_layer_types", text, sizeof(text))) {
+            return false;
+        }
+        raw->dense_layer[n] = strcmp(text, "dense") == 0;
+        if (!raw->dense_layer[n++] && strcmp(text, "sparse") != 0) {
+            return json_fail(j, "mlp_layer_types: '%s' is neither dense nor sparse", text);
+        }
+    }
+    raw->dense_layers = 0; /* each layer is named */
+    return !j->failed;
+}
+
 /* mlp_only_layers: null or a list of layers. */
 static bool read_dense_layers(struct json *j, struct raw_config *raw)
 {
@@ -408,6 +451,15 @@ static bool read_member(struct json *j, struct raw_config *raw)
     }
     if (json_key_is(j, "no_rope_layers")) {
         return read_rotated_layers(j, raw);
+    }
+    if (json_key_is(j, "mlp_layer_types")) {
+        return read_mlp_types(j, raw);
+    }
+    if (!null && json_key_is(j, "scoring_func")) {
+        return read_text(j, "scoring_func", raw->scoring, sizeof(raw->scoring));
+    }
+    if (!null && json_key_is(j, "topk_method")) {
+        return read_text(j, "topk_method", raw->choice, sizeof(raw->choice));
     }
     if (json_key_is(j, "mlp_only_layers")) {
         return read_dense_layers(j, raw);

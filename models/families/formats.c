@@ -4,13 +4,14 @@
 #include "config/base/log.h"
 #include "models/families/layers.h"
 
-/* Not an expert's tensor: products of one expert read a view of the rows of all, which
- * a weight in blocks does not have. */
+/* Not an expert's tensor, nor one that is divided into heads: products of one expert or
+ * head read a view of the rows of all, which a weight in blocks does not have. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
-           s->cols != DIM_ONE && tensor_spec_indices(s) < 2 &&
+           s->cols != DIM_ONE && tensor_spec_indices(s) < 2 && s->rows != DIM_K_UP &&
+           s->rows != DIM_V_UP &&
            s->transposed == (t->order == ORDER_TRANSPOSED) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }

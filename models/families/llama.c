@@ -92,13 +92,11 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-/* After the last attention only tokens that have logits are needed: of a prefill, few.
- * Sets x and attn to the gathered rows, and y to memory of their size. */
-static void gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y, struct mat *attn,
-                        struct mat qkv)
+void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y,
+                             struct mat *attn, struct mat free)
 {
     const struct backend_ops *ops = m->backend->ops;
-    struct mat rows = mat_rows(*y, 0, n), heads = mat_rows(mat_cols(qkv, 0, attn->cols), 0, n);
+    struct mat rows = mat_rows(*y, 0, n), heads = mat_rows(mat_cols(free, 0, attn->cols), 0, n);
 
     ops->gather(m->backend, rows, *x, 0);
     ops->gather(m->backend, heads, *attn, 0);
@@ -133,7 +131,7 @@ void llama_forward(struct model *m, const struct batch *b)
             if (n == 0) {
                 return; /* the cache is written */
             }
-            gather_rows(m, n, &x, &y, &attn, qkv);
+            transformer_gather_rows(m, n, &x, &y, &attn, qkv);
             h = mat_rows(h, 0, n);
         }
         y.transient = true;

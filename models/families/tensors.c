@@ -47,6 +47,17 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->experts.intermediate;
     case DIM_SHARED:
         return c->experts.shared_intermediate;
+    case DIM_V:
+        return (int64_t)c->n_heads * c->latent.v_dim;
+    case DIM_Q_RANK:
+        return c->latent.q_rank;
+    case DIM_LATENT:
+        return c->latent.rank;
+    case DIM_LATENT_KEY:
+        return (int64_t)c->latent.rank + c->latent.rot_dim;
+    case DIM_K_UP:
+    case DIM_V_UP:
+        return (int64_t)c->n_heads * (c->latent.nope_dim + c->latent.v_dim);
     case DIM_VOCAB:
         return c->vocab;
     case DIM_POSITIONS:
@@ -89,6 +100,12 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->experts.layer[layer];
     case WHEN_SHARED:
         return c->experts.layer[layer] && c->experts.shared_intermediate > 0;
+    case WHEN_CHOICE_BIAS:
+        return c->experts.layer[layer] && c->experts.choice_bias;
+    case WHEN_Q_RANK:
+        return c->latent.q_rank > 0;
+    case WHEN_NO_Q_RANK:
+        return c->latent.q_rank == 0;
     }
     return false;
 }
@@ -258,10 +275,27 @@ static void check_spec(struct problems *p, const struct tensor_spec *s,
     report_row(p, &row, s);
 }
 
+/* Whether a tensor is of a layer behind the last, which predicts further tokens. */
+static bool is_draft(const char *name, const struct model_config *c)
+{
+    static const char LAYERS[] = "layers.";
+    const char *at = strstr(name, LAYERS);
+
+    if (!at) {
+        return false;
+    }
+    long layer = strtol(at + sizeof(LAYERS) - 1, NULL, 10);
+    return layer >= c->n_layers && layer < (long)c->n_layers + c->n_draft_layers;
+}
+
 /* Whether an unknown tensor is one that inference does not need. */
 static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
 {
     size_t len = strlen(name);
+
+    if (is_draft(name, c)) {
+        return true;
+    }
 
     if (c->tied && strcmp(name, "lm_head.weight") == 0) {
         return true;
