@@ -194,6 +194,9 @@ struct attention {
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
+    /* [1, n_heads], float32: a logit of each head that has a share of the softmax and no
+     * value (gpt-oss's attention sinks); data NULL: none */
+    struct mat sinks;
 };
 
 /* Multi-head latent attention (DeepSeek-V2, section 2.1; names after it). Of a token
@@ -205,11 +208,11 @@ struct attention {
  * latents: q_nope . K_h c = (K_h^T q_nope) . c. Scores and sums are then taken over the
  * cache as it is ("absorbed"), and V_h is applied to a head's sum of latents. */
 struct latent_attention {
-    int32_t group;   /* KV group of the layer, whose layout is of kind KV_LATENT */
-    int32_t layer;   /* in the group's blocks, from 0 on every pipeline stage */
-    int32_t n_heads; /* of this rank */
-    int32_t latent;  /* elements of c (kv_lora_rank) */
-    int32_t rot_dim; /* of q_rot and r, all rotated (qk_rope_head_dim); even */
+    int32_t group;           /* KV group of the layer, whose layout is of kind KV_LATENT */
+    int32_t layer;           /* in the group's blocks, from 0 on every pipeline stage */
+    int32_t n_heads;         /* of this rank */
+    int32_t latent;          /* elements of c (kv_lora_rank) */
+    int32_t rot_dim;         /* of q_rot and r, all rotated (qk_rope_head_dim); even */
     int32_t nope_dim, v_dim; /* of q_nope and of a value (qk_nope_head_dim, v_head_dim) */
     float scale;             /* of the scores */
     struct norm norm;        /* of the latent, before it is cached */

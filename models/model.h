@@ -45,12 +45,13 @@ struct expert_config {
     int32_t intermediate;        /* width of an expert's MLP */
     int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
     bool normalised;             /* the weights of a token's experts sum to 1 */
+    float swiglu_limit;          /* of gpt-oss's experts; 0: none */
     enum expert_scores scores;
-    bool choice_bias;            /* the choice has a bias of its own */
-    bool groups_by_two;          /* as in struct experts */
+    bool choice_bias;             /* the choice has a bias of its own */
+    bool groups_by_two;           /* as in struct experts */
     int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
-    float factor;                /* of the weights: routed_scaling_factor, or 1 */
-    bool layer[LIMIT_LAYERS];    /* [n_layers] the layer has experts in place of its MLP */
+    float factor;                 /* of the weights: routed_scaling_factor, or 1 */
+    bool layer[LIMIT_LAYERS];     /* [n_layers] the layer has experts in place of its MLP */
 };
 
 /* Multi-head latent attention (DeepSeek-V2, section 2.1): sizes of the whole model. */
@@ -85,7 +86,7 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias;   /* these products have a bias */
     bool qk_norm;                      /* q and k are normed per head */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
-    float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
+    float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
     /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
      * norm's weights carry it */
     float logit_scale;
@@ -188,6 +189,8 @@ struct architecture {
      * that are ranked by their two best */
     bool sigmoid_experts;
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
+    float swiglu_limit;   /* default of expert_config.swiglu_limit */
+    bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
 };
 
 struct tensor_spec; /* layers.h */

@@ -341,6 +341,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .softcap = a->softcap,
                           .window = a->window,
                           .window_index = MAX(window, 0),
+                          .sinks = a->sinks.data,
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
     const struct step_arrays s = cuda_group_arrays(c, a->group);

@@ -171,8 +171,8 @@ static int set_routing(struct model_config *c, const struct raw_config *r,
     }
     if (a->sigmoid_experts ? *r->choice && strcmp(r->choice, "noaux_tc") != 0
                            : !plain && !grouped) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: topk_method '%s' is not supported with %s",
-                       CONFIG, r->choice, c->architecture);
+        return err_set(e, ERR_UNSUPPORTED, "%s: topk_method '%s' is not supported with %s", CONFIG,
+                       r->choice, c->architecture);
     }
     if (x->n % x->n_groups != 0 || x->top_groups > x->n_groups ||
         x->n / x->n_groups * x->top_groups < x->top) {
@@ -213,6 +213,11 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     x->shared_intermediate =
         r->n_shared > 0 ? r->n_shared * x->intermediate : MAX(r->shared_intermediate, 0);
     x->normalised = either(r->normalise_experts, a->normalises_experts);
+    x->swiglu_limit = a->swiglu_limit > 0 ? (float)real_or(r->swiglu_limit, a->swiglu_limit) : 0;
+    if (a->swiglu_limit > 0 && fabs(real_or(r->swiglu_alpha, 1.702) - 1.702) > 1e-6) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: swiglu_alpha is %g, allowed is 1.702", CONFIG,
+                       r->swiglu_alpha);
+    }
     for (int32_t i = 0; i < c->n_layers; i++) {
         x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0 &&
                       i >= (r->dense_layers >= 0 ? r->dense_layers : a->dense_layers) &&
@@ -251,8 +256,8 @@ static int set_rope_layers(struct model_config *c, const struct raw_config *r,
 {
     int32_t pattern = r->unrotated_pattern > 0 ? r->unrotated_pattern : a->unrotated_pattern;
 
-    c->rope_interleaved = a->latent ? either(r->interleaved, a->rope_interleaved)
-                                    : a->rope_interleaved;
+    c->rope_interleaved =
+        a->latent ? either(r->interleaved, a->rope_interleaved) : a->rope_interleaved;
     c->window_theta = a->window_theta > 0 ? real_or(r->window_theta, a->window_theta) : 0;
     if (a->unrotated_pattern == 0) {
         return 0;
@@ -419,7 +424,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         c->o_bias = either(r->out_bias, false);
     }
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
-    c->qk_norm = a->qk_norm;
+    c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
     c->scale_by_layer = r->scale_by_layer == 1;
     c->n_draft_layers = MAX(r->n_draft_layers, 0);
     c->logit_scale = 1;

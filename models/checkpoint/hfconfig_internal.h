@@ -35,10 +35,11 @@ struct raw_config {
 
     /* theta and partial (partial_rotary_factor) at the top level and, as rope_…, inside
      * rope_parameters; query_scalar is query_pre_attn_scalar. */
-    double window_theta; /* rope_local_base_freq, or rope_theta of sliding_attention */
+    double window_theta;  /* rope_local_base_freq, or rope_theta of sliding_attention */
     double expert_factor; /* routed_scaling_factor */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
+    double swiglu_limit, swiglu_alpha; /* under their own names */
     /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
         attention_factor;
@@ -50,6 +51,7 @@ struct raw_config {
         affine, scale_by_layer;
     int8_t scale_attention, truncate;
     int8_t normalise_experts;             /* norm_topk_prob */
+    int8_t use_qk_norm;                   /* of architectures that may norm q and k or not */
     int8_t interleaved;                   /* rope_interleave */
     int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                      /* attention_out_bias */

@@ -130,7 +130,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     if (!split) {
         return 1;
     }
-    if (dim == DIM_Q || dim == DIM_KV) {
+    if (dim == DIM_HEADS) {
+        ret[0] = q;
+    } else if (dim == DIM_Q || dim == DIM_KV) {
         struct range heads = dim == DIM_Q ? q : kv;
         ret[0] = (struct range){heads.first * d, heads.n * d};
     } else if (dim == DIM_VOCAB) {
@@ -155,6 +157,26 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
         return tensor_decode(t, copy) == 0 ? copy : NULL;
     }
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
+}
+
+/* The values of one expert in a tensor of all, in the order of the spec: n of them,
+ * every second one where gate and up are stored in turn. As plain_data otherwise. */
+static const void *stacked_data(const struct tensor_spec *s, const struct tensor *t, int64_t n,
+                                int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype), step = (size_t)tensor_spec_step(s);
+    const char *from = (const char *)t->data + (size_t)expert * (size_t)n * step * bytes;
+
+    if (step == 1 && (uintptr_t)from % bytes == 0) {
+        return from;
+    }
+    char *copy = malloc((size_t)n * bytes);
+    *ret_copy = copy;
+    from += s->rows == DIM_STACKED_UP ? bytes : 0;
+    for (size_t i = 0; copy && i < (size_t)n; i++) {
+        memcpy(copy + i * bytes, from + i * step * bytes, bytes);
+    }
+    return copy;
 }
 
 /* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the order
@@ -194,10 +216,10 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     return 0;
 }
 
-/* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
- * counts. */
+/* Add this rank's rows and columns of a tensor, or of one expert in a tensor of all; t
+ * NULL: a dummy, of which only the size counts. */
 static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
-                      struct err *e)
+                      int32_t expert, struct err *e)
 {
     const struct model *m = a->m;
     int64_t n_rows, n_cols;
@@ -210,7 +232,9 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
     void *copy = NULL;
-    const void *data = t ? plain_data(t, &copy) : NULL;
+    const void *data = !t                       ? NULL
+                       : tensor_spec_stacked(s) ? stacked_data(s, t, n_rows * n_cols, expert, &copy)
+                                                : plain_data(t, &copy);
     a->source[a->n_pieces].copy = copy;
     if (t && !data) {
         a->n_pieces++; /* so that the copy is freed */
@@ -264,7 +288,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    if (s->target == IN_LAYER(experts.choice_bias)) {
+    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks)) {
         d.dtype = DTYPE_F32;
     }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
@@ -295,7 +319,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             (s->split != SPLIT_FIRST || m->options.rank == 0)) {
             const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
-            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, e);
+            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
             if (t) {
                 transformer_count_format(m->weights, t, blocks || !t->format);
             }
@@ -439,6 +463,7 @@ static void set_experts(const struct model *m, struct layer *l)
     l->experts.n_groups = x->n_groups;
     l->experts.top_groups = x->top_groups;
     l->experts.factor = x->factor;
+    l->experts.swiglu_limit = x->swiglu_limit;
 }
 
 static void set_latent(const struct model *m, struct layer *l)
@@ -490,7 +515,8 @@ static void set_parameters(struct model *m)
                                           .scale = (float)(1 / sqrt((double)c->query_scalar) /
                                                            (c->scale_by_layer ? number + 1 : 1)),
                                           .softcap = c->attn_softcap,
-                                          .window = c->windowed[number] ? c->sliding_window : 0};
+                                          .window = c->windowed[number] ? c->sliding_window : 0,
+                                          .sinks = l->sinks};
         if (c->latent.rank > 0) {
             set_latent(m, l);
         }
@@ -648,9 +674,8 @@ static int check_backend(const struct model *m, struct err *e)
     } else if (c->latent.rank > 0 && !ops->latent_attention) {
         what = "attention over latents";
     }
-    return what ? err_set(e, ERR_UNSUPPORTED,
-                          "%s has %s, which the backend %s does not compute", c->architecture,
-                          what, m->backend->name)
+    return what ? err_set(e, ERR_UNSUPPORTED, "%s has %s, which the backend %s does not compute",
+                          c->architecture, what, m->backend->name)
                 : 0;
 }
 

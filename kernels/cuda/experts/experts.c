@@ -4,7 +4,7 @@
 #include "kernels/cuda/cuda.h"
 
 enum {
-    FEW_ROWS = 8,     /* up to so many a warp a weight row is faster than tiles */
+    FEW_ROWS = 8,      /* up to so many a warp a weight row is faster than tiles */
     MOST_LISTED = 1024 /* experts of a layer that the routing takes */
 };
 
@@ -113,8 +113,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */
     if (e->shared_up.data) {
-        cuda_linear_gated(b, s->shared_act, s->shared_up, x, e->shared_up, (struct mat){0},
-                          e->act);
+        cuda_linear_gated(b, s->shared_act, s->shared_up, x, e->shared_up, (struct mat){0}, e->act);
         cuda_linear(b, shared, s->shared_act, e->shared_down, NULL);
     }
     cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});

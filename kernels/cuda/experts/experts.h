@@ -29,20 +29,20 @@ struct expert_tile {
 
 /* What the routing leaves for the products, in memory of the device. */
 struct expert_lists {
-    int32_t *expert; /* [rows * top] of each pair */
-    float *weight;   /* [rows * top] of each pair */
-    int32_t *count;  /* [n] pairs of each expert */
-    int32_t *list;   /* [n, rows] the pairs of each expert, in any order */
-    int32_t *active; /* [n] the experts that have pairs, in the order of their indices */
-    int32_t *total;  /* [2] tiles, active experts */
+    int32_t *expert;          /* [rows * top] of each pair */
+    float *weight;            /* [rows * top] of each pair */
+    int32_t *count;           /* [n] pairs of each expert */
+    int32_t *list;            /* [n, rows] the pairs of each expert, in any order */
+    int32_t *active;          /* [n] the experts that have pairs, in the order of their indices */
+    int32_t *total;           /* [2] tiles, active experts */
     struct expert_tile *tile; /* [tiles], expert by expert */
     int32_t cap;              /* rows of the call: entries of each list */
     int32_t tile_rows;        /* most pairs of a tile */
 };
 
 struct expert_route {
-    const float *scores;   /* [rows, n] the router's products */
-    int64_t scores_stride; /* elements */
+    const float *scores;      /* [rows, n] the router's products */
+    int64_t scores_stride;    /* elements */
     const float *choice_bias; /* [n], or NULL */
     /* Rows from *n_live on are padding: they have no pairs. NULL: none are. */
     const int32_t *n_live;
@@ -64,7 +64,7 @@ struct expert_product {
     const void *bias; /* of w's rows, or NULL */
     int32_t k, width, n;
     int32_t divide, gated;
-    int32_t act; /* enum activation */
+    int32_t act;  /* enum activation */
     int32_t type; /* enum dtype of all of them */
     float limit;  /* gpt-oss's clamped form, above 0 */
 };

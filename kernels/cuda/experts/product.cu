@@ -24,8 +24,9 @@ __device__ __forceinline__ float dot(const vec<T, VEC> &a, const vec<T, VEC> &b,
 
 /* sum[s][r] = w_s . x_r over k columns, for this lane. */
 template <typename T, int VEC, int WEIGHTS>
-__device__ __forceinline__ void multiply(float (&sum)[WEIGHTS][AT_ONCE], const T *const (&w)[WEIGHTS],
-                                         const T *const (&x)[AT_ONCE], int n, int k, int lane)
+__device__ __forceinline__ void multiply(float (&sum)[WEIGHTS][AT_ONCE],
+                                         const T *const (&w)[WEIGHTS], const T *const (&x)[AT_ONCE],
+                                         int n, int k, int lane)
 {
     using V = vec<T, VEC>;
 

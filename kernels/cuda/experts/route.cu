@@ -314,8 +314,7 @@ __global__ void __launch_bounds__(LIST_THREADS) tiles_kernel(const expert_lists 
     list_tiles(l, threadIdx.x < n ? l.count[threadIdx.x] : 0, sums);
 }
 
-template <int PER>
-void route(const expert_route &a, const expert_lists &l, cudaStream_t stream)
+template <int PER> void route(const expert_route &a, const expert_lists &l, cudaStream_t stream)
 {
     if (a.rows <= SMALL_ROUTE) {
         launch(route_few_kernel<PER>, dim3(1), dim3(LIST_THREADS), 0, stream, a, l);

@@ -39,27 +39,26 @@ template <int N, int GROUPS> struct tile_layout {
 
 template <typename T> struct narrow; /* widths that wgmma.cuh lacks */
 
-#define NARROW_OF(T, type)                                                                  \
-    template <> struct narrow<T> {                                                          \
-        static __device__ __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b,   \
-                                                   int add)                                 \
-        {                                                                                   \
-            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                          \
-                      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type           \
-                      " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"        \
-                      : WGMMA_BIND_8(d, 0)                                                  \
-                      : "l"(a), "l"(b), "r"(add));                                          \
-        }                                                                                   \
-        static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b,  \
-                                                   int add)                                 \
-        {                                                                                   \
-            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                          \
-                      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type           \
-                      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
-                      "%15}, %16, %17, p, 1, 1, 0, 0;\n}"                                   \
-                      : WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8)                              \
-                      : "l"(a), "l"(b), "r"(add));                                          \
-        }                                                                                   \
+#define NARROW_OF(T, type)                                                                         \
+    template <> struct narrow<T> {                                                                 \
+        static __device__ __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, int add) \
+        {                                                                                          \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                 \
+                      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                  \
+                      " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"               \
+                      : WGMMA_BIND_8(d, 0)                                                         \
+                      : "l"(a), "l"(b), "r"(add));                                                 \
+        }                                                                                          \
+        static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b,         \
+                                                   int add)                                        \
+        {                                                                                          \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                 \
+                      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                  \
+                      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "        \
+                      "%15}, %16, %17, p, 1, 1, 0, 0;\n}"                                          \
+                      : WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8)                                     \
+                      : "l"(a), "l"(b), "r"(add));                                                 \
+        }                                                                                          \
     };
 
 NARROW_OF(__nv_bfloat16, "bf16")
@@ -214,8 +213,7 @@ __device__ __forceinline__ void store_block(const float (&d)[N / 2], uint32_t re
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 }
 
-template <typename T>
-__device__ __forceinline__ float bias_of(const expert_product &a, int64_t row)
+template <typename T> __device__ __forceinline__ float bias_of(const expert_product &a, int64_t row)
 {
     return a.bias ? to_float(((const T *)a.bias)[row]) : 0.0f;
 }
@@ -287,8 +285,7 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
         int64_t first = (int64_t)k.tile.expert * a.width * (GATED ? 2 : 1) + column;
         if (column < a.width) {
             bool two = !GATED && column + BLOCK_ROWS < a.width;
-            finish<T, N, GATED>(d0, d1, a, first,
-                                first + (GATED ? a.width : two ? BLOCK_ROWS : 0));
+            finish<T, N, GATED>(d0, d1, a, first, first + (GATED ? a.width : two ? BLOCK_ROWS : 0));
             store_block<T, N>(d0, base + offset, ring + offset, a, list, k.tile.n, column, group);
             if (two) {
                 store_block<T, N>(d1, base + offset, ring + offset, a, list, k.tile.n,
@@ -376,12 +373,12 @@ bool make_map(CUtensorMap *ret, const expert_product &a)
     cuuint64_t pitch[1] = {(cuuint64_t)a.w_stride * 2};
     cuuint32_t box[2] = {DEPTH, BLOCK_ROWS}, step[2] = {1, 1};
 
-    return map_encoder()(
-               ret,
-               a.type == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-               2, (void *)a.w, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return map_encoder()(ret,
+                         a.type == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         2, (void *)a.w, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* Whether the device runs code with wgmma, which only sm_90a's has: the kernel of other
@@ -392,8 +389,9 @@ bool has_wgmma(void)
     cudaFuncAttributes f;
 
     if (found < 0) {
-        found = cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, 1, true>) == cudaSuccess &&
-                f.maxThreadsPerBlock > 32;
+        found =
+            cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, 1, true>) == cudaSuccess &&
+            f.maxThreadsPerBlock > 32;
         cudaGetLastError();
     }
     return found > 0;
