@@ -22,10 +22,10 @@ static const struct architecture ARCHITECTURES[] = {
 };
 
 #define MLP LLAMA_LAYER "mlp."
-#define ROW_STACKED(name, rows, cols, split, target)                                          \
-    {MLP "experts." name, rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target),         \
-     WHEN_EXPERTS, true}
-#define ROW_BIAS(name, rows, split, target)                                              \
+#define ROW_STACKED(name, rows, cols, split, target)                     \
+    {MLP "experts." name,      rows,         cols, split, WEIGHT_LINEAR, \
+     IN_LAYER(experts.target), WHEN_EXPERTS, true}
+#define ROW_BIAS(name, rows, split, target)                                             \
     ROW(MLP name "bias", rows, DIM_ONE, split, WEIGHT_VECTOR, IN_LAYER(experts.target), \
         WHEN_EXPERTS)
 

@@ -3,11 +3,6 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum {
-    FEW_ROWS = 8,      /* up to so many a warp a weight row is faster than tiles */
-    MOST_LISTED = 1024 /* experts of a layer that the routing takes */
-};
-
 /* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
  * the number of rows alone, so a graph can hold it. */
 static int32_t tile_rows(const struct experts *e, int32_t rows)
@@ -36,59 +31,67 @@ static struct expert_lists lists_of(const struct experts *e, const struct expert
     return l;
 }
 
-static void route(struct cuda_backend *c, const struct experts *e, struct mat scores,
-                  const int32_t *n_live, const struct expert_lists *l)
+static struct expert_route routing(const struct experts *e, struct mat scores, int32_t rows,
+                                   const int32_t *n_live)
 {
-    struct expert_route a = {.scores = scores.data,
-                             .scores_stride = scores.stride,
-                             .choice_bias = e->choice_bias.data,
-                             .n_live = n_live,
-                             .rows = l->cap,
-                             .n = e->n,
-                             .top = e->top,
-                             .n_groups = e->n_groups,
-                             .top_groups = e->top_groups,
-                             .sigmoid = e->scores == SCORES_SIGMOID,
-                             .normalised = e->normalised,
-                             .groups_by_two = e->groups_by_two,
-                             .factor = e->factor != 0 ? e->factor : 1};
-
-    launch_expert_route(&a, l, c->stream);
+    return (struct expert_route){.scores = scores.data,
+                                 .scores_stride = scores.stride,
+                                 .choice_bias = e->choice_bias.data,
+                                 .n_live = n_live,
+                                 .rows = rows,
+                                 .n = e->n,
+                                 .top = e->top,
+                                 .n_groups = e->n_groups,
+                                 .top_groups = e->top_groups,
+                                 .sigmoid = e->scores == SCORES_SIGMOID,
+                                 .normalised = e->normalised,
+                                 .groups_by_two = e->groups_by_two,
+                                 .factor = e->factor != 0 ? e->factor : 1};
 }
 
-/* Up with the gate inside, then down, into the workspace's pairs. */
+/* Up, with the gate inside, into the workspace's pairs. */
+static struct expert_product product_up(const struct experts *e, struct mat x,
+                                        const struct expert_scratch *s)
+{
+    return (struct expert_product){.out = s->pair_act.data,
+                                   .out_stride = s->pair_act.stride,
+                                   .x = x.data,
+                                   .x_stride = x.stride,
+                                   .w = e->up.data,
+                                   .w_stride = e->up.stride,
+                                   .bias = e->up_bias.data,
+                                   .k = x.cols,
+                                   .width = e->width,
+                                   .n = e->n,
+                                   .divide = e->top,
+                                   .gated = true,
+                                   .act = (int32_t)e->act,
+                                   .type = (int32_t)x.dtype,
+                                   .limit = e->swiglu_limit};
+}
+
+static struct expert_product product_down(const struct experts *e, struct mat x,
+                                          const struct expert_scratch *s)
+{
+    return (struct expert_product){.out = s->pair_y.data,
+                                   .out_stride = s->pair_y.stride,
+                                   .x = s->pair_act.data,
+                                   .x_stride = s->pair_act.stride,
+                                   .w = e->down.data,
+                                   .w_stride = e->down.stride,
+                                   .bias = e->down_bias.data,
+                                   .k = e->width,
+                                   .width = x.cols,
+                                   .n = e->n,
+                                   .divide = 1,
+                                   .type = (int32_t)x.dtype};
+}
+
 static void products(struct cuda_backend *c, const struct experts *e, struct mat x,
                      const struct expert_scratch *s, const struct expert_lists *l)
 {
-    struct expert_product up = {.out = s->pair_act.data,
-                                .out_stride = s->pair_act.stride,
-                                .x = x.data,
-                                .x_stride = x.stride,
-                                .w = e->up.data,
-                                .w_stride = e->up.stride,
-                                .bias = e->up_bias.data,
-                                .k = x.cols,
-                                .width = e->width,
-                                .n = e->n,
-                                .divide = e->top,
-                                .gated = true,
-                                .act = (int32_t)e->act,
-                                .type = (int32_t)x.dtype,
-                                .limit = e->swiglu_limit};
-    struct expert_product down = {.out = s->pair_y.data,
-                                  .out_stride = s->pair_y.stride,
-                                  .x = s->pair_act.data,
-                                  .x_stride = s->pair_act.stride,
-                                  .w = e->down.data,
-                                  .w_stride = e->down.stride,
-                                  .bias = e->down_bias.data,
-                                  .k = e->width,
-                                  .width = x.cols,
-                                  .n = e->n,
-                                  .divide = 1,
-                                  .type = (int32_t)x.dtype};
-    bool tiles = (l->cap > FEW_ROWS || c->config.deterministic) &&
-                 expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
+    bool tiles = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
 
     if (!tiles || !launch_expert_tiles(&up, l, c->n_sms, c->stream)) {
         launch_expert_product(&up, l, l->cap, e->top, c->stream);
@@ -98,34 +101,60 @@ static void products(struct cuda_backend *c, const struct experts *e, struct mat
     }
 }
 
+/* Few rows, where results may depend on their number. */
+static bool few(struct cuda_backend *c, struct mat y, struct mat x, const struct experts *e,
+                const struct expert_scratch *s, const struct expert_route *r,
+                const struct expert_lists *l)
+{
+    struct expert_few a = {.route = *r,
+                           .up = product_up(e, x, s),
+                           .down = product_down(e, x, s),
+                           .router = e->router.data,
+                           .router_bias = e->router_bias.data,
+                           .router_stride = e->router.stride,
+                           .y = y.data,
+                           .y_stride = y.stride};
+
+    return !c->config.deterministic && !e->shared_up.data && launch_expert_few(&a, l, c->stream);
+}
+
+static bool takes(struct cuda_backend *c, const struct experts *e)
+{
+    bool fits =
+        e->n <= EXPERT_MOST && e->top <= EXPERT_MOST_TOP && e->n_groups <= EXPERT_MOST_GROUPS;
+
+    if (!fits && cuda_usable(c)) {
+        err_set(&c->failed, ERR_UNSUPPORTED, "cuda: %d of %d experts in %d groups", e->top, e->n,
+                e->n_groups);
+    }
+    return fits;
+}
+
 void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                   const struct expert_scratch *s)
 {
     struct cuda_backend *c = cuda_of(b);
     struct mat shared = mat_rows(s->y, 0, x.rows);
 
-    if (e->n > MOST_LISTED || e->top > EXPERT_MOST_TOP || e->n_groups > EXPERT_MOST_GROUPS) {
-        if (cuda_usable(c)) {
-            err_set(&c->failed, ERR_UNSUPPORTED, "cuda: %d of %d experts in %d groups", e->top,
-                    e->n, e->n_groups);
-        }
+    if (!takes(c, e)) {
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */
+    int32_t rows = cuda_rows(c, y);
+    bool padded = c->capturing && x.rows == c->batch.n_tokens;
+    const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
+    struct expert_lists l = lists_of(e, s, rows);
+    struct expert_route r = routing(e, s->scores, rows, n_live);
+    if (rows < 1 || !cuda_usable(c) || few(c, y, x, e, s, &r, &l)) {
+        return;
+    }
     if (e->shared_up.data) {
         cuda_linear_gated(b, s->shared_act, s->shared_up, x, e->shared_up, (struct mat){0}, e->act);
         cuda_linear(b, shared, s->shared_act, e->shared_down, NULL);
     }
     cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
     cuda_start(c);
-    int32_t rows = cuda_rows(c, y);
-    if (rows < 1 || !cuda_usable(c)) {
-        return;
-    }
-    bool padded = c->capturing && x.rows == c->batch.n_tokens;
-    const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
-    struct expert_lists l = lists_of(e, s, rows);
-    route(c, e, s->scores, n_live, &l);
+    launch_expert_route(&r, &l, c->stream);
     products(c, e, x, s, &l);
     struct expert_combine a = {.y = y.data,
                                .y_stride = y.stride,

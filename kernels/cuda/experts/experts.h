@@ -9,6 +9,8 @@
  *     route     scores to pairs and weights, and the lists of each expert's pairs
  *     products  up (with the gate inside), then down: expert by expert, by the lists
  *     combine   a row's pairs times their weights, and the shared expert
+ *
+ * A few rows take three launches of their own (few.cu).
  */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
 #define QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
@@ -83,7 +85,7 @@ struct expert_combine {
     int32_t rows, top, hidden, type;
 };
 
-enum { EXPERT_MOST_TOP = 32, EXPERT_MOST_GROUPS = 32 };
+enum { EXPERT_MOST = 1024, EXPERT_MOST_TOP = 32, EXPERT_MOST_GROUPS = 32 }; /* of a layer */
 void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,
                          cudaStream_t stream);
 /* Any shape and type: a warp multiplies a row of w with the rows of an expert, four at a
@@ -94,6 +96,19 @@ void launch_expert_product(const struct expert_product *a, const struct expert_l
  * shape, or other code runs; nothing was done. */
 bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
+/* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows without a
+ * shared expert. False: not for this shape; nothing was done. */
+enum { EXPERT_FEW_ROWS = 4 };
+struct expert_few {
+    struct expert_route route; /* its scores are written first */
+    struct expert_product up, down;
+    const void *router, *router_bias; /* [n, hidden], [n] or NULL */
+    int64_t router_stride;
+    void *y; /* [rows, hidden] */
+    int64_t y_stride;
+};
+bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
+                       cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

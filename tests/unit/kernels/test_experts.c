@@ -28,6 +28,10 @@ static const struct shape SHAPES[] = {
     {320, 4, 2, 128, 192, 0, true, .skew = 0},
     {300, 8, 2, 64, 64, 0, true, .skew = 40},
     {12, 300, 6, 64, 64, 0, true, .skew = 0},
+    {2, 128, 8, 256, 192, 0, true, .skew = 0},
+    {3, 160, 6, 2304, 40, 0, true, .skew = 0, .n_groups = 8, .top_groups = 3, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .biases = true, .factor = 2},
+    {4, 9, 9, 96, 520, 0, false, .skew = 0},
     /* DeepSeek-V2, -V3 and GLM-4.5, gpt-oss */
     {40, 32, 4, 64, 32, 48, false, 0, 8, 3, .ungated = true, .factor = 16},
     {40, 32, 6, 64, 40, 32, true, 0, 8, 4, .sigmoid = true, .by_two = true, .choice_bias = true,
