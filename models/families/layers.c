@@ -458,6 +458,7 @@ static void set_latent(const struct model *m, struct layer *l)
     a->interleaved = c->rope_interleaved;
     set_norm(c, &a->norm);
     set_norm(c, &l->q_norm);
+    a->norm.eps = l->q_norm.eps = 1e-6f; /* whatever the model's other norms have */
 }
 
 /* Parameters of the operations other than weights. */
