@@ -205,11 +205,11 @@ struct attention {
  * latents: q_nope . K_h c = (K_h^T q_nope) . c. Scores and sums are then taken over the
  * cache as it is ("absorbed"), and V_h is applied to a head's sum of latents. */
 struct latent_attention {
-    int32_t group;   /* KV group of the layer, whose layout is of kind KV_LATENT */
-    int32_t layer;   /* in the group's blocks, from 0 on every pipeline stage */
-    int32_t n_heads; /* of this rank */
-    int32_t latent;  /* elements of c (kv_lora_rank) */
-    int32_t rot_dim; /* of q_rot and r, all rotated (qk_rope_head_dim); even */
+    int32_t group;           /* KV group of the layer, whose layout is of kind KV_LATENT */
+    int32_t layer;           /* in the group's blocks, from 0 on every pipeline stage */
+    int32_t n_heads;         /* of this rank */
+    int32_t latent;          /* elements of c (kv_lora_rank) */
+    int32_t rot_dim;         /* of q_rot and r, all rotated (qk_rope_head_dim); even */
     int32_t nope_dim, v_dim; /* of q_nope and of a value (qk_nope_head_dim, v_head_dim) */
     float scale;             /* of the scores */
     struct norm norm;        /* of the latent, before it is cached */

@@ -46,11 +46,11 @@ struct expert_config {
     int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
     bool normalised;             /* the weights of a token's experts sum to 1 */
     enum expert_scores scores;
-    bool choice_bias;            /* the choice has a bias of its own */
-    bool groups_by_two;          /* as in struct experts */
+    bool choice_bias;             /* the choice has a bias of its own */
+    bool groups_by_two;           /* as in struct experts */
     int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
-    float factor;                /* of the weights: routed_scaling_factor, or 1 */
-    bool layer[LIMIT_LAYERS];    /* [n_layers] the layer has experts in place of its MLP */
+    float factor;                 /* of the weights: routed_scaling_factor, or 1 */
+    bool layer[LIMIT_LAYERS];     /* [n_layers] the layer has experts in place of its MLP */
 };
 
 /* Multi-head latent attention (DeepSeek-V2, section 2.1): sizes of the whole model. */
@@ -85,7 +85,7 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias;   /* these products have a bias */
     bool qk_norm;                      /* q and k are normed per head */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
-    float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
+    float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
     /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
      * norm's weights carry it */
     float logit_scale;
@@ -94,9 +94,11 @@ struct model_config {
     double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
-    /* with a rank: head_dim is that of queries, rotated part included, and n_kv_heads 1 */
+    /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
     int32_t n_draft_layers; /* behind the last layer in the checkpoint, not loaded (MTP) */
+    bool wide_qk_norm;      /* q and k are normed over all heads together (OLMo-2) */
+    bool wrapped; /* the text model of a vision checkpoint: its tensors have a prefix */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -187,6 +189,10 @@ struct architecture {
     /* experts are chosen as in DeepSeek-V3: by sigmoid scores and a bias, from groups
      * that are ranked by their two best */
     bool sigmoid_experts;
+    bool wide_qk_norm;    /* as in struct model_config */
+    bool windows_rotate;  /* if any layer has a window, those without one rotate nothing */
+    bool wrapper;         /* config.json has the text model's in its text_config */
+    float logit_scale;    /* default; 0: 1 */
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
 };
 

@@ -124,8 +124,8 @@ struct cuda_backend {
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS]; /* [n_windows] sliding windows of the model, 0: none */
     int32_t n_windows;
-    int32_t q_heads;            /* query heads per KV head; 0 before the first attention */
-    struct attn_workspace attn; /* made by the first attention */
+    int32_t q_heads;             /* query heads per KV head; 0 before the first attention */
+    struct attn_workspace attn;  /* made by the first attention */
     struct latent_splits latent; /* made by the first attention over latents; n does not count */
 
     /* sampling */

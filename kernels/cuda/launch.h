@@ -229,22 +229,22 @@ bool launch_attn_invariant(const struct attn_args *a, const struct step_arrays *
 
 /* ---- attention over latents (latent.cu, latent_mma.cu) ---- */
 struct latent_kv_args {
-    void *q, *kv;                 /* [rows, n_heads * (nope_dim + rot_dim)], [rows, latent + rot] */
-    int64_t q_stride, kv_stride;  /* elements */
-    const float *cos_sin;         /* [positions, rot_dim] */
-    int64_t cos_sin_stride;       /* of a position */
-    struct norm_args norm;        /* of the latent; RMS without bias */
+    void *q, *kv;                /* [rows, n_heads * (nope_dim + rot_dim)], [rows, latent + rot] */
+    int64_t q_stride, kv_stride; /* elements */
+    const float *cos_sin;        /* [positions, rot_dim] */
+    int64_t cos_sin_stride;      /* of a position */
+    struct norm_args norm;       /* of the latent; RMS without bias */
     int32_t n_heads, latent, rot_dim, nope_dim, interleaved; /* as in struct latent_attention */
-    int32_t layer;                /* of the cache */
-    struct kv_view view;          /* the cache */
+    int32_t layer;                                           /* of the cache */
+    struct kv_view view;                                     /* the cache */
 };
 /* Rotates the ends of the queries, norms and rotates kv, writes it to the cache. */
 void launch_latent_kv(const struct latent_kv_args *a, const struct step_arrays *s, int32_t rows,
                       cudaStream_t stream);
 /* out[r][head] [n] = w[head] [n, k] x[r][head] [k]. */
 struct head_linear_args {
-    void *out;                             /* [rows], a head every out_head elements */
-    const void *x, *w;                     /* [rows], a head every x_head; [n_heads * n, k] */
+    void *out;                              /* [rows], a head every out_head elements */
+    const void *x, *w;                      /* [rows], a head every x_head; [n_heads * n, k] */
     int64_t out_stride, x_stride, w_stride; /* of a row, in elements */
     int32_t out_head, x_head;
     int32_t rows, n_heads, n, k;
@@ -260,12 +260,12 @@ struct latent_args {
     float scale;
     struct kv_view kv;
 };
-/* Copies the rotated ends of the queries q [rows, n_heads * (nope_dim + rot_dim)] behind
- * a->q's latent parts. */
+/* Copies the rotated ends of the queries q [rows, n_heads * (nope_dim + rot_dim)]
+ * behind a->q's latent parts. */
 void launch_latent_rotated(const struct latent_args *a, const void *q, int64_t q_stride,
                            int32_t nope_dim, int32_t rows, cudaStream_t stream);
-/* Any shape and type: n_tokens tokens from a->first on, of the sequences [first_seq,
- * first_seq + n_seqs). */
+/* Any shape and type: n_tokens tokens from a->first on, of the sequences
+ * [first_seq, first_seq + n_seqs). */
 void launch_latent_plain(const struct latent_args *a, const struct step_arrays *s,
                          int32_t first_seq, int32_t n_seqs, int32_t n_tokens, cudaStream_t stream);
 /* Partial results of rows whose keys are divided into n splits. */

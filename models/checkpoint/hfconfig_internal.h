@@ -35,7 +35,7 @@ struct raw_config {
 
     /* theta and partial (partial_rotary_factor) at the top level and, as rope_…, inside
      * rope_parameters; query_scalar is query_pre_attn_scalar. */
-    double window_theta; /* rope_local_base_freq, or rope_theta of sliding_attention */
+    double window_theta;  /* rope_local_base_freq, or rope_theta of sliding_attention */
     double expert_factor; /* routed_scaling_factor */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
@@ -54,6 +54,13 @@ struct raw_config {
     int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                      /* attention_out_bias */
     int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
+
+    /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
+     * residual_multiplier; llama_4_scaling_beta of rope_parameters */
+    double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
+        position_beta;
+    int8_t wide_head_norms; /* use_qk_norm */
+    struct raw_config *text; /* owned: text_config; NULL: there is none */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
     bool quantized;      /* there is a quantization_config */

@@ -28,8 +28,8 @@ struct layer {
      * queries, or of their latent [q_rank], and behind them those of the latent and the
      * rotated key. */
     struct latent_attention latent;
-    struct norm q_norm; /* of the queries' latent */
-    struct mat q_up;    /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
+    struct mat q_up;            /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -62,10 +62,8 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct expert_scratch experts; /* only if a layer has experts */
-    /* Only with latents: queries [n_heads * head_dim], where they have a latent of their
-     * own; scratch of few rows. */
-    struct mat q;
-    struct latent_scratch latent;
+    struct mat q; /* [n_heads * head_dim]; only if queries have a latent */
+    struct latent_scratch latent; /* only with latents; fewer rows */
 };
 
 /* One axis of a stored tensor. */
@@ -73,18 +71,18 @@ enum tensor_dim {
     DIM_ONE, /* for the columns: the tensor has one axis */
     DIM_HIDDEN,
     DIM_EMBED,
-    DIM_Q,       /* n_heads * head_dim */
-    DIM_KV,      /* n_kv_heads * head_dim */
-    DIM_QKV,     /* q, k and v one after another */
-    DIM_HEAD,    /* head_dim */
-    DIM_MLP,     /* intermediate */
-    DIM_GATE_UP, /* gate and up one after another */
-    DIM_EXPERTS, /* experts of a layer */
-    DIM_EXPERT,  /* intermediate of an expert */
-    DIM_SHARED,  /* intermediate of the shared expert */
-    DIM_V,       /* n_heads * the dims of a value, with latents */
-    DIM_Q_RANK,  /* of the queries' latent */
-    DIM_LATENT,  /* of the latent */
+    DIM_Q,          /* n_heads * head_dim */
+    DIM_KV,         /* n_kv_heads * head_dim */
+    DIM_QKV,        /* q, k and v one after another */
+    DIM_HEAD,       /* head_dim */
+    DIM_MLP,        /* intermediate */
+    DIM_GATE_UP,    /* gate and up one after another */
+    DIM_EXPERTS,    /* experts of a layer */
+    DIM_EXPERT,     /* intermediate of an expert */
+    DIM_SHARED,     /* intermediate of the shared expert */
+    DIM_V,          /* n_heads * the dims of a value, with latents */
+    DIM_Q_RANK,     /* of the queries' latent */
+    DIM_LATENT,     /* of the latent */
     DIM_LATENT_KEY, /* of the latent and of the rotated key */
     /* Of each head the rows that make its key, then those that make its value; the
      * weight takes the former (DIM_K_UP), transposed, or the latter. */
@@ -113,13 +111,13 @@ enum tensor_when {
     WHEN_MLP_BIAS,
     WHEN_QK_NORM,
     WHEN_FINAL_NORM,
-    WHEN_PROJECTED, /* embed_dim is not hidden */
-    WHEN_DENSE,     /* the layer has an MLP */
-    WHEN_EXPERTS,   /* the layer has experts */
-    WHEN_SHARED,    /* and a shared one */
+    WHEN_PROJECTED,   /* embed_dim is not hidden */
+    WHEN_DENSE,       /* the layer has an MLP */
+    WHEN_EXPERTS,     /* the layer has experts */
+    WHEN_SHARED,      /* and a shared one */
     WHEN_CHOICE_BIAS, /* the layer's experts are chosen with a bias */
-    WHEN_Q_RANK,    /* the queries have a latent */
-    WHEN_NO_Q_RANK, /* they have none */
+    WHEN_Q_RANK,      /* the queries have a latent */
+    WHEN_NO_Q_RANK,   /* they have none */
 };
 
 /* One tensor of the checkpoint, or one of each layer, or one of each expert of each
@@ -140,8 +138,8 @@ struct tensor_spec {
 };
 
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, phi3_family,
-    deepseek_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
-    gpt2_family;
+    deepseek_family, olmo2_family, exaone4_family, cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
+    opt_family, gpt2_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -221,6 +219,9 @@ void transformer_free(struct transformer *t);
  * `free`: memory that is not needed any more, at least as wide as attn. */
 void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y,
                              struct mat *attn, struct mat free);
+/* out = norm of y. Partial sums are first added over the ranks, because the norm is not
+ * linear. */
+void transformer_post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n);
 /* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */

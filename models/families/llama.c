@@ -3,8 +3,9 @@
  *
  * Mistral adds a sliding window, Qwen2 biases of q, k and v, Qwen3 norms of q and k per
  * head; Gemma scales its embeddings and stores norm weights minus 1; SmolLM3 rotates
- * nothing in every fourth layer, ERNIE and Helium rotate neighbouring dims. These
- * differences are settings and conditions in the tables; the forward pass is the same.
+ * nothing in every fourth layer, ERNIE and Helium rotate neighbouring dims, Granite
+ * multiplies embeddings, scores, residuals and logits. These differences are settings
+ * and conditions in the tables; the forward pass is the same.
  */
 #include "models/families/layers.h"
 
@@ -71,6 +72,33 @@ static const struct architecture ARCHITECTURES[] = {
      .rope_theta = 100000,
      .rope_interleaved = true,
      .bias_apart = true},
+    {.name = "GraniteForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
+    {.name = "MinistralForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .sliding_window = 4096},
+    {.name = "Ministral3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 1e6},
+    {.name = "Mistral3ForConditionalGeneration",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 1e6,
+     .wrapper = true},
+    {.name = "InternLM3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
     {0},
 };
 

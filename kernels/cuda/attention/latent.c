@@ -1,5 +1,5 @@
-/* Multi-head latent attention as kernel launches: the queries into the space of latents,
- * attention over the cache, and the values of the heads out of it.
+/* Multi-head latent attention as kernel launches: the queries into the space of
+ * latents, attention over the cache, and the values of the heads out of it.
  *
  * Products by head have a kernel of their own for few rows; for many, cuBLASLt does one
  * head after the other. For `deterministic` a row's bits must not depend on which of
@@ -100,15 +100,13 @@ static bool prepare(struct cuda_backend *c, const struct latent_attention *a)
     }
     size_t rows = (size_t)c->n_sms * (size_t)MIN(a->n_heads, TILE_HEADS);
     c->latent.ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
-    c->latent.o =
-        cuda_alloc(c, rows * (size_t)a->latent * sizeof(float), "attention", &c->failed);
+    c->latent.o = cuda_alloc(c, rows * (size_t)a->latent * sizeof(float), "attention", &c->failed);
     return cuda_usable(c);
 }
 
 /* Tokens [first, end) of the portion that `k` describes, of one kind. */
-static void attend(struct cuda_backend *c, const struct latent_args *k,
-                   const struct step_arrays *s, const struct latent_work *w,
-                   struct latent_splits splits)
+static void attend(struct cuda_backend *c, const struct latent_args *k, const struct step_arrays *s,
+                   const struct latent_work *w, struct latent_splits splits)
 {
     struct latent_args at = *k;
     int64_t skipped = w->first - k->first;
@@ -160,10 +158,8 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
     launch_latent_rotated(&k, in.x.data, q.stride, a->nope_dim, rows, c->stream);
     splits.n = splits_of(c, a, MIN(end, n_decode) - first);
     attend(c, &k, &s,
-           &(struct latent_work){.first = first,
-                                 .end = MIN(end, n_decode),
-                                 .n_seqs = n_decode_seqs,
-                                 .decode = true},
+           &(struct latent_work){
+               .first = first, .end = MIN(end, n_decode), .n_seqs = n_decode_seqs, .decode = true},
            splits);
     splits.n = 1;
     attend(c, &k, &s,

@@ -1,8 +1,8 @@
-/* Multi-head latent attention, for any shape and type: the cache write, products by head,
- * and attention with one warp per (token, head). latent_mma.cu has the fast attention.
+/* Multi-head latent attention, for any shape and type: the cache write, products by
+ * head, and attention with one warp per (token, head). latent_mma.cu has the fast
+ * attention.
  *
- * The cache of latents has no panels: [block][layer][token][latent + rot_dim].
- */
+ * The cache of latents has no panels: [block][layer][token][latent + rot_dim]. */
 #include "kernels/cuda/attention/latent.cuh"
 
 enum { KV_THREADS = 128, PLAIN_WARPS = 4, PLAIN_MAX_PER_LANE = 64 }; /* latents up to 2048 */
@@ -164,10 +164,10 @@ extern "C" void launch_head_linear(const struct head_linear_args *a, int type, c
     } else if (fits && type == T_F16) {
         launch_head_linear_mma<__half>(*a, stream);
     } else {
-        DISPATCH_TYPE(type, launch(head_linear_plain_kernel<T>,
-                                   dim3(a->rows, a->n_heads,
-                                        (a->n + HEAD_OUTPUTS - 1) / HEAD_OUTPUTS),
-                                   dim3(HEAD_WARPS * 32), 0, stream, *a));
+        DISPATCH_TYPE(type,
+                      launch(head_linear_plain_kernel<T>,
+                             dim3(a->rows, a->n_heads, (a->n + HEAD_OUTPUTS - 1) / HEAD_OUTPUTS),
+                             dim3(HEAD_WARPS * 32), 0, stream, *a));
     }
 }
 
@@ -189,10 +189,9 @@ __global__ void copy_rotated_kernel(T *over, int64_t over_stride, const T *q, in
 extern "C" void launch_latent_rotated(const struct latent_args *a, const void *q, int64_t q_stride,
                                       int32_t nope_dim, int32_t rows, cudaStream_t stream)
 {
-    DISPATCH_TYPE(a->kv.dtype,
-                  launch(copy_rotated_kernel<T>, dim3(rows), dim3(256), 0, stream, (T *)a->q,
-                         a->q_stride, (const T *)q, q_stride, a->n_heads, a->latent, nope_dim,
-                         a->rot_dim));
+    DISPATCH_TYPE(a->kv.dtype, launch(copy_rotated_kernel<T>, dim3(rows), dim3(256), 0, stream,
+                                      (T *)a->q, a->q_stride, (const T *)q, q_stride, a->n_heads,
+                                      a->latent, nope_dim, a->rot_dim));
 }
 
 /* ---- attention ---- */

@@ -4,8 +4,8 @@
 
 #include "kernels/cuda/attention/attn_common.cuh"
 
-/* Of the sequences [first_seq, first_seq + n_seqs) the last that starts at or before the
- * token. */
+/* Of the sequences [first_seq, first_seq + n_seqs) the last that starts at or before
+ * the token. */
 __device__ __forceinline__ int latent_sequence(const step_arrays &s, int token, int first_seq,
                                                int n_seqs)
 {

@@ -17,7 +17,8 @@ enum { LATENT = 512, WIDTH = 576, CHUNKS = WIDTH / 8, KEYS = 64, WARPS = 8, THRE
 enum { ROW_BYTES = WIDTH * 2, TILE_BYTES = KEYS * ROW_BYTES };
 
 /* Offsets in shared memory. Rows of queries and keys have their 16-byte chunks permuted
- * within groups of 8, those of weights within 8, so that ldmatrix meets no bank twice. */
+ * within groups of 8, those of weights within 8, so that ldmatrix meets no bank
+ * twice. */
 template <int ROWS> struct shared_layout {
     static constexpr int M_TILES = ROWS / 16, KEY_GROUPS = WARPS / M_TILES;
     static constexpr int KEY = ROWS * ROW_BYTES, WEIGHT = KEY + 2 * TILE_BYTES;
@@ -85,7 +86,8 @@ __device__ __forceinline__ void load_keys(const latent_args &a, const segment &g
     }
 }
 
-/* The rows of a block: row r is head `head + r % heads` of token `token + r / heads`. */
+/* The rows of a block: row r is head `head + r % heads` of token `token + r /
+ * heads`. */
 struct tile_rows {
     int token, n_tokens, head, heads;
 };
@@ -163,8 +165,8 @@ __device__ __forceinline__ int keys_of(const segment &g, const tile_rows &w, int
     return token >= g.first && token < g.end ? g.last + 1 + token - g.first : 0;
 }
 
-/* Scores to weights: masks, finds the rows' maxima over all warps, writes the weights to
- * shared memory. `max` are the running maxima before (from) and after (to). */
+/* Scores to weights: masks, finds the rows' maxima over all warps, writes the weights
+ * to shared memory. `max` are the running maxima before (from) and after (to). */
 template <typename T, int ROWS>
 __device__ __forceinline__ void weigh(float (&c)[ROWS / 16][4], const latent_args &a,
                                       const segment &g, const tile_rows &w, int key, char *shared,
@@ -172,7 +174,8 @@ __device__ __forceinline__ void weigh(float (&c)[ROWS / 16][4], const latent_arg
 {
     using L = shared_layout<ROWS>;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp / L::M_TILES;
-    int row = warp % L::M_TILES * 16 + (lane >> 2), column = group * 8 * L::M_TILES + (lane & 3) * 2;
+    int row = warp % L::M_TILES * 16 + (lane >> 2),
+        column = group * 8 * L::M_TILES + (lane & 3) * 2;
     float *max = (float *)(shared + L::MAX), *part_max = (float *)(shared + L::PART_MAX),
           *part_sum = (float *)(shared + L::PART_SUM), top[2] = {-INFINITY, -INFINITY};
     float scale = a.scale * LOG2E;
@@ -334,8 +337,8 @@ __device__ __forceinline__ void split_keys(int n, int n_splits, int i, int *lo, 
     *hi = min(*lo + each, n);
 }
 
-/* Grid (splits, heads, tokens) for decodes, of which token t is sequence t; or (tiles of
- * w.tokens tokens, heads), the last and longest first. */
+/* Grid (splits, heads, tokens) for decodes, of which token t is sequence t; or (tiles
+ * of w.tokens tokens, heads), the last and longest first. */
 template <typename T, int ROWS>
 __global__ void __launch_bounds__(THREADS, 1)
     latent_mma_kernel(latent_args a, step_arrays s, latent_splits p, latent_work w)
@@ -399,9 +402,10 @@ __global__ void __launch_bounds__(LATENT / 4) latent_merge_kernel(latent_args a,
         acc.w += v.w * f;
     }
     float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
-    T *out = (T *)a.sum + blockIdx.x * a.sum_stride + (int64_t)blockIdx.y * LATENT + threadIdx.x * 4;
-    *(uint2 *)out = make_uint2(pack2<T>(acc.x * scale, acc.y * scale),
-                               pack2<T>(acc.z * scale, acc.w * scale));
+    T *out =
+        (T *)a.sum + blockIdx.x * a.sum_stride + (int64_t)blockIdx.y * LATENT + threadIdx.x * 4;
+    *(uint2 *)out =
+        make_uint2(pack2<T>(acc.x * scale, acc.y * scale), pack2<T>(acc.z * scale, acc.w * scale));
 }
 
 template <typename T, int ROWS>

@@ -85,13 +85,12 @@ static void scene_open(struct scene *s, const struct shape *c)
         .norm = {.kind = NORM_RMS,
                  .eps = 1e-6f,
                  .weight = rig_weight(&s->r, WEIGHT_VECTOR, c->dtype, 1, c->latent, s->norm)},
-        .cos_sin =
-            rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, MAX_LEN, c->rot_dim, s->cos_sin),
+        .cos_sin = rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, MAX_LEN, c->rot_dim, s->cos_sin),
         .interleaved = c->interleaved,
         .k_up = rig_weight(&s->r, WEIGHT_LINEAR, c->dtype, c->n_heads * c->latent, c->nope_dim,
                            s->k_up),
-        .v_up = rig_weight(&s->r, WEIGHT_LINEAR, c->dtype, c->n_heads * c->v_dim, c->latent,
-                           s->v_up)};
+        .v_up =
+            rig_weight(&s->r, WEIGHT_LINEAR, c->dtype, c->n_heads * c->v_dim, c->latent, s->v_up)};
     for (int32_t i = 0; i < SEQS; i++) {
         s->cached[i] = rig_alloc((size_t)MAX_LEN * (size_t)width(c) * sizeof(float));
     }

@@ -284,7 +284,8 @@ static float at(struct mat m, int64_t row, int64_t col)
  * transposed; the product that makes latents is whole on every rank. */
 static void ranks_hold_the_weights_of_their_heads_of_latents(void **state)
 {
-    static const char DIR[] = "tests/golden/deepseek-v3", B[] = "layers.1.self_attn.kv_b_proj.weight";
+    static const char DIR[] = "tests/golden/deepseek-v3",
+                      B[] = "layers.1.self_attn.kv_b_proj.weight";
     struct keeper k;
     struct model *m;
     struct err e = {0};
