@@ -194,8 +194,8 @@ struct attention {
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
-    /* [1, n_heads], float32: a logit of each head that has a share of the softmax and no
-     * value (gpt-oss's attention sinks); data NULL: none */
+    /* [1, n_heads], float32: a logit of each head that has a share of the softmax and
+     * no value (gpt-oss's attention sinks); data NULL: none */
     struct mat sinks;
 };
 
@@ -246,8 +246,8 @@ enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
  *
  * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
  * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
- * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one, is
- * added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
+ * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one,
+ * is added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
 struct experts {
     struct mat router;      /* [n, hidden] */
     struct mat router_bias; /* [1, n], data NULL: none */

@@ -95,9 +95,11 @@ struct model_config {
     double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
-    /* with a rank: head_dim is that of queries, rotated part included, and n_kv_heads 1 */
+    /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
     int32_t n_draft_layers; /* behind the last layer in the checkpoint, not loaded (MTP) */
+    bool wide_qk_norm;      /* q and k are normed over all heads together (OLMo-2) */
+    bool wrapped;           /* the text model of a vision checkpoint: its tensors have a prefix */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -188,6 +190,10 @@ struct architecture {
     /* experts are chosen as in DeepSeek-V3: by sigmoid scores and a bias, from groups
      * that are ranked by their two best */
     bool sigmoid_experts;
+    bool wide_qk_norm;    /* as in struct model_config */
+    bool windows_rotate;  /* if any layer has a window, those without one rotate nothing */
+    bool wrapper;         /* config.json has the text model's in its text_config */
+    float logit_scale;    /* default; 0: 1 */
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
     float swiglu_limit;   /* default of expert_config.swiglu_limit */
     bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */

@@ -117,7 +117,7 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m)
 
 /* ---- operations ---- */
 
-static struct norm_args norm_args(const struct norm *n)
+struct norm_args cuda_norm_args(const struct norm *n)
 {
     return (struct norm_args){.weight = n->weight.data,
                               .bias = n->bias.data,
@@ -149,7 +149,7 @@ static void cuda_embed_position(struct backend *b, struct mat x, struct mat tabl
 static void cuda_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n)
 {
     struct cuda_backend *c = cuda_of(b);
-    struct norm_args a = norm_args(n);
+    struct norm_args a = cuda_norm_args(n);
 
     if (cuda_fused_norm(c, out, x, n)) {
         return;
@@ -163,7 +163,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
                           const struct norm *n, bool partial)
 {
     struct cuda_backend *c = cuda_of(b);
-    struct norm_args a = norm_args(n);
+    struct norm_args a = cuda_norm_args(n);
 
     if (cuda_fused_add_norm(c, out, x, y, n, partial)) {
         return;
@@ -221,8 +221,8 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .cos_sin_stride = r->cos_sin.stride,
                           .rot_dim = r->rot_dim,
                           .interleaved = r->interleaved,
-                          .q_norm = norm_args(&r->q_norm),
-                          .k_norm = norm_args(&r->k_norm),
+                          .q_norm = cuda_norm_args(&r->q_norm),
+                          .k_norm = cuda_norm_args(&r->k_norm),
                           .n_heads = a->n_heads,
                           .layer = a->layer};
 
@@ -506,6 +506,8 @@ static const struct backend_ops ops = {
     .experts = cuda_experts,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
+    .latent_kv = cuda_latent_kv,
+    .latent_attention = cuda_latent_attention,
     .add = cuda_add,
     .gather = cuda_gather,
     .soft_cap = cuda_soft_cap,

@@ -67,6 +67,7 @@ static const struct field FIELDS[] = {
     {"first_k_dense_replace", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
     {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
     {"routed_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
+    {"clip_qkv", FIELD_REAL, AT(clip_qkv), 0, 1e6},
     {"swiglu_limit", FIELD_REAL, AT(swiglu_limit), 1e-6, 1e6},
     {"swiglu_alpha", FIELD_REAL, AT(swiglu_alpha), 1e-6, 1e6},
     {"use_qk_norm", FIELD_BOOL, AT(use_qk_norm), 0, 0},
@@ -88,6 +89,12 @@ static const struct field FIELDS[] = {
     {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
     {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
     {"final_logit_softcapping", FIELD_REAL, AT(final_softcap), 1e-6, 1e6},
+    {"logit_scale", FIELD_REAL, AT(logit_scale), 1e-6, 1e6},
+    {"logits_scaling", FIELD_REAL, AT(logits_scaling), 1e-6, 1e6},
+    {"embedding_multiplier", FIELD_REAL, AT(embedding_factor), 1e-6, 1e6},
+    {"attention_multiplier", FIELD_REAL, AT(attention_factor_all), 1e-6, 1e6},
+    {"residual_multiplier", FIELD_REAL, AT(residual_factor), 1e-6, 1e6},
+    {"use_qk_norm", FIELD_BOOL, AT(wide_head_norms), 0, 0},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
@@ -119,6 +126,7 @@ static const struct field ROPE_FIELDS[] = {
     {"mscale", FIELD_REAL, AT(mscale), 0, 1e3},
     {"mscale_all_dim", FIELD_REAL, AT(mscale_all_dim), 0, 1e3},
     {"attention_factor", FIELD_REAL, AT(attention_factor), 1e-6, 1e3},
+    {"llama_4_scaling_beta", FIELD_REAL, AT(position_beta), 0, 1e3},
     {"truncate", FIELD_BOOL, AT(truncate), 0, 0},
     {"original_max_position_embeddings", FIELD_INT, AT(rope_original_positions), 1, 1 << 30},
     {NULL, 0, 0, 0, 0},
@@ -431,6 +439,8 @@ static bool read_dense_layers(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+static bool read_text_config(struct json *j, struct raw_config *raw);
+
 static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
@@ -442,6 +452,9 @@ static bool read_member(struct json *j, struct raw_config *raw)
     }
     if (json_key_is(j, "architectures")) {
         return read_architectures(j, raw);
+    }
+    if (json_key_is(j, "text_config")) {
+        return read_text_config(j, raw);
     }
     if (json_key_is(j, "rope_scaling") || json_key_is(j, "rope_parameters")) {
         return read_rope(j, "rope_parameters", raw);
@@ -495,6 +508,52 @@ static void raw_init(struct raw_config *raw)
     raw->n_layer_types = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;
+}
+
+/* The configuration of a vision model's text part, in an object of its own. */
+static bool read_text_config(struct json *j, struct raw_config *raw)
+{
+    if (json_peek(j) != JSON_OBJECT || raw->text) {
+        return json_peek(j) == JSON_NULL ? json_skip(j) : wrong_type(j, "text_config", "an object");
+    }
+    raw->text = malloc(sizeof(*raw->text));
+    if (!raw->text) {
+        return json_fail(j, "out of memory");
+    }
+    raw_init(raw->text);
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "text_config")) { /* not deeper */
+            json_skip(j);
+        } else {
+            read_member(j, raw->text);
+        }
+    }
+    return !j->failed;
+}
+
+/* The text part in place of the whole, with what only the whole has. */
+static void take_text_config(struct raw_config *raw)
+{
+    struct raw_config *text = raw->text;
+
+    if (!text) {
+        return;
+    }
+    memcpy(text->architecture, raw->architecture, sizeof(text->architecture));
+    if (!*text->dtype) {
+        memcpy(text->dtype, raw->dtype, sizeof(text->dtype));
+    }
+    text->bos = text->bos >= 0 ? text->bos : raw->bos;
+    text->tied = text->tied >= 0 ? text->tied : raw->tied;
+    text->quantized |= raw->quantized;
+    if (text->n_eos == 0) {
+        text->n_eos = raw->n_eos;
+        memcpy(text->eos, raw->eos, sizeof(text->eos));
+    }
+    *raw = *text;
+    raw->text = NULL;
+    free(text);
 }
 
 static int set_dtype(struct model_config *c, const char *name, struct err *e)
@@ -618,8 +677,10 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
         read_member(&j, raw);
     }
     if (!json_finish(&j)) {
+        free(raw->text);
         return ERR_INVALID;
     }
+    take_text_config(raw);
     c->bos = raw->bos;
     c->n_eos = raw->n_eos;
     memcpy(c->eos, raw->eos, sizeof(c->eos));

@@ -67,6 +67,16 @@ static int set_activation(struct model_config *c, const char *name, struct err *
         CONFIG, name);
 }
 
+/* Granite's factors. x += f y of every residual is computed as x / f += y: norms do not
+ * see the difference if their eps is divided by f squared. */
+static void set_multipliers(struct model_config *c, const struct raw_config *r)
+{
+    double residual = real_or(r->residual_factor, 1);
+
+    c->embed_scale = (float)(c->embed_scale * real_or(r->embedding_factor, 1) / residual);
+    c->norm_eps = (float)(c->norm_eps / (residual * residual));
+}
+
 static int set_shape(struct model_config *c, const struct raw_config *r, struct err *e)
 {
     const struct {
@@ -97,6 +107,7 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
     c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
     c->embed_scale = c->norm_offset > 0 ? sqrtf((float)r->hidden) : 1;
+    set_multipliers(c, r);
     if (r->head_dim < 0 && c->latent.rank == 0 && r->hidden % r->n_heads != 0) {
         return err_set(e, ERR_INVALID,
                        "%s: hidden_size %d is no multiple of num_attention_heads %d, and head_dim "
@@ -243,6 +254,7 @@ static int set_window(struct model_config *c, const struct raw_config *r,
     for (int32_t i = 0; i < c->n_layers; i++) {
         bool usual = a->window_pattern > 0 ? (i + 1) % pattern != 0 : i >= from;
         c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
+        c->unrotated[i] = a->windows_rotate && !c->windowed[i];
         if (c->windowed[i]) {
             c->sliding_window = window;
         }
@@ -365,10 +377,14 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     /* With linear and dynamic scaling max_position_embeddings is the context before
      * scaling; with the other kinds it is the longest context. */
     double reach = c->max_positions;
+    bool stretches = real_or(r->position_beta, 0) > 0;
     if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
         reach *= rope->factor;
     } else if (rope->kind == ROPE_YARN) {
         reach = MAX(reach, rope->original_positions * rope->factor);
+    }
+    if (stretches) { /* queries behind it get a factor that grows with their position */
+        reach = MIN(reach, rope->original_positions);
     }
     c->max_positions = (int32_t)MIN(reach, (double)LIMIT_MODEL_LEN);
     return check_rope(c, r, e);
@@ -401,6 +417,12 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
                        r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");
     }
+    if (r->wide_head_norms == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported", CONFIG);
+    }
+    if (r->clip_qkv > 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: clip_qkv is not supported", CONFIG);
+    }
     if (r->affine == 0 || r->scale_attention == 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
                        r->affine == 0 ? "layer_norm_elementwise_affine" : "scale_attn_weights");
@@ -425,14 +447,20 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     }
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
     c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
+    c->wide_qk_norm = a->wide_qk_norm;
+    c->wrapped = a->wrapper;
     c->scale_by_layer = r->scale_by_layer == 1;
     c->n_draft_layers = MAX(r->n_draft_layers, 0);
-    c->logit_scale = 1;
+    c->logit_scale = (float)(real_or(r->logit_scale, a->logit_scale > 0 ? a->logit_scale : 1) /
+                             real_or(r->logits_scaling, 1));
     int rc = set_latent(c, r, a, e);
     if (rc == 0) {
         rc = set_shape(c, r, e);
     }
     c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
+    if (!isnan(r->attention_factor_all)) {
+        c->query_scalar = (float)(1 / (r->attention_factor_all * r->attention_factor_all));
+    }
     c->attn_softcap = (float)real_or(r->attn_softcap, 0);
     c->final_softcap = (float)real_or(r->final_softcap, 0);
     if (rc == 0) {

@@ -39,7 +39,7 @@ struct raw_config {
     double expert_factor; /* routed_scaling_factor */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
-    double swiglu_limit, swiglu_alpha; /* under their own names */
+    double swiglu_limit, swiglu_alpha, clip_qkv; /* under their own names */
     /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
         attention_factor;
@@ -56,6 +56,13 @@ struct raw_config {
     int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                      /* attention_out_bias */
     int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
+
+    /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
+     * residual_multiplier; llama_4_scaling_beta of rope_parameters */
+    double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
+        position_beta;
+    int8_t wide_head_norms;  /* use_qk_norm */
+    struct raw_config *text; /* owned: text_config; NULL: there is none */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
     bool quantized;      /* there is a quantization_config */

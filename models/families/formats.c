@@ -11,8 +11,7 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
 {
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
            s->cols != DIM_ONE && tensor_spec_indices(s) < 2 && s->rows != DIM_K_UP &&
-           s->rows != DIM_V_UP &&
-           s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           s->rows != DIM_V_UP && s->transposed == (t->order == ORDER_TRANSPOSED) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }
 

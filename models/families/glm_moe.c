@@ -1,7 +1,7 @@
 /* GLM-4.5: LLaMA's attention with biases of q, k and v and half of each head rotated, a
- * few plain layers, then experts chosen by sigmoid scores with a bias for the choice, and
- * a shared one without a gate. Layers behind the last predict further tokens; they are
- * not loaded.
+ * few plain layers, then experts chosen by sigmoid scores with a bias for the choice,
+ * and a shared one without a gate. Layers behind the last predict further tokens; they
+ * are not loaded.
  */
 #include "models/families/layers.h"
 

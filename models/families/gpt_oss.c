@@ -1,7 +1,7 @@
 /* gpt-oss: LLaMA's attention with biases, sinks and a window in every other layer; the
- * experts of a layer are stacked in tensors of their own, stored [in, out], with gate and
- * up in turn, and have biases and a clamped SwiGLU (backend.h's struct experts). The
- * softmax over the chosen experts alone is that over all, normalised.
+ * experts of a layer are stacked in tensors of their own, stored [in, out], with gate
+ * and up in turn, and have biases and a clamped SwiGLU (backend.h's struct experts).
+ * The softmax over the chosen experts alone is that over all, normalised.
  */
 #include "models/families/layers.h"
 

@@ -179,6 +179,50 @@ static const void *stacked_data(const struct tensor_spec *s, const struct tensor
     return copy;
 }
 
+/* Whether the weights carry the factor of the logits: the head is linear, so it may be
+ * on either side of it. */
+static bool scales_logits(const struct model *m, const struct tensor_spec *s)
+{
+    return m->config.logit_scale != 1 && tensor_spec_indices(s) == 0 &&
+           s->target == IN_MODEL(final_norm.weight);
+}
+
+static float value_at(const void *data, enum dtype t, int32_t i)
+{
+    uint32_t bits;
+    float f;
+
+    if (t == DTYPE_F16) {
+        return weight_format_f16((const uint8_t *)data + (size_t)i * 2);
+    }
+    if (t == DTYPE_F32) {
+        return ((const float *)data)[i];
+    }
+    bits = (uint32_t)((const uint16_t *)data)[i] << 16;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* The last piece, n values, times the factor of the logits, as float32. */
+static int scale_piece(struct assembly *a, float factor, struct err *e)
+{
+    struct weight_piece *p = &a->piece[a->n_pieces - 1];
+    struct source *from = &a->source[a->n_pieces - 1];
+    float *scaled = malloc((size_t)p->cols * sizeof(*scaled));
+
+    if (!scaled) {
+        return err_nomem(e, from->tensor->name);
+    }
+    for (int32_t i = 0; i < p->cols; i++) {
+        scaled[i] = factor * value_at(p->data, p->dtype, i);
+    }
+    free(from->copy);
+    from->copy = scaled;
+    p->data = scaled;
+    p->dtype = DTYPE_F32;
+    return 0;
+}
+
 /* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the order
  * of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
@@ -288,7 +332,8 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks)) {
+    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks) ||
+        scales_logits(m, s)) {
         d.dtype = DTYPE_F32;
     }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
@@ -320,6 +365,9 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
             rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
+            if (rc == 0 && t && scales_logits(m, s)) {
+                rc = scale_piece(a, m->config.logit_scale, e);
+            }
             if (t) {
                 transformer_count_format(m->weights, t, blocks || !t->format);
             }
@@ -482,7 +530,7 @@ static void set_latent(const struct model *m, struct layer *l)
     a->cos_sin = m->weights->cos_sin;
     a->interleaved = c->rope_interleaved;
     set_norm(c, &a->norm);
-    set_norm(c, &l->q_norm);
+    a->norm.eps = l->q_norm.eps = 1e-6f; /* whatever the model's other norms have */
 }
 
 /* Parameters of the operations other than weights. */
@@ -501,6 +549,8 @@ static void set_parameters(struct model *m)
         set_norm(c, &l->mlp_norm);
         set_norm(c, &l->attn_post_norm);
         set_norm(c, &l->mlp_post_norm);
+        set_norm(c, &l->q_norm);
+        set_norm(c, &l->k_norm);
         if (c->experts.layer[number]) {
             set_experts(m, l);
         }
@@ -636,6 +686,12 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
                              "tensor_parallel_size %d does not divide the model: %d heads, %d "
                              "key/value heads, MLP width %d",
                              n, c->n_heads, c->n_kv_heads, c->intermediate);
+    }
+    if (c->wide_qk_norm && n > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d: %s norms queries and keys over all heads, "
+                             "which several ranks do not compute",
+                             n, c->architecture);
     }
     if (c->experts.intermediate % n != 0 || c->experts.shared_intermediate % n != 0) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",

@@ -29,8 +29,8 @@ struct layer {
      * queries, or of their latent [q_rank], and behind them those of the latent and the
      * rotated key. */
     struct latent_attention latent;
-    struct norm q_norm; /* of the queries' latent */
-    struct mat q_up;    /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
+    struct mat q_up; /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -63,10 +63,8 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct expert_scratch experts; /* only if a layer has experts */
-    /* Only with latents: queries [n_heads * head_dim], where they have a latent of their
-     * own; scratch of few rows. */
-    struct mat q;
-    struct latent_scratch latent;
+    struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
+    struct latent_scratch latent;  /* only with latents; fewer rows */
 };
 
 /* One axis of a stored tensor. */
@@ -84,8 +82,9 @@ enum tensor_dim {
     DIM_EXPERT,  /* intermediate of an expert */
     DIM_SHARED,  /* intermediate of the shared expert */
     DIM_HEADS,   /* n_heads */
-    /* Of tensors that hold all experts of a layer, one after another: the gate's part of
-     * an expert's rows, which are stored in turn with up's, up's part, and hidden. */
+    /* Of tensors that hold all experts of a layer, one after another: the gate's part
+     * of an expert's rows, which are stored in turn with up's, up's part, and
+     * hidden. */
     DIM_STACKED_GATE,
     DIM_STACKED_UP,
     DIM_STACKED_HIDDEN,
@@ -146,9 +145,10 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
-extern const struct model_family llama_family, qwen_moe_family, mixtral_family, glm_moe_family,
-    gpt_oss_family, phi3_family, deepseek_family, glm_family, glm4_family, gemma2_family,
-    stablelm_family, starcoder2_family, opt_family, gpt2_family;
+extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
+    glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
+    cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
+    opt_family, gpt2_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -228,6 +228,9 @@ void transformer_free(struct transformer *t);
  * `free`: memory that is not needed any more, at least as wide as attn. */
 void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y,
                              struct mat *attn, struct mat free);
+/* out = norm of y. Partial sums are first added over the ranks, because the norm is not
+ * linear. */
+void transformer_post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n);
 /* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */

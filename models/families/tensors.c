@@ -169,6 +169,15 @@ const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct 
         return t;
     }
     static const char *const PREFIXES[] = {"model.", "transformer."};
+    static const char *const WRAPPERS[] = {"model.language_", "language_model."};
+    for (size_t i = 0; i < ARRAY_LEN(WRAPPERS); i++) { /* the text part of a vision model */
+        char whole[NAME_BYTES + 32];
+        snprintf(whole, sizeof(whole), "%s%s", WRAPPERS[i], name);
+        t = checkpoint_find(c, whole);
+        if (t) {
+            return t;
+        }
+    }
     for (size_t i = 0; i < ARRAY_LEN(PREFIXES); i++) {
         size_t len = strlen(PREFIXES[i]);
         if (strncmp(name, PREFIXES[i], len) == 0) {
@@ -324,12 +333,26 @@ static bool is_draft(const char *name, const struct model_config *c)
     return layer >= c->n_layers && layer < (long)c->n_layers + c->n_draft_layers;
 }
 
+/* Whether a tensor makes embeddings of images. */
+static bool is_of_vision(const char *name)
+{
+    static const char *const PARTS[] = {"vision_tower.", "multi_modal_projector.", "vision_model.",
+                                        "visual."};
+
+    for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
+        if (strstr(name, PARTS[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether an unknown tensor is one that inference does not need. */
 static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
 {
     size_t len = strlen(name);
 
-    if (is_draft(name, c)) {
+    if (is_draft(name, c) || (c->wrapped && is_of_vision(name))) {
         return true;
     }
 

@@ -1,10 +1,9 @@
-/* Multi-head latent attention (backend.h, struct latent_attention): the cache write, the
- * products that lead into the space of latents and out of it, and attention over the
- * cache between them, as plain loops.
+/* Multi-head latent attention (backend.h, struct latent_attention): the cache write,
+ * the products that lead into the space of latents and out of it, and attention over
+ * the cache between them, as plain loops.
  *
  * The keys of a token are visited in tiles from the first one on, with the softmax
- * rescaled from tile to tile: a row's bits depend on its sequence alone.
- */
+ * rescaled from tile to tile: a row's bits depend on its sequence alone. */
 #include <math.h>
 #include <string.h>
 
@@ -195,7 +194,8 @@ static void copy_rotated(const struct latent_job *j, int32_t r)
 
     for (int32_t h = 0; h < a->n_heads; h++) {
         memcpy(mat_row(j->over, r) + (int64_t)h * latent_width(a) + a->latent,
-               mat_row_const(j->q, j->first + r) + (int64_t)h * (a->nope_dim + a->rot_dim) + a->nope_dim,
+               mat_row_const(j->q, j->first + r) + (int64_t)h * (a->nope_dim + a->rot_dim) +
+                   a->nope_dim,
                (size_t)a->rot_dim * sizeof(float));
     }
 }

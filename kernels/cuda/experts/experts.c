@@ -1,4 +1,5 @@
-/* backend_ops.experts: the routing, the products by its lists, the sum. See experts.h. */
+/* backend_ops.experts: the routing, the products by its lists, the sum. See
+ * experts.h. */
 #include "kernels/cuda/experts/experts.h"
 
 #include "kernels/cuda/cuda.h"

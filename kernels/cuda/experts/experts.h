@@ -88,8 +88,8 @@ struct expert_combine {
 enum { EXPERT_MOST = 1024, EXPERT_MOST_TOP = 32, EXPERT_MOST_GROUPS = 32 }; /* of a layer */
 void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,
                          cudaStream_t stream);
-/* Any shape and type: a warp multiplies a row of w with the rows of an expert, four at a
- * time. The fastest for a few rows. */
+/* Any shape and type: a warp multiplies a row of w with the rows of an expert, four at
+ * a time. The fastest for a few rows. */
 void launch_expert_product(const struct expert_product *a, const struct expert_lists *l,
                            int32_t rows, int32_t top, cudaStream_t stream);
 /* The same by tiles with wgmma, which only code for sm_90a has. False: not for this

@@ -1,7 +1,7 @@
-/* Experts of a few rows, in three launches (experts.h): the router's products; up, whose
- * blocks each choose the row's experts anew, in place of a launch that does; down with
- * the weighted sum. Nothing is shared among rows, so an expert that two rows choose is
- * read twice, the second time from the cache.
+/* Experts of a few rows, in three launches (experts.h): the router's products; up,
+ * whose blocks each choose the row's experts anew, in place of a launch that does;
+ * down with the weighted sum. Nothing is shared among rows, so an expert that two rows
+ * choose is read twice, the second time from the cache.
  *
  * A warp takes one row of weights (gated: two; of down: one of each chosen expert) and
  * has many accesses on their way before it uses the first.
@@ -26,8 +26,8 @@ __device__ __forceinline__ float dot(const vector<T> &a, const vector<T> &b, flo
     return sum;
 }
 
-/* AHEAD vectors of a row of k columns from column `at` on, 32 lanes apart; those past the
- * end are of its beginning. */
+/* AHEAD vectors of a row of k columns from column `at` on, 32 lanes apart; those past
+ * the end are of its beginning. */
 template <typename T>
 __device__ __forceinline__ void load_row(vector<T> (&v)[AHEAD], const T *row, int at, int k)
 {
@@ -209,10 +209,9 @@ extern "C" bool launch_expert_few(const struct expert_few *a, const struct exper
 {
     const struct expert_product *up = &a->up, *down = &a->down;
 
-    if (a->route.rows > EXPERT_FEW_ROWS || a->route.n > 256 || up->type == T_F32 ||
-        up->k % VEC || down->k % VEC || up->x_stride % VEC || up->w_stride % VEC ||
-        down->x_stride % VEC || down->w_stride % VEC || a->router_stride % VEC ||
-        (uintptr_t)up->x % 16) {
+    if (a->route.rows > EXPERT_FEW_ROWS || a->route.n > 256 || up->type == T_F32 || up->k % VEC ||
+        down->k % VEC || up->x_stride % VEC || up->w_stride % VEC || down->x_stride % VEC ||
+        down->w_stride % VEC || a->router_stride % VEC || (uintptr_t)up->x % 16) {
         return false;
     }
     if (up->type == T_F16) {

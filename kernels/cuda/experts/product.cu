@@ -1,7 +1,7 @@
 /* Products of experts without matrix instructions: a warp multiplies one row of an
- * expert's weight (gated: two, of gate and up) with the rows that chose the expert, four
- * at a time. Weights are read straight into registers, several accesses ahead. Each
- * row's sum is in one order, whatever the other rows.
+ * expert's weight (gated: two, of gate and up) with the rows that chose the expert,
+ * four at a time. Weights are read straight into registers, several accesses ahead.
+ * Each row's sum is in one order, whatever the other rows.
  */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/experts/experts.h"

@@ -1,8 +1,8 @@
 /* Routing of experts, and the sum of a row's pairs (experts.h).
  *
- * A warp routes a row (route.cuh). A few rows are routed and listed by one block; more by
- * three kernels. The lists of an expert's pairs are filled in any order, which no result
- * depends on.
+ * A warp routes a row (route.cuh). A few rows are routed and listed by one block; more
+ * by three kernels. The lists of an expert's pairs are filled in any order, which no
+ * result depends on.
  */
 #include "kernels/cuda/experts/route.cuh"
 

@@ -1,5 +1,5 @@
-/* The choice of a row's experts by one warp: a lane holds every 32nd expert's score, and
- * each choice is two reductions over the warp. */
+/* The choice of a row's experts by one warp: a lane holds every 32nd expert's score,
+ * and each choice is two reductions over the warp. */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_ROUTE_CUH
 #define QUIRE_KERNELS_CUDA_EXPERTS_ROUTE_CUH
 

@@ -1,15 +1,16 @@
 /* Products of experts by tiles with wgmma (experts.h).
  *
- * A tile is an expert's weight rows times some of the rows that chose it. The weights are
- * the instruction's 64-row operand and the rows its N columns, so that a few rows waste
- * little. Blocks are persistent and walk the list of tiles times blocks of weight rows,
- * the latter innermost: neighbours read the same rows of x.
+ * A tile is an expert's weight rows times some of the rows that chose it. The weights
+ * are the instruction's 64-row operand and the rows its N columns, so that a few rows
+ * waste little. Blocks are persistent and walk the list of tiles times blocks of
+ * weight rows, the latter innermost: neighbours read the same rows of x.
  *
- * A producer warpgroup fills a ring of stages of 64 columns: its first lane the weights by
- * tensor copies, all its lanes the gathered rows, 16 bytes at a time, swizzled by hand. A
- * row's copy is handed over a few stages later, when it is there and fenced for the
- * matrix instruction. A consumer warpgroup has two blocks of 64 weight rows; with a gate
- * they are its rows and the ones that it gates, so that a lane has both of a column.
+ * A producer warpgroup fills a ring of stages of 64 columns: its first lane the
+ * weights by tensor copies, all its lanes the gathered rows, 16 bytes at a time,
+ * swizzled by hand. A row's copy is handed over a few stages later, when it is there
+ * and fenced for the matrix instruction. A consumer warpgroup has two blocks of 64
+ * weight rows; with a gate they are its rows and the ones that it gates, so that a
+ * lane has both of a column.
  */
 #include <cuda.h>
 
@@ -98,8 +99,8 @@ template <int LEFT> __device__ __forceinline__ void wait_chunks(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-/* Two pairs of 8 x 8 values, each stored by columns: the lane's address is of row lane %
- * 8 of matrix lane / 8. */
+/* Two pairs of 8 x 8 values, each stored by columns: the lane's address is of row lane
+ * % 8 of matrix lane / 8. */
 __device__ __forceinline__ void store_transposed(uint32_t to, const uint32_t (&v)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -189,8 +190,9 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
     }
 }
 
-/* Stores 64 columns of the tile's rows, `d` being [64 columns, N rows] as the instruction
- * leaves it, by way of `result` in shared memory. `column`: the first one. */
+/* Stores 64 columns of the tile's rows, `d` being [64 columns, N rows] as the
+ * instruction leaves it, by way of `result` in shared memory. `column`: the first
+ * one. */
 template <typename T, int N>
 __device__ __forceinline__ void store_block(const float (&d)[N / 2], uint32_t result,
                                             const char *result_at, const expert_product &a,
@@ -218,7 +220,8 @@ template <typename T> __device__ __forceinline__ float bias_of(const expert_prod
     return a.bias ? to_float(((const T *)a.bias)[row]) : 0.0f;
 }
 
-/* Adds biases and gates: what is left is in d0; without a gate the blocks stay apart. */
+/* Adds biases and gates: what is left is in d0; without a gate the blocks stay
+ * apart. */
 template <typename T, int N, bool GATED>
 __device__ __forceinline__ void finish(float (&d0)[N / 2], float (&d1)[N / 2],
                                        const expert_product &a, int64_t first, int64_t second)
