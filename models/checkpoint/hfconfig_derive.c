@@ -451,8 +451,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     }
     c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
     if (!isnan(r->attention_factor_all)) {
-        c->query_scalar =
-            (float)(1 / (r->attention_factor_all * r->attention_factor_all));
+        c->query_scalar = (float)(1 / (r->attention_factor_all * r->attention_factor_all));
     }
     c->attn_softcap = (float)real_or(r->attn_softcap, 0);
     c->final_softcap = (float)real_or(r->final_softcap, 0);

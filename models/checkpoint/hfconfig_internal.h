@@ -59,7 +59,7 @@ struct raw_config {
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */
     double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
         position_beta;
-    int8_t wide_head_norms; /* use_qk_norm */
+    int8_t wide_head_norms;  /* use_qk_norm */
     struct raw_config *text; /* owned: text_config; NULL: there is none */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */

@@ -29,7 +29,7 @@ struct layer {
      * rotated key. */
     struct latent_attention latent;
     struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
-    struct mat q_up;            /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct mat q_up; /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -62,8 +62,8 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct expert_scratch experts; /* only if a layer has experts */
-    struct mat q; /* [n_heads * head_dim]; only if queries have a latent */
-    struct latent_scratch latent; /* only with latents; fewer rows */
+    struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
+    struct latent_scratch latent;  /* only with latents; fewer rows */
 };
 
 /* One axis of a stored tensor. */
@@ -138,8 +138,8 @@ struct tensor_spec {
 };
 
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, phi3_family,
-    deepseek_family, olmo2_family, exaone4_family, cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
-    opt_family, gpt2_family;
+    deepseek_family, olmo2_family, exaone4_family, cohere_family, glm_family, glm4_family,
+    gemma2_family, stablelm_family, starcoder2_family, opt_family, gpt2_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

@@ -6,14 +6,12 @@
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_WIDE_NORM(name, dim, norm)                                                      \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), \
-        WHEN_ALWAYS)
+#define ROW_WIDE_NORM(name, dim, norm) \
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
 /* Of a layer, all but the norms of q and k. */
-#define ROWS_LAYER                                                        \
-    ROWS_QKV(ATTN), ROW_O(ATTN "o_proj"),                                 \
-        ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm),       \
-        ROWS_GATED_MLP(LAYER "mlp."),                                     \
+#define ROWS_LAYER                                                                                \
+    ROWS_QKV(ATTN), ROW_O(ATTN "o_proj"),                                                         \
+        ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm), ROWS_GATED_MLP(LAYER "mlp."), \
         ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm)
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
@@ -82,10 +80,8 @@ static const struct tensor_spec OLMO2_TENSORS[] = {
     {0},
 };
 
-const struct model_family olmo2_family = {.architectures = OLMO2,
-                                          .tensors = OLMO2_TENSORS,
-                                          .ignored = IGNORED,
-                                          .forward = olmo2_forward};
+const struct model_family olmo2_family = {
+    .architectures = OLMO2, .tensors = OLMO2_TENSORS, .ignored = IGNORED, .forward = olmo2_forward};
 
 /* ---- EXAONE ---- */
 
