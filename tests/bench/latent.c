@@ -33,8 +33,8 @@ struct shape {
 };
 
 static const struct shape SHAPES[] = {
-    {16, 1, 1024, 1},  {16, 64, 1024, 1},   {16, 64, 4096, 1},  {16, 128, 4096, 1},
-    {32, 64, 4096, 1}, {128, 1, 8192, 1},   {128, 64, 4096, 1}, {128, 128, 4096, 1},
+    {16, 1, 1024, 1},    {16, 64, 1024, 1},    {16, 64, 4096, 1},  {16, 128, 4096, 1},
+    {32, 64, 4096, 1},   {128, 1, 8192, 1},    {128, 64, 4096, 1}, {128, 128, 4096, 1},
     {16, 1, 4096, 4096}, {128, 1, 4096, 2048},
 };
 
@@ -198,8 +198,8 @@ int main(int argc, char **argv)
         }
         int32_t calls = gpu ? CALLS : 1;
         /* the time of a step with calls, less that of one with a single call */
-        double us = gpu ? (measure(&t, s, calls) - measure(&t, s, 1)) / (calls - 1)
-                        : measure(&t, s, 1);
+        double us =
+            gpu ? (measure(&t, s, calls) - measure(&t, s, 1)) / (calls - 1) : measure(&t, s, 1);
         double keys = (double)s->seqs * s->query * (s->context - (s->query - 1) / 2.0);
         printf("{\"heads\": %d, \"seqs\": %d, \"context\": %d, \"query\": %d, \"us\": %.1f, "
                "\"tb_s\": %.2f, \"tflops\": %.1f}\n",
