@@ -87,6 +87,9 @@ struct weight_piece {
      * values, `transposed` is false, and the backend supports the format. NULL:
      * elements of dtype. */
     const struct weight_format *format;
+    /* of FORMAT_FP8 .. FORMAT_FP4: those of the slice, as if it were the whole
+     * tensor */
+    struct weight_scales scales;
     /* Above 0: in each head of so many rows, the rows i and i + head_rows / 2 of the
      * weight are stored as neighbours, 2 i and 2 i + 1 (with `format` alone). */
     int32_t head_rows;
@@ -119,8 +122,10 @@ struct weight_desc {
      * returned */
     const struct weight_piece *piece;
     int32_t n_pieces; /* 0: dummy */
-    bool tied_head;   /* an embedding that linear() reads too */
-    bool mapped; /* the pieces stay valid for the backend's life, so it may read them in place */
+    /* of a dummy: the format and the scheme of its codes; NULL: elements of dtype */
+    const struct weight_format *dummy_format;
+    bool tied_head; /* an embedding that linear() reads too */
+    bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
 };
 
 /* ---- key/value cache ---- */
@@ -194,6 +199,9 @@ struct attention {
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
+    /* [1, n_heads], float32: a logit of each head that has a share of the softmax and
+     * no value (gpt-oss's attention sinks); data NULL: none */
+    struct mat sinks;
 };
 
 /* Multi-head latent attention (DeepSeek-V2, section 2.1; names after it). Of a token
@@ -243,8 +251,8 @@ enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
  *
  * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
  * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
- * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one, is
- * added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
+ * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one,
+ * is added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
 struct experts {
     struct mat router;      /* [n, hidden] */
     struct mat router_bias; /* [1, n], data NULL: none */
@@ -269,15 +277,34 @@ struct experts {
 };
 
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
- * or the most of a step. */
+ * or the most of a step. A pair is a row and one of its experts. */
 struct expert_scratch {
-    struct mat scores;     /* [rows, n], float32 */
-    struct mat row;        /* [1, rows], int32 */
-    struct mat x, y;       /* [rows, hidden] */
-    struct mat up, act;    /* [rows, 2 * width], [rows, width] */
-    struct mat shared_up;  /* [rows, rows of shared_up] */
-    struct mat shared_act; /* [rows, half of that] */
+    struct mat scores; /* [rows, n], float32 */
+    struct mat y;      /* [rows, hidden] */
+    /* of a backend that takes expert by expert */
+    struct mat row;     /* [1, rows], int32 */
+    struct mat x;       /* [rows, hidden] */
+    struct mat up, act; /* [rows, 2 * width], [rows, width] */
+    /* of a backend that takes pairs (backend.expert_pairs) */
+    struct mat pair_act, pair_y; /* [rows * top, width], [rows * top, hidden] */
+    struct mat lists;            /* [1, experts_list_words()], int32 */
+    struct mat shared_up;        /* [rows, rows of shared_up] */
+    struct mat shared_act;       /* [rows, half of that] */
 };
+
+/* Tiles of at least 16 pairs of one expert that `pairs` pairs can make. */
+static inline int64_t experts_most_tiles(int32_t n, int64_t pairs)
+{
+    return pairs / 16 + MIN(n, pairs);
+}
+
+/* Room for the pairs of each expert, in any distribution. */
+static inline int64_t experts_list_words(int32_t n, int32_t top, int32_t rows)
+{
+    int64_t pairs = (int64_t)rows * top;
+
+    return 4 * experts_most_tiles(n, pairs) + 2 * pairs + (int64_t)n * (rows + 2) + 4;
+}
 
 /* ---- the backend ---- */
 
@@ -316,8 +343,9 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256]; /* for logs: a problem found at opening and worked around, or "" */
-    bool async;     /* operations return before they are done */
+    char note[256];    /* for logs: a problem found at opening and worked around, or "" */
+    bool async;        /* operations return before they are done */
+    bool expert_pairs; /* what `experts` wants of its workspace (struct expert_scratch) */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;

@@ -45,6 +45,7 @@ struct expert_config {
     int32_t intermediate;        /* width of an expert's MLP */
     int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
     bool normalised;             /* the weights of a token's experts sum to 1 */
+    float swiglu_limit;          /* of gpt-oss's experts; 0: none */
     enum expert_scores scores;
     bool choice_bias;             /* the choice has a bias of its own */
     bool groups_by_two;           /* as in struct experts */
@@ -194,6 +195,8 @@ struct architecture {
     bool wrapper;         /* config.json has the text model's in its text_config */
     float logit_scale;    /* default; 0: 1 */
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
+    float swiglu_limit;   /* default of expert_config.swiglu_limit */
+    bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
 };
 
 struct tensor_spec; /* layers.h */

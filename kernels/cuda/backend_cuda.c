@@ -341,6 +341,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .softcap = a->softcap,
                           .window = a->window,
                           .window_index = MAX(window, 0),
+                          .sinks = a->sinks.data,
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
     const struct step_arrays s = cuda_group_arrays(c, a->group);
@@ -476,7 +477,7 @@ static void cuda_free(struct backend *b)
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
-    if (f->unpack) {
+    if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
     }
     return (struct weight_support){
@@ -502,6 +503,7 @@ static const struct backend_ops ops = {
     .add_norm = cuda_add_norm,
     .linear = cuda_linear,
     .linear_gated = cuda_linear_gated,
+    .experts = cuda_experts,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
     .latent_kv = cuda_latent_kv,
@@ -611,8 +613,11 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     if (!c) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){
-        .ops = &ops, .name = "cuda", .async = true, .window_align = ATTN_WINDOW_ALIGN};
+    c->base = (struct backend){.ops = &ops,
+                               .name = "cuda",
+                               .async = true,
+                               .expert_pairs = true,
+                               .window_align = ATTN_WINDOW_ALIGN};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);

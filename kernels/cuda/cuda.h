@@ -326,6 +326,10 @@ void cuda_stage_tokens_sampled(struct cuda_backend *c, const int32_t *token);
 void cuda_stage_receive(struct backend *b, struct mat x);
 void cuda_stage_send(struct backend *b, struct mat x);
 
+/* experts.c: backend_ops.experts. */
+void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                  const struct expert_scratch *s);
+
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */
 struct matmul_setup {

@@ -181,6 +181,7 @@ struct attn_args {
     int32_t layer, n_heads;         /* layer of the cache; query heads */
     float scale, softcap;           /* of scores; softcap 0: none */
     int32_t window, window_index;   /* tokens seen, 0: all; row of step_arrays.chunk_start */
+    const float *sinks;             /* [n_heads] logits without values, or NULL */
     int32_t shared;                 /* launch_attn_shared went first: merge its results */
     struct kv_view kv;              /* keys and values, this step's included */
 };

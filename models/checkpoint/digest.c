@@ -56,9 +56,10 @@ static uint64_t config_digest(const struct model_config *c)
                              c->latent.nope_dim,
                              c->latent.v_dim,
                              c->rope_interleaved};
-    const double real[] = {c->norm_eps,     c->norm_offset, c->embed_scale,
-                           c->rope.theta,   c->rope.factor, c->window_theta,
-                           c->query_scalar, c->logit_scale, c->experts.factor};
+    const double real[] = {
+        c->norm_eps,       c->norm_offset,         c->embed_scale,  c->rope.theta,
+        c->rope.factor,    c->window_theta,        c->query_scalar, c->logit_scale,
+        c->experts.factor, c->experts.swiglu_limit};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));

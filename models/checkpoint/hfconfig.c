@@ -67,6 +67,10 @@ static const struct field FIELDS[] = {
     {"first_k_dense_replace", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
     {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
     {"routed_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
+    {"clip_qkv", FIELD_REAL, AT(clip_qkv), 0, 1e6},
+    {"swiglu_limit", FIELD_REAL, AT(swiglu_limit), 1e-6, 1e6},
+    {"swiglu_alpha", FIELD_REAL, AT(swiglu_alpha), 1e-6, 1e6},
+    {"use_qk_norm", FIELD_BOOL, AT(use_qk_norm), 0, 0},
     {"norm_topk_prob", FIELD_BOOL, AT(normalise_experts), 0, 0},
     {"kv_lora_rank", FIELD_INT, AT(latent_rank), 1, LIMIT_LATENT_DIM},
     {"q_lora_rank", FIELD_INT, AT(q_rank), 1, LIMIT_HIDDEN},
@@ -483,7 +487,6 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (!null && (json_key_is(j, "dtype") || json_key_is(j, "torch_dtype"))) {
         return read_text(j, "dtype", raw->dtype, sizeof(raw->dtype));
     }
-    raw->quantized |= !null && json_key_is(j, "quantization_config");
     return json_skip(j);
 }
 

@@ -224,6 +224,11 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     x->shared_intermediate =
         r->n_shared > 0 ? r->n_shared * x->intermediate : MAX(r->shared_intermediate, 0);
     x->normalised = either(r->normalise_experts, a->normalises_experts);
+    x->swiglu_limit = a->swiglu_limit > 0 ? (float)real_or(r->swiglu_limit, a->swiglu_limit) : 0;
+    if (a->swiglu_limit > 0 && fabs(real_or(r->swiglu_alpha, 1.702) - 1.702) > 1e-6) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: swiglu_alpha is %g, allowed is 1.702", CONFIG,
+                       r->swiglu_alpha);
+    }
     for (int32_t i = 0; i < c->n_layers; i++) {
         x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0 &&
                       i >= (r->dense_layers >= 0 ? r->dense_layers : a->dense_layers) &&
@@ -404,16 +409,15 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (!model_family_find(r->architecture, &a)) {
         return unknown_architecture(r->architecture, e);
     }
-    if (r->quantized) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: quantization_config: quantised weights are not supported", CONFIG);
-    }
     if (r->head_norms == 1 || r->parallel_residual == 1) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
                        r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");
     }
     if (r->wide_head_norms == 1) {
         return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported", CONFIG);
+    }
+    if (r->clip_qkv > 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: clip_qkv is not supported", CONFIG);
     }
     if (r->affine == 0 || r->scale_attention == 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
@@ -438,7 +442,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         c->o_bias = either(r->out_bias, false);
     }
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
-    c->qk_norm = a->qk_norm;
+    c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
     c->wide_qk_norm = a->wide_qk_norm;
     c->wrapped = a->wrapper;
     c->scale_by_layer = r->scale_by_layer == 1;

@@ -39,6 +39,7 @@ struct raw_config {
     double expert_factor; /* routed_scaling_factor */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
+    double swiglu_limit, swiglu_alpha, clip_qkv; /* under their own names */
     /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
         attention_factor;
@@ -50,6 +51,7 @@ struct raw_config {
         affine, scale_by_layer;
     int8_t scale_attention, truncate;
     int8_t normalise_experts;             /* norm_topk_prob */
+    int8_t use_qk_norm;                   /* of architectures that may norm q and k or not */
     int8_t interleaved;                   /* rope_interleave */
     int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                      /* attention_out_bias */
@@ -63,7 +65,6 @@ struct raw_config {
     struct raw_config *text; /* owned: text_config; NULL: there is none */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
-    bool quantized;      /* there is a quantization_config */
 
     int32_t n_eos, eos[LIMIT_EOS_IDS]; /* eos_token_id: none, one or several */
     int32_t n_layer_types;             /* entries of layer_types; -1: absent */

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "models/checkpoint/quantised/quantised.h"
+
 enum {
     TENSOR_PIECES = 3,         /* of one tensor, at most (axis_ranges) */
     HEAD_PIECES = LIMIT_HEADS, /* of one that is divided into heads */
@@ -130,7 +132,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     if (!split) {
         return 1;
     }
-    if (dim == DIM_Q || dim == DIM_KV) {
+    if (dim == DIM_HEADS) {
+        ret[0] = q;
+    } else if (dim == DIM_Q || dim == DIM_KV) {
         struct range heads = dim == DIM_Q ? q : kv;
         ret[0] = (struct range){heads.first * d, heads.n * d};
     } else if (dim == DIM_VOCAB) {
@@ -146,15 +150,61 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
  * copy, is the caller's. */
 static const void *plain_data(const struct tensor *t, void **ret_copy)
 {
-    if (!t->encoded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
+    bool coded = t->encoded || t->quantised;
+
+    if (!coded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
         return t->data;
     }
     void *copy = malloc((size_t)t->n_bytes);
     *ret_copy = copy;
-    if (copy && t->encoded) {
+    if (copy && coded) {
         return tensor_decode(t, copy) == 0 ? copy : NULL;
     }
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
+}
+
+/* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
+ * group of `group` values, 0: all of them. */
+static int check_cut(const struct model *m, const struct tensor *t, struct range r, int64_t size,
+                     int32_t group, struct err *e)
+{
+    if (group == 0 || (r.first % group == 0 && (r.n % group == 0 || r.first + r.n == size))) {
+        return 0;
+    }
+    return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                         "tensor_parallel_size %d cuts the %s of %d values of %s (%s)",
+                         m->options.n_ranks, t->quantised ? "groups" : "blocks", group, t->name,
+                         t->format->name);
+}
+
+/* A slice of codes whose scales are apart, which is a weight with the scales of its
+ * groups. */
+static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct range out,
+                        struct range in, const uint8_t *codes)
+{
+    p->stride = q->stride;
+    p->data = codes + weight_format_bytes(q->format, out.first * q->stride + in.first);
+    p->scales = weight_scales_slice(&q->scales, out.first, in.first);
+}
+
+/* The values of one expert in a tensor of all, in the order of the spec: n of them,
+ * every second one where gate and up are stored in turn. As plain_data otherwise. */
+static const void *stacked_data(const struct tensor_spec *s, const struct tensor *t, int64_t n,
+                                int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype), step = (size_t)tensor_spec_step(s);
+    const char *from = (const char *)t->data + (size_t)expert * (size_t)n * step * bytes;
+
+    if (step == 1 && (uintptr_t)from % bytes == 0) {
+        return from;
+    }
+    char *copy = malloc((size_t)n * bytes);
+    *ret_copy = copy;
+    from += s->rows == DIM_STACKED_UP ? bytes : 0;
+    for (size_t i = 0; copy && i < (size_t)n; i++) {
+        memcpy(copy + i * bytes, from + i * step * bytes, bytes);
+    }
+    return copy;
 }
 
 /* Whether the weights carry the factor of the logits: the head is linear, so it may be
@@ -201,12 +251,13 @@ static int scale_piece(struct assembly *a, float factor, struct err *e)
     return 0;
 }
 
-/* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the order
- * of Hugging Face's tensor. */
+/* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever
+ * the order of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       struct err *e)
 {
     const struct model *m = a->m;
+    const struct quant_tensor *q = t->quantised;
     int64_t n_rows, n_cols;
     struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
 
@@ -215,33 +266,42 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
-    int32_t values = t->format->block_values;
-    if (in[0].first % values != 0 || in[0].n % values != 0) {
-        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
-                             "tensor_parallel_size %d cuts the blocks of %d values of %s (%s)",
-                             m->options.n_ranks, values, t->name, t->format->name);
+    int rc = check_cut(
+        m, t, in[0], n_in,
+        q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
+    void *copy = NULL;
+    const uint8_t *codes = q && rc == 0 ? quant_tensor_codes(q, &copy) : t->blocks;
+    a->source[a->n_pieces].copy = copy;
+    if (rc == 0 && !codes) {
+        return err_nomem(e, t->name);
     }
-    for (int32_t i = 0; i < n_parts; i++) {
+    for (int32_t i = 0; i < n_parts && rc == 0; i++) {
         int64_t first = (int64_t)out[i].first * n_in + in[0].first;
-        a->source[a->n_pieces].tensor = t;
-        a->piece[a->n_pieces++] = (struct weight_piece){
-            .data = t->blocks + weight_format_bytes(t->format, first),
+        struct weight_piece *p = &a->piece[a->n_pieces];
+        a->source[a->n_pieces++].tensor = t;
+        *p = (struct weight_piece){
             .dtype = t->dtype,
             .rows = out[i].n,
             .cols = in[0].n,
             .stride = n_in,
             .format = t->format,
             .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
+        if (q) {
+            rc = check_cut(m, t, out[i], n_out, q->scales.group_rows, e);
+            slice_codes(p, q, out[i], in[0], codes);
+        } else {
+            p->data = t->blocks + weight_format_bytes(t->format, first);
+        }
         a->rows += out[i].n;
     }
     a->cols = in[0].n;
-    return 0;
+    return rc;
 }
 
-/* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
- * counts. */
+/* Add this rank's rows and columns of a tensor, or of one expert in a tensor of all; t
+ * NULL: a dummy, of which only the size counts. */
 static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
-                      struct err *e)
+                      int32_t expert, struct err *e)
 {
     const struct model *m = a->m;
     int64_t n_rows, n_cols;
@@ -254,7 +314,9 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
     void *copy = NULL;
-    const void *data = t ? plain_data(t, &copy) : NULL;
+    const void *data = !t                       ? NULL
+                       : tensor_spec_stacked(s) ? stacked_data(s, t, n_rows * n_cols, expert, &copy)
+                                                : plain_data(t, &copy);
     a->source[a->n_pieces].copy = copy;
     if (t && !data) {
         a->n_pieces++; /* so that the copy is freed */
@@ -308,7 +370,8 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    if (s->target == IN_LAYER(experts.choice_bias) || scales_logits(m, s)) {
+    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks) ||
+        scales_logits(m, s)) {
         d.dtype = DTYPE_F32;
     }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
@@ -339,7 +402,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             (s->split != SPLIT_FIRST || m->options.rank == 0)) {
             const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
-            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, e);
+            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
             if (rc == 0 && t && scales_logits(m, s)) {
                 rc = scale_piece(a, m->config.logit_scale, e);
             }
@@ -486,6 +549,7 @@ static void set_experts(const struct model *m, struct layer *l)
     l->experts.n_groups = x->n_groups;
     l->experts.top_groups = x->top_groups;
     l->experts.factor = x->factor;
+    l->experts.swiglu_limit = x->swiglu_limit;
 }
 
 static void set_latent(const struct model *m, struct layer *l)
@@ -539,7 +603,8 @@ static void set_parameters(struct model *m)
                                           .scale = (float)(1 / sqrt((double)c->query_scalar) /
                                                            (c->scale_by_layer ? number + 1 : 1)),
                                           .softcap = c->attn_softcap,
-                                          .window = c->windowed[number] ? c->sliding_window : 0};
+                                          .window = c->windowed[number] ? c->sliding_window : 0,
+                                          .sinks = l->sinks};
         if (c->latent.rank > 0) {
             set_latent(m, l);
         }
@@ -583,10 +648,19 @@ static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
     struct transformer *t = m->weights;
     struct expert_scratch *s = &t->experts;
     int32_t n = m->options.max_tokens;
+    bool pairs = m->backend->expert_pairs;
+    int32_t each = pairs ? 0 : n, pair = pairs ? n * x->top : 0;
+    int64_t words = experts_list_words(x->n, x->top, n);
     const struct want want[] = {
-        {&s->scores, n, x->n, DTYPE_F32},          {&s->row, 1, n, DTYPE_I32},
-        {&s->x, n, m->config.hidden, act},         {&s->up, n, 2 * t->expert_intermediate, act},
-        {&s->act, n, t->expert_intermediate, act}, {&s->y, n, m->config.hidden, act},
+        {&s->scores, n, x->n, DTYPE_F32},
+        {&s->y, n, m->config.hidden, act},
+        {&s->row, 1, each, DTYPE_I32},
+        {&s->x, each, m->config.hidden, act},
+        {&s->up, each, 2 * t->expert_intermediate, act},
+        {&s->act, each, t->expert_intermediate, act},
+        {&s->pair_act, pair, t->expert_intermediate, act},
+        {&s->pair_y, pair, m->config.hidden, act},
+        {&s->lists, 1, pairs ? (int32_t)MIN(words, INT32_MAX) : 0, DTYPE_I32},
     };
 
     return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;

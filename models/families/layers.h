@@ -24,6 +24,7 @@ struct layer {
     struct experts experts;     /* n > 0: in place of up and down */
     struct rope rope;           /* the model's, with this layer's q and k norms */
     struct attention attention;
+    struct mat sinks; /* [1, n_heads], of attention; data NULL: none */
     /* With latents, in place of `attention` (deepseek.c). qkv then has the rows of the
      * queries, or of their latent [q_rank], and behind them those of the latent and the
      * rotated key. */
@@ -71,15 +72,22 @@ enum tensor_dim {
     DIM_ONE, /* for the columns: the tensor has one axis */
     DIM_HIDDEN,
     DIM_EMBED,
-    DIM_Q,          /* n_heads * head_dim */
-    DIM_KV,         /* n_kv_heads * head_dim */
-    DIM_QKV,        /* q, k and v one after another */
-    DIM_HEAD,       /* head_dim */
-    DIM_MLP,        /* intermediate */
-    DIM_GATE_UP,    /* gate and up one after another */
-    DIM_EXPERTS,    /* experts of a layer */
-    DIM_EXPERT,     /* intermediate of an expert */
-    DIM_SHARED,     /* intermediate of the shared expert */
+    DIM_Q,       /* n_heads * head_dim */
+    DIM_KV,      /* n_kv_heads * head_dim */
+    DIM_QKV,     /* q, k and v one after another */
+    DIM_HEAD,    /* head_dim */
+    DIM_MLP,     /* intermediate */
+    DIM_GATE_UP, /* gate and up one after another */
+    DIM_EXPERTS, /* experts of a layer */
+    DIM_EXPERT,  /* intermediate of an expert */
+    DIM_SHARED,  /* intermediate of the shared expert */
+    DIM_HEADS,   /* n_heads */
+    /* Of tensors that hold all experts of a layer, one after another: the gate's part
+     * of an expert's rows, which are stored in turn with up's, up's part, and
+     * hidden. */
+    DIM_STACKED_GATE,
+    DIM_STACKED_UP,
+    DIM_STACKED_HIDDEN,
     DIM_V,          /* n_heads * the dims of a value, with latents */
     DIM_Q_RANK,     /* of the queries' latent */
     DIM_LATENT,     /* of the latent */
@@ -137,9 +145,10 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
-extern const struct model_family llama_family, qwen_moe_family, mixtral_family, phi3_family,
-    deepseek_family, olmo2_family, exaone4_family, cohere_family, glm_family, glm4_family,
-    gemma2_family, stablelm_family, starcoder2_family, opt_family, gpt2_family;
+extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
+    glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
+    cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
+    opt_family, gpt2_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -251,6 +260,11 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
 int32_t tensor_spec_indices(const struct tensor_spec *s);
 /* Tensors that the spec stands for in one layer: 1, or one an expert. */
 int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config *c);
+/* Whether one tensor holds all experts of a layer. */
+bool tensor_spec_stacked(const struct tensor_spec *s);
+/* Values of a stacked tensor for each of the spec's: 2 where gate and up are stored in
+ * turn. */
+int32_t tensor_spec_step(const struct tensor_spec *s);
 enum { TENSOR_NAME_BYTES = 256 };
 /* Which tensor of those that a spec stands for; indices that its name does not have are
  * not read. */

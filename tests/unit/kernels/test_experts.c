@@ -2,6 +2,8 @@
  * same row in company. */
 #include "tests/unit/ops.h"
 
+enum { MOST_EXPERTS = 300 };
+
 struct shape {
     int32_t rows, n, top, hidden, width, shared; /* shared: 0: there is no shared expert */
     bool normalised;
@@ -19,6 +21,17 @@ static const struct shape SHAPES[] = {
     {100, 64, 8, 64, 32, 0, true, .skew = 0},
     {65, 8, 2, 48, 32, 0, true, .skew = 40},
     {20, 6, 1, 72, 40, 24, false, .skew = 40},
+    /* the widths of a GPU's tiles, all rows to a few experts, many experts */
+    {40, 16, 4, 128, 64, 0, true, .skew = 0},
+    {70, 8, 3, 192, 128, 64, false, .skew = 0},
+    {150, 8, 3, 128, 64, 0, true, .skew = 0},
+    {320, 4, 2, 128, 192, 0, true, .skew = 0},
+    {300, 8, 2, 64, 64, 0, true, .skew = 40},
+    {12, 300, 6, 64, 64, 0, true, .skew = 0},
+    {2, 128, 8, 256, 192, 0, true, .skew = 0},
+    {3, 160, 6, 2304, 40, 0, true, .skew = 0, .n_groups = 8, .top_groups = 3, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .biases = true, .factor = 2},
+    {4, 9, 9, 96, 520, 0, false, .skew = 0},
     /* DeepSeek-V2, -V3 and GLM-4.5, gpt-oss */
     {40, 32, 4, 64, 32, 48, false, 0, 8, 3, .ungated = true, .factor = 16},
     {40, 32, 6, 64, 40, 32, true, 0, 8, 4, .sigmoid = true, .by_two = true, .choice_bias = true,
@@ -106,8 +119,8 @@ static int32_t take_greatest(const double *c, int32_t n, bool *may)
 static void left_by_groups(bool *may, const double *c, const struct shape *t)
 {
     int32_t n_groups = MAX(t->n_groups, 1), n = t->n / n_groups;
-    double worth[64];
-    bool group[64], free_of[64];
+    double worth[MOST_EXPERTS];
+    bool group[MOST_EXPERTS], free_of[MOST_EXPERTS];
 
     for (int32_t g = 0; g < n_groups; g++) {
         memset(free_of, true, sizeof(free_of));
@@ -127,8 +140,8 @@ static void left_by_groups(bool *may, const double *c, const struct shape *t)
 static void reference_weights(double *weight, const float *x, const struct values *v,
                               const struct shape *t)
 {
-    double s[64], c[64], all = 0, sum = 0, most = -INFINITY;
-    bool may[64] = {false}, chosen[64] = {false};
+    double s[MOST_EXPERTS], c[MOST_EXPERTS], all = 0, sum = 0, most = -INFINITY;
+    bool may[MOST_EXPERTS] = {false}, chosen[MOST_EXPERTS] = {false};
 
     for (int32_t i = 0; i < t->n; i++) {
         s[i] = dot(x, v->router + (int64_t)i * t->hidden, t->hidden) + v->router_bias[i];
@@ -167,7 +180,7 @@ static struct mlp expert_mlp(const struct values *v, const struct shape *t, int3
 
 static void reference_row(double *y, const float *x, const struct values *v, const struct shape *t)
 {
-    double weight[64];
+    double weight[MOST_EXPERTS];
 
     reference_weights(weight, x, v, t);
     for (int32_t i = 0; i < t->n; i++) {
@@ -275,7 +288,11 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
               .x = rig_mat(r, t->rows, t->hidden, act, NULL),
               .y = rig_mat(r, t->rows, t->hidden, act, NULL),
               .up = rig_mat(r, t->rows, 2 * t->width, act, NULL),
-              .act = rig_mat(r, t->rows, t->width, act, NULL)},
+              .act = rig_mat(r, t->rows, t->width, act, NULL),
+              .pair_act = rig_mat(r, t->rows * t->top, t->width, act, NULL),
+              .pair_y = rig_mat(r, t->rows * t->top, t->hidden, act, NULL),
+              .lists = rig_mat(r, 1, (int32_t)experts_list_words(t->n, t->top, t->rows), DTYPE_I32,
+                               NULL)},
     };
 
     add_biases(r, t, v, &l.e);
