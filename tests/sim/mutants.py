@@ -24,7 +24,7 @@ SOURCES = [
     "engine/output/emit.c",
     "engine/workers/batch_copy.c",
     "engine/workers/batch_wire.c",
-    *(f"tests/sim/{n}.c" for n in "toy language oracle many scenario reference world shrink oracle_runs".split()),
+    *(f"tests/sim/{n}.c" for n in "toy language drafts oracle many scenario reference world shrink oracle_runs".split()),
 ]
 
 # What the sources above need besides each other: the tokenizer that turns beams into text. Built by make.
