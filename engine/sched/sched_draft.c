@@ -84,15 +84,10 @@ static int32_t blocks_lacking(const struct sched *s, const struct seq *q, int32_
     return n;
 }
 
-/* Whether the tables of `q` may hold n_tokens: as many blocks as their windows need,
- * and behind the blocks that are taken one is left for each sequence. */
-static bool tables_hold(struct sched *s, const struct seq *q, int32_t n_tokens)
+/* Whether there are blocks for n_tokens of `q`, and one more for each sequence. Windows
+ * need no look: a table holds what a whole step writes behind them. */
+static bool tables_hold(const struct sched *s, const struct seq *q, int32_t n_tokens)
 {
-    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        if (table_end(s, k, q->table[k].first, n_tokens) < blocks_for(s, n_tokens)) {
-            return false;
-        }
-    }
     return kvpool_available(&s->pool) - blocks_lacking(s, q, n_tokens) >=
            s->n_reserved * s->c.n_kv_groups;
 }
