@@ -85,6 +85,7 @@ struct seq {
     int32_t slot; /* persistent batch slot: row of its block tables on the backend; -1: none */
     struct prefix_chain chain; /* blocks published or found so far */
 
+    int32_t draft_state; /* the draft source's own; 0 at first */
     /* Of a step in flight that verifies drafts: sampling rows that count */
     int32_t verify_rows;
 

@@ -10,9 +10,9 @@ void ngram_clear(struct ngram_index *x, uint32_t head_mask)
 }
 
 /* Of the NGRAM tokens that end at `last`. */
-static uint32_t hash_at(const struct ngram_text *t, int32_t last)
+static uint32_t hash_at(const struct ngram_text *t, uint64_t key, int32_t last)
 {
-    uint64_t h = 0;
+    uint64_t h = key;
 
     for (int32_t i = 0; i < NGRAM; i++) {
         h = (h ^ (uint32_t)ngram_token(t, last - i)) * UINT64_C(0x9e3779b97f4a7c15);
@@ -21,14 +21,14 @@ static uint32_t hash_at(const struct ngram_text *t, int32_t last)
     return (uint32_t)(h >> 16);
 }
 
-void ngram_add(struct ngram_index *x, const struct ngram_text *t)
+void ngram_add(struct ngram_index *x, const struct ngram_text *t, uint64_t key)
 {
     int32_t last = x->n++;
 
     if (last < NGRAM - 1) {
         return;
     }
-    int32_t *head = &x->head[hash_at(t, last) & x->head_mask];
+    int32_t *head = &x->head[hash_at(t, key, last) & x->head_mask];
     x->next[last & (x->window - 1)] = *head;
     *head = last + 1;
 }
@@ -47,7 +47,8 @@ static int32_t agreement(const struct ngram_index *x, const struct ngram_text *t
 }
 
 struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_text *t,
-                              const struct ngram_text *query, int32_t end, int32_t hint)
+                              uint64_t key, const struct ngram_text *query, int32_t end,
+                              int32_t hint)
 {
     struct ngram_match best = {0, 0};
     int32_t before = t == query ? end : x->n + 1; /* a match ends below */
@@ -58,7 +59,7 @@ struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_te
     if (hint > 0 && hint < MIN(before, x->n + 1)) {
         best = (struct ngram_match){hint, agreement(x, t, hint, query, end)};
     }
-    int32_t at = x->head[hash_at(query, end - 1) & x->head_mask];
+    int32_t at = x->head[hash_at(query, key, end - 1) & x->head_mask];
     for (int32_t i = 0; i < NGRAM_TRIES && at > 0 && x->n - at < x->window; i++) {
         int32_t n = at < before ? agreement(x, t, at, query, end) : 0;
         if (n > best.length) {

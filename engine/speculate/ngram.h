@@ -39,12 +39,13 @@ struct ngram_match {
 
 /* Forget everything; head_mask + 1, a power of two, is at most what `head` holds. */
 void ngram_clear(struct ngram_index *x, uint32_t head_mask);
-/* Add position x->n of a text. */
-void ngram_add(struct ngram_index *x, const struct ngram_text *t);
+/* Add position x->n of a text. Matches are looked for under the same key. */
+void ngram_add(struct ngram_index *x, const struct ngram_text *t, uint64_t key);
 /* The longest match of the last tokens before `end` of `query` with what was added to
  * the index of `t`, on a tie the latest; `hint` (-1: none) is tried first. In its own
  * text a match ends before `end`. */
 struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_text *t,
-                              const struct ngram_text *query, int32_t end, int32_t hint);
+                              uint64_t key, const struct ngram_text *query, int32_t end,
+                              int32_t hint);
 
 #endif

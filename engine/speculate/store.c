@@ -41,10 +41,10 @@ struct ngram_text store_text(const struct store *s)
         .first = s->token, .n_first = INT32_MAX, .mask = (uint32_t)s->n_tokens - 1};
 }
 
-static void append(struct store *s, const struct ngram_text *t, int32_t token)
+static void append(struct store *s, uint64_t scope, const struct ngram_text *t, int32_t token)
 {
     s->token[s->index.n & (s->n_tokens - 1)] = token;
-    ngram_add(&s->index, t);
+    ngram_add(&s->index, t, scope);
 }
 
 void store_add(struct store *s, uint64_t scope, const struct ngram_text *t, int32_t first,
@@ -62,15 +62,14 @@ void store_add(struct store *s, uint64_t scope, const struct ngram_text *t, int3
     for (int32_t i = first; i <= end; i++) {
         int32_t page = (s->index.n & (s->n_tokens - 1)) / STORE_PAGE;
         s->scope[page] = scope;
-        append(s, &own, i < end ? ngram_token(t, i) : STORE_END);
+        append(s, scope, &own, i < end ? ngram_token(t, i) : STORE_END);
     }
     while (s->index.n % STORE_PAGE != 0) {
-        append(s, &own, STORE_END);
+        append(s, scope, &own, STORE_END);
     }
 }
 
-/* The chains of the index hold answers of all scopes: a match of another scope is as if
- * there were none. */
+/* The scope keys the hashes; where two collide nevertheless, it is compared. */
 struct ngram_match store_find(const struct store *s, uint64_t scope,
                               const struct ngram_text *query, int32_t end, int32_t hint)
 {
@@ -78,7 +77,7 @@ struct ngram_match store_find(const struct store *s, uint64_t scope,
         return (struct ngram_match){0, 0};
     }
     struct ngram_text own = store_text(s);
-    struct ngram_match m = ngram_find(&s->index, &own, query, end, hint);
+    struct ngram_match m = ngram_find(&s->index, &own, scope, query, end, hint);
     int32_t last = (m.position - 1) & (s->n_tokens - 1);
     bool ours = m.length > 0 && m.position < s->index.n && s->scope[last / STORE_PAGE] == scope;
     return ours ? m : (struct ngram_match){0, 0};
