@@ -9,6 +9,7 @@
 
 #include "config/base/buf.h"
 #include "config/base/hist.h"
+#include "config/base/limits.h"
 #include "config/settings/settings.h"
 #include "engine/constrain/constrain.h"
 #include "engine/request.h"
@@ -222,6 +223,9 @@ struct engine_stats {
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
     /* prompt tokens: looked up in the prefix cache, found there, and the others */
     _Atomic uint64_t prefix_queries, prefix_hits, prefix_misses;
+    /* verified drafts by sequence and step, their tokens, and those that held, by their
+     * place */
+    _Atomic uint64_t drafts, draft_tokens, accepted_tokens[LIMIT_DRAFT];
     /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
     _Atomic uint64_t finished[5];
     _Atomic uint64_t steps;                                                 /* committed */

@@ -70,6 +70,8 @@
 struct step_cost {
     double fixed_us, token_us, context_us;
     double swap_block_us; /* one block between host and device, one way */
+    /* a token that is sampled from, in a step of few tokens: for drafts */
+    double row_us;
 };
 
 struct tokenizer;

@@ -33,11 +33,18 @@ static bool can_verify(const struct seq *q)
            q->n_tokens > q->group->n_prompt;
 }
 
+/* The time that one more draft takes: in a large step that of its token, in a small one
+ * what it was measured to be. */
+static double draft_us(const struct sched *s)
+{
+    return MAX(s->c.cost.token_us, s->c.cost.row_us);
+}
+
 /* Whether a draft that holds with probability `prob` is worth a row beside n_tokens in
  * a step of `us`. */
 static bool is_worth(const struct sched *s, float prob, double us, int32_t n_tokens)
 {
-    return s->c.cost.token_us <= 0 || (double)prob * us > s->c.cost.token_us * n_tokens;
+    return s->c.cost.token_us <= 0 || (double)prob * us > draft_us(s) * n_tokens;
 }
 
 bool drafts_awaited(struct sched *s)
@@ -169,7 +176,7 @@ static int32_t draft_item(struct sched *s, const struct plan_item *it, struct ro
     while (n < found && is_worth(s, prob[n], r->us, r->n_tokens)) {
         n++;
         r->n_tokens++;
-        r->us += s->c.cost.token_us;
+        r->us += draft_us(s);
     }
     r->left -= n;
     s->scores_left -= n;
