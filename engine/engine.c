@@ -219,6 +219,18 @@ static int open_drafts(struct engine *e, struct err *err)
     return rc;
 }
 
+int engine_replay(struct engine *e, double acceptance, struct err *err)
+{
+    if (e->max_draft == 0) {
+        return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
+    }
+    int rc = replay_open(&e->replay, acceptance, e->config.vocab, err);
+    if (rc == 0) {
+        sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
+    }
+    return rc;
+}
+
 static int open_core(struct engine *e, struct sink *sink, struct err *err)
 {
     int rc = sched_new(&e->sched, &e->config, err);
@@ -392,6 +404,7 @@ void engine_free(struct engine *e)
     reaper_close(&e->reaper);
     sched_free(e->sched);
     suffix_free(e->drafts);
+    replay_free(e->replay);
     packer_free(e->packer);
     masks_free(e->masks);
     grammars_free(e->grammars);

@@ -103,6 +103,10 @@ int engine_check_capacity(const struct engine *e, int32_t tenant, int32_t n, str
 /* Submits the prompts of one HTTP request, which are of one tenant: all of them are
  * queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
+/* For benchmarks, before the first request: instead of by the setting speculate, tokens
+ * are drafted as the last answer to the same prompt and seed has them, each right with
+ * a chance of `acceptance`. ERR_NOMEM, or ERR_INVALID: speculate is off. */
+int engine_replay(struct engine *e, double acceptance, struct err *err);
 /* Cancels a request, which is freed within a step. Outputs may still arrive until
  * `last`. Any thread. */
 void engine_cancel(struct engine *e, struct request *r);

@@ -16,6 +16,7 @@
 #include "engine/output/reaper.h"
 #include "engine/sched/decode/decode.h"
 #include "engine/sched/decode/pack.h"
+#include "engine/speculate/replay.h"
 #include "engine/speculate/suffix.h"
 #include "engine/workers/executor.h"
 #include "models/model.h"
@@ -51,6 +52,7 @@ struct engine {
     /* The engine's thread. */
     struct sched *sched;
     struct suffix_drafts *drafts; /* NULL: no speculation */
+    struct replay *replay;        /* instead, in benchmarks; else NULL */
     struct packer *packer;
     struct masks *masks; /* NULL: the executor takes none */
     /* used in rotation: plan i belongs to steps i, i + depth + 1, … */

@@ -190,8 +190,8 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e);
 /* Frees the groups that it still holds, too. */
 void sched_free(struct sched *s);
 const struct sched_config *sched_config(const struct sched *s);
-/* Verify up to max_draft (1 .. LIMIT_DRAFT) drafts of a sequence in a step. Called once
- * at most, before the first sched_plan; `d` must outlive the scheduler's groups. */
+/* Verify up to max_draft (1 .. LIMIT_DRAFT) drafts of a sequence in a step, from `d`,
+ * which must outlive the scheduler's groups. Called while it has none. */
 void sched_speculate(struct sched *s, struct draft_source *d, int32_t max_draft);
 
 /* Take over a group (NEW -> WAITING): 0 or ERR_FULL, and then the group is still the

@@ -14,6 +14,7 @@
  * sequences whose last token is in flight are decoded without drafts.
  */
 #include <assert.h>
+#include <string.h>
 
 #include "engine/sched/sched_impl.h"
 
@@ -184,9 +185,17 @@ static int32_t draft_item(struct sched *s, const struct plan_item *it, struct ro
     return n;
 }
 
+/* Items with drafts come before prefill, as decodes do. */
+static void insert_chunk(struct sched *s, int32_t at, const struct plan_item *it)
+{
+    memmove(s->chunk + at + 1, s->chunk + at, (size_t)(s->n_chunks - at) * sizeof(*s->chunk));
+    s->chunk[at] = *it;
+    s->n_chunks++;
+}
+
 void plan_drafts(struct sched *s, struct plan *p)
 {
-    int32_t kept = 0;
+    int32_t kept = 0, n_verifying = 0;
 
     if (!s->drafts) {
         return;
@@ -202,7 +211,7 @@ void plan_drafts(struct sched *s, struct plan *p)
         it.n += n;
         it.n_verify = n;
         take_blocks(s, it.seq, it.first + it.n);
-        s->chunk[s->n_chunks++] = it;
+        insert_chunk(s, n_verifying++, &it);
         p->n_verify += n;
     }
     p->n_items = kept;
