@@ -80,5 +80,6 @@ struct ngram_match store_find(const struct store *s, uint64_t scope,
     struct ngram_match m = ngram_find(&s->index, &own, scope, query, end, hint);
     int32_t last = (m.position - 1) & (s->n_tokens - 1);
     bool ours = m.length > 0 && m.position < s->index.n && s->scope[last / STORE_PAGE] == scope;
-    return ours ? m : (struct ngram_match){0, 0};
+    bool goes_on = ours && ngram_token(&own, m.position) != STORE_END;
+    return goes_on ? m : (struct ngram_match){0, 0};
 }
