@@ -26,7 +26,7 @@ enum {
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
     ROWS_MAX = 256,
-    VERIFIED = 9, /* tokens of a step that verifies drafts */
+    VERIFIED = 8, /* tokens of a step that verifies drafts */
 };
 
 /* The arrays that a step of many sequences needs beside the probe's. */

@@ -3,9 +3,9 @@
  * Drafts take only what a step has left: they are added when all else has been planned,
  * into the token budget, the logits rows and the blocks that are then free, less a
  * block for each sequence to come. So they delay nothing and preempt nobody. Among
- * those that fit, a draft is verified where its chance to hold, by the time of the
- * step, is better than what the step's other tokens yield; a step whose time is its
- * tokens' (of prefill, or of many sequences) so has none.
+ * those that fit, a draft is verified if its chance to hold, by the time that its row
+ * takes, is more than what the step brings in that time without it. So a step has none
+ * whose time is that of its tokens, as with prefill or with very many sequences.
  *
  * How many tokens a sequence gets is known only when its step is committed. Until then
  * nothing else is planned: a step planned ahead could hold the other sequences alone,
@@ -41,11 +41,12 @@ static double draft_us(const struct sched *s)
     return MAX(s->c.cost.token_us, s->c.cost.row_us);
 }
 
-/* Whether a draft that holds with probability `prob` is worth a row beside n_tokens in
- * a step of `us`. */
-static bool is_worth(const struct sched *s, float prob, double us, int32_t n_tokens)
+/* Whether a draft that holds with probability `prob` is worth a row in a step of `us`
+ * that brings `expected` tokens: whether it brings more of them in its time than the
+ * step does. */
+static bool is_worth(const struct sched *s, double prob, double us, double expected)
 {
-    return s->c.cost.token_us <= 0 || (double)prob * us > draft_us(s) * n_tokens;
+    return s->c.cost.token_us <= 0 || prob * us > draft_us(s) * expected;
 }
 
 bool drafts_awaited(struct sched *s)
@@ -112,7 +113,8 @@ static void take_blocks(struct sched *s, struct seq *q, int32_t n_tokens)
 
 /* What is left of the step for drafts. */
 struct room {
-    int32_t n_tokens, left; /* tokens planned, and that still fit */
+    int32_t left;    /* tokens that still fit */
+    double expected; /* tokens that it brings: those planned, and drafts by their chance */
     /* Rows that may have biases or masks of their own: the packer and the backends hold
      * as many of each as there are slots. */
     int32_t own_rows;
@@ -123,13 +125,16 @@ static struct room step_room(const struct sched *s, const struct plan *p)
 {
     struct room r = {.us = planned_us(s, p)};
 
+    int32_t n_tokens = 0;
+
     for (int32_t i = 0; i < p->n_items; i++) {
-        r.n_tokens += p->item[i].n;
+        n_tokens += p->item[i].n;
     }
     for (int32_t i = 0; i < s->n_chunks; i++) {
-        r.n_tokens += s->chunk[i].n;
+        n_tokens += s->chunk[i].n;
     }
-    r.left = s->c.max_num_batched_tokens - r.n_tokens;
+    r.expected = n_tokens;
+    r.left = s->c.max_num_batched_tokens - n_tokens;
     r.own_rows = s->c.max_num_seqs - p->n_items - s->n_chunks;
     return r;
 }
@@ -174,9 +179,8 @@ static int32_t draft_item(struct sched *s, const struct plan_item *it, struct ro
         return 0;
     }
     int32_t found = s->drafts->draft(s->drafts, q, most, q->out + q->n_out, prob);
-    while (n < found && is_worth(s, prob[n], r->us, r->n_tokens)) {
-        n++;
-        r->n_tokens++;
+    while (n < found && is_worth(s, (double)prob[n], r->us, r->expected)) {
+        r->expected += (double)prob[n++];
         r->us += draft_us(s);
     }
     r->left -= n;

@@ -601,11 +601,12 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
 
-    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(batch)) {
+    (void)batch; /* c->batch has the drafts that it verifies as decodes */
+    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(&c->batch)) {
         return false;
     }
-    int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);
-    if (rows < batch->n_tokens || rows != c->padded) {
+    int32_t rows = MIN(graph_rows(c->batch.n_tokens), c->max_graph_rows);
+    if (rows < c->batch.n_tokens || rows != c->padded) {
         return false;
     }
     struct cuda_graph *g = graph_of(c, rows);

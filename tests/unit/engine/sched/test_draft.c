@@ -203,8 +203,8 @@ static void drafts_take_only_rows_that_pay(void **state)
     rig_add(&rig, tokens(40), 0, 5);
     rig_step(&rig);
     rig_plan(&rig);
-    /* with n tokens in the step the next is worth 0.3 (90 + 10 n) > 10 n: n < 3.9 */
-    assert_int_equal(rig.plan[(rig.launched - 1) % 2].n_verify, 3);
+    /* behind n drafts the next is worth it if 0.3 (100 + 10 n) > 10 (1 + 0.3 n) */
+    assert_int_equal(rig.plan[(rig.launched - 1) % 2].n_verify, 8);
     rig_commit(&rig);
     source.prob = 0.05F;
     rig_plan(&rig);
