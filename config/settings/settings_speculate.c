@@ -52,8 +52,7 @@ int settings_speculation(struct settings *s, struct err *e)
     if (!s->speculative_config) {
         return 0;
     }
-    json_init(&j, s->speculative_config, strlen(s->speculative_config), "speculative_config",
-              &why);
+    json_init(&j, s->speculative_config, strlen(s->speculative_config), "speculative_config", &why);
     bool read = json_enter_object(&j);
     while (read && json_next_member(&j)) {
         read = read_member(&j, method, &n_drafts);

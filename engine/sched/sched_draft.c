@@ -73,8 +73,8 @@ bool drafts_awaited(struct sched *s)
             }
             n++;
             us += s->c.cost.token_us + q->n_tokens * s->c.cost.context_us;
-            expected += can_verify(q) && can_sample(g, q) ? (double)s->drafts->expect(s->drafts, q)
-                                                          : 0;
+            expected +=
+                can_verify(q) && can_sample(g, q) ? (double)s->drafts->expect(s->drafts, q) : 0;
         }
     }
     return expected * GAP_PARTS > n && is_worth(s, 1, us, n);

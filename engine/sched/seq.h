@@ -140,8 +140,8 @@ struct group {
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
     int32_t n_preempted;      /* times it was preempted */
     int32_t n_drafted, n_accepted; /* drafts that were verified, and of these those that held */
-    int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
-    int32_t resume_need;      /* SWAPPED: blocks needed to resume it; -1: not counted yet */
+    int64_t n_chosen;              /* beams: tokens chosen for live beams and hypotheses */
+    int32_t resume_need;           /* SWAPPED: blocks needed to resume it; -1: not counted yet */
     int32_t mask;           /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
     struct word_list words; /* the caller's of group_new */
     /* Beam search with stop strings: the detokenizer behind the prompt; else NULL.

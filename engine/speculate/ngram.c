@@ -46,9 +46,8 @@ static int32_t agreement(const struct ngram_index *x, const struct ngram_text *t
     return n;
 }
 
-struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_text *t,
-                              uint64_t key, const struct ngram_text *query, int32_t end,
-                              int32_t hint)
+struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_text *t, uint64_t key,
+                              const struct ngram_text *query, int32_t end, int32_t hint)
 {
     struct ngram_match best = {0, 0};
     int32_t before = t == query ? end : x->n + 1; /* a match ends below */

@@ -44,8 +44,7 @@ void ngram_add(struct ngram_index *x, const struct ngram_text *t, uint64_t key);
 /* The longest match of the last tokens before `end` of `query` with what was added to
  * the index of `t`, on a tie the latest; `hint` (-1: none) is tried first. In its own
  * text a match ends before `end`. */
-struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_text *t,
-                              uint64_t key, const struct ngram_text *query, int32_t end,
-                              int32_t hint);
+struct ngram_match ngram_find(const struct ngram_index *x, const struct ngram_text *t, uint64_t key,
+                              const struct ngram_text *query, int32_t end, int32_t hint);
 
 #endif

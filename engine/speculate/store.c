@@ -70,8 +70,8 @@ void store_add(struct store *s, uint64_t scope, const struct ngram_text *t, int3
 }
 
 /* The scope keys the hashes; where two collide nevertheless, it is compared. */
-struct ngram_match store_find(const struct store *s, uint64_t scope,
-                              const struct ngram_text *query, int32_t end, int32_t hint)
+struct ngram_match store_find(const struct store *s, uint64_t scope, const struct ngram_text *query,
+                              int32_t end, int32_t hint)
 {
     if (s->n_tokens == 0) {
         return (struct ngram_match){0, 0};

@@ -12,9 +12,9 @@ enum {
 };
 
 struct store {
-    int32_t *token;     /* [n_tokens] */
-    uint64_t *scope;    /* [n_tokens / STORE_PAGE] whose answer a page holds */
-    int32_t n_tokens;   /* a power of two; 0: nothing is remembered */
+    int32_t *token;   /* [n_tokens] */
+    uint64_t *scope;  /* [n_tokens / STORE_PAGE] whose answer a page holds */
+    int32_t n_tokens; /* a power of two; 0: nothing is remembered */
     struct ngram_index index;
 };
 
@@ -26,7 +26,7 @@ struct ngram_text store_text(const struct store *s);
 void store_add(struct store *s, uint64_t scope, const struct ngram_text *t, int32_t first,
                int32_t end);
 /* As ngram_find, among answers of the scope. */
-struct ngram_match store_find(const struct store *s, uint64_t scope,
-                              const struct ngram_text *query, int32_t end, int32_t hint);
+struct ngram_match store_find(const struct store *s, uint64_t scope, const struct ngram_text *query,
+                              int32_t end, int32_t hint);
 
 #endif

@@ -31,9 +31,9 @@ struct state {
     /* The match behind the first n_matched tokens. */
     int32_t n_matched;
     struct ngram_match match;
-    bool from_store;             /* where it was found */
-    int32_t hint, store_hint;    /* where the next one may go on; -1: nowhere */
-    int32_t next;                /* in the list of free states */
+    bool from_store;          /* where it was found */
+    int32_t hint, store_hint; /* where the next one may go on; -1: nowhere */
+    int32_t next;             /* in the list of free states */
 };
 
 struct suffix_drafts {
@@ -180,12 +180,11 @@ static void find_match(struct suffix_drafts *d, struct state *s, const struct se
     if (!catch_up(s, &t, end)) {
         return;
     }
-    struct ngram_match own =
-        ngram_find(&s->text, &t, 0, &t, end, s->hint < 0 ? -1 : s->hint + on);
+    struct ngram_match own = ngram_find(&s->text, &t, 0, &t, end, s->hint < 0 ? -1 : s->hint + on);
     struct ngram_match store = {0, 0};
     if (own.length < NGRAM_LONGEST) {
-        store = store_find(&d->store, s->scope, &t, end,
-                           s->store_hint < 0 ? -1 : s->store_hint + on);
+        store =
+            store_find(&d->store, s->scope, &t, end, s->store_hint < 0 ? -1 : s->store_hint + on);
     }
     s->hint = own.length > 0 ? own.position : -1;
     s->store_hint = store.length > 0 ? store.position : -1;
@@ -231,8 +230,7 @@ static int32_t store_tokens(const struct store *s, int32_t position, int32_t mos
     struct ngram_text t = store_text(s);
     int32_t n = 0;
 
-    while (n < most && position + n < s->index.n &&
-           ngram_token(&t, position + n) != STORE_END) {
+    while (n < most && position + n < s->index.n && ngram_token(&t, position + n) != STORE_END) {
         token[n] = ngram_token(&t, position + n);
         n++;
     }
@@ -279,8 +277,7 @@ static void ended(struct draft_source *base, struct group *g)
         struct seq *q = &g->seq[i];
         struct ngram_text t = text_of(q);
         if (q->n_out > 0) {
-            store_add(&d->store, scope_of(d, g), &t, MAX(g->n_prompt - ROOT_TOKENS, 0),
-                      n_known(q));
+            store_add(&d->store, scope_of(d, g), &t, MAX(g->n_prompt - ROOT_TOKENS, 0), n_known(q));
         }
         give_state(d, q);
     }

@@ -30,8 +30,7 @@ static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int
 
     for (int32_t i = 0; i < n; i++) {
         bool right = want && q->n_out + i < want->n && rng_chance(&r, request->draft_quality);
-        token[i] =
-            right ? want->token[q->n_out + i] : rng_range(&r, 0, d->s->config.vocab - 1);
+        token[i] = right ? want->token[q->n_out + i] : rng_range(&r, 0, d->s->config.vocab - 1);
         sure *= (float)rng_range(&r, 5, 10) / 10;
         prob[i] = sure;
     }

@@ -46,8 +46,8 @@ struct sim_request {
     /* Stop strings of a beam search; a token's text is the character of its id. */
     char stop[SIM_STOPS][3];
     int32_t n_stop;
-    uint64_t language;   /* its text is of this one (language.h); 0: of none */
-    bool language_fails; /* where some places of it are too costly */
+    uint64_t language;     /* its text is of this one (language.h); 0: of none */
+    bool language_fails;   /* where some places of it are too costly */
     int32_t draft_quality; /* of its drafts, so many in a hundred are right */
 
     /* Events: */

@@ -58,7 +58,7 @@ enum { MASK_JOB_TOKENS = LIMIT_DRAFT + 4 };
 /* The late mask of a sequence; with drafts one more behind each of them, as far as the
  * grammar admits them. */
 struct mask_job {
-    struct seq *seq; /* whose row it is for; several rows of one prompt share one */
+    struct seq *seq;  /* whose row it is for; several rows of one prompt share one */
     int32_t first, n; /* numbers of its masks in the step, from 0, and how many */
     /* Set by mask_set_begin: */
     struct constraint_node *node; /* NULL: the sequence has ended, nothing is computed */
@@ -71,8 +71,8 @@ struct mask_job {
     /* Masks that were computed; behind them every id is allowed, and what rows sample
      * is void, except by the first. */
     int32_t n_masked;
-    bool ended;                   /* the text is complete, and nothing may follow */
-    int rc;                       /* why the state cannot go on; 0: it can */
+    bool ended; /* the text is complete, and nothing may follow */
+    int rc;     /* why the state cannot go on; 0: it can */
 };
 
 struct mask_set {

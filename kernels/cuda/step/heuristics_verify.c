@@ -24,8 +24,8 @@ void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, in
     for (; i < b->n_seqs; i++) {
         int32_t first = b->q_start[i], tokens = b->q_start[i + 1] - first;
         int32_t after = b->n_seqs - i - 1; /* sequences that follow */
-        if (tokens > 1 && (tokens > LIMIT_DRAFT + 1 || n + tokens + after > max_seqs ||
-                           !all_sampled(b, i, &l))) {
+        if (tokens > 1 &&
+            (tokens > LIMIT_DRAFT + 1 || n + tokens + after > max_seqs || !all_sampled(b, i, &l))) {
             break;
         }
         split = split || tokens > 1;

@@ -8,8 +8,8 @@
 
 /* Arrays of struct batch with a sequence for each token; all NULL: none. */
 struct verify_rows {
-    int32_t *q_start;                    /* [max_seqs + 1] */
-    int32_t *kv_len, *row, *lcp_blocks;  /* [max_seqs] */
+    int32_t *q_start;                   /* [max_seqs + 1] */
+    int32_t *kv_len, *row, *lcp_blocks; /* [max_seqs] */
 };
 
 /* Sequences of several tokens that are all sampled from, right behind the decodes,
