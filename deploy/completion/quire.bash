@@ -92,6 +92,7 @@ _quire_bench='--requests
 --served-model
 --concurrency
 --request-rate
+--acceptance
 --warmup
 --json
 --name'

@@ -142,7 +142,8 @@ static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
 }
 
 /* Runs a step of one sequence in table row 0: n tokens after `context` others, with
- * n_swap blocks swapped in; the last n_sampled (<= VERIFIED) tokens are sampled from. */
+ * n_swap blocks swapped in. The last n_sampled (<= VERIFIED) tokens are sampled
+ * from. */
 static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap,
                       int32_t n_sampled, int64_t *ret_us, struct err *e)
 {
