@@ -467,16 +467,25 @@ static void cuda_free(struct backend *b)
     if (c->stream) {
         cudaStreamDestroy(c->stream);
     }
+    for (int32_t i = 0; i < c->n_quant; i++) {
+        free(c->quant[i]);
+    }
+    free(c->quant);
     free(c->owned);
     free(c->scratch);
     free(c);
 }
 
-/* Blocks are decoded before they get here, so only plain formats have activations. */
+/* Blocks are decoded before they get here. */
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
-    (void)b;
-    if (f->unpack) {
+    if (weight_format_has_scales(f)) {
+        return (struct weight_support){.as_stored = true,
+                                       .act = DTYPE_BF16,
+                                       .kernel =
+                                           cuda_quant_kernel((const struct cuda_backend *)b, f)};
+    }
+    if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
     }
     return (struct weight_support){

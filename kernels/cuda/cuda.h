@@ -139,6 +139,13 @@ struct cuda_backend {
     struct product_store products; /* algorithms remembered on disk */
     void *side;               /* device buffer for a product's intermediate result (side_buffer) */
     int64_t side_bytes;       /* its size */
+    void *widened;            /* device buffer for a quantised weight as floats */
+    int64_t widened_bytes;    /* its size */
+    uint8_t *quantised;       /* device buffer for a product's activations as codes */
+    int64_t quantised_bytes;  /* its size */
+    float *quantised_scale;   /* [max_tokens] scales of its rows */
+    void **quant;             /* [n_quant] struct quant_weight; owned */
+    int32_t n_quant;
     struct cuda_ranks *ranks; /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: no pipeline */
 
@@ -178,6 +185,14 @@ static inline bool cuda_usable(struct cuda_backend *c)
 /* weights.c */
 int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
 int cuda_ready(struct backend *b, struct err *e);
+
+/* quant/quant_weights.c */
+/* A weight whose pieces are all of one format with scales of their own, or a dummy of
+ * one. */
+int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e);
+/* What multiplies weights of the format here, for the log. */
+const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_format *f);
 
 /* upload.c */
 #define UPLOAD_SLICE_BYTES ((int64_t)4 << 20)

@@ -10,7 +10,8 @@
 
 #include "kernels/cuda/fused_decode/ring.cuh"
 
-enum { VECTORS = 2 * FUSED_SLICE_STAGES };
+/* Vectors of 8 activations that a lane has of a slice. */
+enum { VECTORS = FUSED_SLICE_K / FUSED_MMA_WARPS / 4 / 8 };
 
 /* Pointers into shared memory, behind the ring's stages. */
 struct shared_storage {
@@ -69,38 +70,42 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* The activations of a split-K slice. Loops over them process the front vectors and
+/* The activations of a split-K slice, as weights of format F meet them. Loops over them process the front vectors and
  * rotate these to the back, instead of being unrolled: code that runs once is fetched
  * from far, so it must be short. */
-template <typename T> struct activations {
+template <typename T, int F> struct activations {
+    using S = stage_shape<F>;
     vector16 v[VECTORS]; /* zero past the rows and columns */
     int row, lane_at;    /* this lane's row; its first column in a stage */
 
     __device__ __forceinline__ activations(void)
-        : row((threadIdx.x & 31) >> 2), lane_at((threadIdx.x >> 5) * WARP_K + (threadIdx.x & 3) * 8)
+        : row((threadIdx.x & 31) >> 2),
+          lane_at((threadIdx.x >> 5) * S::WARP_K + (threadIdx.x & 3) * S::CODES)
     {
     }
 
     /* Whether the slice has this warp's columns of the i-th stage, which begins at
      * `at`. */
-    __device__ __forceinline__ bool has(const k_range &x, int i, int at) const
+    __device__ __forceinline__ bool has(const k_range<F> &x, int i, int at) const
     {
         return i < x.n && at + lane_at < x.cols;
     }
 
-    __device__ __forceinline__ void load_slice(const fused_op &q, const k_range &x, int rows)
+    __device__ __forceinline__ void load_slice(const fused_op &q, const k_range<F> &x, int rows)
     {
         const T *from = (const T *)q.x + row * q.x_stride + x.k0 + lane_at;
         int at = x.begin;
 #pragma unroll
-        for (int i = 0; i < FUSED_SLICE_STAGES; i++) {
-            uint4 first = {}, second = {};
-            if (row < rows && has(x, i, at)) {
-                first = __ldcg((const uint4 *)(from + at));
-                second = __ldcg((const uint4 *)(from + at + WARP_K / 2));
+        for (int i = 0; i < S::SLICE_STAGES; i++) {
+            bool here = row < rows && has(x, i, at);
+#pragma unroll
+            for (int j = 0; j < S::VECTORS; j++) {
+                uint4 u = {};
+                if (here) {
+                    u = __ldcg((const uint4 *)(from + at + S::column(j)));
+                }
+                v[S::VECTORS * i + j] = {u.x, u.y, u.z, u.w};
             }
-            v[2 * i] = {first.x, first.y, first.z, first.w};
-            v[2 * i + 1] = {second.x, second.y, second.z, second.w};
             at = x.after(at);
         }
     }
@@ -134,20 +139,20 @@ template <typename T> struct activations {
 
     /* For a layer norm: this lane's sum, or its sum of squared deviations from the
      * mean. */
-    __device__ __forceinline__ float deviations(const k_range &x, bool squared, float mean)
+    __device__ __forceinline__ float deviations(const k_range<F> &x, bool squared, float mean)
     {
         float sum = 0.0f;
         int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < FUSED_SLICE_STAGES; i++) {
+        for (int i = 0; i < VECTORS; i += 2) {
 #pragma unroll
-            for (int j = 0; j < 8 && has(x, i, at); j++) {
+            for (int j = 0; j < 8 && has(x, i / S::VECTORS, at); j++) {
                 float2 f = unpack2<T>(v[j / 4].v[j % 4]);
                 sum +=
                     squared ? (f.x - mean) * (f.x - mean) + (f.y - mean) * (f.y - mean) : f.x + f.y;
             }
             rotate<2>();
-            at = x.after(at);
+            at = (i + 2) % S::VECTORS == 0 ? x.after(at) : at;
         }
         return sum;
     }
@@ -175,34 +180,37 @@ template <typename T> struct activations {
 
     template <bool plain>
     __device__ __forceinline__ void norm(const fused_op &q, const shared_storage &s,
-                                         const k_range &x, float2 stats)
+                                         const k_range<F> &x, float2 stats)
     {
         int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < FUSED_SLICE_STAGES; i += 2) {
+        for (int i = 0; i < VECTORS; i += 4) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (has(x, i + j / 2, at)) {
-                    norm_vector<plain>(v[j], q, s, stats, x.k0 + lane_at + at + j % 2 * WARP_K / 2);
+                int in_stage = (i + j) % S::VECTORS;
+                if (has(x, (i + j) / S::VECTORS, at)) {
+                    norm_vector<plain>(v[j], q, s, stats,
+                                       x.k0 + lane_at + at + S::column(in_stage));
                 }
-                at = j % 2 ? x.after(at) : at;
+                at = in_stage + 1 == S::VECTORS ? x.after(at) : at;
             }
             rotate<4>();
         }
     }
 
     /* Stores the slice to the norm's result. */
-    __device__ __forceinline__ void store_norm(const fused_op &q, const k_range &x, int rows) const
+    __device__ __forceinline__ void store_norm(const fused_op &q, const k_range<F> &x,
+                                               int rows) const
     {
         int at = x.begin;
         T *h = (T *)q.h + row * q.h_stride + x.k0 + lane_at;
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            if (row < rows && has(x, i / 2, at)) {
-                *(uint4 *)(h + at + i % 2 * WARP_K / 2) =
+            if (row < rows && has(x, i / S::VECTORS, at)) {
+                *(uint4 *)(h + at + S::column(i % S::VECTORS)) =
                     make_uint4(v[i].v[0], v[i].v[1], v[i].v[2], v[i].v[3]);
             }
-            at = i % 2 ? x.after(at) : at;
+            at = (i + 1) % S::VECTORS == 0 ? x.after(at) : at;
         }
     }
 
@@ -222,7 +230,7 @@ template <typename T> struct activations {
         for (int round = layer_norm ? 0 : 1; round < 2; round++) {
             float sum = 0.0f;
             for (int i = q.h ? 1 : q.slices; i <= q.slices; i++) {
-                k_range x(q, (slice + i) % q.slices);
+                k_range<F> x(q, (slice + i) % q.slices);
                 if (round == 1 - layer_norm || q.slices > 1) {
                     load_slice(q, x, rows);
                 }
@@ -238,9 +246,9 @@ template <typename T> struct activations {
         }
         stats.y = rsqrtf(stats.y + q.norm.eps);
         if (layer_norm || q.norm.bias || q.norm.weight_offset != 0.0f) {
-            norm<false>(q, s, k_range(q, slice), stats);
+            norm<false>(q, s, k_range<F>(q, slice), stats);
         } else {
-            norm<true>(q, s, k_range(q, slice), stats);
+            norm<true>(q, s, k_range<F>(q, slice), stats);
         }
     }
 };

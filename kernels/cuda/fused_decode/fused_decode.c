@@ -55,6 +55,7 @@ void cuda_fused_flush(struct cuda_backend *c)
             cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc, "products of few rows");
         }
         c->fused.n_ops = 0;
+        c->fused.format = FUSED_16;
         c->fused.rope.kv.base = NULL;
     }
 }

@@ -28,6 +28,7 @@
  */
 #include "kernels/cuda/fused_decode/activations.cuh"
 #include "kernels/cuda/fused_decode/all_reduce.cuh"
+#include "kernels/cuda/quant/codes.cuh"
 
 /* ---- products ---- */
 
@@ -42,8 +43,8 @@ __device__ __forceinline__ uint4 load_shared(uint32_t at)
     return v;
 }
 
-/* 16 columns of a weight row, as two vectors 4 vectors apart. Rows lie 1 KB apart, all
- * in the same banks, so odd rows are read in swapped order. */
+/* A lane's codes of a weight row, as two vectors 4 vectors apart. Where rows lie 1 KB
+ * apart, all in the same banks, odd rows are read in swapped order. */
 __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t at, bool odd)
 {
     uint4 a = load_shared(at + (odd ? 64 : 0)), b = load_shared(at + (odd ? 0 : 64));
@@ -52,22 +53,65 @@ __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t a
     second = odd ? a : b;
 }
 
-/* One stage of a tile; x0 and x1: this lane's activations of the stage's columns; mine:
- * the stage has this warp's columns. */
+/* 16 codes of two rows by 16 activations. */
 template <typename T>
-__device__ __forceinline__ void mma_stage(ring &r, accumulator &f, const vector16 &x0,
-                                          const vector16 &x1, bool mine, int warp, int lane)
+__device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const uint4 &high,
+                                        const vector16 *x)
 {
-    uint32_t at = r.stage_address() + (lane >> 2) * PITCH + warp * WARP_K * 2 + (lane & 3) * 16;
-    bool odd = lane & 4;
+    mma_columns<T>(f, e4m3_values(low.x, low.y), e4m3_values(high.x, high.y), x[0]);
+    mma_columns<T>(f, e4m3_values(low.z, low.w), e4m3_values(high.z, high.w), x[1]);
+}
+
+/* 32 codes of two rows by 32 activations; with those of the other lanes they are a group,
+ * whose scale and zero point of the two rows are at `low_at` and `high_at`. */
+template <typename T>
+__device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const uint4 &high,
+                                         uint32_t low_at, uint32_t high_at, bool f16,
+                                         const vector16 *x)
+{
+    const uint32_t a[4] = {low.x, low.y, low.z, low.w}, b[4] = {high.x, high.y, high.z, high.w};
+    int4_group g(load_word(low_at), f16), h(load_word(high_at), f16);
+    accumulator sum = {};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        mma_columns<T>(sum, g.values(a[i]), h.values(b[i]), x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        f.even[i] += (i < 2 ? g.scale : h.scale) * (sum.even[i] + sum.odd[i]);
+    }
+}
+
+/* One stage of a tile; x: this lane's activations of the stage's columns; mine: the stage
+ * has this warp's columns; f16: scales are fp16. */
+template <typename T, int F>
+__device__ __forceinline__ void mma_stage(ring<F> &r, accumulator &f, const vector16 *x, bool mine,
+                                          bool f16, int warp, int lane)
+{
+    using S = stage_shape<F>;
+    constexpr int HIGH = 8 * S::PITCH;
+    uint32_t row = r.stage_address() + (lane >> 2) * S::PITCH;
+    bool odd = (lane & 4) && S::PITCH % 128 == 0;
     uint4 low0, low1, high0, high1;
 
+    row += F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0;
+    uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
     barrier_wait(r.full + r.index * 8, r.phase);
     if (mine) {
         load_row(low0, low1, at, odd);
-        load_row(high0, high1, at + 8 * PITCH, odd);
-        mma_columns<T>(f, low0, high0, x0);
-        mma_columns<T>(f, low1, high1, x1);
+        load_row(high0, high1, at + HIGH, odd);
+        if constexpr (F == FUSED_INT4) {
+            uint32_t group = row + FUSED_SEGMENT_K / 2 + warp % 2 * 8;
+            mma_int4<T>(f, low0, high0, group, group + HIGH, f16, x);
+            mma_int4<T>(f, low1, high1, group + 4, group + 4 + HIGH, f16, x + 4);
+        } else if constexpr (F == FUSED_FP8) {
+            mma_fp8<T>(f, low0, high0, x);
+            mma_fp8<T>(f, low1, high1, x + 2);
+        } else {
+            mma_columns<T>(f, low0, high0, x[0]);
+            mma_columns<T>(f, low1, high1, x[1]);
+        }
     }
     __syncwarp();
     if (lane == 0) {
@@ -91,6 +135,7 @@ __device__ __forceinline__ tile_coord tile_coord_of(const fused_op &q, int tile,
 /* Epilogue operands of a tile, loaded before its accumulators are complete. */
 template <typename T> struct epilogue_operands {
     T add[4];                 /* residual or running sum */
+    float scale[2];           /* of the two columns of the output */
     float cosine[2], sine[2]; /* rotation of two activation rows */
     int slot[2];              /* cache slots of these rows; negative: none */
 };
@@ -108,6 +153,10 @@ __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, 
         if (from && o.row + (i & 1) < a.rows) {
             e.add[i] = __ldcg(from + (o.row + (i & 1)) * stride + o.out[i >> 1]);
         }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        e.scale[i] = q.w_scale ? __ldg(q.w_scale + o.out[i]) : 1.0f;
     }
     if (!q.roped) {
         return;
@@ -168,7 +217,7 @@ __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = o.row + (i & 1), col = o.out[i >> 1];
-        float v = sum[i];
+        float v = sum[i] * e.scale[i >> 1];
         if (q.bias) {
             v += to_float(((const T *)q.bias)[col]);
         }
@@ -262,8 +311,8 @@ __device__ __forceinline__ void store_accumulator(const shared_storage &s, const
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring &r,
+template <typename T, int F>
+__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
                                          const shared_storage &s, int &n_tile)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -272,8 +321,9 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     if (d.n == 0 && (q.n > 0 || d.first > 0)) { /* nothing to do, not even a norm alone */
         return;
     }
-    k_range columns(q, d.slice);
-    activations<T> x;
+    using S = stage_shape<F>;
+    k_range<F> columns(q, d.slice);
+    activations<T, F> x;
     x.load_normed(q, s, d.slice, a.rows);
     if (q.h && d.first == 0) {
         x.store_norm(q, columns, a.rows);
@@ -282,10 +332,10 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
         accumulator f = {};
         int at = columns.begin;
 #pragma unroll
-        for (int j = 0; j < FUSED_SLICE_STAGES; j++) {
+        for (int j = 0; j < S::SLICE_STAGES; j++) {
             if (j < columns.n) {
-                mma_stage<T>(r, f, x.v[2 * j], x.v[2 * j + 1], at + warp * WARP_K < columns.cols,
-                             warp, lane);
+                mma_stage<T, F>(r, f, x.v + S::VECTORS * j, at + warp * S::WARP_K < columns.cols,
+                                q.f16_scales, warp, lane);
                 at = columns.after(at);
             }
         }
@@ -293,8 +343,8 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void mma_warps(const fused_args &a, ring &r, const shared_storage &s)
+template <typename T, int F>
+__device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const shared_storage &s)
 {
     int n_tile = 0;
 
@@ -307,7 +357,7 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring &r, const sh
         if (p > 0) {
             op_sync(BARRIER_OP_OPEN);
         }
-        mainloop<T>(a, a.op[p], r, s, n_tile);
+        mainloop<T, F>(a, a.op[p], r, s, n_tile);
         mma_warps_sync(); /* all warps have read this op's norm weight */
         op_arrive(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
@@ -385,17 +435,17 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
-template <typename T>
+template <typename T, int F>
 __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)
 {
     extern __shared__ __align__(128) char shared[];
     shared_storage s;
 
-    s.norm_weight = shared + a.n_stages * FUSED_STAGE_BYTES;
+    s.norm_weight = shared + a.n_stages * stage_shape<F>::BYTES;
     s.accumulators = (float4 *)(s.norm_weight + a.norm_bytes);
     s.norm_sums = (float *)(s.accumulators + 2 * FUSED_MMA_WARPS * 32);
-    ring r;
+    ring<F> r;
     r.base = shared_address(shared);
     r.full = shared_address(s.norm_sums + 2 * FUSED_MMA_WARPS * FUSED_ROWS);
     r.empty = r.full + FUSED_MAX_STAGES * 8;
@@ -420,11 +470,11 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (warp < FUSED_MMA_WARPS) {
-        mma_warps<T>(a, r, s);
+        mma_warps<T, F>(a, r, s);
     } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
         epilogue_warps<T>(a, s, warp - FUSED_MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<T>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
+        load_weights<F>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
     }
 }
 
@@ -432,10 +482,13 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     /* bulk copies */
-    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half>) == cudaSuccess &&
-              made.ptxVersion >= 90 &&
-              allow_shared(fused_decode_kernel<__half>, max_shared_bytes) &&
-              allow_shared(fused_decode_kernel<__nv_bfloat16>, max_shared_bytes);
+    bool ok =
+        cudaFuncGetAttributes(&made, fused_decode_kernel<__half, FUSED_16>) == cudaSuccess &&
+        made.ptxVersion >= 90 &&
+        allow_shared(fused_decode_kernel<__half, FUSED_16>, max_shared_bytes) &&
+        allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_16>, max_shared_bytes) &&
+        allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_FP8>, max_shared_bytes) &&
+        allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_INT4>, max_shared_bytes);
 
     cudaGetLastError();
     return ok;
@@ -444,8 +497,10 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks,
                                     cudaStream_t stream)
 {
-    auto kernel =
-        a->type == T_F16 ? fused_decode_kernel<__half> : fused_decode_kernel<__nv_bfloat16>;
+    auto kernel = a->format == FUSED_FP8    ? fused_decode_kernel<__nv_bfloat16, FUSED_FP8>
+                  : a->format == FUSED_INT4 ? fused_decode_kernel<__nv_bfloat16, FUSED_INT4>
+                  : a->type == T_F16        ? fused_decode_kernel<__half, FUSED_16>
+                                            : fused_decode_kernel<__nv_bfloat16, FUSED_16>;
 
     launch(kernel, dim3(n_blocks), dim3(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32),
            a->shared_bytes, stream, *a);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/quant/quant.h"
 
 enum { MAX_PROPOSALS = 4, TIME_MAX_ROWS = 256 };
 
@@ -315,6 +316,31 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     return d;
 }
 
+/* The product with a quantised weight: of codes, for which x is quantised first, or of the
+ * widened weight. */
+static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w)
+{
+    const struct quant_weight *q = w.priv;
+
+    if (!q->quantises || x.dtype == DTYPE_F32 || x.stride % 8 != 0 || alignment_of(x.data) < 16) {
+        launch_widen(c->widened, w.cols, q, (int)x.dtype, c->stream);
+        d->args.w = c->widened;
+        return;
+    }
+    launch_quantise_rows(c->quantised, c->quantised_scale, x.data, x.stride, (int)x.dtype,
+                         d->args.rows, x.cols, c->stream);
+    d->args.x = c->quantised;
+    d->x_scale = c->quantised_scale;
+    d->w_scale = q->scale;
+    d->lt_bias = d->lt_act = false;
+    d->key.x_type = PRODUCT_E4M3;
+    d->key.x_stride = x.cols;
+    d->key.w_stride = q->row_bytes;
+    d->key.epilogue = (int32_t)CUBLASLT_EPILOGUE_DEFAULT;
+    d->key.residual = 0;
+    d->key.residual_stride = 0;
+}
+
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
@@ -324,6 +350,9 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
+    if (w.format) {
+        take_codes(c, &d, x, w);
+    }
     choose_ahead(c, &d, out, lt_out, x);
     /* still needed as the residual */
     if (d.residual == out.data && d.residual && !d.key.residual) {
