@@ -66,9 +66,10 @@ struct weight_format {
     int32_t bits;         /* of a code */
     int32_t block_values; /* neighbours in a row that make a block; a row has whole blocks */
     int32_t block_bytes;  /* of a block, which may lie at any address */
-    int32_t group_values; /* neighbours in a row that share a scale */
+    int32_t group_values; /* neighbours in a row that share a scale, where it is in the block */
     bool minima;          /* groups have an offset beside their scale */
-    /* the codes and scales of one block; NULL: plain floats */
+    /* the codes and scales of one block; NULL: plain floats, or codes whose scales are a
+     * tensor of their own */
     void (*unpack)(const uint8_t *block, struct weight_codes *ret);
 };
 
@@ -105,22 +106,49 @@ struct weight_scales {
     int32_t group_rows;   /* 0: all rows share them */
     int32_t group_cols;   /* 0: all columns do */
     int64_t stride;       /* elements of data between groups of rows */
-    const uint8_t *zero;  /* NULL: 8 for FORMAT_INT4, whose codes are unsigned, else 0 */
-    int64_t zero_stride;  /* elements of zero between groups of rows */
-    float factor;         /* of the whole tensor (NVFP4); else 1 */
-    enum act_scheme act;  /* of a product with this weight */
-    float act_scale;      /* of ACT_SCALE_TENSOR: activation = act_scale * its code */
+    /* 0 to 15 of FORMAT_INT4, an int8 of FORMAT_INT8; NULL: 8 for FORMAT_INT4, whose codes
+     * are unsigned, else 0 */
+    const uint8_t *zero;
+    int64_t zero_stride; /* elements of zero between groups of rows */
+    float factor;        /* of the whole tensor (NVFP4); else 1 */
+    enum act_scheme act; /* of a product with this weight */
+    float act_scale;     /* of ACT_SCALE_TENSOR: activation = act_scale * its code */
 };
+
+/* Bytes of an element of data. */
+int32_t scale_type_bytes(enum scale_type t);
+/* Element i of data as a float; data need not be aligned. */
+float weight_scale_load(const struct weight_scales *s, int64_t i);
+/* The scales of the rows from `row` on and the columns from `col` on, where groups begin. */
+struct weight_scales weight_scales_slice(const struct weight_scales *s, int32_t row, int32_t col);
+/* The value of each code, without scale and zero point; NaN for e4m3's two. */
+float weight_code_value(enum weight_format_id id, uint8_t code);
+/* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of one
+ * row from the first on. */
+void weight_scales_decode(const struct weight_format *f, const struct weight_scales *s,
+                          const uint8_t *codes, int64_t row, int64_t n, float *out);
+
+/* Whether the scales of a format are a tensor of their own (struct weight_scales). */
+static inline bool weight_format_has_scales(const struct weight_format *f)
+{
+    return f->id >= FORMAT_FP8;
+}
+
+/* Whether values are elements of enum dtype, whose number is the format's. */
+static inline bool weight_format_is_plain(const struct weight_format *f)
+{
+    return f->id <= FORMAT_I32;
+}
 
 const struct weight_format *weight_format_of(enum weight_format_id id);
 
-/* Bytes of n values, whole blocks. */
+/* Bytes of n values, whole blocks; the last one may be cut. */
 static inline int64_t weight_format_bytes(const struct weight_format *f, int64_t n)
 {
-    return n / f->block_values * f->block_bytes;
+    return (n + f->block_values - 1) / f->block_values * f->block_bytes;
 }
 
-/* out[i] = value i of the n values, whole blocks, at src. Not for plain floats. */
+/* out[i] = value i of the n values, whole blocks, at src. Only for blocks. */
 void weight_format_decode(const struct weight_format *f, const void *src, int64_t n, float *out);
 
 /* The float of two bytes, little-endian. */

@@ -216,6 +216,8 @@ struct weight_support cpu_supports(const struct backend *b, const struct weight_
 
     if (f->unpack) {
         s.kernel = k->blocks.name;
+    } else if (weight_format_has_scales(f)) {
+        s = (struct weight_support){.act = DTYPE_F32, .kernel = ""};
     }
     return s;
 }
