@@ -240,7 +240,10 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
         d.mapped &= !a->source[i].copy;
     }
     m->config.n_parameters += (int64_t)a->rows * a->cols;
-    int rc = m->backend->ops->weight(m->backend, &d, ret, e);
+    struct quantised q = {0};
+    int rc = model_quantises(m, s, a->cols) ? quantised_init(&q, m, &d, e) : 0;
+    rc = rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, ret, e);
+    quantised_release(&q);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
     for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
         if (in_place || (d.mapped && a->piece[i].format)) {
@@ -264,7 +267,9 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
             rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, e);
-            if (t) {
+            if (t && !t->format && model_quantises(m, s, a->cols)) {
+                m->weights->n_quantised++;
+            } else if (t) {
                 transformer_count_format(m->weights, t, blocks || !t->format);
             }
         }

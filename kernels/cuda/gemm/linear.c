@@ -322,7 +322,7 @@ static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
 {
     const struct quant_weight *q = w.priv;
 
-    if (!q->quantises || x.dtype == DTYPE_F32 || x.stride % 8 != 0 || alignment_of(x.data) < 16) {
+    if (!q->quantises) {
         launch_widen(c->widened, w.cols, q, (int)x.dtype, c->stream);
         d->args.w = c->widened;
         return;

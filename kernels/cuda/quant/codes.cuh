@@ -37,10 +37,10 @@ struct int4_group {
     uint32_t zero; /* 128 + zero point, twice */
 
     __device__ __forceinline__ int4_group(uint32_t word, bool f16)
-        : scale(f16 ? __half2float(__ushort_as_half((unsigned short)(word >> 16)))
-                    : __uint_as_float(word & 0xffff0000u)),
-          zero(__byte_perm(word, word, 0x1010))
     {
+        scale = f16 ? __half2float(__ushort_as_half((unsigned short)(word >> 16)))
+                    : __uint_as_float(word & 0xffff0000u);
+        zero = __byte_perm(word, word, 0x1010);
     }
     /* Code minus zero point of the eight codes of a word. 128 + code is exact in bf16: its
      * last four bits of mantissa are the code. */

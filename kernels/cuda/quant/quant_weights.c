@@ -277,7 +277,8 @@ static int grow(struct cuda_backend *c, void **at, int64_t *n_bytes, int64_t nee
 }
 
 /* What products with the weight need besides it. */
-static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, struct err *e)
+static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
+                        struct err *e)
 {
     void *codes = c->quantised;
     void *scale = c->quantised_scale;
@@ -285,7 +286,8 @@ static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, st
     int rc;
 
     if (!q->quantises) {
-        return grow(c, &c->widened, &c->widened_bytes, (int64_t)q->rows * q->cols * 2, e);
+        return grow(c, &c->widened, &c->widened_bytes,
+                    (int64_t)q->rows * q->cols * dtype_bytes(act), e);
     }
     rc = grow(c, &codes, &c->quantised_bytes, (int64_t)c->config.max_tokens * q->cols, e);
     c->quantised = codes;
@@ -316,14 +318,14 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
     q->quantises = q->format == FORMAT_FP8 && q->n_groups == 1 && activations_quantised(d) &&
-                   !c->config.deterministic && q->cols % CODE_ALIGN == 0 &&
+                   !c->config.deterministic && d->dtype != DTYPE_F32 && q->cols % CODE_ALIGN == 0 &&
                    q->rows % CODE_ALIGN == 0 && lt_has_e4m3(c, q->rows, q->cols);
 }
 
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
                       struct err *e)
 {
-    if (d->kind != WEIGHT_LINEAR || d->dtype == DTYPE_F32 || !pieces_agree(d)) {
+    if (d->kind != WEIGHT_LINEAR || !pieces_agree(d)) {
         return err_set(e, ERR_UNSUPPORTED,
                        "cuda: weight %s: its parts are stored in different formats or groups, or "
                        "it is an embedding",
@@ -343,7 +345,7 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
     int rc = !q->codes          ? ERR_NOMEM
              : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)
                                 : fill_weight(c, d, q, e);
-    rc = rc < 0 ? rc : make_buffers(c, q, e);
+    rc = rc < 0 ? rc : make_buffers(c, q, d->dtype, e);
     if (rc < 0) {
         return rc;
     }
