@@ -111,4 +111,19 @@ static inline struct mat rig_quantised(struct rig *r, const struct quant_case *k
     return m;
 }
 
+/* x's row rounded to e4m3, its greatest magnitude to 448. */
+static inline void quant_row(const float *x, int32_t n, double *ret)
+{
+    float most = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        most = fmaxf(most, fabsf(x[i]));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        double v = most > 0 ? x[i] * (448.0 / most) : 0;
+        double step = ldexp(1, MAX(v != 0 ? ilogb(v) : -6, -6) - 3);
+        ret[i] = nearbyint(v / step) * step * (most / 448.0);
+    }
+}
+
 #endif

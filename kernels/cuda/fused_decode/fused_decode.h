@@ -80,6 +80,7 @@ struct fused_op {
     const void *w;
     int64_t w_stride;     /* of FUSED_16 in elements, else in bytes */
     const float *w_scale; /* [n] results are multiplied by it; NULL: not */
+    int32_t e4m3;         /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
     int32_t f16_scales;   /* of FUSED_INT4: groups' scales are fp16, else bf16 */
     int32_t n, k;
     const void *bias;     /* [n] or NULL */
@@ -123,6 +124,9 @@ struct fused_args {
     struct p2p_args p2p;       /* for ops that are `partial` */
     int32_t n_ops, rows, type; /* ops used; activation rows; enum dtype of all but weights */
     int32_t format;            /* enum fused_format of all weights */
+    /* For rows of x as e4m3 codes and their scales; NULL: there are none. */
+    uint8_t *codes;
+    float *code_scale;
     /* set by fused_plan */
     int32_t n_stages;                 /* stages of the ring */
     int32_t norm_bytes, shared_bytes; /* shared memory for a norm's weight, and in all */

@@ -78,6 +78,7 @@ static void set_weight(struct fused_op *p, struct mat w)
     p->w = w.data;
     p->w_stride = q ? q->row_bytes : w.stride;
     p->w_scale = q ? q->scale : NULL;
+    p->e4m3 = q && q->quantises;
     p->f16_scales = q && q->f16_scales;
     p->n = w.rows;
     p->k = w.cols;

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/quant/codes.cuh"
 #include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/step/norm.cuh"
 
 namespace
 {
@@ -204,16 +205,16 @@ __global__ void fill_kernel(float *out, int64_t n, float value)
 
 enum { QUANTISE_THREADS = 256, QUANTISE_KEPT = 4 };
 
-__device__ __forceinline__ float block_max(float x)
+template <int THREADS> __device__ __forceinline__ float block_max(float x)
 {
-    __shared__ float shared[QUANTISE_THREADS / 32];
+    __shared__ float shared[THREADS / 32];
 
     x = warp_max(x);
     if ((threadIdx.x & 31) == 0) {
         shared[threadIdx.x >> 5] = x;
     }
     __syncthreads();
-    x = shared[threadIdx.x & (QUANTISE_THREADS / 32 - 1)];
+    x = shared[threadIdx.x & (THREADS / 32 - 1)];
     return warp_max(x);
 }
 
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     for (int i = QUANTISE_KEPT * QUANTISE_THREADS + threadIdx.x; i < n; i += QUANTISE_THREADS) {
         most = fmaxf(most, greatest(from[i]));
     }
-    most = block_max(most);
+    most = block_max<QUANTISE_THREADS>(most);
     float factor = most > 0.0f ? 448.0f / most : 0.0f;
     if (threadIdx.x == 0) {
         scale[blockIdx.x] = most / 448.0f;
@@ -286,6 +287,62 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     for (int i = QUANTISE_KEPT * QUANTISE_THREADS + threadIdx.x; i < n; i += QUANTISE_THREADS) {
         to[i] = quantised(from[i], factor);
     }
+}
+
+enum { NORM_QUANTISE_THREADS = 512 };
+
+/* A block a row. A thread quantises the columns that it normed. */
+template <typename T, int N>
+__global__ void __launch_bounds__(NORM_QUANTISE_THREADS)
+    norm_quantise_kernel(uint8_t *codes, float *scale, T *h, int64_t h_stride, T *x,
+                         int64_t x_stride, norm_args n, int32_t cols)
+{
+    pdl_release();
+    vec<T, 8> weight[N], kept[N];
+    norm_fetch<T, 8, N>(weight, n, cols);
+    pdl_wait();
+    T *row = h + blockIdx.x * h_stride;
+    norm_row<T, 8, N>(row, x + blockIdx.x * x_stride, weight, n, cols, false,
+                      [](int, int, float(&)[8]) {});
+    float most = 0.0f;
+    auto vector_at = [&](int q) { return *(const vec<T, 8> *)(row + norm_column<8>(q)); };
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        kept[q] = {};
+        if (norm_column<8>(q) < cols) {
+            kept[q] = vector_at(q);
+        }
+        most = fmaxf(most, greatest(kept[q]));
+    }
+    for (int q = N; norm_column<8>(q) < cols; q++) {
+        most = fmaxf(most, greatest(vector_at(q)));
+    }
+    most = block_max<NORM_QUANTISE_THREADS>(most);
+    float factor = most > 0.0f ? 448.0f / most : 0.0f;
+    if (threadIdx.x == 0) {
+        scale[blockIdx.x] = most / 448.0f;
+    }
+    uint2 *to = (uint2 *)(codes + (int64_t)blockIdx.x * cols);
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        if (norm_column<8>(q) < cols) {
+            to[norm_column<8>(q) / 8] = quantised(kept[q], factor);
+        }
+    }
+    for (int q = N; norm_column<8>(q) < cols; q++) {
+        to[norm_column<8>(q) / 8] = quantised(vector_at(q), factor);
+    }
+}
+
+template <typename T>
+void norm_quantise(uint8_t *codes, float *scale, T *h, int64_t h_stride, T *x, int64_t x_stride,
+                   const norm_args &n, int32_t rows, int32_t cols, cudaStream_t stream)
+{
+    auto kernel = cols <= 8 * NORM_QUANTISE_THREADS ? norm_quantise_kernel<T, 1>
+                                                    : norm_quantise_kernel<T, 2>;
+
+    launch(kernel, dim3(rows), dim3(NORM_QUANTISE_THREADS), 0, stream, codes, scale, h, h_stride, x,
+           x_stride, n, cols);
 }
 
 } /* namespace */
@@ -333,5 +390,18 @@ extern "C" void launch_quantise_rows(uint8_t *codes, float *scale, const void *x
     } else {
         launch(quantise_kernel<__nv_bfloat16>, dim3(rows), dim3(QUANTISE_THREADS), 0, stream, codes,
                scale, (const __nv_bfloat16 *)x, x_stride, cols);
+    }
+}
+
+extern "C" void launch_norm_quantise(uint8_t *codes, float *scale, void *h, int64_t h_stride,
+                                     void *x, int64_t x_stride, const struct norm_args *n, int type,
+                                     int32_t rows, int32_t cols, cudaStream_t stream)
+{
+    if (type == T_F16) {
+        norm_quantise(codes, scale, (__half *)h, h_stride, (__half *)x, x_stride, *n, rows, cols,
+                      stream);
+    } else {
+        norm_quantise(codes, scale, (__nv_bfloat16 *)h, h_stride, (__nv_bfloat16 *)x, x_stride, *n,
+                      rows, cols, stream);
     }
 }

@@ -26,6 +26,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/cuda/launch.h"
+
 #include "kernels/weight_format.h"
 
 #ifdef __cplusplus
@@ -69,6 +71,11 @@ void launch_fill(float *out, int64_t n, float value, cudaStream_t stream);
  * of 16. */
 void launch_quantise_rows(uint8_t *codes, float *scale, const void *x, int64_t x_stride, int type,
                           int32_t rows, int32_t cols, cudaStream_t stream);
+/* h [rows, cols] = norm(x), and its codes and scales as launch_quantise_rows. All of bf16
+ * or fp16, rows aligned to 16 bytes, cols a multiple of 16. */
+void launch_norm_quantise(uint8_t *codes, float *scale, void *h, int64_t h_stride, void *x,
+                          int64_t x_stride, const struct norm_args *n, int type, int32_t rows,
+                          int32_t cols, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -295,6 +295,8 @@ static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, en
         rc = grow(c, &scale, &scale_bytes, c->config.max_tokens * (int64_t)sizeof(float), e);
         c->quantised_scale = scale;
     }
+    c->fused.codes = c->quantised;
+    c->fused.code_scale = c->quantised_scale;
     return rc;
 }
 

@@ -29,21 +29,6 @@ static const struct quant_case CASES[] = {
      .factor = 0.0078125f},
 };
 
-/* x's row rounded to e4m3, its greatest magnitude to 448. */
-static void quantise_row(const float *x, int32_t n, double *ret)
-{
-    float most = 0;
-
-    for (int32_t i = 0; i < n; i++) {
-        most = fmaxf(most, fabsf(x[i]));
-    }
-    for (int32_t i = 0; i < n; i++) {
-        double v = most > 0 ? x[i] * (448.0 / most) : 0;
-        double step = ldexp(1, MAX(v != 0 ? ilogb(v) : -6, -6) - 3);
-        ret[i] = nearbyint(v / step) * step * (most / 448.0);
-    }
-}
-
 struct references {
     double *plain, *quantised; /* [rows, n] */
 };
@@ -56,7 +41,7 @@ static struct references references_of(const float *x, const float *w, int32_t r
     double *row = rig_alloc((size_t)k * sizeof(*row));
 
     for (int32_t i = 0; i < rows; i++) {
-        quantise_row(x + (int64_t)i * k, k, row);
+        quant_row(x + (int64_t)i * k, k, row);
         for (int32_t j = 0; j < n; j++) {
             double sum = 0, other = 0;
             for (int32_t c = 0; c < k; c++) {
