@@ -155,8 +155,15 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
         return;
     }
     cuda_start(c);
-    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols,
-                (int)x.dtype, c->stream);
+    int32_t rows = cuda_rows(c, out);
+    if (cuda_pending_suits(c, out, rows)) {
+        cuda_pending_put(
+            c, &(struct pending_codes){
+                   .kind = PENDING_NORM, .out = out, .x = x, .norm = a, .rows = rows});
+        return;
+    }
+    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, rows, out.cols, (int)x.dtype,
+                c->stream);
 }
 
 static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
@@ -170,6 +177,12 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     }
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
+    if (cuda_pending_suits(c, out, rows)) {
+        cuda_pending_put(
+            c, &(struct pending_codes){
+                   .kind = PENDING_NORM, .out = out, .x = x, .y = y, .norm = a, .rows = rows});
+        return;
+    }
     if (!partial || !cuda_rank_sum(c, &out, &x, y, &a, rows)) {
         launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, rows, out.cols,
                     (int)x.dtype, c->stream);

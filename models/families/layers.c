@@ -617,6 +617,7 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
         return;
     }
     act = mat_cols(act, 0, l->down.cols);
+    act.transient = true;
     ops->linear_gated(m->backend, act, mat_cols(up, 0, l->up.rows), h, l->up, l->up_bias,
                       m->config.act);
     ops->linear(m->backend, y, act, l->down, &(struct epilogue){.bias = l->down_bias});

@@ -49,6 +49,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
 
 void cuda_fused_flush(struct cuda_backend *c)
 {
+    cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         if (c->fused.rows <= FUSED_ROWS) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);

@@ -451,8 +451,15 @@ bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUte
 void make_codes(const struct fused_args *a, const struct fused_op *p, cudaStream_t stream)
 {
     if (p->h) {
-        launch_norm_quantise(a->codes, a->code_scale, p->h, p->h_stride, (void *)p->x, p->x_stride,
-                             &p->norm, a->type, a->rows, p->k, stream);
+        struct norm_quantise_args n = {};
+        n.codes = a->codes;
+        n.scale = a->code_scale;
+        n.h = p->h_transient ? NULL : p->h;
+        n.h_stride = p->h_stride;
+        n.x = (void *)p->x;
+        n.x_stride = p->x_stride;
+        n.norm = p->norm;
+        launch_norm_quantise(&n, a->type, a->rows, p->k, stream);
     } else {
         launch_quantise_rows(a->codes, a->code_scale, p->x, p->x_stride, a->type, a->rows, p->k,
                              stream);

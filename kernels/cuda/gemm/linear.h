@@ -36,6 +36,7 @@ struct product {
     const void *residual;    /* NULL: none */
     int64_t residual_stride; /* in elements */
     const float *w_scale, *x_scale; /* [n], [rows]: of PRODUCT_E4M3 */
+    const struct mat *put_off; /* of a gated product: its result, put off; NULL: now */
     bool lt_bias, lt_act;    /* what cuBLASLt does itself; launch_epilogue does the rest */
 };
 

@@ -289,60 +289,142 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
     }
 }
 
-enum { NORM_QUANTISE_THREADS = 512 };
+enum { ROW_THREADS = 512 };
 
-/* A block a row. A thread quantises the columns that it normed. */
+/* Stores a row that the block's threads hold, vector q of a thread at norm_column(q), as
+ * codes and scale; also as it is, unless `h` is NULL. */
 template <typename T, int N>
-__global__ void __launch_bounds__(NORM_QUANTISE_THREADS)
-    norm_quantise_kernel(uint8_t *codes, float *scale, T *h, int64_t h_stride, T *x,
-                         int64_t x_stride, norm_args n, int32_t cols)
+__device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t *codes,
+                                            float *scale, T *h, int32_t cols)
 {
-    pdl_release();
-    vec<T, 8> weight[N], kept[N];
-    norm_fetch<T, 8, N>(weight, n, cols);
-    pdl_wait();
-    T *row = h + blockIdx.x * h_stride;
-    norm_row<T, 8, N>(row, x + blockIdx.x * x_stride, weight, n, cols, false,
-                      [](int, int, float(&)[8]) {});
     float most = 0.0f;
-    auto vector_at = [&](int q) { return *(const vec<T, 8> *)(row + norm_column<8>(q)); };
+
 #pragma unroll
     for (int q = 0; q < N; q++) {
-        kept[q] = {};
-        if (norm_column<8>(q) < cols) {
-            kept[q] = vector_at(q);
-        }
         most = fmaxf(most, greatest(kept[q]));
     }
-    for (int q = N; norm_column<8>(q) < cols; q++) {
-        most = fmaxf(most, greatest(vector_at(q)));
-    }
-    most = block_max<NORM_QUANTISE_THREADS>(most);
+    most = block_max<ROW_THREADS>(most);
     float factor = most > 0.0f ? 448.0f / most : 0.0f;
     if (threadIdx.x == 0) {
-        scale[blockIdx.x] = most / 448.0f;
+        *scale = most / 448.0f;
     }
-    uint2 *to = (uint2 *)(codes + (int64_t)blockIdx.x * cols);
 #pragma unroll
     for (int q = 0; q < N; q++) {
-        if (norm_column<8>(q) < cols) {
-            to[norm_column<8>(q) / 8] = quantised(kept[q], factor);
+        int i = norm_column<8>(q);
+        if (i < cols) {
+            *(uint2 *)(codes + i) = quantised(kept[q], factor);
+            if (h) {
+                *(vec<T, 8> *)(h + i) = kept[q];
+            }
         }
-    }
-    for (int q = N; norm_column<8>(q) < cols; q++) {
-        to[norm_column<8>(q) / 8] = quantised(vector_at(q), factor);
     }
 }
 
-template <typename T>
-void norm_quantise(uint8_t *codes, float *scale, T *h, int64_t h_stride, T *x, int64_t x_stride,
-                   const norm_args &n, int32_t rows, int32_t cols, cudaStream_t stream)
+/* A block a row. */
+template <typename T, int N>
+__global__ void __launch_bounds__(ROW_THREADS)
+    norm_quantise_kernel(uint8_t *codes, float *scale, T *h, int64_t h_stride, T *x,
+                         int64_t x_stride, const T *y, int64_t y_stride, norm_args n, int32_t cols)
 {
-    auto kernel = cols <= 8 * NORM_QUANTISE_THREADS ? norm_quantise_kernel<T, 1>
-                                                    : norm_quantise_kernel<T, 2>;
+    __shared__ float shared[33];
+    vec<T, 8> weight[N], kept[N];
+    float sum = 0.0f, squares = 0.0f, mean = 0.0f;
 
-    launch(kernel, dim3(rows), dim3(NORM_QUANTISE_THREADS), 0, stream, codes, scale, h, h_stride, x,
-           x_stride, n, cols);
+    pdl_release();
+    norm_fetch<T, 8, N>(weight, n, cols);
+    pdl_wait();
+    T *row = x + blockIdx.x * x_stride;
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        int i = norm_column<8>(q);
+        kept[q] = {};
+        if (i < cols) {
+            kept[q] = *(const vec<T, 8> *)(row + i);
+        }
+        if (y && i < cols) {
+            vec<T, 8> add = *(const vec<T, 8> *)(y + blockIdx.x * y_stride + i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                kept[q].v[j] = from_float<T>(to_float(kept[q].v[j]) + to_float(add.v[j]));
+            }
+            *(vec<T, 8> *)(row + i) = kept[q];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum += to_float(kept[q].v[j]);
+        }
+    }
+    if (n.layer_norm) {
+        mean = block_sum(sum, shared) / cols;
+    }
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+#pragma unroll
+        for (int j = 0; j < 8 && norm_column<8>(q) < cols; j++) {
+            float f = to_float(kept[q].v[j]) - mean;
+            squares += f * f;
+        }
+    }
+    float factor = rsqrtf(block_sum(squares, shared) / cols + n.eps);
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        int i = norm_column<8>(q);
+        if (i < cols) {
+            kept[q] = norm_apply<T, 8>(kept[q], weight[q], n, i, mean, factor);
+        }
+    }
+    store_codes(kept, codes + (int64_t)blockIdx.x * cols, scale + blockIdx.x,
+                h ? h + blockIdx.x * h_stride : nullptr, cols);
+}
+
+/* A block a row of act(gate) * up, the two halves of a row of `in`. */
+template <typename T, int N>
+__global__ void __launch_bounds__(ROW_THREADS)
+    gate_quantise_kernel(uint8_t *codes, float *scale, const T *in, int64_t in_stride, int32_t cols,
+                         int act)
+{
+    vec<T, 8> kept[N];
+
+    pdl_release();
+    pdl_wait();
+    const T *gate = in + blockIdx.x * in_stride, *up = gate + cols;
+#pragma unroll
+    for (int q = 0; q < N; q++) {
+        int i = norm_column<8>(q);
+        kept[q] = {};
+        if (i < cols) {
+            vec<T, 8> g = *(const vec<T, 8> *)(gate + i), u = *(const vec<T, 8> *)(up + i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                kept[q].v[j] = from_float<T>(activate(to_float(g.v[j]), act) * to_float(u.v[j]));
+            }
+        }
+    }
+    store_codes<T, N>(kept, codes + (int64_t)blockIdx.x * cols, scale + blockIdx.x, nullptr, cols);
+}
+
+template <typename T>
+void norm_quantise(const struct norm_quantise_args &a, int32_t rows, int32_t cols,
+                   cudaStream_t stream)
+{
+    auto kernel = cols <= 8 * ROW_THREADS    ? norm_quantise_kernel<T, 1>
+                  : cols <= 16 * ROW_THREADS ? norm_quantise_kernel<T, 2>
+                                             : norm_quantise_kernel<T, 4>;
+
+    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, a.codes, a.scale, (T *)a.h, a.h_stride,
+           (T *)a.x, a.x_stride, (const T *)a.y, a.y_stride, a.norm, cols);
+}
+
+template <typename T>
+void gate_quantise(uint8_t *codes, float *scale, const T *in, int64_t in_stride, int32_t rows,
+                   int32_t cols, int act, cudaStream_t stream)
+{
+    auto kernel = cols <= 8 * ROW_THREADS    ? gate_quantise_kernel<T, 1>
+                  : cols <= 16 * ROW_THREADS ? gate_quantise_kernel<T, 2>
+                                             : gate_quantise_kernel<T, 4>;
+
+    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, codes, scale, in, in_stride, cols,
+           act);
 }
 
 } /* namespace */
@@ -393,15 +475,24 @@ extern "C" void launch_quantise_rows(uint8_t *codes, float *scale, const void *x
     }
 }
 
-extern "C" void launch_norm_quantise(uint8_t *codes, float *scale, void *h, int64_t h_stride,
-                                     void *x, int64_t x_stride, const struct norm_args *n, int type,
-                                     int32_t rows, int32_t cols, cudaStream_t stream)
+extern "C" void launch_norm_quantise(const struct norm_quantise_args *a, int type, int32_t rows,
+                                     int32_t cols, cudaStream_t stream)
 {
     if (type == T_F16) {
-        norm_quantise(codes, scale, (__half *)h, h_stride, (__half *)x, x_stride, *n, rows, cols,
-                      stream);
+        norm_quantise<__half>(*a, rows, cols, stream);
     } else {
-        norm_quantise(codes, scale, (__nv_bfloat16 *)h, h_stride, (__nv_bfloat16 *)x, x_stride, *n,
-                      rows, cols, stream);
+        norm_quantise<__nv_bfloat16>(*a, rows, cols, stream);
+    }
+}
+
+extern "C" void launch_gate_quantise(uint8_t *codes, float *scale, const void *gate_up,
+                                     int64_t in_stride, int type, int32_t rows, int32_t cols,
+                                     int act, cudaStream_t stream)
+{
+    if (type == T_F16) {
+        gate_quantise(codes, scale, (const __half *)gate_up, in_stride, rows, cols, act, stream);
+    } else {
+        gate_quantise(codes, scale, (const __nv_bfloat16 *)gate_up, in_stride, rows, cols, act,
+                      stream);
     }
 }

@@ -71,11 +71,23 @@ void launch_fill(float *out, int64_t n, float value, cudaStream_t stream);
  * of 16. */
 void launch_quantise_rows(uint8_t *codes, float *scale, const void *x, int64_t x_stride, int type,
                           int32_t rows, int32_t cols, cudaStream_t stream);
-/* h [rows, cols] = norm(x), and its codes and scales as launch_quantise_rows. All of bf16
- * or fp16, rows aligned to 16 bytes, cols a multiple of 16. */
-void launch_norm_quantise(uint8_t *codes, float *scale, void *h, int64_t h_stride, void *x,
-                          int64_t x_stride, const struct norm_args *n, int type, int32_t rows,
-                          int32_t cols, cudaStream_t stream);
+/* Columns of a row that the launches below take; a multiple of 16. */
+enum { QUANT_ROW_COLS = 16384 };
+struct norm_quantise_args {
+    uint8_t *codes; /* [rows, cols] */
+    float *scale;   /* [rows] */
+    void *h;        /* [rows, cols] the norm's result as it is; NULL: not wanted */
+    void *x;        /* [rows, cols]; += y first, unless that is NULL */
+    const void *y;
+    int64_t h_stride, x_stride, y_stride; /* elements; rows are aligned to 16 bytes */
+    struct norm_args norm;
+};
+/* norm(x) as launch_quantise_rows makes it of a norm's result, of bf16 or fp16. */
+void launch_norm_quantise(const struct norm_quantise_args *a, int type, int32_t rows, int32_t cols,
+                          cudaStream_t stream);
+/* Likewise act(gate) * up, which are the halves of gate_up [rows, 2 * cols]. */
+void launch_gate_quantise(uint8_t *codes, float *scale, const void *gate_up, int64_t in_stride,
+                          int type, int32_t rows, int32_t cols, int act, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
