@@ -62,15 +62,14 @@ __device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const 
     mma_columns<T>(f, e4m3_values(low.z, low.w), e4m3_values(high.z, high.w), x[1]);
 }
 
-/* 32 codes of two rows by 32 activations; with those of the other lanes they are a group,
- * whose scale and zero point of the two rows are at `low_at` and `high_at`. */
+/* 32 codes of two rows by 32 activations; with those of the other lanes they are a group of
+ * each row, g of the lower one. */
 template <typename T>
 __device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const uint4 &high,
-                                         uint32_t low_at, uint32_t high_at, bool f16,
+                                         const int4_group &g, const int4_group &h,
                                          const vector16 *x)
 {
     const uint32_t a[4] = {low.x, low.y, low.z, low.w}, b[4] = {high.x, high.y, high.z, high.w};
-    int4_group g(load_word(low_at), f16), h(load_word(high_at), f16);
     accumulator sum = {};
 
 #pragma unroll
@@ -83,41 +82,64 @@ __device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const
     }
 }
 
+/* A lane's codes of a stage, of two weight rows. */
+template <int F> struct stage_codes {
+    using S = stage_shape<F>;
+    uint4 low[2], high[2];
+    uint32_t group[4]; /* of FUSED_INT4: words of the groups of low and high, in turns */
+
+    __device__ __forceinline__ void load(uint32_t stage, int warp, int lane)
+    {
+        constexpr int HIGH = 8 * S::PITCH;
+        bool odd = (lane & 4) && S::PITCH % 128 == 0;
+        uint32_t row = stage + (lane >> 2) * S::PITCH +
+                       (F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0);
+        uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
+        load_row(low[0], low[1], at, odd);
+        load_row(high[0], high[1], at + HIGH, odd);
+#pragma unroll
+        for (int i = 0; i < 4 && F == FUSED_INT4; i++) {
+            group[i] = load_word(row + FUSED_SEGMENT_K / 2 + warp % 2 * 8 + i / 2 * 4 + i % 2 * HIGH);
+        }
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void multiply(accumulator &f, const vector16 *x, bool f16) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if constexpr (F == FUSED_INT4) {
+                mma_int4<T>(f, low[i], high[i], int4_group(group[2 * i], f16),
+                            int4_group(group[2 * i + 1], f16), x + 4 * i);
+            } else if constexpr (F == FUSED_FP8) {
+                mma_fp8<T>(f, low[i], high[i], x + 2 * i);
+            } else {
+                mma_columns<T>(f, low[i], high[i], x[i]);
+            }
+        }
+    }
+};
+
 /* One stage of a tile; x: this lane's activations of the stage's columns; mine: the stage
  * has this warp's columns; f16: scales are fp16. */
 template <typename T, int F>
 __device__ __forceinline__ void mma_stage(ring<F> &r, accumulator &f, const vector16 *x, bool mine,
                                           bool f16, int warp, int lane)
 {
-    using S = stage_shape<F>;
-    constexpr int HIGH = 8 * S::PITCH;
-    uint32_t row = r.stage_address() + (lane >> 2) * S::PITCH;
-    bool odd = (lane & 4) && S::PITCH % 128 == 0;
-    uint4 low0, low1, high0, high1;
+    stage_codes<F> codes;
 
-    row += F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0;
-    uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
     barrier_wait(r.full + r.index * 8, r.phase);
     if (mine) {
-        load_row(low0, low1, at, odd);
-        load_row(high0, high1, at + HIGH, odd);
-        if constexpr (F == FUSED_INT4) {
-            uint32_t group = row + FUSED_SEGMENT_K / 2 + warp % 2 * 8;
-            mma_int4<T>(f, low0, high0, group, group + HIGH, f16, x);
-            mma_int4<T>(f, low1, high1, group + 4, group + 4 + HIGH, f16, x + 4);
-        } else if constexpr (F == FUSED_FP8) {
-            mma_fp8<T>(f, low0, high0, x);
-            mma_fp8<T>(f, low1, high1, x + 2);
-        } else {
-            mma_columns<T>(f, low0, high0, x[0]);
-            mma_columns<T>(f, low1, high1, x[1]);
-        }
+        codes.load(r.stage_address(), warp % FUSED_MMA_WARPS, lane);
     }
     __syncwarp();
     if (lane == 0) {
         barrier_arrive(r.empty + r.index * 8);
     }
     r.next();
+    if (mine) {
+        codes.template multiply<T>(f, x, f16);
+    }
 }
 
 /* A lane's coordinates in a tile of results: rows g and g + 8 of the weight tile,
@@ -297,13 +319,14 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_o
 
 /* Passes this warp's accumulator of a tile to the epilogue warp, through one of two
  * buffers; n_tile counts tiles. */
+template <int F>
 __device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
                                                   int n_tile, int warp, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_empty + buffer * 8, ~(n_tile >> 1) & 1);
-    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = make_float4(
+    s.accumulators[(buffer * stage_shape<F>::MMA_WARPS + warp) * 32 + lane] = make_float4(
         f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
     __syncwarp();
     if (lane == 0) {
@@ -330,16 +353,17 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     }
     for (int i = 0; i < d.n; i++) {
         accumulator f = {};
-        int at = columns.begin;
 #pragma unroll
         for (int j = 0; j < S::SLICE_STAGES; j++) {
-            if (j < columns.n) {
-                mma_stage<T, F>(r, f, x.v + S::VECTORS * j, at + warp * S::WARP_K < columns.cols,
+            if (j < columns.n && j % S::GROUPS == x.group) {
+                int at = columns.stage_at(j) + warp % FUSED_MMA_WARPS * S::WARP_K;
+                mma_stage<T, F>(r, f, x.v + j / S::GROUPS * S::VECTORS, at < columns.cols,
                                 q.f16_scales, warp, lane);
-                at = columns.after(at);
+            } else if (j < columns.n) {
+                r.next();
             }
         }
-        store_accumulator(s, f, n_tile++, warp, lane);
+        store_accumulator<F>(s, f, n_tile++, warp, lane);
     }
 }
 
@@ -348,20 +372,20 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
 {
     int n_tile = 0;
 
-    fetch_norm_weight(a.op[0], s);
+    fetch_norm_weight<F>(a.op[0], s);
     pdl_wait();
     for (int p = 0; p < a.n_ops; p++) {
         if (p + 1 == a.n_ops) {
             pdl_release();
         }
         if (p > 0) {
-            op_sync(BARRIER_OP_OPEN);
+            op_sync<F>(BARRIER_OP_OPEN);
         }
         mainloop<T, F>(a, a.op[p], r, s, n_tile);
-        mma_warps_sync(); /* all warps have read this op's norm weight */
-        op_arrive(BARRIER_OP_DONE);
+        mma_warps_sync<F>(); /* all warps have read this op's norm weight */
+        op_arrive<F>(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
-            fetch_norm_weight(a.op[p + 1], s);
+            fetch_norm_weight<F>(a.op[p + 1], s);
         }
     }
 }
@@ -369,15 +393,16 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
 /* ---- epilogue warps ---- */
 
 /* A tile's accumulators, summed over the MMA warps. */
+template <int F>
 __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int n_tile, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8, n_tile / EPILOGUE_WARPS & 1);
-    const float4 *sums = s.accumulators + buffer * FUSED_MMA_WARPS * 32 + lane;
+    const float4 *sums = s.accumulators + buffer * stage_shape<F>::MMA_WARPS * 32 + lane;
     float4 all = sums[0];
 #pragma unroll
-    for (int w = 1; w < FUSED_MMA_WARPS; w++) {
+    for (int w = 1; w < stage_shape<F>::MMA_WARPS; w++) {
         all = added(all, sums[w * 32]);
     }
     __syncwarp();
@@ -387,7 +412,7 @@ __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int
     return all;
 }
 
-template <typename T>
+template <typename T, int F>
 __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared_storage &s,
                                                int warp_index)
 {
@@ -405,7 +430,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             pdl_release();
         }
         if (p > 0) {
-            blocks_wait(counter - FUSED_COUNTER_STRIDE, warp_index);
+            blocks_wait<F>(counter - FUSED_COUNTER_STRIDE, warp_index);
         }
         for (int i = 0; i < d.n; i++, n_tile++) {
             if (n_tile % EPILOGUE_WARPS != warp_index) {
@@ -414,7 +439,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             int tile = d.first + i * d.step;
             epilogue_operands<T> ahead;
             load_epilogue_operands<T>(ahead, a, q, tile, lane);
-            float4 all = load_accumulators(s, n_tile, lane);
+            float4 all = load_accumulators<F>(s, n_tile, lane);
             if (q.slices == 1 || reduce_slices(a, q, d.slice, tile, all, lane)) {
                 run_epilogue<T>(a, q, tile, all, ahead, pending, lane);
             }
@@ -423,7 +448,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             finish_all_reduce<T>(pending, a, q, lane);
         }
         summed += q.partial;
-        op_sync(BARRIER_OP_DONE);
+        op_sync<F>(BARRIER_OP_DONE);
         if (warp_index == 0 && p + 1 < a.n_ops) {
             blocks_arrive(counter);
         }
@@ -435,8 +460,12 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
+template <int F>
+static constexpr int FUSED_THREADS =
+    stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32;
+
 template <typename T, int F>
-__global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
+__global__ void __launch_bounds__(FUSED_THREADS<F>, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)
 {
     extern __shared__ __align__(128) char shared[];
@@ -444,10 +473,11 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
 
     s.norm_weight = shared + a.n_stages * stage_shape<F>::BYTES;
     s.accumulators = (float4 *)(s.norm_weight + a.norm_bytes);
-    s.norm_sums = (float *)(s.accumulators + 2 * FUSED_MMA_WARPS * 32);
+    constexpr int MMA_WARPS = stage_shape<F>::MMA_WARPS;
+    s.norm_sums = (float *)(s.accumulators + 2 * MMA_WARPS * 32);
     ring<F> r;
     r.base = shared_address(shared);
-    r.full = shared_address(s.norm_sums + 2 * FUSED_MMA_WARPS * FUSED_ROWS);
+    r.full = shared_address(s.norm_sums + 2 * MMA_WARPS * FUSED_ROWS);
     r.empty = r.full + FUSED_MAX_STAGES * 8;
     s.accumulators_full = r.empty + FUSED_MAX_STAGES * 8;
     s.accumulators_empty = s.accumulators_full + EPILOGUE_WARPS * 8;
@@ -460,7 +490,7 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
             barrier_init(r.empty + i * 8, FUSED_MMA_WARPS);
         }
         for (int i = 0; i < EPILOGUE_WARPS; i++) {
-            barrier_init(s.accumulators_full + i * 8, FUSED_MMA_WARPS);
+            barrier_init(s.accumulators_full + i * 8, MMA_WARPS);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(s.accumulators_empty + i * 8, 1);
@@ -469,12 +499,12 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
-    if (warp < FUSED_MMA_WARPS) {
+    if (warp < MMA_WARPS) {
         mma_warps<T, F>(a, r, s);
-    } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
-        epilogue_warps<T>(a, s, warp - FUSED_MMA_WARPS);
+    } else if (warp < MMA_WARPS + EPILOGUE_WARPS) {
+        epilogue_warps<T, F>(a, s, warp - MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<F>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
+        load_weights<F>(a, r, warp - MMA_WARPS - EPILOGUE_WARPS);
     }
 }
 
@@ -502,6 +532,7 @@ extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks
                   : a->type == T_F16        ? fused_decode_kernel<__half, FUSED_16>
                                             : fused_decode_kernel<__nv_bfloat16, FUSED_16>;
 
-    launch(kernel, dim3(n_blocks), dim3(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32),
-           a->shared_bytes, stream, *a);
+    int threads = a->format == FUSED_16 ? FUSED_THREADS<FUSED_16> : FUSED_THREADS<FUSED_FP8>;
+
+    launch(kernel, dim3(n_blocks), dim3(threads), a->shared_bytes, stream, *a);
 }

@@ -364,8 +364,8 @@ static void check(const struct scene *s, const char *what, const float *got, con
     enum dtype t = act_of(s->r, s->t);
     double error = nmse(got, want, (int64_t)s->rows * cols);
     double limit = nmse_limit(t) * (t == DTYPE_F32 ? 16 : 4); /* some sums have 17,000 terms */
-    /* a last bit before quantising may be a large step of e4m3 */
-    limit = quantises_x(s) ? 5 * limit : limit;
+    /* A last bit of a row's greatest value moves the steps of e4m3 under all others. */
+    limit = quantises_x(s) ? 40 * limit : limit;
     if (!(error <= limit)) {
         fail_msg("%s: NMSE %.3g, allowed %.3g", text, error, limit);
     }
