@@ -157,9 +157,8 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
     if (cuda_pending_suits(c, out, rows)) {
-        cuda_pending_put(
-            c, &(struct pending_codes){
-                   .kind = PENDING_NORM, .out = out, .x = x, .norm = a, .rows = rows});
+        cuda_pending_put(c, &(struct pending_codes){
+                                .kind = PENDING_NORM, .out = out, .x = x, .norm = a, .rows = rows});
         return;
     }
     launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, rows, out.cols, (int)x.dtype,

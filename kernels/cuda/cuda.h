@@ -147,17 +147,17 @@ struct cuda_backend {
     void *workspace;               /* WORKSPACE_BYTES on the device */
     struct matmul_plan *plan;      /* [MATMUL_PLANS] hash table */
     struct product_store products; /* algorithms remembered on disk */
-    void *side;               /* device buffer for a product's intermediate result (side_buffer) */
-    int64_t side_bytes;       /* its size */
-    void *widened;            /* device buffer for a quantised weight as floats */
-    int64_t widened_bytes;    /* its size */
-    uint8_t *quantised;       /* device buffer for a product's activations as codes */
-    int64_t quantised_bytes;  /* its size */
-    float *quantised_scale;   /* [max_tokens] scales of its rows */
+    void *side;              /* device buffer for a product's intermediate result (side_buffer) */
+    int64_t side_bytes;      /* its size */
+    void *widened;           /* device buffer for a quantised weight as floats */
+    int64_t widened_bytes;   /* its size */
+    uint8_t *quantised;      /* device buffer for a product's activations as codes */
+    int64_t quantised_bytes; /* its size */
+    float *quantised_scale;  /* [max_tokens] scales of its rows */
     struct pending_codes pending;
     void **quant; /* [n_quant] struct quant_weight; owned */
     int32_t n_quant;
-    struct cuda_ranks *ranks; /* NULL: one rank */
+    struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: no pipeline */
 
     /* fused launches */
@@ -202,8 +202,9 @@ int cuda_ready(struct backend *b, struct err *e);
 bool cuda_pending_suits(const struct cuda_backend *c, struct mat out, int32_t rows);
 /* Puts p off; what is pending before it must have been run. */
 void cuda_pending_put(struct cuda_backend *c, const struct pending_codes *p);
-/* Takes what is pending if it is x, for a product of `rows` rows; false: it is not, and
- * *ret is not set. The caller makes the codes by cuda_pending_codes, before the product. */
+/* Takes what is pending if it is x, for a product of `rows` rows; false: it is not,
+ * and *ret is not set. The caller makes the codes by cuda_pending_codes, before the
+ * product. */
 bool cuda_pending_take(struct cuda_backend *c, struct mat x, int32_t rows,
                        struct pending_codes *ret);
 void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p);

@@ -213,8 +213,8 @@ struct quantised {
 };
 /* Whether weights of this row of the table, of so many columns, are to be quantised. */
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols);
-/* Quantises the weight: its pieces are replaced by q->piece, which points into q. Pieces in
- * a format of their own stay; a dummy gets its format. */
+/* Quantises the weight: its pieces are replaced by q->piece, which points into q.
+ * Pieces in a format of their own stay; a dummy gets its format. */
 int quantised_init(struct quantised *q, const struct model *m, struct weight_desc *d,
                    struct err *e);
 void quantised_release(struct quantised *q);

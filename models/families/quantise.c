@@ -1,15 +1,17 @@
-/* Weights of floats quantised while they are loaded (setting `quantization`): those of
- * linear layers. The embedding, the head, norms, and experts with their router stay.
+/* Weights of floats quantised while they are loaded (setting `quantization`): those
+ * of linear layers. The embedding, the head, norms, and experts with their router
+ * stay.
  *
  *   fp8   e4m3, a scale a row: its greatest magnitude is code 448; activations likewise, a
  *         scale a token, where the backend multiplies codes by codes
  *   int4  codes 0 to 15 in groups of 128 columns with a scale (bf16) and a zero point; zero
  *         is among the values
  *
- * Rounded to nearest, row by row, so that ranks, which hold other rows or whole groups of
- * columns, get the codes of one rank. (A scale a row of a slice of columns is that of the
- * slice.) A backend that does not multiply the format gets the values of its codes.
- */
+ * Rounded to nearest, row by row, so that ranks, which hold other rows or whole
+ * groups of columns, get the codes of one rank. (A scale a row of a slice of columns
+ * is that of the slice.) A backend that does not multiply the format gets the values
+ * of its codes.
+ *  */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -215,22 +217,21 @@ int quantised_init(struct quantised *q, const struct model *m, struct weight_des
     if (!q->codes || !q->scale || (!fp8 && !q->zero) || (!as_stored && !q->values)) {
         return err_nomem(e, d->name);
     }
-    q->piece =
-        (struct weight_piece){.data = q->codes,
-                              .dtype = d->dtype,
-                              .rows = d->rows,
-                              .cols = d->cols,
-                              .stride = d->cols,
-                              .format = f,
-                              .scales = {.data = q->scale,
-                                         .type = fp8 ? SCALE_F32 : SCALE_BF16,
-                                         .group_rows = 1,
-                                         .group_cols = fp8 ? 0 : GROUP,
-                                         .stride = fp8 ? 1 : d->cols / GROUP,
-                                         .zero = q->zero,
-                                         .zero_stride = d->cols / GROUP,
-                                         .factor = 1,
-                                         .act = fp8 ? ACT_SCALE_TOKEN : ACT_AS_THEY_ARE}};
+    q->piece = (struct weight_piece){.data = q->codes,
+                                     .dtype = d->dtype,
+                                     .rows = d->rows,
+                                     .cols = d->cols,
+                                     .stride = d->cols,
+                                     .format = f,
+                                     .scales = {.data = q->scale,
+                                                .type = fp8 ? SCALE_F32 : SCALE_BF16,
+                                                .group_rows = 1,
+                                                .group_cols = fp8 ? 0 : GROUP,
+                                                .stride = fp8 ? 1 : d->cols / GROUP,
+                                                .zero = q->zero,
+                                                .zero_stride = d->cols / GROUP,
+                                                .factor = 1,
+                                                .act = fp8 ? ACT_SCALE_TOKEN : ACT_AS_THEY_ARE}};
     int rc = quantise_all(&(struct share){.q = q, .d = d, .format = f}, e);
     if (q->values) {
         q->piece.data = q->values;

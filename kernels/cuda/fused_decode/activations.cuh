@@ -10,7 +10,6 @@
 
 #include "kernels/cuda/fused_decode/ring.cuh"
 
-
 /* Pointers into shared memory, behind the ring's stages. */
 struct shared_storage {
     char *norm_weight;    /* weight of the next norm */
@@ -68,9 +67,9 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* The activations of a split-K slice, as weights of format F meet them. Loops over them process the front vectors and
- * rotate these to the back, instead of being unrolled: code that runs once is fetched
- * from far, so it must be short. */
+/* The activations of a split-K slice, as weights of format F meet them. Loops over
+ * them process the front vectors and rotate these to the back, instead of being
+ * unrolled: code that runs once is fetched from far, so it must be short. */
 template <typename T, int F> struct activations {
     using S = stage_shape<F>;
     vector16 v[S::OWN_VECTORS]; /* zero past the rows and columns */

@@ -39,7 +39,8 @@ bool small_codes_plan(const struct fused_args *a, int32_t n_blocks)
         struct small_tile t = small_codes_tile(p, n_blocks);
         bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
-        if (!p->e4m3 || (p->h && p->k > QUANT_ROW_COLS) || t.width == 0 || !bare || stored || p->partial || p->residual) {
+        if (!p->e4m3 || (p->h && p->k > QUANT_ROW_COLS) || t.width == 0 || !bare || stored ||
+            p->partial || p->residual) {
             return false;
         }
     }

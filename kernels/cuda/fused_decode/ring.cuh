@@ -13,9 +13,8 @@ enum {
     LOAD_ROWS = FUSED_TILE / LOAD_WARPS,
 };
 
-
-/* The shape of a stage of weights of format F. A lane has two 16-byte vectors of a row's
- * codes; the columns of one are CODES neighbours. */
+/* The shape of a stage of weights of format F. A lane has two 16-byte vectors of a
+ * row's codes; the columns of one are CODES neighbours. */
 template <int F> struct stage_shape {
     static constexpr int K = F == FUSED_INT4 ? 2048 : F == FUSED_FP8 ? 1024 : FUSED_STAGE_K;
     static constexpr int WARP_K = K / FUSED_MMA_WARPS; /* columns of an MMA warp */
@@ -74,8 +73,7 @@ __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 
 /* Grid barrier, second half: the first epilogue warp polls, the others and the MMA
  * warps wait for it. */
-template <int F>
-__device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
+template <int F> __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
 {
     if (warp_index > 0) {
         return op_sync<F>(BARRIER_OP_OPEN);

@@ -26,7 +26,7 @@ enum {
 struct codes_args {
     bf16 *out; /* [rows, n]; gated [rows, n / 2]; the residual stream, which is added to */
     int64_t out_stride;
-    const bf16 *bias; /* [n] or NULL */
+    const bf16 *bias;               /* [n] or NULL */
     const float *w_scale, *x_scale; /* [n], [rows] */
     int32_t act;
     int32_t rows, source_rows; /* the latter of a source's copy: a multiple of 8 */
@@ -190,8 +190,8 @@ __device__ __forceinline__ void add_sums(float (&d)[ALL], const float (&sums)[N]
     }
 }
 
-/* Two stages a turn, or the two halves of a wide tile. The matrix instructions of a turn
- * end before their sums are read: the assembler allows no overlap of the two. */
+/* Two stages a turn, or the two halves of a wide tile. The matrix instructions of a
+ * turn end before their sums are read: the assembler allows no overlap of the two. */
 template <int WIDTH>
 __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, uint32_t full,
                                          uint32_t empty, int n_steps)
@@ -237,8 +237,8 @@ template <int ACT> __device__ __forceinline__ float activated(float x, int act)
     return activate(x, ACT < 0 ? act : ACT);
 }
 
-/* out = act(scales * sums + bias), from the registers of the matrix instruction; w_scale:
- * of the tile's rows. */
+/* out = act(scales * sums + bias), from the registers of the matrix instruction;
+ * w_scale: of the tile's rows. */
 template <int WIDTH, int ACT>
 __device__ __forceinline__ void store_plain(const float (&d)[WIDTH / 2], const codes_args &a,
                                             const float *w_scale, int tile)
@@ -487,7 +487,7 @@ bool launch_op(const struct fused_args *a, const struct fused_op *p, int32_t n_b
     k.n = p->n;
     k.depth_steps = p->k / CODES_DEPTH / t.split;
     return small_map_bytes(&w, p->w, p->n, p->k, p->w_stride,
-                     t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
+                           t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
            small_map_bytes(&x, a->codes, a->rows, p->k, p->k, k.source_rows) &&
            launch_product(t, w, x, k, stream);
 }

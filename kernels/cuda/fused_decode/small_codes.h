@@ -1,11 +1,11 @@
-/* Products of 9 to 64 rows of e4m3 codes on Hopper: the tiles of small_rows.h, whose stages
- * hold 128 columns of codes in place of 64 of bf16.
+/* Products of 9 to 64 rows of e4m3 codes on Hopper: the tiles of small_rows.h, whose
+ * stages hold 128 columns of codes in place of 64 of bf16.
  *
- * A row of activations is quantised by its greatest magnitude, so all of it has to be there
- * before its product: a launch of its own in front, with the norm in it where there is one.
- * The product's blocks stream their weights meanwhile. Sums of 128 columns, which Hopper
- * adds up with few bits, are added up in float32.
- */
+ * A row of activations is quantised by its greatest magnitude, so all of it has to
+ * be there before its product: a launch of its own in front, with the norm in it
+ * where there is one. The product's blocks stream their weights meanwhile. Sums of
+ * 128 columns, which Hopper adds up with few bits, are added up in float32.
+ *  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_CODES_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_CODES_H
 
@@ -49,8 +49,9 @@ struct small_tile small_codes_tile(const struct fused_op *p, int32_t n_blocks);
 /* Whether all of `a`, of more than FUSED_ROWS rows, goes by these launches. Pure. */
 bool small_codes_plan(const struct fused_args *a, int32_t n_blocks);
 
-/* A tensor map, a CUtensorMap at `ret`, of [rows, columns] bytes, `pitch` bytes between
- * rows, for boxes of box_rows by CODES_DEPTH with the 128-byte swizzle (small_rows.cu). */
+/* A tensor map, a CUtensorMap at `ret`, of [rows, columns] bytes, `pitch` bytes
+ * between rows, for boxes of box_rows by CODES_DEPTH with the 128-byte swizzle
+ * (small_rows.cu). */
 bool small_map_bytes(void *ret, const void *data, int64_t rows, int64_t columns, int64_t pitch,
                      int box_rows);
 

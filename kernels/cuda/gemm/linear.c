@@ -323,8 +323,8 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     return d;
 }
 
-/* The product with a quantised weight: of codes, for which x is quantised first, from what
- * is pending if that makes it (else NULL); or of the widened weight. */
+/* The product with a quantised weight: of codes, for which x is quantised first,
+ * from what is pending if that makes it (else NULL); or of the widened weight. */
 static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
                        const struct pending_codes *pending)
 {

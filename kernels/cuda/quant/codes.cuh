@@ -13,8 +13,8 @@ __device__ __forceinline__ uint32_t load_word(uint32_t shared_at)
 }
 
 /* Two e4m3 codes, in the upper bytes of the halves of v, as bf16: sign, exponent and
- * mantissa go to their places, and the product makes up for the exponents' biases, also of
- * subnormal codes. */
+ * mantissa go to their places, and the product makes up for the exponents' biases,
+ * also of subnormal codes. */
 __device__ __forceinline__ uint32_t e4m3_pair(uint32_t v)
 {
     uint32_t bits = (v & 0x80008000u) | ((v & 0x7f007f00u) >> 4);
@@ -42,8 +42,8 @@ struct int4_group {
                     : __uint_as_float(word & 0xffff0000u);
         zero = __byte_perm(word, word, 0x1010);
     }
-    /* Code minus zero point of the eight codes of a word. 128 + code is exact in bf16: its
-     * last four bits of mantissa are the code. */
+    /* Code minus zero point of the eight codes of a word. 128 + code is exact in
+     * bf16: its last four bits of mantissa are the code. */
     __device__ __forceinline__ uint4 values(uint32_t v) const
     {
         uint32_t out[4];

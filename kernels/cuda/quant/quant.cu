@@ -229,8 +229,7 @@ template <typename T> __device__ __forceinline__ float greatest(const vec<T, 8> 
     return most;
 }
 
-template <typename T>
-__device__ __forceinline__ uint2 quantised(const vec<T, 8> &v, float factor)
+template <typename T> __device__ __forceinline__ uint2 quantised(const vec<T, 8> &v, float factor)
 {
     uint32_t out[2] = {};
 
@@ -243,8 +242,8 @@ __device__ __forceinline__ uint2 quantised(const vec<T, 8> &v, float factor)
     return make_uint2(out[0], out[1]);
 }
 
-/* A block a row. The first QUANTISE_KEPT vectors of a thread stay in registers, the rest
- * of a long row is read again. */
+/* A block a row. The first QUANTISE_KEPT vectors of a thread stay in registers, the
+ * rest of a long row is read again. */
 template <typename T>
 __global__ void __launch_bounds__(QUANTISE_THREADS)
     quantise_kernel(uint8_t *codes, float *scale, const T *x, int64_t x_stride, int32_t cols)
@@ -291,8 +290,8 @@ __global__ void __launch_bounds__(QUANTISE_THREADS)
 
 enum { ROW_THREADS = 512 };
 
-/* Stores a row that the block's threads hold, vector q of a thread at norm_column(q), as
- * codes and scale; also as it is, unless `h` is NULL. */
+/* Stores a row that the block's threads hold, vector q of a thread at
+ * norm_column(q), as codes and scale; also as it is, unless `h` is NULL. */
 template <typename T, int N>
 __device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t *codes,
                                             float *scale, T *h, int32_t cols)

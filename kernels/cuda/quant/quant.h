@@ -38,37 +38,39 @@ enum quant_layout { QUANT_ROWS, QUANT_SEGMENTS };
 
 enum { QUANT_GROUP = 128, QUANT_SEGMENT = 512, QUANT_SEGMENT_BYTES = QUANT_SEGMENT / 2 + 16 };
 
-/* What mat.priv of such a weight points to; owned by the backend. Pointers are to device
- * memory. */
+/* What mat.priv of such a weight points to; owned by the backend. Pointers are to
+ * device memory. */
 struct quant_weight {
-    int32_t format;       /* enum weight_format_id */
-    int32_t layout;       /* enum quant_layout */
-    int32_t rows, cols;   /* values */
-    int64_t row_bytes;    /* between rows of codes */
-    int32_t group_cols;   /* columns that share a scale */
-    int32_t n_groups;     /* of a row */
-    bool f16_scales;      /* of QUANT_SEGMENTS: fp16, else bf16 */
-    bool quantises;       /* activations are quantised for products of cuBLASLt */
-    const void *codes;    /* [rows], row_bytes apart */
-    const float *scale;   /* [rows, n_groups], of QUANT_ROWS */
-    const uint8_t *zero;  /* [rows, n_groups], as weight_scales; NULL: none. Of QUANT_ROWS */
+    int32_t format;      /* enum weight_format_id */
+    int32_t layout;      /* enum quant_layout */
+    int32_t rows, cols;  /* values */
+    int64_t row_bytes;   /* between rows of codes */
+    int32_t group_cols;  /* columns that share a scale */
+    int32_t n_groups;    /* of a row */
+    bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
+    bool quantises;      /* activations are quantised for products of cuBLASLt */
+    const void *codes;   /* [rows], row_bytes apart */
+    const float *scale;  /* [rows, n_groups], of QUANT_ROWS */
+    const uint8_t *zero; /* [rows, n_groups], as weight_scales; NULL: none. Of QUANT_ROWS */
 };
 
 /* out [rows, cols] = the weight's values as `type` (enum dtype). */
 void launch_widen(void *out, int64_t out_stride, const struct quant_weight *w, int type,
                   cudaStream_t stream);
-/* Packs rows of FORMAT_INT4 codes, as stored and in pitch bytes, into segments. scale: of
- * groups, 16 bits each [rows, n_groups]; zero likewise, one byte each; NULL: 8. */
+/* Packs rows of FORMAT_INT4 codes, as stored and in pitch bytes, into segments.
+ * scale: of groups, 16 bits each [rows, n_groups]; zero likewise, one byte each;
+ * NULL: 8. */
 void launch_pack_segments(void *out, int64_t row_bytes, const uint8_t *codes, int64_t pitch,
                           const uint16_t *scale, const uint8_t *zero, int32_t rows, int32_t cols,
                           cudaStream_t stream);
-/* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of zero point 8 and this scale. */
+/* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of zero point 8 and this
+ * scale. */
 void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format, int layout,
                         uint16_t scale, uint64_t seed, cudaStream_t stream);
 void launch_fill(float *out, int64_t n, float value, cudaStream_t stream);
-/* codes [rows, cols] e4m3 and scale [rows]: x = scale * code, the greatest magnitude of a
- * row is code 448. A row of zeros has scale 0. x of `type`, bf16 or fp16; cols a multiple
- * of 16. */
+/* codes [rows, cols] e4m3 and scale [rows]: x = scale * code, the greatest magnitude
+ * of a row is code 448. A row of zeros has scale 0. x of `type`, bf16 or fp16; cols
+ * a multiple of 16. */
 void launch_quantise_rows(uint8_t *codes, float *scale, const void *x, int64_t x_stride, int type,
                           int32_t rows, int32_t cols, cudaStream_t stream);
 /* Columns of a row that the launches below take; a multiple of 16. */

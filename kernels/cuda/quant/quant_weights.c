@@ -1,5 +1,5 @@
-/* Weights whose scales are a tensor of their own: copied to the device and repacked into
- * the layout that the kernels read (quant.h), or dummies made there. */
+/* Weights whose scales are a tensor of their own: copied to the device and repacked
+ * into the layout that the kernels read (quant.h), or dummies made there. */
 #include <stdlib.h>
 #include <string.h>
 

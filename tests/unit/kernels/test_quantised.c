@@ -1,9 +1,9 @@
-/* Products with weights of codes whose scales are a tensor of their own, against float64.
- * Where a device quantises the activations, its result must be as near to the product of
- * these as to be explained by rounding the result.
+/* Products with weights of codes whose scales are a tensor of their own, against
+ * float64. Where a device quantises the activations, its result must be as near to
+ * the product of these as to be explained by rounding the result.
  *
  *     build/tests/unit/kernels/test_quantised [--device cpu|cuda]
- */
+ *  */
 #include "tests/unit/quantised.h"
 
 static const struct quant_case CASES[] = {

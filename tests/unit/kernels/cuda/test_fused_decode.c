@@ -67,7 +67,7 @@ struct scene {
     enum dtype t; /* of weights */
     int32_t rows;
     const struct quant_case *quant; /* of the products' weights; NULL: floats */
-    bool transient; /* what lies between two products need not be stored */
+    bool transient;                 /* what lies between two products need not be stored */
     struct weight o, up, down, qkv, o_bias, up_bias, down_bias, qkv_bias;
     struct weight norm1, norm2, shift1, shift2;
     struct mat attn, x, y1, h1, wide, act, y2, h2, out, seen, y3, more[MORE];
@@ -622,8 +622,7 @@ static void check_stored(struct scene *s, const float *attn, float *x)
 static void check_shape(struct rig *r, const struct shape *k, const struct quant_case *quant,
                         enum dtype t, int32_t rows, bool transient)
 {
-    struct scene s = {
-        .r = r, .k = k, .t = t, .rows = rows, .quant = quant, .transient = transient};
+    struct scene s = {.r = r, .k = k, .t = t, .rows = rows, .quant = quant, .transient = transient};
 
     scene_make(&s);
     write_past(&s);
@@ -700,9 +699,9 @@ static void layers_of_quantised_weights_follow_float64(void **state)
     static const struct {
         int32_t quant, shape, rows;
         bool transient;
-    } cases[] = {{0, 8, 2, false}, {1, 8, 5, false}, {0, 9, 8, false}, {1, 9, 1, false},
-                 {2, 10, 8, false}, {0, 10, 7, false}, {0, 7, 8, true}, {1, 7, 3, true},
-                 {0, 7, 9, true},  {0, 4, 3, false},  {3, 8, 12, false}, {3, 11, 17, true},
+    } cases[] = {{0, 8, 2, false},  {1, 8, 5, false},  {0, 9, 8, false},  {1, 9, 1, false},
+                 {2, 10, 8, false}, {0, 10, 7, false}, {0, 7, 8, true},   {1, 7, 3, true},
+                 {0, 7, 9, true},   {0, 4, 3, false},  {3, 8, 12, false}, {3, 11, 17, true},
                  {3, 11, 40, true}, {2, 7, 12, true}};
     for (size_t i = 0; i < (rig_small() ? 2 : ARRAY_LEN(cases)); i++) {
         struct rig r;
