@@ -87,7 +87,8 @@ struct weight_piece {
      * values, `transposed` is false, and the backend supports the format. NULL:
      * elements of dtype. */
     const struct weight_format *format;
-    /* of FORMAT_FP8 .. FORMAT_FP4: those of the slice, as if it were the whole tensor */
+    /* of FORMAT_FP8 .. FORMAT_FP4: those of the slice, as if it were the whole
+     * tensor */
     struct weight_scales scales;
     /* Above 0: in each head of so many rows, the rows i and i + head_rows / 2 of the
      * weight are stored as neighbours, 2 i and 2 i + 1 (with `format` alone). */

@@ -68,8 +68,8 @@ struct weight_format {
     int32_t block_bytes;  /* of a block, which may lie at any address */
     int32_t group_values; /* neighbours in a row that share a scale, where it is in the block */
     bool minima;          /* groups have an offset beside their scale */
-    /* the codes and scales of one block; NULL: plain floats, or codes whose scales are a
-     * tensor of their own */
+    /* the codes and scales of one block; NULL: plain floats, or codes whose scales are
+     * a tensor of their own */
     void (*unpack)(const uint8_t *block, struct weight_codes *ret);
 };
 
@@ -106,8 +106,8 @@ struct weight_scales {
     int32_t group_rows;   /* 0: all rows share them */
     int32_t group_cols;   /* 0: all columns do */
     int64_t stride;       /* elements of data between groups of rows */
-    /* 0 to 15 of FORMAT_INT4, an int8 of FORMAT_INT8; NULL: 8 for FORMAT_INT4, whose codes
-     * are unsigned, else 0 */
+    /* 0 to 15 of FORMAT_INT4, an int8 of FORMAT_INT8; NULL: 8 for FORMAT_INT4, whose
+     * codes are unsigned, else 0 */
     const uint8_t *zero;
     int64_t zero_stride; /* elements of zero between groups of rows */
     float factor;        /* of the whole tensor (NVFP4); else 1 */
@@ -119,12 +119,13 @@ struct weight_scales {
 int32_t scale_type_bytes(enum scale_type t);
 /* Element i of data as a float; data need not be aligned. */
 float weight_scale_load(const struct weight_scales *s, int64_t i);
-/* The scales of the rows from `row` on and the columns from `col` on, where groups begin. */
+/* The scales of the rows from `row` on and the columns from `col` on, where groups
+ * begin. */
 struct weight_scales weight_scales_slice(const struct weight_scales *s, int32_t row, int32_t col);
 /* The value of each code, without scale and zero point; NaN for e4m3's two. */
 float weight_code_value(enum weight_format_id id, uint8_t code);
-/* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of one
- * row from the first on. */
+/* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of
+ * one row from the first on. */
 void weight_scales_decode(const struct weight_format *f, const struct weight_scales *s,
                           const uint8_t *codes, int64_t row, int64_t n, float *out);
 

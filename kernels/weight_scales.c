@@ -33,8 +33,8 @@ static float e4m3(uint8_t code)
     if ((code & 0x7F) == 0x7F) {
         return float_of_bits(sign | 0x7FC00000u);
     }
-    /* The exponent's bias is made up for by the product, which also normalises subnormal
-     * numbers. */
+    /* The exponent's bias is made up for by the product, which also normalises
+     * subnormal numbers. */
     return float_of_bits(sign | (uint32_t)(code & 0x7F) << 20) * 0x1p120f;
 }
 
@@ -84,8 +84,8 @@ float weight_code_value(enum weight_format_id id, uint8_t code)
         return e4m3(code);
     case FORMAT_INT8:
         return (float)(int8_t)code;
-    case FORMAT_FP4:
-        return 0.5f * (float)weight_levels_mxfp4[code & 15];
+    case FORMAT_FP4: /* with its negative zero */
+        return (code & 8 ? -0.5f : 0.5f) * (float)weight_levels_mxfp4[code & 7];
     default: /* FORMAT_INT4 */
         return (float)(code & 15);
     }

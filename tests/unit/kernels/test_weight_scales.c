@@ -9,15 +9,15 @@
 static void every_e4m3_code_has_its_value(void **state)
 {
     (void)state;
-    for (int code = 0; code < 256; code++) {
+    for (int32_t code = 0; code < 256; code++) {
         int exponent = code >> 3 & 15, mantissa = code & 7;
         double want = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
-        float got = weight_code_value(FORMAT_FP8, (uint8_t)code);
+        float v = weight_code_value(FORMAT_FP8, (uint8_t)code);
         if ((code & 127) == 127) {
-            assert_true(isnan(got));
+            assert_true(isnan(v));
         } else {
-            assert_true((double)got == (code & 128 ? -want : want));
-            assert_true((signbit(got) != 0) == (code >= 128));
+            assert_true((double)v == (code & 128 ? -want : want));
+            assert_true((signbit(v) != 0) == (code >= 128));
         }
     }
 }
@@ -26,9 +26,10 @@ static void every_e2m1_code_has_its_value(void **state)
 {
     (void)state;
     static const float WANT[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    for (int code = 0; code < 16; code++) {
-        float got = weight_code_value(FORMAT_FP4, (uint8_t)code);
-        assert_true(got == (code & 8 ? -WANT[code & 7] : WANT[code & 7]));
+    for (int32_t code = 0; code < 16; code++) {
+        float v = weight_code_value(FORMAT_FP4, (uint8_t)code);
+        assert_true(v == (code & 8 ? -WANT[code & 7] : WANT[code & 7]));
+        assert_true((signbit(v) != 0) == (code >= 8));
     }
 }
 
@@ -93,8 +94,9 @@ static void check_groups(struct rig *r, enum weight_format_id id, int32_t high, 
                              out);
         for (int32_t j = 0; j < COLS; j++) {
             int32_t group = (high ? i / high : 0) * COLS + (wide ? j / wide : 0);
-            float z = zeros ? id == FORMAT_INT8 ? (int8_t)zero[group] : zero[group]
-                            : id == FORMAT_INT4 ? 8 : 0;
+            float z = zeros               ? id == FORMAT_INT8 ? (int8_t)zero[group] : zero[group]
+                                    : id == FORMAT_INT4 ? 8
+                                          : 0;
             float code = weight_code_value(id, (uint8_t)code_at(codes, id, i, j));
             float want = 0.5f * scale[group] * (code - z);
             assert_memory_equal(&out[j], &want, sizeof(want));
