@@ -37,8 +37,8 @@ template <int FORMAT> __device__ __forceinline__ float code_value(const uint8_t 
     if (FORMAT == FORMAT_INT8) {
         return (float)(int8_t)row[column];
     }
-    int code = row[column / 2] >> (column % 2 * 4) & 15;
-    return FORMAT == FORMAT_FP4 ? e2m1_value(code) : (float)code;
+    int nibble = row[column / 2] >> (column % 2 * 4) & 15;
+    return FORMAT == FORMAT_FP4 ? e2m1_value(nibble) : (float)nibble;
 }
 
 template <int FORMAT>
