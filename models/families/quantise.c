@@ -31,10 +31,18 @@ struct share {
     float *row;         /* [2 * cols] owned: a row, and its decoded values */
 };
 
+/* Dims of the products that every family makes of attention and MLP by `linear`. */
+static bool dim_quantised(enum tensor_dim d)
+{
+    return d == DIM_HIDDEN || d == DIM_Q || d == DIM_KV || d == DIM_QKV || d == DIM_MLP ||
+           d == DIM_GATE_UP;
+}
+
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols)
 {
-    return m->options.quantise && s->kind == WEIGHT_LINEAR && s->cols != DIM_ONE &&
-           tensor_spec_indices(s) == 1 && s->when != WHEN_EXPERTS && s->when != WHEN_SHARED &&
+    return m->options.quantise && s->kind == WEIGHT_LINEAR && tensor_spec_indices(s) == 1 &&
+           dim_quantised(s->rows) && dim_quantised(s->cols) && s->when != WHEN_EXPERTS &&
+           s->when != WHEN_SHARED &&
            (m->options.quantise->id != FORMAT_INT4 || cols % GROUP == 0);
 }
 
