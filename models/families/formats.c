@@ -50,6 +50,13 @@ void model_log_formats(const struct model *m)
                        f->name, dtype_name(m->options.dtype));
         }
     }
+    if (t->n_quantised > 0) {
+        const struct weight_format *f = m->options.quantise;
+        struct weight_support s = m->backend->ops->supports(m->backend, f);
+        buf_printf(&text, "%s%d quantised to %s, %s%s", text.len ? "; " : "", t->n_quantised,
+                   f->name, s.as_stored ? "by " : "whose values are ",
+                   s.as_stored ? s.kernel : dtype_name(m->options.dtype));
+    }
     if (text.len > 0) {
         log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));
     }

@@ -398,7 +398,10 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
         d.mapped &= !a->source[i].copy;
     }
     m->config.n_parameters += (int64_t)a->rows * a->cols;
-    int rc = m->backend->ops->weight(m->backend, &d, ret, e);
+    struct quantised q = {0};
+    int rc = model_quantises(m, s, a->cols) ? quantised_init(&q, m, &d, e) : 0;
+    rc = rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, ret, e);
+    quantised_release(&q);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
     for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
         if (in_place || (d.mapped && a->piece[i].format)) {
@@ -425,7 +428,9 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             if (rc == 0 && t && scales_logits(m, s)) {
                 rc = scale_piece(a, m->config.logit_scale, e);
             }
-            if (t) {
+            if (t && !t->format && model_quantises(m, s, a->cols)) {
+                m->weights->n_quantised++;
+            } else if (t) {
                 transformer_count_format(m->weights, t, blocks || !t->format);
             }
         }
@@ -853,6 +858,7 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
         return;
     }
     act = mat_cols(act, 0, l->down.cols);
+    act.transient = true;
     ops->linear_gated(m->backend, act, mat_cols(up, 0, l->up.rows), h, l->up, l->up_bias,
                       m->config.act);
     ops->linear(m->backend, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
