@@ -67,11 +67,13 @@
 
 /* The cost model of a step, measured at start: its time is estimated as fixed_us +
  * tokens * token_us + context tokens read * context_us. */
+enum { STEP_FEW_ROWS = 8 };
 struct step_cost {
     double fixed_us, token_us, context_us;
     double swap_block_us; /* one block between host and device, one way */
-    /* a token that is sampled from, in a step of few tokens: for drafts */
-    double row_us;
+    /* a further token that is sampled from, as drafts are: up to STEP_FEW_ROWS in the
+     * step, and beyond */
+    double row_us, many_row_us;
 };
 
 struct tokenizer;

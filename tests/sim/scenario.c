@@ -43,7 +43,7 @@ static void random_config(struct scenario *s, struct rng *r)
     }
     c->policy = rng_chance(r, 50) ? POLICY_FCFS : rng_chance(r, 30) ? POLICY_PRIORITY : POLICY_FAIR;
     c->prefix_cache = rng_chance(r, 70);
-    c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60), 12};
+    c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60), 12, 11};
     c->target_itl_us = rng_chance(r, 20) ? rng_range(r, 100, 400) : 0;
     c->queue_timeout_us = rng_chance(r, 10) ? rng_range(r, 1, 40) * 1000 : 0;
     c->request_timeout_us = rng_chance(r, 10) ? rng_range(r, 5, 80) * 1000 : 0;
