@@ -1,15 +1,26 @@
-/* How many blocks a KV group with a sliding window needs: arithmetic that the
- * scheduler, its checks and the sizing of the pool share.
+/* How many blocks a KV group with a sliding window, or one of recurrent states, needs:
+ * arithmetic that the scheduler, its checks and the sizing of the pool share.
  *
  * In a group with window W the token at position p sees the positions p + 1 - W .. p,
  * and the device may read from a multiple of `align` tokens before them on. A sequence
  * that computes at most `step_tokens` tokens in a step needs the blocks of W - 1 +
  * align - 1 + step_tokens positions at a time, wherever they begin in a block.
+ *
+ * In a group of recurrent states a block holds one state of each of its layers, that
+ * behind the last token which wrote to the block. A step reads the block of the token
+ * before its first one and writes the block of its last one, which may be the same. So
+ * a block whose last token ended a step holds the state behind all its tokens for good:
+ * the next token writes to the next block. For tables, forks, copies and swaps such a
+ * group is one with a window of two tokens. Steps end at multiples of the snapshot
+ * distance (plan_chunk), and the blocks that end there are found by the prefix cache.
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
 #define QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
 
 #include "config/base/base.h"
+
+/* In place of the tokens that a token sees: the group holds recurrent states. */
+enum { KV_WINDOW_STATE = -1 };
 
 struct kv_window {
     int32_t tokens;     /* that a token sees; 0: all */
