@@ -243,9 +243,16 @@ void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, s
 void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                  const struct expert_scratch *s);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
+void cpu_scale(struct backend *b, struct mat x, float factor);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
+
+/* states/: operations of layers with recurrent states. */
+void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
+                    const struct recurrence *r);
+void cpu_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
+void cpu_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
 
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);
