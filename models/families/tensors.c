@@ -53,8 +53,9 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->max_positions;
     case DIM_POSITIONS_2:
         return (int64_t)c->max_positions + 2;
+    default:
+        return recurrent_dim_size(d, c);
     }
-    return 0;
 }
 
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows,
@@ -89,6 +90,12 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->experts.layer[layer];
     case WHEN_SHARED:
         return c->experts.layer[layer] && c->experts.shared_intermediate > 0;
+    case WHEN_ATTENTION:
+        return !c->recurrent.layer[layer];
+    case WHEN_RECURRENT:
+        return c->recurrent.layer[layer];
+    case WHEN_CONV_BIAS:
+        return c->recurrent.layer[layer] && c->recurrent.conv_bias;
     }
     return false;
 }
@@ -168,6 +175,10 @@ static void print_shape(char *ret, size_t cap, const int64_t *dim, int32_t n_dim
 static bool right_shape(const struct tensor_spec *s, const struct tensor *t, const int64_t *want)
 {
     int32_t n_dims = s->cols == DIM_ONE ? 1 : 2;
+
+    if (s->rows == DIM_CONV) {
+        return t->n_dims == 3 && t->dim[1] == 1 && t->dim[0] * t->dim[2] == want[0];
+    }
 
     return t->n_dims == n_dims && t->dim[0] == want[0] && (n_dims == 1 || t->dim[1] == want[1]);
 }

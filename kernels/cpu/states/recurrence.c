@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-enum { TASK_CHANNELS = 64, KERNEL_MOST = 16 };
+enum { TASK_CHANNELS = 64 };
 
 struct recurrence_job {
     struct cpu_backend *c;
@@ -55,7 +55,7 @@ static float silu(float x)
 /* Convolve channels [first, first + n) of a sequence; `past` are their last kernel - 1
  * inputs, oldest first, which become those behind the sequence's last token. */
 static void convolve(const struct recurrence_job *j, const struct span *s, int32_t first, int32_t n,
-                     float past[][KERNEL_MOST])
+                     float past[][LIMIT_CONV_KERNEL])
 {
     const struct recurrence *r = j->r;
     const float *w = r->conv.data, *bias = r->conv_bias.data;
@@ -84,7 +84,7 @@ static void convolve_task(void *arg, int32_t task, int32_t thread)
     struct span s = span_of(j, task / j->n_parts);
     int32_t first = task % j->n_parts * TASK_CHANNELS, before = j->r->kernel - 1;
     int32_t n = MIN(TASK_CHANNELS, j->x.cols - first);
-    float past[TASK_CHANNELS][KERNEL_MOST] = {0};
+    float past[TASK_CHANNELS][LIMIT_CONV_KERNEL] = {0};
 
     (void)thread;
     for (int32_t i = 0; i < n && s.from; i++) {
@@ -228,7 +228,7 @@ void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat 
     struct recurrence_job j = {.c = cpu_of(b), .r = r, .out = out, .x = x, .gates = gates};
     int32_t n_seqs = j.c->batch.n_seqs;
 
-    if (!j.c->kv_data || r->kernel > KERNEL_MOST || r->value_dim > LIMIT_HEAD_DIM) {
+    if (!j.c->kv_data || r->kernel > LIMIT_CONV_KERNEL || r->value_dim > LIMIT_HEAD_DIM) {
         cpu_fail(j.c, ERR_INVALID, "a recurrence without a cache, or larger than its limits");
         return;
     }
