@@ -166,10 +166,7 @@ static inline int32_t sched_kv_groups(const struct sched_config *c)
 
 static inline struct kv_window sched_kv_window(const struct sched_config *c, int32_t k)
 {
-    if (c->kv_window[k] == KV_WINDOW_STATE) {
-        return (struct kv_window){2, 1, c->block_size};
-    }
-    return (struct kv_window){c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size};
+    return kv_window_of(c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size);
 }
 
 static inline bool sched_has_states(const struct sched_config *c)

@@ -28,6 +28,13 @@ struct kv_window {
     int32_t block_size; /* tokens */
 };
 
+/* That of a KV group by its entry in kv_window. */
+static inline struct kv_window kv_window_of(int32_t tokens, int32_t align, int32_t block_size)
+{
+    return tokens == KV_WINDOW_STATE ? (struct kv_window){2, 1, block_size}
+                                     : (struct kv_window){tokens, align, block_size};
+}
+
 /* The first block that is read for a token at `position`. */
 static inline int32_t window_first_block(struct kv_window w, int32_t position)
 {
