@@ -53,9 +53,9 @@ struct expert_config {
 struct recurrent_config {
     enum recurrence_kind kind;
     int32_t n_heads, n_groups, key_dim, value_dim, kernel; /* n_heads 0: the model has none */
-    bool conv_bias;           /* its convolution has a bias */
-    float dt_min, dt_max;     /* of Mamba-2's steps */
-    bool layer[LIMIT_LAYERS]; /* [n_layers] the layer is recurrent */
+    bool conv_bias;                                        /* its convolution has a bias */
+    float dt_min, dt_max;                                  /* of Mamba-2's steps */
+    bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
 };
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
@@ -91,9 +91,9 @@ struct model_config {
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
     struct recurrent_config recurrent;
-    bool gated_attention; /* attention's output is gated, by gates beside q */
-    float residual_scale; /* factor of what a layer adds to the residual stream */
-    float logits_scale;   /* the logits are divided by it */
+    bool gated_attention;                   /* attention's output is gated, by gates beside q */
+    float residual_scale;                   /* factor of what a layer adds to the residual stream */
+    float logits_scale;                     /* the logits are divided by it */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };

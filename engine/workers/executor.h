@@ -25,8 +25,8 @@ struct executor_info {
      * recurrent states; 0 for the first group */
     int32_t kv_window[LIMIT_KV_GROUPS];
     int32_t snapshot_distance; /* tokens between snapshots of states; 0: there are none */
-    int32_t kv_window_align; /* of what the device reads before a window (struct backend); 0: 1 */
-    int32_t max_num_seqs;    /* rows of the block table: sequences of a step */
+    int32_t kv_window_align;   /* of what the device reads before a window (struct backend); 0: 1 */
+    int32_t max_num_seqs;      /* rows of the block table: sequences of a step */
     int32_t max_num_batched_tokens; /* tokens of a step */
     int32_t max_samples;            /* sampling rows, and rows of the output head, of a step */
     int32_t depth;                  /* launches that may be outstanding when another is made */

@@ -74,9 +74,8 @@ static int set_states(struct executor_info *ret, const struct settings *s,
 /* Tokens that a step adds to a sequence at most in KV group k. */
 static int32_t step_tokens(const struct executor_info *x, int32_t k)
 {
-    return x->kv_window[k] == KV_WINDOW_STATE
-               ? MIN(x->max_num_batched_tokens, x->snapshot_distance)
-               : x->max_num_batched_tokens;
+    return x->kv_window[k] == KV_WINDOW_STATE ? MIN(x->max_num_batched_tokens, x->snapshot_distance)
+                                              : x->max_num_batched_tokens;
 }
 
 /* Blocks of the longest sequence, in all KV groups. */

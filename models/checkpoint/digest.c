@@ -54,9 +54,10 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.kernel,
                              c->recurrent.conv_bias,
                              c->gated_attention};
-    const double real[] = {c->norm_eps,       c->norm_offset,  c->embed_scale,  c->rope.theta,
-                           c->rope.factor,    c->window_theta, c->logits_scale, c->residual_scale,
-                           c->recurrent.dt_min, c->recurrent.dt_max};
+    const double real[] = {c->norm_eps,        c->norm_offset,    c->embed_scale,
+                           c->rope.theta,      c->rope.factor,    c->window_theta,
+                           c->logits_scale,    c->residual_scale, c->recurrent.dt_min,
+                           c->recurrent.dt_max};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));

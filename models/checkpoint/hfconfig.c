@@ -352,10 +352,10 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
         bool recurrent = strcmp(text, "linear_attention") == 0 || strcmp(text, "mamba") == 0;
         if (!windowed && !recurrent && strcmp(text, "full_attention") != 0 &&
             strcmp(text, "attention") != 0) {
-            return json_fail(
-                j, "layer_types: '%s' is none of full_attention, sliding_attention, "
-                   "linear_attention",
-                text);
+            return json_fail(j,
+                             "layer_types: '%s' is none of full_attention, sliding_attention, "
+                             "linear_attention",
+                             text);
         }
         raw->layer_recurrent[raw->n_layer_types] = recurrent;
         raw->layer_windowed[raw->n_layer_types++] = windowed;

@@ -197,8 +197,10 @@ static int set_granite(struct model_config *c, const struct raw_config *r,
         c->query_scalar = (float)(1 / (r->attention_scale * r->attention_scale));
     }
     if (r->n_experts > 0) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: %s with experts (num_local_experts %d) is not "
-                       "supported", CONFIG, a->name, r->n_experts);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: %s with experts (num_local_experts %d) is not "
+                       "supported",
+                       CONFIG, a->name, r->n_experts);
     }
     if (r->shared_intermediate > 0) {
         c->intermediate = r->shared_intermediate;

@@ -58,18 +58,18 @@ struct raw_config {
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
     bool quantized;      /* there is a quantization_config */
 
-    int32_t n_eos, eos[LIMIT_EOS_IDS]; /* eos_token_id: none, one or several */
-    int32_t n_layer_types;             /* entries of layer_types; -1: absent */
-    bool layer_windowed[LIMIT_LAYERS]; /* [n_layer_types] the entry is sliding_attention */
+    int32_t n_eos, eos[LIMIT_EOS_IDS];  /* eos_token_id: none, one or several */
+    int32_t n_layer_types;              /* entries of layer_types; -1: absent */
+    bool layer_windowed[LIMIT_LAYERS];  /* [n_layer_types] the entry is sliding_attention */
     bool layer_recurrent[LIMIT_LAYERS]; /* [n_layer_types] it is linear_attention or mamba */
     bool attention_listed;              /* there is attn_layer_indices */
     bool layer_attends[LIMIT_LAYERS];   /* and it names the layer */
     bool rotates;                       /* position_embedding_type is rope */
     double time_limit[2];               /* time_step_limit; NAN: none */
-    int32_t n_rotated;                 /* entries of no_rope_layers; -1: absent */
-    bool layer_rotated[LIMIT_LAYERS];  /* [n_rotated] the entry is not 0 */
-    bool dense_layer[LIMIT_LAYERS];    /* mlp_only_layers: the layer has no experts */
-    int32_t n_short, n_long;           /* numbers in the two lists */
+    int32_t n_rotated;                  /* entries of no_rope_layers; -1: absent */
+    bool layer_rotated[LIMIT_LAYERS];   /* [n_rotated] the entry is not 0 */
+    bool dense_layer[LIMIT_LAYERS];     /* mlp_only_layers: the layer has no experts */
+    int32_t n_short, n_long;            /* numbers in the two lists */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };
 

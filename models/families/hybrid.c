@@ -15,17 +15,16 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
     ROW(LAYER name, rows, DIM_ONE, split, WEIGHT_VECTOR, IN_LAYER(target), when)
 
 /* What all recurrent layers have, under the name of the mixer. */
-#define ROWS_RECURRENCE(mixer, norm)                                                      \
-    ROW_VECTOR(WHEN_RECURRENT, mixer ".conv1d.weight", DIM_CONV, SPLIT_OUT, recurrence.conv), \
-        ROW_VECTOR(WHEN_RECURRENT, mixer ".A_log", DIM_STATE_HEADS, SPLIT_OUT,             \
-                   recurrence.a_log),                                                      \
-        ROW_VECTOR(WHEN_RECURRENT, mixer ".dt_bias", DIM_STATE_HEADS, SPLIT_OUT,           \
-                   recurrence.dt_bias),                                                    \
-        ROW_VECTOR(WHEN_RECURRENT, mixer ".norm.weight", norm,                             \
-                   norm == DIM_VALUE ? SPLIT_NONE : SPLIT_OUT, mixer_norm.weight),         \
-        ROW_OF(WHEN_ATTENTION, "self_attn.o_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, o), \
+#define ROWS_RECURRENCE(mixer, norm)                                                              \
+    ROW_VECTOR(WHEN_RECURRENT, mixer ".conv1d.weight", DIM_CONV, SPLIT_OUT, recurrence.conv),     \
+        ROW_VECTOR(WHEN_RECURRENT, mixer ".A_log", DIM_STATE_HEADS, SPLIT_OUT, recurrence.a_log), \
+        ROW_VECTOR(WHEN_RECURRENT, mixer ".dt_bias", DIM_STATE_HEADS, SPLIT_OUT,                  \
+                   recurrence.dt_bias),                                                           \
+        ROW_VECTOR(WHEN_RECURRENT, mixer ".norm.weight", norm,                                    \
+                   norm == DIM_VALUE ? SPLIT_NONE : SPLIT_OUT, mixer_norm.weight),                \
+        ROW_OF(WHEN_ATTENTION, "self_attn.o_proj.weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, o),        \
         ROW_OF(WHEN_RECURRENT, mixer ".out_proj.weight", DIM_HIDDEN, DIM_VALUES, SPLIT_IN, o)
-#define ROWS_KV                                                                         \
+#define ROWS_KV                                                                            \
     ROW_OF(WHEN_ATTENTION, "self_attn.k_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv), \
         ROW_OF(WHEN_ATTENTION, "self_attn.v_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv)
 
@@ -84,27 +83,27 @@ static void hybrid_forward(struct model *m, const struct batch *b)
 
 /* ---- Qwen3-Next ---- */
 
-#define QWEN(arch)                                                                    \
-    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_SILU,             \
-    .rope_theta = 10000, .rope_partial = 0.25, .qk_norm = true, .norm_from_one = true, \
-    .gated_attention = true, .delta = true, .full_attention_every = 4
+#define QWEN(arch)                                                                             \
+    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_SILU, .rope_theta = 10000, \
+    .rope_partial = 0.25, .qk_norm = true, .norm_from_one = true, .gated_attention = true,     \
+    .delta = true, .full_attention_every = 4
 
 static const struct architecture QWEN_NEXT[] = {
     {QWEN("Qwen3NextForCausalLM"), .experts = true, .normalises_experts = true},
     {0},
 };
 
-#define ROWS_QWEN_ATTENTION                                                                   \
-    ROW_OF(WHEN_ATTENTION, "self_attn.q_proj.weight", DIM_GATED_Q_QUERY, DIM_HIDDEN,          \
-           SPLIT_OUT, qkv),                                                                   \
-        ROWS_KV,                                                                              \
-        ROW_OF(WHEN_ATTENTION, "self_attn.q_proj.weight", DIM_GATED_Q_GATE, DIM_HIDDEN,       \
-               SPLIT_OUT, qkv),                                                               \
-        ROW_VECTOR(WHEN_ATTENTION, "self_attn.q_norm.weight", DIM_HEAD, SPLIT_NONE,           \
-                   rope.q_norm.weight),                                                       \
-        ROW_VECTOR(WHEN_ATTENTION, "self_attn.k_norm.weight", DIM_HEAD, SPLIT_NONE,           \
-                   rope.k_norm.weight),                                                       \
-        ROW_NORM(LAYER "input_layernorm", attn_norm),                                         \
+#define ROWS_QWEN_ATTENTION                                                                        \
+    ROW_OF(WHEN_ATTENTION, "self_attn.q_proj.weight", DIM_GATED_Q_QUERY, DIM_HIDDEN, SPLIT_OUT,    \
+           qkv),                                                                                   \
+        ROWS_KV,                                                                                   \
+        ROW_OF(WHEN_ATTENTION, "self_attn.q_proj.weight", DIM_GATED_Q_GATE, DIM_HIDDEN, SPLIT_OUT, \
+               qkv),                                                                               \
+        ROW_VECTOR(WHEN_ATTENTION, "self_attn.q_norm.weight", DIM_HEAD, SPLIT_NONE,                \
+                   rope.q_norm.weight),                                                            \
+        ROW_VECTOR(WHEN_ATTENTION, "self_attn.k_norm.weight", DIM_HEAD, SPLIT_NONE,                \
+                   rope.k_norm.weight),                                                            \
+        ROW_NORM(LAYER "input_layernorm", attn_norm),                                              \
         ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
 
 #define DELTA "linear_attn"
@@ -186,13 +185,12 @@ static const struct architecture BAMBA[] = {
     {0},
 };
 
-#define ROW_Q \
-    ROW_OF(WHEN_ATTENTION, "self_attn.q_proj.weight", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv)
-#define ROWS_SSD                                                                           \
+#define ROW_Q ROW_OF(WHEN_ATTENTION, "self_attn.q_proj.weight", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv)
+#define ROWS_SSD                                                                              \
     ROW_OF(WHEN_RECURRENT, "mamba.in_proj.weight", DIM_SSD_IN, DIM_HIDDEN, SPLIT_OUT, mixer), \
-        ROW_VECTOR(WHEN_CONV_BIAS, "mamba.conv1d.bias", DIM_CHANNELS, SPLIT_OUT,           \
-                   recurrence.conv_bias),                                                  \
-        ROW_VECTOR(WHEN_RECURRENT, "mamba.D", DIM_STATE_HEADS, SPLIT_OUT, recurrence.d),   \
+        ROW_VECTOR(WHEN_CONV_BIAS, "mamba.conv1d.bias", DIM_CHANNELS, SPLIT_OUT,              \
+                   recurrence.conv_bias),                                                     \
+        ROW_VECTOR(WHEN_RECURRENT, "mamba.D", DIM_STATE_HEADS, SPLIT_OUT, recurrence.d),      \
         ROWS_RECURRENCE("mamba", DIM_VALUES)
 
 static const struct tensor_spec BAMBA_TENSORS[] = {

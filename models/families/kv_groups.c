@@ -17,9 +17,7 @@ enum kind { KIND_FULL, KIND_WINDOWED, KIND_STATES, KINDS };
  * 0 has every token. */
 static enum kind kind_of(const struct model_config *c, int32_t layer)
 {
-    return c->recurrent.layer[layer] ? KIND_STATES
-           : c->windowed[layer]      ? KIND_WINDOWED
-                                     : KIND_FULL;
+    return c->recurrent.layer[layer] ? KIND_STATES : c->windowed[layer] ? KIND_WINDOWED : KIND_FULL;
 }
 
 static int32_t count_layers(const struct model_config *c, int32_t first, int32_t end,

@@ -26,10 +26,10 @@ struct layer {
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */
-    struct mat up, up_bias;     /* [intermediate, hidden], or gate and up: twice the rows */
-    struct mat down, down_bias; /* [hidden, intermediate] */
-    struct experts experts;     /* n > 0: in place of up and down */
-    struct rope rope;           /* the model's, with this layer's q and k norms */
+    struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
+    struct mat down, down_bias;   /* [hidden, intermediate] */
+    struct experts experts;       /* n > 0: in place of up and down */
+    struct rope rope;             /* the model's, with this layer's q and k norms */
     struct attention attention;
 };
 

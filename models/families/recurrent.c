@@ -157,8 +157,8 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
     l->recurrence = r;
     l->mixer_norm.eps = m->config.norm_eps;
     l->mixer_norm.gate_first = r.kind == RECURRENCE_SSD;
-    l->mixer_norm.width = r.kind == RECURRENCE_DELTA ? r.value_dim
-                                                     : r.n_heads / r.n_groups * r.value_dim;
+    l->mixer_norm.width =
+        r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / r.n_groups * r.value_dim;
 }
 
 void transformer_mix(struct model *m, const struct layer *l, struct mat y, struct mat h)

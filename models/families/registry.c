@@ -7,9 +7,10 @@
 #include "models/families/layers.h"
 
 const struct model_family *const model_families[] = {
-    &llama_family,  &qwen_moe_family, &mixtral_family,    &phi3_family, &glm_family,  &glm4_family,
-    &gemma2_family, &stablelm_family, &starcoder2_family, &opt_family,  &gpt2_family,
-    &qwen_next_family, &qwen35_family, &bamba_family, &granite_hybrid_family, NULL};
+    &llama_family,      &qwen_moe_family, &mixtral_family,        &phi3_family,
+    &glm_family,        &glm4_family,     &gemma2_family,         &stablelm_family,
+    &starcoder2_family, &opt_family,      &gpt2_family,           &qwen_next_family,
+    &qwen35_family,     &bamba_family,    &granite_hybrid_family, NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
 {
