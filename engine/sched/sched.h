@@ -81,8 +81,9 @@ struct sched_config {
     /* [n_kv_groups] tokens that a token sees; 0: all; KV_WINDOW_STATE: the group holds
      * recurrent states */
     int32_t kv_window[LIMIT_KV_GROUPS];
-    /* With groups of states: a prefill step ends at the next multiple of so many tokens,
-     * and the states there are found by the prefix cache. A multiple of block_size. */
+    /* With groups of states: a prefill step ends at the next multiple of so many
+     * tokens, and the states there are found by the prefix cache. A multiple of
+     * block_size. */
     int32_t snapshot_distance;
     /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
     int32_t kv_window_align;

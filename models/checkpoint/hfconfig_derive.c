@@ -141,7 +141,7 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     return 0;
 }
 
-/* Which layers are recurrent: as listed, or all but every a->full_attention_every-th. */
+/* Which layers are recurrent: as listed, or all but every full_attention_every-th. */
 static void set_recurrent_layers(struct model_config *c, const struct raw_config *r,
                                  const struct architecture *a)
 {

@@ -2,8 +2,8 @@
  * (recurrent.c).
  *
  * Qwen3-Next and Qwen3.5 have gated delta rules, their attention's output is gated, and
- * norm weights are stored minus 1; Bamba and Granite 4 have Mamba-2. Granite scales what
- * layers add to the residual stream, and rotates nothing. */
+ * norm weights are stored minus 1; Bamba and Granite 4 have Mamba-2. Granite scales
+ * what layers add to the residual stream, and rotates nothing. */
 #include "models/families/layers.h"
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};

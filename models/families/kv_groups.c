@@ -1,10 +1,11 @@
 /* How the layers of a model are divided into KV groups.
  *
  * Layers with and without the sliding window are two kinds, recurrent ones a third. A
- * group has layers of one kind, and all groups share one pool of blocks, so a block must have room for as many
- * layers in each group: a kind with more layers is divided into several groups (as in
- * vLLM's hybrid allocator; Jenga, Zhang et al. 2025). Gemma-2 has 13 and 13: two
- * groups. Where the numbers do not divide, some places in blocks stay unused.
+ * group has layers of one kind, and all groups share one pool of blocks, so a block
+ * must have room for as many layers in each group: a kind with more layers is divided
+ * into several groups (as in vLLM's hybrid allocator; Jenga, Zhang et al. 2025).
+ * Gemma-2 has 13 and 13: two groups. Where the numbers do not divide, some places in
+ * blocks stay unused.
  *
  * The division is the same on every pipeline stage, because the stages share block ids;
  * how many layers a block holds is each stage's own.
@@ -13,8 +14,6 @@
 
 enum kind { KIND_FULL, KIND_WINDOWED, KIND_STATES, KINDS };
 
-/* A model that has the window in all layers but recurrent ones keeps everything: group
- * 0 has every token. */
 static enum kind kind_of(const struct model_config *c, int32_t layer)
 {
     return c->recurrent.layer[layer] ? KIND_STATES : c->windowed[layer] ? KIND_WINDOWED : KIND_FULL;

@@ -17,12 +17,13 @@
 struct layer {
     struct norm attn_norm, mlp_norm;           /* before attention and MLP (OPT-350m: after) */
     struct norm attn_post_norm, mlp_post_norm; /* after them, before the residual (Gemma-2) */
-    struct mat qkv, qkv_bias;                  /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
-    struct mat o, o_bias;                      /* [hidden, n_heads * head_dim] */
-    /* With gated attention qkv has a gate for each element of q behind v. */
-    /* Of a recurrent layer, in place of attention: the product that gives channels,
-     * gates of the norm and gates of the recurrence, in the order of mixer_columns; o
-     * follows [hidden, values]. */
+    /* [(n_heads + 2 n_kv_heads) * head_dim, hidden]; with gated attention the rows of
+     * q's gates follow */
+    struct mat qkv, qkv_bias;
+    struct mat o, o_bias; /* [hidden, n_heads * head_dim] */
+    /* Of a recurrent layer, in place of qkv: the rows that give q, k, v, z and the
+     * gates (delta), or z, v, k, q and the gates (ssd), where z gates the norm. Its o
+     * is [hidden, n_heads * value_dim]. */
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */

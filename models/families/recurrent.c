@@ -1,9 +1,9 @@
-/* Layers with recurrent states: which rows of their tensors go where, and the mixer that
- * stands in place of attention (struct recurrence of backend.h).
+/* Layers with recurrent states: which rows of their tensors go where, and the mixer
+ * that stands in place of attention (struct recurrence of backend.h).
  *
  * Some checkpoints interleave what a product gives: for each head q and its gates, for
- * each group its q, k, v and z. The rows of each are gathered here, so that the products
- * give matrices whose columns are q, k, v, ... one after another. */
+ * each group its q, k, v and z. The rows of each are gathered here, so that the
+ * products give matrices whose columns are q, k, v, ... one after another. */
 #include "models/families/layers.h"
 
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks)

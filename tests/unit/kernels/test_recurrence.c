@@ -9,7 +9,7 @@ struct scene {
     struct recurrence rec;
     struct kv_layout kv[2];
     int32_t n, channels, values, n_gates;
-    float *x, *gates;                          /* [N_SEQS * n, channels], [.., n_gates] */
+    float *x, *gates;                         /* [N_SEQS * n, channels], [.., n_gates] */
     float *conv, *bias, *a_log, *dt_bias, *d; /* the weights */
 };
 
@@ -173,8 +173,7 @@ static void reference_token(const struct scene *s, const double *x, const float 
     int32_t at = h * r->n_groups / r->n_heads * kd;
     bool delta = r->kind == RECURRENCE_DELTA;
     const double *q = x + (delta ? 0 : s->values + keys) + at,
-                 *k = x + (delta ? keys : s->values) + at,
-                 *v = x + (delta ? 2 * keys : 0) + h * vd;
+                 *k = x + (delta ? keys : s->values) + at, *v = x + (delta ? 2 * keys : 0) + h * vd;
     double dt = log1p(exp((double)gate[delta ? r->n_heads + h : h] + s->dt_bias[h]));
     double lq = delta ? length(q, kd) * sqrt(kd) : 1, lk = delta ? length(k, kd) : 1;
     double rate = delta ? 1 / (1 + exp(-(double)gate[h])) : fmin(fmax(dt, r->dt_min), r->dt_max);
@@ -223,12 +222,33 @@ static double *reference(const struct scene *s)
 /* ---- tests ---- */
 
 static const struct recurrence SHAPES[] = {
-    {.kind = RECURRENCE_DELTA, .n_heads = 4, .n_groups = 2, .key_dim = 8, .value_dim = 12, .kernel = 4},
-    {.kind = RECURRENCE_DELTA, .n_heads = 3, .n_groups = 3, .key_dim = 70, .value_dim = 33, .kernel = 2},
-    {.kind = RECURRENCE_SSD, .n_heads = 6, .n_groups = 2, .key_dim = 10, .value_dim = 8, .kernel = 4,
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 4,
+     .n_groups = 2,
+     .key_dim = 8,
+     .value_dim = 12,
+     .kernel = 4},
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 3,
+     .n_groups = 3,
+     .key_dim = 70,
+     .value_dim = 33,
+     .kernel = 2},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 6,
+     .n_groups = 2,
+     .key_dim = 10,
+     .value_dim = 8,
+     .kernel = 4,
      .dt_max = INFINITY},
-    {.kind = RECURRENCE_SSD, .n_heads = 4, .n_groups = 1, .key_dim = 16, .value_dim = 64, .kernel = 3,
-     .dt_min = 0.3f, .dt_max = 0.9f},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 4,
+     .n_groups = 1,
+     .key_dim = 16,
+     .value_dim = 64,
+     .kernel = 3,
+     .dt_min = 0.3f,
+     .dt_max = 0.9f},
 };
 
 static void recurrences_follow_float64(void **state)
@@ -300,7 +320,8 @@ static void gated_norms_follow_float64(void **state)
     rig_open(&r);
     for (int way = 0; way < 4; way++) {
         bool first = way & 1, shared = way & 2;
-        float *x = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32), *z = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32);
+        float *x = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32),
+              *z = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32);
         float *w = rig_floats(&r, COLS, 1, DTYPE_F32);
         double want[ROWS * COLS];
         struct gated_norm n = {.width = WIDTH, .eps = 1e-3f, .gate_first = first};
@@ -312,11 +333,13 @@ static void gated_norms_follow_float64(void **state)
                 sum += want[k] * want[k];
             }
             for (int32_t k = i; k < i + WIDTH; k++) {
-                want[k] *= (double)w[shared ? k - i : k % COLS] / sqrt(sum / WIDTH + (double)n.eps) *
+                want[k] *= (double)w[shared ? k - i : k % COLS] /
+                           sqrt(sum / WIDTH + (double)n.eps) *
                            (first ? 1 : z[k] / (1 + exp(-(double)z[k])));
             }
         }
-        struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x), mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
+        struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x),
+                   mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
         rig_begin_plain(&r, ROWS);
         r.b->ops->norm_gated(r.b, mx, mz, &n);
         float *got = rig_download(&r, mx);
@@ -336,12 +359,14 @@ static void gates_and_factors_follow_float64(void **state)
     enum { ROWS = 21, COLS = 50 };
     struct rig r;
     rig_open(&r);
-    float *x = rig_floats(&r, ROWS * COLS, 3, DTYPE_F32), *z = rig_floats(&r, ROWS * COLS, 4, DTYPE_F32);
+    float *x = rig_floats(&r, ROWS * COLS, 3, DTYPE_F32),
+          *z = rig_floats(&r, ROWS * COLS, 4, DTYPE_F32);
     double want[ROWS * COLS];
     for (int32_t i = 0; i < ROWS * COLS; i++) {
         want[i] = (double)x[i] / (1 + exp(-(double)z[i])) * 0.25;
     }
-    struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x), mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
+    struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x),
+               mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
     rig_begin_plain(&r, ROWS);
     r.b->ops->gate_sigmoid(r.b, mx, mz);
     r.b->ops->scale(r.b, mx, 0.25f);
