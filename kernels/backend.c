@@ -43,10 +43,10 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
 void kv_layout_init_states(struct kv_layout *l, int32_t block_size, int32_t n_layers,
                            int64_t state_floats)
 {
-    *l = (struct kv_layout){.block_size = block_size,
+    *l = (struct kv_layout){.kind = KV_STATE,
+                            .block_size = block_size,
                             .n_layers = n_layers,
                             .dtype = DTYPE_F32,
-                            .states = true,
                             .layer_stride = state_floats,
                             .block_stride = state_floats * n_layers};
 }
@@ -62,6 +62,16 @@ void kv_layouts_pad(struct kv_layout *l, int32_t n)
     for (int32_t i = 0; i < n; i++) {
         l[i].block_stride = bytes / dtype_bytes(l[i].dtype);
     }
+}
+
+void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
+                           enum dtype dtype)
+{
+    kv_layout_init(l, block_size, n_layers, 1, width, dtype);
+    l->kind = KV_LATENT;
+    l->kv_stride = 0;
+    l->layer_stride = l->head_stride;
+    l->block_stride = l->layer_stride * n_layers;
 }
 
 bool kv_layouts_agree(const struct kv_layout *l, int32_t n)

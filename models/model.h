@@ -45,7 +45,21 @@ struct expert_config {
     int32_t intermediate;        /* width of an expert's MLP */
     int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
     bool normalised;             /* the weights of a token's experts sum to 1 */
-    bool layer[LIMIT_LAYERS];    /* [n_layers] the layer has experts in place of its MLP */
+    float swiglu_limit;          /* of gpt-oss's experts; 0: none */
+    enum expert_scores scores;
+    bool choice_bias;             /* the choice has a bias of its own */
+    bool groups_by_two;           /* as in struct experts */
+    int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
+    float factor;                 /* of the weights: routed_scaling_factor, or 1 */
+    bool layer[LIMIT_LAYERS];     /* [n_layers] the layer has experts in place of its MLP */
+};
+
+/* Multi-head latent attention (DeepSeek-V2, section 2.1): sizes of the whole model. */
+struct latent_config {
+    int32_t rank;            /* of the latent (kv_lora_rank); 0: the model has none */
+    int32_t q_rank;          /* of the queries' own latent (q_lora_rank); 0: they have none */
+    int32_t rot_dim;         /* of a head's rotated part (qk_rope_head_dim) */
+    int32_t nope_dim, v_dim; /* of its other part and of its value */
 };
 
 /* Layers with a recurrent state in place of keys and values (backend.h's struct
@@ -55,6 +69,7 @@ struct recurrent_config {
     int32_t n_heads, n_groups, key_dim, value_dim, kernel; /* n_heads 0: the model has none */
     bool conv_bias;                                        /* its convolution has a bias */
     float dt_min, dt_max;                                  /* of Mamba-2's steps */
+    float norm_eps;                                        /* of the gated norm */
     bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
 };
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
@@ -84,16 +99,22 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias;   /* these products have a bias */
     bool qk_norm;                      /* q and k are normed per head */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
-    float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
+    float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
+    /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
+     * norm's weights carry it */
+    float logit_scale;
     bool scale_by_layer; /* scores are divided by the layer's number, from 1 (GPT-2) */
     struct rope_config rope;
     double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
     struct recurrent_config recurrent;
-    bool gated_attention;                   /* attention's output is gated, by gates beside q */
-    float residual_scale;                   /* factor of what a layer adds to the residual stream */
-    float logits_scale;                     /* the logits are divided by it */
+    bool gated_attention; /* attention's output is gated, by gates beside q */
+    /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
+    struct latent_config latent;
+    int32_t n_draft_layers; /* behind the last layer in the checkpoint, not loaded (MTP) */
+    bool wide_qk_norm;      /* q and k are normed over all heads together (OLMo-2) */
+    bool wrapped;           /* the text model of a vision checkpoint: its tensors have a prefix */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -185,10 +206,21 @@ struct architecture {
     bool gemma;                /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
     bool experts;              /* its layers have experts */
     bool normalises_experts;   /* default of expert_config.normalised */
+    bool latent;               /* attention is over latents */
+    /* experts are chosen as in DeepSeek-V3: by sigmoid scores and a bias, from groups
+     * that are ranked by their two best */
+    bool sigmoid_experts;
+    bool wide_qk_norm;    /* as in struct model_config */
+    bool windows_rotate;  /* if any layer has a window, those without one rotate nothing */
+    bool wrapper;         /* config.json has the text model's in its text_config */
+    float logit_scale;    /* default; 0: 1 */
+    int32_t dense_layers; /* default: so many layers from the first on have no experts */
+    float swiglu_limit;   /* default of expert_config.swiglu_limit */
+    bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
     bool norm_from_one;        /* norm weights are 1 + w */
     bool gated_attention;
     bool delta, ssd;              /* its recurrent layers are of this kind */
-    bool granite;                 /* multipliers, a shared MLP; rotates only where told to */
+    bool granite;                 /* an MLP called shared; rotates only where told to */
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
 };
 

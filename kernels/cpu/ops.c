@@ -171,21 +171,6 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap)
         &(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
 }
 
-static void scale_row(const struct rows_job *j, int32_t r)
-{
-    float *x = mat_row(j->x, r);
-
-    for (int32_t i = 0; i < j->x.cols; i++) {
-        x[i] *= j->scale;
-    }
-}
-
-void cpu_scale(struct backend *b, struct mat x, float factor)
-{
-    run_rows(
-        &(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = factor, .row = scale_row});
-}
-
 /* ---- rows of the output head ---- */
 
 static void gather_row(const struct rows_job *j, int32_t r)

@@ -45,6 +45,16 @@ static uint64_t config_digest(const struct model_config *c)
                              c->experts.intermediate,
                              c->experts.shared_intermediate,
                              c->experts.normalised,
+                             (int64_t)c->experts.scores,
+                             c->experts.choice_bias,
+                             c->experts.groups_by_two,
+                             c->experts.n_groups,
+                             c->experts.top_groups,
+                             c->latent.rank,
+                             c->latent.q_rank,
+                             c->latent.rot_dim,
+                             c->latent.nope_dim,
+                             c->latent.v_dim,
                              c->rope_interleaved,
                              (int64_t)c->recurrent.kind,
                              c->recurrent.n_heads,
@@ -54,10 +64,10 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.kernel,
                              c->recurrent.conv_bias,
                              c->gated_attention};
-    const double real[] = {c->norm_eps,        c->norm_offset,    c->embed_scale,
-                           c->rope.theta,      c->rope.factor,    c->window_theta,
-                           c->logits_scale,    c->residual_scale, c->recurrent.dt_min,
-                           c->recurrent.dt_max};
+    const double real[] = {
+        c->norm_eps,       c->norm_offset,          c->embed_scale,     c->rope.theta,
+        c->rope.factor,    c->window_theta,         c->query_scalar,    c->logit_scale,
+        c->experts.factor, c->experts.swiglu_limit, c->recurrent.dt_min, c->recurrent.dt_max};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));

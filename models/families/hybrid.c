@@ -2,8 +2,8 @@
  * (recurrent.c).
  *
  * Qwen3-Next and Qwen3.5 have gated delta rules, their attention's output is gated, and
- * norm weights are stored minus 1; Bamba and Granite 4 have Mamba-2. Granite scales
- * what layers add to the residual stream, and rotates nothing. */
+ * norm weights are stored minus 1; Bamba and Granite 4 have Mamba-2. Granite rotates
+ * nothing. */
 #include "models/families/layers.h"
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
@@ -27,15 +27,6 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 #define ROWS_KV                                                                            \
     ROW_OF(WHEN_ATTENTION, "self_attn.k_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv), \
         ROW_OF(WHEN_ATTENTION, "self_attn.v_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv)
-
-static void scale_residual(struct model *m, struct mat y)
-{
-    float scale = m->config.residual_scale;
-
-    if (scale > 0 && scale != 1) {
-        m->backend->ops->scale(m->backend, y, scale);
-    }
-}
 
 static void attend(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
@@ -73,10 +64,8 @@ static void hybrid_forward(struct model *m, const struct batch *b)
         } else {
             attend(m, l, y, h);
         }
-        scale_residual(m, y);
         ops->add_norm(m->backend, h, x, y, &l->mlp_norm, t->partial);
         transformer_mlp(m, l, y, h);
-        scale_residual(m, y);
         transformer_end_layer(m, i, h, x, y, t->partial);
     }
 }

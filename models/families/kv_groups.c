@@ -155,6 +155,9 @@ void model_kv_layouts(struct kv_layout *ret, const struct model_config *c,
     for (int32_t k = 0; k < groups.n; k++) {
         if (groups.window[k] == MODEL_KV_STATES) {
             kv_layout_init_states(&ret[k], block_size, groups.n_layers, recurrence_floats(&r));
+        } else if (c->latent.rank > 0) {
+            kv_layout_init_latent(&ret[k], block_size, groups.n_layers,
+                                  c->latent.rank + c->latent.rot_dim, kv);
         } else {
             kv_layout_init(&ret[k], block_size, groups.n_layers,
                            model_n_kv_heads(c, MAX(o->n_ranks, 1)), c->head_dim, kv);
