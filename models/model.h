@@ -217,7 +217,7 @@ struct architecture {
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
     float swiglu_limit;   /* default of expert_config.swiglu_limit */
     bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
-    bool norm_from_one;        /* norm weights are 1 + w */
+    bool norm_from_one;   /* norm weights are 1 + w */
     bool gated_attention;
     bool delta, ssd;              /* its recurrent layers are of this kind */
     bool granite;                 /* an MLP called shared; rotates only where told to */

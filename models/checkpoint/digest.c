@@ -65,8 +65,8 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.conv_bias,
                              c->gated_attention};
     const double real[] = {
-        c->norm_eps,       c->norm_offset,          c->embed_scale,     c->rope.theta,
-        c->rope.factor,    c->window_theta,         c->query_scalar,    c->logit_scale,
+        c->norm_eps,       c->norm_offset,          c->embed_scale,      c->rope.theta,
+        c->rope.factor,    c->window_theta,         c->query_scalar,     c->logit_scale,
         c->experts.factor, c->experts.swiglu_limit, c->recurrent.dt_min, c->recurrent.dt_max};
     uint64_t h = text(0, c->architecture);
 

@@ -162,8 +162,8 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
 
 /* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
  * group of `group` values, 0: all of them. */
-static int check_cut(const struct model *m, const struct tensor *t, struct axis_range r, int64_t size,
-                     int32_t group, struct err *e)
+static int check_cut(const struct model *m, const struct tensor *t, struct axis_range r,
+                     int64_t size, int32_t group, struct err *e)
 {
     if (group == 0 || (r.first % group == 0 && (r.n % group == 0 || r.first + r.n == size))) {
         return 0;
@@ -422,9 +422,8 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     while (s[n_rows].name && s[n_rows].target == s->target) {
         n_rows++;
     }
-    int32_t n_pieces = is_by_head(s->rows)
-                           ? LIMIT_HEADS
-                           : MAX(TENSOR_PIECES, recurrent_most_ranges(&m->config));
+    int32_t n_pieces =
+        is_by_head(s->rows) ? LIMIT_HEADS : MAX(TENSOR_PIECES, recurrent_most_ranges(&m->config));
     int rc = assembly_reserve(&a, n_rows * n_each * n_pieces, e);
     for (int32_t i = 0; i < n_each && rc == 0; i++) {
         rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, i}, e);

@@ -282,8 +282,8 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
             continue;
         }
         p->used[t - checkpoint_at(ck, 0)] = true;
-        bool right = s->rows == DIM_CONV ? right_conv_shape(t, &row->want)
-                                         : right_shape(t, &row->want);
+        bool right =
+            s->rows == DIM_CONV ? right_conv_shape(t, &row->want) : right_shape(t, &row->want);
         if (!right && row->n_misshapen++ == 0) {
             row->misshapen = t;
         }
