@@ -100,6 +100,7 @@ def test_a_long_conversation_is_hardly_read_again(folder):
 @pytest.mark.parametrize("flags, words", [
     (("--state-snapshot-tokens", "18"), "state_snapshot_tokens is 18"),
     (("--kv-policy", "orca-max"), "kv_policy must be paged"),
+    (("--speculate", "suffix"), "speculate must be off"),
     (("--kv-blocks", "3"), "do not hold one token"),
     (("--tensor-parallel-size", "4"), "tensor_parallel_size"),
 ])
