@@ -468,6 +468,7 @@ static void cuda_free(struct backend *b)
         cudaStreamDestroy(c->stream);
     }
     free(c->owned);
+    free(c->weight);
     free(c->scratch);
     free(c);
 }

@@ -5,8 +5,8 @@
  * each launch: prompts come in every length, and choosing takes the host longer than
  * the rest of a step. cuBLASLt's first proposal is taken, except for decode steps that
  * are about to be captured: those run thousands of times, so in the eager step before
- * the capture several proposals are timed, with weights out of the cache, and the
- * fastest is kept, on disk too (heuristics_products.h).
+ * the capture several proposals are timed as the graph will run them (linear_time.c),
+ * and the fastest is kept, on disk too (heuristics_products.h).
  */
 #include "kernels/cuda/gemm/linear.h"
 
@@ -16,7 +16,7 @@
 
 #include "kernels/cuda/heuristics.h"
 
-enum { MAX_PROPOSALS = 4, TIME_MAX_ROWS = 256 };
+enum { MAX_PROPOSALS = 8, TIME_MAX_ROWS = 256 };
 
 static void fail(struct cuda_backend *c, cublasStatus_t s, const struct product_key *k)
 {
@@ -33,7 +33,7 @@ static void open_store(struct cuda_backend *c)
     int driver = 0;
 
     cudaDriverGetVersion(&driver);
-    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d", c->base.device,
+    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d, timed in graphs", c->base.device,
              driver, cublasLtGetVersion(), WORKSPACE_BYTES);
     product_store_open(&c->products, NULL, what);
     if (c->products.damaged) {
