@@ -358,14 +358,20 @@ static void check(const struct scene *s, const char *what, const float *got, con
 static void products(const struct scene *s, double *ret, const float *x, const float *w,
                      const float *bias, int32_t n, int32_t k)
 {
+    double *row = rig_alloc((size_t)k * sizeof(*row));
+
     for (int32_t i = 0; i < s->rows * n; i++) {
-        const float *row = x + (int64_t)(i / n) * k, *weight = w + (int64_t)(i % n) * k;
-        double sum = bias ? bias[i % n] : 0;
-        for (int32_t j = 0; j < k; j++) {
-            sum += (double)round_to(operand_of(s->r, s->t), row[j]) * weight[j];
+        const float *weight = w + (int64_t)(i % n) * k;
+        for (int32_t j = 0; i % n == 0 && j < k; j++) {
+            row[j] = (double)round_to(operand_of(s->r, s->t), x[(int64_t)(i / n) * k + j]);
         }
-        ret[i] = sum;
+        double sum[4] = {bias ? bias[i % n] : 0}; /* k is a multiple of 8 */
+        for (int32_t j = 0; j < k; j++) {
+            sum[j % 4] += row[j] * weight[j];
+        }
+        ret[i] = sum[0] + sum[1] + sum[2] + sum[3];
     }
+    free(row);
 }
 
 /* got [rows, n] against act(x w^T + bias) + residual. */
