@@ -2,6 +2,7 @@
  * launches. */
 #include "kernels/cuda/cuda.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -539,6 +540,16 @@ static int no_gpu(struct err *e, cudaError_t rc)
                    rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
 }
 
+/* What kernels allow and the device has is asked once a process (cuda_shared_limit and
+ * others), so all its backends must use one device. The first one chooses. */
+static bool claim_device(int32_t device)
+{
+    static _Atomic int32_t claimed = -1;
+    int32_t none = -1;
+
+    return atomic_compare_exchange_strong(&claimed, &none, device) || none == device;
+}
+
 /* Opens the configured device and describes it. */
 static int open_device(struct cuda_backend *c, struct err *e)
 {
@@ -556,6 +567,11 @@ static int open_device(struct cuda_backend *c, struct err *e)
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
     }
     struct cudaDeviceProp p;
+    if (!claim_device(c->config.device)) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "GPU %d: this process uses another one already; a process has one GPU",
+                       c->config.device);
+    }
     rc = cudaSetDevice(c->config.device);
     rc = rc == cudaSuccess ? cudaGetDeviceProperties(&p, c->config.device) : rc;
     if (rc != cudaSuccess) {
@@ -574,6 +590,7 @@ static int open_device(struct cuda_backend *c, struct err *e)
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;
+    c->memory_gbs = cuda_memory_gbs();
     snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name,
              p.totalGlobalMem >> 30);
     rc = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);

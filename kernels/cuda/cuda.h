@@ -66,6 +66,7 @@ struct cuda_backend {
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
     cudaStream_t stream;          /* the compute stream */
     int32_t n_sms, capability;    /* multiprocessors; compute capability times 10 (90: 9.0) */
+    int32_t memory_gbs;           /* cuda_memory_gbs() */
     struct err failed;            /* first failure; sticky, reported by step_end and step_wait */
     bool aborted; /* another rank or stage failed: kernels may wait for it for ever */
 

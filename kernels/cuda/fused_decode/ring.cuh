@@ -44,6 +44,7 @@ __device__ __forceinline__ void op_arrive(int barrier)
  * done. */
 __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 {
+    random_delay();
     if ((threadIdx.x & 31) == 0) {
         asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
     }
@@ -62,6 +63,7 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_ind
             asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
         } while (n < (int)gridDim.x);
     }
+    random_delay();
     __syncwarp();
     op_arrive(BARRIER_OP_OPEN);
 }
@@ -221,6 +223,7 @@ __device__ __forceinline__ void load_stage(ring &r, const tile_iterator<T> &w, u
              bytes = min(FUSED_STAGE_K, w.cols - w.at) * sizeof(T);
     const T *from = w.row + w.at;
 
+    random_delay();
     barrier_expect(bar, LOAD_ROWS * bytes);
 #pragma unroll
     for (int i = 0; i < LOAD_ROWS; i++) {

@@ -72,6 +72,8 @@ __device__ __forceinline__ void sync_multipliers(void)
 /* Both halves of a cluster's barrier order shared memory among its blocks. */
 __device__ __forceinline__ void cluster_arrive(void)
 {
+    random_delay();
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 

@@ -299,7 +299,7 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
     int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
-    int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
+    int64_t worth = shared_worth_bytes(b->n_decode, c->memory_gbs) / MAX(chunk_bytes, 1) + 1;
     h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
                               (int32_t *)(p->base + h->off_skip));
     h->shared_split_kv = cuda_split_kv(c, start, h->n_shared);
