@@ -6,9 +6,19 @@
 
 enum {
     TIME_REPEATS = 3,  /* launches of the graph; the first does not count */
-    TIME_RUNS = 16,    /* products in the graph */
+    TIME_RUNS = 16,    /* products in the graph, fewer of those that take long */
     TIME_WEIGHTS = 16, /* different weights that they take in turn, if there are so many */
+    TIME_US = 400,     /* about what the graph takes on a fast device */
 };
+
+/* Products in the graph. */
+static int32_t runs_of(const struct product_key *k)
+{
+    double weights_us = 2.0 * k->n * k->k / 4e6, product_us = 2.0 * k->m * k->n * k->k / 6e8;
+    double us = MAX(weights_us, product_us);
+
+    return us * TIME_RUNS <= TIME_US ? TIME_RUNS : us * 2 >= TIME_US ? 2 : (int32_t)(TIME_US / us);
+}
 
 /* Weights of one shape. */
 struct alike {
@@ -32,11 +42,11 @@ static struct alike weights_like(const struct cuda_backend *c, const struct prod
     return ret;
 }
 
-/* A graph of TIME_RUNS products. NULL: the algorithm does not run, or there is no room
+/* A graph of n products. NULL: the algorithm does not run, or there is no room
  * for a graph. */
 static cudaGraphExec_t record_runs(struct cuda_backend *c, struct matmul_plan *p,
                                    const cublasLtMatmulAlgo_t *algo, const struct product *d,
-                                   const struct alike *w)
+                                   const struct alike *w, int32_t n)
 {
     struct product one = *d;
     cudaGraph_t graph = NULL;
@@ -48,7 +58,7 @@ static cudaGraphExec_t record_runs(struct cuda_backend *c, struct matmul_plan *p
         return NULL;
     }
     bool ok = true;
-    for (int32_t i = 0; i < TIME_RUNS && ok; i++) {
+    for (int32_t i = 0; i < n && ok; i++) {
         one.args.w = w->data[i % w->n];
         ok = product_run(c, p, algo, &one) == CUBLAS_STATUS_SUCCESS;
     }
@@ -66,7 +76,8 @@ static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
                        const cublasLtMatmulAlgo_t *algo, const struct product *d,
                        const struct alike *w, const cudaEvent_t event[2], float best_us)
 {
-    cudaGraphExec_t exec = record_runs(c, p, algo, d, w);
+    int32_t n = runs_of(&d->key);
+    cudaGraphExec_t exec = record_runs(c, p, algo, d, w, n);
     float least = 1e30f, ms = 0;
 
     for (int i = 0; exec && i < TIME_REPEATS && (i < 2 || least < best_us * 1.1f); i++) {
@@ -79,7 +90,7 @@ static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
             least = 1e30f;
             break;
         }
-        least = i > 0 ? MIN(least, ms * 1000.0f / TIME_RUNS) : least;
+        least = i > 0 ? MIN(least, ms * 1000.0f / (float)n) : least;
     }
     if (exec) {
         cudaGraphExecDestroy(exec);
