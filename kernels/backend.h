@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 12
+#define BACKEND_ABI 13
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -299,6 +299,9 @@ struct backend_ops {
                  struct err *e);
     /* Everything of the step is enqueued (async) or done. */
     int (*step_end)(struct backend *b, struct err *e);
+    /* Microseconds that the caller has waited so far inside steps because the device
+     * took nothing: its queue was full, or it loaded a kernel. (optional) */
+    int64_t (*launch_waits_us)(struct backend *b);
     /* Results of the oldest step not yet waited for. The arrays of `ret` hold until the
      * step after next begins. */
     int (*step_wait)(struct backend *b, struct results *ret, struct err *e);

@@ -497,6 +497,7 @@ static const struct backend_ops ops = {
     .masks = cuda_masks,
     .replay = cuda_replay,
     .step_end = cuda_step_end,
+    .launch_waits_us = cuda_launch_waits_us,
     .step_wait = cuda_step_wait,
     .embed = cuda_embed,
     .embed_position = cuda_embed_position,

@@ -117,6 +117,8 @@ struct cuda_backend {
      * enqueued */
     bool late_mask, late_waited;
     int32_t padded; /* rows of the step's graph; n_tokens without one */
+    /* when the latest operation was handed to the device (clock_us); launch_waits_us */
+    int64_t handed_us, launch_waits_us;
 
     /* graphs */
     struct cuda_graph *graph;     /* [n_graphs] */
@@ -221,6 +223,7 @@ void cuda_steps_release(struct cuda_backend *c);
 int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
+int64_t cuda_launch_waits_us(struct backend *b);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* Makes work space for sampling from `logits`; it exists from the start where the
  * configuration tells its size. False: c->failed is set. */

@@ -515,9 +515,26 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     s->step = b.step;
     s->n_samples = b.n_samples;
     c->in_step = true;
+    c->handed_us = clock_us();
     c->started = false;
     c->recording = NULL;
     return 0;
+}
+
+/* Called between operations. Handing one to the device takes the host a fraction of
+ * LAUNCH_WAIT_US; a longer time was spent waiting in the driver. */
+static void note_wait(struct cuda_backend *c)
+{
+    enum { LAUNCH_WAIT_US = 500 };
+    int64_t now_us = clock_us(), us = now_us - c->handed_us;
+
+    c->launch_waits_us += us > LAUNCH_WAIT_US ? us : 0;
+    c->handed_us = now_us;
+}
+
+int64_t cuda_launch_waits_us(struct backend *b)
+{
+    return cuda_of(b)->launch_waits_us;
 }
 
 void cuda_start_step(struct cuda_backend *c)
@@ -530,6 +547,7 @@ void cuda_start_step(struct cuda_backend *c)
 
 void cuda_start(struct cuda_backend *c)
 {
+    note_wait(c);
     cuda_start_step(c);
     cuda_fused_flush(c);
 }
@@ -597,7 +615,9 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     }
     if (g->exec) {
         c->started = true;
-        return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+        bool ok = cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+        note_wait(c);
+        return ok;
     }
     c->recording = g;
     if (g->n_seen++ > 0 && memory_for_graph(g)) {
