@@ -15,10 +15,7 @@ static bool fits(const struct small_tile *t, const struct fused_op *p, int32_t *
 
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks)
 {
-    struct small_tile best = {.kind = p->gated   ? SMALL_GATED
-                                      : p->sum   ? SMALL_SUM
-                                      : p->roped ? SMALL_ROPED
-                                                 : SMALL_PLAIN};
+    struct small_tile best = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
     /* The widest grid of one wave: more of the device reads at once. With fewer blocks
      * memory is not read fast enough. */
     int32_t most = n_blocks * 7 / 8, blocks;
@@ -44,7 +41,7 @@ bool small_norm_apart(const struct fused_args *a, int32_t i)
 
 bool small_plan(const struct fused_args *a, int32_t n_blocks)
 {
-    if (a->rows > SMALL_ROWS || a->type != DTYPE_BF16) {
+    if (a->rows > SMALL_ROWS || a->type != DTYPE_BF16 || a->rope.kv.base) {
         return false;
     }
     for (int32_t i = 0; i < a->n_ops; i++) {
@@ -53,8 +50,7 @@ bool small_plan(const struct fused_args *a, int32_t n_blocks)
             continue;
         }
         struct small_tile t = small_tile_of(p, n_blocks);
-        bool bare = t.kind == SMALL_PLAIN || ((!p->bias || t.kind == SMALL_ROPED) &&
-                                              p->act == ACT_NONE);
+        bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
         if (t.width == 0 || !bare || stored || p->partial || p->residual) {
             return false;

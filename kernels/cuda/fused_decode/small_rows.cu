@@ -44,8 +44,6 @@ struct small_args {
     const bf16 *weight; /* [n] */
     float weight_offset;
     unsigned long long *squares_out; /* [rows], added to */
-    struct fused_rope rope;          /* SMALL_ROPED */
-    int32_t box_groups;              /* groups of a tensor copy, which lie in one head */
 };
 
 template <int WIDTH> struct small_layout {
@@ -110,18 +108,6 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map,
                  : "memory");
 }
 
-/* `groups` groups of rows that rotate together, from group `first` of all heads on. */
-__device__ __forceinline__ void tensor_copy_groups(uint32_t to, const CUtensorMap *map, int column,
-                                                   int first, int groups_of_head, uint32_t bar,
-                                                   uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %3, %4, %5}], [%6], %7;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(0), "r"(first % groups_of_head),
-                 "r"(first / groups_of_head), "r"(bar), "l"(policy)
-                 : "memory");
-}
-
 __device__ __forceinline__ uint64_t read_once(void)
 {
     uint64_t policy;
@@ -157,28 +143,18 @@ __device__ __forceinline__ float high(uint32_t v)
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
  * launch ahead, which may still write the activations. */
-template <int WIDTH, int KIND>
+template <int WIDTH, bool GATED>
 __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensorMap *x,
                                             const small_args &a, uint32_t base, uint32_t full,
                                             uint32_t empty, int tile, int first_step)
 {
     using L = small_layout<WIDTH>;
-    constexpr bool GATED = KIND == SMALL_GATED;
     constexpr int ROWS = GATED ? WIDTH / 2 : WIDTH;
     uint64_t once = read_once(), again = read_again();
     uint32_t bytes = L::WEIGHT_BYTES + a.source_rows * SMALL_DEPTH * 2;
     auto load_weights = [&](int i) {
         uint32_t to = base + i % L::STAGES * L::STAGE_BYTES, bar = full + i % L::STAGES * 8;
         barrier_expect(bar, bytes);
-        if (KIND == SMALL_ROPED) {
-            constexpr int GROUPS = WIDTH / SMALL_ROPE_GROUP;
-            for (int g = 0; g < GROUPS; g += a.box_groups) {
-                tensor_copy_groups(to + g * SMALL_ROPE_GROUP * SMALL_DEPTH * 2, w,
-                                   (first_step + i) * SMALL_DEPTH, tile * GROUPS + g,
-                                   a.rope.kv.head_dim / SMALL_ROPE_GROUP, bar, once);
-            }
-            return;
-        }
         tensor_copy(to, w, (first_step + i) * SMALL_DEPTH, tile * ROWS, bar, once);
         if (GATED) {
             tensor_copy(to + L::WEIGHT_BYTES / 2, w, (first_step + i) * SMALL_DEPTH,
@@ -310,110 +286,6 @@ __device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const s
     }
 }
 
-/* What a lane needs to rotate its columns of two activation rows; loaded ahead of the
- * products. */
-template <int WIDTH> struct rotation {
-    static constexpr int GROUPS = WIDTH / SMALL_ROPE_GROUP;
-    float2 cosine[2][GROUPS], sine[2][GROUPS];
-    int slot[2]; /* negative: not cached */
-};
-
-/* The place of a lane's lower two columns in a group: their head, counted over q, k and
- * v, and their dim. */
-struct rope_place {
-    int head, dim;
-    __device__ __forceinline__ rope_place(const fused_rope &r, int group, int c)
-    {
-        int of_head = r.kv.head_dim / SMALL_ROPE_GROUP;
-        head = group / of_head;
-        dim = group % of_head * (SMALL_ROPE_GROUP / 2) + c;
-    }
-};
-
-template <int WIDTH>
-__device__ __forceinline__ void load_rotation(rotation<WIDTH> &t, const small_args &a, int tile)
-{
-    const fused_rope &r = a.rope;
-    int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
-
-#pragma unroll
-    for (int h = 0; h < 2; h++, row += 8) {
-        bool mine = row < a.rows;
-        t.slot[h] = mine ? __ldcg(r.slot + row) : -1;
-        const float *at =
-            mine && r.cos_sin ? r.cos_sin + __ldcg(r.position + row) * r.cos_sin_stride : NULL;
-#pragma unroll
-        for (int g = 0; g < rotation<WIDTH>::GROUPS; g++) {
-            rope_place p(r, tile * rotation<WIDTH>::GROUPS + g, c);
-            bool rotates = at && p.head < r.n_heads + r.kv.n_kv_heads;
-            t.cosine[h][g] = rotates ? __ldg((const float2 *)(at + p.dim)) : make_float2(1, 1);
-            t.sine[h][g] = rotates ? __ldg((const float2 *)(at + r.kv.head_dim / 2 + p.dim))
-                                   : make_float2(0, 0);
-        }
-    }
-}
-
-/* Writes two dims of k or v, and the two half a head apart, to the cache. */
-__device__ __forceinline__ void store_cached(const fused_rope &r, const rope_place &p, int slot,
-                                             uint32_t lower, uint32_t upper)
-{
-    int head = p.head - r.n_heads;
-    bool is_v = head >= r.kv.n_kv_heads;
-    bf16 *at = (bf16 *)r.kv.base + slot / r.kv.block_size * r.kv.block_stride +
-               r.layer * r.kv.layer_stride + (is_v ? r.kv.kv_stride : 0) +
-               (is_v ? head - r.kv.n_kv_heads : head) * r.kv.head_stride;
-    int t = slot % r.kv.block_size;
-
-    *(uint32_t *)(at + kv_offset(r.kv, t, p.dim)) = lower;
-    *(uint32_t *)(at + kv_offset(r.kv, t, p.dim + r.kv.head_dim / 2)) = upper;
-}
-
-/* out = the rotated factor * sums + bias; k and v also to the cache. The product is
- * rounded before it is rotated, as two operations round. */
-template <int WIDTH>
-__device__ __forceinline__ void store_roped(const float (&d)[WIDTH / 2], const rotation<WIDTH> &t,
-                                            const small_args &a, int tile)
-{
-    const fused_rope &r = a.rope;
-    int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
-    int half = r.kv.head_dim / 2;
-
-#pragma unroll
-    for (int h = 0; h < 2; h++, row += 8) {
-        if (row >= a.rows) {
-            return;
-        }
-        float f = norm_factor(a, row);
-#pragma unroll
-        for (int g = 0; g < rotation<WIDTH>::GROUPS; g++) {
-            rope_place p(r, tile * rotation<WIDTH>::GROUPS + g, c);
-            int column = p.head * r.kv.head_dim + p.dim;
-            const float *x = &d[g * 8 + h * 2], *y = x + 4;
-            uint32_t b[2] = {0, 0};
-            if (a.bias) {
-                b[0] = *(const uint32_t *)(a.bias + column);
-                b[1] = *(const uint32_t *)(a.bias + column + half);
-            }
-            uint32_t lower = pair(x[0] * f + low(b[0]), x[1] * f + high(b[0])),
-                     upper = pair(y[0] * f + low(b[1]), y[1] * f + high(b[1]));
-            if (p.head < r.n_heads + r.kv.n_kv_heads) {
-                float2 cosine = t.cosine[h][g], sine = t.sine[h][g];
-                uint32_t turned = pair(low(lower) * cosine.x - low(upper) * sine.x,
-                                       high(lower) * cosine.y - high(upper) * sine.y);
-                upper = pair(low(upper) * cosine.x + low(lower) * sine.x,
-                             high(upper) * cosine.y + high(lower) * sine.y);
-                lower = turned;
-            }
-            bf16 *out = a.out + row * a.out_stride + column;
-            *(uint32_t *)out = lower;
-            *(uint32_t *)(out + half) = upper;
-            if (p.head >= r.n_heads && t.slot[h] >= 0) {
-                store_cached(r, p, t.slot[h], lower, upper);
-            }
-        }
-    }
-}
-
 /* Four columns of the residual stream: += v; also times the next norm's weight. Returns
  * the sum of their squares as stored. */
 __device__ __forceinline__ float add_to_stream(const small_args &a, int row, int column,
@@ -537,7 +409,8 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     pdl_release();
     if (threadIdx.x >= MULTIPLIERS) {
         if (threadIdx.x == MULTIPLIERS) {
-            load_stages<WIDTH, KIND>(&w, &x, a, base, full, empty, tile, part * a.depth_steps);
+            load_stages<WIDTH, KIND == SMALL_GATED>(&w, &x, a, base, full, empty, tile,
+                                                    part * a.depth_steps);
         }
         __syncwarp();
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
@@ -552,13 +425,6 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     pdl_wait();
     if (KIND != SMALL_SUM && a.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
         a.cleared[threadIdx.x] = 0;
-    }
-    if (KIND == SMALL_ROPED) {
-        rotation<WIDTH> turn;
-        load_rotation<WIDTH>(turn, a, tile);
-        multiply<WIDTH>(d, base, full, empty, a.depth_steps);
-        store_roped<WIDTH>(d, turn, a, tile);
-        return;
     }
     multiply<WIDTH>(d, base, full, empty, a.depth_steps);
     if (SPLIT > 1) {
@@ -621,36 +487,6 @@ bool make_map(CUtensorMap *ret, const void *data, int64_t rows, int64_t columns,
                          step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-/* A map of the weight rows of q, k and v heads by groups of rows that rotate together,
- * `groups` of them a box. */
-bool make_groups_map(CUtensorMap *ret, const struct fused_op *p, int32_t head_dim, int groups)
-{
-    enum { EACH = SMALL_ROPE_GROUP / 2 };
-    cuuint64_t row = (cuuint64_t)p->w_stride * 2;
-    cuuint64_t size[5] = {(cuuint64_t)p->k, EACH, 2, (cuuint64_t)(head_dim / SMALL_ROPE_GROUP),
-                          (cuuint64_t)(p->n / head_dim)};
-    cuuint64_t pitch[4] = {row, row * (head_dim / 2), row * EACH, row * head_dim};
-    cuuint32_t box[5] = {SMALL_DEPTH, EACH, 2, (cuuint32_t)groups, 1}, step[5] = {1, 1, 1, 1, 1};
-
-    return map_encoder()(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, (void *)p->w, size, pitch, box,
-                         step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-/* Groups of a tile of `width` rows that one copy takes: they never cross heads. */
-int32_t groups_together(int32_t width, int32_t head_dim)
-{
-    int32_t a = width / SMALL_ROPE_GROUP, b = head_dim / SMALL_ROPE_GROUP;
-
-    while (b != 0) {
-        int32_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
 }
 
 template <int WIDTH, int SPLIT, int KIND>
@@ -748,15 +584,9 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
     if (t.kind == SMALL_SUM) {
         ok = norm_behind(&k, a, i, squares, stream);
     }
-    if (t.kind == SMALL_ROPED) {
-        k.rope = a->rope;
-        k.box_groups = groups_together(t.width, k.rope.kv.head_dim);
-        ok = make_groups_map(&w, p, k.rope.kv.head_dim, k.box_groups);
-    } else {
-        ok = ok && make_map(&w, p->w, p->n, p->k, p->w_stride,
-                            t.kind == SMALL_GATED ? t.width / 2 : t.width);
-    }
     return ok &&
+           make_map(&w, p->w, p->n, p->k, p->w_stride,
+                    t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
            make_map(&x, p->h ? p->h : p->x, a->rows, p->k, p->h ? p->h_stride : p->x_stride,
                     k.source_rows) &&
            launch_product(t, w, x, k, stream);

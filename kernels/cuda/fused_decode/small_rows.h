@@ -10,9 +10,6 @@
  * times the norm's weight, and adds the row's squares to one whole-number sum; the
  * product behind the norm reads the former as its source and multiplies its results by
  * the factor of the latter.
- *
- * The product of q, k and v rotates them and writes k and v to the cache, where its
- * tiles make one wave.
  */
 #ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_ROWS_H
@@ -26,20 +23,17 @@ extern "C" {
 enum {
     SMALL_ROWS = 64,  /* activation rows at most */
     SMALL_DEPTH = 64, /* columns of a stage: 128 bytes, the widest swizzle */
-    SMALL_ROPE_GROUP = 16,
 };
 
 enum small_kind {
     SMALL_PLAIN, /* out = act(x w^T + bias) */
     SMALL_GATED, /* gated = act(first half) * second half */
     SMALL_SUM,   /* sum += x w^T, and what the next norm needs */
-    SMALL_ROPED, /* q, k and v: rotated, and k and v cached, as fused_args.rope says */
 };
 
 /* How a product is cut into blocks: `width` weight rows a tile, the depth in `split`
  * parts whose sums a cluster of so many blocks adds. width 0: the product is for
- * cuBLASLt. Rows of a SMALL_ROPED tile are in groups of SMALL_ROPE_GROUP: half of them
- * of a head's lower half, half the rows that rotate with them. */
+ * cuBLASLt. */
 struct small_tile {
     enum small_kind kind;
     int32_t width, split;
@@ -80,13 +74,7 @@ struct small_tile {
     TILE(80, 2, SMALL_SUM)    \
     TILE(96, 2, SMALL_SUM)    \
     TILE(112, 2, SMALL_SUM)   \
-    TILE(128, 2, SMALL_SUM)   \
-    TILE(32, 1, SMALL_ROPED)  \
-    TILE(48, 1, SMALL_ROPED)  \
-    TILE(64, 1, SMALL_ROPED)  \
-    TILE(80, 1, SMALL_ROPED)  \
-    TILE(96, 1, SMALL_ROPED)  \
-    TILE(128, 1, SMALL_ROPED)
+    TILE(128, 2, SMALL_SUM)
 
 /* The tile for op `p` on a device of n_blocks multiprocessors. Pure. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);

@@ -19,8 +19,7 @@ static struct fused_op product(int32_t n, int32_t k, enum small_kind kind)
 
     p.gated = kind == SMALL_GATED ? memory + 2 : NULL;
     p.sum = kind == SMALL_SUM ? memory + 3 : NULL;
-    p.out = kind == SMALL_PLAIN || kind == SMALL_ROPED ? memory + 4 : NULL;
-    p.roped = kind == SMALL_ROPED;
+    p.out = kind == SMALL_PLAIN ? memory + 4 : NULL;
     return p;
 }
 
@@ -46,8 +45,6 @@ static void products_are_one_wave_of_tiles(void **state)
     a_tile_is(5120, 5120, SMALL_SUM, 80, 2);
     a_tile_is(2048, 8192, SMALL_SUM, 32, 2); /* Llama 1B */
     a_tile_is(16384, 2048, SMALL_GATED, 128, 1);
-    a_tile_is(6144, 4096, SMALL_ROPED, 48, 1);
-    a_tile_is(12288, 4096, SMALL_ROPED, 96, 1); /* Llama-2 7B */
 }
 
 static void what_is_no_wave_is_left_to_cublas(void **state)
@@ -57,7 +54,6 @@ static void what_is_no_wave_is_left_to_cublas(void **state)
     a_tile_is(128256, 4096, SMALL_PLAIN, 0, 0);
     a_tile_is(576, 576, SMALL_SUM, 0, 0);   /* too few */
     a_tile_is(4096, 4160, SMALL_SUM, 0, 0); /* an odd number of stages cannot be split */
-    a_tile_is(3072, 2048, SMALL_ROPED, 0, 0); /* Llama 1B: no group of rows is cut */
 }
 
 static struct fused_args layer(void)
@@ -108,22 +104,6 @@ static void a_norm_is_taken_apart_where_nothing_else_reads_it(void **state)
     assert_false(small_norm_apart(&a, 1));
 }
 
-static void rotation_goes_with_the_product_or_by_itself(void **state)
-{
-    struct fused_args a = layer();
-
-    (void)state;
-    a.rope.kv.base = memory;
-    a.op[3].roped = 1;
-    assert_true(small_plan(&a, H200));
-    a.op[3].bias = memory;
-    assert_true(small_plan(&a, H200));
-    a.op[3].n = 3072; /* no wave of tiles that hold whole groups, though one of others */
-    assert_false(small_plan(&a, H200));
-    a.op[3].roped = 0;
-    assert_true(small_plan(&a, H200));
-}
-
 static void what_does_not_suit_is_refused(void **state)
 {
     struct fused_args a = layer();
@@ -138,6 +118,9 @@ static void what_does_not_suit_is_refused(void **state)
     a.op[0].partial = 1; /* other ranks have a summand */
     assert_false(small_plan(&a, H200));
     a = layer();
+    a.rope.kv.base = memory;
+    assert_false(small_plan(&a, H200));
+    a = layer();
     a.op[0].bias = memory; /* of a sum */
     assert_false(small_plan(&a, H200));
 }
@@ -149,7 +132,6 @@ int main(void)
         cmocka_unit_test(what_is_no_wave_is_left_to_cublas),
         cmocka_unit_test(a_layer_goes_by_four_launches),
         cmocka_unit_test(a_norm_is_taken_apart_where_nothing_else_reads_it),
-        cmocka_unit_test(rotation_goes_with_the_product_or_by_itself),
         cmocka_unit_test(what_does_not_suit_is_refused),
     };
 
