@@ -10,6 +10,7 @@
  *                  linear_stream.c for a single tile of x, linear_panels.c for many;
  *                  linear_blocks.c for weights in blocks, which the first two multiply
  *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
+ *     latent/      the cache of latents and attention over it
  *     ranks.c      collectives of tensor parallelism
  *     stages.c     activations between pipeline stages
  *     sample.c     sampling, the specification of all backends; select.c its selection
@@ -20,7 +21,7 @@
  *                  attention_*.c by instruction set; isa.c chooses
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
- */
+ * / */
 #ifndef QUIRE_KERNELS_CPU_CPU_H
 #define QUIRE_KERNELS_CPU_CPU_H
 
@@ -43,6 +44,9 @@ struct cpu_part {
     const char *data;    /* in the mapped file, or a copy of the backend's */
     int32_t first, rows; /* of the rows of its struct cpu_weight */
     int32_t head_rows;   /* as in weight_piece */
+    /* as in weight_piece, where the rows begin; read in place or in the backend's
+     * copy */
+    struct weight_scales scales;
 };
 
 /* mat.priv of every weight. One whose pieces have several formats is a list, a run of
@@ -79,6 +83,18 @@ static inline const char *cpu_row(const struct mat *w, int32_t r)
         at += in_head < half ? in_head : in_head - p->head_rows + 1;
     }
     return p->data + at * cpu_row_bytes(w);
+}
+
+/* The scales of row r of a weight, or of a run of one, of codes whose scales are
+ * apart. */
+static inline struct row_scales cpu_row_scales(const struct mat *w, int32_t r)
+{
+    const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
+
+    while (r >= p->first + p->rows) {
+        p++;
+    }
+    return (struct row_scales){.of = &p->scales, .row = r - p->first};
 }
 
 /* Results of one step, as struct results of batch.h, in a ring: two steps may be in
@@ -223,7 +239,7 @@ struct cpu_results *cpu_results_now(struct cpu_backend *c);
 /* The id of token i of the step; one that could not be sampled counts as 0. */
 int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 
-/* ops.c, experts.c, linear.c, rope.c, attention.c, sample.c: operations of
+/* ops.c, experts.c, linear.c, rope.c, attention.c, latent.c, sample.c: operations of
  * backend_ops */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
 /* embed for the ids [first, first + table.rows); rows of other ids become 0. */
@@ -238,6 +254,10 @@ void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
                  const struct attention *a);
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
+void cpu_latent_kv(struct backend *b, struct mat q, struct mat kv,
+                   const struct latent_attention *a);
+void cpu_latent_attention(struct backend *b, struct mat out, struct mat q,
+                          const struct latent_attention *a, const struct latent_scratch *s);
 void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act);
 void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
@@ -246,6 +266,13 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
+
+/* attention.c: the sequence of token t, the last whose first token is <= t. */
+int32_t cpu_sequence_of(const struct batch *b, int32_t t);
+/* rope.c: rotate the first r->rot_dim dims of a head by the angles of its position.
+ * cos_sin: rot_dim / 2 cosines, then as many sines. */
+void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
+                const struct rope *r);
 
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);

@@ -4,11 +4,28 @@
 #include <string.h>
 
 #include "models/checkpoint/gguf/gguf.h"
+#include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
-const struct model_family *const model_families[] = {
-    &llama_family,  &qwen_moe_family, &mixtral_family,    &phi3_family, &glm_family,  &glm4_family,
-    &gemma2_family, &stablelm_family, &starcoder2_family, &opt_family,  &gpt2_family, NULL};
+const struct model_family *const model_families[] = {&llama_family,
+                                                     &qwen_moe_family,
+                                                     &mixtral_family,
+                                                     &olmoe_family,
+                                                     &glm_moe_family,
+                                                     &gpt_oss_family,
+                                                     &deepseek_family,
+                                                     &olmo2_family,
+                                                     &exaone4_family,
+                                                     &cohere_family,
+                                                     &phi3_family,
+                                                     &glm_family,
+                                                     &glm4_family,
+                                                     &gemma2_family,
+                                                     &stablelm_family,
+                                                     &starcoder2_family,
+                                                     &opt_family,
+                                                     &gpt2_family,
+                                                     NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
 {
@@ -37,6 +54,9 @@ static int load(struct model *m, const char *dir, struct err *e)
         rc = gguf_is_file(dir)
                  ? gguf_checkpoint_open(&m->checkpoint, dir, &m->config, m->options.dtype, e)
                  : checkpoint_open(&m->checkpoint, dir, e);
+        if (rc == 0 && !gguf_is_file(dir)) {
+            rc = checkpoint_read_quantised(m->checkpoint, dir, m->options.dtype, e);
+        }
         if (rc == 0) {
             rc = transformer_check(m->family, &m->config, m->checkpoint, e);
         }

@@ -214,8 +214,8 @@ struct weight_support cpu_supports(const struct backend *b, const struct weight_
     const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
     struct weight_support s = {.as_stored = true, .act = DTYPE_F32, .kernel = "floats"};
 
-    if (f->unpack) {
-        s.kernel = k->blocks.name;
+    if (!weight_format_is_plain(f)) {
+        s.kernel = weight_format_has_scales(f) ? k->blocks.codes_name : k->blocks.name;
     }
     return s;
 }
@@ -283,8 +283,9 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
     if (!kv_layouts_agree(l, n_groups)) {
         return err_set(e, ERR_INVALID, "cpu: blocks of different sizes cannot share a pool");
     }
-    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > LIMIT_HEAD_DIM ||
-        n_blocks < 1 || n_host_blocks < 0 || l->dtype == DTYPE_I32) {
+    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 ||
+        l->head_dim > (l->kind == KV_LATENT ? LIMIT_LATENT_DIM : LIMIT_HEAD_DIM) || n_blocks < 1 ||
+        n_host_blocks < 0 || l->dtype == DTYPE_I32) {
         return err_set(e, ERR_INVALID,
                        "cpu: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);
