@@ -82,9 +82,9 @@ struct cuda_backend {
     bool aborted; /* another rank or stage failed: kernels may wait for it for ever */
 
     /* memory */
-    void **owned;                 /* [n_owned] device allocations freed with the backend */
-    int32_t n_owned, owned_cap;   /* entries used and allocated */
-    struct mat *weight;           /* [n_weights] matrices: products are timed with several */
+    void **owned;               /* [n_owned] device allocations freed with the backend */
+    int32_t n_owned, owned_cap; /* entries used and allocated */
+    struct mat *weight;         /* [n_weights] matrices: products are timed with several */
     int32_t n_weights, weight_cap;
     struct cuda_scratch *scratch; /* [n_scratch] */
     int32_t n_scratch;

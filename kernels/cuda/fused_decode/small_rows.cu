@@ -320,7 +320,8 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert((PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    static_assert((PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES,
+                  "sums fit");
     int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
     float *sums = (float *)ring, *squares = sums + SMALL_ROWS * PITCH<WIDTH>;
 

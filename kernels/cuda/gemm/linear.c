@@ -35,8 +35,8 @@ static void open_store(struct cuda_backend *c)
     int driver = 0;
 
     cudaDriverGetVersion(&driver);
-    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d, timed in graphs", c->base.device,
-             driver, cublasLtGetVersion(), WORKSPACE_BYTES);
+    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d, timed in graphs",
+             c->base.device, driver, cublasLtGetVersion(), WORKSPACE_BYTES);
     product_store_open(&c->products, NULL, what);
     if (c->products.damaged) {
         snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and will be replaced",
