@@ -367,6 +367,10 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "qwen3-moe",
                                          "gpt-oss",
                                          "glm4-moe",
+                                         "qwen3-next",
+                                         "qwen35",
+                                         "bamba",
+                                         "granite-hybrid",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
