@@ -6,19 +6,19 @@
 
 /* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
  * the number of rows alone, so a graph can hold it. */
-static int32_t tile_rows(const struct experts *e, int32_t rows)
+static int32_t tile_rows(const struct experts *e, int32_t rows, int32_t most)
 {
     int64_t mean = div_ceil((int64_t)rows * e->top, e->n);
 
-    return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : 128;
+    return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most;
 }
 
 /* The lists of a call of `rows` rows, in the workspace. */
 static struct expert_lists lists_of(const struct experts *e, const struct expert_scratch *s,
-                                    int32_t rows)
+                                    int32_t rows, bool wgmma)
 {
     int64_t pairs = (int64_t)rows * e->top;
-    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows(e, rows)};
+    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows(e, rows, wgmma ? 128 : 64)};
     int32_t *at = s->lists.data;
 
     l.tile = (struct expert_tile *)at;
@@ -88,17 +88,14 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
                                    .type = (int32_t)x.dtype};
 }
 
-static void products(struct cuda_backend *c, const struct experts *e, struct mat x,
-                     const struct expert_scratch *s, const struct expert_lists *l)
+static void product(struct cuda_backend *c, const struct expert_product *a,
+                    const struct expert_lists *l, int32_t top, bool wgmma)
 {
-    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
-    bool tiles = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
-
-    if (!tiles || !launch_expert_tiles(&up, l, c->n_sms, c->stream)) {
-        launch_expert_product(&up, l, l->cap, e->top, c->stream);
+    if (wgmma && launch_expert_tiles(a, l, c->n_sms, c->stream)) {
+        return;
     }
-    if (!tiles || !launch_expert_tiles(&down, l, c->n_sms, c->stream)) {
-        launch_expert_product(&down, l, l->cap, e->top, c->stream);
+    if (!launch_expert_mma(a, l, 2 * c->n_sms, c->stream)) {
+        launch_expert_product(a, l, l->cap, top, c->stream);
     }
 }
 
@@ -144,7 +141,8 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     int32_t rows = cuda_rows(c, y);
     bool padded = c->capturing && x.rows == c->batch.n_tokens;
     const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
-    struct expert_lists l = lists_of(e, s, rows);
+    bool wgmma = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    struct expert_lists l = lists_of(e, s, rows, wgmma);
     struct expert_route r = routing(e, s->scores, rows, n_live);
     if (rows < 1 || !cuda_usable(c) || few(c, y, x, e, s, &r, &l)) {
         return;
@@ -156,7 +154,9 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
     cuda_start(c);
     launch_expert_route(&r, &l, c->stream);
-    products(c, e, x, s, &l);
+    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
+    product(c, &up, &l, e->top, wgmma);
+    product(c, &down, &l, e->top, wgmma);
     struct expert_combine a = {.y = y.data,
                                .y_stride = y.stride,
                                .pairs = s->pair_y.data,

@@ -109,6 +109,10 @@ struct expert_few {
 };
 bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
+/* The same by tiles with mma, at most 64 rows each. False: not for this shape; nothing
+ * was done. */
+bool launch_expert_mma(const struct expert_product *a, const struct expert_lists *l,
+                       int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);
