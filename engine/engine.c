@@ -73,6 +73,9 @@ static int open_chat(struct engine *e, const struct settings *s, struct err *err
     int rc = chat_template_open(&e->chat, e->model_path, e->tokenizer, err);
     const char *missing = rc == 0 ? chat_template_missing(e->chat) : NULL;
 
+    if (rc == 0 && s->generic_tools) {
+        rc = chat_template_add_tools(&e->chat, err);
+    }
     rc = rc ? rc : engine_chat_open(e, s->chat_format, err);
 
     if (missing) {

@@ -34,6 +34,7 @@ struct settings {
     char *model;
     char *served_model_name; /* NULL: derived from `model` */
     char *chat_format;       /* NULL: told from the chat template */
+    bool generic_tools;      /* tools also for a chat template without a place for them */
     int device;              /* enum device_kind */
     int dtype;               /* enum dtype_choice */
     int load_format;         /* enum load_format */

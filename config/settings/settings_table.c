@@ -72,6 +72,9 @@ const struct setting setting_table[] = {
     {STRING(chat_format, NULL), .metavar = "NAME", .group = "Model",
      .help = "format of the model's tool calls and reasoning; not set: told from its chat "
              "template"},
+    {BOOL(generic_tools, "false"), .group = "Model",
+     .help = "where the chat template has no place for tools, describe them in the system "
+             "message and read calls as JSON between <tool_call> marks"},
     {CHOICE(device, "auto", DEVICES), .group = "Model",
      .help = "device that runs the model; auto: a GPU if one is usable, else the CPU"},
     {CHOICE(dtype, "auto", DTYPES), .group = "Model",

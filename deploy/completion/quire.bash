@@ -11,6 +11,7 @@ help'
 _quire_settings='--model DIR
 --served-model-name NAME
 --chat-format NAME
+--[no-]generic-tools
 --device auto|cpu|cuda
 --dtype auto|bfloat16|float16|float32
 --load-format auto|safetensors|gguf|dummy

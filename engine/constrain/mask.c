@@ -280,25 +280,50 @@ static void mask_in_body(struct walk *w, int32_t config, int32_t body)
     }
 }
 
-/* Whether SLICE_CHARS plain characters may follow, whatever they are. */
-static bool takes_slice(struct automaton *a, int32_t config)
+/* Whether no plain character may follow. */
+static bool takes_no_plain(struct automaton *a, int32_t config)
 {
-    for (int i = 0; i < SLICE_CHARS && config > 0; i++) {
-        config = after_plain(a, config);
+    int32_t before = -1;
+
+    for (int b = 0x20; b < 0xf5; b = b == 0x7f ? 0xc2 : b + 1) {
+        int32_t symbol = symbol_of_byte(a, (uint8_t)b);
+        if (symbol == before || (b < 0x80 && !is_plain(b))) {
+            continue;
+        }
+        before = symbol;
+        if (automaton_next(a, config, symbol) != CONFIG_DEAD) {
+            return false;
+        }
     }
-    return config > 0;
+    return true;
+}
+
+/* How many plain characters may follow, whatever they are: SLICE_CHARS, or fewer if no
+ * other may follow those; else 0. */
+static int32_t plain_room(struct automaton *a, int32_t config)
+{
+    for (int32_t i = 0; i < SLICE_CHARS; i++) {
+        int32_t to = after_plain(a, config);
+        if (to <= 0) {
+            return i > 0 && takes_no_plain(a, config) ? i : 0;
+        }
+        config = to;
+    }
+    return SLICE_CHARS;
 }
 
 static void mask_text(struct walk *w, int32_t config)
 {
     const struct constrain_vocab *v = w->v;
-    int32_t body = find_body(w->a, config);
+    int32_t body = find_body(w->a, config), room = body > 0 ? 0 : plain_room(w->a, config);
 
     if (body > 0) {
         mask_in_body(w, config, body);
-    } else if (takes_slice(w->a, config)) {
-        memcpy(w->mask, v->plain[1], (size_t)v->words * sizeof(*w->mask));
-        walk_rest(w, &v->trie[TRIE_LONG], 0, v->trie[TRIE_LONG].n, config);
+    } else if (room > 0) { /* of a string of bounded length */
+        const struct trie *t = &v->trie[room == SLICE_CHARS ? TRIE_LONG : TRIE_NOT_PLAIN];
+        memcpy(w->mask, v->few + (size_t)(room - 1) * (size_t)v->words,
+               (size_t)v->words * sizeof(*w->mask));
+        walk_rest(w, t, 0, t->n, config);
     } else {
         memset(w->mask, 0, (size_t)v->words * sizeof(*w->mask));
         walk_rest(w, &v->trie[TRIE_ALL], 0, v->trie[TRIE_ALL].n, config);

@@ -299,6 +299,9 @@ static bool index_tokens(struct constrain_vocab *v)
         if (chars > 0 && chars <= SLICE_CHARS) {
             mask_set(v->plain[1], id);
         }
+        for (int32_t most = chars; chars > 0 && most <= SLICE_CHARS; most++) {
+            mask_set(v->few + (size_t)(most - 1) * (size_t)v->words, id);
+        }
         v->depth = MAX(v->depth, (int32_t)v->len[id]);
         s.id[s.n++] = id;
     }
@@ -332,7 +335,9 @@ int constrain_vocab_new(struct constrain_vocab **ret, const struct constrain_tok
     v->eos = calloc((size_t)v->words + 1, sizeof(*v->eos));
     v->plain[0] = calloc((size_t)v->words + 1, sizeof(*v->plain[0]));
     v->plain[1] = calloc((size_t)v->words + 1, sizeof(*v->plain[1]));
-    if (!v->same || !v->at || !v->len || !v->special || !v->eos || !v->plain[0] || !v->plain[1]) {
+    v->few = calloc((size_t)v->words * SLICE_CHARS + 1, sizeof(*v->few));
+    if (!v->same || !v->at || !v->len || !v->special || !v->eos || !v->plain[0] || !v->plain[1] ||
+        !v->few) {
         rc = err_nomem(e, "the vocabulary of constrained decoding");
         goto out;
     }
@@ -370,6 +375,7 @@ void constrain_vocab_free(struct constrain_vocab *v)
     free(v->eos);
     free(v->plain[0]);
     free(v->plain[1]);
+    free(v->few);
     free(v->rest_at);
     free(v->plain_at);
     free(v->plain_ids);

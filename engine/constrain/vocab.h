@@ -48,6 +48,7 @@ struct constrain_vocab {
     bool *special;             /* [n] whether its text is a name; owned */
     uint32_t *eos;             /* mask of the tokens that end a text, owned */
     uint32_t *plain[2];        /* masks of plain tokens: all, those of few characters; owned */
+    uint32_t *few;             /* [SLICE_CHARS][words] masks of those of 1, 2 ... at most; owned */
     /* [trie[TRIE_ALL].n + 1] nodes of TRIE_NOT_PLAIN before a node; owned */
     int32_t *rest_at;
     /* [trie[TRIE_ALL].n + 1] plain tokens before a node; owned */

@@ -430,6 +430,11 @@ const char *chat_template_text(const struct chat_template *t, size_t *ret_len)
     return t ? t->text : NULL;
 }
 
+const char *chat_template_specials(const struct chat_template *t)
+{
+    return t ? t->specials : "";
+}
+
 bool chat_template_knows_developer(const struct chat_template *t)
 {
     return t && t->developer;

@@ -26,6 +26,11 @@ int chat_template_open(struct chat_template **ret, const char *path,
 int chat_template_new(struct chat_template **ret, const char *text, size_t len,
                       const char *specials, struct err *e);
 void chat_template_free(struct chat_template *t);
+/* Replace a usable template that has no place for tools by one that writes them, calls
+ * and what tools answered as text of its messages (generic_tools.c), in the format
+ * "hermes"; any other stays. ERR_UNSUPPORTED: its messages are lists of parts; ERR_NOMEM.
+ * After an error *t is as it was. */
+int chat_template_add_tools(struct chat_template **t, struct err *e);
 
 /* Why chat is not available, as a sentence for clients; NULL if it is. `t` may be
  * NULL. */
@@ -37,6 +42,8 @@ bool chat_template_broken(const struct chat_template *t);
 bool chat_template_wants_parts(const struct chat_template *t);
 /* The template's text, [*ret_len] bytes; NULL: there is none. */
 const char *chat_template_text(const struct chat_template *t, size_t *ret_len);
+/* The special tokens that the template sees, as chat_template_new takes them. */
+const char *chat_template_specials(const struct chat_template *t);
 /* Whether the template mentions the role "developer". */
 bool chat_template_knows_developer(const struct chat_template *t);
 

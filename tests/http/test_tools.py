@@ -262,3 +262,22 @@ def test_a_format_that_is_not_known(start, tmp_path):
     model_with(tmp_path / "demo", HERMES)
     s = start("--chat-format", "morse", "--device", "cpu", "--kv-cache-memory", "64MiB", model=str(tmp_path / "demo"), wait=False)
     assert s.process.wait(60) == 1 and "morse" in s.log and "hermes" in s.log
+
+
+def test_a_template_without_tools_refuses_or_describes_them(tmp_path_factory):
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "stay", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "It stays."}]
+    body = {"messages": messages, "tools": TOOLS, "tool_choice": "required", "seed": 3}
+    for flags in ([], ["--generic-tools"]):
+        for s in serve(tmp_path_factory, "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>", *flags):
+            r = post(s, **body)
+            if not flags:
+                assert r.status_code == 400 and "no place for tools" in r.json()["error"]["message"], r.text
+                continue
+            choice = r.json()["choices"][0]
+            assert choice["finish_reason"] == "tool_calls", r.text
+            for call in choice["message"]["tool_calls"]:
+                arguments = json.loads(call["function"]["arguments"])
+                assert call["function"]["name"] in ("paint", "stay")
+                assert set(arguments) == ({"colour", "coats"} if call["function"]["name"] == "paint" else set())

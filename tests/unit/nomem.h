@@ -26,6 +26,7 @@
 static long countdown = -1; /* allocations until one fails; -1: none does */
 static long live;           /* allocations not freed, while counting */
 static long live_bytes;     /* bytes of them, as the allocator rounds them */
+static long peak_bytes;     /* the most that live_bytes was */
 static bool counting;
 
 #if REPLACED_MALLOC
@@ -44,6 +45,7 @@ static inline void *counted(void *p)
 {
     live += counting;
     live_bytes += counting ? (long)malloc_usable_size(p) : 0;
+    peak_bytes = MAX(peak_bytes, live_bytes);
     return p;
 }
 

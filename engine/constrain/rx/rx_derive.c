@@ -199,13 +199,17 @@ static bool search(struct rx *r, int32_t base)
     return false;
 }
 
-/* Within another search what was not found live stays part of that one. */
+/* Within another search what was not found live stays part of that one. What was found
+ * is noted at the node, so that expressions of many parts are not searched again. */
 bool rx_live(struct rx *r, rx_id x)
 {
     int known = x ? from_parts(r, x) : 1;
     int32_t base = r->n_seen;
 
     if (known >= 0) {
+        if (!r->budget->failed && (known || base == 0)) {
+            r->node[x].flags |= known ? RX_LIVE : RX_DEAD;
+        }
         return known;
     }
     rx_classify(r);

@@ -86,7 +86,8 @@ static void no_latents(struct backend *b, struct mat out, struct mat q,
 static struct weight_support keep_supports(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
-    return (struct weight_support){.as_stored = !f->unpack, .act = DTYPE_F32, .kernel = ""};
+    return (struct weight_support){
+        .as_stored = weight_format_is_plain(f), .act = DTYPE_F32, .kernel = ""};
 }
 
 static const struct backend_ops KEEPER_OPS = {.supports = keep_supports,

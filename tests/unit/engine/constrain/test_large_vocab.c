@@ -81,6 +81,9 @@ static void a_mask_is_what_each_token_by_itself_is_told(void **state)
         {GRAMMAR_JSON_OBJECT, ""},
         {GRAMMAR_JSON_SCHEMA, "{\"type\": \"string\"}"},
         {GRAMMAR_JSON_SCHEMA, "{\"type\": \"string\", \"maxLength\": 20}"},
+        {GRAMMAR_JSON_SCHEMA, "{\"type\": \"string\", \"minLength\": 3, \"maxLength\": 7}"},
+        {GRAMMAR_JSON_SCHEMA, "{\"type\": \"string\", \"maxLength\": 13}"},
+        {GRAMMAR_REGEX, "\"[^\"\\\\\\n]{11}(m|\")"},
         {GRAMMAR_JSON_SCHEMA, "{\"type\": \"object\", \"properties\": {\"ab\": {}, \"mZ1\": {}}}"},
         {GRAMMAR_LARK, "start: until(\"ma\", \"b b\") \"b b\" text()"},
     };

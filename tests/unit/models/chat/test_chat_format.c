@@ -390,6 +390,110 @@ static void what_templates_can_do(void **state)
     assert_false(chat_template_caps(NULL)->tools);
 }
 
+static void expect_rendered(const struct chat_template *t, const char *context, const char *want)
+{
+    struct buf out;
+    struct err e = {0};
+
+    buf_init(&out, 1 << 20);
+    if (chat_template_render(t, context, strlen(context), &out, &e) != 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_string_equal(text_of(&out), want);
+    buf_release(&out);
+}
+
+#define CALL                                                                            \
+    "\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"f\"," \
+    "\"arguments\":{\"a\":1}}}]"
+#define ANSWER "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"2\"}"
+#define TOOL "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+
+/* A template without a place for tools gets them as text; one that has a place, or that
+ * cannot be used, stays. */
+static void tools_for_templates_without(void **state)
+{
+    static const char plain[] = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    static const char no_system[] =
+        "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}"
+        "{{ raise_exception('no') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    static const char parts[] = "{% for m in messages %}{% for p in m.content %}{{ p.text }}"
+                                "{% endfor %}{% endfor %}";
+    struct chat_template *t, *before;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(chat_template_new(&t, plain, sizeof(plain) - 1, "", &e), 0);
+    assert_int_equal(chat_template_add_tools(&t, &e), 0);
+    const struct chat_caps *caps = chat_template_caps(t);
+    assert_true(caps->system && caps->tools && caps->calls && caps->arguments && caps->results);
+    assert_string_equal(chat_format_name(chat_template_format(t)), "hermes");
+    expect_rendered(t, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}", "user:x;");
+    expect_rendered(
+        t,
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":"
+        "null," CALL "}," ANSWER ",{\"role\":\"user\",\"content\":\"y\"},{\"role\":\"assistant\","
+        "\"content\":\"z\"," CALL "}," ANSWER "]}",
+        "user:x;assistant:<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>;"
+        "user:<tool_response>\n2\n</tool_response>\ny;"
+        "assistant:z\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>;"
+        "user:<tool_response>\n2\n</tool_response>\n;");
+    before = t;
+    assert_int_equal(chat_template_add_tools(&t, &e), 0);
+    assert_ptr_equal(t, before);
+    chat_template_free(t);
+    assert_int_equal(chat_template_new(&t, no_system, sizeof(no_system) - 1, "", &e), 0);
+    assert_int_equal(chat_template_add_tools(&t, &e), 0);
+    assert_true(chat_template_caps(t)->tools && chat_template_caps(t)->results);
+    chat_template_free(t);
+    assert_int_equal(chat_template_new(&t, parts, sizeof(parts) - 1, "", &e), 0);
+    assert_int_equal(chat_template_add_tools(&t, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "generic_tools"));
+    chat_template_free(t);
+    assert_int_equal(chat_template_new(&t, NULL, 0, "", &e), 0);
+    assert_int_equal(chat_template_add_tools(&t, &e), 0);
+    chat_template_free(t);
+}
+
+/* Where the functions stand: behind the system's message, or in one of their own, or in
+ * front of the first message. */
+static void tools_are_described(void **state)
+{
+    static const char plain[] = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+    static const char user[] = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }};"
+                               "{% endif %}{% endfor %}";
+    static const char *const contexts[] = {
+        "{" TOOL ",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+        "{" TOOL ",\"messages\":[{\"role\":\"system\",\"content\":\"s\"},"
+        "{\"role\":\"user\",\"content\":\"x\"}]}",
+    };
+    static const char *const begin[] = {"system:You may call", "system:s\n\nYou may call"};
+    struct chat_template *t;
+    struct buf out;
+    struct err e = {0};
+
+    (void)state;
+    buf_init(&out, 1 << 20);
+    assert_int_equal(chat_template_new(&t, plain, sizeof(plain) - 1, "", &e), 0);
+    assert_int_equal(chat_template_add_tools(&t, &e), 0);
+    for (size_t i = 0; i < ARRAY_LEN(contexts); i++) {
+        buf_clear(&out);
+        assert_int_equal(chat_template_render(t, contexts[i], strlen(contexts[i]), &out, &e), 0);
+        assert_memory_equal(out.data, begin[i], strlen(begin[i]));
+        assert_non_null(strstr(text_of(&out), "<tools>\n{\"name\": \"f\"}\n</tools>"));
+        assert_non_null(strstr(text_of(&out), "</tool_call>;user:x;"));
+    }
+    chat_template_free(t);
+    assert_int_equal(chat_template_new(&t, user, sizeof(user) - 1, "", &e), 0);
+    assert_int_equal(chat_template_add_tools(&t, &e), 0);
+    buf_clear(&out);
+    assert_int_equal(chat_template_render(t, contexts[0], strlen(contexts[0]), &out, &e), 0);
+    assert_memory_equal(out.data, "You may call", 12);
+    assert_non_null(strstr(text_of(&out), "</tool_call>\n\nx;"));
+    chat_template_free(t);
+    buf_release(&out);
+}
+
 /* ---- grammars ---- */
 
 static void expect_grammar(const char *format, const struct chat_tools *t, const char *answer,
@@ -489,6 +593,8 @@ int main(void)
         cmocka_unit_test(formats_of_templates),
         cmocka_unit_test(prompts_that_open_reasoning),
         cmocka_unit_test(what_templates_can_do),
+        cmocka_unit_test(tools_for_templates_without),
+        cmocka_unit_test(tools_are_described),
         cmocka_unit_test(grammars),
         cmocka_unit_test(grammars_of_tags),
     };
