@@ -99,22 +99,62 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
     }
 }
 
-/* Few rows, where results may depend on their number. */
-static bool few(struct cuda_backend *c, struct mat y, struct mat x, const struct experts *e,
-                const struct expert_scratch *s, const struct expert_route *r,
-                const struct expert_lists *l)
+static struct expert_few few_args(struct mat y, struct mat x, const struct experts *e,
+                                  const struct expert_scratch *s, const struct expert_route *r)
 {
-    struct expert_few a = {.route = *r,
-                           .up = product_up(e, x, s),
-                           .down = product_down(e, x, s),
-                           .router = e->router.data,
-                           .router_bias = e->router_bias.data,
-                           .router_stride = e->router.stride,
-                           .y = y.data,
-                           .y_stride = y.stride};
-
-    return !c->config.deterministic && !e->shared_up.data && launch_expert_few(&a, l, c->stream);
+    return (struct expert_few){.route = *r,
+                               .up = product_up(e, x, s),
+                               .down = product_down(e, x, s),
+                               .router = e->router.data,
+                               .router_bias = e->router_bias.data,
+                               .router_stride = e->router.stride,
+                               .y = y.data,
+                               .y_stride = y.stride};
 }
+
+/* ---- the last launch ---- */
+
+static void launch_pending(struct cuda_backend *c, struct expert_pending *p)
+{
+    p->waits = false;
+    if (p->few) {
+        launch_expert_down(&p->down, &p->lists, c->stream);
+    } else {
+        launch_expert_combine(&p->combine, c->stream);
+    }
+}
+
+void cuda_experts_flush(struct cuda_backend *c)
+{
+    if (c->experts.waits) {
+        launch_pending(c, &c->experts);
+    }
+}
+
+bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial)
+{
+    struct expert_pending *p = &c->experts;
+    void *made = p->few ? p->down.y : p->combine.y;
+    int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
+
+    if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
+        rows != cuda_rows(c, x) || (uintptr_t)x.data % 16 != 0 || x.stride % 8 != 0) {
+        return false;
+    }
+    if (p->few) {
+        p->down.y = x.data;
+        p->down.y_stride = x.stride;
+        p->down.adds = true;
+    } else {
+        p->combine.y = x.data;
+        p->combine.y_stride = x.stride;
+        p->combine.adds = true;
+    }
+    launch_pending(c, p);
+    return true;
+}
+
+/* ---- the operation ---- */
 
 static bool takes(struct cuda_backend *c, const struct experts *e)
 {
@@ -144,33 +184,42 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     bool wgmma = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_lists l = lists_of(e, s, rows, wgmma);
     struct expert_route r = routing(e, s->scores, rows, n_live);
-    if (rows < 1 || !cuda_usable(c) || few(c, y, x, e, s, &r, &l)) {
+    if (rows < 1 || !cuda_usable(c)) {
+        return;
+    }
+    struct expert_few f = few_args(y, x, e, s, &r);
+    bool free = !c->config.deterministic; /* results may depend on the number of rows */
+    if (free && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
+        c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;
     }
     if (e->shared_up.data) {
         cuda_linear_gated(b, s->shared_act, s->shared_up, x, e->shared_up, (struct mat){0}, e->act);
         cuda_linear(b, shared, s->shared_act, e->shared_down, NULL);
     }
-    cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
     cuda_start(c);
+    if (!free || !launch_expert_router(&f, c->stream)) {
+        cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
+        cuda_start(c);
+    }
     launch_expert_route(&r, &l, c->stream);
     struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
     product(c, &up, &l, e->top, wgmma);
     product(c, &down, &l, e->top, wgmma);
-    struct expert_combine a = {.y = y.data,
-                               .y_stride = y.stride,
-                               .pairs = s->pair_y.data,
-                               .pairs_stride = s->pair_y.stride,
-                               .weight = l.weight,
-                               .n_live = n_live,
-                               .shared = e->shared_up.data ? shared.data : NULL,
-                               .shared_stride = shared.stride,
-                               .x = x.data,
-                               .gate = e->shared_gate.data,
-                               .x_stride = x.stride,
-                               .rows = rows,
-                               .top = e->top,
-                               .hidden = x.cols,
-                               .type = (int32_t)x.dtype};
-    launch_expert_combine(&a, c->stream);
+    struct expert_combine sum = {.y = y.data,
+                                 .y_stride = y.stride,
+                                 .pairs = s->pair_y.data,
+                                 .pairs_stride = s->pair_y.stride,
+                                 .weight = l.weight,
+                                 .n_live = n_live,
+                                 .shared = e->shared_up.data ? shared.data : NULL,
+                                 .shared_stride = shared.stride,
+                                 .x = x.data,
+                                 .gate = e->shared_gate.data,
+                                 .x_stride = x.stride,
+                                 .rows = rows,
+                                 .top = e->top,
+                                 .hidden = x.cols,
+                                 .type = (int32_t)x.dtype};
+    c->experts = (struct expert_pending){.waits = true, .combine = sum};
 }

@@ -215,9 +215,13 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const expert_c
                 sum[j] += factor * to_float(v.v[j]);
             }
         }
+        V was = {};
+        if (a.adds) {
+            was = *(const V *)(y + i);
+        }
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            out.v[j] = from_float<T>(sum[j]);
+            out.v[j] = from_float<T>(a.adds ? to_float(was.v[j]) + sum[j] : sum[j]);
         }
         *(V *)(y + i) = out;
     }

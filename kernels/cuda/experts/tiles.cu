@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(THREADS)
             }
             async_commit();
             uint32_t at = base + i % STAGES * L::STAGE;
-            multiply_stage<T, TILES, KINDS>(d, at, at + L::WEIGHT_ROWS * ROW_BYTES, warp_row,
-                                            first, lane);
+            multiply_stage<T, TILES, KINDS>(d, at, at + L::WEIGHT_ROWS * ROW_BYTES, warp_row, first,
+                                            lane);
         }
         store<T, TILES, KINDS>(d, a, w, warp_row, first, lane);
         __syncthreads(); /* the ring is free */
