@@ -191,7 +191,7 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
     refuse(LLAMA ",\"num_key_value_heads\":3}", ERR_INVALID,
            "num_attention_heads 4 is no multiple of num_key_value_heads 3");
     refuse("{\"architectures\":[\"Qwen3MoeForCausalLM\"]," SIZES "}", ERR_INVALID,
-           "num_experts (or num_local_experts) is missing");
+           "num_experts (num_local_experts, n_routed_experts) is missing");
     refuse("{\"architectures\":[\"MixtralForCausalLM\"]," SIZES ",\"num_local_experts\":4}",
            ERR_INVALID, "num_experts_per_tok is missing");
     refuse("{\"architectures\":[\"MixtralForCausalLM\"]," SIZES
