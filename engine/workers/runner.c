@@ -116,6 +116,13 @@ static int direct_launch(struct executor *x, const struct batch *b, struct err *
     return run_step(CONTAINER_OF(x, struct runner, base), b, e);
 }
 
+static int64_t direct_launch_waits_us(struct executor *x)
+{
+    struct backend *b = CONTAINER_OF(x, struct runner, base)->backend;
+
+    return b->ops->launch_waits_us(b);
+}
+
 static int direct_wait(struct executor *x, struct results *ret, struct err *e)
 {
     return next_results(CONTAINER_OF(x, struct runner, base), ret, e);
@@ -325,6 +332,13 @@ enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
     }
 }
 
+static const struct weight_format *runner_quantises(const struct settings *s)
+{
+    return s->quantization == QUANTIZE_FP8    ? weight_format_of(FORMAT_FP8)
+           : s->quantization == QUANTIZE_INT4 ? weight_format_of(FORMAT_INT4)
+                                              : NULL;
+}
+
 static int load_model(struct runner *r, const struct settings *s, const char *dir,
                       const struct model_config *c, struct err *e)
 {
@@ -333,6 +347,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     struct model_options o = {
         .dtype = runner_dtype(s, c),
         .dummy = s->load_format == LOAD_DUMMY,
+        .quantise = runner_quantises(s),
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
         .max_len = x->max_len,
@@ -361,12 +376,7 @@ static enum dtype kv_dtype(const struct runner *r)
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    struct model_kv_groups groups;
-
-    model_kv_groups(&groups, c, &r->model->options);
-    for (int32_t k = 0; k < groups.n; k++) {
-        model_kv_layout(&layout[k], &groups, c, n_ranks(r), r->base.info.block_size, kv_dtype(r));
-    }
+    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
 }
 
 /* Allocates the KV pools from the memory that the weights left. */
@@ -417,6 +427,7 @@ static int runner_start(struct runner *r, struct err *e)
     x->wait = direct ? direct_wait : threaded_wait;
     x->masks = r->backend->ops->masks ? runner_masks : NULL;
     if (direct) {
+        x->launch_waits_us = r->backend->ops->launch_waits_us ? direct_launch_waits_us : NULL;
         return 0;
     }
     for (int i = 0; i < N_JOBS; i++) {

@@ -2,6 +2,7 @@
  * launches. */
 #include "kernels/cuda/cuda.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,8 +156,14 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
         return;
     }
     cuda_start(c);
-    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols,
-                (int)x.dtype, c->stream);
+    int32_t rows = cuda_rows(c, out);
+    if (cuda_pending_suits(c, out, rows)) {
+        cuda_pending_put(c, &(struct pending_codes){
+                                .kind = PENDING_NORM, .out = out, .x = x, .norm = a, .rows = rows});
+        return;
+    }
+    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, rows, out.cols, (int)x.dtype,
+                c->stream);
 }
 
 static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
@@ -174,6 +181,12 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     }
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
+    if (cuda_pending_suits(c, out, rows)) {
+        cuda_pending_put(
+            c, &(struct pending_codes){
+                   .kind = PENDING_NORM, .out = out, .x = x, .y = y, .norm = a, .rows = rows});
+        return;
+    }
     if (!partial || !cuda_rank_sum(c, &out, &x, y, &a, rows)) {
         launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, rows, out.cols,
                     (int)x.dtype, c->stream);
@@ -472,15 +485,25 @@ static void cuda_free(struct backend *b)
     if (c->stream) {
         cudaStreamDestroy(c->stream);
     }
+    for (int32_t i = 0; i < c->n_quant; i++) {
+        free(c->quant[i]);
+    }
+    free(c->quant);
     free(c->owned);
+    free(c->weight);
     free(c->scratch);
     free(c);
 }
 
-/* Blocks are decoded before they get here, so only plain formats have activations. */
+/* Blocks are decoded before they get here. */
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
-    (void)b;
+    if (weight_format_has_scales(f)) {
+        return (struct weight_support){.as_stored = true,
+                                       .act = DTYPE_BF16,
+                                       .kernel =
+                                           cuda_quant_kernel((const struct cuda_backend *)b, f)};
+    }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
     }
@@ -500,6 +523,7 @@ static const struct backend_ops ops = {
     .masks = cuda_masks,
     .replay = cuda_replay,
     .step_end = cuda_step_end,
+    .launch_waits_us = cuda_launch_waits_us,
     .step_wait = cuda_step_wait,
     .embed = cuda_embed,
     .embed_position = cuda_embed_position,
@@ -546,6 +570,16 @@ static int no_gpu(struct err *e, cudaError_t rc)
                    rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
 }
 
+/* What kernels allow and the device has is asked once a process (cuda_shared_limit and
+ * others), so all its backends must use one device. The first one chooses. */
+static bool claim_device(int32_t device)
+{
+    static _Atomic int32_t claimed = -1;
+    int32_t none = -1;
+
+    return atomic_compare_exchange_strong(&claimed, &none, device) || none == device;
+}
+
 /* Opens the configured device and describes it. */
 static int open_device(struct cuda_backend *c, struct err *e)
 {
@@ -563,6 +597,11 @@ static int open_device(struct cuda_backend *c, struct err *e)
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
     }
     struct cudaDeviceProp p;
+    if (!claim_device(c->config.device)) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "GPU %d: this process uses another one already; a process has one GPU",
+                       c->config.device);
+    }
     rc = cudaSetDevice(c->config.device);
     rc = rc == cudaSuccess ? cudaGetDeviceProperties(&p, c->config.device) : rc;
     if (rc != cudaSuccess) {
@@ -581,6 +620,7 @@ static int open_device(struct cuda_backend *c, struct err *e)
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;
+    c->memory_gbs = cuda_memory_gbs();
     snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name,
              p.totalGlobalMem >> 30);
     rc = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);

@@ -10,6 +10,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/bulk.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
@@ -52,11 +53,13 @@ template <int WIDTH> struct small_layout {
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     /* Wide tiles are better off with five stages than with six. */
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : WIDTH == 224 ? 5 : FIT;
-    static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
     static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
 };
 
 #if HAS_WGMMA
+
+/* Floats of a row of sums in shared memory. */
+template <int WIDTH> constexpr int PITCH = WIDTH + 4;
 
 /* A barrier of the threads that multiply. */
 __device__ __forceinline__ void sync_multipliers(void)
@@ -68,6 +71,8 @@ __device__ __forceinline__ void sync_multipliers(void)
 /* Both halves of a cluster's barrier order shared memory among its blocks. */
 __device__ __forceinline__ void cluster_arrive(void)
 {
+    random_delay();
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
@@ -315,15 +320,16 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert((L::PITCH + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    static_assert((PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES,
+                  "sums fit");
     int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
-    float *sums = (float *)ring, *squares = sums + SMALL_ROWS * L::PITCH;
+    float *sums = (float *)ring, *squares = sums + SMALL_ROWS * PITCH<WIDTH>;
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
-            *(float2 *)(sums + (first_row + h * 8) * L::PITCH + j * 8 + c) =
+            *(float2 *)(sums + (first_row + h * 8) * PITCH<WIDTH> + j * 8 + c) =
                 make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
         }
     }
@@ -334,7 +340,7 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
         int e = min(t + q * MULTIPLIERS, ALL - 1);
-        uint32_t at = ((e / LANES) * L::PITCH + part * COLUMNS + e % LANES * 4) * 4;
+        uint32_t at = ((e / LANES) * PITCH<WIDTH> + part * COLUMNS + e % LANES * 4) * 4;
         float4 x = load_from(first + at), y = load_from(second + at);
         v[q][0] = x.x + y.x;
         v[q][1] = x.y + y.y;
@@ -589,6 +595,19 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
 }
 
 } /* namespace */
+
+extern "C" bool small_map_bytes(void *ret, const void *data, int64_t rows, int64_t columns,
+                                int64_t pitch, int box_rows)
+{
+    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
+    cuuint64_t pitches[1] = {(cuuint64_t)pitch};
+    cuuint32_t box[2] = {CODES_DEPTH, (cuuint32_t)box_rows}, step[2] = {1, 1};
+
+    return map_encoder()((CUtensorMap *)ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, (void *)data, size,
+                         pitches, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
 
 extern "C" bool small_prepare(void)
 {

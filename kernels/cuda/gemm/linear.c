@@ -3,10 +3,11 @@
  *
  * Algorithms are cached per row bucket (product_rows), and the row count is set before
  * each launch: prompts come in every length, and choosing takes the host longer than
- * the rest of a step. cuBLASLt's first proposal is taken, except for decode steps that
- * are about to be captured: those run thousands of times, so in the eager step before
- * the capture several proposals are timed, with weights out of the cache, and the
- * fastest is kept, on disk too (heuristics_products.h).
+ * the rest of a step. cuBLASLt's first proposal is taken, except where the same product
+ * will run thousands of times: in decode steps that are about to be captured, and in
+ * the prefills that the engine's start runs. There several proposals are timed as steps
+ * run them (linear_time.c), and the fastest is kept, on disk too
+ * (heuristics_products.h).
  */
 #include "kernels/cuda/gemm/linear.h"
 
@@ -15,8 +16,9 @@
 #include <string.h>
 
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/quant/quant.h"
 
-enum { MAX_PROPOSALS = 4, TIME_MAX_ROWS = 256 };
+enum { MAX_PROPOSALS = 8, TIME_MAX_ROWS = 256 };
 
 static void fail(struct cuda_backend *c, cublasStatus_t s, const struct product_key *k)
 {
@@ -33,8 +35,8 @@ static void open_store(struct cuda_backend *c)
     int driver = 0;
 
     cudaDriverGetVersion(&driver);
-    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d", c->base.device,
-             driver, cublasLtGetVersion(), WORKSPACE_BYTES);
+    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d, timed in graphs",
+             c->base.device, driver, cublasLtGetVersion(), WORKSPACE_BYTES);
     product_store_open(&c->products, NULL, what);
     if (c->products.damaged) {
         snprintf(c->base.note, sizeof(c->base.note), "%.200s cannot be used and will be replaced",
@@ -93,7 +95,14 @@ static void run_epilogue(struct cuda_backend *c, const struct product *d)
                         residual ? d->residual : NULL, d->residual_stride, a->rows, a->n,
                         c->stream);
     }
-    if (a->gated) {
+    if (a->gated && d->put_off) {
+        struct mat both = {.data = d->lt_out, .stride = d->key.out_stride};
+        cuda_pending_put(c, &(struct pending_codes){.kind = PENDING_GATE,
+                                                    .out = *d->put_off,
+                                                    .x = both,
+                                                    .rows = a->rows,
+                                                    .act = a->act});
+    } else if (a->gated) {
         launch_gated_act(a->out, a->out_stride, d->lt_out, d->key.out_stride, a->rows, a->n / 2,
                          a->act, a->out_type, c->stream);
     }
@@ -202,22 +211,32 @@ static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows
     return c->side;
 }
 
-/* In the eager step before a capture: times algorithms for the product as it will be
- * captured, with the padded rows. */
+/* Whether algorithms are timed now for a product of a bucket of `rows` rows: in the
+ * eager step before a capture, or if the rows are many, before any decode step. Then
+ * the engine starts, and runs prefills of the usual sizes (engine/loop/cost.c). */
+static bool may_time(const struct cuda_backend *c, const struct product *d, int32_t rows)
+{
+    bool starts = c->n_graphs == 0 && rows > TIME_MAX_ROWS && !d->residual;
+
+    return !c->config.deterministic && !c->capturing && d->args.rows == c->batch.n_tokens &&
+           (starts || (c->recording && rows <= TIME_MAX_ROWS));
+}
+
+/* Times algorithms for the product as the steps to come will run it: with the padded
+ * rows of a graph, or all rows of the bucket. */
 static void choose_ahead(struct cuda_backend *c, const struct product *d, struct mat out,
                          struct mat lt_out, struct mat x)
 {
     int32_t rows = product_rows(c->padded);
 
-    if (c->config.deterministic || !c->recording || c->capturing ||
-        d->args.rows != c->batch.n_tokens || rows > TIME_MAX_ROWS ||
-        rows > cuda_rows_capacity(c, x) ||
+    if (!may_time(c, d, rows) || rows > cuda_rows_capacity(c, x) ||
+        rows > cuda_rows_capacity(c, out) ||
         (d->args.gated && rows > MIN(cuda_rows_capacity(c, out), cuda_rows_capacity(c, lt_out)))) {
         return;
     }
     struct product trial = *d;
     trial.key.m = trial.args.rows = rows;
-    if (!d->args.gated) { /* not into out, which may be the residual */
+    if (!d->args.gated && rows <= TIME_MAX_ROWS) { /* not into out, which may be the residual */
         trial.lt_out = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
         trial.residual = d->residual ? trial.lt_out : NULL;
         trial.residual_stride = out.stride;
@@ -315,15 +334,52 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     return d;
 }
 
+/* The product with a quantised weight: of codes, for which x is quantised first,
+ * from what is pending if that makes it (else NULL); or of the widened weight. */
+static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
+                       const struct pending_codes *pending)
+{
+    const struct quant_weight *q = w.priv;
+
+    if (!q->quantises) {
+        launch_widen(c->widened, w.cols, q, (int)x.dtype, c->stream);
+        d->args.w = c->widened;
+        return;
+    }
+    if (pending) {
+        cuda_pending_codes(c, pending);
+    } else {
+        launch_quantise_rows(c->quantised, c->quantised_scale, x.data, x.stride, (int)x.dtype,
+                             d->args.rows, x.cols, c->stream);
+    }
+    d->args.x = c->quantised;
+    d->x_scale = c->quantised_scale;
+    d->w_scale = q->scale;
+    d->lt_bias = d->lt_act = false;
+    d->key.x_type = PRODUCT_E4M3;
+    d->key.x_stride = x.cols;
+    d->key.w_stride = q->row_bytes;
+    d->key.epilogue = (int32_t)CUBLASLT_EPILOGUE_DEFAULT;
+    d->key.residual = 0;
+    d->key.residual_stride = 0;
+}
+
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
-    cuda_start(c);
     int32_t rows = cuda_rows(c, out);
+    struct pending_codes pending;
+    bool codes = w.format && ((const struct quant_weight *)w.priv)->quantises &&
+                 cuda_pending_take(c, x, rows, &pending);
+    cuda_start(c);
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
+    if (w.format) {
+        take_codes(c, &d, x, w, codes ? &pending : NULL);
+    }
+    d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
     choose_ahead(c, &d, out, lt_out, x);
     /* still needed as the residual */
     if (d.residual == out.data && d.residual && !d.key.residual) {

@@ -12,6 +12,7 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/step/heuristics_verify.h"
 
 static struct cuda_step *step_at(struct cuda_backend *c, int64_t i)
 {
@@ -213,6 +214,15 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
     if (status != cudaSuccess) {
         return cuda_error(e, status, "results of a step");
     }
+    struct verify_rows *r = &c->verify_rows;
+    size_t seqs = (size_t)k->max_seqs;
+    r->q_start = malloc((seqs + 1) * sizeof(*r->q_start));
+    r->kv_len = malloc(seqs * sizeof(*r->kv_len));
+    r->row = malloc(seqs * sizeof(*r->row));
+    r->lcp_blocks = malloc(seqs * sizeof(*r->lcp_blocks));
+    if (!r->q_start || !r->kv_len || !r->row || !r->lcp_blocks) {
+        return err_nomem(e, "arrays of a step");
+    }
     int rc = k->max_logits > 0 && k->vocab > 0 ? work_reserve(c, k->max_logits, k->vocab, e) : 0;
     rc = rc == 0 ? cuda_late_init(c, e) : rc;
     return rc < 0 ? rc : staging_open(c, e);
@@ -238,6 +248,10 @@ void cuda_steps_release(struct cuda_backend *c)
         cudaFreeHost(s->top_logprob);
     }
     free(c->graph);
+    free(c->verify_rows.q_start);
+    free(c->verify_rows.kv_len);
+    free(c->verify_rows.row);
+    free(c->verify_rows.lcp_blocks);
 }
 
 /* ---- packing ---- */
@@ -299,7 +313,7 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
     int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
-    int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
+    int64_t worth = shared_worth_bytes(b->n_decode, c->memory_gbs) / MAX(chunk_bytes, 1) + 1;
     h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
                               (int32_t *)(p->base + h->off_skip));
     h->shared_split_kv = cuda_split_kv(c, start, h->n_shared);
@@ -474,7 +488,10 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    b.n_decode = count_decodes(batch);
+    if (b.n_seqs > 0 && b.lcp_blocks) {
+        split_verified(&b, &c->verify_rows, c->config.max_seqs, MAX(c->kv.block_size, 1));
+    }
+    b.n_decode = count_decodes(&b);
     struct step_header measured;
     struct staging_writer size = {0};
     struct host_offsets off;
@@ -515,9 +532,26 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     s->step = b.step;
     s->n_samples = b.n_samples;
     c->in_step = true;
+    c->handed_us = clock_us();
     c->started = false;
     c->recording = NULL;
     return 0;
+}
+
+/* Called between operations. Handing one to the device takes the host a fraction of
+ * LAUNCH_WAIT_US; a longer time was spent waiting in the driver. */
+static void note_wait(struct cuda_backend *c)
+{
+    enum { LAUNCH_WAIT_US = 500 };
+    int64_t now_us = clock_us(), us = now_us - c->handed_us;
+
+    c->launch_waits_us += us > LAUNCH_WAIT_US ? us : 0;
+    c->handed_us = now_us;
+}
+
+int64_t cuda_launch_waits_us(struct backend *b)
+{
+    return cuda_of(b)->launch_waits_us;
 }
 
 void cuda_start_step(struct cuda_backend *c)
@@ -530,6 +564,7 @@ void cuda_start_step(struct cuda_backend *c)
 
 void cuda_start(struct cuda_backend *c)
 {
+    note_wait(c);
     cuda_start_step(c);
     cuda_fused_flush(c);
 }
@@ -584,11 +619,12 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
 
-    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(batch)) {
+    (void)batch; /* c->batch has the drafts that it verifies as decodes */
+    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(&c->batch)) {
         return false;
     }
-    int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);
-    if (rows < batch->n_tokens || rows != c->padded) {
+    int32_t rows = MIN(graph_rows(c->batch.n_tokens), c->max_graph_rows);
+    if (rows < c->batch.n_tokens || rows != c->padded) {
         return false;
     }
     struct cuda_graph *g = graph_of(c, rows);
@@ -597,7 +633,9 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     }
     if (g->exec) {
         c->started = true;
-        return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+        bool ok = cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+        note_wait(c);
+        return ok;
     }
     c->recording = g;
     if (g->n_seen++ > 0 && memory_for_graph(g)) {
