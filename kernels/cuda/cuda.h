@@ -15,6 +15,7 @@
 #include <pthread.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
 #include "kernels/cuda/launch.h"
@@ -167,6 +168,8 @@ struct cuda_backend {
     int32_t n_quant;
     struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: no pipeline */
+
+    struct expert_pending experts; /* the last launch of `experts` */
 
     /* fused launches */
     /* the operations that wait for their common launch; counter NULL: never any */
@@ -377,6 +380,11 @@ void cuda_stage_send(struct backend *b, struct mat x);
 /* experts.c: backend_ops.experts. */
 void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                   const struct expert_scratch *s);
+/* Launches what the operation has left. */
+void cuda_experts_flush(struct cuda_backend *c);
+/* The same with x += y in place of y, which nothing else reads, if it is what waits and
+ * y is not partial. False: nothing was done. */
+bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */
