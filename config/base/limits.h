@@ -58,13 +58,16 @@ enum {
     LIMIT_HEADS = 1024,
     LIMIT_EXPERTS = 1024, /* of a layer */
     LIMIT_HEAD_DIM = 512,
-    LIMIT_LATENT_DIM = 2048, /* elements of a latent and its rotated key */
+    LIMIT_STATE_BLOCK_TOKENS = 65536, /* of a block that holds a recurrent state */
+    LIMIT_CONV_KERNEL = 16,           /* inputs of a recurrent layer's convolution */
+    LIMIT_LATENT_DIM = 2048,          /* elements of a latent and its rotated key */
     LIMIT_HIDDEN = 1 << 17,
     LIMIT_VOCAB = 1 << 22,
     LIMIT_TENSORS = 1 << 16, /* of one checkpoint */
     LIMIT_SHARDS = 1024,
     LIMIT_GGUF_PAIRS = 1 << 14, /* metadata of one GGUF file */
     LIMIT_EOS_IDS = 16,
+    LIMIT_DRAFT = 32, /* drafts of a sequence in a step (speculative decoding) */
     LIMIT_NUM_SEQS = 16384,
     LIMIT_BATCHED_TOKENS = 1 << 18,
     /* Logit biases of one sampling row: those of logit_bias, and bans of end tokens and

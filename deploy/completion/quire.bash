@@ -25,6 +25,9 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
+--speculate off|auto|suffix
+--max-draft TOKENS
+--speculative-config JSON
 --seed N
 --tensor-parallel-size N
 --pipeline-parallel-size N
@@ -37,6 +40,7 @@ _quire_settings='--model DIR
 --local-rank N
 --local-size N
 --block-size TOKENS
+--state-snapshot-tokens TOKENS
 --kv-blocks N
 --kv-cache-memory SIZE
 --kv-policy paged|orca-max|orca-pow2|orca-oracle
@@ -92,6 +96,7 @@ _quire_bench='--requests
 --served-model
 --concurrency
 --request-rate
+--acceptance
 --warmup
 --json
 --name'

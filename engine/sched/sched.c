@@ -11,7 +11,7 @@
 static void plan_clear(struct plan *p)
 {
     p->step = 0;
-    p->n_items = p->n_decode = p->n_tokens = p->n_logits = p->n_samples = 0;
+    p->n_items = p->n_decode = p->n_verify = p->n_tokens = p->n_logits = p->n_samples = 0;
     p->n_copy = p->n_swap_out = p->n_swap_in = 0;
     p->estimate_us = 0;
 }
@@ -147,7 +147,8 @@ static int32_t plan_scores(struct sched *s, struct group *g, struct plan_item *i
 }
 
 /* Where the next chunk of a prefill ends at most. With windows that is as far as there
- * are blocks; the root of a recompute stops where its siblings join. */
+ * are blocks, with states at the next snapshot; the root of a recompute stops where its
+ * siblings join. */
 static int32_t prefill_end(struct sched *s, struct seq *q)
 {
     const struct group *g = q->group;
@@ -158,6 +159,9 @@ static int32_t prefill_end(struct sched *s, struct seq *q)
     }
     int32_t end = seq_extend(s, q);
     s->starved = s->starved || end <= q->n_computed;
+    if (sched_has_states(&s->c)) {
+        end = MIN(end, (q->n_computed / s->c.snapshot_distance + 1) * s->c.snapshot_distance);
+    }
     return MIN(end, g->joined ? target : g->n_shared);
 }
 
@@ -302,7 +306,7 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
     const double WEIGHT = 1.0 / 16, LEAST = 0.5, MOST = 4;
     bool mixed = p->n_decode > 0 && p->n_items > p->n_decode;
 
-    if (us <= 0 || !mixed || p->estimate_us <= 0) {
+    if (us <= 0 || !mixed || p->n_verify > 0 || p->estimate_us <= 0) {
         return;
     }
     double weight = MAX(WEIGHT, 1.0 / ++s->n_observed); /* the first ones count most */
@@ -330,15 +334,17 @@ static void account(struct sched *s, struct plan *p, struct plan_item *it)
     struct group *g = q->group;
 
     /* its last token is sampled by the step before */
-    if (it->first + it->n > g->n_prompt + q->n_out) {
+    if (it->first + it->n - it->n_verify > g->n_prompt + q->n_out) {
         assert(q->sample_step == s->step - 1 && it->n == 1 && it->first == q->n_tokens - 1);
         it->src_row = q->sample_row;
     }
     it->sample_first = p->n_samples;
     p->n_tokens += it->n;
-    p->n_logits += it->n_scores + (it->n_sampled > 0);
-    p->n_samples += it->n_scores + it->n_sampled;
+    p->n_logits += it->n_scores + (it->n_sampled > 0) + it->n_verify;
+    p->n_samples += it->n_scores + it->n_sampled + it->n_verify;
     q->n_computed += it->n;
+    q->n_tokens += it->n_verify;
+    q->verify_rows = it->n_verify + 1;
     int32_t row = it->sample_first + it->n_scores;
     for (int32_t i = 1; i < it->n_sampled; i++) {
         seq_fork(s, &g->seq[i], q);
@@ -406,6 +412,9 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
+    if (drafts_awaited(s)) {
+        return 0;
+    }
     if (s->c.n_kv_groups > 1) {
         move_windows(s);
     }
@@ -421,6 +430,7 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     if (s->starved && p->n_items + s->n_chunks == 0 && s->running.n > 1) {
         preempt(s, s->running.last); /* nothing else will free a block */
     }
+    plan_drafts(s, p);
     return finish_plan(s, p);
 }
 

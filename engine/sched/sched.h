@@ -61,14 +61,19 @@
 #include "config/base/limits.h"
 #include "config/base/policies.h"
 #include "engine/kv_snapshot.h"
+#include "engine/sched/draft.h"
 #include "engine/sched/kv/kv_window.h"
 #include "engine/sched/seq.h"
 
 /* The cost model of a step, measured at start: its time is estimated as fixed_us +
  * tokens * token_us + context tokens read * context_us. */
+enum { STEP_FEW_ROWS = 8 };
 struct step_cost {
     double fixed_us, token_us, context_us;
     double swap_block_us; /* one block between host and device, one way */
+    /* a further token that is sampled from, as drafts are: up to STEP_FEW_ROWS in the
+     * step, and beyond */
+    double row_us, many_row_us;
 };
 
 struct tokenizer;
@@ -78,7 +83,13 @@ struct sched_config {
     int32_t block_size;              /* tokens of a block */
     /* KV groups, which share the pool; 0: one. The first has no window. */
     int32_t n_kv_groups;
-    int32_t kv_window[LIMIT_KV_GROUPS]; /* [n_kv_groups] tokens that a token sees; 0: all */
+    /* [n_kv_groups] tokens that a token sees; 0: all; KV_WINDOW_STATE: the group holds
+     * recurrent states */
+    int32_t kv_window[LIMIT_KV_GROUPS];
+    /* With groups of states: a prefill step ends at the next multiple of so many
+     * tokens, and the states there are found by the prefix cache. A multiple of
+     * block_size. */
+    int32_t snapshot_distance;
     /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
     int32_t kv_window_align;
     int32_t n_pinned; /* blocks that sched_pin holds: no group can have them */
@@ -121,10 +132,13 @@ struct sched_config {
 
 /* One sequence's part of a step: `n` tokens from position `first`. The sampling rows of
  * an item are its n_scores SAMPLE_SCORE rows, then n_sampled rows that sample the next
- * token. */
+ * token. With drafts (draft.h) the last n_verify of the n tokens are those, and
+ * n_sampled is 1: the item then has n_verify more rows, which sample behind each of its
+ * last n_verify + 1 tokens. */
 struct plan_item {
     struct seq *seq;
     int32_t first, n; /* positions first .. first + n - 1 are computed */
+    int32_t n_verify; /* drafts; they stand in seq->out behind the known tokens */
     /* Prompt log-probabilities: score row i reads the logits of position first +
      * score_offset + i. */
     int32_t score_offset, n_scores;
@@ -146,6 +160,7 @@ struct plan {
     struct plan_item *item;                /* [max_num_seqs] items of one token first */
     int32_t n_items;                       /* in all */
     int32_t n_decode;                      /* leading items of one token */
+    int32_t n_verify;                      /* drafts of all items */
     int32_t n_tokens, n_logits, n_samples; /* tokens, logits rows and sampling rows of all items */
     struct block_copy *copy;               /* [max_num_seqs * n_kv_groups] copy-on-write */
     struct block_copy *swap_out, *swap_in; /* [n_host_blocks] */
@@ -161,7 +176,23 @@ static inline int32_t sched_kv_groups(const struct sched_config *c)
 
 static inline struct kv_window sched_kv_window(const struct sched_config *c, int32_t k)
 {
-    return (struct kv_window){c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size};
+    return kv_window_of(c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size);
+}
+
+static inline bool sched_has_states(const struct sched_config *c)
+{
+    return c->snapshot_distance > 0;
+}
+
+/* Blocks that a sequence may hold in KV group k at a time. */
+static inline int32_t sched_window_blocks(const struct sched_config *c, int32_t k)
+{
+    int32_t step = c->max_num_batched_tokens;
+
+    if (c->kv_window[k] == KV_WINDOW_STATE) {
+        step = MIN(step, c->snapshot_distance);
+    }
+    return window_blocks(sched_kv_window(c, k), step);
 }
 
 /* The arena of a kv_policy other than paged: the device's pool, in chunks of at least a
@@ -183,6 +214,9 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e);
 /* Frees the groups that it still holds, too. */
 void sched_free(struct sched *s);
 const struct sched_config *sched_config(const struct sched *s);
+/* Verify up to max_draft (1 .. LIMIT_DRAFT) drafts of a sequence in a step, from `d`,
+ * which must outlive the scheduler's groups. Called while it has none. */
+void sched_speculate(struct sched *s, struct draft_source *d, int32_t max_draft);
 
 /* Take over a group (NEW -> WAITING): 0 or ERR_FULL, and then the group is still the
  * caller's. */
@@ -218,6 +252,9 @@ struct sched_counts {
      * device */
     uint64_t swap_in_copied, swap_in_found;
     uint64_t prefix_queries, prefix_hits; /* counters: prompt tokens looked up, and found */
+    /* counters: verified drafts, by sequence and step, and their tokens */
+    uint64_t drafts, draft_tokens;
+    uint64_t accepted_tokens[LIMIT_DRAFT]; /* counters: those that held, by their place */
 };
 void sched_counts(const struct sched *s, struct sched_counts *ret);
 /* With policy: fair, whether several tenants have submitted lately, so that steps are

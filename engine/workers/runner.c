@@ -369,12 +369,7 @@ static enum dtype kv_dtype(const struct runner *r)
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    struct model_kv_groups groups;
-
-    model_kv_groups(&groups, c, &r->model->options);
-    for (int32_t k = 0; k < groups.n; k++) {
-        model_kv_layout(&layout[k], &groups, c, n_ranks(r), r->base.info.block_size, kv_dtype(r));
-    }
+    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
 }
 
 /* Allocates the KV pools from the memory that the weights left. */

@@ -274,6 +274,12 @@ int32_t cpu_sequence_of(const struct batch *b, int32_t t);
 void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
                 const struct rope *r);
 
+/* states/: operations of layers with recurrent states. */
+void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
+                    const struct recurrence *r);
+void cpu_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
+void cpu_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
+
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);
 void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
@@ -306,6 +312,11 @@ void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, stru
 /* attention_tiled.c: attention by tiles. Needs c->k.scores and its fellows. */
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
                          const struct attention *a);
+/* Make each thread's part of c->attention_scratch hold the scores of a tile's keys for
+ * ATTENTION_ROWS rows, and behind them the tile itself, keys of head_dim elements. 0 or
+ * ERR_NOMEM. */
+enum { ATTENTION_ROWS = 32 };
+int cpu_attention_prepare(struct cpu_backend *c, int32_t head_dim);
 
 static inline const float *mat_row_const(struct mat m, int64_t r)
 {
