@@ -456,6 +456,9 @@ struct backend_ops {
                  struct err *e);
     /* Everything of the step is enqueued (async) or done. */
     int (*step_end)(struct backend *b, struct err *e);
+    /* Microseconds that the caller has waited so far inside steps because the device
+     * took nothing: its queue was full, or it loaded a kernel. (optional) */
+    int64_t (*launch_waits_us)(struct backend *b);
     /* Results of the oldest step not yet waited for. The arrays of `ret` hold until the
      * step after next begins. */
     int (*step_wait)(struct backend *b, struct results *ret, struct err *e);

@@ -60,6 +60,9 @@ struct executor {
      * step has any) */
     int (*masks)(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
                  struct err *e);
+    /* Microseconds that launches have waited so far because the device took nothing:
+     * its queue was full, or it loaded a kernel. (optional: they never wait) */
+    int64_t (*launch_waits_us)(struct executor *x);
     void (*free)(struct executor *x); /* drops outstanding launches */
     /* Called now and then while no step runs: 0, or ERR_DEVICE and why the executor can
      * no longer compute. (optional) */

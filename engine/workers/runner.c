@@ -116,6 +116,13 @@ static int direct_launch(struct executor *x, const struct batch *b, struct err *
     return run_step(CONTAINER_OF(x, struct runner, base), b, e);
 }
 
+static int64_t direct_launch_waits_us(struct executor *x)
+{
+    struct backend *b = CONTAINER_OF(x, struct runner, base)->backend;
+
+    return b->ops->launch_waits_us(b);
+}
+
 static int direct_wait(struct executor *x, struct results *ret, struct err *e)
 {
     return next_results(CONTAINER_OF(x, struct runner, base), ret, e);
@@ -420,6 +427,7 @@ static int runner_start(struct runner *r, struct err *e)
     x->wait = direct ? direct_wait : threaded_wait;
     x->masks = r->backend->ops->masks ? runner_masks : NULL;
     if (direct) {
+        x->launch_waits_us = r->backend->ops->launch_waits_us ? direct_launch_waits_us : NULL;
         return 0;
     }
     for (int i = 0; i < N_JOBS; i++) {
