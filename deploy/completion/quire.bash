@@ -4,6 +4,7 @@
 _quire_commands='serve
 bench
 simulate
+quantize
 config
 health
 version
