@@ -115,7 +115,9 @@ static void attend(struct cuda_backend *c, const struct latent_args *k, const st
         return;
     }
     at.first = w->first;
-    at.q = (char *)k->q + skipped * k->q_stride * dtype_bytes((enum dtype)k->kv.dtype);
+    at.q = (const char *)k->q + skipped * k->q_stride * dtype_bytes((enum dtype)k->kv.dtype);
+    at.tail = (const char *)k->tail +
+              skipped * k->tail_stride * dtype_bytes((enum dtype)k->kv.dtype);
     at.sum = (char *)k->sum + skipped * k->sum_stride * dtype_bytes((enum dtype)k->kv.dtype);
     launch_latent_plain(&at, s, w->first_seq, w->n_seqs, w->end - w->first, c->stream);
 }
@@ -133,6 +135,10 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
                                   .q = over.data,
                                   .sum_stride = sum.stride,
                                   .q_stride = over.stride,
+                                  .tail = mat_cols(mat_rows(q, first, rows), a->nope_dim,
+                                                   a->rot_dim).data,
+                                  .tail_stride = q.stride,
+                                  .tail_head = a->nope_dim + a->rot_dim,
                                   .first = first,
                                   .n_heads = a->n_heads,
                                   .latent = a->latent,
@@ -155,7 +161,6 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
     struct latent_splits splits = c->latent;
 
     multiply_heads(c, &in, rows);
-    launch_latent_rotated(&k, in.x.data, q.stride, a->nope_dim, rows, c->stream);
     splits.n = splits_of(c, a, MIN(end, n_decode) - first);
     attend(c, &k, &s,
            &(struct latent_work){
