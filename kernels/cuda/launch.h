@@ -277,6 +277,7 @@ struct latent_splits {
  * t is sequence t's only one. */
 struct latent_work {
     int32_t first, end, first_seq, n_seqs, decode;
+    int32_t invariant; /* decodes get the bits that they would get in a prefill */
     int32_t tokens; /* of a block; set by the launcher */
 };
 /* On tensor cores; false: no such kernel. Only decodes may have splits. */

@@ -129,7 +129,7 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
 {
     const struct step_arrays s = cuda_group_arrays(c, a->group);
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, end = first + rows;
-    int32_t n_decode_seqs = n_decode, width = a->latent + a->rot_dim;
+    int32_t width = a->latent + a->rot_dim;
     struct mat over = scratch->q, sum = scratch->sum;
     const struct latent_args k = {.sum = sum.data,
                                   .q = over.data,
@@ -163,8 +163,11 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
     multiply_heads(c, &in, rows);
     splits.n = splits_of(c, a, MIN(end, n_decode) - first);
     attend(c, &k, &s,
-           &(struct latent_work){
-               .first = first, .end = MIN(end, n_decode), .n_seqs = n_decode_seqs, .decode = true},
+           &(struct latent_work){.first = first,
+                                 .end = MIN(end, n_decode),
+                                 .n_seqs = n_decode,
+                                 .decode = true,
+                                 .invariant = c->config.deterministic},
            splits);
     splits.n = 1;
     attend(c, &k, &s,

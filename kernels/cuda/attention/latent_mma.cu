@@ -8,8 +8,8 @@
  * by dims, 64 each.
  *
  * With few sequences a row's keys are divided into splits, whose partial results a
- * second kernel merges. A row's bits depend on its own keys and the number of splits
- * alone, which is 1 for `deterministic`.
+ * second kernel merges. For `deterministic` there is one split, and decodes take the
+ * tiles of prefill: a row's bits then depend on its own keys alone.
  */
 #include "kernels/cuda/attention/latent.cuh"
 
@@ -448,6 +448,9 @@ static bool launch_type(const latent_args &a, const step_arrays &s, const latent
                         latent_work w, cudaStream_t stream)
 {
     w.tokens = w.decode || a.n_heads > 64 ? 1 : 64 / a.n_heads;
+    if (w.invariant) {
+        return launch_tile<T, 64>(a, s, p, w, stream);
+    }
     if (w.decode && a.n_heads <= 16) {
         return launch_tile<T, 16>(a, s, p, w, stream);
     }
