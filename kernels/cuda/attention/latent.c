@@ -116,8 +116,8 @@ static void attend(struct cuda_backend *c, const struct latent_args *k, const st
     }
     at.first = w->first;
     at.q = (const char *)k->q + skipped * k->q_stride * dtype_bytes((enum dtype)k->kv.dtype);
-    at.tail = (const char *)k->tail +
-              skipped * k->tail_stride * dtype_bytes((enum dtype)k->kv.dtype);
+    at.tail =
+        (const char *)k->tail + skipped * k->tail_stride * dtype_bytes((enum dtype)k->kv.dtype);
     at.sum = (char *)k->sum + skipped * k->sum_stride * dtype_bytes((enum dtype)k->kv.dtype);
     launch_latent_plain(&at, s, w->first_seq, w->n_seqs, w->end - w->first, c->stream);
 }
@@ -131,21 +131,21 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, end = first + rows;
     int32_t width = a->latent + a->rot_dim;
     struct mat over = scratch->q, sum = scratch->sum;
-    const struct latent_args k = {.sum = sum.data,
-                                  .q = over.data,
-                                  .sum_stride = sum.stride,
-                                  .q_stride = over.stride,
-                                  .tail = mat_cols(mat_rows(q, first, rows), a->nope_dim,
-                                                   a->rot_dim).data,
-                                  .tail_stride = q.stride,
-                                  .tail_head = a->nope_dim + a->rot_dim,
-                                  .first = first,
-                                  .n_heads = a->n_heads,
-                                  .latent = a->latent,
-                                  .rot_dim = a->rot_dim,
-                                  .layer = a->layer,
-                                  .scale = a->scale,
-                                  .kv = c->kv_view};
+    const struct latent_args k = {
+        .sum = sum.data,
+        .q = over.data,
+        .sum_stride = sum.stride,
+        .q_stride = over.stride,
+        .tail = mat_cols(mat_rows(q, first, rows), a->nope_dim, a->rot_dim).data,
+        .tail_stride = q.stride,
+        .tail_head = a->nope_dim + a->rot_dim,
+        .first = first,
+        .n_heads = a->n_heads,
+        .latent = a->latent,
+        .rot_dim = a->rot_dim,
+        .layer = a->layer,
+        .scale = a->scale,
+        .kv = c->kv_view};
     const struct by_head in = {.out = over,
                                .x = mat_rows(q, first, rows),
                                .w = a->k_up,

@@ -99,10 +99,9 @@ __device__ __forceinline__ void load_queries(const latent_args &a, const tile_ro
         int r = i / CHUNKS, c = i % CHUNKS, token = r / w.heads, head = w.head + r % w.heads;
         bool real = token < w.n_tokens && head < a.n_heads;
         int64_t row = real ? w.token + token - a.first : 0, h = real ? head : 0;
-        const T *from = c < LATENT / 8
-                            ? (const T *)a.q + row * a.q_stride + h * WIDTH + c * 8
-                            : (const T *)a.tail + row * a.tail_stride + h * a.tail_head +
-                                  (c - LATENT / 8) * 8;
+        const T *from = c < LATENT / 8 ? (const T *)a.q + row * a.q_stride + h * WIDTH + c * 8
+                                       : (const T *)a.tail + row * a.tail_stride + h * a.tail_head +
+                                             (c - LATENT / 8) * 8;
         async16(to + row_at(r, c), from, real);
     }
 }
@@ -464,8 +463,7 @@ static bool fits(const latent_args *a)
 {
     bool aligned = (uintptr_t)a->q % 16 == 0 && a->q_stride % 8 == 0 &&
                    (uintptr_t)a->tail % 16 == 0 && a->tail_stride % 8 == 0 &&
-                   a->tail_head % 8 == 0 &&
-                   (uintptr_t)a->sum % 8 == 0 && a->sum_stride % 4 == 0;
+                   a->tail_head % 8 == 0 && (uintptr_t)a->sum % 8 == 0 && a->sum_stride % 4 == 0;
 
     return a->latent == LATENT && a->rot_dim == WIDTH - LATENT && aligned &&
            (a->kv.dtype == T_BF16 || a->kv.dtype == T_F16);
