@@ -15,6 +15,7 @@
 enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
+enum quantization { QUANTIZE_NONE, QUANTIZE_FP8, QUANTIZE_INT4 };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum prefix_cache_scope { PREFIX_CACHE_KEY, PREFIX_CACHE_SERVER };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
@@ -38,6 +39,7 @@ struct settings {
     int device;              /* enum device_kind */
     int dtype;               /* enum dtype_choice */
     int load_format;         /* enum load_format */
+    int quantization;        /* enum quantization */
     char *generation_config; /* "auto" or "none" */
     int64_t max_model_len;   /* tokens; 0: the model's, or what the pool holds */
     /* scheduling and memory */
@@ -48,10 +50,13 @@ struct settings {
     int64_t kv_blocks;              /* 0: from memory */
     int64_t kv_cache_memory;        /* bytes; 0: from utilisation */
     double gpu_memory_utilization;
-    int64_t swap_space; /* bytes */
-    int preemption;     /* enum preemption */
-    int policy;         /* enum policy */
-    int kv_policy;      /* enum kv_policy */
+    int64_t swap_space;       /* bytes */
+    int preemption;           /* enum preemption */
+    int policy;               /* enum policy */
+    int kv_policy;            /* enum kv_policy */
+    int speculate;            /* enum speculate */
+    int64_t max_draft;        /* drafts of a sequence in a step */
+    char *speculative_config; /* vLLM's JSON, which settings_speculation has read; NULL: none */
     bool prefix_cache;
     struct prefix_setting *prefixes; /* [n_prefixes], YAML only */
     int64_t n_prefixes;

@@ -20,6 +20,8 @@ static const struct setting_choice LOAD_FORMATS[] = {{"auto", LOAD_AUTO},
                                                      {"gguf", LOAD_GGUF},
                                                      {"dummy", LOAD_DUMMY},
                                                      {0}};
+static const struct setting_choice QUANTIZATIONS[] = {
+    {"none", QUANTIZE_NONE}, {"fp8", QUANTIZE_FP8}, {"int4", QUANTIZE_INT4}, {0}};
 static const struct setting_choice GENERATION_CONFIGS[] = {{"auto", 0}, {"none", 1}, {0}};
 static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
@@ -30,6 +32,8 @@ static const struct setting_choice KV_POLICIES[] = {{"paged", KV_PAGED},
                                                     {"orca-pow2", KV_ORCA_POW2},
                                                     {"orca-oracle", KV_ORCA_ORACLE},
                                                     {0}};
+static const struct setting_choice SPECULATES[] = {
+    {"off", SPECULATE_OFF}, {"auto", SPECULATE_AUTO}, {"suffix", SPECULATE_SUFFIX}, {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {
     {"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
@@ -81,6 +85,9 @@ const struct setting setting_table[] = {
      .help = "data type of the weights; auto: as stored"},
     {CHOICE(load_format, "auto", LOAD_FORMATS), .group = "Model",
      .help = "format of the weight files; dummy: random weights instead of files"},
+    {CHOICE(quantization, "none", QUANTIZATIONS), .group = "Model",
+     .help = "quantise the linear layers of a model that is stored as floats while it is loaded: "
+             "fp8 (e4m3, a scale a row) or int4 (groups of 128 with zero points); none: as stored"},
     {STRING(generation_config, "auto"), .choice = GENERATION_CONFIGS, .group = "Model",
      .help = "auto: use the sampling defaults (temperature, top_p, ...) of the model's "
              "generation_config.json; none: ignore that file"},
@@ -106,6 +113,15 @@ const struct setting setting_table[] = {
     {BOOL(deterministic, "false"), .group = "Scheduling",
      .help = "batch-invariant results: the same request gives bit-identical tokens whatever "
              "else is in the batch; slower"},
+    {CHOICE(speculate, "off", SPECULATES), .group = "Scheduling",
+     .help = "speculative decoding: several tokens of a sequence in one step, with the same "
+             "texts; suffix: tokens are drafted where the text repeats its prompt, itself or a "
+             "recent answer, as far as a step has room for them; auto: suffix, if the model can"},
+    {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
+     .help = "maximum number of tokens that are drafted for a sequence in one step"},
+    {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",
+     .help = "the same as vLLM writes it, with method ngram or suffix and "
+             "num_speculative_tokens; sets speculate and max-draft"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",
      .help = "seed for requests without one of their own; -1: random"},
     {INT(tensor_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",

@@ -15,6 +15,7 @@ _quire_settings='--model DIR
 --device auto|cpu|cuda
 --dtype auto|bfloat16|float16|float32
 --load-format auto|safetensors|gguf|dummy
+--quantization none|fp8|int4
 --generation-config auto|none
 --max-model-len TOKENS
 --max-num-seqs N
@@ -23,6 +24,9 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
+--speculate off|auto|suffix
+--max-draft TOKENS
+--speculative-config JSON
 --seed N
 --tensor-parallel-size N
 --pipeline-parallel-size N
@@ -90,6 +94,7 @@ _quire_bench='--requests
 --served-model
 --concurrency
 --request-rate
+--acceptance
 --warmup
 --json
 --name'
