@@ -24,10 +24,11 @@ struct rig {
 
 static void open_rig(struct rig *r, char *blocks, char *preemption, char *prefix_cache)
 {
-    char *argv[] = {"--device=cpu",     "--dtype=float32", "--threads=2",
-                    "--max-num-seqs=8", "--block-size=4",  "--max-num-batched-tokens=24",
-                    "--config=none",    blocks,            preemption,
-                    prefix_cache};
+    char *argv[] = {"--device=cpu",   "--dtype=float32",
+                    "--threads=2",    "--max-num-seqs=8",
+                    "--block-size=4", "--max-num-batched-tokens=24",
+                    "--config=none",  blocks,
+                    preemption,       prefix_cache};
     char *env[] = {NULL};
     struct generation_defaults unused;
     struct model_config c;
