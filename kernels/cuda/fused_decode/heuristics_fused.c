@@ -102,7 +102,8 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
 {
     bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
               w.rows == out.cols && w.rows % FUSED_TILE == 0 && aligned(w.data, w.stride) &&
-              aligned(x.data, x.stride) && apart(x.data, x.stride, out.data, out.stride, rows);
+              aligned(x.data, x.stride) &&
+              apart(x.data, x.stride, out.data, out.stride, rows);
 
     if (!ep || !ok) {
         return ok;
@@ -153,9 +154,10 @@ bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct 
                      const struct norm *n)
 {
     if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
-        x.cols % NORM_K != 0 || x.cols > FUSED_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
-        !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
-        !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
+        x.cols % NORM_K != 0 || x.cols > FUSED_MAX_NORM ||
+        !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
+        !aligned(x.data, x.stride) || !aligned(out.data, out.stride) ||
+        !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
     }
     struct fused_op p = {.x = x.data,
@@ -265,7 +267,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         fits = fits && (p->slices == 1 || n_tiles * p->slices <= FUSED_MAX_PARTIALS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest = a->norm_bytes + fused_fixed_bytes(a->format);
+    int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES;
     int32_t stage = fused_stage_bytes(a->format);
     a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / stage);
     a->in_flight = MIN(FUSED_MAX_IN_FLIGHT, a->n_stages);
