@@ -7,8 +7,8 @@
 
 /* Not an expert's tensor, nor one that is divided into heads: products of one expert or
  * head read a view of the rows of all, which a weight in blocks does not have. Codes
- * with scales of their own are multiplied, not embedded, and decoded where a group is no
- * neighbours, or no multiple of FORMAT_GROUP of them. */
+ * with scales of their own are multiplied, not embedded, and decoded where a group is
+ * no neighbours, or no multiple of FORMAT_GROUP of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {

@@ -187,15 +187,33 @@ static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, st
     p->scales = weight_scales_slice(&q->scales, out.first, in.first);
 }
 
-/* The values of one expert in a tensor of all, in the order of the spec: n of them,
- * every second one where gate and up are stored in turn. As plain_data otherwise. */
+/* The values of one expert in a tensor of all, n as it is stored, decoded where it is
+ * quantised; *ret_copy, where that takes a copy, is the caller's. */
+static const char *expert_data(const struct tensor *t, size_t n, int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype);
+
+    if (!t->quantised) {
+        return (const char *)t->data + (size_t)expert * n * bytes;
+    }
+    *ret_copy = malloc(n * bytes);
+    if (!*ret_copy || quant_tensor_decode_one(t->quantised, expert, t->dtype, *ret_copy) < 0) {
+        return NULL;
+    }
+    return *ret_copy;
+}
+
+/* The same in the order of the spec: n values, every second one where gate and up are
+ * stored in turn. As plain_data otherwise. */
 static const void *stacked_data(const struct tensor_spec *s, const struct tensor *t, int64_t n,
                                 int32_t expert, void **ret_copy)
 {
     size_t bytes = (size_t)dtype_bytes(t->dtype), step = (size_t)tensor_spec_step(s);
-    const char *from = (const char *)t->data + (size_t)expert * (size_t)n * step * bytes;
+    void *decoded = NULL;
+    const char *from = expert_data(t, (size_t)n * step, expert, &decoded);
 
-    if (step == 1 && (uintptr_t)from % bytes == 0) {
+    if (!from || (step == 1 && (uintptr_t)from % bytes == 0)) {
+        *ret_copy = decoded;
         return from;
     }
     char *copy = malloc((size_t)n * bytes);
@@ -204,6 +222,7 @@ static const void *stacked_data(const struct tensor_spec *s, const struct tensor
     for (size_t i = 0; copy && i < (size_t)n; i++) {
         memcpy(copy + i * bytes, from + i * step * bytes, bytes);
     }
+    free(decoded);
     return copy;
 }
 
