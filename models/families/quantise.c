@@ -42,8 +42,7 @@ bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t
 {
     return m->options.quantise && s->kind == WEIGHT_LINEAR && tensor_spec_indices(s) == 1 &&
            dim_quantised(s->rows) && dim_quantised(s->cols) && s->when != WHEN_EXPERTS &&
-           s->when != WHEN_SHARED &&
-           (m->options.quantise->id != FORMAT_INT4 || cols % GROUP == 0);
+           s->when != WHEN_SHARED && (m->options.quantise->id != FORMAT_INT4 || cols % GROUP == 0);
 }
 
 /* ---- codes ---- */

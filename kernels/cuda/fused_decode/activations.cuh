@@ -70,9 +70,9 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* The activations of a split-K slice, as weights of format F meet them. Loops over them process the front vectors and
- * rotate these to the back, instead of being unrolled: code that runs once is fetched
- * from far, so it must be short. */
+/* The activations of a split-K slice, as weights of format F meet them. Loops over
+ * them process the front vectors and rotate these to the back, instead of being
+ * unrolled: code that runs once is fetched from far, so it must be short. */
 template <typename T, int F> struct activations {
     using S = stage_shape<F>;
     vector16 v[VECTORS]; /* zero past the rows and columns */

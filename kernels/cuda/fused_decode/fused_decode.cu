@@ -62,8 +62,8 @@ __device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const 
     mma_columns<T>(f, e4m3_values(low.z, low.w), e4m3_values(high.z, high.w), x[1]);
 }
 
-/* 32 codes of two rows by 32 activations; with those of the other lanes they are a group of
- * each row, g of the lower one. */
+/* 32 codes of two rows by 32 activations; with those of the other lanes they are a
+ * group of each row, g of the lower one. */
 template <typename T>
 __device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const uint4 &high,
                                          const int4_group &g, const int4_group &h,
@@ -92,14 +92,15 @@ template <int F> struct stage_codes {
     {
         constexpr int HIGH = 8 * S::PITCH;
         bool odd = (lane & 4) && S::PITCH % 128 == 0;
-        uint32_t row = stage + (lane >> 2) * S::PITCH +
-                       (F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0);
+        uint32_t row =
+            stage + (lane >> 2) * S::PITCH + (F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0);
         uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
         load_row(low[0], low[1], at, odd);
         load_row(high[0], high[1], at + HIGH, odd);
 #pragma unroll
         for (int i = 0; i < 4 && F == FUSED_INT4; i++) {
-            group[i] = load_word(row + FUSED_SEGMENT_K / 2 + warp % 2 * 8 + i / 2 * 4 + i % 2 * HIGH);
+            group[i] =
+                load_word(row + FUSED_SEGMENT_K / 2 + warp % 2 * 8 + i / 2 * 4 + i % 2 * HIGH);
         }
     }
 
@@ -120,8 +121,8 @@ template <int F> struct stage_codes {
     }
 };
 
-/* One stage of a tile; x: this lane's activations of the stage's columns; mine: the stage
- * has this warp's columns; f16: scales are fp16. */
+/* One stage of a tile; x: this lane's activations of the stage's columns; mine: the
+ * stage has this warp's columns; f16: scales are fp16. */
 template <typename T, int F>
 __device__ __forceinline__ void mma_stage(ring<F> &r, accumulator &f, const vector16 *x, bool mine,
                                           bool f16, int warp, int lane)
@@ -507,13 +508,12 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     /* bulk copies */
-    bool ok =
-        cudaFuncGetAttributes(&made, fused_decode_kernel<__half, FUSED_16>) == cudaSuccess &&
-        made.ptxVersion >= 90 &&
-        allow_shared(fused_decode_kernel<__half, FUSED_16>, max_shared_bytes) &&
-        allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_16>, max_shared_bytes) &&
-        allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_FP8>, max_shared_bytes) &&
-        allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_INT4>, max_shared_bytes);
+    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half, FUSED_16>) == cudaSuccess &&
+              made.ptxVersion >= 90 &&
+              allow_shared(fused_decode_kernel<__half, FUSED_16>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_16>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_FP8>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_INT4>, max_shared_bytes);
 
     cudaGetLastError();
     return ok;

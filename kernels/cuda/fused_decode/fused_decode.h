@@ -31,10 +31,10 @@ enum {
     FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same with several ranks */
     FUSED_TILE = 16,                 /* weight rows of a tile: M of the matrix instruction */
     FUSED_MMA_WARPS = 8,             /* MMA warps; each has its share of a stage's depth */
-    /* depth whose activations fit into a block's registers; deeper products are cut into
-     * split-K slices, of a multiple of FUSED_STAGE_K columns */
+    /* depth whose activations fit into a block's registers; deeper products are cut
+     * into split-K slices, of a multiple of FUSED_STAGE_K columns */
     FUSED_SLICE_K = 4096,
-    FUSED_STAGE_K = 512,             /* least depth (columns of w) of a stage */
+    FUSED_STAGE_K = 512, /* least depth (columns of w) of a stage */
     /* results of a tile, as sent to another rank */
     FUSED_RESULT_BYTES = FUSED_TILE * FUSED_ROWS * 2,
     FUSED_MAX_STAGES = 16,
@@ -62,7 +62,8 @@ enum fused_format {
 };
 
 enum {
-    /* 512 columns of FUSED_INT4: their codes, and four groups' scales and zero points */
+    /* 512 columns of FUSED_INT4: their codes, and four groups' scales and zero
+     * points */
     FUSED_SEGMENT_K = 512,
     FUSED_SEGMENT_BYTES = FUSED_SEGMENT_K / 2 + 16,
 };
@@ -164,8 +165,8 @@ static inline FUSED_BOTH int32_t fused_stage_bytes(int32_t format)
     return FUSED_TILE * (int32_t)fused_row_bytes(format, fused_stage_k(format));
 }
 
-/* Columns that a warp of the matrix instruction has of a stage; a weight's columns are a
- * multiple. */
+/* Columns that a warp of the matrix instruction has of a stage; a weight's columns
+ * are a multiple. */
 static inline FUSED_BOTH int32_t fused_warp_k(int32_t format)
 {
     return fused_stage_k(format) / FUSED_MMA_WARPS;

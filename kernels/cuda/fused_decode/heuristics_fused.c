@@ -102,8 +102,7 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
 {
     bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
               w.rows == out.cols && w.rows % FUSED_TILE == 0 && aligned(w.data, w.stride) &&
-              aligned(x.data, x.stride) &&
-              apart(x.data, x.stride, out.data, out.stride, rows);
+              aligned(x.data, x.stride) && apart(x.data, x.stride, out.data, out.stride, rows);
 
     if (!ep || !ok) {
         return ok;
@@ -154,10 +153,9 @@ bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct 
                      const struct norm *n)
 {
     if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
-        x.cols % NORM_K != 0 || x.cols > FUSED_MAX_NORM ||
-        !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
-        !aligned(x.data, x.stride) || !aligned(out.data, out.stride) ||
-        !apart(x.data, x.stride, out.data, out.stride, rows)) {
+        x.cols % NORM_K != 0 || x.cols > FUSED_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
+        !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
+        !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
     }
     struct fused_op p = {.x = x.data,

@@ -14,8 +14,8 @@ enum {
     LOAD_ROWS = FUSED_TILE / LOAD_WARPS,
 };
 
-/* The shape of a stage of weights of format F. A lane has two 16-byte vectors of a row's
- * codes; the columns of one are CODES neighbours. */
+/* The shape of a stage of weights of format F. A lane has two 16-byte vectors of a
+ * row's codes; the columns of one are CODES neighbours. */
 template <int F> struct stage_shape {
     static constexpr int K = F == FUSED_INT4 ? 2048 : F == FUSED_FP8 ? 1024 : FUSED_STAGE_K;
     static constexpr int WARP_K = K / FUSED_MMA_WARPS; /* columns of an MMA warp */

@@ -12,8 +12,8 @@ __device__ __forceinline__ uint32_t load_word(uint32_t shared_at)
     return v;
 }
 
-/* Sign, exponent and mantissa of two e4m3 codes, in their places of bf16, as values: the
- * product makes up for the exponents' biases, also of subnormal codes. */
+/* Sign, exponent and mantissa of two e4m3 codes, in their places of bf16, as values:
+ * the product makes up for the exponents' biases, also of subnormal codes. */
 __device__ __forceinline__ uint32_t e4m3_pair(uint32_t bits)
 {
     __nv_bfloat162 bias = __floats2bfloat162_rn(0x1p120f, 0x1p120f),
@@ -22,8 +22,8 @@ __device__ __forceinline__ uint32_t e4m3_pair(uint32_t bits)
     return *(uint32_t *)&x;
 }
 
-/* Eight neighbouring e4m3 codes, each four in the order 0 2 1 3: the even ones are moved up
- * by products, which have a pipe of their own. */
+/* Eight neighbouring e4m3 codes, each four in the order 0 2 1 3: the even ones are
+ * moved up by products, which have a pipe of their own. */
 __device__ __forceinline__ uint4 e4m3_values(uint32_t a, uint32_t b)
 {
     const uint32_t word[2] = {a, b};

@@ -84,7 +84,9 @@ static void a_launch_has_weights_of_one_format(void **state)
 {
     (void)state;
     float scale;
-    struct quant_weight fp8 = {.format = FORMAT_FP8, .n_groups = 1, .row_bytes = 4096,
+    struct quant_weight fp8 = {.format = FORMAT_FP8,
+                               .n_groups = 1,
+                               .row_bytes = 4096,
                                .scale = &scale},
                         int4 = {.format = FORMAT_INT4, .layout = QUANT_SEGMENTS},
                         blocks = {.format = FORMAT_FP8, .n_groups = 32};
