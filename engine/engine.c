@@ -151,6 +151,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->n_kv_groups = executor_kv_groups(x);
     memcpy(c->kv_window, x->kv_window, sizeof(c->kv_window));
     c->kv_window_align = x->kv_window_align;
+    c->snapshot_distance = x->snapshot_distance;
     c->vocab = x->vocab;
     c->max_len = x->max_len;
     c->tokenizer = e->tokenizer;
@@ -197,7 +198,8 @@ static int measure_costs(struct engine *e, struct err *err)
         log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us),
                   LOG_F64("token_us", c->cost.token_us), LOG_F64("context_us", c->cost.context_us),
                   LOG_F64("swap_block_us", c->cost.swap_block_us),
-                  LOG_F64("row_us", c->cost.row_us));
+                  LOG_F64("row_us", c->cost.row_us),
+                  LOG_F64("many_row_us", c->cost.many_row_us));
     }
     return rc;
 }

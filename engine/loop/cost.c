@@ -1,10 +1,11 @@
-/* Five kinds of steps give the parameters of the cost model:
+/* Six kinds of steps give the parameters of the cost model:
  *
  *     one token, no context            fixed
  *     a long prefill                   fixed + tokens * token
  *     one token, the longest context   fixed + context * context's
  *     one token, blocks swapped in     fixed + blocks * swap
  *     few tokens, all sampled from     fixed + tokens * row
+ *     many such tokens                 that + the others * many rows'
  *
  * Each is the fastest of a few tries, so that a disturbed one does not count. On a GPU
  * time is not linear in tokens (the weights are read anyway, so the first hundreds are
@@ -22,11 +23,11 @@ enum {
     PREFILL_MAX_US = 400000, /* longest prefill that a start may spend time on */
     FEW_TOKENS = 64,
     LONG_TOKENS = 1024,
-    SIZES_MAX = 2560, /* of prefills; setting up longer ones costs more time than it saves */
+    SIZES_MAX = 2560, /* of prefills but whole steps; more cost more time than they save */
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
     ROWS_MAX = 256,
-    VERIFIED = 8, /* tokens of a step that verifies drafts */
+    VERIFIED = 64, /* tokens of a large step that verifies drafts */
 };
 
 /* The arrays that a step of many sequences needs beside the probe's. */
@@ -216,15 +217,23 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
 }
 
 /* Runs a prefill of each size for which a device loads kernels of its own. It loads
- * them only when idle, so sequences that are decoding would wait. */
-static int probe_sizes(struct probe *p, int32_t max_tokens, struct err *e)
+ * them only when idle, so sequences that are decoding would wait. Last comes a full
+ * step, if it does not take long: its size is the most frequent one under load. */
+static int probe_sizes(struct probe *p, int32_t full, struct err *e)
 {
     enum { FIRST = 8, FAR = 512 };
-    int64_t us;
+    int32_t most = MIN(full, SIZES_MAX);
+    int64_t us = 0;
     int rc = 0;
 
-    for (int32_t n = FIRST; n <= max_tokens && rc == 0; n += MIN(n, FAR)) {
+    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, FAR)) {
         rc = probe_step(p, n, 0, 0, 1, &us, e);
+    }
+    if (rc == 0 && full > most) { /* again, without what the first one set up */
+        rc = probe_step(p, most, 0, 0, 1, &us, e);
+    }
+    if (rc == 0 && full > most && us * full / most <= PREFILL_MAX_US) {
+        rc = probe_step(p, full, 0, 0, 1, &us, e);
     }
     return rc;
 }
@@ -291,18 +300,19 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
 {
     const struct executor_info *info = &x->info;
     int32_t capacity = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
-    int32_t max_tokens = MIN(MIN(info->max_num_batched_tokens, capacity), SIZES_MAX),
-            n_tokens = MIN(max_tokens, LONG_TOKENS);
+    int32_t whole = MIN(info->max_num_batched_tokens, capacity);
+    int32_t max_tokens = MIN(whole, SIZES_MAX), n_tokens = MIN(max_tokens, LONG_TOKENS);
     int32_t context = MIN(CONTEXT_MAX, capacity - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
     int32_t n_blocks = (int32_t)div_ceil(capacity, info->block_size);
-    int32_t n_rows = MAX(MIN(MIN(VERIFIED, max_tokens), info->max_samples), 1);
-    double one = 0, full = 0, deep = 0, swap = 0, rows = 0;
+    int32_t most = MAX(MIN(MIN(max_tokens, info->max_samples), info->max_num_seqs), 1);
+    int32_t n_few = MIN(most, STEP_FEW_ROWS), n_many = MIN(most, VERIFIED);
+    double one = 0, full = 0, deep = 0, swap = 0, few = 0, many = 0;
     struct probe p = {.x = x, .now_us = now_us};
-    int rc = probe_init(&p, max_tokens, n_blocks, e);
+    int rc = probe_init(&p, info->sets_up_sizes ? whole : max_tokens, n_blocks, e);
 
     if (rc == 0 && info->sets_up_sizes) {
-        rc = probe_sizes(&p, max_tokens, e);
+        rc = probe_sizes(&p, whole, e);
     }
     if (rc == 0 && info->sets_up_sizes) {
         rc =
@@ -318,7 +328,10 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
         rc = probe_best(&p, 1, context, 0, 1, &deep, e);
     }
     if (rc == 0) {
-        rc = probe_best(&p, n_rows, 0, 0, n_rows, &rows, e);
+        rc = probe_best(&p, n_few, 0, 0, n_few, &few, e);
+    }
+    if (rc == 0) {
+        rc = probe_best(&p, n_many, 0, 0, n_many, &many, e);
     }
     if (rc == 0 && n_swap > 0) {
         rc = probe_best(&p, 1, 0, n_swap, 1, &swap, e);
@@ -332,7 +345,8 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
         .token_us = n_tokens > 1 ? MAX(full - one, 1) / (n_tokens - 1) : 1,
         .context_us = context > 0 ? MAX(deep - one, 0) / context : 0,
         .swap_block_us = n_swap > 0 ? MAX(swap - one, 1) / n_swap : 0,
-        .row_us = n_rows > 1 ? MAX(rows - one, 0) / (n_rows - 1) : 0,
+        .row_us = n_few > 1 ? MAX(few - one, 0) / (n_few - 1) : 0,
+        .many_row_us = n_many > n_few ? MAX(many - few, 0) / (n_many - n_few) : 0,
     };
     return 0;
 }

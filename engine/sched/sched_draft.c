@@ -34,25 +34,54 @@ static bool can_verify(const struct seq *q)
            q->n_tokens > q->group->n_prompt;
 }
 
-/* The time that one more draft takes: in a large step that of its token, in a small one
- * what it was measured to be. */
-static double draft_us(const struct sched *s)
+/* A step as far as it is planned. */
+struct room {
+    int32_t n_tokens;
+    double expected; /* tokens that it brings: those planned, and drafts by their chance */
+    double us;       /* by the cost model; 0: costs are unknown */
+    int32_t left;    /* tokens that still fit */
+    /* Rows that may have biases or masks of their own: the packer and the backends hold
+     * as many of each as there are slots. */
+    int32_t own_rows;
+};
+
+/* The time that one more draft of `q` takes. What it reads was just read for the row
+ * before it, which takes half as long. */
+static double draft_us(const struct sched *s, const struct room *r, const struct seq *q)
 {
-    return MAX(s->c.cost.token_us, s->c.cost.row_us);
+    const struct step_cost *c = &s->c.cost;
+    double row = r->n_tokens < STEP_FEW_ROWS ? c->row_us : c->many_row_us;
+
+    return MAX(c->token_us, row) + q->n_computed * c->context_us / 2;
 }
 
-/* Whether a draft that holds with probability `prob` is worth a row in a step of `us`
- * that brings `expected` tokens: whether it brings more of them in its time than the
- * step does. */
-static bool is_worth(const struct sched *s, double prob, double us, double expected)
+/* Whether a draft of `q` that holds with probability `prob` is worth a row: whether it
+ * brings more tokens in its time than the step does. */
+static bool is_worth(const struct sched *s, const struct room *r, const struct seq *q, double prob)
 {
-    return s->c.cost.token_us <= 0 || prob * us > draft_us(s) * expected;
+    return s->c.cost.token_us <= 0 || prob * r->us > draft_us(s, r, q) * r->expected;
+}
+
+/* The sum over the sequences of a running group of what their drafts are expected to
+ * bring. */
+static double expected_of(struct sched *s, struct group *g, const struct room *r)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < g->width; i++) {
+        struct seq *q = &g->seq[i];
+        if (q->state == SEQ_LIVE && can_verify(q) && can_sample(g, q)) {
+            double n = (double)s->drafts->expect(s->drafts, q);
+            sum += is_worth(s, r, q, n / (1 + n)) ? n : 0; /* n = p + p^2 + … */
+        }
+    }
+    return sum;
 }
 
 bool drafts_awaited(struct sched *s)
 {
-    double expected = 0, us = s->c.cost.fixed_us;
-    int32_t n = 0;
+    struct room r = {.us = s->c.cost.fixed_us};
+    double expected = 0;
 
     if (!s->drafts || s->n_in_flight == 0) {
         return false;
@@ -63,21 +92,14 @@ bool drafts_awaited(struct sched *s)
         }
     }
     for (struct group *g = s->running.first; g; g = g->next) {
-        if (in_prefill(g) || g->parked) {
-            continue;
-        }
-        for (int32_t i = 0; i < g->width; i++) {
-            struct seq *q = &g->seq[i];
-            if (q->state != SEQ_LIVE) {
-                continue;
-            }
-            n++;
-            us += s->c.cost.token_us + q->n_tokens * s->c.cost.context_us;
-            expected +=
-                can_verify(q) && can_sample(g, q) ? (double)s->drafts->expect(s->drafts, q) : 0;
-        }
+        r.n_tokens += g->n_live;
+        r.us += g->n_live * (s->c.cost.token_us + g->seq[0].n_tokens * s->c.cost.context_us);
     }
-    return expected * GAP_PARTS > n && is_worth(s, 1, us, n);
+    r.expected = r.n_tokens;
+    for (struct group *g = s->running.first; g; g = g->next) {
+        expected += in_prefill(g) || g->parked ? 0 : expected_of(s, g, &r);
+    }
+    return expected * GAP_PARTS > r.n_tokens;
 }
 
 /* ---- room for drafts ---- */
@@ -111,30 +133,19 @@ static void take_blocks(struct sched *s, struct seq *q, int32_t n_tokens)
     }
 }
 
-/* What is left of the step for drafts. */
-struct room {
-    int32_t left;    /* tokens that still fit */
-    double expected; /* tokens that it brings: those planned, and drafts by their chance */
-    /* Rows that may have biases or masks of their own: the packer and the backends hold
-     * as many of each as there are slots. */
-    int32_t own_rows;
-    double us; /* of the step so far, by the cost model; 0: costs are unknown */
-};
-
 static struct room step_room(const struct sched *s, const struct plan *p)
 {
     struct room r = {.us = planned_us(s, p)};
 
-    int32_t n_tokens = 0;
 
     for (int32_t i = 0; i < p->n_items; i++) {
-        n_tokens += p->item[i].n;
+        r.n_tokens += p->item[i].n;
     }
     for (int32_t i = 0; i < s->n_chunks; i++) {
-        n_tokens += s->chunk[i].n;
+        r.n_tokens += s->chunk[i].n;
     }
-    r.expected = n_tokens;
-    r.left = s->c.max_num_batched_tokens - n_tokens;
+    r.expected = r.n_tokens;
+    r.left = s->c.max_num_batched_tokens - r.n_tokens;
     r.own_rows = s->c.max_num_seqs - p->n_items - s->n_chunks;
     return r;
 }
@@ -179,9 +190,10 @@ static int32_t draft_item(struct sched *s, const struct plan_item *it, struct ro
         return 0;
     }
     int32_t found = s->drafts->draft(s->drafts, q, most, q->out + q->n_out, prob);
-    while (n < found && is_worth(s, (double)prob[n], r->us, r->expected)) {
+    while (n < found && is_worth(s, r, q, (double)prob[n])) {
         r->expected += (double)prob[n++];
-        r->us += draft_us(s);
+        r->us += draft_us(s, r, q);
+        r->n_tokens++;
     }
     r->left -= n;
     s->scores_left -= n;

@@ -47,7 +47,7 @@ static float expect(struct draft_source *base, struct seq *q)
 {
     const struct replay *r = replay_of(base);
 
-    return record_of(r, q) ? r->acceptance : 0;
+    return record_of(r, q) ? r->acceptance / (1.0625f - r->acceptance) : 0;
 }
 
 /* Uniform in [0, 1), by the sequence and the position. */
