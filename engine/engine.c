@@ -197,8 +197,7 @@ static int measure_costs(struct engine *e, struct err *err)
         log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us),
                   LOG_F64("token_us", c->cost.token_us), LOG_F64("context_us", c->cost.context_us),
                   LOG_F64("swap_block_us", c->cost.swap_block_us),
-                  LOG_F64("row_us", c->cost.row_us),
-                  LOG_F64("many_row_us", c->cost.many_row_us));
+                  LOG_F64("row_us", c->cost.row_us), LOG_F64("many_row_us", c->cost.many_row_us));
     }
     return rc;
 }
