@@ -115,8 +115,11 @@ int model_config_read(struct model_config *ret, struct generation_defaults *ret_
                       const char *dir, struct err *e);
 
 struct model_options {
-    enum dtype dtype;        /* of weights on the device */
-    bool dummy;              /* load_format: dummy */
+    enum dtype dtype; /* of weights on the device */
+    bool dummy;       /* load_format: dummy */
+    /* to which weights of linear layers are quantised, FORMAT_FP8 or FORMAT_INT4;
+     * NULL: not */
+    const struct weight_format *quantise;
     int32_t max_tokens;      /* of a step */
     int32_t max_logits;      /* rows of logits computed at once */
     int32_t max_len;         /* positions of the rotation table */

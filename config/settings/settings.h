@@ -15,6 +15,7 @@
 enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
+enum quantization { QUANTIZE_NONE, QUANTIZE_FP8, QUANTIZE_INT4 };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum prefix_cache_scope { PREFIX_CACHE_KEY, PREFIX_CACHE_SERVER };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
@@ -38,6 +39,7 @@ struct settings {
     int device;              /* enum device_kind */
     int dtype;               /* enum dtype_choice */
     int load_format;         /* enum load_format */
+    int quantization;        /* enum quantization */
     char *generation_config; /* "auto" or "none" */
     int64_t max_model_len;   /* tokens; 0: the model's, or what the pool holds */
     /* scheduling and memory */

@@ -20,6 +20,8 @@ static const struct setting_choice LOAD_FORMATS[] = {{"auto", LOAD_AUTO},
                                                      {"gguf", LOAD_GGUF},
                                                      {"dummy", LOAD_DUMMY},
                                                      {0}};
+static const struct setting_choice QUANTIZATIONS[] = {
+    {"none", QUANTIZE_NONE}, {"fp8", QUANTIZE_FP8}, {"int4", QUANTIZE_INT4}, {0}};
 static const struct setting_choice GENERATION_CONFIGS[] = {{"auto", 0}, {"none", 1}, {0}};
 static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
@@ -83,6 +85,9 @@ const struct setting setting_table[] = {
      .help = "data type of the weights; auto: as stored"},
     {CHOICE(load_format, "auto", LOAD_FORMATS), .group = "Model",
      .help = "format of the weight files; dummy: random weights instead of files"},
+    {CHOICE(quantization, "none", QUANTIZATIONS), .group = "Model",
+     .help = "quantise the linear layers of a model that is stored as floats while it is loaded: "
+             "fp8 (e4m3, a scale a row) or int4 (groups of 128 with zero points); none: as stored"},
     {STRING(generation_config, "auto"), .choice = GENERATION_CONFIGS, .group = "Model",
      .help = "auto: use the sampling defaults (temperature, top_p, ...) of the model's "
              "generation_config.json; none: ignore that file"},

@@ -15,6 +15,7 @@ _quire_settings='--model DIR
 --device auto|cpu|cuda
 --dtype auto|bfloat16|float16|float32
 --load-format auto|safetensors|gguf|dummy
+--quantization none|fp8|int4
 --generation-config auto|none
 --max-model-len TOKENS
 --max-num-seqs N

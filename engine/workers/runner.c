@@ -325,6 +325,13 @@ enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
     }
 }
 
+static const struct weight_format *runner_quantises(const struct settings *s)
+{
+    return s->quantization == QUANTIZE_FP8    ? weight_format_of(FORMAT_FP8)
+           : s->quantization == QUANTIZE_INT4 ? weight_format_of(FORMAT_INT4)
+                                              : NULL;
+}
+
 static int load_model(struct runner *r, const struct settings *s, const char *dir,
                       const struct model_config *c, struct err *e)
 {
@@ -333,6 +340,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     struct model_options o = {
         .dtype = runner_dtype(s, c),
         .dummy = s->load_format == LOAD_DUMMY,
+        .quantise = runner_quantises(s),
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
         .max_len = x->max_len,

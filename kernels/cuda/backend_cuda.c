@@ -155,8 +155,14 @@ static void cuda_norm(struct backend *b, struct mat out, struct mat x, const str
         return;
     }
     cuda_start(c);
-    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, cuda_rows(c, out), out.cols,
-                (int)x.dtype, c->stream);
+    int32_t rows = cuda_rows(c, out);
+    if (cuda_pending_suits(c, out, rows)) {
+        cuda_pending_put(c, &(struct pending_codes){
+                                .kind = PENDING_NORM, .out = out, .x = x, .norm = a, .rows = rows});
+        return;
+    }
+    launch_norm(out.data, out.stride, x.data, x.stride, NULL, 0, &a, rows, out.cols, (int)x.dtype,
+                c->stream);
 }
 
 static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struct mat y,
@@ -170,6 +176,12 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     }
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
+    if (cuda_pending_suits(c, out, rows)) {
+        cuda_pending_put(
+            c, &(struct pending_codes){
+                   .kind = PENDING_NORM, .out = out, .x = x, .y = y, .norm = a, .rows = rows});
+        return;
+    }
     if (!partial || !cuda_rank_sum(c, &out, &x, y, &a, rows)) {
         launch_norm(out.data, out.stride, x.data, x.stride, y.data, y.stride, &a, rows, out.cols,
                     (int)x.dtype, c->stream);
@@ -468,15 +480,24 @@ static void cuda_free(struct backend *b)
     if (c->stream) {
         cudaStreamDestroy(c->stream);
     }
+    for (int32_t i = 0; i < c->n_quant; i++) {
+        free(c->quant[i]);
+    }
+    free(c->quant);
     free(c->owned);
     free(c->scratch);
     free(c);
 }
 
-/* Blocks are decoded before they get here, so only plain formats have activations. */
+/* Blocks are decoded before they get here. */
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
-    (void)b;
+    if (weight_format_has_scales(f)) {
+        return (struct weight_support){.as_stored = true,
+                                       .act = DTYPE_BF16,
+                                       .kernel =
+                                           cuda_quant_kernel((const struct cuda_backend *)b, f)};
+    }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
     }

@@ -62,6 +62,16 @@ struct swap;        /* swap.c */
 struct cuda_ranks;  /* ranks.c */
 struct cuda_stages; /* stages.c */
 
+/* A norm or a gate whose result only the next operation reads is put off until that is
+ * known: a product with a quantised weight gets it as codes alone. */
+struct pending_codes {
+    enum { PENDING_NONE, PENDING_NORM, PENDING_GATE } kind;
+    struct mat out;        /* the result */
+    struct mat x, y;       /* of the norm: x += y first, unless y.data is NULL; gate_up: x */
+    struct norm_args norm; /* of the norm */
+    int32_t rows, act;
+};
+
 struct cuda_backend {
     struct backend base;
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
@@ -140,9 +150,17 @@ struct cuda_backend {
     void *workspace;               /* WORKSPACE_BYTES on the device */
     struct matmul_plan *plan;      /* [MATMUL_PLANS] hash table */
     struct product_store products; /* algorithms remembered on disk */
-    void *side;               /* device buffer for a product's intermediate result (side_buffer) */
-    int64_t side_bytes;       /* its size */
-    struct cuda_ranks *ranks; /* NULL: one rank */
+    void *side;              /* device buffer for a product's intermediate result (side_buffer) */
+    int64_t side_bytes;      /* its size */
+    void *widened;           /* device buffer for a quantised weight as floats */
+    int64_t widened_bytes;   /* its size */
+    uint8_t *quantised;      /* device buffer for a product's activations as codes */
+    int64_t quantised_bytes; /* its size */
+    float *quantised_scale;  /* [max_tokens] scales of its rows */
+    struct pending_codes pending;
+    void **quant; /* [n_quant] struct quant_weight; owned */
+    int32_t n_quant;
+    struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: no pipeline */
 
     /* fused launches */
@@ -181,6 +199,28 @@ static inline bool cuda_usable(struct cuda_backend *c)
 /* weights.c */
 int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
 int cuda_ready(struct backend *b, struct err *e);
+
+/* quant/pending_codes.c */
+/* Whether `out`, of so many rows, can be put off. */
+bool cuda_pending_suits(const struct cuda_backend *c, struct mat out, int32_t rows);
+/* Puts p off; what is pending before it must have been run. */
+void cuda_pending_put(struct cuda_backend *c, const struct pending_codes *p);
+/* Takes what is pending if it is x, for a product of `rows` rows; false: it is not,
+ * and *ret is not set. The caller makes the codes by cuda_pending_codes, before the
+ * product. */
+bool cuda_pending_take(struct cuda_backend *c, struct mat x, int32_t rows,
+                       struct pending_codes *ret);
+void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p);
+/* Runs what is pending as it is. */
+void cuda_pending_flush(struct cuda_backend *c);
+
+/* quant/quant_weights.c */
+/* A weight whose pieces are all of one format with scales of their own, or a dummy of
+ * one. */
+int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e);
+/* What multiplies weights of the format here, for the log. */
+const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_format *f);
 
 /* upload.c */
 #define UPLOAD_SLICE_BYTES ((int64_t)4 << 20)

@@ -7,8 +7,8 @@
 
 /* Not an expert's tensor, nor one that is divided into heads: products of one expert or
  * head read a view of the rows of all, which a weight in blocks does not have. Codes
- * with scales of their own are multiplied, not embedded, and decoded where a group is no
- * neighbours, or no multiple of FORMAT_GROUP of them. */
+ * with scales of their own are multiplied, not embedded, and decoded where a group is
+ * no neighbours, or no multiple of FORMAT_GROUP of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
@@ -49,6 +49,13 @@ void model_log_formats(const struct model *m)
             buf_printf(&text, "%s%d of %s decoded to %s", text.len ? "; " : "", t->n_decoded[i],
                        f->name, dtype_name(m->options.dtype));
         }
+    }
+    if (t->n_quantised > 0) {
+        const struct weight_format *f = m->options.quantise;
+        struct weight_support s = m->backend->ops->supports(m->backend, f);
+        buf_printf(&text, "%s%d quantised to %s, %s%s", text.len ? "; " : "", t->n_quantised,
+                   f->name, s.as_stored ? "by " : "whose values are ",
+                   s.as_stored ? s.kernel : dtype_name(m->options.dtype));
     }
     if (text.len > 0) {
         log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));

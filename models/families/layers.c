@@ -187,15 +187,33 @@ static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, st
     p->scales = weight_scales_slice(&q->scales, out.first, in.first);
 }
 
-/* The values of one expert in a tensor of all, in the order of the spec: n of them,
- * every second one where gate and up are stored in turn. As plain_data otherwise. */
+/* The values of one expert in a tensor of all, n as it is stored, decoded where it is
+ * quantised; *ret_copy, where that takes a copy, is the caller's. */
+static const char *expert_data(const struct tensor *t, size_t n, int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype);
+
+    if (!t->quantised) {
+        return (const char *)t->data + (size_t)expert * n * bytes;
+    }
+    *ret_copy = malloc(n * bytes);
+    if (!*ret_copy || quant_tensor_decode_one(t->quantised, expert, t->dtype, *ret_copy) < 0) {
+        return NULL;
+    }
+    return *ret_copy;
+}
+
+/* The same in the order of the spec: n values, every second one where gate and up are
+ * stored in turn. As plain_data otherwise. */
 static const void *stacked_data(const struct tensor_spec *s, const struct tensor *t, int64_t n,
                                 int32_t expert, void **ret_copy)
 {
     size_t bytes = (size_t)dtype_bytes(t->dtype), step = (size_t)tensor_spec_step(s);
-    const char *from = (const char *)t->data + (size_t)expert * (size_t)n * step * bytes;
+    void *decoded = NULL;
+    const char *from = expert_data(t, (size_t)n * step, expert, &decoded);
 
-    if (step == 1 && (uintptr_t)from % bytes == 0) {
+    if (!from || (step == 1 && (uintptr_t)from % bytes == 0)) {
+        *ret_copy = decoded;
         return from;
     }
     char *copy = malloc((size_t)n * bytes);
@@ -204,6 +222,7 @@ static const void *stacked_data(const struct tensor_spec *s, const struct tensor
     for (size_t i = 0; copy && i < (size_t)n; i++) {
         memcpy(copy + i * bytes, from + i * step * bytes, bytes);
     }
+    free(decoded);
     return copy;
 }
 
@@ -379,7 +398,10 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
         d.mapped &= !a->source[i].copy;
     }
     m->config.n_parameters += (int64_t)a->rows * a->cols;
-    int rc = m->backend->ops->weight(m->backend, &d, ret, e);
+    struct quantised q = {0};
+    int rc = model_quantises(m, s, a->cols) ? quantised_init(&q, m, &d, e) : 0;
+    rc = rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, ret, e);
+    quantised_release(&q);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
     for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
         if (in_place || (d.mapped && a->piece[i].format)) {
@@ -406,7 +428,9 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             if (rc == 0 && t && scales_logits(m, s)) {
                 rc = scale_piece(a, m->config.logit_scale, e);
             }
-            if (t) {
+            if (t && !t->format && model_quantises(m, s, a->cols)) {
+                m->weights->n_quantised++;
+            } else if (t) {
                 transformer_count_format(m->weights, t, blocks || !t->format);
             }
         }
@@ -834,6 +858,7 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
         return;
     }
     act = mat_cols(act, 0, l->down.cols);
+    act.transient = true;
     ops->linear_gated(m->backend, act, mat_cols(up, 0, l->up.rows), h, l->up, l->up_bias,
                       m->config.act);
     ops->linear(m->backend, y, act, l->down, &(struct epilogue){.bias = l->down_bias});

@@ -54,6 +54,7 @@ struct transformer {
     bool partial;                       /* n_ranks > 1: o and down give partial sums */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
+    int32_t n_quantised; /* tensors of floats, to model_options.quantise */
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;                  /* residual stream, [hidden] */
@@ -236,6 +237,24 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
+/* ---- quantising while loading (quantise.c) ---- */
+
+/* A weight's codes and what belongs to them, until the backend has its own copy. */
+struct quantised {
+    uint8_t *codes;            /* owned, [rows, cols] as struct weight_scales says */
+    void *scale;               /* owned; its type depends on the format */
+    uint8_t *zero;             /* owned; NULL: none */
+    float *values;             /* owned; NULL: the backend takes codes */
+    struct weight_piece piece; /* the weight, in place of its pieces of floats */
+};
+/* Whether weights of this row of the table, of so many columns, are to be quantised. */
+bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols);
+/* Quantises the weight: its pieces are replaced by q->piece, which points into q.
+ * Pieces in a format of their own stay; a dummy gets its format. */
+int quantised_init(struct quantised *q, const struct model *m, struct weight_desc *d,
+                   struct err *e);
+void quantised_release(struct quantised *q);
+
 /* Count a tensor that was loaded, for model_log_formats. */
 void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored);
 

@@ -10,19 +10,17 @@
 
 #include "kernels/cuda/fused_decode/ring.cuh"
 
-enum { VECTORS = 2 * FUSED_SLICE_STAGES };
-
 /* Pointers into shared memory, behind the ring's stages. */
 struct shared_storage {
     char *norm_weight;    /* weight of the next norm */
-    float4 *accumulators; /* [2][FUSED_MMA_WARPS][32]: two tiles */
-    float *norm_sums;     /* [2][FUSED_MMA_WARPS][FUSED_ROWS]: sums for mean and for variance */
+    float4 *accumulators; /* [2][MMA warps][32]: two tiles */
+    float *norm_sums;     /* [2][MMA warps][FUSED_ROWS]: sums for mean and for variance */
     /* mbarriers' addresses: one per epilogue warp, one per buffer */
     uint32_t accumulators_full, accumulators_empty;
 };
 
 /* Sum of a row over all MMA warps, from what its four lanes of this warp have. */
-__device__ __forceinline__ float sum_over_warps(float x, float *shared)
+template <int F> __device__ __forceinline__ float sum_over_warps(float x, float *shared)
 {
     int lane = threadIdx.x & 31, row = lane >> 2;
 
@@ -31,9 +29,9 @@ __device__ __forceinline__ float sum_over_warps(float x, float *shared)
     if ((lane & 3) == 0) {
         shared[(threadIdx.x >> 5) * FUSED_ROWS + row] = x;
     }
-    mma_warps_sync();
+    mma_warps_sync<F>();
     float sum = 0.0f;
-    for (int i = 0; i < FUSED_MMA_WARPS; i++) {
+    for (int i = 0; i < stage_shape<F>::MMA_WARPS; i++) {
         sum += shared[i * FUSED_ROWS + row];
     }
     return sum;
@@ -69,39 +67,50 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* The activations of a split-K slice. Loops over them process the front vectors and
- * rotate these to the back, instead of being unrolled: code that runs once is fetched
- * from far, so it must be short. */
-template <typename T> struct activations {
-    vector16 v[VECTORS]; /* zero past the rows and columns */
-    int row, lane_at;    /* this lane's row; its first column in a stage */
+/* The activations of a split-K slice, as weights of format F meet them. Loops over
+ * them process the front vectors and rotate these to the back, instead of being
+ * unrolled: code that runs once is fetched from far, so it must be short. */
+template <typename T, int F> struct activations {
+    using S = stage_shape<F>;
+    vector16 v[S::OWN_VECTORS]; /* zero past the rows and columns */
+    int row, lane_at;           /* this lane's row; its first column in a stage */
+    int group;                  /* this warp's group: it has every GROUPS-th stage visited */
 
     __device__ __forceinline__ activations(void)
-        : row((threadIdx.x & 31) >> 2), lane_at((threadIdx.x >> 5) * WARP_K + (threadIdx.x & 3) * 8)
+        : row((threadIdx.x & 31) >> 2),
+          lane_at((threadIdx.x >> 5) % FUSED_MMA_WARPS * S::WARP_K + (threadIdx.x & 3) * S::CODES),
+          group((threadIdx.x >> 5) / FUSED_MMA_WARPS)
     {
+    }
+
+    /* The stage visited that the i-th own vector belongs to. */
+    __device__ __forceinline__ int stage_of(int i) const
+    {
+        return i / S::VECTORS * S::GROUPS + group;
     }
 
     /* Whether the slice has this warp's columns of the i-th stage, which begins at
      * `at`. */
-    __device__ __forceinline__ bool has(const k_range &x, int i, int at) const
+    __device__ __forceinline__ bool has(const k_range<F> &x, int i, int at) const
     {
         return i < x.n && at + lane_at < x.cols;
     }
 
-    __device__ __forceinline__ void load_slice(const fused_op &q, const k_range &x, int rows)
+    __device__ __forceinline__ void load_slice(const fused_op &q, const k_range<F> &x, int rows)
     {
         const T *from = (const T *)q.x + row * q.x_stride + x.k0 + lane_at;
-        int at = x.begin;
 #pragma unroll
-        for (int i = 0; i < FUSED_SLICE_STAGES; i++) {
-            uint4 first = {}, second = {};
-            if (row < rows && has(x, i, at)) {
-                first = __ldcg((const uint4 *)(from + at));
-                second = __ldcg((const uint4 *)(from + at + WARP_K / 2));
+        for (int i = 0; i < S::OWN_STAGES; i++) {
+            int stage = stage_of(i * S::VECTORS), at = x.stage_at(stage);
+            bool here = row < rows && has(x, stage, at);
+#pragma unroll
+            for (int j = 0; j < S::VECTORS; j++) {
+                uint4 u = {};
+                if (here) {
+                    u = __ldcg((const uint4 *)(from + at + S::column(j)));
+                }
+                v[S::VECTORS * i + j] = {u.x, u.y, u.z, u.w};
             }
-            v[2 * i] = {first.x, first.y, first.z, first.w};
-            v[2 * i + 1] = {second.x, second.y, second.z, second.w};
-            at = x.after(at);
         }
     }
 
@@ -114,8 +123,8 @@ template <typename T> struct activations {
             w[i] = v[i];
         }
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            v[i] = i + n < VECTORS ? v[i + n] : w[i + n - VECTORS];
+        for (int i = 0; i < S::OWN_VECTORS; i++) {
+            v[i] = i + n < S::OWN_VECTORS ? v[i + n] : w[i + n - S::OWN_VECTORS];
         }
     }
 
@@ -125,7 +134,7 @@ template <typename T> struct activations {
         accumulator f = {};
         const uint4 none = {};
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
+        for (int i = 0; i < S::OWN_VECTORS; i++) {
             mma_columns<T>(f, make_uint4(v[i].v[0], v[i].v[1], v[i].v[2], v[i].v[3]), none, v[i]);
         }
         bool mine = (threadIdx.x & 3) == row >> 1;
@@ -134,20 +143,19 @@ template <typename T> struct activations {
 
     /* For a layer norm: this lane's sum, or its sum of squared deviations from the
      * mean. */
-    __device__ __forceinline__ float deviations(const k_range &x, bool squared, float mean)
+    __device__ __forceinline__ float deviations(const k_range<F> &x, bool squared, float mean)
     {
         float sum = 0.0f;
-        int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < FUSED_SLICE_STAGES; i++) {
+        for (int i = 0; i < S::OWN_VECTORS; i += 2) {
+            bool here = has(x, stage_of(i), x.stage_at(stage_of(i)));
 #pragma unroll
-            for (int j = 0; j < 8 && has(x, i, at); j++) {
+            for (int j = 0; j < 8 && here; j++) {
                 float2 f = unpack2<T>(v[j / 4].v[j % 4]);
                 sum +=
                     squared ? (f.x - mean) * (f.x - mean) + (f.y - mean) * (f.y - mean) : f.x + f.y;
             }
             rotate<2>();
-            at = x.after(at);
         }
         return sum;
     }
@@ -175,34 +183,34 @@ template <typename T> struct activations {
 
     template <bool plain>
     __device__ __forceinline__ void norm(const fused_op &q, const shared_storage &s,
-                                         const k_range &x, float2 stats)
+                                         const k_range<F> &x, float2 stats)
     {
-        int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < FUSED_SLICE_STAGES; i += 2) {
+        for (int i = 0; i < S::OWN_VECTORS; i += 4) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (has(x, i + j / 2, at)) {
-                    norm_vector<plain>(v[j], q, s, stats, x.k0 + lane_at + at + j % 2 * WARP_K / 2);
+                int stage = stage_of(i + j), at = x.stage_at(stage);
+                if (has(x, stage, at)) {
+                    norm_vector<plain>(v[j], q, s, stats,
+                                       x.k0 + lane_at + at + S::column((i + j) % S::VECTORS));
                 }
-                at = j % 2 ? x.after(at) : at;
             }
             rotate<4>();
         }
     }
 
     /* Stores the slice to the norm's result. */
-    __device__ __forceinline__ void store_norm(const fused_op &q, const k_range &x, int rows) const
+    __device__ __forceinline__ void store_norm(const fused_op &q, const k_range<F> &x,
+                                               int rows) const
     {
-        int at = x.begin;
         T *h = (T *)q.h + row * q.h_stride + x.k0 + lane_at;
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            if (row < rows && has(x, i / 2, at)) {
-                *(uint4 *)(h + at + i % 2 * WARP_K / 2) =
+        for (int i = 0; i < S::OWN_VECTORS; i++) {
+            int stage = stage_of(i), at = x.stage_at(stage);
+            if (row < rows && has(x, stage, at)) {
+                *(uint4 *)(h + at + S::column(i % S::VECTORS)) =
                     make_uint4(v[i].v[0], v[i].v[1], v[i].v[2], v[i].v[3]);
             }
-            at = i % 2 ? x.after(at) : at;
         }
     }
 
@@ -222,7 +230,7 @@ template <typename T> struct activations {
         for (int round = layer_norm ? 0 : 1; round < 2; round++) {
             float sum = 0.0f;
             for (int i = q.h ? 1 : q.slices; i <= q.slices; i++) {
-                k_range x(q, (slice + i) % q.slices);
+                k_range<F> x(q, (slice + i) % q.slices);
                 if (round == 1 - layer_norm || q.slices > 1) {
                     load_slice(q, x, rows);
                 }
@@ -233,20 +241,21 @@ template <typename T> struct activations {
             if (!q.h) {
                 return;
             }
-            sum = sum_over_warps(sum, s.norm_sums + round * FUSED_MMA_WARPS * FUSED_ROWS) / q.k;
+            sum = sum_over_warps<F>(sum, s.norm_sums + round * S::MMA_WARPS * FUSED_ROWS) / q.k;
             (round == 0 ? stats.x : stats.y) = sum;
         }
         stats.y = rsqrtf(stats.y + q.norm.eps);
         if (layer_norm || q.norm.bias || q.norm.weight_offset != 0.0f) {
-            norm<false>(q, s, k_range(q, slice), stats);
+            norm<false>(q, s, k_range<F>(q, slice), stats);
         } else {
-            norm<true>(q, s, k_range(q, slice), stats);
+            norm<true>(q, s, k_range<F>(q, slice), stats);
         }
     }
 };
 
 /* Starts copying the weight of an op's norm to shared memory; load_normed waits for
  * it. */
+template <int F>
 __device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const shared_storage &s)
 {
     if (!q.h) {
@@ -254,7 +263,7 @@ __device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const share
     }
     /* an earlier copy may be pending in a block that had no tiles */
     asm volatile("cp.async.wait_all;" ::: "memory");
-    for (int n = threadIdx.x; n < q.k / 8; n += MMA_THREADS) {
+    for (int n = threadIdx.x; n < q.k / 8; n += stage_shape<F>::MMA_THREADS) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                          shared_address(s.norm_weight + n * 16)),
                      "l"((const uint4 *)q.norm.weight + n)

@@ -2,6 +2,7 @@
  * become pending, any other operation launches the pending ones first. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
+#include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 
 int32_t cuda_fused_bytes(struct cuda_backend *c)
@@ -39,6 +40,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
         if (!both) {
             return ERR_NOMEM;
         }
+        small_codes_prepare();
         c->small_squares.sum[0] = (void *)both;
         c->small_squares.sum[1] = (void *)(both + one);
     }
@@ -47,14 +49,22 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
 
 void cuda_fused_flush(struct cuda_backend *c)
 {
+    cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         if (c->fused.rows <= FUSED_ROWS) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
+        } else if (c->fused.format == FUSED_FP8) {
+            if (!launch_small_codes(&c->fused, c->n_sms, c->stream)) {
+                cudaError_t rc = cudaGetLastError();
+                cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc,
+                           "products of few rows of codes");
+            }
         } else if (!launch_small_rows(&c->fused, &c->small_squares, c->n_sms, c->stream)) {
             cudaError_t rc = cudaGetLastError();
             cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc, "products of few rows");
         }
         c->fused.n_ops = 0;
+        c->fused.format = FUSED_16;
         c->fused.rope.kv.base = NULL;
     }
 }
@@ -79,8 +89,9 @@ static bool fused_may_join(struct cuda_backend *c)
 /* `next` is the pending launch plus one operation: adopts it if it fits the device. */
 static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 {
-    bool fits = next->rows > FUSED_ROWS ? small_plan(next, c->n_sms)
-                                        : fused_plan(next, c->n_sms, c->fused_shared_bytes);
+    bool fits = next->rows > FUSED_ROWS
+                    ? small_plan(next, c->n_sms) || small_codes_plan(next, c->n_sms)
+                    : fused_plan(next, c->n_sms, c->fused_shared_bytes);
 
     if (!fits) {
         return false;

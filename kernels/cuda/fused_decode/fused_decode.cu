@@ -28,6 +28,7 @@
  */
 #include "kernels/cuda/fused_decode/activations.cuh"
 #include "kernels/cuda/fused_decode/all_reduce.cuh"
+#include "kernels/cuda/quant/codes.cuh"
 
 /* ---- products ---- */
 
@@ -42,8 +43,8 @@ __device__ __forceinline__ uint4 load_shared(uint32_t at)
     return v;
 }
 
-/* 16 columns of a weight row, as two vectors 4 vectors apart. Rows lie 1 KB apart, all
- * in the same banks, so odd rows are read in swapped order. */
+/* A lane's codes of a weight row, as two vectors 4 vectors apart. Where rows lie 1 KB
+ * apart, all in the same banks, odd rows are read in swapped order. */
 __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t at, bool odd)
 {
     uint4 a = load_shared(at + (odd ? 64 : 0)), b = load_shared(at + (odd ? 0 : 64));
@@ -52,28 +53,94 @@ __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t a
     second = odd ? a : b;
 }
 
-/* One stage of a tile; x0 and x1: this lane's activations of the stage's columns; mine:
- * the stage has this warp's columns. */
+/* 16 codes of two rows by 16 activations. */
 template <typename T>
-__device__ __forceinline__ void mma_stage(ring &r, accumulator &f, const vector16 &x0,
-                                          const vector16 &x1, bool mine, int warp, int lane)
+__device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const uint4 &high,
+                                        const vector16 *x)
 {
-    uint32_t at = r.stage_address() + (lane >> 2) * PITCH + warp * WARP_K * 2 + (lane & 3) * 16;
-    bool odd = lane & 4;
-    uint4 low0, low1, high0, high1;
+    mma_columns<T>(f, e4m3_values(low.x, low.y), e4m3_values(high.x, high.y), x[0]);
+    mma_columns<T>(f, e4m3_values(low.z, low.w), e4m3_values(high.z, high.w), x[1]);
+}
+
+/* 32 codes of two rows by 32 activations; with those of the other lanes they are a
+ * group of each row, g of the lower one. */
+template <typename T>
+__device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const uint4 &high,
+                                         const int4_group &g, const int4_group &h,
+                                         const vector16 *x)
+{
+    const uint32_t a[4] = {low.x, low.y, low.z, low.w}, b[4] = {high.x, high.y, high.z, high.w};
+    accumulator sum = {};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        mma_columns<T>(sum, g.values(a[i]), h.values(b[i]), x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        f.even[i] += (i < 2 ? g.scale : h.scale) * (sum.even[i] + sum.odd[i]);
+    }
+}
+
+/* A lane's codes of a stage, of two weight rows. */
+template <int F> struct stage_codes {
+    using S = stage_shape<F>;
+    uint4 low[2], high[2];
+    uint32_t group[4]; /* of FUSED_INT4: words of the groups of low and high, in turns */
+
+    __device__ __forceinline__ void load(uint32_t stage, int warp, int lane)
+    {
+        constexpr int HIGH = 8 * S::PITCH;
+        bool odd = (lane & 4) && S::PITCH % 128 == 0;
+        uint32_t row =
+            stage + (lane >> 2) * S::PITCH + (F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0);
+        uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
+        load_row(low[0], low[1], at, odd);
+        load_row(high[0], high[1], at + HIGH, odd);
+#pragma unroll
+        for (int i = 0; i < 4 && F == FUSED_INT4; i++) {
+            group[i] =
+                load_word(row + FUSED_SEGMENT_K / 2 + warp % 2 * 8 + i / 2 * 4 + i % 2 * HIGH);
+        }
+    }
+
+    template <typename T>
+    __device__ __forceinline__ void multiply(accumulator &f, const vector16 *x, bool f16) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if constexpr (F == FUSED_INT4) {
+                mma_int4<T>(f, low[i], high[i], int4_group(group[2 * i], f16),
+                            int4_group(group[2 * i + 1], f16), x + 4 * i);
+            } else if constexpr (F == FUSED_FP8) {
+                mma_fp8<T>(f, low[i], high[i], x + 2 * i);
+            } else {
+                mma_columns<T>(f, low[i], high[i], x[i]);
+            }
+        }
+    }
+};
+
+/* One stage of a tile; x: this lane's activations of the stage's columns; mine: the
+ * stage has this warp's columns; f16: scales are fp16. */
+template <typename T, int F>
+__device__ __forceinline__ void mma_stage(ring<F> &r, accumulator &f, const vector16 *x, bool mine,
+                                          bool f16, int warp, int lane)
+{
+    stage_codes<F> codes;
 
     barrier_wait(r.full + r.index * 8, r.phase);
     if (mine) {
-        load_row(low0, low1, at, odd);
-        load_row(high0, high1, at + 8 * PITCH, odd);
-        mma_columns<T>(f, low0, high0, x0);
-        mma_columns<T>(f, low1, high1, x1);
+        codes.load(r.stage_address(), warp % FUSED_MMA_WARPS, lane);
     }
     __syncwarp();
     if (lane == 0) {
         barrier_arrive(r.empty + r.index * 8);
     }
     r.next();
+    if (mine) {
+        codes.template multiply<T>(f, x, f16);
+    }
 }
 
 /* A lane's coordinates in a tile of results: rows g and g + 8 of the weight tile,
@@ -91,6 +158,7 @@ __device__ __forceinline__ tile_coord tile_coord_of(const fused_op &q, int tile,
 /* Epilogue operands of a tile, loaded before its accumulators are complete. */
 template <typename T> struct epilogue_operands {
     T add[4];                 /* residual or running sum */
+    float scale[2];           /* of the two columns of the output */
     float cosine[2], sine[2]; /* rotation of two activation rows */
     int slot[2];              /* cache slots of these rows; negative: none */
 };
@@ -108,6 +176,10 @@ __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, 
         if (from && o.row + (i & 1) < a.rows) {
             e.add[i] = __ldcg(from + (o.row + (i & 1)) * stride + o.out[i >> 1]);
         }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        e.scale[i] = q.w_scale ? __ldg(q.w_scale + o.out[i]) : 1.0f;
     }
     if (!q.roped) {
         return;
@@ -168,7 +240,7 @@ __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = o.row + (i & 1), col = o.out[i >> 1];
-        float v = sum[i];
+        float v = sum[i] * e.scale[i >> 1];
         if (q.bias) {
             v += to_float(((const T *)q.bias)[col]);
         }
@@ -248,13 +320,14 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_o
 
 /* Passes this warp's accumulator of a tile to the epilogue warp, through one of two
  * buffers; n_tile counts tiles. */
+template <int F>
 __device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
                                                   int n_tile, int warp, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_empty + buffer * 8, ~(n_tile >> 1) & 1);
-    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = make_float4(
+    s.accumulators[(buffer * stage_shape<F>::MMA_WARPS + warp) * 32 + lane] = make_float4(
         f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
     __syncwarp();
     if (lane == 0) {
@@ -262,8 +335,8 @@ __device__ __forceinline__ void store_accumulator(const shared_storage &s, const
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring &r,
+template <typename T, int F>
+__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
                                          const shared_storage &s, int &n_tile)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -272,46 +345,48 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     if (d.n == 0 && (q.n > 0 || d.first > 0)) { /* nothing to do, not even a norm alone */
         return;
     }
-    k_range columns(q, d.slice);
-    activations<T> x;
+    using S = stage_shape<F>;
+    k_range<F> columns(q, d.slice);
+    activations<T, F> x;
     x.load_normed(q, s, d.slice, a.rows);
     if (q.h && d.first == 0) {
         x.store_norm(q, columns, a.rows);
     }
     for (int i = 0; i < d.n; i++) {
         accumulator f = {};
-        int at = columns.begin;
 #pragma unroll
-        for (int j = 0; j < FUSED_SLICE_STAGES; j++) {
-            if (j < columns.n) {
-                mma_stage<T>(r, f, x.v[2 * j], x.v[2 * j + 1], at + warp * WARP_K < columns.cols,
-                             warp, lane);
-                at = columns.after(at);
+        for (int j = 0; j < S::SLICE_STAGES; j++) {
+            if (j < columns.n && j % S::GROUPS == x.group) {
+                int at = columns.stage_at(j) + warp % FUSED_MMA_WARPS * S::WARP_K;
+                mma_stage<T, F>(r, f, x.v + j / S::GROUPS * S::VECTORS, at < columns.cols,
+                                q.f16_scales, warp, lane);
+            } else if (j < columns.n) {
+                r.next();
             }
         }
-        store_accumulator(s, f, n_tile++, warp, lane);
+        store_accumulator<F>(s, f, n_tile++, warp, lane);
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void mma_warps(const fused_args &a, ring &r, const shared_storage &s)
+template <typename T, int F>
+__device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const shared_storage &s)
 {
     int n_tile = 0;
 
-    fetch_norm_weight(a.op[0], s);
+    fetch_norm_weight<F>(a.op[0], s);
     pdl_wait();
     for (int p = 0; p < a.n_ops; p++) {
         if (p + 1 == a.n_ops) {
             pdl_release();
         }
         if (p > 0) {
-            op_sync(BARRIER_OP_OPEN);
+            op_sync<F>(BARRIER_OP_OPEN);
         }
-        mainloop<T>(a, a.op[p], r, s, n_tile);
-        mma_warps_sync(); /* all warps have read this op's norm weight */
-        op_arrive(BARRIER_OP_DONE);
+        mainloop<T, F>(a, a.op[p], r, s, n_tile);
+        mma_warps_sync<F>(); /* all warps have read this op's norm weight */
+        op_arrive<F>(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
-            fetch_norm_weight(a.op[p + 1], s);
+            fetch_norm_weight<F>(a.op[p + 1], s);
         }
     }
 }
@@ -319,15 +394,16 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring &r, const sh
 /* ---- epilogue warps ---- */
 
 /* A tile's accumulators, summed over the MMA warps. */
+template <int F>
 __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int n_tile, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8, n_tile / EPILOGUE_WARPS & 1);
-    const float4 *sums = s.accumulators + buffer * FUSED_MMA_WARPS * 32 + lane;
+    const float4 *sums = s.accumulators + buffer * stage_shape<F>::MMA_WARPS * 32 + lane;
     float4 all = sums[0];
 #pragma unroll
-    for (int w = 1; w < FUSED_MMA_WARPS; w++) {
+    for (int w = 1; w < stage_shape<F>::MMA_WARPS; w++) {
         all = added(all, sums[w * 32]);
     }
     __syncwarp();
@@ -337,7 +413,7 @@ __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int
     return all;
 }
 
-template <typename T>
+template <typename T, int F>
 __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared_storage &s,
                                                int warp_index)
 {
@@ -355,7 +431,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             pdl_release();
         }
         if (p > 0) {
-            blocks_wait(counter - FUSED_COUNTER_STRIDE, warp_index);
+            blocks_wait<F>(counter - FUSED_COUNTER_STRIDE, warp_index);
         }
         for (int i = 0; i < d.n; i++, n_tile++) {
             if (n_tile % EPILOGUE_WARPS != warp_index) {
@@ -364,7 +440,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             int tile = d.first + i * d.step;
             epilogue_operands<T> ahead;
             load_epilogue_operands<T>(ahead, a, q, tile, lane);
-            float4 all = load_accumulators(s, n_tile, lane);
+            float4 all = load_accumulators<F>(s, n_tile, lane);
             if (q.slices == 1 || reduce_slices(a, q, d.slice, tile, all, lane)) {
                 run_epilogue<T>(a, q, tile, all, ahead, pending, lane);
             }
@@ -373,7 +449,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             finish_all_reduce<T>(pending, a, q, lane);
         }
         summed += q.partial;
-        op_sync(BARRIER_OP_DONE);
+        op_sync<F>(BARRIER_OP_DONE);
         if (warp_index == 0 && p + 1 < a.n_ops) {
             blocks_arrive(counter);
         }
@@ -385,19 +461,24 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
-template <typename T>
-__global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
+template <int F>
+static constexpr int FUSED_THREADS =
+    stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32;
+
+template <typename T, int F>
+__global__ void __launch_bounds__(FUSED_THREADS<F>, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)
 {
     extern __shared__ __align__(128) char shared[];
     shared_storage s;
 
-    s.norm_weight = shared + a.n_stages * FUSED_STAGE_BYTES;
+    s.norm_weight = shared + a.n_stages * stage_shape<F>::BYTES;
     s.accumulators = (float4 *)(s.norm_weight + a.norm_bytes);
-    s.norm_sums = (float *)(s.accumulators + 2 * FUSED_MMA_WARPS * 32);
-    ring r;
+    constexpr int MMA_WARPS = stage_shape<F>::MMA_WARPS;
+    s.norm_sums = (float *)(s.accumulators + 2 * MMA_WARPS * 32);
+    ring<F> r;
     r.base = shared_address(shared);
-    r.full = shared_address(s.norm_sums + 2 * FUSED_MMA_WARPS * FUSED_ROWS);
+    r.full = shared_address(s.norm_sums + 2 * MMA_WARPS * FUSED_ROWS);
     r.empty = r.full + FUSED_MAX_STAGES * 8;
     s.accumulators_full = r.empty + FUSED_MAX_STAGES * 8;
     s.accumulators_empty = s.accumulators_full + EPILOGUE_WARPS * 8;
@@ -410,7 +491,7 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
             barrier_init(r.empty + i * 8, FUSED_MMA_WARPS);
         }
         for (int i = 0; i < EPILOGUE_WARPS; i++) {
-            barrier_init(s.accumulators_full + i * 8, FUSED_MMA_WARPS);
+            barrier_init(s.accumulators_full + i * 8, MMA_WARPS);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(s.accumulators_empty + i * 8, 1);
@@ -419,12 +500,12 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
-    if (warp < FUSED_MMA_WARPS) {
-        mma_warps<T>(a, r, s);
-    } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
-        epilogue_warps<T>(a, s, warp - FUSED_MMA_WARPS);
+    if (warp < MMA_WARPS) {
+        mma_warps<T, F>(a, r, s);
+    } else if (warp < MMA_WARPS + EPILOGUE_WARPS) {
+        epilogue_warps<T, F>(a, s, warp - MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<T>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
+        load_weights<F>(a, r, warp - MMA_WARPS - EPILOGUE_WARPS);
     }
 }
 
@@ -432,10 +513,12 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     /* bulk copies */
-    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half>) == cudaSuccess &&
+    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half, FUSED_16>) == cudaSuccess &&
               made.ptxVersion >= 90 &&
-              allow_shared(fused_decode_kernel<__half>, max_shared_bytes) &&
-              allow_shared(fused_decode_kernel<__nv_bfloat16>, max_shared_bytes);
+              allow_shared(fused_decode_kernel<__half, FUSED_16>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_16>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_FP8>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_INT4>, max_shared_bytes);
 
     cudaGetLastError();
     return ok;
@@ -444,9 +527,12 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks,
                                     cudaStream_t stream)
 {
-    auto kernel =
-        a->type == T_F16 ? fused_decode_kernel<__half> : fused_decode_kernel<__nv_bfloat16>;
+    auto kernel = a->format == FUSED_FP8    ? fused_decode_kernel<__nv_bfloat16, FUSED_FP8>
+                  : a->format == FUSED_INT4 ? fused_decode_kernel<__nv_bfloat16, FUSED_INT4>
+                  : a->type == T_F16        ? fused_decode_kernel<__half, FUSED_16>
+                                            : fused_decode_kernel<__nv_bfloat16, FUSED_16>;
 
-    launch(kernel, dim3(n_blocks), dim3(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32),
-           a->shared_bytes, stream, *a);
+    int threads = a->format == FUSED_16 ? FUSED_THREADS<FUSED_16> : FUSED_THREADS<FUSED_FP8>;
+
+    launch(kernel, dim3(n_blocks), dim3(threads), a->shared_bytes, stream, *a);
 }

@@ -30,29 +30,38 @@ enum {
     FUSED_WORTH_ROWS = 8,
     FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same with several ranks */
     FUSED_TILE = 16,                 /* weight rows of a tile: M of the matrix instruction */
-    FUSED_MMA_WARPS = 8,             /* MMA warps; each has its share of a stage's depth */
-    FUSED_STAGE_K = 512,             /* depth (columns of w) of a stage */
-    /* stages whose activations fit into a block's registers; deeper products are cut
-     * into split-K slices */
-    FUSED_SLICE_STAGES = 8,
-    FUSED_SLICE_K = FUSED_SLICE_STAGES * FUSED_STAGE_K,
-    FUSED_STAGE_BYTES = FUSED_TILE * FUSED_STAGE_K * 2,
+    FUSED_MMA_WARPS = 8,             /* MMA warps of a stage; each has its share of the depth */
+    /* depth whose activations fit into a block's registers; deeper products are cut
+     * into split-K slices, of a multiple of FUSED_STAGE_K columns */
+    FUSED_SLICE_K = 4096,
+    FUSED_STAGE_K = 512, /* least depth (columns of w) of a stage */
     /* results of a tile, as sent to another rank */
     FUSED_RESULT_BYTES = FUSED_TILE * FUSED_ROWS * 2,
     FUSED_MAX_STAGES = 16,
     FUSED_MIN_STAGES = 4,
     /* loads in flight at a time */
     FUSED_MAX_IN_FLIGHT = 3,
-    /* accumulators of two tiles, sums of rows for norms, mbarriers of the ring and of
-     * the accumulators */
-    FUSED_FIXED_BYTES = 2 * FUSED_MMA_WARPS * 32 * 16 + 2 * FUSED_MMA_WARPS * FUSED_ROWS * 4 +
-                        (2 * FUSED_MAX_STAGES + 8) * 8,
     FUSED_COUNTERS = FUSED_OPS + 1, /* of grid barriers, each on a cache line of its own */
     FUSED_COUNTER_STRIDE = 32,
     /* partial sums of one split-K slice of a tile */
     FUSED_PARTIAL_BYTES = FUSED_TILE * FUSED_ROWS * 4,
     FUSED_MAX_PARTIALS = 8192, /* slices of tiles whose partial sums may be stored at a time */
     FUSED_MAX_NORM = 32768,    /* columns of a norm, whose weight lies in shared memory */
+};
+
+/* How the weights of a launch are stored. A stage has 1 KB of codes of each weight row
+ * in all formats, so its depth is fused_stage_k. */
+enum fused_format {
+    FUSED_16,   /* bf16 or fp16, as the activations */
+    FUSED_FP8,  /* e4m3; a scale a row in w_scale */
+    FUSED_INT4, /* struct quant_weight, QUANT_SEGMENTS */
+};
+
+enum {
+    /* 512 columns of FUSED_INT4: their codes, and four groups' scales and zero
+     * points */
+    FUSED_SEGMENT_K = 512,
+    FUSED_SEGMENT_BYTES = FUSED_SEGMENT_K / 2 + 16,
 };
 
 /* One product of a fused launch, or a norm alone. Pointers are to device memory. */
@@ -66,7 +75,10 @@ struct fused_op {
     struct norm_args norm;
     /* weight [n, k]; n 0: a norm alone */
     const void *w;
-    int64_t w_stride;
+    int64_t w_stride;     /* of FUSED_16 in elements, else in bytes */
+    const float *w_scale; /* [n] results are multiplied by it; NULL: not */
+    int32_t e4m3;         /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
+    int32_t f16_scales;   /* of FUSED_INT4: groups' scales are fp16, else bf16 */
     int32_t n, k;
     const void *bias;     /* [n] or NULL */
     int32_t act;          /* enum activation */
@@ -107,7 +119,11 @@ struct fused_args {
     struct fused_op op[FUSED_OPS];
     struct fused_rope rope;    /* of the op that is `roped` */
     struct p2p_args p2p;       /* for ops that are `partial` */
-    int32_t n_ops, rows, type; /* ops used; activation rows; enum dtype of everything */
+    int32_t n_ops, rows, type; /* ops used; activation rows; enum dtype of all but weights */
+    int32_t format;            /* enum fused_format of all weights */
+    /* For rows of x as e4m3 codes and their scales; NULL: there are none. */
+    uint8_t *codes;
+    float *code_scale;
     /* set by fused_plan */
     int32_t n_stages;                 /* stages of the ring */
     int32_t norm_bytes, shared_bytes; /* shared memory for a norm's weight, and in all */
@@ -120,16 +136,59 @@ struct fused_args {
     void *partials; /* [FUSED_MAX_PARTIALS] of FUSED_PARTIAL_BYTES: split-K partial sums */
 };
 
-/* A block's tiles of an op: the n tiles first, first + step, ... of one split-K
- * slice. */
-struct tile_schedule {
-    int32_t slice, first, step, n; /* see above */
-};
 #ifdef __CUDACC__
 #define FUSED_BOTH __host__ __device__
 #else
 #define FUSED_BOTH
 #endif
+
+/* Columns of a stage. */
+static inline FUSED_BOTH int32_t fused_stage_k(int32_t format)
+{
+    return format == FUSED_INT4 ? 2048 : format == FUSED_FP8 ? 1024 : FUSED_STAGE_K;
+}
+
+/* Bytes of the first `cols` columns of a weight row. */
+static inline FUSED_BOTH int64_t fused_row_bytes(int32_t format, int64_t cols)
+{
+    return format == FUSED_INT4  ? cols / FUSED_SEGMENT_K * FUSED_SEGMENT_BYTES
+           : format == FUSED_FP8 ? cols
+                                 : cols * 2;
+}
+
+static inline FUSED_BOTH int32_t fused_stage_bytes(int32_t format)
+{
+    return FUSED_TILE * (int32_t)fused_row_bytes(format, fused_stage_k(format));
+}
+
+/* Groups of FUSED_MMA_WARPS warps that take stages in turn: to widen codes takes
+ * more than eight warps have time for. */
+static inline FUSED_BOTH int32_t fused_groups(int32_t format)
+{
+    return format == FUSED_16 ? 1 : 2;
+}
+
+/* Shared memory for accumulators of two tiles, sums of rows for norms, mbarriers of
+ * the ring and of the accumulators. */
+static inline FUSED_BOTH int32_t fused_fixed_bytes(int32_t format)
+{
+    int32_t warps = FUSED_MMA_WARPS * fused_groups(format);
+
+    return 2 * warps * 32 * 16 + 2 * warps * FUSED_ROWS * 4 + (2 * FUSED_MAX_STAGES + 8) * 8;
+}
+
+/* Columns that a warp of the matrix instruction has of a stage; a weight's columns
+ * are a multiple. */
+static inline FUSED_BOTH int32_t fused_warp_k(int32_t format)
+{
+    return fused_stage_k(format) / FUSED_MMA_WARPS;
+}
+
+/* A block's tiles of an op: the n tiles first, first + step, ... of one split-K
+ * slice. */
+struct tile_schedule {
+    int32_t slice, first, step, n; /* see above */
+};
 static inline FUSED_BOTH struct tile_schedule tile_schedule_of(const struct fused_op *p,
                                                                int32_t block, int32_t n_blocks)
 {

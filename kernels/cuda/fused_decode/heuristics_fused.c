@@ -2,8 +2,9 @@
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 
 #include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/quant/quant.h"
 
-enum { WARP_STAGE_K = 64 }; /* columns of a stage per warp */
+enum { NORM_K = 64 }; /* a norm's columns are a multiple */
 
 /* ---- what suits ---- */
 
@@ -40,6 +41,49 @@ static struct fused_op *last_op(struct fused_args *a)
     return a->n_ops > 0 ? &a->op[a->n_ops - 1] : NULL;
 }
 
+/* ---- weights ---- */
+
+/* How a launch reads w, of an even number of a warp's columns; -1: it does not. */
+static int32_t format_of(struct mat w, enum dtype act)
+{
+    const struct quant_weight *q = w.priv;
+    int32_t format = FUSED_16;
+
+    if (w.format) {
+        bool fp8 = q->format == FORMAT_FP8 && q->layout == QUANT_ROWS && q->n_groups == 1;
+        format = fp8 ? FUSED_FP8 : q->layout == QUANT_SEGMENTS ? FUSED_INT4 : -1;
+        format = act == DTYPE_BF16 ? format : -1;
+    }
+    bool fits = format >= 0 && w.cols % fused_warp_k(format) == 0 &&
+                (format != FUSED_INT4 || w.cols % FUSED_SEGMENT_K == 0);
+    return fits ? format : -1;
+}
+
+/* Makes `format` that of the launch; false: its products have another one. */
+static bool format_joins(struct fused_args *a, int32_t format)
+{
+    for (int32_t i = 0; i < a->n_ops; i++) {
+        if (a->op[i].n > 0 && a->format != format) {
+            return false;
+        }
+    }
+    a->format = format;
+    return true;
+}
+
+static void set_weight(struct fused_op *p, struct mat w)
+{
+    const struct quant_weight *q = w.format ? w.priv : NULL;
+
+    p->w = w.data;
+    p->w_stride = q ? q->row_bytes : w.stride;
+    p->w_scale = q ? q->scale : NULL;
+    p->e4m3 = q && q->quantises;
+    p->f16_scales = q && q->f16_scales;
+    p->n = w.rows;
+    p->k = w.cols;
+}
+
 /* ---- joining ---- */
 
 static bool push(struct fused_args *a, int32_t rows, enum dtype t, const struct fused_op *p)
@@ -57,9 +101,8 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
                          const struct epilogue *ep)
 {
     bool ok = out.dtype == x.dtype && w.dtype == x.dtype && w.cols == x.cols &&
-              w.rows == out.cols && w.rows % FUSED_TILE == 0 && w.cols % WARP_STAGE_K == 0 &&
-              aligned(w.data, w.stride) && aligned(x.data, x.stride) &&
-              apart(x.data, x.stride, out.data, out.stride, rows);
+              w.rows == out.cols && w.rows % FUSED_TILE == 0 && aligned(w.data, w.stride) &&
+              aligned(x.data, x.stride) && apart(x.data, x.stride, out.data, out.stride, rows);
 
     if (!ep || !ok) {
         return ok;
@@ -74,7 +117,10 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
 bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep)
 {
-    if (!rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep)) {
+    int32_t format = format_of(w, x.dtype);
+
+    if (format < 0 || !rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep) ||
+        !format_joins(a, format)) {
         return false;
     }
     struct fused_op p = {.x = x.data, .x_stride = x.stride};
@@ -85,10 +131,7 @@ bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struc
     if (after_norm) {
         p = *last;
     }
-    p.w = w.data;
-    p.w_stride = w.stride;
-    p.n = w.rows;
-    p.k = w.cols;
+    set_weight(&p, w);
     p.out = out.data;
     p.out_stride = out.stride;
     p.out_transient = out.transient;
@@ -110,10 +153,9 @@ bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct 
                      const struct norm *n)
 {
     if (!rows_suit(a, rows, x.dtype) || out.dtype != x.dtype || !n->weight.data ||
-        x.cols % WARP_STAGE_K != 0 || x.cols > FUSED_MAX_NORM ||
-        !vector_suits(n->weight, x.dtype) || !vector_suits(n->bias, x.dtype) ||
-        !aligned(x.data, x.stride) || !aligned(out.data, out.stride) ||
-        !apart(x.data, x.stride, out.data, out.stride, rows)) {
+        x.cols % NORM_K != 0 || x.cols > FUSED_MAX_NORM || !vector_suits(n->weight, x.dtype) ||
+        !vector_suits(n->bias, x.dtype) || !aligned(x.data, x.stride) ||
+        !aligned(out.data, out.stride) || !apart(x.data, x.stride, out.data, out.stride, rows)) {
         return false;
     }
     struct fused_op p = {.x = x.data,
@@ -214,7 +256,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
     for (int32_t i = 0; i < a->n_ops; i++) {
         struct fused_op *p = &a->op[i];
         plan_slices(p);
-        if (p->slices > n_blocks) {
+        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0) {
             return false;
         }
         p->first = first;
@@ -223,9 +265,10 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         fits = fits && (p->slices == 1 || n_tiles * p->slices <= FUSED_MAX_PARTIALS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES;
-    a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / FUSED_STAGE_BYTES);
+    int32_t rest = a->norm_bytes + fused_fixed_bytes(a->format);
+    int32_t stage = fused_stage_bytes(a->format);
+    a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / stage);
     a->in_flight = MIN(FUSED_MAX_IN_FLIGHT, a->n_stages);
-    a->shared_bytes = a->n_stages * FUSED_STAGE_BYTES + rest;
+    a->shared_bytes = a->n_stages * stage + rest;
     return fits && a->n_stages >= FUSED_MIN_STAGES;
 }

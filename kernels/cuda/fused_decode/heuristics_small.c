@@ -41,7 +41,7 @@ bool small_norm_apart(const struct fused_args *a, int32_t i)
 
 bool small_plan(const struct fused_args *a, int32_t n_blocks)
 {
-    if (a->rows > SMALL_ROWS || a->type != DTYPE_BF16 || a->rope.kv.base) {
+    if (a->rows > SMALL_ROWS || a->type != DTYPE_BF16 || a->format != FUSED_16 || a->rope.kv.base) {
         return false;
     }
     for (int32_t i = 0; i < a->n_ops; i++) {

@@ -7,15 +7,34 @@
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 enum {
-    MMA_THREADS = FUSED_MMA_WARPS * 32, /* threads of the MMA warps */
-    PITCH = FUSED_STAGE_K * 2,
-    WARP_K = FUSED_STAGE_K / FUSED_MMA_WARPS, /* columns of a stage per MMA warp */
-    EPILOGUE_WARPS = 4,                       /* they take tiles in turn */
+    EPILOGUE_WARPS = 4, /* they take tiles in turn */
     /* each loads a quarter of a tile's rows */
     LOAD_WARPS = 4,
     LOAD_ROWS = FUSED_TILE / LOAD_WARPS,
 };
-static_assert(WARP_K == 64, "a lane loads 16 columns of a row as two vectors");
+
+/* The shape of a stage of weights of format F. A lane has two 16-byte vectors of a
+ * row's codes; the columns of one are CODES neighbours. */
+template <int F> struct stage_shape {
+    static constexpr int K = F == FUSED_INT4 ? 2048 : F == FUSED_FP8 ? 1024 : FUSED_STAGE_K;
+    static constexpr int WARP_K = K / FUSED_MMA_WARPS; /* columns of an MMA warp */
+    static constexpr int CODES = F == FUSED_INT4 ? 32 : F == FUSED_FP8 ? 16 : 8;
+    static constexpr int VECTORS = 2 * CODES / 8; /* of 8 activations that a lane has */
+    static constexpr int SLICE_STAGES = FUSED_SLICE_K / K;
+    static constexpr int GROUPS = F == FUSED_16 ? 1 : 2; /* fused_groups */
+    static constexpr int OWN_STAGES = SLICE_STAGES / GROUPS, OWN_VECTORS = OWN_STAGES * VECTORS;
+    static constexpr int MMA_WARPS = FUSED_MMA_WARPS * GROUPS, MMA_THREADS = MMA_WARPS * 32;
+    static constexpr int PITCH = /* bytes of a row */
+        F == FUSED_INT4 ? K / FUSED_SEGMENT_K * FUSED_SEGMENT_BYTES : 1024;
+    static constexpr int BYTES = FUSED_TILE * PITCH;
+
+    /* Columns from a lane's first one in a stage to those of its vector i. */
+    static __device__ __forceinline__ int column(int i)
+    {
+        return i / (VECTORS / 2) * (4 * CODES) + i % (VECTORS / 2) * 8;
+    }
+};
+static_assert(stage_shape<FUSED_16>::WARP_K == 64, "a lane's two vectors of a row are its columns");
 
 /* ---- barriers ---- */
 
@@ -23,20 +42,23 @@ static_assert(WARP_K == 64, "a lane loads 16 columns of a row as two vectors");
  * op. */
 enum { BARRIER_MMA = 1, BARRIER_OP_OPEN, BARRIER_OP_DONE };
 
-__device__ __forceinline__ void mma_warps_sync(void)
+template <int F> __device__ __forceinline__ void mma_warps_sync(void)
 {
-    asm volatile("bar.sync %0, %1;" ::"n"((int)BARRIER_MMA), "n"((int)MMA_THREADS) : "memory");
-}
-
-__device__ __forceinline__ void op_sync(int barrier)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(MMA_THREADS + EPILOGUE_WARPS * 32)
+    asm volatile("bar.sync %0, %1;" ::"n"((int)BARRIER_MMA), "n"(stage_shape<F>::MMA_THREADS)
                  : "memory");
 }
 
-__device__ __forceinline__ void op_arrive(int barrier)
+template <int F> __device__ __forceinline__ void op_sync(int barrier)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(MMA_THREADS + EPILOGUE_WARPS * 32)
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier),
+                 "n"(stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32)
+                 : "memory");
+}
+
+template <int F> __device__ __forceinline__ void op_arrive(int barrier)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier),
+                 "n"(stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32)
                  : "memory");
 }
 
@@ -51,10 +73,10 @@ __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 
 /* Grid barrier, second half: the first epilogue warp polls, the others and the MMA
  * warps wait for it. */
-__device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
+template <int F> __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
 {
     if (warp_index > 0) {
-        return op_sync(BARRIER_OP_OPEN);
+        return op_sync<F>(BARRIER_OP_OPEN);
     }
     if ((threadIdx.x & 31) == 0) {
         int32_t n;
@@ -63,7 +85,7 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_ind
         } while (n < (int)gridDim.x);
     }
     __syncwarp();
-    op_arrive(BARRIER_OP_OPEN);
+    op_arrive<F>(BARRIER_OP_OPEN);
 }
 
 /* Counts blocks that have passed all grid barriers; the last one resets them for the
@@ -88,18 +110,24 @@ __device__ __forceinline__ void blocks_leave(const fused_args &a, uint32_t summe
 /* The columns of a split-K slice, by stages, the last of which may be narrower. Blocks
  * begin at different stages, because all of them read the same activations at the same
  * time. */
-struct k_range {
+template <int F> struct k_range {
     /* first column, columns, stages; first stage visited, as a column of the slice */
     int k0, cols, n, begin;
     __device__ __forceinline__ k_range(const fused_op &q, int slice)
         : k0(slice * q.slice_k), cols(min(q.slice_k, q.k - k0)),
-          n((cols + FUSED_STAGE_K - 1) / FUSED_STAGE_K)
+          n((cols + stage_shape<F>::K - 1) / stage_shape<F>::K)
     {
-        begin = (int)blockIdx.x % n * FUSED_STAGE_K;
+        begin = (int)blockIdx.x % n * stage_shape<F>::K;
     }
     __device__ __forceinline__ int after(int at) const
     {
-        return at + FUSED_STAGE_K < cols ? at + FUSED_STAGE_K : 0;
+        return at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : 0;
+    }
+    /* First column of the i-th stage visited. */
+    __device__ __forceinline__ int stage_at(int i) const
+    {
+        int at = begin + i * stage_shape<F>::K;
+        return at < n * stage_shape<F>::K ? at : at - n * stage_shape<F>::K;
     }
 };
 
@@ -118,14 +146,14 @@ __device__ __forceinline__ int weight_row(const fused_op &q, int tile, int i)
 }
 
 /* A position in the ring; load and MMA warps step through it alike. */
-struct ring {
+template <int F> struct ring {
     /* shared-memory addresses: of stage 0, of its two kinds of mbarriers */
     uint32_t base, full, empty;
     int n, index;   /* stages; current stage */
     uint32_t phase; /* parity of the mbarriers' phase */
     __device__ __forceinline__ uint32_t stage_address(void) const
     {
-        return base + index * FUSED_STAGE_BYTES;
+        return base + index * stage_shape<F>::BYTES;
     }
     __device__ __forceinline__ void next(void)
     {
@@ -161,12 +189,12 @@ __device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *f
 }
 
 /* A load warp's iterator over the stages of this block's tiles of all ops. */
-template <typename T> struct tile_iterator {
+template <int F> struct tile_iterator {
     const fused_args &a; /* the launch */
     /* load warp; op; tile, distance to the next, tiles left in the op */
     int loader, p, tile, step, n_tiles;
-    const T *row;   /* first of this warp's weight rows of the tile */
-    int64_t stride; /* of weight rows */
+    const char *row; /* first of this warp's weight rows of the tile */
+    int64_t stride;  /* bytes between weight rows */
     /* stages left in the tile; current, and first, column in the slice; columns of the
      * slice */
     int left, at, begin, cols;
@@ -194,16 +222,17 @@ template <typename T> struct tile_iterator {
             n_tiles = d.n;
         }
         const fused_op &q = a.op[p];
-        k_range x(q, schedule_of(q).slice);
-        row = (const T *)q.w + weight_row(q, tile, loader * LOAD_ROWS) * q.w_stride + x.k0;
-        stride = q.w_stride;
+        k_range<F> x(q, schedule_of(q).slice);
+        stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
+        row = (const char *)q.w + weight_row(q, tile, loader * LOAD_ROWS) * stride +
+              fused_row_bytes(F, x.k0);
         left = x.n;
         at = x.begin;
         cols = x.cols;
     }
     __device__ __forceinline__ void next()
     {
-        at = at + FUSED_STAGE_K < cols ? at + FUSED_STAGE_K : 0;
+        at = at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : 0;
         if (--left == 0) {
             n_tiles--;
             tile += step;
@@ -214,35 +243,36 @@ template <typename T> struct tile_iterator {
 
 /* Loads this warp's rows of a stage. Called by one thread, because a copy needs the
  * same operands in all lanes. */
-template <typename T>
-__device__ __forceinline__ void load_stage(ring &r, const tile_iterator<T> &w, uint64_t policy)
+template <int F>
+__device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F> &w, uint64_t policy)
 {
-    uint32_t bar = r.full + r.index * 8, to = r.stage_address() + w.loader * LOAD_ROWS * PITCH,
-             bytes = min(FUSED_STAGE_K, w.cols - w.at) * sizeof(T);
-    const T *from = w.row + w.at;
+    using S = stage_shape<F>;
+    uint32_t bar = r.full + r.index * 8, to = r.stage_address() + w.loader * LOAD_ROWS * S::PITCH,
+             bytes = (uint32_t)fused_row_bytes(F, min(S::K, w.cols - w.at));
+    const char *from = w.row + fused_row_bytes(F, w.at);
 
     barrier_expect(bar, LOAD_ROWS * bytes);
 #pragma unroll
     for (int i = 0; i < LOAD_ROWS; i++) {
-        bulk_copy_evict_first(to + i * PITCH, from + i * w.stride, bytes, bar, policy);
+        bulk_copy_evict_first(to + i * S::PITCH, from + i * w.stride, bytes, bar, policy);
     }
     r.next();
 }
 
-template <typename T>
-__device__ __forceinline__ void load_weights(const fused_args &a, ring &r, int loader)
+template <int F>
+__device__ __forceinline__ void load_weights(const fused_args &a, ring<F> &r, int loader)
 {
     uint64_t policy = evict_first_policy();
-    ring lag = r;
+    ring<F> lag = r;
     int issued = 0;
 
-    for (tile_iterator<T> w(a, loader); w.more(); w.next()) {
+    for (tile_iterator<F> w(a, loader); w.more(); w.next()) {
         if (issued++ >= a.in_flight) {
             barrier_wait(lag.full + lag.index * 8, lag.phase);
             lag.next();
         }
         barrier_wait(r.empty + r.index * 8, r.phase ^ 1);
-        load_stage<T>(r, w, policy);
+        load_stage<F>(r, w, policy);
     }
 }
 

@@ -10,6 +10,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/bulk.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
@@ -589,6 +590,19 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
 }
 
 } /* namespace */
+
+extern "C" bool small_map_bytes(void *ret, const void *data, int64_t rows, int64_t columns,
+                                int64_t pitch, int box_rows)
+{
+    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
+    cuuint64_t pitches[1] = {(cuuint64_t)pitch};
+    cuuint32_t box[2] = {CODES_DEPTH, (cuuint32_t)box_rows}, step[2] = {1, 1};
+
+    return map_encoder()((CUtensorMap *)ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, (void *)data, size,
+                         pitches, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
 
 extern "C" bool small_prepare(void)
 {

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/quant/quant.h"
 
 enum { MAX_PROPOSALS = 4, TIME_MAX_ROWS = 256 };
 
@@ -93,7 +94,14 @@ static void run_epilogue(struct cuda_backend *c, const struct product *d)
                         residual ? d->residual : NULL, d->residual_stride, a->rows, a->n,
                         c->stream);
     }
-    if (a->gated) {
+    if (a->gated && d->put_off) {
+        struct mat both = {.data = d->lt_out, .stride = d->key.out_stride};
+        cuda_pending_put(c, &(struct pending_codes){.kind = PENDING_GATE,
+                                                    .out = *d->put_off,
+                                                    .x = both,
+                                                    .rows = a->rows,
+                                                    .act = a->act});
+    } else if (a->gated) {
         launch_gated_act(a->out, a->out_stride, d->lt_out, d->key.out_stride, a->rows, a->n / 2,
                          a->act, a->out_type, c->stream);
     }
@@ -315,15 +323,52 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     return d;
 }
 
+/* The product with a quantised weight: of codes, for which x is quantised first,
+ * from what is pending if that makes it (else NULL); or of the widened weight. */
+static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
+                       const struct pending_codes *pending)
+{
+    const struct quant_weight *q = w.priv;
+
+    if (!q->quantises) {
+        launch_widen(c->widened, w.cols, q, (int)x.dtype, c->stream);
+        d->args.w = c->widened;
+        return;
+    }
+    if (pending) {
+        cuda_pending_codes(c, pending);
+    } else {
+        launch_quantise_rows(c->quantised, c->quantised_scale, x.data, x.stride, (int)x.dtype,
+                             d->args.rows, x.cols, c->stream);
+    }
+    d->args.x = c->quantised;
+    d->x_scale = c->quantised_scale;
+    d->w_scale = q->scale;
+    d->lt_bias = d->lt_act = false;
+    d->key.x_type = PRODUCT_E4M3;
+    d->key.x_stride = x.cols;
+    d->key.w_stride = q->row_bytes;
+    d->key.epilogue = (int32_t)CUBLASLT_EPILOGUE_DEFAULT;
+    d->key.residual = 0;
+    d->key.residual_stride = 0;
+}
+
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
-    cuda_start(c);
     int32_t rows = cuda_rows(c, out);
+    struct pending_codes pending;
+    bool codes = w.format && ((const struct quant_weight *)w.priv)->quantises &&
+                 cuda_pending_take(c, x, rows, &pending);
+    cuda_start(c);
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
+    if (w.format) {
+        take_codes(c, &d, x, w, codes ? &pending : NULL);
+    }
+    d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
     choose_ahead(c, &d, out, lt_out, x);
     /* still needed as the residual */
     if (d.residual == out.data && d.residual && !d.key.residual) {

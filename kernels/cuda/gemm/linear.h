@@ -33,12 +33,20 @@ struct product {
     /* where cuBLASLt writes its part of the result; it adds the bias if lt_bias,
      * applies the activation if lt_act, and adds the residual if key.residual */
     void *lt_out;
-    const void *residual;    /* NULL: none */
-    int64_t residual_stride; /* in elements */
-    bool lt_bias, lt_act;    /* what cuBLASLt does itself; launch_epilogue does the rest */
+    const void *residual;           /* NULL: none */
+    int64_t residual_stride;        /* in elements */
+    const float *w_scale, *x_scale; /* [n], [rows]: of PRODUCT_E4M3 */
+    const struct mat *put_off;      /* of a gated product: its result, put off; NULL: now */
+    bool lt_bias, lt_act;           /* what cuBLASLt does itself; launch_epilogue does the rest */
 };
 
+/* product_key.x_type of e4m3 codes with a scale a row on both sides. */
+enum { PRODUCT_E4M3 = 16 };
+
 const char *lt_text(cublasStatus_t s);
+/* Whether cuBLASLt multiplies e4m3 weights [n, k] here, with a scale for each of
+ * their rows and for each row of activations. */
+bool lt_has_e4m3(struct cuda_backend *c, int32_t n, int32_t k);
 /* Makes the descriptor and layouts for the key. lt_release also frees what is there
  * after a failure. */
 cublasStatus_t lt_describe(struct matmul_plan *p, const struct product_key *k);

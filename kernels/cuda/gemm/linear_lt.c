@@ -23,8 +23,43 @@ const char *lt_text(cublasStatus_t s)
 
 static cudaDataType_t lt_type(int32_t t)
 {
-    return t == DTYPE_F32 ? CUDA_R_32F : t == DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+    return t == PRODUCT_E4M3 ? CUDA_R_8F_E4M3
+           : t == DTYPE_F32  ? CUDA_R_32F
+           : t == DTYPE_F16  ? CUDA_R_16F
+                             : CUDA_R_16BF;
 }
+
+/* A scale for each row of the weights and of x. Without the attribute for fast sums
+ * cuBLASLt adds up Hopper's short sums in float32. */
+static void set_scales(struct matmul_plan *p, const float *w_scale, const float *x_scale)
+{
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w_scale,
+                                   sizeof(w_scale));
+    cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x_scale,
+                                   sizeof(x_scale));
+}
+
+#if CUBLAS_VERSION >= 120900
+static cublasStatus_t set_scale_modes(struct matmul_plan *p, const float *any)
+{
+    cublasLtMatmulMatrixScale_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    cublasStatus_t s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+                                                      &mode, sizeof(mode));
+
+    s = s == CUBLAS_STATUS_SUCCESS
+            ? cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode,
+                                             sizeof(mode))
+            : s;
+    set_scales(p, any, any); /* proposals ask for the addresses' alignment */
+    return s;
+}
+#else
+static cublasStatus_t set_scale_modes(struct matmul_plan *p, const float *any)
+{
+    (void)p, (void)any;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+#endif
 
 cublasStatus_t lt_describe(struct matmul_plan *p, const struct product_key *k)
 {
@@ -46,8 +81,33 @@ cublasStatus_t lt_describe(struct matmul_plan *p, const struct product_key *k)
     cublasLtMatrixLayoutCreate(&p->w, lt_type(k->x_type), (uint64_t)k->k, n, k->w_stride);
     cublasLtMatrixLayoutCreate(&p->x, lt_type(k->x_type), (uint64_t)k->k, m, k->x_stride);
     cublasLtMatrixLayoutCreate(&p->out, lt_type(k->out_type), n, m, k->out_stride);
-    return cublasLtMatrixLayoutCreate(&p->residual, lt_type(k->out_type), n, m,
-                                      k->residual ? k->residual_stride : k->out_stride);
+    s = cublasLtMatrixLayoutCreate(&p->residual, lt_type(k->out_type), n, m,
+                                   k->residual ? k->residual_stride : k->out_stride);
+    return s == CUBLAS_STATUS_SUCCESS && k->x_type == PRODUCT_E4M3
+               ? set_scale_modes(p, (const float *)(uintptr_t)256)
+               : s;
+}
+
+bool lt_has_e4m3(struct cuda_backend *c, int32_t n, int32_t k)
+{
+    enum { SOME_ROWS = 64 };
+    struct matmul_plan p = {.key = {.x_stride = k,
+                                    .w_stride = k,
+                                    .out_stride = n,
+                                    .m = SOME_ROWS,
+                                    .n = n,
+                                    .k = k,
+                                    .x_type = PRODUCT_E4M3,
+                                    .out_type = DTYPE_BF16,
+                                    .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
+                                    .alignment = 16}};
+    cublasLtMatmulHeuristicResult_t found;
+    int n_found = 0;
+    bool ok = lt_describe(&p, &p.key) == CUBLAS_STATUS_SUCCESS &&
+              lt_propose(c, &p, 1, &found, &n_found) == CUBLAS_STATUS_SUCCESS;
+
+    lt_release(&p);
+    return ok;
 }
 
 void lt_release(struct matmul_plan *p)
@@ -124,6 +184,9 @@ cublasStatus_t lt_run(struct cuda_backend *c, struct matmul_plan *p,
     float beta = p->key.residual ? 1.0f : 0.0f;
 
     set_rows(p, d->args.rows);
+    if (p->key.x_type == PRODUCT_E4M3) {
+        set_scales(p, d->w_scale, d->x_scale);
+    }
     if (d->lt_bias) {
         cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->args.bias,
                                        sizeof(d->args.bias));

@@ -11,6 +11,9 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
     if (rc < 0) {
         return rc;
     }
+    if (weight_has_blocks(d) || (d->n_pieces == 0 && d->dummy_format)) {
+        return cuda_quant_weight(c, d, ret, e);
+    }
     struct mat m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = d->dtype};
     int64_t n = (int64_t)d->rows * d->cols;
     m.data = cuda_alloc(c, (size_t)(n * dtype_bytes(d->dtype)), d->name, e);

@@ -1,7 +1,8 @@
 /* wgmma of Hopper (sm_90a) with both operands in shared memory, K-major, 128-byte
- * swizzle: D [64, N] += A [64, 16] B [N, 16]^T in bf16, for the widths of tiles of few
- * rows. Each width is its own instruction with its own list of registers.
- */
+ * swizzle: D [64, N] += A [64, 16] B [N, 16]^T in bf16, or twice the depth in e4m3
+ * (whose sums keep about 14 bits), for the widths of tiles of few rows. Each width
+ * is its own instruction with its own list of registers.
+ *  */
 #ifndef QUIRE_KERNELS_CUDA_GEMM_WGMMA_WIDTHS_CUH
 #define QUIRE_KERNELS_CUDA_GEMM_WGMMA_WIDTHS_CUH
 
@@ -10,17 +11,26 @@
 /* d: the accumulator, N / 2 registers a thread; `add` 0: it is overwritten. */
 template <int N> struct wgmma_width;
 
-#define WGMMA_WIDTH(N, REGISTERS, A, B, ADD, ...)                                                \
-    template <> struct wgmma_width<N> {                                                          \
-        static __device__ __forceinline__ void run(float (&d)[N / 2], uint64_t a, uint64_t b,    \
-                                                   int add)                                      \
-        {                                                                                        \
-            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                           \
-                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}" \
-                      ", " A ", " B ", p, 1, 1, 0, 0;\n}"                                        \
-                      : __VA_ARGS__                                                              \
-                      : "l"(a), "l"(b), "r"(add));                                               \
-        }                                                                                        \
+#define WGMMA_WIDTH(N, REGISTERS, A, B, ADD, ...)                                                  \
+    template <> struct wgmma_width<N> {                                                            \
+        static __device__ __forceinline__ void run(float (&d)[N / 2], uint64_t a, uint64_t b,      \
+                                                   int add)                                        \
+        {                                                                                          \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                             \
+                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}"   \
+                      ", " A ", " B ", p, 1, 1, 0, 0;\n}"                                          \
+                      : __VA_ARGS__                                                                \
+                      : "l"(a), "l"(b), "r"(add));                                                 \
+        }                                                                                          \
+        static __device__ __forceinline__ void run_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, \
+                                                        int add)                                   \
+        {                                                                                          \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                             \
+                      "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" REGISTERS       \
+                      "}, " A ", " B ", p, 1, 1;\n}"                                               \
+                      : __VA_ARGS__                                                                \
+                      : "l"(a), "l"(b), "r"(add));                                                 \
+        }                                                                                          \
     };
 
 WGMMA_WIDTH(32, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15", "%16",

@@ -125,8 +125,6 @@ static int decode(const struct quant_tensor *q, enum dtype dtype, void *ret)
     void *copy = NULL;
     const uint8_t *codes = quant_tensor_codes(q, &copy);
     float *row = malloc((size_t)MAX(q->cols, 1) * sizeof(*row));
-    int64_t each = q->rows / q->n_stacked;
-
     if (!codes || !row) {
         free(copy);
         free(row);
@@ -134,21 +132,49 @@ static int decode(const struct quant_tensor *q, enum dtype dtype, void *ret)
     }
     for (int64_t r = 0; r < q->rows; r++) {
         decode_row(q, codes + weight_format_bytes(q->format, r * q->stride), r, row);
-        if (q->n_stacked > 1) {
-            tensor_store(ret, dtype, r / each * each * q->cols + r % each, each, row, q->cols);
-        } else {
-            tensor_store(ret, dtype, r * q->cols, 1, row, q->cols);
-        }
+        tensor_store(ret, dtype, r * q->cols, 1, row, q->cols);
     }
     free(copy);
     free(row);
     return 0;
 }
 
+int quant_tensor_decode_one(const struct quant_tensor *q, int32_t i, enum dtype dtype, void *ret)
+{
+    int64_t rows = q->rows / q->n_stacked;
+    float *row = malloc((size_t)MAX(q->cols, 1) * sizeof(*row));
+
+    if (!row) {
+        return ERR_NOMEM;
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = i * rows + r;
+        decode_row(q, (const uint8_t *)q->codes + weight_format_bytes(q->format, at * q->stride),
+                   at, row);
+        tensor_store(ret, dtype, r, rows, row, q->cols);
+    }
+    free(row);
+    return 0;
+}
+
+static int decode_stacked(const struct quant_tensor *q, enum dtype dtype, void *ret)
+{
+    int64_t n_bytes = q->rows / q->n_stacked * q->cols * dtype_bytes(dtype);
+    int rc = 0;
+
+    for (int32_t i = 0; i < q->n_stacked && rc == 0; i++) {
+        rc = quant_tensor_decode_one(q, i, dtype, (char *)ret + i * n_bytes);
+    }
+    return rc;
+}
+
 int quant_tensor_decode(const struct quant_tensor *q, enum dtype dtype, void *ret)
 {
     struct quant_tensor exact = *q;
 
+    if (q->n_stacked > 1) {
+        return decode_stacked(q, dtype, ret);
+    }
     if (q->divisor == 0) {
         return decode(q, dtype, ret);
     }

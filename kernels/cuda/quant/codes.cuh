@@ -1,0 +1,60 @@
+/* Stored codes to bf16 in registers, exactly. */
+#ifndef QUIRE_KERNELS_CUDA_QUANT_CODES_CUH
+#define QUIRE_KERNELS_CUDA_QUANT_CODES_CUH
+
+#include "kernels/cuda/common.cuh"
+
+__device__ __forceinline__ uint32_t load_word(uint32_t shared_at)
+{
+    uint32_t v;
+
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_at) : "memory");
+    return v;
+}
+
+/* Two e4m3 codes, in the upper bytes of the halves of v, as bf16: sign, exponent and
+ * mantissa go to their places, and the product makes up for the exponents' biases,
+ * also of subnormal codes. */
+__device__ __forceinline__ uint32_t e4m3_pair(uint32_t v)
+{
+    uint32_t bits = (v & 0x80008000u) | ((v & 0x7f007f00u) >> 4);
+    __nv_bfloat162 scale = __floats2bfloat162_rn(0x1p120f, 0x1p120f),
+                   x = __hmul2(*(__nv_bfloat162 *)&bits, scale);
+
+    return *(uint32_t *)&x;
+}
+
+/* Eight neighbouring e4m3 codes. */
+__device__ __forceinline__ uint4 e4m3_values(uint32_t a, uint32_t b)
+{
+    return make_uint4(e4m3_pair(__byte_perm(a, 0, 0x1404)), e4m3_pair(__byte_perm(a, 0, 0x3424)),
+                      e4m3_pair(__byte_perm(b, 0, 0x1404)), e4m3_pair(__byte_perm(b, 0, 0x3424)));
+}
+
+/* A group of QUANT_SEGMENTS, by its word. */
+struct int4_group {
+    float scale;
+    uint32_t zero; /* 128 + zero point, twice */
+
+    __device__ __forceinline__ int4_group(uint32_t word, bool f16)
+    {
+        scale = f16 ? __half2float(__ushort_as_half((unsigned short)(word >> 16)))
+                    : __uint_as_float(word & 0xffff0000u);
+        zero = __byte_perm(word, word, 0x1010);
+    }
+    /* Code minus zero point of the eight codes of a word. 128 + code is exact in
+     * bf16: its last four bits of mantissa are the code. */
+    __device__ __forceinline__ uint4 values(uint32_t v) const
+    {
+        uint32_t out[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t bits = ((v >> (4 * i)) & 0x000f000fu) | 0x43004300u;
+            __nv_bfloat162 x = __hsub2(*(__nv_bfloat162 *)&bits, *(const __nv_bfloat162 *)&zero);
+            out[i] = *(uint32_t *)&x;
+        }
+        return make_uint4(out[0], out[1], out[2], out[3]);
+    }
+};
+
+#endif

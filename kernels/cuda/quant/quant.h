@@ -1,0 +1,98 @@
+/* Weights whose scales are a tensor of their own (struct weight_scales), on the device.
+ *
+ * A weight is kept in one of two layouts, repacked once while it is loaded:
+ *
+ *   QUANT_ROWS      codes row by row as in the file, scales and zero points for groups of
+ *                   columns of each row; any grouping
+ *   QUANT_SEGMENTS  FORMAT_INT4 in groups of 128 columns: segments of 512 columns, in which
+ *                   256 bytes of codes are followed by four words, one a group: its scale
+ *                   in the upper 16 bits as bf16 or fp16, and 128 + its zero point as bf16
+ *                   in the lower. The eight codes of a 32-bit word are in the order
+ *                   0 2 4 6 1 3 5 7, so that a mask of every fourth nibble gives two
+ *                   neighbours.
+ *
+ * Which kernel multiplies:
+ *   up to 8 rows of a decode step   the fused launch, codes widened in registers
+ *                                   (FORMAT_FP8 with a scale a row, QUANT_SEGMENTS)
+ *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row
+ *                                   (quant.cu), then cuBLASLt's e4m3 product
+ *   everything else                 the weight widened to the activations' type in a buffer,
+ *                                   then the product of that type
+ */
+#ifndef QUIRE_KERNELS_CUDA_QUANT_QUANT_H
+#define QUIRE_KERNELS_CUDA_QUANT_QUANT_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/cuda/launch.h"
+
+#include "kernels/weight_format.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum quant_layout { QUANT_ROWS, QUANT_SEGMENTS };
+
+enum { QUANT_GROUP = 128, QUANT_SEGMENT = 512, QUANT_SEGMENT_BYTES = QUANT_SEGMENT / 2 + 16 };
+
+/* What mat.priv of such a weight points to; owned by the backend. Pointers are to
+ * device memory. */
+struct quant_weight {
+    int32_t format;      /* enum weight_format_id */
+    int32_t layout;      /* enum quant_layout */
+    int32_t rows, cols;  /* values */
+    int64_t row_bytes;   /* between rows of codes */
+    int32_t group_cols;  /* columns that share a scale */
+    int32_t n_groups;    /* of a row */
+    bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
+    bool quantises;      /* activations are quantised for products of cuBLASLt */
+    const void *codes;   /* [rows], row_bytes apart */
+    const float *scale;  /* [rows, n_groups], of QUANT_ROWS */
+    const uint8_t *zero; /* [rows, n_groups], as weight_scales; NULL: none. Of QUANT_ROWS */
+};
+
+/* out [rows, cols] = the weight's values as `type` (enum dtype). */
+void launch_widen(void *out, int64_t out_stride, const struct quant_weight *w, int type,
+                  cudaStream_t stream);
+/* Packs rows of FORMAT_INT4 codes, as stored and in pitch bytes, into segments.
+ * scale: of groups, 16 bits each [rows, n_groups]; zero likewise, one byte each;
+ * NULL: 8. */
+void launch_pack_segments(void *out, int64_t row_bytes, const uint8_t *codes, int64_t pitch,
+                          const uint16_t *scale, const uint8_t *zero, int32_t rows, int32_t cols,
+                          cudaStream_t stream);
+/* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of zero point 8 and this
+ * scale. */
+void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format, int layout,
+                        uint16_t scale, uint64_t seed, cudaStream_t stream);
+void launch_fill(float *out, int64_t n, float value, cudaStream_t stream);
+/* codes [rows, cols] e4m3 and scale [rows]: x = scale * code, the greatest magnitude
+ * of a row is code 448. A row of zeros has scale 0. x of `type`, bf16 or fp16; cols
+ * a multiple of 16. */
+void launch_quantise_rows(uint8_t *codes, float *scale, const void *x, int64_t x_stride, int type,
+                          int32_t rows, int32_t cols, cudaStream_t stream);
+/* Columns of a row that the launches below take; a multiple of 16. */
+enum { QUANT_ROW_COLS = 16384 };
+struct norm_quantise_args {
+    uint8_t *codes; /* [rows, cols] */
+    float *scale;   /* [rows] */
+    void *h;        /* [rows, cols] the norm's result as it is; NULL: not wanted */
+    void *x;        /* [rows, cols]; += y first, unless that is NULL */
+    const void *y;
+    int64_t h_stride, x_stride, y_stride; /* elements; rows are aligned to 16 bytes */
+    struct norm_args norm;
+};
+/* norm(x) as launch_quantise_rows makes it of a norm's result, of bf16 or fp16. */
+void launch_norm_quantise(const struct norm_quantise_args *a, int type, int32_t rows, int32_t cols,
+                          cudaStream_t stream);
+/* Likewise act(gate) * up, which are the halves of gate_up [rows, 2 * cols]. */
+void launch_gate_quantise(uint8_t *codes, float *scale, const void *gate_up, int64_t in_stride,
+                          int type, int32_t rows, int32_t cols, int act, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

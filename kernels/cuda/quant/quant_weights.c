@@ -1,0 +1,362 @@
+/* Weights whose scales are a tensor of their own: copied to the device and repacked
+ * into the layout that the kernels read (quant.h), or dummies made there. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/gemm/linear.h"
+#include "kernels/cuda/quant/quant.h"
+#include "kernels/weight_pieces.h"
+
+enum { CODE_ALIGN = 16 };
+
+const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_format *f)
+{
+    bool fast = c->capability == 90 && !c->config.deterministic;
+
+    if (!fast || f->id == FORMAT_INT8 || f->id == FORMAT_FP4) {
+        return "products of bf16, widened for each (slow)";
+    }
+    return f->id == FORMAT_FP8
+               ? "bf16 tensor cores up to 8 rows and e4m3 above (widened where scales are not a "
+                 "row's)"
+               : "bf16 tensor cores up to 8 rows (groups of 128), widened above";
+}
+
+/* ---- what the pieces have in common ---- */
+
+/* Columns that share a scale. */
+static int32_t group_cols(const struct weight_desc *d)
+{
+    int32_t n = d->n_pieces > 0 ? d->piece[0].scales.group_cols
+                : d->dummy_format->id == FORMAT_FP8 || d->dummy_format->id == FORMAT_INT8
+                    ? 0
+                    : QUANT_GROUP;
+
+    return n > 0 ? MIN(n, d->cols) : d->cols;
+}
+
+static bool pieces_agree(const struct weight_desc *d)
+{
+    const struct weight_piece *first = d->piece;
+
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_piece *p = &d->piece[i];
+        int32_t cols = p->scales.group_cols > 0 ? MIN(p->scales.group_cols, p->cols) : p->cols;
+        if (!p->format || p->format != first->format || !p->scales.data ||
+            !weight_format_has_scales(p->format) || cols != group_cols(d)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool any_zero(const struct weight_desc *d)
+{
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        if (d->piece[i].scales.zero) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether segments hold the weight exactly. */
+static bool fits_segments(const struct weight_desc *d, const struct quant_weight *q)
+{
+    if (q->format != FORMAT_INT4 || q->group_cols != QUANT_GROUP || q->cols % QUANT_SEGMENT != 0) {
+        return false;
+    }
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_scales *s = &d->piece[i].scales;
+        if ((s->type != SCALE_F16 && s->type != SCALE_BF16) || s->type != d->piece[0].scales.type ||
+            s->factor != 1.0f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool activations_quantised(const struct weight_desc *d)
+{
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        if (d->piece[i].scales.act == ACT_AS_THEY_ARE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- scales and zero points, by row ---- */
+
+/* The zero point's code where a piece has none. */
+static uint8_t no_zero(const struct quant_weight *q)
+{
+    return q->format == FORMAT_INT4 ? 8 : 0;
+}
+
+static int64_t group_row(const struct weight_scales *s, int32_t row)
+{
+    return s->group_rows > 0 ? row / s->group_rows : 0;
+}
+
+/* Fills scales [rows, n_groups], of 16 bits as stored for segments, else of floats; and
+ * zero [rows, n_groups], unless NULL. */
+static void fill_groups(const struct weight_desc *d, const struct quant_weight *q, void *scale,
+                        uint8_t *zero)
+{
+    int64_t at = 0;
+
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_scales *s = &d->piece[i].scales;
+        for (int32_t row = 0; row < d->piece[i].rows; row++) {
+            int64_t group = group_row(s, row);
+            for (int32_t j = 0; j < q->n_groups; j++, at++) {
+                int64_t from = group * s->stride + j;
+                if (q->layout == QUANT_SEGMENTS) {
+                    memcpy((uint16_t *)scale + at, (const char *)s->data + from * 2, 2);
+                } else {
+                    ((float *)scale)[at] = weight_scale_load(s, from) * s->factor;
+                }
+                if (zero) {
+                    zero[at] = s->zero ? s->zero[group * s->zero_stride + j] : no_zero(q);
+                }
+            }
+        }
+    }
+}
+
+static int to_device(void **ret, struct cuda_backend *c, const void *host, size_t n_bytes,
+                     const char *name, struct err *e)
+{
+    *ret = cuda_alloc(c, n_bytes, name, e);
+    if (!*ret) {
+        return ERR_NOMEM;
+    }
+    cudaError_t rc = cudaMemcpyAsync(*ret, host, n_bytes, cudaMemcpyHostToDevice, c->stream);
+    rc = rc == cudaSuccess ? cudaStreamSynchronize(c->stream) : rc;
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, name);
+}
+
+/* Scales and zero points of the pieces, on the device. Those of segments are packed and
+ * not needed afterwards, but stay: they are small. */
+static int send_groups(struct cuda_backend *c, const struct weight_desc *d,
+                       const struct quant_weight *q, void **ret_scale, void **ret_zero,
+                       struct err *e)
+{
+    size_t n = (size_t)q->rows * (size_t)q->n_groups,
+           width = q->layout == QUANT_SEGMENTS ? sizeof(uint16_t) : sizeof(float);
+    void *scale = malloc(n * width);
+    uint8_t *zero = any_zero(d) ? malloc(n) : NULL;
+    int rc = !scale || (any_zero(d) && !zero) ? err_nomem(e, d->name) : 0;
+
+    if (rc == 0) {
+        fill_groups(d, q, scale, zero);
+        rc = to_device(ret_scale, c, scale, n * width, d->name, e);
+    }
+    if (rc == 0 && zero) {
+        rc = to_device(ret_zero, c, zero, n, d->name, e);
+    }
+    free(scale);
+    free(zero);
+    return rc;
+}
+
+/* ---- codes ---- */
+
+/* Sends rows of codes to `to`, row_bytes apart. */
+static int send_codes(struct cuda_backend *c, const struct weight_desc *d, char *to,
+                      int64_t row_bytes, struct err *e)
+{
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_piece *p = &d->piece[i];
+        int64_t bytes = weight_format_bytes(p->format, p->cols),
+                stride = weight_format_bytes(p->format, p->stride);
+        int rc = 0;
+        if (bytes == row_bytes && bytes % 2 == 0 && stride % 2 == 0) { /* as if bf16 */
+            struct weight_piece raw = {.data = p->data,
+                                       .dtype = DTYPE_BF16,
+                                       .rows = p->rows,
+                                       .cols = (int32_t)(bytes / 2),
+                                       .stride = stride / 2};
+            struct mat out = {.data = to, .stride = bytes / 2, .dtype = DTYPE_BF16};
+            rc = upload_send(c, &raw, out, 0, d->mapped, e);
+        } else {
+            cudaError_t status =
+                cudaMemcpy2DAsync(to, (size_t)row_bytes, p->data, (size_t)stride, (size_t)bytes,
+                                  (size_t)p->rows, cudaMemcpyHostToDevice, c->stream);
+            status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
+            rc = status == cudaSuccess ? 0 : cuda_error(e, status, d->name);
+        }
+        if (rc < 0) {
+            return rc;
+        }
+        to += p->rows * row_bytes;
+    }
+    return 0;
+}
+
+/* Sends INT4 codes through a buffer and packs them. */
+static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
+                         const struct quant_weight *q, const void *scale, const void *zero,
+                         struct err *e)
+{
+    struct weight_desc read_now = *d;
+    int64_t pitch = q->cols / 2;
+    void *buffer = NULL;
+    cudaError_t status = cudaMalloc(&buffer, (size_t)(pitch * q->rows));
+
+    if (status != cudaSuccess) {
+        return cuda_error(e, status, d->name);
+    }
+    read_now.mapped = false;
+    int rc = send_codes(c, &read_now, buffer, pitch, e);
+    if (rc == 0) {
+        launch_pack_segments((void *)q->codes, q->row_bytes, buffer, pitch, scale, zero, q->rows,
+                             q->cols, c->stream);
+        status = cudaStreamSynchronize(c->stream);
+        rc = status == cudaSuccess ? 0 : cuda_error(e, status, d->name);
+    }
+    cudaFree(buffer);
+    return rc;
+}
+
+static int fill_weight(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q,
+                       struct err *e)
+{
+    void *scale = NULL;
+    void *zero = NULL;
+    int rc = send_groups(c, d, q, &scale, &zero, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    if (q->layout == QUANT_SEGMENTS) {
+        return send_segments(c, d, q, scale, zero, e);
+    }
+    q->scale = scale;
+    q->zero = zero;
+    return send_codes(c, d, (char *)q->codes, q->row_bytes, e);
+}
+
+/* Values of about +-1e-3, as those of other dummies. */
+static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char *name,
+                      struct err *e)
+{
+    const uint16_t segment_scale = 0x3903; /* bf16, 1.25e-4 */
+    float most = q->format == FORMAT_FP8    ? 448.0f
+                 : q->format == FORMAT_INT8 ? 128.0f
+                 : q->format == FORMAT_FP4  ? 6.0f
+                                            : 8.0f;
+    int64_t n = (int64_t)q->rows * q->n_groups;
+
+    launch_dummy_codes((void *)q->codes, q->row_bytes, q->rows, q->format, q->layout, segment_scale,
+                       ++c->n_dummies << 40, c->stream);
+    if (q->layout == QUANT_ROWS) {
+        float *scale = cuda_alloc(c, (size_t)n * sizeof(*scale), name, e);
+        if (!scale) {
+            return ERR_NOMEM;
+        }
+        launch_fill(scale, n, 1e-3f / most, c->stream);
+        q->scale = scale;
+    }
+    cudaError_t rc = cudaGetLastError();
+    return rc == cudaSuccess ? 0 : cuda_error(e, rc, "dummy weights");
+}
+
+/* ---- buffers of products ---- */
+
+static int grow(struct cuda_backend *c, void **at, int64_t *n_bytes, int64_t need, struct err *e)
+{
+    if (need > *n_bytes) {
+        *n_bytes = 0;
+        *at = cuda_alloc(c, (size_t)need, "products of quantised weights", e);
+        *n_bytes = *at ? need : 0;
+    }
+    return *at ? 0 : ERR_NOMEM;
+}
+
+/* What products with the weight need besides it. */
+static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
+                        struct err *e)
+{
+    void *codes = c->quantised;
+    void *scale = c->quantised_scale;
+    int64_t scale_bytes = scale ? c->config.max_tokens * (int64_t)sizeof(float) : 0;
+    int rc;
+
+    if (!q->quantises) {
+        return grow(c, &c->widened, &c->widened_bytes,
+                    (int64_t)q->rows * q->cols * dtype_bytes(act), e);
+    }
+    rc = grow(c, &codes, &c->quantised_bytes, (int64_t)c->config.max_tokens * q->cols, e);
+    c->quantised = codes;
+    if (rc == 0) {
+        rc = grow(c, &scale, &scale_bytes, c->config.max_tokens * (int64_t)sizeof(float), e);
+        c->quantised_scale = scale;
+    }
+    c->fused.codes = c->quantised;
+    c->fused.code_scale = c->quantised_scale;
+    return rc;
+}
+
+static int64_t code_row_bytes(const struct quant_weight *q, const struct weight_format *f)
+{
+    return q->layout == QUANT_SEGMENTS ? q->cols / QUANT_SEGMENT * (int64_t)QUANT_SEGMENT_BYTES
+                                       : weight_format_bytes(f, q->cols);
+}
+
+/* What is known of the weight before its codes are there. */
+static void describe(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q)
+{
+    const struct weight_format *f = d->n_pieces > 0 ? d->piece[0].format : d->dummy_format;
+
+    q->format = (int32_t)f->id;
+    q->rows = d->rows;
+    q->cols = d->cols;
+    q->group_cols = group_cols(d);
+    q->n_groups = (int32_t)div_ceil(q->cols, q->group_cols);
+    q->layout = fits_segments(d, q) ? QUANT_SEGMENTS : QUANT_ROWS;
+    q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
+    q->row_bytes = code_row_bytes(q, f);
+    q->quantises = q->format == FORMAT_FP8 && q->n_groups == 1 && activations_quantised(d) &&
+                   !c->config.deterministic && d->dtype != DTYPE_F32 && q->cols % CODE_ALIGN == 0 &&
+                   q->rows % CODE_ALIGN == 0 && lt_has_e4m3(c, q->rows, q->cols);
+}
+
+int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e)
+{
+    if (d->kind != WEIGHT_LINEAR || !pieces_agree(d)) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "cuda: weight %s: its parts are stored in different formats or groups, or "
+                       "it is an embedding",
+                       d->name);
+    }
+    struct quant_weight *q = calloc(1, sizeof(*q));
+    void **grown = realloc(c->quant, (size_t)(c->n_quant + 1) * sizeof(*grown));
+    if (!q || !grown) {
+        free(q);
+        c->quant = grown ? grown : c->quant;
+        return err_nomem(e, d->name);
+    }
+    c->quant = grown;
+    c->quant[c->n_quant++] = q;
+    describe(c, d, q);
+    q->codes = cuda_alloc(c, (size_t)(q->row_bytes * q->rows), d->name, e);
+    int rc = !q->codes          ? ERR_NOMEM
+             : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)
+                                : fill_weight(c, d, q, e);
+    rc = rc < 0 ? rc : make_buffers(c, q, d->dtype, e);
+    if (rc < 0) {
+        return rc;
+    }
+    *ret = (struct mat){.data = (void *)q->codes,
+                        .stride = d->cols,
+                        .rows = d->rows,
+                        .cols = d->cols,
+                        .dtype = d->dtype,
+                        .format = weight_format_of((enum weight_format_id)q->format),
+                        .priv = q};
+    return 0;
+}

@@ -1,0 +1,148 @@
+/* Products with weights of codes whose scales are a tensor of their own, against
+ * float64. Where a device quantises the activations, its result must be as near to
+ * the product of these as to be explained by rounding the result.
+ *
+ *     build/tests/unit/kernels/test_quantised [--device cpu|cuda]
+ *  */
+#include "tests/unit/quantised.h"
+
+static const struct quant_case CASES[] = {
+    {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1, .act = ACT_SCALE_TOKEN},
+    {.format = FORMAT_FP8, .type = SCALE_BF16, .group_rows = 1, .act = ACT_AS_THEY_ARE},
+    {.format = FORMAT_FP8, .type = SCALE_F32, .act = ACT_SCALE_TOKEN}, /* of the tensor */
+    {.format = FORMAT_FP8,
+     .type = SCALE_F32,
+     .group_rows = 128,
+     .group_cols = 128,
+     .act = ACT_SCALE_GROUP},
+    {.format = FORMAT_INT8, .type = SCALE_F32, .group_rows = 1, .act = ACT_SCALE_TOKEN},
+    {.format = FORMAT_INT8, .type = SCALE_F16, .group_rows = 1, .zeros = true},
+    {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1, .group_cols = 128},
+    {.format = FORMAT_INT4, .type = SCALE_F16, .group_rows = 1, .group_cols = 128, .zeros = true},
+    {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1, .group_cols = 32, .zeros = true},
+    {.format = FORMAT_INT4, .type = SCALE_F32, .group_rows = 1},
+    {.format = FORMAT_FP4, .type = SCALE_E8M0, .group_rows = 1, .group_cols = 32},
+    {.format = FORMAT_FP4,
+     .type = SCALE_E4M3,
+     .group_rows = 1,
+     .group_cols = 16,
+     .factor = 0.0078125f},
+};
+
+struct references {
+    double *plain, *quantised; /* [rows, n] */
+};
+
+static struct references references_of(const float *x, const float *w, int32_t rows, int32_t n,
+                                       int32_t k)
+{
+    struct references ret = {rig_alloc((size_t)rows * (size_t)n * sizeof(double)),
+                             rig_alloc((size_t)rows * (size_t)n * sizeof(double))};
+    double *row = rig_alloc((size_t)k * sizeof(*row));
+
+    for (int32_t i = 0; i < rows; i++) {
+        quant_row(x + (int64_t)i * k, k, row);
+        for (int32_t j = 0; j < n; j++) {
+            double sum = 0, other = 0;
+            for (int32_t c = 0; c < k; c++) {
+                sum += (double)x[(int64_t)i * k + c] * w[(int64_t)j * k + c];
+                other += row[c] * w[(int64_t)j * k + c];
+            }
+            ret.plain[(int64_t)i * n + j] = sum;
+            ret.quantised[(int64_t)i * n + j] = other;
+        }
+    }
+    free(row);
+    return ret;
+}
+
+static void check_product(struct rig *r, const struct quant_case *k, int32_t rows, int32_t n,
+                          int32_t depth, int32_t parts)
+{
+    float *w = rig_alloc((size_t)n * (size_t)depth * sizeof(*w));
+    struct mat mw = rig_quantised(r, k, n, depth, 0.1f, parts, w);
+    float *x = rig_floats(r, (int64_t)rows * depth, 1, DTYPE_BF16);
+    enum dtype t = act_of(r, DTYPE_BF16);
+    struct mat mx = rig_mat(r, rows, depth, t, x), out = rig_mat(r, rows, n, t, NULL);
+    struct references ref = references_of(x, w, rows, n, depth);
+
+    rig_begin_plain(r, rows);
+    r->b->ops->linear(r->b, out, mx, mw, NULL);
+    rig_end(r);
+    float *got = rig_download(r, out);
+    double error = nmse(got, ref.plain, (int64_t)rows * n),
+           other = nmse(got, ref.quantised, (int64_t)rows * n);
+    /* The CPU has int8 activations in groups of 32, which test_blocks.c compares
+     * exactly. */
+    double limit = nmse_limit(DTYPE_BF16) * (strcmp(r->b->name, "cpu") == 0 ? 20 : 2);
+    bool right = error <= limit || (k->act != ACT_AS_THEY_ARE && other <= limit);
+    if (!right) {
+        fail_msg("case %d, %s [%d, %d] x %d rows: NMSE %.3g, with quantised activations %.3g",
+                 (int)(k - CASES), weight_format_of(k->format)->name, n, depth, rows, error, other);
+    }
+    free(w);
+    free(x);
+    free(got);
+    free(ref.plain);
+    free(ref.quantised);
+}
+
+static void products_follow_float64_in_every_format_and_row_count(void **state)
+{
+    (void)state;
+    static const int32_t rows[] = {1, 8, 33, 64, 130};
+    struct rig r;
+
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        for (size_t j = 0; j < ARRAY_LEN(rows) && rig_multiplies(&r, CASES[i].format); j++) {
+            check_product(&r, &CASES[i], rows[j], 256, 512, 1 + (int32_t)j % 2);
+        }
+    }
+    rig_close(&r);
+}
+
+/* Sizes that no fast kernel takes. */
+static void odd_sizes_are_multiplied_too(void **state)
+{
+    (void)state;
+    struct rig r;
+
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        if (rig_multiplies(&r, CASES[i].format)) {
+            check_product(&r, &CASES[i], 3, 41, 160, 1);
+            check_product(&r, &CASES[i], 20, 90, 33, 2);
+        }
+    }
+    rig_close(&r);
+}
+
+static void deep_products_lose_no_digits(void **state)
+{
+    (void)state;
+    struct rig r;
+
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(CASES) && !rig_small(); i++) {
+        if (rig_multiplies(&r, CASES[i].format)) {
+            check_product(&r, &CASES[i], 16, 64, 14336, 1);
+        }
+    }
+    rig_close(&r);
+}
+
+static int group(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_follow_float64_in_every_format_and_row_count),
+        cmocka_unit_test(odd_sizes_are_multiplied_too),
+        cmocka_unit_test(deep_products_lose_no_digits)};
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, group);
+}
