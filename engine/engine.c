@@ -136,6 +136,25 @@ static int64_t to_us(double seconds)
     return (int64_t)(seconds * 1e6);
 }
 
+/* Keys and values behind a draft that does not hold are written over; a recurrent state
+ * (a KV group with a window below 0) that has read it cannot be taken back. */
+static int set_speculation(struct engine *e, const struct settings *s, struct err *err)
+{
+    const struct executor_info *x = &e->executor->info;
+    bool states = false;
+
+    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
+        states = states || x->kv_window[k] < 0;
+    }
+    if (states && s->speculate == SPECULATE_SUFFIX) {
+        return err_set_param(err, ERR_UNSUPPORTED, "speculate",
+                             "speculate suffix: the model has recurrent states, which cannot be "
+                             "taken back behind a draft that does not hold");
+    }
+    e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
+    return 0;
+}
+
 static int configure(struct engine *e, const struct settings *s, struct err *err)
 {
     const struct executor_info *x = &e->executor->info;
@@ -172,7 +191,6 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);
     e->max_queue = s->max_queue;
-    e->max_draft = s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
     if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret)) {
         return err_set(err, ERR_IO, "getrandom gave no seed");
     }
@@ -297,6 +315,9 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
 {
     e->sink = sink;
     int rc = configure(e, s, err);
+    if (rc == 0) {
+        rc = set_speculation(e, s, err);
+    }
     if (rc == 0) {
         rc = measure_costs(e, err);
     }
