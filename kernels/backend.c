@@ -40,6 +40,30 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
     l->block_stride = l->layer_stride * n_layers;
 }
 
+void kv_layout_init_states(struct kv_layout *l, int32_t block_size, int32_t n_layers,
+                           int64_t state_floats)
+{
+    *l = (struct kv_layout){.kind = KV_STATE,
+                            .block_size = block_size,
+                            .n_layers = n_layers,
+                            .dtype = DTYPE_F32,
+                            .layer_stride = state_floats,
+                            .block_stride = state_floats * n_layers};
+}
+
+void kv_layouts_pad(struct kv_layout *l, int32_t n)
+{
+    int64_t bytes = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        bytes = MAX(bytes, kv_layout_block_bytes(&l[i]));
+    }
+    bytes = (bytes + 3) / 4 * 4; /* whole elements of every type */
+    for (int32_t i = 0; i < n; i++) {
+        l[i].block_stride = bytes / dtype_bytes(l[i].dtype);
+    }
+}
+
 void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
                            enum dtype dtype)
 {

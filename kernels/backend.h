@@ -134,6 +134,7 @@ struct weight_desc {
 enum kv_kind {
     KV_HEADS,  /* a key and a value of each key/value head */
     KV_LATENT, /* one vector, which all heads share (struct latent_attention) */
+    KV_STATE,  /* nothing: a block holds a state of each layer (struct recurrence) */
 };
 
 /* Where a block's keys and values lie in one KV group: layers of one kind of attention
@@ -152,6 +153,13 @@ struct kv_layout {
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
+/* The layout of a group of recurrent states: a block holds one of each layer, of
+ * state_floats elements of float32 from layer * layer_stride on. n_kv_heads, head_dim and
+ * the other strides are 0. */
+void kv_layout_init_states(struct kv_layout *l, int32_t block_size, int32_t n_layers,
+                           int64_t state_floats);
+/* Make blocks of all n layouts as large as the largest. */
+void kv_layouts_pad(struct kv_layout *l, int32_t n);
 /* A cache of latents, `width` elements a token and layer; kv_stride is 0. */
 void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
                            enum dtype dtype);
@@ -292,6 +300,62 @@ struct expert_scratch {
     struct mat shared_act;       /* [rows, half of that] */
 };
 
+/* ---- recurrent states ---- */
+
+enum recurrence_kind {
+    RECURRENCE_DELTA, /* gated delta rule (Yang, Kautz and Hatamizadeh 2024, eq. 10) */
+    RECURRENCE_SSD,   /* Mamba-2 (Dao and Gu 2024, section 3) */
+};
+
+/* A layer that keeps a state of fixed size in place of keys and values. Per token there
+ * are v [n_heads, value_dim], and q and k [n_groups, key_dim], of which head h reads
+ * those of group h * n_groups / n_heads. They lie in a row of `x` as q, k, v (delta) or
+ * as v, k, q (ssd, whose papers call them x, B, C), its channels; each channel first
+ * goes through a causal convolution along the sequence:
+ *     x_t = silu(bias + sum over i < kernel of conv[i] * x_(t - kernel + 1 + i)).
+ * Then each head has a matrix S [key_dim, value_dim], at first 0:
+ *     delta: q = q / |q| / sqrt(key_dim), k = k / |k|, with |y|^2 = sum y^2 + 1e-6
+ *            S = exp(-exp(a_log) softplus(gate_a + dt_bias)) S
+ *            S += k (sigmoid(gate_b) (v - S^T k))^T,   out = S^T q
+ *     ssd:   dt = softplus(gate + dt_bias), at least dt_min and at most dt_max
+ *            S = exp(-exp(a_log) dt) S + k (dt v)^T,   out = S^T q + d v
+ *
+ * A layer's state in a block: the last kernel - 1 inputs of each channel
+ * [channels, kernel - 1], oldest first, then S of each head. A step reads it from the
+ * block that has the token before the sequence's first one and writes that behind the
+ * last one to the last one's block (engine/sched/kv/kv_window.h). */
+struct recurrence {
+    enum recurrence_kind kind;
+    int32_t group; /* KV group of the layer */
+    int32_t layer; /* in the group's blocks, from 0 on every pipeline stage */
+    int32_t n_heads, n_groups, key_dim, value_dim, kernel;
+    struct mat conv;           /* [1, channels * kernel], WEIGHT_VECTOR */
+    struct mat conv_bias;      /* [1, channels], data NULL: none */
+    struct mat a_log, dt_bias; /* [1, n_heads] */
+    struct mat d;              /* [1, n_heads] of ssd; data NULL: none */
+    float dt_min, dt_max;      /* of ssd */
+};
+
+static inline int32_t recurrence_channels(const struct recurrence *r)
+{
+    return 2 * r->n_groups * r->key_dim + r->n_heads * r->value_dim;
+}
+
+/* float32 elements of a layer's state. */
+static inline int64_t recurrence_floats(const struct recurrence *r)
+{
+    return (int64_t)recurrence_channels(r) * (r->kernel - 1) +
+           (int64_t)r->n_heads * r->key_dim * r->value_dim;
+}
+
+/* An RMS norm of groups of neighbouring columns, gated by silu of another matrix. */
+struct gated_norm {
+    struct mat weight; /* [1, width], one for all groups, or [1, columns] */
+    int32_t width;     /* columns of a group */
+    float eps;         /* added to the mean square */
+    bool gate_first;   /* norm(x * silu(gate)) in place of norm(x) * silu(gate) */
+};
+
 /* Tiles of at least 16 pairs of one expert that `pairs` pairs can make. */
 static inline int64_t experts_most_tiles(int32_t n, int64_t pairs)
 {
@@ -392,6 +456,9 @@ struct backend_ops {
                  struct err *e);
     /* Everything of the step is enqueued (async) or done. */
     int (*step_end)(struct backend *b, struct err *e);
+    /* Microseconds that the caller has waited so far inside steps because the device
+     * took nothing: its queue was full, or it loaded a kernel. (optional) */
+    int64_t (*launch_waits_us)(struct backend *b);
     /* Results of the oldest step not yet waited for. The arrays of `ret` hold until the
      * step after next begins. */
     int (*step_wait)(struct backend *b, struct results *ret, struct err *e);
@@ -430,6 +497,20 @@ struct backend_ops {
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each
      * sequence's cache, causal. q: the first columns of qkv. */
     void (*attention)(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
+    /* out [n_tokens, n_heads * value_dim] = the layer's recurrence over x [n_tokens,
+     * channels], from and to the states of the step's sequences. gates: [n_tokens, 2
+     * n_heads], b and then a (delta), or [n_tokens, n_heads] (ssd). x is overwritten;
+     * out, x and gates are different memory. The rows of a token have the same bits
+     * however a sequence is cut into steps. (optional: models with states are
+     * refused) */
+    void (*recurrence)(struct backend *b, struct mat out, struct mat x, struct mat gates,
+                       const struct recurrence *r);
+    /* x = the gated norm of x, by gate of the same shape. (optional with
+     * `recurrence`) */
+    void (*norm_gated)(struct backend *b, struct mat x, struct mat gate,
+                       const struct gated_norm *n);
+    /* x *= sigmoid(gate), of the same shape. (optional with `recurrence`) */
+    void (*gate_sigmoid)(struct backend *b, struct mat x, struct mat gate);
     /* q [n_tokens, n_heads * (nope_dim + rot_dim)]: rotate q_rot, the end of each head,
      * in place. kv [n_tokens, latent + rot_dim]: norm the latent and rotate the key in
      * place, then write both to the cache. (optional, with latent_attention: models

@@ -62,6 +62,19 @@ struct latent_config {
     int32_t nope_dim, v_dim; /* of its other part and of its value */
 };
 
+/* Layers with a recurrent state in place of keys and values (backend.h's struct
+ * recurrence). */
+struct recurrent_config {
+    enum recurrence_kind kind;
+    int32_t n_heads, n_groups, key_dim, value_dim, kernel; /* n_heads 0: the model has none */
+    bool conv_bias;                                        /* its convolution has a bias */
+    float dt_min, dt_max;                                  /* of Mamba-2's steps */
+    float norm_eps;                                        /* of the gated norm */
+    bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
+};
+/* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
+struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
+
 /* config.json, checked, in either style: rope_theta/rope_scaling/torch_dtype, or
  * transformers 5's rope_parameters/dtype. */
 struct model_config {
@@ -95,6 +108,8 @@ struct model_config {
     double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
+    struct recurrent_config recurrent;
+    bool gated_attention; /* attention's output is gated, by gates beside q */
     /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
     int32_t n_draft_layers; /* behind the last layer in the checkpoint, not loaded (MTP) */
@@ -128,24 +143,29 @@ struct model_options {
     bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
 };
 
+/* In place of a window: the group holds recurrent states. */
+enum { MODEL_KV_STATES = -1 };
+
 /* The KV groups of a model, on one pipeline stage. */
 struct model_kv_groups {
-    int32_t n;        /* groups; 1: all layers are in one, which never gives blocks back */
-    int32_t n_full;   /* of several, those without a window, which come first */
-    int32_t n_layers; /* places for layers in a block of any group */
-    int32_t window[LIMIT_KV_GROUPS]; /* [n] tokens seen, 0: all */
+    int32_t n;          /* groups; 1: all layers are in one, which never gives blocks back */
+    int32_t n_full;     /* of several, those without a window, which come first */
+    int32_t n_windowed; /* and those with one, which come next; then those of states */
+    int32_t n_layers;   /* places for layers in a block of any group */
+    int32_t window[LIMIT_KV_GROUPS]; /* [n] tokens seen, 0: all, or MODEL_KV_STATES */
 };
 void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
                      const struct model_options *o);
+/* Tokens of a block whose keys and values, of the type `kv`, take as much memory as a
+ * recurrent state, so that both fill their blocks; 1 without states. */
+int32_t model_state_tokens(const struct model_config *c, int32_t n_ranks, enum dtype kv);
+/* The layout of each group's blocks, ret[n], with keys and values of the type `kv`. */
+void model_kv_layouts(struct kv_layout *ret, const struct model_config *c,
+                      const struct model_options *o, int32_t block_size, enum dtype kv);
 /* The group of a layer, and its place in the group's blocks. `first`: the first layer
  * of the stage. */
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
                     int32_t layer, int32_t *ret_group, int32_t *ret_index);
-
-/* The layout of any group's blocks on one of n_ranks ranks. */
-void model_kv_layout(struct kv_layout *ret, const struct model_kv_groups *g,
-                     const struct model_config *c, int32_t n_ranks, int32_t block_size,
-                     enum dtype dtype);
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
 
@@ -200,6 +220,11 @@ struct architecture {
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
     float swiglu_limit;   /* default of expert_config.swiglu_limit */
     bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
+    bool norm_from_one;   /* norm weights are 1 + w */
+    bool gated_attention;
+    bool delta, ssd;              /* its recurrent layers are of this kind */
+    bool granite;                 /* an MLP called shared; rotates only where told to */
+    int32_t full_attention_every; /* default: every so many layers one is not recurrent */
 };
 
 struct tensor_spec; /* layers.h */

@@ -47,6 +47,7 @@ struct settings {
     int64_t max_num_batched_tokens; /* 0: by device */
     double target_itl_ms;           /* 0: by device; -1: none, throughput first */
     int64_t block_size;             /* tokens */
+    int64_t state_snapshot_tokens;  /* between snapshots of recurrent states; 0: by the block */
     int64_t kv_blocks;              /* 0: from memory */
     int64_t kv_cache_memory;        /* bytes; 0: from utilisation */
     double gpu_memory_utilization;

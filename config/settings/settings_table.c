@@ -153,7 +153,11 @@ const struct setting setting_table[] = {
      .help = "number of the nnodes that run on this machine"},
 
     {INT(block_size, "16", 1, 256), .metavar = "TOKENS", .group = "Memory",
-     .help = "number of tokens in a KV block"},
+     .help = "number of tokens in a KV block; models with recurrent states have larger ones, "
+             "multiples of it in which a state fits"},
+    {INT(state_snapshot_tokens, "0", 0, INT32_MAX), .metavar = "TOKENS", .group = "Memory",
+     .help = "models with recurrent states: distance of the snapshots from which cached prefixes "
+             "are continued, a multiple of their block; 0: at least 256"},
     {INT(kv_blocks, "0", 0, INT32_MAX), .alias = "num_gpu_blocks_override", .metavar = "N",
      .group = "Memory",
      .help = "number of KV blocks, each of one KV group's layers; 0: as many as fit into memory"},

@@ -39,6 +39,7 @@ _quire_settings='--model DIR
 --local-rank N
 --local-size N
 --block-size TOKENS
+--state-snapshot-tokens TOKENS
 --kv-blocks N
 --kv-cache-memory SIZE
 --kv-policy paged|orca-max|orca-pow2|orca-oracle

@@ -159,6 +159,12 @@ static bool may_launch(struct engine *e)
            backlog <= MAX(e->step_cells, MAX_BACKLOG_CELLS);
 }
 
+/* What launches have waited for the device so far, which is no work of this thread. */
+static int64_t launch_waits_us(struct engine *e)
+{
+    return e->executor->launch_waits_us ? e->executor->launch_waits_us(e->executor) : 0;
+}
+
 /* Stages 5 to 7. Returns the number of sequences in the launched step; 0: nothing to
  * run, or the device failed. */
 static int32_t launch_step(struct engine *e, int64_t now_us)
@@ -179,10 +185,12 @@ static int32_t launch_step(struct engine *e, int64_t now_us)
     }
     e->n_launched++;
     launch_delay_launched(&e->launch_delay, clock_us(), plan->estimate_us);
+    int64_t waited_us = launch_waits_us(e);
     if (e->executor->launch(e->executor, &batch, &err) < 0) {
         engine_die(e, &err);
         return 0;
     }
+    e->host_us -= launch_waits_us(e) - waited_us;
     if (e->masks) {
         masks_begin(e->masks, e->n_committed);
     }

@@ -79,7 +79,7 @@ static int64_t blocks_needed(int32_t n_prompt, int32_t max_tokens, int32_t width
     int64_t shared = (n_prompt - 1) / c->block_size;
 
     for (int32_t k = 0; k < sched_kv_groups(c); k++) {
-        int64_t seq = window_blocks(sched_kv_window(c, k), c->max_num_batched_tokens);
+        int64_t seq = sched_window_blocks(c, k);
         n += MIN(shared + width * (most - shared), width * seq);
     }
     return n;

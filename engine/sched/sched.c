@@ -147,7 +147,8 @@ static int32_t plan_scores(struct sched *s, struct group *g, struct plan_item *i
 }
 
 /* Where the next chunk of a prefill ends at most. With windows that is as far as there
- * are blocks; the root of a recompute stops where its siblings join. */
+ * are blocks, with states at the next snapshot; the root of a recompute stops where its
+ * siblings join. */
 static int32_t prefill_end(struct sched *s, struct seq *q)
 {
     const struct group *g = q->group;
@@ -158,6 +159,9 @@ static int32_t prefill_end(struct sched *s, struct seq *q)
     }
     int32_t end = seq_extend(s, q);
     s->starved = s->starved || end <= q->n_computed;
+    if (sched_has_states(&s->c)) {
+        end = MIN(end, (q->n_computed / s->c.snapshot_distance + 1) * s->c.snapshot_distance);
+    }
     return MIN(end, g->joined ? target : g->n_shared);
 }
 

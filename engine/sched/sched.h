@@ -83,7 +83,13 @@ struct sched_config {
     int32_t block_size;              /* tokens of a block */
     /* KV groups, which share the pool; 0: one. The first has no window. */
     int32_t n_kv_groups;
-    int32_t kv_window[LIMIT_KV_GROUPS]; /* [n_kv_groups] tokens that a token sees; 0: all */
+    /* [n_kv_groups] tokens that a token sees; 0: all; KV_WINDOW_STATE: the group holds
+     * recurrent states */
+    int32_t kv_window[LIMIT_KV_GROUPS];
+    /* With groups of states: a prefill step ends at the next multiple of so many
+     * tokens, and the states there are found by the prefix cache. A multiple of
+     * block_size. */
+    int32_t snapshot_distance;
     /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
     int32_t kv_window_align;
     int32_t n_pinned; /* blocks that sched_pin holds: no group can have them */
@@ -170,7 +176,23 @@ static inline int32_t sched_kv_groups(const struct sched_config *c)
 
 static inline struct kv_window sched_kv_window(const struct sched_config *c, int32_t k)
 {
-    return (struct kv_window){c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size};
+    return kv_window_of(c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size);
+}
+
+static inline bool sched_has_states(const struct sched_config *c)
+{
+    return c->snapshot_distance > 0;
+}
+
+/* Blocks that a sequence may hold in KV group k at a time. */
+static inline int32_t sched_window_blocks(const struct sched_config *c, int32_t k)
+{
+    int32_t step = c->max_num_batched_tokens;
+
+    if (c->kv_window[k] == KV_WINDOW_STATE) {
+        step = MIN(step, c->snapshot_distance);
+    }
+    return window_blocks(sched_kv_window(c, k), step);
 }
 
 /* The arena of a kv_policy other than paged: the device's pool, in chunks of at least a

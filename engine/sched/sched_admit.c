@@ -215,7 +215,7 @@ static void take_shared(struct sched *s, struct block_table *t, const struct blo
 {
     t->first = first_entry(s, k, n);
     for (int32_t b = t->first; b < n; b++) {
-        t->block[b] = s->c.kv_window[k] > 0 ? -1 : root->block[b];
+        t->block[b] = s->c.kv_window[k] != 0 ? -1 : root->block[b];
         if (t->block[b] >= 0) {
             kvpool_ref(&s->pool, t->block[b]);
         }
@@ -351,10 +351,15 @@ static bool pin_block(struct sched *s, int32_t block)
     return true;
 }
 
-/* Pin the blocks that a prompt behind the first n blocks of hit[] sees. */
+/* Pin the blocks that a prompt sees behind the first n_found blocks of hit[], or behind
+ * as many of them as all KV groups have. */
 static int32_t pin_peers(struct sched *s, int32_t n_found)
 {
     int32_t n = 0;
+
+    while (!windows_found(s, n_found)) {
+        n_found--;
+    }
 
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
         for (int32_t i = first_entry(s, k, n_found); i < n_found; i++) {

@@ -117,7 +117,7 @@ static const char *check_tables(const struct sched *s, const struct seq *q)
         const struct block_table *t = &q->table[k];
         int32_t seen = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
         /* a sibling that waits for the root has no block inside the window */
-        bool waits = !g->joined && q->index != g->root && s->c.kv_window[k] > 0;
+        bool waits = !g->joined && q->index != g->root && s->c.kv_window[k] != 0;
         if ((int64_t)t->n_blocks * s->c.block_size < q->n_computed || t->first > seen) {
             return "S3: a sequence lacks a block for what it has computed";
         }

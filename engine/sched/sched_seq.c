@@ -212,7 +212,7 @@ void group_join(struct sched *s, struct group *g)
     for (int32_t i = 0; i < g->width; i++) {
         struct seq *q = &g->seq[i];
         for (int32_t k = 1; k < s->c.n_kv_groups && q->state == SEQ_LIVE && q != root; k++) {
-            if (s->c.kv_window[k] > 0) {
+            if (s->c.kv_window[k] != 0) {
                 take_over(s, &q->table[k], &root->table[k], g->n_shared / s->c.block_size);
             }
         }
@@ -222,12 +222,20 @@ void group_join(struct sched *s, struct group *g)
 
 /* ---- publishing ---- */
 
+/* Whether a block of states at index i holds those behind its last token: a step may
+ * have passed over others. */
+static bool is_snapshot(const struct sched *s, int32_t i)
+{
+    return (int64_t)(i + 1) * s->c.block_size % s->c.snapshot_distance == 0;
+}
+
 /* The blocks of the further KV groups at index i become peers of `entry`. */
 static void publish_peers(struct sched *s, const struct seq *q, int32_t i, int32_t entry)
 {
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
         const struct block_table *t = &q->table[k];
-        if (i >= t->first && t->block[i] >= 0) {
+        bool whole = s->c.kv_window[k] != KV_WINDOW_STATE || is_snapshot(s, i);
+        if (whole && i >= t->first && t->block[i] >= 0) {
             prefix_attach(&s->prefix, entry, k, t->block[i]);
         }
     }

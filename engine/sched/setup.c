@@ -200,9 +200,11 @@ void plan_release(struct plan *p)
 static int check_kv_groups(const struct sched_config *c, struct err *e)
 {
     bool right = c->n_kv_groups >= 0 && c->n_kv_groups <= LIMIT_KV_GROUPS && c->kv_window[0] == 0;
+    bool states = false;
 
     for (int32_t k = 0; right && k < c->n_kv_groups; k++) {
-        right = c->kv_window[k] >= 0;
+        right = c->kv_window[k] >= KV_WINDOW_STATE;
+        states = states || c->kv_window[k] == KV_WINDOW_STATE;
     }
     if (!right) {
         return err_set(e, ERR_INVALID,
@@ -212,7 +214,13 @@ static int check_kv_groups(const struct sched_config *c, struct err *e)
     if (c->n_kv_groups > 1 && c->kv_policy != KV_PAGED) {
         return err_set_param(e, ERR_UNSUPPORTED, "kv_policy",
                              "kv_policy must be paged for a model that mixes layers with and "
-                             "without a sliding window");
+                             "without a sliding window or recurrent states");
+    }
+    if (states != (c->snapshot_distance > 0) || c->snapshot_distance % c->block_size != 0) {
+        return err_set_param(e, ERR_INVALID, "state_snapshot_tokens",
+                             "snapshots of states %d tokens apart: must be a multiple of the "
+                             "block size of %d",
+                             c->snapshot_distance, c->block_size);
     }
     return 0;
 }
@@ -328,7 +336,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     s->cost_scale = 1;
     complete_config(&s->c);
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        s->window_blocks[k] = window_blocks(sched_kv_window(c, k), c->max_num_batched_tokens);
+        s->window_blocks[k] = sched_window_blocks(c, k);
     }
     rc = allocate(s, e);
     if (rc < 0) {

@@ -21,10 +21,12 @@ struct executor_info {
     int32_t block_size;              /* tokens */
     int64_t block_bytes;             /* of one block of a KV group, on this rank */
     int32_t n_kv_groups;             /* KV groups; 0: one */
-    /* [n_kv_groups] tokens that its layers see, 0: all; 0 for the first group */
+    /* [n_kv_groups] tokens that its layers see, 0: all, KV_WINDOW_STATE: it holds
+     * recurrent states; 0 for the first group */
     int32_t kv_window[LIMIT_KV_GROUPS];
-    int32_t kv_window_align; /* of what the device reads before a window (struct backend); 0: 1 */
-    int32_t max_num_seqs;    /* rows of the block table: sequences of a step */
+    int32_t snapshot_distance; /* tokens between snapshots of states; 0: there are none */
+    int32_t kv_window_align;   /* of what the device reads before a window (struct backend); 0: 1 */
+    int32_t max_num_seqs;      /* rows of the block table: sequences of a step */
     int32_t max_num_batched_tokens; /* tokens of a step */
     int32_t max_samples;            /* sampling rows, and rows of the output head, of a step */
     int32_t depth;                  /* launches that may be outstanding when another is made */
@@ -58,6 +60,9 @@ struct executor {
      * step has any) */
     int (*masks)(struct executor *x, uint64_t step, const struct late_mask *mask, int32_t n,
                  struct err *e);
+    /* Microseconds that launches have waited so far because the device took nothing:
+     * its queue was full, or it loaded a kernel. (optional: they never wait) */
+    int64_t (*launch_waits_us)(struct executor *x);
     void (*free)(struct executor *x); /* drops outstanding launches */
     /* Called now and then while no step runs: 0, or ERR_DEVICE and why the executor can
      * no longer compute. (optional) */

@@ -116,6 +116,13 @@ static int direct_launch(struct executor *x, const struct batch *b, struct err *
     return run_step(CONTAINER_OF(x, struct runner, base), b, e);
 }
 
+static int64_t direct_launch_waits_us(struct executor *x)
+{
+    struct backend *b = CONTAINER_OF(x, struct runner, base)->backend;
+
+    return b->ops->launch_waits_us(b);
+}
+
 static int direct_wait(struct executor *x, struct results *ret, struct err *e)
 {
     return next_results(CONTAINER_OF(x, struct runner, base), ret, e);
@@ -369,12 +376,7 @@ static enum dtype kv_dtype(const struct runner *r)
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    struct model_kv_groups groups;
-
-    model_kv_groups(&groups, c, &r->model->options);
-    for (int32_t k = 0; k < groups.n; k++) {
-        model_kv_layout(&layout[k], &groups, c, n_ranks(r), r->base.info.block_size, kv_dtype(r));
-    }
+    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
 }
 
 /* Allocates the KV pools from the memory that the weights left. */
@@ -425,6 +427,7 @@ static int runner_start(struct runner *r, struct err *e)
     x->wait = direct ? direct_wait : threaded_wait;
     x->masks = r->backend->ops->masks ? runner_masks : NULL;
     if (direct) {
+        x->launch_waits_us = r->backend->ops->launch_waits_us ? direct_launch_waits_us : NULL;
         return 0;
     }
     for (int i = 0; i < N_JOBS; i++) {

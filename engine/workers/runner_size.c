@@ -35,14 +35,63 @@ static void set_kv_groups(struct executor_info *ret, const struct settings *s,
     memcpy(ret->kv_window, groups.window, sizeof(ret->kv_window));
 }
 
+/* With recurrent states: the size of a block, raised to a multiple of block_size whose
+ * keys and values take as much memory as a state, and the distance of snapshots. */
+static int set_states(struct executor_info *ret, const struct settings *s,
+                      const struct model_config *c, bool gpu, struct err *e)
+{
+    enum { USUAL_DISTANCE = 256 };
+    int32_t n_ranks = (int32_t)MAX(s->tensor_parallel_size, 1), size = ret->block_size;
+    enum dtype kv = gpu ? runner_dtype(s, c) : DTYPE_F32;
+
+    if (c->recurrent.n_heads == 0) {
+        return 0;
+    }
+    if (s->kv_policy != KV_PAGED) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_policy",
+                             "kv_policy must be paged for a model with recurrent states");
+    }
+    if (s->speculate != SPECULATE_OFF) {
+        return err_set_param(e, ERR_UNSUPPORTED, "speculate",
+                             "speculate must be off for a model with recurrent states: a state "
+                             "cannot go back behind tokens that are not accepted");
+    }
+    int64_t tokens = div_ceil(model_state_tokens(c, n_ranks, kv), size) * size;
+    if (tokens > LIMIT_STATE_BLOCK_TOKENS) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "a recurrent state takes as much memory as %lld tokens of keys and values; "
+                       "a block can have %d",
+                       (long long)tokens, LIMIT_STATE_BLOCK_TOKENS);
+    }
+    ret->block_size = (int32_t)tokens;
+    int64_t distance = s->state_snapshot_tokens > 0 ? s->state_snapshot_tokens
+                                                    : div_ceil(USUAL_DISTANCE, tokens) * tokens;
+    if (distance % tokens != 0) {
+        return err_set_param(e, ERR_INVALID, "state_snapshot_tokens",
+                             "state_snapshot_tokens is %lld, and must be a multiple of the %lld "
+                             "tokens of a block, whose size is that of a recurrent state",
+                             (long long)distance, (long long)tokens);
+    }
+    ret->snapshot_distance = (int32_t)distance;
+    return 0;
+}
+
+/* Tokens that a step adds to a sequence at most in KV group k. */
+static int32_t step_tokens(const struct executor_info *x, int32_t k)
+{
+    return x->kv_window[k] == KV_WINDOW_STATE ? MIN(x->max_num_batched_tokens, x->snapshot_distance)
+                                              : x->max_num_batched_tokens;
+}
+
 /* Blocks of the longest sequence, in all KV groups. */
 static int64_t blocks_of(const struct executor_info *x, int64_t n_tokens)
 {
     int64_t all = div_ceil(n_tokens, x->block_size), n = 0;
 
     for (int32_t k = 0; k < executor_kv_groups(x); k++) {
-        struct kv_window w = {x->kv_window[k], MAX(x->kv_window_align, 1), x->block_size};
-        n += MIN(all, window_blocks(w, x->max_num_batched_tokens));
+        struct kv_window w =
+            kv_window_of(x->kv_window[k], MAX(x->kv_window_align, 1), x->block_size);
+        n += MIN(all, window_blocks(w, step_tokens(x, k)));
     }
     return n;
 }
@@ -74,6 +123,10 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     ret->vocab = c->vocab;
     ret->block_size = (int32_t)s->block_size;
     set_kv_groups(ret, s, c);
+    int rc = set_states(ret, s, c, gpu, e);
+    if (rc < 0) {
+        return rc;
+    }
     ret->max_len = either(s->max_model_len, MIN(c->max_positions, LIMIT_MODEL_LEN));
     ret->max_num_seqs = either(s->max_num_seqs, gpu ? 1024 : 64);
     ret->step_quantum = gpu ? GPU_STEP_QUANTUM : 0;
@@ -139,6 +192,13 @@ int runner_pools(struct executor_info *ret, const struct settings *s,
                              "max_model_len is %lld, but the KV cache holds %lld tokens; lower it, "
                              "or give the cache more memory",
                              (long long)s->max_model_len, (long long)holds);
+    }
+    if (holds < 1) {
+        return err_set_param(e, ERR_INVALID, s->kv_blocks > 0 ? "kv_blocks" : "kv_cache_memory",
+                             "%lld KV blocks of %lld KiB do not hold one token: it takes a block "
+                             "in each of %d KV groups, and more where states are kept",
+                             (long long)n, (long long)(ret->block_bytes >> 10),
+                             executor_kv_groups(ret));
     }
     ret->max_len = (int32_t)MIN(ret->max_len, holds);
     return 0;

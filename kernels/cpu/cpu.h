@@ -274,6 +274,12 @@ int32_t cpu_sequence_of(const struct batch *b, int32_t t);
 void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
                 const struct rope *r);
 
+/* states/: operations of layers with recurrent states. */
+void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
+                    const struct recurrence *r);
+void cpu_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
+void cpu_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
+
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);
 void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,

@@ -2,6 +2,7 @@
  * launches. */
 #include "kernels/cuda/cuda.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -485,6 +486,7 @@ static void cuda_free(struct backend *b)
     }
     free(c->quant);
     free(c->owned);
+    free(c->weight);
     free(c->scratch);
     free(c);
 }
@@ -517,6 +519,7 @@ static const struct backend_ops ops = {
     .masks = cuda_masks,
     .replay = cuda_replay,
     .step_end = cuda_step_end,
+    .launch_waits_us = cuda_launch_waits_us,
     .step_wait = cuda_step_wait,
     .embed = cuda_embed,
     .embed_position = cuda_embed_position,
@@ -563,6 +566,16 @@ static int no_gpu(struct err *e, cudaError_t rc)
                    rc != cudaSuccess ? cudaGetErrorString(rc) : "none found");
 }
 
+/* What kernels allow and the device has is asked once a process (cuda_shared_limit and
+ * others), so all its backends must use one device. The first one chooses. */
+static bool claim_device(int32_t device)
+{
+    static _Atomic int32_t claimed = -1;
+    int32_t none = -1;
+
+    return atomic_compare_exchange_strong(&claimed, &none, device) || none == device;
+}
+
 /* Opens the configured device and describes it. */
 static int open_device(struct cuda_backend *c, struct err *e)
 {
@@ -580,6 +593,11 @@ static int open_device(struct cuda_backend *c, struct err *e)
         return err_set(e, ERR_INVALID, "GPU %d does not exist: there are %d", c->config.device, n);
     }
     struct cudaDeviceProp p;
+    if (!claim_device(c->config.device)) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "GPU %d: this process uses another one already; a process has one GPU",
+                       c->config.device);
+    }
     rc = cudaSetDevice(c->config.device);
     rc = rc == cudaSuccess ? cudaGetDeviceProperties(&p, c->config.device) : rc;
     if (rc != cudaSuccess) {
@@ -598,6 +616,7 @@ static int open_device(struct cuda_backend *c, struct err *e)
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;
+    c->memory_gbs = cuda_memory_gbs();
     snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name,
              p.totalGlobalMem >> 30);
     rc = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);

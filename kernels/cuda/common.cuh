@@ -123,14 +123,34 @@ __device__ __forceinline__ float block_sum(float x, float *shared)
     return warp_sum(x);
 }
 
+/* Where blocks or warps meet: holds one in eight up for 10 to 50 us, at random, in a
+ * build with -DQUIRE_RANDOM_DELAYS (scripts/gpu-variants). Results must not change. */
+__device__ __forceinline__ void random_delay(void)
+{
+#ifdef QUIRE_RANDOM_DELAYS
+    uint32_t z = (uint32_t)clock64() * 2654435761u + blockIdx.x * 40503u + threadIdx.x / 32 * 9973u;
+
+    z = (z ^ z >> 15) * 2246822519u;
+    z ^= z >> 13;
+    if ((z & 7) == 0) {
+        __nanosleep(10000 + (z >> 3) % 40000);
+    }
+#endif
+}
+
 /* Programmatic dependent launch. Every kernel waits before it touches what other
  * kernels touch, so completion is transitive; only weights may be read before the
- * wait. */
+ * wait, and the step's own arrays (struct step_arrays). Those are complete because the
+ * prologue never releases its dependents early and the step's first kernel behind it,
+ * the embedding, waits before it releases: whatever starts later starts behind both. A
+ * kernel that may come first in a step (a stage's first, a new embedding) must keep to
+ * that. */
 __device__ __forceinline__ void pdl_wait(void)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+    random_delay();
 }
 
 __device__ __forceinline__ void pdl_release(void)

@@ -77,12 +77,15 @@ struct cuda_backend {
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
     cudaStream_t stream;          /* the compute stream */
     int32_t n_sms, capability;    /* multiprocessors; compute capability times 10 (90: 9.0) */
+    int32_t memory_gbs;           /* cuda_memory_gbs() */
     struct err failed;            /* first failure; sticky, reported by step_end and step_wait */
     bool aborted; /* another rank or stage failed: kernels may wait for it for ever */
 
     /* memory */
-    void **owned;                 /* [n_owned] device allocations freed with the backend */
-    int32_t n_owned, owned_cap;   /* entries used and allocated */
+    void **owned;               /* [n_owned] device allocations freed with the backend */
+    int32_t n_owned, owned_cap; /* entries used and allocated */
+    struct mat *weight;         /* [n_weights] matrices: products are timed with several */
+    int32_t n_weights, weight_cap;
     struct cuda_scratch *scratch; /* [n_scratch] */
     int32_t n_scratch;
     struct upload *upload; /* NULL: no weight is being copied to the device */
@@ -126,6 +129,8 @@ struct cuda_backend {
      * enqueued */
     bool late_mask, late_waited;
     int32_t padded; /* rows of the step's graph; n_tokens without one */
+    /* when the latest operation was handed to the device (clock_us); launch_waits_us */
+    int64_t handed_us, launch_waits_us;
 
     /* graphs */
     struct cuda_graph *graph;     /* [n_graphs] */
@@ -268,6 +273,7 @@ void cuda_steps_release(struct cuda_backend *c);
 int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
+int64_t cuda_launch_waits_us(struct backend *b);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
 /* Makes work space for sampling from `logits`; it exists from the start where the
  * configuration tells its size. False: c->failed is set. */

@@ -134,15 +134,32 @@ struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
     return (struct decode_shape){0};
 }
 
-enum { SHARED_MIN_CHUNKS = 4 };
+enum { SHARED_MIN_CHUNKS = 4, H200_GBS = 4917 };
 
 /* The shared launch costs a fixed time, and few sequences find their common blocks in
  * the L2 cache anyway, so the threshold falls with the number of sequences at first,
  * and then rises because larger blocks of warps read faster without it. Fitted to
- * timings on an H200; the cases are in test_heuristics.c. */
-int64_t shared_worth_bytes(int32_t n_decode)
+ * timings on an H200, where the cases of test_heuristics.c are from; elsewhere the same
+ * time is worth the bytes that memory reads in it. */
+int64_t shared_worth_bytes(int32_t n_decode, int32_t memory_gbs)
 {
-    return (int64_t)MAX(328 - n_decode, n_decode + 44) << 20;
+    int64_t there = (int64_t)MAX(328 - n_decode, n_decode + 44) << 20;
+
+    return memory_gbs > 0 ? there * memory_gbs / H200_GBS : there;
+}
+
+bool mps_told(void)
+{
+    static const char *const names[] = {"CUDA_MPS_PIPE_DIRECTORY",
+                                        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"};
+
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const char *v = getenv(names[i]);
+        if (v && v[0] != '\0') {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Chunks that sequence i shares with its predecessor, excluding its last chunk. */

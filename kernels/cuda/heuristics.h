@@ -43,8 +43,14 @@ struct split_kv_plan attn_split_kv(const int32_t *start, int32_t n, int32_t head
 struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes);
 
 /* Least bytes of keys and values per layer that reading shared prefixes once must save,
- * with n_decode sequences, to pay for a launch of its own. */
-int64_t shared_worth_bytes(int32_t n_decode);
+ * with n_decode sequences, to pay for a launch of its own. memory_gbs: what the
+ * device's memory transfers at best, in GB/s; 0: unknown. */
+int64_t shared_worth_bytes(int32_t n_decode, int32_t memory_gbs);
+
+/* Whether the environment says that processes share the device (MPS). Then blocks of
+ * another process may hold multiprocessors for as long as they like, so no kernel may
+ * wait for blocks of its own that are not yet running. */
+bool mps_told(void);
 
 /* Finds runs of two to `most` consecutive decoding sequences that share leading chunks,
  * which decode attention then reads once. ret_skip [n_decode]: chunks of each sequence

@@ -111,6 +111,10 @@ int32_t cuda_code_version(void);
 /* Shared memory that a block may request, in bytes. The environment variable
  * QUIRE_CUDA_SMEM_LIMIT lowers it, so that tests can emulate devices with less. */
 int32_t cuda_shared_limit(void);
+/* Multiprocessors of the device. */
+int32_t cuda_multiprocessors(void);
+/* What its memory transfers at best, by its clock and width, in GB/s. */
+int32_t cuda_memory_gbs(void);
 
 /* ---- steps and memory (memory.cu) ---- */
 void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);

@@ -55,16 +55,25 @@ static uint64_t config_digest(const struct model_config *c)
                              c->latent.rot_dim,
                              c->latent.nope_dim,
                              c->latent.v_dim,
-                             c->rope_interleaved};
+                             c->rope_interleaved,
+                             (int64_t)c->recurrent.kind,
+                             c->recurrent.n_heads,
+                             c->recurrent.n_groups,
+                             c->recurrent.key_dim,
+                             c->recurrent.value_dim,
+                             c->recurrent.kernel,
+                             c->recurrent.conv_bias,
+                             c->gated_attention};
     const double real[] = {
-        c->norm_eps,       c->norm_offset,         c->embed_scale,  c->rope.theta,
-        c->rope.factor,    c->window_theta,        c->query_scalar, c->logit_scale,
-        c->experts.factor, c->experts.swiglu_limit};
+        c->norm_eps,       c->norm_offset,          c->embed_scale,      c->rope.theta,
+        c->rope.factor,    c->window_theta,         c->query_scalar,     c->logit_scale,
+        c->experts.factor, c->experts.swiglu_limit, c->recurrent.dt_min, c->recurrent.dt_max};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));
     h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
     h = numbers(h, c->unrotated, sizeof(c->unrotated[0]) * (size_t)c->n_layers);
+    h = numbers(h, c->recurrent.layer, sizeof(c->recurrent.layer[0]) * (size_t)c->n_layers);
     h = numbers(h, c->experts.layer, sizeof(c->experts.layer[0]) * (size_t)c->n_layers);
     return numbers(h, real, sizeof(real));
 }

@@ -60,6 +60,21 @@ static const struct field FIELDS[] = {
     {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
     {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"linear_num_value_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
+    {"mamba_n_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
+    {"linear_num_key_heads", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
+    {"mamba_n_groups", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
+    {"linear_key_head_dim", FIELD_INT, AT(state_key_dim), 1, LIMIT_HEAD_DIM},
+    {"mamba_d_state", FIELD_INT, AT(state_key_dim), 1, LIMIT_HEAD_DIM},
+    {"linear_value_head_dim", FIELD_INT, AT(state_value_dim), 1, LIMIT_HEAD_DIM},
+    {"mamba_d_head", FIELD_INT, AT(state_value_dim), 1, LIMIT_HEAD_DIM},
+    {"linear_conv_kernel_dim", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
+    {"mamba_d_conv", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
+    {"mamba_expand", FIELD_INT, AT(state_expand), 1, 64},
+    {"full_attention_interval", FIELD_INT, AT(attention_every), 1, LIMIT_LAYERS},
+    {"shared_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
+    {"mamba_conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
+    {"mamba_proj_bias", FIELD_BOOL, AT(proj_bias), 0, 0},
     {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
     {"n_group", FIELD_INT, AT(n_groups), 1, LIMIT_EXPERTS},
@@ -355,10 +370,15 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
             return false;
         }
         bool windowed = strcmp(text, "sliding_attention") == 0;
-        if (!windowed && strcmp(text, "full_attention") != 0) {
-            return json_fail(j, "layer_types: '%s' is neither full_attention nor sliding_attention",
+        bool recurrent = strcmp(text, "linear_attention") == 0 || strcmp(text, "mamba") == 0;
+        if (!windowed && !recurrent && strcmp(text, "full_attention") != 0 &&
+            strcmp(text, "attention") != 0) {
+            return json_fail(j,
+                             "layer_types: '%s' is none of full_attention, sliding_attention, "
+                             "linear_attention",
                              text);
         }
+        raw->layer_recurrent[raw->n_layer_types] = recurrent;
         raw->layer_windowed[raw->n_layer_types++] = windowed;
     }
     return !j->failed;
@@ -418,8 +438,8 @@ static bool read_mlp_types(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
-/* mlp_only_layers: null or a list of layers. */
-static bool read_dense_layers(struct json *j, struct raw_config *raw)
+/* Null or a list of layers, which are marked. */
+static bool read_layer_list(struct json *j, const char *key, bool *layers)
 {
     int32_t layer;
 
@@ -427,14 +447,32 @@ static bool read_dense_layers(struct json *j, struct raw_config *raw)
         return json_skip(j);
     }
     if (json_peek(j) != JSON_ARRAY) {
-        return wrong_type(j, "mlp_only_layers", "a list of whole numbers");
+        return wrong_type(j, key, "a list of whole numbers");
     }
     json_enter_array(j);
     while (json_next_element(j)) {
-        if (!read_int(j, "mlp_only_layers", 0, LIMIT_LAYERS - 1, &layer)) {
+        if (!read_int(j, key, 0, LIMIT_LAYERS - 1, &layer)) {
             return false;
         }
-        raw->dense_layer[layer] = true;
+        layers[layer] = true;
+    }
+    return !j->failed;
+}
+
+/* time_step_limit: null or two numbers; infinity is an object or a text. */
+static bool read_time_limit(struct json *j, struct raw_config *raw)
+{
+    if (json_peek(j) != JSON_ARRAY) {
+        return json_peek(j) == JSON_NULL ? json_skip(j)
+                                         : wrong_type(j, "time_step_limit", "a list");
+    }
+    json_enter_array(j);
+    for (int i = 0; json_next_element(j); i++) {
+        if (i < 2 && json_peek(j) == JSON_NUMBER) {
+            read_real(j, "time_step_limit", 0, 1e12, &raw->time_limit[i]);
+        } else {
+            json_skip(j);
+        }
     }
     return !j->failed;
 }
@@ -446,6 +484,9 @@ static bool read_member(struct json *j, struct raw_config *raw)
     const struct field *f = find_field(FIELDS, j->key);
     bool null = json_peek(j) == JSON_NULL;
 
+    if (f && strcmp(f->key, "mamba_d_head") == 0 && json_peek(j) == JSON_STRING) {
+        return json_skip(j); /* "auto" */
+    }
     if (f) {
         raw->window_is_null |= null && strcmp(f->key, "sliding_window") == 0;
         return read_field(j, f, raw);
@@ -478,7 +519,20 @@ static bool read_member(struct json *j, struct raw_config *raw)
         return read_text(j, "topk_method", raw->choice, sizeof(raw->choice));
     }
     if (json_key_is(j, "mlp_only_layers")) {
-        return read_dense_layers(j, raw);
+        return read_layer_list(j, "mlp_only_layers", raw->dense_layer);
+    }
+    if (json_key_is(j, "attn_layer_indices")) {
+        raw->attention_listed = !null;
+        return read_layer_list(j, "attn_layer_indices", raw->layer_attends);
+    }
+    if (json_key_is(j, "time_step_limit")) {
+        return read_time_limit(j, raw);
+    }
+    if (!null && json_key_is(j, "position_embedding_type")) {
+        char text[32];
+        bool read = read_text(j, "position_embedding_type", text, sizeof(text));
+        raw->rotates = read && strcmp(text, "rope") == 0;
+        return read;
     }
     if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") ||
                   json_key_is(j, "hidden_activation"))) {
@@ -507,6 +561,7 @@ static void raw_init(struct raw_config *raw)
     raw->n_layer_types = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;
+    raw->time_limit[0] = raw->time_limit[1] = NAN;
 }
 
 /* The configuration of a vision model's text part, in an object of its own. */

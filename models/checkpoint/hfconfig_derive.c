@@ -237,6 +237,71 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     return set_routing(c, r, a, e);
 }
 
+/* Which layers are recurrent: as listed, or all but every full_attention_every-th. */
+static void set_recurrent_layers(struct model_config *c, const struct raw_config *r,
+                                 const struct architecture *a)
+{
+    int32_t every = r->attention_every > 0 ? r->attention_every : a->full_attention_every;
+
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        bool usual = every == 0 || (i + 1) % every != 0;
+        c->recurrent.layer[i] = r->n_layer_types >= 0 ? r->layer_recurrent[i]
+                                : r->attention_listed ? !r->layer_attends[i]
+                                                      : usual;
+        c->windowed[i] = c->windowed[i] && !c->recurrent.layer[i];
+    }
+}
+
+static int set_recurrent(struct model_config *c, const struct raw_config *r,
+                         const struct architecture *a, struct err *e)
+{
+    struct recurrent_config *x = &c->recurrent;
+    int32_t inner = MAX(r->state_expand, 2) * c->hidden;
+
+    if (!a->delta && !a->ssd) {
+        return 0;
+    }
+    x->kind = a->delta ? RECURRENCE_DELTA : RECURRENCE_SSD;
+    x->n_heads = r->state_heads;
+    x->n_groups = r->state_groups;
+    x->key_dim = r->state_key_dim;
+    x->kernel = r->state_kernel > 0 ? r->state_kernel : 4;
+    x->conv_bias = a->ssd && either(r->conv_bias, true);
+    if (x->n_heads < 1 || x->n_groups < 1 || x->key_dim < 1) {
+        return err_set(e, ERR_INVALID, "%s: the heads of the recurrent layers are missing", CONFIG);
+    }
+    x->value_dim = r->state_value_dim > 0 ? r->state_value_dim : inner / x->n_heads;
+    if (x->n_heads % x->n_groups != 0 || x->value_dim < 1 || x->value_dim > LIMIT_HEAD_DIM) {
+        return err_set(e, ERR_INVALID,
+                       "%s: recurrent layers of %d heads of %d in %d groups are not possible",
+                       CONFIG, x->n_heads, x->value_dim, x->n_groups);
+    }
+    x->norm_eps = (float)real_or(r->norm_eps, a->norm_eps); /* without a residual's factor */
+    x->dt_min = (float)real_or(r->time_limit[0], 0);
+    x->dt_max = (float)real_or(r->time_limit[1], INFINITY);
+    set_recurrent_layers(c, r, a);
+    return 0;
+}
+
+/* Granite's hybrids call their MLP shared. */
+static int set_granite(struct model_config *c, const struct raw_config *r,
+                       const struct architecture *a, struct err *e)
+{
+    if (r->n_experts > 0) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: %s with experts (num_local_experts %d) is not "
+                       "supported",
+                       CONFIG, a->name, r->n_experts);
+    }
+    if (r->shared_intermediate > 0) {
+        c->intermediate = r->shared_intermediate;
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->unrotated[i] = !r->rotates;
+    }
+    return 0;
+}
+
 static int set_window(struct model_config *c, const struct raw_config *r,
                       const struct architecture *a, struct err *e)
 {
@@ -446,6 +511,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->wide_qk_norm = a->wide_qk_norm;
     c->wrapped = a->wrapper;
     c->scale_by_layer = r->scale_by_layer == 1;
+    c->gated_attention = a->gated_attention;
     c->n_draft_layers = MAX(r->n_draft_layers, 0);
     c->logit_scale = (float)(real_or(r->logit_scale, a->logit_scale > 0 ? a->logit_scale : 1) /
                              real_or(r->logits_scaling, 1));
@@ -453,6 +519,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (rc == 0) {
         rc = set_shape(c, r, e);
     }
+    c->norm_offset = a->gemma || a->norm_from_one ? 1 : 0;
     c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
     if (!isnan(r->attention_factor_all)) {
         c->query_scalar = (float)(1 / (r->attention_factor_all * r->attention_factor_all));
@@ -472,7 +539,13 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         rc = set_window(c, r, a, e);
     }
     if (rc == 0) {
+        rc = set_recurrent(c, r, a, e);
+    }
+    if (rc == 0) {
         rc = set_rope_layers(c, r, a, e);
+    }
+    if (rc == 0 && a->granite) {
+        rc = set_granite(c, r, a, e);
     }
     if (rc == 0) {
         rc = set_rope(c, r, a, e);

@@ -23,6 +23,12 @@ struct raw_config {
      * moe_intermediate_size, shared_expert_intermediate_size; decoder_sparse_step:
      * every so many layers have experts. */
     int32_t n_experts, top_experts, expert_intermediate, shared_intermediate, sparse_step;
+    /* Of recurrent layers: linear_num_value_heads or mamba_n_heads,
+     * linear_num_key_heads or mamba_n_groups, linear_key_head_dim or mamba_d_state,
+     * linear_value_head_dim or mamba_d_head, linear_conv_kernel_dim or mamba_d_conv,
+     * mamba_expand; full_attention_interval: every so many layers one has attention. */
+    int32_t state_heads, state_groups, state_key_dim, state_value_dim, state_kernel, state_expand,
+        attention_every;
     /* n_shared_experts (each as wide as an expert), n_group, topk_group;
      * first_k_dense_replace and moe_layer_freq: which layers have experts. */
     int32_t n_shared, n_groups, top_groups, dense_layers, expert_interval;
@@ -55,6 +61,7 @@ struct raw_config {
     int8_t interleaved;                   /* rope_interleave */
     int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                      /* attention_out_bias */
+    int8_t conv_bias, proj_bias;          /* mamba_conv_bias, mamba_proj_bias */
     int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
 
     /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
@@ -66,13 +73,18 @@ struct raw_config {
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
 
-    int32_t n_eos, eos[LIMIT_EOS_IDS]; /* eos_token_id: none, one or several */
-    int32_t n_layer_types;             /* entries of layer_types; -1: absent */
-    bool layer_windowed[LIMIT_LAYERS]; /* [n_layer_types] the entry is sliding_attention */
-    int32_t n_rotated;                 /* entries of no_rope_layers; -1: absent */
-    bool layer_rotated[LIMIT_LAYERS];  /* [n_rotated] the entry is not 0 */
-    bool dense_layer[LIMIT_LAYERS];    /* mlp_only_layers: the layer has no experts */
-    int32_t n_short, n_long;           /* numbers in the two lists */
+    int32_t n_eos, eos[LIMIT_EOS_IDS];  /* eos_token_id: none, one or several */
+    int32_t n_layer_types;              /* entries of layer_types; -1: absent */
+    bool layer_windowed[LIMIT_LAYERS];  /* [n_layer_types] the entry is sliding_attention */
+    bool layer_recurrent[LIMIT_LAYERS]; /* [n_layer_types] it is linear_attention or mamba */
+    bool attention_listed;              /* there is attn_layer_indices */
+    bool layer_attends[LIMIT_LAYERS];   /* and it names the layer */
+    bool rotates;                       /* position_embedding_type is rope */
+    double time_limit[2];               /* time_step_limit; NAN: none */
+    int32_t n_rotated;                  /* entries of no_rope_layers; -1: absent */
+    bool layer_rotated[LIMIT_LAYERS];   /* [n_rotated] the entry is not 0 */
+    bool dense_layer[LIMIT_LAYERS];     /* mlp_only_layers: the layer has no experts */
+    int32_t n_short, n_long;            /* numbers in the two lists */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };
 

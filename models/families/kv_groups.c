@@ -1,24 +1,31 @@
 /* How the layers of a model are divided into KV groups.
  *
- * Layers with and without the sliding window are two kinds. A group has layers of one
- * kind, and all groups share one pool of blocks, so a block must have room for as many
- * layers in each group: a kind with more layers is divided into several groups (as in
- * vLLM's hybrid allocator; Jenga, Zhang et al. 2025). Gemma-2 has 13 and 13: two
- * groups. Where the numbers do not divide, some places in blocks stay unused.
+ * Layers with and without the sliding window are two kinds, recurrent ones a third. A
+ * group has layers of one kind, and all groups share one pool of blocks, so a block
+ * must have room for as many layers in each group: a kind with more layers is divided
+ * into several groups (as in vLLM's hybrid allocator; Jenga, Zhang et al. 2025).
+ * Gemma-2 has 13 and 13: two groups. Where the numbers do not divide, some places in
+ * blocks stay unused.
  *
  * The division is the same on every pipeline stage, because the stages share block ids;
  * how many layers a block holds is each stage's own.
  */
 #include "models/model.h"
 
-enum { KINDS = 2 }; /* without the window, with it */
+enum kind { KIND_FULL, KIND_WINDOWED, KIND_STATES, KINDS };
 
-static int32_t count_layers(const struct model_config *c, int32_t first, int32_t end, bool windowed)
+static enum kind kind_of(const struct model_config *c, int32_t layer)
+{
+    return c->recurrent.layer[layer] ? KIND_STATES : c->windowed[layer] ? KIND_WINDOWED : KIND_FULL;
+}
+
+static int32_t count_layers(const struct model_config *c, int32_t first, int32_t end,
+                            enum kind kind)
 {
     int32_t n = 0;
 
     for (int32_t i = first; i < end; i++) {
-        n += c->windowed[i] == windowed;
+        n += kind_of(c, i) == kind;
     }
     return n;
 }
@@ -30,7 +37,7 @@ static int32_t block_layers(const struct model_config *c, const int32_t *n, int3
     int32_t first = model_first_layer(c, stage, n_stages), most = 0;
     int32_t end = model_first_layer(c, stage + 1, n_stages);
 
-    for (int32_t kind = 0; kind < KINDS; kind++) {
+    for (enum kind kind = 0; kind < KINDS; kind++) {
         int32_t layers = count_layers(c, first, end, kind);
         most = MAX(most, layers > 0 ? (int32_t)div_ceil(layers, n[kind]) : 0);
     }
@@ -43,29 +50,47 @@ static int32_t places(const struct model_config *c, const int32_t *n, int32_t n_
     int32_t sum = 0;
 
     for (int32_t stage = 0; stage < n_stages; stage++) {
-        sum += (n[0] + n[1]) * block_layers(c, n, stage, n_stages);
+        sum += (n[0] + n[1] + n[2]) * block_layers(c, n, stage, n_stages);
     }
     return sum;
 }
 
+/* Replace ret[KINDS] by n where that leaves fewer places unused. */
+static int32_t better(const struct model_config *c, const int32_t *n, int32_t n_stages,
+                      int32_t best, int32_t *ret)
+{
+    int32_t cost = places(c, n, n_stages);
+
+    if (cost >= best) {
+        return best;
+    }
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        ret[kind] = n[kind];
+    }
+    return cost;
+}
+
 /* Choose the numbers of groups: the fewest that leave at most a quarter as many places
- * unused as there are layers, or else those that leave the fewest. */
+ * unused as there are layers, or else those that leave the fewest. Group 0 has all
+ * tokens even if no layer does. */
 static void choose(const struct model_config *c, int32_t n_stages, int32_t *ret)
 {
-    int32_t full = count_layers(c, 0, c->n_layers, false), best = INT32_MAX;
+    int32_t least[KINDS], best = INT32_MAX;
 
-    ret[0] = full > 0;
-    ret[1] = full < c->n_layers;
-    if (full == 0 || full == c->n_layers) {
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        ret[kind] = least[kind] = count_layers(c, 0, c->n_layers, kind) > 0;
+    }
+    ret[0] = least[0] = least[0] || least[KIND_STATES];
+    if (ret[0] + ret[1] + ret[2] == 1) {
         return;
     }
-    for (int32_t groups = KINDS; groups <= LIMIT_KV_GROUPS; groups++) {
-        for (int32_t n_full = 1; n_full < groups; n_full++) {
-            int32_t n[KINDS] = {n_full, groups - n_full}, cost = places(c, n, n_stages);
-            if (cost < best) {
-                best = cost;
-                ret[0] = n[0];
-                ret[1] = n[1];
+    for (int32_t groups = 2; groups <= LIMIT_KV_GROUPS; groups++) {
+        for (int32_t full = least[0]; full <= groups; full++) {
+            for (int32_t windowed = least[1]; windowed <= groups - full; windowed++) {
+                int32_t n[KINDS] = {full, windowed, groups - full - windowed};
+                if (n[2] >= least[2] && (n[1] > 0) == least[1] && (n[2] > 0) == least[2]) {
+                    best = better(c, n, n_stages, best, ret);
+                }
             }
         }
         if (best - c->n_layers <= c->n_layers / 4) {
@@ -82,37 +107,63 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
 
     *ret = (struct model_kv_groups){.n = 1};
     choose(c, n_stages, n);
-    if (o->one_kv_group || n[0] + n[1] == 1) {
+    if ((o->one_kv_group && n[KIND_STATES] == 0) || n[0] + n[1] + n[2] == 1) {
         ret->n_layers = model_first_layer(c, o->stage + 1, n_stages) - first;
         return;
     }
-    ret->n = n[0] + n[1];
+    ret->n = n[0] + n[1] + n[2];
     ret->n_full = n[0];
+    ret->n_windowed = n[1];
     ret->n_layers = block_layers(c, n, o->stage, n_stages);
     for (int32_t k = n[0]; k < ret->n; k++) {
-        ret->window[k] = c->sliding_window;
+        ret->window[k] = k < n[0] + n[1] ? c->sliding_window : MODEL_KV_STATES;
     }
-}
-
-void model_kv_layout(struct kv_layout *ret, const struct model_kv_groups *g,
-                     const struct model_config *c, int32_t n_ranks, int32_t block_size,
-                     enum dtype dtype)
-{
-    if (c->latent.rank > 0) {
-        kv_layout_init_latent(ret, block_size, g->n_layers, c->latent.rank + c->latent.rot_dim,
-                              dtype);
-        return;
-    }
-    kv_layout_init(ret, block_size, g->n_layers, model_n_kv_heads(c, n_ranks), c->head_dim, dtype);
 }
 
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
                     int32_t layer, int32_t *ret_group, int32_t *ret_index)
 {
-    bool windowed = g->n > 1 && c->windowed[layer];
+    enum kind kind = g->n > 1 ? kind_of(c, layer) : KIND_FULL;
     int32_t before =
-        g->n > 1 ? count_layers(c, first, layer, windowed) : layer - first; /* of its kind */
+        g->n > 1 ? count_layers(c, first, layer, kind) : layer - first; /* of its kind */
+    int32_t base = kind == KIND_FULL       ? 0
+                   : kind == KIND_WINDOWED ? g->n_full
+                                           : g->n_full + g->n_windowed;
 
-    *ret_group = (windowed ? g->n_full : 0) + before / g->n_layers;
+    *ret_group = base + before / g->n_layers;
     *ret_index = before % g->n_layers;
+}
+
+int32_t model_state_tokens(const struct model_config *c, int32_t n_ranks, enum dtype kv)
+{
+    struct recurrence r = model_recurrence(&c->recurrent, n_ranks);
+    int64_t token = (int64_t)2 * model_n_kv_heads(c, n_ranks) * c->head_dim * dtype_bytes(kv);
+
+    if (r.n_heads == 0) {
+        return 1;
+    }
+    return (int32_t)MIN(div_ceil(recurrence_floats(&r) * 4, token), INT32_MAX);
+}
+
+void model_kv_layouts(struct kv_layout *ret, const struct model_config *c,
+                      const struct model_options *o, int32_t block_size, enum dtype kv)
+{
+    struct recurrence r = model_recurrence(&c->recurrent, MAX(o->n_ranks, 1));
+    struct model_kv_groups groups;
+
+    model_kv_groups(&groups, c, o);
+    for (int32_t k = 0; k < groups.n; k++) {
+        if (groups.window[k] == MODEL_KV_STATES) {
+            kv_layout_init_states(&ret[k], block_size, groups.n_layers, recurrence_floats(&r));
+        } else if (c->latent.rank > 0) {
+            kv_layout_init_latent(&ret[k], block_size, groups.n_layers,
+                                  c->latent.rank + c->latent.rot_dim, kv);
+        } else {
+            kv_layout_init(&ret[k], block_size, groups.n_layers,
+                           model_n_kv_heads(c, MAX(o->n_ranks, 1)), c->head_dim, kv);
+        }
+    }
+    if (r.n_heads > 0) {
+        kv_layouts_pad(ret, groups.n);
+    }
 }

@@ -14,9 +14,8 @@
 #include "models/checkpoint/quantised/quantised.h"
 
 enum {
-    TENSOR_PIECES = 3,         /* of one tensor, at most (axis_ranges) */
-    HEAD_PIECES = LIMIT_HEADS, /* of one that is divided into heads */
-    LATENT_ROWS = 1024         /* rows of the scratch of attention over latents, at most */
+    TENSOR_PIECES = 3, /* of one tensor, at most; more of one that is divided into heads */
+    LATENT_ROWS = 1024 /* rows of the scratch of attention over latents, at most */
 };
 
 /* Where a piece of a weight comes from. */
@@ -51,30 +50,25 @@ static void assembly_release(struct assembly *a)
     free(a->source);
 }
 
-/* A range of an axis: [first, first + n). */
-struct range {
-    int32_t first, n;
-};
-
 /* This rank's range of `n` heads; with more ranks than heads several ranks hold the
  * same one. */
-static struct range head_range(const struct model *m, int32_t n)
+static struct axis_range head_range(const struct model *m, int32_t n)
 {
     int32_t n_ranks = m->options.n_ranks, rank = m->options.rank;
 
     if (n >= n_ranks) {
-        return (struct range){rank * (n / n_ranks), n / n_ranks};
+        return (struct axis_range){rank * (n / n_ranks), n / n_ranks};
     }
-    return (struct range){rank / (n_ranks / n), 1};
+    return (struct axis_range){rank / (n_ranks / n), 1};
 }
 
 /* This rank's ids: equal ranges, of which the last may be shorter. */
-static struct range vocab_range(const struct model *m)
+static struct axis_range vocab_range(const struct model *m)
 {
     int32_t width = (int32_t)div_ceil(m->config.vocab, m->options.n_ranks),
             first = m->options.rank * width;
 
-    return (struct range){first, MIN(width, m->config.vocab - first)};
+    return (struct axis_range){first, MIN(width, m->config.vocab - first)};
 }
 
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
@@ -88,45 +82,48 @@ static bool is_by_head(enum tensor_dim dim)
 }
 
 /* The rows that make the keys of this rank's heads, or their values, a range a head. */
-static int32_t head_ranges(const struct model *m, enum tensor_dim dim, struct range *ret)
+static int32_t head_ranges(const struct model *m, enum tensor_dim dim, struct axis_range *ret)
 {
     const struct latent_config *c = &m->config.latent;
-    struct range heads = head_range(m, m->config.n_heads);
+    struct axis_range heads = head_range(m, m->config.n_heads);
 
     for (int32_t i = 0; i < heads.n; i++) {
         int32_t first = (heads.first + i) * (c->nope_dim + c->v_dim);
-        ret[i] = dim == DIM_K_UP ? (struct range){first, c->nope_dim}
-                                 : (struct range){first + c->nope_dim, c->v_dim};
+        ret[i] = dim == DIM_K_UP ? (struct axis_range){first, c->nope_dim}
+                                 : (struct axis_range){first + c->nope_dim, c->v_dim};
     }
     return heads.n;
 }
 
-/* The ranges of an axis that this rank holds, into ret[3], by head ret[HEAD_PIECES];
- * returns their number. */
+/* The ranges of an axis that this rank holds, into ret[LIMIT_HEADS]; returns their
+ * number. */
 static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool split, int64_t size,
-                           struct range *ret)
+                           struct axis_range *ret)
 {
     const struct model_config *c = &m->config;
     int32_t d = c->head_dim;
-    struct range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
+    struct axis_range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
 
     if (is_by_head(dim)) {
         return head_ranges(m, dim, ret);
     }
-    ret[0] = (struct range){0, (int32_t)size};
+    if (recurrent_dim_size(dim, c) >= 0) {
+        return recurrent_ranges(m, dim, split, ret);
+    }
+    ret[0] = (struct axis_range){0, (int32_t)size};
     if (dim == DIM_QKV) {
         if (!split || m->options.n_ranks == 1) {
             return 1;
         }
-        ret[0] = (struct range){q.first * d, q.n * d};
-        ret[1] = (struct range){(c->n_heads + kv.first) * d, kv.n * d};
-        ret[2] = (struct range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
+        ret[0] = (struct axis_range){q.first * d, q.n * d};
+        ret[1] = (struct axis_range){(c->n_heads + kv.first) * d, kv.n * d};
+        ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
     if (dim == DIM_GATE_UP && split) {
         int32_t n = c->intermediate / m->options.n_ranks;
-        ret[0] = (struct range){m->options.rank * n, n};
-        ret[1] = (struct range){c->intermediate + m->options.rank * n, n};
+        ret[0] = (struct axis_range){m->options.rank * n, n};
+        ret[1] = (struct axis_range){c->intermediate + m->options.rank * n, n};
         return 2;
     }
     if (!split) {
@@ -135,13 +132,13 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     if (dim == DIM_HEADS) {
         ret[0] = q;
     } else if (dim == DIM_Q || dim == DIM_KV) {
-        struct range heads = dim == DIM_Q ? q : kv;
-        ret[0] = (struct range){heads.first * d, heads.n * d};
+        struct axis_range heads = dim == DIM_Q ? q : kv;
+        ret[0] = (struct axis_range){heads.first * d, heads.n * d};
     } else if (dim == DIM_VOCAB) {
         ret[0] = vocab_range(m);
     } else {
         int32_t n = (int32_t)size / m->options.n_ranks;
-        ret[0] = (struct range){m->options.rank * n, n};
+        ret[0] = (struct axis_range){m->options.rank * n, n};
     }
     return 1;
 }
@@ -165,8 +162,8 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
 
 /* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
  * group of `group` values, 0: all of them. */
-static int check_cut(const struct model *m, const struct tensor *t, struct range r, int64_t size,
-                     int32_t group, struct err *e)
+static int check_cut(const struct model *m, const struct tensor *t, struct axis_range r,
+                     int64_t size, int32_t group, struct err *e)
 {
     if (group == 0 || (r.first % group == 0 && (r.n % group == 0 || r.first + r.n == size))) {
         return 0;
@@ -179,8 +176,8 @@ static int check_cut(const struct model *m, const struct tensor *t, struct range
 
 /* A slice of codes whose scales are apart, which is a weight with the scales of its
  * groups. */
-static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct range out,
-                        struct range in, const uint8_t *codes)
+static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct axis_range out,
+                        struct axis_range in, const uint8_t *codes)
 {
     p->stride = q->stride;
     p->data = codes + weight_format_bytes(q->format, out.first * q->stride + in.first);
@@ -278,7 +275,7 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     const struct model *m = a->m;
     const struct quant_tensor *q = t->quantised;
     int64_t n_rows, n_cols;
-    struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
+    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
 
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
@@ -328,7 +325,7 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     bool vector = s->cols == DIM_ONE;
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
-    struct range out[HEAD_PIECES], in[TENSOR_PIECES];
+    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
     bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
@@ -449,7 +446,8 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     while (s[n_rows].name && s[n_rows].target == s->target) {
         n_rows++;
     }
-    int32_t n_pieces = is_by_head(s->rows) ? HEAD_PIECES : TENSOR_PIECES;
+    int32_t n_pieces =
+        is_by_head(s->rows) ? LIMIT_HEADS : MAX(TENSOR_PIECES, recurrent_most_ranges(&m->config));
     int rc = assembly_reserve(&a, n_rows * n_each * n_pieces, e);
     for (int32_t i = 0; i < n_each && rc == 0; i++) {
         rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, i}, e);
@@ -619,6 +617,10 @@ static void set_parameters(struct model *m)
         set_rope(m, number, &l->rope);
         int32_t group, index;
         model_kv_place(&groups, c, t->first_layer, number, &group, &index);
+        if (c->recurrent.layer[number]) {
+            transformer_set_recurrence(m, l, group, index);
+            continue;
+        }
         l->attention = (struct attention){.group = group,
                                           .layer = index,
                                           .n_heads = t->n_heads,
@@ -662,6 +664,17 @@ static int32_t widest_up(const struct transformer *t)
 
     for (int32_t i = 0; i < t->n_layers; i++) {
         n = MAX(n, MAX(t->layer[i].up.rows, t->layer[i].experts.shared_up.rows));
+    }
+    return n;
+}
+
+/* Rows of the widest product in front of a recurrence; 0: no layer has one. */
+static int32_t widest_mixer(const struct transformer *t)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        n = MAX(n, t->layer[i].mixer.rows);
     }
     return n;
 }
@@ -718,12 +731,15 @@ static int make_scratch(struct model *m, struct err *e)
     int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
     int32_t up = widest_up(t);
     bool narrow = c->embed_dim != c->hidden, heads = c->latent.rank == 0;
+    struct recurrence r = model_recurrence(&c->recurrent, m->options.n_ranks);
+    int32_t mixer = widest_mixer(t), gates = c->gated_attention ? q : 0;
     const struct want want[] = {
         {&t->x, n, c->hidden, act},
         {&t->h, n, c->hidden, act},
         {&t->y, n, c->hidden, act},
-        {&t->qkv, n, heads ? q + 2 * kv : 0, act},
-        {&t->attn, n, heads ? q : 0, act},
+        {&t->qkv, n, heads ? q + 2 * kv + gates : 0, act},
+        {&t->attn, n, heads ? MAX(q, r.n_heads * r.value_dim) : 0, act},
+        {&t->mixer, n, mixer, act},
         {&t->up, n, up, act},
         {&t->act, n, MAX(t->intermediate, t->shared_intermediate), act},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
@@ -760,6 +776,12 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
                              "tensor_parallel_size %d does not divide the model's experts: MLP "
                              "width %d, shared %d",
                              n, c->experts.intermediate, c->experts.shared_intermediate);
+    }
+    if (c->recurrent.n_heads % n != 0 || c->recurrent.n_groups % n != 0) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model's recurrent "
+                             "layers: %d heads in %d groups",
+                             n, c->recurrent.n_heads, c->recurrent.n_groups);
     }
     if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
         return err_set_param(
@@ -805,6 +827,11 @@ int transformer_load(struct model *m, struct err *e)
 
     if (rc == 0) {
         rc = check_backend(m, e);
+    }
+    if (rc == 0 && c->recurrent.n_heads > 0 && !m->backend->ops->recurrence) {
+        rc = err_set(e, ERR_UNSUPPORTED,
+                     "%s has layers with recurrent states, which the backend %s does not compute",
+                     c->architecture, m->backend->name);
     }
     if (rc == 0) {
         rc = model_check_stages(c, n_stages, e);

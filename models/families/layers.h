@@ -17,12 +17,20 @@
 struct layer {
     struct norm attn_norm, mlp_norm;           /* before attention and MLP (OPT-350m: after) */
     struct norm attn_post_norm, mlp_post_norm; /* after them, before the residual (Gemma-2) */
-    struct mat qkv, qkv_bias;                  /* [(n_heads + 2 n_kv_heads) * head_dim, hidden] */
-    struct mat o, o_bias;                      /* [hidden, n_heads * head_dim] */
-    struct mat up, up_bias;     /* [intermediate, hidden], or gate and up: twice the rows */
-    struct mat down, down_bias; /* [hidden, intermediate] */
-    struct experts experts;     /* n > 0: in place of up and down */
-    struct rope rope;           /* the model's, with this layer's q and k norms */
+    /* [(n_heads + 2 n_kv_heads) * head_dim, hidden]; with gated attention the rows of
+     * q's gates follow */
+    struct mat qkv, qkv_bias;
+    struct mat o, o_bias; /* [hidden, n_heads * head_dim] */
+    /* Of a recurrent layer, in place of qkv: the rows that give q, k, v, z and the
+     * gates (delta), or z, v, k, q and the gates (ssd), where z gates the norm. Its o
+     * is [hidden, n_heads * value_dim]. */
+    struct mat mixer;
+    struct recurrence recurrence; /* n_heads 0: the layer has attention */
+    struct gated_norm mixer_norm; /* of the recurrence's output */
+    struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
+    struct mat down, down_bias;   /* [hidden, intermediate] */
+    struct experts experts;       /* n > 0: in place of up and down */
+    struct rope rope;             /* the model's, with this layer's q and k norms */
     struct attention attention;
     struct mat sinks; /* [1, n_heads], of attention; data NULL: none */
     /* With latents, in place of `attention` (deepseek.c). qkv then has the rows of the
@@ -63,6 +71,7 @@ struct transformer {
     struct mat qkv, attn;          /* [(n_heads + 2 n_kv_heads) * head_dim], [n_heads * head_dim] */
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
+    struct mat mixer;              /* [rows of layer.mixer]; only with recurrent layers */
     struct expert_scratch experts; /* only if a layer has experts */
     struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
     struct latent_scratch latent;  /* only with latents; fewer rows */
@@ -100,6 +109,23 @@ enum tensor_dim {
     DIM_VOCAB,
     DIM_POSITIONS,   /* max_position_embeddings */
     DIM_POSITIONS_2, /* the same and OPT's offset of 2 */
+    /* q and its gates, head by head; a row of the table takes one of them. */
+    DIM_GATED_Q_QUERY,
+    DIM_GATED_Q_GATE,
+    /* Of a recurrent layer (struct recurrence). q, k, v and the norm's gates z, or the
+     * gates b and a, group by group; a row of the table takes one of them. */
+    DIM_QKVZ_Q,
+    DIM_QKVZ_K,
+    DIM_QKVZ_V,
+    DIM_QKVZ_Z,
+    DIM_BA_B,
+    DIM_BA_A,
+    DIM_CHANNELS,    /* of the convolution */
+    DIM_CONV,        /* channels * kernel, stored [channels, 1, kernel] */
+    DIM_VALUES,      /* n_heads * value_dim */
+    DIM_VALUE,       /* value_dim */
+    DIM_STATE_HEADS, /* n_heads */
+    DIM_SSD_IN,      /* Mamba-2: values, channels and heads one after another */
 };
 
 /* How a tensor is divided among tensor-parallel ranks. */
@@ -127,6 +153,9 @@ enum tensor_when {
     WHEN_CHOICE_BIAS, /* the layer's experts are chosen with a bias */
     WHEN_Q_RANK,      /* the queries have a latent */
     WHEN_NO_Q_RANK,   /* they have none */
+    WHEN_ATTENTION,   /* the layer has attention */
+    WHEN_RECURRENT,   /* the layer has a recurrence in its place */
+    WHEN_CONV_BIAS,   /* and its convolution a bias */
 };
 
 /* One tensor of the checkpoint, or one of each layer, or one of each expert of each
@@ -149,7 +178,7 @@ struct tensor_spec {
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
     glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
     cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
-    opt_family, gpt2_family;
+    opt_family, gpt2_family, qwen_next_family, qwen35_family, bamba_family, granite_hybrid_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -223,6 +252,25 @@ int transformer_check(const struct model_family *f, const struct model_config *c
  * weights. */
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
+
+/* A range of an axis: [first, first + n). */
+struct axis_range {
+    int32_t first, n;
+};
+/* recurrent.c: the size of an axis of a recurrent layer or of gated q; -1: it is
+ * another. */
+int64_t recurrent_dim_size(enum tensor_dim dim, const struct model_config *c);
+/* The ranges of such an axis that this rank holds, into ret[LIMIT_HEADS]; returns their
+ * number. */
+int32_t recurrent_ranges(const struct model *m, enum tensor_dim dim, bool split,
+                         struct axis_range *ret);
+/* The most ranges that recurrent_ranges gives for the model. */
+int32_t recurrent_most_ranges(const struct model_config *c);
+/* Set what the layer's recurrence has besides weights. */
+void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t group,
+                                int32_t index);
+/* y = the recurrent layer's mixer of h [n_tokens, hidden]. */
+void transformer_mix(struct model *m, const struct layer *l, struct mat y, struct mat h);
 
 /* After the last attention only tokens that have logits are needed: of a prefill, few.
  * Sets x and attn to the gathered rows of n tokens, and y to memory of their size.

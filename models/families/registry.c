@@ -25,6 +25,10 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &starcoder2_family,
                                                      &opt_family,
                                                      &gpt2_family,
+                                                     &qwen_next_family,
+                                                     &qwen35_family,
+                                                     &bamba_family,
+                                                     &granite_hybrid_family,
                                                      NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)

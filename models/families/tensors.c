@@ -71,8 +71,9 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->max_positions;
     case DIM_POSITIONS_2:
         return (int64_t)c->max_positions + 2;
+    default:
+        return recurrent_dim_size(d, c);
     }
-    return 0;
 }
 
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows,
@@ -113,6 +114,12 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->latent.q_rank > 0;
     case WHEN_NO_Q_RANK:
         return c->latent.q_rank == 0;
+    case WHEN_ATTENTION:
+        return !c->recurrent.layer[layer];
+    case WHEN_RECURRENT:
+        return c->recurrent.layer[layer];
+    case WHEN_CONV_BIAS:
+        return c->recurrent.layer[layer] && c->recurrent.conv_bias;
     }
     return false;
 }
@@ -229,6 +236,12 @@ static struct shape shape_of(const struct tensor_spec *s, const struct model_con
     return h;
 }
 
+/* The weight of a convolution, [channels, 1, kernel]. */
+static bool right_conv_shape(const struct tensor *t, const struct shape *want)
+{
+    return t->n_dims == 3 && t->dim[1] == 1 && t->dim[0] * t->dim[2] == want->dim[0];
+}
+
 static bool right_shape(const struct tensor *t, const struct shape *want)
 {
     return t->n_dims == want->n_dims &&
@@ -269,7 +282,9 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
             continue;
         }
         p->used[t - checkpoint_at(ck, 0)] = true;
-        if (!right_shape(t, &row->want) && row->n_misshapen++ == 0) {
+        bool right =
+            s->rows == DIM_CONV ? right_conv_shape(t, &row->want) : right_shape(t, &row->want);
+        if (!right && row->n_misshapen++ == 0) {
             row->misshapen = t;
         }
         if (!right_type(t) && row->n_mistyped++ == 0) {

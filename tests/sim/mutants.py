@@ -208,6 +208,15 @@ MUTANTS = [
     ("a swap forgets the further KV groups", "engine/sched/sched_preempt.c", "for (int32_t k = 0; k < s->c.n_kv_groups; k++) {\n            swap_out_table(", "for (int32_t k = 0; k < 1; k++) {\n            swap_out_table("),
     ("a swap-in takes another KV group's block", "engine/sched/sched_admit.c", "int32_t device = prefix_block(&s->prefix, b, k);", "int32_t device = b;"),
     ("a decode takes a block in the first KV group alone", "engine/sched/sched_seq.c", "        n += need_in(s, pool, g, k);", "        n = need_in(s, pool, g, k);"),
+    ("a prefill passes over snapshots", "engine/sched/sched.c", "    if (sched_has_states(&s->c)) {\n        end = MIN(end,", "    if (false) {\n        end = MIN(end,"),
+    ("states that a step passed over are found", "engine/sched/sched_seq.c", "bool whole = s->c.kv_window[k] != KV_WINDOW_STATE || is_snapshot(s, i);", "bool whole = true;"),
+    ("snapshots are looked for one block late", "engine/sched/sched_seq.c", "return (int64_t)(i + 1) * s->c.block_size %", "return (int64_t)i * s->c.block_size %"),
+    ("states are given back with the token that they have read", "engine/sched/kv/kv_window.h", "(struct kv_window){2, 1, block_size}", "(struct kv_window){1, 1, block_size}"),
+    ("states are taken for keys without a window", "engine/sched/kv/kv_window.h", "(struct kv_window){2, 1, block_size}", "(struct kv_window){0, 1, block_size}"),
+    ("siblings of a recompute take the root's states at once", "engine/sched/sched_admit.c", "t->block[b] = s->c.kv_window[k] != 0 ? -1 : root->block[b];", "t->block[b] = s->c.kv_window[k] > 0 ? -1 : root->block[b];"),
+    ("siblings of a recompute get no states", "engine/sched/sched_seq.c", "            if (s->c.kv_window[k] != 0) {\n                take_over", "            if (s->c.kv_window[k] > 0) {\n                take_over"),
+    ("states are written under other holders", "engine/sched/sched_seq.c", "    if (s->pool.block[old].count == 1) {\n        return;\n    }\n    /* Copy", "    if (s->pool.block[old].count == 1 || t->first > 0) {\n        return;\n    }\n    /* Copy"),
+    ("a sequence may hold fewer states than a step needs", "engine/sched/sched.h", "        step = MIN(step, c->snapshot_distance);", "        step = MIN(step, c->snapshot_distance) / 2;"),
 ]
 
 

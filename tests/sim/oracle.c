@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "config/base/limits.h"
+#include "engine/sched/kv/kv_window.h"
 #include "engine/workers/batch_copy.h"
 #include "tests/sim/toy.h"
 
@@ -19,7 +20,8 @@ struct answer {
     float *top_logprob;
 };
 
-/* In place of a key and a value: the token, and the context it was computed on. */
+/* In place of a key and a value: the token, and the context it was computed on. A block
+ * of states has one in its first cell, of the last token that the states have read. */
 struct cell {
     int32_t token;    /* -1: never written */
     uint64_t context; /* hash of all tokens up to this one */
@@ -151,12 +153,20 @@ static int32_t first_seen(const struct oracle *o, int32_t group, int32_t positio
     return window > 0 ? MAX(position + 1 - window, 0) : 0;
 }
 
+static bool holds_states(const struct oracle *o, int32_t group)
+{
+    return o->base.info.kv_window[group] == KV_WINDOW_STATE;
+}
+
 /* What a token at `position` sees before itself in the further groups is what group 0
  * has. `own`: the sequence's first position in this step. */
 static int check_groups(const struct oracle *o, int32_t row, int32_t position, int32_t own,
                         struct err *e)
 {
     for (int32_t k = 1; k < o->base.info.n_kv_groups; k++) {
+        if (holds_states(o, k)) {
+            continue;
+        }
         for (int32_t p = first_seen(o, k, position); p < position; p++) {
             const struct cell *cell = cell_in(o, k, row, p), *same = cell_at(o, row, p);
             if (!cell || !same || cell->token != same->token || cell->context != same->context) {
@@ -187,9 +197,50 @@ static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int3
             REFUSE("slot %d is not where the table of KV group %d puts position %d", slot, k,
                    position);
         }
-        o->device[slot] = *cell;
+        if (!holds_states(o, k)) {
+            o->device[slot] = *cell;
+        }
     }
     return 0;
+}
+
+/* The cell of the states behind the token at `position`; NULL: its block is none. */
+static struct cell *state_at(const struct oracle *o, int32_t group, int32_t row, int32_t position)
+{
+    int32_t size = o->base.info.block_size;
+
+    return (struct cell *)(uintptr_t)cell_in(o, group, row, position / size * size);
+}
+
+/* The states that a sequence of the step goes on from have read what group 0 has before
+ * `first`, its first position. */
+static int check_states(const struct oracle *o, int32_t row, int32_t first, struct err *e)
+{
+    for (int32_t k = 1; k < o->base.info.n_kv_groups && first > 0; k++) {
+        const struct cell *state = holds_states(o, k) ? state_at(o, k, row, first - 1) : NULL;
+        const struct cell *last = cell_at(o, row, first - 1);
+        if (!holds_states(o, k)) {
+            continue;
+        }
+        if (!state || !last || state->token < 0 || state->context != last->context) {
+            REFUSE("KV group %d: the states for position %d have read another text", k, first);
+        }
+        if (state->launch == o->executed) {
+            REFUSE("KV group %d: the states for position %d are written in the same step", k,
+                   first);
+        }
+    }
+    return 0;
+}
+
+/* The states behind the last token of a sequence of the step, whose cell is there. */
+static void write_states(struct oracle *o, int32_t row, int32_t last)
+{
+    for (int32_t k = 1; k < o->base.info.n_kv_groups; k++) {
+        if (holds_states(o, k)) {
+            *state_at(o, k, row, last) = *cell_at(o, row, last);
+        }
+    }
 }
 
 static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t,
@@ -238,11 +289,15 @@ static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struc
     if (b->row[seq] < 0 || b->row[seq] >= o->base.info.max_num_seqs) {
         REFUSE("row %d does not exist", b->row[seq]);
     }
+    if (check_states(o, b->row[seq], b->kv_len[seq] - n, e) < 0) {
+        return ERR_DEVICE;
+    }
     for (int32_t t = b->q_start[seq]; t < b->q_start[seq + 1]; t++) {
         if (write_token(o, b, seq, t, e) < 0) {
             return ERR_DEVICE;
         }
     }
+    write_states(o, b->row[seq], b->kv_len[seq] - 1);
     return 0;
 }
 

@@ -226,6 +226,12 @@ static void random_pins(struct scenario *s, struct rng *r)
         return;
     }
     int32_t n = rng_range(r, 1, most);
+    if (sched_has_states(c)) { /* whole snapshots */
+        n -= n % (c->snapshot_distance / c->block_size);
+    }
+    if (n == 0) {
+        return;
+    }
     s->n_pin = n * c->block_size;
     c->n_pinned = 0;
     for (int32_t k = 0; k < sched_kv_groups(c); k++) {
@@ -316,11 +322,27 @@ static void random_kv_groups(struct scenario *s, struct rng *r)
     c->n_host_blocks = MIN(c->n_host_blocks, c->n_blocks);
 }
 
-/* In some runs, tokens are drafted; in most of these rows cost next to nothing, so that
+/* Some of the further KV groups hold states. */
+static void random_states(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+
+    if (c->n_kv_groups < 2 || !rng_chance(r, 50)) {
+        return;
+    }
+    for (int32_t k = 1; k < c->n_kv_groups; k++) {
+        if (k == 1 || rng_chance(r, 60)) {
+            c->kv_window[k] = KV_WINDOW_STATE;
+        }
+    }
+    c->snapshot_distance = c->block_size * rng_range(r, 1, rng_chance(r, 50) ? 2 : 5);
+}
+
+/* In some runs, but for those with states, tokens are drafted; in most of these rows cost next to nothing, so that
  * many are. */
 static void drafts(struct scenario *s, struct rng *r)
 {
-    if (!rng_chance(r, 55)) {
+    if (!rng_chance(r, 55) || sched_has_states(&s->config)) {
         return;
     }
     s->max_draft = rng_chance(r, 50) ? rng_range(r, 1, 4) : rng_range(r, 1, LIMIT_DRAFT);
@@ -340,7 +362,7 @@ static void drafts(struct scenario *s, struct rng *r)
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead}, speaking = {seed ^ 0x1a9},
-               windows = {seed ^ 0x31d0}, drafting = {seed ^ 0xd4af7};
+               windows = {seed ^ 0x31d0}, drafting = {seed ^ 0xd4af7}, states = {seed ^ 0x57a7};
 
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
@@ -362,6 +384,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
         ret->config.prefix_cache = false;
     }
     random_kv_groups(ret, &windows);
+    random_states(ret, &states);
     random_pins(ret, &marching);
     slow_reader(ret, &reading);
     languages(ret, &speaking);
@@ -485,7 +508,7 @@ void scenario_print(const struct scenario *s, FILE *out)
     for (int32_t k = 0; k < sched_kv_groups(c); k++) {
         fprintf(out, " %d", c->kv_window[k]);
     }
-    fputc('\n', out);
+    fprintf(out, ", snapshots of states every %d tokens\n", c->snapshot_distance);
     fprintf(
         out,
         "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "

@@ -1,21 +1,39 @@
-/* How many blocks a KV group with a sliding window needs: arithmetic that the
- * scheduler, its checks and the sizing of the pool share.
+/* How many blocks a KV group with a sliding window, or one of recurrent states, needs:
+ * arithmetic that the scheduler, its checks and the sizing of the pool share.
  *
  * In a group with window W the token at position p sees the positions p + 1 - W .. p,
  * and the device may read from a multiple of `align` tokens before them on. A sequence
  * that computes at most `step_tokens` tokens in a step needs the blocks of W - 1 +
  * align - 1 + step_tokens positions at a time, wherever they begin in a block.
+ *
+ * In a group of recurrent states a block holds one state of each of its layers, that
+ * behind the last token which wrote to the block. A step reads the block of the token
+ * before its first one and writes the block of its last one, which may be the same. So
+ * a block whose last token ended a step holds the state behind all its tokens for good:
+ * the next token writes to the next block. For tables, forks, copies and swaps such a
+ * group is one with a window of two tokens. Steps end at multiples of the snapshot
+ * distance (plan_chunk), and the blocks that end there are found by the prefix cache.
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
 #define QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
 
 #include "config/base/base.h"
 
+/* In place of the tokens that a token sees: the group holds recurrent states. */
+enum { KV_WINDOW_STATE = -1 };
+
 struct kv_window {
     int32_t tokens;     /* that a token sees; 0: all */
     int32_t align;      /* >= 1 */
     int32_t block_size; /* tokens */
 };
+
+/* That of a KV group by its entry in kv_window. */
+static inline struct kv_window kv_window_of(int32_t tokens, int32_t align, int32_t block_size)
+{
+    return tokens == KV_WINDOW_STATE ? (struct kv_window){2, 1, block_size}
+                                     : (struct kv_window){tokens, align, block_size};
+}
 
 /* The first block that is read for a token at `position`. */
 static inline int32_t window_first_block(struct kv_window w, int32_t position)

@@ -74,7 +74,7 @@ __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const
     int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.n_loaded++ & 31);
     int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
     if (!PREFIX && l.c == l.p.n - 1) {
-        pdl_wait(); /* this chunk holds the newest token, which rope_kv writes */
+        pdl_wait(); /* this chunk holds the newest token, which the kernel in front writes */
     }
     if (BULK_COPY && lane == 0) {
         barrier_expect(bar, 2 * 16 * D * sizeof(T));
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
     char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
     uint32_t ring = shared_address(stage_memory);
-    /* The prologue's arrays are complete: rope_kv, the preceding kernel, releases its
-     * dependents only after its own wait. So are all keys and values but those of each
-     * sequence's last token, so loading starts before rope_kv has ended. */
+    /* The step's arrays are complete (pdl_wait). So are all keys and values but those
+     * of each sequence's last token, so loading starts before the kernel has ended that
+     * writes these. */
     kv_split w;
 
     w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);
@@ -363,6 +363,17 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     }
 }
 
+/* Whether a multiprocessor takes a block: the grid waits for all of its blocks. */
+template <typename... P> static bool one_fits(void (*kernel)(P...), int threads, int bytes)
+{
+    int n = 0;
+
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, kernel, threads, bytes) != cudaSuccess) {
+        cudaGetLastError();
+    }
+    return n > 0;
+}
+
 template <typename T, int D, int WARPS, bool TALL, bool PREFIX>
 static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w,
                           cudaStream_t stream)
@@ -374,7 +385,7 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
     auto kernel = attn_decode_kernel<T, D, WARPS, TALL, PREFIX>;
     int bytes = L::RINGS + w->shape.stages * WARPS * L::STAGE;
 
-    ready = ready || allow_shared(kernel, bytes);
+    ready = ready || (allow_shared(kernel, bytes) && one_fits(kernel, WARPS * 32, bytes));
     if (ready) {
         launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
     }
@@ -459,11 +470,7 @@ extern "C" int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dty
 
 extern "C" int32_t attn_decode_blocks(void)
 {
-    int device = 0, sms = 0;
-
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    return sms;
+    return cuda_multiprocessors();
 }
 
 extern "C" bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s,

@@ -4,8 +4,9 @@
  * Partials in global memory serve as their own ready flags. A slot is blank, all bits
  * ones, except between the store of a partial and its combination; a stored NaN of that
  * pattern is replaced by another NaN. So neither fences nor counters are needed. The
- * last split of a sequence combines, after all of its own work. It waits only for
- * lower-numbered blocks, which are already running.
+ * last split of a sequence combines, after all of its own work. It may wait for any
+ * block of the grid: there is one for each multiprocessor, so all get on the device at
+ * the same time, in whatever order they start (decode_launch asks).
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_SPLIT_KV_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_SPLIT_KV_CUH
@@ -87,6 +88,7 @@ template <int D>
 __device__ __forceinline__ void store_partial(const attn_workspace &ws, int64_t row,
                                               const row_partial<D> &x, int lane)
 {
+    random_delay();
 #pragma unroll
     for (int i = 0; i < row_partial<D>::QUADS; i++) {
         if ((i * 32 + lane) * 4 < D) {

@@ -4,11 +4,16 @@
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/heuristics.h"
 
 int32_t cuda_fused_bytes(struct cuda_backend *c)
 {
     int32_t bytes = cuda_shared_limit();
 
+    /* its blocks wait for each other, so all of them must get on the device */
+    if (mps_told()) {
+        return 0;
+    }
     return c->capability == 90 && !c->config.deterministic && fused_prepare(bytes) ? bytes : 0;
 }
 

@@ -296,6 +296,7 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_o
     int before = 0;
 
     __stcg(at + slice * 32, all);
+    random_delay();
     __syncwarp();
     if (lane == 0) {
         asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
@@ -303,6 +304,7 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_o
                      : "l"(a.arrived + tile)
                      : "memory");
     }
+    __syncwarp(); /* the other lanes read behind lane 0's acquire; the shuffle orders nothing */
     if (__shfl_sync(0xffffffffu, before, 0) + 1 < q.slices) {
         return false;
     }

@@ -66,6 +66,7 @@ template <int F> __device__ __forceinline__ void op_arrive(int barrier)
  * done. */
 __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 {
+    random_delay();
     if ((threadIdx.x & 31) == 0) {
         asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
     }
@@ -84,6 +85,7 @@ template <int F> __device__ __forceinline__ void blocks_wait(const int32_t *coun
             asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
         } while (n < (int)gridDim.x);
     }
+    random_delay();
     __syncwarp();
     op_arrive<F>(BARRIER_OP_OPEN);
 }
@@ -251,6 +253,7 @@ __device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F> &w
              bytes = (uint32_t)fused_row_bytes(F, min(S::K, w.cols - w.at));
     const char *from = w.row + fused_row_bytes(F, w.at);
 
+    random_delay();
     barrier_expect(bar, LOAD_ROWS * bytes);
 #pragma unroll
     for (int i = 0; i < LOAD_ROWS; i++) {

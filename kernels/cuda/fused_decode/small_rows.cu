@@ -53,11 +53,13 @@ template <int WIDTH> struct small_layout {
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     /* Wide tiles are better off with five stages than with six. */
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : WIDTH == 224 ? 5 : FIT;
-    static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
     static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
 };
 
 #if HAS_WGMMA
+
+/* Floats of a row of sums in shared memory. */
+template <int WIDTH> constexpr int PITCH = WIDTH + 4;
 
 /* A barrier of the threads that multiply. */
 __device__ __forceinline__ void sync_multipliers(void)
@@ -69,6 +71,8 @@ __device__ __forceinline__ void sync_multipliers(void)
 /* Both halves of a cluster's barrier order shared memory among its blocks. */
 __device__ __forceinline__ void cluster_arrive(void)
 {
+    random_delay();
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
@@ -316,15 +320,16 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert((L::PITCH + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    static_assert((PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES,
+                  "sums fit");
     int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
-    float *sums = (float *)ring, *squares = sums + SMALL_ROWS * L::PITCH;
+    float *sums = (float *)ring, *squares = sums + SMALL_ROWS * PITCH<WIDTH>;
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
-            *(float2 *)(sums + (first_row + h * 8) * L::PITCH + j * 8 + c) =
+            *(float2 *)(sums + (first_row + h * 8) * PITCH<WIDTH> + j * 8 + c) =
                 make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
         }
     }
@@ -335,7 +340,7 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
         int e = min(t + q * MULTIPLIERS, ALL - 1);
-        uint32_t at = ((e / LANES) * L::PITCH + part * COLUMNS + e % LANES * 4) * 4;
+        uint32_t at = ((e / LANES) * PITCH<WIDTH> + part * COLUMNS + e % LANES * 4) * 4;
         float4 x = load_from(first + at), y = load_from(second + at);
         v[q][0] = x.x + y.x;
         v[q][1] = x.y + y.y;

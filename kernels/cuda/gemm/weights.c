@@ -1,7 +1,26 @@
 /* Weights: copied to the device straight into their fused place (upload.c), or dummy
  * values made there. */
 #include "kernels/cuda/cuda.h"
+
+#include <stdlib.h>
+
 #include "kernels/weight_pieces.h"
+
+/* Notes a matrix, so that its product can be timed beside others of its shape. */
+static int note_weight(struct cuda_backend *c, struct mat m, struct err *e)
+{
+    if (c->n_weights == c->weight_cap) {
+        int32_t cap = c->weight_cap * 2 + 64;
+        struct mat *grown = realloc(c->weight, (size_t)cap * sizeof(*grown));
+        if (!grown) {
+            return err_nomem(e, "weights");
+        }
+        c->weight = grown;
+        c->weight_cap = cap;
+    }
+    c->weight[c->n_weights++] = m;
+    return 0;
+}
 
 int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e)
 {
@@ -47,7 +66,7 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
         return cuda_error(e, status, "loading weights");
     }
     *ret = m;
-    return 0;
+    return d->kind == WEIGHT_LINEAR ? note_weight(c, m, e) : 0;
 }
 
 int cuda_ready(struct backend *b, struct err *e)

@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(512, 2) greedy_kernel(sample_args a, step_arra
         last = atomicAdd(&a.arrived[row], 1) == (int)gridDim.x - 1;
         __threadfence();
     }
+    __syncwarp(); /* the other lanes read behind lane 0's fence; the shuffle orders nothing */
     if (!__shfl_sync(0xffffffffu, last, 0)) {
         return;
     }
@@ -189,9 +190,8 @@ extern "C" void launch_sample(const struct sample_args *a, const struct step_arr
                               cudaStream_t stream)
 {
     if (a->greedy && a->stride % 4 == 0 && (uintptr_t)a->logits % 16 == 0) {
-        int blocks = 264 / a->rows < 1               ? 1
-                     : 264 / a->rows > GREEDY_BLOCKS ? GREEDY_BLOCKS
-                                                     : 264 / a->rows;
+        int each = 2 * cuda_multiprocessors() / a->rows; /* that fill the device */
+        int blocks = each < 1 ? 1 : each > GREEDY_BLOCKS ? GREEDY_BLOCKS : each;
         launch(greedy_kernel, dim3(blocks, a->rows), dim3(512), 0, stream, *a, *s);
         return;
     }

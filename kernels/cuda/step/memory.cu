@@ -170,6 +170,35 @@ extern "C" int32_t cuda_shared_limit(void)
     return known;
 }
 
+/* An attribute of the current device; 0: unknown. */
+static int device_attribute(cudaDeviceAttr what)
+{
+    int device = 0, v = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&v, what, device) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return v;
+}
+
+extern "C" int32_t cuda_multiprocessors(void)
+{
+    static int known;
+
+    known = known ? known : device_attribute(cudaDevAttrMultiProcessorCount);
+    return known;
+}
+
+extern "C" int32_t cuda_memory_gbs(void)
+{
+    int64_t khz = device_attribute(cudaDevAttrMemoryClockRate),
+            bits = device_attribute(cudaDevAttrGlobalMemoryBusWidth);
+
+    return (int32_t)(2 * khz * bits / 8 / 1000000); /* two transfers a cycle */
+}
+
 extern "C" void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream)
 {
     int blocks = (max_rows + 255) / 256;

@@ -313,7 +313,7 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
     int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
-    int64_t worth = shared_worth_bytes(b->n_decode) / MAX(chunk_bytes, 1) + 1;
+    int64_t worth = shared_worth_bytes(b->n_decode, c->memory_gbs) / MAX(chunk_bytes, 1) + 1;
     h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
                               (int32_t *)(p->base + h->off_skip));
     h->shared_split_kv = cuda_split_kv(c, start, h->n_shared);
@@ -532,9 +532,26 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     s->step = b.step;
     s->n_samples = b.n_samples;
     c->in_step = true;
+    c->handed_us = clock_us();
     c->started = false;
     c->recording = NULL;
     return 0;
+}
+
+/* Called between operations. Handing one to the device takes the host a fraction of
+ * LAUNCH_WAIT_US; a longer time was spent waiting in the driver. */
+static void note_wait(struct cuda_backend *c)
+{
+    enum { LAUNCH_WAIT_US = 500 };
+    int64_t now_us = clock_us(), us = now_us - c->handed_us;
+
+    c->launch_waits_us += us > LAUNCH_WAIT_US ? us : 0;
+    c->handed_us = now_us;
+}
+
+int64_t cuda_launch_waits_us(struct backend *b)
+{
+    return cuda_of(b)->launch_waits_us;
 }
 
 void cuda_start_step(struct cuda_backend *c)
@@ -547,6 +564,7 @@ void cuda_start_step(struct cuda_backend *c)
 
 void cuda_start(struct cuda_backend *c)
 {
+    note_wait(c);
     cuda_start_step(c);
     cuda_fused_flush(c);
 }
@@ -615,7 +633,9 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     }
     if (g->exec) {
         c->started = true;
-        return cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+        bool ok = cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
+        note_wait(c);
+        return ok;
     }
     c->recording = g;
     if (g->n_seen++ > 0 && memory_for_graph(g)) {

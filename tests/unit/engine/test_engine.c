@@ -25,12 +25,24 @@ struct gated {
     atomic_bool closed;
     atomic_int fail_at; /* this wait (1 is the next) reports a device error; 0: none */
     atomic_int n_waits;
+    int64_t full_us; /* a launch waits so long for the device's queue */
+    int64_t waited_us;
 };
+
+static int64_t gated_launch_waits_us(struct executor *x)
+{
+    return CONTAINER_OF(x, struct gated, base)->waited_us;
+}
 
 static int gated_launch(struct executor *x, const struct batch *b, struct err *e)
 {
     struct gated *g = CONTAINER_OF(x, struct gated, base);
+    int64_t begun_us = clock_us();
 
+    while (clock_us() - begun_us < g->full_us) {
+        usleep(100);
+    }
+    g->waited_us += clock_us() - begun_us;
     return g->inner->launch(g->inner, b, e);
 }
 
@@ -84,6 +96,7 @@ static struct rig *rig_open(struct settings s)
     r->gated->base = (struct executor){.info = r->gated->inner->info,
                                        .launch = gated_launch,
                                        .wait = gated_wait,
+                                       .launch_waits_us = gated_launch_waits_us,
                                        .free = gated_free};
     sem_init(&r->gated->gate, 0, 0);
     assert_int_equal(tokenizer_open_bytes(&t, &e), 0);
@@ -156,6 +169,23 @@ static void done(struct request *q, struct recording *rec)
     } while (0)
 
 /* ---- normal operation ---- */
+
+static void waiting_for_a_full_queue_is_no_work_of_the_host(void **state)
+{
+    (void)state;
+    struct rig *r = rig_open(base_settings());
+    struct recording *rec;
+    struct err e;
+    r->gated->full_us = 50000;
+    struct request *q = make(r, &rec, 4, 6);
+    assert_int_equal(engine_submit(r->engine, q, &e), 0);
+    assert_true(recorder_wait(&r->recorder, rec, PATIENCE_S));
+    EVENTUALLY(engine_active(r->engine) == 0);
+    double host_s = atomic_load(&engine_stats(r->engine)->step_host_s.sum);
+    assert_true(host_s > 0 && host_s < 0.5 * (double)r->gated->waited_us * 1e-6);
+    done(q, rec);
+    rig_close(r);
+}
 
 static void a_request_gets_its_tokens_and_an_end(void **state)
 {
@@ -604,6 +634,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_gets_its_tokens_and_an_end),
+        cmocka_unit_test(waiting_for_a_full_queue_is_no_work_of_the_host),
         cmocka_unit_test(the_same_seed_gives_the_same_text_in_any_company),
         cmocka_unit_test(samples_of_one_prompt_differ_and_best_of_ranks),
         cmocka_unit_test(a_stop_string_ends_the_sequence_in_the_engine_too),

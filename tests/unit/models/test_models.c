@@ -87,17 +87,15 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     const char *name = getenv("QUIRE_TEST_BACKEND");
     OK(backend_open(&r->backend, name ? name : "cpu", &bc, &e), e);
     if ((r->config.experts.n > 0 && !r->backend->ops->experts) ||
-        (r->config.latent.rank > 0 && !r->backend->ops->latent_attention)) {
+        (r->config.latent.rank > 0 && !r->backend->ops->latent_attention) ||
+        (r->config.recurrent.n_heads > 0 && !r->backend->ops->recurrence)) {
         r->backend->ops->free(r->backend);
         checkpoint_free(r->expected);
         skip(); /* such models are refused on this device */
     }
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
     struct kv_layout kv[LIMIT_KV_GROUPS];
-    for (int32_t k = 0; k < r->groups.n; k++) {
-        model_kv_layout(&kv[k], &r->groups, &r->config, 1, BLOCK,
-                        backend_act_dtype(r->backend, o.dtype));
-    }
+    model_kv_layouts(kv, &r->config, &o, BLOCK, backend_act_dtype(r->backend, o.dtype));
     int32_t n_blocks = r->groups.n * N_ROWS * r->n_table;
     OK(r->backend->ops->kv_create(r->backend, kv, n_blocks, 0, &e), e);
 }
@@ -126,7 +124,9 @@ static int32_t block_of(const struct rig *r, int32_t group, int32_t row, int32_t
 static int32_t entry_of(const struct rig *r, int32_t group, const struct piece *p, int32_t i)
 {
     int32_t window = r->groups.window[group];
-    int32_t first = window > 0 ? MAX(p->first + 1 - window, 0) : 0;
+    int32_t first = window > 0                  ? MAX(p->first + 1 - window, 0)
+                    : window == MODEL_KV_STATES ? MAX(p->first - 1, 0)
+                                                : 0;
 
     return block_of(r, group, p->row, (i + 1) * BLOCK <= first ? r->n_table - 1 : i);
 }

@@ -380,17 +380,19 @@ static void products(const struct scene *s, double *ret, const float *x, const f
 
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *weight = w + (int64_t)(i % n) * k;
-        double sum = bias ? bias[i % n] : 0;
+        double sum[8] = {bias ? bias[i % n] : 0}; /* k is a multiple of 8 */
         for (int32_t j = 0; i % n == 0 && j < k; j++) {
             row[j] = rounded[j] = round_to(operand_of(s->r, s->t), x[(int64_t)(i / n) * k + j]);
         }
         if (i % n == 0 && quantises_x(s)) {
             quant_row(rounded, k, row);
         }
-        for (int32_t j = 0; j < k; j++) {
-            sum += row[j] * weight[j];
+        for (int32_t j = 0; j < k; j += 8) {
+            for (int32_t lane = 0; lane < 8; lane++) {
+                sum[lane] += row[j + lane] * weight[j + lane];
+            }
         }
-        ret[i] = sum;
+        ret[i] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
     }
     free(rounded);
     free(row);

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
 
@@ -171,6 +172,8 @@ static void shared_chunks_are_read_once_where_it_pays(void **state)
     assert_int_equal(run[0].n_chunks, 7);
 }
 
+enum { H200_GBS = 4917 };
+
 /* Cases timed on an H200, with 4 KiB of keys and values per token. */
 static void shared_chunks_are_worth_a_launch_where_they_spared_time(void **state)
 {
@@ -184,8 +187,38 @@ static void shared_chunks_are_worth_a_launch_where_they_spared_time(void **state
                  {128, 64 * 1024, true}, {256, 128 * 512, false}, {256, 192 * 512, true},
                  {256, 128 * 1024, true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        bool pays = (int64_t)cases[i].spared_tokens * TOKEN_BYTES >= shared_worth_bytes(cases[i].n);
-        assert_int_equal(pays, cases[i].faster);
+        int64_t spared = (int64_t)cases[i].spared_tokens * TOKEN_BYTES;
+        assert_int_equal(spared >= shared_worth_bytes(cases[i].n, H200_GBS), cases[i].faster);
+    }
+}
+
+/* A launch takes the same time everywhere, in which a slower memory reads less. */
+static void what_a_launch_is_worth_follows_the_memory(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 512; n *= 2) {
+        int64_t there = shared_worth_bytes(n, H200_GBS);
+        assert_int_equal(shared_worth_bytes(n, H200_GBS / 3), there / 3);
+        assert_int_equal(shared_worth_bytes(n, 0), there); /* unknown */
+    }
+}
+
+static void mps_is_told_by_its_environment(void **state)
+{
+    static const char *const names[] = {"CUDA_MPS_PIPE_DIRECTORY",
+                                        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        unsetenv(names[i]);
+    }
+    assert_false(mps_told());
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        setenv(names[i], "", 1);
+        assert_false(mps_told());
+        setenv(names[i], "50", 1);
+        assert_true(mps_told());
+        unsetenv(names[i]);
     }
 }
 
@@ -332,6 +365,8 @@ int main(void)
         cmocka_unit_test(decode_attention_fits_devices_with_little_shared_memory),
         cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
         cmocka_unit_test(shared_chunks_are_worth_a_launch_where_they_spared_time),
+        cmocka_unit_test(what_a_launch_is_worth_follows_the_memory),
+        cmocka_unit_test(mps_is_told_by_its_environment),
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
         cmocka_unit_test(only_plain_decode_steps_are_replayed),

@@ -1,0 +1,72 @@
+/* What follows a recurrence or an attention whose output is gated: an RMS norm of each
+ * group of columns gated by silu, and a gate by sigmoid. */
+#include <math.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum { TASK_ROWS = 16 };
+
+struct gated_job {
+    struct mat x, gate;
+    const struct gated_norm *norm; /* NULL: a gate by sigmoid alone */
+};
+
+static float silu(float x)
+{
+    return x / (1 + expf(-x));
+}
+
+static void norm_group(const struct gated_norm *n, float *x, const float *gate, const float *weight)
+{
+    float sum = 0;
+
+    for (int32_t i = 0; i < n->width; i++) {
+        x[i] = n->gate_first ? x[i] * silu(gate[i]) : x[i];
+        sum += x[i] * x[i];
+    }
+    float factor = 1 / sqrtf(sum / (float)n->width + n->eps);
+    for (int32_t i = 0; i < n->width; i++) {
+        x[i] = x[i] * factor * weight[i] * (n->gate_first ? 1 : silu(gate[i]));
+    }
+}
+
+static void gate_row(const struct gated_job *j, int32_t r)
+{
+    const struct gated_norm *n = j->norm;
+    float *x = mat_row(j->x, r);
+    const float *gate = mat_row_const(j->gate, r);
+
+    for (int32_t i = 0; i < j->x.cols && !n; i++) {
+        x[i] *= 1 / (1 + expf(-gate[i]));
+    }
+    for (int32_t i = 0; n && i < j->x.cols; i += n->width) {
+        const float *weight = n->weight.data;
+        norm_group(n, x + i, gate + i, weight + (n->weight.cols == n->width ? 0 : i));
+    }
+}
+
+static void gate_task(void *arg, int32_t task, int32_t thread)
+{
+    const struct gated_job *j = arg;
+    int32_t end = MIN((task + 1) * TASK_ROWS, j->x.rows);
+
+    (void)thread;
+    for (int32_t r = task * TASK_ROWS; r < end; r++) {
+        gate_row(j, r);
+    }
+}
+
+static void run(struct backend *b, struct gated_job *j)
+{
+    cpu_pool_run(cpu_of(b)->pool, (int32_t)div_ceil(j->x.rows, TASK_ROWS), gate_task, j);
+}
+
+void cpu_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n)
+{
+    run(b, &(struct gated_job){.x = x, .gate = gate, .norm = n});
+}
+
+void cpu_gate_sigmoid(struct backend *b, struct mat x, struct mat gate)
+{
+    run(b, &(struct gated_job){.x = x, .gate = gate});
+}

@@ -1,0 +1,180 @@
+/* Layers with recurrent states: which rows of their tensors go where, and the mixer
+ * that stands in place of attention (struct recurrence of backend.h).
+ *
+ * Some checkpoints interleave what a product gives: for each head q and its gates, for
+ * each group its q, k, v and z. The rows of each are gathered here, so that the
+ * products give matrices whose columns are q, k, v, ... one after another. */
+#include "models/families/layers.h"
+
+struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks)
+{
+    return (struct recurrence){.kind = c->kind,
+                               .n_heads = c->n_heads / n_ranks,
+                               .n_groups = c->n_groups / n_ranks,
+                               .key_dim = c->key_dim,
+                               .value_dim = c->value_dim,
+                               .kernel = c->kernel,
+                               .dt_min = c->dt_min,
+                               .dt_max = c->dt_max};
+}
+
+/* Of n units of `size` elements each the elements [first, first + count). */
+struct interleaved {
+    int32_t n, size, first, count;
+};
+
+/* The dims that name a part of interleaved rows; n 0: another dim. */
+static struct interleaved interleaved_of(enum tensor_dim dim, const struct model_config *c)
+{
+    const struct recurrent_config *r = &c->recurrent;
+    int32_t groups = MAX(r->n_groups, 1), heads = r->n_heads / groups, k = r->key_dim;
+    int32_t v = heads * r->value_dim, qkvz = 2 * k + 2 * v, d = c->head_dim;
+
+    switch (dim) {
+    case DIM_GATED_Q_QUERY:
+        return (struct interleaved){c->n_heads, 2 * d, 0, d};
+    case DIM_GATED_Q_GATE:
+        return (struct interleaved){c->n_heads, 2 * d, d, d};
+    case DIM_QKVZ_Q:
+        return (struct interleaved){groups, qkvz, 0, k};
+    case DIM_QKVZ_K:
+        return (struct interleaved){groups, qkvz, k, k};
+    case DIM_QKVZ_V:
+        return (struct interleaved){groups, qkvz, 2 * k, v};
+    case DIM_QKVZ_Z:
+        return (struct interleaved){groups, qkvz, 2 * k + v, v};
+    case DIM_BA_B:
+        return (struct interleaved){groups, 2 * heads, 0, heads};
+    case DIM_BA_A:
+        return (struct interleaved){groups, 2 * heads, heads, heads};
+    default:
+        return (struct interleaved){0};
+    }
+}
+
+int64_t recurrent_dim_size(enum tensor_dim dim, const struct model_config *c)
+{
+    struct interleaved x = interleaved_of(dim, c);
+    struct recurrence r = model_recurrence(&c->recurrent, 1);
+    int64_t channels = recurrence_channels(&r), values = (int64_t)r.n_heads * r.value_dim;
+
+    if (x.n > 0) {
+        return (int64_t)x.n * x.size;
+    }
+    switch (dim) {
+    case DIM_CHANNELS:
+        return channels;
+    case DIM_CONV:
+        return channels * r.kernel;
+    case DIM_VALUES:
+        return values;
+    case DIM_VALUE:
+        return r.value_dim;
+    case DIM_STATE_HEADS:
+        return r.n_heads;
+    case DIM_SSD_IN:
+        return values + channels + r.n_heads;
+    default:
+        return -1;
+    }
+}
+
+int32_t recurrent_most_ranges(const struct model_config *c)
+{
+    enum { SSD_IN = 5 };
+
+    return c->recurrent.n_heads > 0 ? MAX(MAX(c->n_heads, c->recurrent.n_groups), SSD_IN) : 0;
+}
+
+/* This rank's parts of the channels from `at` on, times `scale`. */
+static int32_t channel_ranges(const struct model *m, int32_t at, int32_t scale,
+                              struct axis_range *ret)
+{
+    struct recurrence r = model_recurrence(&m->config.recurrent, m->options.n_ranks);
+    int32_t keys = r.n_groups * r.key_dim, values = r.n_heads * r.value_dim;
+    bool delta = r.kind == RECURRENCE_DELTA;
+    const int32_t size[] = {delta ? keys : values, keys, delta ? values : keys};
+
+    for (int32_t i = 0; i < 3; i++) {
+        ret[i] = (struct axis_range){(at + m->options.rank * size[i]) * scale, size[i] * scale};
+        at += m->options.n_ranks * size[i];
+    }
+    return 3;
+}
+
+static int32_t interleaved_ranges(const struct model *m, struct interleaved x, bool split,
+                                  struct axis_range *ret)
+{
+    int32_t n = split ? x.n / m->options.n_ranks : x.n;
+    int32_t first = split ? m->options.rank * n : 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        ret[i] = (struct axis_range){(first + i) * x.size + x.first, x.count};
+    }
+    return n;
+}
+
+int32_t recurrent_ranges(const struct model *m, enum tensor_dim dim, bool split,
+                         struct axis_range *ret)
+{
+    struct interleaved x = interleaved_of(dim, &m->config);
+    int32_t size = (int32_t)recurrent_dim_size(dim, &m->config), n = m->options.n_ranks;
+    struct recurrence r = model_recurrence(&m->config.recurrent, n);
+    int32_t values = r.n_heads * r.value_dim, rank = m->options.rank;
+
+    if (x.n > 0) {
+        return interleaved_ranges(m, x, split, ret);
+    }
+    if (!split || n == 1) {
+        ret[0] = (struct axis_range){0, size};
+        return 1;
+    }
+    if (dim == DIM_CHANNELS || dim == DIM_CONV) {
+        return channel_ranges(m, 0, dim == DIM_CONV ? r.kernel : 1, ret);
+    }
+    if (dim == DIM_SSD_IN) {
+        ret[0] = (struct axis_range){rank * values, values};
+        channel_ranges(m, n * values, 1, ret + 1);
+        ret[4] = (struct axis_range){size - (n - rank) * r.n_heads, r.n_heads};
+        return 5;
+    }
+    ret[0] = (struct axis_range){rank * (size / n), size / n};
+    return 1;
+}
+
+void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t group,
+                                int32_t index)
+{
+    struct recurrence r = model_recurrence(&m->config.recurrent, m->options.n_ranks);
+
+    r.group = group;
+    r.layer = index;
+    r.conv = l->recurrence.conv;
+    r.conv_bias = l->recurrence.conv_bias;
+    r.a_log = l->recurrence.a_log;
+    r.dt_bias = l->recurrence.dt_bias;
+    r.d = l->recurrence.d;
+    l->recurrence = r;
+    l->mixer_norm.eps = m->config.recurrent.norm_eps;
+    l->mixer_norm.gate_first = r.kind == RECURRENCE_SSD;
+    l->mixer_norm.width =
+        r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / r.n_groups * r.value_dim;
+}
+
+void transformer_mix(struct model *m, const struct layer *l, struct mat y, struct mat h)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct recurrence *r = &l->recurrence;
+    bool delta = r->kind == RECURRENCE_DELTA;
+    int32_t values = r->n_heads * r->value_dim, channels = recurrence_channels(r);
+    int32_t n_gates = delta ? 2 * r->n_heads : r->n_heads;
+    struct mat all = mat_cols(mat_rows(m->weights->mixer, 0, h.rows), 0, l->mixer.rows);
+    struct mat out = mat_cols(mat_rows(m->weights->attn, 0, h.rows), 0, values);
+    struct mat x = mat_cols(all, delta ? 0 : values, channels);
+    struct mat z = mat_cols(all, delta ? channels : 0, values);
+
+    ops->linear(m->backend, all, h, l->mixer, NULL);
+    ops->recurrence(m->backend, out, x, mat_cols(all, channels + values, n_gates), r);
+    ops->norm_gated(m->backend, out, z, &l->mixer_norm);
+    ops->linear(m->backend, y, out, l->o, NULL);
+}

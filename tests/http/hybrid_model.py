@@ -1,0 +1,116 @@
+"""Hybrids with random weights and the bundled model's tokenizer, for tests that need texts and no sense in them."""
+import array
+import json
+import os
+import random
+import shutil
+
+from conftest import ROOT
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 32, 4, 2, 16, 48
+LAYERS = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+DELTA = dict(heads=4, groups=2, key=8, value=8, kernel=4)
+SSD = dict(heads=4, groups=2, key=12, value=16, kernel=3)  # values: mamba_expand * hidden
+
+
+def qwen35_tensors():
+    keys, values, heads = DELTA["groups"] * DELTA["key"], DELTA["heads"] * DELTA["value"], DELTA["heads"]
+    channels = 2 * keys + values
+    yield from ends("model.norm.weight")
+    for i, kind in enumerate(LAYERS):
+        at = f"model.layers.{i}."
+        yield from ((at + "input_layernorm.weight", [HIDDEN]), (at + "post_attention_layernorm.weight", [HIDDEN]))
+        yield from mlp(at + "mlp.")
+        if kind == "full_attention":
+            yield from attention(at + "self_attn.", 2)
+            yield from ((at + f"self_attn.{n}_norm.weight", [HEAD_DIM]) for n in "qk")
+        else:
+            at += "linear_attn."
+            yield from ((at + f"in_proj_{n}.weight", [rows, HIDDEN])
+                        for n, rows in (("qkv", channels), ("z", values), ("b", heads), ("a", heads)))
+            yield from recurrence(at, channels, heads, values, DELTA["kernel"], DELTA["value"])
+
+
+def bamba_tensors():
+    values, heads = SSD["heads"] * SSD["value"], SSD["heads"]
+    channels = values + 2 * SSD["groups"] * SSD["key"]
+    yield from ends("model.final_layernorm.weight")
+    for i, kind in enumerate(LAYERS):
+        at = f"model.layers.{i}."
+        yield from ((at + "input_layernorm.weight", [HIDDEN]), (at + "pre_ff_layernorm.weight", [HIDDEN]))
+        yield from mlp(at + "feed_forward.")
+        if kind == "full_attention":
+            yield from attention(at + "self_attn.", 1)
+        else:
+            at += "mamba."
+            yield from ((at + "in_proj.weight", [values + channels + heads, HIDDEN]), (at + "D", [heads]),
+                        (at + "conv1d.bias", [channels]))
+            yield from recurrence(at, channels, heads, values, SSD["kernel"], values)
+
+
+def ends(norm):
+    vocab = demo_config()["vocab_size"]
+    yield from (("model.embed_tokens.weight", [vocab, HIDDEN]), (norm, [HIDDEN]), ("lm_head.weight", [vocab, HIDDEN]))
+
+
+def mlp(at):
+    yield from ((at + "gate_proj.weight", [MLP, HIDDEN]), (at + "up_proj.weight", [MLP, HIDDEN]),
+                (at + "down_proj.weight", [HIDDEN, MLP]))
+
+
+def attention(at, per_q):
+    rows = {"q": per_q * HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+    yield from ((at + f"{n}_proj.weight", [rows[n], HIDDEN]) for n in "qkv")
+    yield at + "o_proj.weight", [HIDDEN, HEADS * HEAD_DIM]
+
+
+def recurrence(at, channels, heads, values, kernel, norm):
+    yield from ((at + "conv1d.weight", [channels, 1, kernel]), (at + "A_log", [heads]), (at + "dt_bias", [heads]),
+                (at + "norm.weight", [norm]), (at + "out_proj.weight", [HIDDEN, values]))
+
+
+CONFIGS = {
+    "qwen35": ("Qwen3_5ForCausalLM", qwen35_tensors,
+               {"linear_num_value_heads": DELTA["heads"], "linear_num_key_heads": DELTA["groups"],
+                "linear_key_head_dim": DELTA["key"], "linear_value_head_dim": DELTA["value"],
+                "linear_conv_kernel_dim": DELTA["kernel"]}),
+    "bamba": ("BambaForCausalLM", bamba_tensors,
+              {"mamba_n_heads": SSD["heads"], "mamba_n_groups": SSD["groups"], "mamba_d_state": SSD["key"],
+               "mamba_d_head": SSD["value"], "mamba_d_conv": SSD["kernel"], "mamba_expand": 2}),
+}
+
+
+def demo_config():
+    with open(os.path.join(ROOT, "models", "demo", "config.json"), encoding="utf-8") as f:
+        return json.load(f)
+
+
+def write_safetensors(path, tensors, rng):
+    header, values = {}, array.array("f")
+    for name, shape in tensors:
+        n, first = 1, 4 * len(values)
+        for size in shape:
+            n *= size
+        base = 1.0 if "norm" in name else 0.0
+        scale = 0.3 if len(shape) == 1 else 1.4 / shape[-1] ** 0.5
+        values.extend(base + scale * rng.gauss(0, 1) for _ in range(n))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [first, 4 * len(values)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + values.tobytes())
+
+
+def make(made, kind, positions=2048):
+    """A model's folder in `made`."""
+    demo, (architecture, tensors, more) = os.path.join(ROOT, "models", "demo"), CONFIGS[kind]
+    for name in os.listdir(demo):
+        if name.startswith("tokenizer"):
+            shutil.copy(os.path.join(demo, name), made / name)
+    old = demo_config()
+    config = {key: old[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")} | {
+        "architectures": [architecture], "hidden_size": HIDDEN, "num_hidden_layers": len(LAYERS), "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "intermediate_size": MLP, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": positions, "layer_types": LAYERS, "tie_word_embeddings": False, "dtype": "float32"} | more
+    (made / "config.json").write_text(json.dumps(config))
+    write_safetensors(made / "model.safetensors", tensors(), random.Random(kind))
+    return str(made)

@@ -1,0 +1,111 @@
+"""Models with recurrent states: however a text comes about, its ids are the same."""
+import concurrent.futures
+import functools
+
+import pytest
+
+import hybrid_model
+from conftest import PATIENCE_S, serving
+
+COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-seqs", "8",
+          "--max-num-batched-tokens", "48", "--state-snapshot-tokens", "16")
+STORY = "Once upon a time there was a little dog who lived by the sea. Every day he went "
+
+BODIES = [
+    dict(prompt=STORY * 3 + "to the beach", max_tokens=60, temperature=0),
+    dict(prompt=STORY * 2, max_tokens=80, temperature=0.8, seed=3, n=3),
+    dict(prompt=STORY * 2 + "home", max_tokens=70, temperature=1, seed=5, repetition_penalty=1.1,
+         frequency_penalty=0.5),
+    dict(prompt=STORY, max_tokens=50, n=2, best_of=2, use_beam_search=True, temperature=0),
+    dict(prompt=STORY * 3 + "to the wood", max_tokens=40, temperature=0.7, seed=9, best_of=3, n=2),
+    dict(prompt="The cat", max_tokens=90, temperature=0, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module", params=list(hybrid_model.CONFIGS))
+def folder(tmp_path_factory, request):
+    return hybrid_model.make(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def small_pool(folder):
+    """Blocks for hardly more than the largest request."""
+    return "72" if "qwen35" in folder else "44"
+
+
+def ask(server, body):
+    answer = server.ask("POST", "/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.status_code == 200, answer.text
+    return [c["token_ids"] for c in answer.json()["choices"]]
+
+
+def ask_all(server, times=1):
+    with concurrent.futures.ThreadPoolExecutor(len(BODIES) * times) as pool:
+        return list(pool.map(lambda body: ask(server, body), BODIES * times))
+
+
+@functools.cache
+def alone(folder, *flags):
+    """Each answer, one after the other, without cached prefixes."""
+    with serving(*COMMON, "--kv-blocks", "2000", "--no-prefix-cache", *flags, model=folder) as server:
+        return [ask(server, body) for body in BODIES]
+
+
+@pytest.mark.parametrize("flags", [
+    ("--kv-blocks", "2000"),
+    ("--kv-blocks", "2000", "--max-num-batched-tokens", "9"),
+    ("--kv-blocks", "few", "--preemption", "recompute"),
+    ("--kv-blocks", "few", "--preemption", "swap", "--swap-space", "64MiB"),
+    ("--kv-blocks", "few", "--preemption", "recompute", "--no-prefix-cache", "--policy", "fair"),
+    ("--kv-blocks", "few", "--preemption", "swap", "--swap-space", "64MiB", "--pipeline-parallel-size", "2"),
+], ids=["roomy", "small steps", "recompute", "swap", "no cache", "stages"])
+def test_texts_do_not_depend_on_their_company(folder, flags):
+    want = alone(folder)
+    flags = [small_pool(folder) if flag == "few" else flag for flag in flags]
+    with serving(*COMMON, *flags, model=folder) as server:
+        assert [ask(server, body) for body in BODIES] == want
+        preempted = server.metric("num_preemptions_total")
+        for _ in range(2):
+            assert ask_all(server, 2) == want * 2
+        if flags[1] != "2000":
+            assert server.metric("num_preemptions_total") > preempted
+        if "--no-prefix-cache" not in flags:
+            assert server.metric("prefix_cache_hits_total") > 0
+
+
+def test_ranks_hold_their_share_of_the_states(folder):
+    want = alone(folder, "--tensor-parallel-size", "2")
+    with serving(*COMMON, "--kv-blocks", small_pool(folder), "--tensor-parallel-size", "2", model=folder) as server:
+        assert ask_all(server, 2) == want * 2
+
+
+def test_a_long_conversation_is_hardly_read_again(folder):
+    """33 turns, each with all before it: what earlier turns had is found but for less than a snapshot."""
+    again = old = 0
+    text = STORY
+    with serving(*COMMON, "--kv-blocks", "4000", model=folder) as server:
+        before = 0
+        for turn in range(33):
+            text += f" Turn {turn}: " + STORY
+            body = dict(prompt=text, max_tokens=8, temperature=0, ignore_eos=True)
+            answer = server.ask("POST", "/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            usage, answer = answer.json()["usage"], answer.json()["choices"][0]["text"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            again += max(before - cached, 0)
+            old += before
+            before = usage["prompt_tokens"]
+    assert old > 10000 and again <= 0.05 * old, (again, old)
+
+
+@pytest.mark.parametrize("flags, words", [
+    (("--state-snapshot-tokens", "18"), "state_snapshot_tokens is 18"),
+    (("--kv-policy", "orca-max"), "kv_policy must be paged"),
+    (("--speculate", "suffix"), "speculate must be off"),
+    (("--kv-blocks", "3"), "do not hold one token"),
+    (("--tensor-parallel-size", "4"), "tensor_parallel_size"),
+])
+def test_what_cannot_be_is_refused_in_one_line(folder, start, flags, words):
+    server = start(*COMMON, *flags, model=folder, wait=False)
+    assert server.process.wait(PATIENCE_S) == 1, server.log
+    lines = [x for x in server.log.splitlines() if "cannot start" in x]
+    assert len(lines) == 1 and words in lines[0], server.log

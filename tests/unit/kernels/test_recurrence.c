@@ -1,0 +1,408 @@
+/* Recurrent layers against float64, and the same bits however a sequence is cut. */
+#include "tests/unit/ops.h"
+
+enum { SIZE = 8, BLOCKS_A_ROW = 8, N_SEQS = 3, LAYERS = 2, MOST = 60 };
+
+/* A recurrence with its operands: x and gates of N_SEQS sequences of n tokens each. */
+struct scene {
+    struct rig r;
+    struct recurrence rec;
+    struct kv_layout kv[2];
+    int32_t n, channels, values, n_gates;
+    float *x, *gates;                         /* [N_SEQS * n, channels], [.., n_gates] */
+    float *conv, *bias, *a_log, *dt_bias, *d; /* the weights */
+};
+
+static struct mat vector(struct scene *s, int32_t n, float range, float **ret)
+{
+    *ret = rig_floats(&s->r, n, range, DTYPE_F32);
+    return rig_weight(&s->r, WEIGHT_VECTOR, DTYPE_F32, 1, n, *ret);
+}
+
+static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
+{
+    struct err e = {0};
+    struct backend_config c = {.threads = 3,
+                               .max_tokens = RIG_TOKENS,
+                               .max_seqs = N_SEQS,
+                               .max_blocks_per_seq = BLOCKS_A_ROW,
+                               .n_kv_groups = 2};
+
+    *s = (struct scene){.r = {.rng = 7}, .rec = rec, .n = n};
+    if (backend_open(&s->r.b, rig_device, &c, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    s->channels = recurrence_channels(&rec);
+    s->values = rec.n_heads * rec.value_dim;
+    s->n_gates = rec.n_heads * (rec.kind == RECURRENCE_DELTA ? 2 : 1);
+    kv_layout_init(&s->kv[0], SIZE, LAYERS, 1, 4, DTYPE_F32);
+    kv_layout_init_states(&s->kv[1], SIZE, LAYERS, recurrence_floats(&rec));
+    kv_layouts_pad(s->kv, 2);
+    assert_true(kv_layouts_agree(s->kv, 2));
+    int32_t n_blocks = 2 * N_SEQS * BLOCKS_A_ROW;
+    if (s->r.b->ops->kv_create(s->r.b, s->kv, n_blocks, 0, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    s->rec.group = s->rec.layer = 1;
+    s->rec.conv = vector(s, s->channels * rec.kernel, 1, &s->conv);
+    s->rec.conv_bias = vector(s, s->channels, 0.3f, &s->bias);
+    s->rec.a_log = vector(s, rec.n_heads, 0.5f, &s->a_log);
+    s->rec.dt_bias = vector(s, rec.n_heads, 0.5f, &s->dt_bias);
+    s->rec.d = vector(s, rec.n_heads, rec.kind == RECURRENCE_SSD, &s->d);
+    s->x = rig_floats(&s->r, (int64_t)N_SEQS * n * s->channels, 1, DTYPE_F32);
+    s->gates = rig_floats(&s->r, (int64_t)N_SEQS * n * s->n_gates, 2, DTYPE_F32);
+}
+
+static void close_scene(struct scene *s)
+{
+    free(s->x);
+    free(s->gates);
+    free(s->conv);
+    free(s->bias);
+    free(s->a_log);
+    free(s->dt_bias);
+    free(s->d);
+    rig_close(&s->r);
+}
+
+/* Blocks of a row in group 1 lie in descending order among those of others. */
+static int32_t block_of(int32_t row, int32_t i)
+{
+    return ((BLOCKS_A_ROW - 1 - i) * N_SEQS + row) * 2 + 1;
+}
+
+/* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
+ * [N_SEQS * s->n, values] gets their rows. */
+static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n, float *out)
+{
+    static int32_t zero[RIG_TOKENS], slot[RIG_TOKENS], group_slot[RIG_TOKENS];
+    int32_t q_start[N_SEQS + 1] = {0}, kv_len[N_SEQS], rows[N_SEQS], block[N_SEQS * BLOCKS_A_ROW];
+    struct table_update update[N_SEQS];
+    float *x = rig_alloc((size_t)n_rows * (size_t)n * (size_t)s->channels * sizeof(*x));
+    float *gates = rig_alloc((size_t)n_rows * (size_t)n * (size_t)s->n_gates * sizeof(*gates));
+
+    for (int32_t i = 0; i < n_rows; i++) {
+        rows[i] = row + i;
+        q_start[i + 1] = (i + 1) * n;
+        kv_len[i] = first + n;
+        update[i] = (struct table_update){1, row + i, 0, BLOCKS_A_ROW, i * BLOCKS_A_ROW};
+        for (int32_t k = 0; k < BLOCKS_A_ROW; k++) {
+            block[i * BLOCKS_A_ROW + k] = block_of(row + i, k);
+        }
+        for (int32_t t = 0; t < n; t++) {
+            slot[i * n + t] = -1;
+            group_slot[i * n + t] =
+                block_of(row + i, (first + t) / SIZE) * SIZE + (first + t) % SIZE;
+        }
+        int64_t from = (int64_t)(row + i) * s->n + first;
+        memcpy(x + (int64_t)i * n * s->channels, s->x + from * s->channels,
+               (size_t)n * (size_t)s->channels * sizeof(*x));
+        memcpy(gates + (int64_t)i * n * s->n_gates, s->gates + from * s->n_gates,
+               (size_t)n * (size_t)s->n_gates * sizeof(*gates));
+    }
+    struct batch b = {.n_tokens = n_rows * n,
+                      .token = zero,
+                      .position = zero,
+                      .slot = slot,
+                      .group_slot = group_slot,
+                      .n_group_slots = n_rows * n,
+                      .n_seqs = n_rows,
+                      .n_decode = n == 1 ? n_rows : 0,
+                      .q_start = q_start,
+                      .kv_len = kv_len,
+                      .row = rows,
+                      .lcp_blocks = zero,
+                      .table_update = update,
+                      .n_table_update = n_rows,
+                      .table_block = block,
+                      .n_table_block = n_rows * BLOCKS_A_ROW};
+    struct mat mx = rig_mat(&s->r, n_rows * n, s->channels, DTYPE_F32, x);
+    struct mat mg = rig_mat(&s->r, n_rows * n, s->n_gates, DTYPE_F32, gates);
+    struct mat mo = rig_mat(&s->r, n_rows * n, s->values, DTYPE_F32, NULL);
+    rig_begin(&s->r, &b);
+    s->r.b->ops->recurrence(s->r.b, mo, mx, mg, &s->rec);
+    float *got = rig_download(&s->r, mo);
+    rig_end(&s->r);
+    for (int32_t i = 0; i < n_rows; i++) {
+        memcpy(out + ((int64_t)(row + i) * s->n + first) * s->values,
+               got + (int64_t)i * n * s->values, (size_t)n * (size_t)s->values * sizeof(*out));
+    }
+    free(got);
+    free(x);
+    free(gates);
+}
+
+static float *outputs(const struct scene *s)
+{
+    return rig_alloc((size_t)N_SEQS * (size_t)s->n * (size_t)s->values * sizeof(float));
+}
+
+/* ---- the reference ---- */
+
+/* x of token t behind the convolution, in float64. */
+static void convolved(const struct scene *s, int32_t seq, int32_t t, double *ret)
+{
+    for (int32_t c = 0; c < s->channels; c++) {
+        double sum = s->bias[c];
+        for (int32_t k = 0; k < s->rec.kernel; k++) {
+            int32_t at = t - s->rec.kernel + 1 + k;
+            sum += at < 0 ? 0
+                          : (double)s->conv[c * s->rec.kernel + k] *
+                                s->x[((int64_t)seq * s->n + at) * s->channels + c];
+        }
+        ret[c] = sum / (1 + exp(-sum));
+    }
+}
+
+static double length(const double *y, int32_t n)
+{
+    double sum = 1e-6;
+
+    for (int32_t i = 0; i < n; i++) {
+        sum += y[i] * y[i];
+    }
+    return sqrt(sum);
+}
+
+/* One token of a head: state [key_dim, value_dim], out [value_dim]. */
+static void reference_token(const struct scene *s, const double *x, const float *gate, int32_t h,
+                            double *state, double *out)
+{
+    const struct recurrence *r = &s->rec;
+    int32_t kd = r->key_dim, vd = r->value_dim, keys = r->n_groups * kd;
+    int32_t at = h * r->n_groups / r->n_heads * kd;
+    bool delta = r->kind == RECURRENCE_DELTA;
+    const double *q = x + (delta ? 0 : s->values + keys) + at,
+                 *k = x + (delta ? keys : s->values) + at, *v = x + (delta ? 2 * keys : 0) + h * vd;
+    double dt = log1p(exp((double)gate[delta ? r->n_heads + h : h] + s->dt_bias[h]));
+    double lq = delta ? length(q, kd) * sqrt(kd) : 1, lk = delta ? length(k, kd) : 1;
+    double rate = delta ? 1 / (1 + exp(-(double)gate[h])) : fmin(fmax(dt, r->dt_min), r->dt_max);
+    double decay = exp(-exp((double)s->a_log[h]) * (delta ? dt : rate));
+
+    for (int32_t c = 0; c < vd; c++) {
+        double known = 0, sum = 0;
+        for (int32_t i = 0; i < kd; i++) {
+            state[i * vd + c] *= decay;
+            known += state[i * vd + c] * k[i] / lk;
+        }
+        double add = rate * (v[c] - (delta ? known : 0));
+        for (int32_t i = 0; i < kd; i++) {
+            state[i * vd + c] += k[i] / lk * add;
+            sum += state[i * vd + c] * q[i] / lq;
+        }
+        out[c] = sum + s->d[h] * v[c];
+    }
+}
+
+static double *reference(const struct scene *s)
+{
+    const struct recurrence *r = &s->rec;
+    size_t size = (size_t)r->n_heads * (size_t)r->key_dim * (size_t)r->value_dim;
+    double *out = rig_alloc((size_t)N_SEQS * (size_t)s->n * (size_t)s->values * sizeof(*out));
+    double *state = rig_alloc(size * sizeof(*state));
+    double *x = rig_alloc((size_t)s->channels * sizeof(*x));
+
+    for (int32_t seq = 0; seq < N_SEQS; seq++) {
+        memset(state, 0, size * sizeof(*state));
+        for (int32_t t = 0; t < s->n; t++) {
+            int64_t row = (int64_t)seq * s->n + t;
+            convolved(s, seq, t, x);
+            for (int32_t h = 0; h < r->n_heads; h++) {
+                reference_token(s, x, s->gates + row * s->n_gates, h,
+                                state + h * r->key_dim * r->value_dim,
+                                out + row * s->values + h * r->value_dim);
+            }
+        }
+    }
+    free(state);
+    free(x);
+    return out;
+}
+
+/* ---- tests ---- */
+
+static const struct recurrence SHAPES[] = {
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 4,
+     .n_groups = 2,
+     .key_dim = 8,
+     .value_dim = 12,
+     .kernel = 4},
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 3,
+     .n_groups = 3,
+     .key_dim = 70,
+     .value_dim = 33,
+     .kernel = 2},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 6,
+     .n_groups = 2,
+     .key_dim = 10,
+     .value_dim = 8,
+     .kernel = 4,
+     .dt_max = INFINITY},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 4,
+     .n_groups = 1,
+     .key_dim = 16,
+     .value_dim = 64,
+     .kernel = 3,
+     .dt_min = 0.3f,
+     .dt_max = 0.9f},
+};
+
+static void recurrences_follow_float64(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        open_scene(&s, SHAPES[i], MOST / RIG_SHORTER);
+        float *got = outputs(&s);
+        step(&s, 0, N_SEQS, 0, s.n, got);
+        double *want = reference(&s);
+        assert_nmse("recurrence", got, want, (int64_t)N_SEQS * s.n * s.values, DTYPE_F32);
+        free(want);
+        free(got);
+        close_scene(&s);
+    }
+}
+
+/* Steps of every size, beginning and ending inside blocks, at their ends and behind
+ * them, alone and in company. */
+static void a_sequence_may_be_cut_anywhere(void **state)
+{
+    (void)state;
+    static const int32_t sizes[] = {1, 2, 3, 7, 8, 9, 17};
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        open_scene(&s, SHAPES[i], MOST / RIG_SHORTER);
+        size_t bytes = (size_t)N_SEQS * (size_t)s.n * (size_t)s.values * sizeof(float);
+        float *whole = outputs(&s), *cut = outputs(&s);
+        step(&s, 0, N_SEQS, 0, s.n, whole);
+        for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
+            memset(cut, 0, bytes);
+            for (int32_t first = 0; first < s.n; first += sizes[k]) {
+                int32_t n = MIN(sizes[k], s.n - first);
+                step(&s, 0, 1, first, n, cut);
+                step(&s, 1, N_SEQS - 1, first, n, cut);
+            }
+            assert_memory_equal(cut, whole, bytes);
+        }
+        free(cut);
+        free(whole);
+        close_scene(&s);
+    }
+}
+
+/* The state at the end of a block stays when the sequence goes on: two continuations
+ * from the same block do not meet. */
+static void a_full_block_is_a_snapshot(void **state)
+{
+    (void)state;
+    struct scene s;
+    open_scene(&s, SHAPES[0], 3 * SIZE);
+    float *first = outputs(&s), *again = outputs(&s);
+    size_t at = (size_t)SIZE * (size_t)s.values, rest = 2 * at * sizeof(float);
+    step(&s, 0, 1, 0, SIZE, first);
+    step(&s, 0, 1, SIZE, 2 * SIZE, first);
+    step(&s, 0, 1, SIZE, 2 * SIZE, again); /* from the same block once more */
+    assert_memory_equal(first + at, again + at, rest);
+    free(again);
+    free(first);
+    close_scene(&s);
+}
+
+static void gated_norms_follow_float64(void **state)
+{
+    (void)state;
+    enum { ROWS = 19, COLS = 96, WIDTH = 24 };
+    struct rig r;
+    rig_open(&r);
+    for (int way = 0; way < 4; way++) {
+        bool first = way & 1, shared = way & 2;
+        float *x = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32),
+              *z = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32);
+        float *w = rig_floats(&r, COLS, 1, DTYPE_F32);
+        double want[ROWS * COLS];
+        struct gated_norm n = {.width = WIDTH, .eps = 1e-3f, .gate_first = first};
+        n.weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_F32, 1, shared ? WIDTH : COLS, w);
+        for (int32_t i = 0; i < ROWS * COLS; i += WIDTH) {
+            double sum = 0;
+            for (int32_t k = i; k < i + WIDTH; k++) {
+                want[k] = (double)x[k] * (first ? z[k] / (1 + exp(-(double)z[k])) : 1);
+                sum += want[k] * want[k];
+            }
+            for (int32_t k = i; k < i + WIDTH; k++) {
+                want[k] *= (double)w[shared ? k - i : k % COLS] /
+                           sqrt(sum / WIDTH + (double)n.eps) *
+                           (first ? 1 : z[k] / (1 + exp(-(double)z[k])));
+            }
+        }
+        struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x),
+                   mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
+        rig_begin_plain(&r, ROWS);
+        r.b->ops->norm_gated(r.b, mx, mz, &n);
+        float *got = rig_download(&r, mx);
+        rig_end(&r);
+        assert_nmse("norm_gated", got, want, ROWS * COLS, DTYPE_F32);
+        free(got);
+        free(w);
+        free(z);
+        free(x);
+    }
+    rig_close(&r);
+}
+
+static void sigmoid_gates_follow_float64(void **state)
+{
+    (void)state;
+    enum { ROWS = 21, COLS = 50 };
+    struct rig r;
+    rig_open(&r);
+    float *x = rig_floats(&r, ROWS * COLS, 3, DTYPE_F32),
+          *z = rig_floats(&r, ROWS * COLS, 4, DTYPE_F32);
+    double want[ROWS * COLS];
+    for (int32_t i = 0; i < ROWS * COLS; i++) {
+        want[i] = (double)x[i] / (1 + exp(-(double)z[i]));
+    }
+    struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x),
+               mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
+    rig_begin_plain(&r, ROWS);
+    r.b->ops->gate_sigmoid(r.b, mx, mz);
+    float *got = rig_download(&r, mx);
+    rig_end(&r);
+    assert_nmse("gate_sigmoid", got, want, ROWS * COLS, DTYPE_F32);
+    free(got);
+    free(x);
+    free(z);
+    rig_close(&r);
+}
+
+/* Devices without these operations refuse models that need them. */
+static bool has_recurrences(void)
+{
+    struct rig r;
+
+    rig_open(&r);
+    bool has = r.b->ops->recurrence != NULL;
+    rig_close(&r);
+    return has;
+}
+
+static int group(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recurrences_follow_float64),
+        cmocka_unit_test(a_sequence_may_be_cut_anywhere),
+        cmocka_unit_test(a_full_block_is_a_snapshot),
+        cmocka_unit_test(gated_norms_follow_float64),
+        cmocka_unit_test(sigmoid_gates_follow_float64),
+    };
+
+    return has_recurrences() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
+}
+
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, group);
+}
