@@ -763,7 +763,11 @@ static void speculate(struct world *w)
 {
     sim_drafts_init(&w->drafts, w->s, w->totals);
     w->drafts.want = want_of;
-    if (w->s->max_draft > 0) {
+    bool states = false; /* recurrent ones, with which nothing is drafted */
+    for (int32_t k = 0; k < sched_kv_groups(&w->s->config); k++) {
+        states = states || w->s->config.kv_window[k] < 0;
+    }
+    if (w->s->max_draft > 0 && !states) {
         sched_speculate(w->sched, &w->drafts.base, w->s->max_draft);
     }
 }
