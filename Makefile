@@ -90,6 +90,12 @@ $(BUILD)/obj/%_avx512.o: extra := $(avx512)
 $(BUILD)/obj/%_avx512vnni.o: extra := $(avx512) -mavx512vnni
 $(BUILD)/obj/%_avx512bf16.o: extra := $(avx512) -mavx512bf16
 
+# The inner loops work on arrays that their callers divide, and share nothing else. ThreadSanitizer in them would make
+# a model's step so slow that tests of a server with a model tell nothing.
+ifneq ($(findstring thread,$(SANITIZE)),)
+$(BUILD)/obj/kernels/cpu/simd/%.o: inner_loops := -fno-sanitize=thread
+endif
+
 # Other flags mean other objects: the stamp changes when they do.
 stamp := $(BUILD)/flags
 flags_text := $(CC) $(compile) $(link)
@@ -108,7 +114,7 @@ all: $(lib) $(quire) ## build/quire and build/libquire.a (the default)
 $(BUILD)/obj/%.o: %.c $(stamp)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(compile) $(extra) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(compile) $(extra) $(inner_loops) -MMD -MP -c -o $@ $<
 
 $(stamp): ;
 

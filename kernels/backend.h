@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 12
+#define BACKEND_ABI 13
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
 static inline int64_t dtype_bytes(enum dtype t)
@@ -87,6 +87,9 @@ struct weight_piece {
      * values, `transposed` is false, and the backend supports the format. NULL:
      * elements of dtype. */
     const struct weight_format *format;
+    /* of FORMAT_FP8 .. FORMAT_FP4: those of the slice, as if it were the whole
+     * tensor */
+    struct weight_scales scales;
     /* Above 0: in each head of so many rows, the rows i and i + head_rows / 2 of the
      * weight are stored as neighbours, 2 i and 2 i + 1 (with `format` alone). */
     int32_t head_rows;
@@ -119,8 +122,10 @@ struct weight_desc {
      * returned */
     const struct weight_piece *piece;
     int32_t n_pieces; /* 0: dummy */
-    bool tied_head;   /* an embedding that linear() reads too */
-    bool mapped; /* the pieces stay valid for the backend's life, so it may read them in place */
+    /* of a dummy: the format and the scheme of its codes; NULL: elements of dtype */
+    const struct weight_format *dummy_format;
+    bool tied_head; /* an embedding that linear() reads too */
+    bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
 };
 
 /* ---- key/value cache ---- */

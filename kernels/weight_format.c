@@ -24,6 +24,10 @@ static const struct weight_format FORMATS[WEIGHT_FORMATS] = {
     ROW(Q5_K, 5, 256, 176, 32, true, unpack_q5_k),
     ROW(Q6_K, 6, 256, 210, 16, false, unpack_q6_k),
     ROW(IQ4_XS, 4, 256, 136, 32, false, unpack_iq4_xs),
+    ROW(FP8, 8, 1, 1, 1, false, NULL),
+    ROW(INT8, 8, 1, 1, 1, false, NULL),
+    ROW(INT4, 4, 2, 1, 1, false, NULL),
+    ROW(FP4, 4, 2, 1, 1, false, NULL),
 };
 
 const struct weight_format *weight_format_of(enum weight_format_id id)

@@ -34,6 +34,10 @@ enum weight_format_id {
     FORMAT_Q5_K,
     FORMAT_Q6_K,
     FORMAT_IQ4_XS,
+    FORMAT_FP8, /* codes whose scales are a tensor of their own, from here on */
+    FORMAT_INT8,
+    FORMAT_INT4,
+    FORMAT_FP4,
     WEIGHT_FORMATS, /* their number */
 };
 
@@ -62,21 +66,90 @@ struct weight_format {
     int32_t bits;         /* of a code */
     int32_t block_values; /* neighbours in a row that make a block; a row has whole blocks */
     int32_t block_bytes;  /* of a block, which may lie at any address */
-    int32_t group_values; /* neighbours in a row that share a scale */
+    int32_t group_values; /* neighbours in a row that share a scale, where it is in the block */
     bool minima;          /* groups have an offset beside their scale */
-    /* the codes and scales of one block; NULL: plain floats */
+    /* the codes and scales of one block; NULL: plain floats, or codes whose scales are
+     * a tensor of their own */
     void (*unpack)(const uint8_t *block, struct weight_codes *ret);
 };
 
-const struct weight_format *weight_format_of(enum weight_format_id id);
+/* ---- scales apart from the codes ---- */
 
-/* Bytes of n values, whole blocks. */
-static inline int64_t weight_format_bytes(const struct weight_format *f, int64_t n)
+/* How the scales of a weight are written. */
+enum scale_type {
+    SCALE_F32,
+    SCALE_F16,
+    SCALE_BF16,
+    SCALE_E8M0, /* a power of two: 2^(byte - 127) */
+    SCALE_E4M3,
+};
+
+/* What becomes of a product's activations. */
+enum act_scheme {
+    ACT_AS_THEY_ARE,  /* weights alone are quantised */
+    ACT_SCALE_TOKEN,  /* to the codes' type, a scale a row, found while it runs */
+    ACT_SCALE_GROUP,  /* the same, a scale for a row's group_cols values */
+    ACT_SCALE_TENSOR, /* the same, with act_scale for all */
+};
+
+/* The scales of a weight [rows, cols] of FORMAT_FP8 .. FORMAT_FP4, whose codes lie row
+ * by row, at four bits two in a byte, the first one low:
+ *
+ *     value = factor * scale * (code - zero)
+ *
+ * Values that share a scale and a zero point form a group of group_rows x group_cols;
+ * groups at the end of a row or column may be cut. Element (i, j) of `data` and `zero`
+ * belongs to the group of rows i * group_rows .. and columns j * group_cols ... */
+struct weight_scales {
+    const void *data;     /* of type `type`; NULL: there are none */
+    enum scale_type type; /* of an element of data */
+    int32_t group_rows;   /* 0: all rows share them */
+    int32_t group_cols;   /* 0: all columns do */
+    int64_t stride;       /* elements of data between groups of rows */
+    /* 0 to 15 of FORMAT_INT4, an int8 of FORMAT_INT8; NULL: 8 for FORMAT_INT4, whose
+     * codes are unsigned, else 0 */
+    const uint8_t *zero;
+    int64_t zero_stride; /* elements of zero between groups of rows */
+    float factor;        /* of the whole tensor (NVFP4); else 1 */
+    enum act_scheme act; /* of a product with this weight */
+    float act_scale;     /* of ACT_SCALE_TENSOR: activation = act_scale * its code */
+};
+
+/* Bytes of an element of data. */
+int32_t scale_type_bytes(enum scale_type t);
+/* Element i of data as a float; data need not be aligned. */
+float weight_scale_load(const struct weight_scales *s, int64_t i);
+/* The scales of the rows from `row` on and the columns from `col` on, where groups
+ * begin. */
+struct weight_scales weight_scales_slice(const struct weight_scales *s, int32_t row, int32_t col);
+/* The value of each code, without scale and zero point; NaN for e4m3's two. */
+float weight_code_value(enum weight_format_id id, uint8_t code);
+/* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of
+ * one row from the first on. */
+void weight_scales_decode(const struct weight_format *f, const struct weight_scales *s,
+                          const uint8_t *codes, int64_t row, int64_t n, float *out);
+
+/* Whether the scales of a format are a tensor of their own (struct weight_scales). */
+static inline bool weight_format_has_scales(const struct weight_format *f)
 {
-    return n / f->block_values * f->block_bytes;
+    return f->id >= FORMAT_FP8;
 }
 
-/* out[i] = value i of the n values, whole blocks, at src. Not for plain floats. */
+/* Whether values are elements of enum dtype, whose number is the format's. */
+static inline bool weight_format_is_plain(const struct weight_format *f)
+{
+    return f->id <= FORMAT_I32;
+}
+
+const struct weight_format *weight_format_of(enum weight_format_id id);
+
+/* Bytes of n values, whole blocks; the last one may be cut. */
+static inline int64_t weight_format_bytes(const struct weight_format *f, int64_t n)
+{
+    return (n + f->block_values - 1) / f->block_values * f->block_bytes;
+}
+
+/* out[i] = value i of the n values, whole blocks, at src. Only for blocks. */
 void weight_format_decode(const struct weight_format *f, const void *src, int64_t n, float *out);
 
 /* The float of two bytes, little-endian. */

@@ -1,11 +1,17 @@
 /* See weight_pieces.h. */
 #include "kernels/weight_pieces.h"
 
-/* Whether blocks make whole rows, as products and embeddings read them. */
+/* Whether blocks make whole rows, as products and embeddings read them. Codes whose
+ * scales are apart begin each row in a byte of its own. */
 static bool blocks_fit(const struct weight_desc *d, const struct weight_piece *p)
 {
     int32_t values = p->format->block_values;
 
+    if (weight_format_has_scales(p->format)) {
+        return (d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING) && !p->transposed &&
+               p->stride % values == 0 && p->stride >= p->cols && p->head_rows == 0 &&
+               p->scales.data;
+    }
     return (d->kind == WEIGHT_LINEAR || d->kind == WEIGHT_EMBEDDING) && !p->transposed &&
            p->cols % values == 0 && p->stride % values == 0 && p->stride >= p->cols &&
            (p->head_rows == 0 || (p->head_rows % 2 == 0 && p->rows % p->head_rows == 0));

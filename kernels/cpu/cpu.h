@@ -20,7 +20,7 @@
  *                  attention_*.c by instruction set; isa.c chooses
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
- */
+ * / */
 #ifndef QUIRE_KERNELS_CPU_CPU_H
 #define QUIRE_KERNELS_CPU_CPU_H
 
@@ -43,6 +43,9 @@ struct cpu_part {
     const char *data;    /* in the mapped file, or a copy of the backend's */
     int32_t first, rows; /* of the rows of its struct cpu_weight */
     int32_t head_rows;   /* as in weight_piece */
+    /* as in weight_piece, where the rows begin; read in place or in the backend's
+     * copy */
+    struct weight_scales scales;
 };
 
 /* mat.priv of every weight. One whose pieces have several formats is a list, a run of
@@ -79,6 +82,18 @@ static inline const char *cpu_row(const struct mat *w, int32_t r)
         at += in_head < half ? in_head : in_head - p->head_rows + 1;
     }
     return p->data + at * cpu_row_bytes(w);
+}
+
+/* The scales of row r of a weight, or of a run of one, of codes whose scales are
+ * apart. */
+static inline struct row_scales cpu_row_scales(const struct mat *w, int32_t r)
+{
+    const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
+
+    while (r >= p->first + p->rows) {
+        p++;
+    }
+    return (struct row_scales){.of = &p->scales, .row = r - p->first};
 }
 
 /* Results of one step, as struct results of batch.h, in a ring: two steps may be in

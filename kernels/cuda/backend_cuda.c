@@ -476,7 +476,7 @@ static void cuda_free(struct backend *b)
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
-    if (f->unpack) {
+    if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
     }
     return (struct weight_support){

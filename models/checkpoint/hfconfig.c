@@ -419,7 +419,6 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (!null && (json_key_is(j, "dtype") || json_key_is(j, "torch_dtype"))) {
         return read_text(j, "dtype", raw->dtype, sizeof(raw->dtype));
     }
-    raw->quantized |= !null && json_key_is(j, "quantization_config");
     return json_skip(j);
 }
 

@@ -293,10 +293,6 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (!model_family_find(r->architecture, &a)) {
         return unknown_architecture(r->architecture, e);
     }
-    if (r->quantized) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: quantization_config: quantised weights are not supported", CONFIG);
-    }
     if (r->head_norms == 1 || r->parallel_residual == 1) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
                        r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");

@@ -46,7 +46,6 @@ struct raw_config {
     int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
-    bool quantized;      /* there is a quantization_config */
 
     int32_t n_eos, eos[LIMIT_EOS_IDS]; /* eos_token_id: none, one or several */
     int32_t n_layer_types;             /* entries of layer_types; -1: absent */

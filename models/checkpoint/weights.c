@@ -18,6 +18,7 @@
 #include "models/checkpoint/file.h"
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/checkpoint/mapped.h"
+#include "models/checkpoint/quantised/quantised.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -43,6 +44,7 @@ void checkpoint_free(struct checkpoint *c)
     }
     for (int32_t i = 0; i < c->n_tensors; i++) {
         free((char *)c->tensor[i].name);
+        quant_tensor_free(c->tensor[i].quantised);
     }
     for (int32_t i = 0; i < c->n_mappings; i++) {
         file_unmap(c->mapping[i].data, c->mapping[i].n_bytes);
@@ -60,8 +62,16 @@ void checkpoint_free(struct checkpoint *c)
 static int advise(const struct tensor *t, int advice)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at = (uintptr_t)(t->encoded ? t->encoded->data : t->data);
-    uintptr_t end = (at + (uintptr_t)(t->encoded ? t->encoded->n_bytes : t->n_bytes)) / page * page;
+    uintptr_t at = (uintptr_t)t->data, n_bytes = (uintptr_t)t->n_bytes;
+
+    if (t->encoded) {
+        at = (uintptr_t)t->encoded->data;
+        n_bytes = (uintptr_t)t->encoded->n_bytes;
+    } else if (t->quantised) {
+        at = (uintptr_t)t->quantised->codes;
+        n_bytes = (uintptr_t)t->quantised->n_bytes;
+    }
+    uintptr_t end = (at + n_bytes) / page * page;
 
     at = (at + page - 1) / page * page;
     return end > at ? madvise((void *)at, end - at, advice) : 0;
@@ -97,8 +107,9 @@ void checkpoint_drop_pages(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
         /* the pages of a kept tensor may be anonymous memory by then, whose contents
-         * would be lost (kernels/cpu/memory/hugepages.c) */
-        if (!c->kept[i]) {
+         * would be lost (kernels/cpu/memory/hugepages.c); those of its parts are the
+         * same */
+        if (!c->kept[i] && !c->tensor[i].part) {
             advise(&c->tensor[i], MADV_DONTNEED);
         }
     }

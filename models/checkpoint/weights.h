@@ -10,7 +10,8 @@
 
 enum { TENSOR_MAX_DIMS = 4 };
 
-struct gguf_tensor; /* gguf.h */
+struct gguf_tensor;  /* gguf.h */
+struct quant_tensor; /* quantised/quantised.h */
 
 /* The order of a tensor's elements in a GGUF file, compared with Hugging Face's. */
 enum tensor_order {
@@ -27,21 +28,25 @@ struct tensor {
     enum dtype dtype;        /* of the values, after decoding where `encoded` is set */
     int32_t n_dims;          /* axes */
     int64_t dim[TENSOR_MAX_DIMS]; /* [n_dims] elements along each axis */
-    const void *data; /* in the mapping, [dim0][dim1].. row-major; NULL with `encoded` */
-    int64_t n_bytes;  /* of the values, as dtype and dim say */
+    /* in the mapping, [dim0][dim1].. row-major; NULL with `encoded` or `quantised` */
+    const void *data;
+    int64_t n_bytes; /* of the values, as dtype and dim say */
     /* quantised or reordered in its file: only tensor_decode gives the values; NULL:
      * read `data` */
     const struct gguf_tensor *encoded;
-    /* of a quantised tensor: how its blocks are stored, and where in the mapping; else
-     * NULL */
+    /* of a quantised tensor: how its blocks or codes are stored; else NULL */
     const struct weight_format *format;
-    const uint8_t *blocks;
+    const uint8_t *blocks; /* in the mapping, with `encoded`; else NULL */
+    /* codes with scales of their own: where they are, and tensor_decode gives the
+     * values; owned by the checkpoint; else NULL */
+    struct quant_tensor *quantised;
+    bool part;               /* of a quantised weight, or of no use: families do not look for it */
     enum tensor_order order; /* with `encoded` */
     int32_t n_heads;         /* ORDER_ROTARY_PAIRS: heads among the rows */
 };
 
-/* Write the values of an encoded tensor to ret[n_bytes], [dim0][dim1].. row-major. 0 or
- * ERR_NOMEM. */
+/* Write the values of an encoded or quantised tensor to ret[n_bytes], [dim0][dim1]..
+ * row-major. 0 or ERR_NOMEM. */
 int tensor_decode(const struct tensor *t, void *ret);
 
 struct checkpoint;

@@ -29,5 +29,8 @@ struct checkpoint {
 /* Append *t; its name is copied. ERR_INVALID: the name is taken; ERR_FULL:
  * LIMIT_TENSORS; ERR_NOMEM. */
 int checkpoint_add(struct checkpoint *c, const struct tensor *t, struct err *e);
+/* Element first + i * stride of ret, of type dtype, = x[i], for the n values. */
+void tensor_store(void *ret, enum dtype dtype, int64_t first, int64_t stride, const float *x,
+                  int64_t n);
 
 #endif

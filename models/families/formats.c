@@ -2,13 +2,22 @@
  * where it multiplies them so, else values. */
 #include "config/base/buf.h"
 #include "config/base/log.h"
+#include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
 /* Not an expert's tensor: products of one expert read a view of the rows of all, which
- * a weight in blocks does not have. */
+ * a weight in blocks does not have. Codes with scales of their own are multiplied, not
+ * embedded, and decoded where a group is no neighbours, or no multiple of FORMAT_GROUP
+ * of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
+    const struct quant_tensor *q = t ? t->quantised : NULL;
+
+    if (q &&
+        (s->kind != WEIGHT_LINEAR || q->column_group || q->scales.group_cols % FORMAT_GROUP != 0)) {
+        return false;
+    }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
            s->cols != DIM_ONE && tensor_spec_indices(s) < 2 &&
            s->transposed == (t->order == ORDER_TRANSPOSED) &&

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "models/checkpoint/quantised/quantised.h"
+
 enum { TENSOR_PIECES = 3 }; /* of one tensor, at most (axis_ranges) */
 
 /* Where a piece of a weight comes from. */
@@ -119,23 +121,50 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
  * copy, is the caller's. */
 static const void *plain_data(const struct tensor *t, void **ret_copy)
 {
-    if (!t->encoded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
+    bool coded = t->encoded || t->quantised;
+
+    if (!coded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
         return t->data;
     }
     void *copy = malloc((size_t)t->n_bytes);
     *ret_copy = copy;
-    if (copy && t->encoded) {
+    if (copy && coded) {
         return tensor_decode(t, copy) == 0 ? copy : NULL;
     }
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
-/* Add this rank's blocks of a tensor, which are stored as [out, in] whatever the order
- * of Hugging Face's tensor. */
+/* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
+ * group of `group` values, 0: all of them. */
+static int check_cut(const struct model *m, const struct tensor *t, struct range r, int64_t size,
+                     int32_t group, struct err *e)
+{
+    if (group == 0 || (r.first % group == 0 && (r.n % group == 0 || r.first + r.n == size))) {
+        return 0;
+    }
+    return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                         "tensor_parallel_size %d cuts the %s of %d values of %s (%s)",
+                         m->options.n_ranks, t->quantised ? "groups" : "blocks", group, t->name,
+                         t->format->name);
+}
+
+/* A slice of codes whose scales are apart, which is a weight with the scales of its
+ * groups. */
+static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct range out,
+                        struct range in, const uint8_t *codes)
+{
+    p->stride = q->stride;
+    p->data = codes + weight_format_bytes(q->format, out.first * q->stride + in.first);
+    p->scales = weight_scales_slice(&q->scales, out.first, in.first);
+}
+
+/* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever
+ * the order of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       struct err *e)
 {
     const struct model *m = a->m;
+    const struct quant_tensor *q = t->quantised;
     int64_t n_rows, n_cols;
     struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
 
@@ -144,27 +173,36 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
-    int32_t values = t->format->block_values;
-    if (in[0].first % values != 0 || in[0].n % values != 0) {
-        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
-                             "tensor_parallel_size %d cuts the blocks of %d values of %s (%s)",
-                             m->options.n_ranks, values, t->name, t->format->name);
+    int rc = check_cut(
+        m, t, in[0], n_in,
+        q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
+    void *copy = NULL;
+    const uint8_t *codes = q && rc == 0 ? quant_tensor_codes(q, &copy) : t->blocks;
+    a->source[a->n_pieces].copy = copy;
+    if (rc == 0 && !codes) {
+        return err_nomem(e, t->name);
     }
-    for (int32_t i = 0; i < n_parts; i++) {
+    for (int32_t i = 0; i < n_parts && rc == 0; i++) {
         int64_t first = (int64_t)out[i].first * n_in + in[0].first;
-        a->source[a->n_pieces].tensor = t;
-        a->piece[a->n_pieces++] = (struct weight_piece){
-            .data = t->blocks + weight_format_bytes(t->format, first),
+        struct weight_piece *p = &a->piece[a->n_pieces];
+        a->source[a->n_pieces++].tensor = t;
+        *p = (struct weight_piece){
             .dtype = t->dtype,
             .rows = out[i].n,
             .cols = in[0].n,
             .stride = n_in,
             .format = t->format,
             .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
+        if (q) {
+            rc = check_cut(m, t, out[i], n_out, q->scales.group_rows, e);
+            slice_codes(p, q, out[i], in[0], codes);
+        } else {
+            p->data = t->blocks + weight_format_bytes(t->format, first);
+        }
         a->rows += out[i].n;
     }
     a->cols = in[0].n;
-    return 0;
+    return rc;
 }
 
 /* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "models/checkpoint/gguf/gguf.h"
+#include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
 const struct model_family *const model_families[] = {
@@ -37,6 +38,9 @@ static int load(struct model *m, const char *dir, struct err *e)
         rc = gguf_is_file(dir)
                  ? gguf_checkpoint_open(&m->checkpoint, dir, &m->config, m->options.dtype, e)
                  : checkpoint_open(&m->checkpoint, dir, e);
+        if (rc == 0 && !gguf_is_file(dir)) {
+            rc = checkpoint_read_quantised(m->checkpoint, dir, m->options.dtype, e);
+        }
         if (rc == 0) {
             rc = transformer_check(m->family, &m->config, m->checkpoint, e);
         }

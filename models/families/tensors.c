@@ -295,7 +295,8 @@ static void check_unknown(struct problems *p, const struct model_family *f,
     int32_t n = checkpoint_count(ck);
 
     for (int32_t i = 0; i < n; i++) {
-        if (p->used[i] || ignorable(checkpoint_at(ck, i)->name, f, c)) {
+        if (p->used[i] || checkpoint_at(ck, i)->part ||
+            ignorable(checkpoint_at(ck, i)->name, f, c)) {
             continue;
         }
         int32_t n_alike = 0;

@@ -377,8 +377,10 @@ class Victim:
             stdout=subprocess.PIPE,
             text=True,
         )
-        while self.take()[0] < 3:
+        events = 0
+        while events < 3:
             time.sleep(0.02)
+            events += self.take()[0]
 
     def take(self):
         """(events, worst gap in ms) since the last call."""

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/blocks/sum_x86.h"
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
 
@@ -304,17 +305,6 @@ INLINE void half_minima_of(const uint8_t *s, __m256 ret[2])
 
     ret[0] = unsigned_times(v, d);
     ret[1] = unsigned_times(_mm_srli_si128(v, 8), d);
-}
-
-/* ---- sums ---- */
-
-/* The end of the tree: eight lanes, in halves. */
-INLINE float sum_lanes(__m256 v)
-{
-    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-
-    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
-    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 
 /* ---- activations ---- */

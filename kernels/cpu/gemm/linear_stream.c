@@ -107,12 +107,17 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     (void)thread;
     const struct stream_job *j = arg;
     const void *row[STREAMS * SLICE_MAX];
+    struct row_scales scales[STREAMS * SLICE_MAX];
+    bool apart = j->w.format && weight_format_has_scales(j->w.format);
     float sum[TILE_ROWS * STREAMS * SLICE_MAX + 4];
     struct slices s = task_slices(j, task);
-    struct dot_rows w = {.row = row, .dtype = j->w.dtype};
+    struct dot_rows w = {.row = row, .dtype = j->w.dtype, .scales = apart ? scales : NULL};
     for (int32_t k = 0; k < s.longest; k++) {
         for (int32_t i = 0; i < STREAMS; i++) {
             if (k < s.n[i]) {
+                if (apart) {
+                    scales[w.n] = cpu_row_scales(&j->w, s.first[i] + k);
+                }
                 row[w.n++] = cpu_row(&j->w, s.first[i] + k);
             }
         }

@@ -40,6 +40,23 @@ static int32_t tile_rows(const struct linear_job *j, int32_t tile)
     return MIN(TILE_ROWS, j->x.rows - tile * TILE_ROWS);
 }
 
+/* Quantise a row of x to every n_x-th of `to`; the last block is zero-padded where the
+ * columns are no multiple of 32. */
+static void quantise_row(const struct linear_job *j, struct act_block *to, int32_t n_x,
+                         const float *x)
+{
+    int32_t n = j->x.cols;
+    int32_t whole = n % 32 == 0 ? n : n / FORMAT_BLOCK_MAX * FORMAT_BLOCK_MAX;
+    float last[FORMAT_BLOCK_MAX] = {0};
+
+    j->c->k.blocks.quantise(to, n_x, x, whole);
+    if (whole < n) {
+        memcpy(last, x + whole, (size_t)(n - whole) * sizeof(*x));
+        j->c->k.blocks.quantise(to + (int64_t)whole / FORMAT_BLOCK_MAX * n_x, n_x, last,
+                                FORMAT_BLOCK_MAX);
+    }
+}
+
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
 {
     (void)thread;
@@ -52,7 +69,7 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     if (j->w.format) {
         for (int32_t i = 0; i < n; i++) {
             struct act_block *to = (struct act_block *)(j->c->packed + tile * j->tile_bytes);
-            j->c->k.blocks.quantise(to + i, n, row[i], j->x.cols);
+            quantise_row(j, to + i, n, row[i]);
         }
         return;
     }
@@ -137,12 +154,17 @@ static void run_block(const struct linear_job *j, int32_t first, int32_t n, int3
                       int32_t end)
 {
     const void *row[BLOCK_MAX_ROWS];
+    struct row_scales scales[BLOCK_MAX_ROWS];
+    bool apart = j->w.format && weight_format_has_scales(j->w.format);
     float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
-    struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype};
+    struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype, .scales = apart ? scales : NULL};
     struct prefetch ahead = {.distance = n * cpu_row_bytes(&j->w), .period = end - from};
 
     for (int32_t i = 0; i < n; i++) {
         row[i] = cpu_row(&j->w, first + i);
+    }
+    for (int32_t i = 0; i < n && apart; i++) {
+        scales[i] = cpu_row_scales(&j->w, first + i);
     }
     for (int32_t tile = from; tile < end; tile++) {
         ahead.phase = tile - from;

@@ -214,8 +214,8 @@ struct weight_support cpu_supports(const struct backend *b, const struct weight_
     const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
     struct weight_support s = {.as_stored = true, .act = DTYPE_F32, .kernel = "floats"};
 
-    if (f->unpack) {
-        s.kernel = k->blocks.name;
+    if (!weight_format_is_plain(f)) {
+        s.kernel = weight_format_has_scales(f) ? k->blocks.codes_name : k->blocks.name;
     }
     return s;
 }

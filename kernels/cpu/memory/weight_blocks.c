@@ -36,6 +36,29 @@ static const char *piece_data(struct cpu_backend *c, const struct weight_desc *d
     return memcpy(copy, p->data, (size_t)n_bytes);
 }
 
+/* The scales of a piece, copied where its memory does not stay. */
+static int keep_scales(struct cpu_backend *c, const struct weight_desc *d,
+                       const struct weight_piece *p, struct weight_scales *ret, struct err *e)
+{
+    const struct weight_scales *s = &p->scales;
+    int64_t rows = s->group_rows > 0 ? div_ceil(p->rows, s->group_rows) : 1;
+    int64_t cols = s->group_cols > 0 ? div_ceil(p->cols, s->group_cols) : 1;
+
+    *ret = *s;
+    if (d->mapped || !weight_format_has_scales(p->format)) {
+        return 0;
+    }
+    size_t n_bytes = (size_t)((rows - 1) * s->stride + cols) * (size_t)scale_type_bytes(s->type);
+    size_t n_zeros = s->zero ? (size_t)((rows - 1) * s->zero_stride + cols) : 0;
+    char *copy = cpu_alloc(c, n_bytes + n_zeros);
+    if (!copy) {
+        return err_nomem(e, d->name);
+    }
+    ret->data = memcpy(copy, s->data, n_bytes);
+    ret->zero = s->zero ? memcpy(copy + n_bytes, s->zero, n_zeros) : NULL;
+    return 0;
+}
+
 static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_t from, int32_t end,
                       struct cpu_weight *ret, struct err *e)
 {
@@ -58,6 +81,10 @@ static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_
         }
         ret->part[i] = (struct cpu_part){
             .data = data, .first = ret->m.rows, .rows = p->rows, .head_rows = p->head_rows};
+        int rc = keep_scales(c, d, p, &ret->part[i].scales, e);
+        if (rc < 0) {
+            return rc;
+        }
         ret->m.rows += p->rows;
     }
     ret->n_parts = n;
@@ -119,6 +146,12 @@ void cpu_decode_row(const struct mat *w, int32_t r, float *out)
     while (r >= run->m.rows) {
         r -= run->m.rows;
         run = run->below;
+    }
+    if (run->m.format && weight_format_has_scales(run->m.format)) {
+        struct row_scales s = cpu_row_scales(&run->m, r);
+        weight_scales_decode(run->m.format, s.of, (const uint8_t *)cpu_row(&run->m, r), s.row,
+                             w->cols, out);
+        return;
     }
     if (run->m.format) {
         weight_format_decode(run->m.format, cpu_row(&run->m, r), w->cols, out);

@@ -165,6 +165,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
 {
     cpu_kernels_plain(k);
     cpu_blocks_plain(k);
+    cpu_codes_plain(k);
 #if defined(__x86_64__)
     if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
         cpu_kernels_avx2(k);
@@ -184,12 +185,16 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa == CPU_AVX512_BF16) {
         cpu_tiles_avx512bf16(k);
     }
+    if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
+        cpu_codes_avx2(k);
+    }
 #elif defined(__aarch64__)
     if (isa == CPU_NEON) {
         cpu_kernels_neon(k);
         cpu_tiles_neon(k);
         cpu_attention_neon(k);
         cpu_blocks_neon(k);
+        cpu_codes_plain(k);
     }
 #endif
 }

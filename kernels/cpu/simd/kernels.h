@@ -36,12 +36,19 @@ struct prefetch {
     int32_t phase; /* 0 .. period - 1 */
 };
 
+/* The scales of a row of codes whose scales are apart (weight_format.h). */
+struct row_scales {
+    const struct weight_scales *of; /* the piece that the row belongs to */
+    int64_t row;                    /* in the piece */
+};
+
 /* Stored rows that dots multiplies. */
 struct dot_rows {
     const void *const *row; /* [n] each zero-padded to a multiple of TILE_CHUNK elements */
     int32_t n;              /* rows */
     enum dtype dtype;       /* of the stored elements */
     int64_t first; /* element of the rows where this block begins, a multiple of TILE_CHUNK */
+    const struct row_scales *scales; /* [n] of codes whose scales are apart; else NULL */
 };
 
 /* What scan finds in a row. */
@@ -89,12 +96,14 @@ struct act_block {
 /* Inner products of rows in blocks with quantised rows of x. The order of all sums is
  * fixed, so that every instruction set gives the same bits (blocks/blocks_plain.c). */
 struct cpu_blocks {
-    const char *name; /* for the log: "int8 dot products" */
+    const char *name;       /* for the log: "int8, avx2" */
+    const char *codes_name; /* the same of codes whose scales are apart */
     /* Quantise a row of n floats, a multiple of 32, to every n_x-th of
      * out[n_x * div_ceil(n, 256)]. */
     void (*quantise)(struct act_block *out, int32_t n_x, const float *x, int32_t n);
     /* sum[w * n_x + x] = row w . x over n values, x [div_ceil(n, 256)][n_x] with n_x <=
-     * TILE_ROWS; w->dtype and w->first do not count. By format; NULL for plain ones. */
+     * TILE_ROWS; w->dtype and w->first do not count. By format; NULL for plain ones.
+     * Where scales are apart n is any number, and x is zero-padded. */
     void (*dots[WEIGHT_FORMATS])(float *sum, const struct dot_rows *w, int32_t n,
                                  const struct act_block *x, int32_t n_x,
                                  const struct prefetch *ahead);
@@ -194,6 +203,9 @@ void cpu_attention_neon(struct cpu_kernels *k);
 void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);
 void cpu_blocks_plain(struct cpu_kernels *k);
+/* Those of codes whose scales are apart; each after the other formats'. */
+void cpu_codes_plain(struct cpu_kernels *k);
+void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
 void cpu_blocks_neon(struct cpu_kernels *k);

@@ -140,6 +140,9 @@ void gguf_decode(uint32_t encoding, const uint8_t *src, int64_t n, float *ret);
 
 /* ---- gguf_tensors.c ---- */
 
+/* tensor_decode of a tensor that is `encoded`. */
+int gguf_tensor_decode(const struct tensor *t, void *ret);
+
 /* The tensors of a file under their Hugging Face names, for the architecture of `c`.
  * Quantised tensors decode to `dtype`. The checkpoint owns the mapping. */
 int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct model_config *c,

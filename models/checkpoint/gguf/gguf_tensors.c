@@ -227,58 +227,6 @@ int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct
 
 /* ---- values ---- */
 
-/* Round to nearest, ties to even; NaN stays NaN. */
-static uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &f, sizeof(bits));
-    if ((bits & 0x7fffffff) > 0x7f800000) {
-        return (uint16_t)(bits >> 16 | 0x40);
-    }
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static uint16_t to_f16(float f)
-{
-    uint32_t bits, magnitude;
-
-    memcpy(&bits, &f, sizeof(bits));
-    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    magnitude = bits & 0x7fffffff;
-    if (magnitude > 0x7f800000) {
-        return sign | 0x7e00;
-    }
-    if (magnitude >= 0x477ff000) { /* 65520 and over */
-        return sign | 0x7c00;
-    }
-    if (magnitude <
-        /* below 2^-14: adding 2^-1 rounds to steps of 2^-24, those of subnormals */
-        0x38800000) {
-        float small;
-        memcpy(&small, &magnitude, sizeof(small));
-        small += 0.5f;
-        memcpy(&magnitude, &small, sizeof(magnitude));
-        return (uint16_t)(sign | (magnitude - 0x3f000000));
-    }
-    magnitude += 0xfff + (magnitude >> 13 & 1);
-    return (uint16_t)(sign | ((magnitude >> 13) - (112 << 10)));
-}
-
-/* Store n values from element `first` of ret on, `stride` elements apart. */
-static void store(void *ret, enum dtype dtype, int64_t first, int64_t stride, const float *x,
-                  int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = first + i * stride;
-        if (dtype == DTYPE_F32) {
-            ((float *)ret)[at] = x[i];
-        } else {
-            ((uint16_t *)ret)[at] = dtype == DTYPE_BF16 ? to_bf16(x[i]) : to_f16(x[i]);
-        }
-    }
-}
-
 /* The row in the order [heads][2][half] of row r in the file's order
  * [heads][half][2]. */
 static int64_t from_pairs(int64_t r, int64_t head_rows)
@@ -288,7 +236,7 @@ static int64_t from_pairs(int64_t r, int64_t head_rows)
     return head * head_rows + i % 2 * (head_rows / 2) + i / 2;
 }
 
-int tensor_decode(const struct tensor *t, void *ret)
+int gguf_tensor_decode(const struct tensor *t, void *ret)
 {
     const struct gguf_tensor *s = t->encoded;
     /* a bias: its values are the rows */
@@ -306,11 +254,12 @@ int tensor_decode(const struct tensor *t, void *ret)
     for (int64_t r = 0; r < rows; r++) {
         gguf_decode(s->encoding, s->data + r * row_bytes, cols, row);
         if (t->order == ORDER_TRANSPOSED) {
-            store(ret, t->dtype, r, rows, row, cols);
+            tensor_store(ret, t->dtype, r, rows, row, cols);
         } else {
-            store(ret, t->dtype,
-                  (t->order == ORDER_ROTARY_PAIRS ? from_pairs(r, rows / t->n_heads) : r) * cols, 1,
-                  row, cols);
+            tensor_store(ret, t->dtype,
+                         (t->order == ORDER_ROTARY_PAIRS ? from_pairs(r, rows / t->n_heads) : r) *
+                             cols,
+                         1, row, cols);
         }
     }
     free(row);

@@ -7,7 +7,7 @@
 
 #include "kernels/weight_format.h"
 
-enum { FIRST_FORMAT = FORMAT_Q4_0, MOST_ROWS = 70 };
+enum { FIRST_FORMAT = FORMAT_Q4_0, END_FORMAT = FORMAT_FP8, MOST_ROWS = 70 };
 
 /* ---- weights ---- */
 
@@ -68,7 +68,9 @@ static uint8_t *random_blocks(struct rig *r, const struct weight_format *f, int6
 struct piece {
     struct weight_piece p;
     uint8_t *blocks;
-    float *value; /* [rows, cols], in the order of the weight */
+    float *scale;  /* of codes whose scales are apart; else NULL */
+    uint8_t *zero; /* likewise */
+    float *value;  /* [rows, cols], in the order of the weight */
 };
 
 static struct piece make_piece(struct rig *r, enum weight_format_id id, int32_t rows, int32_t cols,
@@ -97,8 +99,63 @@ static struct piece make_piece(struct rig *r, enum weight_format_id id, int32_t 
     return s;
 }
 
+/* Groups of a weight of codes whose scales are apart; 0: all. */
+struct groups {
+    int32_t rows, cols;
+    bool zeros;
+};
+
+static void random_groups(struct rig *r, struct piece *s, enum weight_format_id id, int64_t n)
+{
+    s->scale = rig_alloc((size_t)n * sizeof(*s->scale));
+    s->zero = rig_alloc((size_t)n);
+    for (int64_t i = 0; i < n; i++) {
+        s->scale[i] = 0.001f + 0.1f * fabsf(rig_uniform(r));
+        s->zero[i] = (uint8_t)(rig_next(r) & (id == FORMAT_INT8 ? 0xFF : 15));
+    }
+}
+
+/* Codes, scales and zero points. Rows have up to 7 values more than columns, which must
+ * not count. */
+static struct piece make_codes(struct rig *r, enum weight_format_id id, int32_t rows, int32_t cols,
+                               struct groups g)
+{
+    const struct weight_format *f = weight_format_of(id);
+    int64_t stride = (cols + 7) / 2 * 2, n_bytes = weight_format_bytes(f, rows * stride);
+    int64_t n_cols = g.cols > 0 ? div_ceil(cols, g.cols) : 1;
+    struct piece s = {.blocks = rig_alloc((size_t)n_bytes),
+                      .value = rig_alloc((size_t)rows * (size_t)cols * sizeof(float))};
+
+    for (int64_t i = 0; i < n_bytes; i++) { /* no NaN of e4m3 */
+        s.blocks[i] = (uint8_t)(rig_next(r) & (id == FORMAT_FP8 ? 0xF7 : 0xFF));
+    }
+    random_groups(r, &s, id, (g.rows > 0 ? div_ceil(rows, g.rows) : 1) * n_cols);
+    struct weight_scales scales = {.data = s.scale,
+                                   .type = SCALE_F32,
+                                   .group_rows = g.rows,
+                                   .group_cols = g.cols,
+                                   .stride = n_cols,
+                                   .zero = g.zeros ? s.zero : NULL,
+                                   .zero_stride = n_cols,
+                                   .factor = 0.5f};
+    s.p = (struct weight_piece){.data = s.blocks,
+                                .dtype = DTYPE_BF16,
+                                .rows = rows,
+                                .cols = cols,
+                                .stride = stride,
+                                .format = f,
+                                .scales = scales};
+    for (int32_t i = 0; i < rows; i++) {
+        weight_scales_decode(f, &scales, s.blocks + weight_format_bytes(f, i * stride), i, cols,
+                             s.value + (int64_t)i * cols);
+    }
+    return s;
+}
+
 static void free_piece(struct piece *s)
 {
+    free(s->scale);
+    free(s->zero);
     free(s->blocks);
     free(s->value);
 }
@@ -130,10 +187,10 @@ static void quantised(double *out, const float *x, int32_t n)
 {
     for (int32_t at = 0; at < n; at += 32) {
         float most = 0;
-        for (int32_t i = at; i < at + 32; i++) {
+        for (int32_t i = at; i < MIN(at + 32, n); i++) {
             most = fmaxf(most, fabsf(x[i]));
         }
-        for (int32_t i = at; i < at + 32; i++) {
+        for (int32_t i = at; i < MIN(at + 32, n); i++) {
             float inverse = most < 1e-30f ? 0 : 127.0f / most;
             out[i] = (double)(most / 127.0f) * (double)nearbyintf(x[i] * inverse);
         }
@@ -149,7 +206,7 @@ static void check_dot(const char *name, float got, const float *w, const float *
 
     for (int32_t i = 0; i < n; i++) {
         float most = 0;
-        for (int32_t k = i / 32 * 32; k < i / 32 * 32 + 32; k++) {
+        for (int32_t k = i / 32 * 32; k < MIN(i / 32 * 32 + 32, n); k++) {
             most = fmaxf(most, fabsf(x[k]));
         }
         exact += (double)w[i] * (double)x[i];
@@ -186,7 +243,7 @@ static void check_products(struct rig *r, const struct piece *s, int32_t n_piece
     float *x = rig_floats(r, (int64_t)rows * w.cols, 2, DTYPE_F32);
     double *q = rig_alloc((size_t)w.cols * sizeof(*q));
 
-    memset(x, 0, 32 * sizeof(*x)); /* a group of zeros */
+    memset(x, 0, (size_t)MIN(32, w.cols) * sizeof(*x)); /* a group of zeros */
     float *got = multiply(r, w, x, rows);
     for (int32_t i = 0; i < rows; i++) {
         const float *row = x + (int64_t)i * w.cols;
@@ -213,7 +270,7 @@ static void products_follow_the_decoded_weights(void **state)
                   {77, 768, 2}, {130, 256, 9}, {31, 2048, 4}};
     struct rig r;
     rig_open(&r);
-    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+    for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
         for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
             struct piece s =
                 make_piece(&r, (enum weight_format_id)f, SHAPES[i].rows, SHAPES[i].cols, 0);
@@ -227,6 +284,32 @@ static void products_follow_the_decoded_weights(void **state)
                 check_products(&r, &s, 1, (int32_t)i + 1);
                 free_piece(&s);
             }
+        }
+    }
+    rig_close(&r);
+}
+
+static const struct groups GROUPS_OF_CODES[] = {{0, 0, false}, {1, 0, true},   {1, 16, false},
+                                                {1, 32, true}, {1, 128, true}, {48, 64, false}};
+
+static void products_of_codes_follow_their_values(void **state)
+{
+    (void)state;
+    static const int32_t COLS[] = {1, 31, 60, 100, 256, 260, 512, 1000};
+    struct rig r;
+    rig_open(&r);
+    for (int32_t f = FORMAT_FP8; f <= FORMAT_FP4; f++) {
+        enum weight_format_id id = (enum weight_format_id)f;
+        for (size_t i = 0; i < ARRAY_LEN(GROUPS_OF_CODES) * ARRAY_LEN(COLS); i++) {
+            struct groups of = GROUPS_OF_CODES[i / ARRAY_LEN(COLS)];
+            int32_t cols = COLS[i % ARRAY_LEN(COLS)];
+            /* one value at its zero point is what rounding leaves of two terms */
+            of.zeros = of.zeros && cols > 1 && (f == FORMAT_INT8 || f == FORMAT_INT4);
+            struct piece s[2] = {make_codes(&r, id, 77, cols, of),
+                                 make_codes(&r, id, 30, cols, (struct groups){1, 0, false})};
+            check_products(&r, s, 2, (int32_t)i % 10 + 1);
+            free_piece(&s[0]);
+            free_piece(&s[1]);
         }
     }
     rig_close(&r);
@@ -293,10 +376,39 @@ static void a_plain_piece_may_stand_among_blocks(void **state)
 
 /* ---- the same bits ---- */
 
+enum {
+    BIT_ROWS = 13,
+    BIT_CASES = END_FORMAT + (FORMAT_FP4 - FORMAT_FP8 + 1) * ARRAY_LEN(GROUPS_OF_CODES),
+};
+
+/* Append the products of a weight with MOST_ROWS rows to all[*n]. */
+static void append_products(struct rig *r, struct piece s, float *all, int32_t *n)
+{
+    struct mat w = make_weight(r, WEIGHT_LINEAR, &s, 1);
+    float *x = rig_floats(r, (int64_t)MOST_ROWS * s.p.cols, 3, DTYPE_F32);
+    float *got = multiply(r, w, x, MOST_ROWS);
+
+    memcpy(all + *n, got, BIT_ROWS * MOST_ROWS * sizeof(*all));
+    *n += BIT_ROWS * MOST_ROWS;
+    free(got);
+    free(x);
+    free_piece(&s);
+}
+
+static void append_codes(struct rig *r, float *all, int32_t *n)
+{
+    for (int32_t f = FORMAT_FP8; f <= FORMAT_FP4; f++) {
+        enum weight_format_id id = (enum weight_format_id)f;
+        for (size_t g = 0; g < ARRAY_LEN(GROUPS_OF_CODES); g++) {
+            append_products(r, make_codes(r, id, BIT_ROWS, 251, GROUPS_OF_CODES[g]), all, n);
+            append_products(r, make_codes(r, id, BIT_ROWS, 576, GROUPS_OF_CODES[g]), all, n);
+        }
+    }
+}
+
 /* The bits of every format's products with MOST_ROWS rows, of one instruction set. */
 static float *all_products(const char *isa, int32_t *ret_n)
 {
-    enum { ROWS = 13 };
     const char *before = getenv("QUIRE_CPU_ISA");
     char keep[32];
     struct rig r;
@@ -307,25 +419,19 @@ static float *all_products(const char *isa, int32_t *ret_n)
     }
     rig_open(&r);
     setenv("QUIRE_CPU_ISA", keep, 1);
-    float *all = rig_alloc((size_t)WEIGHT_FORMATS * 2 * ROWS * MOST_ROWS * sizeof(*all));
+    float *all = rig_alloc((size_t)BIT_CASES * 2 * BIT_ROWS * MOST_ROWS * sizeof(*all));
     int32_t n = 0;
-    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+    for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
         bool small = weight_format_of((enum weight_format_id)f)->block_values == 32;
         for (int32_t cols = 512; cols <= 576; cols += 64) {
             if (cols % 256 != 0 && !small) {
                 continue;
             }
-            struct piece s = make_piece(&r, (enum weight_format_id)f, ROWS, cols, 0);
-            float *x = rig_floats(&r, (int64_t)MOST_ROWS * cols, 3, DTYPE_F32);
-            struct mat w = make_weight(&r, WEIGHT_LINEAR, &s, 1);
-            float *got = multiply(&r, w, x, MOST_ROWS);
-            memcpy(all + n, got, ROWS * MOST_ROWS * sizeof(*all));
-            n += ROWS * MOST_ROWS;
-            free(got);
-            free(x);
-            free_piece(&s);
+            append_products(&r, make_piece(&r, (enum weight_format_id)f, BIT_ROWS, cols, 0), all,
+                            &n);
         }
     }
+    append_codes(&r, all, &n);
     rig_close(&r);
     *ret_n = n;
     return all;
@@ -353,7 +459,7 @@ static void a_row_has_the_same_bits_in_any_company(void **state)
     enum { ROWS = 50, COLS = 768 };
     struct rig r;
     rig_open(&r);
-    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+    for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
         struct piece s[2] = {make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 0),
                              make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 10)};
         struct mat w = make_weight(&r, WEIGHT_LINEAR, s, 2);
@@ -408,7 +514,7 @@ static void embeddings_are_the_decoded_rows(void **state)
     enum { VOCAB = 40, WIDTH = 256, N = 9 };
     struct rig r;
     rig_open(&r);
-    for (int32_t f = FIRST_FORMAT; f < WEIGHT_FORMATS; f++) {
+    for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
         struct piece s = make_piece(&r, (enum weight_format_id)f, VOCAB, WIDTH, 0);
         struct mat table = make_weight(&r, WEIGHT_EMBEDDING, &s, 1);
         struct mat out = rig_mat(&r, N, WIDTH, DTYPE_F32, NULL);
@@ -479,6 +585,7 @@ static int all_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_follow_the_decoded_weights),
+        cmocka_unit_test(products_of_codes_follow_their_values),
         cmocka_unit_test(pieces_of_several_formats_make_one_weight),
         cmocka_unit_test(a_plain_piece_may_stand_among_blocks),
         cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_plain_loops),

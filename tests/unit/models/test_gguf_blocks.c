@@ -136,7 +136,8 @@ struct loaded {
 static struct weight_support no_blocks(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
-    return (struct weight_support){.as_stored = !f->unpack, .act = DTYPE_F32, .kernel = ""};
+    return (struct weight_support){
+        .as_stored = weight_format_is_plain(f), .act = DTYPE_F32, .kernel = ""};
 }
 
 static int load(struct loaded *l, bool blocks, int32_t rank, int32_t n_ranks, struct err *e)

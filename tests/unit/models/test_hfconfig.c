@@ -213,7 +213,6 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            "dtype is 'int8', allowed are bfloat16");
     refuse(LLAMA ",\"tie_word_embeddings\":1}", ERR_INVALID,
            "tie_word_embeddings must be true or false, not a number");
-    refuse(LLAMA ",\"quantization_config\":{\"bits\":4}}", ERR_UNSUPPORTED, "quantization_config");
     refuse(LLAMA ",\"rope_scaling\":{\"type\":\"foo\"}}", ERR_UNSUPPORTED,
            "rope_type is 'foo', allowed are default");
     refuse(LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", ERR_INVALID,

@@ -80,7 +80,8 @@ static void no_experts(struct backend *b, struct mat y, struct mat x, const stru
 static struct weight_support keep_supports(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
-    return (struct weight_support){.as_stored = !f->unpack, .act = DTYPE_F32, .kernel = ""};
+    return (struct weight_support){
+        .as_stored = weight_format_is_plain(f), .act = DTYPE_F32, .kernel = ""};
 }
 
 static const struct backend_ops KEEPER_OPS = {.supports = keep_supports,

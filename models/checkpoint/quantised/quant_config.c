@@ -1,0 +1,611 @@
+/* Reading a quantization_config (see quant_config.h): first its members as they are,
+ * then what they mean by method. Members that do not bear on how weights are stored are
+ * skipped. */
+#include "models/checkpoint/quantised/quant_config.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/json.h"
+
+static const char KEY[] = "quantization_config";
+
+/* What one side of a scheme of compressed-tensors says: weights, or
+ * input_activations. */
+struct raw_args {
+    bool given;
+    int64_t bits, group_size; /* 0: not given */
+    int64_t block[2];         /* rows, columns; 0: not given */
+    char type[16];            /* "int", "float" */
+    char strategy[16];        /* "tensor", "channel", "group", "block", "token" .. */
+    bool symmetric, dynamic;
+};
+
+/* One of config_groups. */
+struct raw_group {
+    struct raw_args weights, input;
+    char format[32];
+    struct quant_names targets;
+};
+
+/* The members of all methods, as they are written; "" and 0: not given. */
+struct raw_quant {
+    char method[32], format[32], algo[32], version[16], activations[16], checkpoint_format[16];
+    char float_type[16]; /* fp8's "fmt" */
+    int64_t bits, group_size, block[2];
+    bool zero_point; /* AWQ */
+    bool asymmetric; /* GPTQ: sym is false */
+    bool overrides;  /* GPTQ: `dynamic` has rules of modules */
+    bool sparse;     /* compressed-tensors: weights are sparse as well */
+    bool transforms; /* compressed-tensors: weights are rotated */
+    struct raw_group group[QUANT_MAX_GROUPS];
+    int32_t n_groups;
+    struct quant_names ignored;
+};
+
+/* ---- members ---- */
+
+static bool read_text(struct json *j, char *ret, size_t cap)
+{
+    return json_peek(j) == JSON_STRING ? json_read_string(j, ret, cap, NULL) : json_skip(j);
+}
+
+/* A whole number; null and other types leave *ret. */
+static bool read_count(struct json *j, int64_t *ret)
+{
+    return json_peek(j) == JSON_NUMBER ? json_read_int(j, ret) : json_skip(j);
+}
+
+static bool read_flag(struct json *j, bool *ret)
+{
+    return json_peek(j) == JSON_BOOL ? json_read_bool(j, ret) : json_skip(j);
+}
+
+static bool read_names(struct json *j, struct quant_names *ret)
+{
+    char name[QUANT_NAME_BYTES];
+
+    if (json_peek(j) != JSON_ARRAY) {
+        return json_skip(j);
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (!json_read_string(j, name, sizeof(name), NULL)) {
+            return false;
+        }
+        struct err full;
+        if (quant_names_add(ret, name, &full) < 0) {
+            return json_fail(j, "%s", full.text);
+        }
+    }
+    return !j->failed;
+}
+
+static bool read_block(struct json *j, int64_t *ret)
+{
+    int32_t n = 0;
+
+    if (json_peek(j) != JSON_ARRAY) {
+        return json_skip(j);
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (n == 2) {
+            return json_fail(j, "%s: a block has 2 sizes from 1 to 65536", KEY);
+        }
+        if (!json_read_int(j, &ret[n++])) {
+            return false;
+        }
+    }
+    if (!j->failed && (n != 2 || ret[0] < 1 || ret[1] < 1 || MAX(ret[0], ret[1]) > 1 << 16)) {
+        return json_fail(j, "%s: a block has 2 sizes from 1 to 65536", KEY);
+    }
+    return !j->failed;
+}
+
+/* Whether the next value holds anything, which is skipped. */
+static bool read_presence(struct json *j, bool *ret)
+{
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_skip(j);
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        *ret = true;
+        json_skip(j);
+    }
+    return !j->failed;
+}
+
+static bool read_args(struct json *j, struct raw_args *a)
+{
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_skip(j);
+    }
+    a->given = true;
+    a->symmetric = true;
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "num_bits")) {
+            read_count(j, &a->bits);
+        } else if (json_key_is(j, "type")) {
+            read_text(j, a->type, sizeof(a->type));
+        } else if (json_key_is(j, "strategy")) {
+            read_text(j, a->strategy, sizeof(a->strategy));
+        } else if (json_key_is(j, "group_size")) {
+            read_count(j, &a->group_size);
+        } else if (json_key_is(j, "block_structure")) {
+            read_block(j, a->block);
+        } else if (json_key_is(j, "symmetric")) {
+            read_flag(j, &a->symmetric);
+        } else if (json_key_is(j, "dynamic")) { /* true, false or "local" */
+            a->dynamic = json_peek(j) == JSON_STRING;
+            read_flag(j, &a->dynamic);
+        } else {
+            json_skip(j);
+        }
+    }
+    return !j->failed;
+}
+
+static bool read_group(struct json *j, struct raw_group *g)
+{
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "targets")) {
+            read_names(j, &g->targets);
+        } else if (json_key_is(j, "weights")) {
+            read_args(j, &g->weights);
+        } else if (json_key_is(j, "input_activations")) {
+            read_args(j, &g->input);
+        } else if (json_key_is(j, "format")) {
+            read_text(j, g->format, sizeof(g->format));
+        } else {
+            json_skip(j);
+        }
+    }
+    return !j->failed;
+}
+
+static bool read_groups(struct json *j, struct raw_quant *r)
+{
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (r->n_groups == QUANT_MAX_GROUPS) {
+            return json_fail(j, "%s: more than %d config_groups", KEY, QUANT_MAX_GROUPS);
+        }
+        read_group(j, &r->group[r->n_groups++]);
+    }
+    return !j->failed;
+}
+
+/* sparsity_config: weights that are dense are as without it. */
+static bool read_sparsity(struct json *j, bool *ret)
+{
+    char format[32] = "dense";
+
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_skip(j);
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "format")) {
+            read_text(j, format, sizeof(format));
+        } else {
+            json_skip(j);
+        }
+    }
+    *ret = strcmp(format, "dense") != 0;
+    return !j->failed;
+}
+
+static bool read_list(struct json *j, struct raw_quant *r)
+{
+    if (json_key_is(j, "ignore") || json_key_is(j, "modules_to_not_convert") ||
+        json_key_is(j, "exclude_modules") || json_key_is(j, "ignored_layers")) {
+        return read_names(j, &r->ignored);
+    }
+    if (json_key_is(j, "config_groups") && json_peek(j) == JSON_OBJECT) {
+        return read_groups(j, r);
+    }
+    if (json_key_is(j, "sparsity_config")) {
+        return read_sparsity(j, &r->sparse);
+    }
+    if (json_key_is(j, "transform_config")) {
+        return read_presence(j, &r->transforms);
+    }
+    if (json_key_is(j, "dynamic")) {
+        return read_presence(j, &r->overrides);
+    }
+    return json_skip(j);
+}
+
+static bool read_member(struct json *j, struct raw_quant *r)
+{
+    const struct {
+        const char *key;
+        char *ret;
+        size_t cap;
+    } texts[] = {{"quant_method", r->method, sizeof(r->method)},
+                 {"format", r->format, sizeof(r->format)},
+                 {"quant_algo", r->algo, sizeof(r->algo)},
+                 {"version", r->version, sizeof(r->version)},
+                 {"activation_scheme", r->activations, sizeof(r->activations)},
+                 {"checkpoint_format", r->checkpoint_format, sizeof(r->checkpoint_format)},
+                 {"fmt", r->float_type, sizeof(r->float_type)}};
+
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        if (json_key_is(j, texts[i].key)) {
+            return read_text(j, texts[i].ret, texts[i].cap);
+        }
+    }
+    if (json_key_is(j, "bits")) {
+        return read_count(j, &r->bits);
+    }
+    if (json_key_is(j, "group_size")) {
+        return read_count(j, &r->group_size);
+    }
+    if (json_key_is(j, "weight_block_size")) {
+        return read_block(j, r->block);
+    }
+    if (json_key_is(j, "zero_point")) {
+        return read_flag(j, &r->zero_point);
+    }
+    if (json_key_is(j, "sym")) {
+        bool symmetric = true;
+        read_flag(j, &symmetric);
+        r->asymmetric = !symmetric;
+        return !j->failed;
+    }
+    return read_list(j, r);
+}
+
+static bool read_object(struct json *j, struct raw_quant *r)
+{
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        read_member(j, r);
+    }
+    return !j->failed;
+}
+
+static void raw_release(struct raw_quant *r)
+{
+    for (int32_t i = 0; i < r->n_groups; i++) {
+        quant_names_release(&r->group[i].targets);
+    }
+    quant_names_release(&r->ignored);
+}
+
+/* ---- meaning ---- */
+
+static const char *const METHODS[] = {
+    [QUANT_COMPRESSED_TENSORS] = "compressed-tensors",
+    [QUANT_FP8] = "fp8",
+    [QUANT_GPTQ] = "gptq",
+    [QUANT_AWQ] = "awq",
+    [QUANT_MODELOPT] = "modelopt",
+    [QUANT_MXFP4] = "mxfp4",
+};
+
+const char *quant_method_name(enum quant_method m)
+{
+    return METHODS[m];
+}
+
+static int group_size(int64_t n, int32_t *ret, struct err *e)
+{
+    if (n != -1 && (n < 8 || n > 1 << 16 || n % 8 != 0)) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: group_size %lld, allowed are multiples of 8, and -1", KEY,
+                       (long long)n);
+    }
+    *ret = n == -1 ? 0 : (int32_t)n;
+    return 0;
+}
+
+static void blocks(const int64_t *block, struct quant_scheme *ret)
+{
+    ret->group_rows = (int32_t)block[0];
+    ret->group_cols = (int32_t)block[1];
+}
+
+/* The format of a scheme's codes. */
+static int code_format(const struct raw_args *w, const char *format, struct quant_scheme *ret,
+                       struct err *e)
+{
+    bool floats = strcmp(w->type, "float") == 0;
+
+    if (floats && w->bits == 8 && w->symmetric) {
+        ret->format = FORMAT_FP8;
+    } else if (floats && w->bits == 4 && w->symmetric) {
+        ret->format = FORMAT_FP4;
+    } else if (!floats && w->bits == 8) {
+        ret->format = FORMAT_INT8;
+    } else if (!floats && w->bits == 4) {
+        ret->format = FORMAT_INT4;
+    } else {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s weights of %lld bits (%s) are not supported",
+                       KEY, w->type, (long long)w->bits, format);
+    }
+    ret->zeros = !w->symmetric;
+    return 0;
+}
+
+/* Values that share a scale. */
+static int code_groups(const struct raw_args *w, struct quant_scheme *ret, struct err *e)
+{
+    if (strcmp(w->strategy, "channel") == 0) {
+        ret->group_rows = 1;
+        return 0;
+    }
+    if (strcmp(w->strategy, "group") == 0 || strcmp(w->strategy, "tensor_group") == 0) {
+        ret->group_rows = 1;
+        return group_size(w->group_size, &ret->group_cols, e);
+    }
+    if (strcmp(w->strategy, "block") == 0) {
+        blocks(w->block, ret);
+        return w->block[0] > 0 ? 0 : err_set(e, ERR_INVALID, "%s: block_structure is missing", KEY);
+    }
+    if (strcmp(w->strategy, "tensor") == 0 || !w->strategy[0]) {
+        return 0;
+    }
+    return err_set(e, ERR_UNSUPPORTED,
+                   "%s: strategy '%s' of weights, allowed are tensor, channel, group, block", KEY,
+                   w->strategy);
+}
+
+/* Only a scheme that quantises activations to the weights' codes is one of ours; others
+ * leave them as they are, which is more exact. */
+static enum act_scheme act_of(const struct raw_args *in, enum weight_format_id f)
+{
+    if (!in->given || in->bits != 8 || !in->symmetric || (f != FORMAT_FP8 && f != FORMAT_INT8)) {
+        return ACT_AS_THEY_ARE;
+    }
+    if (!in->dynamic) {
+        return strcmp(in->strategy, "tensor") == 0 ? ACT_SCALE_TENSOR : ACT_AS_THEY_ARE;
+    }
+    return strcmp(in->strategy, "group") == 0 ? ACT_SCALE_GROUP : ACT_SCALE_TOKEN;
+}
+
+static int compressed_group(struct raw_group *from, const char *format, struct quant_group *ret,
+                            struct err *e)
+{
+    static const char *const FORMATS[] = {"pack-quantized",       "int-quantized",
+                                          "float-quantized",      "naive-quantized",
+                                          "nvfp4-pack-quantized", "mxfp4-pack-quantized"};
+    bool known = false;
+
+    format = from->format[0] ? from->format : format;
+    for (size_t i = 0; i < ARRAY_LEN(FORMATS); i++) {
+        known = known || strcmp(format, FORMATS[i]) == 0;
+    }
+    if (!known) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: format '%s', supported are pack-, int-, float-, naive-, nvfp4-pack- "
+                       "and mxfp4-pack-quantized",
+                       KEY, format);
+    }
+    if (!from->weights.given) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: a group quantises activations alone", KEY);
+    }
+    int rc = code_format(&from->weights, format, &ret->scheme, e);
+    rc = rc < 0 ? rc : code_groups(&from->weights, &ret->scheme, e);
+    ret->scheme.act = act_of(&from->input, ret->scheme.format);
+    ret->targets = from->targets;
+    from->targets = (struct quant_names){0};
+    return rc;
+}
+
+static int compressed_tensors(struct raw_quant *r, struct quant_config *ret, struct err *e)
+{
+    int rc = 0;
+
+    if (r->sparse || r->transforms) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s is not supported", KEY,
+                       r->sparse ? "sparsity_config" : "transform_config");
+    }
+    if (r->n_groups == 0) {
+        return err_set(e, ERR_INVALID, "%s: config_groups is missing", KEY);
+    }
+    for (int32_t i = 0; i < r->n_groups && rc == 0; i++) {
+        rc = compressed_group(&r->group[i], r->format, &ret->group[ret->n_groups++], e);
+    }
+    return rc;
+}
+
+static int fp8(const struct raw_quant *r, struct quant_scheme *ret, struct err *e)
+{
+    ret->format = FORMAT_FP8;
+    if (r->float_type[0] && strcmp(r->float_type, "e4m3") != 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: fmt '%s', supported is e4m3", KEY, r->float_type);
+    }
+    if (r->activations[0] && strcmp(r->activations, "dynamic") != 0 &&
+        strcmp(r->activations, "static") != 0) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: activation_scheme '%s', allowed are dynamic and static", KEY,
+                       r->activations);
+    }
+    bool fixed = strcmp(r->activations, "static") == 0;
+    if (r->block[0] != 0) {
+        ret->act = ACT_SCALE_GROUP;
+        blocks(r->block, ret);
+        return 0;
+    }
+    ret->act = fixed ? ACT_SCALE_TENSOR : ACT_SCALE_TOKEN;
+    return 0;
+}
+
+static int integers(const struct raw_quant *r, struct quant_config *ret, struct err *e)
+{
+    struct quant_scheme *s = &ret->group[0].scheme;
+    bool awq = ret->method == QUANT_AWQ;
+
+    if (r->bits != 4 && (r->bits != 8 || awq)) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s with %lld bits, supported are %s", KEY,
+                       METHODS[ret->method], (long long)r->bits, awq ? "4" : "4 and 8");
+    }
+    if (awq && r->version[0] && strcasecmp(r->version, "gemm") != 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: awq of version '%s', supported is gemm", KEY,
+                       r->version);
+    }
+    if (r->overrides) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: gptq with rules for single modules (dynamic)", KEY);
+    }
+    if (r->checkpoint_format[0] && strcmp(r->checkpoint_format, "gptq") != 0 &&
+        strcmp(r->checkpoint_format, "gptq_v2") != 0) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: checkpoint_format '%s', supported are gptq and gptq_v2", KEY,
+                       r->checkpoint_format);
+    }
+    ret->stores_less_one = !awq && strcmp(r->checkpoint_format, "gptq_v2") != 0;
+    *s = (struct quant_scheme){.format = r->bits == 4 ? FORMAT_INT4 : FORMAT_INT8,
+                               .group_rows = 1,
+                               .zeros = awq ? r->zero_point : r->asymmetric};
+    return group_size(r->group_size, &s->group_cols, e);
+}
+
+static int modelopt(const struct raw_quant *r, struct quant_scheme *ret, struct err *e)
+{
+    if (strcmp(r->algo, "FP8") == 0) {
+        *ret = (struct quant_scheme){.format = FORMAT_FP8, .act = ACT_SCALE_TENSOR};
+        return 0;
+    }
+    if (strcmp(r->algo, "NVFP4") == 0 && (r->group_size == 0 || r->group_size == 16)) {
+        *ret = (struct quant_scheme){.format = FORMAT_FP4, .group_rows = 1, .group_cols = 16};
+        return 0;
+    }
+    return err_set(e, ERR_UNSUPPORTED,
+                   "%s: quant_algo '%s', supported are FP8 and NVFP4 in groups of 16", KEY,
+                   r->algo);
+}
+
+static int find_method(const struct raw_quant *r, enum quant_method *ret, struct err *e)
+{
+    for (size_t i = 0; i < ARRAY_LEN(METHODS); i++) {
+        if (strcmp(r->method, METHODS[i]) == 0) {
+            *ret = (enum quant_method)i;
+            return 0;
+        }
+    }
+    return err_set(e, ERR_UNSUPPORTED,
+                   "%s: quant_method '%s', supported are compressed-tensors, fp8, gptq, awq, "
+                   "modelopt, mxfp4",
+                   KEY, r->method);
+}
+
+/* *ret of *r, whose lists it takes over. */
+static int derive(struct raw_quant *r, struct quant_config *ret, struct err *e)
+{
+    int rc = find_method(r, &ret->method, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    ret->ignored = r->ignored;
+    r->ignored = (struct quant_names){0};
+    if (ret->method == QUANT_COMPRESSED_TENSORS) {
+        return compressed_tensors(r, ret, e);
+    }
+    ret->n_groups = 1; /* without targets: every module */
+    switch (ret->method) {
+    case QUANT_FP8:
+        return fp8(r, &ret->group[0].scheme, e);
+    case QUANT_MODELOPT:
+        return modelopt(r, &ret->group[0].scheme, e);
+    case QUANT_MXFP4:
+        ret->group[0].scheme =
+            (struct quant_scheme){.format = FORMAT_FP4, .group_rows = 1, .group_cols = 32};
+        return 0;
+    default:
+        return integers(r, ret, e);
+    }
+}
+
+/* Both passes over the object named `key` of a JSON text. */
+static int parse(struct quant_config *ret, bool *ret_found, const char *file, const char *key,
+                 const char *method, const char *text, size_t len, struct err *e)
+{
+    struct json j;
+    struct raw_quant *r = calloc(1, sizeof(*r));
+    struct quant_config q = {0};
+    bool found = false;
+
+    if (!r) {
+        return err_nomem(e, KEY);
+    }
+    strcpy(r->method, method);
+    json_init(&j, text, len, file, e);
+    json_enter_object(&j);
+    while (json_next_member(&j)) {
+        if (json_key_is(&j, key) && !found && json_peek(&j) != JSON_NULL) {
+            found = true;
+            read_object(&j, r);
+        } else {
+            json_skip(&j);
+        }
+    }
+    int rc = json_finish(&j) ? 0 : ERR_INVALID;
+    if (rc == 0 && found && derive(r, &q, e) < 0) {
+        rc = err_prefix(e, "%s", file);
+    }
+    raw_release(r);
+    free(r);
+    if (rc < 0) {
+        quant_config_release(&q);
+        return rc;
+    }
+    *ret = q;
+    *ret_found = found;
+    return 0;
+}
+
+int quant_config_parse(struct quant_config *ret, bool *ret_found, const char *text, size_t len,
+                       struct err *e)
+{
+    return parse(ret, ret_found, "config.json", KEY, "", text, len, e);
+}
+
+int quant_config_parse_modelopt(struct quant_config *ret, const char *text, size_t len,
+                                struct err *e)
+{
+    static const char FILE_NAME[] = "hf_quant_config.json";
+    bool found;
+    int rc = parse(ret, &found, FILE_NAME, "quantization", METHODS[QUANT_MODELOPT], text, len, e);
+
+    return rc < 0 || found ? rc : err_set(e, ERR_INVALID, "%s: no 'quantization'", FILE_NAME);
+}
+
+void quant_config_release(struct quant_config *q)
+{
+    for (int32_t i = 0; i < q->n_groups; i++) {
+        quant_names_release(&q->group[i].targets);
+    }
+    quant_names_release(&q->ignored);
+    q->n_groups = 0;
+}
+
+int quant_config_scheme(const struct quant_config *q, const char *module, struct quant_scheme *ret,
+                        struct err *e)
+{
+    static const char *const ALL = "Linear";
+    const struct quant_group *g = NULL;
+
+    if (quant_names_match(&q->ignored, module)) {
+        return err_set(e, ERR_INVALID, "%s leaves %.200s alone, but its weight is quantised", KEY,
+                       module);
+    }
+    for (int32_t i = 0; i < q->n_groups && !g; i++) {
+        bool named = quant_names_match(&q->group[i].targets, module);
+        g = named || q->group[i].targets.n == 0 ? &q->group[i] : NULL;
+    }
+    for (int32_t i = 0; i < q->n_groups && !g; i++) { /* by class, after those by name */
+        g = quant_names_match(&q->group[i].targets, ALL) ? &q->group[i] : NULL;
+    }
+    if (!g) {
+        return err_set(e, ERR_INVALID, "%s says nothing of %.200s, whose weight is quantised", KEY,
+                       module);
+    }
+    *ret = g->scheme;
+    return 0;
+}

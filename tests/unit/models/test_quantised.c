@@ -1,0 +1,446 @@
+/* Quantised weights of safetensors files: their values, and what is refused.
+ *
+ *     build/tests/unit/models/test_quantised
+ *
+ * tests/golden/quant-* are by scripts/make-quantised-goldens, with a hash of the values
+ * that the format's own decoder gives each weight.
+ */
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "models/checkpoint/quantised/quantised.h"
+
+/* ---- values ---- */
+
+static uint64_t fnv(const uint8_t *p, int64_t n)
+{
+    uint64_t h = 0xCBF29CE484222325u;
+
+    for (int64_t i = 0; i < n; i++) {
+        h = (h ^ p[i]) * 0x100000001B3u;
+    }
+    return h;
+}
+
+/* The values that a backend makes of codes and scales. */
+static void values_of_codes(const struct quant_tensor *q, float *ret)
+{
+    void *copy = NULL;
+    const uint8_t *codes = quant_tensor_codes(q, &copy);
+
+    assert_non_null(codes);
+    for (int64_t r = 0; r < q->rows; r++) {
+        weight_scales_decode(q->format, &q->scales,
+                             codes + weight_format_bytes(q->format, r * q->stride), r, q->cols,
+                             ret + r * q->cols);
+    }
+    free(copy);
+}
+
+static void check_values(const char *golden, const struct checkpoint *c, const struct tensor *hash)
+{
+    const char *name = hash->name + strlen("decoded.");
+    const struct tensor *t = checkpoint_find(c, name);
+    uint64_t want;
+
+    if (!t || !t->quantised) {
+        fail_msg("%s: %s is not quantised", golden, name);
+    }
+    assert_true(t->n_dims == 2 && t->dtype == DTYPE_F32 && !t->part);
+    float *decoded = calloc(1, (size_t)t->n_bytes), *codes = calloc(1, (size_t)t->n_bytes);
+    assert_true(decoded && codes);
+    assert_int_equal(tensor_decode(t, decoded), 0);
+    memcpy(&want, hash->data, sizeof(want));
+    if (fnv((const uint8_t *)decoded, t->n_bytes) != want) {
+        fail_msg("%s: %s decodes to other values than with its own package", golden, name);
+    }
+    if (!t->quantised->column_group) {
+        values_of_codes(t->quantised, codes);
+        for (int64_t i = 0; i < t->n_bytes / 4; i++) {
+            /* a factor that is a rounded inverse changes the last bit */
+            float slack = t->quantised->divisor > 0 ? fabsf(decoded[i]) * 0x1p-22f : 0;
+            assert_true(fabsf(codes[i] - decoded[i]) <= slack);
+        }
+    }
+    free(decoded);
+    free(codes);
+}
+
+static void values_are_those_of_the_formats_own_decoders(void **state)
+{
+    (void)state;
+    DIR *dir = opendir("tests/golden");
+    int n_goldens = 0;
+
+    assert_non_null(dir);
+    for (const struct dirent *d; (d = readdir(dir)) != NULL;) {
+        char path[512];
+        struct checkpoint *c, *expected;
+        struct err e;
+        int n = 0;
+        if (strncmp(d->d_name, "quant-", 6) != 0) {
+            continue;
+        }
+        snprintf(path, sizeof(path), "tests/golden/%.200s", d->d_name);
+        if (checkpoint_open(&c, path, &e) < 0 ||
+            checkpoint_read_quantised(c, path, DTYPE_F32, &e) < 0) {
+            fail_msg("%s: %s", path, e.text);
+        }
+        snprintf(path, sizeof(path), "tests/golden/%.200s/expected", d->d_name);
+        assert_int_equal(checkpoint_open(&expected, path, &e), 0);
+        for (int32_t i = 0; i < checkpoint_count(expected); i++) {
+            const struct tensor *t = checkpoint_at(expected, i);
+            if (strncmp(t->name, "decoded.", 8) == 0) {
+                check_values(d->d_name, c, t);
+                n++;
+            }
+        }
+        assert_int_equal(n, 7);
+        checkpoint_free(c);
+        checkpoint_free(expected);
+        n_goldens++;
+    }
+    closedir(dir);
+    assert_true(n_goldens >= 18);
+}
+
+/* ---- small files ---- */
+
+struct part {
+    const char *name, *type;
+    int64_t dim[4]; /* 0 ends them */
+    const void *data;
+    size_t n_bytes;
+};
+
+/* A checkpoint of the parts, up to the first without a name; *ret_file is the
+ * caller's. */
+static struct checkpoint *checkpoint_of(const struct part *p, char **ret_file)
+{
+    char header[4096] = "{", *file = calloc(1, 1 << 16);
+    size_t at = 1, n_data = 0;
+    struct checkpoint *c;
+    struct err e;
+
+    assert_non_null(file);
+    for (const struct part *i = p; i->name; i++) {
+        at += (size_t)snprintf(header + at, sizeof(header) - at,
+                               "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i > p ? "," : "", i->name,
+                               i->type);
+        for (int k = 0; k < 4 && i->dim[k] > 0; k++) {
+            at += (size_t)snprintf(header + at, sizeof(header) - at, "%s%lld", k ? "," : "",
+                                   (long long)i->dim[k]);
+        }
+        at += (size_t)snprintf(header + at, sizeof(header) - at, "],\"data_offsets\":[%zu,%zu]}",
+                               n_data, n_data + i->n_bytes);
+        n_data += i->n_bytes;
+    }
+    at += (size_t)snprintf(header + at, sizeof(header) - at, "}");
+    uint64_t n = at;
+    memcpy(file, &n, 8);
+    memcpy(file + 8, header, at);
+    n_data = 8 + at;
+    for (const struct part *i = p; i->name; i++) {
+        memcpy(file + n_data, i->data, i->n_bytes);
+        n_data += i->n_bytes;
+    }
+    assert_int_equal(checkpoint_new(&c, &e), 0);
+    if (safetensors_parse(c, file, n_data, "test", &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    *ret_file = file;
+    return c;
+}
+
+/* `config` with the parts: fails with a text that has `why`; NULL: does not. */
+static void try(const char *config, const struct part *p, const char *why)
+{
+    char text[2048], *file;
+    struct quant_config q;
+    bool found;
+    struct err e = {0};
+
+    snprintf(text, sizeof(text), "{\"quantization_config\":%s}", config);
+    struct checkpoint *c = checkpoint_of(p, &file);
+    int rc = quant_config_parse(&q, &found, text, strlen(text), &e);
+    if (rc == 0) {
+        assert_true(found);
+        rc = checkpoint_add_quantised(c, &q, DTYPE_F32, &e);
+        quant_config_release(&q);
+    }
+    if (!why && rc < 0) {
+        fail_msg("%s", e.text);
+    }
+    if (why && (rc == 0 || !strstr(e.text, why))) {
+        fail_msg("'%s' does not say '%s'", rc == 0 ? "" : e.text, why);
+    }
+    checkpoint_free(c);
+    free(file);
+}
+
+#define FP8 "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\"}"
+#define CT(format, weights)                                         \
+    "{\"quant_method\":\"compressed-tensors\",\"format\":\"" format \
+    "\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}"
+#define INT4_G32 "\"num_bits\":4,\"type\":\"int\",\"strategy\":\"group\",\"group_size\":32"
+#define INT8_CHANNEL "\"num_bits\":8,\"type\":\"int\",\"strategy\":\"channel\""
+#define GPTQ "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"sym\":true}"
+
+static const uint8_t BYTES[4096];
+static const float ONES[64] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static const int64_t SHAPE[2] = {2, 64};
+static const uint16_t HALVES[64] = {0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00,
+                                    0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00, 0x3C00};
+
+#define CODES(type, rows, cols, bytes) \
+    {"m.weight", type, {rows, cols}, BYTES, (rows) * (cols) * (bytes)}
+#define SCALE(rows, cols) {"m.weight_scale", "F32", {rows, cols}, ONES, (rows) * (cols) * 4}
+
+static void configurations_are_checked(void **state)
+{
+    (void)state;
+    const struct part fp8[] = {
+        CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, ONES, 4}, {0}};
+    const struct {
+        const char *config, *why;
+    } cases[] = {
+        {FP8, NULL},
+        {"{}", "quant_method ''"},
+        {"{\"quant_method\":\"bitsandbytes\"}", "supported are compressed-tensors"},
+        {"{\"quant_method\":7}", "quant_method ''"},
+        {"[]", "config.json"},
+        {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"none\"}", "activation_scheme 'none'"},
+        {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "fmt 'e5m2'"},
+        {"{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}", "2 sizes"},
+        {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}", "2 sizes"},
+        {"{\"quant_method\":\"fp8\",\"weight_block_size\":[1,2,3]}", "2 sizes"},
+        {"{\"quant_method\":\"fp8\",\"modules_to_not_convert\":[\"m\"]}", "leaves m alone"},
+        {"{\"quant_method\":\"fp8\",\"modules_to_not_convert\":[\"re:^m$\"]}", "leaves m alone"},
+        {"{\"quant_method\":\"fp8\",\"modules_to_not_convert\":[\"re:(\",\"mm\",\"re:.m\"]}", NULL},
+        {"{\"quant_method\":\"fp8\",\"exclude_modules\":[\"*\"]}", "leaves m alone"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":32}", "no weight is stored so"},
+        {"{\"quant_method\":\"gptq\",\"bits\":3,\"group_size\":32}", "3 bits"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":0}", "group_size 0"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":-2}", "group_size -2"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":9}", "group_size 9"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":8,\"dynamic\":{\"a\":{}}}", "rules"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":\"marlin\"}", "'marlin'"},
+        {"{\"quant_method\":\"awq\",\"bits\":8,\"group_size\":32}", "8 bits"},
+        {"{\"quant_method\":\"awq\",\"bits\":4,\"version\":\"gemv\"}", "version 'gemv'"},
+        {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A8_AWQ\"}", "quant_algo 'W4A8_AWQ'"},
+        {"{\"quant_method\":\"compressed-tensors\"}", "config_groups is missing"},
+        {"{\"quant_method\":\"compressed-tensors\",\"format\":\"x\",\"config_groups\":{\"g\":{}}}",
+         "format 'x'"},
+        {CT("pack-quantized", "\"num_bits\":3,\"type\":\"int\""), "weights of 3 bits"},
+        {CT("pack-quantized", "\"num_bits\":4,\"type\":\"int\",\"strategy\":\"x\""), "'x'"},
+        {CT("pack-quantized", "\"num_bits\":4,\"type\":\"int\",\"strategy\":\"group\""),
+         "group_size 0"},
+        {CT("pack-quantized", INT4_G32), "no codes of INT4"},
+        {"{\"quant_method\":\"compressed-tensors\",\"format\":\"int-quantized\",\"config_groups\":"
+         "{\"g\":{\"targets\":[\"re:x\"],\"weights\":{" INT8_CHANNEL "}}}}",
+         "says nothing of m"},
+        {"{\"quant_method\":\"compressed-tensors\",\"sparsity_config\":{\"format\":\"24\"}}",
+         "sparsity_config"},
+        {"{\"quant_method\":\"compressed-tensors\",\"transform_config\":{\"a\":{}}}",
+         "transform_config"},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        try(cases[i].config, fp8, cases[i].why);
+    }
+}
+
+static void groups_are_chosen_by_name_then_by_class(void **state)
+{
+    (void)state;
+    static const char CONFIG[] =
+        "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":"
+        "\"mixed-precision\",\"ignore\":[\"re:.*gate\"],\"config_groups\":{"
+        "\"a\":{\"format\":\"int-quantized\",\"targets\":[\"Linear\"],\"weights\":{" INT8_CHANNEL
+        "}},"
+        "\"b\":{\"format\":\"pack-quantized\",\"targets\":[\"re:.*down_proj$\"],"
+        "\"weights\":{" INT4_G32 "}}}}}";
+    struct quant_config q;
+    struct quant_scheme s;
+    bool found;
+    struct err e;
+    assert_int_equal(quant_config_parse(&q, &found, CONFIG, strlen(CONFIG), &e), 0);
+    assert_int_equal(quant_config_scheme(&q, "layers.0.up_proj", &s, &e), 0);
+    assert_true(s.format == FORMAT_INT8 && s.group_rows == 1 && s.group_cols == 0);
+    assert_int_equal(quant_config_scheme(&q, "layers.0.down_proj", &s, &e), 0);
+    assert_true(s.format == FORMAT_INT4 && s.group_rows == 1 && s.group_cols == 32);
+    assert_int_equal(quant_config_scheme(&q, "layers.0.gate", &s, &e), ERR_INVALID);
+    quant_config_release(&q);
+}
+
+static void patterns_of_any_cost_end(void **state)
+{
+    (void)state;
+    struct quant_names l = {0};
+    struct err e;
+    assert_int_equal(quant_names_add(&l, "re:(a+)+$", &e), 0);
+    assert_false(quant_names_match(&l, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"));
+    assert_true(quant_names_match(&l, "aaa"));
+    for (int i = 1; i < QUANT_MAX_PATTERNS; i++) {
+        assert_int_equal(quant_names_add(&l, "re:x", &e), 0);
+    }
+    assert_int_equal(quant_names_add(&l, "re:x", &e), ERR_FULL);
+    quant_names_release(&l);
+}
+
+static void parts_of_fp8_and_int8_are_checked(void **state)
+{
+    (void)state;
+    static const float BAD[] = {NAN, INFINITY, 0};
+    static const char *const SAYS[] = {"is nan", "is inf", "is 0"};
+    const struct part lacks[] = {CODES("F8_E4M3", 4, 8, 1), {0}},
+                      wide[] = {CODES("F8_E4M3", 4, 8, 1), SCALE(2, 2), {0}},
+                      typed[] = {CODES("F8_E4M3", 4, 8, 1),
+                                 {"m.weight_scale", "I32", {1}, ONES, 4},
+                                 {0}},
+                      e5m2[] = {CODES("F8_E5M2", 4, 8, 1), SCALE(1, 1), {0}},
+                      row[] = {CODES("I8", 4, 8, 1), SCALE(4, 1), {0}},
+                      cube[] = {{"m.weight", "F8_E4M3", {2, 2, 8}, BYTES, 32}, SCALE(1, 1), {0}};
+    try(FP8, lacks, "lacks weight_scale");
+    try(FP8, wide, "is [2, 2], must be [1, 1]");
+    try(FP8, typed, "is I32, must be F32");
+    try(FP8, e5m2, "F8_E5M2");
+    try(FP8, cube, "3 axes");
+    try(CT("int-quantized", INT8_CHANNEL), row, NULL);
+    try(CT("int-quantized", INT8_CHANNEL ",\"symmetric\":false"), row, "lacks weight_zero_point");
+    for (size_t i = 0; i < ARRAY_LEN(BAD); i++) {
+        const struct part bad[] = {
+            CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, &BAD[i], 4}, {0}};
+        const struct part input[] = {
+            CODES("F8_E4M3", 4, 8, 1), SCALE(1, 1), {"m.input_scale", "F32", {1}, &BAD[i], 4}, {0}};
+        try(FP8, bad, SAYS[i]);
+        try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", input, SAYS[i]);
+    }
+    const struct part row_scale[] = {CODES("F8_E4M3", 4, 8, 1), SCALE(1, 1), {0}};
+    try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", row_scale,
+        "lacks input_scale");
+}
+
+static void parts_of_packed_codes_are_checked(void **state)
+{
+    (void)state;
+    static const int64_t LESS[2] = {2, 56}, NONE[2] = {0, 64}, HUGE_COLS[2] = {2, INT64_MAX};
+    static const int32_t ORDER[64] = {[5] = 2}, FAR[64] = {[5] = -1}, MIXED[64] = {[7] = 1};
+#define PACKED(shape)                                                                           \
+    {"m.weight_packed", "I32", {2, 8}, BYTES, 64}, {"m.weight_scale", "F32", {2, 2}, ONES, 16}, \
+    {                                                                                           \
+        "m.weight_shape", "I64", {2}, shape, 16                                                 \
+    }
+    const struct part good[] = {PACKED(SHAPE), {0}}, less[] = {PACKED(LESS), {0}},
+                      none[] = {PACKED(NONE), {0}}, most[] = {PACKED(HUGE_COLS), {0}},
+                      twice[] = {PACKED(SHAPE), CODES("F32", 2, 2, 4), {0}},
+                      far[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {64}, ORDER, 256}, {0}},
+                      below[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {64}, FAR, 256}, {0}},
+                      few[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {60}, MIXED, 240}, {0}},
+                      mixed[] = {PACKED(SHAPE), {"m.weight_g_idx", "I32", {64}, MIXED, 256}, {0}},
+                      no_shape[] = {
+                          {"m.weight_packed", "I32", {2, 8}, BYTES, 64}, SCALE(2, 2), {0}};
+    const char *config = CT("pack-quantized", INT4_G32);
+    try(config, good, NULL);
+    try(config, mixed, NULL);
+    try(config, less, "does not hold [2, 56]");
+    try(config, none, "does not hold [0, 64]");
+    try(config, most, "does not hold");
+    try(config, twice, "appears twice");
+    try(config, far, "column 5 is in group 2 of 2");
+    try(config, below, "column 5 is in group -1 of 2");
+    try(config, few, "is [60, 1], must be [64, 1]");
+    try(config, no_shape, "lacks weight_shape");
+}
+
+static void parts_of_gptq_and_awq_are_checked(void **state)
+{
+    (void)state;
+#define GPTQ_CODES {"m.qweight", "I32", {2, 8}, BYTES, 64} /* [16, 8] */
+#define GPTQ_SCALES {"m.scales", "F16", {2, 8}, HALVES, 32}
+    const struct part good[] = {GPTQ_CODES, GPTQ_SCALES, {0}},
+                      zeros[] = {GPTQ_CODES,
+                                 GPTQ_SCALES,
+                                 {"m.qzeros", "I32", {2, 1}, BYTES, 8},
+                                 {0}},
+                      few[] = {GPTQ_CODES, GPTQ_SCALES, {"m.qzeros", "I32", {1, 1}, BYTES, 4}, {0}},
+                      flat[] = {{"m.qweight", "I32", {16}, BYTES, 64}, GPTQ_SCALES, {0}},
+                      typed[] = {{"m.qweight", "I16", {2, 8}, BYTES, 32}, GPTQ_SCALES, {0}},
+                      bare[] = {GPTQ_CODES, {0}},
+                      awq[] = {{"m.qweight", "I32", {16, 1}, BYTES, 64}, GPTQ_SCALES, {0}};
+    try(GPTQ, good, NULL);
+    try(GPTQ, zeros, NULL);
+    try(GPTQ, few, "is [1, 1], must be [2, 1]");
+    try(GPTQ, flat, "is no matrix");
+    try(GPTQ, typed, "is I16, must be I32");
+    try(GPTQ, bare, "lacks scales");
+    try("{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":16}", good, "must be [1, 8]");
+    try("{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":8,\"zero_point\":false}", awq, NULL);
+    try("{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":8,\"zero_point\":true}", awq,
+        "lacks qzeros");
+}
+
+/* Experts of gpt-oss: [experts, rows, groups, 16], decoded as [experts, columns,
+ * rows]. */
+static void stacked_experts_of_mxfp4_are_decoded_transposed(void **state)
+{
+    (void)state;
+    enum { EXPERTS = 2, ROWS = 3, GROUPS = 2, COLS = 32 * GROUPS };
+    static uint8_t blocks[EXPERTS * ROWS * GROUPS * 16], scales[EXPERTS * ROWS * GROUPS];
+    const struct part p[] = {
+        {"e_blocks", "U8", {EXPERTS, ROWS, GROUPS, 16}, blocks, sizeof(blocks)},
+        {"e_scales", "U8", {EXPERTS, ROWS, GROUPS}, scales, sizeof(scales)},
+        {0}};
+    static const char CONFIG[] = "{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}";
+    float got[EXPERTS * ROWS * COLS];
+    struct quant_config q;
+    bool found;
+    struct err e;
+    char *file;
+    for (size_t i = 0; i < sizeof(blocks); i++) {
+        blocks[i] = (uint8_t)(i * 37 + i / 16);
+    }
+    for (size_t i = 0; i < sizeof(scales); i++) {
+        scales[i] = (uint8_t)(120 + i);
+    }
+    struct checkpoint *c = checkpoint_of(p, &file);
+    assert_int_equal(quant_config_parse(&q, &found, CONFIG, strlen(CONFIG), &e), 0);
+    assert_int_equal(checkpoint_add_quantised(c, &q, DTYPE_F32, &e), 0);
+    const struct tensor *t = checkpoint_find(c, "e");
+    assert_true(t && t->n_dims == 3 && t->dim[0] == EXPERTS && t->dim[1] == COLS &&
+                t->dim[2] == ROWS);
+    assert_int_equal(tensor_decode(t, got), 0);
+    for (int i = 0; i < EXPERTS * ROWS * COLS; i++) {
+        int row = i / COLS, col = i % COLS, group = row * GROUPS + col / 32;
+        int byte = blocks[group * 16 + col % 32 / 2];
+        float want = weight_code_value(FORMAT_FP4, (uint8_t)(col % 2 ? byte >> 4 : byte & 15)) *
+                     ldexpf(1, scales[group] - 127);
+        assert_true(got[(row / ROWS * COLS + col) * ROWS + row % ROWS] == want);
+    }
+    quant_config_release(&q);
+    checkpoint_free(c);
+    scales[3] = 255;
+    try("{\"quant_method\":\"mxfp4\"}", p, "scale 3 is nan");
+    free(file);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(values_are_those_of_the_formats_own_decoders),
+        cmocka_unit_test(configurations_are_checked),
+        cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
+        cmocka_unit_test(patterns_of_any_cost_end),
+        cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
+        cmocka_unit_test(parts_of_packed_codes_are_checked),
+        cmocka_unit_test(parts_of_gptq_and_awq_are_checked),
+        cmocka_unit_test(stacked_experts_of_mxfp4_are_decoded_transposed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
