@@ -40,6 +40,16 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
     l->block_stride = l->layer_stride * n_layers;
 }
 
+void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
+                           enum dtype dtype)
+{
+    kv_layout_init(l, block_size, n_layers, 1, width, dtype);
+    l->kind = KV_LATENT;
+    l->kv_stride = 0;
+    l->layer_stride = l->head_stride;
+    l->block_stride = l->layer_stride * n_layers;
+}
+
 bool kv_layouts_agree(const struct kv_layout *l, int32_t n)
 {
     for (int32_t i = 1; i < n; i++) {

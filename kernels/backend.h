@@ -130,20 +130,31 @@ struct weight_desc {
 
 /* ---- key/value cache ---- */
 
+/* What a layer keeps of a token. */
+enum kv_kind {
+    KV_HEADS,  /* a key and a value of each key/value head */
+    KV_LATENT, /* one vector, which all heads share (struct latent_attention) */
+};
+
 /* Where a block's keys and values lie in one KV group: layers of one kind of attention
  * that share block tables. All groups take blocks from one pool, so their blocks have
  * the same number of tokens and of bytes. The only place that knows the order of the
- * axes: [block][layer][k|v][kv_head][token][dim]. */
+ * axes: [block][layer][k|v][kv_head][token][dim], and of latents
+ * [block][layer][token][dim]. */
 struct kv_layout {
+    enum kv_kind kind;
     int32_t block_size; /* tokens */
     int32_t n_layers;   /* of the group on this pipeline stage, unused ones included */
-    int32_t n_kv_heads; /* of this rank */
-    int32_t head_dim;   /* elements of one head's key or value */
+    int32_t n_kv_heads; /* of this rank; of latents 1, on every rank the same */
+    int32_t head_dim;   /* elements of one head's key or value, or of a token's latent */
     enum dtype dtype;   /* of an element; need not be that of weights or activations */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
+/* A cache of latents, `width` elements a token and layer; kv_stride is 0. */
+void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
+                           enum dtype dtype);
 /* Whether groups of these layouts can share one pool of blocks. */
 bool kv_layouts_agree(const struct kv_layout *l, int32_t n);
 static inline int64_t kv_layout_block_bytes(const struct kv_layout *l)
@@ -188,36 +199,112 @@ struct attention {
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
+    /* [1, n_heads], float32: a logit of each head that has a share of the softmax and
+     * no value (gpt-oss's attention sinks); data NULL: none */
+    struct mat sinks;
 };
 
+/* Multi-head latent attention (DeepSeek-V2, section 2.1; names after it). Of a token
+ * the cache holds the normed latent c [latent] and behind it the rotated key r
+ * [rot_dim], which all heads share. Head h has the key (K_h c, r) and the value V_h c;
+ * its score is scale * (q_nope . K_h c + q_rot . r).
+ *
+ * K_h is kept transposed, so that the weight also maps a query into the space of
+ * latents: q_nope . K_h c = (K_h^T q_nope) . c. Scores and sums are then taken over the
+ * cache as it is ("absorbed"), and V_h is applied to a head's sum of latents. */
+struct latent_attention {
+    int32_t group;           /* KV group of the layer, whose layout is of kind KV_LATENT */
+    int32_t layer;           /* in the group's blocks, from 0 on every pipeline stage */
+    int32_t n_heads;         /* of this rank */
+    int32_t latent;          /* elements of c (kv_lora_rank) */
+    int32_t rot_dim;         /* of q_rot and r, all rotated (qk_rope_head_dim); even */
+    int32_t nope_dim, v_dim; /* of q_nope and of a value (qk_nope_head_dim, v_head_dim) */
+    float scale;             /* of the scores */
+    struct norm norm;        /* of the latent, before it is cached */
+    struct mat cos_sin;      /* as in struct rope, of rot_dim */
+    bool interleaved;        /* as in struct rope */
+    struct mat k_up;         /* [n_heads * latent, nope_dim]: K_h^T, head by head */
+    struct mat v_up;         /* [n_heads * v_dim, latent]: V_h, head by head */
+};
+
+/* Workspace of `latent_attention`, whose contents are undefined afterwards. It has any
+ * number of rows: the operation goes over its own in portions of so many. */
+struct latent_scratch {
+    struct mat q;   /* [rows, n_heads * (latent + rot_dim)] queries over latents */
+    struct mat sum; /* [rows, n_heads * latent] weighted sums of latents */
+};
+
+/* What becomes of a router's products: each expert's share of all, or a score of its
+ * own. */
+enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
+
 /* A layer of experts (mixture of experts): y = sum of w_e * MLP_e(x) over the `top`
- * experts of the greatest p = softmax(router x), ties to the smaller index; w_e = p_e,
- * divided by the sum of the chosen ones if `normalised`. MLP_e(x) = down_e (act(gate_e
- * x)
- * * (up_e x)). A shared expert, if there is one, is added with the factor
- * sigmoid(shared_gate x). The sum is in the order of the experts' indices. */
+ * experts that are chosen, in the order of their indices.
+ *
+ * Routing, in float32. s = softmax or sigmoid of (router x + router_bias); c = s +
+ * choice_bias counts for the choice alone. With n_groups > 1 the experts are as many
+ * equal groups of neighbours, of which the top_groups of the greatest worth stay: a
+ * group's worth is its greatest c, or the sum of its two greatest (groups_by_two,
+ * DeepSeek-V3). Of the experts that are left the `top` of the greatest c are chosen.
+ * Ties go to the smaller index. w_e = factor * s_e, divided by the sum of the chosen
+ * ones' s if `normalised`.
+ *
+ * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
+ * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
+ * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one,
+ * is added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
 struct experts {
-    struct mat router; /* [n, hidden] */
+    struct mat router;      /* [n, hidden] */
+    struct mat router_bias; /* [1, n], data NULL: none */
+    /* [1, n], float32 (e_score_correction_bias); data NULL: none */
+    struct mat choice_bias;
     /* [n * 2 * width, hidden]: rows of expert e from e * 2 * width on: its gate, then
      * its up */
     struct mat up;
-    struct mat down;                                /* [n * hidden, width], expert by expert */
-    struct mat shared_up, shared_down, shared_gate; /* data NULL: there is none */
-    int32_t n, top, width;                          /* width: of this rank's slice */
+    struct mat up_bias;                /* [1, n * 2 * width], as up's rows; data NULL: none */
+    struct mat down;                   /* [n * hidden, width], expert by expert */
+    struct mat down_bias;              /* [1, n * hidden], as down's rows; data NULL: none */
+    struct mat shared_up, shared_down; /* data NULL: there is none */
+    struct mat shared_gate;            /* [1, hidden]; data NULL: the factor is 1 */
+    int32_t n, top, width;             /* width: of this rank's slice */
+    int32_t n_groups, top_groups;      /* n is a multiple of n_groups; 0 or 1: no groups */
+    enum expert_scores scores;
     enum activation act;
+    float factor;       /* of the weights (routed_scaling_factor); 0 stands for 1 */
+    float swiglu_limit; /* 0: none */
     bool normalised;
+    bool groups_by_two; /* a group's worth is the sum of its two greatest c */
 };
 
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
- * or the most of a step. */
+ * or the most of a step. A pair is a row and one of its experts. */
 struct expert_scratch {
-    struct mat scores;     /* [rows, n], float32 */
-    struct mat row;        /* [1, rows], int32 */
-    struct mat x, y;       /* [rows, hidden] */
-    struct mat up, act;    /* [rows, 2 * width], [rows, width] */
-    struct mat shared_up;  /* [rows, rows of shared_up] */
-    struct mat shared_act; /* [rows, half of that] */
+    struct mat scores; /* [rows, n], float32 */
+    struct mat y;      /* [rows, hidden] */
+    /* of a backend that takes expert by expert */
+    struct mat row;     /* [1, rows], int32 */
+    struct mat x;       /* [rows, hidden] */
+    struct mat up, act; /* [rows, 2 * width], [rows, width] */
+    /* of a backend that takes pairs (backend.expert_pairs) */
+    struct mat pair_act, pair_y; /* [rows * top, width], [rows * top, hidden] */
+    struct mat lists;            /* [1, experts_list_words()], int32 */
+    struct mat shared_up;        /* [rows, rows of shared_up] */
+    struct mat shared_act;       /* [rows, half of that] */
 };
+
+/* Tiles of at least 16 pairs of one expert that `pairs` pairs can make. */
+static inline int64_t experts_most_tiles(int32_t n, int64_t pairs)
+{
+    return pairs / 16 + MIN(n, pairs);
+}
+
+/* Room for the pairs of each expert, in any distribution. */
+static inline int64_t experts_list_words(int32_t n, int32_t top, int32_t rows)
+{
+    int64_t pairs = (int64_t)rows * top;
+
+    return 4 * experts_most_tiles(n, pairs) + 2 * pairs + (int64_t)n * (rows + 2) + 4;
+}
 
 /* ---- the backend ---- */
 
@@ -256,8 +343,9 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256]; /* for logs: a problem found at opening and worked around, or "" */
-    bool async;     /* operations return before they are done */
+    char note[256];    /* for logs: a problem found at opening and worked around, or "" */
+    bool async;        /* operations return before they are done */
+    bool expert_pairs; /* what `experts` wants of its workspace (struct expert_scratch) */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;
@@ -342,6 +430,16 @@ struct backend_ops {
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each
      * sequence's cache, causal. q: the first columns of qkv. */
     void (*attention)(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
+    /* q [n_tokens, n_heads * (nope_dim + rot_dim)]: rotate q_rot, the end of each head,
+     * in place. kv [n_tokens, latent + rot_dim]: norm the latent and rotate the key in
+     * place, then write both to the cache. (optional, with latent_attention: models
+     * with latents are refused) */
+    void (*latent_kv)(struct backend *b, struct mat q, struct mat kv,
+                      const struct latent_attention *a);
+    /* out [n_tokens, n_heads * v_dim] = attention over each sequence's latents, causal.
+     * q: as latent_kv left it. */
+    void (*latent_attention)(struct backend *b, struct mat out, struct mat q,
+                             const struct latent_attention *a, const struct latent_scratch *s);
     /* x += y (parallel residual and post-norm families); `partial` as in add_norm. */
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */

@@ -45,7 +45,21 @@ struct expert_config {
     int32_t intermediate;        /* width of an expert's MLP */
     int32_t shared_intermediate; /* width of the MLP that all tokens go through; 0: none */
     bool normalised;             /* the weights of a token's experts sum to 1 */
-    bool layer[LIMIT_LAYERS];    /* [n_layers] the layer has experts in place of its MLP */
+    float swiglu_limit;          /* of gpt-oss's experts; 0: none */
+    enum expert_scores scores;
+    bool choice_bias;             /* the choice has a bias of its own */
+    bool groups_by_two;           /* as in struct experts */
+    int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
+    float factor;                 /* of the weights: routed_scaling_factor, or 1 */
+    bool layer[LIMIT_LAYERS];     /* [n_layers] the layer has experts in place of its MLP */
+};
+
+/* Multi-head latent attention (DeepSeek-V2, section 2.1): sizes of the whole model. */
+struct latent_config {
+    int32_t rank;            /* of the latent (kv_lora_rank); 0: the model has none */
+    int32_t q_rank;          /* of the queries' own latent (q_lora_rank); 0: they have none */
+    int32_t rot_dim;         /* of a head's rotated part (qk_rope_head_dim) */
+    int32_t nope_dim, v_dim; /* of its other part and of its value */
 };
 
 /* config.json, checked, in either style: rope_theta/rope_scaling/torch_dtype, or
@@ -72,12 +86,20 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias;   /* these products have a bias */
     bool qk_norm;                      /* q and k are normed per head */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
-    float query_scalar;  /* scores are divided by its root: head_dim, or Gemma-2's setting */
+    float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
+    /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
+     * norm's weights carry it */
+    float logit_scale;
     bool scale_by_layer; /* scores are divided by the layer's number, from 1 (GPT-2) */
     struct rope_config rope;
     double window_theta;   /* of windowed layers, unscaled; 0: they rotate as the others */
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
+    /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
+    struct latent_config latent;
+    int32_t n_draft_layers; /* behind the last layer in the checkpoint, not loaded (MTP) */
+    bool wide_qk_norm;      /* q and k are normed over all heads together (OLMo-2) */
+    bool wrapped;           /* the text model of a vision checkpoint: its tensors have a prefix */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -116,6 +138,11 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
  * of the stage. */
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
                     int32_t layer, int32_t *ret_group, int32_t *ret_index);
+
+/* The layout of any group's blocks on one of n_ranks ranks. */
+void model_kv_layout(struct kv_layout *ret, const struct model_kv_groups *g,
+                     const struct model_config *c, int32_t n_ranks, int32_t block_size,
+                     enum dtype dtype);
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
 
@@ -159,6 +186,17 @@ struct architecture {
     bool gemma;                /* norm weights are 1 + w, embeddings are scaled by sqrt(hidden) */
     bool experts;              /* its layers have experts */
     bool normalises_experts;   /* default of expert_config.normalised */
+    bool latent;               /* attention is over latents */
+    /* experts are chosen as in DeepSeek-V3: by sigmoid scores and a bias, from groups
+     * that are ranked by their two best */
+    bool sigmoid_experts;
+    bool wide_qk_norm;    /* as in struct model_config */
+    bool windows_rotate;  /* if any layer has a window, those without one rotate nothing */
+    bool wrapper;         /* config.json has the text model's in its text_config */
+    float logit_scale;    /* default; 0: 1 */
+    int32_t dense_layers; /* default: so many layers from the first on have no experts */
+    float swiglu_limit;   /* default of expert_config.swiglu_limit */
+    bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
 };
 
 struct tensor_spec; /* layers.h */

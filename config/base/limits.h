@@ -58,6 +58,7 @@ enum {
     LIMIT_HEADS = 1024,
     LIMIT_EXPERTS = 1024, /* of a layer */
     LIMIT_HEAD_DIM = 512,
+    LIMIT_LATENT_DIM = 2048, /* elements of a latent and its rotated key */
     LIMIT_HIDDEN = 1 << 17,
     LIMIT_VOCAB = 1 << 22,
     LIMIT_TENSORS = 1 << 16, /* of one checkpoint */

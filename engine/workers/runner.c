@@ -365,8 +365,7 @@ static void set_layouts(const struct runner *r, const struct model_config *c,
 
     model_kv_groups(&groups, c, &r->model->options);
     for (int32_t k = 0; k < groups.n; k++) {
-        kv_layout_init(&layout[k], r->base.info.block_size, groups.n_layers,
-                       model_n_kv_heads(c, n_ranks(r)), c->head_dim, kv_dtype(r));
+        model_kv_layout(&layout[k], &groups, c, n_ranks(r), r->base.info.block_size, kv_dtype(r));
     }
 }
 

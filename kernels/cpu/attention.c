@@ -49,10 +49,11 @@ static float score_keys(const struct attention_job *job, const int32_t *table, i
     return best;
 }
 
-static void attend_head(const struct attention_job *job, const int32_t *table, int32_t kv_head,
+static void attend_head(const struct attention_job *job, const int32_t *table, int32_t head,
                         const float *q, float *out, int32_t index, float *scores)
 {
     const struct attention *a = job->att;
+    int32_t kv_head = head / (a->n_heads / a->n_kv_heads);
     int32_t from = a->window > 0 ? MAX(0, index + 1 - a->window) : 0;
     int32_t end = index + 1;
 
@@ -61,7 +62,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
         return; /* a padding row */
     }
     float best = score_keys(job, table, kv_head, q, from, end, scores);
-    float sum = 0;
+    float sum = a->sinks.data ? expf(mat_row_const(a->sinks, 0)[head] - best) : 0;
     for (int32_t j = from; j < end; j++) {
         float p = expf(scores[j - from] - best);
         sum += p;
@@ -75,8 +76,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
     }
 }
 
-/* The sequence of token t: the last whose first token is <= t. */
-static int32_t sequence_of(const struct batch *b, int32_t t)
+int32_t cpu_sequence_of(const struct batch *b, int32_t t)
 {
     int32_t low = 0;
     int32_t high = b->n_seqs;
@@ -97,14 +97,13 @@ static void attend_token(void *arg, int32_t t, int32_t thread)
     const struct attention_job *job = arg;
     const struct attention *a = job->att;
     const struct batch *b = &job->c->batch;
-    int32_t s = sequence_of(b, t);
+    int32_t s = cpu_sequence_of(b, t);
     const int32_t *table = cpu_table(job->c, a->group, b->row[s]);
     int32_t index = b->kv_len[s] - (b->q_start[s + 1] - t);
     float *scores = job->c->scores + thread * job->c->scores_cap;
-    int32_t group = a->n_heads / a->n_kv_heads;
 
     for (int32_t h = 0; h < a->n_heads; h++) {
-        attend_head(job, table, h / group, mat_row(job->qkv, t) + (int64_t)h * a->head_dim,
+        attend_head(job, table, h, mat_row(job->qkv, t) + (int64_t)h * a->head_dim,
                     mat_row(job->out, t) + (int64_t)h * a->head_dim, index, scores);
     }
 }

@@ -237,7 +237,9 @@ static void write_rows(const struct attention_job *j, const struct attention_uni
     for (int32_t r = 0; r < u->n_tokens * u->n_heads; r++) {
         int32_t head = kv_head * group + u->head + r % u->n_heads;
         float *out = mat_row(j->out, u->token + r / u->n_heads) + (int64_t)head * dim;
-        float scale = s.sum[r] > 0 ? 1.0f / s.sum[r] : 0; /* a padding row saw nothing */
+        float sink =
+            j->att->sinks.data ? expf(mat_row_const(j->att->sinks, 0)[head] - s.max[r]) : 0;
+        float scale = s.sum[r] > 0 ? 1.0f / (s.sum[r] + sink) : 0; /* a padding row saw nothing */
         j->c->k.load(out, s.acc + (int64_t)r * dim, DTYPE_F32, dim, scale);
     }
 }

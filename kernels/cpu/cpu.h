@@ -10,6 +10,7 @@
  *                  linear_stream.c for a single tile of x, linear_panels.c for many;
  *                  linear_blocks.c for weights in blocks, which the first two multiply
  *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
+ *     latent/      the cache of latents and attention over it
  *     ranks.c      collectives of tensor parallelism
  *     stages.c     activations between pipeline stages
  *     sample.c     sampling, the specification of all backends; select.c its selection
@@ -238,7 +239,7 @@ struct cpu_results *cpu_results_now(struct cpu_backend *c);
 /* The id of token i of the step; one that could not be sampled counts as 0. */
 int32_t cpu_input_token(const struct cpu_backend *c, int32_t i);
 
-/* ops.c, experts.c, linear.c, rope.c, attention.c, sample.c: operations of
+/* ops.c, experts.c, linear.c, rope.c, attention.c, latent.c, sample.c: operations of
  * backend_ops */
 void cpu_embed(struct backend *b, struct mat out, struct mat table, float scale);
 /* embed for the ids [first, first + table.rows); rows of other ids become 0. */
@@ -253,6 +254,10 @@ void cpu_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 void cpu_rope_kv(struct backend *b, struct mat qkv, const struct rope *r,
                  const struct attention *a);
 void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
+void cpu_latent_kv(struct backend *b, struct mat q, struct mat kv,
+                   const struct latent_attention *a);
+void cpu_latent_attention(struct backend *b, struct mat out, struct mat q,
+                          const struct latent_attention *a, const struct latent_scratch *s);
 void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act);
 void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
@@ -261,6 +266,13 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
+
+/* attention.c: the sequence of token t, the last whose first token is <= t. */
+int32_t cpu_sequence_of(const struct batch *b, int32_t t);
+/* rope.c: rotate the first r->rot_dim dims of a head by the angles of its position.
+ * cos_sin: rot_dim / 2 cosines, then as many sines. */
+void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
+                const struct rope *r);
 
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);

@@ -19,7 +19,8 @@ struct experts_job {
     struct mat scores;  /* [rows, n]: of the router, then weights or NOT_CHOSEN */
     struct mat y, x;    /* [rows, hidden] */
     struct mat from;    /* one expert's rows, in or out */
-    struct mat gate;    /* [rows, 1] of the shared expert */
+    struct mat act;     /* [n_rows, width] of the expert */
+    struct mat gate;    /* [rows, 1] of the shared expert; data NULL: it has none */
     const int32_t *row; /* [n_rows] of the expert */
     int32_t n_rows, expert;
     void (*one)(const struct experts_job *j, int32_t i);
@@ -59,35 +60,108 @@ static int32_t greatest(const float *score, int32_t n)
     return best;
 }
 
-/* Replace the scores of a row by the weights of its experts. The softmax is over all
- * scores; with weights that sum to 1 the others' share cancels. */
-static void route_row(const struct experts_job *j, int32_t r)
+/* A row's s, in place of the router's products. */
+static void score_row(const struct experts *e, float *score)
 {
-    float *score = mat_row(j->scores, r), weight[LIMIT_EXPERTS], most = -INFINITY, all = 0, sum = 0;
-    int32_t n = j->e->n, chosen[LIMIT_EXPERTS], n_chosen = 0;
+    float most = -INFINITY, all = 0;
 
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < e->n && e->scores == SCORES_SIGMOID; i++) {
+        score[i] = 1 / (1 + expf(-score[i]));
+    }
+    if (e->scores == SCORES_SIGMOID) {
+        return;
+    }
+    for (int32_t i = 0; i < e->n; i++) {
         most = fmaxf(most, score[i]);
     }
-    for (int32_t i = 0; i < n; i++) {
-        all += expf(score[i] - most);
+    for (int32_t i = 0; i < e->n; i++) {
+        score[i] = expf(score[i] - most);
+        all += score[i];
     }
-    while (n_chosen < j->e->top) {
-        int32_t best = greatest(score, n);
-        if (best < 0) { /* not enough numbers among the scores: it shows in the logits */
-            break;
+    for (int32_t i = 0; i < e->n; i++) {
+        score[i] /= all;
+    }
+}
+
+/* What the choice goes by: c, or what has the same order. A softmax does not change the
+ * order of its products, but rounds near ones to the same. */
+static void choice_of(const struct experts *e, const float *product, const float *score, float *c)
+{
+    bool products = e->scores == SCORES_SOFTMAX && !e->choice_bias.data && !e->groups_by_two;
+
+    for (int32_t i = 0; i < e->n; i++) {
+        c[i] = products ? product[i] : score[i];
+        if (e->choice_bias.data) {
+            c[i] += mat_row_const(e->choice_bias, 0)[i];
         }
-        weight[n_chosen] = expf(score[best] - most) / all;
-        sum += weight[n_chosen];
-        chosen[n_chosen++] = best;
-        score[best] = NAN;
     }
-    bool broken = n_chosen < j->e->top;
-    for (int32_t i = 0; i < n; i++) {
+}
+
+/* What a group of n experts is worth; NAN if it has too few numbers. */
+static float worth_of(float *c, int32_t n, bool by_two)
+{
+    int32_t best = greatest(c, n);
+    float first = best < 0 ? NAN : c[best];
+
+    if (best < 0 || !by_two || n == 1) {
+        return first;
+    }
+    c[best] = NAN;
+    int32_t second = greatest(c, n);
+    c[best] = first;
+    return second < 0 ? NAN : first + c[second];
+}
+
+/* Make the c of experts outside the best groups no numbers, which are not chosen. */
+static void choose_groups(const struct experts *e, float *c)
+{
+    float worth[LIMIT_EXPERTS];
+    bool stays[LIMIT_EXPERTS] = {false};
+    int32_t n = e->n / e->n_groups;
+
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        worth[g] = worth_of(c + (int64_t)g * n, n, e->groups_by_two);
+    }
+    for (int32_t i = 0; i < e->top_groups; i++) {
+        int32_t g = greatest(worth, e->n_groups);
+        if (g >= 0) {
+            stays[g] = true;
+            worth[g] = NAN;
+        }
+    }
+    for (int32_t i = 0; i < e->n; i++) {
+        c[i] = stays[i / n] ? c[i] : NAN;
+    }
+}
+
+/* Replace the router's products of a row by the weights of its experts. */
+static void route_row(const struct experts_job *j, int32_t r)
+{
+    const struct experts *e = j->e;
+    float *score = mat_row(j->scores, r), c[LIMIT_EXPERTS], product[LIMIT_EXPERTS], sum = 0;
+    int32_t chosen[LIMIT_EXPERTS], n_chosen = 0, best;
+
+    memcpy(product, score, (size_t)e->n * sizeof(*score));
+    score_row(e, score);
+    choice_of(e, product, score, c);
+    if (e->n_groups > 1) {
+        choose_groups(e, c);
+    }
+    while (n_chosen < e->top && (best = greatest(c, e->n)) >= 0) {
+        c[best] = NAN;
+        sum += score[best];
+        chosen[n_chosen++] = best;
+    }
+    bool broken = n_chosen < e->top; /* not enough numbers: it shows in the logits */
+    float factor = (e->factor != 0 ? e->factor : 1) / (e->normalised ? sum : 1);
+    for (int32_t i = 0; i < n_chosen; i++) {
+        c[chosen[i]] = factor * score[chosen[i]];
+    }
+    for (int32_t i = 0; i < e->n; i++) {
         score[i] = NOT_CHOSEN;
     }
     for (int32_t i = 0; i < n_chosen; i++) {
-        score[chosen[i]] = weight[i] / (j->e->normalised ? sum : 1);
+        score[chosen[i]] = c[chosen[i]];
     }
     float *y = mat_row(j->y, r);
     for (int32_t i = 0; i < j->y.cols; i++) {
@@ -135,18 +209,47 @@ static struct mat part(struct mat w, int32_t first, int32_t n)
     return m;
 }
 
+/* Columns [first, first + n) of stacked biases; no matrix where there are none. */
+static struct mat bias_part(struct mat bias, int32_t first, int32_t n)
+{
+    struct mat m = mat_cols(bias, first, n);
+
+    return bias.data ? m : bias;
+}
+
+/* gpt-oss's middle of an MLP: `from` holds gate, then up. */
+static void clamped_row(const struct experts_job *j, int32_t i)
+{
+    const float *gate = mat_row_const(j->from, i), *up = gate + j->e->width;
+    float *act = mat_row(j->act, i), limit = j->e->swiglu_limit;
+
+    for (int32_t k = 0; k < j->e->width; k++) {
+        float g = fminf(gate[k], limit), u = fminf(fmaxf(up[k], -limit), limit);
+        act[k] = g / (1 + expf(-1.702F * g)) * (u + 1);
+    }
+}
+
 static void run_expert(struct experts_job *j, const struct expert_scratch *s, int32_t n)
 {
     const struct experts *e = j->e;
     struct backend *b = &j->c->base;
-    struct mat x = mat_rows(s->x, 0, n), y = mat_rows(s->y, 0, n), act = mat_rows(s->act, 0, n);
-    int32_t hidden = j->x.cols;
+    struct mat x = mat_rows(s->x, 0, n), y = mat_rows(s->y, 0, n), both = mat_rows(s->up, 0, n);
+    int32_t hidden = j->x.cols, first = j->expert * 2 * e->width;
+    struct mat up = part(e->up, first, 2 * e->width),
+               bias = bias_part(e->up_bias, first, 2 * e->width);
 
+    j->act = mat_rows(s->act, 0, n);
     j->from = x;
     run(j, n, gather_row);
-    cpu_linear_gated(b, act, mat_rows(s->up, 0, n), x,
-                     part(e->up, j->expert * 2 * e->width, 2 * e->width), (struct mat){0}, e->act);
-    cpu_linear(b, y, act, part(e->down, j->expert * hidden, hidden), NULL);
+    if (e->swiglu_limit > 0) {
+        cpu_linear(b, both, x, up, &(struct epilogue){.bias = bias});
+        j->from = both;
+        run(j, n, clamped_row);
+    } else {
+        cpu_linear_gated(b, j->act, both, x, up, bias, e->act);
+    }
+    cpu_linear(b, y, j->act, part(e->down, j->expert * hidden, hidden),
+               &(struct epilogue){.bias = bias_part(e->down_bias, j->expert * hidden, hidden)});
     j->from = y;
     run(j, n, add_row);
 }
@@ -155,9 +258,12 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
 
 static void add_shared_row(const struct experts_job *j, int32_t r)
 {
-    float *y = mat_row(j->y, r), factor = 1 / (1 + expf(-mat_row_const(j->gate, r)[0]));
+    float *y = mat_row(j->y, r), factor = 1;
     const float *from = mat_row_const(j->from, r);
 
+    if (j->gate.data) {
+        factor = 1 / (1 + expf(-mat_row_const(j->gate, r)[0]));
+    }
     for (int32_t k = 0; k < j->y.cols; k++) {
         y[k] += factor * from[k];
     }
@@ -172,8 +278,10 @@ static void run_shared(struct experts_job *j, const struct expert_scratch *s)
     cpu_linear_gated(b, s->shared_act, s->shared_up, j->x, e->shared_up, (struct mat){0}, e->act);
     j->from = mat_rows(s->y, 0, n);
     cpu_linear(b, j->from, s->shared_act, e->shared_down, NULL);
-    j->gate = mat_cols(mat_rows(s->x, 0, n), 0, 1);
-    cpu_linear(b, j->gate, j->x, e->shared_gate, NULL);
+    if (e->shared_gate.data) {
+        j->gate = mat_cols(mat_rows(s->x, 0, n), 0, 1);
+        cpu_linear(b, j->gate, j->x, e->shared_gate, NULL);
+    }
     run(j, n, add_shared_row);
 }
 
@@ -184,7 +292,7 @@ void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct exp
     struct experts_job j = {
         .c = cpu_of(b), .e = e, .scores = s->scores, .y = y, .x = x, .row = row};
 
-    cpu_linear(b, j.scores, x, e->router, NULL);
+    cpu_linear(b, j.scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
     run(&j, x.rows, route_row);
     for (j.expert = 0; j.expert < e->n; j.expert++) {
         int32_t n = rows_of(&j, j.expert, row);

@@ -11,10 +11,8 @@ struct rope_job {
     const struct attention *att;
 };
 
-/* Rotate one head by the angles of its position. cos_sin: rot_dim/2 cosines, then
- * rot_dim/2 sines. */
-static void rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
-                   const struct rope *r)
+void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
+                const struct rope *r)
 {
     int32_t half = r->rot_dim / 2;
 
@@ -37,7 +35,7 @@ static void norm_and_rotate(float *head, const struct rope_job *j, const struct 
         j->c->k.norm(head, head, j->att->head_dim, norm);
     }
     if (j->rope->cos_sin.data) {
-        rotate(&j->c->k, head, mat_row_const(j->rope->cos_sin, position), j->rope);
+        cpu_rotate(&j->c->k, head, mat_row_const(j->rope->cos_sin, position), j->rope);
     }
 }
 

@@ -117,7 +117,7 @@ int32_t cuda_rows(struct cuda_backend *c, struct mat m)
 
 /* ---- operations ---- */
 
-static struct norm_args norm_args(const struct norm *n)
+struct norm_args cuda_norm_args(const struct norm *n)
 {
     return (struct norm_args){.weight = n->weight.data,
                               .bias = n->bias.data,
@@ -149,7 +149,7 @@ static void cuda_embed_position(struct backend *b, struct mat x, struct mat tabl
 static void cuda_norm(struct backend *b, struct mat out, struct mat x, const struct norm *n)
 {
     struct cuda_backend *c = cuda_of(b);
-    struct norm_args a = norm_args(n);
+    struct norm_args a = cuda_norm_args(n);
 
     if (cuda_fused_norm(c, out, x, n)) {
         return;
@@ -163,7 +163,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
                           const struct norm *n, bool partial)
 {
     struct cuda_backend *c = cuda_of(b);
-    struct norm_args a = norm_args(n);
+    struct norm_args a = cuda_norm_args(n);
 
     if (cuda_fused_add_norm(c, out, x, y, n, partial)) {
         return;
@@ -221,8 +221,8 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .cos_sin_stride = r->cos_sin.stride,
                           .rot_dim = r->rot_dim,
                           .interleaved = r->interleaved,
-                          .q_norm = norm_args(&r->q_norm),
-                          .k_norm = norm_args(&r->k_norm),
+                          .q_norm = cuda_norm_args(&r->q_norm),
+                          .k_norm = cuda_norm_args(&r->k_norm),
                           .n_heads = a->n_heads,
                           .layer = a->layer};
 
@@ -341,6 +341,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .softcap = a->softcap,
                           .window = a->window,
                           .window_index = MAX(window, 0),
+                          .sinks = a->sinks.data,
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
     const struct step_arrays s = cuda_group_arrays(c, a->group);
@@ -502,8 +503,11 @@ static const struct backend_ops ops = {
     .add_norm = cuda_add_norm,
     .linear = cuda_linear,
     .linear_gated = cuda_linear_gated,
+    .experts = cuda_experts,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
+    .latent_kv = cuda_latent_kv,
+    .latent_attention = cuda_latent_attention,
     .add = cuda_add,
     .gather = cuda_gather,
     .soft_cap = cuda_soft_cap,
@@ -609,8 +613,11 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     if (!c) {
         return err_nomem(e, "the CUDA backend");
     }
-    c->base = (struct backend){
-        .ops = &ops, .name = "cuda", .async = true, .window_align = ATTN_WINDOW_ALIGN};
+    c->base = (struct backend){.ops = &ops,
+                               .name = "cuda",
+                               .async = true,
+                               .expert_pairs = true,
+                               .window_align = ATTN_WINDOW_ALIGN};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);
     c->config.max_blocks_per_seq = MAX(k->max_blocks_per_seq, 1);

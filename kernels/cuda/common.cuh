@@ -184,6 +184,13 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     cudaLaunchKernelEx(&c, kernel, P(args)...);
 }
 
+/* What a head's sink adds to its sum of weights, which are powers of two relative to
+ * `top`. A sink far above all scores makes it infinite, and the result zero. */
+__device__ __forceinline__ float sink_weight(const attn_args &a, int head, float top)
+{
+    return a.sinks ? exp2f(a.sinks[head] * 1.44269504088896341f - top) : 0.0f;
+}
+
 /* Offset in elements of dim `d` of token `t` in the tile of one (block, layer, k|v,
  * head); see struct kv_view. */
 __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)

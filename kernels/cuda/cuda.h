@@ -124,8 +124,9 @@ struct cuda_backend {
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS]; /* [n_windows] sliding windows of the model, 0: none */
     int32_t n_windows;
-    int32_t q_heads;            /* query heads per KV head; 0 before the first attention */
-    struct attn_workspace attn; /* made by the first attention */
+    int32_t q_heads;             /* query heads per KV head; 0 before the first attention */
+    struct attn_workspace attn;  /* made by the first attention */
+    struct latent_splits latent; /* made by the first attention over latents; n does not count */
 
     /* sampling */
     struct sample_args sample; /* the work space; the rest is filled in per call */
@@ -200,8 +201,15 @@ int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
 void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
 /* backend_cuda.c */
+struct norm_args cuda_norm_args(const struct norm *n);
 /* The step's arrays with the slots and tables of a KV group. */
 struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group);
+
+/* latent.c */
+void cuda_latent_kv(struct backend *b, struct mat q, struct mat kv,
+                    const struct latent_attention *a);
+void cuda_latent_attention(struct backend *b, struct mat out, struct mat q,
+                           const struct latent_attention *a, const struct latent_scratch *s);
 
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);
@@ -317,6 +325,10 @@ void cuda_stage_end(struct cuda_backend *c);
 void cuda_stage_tokens_sampled(struct cuda_backend *c, const int32_t *token);
 void cuda_stage_receive(struct backend *b, struct mat x);
 void cuda_stage_send(struct backend *b, struct mat x);
+
+/* experts.c: backend_ops.experts. */
+void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                  const struct expert_scratch *s);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */

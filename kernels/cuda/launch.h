@@ -181,6 +181,7 @@ struct attn_args {
     int32_t layer, n_heads;         /* layer of the cache; query heads */
     float scale, softcap;           /* of scores; softcap 0: none */
     int32_t window, window_index;   /* tokens seen, 0: all; row of step_arrays.chunk_start */
+    const float *sinks;             /* [n_heads] logits without values, or NULL */
     int32_t shared;                 /* launch_attn_shared went first: merge its results */
     struct kv_view kv;              /* keys and values, this step's included */
 };
@@ -226,6 +227,64 @@ bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arr
  * batch-invariant too, only slow. */
 bool launch_attn_invariant(const struct attn_args *a, const struct step_arrays *s, int32_t n_single,
                            const struct query_tile *tile, int32_t n_tiles, cudaStream_t stream);
+
+/* ---- attention over latents (latent.cu, latent_mma.cu) ---- */
+struct latent_kv_args {
+    void *q, *kv;                /* [rows, n_heads * (nope_dim + rot_dim)], [rows, latent + rot] */
+    int64_t q_stride, kv_stride; /* elements */
+    const float *cos_sin;        /* [positions, rot_dim] */
+    int64_t cos_sin_stride;      /* of a position */
+    struct norm_args norm;       /* of the latent; RMS without bias */
+    int32_t n_heads, latent, rot_dim, nope_dim, interleaved; /* as in struct latent_attention */
+    int32_t layer;                                           /* of the cache */
+    struct kv_view view;                                     /* the cache */
+};
+/* Rotates the ends of the queries, norms and rotates kv, writes it to the cache. */
+void launch_latent_kv(const struct latent_kv_args *a, const struct step_arrays *s, int32_t rows,
+                      cudaStream_t stream);
+/* out[r][head] [n] = w[head] [n, k] x[r][head] [k]. */
+struct head_linear_args {
+    void *out;                              /* [rows], a head every out_head elements */
+    const void *x, *w;                      /* [rows], a head every x_head; [n_heads * n, k] */
+    int64_t out_stride, x_stride, w_stride; /* of a row, in elements */
+    int32_t out_head, x_head;
+    int32_t rows, n_heads, n, k;
+};
+void launch_head_linear(const struct head_linear_args *a, int type, cudaStream_t stream);
+/* Rows of a portion of the step's tokens. */
+struct latent_args {
+    void *sum;                    /* [rows, n_heads * latent] weighted sums of latents */
+    void *q;                      /* [rows, n_heads * (latent + rot_dim)] */
+    int64_t sum_stride, q_stride; /* elements */
+    int32_t first;                /* token of row 0 */
+    int32_t n_heads, latent, rot_dim, layer;
+    float scale;
+    struct kv_view kv;
+};
+/* Copies the rotated ends of the queries q [rows, n_heads * (nope_dim + rot_dim)]
+ * behind a->q's latent parts. */
+void launch_latent_rotated(const struct latent_args *a, const void *q, int64_t q_stride,
+                           int32_t nope_dim, int32_t rows, cudaStream_t stream);
+/* Any shape and type: n_tokens tokens from a->first on, of the sequences
+ * [first_seq, first_seq + n_seqs). */
+void launch_latent_plain(const struct latent_args *a, const struct step_arrays *s,
+                         int32_t first_seq, int32_t n_seqs, int32_t n_tokens, cudaStream_t stream);
+/* Partial results of rows whose keys are divided into n splits. */
+struct latent_splits {
+    float *o;  /* [rows][n_heads][n][latent] */
+    float *ml; /* [rows][n_heads][n][2] greatest score times log2 e, sum of weights */
+    int32_t n; /* 1: rows are written as they are */
+};
+/* Tokens [first, end), of the sequences [first_seq, first_seq + n_seqs); decode: token t
+ * is sequence t's only one. */
+struct latent_work {
+    int32_t first, end, first_seq, n_seqs, decode;
+    int32_t tokens; /* of a block; set by the launcher */
+};
+/* On tensor cores; false: no such kernel. Only decodes may have splits. */
+bool launch_latent_mma(const struct latent_args *a, const struct step_arrays *s,
+                       const struct latent_splits *p, const struct latent_work *w,
+                       cudaStream_t stream);
 
 /* ---- sampling (sample.cu) ---- */
 enum { GREEDY_BLOCKS = 32 }; /* at most, per row */

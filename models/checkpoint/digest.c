@@ -45,9 +45,21 @@ static uint64_t config_digest(const struct model_config *c)
                              c->experts.intermediate,
                              c->experts.shared_intermediate,
                              c->experts.normalised,
+                             (int64_t)c->experts.scores,
+                             c->experts.choice_bias,
+                             c->experts.groups_by_two,
+                             c->experts.n_groups,
+                             c->experts.top_groups,
+                             c->latent.rank,
+                             c->latent.q_rank,
+                             c->latent.rot_dim,
+                             c->latent.nope_dim,
+                             c->latent.v_dim,
                              c->rope_interleaved};
-    const double real[] = {c->norm_eps,   c->norm_offset, c->embed_scale,
-                           c->rope.theta, c->rope.factor, c->window_theta};
+    const double real[] = {
+        c->norm_eps,       c->norm_offset,         c->embed_scale,  c->rope.theta,
+        c->rope.factor,    c->window_theta,        c->query_scalar, c->logit_scale,
+        c->experts.factor, c->experts.swiglu_limit};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));

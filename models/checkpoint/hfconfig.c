@@ -60,7 +60,25 @@ static const struct field FIELDS[] = {
     {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
     {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
+    {"n_group", FIELD_INT, AT(n_groups), 1, LIMIT_EXPERTS},
+    {"topk_group", FIELD_INT, AT(top_groups), 1, LIMIT_EXPERTS},
+    {"first_k_dense_replace", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
+    {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
+    {"routed_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
+    {"clip_qkv", FIELD_REAL, AT(clip_qkv), 0, 1e6},
+    {"swiglu_limit", FIELD_REAL, AT(swiglu_limit), 1e-6, 1e6},
+    {"swiglu_alpha", FIELD_REAL, AT(swiglu_alpha), 1e-6, 1e6},
+    {"use_qk_norm", FIELD_BOOL, AT(use_qk_norm), 0, 0},
     {"norm_topk_prob", FIELD_BOOL, AT(normalise_experts), 0, 0},
+    {"kv_lora_rank", FIELD_INT, AT(latent_rank), 1, LIMIT_LATENT_DIM},
+    {"q_lora_rank", FIELD_INT, AT(q_rank), 1, LIMIT_HIDDEN},
+    {"qk_rope_head_dim", FIELD_INT, AT(rot_dim), 2, LIMIT_HEAD_DIM},
+    {"qk_nope_head_dim", FIELD_INT, AT(nope_dim), 1, LIMIT_HEAD_DIM},
+    {"v_head_dim", FIELD_INT, AT(v_dim), 1, LIMIT_HEAD_DIM},
+    {"rope_interleave", FIELD_BOOL, AT(interleaved), 0, 0},
+    {"num_nextn_predict_layers", FIELD_INT, AT(n_draft_layers), 0, LIMIT_LAYERS},
     {"rms_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
@@ -71,6 +89,12 @@ static const struct field FIELDS[] = {
     {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
     {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
     {"final_logit_softcapping", FIELD_REAL, AT(final_softcap), 1e-6, 1e6},
+    {"logit_scale", FIELD_REAL, AT(logit_scale), 1e-6, 1e6},
+    {"logits_scaling", FIELD_REAL, AT(logits_scaling), 1e-6, 1e6},
+    {"embedding_multiplier", FIELD_REAL, AT(embedding_factor), 1e-6, 1e6},
+    {"attention_multiplier", FIELD_REAL, AT(attention_factor_all), 1e-6, 1e6},
+    {"residual_multiplier", FIELD_REAL, AT(residual_factor), 1e-6, 1e6},
+    {"use_qk_norm", FIELD_BOOL, AT(wide_head_norms), 0, 0},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
@@ -102,6 +126,7 @@ static const struct field ROPE_FIELDS[] = {
     {"mscale", FIELD_REAL, AT(mscale), 0, 1e3},
     {"mscale_all_dim", FIELD_REAL, AT(mscale_all_dim), 0, 1e3},
     {"attention_factor", FIELD_REAL, AT(attention_factor), 1e-6, 1e3},
+    {"llama_4_scaling_beta", FIELD_REAL, AT(position_beta), 0, 1e3},
     {"truncate", FIELD_BOOL, AT(truncate), 0, 0},
     {"original_max_position_embeddings", FIELD_INT, AT(rope_original_positions), 1, 1 << 30},
     {NULL, 0, 0, 0, 0},
@@ -364,6 +389,35 @@ static bool read_rotated_layers(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* mlp_layer_types: null or "dense" or "sparse" for each layer. */
+static bool read_mlp_types(struct json *j, struct raw_config *raw)
+{
+    char text[16];
+    int32_t n = 0;
+
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    if (json_peek(j) != JSON_ARRAY) {
+        return wrong_type(j, "mlp_layer_types", "a list of strings");
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (n == LIMIT_LAYERS) {
+            return json_fail(j, "mlp_layer_types has more than %d entries", LIMIT_LAYERS);
+        }
+        if (!read_text(j, "mlp_layer_types", text, sizeof(text))) {
+            return false;
+        }
+        raw->dense_layer[n] = strcmp(text, "dense") == 0;
+        if (!raw->dense_layer[n++] && strcmp(text, "sparse") != 0) {
+            return json_fail(j, "mlp_layer_types: '%s' is neither dense nor sparse", text);
+        }
+    }
+    raw->dense_layers = 0; /* each layer is named */
+    return !j->failed;
+}
+
 /* mlp_only_layers: null or a list of layers. */
 static bool read_dense_layers(struct json *j, struct raw_config *raw)
 {
@@ -385,6 +439,8 @@ static bool read_dense_layers(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+static bool read_text_config(struct json *j, struct raw_config *raw);
+
 static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
@@ -397,6 +453,9 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (json_key_is(j, "architectures")) {
         return read_architectures(j, raw);
     }
+    if (json_key_is(j, "text_config")) {
+        return read_text_config(j, raw);
+    }
     if (json_key_is(j, "rope_scaling") || json_key_is(j, "rope_parameters")) {
         return read_rope(j, "rope_parameters", raw);
     }
@@ -408,6 +467,15 @@ static bool read_member(struct json *j, struct raw_config *raw)
     }
     if (json_key_is(j, "no_rope_layers")) {
         return read_rotated_layers(j, raw);
+    }
+    if (json_key_is(j, "mlp_layer_types")) {
+        return read_mlp_types(j, raw);
+    }
+    if (!null && json_key_is(j, "scoring_func")) {
+        return read_text(j, "scoring_func", raw->scoring, sizeof(raw->scoring));
+    }
+    if (!null && json_key_is(j, "topk_method")) {
+        return read_text(j, "topk_method", raw->choice, sizeof(raw->choice));
     }
     if (json_key_is(j, "mlp_only_layers")) {
         return read_dense_layers(j, raw);
@@ -439,6 +507,52 @@ static void raw_init(struct raw_config *raw)
     raw->n_layer_types = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;
+}
+
+/* The configuration of a vision model's text part, in an object of its own. */
+static bool read_text_config(struct json *j, struct raw_config *raw)
+{
+    if (json_peek(j) != JSON_OBJECT || raw->text) {
+        return json_peek(j) == JSON_NULL ? json_skip(j) : wrong_type(j, "text_config", "an object");
+    }
+    raw->text = malloc(sizeof(*raw->text));
+    if (!raw->text) {
+        return json_fail(j, "out of memory");
+    }
+    raw_init(raw->text);
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_key_is(j, "text_config")) { /* not deeper */
+            json_skip(j);
+        } else {
+            read_member(j, raw->text);
+        }
+    }
+    return !j->failed;
+}
+
+/* The text part in place of the whole, with what only the whole has. */
+static void take_text_config(struct raw_config *raw)
+{
+    struct raw_config *text = raw->text;
+
+    if (!text) {
+        return;
+    }
+    memcpy(text->architecture, raw->architecture, sizeof(text->architecture));
+    if (!*text->dtype) {
+        memcpy(text->dtype, raw->dtype, sizeof(text->dtype));
+    }
+    text->bos = text->bos >= 0 ? text->bos : raw->bos;
+    text->tied = text->tied >= 0 ? text->tied : raw->tied;
+    text->quantized |= raw->quantized;
+    if (text->n_eos == 0) {
+        text->n_eos = raw->n_eos;
+        memcpy(text->eos, raw->eos, sizeof(text->eos));
+    }
+    *raw = *text;
+    raw->text = NULL;
+    free(text);
 }
 
 static int set_dtype(struct model_config *c, const char *name, struct err *e)
@@ -562,8 +676,10 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
         read_member(&j, raw);
     }
     if (!json_finish(&j)) {
+        free(raw->text);
         return ERR_INVALID;
     }
+    take_text_config(raw);
     c->bos = raw->bos;
     c->n_eos = raw->n_eos;
     memcpy(c->eos, raw->eos, sizeof(c->eos));

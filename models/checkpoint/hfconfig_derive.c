@@ -67,6 +67,16 @@ static int set_activation(struct model_config *c, const char *name, struct err *
         CONFIG, name);
 }
 
+/* Granite's factors. x += f y of every residual is computed as x / f += y: norms do not
+ * see the difference if their eps is divided by f squared. */
+static void set_multipliers(struct model_config *c, const struct raw_config *r)
+{
+    double residual = real_or(r->residual_factor, 1);
+
+    c->embed_scale = (float)(c->embed_scale * real_or(r->embedding_factor, 1) / residual);
+    c->norm_eps = (float)(c->norm_eps / (residual * residual));
+}
+
 static int set_shape(struct model_config *c, const struct raw_config *r, struct err *e)
 {
     const struct {
@@ -90,10 +100,15 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     c->max_positions = r->max_positions;
     c->n_kv_heads = r->n_kv_heads > 0 ? r->n_kv_heads : r->n_heads;
     c->head_dim = r->head_dim > 0 ? r->head_dim : r->hidden / r->n_heads;
+    if (c->latent.rank > 0) {
+        c->n_kv_heads = 1;
+        c->head_dim = c->latent.nope_dim + c->latent.rot_dim;
+    }
     c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
     c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
     c->embed_scale = c->norm_offset > 0 ? sqrtf((float)r->hidden) : 1;
-    if (r->head_dim < 0 && r->hidden % r->n_heads != 0) {
+    set_multipliers(c, r);
+    if (r->head_dim < 0 && c->latent.rank == 0 && r->hidden % r->n_heads != 0) {
         return err_set(e, ERR_INVALID,
                        "%s: hidden_size %d is no multiple of num_attention_heads %d, and head_dim "
                        "is not given",
@@ -111,6 +126,79 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     return 0;
 }
 
+/* The sizes of latents. The refusals here concern what the architecture allows and no
+ * model of it uses. */
+static int set_latent(struct model_config *c, const struct raw_config *r,
+                      const struct architecture *a, struct err *e)
+{
+    const struct {
+        const char *key;
+        int32_t value;
+        int32_t *to;
+    } sizes[] = {{"kv_lora_rank", r->latent_rank, &c->latent.rank},
+                 {"qk_rope_head_dim", r->rot_dim, &c->latent.rot_dim},
+                 {"qk_nope_head_dim", r->nope_dim, &c->latent.nope_dim},
+                 {"v_head_dim", r->v_dim, &c->latent.v_dim}};
+
+    if (!a->latent) {
+        return 0;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        if (sizes[i].value < 0) {
+            return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG, sizes[i].key);
+        }
+        *sizes[i].to = sizes[i].value;
+    }
+    c->latent.q_rank = MAX(r->q_rank, 0);
+    if (c->latent.rank + c->latent.rot_dim > LIMIT_LATENT_DIM) {
+        return err_set(e, ERR_INVALID,
+                       "%s: kv_lora_rank %d and qk_rope_head_dim %d are more than %d together",
+                       CONFIG, c->latent.rank, c->latent.rot_dim, LIMIT_LATENT_DIM);
+    }
+    if (r->attention_bias == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: attention_bias true is not supported with %s",
+                       CONFIG, c->architecture);
+    }
+    return 0;
+}
+
+/* How the experts of a token are chosen, where that is not by the greatest softmax. */
+static int set_routing(struct model_config *c, const struct raw_config *r,
+                       const struct architecture *a, struct err *e)
+{
+    struct expert_config *x = &c->experts;
+    const char *scoring = a->sigmoid_experts ? "sigmoid" : "softmax";
+    bool grouped = a->sigmoid_experts || strcmp(r->choice, "group_limited_greedy") == 0;
+    bool plain = !*r->choice || strcmp(r->choice, "greedy") == 0;
+
+    x->factor = (float)real_or(r->expert_factor, 1);
+    x->scores = a->sigmoid_experts ? SCORES_SIGMOID : SCORES_SOFTMAX;
+    x->choice_bias = x->groups_by_two = a->sigmoid_experts;
+    x->n_groups = grouped ? MAX(r->n_groups, 1) : 1;
+    x->top_groups = grouped ? MAX(r->top_groups, 1) : 1;
+    if (*r->scoring && strcmp(r->scoring, scoring) != 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: scoring_func is '%s', %s has '%s'", CONFIG,
+                       r->scoring, c->architecture, scoring);
+    }
+    if (a->sigmoid_experts ? *r->choice && strcmp(r->choice, "noaux_tc") != 0
+                           : !plain && !grouped) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: topk_method '%s' is not supported with %s", CONFIG,
+                       r->choice, c->architecture);
+    }
+    if (x->n % x->n_groups != 0 || x->top_groups > x->n_groups ||
+        x->n / x->n_groups * x->top_groups < x->top) {
+        return err_set(e, ERR_INVALID,
+                       "%s: %d experts in n_group %d, of which topk_group %d count, do not give "
+                       "each token num_experts_per_tok %d",
+                       CONFIG, x->n, x->n_groups, x->top_groups, x->top);
+    }
+    if (x->groups_by_two && x->n / x->n_groups < 2) {
+        return err_set(e, ERR_INVALID, "%s: n_group is %d for %d experts; a group needs two",
+                       CONFIG, x->n_groups, x->n);
+    }
+    return 0;
+}
+
 /* The layers of experts; MoE architectures of one width (Mixtral) give the experts' as
  * intermediate_size. */
 static int set_experts(struct model_config *c, const struct raw_config *r,
@@ -123,7 +211,7 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     }
     if (r->n_experts < 1 || r->top_experts < 1) {
         return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG,
-                       r->n_experts < 1 ? "num_experts (or num_local_experts)"
+                       r->n_experts < 1 ? "num_experts (num_local_experts, n_routed_experts)"
                                         : "num_experts_per_tok");
     }
     if (r->top_experts > r->n_experts) {
@@ -133,12 +221,20 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     x->n = r->n_experts;
     x->top = r->top_experts;
     x->intermediate = r->expert_intermediate > 0 ? r->expert_intermediate : c->intermediate;
-    x->shared_intermediate = MAX(r->shared_intermediate, 0);
+    x->shared_intermediate =
+        r->n_shared > 0 ? r->n_shared * x->intermediate : MAX(r->shared_intermediate, 0);
     x->normalised = either(r->normalise_experts, a->normalises_experts);
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0;
+    x->swiglu_limit = a->swiglu_limit > 0 ? (float)real_or(r->swiglu_limit, a->swiglu_limit) : 0;
+    if (a->swiglu_limit > 0 && fabs(real_or(r->swiglu_alpha, 1.702) - 1.702) > 1e-6) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: swiglu_alpha is %g, allowed is 1.702", CONFIG,
+                       r->swiglu_alpha);
     }
-    return 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0 &&
+                      i >= (r->dense_layers >= 0 ? r->dense_layers : a->dense_layers) &&
+                      i % MAX(r->expert_interval, 1) == 0;
+    }
+    return set_routing(c, r, a, e);
 }
 
 static int set_window(struct model_config *c, const struct raw_config *r,
@@ -158,6 +254,7 @@ static int set_window(struct model_config *c, const struct raw_config *r,
     for (int32_t i = 0; i < c->n_layers; i++) {
         bool usual = a->window_pattern > 0 ? (i + 1) % pattern != 0 : i >= from;
         c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
+        c->unrotated[i] = a->windows_rotate && !c->windowed[i];
         if (c->windowed[i]) {
             c->sliding_window = window;
         }
@@ -171,7 +268,8 @@ static int set_rope_layers(struct model_config *c, const struct raw_config *r,
 {
     int32_t pattern = r->unrotated_pattern > 0 ? r->unrotated_pattern : a->unrotated_pattern;
 
-    c->rope_interleaved = a->rope_interleaved;
+    c->rope_interleaved =
+        a->latent ? either(r->interleaved, a->rope_interleaved) : a->rope_interleaved;
     c->window_theta = a->window_theta > 0 ? real_or(r->window_theta, a->window_theta) : 0;
     if (a->unrotated_pattern == 0) {
         return 0;
@@ -255,6 +353,9 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     rope->theta = real_or(r->rope_theta, real_or(r->theta, a->rope_theta));
     double share = a->rope_partial > 0 ? a->rope_partial : 1;
     rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, share)));
+    if (a->latent) {
+        rope->rot_dim = c->latent.rot_dim;
+    }
     /* Phi-3 has it at the top level, which takes precedence. */
     rope->original_positions = r->original_positions > 0        ? r->original_positions
                                : r->rope_original_positions > 0 ? r->rope_original_positions
@@ -276,13 +377,28 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     /* With linear and dynamic scaling max_position_embeddings is the context before
      * scaling; with the other kinds it is the longest context. */
     double reach = c->max_positions;
+    bool stretches = real_or(r->position_beta, 0) > 0;
     if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
         reach *= rope->factor;
     } else if (rope->kind == ROPE_YARN) {
         reach = MAX(reach, rope->original_positions * rope->factor);
     }
+    if (stretches) { /* queries behind it get a factor that grows with their position */
+        reach = MIN(reach, rope->original_positions);
+    }
     c->max_positions = (int32_t)MIN(reach, (double)LIMIT_MODEL_LEN);
     return check_rope(c, r, e);
+}
+
+/* With yarn and mscale_all_dim scores are multiplied by its square (DeepSeek-V2). */
+static void set_latent_scale(struct model_config *c)
+{
+    const struct rope_config *r = &c->rope;
+
+    if (r->kind != ROPE_DEFAULT && r->mscale_all_dim > 0 && r->factor > 1) {
+        double mscale = 0.1 * r->mscale_all_dim * log(r->factor) + 1;
+        c->query_scalar = (float)(c->head_dim / pow(mscale, 4));
+    }
 }
 
 int raw_config_derive(struct model_config *c, const struct raw_config *r, struct err *e)
@@ -296,6 +412,12 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (r->head_norms == 1 || r->parallel_residual == 1) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
                        r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");
+    }
+    if (r->wide_head_norms == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported", CONFIG);
+    }
+    if (r->clip_qkv > 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: clip_qkv is not supported", CONFIG);
     }
     if (r->affine == 0 || r->scale_attention == 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
@@ -320,10 +442,21 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         c->o_bias = either(r->out_bias, false);
     }
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
-    c->qk_norm = a->qk_norm;
+    c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
+    c->wide_qk_norm = a->wide_qk_norm;
+    c->wrapped = a->wrapper;
     c->scale_by_layer = r->scale_by_layer == 1;
-    int rc = set_shape(c, r, e);
+    c->n_draft_layers = MAX(r->n_draft_layers, 0);
+    c->logit_scale = (float)(real_or(r->logit_scale, a->logit_scale > 0 ? a->logit_scale : 1) /
+                             real_or(r->logits_scaling, 1));
+    int rc = set_latent(c, r, a, e);
+    if (rc == 0) {
+        rc = set_shape(c, r, e);
+    }
     c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
+    if (!isnan(r->attention_factor_all)) {
+        c->query_scalar = (float)(1 / (r->attention_factor_all * r->attention_factor_all));
+    }
     c->attn_softcap = (float)real_or(r->attn_softcap, 0);
     c->final_softcap = (float)real_or(r->final_softcap, 0);
     if (rc == 0) {
@@ -343,6 +476,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     }
     if (rc == 0) {
         rc = set_rope(c, r, a, e);
+    }
+    if (rc == 0 && a->latent) {
+        set_latent_scale(c);
     }
     c->max_positions = MIN(c->max_positions, LIMIT_MODEL_LEN);
     return rc;

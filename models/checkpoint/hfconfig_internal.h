@@ -10,6 +10,7 @@
 struct raw_config {
     /* Texts: architectures[0], hidden_act, dtype or torch_dtype, rope_type. */
     char architecture[64], act[32], dtype[16], rope_type[16];
+    char scoring[16], choice[24]; /* scoring_func, topk_method: of experts */
 
     /* Sizes, as in struct model_config; window is sliding_window. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim,
@@ -22,14 +23,23 @@ struct raw_config {
      * moe_intermediate_size, shared_expert_intermediate_size; decoder_sparse_step:
      * every so many layers have experts. */
     int32_t n_experts, top_experts, expert_intermediate, shared_intermediate, sparse_step;
+    /* n_shared_experts (each as wide as an expert), n_group, topk_group;
+     * first_k_dense_replace and moe_layer_freq: which layers have experts. */
+    int32_t n_shared, n_groups, top_groups, dense_layers, expert_interval;
+    /* Of latents: kv_lora_rank, q_lora_rank, qk_rope_head_dim, qk_nope_head_dim,
+     * v_head_dim. */
+    int32_t latent_rank, q_rank, rot_dim, nope_dim, v_dim;
+    int32_t n_draft_layers;          /* num_nextn_predict_layers */
     int32_t original_positions;      /* original_max_position_embeddings, at the top level */
     int32_t rope_original_positions; /* the same inside rope_parameters */
 
     /* theta and partial (partial_rotary_factor) at the top level and, as rope_…, inside
      * rope_parameters; query_scalar is query_pre_attn_scalar. */
-    double window_theta; /* rope_local_base_freq, or rope_theta of sliding_attention */
+    double window_theta;  /* rope_local_base_freq, or rope_theta of sliding_attention */
+    double expert_factor; /* routed_scaling_factor */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
+    double swiglu_limit, swiglu_alpha, clip_qkv; /* under their own names */
     /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
         attention_factor;
@@ -41,9 +51,18 @@ struct raw_config {
         affine, scale_by_layer;
     int8_t scale_attention, truncate;
     int8_t normalise_experts;             /* norm_topk_prob */
+    int8_t use_qk_norm;                   /* of architectures that may norm q and k or not */
+    int8_t interleaved;                   /* rope_interleave */
     int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                      /* attention_out_bias */
     int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
+
+    /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
+     * residual_multiplier; llama_4_scaling_beta of rope_parameters */
+    double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
+        position_beta;
+    int8_t wide_head_norms;  /* use_qk_norm */
+    struct raw_config *text; /* owned: text_config; NULL: there is none */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
 

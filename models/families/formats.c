@@ -5,10 +5,10 @@
 #include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
-/* Not an expert's tensor: products of one expert read a view of the rows of all, which
- * a weight in blocks does not have. Codes with scales of their own are multiplied, not
- * embedded, and decoded where a group is no neighbours, or no multiple of FORMAT_GROUP
- * of them. */
+/* Not an expert's tensor, nor one that is divided into heads: products of one expert or
+ * head read a view of the rows of all, which a weight in blocks does not have. Codes
+ * with scales of their own are multiplied, not embedded, and decoded where a group is no
+ * neighbours, or no multiple of FORMAT_GROUP of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
@@ -19,8 +19,8 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
         return false;
     }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
-           s->cols != DIM_ONE && tensor_spec_indices(s) < 2 &&
-           s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           s->cols != DIM_ONE && tensor_spec_indices(s) < 2 && s->rows != DIM_K_UP &&
+           s->rows != DIM_V_UP && s->transposed == (t->order == ORDER_TRANSPOSED) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }
 

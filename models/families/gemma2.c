@@ -26,6 +26,18 @@ static const struct architecture ARCHITECTURES[] = {
      .window_pattern = 6,
      .window_theta = 10000,
      .gemma = true},
+    {.name = "Gemma3ForConditionalGeneration",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 1e6,
+     .tied = true,
+     .qk_norm = true,
+     .sliding_window = 4096,
+     .window_pattern = 6,
+     .window_theta = 10000,
+     .gemma = true,
+     .wrapper = true},
     {0},
 };
 
@@ -47,9 +59,7 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-/* out = norm of y. Partial sums are first added over the ranks, because the norm is not
- * linear. */
-static void post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n)
+void transformer_post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n)
 {
     if (m->weights->partial) {
         m->backend->ops->all_reduce(m->backend, y);
@@ -81,11 +91,11 @@ void gemma2_forward(struct model *m, const struct batch *b)
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
         ops->linear(be, h, attn, l->o, &plain);
-        post_norm(m, y, h, &l->attn_post_norm);
+        transformer_post_norm(m, y, h, &l->attn_post_norm);
         ops->add_norm(be, h, x, y, &l->mlp_norm, false);
         ops->linear_gated(be, act, up, h, l->up, plain.bias, m->config.act);
         ops->linear(be, h, act, l->down, &plain);
-        post_norm(m, y, h, &l->mlp_post_norm);
+        transformer_post_norm(m, y, h, &l->mlp_post_norm);
         transformer_end_layer(m, i, h, x, y, false);
     }
 }

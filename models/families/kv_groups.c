@@ -94,6 +94,18 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
     }
 }
 
+void model_kv_layout(struct kv_layout *ret, const struct model_kv_groups *g,
+                     const struct model_config *c, int32_t n_ranks, int32_t block_size,
+                     enum dtype dtype)
+{
+    if (c->latent.rank > 0) {
+        kv_layout_init_latent(ret, block_size, g->n_layers, c->latent.rank + c->latent.rot_dim,
+                              dtype);
+        return;
+    }
+    kv_layout_init(ret, block_size, g->n_layers, model_n_kv_heads(c, n_ranks), c->head_dim, dtype);
+}
+
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
                     int32_t layer, int32_t *ret_group, int32_t *ret_index)
 {

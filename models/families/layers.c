@@ -13,7 +13,11 @@
 
 #include "models/checkpoint/quantised/quantised.h"
 
-enum { TENSOR_PIECES = 3 }; /* of one tensor, at most (axis_ranges) */
+enum {
+    TENSOR_PIECES = 3,         /* of one tensor, at most (axis_ranges) */
+    HEAD_PIECES = LIMIT_HEADS, /* of one that is divided into heads */
+    LATENT_ROWS = 1024         /* rows of the scratch of attention over latents, at most */
+};
 
 /* Where a piece of a weight comes from. */
 struct source {
@@ -78,7 +82,27 @@ int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
     return MAX(c->n_kv_heads / n_ranks, 1);
 }
 
-/* The ranges of an axis that this rank holds, into ret[3]; returns their number. */
+static bool is_by_head(enum tensor_dim dim)
+{
+    return dim == DIM_K_UP || dim == DIM_V_UP;
+}
+
+/* The rows that make the keys of this rank's heads, or their values, a range a head. */
+static int32_t head_ranges(const struct model *m, enum tensor_dim dim, struct range *ret)
+{
+    const struct latent_config *c = &m->config.latent;
+    struct range heads = head_range(m, m->config.n_heads);
+
+    for (int32_t i = 0; i < heads.n; i++) {
+        int32_t first = (heads.first + i) * (c->nope_dim + c->v_dim);
+        ret[i] = dim == DIM_K_UP ? (struct range){first, c->nope_dim}
+                                 : (struct range){first + c->nope_dim, c->v_dim};
+    }
+    return heads.n;
+}
+
+/* The ranges of an axis that this rank holds, into ret[3], by head ret[HEAD_PIECES];
+ * returns their number. */
 static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool split, int64_t size,
                            struct range *ret)
 {
@@ -86,6 +110,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     int32_t d = c->head_dim;
     struct range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
 
+    if (is_by_head(dim)) {
+        return head_ranges(m, dim, ret);
+    }
     ret[0] = (struct range){0, (int32_t)size};
     if (dim == DIM_QKV) {
         if (!split || m->options.n_ranks == 1) {
@@ -105,7 +132,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     if (!split) {
         return 1;
     }
-    if (dim == DIM_Q || dim == DIM_KV) {
+    if (dim == DIM_HEADS) {
+        ret[0] = q;
+    } else if (dim == DIM_Q || dim == DIM_KV) {
         struct range heads = dim == DIM_Q ? q : kv;
         ret[0] = (struct range){heads.first * d, heads.n * d};
     } else if (dim == DIM_VOCAB) {
@@ -158,6 +187,70 @@ static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, st
     p->scales = weight_scales_slice(&q->scales, out.first, in.first);
 }
 
+/* The values of one expert in a tensor of all, in the order of the spec: n of them,
+ * every second one where gate and up are stored in turn. As plain_data otherwise. */
+static const void *stacked_data(const struct tensor_spec *s, const struct tensor *t, int64_t n,
+                                int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype), step = (size_t)tensor_spec_step(s);
+    const char *from = (const char *)t->data + (size_t)expert * (size_t)n * step * bytes;
+
+    if (step == 1 && (uintptr_t)from % bytes == 0) {
+        return from;
+    }
+    char *copy = malloc((size_t)n * bytes);
+    *ret_copy = copy;
+    from += s->rows == DIM_STACKED_UP ? bytes : 0;
+    for (size_t i = 0; copy && i < (size_t)n; i++) {
+        memcpy(copy + i * bytes, from + i * step * bytes, bytes);
+    }
+    return copy;
+}
+
+/* Whether the weights carry the factor of the logits: the head is linear, so it may be
+ * on either side of it. */
+static bool scales_logits(const struct model *m, const struct tensor_spec *s)
+{
+    return m->config.logit_scale != 1 && tensor_spec_indices(s) == 0 &&
+           s->target == IN_MODEL(final_norm.weight);
+}
+
+static float value_at(const void *data, enum dtype t, int32_t i)
+{
+    uint32_t bits;
+    float f;
+
+    if (t == DTYPE_F16) {
+        return weight_format_f16((const uint8_t *)data + (size_t)i * 2);
+    }
+    if (t == DTYPE_F32) {
+        return ((const float *)data)[i];
+    }
+    bits = (uint32_t)((const uint16_t *)data)[i] << 16;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* The last piece, n values, times the factor of the logits, as float32. */
+static int scale_piece(struct assembly *a, float factor, struct err *e)
+{
+    struct weight_piece *p = &a->piece[a->n_pieces - 1];
+    struct source *from = &a->source[a->n_pieces - 1];
+    float *scaled = malloc((size_t)p->cols * sizeof(*scaled));
+
+    if (!scaled) {
+        return err_nomem(e, from->tensor->name);
+    }
+    for (int32_t i = 0; i < p->cols; i++) {
+        scaled[i] = factor * value_at(p->data, p->dtype, i);
+    }
+    free(from->copy);
+    from->copy = scaled;
+    p->data = scaled;
+    p->dtype = DTYPE_F32;
+    return 0;
+}
+
 /* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever
  * the order of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
@@ -205,10 +298,10 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
     return rc;
 }
 
-/* Add this rank's rows and columns of a tensor; t NULL: a dummy, of which only the size
- * counts. */
+/* Add this rank's rows and columns of a tensor, or of one expert in a tensor of all; t
+ * NULL: a dummy, of which only the size counts. */
 static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
-                      struct err *e)
+                      int32_t expert, struct err *e)
 {
     const struct model *m = a->m;
     int64_t n_rows, n_cols;
@@ -216,12 +309,14 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     bool vector = s->cols == DIM_ONE;
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
-    struct range out[TENSOR_PIECES], in[TENSOR_PIECES];
+    struct range out[HEAD_PIECES], in[TENSOR_PIECES];
     bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
     axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
     void *copy = NULL;
-    const void *data = t ? plain_data(t, &copy) : NULL;
+    const void *data = !t                       ? NULL
+                       : tensor_spec_stacked(s) ? stacked_data(s, t, n_rows * n_cols, expert, &copy)
+                                                : plain_data(t, &copy);
     a->source[a->n_pieces].copy = copy;
     if (t && !data) {
         a->n_pieces++; /* so that the copy is freed */
@@ -238,6 +333,8 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
                 .rows = in[0].n, .cols = out[i].n, .stride = n_cols, .transposed = true};
         } else if (vector) { /* stacked along its only axis */
             *p = (struct weight_piece){.rows = 1, .cols = out[i].n, .stride = out[i].n};
+        } else if (s->rows == DIM_K_UP) {
+            p->transposed = true;
         }
         if (t) {
             a->source[a->n_pieces - 1].tensor = t;
@@ -247,13 +344,13 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
         if (vector) {
             a->cols += out[i].n;
         } else {
-            a->rows += out[i].n;
+            a->rows += s->rows == DIM_K_UP ? in[0].n : out[i].n;
         }
     }
     if (vector) {
         a->rows = 1;
     } else {
-        a->cols = in[0].n;
+        a->cols = s->rows == DIM_K_UP ? out[0].n : in[0].n;
     }
     return 0;
 }
@@ -273,6 +370,10 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
+    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks) ||
+        scales_logits(m, s)) {
+        d.dtype = DTYPE_F32;
+    }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
     for (int32_t i = 0; i < a->n_pieces; i++) {
         d.mapped &= !a->source[i].copy;
@@ -301,7 +402,10 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             (s->split != SPLIT_FIRST || m->options.rank == 0)) {
             const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
-            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, e);
+            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
+            if (rc == 0 && t && scales_logits(m, s)) {
+                rc = scale_piece(a, m->config.logit_scale, e);
+            }
             if (t) {
                 transformer_count_format(m->weights, t, blocks || !t->format);
             }
@@ -321,7 +425,8 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     while (s[n_rows].name && s[n_rows].target == s->target) {
         n_rows++;
     }
-    int rc = assembly_reserve(&a, n_rows * n_each * TENSOR_PIECES, e);
+    int32_t n_pieces = is_by_head(s->rows) ? HEAD_PIECES : TENSOR_PIECES;
+    int rc = assembly_reserve(&a, n_rows * n_each * n_pieces, e);
     for (int32_t i = 0; i < n_each && rc == 0; i++) {
         rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, i}, e);
     }
@@ -439,6 +544,31 @@ static void set_experts(const struct model *m, struct layer *l)
     l->experts.width = m->weights->expert_intermediate;
     l->experts.act = m->config.act;
     l->experts.normalised = x->normalised;
+    l->experts.scores = x->scores;
+    l->experts.groups_by_two = x->groups_by_two;
+    l->experts.n_groups = x->n_groups;
+    l->experts.top_groups = x->top_groups;
+    l->experts.factor = x->factor;
+    l->experts.swiglu_limit = x->swiglu_limit;
+}
+
+static void set_latent(const struct model *m, struct layer *l)
+{
+    const struct model_config *c = &m->config;
+    struct latent_attention *a = &l->latent;
+
+    a->group = l->attention.group;
+    a->layer = l->attention.layer;
+    a->n_heads = m->weights->n_heads;
+    a->latent = c->latent.rank;
+    a->rot_dim = c->latent.rot_dim;
+    a->nope_dim = c->latent.nope_dim;
+    a->v_dim = c->latent.v_dim;
+    a->scale = l->attention.scale;
+    a->cos_sin = m->weights->cos_sin;
+    a->interleaved = c->rope_interleaved;
+    set_norm(c, &a->norm);
+    a->norm.eps = l->q_norm.eps = 1e-6f; /* whatever the model's other norms have */
 }
 
 /* Parameters of the operations other than weights. */
@@ -457,6 +587,8 @@ static void set_parameters(struct model *m)
         set_norm(c, &l->mlp_norm);
         set_norm(c, &l->attn_post_norm);
         set_norm(c, &l->mlp_post_norm);
+        set_norm(c, &l->q_norm);
+        set_norm(c, &l->k_norm);
         if (c->experts.layer[number]) {
             set_experts(m, l);
         }
@@ -471,7 +603,11 @@ static void set_parameters(struct model *m)
                                           .scale = (float)(1 / sqrt((double)c->query_scalar) /
                                                            (c->scale_by_layer ? number + 1 : 1)),
                                           .softcap = c->attn_softcap,
-                                          .window = c->windowed[number] ? c->sliding_window : 0};
+                                          .window = c->windowed[number] ? c->sliding_window : 0,
+                                          .sinks = l->sinks};
+        if (c->latent.rank > 0) {
+            set_latent(m, l);
+        }
     }
 }
 
@@ -512,13 +648,40 @@ static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
     struct transformer *t = m->weights;
     struct expert_scratch *s = &t->experts;
     int32_t n = m->options.max_tokens;
+    bool pairs = m->backend->expert_pairs;
+    int32_t each = pairs ? 0 : n, pair = pairs ? n * x->top : 0;
+    int64_t words = experts_list_words(x->n, x->top, n);
     const struct want want[] = {
-        {&s->scores, n, x->n, DTYPE_F32},          {&s->row, 1, n, DTYPE_I32},
-        {&s->x, n, m->config.hidden, act},         {&s->up, n, 2 * t->expert_intermediate, act},
-        {&s->act, n, t->expert_intermediate, act}, {&s->y, n, m->config.hidden, act},
+        {&s->scores, n, x->n, DTYPE_F32},
+        {&s->y, n, m->config.hidden, act},
+        {&s->row, 1, each, DTYPE_I32},
+        {&s->x, each, m->config.hidden, act},
+        {&s->up, each, 2 * t->expert_intermediate, act},
+        {&s->act, each, t->expert_intermediate, act},
+        {&s->pair_act, pair, t->expert_intermediate, act},
+        {&s->pair_y, pair, m->config.hidden, act},
+        {&s->lists, 1, pairs ? (int32_t)MIN(words, INT32_MAX) : 0, DTYPE_I32},
     };
 
     return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
+}
+
+static int make_latent_scratch(struct model *m, enum dtype act, struct err *e)
+{
+    const struct latent_config *c = &m->config.latent;
+    struct transformer *t = m->weights;
+    int32_t n = m->options.max_tokens, rows = MIN(n, LATENT_ROWS);
+    int32_t q = t->n_heads * m->config.head_dim, v = t->n_heads * c->v_dim;
+    int32_t in = (c->q_rank > 0 ? c->q_rank : q) + c->rank + c->rot_dim;
+    const struct want want[] = {
+        {&t->qkv, n, MAX(in, v), act},
+        {&t->attn, n, v, act},
+        {&t->q, n, c->q_rank > 0 ? MAX(q, v) : 0, act},
+        {&t->latent.q, rows, t->n_heads * (c->rank + c->rot_dim), act},
+        {&t->latent.sum, rows, t->n_heads * c->rank, act},
+    };
+
+    return c->rank > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
 }
 
 static int make_scratch(struct model *m, struct err *e)
@@ -530,13 +693,13 @@ static int make_scratch(struct model *m, struct err *e)
             kv = t->n_kv_heads * c->head_dim;
     int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
     int32_t up = widest_up(t);
-    bool narrow = c->embed_dim != c->hidden;
+    bool narrow = c->embed_dim != c->hidden, heads = c->latent.rank == 0;
     const struct want want[] = {
         {&t->x, n, c->hidden, act},
         {&t->h, n, c->hidden, act},
         {&t->y, n, c->hidden, act},
-        {&t->qkv, n, q + 2 * kv, act},
-        {&t->attn, n, q, act},
+        {&t->qkv, n, heads ? q + 2 * kv : 0, act},
+        {&t->attn, n, heads ? q : 0, act},
         {&t->up, n, up, act},
         {&t->act, n, MAX(t->intermediate, t->shared_intermediate), act},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
@@ -548,6 +711,7 @@ static int make_scratch(struct model *m, struct err *e)
     int rc = make_mats(m, want, ARRAY_LEN(want), e);
     m->head = c->tied ? t->embed : t->head;
     m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
+    rc = rc ? rc : make_latent_scratch(m, act, e);
     return rc ? rc : make_expert_scratch(m, act, e);
 }
 
@@ -560,6 +724,12 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
                              "tensor_parallel_size %d does not divide the model: %d heads, %d "
                              "key/value heads, MLP width %d",
                              n, c->n_heads, c->n_kv_heads, c->intermediate);
+    }
+    if (c->wide_qk_norm && n > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d: %s norms queries and keys over all heads, "
+                             "which several ranks do not compute",
+                             n, c->architecture);
     }
     if (c->experts.intermediate % n != 0 || c->experts.shared_intermediate % n != 0) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
@@ -586,17 +756,31 @@ int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
     return 0;
 }
 
+/* Refuse a model with layers that the backend does not compute. */
+static int check_backend(const struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    const struct backend_ops *ops = m->backend->ops;
+    const char *what = NULL;
+
+    if (c->experts.n > 0 && !ops->experts) {
+        what = "layers of experts";
+    } else if (c->latent.rank > 0 && !ops->latent_attention) {
+        what = "attention over latents";
+    }
+    return what ? err_set(e, ERR_UNSUPPORTED, "%s has %s, which the backend %s does not compute",
+                          c->architecture, what, m->backend->name)
+                : 0;
+}
+
 int transformer_load(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
     int32_t stage = m->options.stage, n_stages = m->options.n_stages;
     int rc = model_check_ranks(c, m->options.n_ranks, e);
 
-    if (rc == 0 && c->experts.n > 0 && !m->backend->ops->experts) {
-        rc = err_set(e, ERR_UNSUPPORTED,
-                     "%s has layers of experts, which the backend %s does not "
-                     "compute",
-                     c->architecture, m->backend->name);
+    if (rc == 0) {
+        rc = check_backend(m, e);
     }
     if (rc == 0) {
         rc = model_check_stages(c, n_stages, e);

@@ -24,6 +24,13 @@ struct layer {
     struct experts experts;     /* n > 0: in place of up and down */
     struct rope rope;           /* the model's, with this layer's q and k norms */
     struct attention attention;
+    struct mat sinks; /* [1, n_heads], of attention; data NULL: none */
+    /* With latents, in place of `attention` (deepseek.c). qkv then has the rows of the
+     * queries, or of their latent [q_rank], and behind them those of the latent and the
+     * rotated key. */
+    struct latent_attention latent;
+    struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
+    struct mat q_up; /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -56,6 +63,8 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct expert_scratch experts; /* only if a layer has experts */
+    struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
+    struct latent_scratch latent;  /* only with latents; fewer rows */
 };
 
 /* One axis of a stored tensor. */
@@ -72,6 +81,21 @@ enum tensor_dim {
     DIM_EXPERTS, /* experts of a layer */
     DIM_EXPERT,  /* intermediate of an expert */
     DIM_SHARED,  /* intermediate of the shared expert */
+    DIM_HEADS,   /* n_heads */
+    /* Of tensors that hold all experts of a layer, one after another: the gate's part
+     * of an expert's rows, which are stored in turn with up's, up's part, and
+     * hidden. */
+    DIM_STACKED_GATE,
+    DIM_STACKED_UP,
+    DIM_STACKED_HIDDEN,
+    DIM_V,          /* n_heads * the dims of a value, with latents */
+    DIM_Q_RANK,     /* of the queries' latent */
+    DIM_LATENT,     /* of the latent */
+    DIM_LATENT_KEY, /* of the latent and of the rotated key */
+    /* Of each head the rows that make its key, then those that make its value; the
+     * weight takes the former (DIM_K_UP), transposed, or the latter. */
+    DIM_K_UP,
+    DIM_V_UP,
     DIM_VOCAB,
     DIM_POSITIONS,   /* max_position_embeddings */
     DIM_POSITIONS_2, /* the same and OPT's offset of 2 */
@@ -95,10 +119,13 @@ enum tensor_when {
     WHEN_MLP_BIAS,
     WHEN_QK_NORM,
     WHEN_FINAL_NORM,
-    WHEN_PROJECTED, /* embed_dim is not hidden */
-    WHEN_DENSE,     /* the layer has an MLP */
-    WHEN_EXPERTS,   /* the layer has experts */
-    WHEN_SHARED,    /* and a shared one */
+    WHEN_PROJECTED,   /* embed_dim is not hidden */
+    WHEN_DENSE,       /* the layer has an MLP */
+    WHEN_EXPERTS,     /* the layer has experts */
+    WHEN_SHARED,      /* and a shared one */
+    WHEN_CHOICE_BIAS, /* the layer's experts are chosen with a bias */
+    WHEN_Q_RANK,      /* the queries have a latent */
+    WHEN_NO_Q_RANK,   /* they have none */
 };
 
 /* One tensor of the checkpoint, or one of each layer, or one of each expert of each
@@ -118,9 +145,10 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
-extern const struct model_family llama_family, qwen_moe_family, mixtral_family, phi3_family,
-    glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
-    gpt2_family;
+extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
+    glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
+    cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
+    opt_family, gpt2_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -195,6 +223,14 @@ int transformer_check(const struct model_family *f, const struct model_config *c
 int transformer_load(struct model *m, struct err *e);
 void transformer_free(struct transformer *t);
 
+/* After the last attention only tokens that have logits are needed: of a prefill, few.
+ * Sets x and attn to the gathered rows of n tokens, and y to memory of their size.
+ * `free`: memory that is not needed any more, at least as wide as attn. */
+void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y,
+                             struct mat *attn, struct mat free);
+/* out = norm of y. Partial sums are first added over the ranks, because the norm is not
+ * linear. */
+void transformer_post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n);
 /* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
@@ -224,6 +260,11 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
 int32_t tensor_spec_indices(const struct tensor_spec *s);
 /* Tensors that the spec stands for in one layer: 1, or one an expert. */
 int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config *c);
+/* Whether one tensor holds all experts of a layer. */
+bool tensor_spec_stacked(const struct tensor_spec *s);
+/* Values of a stacked tensor for each of the spec's: 2 where gate and up are stored in
+ * turn. */
+int32_t tensor_spec_step(const struct tensor_spec *s);
 enum { TENSOR_NAME_BYTES = 256 };
 /* Which tensor of those that a spec stands for; indices that its name does not have are
  * not read. */

@@ -3,8 +3,9 @@
  *
  * Mistral adds a sliding window, Qwen2 biases of q, k and v, Qwen3 norms of q and k per
  * head; Gemma scales its embeddings and stores norm weights minus 1; SmolLM3 rotates
- * nothing in every fourth layer, ERNIE and Helium rotate neighbouring dims. These
- * differences are settings and conditions in the tables; the forward pass is the same.
+ * nothing in every fourth layer, ERNIE and Helium rotate neighbouring dims, Granite
+ * multiplies embeddings, scores, residuals and logits. These differences are settings
+ * and conditions in the tables; the forward pass is the same.
  */
 #include "models/families/layers.h"
 
@@ -71,6 +72,33 @@ static const struct architecture ARCHITECTURES[] = {
      .rope_theta = 100000,
      .rope_interleaved = true,
      .bias_apart = true},
+    {.name = "GraniteForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
+    {.name = "MinistralForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .sliding_window = 4096},
+    {.name = "Ministral3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 1e6},
+    {.name = "Mistral3ForConditionalGeneration",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 1e6,
+     .wrapper = true},
+    {.name = "InternLM3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
     {0},
 };
 
@@ -92,19 +120,29 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
-/* After the last attention only tokens that have logits are needed: of a prefill, few.
- * Sets x and attn to the gathered rows, and y to memory of their size. */
-static void gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y, struct mat *attn,
-                        struct mat qkv)
+void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y,
+                             struct mat *attn, struct mat free)
 {
     const struct backend_ops *ops = m->backend->ops;
-    struct mat rows = mat_rows(*y, 0, n), heads = mat_rows(mat_cols(qkv, 0, attn->cols), 0, n);
+    struct mat rows = mat_rows(*y, 0, n), heads = mat_rows(mat_cols(free, 0, attn->cols), 0, n);
 
     ops->gather(m->backend, rows, *x, 0);
     ops->gather(m->backend, heads, *attn, 0);
     *y = mat_rows(*x, 0, n);
     *x = rows;
     *attn = heads;
+}
+
+/* The norms of q and of k over all of their heads together, if the layer has them. */
+static void norm_all_heads(struct model *m, const struct layer *l, struct mat qkv)
+{
+    int32_t d = m->config.head_dim, q = m->weights->n_heads * d, k = m->weights->n_kv_heads * d;
+    struct mat of_q = mat_cols(qkv, 0, q), of_k = mat_cols(qkv, q, k);
+
+    if (l->q_norm.weight.data) {
+        m->backend->ops->norm(m->backend, of_q, of_q, &l->q_norm);
+        m->backend->ops->norm(m->backend, of_k, of_k, &l->k_norm);
+    }
 }
 
 void llama_forward(struct model *m, const struct batch *b)
@@ -126,6 +164,7 @@ void llama_forward(struct model *m, const struct batch *b)
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
+        norm_all_heads(m, l, qkv);
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
         if (i + 1 == t->n_layers && model_gathers(m, b)) {
@@ -133,7 +172,7 @@ void llama_forward(struct model *m, const struct batch *b)
             if (n == 0) {
                 return; /* the cache is written */
             }
-            gather_rows(m, n, &x, &y, &attn, qkv);
+            transformer_gather_rows(m, n, &x, &y, &attn, qkv);
             h = mat_rows(h, 0, n);
         }
         y.transient = true;

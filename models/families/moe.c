@@ -57,6 +57,41 @@ static const struct tensor_spec QWEN_TENSORS[] = {
     {0},
 };
 
+/* ---- OLMoE: q and k are normed over all heads together ---- */
+
+static const struct architecture OLMOE[] = {
+    {.name = "OlmoeForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .wide_qk_norm = true,
+     .experts = true},
+    {0},
+};
+
+#define ROW_WIDE_NORM(name, dim, target)                                            \
+    ROW(LAYER "self_attn." name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
+        IN_LAYER(target.weight), WHEN_ALWAYS)
+
+static const struct tensor_spec OLMOE_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROW_WIDE_NORM("q_norm", DIM_Q, q_norm),
+    ROW_WIDE_NORM("k_norm", DIM_KV, k_norm),
+    ROW_EXPERT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
+    ROW_EXPERT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(LAYER "mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
+    {0},
+};
+
+const struct model_family olmoe_family = {.architectures = OLMOE,
+                                          .tensors = OLMOE_TENSORS,
+                                          .ignored = IGNORED,
+                                          .forward = llama_forward,
+                                          .gathers = true};
+
 const struct model_family qwen_moe_family = {.architectures = QWEN,
                                              .tensors = QWEN_TENSORS,
                                              .ignored = IGNORED,

@@ -45,8 +45,26 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->experts.n;
     case DIM_EXPERT:
         return c->experts.intermediate;
+    case DIM_STACKED_GATE:
+    case DIM_STACKED_UP:
+        return c->experts.intermediate;
+    case DIM_STACKED_HIDDEN:
+        return c->hidden;
+    case DIM_HEADS:
+        return c->n_heads;
     case DIM_SHARED:
         return c->experts.shared_intermediate;
+    case DIM_V:
+        return (int64_t)c->n_heads * c->latent.v_dim;
+    case DIM_Q_RANK:
+        return c->latent.q_rank;
+    case DIM_LATENT:
+        return c->latent.rank;
+    case DIM_LATENT_KEY:
+        return (int64_t)c->latent.rank + c->latent.rot_dim;
+    case DIM_K_UP:
+    case DIM_V_UP:
+        return (int64_t)c->n_heads * (c->latent.nope_dim + c->latent.v_dim);
     case DIM_VOCAB:
         return c->vocab;
     case DIM_POSITIONS:
@@ -89,6 +107,12 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->experts.layer[layer];
     case WHEN_SHARED:
         return c->experts.layer[layer] && c->experts.shared_intermediate > 0;
+    case WHEN_CHOICE_BIAS:
+        return c->experts.layer[layer] && c->experts.choice_bias;
+    case WHEN_Q_RANK:
+        return c->latent.q_rank > 0;
+    case WHEN_NO_Q_RANK:
+        return c->latent.q_rank == 0;
     }
     return false;
 }
@@ -102,7 +126,17 @@ int32_t tensor_spec_indices(const struct tensor_spec *s)
 
 int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config *c)
 {
-    return tensor_spec_indices(s) == 2 ? c->experts.n : 1;
+    return tensor_spec_indices(s) == 2 || tensor_spec_stacked(s) ? c->experts.n : 1;
+}
+
+bool tensor_spec_stacked(const struct tensor_spec *s)
+{
+    return tensor_spec_step(s) == 2 || s->rows == DIM_STACKED_HIDDEN;
+}
+
+int32_t tensor_spec_step(const struct tensor_spec *s)
+{
+    return s->rows == DIM_STACKED_GATE || s->rows == DIM_STACKED_UP ? 2 : 1;
 }
 
 void tensor_spec_name(const struct tensor_spec *s, struct tensor_index at, char *ret)
@@ -135,6 +169,15 @@ const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct 
         return t;
     }
     static const char *const PREFIXES[] = {"model.", "transformer."};
+    static const char *const WRAPPERS[] = {"model.language_", "language_model."};
+    for (size_t i = 0; i < ARRAY_LEN(WRAPPERS); i++) { /* the text part of a vision model */
+        char whole[NAME_BYTES + 32];
+        snprintf(whole, sizeof(whole), "%s%s", WRAPPERS[i], name);
+        t = checkpoint_find(c, whole);
+        if (t) {
+            return t;
+        }
+    }
     for (size_t i = 0; i < ARRAY_LEN(PREFIXES); i++) {
         size_t len = strlen(PREFIXES[i]);
         if (strncmp(name, PREFIXES[i], len) == 0) {
@@ -165,11 +208,31 @@ static void print_shape(char *ret, size_t cap, const int64_t *dim, int32_t n_dim
     }
 }
 
-static bool right_shape(const struct tensor_spec *s, const struct tensor *t, const int64_t *want)
-{
-    int32_t n_dims = s->cols == DIM_ONE ? 1 : 2;
+/* The shape of a stored tensor. */
+struct shape {
+    int64_t dim[3];
+    int32_t n_dims;
+};
 
-    return t->n_dims == n_dims && t->dim[0] == want[0] && (n_dims == 1 || t->dim[1] == want[1]);
+static struct shape shape_of(const struct tensor_spec *s, const struct model_config *c)
+{
+    struct shape h = {.n_dims = tensor_spec_stacked(s) ? 1 : 0};
+    int64_t rows, cols;
+
+    tensor_spec_shape(s, c, &rows, &cols);
+    h.dim[0] = c->experts.n;
+    h.dim[h.n_dims++] = rows;
+    if (s->cols != DIM_ONE) {
+        h.dim[h.n_dims++] = cols;
+    }
+    h.dim[h.n_dims - 1] *= tensor_spec_step(s);
+    return h;
+}
+
+static bool right_shape(const struct tensor *t, const struct shape *want)
+{
+    return t->n_dims == want->n_dims &&
+           memcmp(t->dim, want->dim, sizeof(t->dim[0]) * (size_t)want->n_dims) == 0;
 }
 
 static bool right_type(const struct tensor *t)
@@ -188,7 +251,7 @@ static void such(char *ret, size_t cap, int32_t n)
 
 /* What is wrong with the tensors of one row of the table. */
 struct row_problems {
-    int64_t want[2];                            /* the shape that they must have */
+    struct shape want;                          /* that they must have */
     int32_t n_missing, n_misshapen, n_mistyped; /* tensors */
     const struct tensor *misshapen, *mistyped;  /* the first of each, or NULL */
 };
@@ -197,16 +260,16 @@ struct row_problems {
 static void check_layer(struct problems *p, struct row_problems *row, const struct tensor_spec *s,
                         const struct model_config *c, const struct checkpoint *ck, int32_t layer)
 {
-    int32_t n = tensor_spec_wanted(s, c, layer) ? tensor_spec_count(s, c) : 0;
+    int32_t n = tensor_spec_stacked(s) ? 1 : tensor_spec_count(s, c);
 
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < n && tensor_spec_wanted(s, c, layer); i++) {
         const struct tensor *t = tensor_spec_find(s, ck, (struct tensor_index){layer, i});
         if (!t) {
             row->n_missing++;
             continue;
         }
         p->used[t - checkpoint_at(ck, 0)] = true;
-        if (!right_shape(s, t, row->want) && row->n_misshapen++ == 0) {
+        if (!right_shape(t, &row->want) && row->n_misshapen++ == 0) {
             row->misshapen = t;
         }
         if (!right_type(t) && row->n_mistyped++ == 0) {
@@ -230,7 +293,7 @@ static void report_row(struct problems *p, const struct row_problems *row,
     }
     if (row->misshapen) {
         print_shape(is, sizeof(is), row->misshapen->dim, row->misshapen->n_dims);
-        print_shape(must, sizeof(must), row->want, s->cols == DIM_ONE ? 1 : 2);
+        print_shape(must, sizeof(must), row->want.dim, row->want.n_dims);
         such(times, sizeof(times), row->n_misshapen);
         snprintf(text, sizeof(text), "%.200s is %s, must be %s%s", row->misshapen->name, is, must,
                  times);
@@ -248,20 +311,50 @@ static void report_row(struct problems *p, const struct row_problems *row,
 static void check_spec(struct problems *p, const struct tensor_spec *s,
                        const struct model_config *c, const struct checkpoint *ck)
 {
-    struct row_problems row = {0};
+    struct row_problems row = {.want = shape_of(s, c)};
     int32_t n = tensor_spec_indices(s) > 0 ? c->n_layers : 1;
 
-    tensor_spec_shape(s, c, &row.want[0], &row.want[1]);
     for (int32_t i = 0; i < n; i++) {
         check_layer(p, &row, s, c, ck, i);
     }
     report_row(p, &row, s);
 }
 
+/* Whether a tensor is of a layer behind the last, which predicts further tokens. */
+static bool is_draft(const char *name, const struct model_config *c)
+{
+    static const char LAYERS[] = "layers.";
+    const char *at = strstr(name, LAYERS);
+
+    if (!at) {
+        return false;
+    }
+    long layer = strtol(at + sizeof(LAYERS) - 1, NULL, 10);
+    return layer >= c->n_layers && layer < (long)c->n_layers + c->n_draft_layers;
+}
+
+/* Whether a tensor makes embeddings of images. */
+static bool is_of_vision(const char *name)
+{
+    static const char *const PARTS[] = {"vision_tower.", "multi_modal_projector.", "vision_model.",
+                                        "visual."};
+
+    for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
+        if (strstr(name, PARTS[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether an unknown tensor is one that inference does not need. */
 static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
 {
     size_t len = strlen(name);
+
+    if (is_draft(name, c) || (c->wrapped && is_of_vision(name))) {
+        return true;
+    }
 
     if (c->tied && strcmp(name, "lm_head.weight") == 0) {
         return true;

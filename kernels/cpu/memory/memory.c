@@ -283,8 +283,9 @@ int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks
     if (!kv_layouts_agree(l, n_groups)) {
         return err_set(e, ERR_INVALID, "cpu: blocks of different sizes cannot share a pool");
     }
-    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > LIMIT_HEAD_DIM ||
-        n_blocks < 1 || n_host_blocks < 0 || l->dtype == DTYPE_I32) {
+    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 ||
+        l->head_dim > (l->kind == KV_LATENT ? LIMIT_LATENT_DIM : LIMIT_HEAD_DIM) || n_blocks < 1 ||
+        n_host_blocks < 0 || l->dtype == DTYPE_I32) {
         return err_set(e, ERR_INVALID,
                        "cpu: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);

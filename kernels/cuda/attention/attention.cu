@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
             }
         }
     }
+    sum += a.sinks ? expf(a.sinks[head] - best) : 0.0f;
 #pragma unroll
     for (int i = 0; i < PLAIN_MAX_PER_LANE; i++) {
         if (i * 32 + lane < d) {

@@ -97,12 +97,13 @@ __device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, co
                                                           int dim, float top, float all)
 {
     if (!a.shared || s.skip[at.seq] == 0) {
-        return {1.0f, 0.0f, 1.0f / all, nullptr};
+        return {1.0f, 0.0f, 1.0f / (all + sink_weight(a, at.head, top)), nullptr};
     }
     int64_t row = at.seq * a.n_heads + at.head;
     float2 v = *(const float2 *)(ws.prefix_ml + row * 2);
     float both = fmaxf(top, v.x), f = fast_exp2(top - both), g = fast_exp2(v.x - both);
-    return {f, g, 1.0f / (all * f + v.y * g), ws.prefix_o + row * dim};
+    float sum = all * f + v.y * g + sink_weight(a, at.head, both);
+    return {f, g, 1.0f / sum, ws.prefix_o + row * dim};
 }
 
 /* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one

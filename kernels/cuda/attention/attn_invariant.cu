@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(WARPS * 32)
             continue;
         }
         T *out = (T *)a.out + token[h] * a.out_stride + at[h];
-        float r = 1.0f / w.l[h];
+        float r = 1.0f / __fadd_rn(w.l[h], sink_weight(a, (int)(at[h] / D), w.m[h]));
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             *(uint32_t *)(out + i * 8 + t4 * 2) =

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
         if (row[h] < mine.end) {
             T *out = (T *)a.out + row[h] * a.out_stride + (int64_t)head * D;
-            float r = 1.0f / l[h];
+            float r = 1.0f / (l[h] + sink_weight(a, head, m[h]));
 #pragma unroll
             for (int i = 0; i < NT; i++) {
                 *(uint32_t *)(out + i * 8 + t4 * 2) =

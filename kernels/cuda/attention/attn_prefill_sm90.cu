@@ -370,7 +370,7 @@ __device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, 
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int row = first + (lane >> 2) + h * 8;
         T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D + (lane & 3) * 8;
-        float over = 1.0f / sum;
+        float over = 1.0f / (sum + sink_weight(a, w.head, x.m[h]));
 #pragma unroll
         for (int i = 0; i < D / 8; i += 4) {
             uint32_t v[4];

@@ -130,7 +130,8 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
                            "cuda: KV groups must have the same number of layers, heads and type");
         }
     }
-    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > 512 || n_blocks < 1 ||
+    int32_t most = l->kind == KV_LATENT ? LIMIT_LATENT_DIM : LIMIT_HEAD_DIM;
+    if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > most || n_blocks < 1 ||
         n_host_blocks < 0 || l->dtype == DTYPE_I32) {
         return err_set(e, ERR_INVALID,
                        "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
@@ -168,17 +169,18 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     c->n_blocks = n_blocks;
     c->n_host_blocks = n_host_blocks;
     c->kv_data = data;
-    c->kv_view =
-        (struct kv_view){.base = data,
-                         .block_stride = l->block_stride,
-                         .layer_stride = l->layer_stride,
-                         .kv_stride = l->kv_stride,
-                         .head_stride = l->head_stride,
-                         .block_size = l->block_size,
-                         .head_dim = l->head_dim,
-                         .n_kv_heads = l->n_kv_heads,
-                         .dtype = (int32_t)l->dtype,
-                         .panel_log2 = attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
+    c->kv_view = (struct kv_view){
+        .base = data,
+        .block_stride = l->block_stride,
+        .layer_stride = l->layer_stride,
+        .kv_stride = l->kv_stride,
+        .head_stride = l->head_stride,
+        .block_size = l->block_size,
+        .head_dim = l->head_dim,
+        .n_kv_heads = l->n_kv_heads,
+        .dtype = (int32_t)l->dtype,
+        .panel_log2 =
+            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
     int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;

@@ -16,6 +16,7 @@ struct scene_case {
     int32_t n_heads, n_kv_heads, head_dim, block_size;
     int32_t window;
     float softcap;
+    bool sinks;
     int32_t rot_dim; /* 0: no rotation */
     bool interleaved, qk_norm;
     bool wide_norm;   /* the norms' weights are float32 whatever dtype is */
@@ -36,7 +37,7 @@ struct scene {
     struct kv_layout kv;
     struct rope rope;
     enum dtype at, cache;
-    float *cos_sin, *q_weight, *k_weight;
+    float *cos_sin, *q_weight, *k_weight, *sinks;
     int32_t max_len;
     struct scene_seq seq[SCENE_SEQS];
     int32_t free_block[SCENE_BLOCKS], n_free;
@@ -96,6 +97,10 @@ static void scene_open_config(struct scene *s, const struct scene_case *c, bool 
     kv_layout_init(&s->kv, c->block_size, 2, c->n_kv_heads, c->head_dim, s->cache);
     assert_int_equal(s->r.b->ops->kv_create(s->r.b, &s->kv, SCENE_BLOCKS, 8, &e), 0);
     open_rope(s);
+    s->sinks = rig_floats(&s->r, c->n_heads, 4, DTYPE_F32);
+    if (c->sinks) {
+        s->att.sinks = rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, 1, c->n_heads, s->sinks);
+    }
     for (int32_t i = 0; i < SCENE_BLOCKS; i++) {
         s->free_block[i] = i;
     }
@@ -161,14 +166,15 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
 /* Attention of one query head at cache index `index`, in float64, and in float32 as a
  * plain implementation computes it. */
 RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct scene_seq *q,
-                                           const float *head, int32_t kv_head, int32_t index,
+                                           const float *head, int32_t n_head, int32_t index,
                                            double *ref, float *plain)
 {
     const struct scene_case *c = s->c;
     int32_t d = c->head_dim;
     int32_t from = c->window > 0 ? MAX(0, index + 1 - c->window) : 0;
-    double sum = 0;
-    float sum32 = 0;
+    int32_t kv_head = n_head / (c->n_heads / c->n_kv_heads);
+    double sum = c->sinks ? exp((double)s->sinks[n_head]) : 0;
+    float sum32 = (float)sum;
     float acc[LIMIT_HEAD_DIM] = {0};
 
     memset(ref, 0, (size_t)d * sizeof(*ref));
@@ -318,9 +324,8 @@ static void check_attention(const struct scene *s, const struct packed *p, const
         for (int32_t t = p->q_start[i]; t < p->q_start[i + 1]; t++) {
             for (int32_t h = 0; h < c->n_heads; h++) {
                 int64_t at = ((int64_t)t * c->n_heads + h) * d;
-                attend_reference(s, &s->seq[p->seq[i]], qkv + (int64_t)t * width + h * d,
-                                 h / (c->n_heads / c->n_kv_heads), p->position[t], ref + at,
-                                 plain + at);
+                attend_reference(s, &s->seq[p->seq[i]], qkv + (int64_t)t * width + h * d, h,
+                                 p->position[t], ref + at, plain + at);
             }
         }
         char what[128];
@@ -534,6 +539,28 @@ static void attention_variants(void **state)
          .block_size = 16,
          .rot_dim = 64,
          .softcap = 2},
+        {.name = "sinks",
+         .n_heads = 8,
+         .n_kv_heads = 1,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
+         .window = 40,
+         .sinks = true},
+        {.name = "sinks, all tokens seen",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 128,
+         .block_size = 16,
+         .rot_dim = 64,
+         .sinks = true},
+        {.name = "sinks on a GPU",
+         .n_heads = 8,
+         .n_kv_heads = 2,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
+         .sinks = true},
         {.name = "interleaved",
          .n_heads = 4,
          .n_kv_heads = 4,

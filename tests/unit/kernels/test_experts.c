@@ -2,22 +2,49 @@
  * same row in company. */
 #include "tests/unit/ops.h"
 
+enum { MOST_EXPERTS = 300 };
+
 struct shape {
     int32_t rows, n, top, hidden, width, shared; /* shared: 0: there is no shared expert */
     bool normalised;
     float skew; /* added to the scores of the first experts: all rows go to them */
+    int32_t n_groups, top_groups;
+    bool sigmoid, by_two, choice_bias, biases, ungated; /* ungated: no gate of the shared expert */
+    float factor, limit;
 };
 
 static const struct shape SHAPES[] = {
-    {1, 4, 2, 64, 48, 0, true, 0},     {7, 5, 5, 40, 24, 0, false, 0},
-    {33, 16, 3, 96, 72, 0, true, 0},   {64, 8, 2, 128, 64, 56, false, 0},
-    {100, 64, 8, 64, 32, 0, true, 0},  {65, 8, 2, 48, 32, 0, true, 40},
-    {20, 6, 1, 72, 40, 24, false, 40},
+    {1, 4, 2, 64, 48, 0, true, .skew = 0},
+    {7, 5, 5, 40, 24, 0, false, .skew = 0},
+    {33, 16, 3, 96, 72, 0, true, .skew = 0},
+    {64, 8, 2, 128, 64, 56, false, .skew = 0},
+    {100, 64, 8, 64, 32, 0, true, .skew = 0},
+    {65, 8, 2, 48, 32, 0, true, .skew = 40},
+    {20, 6, 1, 72, 40, 24, false, .skew = 40},
+    /* the widths of a GPU's tiles, all rows to a few experts, many experts */
+    {40, 16, 4, 128, 64, 0, true, .skew = 0},
+    {70, 8, 3, 192, 128, 64, false, .skew = 0},
+    {150, 8, 3, 128, 64, 0, true, .skew = 0},
+    {320, 4, 2, 128, 192, 0, true, .skew = 0},
+    {300, 8, 2, 64, 64, 0, true, .skew = 40},
+    {12, 300, 6, 64, 64, 0, true, .skew = 0},
+    {2, 128, 8, 256, 192, 0, true, .skew = 0},
+    {3, 160, 6, 2304, 40, 0, true, .skew = 0, .n_groups = 8, .top_groups = 3, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .biases = true, .factor = 2},
+    {4, 9, 9, 96, 520, 0, false, .skew = 0},
+    /* DeepSeek-V2, -V3 and GLM-4.5, gpt-oss */
+    {40, 32, 4, 64, 32, 48, false, 0, 8, 3, .ungated = true, .factor = 16},
+    {40, 32, 6, 64, 40, 32, true, 0, 8, 4, .sigmoid = true, .by_two = true, .choice_bias = true,
+     .ungated = true, .factor = 2.5F},
+    {21, 16, 4, 64, 32, 32, true, 0, .sigmoid = true, .choice_bias = true, .ungated = true},
+    {30, 16, 4, 96, 48, 0, true, 0, .biases = true, .limit = 0.5F},
+    {9, 12, 3, 40, 24, 24, false, 0, 4, 2, .by_two = true, .choice_bias = true, .biases = true},
 };
 
 /* The operands of one shape, as numbers. */
 struct values {
     float *x, *router, *up, *down, *shared_up, *shared_down, *shared_gate;
+    float *router_bias, *choice_bias, *up_bias, *down_bias; /* zeros where there is none */
 };
 
 struct layer_rig {
@@ -41,55 +68,132 @@ static double dot(const float *a, const float *b, int32_t n)
     return sum;
 }
 
-/* y += weight * MLP(x); up [2 * width, hidden], down [hidden, width]. */
-static void add_mlp(double *y, const float *x, const float *up, const float *down, int32_t hidden,
-                    int32_t width, double weight)
-{
-    double *act = rig_alloc((size_t)width * sizeof(*act));
+/* One MLP: up [2 * width, hidden], down [hidden, width]; biases NULL: none. */
+struct mlp {
+    const float *up, *down, *up_bias, *down_bias;
+    int32_t hidden, width;
+    double limit; /* 0: none */
+};
 
-    for (int32_t i = 0; i < width; i++) {
-        act[i] = activated(dot(x, up + (int64_t)i * hidden, hidden)) *
-                 dot(x, up + (int64_t)(width + i) * hidden, hidden);
-    }
-    for (int32_t k = 0; k < hidden; k++) {
-        for (int32_t i = 0; i < width; i++) {
-            y[k] += weight * act[i] * down[(int64_t)k * width + i];
+/* y += weight * MLP(x). */
+static void add_mlp(double *y, const float *x, const struct mlp *m, double weight)
+{
+    double *act = rig_alloc((size_t)m->width * sizeof(*act));
+
+    for (int32_t i = 0; i < m->width; i++) {
+        double g = dot(x, m->up + (int64_t)i * m->hidden, m->hidden);
+        double u = dot(x, m->up + (int64_t)(m->width + i) * m->hidden, m->hidden);
+        if (m->up_bias) {
+            g += m->up_bias[i];
+            u += m->up_bias[m->width + i];
         }
+        act[i] = activated(g) * u;
+        if (m->limit > 0) {
+            g = fmin(g, m->limit);
+            act[i] = g / (1 + exp(-1.702 * g)) * (fmin(fmax(u, -m->limit), m->limit) + 1);
+        }
+    }
+    for (int32_t k = 0; k < m->hidden; k++) {
+        double sum = m->down_bias ? m->down_bias[k] : 0;
+        for (int32_t i = 0; i < m->width; i++) {
+            sum += act[i] * m->down[(int64_t)k * m->width + i];
+        }
+        y[k] += weight * sum;
     }
     free(act);
 }
 
-static void reference_row(double *y, const float *x, const struct values *v, const struct shape *t)
+/* The index of the greatest of those that may still be taken, which it takes. */
+static int32_t take_greatest(const double *c, int32_t n, bool *may)
 {
-    double p[64], all = 0, sum = 0, most = -INFINITY;
-    bool chosen[64] = {false};
+    int32_t best = -1;
+
+    for (int32_t i = 0; i < n; i++) {
+        best = may[i] && (best < 0 || c[i] > c[best]) ? i : best;
+    }
+    may[best] = false;
+    return best;
+}
+
+/* Which experts are left after the choice of groups. */
+static void left_by_groups(bool *may, const double *c, const struct shape *t)
+{
+    int32_t n_groups = MAX(t->n_groups, 1), n = t->n / n_groups;
+    double worth[MOST_EXPERTS];
+    bool group[MOST_EXPERTS], free_of[MOST_EXPERTS];
+
+    for (int32_t g = 0; g < n_groups; g++) {
+        memset(free_of, true, sizeof(free_of));
+        worth[g] = c[g * n + take_greatest(c + g * n, n, free_of)];
+        worth[g] += t->by_two ? c[g * n + take_greatest(c + g * n, n, free_of)] : 0;
+        group[g] = true;
+    }
+    for (int32_t i = 0; i < (n_groups > 1 ? t->top_groups : 1); i++) {
+        int32_t g = take_greatest(worth, n_groups, group);
+        for (int32_t k = 0; k < n; k++) {
+            may[g * n + k] = true;
+        }
+    }
+}
+
+/* s, and the weights of those that are chosen; 0 of the others. */
+static void reference_weights(double *weight, const float *x, const struct values *v,
+                              const struct shape *t)
+{
+    double s[MOST_EXPERTS], c[MOST_EXPERTS], all = 0, sum = 0, most = -INFINITY;
+    bool may[MOST_EXPERTS] = {false}, chosen[MOST_EXPERTS] = {false};
 
     for (int32_t i = 0; i < t->n; i++) {
-        p[i] = dot(x, v->router + (int64_t)i * t->hidden, t->hidden);
-        most = fmax(most, p[i]);
+        s[i] = dot(x, v->router + (int64_t)i * t->hidden, t->hidden) + v->router_bias[i];
+        most = fmax(most, s[i]);
     }
     for (int32_t i = 0; i < t->n; i++) {
-        p[i] = exp(p[i] - most);
-        all += p[i];
+        s[i] = t->sigmoid ? 1 / (1 + exp(-s[i])) : exp(s[i] - most);
+        all += s[i];
     }
+    for (int32_t i = 0; i < t->n; i++) {
+        s[i] /= t->sigmoid ? 1 : all;
+        c[i] = s[i] + v->choice_bias[i];
+    }
+    left_by_groups(may, c, t);
     for (int32_t k = 0; k < t->top; k++) {
-        int32_t best = -1;
-        for (int32_t i = 0; i < t->n; i++) {
-            best = !chosen[i] && (best < 0 || p[i] > p[best]) ? i : best;
-        }
+        int32_t best = take_greatest(c, t->n, may);
         chosen[best] = true;
-        sum += p[best];
+        sum += s[best];
     }
     for (int32_t i = 0; i < t->n; i++) {
-        if (chosen[i]) {
-            add_mlp(y, x, v->up + (int64_t)i * 2 * t->width * t->hidden,
-                    v->down + (int64_t)i * t->hidden * t->width, t->hidden, t->width,
-                    p[i] / (t->normalised ? sum : all));
+        double factor = (t->factor > 0 ? t->factor : 1) / (t->normalised ? sum : 1);
+        weight[i] = chosen[i] ? s[i] * factor : 0;
+    }
+}
+
+static struct mlp expert_mlp(const struct values *v, const struct shape *t, int32_t i)
+{
+    return (struct mlp){.up = v->up + (int64_t)i * 2 * t->width * t->hidden,
+                        .down = v->down + (int64_t)i * t->hidden * t->width,
+                        .up_bias = v->up_bias + (int64_t)i * 2 * t->width,
+                        .down_bias = v->down_bias + (int64_t)i * t->hidden,
+                        .hidden = t->hidden,
+                        .width = t->width,
+                        .limit = t->limit};
+}
+
+static void reference_row(double *y, const float *x, const struct values *v, const struct shape *t)
+{
+    double weight[MOST_EXPERTS];
+
+    reference_weights(weight, x, v, t);
+    for (int32_t i = 0; i < t->n; i++) {
+        struct mlp m = expert_mlp(v, t, i);
+        if (weight[i] != 0) {
+            add_mlp(y, x, &m, weight[i]);
         }
     }
     if (t->shared > 0) {
-        add_mlp(y, x, v->shared_up, v->shared_down, t->hidden, t->shared,
-                1 / (1 + exp(-dot(x, v->shared_gate, t->hidden))));
+        struct mlp m = {
+            .up = v->shared_up, .down = v->shared_down, .hidden = t->hidden, .width = t->shared};
+        double gate = 1 / (1 + exp(-dot(x, v->shared_gate, t->hidden)));
+        add_mlp(y, x, &m, t->ungated ? 1 : gate);
     }
 }
 
@@ -106,6 +210,10 @@ static struct values make_values(struct rig *r, const struct shape *t)
         .shared_up = rig_floats(r, 2 * t->shared * h, range, b),
         .shared_down = rig_floats(r, h * t->shared, range, b),
         .shared_gate = rig_floats(r, h, range, b),
+        .router_bias = rig_floats(r, t->n, t->biases ? 1 : 0, b),
+        .choice_bias = rig_floats(r, t->n, t->choice_bias ? 0.25F : 0, DTYPE_F32),
+        .up_bias = rig_floats(r, t->n * 2 * w, t->biases ? 0.5F : 0, b),
+        .down_bias = rig_floats(r, t->n * h, t->biases ? 0.5F : 0, b),
     };
 
     for (int64_t i = 0; i < t->rows && t->skew > 0; i++) {
@@ -126,11 +234,33 @@ static void free_values(struct values *v)
     free(v->shared_up);
     free(v->shared_down);
     free(v->shared_gate);
+    free(v->router_bias);
+    free(v->choice_bias);
+    free(v->up_bias);
+    free(v->down_bias);
 }
 
 static struct mat linear_weight(struct rig *r, int32_t rows, int32_t cols, const float *v)
 {
     return rig_weight(r, WEIGHT_LINEAR, DTYPE_BF16, rows, cols, v);
+}
+
+static struct mat bias(struct rig *r, int32_t n, const float *v)
+{
+    return rig_weight(r, WEIGHT_VECTOR, DTYPE_BF16, 1, n, v);
+}
+
+static void add_biases(struct rig *r, const struct shape *t, const struct values *v,
+                       struct experts *e)
+{
+    if (t->choice_bias) {
+        e->choice_bias = rig_weight(r, WEIGHT_TABLE, DTYPE_F32, 1, t->n, v->choice_bias);
+    }
+    if (t->biases) {
+        e->router_bias = bias(r, t->n, v->router_bias);
+        e->up_bias = bias(r, t->n * 2 * t->width, v->up_bias);
+        e->down_bias = bias(r, t->n * t->hidden, v->down_bias);
+    }
 }
 
 static struct layer_rig make_layer(struct rig *r, const struct shape *t, const struct values *v)
@@ -145,20 +275,33 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
               .n = t->n,
               .top = t->top,
               .width = t->width,
+              .n_groups = t->n_groups,
+              .top_groups = t->top_groups,
+              .scores = t->sigmoid ? SCORES_SIGMOID : SCORES_SOFTMAX,
               .act = ACT_SILU,
-              .normalised = t->normalised},
+              .factor = t->factor,
+              .swiglu_limit = t->limit,
+              .normalised = t->normalised,
+              .groups_by_two = t->by_two},
         .s = {.scores = rig_mat(r, t->rows, t->n, DTYPE_F32, NULL),
               .row = rig_mat(r, 1, t->rows, DTYPE_I32, NULL),
               .x = rig_mat(r, t->rows, t->hidden, act, NULL),
               .y = rig_mat(r, t->rows, t->hidden, act, NULL),
               .up = rig_mat(r, t->rows, 2 * t->width, act, NULL),
-              .act = rig_mat(r, t->rows, t->width, act, NULL)},
+              .act = rig_mat(r, t->rows, t->width, act, NULL),
+              .pair_act = rig_mat(r, t->rows * t->top, t->width, act, NULL),
+              .pair_y = rig_mat(r, t->rows * t->top, t->hidden, act, NULL),
+              .lists = rig_mat(r, 1, (int32_t)experts_list_words(t->n, t->top, t->rows), DTYPE_I32,
+                               NULL)},
     };
 
+    add_biases(r, t, v, &l.e);
     if (t->shared > 0) {
         l.e.shared_up = linear_weight(r, 2 * t->shared, t->hidden, v->shared_up);
         l.e.shared_down = linear_weight(r, t->hidden, t->shared, v->shared_down);
-        l.e.shared_gate = linear_weight(r, 1, t->hidden, v->shared_gate);
+        if (!t->ungated) {
+            l.e.shared_gate = linear_weight(r, 1, t->hidden, v->shared_gate);
+        }
         l.s.shared_up = rig_mat(r, t->rows, 2 * t->shared, act, NULL);
         l.s.shared_act = rig_mat(r, t->rows, t->shared, act, NULL);
     }
@@ -239,7 +382,7 @@ static void a_row_alone_is_the_same_row(void **state)
  * are none. */
 static void ties_and_broken_scores(void **state)
 {
-    struct shape t = {3, 6, 2, 32, 24, 0, true, 0};
+    struct shape t = {3, 6, 2, 32, 24, 0, true, .skew = 0};
     struct rig r;
 
     (void)state;
@@ -251,9 +394,10 @@ static void ties_and_broken_scores(void **state)
         struct layer_rig l = make_layer(&r, &t, &v);
         float *got = run_rows(&r, &l, 0, t.rows);
         double want[32] = {0};
-        add_mlp(want, v.x, v.up, v.down, t.hidden, t.width, 0.5);
-        add_mlp(want, v.x, v.up + 2 * t.width * t.hidden, v.down + t.hidden * t.width, t.hidden,
-                t.width, 0.5);
+        for (int32_t i = 0; i < 2; i++) {
+            struct mlp m = expert_mlp(&v, &t, i);
+            add_mlp(want, v.x, &m, 0.5);
+        }
         assert_true(nmse(got, want, t.hidden) < 1e-4);
         assert_true(isnan(got[2 * t.hidden]));
         free(got);

@@ -77,6 +77,12 @@ static void no_experts(struct backend *b, struct mat y, struct mat x, const stru
     (void)b, (void)y, (void)x, (void)e, (void)s;
 }
 
+static void no_latents(struct backend *b, struct mat out, struct mat q,
+                       const struct latent_attention *a, const struct latent_scratch *s)
+{
+    (void)b, (void)out, (void)q, (void)a, (void)s;
+}
+
 static struct weight_support keep_supports(const struct backend *b, const struct weight_format *f)
 {
     (void)b;
@@ -87,7 +93,8 @@ static struct weight_support keep_supports(const struct backend *b, const struct
 static const struct backend_ops KEEPER_OPS = {.supports = keep_supports,
                                               .weight = keep_weight,
                                               .scratch = keep_scratch,
-                                              .experts = no_experts};
+                                              .experts = no_experts,
+                                              .latent_attention = no_latents};
 
 static int open_rank(struct keeper *k, struct model **ret, const char *dir, int32_t rank,
                      int32_t n_ranks, struct err *e)
@@ -239,21 +246,79 @@ static void a_model_that_cannot_be_cut_is_refused(void **state)
     assert_int_equal(k.n_kept, 0);
 }
 
-static void experts_need_a_backend_that_has_them(void **state)
+/* Loading the model is refused with `why`, and no weight was made. */
+static void refuses(const struct backend_ops *ops, const char *dir, const char *why)
 {
-    static const struct backend_ops PLAIN_OPS = {.weight = keep_weight, .scratch = keep_scratch};
-    struct keeper k = {.base = {.ops = &PLAIN_OPS, .name = "keeper"}};
+    struct keeper k = {.base = {.ops = ops, .name = "keeper"}};
     struct model_config c;
     struct generation_defaults gen;
     struct model *m;
     struct err e = {0};
 
-    (void)state;
-    assert_int_equal(model_config_read(&c, &gen, "tests/golden/mixtral", &e), 0);
+    assert_int_equal(model_config_read(&c, &gen, dir, &e), 0);
     struct model_options o = {.dtype = DTYPE_F32, .max_tokens = 4, .max_logits = 2, .max_len = 8};
-    assert_int_equal(model_open(&m, "tests/golden/mixtral", &c, &o, &k.base, &e), ERR_UNSUPPORTED);
-    assert_non_null(strstr(e.text, "layers of experts, which the backend keeper does not compute"));
+    assert_int_equal(model_open(&m, dir, &c, &o, &k.base, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.text, why));
     assert_int_equal(k.n_kept, 0);
+}
+
+static void layers_need_a_backend_that_has_them(void **state)
+{
+    static const struct backend_ops PLAIN = {.weight = keep_weight, .scratch = keep_scratch};
+    static const struct backend_ops EXPERTS = {
+        .weight = keep_weight, .scratch = keep_scratch, .experts = no_experts};
+
+    (void)state;
+    refuses(&PLAIN, "tests/golden/mixtral",
+            "layers of experts, which the backend keeper does not compute");
+    refuses(&EXPERTS, "tests/golden/deepseek-v3",
+            "attention over latents, which the backend keeper does not compute");
+}
+
+/* Element [row, col] of a weight of float32. */
+static float at(struct mat m, int64_t row, int64_t col)
+{
+    return ((const float *)m.data)[row * m.stride + col];
+}
+
+/* With latents a rank has the rows of kv_b_proj that belong to its heads, those of keys
+ * transposed; the product that makes latents is whole on every rank. */
+static void ranks_hold_the_weights_of_their_heads_of_latents(void **state)
+{
+    static const char DIR[] = "tests/golden/deepseek-v3",
+                      B[] = "layers.1.self_attn.kv_b_proj.weight";
+    struct keeper k;
+    struct model *m;
+    struct err e = {0};
+
+    (void)state;
+    for (int32_t rank = 0; rank < 2; rank++) {
+        if (open_rank(&k, &m, DIR, rank, 2, &e) < 0) {
+            fail_msg("%s", e.text);
+        }
+        const struct layer *l = &m->weights->layer[1];
+        const struct latent_attention *a = &l->latent;
+        const struct tensor *t = checkpoint_find(m->checkpoint, B);
+        t = t ? t : checkpoint_find(m->checkpoint, "model.layers.1.self_attn.kv_b_proj.weight");
+        const float *stored = (const float *)t->data;
+        assert_int_equal(a->n_heads, 2);
+        assert_int_equal(l->qkv.rows, m->config.latent.q_rank + a->latent + a->rot_dim);
+        assert_int_equal(l->q_up.rows, a->n_heads * (a->nope_dim + a->rot_dim));
+        for (int32_t h = 0; h < a->n_heads; h++) {
+            int32_t first = (rank * a->n_heads + h) * (a->nope_dim + a->v_dim);
+            for (int32_t d = 0; d < a->latent; d++) {
+                for (int32_t i = 0; i < a->nope_dim; i++) {
+                    assert_true(at(a->k_up, h * a->latent + d, i) ==
+                                stored[(first + i) * a->latent + d]);
+                }
+                for (int32_t i = 0; i < a->v_dim; i++) {
+                    assert_true(at(a->v_up, h * a->v_dim + i, d) ==
+                                stored[(first + a->nope_dim + i) * a->latent + d]);
+                }
+            }
+        }
+        close_rank(&k, m);
+    }
 }
 
 static void parameters_are_counted(void **state)
@@ -277,7 +342,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_hold_their_heads_and_slices),
         cmocka_unit_test(a_model_that_cannot_be_cut_is_refused),
-        cmocka_unit_test(experts_need_a_backend_that_has_them),
+        cmocka_unit_test(layers_need_a_backend_that_has_them),
+        cmocka_unit_test(ranks_hold_the_weights_of_their_heads_of_latents),
         cmocka_unit_test(parameters_are_counted),
     };
 

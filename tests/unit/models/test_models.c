@@ -86,7 +86,8 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
                                 .n_kv_groups = r->groups.n};
     const char *name = getenv("QUIRE_TEST_BACKEND");
     OK(backend_open(&r->backend, name ? name : "cpu", &bc, &e), e);
-    if (r->config.experts.n > 0 && !r->backend->ops->experts) {
+    if ((r->config.experts.n > 0 && !r->backend->ops->experts) ||
+        (r->config.latent.rank > 0 && !r->backend->ops->latent_attention)) {
         r->backend->ops->free(r->backend);
         checkpoint_free(r->expected);
         skip(); /* such models are refused on this device */
@@ -94,8 +95,8 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
     struct kv_layout kv[LIMIT_KV_GROUPS];
     for (int32_t k = 0; k < r->groups.n; k++) {
-        kv_layout_init(&kv[k], BLOCK, r->groups.n_layers, model_n_kv_heads(&r->config, 1),
-                       r->config.head_dim, backend_act_dtype(r->backend, o.dtype));
+        model_kv_layout(&kv[k], &r->groups, &r->config, 1, BLOCK,
+                        backend_act_dtype(r->backend, o.dtype));
     }
     int32_t n_blocks = r->groups.n * N_ROWS * r->n_table;
     OK(r->backend->ops->kv_create(r->backend, kv, n_blocks, 0, &e), e);

@@ -362,6 +362,11 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "qwen2-tied",
                                          "qwen3-mixed-window",
                                          "starcoder2-window",
+                                         "deepseek-v2-lite",
+                                         "deepseek-v3",
+                                         "qwen3-moe",
+                                         "gpt-oss",
+                                         "glm4-moe",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {

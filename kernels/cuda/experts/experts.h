@@ -1,0 +1,120 @@
+/* Layers of experts on a device: launchers of the kernels behind backend_ops.experts.
+ *
+ * A pair is a row and one of the experts that it chose; pair row * top + i is the row's
+ * i-th expert in the order of their indices. Results of products lie by pair, so no row
+ * is moved: products gather the rows of x that an expert's pairs stand for, and a row's
+ * pairs are added in a fixed order. Nothing that the host enqueues depends on the
+ * routing.
+ *
+ *     route     scores to pairs and weights, and the lists of each expert's pairs
+ *     products  up (with the gate inside), then down: expert by expert, by the lists
+ *     combine   a row's pairs times their weights, and the shared expert
+ *
+ * A few rows take three launches of their own (few.cu).
+ */
+#ifndef QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
+#define QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
+
+#include "kernels/cuda/launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Some pairs of one expert, which a product takes at once. */
+struct expert_tile {
+    int32_t expert;
+    int32_t first; /* of the expert's list */
+    int32_t n;     /* pairs, at most a tile's rows */
+    int32_t unused;
+};
+
+/* What the routing leaves for the products, in memory of the device. */
+struct expert_lists {
+    int32_t *expert;          /* [rows * top] of each pair */
+    float *weight;            /* [rows * top] of each pair */
+    int32_t *count;           /* [n] pairs of each expert */
+    int32_t *list;            /* [n, rows] the pairs of each expert, in any order */
+    int32_t *active;          /* [n] the experts that have pairs, in the order of their indices */
+    int32_t *total;           /* [2] tiles, active experts */
+    struct expert_tile *tile; /* [tiles], expert by expert */
+    int32_t cap;              /* rows of the call: entries of each list */
+    int32_t tile_rows;        /* most pairs of a tile */
+};
+
+struct expert_route {
+    const float *scores;      /* [rows, n] the router's products */
+    int64_t scores_stride;    /* elements */
+    const float *choice_bias; /* [n], or NULL */
+    /* Rows from *n_live on are padding: they have no pairs. NULL: none are. */
+    const int32_t *n_live;
+    int32_t rows, n, top;
+    int32_t n_groups, top_groups; /* n_groups <= 1: no groups */
+    int32_t sigmoid, normalised, groups_by_two;
+    float factor;
+};
+
+/* Of up (gated: out [pairs, width], w [n * 2 * width, k]) or of down (out [pairs,
+ * width], w [n * width, k]). */
+struct expert_product {
+    void *out;          /* rows are pairs */
+    int64_t out_stride; /* elements */
+    const void *x;      /* rows are pairs; with `divide` above 1, of pair p its p / divide */
+    int64_t x_stride;   /* elements */
+    const void *w;
+    int64_t w_stride;
+    const void *bias; /* of w's rows, or NULL */
+    int32_t k, width, n;
+    int32_t divide, gated;
+    int32_t act;  /* enum activation */
+    int32_t type; /* enum dtype of all of them */
+    float limit;  /* gpt-oss's clamped form, above 0 */
+};
+
+struct expert_combine {
+    void *y; /* [rows, hidden] */
+    int64_t y_stride;
+    const void *pairs; /* [rows * top, hidden] */
+    int64_t pairs_stride;
+    const float *weight;   /* [rows * top] */
+    const int32_t *n_live; /* as of the routing; other rows become zero */
+    const void *shared;    /* [rows, hidden] of the shared expert, or NULL */
+    int64_t shared_stride;
+    const void *x, *gate; /* [rows, hidden], [hidden]: factor sigmoid(gate x); NULL: 1 */
+    int64_t x_stride;
+    int32_t rows, top, hidden, type;
+};
+
+enum { EXPERT_MOST = 1024, EXPERT_MOST_TOP = 32, EXPERT_MOST_GROUPS = 32 }; /* of a layer */
+void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,
+                         cudaStream_t stream);
+/* Any shape and type: a warp multiplies a row of w with the rows of an expert, four at
+ * a time. The fastest for a few rows. */
+void launch_expert_product(const struct expert_product *a, const struct expert_lists *l,
+                           int32_t rows, int32_t top, cudaStream_t stream);
+/* The same by tiles with wgmma, which only code for sm_90a has. False: not for this
+ * shape, or other code runs; nothing was done. */
+bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
+                         int32_t n_blocks, cudaStream_t stream);
+/* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows without a
+ * shared expert. False: not for this shape; nothing was done. */
+enum { EXPERT_FEW_ROWS = 4 };
+struct expert_few {
+    struct expert_route route; /* its scores are written first */
+    struct expert_product up, down;
+    const void *router, *router_bias; /* [n, hidden], [n] or NULL */
+    int64_t router_stride;
+    void *y; /* [rows, hidden] */
+    int64_t y_stride;
+};
+bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
+                       cudaStream_t stream);
+/* Whether launch_expert_tiles takes both products of such a layer. */
+bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
+void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

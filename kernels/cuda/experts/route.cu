@@ -1,0 +1,248 @@
+/* Routing of experts, and the sum of a row's pairs (experts.h).
+ *
+ * A warp routes a row (route.cuh). A few rows are routed and listed by one block; more
+ * by three kernels. The lists of an expert's pairs are filled in any order, which no
+ * result depends on.
+ */
+#include "kernels/cuda/experts/route.cuh"
+
+namespace
+{
+
+constexpr unsigned ALL = 0xffffffffu;
+enum { LIST_THREADS = 1024, ROUTE_WARPS = 8, SMALL_ROUTE = 256 };
+
+/* The sum of v over the block's threads up to this one, and in *all over all.
+ * LIST_THREADS threads. */
+__device__ __forceinline__ int block_scan(int v, int *shared, int *all)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, sum = v;
+
+    for (int o = 1; o < 32; o <<= 1) {
+        int before = __shfl_up_sync(ALL, sum, o);
+        sum += lane >= o ? before : 0;
+    }
+    __syncthreads();
+    if (lane == 31) {
+        shared[warp] = sum;
+    }
+    __syncthreads();
+    int of = shared[lane], before = of;
+    for (int o = 1; o < 32; o <<= 1) {
+        int u = __shfl_up_sync(ALL, before, o);
+        before += lane >= o ? u : 0;
+    }
+    *all = __shfl_sync(ALL, before, 31);
+    return sum + __shfl_sync(ALL, before - of, warp);
+}
+
+/* Thread e lists the tiles of expert e, which has `count` pairs. */
+__device__ __forceinline__ void list_tiles(const expert_lists &l, int count, int *shared)
+{
+    int e = threadIdx.x, tiles = (count + l.tile_rows - 1) / l.tile_rows, n_tiles, n_active;
+    int end = block_scan(tiles, shared, &n_tiles);
+    int active = block_scan(count > 0, shared, &n_active);
+
+    for (int i = 0; i < tiles; i++) {
+        int first = i * l.tile_rows;
+        expert_tile t = {e, first, min(l.tile_rows, count - first), 0};
+        *(int4 *)(l.tile + end - tiles + i) = *(int4 *)&t;
+    }
+    if (count > 0) {
+        l.active[active - 1] = e;
+    }
+    if (e == 0) {
+        l.total[0] = n_tiles;
+        l.total[1] = n_active;
+    }
+}
+
+/* All of it for at most SMALL_ROUTE rows, in one block. */
+template <int PER>
+__global__ void __launch_bounds__(LIST_THREADS)
+    route_few_kernel(const expert_route a, const expert_lists l)
+{
+    __shared__ int count[EXPERT_MOST], sums[32];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+
+    count[threadIdx.x] = 0;
+    pdl_wait();
+    pdl_release();
+    __syncthreads();
+    int rows = live_rows(a);
+    for (int row = warp; row < rows; row += LIST_THREADS / 32) {
+        int e;
+        float weight;
+        route_row<PER>(a, row, lane, &e, &weight);
+        if (lane < a.top) {
+            int pair = row * a.top + lane;
+            l.expert[pair] = e;
+            l.weight[pair] = weight;
+            l.list[(int64_t)e * l.cap + atomicAdd(count + e, 1)] = pair;
+        }
+    }
+    __syncthreads();
+    int n = count[threadIdx.x];
+    if (threadIdx.x < a.n) {
+        l.count[threadIdx.x] = n;
+    }
+    list_tiles(l, n, sums);
+}
+
+template <int PER>
+__global__ void __launch_bounds__(ROUTE_WARPS * 32)
+    route_kernel(const expert_route a, const expert_lists l)
+{
+    int lane = threadIdx.x & 31, row = blockIdx.x * ROUTE_WARPS + (threadIdx.x >> 5), e;
+    float weight;
+
+    pdl_wait();
+    pdl_release();
+    for (int i = threadIdx.x; i < a.n && blockIdx.x == 0; i += blockDim.x) {
+        l.count[i] = 0;
+    }
+    if (row >= live_rows(a)) {
+        return;
+    }
+    route_row<PER>(a, row, lane, &e, &weight);
+    if (lane < a.top) {
+        l.expert[row * a.top + lane] = e;
+        l.weight[row * a.top + lane] = weight;
+    }
+}
+
+/* A block takes LIST_THREADS pairs, and room in the lists for all of an expert's at
+ * once. */
+__global__ void __launch_bounds__(LIST_THREADS)
+    list_kernel(const expert_route a, const expert_lists l)
+{
+    __shared__ int count[EXPERT_MOST], first[EXPERT_MOST];
+    int pair = blockIdx.x * LIST_THREADS + threadIdx.x, e = 0, at = 0;
+
+    count[threadIdx.x] = 0;
+    pdl_wait();
+    pdl_release();
+    __syncthreads();
+    bool live = pair < live_rows(a) * a.top;
+    if (live) {
+        e = l.expert[pair];
+        at = atomicAdd(count + e, 1);
+    }
+    __syncthreads();
+    if (count[threadIdx.x] > 0) {
+        first[threadIdx.x] = atomicAdd(l.count + threadIdx.x, count[threadIdx.x]);
+    }
+    __syncthreads();
+    if (live) {
+        l.list[(int64_t)e * l.cap + first[e] + at] = pair;
+    }
+}
+
+__global__ void __launch_bounds__(LIST_THREADS) tiles_kernel(const expert_lists l, int n)
+{
+    __shared__ int sums[32];
+
+    pdl_wait();
+    pdl_release();
+    list_tiles(l, threadIdx.x < n ? l.count[threadIdx.x] : 0, sums);
+}
+
+template <int PER> void route(const expert_route &a, const expert_lists &l, cudaStream_t stream)
+{
+    if (a.rows <= SMALL_ROUTE) {
+        launch(route_few_kernel<PER>, dim3(1), dim3(LIST_THREADS), 0, stream, a, l);
+        return;
+    }
+    unsigned pairs = (unsigned)(a.rows * a.top);
+    launch(route_kernel<PER>, dim3((unsigned)(a.rows + ROUTE_WARPS - 1) / ROUTE_WARPS),
+           dim3(ROUTE_WARPS * 32), 0, stream, a, l);
+    launch(list_kernel, dim3((pairs + LIST_THREADS - 1) / LIST_THREADS), dim3(LIST_THREADS), 0,
+           stream, a, l);
+    launch(tiles_kernel, dim3(1), dim3(LIST_THREADS), 0, stream, l, a.n);
+}
+
+/* ---- the sum ---- */
+
+enum { COMBINE_THREADS = 256 };
+
+/* A block adds the pairs of a row, VEC columns a thread at a time. */
+template <typename T, int VEC>
+__global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const expert_combine a)
+{
+    __shared__ float sums[33];
+    using V = vec<T, VEC>;
+    int row = blockIdx.x;
+    float factor = 1.0f;
+
+    pdl_wait();
+    pdl_release();
+    bool live = !a.n_live || row < *a.n_live;
+    const T *pairs = (const T *)a.pairs + (int64_t)row * a.top * a.pairs_stride;
+    const T *shared = (const T *)a.shared + row * a.shared_stride;
+    T *y = (T *)a.y + row * a.y_stride;
+    if (a.gate && live) {
+        const T *x = (const T *)a.x + row * a.x_stride, *gate = (const T *)a.gate;
+        float sum = 0.0f;
+        for (int i = threadIdx.x; i < a.hidden; i += COMBINE_THREADS) {
+            sum += to_float(x[i]) * to_float(gate[i]);
+        }
+        factor = 1.0f / (1.0f + expf(-block_sum(sum, sums)));
+    }
+    for (int i = threadIdx.x * VEC; i < a.hidden; i += COMBINE_THREADS * VEC) {
+        float sum[VEC] = {};
+        V out;
+        for (int k = 0; k < a.top && live; k++) {
+            float weight = a.weight[row * a.top + k];
+            V v = *(const V *)(pairs + k * a.pairs_stride + i);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                sum[j] += weight * to_float(v.v[j]);
+            }
+        }
+        if (a.shared && live) {
+            V v = *(const V *)(shared + i);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                sum[j] += factor * to_float(v.v[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            out.v[j] = from_float<T>(sum[j]);
+        }
+        *(V *)(y + i) = out;
+    }
+}
+
+} // namespace
+
+extern "C" void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,
+                                    cudaStream_t stream)
+{
+    if (a->n <= 64) {
+        route<2>(*a, *l, stream);
+    } else if (a->n <= 128) {
+        route<4>(*a, *l, stream);
+    } else if (a->n <= 256) {
+        route<8>(*a, *l, stream);
+    } else {
+        route<EXPERT_MOST / 32>(*a, *l, stream);
+    }
+}
+
+extern "C" void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream)
+{
+    bool wide = a->hidden % 8 == 0 && a->y_stride % 8 == 0 && a->pairs_stride % 8 == 0 &&
+                a->shared_stride % 8 == 0;
+
+    DISPATCH_TYPE(a->type, {
+        constexpr int VEC = 16 / (int)sizeof(T);
+        if (wide) {
+            launch(combine_kernel<T, VEC>, dim3((unsigned)a->rows), dim3(COMBINE_THREADS), 0,
+                   stream, *a);
+        } else {
+            launch(combine_kernel<T, 1>, dim3((unsigned)a->rows), dim3(COMBINE_THREADS), 0, stream,
+                   *a);
+        }
+    });
+}

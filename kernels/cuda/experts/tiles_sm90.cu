@@ -1,0 +1,456 @@
+/* Products of experts by tiles with wgmma (experts.h).
+ *
+ * A tile is an expert's weight rows times some of the rows that chose it. The weights
+ * are the instruction's 64-row operand and the rows its N columns, so that a few rows
+ * waste little. Blocks are persistent and walk the list of tiles times blocks of
+ * weight rows, the latter innermost: neighbours read the same rows of x.
+ *
+ * A producer warpgroup fills a ring of stages of 64 columns: its first lane the
+ * weights by tensor copies, all its lanes the gathered rows, 16 bytes at a time,
+ * swizzled by hand. A row's copy is handed over a few stages later, when it is there
+ * and fenced for the matrix instruction. A consumer warpgroup has two blocks of 64
+ * weight rows; with a gate they are its rows and the ones that it gates, so that a
+ * lane has both of a column.
+ */
+#include <cuda.h>
+
+#include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/gemm/wgmma.cuh"
+
+namespace
+{
+
+enum { DEPTH = 64, BLOCK_ROWS = 64, BLOCK_BYTES = BLOCK_ROWS * DEPTH * 2, PRODUCERS = 128 };
+
+/* N rows, GROUPS consumer warpgroups. */
+template <int N, int GROUPS> struct tile_layout {
+    static constexpr int WEIGHTS = GROUPS * 2 * BLOCK_BYTES;
+    static constexpr int STAGE = WEIGHTS + N * DEPTH * 2;
+    static constexpr int RESULT = N * 128; /* 64 columns of each row, of one warpgroup */
+    static constexpr int FIT = (224 * 1024 - GROUPS * RESULT) / STAGE;
+    static constexpr int STAGES = FIT > 12 ? 12 : FIT;
+    static constexpr int LAG = STAGES > 6 ? 4 : STAGES - 2; /* stages until a handover */
+    static constexpr int BYTES = STAGES * STAGE + GROUPS * RESULT + 2 * STAGES * 8 + 1024;
+    static constexpr int THREADS = GROUPS * 128 + PRODUCERS;
+};
+
+#if HAS_WGMMA
+
+template <typename T> struct narrow; /* widths that wgmma.cuh lacks */
+
+#define NARROW_OF(T, type)                                                                         \
+    template <> struct narrow<T> {                                                                 \
+        static __device__ __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, int add) \
+        {                                                                                          \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                 \
+                      "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                  \
+                      " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"               \
+                      : WGMMA_BIND_8(d, 0)                                                         \
+                      : "l"(a), "l"(b), "r"(add));                                                 \
+        }                                                                                          \
+        static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b,         \
+                                                   int add)                                        \
+        {                                                                                          \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                 \
+                      "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                  \
+                      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "        \
+                      "%15}, %16, %17, p, 1, 1, 0, 0;\n}"                                          \
+                      : WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8)                                     \
+                      : "l"(a), "l"(b), "r"(add));                                                 \
+        }                                                                                          \
+    };
+
+NARROW_OF(__nv_bfloat16, "bf16")
+NARROW_OF(__half, "f16")
+
+template <typename T, int N>
+__device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t b, int add)
+{
+    if constexpr (N <= 32) {
+        narrow<T>::run(d, a, b, add);
+    } else {
+        wgmma_ss<T, N>::run(d, a, b, add);
+    }
+}
+
+__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
+                                            int row, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(bar)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void commit_chunks(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int LEFT> __device__ __forceinline__ void wait_chunks(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Two pairs of 8 x 8 values, each stored by columns: the lane's address is of row lane
+ * % 8 of matrix lane / 8. */
+__device__ __forceinline__ void store_transposed(uint32_t to, const uint32_t (&v)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
+
+template <typename T> __device__ __forceinline__ uint32_t both(float lo, float hi)
+{
+    vec<T, 2> v = {{from_float<T>(lo), from_float<T>(hi)}};
+
+    return *(uint32_t *)&v;
+}
+
+/* What a block does in turn: a tile, and a block of its expert's weight rows. */
+struct work {
+    expert_tile tile;
+    int m;
+};
+
+__device__ __forceinline__ work work_of(const expert_lists &l, int i, int m_blocks)
+{
+    int4 t = __ldg((const int4 *)l.tile + i / m_blocks);
+
+    return {{t.x, t.y, t.z, t.w}, i % m_blocks};
+}
+
+template <typename T, int N, int GROUPS, bool GATED>
+__device__ __forceinline__ void produce(const CUtensorMap *w, const expert_product &a,
+                                        const expert_lists &l, uint32_t base, uint32_t full,
+                                        uint32_t empty, int n_work, int m_blocks)
+{
+    using L = tile_layout<N, GROUPS>;
+    constexpr int ROWS = (N + 15) / 16; /* of a thread: 8 threads copy a row's 128 bytes */
+    int t = threadIdx.x - GROUPS * 128, chunk = t & 7, r0 = t >> 3, steps = a.k / DEPTH;
+    int i = 0; /* stages so far */
+
+    for (int item = blockIdx.x; item < n_work; item += gridDim.x) {
+        work k = work_of(l, item, m_blocks);
+        const int32_t *list = l.list + (int64_t)k.tile.expert * l.cap + k.tile.first;
+        const T *from[ROWS];
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            int r = r0 + j * 16;
+            from[j] = r < k.tile.n
+                          ? (const T *)a.x + (int64_t)(list[r] / a.divide) * a.x_stride + chunk * 8
+                          : NULL;
+        }
+        for (int s = 0; s < steps; s++, i++) {
+            int stage = i % L::STAGES;
+            uint32_t to = base + stage * L::STAGE, bar = full + stage * 8;
+            if (i >= L::STAGES) {
+                barrier_wait(empty + stage * 8, (i / L::STAGES & 1) ^ 1);
+            }
+            if (t == 0) {
+                barrier_expect(bar, L::WEIGHTS);
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++) {
+                    int expert = k.tile.expert * a.width * (GATED ? 2 : 1);
+                    int first = GATED ? expert + (k.m * GROUPS + g) * BLOCK_ROWS
+                                      : expert + (k.m * GROUPS + g) * 2 * BLOCK_ROWS;
+                    int second = first + (GATED ? a.width : BLOCK_ROWS);
+                    tensor_copy(to + g * 2 * BLOCK_BYTES, w, s * DEPTH, first, bar);
+                    tensor_copy(to + (g * 2 + 1) * BLOCK_BYTES, w, s * DEPTH, second, bar);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < ROWS; j++) {
+                int r = r0 + j * 16;
+                if (from[j]) {
+                    copy_chunk(to + L::WEIGHTS + r * 128 + ((chunk ^ (r & 7)) << 4),
+                               from[j] + s * DEPTH);
+                }
+            }
+            commit_chunks();
+            if (i >= L::LAG) {
+                wait_chunks<L::LAG>();
+                proxy_fence();
+                barrier_arrive(full + (i - L::LAG) % L::STAGES * 8);
+            }
+        }
+    }
+    wait_chunks<0>();
+    proxy_fence();
+    for (int j = max(i - L::LAG, 0); j < i; j++) {
+        barrier_arrive(full + j % L::STAGES * 8);
+    }
+}
+
+/* Stores 64 columns of the tile's rows, `d` being [64 columns, N rows] as the
+ * instruction leaves it, by way of `result` in shared memory. `column`: the first
+ * one. */
+template <typename T, int N>
+__device__ __forceinline__ void store_block(const float (&d)[N / 2], uint32_t result,
+                                            const char *result_at, const expert_product &a,
+                                            const int32_t *list, int n, int column, int group)
+{
+    int t = threadIdx.x & 127, lane = t & 31, warp = t >> 5;
+
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) { /* matrices: columns + 0, + 8 of rows j * 16 + 0, + 8 */
+        int r = j * 16 + (lane >> 4) * 8 + (lane & 7), chunk = warp * 2 + (lane >> 3 & 1);
+        uint32_t v[4] = {both<T>(d[j * 8], d[j * 8 + 1]), both<T>(d[j * 8 + 2], d[j * 8 + 3]),
+                         both<T>(d[j * 8 + 4], d[j * 8 + 5]), both<T>(d[j * 8 + 6], d[j * 8 + 7])};
+        store_transposed(result + r * 128 + ((chunk ^ (r & 7)) << 4), v);
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    for (int r = t >> 3; r < n; r += 16) {
+        uint4 v = *(const uint4 *)(result_at + r * 128 + (((t & 7) ^ (r & 7)) << 4));
+        *(uint4 *)((T *)a.out + (int64_t)list[r] * a.out_stride + column + (t & 7) * 8) = v;
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+}
+
+template <typename T> __device__ __forceinline__ float bias_of(const expert_product &a, int64_t row)
+{
+    return a.bias ? to_float(((const T *)a.bias)[row]) : 0.0f;
+}
+
+/* Adds biases and gates: what is left is in d0; without a gate the blocks stay
+ * apart. */
+template <typename T, int N, bool GATED>
+__device__ __forceinline__ void finish(float (&d0)[N / 2], float (&d1)[N / 2],
+                                       const expert_product &a, int64_t first, int64_t second)
+{
+    int lane = threadIdx.x & 31, r = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float b0 = bias_of<T>(a, first + r + h * 8), b1 = bias_of<T>(a, second + r + h * 8);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float &u = d0[j * 4 + h * 2 + c], &v = d1[j * 4 + h * 2 + c];
+                if (a.bias) {
+                    u += b0;
+                    v += b1;
+                }
+                u = GATED ? expert_gate(u, v, a.act, a.limit) : u;
+            }
+        }
+    }
+}
+
+template <typename T, int N, int GROUPS, bool GATED>
+__device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l, char *ring,
+                                        uint32_t base, uint32_t full, uint32_t empty, int n_work,
+                                        int m_blocks)
+{
+    using L = tile_layout<N, GROUPS>;
+    int group = threadIdx.x >> 7, lane = threadIdx.x & 31, steps = a.k / DEPTH, i = 0;
+    uint32_t offset = L::STAGES * L::STAGE + group * L::RESULT;
+
+    for (int item = blockIdx.x; item < n_work; item += gridDim.x) {
+        work k = work_of(l, item, m_blocks);
+        float d0[N / 2], d1[N / 2];
+        for (int s = 0; s < steps; s++, i++) {
+            int stage = i % L::STAGES;
+            uint32_t at = base + stage * L::STAGE;
+            barrier_wait(full + stage * 8, i / L::STAGES & 1);
+            uint64_t w0 = wgmma_descriptor(at + group * 2 * BLOCK_BYTES),
+                     w1 = wgmma_descriptor(at + (group * 2 + 1) * BLOCK_BYTES),
+                     x = wgmma_descriptor(at + L::WEIGHTS);
+            wgmma_fence();
+#pragma unroll
+            for (int c = 0; c < DEPTH / 16; c++) {
+                multiply<T, N>(d0, w0 + c * 2, x + c * 2, s > 0 || c > 0);
+                multiply<T, N>(d1, w1 + c * 2, x + c * 2, s > 0 || c > 0);
+            }
+            wgmma_commit();
+            if (s > 0) {
+                wgmma_wait<1>();
+                if (lane == 0) {
+                    barrier_arrive(empty + (i - 1) % L::STAGES * 8);
+                }
+            }
+        }
+        wgmma_wait<0>();
+        if (lane == 0) {
+            barrier_arrive(empty + (i - 1) % L::STAGES * 8);
+        }
+        const int32_t *list = l.list + (int64_t)k.tile.expert * l.cap + k.tile.first;
+        int column = (k.m * GROUPS + group) * BLOCK_ROWS * (GATED ? 1 : 2);
+        int64_t first = (int64_t)k.tile.expert * a.width * (GATED ? 2 : 1) + column;
+        if (column < a.width) {
+            bool two = !GATED && column + BLOCK_ROWS < a.width;
+            finish<T, N, GATED>(d0, d1, a, first, first + (GATED ? a.width : two ? BLOCK_ROWS : 0));
+            store_block<T, N>(d0, base + offset, ring + offset, a, list, k.tile.n, column, group);
+            if (two) {
+                store_block<T, N>(d1, base + offset, ring + offset, a, list, k.tile.n,
+                                  column + BLOCK_ROWS, group);
+            }
+        }
+    }
+}
+
+#endif
+
+template <typename T, int N, int GROUPS, bool GATED>
+__global__ void __launch_bounds__(HAS_WGMMA ? tile_layout<N, GROUPS>::THREADS : 32, 1)
+    tiles_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ expert_product a,
+                 const __grid_constant__ expert_lists l)
+{
+#if HAS_WGMMA
+    using L = tile_layout<N, GROUPS>;
+    extern __shared__ char raw[];
+    uint32_t base = (shared_address(raw) + 1023) & ~1023u;
+    uint32_t full = base + L::STAGES * L::STAGE + GROUPS * L::RESULT, empty = full + L::STAGES * 8;
+    char *ring = raw + (base - shared_address(raw));
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            barrier_init(full + i * 8, 1 + PRODUCERS);
+            barrier_init(empty + i * 8, GROUPS * 4);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+    pdl_release();
+    int rows = GROUPS * BLOCK_ROWS * (GATED ? 1 : 2), m_blocks = (a.width + rows - 1) / rows;
+    int n_work = l.total[0] * m_blocks;
+    if (threadIdx.x >= GROUPS * 128) {
+        if (GROUPS > 1) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        }
+        produce<T, N, GROUPS, GATED>(&w, a, l, base, full, empty, n_work, m_blocks);
+    } else {
+        if (GROUPS > 1) {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        }
+        consume<T, N, GROUPS, GATED>(a, l, ring, base, full, empty, n_work, m_blocks);
+    }
+#endif
+}
+
+/* ---- host ---- */
+
+typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/* The driver's function, or NULL. */
+encode_map map_encoder(void)
+{
+    static encode_map found = [] {
+        void *f = NULL;
+        cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+        cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                          cudaEnableDefault, &result);
+#else
+        cudaError_t rc =
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
+#endif
+        if (rc != cudaSuccess || result != cudaDriverEntryPointSuccess) {
+            cudaGetLastError();
+            f = NULL;
+        }
+        return (encode_map)f;
+    }();
+
+    return found;
+}
+
+/* A map of the weight for boxes of 64 rows and columns. */
+bool make_map(CUtensorMap *ret, const expert_product &a)
+{
+    int64_t rows = (int64_t)a.n * a.width * (a.gated ? 2 : 1);
+    cuuint64_t size[2] = {(cuuint64_t)a.k, (cuuint64_t)rows};
+    cuuint64_t pitch[1] = {(cuuint64_t)a.w_stride * 2};
+    cuuint32_t box[2] = {DEPTH, BLOCK_ROWS}, step[2] = {1, 1};
+
+    return map_encoder()(ret,
+                         a.type == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         2, (void *)a.w, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/* Whether the device runs code with wgmma, which only sm_90a's has: the kernel of other
+ * code has blocks of a warp. */
+bool has_wgmma(void)
+{
+    static int found = -1;
+    cudaFuncAttributes f;
+
+    if (found < 0) {
+        found =
+            cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, 1, true>) == cudaSuccess &&
+            f.maxThreadsPerBlock > 32;
+        cudaGetLastError();
+    }
+    return found > 0;
+}
+
+template <typename T, int N, int GROUPS, bool GATED>
+bool run(const CUtensorMap &w, const expert_product &a, const expert_lists &l, int n_blocks,
+         cudaStream_t stream)
+{
+    using L = tile_layout<N, GROUPS>;
+    auto kernel = tiles_kernel<T, N, GROUPS, GATED>;
+    static bool allowed = allow_shared(kernel, L::BYTES);
+
+    if (!allowed) {
+        return false;
+    }
+    launch(kernel, dim3((unsigned)n_blocks), dim3(L::THREADS), L::BYTES, stream, w, a, l);
+    return true;
+}
+
+template <typename T, bool GATED>
+bool run_width(const CUtensorMap &w, const expert_product &a, const expert_lists &l, int n_blocks,
+               cudaStream_t stream)
+{
+    switch (l.tile_rows) {
+    case 16:
+        return run<T, 16, 1, GATED>(w, a, l, n_blocks, stream);
+    case 32:
+        return run<T, 32, 1, GATED>(w, a, l, n_blocks, stream);
+    case 64:
+        return run<T, 64, 1, GATED>(w, a, l, n_blocks, stream);
+    default:
+        return run<T, 128, 2, GATED>(w, a, l, n_blocks, stream);
+    }
+}
+
+} // namespace
+
+extern "C" bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type)
+{
+    return (type == T_BF16 || type == T_F16) && hidden % 64 == 0 && width % 64 == 0 &&
+           has_wgmma() && map_encoder() && cuda_shared_limit() >= tile_layout<128, 2>::BYTES;
+}
+
+extern "C" bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
+                                    int32_t n_blocks, cudaStream_t stream)
+{
+    CUtensorMap w;
+
+    if (!make_map(&w, *a)) {
+        return false;
+    }
+    if (a->type == T_F16) {
+        return a->gated ? run_width<__half, true>(w, *a, *l, n_blocks, stream)
+                        : run_width<__half, false>(w, *a, *l, n_blocks, stream);
+    }
+    return a->gated ? run_width<__nv_bfloat16, true>(w, *a, *l, n_blocks, stream)
+                    : run_width<__nv_bfloat16, false>(w, *a, *l, n_blocks, stream);
+}

@@ -1,0 +1,149 @@
+/* DeepSeek-V2 and V3, and what has their shape (Kimi-K2, GLM-4.7-Flash): multi-head
+ * latent attention, whose cache holds one latent a token for all heads (backend.h,
+ * struct latent_attention), and experts behind a few plain layers.
+ *
+ * One product makes the queries, or a latent of theirs, and the latent of keys and
+ * values. V2 routes by softmax, V3 by sigmoid scores with a bias for the choice, both
+ * among groups of experts. With ranks the heads are divided and each rank has the whole
+ * latent, which it computes itself.
+ */
+#include "models/families/layers.h"
+
+static const struct architecture ARCHITECTURES[] = {
+    {.name = "DeepseekV2ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .rope_interleaved = true,
+     .experts = true,
+     .latent = true},
+    {.name = "DeepseekV3ForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .rope_interleaved = true,
+     .experts = true,
+     .normalises_experts = true,
+     .latent = true,
+     .sigmoid_experts = true,
+     .dense_layers = 3},
+    {.name = "Glm4MoeLiteForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .rope_interleaved = true,
+     .experts = true,
+     .normalises_experts = true,
+     .latent = true,
+     .sigmoid_experts = true,
+     .dense_layers = 1},
+    {0},
+};
+
+#define LAYER LLAMA_LAYER
+#define ATTN LAYER "self_attn."
+#define ROW_WEIGHT(name, rows, cols, split, target, when) \
+    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
+#define ROW_LATENT_NORM(name, dim, target, when) \
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
+
+static const struct tensor_spec TENSORS[] = {
+    /* name, rows and columns, split over ranks, goes to, when */
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROW_WEIGHT(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),
+    ROW_WEIGHT(ATTN "q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK),
+    ROW_WEIGHT(ATTN "kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_ALWAYS),
+    ROW_LATENT_NORM(ATTN "q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),
+    ROW_WEIGHT(ATTN "q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),
+    ROW_LATENT_NORM(ATTN "kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS),
+    ROW_WEIGHT(ATTN "kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up, WHEN_ALWAYS),
+    ROW_WEIGHT(ATTN "kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS),
+    ROW_WEIGHT(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROW_WEIGHT(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
+    ROW_WEIGHT(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
+    ROW_WEIGHT(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),
+    ROW_WEIGHT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),
+    ROW(LAYER "mlp.gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+        IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS),
+    ROW_WEIGHT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,
+               WHEN_EXPERTS),
+    ROW_WEIGHT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,
+               WHEN_EXPERTS),
+    ROW_WEIGHT(LAYER "mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,
+               WHEN_EXPERTS),
+    ROW_WEIGHT(LAYER "mlp.shared_experts.gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT,
+               experts.shared_up, WHEN_SHARED),
+    ROW_WEIGHT(LAYER "mlp.shared_experts.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT,
+               experts.shared_up, WHEN_SHARED),
+    ROW_WEIGHT(LAYER "mlp.shared_experts.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN,
+               experts.shared_down, WHEN_SHARED),
+    {0},
+};
+
+static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+/* attn [n_tokens, n_heads * v_dim] = the layer's attention of h [n_tokens, hidden].
+ * Returns the queries' memory, which is free again. */
+static struct mat attend(struct model *m, const struct layer *l, struct mat attn, struct mat h)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct transformer *t = m->weights;
+    const struct latent_attention *a = &l->latent;
+    struct mat in = mat_rows(t->qkv, 0, h.rows), q = l->q_up.data ? mat_rows(t->q, 0, h.rows) : in;
+    int32_t q_cols = a->n_heads * (a->nope_dim + a->rot_dim);
+    int32_t first = l->q_up.data ? l->q_up.cols : q_cols, width = a->latent + a->rot_dim;
+    struct mat heads = mat_cols(q, 0, q_cols);
+
+    ops->linear(m->backend, mat_cols(in, 0, first + width), h, l->qkv, &(struct epilogue){0});
+    if (l->q_up.data) {
+        struct mat latent = mat_cols(in, 0, first);
+        ops->norm(m->backend, latent, latent, &l->q_norm);
+        ops->linear(m->backend, heads, latent, l->q_up, &(struct epilogue){0});
+    }
+    ops->latent_kv(m->backend, heads, mat_cols(in, first, width), a);
+    ops->latent_attention(m->backend, attn, heads, a, &t->latent);
+    return q;
+}
+
+static void deepseek_forward(struct model *m, const struct batch *b)
+{
+    struct backend *be = m->backend;
+    const struct backend_ops *ops = be->ops;
+    const struct transformer *t = m->weights;
+    int32_t n = b->n_tokens;
+    /* [n_tokens, hidden] */
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
+    struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * v_dim] */
+
+    if (t->first) {
+        transformer_embed(m, x, m->config.embed_scale);
+    }
+    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        const struct layer *l = &t->layer[i];
+        struct mat free = attend(m, l, attn, h);
+        if (i + 1 == t->n_layers && model_gathers(m, b)) {
+            n = b->n_logits;
+            if (n == 0) {
+                return; /* the cache is written */
+            }
+            transformer_gather_rows(m, n, &x, &y, &attn, free);
+            h = mat_rows(h, 0, n);
+        }
+        ops->linear(be, y, attn, l->o, &(struct epilogue){0});
+        ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
+        transformer_mlp(m, l, y, h);
+        transformer_end_layer(m, i, h, x, y, t->partial);
+    }
+}
+
+const struct model_family deepseek_family = {.architectures = ARCHITECTURES,
+                                             .tensors = TENSORS,
+                                             .ignored = IGNORED,
+                                             .forward = deepseek_forward,
+                                             .gathers = true};

@@ -1,0 +1,56 @@
+/* gpt-oss: LLaMA's attention with biases, sinks and a window in every other layer; the
+ * experts of a layer are stacked in tensors of their own, stored [in, out], with gate
+ * and up in turn, and have biases and a clamped SwiGLU (backend.h's struct experts).
+ * The softmax over the chosen experts alone is that over all, normalised.
+ */
+#include "models/families/layers.h"
+
+static const struct architecture ARCHITECTURES[] = {
+    {.name = "GptOssForCausalLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 150000,
+     .qkv_bias = true,
+     .o_bias = true,
+     .sliding_window = 128,
+     .window_pattern = 2,
+     .experts = true,
+     .normalises_experts = true,
+     .swiglu_limit = 7},
+    {0},
+};
+
+#define MLP LLAMA_LAYER "mlp."
+#define ROW_STACKED(name, rows, cols, split, target)                     \
+    {MLP "experts." name,      rows,         cols, split, WEIGHT_LINEAR, \
+     IN_LAYER(experts.target), WHEN_EXPERTS, true}
+#define ROW_BIAS(name, rows, split, target)                                             \
+    ROW(MLP name "bias", rows, DIM_ONE, split, WEIGHT_VECTOR, IN_LAYER(experts.target), \
+        WHEN_EXPERTS)
+
+static const struct tensor_spec TENSORS[] = {
+    /* name, rows and columns, split over ranks, goes to, when */
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROW(LLAMA_LAYER "self_attn.sinks", DIM_HEADS, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR,
+        IN_LAYER(sinks), WHEN_ALWAYS),
+    ROW(MLP "router.weight", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR,
+        IN_LAYER(experts.router), WHEN_EXPERTS),
+    ROW_BIAS("router.", DIM_EXPERTS, SPLIT_NONE, router_bias),
+    ROW_STACKED("gate_up_proj", DIM_STACKED_GATE, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_STACKED("gate_up_proj", DIM_STACKED_UP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_BIAS("experts.gate_up_proj_", DIM_STACKED_GATE, SPLIT_OUT, up_bias),
+    ROW_BIAS("experts.gate_up_proj_", DIM_STACKED_UP, SPLIT_OUT, up_bias),
+    ROW_STACKED("down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
+    ROW_BIAS("experts.down_proj_", DIM_STACKED_HIDDEN, SPLIT_FIRST, down_bias),
+    {0},
+};
+
+static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+const struct model_family gpt_oss_family = {.architectures = ARCHITECTURES,
+                                            .tensors = TENSORS,
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};

@@ -1,0 +1,444 @@
+/* Multi-head latent attention against float64: norms, rotation and cache writes, then
+ * attention with keys and values expanded head by head, which the operation never does.
+ *
+ * Sequences grow over several steps (chunked prefill, then decodes) with blocks in
+ * shuffled order; the reference keeps their latents in plain arrays.
+ *
+ *     build/tests/unit/kernels/test_latent [--device cpu|cuda]
+ */
+#include "tests/unit/ops.h"
+
+enum { SEQS = 4, BLOCKS = 160, LAYERS = 2, MAX_LEN = 400, MAX_BLOCKS = 100 };
+
+struct shape {
+    const char *name;
+    int32_t n_heads, latent, rot_dim, nope_dim, v_dim, block_size;
+    bool interleaved;
+    enum dtype dtype;
+};
+
+static const struct shape SHAPES[] = {
+    {"16 heads of V2-Lite", 16, 512, 64, 128, 128, 16, true, DTYPE_BF16},
+    {"20 heads of GLM", 20, 512, 64, 192, 256, 16, true, DTYPE_BF16},
+    {"128 heads", 128, 512, 64, 128, 128, 64, true, DTYPE_BF16},
+    {"one head", 1, 64, 16, 32, 16, 16, true, DTYPE_F16},
+    {"odd sizes", 3, 40, 6, 10, 14, 8, false, DTYPE_F32},
+    {"a half a head", 9, 96, 32, 48, 40, 16, false, DTYPE_BF16},
+};
+
+struct scene {
+    struct rig r;
+    const struct shape *c;
+    enum dtype at, cache;
+    struct latent_attention att;
+    float *cos_sin, *norm, *k_up, *v_up; /* as struct latent_attention has them */
+    int32_t len[SEQS], block[SEQS][MAX_BLOCKS], next_block;
+    float *cached[SEQS]; /* [MAX_LEN, latent + rot_dim] */
+};
+
+static int32_t width(const struct shape *c)
+{
+    return c->latent + c->rot_dim;
+}
+
+static void fill_angles(struct scene *s)
+{
+    int32_t half = s->c->rot_dim / 2;
+
+    s->cos_sin = rig_alloc((size_t)MAX_LEN * (size_t)s->c->rot_dim * sizeof(float));
+    for (int32_t p = 0; p < MAX_LEN; p++) {
+        for (int32_t i = 0; i < half; i++) {
+            double angle = p * pow(10000, -(double)i / half);
+            s->cos_sin[p * s->c->rot_dim + i] = (float)cos(angle);
+            s->cos_sin[p * s->c->rot_dim + half + i] = (float)sin(angle);
+        }
+    }
+}
+
+static void scene_open(struct scene *s, const struct shape *c)
+{
+    struct kv_layout kv;
+    struct err e = {0};
+
+    *s = (struct scene){.c = c};
+    rig_open(&s->r);
+    s->at = act_of(&s->r, c->dtype);
+    s->cache = s->at == DTYPE_F32 ? c->dtype : s->at;
+    kv_layout_init_latent(&kv, c->block_size, LAYERS, width(c), s->cache);
+    if (s->r.b->ops->kv_create(s->r.b, &kv, BLOCKS, 0, &e) < 0) {
+        fail_msg("%s: %s", c->name, e.text);
+    }
+    fill_angles(s);
+    s->norm = rig_floats(&s->r, c->latent, 2, c->dtype);
+    s->k_up = rig_floats(&s->r, (int64_t)c->n_heads * c->latent * c->nope_dim,
+                         2 / sqrtf((float)c->latent), c->dtype);
+    s->v_up = rig_floats(&s->r, (int64_t)c->n_heads * c->v_dim * c->latent,
+                         2 / sqrtf((float)c->latent), c->dtype);
+    s->att = (struct latent_attention){
+        .layer = 1,
+        .n_heads = c->n_heads,
+        .latent = c->latent,
+        .rot_dim = c->rot_dim,
+        .nope_dim = c->nope_dim,
+        .v_dim = c->v_dim,
+        .scale = 1.5f / sqrtf((float)(c->nope_dim + c->rot_dim)),
+        .norm = {.kind = NORM_RMS,
+                 .eps = 1e-6f,
+                 .weight = rig_weight(&s->r, WEIGHT_VECTOR, c->dtype, 1, c->latent, s->norm)},
+        .cos_sin = rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, MAX_LEN, c->rot_dim, s->cos_sin),
+        .interleaved = c->interleaved,
+        .k_up = rig_weight(&s->r, WEIGHT_LINEAR, c->dtype, c->n_heads * c->latent, c->nope_dim,
+                           s->k_up),
+        .v_up =
+            rig_weight(&s->r, WEIGHT_LINEAR, c->dtype, c->n_heads * c->v_dim, c->latent, s->v_up)};
+    for (int32_t i = 0; i < SEQS; i++) {
+        s->cached[i] = rig_alloc((size_t)MAX_LEN * (size_t)width(c) * sizeof(float));
+    }
+}
+
+static void scene_close(struct scene *s)
+{
+    for (int32_t i = 0; i < SEQS; i++) {
+        free(s->cached[i]);
+    }
+    free(s->cos_sin);
+    free(s->norm);
+    free(s->k_up);
+    free(s->v_up);
+    rig_close(&s->r);
+}
+
+/* ---- references ---- */
+
+RIG_UNWATCHED static void rotate(const struct scene *s, double *x, int32_t position)
+{
+    const float *angles = s->cos_sin + (int64_t)position * s->c->rot_dim;
+    int32_t half = s->c->rot_dim / 2;
+
+    for (int32_t i = 0; i < half; i++) {
+        int32_t a = s->c->interleaved ? 2 * i : i, b = s->c->interleaved ? 2 * i + 1 : i + half;
+        double p = x[a], q = x[b];
+        x[a] = p * angles[i] - q * angles[half + i];
+        x[b] = q * angles[i] + p * angles[half + i];
+    }
+}
+
+/* A row of kv as latent_kv has to leave it. */
+RIG_UNWATCHED static void latent_reference(const struct scene *s, const float *kv, int32_t position,
+                                           double *out)
+{
+    double sum = 0;
+
+    for (int32_t i = 0; i < width(s->c); i++) {
+        out[i] = kv[i];
+        sum += i < s->c->latent ? (double)kv[i] * kv[i] : 0;
+    }
+    for (int32_t i = 0; i < s->c->latent; i++) {
+        out[i] *= s->norm[i] / sqrt(sum / s->c->latent + (double)s->att.norm.eps);
+    }
+    rotate(s, out + s->c->latent, position);
+}
+
+/* One head's query over the latents: exact, and rounded as activations are. */
+RIG_UNWATCHED static void absorb(const struct scene *s, const float *q, int32_t head, double *exact,
+                                 float *plain)
+{
+    const struct shape *c = s->c;
+    enum dtype operand = operand_of(&s->r, c->dtype);
+
+    for (int32_t d = 0; d < c->latent; d++) {
+        const float *row = s->k_up + ((int64_t)head * c->latent + d) * c->nope_dim;
+        double sum = 0;
+        float sum32 = 0;
+        for (int32_t i = 0; i < c->nope_dim; i++) {
+            sum += (double)q[i] * row[i];
+            sum32 += round_to(operand, q[i]) * row[i];
+        }
+        exact[d] = sum;
+        plain[d] = round_to(s->at, sum32);
+    }
+    for (int32_t d = 0; d < c->rot_dim; d++) {
+        exact[c->latent + d] = plain[c->latent + d] = q[c->nope_dim + d];
+    }
+}
+
+/* Weighted sums of latents of one head, over the first n tokens of a sequence. */
+RIG_UNWATCHED static void weigh(const struct scene *s, int32_t seq, int32_t n, const double *exact,
+                                const float *plain, double *sum, float *sum32)
+{
+    const struct shape *c = s->c;
+    double all = 0;
+    float all32 = 0;
+
+    memset(sum, 0, (size_t)c->latent * sizeof(*sum));
+    memset(sum32, 0, (size_t)c->latent * sizeof(*sum32));
+    for (int32_t j = 0; j < n; j++) {
+        const float *key = s->cached[seq] + (int64_t)j * width(c);
+        double dot = 0;
+        float dot32 = 0;
+        for (int32_t d = 0; d < width(c); d++) {
+            dot += exact[d] * key[d];
+            dot32 += plain[d] * key[d];
+        }
+        double p = exp(dot * (double)s->att.scale);
+        float p32 = round_to(s->at, expf(dot32 * s->att.scale));
+        all += p;
+        all32 += p32;
+        for (int32_t d = 0; d < c->latent; d++) {
+            sum[d] += p * key[d];
+            sum32[d] += p32 * key[d];
+        }
+    }
+    for (int32_t d = 0; d < c->latent; d++) {
+        sum[d] /= all;
+        sum32[d] = round_to(operand_of(&s->r, c->dtype), sum32[d] / all32);
+    }
+}
+
+RIG_UNWATCHED static void attend_reference(const struct scene *s, int32_t seq, int32_t n,
+                                           const float *q, int32_t head, double *ref, float *plain)
+{
+    const struct shape *c = s->c;
+    double exact[LIMIT_LATENT_DIM], sum[LIMIT_LATENT_DIM];
+    float over[LIMIT_LATENT_DIM], sum32[LIMIT_LATENT_DIM];
+
+    absorb(s, q, head, exact, over);
+    weigh(s, seq, n, exact, over, sum, sum32);
+    for (int32_t i = 0; i < c->v_dim; i++) {
+        const float *row = s->v_up + ((int64_t)head * c->v_dim + i) * c->latent;
+        double dot = 0;
+        float dot32 = 0;
+        for (int32_t d = 0; d < c->latent; d++) {
+            dot += sum[d] * row[d];
+            dot32 += sum32[d] * row[d];
+        }
+        ref[i] = dot;
+        plain[i] = round_to(s->at, dot32);
+    }
+}
+
+/* ---- a step ---- */
+
+struct packed {
+    struct batch b;
+    int32_t token[RIG_TOKENS], src[RIG_TOKENS], position[RIG_TOKENS], slot[RIG_TOKENS];
+    int32_t q_start[SEQS + 1], kv_len[SEQS], row[SEQS], lcp[SEQS];
+    struct table_update update[SEQS];
+    int32_t block[SEQS * MAX_BLOCKS];
+};
+
+static void pack_sequence(struct scene *s, struct packed *p, int32_t seq, int32_t n)
+{
+    int32_t bs = s->c->block_size, have = (int32_t)div_ceil(s->len[seq], bs);
+    int32_t want = (int32_t)div_ceil(s->len[seq] + n, bs), k = p->b.n_seqs++;
+
+    if (want > have) {
+        p->update[p->b.n_table_update++] = (struct table_update){
+            .row = seq, .index = have, .count = want - have, .first = p->b.n_table_block};
+    }
+    for (int32_t i = have; i < want; i++) {
+        s->block[seq][i] = s->next_block++ * 77 % BLOCKS; /* 77 and BLOCKS have no divisor */
+        p->block[p->b.n_table_block++] = s->block[seq][i];
+    }
+    for (int32_t t = 0; t < n; t++) {
+        int32_t at = s->len[seq] + t;
+        p->position[p->b.n_tokens] = at;
+        p->src[p->b.n_tokens] = -1;
+        p->slot[p->b.n_tokens++] = s->block[seq][at / bs] * bs + at % bs;
+    }
+    s->len[seq] += n;
+    p->q_start[k + 1] = p->b.n_tokens;
+    p->kv_len[k] = s->len[seq];
+    p->row[k] = seq;
+    p->b.n_decode += n == 1;
+}
+
+static void pack(struct scene *s, struct packed *p, const int32_t *n)
+{
+    memset(p, 0, sizeof(*p));
+    for (int32_t i = 0; i < SEQS; i++) {
+        if (n[i] > 0) {
+            pack_sequence(s, p, i, n[i]);
+        }
+    }
+    p->b.token = p->token;
+    p->b.token_src = p->src;
+    p->b.position = p->position;
+    p->b.slot = p->slot;
+    p->b.q_start = p->q_start;
+    p->b.kv_len = p->kv_len;
+    p->b.row = p->row;
+    p->b.lcp_blocks = p->lcp;
+    p->b.table_update = p->update;
+    p->b.table_block = p->block;
+}
+
+/* What latent_kv made of kv and of the queries' ends. Keeps the latents as the cache
+ * holds them. */
+static void check_kv(struct scene *s, const struct packed *p, const float *before,
+                     const float *after)
+{
+    int32_t w = width(s->c);
+    double *ref = rig_alloc((size_t)p->b.n_tokens * (size_t)w * sizeof(*ref));
+
+    for (int32_t k = 0; k < p->b.n_seqs; k++) {
+        for (int32_t t = p->q_start[k]; t < p->q_start[k + 1]; t++) {
+            latent_reference(s, before + (int64_t)t * w, p->position[t], ref + (int64_t)t * w);
+            for (int32_t i = 0; i < w; i++) {
+                s->cached[p->row[k]][(int64_t)p->position[t] * w + i] =
+                    round_to(s->cache, after[(int64_t)t * w + i]);
+            }
+        }
+    }
+    assert_nmse("latents", after, ref, (int64_t)p->b.n_tokens * w, s->at);
+    free(ref);
+}
+
+static void check_q(const struct scene *s, const struct packed *p, const float *before,
+                    const float *after)
+{
+    int32_t d = s->c->nope_dim + s->c->rot_dim;
+    int64_t n = (int64_t)p->b.n_tokens * s->c->n_heads * d;
+    double *ref = rig_alloc((size_t)n * sizeof(*ref));
+
+    for (int64_t i = 0; i < n; i++) {
+        ref[i] = before[i];
+    }
+    for (int64_t i = 0; i < n; i += d) {
+        rotate(s, ref + i + s->c->nope_dim, p->position[i / d / s->c->n_heads]);
+        assert_memory_equal(after + i, before + i, (size_t)s->c->nope_dim * sizeof(*after));
+    }
+    assert_nmse("queries", after, ref, n, s->at);
+    free(ref);
+}
+
+static void check_out(const struct scene *s, const struct packed *p, const float *q,
+                      const float *got)
+{
+    const struct shape *c = s->c;
+    int64_t n = (int64_t)p->b.n_tokens * c->n_heads * c->v_dim;
+    double *ref = rig_alloc((size_t)n * sizeof(*ref));
+    float *plain = rig_alloc((size_t)n * sizeof(*plain));
+
+    for (int32_t k = 0; k < p->b.n_seqs; k++) {
+        for (int32_t t = p->q_start[k]; t < p->q_start[k + 1]; t++) {
+            for (int32_t h = 0; h < c->n_heads; h++) {
+                int64_t at = (int64_t)t * c->n_heads + h;
+                attend_reference(s, p->row[k], p->position[t] + 1,
+                                 q + at * (c->nope_dim + c->rot_dim), h, ref + at * c->v_dim,
+                                 plain + at * c->v_dim);
+            }
+        }
+        char what[128];
+        int64_t first = (int64_t)p->q_start[k] * c->n_heads * c->v_dim;
+        int64_t count = (int64_t)(p->q_start[k + 1] - p->q_start[k]) * c->n_heads * c->v_dim;
+        snprintf(what, sizeof(what), "%s, %d tokens at length %d", c->name,
+                 p->q_start[k + 1] - p->q_start[k], p->kv_len[k]);
+        assert_no_worse(what, got + first, plain + first, ref + first, count);
+    }
+    free(plain);
+    free(ref);
+}
+
+static void scene_run(struct scene *s, const int32_t *n)
+{
+    const struct shape *c = s->c;
+    struct rig *r = &s->r;
+    struct packed *p = rig_alloc(sizeof(*p));
+
+    pack(s, p, n);
+    int32_t rows = p->b.n_tokens, q_cols = c->n_heads * (c->nope_dim + c->rot_dim);
+    float *q0 = rig_floats(r, (int64_t)rows * q_cols, 1.5f, s->at);
+    float *kv0 = rig_floats(r, (int64_t)rows * width(c), 1.5f, s->at);
+    /* views of wider rows, as products of stacked weights leave them */
+    struct mat q = mat_cols(rig_mat(r, rows, q_cols + 64, s->at, NULL), 0, q_cols);
+    struct mat kv = mat_cols(rig_mat(r, rows, width(c) + 64, s->at, NULL), 0, width(c));
+    struct mat out = rig_mat(r, rows, c->n_heads * c->v_dim, s->at, NULL);
+    /* fewer rows than the step's: it is computed in portions */
+    struct latent_scratch scratch = {rig_mat(r, 24, c->n_heads * width(c), s->at, NULL),
+                                     rig_mat(r, 24, c->n_heads * c->latent, s->at, NULL)};
+    rig_upload(r, q, q0);
+    rig_upload(r, kv, kv0);
+    rig_begin(r, &p->b);
+    r->b->ops->latent_kv(r->b, q, kv, &s->att);
+    float *q1 = rig_download(r, q), *kv1 = rig_download(r, kv);
+    r->b->ops->latent_attention(r->b, out, q, &s->att, &scratch);
+    float *got = rig_download(r, out);
+    rig_end(r);
+    check_kv(s, p, kv0, kv1);
+    check_q(s, p, q0, q1);
+    check_out(s, p, q1, got);
+    free(q0);
+    free(kv0);
+    free(q1);
+    free(kv1);
+    free(got);
+    free(p);
+}
+
+/* ---- tests ---- */
+
+static bool lacks_latents(void)
+{
+    struct rig r;
+
+    rig_open(&r);
+    bool lacks = !r.b->ops->latent_attention;
+    rig_close(&r);
+    return lacks;
+}
+
+static void latents_over_shuffled_blocks(void **state)
+{
+    (void)state;
+    static const int32_t steps[][SEQS] = {
+        {0, 0, 5, 37}, {1, 1, 40, 70}, {1, 1, 1, 1}, {1, 20, 1, 3}, {1, 1, 1, 1}};
+    if (lacks_latents()) {
+        skip();
+    }
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        scene_open(&s, &SHAPES[i]);
+        for (size_t k = 0; k < ARRAY_LEN(steps); k++) {
+            int32_t n[SEQS];
+            for (int32_t q = 0; q < SEQS; q++) {
+                n[q] = SHAPES[i].latent > 100 ? MIN(steps[k][q], 8) : steps[k][q];
+            }
+            scene_run(&s, n);
+        }
+        scene_close(&s);
+    }
+}
+
+/* A row of 300 tokens: several tiles of keys and, on a GPU, several parts of a
+ * sequence. */
+static void long_sequences(void **state)
+{
+    (void)state;
+    struct scene s;
+    struct shape c = SHAPES[0];
+
+    if (lacks_latents()) {
+        skip();
+    }
+    c.n_heads = 3;
+    scene_open(&s, &c);
+    scene_run(&s, (const int32_t[SEQS]){0, 0, 30, rig_small() ? 40 : 280});
+    scene_run(&s, (const int32_t[SEQS]){1, 1, 1, 1});
+    scene_close(&s);
+}
+
+static int run_group(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(latents_over_shuffled_blocks),
+        cmocka_unit_test(long_sequences),
+    };
+
+    return cmocka_run_group_tests_name("latent", tests, NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+    return rig_main(argc, argv, run_group);
+}
