@@ -18,7 +18,7 @@
 
 enum {
     SPLIT_KEYS = 512,
-    UNIT_ROWS = 32,
+    UNIT_ROWS = ATTENTION_ROWS,
     /* from this many rows on, values are converted to float32 once for all of them */
     CONVERT_ROWS = 8,
     TASKS_PER_THREAD = 4, /* with fewer, units are divided by splits */
@@ -367,7 +367,7 @@ static int32_t list_units(const struct attention_job *j, bool split_kv)
     return n;
 }
 
-static int prepare(struct cpu_backend *c, int32_t head_dim)
+int cpu_attention_prepare(struct cpu_backend *c, int32_t head_dim)
 {
     int64_t need = scratch_layout(NULL, NULL, head_dim);
 
@@ -399,7 +399,7 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
 {
     struct attention_job j = {
         .c = c, .out = out, .qkv = qkv, .att = a, .state_floats = state_floats(a->head_dim)};
-    int rc = prepare(c, a->head_dim);
+    int rc = cpu_attention_prepare(c, a->head_dim);
 
     j.n_units = rc < 0 ? rc : list_units(&j, false);
     bool split_kv =

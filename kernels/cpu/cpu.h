@@ -306,6 +306,11 @@ void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, stru
 /* attention_tiled.c: attention by tiles. Needs c->k.scores and its fellows. */
 void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
                          const struct attention *a);
+/* Make each thread's part of c->attention_scratch hold the scores of a tile's keys for
+ * ATTENTION_ROWS rows, and behind them the tile itself, keys of head_dim elements. 0 or
+ * ERR_NOMEM. */
+enum { ATTENTION_ROWS = 32 };
+int cpu_attention_prepare(struct cpu_backend *c, int32_t head_dim);
 
 static inline const float *mat_row_const(struct mat m, int64_t r)
 {

@@ -275,8 +275,8 @@ struct latent_splits {
     float *ml; /* [rows][n_heads][n][2] greatest score times log2 e, sum of weights */
     int32_t n; /* 1: rows are written as they are */
 };
-/* Tokens [first, end), of the sequences [first_seq, first_seq + n_seqs); decode: token t
- * is sequence t's only one. */
+/* Tokens [first, end), of the sequences [first_seq, first_seq + n_seqs); decode: token
+ * t is sequence t's only one. */
 struct latent_work {
     int32_t first, end, first_seq, n_seqs, decode;
     int32_t tokens; /* of a block; set by the launcher */

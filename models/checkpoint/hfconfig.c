@@ -545,7 +545,6 @@ static void take_text_config(struct raw_config *raw)
     }
     text->bos = text->bos >= 0 ? text->bos : raw->bos;
     text->tied = text->tied >= 0 ? text->tied : raw->tied;
-    text->quantized |= raw->quantized;
     if (text->n_eos == 0) {
         text->n_eos = raw->n_eos;
         memcpy(text->eos, raw->eos, sizeof(text->eos));

@@ -1,7 +1,7 @@
-/* OLMo-2 and OLMo-3, EXAONE 4: LLaMA's layers with norms after attention and MLP instead
- * of before them. OLMo norms q and k over all heads together, EXAONE each head's; layers
- * with a sliding window rotate without scaling (OLMo-3), or they alone rotate (EXAONE).
- */
+/* OLMo-2 and OLMo-3, EXAONE 4: LLaMA's layers with norms after attention and MLP
+ * instead of before them. OLMo norms q and k over all heads together, EXAONE each
+ * head's; layers with a sliding window rotate without scaling (OLMo-3), or they alone
+ * rotate (EXAONE). */
 #include "models/families/layers.h"
 
 #define LAYER LLAMA_LAYER

@@ -20,6 +20,7 @@ enum { LISTING_MAX_FILES = 1 << 14, ATTEMPTS = 3 };
 
 const char *const hub_small_files[] = {"config.json",
                                        "generation_config.json",
+                                       "hf_quant_config.json",
                                        "tokenizer.json",
                                        "tokenizer.model",
                                        "vocab.json",

@@ -1,6 +1,7 @@
 /* Multi-head latent attention (backend.h, struct latent_attention): the cache write,
  * the products that lead into the space of latents and out of it, and attention over
- * the cache between them, as plain loops.
+ * the cache between them, as plain loops, which are the specification, and by the
+ * vectors of simd/.
  *
  * The keys of a token are visited in tiles from the first one on, with the softmax
  * rescaled from tile to tile: a row's bits depend on its sequence alone. */
@@ -131,8 +132,64 @@ static void fold_keys(const struct latent_attention *a, const float *q, const fl
     s->max = max;
 }
 
+/* ---- the same by tiles of TILE_KEYS keys ---- */
+
+/* Where the latents of cache indices [first, first + n) lie; the places behind them
+ * repeat the last. */
+static void find_keys(const struct latent_job *j, const int32_t *table, int32_t first, int32_t n,
+                      const void **key)
+{
+    const struct kv_layout *l = &j->c->kv[j->att->group];
+
+    for (int32_t i = 0; i < TILE_KEYS; i++) {
+        int32_t at = first + MIN(i, n - 1);
+        int64_t element = slot_at(j, table[at / l->block_size] * l->block_size) +
+                          at % l->block_size * l->token_stride;
+        key[i] = j->c->kv_data + element * dtype_bytes(l->dtype);
+    }
+}
+
+/* Heads [first, end) of row r of the portion, of whose sequence n_keys are seen. */
+static void attend_tiled(const struct latent_job *j, int32_t r, int32_t first, int32_t end,
+                         const int32_t *table, int32_t n_keys, int32_t thread)
+{
+    const struct latent_attention *a = j->att;
+    const struct cpu_kernels *k = &j->c->k;
+    float *score = j->c->attention_scratch + thread * j->c->attention_scratch_floats;
+    float *keys = score + ATTENTION_ROWS * TILE_KEYS;
+    float *sum = mat_row(j->sum, r) + (int64_t)first * a->latent;
+    float max[TASK_HEADS], all[TASK_HEADS] = {0}, keep[TASK_HEADS];
+    const float *q[TASK_HEADS];
+    const void *key[TILE_KEYS];
+    int32_t rows = end - first;
+    enum dtype type = j->c->kv[a->group].dtype;
+
+    for (int32_t h = 0; h < rows; h++) {
+        q[h] = mat_row_const(j->over, r) + (int64_t)(first + h) * latent_width(a);
+        max[h] = -INFINITY;
+    }
+    memset(sum, 0, (size_t)rows * (size_t)a->latent * sizeof(*sum));
+    for (int32_t at = 0; at < n_keys; at += TILE_KEYS) {
+        int32_t n = MIN(TILE_KEYS, n_keys - at);
+        find_keys(j, table, at, n, key);
+        k->transpose_keys(keys, key, latent_width(a), type);
+        k->scores(score, q, rows, keys, latent_width(a), a->scale);
+        for (int32_t h = 0; h < rows; h++) {
+            keep[h] = k->softmax(score + h * TILE_KEYS, 0, n, &max[h], &all[h]);
+        }
+        k->accumulate(sum, a->latent, keep, score, rows, key, 0, n, type);
+    }
+    for (int32_t h = 0; h < rows && n_keys > 0; h++) {
+        float *of = sum + (int64_t)h * a->latent;
+        k->load(of, of, DTYPE_F32, a->latent, 1 / all[h]);
+    }
+}
+
+/* ---- tasks ---- */
+
 /* Heads [first, end) of row r of the portion. */
-static void attend_heads(const struct latent_job *j, int32_t r, int32_t first, int32_t end)
+static void attend_heads(const struct latent_job *j, int32_t r, int32_t first, int32_t end,
+                         int32_t thread)
 {
     const struct latent_attention *a = j->att;
     const struct batch *b = &j->c->batch;
@@ -144,6 +201,10 @@ static void attend_heads(const struct latent_job *j, int32_t r, int32_t first, i
     const float *q = mat_row_const(j->over, r);
     float *sum = mat_row(j->sum, r);
 
+    if (j->c->k.scores) {
+        attend_tiled(j, r, first, end, table, n_keys, thread);
+        return;
+    }
     memset(sum + (int64_t)first * a->latent, 0,
            (size_t)(end - first) * (size_t)a->latent * sizeof(*sum));
     for (int32_t h = first; h < end; h++) {
@@ -171,8 +232,7 @@ static void attend_task(void *arg, int32_t task, int32_t thread)
     int32_t n = (int32_t)div_ceil(j->att->n_heads, TASK_HEADS); /* tasks of a token */
     int32_t first = task % n * TASK_HEADS;
 
-    (void)thread;
-    attend_heads(j, task / n, first, MIN(first + TASK_HEADS, j->att->n_heads));
+    attend_heads(j, task / n, first, MIN(first + TASK_HEADS, j->att->n_heads), thread);
 }
 
 /* ---- into the space of latents and out of it ---- */
@@ -228,6 +288,10 @@ void cpu_latent_attention(struct backend *b, struct mat out, struct mat q,
     struct latent_job j = {.c = cpu_of(b), .q = q, .att = a};
     int32_t n = j.c->batch.n_seqs > 0 ? j.c->batch.n_tokens : 0, most = MIN(s->q.rows, s->sum.rows);
 
+    if (j.c->k.scores && cpu_attention_prepare(j.c, a->latent + a->rot_dim) < 0) {
+        cpu_fail(j.c, ERR_NOMEM, "out of memory for attention");
+        return;
+    }
     for (; j.first < n; j.first += most) {
         int32_t rows = MIN(most, n - j.first);
         j.over = mat_rows(s->q, 0, rows);

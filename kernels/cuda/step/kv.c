@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "config/base/limits.h"
 #include "kernels/cuda/cuda.h"
 
 #define PIN_SLICE_BYTES ((int64_t)64 << 20)

@@ -1,8 +1,8 @@
-/* Quantised weights on a backend: what is multiplied as stored has the values of a model
- * that is decoded, on one rank and on two.
+/* Quantised weights on a backend: what is multiplied as stored has the values of a
+ * model that is decoded, on one rank and on two.
  *
  *     build/tests/unit/models/test_quantised_ranks
- */
+ * / */
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>

@@ -1,0 +1,133 @@
+"""Quantised directories, made of the bundled model by rounding to nearest: what the log says of them, and how far a text's
+log-probabilities move."""
+import json
+import os
+import shutil
+import struct
+import urllib.request
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+DEMO = os.path.join(ROOT, "models", "demo")
+FLAGS = ["--device", "cpu", "--max-model-len", "256"]
+TEXT = "Once upon a time there was a little girl who had a red ball. She liked to play with her ball in the park every day. One day, " \
+       "the ball rolled away and she was very sad. Her mom helped her to look for it, and they found it under a big tree."
+
+
+def read(path):
+    """name -> (shape, float32 values) of a safetensors file of bfloat16."""
+    with open(path, "rb") as f:
+        data = f.read()
+    n = struct.unpack("<Q", data[:8])[0]
+    tensors = {}
+    for name, t in json.loads(data[8:8 + n]).items():
+        if name != "__metadata__":
+            assert t["dtype"] == "BF16"
+            begin, end = t["data_offsets"]
+            raw = np.frombuffer(data[8 + n + begin:8 + n + end], np.uint16)
+            tensors[name] = (raw.astype(np.uint32) << 16).view(np.float32).reshape(t["shape"])
+    return tensors
+
+
+def write(path, tensors):
+    """tensors: name -> (type, array of its bytes' shape)."""
+    header, at = {}, 0
+    for name, (kind, x) in tensors.items():
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
+        at += x.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(np.ascontiguousarray(x).tobytes() for _, x in tensors.values()))
+
+
+def int8_channel(w):
+    scale = np.abs(w).max(1, keepdims=True) / 127
+    return {"weight": ("I8", np.rint(w / scale).astype(np.int8)), "weight_scale": ("F32", scale.astype(np.float32))}
+
+
+def int4_groups(w):
+    groups = w.reshape(w.shape[0], -1, 32)
+    scale = (np.abs(groups).max(2, keepdims=True) / 7.5).astype(np.float16).astype(np.float32)
+    codes = (np.rint(groups / scale).clip(-8, 7) + 8).astype(np.uint32).reshape(w.shape[0], -1, 8)
+    packed = np.bitwise_or.reduce(codes << (4 * np.arange(8, dtype=np.uint32)), axis=2)
+    return {"weight_packed": ("I32", packed.astype(np.uint32)), "weight_scale": ("F16", scale[:, :, 0].astype(np.float16)),
+            "weight_shape": ("I64", np.array(w.shape, np.int64))}
+
+
+def gptq(w):
+    """The same codes, along the input; zero points are stored minus 1."""
+    parts = int4_groups(w)
+    words = parts["weight_packed"][1].T
+    scale = parts["weight_scale"][1].T
+    return {"qweight": ("I32", words), "scales": ("F16", scale), "qzeros": ("I32", np.full((scale.shape[0], w.shape[0] // 8), 0x77777777, np.uint32)),
+            "g_idx": ("I32", (np.arange(w.shape[1]) // 32).astype(np.int32))}
+
+
+def compressed(form, **weights):
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}}}}
+
+
+FORMATS = {
+    "INT8": (int8_channel, compressed("int-quantized", num_bits=8, strategy="channel"), 0.02),
+    "INT4": (int4_groups, compressed("pack-quantized", num_bits=4, strategy="group", group_size=32), 0.15),
+    "GPTQ": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}, 0.15),
+}
+
+
+def quantise(directory, form):
+    make, quantization, _ = FORMATS[form]
+    shutil.copytree(DEMO, directory, dirs_exist_ok=True)
+    tensors = {}
+    for name, w in read(os.path.join(DEMO, "model.safetensors")).items():
+        if name.endswith("_proj.weight"):
+            tensors.update({name[:-len("weight")] + part: t for part, t in make(w).items()})
+        else:
+            tensors[name] = ("F32", w)
+    write(os.path.join(directory, "model.safetensors"), tensors)
+    with open(os.path.join(directory, "config.json")) as f:
+        config = json.load(f)
+    with open(os.path.join(directory, "config.json"), "w") as f:
+        json.dump({**config, "quantization_config": quantization}, f)
+
+
+def log_probability(server):
+    """The mean over the tokens of TEXT."""
+    body = {"prompt": TEXT, "max_tokens": 1, "echo": True, "logprobs": 0, "temperature": 0}
+    request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        each = json.load(answer)["choices"][0]["logprobs"]["token_logprobs"]
+    return float(np.mean(each[1:-1]))
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    made = {}
+    for form in FORMATS:
+        made[form] = str(tmp_path_factory.mktemp("quantised") / form)
+        quantise(made[form], form)
+    return made
+
+
+def test_a_text_is_as_likely_as_with_the_model_itself(start, directories):
+    exact = log_probability(start(*FLAGS, model=DEMO))
+    each = {}
+    for form, directory in directories.items():
+        server = start(*FLAGS, model=directory)
+        each[form] = log_probability(server)
+        stored = form if form != "GPTQ" else "INT4"
+        assert "56 of %s by int8" % stored in server.log or "56 of %s by plain loops" % stored in server.log
+        print(form, "moves the mean log-probability by", each[form] - exact)
+        assert abs(each[form] - exact) < FORMATS[form][2]
+    assert each["GPTQ"] == each["INT4"]  # the same codes and scales in another order
+
+
+def test_ranks_divide_rows_and_are_refused_groups(start, directories):
+    one, two = (start(*FLAGS, "--tensor-parallel-size", str(n), model=directories["INT8"]) for n in (1, 2))
+    assert abs(log_probability(one) - log_probability(two)) < 0.01
+    server = start(*FLAGS, "--tensor-parallel-size", "4", model=directories["INT4"], wait=False)
+    assert server.process.wait(60) == 1
+    assert "cuts the groups of 32 values" in server.log
