@@ -172,6 +172,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);
     e->max_queue = s->max_queue;
+    e->max_draft = s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
     if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret)) {
         return err_set(err, ERR_IO, "getrandom gave no seed");
     }
@@ -183,7 +184,8 @@ static int measure_costs(struct engine *e, struct err *err)
 {
     struct sched_config *c = &e->config;
 
-    if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0)) {
+    if (c->target_itl_us == 0 && !(c->preemption == PREEMPT_AUTO && c->n_host_blocks > 0) &&
+        e->max_draft == 0) {
         return 0;
     }
     int rc = cost_measure(e->executor, clock_us, &c->cost, err);
@@ -194,7 +196,40 @@ static int measure_costs(struct engine *e, struct err *err)
     if (rc == 0) {
         log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us),
                   LOG_F64("token_us", c->cost.token_us), LOG_F64("context_us", c->cost.context_us),
-                  LOG_F64("swap_block_us", c->cost.swap_block_us));
+                  LOG_F64("swap_block_us", c->cost.swap_block_us),
+                  LOG_F64("row_us", c->cost.row_us));
+    }
+    return rc;
+}
+
+/* Drafts from what was written before, if they are wanted. */
+static int open_drafts(struct engine *e, struct err *err)
+{
+    const struct sched_config *c = &e->config;
+    struct suffix_config drafts = {.n_seqs = 2 * c->max_num_seqs,
+                                   .max_len = c->max_len,
+                                   .bytes = DRAFT_BYTES,
+                                   .store_tokens = c->prefix_cache ? DRAFT_STORE_TOKENS : 0,
+                                   .secret = c->secret};
+
+    if (e->max_draft == 0) {
+        return 0;
+    }
+    int rc = suffix_open(&e->drafts, &drafts, err);
+    if (rc == 0) {
+        sched_speculate(e->sched, suffix_source(e->drafts), e->max_draft);
+    }
+    return rc;
+}
+
+int engine_replay(struct engine *e, double acceptance, struct err *err)
+{
+    if (e->max_draft == 0) {
+        return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
+    }
+    int rc = replay_open(&e->replay, acceptance, e->config.vocab, err);
+    if (rc == 0) {
+        sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
     }
     return rc;
 }
@@ -205,6 +240,7 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
 
     if (rc == 0) {
         e->config.group_bytes = sched_config(e->sched)->group_bytes;
+        rc = open_drafts(e, err);
     }
     if (rc == 0) {
         rc = packer_new(&e->packer, &e->config, err);
@@ -370,6 +406,8 @@ void engine_free(struct engine *e)
     output_free(e->output);
     reaper_close(&e->reaper);
     sched_free(e->sched);
+    suffix_free(e->drafts);
+    replay_free(e->replay);
     packer_free(e->packer);
     masks_free(e->masks);
     grammars_free(e->grammars);

@@ -9,6 +9,7 @@
 
 #include "config/base/buf.h"
 #include "config/base/hist.h"
+#include "config/base/limits.h"
 #include "config/settings/settings.h"
 #include "engine/constrain/constrain.h"
 #include "engine/request.h"
@@ -102,6 +103,10 @@ int engine_check_capacity(const struct engine *e, int32_t tenant, int32_t n, str
 /* Submits the prompts of one HTTP request, which are of one tenant: all of them are
  * queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
+/* For benchmarks, before the first request: instead of by the setting speculate, tokens
+ * are drafted as the last answer to the same prompt and seed has them, each right with
+ * a chance of `acceptance`. ERR_NOMEM, or ERR_INVALID: speculate is off. */
+int engine_replay(struct engine *e, double acceptance, struct err *err);
 /* Cancels a request, which is freed within a step. Outputs may still arrive until
  * `last`. Any thread. */
 void engine_cancel(struct engine *e, struct request *r);
@@ -222,6 +227,9 @@ struct engine_stats {
     _Atomic uint64_t prompt_tokens, generation_tokens, preempt_swap, preempt_recompute;
     /* prompt tokens: looked up in the prefix cache, found there, and the others */
     _Atomic uint64_t prefix_queries, prefix_hits, prefix_misses;
+    /* verified drafts by sequence and step, their tokens, and those that held, by their
+     * place */
+    _Atomic uint64_t drafts, draft_tokens, accepted_tokens[LIMIT_DRAFT];
     /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
     _Atomic uint64_t finished[5];
     _Atomic uint64_t steps;                                                 /* committed */

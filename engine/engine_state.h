@@ -16,6 +16,8 @@
 #include "engine/output/reaper.h"
 #include "engine/sched/decode/decode.h"
 #include "engine/sched/decode/pack.h"
+#include "engine/speculate/replay.h"
+#include "engine/speculate/suffix.h"
 #include "engine/workers/executor.h"
 #include "models/model.h"
 
@@ -24,6 +26,10 @@ enum {
     /* Deferred deltas (final reports) that go out at once; more than a group has
      * choices. */
     ENGINE_PORTION = 512,
+    /* For drafts: memory of the indices of running sequences at most, and tokens of
+     * recent answers. */
+    DRAFT_BYTES = 256 << 20,
+    DRAFT_STORE_TOKENS = 1 << 20,
 };
 
 struct engine {
@@ -41,9 +47,12 @@ struct engine {
     int64_t created; /* unix seconds */
     int64_t step_timeout_us;
     int64_t max_queue;
+    int32_t max_draft; /* 0: no speculation */
 
     /* The engine's thread. */
     struct sched *sched;
+    struct suffix_drafts *drafts; /* NULL: no speculation */
+    struct replay *replay;        /* instead, in benchmarks; else NULL */
     struct packer *packer;
     struct masks *masks; /* NULL: the executor takes none */
     /* used in rotation: plan i belongs to steps i, i + depth + 1, … */

@@ -101,10 +101,11 @@ struct request {
     /* Timing and counts for logs, written by the engine before it emits `last`. Times
      * are 0 for phases that the request did not reach. */
     struct request_timing {
-        int64_t queue_us;    /* from arrival until it was first scheduled */
-        int64_t prefill_us;  /* from then to its first token */
-        int64_t decode_us;   /* from its first token to its last */
-        int32_t preemptions; /* times it was preempted */
+        int64_t queue_us;          /* from arrival until it was first scheduled */
+        int64_t prefill_us;        /* from then to its first token */
+        int64_t decode_us;         /* from its first token to its last */
+        int32_t preemptions;       /* times it was preempted */
+        int64_t drafted, accepted; /* drafts that were verified, and those that held */
         /* Tokens sampled, used or not. Of samples: all of them (best_of's too), each up
          * to its end. Of a beam search: those of every live beam and hypothesis in
          * every step. A token that is recomputed counts once. */

@@ -41,6 +41,11 @@ void engine_stats_gauges(struct engine_stats *s, const struct sched_counts *c, i
     raise_to(&s->preempt_recompute, c->preempt_recompute);
     raise_to(&s->prefix_queries, c->prefix_queries);
     raise_to(&s->prefix_hits, c->prefix_hits);
+    raise_to(&s->drafts, c->drafts);
+    raise_to(&s->draft_tokens, c->draft_tokens);
+    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
+        raise_to(&s->accepted_tokens[i], c->accepted_tokens[i]);
+    }
     raise_to(&s->prefix_misses, c->prefix_queries - c->prefix_hits);
 }
 

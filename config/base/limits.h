@@ -65,6 +65,7 @@ enum {
     LIMIT_SHARDS = 1024,
     LIMIT_GGUF_PAIRS = 1 << 14, /* metadata of one GGUF file */
     LIMIT_EOS_IDS = 16,
+    LIMIT_DRAFT = 32, /* drafts of a sequence in a step (speculative decoding) */
     LIMIT_NUM_SEQS = 16384,
     LIMIT_BATCHED_TOKENS = 1 << 18,
     /* Logit biases of one sampling row: those of logit_bias, and bans of end tokens and

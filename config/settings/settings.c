@@ -269,6 +269,9 @@ int settings_load(struct settings *ret, int argc, char **argv, char **env, bool 
         rc = set_from_flags(&s, argc, argv, NULL, e);
     }
     if (rc == 0) {
+        rc = settings_speculation(&s, e);
+    }
+    if (rc == 0) {
         rc = settings_cluster(&s, env, e);
     }
     if (rc == 0) {

@@ -48,10 +48,13 @@ struct settings {
     int64_t kv_blocks;              /* 0: from memory */
     int64_t kv_cache_memory;        /* bytes; 0: from utilisation */
     double gpu_memory_utilization;
-    int64_t swap_space; /* bytes */
-    int preemption;     /* enum preemption */
-    int policy;         /* enum policy */
-    int kv_policy;      /* enum kv_policy */
+    int64_t swap_space;       /* bytes */
+    int preemption;           /* enum preemption */
+    int policy;               /* enum policy */
+    int kv_policy;            /* enum kv_policy */
+    int speculate;            /* enum speculate */
+    int64_t max_draft;        /* drafts of a sequence in a step */
+    char *speculative_config; /* vLLM's JSON, which settings_speculation has read; NULL: none */
     bool prefix_cache;
     struct prefix_setting *prefixes; /* [n_prefixes], YAML only */
     int64_t n_prefixes;

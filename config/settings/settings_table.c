@@ -30,6 +30,8 @@ static const struct setting_choice KV_POLICIES[] = {{"paged", KV_PAGED},
                                                     {"orca-pow2", KV_ORCA_POW2},
                                                     {"orca-oracle", KV_ORCA_ORACLE},
                                                     {0}};
+static const struct setting_choice SPECULATES[] = {
+    {"off", SPECULATE_OFF}, {"auto", SPECULATE_AUTO}, {"suffix", SPECULATE_SUFFIX}, {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {
     {"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
@@ -106,6 +108,15 @@ const struct setting setting_table[] = {
     {BOOL(deterministic, "false"), .group = "Scheduling",
      .help = "batch-invariant results: the same request gives bit-identical tokens whatever "
              "else is in the batch; slower"},
+    {CHOICE(speculate, "off", SPECULATES), .group = "Scheduling",
+     .help = "speculative decoding: several tokens of a sequence in one step, with the same "
+             "texts; suffix: tokens are drafted where the text repeats its prompt, itself or a "
+             "recent answer, as far as a step has room for them; auto: suffix, if the model can"},
+    {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
+     .help = "maximum number of tokens that are drafted for a sequence in one step"},
+    {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",
+     .help = "the same as vLLM writes it, with method ngram or suffix and "
+             "num_speculative_tokens; sets speculate and max-draft"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",
      .help = "seed for requests without one of their own; -1: random"},
     {INT(tensor_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",

@@ -23,6 +23,9 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
+--speculate off|auto|suffix
+--max-draft TOKENS
+--speculative-config JSON
 --seed N
 --tensor-parallel-size N
 --pipeline-parallel-size N
@@ -90,6 +93,7 @@ _quire_bench='--requests
 --served-model
 --concurrency
 --request-rate
+--acceptance
 --warmup
 --json
 --name'

@@ -1,9 +1,10 @@
-/* Four kinds of steps give the four parameters of the cost model:
+/* Five kinds of steps give the parameters of the cost model:
  *
  *     one token, no context            fixed
  *     a long prefill                   fixed + tokens * token
  *     one token, the longest context   fixed + context * context's
  *     one token, blocks swapped in     fixed + blocks * swap
+ *     few tokens, all sampled from     fixed + tokens * row
  *
  * Each is the fastest of a few tries, so that a disturbed one does not count. On a GPU
  * time is not linear in tokens (the weights are read anyway, so the first hundreds are
@@ -25,6 +26,7 @@ enum {
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
     ROWS_MAX = 256,
+    VERIFIED = 8, /* tokens of a step that verifies drafts */
 };
 
 /* The arrays that a step of many sequences needs beside the probe's. */
@@ -140,16 +142,21 @@ static struct batch batch_of(struct probe *p, int32_t n_tokens, int32_t n_seqs)
 }
 
 /* Runs a step of one sequence in table row 0: n tokens after `context` others, with
- * n_swap blocks swapped in; the last token is sampled. */
-static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap, int64_t *ret_us,
-                      struct err *e)
+ * n_swap blocks swapped in. The last n_sampled (<= VERIFIED) tokens are sampled
+ * from. */
+static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swap,
+                      int32_t n_sampled, int64_t *ret_us, struct err *e)
 {
     int32_t size = p->x->info.block_size, n_blocks = (int32_t)div_ceil(context + n, size);
-    int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0, last = n - 1;
-    int32_t n_groups = executor_kv_groups(&p->x->info);
+    int32_t q_start[2] = {0, n}, kv_len = context + n, row = 0, lcp = 0;
+    int32_t n_groups = executor_kv_groups(&p->x->info), logits_token[VERIFIED];
     struct table_update update[LIMIT_KV_GROUPS];
-    struct sample_row sample = sample_of(0, kv_len, 0);
+    struct sample_row sample[VERIFIED];
 
+    for (int32_t i = 0; i < n_sampled; i++) {
+        logits_token[i] = n - n_sampled + i;
+        sample[i] = sample_of(i, context + logits_token[i] + 1, 0);
+    }
     for (int32_t i = 0; i < n; i++) {
         p->position[i] = context + i;
         set_slot(p, i, p->block[(context + i) / size] * size + (context + i) % size);
@@ -169,21 +176,22 @@ static int probe_step(struct probe *p, int32_t n, int32_t context, int32_t n_swa
     b.kv_len = &kv_len;
     b.row = &row;
     b.lcp_blocks = &lcp;
-    b.logits_token = &last;
-    b.sample = &sample;
+    b.n_logits = b.n_samples = n_sampled;
+    b.logits_token = logits_token;
+    b.sample = sample;
     p->n_table = MAX(p->n_table, n_blocks);
     p->n_rows = MAX(p->n_rows, 1);
     return run(p, &b, ret_us, e);
 }
 
 /* The time of the fastest of TRIES steps, or of two if they are long. */
-static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swap, double *ret_us,
-                      struct err *e)
+static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swap,
+                      int32_t n_sampled, double *ret_us, struct err *e)
 {
     int64_t best = INT64_MAX, us;
 
     for (int32_t i = 0; i < TRIES && (i < 2 || best < LONG_TRY_US); i++) {
-        int rc = probe_step(p, n, context, n_swap, &us, e);
+        int rc = probe_step(p, n, context, n_swap, n_sampled, &us, e);
         if (rc < 0) {
             return rc;
         }
@@ -198,13 +206,13 @@ static int probe_best(struct probe *p, int32_t n, int32_t context, int32_t n_swa
 static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err *e)
 {
     int32_t few = MIN(*n, FEW_TOKENS);
-    int rc = probe_best(p, few, 0, 0, ret_us, e);
+    int rc = probe_best(p, few, 0, 0, 1, ret_us, e);
 
     if (rc < 0 || few == *n || *ret_us * *n / few > PREFILL_MAX_US) {
         *n = few;
         return rc;
     }
-    return probe_best(p, *n, 0, 0, ret_us, e);
+    return probe_best(p, *n, 0, 0, 1, ret_us, e);
 }
 
 /* Runs a prefill of each size for which a device loads kernels of its own. It loads
@@ -216,7 +224,7 @@ static int probe_sizes(struct probe *p, int32_t max_tokens, struct err *e)
     int rc = 0;
 
     for (int32_t n = FIRST; n <= max_tokens && rc == 0; n += MIN(n, FAR)) {
-        rc = probe_step(p, n, 0, 0, &us, e);
+        rc = probe_step(p, n, 0, 0, 1, &us, e);
     }
     return rc;
 }
@@ -288,7 +296,8 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
     int32_t context = MIN(CONTEXT_MAX, capacity - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
     int32_t n_blocks = (int32_t)div_ceil(capacity, info->block_size);
-    double one = 0, full = 0, deep = 0, swap = 0;
+    int32_t n_rows = MAX(MIN(MIN(VERIFIED, max_tokens), info->max_samples), 1);
+    double one = 0, full = 0, deep = 0, swap = 0, rows = 0;
     struct probe p = {.x = x, .now_us = now_us};
     int rc = probe_init(&p, max_tokens, n_blocks, e);
 
@@ -300,16 +309,19 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
             probe_decodes(&p, MIN(MIN(ROWS_MAX, info->max_num_seqs), MIN(max_tokens, n_blocks)), e);
     }
     if (rc == 0) {
-        rc = probe_best(&p, 1, 0, 0, &one, e);
+        rc = probe_best(&p, 1, 0, 0, 1, &one, e);
     }
     if (rc == 0) {
         rc = probe_prefill(&p, &n_tokens, &full, e);
     }
     if (rc == 0) {
-        rc = probe_best(&p, 1, context, 0, &deep, e);
+        rc = probe_best(&p, 1, context, 0, 1, &deep, e);
+    }
+    if (rc == 0) {
+        rc = probe_best(&p, n_rows, 0, 0, n_rows, &rows, e);
     }
     if (rc == 0 && n_swap > 0) {
-        rc = probe_best(&p, 1, 0, n_swap, &swap, e);
+        rc = probe_best(&p, 1, 0, n_swap, 1, &swap, e);
     }
     probe_release(&p);
     if (rc < 0) {
@@ -320,6 +332,7 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
         .token_us = n_tokens > 1 ? MAX(full - one, 1) / (n_tokens - 1) : 1,
         .context_us = context > 0 ? MAX(deep - one, 0) / context : 0,
         .swap_block_us = n_swap > 0 ? MAX(swap - one, 1) / n_swap : 0,
+        .row_us = n_rows > 1 ? MAX(rows - one, 0) / (n_rows - 1) : 0,
     };
     return 0;
 }

@@ -58,6 +58,8 @@ static void engine_die(struct engine *e, const struct err *why)
 static void record_course(struct request_timing *c, const struct group *g)
 {
     c->preemptions = g->n_preempted;
+    c->drafted = g->n_drafted;
+    c->accepted = g->n_accepted;
     c->n_sampled = g->n_chosen;
     if (g->admitted_us) {
         c->queue_us = g->admitted_us - g->request->arrival_us;

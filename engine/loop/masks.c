@@ -83,31 +83,59 @@ static void ban_ends(const struct sched_config *c, uint32_t *word)
     }
 }
 
-/* The state takes the tokens, and gives the mask behind them. */
-static int advance(struct mask_job *j, const struct sched_config *c, uint32_t *word)
+/* What a mask is computed for. */
+struct place {
+    const struct constraint_ops *ops;
+    struct constraint *state;
+    bool ends_ignored;
+    bool ended; /* set by advance: there is no mask, the text is complete */
+};
+
+/* The state takes n tokens, and gives the mask behind them. */
+static int advance(struct place *p, const int32_t *token, int32_t n, const struct sched_config *c,
+                   uint32_t *word)
 {
-    struct constraint_node *n = j->made;
     int rc = 0;
 
-    for (int32_t i = 0; i < j->n_tokens && rc == 0; i++) {
-        rc = n->ops->accept(n->state, j->token[i]);
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = p->ops->accept(p->state, token[i]);
     }
     if (rc < 0) {
         return rc;
     }
-    n->ops->settle(n->state);
-    j->ended = n->ops->ended(n->state);
-    if (j->ended) {
+    p->ops->settle(p->state);
+    p->ended = p->ops->ended(p->state);
+    if (p->ended) {
         return 0;
     }
     memset(word, 0, (size_t)mask_words(c->vocab) * sizeof(*word));
-    rc = n->ops->mask(n->state, word);
-    if (rc == 0 && j->ends_ignored) {
+    rc = p->ops->mask(p->state, word);
+    if (rc == 0 && p->ends_ignored) {
         ban_ends(c, word);
-        j->ended = !has_bits(word, mask_words(c->vocab));
+        p->ended = !has_bits(word, mask_words(c->vocab));
     }
-    j->masked = rc == 0 && !j->ended;
     return rc;
+}
+
+/* The masks behind drafts, of a copy of the state that is thrown away. They end at a
+ * draft that the grammar does not allow, which the row before cannot sample, and where
+ * there is no mask: what follows is left to a step without drafts. */
+static void mask_drafts(struct mask_job *j, const struct place *from, const struct sched_config *c,
+                        uint32_t *word)
+{
+    struct place p = *from;
+    struct err e;
+
+    if (j->n == 1 || p.ops->fork(&p.state, from->state, &e) < 0) {
+        return;
+    }
+    while (j->n_masked < j->n &&
+           advance(&p, &j->draft[j->n_masked - 1], 1, c,
+                   word + (int64_t)j->n_masked * mask_words(c->vocab)) == 0 &&
+           !p.ended) {
+        j->n_masked++;
+    }
+    p.ops->free(p.state);
 }
 
 void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word)
@@ -121,7 +149,13 @@ void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *wo
         return;
     }
     pthread_mutex_lock(&j->made->lock);
-    j->rc = advance(j, c, word);
+    struct place p = {j->made->ops, j->made->state, .ends_ignored = j->ends_ignored};
+    j->rc = advance(&p, j->token, j->n_tokens, c, word);
+    j->ended = p.ended;
+    if (j->rc == 0 && !j->ended) {
+        j->n_masked = 1;
+        mask_drafts(j, &p, c, word);
+    }
     pthread_mutex_unlock(&j->made->lock);
 }
 
@@ -135,31 +169,34 @@ static void deliver(struct masks *m, const struct mask_set *set)
 
     for (int32_t i = 0; i < set->n; i++) {
         const struct mask_job *j = &set->job[i];
-        m->late[i].word = j->node && j->masked ? m->word + (int64_t)i * m->words : NULL;
+        for (int32_t k = 0; k < j->n; k++) {
+            bool there = j->node && k < j->n_masked;
+            m->late[j->first + k].word =
+                there ? m->word + (int64_t)(j->first + k) * m->words : NULL;
+        }
     }
-    m->executor->masks(m->executor, set->step, m->late, set->n, &ignored);
+    m->executor->masks(m->executor, set->step, m->late, set->n_masks, &ignored);
 }
 
 /* The next job of the set under way; NULL: none, now. Under `lock`. */
-static struct mask_job *take_job(struct masks *m, int32_t *ret_at)
+static struct mask_job *take_job(struct masks *m)
 {
     while (m->work && m->next < m->work->n) {
-        int32_t at = m->next++;
-        if (m->work->job[at].node) {
-            *ret_at = at;
-            return &m->work->job[at];
+        struct mask_job *j = &m->work->job[m->next++];
+        if (j->node) {
+            return j;
         }
     }
     return NULL;
 }
 
 /* Under `lock`, which is released meanwhile. */
-static void run_job(struct masks *m, struct mask_job *j, int32_t at)
+static void run_job(struct masks *m, struct mask_job *j)
 {
     struct mask_set *set = m->work;
 
     pthread_mutex_unlock(&m->lock);
-    mask_job_run(j, &m->config, m->word + (int64_t)at * m->words);
+    mask_job_run(j, &m->config, m->word + (int64_t)j->first * m->words);
     pthread_mutex_lock(&m->lock);
     if (--m->n_left > 0) {
         return;
@@ -177,11 +214,10 @@ static void *masks_main(void *arg)
 
     pthread_mutex_lock(&m->lock);
     while (!m->stopping) {
-        int32_t at;
-        struct mask_job *j = take_job(m, &at);
+        struct mask_job *j = take_job(m);
         struct constraint_node *dropped = m->dropped;
         if (j) {
-            run_job(m, j, at);
+            run_job(m, j);
         } else if (dropped) {
             m->dropped = NULL;
             pthread_mutex_unlock(&m->lock);

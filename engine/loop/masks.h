@@ -37,7 +37,7 @@ int constraint_node_new(struct constraint_node **ret, const struct constraint_op
                         struct constraint *state, struct err *e);
 /* Nothing holds it, or only a group that the scheduler never had. NULL: nothing. */
 void constraint_node_free(struct constraint_node *n);
-/* Compute a job's mask into word[words], on any thread. */
+/* Compute a job's masks into word[n * words], on any thread. */
 void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word);
 
 /* Starts the threads; `x` must outlive it. ERR_NOMEM, ERR_IO. */

@@ -11,7 +11,7 @@
 static void plan_clear(struct plan *p)
 {
     p->step = 0;
-    p->n_items = p->n_decode = p->n_tokens = p->n_logits = p->n_samples = 0;
+    p->n_items = p->n_decode = p->n_verify = p->n_tokens = p->n_logits = p->n_samples = 0;
     p->n_copy = p->n_swap_out = p->n_swap_in = 0;
     p->estimate_us = 0;
 }
@@ -302,7 +302,7 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
     const double WEIGHT = 1.0 / 16, LEAST = 0.5, MOST = 4;
     bool mixed = p->n_decode > 0 && p->n_items > p->n_decode;
 
-    if (us <= 0 || !mixed || p->estimate_us <= 0) {
+    if (us <= 0 || !mixed || p->n_verify > 0 || p->estimate_us <= 0) {
         return;
     }
     double weight = MAX(WEIGHT, 1.0 / ++s->n_observed); /* the first ones count most */
@@ -330,15 +330,17 @@ static void account(struct sched *s, struct plan *p, struct plan_item *it)
     struct group *g = q->group;
 
     /* its last token is sampled by the step before */
-    if (it->first + it->n > g->n_prompt + q->n_out) {
+    if (it->first + it->n - it->n_verify > g->n_prompt + q->n_out) {
         assert(q->sample_step == s->step - 1 && it->n == 1 && it->first == q->n_tokens - 1);
         it->src_row = q->sample_row;
     }
     it->sample_first = p->n_samples;
     p->n_tokens += it->n;
-    p->n_logits += it->n_scores + (it->n_sampled > 0);
-    p->n_samples += it->n_scores + it->n_sampled;
+    p->n_logits += it->n_scores + (it->n_sampled > 0) + it->n_verify;
+    p->n_samples += it->n_scores + it->n_sampled + it->n_verify;
     q->n_computed += it->n;
+    q->n_tokens += it->n_verify;
+    q->verify_rows = it->n_verify + 1;
     int32_t row = it->sample_first + it->n_scores;
     for (int32_t i = 1; i < it->n_sampled; i++) {
         seq_fork(s, &g->seq[i], q);
@@ -406,6 +408,9 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
+    if (drafts_awaited(s)) {
+        return 0;
+    }
     if (s->c.n_kv_groups > 1) {
         move_windows(s);
     }
@@ -421,6 +426,7 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     if (s->starved && p->n_items + s->n_chunks == 0 && s->running.n > 1) {
         preempt(s, s->running.last); /* nothing else will free a block */
     }
+    plan_drafts(s, p);
     return finish_plan(s, p);
 }
 

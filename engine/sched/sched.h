@@ -61,6 +61,7 @@
 #include "config/base/limits.h"
 #include "config/base/policies.h"
 #include "engine/kv_snapshot.h"
+#include "engine/sched/draft.h"
 #include "engine/sched/kv/kv_window.h"
 #include "engine/sched/seq.h"
 
@@ -69,6 +70,8 @@
 struct step_cost {
     double fixed_us, token_us, context_us;
     double swap_block_us; /* one block between host and device, one way */
+    /* a token that is sampled from, in a step of few tokens: for drafts */
+    double row_us;
 };
 
 struct tokenizer;
@@ -121,10 +124,13 @@ struct sched_config {
 
 /* One sequence's part of a step: `n` tokens from position `first`. The sampling rows of
  * an item are its n_scores SAMPLE_SCORE rows, then n_sampled rows that sample the next
- * token. */
+ * token. With drafts (draft.h) the last n_verify of the n tokens are those, and
+ * n_sampled is 1: the item then has n_verify more rows, which sample behind each of its
+ * last n_verify + 1 tokens. */
 struct plan_item {
     struct seq *seq;
     int32_t first, n; /* positions first .. first + n - 1 are computed */
+    int32_t n_verify; /* drafts; they stand in seq->out behind the known tokens */
     /* Prompt log-probabilities: score row i reads the logits of position first +
      * score_offset + i. */
     int32_t score_offset, n_scores;
@@ -146,6 +152,7 @@ struct plan {
     struct plan_item *item;                /* [max_num_seqs] items of one token first */
     int32_t n_items;                       /* in all */
     int32_t n_decode;                      /* leading items of one token */
+    int32_t n_verify;                      /* drafts of all items */
     int32_t n_tokens, n_logits, n_samples; /* tokens, logits rows and sampling rows of all items */
     struct block_copy *copy;               /* [max_num_seqs * n_kv_groups] copy-on-write */
     struct block_copy *swap_out, *swap_in; /* [n_host_blocks] */
@@ -183,6 +190,9 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e);
 /* Frees the groups that it still holds, too. */
 void sched_free(struct sched *s);
 const struct sched_config *sched_config(const struct sched *s);
+/* Verify up to max_draft (1 .. LIMIT_DRAFT) drafts of a sequence in a step, from `d`,
+ * which must outlive the scheduler's groups. Called while it has none. */
+void sched_speculate(struct sched *s, struct draft_source *d, int32_t max_draft);
 
 /* Take over a group (NEW -> WAITING): 0 or ERR_FULL, and then the group is still the
  * caller's. */
@@ -218,6 +228,9 @@ struct sched_counts {
      * device */
     uint64_t swap_in_copied, swap_in_found;
     uint64_t prefix_queries, prefix_hits; /* counters: prompt tokens looked up, and found */
+    /* counters: verified drafts, by sequence and step, and their tokens */
+    uint64_t drafts, draft_tokens;
+    uint64_t accepted_tokens[LIMIT_DRAFT]; /* counters: those that held, by their place */
 };
 void sched_counts(const struct sched *s, struct sched_counts *ret);
 /* With policy: fair, whether several tenants have submitted lately, so that steps are

@@ -20,6 +20,9 @@ static void group_finish(struct sched *s, struct group *g)
     default:
         return;
     }
+    if (s->drafts && g->started && !g->beams) {
+        s->drafts->ended(s->drafts, g);
+    }
     g->state = GROUP_ENDED;
     list_append(&s->ended, g);
 }

@@ -156,6 +156,9 @@ struct sched {
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
     int32_t n_in_flight;                   /* of these */
 
+    struct draft_source *drafts; /* NULL: no speculation */
+    int32_t max_draft;           /* of a sequence in a step */
+
     struct constraint_node *dropped; /* states of grammars that no sequence holds any more */
 
     struct sched_counts counted; /* its counters; gauges are filled by sched_counts */
@@ -293,6 +296,16 @@ void seq_finish(struct sched *s, struct seq *q, int finish);
 /* End groups that were cancelled or have timed out: all running and swapped ones, and
  * some of the waiting ones in turn. */
 void sched_sweep(struct sched *s, int64_t now_us);
+
+/* sched_draft.c */
+/* Whether the step in flight is to be committed before another is planned. */
+bool drafts_awaited(struct sched *s);
+/* Add drafts to the decodes of a step in which all else was planned. */
+void plan_drafts(struct sched *s, struct plan *p);
+/* How many of an item's drafts hold, if its rows have sampled token[]. */
+int32_t drafts_accepted(const struct plan_item *it, const int32_t *token);
+/* The item's step was committed: take off what did not hold. The sequence is live. */
+void drafts_settle(struct sched *s, const struct plan_item *it, int32_t n_accepted);
 
 /* sched_preempt.c */
 /* RUNNING -> SWAPPED or WAITING, by the preemption setting. */

@@ -235,7 +235,6 @@ static void publish_peers(struct sched *s, const struct seq *q, int32_t i, int32
 
 void seq_publish(struct sched *s, struct seq *q)
 {
-    const struct group *g = q->group;
     int32_t size = s->c.block_size;
 
     if (!s->c.prefix_cache) {
@@ -244,7 +243,7 @@ void seq_publish(struct sched *s, struct seq *q)
     while ((q->chain.n_blocks + 1) * size <= q->n_stored) {
         int32_t first = q->chain.n_blocks * size;
         /* Its tokens are of the prompt, of the output, or of both. */
-        assert(first + size <= g->n_prompt + q->n_out);
+        assert(first + size <= q->n_tokens);
         for (int32_t i = 0; i < size; i++) {
             s->tokens[i] = seq_token(q, first + i);
         }

@@ -28,6 +28,9 @@
  *     n_computed  tokens whose keys and values are written once all planned steps have
  *                 run; n_computed <= n_tokens
  *     n_stored    tokens whose keys and values were written by committed steps
+ * While a step verifies drafts (draft.h), n_tokens and n_computed count them all; its
+ * commit takes off those that did not hold. What these left behind n_computed in the
+ * cache is overwritten before it is read.
  * Steps take effect in the order launched (kernels/batch.h), so blocks and slots of a
  * sequence that ended or was preempted can be reused at once: a step in flight writes
  * there before any later step.
@@ -73,12 +76,18 @@ struct seq {
     int32_t finish;      /* enum finish_reason once DONE */
 
     int32_t n_tokens, n_computed, n_stored, n_out; /* see above */
-    int32_t *out;  /* [max_tokens] generated ids; NULL: the group has not started */
+    /* [max_tokens] generated ids, behind them the drafts of a step in flight; NULL: the
+     * group has not started */
+    int32_t *out;
     uint64_t seed; /* of its samples */
 
     struct reservation reservation; /* RUNNING, kv_policy other than paged */
     int32_t slot; /* persistent batch slot: row of its block tables on the backend; -1: none */
     struct prefix_chain chain; /* blocks published or found so far */
+
+    int32_t draft_state; /* the draft source's own; 0 at first */
+    /* Of a step in flight that verifies drafts: sampling rows that count */
+    int32_t verify_rows;
 
     uint64_t sample_step; /* step that samples its last token */
     int32_t sample_row;   /* and the sampling row there */
@@ -130,8 +139,9 @@ struct group {
     bool scored_first;        /* the first prompt token was reported; it has no score */
     int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
     int32_t n_preempted;      /* times it was preempted */
-    int64_t n_chosen;         /* beams: tokens chosen for live beams and hypotheses */
-    int32_t resume_need;      /* SWAPPED: blocks needed to resume it; -1: not counted yet */
+    int32_t n_drafted, n_accepted; /* drafts that were verified, and of these those that held */
+    int64_t n_chosen;              /* beams: tokens chosen for live beams and hypotheses */
+    int32_t resume_need;           /* SWAPPED: blocks needed to resume it; -1: not counted yet */
     int32_t mask;           /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
     struct word_list words; /* the caller's of group_new */
     /* Beam search with stop strings: the detokenizer behind the prompt; else NULL.

@@ -18,6 +18,7 @@
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/step/heuristics_verify.h"
 
 enum {
     STEP_RING = 4,                  /* steps in flight, each with its own host buffers */
@@ -102,6 +103,7 @@ struct cuda_backend {
     struct step_arrays arrays; /* what captured kernels read */
     /* the step's counts and scalars; its array pointers are stale after step_begin */
     struct batch batch;
+    struct verify_rows verify_rows;   /* what its arrays are in a step that verifies drafts */
     const struct step_header *header; /* the step's, in host memory */
     struct query_tile *tile_device;   /* prefill tiles, inside the device's staging buffer */
     int32_t n_tiles;                  /* in tile_device */

@@ -28,6 +28,9 @@ struct bench_options {
     int64_t concurrency;         /* streams open at a time, at most */
     double request_rate;         /* per second, Poisson arrivals; 0: a closed loop */
     /* offline */
+    /* the chance that a draft holds, in a second run of the same requests;
+     * -1: one run, as the engine's settings say */
+    double acceptance;
     int64_t warmup; /* tokens per request in a first run that is not measured */
     /* report */
     char *json, *name; /* output file and name of the run, or NULL */

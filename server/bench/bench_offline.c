@@ -279,6 +279,34 @@ static void report_host(struct bench_report *p, const struct engine *engine,
         (double)(atomic_load(&s->preempt_recompute) + atomic_load(&s->preempt_swap)), "");
 }
 
+/* Tokens a second while the whole batch decodes; 0: it never does. */
+static double decode_speed(const struct offline_run *r)
+{
+    int64_t us = r->window_to_us - r->window_from_us;
+
+    return us > 0 ? (double)(r->window_to - r->window_from) * 1e6 / (double)us : 0;
+}
+
+/* A run with drafts against the same requests without. */
+static void report_drafts(struct bench_report *p, const struct engine *engine, double plain,
+                          double drafted)
+{
+    const struct engine_stats *s = engine_stats(engine);
+    uint64_t drafts = atomic_load(&s->drafts), accepted = 0;
+
+    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
+        accepted += atomic_load(&s->accepted_tokens[i]);
+    }
+    bench_report_number(p, "plain_decode_tok_s", plain, "tokens/s without drafts");
+    if (plain > 0) {
+        bench_report_number(p, "speedup", drafted / plain, "times, while the whole batch decodes");
+    }
+    bench_report_number(p, "drafts", (double)drafts, "verified");
+    if (drafts > 0) {
+        bench_report_number(p, "accepted_per_draft", (double)accepted / (double)drafts, "tokens");
+    }
+}
+
 static void report_engine(struct bench_report *p, const struct engine *engine, double ready_s)
 {
     struct engine_info info;
@@ -327,6 +355,10 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
     if (o->warmup > 0) {
         rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
     }
+    if (rc == 0 && o->acceptance >= 0) { /* the answers that are drafted from then on */
+        rc = run_once(r, engine, o, &load, 0, e);
+    }
+    double plain = decode_speed(r);
     struct host_mark before = mark_host(engine);
     if (rc == 0) {
         rc = run_once(r, engine, o, &load, 0, e);
@@ -339,6 +371,9 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
         report_engine(p, engine, ready_s);
         report_run(p, r, &load);
         report_host(p, engine, &before);
+        if (o->acceptance >= 0) {
+            report_drafts(p, engine, plain, decode_speed(r));
+        }
         rc = bench_report_write(p, stdout, o, e);
     }
     bench_report_free(p);
@@ -367,7 +402,9 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     int64_t start_us = clock_us();
     rc = engine_open(&engine, &s, &r.sink, e);
     if (rc == 0) {
-        rc = measure(&r, engine, &o, (double)(clock_us() - start_us) * 1e-6, e);
+        double ready_s = (double)(clock_us() - start_us) * 1e-6;
+        rc = o.acceptance >= 0 ? engine_replay(engine, o.acceptance, e) : 0;
+        rc = rc == 0 ? measure(&r, engine, &o, ready_s, e) : rc;
         engine_free(engine);
     }
     settings_release(&s);

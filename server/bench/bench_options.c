@@ -45,6 +45,9 @@ static const struct option options[] = {
      "serve: concurrent streams (64); with --request-rate the maximum"},
     {"--request-rate", KIND_REAL, AT(request_rate), 0, 1e6,
      "serve: requests per second, Poisson arrivals (0: a closed loop)"},
+    {"--acceptance", KIND_REAL, AT(acceptance), 0, 1,
+     "offline, with --speculate suffix: run twice, the second time with drafts of which each "
+     "token holds with this chance"},
     {"--warmup", KIND_INT, AT(warmup), 0, 1 << 20,
      "offline: before measuring, generate this many tokens per request (8)"},
     {"--json", KIND_TEXT, AT(json), 0, 0,
@@ -105,6 +108,7 @@ int bench_options_read(struct bench_options *ret, int argc, char **argv, int *re
                               .n = 1,
                               .seed = -1,
                               .concurrency = 64,
+                              .acceptance = -1,
                               .warmup = 8};
     int left = 0;
 

@@ -89,6 +89,27 @@ static void write_ranks(struct page *p, const struct engine *engine, int32_t n_r
     }
 }
 
+/* Under the names that vLLM has for them. */
+static void write_drafts(struct page *p, const struct engine_stats *s)
+{
+    uint64_t accepted = 0;
+
+    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
+        accepted += s->accepted_tokens[i];
+    }
+    counter(p, "spec_decode_num_drafts_total", "Drafts that were verified.", s->drafts);
+    counter(p, "spec_decode_num_draft_tokens_total", "Tokens of these drafts.", s->draft_tokens);
+    counter(p, "spec_decode_num_accepted_tokens_total", "Tokens of drafts that held.", accepted);
+    head(p, "spec_decode_num_accepted_tokens_per_pos_total", "counter",
+         "Tokens of drafts that held, by their place in the draft.");
+    for (int32_t i = 0; i < LIMIT_DRAFT && s->drafts > 0; i++) {
+        char place[16];
+        snprintf(place, sizeof(place), "%d", i);
+        labelled(p, "spec_decode_num_accepted_tokens_per_pos_total", "position", place,
+                 s->accepted_tokens[i]);
+    }
+}
+
 static void write_counters(struct page *p, const struct engine_stats *s)
 {
     counter(p, "prompt_tokens_total", "Prompt tokens accepted.", s->prompt_tokens);
@@ -241,6 +262,7 @@ void metrics_write(struct buf *b, struct server *s)
         write_gauges(&p, engine_stats(engine), &s->api.info);
         write_ranks(&p, engine, s->api.info.n_ranks);
         write_counters(&p, engine_stats(engine));
+        write_drafts(&p, engine_stats(engine));
         write_histograms(&p, engine_stats(engine));
     }
     write_http(&p, s);

@@ -23,7 +23,7 @@ static void add_ms(struct line *l, const char *key, int64_t us)
     add(l, LOG_F64(key, us > 0 ? (double)us / 1e3 : -1));
 }
 
-/* Of its prompts the longest times and the sum of preemptions. */
+/* Of its prompts the longest times and the sums of preemptions and drafts. */
 static void add_course(struct line *l, struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -33,6 +33,10 @@ static void add_course(struct line *l, struct stream *s)
     add_ms(l, "prefill_ms", c.prefill_us);
     add_ms(l, "decode_ms", c.decode_us);
     add(l, LOG_I64("preemptions", c.preemptions));
+    if (c.drafted > 0) {
+        add(l, LOG_I64("draft_tokens", c.drafted));
+        add(l, LOG_I64("accepted_tokens", c.accepted));
+    }
 }
 
 static void add_answer(struct line *l, const struct http_request *x)

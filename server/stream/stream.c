@@ -87,6 +87,8 @@ static void add_course(struct request_timing *all, const struct request_timing *
     all->prefill_us = MAX(all->prefill_us, c->prefill_us);
     all->decode_us = MAX(all->decode_us, c->decode_us);
     all->preemptions += c->preemptions;
+    all->drafted += c->drafted;
+    all->accepted += c->accepted;
     all->n_sampled += c->n_sampled;
 }
 

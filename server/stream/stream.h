@@ -137,7 +137,7 @@ struct stream {
     bool parked, detached;
     bool finished; /* nothing more will be appended to `pending` */
     bool lost;     /* the client left or is disconnected: the connection must close */
-    /* of the prompts that have ended: the longest times, the sum of preemptions */
+    /* of the prompts that have ended: the longest times, the sums of the rest */
     struct request_timing course;
     enum finish_reason finish; /* of the first choice that ended: for the log */
     int status;                /* 200, or the HTTP status of the error */

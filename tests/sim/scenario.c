@@ -43,7 +43,7 @@ static void random_config(struct scenario *s, struct rng *r)
     }
     c->policy = rng_chance(r, 50) ? POLICY_FCFS : rng_chance(r, 30) ? POLICY_PRIORITY : POLICY_FAIR;
     c->prefix_cache = rng_chance(r, 70);
-    c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60)};
+    c->cost = (struct step_cost){100, 10, 0.1, rng_range(r, 1, 60), 12};
     c->target_itl_us = rng_chance(r, 20) ? rng_range(r, 100, 400) : 0;
     c->queue_timeout_us = rng_chance(r, 10) ? rng_range(r, 1, 40) * 1000 : 0;
     c->request_timeout_us = rng_chance(r, 10) ? rng_range(r, 5, 80) * 1000 : 0;
@@ -316,10 +316,31 @@ static void random_kv_groups(struct scenario *s, struct rng *r)
     c->n_host_blocks = MIN(c->n_host_blocks, c->n_blocks);
 }
 
+/* In some runs, tokens are drafted; in most of these rows cost next to nothing, so that
+ * many are. */
+static void drafts(struct scenario *s, struct rng *r)
+{
+    if (!rng_chance(r, 55)) {
+        return;
+    }
+    s->max_draft = rng_chance(r, 50) ? rng_range(r, 1, 4) : rng_range(r, 1, LIMIT_DRAFT);
+    if (rng_chance(r, 60)) {
+        s->config.cost.fixed_us = 1000000;
+        s->config.target_itl_us = 0;
+    }
+    if (rng_chance(r, 50)) {
+        s->config.max_logits += rng_range(r, 0, 40);
+        s->config.max_num_batched_tokens += rng_range(r, 0, 40);
+    }
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        s->request[i].draft_quality = rng_chance(r, 40) ? 100 : rng_range(r, 0, 100);
+    }
+}
+
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead}, speaking = {seed ^ 0x1a9},
-               windows = {seed ^ 0x31d0};
+               windows = {seed ^ 0x31d0}, drafting = {seed ^ 0xd4af7};
 
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
@@ -344,6 +365,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
     random_pins(ret, &marching);
     slow_reader(ret, &reading);
     languages(ret, &speaking);
+    drafts(ret, &drafting);
 }
 
 void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
@@ -443,6 +465,9 @@ static void print_request(const struct sim_request *q, int32_t i, FILE *out)
         fprintf(out, ", language %llx%s", (unsigned long long)q->language,
                 q->language_fails ? " (fails)" : "");
     }
+    if (q->draft_quality > 0) {
+        fprintf(out, ", %d %% of drafts right", q->draft_quality);
+    }
     fputc('\n', out);
 }
 
@@ -466,11 +491,12 @@ void scenario_print(const struct scenario *s, FILE *out)
         "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "
         "%lld us, timeouts %lld "
         "%lld us, NaN "
-        "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d\n",
+        "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d, "
+        "drafts of %d\n",
         c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
         (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
         (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
-        (long long)c->group_bytes, s->portion, s->late_delivery);
+        (long long)c->group_bytes, s->portion, s->late_delivery, s->max_draft);
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);

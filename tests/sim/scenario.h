@@ -46,8 +46,9 @@ struct sim_request {
     /* Stop strings of a beam search; a token's text is the character of its id. */
     char stop[SIM_STOPS][3];
     int32_t n_stop;
-    uint64_t language;   /* its text is of this one (language.h); 0: of none */
-    bool language_fails; /* where some places of it are too costly */
+    uint64_t language;     /* its text is of this one (language.h); 0: of none */
+    bool language_fails;   /* where some places of it are too costly */
+    int32_t draft_quality; /* of its drafts, so many in a hundred are right */
 
     /* Events: */
     int32_t arrival;              /* turn of submission */
@@ -72,6 +73,7 @@ struct scenario {
      * turn. */
     int32_t n_pin;
     bool late_delivery; /* masks come just before a step is waited for */
+    int32_t max_draft;  /* of a sequence in a step; 0: no drafts */
     int32_t portion;    /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 
@@ -111,7 +113,7 @@ struct sim_totals {
     /* counters only: oracle_runs adds them up as an array */
     int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled,
         preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found,
-        constrained, sentences;
+        constrained, sentences, drafted, accepted;
 };
 /* Run a scenario: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

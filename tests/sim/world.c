@@ -11,6 +11,7 @@
 #include "engine/sched/decode/pack.h"
 #include "engine/sched/decode/stops.h"
 #include "engine/stats.h"
+#include "tests/sim/drafts.h"
 #include "tests/sim/language.h"
 #include "tests/sim/many.h"
 #include "tests/sim/scenario.h"
@@ -56,6 +57,7 @@ struct world {
     struct mask_job *jobs;              /* of all sets */
     uint64_t begun, delivered;          /* sets */
     int64_t states_before;              /* language_states, before the run */
+    struct sim_drafts drafts;
     struct delta_out out;
     struct sink sink;
     struct output_processor output_processor;
@@ -416,20 +418,23 @@ static void deliver(struct world *w)
 {
     struct mask_set *set = set_at(w, w->delivered++);
     const struct sched_config *c = &w->s->config;
-    struct late_mask late[SIM_REQUESTS * SIM_WIDTH];
-    uint32_t word[SIM_REQUESTS * SIM_WIDTH][(TOY_MAX_VOCAB + 31) / 32];
+    struct late_mask late[SIM_REQUESTS * SIM_WIDTH] = {{0}};
+    uint32_t word[SIM_REQUESTS * SIM_WIDTH * ((TOY_MAX_VOCAB + 31) / 32)];
+    int32_t words = mask_words(c->vocab);
     struct err e;
 
     for (int32_t i = 0; i < set->n; i++) {
         struct mask_job *j = &set->job[set->n - 1 - i]; /* in any order */
-        late[set->n - 1 - i].word = NULL;
-        if (j->node) {
-            mask_job_run(j, c, word[i]);
-            late[set->n - 1 - i].word = j->masked ? word[i] : NULL;
-            w->totals->sentences += j->ended;
+        if (!j->node) {
+            continue;
         }
+        mask_job_run(j, c, word + (ptrdiff_t)j->first * words);
+        for (int32_t k = 0; k < j->n_masked; k++) {
+            late[j->first + k].word = word + (ptrdiff_t)(j->first + k) * words;
+        }
+        w->totals->sentences += j->ended;
     }
-    if (set->n > 0 && w->executor->masks(w->executor, set->step, late, set->n, &e) < 0) {
+    if (set->n > 0 && w->executor->masks(w->executor, set->step, late, set->n_masks, &e) < 0) {
         FAIL(w, "masks of step %llu: %s", (unsigned long long)set->step, e.text);
     }
 }
@@ -469,6 +474,9 @@ static void commit(struct world *w)
     decode_commit(w->sched, &w->plan[w->committed++ % (SIM_DEPTH + 1)], &r,
                   (int64_t)w->turn * TURN_US, &w->out);
     check(w, NULL);
+    if (w->drafts.why[0]) {
+        FAIL(w, "turn %d: %s", w->turn, w->drafts.why);
+    }
     begin_masks(w);
 }
 
@@ -490,7 +498,7 @@ static void step(struct world *w)
         if (w->executor->launch(w->executor, &b, &e) < 0) {
             FAIL(w, "turn %d, step %llu: %s", w->turn, (unsigned long long)b.step, e.text);
         }
-        if (b.n_late_mask != set_at(w, w->launched - 1)->n) {
+        if (b.n_late_mask != set_at(w, w->launched - 1)->n_masks) {
             FAIL(w, "turn %d: the packer numbers %d late masks", w->turn, b.n_late_mask);
         }
         begin_masks(w);
@@ -738,6 +746,28 @@ static void pin(struct world *w)
     }
 }
 
+/* ---- drafts ---- */
+
+static const struct sim_choice *want_of(const struct seq *q, const struct sim_request **ret)
+{
+    const struct journey *j = q->group->request->user;
+
+    if (!j || j->tie) {
+        return NULL;
+    }
+    *ret = j->plan;
+    return &j->want[q->index];
+}
+
+static void speculate(struct world *w)
+{
+    sim_drafts_init(&w->drafts, w->s, w->totals);
+    w->drafts.want = want_of;
+    if (w->s->max_draft > 0) {
+        sched_speculate(w->sched, &w->drafts.base, w->s->max_draft);
+    }
+}
+
 static int open_world(struct world *w)
 {
     struct oracle_config oc;
@@ -768,6 +798,7 @@ static int open_world(struct world *w)
     for (int i = 0; i <= SIM_DEPTH; i++) {
         w->set[i].job = w->jobs + (ptrdiff_t)i * seqs;
     }
+    speculate(w);
     w->out.emit = on_delta;
     w->sink.emit = on_output;
     engine_stats_init(&w->stats);

@@ -40,13 +40,16 @@ struct constraint_node *sched_take_dropped(struct sched *s)
 int32_t mask_set_plan(struct mask_set *set, const struct plan *p)
 {
     set->step = p->step;
-    set->n = 0;
+    set->n = set->n_masks = 0;
     for (int32_t i = 0; i < p->n_items; i++) {
-        if (p->item[i].n_sampled > 0 && p->item[i].seq->constraint) {
-            set->job[set->n++] = (struct mask_job){.seq = p->item[i].seq};
+        const struct plan_item *it = &p->item[i];
+        if (it->n_sampled > 0 && it->seq->constraint) {
+            struct mask_job *j = &set->job[set->n++];
+            *j = (struct mask_job){.seq = it->seq, .first = set->n_masks, .n = it->n_verify + 1};
+            set->n_masks += j->n;
         }
     }
-    return set->n;
+    return set->n_masks;
 }
 
 int32_t mask_set_begin(struct mask_set *set)
@@ -63,6 +66,7 @@ int32_t mask_set_begin(struct mask_set *set)
         j->n_tokens = q->n_out - node->n_read;
         assert(j->n_tokens >= 0 && j->n_tokens <= MASK_JOB_TOKENS);
         memcpy(j->token, q->out + node->n_read, (size_t)j->n_tokens * sizeof(*j->token));
+        memcpy(j->draft, q->out + q->n_out, (size_t)(j->n - 1) * sizeof(*j->draft));
         j->node = node;
         j->in_place = node->n_held == 1 && node->n_jobs == 0;
         j->ends_ignored = q->group->request->params.ignore_eos;
@@ -116,8 +120,11 @@ void mask_set_collect(struct sched *s, struct mask_set *set)
 {
     for (int32_t i = 0; i < set->n; i++) {
         struct mask_job *j = &set->job[i];
-        if (j->node && give_back(s, j) && (j->rc < 0 || j->ended)) {
-            mark_ends(j);
+        if (j->node && give_back(s, j)) {
+            j->seq->verify_rows = MIN(j->seq->verify_rows, MAX(j->n_masked, 1));
+            if (j->rc < 0 || j->ended) {
+                mark_ends(j);
+            }
         }
     }
     set->n = 0;

@@ -53,27 +53,33 @@ struct constraint_node {
     struct constraint_node *next; /* in a list of dropped ones */
 };
 
-enum { MASK_JOB_TOKENS = 4 };
+enum { MASK_JOB_TOKENS = LIMIT_DRAFT + 4 };
 
-/* One late mask. */
+/* The late mask of a sequence; with drafts one more behind each of them, as far as the
+ * grammar admits them. */
 struct mask_job {
-    struct seq *seq; /* whose row it is for; several rows of one prompt share one */
+    struct seq *seq;  /* whose row it is for; several rows of one prompt share one */
+    int32_t first, n; /* numbers of its masks in the step, from 0, and how many */
     /* Set by mask_set_begin: */
     struct constraint_node *node; /* NULL: the sequence has ended, nothing is computed */
     bool in_place;                /* no other sequence holds the node: it may go on */
     bool ends_ignored;            /* ignore_eos */
     int32_t n_tokens, token[MASK_JOB_TOKENS]; /* what the state has not read */
+    int32_t draft[LIMIT_DRAFT];               /* [n - 1] */
     /* Set by mask_job_run: */
     struct constraint_node *made; /* the state behind the tokens: `node`, or a new one */
-    bool masked;                  /* the mask was computed; else every id is allowed */
-    bool ended;                   /* the text is complete, and nothing may follow */
-    int rc;                       /* why the state cannot go on; 0: it can */
+    /* Masks that were computed; behind them every id is allowed, and what rows sample
+     * is void, except by the first. */
+    int32_t n_masked;
+    bool ended; /* the text is complete, and nothing may follow */
+    int rc;     /* why the state cannot go on; 0: it can */
 };
 
 struct mask_set {
     uint64_t step;
-    struct mask_job *job; /* [max_num_seqs] by number of the late mask */
+    struct mask_job *job; /* [max_num_seqs] */
     int32_t n;            /* of these */
+    int32_t n_masks;      /* of all jobs */
 };
 
 /* List the late masks of a step that was just planned, as pack_batch numbers them.

@@ -109,7 +109,7 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row)
 /* ---- one item ---- */
 
 /* What the step has written counts as stored, if the sequence still has its blocks. */
-static void commit_memory(struct commit *c, const struct plan_item *it)
+static void commit_memory(struct commit *c, const struct plan_item *it, int32_t n_accepted)
 {
     struct seq *q = it->seq;
     struct group *g = q->group;
@@ -117,7 +117,10 @@ static void commit_memory(struct commit *c, const struct plan_item *it)
     if (g->state != GROUP_RUNNING || q->state != SEQ_LIVE) {
         return;
     }
-    q->n_stored = it->first + it->n;
+    if (it->n_verify > 0) {
+        drafts_settle(c->s, it, n_accepted);
+    }
+    q->n_stored = it->first + it->n - it->n_verify + n_accepted;
     seq_publish(c->s, q);
     /* forked behind the prompt: the published blocks are those of all */
     for (int32_t i = 1; i < it->n_sampled; i++) {
@@ -134,13 +137,15 @@ static void leave_flight(struct group *g, uint64_t step)
     }
 }
 
-static void commit_samples(struct commit *c, const struct plan_item *it)
+static void commit_samples(struct commit *c, const struct plan_item *it, int32_t n_accepted)
 {
     struct group *g = it->seq->group;
     int32_t row = it->sample_first + it->n_scores;
 
     if (it->n_sampled == 1) {
-        commit_token(c, it->seq, row);
+        for (int32_t i = 0; i <= n_accepted; i++) {
+            commit_token(c, it->seq, row + i);
+        }
     } else {
         for (int32_t i = 0; i < it->n_sampled; i++) {
             commit_token(c, &g->seq[i], row + i);
@@ -158,10 +163,11 @@ static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_
     leave_flight(g, c->r->step);
     do {
         if (g->state != GROUP_ENDED) {
-            commit_memory(c, &it[n]);
+            int32_t n_accepted = drafts_accepted(&it[n], c->r->token + it[n].sample_first);
+            commit_memory(c, &it[n], n_accepted);
             commit_scores(c, &it[n]);
             if (!g->beam) {
-                commit_samples(c, &it[n]);
+                commit_samples(c, &it[n], n_accepted);
             }
             if (it[n].last_prompt && it[n].n_sampled == 0) { /* max_tokens 0 */
                 sched_end(c->s, g, FINISH_LENGTH, NULL);

@@ -99,15 +99,15 @@ static void add_bias(struct packer *p, struct batch *b, int32_t token, float bia
 }
 
 /* Ban the last token of every bad word if its other tokens were just generated. */
-static void ban_words(struct packer *p, struct batch *b, const struct seq *q)
+static void ban_words(struct packer *p, struct batch *b, const struct seq *q, int32_t n_generated)
 {
     const struct word_list *words = &q->group->words;
 
     for (int32_t w = 0; w < words->n; w++) {
         const int32_t *word = words->token + words->first[w];
         int32_t before = words->first[w + 1] - words->first[w] - 1;
-        if (before <= q->n_out &&
-            memcmp(q->out + q->n_out - before, word, (size_t)before * sizeof(*word)) == 0) {
+        if (before <= n_generated &&
+            memcmp(q->out + n_generated - before, word, (size_t)before * sizeof(*word)) == 0) {
             add_bias(p, b, word[before], -INFINITY);
         }
     }
@@ -129,7 +129,7 @@ static void pack_bias(struct packer *p, struct batch *b, const struct seq *q, in
             add_bias(p, b, params->stop_token[i], -INFINITY);
         }
     }
-    ban_words(p, b, q);
+    ban_words(p, b, q, n_generated);
     p->n_bias = b->n_token_bias - p->bias_first;
 }
 
@@ -163,29 +163,29 @@ static int32_t pack_mask(struct packer *p, struct batch *b, const struct group *
     return first;
 }
 
-/* Rows of one group are adjacent and have generated as many tokens, so they share bias
- * slice and mask. Only what bad words ban depends on the tokens themselves. */
+/* Adjacent rows of one group share mask and bias slice. Only what bad words and
+ * min_tokens ban differs between them. */
 static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, int32_t n_generated)
 {
     const struct group *g = q->group;
+    bool is_short = n_generated < g->request->params.min_tokens;
 
     if (p->slice_group != g) {
         p->mask_first = pack_mask(p, b, g);
     }
-    if (p->slice_group != g || g->words.n > 0) {
+    if (p->slice_group != g || p->slice_is_short != is_short || g->words.n > 0) {
         pack_bias(p, b, q, n_generated);
     }
     p->slice_group = g;
+    p->slice_is_short = is_short;
 }
 
-/* The sampling row for the token behind an item, by the group's parameters. */
-static struct sample_row make_sample_row(struct packer *p, struct batch *b,
-                                         const struct plan_item *it)
+/* The sampling row for the token at `position`, by the group's parameters. */
+static struct sample_row make_sample_row(struct packer *p, struct batch *b, const struct seq *q,
+                                         int32_t position)
 {
-    const struct seq *q = it->seq;
     const struct group *g = q->group;
     const struct gen_params *params = &g->request->params;
-    int32_t position = it->first + it->n;
 
     pack_slices(p, b, q, position - g->n_prompt);
     return (struct sample_row){
@@ -235,12 +235,24 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
     }
 }
 
+/* Rows that draw the tokens where an item has drafts, each behind the token before
+ * it. */
+static void pack_drafts(struct packer *p, struct batch *b, const struct plan_item *it)
+{
+    for (int32_t i = it->n - it->n_verify; i < it->n; i++) {
+        p->logits_token[b->n_logits] = b->n_tokens + i - 1;
+        p->sample[b->n_samples++] = make_sample_row(p, b, it->seq, it->first + i);
+        b->n_logits++;
+    }
+}
+
 static void pack_samples(struct packer *p, struct batch *b, const struct plan_item *it)
 {
     if (it->n_sampled == 0) {
         return;
     }
-    struct sample_row row = make_sample_row(p, b, it);
+    pack_drafts(p, b, it);
+    struct sample_row row = make_sample_row(p, b, it->seq, it->first + it->n);
     p->logits_token[b->n_logits] = b->n_tokens + it->n - 1;
     for (int32_t i = 0; i < it->n_sampled; i++) {
         if (it->n_sampled > 1) { /* samples of one prompt differ by their seeds alone */

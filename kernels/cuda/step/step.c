@@ -12,6 +12,7 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/step/heuristics_verify.h"
 
 static struct cuda_step *step_at(struct cuda_backend *c, int64_t i)
 {
@@ -213,6 +214,15 @@ int cuda_steps_init(struct cuda_backend *c, struct err *e)
     if (status != cudaSuccess) {
         return cuda_error(e, status, "results of a step");
     }
+    struct verify_rows *r = &c->verify_rows;
+    size_t seqs = (size_t)k->max_seqs;
+    r->q_start = malloc((seqs + 1) * sizeof(*r->q_start));
+    r->kv_len = malloc(seqs * sizeof(*r->kv_len));
+    r->row = malloc(seqs * sizeof(*r->row));
+    r->lcp_blocks = malloc(seqs * sizeof(*r->lcp_blocks));
+    if (!r->q_start || !r->kv_len || !r->row || !r->lcp_blocks) {
+        return err_nomem(e, "arrays of a step");
+    }
     int rc = k->max_logits > 0 && k->vocab > 0 ? work_reserve(c, k->max_logits, k->vocab, e) : 0;
     rc = rc == 0 ? cuda_late_init(c, e) : rc;
     return rc < 0 ? rc : staging_open(c, e);
@@ -238,6 +248,10 @@ void cuda_steps_release(struct cuda_backend *c)
         cudaFreeHost(s->top_logprob);
     }
     free(c->graph);
+    free(c->verify_rows.q_start);
+    free(c->verify_rows.kv_len);
+    free(c->verify_rows.row);
+    free(c->verify_rows.lcp_blocks);
 }
 
 /* ---- packing ---- */
@@ -474,7 +488,10 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    b.n_decode = count_decodes(batch);
+    if (b.n_seqs > 0 && b.lcp_blocks) {
+        split_verified(&b, &c->verify_rows, c->config.max_seqs, MAX(c->kv.block_size, 1));
+    }
+    b.n_decode = count_decodes(&b);
     struct step_header measured;
     struct staging_writer size = {0};
     struct host_offsets off;
@@ -584,11 +601,12 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
 {
     struct cuda_backend *c = cuda_of(backend);
 
-    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(batch)) {
+    (void)batch; /* c->batch has the drafts that it verifies as decodes */
+    if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(&c->batch)) {
         return false;
     }
-    int32_t rows = MIN(graph_rows(batch->n_tokens), c->max_graph_rows);
-    if (rows < batch->n_tokens || rows != c->padded) {
+    int32_t rows = MIN(graph_rows(c->batch.n_tokens), c->max_graph_rows);
+    if (rows < c->batch.n_tokens || rows != c->padded) {
         return false;
     }
     struct cuda_graph *g = graph_of(c, rows);

@@ -557,6 +557,36 @@ static void the_shipped_file_shows_every_default(void **state)
     settings_release(&s);
 }
 
+static void vllm_speculative_config_is_read(void **state)
+{
+    (void)state;
+    struct settings s;
+    struct err e;
+    assert_int_equal(load(&s, "--config none", "", &e), 0);
+    assert_int_equal(s.speculate, SPECULATE_OFF);
+    settings_release(&s);
+    assert_int_equal(load(&s,
+                          "--config none --speculative-config "
+                          "{\"method\":\"ngram\",\"num_speculative_tokens\":5,"
+                          "\"prompt_lookup_max\":4}",
+                          "", &e),
+                     0);
+    assert_int_equal(s.speculate, SPECULATE_SUFFIX);
+    assert_int_equal(s.max_draft, 5);
+    settings_release(&s);
+    expect_error("--config none --speculative-config {\"method\":\"eagle3\"}", "",
+                 "the method eagle3 is not there");
+    expect_error("--config none --speculative-config {\"num_speculative_tokens\":5}", "",
+                 "names no method");
+    expect_error(
+        "--config none --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":33}",
+        "", "allowed are 1 to 32");
+    expect_error("--config none --speculative-config {\"method\":\"ngram\",\"model\":\"x\"}", "",
+                 "\"model\" is not known here");
+    expect_error("--config none --speculative-config ngram", "", "speculative_config");
+    expect_error("--config none --max-draft 33", "", "max-draft");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,6 +605,7 @@ int main(void)
         cmocka_unit_test(what_is_passed_on_reads_back_without_keys),
         cmocka_unit_test(help_and_reference_name_every_setting),
         cmocka_unit_test(the_shipped_file_shows_every_default),
+        cmocka_unit_test(vllm_speculative_config_is_read),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/step/heuristics_verify.h"
 
 static void a_graph_has_room_for_the_step_and_little_more(void **state)
 {
@@ -282,6 +283,43 @@ static void only_plain_decode_steps_are_replayed(void **state)
     assert_false(graph_eligible(&b));
 }
 
+/* Two decodes, sequences of 3 and 2 tokens that are sampled from, and a prefill. */
+static void verified_drafts_are_rows_of_decodes(void **state)
+{
+    (void)state;
+    const int32_t q_start[] = {0, 1, 2, 5, 7, 11}, kv_len[] = {9, 20, 33, 16, 4},
+                  row[] = {3, 1, 4, 0, 2}, lcp[] = {0, 1, 0, 0, 0},
+                  logits[] = {0, 1, 2, 3, 4, 5, 6, 10};
+    int32_t made[4][9];
+    struct verify_rows r = {made[0], made[1], made[2], made[3]};
+    struct batch b = {.n_seqs = 5,
+                      .n_tokens = 11,
+                      .q_start = q_start,
+                      .kv_len = kv_len,
+                      .row = row,
+                      .lcp_blocks = lcp,
+                      .n_logits = 8,
+                      .logits_token = logits};
+    struct batch same = b;
+
+    split_verified(&same, &r, 7, 16); /* no room for all: the last stay as they are */
+    assert_int_equal(same.n_seqs, 7);
+    assert_int_equal(same.q_start[6], 7);
+    split_verified(&b, &r, 8, 16);
+    const int32_t want_start[] = {0, 1, 2, 3, 4, 5, 6, 7, 11},
+                  want_len[] = {9, 20, 31, 32, 33, 15, 16, 4},
+                  want_row[] = {3, 1, 4, 4, 4, 0, 0, 2}, want_lcp[] = {0, 1, 0, 2, 2, 0, 1, 0};
+    assert_int_equal(b.n_seqs, 8);
+    assert_memory_equal(b.q_start, want_start, sizeof(want_start));
+    assert_memory_equal(b.kv_len, want_len, sizeof(want_len));
+    assert_memory_equal(b.row, want_row, sizeof(want_row));
+    assert_memory_equal(b.lcp_blocks, want_lcp, sizeof(want_lcp));
+    assert_ptr_equal(b.logits_token, logits);
+    same = b;
+    split_verified(&same, &r, 8, 16); /* nothing left to split */
+    assert_int_equal(same.n_seqs, 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +335,7 @@ int main(void)
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
         cmocka_unit_test(only_plain_decode_steps_are_replayed),
+        cmocka_unit_test(verified_drafts_are_rows_of_decodes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

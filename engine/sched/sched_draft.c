@@ -1,0 +1,270 @@
+/* Speculative decoding: which steps verify drafts, and how many.
+ *
+ * Drafts take only what a step has left: they are added when all else has been planned,
+ * into the token budget, the logits rows and the blocks that are then free, less a
+ * block for each sequence to come. So they delay nothing and preempt nobody. Among
+ * those that fit, a draft is verified if its chance to hold, by the time that its row
+ * takes, is more than what the step brings in that time without it. So a step has none
+ * whose time is that of its tokens, as with prefill or with very many sequences.
+ *
+ * How many tokens a sequence gets is known only when its step is committed. Until then
+ * nothing else is planned: a step planned ahead could hold the other sequences alone,
+ * and from then on each half of them would wait for the other's steps. While drafts
+ * bring less than the host's work between two steps costs, no step is waited for, and
+ * sequences whose last token is in flight are decoded without drafts.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "engine/sched/sched_impl.h"
+
+/* The work between two steps that are not planned ahead, in parts of a step. */
+enum { GAP_PARTS = 24 };
+
+void sched_speculate(struct sched *s, struct draft_source *d, int32_t max_draft)
+{
+    assert(max_draft >= 1 && max_draft <= LIMIT_DRAFT);
+    s->drafts = d;
+    s->max_draft = max_draft;
+}
+
+static bool can_verify(const struct seq *q)
+{
+    return q->state == SEQ_LIVE && !q->group->beams && q->n_out > 0 &&
+           q->n_tokens > q->group->n_prompt;
+}
+
+/* The time that one more draft takes: in a large step that of its token, in a small one
+ * what it was measured to be. */
+static double draft_us(const struct sched *s)
+{
+    return MAX(s->c.cost.token_us, s->c.cost.row_us);
+}
+
+/* Whether a draft that holds with probability `prob` is worth a row in a step of `us`
+ * that brings `expected` tokens: whether it brings more of them in its time than the
+ * step does. */
+static bool is_worth(const struct sched *s, double prob, double us, double expected)
+{
+    return s->c.cost.token_us <= 0 || prob * us > draft_us(s) * expected;
+}
+
+bool drafts_awaited(struct sched *s)
+{
+    double expected = 0, us = s->c.cost.fixed_us;
+    int32_t n = 0;
+
+    if (!s->drafts || s->n_in_flight == 0) {
+        return false;
+    }
+    for (int32_t i = 0; i < s->n_in_flight; i++) {
+        if (s->in_flight[i]->n_verify > 0) {
+            return true;
+        }
+    }
+    for (struct group *g = s->running.first; g; g = g->next) {
+        if (in_prefill(g) || g->parked) {
+            continue;
+        }
+        for (int32_t i = 0; i < g->width; i++) {
+            struct seq *q = &g->seq[i];
+            if (q->state != SEQ_LIVE) {
+                continue;
+            }
+            n++;
+            us += s->c.cost.token_us + q->n_tokens * s->c.cost.context_us;
+            expected +=
+                can_verify(q) && can_sample(g, q) ? (double)s->drafts->expect(s->drafts, q) : 0;
+        }
+    }
+    return expected * GAP_PARTS > n && is_worth(s, 1, us, n);
+}
+
+/* ---- room for drafts ---- */
+
+/* Blocks that the tables of `q` lack for n_tokens. */
+static int32_t blocks_lacking(const struct sched *s, const struct seq *q, int32_t n_tokens)
+{
+    int32_t n = 0;
+
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        n += MAX(blocks_for(s, n_tokens) - q->table[k].n_blocks, 0);
+    }
+    return n;
+}
+
+/* Whether there are blocks for n_tokens of `q`, and one more for each sequence. Windows
+ * need no look: a table holds what a whole step writes behind them. */
+static bool tables_hold(const struct sched *s, const struct seq *q, int32_t n_tokens)
+{
+    return kvpool_available(&s->pool) - blocks_lacking(s, q, n_tokens) >=
+           s->n_reserved * s->c.n_kv_groups;
+}
+
+static void take_blocks(struct sched *s, struct seq *q, int32_t n_tokens)
+{
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        struct block_table *t = &q->table[k];
+        while (t->n_blocks < blocks_for(s, n_tokens)) {
+            t->block[t->n_blocks++] = take_block(s);
+        }
+    }
+}
+
+/* What is left of the step for drafts. */
+struct room {
+    int32_t left;    /* tokens that still fit */
+    double expected; /* tokens that it brings: those planned, and drafts by their chance */
+    /* Rows that may have biases or masks of their own: the packer and the backends hold
+     * as many of each as there are slots. */
+    int32_t own_rows;
+    double us; /* of the step so far, by the cost model; 0: costs are unknown */
+};
+
+static struct room step_room(const struct sched *s, const struct plan *p)
+{
+    struct room r = {.us = planned_us(s, p)};
+
+    int32_t n_tokens = 0;
+
+    for (int32_t i = 0; i < p->n_items; i++) {
+        n_tokens += p->item[i].n;
+    }
+    for (int32_t i = 0; i < s->n_chunks; i++) {
+        n_tokens += s->chunk[i].n;
+    }
+    r.expected = n_tokens;
+    r.left = s->c.max_num_batched_tokens - n_tokens;
+    r.own_rows = s->c.max_num_seqs - p->n_items - s->n_chunks;
+    return r;
+}
+
+/* Whether the sequence's rows differ in their biases or masks. */
+static bool has_own_rows(const struct seq *q)
+{
+    const struct group *g = q->group;
+
+    return q->constraint || g->words.n > 0 || q->n_out <= g->request->params.min_tokens;
+}
+
+static int32_t most_drafts(struct sched *s, const struct seq *q, const struct room *r)
+{
+    int32_t n = MIN(MIN(s->max_draft, r->left), s->scores_left);
+
+    n = MIN(n, q->group->max_tokens - q->n_out - 1);
+    if (has_own_rows(q)) {
+        n = MIN(n, r->own_rows);
+    }
+    while (n > 0 && !tables_hold(s, q, q->n_computed + 1 + n)) {
+        n--;
+    }
+    return n;
+}
+
+/* ---- a step's drafts ---- */
+
+/* Drafts for an item that decodes; they are kept behind the sequence's known tokens.
+ * Returns how many. */
+static int32_t draft_item(struct sched *s, const struct plan_item *it, struct room *r)
+{
+    struct seq *q = it->seq;
+    float prob[LIMIT_DRAFT];
+    int32_t n = 0;
+
+    if (it->n_sampled != 1 || !can_verify(q) || q->n_tokens > q->group->n_prompt + q->n_out) {
+        return 0;
+    }
+    int32_t most = most_drafts(s, q, r);
+    if (most <= 0) {
+        return 0;
+    }
+    int32_t found = s->drafts->draft(s->drafts, q, most, q->out + q->n_out, prob);
+    while (n < found && is_worth(s, (double)prob[n], r->us, r->expected)) {
+        r->expected += (double)prob[n++];
+        r->us += draft_us(s);
+    }
+    r->left -= n;
+    s->scores_left -= n;
+    r->own_rows -= has_own_rows(q) ? n : 0;
+    return n;
+}
+
+/* Items with drafts come before prefill, as decodes do. */
+static void insert_chunk(struct sched *s, int32_t at, const struct plan_item *it)
+{
+    memmove(s->chunk + at + 1, s->chunk + at, (size_t)(s->n_chunks - at) * sizeof(*s->chunk));
+    s->chunk[at] = *it;
+    s->n_chunks++;
+}
+
+void plan_drafts(struct sched *s, struct plan *p)
+{
+    int32_t kept = 0, n_verifying = 0;
+
+    if (!s->drafts) {
+        return;
+    }
+    struct room r = step_room(s, p);
+    for (int32_t i = 0; i < p->n_items; i++) {
+        struct plan_item it = p->item[i];
+        int32_t n = draft_item(s, &it, &r);
+        if (n == 0) {
+            p->item[kept++] = it;
+            continue;
+        }
+        it.n += n;
+        it.n_verify = n;
+        take_blocks(s, it.seq, it.first + it.n);
+        insert_chunk(s, n_verifying++, &it);
+        p->n_verify += n;
+    }
+    p->n_items = kept;
+}
+
+/* ---- commit ---- */
+
+/* Give back the blocks behind those of n_tokens. */
+static void drop_behind(struct sched *s, struct seq *q, int32_t n_tokens)
+{
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        struct block_table *t = &q->table[k];
+        while (t->n_blocks > MAX(blocks_for(s, n_tokens), t->first)) {
+            kvpool_unref(&s->pool, t->block[--t->n_blocks]);
+        }
+        t->n_synced = MIN(t->n_synced, t->n_blocks);
+    }
+}
+
+int32_t drafts_accepted(const struct plan_item *it, const int32_t *token)
+{
+    const struct seq *q = it->seq;
+    int32_t n = 0, most = MIN(it->n_verify, q->verify_rows - 1);
+
+    while (n < most && token[n] == q->out[q->n_out + n]) {
+        n++;
+    }
+    return n;
+}
+
+void drafts_settle(struct sched *s, const struct plan_item *it, int32_t n_accepted)
+{
+    struct seq *q = it->seq;
+    struct group *g = q->group;
+    int32_t void_tokens = it->n_verify - n_accepted;
+
+    assert(g->state == GROUP_RUNNING); /* nothing was planned since, so it is not preempted */
+    q->n_tokens -= void_tokens;
+    q->n_computed -= void_tokens;
+    drop_behind(s, q, q->n_computed);
+    for (int32_t i = 0; i < n_accepted && s->policy->sampled; i++) {
+        s->policy->sampled(s, g);
+    }
+    g->n_drafted += it->n_verify;
+    g->n_accepted += n_accepted;
+    s->counted.drafts++;
+    s->counted.draft_tokens += (uint64_t)it->n_verify;
+    for (int32_t i = 0; i < n_accepted; i++) {
+        s->counted.accepted_tokens[i]++;
+    }
+    s->drafts->verified(s->drafts, q, it->n_verify, n_accepted);
+}

@@ -1,0 +1,19 @@
+/* Drafts of a chosen quality, for benchmarks: what a request with the same prompt and
+ * seed was answered before, each token right with a given chance. So the acceptance is
+ * set, and everything else is as when serving; verified texts are real ones.
+ *
+ * Answers are kept for good, in memory that grows on the engine's thread. */
+#ifndef QUIRE_ENGINE_SPECULATE_REPLAY_H
+#define QUIRE_ENGINE_SPECULATE_REPLAY_H
+
+#include "engine/sched/draft.h"
+
+struct replay;
+/* acceptance in [0, 1]; ERR_NOMEM. */
+int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct err *e);
+/* NULL: nothing. */
+void replay_free(struct replay *r);
+/* For sched_speculate. */
+struct draft_source *replay_source(struct replay *r);
+
+#endif

@@ -1,0 +1,354 @@
+#include "engine/speculate/suffix.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "engine/speculate/store.h"
+
+enum {
+    CATCH_UP = 2048, /* tokens that are indexed in one call */
+    ROOT_TOKENS = 8, /* of a prompt's end, remembered before its answer */
+    LEAST_WINDOW = 256,
+    LENGTHS = 5, /* classes of matches by length */
+};
+
+/* The chance that a draft holds when those before it do, by where the match was found
+ * and by its length. */
+struct rates {
+    float own[LENGTHS], store[LENGTHS];
+};
+
+/* What is known of one sequence that drafts. */
+struct state {
+    uint64_t order; /* of its group */
+    int32_t index;  /* in its group */
+    bool taken;
+    struct ngram_index text; /* of its prompt and answer */
+    uint64_t scope;
+    struct rates rates;
+    /* The match behind the first n_matched tokens. */
+    int32_t n_matched;
+    struct ngram_match match;
+    bool from_store;          /* where it was found */
+    int32_t hint, store_hint; /* where the next one may go on; -1: nowhere */
+    int32_t next;             /* in the list of free states */
+};
+
+struct suffix_drafts {
+    struct draft_source base;
+    struct suffix_config c;
+    struct store store;
+    struct rates rates;  /* of all sequences */
+    struct state *state; /* [n_seqs + 1] from 1 */
+    int32_t free;        /* the first free state; 0: none */
+    int32_t window;      /* tokens of a sequence that are found again; a power of two */
+    int32_t *memory;     /* [n_seqs, window / 2 * 3] heads and chains */
+};
+
+static struct suffix_drafts *suffix_of(struct draft_source *base)
+{
+    return CONTAINER_OF(base, struct suffix_drafts, base);
+}
+
+static struct ngram_text text_of(const struct seq *q)
+{
+    return (struct ngram_text){.first = q->group->request->prompt,
+                               .rest = q->out,
+                               .n_first = q->group->n_prompt,
+                               .mask = UINT32_MAX};
+}
+
+static int32_t n_known(const struct seq *q)
+{
+    return q->group->n_prompt + q->n_out;
+}
+
+/* ---- states ---- */
+
+static uint64_t scope_of(const struct suffix_drafts *d, const struct group *g)
+{
+    const char *salt = g->request->params.cache_salt;
+
+    return salt ? XXH3_64bits_withSeed(salt, strnlen(salt, LIMIT_PREFIX_SALT_BYTES), d->c.secret)
+                : 0;
+}
+
+/* The state of a sequence, if it still has one. */
+static struct state *state_of(struct suffix_drafts *d, const struct seq *q)
+{
+    struct state *s = &d->state[q->draft_state];
+
+    return q->draft_state > 0 && s->taken && s->order == q->group->order && s->index == q->index
+               ? s
+               : NULL;
+}
+
+/* The same, or a new one; NULL: all are taken. */
+static struct state *state_for(struct suffix_drafts *d, struct seq *q)
+{
+    struct state *s = state_of(d, q);
+    int64_t longest = (int64_t)q->group->n_prompt + q->group->max_tokens;
+    uint32_t heads = LEAST_WINDOW / 2;
+
+    if (s || d->free == 0) {
+        return s;
+    }
+    q->draft_state = d->free;
+    s = &d->state[q->draft_state];
+    d->free = s->next;
+    while (heads < (uint32_t)d->window / 2 && heads < longest) {
+        heads *= 2;
+    }
+    ngram_clear(&s->text, heads - 1);
+    s->order = q->group->order;
+    s->index = q->index;
+    s->taken = true;
+    s->scope = scope_of(d, q->group);
+    s->rates = d->rates;
+    s->n_matched = -1;
+    s->hint = s->store_hint = -1;
+    return s;
+}
+
+static void give_state(struct suffix_drafts *d, struct seq *q)
+{
+    struct state *s = state_of(d, q);
+
+    if (s) {
+        s->taken = false;
+        s->next = d->free;
+        d->free = q->draft_state;
+    }
+    q->draft_state = 0;
+}
+
+/* ---- how likely drafts hold ---- */
+
+static int32_t class_of(int32_t length)
+{
+    return length <= 4 ? 0 : length <= 7 ? 1 : length <= 12 ? 2 : length <= 20 ? 3 : 4;
+}
+
+static float *rate_in(struct rates *r, const struct state *s)
+{
+    return (s->from_store ? r->store : r->own) + class_of(s->match.length);
+}
+
+/* A draft of the current match held, or did not. Both rates are means of what was seen
+ * last; that of the sequence moves faster. */
+static void learn(struct suffix_drafts *d, struct state *s, bool held)
+{
+    const float QUICK = 1.0f / 8, SLOW = 1.0f / 128;
+    float *of_seq = rate_in(&s->rates, s), *of_all = rate_in(&d->rates, s);
+
+    *of_seq += QUICK * ((float)held - *of_seq);
+    *of_all += SLOW * ((float)held - *of_all);
+}
+
+/* A match from which nothing is drafted: the sequence's rate comes back to that of all,
+ * so that it is tried again one day. */
+static void forget(struct suffix_drafts *d, struct state *s)
+{
+    const float SLOW = 1.0f / 256;
+    float *of_seq = rate_in(&s->rates, s);
+
+    *of_seq += SLOW * (*rate_in(&d->rates, s) - *of_seq);
+}
+
+/* ---- matches ---- */
+
+/* Index what is known of the sequence; false: more is left than one call may do. */
+static bool catch_up(struct state *s, const struct ngram_text *t, int32_t end)
+{
+    for (int32_t i = 0; i < CATCH_UP && s->text.n < end; i++) {
+        ngram_add(&s->text, t, 0);
+    }
+    return s->text.n == end;
+}
+
+static void find_match(struct suffix_drafts *d, struct state *s, const struct seq *q)
+{
+    struct ngram_text t = text_of(q);
+    int32_t end = n_known(q), on = end - MAX(s->n_matched, 0);
+
+    if (s->n_matched == end) {
+        return;
+    }
+    s->match.length = 0;
+    if (!catch_up(s, &t, end)) {
+        return;
+    }
+    struct ngram_match own = ngram_find(&s->text, &t, 0, &t, end, s->hint < 0 ? -1 : s->hint + on);
+    struct ngram_match store = {0, 0};
+    if (own.length < NGRAM_LONGEST) {
+        store =
+            store_find(&d->store, s->scope, &t, end, s->store_hint < 0 ? -1 : s->store_hint + on);
+    }
+    s->hint = own.length > 0 ? own.position : -1;
+    s->store_hint = store.length > 0 ? store.position : -1;
+    s->from_store = store.length > own.length;
+    s->match = s->from_store ? store : own;
+    s->n_matched = end;
+}
+
+/* ---- the source ---- */
+
+static float expect(struct draft_source *base, struct seq *q)
+{
+    struct suffix_drafts *d = suffix_of(base);
+    struct state *s = state_for(d, q);
+
+    if (!s) {
+        return 0;
+    }
+    find_match(d, s, q);
+    if (s->match.length == 0) {
+        return 0;
+    }
+    float p = *rate_in(&s->rates, s);
+    forget(d, s);
+    return p / (1.0625f - p); /* p + p^2 + …, at most 16 */
+}
+
+/* The tokens that follow a match in the sequence's own text; behind its end they are
+ * those drafted. */
+static int32_t own_tokens(const struct seq *q, int32_t position, int32_t most, int32_t *token)
+{
+    struct ngram_text t = text_of(q);
+    int32_t period = n_known(q) - position;
+
+    for (int32_t i = 0; i < most; i++) {
+        token[i] = i < period ? ngram_token(&t, position + i) : token[i - period];
+    }
+    return most;
+}
+
+static int32_t store_tokens(const struct store *s, int32_t position, int32_t most, int32_t *token)
+{
+    struct ngram_text t = store_text(s);
+    int32_t n = 0;
+
+    while (n < most && position + n < s->index.n && ngram_token(&t, position + n) != STORE_END) {
+        token[n] = ngram_token(&t, position + n);
+        n++;
+    }
+    return n;
+}
+
+static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int32_t *token,
+                     float *prob)
+{
+    struct suffix_drafts *d = suffix_of(base);
+    struct state *s = state_for(d, q);
+
+    if (!s) {
+        return 0;
+    }
+    find_match(d, s, q);
+    if (s->match.length == 0) {
+        return 0;
+    }
+    int32_t n = s->from_store ? store_tokens(&d->store, s->match.position, most, token)
+                              : own_tokens(q, s->match.position, most, token);
+    float p = *rate_in(&s->rates, s), all = 1;
+    for (int32_t i = 0; i < n; i++) {
+        prob[i] = all *= p;
+    }
+    return n;
+}
+
+static void verified(struct draft_source *base, struct seq *q, int32_t n, int32_t n_accepted)
+{
+    struct suffix_drafts *d = suffix_of(base);
+    struct state *s = state_of(d, q);
+
+    for (int32_t i = 0; s && i < MIN(n, n_accepted + 1); i++) {
+        learn(d, s, i < n_accepted);
+    }
+}
+
+static void ended(struct draft_source *base, struct group *g)
+{
+    struct suffix_drafts *d = suffix_of(base);
+
+    for (int32_t i = 0; i < g->n_seqs; i++) {
+        struct seq *q = &g->seq[i];
+        struct ngram_text t = text_of(q);
+        if (q->n_out > 0) {
+            store_add(&d->store, scope_of(d, g), &t, MAX(g->n_prompt - ROOT_TOKENS, 0), n_known(q));
+        }
+        give_state(d, q);
+    }
+}
+
+/* ---- start and stop ---- */
+
+/* The most tokens a sequence, a power of two, that fit into the memory for all. */
+static int32_t window_of(const struct suffix_config *c)
+{
+    int64_t most = c->bytes / (6 * (int64_t)c->n_seqs);
+    int32_t n = LEAST_WINDOW;
+
+    while (n < c->max_len && 2 * (int64_t)n <= most) {
+        n *= 2;
+    }
+    return n;
+}
+
+/* Drafts are first taken to hold as often as they do on average. */
+static void first_rates(struct rates *r)
+{
+    static const float FIRST[LENGTHS] = {0.45f, 0.6f, 0.7f, 0.8f, 0.9f};
+
+    memcpy(r->own, FIRST, sizeof(FIRST));
+    memcpy(r->store, FIRST, sizeof(FIRST));
+}
+
+int suffix_open(struct suffix_drafts **ret, const struct suffix_config *c, struct err *e)
+{
+    struct suffix_drafts *d = calloc(1, sizeof(*d));
+
+    if (!d) {
+        return err_nomem(e, "drafts");
+    }
+    d->base = (struct draft_source){
+        .expect = expect, .draft = draft, .verified = verified, .ended = ended};
+    d->c = *c;
+    d->window = window_of(c);
+    first_rates(&d->rates);
+    size_t ints = (size_t)d->window / 2 * 3;
+    d->state = calloc((size_t)c->n_seqs + 1, sizeof(*d->state));
+    d->memory = calloc((size_t)c->n_seqs * ints, sizeof(*d->memory)); /* touched where needed */
+    if (!d->state || !d->memory || store_init(&d->store, c->store_tokens, e) < 0) {
+        suffix_free(d);
+        return err_nomem(e, "drafts");
+    }
+    for (int32_t i = 1; i <= c->n_seqs; i++) {
+        struct state *s = &d->state[i];
+        s->text.next = d->memory + (size_t)(i - 1) * ints;
+        s->text.head = s->text.next + d->window;
+        s->text.window = d->window;
+        s->next = i < c->n_seqs ? i + 1 : 0;
+    }
+    d->free = 1;
+    *ret = d;
+    return 0;
+}
+
+void suffix_free(struct suffix_drafts *d)
+{
+    if (!d) {
+        return;
+    }
+    store_release(&d->store);
+    free(d->state);
+    free(d->memory);
+    free(d);
+}
+
+struct draft_source *suffix_source(struct suffix_drafts *d)
+{
+    return &d->base;
+}

@@ -1,0 +1,88 @@
+"""Speculative decoding: more tokens a step, and not one of them different."""
+import concurrent.futures
+import functools
+import json
+import re
+
+import pytest
+
+from conftest import ROOT, serving
+
+DEMO = f"{ROOT}/models/demo"
+COMMON = ("--device", "cpu", "--threads", "1", "--max-num-seqs", "16", "--block-size", "4", "--access-log", "all")
+SUBJECTS = ["Tom", "Lily", "a little dog", "the old cat", "Max"]
+STORY = "Once upon a time there was a red ball. {0} saw the red ball. {0} wanted the red ball. "
+WAYS = [
+    dict(temperature=0),
+    dict(temperature=0.8),
+    dict(temperature=1, top_p=0.9, frequency_penalty=0.4, repetition_penalty=1.1),
+    dict(temperature=0, min_tokens=20, stop=[" ball", " the"]),
+    dict(temperature=0.7, n=3),
+    dict(temperature=0, logprobs=2),
+    dict(temperature=0.9, bad_words=[" red ball"]),
+    dict(temperature=0, allowed_token_ids=[300, 301, 302, 303]),
+    dict(temperature=1, structured_outputs={"regex": "( [a-z]{1,6}){12}\\."}),
+    dict(n=2, best_of=2, use_beam_search=True, temperature=0),
+]
+BODIES = [
+    dict(prompt=STORY.format(SUBJECTS[i % 5]) * (1 + i % 3), max_tokens=24 + i % 30, seed=i, **WAYS[i % len(WAYS)])
+    for i in range(500)
+]
+
+
+def ask(server, body):
+    answer = server.ask("POST", "/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.status_code == 200, answer.text
+    return [(c["token_ids"], c["text"], c["finish_reason"], json.dumps(c.get("logprobs")))
+            for c in answer.json()["choices"]]
+
+
+def answers(server, bodies, at_once):
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(functools.partial(ask, server), bodies))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What the requests give without drafts."""
+    with serving(*COMMON, model=DEMO) as server:
+        yield answers(server, BODIES, 8)
+
+
+@pytest.mark.parametrize("flags", [
+    ("--speculate", "suffix", "--max-draft", "8"),
+    ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}', "--kv-blocks", "180"),
+], ids=["suffix", "few blocks"])
+def test_texts_are_those_without_drafts(plain, flags):
+    with serving(*COMMON, *flags, model=DEMO) as server:
+        got = answers(server, BODIES, 8)
+        different = [i for i in range(len(BODIES)) if got[i] != plain[i]]
+        assert different == [], [BODIES[different[0]], got[different[0]], plain[different[0]]]
+        drafted = server.metric("spec_decode_num_draft_tokens_total")
+        accepted = server.metric("spec_decode_num_accepted_tokens_total")
+        assert drafted > accepted > 0
+        assert server.metric("spec_decode_num_drafts_total") > 0
+        assert server.metric("spec_decode_num_accepted_tokens_per_pos_total", position="0") > 0
+
+
+def test_drafts_are_in_the_log():
+    with serving(*COMMON, "--speculate", "suffix", model=DEMO) as server:
+        body = dict(prompt="one two three four " * 8, max_tokens=60, temperature=0)
+        ask(server, body)
+        server.log_file.seek(0)
+        line = [x for x in server.log_file.read().split("\n") if "draft_tokens=" in x][-1]
+        drafted, accepted = (int(re.search(rf"\b{key}=(\d+)", line).group(1)) for key in ("draft_tokens", "accepted_tokens"))
+        assert drafted >= accepted > 0
+
+
+def test_recent_answers_are_drafted():
+    """The same question again: nearly all of its answer is drafted from the first."""
+    with serving(*COMMON, "--speculate", "suffix", "--max-draft", "16", model=DEMO) as server:
+        body = dict(prompt="A tall tree grew", max_tokens=100, temperature=0.8, seed=5)
+        first = ask(server, body)
+        before = server.metric("spec_decode_num_accepted_tokens_total")
+        assert ask(server, body) == first
+        assert server.metric("spec_decode_num_accepted_tokens_total") - before > 50
+        between = server.metric("spec_decode_num_accepted_tokens_total")
+        assert ask(server, body | {"cache_salt": "another"}) == first
+        assert server.metric("spec_decode_num_accepted_tokens_total") - between < 40

@@ -1,0 +1,76 @@
+#include "tests/sim/drafts.h"
+
+#include "tests/sim/toy.h"
+
+static struct rng rng_of(const struct sim_drafts *d, const struct seq *q, uint64_t what)
+{
+    struct rng r = {d->s->seed ^ what ^ q->seed * 31 ^ (uint64_t)q->n_out << 20};
+
+    rng_next(&r);
+    return r;
+}
+
+static float expect(struct draft_source *base, struct seq *q)
+{
+    const struct sim_drafts *d = CONTAINER_OF(base, struct sim_drafts, base);
+    struct rng r = rng_of(d, q, 0xe8);
+
+    return rng_chance(&r, 40) ? 0 : (float)rng_range(&r, 1, 30) / 10;
+}
+
+static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int32_t *token,
+                     float *prob)
+{
+    struct sim_drafts *d = CONTAINER_OF(base, struct sim_drafts, base);
+    const struct sim_request *request = NULL;
+    const struct sim_choice *want = d->want(q, &request);
+    struct rng r = rng_of(d, q, 0xd4);
+    int32_t n = rng_chance(&r, 50) ? most : rng_range(&r, 0, most);
+    float sure = 1;
+
+    for (int32_t i = 0; i < n; i++) {
+        bool right = want && q->n_out + i < want->n && rng_chance(&r, request->draft_quality);
+        token[i] = right ? want->token[q->n_out + i] : rng_range(&r, 0, d->s->config.vocab - 1);
+        sure *= (float)rng_range(&r, 5, 10) / 10;
+        prob[i] = sure;
+    }
+    return n;
+}
+
+/* Drafts that the sequence has alone must hold. Under a grammar they may be left to a
+ * later step. */
+static void verified(struct draft_source *base, struct seq *q, int32_t n, int32_t n_accepted)
+{
+    struct sim_drafts *d = CONTAINER_OF(base, struct sim_drafts, base);
+    const struct sim_request *request = NULL;
+    const struct sim_choice *want = d->want(q, &request);
+    int32_t right = 0;
+
+    while (want && right < n && q->n_out + right < want->n &&
+           q->out[q->n_out + right] == want->token[q->n_out + right]) {
+        right++;
+    }
+    d->totals->drafted += n;
+    d->totals->accepted += n_accepted;
+    if (want && !request->language && n_accepted < right && d->s->fail_at == 0) {
+        snprintf(d->why, sizeof(d->why), "of %d drafts %d hold, and %d were accepted", n, right,
+                 n_accepted);
+    }
+}
+
+static void ended(struct draft_source *base, struct group *g)
+{
+    struct sim_drafts *d = CONTAINER_OF(base, struct sim_drafts, base);
+
+    if (g->seq[0].n_out < 0) {
+        snprintf(d->why, sizeof(d->why), "a group ends without its sequences");
+    }
+}
+
+void sim_drafts_init(struct sim_drafts *d, const struct scenario *s, struct sim_totals *t)
+{
+    *d = (struct sim_drafts){
+        .base = {.expect = expect, .draft = draft, .verified = verified, .ended = ended},
+        .s = s,
+        .totals = t};
+}

@@ -1,0 +1,304 @@
+/* Drafts from earlier text: what they are, whose they may be, and how they learn. */
+#include "engine/speculate/suffix.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/speculate/ngram.h"
+#include "engine/speculate/replay.h"
+
+enum { TEXT = 20000 };
+
+/* A sequence as the scheduler has it, of its own group. */
+struct text {
+    struct request request;
+    struct group group;
+    struct seq seq;
+    int32_t prompt[TEXT], out[TEXT];
+};
+
+static struct suffix_drafts *drafts;
+static struct draft_source *source;
+
+static struct text *text_new(uint64_t order, char *salt)
+{
+    struct text *t = calloc(1, sizeof(*t));
+
+    assert_non_null(t);
+    t->request.prompt = t->prompt;
+    t->request.params.cache_salt = salt;
+    t->group = (struct group){
+        .request = &t->request, .order = order, .max_tokens = TEXT, .seq = &t->seq, .n_seqs = 1};
+    t->seq = (struct seq){.group = &t->group, .out = t->out, .seed = order};
+    return t;
+}
+
+static void prompt(struct text *t, const char *words)
+{
+    t->group.n_prompt = t->request.n_prompt = (int32_t)strlen(words);
+    for (int32_t i = 0; i < t->group.n_prompt; i++) {
+        t->prompt[i] = words[i];
+    }
+}
+
+static void say(struct text *t, const char *words)
+{
+    for (; *words; words++) {
+        t->out[t->seq.n_out++] = *words;
+    }
+}
+
+/* At most `most` drafted tokens, as characters. */
+static const char *drafted(struct text *t, int32_t most)
+{
+    static char ret[LIMIT_DRAFT + 1];
+    int32_t token[LIMIT_DRAFT];
+    float prob[LIMIT_DRAFT];
+    int32_t n = source->draft(source, &t->seq, most, token, prob);
+
+    assert_true(n >= 0 && n <= most);
+    for (int32_t i = 0; i < n; i++) {
+        ret[i] = (char)token[i];
+        assert_true(prob[i] >= 0 && prob[i] <= (i > 0 ? prob[i - 1] : 1));
+    }
+    ret[n] = '\0';
+    return ret;
+}
+
+static void end(struct text *t)
+{
+    source->ended(source, &t->group);
+    free(t);
+}
+
+static int start(void **state)
+{
+    (void)state;
+    struct suffix_config c = {
+        .n_seqs = 3, .max_len = 4096, .bytes = 1 << 20, .store_tokens = 1 << 14, .secret = 5};
+    struct err e;
+    if (suffix_open(&drafts, &c, &e) < 0) {
+        return -1;
+    }
+    source = suffix_source(drafts);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    suffix_free(drafts);
+    return 0;
+}
+
+static void the_text_behind_an_earlier_occurrence_is_drafted(void **state)
+{
+    (void)state;
+    struct text *t = text_new(1, NULL);
+    prompt(t, "the fox jumps over the dog. What did the fox do? ");
+    say(t, "the f");
+    assert_string_equal(drafted(t, 6), "ox do?");
+    say(t, "ox ju"); /* the other one agrees further now */
+    assert_string_equal(drafted(t, 12), "mps over the");
+    assert_true(source->expect(source, &t->seq) > 0);
+    say(t, "XYZ");
+    assert_string_equal(drafted(t, 4), "");
+    assert_true(source->expect(source, &t->seq) == 0);
+    end(t);
+}
+
+static void a_text_that_repeats_itself_is_drafted_on(void **state)
+{
+    (void)state;
+    struct text *t = text_new(1, NULL);
+    prompt(t, "?");
+    say(t, "abcabc");
+    assert_string_equal(drafted(t, 8), "abcabcab");
+    say(t, "abcab");
+    assert_string_equal(drafted(t, 5), "cabca");
+    end(t);
+}
+
+static void recent_answers_are_drafted_to_their_own_salt_alone(void **state)
+{
+    (void)state;
+    struct text *one = text_new(1, "salt"), *same = text_new(2, "salt"), *other = text_new(3, NULL);
+    prompt(one, "Q: ");
+    say(one, "the answer is forty-two.");
+    end(one);
+    prompt(same, "a question; ");
+    say(same, "the an");
+    assert_string_equal(drafted(same, 8), "swer is ");
+    assert_string_equal(drafted(same, 32), "swer is forty-two.");
+    prompt(other, "a question; ");
+    say(other, "the an");
+    assert_string_equal(drafted(other, 8), "");
+    end(same);
+    end(other);
+}
+
+static void old_answers_make_room_for_new_ones(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 40; i++) { /* the store has 16384 tokens */
+        struct text *t = text_new((uint64_t)i, NULL);
+        t->group.n_prompt = 0;
+        for (int32_t k = 0; k < 1000; k++) {
+            t->out[t->seq.n_out++] = 1000 * i + k;
+        }
+        end(t);
+    }
+    for (int32_t i = 0; i < 40; i++) {
+        struct text *t = text_new(100, NULL);
+        int32_t token[4];
+        float prob[4];
+        for (int32_t k = 0; k < 20; k++) {
+            t->out[t->seq.n_out++] = 1000 * i + 300 + k;
+        }
+        int32_t n = source->draft(source, &t->seq, 4, token, prob);
+        assert_int_equal(n, i < 24 ? 0 : 4);
+        assert_true(n == 0 || token[3] == 1000 * i + 323);
+        source->verified(source, &t->seq, n, n);
+        t->seq.n_out = 0;
+        end(t);
+    }
+}
+
+static void drafts_that_never_hold_are_expected_no_more(void **state)
+{
+    (void)state;
+    struct text *t = text_new(1, NULL);
+    prompt(t, "?");
+    say(t, "abcdabcdabcd");
+    float first = source->expect(source, &t->seq);
+    assert_true(first > 0.5F);
+    for (int32_t i = 0; i < 40; i++) {
+        drafted(t, 4);
+        source->verified(source, &t->seq, 4, 0);
+    }
+    assert_true(source->expect(source, &t->seq) < 0.05F);
+    for (int32_t i = 0; i < 40; i++) {
+        drafted(t, 4);
+        source->verified(source, &t->seq, 4, 4);
+    }
+    assert_true(source->expect(source, &t->seq) > 4);
+    end(t);
+}
+
+static void sequences_beyond_the_room_draft_nothing(void **state)
+{
+    (void)state;
+    struct text *t[4];
+    for (int32_t i = 0; i < 4; i++) {
+        t[i] = text_new((uint64_t)i, NULL);
+        prompt(t[i], "abcabc");
+        say(t[i], "abc");
+        assert_string_equal(drafted(t[i], 3), i < 3 ? "abc" : "");
+    }
+    end(t[1]);
+    assert_string_equal(drafted(t[3], 3), "abc"); /* in the room of the one that ended */
+    end(t[0]);
+    end(t[2]);
+    end(t[3]);
+}
+
+static void a_long_prompt_is_read_in_several_steps(void **state)
+{
+    (void)state;
+    struct text *t = text_new(1, NULL);
+    t->group.n_prompt = t->request.n_prompt = 10000;
+    for (int32_t i = 0; i < 10000; i++) {
+        t->prompt[i] = i % 100 == 0 ? i : 200 + rand() % 1000;
+    }
+    for (int32_t i = 0; i < 8; i++) {
+        t->out[t->seq.n_out++] = t->prompt[9000 + i];
+    }
+    int32_t n = 0, steps = 0, token[4];
+    float prob[4];
+    while ((n = source->draft(source, &t->seq, 4, token, prob)) == 0) {
+        assert_true(++steps < 10);
+    }
+    assert_true(steps >= 3);
+    assert_memory_equal(token, t->prompt + 9008, sizeof(token));
+    end(t);
+}
+
+/* What is found agrees, lies behind nothing, and is found whenever it is near. */
+static void matches_are_where_the_text_agrees(void **state)
+{
+    (void)state;
+    enum { WINDOW = 256, LENGTH = 3000 };
+    static int32_t token[LENGTH], head[WINDOW / 2], next[WINDOW];
+    struct ngram_index x = {.head = head, .next = next, .window = WINDOW};
+    struct ngram_text t = {.first = token, .n_first = LENGTH, .mask = UINT32_MAX};
+    int32_t n_found = 0;
+
+    ngram_clear(&x, WINDOW / 2 - 1);
+    srand(1);
+    for (int32_t end = 1; end <= LENGTH; end++) {
+        token[end - 1] = rand() % 4;
+        ngram_add(&x, &t, 0);
+        struct ngram_match m = ngram_find(&x, &t, 0, &t, end, rand() % (end + 1) - 1);
+        if (m.length == 0) {
+            continue;
+        }
+        n_found++;
+        assert_true(m.length >= NGRAM && m.position < end && m.position >= m.length);
+        assert_true(end - m.position < WINDOW);
+        assert_memory_equal(token + m.position - m.length, token + end - m.length,
+                            (size_t)m.length * sizeof(*token));
+    }
+    assert_true(n_found > LENGTH / 2);
+}
+
+static void a_replay_has_the_acceptance_that_was_asked_for(void **state)
+{
+    (void)state;
+    struct replay *r;
+    struct err e;
+    struct text *t = text_new(7, NULL);
+    int32_t right = 0, token[1];
+    float prob[1];
+
+    assert_int_equal(replay_open(&r, 0.75, 1000, &e), 0);
+    struct draft_source *s = replay_source(r);
+    prompt(t, "a prompt");
+    assert_int_equal(s->draft(s, &t->seq, 1, token, prob), 0);
+    for (int32_t i = 0; i < 2000; i++) {
+        t->out[t->seq.n_out++] = rand() % 1000;
+    }
+    s->ended(s, &t->group);
+    t->seq.draft_state = t->seq.n_out = 0;
+    for (int32_t i = 0; i < 2000; i++, t->seq.n_out++) {
+        assert_int_equal(s->draft(s, &t->seq, 1, token, prob), 1);
+        right += token[0] == t->out[i];
+    }
+    assert_true(right > 1430 && right < 1570);
+    replay_free(r);
+    free(t);
+}
+
+#define CASE(f) cmocka_unit_test_setup_teardown(f, start, stop)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(the_text_behind_an_earlier_occurrence_is_drafted),
+        CASE(a_text_that_repeats_itself_is_drafted_on),
+        CASE(recent_answers_are_drafted_to_their_own_salt_alone),
+        CASE(old_answers_make_room_for_new_ones),
+        CASE(drafts_that_never_hold_are_expected_no_more),
+        CASE(sequences_beyond_the_room_draft_nothing),
+        CASE(a_long_prompt_is_read_in_several_steps),
+        CASE(matches_are_where_the_text_agrees),
+        CASE(a_replay_has_the_acceptance_that_was_asked_for),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
