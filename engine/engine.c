@@ -172,6 +172,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);
     e->max_queue = s->max_queue;
+    e->speculate = s->speculate;
     e->max_draft = s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
     if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret)) {
         return err_set(err, ERR_IO, "getrandom gave no seed");
@@ -202,7 +203,7 @@ static int measure_costs(struct engine *e, struct err *err)
     return rc;
 }
 
-/* Drafts from what was written before, if they are wanted. */
+/* Drafts that grammars force, and from what was written before, if they are wanted. */
 static int open_drafts(struct engine *e, struct err *err)
 {
     const struct sched_config *c = &e->config;
@@ -215,9 +216,10 @@ static int open_drafts(struct engine *e, struct err *err)
     if (e->max_draft == 0) {
         return 0;
     }
-    int rc = suffix_open(&e->drafts, &drafts, err);
+    int rc = e->speculate == SPECULATE_GRAMMAR ? 0 : suffix_open(&e->drafts, &drafts, err);
     if (rc == 0) {
-        sched_speculate(e->sched, suffix_source(e->drafts), e->max_draft);
+        forced_drafts_init(&e->forced, e->drafts ? suffix_source(e->drafts) : NULL);
+        sched_speculate(e->sched, &e->forced.base, e->max_draft);
     }
     return rc;
 }
@@ -249,7 +251,7 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = plan_init(&e->plan[i], &e->config, err);
     }
     if (rc == 0 && e->executor->masks) {
-        rc = masks_open(&e->masks, e->executor, &e->config, err);
+        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0, err);
     }
     if (rc == 0 && e->executor->masks) {
         rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);
