@@ -151,6 +151,7 @@ static int set_speculation(struct engine *e, const struct settings *s, struct er
                              "speculate suffix: the model has recurrent states, which cannot be "
                              "taken back behind a draft that does not hold");
     }
+    e->speculate = s->speculate;
     e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
     return 0;
 }
@@ -221,7 +222,7 @@ static int measure_costs(struct engine *e, struct err *err)
     return rc;
 }
 
-/* Drafts from what was written before, if they are wanted. */
+/* Drafts that grammars force, and from what was written before, if they are wanted. */
 static int open_drafts(struct engine *e, struct err *err)
 {
     const struct sched_config *c = &e->config;
@@ -234,9 +235,10 @@ static int open_drafts(struct engine *e, struct err *err)
     if (e->max_draft == 0) {
         return 0;
     }
-    int rc = suffix_open(&e->drafts, &drafts, err);
+    int rc = e->speculate == SPECULATE_GRAMMAR ? 0 : suffix_open(&e->drafts, &drafts, err);
     if (rc == 0) {
-        sched_speculate(e->sched, suffix_source(e->drafts), e->max_draft);
+        forced_drafts_init(&e->forced, e->drafts ? suffix_source(e->drafts) : NULL);
+        sched_speculate(e->sched, &e->forced.base, e->max_draft);
     }
     return rc;
 }
@@ -268,7 +270,7 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = plan_init(&e->plan[i], &e->config, err);
     }
     if (rc == 0 && e->executor->masks) {
-        rc = masks_open(&e->masks, e->executor, &e->config, err);
+        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0, err);
     }
     if (rc == 0 && e->executor->masks) {
         rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);
