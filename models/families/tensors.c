@@ -287,7 +287,8 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
         if (!right && row->n_misshapen++ == 0) {
             row->misshapen = t;
         }
-        bool plain = t->data || !tensor_spec_stacked(s); /* slices need values as they are */
+        /* slices need values as they are, or matrices that are decoded one by one */
+        bool plain = t->data || t->quantised || !tensor_spec_stacked(s);
         if ((!right_type(t) || !plain) && row->n_mistyped++ == 0) {
             row->mistyped = t;
         }

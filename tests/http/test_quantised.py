@@ -177,6 +177,6 @@ def test_quantize_refuses_what_it_cannot_do(tmp_path):
             (os.path.join(golden, "gpt2"), tmp_path / "c", "int8", 1, "transposed"),
             (os.path.join(golden, "mixtral"), tmp_path / "d", "int8", 1, "with experts"),
             (os.path.join(golden, "llama-mha24"), tmp_path / "e", "int4", 1, "no groups of 32"),
-            (str(tmp_path / "none"), tmp_path / "f", "int8", 1, "none")):
+            (str(tmp_path / "none"), tmp_path / "f", "int8", 1, "No such file")):
         made = quantize(source, str(target), "--format", form)
         assert made.returncode == status and why in made.stderr, made.stderr
