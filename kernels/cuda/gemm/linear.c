@@ -213,10 +213,11 @@ static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows
 
 /* Whether algorithms are timed now for a product of a bucket of `rows` rows: in the
  * eager step before a capture, or if the rows are many, before any decode step. Then
- * the engine starts, and runs prefills of the usual sizes (engine/loop/cost.c). */
+ * the engine starts, and runs prefills of the usual sizes (engine/loop/cost.c), which
+ * are whole buckets: nothing past the step's own rows is written. */
 static bool may_time(const struct cuda_backend *c, const struct product *d, int32_t rows)
 {
-    bool starts = c->n_graphs == 0 && rows > TIME_MAX_ROWS && !d->residual;
+    bool starts = c->n_graphs == 0 && rows > TIME_MAX_ROWS && rows == d->args.rows && !d->residual;
 
     return !c->config.deterministic && !c->capturing && d->args.rows == c->batch.n_tokens &&
            (starts || (c->recording && rows <= TIME_MAX_ROWS));
