@@ -23,7 +23,7 @@ enum {
     PREFILL_MAX_US = 400000, /* longest prefill that a start may spend time on */
     FEW_TOKENS = 64,
     LONG_TOKENS = 1024,
-    SIZES_MAX = 2560, /* of prefills but whole steps; more cost more time than they save */
+    SIZES_MAX = 2560, /* of prefills; setting up longer ones costs more time than it saves */
     CONTEXT_MAX = 4096,
     SWAP_BLOCKS = 16,
     ROWS_MAX = 256,
@@ -217,23 +217,15 @@ static int probe_prefill(struct probe *p, int32_t *n, double *ret_us, struct err
 }
 
 /* Runs a prefill of each size for which a device loads kernels of its own. It loads
- * them only when idle, so sequences that are decoding would wait. Last comes a full
- * step, if it does not take long: its size is the most frequent one under load. */
-static int probe_sizes(struct probe *p, int32_t full, struct err *e)
+ * them only when idle, so sequences that are decoding would wait. */
+static int probe_sizes(struct probe *p, int32_t max_tokens, struct err *e)
 {
     enum { FIRST = 8, FAR = 512 };
-    int32_t most = MIN(full, SIZES_MAX);
-    int64_t us = 0;
+    int64_t us;
     int rc = 0;
 
-    for (int32_t n = FIRST; n <= most && rc == 0; n += MIN(n, FAR)) {
+    for (int32_t n = FIRST; n <= max_tokens && rc == 0; n += MIN(n, FAR)) {
         rc = probe_step(p, n, 0, 0, 1, &us, e);
-    }
-    if (rc == 0 && full > most) { /* again, without what the first one set up */
-        rc = probe_step(p, most, 0, 0, 1, &us, e);
-    }
-    if (rc == 0 && full > most && us * full / most <= PREFILL_MAX_US) {
-        rc = probe_step(p, full, 0, 0, 1, &us, e);
     }
     return rc;
 }
@@ -300,8 +292,8 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
 {
     const struct executor_info *info = &x->info;
     int32_t capacity = (int32_t)MIN((int64_t)info->n_blocks * info->block_size, info->max_len);
-    int32_t whole = MIN(info->max_num_batched_tokens, capacity);
-    int32_t max_tokens = MIN(whole, SIZES_MAX), n_tokens = MIN(max_tokens, LONG_TOKENS);
+    int32_t max_tokens = MIN(MIN(info->max_num_batched_tokens, capacity), SIZES_MAX),
+            n_tokens = MIN(max_tokens, LONG_TOKENS);
     int32_t context = MIN(CONTEXT_MAX, capacity - 1);
     int32_t n_swap = MIN(SWAP_BLOCKS, MIN(info->n_blocks, info->n_host_blocks));
     int32_t n_blocks = (int32_t)div_ceil(capacity, info->block_size);
@@ -309,10 +301,10 @@ int cost_measure(struct executor *x, int64_t (*now_us)(void), struct step_cost *
     int32_t n_few = MIN(most, STEP_FEW_ROWS), n_many = MIN(most, VERIFIED);
     double one = 0, full = 0, deep = 0, swap = 0, few = 0, many = 0;
     struct probe p = {.x = x, .now_us = now_us};
-    int rc = probe_init(&p, info->sets_up_sizes ? whole : max_tokens, n_blocks, e);
+    int rc = probe_init(&p, max_tokens, n_blocks, e);
 
     if (rc == 0 && info->sets_up_sizes) {
-        rc = probe_sizes(&p, whole, e);
+        rc = probe_sizes(&p, max_tokens, e);
     }
     if (rc == 0 && info->sets_up_sizes) {
         rc =

@@ -3,11 +3,10 @@
  *
  * Algorithms are cached per row bucket (product_rows), and the row count is set before
  * each launch: prompts come in every length, and choosing takes the host longer than
- * the rest of a step. cuBLASLt's first proposal is taken, except where the same product
- * will run thousands of times: in decode steps that are about to be captured, and in
- * the prefills that the engine's start runs. There several proposals are timed as steps
- * run them (linear_time.c), and the fastest is kept, on disk too
- * (heuristics_products.h).
+ * the rest of a step. cuBLASLt's first proposal is taken, except for decode steps that
+ * are about to be captured: those run thousands of times, so in the eager step before
+ * the capture several proposals are timed as the graph will run them (linear_time.c),
+ * and the fastest is kept, on disk too (heuristics_products.h).
  */
 #include "kernels/cuda/gemm/linear.h"
 
@@ -211,32 +210,22 @@ static void *side_buffer(struct cuda_backend *c, int64_t row_bytes, int32_t rows
     return c->side;
 }
 
-/* Whether algorithms are timed now for a product of a bucket of `rows` rows: in the
- * eager step before a capture, or if the rows are many, before any decode step. Then
- * the engine starts, and runs prefills of the usual sizes (engine/loop/cost.c). */
-static bool may_time(const struct cuda_backend *c, const struct product *d, int32_t rows)
-{
-    bool starts = c->n_graphs == 0 && rows > TIME_MAX_ROWS && !d->residual;
-
-    return !c->config.deterministic && !c->capturing && d->args.rows == c->batch.n_tokens &&
-           (starts || (c->recording && rows <= TIME_MAX_ROWS));
-}
-
-/* Times algorithms for the product as the steps to come will run it: with the padded
- * rows of a graph, or all rows of the bucket. */
+/* In the eager step before a capture: times algorithms for the product as it will be
+ * captured, with the padded rows. */
 static void choose_ahead(struct cuda_backend *c, const struct product *d, struct mat out,
                          struct mat lt_out, struct mat x)
 {
     int32_t rows = product_rows(c->padded);
 
-    if (!may_time(c, d, rows) || rows > cuda_rows_capacity(c, x) ||
-        rows > cuda_rows_capacity(c, out) ||
+    if (c->config.deterministic || !c->recording || c->capturing ||
+        d->args.rows != c->batch.n_tokens || rows > TIME_MAX_ROWS ||
+        rows > cuda_rows_capacity(c, x) ||
         (d->args.gated && rows > MIN(cuda_rows_capacity(c, out), cuda_rows_capacity(c, lt_out)))) {
         return;
     }
     struct product trial = *d;
     trial.key.m = trial.args.rows = rows;
-    if (!d->args.gated && rows <= TIME_MAX_ROWS) { /* not into out, which may be the residual */
+    if (!d->args.gated) { /* not into out, which may be the residual */
         trial.lt_out = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
         trial.residual = d->residual ? trial.lt_out : NULL;
         trial.residual_stride = out.stride;

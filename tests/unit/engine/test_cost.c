@@ -28,8 +28,6 @@ struct timed {
     float logprob, top_logprob;
     int32_t n_row_table[1024]; /* entries received, by row */
     bool seen[1025];           /* steps of so many sequences */
-    int32_t most_tokens;       /* of a step so far */
-    int64_t size_us;           /* what a step of sizes_launch takes; 0: 1 ms */
 };
 
 static int timed_launch(struct executor *x, const struct batch *b, struct err *e)
@@ -142,8 +140,7 @@ static int sizes_launch(struct executor *x, const struct batch *b, struct err *e
         assert_true(b->n_seqs == 1 || (b->q_start[i + 1] == i + 1 && b->logits_token[i] == i &&
                                        b->sample[i].logits_row == i));
     }
-    t->step_us = t->size_us ? t->size_us : 1000;
-    t->most_tokens = MAX(t->most_tokens, b->n_tokens);
+    t->step_us = 1000;
     t->seen[b->n_seqs] = true;
     return 0;
 }
@@ -174,32 +171,12 @@ static void steps_of_every_size_are_set_up(void **state)
     assert_int_equal(cost_measure(&tiny.base, fake_clock, &c, &e), 0);
 }
 
-static void a_whole_step_is_set_up_if_it_is_short(void **state)
-{
-    (void)state;
-    static const int64_t STEP_US[] = {1000, 200000};
-    struct step_cost c;
-    struct err e;
-    for (int i = 0; i < 2; i++) {
-        struct timed t = make(1000, 0, 16000);
-        t.base.launch = sizes_launch;
-        t.base.info.sets_up_sizes = true;
-        t.base.info.max_num_seqs = 4;
-        t.base.info.max_num_batched_tokens = 8192;
-        t.size_us = STEP_US[i];
-        assert_int_equal(cost_measure(&t.base, fake_clock, &c, &e), 0);
-        assert_true((t.most_tokens == 8192) == (i == 0));
-        assert_true(t.most_tokens >= 2048);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_four_costs_are_found),
         cmocka_unit_test(a_tiny_pool_is_not_overrun),
         cmocka_unit_test(steps_of_every_size_are_set_up),
-        cmocka_unit_test(a_whole_step_is_set_up_if_it_is_short),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
