@@ -118,9 +118,9 @@ const struct setting setting_table[] = {
              "else is in the batch; slower"},
     {CHOICE(speculate, "off", SPECULATES), .group = "Scheduling",
      .help = "speculative decoding: several tokens of a sequence in one step, with the same "
-             "texts, as far as a step has room; grammar: tokens that a schema or grammar forces are "
-             "drafted; suffix: these, and where the text repeats its prompt, itself or a recent "
-             "answer; auto: suffix, if the model can"},
+             "texts, as far as a step has room; grammar: tokens that a schema or grammar "
+             "forces are drafted; suffix: these, and where the text repeats its prompt, itself "
+             "or a recent answer; auto: suffix, if the model can"},
     {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
      .help = "maximum number of tokens that are drafted for a sequence in one step"},
     {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",

@@ -28,8 +28,8 @@ int chat_template_new(struct chat_template **ret, const char *text, size_t len,
 void chat_template_free(struct chat_template *t);
 /* Replace a usable template that has no place for tools by one that writes them, calls
  * and what tools answered as text of its messages (generic_tools.c), in the format
- * "hermes"; any other stays. ERR_UNSUPPORTED: its messages are lists of parts; ERR_NOMEM.
- * After an error *t is as it was. */
+ * "hermes"; any other stays. ERR_UNSUPPORTED: its messages are lists of parts;
+ * ERR_NOMEM. After an error *t is as it was. */
 int chat_template_add_tools(struct chat_template **t, struct err *e);
 
 /* Why chat is not available, as a sentence for clients; NULL if it is. `t` may be

@@ -10,8 +10,8 @@
 #include "engine/constrain/constrain.h"
 
 enum { EOS = 256, N_IDS = 257 };
-/* What may be allocated beyond the limit's bytes: of the front ends' reading, which ends
- * with the compilation, and the allocator's rounding. */
+/* What may be allocated beyond the limit's bytes: of the front ends' reading, which
+ * ends with the compilation, and the allocator's rounding. */
 enum { SLACK_BYTES = 1 << 20 };
 /* A limit of time is looked at every few thousand units of work. Several times as much
  * as it says is what only a loop that never looks can take, on any machine. */
@@ -66,8 +66,8 @@ static int close_vocab(void **state)
 
 /* ---- the table ---- */
 
-/* A text: `head`, `each` n times, `middle`, `close` n times, `tail`. In `each`, ~ is the
- * number of the repetition from 0, and @ that of the next one. */
+/* A text: `head`, `each` n times, `middle`, `close` n times, `tail`. In `each`, ~ is
+ * the number of the repetition from 0, and @ that of the next one. */
 struct hostile {
     const char *name;
     enum grammar_kind kind;

@@ -1,5 +1,5 @@
-/* Drafts that a grammar forces: which of them follow a sequence's tokens, which source is
- * asked where none do, and how what held is learned. */
+/* Drafts that a grammar forces: which of them follow a sequence's tokens, which source
+ * is asked where none do, and how what held is learned. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
