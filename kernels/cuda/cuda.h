@@ -63,6 +63,8 @@ struct swap;        /* swap.c */
 struct cuda_ranks;  /* ranks.c */
 struct cuda_stages; /* stages.c */
 
+struct quant_weight; /* quant/quant.h */
+
 /* A norm or a gate whose result only the next operation reads is put off until that is
  * known: a product with a quantised weight gets it as codes alone. */
 struct pending_codes {
@@ -227,6 +229,9 @@ void cuda_pending_flush(struct cuda_backend *c);
  * one. */
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
                       struct err *e);
+/* Room for the weight widened to `act`. False: `e` is set. */
+bool cuda_quant_reserve(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
+                        struct err *e);
 /* What multiplies weights of the format here, for the log. */
 const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_format *f);
 

@@ -257,18 +257,16 @@ struct head_linear_args {
 void launch_head_linear(const struct head_linear_args *a, int type, cudaStream_t stream);
 /* Rows of a portion of the step's tokens. */
 struct latent_args {
-    void *sum;                    /* [rows, n_heads * latent] weighted sums of latents */
-    void *q;                      /* [rows, n_heads * (latent + rot_dim)] */
-    int64_t sum_stride, q_stride; /* elements */
-    int32_t first;                /* token of row 0 */
+    void *sum;        /* [rows, n_heads * latent] weighted sums of latents */
+    const void *q;    /* [rows, n_heads]: latents, a head every latent + rot_dim */
+    const void *tail; /* [rows, n_heads]: rotated ends, a head every tail_head */
+    int64_t sum_stride, q_stride, tail_stride; /* of a row, in elements */
+    int32_t tail_head;
+    int32_t first; /* token of row 0 */
     int32_t n_heads, latent, rot_dim, layer;
     float scale;
     struct kv_view kv;
 };
-/* Copies the rotated ends of the queries q [rows, n_heads * (nope_dim + rot_dim)]
- * behind a->q's latent parts. */
-void launch_latent_rotated(const struct latent_args *a, const void *q, int64_t q_stride,
-                           int32_t nope_dim, int32_t rows, cudaStream_t stream);
 /* Any shape and type: n_tokens tokens from a->first on, of the sequences
  * [first_seq, first_seq + n_seqs). */
 void launch_latent_plain(const struct latent_args *a, const struct step_arrays *s,
@@ -283,7 +281,8 @@ struct latent_splits {
  * t is sequence t's only one. */
 struct latent_work {
     int32_t first, end, first_seq, n_seqs, decode;
-    int32_t tokens; /* of a block; set by the launcher */
+    int32_t invariant; /* decodes get the bits that they would get in a prefill */
+    int32_t tokens;    /* of a block; set by the launcher */
 };
 /* On tensor cores; false: no such kernel. Only decodes may have splits. */
 bool launch_latent_mma(const struct latent_args *a, const struct step_arrays *s,

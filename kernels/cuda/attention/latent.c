@@ -115,7 +115,9 @@ static void attend(struct cuda_backend *c, const struct latent_args *k, const st
         return;
     }
     at.first = w->first;
-    at.q = (char *)k->q + skipped * k->q_stride * dtype_bytes((enum dtype)k->kv.dtype);
+    at.q = (const char *)k->q + skipped * k->q_stride * dtype_bytes((enum dtype)k->kv.dtype);
+    at.tail =
+        (const char *)k->tail + skipped * k->tail_stride * dtype_bytes((enum dtype)k->kv.dtype);
     at.sum = (char *)k->sum + skipped * k->sum_stride * dtype_bytes((enum dtype)k->kv.dtype);
     launch_latent_plain(&at, s, w->first_seq, w->n_seqs, w->end - w->first, c->stream);
 }
@@ -127,19 +129,23 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
 {
     const struct step_arrays s = cuda_group_arrays(c, a->group);
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode, end = first + rows;
-    int32_t n_decode_seqs = n_decode, width = a->latent + a->rot_dim;
+    int32_t width = a->latent + a->rot_dim;
     struct mat over = scratch->q, sum = scratch->sum;
-    const struct latent_args k = {.sum = sum.data,
-                                  .q = over.data,
-                                  .sum_stride = sum.stride,
-                                  .q_stride = over.stride,
-                                  .first = first,
-                                  .n_heads = a->n_heads,
-                                  .latent = a->latent,
-                                  .rot_dim = a->rot_dim,
-                                  .layer = a->layer,
-                                  .scale = a->scale,
-                                  .kv = c->kv_view};
+    const struct latent_args k = {
+        .sum = sum.data,
+        .q = over.data,
+        .sum_stride = sum.stride,
+        .q_stride = over.stride,
+        .tail = mat_cols(mat_rows(q, first, rows), a->nope_dim, a->rot_dim).data,
+        .tail_stride = q.stride,
+        .tail_head = a->nope_dim + a->rot_dim,
+        .first = first,
+        .n_heads = a->n_heads,
+        .latent = a->latent,
+        .rot_dim = a->rot_dim,
+        .layer = a->layer,
+        .scale = a->scale,
+        .kv = c->kv_view};
     const struct by_head in = {.out = over,
                                .x = mat_rows(q, first, rows),
                                .w = a->k_up,
@@ -155,11 +161,13 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
     struct latent_splits splits = c->latent;
 
     multiply_heads(c, &in, rows);
-    launch_latent_rotated(&k, in.x.data, q.stride, a->nope_dim, rows, c->stream);
     splits.n = splits_of(c, a, MIN(end, n_decode) - first);
     attend(c, &k, &s,
-           &(struct latent_work){
-               .first = first, .end = MIN(end, n_decode), .n_seqs = n_decode_seqs, .decode = true},
+           &(struct latent_work){.first = first,
+                                 .end = MIN(end, n_decode),
+                                 .n_seqs = n_decode,
+                                 .decode = true,
+                                 .invariant = c->config.deterministic},
            splits);
     splits.n = 1;
     attend(c, &k, &s,

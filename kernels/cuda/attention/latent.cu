@@ -171,29 +171,6 @@ extern "C" void launch_head_linear(const struct head_linear_args *a, int type, c
     }
 }
 
-/* Grid (row): the rotated ends of the queries, behind their images in the space of
- * latents. */
-template <typename T>
-__global__ void copy_rotated_kernel(T *over, int64_t over_stride, const T *q, int64_t q_stride,
-                                    int n_heads, int latent, int nope_dim, int rot_dim)
-{
-    pdl_release();
-    pdl_wait();
-    for (int i = threadIdx.x; i < n_heads * rot_dim; i += blockDim.x) {
-        int h = i / rot_dim, d = i % rot_dim;
-        over[blockIdx.x * over_stride + (int64_t)h * (latent + rot_dim) + latent + d] =
-            q[blockIdx.x * q_stride + (int64_t)h * (nope_dim + rot_dim) + nope_dim + d];
-    }
-}
-
-extern "C" void launch_latent_rotated(const struct latent_args *a, const void *q, int64_t q_stride,
-                                      int32_t nope_dim, int32_t rows, cudaStream_t stream)
-{
-    DISPATCH_TYPE(a->kv.dtype, launch(copy_rotated_kernel<T>, dim3(rows), dim3(256), 0, stream,
-                                      (T *)a->q, a->q_stride, (const T *)q, q_stride, a->n_heads,
-                                      a->latent, nope_dim, a->rot_dim));
-}
-
 /* ---- attention ---- */
 
 template <typename T>
@@ -214,8 +191,9 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
     const T *q = (const T *)a.q + blockIdx.x * a.q_stride + (int64_t)head * width;
     T *out = (T *)a.sum + blockIdx.x * a.sum_stride + (int64_t)head * a.latent;
     float *my_q = shared_q + warp * width;
+    const T *tail = (const T *)a.tail + blockIdx.x * a.tail_stride + (int64_t)head * a.tail_head;
     for (int i = lane; i < width; i += 32) {
-        my_q[i] = to_float(q[i]);
+        my_q[i] = to_float(i < a.latent ? q[i] : tail[i - a.latent]);
     }
     __syncwarp();
     const T *keys = (const T *)a.kv.base + a.layer * a.kv.layer_stride;

@@ -8,8 +8,8 @@
  * by dims, 64 each.
  *
  * With few sequences a row's keys are divided into splits, whose partial results a
- * second kernel merges. A row's bits depend on its own keys and the number of splits
- * alone, which is 1 for `deterministic`.
+ * second kernel merges. For `deterministic` there is one split, and decodes take the
+ * tiles of prefill: a row's bits then depend on its own keys alone.
  */
 #include "kernels/cuda/attention/latent.cuh"
 
@@ -98,8 +98,10 @@ __device__ __forceinline__ void load_queries(const latent_args &a, const tile_ro
     for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
         int r = i / CHUNKS, c = i % CHUNKS, token = r / w.heads, head = w.head + r % w.heads;
         bool real = token < w.n_tokens && head < a.n_heads;
-        const T *from = (const T *)a.q + (real ? w.token + token - a.first : 0) * a.q_stride +
-                        (int64_t)(real ? head : 0) * WIDTH + c * 8;
+        int64_t row = real ? w.token + token - a.first : 0, h = real ? head : 0;
+        const T *from = c < LATENT / 8 ? (const T *)a.q + row * a.q_stride + h * WIDTH + c * 8
+                                       : (const T *)a.tail + row * a.tail_stride + h * a.tail_head +
+                                             (c - LATENT / 8) * 8;
         async16(to + row_at(r, c), from, real);
     }
 }
@@ -115,7 +117,10 @@ __device__ __forceinline__ void score_keys(float (&c)[N_TILES][4], uint32_t q, u
     for (int n = 0; n < N_TILES; n++) {
         c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
     }
-#pragma unroll 2
+    /* few products in a row are summed in two halves, which do not wait for each other */
+    constexpr int HALVES = N_TILES <= 2 ? 2 : 1;
+    float other[HALVES == 2 ? N_TILES : 1][4] = {};
+#pragma unroll 6
     for (int k = 0; k < WIDTH / 32; k++) {
         uint32_t x0[4], x1[4];
         ldmatrix_x4(x0, q + row_at(row + (lane & 15), k * 4 + (lane >> 4)));
@@ -125,7 +130,18 @@ __device__ __forceinline__ void score_keys(float (&c)[N_TILES][4], uint32_t q, u
             uint32_t b[4];
             ldmatrix_x4(b, keys + row_at(key + n * 8 + (lane & 7), k * 4 + (lane >> 3)));
             mma16816<T>(c[n], x0, b[0], b[1]);
-            mma16816<T>(c[n], x1, b[2], b[3]);
+            if (HALVES == 2) {
+                mma16816<T>(other[HALVES == 2 ? n : 0], x1, b[2], b[3]);
+            } else {
+                mma16816<T>(c[n], x1, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N_TILES && HALVES == 2; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            c[n][i] += other[HALVES == 2 ? n : 0][i];
         }
     }
 }
@@ -431,6 +447,9 @@ static bool launch_type(const latent_args &a, const step_arrays &s, const latent
                         latent_work w, cudaStream_t stream)
 {
     w.tokens = w.decode || a.n_heads > 64 ? 1 : 64 / a.n_heads;
+    if (w.invariant) {
+        return launch_tile<T, 64>(a, s, p, w, stream);
+    }
     if (w.decode && a.n_heads <= 16) {
         return launch_tile<T, 16>(a, s, p, w, stream);
     }
@@ -443,7 +462,8 @@ static bool launch_type(const latent_args &a, const step_arrays &s, const latent
 static bool fits(const latent_args *a)
 {
     bool aligned = (uintptr_t)a->q % 16 == 0 && a->q_stride % 8 == 0 &&
-                   (uintptr_t)a->sum % 8 == 0 && a->sum_stride % 4 == 0;
+                   (uintptr_t)a->tail % 16 == 0 && a->tail_stride % 8 == 0 &&
+                   a->tail_head % 8 == 0 && (uintptr_t)a->sum % 8 == 0 && a->sum_stride % 4 == 0;
 
     return a->latent == LATENT && a->rot_dim == WIDTH - LATENT && aligned &&
            (a->kv.dtype == T_BF16 || a->kv.dtype == T_F16);

@@ -242,6 +242,58 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            ERR_INVALID, "layer_types: 'x'");
 }
 
+#define LATENT                                                                        \
+    "{\"architectures\":[\"DeepseekV3ForCausalLM\"]," SIZES                           \
+    ",\"n_routed_experts\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":16," \
+    "\"kv_lora_rank\":32,\"qk_rope_head_dim\":8,\"qk_nope_head_dim\":16,\"v_head_dim\":12"
+
+static void latents_are_read_and_checked(void **state)
+{
+    (void)state;
+    accept(LATENT
+           ",\"q_lora_rank\":null,\"first_k_dense_replace\":1,\"n_shared_experts\":2,"
+           "\"n_group\":4,\"topk_group\":2,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,"
+           "\"original_max_position_embeddings\":64,\"mscale\":1,\"mscale_all_dim\":1}}");
+    assert_int_equal(c.latent.rank, 32);
+    assert_int_equal(c.latent.q_rank, 0);
+    assert_int_equal(c.head_dim, 24);
+    assert_int_equal(c.n_kv_heads, 1);
+    assert_int_equal(c.rope.rot_dim, 8);
+    assert_true(c.rope_interleaved);
+    assert_false(c.experts.layer[0]);
+    assert_true(c.experts.layer[1]);
+    assert_int_equal(c.experts.shared_intermediate, 32);
+    /* scores are multiplied by (0.1 ln 40 + 1)^2 */
+    double mscale = 0.1 * log(40) + 1;
+    assert_true(fabs(1 / sqrt((double)c.query_scalar) - mscale * mscale / sqrt(24)) < 1e-5);
+    refuse(LATENT ",\"n_group\":3}", ERR_INVALID, "8 experts in n_group 3");
+    refuse(LATENT ",\"n_group\":4,\"topk_group\":1}", ERR_INVALID, "num_experts_per_tok 3");
+    refuse(LATENT ",\"n_group\":8,\"topk_group\":8}", ERR_INVALID, "a group needs two");
+    refuse(LATENT ",\"scoring_func\":\"softmax\"}", ERR_UNSUPPORTED, "scoring_func is 'softmax'");
+    refuse(LATENT ",\"topk_method\":\"other\"}", ERR_UNSUPPORTED, "topk_method 'other'");
+    refuse(LATENT ",\"attention_bias\":true}", ERR_UNSUPPORTED, "attention_bias true");
+    refuse(LATENT ",\"kv_lora_rank\":2048}", ERR_INVALID, "more than 2048 together");
+    refuse(LATENT ",\"kv_lora_rank\":4096}", ERR_INVALID, "allowed are 1 to 2048");
+    refuse(LATENT ",\"mlp_layer_types\":[\"thick\"]}", ERR_INVALID, "neither dense nor sparse");
+    refuse("{\"architectures\":[\"DeepseekV2ForCausalLM\"]," SIZES "}", ERR_INVALID,
+           "kv_lora_rank is missing");
+}
+
+static void the_text_of_a_vision_model_is_in_its_text_config(void **state)
+{
+    (void)state;
+    accept("{\"text_config\":{" SIZES ",\"head_dim\":20,\"text_config\":{\"head_dim\":5}},"
+           "\"architectures\":[\"Mistral3ForConditionalGeneration\"],\"hidden_size\":7,"
+           "\"dtype\":\"bfloat16\",\"eos_token_id\":[3,4]}");
+    assert_true(c.wrapped);
+    assert_int_equal(c.hidden, 64);
+    assert_int_equal(c.head_dim, 20);
+    assert_int_equal(c.dtype, DTYPE_BF16);
+    assert_int_equal(c.n_eos, 2);
+    refuse("{\"architectures\":[\"Mistral3ForConditionalGeneration\"],\"text_config\":3}",
+           ERR_INVALID, "text_config must be an object");
+}
+
 static void broken_json_is_refused_at_its_byte(void **state)
 {
     (void)state;
@@ -340,6 +392,8 @@ int main(void)
         cmocka_unit_test(silence_means_the_architectures_defaults),
         cmocka_unit_test(windows_hold_for_the_layers_they_name),
         cmocka_unit_test(wrong_values_are_named_with_what_is_allowed),
+        cmocka_unit_test(latents_are_read_and_checked),
+        cmocka_unit_test(the_text_of_a_vision_model_is_in_its_text_config),
         cmocka_unit_test(broken_json_is_refused_at_its_byte),
         cmocka_unit_test(generation_defaults_are_read),
         cmocka_unit_test(nothing_is_returned_with_an_error),
