@@ -17,5 +17,7 @@ int node_run(const struct settings *s, struct err *e);
 int kernels_main(int argc, char **argv);
 /* `quire simulate`: takes the arguments after `simulate`, returns the exit status. */
 int simulate_main(int argc, char **argv);
+/* `quire quantize`: likewise. */
+int quantize_main(int argc, char **argv);
 
 #endif

@@ -136,6 +136,26 @@ static int64_t to_us(double seconds)
     return (int64_t)(seconds * 1e6);
 }
 
+/* Keys and values behind a draft that does not hold are written over; a recurrent state
+ * (a KV group with a window below 0) that has read it cannot be taken back. */
+static int set_speculation(struct engine *e, const struct settings *s, struct err *err)
+{
+    const struct executor_info *x = &e->executor->info;
+    bool states = false;
+
+    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
+        states = states || x->kv_window[k] < 0;
+    }
+    if (states && s->speculate == SPECULATE_SUFFIX) {
+        return err_set_param(err, ERR_UNSUPPORTED, "speculate",
+                             "speculate suffix: the model has recurrent states, which cannot be "
+                             "taken back behind a draft that does not hold");
+    }
+    e->speculate = s->speculate;
+    e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
+    return 0;
+}
+
 static int configure(struct engine *e, const struct settings *s, struct err *err)
 {
     const struct executor_info *x = &e->executor->info;
@@ -173,7 +193,6 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->request_timeout_us = to_us(s->request_timeout);
     e->step_timeout_us = to_us(s->step_timeout);
     e->max_queue = s->max_queue;
-    e->max_draft = s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
     if (getrandom(&c->secret, sizeof(c->secret), 0) != (ssize_t)sizeof(c->secret)) {
         return err_set(err, ERR_IO, "getrandom gave no seed");
     }
@@ -198,13 +217,12 @@ static int measure_costs(struct engine *e, struct err *err)
         log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us),
                   LOG_F64("token_us", c->cost.token_us), LOG_F64("context_us", c->cost.context_us),
                   LOG_F64("swap_block_us", c->cost.swap_block_us),
-                  LOG_F64("row_us", c->cost.row_us),
-                  LOG_F64("many_row_us", c->cost.many_row_us));
+                  LOG_F64("row_us", c->cost.row_us), LOG_F64("many_row_us", c->cost.many_row_us));
     }
     return rc;
 }
 
-/* Drafts from what was written before, if they are wanted. */
+/* Drafts that grammars force, and from what was written before, if they are wanted. */
 static int open_drafts(struct engine *e, struct err *err)
 {
     const struct sched_config *c = &e->config;
@@ -217,9 +235,10 @@ static int open_drafts(struct engine *e, struct err *err)
     if (e->max_draft == 0) {
         return 0;
     }
-    int rc = suffix_open(&e->drafts, &drafts, err);
+    int rc = e->speculate == SPECULATE_GRAMMAR ? 0 : suffix_open(&e->drafts, &drafts, err);
     if (rc == 0) {
-        sched_speculate(e->sched, suffix_source(e->drafts), e->max_draft);
+        forced_drafts_init(&e->forced, e->drafts ? suffix_source(e->drafts) : NULL);
+        sched_speculate(e->sched, &e->forced.base, e->max_draft);
     }
     return rc;
 }
@@ -251,7 +270,7 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = plan_init(&e->plan[i], &e->config, err);
     }
     if (rc == 0 && e->executor->masks) {
-        rc = masks_open(&e->masks, e->executor, &e->config, err);
+        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0, err);
     }
     if (rc == 0 && e->executor->masks) {
         rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);
@@ -299,6 +318,9 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
 {
     e->sink = sink;
     int rc = configure(e, s, err);
+    if (rc == 0) {
+        rc = set_speculation(e, s, err);
+    }
     if (rc == 0) {
         rc = measure_costs(e, err);
     }

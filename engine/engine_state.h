@@ -15,6 +15,7 @@
 #include "engine/output/output.h"
 #include "engine/output/reaper.h"
 #include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/forced.h"
 #include "engine/sched/decode/pack.h"
 #include "engine/speculate/replay.h"
 #include "engine/speculate/suffix.h"
@@ -48,10 +49,12 @@ struct engine {
     int64_t step_timeout_us;
     int64_t max_queue;
     int32_t max_draft; /* 0: no speculation */
+    int speculate;     /* enum speculate */
 
     /* The engine's thread. */
     struct sched *sched;
-    struct suffix_drafts *drafts; /* NULL: no speculation */
+    struct suffix_drafts *drafts; /* NULL: none of these */
+    struct forced_drafts forced;  /* in front of `drafts` */
     struct replay *replay;        /* instead, in benchmarks; else NULL */
     struct packer *packer;
     struct masks *masks; /* NULL: the executor takes none */

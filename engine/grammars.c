@@ -33,6 +33,7 @@ const struct constraint_ops grammar_ops = {
     .accept = constraint_accept,
     .settle = constraint_settle,
     .ended = constraint_ended,
+    .forced = constraint_forced,
 };
 
 /* ---- the vocabulary ---- */

@@ -154,8 +154,8 @@ struct kv_layout {
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
 /* The layout of a group of recurrent states: a block holds one of each layer, of
- * state_floats elements of float32 from layer * layer_stride on. n_kv_heads, head_dim and
- * the other strides are 0. */
+ * state_floats elements of float32 from layer * layer_stride on. n_kv_heads, head_dim
+ * and the other strides are 0. */
 void kv_layout_init_states(struct kv_layout *l, int32_t block_size, int32_t n_layers,
                            int64_t state_floats);
 /* Make blocks of all n layouts as large as the largest. */

@@ -142,8 +142,9 @@ struct batch {
     const int32_t *table_block;              /* [n_table_block] block ids for table_update */
     int32_t n_swap_out, n_swap_in, n_copy, n_table_update, n_table_block; /* lengths */
 
-    /* Tokens, sequence after sequence: decodes (one token) first, then prefill
-     * chunks. */
+    /* Tokens, sequence after sequence: decodes (one token) first, then sequences that
+     * verify drafts (engine/sched/draft.h: their last tokens, each sampled from), then
+     * prefill chunks. */
     int32_t n_tokens;     /* of all sequences */
     const int32_t *token; /* [n_tokens] id; not read where token_src >= 0 */
     /* [n_tokens] sampling row of the step launched before, whose sampled token is this

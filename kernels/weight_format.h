@@ -122,6 +122,8 @@ float weight_scale_load(const struct weight_scales *s, int64_t i);
 /* The scales of the rows from `row` on and the columns from `col` on, where groups
  * begin. */
 struct weight_scales weight_scales_slice(const struct weight_scales *s, int32_t row, int32_t col);
+/* The code of e4m3 that is nearest to a finite value, ties to even; at most 448. */
+uint8_t weight_e4m3_of(float f);
 /* The value of each code, without scale and zero point; NaN for e4m3's two. */
 float weight_code_value(enum weight_format_id id, uint8_t code);
 /* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of

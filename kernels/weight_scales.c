@@ -38,6 +38,20 @@ static float e4m3(uint8_t code)
     return float_of_bits(sign | (uint32_t)(code & 0x7F) << 20) * 0x1p120f;
 }
 
+uint8_t weight_e4m3_of(float f)
+{
+    uint8_t sign = signbit(f) ? 0x80 : 0;
+    uint32_t u;
+
+    f = fabsf(f);
+    if (f < 0x1p-6f) { /* subnormal: steps of 2^-9 */
+        return sign | (uint8_t)nearbyintf(f * 0x1p9f);
+    }
+    memcpy(&u, &f, sizeof(u));
+    u = (u + 0x7FFFF + (u >> 20 & 1)) >> 20;
+    return sign | (uint8_t)MIN(u - (120u << 3), 0x7Eu);
+}
+
 static float e8m0(uint8_t code)
 {
     return code == 0xFF ? NAN : ldexpf(1, code - 127);

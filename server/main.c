@@ -21,6 +21,8 @@ static void print_help(FILE *out)
             "  bench          measure the engine in this process, or a server: quire bench --help\n"
             "  simulate       the scheduler under a cost model, a day in seconds: quire simulate "
             "--help\n"
+            "  quantize       write a model's directory with quantised weights: quire quantize "
+            "--help\n"
             "  config         print every setting and where its value came from\n"
             "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
             "  version        print the version\n"
@@ -66,6 +68,9 @@ static int run_command(const char *name, int n, char **rest)
     }
     if (strcmp(name, "simulate") == 0) {
         return simulate_main(n, rest);
+    }
+    if (strcmp(name, "quantize") == 0) {
+        return quantize_main(n, rest);
     }
     if (strcmp(name, "rank") == 0) { /* internal: started by serve, so not in the help */
         return worker_main(n, rest);

@@ -32,8 +32,11 @@ static const struct setting_choice KV_POLICIES[] = {{"paged", KV_PAGED},
                                                     {"orca-pow2", KV_ORCA_POW2},
                                                     {"orca-oracle", KV_ORCA_ORACLE},
                                                     {0}};
-static const struct setting_choice SPECULATES[] = {
-    {"off", SPECULATE_OFF}, {"auto", SPECULATE_AUTO}, {"suffix", SPECULATE_SUFFIX}, {0}};
+static const struct setting_choice SPECULATES[] = {{"off", SPECULATE_OFF},
+                                                   {"auto", SPECULATE_AUTO},
+                                                   {"suffix", SPECULATE_SUFFIX},
+                                                   {"grammar", SPECULATE_GRAMMAR},
+                                                   {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {
     {"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
@@ -115,8 +118,9 @@ const struct setting setting_table[] = {
              "else is in the batch; slower"},
     {CHOICE(speculate, "off", SPECULATES), .group = "Scheduling",
      .help = "speculative decoding: several tokens of a sequence in one step, with the same "
-             "texts; suffix: tokens are drafted where the text repeats its prompt, itself or a "
-             "recent answer, as far as a step has room for them; auto: suffix, if the model can"},
+             "texts, as far as a step has room; grammar: tokens that a schema or grammar forces are "
+             "drafted; suffix: these, and where the text repeats its prompt, itself or a recent "
+             "answer; auto: suffix, if the model can"},
     {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
      .help = "maximum number of tokens that are drafted for a sequence in one step"},
     {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",

@@ -4,6 +4,7 @@
 _quire_commands='serve
 bench
 simulate
+quantize
 config
 health
 version
@@ -24,7 +25,7 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
---speculate off|auto|suffix
+--speculate off|auto|suffix|grammar
 --max-draft TOKENS
 --speculative-config JSON
 --seed N

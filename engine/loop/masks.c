@@ -153,6 +153,9 @@ void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *wo
     j->rc = advance(&p, j->token, j->n_tokens, c, word);
     j->ended = p.ended;
     if (j->rc == 0 && !j->ended) {
+        if (j->wants_forced && p.ops->forced) {
+            j->n_forced = p.ops->forced(p.state, j->forced, LIMIT_DRAFT);
+        }
         j->n_masked = 1;
         mask_drafts(j, &p, c, word);
     }
@@ -339,7 +342,8 @@ static int start_threads(struct masks *m, struct err *e)
     return m->n_threads > 0 ? 0 : err_set(e, ERR_IO, "cannot start a thread for masks");
 }
 
-int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, struct err *e)
+int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, bool forced,
+               struct err *e)
 {
     struct masks *m = calloc(1, sizeof(*m));
     size_t seqs = (size_t)c->max_num_seqs;
@@ -357,6 +361,7 @@ int masks_open(struct masks **ret, struct executor *x, const struct sched_config
     m->late = calloc(seqs, sizeof(*m->late));
     bool there = m->word && m->late;
     for (int32_t i = 0; i < m->n_sets; i++) {
+        m->set[i].wants_forced = forced;
         m->set[i].job = calloc(seqs, sizeof(*m->set[i].job));
         there = there && m->set[i].job;
     }

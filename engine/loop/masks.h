@@ -40,8 +40,10 @@ void constraint_node_free(struct constraint_node *n);
 /* Compute a job's masks into word[n * words], on any thread. */
 void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word);
 
-/* Starts the threads; `x` must outlive it. ERR_NOMEM, ERR_IO. */
-int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, struct err *e);
+/* Starts the threads; `x` must outlive it. `forced`: jobs also find the tokens that a
+ * grammar forces (forced.h). ERR_NOMEM, ERR_IO. */
+int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, bool forced,
+               struct err *e);
 /* Ends the threads, and frees what was dropped. NULL: nothing. */
 void masks_free(struct masks *m);
 

@@ -137,7 +137,6 @@ static struct room step_room(const struct sched *s, const struct plan *p)
 {
     struct room r = {.us = planned_us(s, p)};
 
-
     for (int32_t i = 0; i < p->n_items; i++) {
         r.n_tokens += p->item[i].n;
     }

@@ -15,6 +15,7 @@
 #include <pthread.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
 #include "kernels/cuda/launch.h"
@@ -61,6 +62,8 @@ struct upload;      /* upload.c */
 struct swap;        /* swap.c */
 struct cuda_ranks;  /* ranks.c */
 struct cuda_stages; /* stages.c */
+
+struct quant_weight; /* quant/quant.h */
 
 /* A norm or a gate whose result only the next operation reads is put off until that is
  * known: a product with a quantised weight gets it as codes alone. */
@@ -168,6 +171,8 @@ struct cuda_backend {
     struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: no pipeline */
 
+    struct expert_pending experts; /* the last launch of `experts` */
+
     /* fused launches */
     /* the operations that wait for their common launch; counter NULL: never any */
     struct fused_args fused;
@@ -224,6 +229,9 @@ void cuda_pending_flush(struct cuda_backend *c);
  * one. */
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
                       struct err *e);
+/* Room for the weight widened to `act`. False: `e` is set. */
+bool cuda_quant_reserve(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
+                        struct err *e);
 /* What multiplies weights of the format here, for the log. */
 const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_format *f);
 
@@ -377,6 +385,11 @@ void cuda_stage_send(struct backend *b, struct mat x);
 /* experts.c: backend_ops.experts. */
 void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                   const struct expert_scratch *s);
+/* Launches what the operation has left. */
+void cuda_experts_flush(struct cuda_backend *c);
+/* The same with x += y in place of y, which nothing else reads, if it is what waits and
+ * y is not partial. False: nothing was done. */
+bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */

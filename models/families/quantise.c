@@ -47,20 +47,6 @@ bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t
 
 /* ---- codes ---- */
 
-static uint8_t e4m3_of(float f)
-{
-    uint32_t u;
-    uint8_t sign = signbit(f) ? 0x80 : 0;
-
-    f = fabsf(f);
-    if (f < 0x1p-6f) { /* subnormal: steps of 2^-9 */
-        return sign | (uint8_t)nearbyintf(f * 0x1p9f);
-    }
-    memcpy(&u, &f, sizeof(u));
-    u = (u + 0x7FFFF + (u >> 20 & 1)) >> 20;
-    return sign | (uint8_t)MIN(u - (120u << 3), 0x7Eu);
-}
-
 static void fp8_row(const float *x, int32_t n, uint8_t *codes, float *scale)
 {
     float most = 0;
@@ -70,7 +56,7 @@ static void fp8_row(const float *x, int32_t n, uint8_t *codes, float *scale)
     }
     *scale = most > 0 ? most / 448.0f : 1.0f;
     for (int32_t i = 0; i < n; i++) {
-        codes[i] = e4m3_of(x[i] / *scale);
+        codes[i] = weight_e4m3_of(x[i] / *scale);
     }
 }
 

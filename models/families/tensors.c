@@ -287,7 +287,8 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
         if (!right && row->n_misshapen++ == 0) {
             row->misshapen = t;
         }
-        if (!right_type(t) && row->n_mistyped++ == 0) {
+        bool plain = t->data || !tensor_spec_stacked(s); /* slices need values as they are */
+        if ((!right_type(t) || !plain) && row->n_mistyped++ == 0) {
             row->mistyped = t;
         }
     }

@@ -302,6 +302,7 @@ static void report_drafts(struct bench_report *p, const struct engine *engine, d
         bench_report_number(p, "speedup", drafted / plain, "times, while the whole batch decodes");
     }
     bench_report_number(p, "drafts", (double)drafts, "verified");
+    bench_report_number(p, "draft_tokens", (double)atomic_load(&s->draft_tokens), "of these");
     if (drafts > 0) {
         bench_report_number(p, "accepted_per_draft", (double)accepted / (double)drafts, "tokens");
     }

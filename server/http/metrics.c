@@ -102,7 +102,7 @@ static void write_drafts(struct page *p, const struct engine_stats *s)
     counter(p, "spec_decode_num_accepted_tokens_total", "Tokens of drafts that held.", accepted);
     head(p, "spec_decode_num_accepted_tokens_per_pos_total", "counter",
          "Tokens of drafts that held, by their place in the draft.");
-    for (int32_t i = 0; i < LIMIT_DRAFT && s->drafts > 0; i++) {
+    for (int32_t i = 0; i < LIMIT_DRAFT && (i == 0 || s->accepted_tokens[i] > 0); i++) {
         char place[16];
         snprintf(place, sizeof(place), "%d", i);
         labelled(p, "spec_decode_num_accepted_tokens_per_pos_total", "position", place,

@@ -38,7 +38,7 @@ ODD_TEXTS = [
     "0",
     "()",
 ]
-ROUTES = {"/v1/completions": 60, "/v1/chat/completions": 20, "/tokenize": 10, "/detokenize": 10}
+ROUTES = {"/v1/completions": 60, "/v1/chat/completions": 30, "/tokenize": 10, "/detokenize": 10}
 SKIP = object()
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 

@@ -9,6 +9,7 @@ import codecs
 import json
 import re
 
+import combo_agents
 from combo_draw import (
     CHOICES,
     EXPRESSION,
@@ -656,8 +657,26 @@ def check_tokenizer(case, outcome):
         need(isinstance(data["prompt"], str), "no prompt", lambda: str(data))
 
 
+def check_agents(case, answer):
+    """Likewise of /v1/responses and /v1/messages."""
+    outcome = Outcome(answer.status)
+    need(not answer.late, "hang", "no whole answer within the bound")
+    need(not answer.cut, "connection cut", lambda: answer.body.decode())
+    need(answer.status < 500 or answer.status == 503, str(answer.status), lambda: answer.body[:400].decode())
+    if answer.status != 200:
+        outcome.error = load(answer.body, "an error").get("error")
+        need(outcome.error and outcome.error.get("message"), "an error without a message", lambda: repr(answer.body))
+        return outcome
+    streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
+    need(streamed == bool(case.body.get("stream")), "a stream that was not asked for, or none")
+    outcome.choices[0] = combo_agents.read_answer(case.route, answer.body, streamed, need)
+    return outcome
+
+
 def check(case, answer, facts):
     """The Outcome of an answer; Broken if a law does not hold."""
+    if case.route in combo_agents.ROUTES:
+        return check_agents(case, answer)
     outcome = Outcome(answer.status)
     if answer.status >= 400 and answer.status != 500 and not answer.late and not answer.cut:
         read_error(outcome, answer.body)

@@ -75,6 +75,20 @@ CONFIGS = {
         "--max-num-seqs",
         "12",
     ],
+    "drafts": [
+        "--block-size",
+        "8",
+        "--kv-blocks",
+        "64",
+        "--max-num-batched-tokens",
+        "48",
+        "--max-num-seqs",
+        "24",
+        "--speculate",
+        "suffix",
+        "--max-draft",
+        "6",
+    ],
     "null": [
         "--block-size",
         "16",
@@ -109,6 +123,16 @@ CONFIGS = {
         "recompute",
         "--max-num-seqs",
         "16",
+    ],
+    "windows": [
+        "--block-size",
+        "8",
+        "--kv-blocks",
+        "80",
+        "--preemption",
+        "swap",
+        "--max-num-seqs",
+        "12",
     ],
     "queue": [
         "--block-size",
@@ -311,7 +335,7 @@ class Facts:
                 .get("content", {})
                 .get("application/json")
             )
-            # Responses and messages become chats; their fields have tests of their own.
+            # Responses and messages are drawn as chats over another API (combo_agents.py).
             if body and path in ROUTES:
                 self.schemas[path] = document["components"]["schemas"][
                     body["schema"]["$ref"].rsplit("/", 1)[1]
@@ -418,12 +442,23 @@ class Rig:
         os.mkdir(folder)
         for name in os.listdir(demo):
             shutil.copy(os.path.join(demo, name), folder)
-        path = os.path.join(folder, "tokenizer_config.json")
+        self.change(os.path.join(folder, "tokenizer_config.json"), {"chat_template": TEMPLATE})
+        if self.name == "windows":  # in every second layer: two KV groups
+            path = os.path.join(folder, "config.json")
+            with open(path, encoding="utf-8") as f:
+                layers = json.load(f)["num_hidden_layers"]
+            kinds = ["sliding_attention", "full_attention"] * layers
+            self.change(path, {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
+                               "sliding_window": 24, "layer_types": kinds[:layers]})
+        return folder
+
+    @staticmethod
+    def change(path, members):
+        """Sets members of a JSON file."""
         with open(path, encoding="utf-8") as f:
-            config = json.load(f) | {"chat_template": TEMPLATE}
+            config = json.load(f) | members
         with open(path, "w", encoding="utf-8") as f:
             json.dump(config, f)
-        return folder
 
     async def gauges(self):
         """All gauges of /metrics except the number of connections: they must return to their

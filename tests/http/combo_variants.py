@@ -5,6 +5,7 @@ case and a function that compares (base, other), or None if it does not apply. I
 depends only on its arguments, so that a failure can be shrunk.
 """
 
+import combo_agents
 from combo_draw import GENERATING, TEXT, Case, is_beam, n_of, width_of
 from combo_laws import SAME, compare, n_prompts, need
 
@@ -245,6 +246,25 @@ def beam_stop(rng, case, base, facts):
     )
 
 
+def over_another_api(rng, case, base, facts):
+    """A chat as a body of another API is answered, and means the same."""
+    route = rng.choice(list(combo_agents.ROUTES))
+    twin = combo_agents.over(case, route) if base.status == 200 else None
+    if not twin:
+        return None
+    if rng.random() < 0.3:
+        twin.body["stream"] = not twin.body.get("stream")
+    comparable = samples(case) and is_fixed(case, facts) and combo_agents.same_meaning(case, route)
+
+    def same(a, b):
+        need(b.status == 200, "refused over another API", lambda: f"{route}: {b.error}")
+        if comparable:
+            x, y = combo_agents.comparable(a.choices[0]), combo_agents.comparable(b.choices[0])
+            need(x == y, f"another answer over {route}", lambda: f"{x} and {y}")
+
+    return twin, same
+
+
 VARIANTS = {
     f.__name__: f
     for f in (
@@ -259,6 +279,7 @@ VARIANTS = {
         echoed,
         cut_by_stop,
         beam_stop,
+        over_another_api,
     )
 }
 
@@ -267,6 +288,8 @@ def choose(rng, case, base, facts):
     """The name of a random variant that applies."""
     names = list(VARIANTS)
     rng.shuffle(names)
+    if rng.random() < 0.4:  # few cases are chats
+        names.insert(0, over_another_api.__name__)
     for name in names:
         if VARIANTS[name](rng, case, base, facts):
             return name

@@ -134,7 +134,7 @@ def test_crash_leaves_a_backtrace(start, sig):
 
 # ---- metrics ----
 
-LABELS = {"model_name", "le", "mode", "finished_reason", "route", "status", "block_size", "num_gpu_blocks", "num_cpu_blocks",
+LABELS = {"position", "model_name", "le", "mode", "finished_reason", "route", "status", "block_size", "num_gpu_blocks", "num_cpu_blocks",
           "key", "reason", "rank", "source"}
 
 

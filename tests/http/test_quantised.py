@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import urllib.request
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import QUIRE, ROOT
 
 DEMO = os.path.join(ROOT, "models", "demo")
 FLAGS = ["--device", "cpu", "--max-model-len", "256"]
@@ -131,3 +132,51 @@ def test_ranks_divide_rows_and_are_refused_groups(start, directories):
     server = start(*FLAGS, "--tensor-parallel-size", "4", model=directories["INT4"], wait=False)
     assert server.process.wait(60) == 1
     assert "cuts the groups of 32 values" in server.log
+
+
+# ---- quire quantize ----
+
+def quantize(*args):
+    return subprocess.run([QUIRE, "quantize", *args], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("form, stored, most", [("fp8", "FP8", 0.05), ("int8", "INT8", 0.02), ("int4", "INT4", 0.2)])
+def test_what_quantize_writes_is_served(start, tmp_path, form, stored, most):
+    made = quantize(DEMO, str(tmp_path / form), "--format", form)
+    assert made.returncode == 0, made.stderr
+    lines = made.stdout.splitlines()
+    assert len(lines) == 57 and lines[-1].startswith("56 weights, mean ")
+    error = {line.split()[0]: float(line.split()[1]) for line in lines[:-1]}
+    with open(tmp_path / form / "model.safetensors", "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    codes = "weight_packed" if form == "int4" else "weight"
+    assert all(header[name[:-len("weight")] + codes]["dtype"] in ("F8_E4M3", "I8", "I32") for name in error)
+    if form == "int8":  # what rounding to steps of a row's greatest / 127 does
+        exact = read(os.path.join(DEMO, "model.safetensors"))
+        for name, e in error.items():
+            w = exact[name]
+            scale = np.abs(w).max(1, keepdims=True) / 127
+            assert abs(e - np.linalg.norm(np.rint(w / scale) * scale - w) / np.linalg.norm(w)) < 1e-5
+    server = start(*FLAGS, model=str(tmp_path / form))
+    assert "56 of %s" % stored in server.log
+    moved = log_probability(server) - log_probability(start(*FLAGS, model=DEMO))
+    print(form, "moves the mean log-probability by", moved)
+    assert abs(moved) < most
+
+
+def test_quantize_refuses_what_it_cannot_do(tmp_path):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    int8 = tmp_path / "int8"
+    assert quantize(DEMO, str(int8), "--format", "int8").returncode == 0
+    golden = os.path.join(ROOT, "tests", "golden")
+    for source, target, form, status, why in (
+            (DEMO, taken, "int8", 1, "File exists"),
+            (DEMO, tmp_path / "a", "int3", 2, "usage"),
+            (str(int8), tmp_path / "b", "int8", 1, "I8, must be"),
+            (os.path.join(golden, "gpt2"), tmp_path / "c", "int8", 1, "transposed"),
+            (os.path.join(golden, "mixtral"), tmp_path / "d", "int8", 1, "with experts"),
+            (os.path.join(golden, "llama-mha24"), tmp_path / "e", "int4", 1, "no groups of 32"),
+            (str(tmp_path / "none"), tmp_path / "f", "int8", 1, "none")):
+        made = quantize(source, str(target), "--format", form)
+        assert made.returncode == status and why in made.stderr, made.stderr

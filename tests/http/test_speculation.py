@@ -2,11 +2,13 @@
 import concurrent.futures
 import functools
 import json
+import os
 import re
+import subprocess
 
 import pytest
 
-from conftest import ROOT, serving
+from conftest import PATIENCE_S, QUIRE, ROOT, clean_environment, serving
 
 DEMO = f"{ROOT}/models/demo"
 COMMON = ("--device", "cpu", "--threads", "1", "--max-num-seqs", "16", "--block-size", "4", "--access-log", "all")
@@ -49,14 +51,14 @@ def plain():
         yield answers(server, BODIES, 8)
 
 
-@pytest.mark.parametrize("flags", [
-    ("--speculate", "suffix", "--max-draft", "8"),
-    ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}', "--kv-blocks", "180"),
+@pytest.mark.parametrize("n, flags", [
+    (len(BODIES), ("--speculate", "suffix", "--max-draft", "8")),
+    (100, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}', "--kv-blocks", "180")),
 ], ids=["suffix", "few blocks"])
-def test_texts_are_those_without_drafts(plain, flags):
+def test_texts_are_those_without_drafts(plain, n, flags):
     with serving(*COMMON, *flags, model=DEMO) as server:
-        got = answers(server, BODIES, 8)
-        different = [i for i in range(len(BODIES)) if got[i] != plain[i]]
+        got = answers(server, BODIES[:n], 8)
+        different = [i for i in range(n) if got[i] != plain[i]]
         assert different == [], [BODIES[different[0]], got[different[0]], plain[different[0]]]
         drafted = server.metric("spec_decode_num_draft_tokens_total")
         accepted = server.metric("spec_decode_num_accepted_tokens_total")
@@ -86,3 +88,22 @@ def test_recent_answers_are_drafted():
         between = server.metric("spec_decode_num_accepted_tokens_total")
         assert ask(server, body | {"cache_salt": "another"}) == first
         assert server.metric("spec_decode_num_accepted_tokens_total") - between < 40
+
+
+FAMILIES = sorted(d for d in os.listdir(f"{ROOT}/tests/golden") if os.path.exists(f"{ROOT}/tests/golden/{d}/config.json"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_model_said_holds_as_a_draft(family, tmp_path):
+    """Every family computes the same bits for a token alone and behind drafts: its own answer,
+    drafted to it, is accepted to the last token."""
+    figures = tmp_path / "figures.json"
+    command = [QUIRE, "bench", "offline", "--device", "cpu", "--threads", "1", "--load-format", "dummy",
+               "--model", f"{ROOT}/tests/golden/{family}", "--kv-blocks", "200", "--speculate", "suffix", "--max-draft", "4",
+               "--acceptance", "1", "--requests", "3", "--input-len", "9", "--output-len", "30", "--temperature", "0.8",
+               "--json", str(figures)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    figure = json.loads(figures.read_text())
+    assert figure["draft_tokens"] > 40
+    assert round(figure["drafts"] * figure["accepted_per_draft"]) == figure["draft_tokens"]

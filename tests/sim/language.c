@@ -46,8 +46,17 @@ static int32_t way_on(uint64_t place, const struct sched_config *c)
     return t;
 }
 
+/* Whether there is no choice: one token may come next, and no end. */
+static bool is_forced(uint64_t place)
+{
+    return place >> 30 & 1;
+}
+
 bool language_allows(uint64_t place, int32_t token, const struct sched_config *c)
 {
+    if (is_forced(place)) {
+        return token == way_on(place, c);
+    }
     if (is_eos(c, token)) {
         return place >> 8 & 1;
     }
@@ -118,12 +127,28 @@ static bool fake_ended(struct constraint *c)
     return language_ended(c->place);
 }
 
+/* Some are wrong, as where a model writes the same bytes in other tokens. */
+static int32_t fake_forced(struct constraint *c, int32_t *ret, int32_t max)
+{
+    uint64_t place = c->place;
+    int32_t n = 0;
+
+    while (n < max && is_forced(place) && !language_ended(place)) {
+        ret[n] = way_on(place, c->config);
+        place = language_read(place, ret[n]);
+        ret[n] = place % 31 == 0 ? (ret[n] + 1) % c->config->vocab : ret[n];
+        n++;
+    }
+    return n;
+}
+
 static const struct constraint_ops FAKE = {.fork = fake_fork,
                                            .free = fake_free,
                                            .mask = fake_mask,
                                            .accept = fake_accept,
                                            .settle = fake_settle,
-                                           .ended = fake_ended};
+                                           .ended = fake_ended,
+                                           .forced = fake_forced};
 
 struct constraint_node *language_node(uint64_t key, bool fails, const struct sched_config *c)
 {

@@ -128,7 +128,7 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
 {
     bool any = false;
 
-    for (int k = 0; k < 10; k++) {
+    for (int k = 0; k < 11; k++) {
         struct scenario before = *s;
         s->depth = k == 0 ? 0 : s->depth;
         s->fail_at = k == 1 ? 0 : s->fail_at;
@@ -138,7 +138,8 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
         s->config.target_itl_us = k == 5 ? 0 : s->config.target_itl_us;
         s->config.shared_itl_us = k == 6 ? 0 : s->config.shared_itl_us;
         s->late_delivery = k == 7 ? false : s->late_delivery;
-        s->max_draft = k == 8 ? 0 : k == 9 ? MIN(s->max_draft, 1) : s->max_draft;
+        s->only_forced = k == 8 || s->only_forced;
+        s->max_draft = k == 9 ? 0 : k == 10 ? MIN(s->max_draft, 1) : s->max_draft;
         if (memcmp(&before, s, sizeof(before)) == 0) {
             continue;
         }

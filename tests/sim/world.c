@@ -8,6 +8,7 @@
 #include "engine/loop/masks.h"
 #include "engine/output/emit.h"
 #include "engine/sched/decode/decode.h"
+#include "engine/sched/decode/forced.h"
 #include "engine/sched/decode/pack.h"
 #include "engine/sched/decode/stops.h"
 #include "engine/stats.h"
@@ -58,6 +59,7 @@ struct world {
     uint64_t begun, delivered;          /* sets */
     int64_t states_before;              /* language_states, before the run */
     struct sim_drafts drafts;
+    struct forced_drafts forced;
     struct delta_out out;
     struct sink sink;
     struct output_processor output_processor;
@@ -763,8 +765,17 @@ static void speculate(struct world *w)
 {
     sim_drafts_init(&w->drafts, w->s, w->totals);
     w->drafts.want = want_of;
-    if (w->s->max_draft > 0) {
-        sched_speculate(w->sched, &w->drafts.base, w->s->max_draft);
+    forced_drafts_init(&w->forced, w->s->only_forced ? NULL : &w->drafts.base);
+    bool states = false; /* recurrent ones, with which nothing is drafted */
+    for (int32_t k = 0; k < sched_kv_groups(&w->s->config); k++) {
+        states = states || w->s->config.kv_window[k] < 0;
+    }
+    bool drafts = w->s->max_draft > 0 && !states;
+    for (int i = 0; i <= SIM_DEPTH; i++) {
+        w->set[i].wants_forced = drafts;
+    }
+    if (drafts) {
+        sched_speculate(w->sched, &w->forced.base, w->s->max_draft);
     }
 }
 
@@ -832,6 +843,8 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
         }
     }
     t->runs++;
+    t->forced += (int64_t)w.forced.drafted;
+    t->forced_accepted += (int64_t)w.forced.accepted;
     for (int32_t i = 0; i < s->n_requests; i++) {
         output_state_free(w.journey[i].request.output_state);
         prompt_out_free(w.journey[i].request.prompt_out);

@@ -70,6 +70,7 @@ int32_t mask_set_begin(struct mask_set *set)
         j->node = node;
         j->in_place = node->n_held == 1 && node->n_jobs == 0;
         j->ends_ignored = q->group->request->params.ignore_eos;
+        j->wants_forced = set->wants_forced && !q->group->beams;
         node->n_jobs++;
         n++;
     }
@@ -86,6 +87,8 @@ static bool give_back(struct sched *s, struct mask_job *j)
     j->node->n_jobs--;
     if (j->rc == 0) {
         made->n_read += j->n_tokens;
+        made->n_forced = j->n_forced;
+        memcpy(made->forced, j->forced, (size_t)j->n_forced * sizeof(*made->forced));
     }
     if (there && made != j->node) {
         j->seq->constraint = made;

@@ -40,6 +40,7 @@ struct constraint_ops {
     int (*accept)(struct constraint *c, int32_t token);
     void (*settle)(struct constraint *c);
     bool (*ended)(struct constraint *c);
+    int32_t (*forced)(struct constraint *c, int32_t *ret, int32_t max); /* NULL: none ever */
 };
 
 struct constraint_node {
@@ -47,9 +48,11 @@ struct constraint_node {
     struct constraint *state;         /* owned */
     pthread_mutex_t lock;             /* held by a job that reads or changes `state` */
     /* The engine's thread: */
-    int32_t n_read;               /* generated tokens that the state has taken */
-    int32_t n_held;               /* sequences that hold it */
-    int32_t n_jobs;               /* begun and not collected */
+    int32_t n_read; /* generated tokens that the state has taken */
+    int32_t n_held; /* sequences that hold it */
+    int32_t n_jobs; /* begun and not collected */
+    /* Tokens that the grammar forces behind those; [n_forced] */
+    int32_t n_forced, forced[LIMIT_DRAFT];
     struct constraint_node *next; /* in a list of dropped ones */
 };
 
@@ -66,13 +69,16 @@ struct mask_job {
     bool ends_ignored;            /* ignore_eos */
     int32_t n_tokens, token[MASK_JOB_TOKENS]; /* what the state has not read */
     int32_t draft[LIMIT_DRAFT];               /* [n - 1] */
+    bool wants_forced;                        /* forced tokens are drafted */
     /* Set by mask_job_run: */
     struct constraint_node *made; /* the state behind the tokens: `node`, or a new one */
     /* Masks that were computed; behind them every id is allowed, and what rows sample
      * is void, except by the first. */
     int32_t n_masked;
     bool ended; /* the text is complete, and nothing may follow */
-    int rc;     /* why the state cannot go on; 0: it can */
+    /* What must follow `token`, by the model\'s own encoding: [n_forced] */
+    int32_t n_forced, forced[LIMIT_DRAFT];
+    int rc; /* why the state cannot go on; 0: it can */
 };
 
 struct mask_set {
@@ -80,6 +86,7 @@ struct mask_set {
     struct mask_job *job; /* [max_num_seqs] */
     int32_t n;            /* of these */
     int32_t n_masks;      /* of all jobs */
+    bool wants_forced;    /* kept from step to step; see forced.h */
 };
 
 /* List the late masks of a step that was just planned, as pack_batch numbers them.

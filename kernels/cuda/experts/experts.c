@@ -6,19 +6,19 @@
 
 /* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
  * the number of rows alone, so a graph can hold it. */
-static int32_t tile_rows(const struct experts *e, int32_t rows)
+static int32_t tile_rows(const struct experts *e, int32_t rows, int32_t most)
 {
     int64_t mean = div_ceil((int64_t)rows * e->top, e->n);
 
-    return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : 128;
+    return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most;
 }
 
 /* The lists of a call of `rows` rows, in the workspace. */
 static struct expert_lists lists_of(const struct experts *e, const struct expert_scratch *s,
-                                    int32_t rows)
+                                    int32_t rows, bool wgmma)
 {
     int64_t pairs = (int64_t)rows * e->top;
-    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows(e, rows)};
+    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows(e, rows, wgmma ? 128 : 64)};
     int32_t *at = s->lists.data;
 
     l.tile = (struct expert_tile *)at;
@@ -88,36 +88,73 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
                                    .type = (int32_t)x.dtype};
 }
 
-static void products(struct cuda_backend *c, const struct experts *e, struct mat x,
-                     const struct expert_scratch *s, const struct expert_lists *l)
+static void product(struct cuda_backend *c, const struct expert_product *a,
+                    const struct expert_lists *l, int32_t top, bool wgmma)
 {
-    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
-    bool tiles = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
-
-    if (!tiles || !launch_expert_tiles(&up, l, c->n_sms, c->stream)) {
-        launch_expert_product(&up, l, l->cap, e->top, c->stream);
+    if (wgmma && launch_expert_tiles(a, l, c->n_sms, c->stream)) {
+        return;
     }
-    if (!tiles || !launch_expert_tiles(&down, l, c->n_sms, c->stream)) {
-        launch_expert_product(&down, l, l->cap, e->top, c->stream);
+    if (!launch_expert_mma(a, l, 2 * c->n_sms, c->stream)) {
+        launch_expert_product(a, l, l->cap, top, c->stream);
     }
 }
 
-/* Few rows, where results may depend on their number. */
-static bool few(struct cuda_backend *c, struct mat y, struct mat x, const struct experts *e,
-                const struct expert_scratch *s, const struct expert_route *r,
-                const struct expert_lists *l)
+static struct expert_few few_args(struct mat y, struct mat x, const struct experts *e,
+                                  const struct expert_scratch *s, const struct expert_route *r)
 {
-    struct expert_few a = {.route = *r,
-                           .up = product_up(e, x, s),
-                           .down = product_down(e, x, s),
-                           .router = e->router.data,
-                           .router_bias = e->router_bias.data,
-                           .router_stride = e->router.stride,
-                           .y = y.data,
-                           .y_stride = y.stride};
-
-    return !c->config.deterministic && !e->shared_up.data && launch_expert_few(&a, l, c->stream);
+    return (struct expert_few){.route = *r,
+                               .up = product_up(e, x, s),
+                               .down = product_down(e, x, s),
+                               .router = e->router.data,
+                               .router_bias = e->router_bias.data,
+                               .router_stride = e->router.stride,
+                               .y = y.data,
+                               .y_stride = y.stride};
 }
+
+/* ---- the last launch ---- */
+
+static void launch_pending(struct cuda_backend *c, struct expert_pending *p)
+{
+    p->waits = false;
+    if (p->few) {
+        launch_expert_down(&p->down, &p->lists, c->stream);
+    } else {
+        launch_expert_combine(&p->combine, c->stream);
+    }
+}
+
+void cuda_experts_flush(struct cuda_backend *c)
+{
+    if (c->experts.waits) {
+        launch_pending(c, &c->experts);
+    }
+}
+
+bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial)
+{
+    struct expert_pending *p = &c->experts;
+    void *made = p->few ? p->down.y : p->combine.y;
+    int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
+
+    if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
+        rows != cuda_rows(c, x) || (uintptr_t)x.data % 16 != 0 || x.stride % 8 != 0) {
+        return false;
+    }
+    if (p->few) {
+        p->down.y = x.data;
+        p->down.y_stride = x.stride;
+        p->down.adds = true;
+    } else {
+        p->combine.y = x.data;
+        p->combine.y_stride = x.stride;
+        p->combine.adds = true;
+    }
+    launch_pending(c, p);
+    return true;
+}
+
+/* ---- the operation ---- */
 
 static bool takes(struct cuda_backend *c, const struct experts *e)
 {
@@ -144,33 +181,45 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     int32_t rows = cuda_rows(c, y);
     bool padded = c->capturing && x.rows == c->batch.n_tokens;
     const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
-    struct expert_lists l = lists_of(e, s, rows);
+    bool wgmma = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    struct expert_lists l = lists_of(e, s, rows, wgmma);
     struct expert_route r = routing(e, s->scores, rows, n_live);
-    if (rows < 1 || !cuda_usable(c) || few(c, y, x, e, s, &r, &l)) {
+    if (rows < 1 || !cuda_usable(c)) {
+        return;
+    }
+    struct expert_few f = few_args(y, x, e, s, &r);
+    bool free = !c->config.deterministic; /* results may depend on the number of rows */
+    if (free && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
+        c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;
     }
     if (e->shared_up.data) {
         cuda_linear_gated(b, s->shared_act, s->shared_up, x, e->shared_up, (struct mat){0}, e->act);
         cuda_linear(b, shared, s->shared_act, e->shared_down, NULL);
     }
-    cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
     cuda_start(c);
+    if (!free || !launch_expert_router(&f, c->stream)) {
+        cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
+        cuda_start(c);
+    }
     launch_expert_route(&r, &l, c->stream);
-    products(c, e, x, s, &l);
-    struct expert_combine a = {.y = y.data,
-                               .y_stride = y.stride,
-                               .pairs = s->pair_y.data,
-                               .pairs_stride = s->pair_y.stride,
-                               .weight = l.weight,
-                               .n_live = n_live,
-                               .shared = e->shared_up.data ? shared.data : NULL,
-                               .shared_stride = shared.stride,
-                               .x = x.data,
-                               .gate = e->shared_gate.data,
-                               .x_stride = x.stride,
-                               .rows = rows,
-                               .top = e->top,
-                               .hidden = x.cols,
-                               .type = (int32_t)x.dtype};
-    launch_expert_combine(&a, c->stream);
+    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
+    product(c, &up, &l, e->top, wgmma);
+    product(c, &down, &l, e->top, wgmma);
+    struct expert_combine sum = {.y = y.data,
+                                 .y_stride = y.stride,
+                                 .pairs = s->pair_y.data,
+                                 .pairs_stride = s->pair_y.stride,
+                                 .weight = l.weight,
+                                 .n_live = n_live,
+                                 .shared = e->shared_up.data ? shared.data : NULL,
+                                 .shared_stride = shared.stride,
+                                 .x = x.data,
+                                 .gate = e->shared_gate.data,
+                                 .x_stride = x.stride,
+                                 .rows = rows,
+                                 .top = e->top,
+                                 .hidden = x.cols,
+                                 .type = (int32_t)x.dtype};
+    c->experts = (struct expert_pending){.waits = true, .combine = sum};
 }

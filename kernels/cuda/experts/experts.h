@@ -74,6 +74,7 @@ struct expert_product {
 struct expert_combine {
     void *y; /* [rows, hidden] */
     int64_t y_stride;
+    bool adds;         /* y += the sum, in place of y = the sum */
     const void *pairs; /* [rows * top, hidden] */
     int64_t pairs_stride;
     const float *weight;   /* [rows * top] */
@@ -97,7 +98,8 @@ void launch_expert_product(const struct expert_product *a, const struct expert_l
 bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
 /* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows without a
- * shared expert. False: not for this shape; nothing was done. */
+ * shared expert; launch_expert_few does all but down with the sum, which
+ * launch_expert_down does. False: not for this shape; nothing was done. */
 enum { EXPERT_FEW_ROWS = 4 };
 struct expert_few {
     struct expert_route route; /* its scores are written first */
@@ -106,9 +108,30 @@ struct expert_few {
     int64_t router_stride;
     void *y; /* [rows, hidden] */
     int64_t y_stride;
+    bool adds; /* y += the result */
 };
 bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
+void launch_expert_down(const struct expert_few *a, const struct expert_lists *l,
+                        cudaStream_t stream);
+/* The last launch of `experts`, which may add to the residual stream if the operation
+ * behind it is known: what waits is launched by cuda_experts_flush or
+ * cuda_experts_add. */
+struct expert_pending {
+    bool waits, few;               /* which of the two it is */
+    struct expert_few down;        /* with few */
+    struct expert_lists lists;     /* with few */
+    struct expert_combine combine; /* else */
+};
+/* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
+ * False: not for this shape; nothing was done. Of a only what concerns the router
+ * and x counts. */
+enum { EXPERT_ROUTER_ROWS = 16 };
+bool launch_expert_router(const struct expert_few *a, cudaStream_t stream);
+/* The same by tiles with mma, at most 64 rows each. False: not for this shape; nothing
+ * was done. */
+bool launch_expert_mma(const struct expert_product *a, const struct expert_lists *l,
+                       int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

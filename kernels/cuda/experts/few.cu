@@ -38,13 +38,14 @@ __device__ __forceinline__ void load_row(vector<T> (&v)[AHEAD], const T *row, in
     }
 }
 
-/* A warp multiplies an expert's row of the router with all rows of x. */
-template <typename T>
+/* A warp multiplies an expert's row of the router with all rows of x, at most ROWS. Its
+ * first columns are on their way before the launch ahead has ended. */
+template <typename T, int ROWS>
 __global__ void __launch_bounds__(ROUTER_WARPS * 32)
     router_kernel(const __grid_constant__ expert_few a)
 {
     int lane = threadIdx.x & 31, e = blockIdx.x * ROUTER_WARPS + (threadIdx.x >> 5), k = a.up.k;
-    float sum[EXPERT_FEW_ROWS] = {};
+    float sum[ROWS] = {};
     vector<T> w[AHEAD];
 
     if (e >= a.route.n) {
@@ -59,23 +60,23 @@ __global__ void __launch_bounds__(ROUTER_WARPS * 32)
             load_row(w, row, at, k);
         }
 #pragma unroll
-        for (int r = 0; r < EXPERT_FEW_ROWS; r++) {
-            const T *x = (const T *)a.up.x + r * a.up.x_stride;
+        for (int r = 0; r < ROWS; r++) {
+            const T *x = (const T *)a.up.x + min(r, a.route.rows - 1) * a.up.x_stride;
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 int c = at + i * 32 * VEC;
-                if (r < a.route.rows && c < k) {
+                if (c < k) {
                     sum[r] = dot(w[i], *(const vector<T> *)(x + c), sum[r]);
                 }
             }
         }
     }
+    float bias = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
 #pragma unroll
-    for (int r = 0; r < EXPERT_FEW_ROWS; r++) {
+    for (int r = 0; r < ROWS; r++) {
         float all = warp_sum(sum[r]);
         if (lane == 0 && r < a.route.rows) {
-            ((float *)a.route.scores)[r * a.route.scores_stride + e] =
-                all + (a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f);
+            ((float *)a.route.scores)[r * a.route.scores_stride + e] = all + bias;
         }
     }
 }
@@ -185,39 +186,80 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     sum = warp_sum(sum);
     if (lane == 0) {
-        ((T *)a.y)[row * a.y_stride + column] = from_float<T>(sum);
+        T *y = (T *)a.y + row * a.y_stride + column;
+        *y = from_float<T>(a.adds ? to_float(*y) + sum : sum);
     }
 }
 
-template <typename T> void run(const expert_few &a, const expert_lists &l, cudaStream_t stream)
+template <typename T> void run_router(const expert_few &a, cudaStream_t stream)
 {
-    unsigned rows = (unsigned)a.route.rows;
-    dim3 up((unsigned)(a.up.width + WARPS - 1) / WARPS, rows * (unsigned)a.route.top);
-    dim3 down((unsigned)(a.down.width + WARPS - 1) / WARPS, rows);
+    auto kernel = a.route.rows == 1   ? router_kernel<T, 1>
+                  : a.route.rows <= 4 ? router_kernel<T, 4>
+                  : a.route.rows <= 8 ? router_kernel<T, 8>
+                                      : router_kernel<T, EXPERT_ROUTER_ROWS>;
 
-    launch(router_kernel<T>, dim3((unsigned)(a.route.n + ROUTER_WARPS - 1) / ROUTER_WARPS),
+    launch(kernel, dim3((unsigned)(a.route.n + ROUTER_WARPS - 1) / ROUTER_WARPS),
            dim3(ROUTER_WARPS * 32), 0, stream, a);
-    launch(a.route.n <= 128 ? up_kernel<T, 4> : up_kernel<T, 8>, up, dim3(WARPS * 32), 0, stream, a,
-           l);
-    launch(down_kernel<T>, down, dim3(WARPS * 32), 0, stream, a, l);
+}
+
+template <typename T> void run_up(const expert_few &a, const expert_lists &l, cudaStream_t stream)
+{
+    dim3 grid((unsigned)(a.up.width + WARPS - 1) / WARPS,
+              (unsigned)a.route.rows * (unsigned)a.route.top);
+
+    launch(a.route.n <= 128 ? up_kernel<T, 4> : up_kernel<T, 8>, grid, dim3(WARPS * 32), 0, stream,
+           a, l);
+}
+
+template <typename T> void run_down(const expert_few &a, const expert_lists &l, cudaStream_t stream)
+{
+    dim3 grid((unsigned)(a.down.width + WARPS - 1) / WARPS, (unsigned)a.route.rows);
+
+    launch(down_kernel<T>, grid, dim3(WARPS * 32), 0, stream, a, l);
 }
 
 } // namespace
+
+extern "C" bool launch_expert_router(const struct expert_few *a, cudaStream_t stream)
+{
+    const struct expert_product *up = &a->up;
+
+    if (a->route.rows > EXPERT_ROUTER_ROWS || up->type == T_F32 || up->k % VEC ||
+        up->x_stride % VEC || a->router_stride % VEC || (uintptr_t)up->x % 16) {
+        return false;
+    }
+    if (up->type == T_F16) {
+        run_router<__half>(*a, stream);
+    } else {
+        run_router<__nv_bfloat16>(*a, stream);
+    }
+    return true;
+}
 
 extern "C" bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                                   cudaStream_t stream)
 {
     const struct expert_product *up = &a->up, *down = &a->down;
 
-    if (a->route.rows > EXPERT_FEW_ROWS || a->route.n > 256 || up->type == T_F32 || up->k % VEC ||
-        down->k % VEC || up->x_stride % VEC || up->w_stride % VEC || down->x_stride % VEC ||
-        down->w_stride % VEC || a->router_stride % VEC || (uintptr_t)up->x % 16) {
+    if (a->route.rows > EXPERT_FEW_ROWS || a->route.n > 256 || down->k % VEC ||
+        up->w_stride % VEC || down->x_stride % VEC || down->w_stride % VEC ||
+        !launch_expert_router(a, stream)) {
         return false;
     }
     if (up->type == T_F16) {
-        run<__half>(*a, *l, stream);
+        run_up<__half>(*a, *l, stream);
     } else {
-        run<__nv_bfloat16>(*a, *l, stream);
+        run_up<__nv_bfloat16>(*a, *l, stream);
     }
     return true;
+}
+
+extern "C" void launch_expert_down(const struct expert_few *a, const struct expert_lists *l,
+                                   cudaStream_t stream)
+{
+    if (a->up.type == T_F16) {
+        run_down<__half>(*a, *l, stream);
+    } else {
+        run_down<__nv_bfloat16>(*a, *l, stream);
+    }
 }

@@ -163,7 +163,7 @@ template <int PER> void route(const expert_route &a, const expert_lists &l, cuda
 
 /* ---- the sum ---- */
 
-enum { COMBINE_THREADS = 256 };
+enum { COMBINE_THREADS = 256, COMBINE_AHEAD = 8 };
 
 /* A block adds the pairs of a row, VEC columns a thread at a time. */
 template <typename T, int VEC>
@@ -191,12 +191,21 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const expert_c
     for (int i = threadIdx.x * VEC; i < a.hidden; i += COMBINE_THREADS * VEC) {
         float sum[VEC] = {};
         V out;
-        for (int k = 0; k < a.top && live; k++) {
-            float weight = a.weight[row * a.top + k];
-            V v = *(const V *)(pairs + k * a.pairs_stride + i);
+        for (int first = 0; first < a.top && live; first += COMBINE_AHEAD) {
+            V v[COMBINE_AHEAD];
+            float weight[COMBINE_AHEAD];
 #pragma unroll
-            for (int j = 0; j < VEC; j++) {
-                sum[j] += weight * to_float(v.v[j]);
+            for (int k = 0; k < COMBINE_AHEAD; k++) { /* all on their way at once */
+                int at = min(first + k, a.top - 1);
+                weight[k] = a.weight[row * a.top + at];
+                v[k] = *(const V *)(pairs + at * a.pairs_stride + i);
+            }
+#pragma unroll
+            for (int k = 0; k < COMBINE_AHEAD; k++) {
+#pragma unroll
+                for (int j = 0; j < VEC && first + k < a.top; j++) {
+                    sum[j] += weight[k] * to_float(v[k].v[j]);
+                }
             }
         }
         if (a.shared && live) {
@@ -206,9 +215,13 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const expert_c
                 sum[j] += factor * to_float(v.v[j]);
             }
         }
+        V was = {};
+        if (a.adds) {
+            was = *(const V *)(y + i);
+        }
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            out.v[j] = from_float<T>(sum[j]);
+            out.v[j] = from_float<T>(a.adds ? to_float(was.v[j]) + sum[j] : sum[j]);
         }
         *(V *)(y + i) = out;
     }

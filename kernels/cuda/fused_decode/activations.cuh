@@ -10,17 +10,20 @@
 
 #include "kernels/cuda/fused_decode/ring.cuh"
 
+/* Vectors of 8 activations that a lane has of a slice. */
+enum { VECTORS = FUSED_SLICE_K / FUSED_MMA_WARPS / 4 / 8 };
+
 /* Pointers into shared memory, behind the ring's stages. */
 struct shared_storage {
     char *norm_weight;    /* weight of the next norm */
-    float4 *accumulators; /* [2][MMA warps][32]: two tiles */
-    float *norm_sums;     /* [2][MMA warps][FUSED_ROWS]: sums for mean and for variance */
+    float4 *accumulators; /* [2][FUSED_MMA_WARPS][32]: two tiles */
+    float *norm_sums;     /* [2][FUSED_MMA_WARPS][FUSED_ROWS]: sums for mean and for variance */
     /* mbarriers' addresses: one per epilogue warp, one per buffer */
     uint32_t accumulators_full, accumulators_empty;
 };
 
 /* Sum of a row over all MMA warps, from what its four lanes of this warp have. */
-template <int F> __device__ __forceinline__ float sum_over_warps(float x, float *shared)
+__device__ __forceinline__ float sum_over_warps(float x, float *shared)
 {
     int lane = threadIdx.x & 31, row = lane >> 2;
 
@@ -29,9 +32,9 @@ template <int F> __device__ __forceinline__ float sum_over_warps(float x, float 
     if ((lane & 3) == 0) {
         shared[(threadIdx.x >> 5) * FUSED_ROWS + row] = x;
     }
-    mma_warps_sync<F>();
+    mma_warps_sync();
     float sum = 0.0f;
-    for (int i = 0; i < stage_shape<F>::MMA_WARPS; i++) {
+    for (int i = 0; i < FUSED_MMA_WARPS; i++) {
         sum += shared[i * FUSED_ROWS + row];
     }
     return sum;
@@ -72,21 +75,13 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
  * unrolled: code that runs once is fetched from far, so it must be short. */
 template <typename T, int F> struct activations {
     using S = stage_shape<F>;
-    vector16 v[S::OWN_VECTORS]; /* zero past the rows and columns */
-    int row, lane_at;           /* this lane's row; its first column in a stage */
-    int group;                  /* this warp's group: it has every GROUPS-th stage visited */
+    vector16 v[VECTORS]; /* zero past the rows and columns */
+    int row, lane_at;    /* this lane's row; its first column in a stage */
 
     __device__ __forceinline__ activations(void)
         : row((threadIdx.x & 31) >> 2),
-          lane_at((threadIdx.x >> 5) % FUSED_MMA_WARPS * S::WARP_K + (threadIdx.x & 3) * S::CODES),
-          group((threadIdx.x >> 5) / FUSED_MMA_WARPS)
+          lane_at((threadIdx.x >> 5) * S::WARP_K + (threadIdx.x & 3) * S::CODES)
     {
-    }
-
-    /* The stage visited that the i-th own vector belongs to. */
-    __device__ __forceinline__ int stage_of(int i) const
-    {
-        return i / S::VECTORS * S::GROUPS + group;
     }
 
     /* Whether the slice has this warp's columns of the i-th stage, which begins at
@@ -99,10 +94,10 @@ template <typename T, int F> struct activations {
     __device__ __forceinline__ void load_slice(const fused_op &q, const k_range<F> &x, int rows)
     {
         const T *from = (const T *)q.x + row * q.x_stride + x.k0 + lane_at;
+        int at = x.begin;
 #pragma unroll
-        for (int i = 0; i < S::OWN_STAGES; i++) {
-            int stage = stage_of(i * S::VECTORS), at = x.stage_at(stage);
-            bool here = row < rows && has(x, stage, at);
+        for (int i = 0; i < S::SLICE_STAGES; i++) {
+            bool here = row < rows && has(x, i, at);
 #pragma unroll
             for (int j = 0; j < S::VECTORS; j++) {
                 uint4 u = {};
@@ -111,6 +106,7 @@ template <typename T, int F> struct activations {
                 }
                 v[S::VECTORS * i + j] = {u.x, u.y, u.z, u.w};
             }
+            at = x.after(at);
         }
     }
 
@@ -123,8 +119,8 @@ template <typename T, int F> struct activations {
             w[i] = v[i];
         }
 #pragma unroll
-        for (int i = 0; i < S::OWN_VECTORS; i++) {
-            v[i] = i + n < S::OWN_VECTORS ? v[i + n] : w[i + n - S::OWN_VECTORS];
+        for (int i = 0; i < VECTORS; i++) {
+            v[i] = i + n < VECTORS ? v[i + n] : w[i + n - VECTORS];
         }
     }
 
@@ -134,7 +130,7 @@ template <typename T, int F> struct activations {
         accumulator f = {};
         const uint4 none = {};
 #pragma unroll
-        for (int i = 0; i < S::OWN_VECTORS; i++) {
+        for (int i = 0; i < VECTORS; i++) {
             mma_columns<T>(f, make_uint4(v[i].v[0], v[i].v[1], v[i].v[2], v[i].v[3]), none, v[i]);
         }
         bool mine = (threadIdx.x & 3) == row >> 1;
@@ -146,16 +142,17 @@ template <typename T, int F> struct activations {
     __device__ __forceinline__ float deviations(const k_range<F> &x, bool squared, float mean)
     {
         float sum = 0.0f;
+        int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < S::OWN_VECTORS; i += 2) {
-            bool here = has(x, stage_of(i), x.stage_at(stage_of(i)));
+        for (int i = 0; i < VECTORS; i += 2) {
 #pragma unroll
-            for (int j = 0; j < 8 && here; j++) {
+            for (int j = 0; j < 8 && has(x, i / S::VECTORS, at); j++) {
                 float2 f = unpack2<T>(v[j / 4].v[j % 4]);
                 sum +=
                     squared ? (f.x - mean) * (f.x - mean) + (f.y - mean) * (f.y - mean) : f.x + f.y;
             }
             rotate<2>();
+            at = (i + 2) % S::VECTORS == 0 ? x.after(at) : at;
         }
         return sum;
     }
@@ -185,15 +182,32 @@ template <typename T, int F> struct activations {
     __device__ __forceinline__ void norm(const fused_op &q, const shared_storage &s,
                                          const k_range<F> &x, float2 stats)
     {
+        int at = x.begin;
 #pragma unroll 1
-        for (int i = 0; i < S::OWN_VECTORS; i += 4) {
+        for (int i = 0; i < VECTORS; i += 4) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                int stage = stage_of(i + j), at = x.stage_at(stage);
-                if (has(x, stage, at)) {
+                int in_stage = (i + j) % S::VECTORS;
+                if (has(x, (i + j) / S::VECTORS, at)) {
                     norm_vector<plain>(v[j], q, s, stats,
-                                       x.k0 + lane_at + at + S::column((i + j) % S::VECTORS));
+                                       x.k0 + lane_at + at + S::column(in_stage));
                 }
+                at = in_stage + 1 == S::VECTORS ? x.after(at) : at;
+            }
+            rotate<4>();
+        }
+    }
+
+    /* Puts each four columns into the order in which e4m3_values has their codes. */
+    __device__ __forceinline__ void to_e4m3_order(void)
+    {
+#pragma unroll 1
+        for (int i = 0; i < VECTORS; i += 4) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint32_t *at = &v[j / 2].v[j % 2 * 2], first = at[0], second = at[1];
+                at[0] = __byte_perm(first, second, 0x5410);
+                at[1] = __byte_perm(first, second, 0x7632);
             }
             rotate<4>();
         }
@@ -203,14 +217,15 @@ template <typename T, int F> struct activations {
     __device__ __forceinline__ void store_norm(const fused_op &q, const k_range<F> &x,
                                                int rows) const
     {
+        int at = x.begin;
         T *h = (T *)q.h + row * q.h_stride + x.k0 + lane_at;
 #pragma unroll
-        for (int i = 0; i < S::OWN_VECTORS; i++) {
-            int stage = stage_of(i), at = x.stage_at(stage);
-            if (row < rows && has(x, stage, at)) {
+        for (int i = 0; i < VECTORS; i++) {
+            if (row < rows && has(x, i / S::VECTORS, at)) {
                 *(uint4 *)(h + at + S::column(i % S::VECTORS)) =
                     make_uint4(v[i].v[0], v[i].v[1], v[i].v[2], v[i].v[3]);
             }
+            at = (i + 1) % S::VECTORS == 0 ? x.after(at) : at;
         }
     }
 
@@ -241,7 +256,7 @@ template <typename T, int F> struct activations {
             if (!q.h) {
                 return;
             }
-            sum = sum_over_warps<F>(sum, s.norm_sums + round * S::MMA_WARPS * FUSED_ROWS) / q.k;
+            sum = sum_over_warps(sum, s.norm_sums + round * FUSED_MMA_WARPS * FUSED_ROWS) / q.k;
             (round == 0 ? stats.x : stats.y) = sum;
         }
         stats.y = rsqrtf(stats.y + q.norm.eps);
@@ -255,7 +270,6 @@ template <typename T, int F> struct activations {
 
 /* Starts copying the weight of an op's norm to shared memory; load_normed waits for
  * it. */
-template <int F>
 __device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const shared_storage &s)
 {
     if (!q.h) {
@@ -263,7 +277,7 @@ __device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const share
     }
     /* an earlier copy may be pending in a block that had no tiles */
     asm volatile("cp.async.wait_all;" ::: "memory");
-    for (int n = threadIdx.x; n < q.k / 8; n += stage_shape<F>::MMA_THREADS) {
+    for (int n = threadIdx.x; n < q.k / 8; n += MMA_THREADS) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                          shared_address(s.norm_weight + n * 16)),
                      "l"((const uint4 *)q.norm.weight + n)

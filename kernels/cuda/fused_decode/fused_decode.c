@@ -54,6 +54,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
 
 void cuda_fused_flush(struct cuda_backend *c)
 {
+    cuda_experts_flush(c); /* no operation has joined since */
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         if (c->fused.rows <= FUSED_ROWS) {
@@ -88,6 +89,7 @@ static bool fused_may_join(struct cuda_backend *c)
         return false;
     }
     cuda_start_step(c);
+    cuda_experts_flush(c);
     return true;
 }
 

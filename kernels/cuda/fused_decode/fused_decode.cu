@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t a
     second = odd ? a : b;
 }
 
-/* 16 codes of two rows by 16 activations. */
+/* 16 codes of two rows by 16 activations in e4m3_order. */
 template <typename T>
 __device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const uint4 &high,
                                         const vector16 *x)
@@ -131,7 +131,7 @@ __device__ __forceinline__ void mma_stage(ring<F> &r, accumulator &f, const vect
 
     barrier_wait(r.full + r.index * 8, r.phase);
     if (mine) {
-        codes.load(r.stage_address(), warp % FUSED_MMA_WARPS, lane);
+        codes.load(r.stage_address(), warp, lane);
     }
     __syncwarp();
     if (lane == 0) {
@@ -322,14 +322,13 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_o
 
 /* Passes this warp's accumulator of a tile to the epilogue warp, through one of two
  * buffers; n_tile counts tiles. */
-template <int F>
 __device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
                                                   int n_tile, int warp, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_empty + buffer * 8, ~(n_tile >> 1) & 1);
-    s.accumulators[(buffer * stage_shape<F>::MMA_WARPS + warp) * 32 + lane] = make_float4(
+    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = make_float4(
         f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
     __syncwarp();
     if (lane == 0) {
@@ -354,19 +353,21 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     if (q.h && d.first == 0) {
         x.store_norm(q, columns, a.rows);
     }
+    if (F == FUSED_FP8) {
+        x.to_e4m3_order();
+    }
     for (int i = 0; i < d.n; i++) {
         accumulator f = {};
+        int at = columns.begin;
 #pragma unroll
         for (int j = 0; j < S::SLICE_STAGES; j++) {
-            if (j < columns.n && j % S::GROUPS == x.group) {
-                int at = columns.stage_at(j) + warp % FUSED_MMA_WARPS * S::WARP_K;
-                mma_stage<T, F>(r, f, x.v + j / S::GROUPS * S::VECTORS, at < columns.cols,
+            if (j < columns.n) {
+                mma_stage<T, F>(r, f, x.v + S::VECTORS * j, at + warp * S::WARP_K < columns.cols,
                                 q.f16_scales, warp, lane);
-            } else if (j < columns.n) {
-                r.next();
+                at = columns.after(at);
             }
         }
-        store_accumulator<F>(s, f, n_tile++, warp, lane);
+        store_accumulator(s, f, n_tile++, warp, lane);
     }
 }
 
@@ -375,20 +376,20 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
 {
     int n_tile = 0;
 
-    fetch_norm_weight<F>(a.op[0], s);
+    fetch_norm_weight(a.op[0], s);
     pdl_wait();
     for (int p = 0; p < a.n_ops; p++) {
         if (p + 1 == a.n_ops) {
             pdl_release();
         }
         if (p > 0) {
-            op_sync<F>(BARRIER_OP_OPEN);
+            op_sync(BARRIER_OP_OPEN);
         }
         mainloop<T, F>(a, a.op[p], r, s, n_tile);
-        mma_warps_sync<F>(); /* all warps have read this op's norm weight */
-        op_arrive<F>(BARRIER_OP_DONE);
+        mma_warps_sync(); /* all warps have read this op's norm weight */
+        op_arrive(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
-            fetch_norm_weight<F>(a.op[p + 1], s);
+            fetch_norm_weight(a.op[p + 1], s);
         }
     }
 }
@@ -396,16 +397,15 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
 /* ---- epilogue warps ---- */
 
 /* A tile's accumulators, summed over the MMA warps. */
-template <int F>
 __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int n_tile, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8, n_tile / EPILOGUE_WARPS & 1);
-    const float4 *sums = s.accumulators + buffer * stage_shape<F>::MMA_WARPS * 32 + lane;
+    const float4 *sums = s.accumulators + buffer * FUSED_MMA_WARPS * 32 + lane;
     float4 all = sums[0];
 #pragma unroll
-    for (int w = 1; w < stage_shape<F>::MMA_WARPS; w++) {
+    for (int w = 1; w < FUSED_MMA_WARPS; w++) {
         all = added(all, sums[w * 32]);
     }
     __syncwarp();
@@ -415,7 +415,7 @@ __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int
     return all;
 }
 
-template <typename T, int F>
+template <typename T>
 __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared_storage &s,
                                                int warp_index)
 {
@@ -433,7 +433,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             pdl_release();
         }
         if (p > 0) {
-            blocks_wait<F>(counter - FUSED_COUNTER_STRIDE, warp_index);
+            blocks_wait(counter - FUSED_COUNTER_STRIDE, warp_index);
         }
         for (int i = 0; i < d.n; i++, n_tile++) {
             if (n_tile % EPILOGUE_WARPS != warp_index) {
@@ -442,7 +442,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             int tile = d.first + i * d.step;
             epilogue_operands<T> ahead;
             load_epilogue_operands<T>(ahead, a, q, tile, lane);
-            float4 all = load_accumulators<F>(s, n_tile, lane);
+            float4 all = load_accumulators(s, n_tile, lane);
             if (q.slices == 1 || reduce_slices(a, q, d.slice, tile, all, lane)) {
                 run_epilogue<T>(a, q, tile, all, ahead, pending, lane);
             }
@@ -451,7 +451,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
             finish_all_reduce<T>(pending, a, q, lane);
         }
         summed += q.partial;
-        op_sync<F>(BARRIER_OP_DONE);
+        op_sync(BARRIER_OP_DONE);
         if (warp_index == 0 && p + 1 < a.n_ops) {
             blocks_arrive(counter);
         }
@@ -463,12 +463,8 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
-template <int F>
-static constexpr int FUSED_THREADS =
-    stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32;
-
 template <typename T, int F>
-__global__ void __launch_bounds__(FUSED_THREADS<F>, 1)
+__global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)
 {
     extern __shared__ __align__(128) char shared[];
@@ -476,11 +472,10 @@ __global__ void __launch_bounds__(FUSED_THREADS<F>, 1)
 
     s.norm_weight = shared + a.n_stages * stage_shape<F>::BYTES;
     s.accumulators = (float4 *)(s.norm_weight + a.norm_bytes);
-    constexpr int MMA_WARPS = stage_shape<F>::MMA_WARPS;
-    s.norm_sums = (float *)(s.accumulators + 2 * MMA_WARPS * 32);
+    s.norm_sums = (float *)(s.accumulators + 2 * FUSED_MMA_WARPS * 32);
     ring<F> r;
     r.base = shared_address(shared);
-    r.full = shared_address(s.norm_sums + 2 * MMA_WARPS * FUSED_ROWS);
+    r.full = shared_address(s.norm_sums + 2 * FUSED_MMA_WARPS * FUSED_ROWS);
     r.empty = r.full + FUSED_MAX_STAGES * 8;
     s.accumulators_full = r.empty + FUSED_MAX_STAGES * 8;
     s.accumulators_empty = s.accumulators_full + EPILOGUE_WARPS * 8;
@@ -493,7 +488,7 @@ __global__ void __launch_bounds__(FUSED_THREADS<F>, 1)
             barrier_init(r.empty + i * 8, FUSED_MMA_WARPS);
         }
         for (int i = 0; i < EPILOGUE_WARPS; i++) {
-            barrier_init(s.accumulators_full + i * 8, MMA_WARPS);
+            barrier_init(s.accumulators_full + i * 8, FUSED_MMA_WARPS);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(s.accumulators_empty + i * 8, 1);
@@ -502,12 +497,12 @@ __global__ void __launch_bounds__(FUSED_THREADS<F>, 1)
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
-    if (warp < MMA_WARPS) {
+    if (warp < FUSED_MMA_WARPS) {
         mma_warps<T, F>(a, r, s);
-    } else if (warp < MMA_WARPS + EPILOGUE_WARPS) {
-        epilogue_warps<T, F>(a, s, warp - MMA_WARPS);
+    } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
+        epilogue_warps<T>(a, s, warp - FUSED_MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<F>(a, r, warp - MMA_WARPS - EPILOGUE_WARPS);
+        load_weights<F>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
     }
 }
 
@@ -534,7 +529,6 @@ extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks
                   : a->type == T_F16        ? fused_decode_kernel<__half, FUSED_16>
                                             : fused_decode_kernel<__nv_bfloat16, FUSED_16>;
 
-    int threads = a->format == FUSED_16 ? FUSED_THREADS<FUSED_16> : FUSED_THREADS<FUSED_FP8>;
-
-    launch(kernel, dim3(n_blocks), dim3(threads), a->shared_bytes, stream, *a);
+    launch(kernel, dim3(n_blocks), dim3(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32),
+           a->shared_bytes, stream, *a);
 }

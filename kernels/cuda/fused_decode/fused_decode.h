@@ -30,7 +30,7 @@ enum {
     FUSED_WORTH_ROWS = 8,
     FUSED_WORTH_ROWS_OVER_RANKS = 2, /* the same with several ranks */
     FUSED_TILE = 16,                 /* weight rows of a tile: M of the matrix instruction */
-    FUSED_MMA_WARPS = 8,             /* MMA warps of a stage; each has its share of the depth */
+    FUSED_MMA_WARPS = 8,             /* MMA warps; each has its share of a stage's depth */
     /* depth whose activations fit into a block's registers; deeper products are cut
      * into split-K slices, of a multiple of FUSED_STAGE_K columns */
     FUSED_SLICE_K = 4096,
@@ -41,6 +41,10 @@ enum {
     FUSED_MIN_STAGES = 4,
     /* loads in flight at a time */
     FUSED_MAX_IN_FLIGHT = 3,
+    /* accumulators of two tiles, sums of rows for norms, mbarriers of the ring and of
+     * the accumulators */
+    FUSED_FIXED_BYTES = 2 * FUSED_MMA_WARPS * 32 * 16 + 2 * FUSED_MMA_WARPS * FUSED_ROWS * 4 +
+                        (2 * FUSED_MAX_STAGES + 8) * 8,
     FUSED_COUNTERS = FUSED_OPS + 1, /* of grid barriers, each on a cache line of its own */
     FUSED_COUNTER_STRIDE = 32,
     /* partial sums of one split-K slice of a tile */
@@ -159,22 +163,6 @@ static inline FUSED_BOTH int64_t fused_row_bytes(int32_t format, int64_t cols)
 static inline FUSED_BOTH int32_t fused_stage_bytes(int32_t format)
 {
     return FUSED_TILE * (int32_t)fused_row_bytes(format, fused_stage_k(format));
-}
-
-/* Groups of FUSED_MMA_WARPS warps that take stages in turn: to widen codes takes
- * more than eight warps have time for. */
-static inline FUSED_BOTH int32_t fused_groups(int32_t format)
-{
-    return format == FUSED_16 ? 1 : 2;
-}
-
-/* Shared memory for accumulators of two tiles, sums of rows for norms, mbarriers of
- * the ring and of the accumulators. */
-static inline FUSED_BOTH int32_t fused_fixed_bytes(int32_t format)
-{
-    int32_t warps = FUSED_MMA_WARPS * fused_groups(format);
-
-    return 2 * warps * 32 * 16 + 2 * warps * FUSED_ROWS * 4 + (2 * FUSED_MAX_STAGES + 8) * 8;
 }
 
 /* Columns that a warp of the matrix instruction has of a stage; a weight's columns

@@ -265,7 +265,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         fits = fits && (p->slices == 1 || n_tiles * p->slices <= FUSED_MAX_PARTIALS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest = a->norm_bytes + fused_fixed_bytes(a->format);
+    int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES;
     int32_t stage = fused_stage_bytes(a->format);
     a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / stage);
     a->in_flight = MIN(FUSED_MAX_IN_FLIGHT, a->n_stages);

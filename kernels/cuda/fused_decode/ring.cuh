@@ -7,7 +7,8 @@
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 enum {
-    EPILOGUE_WARPS = 4, /* they take tiles in turn */
+    MMA_THREADS = FUSED_MMA_WARPS * 32, /* threads of the MMA warps */
+    EPILOGUE_WARPS = 4,                 /* they take tiles in turn */
     /* each loads a quarter of a tile's rows */
     LOAD_WARPS = 4,
     LOAD_ROWS = FUSED_TILE / LOAD_WARPS,
@@ -21,9 +22,6 @@ template <int F> struct stage_shape {
     static constexpr int CODES = F == FUSED_INT4 ? 32 : F == FUSED_FP8 ? 16 : 8;
     static constexpr int VECTORS = 2 * CODES / 8; /* of 8 activations that a lane has */
     static constexpr int SLICE_STAGES = FUSED_SLICE_K / K;
-    static constexpr int GROUPS = F == FUSED_16 ? 1 : 2; /* fused_groups */
-    static constexpr int OWN_STAGES = SLICE_STAGES / GROUPS, OWN_VECTORS = OWN_STAGES * VECTORS;
-    static constexpr int MMA_WARPS = FUSED_MMA_WARPS * GROUPS, MMA_THREADS = MMA_WARPS * 32;
     static constexpr int PITCH = /* bytes of a row */
         F == FUSED_INT4 ? K / FUSED_SEGMENT_K * FUSED_SEGMENT_BYTES : 1024;
     static constexpr int BYTES = FUSED_TILE * PITCH;
@@ -42,23 +40,20 @@ static_assert(stage_shape<FUSED_16>::WARP_K == 64, "a lane's two vectors of a ro
  * op. */
 enum { BARRIER_MMA = 1, BARRIER_OP_OPEN, BARRIER_OP_DONE };
 
-template <int F> __device__ __forceinline__ void mma_warps_sync(void)
+__device__ __forceinline__ void mma_warps_sync(void)
 {
-    asm volatile("bar.sync %0, %1;" ::"n"((int)BARRIER_MMA), "n"(stage_shape<F>::MMA_THREADS)
+    asm volatile("bar.sync %0, %1;" ::"n"((int)BARRIER_MMA), "n"((int)MMA_THREADS) : "memory");
+}
+
+__device__ __forceinline__ void op_sync(int barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(MMA_THREADS + EPILOGUE_WARPS * 32)
                  : "memory");
 }
 
-template <int F> __device__ __forceinline__ void op_sync(int barrier)
+__device__ __forceinline__ void op_arrive(int barrier)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier),
-                 "n"(stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32)
-                 : "memory");
-}
-
-template <int F> __device__ __forceinline__ void op_arrive(int barrier)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier),
-                 "n"(stage_shape<F>::MMA_THREADS + EPILOGUE_WARPS * 32)
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(MMA_THREADS + EPILOGUE_WARPS * 32)
                  : "memory");
 }
 
@@ -74,10 +69,10 @@ __device__ __forceinline__ void blocks_arrive(int32_t *counter)
 
 /* Grid barrier, second half: the first epilogue warp polls, the others and the MMA
  * warps wait for it. */
-template <int F> __device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
+__device__ __forceinline__ void blocks_wait(const int32_t *counter, int warp_index)
 {
     if (warp_index > 0) {
-        return op_sync<F>(BARRIER_OP_OPEN);
+        return op_sync(BARRIER_OP_OPEN);
     }
     if ((threadIdx.x & 31) == 0) {
         int32_t n;
@@ -87,7 +82,7 @@ template <int F> __device__ __forceinline__ void blocks_wait(const int32_t *coun
     }
     random_delay();
     __syncwarp();
-    op_arrive<F>(BARRIER_OP_OPEN);
+    op_arrive(BARRIER_OP_OPEN);
 }
 
 /* Counts blocks that have passed all grid barriers; the last one resets them for the
@@ -124,12 +119,6 @@ template <int F> struct k_range {
     __device__ __forceinline__ int after(int at) const
     {
         return at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : 0;
-    }
-    /* First column of the i-th stage visited. */
-    __device__ __forceinline__ int stage_at(int i) const
-    {
-        int at = begin + i * stage_shape<F>::K;
-        return at < n * stage_shape<F>::K ? at : at - n * stage_shape<F>::K;
     }
 };
 

@@ -336,15 +336,18 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
 
 /* The product with a quantised weight: of codes, for which x is quantised first,
  * from what is pending if that makes it (else NULL); or of the widened weight. */
-static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
+static bool take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
                        const struct pending_codes *pending)
 {
     const struct quant_weight *q = w.priv;
 
-    if (!q->quantises) {
+    if (!q->quantises || d->key.out_type != DTYPE_BF16) {
+        if (!cuda_quant_reserve(c, q, x.dtype, &c->failed)) {
+            return false;
+        }
         launch_widen(c->widened, w.cols, q, (int)x.dtype, c->stream);
         d->args.w = c->widened;
-        return;
+        return true;
     }
     if (pending) {
         cuda_pending_codes(c, pending);
@@ -362,6 +365,7 @@ static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     d->key.epilogue = (int32_t)CUBLASLT_EPILOGUE_DEFAULT;
     d->key.residual = 0;
     d->key.residual_stride = 0;
+    return true;
 }
 
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
@@ -370,14 +374,14 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
     int32_t rows = cuda_rows(c, out);
     struct pending_codes pending;
     bool codes = w.format && ((const struct quant_weight *)w.priv)->quantises &&
-                 cuda_pending_take(c, x, rows, &pending);
+                 out.dtype == DTYPE_BF16 && cuda_pending_take(c, x, rows, &pending);
     cuda_start(c);
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
-    if (w.format) {
-        take_codes(c, &d, x, w, codes ? &pending : NULL);
+    if (w.format && !take_codes(c, &d, x, w, codes ? &pending : NULL)) {
+        return;
     }
     d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
     choose_ahead(c, &d, out, lt_out, x);

@@ -203,18 +203,18 @@ __global__ void fill_kernel(float *out, int64_t n, float value)
 
 /* ---- activations ---- */
 
-enum { QUANTISE_THREADS = 256, QUANTISE_KEPT = 4 };
+enum { ROW_THREADS = 512 };
 
-template <int THREADS> __device__ __forceinline__ float block_max(float x)
+__device__ __forceinline__ float block_max(float x)
 {
-    __shared__ float shared[THREADS / 32];
+    __shared__ float shared[ROW_THREADS / 32];
 
     x = warp_max(x);
     if ((threadIdx.x & 31) == 0) {
         shared[threadIdx.x >> 5] = x;
     }
     __syncthreads();
-    x = shared[threadIdx.x & (THREADS / 32 - 1)];
+    x = shared[threadIdx.x & (ROW_THREADS / 32 - 1)];
     return warp_max(x);
 }
 
@@ -242,54 +242,6 @@ template <typename T> __device__ __forceinline__ uint2 quantised(const vec<T, 8>
     return make_uint2(out[0], out[1]);
 }
 
-/* A block a row. The first QUANTISE_KEPT vectors of a thread stay in registers, the
- * rest of a long row is read again. */
-template <typename T>
-__global__ void __launch_bounds__(QUANTISE_THREADS)
-    quantise_kernel(uint8_t *codes, float *scale, const T *x, int64_t x_stride, int32_t cols)
-{
-    pdl_release();
-    pdl_wait();
-    const vec<T, 8> *from = (const vec<T, 8> *)(x + blockIdx.x * x_stride);
-    uint2 *to = (uint2 *)(codes + (int64_t)blockIdx.x * cols);
-    vec<T, 8> kept[QUANTISE_KEPT];
-    int n = cols / 8;
-    float most = 0.0f;
-
-#pragma unroll
-    for (int q = 0; q < QUANTISE_KEPT; q++) {
-        int i = q * QUANTISE_THREADS + threadIdx.x;
-        kept[q] = {};
-        if (i < n) {
-            kept[q] = from[i];
-        }
-    }
-#pragma unroll
-    for (int q = 0; q < QUANTISE_KEPT; q++) {
-        most = fmaxf(most, greatest(kept[q]));
-    }
-    for (int i = QUANTISE_KEPT * QUANTISE_THREADS + threadIdx.x; i < n; i += QUANTISE_THREADS) {
-        most = fmaxf(most, greatest(from[i]));
-    }
-    most = block_max<QUANTISE_THREADS>(most);
-    float factor = most > 0.0f ? 448.0f / most : 0.0f;
-    if (threadIdx.x == 0) {
-        scale[blockIdx.x] = most / 448.0f;
-    }
-#pragma unroll
-    for (int q = 0; q < QUANTISE_KEPT; q++) {
-        int i = q * QUANTISE_THREADS + threadIdx.x;
-        if (i < n) {
-            to[i] = quantised(kept[q], factor);
-        }
-    }
-    for (int i = QUANTISE_KEPT * QUANTISE_THREADS + threadIdx.x; i < n; i += QUANTISE_THREADS) {
-        to[i] = quantised(from[i], factor);
-    }
-}
-
-enum { ROW_THREADS = 512 };
-
 /* Stores a row that the block's threads hold, vector q of a thread at
  * norm_column(q), as codes and scale; also as it is, unless `h` is NULL. */
 template <typename T, int N>
@@ -302,7 +254,7 @@ __device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t 
     for (int q = 0; q < N; q++) {
         most = fmaxf(most, greatest(kept[q]));
     }
-    most = block_max<ROW_THREADS>(most);
+    most = block_max(most);
     float factor = most > 0.0f ? 448.0f / most : 0.0f;
     if (threadIdx.x == 0) {
         *scale = most / 448.0f;
@@ -317,6 +269,55 @@ __device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t 
             }
         }
     }
+}
+
+/* A block a row; N 0: of any length, read twice. */
+template <typename T, int N>
+__global__ void __launch_bounds__(ROW_THREADS)
+    quantise_kernel(uint8_t *codes, float *scale, const T *x, int64_t x_stride, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    const T *from = x + blockIdx.x * x_stride;
+    uint8_t *to = codes + (int64_t)blockIdx.x * cols;
+
+    if constexpr (N > 0) {
+        vec<T, 8> kept[N];
+#pragma unroll
+        for (int q = 0; q < N; q++) {
+            kept[q] = {};
+            if (norm_column<8>(q) < cols) {
+                kept[q] = *(const vec<T, 8> *)(from + norm_column<8>(q));
+            }
+        }
+        store_codes<T, N>(kept, to, scale + blockIdx.x, nullptr, cols);
+    } else {
+        float most = 0.0f;
+        for (int q = 0; norm_column<8>(q) < cols; q++) {
+            most = fmaxf(most, greatest(*(const vec<T, 8> *)(from + norm_column<8>(q))));
+        }
+        most = block_max(most);
+        float factor = most > 0.0f ? 448.0f / most : 0.0f;
+        if (threadIdx.x == 0) {
+            scale[blockIdx.x] = most / 448.0f;
+        }
+        for (int q = 0; norm_column<8>(q) < cols; q++) {
+            int i = norm_column<8>(q);
+            *(uint2 *)(to + i) = quantised(*(const vec<T, 8> *)(from + i), factor);
+        }
+    }
+}
+
+template <typename T>
+void quantise_rows(uint8_t *codes, float *scale, const T *x, int64_t x_stride, int32_t rows,
+                   int32_t cols, cudaStream_t stream)
+{
+    auto kernel = cols <= 8 * ROW_THREADS    ? quantise_kernel<T, 1>
+                  : cols <= 16 * ROW_THREADS ? quantise_kernel<T, 2>
+                  : cols <= QUANT_ROW_COLS   ? quantise_kernel<T, 4>
+                                             : quantise_kernel<T, 0>;
+
+    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, codes, scale, x, x_stride, cols);
 }
 
 /* A block a row. */
@@ -466,11 +467,9 @@ extern "C" void launch_quantise_rows(uint8_t *codes, float *scale, const void *x
                                      int type, int32_t rows, int32_t cols, cudaStream_t stream)
 {
     if (type == T_F16) {
-        launch(quantise_kernel<__half>, dim3(rows), dim3(QUANTISE_THREADS), 0, stream, codes, scale,
-               (const __half *)x, x_stride, cols);
+        quantise_rows(codes, scale, (const __half *)x, x_stride, rows, cols, stream);
     } else {
-        launch(quantise_kernel<__nv_bfloat16>, dim3(rows), dim3(QUANTISE_THREADS), 0, stream, codes,
-               scale, (const __nv_bfloat16 *)x, x_stride, cols);
+        quantise_rows(codes, scale, (const __nv_bfloat16 *)x, x_stride, rows, cols, stream);
     }
 }
 

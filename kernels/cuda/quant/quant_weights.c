@@ -276,6 +276,13 @@ static int grow(struct cuda_backend *c, void **at, int64_t *n_bytes, int64_t nee
     return *at ? 0 : ERR_NOMEM;
 }
 
+bool cuda_quant_reserve(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
+                        struct err *e)
+{
+    return grow(c, &c->widened, &c->widened_bytes, (int64_t)q->rows * q->cols * dtype_bytes(act),
+                e) == 0;
+}
+
 /* What products with the weight need besides it. */
 static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
                         struct err *e)
@@ -286,8 +293,7 @@ static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, en
     int rc;
 
     if (!q->quantises) {
-        return grow(c, &c->widened, &c->widened_bytes,
-                    (int64_t)q->rows * q->cols * dtype_bytes(act), e);
+        return cuda_quant_reserve(c, q, act, e) ? 0 : ERR_NOMEM;
     }
     rc = grow(c, &codes, &c->quantised_bytes, (int64_t)c->config.max_tokens * q->cols, e);
     c->quantised = codes;
@@ -320,8 +326,9 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
     q->quantises = q->format == FORMAT_FP8 && q->n_groups == 1 && activations_quantised(d) &&
-                   !c->config.deterministic && d->dtype != DTYPE_F32 && q->cols % CODE_ALIGN == 0 &&
-                   q->rows % CODE_ALIGN == 0 && lt_has_e4m3(c, q->rows, q->cols);
+                   !c->config.deterministic && d->dtype == DTYPE_BF16 &&
+                   q->cols % CODE_ALIGN == 0 && q->rows % CODE_ALIGN == 0 &&
+                   lt_has_e4m3(c, q->rows, q->cols);
 }
 
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,

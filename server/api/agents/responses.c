@@ -120,10 +120,13 @@ static const struct field rows[] = {
                "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":"
                "16,\"items\":{\"type\":\"string\",\"minLength\":1}}]}",
                "The text ends before any of these."),
-    ROW_CUSTOM("seed", read_seed,
-               "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":"
+    {.name = "seed",
+     .type = FIELD_CUSTOM,
+     GIVEN(has_seed),
+     .read = read_seed,
+     .schema = "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":"
                "18446744073709551615}",
-               "The same seed gives the same tokens."),
+     .help = "The same seed gives the same tokens."},
     ROW_CUSTOM("cache_salt", read_cache_salt,
                "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}",
                "Share cached prefixes only with requests that have the same salt."),

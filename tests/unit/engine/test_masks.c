@@ -34,7 +34,7 @@ static void open_loop(struct loop *l)
     rig_open(&l->r, &c);
     l->launched = l->committed = 0;
     assert_int_equal(null_open(&l->x, &s, &e), 0);
-    assert_int_equal(masks_open(&l->m, l->x, &l->r.config, &e), 0);
+    assert_int_equal(masks_open(&l->m, l->x, &l->r.config, true, &e), 0);
 }
 
 static void close_loop(struct loop *l)

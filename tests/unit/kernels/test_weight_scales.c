@@ -22,6 +22,23 @@ static void every_e4m3_code_has_its_value(void **state)
     }
 }
 
+/* Between neighbours the nearer one is taken, halfway the even one. */
+static void values_are_rounded_to_the_nearest_e4m3(void **state)
+{
+    (void)state;
+    for (int32_t c = 0; c < 0x7E; c++) {
+        float low = weight_code_value(FORMAT_FP8, (uint8_t)c),
+              high = weight_code_value(FORMAT_FP8, (uint8_t)(c + 1)), half = (low + high) / 2;
+        assert_int_equal(weight_e4m3_of(low), c);
+        assert_int_equal(weight_e4m3_of(-low), c | 0x80);
+        assert_int_equal(weight_e4m3_of(nextafterf(half, 0)), c);
+        assert_int_equal(weight_e4m3_of(nextafterf(half, 1000)), c + 1);
+        assert_int_equal(weight_e4m3_of(half), c % 2 ? c + 1 : c);
+    }
+    assert_int_equal(weight_e4m3_of(1e9f), 0x7E);
+    assert_int_equal(weight_e4m3_of(-465), 0xFE);
+}
+
 static void every_e2m1_code_has_its_value(void **state)
 {
     (void)state;
@@ -135,6 +152,7 @@ static int all_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_e4m3_code_has_its_value),
+        cmocka_unit_test(values_are_rounded_to_the_nearest_e4m3),
         cmocka_unit_test(every_e2m1_code_has_its_value),
         cmocka_unit_test(scales_have_the_values_of_their_types),
         cmocka_unit_test(values_follow_the_groups_of_rows_and_columns),

@@ -197,6 +197,12 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
     refuse("{\"architectures\":[\"MixtralForCausalLM\"]," SIZES
            ",\"num_local_experts\":4,\"num_experts_per_tok\":5}",
            ERR_INVALID, "num_experts_per_tok is 5 of 4 experts");
+    refuse("{\"architectures\":[\"GptOssForCausalLM\"]," SIZES
+           ",\"num_local_experts\":4,\"num_experts_per_tok\":2,\"swiglu_alpha\":2}",
+           ERR_UNSUPPORTED, "swiglu_alpha is 2, allowed is 1.702");
+    refuse("{\"architectures\":[\"OlmoeForCausalLM\"]," SIZES
+           ",\"num_experts\":4,\"num_experts_per_tok\":2,\"clip_qkv\":8}",
+           ERR_UNSUPPORTED, "clip_qkv is not supported");
     refuse("{\"architectures\":[\"SmolLM3ForCausalLM\"]," SIZES ",\"no_rope_layers\":[1,0]}",
            ERR_INVALID, "no_rope_layers has 2 entries for num_hidden_layers 3");
     refuse("{\"architectures\":[\"StableLmForCausalLM\"]," SIZES ",\"qk_layernorm\":true}",

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/quant/quant.h"
 
 enum { HIDDEN = 4096, INNER = 14336, QKV = 6144, BLOCKS = 132, SHARED_BYTES = 232448 };
 
@@ -70,6 +71,41 @@ static void a_layer_is_four_ops(void **state)
     assert_true(down->x == l.act.data && !down->h && down->k == INNER && down->sum == l.x.data);
     assert_true(qkv->x == l.x.data && qkv->h == l.h.data && qkv->n == QKV && !qkv->sum &&
                 !qkv->gated);
+}
+
+static struct mat quantised(struct mat m, struct quant_weight *q)
+{
+    m.format = weight_format_of((enum weight_format_id)q->format);
+    m.priv = q;
+    return m;
+}
+
+static void a_launch_has_weights_of_one_format(void **state)
+{
+    (void)state;
+    float scale;
+    struct quant_weight fp8 = {.format = FORMAT_FP8,
+                               .n_groups = 1,
+                               .row_bytes = 4096,
+                               .scale = &scale},
+                        int4 = {.format = FORMAT_INT4, .layout = QUANT_SEGMENTS},
+                        blocks = {.format = FORMAT_FP8, .n_groups = 32};
+    struct layer l = layer_of(8);
+    struct fused_args a = {0};
+    l.w_o = quantised(l.w_o, &fp8);
+    assert_true(fused_push_linear(&a, l.rows, l.y, l.attn, l.w_o, NULL));
+    assert_int_equal(a.format, FUSED_FP8);
+    assert_true(a.op[0].w_stride == 4096 && a.op[0].w_scale == &scale);
+    assert_true(fused_push_add_norm(&a, l.rows, l.h, l.x, l.y, &l.norm, false));
+    assert_false(fused_push_linear(&a, l.rows, l.qkv, l.h, l.w_qkv, NULL));
+    assert_false(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &int4), NULL));
+    assert_true(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &fp8), NULL));
+    assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
+    a = (struct fused_args){0};
+    assert_true(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &int4), NULL));
+    assert_int_equal(a.format, FUSED_INT4);
+    a = (struct fused_args){0}; /* scales of blocks are not a row's */
+    assert_false(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &blocks), NULL));
 }
 
 static void summands_of_ranks_must_fit_an_inbox(void **state)
@@ -311,6 +347,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_is_four_ops),
+        cmocka_unit_test(a_launch_has_weights_of_one_format),
         cmocka_unit_test(summands_of_ranks_must_fit_an_inbox),
         cmocka_unit_test(a_norm_without_its_product_is_an_op_of_its_own),
         cmocka_unit_test(a_full_launch_takes_no_more),

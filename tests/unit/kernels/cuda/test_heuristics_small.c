@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 
 enum { H200 = 132 };
@@ -54,6 +55,26 @@ static void what_is_no_wave_is_left_to_cublas(void **state)
     a_tile_is(128256, 4096, SMALL_PLAIN, 0, 0);
     a_tile_is(576, 576, SMALL_SUM, 0, 0);   /* too few */
     a_tile_is(4096, 4160, SMALL_SUM, 0, 0); /* an odd number of stages cannot be split */
+}
+
+static struct small_tile codes_tile(int32_t n, int32_t k, enum small_kind kind)
+{
+    struct fused_op p = product(n, k, kind);
+
+    return small_codes_tile(&p, H200);
+}
+
+static void products_of_codes_have_twice_the_depth_a_stage(void **state)
+{
+    (void)state;
+    struct small_tile t = codes_tile(28672, 4096, SMALL_GATED);
+    assert_true(t.width == 224 && t.split == 1);
+    t = codes_tile(4096, 14336, SMALL_SUM);
+    assert_true(t.width == 64 && t.split == 2);
+    t = codes_tile(6144, 4096, SMALL_PLAIN);
+    assert_true(t.width == 48 && t.split == 1);
+    assert_int_equal(codes_tile(6144, 4224, SMALL_PLAIN).width, 0); /* not two stages a turn */
+    assert_int_equal(codes_tile(4096, 1280, SMALL_SUM).width, 0);   /* nor a part of them */
 }
 
 static struct fused_args layer(void)
@@ -125,12 +146,36 @@ static void what_does_not_suit_is_refused(void **state)
     assert_false(small_plan(&a, H200));
 }
 
+static void layers_of_codes_need_activations_of_codes(void **state)
+{
+    struct fused_args a = layer();
+    float scale;
+    uint8_t codes;
+
+    (void)state;
+    a.format = FUSED_FP8;
+    a.codes = &codes;
+    a.code_scale = &scale;
+    for (int32_t i = 0; i < a.n_ops; i++) {
+        a.op[i].e4m3 = true;
+    }
+    assert_false(small_plan(&a, H200)); /* whose stages are of bf16 */
+    assert_true(small_codes_plan(&a, H200));
+    a.op[2].e4m3 = false; /* of a file whose activations stay */
+    assert_false(small_codes_plan(&a, H200));
+    a.op[2].e4m3 = true;
+    a.codes = NULL;
+    assert_false(small_codes_plan(&a, H200));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_one_wave_of_tiles),
         cmocka_unit_test(what_is_no_wave_is_left_to_cublas),
+        cmocka_unit_test(products_of_codes_have_twice_the_depth_a_stage),
         cmocka_unit_test(a_layer_goes_by_four_launches),
+        cmocka_unit_test(layers_of_codes_need_activations_of_codes),
         cmocka_unit_test(a_norm_is_taken_apart_where_nothing_else_reads_it),
         cmocka_unit_test(what_does_not_suit_is_refused),
     };

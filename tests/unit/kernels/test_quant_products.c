@@ -2,7 +2,7 @@
  * float64. Where a device quantises the activations, its result must be as near to
  * the product of these as to be explained by rounding the result.
  *
- *     build/tests/unit/kernels/test_quantised [--device cpu|cuda]
+ *     build/tests/unit/kernels/test_quant_products [--device cpu|cuda]
  *  */
 #include "tests/unit/quantised.h"
 
