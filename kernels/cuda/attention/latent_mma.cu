@@ -117,7 +117,8 @@ __device__ __forceinline__ void score_keys(float (&c)[N_TILES][4], uint32_t q, u
     for (int n = 0; n < N_TILES; n++) {
         c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0.0f;
     }
-    /* few products in a row are summed in two halves, which do not wait for each other */
+    /* few products in a row are summed in two halves, which do not wait for each
+     * other */
     constexpr int HALVES = N_TILES <= 2 ? 2 : 1;
     float other[HALVES == 2 ? N_TILES : 1][4] = {};
 #pragma unroll 6
