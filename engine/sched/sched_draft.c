@@ -21,6 +21,10 @@
 /* The work between two steps that are not planned ahead, in parts of a step. */
 enum { GAP_PARTS = 24 };
 
+/* Tokens of a step that verifies drafts, at most: measured costs of few rows say nothing
+ * of more, whose products are bound by arithmetic. */
+enum { VERIFY_TOKENS = 256 };
+
 void sched_speculate(struct sched *s, struct draft_source *d, int32_t max_draft)
 {
     assert(max_draft >= 1 && max_draft <= LIMIT_DRAFT);
@@ -95,6 +99,9 @@ bool drafts_awaited(struct sched *s)
         r.n_tokens += g->n_live;
         r.us += g->n_live * (s->c.cost.token_us + g->seq[0].n_tokens * s->c.cost.context_us);
     }
+    if (r.n_tokens >= VERIFY_TOKENS) {
+        return false;
+    }
     r.expected = r.n_tokens;
     for (struct group *g = s->running.first; g; g = g->next) {
         expected += in_prefill(g) || g->parked ? 0 : expected_of(s, g, &r);
@@ -144,7 +151,7 @@ static struct room step_room(const struct sched *s, const struct plan *p)
         r.n_tokens += s->chunk[i].n;
     }
     r.expected = r.n_tokens;
-    r.left = s->c.max_num_batched_tokens - r.n_tokens;
+    r.left = MIN(s->c.max_num_batched_tokens, VERIFY_TOKENS) - r.n_tokens;
     r.own_rows = s->c.max_num_seqs - p->n_items - s->n_chunks;
     return r;
 }
