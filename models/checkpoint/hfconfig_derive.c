@@ -259,6 +259,13 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     int32_t inner = MAX(r->state_expand, 2) * c->hidden;
 
     if (!a->delta && !a->ssd) {
+        for (int32_t i = 0; i < r->n_layer_types; i++) {
+            if (r->layer_recurrent[i]) {
+                return err_set(e, ERR_INVALID,
+                               "%s: layer_types: layer %d is recurrent; %s has no such layers",
+                               CONFIG, i, a->name);
+            }
+        }
         return 0;
     }
     x->kind = a->delta ? RECURRENCE_DELTA : RECURRENCE_SSD;

@@ -238,6 +238,17 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
     refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"full_attention\"]," SIZES
            "}",
            ERR_INVALID, "layer_types has 1 entries");
+    refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"full_attention\","
+           "\"full_attention\",\"mamba\"]," SIZES "}",
+           ERR_INVALID, "layer 2 is recurrent; Qwen2ForCausalLM has no such layers");
+    refuse("{\"architectures\":[\"Qwen3_5ForCausalLM\"]," SIZES "}", ERR_INVALID,
+           "the heads of the recurrent layers are missing");
+    refuse("{\"architectures\":[\"BambaForCausalLM\"],\"mamba_n_heads\":6,\"mamba_n_groups\":4,"
+           "\"mamba_d_state\":8," SIZES "}",
+           ERR_INVALID, "in 4 groups are not possible");
+    refuse("{\"architectures\":[\"GraniteMoeHybridForCausalLM\"],\"mamba_n_heads\":4,"
+           "\"mamba_n_groups\":1,\"mamba_d_state\":8,\"num_local_experts\":8," SIZES "}",
+           ERR_UNSUPPORTED, "with experts (num_local_experts 8)");
     refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"x\"]," SIZES "}",
            ERR_INVALID, "layer_types: 'x'");
 }
