@@ -12,7 +12,7 @@
 #include "models/families/layers.h"
 #include "tests/unit/models/gguf_file.h"
 
-enum { HIDDEN = 256, HEADS = 4, KV_HEADS = 2, DIM = 64, MLP = 512, VOCAB = 40 };
+enum { HIDDEN = 256, HEADS = 4, N_KV_HEADS = 2, DIM = 64, MLP = 512, VOCAB = 40 };
 enum { Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q6_K = 14, IQ4_XS = 23 };
 
 static char path[] = "build/gguf-blocks-XXXXXX";
@@ -80,13 +80,13 @@ static void put_sizes(struct file *f, const char *arch, int kv_heads)
 
 static void put_llama(struct file *f)
 {
-    put_sizes(f, "llama", KV_HEADS);
+    put_sizes(f, "llama", N_KV_HEADS);
     set_int(f, "llama.rope.dimension_count", DIM);
     set_real(f, "llama.rope.freq_base", 10000);
     set_real(f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
     put_blocks(f, "blk.0.attn_q.weight", Q4_K, HIDDEN, HEADS * DIM);
-    put_blocks(f, "blk.0.attn_k.weight", Q4_K, HIDDEN, KV_HEADS * DIM);
-    put_blocks(f, "blk.0.attn_v.weight", Q6_K, HIDDEN, KV_HEADS * DIM);
+    put_blocks(f, "blk.0.attn_k.weight", Q4_K, HIDDEN, N_KV_HEADS * DIM);
+    put_blocks(f, "blk.0.attn_v.weight", Q6_K, HIDDEN, N_KV_HEADS * DIM);
     put_blocks(f, "blk.0.attn_output.weight", Q5_0, HEADS * DIM, HIDDEN);
     put_blocks(f, "blk.0.ffn_gate.weight", IQ4_XS, HIDDEN, MLP);
     put_blocks(f, "blk.0.ffn_up.weight", IQ4_XS, HIDDEN, MLP);
