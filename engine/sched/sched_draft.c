@@ -21,8 +21,8 @@
 /* The work between two steps that are not planned ahead, in parts of a step. */
 enum { GAP_PARTS = 24 };
 
-/* Tokens of a step that verifies drafts, at most: measured costs of few rows say nothing
- * of more, whose products are bound by arithmetic. */
+/* Tokens of a step that verifies drafts, at most: measured costs of few rows say
+ * nothing of more, whose products are bound by arithmetic. */
 enum { VERIFY_TOKENS = 256 };
 
 void sched_speculate(struct sched *s, struct draft_source *d, int32_t max_draft)
