@@ -132,9 +132,9 @@ struct weight_desc {
 
 /* What a layer keeps of a token. */
 enum kv_kind {
-    KV_HEADS,  /* a key and a value of each key/value head */
-    KV_LATENT, /* one vector, which all heads share (struct latent_attention) */
-    KV_STATE,  /* nothing: a block holds a state of each layer (struct recurrence) */
+    KV_KEYS_VALUES, /* a key and a value of each key/value head */
+    KV_LATENT,      /* one vector, which all heads share (struct latent_attention) */
+    KV_STATE,       /* nothing: a block holds a state of each layer (struct recurrence) */
 };
 
 /* Where a block's keys and values lie in one KV group: layers of one kind of attention

@@ -23,9 +23,21 @@ struct machine {
 };
 
 static const struct machine MACHINES[] = {
-    {"CPU, 0.1 B", 64, 512, 8192, 50000, 50000, {.fixed_us = 4000, .token_us = 400, .context_us = 0.02}},
+    {"CPU, 0.1 B",
+     64,
+     512,
+     8192,
+     50000,
+     50000,
+     {.fixed_us = 4000, .token_us = 400, .context_us = 0.02}},
     /* an H200: tests/bench/records */
-    {"GPU, 8 B", 1024, 8192, 65536, 40000, 9000, {.fixed_us = 4700, .token_us = 17, .context_us = 0.03}},
+    {"GPU, 8 B",
+     1024,
+     8192,
+     65536,
+     40000,
+     9000,
+     {.fixed_us = 4700, .token_us = 17, .context_us = 0.03}},
 };
 
 struct client {
