@@ -1,0 +1,388 @@
+/* A model's parts on a backend: weights, tables of rotation, the parameters of each
+ * layer's operations, and the memory that operations of a step share; and what is
+ * refused before. */
+#include "models/families/load/load.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { LATENT_ROWS = 1024 }; /* rows of the scratch of attention over latents, at most */
+
+static int load_rope_table(struct model *m, const struct rope_config *r, float **host,
+                           struct mat *ret, struct err *e)
+{
+    int32_t rows = m->options.max_len, cols = r->rot_dim;
+
+    *host = malloc((size_t)rows * (size_t)cols * sizeof(float));
+    if (!*host) {
+        return err_nomem(e, "rope table");
+    }
+    rope_fill(*host, r, rows);
+    struct weight_piece piece = {
+        .data = *host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+    struct weight_desc d = {.name = "rope table",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = rows,
+                            .cols = cols,
+                            .piece = &piece,
+                            .n_pieces = 1,
+                            .mapped = true};
+    return m->backend->ops->weight(m->backend, &d, ret, e);
+}
+
+/* The tables of rotation: of all layers, and of windowed ones if theirs differs. */
+static int load_rope(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    struct rope_config plain = {.kind = ROPE_DEFAULT,
+                                .theta = c->window_theta,
+                                .factor = 1,
+                                .rot_dim = c->rope.rot_dim,
+                                .original_positions = c->rope.original_positions};
+
+    if (c->rope.rot_dim == 0) {
+        return 0;
+    }
+    int rc = load_rope_table(m, &c->rope, &t->rope_host[0], &t->cos_sin, e);
+    if (rc == 0 && c->window_theta > 0) {
+        rc = load_rope_table(m, &plain, &t->rope_host[1], &t->window_cos_sin, e);
+    }
+    return rc;
+}
+
+static void set_norm(const struct model_config *c, struct norm *n)
+{
+    n->kind = c->norm;
+    n->eps = c->norm_eps;
+    n->weight_offset = c->norm_offset;
+}
+
+static void set_rope(const struct model *m, int32_t layer, struct rope *r)
+{
+    const struct model_config *c = &m->config;
+    const struct transformer *t = m->weights;
+    bool own = c->windowed[layer] && t->window_cos_sin.data;
+
+    if (!c->unrotated[layer]) {
+        r->cos_sin = own ? t->window_cos_sin : t->cos_sin;
+        r->rot_dim = c->rope.rot_dim;
+        r->interleaved = c->rope_interleaved;
+    }
+    set_norm(c, &r->q_norm);
+    set_norm(c, &r->k_norm);
+}
+
+static void set_experts(const struct model *m, struct layer *l)
+{
+    const struct expert_config *x = &m->config.experts;
+
+    l->experts.n = x->n;
+    l->experts.top = x->top;
+    l->experts.width = m->weights->expert_intermediate;
+    l->experts.act = m->config.act;
+    l->experts.normalised = x->normalised;
+    l->experts.scores = x->scores;
+    l->experts.groups_by_two = x->groups_by_two;
+    l->experts.n_groups = x->n_groups;
+    l->experts.top_groups = x->top_groups;
+    l->experts.factor = x->factor;
+    l->experts.swiglu_limit = x->swiglu_limit;
+}
+
+static void set_latent(const struct model *m, struct layer *l)
+{
+    const struct model_config *c = &m->config;
+    struct latent_attention *a = &l->latent;
+
+    a->group = l->attention.group;
+    a->layer = l->attention.layer;
+    a->n_heads = m->weights->n_heads;
+    a->latent = c->latent.rank;
+    a->rot_dim = c->latent.rot_dim;
+    a->nope_dim = c->latent.nope_dim;
+    a->v_dim = c->latent.v_dim;
+    a->scale = l->attention.scale;
+    a->cos_sin = m->weights->cos_sin;
+    a->interleaved = c->rope_interleaved;
+    set_norm(c, &a->norm);
+    a->norm.eps = l->q_norm.eps = 1e-6f; /* whatever the model's other norms have */
+}
+
+/* Parameters of the operations other than weights. */
+static void set_parameters(struct model *m)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    struct model_kv_groups groups;
+
+    model_kv_groups(&groups, c, &m->options);
+    set_norm(c, &t->final_norm);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        struct layer *l = &t->layer[i];
+        int32_t number = t->first_layer + i;
+        set_norm(c, &l->attn_norm);
+        set_norm(c, &l->mlp_norm);
+        set_norm(c, &l->attn_post_norm);
+        set_norm(c, &l->mlp_post_norm);
+        set_norm(c, &l->q_norm);
+        set_norm(c, &l->k_norm);
+        if (c->experts.layer[number]) {
+            set_experts(m, l);
+        }
+        set_rope(m, number, &l->rope);
+        int32_t group, index;
+        model_kv_place(&groups, c, t->first_layer, number, &group, &index);
+        if (c->recurrent.layer[number]) {
+            transformer_set_recurrence(m, l, group, index);
+            continue;
+        }
+        l->attention = (struct attention){.group = group,
+                                          .layer = index,
+                                          .n_heads = t->n_heads,
+                                          .n_kv_heads = t->n_kv_heads,
+                                          .head_dim = c->head_dim,
+                                          .scale = (float)(1 / sqrt((double)c->query_scalar) /
+                                                           (c->scale_by_layer ? number + 1 : 1)),
+                                          .softcap = c->attn_softcap,
+                                          .window = c->windowed[number] ? c->sliding_window : 0,
+                                          .sinks = l->sinks};
+        if (c->latent.rank > 0) {
+            set_latent(m, l);
+        }
+    }
+}
+
+/* Memory that operations of a step share. */
+struct want {
+    struct mat *mat;
+    int32_t rows, cols; /* 0: not wanted */
+    enum dtype dtype;
+};
+
+static int make_mats(struct model *m, const struct want *want, size_t n, struct err *e)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        if (want[i].rows > 0 && want[i].cols > 0) {
+            rc = m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
+                                          want[i].mat, e);
+        }
+    }
+    return rc;
+}
+
+/* Rows of the widest up of a layer, which may have none. */
+static int32_t widest_up(const struct transformer *t)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        n = MAX(n, MAX(t->layer[i].up.rows, t->layer[i].experts.shared_up.rows));
+    }
+    return n;
+}
+
+/* Rows of the widest product in front of a recurrence; 0: no layer has one. */
+static int32_t widest_mixer(const struct transformer *t)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        n = MAX(n, t->layer[i].mixer.rows);
+    }
+    return n;
+}
+
+static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
+{
+    const struct expert_config *x = &m->config.experts;
+    struct transformer *t = m->weights;
+    struct expert_scratch *s = &t->experts;
+    int32_t n = m->options.max_tokens;
+    bool pairs = m->backend->expert_pairs;
+    int32_t each = pairs ? 0 : n, pair = pairs ? n * x->top : 0;
+    int64_t words = experts_list_words(x->n, x->top, n);
+    const struct want want[] = {
+        {&s->scores, n, x->n, DTYPE_F32},
+        {&s->y, n, m->config.hidden, act},
+        {&s->row, 1, each, DTYPE_I32},
+        {&s->x, each, m->config.hidden, act},
+        {&s->up, each, 2 * t->expert_intermediate, act},
+        {&s->act, each, t->expert_intermediate, act},
+        {&s->pair_act, pair, t->expert_intermediate, act},
+        {&s->pair_y, pair, m->config.hidden, act},
+        {&s->lists, 1, pairs ? (int32_t)MIN(words, INT32_MAX) : 0, DTYPE_I32},
+    };
+
+    return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
+}
+
+static int make_latent_scratch(struct model *m, enum dtype act, struct err *e)
+{
+    const struct latent_config *c = &m->config.latent;
+    struct transformer *t = m->weights;
+    int32_t n = m->options.max_tokens, rows = MIN(n, LATENT_ROWS);
+    int32_t q = t->n_heads * m->config.head_dim, v = t->n_heads * c->v_dim;
+    int32_t in = (c->q_rank > 0 ? c->q_rank : q) + c->rank + c->rot_dim;
+    const struct want want[] = {
+        {&t->qkv, n, MAX(in, v), act},
+        {&t->attn, n, v, act},
+        {&t->q, n, c->q_rank > 0 ? MAX(q, v) : 0, act},
+        {&t->latent.q, rows, t->n_heads * (c->rank + c->rot_dim), act},
+        {&t->latent.sum, rows, t->n_heads * c->rank, act},
+    };
+
+    return c->rank > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
+}
+
+static int make_scratch(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    enum dtype act = backend_act_dtype(m->backend, m->options.dtype);
+    int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
+            kv = t->n_kv_heads * c->head_dim;
+    int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
+    int32_t up = widest_up(t);
+    bool narrow = c->embed_dim != c->hidden, heads = c->latent.rank == 0;
+    struct recurrence r = model_recurrence(&c->recurrent, m->options.n_ranks);
+    int32_t mixer = widest_mixer(t), gates = c->gated_attention ? q : 0;
+    const struct want want[] = {
+        {&t->x, n, c->hidden, act},
+        {&t->h, n, c->hidden, act},
+        {&t->y, n, c->hidden, act},
+        {&t->qkv, n, heads ? q + 2 * kv + gates : 0, act},
+        {&t->attn, n, heads ? MAX(q, r.n_heads * r.value_dim) : 0, act},
+        {&t->mixer, n, mixer, act},
+        {&t->up, n, up, act},
+        {&t->act, n, MAX(t->intermediate, t->shared_intermediate), act},
+        {&t->narrow, n, narrow ? c->embed_dim : 0, act},
+        {&m->gathered, n_logits, c->embed_dim, act},
+        {&m->logits, n_logits, c->vocab, DTYPE_F32},
+        {&m->local_logits, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+    };
+
+    int rc = make_mats(m, want, ARRAY_LEN(want), e);
+    m->head = c->tied ? t->embed : t->head;
+    m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
+    rc = rc ? rc : make_latent_scratch(m, act, e);
+    return rc ? rc : make_expert_scratch(m, act, e);
+}
+
+int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
+{
+    bool kv = c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0;
+
+    if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model: %d heads, %d "
+                             "key/value heads, MLP width %d",
+                             n, c->n_heads, c->n_kv_heads, c->intermediate);
+    }
+    if (c->wide_qk_norm && n > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d: %s norms queries and keys over all heads, "
+                             "which several ranks do not compute",
+                             n, c->architecture);
+    }
+    if (c->experts.intermediate % n != 0 || c->experts.shared_intermediate % n != 0) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model's experts: MLP "
+                             "width %d, shared %d",
+                             n, c->experts.intermediate, c->experts.shared_intermediate);
+    }
+    if (c->recurrent.n_heads % n != 0 || c->recurrent.n_groups % n != 0) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model's recurrent "
+                             "layers: %d heads in %d groups",
+                             n, c->recurrent.n_heads, c->recurrent.n_groups);
+    }
+    if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
+        return err_set_param(
+            e, ERR_INVALID, "tensor_parallel_size",
+            "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n,
+            c->vocab);
+    }
+    return 0;
+}
+
+int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
+{
+    if (n > c->n_layers) {
+        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
+                             "pipeline_parallel_size %d is more than the %d layers of the model", n,
+                             c->n_layers);
+    }
+    return 0;
+}
+
+/* Refuse a model with layers that the backend does not compute. */
+static int check_backend(const struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    const struct backend_ops *ops = m->backend->ops;
+    const char *what = NULL;
+
+    if (c->experts.n > 0 && !ops->experts) {
+        what = "layers of experts";
+    } else if (c->latent.rank > 0 && !ops->latent_attention) {
+        what = "attention over latents";
+    }
+    return what ? err_set(e, ERR_UNSUPPORTED, "%s has %s, which the backend %s does not compute",
+                          c->architecture, what, m->backend->name)
+                : 0;
+}
+
+int transformer_load(struct model *m, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    int32_t stage = m->options.stage, n_stages = m->options.n_stages;
+    int rc = model_check_ranks(c, m->options.n_ranks, e);
+
+    if (rc == 0) {
+        rc = check_backend(m, e);
+    }
+    if (rc == 0 && c->recurrent.n_heads > 0 && !m->backend->ops->recurrence) {
+        rc = err_set(e, ERR_UNSUPPORTED,
+                     "%s has layers with recurrent states, which the backend %s does not compute",
+                     c->architecture, m->backend->name);
+    }
+    if (rc == 0) {
+        rc = model_check_stages(c, n_stages, e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    struct transformer *t = calloc(1, sizeof(*t));
+    if (!t) {
+        return err_nomem(e, "model");
+    }
+    m->weights = t;
+    t->first = stage == 0;
+    t->first_layer = model_first_layer(c, stage, n_stages);
+    t->n_layers = model_first_layer(c, stage + 1, n_stages) - t->first_layer;
+    t->layer = calloc((size_t)t->n_layers, sizeof(*t->layer));
+    if (!t->layer) {
+        return err_nomem(e, "model");
+    }
+    t->n_heads = c->n_heads / m->options.n_ranks;
+    t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
+    t->intermediate = c->intermediate / m->options.n_ranks;
+    t->expert_intermediate = c->experts.intermediate / m->options.n_ranks;
+    t->shared_intermediate = c->experts.shared_intermediate / m->options.n_ranks;
+    t->partial = m->options.n_ranks > 1;
+    t->vocab_first = vocab_range(m).first;
+    t->n_vocab = vocab_range(m).n;
+    rc = load_weights(m, e);
+    if (rc == 0) {
+        rc = load_rope(m, e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    set_parameters(m);
+    return make_scratch(m, e);
+}

@@ -1,0 +1,13 @@
+/* The parts of the loader. */
+#ifndef QUIRE_MODELS_FAMILIES_LOAD_LOAD_H
+#define QUIRE_MODELS_FAMILIES_LOAD_LOAD_H
+
+#include "models/families/layers.h"
+
+/* weights.c: the weights of this rank and stage, into m->weights; 0 or an error that
+ * names the tensor. */
+int load_weights(struct model *m, struct err *e);
+/* This rank's ids: equal ranges, of which the last may be shorter. */
+struct axis_range vocab_range(const struct model *m);
+
+#endif

@@ -1,0 +1,491 @@
+/* From a table of tensors to weights on a backend: takes this rank's slice of each
+ * tensor, stacks the tensors of a fused weight, and passes their pieces to the backend.
+ *
+ * A piece points into the mapped checkpoint; the backend reads it in place or copies
+ * it. A tensor that its file holds encoded or unaligned is first copied to plain
+ * memory, until the backend has made its own copy.
+ */
+#include "models/families/load/load.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/checkpoint/quantised/quantised.h"
+
+enum {
+    TENSOR_PIECES = 3, /* of one tensor, at most; more of one that is divided into heads */
+    LATENT_ROWS = 1024 /* rows of the scratch of attention over latents, at most */
+};
+
+/* Where a piece of a weight comes from. */
+struct source {
+    const struct tensor *tensor; /* that the piece is a slice of; NULL: of a dummy */
+    void *copy;                  /* owned; plain copy of an encoded or unaligned tensor, or NULL */
+};
+
+/* One weight and its pieces so far. */
+struct assembly {
+    struct model *m;
+    struct weight_piece *piece; /* [cap] owned */
+    struct source *source;      /* [cap] owned */
+    int32_t n_pieces, cap;
+    int32_t rows, cols; /* of the weight */
+};
+
+static int assembly_reserve(struct assembly *a, int32_t cap, struct err *e)
+{
+    a->piece = calloc((size_t)cap, sizeof(*a->piece));
+    a->source = calloc((size_t)cap, sizeof(*a->source));
+    a->cap = cap;
+    return a->piece && a->source ? 0 : err_nomem(e, "the pieces of a weight");
+}
+
+static void assembly_release(struct assembly *a)
+{
+    for (int32_t i = 0; a->source && i < a->n_pieces; i++) {
+        free(a->source[i].copy);
+    }
+    free(a->piece);
+    free(a->source);
+}
+
+/* This rank's range of `n` heads; with more ranks than heads several ranks hold the
+ * same one. */
+static struct axis_range head_range(const struct model *m, int32_t n)
+{
+    int32_t n_ranks = m->options.n_ranks, rank = m->options.rank;
+
+    if (n >= n_ranks) {
+        return (struct axis_range){rank * (n / n_ranks), n / n_ranks};
+    }
+    return (struct axis_range){rank / (n_ranks / n), 1};
+}
+
+struct axis_range vocab_range(const struct model *m)
+{
+    int32_t width = (int32_t)div_ceil(m->config.vocab, m->options.n_ranks),
+            first = m->options.rank * width;
+
+    return (struct axis_range){first, MIN(width, m->config.vocab - first)};
+}
+
+int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
+{
+    return MAX(c->n_kv_heads / n_ranks, 1);
+}
+
+static bool is_by_head(enum tensor_dim dim)
+{
+    return dim == DIM_K_UP || dim == DIM_V_UP;
+}
+
+/* The rows that make the keys of this rank's heads, or their values, a range a head. */
+static int32_t head_ranges(const struct model *m, enum tensor_dim dim, struct axis_range *ret)
+{
+    const struct latent_config *c = &m->config.latent;
+    struct axis_range heads = head_range(m, m->config.n_heads);
+
+    for (int32_t i = 0; i < heads.n; i++) {
+        int32_t first = (heads.first + i) * (c->nope_dim + c->v_dim);
+        ret[i] = dim == DIM_K_UP ? (struct axis_range){first, c->nope_dim}
+                                 : (struct axis_range){first + c->nope_dim, c->v_dim};
+    }
+    return heads.n;
+}
+
+/* The ranges of an axis that this rank holds, into ret[LIMIT_HEADS]; returns their
+ * number. */
+static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool split, int64_t size,
+                           struct axis_range *ret)
+{
+    const struct model_config *c = &m->config;
+    int32_t d = c->head_dim;
+    struct axis_range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
+
+    if (is_by_head(dim)) {
+        return head_ranges(m, dim, ret);
+    }
+    if (recurrent_dim_size(dim, c) >= 0) {
+        return recurrent_ranges(m, dim, split, ret);
+    }
+    ret[0] = (struct axis_range){0, (int32_t)size};
+    if (dim == DIM_QKV) {
+        if (!split || m->options.n_ranks == 1) {
+            return 1;
+        }
+        ret[0] = (struct axis_range){q.first * d, q.n * d};
+        ret[1] = (struct axis_range){(c->n_heads + kv.first) * d, kv.n * d};
+        ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
+        return 3;
+    }
+    if (dim == DIM_GATE_UP && split) {
+        int32_t n = c->intermediate / m->options.n_ranks;
+        ret[0] = (struct axis_range){m->options.rank * n, n};
+        ret[1] = (struct axis_range){c->intermediate + m->options.rank * n, n};
+        return 2;
+    }
+    if (!split) {
+        return 1;
+    }
+    if (dim == DIM_HEADS) {
+        ret[0] = q;
+    } else if (dim == DIM_Q || dim == DIM_KV) {
+        struct axis_range heads = dim == DIM_Q ? q : kv;
+        ret[0] = (struct axis_range){heads.first * d, heads.n * d};
+    } else if (dim == DIM_VOCAB) {
+        ret[0] = vocab_range(m);
+    } else {
+        int32_t n = (int32_t)size / m->options.n_ranks;
+        ret[0] = (struct axis_range){m->options.rank * n, n};
+    }
+    return 1;
+}
+
+/* The tensor's values, decoded and aligned to their type; *ret_copy, where that takes a
+ * copy, is the caller's. */
+static const void *plain_data(const struct tensor *t, void **ret_copy)
+{
+    bool coded = t->encoded || t->quantised;
+
+    if (!coded && (uintptr_t)t->data % (uintptr_t)dtype_bytes(t->dtype) == 0) {
+        return t->data;
+    }
+    void *copy = malloc((size_t)t->n_bytes);
+    *ret_copy = copy;
+    if (copy && coded) {
+        return tensor_decode(t, copy) == 0 ? copy : NULL;
+    }
+    return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
+}
+
+/* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
+ * group of `group` values, 0: all of them. */
+static int check_cut(const struct model *m, const struct tensor *t, struct axis_range r,
+                     int64_t size, int32_t group, struct err *e)
+{
+    if (group == 0 || (r.first % group == 0 && (r.n % group == 0 || r.first + r.n == size))) {
+        return 0;
+    }
+    return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                         "tensor_parallel_size %d cuts the %s of %d values of %s (%s)",
+                         m->options.n_ranks, t->quantised ? "groups" : "blocks", group, t->name,
+                         t->format->name);
+}
+
+/* A slice of codes whose scales are apart, which is a weight with the scales of its
+ * groups. */
+static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct axis_range out,
+                        struct axis_range in, const uint8_t *codes)
+{
+    p->stride = q->stride;
+    p->data = codes + weight_format_bytes(q->format, out.first * q->stride + in.first);
+    p->scales = weight_scales_slice(&q->scales, out.first, in.first);
+}
+
+/* The values of one expert in a tensor of all, n as it is stored, decoded where it is
+ * quantised; *ret_copy, where that takes a copy, is the caller's. */
+static const char *expert_data(const struct tensor *t, size_t n, int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype);
+
+    if (!t->quantised) {
+        return (const char *)t->data + (size_t)expert * n * bytes;
+    }
+    *ret_copy = malloc(n * bytes);
+    if (!*ret_copy || quant_tensor_decode_one(t->quantised, expert, t->dtype, *ret_copy) < 0) {
+        return NULL;
+    }
+    return *ret_copy;
+}
+
+/* The same in the order of the spec: n values, every second one where gate and up are
+ * stored in turn. As plain_data otherwise. */
+static const void *stacked_data(const struct tensor_spec *s, const struct tensor *t, int64_t n,
+                                int32_t expert, void **ret_copy)
+{
+    size_t bytes = (size_t)dtype_bytes(t->dtype), step = (size_t)tensor_spec_step(s);
+    void *decoded = NULL;
+    const char *from = expert_data(t, (size_t)n * step, expert, &decoded);
+
+    if (!from || (step == 1 && (uintptr_t)from % bytes == 0)) {
+        *ret_copy = decoded;
+        return from;
+    }
+    char *copy = malloc((size_t)n * bytes);
+    *ret_copy = copy;
+    from += s->rows == DIM_STACKED_UP ? bytes : 0;
+    for (size_t i = 0; copy && i < (size_t)n; i++) {
+        memcpy(copy + i * bytes, from + i * step * bytes, bytes);
+    }
+    free(decoded);
+    return copy;
+}
+
+/* Whether the weights carry the factor of the logits: the head is linear, so it may be
+ * on either side of it. */
+static bool scales_logits(const struct model *m, const struct tensor_spec *s)
+{
+    return m->config.logit_scale != 1 && tensor_spec_indices(s) == 0 &&
+           s->target == IN_MODEL(final_norm.weight);
+}
+
+static float value_at(const void *data, enum dtype t, int32_t i)
+{
+    uint32_t bits;
+    float f;
+
+    if (t == DTYPE_F16) {
+        return weight_format_f16((const uint8_t *)data + (size_t)i * 2);
+    }
+    if (t == DTYPE_F32) {
+        return ((const float *)data)[i];
+    }
+    bits = (uint32_t)((const uint16_t *)data)[i] << 16;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* The last piece, n values, times the factor of the logits, as float32. */
+static int scale_piece(struct assembly *a, float factor, struct err *e)
+{
+    struct weight_piece *p = &a->piece[a->n_pieces - 1];
+    struct source *from = &a->source[a->n_pieces - 1];
+    float *scaled = malloc((size_t)p->cols * sizeof(*scaled));
+
+    if (!scaled) {
+        return err_nomem(e, from->tensor->name);
+    }
+    for (int32_t i = 0; i < p->cols; i++) {
+        scaled[i] = factor * value_at(p->data, p->dtype, i);
+    }
+    free(from->copy);
+    from->copy = scaled;
+    p->data = scaled;
+    p->dtype = DTYPE_F32;
+    return 0;
+}
+
+/* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever
+ * the order of Hugging Face's tensor. */
+static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
+                      struct err *e)
+{
+    const struct model *m = a->m;
+    const struct quant_tensor *q = t->quantised;
+    int64_t n_rows, n_cols;
+    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
+
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
+    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
+    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    int rc = check_cut(
+        m, t, in[0], n_in,
+        q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
+    void *copy = NULL;
+    const uint8_t *codes = q && rc == 0 ? quant_tensor_codes(q, &copy) : t->blocks;
+    a->source[a->n_pieces].copy = copy;
+    if (rc == 0 && !codes) {
+        return err_nomem(e, t->name);
+    }
+    for (int32_t i = 0; i < n_parts && rc == 0; i++) {
+        int64_t first = (int64_t)out[i].first * n_in + in[0].first;
+        struct weight_piece *p = &a->piece[a->n_pieces];
+        a->source[a->n_pieces++].tensor = t;
+        *p = (struct weight_piece){
+            .dtype = t->dtype,
+            .rows = out[i].n,
+            .cols = in[0].n,
+            .stride = n_in,
+            .format = t->format,
+            .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
+        if (q) {
+            rc = check_cut(m, t, out[i], n_out, q->scales.group_rows, e);
+            slice_codes(p, q, out[i], in[0], codes);
+        } else {
+            p->data = t->blocks + weight_format_bytes(t->format, first);
+        }
+        a->rows += out[i].n;
+    }
+    a->cols = in[0].n;
+    return rc;
+}
+
+/* Add this rank's rows and columns of a tensor, or of one expert in a tensor of all; t
+ * NULL: a dummy, of which only the size counts. */
+static int add_tensor(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
+                      int32_t expert, struct err *e)
+{
+    const struct model *m = a->m;
+    int64_t n_rows, n_cols;
+
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    bool vector = s->cols == DIM_ONE;
+    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
+    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
+    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
+    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    void *copy = NULL;
+    const void *data = !t                       ? NULL
+                       : tensor_spec_stacked(s) ? stacked_data(s, t, n_rows * n_cols, expert, &copy)
+                                                : plain_data(t, &copy);
+    a->source[a->n_pieces].copy = copy;
+    if (t && !data) {
+        a->n_pieces++; /* so that the copy is freed */
+        return err_nomem(e, t->name);
+    }
+    for (int32_t i = 0; i < n_parts; i++) {
+        int64_t first = s->transposed ? (int64_t)in[0].first * n_cols + out[i].first
+                                      : (int64_t)out[i].first * n_cols + in[0].first;
+        struct weight_piece *p = &a->piece[a->n_pieces++];
+        *p = (struct weight_piece){
+            .rows = out[i].n, .cols = in[0].n, .stride = n_cols, .transposed = s->transposed};
+        if (s->transposed) {
+            *p = (struct weight_piece){
+                .rows = in[0].n, .cols = out[i].n, .stride = n_cols, .transposed = true};
+        } else if (vector) { /* stacked along its only axis */
+            *p = (struct weight_piece){.rows = 1, .cols = out[i].n, .stride = out[i].n};
+        } else if (s->rows == DIM_K_UP) {
+            p->transposed = true;
+        }
+        if (t) {
+            a->source[a->n_pieces - 1].tensor = t;
+            p->data = (const char *)data + first * dtype_bytes(t->dtype);
+            p->dtype = t->dtype;
+        }
+        if (vector) {
+            a->cols += out[i].n;
+        } else {
+            a->rows += s->rows == DIM_K_UP ? in[0].n : out[i].n;
+        }
+    }
+    if (vector) {
+        a->rows = 1;
+    } else {
+        a->cols = s->rows == DIM_K_UP ? out[0].n : in[0].n;
+    }
+    return 0;
+}
+
+static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
+                       struct mat *ret, struct err *e)
+{
+    struct model *m = a->m;
+    char name[TENSOR_NAME_BYTES];
+
+    tensor_spec_name(s, (struct tensor_index){layer, -1}, name);
+    struct weight_desc d = {.name = name,
+                            .kind = s->kind,
+                            .dtype = m->options.dtype,
+                            .rows = a->rows,
+                            .cols = a->cols,
+                            .piece = a->piece,
+                            .n_pieces = m->checkpoint ? a->n_pieces : 0,
+                            .mapped = m->checkpoint != NULL};
+    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks) ||
+        scales_logits(m, s)) {
+        d.dtype = DTYPE_F32;
+    }
+    d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
+    for (int32_t i = 0; i < a->n_pieces; i++) {
+        d.mapped &= !a->source[i].copy;
+    }
+    m->config.n_parameters += (int64_t)a->rows * a->cols;
+    struct quantised q = {0};
+    int rc = model_quantises(m, s, a->cols) ? quantised_init(&q, m, &d, e) : 0;
+    rc = rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, ret, e);
+    quantised_release(&q);
+    bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
+    for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
+        if (in_place || (d.mapped && a->piece[i].format)) {
+            rc = checkpoint_keep(m->checkpoint, a->source[i].tensor, e);
+        }
+    }
+    return rc;
+}
+
+/* Add the tensors of the n rows from s on, which have one target: of one expert, or of
+ * none. */
+static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
+                    struct tensor_index at, struct err *e)
+{
+    const struct model *m = a->m;
+    int rc = 0;
+
+    for (int32_t i = 0; i < n && rc == 0; i++, s++) {
+        if (tensor_spec_wanted(s, &m->config, at.layer) &&
+            (s->split != SPLIT_FIRST || m->options.rank == 0)) {
+            const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
+            bool blocks = tensor_stays_in_blocks(m, s, t);
+            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
+            if (rc == 0 && t && scales_logits(m, s)) {
+                rc = scale_piece(a, m->config.logit_scale, e);
+            }
+            if (t && !t->format && model_quantises(m, s, a->cols)) {
+                m->weights->n_quantised++;
+            } else if (t) {
+                transformer_count_format(m->weights, t, blocks || !t->format);
+            }
+        }
+    }
+    return rc;
+}
+
+/* Load the weight whose tensors begin at row s of the table: for one layer, with `base`
+ * its struct layer, or outside the layers, with `base` the struct transformer. */
+static int load_target(struct model *m, const struct tensor_spec *s, int32_t layer, void *base,
+                       struct err *e)
+{
+    struct assembly a = {.m = m};
+    int32_t n_rows = 0, n_each = tensor_spec_count(s, &m->config);
+
+    while (s[n_rows].name && s[n_rows].target == s->target) {
+        n_rows++;
+    }
+    int32_t n_pieces =
+        is_by_head(s->rows) ? LIMIT_HEADS : MAX(TENSOR_PIECES, recurrent_most_ranges(&m->config));
+    int rc = assembly_reserve(&a, n_rows * n_each * n_pieces, e);
+    for (int32_t i = 0; i < n_each && rc == 0; i++) {
+        rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, i}, e);
+    }
+    if (rc == 0 && a.n_pieces > 0) {
+        rc = make_weight(&a, s, layer, (struct mat *)((char *)base + s->target), e);
+    }
+    assembly_release(&a);
+    return rc;
+}
+
+/* Whether this pipeline stage needs a weight outside the layers. */
+static bool is_held(const struct model *m, size_t target)
+{
+    bool first = m->weights->first, last = model_is_last(m);
+
+    if (target == IN_MODEL(embed)) {
+        return first || (last && m->config.tied);
+    }
+    return target == IN_MODEL(positions) || target == IN_MODEL(project_in) ? first : last;
+}
+
+int load_weights(struct model *m, struct err *e)
+{
+    struct transformer *t = m->weights;
+    const struct tensor_spec *s = m->family->tensors;
+    int rc = 0;
+
+    while (s->name && rc == 0) {
+        bool in_layer = tensor_spec_indices(s) > 0;
+        int32_t n = in_layer ? t->n_layers : is_held(m, s->target) ? 1 : 0;
+        for (int32_t i = 0; i < n && rc == 0; i++) {
+            rc = load_target(m, s, t->first_layer + i, in_layer ? (void *)&t->layer[i] : (void *)t,
+                             e);
+        }
+        size_t target = s->target;
+        while (s->name && s->target == target && (tensor_spec_indices(s) > 0) == in_layer) {
+            s++;
+        }
+    }
+    return rc;
+}
