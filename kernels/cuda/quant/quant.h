@@ -22,12 +22,10 @@
 #ifndef QUIRE_KERNELS_CUDA_QUANT_QUANT_H
 #define QUIRE_KERNELS_CUDA_QUANT_QUANT_H
 
-#include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/cuda/launch.h"
-
 #include "kernels/weight_format.h"
 
 #ifdef __cplusplus
