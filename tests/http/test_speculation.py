@@ -5,12 +5,15 @@ import json
 import os
 import re
 import subprocess
+import time
 
 import pytest
 
 from conftest import PATIENCE_S, QUIRE, ROOT, clean_environment, serving
 
 DEMO = f"{ROOT}/models/demo"
+# Drafts that would not pay on this machine are verified, too.
+UNKNOWN_COSTS = {"QUIRE_STEP_COSTS": "unknown"}
 COMMON = ("--device", "cpu", "--threads", "1", "--max-num-seqs", "16", "--block-size", "4", "--access-log", "all")
 SUBJECTS = ["Tom", "Lily", "a little dog", "the old cat", "Max"]
 STORY = "Once upon a time there was a red ball. {0} saw the red ball. {0} wanted the red ball. "
@@ -56,7 +59,7 @@ def plain():
     (100, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}', "--kv-blocks", "180")),
 ], ids=["suffix", "few blocks"])
 def test_texts_are_those_without_drafts(plain, n, flags):
-    with serving(*COMMON, *flags, model=DEMO) as server:
+    with serving(*COMMON, *flags, model=DEMO, env=UNKNOWN_COSTS) as server:
         got = answers(server, BODIES[:n], 8)
         different = [i for i in range(n) if got[i] != plain[i]]
         assert different == [], [BODIES[different[0]], got[different[0]], plain[different[0]]]
@@ -68,18 +71,20 @@ def test_texts_are_those_without_drafts(plain, n, flags):
 
 
 def test_drafts_are_in_the_log():
-    with serving(*COMMON, "--speculate", "suffix", model=DEMO) as server:
+    with serving(*COMMON, "--speculate", "suffix", model=DEMO, env=UNKNOWN_COSTS) as server:
         body = dict(prompt="one two three four " * 8, max_tokens=60, temperature=0)
         ask(server, body)
-        server.log_file.seek(0)
-        line = [x for x in server.log_file.read().split("\n") if "draft_tokens=" in x][-1]
+        end = time.monotonic() + PATIENCE_S
+        while "draft_tokens=" not in server.log and time.monotonic() < end:
+            time.sleep(0.01)  # the line is written behind the answer
+        line = [x for x in server.log.split("\n") if "draft_tokens=" in x][-1]
         drafted, accepted = (int(re.search(rf"\b{key}=(\d+)", line).group(1)) for key in ("draft_tokens", "accepted_tokens"))
         assert drafted >= accepted > 0
 
 
 def test_recent_answers_are_drafted():
     """The same question again: nearly all of its answer is drafted from the first."""
-    with serving(*COMMON, "--speculate", "suffix", "--max-draft", "16", model=DEMO) as server:
+    with serving(*COMMON, "--speculate", "suffix", "--max-draft", "16", model=DEMO, env=UNKNOWN_COSTS) as server:
         body = dict(prompt="A tall tree grew", max_tokens=100, temperature=0.8, seed=5)
         first = ask(server, body)
         before = server.metric("spec_decode_num_accepted_tokens_total")
@@ -102,11 +107,11 @@ def test_what_a_model_said_holds_as_a_draft(family, tmp_path):
                "--model", f"{ROOT}/tests/golden/{family}", "--kv-blocks", "200", "--speculate", "suffix", "--max-draft", "4",
                "--acceptance", "1", "--requests", "2", "--input-len", "9", "--output-len", "30", "--temperature", "0.8",
                "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment() | UNKNOWN_COSTS)
     if "recurrent states" in done.stderr:
         assert done.returncode != 0
         return
     assert done.returncode == 0, done.stderr
     figure = json.loads(figures.read_text())
-    if figure["drafts"] > 0:  # by the costs that were measured, rows may not pay
-        assert round(figure["drafts"] * figure["accepted_per_draft"]) == figure["draft_tokens"]
+    assert figure["drafts"] > 0
+    assert round(figure["drafts"] * figure["accepted_per_draft"]) == figure["draft_tokens"]
