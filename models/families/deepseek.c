@@ -45,8 +45,6 @@ static const struct architecture ARCHITECTURES[] = {
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_WEIGHT(name, rows, cols, split, target, when) \
-    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
 #define ROW_LATENT_NORM(name, dim, target, when) \
     ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
 
@@ -54,34 +52,19 @@ static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, goes to, when */
     ROWS_LLAMA_ENDS,
     ROW_NORM(LAYER "input_layernorm", attn_norm),
-    ROW_WEIGHT(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),
-    ROW_WEIGHT(ATTN "q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK),
-    ROW_WEIGHT(ATTN "kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_ALWAYS),
+    ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),
+    ROW_MATRIX(ATTN "q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK),
+    ROW_MATRIX(ATTN "kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_ALWAYS),
     ROW_LATENT_NORM(ATTN "q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),
-    ROW_WEIGHT(ATTN "q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),
+    ROW_MATRIX(ATTN "q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),
     ROW_LATENT_NORM(ATTN "kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS),
-    ROW_WEIGHT(ATTN "kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up, WHEN_ALWAYS),
-    ROW_WEIGHT(ATTN "kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS),
-    ROW_WEIGHT(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),
+    ROW_MATRIX(ATTN "kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up, WHEN_ALWAYS),
+    ROW_MATRIX(ATTN "kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS),
+    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),
     ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
-    ROW_WEIGHT(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
-    ROW_WEIGHT(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
-    ROW_WEIGHT(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),
-    ROW_WEIGHT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),
-    ROW(LAYER "mlp.gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS),
-    ROW_WEIGHT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,
-               WHEN_EXPERTS),
-    ROW_WEIGHT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,
-               WHEN_EXPERTS),
-    ROW_WEIGHT(LAYER "mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,
-               WHEN_EXPERTS),
-    ROW_WEIGHT(LAYER "mlp.shared_experts.gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT,
-               experts.shared_up, WHEN_SHARED),
-    ROW_WEIGHT(LAYER "mlp.shared_experts.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT,
-               experts.shared_up, WHEN_SHARED),
-    ROW_WEIGHT(LAYER "mlp.shared_experts.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN,
-               experts.shared_down, WHEN_SHARED),
+    ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
+    ROW_CHOICE_BIAS(LAYER "mlp."),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_experts."),
     {0},
 };
 

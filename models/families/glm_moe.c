@@ -22,29 +22,14 @@ static const struct architecture ARCHITECTURES[] = {
 };
 
 #define MLP LLAMA_LAYER "mlp."
-#define ROW_WEIGHT(name, rows, cols, split, target, when) \
-    ROW(MLP name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, goes to, when */
     ROWS_LLAMA_ENDS,
     ROWS_LLAMA_ATTENTION,
-    ROW_WEIGHT("gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
-    ROW_WEIGHT("up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
-    ROW_WEIGHT("down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),
-    ROW_WEIGHT("gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),
-    ROW(MLP "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS),
-    ROW_WEIGHT("experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up, WHEN_EXPERTS),
-    ROW_WEIGHT("experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up, WHEN_EXPERTS),
-    ROW_WEIGHT("experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,
-               WHEN_EXPERTS),
-    ROW_WEIGHT("shared_experts.gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, experts.shared_up,
-               WHEN_SHARED),
-    ROW_WEIGHT("shared_experts.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, experts.shared_up,
-               WHEN_SHARED),
-    ROW_WEIGHT("shared_experts.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, experts.shared_down,
-               WHEN_SHARED),
+    ROWS_MLP_OR_EXPERTS(MLP),
+    ROW_CHOICE_BIAS(MLP),
+    ROWS_SHARED_EXPERT(MLP "shared_experts."),
     {0},
 };
 

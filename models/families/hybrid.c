@@ -100,10 +100,6 @@ static const struct architecture QWEN_NEXT[] = {
     ROW_OF(WHEN_RECURRENT, DELTA ".in_proj_qkvz.weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
 #define ROW_BA(dim) \
     ROW_OF(WHEN_RECURRENT, DELTA ".in_proj_ba.weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
-#define ROW_EXPERT(name, rows, cols, split, target) \
-    ROW_OF(WHEN_EXPERTS, name ".weight", rows, cols, split, experts.target)
-#define ROW_SHARED(name, rows, cols, split, target) \
-    ROW_OF(WHEN_SHARED, name ".weight", rows, cols, split, experts.target)
 
 static const struct tensor_spec QWEN_NEXT_TENSORS[] = {
     ROWS_LLAMA_ENDS,
@@ -115,17 +111,10 @@ static const struct tensor_spec QWEN_NEXT_TENSORS[] = {
     ROW_BA(DIM_BA_B),
     ROW_BA(DIM_BA_A),
     ROWS_RECURRENCE(DELTA, DIM_VALUE),
-    ROW_OF(WHEN_DENSE, "mlp.gate_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_OF(WHEN_DENSE, "mlp.up_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_OF(WHEN_DENSE, "mlp.down_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
-    ROW_EXPERT("mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
-    ROW_EXPERT("mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_EXPERT("mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_EXPERT("mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
-    ROW_SHARED("mlp.shared_expert.gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, shared_up),
-    ROW_SHARED("mlp.shared_expert.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, shared_up),
-    ROW_SHARED("mlp.shared_expert.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, shared_down),
-    ROW_SHARED("mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, shared_gate),
+    ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
+    ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, experts.shared_gate,
+               WHEN_SHARED),
     {0},
 };
 

@@ -24,6 +24,17 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
     ops->linear(m->backend, y, act, l->down, &(struct epilogue){.bias = l->down_bias});
 }
 
+void transformer_norm_heads(struct model *m, const struct layer *l, struct mat qkv)
+{
+    int32_t d = m->config.head_dim, q = m->weights->n_heads * d, k = m->weights->n_kv_heads * d;
+    struct mat of_q = mat_cols(qkv, 0, q), of_k = mat_cols(qkv, q, k);
+
+    if (l->q_norm.weight.data) {
+        m->backend->ops->norm(m->backend, of_q, of_q, &l->q_norm);
+        m->backend->ops->norm(m->backend, of_k, of_k, &l->k_norm);
+    }
+}
+
 void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y,
                            bool partial)
 {

@@ -244,6 +244,34 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_GATED_MLP(mlp) \
     ROW_UP(mlp "gate_proj", DIM_MLP), ROW_UP(mlp "up_proj", DIM_MLP), ROW_DOWN(mlp "down_proj")
 
+/* One matrix of a layer. */
+#define ROW_MATRIX(name, rows, cols, split, target, when) \
+    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
+/* A gated MLP in layers that have one, else a router and experts; and an expert that
+ * all tokens have. */
+#define ROWS_MLP_OR_EXPERTS(mlp)                                                                   \
+    ROW_MATRIX(mlp "gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),                   \
+        ROW_MATRIX(mlp "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),                 \
+        ROW_MATRIX(mlp "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),              \
+        ROW_MATRIX(mlp "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS), \
+        ROW_MATRIX(mlp "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,      \
+                   WHEN_EXPERTS),                                                                  \
+        ROW_MATRIX(mlp "experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,        \
+                   WHEN_EXPERTS),                                                                  \
+        ROW_MATRIX(mlp "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,     \
+                   WHEN_EXPERTS)
+#define ROWS_SHARED_EXPERT(name)                                                            \
+    ROW_MATRIX(name "gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, experts.shared_up,      \
+               WHEN_SHARED),                                                                \
+        ROW_MATRIX(name "up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, experts.shared_up,    \
+                   WHEN_SHARED),                                                            \
+        ROW_MATRIX(name "down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, experts.shared_down, \
+                   WHEN_SHARED)
+/* A bias that counts for the choice of experts alone. */
+#define ROW_CHOICE_BIAS(mlp)                                                                 \
+    ROW(mlp "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
+        IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS)
+
 /* Check a checkpoint against the family's table. The error names all tensors that are
  * missing, unknown, or of another shape or type. */
 int transformer_check(const struct model_family *f, const struct model_config *c,
@@ -306,6 +334,9 @@ void quantised_release(struct quantised *q);
 /* Count a tensor that was loaded, for model_log_formats. */
 void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored);
 
+/* The norms of q and of k over all of their heads together, in place, if the layer has
+ * them. qkv [rows, (n_heads + 2 n_kv_heads) * head_dim]. */
+void transformer_norm_heads(struct model *m, const struct layer *l, struct mat qkv);
 /* The end of layer i of this stage: x += y, and h = the next layer's or the final norm
  * of x. h is left alone where no norm follows or the next stage has it. `partial` as in
  * backend_ops.add_norm. */

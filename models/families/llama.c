@@ -133,18 +133,6 @@ void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct m
     *attn = heads;
 }
 
-/* The norms of q and of k over all of their heads together, if the layer has them. */
-static void norm_all_heads(struct model *m, const struct layer *l, struct mat qkv)
-{
-    int32_t d = m->config.head_dim, q = m->weights->n_heads * d, k = m->weights->n_kv_heads * d;
-    struct mat of_q = mat_cols(qkv, 0, q), of_k = mat_cols(qkv, q, k);
-
-    if (l->q_norm.weight.data) {
-        m->backend->ops->norm(m->backend, of_q, of_q, &l->q_norm);
-        m->backend->ops->norm(m->backend, of_k, of_k, &l->k_norm);
-    }
-}
-
 void llama_forward(struct model *m, const struct batch *b)
 {
     struct backend *be = m->backend;
@@ -164,7 +152,7 @@ void llama_forward(struct model *m, const struct batch *b)
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
-        norm_all_heads(m, l, qkv);
+        transformer_norm_heads(m, l, qkv);
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
         if (i + 1 == t->n_layers && model_gathers(m, b)) {

@@ -35,25 +35,13 @@ static const struct architecture QWEN[] = {
     {0},
 };
 
-#define ROW_DENSE(name, rows, cols, split, target) \
-    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), WHEN_DENSE)
-#define ROW_SHARED(name, rows, cols, split, target) \
-    ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target), WHEN_SHARED)
-
 static const struct tensor_spec QWEN_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LLAMA_ATTENTION,
-    ROW_DENSE(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_DENSE(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_DENSE(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
-    ROW_EXPERT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
-    ROW_EXPERT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_EXPERT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_EXPERT(LAYER "mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
-    ROW_SHARED(LAYER "mlp.shared_expert.gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, shared_up),
-    ROW_SHARED(LAYER "mlp.shared_expert.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, shared_up),
-    ROW_SHARED(LAYER "mlp.shared_expert.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, shared_down),
-    ROW_SHARED(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, shared_gate),
+    ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
+    ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, experts.shared_gate,
+               WHEN_SHARED),
     {0},
 };
 

@@ -22,13 +22,11 @@ static void olmo2_forward(struct model *m, const struct batch *b)
     const struct backend_ops *ops = be->ops;
     const struct transformer *t = m->weights;
     const struct epilogue plain = {0};
-    int32_t n = b->n_tokens, q_cols = t->n_heads * m->config.head_dim;
-    int32_t k_cols = t->n_kv_heads * m->config.head_dim;
+    int32_t n = b->n_tokens;
     /* [n_tokens, hidden] */
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
-    struct mat q = mat_cols(qkv, 0, q_cols), k = mat_cols(qkv, q_cols, k_cols);
 
     if (t->first) {
         transformer_embed(m, x, m->config.embed_scale);
@@ -36,10 +34,7 @@ static void olmo2_forward(struct model *m, const struct batch *b)
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         ops->linear(be, qkv, x, l->qkv, &plain);
-        if (l->q_norm.weight.data) {
-            ops->norm(be, q, q, &l->q_norm);
-            ops->norm(be, k, k, &l->k_norm);
-        }
+        transformer_norm_heads(m, l, qkv);
         ops->rope_kv(be, qkv, &l->rope, &l->attention);
         ops->attention(be, attn, qkv, &l->attention);
         ops->linear(be, h, attn, l->o, &plain);

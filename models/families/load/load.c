@@ -330,6 +330,8 @@ static int check_backend(const struct model *m, struct err *e)
         what = "layers of experts";
     } else if (c->latent.rank > 0 && !ops->latent_attention) {
         what = "attention over latents";
+    } else if (c->recurrent.n_heads > 0 && !ops->recurrence) {
+        what = "layers with recurrent states";
     }
     return what ? err_set(e, ERR_UNSUPPORTED, "%s has %s, which the backend %s does not compute",
                           c->architecture, what, m->backend->name)
@@ -344,11 +346,6 @@ int transformer_load(struct model *m, struct err *e)
 
     if (rc == 0) {
         rc = check_backend(m, e);
-    }
-    if (rc == 0 && c->recurrent.n_heads > 0 && !m->backend->ops->recurrence) {
-        rc = err_set(e, ERR_UNSUPPORTED,
-                     "%s has layers with recurrent states, which the backend %s does not compute",
-                     c->architecture, m->backend->name);
     }
     if (rc == 0) {
         rc = model_check_stages(c, n_stages, e);
