@@ -218,6 +218,7 @@ struct chat_parser {
     char hold[MARK_BYTES];
     int32_t n_hold;
     struct buf space;
+    struct buf gap; /* white space that stood before calls or reasoning inside an answer */
     bool fresh;       /* nothing but white space since the start, reasoning or a call */
     bool trim;        /* white space that comes now is dropped */
     bool had_content; /* the answer has had content */
@@ -225,6 +226,7 @@ struct chat_parser {
     /* ---- the open body ---- */
     struct buf raw;  /* its text until its first call has a name */
     size_t raw_mark; /* bytes of its opening mark */
+    size_t n_empty;  /* bytes of raw that may be the mark that closes an empty body */
     bool committed;  /* a call of this body has been reported */
     bool open;       /* a call is open */
     bool broken;     /* its arguments were invalid */
@@ -261,6 +263,8 @@ void parser_text(struct chat_parser *p, char c);
 /* White space that is held back becomes text, or is dropped. */
 void parser_put_space(struct chat_parser *p);
 void parser_drop_space(struct chat_parser *p);
+/* White space before calls or reasoning: text only if content comes behind them. */
+void parser_keep_gap(struct chat_parser *p);
 /* Whether hold, with one more byte, is one of the marks [n] (its index in *ret), or may
  * become one. */
 enum mark_rc { MARK_NO, MARK_PART, MARK_WHOLE };
