@@ -45,6 +45,7 @@ struct chat_format {
     bool think_anywhere;               /* the opening mark counts inside an answer too */
     bool think_calls;                  /* a call may be made inside reasoning, and ends it */
     const char *ignored[FORMAT_MARKS]; /* marks in an answer that are dropped */
+    const char *ignored_tag;           /* the beginning of one that goes on to the next '>' */
 
     /* ---- calls ---- */
     enum body_kind body;
@@ -217,6 +218,7 @@ struct chat_parser {
     /* Text that may be a mark; white space that may stand before one. */
     char hold[MARK_BYTES];
     int32_t n_hold;
+    int32_t n_tag; /* bytes of an ignored tag that may still come before its '>' */
     struct buf space;
     struct buf gap; /* white space that stood before calls or reasoning inside an answer */
     bool fresh;       /* nothing but white space since the start, reasoning or a call */

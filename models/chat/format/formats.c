@@ -42,7 +42,8 @@
 #define COHERE                                                                                     \
     .think_open = "<|START_THINKING|>", .think_close = "<|END_THINKING|>", .think_anywhere = true, \
     .body = BODY_OBJECT, .section_open = "<|START_ACTION|>", .section_close = "<|END_ACTION|>",    \
-    .list = true, .key_id = "tool_call_id", .key_name = "tool_name", .key_arguments = "parameters"
+    .list = true, .key_id = "tool_call_id", .key_name = "tool_name",                               \
+    .key_arguments = "parameters", .ignored_tag = "</co: "
 
 static const struct chat_format FORMATS[] = {
     {.name = "gpt-oss",
@@ -166,11 +167,12 @@ static const struct chat_format FORMATS[] = {
     {.name = "cohere-command-a",
      .detect = {"<|START_ACTION|>", "<|START_TEXT|>"},
      COHERE,
-     .ignored = {"<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"}},
+     .ignored = {"<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+                 "<co>"}},
     {.name = "cohere-command-r7b",
      .detect = {"<|START_ACTION|>"},
      COHERE,
-     .ignored = {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}},
+     .ignored = {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<co>"}},
     {.name = "cohere-command-r",
      .detect = {"Action:", "tool_name", "<|CHATBOT_TOKEN|>"},
      .ignored = {"<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"},

@@ -226,7 +226,9 @@ enum {
     M_CALL,
     M_CALL_TOO,
     M_CLOSE,
-    N_MARKS = M_CLOSE + 3 + FORMAT_MARKS
+    M_TAG = M_CLOSE + 3,
+    M_IGNORED,
+    N_MARKS = M_IGNORED + FORMAT_MARKS
 };
 
 /* The marks that count where the parser is. */
@@ -257,8 +259,9 @@ static void marks_here(const struct chat_parser *p, const char *mark[N_MARKS])
         mark[M_CLOSE + 1] = f->call_close;
         mark[M_CLOSE + 2] = f->close_too;
     }
-    for (int32_t i = 0; !reasoning && i < FORMAT_MARKS; i++) {
-        mark[M_CLOSE + 3 + i] = f->ignored[i];
+    mark[M_TAG] = f->ignored_tag;
+    for (int32_t i = 0; (!reasoning || f->ignored_tag) && i < FORMAT_MARKS; i++) {
+        mark[M_IGNORED + i] = f->ignored[i];
     }
 }
 
@@ -271,6 +274,7 @@ static void at_mark(struct chat_parser *p, int32_t which, const char *mark)
         return;
     }
     if (which >= M_CLOSE || which == M_LABEL) {
+        p->n_tag = which == M_TAG ? MARK_BYTES : 0;
         return;
     }
     bool reasoning = p->state == IN_REASONING;
@@ -287,6 +291,10 @@ static void in_text(struct chat_parser *p, char c)
     const char *mark[N_MARKS];
     int32_t which;
 
+    if (p->n_tag) {
+        p->n_tag = c == '>' ? 0 : p->n_tag - 1;
+        return;
+    }
     if (!p->n_hold && !p->begins[(unsigned char)c]) {
         parser_text(p, c);
         return;
@@ -340,7 +348,7 @@ static void find_begins(struct chat_parser *p)
     const struct chat_format *f = p->f;
     const char *marks[] = {f->think_open,   f->think_close,   f->think_empty, f->think_label,
                            f->section_open, f->section_close, f->call_open,   f->call_close,
-                           f->open_too,     f->close_too};
+                           f->open_too,     f->close_too,     f->ignored_tag};
 
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
         p->begins[marks[i] ? (unsigned char)marks[i][0] : 0] = true;
