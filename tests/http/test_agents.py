@@ -152,11 +152,13 @@ def test_reasoning_by_responses(thinker):
     r = ask(thinker, "responses", **body).json()
     item, = r["output"]
     assert item["type"] == "reasoning" and item["summary"] == [] and item["content"][0]["type"] == "reasoning_text"
+    assert r["usage"]["output_tokens_details"]["reasoning_tokens"] == r["usage"]["output_tokens"] == 8
     e = events(ask(thinker, "responses", stream=True, **body))
     text = "".join(x["delta"] for x in e if x["type"] == "response.reasoning_text.delta")
     assert text == item["content"][0]["text"] and e[-1]["response"]["output"][0]["content"] == item["content"]
     plain = ask(thinker, "responses", reasoning={"effort": "none"}, **body).json()
     assert [i["type"] for i in plain["output"]] == ["message"]
+    assert plain["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
     turns = HELLO + [item, {"role": "assistant", "content": "Yes."}] + HELLO
     bare = HELLO + [{"role": "assistant", "content": "Yes."}] + HELLO
     count = [ask(thinker, "responses/input_tokens", input=x).json()["input_tokens"] for x in (turns, bare)]

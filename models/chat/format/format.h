@@ -287,5 +287,6 @@ enum body_rc body_tagged_byte(struct chat_parser *p, char c);
 enum body_rc body_literal_byte(struct chat_parser *p, char c);
 void harmony_byte(struct chat_parser *p, char c);
 void harmony_end(struct chat_parser *p);
+bool harmony_reasoning(const struct chat_parser *p);
 
 #endif

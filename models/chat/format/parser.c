@@ -444,6 +444,11 @@ int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg)
     return p->nomem ? ERR_NOMEM : 0;
 }
 
+bool chat_parser_reasoning(const struct chat_parser *p)
+{
+    return p->state == IN_REASONING || (p->state == IN_HARMONY && harmony_reasoning(p));
+}
+
 int32_t chat_parser_calls(const struct chat_parser *p)
 {
     return p->n_calls;

@@ -148,9 +148,9 @@ static void put_response_usage(struct buf *b, const struct usage *u)
     buf_printf(b,
                "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,"
                "\"cache_write_tokens\":0},"
-               "\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":0},"
+               "\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
                "\"total_tokens\":%d}",
-               u->prompt_tokens, u->cached_tokens, u->completion_tokens,
+               u->prompt_tokens, u->cached_tokens, u->completion_tokens, u->reasoning_tokens,
                u->prompt_tokens + u->completion_tokens);
 }
 
