@@ -21,7 +21,7 @@ def agent_server(tmp_path_factory):
         yield s
 
 
-@pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.parametrize("api", ["messages", "responses", "chat"])
 def test_turns_compute_little_again(agent_server, api):
     """The bar is 3 % of all prompt tokens. Attribution headers change, system messages come late, and the model's own
     answers are part of the history."""
