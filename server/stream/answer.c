@@ -318,8 +318,8 @@ static int finish(struct answer *a, struct target *t, const struct output *o)
                                    o->stop_string ? stop : NULL, called);
 }
 
-/* Take over the usage. The tokens of an output that begins inside reasoning are reasoning,
- * also those behind its end, which come in the same output only if the client lags. */
+/* Take over the usage. All tokens of an output that begins inside reasoning count as
+ * reasoning; one that also holds tokens behind it comes only where a client lags. */
 static void count_tokens(struct answer *a, int32_t index, const struct usage *usage,
                          const struct answer_cursor *at)
 {

@@ -220,7 +220,7 @@ struct chat_parser {
     int32_t n_hold;
     int32_t n_tag; /* bytes of an ignored tag that may still come before its '>' */
     struct buf space;
-    struct buf gap; /* white space that stood before calls or reasoning inside an answer */
+    struct buf gap;   /* white space that stood before calls or reasoning inside an answer */
     bool fresh;       /* nothing but white space since the start, reasoning or a call */
     bool trim;        /* white space that comes now is dropped */
     bool had_content; /* the answer has had content */

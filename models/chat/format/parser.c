@@ -456,8 +456,8 @@ int32_t chat_parser_calls(const struct chat_parser *p)
 
 size_t chat_parser_bytes(const struct chat_parser *p)
 {
-    size_t bytes = sizeof(*p) + p->text.cap + p->space.cap + p->gap.cap + p->raw.cap +
-                   p->word.cap + p->value.cap;
+    size_t bytes = sizeof(*p) + p->text.cap + p->space.cap + p->gap.cap + p->raw.cap + p->word.cap +
+                   p->value.cap;
 
     for (int32_t i = 0; p->tools && i < p->tools->n; i++) {
         bytes += sizeof(p->params[i]) + (size_t)p->params[i].cap * sizeof(*p->params[i].param);
