@@ -3,6 +3,7 @@ computed again."""
 import importlib.util
 import json
 import os
+from typing import Literal
 
 import pytest
 
@@ -187,6 +188,27 @@ def test_sdks_run_a_call(tools_server):
     with client.messages.stream(**fields) as stream:
         last = stream.get_final_message()
     assert last.stop_reason == "tool_use" and set(last.content[-1].input) == {"colour"}
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_agents_sdk_runs_a_tool(tools_server, api):
+    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    import openai
+    agents.set_tracing_disabled(True)
+    painted = []
+
+    @agents.function_tool
+    def paint(colour: Literal["red", "green"]) -> str:
+        """Paint it."""
+        painted.append(colour)
+        return "done in " + colour
+
+    sdk = openai.AsyncOpenAI(base_url=tools_server.url + "/v1", api_key="none", max_retries=0)
+    model = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
+    agent = agents.Agent(name="painter", model=model("demo", sdk), tools=[paint], tool_use_behavior="stop_on_first_tool",
+                         model_settings=agents.ModelSettings(temperature=0, tool_choice="required", max_tokens=200, parallel_tool_calls=False))
+    done = agents.Runner.run_sync(agent, HELLO[0]["content"], max_turns=2)
+    assert len(painted) == 1 and done.final_output == "done in " + painted[0]
 
 
 def test_objects_are_those_of_the_sdks(tools_server, thinker):
