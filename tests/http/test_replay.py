@@ -12,7 +12,7 @@ READ = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", 
         "properties": {"file_path": {"type": "string", "description": "The absolute path"},
                        "offset": {"type": "number", "description": "The first line"}, "limit": {"type": "number"}},
         "required": ["file_path"]}
-TODO = {"type": "object", "properties": {"todos": {"type": "array", "items": {
+PLAN = {"type": "object", "properties": {"todos": {"type": "array", "items": {
     "type": "object", "properties": {"content": {"type": "string", "minLength": 1},
                                      "status": {"type": "string", "enum": ["pending", "in_progress", "completed"]}},
     "required": ["content", "status"], "additionalProperties": False}}}, "required": ["todos"], "additionalProperties": False}
@@ -33,7 +33,7 @@ CLAUDE_CODE = {
         {"type": "text", "text": "<system-reminder>Today is Monday.</system-reminder>"},
         {"type": "text", "text": "Read it.", "cache_control": {"type": "ephemeral"}}]}],
     "tools": [{"name": "Read", "description": "Reads a file.", "input_schema": READ},
-              {"name": "TodoWrite", "description": "Keeps a list.", "input_schema": TODO, "cache_control": {"type": "ephemeral"}}],
+              {"name": "TodoWrite", "description": "Keeps a list.", "input_schema": PLAN, "cache_control": {"type": "ephemeral"}}],
     "thinking": {"type": "enabled", "budget_tokens": 31999}, "context_management": {"edits": [
         {"type": "clear_thinking_20251015", "keep": "all"}]}, "output_config": {"effort": "medium"}}
 CLAUDE_HEADERS = {"x-api-key": "none", "anthropic-version": "2023-06-01", "x-app": "cli", "anthropic-dangerous-direct-browser-access": "true",
@@ -94,7 +94,7 @@ OPENCODE = {
         {"role": "system", "content": "You are opencode."}, {"role": "system", "content": "<env>/src</env>"},
         {"role": "user", "content": [{"type": "text", "text": "Read it."}]}],
     "tools": [{"type": "function", "function": {"name": "read", "description": "Reads a file.", "parameters": READ}},
-              {"type": "function", "function": {"name": "todowrite", "description": "Keeps a list.", "parameters": TODO}}]}
+              {"type": "function", "function": {"name": "todowrite", "description": "Keeps a list.", "parameters": PLAN}}]}
 
 
 def test_opencode(tools_server):
