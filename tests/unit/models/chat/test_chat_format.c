@@ -310,12 +310,17 @@ static void formats_of_templates(void **state)
     static const struct {
         const char *text, *name;
     } T[] = {
-        {"{{ messages }}", "generic"},        {"<tool_call>", "hermes"},
-        {"<tool_call> <think>", "qwen3"},     {"<tool_call> <function= <parameter=", "qwen3-coder"},
+        {"{{ messages }}", "generic"},
+        {"<tool_call>", "hermes"},
+        {"<tool_call> <think>", "qwen3"},
+        {"<tool_call> <function= <parameter=", "qwen3-coder"},
         {"<function= <parameter= <tool_call> <think>", "qwen3.5"},
-        {"<tool_call> <arg_key>", "glm-4.5"}, {"[TOOL_CALLS]", "mistral-list"},
-        {"[TOOL_CALLS] [ARGS]", "mistral"},   {"<|channel|> <|message|>", "gpt-oss"},
-        {"<|python_tag|>", "llama-json"},     {"<think></think>", "think"},
+        {"<tool_call> <arg_key>", "glm-4.5"},
+        {"[TOOL_CALLS]", "mistral-list"},
+        {"[TOOL_CALLS] [ARGS]", "mistral"},
+        {"<|channel|> <|message|>", "gpt-oss"},
+        {"<|python_tag|>", "llama-json"},
+        {"<think></think>", "think"},
     };
 
     (void)state;
