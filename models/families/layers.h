@@ -247,9 +247,8 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* Norms of q and k over all heads together. */
 #define ROW_WIDE_NORM(name, dim, norm) \
     ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
-#define ROWS_WIDE_NORMS(attn)                      \
-    ROW_WIDE_NORM(attn "q_norm", DIM_Q, q_norm), \
-        ROW_WIDE_NORM(attn "k_norm", DIM_KV, k_norm)
+#define ROWS_WIDE_NORMS(attn) \
+    ROW_WIDE_NORM(attn "q_norm", DIM_Q, q_norm), ROW_WIDE_NORM(attn "k_norm", DIM_KV, k_norm)
 /* One matrix of a layer. */
 #define ROW_MATRIX(name, rows, cols, split, target, when) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)

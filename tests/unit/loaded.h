@@ -1,11 +1,16 @@
 /* A model on a CPU, with its quantised weights as they are stored or decoded as it is
- * loaded, and the comparison of both; after cmocka.h. */
+ * loaded, and the comparison of both. */
 #ifndef QUIRE_TESTS_UNIT_LOADED_H
 #define QUIRE_TESTS_UNIT_LOADED_H
 
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "models/families/layers.h"
 

@@ -134,7 +134,8 @@ static void compare(void (*put)(struct file *f), int32_t n_ranks)
     write_model(put);
     for (int32_t rank = 0; rank < n_ranks; rank++) {
         struct loaded a, b;
-        if (load(&a, path, true, rank, n_ranks, &e) < 0 || load(&b, path, false, rank, n_ranks, &e) < 0) {
+        if (load(&a, path, true, rank, n_ranks, &e) < 0 ||
+            load(&b, path, false, rank, n_ranks, &e) < 0) {
             fail_msg("%s", e.text);
         }
         const struct layer *p = a.model->weights->layer, *q = b.model->weights->layer;
@@ -142,7 +143,8 @@ static void compare(void (*put)(struct file *f), int32_t n_ranks)
         assert_true(same_values("o", &a, p->o, q->o, 0));
         assert_true(same_values("up", &a, p->up, q->up, 0));
         assert_true(same_values("down", &a, p->down, q->down, 0));
-        assert_true(same_values("embedding", &a, a.model->weights->embed, b.model->weights->embed, 0));
+        assert_true(
+            same_values("embedding", &a, a.model->weights->embed, b.model->weights->embed, 0));
         unload(&a);
         unload(&b);
     }
