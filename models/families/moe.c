@@ -15,6 +15,7 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
 static const struct architecture QWEN[] = {
     {.name = "Qwen3MoeForCausalLM",
+     .models = "Qwen3-MoE",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
@@ -24,6 +25,7 @@ static const struct architecture QWEN[] = {
      .window_switch = true,
      .experts = true},
     {.name = "Qwen2MoeForCausalLM",
+     .models = "Qwen2-MoE",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
@@ -49,6 +51,7 @@ static const struct tensor_spec QWEN_TENSORS[] = {
 
 static const struct architecture OLMOE[] = {
     {.name = "OlmoeForCausalLM",
+     .models = "OLMoE",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -85,6 +88,7 @@ const struct model_family qwen_moe_family = {.architectures = QWEN,
 
 static const struct architecture MIXTRAL[] = {
     {.name = "MixtralForCausalLM",
+     .models = "Mixtral",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -48,12 +48,14 @@ static void olmo2_forward(struct model *m, const struct batch *b)
 
 static const struct architecture OLMO2[] = {
     {.name = "Olmo2ForCausalLM",
+     .models = "OLMo-2",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
      .rope_theta = 10000,
      .wide_qk_norm = true},
     {.name = "Olmo3ForCausalLM",
+     .models = "OLMo-3",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -79,6 +81,7 @@ const struct model_family olmo2_family = {
 
 static const struct architecture EXAONE4[] = {
     {.name = "Exaone4ForCausalLM",
+     .models = "EXAONE 4",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -155,6 +155,12 @@ int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct
 int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_config *c,
                     enum dtype dtype, struct err *e);
 
+/* ---- gguf_families.c ---- */
+
+/* Name i, from 0, that GGUF files give the architecture `name` of config.json; NULL:
+ * there are no more. */
+const char *gguf_name_of(const char *name, int i);
+
 /* ---- gguf_config.c ---- */
 
 int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, const struct gguf *g,

@@ -266,6 +266,16 @@ int gguf_family(const struct gguf_family **ret, const struct gguf *g, struct err
     return rc;
 }
 
+const char *gguf_name_of(const char *name, int i)
+{
+    for (size_t k = 0; k < ARRAY_LEN(FAMILIES); k++) {
+        if (strcmp(FAMILIES[k].name, name) == 0 && i-- == 0) {
+            return FAMILIES[k].gguf;
+        }
+    }
+    return NULL;
+}
+
 static const struct gguf_rename *find(const struct gguf_rename *table, const char *stem, size_t len)
 {
     for (; table && table->from; table++) {
