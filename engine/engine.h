@@ -34,6 +34,7 @@ struct token_out {
 struct usage {
     /* completion: of all choices; cached: prompt tokens that the prefix cache had */
     int32_t prompt_tokens, completion_tokens, cached_tokens;
+    int32_t reasoning_tokens; /* of the completion; the engine leaves it 0 */
 };
 
 /* The memory behind a choice's last piece, each block from malloc. A sink that sets
@@ -199,6 +200,7 @@ int engine_chat_parser_feed(struct chat_parser *p, const char *text, size_t len,
 int engine_chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg);
 void engine_chat_parser_free(struct chat_parser *p);
 size_t engine_chat_parser_bytes(const struct chat_parser *p);
+bool engine_chat_parser_reasoning(const struct chat_parser *p);
 
 /* Compile a grammar for the model's vocabulary: for gen_params.grammar, which takes
  * over the reference. Any thread. ERR_INVALID, ERR_UNSUPPORTED, ERR_NOMEM: as
