@@ -117,6 +117,7 @@ void rx_release(struct rx *r)
     free(r->token);
     free(r->out);
     free(r->seen);
+    free(r->known);
     *r = (struct rx){0};
 }
 
@@ -125,7 +126,8 @@ size_t rx_held(const struct rx *r)
     return (size_t)r->cap_nodes * sizeof(*r->node) + (size_t)r->table_size * sizeof(*r->table) +
            (size_t)(r->cap_sets + r->n_sets + 1) * sizeof(*r->set) +
            (size_t)r->cap_tokens * sizeof(*r->token) +
-           (size_t)(r->cap_out + r->cap_seen) * sizeof(*r->out);
+           (size_t)r->cap_out * sizeof(*r->out) + (size_t)r->cap_seen * sizeof(*r->seen) +
+           (r->known ? RX_KNOWN * sizeof(*r->known) : 0);
 }
 
 bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budget *b)
@@ -135,7 +137,9 @@ bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budge
     to->n_nodes = n_nodes;
     to->node = NULL;
     to->set = to->classes_in = NULL;
-    to->table = to->token = to->out = to->seen = NULL;
+    to->table = to->token = to->out = NULL;
+    to->seen = NULL;
+    to->known = NULL;
     to->table_size = to->cap_nodes = to->cap_sets = to->cap_tokens = 0;
     to->cap_out = to->cap_seen = to->n_out = to->n_seen = 0;
     if (!budget_grow(b, &to->node, &to->cap_nodes, n_nodes, sizeof(*to->node)) ||

@@ -1,5 +1,6 @@
 /* Derivatives, and whether anything matches at all. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/constrain/rx/rx.h"
 
@@ -126,7 +127,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
+static rx_id join_derivatives(struct rx *r, rx_id x, int32_t symbol)
 {
     int32_t base = r->n_out;
     rx_id all = RX_ID_NEVER;
@@ -142,6 +143,44 @@ rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
     }
     r->n_out = base;
     return r->budget->failed ? 0 : all;
+}
+
+static void narrow(struct byte_set *s, const struct byte_set *by)
+{
+    for (int i = 0; i < 8; i++) {
+        s->bit[i] &= by->bit[i];
+    }
+}
+
+/* The operands of an intersection are few where their pairs are many (those of a pattern
+ * with a bounded length, say), so their derivatives are kept, with what was noted. */
+rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
+{
+    if (!r->frozen || symbol >= r->n_classes) {
+        return join_derivatives(r, x, symbol);
+    }
+    if (!r->known && !(r->known = budget_alloc(r->budget, RX_KNOWN * sizeof(*r->known)))) {
+        return 0;
+    }
+    uint32_t at = ((uint32_t)x * 0x9e3779b1u ^ (uint32_t)symbol * 0x85ebca6bu) >> 20;
+    struct rx_known *k = &r->known[at];
+    if (k->x != x || k->symbol != symbol) {
+        struct byte_set outer = r->alike;
+        bool noting = r->noting;
+        memset(&r->alike, 0xff, sizeof(r->alike));
+        r->noting = true;
+        rx_id to = join_derivatives(r, x, symbol);
+        *k = (struct rx_known){to ? x : 0, to, symbol, r->alike};
+        r->alike = outer;
+        r->noting = noting;
+        if (!to) {
+            return 0;
+        }
+    }
+    if (r->noting) {
+        narrow(&r->alike, &k->alike);
+    }
+    return budget_work(r->budget, 1) ? k->to : 0;
 }
 
 /* ---- liveness ---- */
@@ -173,30 +212,65 @@ static int from_parts(struct rx *r, rx_id x)
     return -1;
 }
 
-static bool visit(struct rx *r, rx_id x)
+static bool visit(struct rx *r, rx_id x, int32_t from)
 {
     if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen))) {
         return false;
     }
     r->node[x].flags |= RX_SEEN;
-    r->seen[r->n_seen++] = x;
+    r->seen[r->n_seen++] = (struct rx_sought){x, from};
     return true;
+}
+
+/* What leads to a text has one, too. */
+static void note_live(struct rx *r, int32_t at)
+{
+    for (; at >= 0 && !r->budget->failed; at = r->seen[at].from) {
+        r->node[r->seen[at].x].flags |= RX_LIVE;
+    }
+}
+
+/* Whether a derivative of r->seen[at] is known to have a text; the others are put on the
+ * stack. Symbols that lead to the same are tried once. */
+static bool derivatives_live(struct rx *r, int32_t at)
+{
+    struct byte_set done = {0};
+    rx_id x = r->seen[at].x;
+
+    for (int32_t symbol = 0; symbol < rx_symbols(r); symbol++) {
+        bool class = r->frozen && symbol < r->n_classes;
+        if (class && done.bit[symbol / 32] >> (symbol % 32) & 1) {
+            continue;
+        }
+        memset(&r->alike, 0xff, sizeof(r->alike));
+        r->noting = class;
+        rx_id next = rx_derived(r, x, symbol);
+        for (int i = 0; class && i < 8; i++) {
+            done.bit[i] |= r->alike.bit[i];
+        }
+        int known = next ? from_parts(r, next) : 1;
+        if (known > 0 || (known < 0 && !visit(r, next, at))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Search the derivatives of r->seen[base] for one that has a text. */
 static bool search(struct rx *r, int32_t base)
 {
-    for (int32_t at = base; at < r->n_seen; at++) {
-        rx_id x = r->seen[at];
-        for (int32_t symbol = 0; symbol < rx_symbols(r); symbol++) {
-            rx_id next = rx_derived(r, x, symbol);
-            int known = next ? from_parts(r, next) : 1;
-            if (known > 0 || (known < 0 && !visit(r, next))) {
-                return true;
-            }
+    struct byte_set outer = r->alike;
+    bool noting = r->noting, found = false;
+
+    for (int32_t at = base; at < r->n_seen && !found; at++) {
+        found = derivatives_live(r, at);
+        if (found) {
+            note_live(r, at);
         }
     }
-    return false;
+    r->alike = outer;
+    r->noting = noting;
+    return found;
 }
 
 /* Within another search what was not found live stays part of that one. What was found
@@ -213,12 +287,12 @@ bool rx_live(struct rx *r, rx_id x)
         return known;
     }
     rx_classify(r);
-    bool live = !visit(r, x) || search(r, base);
+    bool live = !visit(r, x, -1) || search(r, base);
     if (!live && base > 0) {
         return false;
     }
     for (int32_t i = base; i < r->n_seen; i++) {
-        uint8_t *flags = &r->node[r->seen[i]].flags;
+        uint8_t *flags = &r->node[r->seen[i].x].flags;
         *flags = (uint8_t)((*flags & ~RX_SEEN) | (live ? 0 : RX_DEAD));
     }
     r->n_seen = base;
