@@ -28,7 +28,8 @@ enum rx_kind {
     RX_REPEAT, /* a from b to c times; c -1: any number */
 };
 
-enum { RX_KNOWN = 1 << 12 }; /* derivatives that are kept */
+/* Derivatives that are kept; a bound of the lengths that are counted. */
+enum { RX_KNOWN = 1 << 12, RX_MOST_LEAST = 1 << 20 };
 
 enum { RX_ID_EMPTY = 1, RX_ID_NEVER = 2, RX_ID_ALL = 3 };
 
@@ -45,6 +46,7 @@ struct rx_node {
     uint8_t flags;   /* RX_NULLABLE and its like */
     uint16_t height; /* of recursion over it */
     int32_t a, b, c; /* see enum rx_kind */
+    uint32_t least;  /* no text of it has fewer bytes and tokens; at most RX_MOST_LEAST */
 };
 
 struct byte_set {
@@ -75,6 +77,7 @@ struct rx {
     int32_t *out, n_out, cap_out;         /* stack of derivatives being collected */
     struct rx_sought *seen;               /* stack of nodes whose liveness is sought, owned */
     int32_t n_seen, cap_seen;             /* of them, and how many fit */
+    int32_t *heap, n_heap, cap_heap;      /* those to be tried, the shortest first; owned */
     struct rx_known *known;               /* [RX_KNOWN] by hash, of a frozen arena; owned */
     int32_t n_classes, n_classed;         /* classes; sets that they tell apart */
     uint8_t class_of[256], byte_of[256];  /* the class of a byte; a byte of a class */

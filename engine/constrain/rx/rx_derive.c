@@ -212,13 +212,50 @@ static int from_parts(struct rx *r, rx_id x)
     return -1;
 }
 
-static bool visit(struct rx *r, rx_id x, int32_t from)
+/* Which of two in the stack is tried first: the one that may be nearer to its end. */
+static bool before(const struct rx *r, int32_t a, int32_t b)
 {
-    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen))) {
+    uint32_t x = r->node[r->seen[a].x].least, y = r->node[r->seen[b].x].least;
+
+    return x != y ? x < y : a < b;
+}
+
+/* The heap of a search is r->heap[base ..); its children of i are 2 i + 1 and 2 i + 2. */
+static void heap_push(struct rx *r, int32_t base, int32_t at)
+{
+    int32_t *heap = r->heap + base, i = r->n_heap++ - base;
+
+    for (; i > 0 && before(r, at, heap[(i - 1) / 2]); i = (i - 1) / 2) {
+        heap[i] = heap[(i - 1) / 2];
+    }
+    heap[i] = at;
+}
+
+static int32_t heap_pop(struct rx *r, int32_t base)
+{
+    int32_t *heap = r->heap + base, n = --r->n_heap - base, first = heap[0], at = heap[n], i = 0;
+
+    for (int32_t child; (child = 2 * i + 1) < n; i = child) {
+        child += child + 1 < n && before(r, heap[child + 1], heap[child]);
+        if (before(r, at, heap[child])) {
+            break;
+        }
+        heap[i] = heap[child];
+    }
+    heap[i] = at;
+    return first;
+}
+
+/* Put a node on the stack, and into the heap that begins at `base`. */
+static bool visit(struct rx *r, rx_id x, int32_t from, int32_t base)
+{
+    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen)) ||
+        !budget_grow(r->budget, &r->heap, &r->cap_heap, (int64_t)r->n_heap + 1, sizeof(*r->heap))) {
         return false;
     }
     r->node[x].flags |= RX_SEEN;
     r->seen[r->n_seen++] = (struct rx_sought){x, from};
+    heap_push(r, base, r->n_seen - 1);
     return true;
 }
 
@@ -232,7 +269,7 @@ static void note_live(struct rx *r, int32_t at)
 
 /* Whether a derivative of r->seen[at] is known to have a text; the others are put on the
  * stack. Symbols that lead to the same are tried once. */
-static bool derivatives_live(struct rx *r, int32_t at)
+static bool derivatives_live(struct rx *r, int32_t at, int32_t base)
 {
     struct byte_set done = {0};
     rx_id x = r->seen[at].x;
@@ -249,25 +286,27 @@ static bool derivatives_live(struct rx *r, int32_t at)
             done.bit[i] |= r->alike.bit[i];
         }
         int known = next ? from_parts(r, next) : 1;
-        if (known > 0 || (known < 0 && !visit(r, next, at))) {
+        if (known > 0 || (known < 0 && !visit(r, next, at, base))) {
             return true;
         }
     }
     return false;
 }
 
-/* Search the derivatives of r->seen[base] for one that has a text. */
+/* Search the derivatives of what is in the heap for one that has a text. */
 static bool search(struct rx *r, int32_t base)
 {
     struct byte_set outer = r->alike;
     bool noting = r->noting, found = false;
 
-    for (int32_t at = base; at < r->n_seen && !found; at++) {
-        found = derivatives_live(r, at);
+    while (r->n_heap > base && !found) {
+        int32_t at = heap_pop(r, base);
+        found = derivatives_live(r, at, base);
         if (found) {
             note_live(r, at);
         }
     }
+    r->n_heap = base;
     r->alike = outer;
     r->noting = noting;
     return found;
@@ -287,7 +326,7 @@ bool rx_live(struct rx *r, rx_id x)
         return known;
     }
     rx_classify(r);
-    bool live = !visit(r, x, -1) || search(r, base);
+    bool live = !visit(r, x, -1, r->n_heap) || search(r, r->n_heap - 1);
     if (!live && base > 0) {
         return false;
     }
