@@ -61,8 +61,9 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    /* Kinds of bytes (vocab_kind) that lead back, and bit 63 once they are known. */
-    _Atomic(uint64_t) stays;
+    /* Kinds of bytes (vocab_kind) of which all lead back, and of which not all do; the
+     * others were not asked for. */
+    _Atomic(uint64_t) stays, leaves;
     _Atomic(int32_t) slot; /* of the mask cache, or -1; a hint */
 };
 
