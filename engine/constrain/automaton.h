@@ -1,7 +1,7 @@
 /* The states of a grammar, made as texts need them and shared by all its sequences.
  *
- * A config is what is known after a text: the terminals that are being read, each with
- * its row and what is left of its expression, and whether the text is complete. Configs
+ * A config is what is known after a text: rows with a state of the lexer each, which says
+ * what is being read behind that row, and whether the text is complete. Configs
  * are numbered and never change; their transitions by symbol are filled in as they are
  * asked for. Walking over a finished transition takes no lock.
  *
@@ -19,7 +19,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/constrain/cfg.h"
+#include "engine/constrain/lexer.h"
 #include "engine/constrain/vocab.h"
 
 enum {
@@ -48,12 +48,12 @@ struct waiting {
 struct row {
     int32_t first_item, n_items; /* item[..]: what makes the row, sorted */
     int32_t first_wait, n_waits; /* wait[..]: those and what they predict, by symbol */
+    int32_t lex;                 /* the lexer's state there; 0: no terminal may follow */
 };
 
-/* A terminal that is being read. */
+/* What is being read behind a row: a state of the lexer. */
 struct entry {
-    int32_t row, term; /* where it began, and which it is */
-    rx_id x;           /* what is left of it */
+    int32_t row, lex;
 };
 
 struct config {
@@ -69,12 +69,6 @@ struct config {
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
 
-/* Sets of records found by their content: 1 + the index of each. */
-struct index_table {
-    int32_t *slot; /* [size], owned */
-    int32_t size;  /* a power of two, or 0 */
-};
-
 struct mask_slot {
     int32_t config; /* whose mask; 0: none */
     bool used;      /* since the replacement hand passed */
@@ -86,6 +80,7 @@ struct automaton {
     const struct cfg *cfg;               /* of the grammar, which outlives this */
     struct budget budget;                /* of everything here, under lock */
     struct rx rx;                        /* the grammar's arena and more, under lock */
+    struct lexer lexer;                  /* over that, under lock */
     int32_t n_symbols;                   /* of rx: fixed */
     int32_t n_compiled; /* nodes that the grammar was compiled to: the first ones */
 
@@ -172,8 +167,7 @@ void items_advance(struct automaton *a, int32_t row, int32_t symbol);
 int32_t items_row(struct automaton *a);
 /* The config of a->next and a->completed: its number, CONFIG_DEAD or CONFIG_FULL. */
 int32_t config_intern(struct automaton *a);
-/* Append to a->next the terminals that a row waits for. */
-void next_terminals(struct automaton *a, int32_t row);
-uint32_t hash_words(const void *words, size_t bytes);
+/* Append to a->next what may be read behind a row. */
+void entry_add(struct automaton *a, int32_t row, int32_t lex);
 
 #endif

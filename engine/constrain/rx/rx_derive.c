@@ -120,6 +120,40 @@ void rx_derive(struct rx *r, rx_id x, int32_t symbol)
     derive(r, x, symbol, RX_ID_EMPTY);
 }
 
+void rx_first(struct rx *r, rx_id x, struct byte_set *ret)
+{
+    while (x && budget_work(r->budget, 1)) {
+        struct rx_node n = r->node[x];
+        switch ((enum rx_kind)n.kind) {
+        case RX_SET:
+            for (int i = 0; i < 8; i++) {
+                ret->bit[i] |= r->classes_in[n.a].bit[i];
+            }
+            return;
+        case RX_CONCAT:
+            rx_first(r, n.a, ret);
+            x = rx_has(r, n.a, RX_NULLABLE) ? n.b : 0;
+            break;
+        case RX_OR:
+            rx_first(r, n.b, ret);
+            x = n.a;
+            break;
+        case RX_REPEAT:
+        case RX_AND:
+            x = n.a;
+            break;
+        case RX_NOT:
+            memset(ret, 0xff, sizeof(*ret));
+            return;
+        case RX_TOKEN:
+        case RX_NONE:
+        case RX_EMPTY:
+        case RX_NEVER:
+            return;
+        }
+    }
+}
+
 static int by_id(const void *a, const void *b)
 {
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
