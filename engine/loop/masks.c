@@ -179,6 +179,7 @@ static void deliver(struct masks *m, const struct mask_set *set)
         }
     }
     m->executor->masks(m->executor, set->step, m->late, set->n_masks, &ignored);
+    hist_add(m->took_s, (double)(clock_us() - m->begun_us) * 1e-6);
 }
 
 /* The next job of the set under way; NULL: none, now. Under `lock`. */
@@ -256,6 +257,7 @@ static void begin_set(struct masks *m, struct mask_set *set)
     if (set->n == 0) {
         return;
     }
+    m->begun_us = clock_us();
     int32_t n = mask_set_begin(set);
     if (n == 0) { /* all have ended; the step waits nevertheless */
         deliver(m, set);
@@ -343,7 +345,7 @@ static int start_threads(struct masks *m, struct err *e)
 }
 
 int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, bool forced,
-               struct err *e)
+               struct hist *took_s, struct err *e)
 {
     struct masks *m = calloc(1, sizeof(*m));
     size_t seqs = (size_t)c->max_num_seqs;
@@ -354,6 +356,7 @@ int masks_open(struct masks **ret, struct executor *x, const struct sched_config
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->changed, NULL);
     m->executor = x;
+    m->took_s = took_s;
     m->config = *c;
     m->words = mask_words(c->vocab);
     m->n_sets = x->info.depth + 1;

@@ -235,7 +235,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
 /* The engine's sums before the measured run, to subtract the warm-up. */
 struct host_mark {
     uint64_t steps;
-    double host_s, device_s;
+    double host_s, device_s, masks_s;
 };
 
 static struct host_mark mark_host(const struct engine *engine)
@@ -243,7 +243,8 @@ static struct host_mark mark_host(const struct engine *engine)
     const struct engine_stats *s = engine_stats(engine);
 
     return (struct host_mark){atomic_load(&s->steps), atomic_load(&s->step_host_s.sum),
-                              atomic_load(&s->step_device_s.sum)};
+                              atomic_load(&s->step_device_s.sum),
+                              atomic_load(&s->step_masks_s.sum)};
 }
 
 static void report_run(struct bench_report *p, const struct offline_run *r,
@@ -292,6 +293,10 @@ static void report_host(struct bench_report *p, const struct engine *engine,
     if (now.device_s > before->device_s) {
         bench_report_number(p, "step_device_us", (now.device_s - before->device_s) / steps * 1e6,
                             "us of the device per step");
+    }
+    if (now.masks_s > before->masks_s) {
+        bench_report_number(p, "step_masks_us", (now.masks_s - before->masks_s) / steps * 1e6,
+                            "us from a step's tokens to its masks, beside the device");
     }
     bench_report_number(
         p, "preemptions",
