@@ -64,7 +64,8 @@ struct config {
     /* Kinds of bytes (vocab_kind) of which all lead back, and of which not all do; the
      * others were not asked for. */
     _Atomic(uint64_t) stays, leaves;
-    _Atomic(int32_t) slot; /* of the mask cache, or -1; a hint */
+    _Atomic(int32_t) slot;  /* of the mask cache, or -1; a hint */
+    _Atomic(int32_t) plain; /* the config that every plain character leads to, or CONFIG_DEAD */
 };
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };

@@ -301,12 +301,25 @@ static bool takes_no_plain(struct automaton *a, int32_t config)
     return true;
 }
 
+static int32_t plain_next(struct automaton *a, int32_t from)
+{
+    struct config *config = config_at(a, from);
+    int32_t to = atomic_load_explicit(&config->plain, memory_order_relaxed);
+
+    if (to == CONFIG_UNKNOWN) {
+        to = after_plain(a, from, CONFIG_UNKNOWN);
+        to = to > 0 ? to : CONFIG_DEAD;
+        atomic_store_explicit(&config->plain, to, memory_order_relaxed);
+    }
+    return to;
+}
+
 /* How many plain characters may follow, whatever they are: SLICE_CHARS, or fewer if no
  * other may follow those; else 0. */
 static int32_t plain_room(struct automaton *a, int32_t config)
 {
     for (int32_t i = 0; i < SLICE_CHARS; i++) {
-        int32_t to = after_plain(a, config, CONFIG_UNKNOWN);
+        int32_t to = plain_next(a, config);
         if (to <= 0) {
             return i > 0 && takes_no_plain(a, config) ? i : 0;
         }

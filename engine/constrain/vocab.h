@@ -11,7 +11,7 @@
 
 /* Tokens of at most so many plain characters are a slice of their own: a string of
  * bounded length mostly allows all of them. */
-enum { SLICE_CHARS = 12 };
+enum { SLICE_CHARS = 16 };
 
 /* Longer tokens are never allowed. */
 enum { MAX_TOKEN_BYTES = 1024 };
