@@ -3,7 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MANY_READINGS = 8 };
+enum {
+    MANY_READINGS = 8,
+    LEX_RESTS = 1 << 12,    /* rests that are kept, */
+    LEFT_MAX = 16 * LEX_RESTS, /* and what is left in them */
+};
 
 uint32_t hash_words(const void *words, size_t bytes)
 {
@@ -37,6 +41,8 @@ void lexer_release(struct lexer *l)
     free(l->reading);
     free(l->step);
     free(l->end);
+    free(l->rest);
+    free(l->left);
     free(l->states.slot);
     free(l->next);
     *l = (struct lexer){0};
@@ -147,8 +153,8 @@ int32_t lexer_intern(struct lexer *l)
 
 /* ---- steps ---- */
 
-/* What is left of a terminal behind a symbol, and whether it may end there. */
-static void read_on(struct lexer *l, struct reading of, int32_t symbol)
+/* Adds what is left of a terminal behind a symbol; whether it may end there. */
+static bool derive(struct lexer *l, struct reading of, int32_t symbol)
 {
     struct rx *r = l->rx;
     int32_t base = r->n_out;
@@ -166,6 +172,65 @@ static void read_on(struct lexer *l, struct reading of, int32_t symbol)
         }
     }
     r->n_out = base;
+    return ended;
+}
+
+/* Keeps what derive added from l->next[from] on. */
+static void keep_rest(struct lexer *l, struct lex_rest *k, struct lex_rest found, int32_t from)
+{
+    int32_t n = l->n_next - from;
+
+    if (l->n_left + n > LEFT_MAX) {
+        memset(l->rest, 0, LEX_RESTS * sizeof(*l->rest));
+        l->n_left = 0;
+    }
+    if (n > LEFT_MAX || !budget_grow(l->budget, &l->left, &l->cap_left, (int64_t)l->n_left + n,
+                                     sizeof(*l->left))) {
+        return;
+    }
+    found.first = l->n_left;
+    found.n = n;
+    for (int32_t i = 0; i < n; i++) {
+        l->left[l->n_left++] = l->next[from + i].x;
+    }
+    *k = found;
+}
+
+/* derive, of a state of many readings, which it shares with others. */
+static bool derive_known(struct lexer *l, struct reading of, int32_t symbol)
+{
+    struct byte_set outer = l->rx->alike;
+
+    if (!l->rest && !(l->rest = budget_alloc(l->budget, LEX_RESTS * sizeof(*l->rest)))) {
+        return false;
+    }
+    uint32_t at = ((uint32_t)of.x * 0x9e3779b1u ^ (uint32_t)symbol * 0x85ebca6bu) >> 20;
+    struct lex_rest *k = &l->rest[at], found = {.x = of.x, .symbol = symbol};
+    if (k->x == of.x && k->symbol == symbol) {
+        for (int32_t i = 0; i < k->n; i++) {
+            lexer_add(l, of.term, l->left[k->first + i]);
+        }
+        found = *k;
+    } else {
+        int32_t from = l->n_next;
+        memset(&l->rx->alike, 0xff, sizeof(l->rx->alike));
+        found.ended = derive(l, of, symbol);
+        found.alike = l->rx->alike;
+        if (!l->budget->failed) {
+            keep_rest(l, k, found, from);
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        l->rx->alike.bit[i] = outer.bit[i] & found.alike.bit[i];
+    }
+    return found.ended && budget_work(l->budget, 1);
+}
+
+/* What is left of a terminal behind a symbol, and whether it may end there. */
+static void read_on(struct lexer *l, struct reading of, int32_t symbol, bool many)
+{
+    bool ended = many ? derive_known(l, of, symbol) : derive(l, of, symbol);
+
     if (ended &&
         budget_grow(l->budget, &l->end, &l->cap_end, (int64_t)l->n_end + 1, sizeof(*l->end))) {
         l->end[l->n_end++] = of.term;
@@ -210,7 +275,7 @@ static const struct lex_step *make_step(struct lexer *l, int32_t s, int32_t symb
     memset(&r->alike, 0xff, sizeof(r->alike));
     for (int32_t i = 0; i < of->n && !l->budget->failed; i++) {
         if (!goes_no_further(l, of, i, symbol)) {
-            read_on(l, l->reading[of->first + i], symbol);
+            read_on(l, l->reading[of->first + i], symbol, of->begins);
         }
     }
     made.alike = r->alike;

@@ -28,6 +28,15 @@ struct lex_step {
     struct byte_set alike;    /* classes of bytes by which it becomes the same */
 };
 
+/* What is left of an expression behind a symbol, as it was found out for some state. */
+struct lex_rest {
+    rx_id x; /* the expression; 0: none */
+    int32_t symbol;
+    int32_t first, n;      /* left[first ..): what is left of it */
+    bool ended;            /* it may end there */
+    struct byte_set alike; /* classes of bytes behind which the same is left */
+};
+
 struct lex_state {
     int32_t first, n; /* reading[first .. first + n), sorted */
     int32_t *edge;    /* [n_symbols] 1 + the step by each symbol, or 0; owned */
@@ -46,6 +55,9 @@ struct lexer {
     struct lex_step *step;                     /* owned */
     int32_t n_steps, cap_steps;                /* steps, and how many fit */
     int32_t *end, n_end, cap_end;              /* terminals that end, of all steps; owned */
+    struct lex_rest *rest;                     /* [LEX_RESTS] by hash; NULL: none yet; owned */
+    rx_id *left;                               /* of all rests, owned */
+    int32_t n_left, cap_left;                  /* of them, and how many fit */
     struct index_table states;                 /* by content */
     struct reading *next;                      /* of the state being made; owned */
     int32_t n_next, cap_next;                  /* of them, and how many fit */
