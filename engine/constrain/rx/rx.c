@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_HEIGHT = 1500, FIRST_TABLE = 64 };
+enum { MAX_HEIGHT = 1500, FIRST_TABLE = 64, NODE_WORK = 8 };
 
 static uint32_t hash_node(int kind, int32_t a, int32_t b, int32_t c)
 {
@@ -120,7 +120,7 @@ static rx_id intern(struct rx *r, int kind, int32_t a, int32_t b, int32_t c, int
 {
     rx_id found = r->table_size ? find_node(r, kind, a, b, c) : 0;
 
-    if (found) {
+    if (found || !budget_work(r->budget, NODE_WORK)) {
         return found;
     }
     return add_node(r, (struct rx_node){.kind = (uint8_t)kind,

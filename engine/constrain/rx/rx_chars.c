@@ -9,7 +9,7 @@
 #include "config/base/utf8.h"
 #include "engine/constrain/builder.h"
 
-enum { LAST_CODE = 0x10ffff, FIRST_ASTRAL = 0x10000 };
+enum { LAST_CODE = 0x10ffff, FIRST_ASTRAL = 0x10000, CLASS_WORK = 8 };
 
 struct chars_view {
     struct rx *rx;
@@ -119,7 +119,7 @@ static rx_id block(struct chars_view *v, int digits, uint32_t base)
         return whole ? whole_block(v, digits) : RX_ID_NEVER;
     }
     b.n = 0;
-    for (int d = 0; d < v->radix; d++) {
+    for (int d = 0; d < v->radix && budget_work(v->rx->budget, 1); d++) {
         uint32_t at = base + step * (uint32_t)d;
         rx_id rest = digits > 1            ? block(v, digits - 1, at)
                      : coverage(v, at, at) ? RX_ID_EMPTY
@@ -157,10 +157,15 @@ static rx_id ascii(const struct chars_view *v, bool raw_json)
 {
     struct byte_set s = {0};
 
-    for (uint32_t c = raw_json ? 0x20 : 0; c < 0x80; c++) {
-        if (coverage(v, c, c) && !(raw_json && (c == '"' || c == '\\'))) {
+    for (int32_t i = 0; i < v->n && v->range[i].first < 0x80; i++) {
+        for (uint32_t c = v->range[i].first; c <= MIN(v->range[i].last, 0x7fu); c++) {
             s.bit[c / 32] |= 1u << (c % 32);
         }
+    }
+    if (raw_json) {
+        s.bit[0] = 0;
+        s.bit['"' / 32] &= ~(1u << '"' % 32);
+        s.bit['\\' / 32] &= ~(1u << '\\' % 32);
     }
     return rx_make_set(v->rx, &s);
 }
@@ -349,7 +354,8 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     }
     struct code_range *sorted = malloc(((size_t)n + 1) * sizeof(*sorted));
 
-    if (!sorted) {
+    if (!sorted || !budget_work(&b->budget, CLASS_WORK + n)) {
+        free(sorted);
         budget_fail(&b->budget, ERR_NOMEM, NULL);
         return 0;
     }
