@@ -7,9 +7,8 @@
 #include <time.h>
 
 #include "config/base/buf.h"
-#include "engine/constrain/constrain.h"
+#include "tests/unit/byte_vocab.h"
 
-enum { EOS = 256, N_IDS = 257 };
 /* What may be allocated beyond the limit's bytes: of the front ends' reading, which
  * ends with the compilation, and the allocator's rounding. */
 enum { SLACK_BYTES = 1 << 20 };
@@ -17,50 +16,19 @@ enum { SLACK_BYTES = 1 << 20 };
  * nothing can take so long. */
 enum { LATEST_US = 400000 };
 
-static struct constrain_vocab *vocab;
-
-static const char *bytes_of(const void *arg, int32_t id, size_t *ret_len)
+static int open_both(void **state)
 {
-    static char all[256];
-
-    (void)arg;
-    for (int i = 0; i < 256; i++) {
-        all[i] = (char)i;
-    }
-    *ret_len = id < 256;
-    return &all[id % 256];
-}
-
-static bool is_special(const void *arg, int32_t id)
-{
-    (void)arg;
-    return id == EOS;
-}
-
-static int open_vocab(void **state)
-{
-    static const int32_t eos = EOS;
-    struct constrain_tokens t = {
-        .n = N_IDS, .n_eos = 1, .eos = &eos, .bytes = bytes_of, .special = is_special};
     struct grammar_limits l;
     struct grammar *g;
     struct err e = {0};
+    int rc = open_vocab(state);
 
-    (void)state;
-    int rc = constrain_vocab_new(&vocab, &t, &e);
     if (rc == 0) { /* Unicode's categories are tables of the process, made when first used */
         grammar_limits_init(&l);
-            rc = grammar_new(&g, vocab, GRAMMAR_REGEX, "\\pL", 3, &l, &e);
+        rc = grammar_new(&g, vocab, GRAMMAR_REGEX, "\\pL", 3, &l, &e);
         grammar_unref(rc == 0 ? g : NULL);
     }
     return rc;
-}
-
-static int close_vocab(void **state)
-{
-    (void)state;
-    constrain_vocab_free(vocab);
-    return 0;
 }
 
 /* Processor time of the thread, which others on the machine do not add to. */
@@ -291,5 +259,5 @@ int main(void)
         cmocka_unit_test(each_is_refused_or_compiled_within_its_limits),
     };
 
-    return cmocka_run_group_tests(tests, open_vocab, close_vocab);
+    return cmocka_run_group_tests(tests, open_both, close_vocab);
 }
