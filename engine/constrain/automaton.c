@@ -133,8 +133,8 @@ int32_t config_intern(struct automaton *a)
 
 void entry_add(struct automaton *a, int32_t row, int32_t lex)
 {
-    if (lex && budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1,
-                           sizeof(*a->next))) {
+    if (lex &&
+        budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1, sizeof(*a->next))) {
         a->next[a->n_next++] = (struct entry){row, lex};
     }
 }

@@ -1,15 +1,15 @@
 /* The states of a grammar, made as texts need them and shared by all its sequences.
  *
- * A config is what is known after a text: rows with a state of the lexer each, which says
- * what is being read behind that row, and whether the text is complete. Configs
- * are numbered and never change; their transitions by symbol are filled in as they are
- * asked for. Walking over a finished transition takes no lock.
+ * A config is what is known after a text: rows with a state of the lexer each, which
+ * says what is being read behind that row, and whether the text is complete. Configs
+ * are numbered and never change; their transitions by symbol are filled in as they
+ * are asked for. Walking over a finished transition takes no lock.
  *
  * A row is a set of Earley's: the items after a terminal was read. Items do not hold
- * the position where their rule began but the row, and equal rows are one row, so that
- * texts that leave the same to be read (the elements of an array) lead to the same
- * config. An item whose rule ends with the rule it waits for hands on where to return
- * (as in Leo 1991), so right recursion makes no new rows either.
+ * the position where their rule began but the row, and equal rows are one row, so
+ * that texts that leave the same to be read (the elements of an array) lead to the
+ * same config. An item whose rule ends with the rule it waits for hands on where to
+ * return (as in Leo 1991), so right recursion makes no new rows either.
  *
  * Locks: `lock` guards all but the transitions and notes, which are atomic, and the
  * masks, which have `mask_lock`. */

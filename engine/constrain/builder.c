@@ -16,8 +16,7 @@ int grammar_build_begin(struct grammar_builder **ret, const struct constrain_voc
     }
     b->vocab = v;
     b->limits = *l;
-    b->budget = (struct budget){
-        .max_bytes = l->bytes, .max_items = l->items};
+    b->budget = (struct budget){.max_bytes = l->bytes, .max_items = l->items};
     if (!rx_init(&b->rx, &b->budget) ||
         !budget_grow(&b->budget, &b->sym, &b->cap_syms, 16, sizeof(*b->sym))) {
         grammar_build_abandon(b);

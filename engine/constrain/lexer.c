@@ -5,7 +5,7 @@
 
 enum {
     MANY_READINGS = 8,
-    LEX_RESTS = 1 << 12,    /* rests that are kept, */
+    LEX_RESTS = 1 << 12,       /* rests that are kept, */
     LEFT_MAX = 16 * LEX_RESTS, /* and what is left in them */
 };
 
@@ -184,8 +184,8 @@ static void keep_rest(struct lexer *l, struct lex_rest *k, struct lex_rest found
         memset(l->rest, 0, LEX_RESTS * sizeof(*l->rest));
         l->n_left = 0;
     }
-    if (n > LEFT_MAX || !budget_grow(l->budget, &l->left, &l->cap_left, (int64_t)l->n_left + n,
-                                     sizeof(*l->left))) {
+    if (n > LEFT_MAX ||
+        !budget_grow(l->budget, &l->left, &l->cap_left, (int64_t)l->n_left + n, sizeof(*l->left))) {
         return;
     }
     found.first = l->n_left;

@@ -11,8 +11,8 @@ static bool is_plain(int byte)
     return byte >= 0x20 && byte < 0x80 && byte != '"' && byte != '\\';
 }
 
-/* The config that every byte of first .. last leads to, or CONFIG_DEAD; it is also that if
- * it is not `wanted`, unless that is CONFIG_UNKNOWN. */
+/* The config that every byte of first .. last leads to, or CONFIG_DEAD; it is also
+ * that if it is not `wanted`, unless that is CONFIG_UNKNOWN. */
 static int32_t common_next(struct automaton *a, int32_t from, int first, int last, int32_t wanted)
 {
     int32_t to = wanted, before = -1;
@@ -103,8 +103,9 @@ static bool loops(struct automaton *a, int32_t c)
     return note == NOTE_YES;
 }
 
-/* Whether all bytes of these kinds lead back to the config. What is asked is asked of many
- * subtrees, so it is noted by kind; the first kind that does not ends the question. */
+/* Whether all bytes of these kinds lead back to the config. What is asked is asked of
+ * many subtrees, so it is noted by kind; the first kind that does not ends the
+ * question. */
 static bool stays(struct automaton *a, int32_t c, uint64_t kinds)
 {
     struct config *config = config_at(a, c);

@@ -1,5 +1,5 @@
-/* The file of --schemas: a JSON Schema a line, that the answers of a run are constrained
- * to in turn. */
+/* The file of --schemas: a JSON Schema a line, that the answers of a run are
+ * constrained to in turn. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -65,8 +65,9 @@ static void print_times(const char *what, struct times *t)
     for (size_t i = 0; i < t->n; i++) {
         sum += t->us[i];
     }
-    printf("%-12s %8zu   mean %9.1f   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f us\n", what, t->n,
-           sum / (double)t->n,            t->us[t->n / 2], t->us[t->n * 9 / 10], t->us[t->n * 99 / 100], t->us[t->n - 1]);
+    printf("%-12s %8zu   mean %9.1f   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f us\n", what,
+           t->n, sum / (double)t->n, t->us[t->n / 2], t->us[t->n * 9 / 10], t->us[t->n * 99 / 100],
+           t->us[t->n - 1]);
 }
 
 static const char *token_bytes(const void *arg, int32_t id, size_t *ret_len)
@@ -86,9 +87,9 @@ struct bench {
     struct constrain_vocab *vocab;
     uint32_t *mask;
     int32_t n_ids;
-    uint64_t drawn;              /* state of what is drawn */
-    struct times first, next;    /* first masks, the others */
-    struct times taken;          /* of taking a drawn token */
+    uint64_t drawn;                    /* state of what is drawn */
+    struct times first, next;          /* first masks, the others */
+    struct times taken;                /* of taking a drawn token */
     int64_t refused, rejected, tokens; /* grammars, texts, tokens walked */
     int rounds;
 };

@@ -1,10 +1,10 @@
 /* Symbols of objects: members in the order of the schema, then those of other names.
  *
- * A table of symbols is filled from the last property to the first: more[i][k] is what
- * follows, up to the object's end, where i properties are decided, k members are written
- * and another comes. It begins behind the comma, so that the blanks around a comma are
- * read once and not for each name that may come. Where members need not be counted, k is
- * 0 or 1: whether one was written. */
+ * A table of symbols is filled from the last property to the first: more[i][k] is
+ * what follows, up to the object's end, where i properties are decided, k members are
+ * written and another comes. It begins behind the comma, so that the blanks around a
+ * comma are read once and not for each name that may come. Where members need not be
+ * counted, k is 0 or 1: whether one was written. */
 #include <string.h>
 
 #include "engine/constrain/json_schema/schema.h"

@@ -362,8 +362,8 @@ static rx_id whole_multiples(struct schema *s, uint64_t q, int32_t t)
     return cat(s, x, no_part(s));
 }
 
-/* Sizes of the multiples of q / 10^k, where the last t digits decide and q divides 10^t =
- * `power`. */
+/* Sizes of the multiples of q / 10^k, where the last t digits decide and q divides
+ * 10^t = `power`. */
 static rx_id part_multiples(struct schema *s, uint64_t q, uint64_t power, int32_t t, int32_t k)
 {
     rx_id *x = schema_alloc(s, (size_t)(power / q), sizeof(*x));
@@ -408,7 +408,8 @@ struct number_set number_multiples(struct schema *s, const struct value *of)
                            of->text);
         return set;
     }
-    rx_id size = d.n_part == 0 ? whole_multiples(s, q, t) : part_multiples(s, q, power, t, d.n_part);
+    rx_id size =
+        d.n_part == 0 ? whole_multiples(s, q, t) : part_multiples(s, q, power, t, d.n_part);
     set.plain = rx_or(s->b, size, cat(s, minus(s), size));
     set.whole = d.n_part == 0;
     return set;

@@ -164,8 +164,8 @@ size_t rx_held(const struct rx *r)
     return (size_t)r->cap_nodes * sizeof(*r->node) + (size_t)r->table_size * sizeof(*r->table) +
            (size_t)(r->cap_sets + r->n_sets + 1) * sizeof(*r->set) +
            (size_t)r->cap_tokens * sizeof(*r->token) +
-           (size_t)(r->cap_out + r->cap_heap) * sizeof(*r->out) + (size_t)r->cap_seen * sizeof(*r->seen) +
-           (r->known ? RX_KNOWN * sizeof(*r->known) : 0);
+           (size_t)(r->cap_out + r->cap_heap) * sizeof(*r->out) +
+           (size_t)r->cap_seen * sizeof(*r->seen) + (r->known ? RX_KNOWN * sizeof(*r->known) : 0);
 }
 
 bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budget *b)

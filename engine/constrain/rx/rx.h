@@ -124,8 +124,8 @@ static inline bool rx_has(const struct rx *r, rx_id x, int flag)
 void rx_derive(struct rx *r, rx_id x, int32_t symbol);
 /* The derivative as one node. */
 rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol);
-/* Add to `ret` the classes of bytes that a text of x may begin with, or more; of a frozen
- * arena. */
+/* Add to `ret` the classes of bytes that a text of x may begin with, or more; of a
+ * frozen arena. */
 void rx_first(struct rx *r, rx_id x, struct byte_set *ret);
 /* Whether some text matches. After a failure of the budget true. */
 bool rx_live(struct rx *r, rx_id x);

@@ -186,8 +186,9 @@ static void narrow(struct byte_set *s, const struct byte_set *by)
     }
 }
 
-/* The operands of an intersection are few where their pairs are many (those of a pattern
- * with a bounded length, say), so their derivatives are kept, with what was noted. */
+/* The operands of an intersection are few where their pairs are many (those of a
+ * pattern with a bounded length, say), so their derivatives are kept, with what was
+ * noted. */
 rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
 {
     if (!r->frozen || symbol >= r->n_classes) {
@@ -254,7 +255,8 @@ static bool before(const struct rx *r, int32_t a, int32_t b)
     return x != y ? x < y : a < b;
 }
 
-/* The heap of a search is r->heap[base ..); its children of i are 2 i + 1 and 2 i + 2. */
+/* The heap of a search is r->heap[base ..); its children of i are 2 i + 1 and 2 i +
+ * 2. */
 static void heap_push(struct rx *r, int32_t base, int32_t at)
 {
     int32_t *heap = r->heap + base, i = r->n_heap++ - base;
@@ -301,8 +303,8 @@ static void note_live(struct rx *r, int32_t at)
     }
 }
 
-/* Whether a derivative of r->seen[at] is known to have a text; the others are put on the
- * stack. Symbols that lead to the same are tried once. */
+/* Whether a derivative of r->seen[at] is known to have a text; the others are put on
+ * the stack. Symbols that lead to the same are tried once. */
 static bool derivatives_live(struct rx *r, int32_t at, int32_t base)
 {
     struct byte_set done = {0};
