@@ -13,7 +13,7 @@ void grammar_limits_init(struct grammar_limits *l)
                                  .depth = 128,
                                  .items = 200000,
                                  .bytes = (size_t)16 << 20,
-                                 .work = 1200000};
+                                 .work = 1800000};
 }
 
 static int report(struct grammar_builder *b, struct err *e)

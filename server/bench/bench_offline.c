@@ -280,6 +280,19 @@ static void report_run(struct bench_report *p, const struct offline_run *r,
     }
 }
 
+/* The share of values beyond 5 ms. */
+static double slow_masks(const struct hist *h)
+{
+    uint64_t slow = 0, all = 0;
+
+    for (int i = 0; i <= h->n_bounds; i++) {
+        uint64_t n = atomic_load(&h->count[i]);
+        all += n;
+        slow += i > 0 && h->bound[i - 1] >= 0.005 ? n : 0;
+    }
+    return all > 0 ? (double)slow / (double)all : 0;
+}
+
 static void report_host(struct bench_report *p, const struct engine *engine,
                         const struct host_mark *before)
 {
@@ -297,6 +310,8 @@ static void report_host(struct bench_report *p, const struct engine *engine,
     if (now.masks_s > before->masks_s) {
         bench_report_number(p, "step_masks_us", (now.masks_s - before->masks_s) / steps * 1e6,
                             "us from a step's tokens to its masks, beside the device");
+        bench_report_number(p, "slow_masks", slow_masks(&s->step_masks_s),
+                            "of all steps, whose masks took 5 ms or more");
     }
     bench_report_number(
         p, "preemptions",
