@@ -26,8 +26,8 @@ struct masks {
     int64_t begun_us;                /* when the set under way was begun */
     pthread_t thread[MASKS_THREADS];
     int32_t n_threads;
-    /* Of the set under way: its jobs (the upper half) and the next of them (the lower one,
-     * which may pass the former). A job that was taken keeps the set under way. */
+    /* Of the set under way: its jobs (the upper half) and the next of them (the lower
+     * one, which may pass the former). A job that was taken keeps the set under way. */
     _Atomic(uint64_t) jobs;
     _Atomic(int32_t) n_left; /* its jobs that are not done */
     pthread_mutex_t lock;    /* guards the rest */
