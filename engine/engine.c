@@ -275,7 +275,8 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = plan_init(&e->plan[i], &e->config, err);
     }
     if (rc == 0 && e->executor->masks) {
-        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0, err);
+        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0,
+                        &e->stats.step_masks_s, err);
     }
     if (rc == 0 && e->executor->masks) {
         rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);

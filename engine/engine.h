@@ -236,9 +236,11 @@ struct engine_stats {
     _Atomic uint64_t finished[5];
     _Atomic uint64_t steps;                                                 /* committed */
     struct hist ttft_s, itl_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s; /* seconds */
-    /* Tokens of a prompt and of a choice; choices a request (n); tokens a step; seconds
-     * that a step takes on the engine's thread and on the device. */
+    /* Tokens of a prompt and of a choice; choices a request (n); tokens a step;
+     * seconds that a step takes on the engine's thread and on the device, and that
+     * masks of a step take, from its tokens to the device. */
     struct hist prompt_len, generation_len, params_n, iteration_tokens, step_host_s, step_device_s;
+    struct hist step_masks_s;
 };
 const struct engine_stats *engine_stats(const struct engine *e);
 

@@ -98,6 +98,7 @@ _quire_bench='--requests
 --concurrency
 --request-rate
 --acceptance
+--schemas
 --warmup
 --json
 --name'
