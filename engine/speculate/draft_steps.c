@@ -2,15 +2,13 @@
 
 #include <stdlib.h>
 
-enum { FIRST_STEP = 1 << 20 }; /* behind those that measured the costs */
-
 int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, struct err *e)
 {
     size_t tokens = (size_t)x->info.max_num_batched_tokens, seqs = (size_t)x->info.max_num_seqs,
            samples = (size_t)x->info.max_samples, word = sizeof(int32_t);
 
     *s = (struct draft_steps){
-        .executor = x, .step = FIRST_STEP, .vocab = MIN(vocab, x->info.vocab)};
+        .executor = x, .vocab = MIN(vocab, x->info.vocab)};
     s->token = calloc(tokens, word);
     s->token_src = calloc(tokens, word);
     s->position = calloc(tokens, word);
@@ -201,13 +199,14 @@ int draft_steps_run(struct draft_steps *s, struct draft_cache *c, struct draft_j
                     struct err *e)
 {
     int32_t most = 1, n_taken = 0;
+    int32_t depth = MIN(s->executor->info.depth, 1); /* of a job, two rows are known */
     int rc = launch_known(s, c, job, n, e);
 
     for (int32_t k = 0; k < n; k++) {
         most = MAX(most, job[k].n_drafts);
     }
     for (int32_t i = 1; i < most && rc == 0; i++) {
-        if (i - n_taken > s->executor->info.depth) {
+        if (i - n_taken > depth) {
             rc = take_drafts(s, job, n, n_taken++, e);
         }
         rc = rc < 0 ? rc : launch_drafts(s, c, job, n, i, e);

@@ -30,7 +30,7 @@ struct draft_steps {
     struct batch batch; /* the step that is being put together */
 };
 
-/* vocab: ids of the target. `step`: the last one that the executor was given. */
+/* vocab: ids of the target. */
 int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, struct err *e);
 void draft_steps_release(struct draft_steps *s);
 
