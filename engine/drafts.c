@@ -223,7 +223,8 @@ int engine_replay(struct engine *e, double acceptance, struct err *err)
     if (e->max_draft == 0) {
         return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
     }
-    int rc = replay_open(&e->replay, acceptance, e->config.vocab, err);
+    struct draft_source *model = e->model_drafts ? draft_model_source(e->model_drafts) : NULL;
+    int rc = replay_open(&e->replay, acceptance, e->config.vocab, model, err);
     if (rc == 0) {
         sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
     }

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 
@@ -57,7 +58,9 @@ def plain():
 @pytest.mark.parametrize("n, flags", [
     (len(BODIES), ("--speculate", "suffix", "--max-draft", "8")),
     (100, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}', "--kv-blocks", "180")),
-], ids=["suffix", "few blocks"])
+    (120, ("--speculate", "draft", "--draft-model", DEMO, "--max-draft", "5")),
+    (100, ("--speculate", "auto", "--draft-model", DEMO, "--max-draft", "4", "--kv-blocks", "180")),
+], ids=["suffix", "few blocks", "draft model", "few blocks and a draft model"])
 def test_texts_are_those_without_drafts(plain, n, flags):
     with serving(*COMMON, *flags, model=DEMO, env=UNKNOWN_COSTS) as server:
         got = answers(server, BODIES[:n], 8)
@@ -93,6 +96,49 @@ def test_recent_answers_are_drafted():
         between = server.metric("spec_decode_num_accepted_tokens_total")
         assert ask(server, body | {"cache_salt": "another"}) == first
         assert server.metric("spec_decode_num_accepted_tokens_total") - between < 40
+
+
+@pytest.fixture(scope="module")
+def worse(tmp_path_factory):
+    """The model with another rotation."""
+    folder = tmp_path_factory.mktemp("worse")
+    shutil.copytree(DEMO, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_theta"] = 100
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_worse_draft_model_changes_no_text(plain, worse):
+    with serving(*COMMON, "--speculate", "draft", "--draft-model", worse, "--max-draft", "3", model=DEMO, env=UNKNOWN_COSTS) as server:
+        assert answers(server, BODIES[:60], 8) == plain[:60]
+        drafted = server.metric("spec_decode_num_draft_tokens_total")
+        assert 0 < server.metric("spec_decode_num_accepted_tokens_total") < drafted
+
+
+@pytest.mark.parametrize("way", [dict(temperature=0), dict(temperature=0.9, top_p=0.95), dict(temperature=0.8, frequency_penalty=0.3),
+                                 dict(temperature=0.7, n=3)], ids=["greedy", "sampled", "penalised", "three"])
+def test_a_draft_model_that_is_the_model_drafts_every_token(way):
+    """Both draw from the same noise, so what is sampled is drafted, too."""
+    with serving(*COMMON, "--speculate", "draft", "--draft-model", DEMO, "--max-draft", "4", model=DEMO, env=UNKNOWN_COSTS) as server:
+        ask(server, dict(prompt=STORY.format("Tom"), max_tokens=61, seed=3, ignore_eos=True, **way))
+        drafted = server.metric("spec_decode_num_draft_tokens_total")
+        assert drafted == 48 * way.get("n", 1)
+        assert server.metric("spec_decode_num_accepted_tokens_total") == drafted
+
+
+@pytest.mark.parametrize("flags, reason", [
+    (("--draft-model", f"{ROOT}/tests/golden/llama-mha24"), "draft_model: its vocabulary is another"),
+    (("--draft-model", DEMO), "speculate is neither draft nor auto"),
+    (("--draft-model", f"{ROOT}/tests/golden/qwen35", "--speculate", "draft"), "recurrent states"),
+], ids=["vocabulary", "unused", "states"])
+def test_a_draft_model_that_does_not_fit_is_refused(flags, reason):
+    speculate = () if "--speculate" in flags or "unused" in reason or flags[1] == DEMO else ("--speculate", "draft")
+    done = subprocess.run([QUIRE, "serve", "--port", "0", "--model", DEMO, *COMMON, *flags, *speculate],
+                          capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment())
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert len([line for line in done.stderr.splitlines() if "draft_model" in line or "draft-model" in line]) == 1
 
 
 FAMILIES = sorted(d for d in os.listdir(f"{ROOT}/tests/golden") if os.path.exists(f"{ROOT}/tests/golden/{d}/config.json"))
