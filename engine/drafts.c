@@ -75,8 +75,8 @@ static struct settings settings_of(const struct settings *s, const struct model_
     struct settings d = *s;
     int64_t seqs = s->max_num_seqs > 0 ? s->max_num_seqs : MANY_SEQS;
 
-    d.max_model_len = s->max_model_len > 0 ? s->max_model_len
-                                           : MIN(c->max_positions, LIMIT_MODEL_LEN);
+    d.max_model_len =
+        s->max_model_len > 0 ? s->max_model_len : MIN(c->max_positions, LIMIT_MODEL_LEN);
     d.max_num_batched_tokens = MAX(2 * seqs, LEAST_TOKENS);
     d.quantization = 0; /* as it is stored */
     return d;
@@ -118,8 +118,7 @@ int engine_draft_model_load(struct engine *e, const struct settings *s,
     if (rc == 0) {
         rc = check_vocabulary(e, s, c, &draft, err);
     }
-    return rc < 0 ? rc
-                  : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, err);
+    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, err);
 }
 
 int engine_draft_model_start(struct engine *e, struct err *err)

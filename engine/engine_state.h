@@ -45,7 +45,7 @@ struct engine {
     struct executor *draft_executor; /* the draft model; NULL: none */
     char *draft_path;                /* of its files */
     struct step_cost draft_cost;     /* of its steps; all 0: unknown */
-    struct grammars *grammars; /* NULL: the executor takes no masks */
+    struct grammars *grammars;       /* NULL: the executor takes no masks */
     struct sched_config config;
     struct generation_defaults defaults;
     char *model_name, *model_path;
@@ -58,11 +58,11 @@ struct engine {
 
     /* The engine's thread. */
     struct sched *sched;
-    struct suffix_drafts *drafts; /* NULL: none of these */
+    struct suffix_drafts *drafts;     /* NULL: none of these */
     struct draft_model *model_drafts; /* NULL: none of these */
     struct mixed_drafts mixed;        /* of both, if there are */
     struct forced_drafts forced;      /* in front of them */
-    struct replay *replay;        /* instead, in benchmarks; else NULL */
+    struct replay *replay;            /* instead, in benchmarks; else NULL */
     bool draft_died;                  /* the draft model's device failed, which was logged */
     struct packer *packer;
     struct masks *masks; /* NULL: the executor takes none */

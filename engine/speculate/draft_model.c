@@ -123,8 +123,8 @@ static int32_t worth(const struct draft_model *d, const struct draft_step *step,
     double all = rate;
     int32_t n = 0;
 
-    while (n < MIN(most, d->depth) && (!is_known(d, step) ||
-                                       all * step->us > step->row_us * step->tokens)) {
+    while (n < MIN(most, d->depth) &&
+           (!is_known(d, step) || all * step->us > step->row_us * step->tokens)) {
         all *= rate;
         n++;
     }
@@ -168,8 +168,7 @@ static void add_job(struct draft_model *d, const struct draft_want *w, int32_t n
     bool all = n == lacks;
 
     if (n <= 0 || !draft_cache_take(&d->cache, w->seq, s->n_valid,
-                                    s->n_valid + n + (all ? n_drafts - 1 : 0),
-                                    d->steps.step + 1)) {
+                                    s->n_valid + n + (all ? n_drafts - 1 : 0), d->steps.step + 1)) {
         return;
     }
     left->tokens -= n;

@@ -7,8 +7,7 @@ int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, s
     size_t tokens = (size_t)x->info.max_num_batched_tokens, seqs = (size_t)x->info.max_num_seqs,
            samples = (size_t)x->info.max_samples, word = sizeof(int32_t);
 
-    *s = (struct draft_steps){
-        .executor = x, .vocab = MIN(vocab, x->info.vocab)};
+    *s = (struct draft_steps){.executor = x, .vocab = MIN(vocab, x->info.vocab)};
     s->token = calloc(tokens, word);
     s->token_src = calloc(tokens, word);
     s->position = calloc(tokens, word);
@@ -169,9 +168,9 @@ static int launch_drafts(struct draft_steps *s, const struct draft_cache *c, str
     begin(s);
     for (int32_t k = 0; k < n; k++) {
         struct draft_job *j = &job[k];
-        j->row[i % 2] = j->n_drafts <= i ? -1
-                                         : add(s, c, j, j->first + j->n + i - 1, 1,
-                                               j->row[(i - 1) % 2], 1);
+        j->row[i % 2] = j->n_drafts <= i
+                            ? -1
+                            : add(s, c, j, j->first + j->n + i - 1, 1, j->row[(i - 1) % 2], 1);
     }
     return launch(s, e);
 }

@@ -181,8 +181,7 @@ int runner_pools(struct executor_info *ret, const struct settings *s,
         return err_set_param(e, ERR_INVALID, s->kv_blocks > 0 ? "kv_blocks" : "kv_cache_memory",
                              "%lld blocks of %lld KiB are %lld MiB, but %lld MiB are free",
                              (long long)n, (long long)(block_bytes >> 10),
-                             (long long)(n * block_bytes >> 20),
-                             (long long)(m->free_bytes >> 20));
+                             (long long)(n * block_bytes >> 20), (long long)(m->free_bytes >> 20));
     }
     ret->n_blocks = (int32_t)n;
     ret->n_host_blocks = (int32_t)host_blocks(s, ret, gpu);

@@ -78,7 +78,7 @@ struct scenario {
     /* Tokens of a step of the draft model, which is the model itself; 0: there is
      * none. */
     int32_t draft_model;
-    int32_t portion;    /* deltas that delta_out.take grants in a turn; 0: any number */
+    int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 
 void scenario_random(struct scenario *ret, uint64_t seed);

@@ -59,7 +59,7 @@ struct world {
     struct mask_job *jobs;              /* of all sets */
     uint64_t begun, delivered;          /* sets */
     int64_t states_before;              /* language_states, before the run */
-    struct executor *draft_executor; /* NULL: no draft model */
+    struct executor *draft_executor;    /* NULL: no draft model */
     struct draft_model *draft_model;
     struct sim_drafts drafts;
     struct forced_drafts forced;

@@ -113,13 +113,12 @@ static double prepare(struct draft_source *base, struct draft_want *want, int32_
 
 void forced_drafts_init(struct forced_drafts *d, struct draft_source *next)
 {
-    *d = (struct forced_drafts){
-        .base = {.expect = expect,
-                 .draft = draft,
-                 .verified = verified,
-                 .ended = ended,
-                 .outlook = outlook,
-                 .prepare = prepare},
-        .next = next,
-        .hold = 0.9F};
+    *d = (struct forced_drafts){.base = {.expect = expect,
+                                         .draft = draft,
+                                         .verified = verified,
+                                         .ended = ended,
+                                         .outlook = outlook,
+                                         .prepare = prepare},
+                                .next = next,
+                                .hold = 0.9F};
 }
