@@ -67,8 +67,8 @@ static int check_vocabulary(const struct engine *e, const struct settings *s,
     return rc;
 }
 
-/* The settings of the draft model: the model's slots, blocks and length, and steps large
- * enough for a few tokens of each sequence. */
+/* The settings of the draft model: the model's slots, blocks and length, and steps
+ * large enough for a few tokens of each sequence. */
 static struct settings settings_of(const struct settings *s, const struct model_config *c)
 {
     enum { MANY_SEQS = 1024, LEAST_TOKENS = 512 };

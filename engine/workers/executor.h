@@ -85,8 +85,8 @@ int runner_open_beside(struct executor **ret, const struct settings *s, const ch
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
                       const struct model_config *c, struct err *e);
 int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
-/* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one process
- * each; this process is rank 0. */
+/* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
+ * process each; this process is rank 0. */
 int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
                const struct model_config *c, struct err *e);
 /* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once

@@ -1,6 +1,6 @@
 /* Drafts of every quality for the oracle's runs: tokens that the request gives alone,
- * or those of a draft model, mixed with wrong ones. They are a function of the scenario and of where a sequence
- * stands, so a run can be replayed. */
+ * or those of a draft model, mixed with wrong ones. They are a function of the scenario
+ * and of where a sequence stands, so a run can be replayed. */
 #ifndef QUIRE_TESTS_SIM_DRAFTS_H
 #define QUIRE_TESTS_SIM_DRAFTS_H
 
