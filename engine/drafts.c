@@ -182,7 +182,8 @@ static int open_model(struct engine *e, struct err *err)
                                    .cost = e->draft_cost,
                                    .vocab = e->config.vocab,
                                    .max_draft = e->max_draft,
-                                   .secret = e->config.secret};
+                                   .secret = e->config.secret,
+                                   .now_us = clock_us};
 
     return c.executor ? draft_model_open(&e->model_drafts, &c, err) : 0;
 }

@@ -24,9 +24,10 @@ struct draft_want {
 
 /* A step without drafts, by the cost model. */
 struct draft_step {
-    double tokens; /* that it brings */
-    double us;     /* its time; 0: costs are unknown */
-    double row_us; /* time of a further row */
+    double tokens;   /* that it brings */
+    double us;       /* its time; 0: costs are unknown */
+    double token_us; /* time of a further token */
+    double row_us;   /* the same where it is sampled from */
 };
 
 struct draft_source {
@@ -53,6 +54,9 @@ struct draft_source {
      * model. (optional) */
     double (*prepare)(struct draft_source *d, struct draft_want *want, int32_t n,
                       const struct draft_step *step);
+    /* A step that only decodes, of so many rows, took `us` on the device, and by the
+     * cost model `estimate_us`. (optional) */
+    void (*observed)(struct draft_source *d, int32_t n_rows, double estimate_us, double us);
 };
 
 #endif

@@ -72,7 +72,10 @@ static struct draft_step step_of(const struct sched *s, const struct room *r)
     const struct step_cost *c = &s->c.cost;
     double row = r->n_tokens < STEP_FEW_ROWS ? c->row_us : c->many_row_us;
 
-    return (struct draft_step){r->expected, c->token_us > 0 ? r->us : 0, MAX(c->token_us, row)};
+    return (struct draft_step){.tokens = r->expected,
+                               .us = c->token_us > 0 ? r->us : 0,
+                               .token_us = c->token_us,
+                               .row_us = MAX(c->token_us, row)};
 }
 
 /* The sum over the sequences of a running group of what their drafts are expected to

@@ -178,6 +178,16 @@ struct draft_seq *draft_cache_find(struct draft_cache *c, const struct seq *q, f
     return s;
 }
 
+void draft_cache_drop_updates(struct draft_cache *c)
+{
+    for (int32_t i = 0; i < c->n_updates; i++) {
+        const struct table_update *u = &c->update[i];
+        int32_t *shadow = c->shadow + (ptrdiff_t)u->row * c->table_width + u->index;
+        memset(shadow, 0xff, (size_t)u->count * sizeof(*shadow));
+    }
+    c->n_updates = c->n_table_blocks = 0;
+}
+
 bool draft_cache_take(struct draft_cache *c, const struct seq *q, int32_t first, int32_t end,
                       uint64_t step)
 {

@@ -21,6 +21,7 @@ struct draft_seq {
     int32_t n_preempted; /* of its group, when it was seen last */
     int32_t n_valid;     /* leading known tokens whose keys and values are there */
     float rate;          /* of its drafts, the part that held lately */
+    int32_t n_seen;      /* drafts that it was learned from; 0: it is that of all */
     /* Drafts behind its first n_from tokens; the keys and values of all but the last
      * are there. */
     int32_t n_from, n_drafts;
@@ -54,6 +55,8 @@ struct draft_seq *draft_cache_seq(struct draft_cache *c, const struct seq *q);
  * if there was none, with `rate`. n_valid leaves out its last token, behind which
  * logits are wanted. Notes what changed in its table for the next step. */
 struct draft_seq *draft_cache_find(struct draft_cache *c, const struct seq *q, float rate);
+/* There is no next step for what was noted: note it again later. */
+void draft_cache_drop_updates(struct draft_cache *c);
 /* Whether a sequence may write positions [first, end) in `step`: no other one does in
  * the same step. If so they are taken for it. */
 bool draft_cache_take(struct draft_cache *c, const struct seq *q, int32_t first, int32_t end,

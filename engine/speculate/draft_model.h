@@ -22,6 +22,7 @@ struct draft_model_config {
     int32_t vocab;             /* ids of the target */
     int32_t max_draft;         /* of a sequence in a step */
     uint64_t secret;           /* keys hashes of tokens */
+    int64_t (*now_us)(void);   /* the clock, in microseconds */
 };
 
 struct draft_model;

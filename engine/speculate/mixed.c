@@ -85,6 +85,13 @@ static void ended(struct draft_source *base, struct group *g)
     d->model->ended(d->model, g);
 }
 
+static void observed(struct draft_source *base, int32_t n_rows, double estimate_us, double us)
+{
+    struct mixed_drafts *d = mixed_of(base);
+
+    d->model->observed(d->model, n_rows, estimate_us, us);
+}
+
 int mixed_drafts_init(struct mixed_drafts *d, struct draft_source *text, struct draft_source *model,
                       int32_t n_slots, struct err *e)
 {
@@ -93,7 +100,8 @@ int mixed_drafts_init(struct mixed_drafts *d, struct draft_source *text, struct 
                                         .verified = verified,
                                         .ended = ended,
                                         .outlook = outlook,
-                                        .prepare = prepare},
+                                        .prepare = prepare,
+                                        .observed = observed},
                                .text = text,
                                .model = model};
     d->from_model = calloc((size_t)n_slots, sizeof(*d->from_model));

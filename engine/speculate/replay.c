@@ -148,6 +148,15 @@ static void ended(struct draft_source *base, struct group *g)
     }
 }
 
+static void observed(struct draft_source *base, int32_t n_rows, double estimate_us, double us)
+{
+    const struct replay *r = replay_of(base);
+
+    if (r->model) {
+        r->model->observed(r->model, n_rows, estimate_us, us);
+    }
+}
+
 int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct draft_source *model,
                 struct err *e)
 {
@@ -161,6 +170,7 @@ int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct dr
     if (model) {
         r->base.outlook = outlook;
         r->base.prepare = prepare;
+        r->base.observed = observed;
     }
     r->model = model;
     r->acceptance = (float)acceptance;

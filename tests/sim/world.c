@@ -785,7 +785,12 @@ static void open_draft_model(struct world *w)
         struct draft_model_config c = {.executor = w->draft_executor,
                                        .vocab = oc.vocab,
                                        .max_draft = w->s->max_draft,
-                                       .secret = w->s->seed};
+                                       .secret = w->s->seed,
+                                       .now_us = clock_us};
+        if (w->s->seed % 2 == 0) { /* what drafting takes counts */
+            c.cost = w->s->config.cost;
+            c.cost.fixed_us /= 20;
+        }
         rc = draft_model_open(&w->draft_model, &c, &e);
     }
     if (rc < 0) {

@@ -111,6 +111,15 @@ static double prepare(struct draft_source *base, struct draft_want *want, int32_
     return d->next->prepare(d->next, want, kept, step);
 }
 
+static void observed(struct draft_source *base, int32_t n_rows, double estimate_us, double us)
+{
+    const struct forced_drafts *d = CONTAINER_OF(base, struct forced_drafts, base);
+
+    if (d->next && d->next->observed) {
+        d->next->observed(d->next, n_rows, estimate_us, us);
+    }
+}
+
 void forced_drafts_init(struct forced_drafts *d, struct draft_source *next)
 {
     *d = (struct forced_drafts){.base = {.expect = expect,
@@ -118,7 +127,8 @@ void forced_drafts_init(struct forced_drafts *d, struct draft_source *next)
                                          .verified = verified,
                                          .ended = ended,
                                          .outlook = outlook,
-                                         .prepare = prepare},
+                                         .prepare = prepare,
+                                         .observed = observed},
                                 .next = next,
                                 .hold = 0.9F};
 }

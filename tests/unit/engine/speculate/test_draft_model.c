@@ -19,9 +19,15 @@ static struct fake {
     struct executor base;
     int32_t says, n_launched, n_waited;
     bool fails;
+    int64_t step_us, now_us;
     int32_t n_tokens[STEPS], n_seqs[STEPS], n_decode[STEPS], n_samples[STEPS];
     int32_t token[TOKENS + 8];
 } fake;
+
+static int64_t now_us(void)
+{
+    return fake.now_us;
+}
 
 static struct rig rig;
 static struct sched_config config;
@@ -47,6 +53,7 @@ static int wait(struct executor *x, struct results *ret, struct err *e)
         return err_set(e, ERR_DEVICE, "it is gone");
     }
     int32_t i = fake.n_waited++ % STEPS;
+    fake.now_us += fake.step_us;
     assert_true(fake.n_waited <= fake.n_launched);
     for (int32_t k = 0; k < fake.n_samples[i]; k++) {
         fake.token[k] = fake.says;
@@ -65,7 +72,7 @@ static void open_rig(int32_t says, double fixed_us)
     config.cost = (struct step_cost){
         .fixed_us = 1000, .token_us = 1, .context_us = 0, .row_us = 5, .many_row_us = 5};
     rig_open(&rig, &config);
-    fake = (struct fake){.says = says};
+    fake = (struct fake){.says = says, .step_us = (int64_t)fixed_us};
     fake.base.launch = launch;
     fake.base.wait = wait;
     fake.base.info = (struct executor_info){.vocab = config.vocab,
@@ -80,7 +87,8 @@ static void open_rig(int32_t says, double fixed_us)
         .executor = &fake.base,
         .cost = {.fixed_us = fixed_us, .token_us = 1, .row_us = 1, .many_row_us = 1},
         .vocab = config.vocab,
-        .max_draft = 4};
+        .max_draft = 4,
+        .now_us = now_us};
     assert_int_equal(draft_model_open(&model, &c, &e), 0);
     sched_speculate(rig.sched, draft_model_source(model), c.max_draft);
 }
@@ -132,7 +140,7 @@ static void all_sequences_are_drafted_in_the_same_steps(void **state)
     assert_true(rig_step(&rig));
     assert_int_equal(fake.n_launched, 0);
     assert_true(rig_step(&rig));
-    assert_int_equal(fake.n_launched, 4);  /* a step for each draft */
+    assert_int_equal(fake.n_launched, 4);   /* a step for each draft */
     assert_int_equal(fake.n_tokens[0], 18); /* the prompts, and a token each */
     for (int32_t i = 1; i < 4; i++) {
         assert_int_equal(fake.n_decode[i], 3);
