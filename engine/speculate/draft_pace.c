@@ -30,8 +30,7 @@ double pace_decode_us(const struct draft_pace *p, int32_t n)
 }
 
 /* Behind the largest size that was seen, rows take what the cost model says. */
-double pace_step_us(const struct draft_pace *p, const struct draft_step *step, int32_t n,
-                    int32_t k)
+double pace_step_us(const struct draft_pace *p, const struct draft_step *step, int32_t n, int32_t k)
 {
     int32_t rows = n * (k + 1), size = size_of(rows);
 
