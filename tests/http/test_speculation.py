@@ -157,6 +157,25 @@ def test_a_draft_model_that_does_not_fit_is_refused(flags, reason):
     refused(flags, reason)
 
 
+def test_a_stream_tells_which_tokens_were_drafts():
+    with serving(*COMMON, "--speculate", "draft", "--draft-model", DEMO, "--max-draft", "3", model=DEMO, env=UNKNOWN_COSTS) as server:
+        body = dict(max_tokens=33, temperature=0, ignore_eos=True, stream=True, return_token_ids=True)
+        answer = server.ask("POST", "/v1/completions", json=body | {"prompt": STORY.format("Tom")})
+        tokens = drafted = 0
+        for line in answer.text.splitlines():
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line[6:])["choices"]:
+                ids, places = choice.get("token_ids") or [], choice.get("drafted", [])
+                assert "drafted" not in choice or (places and places == sorted(set(places)) and 0 <= places[0] and places[-1] < len(ids))
+                tokens += len(ids)
+                drafted += len(places)
+        assert tokens == 33
+        assert drafted == server.metric("spec_decode_num_accepted_tokens_total") > 20
+        whole = server.ask("POST", "/v1/completions", json=body | {"prompt": STORY.format("Lily"), "stream": False}).json()
+        assert "drafted" not in whole["choices"][0]
+
+
 FAMILIES = sorted(d for d in os.listdir(f"{ROOT}/tests/golden") if os.path.exists(f"{ROOT}/tests/golden/{d}/config.json"))
 
 

@@ -143,10 +143,8 @@ static bool step(struct rig *r, double wrong, struct rng *random)
             token[i] = sample(draft[behind], &b->sample[i]);
         }
     }
-    struct results results = {.step = r->batch.step,
-                              .n_samples = r->batch.n_samples,
-                              .token = token,
-                              .logprob = logprob};
+    struct results results = {
+        .step = r->batch.step, .n_samples = r->batch.n_samples, .token = token, .logprob = logprob};
     decode_commit(r->sched, &r->plan[0], &results, r->now_us, &r->out);
     decode_reap(r->sched, &r->out);
     return true;
