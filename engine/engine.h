@@ -25,10 +25,11 @@ struct token_out {
     /* where its text begins: code points from the start of the choice's text, echo
      * included */
     int32_t text_offset;
-    float logprob;                          /* NaN for the first prompt token */
-    int32_t n_top;                          /* entries of the two arrays */
-    const int32_t *top_id;                  /* [n_top] token ids, best first */
-    const float *top_logprob; /* [n_top] */ /* [n_top] */
+    float logprob;            /* NaN for the first prompt token */
+    int32_t n_top;            /* entries of the two arrays */
+    const int32_t *top_id;    /* [n_top] token ids, best first */
+    const float *top_logprob; /* [n_top] */
+    bool drafted;             /* it was a draft that held (speculate) */
 };
 
 struct usage {

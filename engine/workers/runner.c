@@ -33,6 +33,7 @@ struct job {
 struct runner {
     struct executor base;
     struct rank_place *place; /* NULL: the only rank */
+    bool one_kv_group;        /* whatever the windows of the layers */
     struct backend *backend;
     struct model *model;
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
@@ -264,6 +265,10 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     if (rc < 0) {
         return rc;
     }
+    if (r->one_kv_group) {
+        x->n_kv_groups = 1;
+        x->kv_window[0] = 0;
+    }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
         .device = r->place ? r->place->local_rank : 0,
@@ -355,7 +360,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
-        .one_kv_group = s->kv_policy != KV_PAGED,
+        .one_kv_group = r->one_kv_group || s->kv_policy != KV_PAGED,
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
@@ -377,6 +382,15 @@ static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
     model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
+}
+
+static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    struct backend *k = r->backend;
+    int rc = k->ops->kv_create(k, layout, x->n_blocks, x->n_host_blocks, e);
+
+    return rc == 0 && k->ops->ready ? k->ops->ready(k, e) : rc;
 }
 
 /* Allocates the KV pools from the memory that the weights left. */
@@ -401,13 +415,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     if (rc == 0 && r->place) {
         rc = r->place->agree(r->place, x, r->model, e);
     }
-    if (rc == 0) {
-        rc = k->ops->kv_create(k, layout, x->n_blocks, x->n_host_blocks, e);
-    }
-    if (rc == 0 && k->ops->ready) {
-        rc = k->ops->ready(k, e);
-    }
-    return rc;
+    return rc < 0 ? rc : create_pools(r, layout, e);
 }
 
 static int runner_start(struct runner *r, struct err *e)
@@ -443,24 +451,30 @@ static int runner_start(struct runner *r, struct err *e)
     return 0;
 }
 
-int runner_open(struct executor **ret, const struct settings *s, const char *dir,
-                const struct model_config *c, struct err *e)
-{
-    return runner_open_rank(ret, s, dir, c, NULL, e);
-}
-
-int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
-                     const struct model_config *c, struct rank_place *place, struct err *e)
+static struct runner *runner_new(struct rank_place *place)
 {
     struct runner *r = calloc(1, sizeof(*r));
 
     if (!r) {
-        return err_nomem(e, "the runner");
+        return NULL;
     }
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->base.free = runner_free;
     r->place = place;
+    return r;
+}
+
+static int open_runner(struct executor **ret, const struct settings *s, const char *dir,
+                       const struct model_config *c, struct rank_place *place,
+                       int64_t draft_block_bytes, struct err *e)
+{
+    struct runner *r = runner_new(place);
+
+    if (!r) {
+        return err_nomem(e, "the runner");
+    }
+    r->base.info.draft_block_bytes = draft_block_bytes;
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
@@ -477,4 +491,57 @@ int runner_open_rank(struct executor **ret, const struct settings *s, const char
     }
     *ret = &r->base;
     return 0;
+}
+
+int runner_open(struct executor **ret, const struct settings *s, const char *dir,
+                const struct model_config *c, struct err *e)
+{
+    return open_runner(ret, s, dir, c, NULL, 0, e);
+}
+
+int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
+                       const struct model_config *c, int64_t draft_block_bytes, struct err *e)
+{
+    return open_runner(ret, s, dir, c, NULL, draft_block_bytes, e);
+}
+
+int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
+                     const struct model_config *c, struct rank_place *place, struct err *e)
+{
+    return open_runner(ret, s, dir, c, place, 0, e);
+}
+
+int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct err *e)
+{
+    struct runner *r = runner_new(NULL);
+
+    if (!r) {
+        return err_nomem(e, "the runner");
+    }
+    r->one_kv_group = true;
+    int rc = choose_backend(r, s, c, e);
+    if (rc == 0) {
+        rc = load_model(r, s, dir, c, e);
+    }
+    if (rc < 0) {
+        runner_free(&r->base);
+        return rc;
+    }
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+    set_layouts(r, c, layout);
+    r->base.info.block_bytes = kv_layout_block_bytes(layout);
+    *ret = &r->base;
+    return 0;
+}
+
+int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+
+    set_layouts(r, &r->model->config, layout);
+    x->info.n_blocks = n_blocks;
+    int rc = create_pools(r, layout, e);
+    return rc < 0 ? rc : runner_start(r, e);
 }
