@@ -355,6 +355,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
+        .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
         .one_kv_group = s->kv_policy != KV_PAGED,
     };
 
@@ -366,17 +367,16 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return rc;
 }
 
-/* The type of keys and values: that of the activations. */
-static enum dtype kv_dtype(const struct runner *r)
-{
-    return backend_act_dtype(r->backend, r->model->options.dtype);
-}
-
 /* Sets the layout of each KV group on this rank; all have as many layers. */
-static void set_layouts(const struct runner *r, const struct model_config *c,
+static void set_layouts(struct runner *r, const struct settings *s, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
+    struct executor_info *x = &r->base.info;
+    enum dtype act = backend_act_dtype(r->backend, r->model->options.dtype);
+    enum dtype kv = runner_kv_dtype(s, act);
+
+    model_kv_layouts(layout, c, &r->model->options, x->block_size, kv);
+    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(kv));
 }
 
 /* Allocates the KV pools from the memory that the weights left. */
@@ -388,7 +388,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct kv_layout layout[LIMIT_KV_GROUPS];
     struct backend_memory memory;
 
-    set_layouts(r, c, layout);
+    set_layouts(r, s, c, layout);
     x->kv_window_align = k->window_align;
     x->block_bytes = kv_layout_block_bytes(layout);
     int rc = k->ops->memory(k, &memory, e);

@@ -31,7 +31,7 @@ enum { ATTN_WINDOW_ALIGN = 64 };
  * DECODE_RINGS on, a ring for each warp. A ring stage is DECODE_STAGE bytes: keys and
  * values of one chunk, 16 bits per element. */
 enum { COMBINE_ROWS = 4, DECODE_MAX_STAGES = 6 };
-#define DECODE_STAGE(head_dim) (2 * ATTN_CHUNK * (head_dim) * 2)
+#define DECODE_STAGE(head_dim, element_bytes) (2 * ATTN_CHUNK * (head_dim) * (element_bytes))
 #define DECODE_RINGS(warps, head_dim) \
     (((warps) * (COMBINE_ROWS * ((head_dim) + 2) * 4 + DECODE_MAX_STAGES * 8) + 127) / 128 * 128)
 

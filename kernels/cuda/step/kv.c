@@ -181,7 +181,8 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         .n_kv_heads = l->n_kv_heads,
         .dtype = (int32_t)l->dtype,
         .panel_log2 =
-            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
+            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
+        .scale_offset = l->scale_offset};
     int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;
