@@ -195,6 +195,31 @@ __device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base
 #endif
 }
 
+/* Loads the scales of tokens [token, token + 16) of one head's int8 keys and values, 64
+ * bytes each, to `to`. Called by all lanes of a warp, as load_chunk is. */
+__device__ __forceinline__ void load_scales(const kv_view &kv, const int8_t *head_base, int block0,
+                                            int block1, int token, uint32_t to, uint32_t bar,
+                                            int lane)
+{
+    int n_segments = kv.block_size % 16 == 0 ? 1 : 2;
+    auto from = [&](int which, int t) {
+        const int8_t *head = head_base + (n_segments == 2 && t >= 8 ? block1 : block0) *
+                                             kv.block_stride + which * kv.kv_stride;
+        return head + kv.scale_offset + (token + t) % kv.block_size * 4;
+    };
+
+#if BULK_COPY
+    if (lane < 2 * n_segments) {
+        int which = lane / n_segments, t = lane % n_segments * 8;
+        bulk_copy(to + which * 64 + t * 4, from(which, t), 64 / n_segments, bar);
+    }
+#else
+    if (lane < 8) {
+        copy16(to + lane * 16, from(lane / 4, lane % 4 * 4));
+    }
+#endif
+}
+
 /* Two codes of int8 as T, times a scale. */
 template <typename T> __device__ __forceinline__ uint32_t pair_of_int8(uint32_t codes, float scale)
 {

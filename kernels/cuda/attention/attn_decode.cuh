@@ -34,11 +34,14 @@
 /* Offsets in shared memory: rows being combined, their maxima and sums, mbarriers
  * [warp][DECODE_MAX_STAGES], rings. */
 template <int D, int WARPS, int B> struct decode_layout {
-    static constexpr int STAGE = DECODE_STAGE(D, B), KV = STAGE / 2; /* KV: of a chunk's keys */
+    static constexpr int STAGE = DECODE_STAGE(D, B), KV = ATTN_CHUNK * D * B; /* KV: keys */
     static constexpr int ML = WARPS * COMBINE_ROWS * D * 4;       /* offset of maxima and sums */
     static constexpr int BARS = ML + WARPS * COMBINE_ROWS * 2 * 4;
     static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
+
+/* Whether each token has a scale: a stage ends with those of its keys and its values. */
+template <typename C> constexpr bool SCALED = std::is_same<C, int8_t>::value;
 
 /* The warps that work on a split together: this warp's rank of `size`, and the group's
  * index in the block. */
@@ -89,10 +92,13 @@ __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const
         pdl_wait(); /* this chunk holds the newest token, which the kernel in front writes */
     }
     if (BULK_COPY && lane == 0) {
-        barrier_expect(bar, 2 * 16 * D * sizeof(C));
+        barrier_expect(bar, 2 * 16 * (D * sizeof(C) + (SCALED<C> ? 4 : 0)));
     }
     __syncwarp();
     load_chunk<C, D, ATTN_CHUNK>(a.kv, head_base, block0, block1, token, to, bar, lane);
+    if constexpr (SCALED<C>) {
+        load_scales(a.kv, head_base, block0, block1, token, to + 2 * 16 * D, bar, lane);
+    }
     l.c += t.size;
     return true;
 }
@@ -184,8 +190,20 @@ template <typename T> __device__ __forceinline__ uint32_t narrow_pair(const T *x
     return pack2<__half>(to_float(x[0]) * by, to_float(x[1]) * by);
 }
 
+/* Two codes as float16, which holds them exactly. */
+template <typename C> __device__ __forceinline__ uint32_t half2_of(uint32_t codes)
+{
+    if constexpr (!SCALED<C>) {
+        return half2_of_e4m3(codes);
+    } else { /* 1024 + 128 + code, less 1152 */
+        uint32_t v = __byte_perm(codes ^ 0x8080u, 0x64646464u, 0x4140);
+        __half2 h = __hsub2(*(__half2 *)&v, __half2half2(__float2half_rn(1152.0f)));
+        return *(uint32_t *)&h;
+    }
+}
+
 /* Scores of a chunk's 16 keys. */
-template <int D>
+template <typename C, int D>
 __device__ __forceinline__ void narrow_scores(float (&sc)[2][4], const uint32_t (&qf)[D / 16][4],
                                               uint32_t keys, int lane)
 {
@@ -197,15 +215,15 @@ __device__ __forceinline__ void narrow_scores(float (&sc)[2][4], const uint32_t 
         ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK, 1>(kt, k + kc));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            mma16816<__half>(sc[i >> 1], qf[k + (i & 1)], half2_of_e4m3(b[i] & 0xffffu),
-                             half2_of_e4m3(b[i] >> 16));
+            mma16816<__half>(sc[i >> 1], qf[k + (i & 1)], half2_of<C>(b[i] & 0xffffu),
+                             half2_of<C>(b[i] >> 16));
         }
     }
 }
 
 /* o += weights pf times a chunk's values: o[2i] has the even dims of 16, o[2i + 1] the
  * odd ones. */
-template <int D>
+template <typename C, int D>
 __device__ __forceinline__ void narrow_values(float (&o)[D / 8][4], const uint32_t (&pf)[4],
                                               uint32_t values, int lane)
 {
@@ -221,11 +239,52 @@ __device__ __forceinline__ void narrow_values(float (&o)[D / 8][4], const uint32
         }
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            mma16816<__half>(o[2 * (i + j)], pf, half2_of_e4m3(b[2 * j] & 0xffffu),
-                             half2_of_e4m3(b[2 * j + 1] & 0xffffu));
-            mma16816<__half>(o[2 * (i + j) + 1], pf, half2_of_e4m3(b[2 * j] >> 16),
-                             half2_of_e4m3(b[2 * j + 1] >> 16));
+            mma16816<__half>(o[2 * (i + j)], pf, half2_of<C>(b[2 * j] & 0xffffu),
+                             half2_of<C>(b[2 * j + 1] & 0xffffu));
+            mma16816<__half>(o[2 * (i + j) + 1], pf, half2_of<C>(b[2 * j] >> 16),
+                             half2_of<C>(b[2 * j + 1] >> 16));
         }
+    }
+}
+
+/* A lane's four tokens of a chunk of int8 codes, and what their scales make of weights.
+ * o is in units of `unit`, a power of two that the greatest scale so far does not
+ * exceed, so that weights times scales stay in float16's range. */
+struct token_scales {
+    float key[4], value[4];
+    float unit;
+};
+
+/* Reads the scales of a chunk, of which [lo, hi) count, and brings o to a greater
+ * unit if there is one. */
+template <int D>
+__device__ __forceinline__ void scales_load(token_scales &x, float (&o)[D / 8][4],
+                                            const float *scales, int lo, int hi, int t4)
+{
+    float most = 0.0f;
+
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
+        x.key[j] = scales[at];
+        x.value[j] = at >= lo && at < hi ? scales[ATTN_CHUNK + at] : 0.0f;
+        most = fmaxf(most, x.value[j]);
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    if (most > x.unit) { /* the same in all lanes */
+        float next = __uint_as_float((__float_as_uint(most) & 0x7f800000u) + 0x800000u);
+        float by = x.unit / next;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            o[i][0] *= by, o[i][1] *= by, o[i][2] *= by, o[i][3] *= by;
+        }
+        x.unit = next;
+    }
+    float over = 1.0f / x.unit;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        x.value[j] *= over;
     }
 }
 
@@ -350,6 +409,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
         }
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+        token_scales scales;
+        scales.unit = 0x1p-100f;
 
         for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
             barrier_wait(bars + stage * 8, phase);
@@ -365,7 +426,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             }
             float sc[2][4] = {};
             if constexpr (NARROW) {
-                narrow_scores<D>(sc, qf, keys, lane);
+                narrow_scores<C, D>(sc, qf, keys, lane);
             } else {
                 int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
 #pragma unroll
@@ -377,12 +438,20 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 }
             }
             bool edge = valid < ATTN_CHUNK || token < p.begin_token;
+            if constexpr (SCALED<C>) {
+                scales_load<D>(scales, o,
+                               (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
+                               p.begin_token - token, valid, t4);
+            }
 #pragma unroll
             for (int h = 0; h < (TALL ? 2 : 1); h++) {
                 float v[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     v[j] = sc[j >> 1][h * 2 + (j & 1)] * row_scale[h];
+                    if constexpr (SCALED<C>) {
+                        v[j] *= scales.key[j];
+                    }
                     if (a.softcap > 0.0f) {
                         v[j] = soft_cap(v[j], a.softcap) * LOG2E;
                     }
@@ -402,7 +471,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 for (int j = 0; j < 4; j++) {
                     v[j] = fast_exp2(v[j] - m[h]);
                     add += v[j];
-                    sc[j >> 1][h * 2 + (j & 1)] = v[j];
+                    sc[j >> 1][h * 2 + (j & 1)] = SCALED<C> ? v[j] * scales.value[j] : v[j];
                 }
                 l[h] = l[h] * keep + add;
                 if (__any_sync(0xffffffffu, keep != 1.0f)) {
@@ -417,7 +486,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                               pack2<M>(sc[1][0], sc[1][1]),
                               TALL ? pack2<M>(sc[1][2], sc[1][3]) : 0};
             if constexpr (NARROW) {
-                narrow_values<D>(o, pf, values, lane);
+                narrow_values<C, D>(o, pf, values, lane);
             } else {
                 int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
 #pragma unroll
@@ -438,6 +507,13 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             }
         }
 
+        if constexpr (SCALED<C>) {
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                o[i][0] *= scales.unit, o[i][1] *= scales.unit;
+                o[i][2] *= scales.unit, o[i][3] *= scales.unit;
+            }
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
