@@ -186,10 +186,10 @@ __device__ __forceinline__ void load_chunk(const kv_view &kv, const T *head_base
             panel = n / P::CHUNKS / 16 % P::COUNT;
         int which = n / (D * B);
         bool second = n_segments == 2 && t >= 8;
-        const T *from =
-            head_base + (second ? block1 : block0) * kv.block_stride + which * kv.kv_stride +
-            ((int64_t)panel * kv.block_size + (token + t) % kv.block_size) * P::WIDTH +
-            chunk * (16 / B);
+        const T *from = head_base + (second ? block1 : block0) * kv.block_stride +
+                        which * kv.kv_stride +
+                        ((int64_t)panel * kv.block_size + (token + t) % kv.block_size) * P::WIDTH +
+                        chunk * (16 / B);
         copy16(to + which * TOKENS * D * B + (panel * TOKENS + t) * P::ROW + chunk * 16, from);
     }
 #endif
@@ -203,8 +203,9 @@ __device__ __forceinline__ void load_scales(const kv_view &kv, const int8_t *hea
 {
     int n_segments = kv.block_size % 16 == 0 ? 1 : 2;
     auto from = [&](int which, int t) {
-        const int8_t *head = head_base + (n_segments == 2 && t >= 8 ? block1 : block0) *
-                                             kv.block_stride + which * kv.kv_stride;
+        const int8_t *head = head_base +
+                             (n_segments == 2 && t >= 8 ? block1 : block0) * kv.block_stride +
+                             which * kv.kv_stride;
         return head + kv.scale_offset + (token + t) % kv.block_size * 4;
     };
 

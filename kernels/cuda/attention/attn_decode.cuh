@@ -35,12 +35,12 @@
  * [warp][DECODE_MAX_STAGES], rings. */
 template <int D, int WARPS, int B> struct decode_layout {
     static constexpr int STAGE = DECODE_STAGE(D, B), KV = ATTN_CHUNK * D * B; /* KV: keys */
-    static constexpr int ML = WARPS * COMBINE_ROWS * D * 4;       /* offset of maxima and sums */
+    static constexpr int ML = WARPS * COMBINE_ROWS * D * 4; /* offset of maxima and sums */
     static constexpr int BARS = ML + WARPS * COMBINE_ROWS * 2 * 4;
     static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
 
-/* Whether each token has a scale: a stage ends with those of its keys and its values. */
+/* Whether each token has a scale: a stage ends with those of its keys and values. */
 template <typename C> constexpr bool SCALED = std::is_same<C, int8_t>::value;
 
 /* The warps that work on a split together: this warp's rank of `size`, and the group's
@@ -360,7 +360,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     pdl_release();
     int stage = 0;
     uint32_t phase = 0;
-    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * (NARROW ? a.k_scale : 1.0f);
+    const float scale =
+        (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * (NARROW ? a.k_scale : 1.0f);
     for (bool more = true; more; more = work_tile_next<PREFIX>(p, w, a, s)) {
         /* Q rows of this work tile, as the A operand */
         int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
@@ -419,8 +420,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
             int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
             if (valid < ATTN_CHUNK) {
-                clear_tokens<D, ATTN_CHUNK, B>(stage_memory + stage * L::STAGE + L::KV, valid,
-                                               lane, 32);
+                clear_tokens<D, ATTN_CHUNK, B>(stage_memory + stage * L::STAGE + L::KV, valid, lane,
+                                               32);
                 proxy_fence();
                 __syncwarp();
             }
@@ -439,8 +440,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             }
             bool edge = valid < ATTN_CHUNK || token < p.begin_token;
             if constexpr (SCALED<C>) {
-                scales_load<D>(scales, o,
-                               (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
+                scales_load<D>(scales, o, (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
                                p.begin_token - token, valid, t4);
             }
 #pragma unroll

@@ -272,5 +272,5 @@ extern "C" bool launch_attn_prefill(const struct attn_args *a, const struct step
         return false;
     }
     return a->type == T_F16 ? prefill_dispatch<__half>(a, s, tile, n_tiles, stream)
-                                : prefill_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
+                            : prefill_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
 }

@@ -12,9 +12,10 @@
  * reads the cache's swizzled panels: keys as they are, values through its transposed
  * form.
  *
- * From a cache of e4m3 (C) the producer warps copy codes to a staging area and widen them
- * on their way to the rings, which is exact. Each warp has a half of the tile's tokens, in
- * two parts, and copies a part of the next tile as soon as it has widened this one's.
+ * From a cache of e4m3 (C) the producer warps copy codes to a staging area and widen
+ * them on their way to the rings, which is exact. Each warp has a half of the tile's
+ * tokens, in two parts, and copies a part of the next tile as soon as it has widened
+ * this one's.
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
@@ -34,7 +35,8 @@ template <int D, int B = 2> struct hopper_layout {
     /* bytes; a panel is [tokens or rows][width] */
     static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
     static constexpr int BARS = 4 * STAGES + 1;
-    /* of a cache of 8 bits: what a producer warp stages, in PARTS parts with a barrier each */
+    /* of a cache of 8 bits: what a producer warp stages, in PARTS parts with a barrier
+     * each */
     static constexpr int PARTS = 2, PART_KEYS = KEYS / 2 / PARTS, PART = PART_KEYS * D;
     static constexpr int STAGING = B == 1 ? 4 * PARTS * (PART + 8) : 0;
     static constexpr int BYTES = Q_STAGES * Q + 2 * STAGES * TILE + BARS * 8 + STAGING + 1024;
@@ -66,8 +68,7 @@ template <int D> struct hopper_shared {
     {
         return full(4, 0);
     }
-    /* of producer warp `warp`: its barriers, and its staging area, which begin where the
-     * rings end */
+    /* of producer warp `warp`: its barriers, and its staging area, behind the rings */
     __device__ uint32_t staged(int warp, int part) const
     {
         return last() + 8 + (warp * L::PARTS + part) * 8;
@@ -256,7 +257,7 @@ __device__ __forceinline__ void stage_part(const tile_cursor &c, const attn_args
     }
 }
 
-/* Widens a staged part to its place in a tile, tokens from `valid` of it on as zeros. */
+/* Widens a staged part to its place in a tile, tokens from its `valid` on as zeros. */
 template <typename T, int D>
 __device__ __forceinline__ void widen_part(uint32_t from, uint32_t tile, int at, int valid,
                                            int lane)
@@ -668,7 +669,8 @@ static bool hopper_launch(const attn_args *a, const step_arrays *s, const query_
 
     if (blocks > 0) {
         launch(prefill_hopper_kernel<T, C, D>, dim3(n_work < blocks ? n_work : blocks),
-               dim3(HOPPER_THREADS), hopper_layout<D, sizeof(C)>::BYTES, stream, *a, *s, tile, n_work);
+               dim3(HOPPER_THREADS), hopper_layout<D, sizeof(C)>::BYTES, stream, *a, *s, tile,
+               n_work);
     }
     return blocks > 0;
 }
@@ -700,8 +702,8 @@ extern "C" bool launch_attn_prefill_hopper(const struct attn_args *a, const stru
                                            const query_tile *tile, int32_t n_tiles,
                                            cudaStream_t stream)
 {
-    if (a->kv.panel_log2 == 0 || a->kv.dtype == T_I8 || a->type == T_F32 || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 || a->out_stride % 8 ||
-        (uintptr_t)a->out % 16) {
+    if (a->kv.panel_log2 == 0 || a->kv.dtype == T_I8 || a->type == T_F32 || a->qkv_stride % 8 ||
+        (uintptr_t)a->qkv % 16 || a->out_stride % 8 || (uintptr_t)a->out % 16) {
         return false;
     }
     if (kv_narrow(a->kv)) {

@@ -138,6 +138,10 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
                        "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);
     }
+    if (l->dtype == DTYPE_I8) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype int8 is for CPUs; a GPU has fp8");
+    }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     if (block_bytes % 16 != 0) {
         return err_set(e, ERR_UNSUPPORTED,

@@ -1002,10 +1002,10 @@ static int usual_cache(void **state)
     return 0;
 }
 
-#define OF_8_BITS(f)                                             \
-    {#f ", fp8", f, cache_of_fp8, usual_cache, NULL},            \
-    {                                                            \
-#f ", int8", f, cache_of_int8, usual_cache, NULL \
+#define OF_8_BITS(f)                                     \
+    {#f ", fp8", f, cache_of_fp8, usual_cache, NULL},    \
+    {                                                    \
+        #f ", int8", f, cache_of_int8, usual_cache, NULL \
     }
 
 static int group(void)
