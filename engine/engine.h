@@ -134,6 +134,8 @@ struct engine_info {
     const char *fingerprint;      /* system_fingerprint */
     const char *device;           /* "cpu: …", "cuda: NVIDIA H200" */
     const char *dtype;            /* of the weights on the device: "bfloat16", … */
+    const char *kv_dtype;         /* of cached keys and values, likewise; "": none */
+    int64_t kv_token_bytes;       /* that the cache takes for a token, on a rank */
     int64_t created;              /* unix seconds */
     int32_t max_model_len, vocab; /* vocab: width of the logits */
     /* tokens a KV block; blocks on the device, in swap space */

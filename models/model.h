@@ -140,6 +140,7 @@ struct model_options {
     int32_t max_len;         /* positions of the rotation table */
     int32_t rank, n_ranks;   /* of tensor parallelism */
     int32_t stage, n_stages; /* of pipeline parallelism */
+    bool fp8_cache;          /* keys and values are cached as e4m3, by the checkpoint's scales */
     bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
 };
 

@@ -119,13 +119,13 @@ struct split_kv_plan attn_split_kv(const int32_t *start, int32_t n, int32_t head
                                   .warps = warps};
 }
 
-struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
+struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes, int32_t shared_bytes)
 {
     int32_t least = DECODE_LEAST_WARPS(head_dim);
 
     for (int32_t warps = DECODE_MOST_WARPS(head_dim); warps >= least; warps /= 2) {
         int32_t ring_bytes = shared_bytes - DECODE_RINGS(warps, head_dim);
-        int32_t stages = ring_bytes / (warps * DECODE_STAGE(head_dim));
+        int32_t stages = ring_bytes / (warps * DECODE_STAGE(head_dim, MIN(element_bytes, 2)));
 
         if (stages >= 2) {
             return (struct decode_shape){.warps = warps, .stages = MIN(stages, DECODE_MAX_STAGES)};

@@ -28,6 +28,9 @@
 
 enum { MAX_TOKENS = 64, MAX_LOGITS = 8, BLOCK = 16, N_ROWS = 16, N_PROMPTS = 3 };
 
+/* The cache's type; float32 stands for the activations'. */
+static enum dtype cache_type = DTYPE_F32;
+
 /* A model with a cache for N_ROWS sequences of max_len tokens, and its golden. */
 struct rig {
     const char *golden;
@@ -101,7 +104,8 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     }
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
     struct kv_layout kv[LIMIT_KV_GROUPS];
-    model_kv_layouts(kv, &r->config, &o, BLOCK, backend_act_dtype(r->backend, o.dtype));
+    model_kv_layouts(kv, &r->config, &o, BLOCK,
+                     cache_type ? cache_type : backend_act_dtype(r->backend, o.dtype));
     int32_t n_blocks = r->groups.n * N_ROWS * r->n_table;
     OK(r->backend->ops->kv_create(r->backend, kv, n_blocks, 0, &e), e);
 }
@@ -356,6 +360,26 @@ static void weights_are_converted_to_the_type_asked_for(void **state)
     assert_true(error_as("tests/golden/gpt2-scaled", DTYPE_F16, false) < 0.01);
 }
 
+/* Families with windows, soft caps, sinks, biases, several KV groups. What the codes
+ * leave out is far more than rounding, and far less than a wrong key. */
+static void caches_of_8_bits_keep_the_logits(void **state)
+{
+    (void)state;
+    static const char *const MODELS[] = {
+        "tests/golden/llama-gqa64-tied", "tests/golden/llama-mha24", "tests/golden/gpt2-scaled",
+        "tests/golden/gemma2",           "tests/golden/gpt-oss",     "tests/golden/qwen2-tied"};
+    for (size_t i = 0; i < ARRAY_LEN(MODELS); i++) {
+        double as_stored = error_as(MODELS[i], -1, false);
+        cache_type = DTYPE_F8;
+        double fp8 = error_as(MODELS[i], -1, false);
+        cache_type = DTYPE_I8;
+        double int8 = error_as(MODELS[i], -1, false);
+        cache_type = DTYPE_F32;
+        print_message("%s: %.3g, fp8 %.3g, int8 %.3g\n", MODELS[i], as_stored, fp8, int8);
+        assert_true(as_stored < int8 && int8 < fp8 && fp8 < 0.25);
+    }
+}
+
 static void dummy_weights_give_numbers(void **state)
 {
     (void)state;
@@ -555,7 +579,7 @@ int main(void)
 {
     static char dir[MAX_CASES][300], name[3 * MAX_CASES][300];
     static char file[MAX_CASES][300 + sizeof(GGUF_FILE)];
-    struct CMUnitTest tests[3 * MAX_CASES + 3];
+    struct CMUnitTest tests[3 * MAX_CASES + 4];
     int n_dirs = 0, n = 0;
     DIR *golden = opendir("tests/golden");
 
@@ -594,6 +618,7 @@ int main(void)
         }
     }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(caches_of_8_bits_keep_the_logits);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(dummy_weights_give_numbers);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(smollm2_continues_as_with_transformers);
     return on_each_isa(tests, (size_t)n);

@@ -124,13 +124,19 @@ static void decode_attention_fits_devices_with_little_shared_memory(void **state
 
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
         for (size_t k = 0; k < sizeof(bytes) / sizeof(bytes[0]); k++) {
-            struct decode_shape got = attn_decode_shape(dims[i], bytes[k]);
-            int32_t used =
-                DECODE_RINGS(got.warps, dims[i]) + got.warps * got.stages * DECODE_STAGE(dims[i]);
+            struct decode_shape got = attn_decode_shape(dims[i], 2, bytes[k]);
+            int32_t used = DECODE_RINGS(got.warps, dims[i]) +
+                           got.warps * got.stages * DECODE_STAGE(dims[i], 2);
 
             assert_int_equal(got.warps, want[i][k].warps);
             assert_int_equal(got.stages, want[i][k].stages);
             assert_true(used <= bytes[k] && used % 128 == 0);
+            got = attn_decode_shape(dims[i], 1, bytes[k]); /* of half the bytes, more stages */
+            used = DECODE_RINGS(got.warps, dims[i]) +
+                   got.warps * got.stages * DECODE_STAGE(dims[i], 1);
+            assert_true(used <= bytes[k] && used % 128 == 0);
+            assert_true(got.warps * got.stages >=
+                        MIN(want[i][k].warps * want[i][k].stages, got.warps * DECODE_MAX_STAGES));
         }
     }
 }
