@@ -1,18 +1,13 @@
 /* Products of few rows of e4m3 codes (small_codes.h): the pipeline is that of
  * small_rows.cu. One warpgroup multiplies, one lane of a fifth warp loads.
  */
-#include <cuda.h>
-
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/fused_decode/small_pipeline.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 #include "kernels/cuda/quant/quant.h"
 
 namespace
 {
-
-typedef __nv_bfloat16 bf16;
 
 enum {
     MULTIPLIERS = 128,
@@ -51,77 +46,6 @@ __device__ __forceinline__ void sync_multipliers(void)
 {
     static_assert(MULTIPLIERS == 128, "as the barrier counts");
     asm volatile("bar.sync 1, 128;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ uint32_t address_in(uint32_t shared, uint32_t rank)
-{
-    uint32_t v;
-
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(shared), "r"(rank));
-    return v;
-}
-
-__device__ __forceinline__ float4 load_from(uint32_t at)
-{
-    float4 v;
-
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
-                                            int row, uint32_t bar, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint64_t read_once(void)
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint64_t read_again(void)
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint32_t pair(float a, float b)
-{
-    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-
-    return *(uint32_t *)&v;
-}
-
-__device__ __forceinline__ float low(uint32_t v)
-{
-    return __uint_as_float(v << 16);
-}
-
-__device__ __forceinline__ float high(uint32_t v)
-{
-    return __uint_as_float(v & 0xffff0000u);
 }
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
@@ -230,12 +154,6 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
 }
 
 /* ---- epilogues ---- */
-
-/* ACT: what is known at compile time, or -1. */
-template <int ACT> __device__ __forceinline__ float activated(float x, int act)
-{
-    return activate(x, ACT < 0 ? act : ACT);
-}
 
 /* out = act(scales * sums + bias), from the registers of the matrix instruction;
  * w_scale: of the tile's rows. */
