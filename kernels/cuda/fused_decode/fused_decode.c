@@ -3,7 +3,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/fused_decode/small_mixed.h"
+#include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/heuristics.h"
 
@@ -54,7 +54,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     return 0;
 }
 
-/* Whether products with codes are launches of their own (small_mixed.h). */
+/* Whether products with codes are launches of their own (mixed.h). */
 static bool by_mixed(const struct cuda_backend *c, const struct fused_args *a)
 {
     return c->small_squares.sum[0] && small_mixed_plan(a, c->n_sms);

@@ -1,4 +1,4 @@
-/* What the kernels of few rows share (small_rows.cu, small_codes.cu, small_mixed.cu):
+/* What the kernels of few rows share (small_rows.cu, small_codes.cu, mixed/):
  * copies into the ring, barriers of a cluster of two blocks, and what an epilogue does
  * about the norms before and behind its product.
  */

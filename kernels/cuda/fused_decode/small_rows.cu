@@ -8,7 +8,7 @@
  * alone: with one block a multiprocessor larger ones do not all fit at once.
  */
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/fused_decode/small_mixed.h"
+#include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/fused_decode/small_pipeline.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 

@@ -14,13 +14,14 @@ const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_
 {
     bool fast = c->capability == 90 && !c->config.deterministic;
 
-    if (!fast || f->id == FORMAT_INT8 || f->id == FORMAT_FP4) {
+    if (!fast || f->id == FORMAT_FP4) {
         return "products of bf16, widened for each (slow)";
     }
     return f->id == FORMAT_FP8
-               ? "bf16 tensor cores up to 8 rows and e4m3 above (widened where scales are not a "
-                 "row's)"
-               : "bf16 tensor cores up to 8 rows (groups of 128), widened above";
+               ? "bf16 tensor cores up to 8 rows and e4m3 above (blocks of 128x128 and scales of "
+                 "weights alone: bf16 up to 64 rows, widened above)"
+           : f->id == FORMAT_INT8 ? "bf16 tensor cores up to 64 rows, widened above"
+                                  : "bf16 tensor cores up to 64 rows (groups of 128), widened above";
 }
 
 /* ---- what the pieces have in common ---- */

@@ -703,7 +703,10 @@ static void layers_of_quantised_weights_follow_float64(void **state)
          .group_rows = 1,
          .group_cols = 128,
          .zeros = true},
-        {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1, .act = ACT_SCALE_TOKEN}};
+        {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1, .act = ACT_SCALE_TOKEN},
+        {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 128, .group_cols = 128},
+        {.format = FORMAT_INT8, .type = SCALE_F32, .group_rows = 1},
+        {.format = FORMAT_INT8, .type = SCALE_F16, .group_rows = 1, .zeros = true}};
     static const struct {
         int32_t quant, shape, rows;
         bool transient;
@@ -711,7 +714,9 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {2, 10, 8, false}, {0, 10, 7, false}, {0, 7, 8, true},   {1, 7, 3, true},
                  {0, 7, 9, true},   {0, 4, 3, false},  {3, 8, 12, false}, {3, 11, 17, true},
                  {3, 11, 40, true}, {2, 7, 12, true},  {1, 7, 30, true},  {2, 7, 64, true},
-                 {1, 13, 50, true}, {2, 13, 20, true}, {2, 12, 5, true},  {0, 12, 3, true}};
+                 {1, 13, 50, true}, {2, 13, 20, true}, {2, 12, 5, true},  {0, 12, 3, true},
+                 {4, 7, 40, true},  {4, 13, 3, true},  {5, 7, 14, true},  {6, 13, 36, true},
+                 {5, 11, 2, false}, {0, 11, 20, true}};
     bool cuda = strcmp(rig_device, "cuda") == 0;
     for (size_t i = 0; i < (rig_small() ? 2 : ARRAY_LEN(cases)); i++) {
         if (!cuda && cases[i].shape >= 12) {

@@ -8,8 +8,8 @@
  * share. Each 128 columns are summed by themselves and multiplied by their scale in
  * float32, so no weight is rounded.
  */
-#ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_MIXED_H
-#define QUIRE_KERNELS_CUDA_FUSED_DECODE_SMALL_MIXED_H
+#ifndef QUIRE_KERNELS_CUDA_MIXED_MIXED_H
+#define QUIRE_KERNELS_CUDA_MIXED_MIXED_H
 
 #include "kernels/cuda/fused_decode/small_rows.h"
 

@@ -2,8 +2,8 @@
  * swizzle: D [64, N] += A [64, 16] B [N, 16]^T in bf16. A lies as mma's operand does, 16
  * rows a warp.
  */
-#ifndef QUIRE_KERNELS_CUDA_GEMM_WGMMA_MIXED_CUH
-#define QUIRE_KERNELS_CUDA_GEMM_WGMMA_MIXED_CUH
+#ifndef QUIRE_KERNELS_CUDA_MIXED_WGMMA_MIXED_CUH
+#define QUIRE_KERNELS_CUDA_MIXED_WGMMA_MIXED_CUH
 
 #include "kernels/cuda/gemm/wgmma.cuh"
 

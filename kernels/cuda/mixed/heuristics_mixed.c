@@ -1,6 +1,6 @@
-/* See small_mixed.h. */
+/* See mixed.h. */
 #include "kernels/backend.h"
-#include "kernels/cuda/fused_decode/small_mixed.h"
+#include "kernels/cuda/mixed/mixed.h"
 
 #define TILE(WIDTH, SPLIT) {.width = WIDTH, .split = SPLIT},
 static const struct small_tile TILES[] = {MIXED_TILES(TILE)};
@@ -40,8 +40,7 @@ bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks)
 {
     bool any = false;
 
-    if (a->rows > SMALL_ROWS || a->type != DTYPE_BF16 || a->format == FUSED_16 ||
-        (a->format == FUSED_FP8 && a->rows > FUSED_ROWS) || a->rope.kv.base) {
+    if (a->rows > SMALL_ROWS || a->type != DTYPE_BF16 || a->format == FUSED_16 || a->rope.kv.base) {
         return false;
     }
     for (int32_t i = 0; i < a->n_ops; i++) {
@@ -52,9 +51,11 @@ bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks)
         struct small_tile t = small_mixed_tile(p, a->format, n_blocks);
         bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
-        bool fills = a->rows > FUSED_ROWS ||
-                     (t.width > 0 && p->n / t.width * t.split >= n_blocks * 2 / 3);
-        if (t.width == 0 || !bare || stored || !fills || p->partial || p->residual) {
+        bool fusible = a->rows <= FUSED_ROWS && a->format != FUSED_INT8 && p->n_groups == 1;
+        bool fills = t.width > 0 && p->n / t.width * t.split >= n_blocks * 2 / 3;
+        bool as_codes = a->rows > FUSED_ROWS && p->e4m3;
+        if (t.width == 0 || !bare || stored || (fusible && !fills) || as_codes || p->partial ||
+            p->residual) {
             return false;
         }
         any = true;
