@@ -3,9 +3,9 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/mixed/mixed.h"
 
 int32_t cuda_fused_bytes(struct cuda_backend *c)
 {

@@ -93,7 +93,7 @@ template <int F> struct stage_codes {
         constexpr int HIGH = 8 * S::PITCH;
         bool odd = (lane & 4) && S::PITCH % 128 == 0;
         uint32_t row =
-            stage + (lane >> 2) * S::PITCH + (F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0);
+            stage + (lane >> 2) * S::PITCH + (F == FUSED_INT4 ? warp / 2 * FUSED_TILE * S::PITCH : 0);
         uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
         load_row(low[0], low[1], at, odd);
         load_row(high[0], high[1], at + HIGH, odd);

@@ -50,9 +50,8 @@ static int32_t format_of(struct mat w, enum dtype act)
     int32_t format = FUSED_16;
 
     if (w.format) {
-        bool rows =
-            q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
-        format = q->layout == QUANT_SEGMENTS              ? FUSED_INT4
+        bool rows = q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
+        format = q->layout == QUANT_SEGMENTS        ? FUSED_INT4
                  : rows && q->format == FORMAT_FP8  ? FUSED_FP8
                  : rows && q->format == FORMAT_INT8 ? FUSED_INT8
                                                     : -1;

@@ -77,6 +77,16 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map,
                  : "memory");
 }
 
+/* A copy of contiguous bytes, a multiple of 16. */
+__device__ __forceinline__ void plain_copy(uint32_t to, const void *from, uint32_t bytes,
+                                           uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
 __device__ __forceinline__ uint64_t read_once(void)
 {
     uint64_t policy;

@@ -8,9 +8,9 @@
  * alone: with one block a multiprocessor larger ones do not all fit at once.
  */
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/fused_decode/small_pipeline.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
+#include "kernels/cuda/mixed/mixed.h"
 
 namespace
 {
@@ -331,16 +331,16 @@ encode_map map_encoder(void)
 }
 
 /* A map of [rows, columns] elements, `pitch` bytes between rows, for boxes of box_rows by
- * box_columns. Rows beyond read as zero. */
+ * box_columns with the 128-byte swizzle. Rows beyond read as zero. */
 bool make_map(void *ret, CUtensorMapDataType type, const void *data, int64_t rows, int64_t columns,
-              int64_t pitch, int box_rows, int box_columns, CUtensorMapSwizzle swizzle)
+              int64_t pitch, int box_rows, int box_columns)
 {
     cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
     cuuint64_t pitches[1] = {(cuuint64_t)pitch};
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, step[2] = {1, 1};
 
     return map_encoder()((CUtensorMap *)ret, type, 2, (void *)data, size, pitches, box, step,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -457,21 +457,14 @@ extern "C" bool small_map_16(void *ret, const void *data, int64_t rows, int64_t 
                              int64_t stride, int box_rows)
 {
     return make_map(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, rows, columns, stride * 2,
-                    box_rows, SMALL_DEPTH, CU_TENSOR_MAP_SWIZZLE_128B);
+                    box_rows, SMALL_DEPTH);
 }
 
 extern "C" bool small_map_bytes(void *ret, const void *data, int64_t rows, int64_t columns,
                                 int64_t pitch, int box_rows)
 {
     return make_map(ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, data, rows, columns, pitch, box_rows,
-                    CODES_DEPTH, CU_TENSOR_MAP_SWIZZLE_128B);
-}
-
-extern "C" bool small_map_words(void *ret, const void *data, int64_t rows, int64_t words,
-                                int64_t pitch, int box_words, int box_rows)
-{
-    return make_map(ret, CU_TENSOR_MAP_DATA_TYPE_UINT32, data, rows, words, pitch, box_rows,
-                    box_words, CU_TENSOR_MAP_SWIZZLE_NONE);
+                    CODES_DEPTH);
 }
 
 extern "C" bool small_prepare(void)

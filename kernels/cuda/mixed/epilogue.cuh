@@ -38,8 +38,8 @@ template <typename L, int N>
 __device__ __forceinline__ void keep_sums(const float (&d)[N / 2], float *sums)
 {
     int lane = threadIdx.x & 31, warpgroup = threadIdx.x / 128;
-    float *to = sums + warpgroup / L::TILES * N * L::SUM_PITCH +
-                warpgroup % L::TILES * MIXED_ROWS + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    float *to = sums + warpgroup / L::TILES * N * L::SUM_PITCH + warpgroup % L::TILES * MIXED_ROWS +
+                (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
 
 #pragma unroll
     for (int j = 0; j < N / 2; j++) {
@@ -101,16 +101,16 @@ __device__ __forceinline__ void store_plain(const shared_sums<L, N, SPLIT> &sums
         float4 v = sums.quad(row, column);
         float f = norm_factor(a, row);
         uint2 bias = a.bias ? *(const uint2 *)(a.bias + at) : make_uint2(0, 0);
-        *(uint2 *)(a.out + row * a.out_stride + at) =
-            a.act == A_NONE ? plain_quad<A_NONE>(v, bias, f, a.act)
-                            : plain_quad<-1>(v, bias, f, a.act);
+        *(uint2 *)(a.out + row * a.out_stride + at) = a.act == A_NONE
+                                                          ? plain_quad<A_NONE>(v, bias, f, a.act)
+                                                          : plain_quad<-1>(v, bias, f, a.act);
     }
 }
 
 /* The residual stream += sums, and what the next norm needs. */
 template <typename L, int N, int SPLIT, int WIDTH>
-__device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums,
-                                          const small_args &a, int tile, int part)
+__device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums, const small_args &a,
+                                          int tile, int part)
 {
     constexpr int COLUMNS = WIDTH / SPLIT, LANES = COLUMNS / 4, LAST = LANES < 32 ? LANES : 32;
 

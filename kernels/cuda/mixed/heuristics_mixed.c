@@ -25,8 +25,8 @@ struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int
                     p->k % (stage_columns(format, t->width) * t->split) == 0 &&
                     (best.kind != SMALL_GATED || t->width > MIXED_ROWS);
         /* the most blocks of one wave, else the fewest */
-        bool better = best.width == 0 || (most <= n_blocks ? blocks > most && blocks <= n_blocks
-                                                           : blocks < most);
+        bool better = best.width == 0 ||
+                      (most <= n_blocks ? blocks > most && blocks <= n_blocks : blocks < most);
         if (fits && better) {
             most = blocks;
             best.width = t->width;

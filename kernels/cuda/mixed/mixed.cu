@@ -18,7 +18,7 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
                         const struct small_args &s, const void *x, int64_t x_stride,
                         cudaStream_t stream)
 {
-    CUtensorMap wm, xm;
+    CUtensorMap wm = {}, xm;
     mixed_args m = {};
 
     m.s = s;
@@ -27,10 +27,10 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.w_zero = (const int8_t *)p->w_zero;
     m.n_groups = p->n_groups;
     m.f16_scales = p->f16_scales;
-    bool ok = a->format == FUSED_INT4
-                  ? small_map_words(&wm, p->w, p->n, p->w_stride / 4, p->w_stride,
-                                    FUSED_SEGMENT_BYTES / 4, MIXED_ROWS)
-                  : small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
+    m.segments = (const char *)p->w;
+    m.n_segments = p->k / QUANT_SEGMENT;
+    bool ok = a->format == FUSED_INT4 ||
+              small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
     if (!ok || !small_map_16(&xm, x, a->rows, p->k, x_stride, s.source_rows)) {
         return false;
     }

@@ -67,19 +67,24 @@ template <int F, int N, int WIDTH> struct loader {
 
     __device__ __forceinline__ void load_codes(int s) const
     {
-        uint32_t to = r.codes + s % L::STAGES * L::STAGE_BYTES, bar = r.codes_full + s % L::STAGES * 8;
+        uint32_t to = r.codes + s % L::STAGES * L::STAGE_BYTES,
+                 bar = r.codes_full + s % L::STAGES * 8;
         int group = first_group + s * L::GROUPS;
 
         barrier_expect(bar, L::STAGE_BYTES);
 #pragma unroll
         for (int i = 0; i < L::TILES; i++) {
             int row = first_row<WIDTH>(a, kind, tile, i);
+            if constexpr (F == FUSED_INT4) {
+                plain_copy(to + i * L::TILE_BYTES,
+                           a.segments + quant_segment_at(row, group / 4, a.n_segments),
+                           L::TILE_BYTES, bar, once);
+            } else {
 #pragma unroll
-            for (int g = 0; g < L::COPIES; g++) {
-                int column = F == FUSED_INT4 ? group / 4 * (FUSED_SEGMENT_BYTES / 4)
-                                             : (group + g) * MIXED_GROUP;
-                tensor_copy(to + i * L::TILE_BYTES + g * MIXED_ROWS * L::PITCH, w, column, row, bar,
-                            once);
+                for (int g = 0; g < L::GROUPS; g++) {
+                    tensor_copy(to + i * L::TILE_BYTES + g * MIXED_ROWS * L::PITCH, w,
+                                (group + g) * MIXED_GROUP, row, bar, once);
+                }
             }
         }
     }
@@ -143,8 +148,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     }
     for (int s = 0; s < stages; s++) {
         int stage = s % L::STAGES;
-        uint32_t tile =
-            r.codes + stage * L::STAGE_BYTES + warpgroup % L::TILES * L::TILE_BYTES;
+        uint32_t tile = r.codes + stage * L::STAGE_BYTES + warpgroup % L::TILES * L::TILE_BYTES;
         barrier_wait(r.codes_full + stage * 8, s / L::STAGES & 1);
 #pragma unroll 1
         for (int g = part; g < L::GROUPS; g += L::PARTS) {
@@ -207,8 +211,8 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
     if (threadIdx.x >= MIXED_MULTIPLIERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (threadIdx.x == MIXED_MULTIPLIERS) {
-            loader<F, N, WIDTH>{&w,   &x,   a,           r,           kind,
-                                tile, part * a.s.depth_steps, read_once(), read_again()}
+            loader<F, N, WIDTH>{&w,          &x,          a, r, kind, tile, part * a.s.depth_steps,
+                                read_once(), read_again()}
                 .run();
         }
         __syncwarp();
@@ -282,8 +286,8 @@ template <int F, int N>
 bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap &x,
                     const mixed_args &a, cudaStream_t stream)
 {
-#define TILE(WIDTH, SPLIT)                                              \
-    if (t.width == WIDTH && t.split == SPLIT) {                         \
+#define TILE(WIDTH, SPLIT)                                               \
+    if (t.width == WIDTH && t.split == SPLIT) {                          \
         return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
     }
     MIXED_TILES(TILE)
@@ -319,9 +323,9 @@ template <int F> void prepare_mixed(void)
     prepare<F, 64>();
 }
 
-#define MIXED_FORMAT(F)                                                                       \
+#define MIXED_FORMAT(F)                                                                        \
     template bool launch_mixed<F>(struct small_tile, const CUtensorMap &, const CUtensorMap &, \
-                                  const mixed_args &, cudaStream_t);                          \
+                                  const mixed_args &, cudaStream_t);                           \
     template void prepare_mixed<F>(void);
 
 #endif

@@ -8,6 +8,7 @@
 #include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/mixed/wgmma_mixed.cuh"
 #include "kernels/cuda/quant/codes.cuh"
+#include "kernels/cuda/quant/quant.h"
 
 enum {
     MIXED_MULTIPLIERS = MIXED_WARPGROUPS * 128,
@@ -24,7 +25,10 @@ struct mixed_args {
     const float *w_scale;
     const int8_t *w_zero;
     int32_t n_groups;
-    int32_t f16_scales; /* of FUSED_INT4 */
+    /* Of FUSED_INT4, whose copies need no tensor map: QUANT_SEGMENTS, segments of a row. */
+    const char *segments;
+    int32_t n_segments;
+    int32_t f16_scales;
 };
 
 /* F: enum fused_format; N: rows of the activations' operand; WIDTH: of the tile. */
@@ -36,8 +40,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
      * FUSED_INT4 are whole segments, whose banks differ; others are of one group and
      * swizzled. */
     static constexpr int PITCH = F == FUSED_INT4 ? (int)FUSED_SEGMENT_BYTES : (int)MIXED_GROUP;
-    static constexpr int COPIES = F == FUSED_INT4 ? 1 : GROUPS;
-    static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * COPIES;
+    static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (F == FUSED_INT4 ? 1 : GROUPS);
     static constexpr int STAGE_BYTES = TILES * TILE_BYTES;
     static constexpr int SOURCE_BYTES = N * MIXED_GROUP * 2;
     static constexpr int SOURCES = N < 64 ? 8 : TILES == 4 ? 5 : TILES == 2 ? 7 : 8;
@@ -68,12 +71,13 @@ __device__ __forceinline__ uint4 load_vector(uint32_t at)
 /* A lane's codes of half a group: of two weight rows, 8 apart, the columns 2 t, 2 t + 1,
  * 2 t + 8 and 2 t + 9 of each 16, where t is its number modulo 4. */
 template <int F> struct half_codes { /* of eight bits */
-    uint32_t low[4][2], high[4][2]; /* of each 16 columns two words; t chooses half of each */
+    uint32_t low[4][2], high[4][2];  /* of each 16 columns two words; t chooses half of each */
 
     __device__ __forceinline__ void load(uint32_t tile, int group, int half)
     {
         int lane = threadIdx.x & 31, row = lane >> 2;
-        uint32_t at = tile + (group * MIXED_ROWS + (threadIdx.x >> 5 & 3) * 16 + row) * MIXED_GROUP +
+        uint32_t at = tile +
+                      (group * MIXED_ROWS + (threadIdx.x >> 5 & 3) * 16 + row) * MIXED_GROUP +
                       (lane >> 1 & 1) * 4;
 
 #pragma unroll
@@ -168,8 +172,8 @@ template <> struct group_scales<FUSED_INT8> {
 
         return pair(__uint_as_float(first) - bias[h], __uint_as_float(second) - bias[h]);
     }
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4],
-                                            const half_codes<FUSED_INT8> &codes, int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], const half_codes<FUSED_INT8> &codes,
+                                            int k) const
     {
         ret[0] = values(codes.low[k][0], 0);
         ret[1] = values(codes.high[k][0], 1);
@@ -186,10 +190,10 @@ template <> struct group_scales<FUSED_INT4> {
     __device__ __forceinline__ group_scales(uint32_t tile, int group, int, int, const mixed_args &a)
         : shift((threadIdx.x & 3) * 4)
     {
-        uint32_t at = tile +
-                      ((threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7)) *
-                          (uint32_t)FUSED_SEGMENT_BYTES +
-                      FUSED_SEGMENT_K / 2 + group * 4;
+        uint32_t at =
+            tile +
+            ((threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7)) * (uint32_t)FUSED_SEGMENT_BYTES +
+            FUSED_SEGMENT_K / 2 + group * 4;
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -207,8 +211,8 @@ template <> struct group_scales<FUSED_INT4> {
         return *(uint32_t *)&x;
     }
     /* The operand of the k-th 16 columns of the half. */
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4],
-                                            const half_codes<FUSED_INT4> &codes, int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], const half_codes<FUSED_INT4> &codes,
+                                            int k) const
     {
         const uint4 &l = codes.low[k / 2], &h = codes.high[k / 2];
 

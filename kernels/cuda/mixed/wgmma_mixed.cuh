@@ -10,17 +10,17 @@
 /* d: the accumulator, N / 2 registers a thread; `add` 0: it is overwritten. */
 template <int N> struct wgmma_mixed;
 
-#define WGMMA_MIXED(N, REGISTERS, A, B, ADD, ...)                                            \
-    template <> struct wgmma_mixed<N> {                                                      \
+#define WGMMA_MIXED(N, REGISTERS, A, B, ADD, ...)                                             \
+    template <> struct wgmma_mixed<N> {                                                       \
         static __device__ __forceinline__ void run(float (&d)[N / 2], const uint32_t (&a)[4], \
-                                                   uint64_t b, int add)                      \
-        {                                                                                    \
-            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                       \
-                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "            \
-                      "{" REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}"                      \
-                      : __VA_ARGS__                                                          \
-                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));       \
-        }                                                                                    \
+                                                   uint64_t b, int add)                       \
+        {                                                                                     \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                        \
+                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "             \
+                      "{" REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}"                       \
+                      : __VA_ARGS__                                                           \
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));        \
+        }                                                                                     \
     };
 
 WGMMA_MIXED(8, "%0, %1, %2, %3", "%4, %5, %6, %7", "%8", "%9", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]),

@@ -87,8 +87,9 @@ __global__ void widen_segments_kernel(T *out, int64_t out_stride, const struct q
     if (word >= w.cols / 8) {
         return;
     }
-    const uint32_t *segment = (const uint32_t *)((const char *)w.codes + row * w.row_bytes +
-                                                 word / 64 * QUANT_SEGMENT_BYTES);
+    const uint32_t *segment =
+        (const uint32_t *)((const char *)w.codes +
+                           quant_segment_at(row, word / 64, w.cols / QUANT_SEGMENT));
     int4_group g(segment[64 + word % 64 / 16], w.f16_scales);
     uint4 codes = g.values(segment[word % 64]);
     const uint32_t pairs[4] = {codes.x, codes.y, codes.z, codes.w};
@@ -135,8 +136,8 @@ void widen_to(T *out, int64_t out_stride, const struct quant_weight &w, cudaStre
 /* ---- packing ---- */
 
 /* A word of eight codes a thread; the first four of a segment also write its groups. */
-__global__ void pack_kernel(char *out, int64_t row_bytes, const uint8_t *codes, int64_t pitch,
-                            const uint16_t *scale, const uint8_t *zero, int32_t cols)
+__global__ void pack_kernel(char *out, const uint8_t *codes, int64_t pitch, const uint16_t *scale,
+                            const uint8_t *zero, int32_t cols)
 {
     int word = blockIdx.y * blockDim.x + threadIdx.x, in_segment = word % 64;
     int64_t row = blockIdx.x;
@@ -150,7 +151,8 @@ __global__ void pack_kernel(char *out, int64_t row_bytes, const uint8_t *codes, 
     for (int i = 0; i < 4; i++) {
         v |= (uint32_t)(from[i] & 15) << (4 * i) | (uint32_t)(from[i] >> 4) << (4 * i + 16);
     }
-    uint32_t *segment = (uint32_t *)(out + row * row_bytes + word / 64 * QUANT_SEGMENT_BYTES);
+    uint32_t *segment =
+        (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT));
     segment[in_segment] = v;
     if (in_segment < 4) {
         int64_t group = row * (cols / QUANT_GROUP) + word / 64 * 4 + in_segment;
@@ -441,12 +443,12 @@ extern "C" void launch_widen(void *out, int64_t out_stride, const struct quant_w
     }
 }
 
-extern "C" void launch_pack_segments(void *out, int64_t row_bytes, const uint8_t *codes,
-                                     int64_t pitch, const uint16_t *scale, const uint8_t *zero,
-                                     int32_t rows, int32_t cols, cudaStream_t stream)
+extern "C" void launch_pack_segments(void *out, const uint8_t *codes, int64_t pitch,
+                                     const uint16_t *scale, const uint8_t *zero, int32_t rows,
+                                     int32_t cols, cudaStream_t stream)
 {
     pack_kernel<<<dim3(rows, (cols / 8 + 255) / 256), 256, 0, stream>>>(
-        (char *)out, row_bytes, codes, pitch, scale, zero, cols);
+        (char *)out, codes, pitch, scale, zero, cols);
 }
 
 extern "C" void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format,
