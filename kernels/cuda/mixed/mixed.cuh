@@ -136,11 +136,11 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                                          const mixed_args &a, int row, int first_group)
 {
     using L = mixed_layout<F, N, WIDTH>;
-    int warpgroup = threadIdx.x / 128, part = warpgroup / L::TILES,
+    /* the same in all lanes, which the compiler cannot know of threadIdx */
+    int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), part = warpgroup / L::TILES,
         stages = a.s.depth_steps / L::GROUPS;
     bool leads = (threadIdx.x & 31) == 0;
-
-    row += (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
+    lane_codes<F> codes(row, a);
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -154,21 +154,23 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
         for (int g = part; g < L::GROUPS; g += L::PARTS) {
             int i = s * L::GROUPS + g, source = i % L::SOURCES;
             uint32_t from = r.source + source * L::SOURCE_BYTES;
-            group_scales<F> group(tile, g, row, first_group + i, a);
             float sums[N / 2];
+            codes.scales(tile, g, first_group + i, a);
+            codes.load(tile, g, 0);
             barrier_wait(r.source_full + source * 8, i / L::SOURCES & 1);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                uint64_t x = wgmma_descriptor(from + half * (L::SOURCE_BYTES / 2));
-                half_codes<F> codes;
-                codes.load(tile, g, half);
+                uint32_t x = wgmma_mixed_descriptor(from + half * (L::SOURCE_BYTES / 2));
+                if (half == 1) {
+                    codes.load(tile, g, half);
+                }
                 if (N == 64 && half == 1) { /* too few registers for the operands of both */
                     wgmma_wait<0>();
                 }
 #pragma unroll
                 for (int k = 0; k < MIXED_GROUP / 32; k++) {
                     uint32_t operand[4];
-                    group.operand(operand, codes, k);
+                    codes.operand(operand, k);
                     wgmma_fence();
                     wgmma_mixed<N>::run(sums, operand, x + k * 2, half + k > 0);
                 }
@@ -183,7 +185,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
             }
 #pragma unroll
             for (int j = 0; j < N / 2; j++) {
-                d[j] += group.scale[j / 2 & 1] * sums[j];
+                d[j] += codes.scale[j / 2 & 1] * sums[j];
             }
         }
     }

@@ -1,6 +1,4 @@
-/* Codes to the matrix instruction's operand in registers, a format each: half_codes
- * takes them from a stage, group_scales widens them and has their scales.
- */
+/* Codes of a stage to the matrix instruction's operand in registers, a format each. */
 #ifndef QUIRE_KERNELS_CUDA_MIXED_OPERANDS_CUH
 #define QUIRE_KERNELS_CUDA_MIXED_OPERANDS_CUH
 
@@ -68,68 +66,121 @@ __device__ __forceinline__ uint4 load_vector(uint32_t at)
     return v;
 }
 
-/* A lane's codes of half a group: of two weight rows, 8 apart, the columns 2 t, 2 t + 1,
- * 2 t + 8 and 2 t + 9 of each 16, where t is its number modulo 4. */
-template <int F> struct half_codes { /* of eight bits */
-    uint32_t low[4][2], high[4][2];  /* of each 16 columns two words; t chooses half of each */
+/* ---- what a lane makes of its codes ----
+ *
+ * Of two weight rows, 8 apart, the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16,
+ * where t is its number modulo 4. tile: where the stage has the tile's 64 rows; group: in
+ * the stage.
+ *
+ *     lane_codes(row, a)            row: the weight's row of the warpgroup's first
+ *     scales(tile, group, i, a)     fetches the scales of a group; i: its place in the row
+ *     load(tile, group, half)       fetches the codes of 64 columns
+ *     operand(ret, k)               the matrix instruction's, of the k-th 16 of these
+ */
+template <int F> struct lane_codes;
 
+__device__ __forceinline__ int lane_row(void)
+{
+    return (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
+}
+
+template <> struct lane_codes<FUSED_INT4> {
+    float scale[2];
+    uint32_t zero[2];
+    uint4 low[2], high[2]; /* whole words of the rows; t chooses in each word */
+    uint32_t at;
+    int shift;
+
+    __device__ __forceinline__ lane_codes(int, const mixed_args &)
+        : at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES), shift((threadIdx.x & 3) * 4)
+    {
+    }
+    __device__ __forceinline__ void scales(uint32_t tile, int group, int, const mixed_args &a)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int4_group g(load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES + FUSED_SEGMENT_K / 2 +
+                                   group * 4),
+                         a.f16_scales);
+            scale[h] = g.scale;
+            zero[h] = g.zero;
+        }
+    }
     __device__ __forceinline__ void load(uint32_t tile, int group, int half)
     {
-        int lane = threadIdx.x & 31, row = lane >> 2;
-        uint32_t at = tile +
-                      (group * MIXED_ROWS + (threadIdx.x >> 5 & 3) * 16 + row) * MIXED_GROUP +
-                      (lane >> 1 & 1) * 4;
+        uint32_t from = tile + at + group * 64 + half * 32;
+
+        low[0] = load_vector(from);
+        low[1] = load_vector(from + 16);
+        high[0] = load_vector(from + 8 * FUSED_SEGMENT_BYTES);
+        high[1] = load_vector(from + 8 * FUSED_SEGMENT_BYTES + 16);
+    }
+    /* 128 + code is exact in bf16, and so is the difference to 128 + zero point. */
+    __device__ __forceinline__ uint32_t values(uint32_t word, int h) const
+    {
+        uint32_t bits; /* (word >> shift & 0x000f000f) | 0x43004300, in one instruction */
+
+        asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+            : "=r"(bits)
+            : "r"(word >> shift), "r"(0x000f000fu), "r"(0x43004300u));
+        __nv_bfloat162 x = __hsub2(*(__nv_bfloat162 *)&bits, *(const __nv_bfloat162 *)&zero[h]);
+
+        return *(uint32_t *)&x;
+    }
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    {
+        const uint4 &l = low[k / 2], &h = high[k / 2];
+
+        ret[0] = values(k & 1 ? l.z : l.x, 0);
+        ret[1] = values(k & 1 ? h.z : h.x, 1);
+        ret[2] = values(k & 1 ? l.w : l.y, 0);
+        ret[3] = values(k & 1 ? h.w : h.y, 1);
+    }
+};
+
+/* Rows of eight bits, in the 128-byte swizzle. */
+struct lane_bytes {
+    float scale[2];
+    uint32_t low[4][2], high[4][2]; /* of each 16 columns two words; t chooses half of each */
+    uint32_t at;
+    int64_t first; /* of the lower row's scales; the upper row's are 8 * n_groups on */
+
+    __device__ __forceinline__ lane_bytes(int row, const mixed_args &a)
+        : at(lane_row() * (uint32_t)MIXED_GROUP + (threadIdx.x >> 1 & 1) * 4),
+          first((int64_t)(row + lane_row()) * a.n_groups)
+    {
+    }
+    __device__ __forceinline__ int64_t scale_at(int i, int h, const mixed_args &a) const
+    {
+        return first + (a.n_groups > 1 ? i : 0) + (int64_t)h * 8 * a.n_groups;
+    }
+    __device__ __forceinline__ void load(uint32_t tile, int group, int half)
+    {
+        uint32_t from = tile + at + group * (MIXED_ROWS * MIXED_GROUP);
 
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            uint32_t chunk = ((half * 4 + k) ^ row) * 16; /* the 128-byte swizzle */
+            uint32_t chunk = ((half * 4 + k) ^ (threadIdx.x >> 2 & 7)) * 16;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                low[k][i] = load_word(at + chunk + i * 8);
-                high[k][i] = load_word(at + 8 * MIXED_GROUP + chunk + i * 8);
+                low[k][i] = load_word(from + chunk + i * 8);
+                high[k][i] = load_word(from + 8 * MIXED_GROUP + chunk + i * 8);
             }
         }
     }
 };
 
-template <> struct half_codes<FUSED_INT4> {
-    uint4 low[2], high[2]; /* whole words of the rows; t chooses in each word */
-
-    __device__ __forceinline__ void load(uint32_t tile, int group, int half)
-    {
-        int lane = threadIdx.x & 31;
-        uint32_t at = tile +
-                      ((threadIdx.x >> 5 & 3) * 16 + (lane >> 2)) * (uint32_t)FUSED_SEGMENT_BYTES +
-                      group * 64 + half * 32;
-
-        low[0] = load_vector(at);
-        low[1] = load_vector(at + 16);
-        high[0] = load_vector(at + 8 * FUSED_SEGMENT_BYTES);
-        high[1] = load_vector(at + 8 * FUSED_SEGMENT_BYTES + 16);
-    }
-};
-
-/* The scales of a group of these two rows, and how their codes are widened. tile, group:
- * as for the codes; row: the weight's, of the lower one; index: the group in its rows. */
-template <int F> struct group_scales;
-
-/* The lower row's group in the tensor of scales; the upper one's is 8 * n_groups on. */
-__device__ __forceinline__ int64_t group_at(int row, int index, const mixed_args &a)
-{
-    return (int64_t)row * a.n_groups + (a.n_groups > 1 ? index : 0);
-}
-
-template <> struct group_scales<FUSED_FP8> {
-    float scale[2];
+template <> struct lane_codes<FUSED_FP8> : lane_bytes {
     uint32_t select; /* spreads two codes over the upper bytes of two values */
 
-    __device__ __forceinline__ group_scales(uint32_t, int, int row, int index, const mixed_args &a)
-        : select(threadIdx.x & 1 ? 0x3424 : 0x1404)
+    __device__ __forceinline__ lane_codes(int row, const mixed_args &a)
+        : lane_bytes(row, a), select(threadIdx.x & 1 ? 0x3424 : 0x1404)
     {
-        int64_t at = group_at(row, index, a);
-
-        scale[0] = __ldg(a.w_scale + at);
-        scale[1] = __ldg(a.w_scale + at + (int64_t)8 * a.n_groups);
+    }
+    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
+    {
+        scale[0] = __ldg(a.w_scale + scale_at(i, 0, a));
+        scale[1] = __ldg(a.w_scale + scale_at(i, 1, a));
     }
     __device__ __forceinline__ uint32_t values(uint32_t word) const
     {
@@ -137,89 +188,47 @@ template <> struct group_scales<FUSED_FP8> {
 
         return e4m3_pair((v >> 4 & 0x07f007f0u) | (v & 0x80008000u));
     }
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4], const half_codes<FUSED_FP8> &codes,
-                                            int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
     {
-        ret[0] = values(codes.low[k][0]);
-        ret[1] = values(codes.high[k][0]);
-        ret[2] = values(codes.low[k][1]);
-        ret[3] = values(codes.high[k][1]);
+        ret[0] = values(low[k][0]);
+        ret[1] = values(high[k][0]);
+        ret[2] = values(low[k][1]);
+        ret[3] = values(high[k][1]);
     }
 };
 
 /* Codes plus 128 become the last bits of 2^23 + n, from which 2^23 + 128 + zero point is
  * taken away; bf16 has the difference exactly. */
-template <> struct group_scales<FUSED_INT8> {
-    float scale[2], bias[2];
+template <> struct lane_codes<FUSED_INT8> : lane_bytes {
+    float bias[2];
     uint32_t select; /* the first code, then the upper bytes of 2^23 */
 
-    __device__ __forceinline__ group_scales(uint32_t, int, int row, int index, const mixed_args &a)
-        : select(threadIdx.x & 1 ? 0x7652 : 0x7650)
+    __device__ __forceinline__ lane_codes(int row, const mixed_args &a)
+        : lane_bytes(row, a), select(threadIdx.x & 1 ? 0x7652 : 0x7650)
     {
-        int64_t at = group_at(row, index, a);
-
+    }
+    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
+    {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            scale[h] = __ldg(a.w_scale + at);
-            bias[h] = 0x1p23f + 128.0f + (a.w_zero ? (float)__ldg(a.w_zero + at) : 0.0f);
-            at += (int64_t)8 * a.n_groups;
+            int64_t k = scale_at(i, h, a);
+            scale[h] = __ldg(a.w_scale + k);
+            bias[h] = 0x1p23f + 128.0f + (a.w_zero ? (float)__ldg(a.w_zero + k) : 0.0f);
         }
     }
     __device__ __forceinline__ uint32_t values(uint32_t word, int h) const
     {
-        uint32_t v = word ^ 0x80808080u, first = __byte_perm(v, 0x4b000000u, select),
-                 second = __byte_perm(v, 0x4b000000u, select + 1);
+        uint32_t v = word ^ 0x80808080u, one = __byte_perm(v, 0x4b000000u, select),
+                 two = __byte_perm(v, 0x4b000000u, select + 1);
 
-        return pair(__uint_as_float(first) - bias[h], __uint_as_float(second) - bias[h]);
+        return pair(__uint_as_float(one) - bias[h], __uint_as_float(two) - bias[h]);
     }
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4], const half_codes<FUSED_INT8> &codes,
-                                            int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
     {
-        ret[0] = values(codes.low[k][0], 0);
-        ret[1] = values(codes.high[k][0], 1);
-        ret[2] = values(codes.low[k][1], 0);
-        ret[3] = values(codes.high[k][1], 1);
-    }
-};
-
-template <> struct group_scales<FUSED_INT4> {
-    float scale[2];
-    uint32_t zero[2];
-    int shift;
-
-    __device__ __forceinline__ group_scales(uint32_t tile, int group, int, int, const mixed_args &a)
-        : shift((threadIdx.x & 3) * 4)
-    {
-        uint32_t at =
-            tile +
-            ((threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7)) * (uint32_t)FUSED_SEGMENT_BYTES +
-            FUSED_SEGMENT_K / 2 + group * 4;
-
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int4_group g(load_word(at + h * 8 * FUSED_SEGMENT_BYTES), a.f16_scales);
-            scale[h] = g.scale;
-            zero[h] = g.zero;
-        }
-    }
-    /* 128 + code is exact in bf16, and so is the difference to 128 + zero point. */
-    __device__ __forceinline__ uint32_t values(uint32_t word, int h) const
-    {
-        uint32_t bits = ((word >> shift) & 0x000f000fu) | 0x43004300u;
-        __nv_bfloat162 x = __hsub2(*(__nv_bfloat162 *)&bits, *(const __nv_bfloat162 *)&zero[h]);
-
-        return *(uint32_t *)&x;
-    }
-    /* The operand of the k-th 16 columns of the half. */
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4], const half_codes<FUSED_INT4> &codes,
-                                            int k) const
-    {
-        const uint4 &l = codes.low[k / 2], &h = codes.high[k / 2];
-
-        ret[0] = values(k & 1 ? l.z : l.x, 0);
-        ret[1] = values(k & 1 ? h.z : h.x, 1);
-        ret[2] = values(k & 1 ? l.w : l.y, 0);
-        ret[3] = values(k & 1 ? h.w : h.y, 1);
+        ret[0] = values(low[k][0], 0);
+        ret[1] = values(high[k][0], 1);
+        ret[2] = values(low[k][1], 0);
+        ret[3] = values(high[k][1], 1);
     }
 };
 

@@ -7,19 +7,26 @@
 
 #include "kernels/cuda/gemm/wgmma.cuh"
 
-/* d: the accumulator, N / 2 registers a thread; `add` 0: it is overwritten. */
+/* The lower half of wgmma_descriptor(shared_address); the upper one is the same for all. */
+__device__ __forceinline__ uint32_t wgmma_mixed_descriptor(uint32_t shared_address)
+{
+    return (shared_address & 0x3FFFF) >> 4 | 1u << 16;
+}
+
+/* b: by wgmma_mixed_descriptor; d: the accumulator, N / 2 registers a thread; `add` 0: it is overwritten. */
 template <int N> struct wgmma_mixed;
 
 #define WGMMA_MIXED(N, REGISTERS, A, B, ADD, ...)                                             \
     template <> struct wgmma_mixed<N> {                                                       \
         static __device__ __forceinline__ void run(float (&d)[N / 2], const uint32_t (&a)[4], \
-                                                   uint64_t b, int add)                       \
+                                                   uint32_t b, int add)                       \
         {                                                                                     \
-            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                        \
+            WGMMA_ASM("{\n.reg .pred p;\n.reg .b64 x;\nsetp.ne.b32 p, " ADD ", 0;\n"  \
+                      "mov.b64 x, {" B ", 0x40000040};\n"                        \
                       "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 "             \
-                      "{" REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}"                       \
+                      "{" REGISTERS "}, {" A "}, x, p, 1, 1, 0;\n}"                       \
                       : __VA_ARGS__                                                           \
-                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));        \
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add));        \
         }                                                                                     \
     };
 
