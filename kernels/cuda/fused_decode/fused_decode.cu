@@ -62,7 +62,7 @@ __device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const 
     mma_columns<T>(f, e4m3_values(low.z, low.w), e4m3_values(high.z, high.w), x[1]);
 }
 
-/* 32 codes of two rows by 32 activations; with those of the other lanes they are a
+/* 32 codes of two rows by 32 activations in segment order; with those of the other lanes they are a
  * group of each row, g of the lower one. */
 template <typename T>
 __device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const uint4 &high,
@@ -355,6 +355,8 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     }
     if (F == FUSED_FP8) {
         x.to_e4m3_order();
+    } else if (F == FUSED_INT4) {
+        x.to_segment_order();
     }
     for (int i = 0; i < d.n; i++) {
         accumulator f = {};

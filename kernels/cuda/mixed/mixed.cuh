@@ -164,9 +164,6 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 if (half == 1) {
                     codes.load(tile, g, half);
                 }
-                if (N == 64 && half == 1) { /* too few registers for the operands of both */
-                    wgmma_wait<0>();
-                }
 #pragma unroll
                 for (int k = 0; k < MIXED_GROUP / 32; k++) {
                     uint32_t operand[4];

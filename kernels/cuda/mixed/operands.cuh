@@ -55,17 +55,6 @@ template <int F, int N, int WIDTH> struct mixed_layout {
 
 #if HAS_WGMMA
 
-__device__ __forceinline__ uint4 load_vector(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 /* ---- what a lane makes of its codes ----
  *
  * Of two weight rows, 8 apart, the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16,
@@ -86,55 +75,40 @@ __device__ __forceinline__ int lane_row(void)
 
 template <> struct lane_codes<FUSED_INT4> {
     float scale[2];
-    uint32_t zero[2];
-    uint4 low[2], high[2]; /* whole words of the rows; t chooses in each word */
+    int4_group group[2]; /* of the lower and the upper row */
+    uint32_t word[2][2];
     uint32_t at;
-    int shift;
 
     __device__ __forceinline__ lane_codes(int, const mixed_args &)
-        : at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES), shift((threadIdx.x & 3) * 4)
+        : at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES)
     {
     }
-    __device__ __forceinline__ void scales(uint32_t tile, int group, int, const mixed_args &a)
+    __device__ __forceinline__ void scales(uint32_t tile, int i, int, const mixed_args &a)
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int4_group g(load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES + FUSED_SEGMENT_K / 2 +
-                                   group * 4),
-                         a.f16_scales);
-            scale[h] = g.scale;
-            zero[h] = g.zero;
+            group[h] = int4_group(load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES +
+                                            FUSED_SEGMENT_K / 2 + i * 4),
+                                  a.f16_scales);
+            scale[h] = group[h].scale;
         }
     }
-    __device__ __forceinline__ void load(uint32_t tile, int group, int half)
+    __device__ __forceinline__ void load(uint32_t tile, int i, int half)
     {
-        uint32_t from = tile + at + group * 64 + half * 32;
+        uint32_t from = tile + at + i * 64 + half * 32 + (threadIdx.x & 3) * 4;
 
-        low[0] = load_vector(from);
-        low[1] = load_vector(from + 16);
-        high[0] = load_vector(from + 8 * FUSED_SEGMENT_BYTES);
-        high[1] = load_vector(from + 8 * FUSED_SEGMENT_BYTES + 16);
-    }
-    /* 128 + code is exact in bf16, and so is the difference to 128 + zero point. */
-    __device__ __forceinline__ uint32_t values(uint32_t word, int h) const
-    {
-        uint32_t bits; /* (word >> shift & 0x000f000f) | 0x43004300, in one instruction */
-
-        asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-            : "=r"(bits)
-            : "r"(word >> shift), "r"(0x000f000fu), "r"(0x43004300u));
-        __nv_bfloat162 x = __hsub2(*(__nv_bfloat162 *)&bits, *(const __nv_bfloat162 *)&zero[h]);
-
-        return *(uint32_t *)&x;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            word[h][0] = load_word(from + h * 8 * FUSED_SEGMENT_BYTES);
+            word[h][1] = load_word(from + h * 8 * FUSED_SEGMENT_BYTES + 16);
+        }
     }
     __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
     {
-        const uint4 &l = low[k / 2], &h = high[k / 2];
-
-        ret[0] = values(k & 1 ? l.z : l.x, 0);
-        ret[1] = values(k & 1 ? h.z : h.x, 1);
-        ret[2] = values(k & 1 ? l.w : l.y, 0);
-        ret[3] = values(k & 1 ? h.w : h.y, 1);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ret[i] = group[i & 1].pair(word[i & 1][k / 2], k % 2 * 2 + i / 2);
+        }
     }
 };
 

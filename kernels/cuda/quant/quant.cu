@@ -75,31 +75,32 @@ __global__ void widen_kernel(T *out, int64_t out_stride, const struct quant_weig
     *(vec<T, V> *)(out + row * out_stride + column) = v;
 }
 
-/* A word of eight codes a thread. */
+/* Eight neighbours of a row a thread, from the four words that have 32. */
 template <typename T>
 __global__ void widen_segments_kernel(T *out, int64_t out_stride, const struct quant_weight w)
 {
     pdl_release();
     pdl_wait();
-    int word = blockIdx.y * blockDim.x + threadIdx.x;
+    int eight = blockIdx.y * blockDim.x + threadIdx.x;
     int64_t row = blockIdx.x;
 
-    if (word >= w.cols / 8) {
+    if (eight >= w.cols / 8) {
         return;
     }
     const uint32_t *segment =
         (const uint32_t *)((const char *)w.codes +
-                           quant_segment_at(row, word / 64, w.cols / QUANT_SEGMENT));
-    int4_group g(segment[64 + word % 64 / 16], w.f16_scales);
-    uint4 codes = g.values(segment[word % 64]);
-    const uint32_t pairs[4] = {codes.x, codes.y, codes.z, codes.w};
+                           quant_segment_at(row, eight / 64, w.cols / QUANT_SEGMENT));
+    int4_group g(segment[64 + eight % 64 / 16], w.f16_scales);
+    uint4 words = *(const uint4 *)(segment + eight % 64 / 4 * 4);
+    const uint32_t pairs[4] = {g.pair(words.x, eight % 4), g.pair(words.y, eight % 4),
+                               g.pair(words.z, eight % 4), g.pair(words.w, eight % 4)};
     vec<T, 8> v;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         v.v[2 * i] = from_float<T>(g.scale * __uint_as_float(pairs[i] << 16));
         v.v[2 * i + 1] = from_float<T>(g.scale * __uint_as_float(pairs[i] & 0xffff0000u));
     }
-    *(vec<T, 8> *)(out + row * out_stride + word * 8) = v;
+    *(vec<T, 8> *)(out + row * out_stride + eight * 8) = v;
 }
 
 template <typename T, int FORMAT>
@@ -145,11 +146,12 @@ __global__ void pack_kernel(char *out, const uint8_t *codes, int64_t pitch, cons
     if (word >= cols / 8) {
         return;
     }
-    const uint8_t *from = codes + row * pitch + word * 4;
+    const uint8_t *from = codes + row * pitch + word / 4 * 16 + word % 4;
     uint32_t v = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v |= (uint32_t)(from[i] & 15) << (4 * i) | (uint32_t)(from[i] >> 4) << (4 * i + 16);
+        uint32_t two = from[4 * i];
+        v |= (two & 15) << (4 * i) | two >> 4 << (4 * i + 16);
     }
     uint32_t *segment =
         (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT));

@@ -7,9 +7,11 @@
  *   QUANT_SEGMENTS  FORMAT_INT4 in groups of 128 columns: segments of 512 columns, in which
  *                   256 bytes of codes are followed by four words, one a group: its scale
  *                   in the upper 16 bits as bf16 or fp16, and 128 + its zero point as bf16
- *                   in the lower. The eight codes of a 32-bit word are in the order
- *                   0 2 4 6 1 3 5 7, so that a mask of every fourth nibble gives two
- *                   neighbours. A segment of QUANT_TILE_ROWS rows is contiguous, so that
+ *                   in the lower. Of each 32 columns, word i has from the lowest nibble
+ *                   on the codes of columns 2 i, 2 i + 8, 2 i + 16 and 2 i + 24, then
+ *                   those behind these: a mask of every fourth nibble gives two
+ *                   neighbours, and a word what a lane needs of two matrix
+ *                   instructions. A segment of QUANT_TILE_ROWS rows is contiguous, so that
  *                   one copy brings it (quant_segment_at); rows are padded to whole tiles.
  *
  * Which kernel multiplies:
