@@ -213,7 +213,7 @@ template <typename T, int F> struct activations {
         }
     }
 
-    /* Puts each 32 columns into the order in which a segment's words have their codes. */
+    /* Puts each 32 columns into the order in which a segment's words have codes. */
     __device__ __forceinline__ void to_segment_order(void)
     {
 #pragma unroll 1

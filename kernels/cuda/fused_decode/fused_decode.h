@@ -82,8 +82,8 @@ struct fused_op {
     const void *w;
     int64_t w_stride;     /* of FUSED_16 in elements, else in bytes; not of FUSED_INT4 */
     const float *w_scale; /* [n] results are multiplied by it; NULL: not */
-    /* Of FUSED_INT8: zero points, or NULL. They and w_scale are [n, n_groups]: 1, or one
-     * for each 128 columns, which fused launches do not take. */
+    /* Of FUSED_INT8: zero points, or NULL. They and w_scale are [n, n_groups]: 1, or
+     * one for each 128 columns, which fused launches do not take. */
     const uint8_t *w_zero;
     int32_t n_groups;
     int32_t e4m3;       /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */

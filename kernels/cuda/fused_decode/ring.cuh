@@ -26,8 +26,7 @@ template <int F> struct stage_shape {
     /* Bytes between rows; of FUSED_INT4 all rows of a segment are followed by those of
      * the next one. */
     static constexpr int PITCH = F == FUSED_INT4 ? FUSED_SEGMENT_BYTES : 1024;
-    static constexpr int BYTES =
-        FUSED_TILE * PITCH * (F == FUSED_INT4 ? K / FUSED_SEGMENT_K : 1);
+    static constexpr int BYTES = FUSED_TILE * PITCH * (F == FUSED_INT4 ? K / FUSED_SEGMENT_K : 1);
 
     /* Columns from a lane's first one in a stage to those of its vector i. */
     static __device__ __forceinline__ int column(int i)
@@ -219,10 +218,9 @@ template <int F> struct tile_iterator {
         k_range<F> x(q, schedule_of(q).slice);
         stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
         int first = weight_row(q, tile, loader * LOAD_ROWS);
-        row = (const char *)q.w +
-              (F == FUSED_INT4
-                   ? quant_segment_at(first, x.k0 / FUSED_SEGMENT_K, q.k / FUSED_SEGMENT_K)
-                   : first * stride + fused_row_bytes(F, x.k0));
+        row = (const char *)q.w + (F == FUSED_INT4 ? quant_segment_at(first, x.k0 / FUSED_SEGMENT_K,
+                                                                      q.k / FUSED_SEGMENT_K)
+                                                   : first * stride + fused_row_bytes(F, x.k0));
         left = x.n;
         at = x.begin;
         cols = x.cols;

@@ -330,8 +330,8 @@ encode_map map_encoder(void)
     return found;
 }
 
-/* A map of [rows, columns] elements, `pitch` bytes between rows, for boxes of box_rows by
- * box_columns with the 128-byte swizzle. Rows beyond read as zero. */
+/* A map of [rows, columns] elements, `pitch` bytes between rows, for boxes of box_rows
+ * by box_columns with the 128-byte swizzle. Rows beyond read as zero. */
 bool make_map(void *ret, CUtensorMapDataType type, const void *data, int64_t rows, int64_t columns,
               int64_t pitch, int box_rows, int box_columns)
 {
@@ -340,7 +340,8 @@ bool make_map(void *ret, CUtensorMapDataType type, const void *data, int64_t row
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, step[2] = {1, 1};
 
     return map_encoder()((CUtensorMap *)ret, type, 2, (void *)data, size, pitches, box, step,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -29,8 +29,8 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.f16_scales = p->f16_scales;
     m.segments = (const char *)p->w;
     m.n_segments = p->k / QUANT_SEGMENT;
-    bool ok = a->format == FUSED_INT4 ||
-              small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
+    bool ok =
+        a->format == FUSED_INT4 || small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
     if (!ok || !small_map_16(&xm, x, a->rows, p->k, x_stride, s.source_rows)) {
         return false;
     }

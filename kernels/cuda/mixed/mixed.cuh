@@ -1,6 +1,7 @@
-/* The kernel of mixed-input products (mixed.h). One lane of a fifth warpgroup loads, into
- * two rings: stages of codes, and stages of 128 columns of the activations. The copies of
- * codes do not depend on other launches; those of the activations follow them.
+/* The kernel of mixed-input products (mixed.h). One lane of a fifth warpgroup loads,
+ * into two rings: stages of codes, and stages of 128 columns of the activations. The
+ * copies of codes do not depend on other launches; those of the activations follow
+ * them.
  *
  * Included once for each format, whose kernels are compiled by themselves.
  */
@@ -126,10 +127,9 @@ template <int F, int N, int WIDTH> struct loader {
 
 /* ---- the mainloop ---- */
 
-/* row: the first weight row of this warpgroup; first_group: of the block.
- *
- * d = the sums of this warpgroup's part of the depth; warpgroup w has the tile's 64 rows
- * w % TILES and every PARTS-th group from w / TILES on. */
+/* d = the sums of this warpgroup's part of the depth; warpgroup w has the tile's 64
+ * rows w % TILES and every PARTS-th group from w / TILES on. row: the weight's row of
+ * the first of these; first_group: of the block's depth. */
 template <int F, int N, int WIDTH>
 __device__ __forceinline__ void multiply(float (&d)[N / 2],
                                          const rings<mixed_layout<F, N, WIDTH>> &r,

@@ -23,7 +23,8 @@ struct mixed_args {
     const float *w_scale;
     const int8_t *w_zero;
     int32_t n_groups;
-    /* Of FUSED_INT4, whose copies need no tensor map: QUANT_SEGMENTS, segments of a row. */
+    /* Of FUSED_INT4, whose copies need no tensor map: QUANT_SEGMENTS, n_segments of a
+     * row. */
     const char *segments;
     int32_t n_segments;
     int32_t f16_scales;
@@ -57,9 +58,9 @@ template <int F, int N, int WIDTH> struct mixed_layout {
 
 /* ---- what a lane makes of its codes ----
  *
- * Of two weight rows, 8 apart, the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each 16,
- * where t is its number modulo 4. tile: where the stage has the tile's 64 rows; group: in
- * the stage.
+ * Of two weight rows, 8 apart, the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each
+ * 16, where t is its number modulo 4. tile: where the stage has the tile's 64 rows;
+ * group: in the stage.
  *
  *     lane_codes(row, a)            row: the weight's row of the warpgroup's first
  *     scales(tile, group, i, a)     fetches the scales of a group; i: its place in the row
@@ -87,9 +88,9 @@ template <> struct lane_codes<FUSED_INT4> {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            group[h] = int4_group(load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES +
-                                            FUSED_SEGMENT_K / 2 + i * 4),
-                                  a.f16_scales);
+            group[h] = int4_group(
+                load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES + FUSED_SEGMENT_K / 2 + i * 4),
+                a.f16_scales);
             scale[h] = group[h].scale;
         }
     }
@@ -171,8 +172,8 @@ template <> struct lane_codes<FUSED_FP8> : lane_bytes {
     }
 };
 
-/* Codes plus 128 become the last bits of 2^23 + n, from which 2^23 + 128 + zero point is
- * taken away; bf16 has the difference exactly. */
+/* Codes plus 128 become the last bits of 2^23 + n, from which 2^23 + 128 + zero point
+ * is taken away; bf16 has the difference exactly. */
 template <> struct lane_codes<FUSED_INT8> : lane_bytes {
     float bias[2];
     uint32_t select; /* the first code, then the upper bytes of 2^23 */

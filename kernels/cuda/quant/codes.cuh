@@ -50,8 +50,8 @@ struct int4_group {
                     : __uint_as_float(word & 0xffff0000u);
         zero = __byte_perm(word, word, 0x1010);
     }
-    /* Code minus zero point of the i-th two neighbours of a word. 128 + code is exact in
-     * bf16: its last four bits of mantissa are the code. */
+    /* Code minus zero point of the i-th two neighbours of a word. 128 + code is exact
+     * in bf16: its last four bits of mantissa are the code. */
     __device__ __forceinline__ uint32_t pair(uint32_t v, int i) const
     {
         uint32_t bits; /* (v >> 4 * i & 0x000f000f) | 0x43004300, in one instruction */

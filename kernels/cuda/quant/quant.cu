@@ -153,8 +153,7 @@ __global__ void pack_kernel(char *out, const uint8_t *codes, int64_t pitch, cons
         uint32_t two = from[4 * i];
         v |= (two & 15) << (4 * i) | two >> 4 << (4 * i + 16);
     }
-    uint32_t *segment =
-        (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT));
+    uint32_t *segment = (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT));
     segment[in_segment] = v;
     if (in_segment < 4) {
         int64_t group = row * (cols / QUANT_GROUP) + word / 64 * 4 + in_segment;
@@ -449,8 +448,8 @@ extern "C" void launch_pack_segments(void *out, const uint8_t *codes, int64_t pi
                                      const uint16_t *scale, const uint8_t *zero, int32_t rows,
                                      int32_t cols, cudaStream_t stream)
 {
-    pack_kernel<<<dim3(rows, (cols / 8 + 255) / 256), 256, 0, stream>>>(
-        (char *)out, codes, pitch, scale, zero, cols);
+    pack_kernel<<<dim3(rows, (cols / 8 + 255) / 256), 256, 0, stream>>>((char *)out, codes, pitch,
+                                                                        scale, zero, cols);
 }
 
 extern "C" void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format,

@@ -14,9 +14,12 @@
  *                   instructions. A segment of QUANT_TILE_ROWS rows is contiguous, so that
  *                   one copy brings it (quant_segment_at); rows are padded to whole tiles.
  *
- * Which kernel multiplies:
- *   up to 8 rows of a decode step   the fused launch, codes widened in registers
- *                                   (FORMAT_FP8 with a scale a row, QUANT_SEGMENTS)
+ * Which kernel multiplies, where activations are bf16:
+ *   up to 8 rows of a decode step   mixed-input products (cuda/mixed), or the fused launch
+ *                                   where they would not fill the device
+ *   9 to 64 rows of one             the same of QUANT_SEGMENTS, FORMAT_INT8, and FORMAT_FP8
+ *                                   in groups of 128 columns or of files that keep the
+ *                                   activations; other FORMAT_FP8 as below, in own tiles
  *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row
  *                                   (quant.cu), then cuBLASLt's e4m3 product
  *   everything else                 the weight widened to the activations' type in a buffer,
