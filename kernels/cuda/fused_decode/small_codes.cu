@@ -33,10 +33,11 @@ template <int WIDTH> struct codes_layout {
     static constexpr int STAGE_BYTES = WEIGHT_BYTES + SOURCE_BYTES;
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
-    static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
+    [[maybe_unused]] static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
     /* Of wide tiles one half after the other: two sums of all columns do not fit into
      * registers beside the whole sum. */
-    static constexpr int PARTS = WIDTH > 128 ? 2 : 1, PART = WIDTH / PARTS;
+    [[maybe_unused]] static constexpr int PARTS = WIDTH > 128 ? 2 : 1;
+    [[maybe_unused]] static constexpr int PART = WIDTH / PARTS;
     static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
 };
 
