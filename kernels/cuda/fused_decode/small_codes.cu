@@ -33,15 +33,17 @@ template <int WIDTH> struct codes_layout {
     static constexpr int STAGE_BYTES = WEIGHT_BYTES + SOURCE_BYTES;
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
-    [[maybe_unused]] static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
-    /* Of wide tiles one half after the other: two sums of all columns do not fit into
-     * registers beside the whole sum. */
-    [[maybe_unused]] static constexpr int PARTS = WIDTH > 128 ? 2 : 1;
-    [[maybe_unused]] static constexpr int PART = WIDTH / PARTS;
     static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
 };
 
 #if HAS_WGMMA
+
+/* Floats of a row of sums in shared memory. */
+template <int WIDTH> constexpr int PITCH = WIDTH + 4;
+/* Of wide tiles one half after the other: two sums of all columns do not fit into
+ * registers beside the whole sum. */
+template <int WIDTH> constexpr int PARTS = WIDTH > 128 ? 2 : 1;
+template <int WIDTH> constexpr int PART = WIDTH / PARTS<WIDTH>;
 
 __device__ __forceinline__ void sync_multipliers(void)
 {
@@ -93,16 +95,15 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
 
 /* Starts the sums of a stage over `part` of the tile's weight rows. */
 template <int WIDTH>
-__device__ __forceinline__ void start_sums(float (&sums)[codes_layout<WIDTH>::PART / 2],
-                                           uint32_t stage, int part)
+__device__ __forceinline__ void start_sums(float (&sums)[PART<WIDTH> / 2], uint32_t stage, int part)
 {
     using L = codes_layout<WIDTH>;
     uint64_t x = wgmma_descriptor(stage + L::WEIGHT_BYTES),
-             w = wgmma_descriptor(stage + part * L::PART * CODES_DEPTH);
+             w = wgmma_descriptor(stage + part * PART<WIDTH> * CODES_DEPTH);
 
 #pragma unroll
     for (int k = 0; k < CODES_DEPTH / 32; k++) {
-        wgmma_width<L::PART>::run_e4m3(sums, x + k * 2, w + k * 2, k > 0);
+        wgmma_width<PART<WIDTH>>::run_e4m3(sums, x + k * 2, w + k * 2, k > 0);
     }
 }
 
@@ -122,7 +123,7 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
                                          uint32_t empty, int n_steps)
 {
     using L = codes_layout<WIDTH>;
-    constexpr int N = L::PART / 2, SECOND = L::PARTS == 2 ? N : 0, STEP = 2 / L::PARTS;
+    constexpr int N = PART<WIDTH> / 2, SECOND = PARTS<WIDTH> == 2 ? N : 0, STEP = 2 / PARTS<WIDTH>;
     float even[N], odd[N];
     auto wait_stage = [&](int i) {
         barrier_wait(full + i % L::STAGES * 8, i / L::STAGES & 1);
@@ -222,7 +223,7 @@ __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *rin
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert(L::PITCH * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    static_assert(PITCH<WIDTH> * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
     int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
     float *sums = (float *)ring;
 
@@ -230,7 +231,7 @@ __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *rin
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
-            *(float2 *)(sums + (first_row + h * 8) * L::PITCH + j * 8 + c) =
+            *(float2 *)(sums + (first_row + h * 8) * PITCH<WIDTH> + j * 8 + c) =
                 make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
         }
     }
@@ -241,7 +242,7 @@ __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *rin
     for (int e = t; e < ALL; e += MULTIPLIERS) {
         int row = e / LANES, column = part * COLUMNS + e % LANES * 4;
         if (row < a.rows) {
-            uint32_t at = (row * L::PITCH + column) * 4;
+            uint32_t at = (row * PITCH<WIDTH> + column) * 4;
             float4 x = load_from(first + at), y = load_from(second + at);
             float4 s = *(const float4 *)(w_scale + column);
             float f = __ldcg(a.x_scale + row);
