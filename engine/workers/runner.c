@@ -36,6 +36,7 @@ struct runner {
     bool one_kv_group;        /* whatever the windows of the layers */
     struct backend *backend;
     struct model *model;
+    enum dtype kv_dtype; /* of keys and values */
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
      * % N_GATHERED], which stay valid until the wait after next. */
     struct microbatch microbatch;
@@ -372,23 +373,28 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return rc;
 }
 
-/* Sets the layout of each KV group on this rank; all have as many layers. */
-static int set_layouts(struct runner *r, const struct settings *s, const struct model_config *c,
-                       struct kv_layout *layout, struct err *e)
+/* Sets the type of keys and values. */
+static int choose_kv_dtype(struct runner *r, const struct settings *s, struct err *e)
 {
     struct executor_info *x = &r->base.info;
     enum dtype act = backend_act_dtype(r->backend, r->model->options.dtype);
-    enum dtype kv = runner_kv_dtype(s, act);
 
-    model_kv_layouts(layout, c, &r->model->options, x->block_size, kv);
-    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(kv));
-    if (r->backend->async && kv != act && dtype_bytes(kv) > 1) {
+    r->kv_dtype = runner_kv_dtype(s, act);
+    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(r->kv_dtype));
+    if (r->backend->async && r->kv_dtype != act && dtype_bytes(r->kv_dtype) > 1) {
         return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
                              "kv_cache_dtype %s: on a GPU it is that of the activations, %s, or "
                              "one of 8 bits",
-                             dtype_name(kv), dtype_name(act));
+                             dtype_name(r->kv_dtype), dtype_name(act));
     }
     return 0;
+}
+
+/* Sets the layout of each KV group on this rank; all have as many layers. */
+static void set_layouts(const struct runner *r, const struct model_config *c,
+                        struct kv_layout *layout)
+{
+    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, r->kv_dtype);
 }
 
 static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
@@ -409,10 +415,11 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct kv_layout layout[LIMIT_KV_GROUPS];
     struct backend_memory memory;
 
-    int rc = set_layouts(r, s, c, layout, e);
+    int rc = choose_kv_dtype(r, s, e);
     if (rc < 0) {
         return rc;
     }
+    set_layouts(r, c, layout);
     x->kv_window_align = k->window_align;
     x->block_bytes = kv_layout_block_bytes(layout);
     rc = k->ops->memory(k, &memory, e);
@@ -534,6 +541,7 @@ int runner_open_draft(struct executor **ret, const struct settings *s, const cha
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
     }
+    rc = rc == 0 ? choose_kv_dtype(r, s, e) : rc;
     if (rc < 0) {
         runner_free(&r->base);
         return rc;
