@@ -12,11 +12,9 @@
  * weight rows; with a gate they are its rows and the ones that it gates, so that a
  * lane has both of a column.
  */
-#include <cuda.h>
-
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
 
 namespace
@@ -73,15 +71,6 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t
     } else {
         wgmma_ss<T, N>::run(d, a, b, add);
     }
-}
-
-__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
-                                            int row, uint32_t bar)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(bar)
-                 : "memory");
 }
 
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
@@ -340,48 +329,12 @@ __global__ void __launch_bounds__(HAS_WGMMA ? tile_layout<N, GROUPS>::THREADS : 
 
 /* ---- host ---- */
 
-typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, or NULL. */
-encode_map map_encoder(void)
-{
-    static encode_map found = [] {
-        void *f = NULL;
-        cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-        cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                          cudaEnableDefault, &result);
-#else
-        cudaError_t rc =
-            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
-#endif
-        if (rc != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-            cudaGetLastError();
-            f = NULL;
-        }
-        return (encode_map)f;
-    }();
-
-    return found;
-}
-
 /* A map of the weight for boxes of 64 rows and columns. */
 bool make_map(CUtensorMap *ret, const expert_product &a)
 {
     int64_t rows = (int64_t)a.n * a.width * (a.gated ? 2 : 1);
-    cuuint64_t size[2] = {(cuuint64_t)a.k, (cuuint64_t)rows};
-    cuuint64_t pitch[1] = {(cuuint64_t)a.w_stride * 2};
-    cuuint32_t box[2] = {DEPTH, BLOCK_ROWS}, step[2] = {1, 1};
 
-    return map_encoder()(ret,
-                         a.type == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                         2, (void *)a.w, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map_16(ret, a.type, a.w, rows, a.k, a.w_stride, BLOCK_ROWS);
 }
 
 /* Whether the device runs code with wgmma, which only sm_90a's has: the kernel of other
@@ -436,7 +389,7 @@ bool run_width(const CUtensorMap &w, const expert_product &a, const expert_lists
 extern "C" bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type)
 {
     return (type == T_BF16 || type == T_F16) && hidden % 64 == 0 && width % 64 == 0 &&
-           has_wgmma() && map_encoder() && cuda_shared_limit() >= tile_layout<128, 2>::BYTES;
+           has_wgmma() && tensor_map_encoder() && cuda_shared_limit() >= tile_layout<128, 2>::BYTES;
 }
 
 extern "C" bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
