@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/gemm/tiles.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/quant/quant.h"
 
@@ -357,6 +358,29 @@ static bool take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     return true;
 }
 
+/* A gated product of many rows with the gate in its epilogue (tiles.h). With
+ * `deterministic` there is none: a row's bits must not depend on the number of rows.
+ * False: nothing was done. */
+static bool run_tiles(struct cuda_backend *c, const struct product *d, struct mat x, struct mat w)
+{
+    struct tiles_args a = {.out = d->args.out,
+                           .x = x.data,
+                           .w = w.data,
+                           .out_stride = d->args.out_stride,
+                           .x_stride = x.stride,
+                           .w_stride = w.stride,
+                           .rows = d->args.rows,
+                           .n = w.rows,
+                           .k = w.cols,
+                           .gated = true,
+                           .act = d->args.act,
+                           .type = (int32_t)x.dtype};
+
+    return d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias &&
+           !w.format && x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype &&
+           product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream);
+}
+
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
@@ -373,6 +397,9 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
         return;
     }
     d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
+    if (run_tiles(c, &d, x, w)) {
+        return;
+    }
     choose_ahead(c, &d, out, lt_out, x);
     /* still needed as the residual */
     if (d.residual == out.data && d.residual && !d.key.residual) {

@@ -1,0 +1,208 @@
+/* Products of experts with many rows each (experts.h), by the tiles of
+ * gemm/tiles_sm90.cuh: 128 of the rows that chose an expert times 256 of its weight
+ * rows; with a gate 128 of the gate's and the 128 that they gate.
+ *
+ * The producer warpgroup gathers: its first thread has the weights copied as tensors,
+ * and every thread copies 16 bytes of eight rows, swizzled by hand. These copies arrive
+ * at the stage's barrier by themselves. They are ordinary accesses to shared memory, so
+ * the consumers fence them off from what the matrix instructions read. Blocks are
+ * persistent and walk the list of tiles times blocks of weight rows, the latter
+ * innermost: neighbours read the same rows of x.
+ */
+#include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/gemm/tiles_sm90.cuh"
+
+namespace
+{
+
+using namespace tiles;
+
+enum { GATHERERS = 128, HALF = COLUMNS / 2 };
+
+/* What a block does in turn: some pairs of an expert, and a block of columns. */
+struct work {
+    int expert, n;      /* pairs, at most ROWS */
+    const int32_t *list; /* the pairs */
+    int column;         /* of out */
+};
+
+#if HAS_WGMMA
+
+__device__ __forceinline__ work work_of(const expert_lists &l, int i, int n_columns, int width)
+{
+    int4 t = __ldg((const int4 *)l.tile + i / n_columns);
+
+    return {t.x, t.z, l.list + (int64_t)t.x * l.cap + t.y, i % n_columns * width};
+}
+
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Arrives once this thread's copies so far are complete. */
+__device__ __forceinline__ void arrive_behind_copies(uint32_t bar)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+template <typename T, bool GATED>
+__device__ __forceinline__ void produce(const CUtensorMap *w, const expert_product &a,
+                                        const expert_lists &l, uint32_t base, int n_columns)
+{
+    constexpr int CHUNKS = ROWS / (GATHERERS / 8); /* of a thread: 8 copy a row's 128 bytes */
+    int t = threadIdx.x & 127, chunk = t & 7, r0 = t >> 3, n = l.total[0] * n_columns;
+    uint32_t to0 = r0 * 128 + ((chunk ^ (r0 & 7)) << 4);
+    ring r = {base, 0, 1};
+
+    for (int i = blockIdx.x; i < n; i += gridDim.x) {
+        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS);
+        const T *from[CHUNKS];
+#pragma unroll
+        for (int j = 0; j < CHUNKS; j++) {
+            int row = min(r0 + j * (GATHERERS / 8), k.n - 1); /* some row where there is none */
+            from[j] = (const T *)a.x + (int64_t)(k.list[row] / a.divide) * a.x_stride + chunk * 8;
+        }
+        int first = k.expert * a.width * (GATED ? 2 : 1) + k.column;
+        int second = first + (GATED ? a.width : HALF);
+        for (int s = 0; s < a.k / DEPTH; s++, r.next()) {
+            barrier_wait(r.empty(), r.phase); /* holds at once in the ring's first round */
+            if (t == 0) {
+                barrier_expect(r.full(), W_BYTES);
+                tensor_copy(r.at() + X_BYTES, w, s * DEPTH, first, r.full());
+                tensor_copy(r.at() + X_BYTES + W_BYTES / 2, w, s * DEPTH, second, r.full());
+            }
+#pragma unroll
+            for (int j = 0; j < CHUNKS; j++) {
+                copy_chunk(r.at() + to0 + j * (GATHERERS / 8) * 128, from[j] + s * DEPTH);
+            }
+            arrive_behind_copies(r.full());
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Stores 64 columns of the warpgroup's rows, n of them, from its panel. */
+template <typename T>
+__device__ __forceinline__ void store_rows(const char *panel, const expert_product &a,
+                                           const int32_t *list, int n, int column)
+{
+    int t = threadIdx.x & 127;
+
+    for (int r = t >> 3; r < n; r += 16) {
+        uint4 v = *(const uint4 *)(panel + r * 128 + (((t & 7) ^ (r & 7)) << 4));
+        *(uint4 *)((T *)a.out + (int64_t)list[r] * a.out_stride + column + (t & 7) * 8) = v;
+    }
+}
+
+/* ACT: the activation, as a constant to keep the code short; A_NONE: the product's. */
+template <typename T, bool GATED, int ACT>
+__device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l, char *ring0,
+                                        uint32_t base, int n_columns)
+{
+    int group = threadIdx.x >> 7, n = l.total[0] * n_columns;
+    uint32_t offset = STAGES * STAGE + group * PANELS * PANEL;
+    ring r = {base, 0, 0};
+
+    for (int i = blockIdx.x; i < n; i += gridDim.x) {
+        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS);
+        float d[COLUMNS / 2];
+        multiply<T, 1, true>(d, r, a.k / DEPTH, group);
+        int64_t first = (int64_t)k.expert * a.width * (GATED ? 2 : 1) + k.column;
+        const T *bias = (const T *)a.bias + first + (threadIdx.x & 3) * 2;
+#pragma unroll
+        for (int p = 0; p < (GATED ? HALF : COLUMNS) / 64; p++) {
+            if (k.column + p * 64 >= a.width) {
+                break;
+            }
+            fill_panel<T>(base + offset + p % PANELS * PANEL, p, [&](int j, int e) {
+                float v = d[j * 4 + e], up = GATED ? d[(j + 16) * 4 + e] : 0.0f;
+                if (a.bias) {
+                    v += to_float(bias[j * 8 + (e & 1)]);
+                    up += GATED ? to_float(bias[a.width + j * 8 + (e & 1)]) : 0.0f;
+                }
+                return !GATED          ? v
+                       : ACT == A_NONE ? expert_gate(v, up, a.act, a.limit)
+                                       : activate(v, ACT) * up;
+            });
+            sync_group(group);
+            store_rows<T>(ring0 + offset + p % PANELS * PANEL, a, k.list + group * 64,
+                          k.n - group * 64, k.column + p * 64);
+        }
+        sync_group(group); /* the first panel is read */
+    }
+}
+
+#endif
+
+template <typename T, bool GATED, int ACT>
+__global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
+    wide_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ expert_product a,
+                const __grid_constant__ expert_lists l)
+{
+#if HAS_WGMMA
+    extern __shared__ char raw[];
+    uint32_t base = (shared_address(raw) + 1023) & ~1023u;
+
+    if (threadIdx.x == 0) {
+        for (ring r = {base, 0, 0}; r.phase == 0; r.next()) {
+            barrier_init(r.full(), 1 + GATHERERS);
+            barrier_init(r.empty(), GROUPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    pdl_wait();
+    pdl_release();
+    int width = GATED ? HALF : COLUMNS, n_columns = (a.width + width - 1) / width;
+    if (threadIdx.x >= GROUPS * 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        produce<T, GATED>(&w, a, l, base, n_columns);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        consume<T, GATED, ACT>(a, l, raw + (base - shared_address(raw)), base, n_columns);
+    }
+#endif
+}
+
+/* ---- host ---- */
+
+template <typename T, bool GATED, int ACT>
+bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    auto kernel = wide_kernel<T, GATED, ACT>;
+    static bool allowed = allow_shared(kernel, BYTES);
+    CUtensorMap w;
+
+    if (!allowed || !tensor_map_16(&w, a.type, a.w, (int64_t)a.n * a.width * (GATED ? 2 : 1), a.k,
+                                   a.w_stride, HALF)) {
+        return false;
+    }
+    launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), BYTES, stream, w, a, l);
+    return true;
+}
+
+template <typename T>
+bool run_type(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    if (!a.gated) {
+        return run<T, false, A_NONE>(a, l, n_blocks, stream);
+    }
+    return a.act == A_SILU && a.limit <= 0 ? run<T, true, A_SILU>(a, l, n_blocks, stream)
+                                           : run<T, true, A_NONE>(a, l, n_blocks, stream);
+}
+
+} // namespace
+
+extern "C" bool expert_wide_fits(void)
+{
+    return cuda_shared_limit() >= BYTES;
+}
+
+extern "C" bool launch_expert_wide(const struct expert_product *a, const struct expert_lists *l,
+                                   int32_t n_blocks, cudaStream_t stream)
+{
+    return a->type == T_F16 ? run_type<__half>(*a, *l, n_blocks, stream)
+                            : run_type<__nv_bfloat16>(*a, *l, n_blocks, stream);
+}
