@@ -651,6 +651,21 @@ static void gated_products_are_as_good_as_plain(void **state)
     rig_close(&r);
 }
 
+/* Of so many rows and columns that a GPU has a kernel of its own for them, with tiles
+ * that are not full and a depth that is no multiple of a stage. */
+static void gated_products_of_many_rows(void **state)
+{
+    (void)state;
+    struct linear_case k = {.rows = 510, .in = 72, .out = 4216};
+    struct rig r;
+    rig_open(&r);
+    k.act = ACT_SILU;
+    check_gated(&r, &k, DTYPE_BF16);
+    k.act = ACT_GELU_TANH;
+    check_gated(&r, &k, DTYPE_F16);
+    rig_close(&r);
+}
+
 /* A row's product has the same bits whatever other rows there are. */
 static void linear_does_not_depend_on_the_batch(void **state)
 {
@@ -772,6 +787,7 @@ static int group(void)
         cmocka_unit_test(linear_applies_its_epilogue),
         cmocka_unit_test(linear_blocks_large_shapes_right),
         cmocka_unit_test(gated_products_are_as_good_as_plain),
+        cmocka_unit_test(gated_products_of_many_rows),
         cmocka_unit_test(linear_does_not_depend_on_the_batch),
         cmocka_unit_test(weights_are_made_of_pieces),
         cmocka_unit_test(dummies_are_small_and_differ),
