@@ -320,9 +320,8 @@ bool has_wgmma(void)
     cudaFuncAttributes f;
 
     if (found < 0) {
-        found =
-            cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, true>) == cudaSuccess &&
-            f.maxThreadsPerBlock > 32;
+        found = cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, true>) == cudaSuccess &&
+                f.maxThreadsPerBlock > 32;
         cudaGetLastError();
     }
     return found > 0;

@@ -22,9 +22,9 @@ enum { GATHERERS = 128, HALF = COLUMNS / 2 };
 
 /* What a block does in turn: some pairs of an expert, and a block of columns. */
 struct work {
-    int expert, n;      /* pairs, at most ROWS */
+    int expert, n;       /* pairs, at most ROWS */
     const int32_t *list; /* the pairs */
-    int column;         /* of out */
+    int column;          /* of out */
 };
 
 #if HAS_WGMMA

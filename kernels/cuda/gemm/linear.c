@@ -376,8 +376,8 @@ static bool run_tiles(struct cuda_backend *c, const struct product *d, struct ma
                            .act = d->args.act,
                            .type = (int32_t)x.dtype};
 
-    return d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias &&
-           !w.format && x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype &&
+    return d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias && !w.format &&
+           x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype &&
            product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream);
 }
 

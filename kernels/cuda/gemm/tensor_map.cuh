@@ -41,10 +41,10 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap *map, int column,
                                              uint32_t from)
 {
 #if BULK_COPY
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
-                     map),
-                 "r"(column), "r"(row), "r"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+        "r"(column), "r"(row), "r"(from)
+        : "memory");
 #endif
 }
 
@@ -68,9 +68,8 @@ template <int LEFT> __device__ __forceinline__ void store_wait_read(void)
 
 typedef CUresult (*tensor_map_encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                       const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                      const cuuint32_t *, CUtensorMapInterleave,
-                                      CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                      CUtensorMapFloatOOBfill);
+                                      const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 /* The driver's function, or NULL. */
 static inline tensor_map_encode tensor_map_encoder(void)
@@ -107,11 +106,10 @@ static inline bool tensor_map(CUtensorMap *ret, CUtensorMapDataType type, const 
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, step[2] = {1, 1};
     tensor_map_encode encode = tensor_map_encoder();
 
-    return encode &&
-           encode(ret, type, 2, (void *)data, size, pitches, box, step,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode && encode(ret, type, 2, (void *)data, size, pitches, box, step,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* That of 16-bit numbers; `type` is an enum dtype, the stride in elements. */

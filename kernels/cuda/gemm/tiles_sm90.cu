@@ -221,8 +221,8 @@ extern "C" bool tiles_fit(const struct tiles_args *a)
                    (a->x_stride | a->w_stride | a->out_stride) % 8 == 0;
     bool act = a->gated ? a->act == A_SILU || a->act == A_GELU_TANH : a->act == A_NONE;
 
-    return (a->type == T_BF16 || a->type == T_F16) && aligned && act && a->rows > 0 &&
-           a->k > 0 && (!a->gated || a->n % 2 == 0) && has_wgmma() && tensor_map_encoder() &&
+    return (a->type == T_BF16 || a->type == T_F16) && aligned && act && a->rows > 0 && a->k > 0 &&
+           (!a->gated || a->n % 2 == 0) && has_wgmma() && tensor_map_encoder() &&
            cuda_shared_limit() >= BYTES;
 }
 
