@@ -39,7 +39,7 @@ bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
     int64_t slots = MAX(n_sms / 2, 1), tiles = div_ceil(rows, ROWS) * div_ceil(n, COLUMNS);
     int64_t slotted = div_ceil(tiles, slots) * slots * ROWS * COLUMNS;
 
-    return rows >= LEAST_ROWS && (int64_t)rows * n * 100 >= slotted * 85;
+    return rows >= LEAST_ROWS && (int64_t)rows * n * 100 >= slotted * 92;
 }
 
 bool graph_eligible(const struct batch *b)

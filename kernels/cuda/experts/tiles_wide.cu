@@ -1,6 +1,8 @@
 /* Products of experts with many rows each (experts.h), by the tiles of
  * gemm/tiles_sm90.cuh: 128 of the rows that chose an expert times 256 of its weight
- * rows; with a gate 128 of the gate's and the 128 that they gate.
+ * rows; with a gate 128 of the gate's and the 128 that they gate. The two blocks of a
+ * cluster share the weights, of which each loads half for both, and divide a tile of
+ * the list, of at most 256 rows.
  *
  * The producer warpgroup gathers: its first thread has the weights copied as tensors,
  * and every thread copies 16 bytes of eight rows, swizzled by hand. These copies arrive
@@ -9,6 +11,7 @@
  * persistent and walk the list of tiles times blocks of weight rows, the latter
  * innermost: neighbours read the same rows of x.
  */
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
 #include "kernels/cuda/gemm/tiles_sm90.cuh"
@@ -18,22 +21,26 @@ namespace
 
 using namespace tiles;
 
-enum { GATHERERS = 128, HALF = COLUMNS / 2 };
+enum { CLUSTER = 2, GATHERERS = 128, HALF = COLUMNS / 2 };
 
 /* What a block does in turn: some pairs of an expert, and a block of columns. */
 struct work {
-    int expert, n;       /* pairs, at most ROWS */
+    int expert, n;       /* pairs of this block, at most ROWS; 0: none */
     const int32_t *list; /* the pairs */
     int column;          /* of out */
 };
 
 #if HAS_WGMMA
 
-__device__ __forceinline__ work work_of(const expert_lists &l, int i, int n_columns, int width)
+/* The share of the cluster's block `rank`: with few pairs each takes 64. */
+__device__ __forceinline__ work work_of(const expert_lists &l, int i, int n_columns, int width,
+                                        int rank)
 {
     int4 t = __ldg((const int4 *)l.tile + i / n_columns);
+    int share = t.z > ROWS ? ROWS : ROWS / 2, first = rank * share;
 
-    return {t.x, t.z, l.list + (int64_t)t.x * l.cap + t.y, i % n_columns * width};
+    return {t.x, max(0, min(share, t.z - first)), l.list + (int64_t)t.x * l.cap + t.y + first,
+            i % n_columns * width};
 }
 
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
@@ -53,29 +60,32 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
 {
     constexpr int CHUNKS = ROWS / (GATHERERS / 8); /* of a thread: 8 copy a row's 128 bytes */
     int t = threadIdx.x & 127, chunk = t & 7, r0 = t >> 3, n = l.total[0] * n_columns;
+    int rank = blockIdx.x % CLUSTER;
     uint32_t to0 = r0 * 128 + ((chunk ^ (r0 & 7)) << 4);
     ring r = {base, 0, 1};
 
-    for (int i = blockIdx.x; i < n; i += gridDim.x) {
-        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS);
+    for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
+        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS, rank);
         const T *from[CHUNKS];
 #pragma unroll
         for (int j = 0; j < CHUNKS; j++) {
-            int row = min(r0 + j * (GATHERERS / 8), k.n - 1); /* some row where there is none */
-            from[j] = (const T *)a.x + (int64_t)(k.list[row] / a.divide) * a.x_stride + chunk * 8;
+            int r = r0 + j * (GATHERERS / 8), row = r < k.n ? k.list[r] / a.divide : 0;
+            from[j] = (const T *)a.x + (int64_t)row * a.x_stride + chunk * 8;
         }
         int first = k.expert * a.width * (GATED ? 2 : 1) + k.column;
-        int second = first + (GATED ? a.width : HALF);
+        first += rank == 0 ? 0 : GATED ? a.width : HALF;
         for (int s = 0; s < a.k / DEPTH; s++, r.next()) {
             barrier_wait(r.empty(), r.phase); /* holds at once in the ring's first round */
             if (t == 0) {
                 barrier_expect(r.full(), W_BYTES);
-                tensor_copy(r.at() + X_BYTES, w, s * DEPTH, first, r.full());
-                tensor_copy(r.at() + X_BYTES + W_BYTES / 2, w, s * DEPTH, second, r.full());
+                tensor_copy_to(r.at() + X_BYTES + rank * (W_BYTES / 2), w, s * DEPTH, first,
+                               r.full(), (1 << CLUSTER) - 1);
             }
 #pragma unroll
             for (int j = 0; j < CHUNKS; j++) {
-                copy_chunk(r.at() + to0 + j * (GATHERERS / 8) * 128, from[j] + s * DEPTH);
+                if (r0 + j * (GATHERERS / 8) < k.n) {
+                    copy_chunk(r.at() + to0 + j * (GATHERERS / 8) * 128, from[j] + s * DEPTH);
+                }
             }
             arrive_behind_copies(r.full());
         }
@@ -101,14 +111,18 @@ template <typename T, bool GATED, int ACT>
 __device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l, char *ring0,
                                         uint32_t base, int n_columns)
 {
-    int group = threadIdx.x >> 7, n = l.total[0] * n_columns;
+    int group = threadIdx.x >> 7, n = l.total[0] * n_columns, rank = blockIdx.x % CLUSTER;
     uint32_t offset = STAGES * STAGE + group * PANELS * PANEL;
     ring r = {base, 0, 0};
 
-    for (int i = blockIdx.x; i < n; i += gridDim.x) {
-        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS);
+    for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
+        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS, rank);
         float d[COLUMNS / 2];
-        multiply<T, 1, true>(d, r, a.k / DEPTH, group);
+        if (k.n <= group * 64) {
+            pass_over<CLUSTER>(r, a.k / DEPTH, group);
+            continue;
+        }
+        multiply<T, CLUSTER, true>(d, r, a.k / DEPTH, group);
         int64_t first = (int64_t)k.expert * a.width * (GATED ? 2 : 1) + k.column;
         const T *bias = (const T *)a.bias + first + (threadIdx.x & 3) * 2;
 #pragma unroll
@@ -128,7 +142,7 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
             });
             sync_group(group);
             store_rows<T>(ring0 + offset + p % PANELS * PANEL, a, k.list + group * 64,
-                          k.n - group * 64, k.column + p * 64);
+                          min(k.n - group * 64, 64), k.column + p * 64);
         }
         sync_group(group); /* the first panel is read */
     }
@@ -144,15 +158,16 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
 #if HAS_WGMMA
     extern __shared__ char raw[];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
+    block_cluster cluster;
 
     if (threadIdx.x == 0) {
         for (ring r = {base, 0, 0}; r.phase == 0; r.next()) {
             barrier_init(r.full(), 1 + GATHERERS);
-            barrier_init(r.empty(), GROUPS);
+            barrier_init(r.empty(), GROUPS * CLUSTER);
         }
         barrier_init_fence();
     }
-    __syncthreads();
+    cluster.sync();
     pdl_wait();
     pdl_release();
     int width = GATED ? HALF : COLUMNS, n_columns = (a.width + width - 1) / width;
@@ -163,6 +178,8 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         consume<T, GATED, ACT>(a, l, raw + (base - shared_address(raw)), base, n_columns);
     }
+    __syncwarp();
+    cluster.sync(); /* the other block may still write and arrive here */
 #endif
 }
 
@@ -179,8 +196,15 @@ bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStrea
                                    a.w_stride, HALF)) {
         return false;
     }
-    launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), BYTES, stream, w, a, l);
-    return true;
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute attr[3];
+    c.attrs = attr;
+    c.numAttrs = cluster_attributes(attr, CLUSTER);
+    c.gridDim = dim3((unsigned)(n_blocks / CLUSTER * CLUSTER));
+    c.blockDim = dim3(THREADS);
+    c.dynamicSmemBytes = BYTES;
+    c.stream = stream;
+    return cudaLaunchKernelEx(&c, kernel, w, a, l) == cudaSuccess;
 }
 
 template <typename T>

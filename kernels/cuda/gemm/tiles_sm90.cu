@@ -187,19 +187,12 @@ bool run(const struct tiles_args &a, int32_t n_blocks, cudaStream_t stream)
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[3];
 
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeClusterDimension;
-    attr[2].val.clusterDim.x = CLUSTER;
-    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
+    c.attrs = attr;
+    c.numAttrs = cluster_attributes(attr, CLUSTER);
     c.gridDim = dim3((unsigned)blocks);
     c.blockDim = dim3(THREADS);
     c.dynamicSmemBytes = BYTES;
     c.stream = stream;
-    c.attrs = attr;
-    c.numAttrs = CLUSTER > 1 ? 3 : 2;
     return cudaLaunchKernelEx(&c, kernel, x, w, out, k, (a.k + DEPTH - 1) / DEPTH, n) ==
            cudaSuccess;
 }

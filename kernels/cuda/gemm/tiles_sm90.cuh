@@ -139,6 +139,16 @@ __device__ __forceinline__ void sync_group(int group)
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 }
 
+/* In place of `multiply`, for a warpgroup that has no rows. */
+template <int CLUSTER> __device__ __forceinline__ void pass_over(ring &r, int steps, int group)
+{
+    for (int s = 0; s < steps; s++, r.next()) {
+        barrier_wait(r.full(), r.phase);
+        sync_group(group); /* no warp may fall a round behind */
+        give_back<CLUSTER>(r.empty());
+    }
+}
+
 /* Writes results 64 p .. 64 p + 63 of the warpgroup's rows to `panel`, swizzled.
  * value(j, i): the thread's i-th result of four in columns 8 j .. 8 j + 7, as the
  * instruction leaves them. */
