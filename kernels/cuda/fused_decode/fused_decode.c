@@ -54,6 +54,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
 
 void cuda_fused_flush(struct cuda_backend *c)
 {
+    cuda_linear_flush(c);
     cuda_experts_flush(c); /* no operation has joined since */
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
