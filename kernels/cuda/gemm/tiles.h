@@ -20,8 +20,8 @@ struct tiles_args {
     int32_t group;      /* pairs of row tiles that are walked together; 0: chosen */
 };
 
-/* Whether launch_tiles takes products of this kind here: bf16 or f16, rows of 16 bytes'
- * multiples, the gate's activation SiLU or GELU by tanh; only code for sm_90a has it. */
+/* Whether launch_tiles takes such a product here: bf16 or f16 in rows of multiples of
+ * 16 bytes, the gate's activation SiLU or GELU by tanh; only code for sm_90a has it. */
 bool tiles_fit(const struct tiles_args *a);
 /* Enqueues the product. False: it does not fit; nothing was done. */
 bool launch_tiles(const struct tiles_args *a, int32_t n_blocks, cudaStream_t stream);
