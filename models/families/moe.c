@@ -58,15 +58,10 @@ static const struct architecture OLMOE[] = {
     {0},
 };
 
-#define ROW_WIDE_NORM(name, dim, target)                                            \
-    ROW(LAYER "self_attn." name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
-        IN_LAYER(target.weight), WHEN_ALWAYS)
-
 static const struct tensor_spec OLMOE_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LLAMA_ATTENTION,
-    ROW_WIDE_NORM("q_norm", DIM_Q, q_norm),
-    ROW_WIDE_NORM("k_norm", DIM_KV, k_norm),
+    ROWS_WIDE_NORMS(LAYER "self_attn."),
     ROW_EXPERT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
     ROW_EXPERT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
     ROW_EXPERT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),

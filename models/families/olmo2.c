@@ -6,8 +6,6 @@
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_WIDE_NORM(name, dim, norm) \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
 /* Of a layer, all but the norms of q and k. */
 #define ROWS_LAYER                                                                                \
     ROWS_QKV(ATTN), ROW_O(ATTN "o_proj"),                                                         \
@@ -70,8 +68,7 @@ static const struct architecture OLMO2[] = {
 static const struct tensor_spec OLMO2_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LAYER,
-    ROW_WIDE_NORM(ATTN "q_norm", DIM_Q, q_norm),
-    ROW_WIDE_NORM(ATTN "k_norm", DIM_KV, k_norm),
+    ROWS_WIDE_NORMS(ATTN),
     {0},
 };
 

@@ -87,6 +87,10 @@ struct gguf {
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */
     int32_t n_pairs, n_tensors;
+    /* [n_slices] views of an expert's matrix each, in tensors of several; made by
+     * gguf_checkpoint */
+    struct gguf_tensor *slice;
+    int32_t n_slices;
 };
 
 /* Whether a model's path is that of a GGUF file: a regular file. */
