@@ -152,8 +152,9 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
 
 template <typename T, bool GATED, int ACT>
 __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
-    wide_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ expert_product a,
-                const __grid_constant__ expert_lists l)
+    wide_tiles_kernel(const __grid_constant__ CUtensorMap w,
+                      const __grid_constant__ expert_product a,
+                      const __grid_constant__ expert_lists l)
 {
 #if HAS_WGMMA
     extern __shared__ char raw[];
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
 template <typename T, bool GATED, int ACT>
 bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
 {
-    auto kernel = wide_kernel<T, GATED, ACT>;
+    auto kernel = wide_tiles_kernel<T, GATED, ACT>;
     static bool allowed = allow_shared(kernel, BYTES);
     CUtensorMap w;
 

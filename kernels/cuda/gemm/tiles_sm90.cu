@@ -111,8 +111,9 @@ __device__ __forceinline__ void consume(const CUtensorMap *out, const walk &k, u
 
 template <typename T, int CLUSTER, bool GATED, int ACT>
 __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
-    product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                   const __grid_constant__ CUtensorMap out, const walk k, int steps, int gate_rows)
+    dense_tiles_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                       const __grid_constant__ CUtensorMap out, const walk k, int steps,
+                       int gate_rows)
 {
 #if HAS_WGMMA
     extern __shared__ char raw[];
@@ -159,7 +160,7 @@ bool has_wgmma(void)
     cudaFuncAttributes f;
 
     if (found < 0) {
-        found = cudaFuncGetAttributes(&f, product_kernel<__nv_bfloat16, 2, false, A_NONE>) ==
+        found = cudaFuncGetAttributes(&f, dense_tiles_kernel<__nv_bfloat16, 2, false, A_NONE>) ==
                     cudaSuccess &&
                 f.maxThreadsPerBlock > 32;
         cudaGetLastError();
@@ -171,7 +172,7 @@ template <typename T, int CLUSTER, bool GATED, int ACT>
 bool run(const struct tiles_args &a, int32_t n_blocks, cudaStream_t stream)
 {
     constexpr int WIDTH = GATED ? COLUMNS / 2 : COLUMNS;
-    auto kernel = product_kernel<T, CLUSTER, GATED, ACT>;
+    auto kernel = dense_tiles_kernel<T, CLUSTER, GATED, ACT>;
     static bool allowed = allow_shared(kernel, BYTES);
     int32_t n = GATED ? a.n / 2 : a.n;
     CUtensorMap x, w, out;
