@@ -23,6 +23,10 @@ using namespace tiles;
 
 enum { CLUSTER = 2, GATHERERS = 128, HALF = COLUMNS / 2 };
 
+/* Stages by which the first warpgroup is ahead of the second, so that one multiplies
+ * while the other stores. */
+enum { LEAD = 2 };
+
 /* What a block does in turn: some pairs of an expert, and a block of columns. */
 struct work {
     int expert, n;       /* pairs of this block, at most ROWS; 0: none */
@@ -54,26 +58,46 @@ __device__ __forceinline__ void arrive_behind_copies(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
+/* The list's entries of rows first, first + 16 and so on; any where there is none. */
+template <int N>
+__device__ __forceinline__ void load_pairs(int32_t (&pair)[N], const work &k, int first)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        int r = first + j * 16;
+        pair[j] = r < k.n ? k.list[r] : 0;
+    }
+}
+
+/* A tile's work and rows are read while the one before it is multiplied. */
 template <typename T, bool GATED>
 __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_product &a,
                                         const expert_lists &l, uint32_t base, int n_columns)
 {
-    constexpr int CHUNKS = ROWS / (GATHERERS / 8); /* of a thread: 8 copy a row's 128 bytes */
+    constexpr int CHUNKS = ROWS / 16, WIDTH = GATED ? HALF : COLUMNS; /* 8 threads copy a row */
     int t = threadIdx.x & 127, chunk = t & 7, r0 = t >> 3, n = l.total[0] * n_columns;
-    int rank = blockIdx.x % CLUSTER;
-    uint32_t to0 = r0 * 128 + ((chunk ^ (r0 & 7)) << 4);
+    int rank = blockIdx.x % CLUSTER, clusters = gridDim.x / CLUSTER, i = blockIdx.x / CLUSTER;
+    uint32_t to = r0 * 128 + ((chunk ^ (r0 & 7)) << 4);
+    int32_t row[CHUNKS], pair[CHUNKS];
     ring r = {base, 0, 1};
 
-    for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
-        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS, rank);
-        const T *from[CHUNKS];
+    if (n == 0) {
+        return;
+    }
+    work next = work_of(l, min(i, n - 1), n_columns, WIDTH, rank);
+    load_pairs(pair, next, r0);
+    for (; i < n; i += clusters) {
+        work k = next;
+        int first = k.expert * a.width * (GATED ? 2 : 1) + k.column +
+                    (rank == 0 ? 0
+                     : GATED   ? a.width
+                               : HALF);
 #pragma unroll
         for (int j = 0; j < CHUNKS; j++) {
-            int r = r0 + j * (GATHERERS / 8), row = r < k.n ? k.list[r] / a.divide : 0;
-            from[j] = (const T *)a.x + (int64_t)row * a.x_stride + chunk * 8;
+            row[j] = pair[j] / a.divide;
         }
-        int first = k.expert * a.width * (GATED ? 2 : 1) + k.column;
-        first += rank == 0 ? 0 : GATED ? a.width : HALF;
+        next = work_of(l, min(i + clusters, n - 1), n_columns, WIDTH, rank);
+        load_pairs(pair, next, r0);
         for (int s = 0; s < a.k / DEPTH; s++, r.next()) {
             barrier_wait(r.empty(), r.phase); /* holds at once in the ring's first round */
             if (t == 0) {
@@ -83,8 +107,9 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
             }
 #pragma unroll
             for (int j = 0; j < CHUNKS; j++) {
-                if (r0 + j * (GATHERERS / 8) < k.n) {
-                    copy_chunk(r.at() + to0 + j * (GATHERERS / 8) * 128, from[j] + s * DEPTH);
+                if (r0 + j * 16 < k.n) {
+                    copy_chunk(r.at() + to + j * 16 * 128,
+                               (const T *)a.x + row[j] * a.x_stride + s * DEPTH + chunk * 8);
                 }
             }
             arrive_behind_copies(r.full());
@@ -96,55 +121,79 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
 /* Stores 64 columns of the warpgroup's rows, n of them, from its panel. */
 template <typename T>
 __device__ __forceinline__ void store_rows(const char *panel, const expert_product &a,
-                                           const int32_t *list, int n, int column)
+                                           const int32_t (&pair)[4], int n, int column)
 {
-    int t = threadIdx.x & 127;
+    int chunk = threadIdx.x & 7, r0 = threadIdx.x >> 3 & 15;
 
-    for (int r = t >> 3; r < n; r += 16) {
-        uint4 v = *(const uint4 *)(panel + r * 128 + (((t & 7) ^ (r & 7)) << 4));
-        *(uint4 *)((T *)a.out + (int64_t)list[r] * a.out_stride + column + (t & 7) * 8) = v;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int r = r0 + j * 16;
+        if (r < n) {
+            uint4 v = *(const uint4 *)(panel + r * 128 + ((chunk ^ (r & 7)) << 4));
+            *(uint4 *)((T *)a.out + pair[j] * a.out_stride + column + chunk * 8) = v;
+        }
     }
 }
 
 /* ACT: the activation, as a constant to keep the code short; A_NONE: the product's. */
 template <typename T, bool GATED, int ACT>
+__device__ __forceinline__ void finish(float (&d)[COLUMNS / 2], const expert_product &a,
+                                       const work &k, const int32_t (&pair)[4], char *panels,
+                                       uint32_t panels_at, int group)
+{
+    int64_t first = (int64_t)k.expert * a.width * (GATED ? 2 : 1) + k.column;
+    const T *bias = (const T *)a.bias + first + (threadIdx.x & 3) * 2;
+
+#pragma unroll
+    for (int p = 0; p < (GATED ? HALF : COLUMNS) / 64; p++) {
+        if (k.column + p * 64 >= a.width) {
+            break;
+        }
+        fill_panel<T>(panels_at + p % PANELS * PANEL, p, [&](int j, int e) {
+            float v = d[j * 4 + e], up = GATED ? d[(j + 16) * 4 + e] : 0.0f;
+            if (a.bias) {
+                v += to_float(bias[j * 8 + (e & 1)]);
+                up += GATED ? to_float(bias[a.width + j * 8 + (e & 1)]) : 0.0f;
+            }
+            return !GATED          ? v
+                   : ACT == A_NONE ? expert_gate(v, up, a.act, a.limit)
+                                   : activate(v, ACT) * up;
+        });
+        sync_group(group);
+        store_rows<T>(panels + p % PANELS * PANEL, a, pair, k.n - group * 64, k.column + p * 64);
+    }
+    sync_group(group); /* the first panel is read */
+}
+
+template <typename T, bool GATED, int ACT>
 __device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l, char *ring0,
                                         uint32_t base, int n_columns)
 {
-    int group = threadIdx.x >> 7, n = l.total[0] * n_columns, rank = blockIdx.x % CLUSTER;
+    constexpr int WIDTH = GATED ? HALF : COLUMNS;
+    int group = threadIdx.x >> 7, n = l.total[0] * n_columns, steps = a.k / DEPTH;
+    int rank = blockIdx.x % CLUSTER, clusters = gridDim.x / CLUSTER, i = blockIdx.x / CLUSTER;
     uint32_t offset = STAGES * STAGE + group * PANELS * PANEL;
     ring r = {base, 0, 0};
 
-    for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
-        work k = work_of(l, i, n_columns, GATED ? HALF : COLUMNS, rank);
+    if (n == 0) {
+        return;
+    }
+    work next = work_of(l, min(i, n - 1), n_columns, WIDTH, rank);
+    if (group > 0 && i < n && steps > LEAD) { /* the other warpgroup goes ahead */
+        barrier_wait(base + BARRIERS + LEAD * 8, 0);
+    }
+    for (; i < n; i += clusters) {
+        work k = next;
+        int32_t pair[4];
         float d[COLUMNS / 2];
+        load_pairs(pair, k, group * 64 + (threadIdx.x >> 3 & 15));
+        next = work_of(l, min(i + clusters, n - 1), n_columns, WIDTH, rank);
         if (k.n <= group * 64) {
-            pass_over<CLUSTER>(r, a.k / DEPTH, group);
+            pass_over<CLUSTER>(r, steps, group);
             continue;
         }
-        multiply<T, CLUSTER, true>(d, r, a.k / DEPTH, group);
-        int64_t first = (int64_t)k.expert * a.width * (GATED ? 2 : 1) + k.column;
-        const T *bias = (const T *)a.bias + first + (threadIdx.x & 3) * 2;
-#pragma unroll
-        for (int p = 0; p < (GATED ? HALF : COLUMNS) / 64; p++) {
-            if (k.column + p * 64 >= a.width) {
-                break;
-            }
-            fill_panel<T>(base + offset + p % PANELS * PANEL, p, [&](int j, int e) {
-                float v = d[j * 4 + e], up = GATED ? d[(j + 16) * 4 + e] : 0.0f;
-                if (a.bias) {
-                    v += to_float(bias[j * 8 + (e & 1)]);
-                    up += GATED ? to_float(bias[a.width + j * 8 + (e & 1)]) : 0.0f;
-                }
-                return !GATED          ? v
-                       : ACT == A_NONE ? expert_gate(v, up, a.act, a.limit)
-                                       : activate(v, ACT) * up;
-            });
-            sync_group(group);
-            store_rows<T>(ring0 + offset + p % PANELS * PANEL, a, k.list + group * 64,
-                          min(k.n - group * 64, 64), k.column + p * 64);
-        }
-        sync_group(group); /* the first panel is read */
+        multiply<T, CLUSTER, true>(d, r, steps, group);
+        finish<T, GATED, ACT>(d, a, k, pair, ring0 + offset, base + offset, group);
     }
 }
 
