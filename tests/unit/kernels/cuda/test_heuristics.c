@@ -42,7 +42,9 @@ static void tiles_are_for_products_that_fill_the_device(void **state)
     enum { SMS = 132, GATE_UP = 28672 };
     assert_true(product_by_tiles(8192, GATE_UP, SMS));
     assert_true(product_by_tiles(2048, GATE_UP, SMS));
-    assert_false(product_by_tiles(256, GATE_UP, SMS));      /* few rows */
+    assert_true(product_by_tiles(256, GATE_UP, SMS));
+    assert_false(product_by_tiles(128, GATE_UP, SMS));      /* few rows */
+    assert_false(product_by_tiles(512, GATE_UP, SMS));      /* 3.4 tiles a slot */
     assert_false(product_by_tiles(512, 2 * 1024, SMS));     /* few tiles */
     assert_false(product_by_tiles(512, 67 * 256, SMS / 2)); /* a tile more than slots */
     assert_true(product_by_tiles(512, 66 * 256, SMS));
