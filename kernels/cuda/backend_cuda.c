@@ -172,7 +172,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = cuda_norm_args(n);
 
-    if (cuda_experts_add(c, x, y, partial)) {
+    if (cuda_linear_add(c, x, y, partial) || cuda_experts_add(c, x, y, partial)) {
         cuda_norm(b, out, x, n);
         return;
     }
