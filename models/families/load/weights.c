@@ -119,10 +119,10 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
-    if (dim == DIM_GATE_UP && split) {
-        int32_t n = c->intermediate / m->options.n_ranks;
+    if ((dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP) && split) {
+        int32_t all = (int32_t)size / 2, n = all / m->options.n_ranks;
         ret[0] = (struct axis_range){m->options.rank * n, n};
-        ret[1] = (struct axis_range){c->intermediate + m->options.rank * n, n};
+        ret[1] = (struct axis_range){all + m->options.rank * n, n};
         return 2;
     }
     if (!split) {

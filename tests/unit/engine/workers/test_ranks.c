@@ -369,6 +369,7 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "gpt-oss",
                                          "glm4-moe",
                                          "qwen35",
+                                         "qwen35-moe-wrapped",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
