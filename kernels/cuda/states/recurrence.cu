@@ -18,22 +18,16 @@ struct state_span {
 __device__ __forceinline__ state_span span_of(const recurrence_args &a, const step_arrays &s,
                                               int seq)
 {
-    state_span p = {};
-    int end = s.q_start[seq + 1], last = -1;
+    int start = s.q_start[seq], end = s.q_start[seq + 1], first = s.kv_len[seq] - (end - start);
+    const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
+    /* two loads that do not wait for each other */
+    int last = end > start ? s.slot[end - 1] : -1;
+    int before = first > 0 ? table[(first - 1) / s.block_size] : -1;
+    state_span p = {start, end - start, nullptr, nullptr};
 
-    p.start = s.q_start[seq];
-    p.n = end - p.start;
-    int first = s.kv_len[seq] - p.n;
-    if (p.n > 0) {
-        last = s.slot[end - 1];
-    }
-    if (last < 0) {
-        return p;
-    }
-    p.to = a.states + last / s.block_size * a.block_stride;
-    if (first > 0) {
-        const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
-        p.from = a.states + table[(first - 1) / s.block_size] * a.block_stride;
+    if (last >= 0) {
+        p.to = a.states + last / s.block_size * a.block_stride;
+        p.from = before >= 0 ? a.states + before * a.block_stride : nullptr;
     }
     return p;
 }
@@ -56,7 +50,8 @@ __device__ __forceinline__ float input_of(const recurrence_args &a, const state_
 
 /* ---- tokens on their own ---- */
 
-enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 4 };
+/* Tokens of a block: few where there are few, so that all are taken at once. */
+enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 4, PREPARE_ONE = 512 };
 
 __device__ __forceinline__ float softplus(float x)
 {
@@ -93,6 +88,21 @@ __device__ __forceinline__ void prepare_gates(const recurrence_args &a, int toke
     }
 }
 
+/* What channel c of token t is behind the convolution. K: its size; 0: a.kernel. */
+template <typename T, int K>
+__device__ __forceinline__ float convolve(const recurrence_args &a, const state_span &p, int t,
+                                          int c)
+{
+    int size = K > 0 ? K : a.kernel;
+    float sum = a.conv_bias ? a.conv_bias[c] : 0.0f;
+
+#pragma unroll
+    for (int k = 0; k < size; k++) {
+        sum += a.conv[(int64_t)c * size + k] * input_of<T>(a, p, t - size + 1 + k, c);
+    }
+    return sum / (1.0f + expf(-sum));
+}
+
 /* n channels from c on, which are one head's q, k or v: norm_scale is what q or k are
  * multiplied by besides the inverse of their length, 0: v, or nothing to norm. */
 template <typename T>
@@ -103,15 +113,10 @@ __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const s
     float *to = a.prepared + (int64_t)token * channels_of(a) + first, squares = 0.0f;
 
     for (int i = lane; i < n; i += 32) {
-        int c = first + i;
-        float sum = a.conv_bias ? a.conv_bias[c] : 0.0f;
-        for (int k = 0; k < a.kernel; k++) {
-            sum += a.conv[(int64_t)c * a.kernel + k] *
-                   input_of<T>(a, p, token - a.kernel + 1 + k, c);
-        }
-        sum /= 1.0f + expf(-sum);
-        to[i] = sum;
-        squares += sum * sum;
+        float x = a.kernel == 4 ? convolve<T, 4>(a, p, token, first + i)
+                                : convolve<T, 0>(a, p, token, first + i);
+        to[i] = x;
+        squares += x * x;
     }
     if (norm_scale == 0.0f) {
         return;
@@ -122,11 +127,11 @@ __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const s
     }
 }
 
-/* Grid (units in fours, tokens in PREPARE_TOKENS): a unit is a q, a k, a v, or all
+/* Grid (units in fours, tokens in `each`): a unit is a q, a k, a v, or all
  * gates of a token; a warp takes it. */
 template <typename T>
 __global__ void __launch_bounds__(PREPARE_WARPS * 32)
-    prepare_kernel(recurrence_args a, step_arrays s, int32_t n_seqs, int32_t rows)
+    prepare_kernel(recurrence_args a, step_arrays s, int32_t n_seqs, int32_t rows, int32_t each)
 {
     pdl_release();
     pdl_wait();
@@ -144,8 +149,8 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
                : is_k ? (a.delta ? keys : values)
                       : (a.delta ? 2 * keys : 0);
     float scale = !a.delta ? 0.0f : is_q ? 1.0f / sqrtf((float)a.key_dim) : is_k ? 1.0f : 0.0f;
-    int end = min(rows, (int)(blockIdx.y + 1) * PREPARE_TOKENS);
-    for (int token = blockIdx.y * PREPARE_TOKENS; token < end; token++) {
+    int end = min(rows, (int)(blockIdx.y + 1) * each);
+    for (int token = blockIdx.y * each; token < end; token++) {
         if (unit == vectors) {
             prepare_gates<T>(a, token, lane);
             continue;
@@ -289,7 +294,7 @@ __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const stat
 /* Grid (head and part of its columns, sequence); the last sequences, which may have
  * many tokens, start first. Keys fill 16 * J rows, those behind key_dim with zeros. */
 template <typename T, int J, bool DELTA>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, J <= 4 ? 8 : J <= 8 ? 6 : 3)
     recurrence_kernel(recurrence_args a, step_arrays s)
 {
     __shared__ alignas(16) token_tile<J> tile[2];
@@ -375,12 +380,11 @@ template <typename T>
 static void launch_all(const recurrence_args &a, const step_arrays &s, int n_seqs, int rows,
                        cudaStream_t stream)
 {
-    int units = 2 * a.n_groups + a.n_heads + 1;
+    int units = 2 * a.n_groups + a.n_heads + 1, each = rows > PREPARE_ONE ? PREPARE_TOKENS : 1;
 
     launch(prepare_kernel<T>,
-           dim3((units + PREPARE_WARPS - 1) / PREPARE_WARPS,
-                (rows + PREPARE_TOKENS - 1) / PREPARE_TOKENS),
-           dim3(PREPARE_WARPS * 32), 0, stream, a, s, n_seqs, rows);
+           dim3((units + PREPARE_WARPS - 1) / PREPARE_WARPS, (rows + each - 1) / each),
+           dim3(PREPARE_WARPS * 32), 0, stream, a, s, n_seqs, rows, each);
     if (a.key_dim <= 64) {
         launch_tokens<T, 4>(a, s, n_seqs, stream);
     } else if (a.key_dim <= 128) {
