@@ -95,8 +95,8 @@ static const struct architecture QWEN_NEXT[] = {
         ROW_NORM(LAYER "input_layernorm", attn_norm),                                              \
         ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
 
-#define ROW_SHARED_GATE                                                                  \
-    ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE,          \
+#define ROW_SHARED_GATE                                                         \
+    ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, \
                experts.shared_gate, WHEN_SHARED)
 #define DELTA "linear_attn"
 #define ROW_QKVZ(dim) \
@@ -145,17 +145,13 @@ static const struct architecture QWEN35_MOE[] = {
 #define ROW_IN(name, dim) \
     ROW_OF(WHEN_RECURRENT, DELTA "." name ".weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
 
-#define ROWS_QWEN35_RECURRENCE                                                             \
-    ROW_IN("in_proj_qkv", DIM_CHANNELS), ROW_IN("in_proj_z", DIM_VALUES),                  \
-        ROW_IN("in_proj_b", DIM_STATE_HEADS), ROW_IN("in_proj_a", DIM_STATE_HEADS),        \
+#define ROWS_QWEN35_RECURRENCE                                                      \
+    ROW_IN("in_proj_qkv", DIM_CHANNELS), ROW_IN("in_proj_z", DIM_VALUES),           \
+        ROW_IN("in_proj_b", DIM_STATE_HEADS), ROW_IN("in_proj_a", DIM_STATE_HEADS), \
         ROWS_RECURRENCE(DELTA, DIM_VALUE)
 
 static const struct tensor_spec QWEN35_TENSORS[] = {
-    ROWS_LLAMA_ENDS,
-    ROWS_QWEN_ATTENTION,
-    ROWS_QWEN35_RECURRENCE,
-    ROWS_GATED_MLP(LAYER "mlp."),
-    {0},
+    ROWS_LLAMA_ENDS, ROWS_QWEN_ATTENTION, ROWS_QWEN35_RECURRENCE, ROWS_GATED_MLP(LAYER "mlp."), {0},
 };
 
 static const struct tensor_spec QWEN35_MOE_TENSORS[] = {

@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : GROUP_WARPS * 32)
     squares = WIDE ? block_sum(squares, shared) : warp_sum(squares);
     float factor = 1.0f / sqrtf(squares / a.width + a.eps);
     for (int i = first; i < a.width; i += step) {
-        x[i] = from_float<T>(to_float(x[i]) * factor *
-                             load_any(a.weight, a.weight_type, weight + i) *
-                             silu(to_float(gate[i])));
+        x[i] =
+            from_float<T>(to_float(x[i]) * factor * load_any(a.weight, a.weight_type, weight + i) *
+                          silu(to_float(gate[i])));
     }
 }
 

@@ -176,18 +176,18 @@ template <int J> struct token_tile {
 
 __device__ __forceinline__ void fetch4(float *to, const float *from)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 }
 
 __device__ __forceinline__ void fetch16(float *to, const float *from)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 }
 
 /* n floats, by all threads; WIDE: both sides are aligned to 16 bytes. */
@@ -294,7 +294,9 @@ __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const stat
 /* Grid (head and part of its columns, sequence); the last sequences, which may have
  * many tokens, start first. Keys fill 16 * J rows, those behind key_dim with zeros. */
 template <typename T, int J, bool DELTA>
-__global__ void __launch_bounds__(THREADS, J <= 4 ? 8 : J <= 8 ? 6 : 3)
+__global__ void __launch_bounds__(THREADS, J <= 4   ? 8
+                                           : J <= 8 ? 6
+                                                    : 3)
     recurrence_kernel(recurrence_args a, step_arrays s)
 {
     __shared__ alignas(16) token_tile<J> tile[2];

@@ -37,8 +37,8 @@ struct recurrence_args {
      * multiplied by [rows, n_heads, 2]. */
     float *prepared, *factors;
 };
-/* `rows` rows of n_seqs sequences. Rows of sequences whose last token has no slot become
- * zero. */
+/* `rows` rows of n_seqs sequences. Rows of sequences whose last token has no slot
+ * become zero. */
 void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s, int32_t n_seqs,
                        int32_t rows, cudaStream_t stream);
 

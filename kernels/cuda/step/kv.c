@@ -137,9 +137,9 @@ static int take_layouts(struct cuda_backend *c, const struct kv_layout *l, struc
                            "cuda: KV groups must have the same number of layers, heads and type");
         }
     }
-    return kv_layouts_agree(l, n) ? 0
-                                  : err_set(e, ERR_UNSUPPORTED,
-                                            "cuda: blocks of KV groups differ in their size");
+    return kv_layouts_agree(l, n)
+               ? 0
+               : err_set(e, ERR_UNSUPPORTED, "cuda: blocks of KV groups differ in their size");
 }
 
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
