@@ -105,7 +105,8 @@ struct cuda_backend {
     int64_t convert_bytes; /* its size */
 
     /* cache */
-    struct kv_layout kv;                  /* as given to kv_create */
+    struct kv_layout kv;                  /* of attention's groups, as given to kv_create */
+    struct kv_layout states;              /* of groups of recurrent states; n_layers 0: none */
     struct kv_view kv_view;               /* the same for kernels, with the device's address */
     int32_t n_blocks, n_host_blocks;      /* of the device's cache, of the host pool */
     char *kv_data, *kv_host;              /* device memory; host pool */
@@ -155,6 +156,10 @@ struct cuda_backend {
     int32_t q_heads;             /* query heads per KV head; 0 before the first attention */
     struct attn_workspace attn;  /* made by the first attention */
     struct latent_splits latent; /* made by the first attention over latents; n does not count */
+
+    /* recurrences: what recurrence_args.prepared and .factors point into */
+    float *prepared;         /* [prepared_floats] on the device, made by the first one */
+    int64_t prepared_floats; /* its size */
 
     /* sampling */
     struct sample_args sample; /* the work space; the rest is filled in per call */
@@ -274,6 +279,12 @@ void cuda_latent_kv(struct backend *b, struct mat q, struct mat kv,
                     const struct latent_attention *a);
 void cuda_latent_attention(struct backend *b, struct mat out, struct mat q,
                            const struct latent_attention *a, const struct latent_scratch *s);
+
+/* states/states.c */
+void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
+                     const struct recurrence *r);
+void cuda_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
+void cuda_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
 
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);
