@@ -505,12 +505,31 @@ static int open_logprobs(struct buf *b, const struct sse_style *s, const struct 
     return PHASE_TOKENS;
 }
 
+void sse_put_drafted(struct buf *b, const struct token_out *t, int32_t n)
+{
+    enum { MOST = 256 }; /* events of more tokens are those of whole choices */
+    bool any = false;
+
+    for (int32_t i = 0; i < n && n <= MOST; i++) {
+        if (t[i].drafted) {
+            buf_printf(b, any ? ",%d" : ",\"drafted\":[%d", i);
+            any = true;
+        }
+    }
+    if (any) {
+        buf_putc(b, ']');
+    }
+}
+
 static int put_finish_phase(struct buf *b, const struct sse_style *s, const struct output *o)
 {
     put_finish(b, o->finish, o->stop_string, o->stop_string_len, o->stop_token);
     put_choice_error(b, o->finish, o->error);
     if (!s->token_ids) {
         return PHASE_PROMPT_IDS;
+    }
+    if (!o->prompt) {
+        sse_put_drafted(b, o->token, o->n_tokens);
     }
     PUT(b, ",\"token_ids\":[");
     return PHASE_IDS;
