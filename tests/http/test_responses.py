@@ -104,7 +104,7 @@ def test_the_answer_repeats_the_request(chat):
 
 
 def test_log_probabilities(chat):
-    """The same as the chat's; in a stream they follow their text."""
+    """The same as the chat's; in a stream each piece of text has its own."""
     wanted = dict(include=["message.output_text.logprobs"], top_logprobs=2)
     r = ask(chat, **wanted).json()
     part = r["output"][0]["content"][0]
@@ -113,7 +113,9 @@ def test_log_probabilities(chat):
     same = chat.ask("POST", "/v1/chat/completions", json=CHAT | {"logprobs": True, "top_logprobs": 2}).json()
     assert [t["token"] for t in part["logprobs"]] == [t["token"] for t in same["choices"][0]["logprobs"]["content"]]
     e = events(ask(chat, stream=True, **wanted))
-    deltas = [t for x in e if x["type"] == "response.output_text.delta" for t in x["logprobs"]]
+    pieces = [x for x in e if x["type"] == "response.output_text.delta"]
+    deltas = [t for x in pieces for t in x["logprobs"]]
+    assert "".join(x["delta"] for x in pieces) == part["text"] and all(x["logprobs"] for x in pieces)
     done, = [x for x in e if x["type"] == "response.output_text.done"]
     assert [t["token"] for t in deltas] == [t["token"] for t in done["logprobs"]] == [t["token"] for t in part["logprobs"]]
     assert e[-1]["response"]["output"][0]["content"][0]["logprobs"] == done["logprobs"]

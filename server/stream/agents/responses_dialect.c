@@ -31,6 +31,7 @@ struct responses_state {
     struct buf call;           /* "call_id":…,"name":… of the open call */
     struct buf tokens;         /* log-probabilities of the open or next text, comma-separated */
     size_t tokens_sent;        /* bytes of it that events have shown */
+    size_t text_sent;          /* bytes of `text` likewise, where it waits for its tokens */
     enum finish_reason finish; /* FINISH_NONE until the choice has ended */
     const char *error;         /* why the response failed; NULL: it has not */
 };
@@ -265,6 +266,7 @@ static int open_output_item(struct buf *b, void *state, const struct answer_even
     struct responses_state *s = state;
 
     buf_clear(&s->text);
+    s->text_sent = 0;
     if (s->items.kind != ITEM_TEXT) {
         clear_tokens(s);
     }
@@ -290,6 +292,12 @@ static int open_output_item(struct buf *b, void *state, const struct answer_even
     return result(s, b);
 }
 
+/* Whether what is open, or comes next, is text whose log-probabilities are shown. */
+static bool shows_tokens(const struct responses_state *s)
+{
+    return s->items.kind <= ITEM_TEXT && s->info->style && s->info->style->logprobs;
+}
+
 static int add_piece(struct buf *b, void *state, const char *text, size_t len)
 {
     static const char *const name[] = {
@@ -301,19 +309,33 @@ static int add_piece(struct buf *b, void *state, const char *text, size_t len)
     struct responses_state *s = state;
 
     buf_json_escape(&s->text, text, len);
-    if (s->info->whole) {
-        return result(s, b);
+    if (s->info->whole || (s->items.kind == ITEM_TEXT && shows_tokens(s))) {
+        return result(s, b); /* text waits for its tokens */
     }
     open_item_event(b, s, name[s->items.kind], s->items.kind != ITEM_CALL);
     PUT(b, ",\"delta\":\"");
     buf_json_escape(b, text, len);
-    buf_putc(b, '"');
-    if (s->items.kind == ITEM_TEXT) {
-        put_tokens(b, s, s->tokens_sent);
-        s->tokens_sent = s->tokens.len;
-    }
+    buf_puts(b, s->items.kind == ITEM_TEXT ? "\",\"logprobs\":[]" : "\"");
     close_event(b);
     return result(s, b);
+}
+
+/* The text that has waited, with the log-probabilities of its tokens. */
+static void put_waiting(struct buf *b, struct responses_state *s)
+{
+    if (s->text_sent == s->text.len && s->tokens_sent == s->tokens.len) {
+        return;
+    }
+    open_item_event(b, s, "response.output_text.delta", true);
+    PUT(b, ",\"delta\":\"");
+    if (s->text_sent < s->text.len) {
+        buf_append(b, s->text.data + s->text_sent, s->text.len - s->text_sent);
+    }
+    buf_putc(b, '"');
+    put_tokens(b, s, s->tokens_sent);
+    close_event(b);
+    s->text_sent = s->text.len;
+    s->tokens_sent = s->tokens.len;
 }
 
 /* The events that end a text, a reasoning or a call. */
@@ -351,6 +373,9 @@ static int close_output_item(struct buf *b, void *state, bool cut)
     const char *status = cut ? "incomplete" : "completed";
 
     if (!s->info->whole) {
+        if (s->items.kind == ITEM_TEXT && shows_tokens(s)) {
+            put_waiting(b, s);
+        }
         put_done_events(b, s);
         put_item_event(b, s, "response.output_item.done", status, false);
     }
@@ -386,25 +411,23 @@ static int responses_event(struct buf *b, void *state, int32_t choice,
     return choice ? 0 : answer_items_event(&s->items, &item_writer, b, state, event);
 }
 
-/* Log-probabilities of text: those of reasoning and calls have no place in a response.
- * They follow their text, in an event without text of its own. */
+/* Log-probabilities of text: those of reasoning and calls have no place in a response. */
 static int responses_tokens(struct buf *b, void *state, int32_t choice, const struct output *o,
                             int32_t from, int32_t n)
 {
     struct responses_state *s = state;
-    const struct sse_style *style = s->info->style;
 
-    if (choice || !n || !style || !style->logprobs || s->items.kind > ITEM_TEXT) {
+    if (choice || !shows_tokens(s)) {
         return 0;
     }
     for (int32_t i = from; i < from + n; i++) {
         if (s->tokens.len) {
             buf_putc(&s->tokens, ',');
         }
-        put_chat_token(&s->tokens, style, &o->token[i]);
+        put_chat_token(&s->tokens, s->info->style, &o->token[i]);
     }
     if (!s->info->whole && s->items.kind == ITEM_TEXT) {
-        return add_piece(b, state, "", 0);
+        put_waiting(b, s);
     }
     return result(s, b);
 }
