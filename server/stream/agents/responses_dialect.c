@@ -411,7 +411,7 @@ static int responses_event(struct buf *b, void *state, int32_t choice,
     return choice ? 0 : answer_items_event(&s->items, &item_writer, b, state, event);
 }
 
-/* Log-probabilities of text: those of reasoning and calls have no place in a response. */
+/* Log-probabilities of text; those of reasoning and calls have no place here. */
 static int responses_tokens(struct buf *b, void *state, int32_t choice, const struct output *o,
                             int32_t from, int32_t n)
 {
