@@ -65,7 +65,8 @@ static void check_completion(struct completion *c)
 
     CHECK(c->chat && c->n_prompts == 1 && c->prompt[0].n >= 1 && p->n == 1 && p->best_of == 1);
     CHECK(p->max_tokens >= 1 && c->prompt[0].n + p->max_tokens <= test_context.info.max_model_len);
-    CHECK(p->n_logprobs == -1 && p->beam_width == 0 && !p->echo);
+    CHECK(p->n_logprobs >= -1 && p->n_logprobs <= LIMIT_LOGPROBS && p->beam_width == 0 && !p->echo);
+    CHECK(p->n_logprobs == -1 || c->api == API_RESPONSES);
     CHECK((c->echo != NULL) == (c->api == API_RESPONSES));
     if (c->echo) {
         check_echo(c->echo);
