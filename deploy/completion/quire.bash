@@ -84,6 +84,7 @@ _quire_bench='--requests
 --input-len
 --output-len
 --workload
+--script
 --vocab
 --bench-seed
 --temperature

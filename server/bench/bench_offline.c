@@ -51,6 +51,7 @@ struct offline_run {
     /* The decode window: its times, and `tokens` at these times. */
     int64_t window_from_us, window_to_us, window_from, window_to;
     int64_t completion_tokens; /* from the usage of ended requests */
+    int64_t decode_us;         /* of all requests, from the first token to the last */
     struct latency_hist ttft;
     char error[256]; /* the first error; "": none */
 };
@@ -81,6 +82,7 @@ static void on_output(struct sink *s, const struct output *o)
     }
     if (o->last) {
         r->completion_tokens += o->usage.completion_tokens;
+        r->decode_us += o->request->course.decode_us;
         r->n_ended++;
         r->end_us = clock_us();
     }
@@ -121,6 +123,7 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     r->choices = choices;
     r->n_ended = r->n_flushed = r->n_begun = r->n_past_head = 0;
     r->nearly_done = false;
+    r->decode_us = 0;
     r->tokens = r->tokens_flushed = r->completion_tokens = 0;
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
     r->ttft = (struct latency_hist){.n = 0};
@@ -287,6 +290,18 @@ static double decode_speed(const struct offline_run *r)
     return us > 0 ? (double)(r->window_to - r->window_from) * 1e6 / (double)us : 0;
 }
 
+/* Requests decode one after another where max-num-seqs is 1. */
+static void report_script(struct bench_report *p, const struct engine *engine,
+                          const struct offline_run *r)
+{
+    const struct engine_stats *s = engine_stats(engine);
+
+    bench_report_number(p, "request_decode_s", (double)r->decode_us * 1e-6,
+                        "from first tokens to last, all requests together");
+    bench_report_number(p, "drafts", (double)atomic_load(&s->drafts), "verified");
+    bench_report_number(p, "draft_tokens", (double)atomic_load(&s->draft_tokens), "of these");
+}
+
 /* A run with drafts against the same requests without. */
 static void report_drafts(struct bench_report *p, const struct engine *engine, double plain,
                           double drafted)
@@ -351,9 +366,13 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
     if (rc < 0) {
         return rc;
     }
+    for (int32_t i = 0; i < load.n && rc == 0 && o->script; i++) {
+        const struct bench_item *it = &load.item[i];
+        rc = engine_script(engine, it->prompt, it->n_prompt, it->answer, it->max_tokens, e);
+    }
     warm = load;
     warm.seed = ~load.seed; /* different prompts: the measured run must not hit the cache */
-    if (o->warmup > 0) {
+    if (rc == 0 && o->warmup > 0 && !o->script) {
         rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
     }
     if (rc == 0 && o->acceptance >= 0) { /* the answers that are drafted from then on */
@@ -372,6 +391,9 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
         report_engine(p, engine, ready_s);
         report_run(p, r, &load);
         report_host(p, engine, &before);
+        if (o->script) {
+            report_script(p, engine, r);
+        }
         if (o->acceptance >= 0) {
             report_drafts(p, engine, plain, decode_speed(r));
         }
@@ -388,7 +410,7 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     struct settings s;
     struct engine *engine;
 
-    if (o.requests == 0 && !o.workload) {
+    if (o.requests == 0 && !o.workload && !o.script) {
         o.requests = 64;
     }
     o.seed = MAX(o.seed, 0);
