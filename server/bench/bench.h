@@ -48,8 +48,8 @@ void bench_options_help(FILE *out);
 struct bench_item {
     int32_t n_prompt, max_tokens; /* lengths of prompt and output */
     int64_t start_us;             /* from the start of the run; 0 in a closed loop */
-    /* [n_prompt], [max_tokens] ids of a script, the answer behind the prompt in the same
-     * memory; NULL: the prompt is random */
+    /* [n_prompt], [max_tokens] ids of a script, the answer behind the prompt in the
+     * same memory; NULL: the prompt is random */
     int32_t *prompt, *answer;
 };
 
