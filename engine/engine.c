@@ -244,7 +244,8 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
         rc = plan_init(&e->plan[i], &e->config, err);
     }
     if (rc == 0 && e->executor->masks) {
-        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0, err);
+        rc = masks_open(&e->masks, e->executor, &e->config, e->max_draft > 0,
+                        &e->stats.step_masks_s, err);
     }
     if (rc == 0 && e->executor->masks) {
         rc = grammars_open(&e->grammars, e->tokenizer, &e->config, err);
@@ -283,6 +284,7 @@ static void make_fingerprint(struct engine *e)
 
     h = XXH64(e->model_name, strlen(e->model_name), h);
     h = XXH64(x->dtype, strlen(x->dtype), h);
+    h = XXH64(x->kv_dtype, strlen(x->kv_dtype), h);
     h = XXH64(x->device, strcspn(x->device, ":"), h);
     snprintf(e->fingerprint, sizeof(e->fingerprint), "fp_%010llx",
              (unsigned long long)h & 0xffffffffffULL);
@@ -345,10 +347,12 @@ static void log_ready(const struct engine *e)
 
     log_event(LOG_INFO, "engine ready", LOG_STR("model", e->model_name),
               LOG_STR("device", e->executor->info.device),
-              LOG_STR("dtype", e->executor->info.dtype), LOG_I64("blocks", c->n_blocks),
-              LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
-              LOG_I64("kv_groups", sched_kv_groups(c)), LOG_I64("max_model_len", c->max_len),
-              LOG_I64("max_num_seqs", c->max_num_seqs),
+              LOG_STR("dtype", e->executor->info.dtype),
+              LOG_STR("kv_cache_dtype", e->executor->info.kv_dtype),
+              LOG_I64("kv_bytes_per_token", executor_token_bytes(&e->executor->info)),
+              LOG_I64("blocks", c->n_blocks), LOG_I64("host_blocks", c->n_host_blocks),
+              LOG_I64("block_size", c->block_size), LOG_I64("kv_groups", sched_kv_groups(c)),
+              LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
               LOG_I64("max_num_batched_tokens", c->max_num_batched_tokens));
 }
 
@@ -484,6 +488,8 @@ void engine_info(const struct engine *e, struct engine_info *ret)
         .fingerprint = e->fingerprint,
         .device = x->device,
         .dtype = x->dtype,
+        .kv_dtype = x->kv_dtype,
+        .kv_token_bytes = executor_token_bytes(x),
         .created = e->created,
         .max_model_len = x->max_len,
         .vocab = x->vocab,

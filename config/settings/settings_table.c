@@ -22,6 +22,13 @@ static const struct setting_choice LOAD_FORMATS[] = {{"auto", LOAD_AUTO},
                                                      {0}};
 static const struct setting_choice QUANTIZATIONS[] = {
     {"none", QUANTIZE_NONE}, {"fp8", QUANTIZE_FP8}, {"int4", QUANTIZE_INT4}, {0}};
+static const struct setting_choice KV_CACHE_DTYPES[] = {{"auto", KV_CACHE_AUTO},
+                                                        {"bf16", KV_CACHE_BF16},
+                                                        {"fp8", KV_CACHE_FP8},
+                                                        {"int8", KV_CACHE_INT8},
+                                                        {"bfloat16", KV_CACHE_BF16},
+                                                        {"fp8_e4m3", KV_CACHE_FP8},
+                                                        {0}};
 static const struct setting_choice GENERATION_CONFIGS[] = {{"auto", 0}, {"none", 1}, {0}};
 static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
@@ -159,6 +166,9 @@ const struct setting setting_table[] = {
     {INT(local_size, "1", 1, 64), .metavar = "N", .group = "Nodes",
      .help = "number of the nnodes that run on this machine"},
 
+    {CHOICE(kv_cache_dtype, "auto", KV_CACHE_DTYPES), .group = "Memory",
+     .help = "type of cached keys and values; auto: that of the activations; bf16; fp8: e4m3 with "
+             "the checkpoint's k_scale and v_scale, or 1; int8: a scale a token and head"},
     {INT(block_size, "16", 1, 256), .metavar = "TOKENS", .group = "Memory",
      .help = "number of tokens in a KV block; models with recurrent states have larger ones, "
              "multiples of it in which a state fits"},

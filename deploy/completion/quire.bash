@@ -5,6 +5,7 @@ _quire_commands='serve
 bench
 simulate
 quantize
+models
 config
 health
 version
@@ -40,6 +41,7 @@ _quire_settings='--model DIR
 --node-timeout SECONDS
 --local-rank N
 --local-size N
+--kv-cache-dtype auto|bf16|fp8|int8
 --block-size TOKENS
 --state-snapshot-tokens TOKENS
 --kv-blocks N
@@ -99,6 +101,7 @@ _quire_bench='--requests
 --concurrency
 --request-rate
 --acceptance
+--schemas
 --warmup
 --json
 --name'

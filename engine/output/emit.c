@@ -279,7 +279,9 @@ static struct usage usage_of(const struct request *r)
 {
     const struct output_state *m = r->output_state;
 
-    return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
+    return (struct usage){.prompt_tokens = r->n_prompt,
+                          .completion_tokens = m->completion_tokens,
+                          .cached_tokens = m->cached_tokens};
 }
 
 /* Sends the first text_bytes of c's text, as choice `index`, with the tokens that begin

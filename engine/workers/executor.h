@@ -39,11 +39,18 @@ struct executor_info {
     int32_t shared_itl_us; /* the same while several tenants are active (policy: fair) */
     char device[160];      /* "cpu: …", "cuda: NVIDIA H200" */
     char dtype[16];        /* of the weights: "bfloat16", … */
+    char kv_dtype[16];     /* of cached keys and values, likewise; "": there are none */
 };
 
 static inline int32_t executor_kv_groups(const struct executor_info *x)
 {
     return MAX(x->n_kv_groups, 1);
+}
+
+/* Bytes of a token that all layers see, on this rank. */
+static inline int64_t executor_token_bytes(const struct executor_info *x)
+{
+    return x->block_size > 0 ? x->block_bytes * executor_kv_groups(x) / x->block_size : 0;
 }
 
 struct executor {

@@ -36,6 +36,7 @@ struct runner {
     bool one_kv_group;        /* whatever the windows of the layers */
     struct backend *backend;
     struct model *model;
+    enum dtype kv_dtype; /* of keys and values */
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
      * % N_GATHERED], which stay valid until the wait after next. */
     struct microbatch microbatch;
@@ -360,6 +361,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
+        .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
         .one_kv_group = r->one_kv_group || s->kv_policy != KV_PAGED,
     };
 
@@ -371,17 +373,28 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return rc;
 }
 
-/* The type of keys and values: that of the activations. */
-static enum dtype kv_dtype(const struct runner *r)
+/* Sets the type of keys and values. */
+static int choose_kv_dtype(struct runner *r, const struct settings *s, struct err *e)
 {
-    return backend_act_dtype(r->backend, r->model->options.dtype);
+    struct executor_info *x = &r->base.info;
+    enum dtype act = backend_act_dtype(r->backend, r->model->options.dtype);
+
+    r->kv_dtype = runner_kv_dtype(s, act);
+    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(r->kv_dtype));
+    if (r->backend->async && r->kv_dtype != act && dtype_bytes(r->kv_dtype) > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype %s: on a GPU it is that of the activations, %s, or "
+                             "one of 8 bits",
+                             dtype_name(r->kv_dtype), dtype_name(act));
+    }
+    return 0;
 }
 
 /* Sets the layout of each KV group on this rank; all have as many layers. */
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
+    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, r->kv_dtype);
 }
 
 static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
@@ -402,10 +415,14 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct kv_layout layout[LIMIT_KV_GROUPS];
     struct backend_memory memory;
 
+    int rc = choose_kv_dtype(r, s, e);
+    if (rc < 0) {
+        return rc;
+    }
     set_layouts(r, c, layout);
     x->kv_window_align = k->window_align;
     x->block_bytes = kv_layout_block_bytes(layout);
-    int rc = k->ops->memory(k, &memory, e);
+    rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks on a machine share its memory */
         memory.free_bytes /= local_world_size(r);
     }
@@ -524,6 +541,7 @@ int runner_open_draft(struct executor **ret, const struct settings *s, const cha
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
     }
+    rc = rc == 0 ? choose_kv_dtype(r, s, e) : rc;
     if (rc < 0) {
         runner_free(&r->base);
         return rc;

@@ -52,6 +52,8 @@ static const struct option options[] = {
     {"--acceptance", KIND_REAL, AT(acceptance), 0, 1,
      "offline, with drafts: run twice, the second time with drafts of which each "
      "token holds with this chance"},
+    {"--schemas", KIND_TEXT, AT(schemas), 0, 0,
+     "offline: file with a JSON Schema a line; the requests run free, then each under one of them"},
     {"--warmup", KIND_INT, AT(warmup), 0, 1 << 20,
      "offline: before measuring, generate this many tokens per request (8)"},
     {"--json", KIND_TEXT, AT(json), 0, 0,

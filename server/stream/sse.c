@@ -205,12 +205,17 @@ int put_ids(struct buf *b, const int32_t *id, int32_t n)
 
 int put_usage(struct buf *b, const struct usage *u)
 {
-    return buf_printf(b,
-                      "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%"
-                      "d,\"prompt_tokens_"
-                      "details\":{\"cached_tokens\":%d}}",
-                      u->prompt_tokens, u->completion_tokens,
-                      u->prompt_tokens + u->completion_tokens, u->cached_tokens);
+    buf_printf(b,
+               "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%"
+               "d,\"prompt_tokens_"
+               "details\":{\"cached_tokens\":%d}",
+               u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
+               u->cached_tokens);
+    if (u->reasoning_tokens) {
+        buf_printf(b, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}",
+                   u->reasoning_tokens);
+    }
+    return buf_putc(b, '}');
 }
 
 int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string,
