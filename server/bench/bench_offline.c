@@ -425,26 +425,15 @@ static int add_scripts(struct engine *engine, const struct bench_load *l, struct
     return rc;
 }
 
-static int measure(struct offline_run *r, struct engine *engine, struct bench_options *o,
-                   double ready_s, struct err *e)
+/* The runs in front of the measured one: to warm up, and for what it is compared
+ * with. */
+static int run_before(struct offline_run *r, struct engine *engine, const struct bench_options *o,
+                      const struct bench_load *load, struct err *e)
 {
-    struct engine_info info;
-    struct bench_load load, warm;
-    struct bench_report *p = NULL;
+    struct bench_load warm = *load;
+    int rc = o->script ? add_scripts(engine, load, e) : 0;
 
-    engine_info(engine, &info);
-    if (o->vocab == 0) {
-        o->vocab = info.vocab;
-    }
-    int rc = bench_load_make(&load, o, e);
-    if (rc < 0) {
-        return rc;
-    }
-    if (o->script) {
-        rc = add_scripts(engine, &load, e);
-    }
-    warm = load;
-    warm.seed = ~load.seed; /* different prompts: the measured run must not hit the cache */
+    warm.seed = ~load->seed; /* different prompts: the measured run must not hit the cache */
     if (rc == 0 && o->warmup > 0 && !o->script) {
         rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
     }
@@ -455,8 +444,27 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
     r->constrained = false;
     /* For --acceptance: the answers that are drafted from then on. */
     if (rc == 0 && (o->acceptance >= 0 || o->schemas)) {
-        rc = run_once(r, engine, o, &load, 0, e);
+        rc = run_once(r, engine, o, load, 0, e);
     }
+    return rc;
+}
+
+static int measure(struct offline_run *r, struct engine *engine, struct bench_options *o,
+                   double ready_s, struct err *e)
+{
+    struct engine_info info;
+    struct bench_load load;
+    struct bench_report *p = NULL;
+
+    engine_info(engine, &info);
+    if (o->vocab == 0) {
+        o->vocab = info.vocab;
+    }
+    int rc = bench_load_make(&load, o, e);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = run_before(r, engine, o, &load, e);
     r->constrained = o->schemas != NULL;
     double plain = decode_speed(r);
     struct host_mark before = mark_host(engine);
