@@ -216,6 +216,7 @@ void engine_drafts_close(struct engine *e)
     draft_model_free(e->model_drafts);
     mixed_drafts_release(&e->mixed);
     replay_free(e->replay);
+    script_free(e->script);
 }
 
 int engine_replay(struct engine *e, double acceptance, struct err *err)
@@ -229,4 +230,18 @@ int engine_replay(struct engine *e, double acceptance, struct err *err)
         sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
     }
     return rc;
+}
+
+int engine_script(struct engine *e, const int32_t *prompt, int32_t n_prompt, const int32_t *answer,
+                  int32_t n_answer, struct err *err)
+{
+    int rc = e->script ? 0 : script_open(&e->script, e->config.max_logits, err);
+
+    for (int32_t i = 0; i < n_answer && rc == 0; i++) {
+        if (answer[i] < 0 || answer[i] >= e->config.vocab) {
+            rc = err_set(err, ERR_INVALID, "the script has the id %d, the vocabulary %d tokens",
+                         answer[i], e->config.vocab);
+        }
+    }
+    return rc < 0 ? rc : script_add(e->script, prompt, n_prompt, answer, n_answer, err);
 }

@@ -109,6 +109,11 @@ int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct er
  * are drafted as the last answer to the same prompt and seed has them, each right with
  * a chance of `acceptance`. ERR_NOMEM, or ERR_INVALID: speculate is off. */
 int engine_replay(struct engine *e, double acceptance, struct err *err);
+/* For benchmarks, before the first request: one with this prompt is answered so,
+ * whatever the model samples, at the model's speed. ERR_NOMEM, ERR_INVALID: an id is
+ * outside the vocabulary. */
+int engine_script(struct engine *e, const int32_t *prompt, int32_t n_prompt, const int32_t *answer,
+                  int32_t n_answer, struct err *err);
 /* Cancels a request, which is freed within a step. Outputs may still arrive until
  * `last`. Any thread. */
 void engine_cancel(struct engine *e, struct request *r);

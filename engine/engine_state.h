@@ -20,6 +20,7 @@
 #include "engine/speculate/draft_model.h"
 #include "engine/speculate/mixed.h"
 #include "engine/speculate/replay.h"
+#include "engine/speculate/script.h"
 #include "engine/speculate/suffix.h"
 #include "engine/workers/executor.h"
 #include "models/model.h"
@@ -63,6 +64,7 @@ struct engine {
     struct mixed_drafts mixed;        /* of both, if there are */
     struct forced_drafts forced;      /* in front of them */
     struct replay *replay;            /* instead, in benchmarks; else NULL */
+    struct script *script;            /* in benchmarks; else NULL */
     bool draft_died;                  /* the draft model's device failed, which was logged */
     struct packer *packer;
     struct masks *masks; /* NULL: the executor takes none */

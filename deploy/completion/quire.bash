@@ -86,6 +86,7 @@ _quire_bench='--requests
 --input-len
 --output-len
 --workload
+--script
 --vocab
 --bench-seed
 --temperature

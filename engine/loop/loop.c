@@ -233,6 +233,9 @@ static void commit_step(struct engine *e, int64_t turn_us)
         engine_die(e, &err);
         return;
     }
+    if (e->script) {
+        script_apply(e->script, plan, &results);
+    }
     launch_delay_ended(&e->launch_delay, after_us);
     int32_t n_tokens = plan->n_tokens;
     sched_observe(e->sched, plan, results.device_us);

@@ -52,13 +52,14 @@ double pace_drafting_us(const struct draft_pace *p, int32_t n, int32_t k)
     return k == 0 ? 0 : k * pace_decode_us(p, n) * (seen > 0 ? (double)seen : 1) + p->gap_us;
 }
 
-/* A disturbed step counts less than one that went well. */
+/* From the cost model on. A step that was disturbed, as by a graph that was recorded,
+ * counts no more than `MOST`. */
 static void learn(float *mean, double value)
 {
-    const float MOST = 4;
-    float v = MIN((float)value, MOST);
+    const float MOST = 4, WEIGHT = 1.0f / 8;
+    float before = *mean == 0 ? 1 : *mean;
 
-    *mean = *mean == 0 ? v : *mean + (v < *mean ? 0.5f : 0.125f) * (v - *mean);
+    *mean = before + WEIGHT * (MIN((float)value, MOST) - before);
 }
 
 void pace_saw_target(struct draft_pace *p, int32_t rows, double estimate_us, double us)

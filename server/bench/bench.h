@@ -17,6 +17,7 @@ struct bench_options {
     /* requests 0: all of the workload, or by the concurrency; lengths in tokens */
     int64_t requests, input_len, output_len;
     char *workload; /* path of a file of lengths, or NULL */
+    char *script;   /* path of a file of prompts and their answers, or NULL */
     int64_t vocab;  /* prompts are random ids below it; 0: the model's (offline), 256 (serve) */
     int64_t seed;   /* -1: not given */
     /* sampling */
@@ -48,6 +49,9 @@ void bench_options_help(FILE *out);
 struct bench_item {
     int32_t n_prompt, max_tokens; /* lengths of prompt and output */
     int64_t start_us;             /* from the start of the run; 0 in a closed loop */
+    /* [n_prompt], [max_tokens] ids of a script, the answer behind the prompt in the
+     * same memory; NULL: the prompt is random */
+    int32_t *prompt, *answer;
 };
 
 struct bench_load {

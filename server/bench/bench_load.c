@@ -79,14 +79,83 @@ static int read_file(struct bench_load *l, const struct bench_options *o, struct
     return rc;
 }
 
+/* The ids of a line, up to its end or a mark that is no number; false: no memory. */
+static bool read_ids(char **line, int32_t **ids, int32_t *n)
+{
+    int32_t cap = 0;
+
+    for (char *end; *n < 1 << 20; *line = end) {
+        long id = strtol(*line, &end, 10);
+        if (end == *line) {
+            break;
+        }
+        if (*n >= cap) {
+            cap = MAX(2 * cap, *n + 256);
+            int32_t *more = realloc(*ids, (size_t)cap * sizeof(*more));
+            if (!more) {
+                return false;
+            }
+            *ids = more;
+        }
+        (*ids)[(*n)++] = (int32_t)id;
+    }
+    return true;
+}
+
+/* Read a line "ID ID … | ID ID …". */
+static int read_scene(struct bench_load *l, int32_t *cap, char *line, const char *file, int number,
+                      struct err *e)
+{
+    int32_t *ids = NULL, n_prompt = 0, n = 0;
+    bool read = read_ids(&line, &ids, &n);
+
+    n_prompt = n;
+    line += strspn(line, " ");
+    bool divided = *line == '|';
+    line += divided;
+    read = read && read_ids(&line, &ids, &n);
+    int rc = !read ? err_nomem(e, "the script")
+             : !divided || n_prompt < 1 || n == n_prompt
+                 ? err_set(e, ERR_INVALID, "%s, line %d: must be ids, |, and ids", file, number)
+                 : add(l, cap, n_prompt, n - n_prompt, e);
+    if (rc < 0) {
+        free(ids);
+        return rc;
+    }
+    l->item[l->n - 1].prompt = ids;
+    l->item[l->n - 1].answer = ids + n_prompt;
+    return 0;
+}
+
+static int read_script(struct bench_load *l, const struct bench_options *o, struct err *e)
+{
+    FILE *f = fopen(o->script, "r");
+    char *line = NULL;
+    size_t size = 0;
+    int32_t cap = 0;
+    int rc = 0;
+
+    if (!f) {
+        return err_set(e, ERR_IO, "%s: %s", o->script, strerror(errno));
+    }
+    for (int number = 1;
+         rc == 0 && (o->requests == 0 || l->n < o->requests) && getline(&line, &size, f) > 0;
+         number++) {
+        rc = read_scene(l, &cap, line, o->script, number, e);
+    }
+    free(line);
+    fclose(f);
+    return rc == 0 && l->n == 0 ? err_set(e, ERR_INVALID, "%s holds no request", o->script) : rc;
+}
+
 int bench_load_make(struct bench_load *ret, const struct bench_options *o, struct err *e)
 {
     struct bench_load l = {.seed = (uint64_t)o->seed,
                            .vocab = (int32_t)(o->vocab ? o->vocab : 256)};
     int32_t cap = 0;
-    int rc = o->workload ? read_file(&l, o, e) : 0;
+    int rc = o->script ? read_script(&l, o, e) : o->workload ? read_file(&l, o, e) : 0;
 
-    for (int64_t i = 0; !o->workload && i < o->requests && rc == 0; i++) {
+    for (int64_t i = 0; !o->script && !o->workload && i < o->requests && rc == 0; i++) {
         rc = add(&l, &cap, o->input_len, o->output_len, e);
     }
     if (rc < 0) {
@@ -110,6 +179,9 @@ int bench_load_make(struct bench_load *ret, const struct bench_options *o, struc
 
 void bench_load_release(struct bench_load *l)
 {
+    for (int32_t i = 0; i < l->n; i++) {
+        free(l->item[i].prompt);
+    }
     free(l->item);
     *l = (struct bench_load){0};
 }
@@ -118,6 +190,10 @@ void bench_load_prompt(const struct bench_load *l, int32_t i, int32_t *ret)
 {
     uint64_t state = l->seed * 0xd1342543de82ef95u + (uint64_t)i * 0x2545f4914f6cdd1du;
 
+    if (l->item[i].prompt) {
+        memcpy(ret, l->item[i].prompt, (size_t)l->item[i].n_prompt * sizeof(*ret));
+        return;
+    }
     for (int32_t k = 0; k < l->item[i].n_prompt; k++) {
         ret[k] = (int32_t)(next(&state) % (uint64_t)l->vocab);
     }

@@ -51,6 +51,7 @@ struct offline_run {
     /* The decode window: its times, and `tokens` at these times. */
     int64_t window_from_us, window_to_us, window_from, window_to;
     int64_t completion_tokens; /* from the usage of ended requests */
+    int64_t decode_us;         /* of all requests, from the first token to the last */
     struct bench_schemas schemas;
     bool constrained; /* this run is, each request by a schema */
     struct latency_hist ttft;
@@ -83,6 +84,7 @@ static void on_output(struct sink *s, const struct output *o)
     }
     if (o->last) {
         r->completion_tokens += o->usage.completion_tokens;
+        r->decode_us += o->request->course.decode_us;
         r->n_ended++;
         r->end_us = clock_us();
     }
@@ -123,6 +125,7 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     r->choices = choices;
     r->n_ended = r->n_flushed = r->n_begun = r->n_past_head = 0;
     r->nearly_done = false;
+    r->decode_us = 0;
     r->tokens = r->tokens_flushed = r->completion_tokens = 0;
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
     r->ttft = (struct latency_hist){.n = 0};
@@ -326,6 +329,18 @@ static double decode_speed(const struct offline_run *r)
     return us > 0 ? (double)(r->window_to - r->window_from) * 1e6 / (double)us : 0;
 }
 
+/* Requests decode one after another where max-num-seqs is 1. */
+static void report_script(struct bench_report *p, const struct engine *engine,
+                          const struct offline_run *r)
+{
+    const struct engine_stats *s = engine_stats(engine);
+
+    bench_report_number(p, "request_decode_s", (double)r->decode_us * 1e-6,
+                        "from first tokens to last, all requests together");
+    bench_report_number(p, "drafts", (double)atomic_load(&s->drafts), "verified");
+    bench_report_number(p, "draft_tokens", (double)atomic_load(&s->draft_tokens), "of these");
+}
+
 /* Tokens of drafts that held. */
 static uint64_t accepted_tokens(const struct engine_stats *s)
 {
@@ -399,11 +414,46 @@ static int settings_of(struct settings *ret, int argc, char **argv, int32_t n_re
     return rc;
 }
 
+static int add_scripts(struct engine *engine, const struct bench_load *l, struct err *e)
+{
+    int rc = 0;
+
+    for (int32_t i = 0; i < l->n && rc == 0; i++) {
+        const struct bench_item *it = &l->item[i];
+        rc = engine_script(engine, it->prompt, it->n_prompt, it->answer, it->max_tokens, e);
+    }
+    return rc;
+}
+
+/* The runs in front of the measured one: to warm up, and for what it is compared
+ * with. */
+static int run_before(struct offline_run *r, struct engine *engine, const struct bench_options *o,
+                      const struct bench_load *load, struct err *e)
+{
+    struct bench_load warm = *load;
+    int rc = o->script ? add_scripts(engine, load, e) : 0;
+
+    warm.seed = ~load->seed; /* different prompts: the measured run must not hit the cache */
+    if (rc == 0 && o->warmup > 0 && !o->script) {
+        rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
+    }
+    r->constrained = o->schemas != NULL;
+    if (rc == 0 && o->warmup > 0 && o->schemas) {
+        rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
+    }
+    r->constrained = false;
+    /* For --acceptance: the answers that are drafted from then on. */
+    if (rc == 0 && (o->acceptance >= 0 || o->schemas)) {
+        rc = run_once(r, engine, o, load, 0, e);
+    }
+    return rc;
+}
+
 static int measure(struct offline_run *r, struct engine *engine, struct bench_options *o,
                    double ready_s, struct err *e)
 {
     struct engine_info info;
-    struct bench_load load, warm;
+    struct bench_load load;
     struct bench_report *p = NULL;
 
     engine_info(engine, &info);
@@ -414,20 +464,7 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
     if (rc < 0) {
         return rc;
     }
-    warm = load;
-    warm.seed = ~load.seed; /* different prompts: the measured run must not hit the cache */
-    if (o->warmup > 0) {
-        rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
-    }
-    r->constrained = o->schemas != NULL;
-    if (rc == 0 && o->warmup > 0 && o->schemas) {
-        rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
-    }
-    r->constrained = false;
-    /* For --acceptance: the answers that are drafted from then on. */
-    if (rc == 0 && (o->acceptance >= 0 || o->schemas)) {
-        rc = run_once(r, engine, o, &load, 0, e);
-    }
+    rc = run_before(r, engine, o, &load, e);
     r->constrained = o->schemas != NULL;
     double plain = decode_speed(r);
     struct host_mark before = mark_host(engine);
@@ -443,6 +480,9 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
         report_engine(p, engine, ready_s);
         report_run(p, r, &load);
         report_host(p, engine, &before);
+        if (o->script) {
+            report_script(p, engine, r);
+        }
         if (o->acceptance >= 0) {
             report_drafts(p, engine, plain, decode_speed(r));
         }
@@ -462,7 +502,7 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     struct settings s;
     struct engine *engine;
 
-    if (o.requests == 0 && !o.workload) {
+    if (o.requests == 0 && !o.workload && !o.script) {
         o.requests = 64;
     }
     o.seed = MAX(o.seed, 0);

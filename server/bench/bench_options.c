@@ -24,6 +24,10 @@ static const struct option options[] = {
     {"--output-len", KIND_INT, AT(output_len), 1, 1 << 20, "tokens to generate per request (128)"},
     {"--workload", KIND_TEXT, AT(workload), 0, 0,
      "file with one line \"PROMPT OUTPUT\" of lengths per request (scripts/make-workload)"},
+    {"--script", KIND_TEXT, AT(script), 0, 0,
+     "offline: file with one line \"ID ID … | ID ID …\" of a prompt and its answer per request, "
+     "which "
+     "the model is made to give (tests/bench/edits)"},
     {"--vocab", KIND_INT, AT(vocab), 2, 1 << 22,
      "prompts are random token ids below this (the model's; serve: 256)"},
     {"--bench-seed", KIND_INT, AT(seed), 0, 9e15,

@@ -97,10 +97,17 @@ def test_a_long_conversation_is_hardly_read_again(folder):
     assert old > 10000 and again <= 0.05 * old, (again, old)
 
 
+def test_auto_drafts_nothing(folder, start):
+    server = start(*COMMON, "--speculate", "auto", model=folder)
+    body = dict(prompt=[5, 6, 7] * 6, max_tokens=20, temperature=0, ignore_eos=True)
+    assert server.ask("POST", "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 20
+    assert server.metric("spec_decode_num_drafts_total") == 0
+
+
 @pytest.mark.parametrize("flags, words", [
     (("--state-snapshot-tokens", "18"), "state_snapshot_tokens is 18"),
     (("--kv-policy", "orca-max"), "kv_policy must be paged"),
-    (("--speculate", "suffix"), "speculate must be off"),
+    (("--speculate", "suffix"), "speculate must be off or auto"),
     (("--kv-blocks", "3"), "do not hold one token"),
     (("--tensor-parallel-size", "4"), "tensor_parallel_size"),
 ])
