@@ -380,10 +380,9 @@ static void log_ready(const struct engine *e)
               LOG_STR("dtype", e->executor->info.dtype),
               LOG_STR("kv_cache_dtype", e->executor->info.kv_dtype),
               LOG_I64("kv_bytes_per_token", executor_token_bytes(&e->executor->info)),
-              LOG_I64("blocks", c->n_blocks),
-              LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
-              LOG_I64("kv_groups", sched_kv_groups(c)), LOG_I64("max_model_len", c->max_len),
-              LOG_I64("max_num_seqs", c->max_num_seqs),
+              LOG_I64("blocks", c->n_blocks), LOG_I64("host_blocks", c->n_host_blocks),
+              LOG_I64("block_size", c->block_size), LOG_I64("kv_groups", sched_kv_groups(c)),
+              LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
               LOG_I64("max_num_batched_tokens", c->max_num_batched_tokens));
 }
 

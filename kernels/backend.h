@@ -34,7 +34,8 @@ struct pipeline; /* pipeline.h */
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
 #define BACKEND_ABI 14
 
-/* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to 127. */
+/* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
+ * 127. */
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32, DTYPE_F8, DTYPE_I8 };
 static inline int64_t dtype_bytes(enum dtype t)
 {

@@ -368,8 +368,8 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
 }
 
 /* Sets the layout of each KV group on this rank; all have as many layers. */
-static void set_layouts(struct runner *r, const struct settings *s, const struct model_config *c,
-                        struct kv_layout *layout)
+static int set_layouts(struct runner *r, const struct settings *s, const struct model_config *c,
+                       struct kv_layout *layout, struct err *e)
 {
     struct executor_info *x = &r->base.info;
     enum dtype act = backend_act_dtype(r->backend, r->model->options.dtype);
@@ -377,6 +377,13 @@ static void set_layouts(struct runner *r, const struct settings *s, const struct
 
     model_kv_layouts(layout, c, &r->model->options, x->block_size, kv);
     snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(kv));
+    if (r->backend->async && kv != act && dtype_bytes(kv) > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype %s: on a GPU it is that of the activations, %s, or "
+                             "one of 8 bits",
+                             dtype_name(kv), dtype_name(act));
+    }
+    return 0;
 }
 
 /* Allocates the KV pools from the memory that the weights left. */
@@ -388,10 +395,13 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct kv_layout layout[LIMIT_KV_GROUPS];
     struct backend_memory memory;
 
-    set_layouts(r, s, c, layout);
+    int rc = set_layouts(r, s, c, layout, e);
+    if (rc < 0) {
+        return rc;
+    }
     x->kv_window_align = k->window_align;
     x->block_bytes = kv_layout_block_bytes(layout);
-    int rc = k->ops->memory(k, &memory, e);
+    rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks on a machine share its memory */
         memory.free_bytes /= local_world_size(r);
     }

@@ -305,9 +305,7 @@ static const char *const words[] = {"linear", "decode", "prefill", "glue", "samp
 /* The type of cache that a word names; DTYPE_F32: none. */
 static enum dtype cache_named(const char *word)
 {
-    return strcmp(word, "fp8") == 0    ? DTYPE_F8
-           : strcmp(word, "int8") == 0 ? DTYPE_I8
-                                       : DTYPE_F32;
+    return strcmp(word, "fp8") == 0 ? DTYPE_F8 : strcmp(word, "int8") == 0 ? DTYPE_I8 : DTYPE_F32;
 }
 
 /* Sets which of `words` are wanted, and the type of the cache. */
@@ -331,10 +329,11 @@ static int read_words(int n_what, char **what, bool *want, enum dtype *cache, st
             k++;
         }
         if (k == ARRAY_LEN(words)) {
-            return err_set(e, ERR_INVALID,
-                           "there is no kernel %s; linear, decode, prefill, glue and sample are, and "
-                           "fp8 and int8 are types of the cache",
-                           what[i]);
+            return err_set(
+                e, ERR_INVALID,
+                "there is no kernel %s; linear, decode, prefill, glue and sample are, and "
+                "fp8 and int8 are types of the cache",
+                what[i]);
         }
         want[k] = true;
     }

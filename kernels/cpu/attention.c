@@ -27,7 +27,8 @@ static int64_t cache_at(const struct attention_job *job, const int32_t *table, i
            kv * l->kv_stride + kv_head * l->head_stride + j % l->block_size * l->token_stride;
 }
 
-/* What the codes of the key (kv 0) or value (kv 1) of cache index j are multiplied by. */
+/* What the codes of the key (kv 0) or value (kv 1) of cache index j are multiplied
+ * by. */
 static float cache_scale(const struct attention_job *job, const int32_t *table, int32_t j,
                          int32_t kv_head, int32_t kv)
 {

@@ -262,9 +262,10 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     if (c->attn.partial_o) {
         return true;
     }
-    struct attn_workspace w = {.blocks = attn_decode_blocks(),
-                               .shape = attn_decode_shape(a->head_dim, (int32_t)dtype_bytes(c->kv.dtype),
-                                                          cuda_shared_limit())};
+    struct attn_workspace w = {
+        .blocks = attn_decode_blocks(),
+        .shape =
+            attn_decode_shape(a->head_dim, (int32_t)dtype_bytes(c->kv.dtype), cuda_shared_limit())};
     size_t rows = (size_t)w.blocks * (size_t)MAX(w.shape.warps, 1) * 2 * 16;
     size_t n_prefix = (size_t)c->config.max_seqs * (size_t)a->n_heads;
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);

@@ -40,7 +40,8 @@ struct split_kv_plan attn_split_kv(const int32_t *start, int32_t n, int32_t head
 /* Shape of decode attention's block for heads of head_dim dims within shared_bytes of
  * shared memory: the most warps that have two ring stages each, and as many stages as
  * fit. */
-struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes, int32_t shared_bytes);
+struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes,
+                                      int32_t shared_bytes);
 
 /* Least bytes of keys and values per layer that reading shared prefixes once must save,
  * with n_decode sequences, to pay for a launch of its own. memory_gbs: what the

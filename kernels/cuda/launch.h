@@ -2,8 +2,8 @@
  * in cudaGetLastError.
  *
  * Types are passed as `enum dtype`; the cache has the activations' type or one of 8
- * bits. A launcher that has no kernel for a shape returns false and enqueues nothing. Strides are in
- * elements.
+ * bits. A launcher that has no kernel for a shape returns false and enqueues nothing.
+ * Strides are in elements.
  */
 #ifndef QUIRE_KERNELS_CUDA_LAUNCH_H
 #define QUIRE_KERNELS_CUDA_LAUNCH_H
@@ -24,9 +24,9 @@ enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
 
 /* The key/value cache on the device. The tile of one (block, layer, k|v, head) is
  * stored as panels [head_dim / width][token][width], rows of 128, 64 or 32 bytes, with
- * their 16-byte chunks permuted like the hardware's shared-memory swizzle: a plain bulk copy
- * then produces the layout that ldmatrix and wgmma read without bank conflicts. Without
- * panels: [token][dim]. */
+ * their 16-byte chunks permuted like the hardware's shared-memory swizzle: a plain bulk
+ * copy then produces the layout that ldmatrix and wgmma read without bank conflicts.
+ * Without panels: [token][dim]. */
 struct kv_view {
     void *base;                                                 /* block 0, layer 0, keys, head 0 */
     int64_t block_stride, layer_stride, kv_stride, head_stride; /* elements */

@@ -132,8 +132,7 @@ INLINE __m256 vec_load_type(const void *x, enum dtype t, int64_t i)
     }
     if (t == DTYPE_F8 || t == DTYPE_I8) {
         __m128i codes = _mm_loadl_epi64((const __m128i *)((const uint8_t *)x + i));
-        return t == DTYPE_F8 ? vec_of_e4m3(codes)
-                             : _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+        return t == DTYPE_F8 ? vec_of_e4m3(codes) : _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
     }
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)x + i));
     return t == DTYPE_F16 ? _mm256_cvtph_ps(h)

@@ -67,7 +67,8 @@ static inline uint16_t f16_store(float f)
     return (uint16_t)(sign | (u - 0x38000000u + 0xFFFu + (u >> 13 & 1)) >> 13);
 }
 
-/* e4m3: four bits of exponent with a bias of 7, no infinity, all other bits set is a NaN. */
+/* e4m3: four bits of exponent with a bias of 7, no infinity; all bits but the sign set
+ * are a NaN. */
 static inline float e4m3_load(uint8_t code)
 {
     uint32_t sign = (uint32_t)(code & 0x80u) << 24, rest = code & 0x7Fu;

@@ -84,9 +84,9 @@ static inline __m256i to_int8(__m256 x)
 /* The lowest bytes of eight lanes. */
 static inline __m128i low_bytes(__m256i v)
 {
-    __m128i w = _mm_packus_epi32(
-        _mm_and_si128(_mm256_castsi256_si128(v), _mm_set1_epi32(0xFF)),
-        _mm_and_si128(_mm256_extracti128_si256(v, 1), _mm_set1_epi32(0xFF)));
+    __m128i w =
+        _mm_packus_epi32(_mm_and_si128(_mm256_castsi256_si128(v), _mm_set1_epi32(0xFF)),
+                         _mm_and_si128(_mm256_extracti128_si256(v, 1), _mm_set1_epi32(0xFF)));
 
     return _mm_packus_epi16(w, w);
 }

@@ -121,7 +121,7 @@ extern "C" void launch_attn_plain(const struct attn_args *a, const struct step_a
     size_t shared = PLAIN_WARPS * a->kv.head_dim * sizeof(float);
 
     DISPATCH_TYPE(a->type, launch(attn_plain_kernel<T>,
-                                      dim3(n_tokens, (a->n_heads + PLAIN_WARPS - 1) / PLAIN_WARPS),
-                                      dim3(PLAIN_WARPS * 32), shared, stream, *a, *s, first_seq,
-                                      n_seqs, first_token));
+                                  dim3(n_tokens, (a->n_heads + PLAIN_WARPS - 1) / PLAIN_WARPS),
+                                  dim3(PLAIN_WARPS * 32), shared, stream, *a, *s, first_seq, n_seqs,
+                                  first_token));
 }

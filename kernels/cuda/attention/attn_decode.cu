@@ -6,7 +6,8 @@ template <bool PREFIX>
 static bool decode_any(const attn_args *a, const step_arrays *s, const attn_workspace *w,
                        cudaStream_t stream)
 {
-    if (a->kv.panel_log2 == 0 || a->type == T_F32 || a->qkv_stride % 2 || a->out_stride % 4 || (uintptr_t)a->out % 8) {
+    if (a->kv.panel_log2 == 0 || a->type == T_F32 || a->qkv_stride % 2 || a->out_stride % 4 ||
+        (uintptr_t)a->out % 8) {
         return false;
     }
     int row_tiles = (a->n_heads / a->kv.n_kv_heads + DECODE_ROWS - 1) / DECODE_ROWS;
@@ -28,10 +29,7 @@ extern "C" int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dty
         return 0;
     }
     if (dtype == T_F8 || dtype == T_I8) {
-        return head_dim == 128 || head_dim == 256 ? 7
-               : head_dim == 64                   ? 6
-               : head_dim == 96                   ? 5
-                                                  : 0;
+        return head_dim == 128 || head_dim == 256 ? 7 : head_dim == 64 ? 6 : head_dim == 96 ? 5 : 0;
     }
     switch (head_dim) {
     case 64:

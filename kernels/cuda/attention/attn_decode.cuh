@@ -16,7 +16,8 @@
  * tile holds the query heads of all members (as in Hydragen, Juravsky et al. 2024).
  * Each member merges the result with its own at the end.
  *
- * T is the activations' type, C the cache's. Codes of e4m3 become float16 on their way
+ * T is the matrix unit's type, C the cache's: T itself, or of 8 bits. Activations are of
+ * T; with a cache of 8 bits of attn_args.type, and T is float16. Codes of e4m3 become float16 on their way
  * from shared memory to the matrix unit, which is exact; queries are brought into its
  * range by a power of two for each row, and weights by a maximum that counts as less
  * than it is, so that small ones keep their digits. A fragment of eight bits has the
@@ -26,8 +27,6 @@
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 
-#include <type_traits>
-
 #include "kernels/cuda/attention/split_kv.cuh"
 #include "kernels/cuda/attention/tile_scheduler.cuh"
 
@@ -35,12 +34,12 @@
  * [warp][DECODE_MAX_STAGES], rings. */
 template <int D, int WARPS, int B> struct decode_layout {
     static constexpr int STAGE = DECODE_STAGE(D, B), KV = ATTN_CHUNK * D * B; /* KV: keys */
-    static constexpr int ML = WARPS * COMBINE_ROWS * D * 4;       /* offset of maxima and sums */
+    static constexpr int ML = WARPS * COMBINE_ROWS * D * 4; /* offset of maxima and sums */
     static constexpr int BARS = ML + WARPS * COMBINE_ROWS * 2 * 4;
     static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
 
-/* Whether each token has a scale: a stage ends with those of its keys and its values. */
+/* Whether each token has a scale: a stage ends with those of its keys and values. */
 template <typename C> constexpr bool SCALED = std::is_same<C, int8_t>::value;
 
 /* The warps that work on a split together: this warp's rank of `size`, and the group's
@@ -126,7 +125,7 @@ __device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, co
 
 /* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one
  * warp. */
-template <typename T, int D, bool PREFIX>
+template <typename T, int D, bool PREFIX, bool NARROW>
 __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
                                           const attn_workspace &ws, const q_row &to,
                                           const row_partial<D> &x, int lane)
@@ -151,8 +150,9 @@ __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays 
         auto sum = [&](float own, float prefix) {
             return (own * j.own + prefix * j.prefix) * j.over_sum * a.v_scale;
         };
-        *(uint2 *)out = make_uint2(pack2<T>(sum(v.x, y.x), sum(v.y, y.y)),
-                                   pack2<T>(sum(v.z, y.z), sum(v.w, y.w)));
+        bool half = NARROW ? a.type == T_F16 : std::is_same<T, __half>::value;
+        *(uint2 *)out = make_uint2(pack2_as(sum(v.x, y.x), sum(v.y, y.y), half),
+                                   pack2_as(sum(v.z, y.z), sum(v.w, y.w), half));
     }
     if (PREFIX && lane == 0) {
         *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.m, x.l);
@@ -184,22 +184,42 @@ __device__ __forceinline__ float power_below(float most)
     return __uint_as_float(min(268u - exponent, 253u) << 23);
 }
 
-/* A pair of dims as float16, times `by`. */
-template <typename T> __device__ __forceinline__ uint32_t narrow_pair(const T *x, float by)
+/* Turns a row's dims, four in a row of each 16, into float16 that the row's scale makes
+ * up for; the four lanes of the row call it together. half: the dims are float16, else
+ * bfloat16. */
+template <int D>
+__device__ __forceinline__ void narrow_query(uint32_t (&qf)[D / 16][4], int h, const __half *q,
+                                             bool real, bool half, float &scale)
 {
-    return pack2<__half>(to_float(x[0]) * by, to_float(x[1]) * by);
+    uint2 raw[D / 16];
+    float most = 0.0f;
+
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        raw[k] = real ? *(const uint2 *)(q + k * 16) : make_uint2(0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        float2 a = unpack2_as(raw[k].x, half), b = unpack2_as(raw[k].y, half);
+        most = fmaxf(most, fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(b.x), fabsf(b.y))));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    float by = power_below(most);
+    scale *= __uint_as_float((254u << 23) - __float_as_uint(by)); /* 1 / by */
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        float2 a = unpack2_as(raw[k].x, half), b = unpack2_as(raw[k].y, half);
+        qf[k][h] = pack2<__half>(a.x * by, a.y * by);
+        qf[k][h + 2] = pack2<__half>(b.x * by, b.y * by);
+    }
 }
 
-/* Two codes as float16, which holds them exactly. */
-template <typename C> __device__ __forceinline__ uint32_t half2_of(uint32_t codes)
+/* Four codes as two pairs of float16. */
+template <typename C>
+__device__ __forceinline__ void halves_of(uint32_t codes, uint32_t &low, uint32_t &high)
 {
-    if constexpr (!SCALED<C>) {
-        return half2_of_e4m3(codes);
-    } else { /* 1024 + 128 + code, less 1152 */
-        uint32_t v = __byte_perm(codes ^ 0x8080u, 0x64646464u, 0x4140);
-        __half2 h = __hsub2(*(__half2 *)&v, __half2half2(__float2half_rn(1152.0f)));
-        return *(uint32_t *)&h;
-    }
+    widen_four<__half, C>(codes, low, high);
 }
 
 /* Scores of a chunk's 16 keys. */
@@ -215,8 +235,9 @@ __device__ __forceinline__ void narrow_scores(float (&sc)[2][4], const uint32_t 
         ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK, 1>(kt, k + kc));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            mma16816<__half>(sc[i >> 1], qf[k + (i & 1)], half2_of<C>(b[i] & 0xffffu),
-                             half2_of<C>(b[i] >> 16));
+            uint32_t low, high;
+            halves_of<C>(b[i], low, high);
+            mma16816<__half>(sc[i >> 1], qf[k + (i & 1)], low, high);
         }
     }
 }
@@ -239,10 +260,11 @@ __device__ __forceinline__ void narrow_values(float (&o)[D / 8][4], const uint32
         }
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            mma16816<__half>(o[2 * (i + j)], pf, half2_of<C>(b[2 * j] & 0xffffu),
-                             half2_of<C>(b[2 * j + 1] & 0xffffu));
-            mma16816<__half>(o[2 * (i + j) + 1], pf, half2_of<C>(b[2 * j] >> 16),
-                             half2_of<C>(b[2 * j + 1] >> 16));
+            uint32_t even[2], odd[2];
+            halves_of<C>(b[2 * j], even[0], odd[0]);
+            halves_of<C>(b[2 * j + 1], even[1], odd[1]);
+            mma16816<__half>(o[2 * (i + j)], pf, even[0], even[1]);
+            mma16816<__half>(o[2 * (i + j) + 1], pf, odd[0], odd[1]);
         }
     }
 }
@@ -296,7 +318,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
 {
     constexpr int B = sizeof(C);
     constexpr bool NARROW = B == 1;
-    using M = typename std::conditional<NARROW, __half, T>::type; /* of the matrix unit */
+    static_assert(!NARROW || std::is_same<T, __half>::value, "codes become float16");
     using L = decode_layout<D, WARPS, B>;
     constexpr int NT = D / 8; /* n8 tiles of the output */
     extern __shared__ __align__(128) char shared[];
@@ -360,7 +382,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     pdl_release();
     int stage = 0;
     uint32_t phase = 0;
-    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * (NARROW ? a.k_scale : 1.0f);
+    const float scale =
+        (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * (NARROW ? a.k_scale : 1.0f);
     for (bool more = true; more; more = work_tile_next<PREFIX>(p, w, a, s)) {
         /* Q rows of this work tile, as the A operand */
         int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
@@ -374,24 +397,13 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         uint32_t qf[D / 16][4];
         float row_scale[2] = {scale, scale};
         if constexpr (NARROW) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                bool real = g + h * 8 < rows && (TALL || h == 0);
-                float most = 0.0f;
-                for (int k = 0; k < D && real; k += 16) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        most = fmaxf(most, fabsf(to_float(q[h][k + i])));
-                    }
-                }
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-                float by = power_below(most);
-                row_scale[h] = scale * __uint_as_float((254u << 23) - __float_as_uint(by));
+            narrow_query<D>(qf, 0, q[0], g < rows, a.type == T_F16, row_scale[0]);
+            if (TALL) {
+                narrow_query<D>(qf, 1, q[1], g + 8 < rows, a.type == T_F16, row_scale[1]);
+            } else {
 #pragma unroll
                 for (int k = 0; k < D / 16; k++) {
-                    qf[k][h] = real ? narrow_pair(q[h] + k * 16, by) : 0;
-                    qf[k][h + 2] = real ? narrow_pair(q[h] + k * 16 + 2, by) : 0;
+                    qf[k][1] = qf[k][3] = 0;
                 }
             }
         } else {
@@ -419,8 +431,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
             int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
             if (valid < ATTN_CHUNK) {
-                clear_tokens<D, ATTN_CHUNK, B>(stage_memory + stage * L::STAGE + L::KV, valid,
-                                               lane, 32);
+                clear_tokens<D, ATTN_CHUNK, B>(stage_memory + stage * L::STAGE + L::KV, valid, lane,
+                                               32);
                 proxy_fence();
                 __syncwarp();
             }
@@ -439,8 +451,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             }
             bool edge = valid < ATTN_CHUNK || token < p.begin_token;
             if constexpr (SCALED<C>) {
-                scales_load<D>(scales, o,
-                               (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
+                scales_load<D>(scales, o, (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
                                p.begin_token - token, valid, t4);
             }
 #pragma unroll
@@ -482,9 +493,9 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                     }
                 }
             }
-            uint32_t pf[4] = {pack2<M>(sc[0][0], sc[0][1]), TALL ? pack2<M>(sc[0][2], sc[0][3]) : 0,
-                              pack2<M>(sc[1][0], sc[1][1]),
-                              TALL ? pack2<M>(sc[1][2], sc[1][3]) : 0};
+            uint32_t pf[4] = {pack2<T>(sc[0][0], sc[0][1]), TALL ? pack2<T>(sc[0][2], sc[0][3]) : 0,
+                              pack2<T>(sc[1][0], sc[1][1]),
+                              TALL ? pack2<T>(sc[1][2], sc[1][3]) : 0};
             if constexpr (NARROW) {
                 narrow_values<C, D>(o, pf, values, lane);
             } else {
@@ -534,7 +545,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 combine_load<D, WARPS>(x, combine, warp - t.rank, t.size, r, lane);
                 int row = quarter * COMBINE_ROWS + r;
                 if (whole) {
-                    write_row<T, D, PREFIX>(
+                    write_row<T, D, PREFIX, NARROW>(
                         a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
                 } else {
                     store_partial<D>(ws, partial_row(worker, p.lo == 0, row), x, lane);
@@ -547,8 +558,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         row_partial<D> x;
         combine_partials<D>(x, ws, first_split * heads + head, heads, w.index - first_split + 1, r,
                             lane);
-        write_row<T, D, PREFIX>(a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x,
-                                lane);
+        write_row<T, D, PREFIX, NARROW>(
+            a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x, lane);
     }
 }
 
@@ -599,7 +610,10 @@ static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_wo
     if (w->shape.warps == MOST) {
         return decode_rows<T, C, D, MOST, PREFIX>(a, s, w, stream);
     }
-    return w->shape.warps == LEAST && decode_rows<T, C, D, LEAST, PREFIX>(a, s, w, stream);
+    if constexpr (sizeof(C) > 1 && LEAST != MOST) {
+        return w->shape.warps == LEAST && decode_rows<T, C, D, LEAST, PREFIX>(a, s, w, stream);
+    }
+    return false;
 }
 
 template <typename T, typename C, bool PREFIX>

@@ -323,10 +323,9 @@ __device__ __forceinline__ vec<uint8_t, WIDTH<T>> codes_of(const wide<T> &x, flo
 /* Writes a lane's dims of a head to a cache of 8 bits. `most`: of int8 codes, the
  * head's greatest magnitude. */
 template <typename T>
-__device__ __forceinline__ void store_lane(const wide<T> &low, const wide<T> &high,
-                                           const lane_dims &at, const kv_view &kv,
-                                           const rope_args &r, int slot, int kv_head, bool is_v,
-                                           float most)
+__device__ __forceinline__ void
+store_lane(const wide<T> &low, const wide<T> &high, const lane_dims &at, const kv_view &kv,
+           const rope_args &r, int slot, int kv_head, bool is_v, float most)
 {
     bool e4m3 = kv.dtype == T_F8;
     uint8_t *head = kv_head_of<uint8_t>(kv, r.layer, slot, kv_head, is_v);
@@ -451,8 +450,8 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
     bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
                  (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && shuffles);
 
-    return rotates && norms && (kv.dtype != T_I8 || shuffles) && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
-           stride % V == 0 && aligned(qkv);
+    return rotates && norms && (kv.dtype != T_I8 || shuffles) && kv.head_dim % (2 * V) == 0 &&
+           lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
 }
 
 template <typename T>

@@ -209,8 +209,8 @@ __device__ __forceinline__ void combine_store(const combine_shared<D> &x,
 #pragma unroll
     for (int i = 0; i < D / 8; i += NARROW ? 2 : 1) {
         if (NARROW) {
-            *(float4 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 4) = make_float4(
-                o[i][h * 2], o[i + 1][h * 2], o[i][h * 2 + 1], o[i + 1][h * 2 + 1]);
+            *(float4 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 4) =
+                make_float4(o[i][h * 2], o[i + 1][h * 2], o[i][h * 2 + 1], o[i + 1][h * 2 + 1]);
         } else {
             *(float2 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 2) =
                 make_float2(o[i][h * 2], o[i][h * 2 + 1]);

@@ -223,7 +223,7 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         r->q_norm.weight.data || r->k_norm.weight.data ||
-        (rotates && (r->rot_dim != dim || r->interleaved)) || 
+        (rotates && (r->rot_dim != dim || r->interleaved)) ||
         (at->kv.dtype != (int32_t)qkv.dtype && at->kv.dtype != DTYPE_F8)) {
         return false;
     }

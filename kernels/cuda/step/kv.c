@@ -183,6 +183,11 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         .panel_log2 =
             l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
         .scale_offset = l->scale_offset};
+    if (dtype_bytes(l->dtype) == 1 && c->kv_view.panel_log2 == 0) {
+        log_event(LOG_WARN, "attention is slow",
+                  LOG_STR("because", "no fast kernel reads such a cache of 8 bits"),
+                  LOG_I64("head_dim", l->head_dim), LOG_I64("block_size", l->block_size));
+    }
     int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;

@@ -1,5 +1,5 @@
-/* The scales of an fp8 key/value cache that a checkpoint brings: one for the keys and one
- * for the values of each layer, as compressed-tensors (self_attn.k_scale), vLLM
+/* The scales of an fp8 key/value cache that a checkpoint brings: one for the keys and
+ * one for the values of each layer, as compressed-tensors (self_attn.k_scale), vLLM
  * (self_attn.attn.k_scale) and ModelOpt (self_attn.k_proj.k_scale) name them. */
 #include <math.h>
 #include <string.h>
@@ -35,9 +35,9 @@ static float only_element(const struct tensor *t)
     memcpy(&bits, t->data, (size_t)dtype_bytes(t->dtype));
     if (t->dtype == DTYPE_F16) {
         int32_t exponent = (int32_t)(bits >> 10 & 31), mantissa = (int32_t)(bits & 1023);
-        f = exponent == 31 ? NAN
-                           : ldexpf((float)(exponent > 0 ? mantissa + 1024 : mantissa),
-                                    MAX(exponent, 1) - 25);
+        f = exponent == 31
+                ? NAN
+                : ldexpf((float)(exponent > 0 ? mantissa + 1024 : mantissa), MAX(exponent, 1) - 25);
         return bits >> 15 ? -f : f;
     }
     bits = t->dtype == DTYPE_BF16 ? bits << 16 : bits;

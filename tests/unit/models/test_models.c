@@ -354,7 +354,7 @@ static void caches_of_8_bits_keep_the_logits(void **state)
     (void)state;
     static const char *const MODELS[] = {
         "tests/golden/llama-gqa64-tied", "tests/golden/llama-mha24", "tests/golden/gpt2-scaled",
-        "tests/golden/gemma2", "tests/golden/gpt-oss", "tests/golden/qwen2-tied"};
+        "tests/golden/gemma2",           "tests/golden/gpt-oss",     "tests/golden/qwen2-tied"};
     for (size_t i = 0; i < ARRAY_LEN(MODELS); i++) {
         double as_stored = error_as(MODELS[i], -1, false);
         cache_type = DTYPE_F8;

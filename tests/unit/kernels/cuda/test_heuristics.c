@@ -135,8 +135,8 @@ static void decode_attention_fits_devices_with_little_shared_memory(void **state
             used = DECODE_RINGS(got.warps, dims[i]) +
                    got.warps * got.stages * DECODE_STAGE(dims[i], 1);
             assert_true(used <= bytes[k] && used % 128 == 0);
-            assert_true(got.warps * got.stages >= MIN(want[i][k].warps * want[i][k].stages,
-                                                      got.warps * DECODE_MAX_STAGES));
+            assert_true(got.warps * got.stages >=
+                        MIN(want[i][k].warps * want[i][k].stages, got.warps * DECODE_MAX_STAGES));
         }
     }
 }
