@@ -191,7 +191,8 @@ struct model {
 /* One name in config.json's "architectures", and the defaults of what the file may
  * omit; fields as in struct model_config. */
 struct architecture {
-    const char *name; /* NULL ends a table */
+    const char *name;   /* NULL ends a table */
+    const char *models; /* what people call them: "Qwen2, Qwen2.5" */
     enum norm_kind norm;
     float norm_eps; /* default */
     enum activation act;

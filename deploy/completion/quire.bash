@@ -5,6 +5,7 @@ _quire_commands='serve
 bench
 simulate
 quantize
+models
 config
 health
 version

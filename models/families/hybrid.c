@@ -78,7 +78,8 @@ static void hybrid_forward(struct model *m, const struct batch *b)
     .delta = true, .full_attention_every = 4
 
 static const struct architecture QWEN_NEXT[] = {
-    {QWEN("Qwen3NextForCausalLM"), .experts = true, .normalises_experts = true},
+    {QWEN("Qwen3NextForCausalLM"), .models = "Qwen3-Next", .experts = true,
+     .normalises_experts = true},
     {0},
 };
 
@@ -126,7 +127,7 @@ const struct model_family qwen_next_family = {.architectures = QWEN_NEXT,
 /* ---- Qwen3.5, dense ---- */
 
 static const struct architecture QWEN35[] = {
-    {QWEN("Qwen3_5ForCausalLM")},
+    {QWEN("Qwen3_5ForCausalLM"), .models = "Qwen3.5, dense, text"},
     {0},
 };
 
@@ -154,6 +155,7 @@ const struct model_family qwen35_family = {.architectures = QWEN35,
 
 static const struct architecture BAMBA[] = {
     {.name = "BambaForCausalLM",
+     .models = "Bamba",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -196,6 +198,7 @@ const struct model_family bamba_family = {.architectures = BAMBA,
 
 static const struct architecture GRANITE[] = {
     {.name = "GraniteMoeHybridForCausalLM",
+     .models = "Granite 4 hybrids without experts",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,

@@ -10,6 +10,7 @@
  * are populated first, after which a slice is pinned quickly, and slices are pinned
  * while nothing runs; under load only once a swap has used an unpinned part.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -184,9 +185,10 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
             l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
         .scale_offset = l->scale_offset};
     if (dtype_bytes(l->dtype) == 1 && c->kv_view.panel_log2 == 0) {
-        log_event(LOG_WARN, "attention is slow",
-                  LOG_STR("because", "no fast kernel reads such a cache of 8 bits"),
-                  LOG_I64("head_dim", l->head_dim), LOG_I64("block_size", l->block_size));
+        snprintf(b->note, sizeof(b->note),
+                 "attention is slow: no fast kernel reads a cache of 8 bits with heads of %d and "
+                 "blocks of %d",
+                 l->head_dim, l->block_size);
     }
     int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
