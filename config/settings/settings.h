@@ -59,6 +59,7 @@ struct settings {
     int kv_policy;            /* enum kv_policy */
     int speculate;            /* enum speculate */
     int64_t max_draft;        /* drafts of a sequence in a step */
+    char *draft_model;        /* NULL: none */
     char *speculative_config; /* vLLM's JSON, which settings_speculation has read; NULL: none */
     bool prefix_cache;
     struct prefix_setting *prefixes; /* [n_prefixes], YAML only */

@@ -26,7 +26,8 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
---speculate off|auto|suffix|grammar
+--speculate off|auto|suffix|grammar|draft
+--draft-model DIR
 --max-draft TOKENS
 --speculative-config JSON
 --seed N
@@ -99,6 +100,7 @@ _quire_bench='--requests
 --concurrency
 --request-rate
 --acceptance
+--schemas
 --warmup
 --json
 --name'

@@ -20,6 +20,7 @@ struct executor_info {
     int32_t n_blocks, n_host_blocks; /* KV blocks on the device; in swap space */
     int32_t block_size;              /* tokens */
     int64_t block_bytes;             /* of one block of a KV group, on this rank */
+    int64_t draft_block_bytes;       /* of a block in the draft model's cache; 0: none */
     int32_t n_kv_groups;             /* KV groups; 0: one */
     /* [n_kv_groups] tokens that its layers see, 0: all, KV_WINDOW_STATE: it holds
      * recurrent states; 0 for the first group */
@@ -82,8 +83,17 @@ struct executor {
  * name, with pools sized by them. */
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e);
-/* ranks.c: the same on tensor_parallel_size * pipeline_parallel_size ranks, one process
- * each; this process is rank 0. */
+/* The same beside a draft model, whose cache has draft_block_bytes for each block: the
+ * pool leaves room for it. */
+int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
+                       const struct model_config *c, int64_t draft_block_bytes, struct err *e);
+/* A model without a cache yet, whose info tells the bytes of a block; all its layers
+ * are in one KV group. runner_add_cache makes it complete. */
+int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct err *e);
+int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
+/* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
+ * process each; this process is rank 0. */
 int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
                const struct model_config *c, struct err *e);
 /* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once

@@ -185,8 +185,8 @@ static int64_t host_blocks(const struct settings *s, const struct executor_info 
 int runner_pools(struct executor_info *ret, const struct settings *s,
                  const struct backend_memory *m, bool gpu, struct err *e)
 {
-    int64_t bytes = pool_bytes(s, m, gpu);
-    int64_t n = s->kv_blocks > 0 ? s->kv_blocks : bytes / ret->block_bytes;
+    int64_t bytes = pool_bytes(s, m, gpu), block_bytes = ret->block_bytes + ret->draft_block_bytes;
+    int64_t n = s->kv_blocks > 0 ? s->kv_blocks : bytes / block_bytes;
 
     n = MIN(n, MAX_BLOCKS);
     if (n < 1) {
@@ -194,15 +194,14 @@ int runner_pools(struct executor_info *ret, const struct settings *s,
                              "no memory for the KV cache: %lld MiB are left for it, one block "
                              "takes %lld KiB; %lld of %lld MiB "
                              "of the device are free",
-                             (long long)(MAX(bytes, 0) >> 20), (long long)(ret->block_bytes >> 10),
+                             (long long)(MAX(bytes, 0) >> 20), (long long)(block_bytes >> 10),
                              (long long)(m->free_bytes >> 20), (long long)(m->total_bytes >> 20));
     }
-    if (n * ret->block_bytes > m->free_bytes) {
+    if (n * block_bytes > m->free_bytes) {
         return err_set_param(e, ERR_INVALID, s->kv_blocks > 0 ? "kv_blocks" : "kv_cache_memory",
                              "%lld blocks of %lld KiB are %lld MiB, but %lld MiB are free",
-                             (long long)n, (long long)(ret->block_bytes >> 10),
-                             (long long)(n * ret->block_bytes >> 20),
-                             (long long)(m->free_bytes >> 20));
+                             (long long)n, (long long)(block_bytes >> 10),
+                             (long long)(n * block_bytes >> 20), (long long)(m->free_bytes >> 20));
     }
     ret->n_blocks = (int32_t)n;
     ret->n_host_blocks = (int32_t)host_blocks(s, ret, gpu);

@@ -151,6 +151,8 @@ static void write_histograms(struct page *p, const struct engine_stats *s)
     histogram(p, "iteration_tokens_total", "Tokens per step.", &s->iteration_tokens);
     histogram(p, "step_host_seconds", "Host time per step.", &s->step_host_s);
     histogram(p, "step_device_seconds", "Device time per step.", &s->step_device_s);
+    histogram(p, "step_masks_seconds", "Time per step from its tokens to its grammars' masks.",
+              &s->step_masks_s);
 }
 
 static void write_http(struct page *p, const struct server *s)

@@ -50,8 +50,11 @@ static int32_t format_of(struct mat w, enum dtype act)
     int32_t format = FUSED_16;
 
     if (w.format) {
-        bool fp8 = q->format == FORMAT_FP8 && q->layout == QUANT_ROWS && q->n_groups == 1;
-        format = fp8 ? FUSED_FP8 : q->layout == QUANT_SEGMENTS ? FUSED_INT4 : -1;
+        bool rows = q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
+        format = q->layout == QUANT_SEGMENTS        ? FUSED_INT4
+                 : rows && q->format == FORMAT_FP8  ? FUSED_FP8
+                 : rows && q->format == FORMAT_INT8 ? FUSED_INT8
+                                                    : -1;
         format = act == DTYPE_BF16 ? format : -1;
     }
     bool fits = format >= 0 && w.cols % fused_warp_k(format) == 0 &&
@@ -78,6 +81,8 @@ static void set_weight(struct fused_op *p, struct mat w)
     p->w = w.data;
     p->w_stride = q ? q->row_bytes : w.stride;
     p->w_scale = q ? q->scale : NULL;
+    p->w_zero = q ? q->zero : NULL;
+    p->n_groups = q && q->layout == QUANT_ROWS ? q->n_groups : 1;
     p->e4m3 = q && q->quantises;
     p->f16_scales = q && q->f16_scales;
     p->n = w.rows;
@@ -259,7 +264,8 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
     for (int32_t i = 0; i < a->n_ops; i++) {
         struct fused_op *p = &a->op[i];
         plan_slices(p);
-        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0) {
+        bool mixed_alone = a->format == FUSED_INT8 || p->n_groups > 1;
+        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0 || mixed_alone) {
             return false;
         }
         p->first = first;
