@@ -64,9 +64,12 @@ static void scales_that_are_no_positive_number_are_refused_by_name(void **state)
 {
     (void)state;
     struct layer layer[LAYERS];
-    static const char one[] = "{" TENSOR("model.layers.4.self_attn.k_scale", "F32", "[1]", 0, 4) "}",
-                      two[] = "{" TENSOR("model.layers.4.self_attn.k_scale", "F32", "[2]", 0, 8) "}",
-                      whole[] = "{" TENSOR("model.layers.4.self_attn.k_scale", "I32", "[1]", 0, 4) "}";
+    static const char one[] =
+        "{" TENSOR("model.layers.4.self_attn.k_scale", "F32", "[1]", 0, 4) "}",
+                      two[] =
+                          "{" TENSOR("model.layers.4.self_attn.k_scale", "F32", "[2]", 0, 8) "}",
+                      whole[] =
+                          "{" TENSOR("model.layers.4.self_attn.k_scale", "I32", "[1]", 0, 4) "}";
     static const float bad[] = {NAN, INFINITY, 0, -1, 1e-45f};
     static const float good[2] = {1, 1};
     struct err e = {0};
