@@ -66,7 +66,7 @@ void kv_layouts_pad(struct kv_layout *l, int32_t n)
     for (int32_t i = 0; i < n; i++) {
         bytes = MAX(bytes, kv_layout_block_bytes(&l[i]));
     }
-    bytes = (bytes + 3) / 4 * 4; /* whole elements of every type */
+    bytes = (bytes + 127) / 128 * 128; /* a device copies and reads whole lines */
     for (int32_t i = 0; i < n; i++) {
         l[i].block_stride = bytes / dtype_bytes(l[i].dtype);
     }

@@ -235,6 +235,8 @@ struct tensor_spec; /* layers.h */
 struct model_family {
     const struct architecture *architectures; /* ends with a NULL name */
     const struct tensor_spec *tensors;        /* ends with a NULL name */
+    /* in its place if the checkpoint has all experts of a layer in one tensor; NULL */
+    const struct model_family *stacked;
     const char *const *ignored; /* endings of tensor names that are not used; NULL-terminated */
     /* Enqueue the whole stack for the current batch: tokens in, model->hidden
      * [n_tokens, embed_dim] out, normed. Each stage of a pipeline computes its layers:

@@ -172,7 +172,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = cuda_norm_args(n);
 
-    if (cuda_experts_add(c, x, y, partial)) {
+    if (cuda_linear_add(c, x, y, partial) || cuda_experts_add(c, x, y, partial)) {
         cuda_norm(b, out, x, n);
         return;
     }
@@ -542,6 +542,9 @@ static const struct backend_ops ops = {
     .experts = cuda_experts,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
+    .recurrence = cuda_recurrence,
+    .norm_gated = cuda_norm_gated,
+    .gate_sigmoid = cuda_gate_sigmoid,
     .latent_kv = cuda_latent_kv,
     .latent_attention = cuda_latent_attention,
     .add = cuda_add,

@@ -33,6 +33,17 @@ int32_t product_rows(int32_t n)
     return round_up_to(n, step);
 }
 
+bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
+{
+    enum { ROWS = 256, COLUMNS = 256, LEAST_ROWS = 200 }; /* of the two tiles of a cluster */
+    int64_t slots = MAX(n_sms / 2, 1), tiles = div_ceil(rows, ROWS) * div_ceil(n, COLUMNS);
+    int64_t slotted = div_ceil(tiles, slots) * slots * ROWS * COLUMNS;
+    /* With one tile of rows the weights' way from memory counts as well. */
+    int64_t percent = rows > ROWS ? 92 : 65;
+
+    return rows >= LEAST_ROWS && (int64_t)rows * n * 100 >= slotted * percent;
+}
+
 bool graph_eligible(const struct batch *b)
 {
     if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs ||

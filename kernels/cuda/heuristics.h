@@ -15,6 +15,10 @@ int32_t graph_rows(int32_t n);
  * for all of them to be met soon. */
 int32_t product_rows(int32_t n);
 
+/* Whether a gated product of `rows` rows with w [n, k] is worth tiles of 128 x 256
+ * (gemm/tiles.h): whether they keep n_sms multiprocessors busy. */
+bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms);
+
 /* Whether a graph can serve the step: every sequence has one token, one logits row and
  * one sample. */
 bool graph_eligible(const struct batch *b);

@@ -93,11 +93,12 @@ enum tensor_dim {
     DIM_SHARED,  /* intermediate of the shared expert */
     DIM_HEADS,   /* n_heads */
     /* Of tensors that hold all experts of a layer, one after another: the gate's part
-     * of an expert's rows, which are stored in turn with up's, up's part, and
-     * hidden. */
+     * of an expert's rows, which are stored in turn with up's, up's part, and hidden;
+     * an expert's rows where gate and up are stored one behind the other. */
     DIM_STACKED_GATE,
     DIM_STACKED_UP,
     DIM_STACKED_HIDDEN,
+    DIM_STACKED_GATE_UP,
     DIM_V,          /* n_heads * the dims of a value, with latents */
     DIM_Q_RANK,     /* of the queries' latent */
     DIM_LATENT,     /* of the latent */
@@ -178,7 +179,8 @@ struct tensor_spec {
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
     glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
     cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
-    opt_family, gpt2_family, qwen_next_family, qwen35_family, bamba_family, granite_hybrid_family;
+    opt_family, gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
+    granite_hybrid_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

@@ -593,8 +593,9 @@ int main(void)
         closedir(golden);
     }
     if (n_dirs == 0 || n_dirs == MAX_CASES) {
-        fprintf(stderr, n_dirs == 0 ? "no goldens: run from the repository's root\n"
-                                    : "more goldens than MAX_CASES\n");
+        fprintf(stderr, "%s\n",
+                n_dirs == 0 ? "no goldens: run from the repository's root"
+                            : "more goldens than MAX_CASES");
         return 1;
     }
     for (int i = 0; i < n_dirs; i++) {

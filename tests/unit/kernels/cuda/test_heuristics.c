@@ -36,6 +36,22 @@ static void products_of_few_sizes_are_chosen_for(void **state)
     assert_true(sizes <= 128 && timed <= 12);
 }
 
+static void tiles_are_for_products_that_fill_the_device(void **state)
+{
+    (void)state;
+    enum { SMS = 132, GATE_UP = 28672 };
+    assert_true(product_by_tiles(8192, GATE_UP, SMS));
+    assert_true(product_by_tiles(2048, GATE_UP, SMS));
+    assert_true(product_by_tiles(256, GATE_UP, SMS));
+    assert_false(product_by_tiles(128, GATE_UP, SMS));      /* few rows */
+    assert_false(product_by_tiles(512, GATE_UP, SMS));      /* 3.4 tiles a slot */
+    assert_false(product_by_tiles(512, 2 * 1024, SMS));     /* few tiles */
+    assert_false(product_by_tiles(512, 67 * 256, SMS / 2)); /* a tile more than slots */
+    assert_true(product_by_tiles(512, 66 * 256, SMS));
+    assert_false(product_by_tiles(520, 22 * 256, SMS)); /* a third pair of tiles, all but empty */
+    assert_true(product_by_tiles(8192, GATE_UP, 1));
+}
+
 static void chunks_cover_what_the_window_shows(void **state)
 {
     (void)state;
@@ -364,6 +380,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_graph_has_room_for_the_step_and_little_more),
         cmocka_unit_test(products_of_few_sizes_are_chosen_for),
+        cmocka_unit_test(tiles_are_for_products_that_fill_the_device),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
         cmocka_unit_test(every_split_has_chunks_and_warps),
