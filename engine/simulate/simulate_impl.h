@@ -59,8 +59,8 @@ struct sim_options {
 };
 
 enum { SIM_VOCAB = 32000, SIM_TOKEN = 5 }; /* every sampled token is SIM_TOKEN */
-/* Type of the cache: the tokens that its memory holds, and what reading and swapping them
- * costs, are given for 16 bits and follow from it. */
+/* Type of the cache: the tokens that its memory holds, and what reading and swapping
+ * them costs, are given for 16 bits and follow from it. */
 enum sim_cache { SIM_CACHE_16_BITS, SIM_CACHE_FP8, SIM_CACHE_INT8 };
 enum routing { ROUTING_ROUND_ROBIN, ROUTING_PREFIX };
 

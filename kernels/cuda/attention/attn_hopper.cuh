@@ -1,5 +1,5 @@
-/* What the two kinds of producers and the consumers of prefill attention on Hopper share
- * (attn_prefill_sm90.cu): shared memory, rings, work tiles. C is the cache's type. */
+/* What the producers and the consumers of prefill attention on Hopper share: shared
+ * memory, rings, work tiles (attn_prefill_sm90.cu). C is the cache's type. */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_HOPPER_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_HOPPER_CUH
 

@@ -1,5 +1,5 @@
-/* The producer of prefill attention on Hopper for a cache of 8 bits: codes are staged and
- * widened to float16 on their way to the rings (attn_prefill_sm90.cu). */
+/* The producer of prefill attention on Hopper for a cache of 8 bits: codes are staged
+ * and widened to float16 on their way to the rings (attn_prefill_sm90.cu). */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_HOPPER_NARROW_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_HOPPER_NARROW_CUH
 

@@ -13,10 +13,10 @@
  * form.
  *
  * From a cache of 8 bits (C) the producer warps copy codes to a staging area and widen
- * them to float16 (T) on their way to the rings, which is exact. Each warp has a half of
- * the tile's tokens, in two parts, and copies a part of the next tile as soon as it has
- * widened this one's. Queries, of attn_args.type, are brought into float16's range by
- * QUERY_UNIT, weights as in attn_decode.cuh.
+ * them to float16 (T) on their way to the rings, which is exact. Each warp has a half
+ * of the tile's tokens, in two parts, and copies a part of the next tile as soon as it
+ * has widened this one's. Queries, of attn_args.type, are brought into float16's range
+ * by QUERY_UNIT, weights as in attn_decode.cuh.
  */
 #include "kernels/cuda/attention/attn_hopper_narrow.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"

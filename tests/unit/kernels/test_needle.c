@@ -1,6 +1,6 @@
 /* One key that matters among 128k that do not: sums over so many keys must lose no
- * digits to a cache of 8 bits. The error against float64 over the stored values may be twice
- * that of a bfloat16 cache, for a decoded token and for a chunk of a prompt.
+ * digits to a cache of 8 bits. The error against float64 over the stored values may be
+ * twice that of a bfloat16 cache, for a decoded token and for a chunk of a prompt.
  *
  *     build/tests/unit/kernels/test_needle [--device cpu|cuda]
  */
