@@ -16,13 +16,13 @@
  * tile holds the query heads of all members (as in Hydragen, Juravsky et al. 2024).
  * Each member merges the result with its own at the end.
  *
- * T is the matrix unit's type, C the cache's: T itself, or one of 8 bits. Activations are
- * of T; with a cache of 8 bits they are of attn_args.type, and T is float16. Codes become
- * float16 on their way from shared memory to the matrix unit, which is exact; queries
- * are brought into its range by a power of two for each row, and weights by a maximum
- * that counts as less than it is, so that small ones keep their digits. A fragment of
- * eight bits has the dims of a head in another order than one of 16: in each 16, lane
- * t % 4 has four in a row.
+ * T is the matrix unit's type, C the cache's: T itself, or one of 8 bits. Activations
+ * are of T; with a cache of 8 bits they are of attn_args.type, and T is float16. Codes
+ * become float16 on their way from shared memory to the matrix unit, which is exact;
+ * queries are brought into its range by a power of two for each row, and weights by a
+ * maximum that counts as less than it is, so that small ones keep their digits. A
+ * fragment of eight bits has the dims of a head in another order than one of 16: in
+ * each 16, lane t % 4 has four in a row.
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
