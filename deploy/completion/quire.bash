@@ -117,6 +117,7 @@ _quire_simulate='--rate
 --preemption
 --prefix-cache
 --kv-slots
+--kv-cache-dtype
 --block-size
 --host-blocks
 --max-num-seqs

@@ -40,6 +40,7 @@ struct sim_options {
     int32_t n, beam;       /* samples; beam width, 0: none */
     int32_t shared_prefix; /* tokens that all prompts share as their beginning */
     int32_t slots;         /* tokens that the KV memory holds */
+    int kv_cache_dtype;    /* enum sim_cache */
     /* as the engine's settings */
     int32_t block_size, host_blocks, max_num_seqs, max_num_batched_tokens, max_len;
     int preemption; /* enum preemption */
@@ -58,6 +59,9 @@ struct sim_options {
 };
 
 enum { SIM_VOCAB = 32000, SIM_TOKEN = 5 }; /* every sampled token is SIM_TOKEN */
+/* Type of the cache: the tokens that its memory holds, and what reading and swapping
+ * them costs, are given for 16 bits and follow from it. */
+enum sim_cache { SIM_CACHE_16_BITS, SIM_CACHE_FP8, SIM_CACHE_INT8 };
 enum routing { ROUTING_ROUND_ROBIN, ROUTING_PREFIX };
 
 /* Sets the defaults, then applies the arguments. */

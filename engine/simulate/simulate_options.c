@@ -46,6 +46,8 @@ static const struct option_row option_rows[] = {
         "what happens to the newest group"),
     ROW("prefix-cache", OPTION_BOOL, prefix_cache, 0, 0, NULL, "reuse of prompts seen before"),
     ROW("kv-slots", OPTION_INT32, slots, 16, 1 << 30, NULL, "tokens that the KV memory holds"),
+    ROW("kv-cache-dtype", OPTION_CHOICE, kv_cache_dtype, 0, 0, "bf16|fp8|int8",
+        "type of keys and values: kv-slots, context-us and swap-block-us are those of bf16"),
     ROW("block-size", OPTION_INT32, block_size, 1, 1024, NULL, "tokens a block"),
     ROW("host-blocks", OPTION_INT32, host_blocks, 0, 1 << 24, NULL, "blocks of swap space"),
     ROW("max-num-seqs", OPTION_INT32, max_num_seqs, 1, LIMIT_NUM_SEQS, NULL,
@@ -183,6 +185,21 @@ static int read_costs(struct sim_options *o, int argc, char **argv, struct err *
     return 0;
 }
 
+/* What a cache of 8 bits holds in the same memory. int8: with a scale of four bytes for
+ * each 128 dims. */
+static void apply_cache(struct sim_options *o)
+{
+    enum { HEAD_DIM = 128 };
+    int32_t bytes = o->kv_cache_dtype == SIM_CACHE_FP8    ? HEAD_DIM
+                    : o->kv_cache_dtype == SIM_CACHE_INT8 ? HEAD_DIM + 4
+                                                          : 2 * HEAD_DIM;
+    double share = (double)bytes / (2 * HEAD_DIM);
+
+    o->slots = (int32_t)fmin((double)o->slots / share, 1 << 30);
+    o->context_us *= share;
+    o->swap_block_us *= share;
+}
+
 int sim_options_parse(struct sim_options *o, int argc, char **argv, struct err *e)
 {
     *o = default_options;
@@ -207,6 +224,7 @@ int sim_options_parse(struct sim_options *o, int argc, char **argv, struct err *
             return rc;
         }
     }
+    apply_cache(o);
     return 0;
 }
 

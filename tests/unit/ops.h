@@ -104,6 +104,24 @@ static inline float *rig_floats(struct rig *r, int64_t n, float range, enum dtyp
     return v;
 }
 
+/* A head's key or value of n elements as a cache of type t holds it; `scale`: of
+ * e4m3. */
+static inline void rig_cached_head(const float *x, int32_t n, enum dtype t, float scale, float *out)
+{
+    float most = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        most = MAX(most, fabsf(x[i]));
+    }
+    scale = t == DTYPE_I8 ? most / 127 : scale;
+    float over = scale > 0 ? 1 / scale : 0;
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = t == DTYPE_F8   ? e4m3_load(e4m3_store(x[i] * over)) * scale
+                 : t == DTYPE_I8 ? (float)int8_store(x[i] * over) * scale
+                                 : round_to(t, x[i]);
+    }
+}
+
 /* ---- device ---- */
 
 static inline void rig_open_config(struct rig *r, bool deterministic)

@@ -9,6 +9,8 @@
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_COMMON_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_COMMON_CUH
 
+#include <type_traits>
+
 #include "kernels/cuda/gemm/bulk.cuh"
 
 #define LOG2E 1.44269504088896341f
@@ -99,36 +101,72 @@ template <> __device__ __forceinline__ uint32_t pack2<__half>(float lo, float hi
     return *(uint32_t *)&v;
 }
 
-/* Two codes of e4m3 as float16, which holds them exactly. */
-__device__ __forceinline__ uint32_t half2_of_e4m3(uint32_t codes)
+/* Four codes of e4m3 as two pairs of float16, which holds them exactly. */
+__device__ __forceinline__ void halves_of_e4m3(uint32_t codes, uint32_t &low, uint32_t &high)
 {
-    __half2_raw v = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)codes, __NV_E4M3);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 a, b;\n"
+        "mov.b32 {a, b}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, b;}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+#else
+    __half2_raw a = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(codes & 0xffffu), __NV_E4M3);
+    __half2_raw b = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(codes >> 16), __NV_E4M3);
 
-    return (uint32_t)v.x | (uint32_t)v.y << 16;
+    low = (uint32_t)a.x | (uint32_t)a.y << 16;
+    high = (uint32_t)b.x | (uint32_t)b.y << 16;
+#endif
 }
 
-/* Two codes of e4m3 as T, exactly. */
-template <typename T> __device__ __forceinline__ uint32_t pair_of_e4m3(uint32_t codes);
-template <> __device__ __forceinline__ uint32_t pair_of_e4m3<__half>(uint32_t codes)
+/* Four codes of int8 likewise: 1024 + 128 + code, less 1152. */
+__device__ __forceinline__ void halves_of_int8(uint32_t codes, uint32_t &low, uint32_t &high)
 {
-    return half2_of_e4m3(codes);
-}
-template <> __device__ __forceinline__ uint32_t pair_of_e4m3<__nv_bfloat16>(uint32_t codes)
-{
-    uint32_t h = half2_of_e4m3(codes);
-    float2 f = __half22float2(*(__half2 *)&h);
+    const __half2 base = __half2half2(__float2half_rn(1152.0f));
+    uint32_t v = codes ^ 0x80808080u, a = __byte_perm(v, 0x64646464u, 0x4140),
+             b = __byte_perm(v, 0x64646464u, 0x4342);
+    __half2 x = __hsub2(*(__half2 *)&a, base), y = __hsub2(*(__half2 *)&b, base);
 
-    return pack2<__nv_bfloat16>(f.x, f.y);
+    low = *(uint32_t *)&x;
+    high = *(uint32_t *)&y;
 }
 
-/* 16 codes of e4m3 as T: dims 0 to 7 and 8 to 15. */
-template <typename T>
+/* Four codes of C as two pairs of T, exactly. */
+template <typename T, typename C>
+__device__ __forceinline__ void widen_four(uint32_t codes, uint32_t &low, uint32_t &high)
+{
+    if (std::is_same<C, int8_t>::value) {
+        halves_of_int8(codes, low, high);
+    } else {
+        halves_of_e4m3(codes, low, high);
+    }
+    if (!std::is_same<T, __half>::value) {
+        float2 a = __half22float2(*(__half2 *)&low), b = __half22float2(*(__half2 *)&high);
+        low = pack2<T>(a.x, a.y);
+        high = pack2<T>(b.x, b.y);
+    }
+}
+
+/* 16 codes of C as T, exactly: dims 0 to 7 and 8 to 15. */
+template <typename T, typename C>
 __device__ __forceinline__ void widen_chunk(const uint4 &codes, uint4 &low, uint4 &high)
 {
-    low = make_uint4(pair_of_e4m3<T>(codes.x & 0xffffu), pair_of_e4m3<T>(codes.x >> 16),
-                     pair_of_e4m3<T>(codes.y & 0xffffu), pair_of_e4m3<T>(codes.y >> 16));
-    high = make_uint4(pair_of_e4m3<T>(codes.z & 0xffffu), pair_of_e4m3<T>(codes.z >> 16),
-                      pair_of_e4m3<T>(codes.w & 0xffffu), pair_of_e4m3<T>(codes.w >> 16));
+    widen_four<T, C>(codes.x, low.x, low.y);
+    widen_four<T, C>(codes.y, low.z, low.w);
+    widen_four<T, C>(codes.z, high.x, high.y);
+    widen_four<T, C>(codes.w, high.z, high.w);
+}
+
+/* Two neighbouring activations of a type that is known when the kernel runs, float16 or
+ * bfloat16. */
+__device__ __forceinline__ float2 unpack2_as(uint32_t pair, bool half)
+{
+    return half ? __half22float2(*(__half2 *)&pair) : __bfloat1622float2(*(__nv_bfloat162 *)&pair);
+}
+__device__ __forceinline__ uint32_t pack2_as(float low, float high, bool half)
+{
+    return half ? pack2<__half>(low, high) : pack2<__nv_bfloat16>(low, high);
 }
 
 __device__ __forceinline__ void copy16(uint32_t to, const void *from)
@@ -221,49 +259,56 @@ __device__ __forceinline__ void load_scales(const kv_view &kv, const int8_t *hea
 #endif
 }
 
-/* Two codes of int8 as T, times a scale. */
-template <typename T> __device__ __forceinline__ uint32_t pair_of_int8(uint32_t codes, float scale)
-{
-    return pack2<T>((float)(int8_t)(codes & 0xff) * scale, (float)(int8_t)(codes >> 8) * scale);
-}
-
 /* Widens tokens [token, token + 16) of one head from a cache of 8 bits into tiles of
  * TOKENS tokens, of which they are those from `at` on: keys at `to`, values TOKENS * D
- * elements behind it. Codes of e4m3 keep their value, those of int8 are multiplied by
- * their scale and rounded to T. Called by all lanes of a warp, in place of
+ * elements behind it. Scales of int8 go to `scales`, those of TOKENS keys and then
+ * those of as many values, times SCALE_UNIT. Called by all lanes of a warp, in place of
  * load_chunk. */
+#define SCALE_UNIT 128.0f
 template <typename T, int D, int TOKENS>
 __device__ __forceinline__ void widen_tokens(const kv_view &kv, const uint8_t *head, int block0,
-                                             int block1, int token, char *to, int at, int lane)
+                                             int block1, int token, char *to, float *scales, int at,
+                                             int lane)
 {
     using P = panels<D, 1>;
     bool e4m3 = kv.dtype == T_F8;
+    auto codes_of = [&](int which, int t) {
+        bool second = kv.block_size % 16 != 0 && t >= 8;
+        return head + (second ? block1 : block0) * kv.block_stride + which * kv.kv_stride;
+    };
 
+    if (!e4m3) { /* a lane for each key and value */
+        int which = lane >> 4, t = lane & 15;
+        const float *from = (const float *)(codes_of(which, t) + kv.scale_offset);
+        scales[which * TOKENS + at + t] = from[(token + t) % kv.block_size] * SCALE_UNIT;
+    }
 #pragma unroll 2
     for (int n = lane; n < 2 * D; n += 32) {
         int t = n / P::CHUNKS % 16, panel = n / P::CHUNKS / 16 % P::COUNT, which = n / D;
         int slot = (token + t) % kv.block_size,
             chunk = panel * P::CHUNKS + ((n % P::CHUNKS) ^ (t * P::ROW / 128 % P::CHUNKS));
-        bool second = kv.block_size % 16 != 0 && t >= 8;
-        const uint8_t *from =
-            head + (second ? block1 : block0) * kv.block_stride + which * kv.kv_stride;
-        uint4 v = *(const uint4 *)(from + ((int64_t)panel * kv.block_size + slot) * P::ROW +
-                                   n % P::CHUNKS * 16),
-              w[2];
+        const uint8_t *from = codes_of(which, t) +
+                              ((int64_t)panel * kv.block_size + slot) * P::ROW + n % P::CHUNKS * 16;
+        uint4 v = *(const uint4 *)from, w[2];
         if (e4m3) {
-            widen_chunk<T>(v, w[0], w[1]);
+            widen_chunk<T, uint8_t>(v, w[0], w[1]);
         } else {
-            float scale = ((const float *)(from + kv.scale_offset))[slot];
-            auto pair = [&](uint32_t codes) { return pair_of_int8<T>(codes, scale); };
-            w[0] = make_uint4(pair(v.x & 0xffffu), pair(v.x >> 16), pair(v.y & 0xffffu),
-                              pair(v.y >> 16));
-            w[1] = make_uint4(pair(v.z & 0xffffu), pair(v.z >> 16), pair(v.w & 0xffffu),
-                              pair(v.w >> 16));
+            widen_chunk<T, int8_t>(v, w[0], w[1]);
         }
         char *tile = to + which * TOKENS * D * sizeof(T);
         *(uint4 *)(tile + tile_at<D, TOKENS>(at + t, 2 * chunk)) = w[0];
         *(uint4 *)(tile + tile_at<D, TOKENS>(at + t, 2 * chunk + 1)) = w[1];
     }
+}
+
+/* What the sums over tiles of widen_tokens are multiplied by. */
+__device__ __forceinline__ float scale_of_keys(const attn_args &a)
+{
+    return a.kv.dtype == T_I8 ? 1.0f / SCALE_UNIT : a.k_scale;
+}
+__device__ __forceinline__ float scale_of_values(const attn_args &a)
+{
+    return a.kv.dtype == T_I8 ? 1.0f / SCALE_UNIT : a.v_scale;
 }
 
 /* 2^x by the special function unit; 0 for -infinity, denormals flushed to 0. */

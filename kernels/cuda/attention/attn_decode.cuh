@@ -16,18 +16,18 @@
  * tile holds the query heads of all members (as in Hydragen, Juravsky et al. 2024).
  * Each member merges the result with its own at the end.
  *
- * T is the activations' type, C the cache's. Codes of e4m3 become float16 on their way
- * from shared memory to the matrix unit, which is exact; queries are brought into its
- * range by a power of two for each row, and weights by a maximum that counts as less
- * than it is, so that small ones keep their digits. A fragment of eight bits has the
- * dims of a head in another order than one of 16: in each 16, lane t % 4 has four in a
- * row.
+ * T is the matrix unit's type, C the cache's: T itself, or one of 8 bits. Activations
+ * are of T; with a cache of 8 bits they are of attn_args.type, and T is float16. Codes
+ * become float16 on their way from shared memory to the matrix unit, which is exact;
+ * queries are brought into its range by a power of two for each row, and weights by a
+ * maximum that counts as less than it is, so that small ones keep their digits. A
+ * fragment of eight bits has the dims of a head in another order than one of 16: in
+ * each 16, lane t % 4 has four in a row.
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 
-#include <type_traits>
-
+#include "kernels/cuda/attention/attn_decode_codes.cuh"
 #include "kernels/cuda/attention/split_kv.cuh"
 #include "kernels/cuda/attention/tile_scheduler.cuh"
 
@@ -39,9 +39,6 @@ template <int D, int WARPS, int B> struct decode_layout {
     static constexpr int BARS = ML + WARPS * COMBINE_ROWS * 2 * 4;
     static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
-
-/* Whether each token has a scale: a stage ends with those of its keys and values. */
-template <typename C> constexpr bool SCALED = std::is_same<C, int8_t>::value;
 
 /* The warps that work on a split together: this warp's rank of `size`, and the group's
  * index in the block. */
@@ -126,7 +123,7 @@ __device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, co
 
 /* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one
  * warp. */
-template <typename T, int D, bool PREFIX>
+template <typename T, int D, bool PREFIX, bool NARROW>
 __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
                                           const attn_workspace &ws, const q_row &to,
                                           const row_partial<D> &x, int lane)
@@ -151,8 +148,9 @@ __device__ __forceinline__ void write_row(const attn_args &a, const step_arrays 
         auto sum = [&](float own, float prefix) {
             return (own * j.own + prefix * j.prefix) * j.over_sum * a.v_scale;
         };
-        *(uint2 *)out = make_uint2(pack2<T>(sum(v.x, y.x), sum(v.y, y.y)),
-                                   pack2<T>(sum(v.z, y.z), sum(v.w, y.w)));
+        bool half = NARROW ? a.type == T_F16 : std::is_same<T, __half>::value;
+        *(uint2 *)out = make_uint2(pack2_as(sum(v.x, y.x), sum(v.y, y.y), half),
+                                   pack2_as(sum(v.z, y.z), sum(v.w, y.w), half));
     }
     if (PREFIX && lane == 0) {
         *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.m, x.l);
@@ -172,131 +170,13 @@ __device__ __forceinline__ void copies_wait(int stages)
     }
 }
 
-/* ---- codes of 8 bits ---- */
-
-enum { NARROW_HEADROOM = 12 }; /* log2 of the greatest weight of a tile, in float16 */
-
-/* The power of two that brings values of at most `most` near 2^14. */
-__device__ __forceinline__ float power_below(float most)
-{
-    uint32_t exponent = __float_as_uint(most) >> 23; /* most is not negative */
-
-    return __uint_as_float(min(268u - exponent, 253u) << 23);
-}
-
-/* A pair of dims as float16, times `by`. */
-template <typename T> __device__ __forceinline__ uint32_t narrow_pair(const T *x, float by)
-{
-    return pack2<__half>(to_float(x[0]) * by, to_float(x[1]) * by);
-}
-
-/* Two codes as float16, which holds them exactly. */
-template <typename C> __device__ __forceinline__ uint32_t half2_of(uint32_t codes)
-{
-    if constexpr (!SCALED<C>) {
-        return half2_of_e4m3(codes);
-    } else { /* 1024 + 128 + code, less 1152 */
-        uint32_t v = __byte_perm(codes ^ 0x8080u, 0x64646464u, 0x4140);
-        __half2 h = __hsub2(*(__half2 *)&v, __half2half2(__float2half_rn(1152.0f)));
-        return *(uint32_t *)&h;
-    }
-}
-
-/* Scores of a chunk's 16 keys. */
-template <typename C, int D>
-__device__ __forceinline__ void narrow_scores(float (&sc)[2][4], const uint32_t (&qf)[D / 16][4],
-                                              uint32_t keys, int lane)
-{
-    int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
-
-#pragma unroll
-    for (int k = 0; k < D / 16; k += 2) {
-        uint32_t b[4];
-        ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK, 1>(kt, k + kc));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            mma16816<__half>(sc[i >> 1], qf[k + (i & 1)], half2_of<C>(b[i] & 0xffffu),
-                             half2_of<C>(b[i] >> 16));
-        }
-    }
-}
-
-/* o += weights pf times a chunk's values: o[2i] has the even dims of 16, o[2i + 1] the
- * odd ones. */
-template <typename C, int D>
-__device__ __forceinline__ void narrow_values(float (&o)[D / 8][4], const uint32_t (&pf)[4],
-                                              uint32_t values, int lane)
-{
-    int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
-
-#pragma unroll
-    for (int i = 0; i < D / 16; i += 2) {
-        uint32_t b[4];
-        ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK, 1>(vt, i + vc));
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            b[j] = __byte_perm(b[j], 0, 0x3120); /* two tokens' even dims, then their odd ones */
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            mma16816<__half>(o[2 * (i + j)], pf, half2_of<C>(b[2 * j] & 0xffffu),
-                             half2_of<C>(b[2 * j + 1] & 0xffffu));
-            mma16816<__half>(o[2 * (i + j) + 1], pf, half2_of<C>(b[2 * j] >> 16),
-                             half2_of<C>(b[2 * j + 1] >> 16));
-        }
-    }
-}
-
-/* A lane's four tokens of a chunk of int8 codes, and what their scales make of weights.
- * o is in units of `unit`, a power of two that the greatest scale so far does not
- * exceed, so that weights times scales stay in float16's range. */
-struct token_scales {
-    float key[4], value[4];
-    float unit;
-};
-
-/* Reads the scales of a chunk, of which [lo, hi) count, and brings o to a greater
- * unit if there is one. */
-template <int D>
-__device__ __forceinline__ void scales_load(token_scales &x, float (&o)[D / 8][4],
-                                            const float *scales, int lo, int hi, int t4)
-{
-    float most = 0.0f;
-
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
-        x.key[j] = scales[at];
-        x.value[j] = at >= lo && at < hi ? scales[ATTN_CHUNK + at] : 0.0f;
-        most = fmaxf(most, x.value[j]);
-    }
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-    if (most > x.unit) { /* the same in all lanes */
-        float next = __uint_as_float((__float_as_uint(most) & 0x7f800000u) + 0x800000u);
-        float by = x.unit / next;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            o[i][0] *= by, o[i][1] *= by, o[i][2] *= by, o[i][3] *= by;
-        }
-        x.unit = next;
-    }
-    float over = 1.0f / x.unit;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        x.value[j] *= over;
-    }
-}
-
-/* ---- the kernel ---- */
-
 template <typename T, typename C, int D, int WARPS, bool TALL, bool PREFIX>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
 {
     constexpr int B = sizeof(C);
     constexpr bool NARROW = B == 1;
-    using M = typename std::conditional<NARROW, __half, T>::type; /* of the matrix unit */
+    static_assert(!NARROW || std::is_same<T, __half>::value, "codes become float16");
     using L = decode_layout<D, WARPS, B>;
     constexpr int NT = D / 8; /* n8 tiles of the output */
     extern __shared__ __align__(128) char shared[];
@@ -375,24 +255,13 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         uint32_t qf[D / 16][4];
         float row_scale[2] = {scale, scale};
         if constexpr (NARROW) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                bool real = g + h * 8 < rows && (TALL || h == 0);
-                float most = 0.0f;
-                for (int k = 0; k < D && real; k += 16) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        most = fmaxf(most, fabsf(to_float(q[h][k + i])));
-                    }
-                }
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-                float by = power_below(most);
-                row_scale[h] = scale * __uint_as_float((254u << 23) - __float_as_uint(by));
+            narrow_query<D>(qf, 0, q[0], g < rows, a.type == T_F16, row_scale[0]);
+            if (TALL) {
+                narrow_query<D>(qf, 1, q[1], g + 8 < rows, a.type == T_F16, row_scale[1]);
+            } else {
 #pragma unroll
                 for (int k = 0; k < D / 16; k++) {
-                    qf[k][h] = real ? narrow_pair(q[h] + k * 16, by) : 0;
-                    qf[k][h + 2] = real ? narrow_pair(q[h] + k * 16 + 2, by) : 0;
+                    qf[k][1] = qf[k][3] = 0;
                 }
             }
         } else {
@@ -482,9 +351,9 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                     }
                 }
             }
-            uint32_t pf[4] = {pack2<M>(sc[0][0], sc[0][1]), TALL ? pack2<M>(sc[0][2], sc[0][3]) : 0,
-                              pack2<M>(sc[1][0], sc[1][1]),
-                              TALL ? pack2<M>(sc[1][2], sc[1][3]) : 0};
+            uint32_t pf[4] = {pack2<T>(sc[0][0], sc[0][1]), TALL ? pack2<T>(sc[0][2], sc[0][3]) : 0,
+                              pack2<T>(sc[1][0], sc[1][1]),
+                              TALL ? pack2<T>(sc[1][2], sc[1][3]) : 0};
             if constexpr (NARROW) {
                 narrow_values<C, D>(o, pf, values, lane);
             } else {
@@ -534,7 +403,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 combine_load<D, WARPS>(x, combine, warp - t.rank, t.size, r, lane);
                 int row = quarter * COMBINE_ROWS + r;
                 if (whole) {
-                    write_row<T, D, PREFIX>(
+                    write_row<T, D, PREFIX, NARROW>(
                         a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
                 } else {
                     store_partial<D>(ws, partial_row(worker, p.lo == 0, row), x, lane);
@@ -547,8 +416,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         row_partial<D> x;
         combine_partials<D>(x, ws, first_split * heads + head, heads, w.index - first_split + 1, r,
                             lane);
-        write_row<T, D, PREFIX>(a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x,
-                                lane);
+        write_row<T, D, PREFIX, NARROW>(
+            a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x, lane);
     }
 }
 
@@ -599,7 +468,10 @@ static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_wo
     if (w->shape.warps == MOST) {
         return decode_rows<T, C, D, MOST, PREFIX>(a, s, w, stream);
     }
-    return w->shape.warps == LEAST && decode_rows<T, C, D, LEAST, PREFIX>(a, s, w, stream);
+    if constexpr (sizeof(C) > 1 && LEAST != MOST) {
+        return w->shape.warps == LEAST && decode_rows<T, C, D, LEAST, PREFIX>(a, s, w, stream);
+    }
+    return false;
 }
 
 template <typename T, typename C, bool PREFIX>

@@ -5,14 +5,11 @@ template <bool PREFIX>
 static bool decode_narrow(const attn_args *a, const step_arrays *s, const attn_workspace *w,
                           cudaStream_t stream)
 {
-    bool e4m3 = a->kv.dtype == T_F8;
-
-    if (a->type == T_F16) {
-        return e4m3 ? decode_dispatch<__half, uint8_t, PREFIX>(a, s, w, stream)
-                    : decode_dispatch<__half, int8_t, PREFIX>(a, s, w, stream);
+    if (a->qkv_stride % 4 || (uintptr_t)a->qkv % 8) {
+        return false;
     }
-    return e4m3 ? decode_dispatch<__nv_bfloat16, uint8_t, PREFIX>(a, s, w, stream)
-                : decode_dispatch<__nv_bfloat16, int8_t, PREFIX>(a, s, w, stream);
+    return a->kv.dtype == T_F8 ? decode_dispatch<__half, uint8_t, PREFIX>(a, s, w, stream)
+                               : decode_dispatch<__half, int8_t, PREFIX>(a, s, w, stream);
 }
 
 extern "C" bool launch_attn_decode_narrow(const struct attn_args *a, const struct step_arrays *s,

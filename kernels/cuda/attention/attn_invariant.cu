@@ -17,7 +17,7 @@ static_assert(ATTN_WINDOW_ALIGN % KEY_TILE == 0, "tiles begin behind freed block
 template <typename T, int D, int N = 1> struct invariant_layout {
     static constexpr int STAGES = N; /* shared-memory stages */
     static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
-    static constexpr int STAGE = 2 * KV;
+    static constexpr int STAGE = 2 * KV + 2 * KEY_TILE * 4; /* keys, values, their scales */
     static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
 };
 
@@ -36,12 +36,14 @@ __device__ __forceinline__ void load_tile(const attn_args &a, int kv_head, const
         barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
     }
     __syncwarp();
+    char *tile = (char *)__cvta_shared_to_generic(to);
     for (int c = 0; c < chunks; c++) {
         int t = token + c * 16, block0 = table[t / bs];
         int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
         if (narrow) {
             widen_tokens<T, D, KEY_TILE>(a.kv, (const uint8_t *)a.kv.base + head, block0, block1, t,
-                                         (char *)__cvta_shared_to_generic(to), c * 16, lane);
+                                         tile, (float *)(tile + 2 * KEY_TILE * D * sizeof(T)),
+                                         c * 16, lane);
             continue;
         }
         load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
@@ -64,11 +66,12 @@ template <int D> struct rows16 {
 /* Attends from the warp's rows to the key tile at `token`. */
 template <typename T, int D>
 __device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, uint32_t keys,
-                                            uint32_t values, int token, int lane)
+                                            uint32_t values, const float *scales, int token,
+                                            int lane)
 {
     constexpr int ST = KEY_TILE / 8, NT = D / 8;
     int t4 = lane & 3;
-    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * a.k_scale;
+    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * scale_of_keys(a);
     float sc[ST][4];
 
 #pragma unroll
@@ -96,6 +99,9 @@ __device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, ui
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float v = __fmul_rn(sc[i][h * 2 + j], scale);
+                if (scales) {
+                    v = __fmul_rn(v, scales[i * 8 + t4 * 2 + j]);
+                }
                 if (a.softcap > 0.0f) {
                     v = __fmul_rn(soft_cap(v, a.softcap), LOG2E);
                 }
@@ -117,7 +123,8 @@ __device__ __forceinline__ void attend_tile(rows16<D> &w, const attn_args &a, ui
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float p = exp2f(__fsub_rn(sc[i][h * 2 + j], base));
-                sc[i][h * 2 + j] = p;
+                sc[i][h * 2 + j] =
+                    scales && p > 0.0f ? __fmul_rn(p, scales[KEY_TILE + i * 8 + t4 * 2 + j]) : p;
                 add = __fadd_rn(add, p);
             }
         w.l[h] = __fadd_rn(__fmul_rn(w.l[h], keep), add);
@@ -241,7 +248,9 @@ __global__ void __launch_bounds__(WARPS * 32)
             __syncthreads();
         }
         if (busy && key <= last) {
-            attend_tile<T, D>(w, a, keys, keys + L::KV, key, lane);
+            const char *scales = shared + stage * L::STAGE + 2 * L::KV;
+            attend_tile<T, D>(w, a, keys, keys + L::KV,
+                              a.kv.dtype == T_I8 ? (const float *)scales : nullptr, key, lane);
         }
         __syncthreads(); /* all warps are done with this stage */
         if (warp == 0) {
@@ -261,7 +270,7 @@ __global__ void __launch_bounds__(WARPS * 32)
             continue;
         }
         T *out = (T *)a.out + token[h] * a.out_stride + at[h];
-        float r = a.v_scale / __fadd_rn(w.l[h], sink_weight(a, (int)(at[h] / D), w.m[h]));
+        float r = scale_of_values(a) / __fadd_rn(w.l[h], sink_weight(a, (int)(at[h] / D), w.m[h]));
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             *(uint32_t *)(out + i * 8 + t4 * 2) =

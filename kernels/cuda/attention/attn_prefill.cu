@@ -14,7 +14,7 @@ enum { PREFILL_WARPS = 8, KEY_TILE = 64 };
 template <typename T, int D> struct prefill_layout {
     static constexpr int STAGES = D <= 128 ? 2 : 1;
     static constexpr int KV = KEY_TILE * D * (int)sizeof(T);
-    static constexpr int STAGE = 2 * KV;
+    static constexpr int STAGE = 2 * KV + 2 * KEY_TILE * 4; /* keys, values, their scales */
     static constexpr int BYTES = STAGES * STAGE + STAGES * 8;
 };
 
@@ -33,12 +33,14 @@ __device__ __forceinline__ void load_tile(const attn_args &a, int kv_head, const
         barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
     }
     __syncwarp();
+    char *tile = (char *)__cvta_shared_to_generic(to);
     for (int c = 0; c < chunks; c++) {
         int t = token + c * 16, block0 = table[t / bs];
         int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
         if (narrow) {
             widen_tokens<T, D, KEY_TILE>(a.kv, (const uint8_t *)a.kv.base + head, block0, block1, t,
-                                         (char *)__cvta_shared_to_generic(to), c * 16, lane);
+                                         tile, (float *)(tile + 2 * KEY_TILE * D * sizeof(T)),
+                                         c * 16, lane);
             continue;
         }
         load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
@@ -106,7 +108,8 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
     }
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
-    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * a.k_scale;
+    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * scale_of_keys(a);
+    const bool scaled = a.kv.dtype == T_I8;
 
     for (int n = 0; n < n_tiles; n++) {
         int stage = n % L::STAGES, token = begin + n * KEY_TILE;
@@ -123,6 +126,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
                                       blockDim.x);
             __syncthreads();
         }
+        const float *scales = (const float *)(shared + stage * L::STAGE + 2 * L::KV) + t4 * 2;
         float sc[ST][4];
 #pragma unroll
         for (int i = 0; i < ST; i++) {
@@ -152,6 +156,9 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     float v = sc[i][h * 2 + j] * scale;
+                    if (scaled) {
+                        v *= scales[i * 8 + j];
+                    }
                     if (a.softcap > 0.0f) {
                         v = soft_cap(v, a.softcap) * LOG2E;
                     }
@@ -175,7 +182,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     float p = fast_exp2(sc[i][h * 2 + j] - base);
-                    sc[i][h * 2 + j] = p;
+                    sc[i][h * 2 + j] = scaled && p > 0.0f ? p * scales[KEY_TILE + i * 8 + j] : p;
                     add += p;
                 }
             l[h] = l[h] * keep + add;
@@ -216,7 +223,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
         if (row[h] < mine.end) {
             T *out = (T *)a.out + row[h] * a.out_stride + (int64_t)head * D;
-            float r = a.v_scale / (l[h] + sink_weight(a, head, m[h]));
+            float r = scale_of_values(a) / (l[h] + sink_weight(a, head, m[h]));
 #pragma unroll
             for (int i = 0; i < NT; i++) {
                 *(uint32_t *)(out + i * 8 + t4 * 2) =

@@ -12,123 +12,14 @@
  * reads the cache's swizzled panels: keys as they are, values through its transposed
  * form.
  *
- * From a cache of e4m3 (C) the producer warps copy codes to a staging area and widen
- * them on their way to the rings, which is exact. Each warp has a half of the tile's
- * tokens, in two parts, and copies a part of the next tile as soon as it has widened
- * this one's.
+ * From a cache of 8 bits (C) the producer warps copy codes to a staging area and widen
+ * them to float16 (T) on their way to the rings, which is exact. Each warp has a half
+ * of the tile's tokens, in two parts, and copies a part of the next tile as soon as it
+ * has widened this one's. Queries, of attn_args.type, are brought into float16's range
+ * by QUERY_UNIT, weights as in attn_decode.cuh.
  */
-#include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/attention/attn_hopper_narrow.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
-
-enum {
-    ROWS = ATTN_PREFILL_ROWS,
-    GROUP_ROWS = 64,
-    CONSUMER_THREADS = 256,
-    HOPPER_THREADS = CONSUMER_THREADS + 128,
-    STAGES = 2
-};
-
-template <int D, int B = 2> struct hopper_layout {
-    static constexpr int KEYS = D > 128 ? 64 : 128; /* tokens per tile */
-    /* stages for queries; 2: the next work tile's are loaded beside the current ones */
-    static constexpr int Q_STAGES = D > 128 ? 1 : 2;
-    /* bytes; a panel is [tokens or rows][width] */
-    static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
-    static constexpr int BARS = 4 * STAGES + 1;
-    /* of a cache of 8 bits: what a producer warp stages, in PARTS parts with a barrier
-     * each */
-    static constexpr int PARTS = 2, PART_KEYS = KEYS / 2 / PARTS, PART = PART_KEYS * D;
-    static constexpr int STAGING = B == 1 ? 4 * PARTS * (PART + 8) : 0;
-    static constexpr int BYTES = Q_STAGES * Q + 2 * STAGES * TILE + BARS * 8 + STAGING + 1024;
-};
-
-/* Shared-memory addresses. `which`: 0 the keys' ring, 1 the values'. */
-template <int D> struct hopper_shared {
-    using L = hopper_layout<D>;
-    uint32_t base;
-    __device__ uint32_t queries(int wave) const
-    {
-        return base + wave % L::Q_STAGES * L::Q;
-    }
-    __device__ uint32_t tile(int which, int stage) const
-    {
-        return base + L::Q_STAGES * L::Q + (which * STAGES + stage) * L::TILE;
-    }
-    __device__ uint32_t full(int which, int stage) const
-    {
-        return tile(2, 0) + (which * STAGES + stage) * 8;
-    }
-    __device__ uint32_t empty(int which, int stage) const
-    {
-        return full(2 + which, stage);
-    }
-    /* barrier of a sequence's last values, which are zeroed past its end before they
-     * count as full */
-    __device__ uint32_t last(void) const
-    {
-        return full(4, 0);
-    }
-    /* of producer warp `warp`: its barriers, and its staging area, behind the rings */
-    __device__ uint32_t staged(int warp, int part) const
-    {
-        return last() + 8 + (warp * L::PARTS + part) * 8;
-    }
-    __device__ uint32_t staging(int warp, int part) const
-    {
-        return ((staged(4, 0) + 15) & ~15u) + (warp * L::PARTS + part) * L::PART;
-    }
-};
-
-/* A stage of a ring, and the parity of its mbarriers' phase (CUTLASS:
- * PipelineState). */
-struct pipeline_state {
-    int stage;
-    uint32_t phase;
-    __device__ __forceinline__ void advance(void)
-    {
-        if (++stage == STAGES) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
-/* A work tile: query rows and a head, which see tokens [begin, end). */
-struct work_tile {
-    query_tile rows;
-    int head, begin, end, n_tiles;
-};
-
-/* Query tiles are sorted by keys, most first, so waves run back and forth over the
- * blocks to even out their sums. */
-__device__ __forceinline__ int work_tile_index(int wave)
-{
-    return wave * gridDim.x + (wave & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-}
-
-/* The query tile of a block's work tile in `wave`, read well before work_tile_of needs
- * it; an arbitrary one if there is none. */
-__device__ __forceinline__ int4 query_tile_of(const query_tile *tile, int wave, int heads,
-                                              int n_work)
-{
-    return __ldg((const int4 *)tile + min(work_tile_index(wave), n_work - 1) / heads);
-}
-
-/* The block's work tile in `wave`, with its query tile t. False: there is none. */
-template <int D>
-__device__ __forceinline__ bool work_tile_of(work_tile &w, int wave, int4 t, const attn_args &a,
-                                             int n_work)
-{
-    int i = work_tile_index(wave);
-
-    w.rows = {t.x, t.y, t.z, t.w};
-    w.head = i % a.n_heads;
-    w.end = t.z + t.w;
-    int first = t.y + t.w;
-    w.begin = a.window > 0 && first + 1 > a.window ? (first + 1 - a.window) / 16 * 16 : 0;
-    w.n_tiles = (w.end - w.begin + hopper_layout<D>::KEYS - 1) / hopper_layout<D>::KEYS;
-    return i < n_work;
-}
 
 /* Syncs the threads of one consumer warpgroup. */
 __device__ __forceinline__ void group_sync(int group)
@@ -141,7 +32,7 @@ __device__ __forceinline__ void group_sync(int group)
 template <typename T, int D>
 __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s,
                                         const query_tile *tile, int n_work,
-                                        const hopper_shared<D> &sh, int warp, int lane)
+                                        const hopper_shared<D, T> &sh, int warp, int lane)
 {
     using P = panels<D>;
     constexpr int KEYS = hopper_layout<D>::KEYS, ROUNDS = (KEYS / 8 * P::COUNT + 63) / 64;
@@ -214,117 +105,6 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
     }
 }
 
-/* A producer warp's place in the tiles of its block's work tiles. */
-struct tile_cursor {
-    work_tile w;
-    int wave, token; /* the tile's first token */
-    bool more;       /* there is such a tile */
-};
-
-template <int D>
-__device__ __forceinline__ void tile_cursor_set(tile_cursor &c, int wave, const attn_args &a,
-                                                const query_tile *tile, int n_work)
-{
-    c.wave = wave;
-    c.more = work_tile_of<D>(c.w, wave, query_tile_of(tile, wave, a.n_heads, n_work), a, n_work);
-    c.token = c.w.begin;
-}
-
-/* Copies a part of a tile, tokens from `at` of it on, to the staging area. */
-template <int D>
-__device__ __forceinline__ void stage_part(const tile_cursor &c, const attn_args &a,
-                                           const step_arrays &s, int which, int at, uint32_t to,
-                                           uint32_t bar, int lane)
-{
-    using P = panels<D, 1>;
-    constexpr int KEYS = hopper_layout<D>::PART_KEYS;
-    int bs = a.kv.block_size, segment = bs % 16 ? 8 : 16, first = c.token + at;
-    int kv_head = c.w.head / (a.n_heads / a.kv.n_kv_heads);
-    int segments = min(KEYS, max(c.w.end - first, 0) + segment - 1) / segment;
-
-    if (lane == 0) {
-        barrier_expect(bar, segments * segment * D);
-    }
-    __syncwarp();
-    if (lane < segments * P::COUNT) {
-        int panel = lane % P::COUNT, t = lane / P::COUNT * segment, token = first + t;
-        const uint8_t *from =
-            (const uint8_t *)a.kv.base + a.layer * a.kv.layer_stride + which * a.kv.kv_stride +
-            kv_head * a.kv.head_stride +
-            s.table[(int64_t)c.w.rows.row * s.table_width + token / bs] * a.kv.block_stride;
-        bulk_copy(to + (panel * KEYS + t) * P::ROW,
-                  from + ((int64_t)panel * bs + token % bs) * P::ROW, segment * P::ROW, bar);
-    }
-}
-
-/* Widens a staged part to its place in a tile, tokens from its `valid` on as zeros. */
-template <typename T, int D>
-__device__ __forceinline__ void widen_part(uint32_t from, uint32_t tile, int at, int valid,
-                                           int lane)
-{
-    using P = panels<D, 1>;
-    using L = hopper_layout<D>;
-    const char *codes = (const char *)__cvta_shared_to_generic(from);
-    char *to = (char *)__cvta_shared_to_generic(tile);
-
-#pragma unroll 4
-    for (int n = lane; n < L::PART / 16; n += 32) {
-        int t = n / P::CHUNKS % L::PART_KEYS, panel = n / P::CHUNKS / L::PART_KEYS;
-        int chunk = panel * P::CHUNKS + ((n % P::CHUNKS) ^ (t * P::ROW / 128 % P::CHUNKS));
-        uint4 v = t < valid ? *(const uint4 *)(codes + n * 16) : make_uint4(0, 0, 0, 0), w[2];
-        widen_chunk<T>(v, w[0], w[1]);
-        bool odd = chunk & 4; /* neighbouring lanes then write to different banks */
-        *(uint4 *)(to + tile_at<D, L::KEYS>(at + t, 2 * chunk + odd)) = odd ? w[1] : w[0];
-        *(uint4 *)(to + tile_at<D, L::KEYS>(at + t, 2 * chunk + !odd)) = odd ? w[0] : w[1];
-    }
-}
-
-/* The same for a cache of e4m3. */
-template <typename T, int D>
-__device__ __forceinline__ void produce_narrow(const attn_args &a, const step_arrays &s,
-                                               const query_tile *tile, int n_work,
-                                               const hopper_shared<D> &sh, int warp, int lane)
-{
-    using L = hopper_layout<D>;
-    int which = warp >> 1, half = (warp & 1) * L::PARTS * L::PART_KEYS;
-    pipeline_state r = {0, 1};
-    uint32_t phase = 0;
-    tile_cursor c;
-    auto stage = [&](int part) {
-        stage_part<D>(c, a, s, which, half + part * L::PART_KEYS, sh.staging(warp, part),
-                      sh.staged(warp, part), lane);
-    };
-
-    tile_cursor_set<D>(c, 0, a, tile, n_work);
-    for (int part = 0; part < L::PARTS && c.more; part++) {
-        stage(part);
-    }
-    while (c.more) {
-        int valid = c.w.end - c.token - half; /* of this tile, the warp's half */
-        c.token += L::KEYS;
-        if (c.token >= c.w.end) {
-            tile_cursor_set<D>(c, c.wave + 1, a, tile, n_work);
-        }
-        barrier_wait(sh.empty(which, r.stage), r.phase);
-#pragma unroll
-        for (int part = 0; part < L::PARTS; part++) {
-            barrier_wait(sh.staged(warp, part), phase);
-            widen_part<T, D>(sh.staging(warp, part), sh.tile(which, r.stage),
-                             half + part * L::PART_KEYS, valid - part * L::PART_KEYS, lane);
-            proxy_fence();
-            __syncwarp();
-            if (c.more) {
-                stage(part);
-            }
-        }
-        if (lane == 0) {
-            barrier_arrive(sh.full(which, r.stage));
-        }
-        phase ^= 1;
-        r.advance();
-    }
-}
-
 /* Loads a consumer warpgroup's queries into swizzled panels, rows past the tile as
  * zeros; queries_wait makes them visible to wgmma. */
 template <typename T, int D>
@@ -348,11 +128,26 @@ __device__ __forceinline__ void queries_fetch(const attn_args &a, const work_til
 #endif
 }
 
-__device__ __forceinline__ void queries_wait(int group)
+template <typename C, int D>
+__device__ __forceinline__ void queries_wait(uint32_t q_tile, int group, int thread, bool half)
 {
 #if BULK_COPY
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 #endif
+    if (NARROW<C>) { /* a thread turns what it has fetched itself into float16 */
+#pragma unroll
+        for (int i = 0; i < GROUP_ROWS * D / 8 / 128; i++) {
+            int n = i * 128 + thread, r = group * GROUP_ROWS + n / (D / 8), chunk = n % (D / 8);
+            uint32_t at = q_tile + tile_at<D, ROWS>(r, chunk);
+            uint4 v = load_shared16(at);
+            auto narrow = [&](uint32_t x) {
+                float2 f = unpack2_as(x, half);
+                return pack2<__half>(f.x * QUERY_UNIT, f.y * QUERY_UNIT);
+            };
+            v = make_uint4(narrow(v.x), narrow(v.y), narrow(v.z), narrow(v.w));
+            store_shared16(at, v);
+        }
+    }
     proxy_fence();
     group_sync(group);
 }
@@ -365,6 +160,7 @@ template <int D> struct fragments {
     float o[D / 2], s[KEYS / 2];
     /* maximum score times log2 e; sum of weights; factor for what was summed before */
     float m[2], l[2], keep[2];
+    float unit; /* with scales: of o, a power of two that no scale of a value exceeds */
     uint32_t p[KEYS / 16][4];
 };
 
@@ -421,7 +217,8 @@ __device__ __forceinline__ void mask(fragments<D> &x, int token, int position, i
 }
 
 /* Turns scores into weights. factor: converts scores to exponents of two. */
-template <int D> __device__ __forceinline__ void softmax(fragments<D> &x, float factor)
+template <int D, int HEADROOM>
+__device__ __forceinline__ void softmax(fragments<D> &x, float factor)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
 
@@ -434,7 +231,7 @@ template <int D> __device__ __forceinline__ void softmax(fragments<D> &x, float 
         }
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        float next = fmaxf(x.m[h], top * factor), from = next == -INFINITY ? 0.0f : next;
+        float next = fmaxf(x.m[h], top * factor - HEADROOM), from = next == -INFINITY ? 0.0f : next;
         x.keep[h] = fast_exp2(x.m[h] - from);
         x.m[h] = next;
         float add[2] = {};
@@ -458,6 +255,48 @@ template <typename T, int D> __device__ __forceinline__ void pack_weights(fragme
         for (int i = 0; i < 4; i++) {
             x.p[k][i] = pack2<T>(x.s[k * 8 + i * 2], x.s[k * 8 + i * 2 + 1]);
         }
+}
+
+/* Multiplies the scores by their keys' scales. */
+template <int D>
+__device__ __forceinline__ void scale_scores(fragments<D> &x, const float *scales, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < hopper_layout<D>::KEYS / 8; i++) {
+        float2 v = *(const float2 *)(scales + i * 8 + (lane & 3) * 2);
+        x.s[i * 4] *= v.x, x.s[i * 4 + 1] *= v.y;
+        x.s[i * 4 + 2] *= v.x, x.s[i * 4 + 3] *= v.y;
+    }
+}
+
+/* Multiplies the weights by their values' scales, in units of x.unit, which grows with
+ * them: `keep` then brings the output to the new one. */
+template <int D>
+__device__ __forceinline__ void scale_weights(fragments<D> &x, const float *scales, int lane)
+{
+    constexpr int KEYS = hopper_layout<D>::KEYS;
+    float most = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < KEYS / 8; i++) {
+        float2 v = *(const float2 *)(scales + i * 8 + (lane & 3) * 2);
+        most = fmaxf(most, fmaxf(v.x, v.y));
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    if (most > x.unit) { /* the same in all lanes */
+        float next = __uint_as_float((__float_as_uint(most) & 0x7f800000u) + 0x800000u);
+        x.keep[0] *= x.unit / next, x.keep[1] *= x.unit / next;
+        x.unit = next;
+    }
+    float over = 1.0f / x.unit;
+#pragma unroll
+    for (int i = 0; i < KEYS / 8; i++) {
+        float2 v = *(const float2 *)(scales + i * 8 + (lane & 3) * 2);
+        v.x *= over, v.y *= over;
+        x.s[i * 4] *= v.x, x.s[i * 4 + 1] *= v.y;
+        x.s[i * 4 + 2] *= v.x, x.s[i * 4 + 3] *= v.y;
+    }
 }
 
 /* Rescales the output after the maximum has grown; most tiles skip this. */
@@ -488,7 +327,7 @@ __device__ __forceinline__ void transpose(uint32_t &a, uint32_t &b, uint32_t &c,
 }
 
 /* Sums over a row's four lanes, and writes the row, 16 bytes per lane. */
-template <typename T, int D>
+template <typename T, typename C, int D>
 __device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, const work_tile &w,
                                            int first, int lane)
 {
@@ -499,14 +338,15 @@ __device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, 
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int row = first + (lane >> 2) + h * 8;
         T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D + (lane & 3) * 8;
-        float over = a.v_scale / (sum + sink_weight(a, w.head, x.m[h]));
+        bool half = NARROW<C> ? a.type == T_F16 : std::is_same<T, __half>::value;
+        float over = (SCALED<C> ? x.unit : a.v_scale) / (sum + sink_weight(a, w.head, x.m[h]));
 #pragma unroll
         for (int i = 0; i < D / 8; i += 4) {
             uint32_t v[4];
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                v[k] = i + k < D / 8 ? pack2<T>(x.o[(i + k) * 4 + h * 2] * over,
-                                                x.o[(i + k) * 4 + h * 2 + 1] * over)
+                v[k] = i + k < D / 8 ? pack2_as(x.o[(i + k) * 4 + h * 2] * over,
+                                                x.o[(i + k) * 4 + h * 2 + 1] * over, half)
                                      : 0;
             }
             transpose(v[0], v[1], v[2], v[3], lane & 3);
@@ -518,14 +358,15 @@ __device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, 
 }
 
 /* Consumer warp 0 to 7, whose rows begin at 16 * warp. */
-template <typename T, int D>
+template <typename T, typename C, int D>
 __device__ __forceinline__ void consume(const attn_args &a, const query_tile *tile, int n_work,
-                                        const hopper_shared<D> &sh, int warp, int lane)
+                                        const hopper_shared<D, C> &sh, int warp, int lane)
 {
     constexpr int KEYS = hopper_layout<D>::KEYS;
-    constexpr bool PREFETCH_Q = hopper_layout<D>::Q_STAGES == 2;
+    constexpr bool PREFETCH_Q = hopper_layout<D, C>::Q_STAGES == 2;
     int group = warp >> 2, thread = threadIdx.x & 127;
-    const float scale = a.scale * a.k_scale, factor = a.softcap > 0.0f ? LOG2E : scale * LOG2E;
+    const float scale = a.scale * a.k_scale * (NARROW<C> ? 1.0f / QUERY_UNIT : 1.0f),
+                factor = a.softcap > 0.0f ? LOG2E : scale * LOG2E;
     bool leader = thread == 0;
     pipeline_state k = {}, v = {};
     fragments<D> x;
@@ -536,6 +377,12 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
     queries_fetch<T, D>(a, next, sh.queries(0), group, thread);
     /* softmax of tile j, whose scores are in x.s; frees the keys' stage */
     auto finish_scores = [&](int j) {
+        const float *scales = nullptr;
+        if (SCALED<C>) {
+            scales =
+                (const float *)__cvta_shared_to_generic(sh.scales(k.stage + STAGES * (int)k.phase));
+            scale_scores(x, scales, lane);
+        }
         if (leader) {
             barrier_arrive(sh.empty(0, k.stage));
         }
@@ -545,11 +392,14 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             for (int i = 0; i < KEYS / 2; i++)
                 x.s[i] = soft_cap(x.s[i] * scale, a.softcap);
         mask(x, w.begin + j * KEYS, w.rows.first + w.rows.shift + warp * 16, a.window, lane);
-        softmax(x, factor);
+        softmax<D, NARROW<C> ? NARROW_HEADROOM : 0>(x, factor);
+        if (SCALED<C>) {
+            scale_weights(x, scales + KEYS, lane);
+        }
     };
     bool more = true;
     for (int wave = 0; more; wave++) {
-        queries_wait(group);
+        queries_wait<C, D>(sh.queries(wave), group, thread, a.type == T_F16);
         w = next;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) {
@@ -557,6 +407,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         }
         x.m[0] = x.m[1] = -INFINITY;
         x.l[0] = x.l[1] = 0.0f;
+        x.unit = 0x1p-100f;
         const uint32_t q = sh.queries(wave) + group * GROUP_ROWS * panels<D>::ROW;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
@@ -600,7 +451,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             barrier_arrive(sh.empty(1, v.stage));
         }
         v.advance();
-        write_rows<T, D>(x, a, w, w.rows.first + warp * 16, lane);
+        write_rows<T, C, D>(x, a, w, w.rows.first + warp * 16, lane);
     }
 }
 
@@ -614,7 +465,7 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
 {
 #if HAS_WGMMA
     extern __shared__ char raw[];
-    hopper_shared<D> sh = {(shared_address(raw) + 1023) & ~1023u};
+    hopper_shared<D, C> sh = {(shared_address(raw) + 1023) & ~1023u};
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     if (threadIdx.x == CONSUMER_THREADS) {
         for (int i = 0; i < 2 * STAGES; i++) {
@@ -622,7 +473,7 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
             barrier_init(sh.empty(0, i), 2);
         }
         barrier_init(sh.last(), 2);
-        for (int i = 0; i < 4 * hopper_layout<D>::PARTS && sizeof(C) == 1; i++) {
+        for (int i = 0; i < 4 * hopper_layout<D>::PARTS && NARROW<C>; i++) {
             barrier_init(sh.staged(0, i), 1);
         }
         barrier_init_fence();
@@ -632,14 +483,14 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     __syncthreads();
     if (warp >= CONSUMER_THREADS / 32) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if constexpr (sizeof(C) == 1) {
-            produce_narrow<T, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
+        if constexpr (NARROW<C>) {
+            produce_narrow<C, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
         } else {
             produce<T, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consume<T, D>(a, tile, n_work, sh, warp, lane);
+        consume<T, C, D>(a, tile, n_work, sh, warp, lane);
     }
 #endif
 }
@@ -652,7 +503,7 @@ template <typename T, typename C, int D> static int hopper_blocks(void)
     int device = 0, n = 0;
     bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess &&
               made.maxThreadsPerBlock >= HOPPER_THREADS &&
-              allow_shared(kernel, hopper_layout<D, sizeof(C)>::BYTES) &&
+              allow_shared(kernel, hopper_layout<D, C>::BYTES) &&
               cudaGetDevice(&device) == cudaSuccess &&
               cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
 
@@ -669,8 +520,7 @@ static bool hopper_launch(const attn_args *a, const step_arrays *s, const query_
 
     if (blocks > 0) {
         launch(prefill_hopper_kernel<T, C, D>, dim3(n_work < blocks ? n_work : blocks),
-               dim3(HOPPER_THREADS), hopper_layout<D, sizeof(C)>::BYTES, stream, *a, *s, tile,
-               n_work);
+               dim3(HOPPER_THREADS), hopper_layout<D, C>::BYTES, stream, *a, *s, tile, n_work);
     }
     return blocks > 0;
 }
@@ -702,14 +552,13 @@ extern "C" bool launch_attn_prefill_hopper(const struct attn_args *a, const stru
                                            const query_tile *tile, int32_t n_tiles,
                                            cudaStream_t stream)
 {
-    if (a->kv.panel_log2 == 0 || a->kv.dtype == T_I8 || a->type == T_F32 || a->qkv_stride % 8 ||
-        (uintptr_t)a->qkv % 16 || a->out_stride % 8 || (uintptr_t)a->out % 16) {
+    if (a->kv.panel_log2 == 0 || a->type == T_F32 || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 ||
+        a->out_stride % 8 || (uintptr_t)a->out % 16) {
         return false;
     }
     if (kv_narrow(a->kv)) {
-        return a->type == T_F16
-                   ? hopper_dispatch<__half, uint8_t>(a, s, tile, n_tiles, stream)
-                   : hopper_dispatch<__nv_bfloat16, uint8_t>(a, s, tile, n_tiles, stream);
+        return a->kv.dtype == T_F8 ? hopper_dispatch<__half, uint8_t>(a, s, tile, n_tiles, stream)
+                                   : hopper_dispatch<__half, int8_t>(a, s, tile, n_tiles, stream);
     }
     return a->type == T_F16
                ? hopper_dispatch<__half, __half>(a, s, tile, n_tiles, stream)

@@ -10,6 +10,7 @@
  * are populated first, after which a slice is pinned quickly, and slices are pinned
  * while nothing runs; under load only once a swap has used an unpinned part.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -158,10 +159,6 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
                        "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);
     }
-    if (l->dtype == DTYPE_I8) {
-        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
-                             "kv_cache_dtype int8 is for CPUs; a GPU has fp8");
-    }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     if (block_bytes % 16 != 0) {
         return err_set(e, ERR_UNSUPPORTED,
@@ -207,6 +204,12 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         .panel_log2 =
             l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
         .scale_offset = l->scale_offset};
+    if (dtype_bytes(l->dtype) == 1 && c->kv_view.panel_log2 == 0) {
+        snprintf(b->note, sizeof(b->note),
+                 "attention is slow: no fast kernel reads a cache of 8 bits with heads of %d and "
+                 "blocks of %d",
+                 l->head_dim, l->block_size);
+    }
     rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;

@@ -297,13 +297,28 @@ static void costs_are_fitted_to_records(void **state)
     assert_int_equal(sim_cost_read(&o, path, &e), ERR_IO);
 }
 
+static void a_cache_of_8_bits_holds_more_and_costs_less(void **state)
+{
+    (void)state;
+    struct sim_options wide = options("--dataset sharegpt"),
+                       fp8 = options("--kv-cache-dtype fp8 --dataset sharegpt"),
+                       int8 = options("--dataset sharegpt --kv-cache-dtype int8");
+    assert_int_equal(fp8.slots, 2 * wide.slots);
+    assert_true(fabs(fp8.context_us - wide.context_us / 2) < 1e-9);
+    assert_true(fabs(fp8.swap_block_us - wide.swap_block_us / 2) < 1e-9);
+    assert_true(int8.slots > 1.9 * wide.slots && int8.slots < fp8.slots);
+}
+
 static void wrong_options_are_named(void **state)
 {
     (void)state;
     struct sim_options o;
     struct err e = {0};
-    char *bad[][2] = {
-        {"--rate", "-1"}, {"--manager", "best"}, {"--n", "1.5"}, {"--requests", "many"}};
+    char *bad[][2] = {{"--rate", "-1"},
+                      {"--manager", "best"},
+                      {"--kv-cache-dtype", "int4"},
+                      {"--n", "1.5"},
+                      {"--requests", "many"}};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         assert_int_equal(sim_options_parse(&o, 2, bad[i], &e), ERR_INVALID);
         assert_non_null(strstr(e.text, bad[i][0]));
@@ -327,6 +342,7 @@ int main(void)
         cmocka_unit_test(beams_of_any_width_are_replayed),
         cmocka_unit_test(conversations_find_what_was_said_before),
         cmocka_unit_test(replicas_share_the_load_and_prefix_routing_keeps_the_cache),
+        cmocka_unit_test(a_cache_of_8_bits_holds_more_and_costs_less),
         cmocka_unit_test(the_rate_that_keeps_a_target_is_found),
         cmocka_unit_test(costs_are_fitted_to_records),
         cmocka_unit_test(wrong_options_are_named),

@@ -282,19 +282,8 @@ static void pack_step(struct scene *s, struct packed *p, const struct scene_step
 /* A head's key (kv 0) or value (kv 1) as the cache holds it. */
 static void cached_head(const struct scene *s, const float *x, int32_t kv, float *out)
 {
-    int32_t n = s->c->head_dim;
-    float scale = kv == 0 ? attention_k_scale(&s->att) : attention_v_scale(&s->att), most = 0;
-
-    for (int32_t i = 0; i < n; i++) {
-        most = MAX(most, fabsf(x[i]));
-    }
-    scale = s->cache == DTYPE_I8 ? most / 127 : scale;
-    float over = scale > 0 ? 1 / scale : 0;
-    for (int32_t i = 0; i < n; i++) {
-        out[i] = s->cache == DTYPE_F8   ? e4m3_load(e4m3_store(x[i] * over)) * scale
-                 : s->cache == DTYPE_I8 ? (float)int8_store(x[i] * over) * scale
-                                        : round_to(s->cache, x[i]);
-    }
+    rig_cached_head(x, s->c->head_dim, s->cache,
+                    kv == 0 ? attention_k_scale(&s->att) : attention_v_scale(&s->att), out);
 }
 
 /* Check the rotated q and k against float64, and keep k and v as the cache holds

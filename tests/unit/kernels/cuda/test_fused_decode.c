@@ -18,6 +18,9 @@ enum {
     SEQ_BLOCKS = 5
 };
 
+/* The cache's type; float32 stands for the activations'. */
+static enum dtype cache_type = DTYPE_F32;
+
 struct shape {
     int32_t hidden, inner, n_heads, n_kv_heads, head_dim;
     enum norm_kind norm;
@@ -100,13 +103,15 @@ static void make_attention(struct scene *s)
     struct kv_layout kv;
     enum dtype at = act_of(s->r, s->t);
 
-    kv_layout_init(&kv, BLOCK, 2, k->n_kv_heads, k->head_dim, at);
+    kv_layout_init(&kv, BLOCK, 2, k->n_kv_heads, k->head_dim, cache_type ? cache_type : at);
     assert_int_equal(s->r->b->ops->kv_create(s->r->b, &kv, MAX_ROWS * SEQ_BLOCKS + 1, 0, &e), 0);
     s->attention = (struct attention){.layer = 1,
                                       .n_heads = k->n_heads,
                                       .n_kv_heads = k->n_kv_heads,
                                       .head_dim = k->head_dim,
-                                      .scale = 1.0f / sqrtf((float)k->head_dim)};
+                                      .scale = 1.0f / sqrtf((float)k->head_dim),
+                                      .k_scale = cache_type == DTYPE_F8 ? 0.5f : 0,
+                                      .v_scale = cache_type == DTYPE_F8 ? 0.03125f : 0};
     int32_t half = k->head_dim / 2;
     s->cos_sin = rig_alloc((size_t)POSITIONS * (size_t)k->head_dim * sizeof(float));
     for (int32_t i = 0; i < POSITIONS * half; i++) {
@@ -452,6 +457,15 @@ static const float *token_of(const struct scene *s, int32_t row, int32_t t)
     return from + (t < PAST ? row * PAST + t : row) * (int64_t)qkv_of(s->k);
 }
 
+/* A key (kv 0) or value (kv 1) as the cache holds it. */
+static void cached(const struct scene *s, const float *x, int32_t kv, float *ret)
+{
+    const struct attention *a = &s->attention;
+
+    rig_cached_head(x, s->k->head_dim, cache_type ? cache_type : act_of(s->r, s->t),
+                    kv == 0 ? attention_k_scale(a) : attention_v_scale(a), ret);
+}
+
 /* Every head over the keys and values of all tokens so far. */
 static void check_attention(const struct scene *s, const float *got)
 {
@@ -464,8 +478,10 @@ static void check_attention(const struct scene *s, const float *got)
         const float *q = token_of(s, row, PAST + s->step) + head * dim;
         double *to = want + row * heads + head * dim, sum = 0;
         for (int32_t t = 0; t <= PAST + s->step; t++) {
-            const float *key = token_of(s, row, t) + (k->n_heads + head / group) * dim;
-            const float *value = key + k->n_kv_heads * dim;
+            const float *from = token_of(s, row, t) + (k->n_heads + head / group) * dim;
+            float key[LIMIT_HEAD_DIM], value[LIMIT_HEAD_DIM];
+            cached(s, from, 0, key);
+            cached(s, from + k->n_kv_heads * dim, 1, value);
             double score = 0;
             for (int32_t d = 0; d < dim; d++) {
                 score += (double)q[d] * key[d];
@@ -733,12 +749,33 @@ static void layers_of_quantised_weights_follow_float64(void **state)
     }
 }
 
+/* The same with caches of 8 bits, which the step that rotates writes. */
+static void layers_with_caches_of_8_bits_follow_float64(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t shape, rows;
+        enum dtype t, cache;
+    } cases[] = {{4, 1, DTYPE_BF16, DTYPE_F8}, {0, 7, DTYPE_BF16, DTYPE_F8},
+                 {2, 5, DTYPE_F16, DTYPE_F8},  {4, 8, DTYPE_BF16, DTYPE_I8},
+                 {3, 2, DTYPE_BF16, DTYPE_F8}, {0, 3, DTYPE_F16, DTYPE_I8}};
+    for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(cases)); i++) {
+        struct rig r;
+        cache_type = cases[i].cache;
+        rig_open(&r);
+        check_shape(&r, &shapes[cases[i].shape], NULL, cases[i].t, cases[i].rows, false);
+        rig_close(&r);
+    }
+    cache_type = DTYPE_F32;
+}
+
 static int group(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_of_few_rows_follow_float64_step_after_step),
         cmocka_unit_test(layers_without_intermediate_results_follow_float64),
-        cmocka_unit_test(layers_of_quantised_weights_follow_float64)};
+        cmocka_unit_test(layers_of_quantised_weights_follow_float64),
+        cmocka_unit_test(layers_with_caches_of_8_bits_follow_float64)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -231,6 +231,13 @@ static void heads_are_rotated_where_they_are_made(void **state)
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &normed, &heads, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &fewer, &at));
     assert_false(fused_push_rope_kv(&a, 4, l.up, &turn, &heads, &at));
+    struct fused_rope scaled = at, e4m3 = at;
+    scaled.kv.dtype = DTYPE_I8; /* wants a head's greatest value before it writes one */
+    assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &scaled));
+    struct fused_args narrow = a;
+    e4m3.kv.dtype = DTYPE_F8;
+    assert_true(fused_push_rope_kv(&narrow, 4, l.qkv, &turn, &heads, &e4m3));
+    assert_true(narrow.rope.k_over == 1 && narrow.rope.v_over == 1);
     assert_true(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &at));
     assert_int_equal(a.n_ops, 4);
     assert_true(a.op[3].roped && a.op[3].pair == 128 && a.rope.layer == 3 && a.rope.n_heads == 32);
