@@ -30,16 +30,15 @@ template <typename L> struct rings {
         }
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(codes_full + i * 8, 1);
-            barrier_init(codes_empty + i * 8, MIXED_MULTIPLIERS / 32);
+            barrier_init(codes_empty + i * 8, L::MULTIPLIERS / 32);
         }
         barrier_init_fence();
     }
 };
 
-__device__ __forceinline__ void sync_multipliers(void)
+template <typename L> __device__ __forceinline__ void sync_multipliers(void)
 {
-    static_assert(MIXED_MULTIPLIERS == 512, "as the barrier counts");
-    asm volatile("bar.sync 1, 512;" ::: "memory");
+    asm volatile("bar.sync 1, %0;" ::"r"(L::MULTIPLIERS) : "memory");
 }
 
 /* The weight row at which a tile's i-th 64 rows begin: those of a gated product are the
@@ -164,6 +163,9 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 if (half == 1) {
                     codes.load(tile, g, half);
                 }
+                if (N == 64 && half == 1) {
+                    wgmma_wait<0>();
+                }
 #pragma unroll
                 for (int k = 0; k < MIXED_GROUP / 32; k++) {
                     uint32_t operand[4];
@@ -191,7 +193,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
 #endif
 
 template <int F, int N, int WIDTH, int SPLIT>
-__global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
+__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32,
+                                  HAS_WGMMA ? mixed_layout<F, N, WIDTH>::BLOCKS : 1)
     mixed_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
                  const __grid_constant__ mixed_args a, int kind)
 {
@@ -207,9 +210,11 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
     }
     __syncthreads();
     pdl_release();
-    if (threadIdx.x >= MIXED_MULTIPLIERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x == MIXED_MULTIPLIERS) {
+    if (threadIdx.x >= L::MULTIPLIERS) {
+        if constexpr (L::BLOCKS == 1) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        }
+        if (threadIdx.x == L::MULTIPLIERS) {
             loader<F, N, WIDTH>{&w,          &x,          a, r, kind, tile, part * a.s.depth_steps,
                                 read_once(), read_again()}
                 .run();
@@ -223,7 +228,9 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
+    if constexpr (L::BLOCKS == 1) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
+    }
     float d[N / 2];
     pdl_wait();
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
@@ -231,14 +238,14 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
     }
     multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a, kind, tile, threadIdx.x / 128 % L::TILES),
                           part * a.s.depth_steps);
-    sync_multipliers(); /* the rings become room for sums */
+    sync_multipliers<L>(); /* the rings become room for sums */
     keep_sums<L, N>(d, (float *)(raw + (base - shared_address(raw))));
     if (SPLIT > 1) {
         __syncwarp();
         cluster_arrive();
         cluster_wait();
     } else {
-        sync_multipliers();
+        sync_multipliers<L>();
     }
     shared_sums<L, N, SPLIT> sums(base);
     if (kind == SMALL_SUM) {
@@ -273,7 +280,7 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a
     attr[2].val.clusterDim.x = SPLIT;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.s.n / WIDTH * SPLIT);
-    c.blockDim = dim3(MIXED_THREADS);
+    c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
     c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
     c.stream = stream;
     c.attrs = attr;
@@ -285,9 +292,11 @@ template <int F, int N>
 bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap &x,
                     const mixed_args &a, cudaStream_t stream)
 {
-#define TILE(WIDTH, SPLIT)                                               \
-    if (t.width == WIDTH && t.split == SPLIT) {                          \
-        return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
+#define TILE(WIDTH, SPLIT)                                                   \
+    if constexpr (WIDTH / MIXED_ROWS <= mixed_warpgroups(N)) {               \
+        if (t.width == WIDTH && t.split == SPLIT) {                          \
+            return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
+        }                                                                    \
     }
     MIXED_TILES(TILE)
 #undef TILE
@@ -296,8 +305,10 @@ bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap
 
 template <int F, int N> void prepare(void)
 {
-#define TILE(WIDTH, SPLIT) \
-    allow_shared(mixed_kernel<F, N, WIDTH, SPLIT>, mixed_layout<F, N, WIDTH>::BYTES);
+#define TILE(WIDTH, SPLIT)                                                                \
+    if constexpr (WIDTH / MIXED_ROWS <= mixed_warpgroups(N)) {                            \
+        allow_shared(mixed_kernel<F, N, WIDTH, SPLIT>, mixed_layout<F, N, WIDTH>::BYTES); \
+    }
     MIXED_TILES(TILE)
 #undef TILE
 }

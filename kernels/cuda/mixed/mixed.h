@@ -17,8 +17,13 @@
 extern "C" {
 #endif
 
+#ifdef __CUDACC__
+#define MIXED_BOTH __host__ __device__ constexpr
+#else
+#define MIXED_BOTH
+#endif
+
 enum {
-    MIXED_WARPGROUPS = 4,
     MIXED_ROWS = 64,   /* weight rows of a matrix instruction */
     MIXED_GROUP = 128, /* columns that are summed before their scale is applied */
 };
@@ -30,9 +35,17 @@ enum {
     TILE(128, 1)          \
     TILE(256, 1)
 
-/* The tile for op `p` of a launch of `format` (enum fused_format); width 0: there is
- * none. Pure. */
-struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t n_blocks);
+/* Warpgroups of a block that multiply. With up to 32 rows they are two, so that blocks
+ * of the next product load beside those of the one before; then no tile has 256 rows. */
+static inline MIXED_BOTH int32_t mixed_warpgroups(int32_t rows)
+{
+    return rows <= 32 ? 2 : 4;
+}
+
+/* The tile for op `p` of a launch of `rows` rows and of `format` (enum fused_format);
+ * width 0: there is none. Pure. */
+struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t rows,
+                                   int32_t n_blocks);
 /* Whether all of `a` goes by these launches; with at most FUSED_ROWS rows only where
  * they fill the device, as other products do with a fused launch. Pure. */
 bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks);
