@@ -62,6 +62,7 @@ static bool by_mixed(const struct cuda_backend *c, const struct fused_args *a)
 
 void cuda_fused_flush(struct cuda_backend *c)
 {
+    cuda_linear_flush(c);
     cuda_experts_flush(c); /* no operation has joined since */
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {

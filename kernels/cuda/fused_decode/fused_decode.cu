@@ -215,11 +215,17 @@ __device__ __forceinline__ void rope_pair(const fused_rope &r, T &low, T &high, 
         return;
     }
     bool is_v = head >= r.kv.n_kv_heads;
-    T *cache = (T *)r.kv.base + slot / r.kv.block_size * r.kv.block_stride +
-               r.layer * r.kv.layer_stride + (is_v ? r.kv.kv_stride : 0) +
-               (is_v ? head - r.kv.n_kv_heads : head) * r.kv.head_stride;
-    cache[kv_offset(r.kv, slot % r.kv.block_size, dim)] = low;
-    cache[kv_offset(r.kv, slot % r.kv.block_size, dim + half)] = high;
+    int kv_head = is_v ? head - r.kv.n_kv_heads : head, t = slot % r.kv.block_size;
+    if (r.kv.dtype == T_F8) {
+        uint8_t *codes = kv_head_of<uint8_t>(r.kv, r.layer, slot, kv_head, is_v);
+        float over = is_v ? r.v_over : r.k_over;
+        codes[kv_offset(r.kv, t, dim)] = e4m3_of(to_float(low) * over);
+        codes[kv_offset(r.kv, t, dim + half)] = e4m3_of(to_float(high) * over);
+        return;
+    }
+    T *cache = kv_head_of<T>(r.kv, r.layer, slot, kv_head, is_v);
+    cache[kv_offset(r.kv, t, dim)] = low;
+    cache[kv_offset(r.kv, t, dim + half)] = high;
 }
 
 __device__ __noinline__ float activated(float x, int act)

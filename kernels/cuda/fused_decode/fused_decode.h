@@ -121,6 +121,7 @@ struct fused_rope {
     int64_t cos_sin_stride;         /* of a position */
     const int32_t *position, *slot; /* [rows] */
     struct kv_view kv;              /* the cache; base NULL: no op has it yet */
+    float k_over, v_over;           /* as in struct rope_args */
     int32_t n_heads, layer;         /* query heads; layer of the cache */
 };
 

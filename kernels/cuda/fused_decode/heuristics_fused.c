@@ -228,13 +228,16 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         r->q_norm.weight.data || r->k_norm.weight.data ||
-        (rotates && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
+        (rotates && (r->rot_dim != dim || r->interleaved)) ||
+        (at->kv.dtype != (int32_t)qkv.dtype && at->kv.dtype != DTYPE_F8)) {
         return false;
     }
     a->rope = *at;
     a->rope.cos_sin = r->cos_sin.data;
     a->rope.cos_sin_stride = r->cos_sin.stride;
     a->rope.n_heads = attention->n_heads;
+    a->rope.k_over = 1 / attention_k_scale(attention);
+    a->rope.v_over = 1 / attention_v_scale(attention);
     a->rope.layer = attention->layer;
     last->roped = 1;
     last->pair = dim;
