@@ -3,9 +3,9 @@
  *
  * Weights are the 64-row operand of the matrix instruction and come from registers,
  * where their codes are widened; activations are the other one, of 8, 16, 32 or 64
- * rows. Four warpgroups multiply: while one widens codes, others keep the tensor cores
- * busy. A tile is 1, 2 or 4 times 64 weight rows, whose depth 4, 2 or 1 warpgroups
- * share. Each 128 columns are summed by themselves and multiplied by their scale in
+ * rows. Several warpgroups multiply: while one widens codes, others keep the tensor
+ * cores busy. A tile is 1, 2 or 4 times 64 weight rows; what warpgroups there are more
+ * share its depth. Each 128 columns are summed by themselves and multiplied by their scale in
  * float32, so no weight is rounded.
  */
 #ifndef QUIRE_KERNELS_CUDA_MIXED_MIXED_H
@@ -36,7 +36,8 @@ enum {
     TILE(256, 1)
 
 /* Warpgroups of a block that multiply. With up to 32 rows they are two, so that blocks
- * of the next product load beside those of the one before; then no tile has 256 rows. */
+ * of the next product load beside those of the one before; then no tile has 256
+ * rows. */
 static inline MIXED_BOTH int32_t mixed_warpgroups(int32_t rows)
 {
     return rows <= 32 ? 2 : 4;
