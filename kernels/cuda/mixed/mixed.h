@@ -5,8 +5,8 @@
  * where their codes are widened; activations are the other one, of 8, 16, 32 or 64
  * rows. Several warpgroups multiply: while one widens codes, others keep the tensor
  * cores busy. A tile is 1, 2 or 4 times 64 weight rows; what warpgroups there are more
- * share its depth. Each 128 columns are summed by themselves and multiplied by their scale in
- * float32, so no weight is rounded.
+ * share its depth. Each 128 columns are summed by themselves and multiplied by their
+ * scale in float32, so no weight is rounded.
  */
 #ifndef QUIRE_KERNELS_CUDA_MIXED_MIXED_H
 #define QUIRE_KERNELS_CUDA_MIXED_MIXED_H
