@@ -30,15 +30,16 @@ template <typename L> struct rings {
         }
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(codes_full + i * 8, 1);
-            barrier_init(codes_empty + i * 8, L::MULTIPLIERS / 32);
+            barrier_init(codes_empty + i * 8, MIXED_MULTIPLIERS / 32);
         }
         barrier_init_fence();
     }
 };
 
-template <typename L> __device__ __forceinline__ void sync_multipliers(void)
+__device__ __forceinline__ void sync_multipliers(void)
 {
-    asm volatile("bar.sync 1, %0;" ::"r"(L::MULTIPLIERS) : "memory");
+    static_assert(MIXED_MULTIPLIERS == 512, "as the barrier counts");
+    asm volatile("bar.sync 1, 512;" ::: "memory");
 }
 
 /* The weight row at which a tile's i-th 64 rows begin: those of a gated product are the
@@ -163,9 +164,6 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 if (half == 1) {
                     codes.load(tile, g, half);
                 }
-                if (N == 64 && half == 1) {
-                    wgmma_wait<0>();
-                }
 #pragma unroll
                 for (int k = 0; k < MIXED_GROUP / 32; k++) {
                     uint32_t operand[4];
@@ -193,8 +191,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
 #endif
 
 template <int F, int N, int WIDTH, int SPLIT>
-__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32,
-                                  HAS_WGMMA ? mixed_layout<F, N, WIDTH>::BLOCKS : 1)
+__global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
     mixed_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
                  const __grid_constant__ mixed_args a, int kind)
 {
@@ -210,11 +207,9 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     }
     __syncthreads();
     pdl_release();
-    if (threadIdx.x >= L::MULTIPLIERS) {
-        if constexpr (L::BLOCKS == 1) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        }
-        if (threadIdx.x == L::MULTIPLIERS) {
+    if (threadIdx.x >= MIXED_MULTIPLIERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (threadIdx.x == MIXED_MULTIPLIERS) {
             loader<F, N, WIDTH>{&w,          &x,          a, r, kind, tile, part * a.s.depth_steps,
                                 read_once(), read_again()}
                 .run();
@@ -228,9 +223,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         }
         return;
     }
-    if constexpr (L::BLOCKS == 1) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
-    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
     float d[N / 2];
     pdl_wait();
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
@@ -238,14 +231,14 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     }
     multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a, kind, tile, threadIdx.x / 128 % L::TILES),
                           part * a.s.depth_steps);
-    sync_multipliers<L>(); /* the rings become room for sums */
+    sync_multipliers(); /* the rings become room for sums */
     keep_sums<L, N>(d, (float *)(raw + (base - shared_address(raw))));
     if (SPLIT > 1) {
         __syncwarp();
         cluster_arrive();
         cluster_wait();
     } else {
-        sync_multipliers<L>();
+        sync_multipliers();
     }
     shared_sums<L, N, SPLIT> sums(base);
     if (kind == SMALL_SUM) {
@@ -280,7 +273,7 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a
     attr[2].val.clusterDim.x = SPLIT;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.s.n / WIDTH * SPLIT);
-    c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
+    c.blockDim = dim3(MIXED_THREADS);
     c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
     c.stream = stream;
     c.attrs = attr;
@@ -292,11 +285,9 @@ template <int F, int N>
 bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap &x,
                     const mixed_args &a, cudaStream_t stream)
 {
-#define TILE(WIDTH, SPLIT)                                                   \
-    if constexpr (WIDTH / MIXED_ROWS <= mixed_warpgroups(N)) {               \
-        if (t.width == WIDTH && t.split == SPLIT) {                          \
-            return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
-        }                                                                    \
+#define TILE(WIDTH, SPLIT)                                               \
+    if (t.width == WIDTH && t.split == SPLIT) {                          \
+        return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
     }
     MIXED_TILES(TILE)
 #undef TILE
@@ -305,10 +296,8 @@ bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap
 
 template <int F, int N> void prepare(void)
 {
-#define TILE(WIDTH, SPLIT)                                                                \
-    if constexpr (WIDTH / MIXED_ROWS <= mixed_warpgroups(N)) {                            \
-        allow_shared(mixed_kernel<F, N, WIDTH, SPLIT>, mixed_layout<F, N, WIDTH>::BYTES); \
-    }
+#define TILE(WIDTH, SPLIT) \
+    allow_shared(mixed_kernel<F, N, WIDTH, SPLIT>, mixed_layout<F, N, WIDTH>::BYTES);
     MIXED_TILES(TILE)
 #undef TILE
 }

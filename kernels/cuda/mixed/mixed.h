@@ -3,10 +3,10 @@
  *
  * Weights are the 64-row operand of the matrix instruction and come from registers,
  * where their codes are widened; activations are the other one, of 8, 16, 32 or 64
- * rows. Several warpgroups multiply: while one widens codes, others keep the tensor
- * cores busy. A tile is 1, 2 or 4 times 64 weight rows; what warpgroups there are more
- * share its depth. Each 128 columns are summed by themselves and multiplied by their
- * scale in float32, so no weight is rounded.
+ * rows. Four warpgroups multiply: while one widens codes, others keep the tensor cores
+ * busy. A tile is 1, 2 or 4 times 64 weight rows, whose depth 4, 2 or 1 warpgroups
+ * share. Each 128 columns are summed by themselves and multiplied by their scale in
+ * float32, so no weight is rounded.
  */
 #ifndef QUIRE_KERNELS_CUDA_MIXED_MIXED_H
 #define QUIRE_KERNELS_CUDA_MIXED_MIXED_H
@@ -17,13 +17,8 @@
 extern "C" {
 #endif
 
-#ifdef __CUDACC__
-#define MIXED_BOTH __host__ __device__ constexpr
-#else
-#define MIXED_BOTH
-#endif
-
 enum {
+    MIXED_WARPGROUPS = 4,
     MIXED_ROWS = 64,   /* weight rows of a matrix instruction */
     MIXED_GROUP = 128, /* columns that are summed before their scale is applied */
 };
@@ -35,21 +30,18 @@ enum {
     TILE(128, 1)          \
     TILE(256, 1)
 
-/* Warpgroups of a block that multiply. With up to 32 rows they are two, so that blocks
- * of the next product load beside those of the one before; then no tile has 256
- * rows. */
-static inline MIXED_BOTH int32_t mixed_warpgroups(int32_t rows)
-{
-    return rows <= 32 ? 2 : 4;
-}
-
-/* The tile for op `p` of a launch of `rows` rows and of `format` (enum fused_format);
- * width 0: there is none. Pure. */
-struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t rows,
-                                   int32_t n_blocks);
+/* The tile for op `p` of a launch of `format` (enum fused_format); width 0: there is
+ * none. Pure. */
+struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t n_blocks);
 /* Whether all of `a` goes by these launches; with at most FUSED_ROWS rows only where
  * they fill the device, as other products do with a fused launch. Pure. */
 bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks);
+
+/* A tensor map, a CUtensorMap at `ret`, of [rows, columns] bf16, `stride` elements
+ * between rows, for boxes of box_rows by SMALL_DEPTH with the 128-byte swizzle
+ * (small_rows.cu). */
+bool small_map_16(void *ret, const void *data, int64_t rows, int64_t columns, int64_t stride,
+                  int box_rows);
 
 /* Allows the kernels their shared memory; where small_prepare has said that its run. */
 void small_mixed_prepare(void);

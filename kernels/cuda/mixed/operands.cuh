@@ -8,7 +8,12 @@
 #include "kernels/cuda/quant/codes.cuh"
 #include "kernels/cuda/quant/quant.h"
 
-enum { MOST_STAGES = 12 };
+enum {
+    MIXED_MULTIPLIERS = MIXED_WARPGROUPS * 128,
+    MIXED_THREADS = MIXED_MULTIPLIERS + 128, /* and those of which one loads */
+    RING_BYTES = 220 * 1024,
+    MOST_STAGES = 12,
+};
 
 /* A product; the epilogue's part is that of small_rows.cu. */
 struct mixed_args {
@@ -27,13 +32,8 @@ struct mixed_args {
 
 /* F: enum fused_format; N: rows of the activations' operand; WIDTH: of the tile. */
 template <int F, int N, int WIDTH> struct mixed_layout {
-    static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
-    static constexpr int WARPGROUPS = mixed_warpgroups(N), BLOCKS = 4 / WARPGROUPS;
-    static constexpr int MULTIPLIERS = WARPGROUPS * 128;
-    /* and those of which one loads: a warpgroup where it has registers to give away */
-    static constexpr int THREADS = MULTIPLIERS + (BLOCKS == 1 ? 128 : 32);
-    static constexpr int RING_BYTES = (BLOCKS == 1 ? 220 : 108) * 1024;
-    static constexpr int PARTS = TILES > WARPGROUPS ? 1 : WARPGROUPS / TILES; /* of the depth */
+    static constexpr int TILES = WIDTH / MIXED_ROWS;           /* of 64 weight rows */
+    static constexpr int PARTS = MIXED_WARPGROUPS / TILES;     /* of the depth, by warpgroup */
     static constexpr int GROUPS = F == FUSED_INT4 ? 4 : PARTS; /* of a stage of codes */
     /* Bytes between rows of codes, and of 64 rows' codes of a stage. Rows of
      * FUSED_INT4 are whole segments, whose banks differ; others are of one group and
@@ -42,7 +42,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (F == FUSED_INT4 ? 1 : GROUPS);
     static constexpr int STAGE_BYTES = TILES * TILE_BYTES;
     static constexpr int SOURCE_BYTES = N * MIXED_GROUP * 2;
-    static constexpr int SOURCES = N == 32 ? 4 : N < 64 ? 8 : TILES == 4 ? 5 : TILES == 2 ? 7 : 8;
+    static constexpr int SOURCES = N < 64 ? 8 : TILES == 4 ? 5 : TILES == 2 ? 7 : 8;
     static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
     static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;
@@ -50,8 +50,8 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int BYTES = RING + BARRIERS * 8 + 1024;
     static constexpr int SUM_PITCH = WIDTH + 4; /* floats of a row of sums */
 
-    static_assert(TILES > WARPGROUPS || STAGES >= 2, "codes arrive while others are multiplied");
-    static_assert(TILES > WARPGROUPS || PARTS * N * SUM_PITCH * 4 <= RING, "sums fit");
+    static_assert(STAGES >= 2, "codes arrive while others are multiplied");
+    static_assert(PARTS * N * SUM_PITCH * 4 <= RING, "sums fit");
 };
 
 #if HAS_WGMMA

@@ -173,7 +173,7 @@ static void mixed_tile_is(int32_t format, int32_t n, int32_t k, enum small_kind 
                           int32_t split)
 {
     struct fused_op p = product(n, k, kind);
-    struct small_tile t = small_mixed_tile(&p, format, 64, H200);
+    struct small_tile t = small_mixed_tile(&p, format, H200);
 
     assert_int_equal(t.kind, kind);
     assert_int_equal(t.width, width);
@@ -194,8 +194,6 @@ static void mixed_products_have_the_most_blocks_of_a_wave(void **state)
     mixed_tile_is(FUSED_FP8, 6144, 640, SMALL_PLAIN, 256, 1);    /* likewise */
     mixed_tile_is(FUSED_INT8, 4096 + 16, 4096, SMALL_SUM, 0, 0);
     mixed_tile_is(FUSED_INT8, 64, 4096, SMALL_GATED, 0, 0); /* a gate and what it gates */
-    struct fused_op up = product(28672, 4096, SMALL_GATED);
-    assert_int_equal(small_mixed_tile(&up, FUSED_INT4, 8, H200).width, 128); /* small blocks */
 }
 
 static void mixed_products_take_what_fills_the_device_or_nothing_else_takes(void **state)
