@@ -9,6 +9,7 @@
  */
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_pipeline.cuh"
+#include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 #include "kernels/cuda/mixed/mixed.h"
 
@@ -302,49 +303,6 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
 
 /* ---- host ---- */
 
-typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, or NULL. */
-encode_map map_encoder(void)
-{
-    static encode_map found = [] {
-        void *f = NULL;
-        cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-        cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                          cudaEnableDefault, &result);
-#else
-        cudaError_t rc =
-            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
-#endif
-        if (rc != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-            cudaGetLastError();
-            f = NULL;
-        }
-        return (encode_map)f;
-    }();
-
-    return found;
-}
-
-/* A map of [rows, columns] elements, `pitch` bytes between rows, for boxes of box_rows
- * by box_columns with the 128-byte swizzle. Rows beyond read as zero. */
-bool make_map(void *ret, CUtensorMapDataType type, const void *data, int64_t rows, int64_t columns,
-              int64_t pitch, int box_rows, int box_columns)
-{
-    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
-    cuuint64_t pitches[1] = {(cuuint64_t)pitch};
-    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, step[2] = {1, 1};
-
-    return map_encoder()((CUtensorMap *)ret, type, 2, (void *)data, size, pitches, box, step,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <int WIDTH, int SPLIT, int KIND>
 bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a,
                  cudaStream_t stream)
@@ -446,26 +404,19 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
     if (mixed) {
         return launch_small_mixed(a, p, t, k, from, stride, stream);
     }
-    return small_map_16(&w, p->w, p->n, p->k, p->w_stride,
-                        t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
-           small_map_16(&x, from, a->rows, p->k, stride, k.source_rows) &&
+    return tensor_map_16(&w, T_BF16, p->w, p->n, p->k, p->w_stride,
+                         t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
+           tensor_map_16(&x, T_BF16, from, a->rows, p->k, stride, k.source_rows) &&
            launch_product(t, w, x, k, stream);
 }
 
 } /* namespace */
 
-extern "C" bool small_map_16(void *ret, const void *data, int64_t rows, int64_t columns,
-                             int64_t stride, int box_rows)
-{
-    return make_map(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, rows, columns, stride * 2,
-                    box_rows, SMALL_DEPTH);
-}
-
 extern "C" bool small_map_bytes(void *ret, const void *data, int64_t rows, int64_t columns,
                                 int64_t pitch, int box_rows)
 {
-    return make_map(ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, data, rows, columns, pitch, box_rows,
-                    CODES_DEPTH);
+    return tensor_map((CUtensorMap *)ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, data, rows, columns, pitch,
+                      box_rows, CODES_DEPTH);
 }
 
 extern "C" bool small_prepare(void)
@@ -473,7 +424,7 @@ extern "C" bool small_prepare(void)
     cudaFuncAttributes made = {};
     /* Code without the instruction, Hopper's alone, has an empty body and a lower
      * bound. */
-    bool ok = map_encoder() &&
+    bool ok = tensor_map_encoder() &&
               cudaFuncGetAttributes(&made, small_kernel<64, 2, SMALL_SUM>) == cudaSuccess &&
               made.maxThreadsPerBlock >= THREADS;
 

@@ -1,5 +1,6 @@
 /* Mixed-input products (mixed.h): the host's part. */
 #include "kernels/cuda/fused_decode/small_codes.h"
+#include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/mixed/operands.cuh"
 
 template <int F>
@@ -31,7 +32,7 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.n_segments = p->k / QUANT_SEGMENT;
     bool ok =
         a->format == FUSED_INT4 || small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
-    if (!ok || !small_map_16(&xm, x, a->rows, p->k, x_stride, s.source_rows)) {
+    if (!ok || !tensor_map_16(&xm, T_BF16, x, a->rows, p->k, x_stride, s.source_rows)) {
         return false;
     }
     return a->format == FUSED_INT4  ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)

@@ -37,12 +37,6 @@ struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int
  * they fill the device, as other products do with a fused launch. Pure. */
 bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks);
 
-/* A tensor map, a CUtensorMap at `ret`, of [rows, columns] bf16, `stride` elements
- * between rows, for boxes of box_rows by SMALL_DEPTH with the 128-byte swizzle
- * (small_rows.cu). */
-bool small_map_16(void *ret, const void *data, int64_t rows, int64_t columns, int64_t stride,
-                  int box_rows);
-
 /* Allows the kernels their shared memory; where small_prepare has said that its run. */
 void small_mixed_prepare(void);
 
