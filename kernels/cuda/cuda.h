@@ -75,6 +75,14 @@ struct pending_codes {
     int32_t rows, act;
 };
 
+/* A product of many rows whose result only the next operation reads is put off until
+ * that is known: if it adds the result to the residual stream, the product does. */
+struct pending_product {
+    bool waits;
+    struct mat out, x, w;
+    struct epilogue epilogue;
+};
+
 struct cuda_backend {
     struct backend base;
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
@@ -177,6 +185,7 @@ struct cuda_backend {
     struct cuda_stages *stages; /* NULL: no pipeline */
 
     struct expert_pending experts; /* the last launch of `experts` */
+    struct pending_product product;
 
     /* fused launches */
     /* the operations that wait for their common launch; counter NULL: never any */
@@ -419,5 +428,10 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
                  const struct epilogue *ep);
 void cuda_linear_gated(struct backend *b, struct mat out, struct mat lt_out, struct mat x,
                        struct mat w, struct mat bias, enum activation act);
+/* Launches the product that was put off, if there is one. */
+void cuda_linear_flush(struct cuda_backend *c);
+/* The same with x += its result in place of the result y, if it is what waits and y is
+ * not partial. False: nothing was done. */
+bool cuda_linear_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial);
 
 #endif

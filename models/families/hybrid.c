@@ -78,7 +78,8 @@ static void hybrid_forward(struct model *m, const struct batch *b)
     .delta = true, .full_attention_every = 4
 
 static const struct architecture QWEN_NEXT[] = {
-    {QWEN("Qwen3NextForCausalLM"), .experts = true, .normalises_experts = true},
+    {QWEN("Qwen3NextForCausalLM"), .models = "Qwen3-Next", .experts = true,
+     .normalises_experts = true},
     {0},
 };
 
@@ -129,16 +130,16 @@ const struct model_family qwen_next_family = {.architectures = QWEN_NEXT,
 
 /* Qwen3.6 has these names too. */
 static const struct architecture QWEN35[] = {
-    {QWEN("Qwen3_5ForCausalLM")},
-    {QWEN("Qwen3_5ForConditionalGeneration"), .wrapper = true},
+    {QWEN("Qwen3_5ForCausalLM"), .models = "Qwen3.5 and Qwen3.6: text"},
+    {QWEN("Qwen3_5ForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with vision: text", .wrapper = true},
     {0},
 };
 
 #define QWEN35_EXPERTS(arch) QWEN(arch), .experts = true, .normalises_experts = true
 
 static const struct architecture QWEN35_MOE[] = {
-    {QWEN35_EXPERTS("Qwen3_5MoeForCausalLM")},
-    {QWEN35_EXPERTS("Qwen3_5MoeForConditionalGeneration"), .wrapper = true},
+    {QWEN35_EXPERTS("Qwen3_5MoeForCausalLM"), .models = "Qwen3.5 and Qwen3.6 with experts: text"},
+    {QWEN35_EXPERTS("Qwen3_5MoeForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with experts and vision: text", .wrapper = true},
     {0},
 };
 
@@ -200,6 +201,7 @@ const struct model_family qwen35_moe_family = {.architectures = QWEN35_MOE,
 
 static const struct architecture BAMBA[] = {
     {.name = "BambaForCausalLM",
+     .models = "Bamba",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -242,6 +244,7 @@ const struct model_family bamba_family = {.architectures = BAMBA,
 
 static const struct architecture GRANITE[] = {
     {.name = "GraniteMoeHybridForCausalLM",
+     .models = "Granite 4 hybrids without experts",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,

@@ -246,6 +246,11 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_GATED_MLP(mlp) \
     ROW_UP(mlp "gate_proj", DIM_MLP), ROW_UP(mlp "up_proj", DIM_MLP), ROW_DOWN(mlp "down_proj")
 
+/* Norms of q and k over all heads together. */
+#define ROW_WIDE_NORM(name, dim, norm) \
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
+#define ROWS_WIDE_NORMS(attn) \
+    ROW_WIDE_NORM(attn "q_norm", DIM_Q, q_norm), ROW_WIDE_NORM(attn "k_norm", DIM_KV, k_norm)
 /* One matrix of a layer. */
 #define ROW_MATRIX(name, rows, cols, split, target, when) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
@@ -315,6 +320,7 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
+
 /* ---- quantising while loading (quantise.c) ---- */
 
 /* A weight's codes and what belongs to them, until the backend has its own copy. */

@@ -158,6 +158,10 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
                        "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);
     }
+    if (l->dtype == DTYPE_I8) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype int8 is for CPUs; a GPU has fp8");
+    }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     if (block_bytes % 16 != 0) {
         return err_set(e, ERR_UNSUPPORTED,
@@ -201,7 +205,8 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         .n_kv_heads = l->n_kv_heads,
         .dtype = (int32_t)l->dtype,
         .panel_log2 =
-            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
+            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
+        .scale_offset = l->scale_offset};
     rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;
