@@ -131,7 +131,8 @@ const struct model_family qwen_next_family = {.architectures = QWEN_NEXT,
 /* Qwen3.6 has these names too. */
 static const struct architecture QWEN35[] = {
     {QWEN("Qwen3_5ForCausalLM"), .models = "Qwen3.5 and Qwen3.6: text"},
-    {QWEN("Qwen3_5ForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with vision: text", .wrapper = true},
+    {QWEN("Qwen3_5ForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with vision: text",
+     .wrapper = true},
     {0},
 };
 
@@ -139,7 +140,8 @@ static const struct architecture QWEN35[] = {
 
 static const struct architecture QWEN35_MOE[] = {
     {QWEN35_EXPERTS("Qwen3_5MoeForCausalLM"), .models = "Qwen3.5 and Qwen3.6 with experts: text"},
-    {QWEN35_EXPERTS("Qwen3_5MoeForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with experts and vision: text", .wrapper = true},
+    {QWEN35_EXPERTS("Qwen3_5MoeForConditionalGeneration"),
+     .models = "Qwen3.5 and Qwen3.6 with experts and vision: text", .wrapper = true},
     {0},
 };
 

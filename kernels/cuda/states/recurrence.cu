@@ -118,7 +118,7 @@ __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const s
 #pragma unroll
         for (int j = 0; j < N; j++) {
             int i = from + j * 32 + lane;
-            x[j] = i >= n              ? 0.0f
+            x[j] = i >= n          ? 0.0f
                    : a.kernel == 4 ? convolve<T, 4>(a, p, token, first + i)
                                    : convolve<T, 0>(a, p, token, first + i);
             squares += x[j] * x[j];
@@ -324,8 +324,7 @@ struct matrix_part {
     int n;
 };
 
-template <int R>
-__device__ __forceinline__ int row_of(int r, int lane)
+template <int R> __device__ __forceinline__ int row_of(int r, int lane)
 {
     return (r / 4 * ROW_LANES + (lane & (ROW_LANES - 1))) * 4 + r % 4;
 }
@@ -395,8 +394,7 @@ __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const stat
 }
 
 /* The rows behind key_dim of all operands, which no copy fills. */
-template <int R>
-__device__ __forceinline__ void clear_rows(token_tile<R> (&tile)[2], int key_dim)
+template <int R> __device__ __forceinline__ void clear_rows(token_tile<R> (&tile)[2], int key_dim)
 {
     enum { ROWS = ROW_LANES * R };
 
@@ -412,7 +410,9 @@ __device__ __forceinline__ void clear_rows(token_tile<R> (&tile)[2], int key_dim
 /* Grid (head and part of its columns, sequence); the last sequences, which may have
  * many tokens, start first. Keys fill 16 * R rows, those behind key_dim with zeros. */
 template <typename T, int R, bool DELTA>
-__global__ void __launch_bounds__(THREADS, R <= 4 ? 8 : R <= 8 ? 6 : 3)
+__global__ void __launch_bounds__(THREADS, R <= 4   ? 8
+                                           : R <= 8 ? 6
+                                                    : 3)
     recurrence_kernel(recurrence_args a, step_arrays s)
 {
     __shared__ alignas(16) token_tile<R> tile[2];
