@@ -60,8 +60,8 @@ static void random_config(struct scenario *s, struct rng *r)
     }
 }
 
-/* The next turn of a conversation: another request's prompt and its answer, and a little
- * more. Returns the tokens of both, as far as there is room. */
+/* The next turn of a conversation: another request's prompt and its answer, and a
+ * little more. Returns the tokens of both, as far as there is room. */
 static int32_t random_turn(const struct scenario *s, struct sim_request *q,
                            const struct sim_request *o, struct rng *r)
 {

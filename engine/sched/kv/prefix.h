@@ -30,8 +30,8 @@
  * Invariants (prefix_check):
  *  X1  exactly the hashed blocks of the pool have entries or are peers
  *  X2  an entry is in the bucket of its hash
- *  X3  an entry's hash is that of its parent's hash and its tokens, of a tail those that
- *      name it
+ *  X3  an entry's hash is that of its parent's hash and its tokens, of a tail those
+ *      that name it
  *  X4  peers and their entries name each other
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_PREFIX_H

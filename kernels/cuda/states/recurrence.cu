@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
 
 /* ---- one token after the other ---- */
 
-/* A block has COLUMNS columns of a head's matrix, a warp eight of them. A lane has four
- * neighbouring columns of every sixteenth group of four rows, so that an operand that it
+/* A block has COLUMNS columns of a head's matrix, a warp eight of them. A lane has
+ * four neighbouring columns of every sixteenth group of four rows, so that an operand that it
  * reads from shared memory serves four columns. */
 enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8, ROW_LANES = 16 };
 
@@ -317,8 +317,8 @@ __device__ __forceinline__ float take_token(float (&state)[R][4], const token_ti
     return reduce_columns(sum, lane);
 }
 
-/* A lane's part of a matrix in memory: `at` is its first column in row 0, n its columns,
- * at most 4. */
+/* A lane's part of a matrix in memory: `at` is its first column in row 0, n its
+ * columns, at most 4. */
 struct matrix_part {
     int64_t at;
     int n;
