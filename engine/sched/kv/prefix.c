@@ -128,8 +128,8 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
 
 /* Give the block, which contains the n tokens after `chain`, an entry. One with the
  * same hash has a parent that was dropped, is an older tail, or collides: the newer
- * block replaces it, being reachable. But a shared block keeps its entry, and the newer one
- * gets none: false. */
+ * block replaces it, being reachable. But a shared block keeps its entry, and the newer
+ * one gets none: false. */
 static bool enter(struct prefix *px, const struct prefix_chain *chain, struct block_hash hash,
                   int32_t block, const int32_t *token, int32_t n)
 {

@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
 /* ---- one token after the other ---- */
 
 /* A block has COLUMNS columns of a head's matrix, a warp eight of them. A lane has
- * four neighbouring columns of every sixteenth group of four rows, so that an operand that it
- * reads from shared memory serves four columns. */
+ * four neighbouring columns of every sixteenth group of four rows, so that an operand
+ * that it reads from shared memory serves four columns. */
 enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8, ROW_LANES = 16 };
 
 /* The operands of TILE_TOKENS tokens, in shared memory. */
