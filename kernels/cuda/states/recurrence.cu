@@ -103,34 +103,27 @@ __device__ __forceinline__ float convolve(const recurrence_args &a, const state_
     return sum / (1.0f + expf(-sum));
 }
 
-/* n channels from `first` on, which are one head's q, k or v: norm_scale is what q or k
- * are multiplied by besides the inverse of their length, 0: v, or nothing to norm. A
- * lane keeps N channels in registers at a time. */
+/* n channels from c on, which are one head's q, k or v: norm_scale is what q or k are
+ * multiplied by besides the inverse of their length, 0: v, or nothing to norm. */
 template <typename T>
 __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const state_span &p,
                                                int token, int first, int n, float norm_scale,
                                                int lane)
 {
-    enum { N = STATE_KEY_DIM / 32 };
-    float *to = a.prepared + (int64_t)token * channels_of(a) + first, squares = 0.0f, x[N];
+    float *to = a.prepared + (int64_t)token * channels_of(a) + first, squares = 0.0f;
 
-    for (int from = 0; from < n; from += 32 * N) {
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            int i = from + j * 32 + lane;
-            x[j] = i >= n          ? 0.0f
-                   : a.kernel == 4 ? convolve<T, 4>(a, p, token, first + i)
-                                   : convolve<T, 0>(a, p, token, first + i);
-            squares += x[j] * x[j];
-        }
-        float scale = norm_scale == 0.0f ? 1.0f : norm_scale / sqrtf(warp_sum(squares) + 1e-6f);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            int i = from + j * 32 + lane;
-            if (i < n) {
-                to[i] = x[j] * scale;
-            }
-        }
+    for (int i = lane; i < n; i += 32) {
+        float x = a.kernel == 4 ? convolve<T, 4>(a, p, token, first + i)
+                                : convolve<T, 0>(a, p, token, first + i);
+        to[i] = x;
+        squares += x * x;
+    }
+    if (norm_scale == 0.0f) {
+        return;
+    }
+    float scale = norm_scale / sqrtf(warp_sum(squares) + 1e-6f);
+    for (int i = lane; i < n; i += 32) {
+        to[i] *= scale;
     }
 }
 
@@ -162,7 +155,7 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
             prepare_gates<T>(a, token, lane);
             continue;
         }
-        state_span p = span_of(a, s, n_seqs == rows ? token : sequence_of(s, token, n_seqs));
+        state_span p = span_of(a, s, sequence_of(s, token, n_seqs));
         if (p.to) {
             prepare_vector<T>(a, p, token, base + index * n, n, scale, lane);
         }
@@ -171,14 +164,13 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
 
 /* ---- one token after the other ---- */
 
-/* A block has COLUMNS columns of a head's matrix, a warp eight of them. A lane has
- * four neighbouring columns of every sixteenth group of four rows, so that an operand
- * that it reads from shared memory serves four columns. */
-enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8, ROW_LANES = 16 };
+/* A block has COLUMNS columns of a head's matrix. Four neighbouring lanes share a
+ * column; of each 16 rows a lane has four neighbours. */
+enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8 };
 
 /* The operands of TILE_TOKENS tokens, in shared memory. */
-template <int R> struct token_tile {
-    float q[TILE_TOKENS][ROW_LANES * R], k[TILE_TOKENS][ROW_LANES * R], v[TILE_TOKENS][COLUMNS];
+template <int J> struct token_tile {
+    float q[TILE_TOKENS][16 * J], k[TILE_TOKENS][16 * J], v[TILE_TOKENS][COLUMNS];
     float factor[TILE_TOKENS][2];
 };
 
@@ -218,8 +210,8 @@ struct operand_offsets {
 };
 
 /* Starts loading the tokens [first, first + n). */
-template <int R>
-__device__ __forceinline__ void fetch_tile(token_tile<R> &to, const recurrence_args &a,
+template <int J>
+__device__ __forceinline__ void fetch_tile(token_tile<J> &to, const recurrence_args &a,
                                            const operand_offsets &o, int head, int first, int n)
 {
     int channels = channels_of(a);
@@ -242,139 +234,45 @@ __device__ __forceinline__ void fetch_tile(token_tile<R> &to, const recurrence_a
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Of four columns' parts in ROW_LANES lanes the sum of the lane's own column. */
-__device__ __forceinline__ float reduce_columns(const float (&x)[4], int lane)
+__device__ __forceinline__ float sum_of_four(float x)
 {
-    bool high = lane & 8, odd = lane & 4;
-    float a = (high ? x[2] : x[0]) + __shfl_xor_sync(0xffffffffu, high ? x[0] : x[2], 8);
-    float b = (high ? x[3] : x[1]) + __shfl_xor_sync(0xffffffffu, high ? x[1] : x[3], 8);
-    float sum = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 4);
-
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* The reverse: what the lanes have of their own columns, for all four. */
-__device__ __forceinline__ void gather_columns(float (&x)[4], float own, int lane)
+/* One token: S [4 * J] is this lane's part of its column. Returns S^T q. */
+template <int J, bool DELTA>
+__device__ __forceinline__ float take_token(float (&state)[J][4], const token_tile<J> &tile, int t,
+                                            int sub, float v)
 {
-    bool high = lane & 8, odd = lane & 4;
-    float other = __shfl_xor_sync(0xffffffffu, own, 4), a = odd ? other : own,
-          b = odd ? own : other;
-    float far_a = __shfl_xor_sync(0xffffffffu, a, 8), far_b = __shfl_xor_sync(0xffffffffu, b, 8);
-
-    x[0] = high ? far_a : a;
-    x[1] = high ? far_b : b;
-    x[2] = high ? a : far_a;
-    x[3] = high ? b : far_b;
-}
-
-/* Four neighbouring rows of an operand, the i-th of the lane's. */
-__device__ __forceinline__ void load_rows(float (&x)[4], const float *operand, int i, int lane)
-{
-    float4 y = ((const float4 *)operand)[i * ROW_LANES + (lane & (ROW_LANES - 1))];
-
-    x[0] = y.x;
-    x[1] = y.y;
-    x[2] = y.z;
-    x[3] = y.w;
-}
-
-/* One token: state [rows][columns] is the lane's part of the matrix, v that of its own
- * column. Returns S^T q of that column. */
-template <int R, bool DELTA>
-__device__ __forceinline__ float take_token(float (&state)[R][4], const token_tile<R> &tile, int t,
-                                            int lane, float v)
-{
-    float decay = tile.factor[t][0], rate = tile.factor[t][1], add[4], sum[4] = {}, k[4], q[4];
+    const float4 *q = (const float4 *)tile.q[t], *k = (const float4 *)tile.k[t];
+    float decay = tile.factor[t][0], rate = tile.factor[t][1], known[4] = {}, sum[4] = {};
 
     if (DELTA) {
-        float known[4] = {};
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            if (r % 4 == 0) {
-                load_rows(k, tile.k[t], r / 4, lane);
-            }
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                known[c] += state[r][c] * k[r % 4];
-            }
+        for (int j = 0; j < J; j++) {
+            float4 y = k[j * 4 + sub];
+            known[0] += state[j][0] * y.x;
+            known[1] += state[j][1] * y.y;
+            known[2] += state[j][2] * y.z;
+            known[3] += state[j][3] * y.w;
         }
-        v -= decay * reduce_columns(known, lane);
+        v -= decay * sum_of_four((known[0] + known[1]) + (known[2] + known[3]));
     }
-    gather_columns(add, rate * v, lane);
+    float add = rate * v;
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-        if (r % 4 == 0) {
-            load_rows(k, tile.k[t], r / 4, lane);
-            load_rows(q, tile.q[t], r / 4, lane);
-        }
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            state[r][c] = decay * state[r][c] + k[r % 4] * add[c];
-            sum[c] += state[r][c] * q[r % 4];
-        }
+    for (int j = 0; j < J; j++) {
+        float4 y = k[j * 4 + sub], z = q[j * 4 + sub];
+        state[j][0] = decay * state[j][0] + y.x * add;
+        state[j][1] = decay * state[j][1] + y.y * add;
+        state[j][2] = decay * state[j][2] + y.z * add;
+        state[j][3] = decay * state[j][3] + y.w * add;
+        sum[0] += state[j][0] * z.x;
+        sum[1] += state[j][1] * z.y;
+        sum[2] += state[j][2] * z.z;
+        sum[3] += state[j][3] * z.w;
     }
-    return reduce_columns(sum, lane);
-}
-
-/* A lane's part of a matrix in memory: `at` is its first column in row 0, n its
- * columns, at most 4. */
-struct matrix_part {
-    int64_t at;
-    int n;
-};
-
-template <int R> __device__ __forceinline__ int row_of(int r, int lane)
-{
-    return (r / 4 * ROW_LANES + (lane & (ROW_LANES - 1))) * 4 + r % 4;
-}
-
-template <int R>
-__device__ __forceinline__ void load_state(float (&state)[R][4], const recurrence_args &a,
-                                           const float *from, matrix_part m, int lane)
-{
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        int row = row_of<R>(r, lane);
-        const float *x = from + m.at + (int64_t)row * a.value_dim;
-        bool here = from && row < a.key_dim;
-        if (a.wide && m.n == 4) {
-            float4 y = here ? *(const float4 *)x : float4{};
-            state[r][0] = y.x;
-            state[r][1] = y.y;
-            state[r][2] = y.z;
-            state[r][3] = y.w;
-            continue;
-        }
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            state[r][c] = here && c < m.n ? x[c] : 0.0f;
-        }
-    }
-}
-
-template <int R>
-__device__ __forceinline__ void store_state(float *to, const float (&state)[R][4],
-                                            const recurrence_args &a, matrix_part m, int lane)
-{
-#pragma unroll
-    for (int r = 0; r < R; r++) {
-        int row = row_of<R>(r, lane);
-        float *x = to + m.at + (int64_t)row * a.value_dim;
-        if (row >= a.key_dim) {
-            continue;
-        }
-        if (a.wide && m.n == 4) {
-            *(float4 *)x = float4{state[r][0], state[r][1], state[r][2], state[r][3]};
-            continue;
-        }
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            if (c < m.n) {
-                x[c] = state[r][c];
-            }
-        }
-    }
+    return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 /* The convolution's last inputs: each block of a sequence writes those of some
@@ -393,80 +291,80 @@ __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const stat
     }
 }
 
-/* The rows behind key_dim of all operands, which no copy fills. */
-template <int R> __device__ __forceinline__ void clear_rows(token_tile<R> (&tile)[2], int key_dim)
-{
-    enum { ROWS = ROW_LANES * R };
-
-    for (int i = threadIdx.x; i < 2 * TILE_TOKENS * ROWS && key_dim < ROWS; i += THREADS) {
-        int t = i / ROWS % TILE_TOKENS, row = i % ROWS;
-        if (row >= key_dim) {
-            tile[i / ROWS / TILE_TOKENS].q[t][row] = 0.0f;
-            tile[i / ROWS / TILE_TOKENS].k[t][row] = 0.0f;
-        }
-    }
-}
-
 /* Grid (head and part of its columns, sequence); the last sequences, which may have
- * many tokens, start first. Keys fill 16 * R rows, those behind key_dim with zeros. */
-template <typename T, int R, bool DELTA>
-__global__ void __launch_bounds__(THREADS, R <= 4   ? 8
-                                           : R <= 8 ? 6
+ * many tokens, start first. Keys fill 16 * J rows, those behind key_dim with zeros. */
+template <typename T, int J, bool DELTA>
+__global__ void __launch_bounds__(THREADS, J <= 4   ? 8
+                                           : J <= 8 ? 6
                                                     : 3)
     recurrence_kernel(recurrence_args a, step_arrays s)
 {
-    __shared__ alignas(16) token_tile<R> tile[2];
+    __shared__ alignas(16) token_tile<J> tile[2];
 
     pdl_release();
     int parts = (a.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / parts;
-    int lane = threadIdx.x & 31, column = blockIdx.x % parts * COLUMNS;
-    /* in the block: the first of the lane's columns, and its own */
-    int four = (threadIdx.x >> 5) * 8 + (lane >> 4) * 4,
-        own = four + ((lane & 8) ? 2 : 0) + ((lane & 4) ? 1 : 0);
+    int column = blockIdx.x % parts * COLUMNS, mine = threadIdx.x >> 2, sub = threadIdx.x & 3;
     int group = head / (a.n_heads / a.n_groups), keys = a.n_groups * a.key_dim;
     int values = a.n_heads * a.value_dim, at = head * a.value_dim + column;
     operand_offsets o = {(DELTA ? 0 : values + keys) + group * a.key_dim,
                          (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,
                          min(COLUMNS, a.value_dim - column)};
-    matrix_part m = {(int64_t)channels_of(a) * (a.kernel - 1) +
-                         (int64_t)head * a.key_dim * a.value_dim + column + four,
-                     max(min(o.columns - four, 4), 0)};
     state_span p = span_of(a, s, gridDim.y - 1 - blockIdx.y);
-    float state[R][4];
-    load_state<R>(state, a, p.to ? p.from : nullptr, m, lane);
-    clear_rows<R>(tile, a.key_dim);
+    int64_t matrix = (int64_t)channels_of(a) * (a.kernel - 1) +
+                     (int64_t)head * a.key_dim * a.value_dim + column + mine;
+    bool live = mine < o.columns;
+    float state[J][4];
+#pragma unroll
+    for (int i = 0; i < J * 4; i++) {
+        int row = (i / 4 * 4 + sub) * 4 + i % 4;
+        state[i / 4][i % 4] = p.from && p.to && live && row < a.key_dim
+                                  ? p.from[matrix + (int64_t)row * a.value_dim]
+                                  : 0.0f;
+    }
+    for (int i = threadIdx.x; i < 2 * TILE_TOKENS * 16 * J; i += THREADS) {
+        int t = i / (16 * J);
+        if (i % (16 * J) >= a.key_dim) {
+            tile[t / TILE_TOKENS].q[t % TILE_TOKENS][i % (16 * J)] = 0.0f;
+            tile[t / TILE_TOKENS].k[t % TILE_TOKENS][i % (16 * J)] = 0.0f;
+        }
+    }
     pdl_wait();
-    T *out = (T *)a.out + at + own;
-    bool writes = own < o.columns && (lane & 3) == 0;
+    T *out = (T *)a.out + at + mine;
     if (!p.to) {
-        for (int t = 0; t < p.n && writes; t++) {
+        for (int t = 0; t < p.n && live && sub == 0; t++) {
             out[(p.start + t) * a.out_stride] = from_float<T>(0.0f);
         }
         return;
     }
     float skip = a.d ? a.d[head] : 0.0f;
     fetch_tile(tile[0], a, o, head, p.start, min(p.n, TILE_TOKENS));
-    keep_inputs<T>(a, p);
     for (int first = 0, half = 0; first < p.n; first += TILE_TOKENS, half ^= 1) {
         int n = min(p.n - first, TILE_TOKENS), next = first + TILE_TOKENS;
         fetch_tile(tile[half ^ 1], a, o, head, p.start + next, min(p.n - next, TILE_TOKENS));
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
         for (int t = 0; t < n; t++) {
-            float v = tile[half].v[t][own];
-            float sum = take_token<R, DELTA>(state, tile[half], t, lane, v);
-            if (writes) {
+            float v = tile[half].v[t][mine];
+            float sum = take_token<J, DELTA>(state, tile[half], t, sub, v);
+            if (live && sub == 0) {
                 out[(p.start + first + t) * a.out_stride] = from_float<T>(sum + skip * v);
             }
         }
         __syncthreads();
     }
-    store_state<R>(p.to, state, a, m, lane);
+#pragma unroll
+    for (int i = 0; i < J * 4; i++) {
+        int row = (i / 4 * 4 + sub) * 4 + i % 4;
+        if (live && row < a.key_dim) {
+            p.to[matrix + (int64_t)row * a.value_dim] = state[i / 4][i % 4];
+        }
+    }
+    keep_inputs<T>(a, p);
 }
 
 /* ---- launchers ---- */
 
-template <typename T, int R>
+template <typename T, int J>
 static void launch_tokens(const recurrence_args &a, const step_arrays &s, int n_seqs,
                           cudaStream_t stream)
 {
@@ -474,9 +372,9 @@ static void launch_tokens(const recurrence_args &a, const step_arrays &s, int n_
     dim3 grid(a.n_heads * parts, n_seqs);
 
     if (a.delta) {
-        launch(recurrence_kernel<T, R, true>, grid, dim3(THREADS), 0, stream, a, s);
+        launch(recurrence_kernel<T, J, true>, grid, dim3(THREADS), 0, stream, a, s);
     } else {
-        launch(recurrence_kernel<T, R, false>, grid, dim3(THREADS), 0, stream, a, s);
+        launch(recurrence_kernel<T, J, false>, grid, dim3(THREADS), 0, stream, a, s);
     }
 }
 

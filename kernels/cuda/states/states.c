@@ -39,14 +39,6 @@ static bool takes(struct cuda_backend *c, const struct recurrence *r)
     return cuda_usable(c);
 }
 
-/* Whether rows of every matrix begin at multiples of 16 bytes. */
-static bool is_wide(const struct cuda_backend *c, const struct recurrence *r)
-{
-    int64_t inputs = (int64_t)recurrence_channels(r) * (r->kernel - 1);
-
-    return (inputs | r->value_dim | c->states.layer_stride | c->states.block_stride) % 4 == 0;
-}
-
 void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
                      const struct recurrence *r)
 {
@@ -83,7 +75,6 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .dt_max = r->dt_max,
         .states = (float *)c->kv_data + r->layer * c->states.layer_stride,
         .block_stride = c->states.block_stride,
-        .wide = is_wide(c, r),
         .prepared = c->prepared,
         .factors = c->prepared + (int64_t)c->config.max_tokens * recurrence_channels(r)};
     launch_recurrence(&a, &s, c->capturing ? c->padded : c->batch.n_seqs, rows, c->stream);

@@ -32,7 +32,6 @@ struct recurrence_args {
     float dt_min, dt_max;
     float *states;        /* the layer's state in block 0 */
     int64_t block_stride; /* of blocks, in floats */
-    int32_t wide;         /* rows of a matrix begin at multiples of 16 bytes */
     /* What the first launch leaves to the second: x behind the convolution, with q and
      * k of their final lengths [rows, channels], and by head what S and the summand are
      * multiplied by [rows, n_heads, 2]. */
