@@ -18,6 +18,8 @@ struct demand {
     int32_t blocks;     /* all that it takes, those found in the prefix cache included */
     int32_t shared;     /* leading entries of its tables that all live sequences share */
     int32_t found;      /* leading entries whose blocks the prefix cache has */
+    int32_t tail;       /* and the block of the tail behind them (prefix.h); -1: none */
+    int32_t tokens;     /* that all of these hold */
     int32_t found_held; /* those of the blocks that some table holds already */
 };
 
@@ -26,10 +28,16 @@ int32_t blocks_for(const struct sched *s, int32_t n_tokens)
     return (int32_t)div_ceil(n_tokens, s->c.block_size);
 }
 
-/* The first entry of a table of KV group k whose leading n entries are there. */
+/* The first entry of a table of KV group k that n_tokens tokens leave. */
+static int32_t first_behind(const struct sched *s, int32_t k, int32_t n_tokens)
+{
+    return window_first_block(sched_kv_window(&s->c, k), n_tokens);
+}
+
+/* The same if its leading n entries are there. */
 static int32_t first_entry(const struct sched *s, int32_t k, int32_t n)
 {
-    return window_first_block(sched_kv_window(&s->c, k), n * s->c.block_size);
+    return first_behind(s, k, n * s->c.block_size);
 }
 
 /* Set d->blocks by d->shared and d->found. */
@@ -41,7 +49,8 @@ static void count_blocks(const struct sched *s, struct group *g, struct demand *
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
         for (int32_t i = 0; i < g->n_seqs; i++) {
             const struct seq *q = &g->seq[i];
-            int32_t first = first_entry(s, k, q == root ? d->found : d->shared);
+            int32_t first =
+                q == root ? first_behind(s, k, d->tokens) : first_entry(s, k, d->shared);
             if (q->state == SEQ_LIVE) {
                 d->blocks +=
                     table_end(s, k, first, prefill_target(g, q)) - (q == root ? first : d->shared);
@@ -52,7 +61,7 @@ static void count_blocks(const struct sched *s, struct group *g, struct demand *
 
 static void demand_init(const struct sched *s, struct group *g, struct demand *d)
 {
-    *d = (struct demand){0};
+    *d = (struct demand){.tail = -1};
     if (g->n_live > 1) {
         d->shared = (g->n_prompt - 1) / s->c.block_size; /* each computes at least one token */
     }
@@ -100,10 +109,31 @@ static void limit_to_windows(struct sched *s, struct seq *q, struct demand *d)
     }
 }
 
+/* Look for a tail behind the d->found entries, at most `most` tokens, whose blocks all
+ * KV groups have. */
+static void find_tail(struct sched *s, struct seq *q, struct demand *d, int32_t most)
+{
+    int32_t first = d->found * s->c.block_size, n = MIN(most - first, s->c.block_size - 1);
+
+    for (int32_t i = 0; i < n; i++) {
+        s->tokens[i] = seq_token(q, first + i);
+    }
+    int32_t tail = prefix_find_tail(&s->prefix, &q->chain, s->tokens, n, &n);
+    for (int32_t k = 1; k < s->c.n_kv_groups && tail >= 0; k++) {
+        bool whole = prefix_block(&s->prefix, tail, k) >= 0;
+        for (int32_t i = first_behind(s, k, first + n); i < d->found && whole; i++) {
+            whole = prefix_block(&s->prefix, s->hit[i], k) >= 0;
+        }
+        tail = whole ? tail : -1;
+    }
+    d->tail = tail;
+    d->tokens = tail >= 0 ? first + n : 0;
+}
+
 static void count_held(const struct sched *s, struct demand *d)
 {
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        for (int32_t i = first_entry(s, k, d->found); i < d->found; i++) {
+        for (int32_t i = first_behind(s, k, d->tokens); i < d->found; i++) {
             d->found_held += s->pool.block[prefix_block(&s->prefix, s->hit[i], k)].count > 0;
         }
     }
@@ -130,8 +160,14 @@ static void find_prefix(struct sched *s, struct group *g, struct demand *d)
         }
         s->hit[d->found++] = b;
     }
-    if (s->c.n_kv_groups > 1) {
+    if (sched_has_states(&s->c) && g->n_live == 1) {
+        find_tail(s, q, d, prefill_target(g, q) - 1);
+    }
+    if (d->tail < 0) {
         limit_to_windows(s, q, d);
+        d->tokens = d->found * size;
+    }
+    if (s->c.n_kv_groups > 1) {
         count_blocks(s, g, d);
     }
     count_held(s, d);
@@ -198,14 +234,18 @@ static void extend_tables(struct sched *s, struct seq *q)
     }
 }
 
-static void take_found(struct sched *s, struct block_table *t, int32_t k, int32_t n)
+static void take_found(struct sched *s, struct block_table *t, int32_t k, const struct demand *d)
 {
-    t->first = first_entry(s, k, n);
-    for (int32_t b = t->first; b < n; b++) {
+    t->first = first_behind(s, k, d->tokens);
+    t->n_blocks = d->found;
+    for (int32_t b = t->first; b < d->found; b++) {
         t->block[b] = prefix_block(&s->prefix, s->hit[b], k);
         kvpool_ref(&s->pool, t->block[b]);
     }
-    t->n_blocks = n;
+    if (d->tail >= 0) {
+        t->block[t->n_blocks] = prefix_block(&s->prefix, d->tail, k);
+        kvpool_ref(&s->pool, t->block[t->n_blocks++]);
+    }
 }
 
 /* The first n entries of a sibling's table are root's; with a window they stay empty
@@ -228,9 +268,12 @@ static void take_blocks(struct sched *s, struct group *g, const struct demand *d
     struct seq *root = group_first_live(g);
 
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        take_found(s, &root->table[k], k, d->found);
+        take_found(s, &root->table[k], k, d);
     }
-    root->n_computed = root->n_stored = d->found * s->c.block_size;
+    if (d->tail >= 0) {
+        prefix_drop(&s->prefix, d->tail); /* its blocks are written to from now on */
+    }
+    root->n_computed = root->n_stored = d->tokens;
     extend_tables(s, root);
     seq_take_slot(s, root);
     for (struct seq *q = root + 1; q < g->seq + g->width; q++) {

@@ -31,6 +31,9 @@ void seq_finish(struct sched *s, struct seq *q, int finish)
 {
     struct group *g = q->group;
 
+    if (finish == FINISH_STOP || finish == FINISH_LENGTH) {
+        seq_publish_tail(s, q);
+    }
     seq_drop_memory(s, q);
     seq_drop_constraint(s, q);
     q->state = SEQ_DONE;

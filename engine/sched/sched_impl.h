@@ -217,6 +217,10 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent);
 void group_unreserve(struct sched *s, struct group *g);
 /* Publish the full blocks that committed steps have written in the prefix cache. */
 void seq_publish(struct sched *s, struct seq *q);
+/* Before a sequence ends: what stands behind its last full block stays in the prefix
+ * cache as a tail, with the states behind its last token. With states alone, where a
+ * prefix that ends between two snapshots would be read again. */
+void seq_publish_tail(struct sched *s, struct seq *q);
 
 /* The first live sequence; there is one in any group that has not ended. */
 static inline struct seq *group_first_live(struct group *g)

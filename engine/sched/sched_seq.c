@@ -263,6 +263,42 @@ void seq_publish(struct sched *s, struct seq *q)
     }
 }
 
+/* Whether q's table of KV group k has a block at index i that nothing else has. */
+static bool holds_alone(const struct sched *s, const struct seq *q, int32_t k, int32_t i)
+{
+    const struct block_table *t = &q->table[k];
+
+    return i >= t->first && i < t->n_blocks && t->block[i] >= 0 &&
+           s->pool.block[t->block[i]].count == 1 && !s->pool.block[t->block[i]].hashed;
+}
+
+void seq_publish_tail(struct sched *s, struct seq *q)
+{
+    const struct group *g = q->group;
+    int32_t i = q->chain.n_blocks, first = i * s->c.block_size, n = q->n_computed - first;
+
+    if (!s->c.prefix_cache || !sched_has_states(&s->c) || g->state != GROUP_RUNNING || g->beams ||
+        n < prefix_least_tail(&s->prefix) || n >= s->c.block_size ||
+        q->n_computed > g->n_prompt + q->n_out) {
+        return;
+    }
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        if (!holds_alone(s, q, k, i)) {
+            return;
+        }
+    }
+    for (int32_t t = 0; t < n; t++) {
+        s->tokens[t] = seq_token(q, first + t);
+    }
+    int32_t block = q->table[0].block[i];
+    if (!prefix_publish_tail(&s->prefix, &q->chain, block, s->tokens, n)) {
+        return;
+    }
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        prefix_attach(&s->prefix, block, k, q->table[k].block[i]);
+    }
+}
+
 int32_t mark_blocks(struct sched *s, const struct seq *q, int32_t end, bool on)
 {
     int32_t n = 0;

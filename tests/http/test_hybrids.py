@@ -1,6 +1,7 @@
 """Models with recurrent states: however a text comes about, its ids are the same."""
 import concurrent.futures
 import functools
+import random
 
 import pytest
 
@@ -102,6 +103,31 @@ def test_auto_drafts_nothing(folder, start):
     body = dict(prompt=[5, 6, 7] * 6, max_tokens=20, temperature=0, ignore_eos=True)
     assert server.ask("POST", "/v1/completions", json=body).json()["usage"]["completion_tokens"] == 20
     assert server.metric("spec_decode_num_drafts_total") == 0
+
+
+def turns(server, n):
+    """A conversation of n turns as ids, each with the answer before it: (tokens of earlier turns, those computed again)."""
+    rng, text, old, again = random.Random(7), [], 0, 0
+    for _ in range(n):
+        before = len(text)
+        text = text + [rng.randrange(3, 400) for _ in range(20)]
+        body = dict(prompt=text, max_tokens=36, temperature=0, ignore_eos=True, return_token_ids=True)
+        answer = server.ask("POST", "/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        text += answer.json()["choices"][0]["token_ids"]
+        old, again = old + before, again + max(before - cached, 0)
+    return text, old, again
+
+
+def test_the_end_of_a_turn_is_found_again(folder):
+    """Where snapshots of the prompt are far apart, a turn goes on from the states behind the answer before it."""
+    flags = (*COMMON, "--block-size", "128", "--state-snapshot-tokens", "128", "--kv-blocks", "200")
+    with serving(*flags, model=folder) as server:
+        text, old, again = turns(server, 33)
+    assert old > 25000 and again <= 0.01 * old, (again, old)
+    with serving(*flags, "--no-prefix-cache", model=folder) as server:
+        assert turns(server, 33) == (text, old, old)
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -60,14 +60,38 @@ static void random_config(struct scenario *s, struct rng *r)
     }
 }
 
-/* Prompts of a run often have a common prefix. */
-static void random_prompt(struct sim_request *q, const struct sim_request *others, int32_t n_others,
-                          int32_t vocab, struct rng *r)
+/* The next turn of a conversation: another request's prompt and its answer, and a
+ * little more. Returns the tokens of both, as far as there is room. */
+static int32_t random_turn(const struct scenario *s, struct sim_request *q,
+                           const struct sim_request *o, struct rng *r)
 {
-    int32_t kept = 0;
+    struct sim_choice answer[SIM_WIDTH];
+
+    if (!reference_run(s, o, answer)) {
+        return 0;
+    }
+    int32_t n = MIN(o->n_prompt + answer[0].n, SIM_PROMPT - 1);
+    memcpy(q->prompt, o->prompt, (size_t)o->n_prompt * sizeof(*q->prompt));
+    if (n > o->n_prompt) {
+        memcpy(q->prompt + o->n_prompt, answer[0].token,
+               (size_t)(n - o->n_prompt) * sizeof(*q->prompt));
+    }
+    q->n_prompt = rng_range(r, n + 1, SIM_PROMPT);
+    return MIN(n, q->n_prompt);
+}
+
+/* Prompts of a run often have a common prefix, and some go on from another's answer. */
+static void random_prompt(const struct scenario *s, struct sim_request *q, int32_t n_others,
+                          struct rng *r)
+{
+    const struct sim_request *others = s->request;
+    int32_t kept = 0, vocab = s->config.vocab;
 
     q->n_prompt = rng_range(r, 1, rng_chance(r, 60) ? 16 : SIM_PROMPT);
-    if (n_others > 0 && rng_chance(r, 60)) {
+    if (n_others > 0 && rng_chance(r, 25)) {
+        const struct sim_request *o = &others[rng_range(r, 0, n_others - 1)];
+        kept = o->n_prompt < SIM_PROMPT ? random_turn(s, q, o, r) : 0;
+    } else if (n_others > 0 && rng_chance(r, 60)) {
         const struct sim_request *o = &others[rng_range(r, 0, n_others - 1)];
         kept = MIN(rng_chance(r, 50) ? o->n_prompt : rng_range(r, 0, o->n_prompt), q->n_prompt);
         memcpy(q->prompt, o->prompt, (size_t)kept * sizeof(*q->prompt));
@@ -154,7 +178,7 @@ static void random_request(struct scenario *s, int32_t i, struct rng *r)
     struct sim_request *q = &s->request[i];
     int32_t vocab = s->config.vocab;
 
-    random_prompt(q, s->request, i, vocab, r);
+    random_prompt(s, q, i, r);
     random_sampling(q, r);
     random_lists(q, vocab, r);
     random_width(q, r);

@@ -52,7 +52,8 @@ static bool proven(const struct prefix *px, int32_t b, const struct prefix_chain
 {
     const struct prefix_entry *x = &px->entry[b];
 
-    return x->parent_serial == chain->serial && same_hash(x->parent_hash, chain->hash) &&
+    return x->n_tail == 0 && x->parent_serial == chain->serial &&
+           same_hash(x->parent_hash, chain->hash) &&
            memcmp(block_tokens(px, b), token, (size_t)px->block_size * sizeof(*token)) == 0;
 }
 
@@ -125,6 +126,35 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
     return b;
 }
 
+/* Give the block, which contains the n tokens after `chain`, an entry. One with the
+ * same hash has a parent that was dropped, is an older tail, or collides: the newer
+ * block replaces it, being reachable. But a shared block keeps its entry, and the newer
+ * one gets none: false. */
+static bool enter(struct prefix *px, const struct prefix_chain *chain, struct block_hash hash,
+                  int32_t block, const int32_t *token, int32_t n)
+{
+    int32_t known = lookup(px, hash);
+
+    if (known >= 0 && px->entry[known].shared) {
+        return false;
+    }
+    if (known >= 0) {
+        prefix_drop(px, known);
+    }
+    prefix_drop(px, block);
+    int32_t *bucket = bucket_of(px, hash);
+    px->entry[block] = (struct prefix_entry){.hash = hash,
+                                             .parent_hash = chain->hash,
+                                             .serial = ++px->last_serial,
+                                             .parent_serial = chain->serial,
+                                             .next = *bucket,
+                                             .n_tail = n < px->block_size ? n : 0};
+    *bucket = block;
+    memcpy(block_tokens(px, block), token, (size_t)n * sizeof(*token));
+    kvpool_set_hashed(px->pool, block, true);
+    return true;
+}
+
 int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
                        const int32_t *token)
 {
@@ -135,30 +165,62 @@ int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t bl
         advance(chain, hash, px->entry[known].serial);
         return known;
     }
-    /* An entry with the same hash has a parent that was dropped, or collides. The newer
-     * block replaces it, being reachable; but a shared block keeps its entry, and the
-     * newer one gets none. */
-    known = lookup(px, hash);
-    if (known >= 0 && px->entry[known].shared) {
+    if (!enter(px, chain, hash, block, token, px->block_size)) {
         advance(chain, hash, ++px->last_serial);
         return -1;
     }
-    if (known >= 0) {
-        prefix_drop(px, known);
-    }
-    prefix_drop(px, block);
-    struct prefix_entry *x = &px->entry[block];
-    int32_t *bucket = bucket_of(px, hash);
-    *x = (struct prefix_entry){.hash = hash,
-                               .parent_hash = chain->hash,
-                               .serial = ++px->last_serial,
-                               .parent_serial = chain->serial,
-                               .next = *bucket};
-    *bucket = block;
-    memcpy(block_tokens(px, block), token, (size_t)px->block_size * sizeof(*token));
-    kvpool_set_hashed(px->pool, block, true);
-    advance(chain, hash, x->serial);
+    advance(chain, hash, px->entry[block].serial);
     return block;
+}
+
+/* ---- tails ---- */
+
+int32_t prefix_least_tail(const struct prefix *px)
+{
+    enum { NAMING = 16 };
+
+    return MIN(NAMING, MAX(px->block_size / 2, 1));
+}
+
+/* The hash of a tail by the tokens that name it; never that of a full block. */
+static struct block_hash hash_of_tail(const struct prefix *px, struct block_hash parent,
+                                      const int32_t *token)
+{
+    size_t n_bytes = (size_t)prefix_least_tail(px) * sizeof(*token);
+    XXH128_hash_t h = XXH3_128bits_withSeed(token, n_bytes, parent.hi ^ px->secret);
+    XXH128_hash_t mixed = XXH3_128bits_withSeed(&h, sizeof(h), ~parent.lo);
+
+    return (struct block_hash){mixed.low64 & px->hash_mask.lo, mixed.high64 & px->hash_mask.hi};
+}
+
+int32_t prefix_find_tail(const struct prefix *px, const struct prefix_chain *chain,
+                         const int32_t *token, int32_t n, int32_t *ret_n)
+{
+    struct prefix_chain at = *chain;
+
+    if (n < prefix_least_tail(px)) {
+        return -1;
+    }
+    mix_salt(px, &at);
+    int32_t b = lookup(px, hash_of_tail(px, at.hash, token));
+    const struct prefix_entry *x = b >= 0 ? &px->entry[b] : NULL;
+    if (!x || x->n_tail == 0 || x->n_tail > n || x->parent_serial != at.serial ||
+        !same_hash(x->parent_hash, at.hash) ||
+        memcmp(block_tokens(px, b), token, (size_t)x->n_tail * sizeof(*token)) != 0) {
+        return -1;
+    }
+    *ret_n = x->n_tail;
+    return b;
+}
+
+bool prefix_publish_tail(struct prefix *px, const struct prefix_chain *chain, int32_t block,
+                         const int32_t *token, int32_t n)
+{
+    struct prefix_chain at = *chain;
+
+    assert(n >= prefix_least_tail(px) && n < px->block_size);
+    mix_salt(px, &at);
+    return enter(px, &at, hash_of_tail(px, at.hash, token), block, token, n);
 }
 
 void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block)
@@ -269,7 +331,10 @@ const char *prefix_check(const struct prefix *px)
         if (!in_bucket(px, b)) {
             return "X2: a hashed block is not in the bucket of its hash";
         }
-        if (!same_hash(x->hash, hash_after(px, x->parent_hash, block_tokens(px, b)))) {
+        struct block_hash right = x->n_tail > 0
+                                      ? hash_of_tail(px, x->parent_hash, block_tokens(px, b))
+                                      : hash_after(px, x->parent_hash, block_tokens(px, b));
+        if (!same_hash(x->hash, right)) {
             return "X3: a block's hash is not that of its parent and tokens";
         }
     }

@@ -18,6 +18,11 @@
  * cached: they are found by the same walk, are hashed as long as they are peers, and
  * lose that with the entry. A group with a window may lack peers of early blocks.
  *
+ * A sequence that ends in the middle of a block may leave a tail (prefix_publish_tail):
+ * the entry of a block that is not full, by the hash of its parent and of its first few
+ * tokens, so that there is one of each beginning. A tail's blocks are held by no table;
+ * who goes on from it drops the entry and writes to them.
+ *
  * Entries are indexed by block id, so nothing is allocated. The caller walks a prompt
  * block by block with a `struct prefix_chain`, which a running sequence keeps, so no
  * block is hashed twice.
@@ -25,7 +30,8 @@
  * Invariants (prefix_check):
  *  X1  exactly the hashed blocks of the pool have entries or are peers
  *  X2  an entry is in the bucket of its hash
- *  X3  an entry's hash is that of its parent's hash and its tokens
+ *  X3  an entry's hash is that of its parent's hash and its tokens, of a tail those
+ *      that name it
  *  X4  peers and their entries name each other
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_PREFIX_H
@@ -53,6 +59,7 @@ struct prefix_entry {
     uint64_t serial;        /* unique among all entries ever; 0: no entry */
     uint64_t parent_serial; /* the parent's entry's, or a salt's mark */
     int32_t next;           /* block of the bucket's next entry; -1: last */
+    int32_t n_tail;         /* tokens of a tail; 0: the block is full */
     bool shared;            /* found with any salt, behind shared blocks */
 };
 
@@ -89,6 +96,17 @@ int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t bl
 /* `block` of KV group k >= 1, which the caller holds, has the contents of the entry of
  * `entry`. It becomes its peer, unless there is one. */
 void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block);
+/* Tokens of the shortest tail, which name it. */
+int32_t prefix_least_tail(const struct prefix *px);
+/* The longest tail behind `chain` that token[0 .. n) begins with, *ret_n tokens; -1:
+ * none. The chain does not move, no count changes. */
+int32_t prefix_find_tail(const struct prefix *px, const struct prefix_chain *chain,
+                         const int32_t *token, int32_t n, int32_t *ret_n);
+/* `block`, which the caller holds alone and is about to let go of, contains the n
+ * tokens after `chain`, at least prefix_least_tail and fewer than a block. True: it has
+ * an entry now, in place of an older tail of the same beginning. */
+bool prefix_publish_tail(struct prefix *px, const struct prefix_chain *chain, int32_t block,
+                         const int32_t *token, int32_t n);
 /* The block of KV group k for a block with an entry; -1: none is cached. */
 static inline int32_t prefix_block(const struct prefix *px, int32_t entry, int32_t k)
 {

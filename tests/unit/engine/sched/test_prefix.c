@@ -90,6 +90,54 @@ static void what_was_published_is_found_block_by_block(void **state)
     assert_int_equal(found(NULL, other, 1), 0);
 }
 
+/* Publishes 3 tokens behind the first block of tokens[] as a tail of it and gives the
+ * blocks back; *ret_chain ends before the tail. */
+static int32_t publish_tail(const char *salt, struct prefix_chain *ret_chain)
+{
+    int32_t block, tail;
+
+    publish(salt, tokens, 1, &block);
+    prefix_start(&px, ret_chain, salt);
+    assert_int_equal(prefix_find(&px, ret_chain, tokens), block);
+    tail = take();
+    assert_true(prefix_publish_tail(&px, ret_chain, tail, tokens + SIZE, 3));
+    kvpool_unref(&pool, tail);
+    return tail;
+}
+
+static void a_tail_is_found_by_what_begins_with_it(void **state)
+{
+    (void)state;
+    struct prefix_chain chain;
+    int32_t n = 0, tail = publish_tail("a", &chain);
+    assert_int_equal(prefix_find_tail(&px, &chain, tokens + SIZE, 3, &n), tail);
+    assert_int_equal(n, 3);
+    assert_int_equal(prefix_find_tail(&px, &chain, tokens + SIZE, 2, &n), -1); /* not all */
+    const int32_t other[] = {5, 6, 8};
+    assert_int_equal(prefix_find_tail(&px, &chain, other, 3, &n), -1);
+    assert_int_equal(prefix_find(&px, &chain, tokens + SIZE), -1); /* it is no full block */
+    struct prefix_chain elsewhere;
+    prefix_start(&px, &elsewhere, "a");
+    assert_int_equal(prefix_find_tail(&px, &elsewhere, tokens + SIZE, 3, &n), -1);
+    prefix_drop(&px, tail); /* as who goes on from it does */
+    assert_int_equal(prefix_find_tail(&px, &chain, tokens + SIZE, 3, &n), -1);
+    assert_int_equal(pool.n_cached, 1);
+}
+
+static void the_newer_tail_of_a_beginning_stays(void **state)
+{
+    (void)state;
+    struct prefix_chain chain;
+    int32_t n = 0, old = publish_tail(NULL, &chain), tail = take();
+    const int32_t newer[] = {5, 6, 9};
+    assert_int_not_equal(tail, old);
+    assert_true(prefix_publish_tail(&px, &chain, tail, newer, 3));
+    kvpool_unref(&pool, tail);
+    assert_int_equal(prefix_find_tail(&px, &chain, tokens + SIZE, 3, &n), -1);
+    assert_int_equal(prefix_find_tail(&px, &chain, newer, 3, &n), tail);
+    assert_false(pool.block[old].hashed);
+}
+
 static void equal_tokens_on_another_parent_are_not_found(void **state)
 {
     (void)state;
@@ -230,6 +278,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_is_found_behind_a_lost_parent, open_cache,
                                         close_cache),
         cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_entry, open_cache,
+                                        close_cache),
+        cmocka_unit_test_setup_teardown(a_tail_is_found_by_what_begins_with_it, open_cache,
+                                        close_cache),
+        cmocka_unit_test_setup_teardown(the_newer_tail_of_a_beginning_stays, open_cache,
                                         close_cache),
         cmocka_unit_test_setup_teardown(a_hash_is_never_proof, open_colliding, close_cache),
     };
