@@ -173,17 +173,17 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
 {
     struct cuda_backend *c = cuda_of(b);
     struct mat shared = mat_rows(s->y, 0, x.rows);
-
-    if (!takes(c, e)) {
-        return;
-    }
-    cuda_start(c); /* x is stored, though the next product were to read it alone */
     int32_t rows = cuda_rows(c, y);
     bool padded = c->capturing && x.rows == c->batch.n_tokens;
     const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
+    struct expert_route r = routing(e, s->scores, rows, n_live);
+
+    if (!takes(c, e) || cuda_fused_experts(c, y, x, e, s, &r)) {
+        return;
+    }
+    cuda_start(c); /* x is stored, though the next product were to read it alone */
     bool wgmma = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_lists l = lists_of(e, s, rows, wgmma);
-    struct expert_route r = routing(e, s->scores, rows, n_live);
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }

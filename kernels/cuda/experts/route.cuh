@@ -112,19 +112,22 @@ __device__ __forceinline__ void choose_groups(row_scores<PER> &r, const expert_r
     }
 }
 
-/* Lane i < top: the row's i-th expert by index, and its weight. */
-template <int PER>
-__device__ __forceinline__ void route_row(const expert_route &a, int row, int lane, int *ret_expert,
-                                          float *ret_weight)
+/* Lane i < top: the row's i-th choice, and its weight. False: there are not enough
+ * numbers among the scores; the first experts have weights that are none, so that it
+ * shows in the logits. GROUPS: there may be groups. */
+template <int PER, bool GROUPS>
+__device__ __forceinline__ bool choose_experts_of(const expert_route &a, int row, int lane,
+                                                  int *ret_expert, float *ret_weight)
 {
     row_scores<PER> r;
-    int expert = -1, n = 0;
+    int expert = lane, n = 0;
     float weight = 0.0f, sum = 0.0f;
 
     load_scores(r, a, row, lane);
-    if (a.n_groups > 1) {
+    if (GROUPS && a.n_groups > 1) {
         choose_groups(r, a, lane);
     }
+#pragma unroll 1 /* code that runs once is fetched from far */
     for (; n < a.top; n++) {
         uint32_t most = 0;
         int at = EXPERT_MOST, index;
@@ -149,13 +152,25 @@ __device__ __forceinline__ void route_row(const expert_route &a, int row, int la
             r.c[i] = i * 32 + lane == index ? 0 : r.c[i];
         }
     }
-    if (n < a.top) { /* not enough numbers among the scores: it shows in the logits */
-        *ret_expert = lane;
-        *ret_weight = NAN;
+    *ret_expert = n < a.top ? lane : expert;
+    *ret_weight = n < a.top ? NAN : weight * (a.factor / (a.normalised ? sum : 1.0f));
+    return n == a.top;
+}
+
+/* The same, with a lane's i-th expert by index. */
+template <int PER>
+__device__ __forceinline__ void route_row(const expert_route &a, int row, int lane, int *ret_expert,
+                                          float *ret_weight)
+{
+    int expert, place = 0; /* in the order of the indices */
+    float weight;
+
+    if (!choose_experts_of<PER, true>(a, row, lane, &expert, &weight)) {
+        *ret_expert = expert;
+        *ret_weight = weight;
         return;
     }
-    weight *= a.factor / (a.normalised ? sum : 1.0f);
-    int place = 0; /* in the order of the indices */
+    expert = lane < a.top ? expert : -1;
     for (int i = 0; i < a.top; i++) {
         place += __shfl_sync(ROUTE_LANES, expert, i) < expert;
     }

@@ -28,6 +28,8 @@
  */
 #include "kernels/cuda/fused_decode/activations.cuh"
 #include "kernels/cuda/fused_decode/all_reduce.cuh"
+#include "kernels/cuda/fused_decode/experts.cuh"
+#include "kernels/cuda/fused_decode/head_norm.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 
 /* ---- products ---- */
@@ -163,9 +165,11 @@ template <typename T> struct epilogue_operands {
     int slot[2];              /* cache slots of these rows; negative: none */
 };
 
+/* w_row: of the weight's rows, that of column 0 of the output. */
 template <typename T>
 __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, const fused_args &a,
-                                                       const fused_op &q, int tile, int lane)
+                                                       const fused_op &q, int tile, int64_t w_row,
+                                                       int lane)
 {
     const T *from = (const T *)(q.sum ? q.sum : q.residual);
     int64_t stride = q.sum ? q.sum_stride : q.residual_stride;
@@ -179,7 +183,7 @@ __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, 
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        e.scale[i] = q.w_scale ? __ldg(q.w_scale + o.out[i]) : 1.0f;
+        e.scale[i] = q.w_scale ? __ldg(q.w_scale + w_row + o.out[i]) : 1.0f;
     }
     if (!q.roped) {
         return;
@@ -222,12 +226,18 @@ __device__ __forceinline__ void rope_pair(const fused_rope &r, T &low, T &high, 
     cache[kv_offset(r.kv, slot % r.kv.block_size, dim + half)] = high;
 }
 
+/* Whether this column of qkv is of a head that is normed when all of it is there. */
+__device__ __forceinline__ bool awaits_norm(const fused_rope &r, int out)
+{
+    return r.q_norm.weight && out / r.kv.head_dim < r.n_heads + r.kv.n_kv_heads;
+}
+
 __device__ __noinline__ float activated(float x, int act)
 {
     return activate(x, act);
 }
 
-template <typename T>
+template <typename T, bool EXTRAS>
 __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op &q, int tile,
                                              const float4 &all, const epilogue_operands<T> &e,
                                              pending_all_reduce<T> &pending, int lane)
@@ -241,7 +251,7 @@ __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op
     for (int i = 0; i < 4; i++) {
         int row = o.row + (i & 1), col = o.out[i >> 1];
         float v = sum[i] * e.scale[i >> 1];
-        if (q.bias) {
+        if (q.bias && !(EXTRAS && q.kind == FUSED_EXPERT_DOWN)) {
             v += to_float(((const T *)q.bias)[col]);
         }
         if (q.act) {
@@ -257,7 +267,7 @@ __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (o.row + i < a.rows) {
-            if (q.roped) {
+            if (q.roped && !(EXTRAS && awaits_norm(a.rope, o.out[0]))) {
                 rope_pair<T>(a.rope, y[i], y[i + 2], o.out[0], e.cosine[i], e.sine[i], e.slot[i]);
             }
             if (q.gated) {
@@ -289,31 +299,18 @@ __device__ __forceinline__ float4 added(const float4 &x, const float4 &y)
 
 /* Split-K reduction: stores this slice's sums of a tile. True if this was the last
  * slice to arrive: then `all` is the sum over all slices, in order. */
-__device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_op &q, int slice,
-                                              int tile, float4 &all, int lane)
+__device__ __forceinline__ bool reduce_slices(const fused_args &a, int slices, int slice, int tile,
+                                              float4 &all, int lane)
 {
-    float4 *at = (float4 *)a.partials + tile * q.slices * 32 + lane;
-    int before = 0;
+    float4 *at = (float4 *)a.partials + tile * slices * 32 + lane;
 
     __stcg(at + slice * 32, all);
-    random_delay();
-    __syncwarp();
-    if (lane == 0) {
-        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-                     : "=r"(before)
-                     : "l"(a.arrived + tile)
-                     : "memory");
-    }
-    __syncwarp(); /* the other lanes read behind lane 0's acquire; the shuffle orders nothing */
-    if (__shfl_sync(0xffffffffu, before, 0) + 1 < q.slices) {
+    if (!last_to_arrive(a.arrived + tile, slices, lane)) {
         return false;
     }
     all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = 0; i < q.slices; i++) {
+    for (int i = 0; i < slices; i++) {
         all = added(all, __ldcg(at + i * 32));
-    }
-    if (lane == 0) {
-        a.arrived[tile] = 0;
     }
     return true;
 }
@@ -336,13 +333,63 @@ __device__ __forceinline__ void store_accumulator(const shared_storage &s, const
     }
 }
 
+/* FUSED_EXPERT_DOWN: the tiles of a slice of experts. */
 template <typename T, int F>
+__device__ __forceinline__ void down_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
+                                              const shared_storage &s, const expert_choice &c,
+                                              int &n_tile)
+{
+    using S = stage_shape<F>;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    tile_schedule d = expert_tiles_of(a, q, c);
+    int first = d.slice * a.experts.per_slice;
+    int n_stages = min(a.experts.per_slice, c.n - first) * a.experts.stages;
+    activations<T, F> x;
+
+    if (d.n > 0) {
+        load_pairs(x, a, q, c, first, n_stages);
+        if (F == FUSED_FP8) {
+            x.to_e4m3_order();
+        }
+    }
+    for (int i = 0; i < d.n; i++) {
+        accumulator sum = {}, f = {};
+        float scale[2] = {1.0f, 1.0f}; /* of this lane's weight rows */
+        tile_coord o = tile_coord_of(q, d.first + i * d.step, lane);
+        down_stage at = {first, 0};
+#pragma unroll
+        for (int j = 0; j < S::SLICE_STAGES; j++) {
+            if (j < n_stages) {
+                int place = at.place;
+                bool mine = at.at + warp * S::WARP_K < q.k;
+                if (F == FUSED_FP8 && at.at == 0) {
+                    const float *of = q.w_scale + (int64_t)c.expert[place] * q.n;
+                    scale[0] = __ldg(of + o.out[0]);
+                    scale[1] = __ldg(of + o.out[1]);
+                }
+                mma_stage<T, F>(r, f, x.v + S::VECTORS * j, mine, q.f16_scales, warp, lane);
+                at.next<S::K>(q.k);
+                if (at.place != place) {
+                    add_weighted(sum, f, *(const float2 *)&c.weight[place][o.row], scale);
+                    f = {};
+                }
+            }
+        }
+        store_accumulator(s, sum, n_tile++, warp, lane);
+    }
+}
+
+template <typename T, int F, bool EXTRAS>
 __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
-                                         const shared_storage &s, int &n_tile)
+                                         const shared_storage &s, const choice_view &c, int &n_tile)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    tile_schedule d = schedule_of(q);
 
+    if (EXTRAS && q.kind == FUSED_EXPERT_DOWN) {
+        return down_mainloop<T, F>(a, q, r, s, *c.choice, n_tile);
+    }
+    tile_schedule d = EXTRAS && q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, *c.choice)
+                                                          : schedule_of(q);
     if (d.n == 0 && (q.n > 0 || d.first > 0)) { /* nothing to do, not even a norm alone */
         return;
     }
@@ -371,8 +418,9 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     }
 }
 
-template <typename T, int F>
-__device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const shared_storage &s)
+template <typename T, int F, bool EXTRAS>
+__device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const shared_storage &s,
+                                          const choice_view &c)
 {
     int n_tile = 0;
 
@@ -385,7 +433,10 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
         if (p > 0) {
             op_sync(BARRIER_OP_OPEN);
         }
-        mainloop<T, F>(a, a.op[p], r, s, n_tile);
+        if (EXTRAS && a.op[p].kind == FUSED_EXPERT_UP) {
+            choose_experts(a, c);
+        }
+        mainloop<T, F, EXTRAS>(a, a.op[p], r, s, c, n_tile);
         mma_warps_sync(); /* all warps have read this op's norm weight */
         op_arrive(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
@@ -415,9 +466,65 @@ __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int
     return all;
 }
 
+/* A tile of an op, from its accumulators on. */
 template <typename T>
+__device__ __forceinline__ void finish_tile(const fused_args &a, const fused_op &q,
+                                            const shared_storage &s, int slice, int tile,
+                                            int n_tile, pending_all_reduce<T> &pending, int lane)
+{
+    epilogue_operands<T> ahead;
+
+    load_epilogue_operands<T>(ahead, a, q, tile, 0, lane);
+    float4 all = load_accumulators(s, n_tile, lane);
+    if (q.slices == 1 || reduce_slices(a, q.slices, slice, tile, all, lane)) {
+        run_epilogue<T, false>(a, q, tile, all, ahead, pending, lane);
+    }
+}
+
+/* The same where it may be a tile of experts, or of a head that is normed. */
+template <typename T>
+__device__ __forceinline__ void finish_extra(const fused_args &a, const fused_op &q,
+                                             const shared_storage &s, const expert_choice &c,
+                                             int slice, int tile, int n_tile,
+                                             pending_all_reduce<T> &pending, int lane)
+{
+    epilogue_operands<T> ahead;
+    int place = 0, slices = q.slices;
+    int64_t w_row = 0;
+
+    if (q.kind == FUSED_EXPERT_UP) {
+        int tiles = q.n / FUSED_TILE;
+        place = tile / tiles;
+        tile %= tiles;
+        w_row = (int64_t)c.expert[place] * q.n;
+    } else if (q.kind == FUSED_EXPERT_DOWN) {
+        slices = max(1, (c.n + a.experts.per_slice - 1) / a.experts.per_slice);
+    }
+    tile_coord o = tile_coord_of(q, tile, lane);
+    load_epilogue_operands<T>(ahead, a, q, tile, w_row, lane);
+    float4 all = load_accumulators(s, n_tile, lane);
+    if (q.kind == FUSED_EXPERT_DOWN) {
+        ahead.scale[0] = ahead.scale[1] = 1.0f; /* each expert's are in its sums */
+        add_biases<T>(all, a, q, c, slice, o.out, o.row);
+    }
+    if (slices > 1 && !reduce_slices(a, slices, slice, tile, all, lane)) {
+        return;
+    }
+    if (q.kind == FUSED_ROUTER) {
+        store_scores<T>(a, q, all, o.out, o.row);
+    } else if (q.kind == FUSED_EXPERT_UP) {
+        store_pairs<T>(a, q, c, place, all, ahead.scale, o.out, o.row);
+    } else {
+        run_epilogue<T, true>(a, q, tile, all, ahead, pending, lane);
+        if (q.roped && a.rope.q_norm.weight) {
+            finish_head<T>(a, q, tile, lane);
+        }
+    }
+}
+
+template <typename T, bool EXTRAS>
 __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared_storage &s,
-                                               int warp_index)
+                                               const choice_view &c, int warp_index)
 {
     int lane = threadIdx.x & 31, n_tile = 0;
 
@@ -435,16 +542,19 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
         if (p > 0) {
             blocks_wait(counter - FUSED_COUNTER_STRIDE, warp_index);
         }
+        if (EXTRAS && q.kind >= FUSED_EXPERT_UP) {
+            c.wait();
+            d = expert_tiles_of(a, q, *c.choice);
+        }
         for (int i = 0; i < d.n; i++, n_tile++) {
             if (n_tile % EPILOGUE_WARPS != warp_index) {
                 continue;
             }
             int tile = d.first + i * d.step;
-            epilogue_operands<T> ahead;
-            load_epilogue_operands<T>(ahead, a, q, tile, lane);
-            float4 all = load_accumulators(s, n_tile, lane);
-            if (q.slices == 1 || reduce_slices(a, q, d.slice, tile, all, lane)) {
-                run_epilogue<T>(a, q, tile, all, ahead, pending, lane);
+            if (EXTRAS) {
+                finish_extra<T>(a, q, s, *c.choice, d.slice, tile, n_tile, pending, lane);
+            } else {
+                finish_tile<T>(a, q, s, d.slice, tile, n_tile, pending, lane);
             }
         }
         if (q.partial) {
@@ -463,7 +573,9 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
-template <typename T, int F>
+/* EXTRAS: the launch may hold a layer of experts and norms of heads; without them it has
+ * more registers for the rest. */
+template <typename T, int F, bool EXTRAS>
 __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)
 {
@@ -482,6 +594,8 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
     r.n = a.n_stages;
     r.index = 0;
     r.phase = 0;
+    choice_view c = {(expert_choice *)(s.norm_weight + a.norm_bytes + FUSED_FIXED_BYTES),
+                     s.accumulators_empty + 2 * 8};
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.n_stages; i++) {
             barrier_init(r.full + i * 8, LOAD_WARPS);
@@ -493,29 +607,61 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
         for (int i = 0; i < 2; i++) {
             barrier_init(s.accumulators_empty + i * 8, 1);
         }
+        if (EXTRAS) {
+            barrier_init(c.made, 1);
+        }
         barrier_init_fence();
+    }
+    if (EXTRAS && a.experts.route.rows > 0) {
+        clear_choice(*c.choice);
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (warp < FUSED_MMA_WARPS) {
-        mma_warps<T, F>(a, r, s);
+        mma_warps<T, F, EXTRAS>(a, r, s, c);
     } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
-        epilogue_warps<T>(a, s, warp - FUSED_MMA_WARPS);
+        epilogue_warps<T, EXTRAS>(a, s, c, warp - FUSED_MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<F>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
+        load_weights<F, EXTRAS>(a, c, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
     }
 }
+
+namespace
+{
+
+using fused_kernel = void (*)(fused_args);
+
+/* The kernel for a format and the activations' type. */
+template <bool EXTRAS> fused_kernel kernel_for(int format, int type)
+{
+    return format == FUSED_FP8    ? fused_decode_kernel<__nv_bfloat16, FUSED_FP8, EXTRAS>
+           : format == FUSED_INT4 ? fused_decode_kernel<__nv_bfloat16, FUSED_INT4, EXTRAS>
+           : type == T_F16        ? fused_decode_kernel<__half, FUSED_16, EXTRAS>
+                                  : fused_decode_kernel<__nv_bfloat16, FUSED_16, EXTRAS>;
+}
+
+bool has_extras(const fused_args &a)
+{
+    return a.experts.route.rows > 0 || (a.rope.kv.base && a.rope.q_norm.weight);
+}
+
+template <bool EXTRAS> bool allow_all(int32_t max_shared_bytes)
+{
+    return allow_shared(kernel_for<EXTRAS>(FUSED_16, T_F16), max_shared_bytes) &&
+           allow_shared(kernel_for<EXTRAS>(FUSED_16, T_BF16), max_shared_bytes) &&
+           allow_shared(kernel_for<EXTRAS>(FUSED_FP8, T_BF16), max_shared_bytes) &&
+           allow_shared(kernel_for<EXTRAS>(FUSED_INT4, T_BF16), max_shared_bytes);
+}
+
+} // namespace
 
 extern "C" bool fused_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     /* bulk copies */
-    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half, FUSED_16>) == cudaSuccess &&
-              made.ptxVersion >= 90 &&
-              allow_shared(fused_decode_kernel<__half, FUSED_16>, max_shared_bytes) &&
-              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_16>, max_shared_bytes) &&
-              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_FP8>, max_shared_bytes) &&
-              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_INT4>, max_shared_bytes);
+    bool ok = cudaFuncGetAttributes(&made, kernel_for<false>(FUSED_16, T_F16)) == cudaSuccess &&
+              made.ptxVersion >= 90 && allow_all<false>(max_shared_bytes) &&
+              allow_all<true>(max_shared_bytes);
 
     cudaGetLastError();
     return ok;
@@ -524,10 +670,8 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks,
                                     cudaStream_t stream)
 {
-    auto kernel = a->format == FUSED_FP8    ? fused_decode_kernel<__nv_bfloat16, FUSED_FP8>
-                  : a->format == FUSED_INT4 ? fused_decode_kernel<__nv_bfloat16, FUSED_INT4>
-                  : a->type == T_F16        ? fused_decode_kernel<__half, FUSED_16>
-                                            : fused_decode_kernel<__nv_bfloat16, FUSED_16>;
+    auto kernel = has_extras(*a) ? kernel_for<true>(a->format, a->type)
+                                 : kernel_for<false>(a->format, a->type);
 
     launch(kernel, dim3(n_blocks), dim3(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32),
            a->shared_bytes, stream, *a);

@@ -25,4 +25,11 @@ bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out,
  * slots; the rest of it is filled in here. */
 bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
                         const struct attention *attention, const struct fused_rope *at);
+/* y = what the experts make of x, with the scratch of backend_ops.experts; `route` is
+ * that of the call. */
+bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct mat x,
+                        const struct experts *e, const struct expert_scratch *s,
+                        const struct expert_route *route);
+/* The part of fused_plan for the op p of experts. */
+bool fused_plan_experts(struct fused_args *a, const struct fused_op *p, int32_t n_blocks);
 #endif

@@ -4,6 +4,7 @@
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/fused_decode/choice.cuh"
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
 enum {
@@ -179,9 +180,22 @@ __device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *f
 #endif
 }
 
-/* A load warp's iterator over the stages of this block's tiles of all ops. */
-template <int F> struct tile_iterator {
+/* The choice of experts as a warp sees it. */
+struct choice_view {
+    expert_choice *choice;
+    uint32_t made; /* address of the mbarrier that tells that it is made */
+
+    __device__ __forceinline__ void wait(void) const
+    {
+        barrier_wait(made, 0);
+    }
+};
+
+/* A load warp's iterator over the stages of this block's tiles of all ops. EXTRAS: one
+ * of them may be a layer of experts. */
+template <int F, bool EXTRAS> struct tile_iterator {
     const fused_args &a; /* the launch */
+    choice_view c;       /* with EXTRAS */
     /* load warp; op; tile, distance to the next, tiles left in the op */
     int loader, p, tile, step, n_tiles;
     const char *row; /* first of this warp's weight rows of the tile */
@@ -189,9 +203,10 @@ template <int F> struct tile_iterator {
     /* stages left in the tile; current, and first, column in the slice; columns of the
      * slice */
     int left, at, begin, cols;
+    int place, first_place; /* of FUSED_EXPERT_DOWN: of the current expert, of the slice's first */
 
-    __device__ __forceinline__ tile_iterator(const fused_args &a, int loader)
-        : a(a), loader(loader), p(-1), n_tiles(0)
+    __device__ __forceinline__ tile_iterator(const fused_args &a, const choice_view &c, int loader)
+        : a(a), c(c), loader(loader), p(-1), n_tiles(0)
     {
         enter();
     }
@@ -207,23 +222,76 @@ template <int F> struct tile_iterator {
             if (++p == a.n_ops) {
                 return;
             }
+            if (EXTRAS && a.op[p].kind >= FUSED_EXPERT_UP) {
+                enter_experts();
+                continue;
+            }
             tile_schedule d = schedule_of(a.op[p]);
             tile = d.first;
             step = d.step;
             n_tiles = d.n;
         }
         const fused_op &q = a.op[p];
-        k_range<F> x(q, schedule_of(q).slice);
         stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
+        if (EXTRAS && q.kind >= FUSED_EXPERT_UP) {
+            return enter_expert_tile();
+        }
+        k_range<F> x(q, schedule_of(q).slice);
         row = (const char *)q.w + weight_row(q, tile, loader * LOAD_ROWS) * stride +
               fused_row_bytes(F, x.k0);
         left = x.n;
         at = x.begin;
         cols = x.cols;
     }
+    /* Starts an op of experts, as soon as they are chosen. */
+    __device__ __forceinline__ void enter_experts()
+    {
+        const fused_op &q = a.op[p];
+
+        c.wait();
+        tile_schedule d = expert_tiles_of(a, q, *c.choice);
+        tile = d.first;
+        step = d.step;
+        n_tiles = d.n;
+        first_place = d.slice * a.experts.per_slice;
+        if (q.kind == FUSED_EXPERT_DOWN && c.choice->n == 0) {
+            n_tiles = 0; /* the tiles are zero */
+        }
+    }
+    /* The first of this warp's weight rows of the tile, of the expert at a place; tile t
+     * of the expert's own. */
+    __device__ __forceinline__ const char *expert_row(int at_place, int t) const
+    {
+        const fused_op &q = a.op[p];
+
+        return (const char *)q.w +
+               ((int64_t)c.choice->expert[at_place] * q.n + weight_row(q, t, loader * LOAD_ROWS)) *
+                   stride;
+    }
+    __device__ __forceinline__ void enter_expert_tile()
+    {
+        const fused_op &q = a.op[p];
+
+        cols = q.k;
+        if (q.kind == FUSED_EXPERT_UP) {
+            k_range<F> x(q, 0);
+            int tiles = q.n / FUSED_TILE;
+            row = expert_row(tile / tiles, tile % tiles);
+            left = x.n;
+            at = x.begin;
+            return;
+        }
+        place = first_place;
+        row = expert_row(place, tile);
+        left = min(a.experts.per_slice, c.choice->n - place) * a.experts.stages;
+        at = 0;
+    }
     __device__ __forceinline__ void next()
     {
         at = at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : 0;
+        if (EXTRAS && at == 0 && left > 1 && a.op[p].kind == FUSED_EXPERT_DOWN) {
+            row = expert_row(++place, tile);
+        }
         if (--left == 0) {
             n_tiles--;
             tile += step;
@@ -234,8 +302,9 @@ template <int F> struct tile_iterator {
 
 /* Loads this warp's rows of a stage. Called by one thread, because a copy needs the
  * same operands in all lanes. */
-template <int F>
-__device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F> &w, uint64_t policy)
+template <int F, bool EXTRAS>
+__device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F, EXTRAS> &w,
+                                           uint64_t policy)
 {
     using S = stage_shape<F>;
     uint32_t bar = r.full + r.index * 8, to = r.stage_address() + w.loader * LOAD_ROWS * S::PITCH,
@@ -251,20 +320,21 @@ __device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F> &w
     r.next();
 }
 
-template <int F>
-__device__ __forceinline__ void load_weights(const fused_args &a, ring<F> &r, int loader)
+template <int F, bool EXTRAS>
+__device__ __forceinline__ void load_weights(const fused_args &a, const choice_view &c, ring<F> &r,
+                                             int loader)
 {
     uint64_t policy = evict_first_policy();
     ring<F> lag = r;
     int issued = 0;
 
-    for (tile_iterator<F> w(a, loader); w.more(); w.next()) {
+    for (tile_iterator<F, EXTRAS> w(a, c, loader); w.more(); w.next()) {
         if (issued++ >= a.in_flight) {
             barrier_wait(lag.full + lag.index * 8, lag.phase);
             lag.next();
         }
         barrier_wait(r.empty + r.index * 8, r.phase ^ 1);
-        load_stage<F>(r, w, policy);
+        load_stage<F, EXTRAS>(r, w, policy);
     }
 }
 

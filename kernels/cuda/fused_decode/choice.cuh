@@ -1,0 +1,95 @@
+/* The choice of experts of a fused launch, in shared memory: every block makes it from
+ * the router's scores, MMA warp r for row r, before the experts' products begin. The
+ * other warps wait for it at an mbarrier.
+ *
+ * The chosen experts have places 0, 1, ... in the order of their indices. Up has the
+ * tiles of all of them, place after place, and multiplies them with all rows; only the
+ * results of rows that chose the expert are stored. Down takes per_slice neighbouring
+ * places as a split-K slice.
+ */
+#ifndef QUIRE_KERNELS_CUDA_FUSED_DECODE_CHOICE_CUH
+#define QUIRE_KERNELS_CUDA_FUSED_DECODE_CHOICE_CUH
+
+#include "kernels/cuda/experts/route.cuh"
+#include "kernels/cuda/fused_decode/fused_decode.h"
+#include "kernels/cuda/gemm/bulk.cuh"
+
+struct expert_choice {
+    float weight[FUSED_PAIRS][FUSED_ROWS];    /* by place and row; 0 of others */
+    int8_t of_row[FUSED_PAIRS][FUSED_ROWS];   /* which of the row's experts it is; -1: none */
+    int32_t expert[FUSED_PAIRS];              /* by place */
+    int32_t pair_expert[FUSED_PAIRS];         /* of pair row * top + i */
+    float pair_weight[FUSED_PAIRS];           /* likewise */
+    uint32_t chosen[FUSED_EXPERTS / 32];      /* a bit an expert */
+    int32_t n;                                /* experts that are chosen */
+};
+static_assert(sizeof(expert_choice) <= FUSED_CHOICE_BYTES, "planned for");
+
+/* By all threads of the block, before any warp chooses. */
+__device__ __forceinline__ void clear_choice(expert_choice &c)
+{
+    for (int i = threadIdx.x; i < FUSED_PAIRS * FUSED_ROWS; i += blockDim.x) {
+        c.weight[i / FUSED_ROWS][i % FUSED_ROWS] = 0.0f;
+        c.of_row[i / FUSED_ROWS][i % FUSED_ROWS] = -1;
+    }
+    for (int i = threadIdx.x; i < FUSED_EXPERTS / 32; i += blockDim.x) {
+        c.chosen[i] = 0;
+    }
+}
+
+/* An MMA warp's row. */
+__device__ __forceinline__ void choose_row(expert_choice &c, const expert_route &a, int row,
+                                           int lane)
+{
+    int expert;
+    float weight;
+
+    choose_experts_of<FUSED_EXPERTS / 32, false>(a, row, lane, &expert, &weight);
+    if (lane < a.top) {
+        c.pair_expert[row * a.top + lane] = expert;
+        c.pair_weight[row * a.top + lane] = weight;
+        atomicOr(&c.chosen[expert >> 5], 1u << (expert & 31));
+    }
+}
+
+/* How many chosen experts have a smaller index than `expert`. */
+__device__ __forceinline__ int place_of(const expert_choice &c, int expert)
+{
+    int place = 0;
+
+    for (int w = 0; w < expert >> 5; w++) {
+        place += __popc(c.chosen[w]);
+    }
+    return expert & 31 ? place + __popc(c.chosen[expert >> 5] << (32 - (expert & 31))) : place;
+}
+
+/* Gives the chosen experts their places; thread i of n. */
+__device__ __forceinline__ void place_experts(expert_choice &c, const expert_route &a, int rows,
+                                              int i, int n)
+{
+    if (i == 0) {
+        c.n = place_of(c, FUSED_EXPERTS);
+    }
+    for (; i < rows * a.top; i += n) {
+        int row = i / a.top, expert = c.pair_expert[i], place = place_of(c, expert);
+        c.expert[place] = expert;
+        c.weight[place][row] = c.pair_weight[i];
+        c.of_row[place][row] = (int8_t)(i % a.top);
+    }
+}
+
+/* The block's tiles of the op p, with the experts that are chosen. */
+__device__ __forceinline__ tile_schedule expert_tiles_of(const fused_args &a, const fused_op &q,
+                                                         const expert_choice &c)
+{
+    int n = q.n / FUSED_TILE, slices = 1;
+
+    if (q.kind == FUSED_EXPERT_UP) {
+        n *= c.n;
+    } else {
+        slices = max(1, (c.n + a.experts.per_slice - 1) / a.experts.per_slice);
+    }
+    return tile_schedule_for(n, slices, q.first, blockIdx.x, gridDim.x);
+}
+
+#endif
