@@ -378,6 +378,190 @@ static void a_row_alone_is_the_same_row(void **state)
     rig_close(&r);
 }
 
+/* ---- steps that repeat ---- */
+
+enum { REPEATS = 4 };
+
+/* A layer's MLP in decode steps: x's norm, the experts, x += y and its norm. */
+struct decode_rig {
+    struct rig *r;
+    const struct shape *t;
+    const struct layer_rig *l;
+    struct mat x, h, after; /* the residual stream, norms before and behind */
+    struct norm norm;
+};
+
+static void call_layer(const struct decode_rig *d)
+{
+    const struct backend_ops *ops = d->r->b->ops;
+
+    ops->norm(d->r->b, d->h, d->x, &d->norm);
+    ops->experts(d->r->b, d->l->y, d->h, &d->l->e, &d->l->s);
+    ops->add_norm(d->r->b, d->after, d->x, d->l->y, &d->norm, false);
+}
+
+/* One token and one sample per sequence: the kind of step that a device may record and
+ * replay. */
+static void run_decode(const struct decode_rig *d)
+{
+    enum { MOST = 64 };
+    static const struct sample_row plain = {
+        .kind = SAMPLE_TOKEN, .repetition_penalty = 1, .mask_first = -1};
+    int32_t zero[MOST] = {0}, one[MOST], minus[MOST], up_to[MOST + 1], n = d->t->rows;
+    struct sample_row sample[MOST];
+
+    for (int32_t i = 0; i < MOST; i++) {
+        one[i] = 1;
+        minus[i] = -1;
+        up_to[i] = i;
+        sample[i] = plain;
+        sample[i].logits_row = i;
+    }
+    up_to[MOST] = MOST;
+    struct batch b = {.n_tokens = n,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = n,
+                      .n_decode = n,
+                      .q_start = up_to,
+                      .kv_len = one,
+                      .row = up_to,
+                      .lcp_blocks = zero,
+                      .n_logits = n,
+                      .logits_token = up_to,
+                      .n_samples = n,
+                      .sample = sample};
+    rig_begin(d->r, &b);
+    if (!d->r->b->ops->replay || !d->r->b->ops->replay(d->r->b, &b)) {
+        call_layer(d);
+    }
+    rig_end(d->r);
+}
+
+static void check_norm(const struct decode_rig *d, const char *what, struct mat got, const float *x,
+                       const float *weight)
+{
+    int32_t n = d->t->hidden;
+    float *have = rig_download(d->r, got);
+    double *want = rig_alloc((size_t)(d->t->rows * n) * sizeof(*want));
+
+    for (int32_t r = 0; r < d->t->rows; r++) {
+        double squares = 0;
+        for (int32_t i = r * n; i < (r + 1) * n; i++) {
+            squares += (double)x[i] * x[i] / n;
+        }
+        for (int32_t i = r * n; i < (r + 1) * n; i++) {
+            want[i] = x[i] / sqrt(squares + 1e-5) * weight[i % n];
+        }
+    }
+    assert_nmse(what, have, want, (int64_t)d->t->rows * n, got.dtype);
+    free(have);
+    free(want);
+}
+
+/* After a step that began with x: every result, from the operands that the device
+ * itself made. */
+static void check_layer(const struct decode_rig *d, const struct values *v, const float *weight,
+                        float *x)
+{
+    const struct shape *t = d->t;
+    int32_t n = t->rows * t->hidden;
+    float *h = rig_download(d->r, d->h), *y = rig_download(d->r, d->l->y);
+    double *want = rig_alloc((size_t)n * sizeof(*want));
+
+    check_norm(d, "norm before", d->h, x, weight);
+    for (int32_t k = 0; k < t->rows; k++) {
+        reference_row(want + (int64_t)k * t->hidden, h + (int64_t)k * t->hidden, v, t);
+    }
+    double limit = operand_of(d->r, DTYPE_BF16) == DTYPE_F32 ? 1e-9 : 1e-4;
+    if (!(nmse(y, want, n) <= limit)) {
+        fail_msg("%d rows, %d of %d experts, hidden %d: NMSE %.3g, allowed %.3g", t->rows, t->top,
+                 t->n, t->hidden, nmse(y, want, n), limit);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        want[i] = x[i] = round_to(d->x.dtype, x[i] + y[i]);
+    }
+    float *sum = rig_download(d->r, d->x);
+    assert_nmse("residual stream", sum, want, n, d->x.dtype);
+    check_norm(d, "norm behind", d->after, sum, weight);
+    free(h);
+    free(y);
+    free(sum);
+    free(want);
+}
+
+/* Steps have this many rows of the matrices. */
+static void show_rows(struct decode_rig *d, struct layer_rig *l, int32_t rows)
+{
+    struct mat *all[] = {&d->x, &d->h, &d->after, &l->y, &l->s.scores};
+
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        all[i]->rows = rows;
+    }
+    if (l->e.shared_up.data) {
+        l->s.shared_up.rows = l->s.shared_act.rows = rows;
+    }
+}
+
+/* Shapes that a device may run as one launch, and some that it may not. Each has a
+ * backend of its own, because a recorded step holds the addresses of its operands. */
+static void layers_of_decode_steps_follow_float64(void **state)
+{
+    static const struct shape shapes[] = {
+        {1, 16, 2, 128, 64, 0, true, .skew = 0},
+        {1, 128, 8, 512, 768, 0, true, .skew = 0},
+        {8, 128, 8, 128, 320, 0, true, .skew = 0},
+        {5, 32, 4, 576, 576, 0, true, .skew = 0, .biases = true, .limit = 0.5F},
+        {7, 32, 6, 192, 1088, 0, false, .skew = 0, .sigmoid = true, .choice_bias = true, .factor = 2},
+        {8, 16, 3, 256, 128, 0, true, .skew = 40},
+        {2, 16, 16, 64, 1600, 0, false, .skew = 0, .biases = true},
+        {8, 16, 9, 128, 64, 0, true, .skew = 0},
+        {4, 16, 2, 128, 64, 64, true, .skew = 0},
+        {16, 16, 2, 128, 64, 0, true, .skew = 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        const struct shape *t = &shapes[i];
+        struct rig r;
+        rig_open(&r);
+        if (r.b->ops->experts) {
+            struct shape room = *t; /* a recorded step may be padded */
+            room.rows = MAX(t->rows, 16);
+            struct values v = make_values(&r, &room);
+            struct layer_rig l = make_layer(&r, &room, &v);
+            enum dtype act = act_of(&r, DTYPE_BF16);
+            int64_t n = (int64_t)t->rows * t->hidden;
+            float *weight = rig_floats(&r, t->hidden, 1, DTYPE_BF16);
+            struct decode_rig d = {.r = &r,
+                                   .t = t,
+                                   .l = &l,
+                                   .x = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .h = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .after = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .norm = {.kind = NORM_RMS, .eps = 1e-5F}};
+            show_rows(&d, &l, t->rows);
+            weight[0] = 1; /* of the column that carries a skew */
+            d.norm.weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_BF16, 1, t->hidden, weight);
+            for (int k = 0; k < REPEATS; k++) {
+                float *x = rig_floats(&r, n, 1, act);
+                for (int32_t j = 0; j < t->rows && t->skew > 0; j++) {
+                    x[j * t->hidden] = 1;
+                }
+                rig_upload(&r, d.x, x);
+                run_decode(&d);
+                check_layer(&d, &v, weight, x);
+                free(x);
+            }
+            free(weight);
+            free_values(&v);
+        }
+        rig_close(&r);
+    }
+}
+
 /* Equal scores go to the smaller indices; scores that are no numbers give results that
  * are none. */
 static void ties_and_broken_scores(void **state)
@@ -411,6 +595,7 @@ static int group(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_those_of_the_definition),
         cmocka_unit_test(a_row_alone_is_the_same_row),
+        cmocka_unit_test(layers_of_decode_steps_follow_float64),
         cmocka_unit_test(ties_and_broken_scores),
     };
 
