@@ -379,17 +379,37 @@ __device__ __forceinline__ void down_mainloop(const fused_args &a, const fused_o
     }
 }
 
+/* A tile of FUSED_ROUTER in a launch of another format, past the ring: there are few of
+ * them. */
+template <typename T, int F>
+__device__ __forceinline__ void router_tile(accumulator &f, const fused_op &q,
+                                            const activations<T, F> &x, const k_range<F> &columns,
+                                            int tile, int lane)
+{
+    using S = stage_shape<F>;
+    const T *low = (const T *)q.w + (int64_t)(tile * FUSED_TILE + (lane >> 2)) * q.w_stride;
+    const T *high = low + 8 * q.w_stride;
+    int at = columns.begin;
+
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        if (x.has(columns, i / S::VECTORS, at)) {
+            int column = at + x.lane_at + S::column(i % S::VECTORS);
+            mma_columns<T>(f, __ldg((const uint4 *)(low + column)),
+                           __ldg((const uint4 *)(high + column)), x.v[i]);
+        }
+        at = (i + 1) % S::VECTORS == 0 ? columns.after(at) : at;
+    }
+}
+
+/* The tiles d of a product. */
 template <typename T, int F, bool EXTRAS>
-__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
-                                         const shared_storage &s, const choice_view &c, int &n_tile)
+__device__ __forceinline__ void product_mainloop(const fused_args &a, const fused_op &q,
+                                                 ring<F> &r, const shared_storage &s,
+                                                 const tile_schedule &d, int &n_tile)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 
-    if (EXTRAS && q.kind == FUSED_EXPERT_DOWN) {
-        return down_mainloop<T, F>(a, q, r, s, *c.choice, n_tile);
-    }
-    tile_schedule d = EXTRAS && q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, *c.choice)
-                                                          : schedule_of(q);
     if (d.n == 0 && (q.n > 0 || d.first > 0)) { /* nothing to do, not even a norm alone */
         return;
     }
@@ -399,6 +419,14 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     x.load_normed(q, s, d.slice, a.rows);
     if (q.h && d.first == 0) {
         x.store_norm(q, columns, a.rows);
+    }
+    if (EXTRAS && F != FUSED_16 && q.kind == FUSED_ROUTER) {
+        for (int i = 0; i < d.n; i++) {
+            accumulator f = {};
+            router_tile<T, F>(f, q, x, columns, d.first + i * d.step, lane);
+            store_accumulator(s, f, n_tile++, warp, lane);
+        }
+        return;
     }
     if (F == FUSED_FP8) {
         x.to_e4m3_order();
@@ -416,6 +444,18 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
         }
         store_accumulator(s, f, n_tile++, warp, lane);
     }
+}
+
+template <typename T, int F, bool EXTRAS>
+__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
+                                         const shared_storage &s, const choice_view &c, int &n_tile)
+{
+    if (EXTRAS && q.kind == FUSED_EXPERT_DOWN) {
+        return down_mainloop<T, F>(a, q, r, s, *c.choice, n_tile);
+    }
+    tile_schedule d = EXTRAS && q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, *c.choice)
+                                                          : schedule_of(q);
+    product_mainloop<T, F, EXTRAS>(a, q, r, s, d, n_tile);
 }
 
 template <typename T, int F, bool EXTRAS>

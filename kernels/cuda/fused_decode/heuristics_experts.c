@@ -11,7 +11,7 @@ static bool holds_experts(const struct fused_args *a)
  * of experts, or whose router has no whole tiles, are left to single launches. */
 static bool layer_suits(const struct experts *e, const struct expert_route *r)
 {
-    return !e->shared_up.data && !e->router.format && e->n <= FUSED_EXPERTS &&
+    return !e->shared_up.data && e->n <= FUSED_EXPERTS &&
            e->n % FUSED_TILE == 0 && e->top <= EXPERT_MOST_TOP &&
            r->rows * e->top <= FUSED_PAIRS && e->n_groups <= 1 &&
            e->width % (FUSED_TILE / 2) == 0;
@@ -29,41 +29,32 @@ static struct mat bias_of(struct mat bias, int32_t n)
     return bias.data ? mat_cols(bias, 0, bias.cols / n) : bias;
 }
 
-static struct fused_op *made(struct fused_args *a, enum fused_kind kind)
+static void last_is(struct fused_args *a, enum fused_kind kind)
 {
-    struct fused_op *p = &a->op[a->n_ops - 1];
-
-    p->kind = kind;
-    return p;
+    a->op[a->n_ops - 1].kind = kind;
 }
 
 bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct mat x,
                         const struct experts *e, const struct expert_scratch *s,
                         const struct expert_route *route)
 {
-    struct mat scores = s->scores; /* as far as overlaps count */
     struct mat act = s->pair_act;
 
-    if (rows > FUSED_ROWS || holds_experts(a) || !layer_suits(e, route)) {
+    if (rows > FUSED_ROWS || holds_experts(a) || !layer_suits(e, route) ||
+        !fused_push_router(a, rows, s->scores, x, e->router, e->router_bias)) {
         return false;
     }
-    scores.dtype = x.dtype;
-    if (!fused_push_linear(a, rows, scores, x, e->router,
-                           &(struct epilogue){.bias = e->router_bias})) {
-        return false;
-    }
-    made(a, FUSED_ROUTER)->out_stride = route->scores_stride;
     act.rows = x.rows;
     if (!fused_push_linear_gated(a, rows, act, x, first_of(e->up, e->n),
                                  bias_of(e->up_bias, e->n), e->act)) {
         return false;
     }
-    made(a, FUSED_EXPERT_UP);
+    last_is(a, FUSED_EXPERT_UP);
     if (!fused_push_linear(a, rows, y, act, first_of(e->down, e->n),
                            &(struct epilogue){.bias = bias_of(e->down_bias, e->n)})) {
         return false;
     }
-    made(a, FUSED_EXPERT_DOWN);
+    last_is(a, FUSED_EXPERT_DOWN);
     a->experts.route = *route;
     a->experts.limit = e->swiglu_limit;
     return true;
@@ -74,7 +65,7 @@ bool fused_plan_experts(struct fused_args *a, const struct fused_op *p, int32_t 
     int32_t stage_k = fused_stage_k(a->format);
     struct fused_experts *e = &a->experts;
 
-    if (p->k > FUSED_SLICE_K) {
+    if (p->k > FUSED_SLICE_K || a->format == FUSED_INT4) {
         return false; /* an expert's activations do not fit the registers */
     }
     if (p->kind == FUSED_EXPERT_UP) {

@@ -63,7 +63,7 @@ static int32_t format_of(struct mat w, enum dtype act)
 static bool format_joins(struct fused_args *a, int32_t format)
 {
     for (int32_t i = 0; i < a->n_ops; i++) {
-        if (a->op[i].n > 0 && a->format != format) {
+        if (a->op[i].n > 0 && a->op[i].kind != FUSED_ROUTER && a->format != format) {
             return false;
         }
     }
@@ -114,13 +114,10 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
                          (same || apart(r->data, r->stride, out.data, out.stride, rows))));
 }
 
-bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
-                       struct mat w, const struct epilogue *ep)
+static bool push_product(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
+                         struct mat w, const struct epilogue *ep)
 {
-    int32_t format = format_of(w, x.dtype);
-
-    if (format < 0 || !rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep) ||
-        !format_joins(a, format)) {
+    if (!rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep)) {
         return false;
     }
     struct fused_op p = {.x = x.data, .x_stride = x.stride};
@@ -147,6 +144,30 @@ bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struc
         return true;
     }
     return push(a, rows, x.dtype, &p);
+}
+
+bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
+                       struct mat w, const struct epilogue *ep)
+{
+    int32_t format = format_of(w, x.dtype);
+
+    return format >= 0 && format_joins(a, format) && push_product(a, rows, out, x, w, ep);
+}
+
+bool fused_push_router(struct fused_args *a, int32_t rows, struct mat scores, struct mat x,
+                       struct mat w, struct mat bias)
+{
+    int64_t stride = scores.stride;
+
+    scores.dtype = x.dtype; /* as far as overlaps count */
+    if (w.format || w.cols > FUSED_SLICE_K ||
+        !push_product(a, rows, scores, x, w, &(struct epilogue){.bias = bias})) {
+        return false;
+    }
+    struct fused_op *p = last_op(a);
+    p->kind = FUSED_ROUTER;
+    p->out_stride = stride;
+    return true;
 }
 
 bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,

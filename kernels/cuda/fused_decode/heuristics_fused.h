@@ -12,6 +12,9 @@
 /* out = x w^T with the epilogue. */
 bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep);
+/* scores = x w^T + bias, in float32; w is 16-bit in a launch of any format. */
+bool fused_push_router(struct fused_args *a, int32_t rows, struct mat scores, struct mat x,
+                       struct mat w, struct mat bias);
 /* out = norm(x). */
 bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                      const struct norm *n);

@@ -226,6 +226,9 @@ template <int F, bool EXTRAS> struct tile_iterator {
                 enter_experts();
                 continue;
             }
+            if (EXTRAS && F != FUSED_16 && a.op[p].kind == FUSED_ROUTER) {
+                continue; /* its weight does not go through the ring */
+            }
             tile_schedule d = schedule_of(a.op[p]);
             tile = d.first;
             step = d.step;
