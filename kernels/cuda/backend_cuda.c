@@ -502,7 +502,8 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
         return (struct weight_support){.as_stored = true,
                                        .act = DTYPE_BF16,
                                        .kernel =
-                                           cuda_quant_kernel((const struct cuda_backend *)b, f)};
+                                           cuda_quant_kernel((const struct cuda_backend *)b, f),
+                                       .experts = f->id == FORMAT_FP8 ? EXPERT_CODES_K : 0};
     }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};

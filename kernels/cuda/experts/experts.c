@@ -3,6 +3,7 @@
 #include "kernels/cuda/experts/experts.h"
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/quant/quant.h"
 
 /* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
  * the number of rows alone, so a graph can hold it. */
@@ -50,47 +51,71 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
                                  .factor = e->factor != 0 ? e->factor : 1};
 }
 
+/* The weight of a product, as the device holds it. */
+static void set_weight(struct expert_product *p, struct mat w)
+{
+    const struct quant_weight *q = w.format ? w.priv : NULL;
+
+    p->w = w.data;
+    p->w_stride = q ? q->row_bytes : w.stride;
+    if (q) {
+        p->w_scale = q->scale;
+        p->n_groups = q->n_groups;
+        p->group_cols = q->group_cols;
+    }
+}
+
 /* Up, with the gate inside, into the workspace's pairs. */
 static struct expert_product product_up(const struct experts *e, struct mat x,
                                         const struct expert_scratch *s)
 {
-    return (struct expert_product){.out = s->pair_act.data,
-                                   .out_stride = s->pair_act.stride,
-                                   .x = x.data,
-                                   .x_stride = x.stride,
-                                   .w = e->up.data,
-                                   .w_stride = e->up.stride,
-                                   .bias = e->up_bias.data,
-                                   .k = x.cols,
-                                   .width = e->width,
-                                   .n = e->n,
-                                   .divide = e->top,
-                                   .gated = true,
-                                   .act = (int32_t)e->act,
-                                   .type = (int32_t)x.dtype,
-                                   .limit = e->swiglu_limit};
+    struct expert_product p = {.out = s->pair_act.data,
+                               .out_stride = s->pair_act.stride,
+                               .x = x.data,
+                               .x_stride = x.stride,
+                               .bias = e->up_bias.data,
+                               .k = x.cols,
+                               .width = e->width,
+                               .n = e->n,
+                               .divide = e->top,
+                               .gated = true,
+                               .act = (int32_t)e->act,
+                               .type = (int32_t)x.dtype,
+                               .limit = e->swiglu_limit};
+
+    set_weight(&p, e->up);
+    return p;
 }
 
 static struct expert_product product_down(const struct experts *e, struct mat x,
                                           const struct expert_scratch *s)
 {
-    return (struct expert_product){.out = s->pair_y.data,
-                                   .out_stride = s->pair_y.stride,
-                                   .x = s->pair_act.data,
-                                   .x_stride = s->pair_act.stride,
-                                   .w = e->down.data,
-                                   .w_stride = e->down.stride,
-                                   .bias = e->down_bias.data,
-                                   .k = e->width,
-                                   .width = x.cols,
-                                   .n = e->n,
-                                   .divide = 1,
-                                   .type = (int32_t)x.dtype};
+    struct expert_product p = {.out = s->pair_y.data,
+                               .out_stride = s->pair_y.stride,
+                               .x = s->pair_act.data,
+                               .x_stride = s->pair_act.stride,
+                               .bias = e->down_bias.data,
+                               .k = e->width,
+                               .width = x.cols,
+                               .n = e->n,
+                               .divide = 1,
+                               .type = (int32_t)x.dtype};
+
+    set_weight(&p, e->down);
+    return p;
 }
 
 static void product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
+    if (a->w_scale) {
+        if (!launch_expert_codes(a, l, 2 * c->n_sms, c->stream)) {
+            err_set(&c->failed, ERR_UNSUPPORTED,
+                    "cuda: experts of %d x %d e4m3 codes times %s activations", a->width, a->k,
+                    dtype_name((enum dtype)a->type));
+        }
+        return;
+    }
     if (wgmma && launch_expert_tiles(a, l, c->n_sms, c->stream)) {
         return;
     }
@@ -182,14 +207,15 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */
-    bool wgmma = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    bool codes = e->up.format || e->down.format;
+    bool wgmma = !codes && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_lists l = lists_of(e, s, rows, wgmma);
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
     struct expert_few f = few_args(y, x, e, s, &r);
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
-    if (free && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
+    if (free && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
         c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;
     }

@@ -53,11 +53,11 @@ __device__ __forceinline__ void load_scores(row_scores<PER> &r, const expert_rou
         r.s[i] = a.sigmoid ? 1.0f / (1.0f + expf(-r.s[i])) : expf(r.s[i] - most);
         sum += r.s[i];
     }
-    sum = warp_sum(sum);
+    float inverse = a.sigmoid ? 1.0f : 1.0f / warp_sum(sum);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
-        r.s[i] /= a.sigmoid ? 1.0f : sum;
+        r.s[i] *= inverse;
         if (!products && e < a.n) {
             r.c[i] = choice_key(r.s[i] + (a.choice_bias ? a.choice_bias[e] : 0.0f));
         }

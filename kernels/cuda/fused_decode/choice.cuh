@@ -25,15 +25,15 @@ struct expert_choice {
 };
 static_assert(sizeof(expert_choice) <= FUSED_CHOICE_BYTES, "planned for");
 
-/* By all threads of the block, before any warp chooses. */
-__device__ __forceinline__ void clear_choice(expert_choice &c)
+/* Before any warp chooses; thread i of n. */
+__device__ __forceinline__ void clear_choice(expert_choice &c, int i, int n)
 {
-    for (int i = threadIdx.x; i < FUSED_PAIRS * FUSED_ROWS; i += blockDim.x) {
-        c.weight[i / FUSED_ROWS][i % FUSED_ROWS] = 0.0f;
-        c.of_row[i / FUSED_ROWS][i % FUSED_ROWS] = -1;
+    for (int k = i; k < FUSED_PAIRS * FUSED_ROWS; k += n) {
+        c.weight[k / FUSED_ROWS][k % FUSED_ROWS] = 0.0f;
+        c.of_row[k / FUSED_ROWS][k % FUSED_ROWS] = -1;
     }
-    for (int i = threadIdx.x; i < FUSED_EXPERTS / 32; i += blockDim.x) {
-        c.chosen[i] = 0;
+    for (int k = i; k < FUSED_EXPERTS / 32; k += n) {
+        c.chosen[k] = 0;
     }
 }
 

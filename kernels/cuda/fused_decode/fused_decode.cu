@@ -333,52 +333,6 @@ __device__ __forceinline__ void store_accumulator(const shared_storage &s, const
     }
 }
 
-/* FUSED_EXPERT_DOWN: the tiles of a slice of experts. */
-template <typename T, int F>
-__device__ __forceinline__ void down_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
-                                              const shared_storage &s, const expert_choice &c,
-                                              int &n_tile)
-{
-    using S = stage_shape<F>;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    tile_schedule d = expert_tiles_of(a, q, c);
-    int first = d.slice * a.experts.per_slice;
-    int n_stages = min(a.experts.per_slice, c.n - first) * a.experts.stages;
-    activations<T, F> x;
-
-    if (d.n > 0) {
-        load_pairs(x, a, q, c, first, n_stages);
-        if (F == FUSED_FP8) {
-            x.to_e4m3_order();
-        }
-    }
-    for (int i = 0; i < d.n; i++) {
-        accumulator sum = {}, f = {};
-        float scale[2] = {1.0f, 1.0f}; /* of this lane's weight rows */
-        tile_coord o = tile_coord_of(q, d.first + i * d.step, lane);
-        down_stage at = {first, 0};
-#pragma unroll
-        for (int j = 0; j < S::SLICE_STAGES; j++) {
-            if (j < n_stages) {
-                int place = at.place;
-                bool mine = at.at + warp * S::WARP_K < q.k;
-                if (F == FUSED_FP8 && at.at == 0) {
-                    const float *of = q.w_scale + (int64_t)c.expert[place] * q.n;
-                    scale[0] = __ldg(of + o.out[0]);
-                    scale[1] = __ldg(of + o.out[1]);
-                }
-                mma_stage<T, F>(r, f, x.v + S::VECTORS * j, mine, q.f16_scales, warp, lane);
-                at.next<S::K>(q.k);
-                if (at.place != place) {
-                    add_weighted(sum, f, *(const float2 *)&c.weight[place][o.row], scale);
-                    f = {};
-                }
-            }
-        }
-        store_accumulator(s, sum, n_tile++, warp, lane);
-    }
-}
-
 /* A tile of FUSED_ROUTER in a launch of another format, past the ring: there are few of
  * them. */
 template <typename T, int F>
@@ -403,12 +357,12 @@ __device__ __forceinline__ void router_tile(accumulator &f, const fused_op &q,
 }
 
 /* The tiles d of a product. */
-template <typename T, int F, bool EXTRAS>
-__device__ __forceinline__ void product_mainloop(const fused_args &a, const fused_op &q,
-                                                 ring<F> &r, const shared_storage &s,
-                                                 const tile_schedule &d, int &n_tile)
+template <typename T, int F>
+__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
+                                         const shared_storage &s, int &n_tile)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    tile_schedule d = schedule_of(q);
 
     if (d.n == 0 && (q.n > 0 || d.first > 0)) { /* nothing to do, not even a norm alone */
         return;
@@ -419,14 +373,6 @@ __device__ __forceinline__ void product_mainloop(const fused_args &a, const fuse
     x.load_normed(q, s, d.slice, a.rows);
     if (q.h && d.first == 0) {
         x.store_norm(q, columns, a.rows);
-    }
-    if (EXTRAS && F != FUSED_16 && q.kind == FUSED_ROUTER) {
-        for (int i = 0; i < d.n; i++) {
-            accumulator f = {};
-            router_tile<T, F>(f, q, x, columns, d.first + i * d.step, lane);
-            store_accumulator(s, f, n_tile++, warp, lane);
-        }
-        return;
     }
     if (F == FUSED_FP8) {
         x.to_e4m3_order();
@@ -446,21 +392,8 @@ __device__ __forceinline__ void product_mainloop(const fused_args &a, const fuse
     }
 }
 
-template <typename T, int F, bool EXTRAS>
-__device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
-                                         const shared_storage &s, const choice_view &c, int &n_tile)
-{
-    if (EXTRAS && q.kind == FUSED_EXPERT_DOWN) {
-        return down_mainloop<T, F>(a, q, r, s, *c.choice, n_tile);
-    }
-    tile_schedule d = EXTRAS && q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, *c.choice)
-                                                          : schedule_of(q);
-    product_mainloop<T, F, EXTRAS>(a, q, r, s, d, n_tile);
-}
-
-template <typename T, int F, bool EXTRAS>
-__device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const shared_storage &s,
-                                          const choice_view &c)
+template <typename T, int F>
+__device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const shared_storage &s)
 {
     int n_tile = 0;
 
@@ -473,10 +406,112 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
         if (p > 0) {
             op_sync(BARRIER_OP_OPEN);
         }
-        if (EXTRAS && a.op[p].kind == FUSED_EXPERT_UP) {
-            choose_experts(a, c);
+        mainloop<T, F>(a, a.op[p], r, s, n_tile);
+        mma_warps_sync(); /* all warps have read this op's norm weight */
+        op_arrive(BARRIER_OP_DONE);
+        if (p + 1 < a.n_ops) {
+            fetch_norm_weight(a.op[p + 1], s);
         }
-        mainloop<T, F, EXTRAS>(a, a.op[p], r, s, c, n_tile);
+    }
+}
+
+/* ---- MMA warps of a launch with experts ---- */
+
+/* The tiles of an op of any kind, with as little code as possible: in a launch with
+ * experts no op is like another, so that most code runs once and is fetched from far.
+ * `warm`: no tiles; only to have the code fetched. */
+template <typename T, int F>
+__device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
+                                               const shared_storage &s, const expert_choice &c,
+                                               bool warm, int &n_tile)
+{
+    using S = stage_shape<F>;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    bool down = q.kind == FUSED_EXPERT_DOWN;
+    tile_schedule d = {0, 1, 1, 0};
+
+    if (!warm) {
+        d = q.kind >= FUSED_EXPERT_UP ? expert_tiles_of(a, q, c) : schedule_of(q);
+        if (d.n == 0 && (q.n > 0 || d.first > 0)) {
+            return;
+        }
+    }
+    k_range<F> columns(q, down ? 0 : d.slice);
+    int first = d.slice * a.experts.per_slice, begin = columns.begin, n_stages = columns.n;
+    activations<T, F> x;
+    if (down) {
+        begin = 0;
+        n_stages = min(a.experts.per_slice, c.n - first) * a.experts.stages;
+        load_pairs(x, a, q, c, first, n_stages);
+    } else {
+        x.load_normed(q, s, d.slice, a.rows);
+        if (q.h && d.first == 0) {
+            x.store_norm(q, columns, a.rows);
+        }
+    }
+    bool direct = F != FUSED_16 && q.kind == FUSED_ROUTER;
+    if (F == FUSED_FP8 && !direct) {
+        x.to_e4m3_order();
+    }
+    for (int i = 0; i < d.n; i++) {
+        accumulator f = {}, sum = {};
+        tile_coord o = tile_coord_of(q, d.first + i * d.step, lane);
+        float scale[2] = {1.0f, 1.0f}; /* of this lane's weight rows */
+        int at = begin, place = first;
+        if (direct) {
+            router_tile<T, F>(f, q, x, columns, d.first + i * d.step, lane);
+            store_accumulator(s, f, n_tile++, warp, lane);
+            continue;
+        }
+#pragma unroll 1
+        for (int j = 0; j < S::SLICE_STAGES; j++) {
+            if (j < n_stages) {
+                if (F == FUSED_FP8 && down && at == 0) {
+                    const float *of = q.w_scale + (int64_t)c.expert[place] * q.n;
+                    scale[0] = __ldg(of + o.out[0]);
+                    scale[1] = __ldg(of + o.out[1]);
+                }
+                mma_stage<T, F>(r, f, x.v, at + warp * S::WARP_K < columns.cols, q.f16_scales,
+                                warp, lane);
+                at = columns.after(at);
+                if (down && at == 0) {
+                    add_weighted(sum, f, *(const float2 *)&c.weight[place++][o.row], scale);
+                    f = {};
+                }
+            }
+            x.template rotate<S::VECTORS>(); /* in the end they are as they were */
+        }
+        store_accumulator(s, down ? sum : f, n_tile++, warp, lane);
+    }
+}
+
+/* While the launch before ends, code that will run once is run on what memory holds. */
+template <typename T, int F>
+__device__ __forceinline__ void extra_mma_warps(const fused_args &a, ring<F> &r,
+                                                const shared_storage &s, const choice_view &c)
+{
+    int n_tile = 0;
+
+    fetch_norm_weight(a.op[0], s);
+    for (int i = a.experts.route.rows > 0 ? -2 : 0; i < a.n_ops; i++) {
+        bool warm = i < 0;
+        int p = warm ? a.experts.up + 1 + i : i;
+        if (i == 0) {
+            pdl_wait();
+        }
+        if (i + 1 == a.n_ops) {
+            pdl_release();
+        }
+        if (i > 0) {
+            op_sync(BARRIER_OP_OPEN);
+        }
+        if (a.op[p].kind == FUSED_EXPERT_UP) {
+            choose_experts(a, c, warm);
+        }
+        extra_mainloop<T, F>(a, a.op[p], r, s, *c.choice, warm, n_tile);
+        if (warm) {
+            continue;
+        }
         mma_warps_sync(); /* all warps have read this op's norm weight */
         op_arrive(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {
@@ -653,12 +688,16 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
         barrier_init_fence();
     }
     if (EXTRAS && a.experts.route.rows > 0) {
-        clear_choice(*c.choice);
+        clear_choice(*c.choice, threadIdx.x, blockDim.x);
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (warp < FUSED_MMA_WARPS) {
-        mma_warps<T, F, EXTRAS>(a, r, s, c);
+        if (EXTRAS) {
+            extra_mma_warps<T, F>(a, r, s, c);
+        } else {
+            mma_warps<T, F>(a, r, s);
+        }
     } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
         epilogue_warps<T, EXTRAS>(a, s, c, warp - FUSED_MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {

@@ -140,6 +140,7 @@ struct fused_rope {
 struct fused_experts {
     struct expert_route route; /* rows 0: there is none */
     float limit;               /* of gpt-oss's clamped gate, above 0 */
+    int32_t up;                /* the op FUSED_EXPERT_UP; set by fused_plan, as the rest */
     int32_t stages;            /* of an expert's depth in FUSED_EXPERT_DOWN */
     int32_t per_slice;         /* experts of a split-K slice there */
 };

@@ -69,6 +69,7 @@ bool fused_plan_experts(struct fused_args *a, const struct fused_op *p, int32_t 
         return false; /* an expert's activations do not fit the registers */
     }
     if (p->kind == FUSED_EXPERT_UP) {
+        e->up = (int32_t)(p - a->op);
         return true;
     }
     e->stages = (p->k + stage_k - 1) / stage_k;
