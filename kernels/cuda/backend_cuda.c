@@ -172,8 +172,11 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = cuda_norm_args(n);
 
-    if (cuda_experts_add(c, x, y, partial)) {
+    enum experts_added added = cuda_experts_add(c, out, x, y, &a, partial);
+    if (added == EXPERTS_ADDED) {
         cuda_norm(b, out, x, n);
+    }
+    if (added != EXPERTS_WAIT) {
         return;
     }
     if (cuda_fused_add_norm(c, out, x, y, n, partial)) {

@@ -156,15 +156,31 @@ void cuda_experts_flush(struct cuda_backend *c)
     }
 }
 
-bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial)
+static bool aligned(struct mat m)
 {
+    return (uintptr_t)m.data % 16 == 0 && m.stride % 8 == 0 && m.cols % 8 == 0;
+}
+
+/* Whether the sum makes the norm too. With few rows the norm rather joins the product
+ * behind it, and one that is quantised does so at once. */
+static bool sum_norms(struct cuda_backend *c, const struct expert_combine *a, struct mat out)
+{
+    return a->rows > FUSED_ROWS && out.dtype != DTYPE_F32 && aligned(out) &&
+           a->pairs_stride % 8 == 0 && a->shared_stride % 8 == 0 &&
+           !cuda_pending_suits(c, out, a->rows);
+}
+
+enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
+                                    struct mat y, const struct norm_args *n, bool partial)
+{
+    enum experts_added added = EXPERTS_ADDED;
     struct expert_pending *p = &c->experts;
     void *made = p->few ? p->down.y : p->combine.y;
     int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
 
     if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
-        rows != cuda_rows(c, x) || (uintptr_t)x.data % 16 != 0 || x.stride % 8 != 0) {
-        return false;
+        rows != cuda_rows(c, x) || !aligned(x)) {
+        return EXPERTS_WAIT;
     }
     if (p->few) {
         p->down.y = x.data;
@@ -174,9 +190,15 @@ bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool p
         p->combine.y = x.data;
         p->combine.y_stride = x.stride;
         p->combine.adds = true;
+        if (sum_norms(c, &p->combine, out)) {
+            p->combine.h = out.data;
+            p->combine.h_stride = out.stride;
+            p->combine.norm = *n;
+            added = EXPERTS_NORMED;
+        }
     }
     launch_pending(c, p);
-    return true;
+    return added;
 }
 
 /* ---- the operation ---- */
