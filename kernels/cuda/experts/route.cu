@@ -260,10 +260,9 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_norm_kernel(const exp
     pdl_release();
     bool live = !a.n_live || row < *a.n_live;
     float factor = shared_factor<T>(a, row, live);
-    norm_row<T, VEC, COMBINE_KEPT>((T *)a.h + row * a.h_stride, (T *)a.y + row * a.y_stride, weight,
-                                   a.norm, a.hidden, true, [&](int, int i, float (&sum)[VEC]) {
-                                       pair_sum<T, VEC>(sum, a, row, live, factor, i);
-                                   });
+    norm_row<T, VEC, COMBINE_KEPT>(
+        (T *)a.h + row * a.h_stride, (T *)a.y + row * a.y_stride, weight, a.norm, a.hidden, true,
+        [&](int, int i, float(&sum)[VEC]) { pair_sum<T, VEC>(sum, a, row, live, factor, i); });
 }
 
 } // namespace

@@ -11,7 +11,7 @@
 __device__ __forceinline__ void choose_experts(const fused_args &a, const choice_view &c, bool warm)
 {
     const expert_route &route = a.experts.route;
-    int warp = threadIdx.x >> 5, rows = warm ? 1 : live_rows(route);
+    int warp = threadIdx.x >> 5, rows = warm ? 1 : c.choice->rows;
 
     if (warp < rows) {
         choose_row(*c.choice, route, warp, threadIdx.x & 31);
@@ -27,70 +27,66 @@ __device__ __forceinline__ void choose_experts(const fused_args &a, const choice
     }
 }
 
-/* Where a lane is in the stages of a slice of FUSED_EXPERT_DOWN: they go through the
- * depth of one expert after another. */
-struct down_stage {
-    int place, at; /* of the expert; first column of the stage */
+/* Stages of a slice of FUSED_EXPERT_DOWN, at most: FUSED_DOWN_K columns. */
+template <int F> constexpr int DOWN_STAGES = FUSED_DOWN_K / stage_shape<F>::K;
 
-    template <int K> __device__ __forceinline__ void next(int cols)
-    {
-        at += K;
-        if (at >= cols) {
-            at = 0;
-            place++;
-        }
-    }
-};
-
-/* The activations of a slice: a row's pair with each expert, zero where it has none. */
+/* The activations of a slice: a row's pair with each expert, zero where it has none. They
+ * lie as those of other ops do (struct activations). */
 template <typename T, int F>
-__device__ __forceinline__ void load_pairs(activations<T, F> &x, const fused_args &a,
-                                           const fused_op &q, const expert_choice &c, int first,
-                                           int n_stages)
+__device__ __forceinline__ void load_pairs(vector16 *x, const fused_args &a, const fused_op &q,
+                                           const expert_choice &c, const down_slice &part)
 {
     using S = stage_shape<F>;
-    down_stage d = {first, 0};
+    int row = (threadIdx.x & 31) >> 2, place = part.first, at = part.begin;
+    int lane_at = (threadIdx.x >> 5) * S::WARP_K + (threadIdx.x & 3) * S::CODES;
 
 #pragma unroll
-    for (int i = 0; i < S::SLICE_STAGES; i++) {
-        int of_row = i < n_stages ? c.of_row[d.place][x.row] : -1;
-        const T *from = (const T *)q.x + (x.row * a.experts.route.top + of_row) * q.x_stride +
-                        d.at + x.lane_at;
-        bool here = of_row >= 0 && d.at + x.lane_at < q.k;
+    for (int i = 0; i < DOWN_STAGES<F>; i++) {
+        int of_row = i < part.n_stages ? c.of_row[place][row] : -1;
+        const T *from = (const T *)q.x + (row * a.experts.route.top + of_row) * q.x_stride;
+        bool here = of_row >= 0 && at + lane_at < part.end;
 #pragma unroll
         for (int j = 0; j < S::VECTORS; j++) {
             uint4 u = {};
             if (here) {
-                u = __ldcg((const uint4 *)(from + S::column(j)));
+                u = __ldcg((const uint4 *)(from + at + lane_at + S::column(j)));
             }
-            x.v[S::VECTORS * i + j] = {u.x, u.y, u.z, u.w};
+            x[S::VECTORS * i + j] = {u.x, u.y, u.z, u.w};
         }
-        d.next<S::K>(q.k);
+        at += S::K;
+        if (at >= part.end) {
+            at = part.begin;
+            place++;
+        }
+    }
+    if (F == FUSED_FP8) {
+        to_e4m3_order<DOWN_STAGES<F> * S::VECTORS>(x);
     }
 }
 
 /* sum += the expert's results times its weight in two rows of activations, and the scales
  * of two rows of its matrix. A row that did not choose it takes nothing, not even of a
  * result that is no number. */
-__device__ __forceinline__ void add_weighted(accumulator &sum, const accumulator &f, float2 weight,
+__device__ __forceinline__ void add_weighted(float (&sum)[4], const accumulator &f, float2 weight,
                                              const float (&scale)[2])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float w = i & 1 ? weight.y : weight.x;
-        sum.even[i] += w == 0.0f ? 0.0f : w * (scale[i >> 1] * (f.even[i] + f.odd[i]));
+        sum[i] += w == 0.0f ? 0.0f : w * (scale[i >> 1] * (f.even[i] + f.odd[i]));
     }
 }
 
 /* The sum over the slice's experts of weight times bias, for this lane's results. */
 template <typename T>
 __device__ __forceinline__ void add_biases(float4 &all, const fused_args &a, const fused_op &q,
-                                           const expert_choice &c, int slice, const int (&column)[2],
-                                           int row)
+                                           const expert_choice &c, int slice,
+                                           const int (&column)[2], int row)
 {
-    int first = slice * a.experts.per_slice, end = min(first + a.experts.per_slice, c.n);
+    down_slice part(a, q, c, slice);
+    int end = min(part.first + a.experts.per_slice, c.n);
 
-    for (int place = first; place < end && q.bias; place++) {
+    for (int place = part.first; place < end && q.bias && part.begin == 0; place++) {
         const T *bias = (const T *)q.bias + (int64_t)c.expert[place] * q.n;
         float low = to_float(__ldg(bias + column[0])), high = to_float(__ldg(bias + column[1]));
         float w = c.weight[place][row], v = c.weight[place][row + 1];
@@ -126,10 +122,9 @@ __device__ __noinline__ float gated(float gate, float up, int act, float limit)
 /* Of FUSED_EXPERT_UP, of the expert at `place`: the gated results of rows that chose it,
  * by pair. */
 template <typename T>
-__device__ __forceinline__ void store_pairs(const fused_args &a, const fused_op &q,
-                                            const expert_choice &c, int place, const float4 &all,
-                                            const float (&scale)[2], const int (&column)[2],
-                                            int row)
+__device__ __forceinline__ void
+store_pairs(const fused_args &a, const fused_op &q, const expert_choice &c, int place,
+            const float4 &all, const float (&scale)[2], const int (&column)[2], int row)
 {
     const float gate[2] = {all.x, all.y}, up[2] = {all.z, all.w};
     const T *bias = (const T *)q.bias + (int64_t)c.expert[place] * q.n;
@@ -140,8 +135,8 @@ __device__ __forceinline__ void store_pairs(const fused_args &a, const fused_op 
     for (int i = 0; i < 2; i++) {
         int of_row = c.of_row[place][row + i];
         if (of_row >= 0) {
-            ((T *)q.gated)[((row + i) * a.experts.route.top + of_row) * q.gated_stride +
-                           column[0]] =
+            ((T *)
+                 q.gated)[((row + i) * a.experts.route.top + of_row) * q.gated_stride + column[0]] =
                 from_float<T>(gated(gate[i] * scale[0] + gate_bias, up[i] * scale[1] + up_bias,
                                     q.gate_act, a.experts.limit));
         }

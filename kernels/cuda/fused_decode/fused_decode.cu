@@ -317,20 +317,28 @@ __device__ __forceinline__ bool reduce_slices(const fused_args &a, int slices, i
 
 /* ---- MMA warps ---- */
 
-/* Passes this warp's accumulator of a tile to the epilogue warp, through one of two
- * buffers; n_tile counts tiles. */
-__device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
-                                                  int n_tile, int warp, int lane)
+/* Passes this warp's sums of a tile to the epilogue warp, through one of two buffers;
+ * n_tile counts tiles. */
+__device__ __forceinline__ void store_sums(const shared_storage &s, const float4 &sum, int n_tile,
+                                           int warp, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_empty + buffer * 8, ~(n_tile >> 1) & 1);
-    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = make_float4(
-        f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
+    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = sum;
     __syncwarp();
     if (lane == 0) {
         barrier_arrive(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8);
     }
+}
+
+__device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
+                                                  int n_tile, int warp, int lane)
+{
+    store_sums(s,
+               make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2],
+                           f.even[3] + f.odd[3]),
+               n_tile, warp, lane);
 }
 
 /* A tile of FUSED_ROUTER in a launch of another format, past the ring: there are few of
@@ -417,9 +425,54 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
 
 /* ---- MMA warps of a launch with experts ---- */
 
-/* The tiles of an op of any kind, with as little code as possible: in a launch with
- * experts no op is like another, so that most code runs once and is fetched from far.
- * `warm`: no tiles; only to have the code fetched. */
+/* FUSED_EXPERT_DOWN: a block's tiles of one slice after another. */
+template <typename T, int F>
+__device__ __forceinline__ void down_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
+                                              const shared_storage &s, const expert_choice &c,
+                                              int &n_tile)
+{
+    using S = stage_shape<F>;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tiles = q.n / FUSED_TILE;
+    tile_schedule d = expert_tiles_of(a, q, c);
+    vector16 x[DOWN_STAGES<F> * S::VECTORS];
+    down_slice part(a, q, c, 0);
+    int slice = -1;
+
+#pragma unroll 1
+    for (int i = d.first; i < d.first + d.n; i++) {
+        if (i / tiles != slice) {
+            slice = i / tiles;
+            part = down_slice(a, q, c, slice);
+            load_pairs<T, F>(x, a, q, c, part);
+        }
+        accumulator f = {};
+        float sum[4] = {}, scale[2] = {1.0f, 1.0f}; /* of this lane's weight rows */
+        int at = part.begin, place = part.first;
+#pragma unroll
+        for (int j = 0; j < DOWN_STAGES<F>; j++) {
+            if (j < part.n_stages) {
+                if (F == FUSED_FP8 && at == part.begin) {
+                    tile_coord o = tile_coord_of(q, i % tiles, lane);
+                    const float *of = q.w_scale + (int64_t)c.expert[place] * q.n;
+                    scale[0] = __ldg(of + o.out[0]);
+                    scale[1] = __ldg(of + o.out[1]);
+                }
+                mma_stage<T, F>(r, f, x + S::VECTORS * j, at + warp * S::WARP_K < part.end,
+                                q.f16_scales, warp, lane);
+                at += S::K;
+                if (at >= part.end) {
+                    at = part.begin;
+                    add_weighted(sum, f, *(const float2 *)&c.weight[place++][(lane & 3) * 2],
+                                 scale);
+                    f = {};
+                }
+            }
+        }
+        store_sums(s, make_float4(sum[0], sum[1], sum[2], sum[3]), n_tile++, warp, lane);
+    }
+}
+
+/* The tiles of an op of any kind. `warm`: none; only to have the code fetched. */
 template <typename T, int F>
 __device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
                                                const shared_storage &s, const expert_choice &c,
@@ -427,61 +480,68 @@ __device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_
 {
     using S = stage_shape<F>;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    bool down = q.kind == FUSED_EXPERT_DOWN;
-    tile_schedule d = {0, 1, 1, 0};
 
+    if (q.kind == FUSED_EXPERT_DOWN) {
+        return down_mainloop<T, F>(a, q, r, s, c, n_tile);
+    }
+    tile_schedule d = {0, 1, 1, 0};
     if (!warm) {
-        d = q.kind >= FUSED_EXPERT_UP ? expert_tiles_of(a, q, c) : schedule_of(q);
+        d = q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, c) : schedule_of(q);
         if (d.n == 0 && (q.n > 0 || d.first > 0)) {
             return;
         }
     }
-    k_range<F> columns(q, down ? 0 : d.slice);
-    int first = d.slice * a.experts.per_slice, begin = columns.begin, n_stages = columns.n;
+    k_range<F> columns(q, d.slice);
     activations<T, F> x;
-    if (down) {
-        begin = 0;
-        n_stages = min(a.experts.per_slice, c.n - first) * a.experts.stages;
-        load_pairs(x, a, q, c, first, n_stages);
-    } else {
-        x.load_normed(q, s, d.slice, a.rows);
-        if (q.h && d.first == 0) {
-            x.store_norm(q, columns, a.rows);
-        }
+    x.load_normed(q, s, d.slice, a.rows);
+    if (q.h && d.first == 0) {
+        x.store_norm(q, columns, a.rows);
     }
     bool direct = F != FUSED_16 && q.kind == FUSED_ROUTER;
     if (F == FUSED_FP8 && !direct) {
         x.to_e4m3_order();
     }
     for (int i = 0; i < d.n; i++) {
-        accumulator f = {}, sum = {};
-        tile_coord o = tile_coord_of(q, d.first + i * d.step, lane);
-        float scale[2] = {1.0f, 1.0f}; /* of this lane's weight rows */
-        int at = begin, place = first;
+        accumulator f = {};
+        int at = columns.begin;
         if (direct) {
             router_tile<T, F>(f, q, x, columns, d.first + i * d.step, lane);
-            store_accumulator(s, f, n_tile++, warp, lane);
-            continue;
-        }
-#pragma unroll 1
-        for (int j = 0; j < S::SLICE_STAGES; j++) {
-            if (j < n_stages) {
-                if (F == FUSED_FP8 && down && at == 0) {
-                    const float *of = q.w_scale + (int64_t)c.expert[place] * q.n;
-                    scale[0] = __ldg(of + o.out[0]);
-                    scale[1] = __ldg(of + o.out[1]);
-                }
-                mma_stage<T, F>(r, f, x.v, at + warp * S::WARP_K < columns.cols, q.f16_scales,
-                                warp, lane);
-                at = columns.after(at);
-                if (down && at == 0) {
-                    add_weighted(sum, f, *(const float2 *)&c.weight[place++][o.row], scale);
-                    f = {};
+        } else {
+#pragma unroll
+            for (int j = 0; j < S::SLICE_STAGES; j++) {
+                if (j < columns.n) {
+                    mma_stage<T, F>(r, f, x.v + S::VECTORS * j,
+                                    at + warp * S::WARP_K < columns.cols, q.f16_scales, warp,
+                                    lane);
+                    at = columns.after(at);
                 }
             }
-            x.template rotate<S::VECTORS>(); /* in the end they are as they were */
         }
-        store_accumulator(s, down ? sum : f, n_tile++, warp, lane);
+        store_accumulator(s, f, n_tile++, warp, lane);
+    }
+}
+
+/* Brings what an op reads besides weights, and nobody has written in this step, near. */
+__device__ __forceinline__ void prefetch_constants(const fused_args &a)
+{
+    for (int p = 0; p < a.n_ops; p++) {
+        const char *weight = (const char *)a.op[p].norm.weight;
+        for (int i = threadIdx.x * 128; a.op[p].h && i < a.op[p].k * 2; i += MMA_THREADS * 128) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + i));
+        }
+    }
+    const fused_rope &r = a.rope;
+    if (!r.kv.base || !r.q_norm.weight || threadIdx.x >= 32) {
+        return;
+    }
+    int i = threadIdx.x & 3, row = threadIdx.x >> 2;
+    if (i * 128 < r.kv.head_dim * 2) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)r.q_norm.weight + i * 128));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)r.k_norm.weight + i * 128));
+    }
+    if (r.cos_sin && row < a.rows && i * 128 < r.kv.head_dim * 4) {
+        const float *turn = r.cos_sin + r.position[row] * r.cos_sin_stride;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)turn + i * 128));
     }
 }
 
@@ -493,6 +553,7 @@ __device__ __forceinline__ void extra_mma_warps(const fused_args &a, ring<F> &r,
     int n_tile = 0;
 
     fetch_norm_weight(a.op[0], s);
+    prefetch_constants(a);
     for (int i = a.experts.route.rows > 0 ? -2 : 0; i < a.n_ops; i++) {
         bool warm = i < 0;
         int p = warm ? a.experts.up + 1 + i : i;
@@ -564,16 +625,17 @@ __device__ __forceinline__ void finish_extra(const fused_args &a, const fused_op
                                              pending_all_reduce<T> &pending, int lane)
 {
     epilogue_operands<T> ahead;
-    int place = 0, slices = q.slices;
+    int place = 0, slices = q.slices, tiles = q.n / FUSED_TILE;
     int64_t w_row = 0;
 
     if (q.kind == FUSED_EXPERT_UP) {
-        int tiles = q.n / FUSED_TILE;
         place = tile / tiles;
-        tile %= tiles;
         w_row = (int64_t)c.expert[place] * q.n;
+        tile %= tiles;
     } else if (q.kind == FUSED_EXPERT_DOWN) {
-        slices = max(1, (c.n + a.experts.per_slice - 1) / a.experts.per_slice);
+        slices = down_slices(a, c);
+        slice = tile / tiles;
+        tile %= tiles;
     }
     tile_coord o = tile_coord_of(q, tile, lane);
     load_epilogue_operands<T>(ahead, a, q, tile, w_row, lane);
@@ -688,6 +750,9 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
         barrier_init_fence();
     }
     if (EXTRAS && a.experts.route.rows > 0) {
+        if (threadIdx.x == 0) {
+            c.choice->rows = live_rows(a.experts.route);
+        }
         clear_choice(*c.choice, threadIdx.x, blockDim.x);
     }
     __syncthreads();

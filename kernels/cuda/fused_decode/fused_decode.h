@@ -50,8 +50,9 @@ enum {
     FUSED_COUNTER_STRIDE = 32,
     /* partial sums of one split-K slice of a tile */
     FUSED_PARTIAL_BYTES = FUSED_TILE * FUSED_ROWS * 4,
-    FUSED_MAX_PARTIALS = 8192, /* slices of tiles whose partial sums may be stored at a time */
+    FUSED_MAX_PARTIALS = 16384, /* slices of tiles whose partial sums may be stored at a time */
     FUSED_MAX_NORM = 32768,    /* columns of a norm, whose weight lies in shared memory */
+    FUSED_DOWN_K = 2048,       /* depth of a split-K slice of FUSED_EXPERT_DOWN */
     FUSED_PAIRS = 64,          /* of rows and the experts that they chose, at most */
     FUSED_EXPERTS = 128,       /* of a layer, at most */
     FUSED_CHOICE_BYTES = 4096, /* shared memory of the choice of experts, at least */
@@ -141,13 +142,14 @@ struct fused_experts {
     struct expert_route route; /* rows 0: there is none */
     float limit;               /* of gpt-oss's clamped gate, above 0 */
     int32_t up;                /* the op FUSED_EXPERT_UP; set by fused_plan, as the rest */
-    int32_t stages;            /* of an expert's depth in FUSED_EXPERT_DOWN */
-    int32_t per_slice;         /* experts of a split-K slice there */
+    /* of FUSED_EXPERT_DOWN: stages of an expert's depth; its parts, which are slices, and the
+     * stages of each but the last; experts of a slice, 1 if there are parts */
+    int32_t stages, parts, part_stages, per_slice;
 };
 
 struct fused_args {
     struct fused_op op[FUSED_OPS];
-    struct fused_rope rope;    /* of the op that is `roped` */
+    struct fused_rope rope; /* of the op that is `roped` */
     struct fused_experts experts;
     struct p2p_args p2p;       /* for ops that are `partial` */
     int32_t n_ops, rows, type; /* ops used; activation rows; enum dtype of all but weights */
@@ -205,9 +207,8 @@ struct tile_schedule {
     int32_t slice, first, step, n; /* see above */
 };
 /* Of n_tiles tiles in so many slices, the first of them in block `from`. */
-static inline FUSED_BOTH struct tile_schedule tile_schedule_for(int32_t n_tiles, int32_t slices,
-                                                                int32_t from, int32_t block,
-                                                                int32_t n_blocks)
+static inline FUSED_BOTH struct tile_schedule
+tile_schedule_for(int32_t n_tiles, int32_t slices, int32_t from, int32_t block, int32_t n_blocks)
 {
     int32_t rank = block - from + (block < from ? n_blocks : 0);
     struct tile_schedule d;

@@ -11,9 +11,8 @@ static bool holds_experts(const struct fused_args *a)
  * of experts, or whose router has no whole tiles, are left to single launches. */
 static bool layer_suits(const struct experts *e, const struct expert_route *r)
 {
-    return !e->shared_up.data && e->n <= FUSED_EXPERTS &&
-           e->n % FUSED_TILE == 0 && e->top <= EXPERT_MOST_TOP &&
-           r->rows * e->top <= FUSED_PAIRS && e->n_groups <= 1 &&
+    return !e->shared_up.data && e->n <= FUSED_EXPERTS && e->n % FUSED_TILE == 0 &&
+           e->top <= EXPERT_MOST_TOP && r->rows * e->top <= FUSED_PAIRS && e->n_groups <= 1 &&
            e->width % (FUSED_TILE / 2) == 0;
 }
 
@@ -45,8 +44,8 @@ bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct
         return false;
     }
     act.rows = x.rows;
-    if (!fused_push_linear_gated(a, rows, act, x, first_of(e->up, e->n),
-                                 bias_of(e->up_bias, e->n), e->act)) {
+    if (!fused_push_linear_gated(a, rows, act, x, first_of(e->up, e->n), bias_of(e->up_bias, e->n),
+                                 e->act)) {
         return false;
     }
     last_is(a, FUSED_EXPERT_UP);
@@ -60,7 +59,7 @@ bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct
     return true;
 }
 
-bool fused_plan_experts(struct fused_args *a, const struct fused_op *p, int32_t n_blocks)
+bool fused_plan_experts(struct fused_args *a, const struct fused_op *p)
 {
     int32_t stage_k = fused_stage_k(a->format);
     struct fused_experts *e = &a->experts;
@@ -73,8 +72,10 @@ bool fused_plan_experts(struct fused_args *a, const struct fused_op *p, int32_t 
         return true;
     }
     e->stages = (p->k + stage_k - 1) / stage_k;
-    e->per_slice = FUSED_SLICE_K / stage_k / e->stages;
+    e->part_stages = FUSED_DOWN_K / stage_k;
+    e->parts = (e->stages + e->part_stages - 1) / e->part_stages;
+    e->per_slice = MAX(e->part_stages / e->stages, 1);
     int32_t most = MIN(e->route.rows * e->route.top, e->route.n);
-    int32_t slices = (most + e->per_slice - 1) / e->per_slice;
-    return slices <= n_blocks && p->n / FUSED_TILE * slices <= FUSED_MAX_PARTIALS;
+    int32_t slices = e->parts > 1 ? most * e->parts : (most + e->per_slice - 1) / e->per_slice;
+    return p->n / FUSED_TILE * slices <= FUSED_MAX_PARTIALS;
 }

@@ -242,9 +242,9 @@ static bool head_norms_suit(const struct rope *r, int32_t head_dim, enum dtype t
 {
     bool any = r->q_norm.weight.data || r->k_norm.weight.data;
 
-    return !any || (r->q_norm.weight.data && r->k_norm.weight.data &&
-                    (head_dim == 64 || head_dim == 128) && head_norm_suits(&r->q_norm, t) &&
-                    head_norm_suits(&r->k_norm, t));
+    return !any ||
+           (r->q_norm.weight.data && r->k_norm.weight.data && (head_dim == 64 || head_dim == 128) &&
+            head_norm_suits(&r->q_norm, t) && head_norm_suits(&r->k_norm, t));
 }
 
 static struct norm_args head_norm_of(const struct norm *n)
@@ -267,8 +267,8 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         (r->q_norm.weight.data && (rows > FUSED_ROWS || last->n > FUSED_MAX_PARTIALS)) ||
-        !head_norms_suit(r, dim, qkv.dtype) ||
-        (rotates && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
+        !head_norms_suit(r, dim, qkv.dtype) || (rotates && (r->rot_dim != dim || r->interleaved)) ||
+        at->kv.dtype != (int32_t)qkv.dtype) {
         return false;
     }
     a->rope = *at;
@@ -304,7 +304,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         struct fused_op *p = &a->op[i];
         plan_slices(p);
         if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0 ||
-            (p->kind >= FUSED_EXPERT_UP && !fused_plan_experts(a, p, n_blocks))) {
+            (p->kind >= FUSED_EXPERT_UP && !fused_plan_experts(a, p))) {
             return false;
         }
         p->first = first;
@@ -313,8 +313,8 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         fits = fits && (p->slices == 1 || n_tiles * p->slices <= FUSED_MAX_PARTIALS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES +
-                   (a->experts.route.rows > 0 ? FUSED_CHOICE_BYTES : 0);
+    int32_t rest =
+        a->norm_bytes + FUSED_FIXED_BYTES + (a->experts.route.rows > 0 ? FUSED_CHOICE_BYTES : 0);
     int32_t stage = fused_stage_bytes(a->format);
     a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / stage);
     a->in_flight = MIN(FUSED_MAX_IN_FLIGHT, a->n_stages);

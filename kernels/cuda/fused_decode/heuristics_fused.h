@@ -34,5 +34,5 @@ bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct
                         const struct experts *e, const struct expert_scratch *s,
                         const struct expert_route *route);
 /* The part of fused_plan for the op p of experts. */
-bool fused_plan_experts(struct fused_args *a, const struct fused_op *p, int32_t n_blocks);
+bool fused_plan_experts(struct fused_args *a, const struct fused_op *p);
 #endif

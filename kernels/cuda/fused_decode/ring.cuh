@@ -203,7 +203,7 @@ template <int F, bool EXTRAS> struct tile_iterator {
     /* stages left in the tile; current, and first, column in the slice; columns of the
      * slice */
     int left, at, begin, cols;
-    int place, first_place; /* of FUSED_EXPERT_DOWN: of the current expert, of the slice's first */
+    int place; /* of FUSED_EXPERT_DOWN: of the current expert */
 
     __device__ __forceinline__ tile_iterator(const fused_args &a, const choice_view &c, int loader)
         : a(a), c(c), loader(loader), p(-1), n_tiles(0)
@@ -256,7 +256,6 @@ template <int F, bool EXTRAS> struct tile_iterator {
         tile = d.first;
         step = d.step;
         n_tiles = d.n;
-        first_place = d.slice * a.experts.per_slice;
         if (q.kind == FUSED_EXPERT_DOWN && c.choice->n == 0) {
             n_tiles = 0; /* the tiles are zero */
         }
@@ -284,16 +283,20 @@ template <int F, bool EXTRAS> struct tile_iterator {
             at = x.begin;
             return;
         }
-        place = first_place;
-        row = expert_row(place, tile);
-        left = min(a.experts.per_slice, c.choice->n - place) * a.experts.stages;
-        at = 0;
+        int tiles = q.n / FUSED_TILE;
+        down_slice part(a, q, *c.choice, tile / tiles);
+        place = part.first;
+        row = expert_row(place, tile % tiles);
+        left = part.n_stages;
+        at = begin = part.begin;
+        cols = part.end;
     }
     __device__ __forceinline__ void next()
     {
-        at = at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : 0;
-        if (EXTRAS && at == 0 && left > 1 && a.op[p].kind == FUSED_EXPERT_DOWN) {
-            row = expert_row(++place, tile);
+        bool down = EXTRAS && a.op[p].kind == FUSED_EXPERT_DOWN;
+        at = at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : down ? begin : 0;
+        if (down && at == begin && left > 1) {
+            row = expert_row(++place, tile % (a.op[p].n / FUSED_TILE));
         }
         if (--left == 0) {
             n_tiles--;

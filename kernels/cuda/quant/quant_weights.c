@@ -329,8 +329,8 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->layout = fits_segments(d, q) ? QUANT_SEGMENTS : QUANT_ROWS;
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
-    q->quantises = !d->experts && q->format == FORMAT_FP8 && q->n_groups == 1 && activations_quantised(d) &&
-                   !c->config.deterministic && d->dtype == DTYPE_BF16 &&
+    q->quantises = !d->experts && q->format == FORMAT_FP8 && q->n_groups == 1 &&
+                   activations_quantised(d) && !c->config.deterministic && d->dtype == DTYPE_BF16 &&
                    q->cols % CODE_ALIGN == 0 && q->rows % CODE_ALIGN == 0 &&
                    lt_has_e4m3(c, q->rows, q->cols);
 }

@@ -20,11 +20,11 @@ bool model_keeps_expert_format(const struct model *m, const struct weight_format
 }
 
 /* Whether the backend multiplies a tensor of one expert, or of all, as stored. */
-static bool expert_stays(const struct model *m, const struct tensor_spec *s,
-                         const struct tensor *t)
+static bool expert_stays(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
 {
     return !tensor_spec_stacked(s) &&
-           model_keeps_expert_format(m, t->format, t->quantised ? t->quantised->scales.group_cols : 0);
+           model_keeps_expert_format(m, t->format,
+                                     t->quantised ? t->quantised->scales.group_cols : 0);
 }
 
 /* Not a tensor that is divided into heads, nor one of all experts: their products read a
@@ -42,7 +42,8 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
     }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
            s->cols != DIM_ONE && (!tensor_spec_of_expert(s) || expert_stays(m, s, t)) &&
-           s->rows != DIM_K_UP && s->rows != DIM_V_UP && s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           s->rows != DIM_K_UP && s->rows != DIM_V_UP &&
+           s->transposed == (t->order == ORDER_TRANSPOSED) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }
 

@@ -306,8 +306,9 @@ static struct mat expert_weight(struct rig *r, const struct shape *t, int32_t ro
  * act * up; a CPU rounds groups of the activations of codes to int8. */
 static double limit_of(const struct rig *r, const struct shape *t)
 {
-    return t->quant && strcmp(rig_device, "cpu") == 0         ? 4e-4
-           : operand_of(r, DTYPE_BF16) == DTYPE_F32 ? 1e-9 : 1e-4;
+    return t->quant && strcmp(rig_device, "cpu") == 0 ? 4e-4
+           : operand_of(r, DTYPE_BF16) == DTYPE_F32   ? 1e-9
+                                                      : 1e-4;
 }
 
 static struct layer_rig make_layer(struct rig *r, const struct shape *t, const struct values *v)
@@ -563,7 +564,8 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {1, 16, 8, 512, 768, 0, true, .skew = 0},
         {8, 128, 8, 64, 192, 0, true, .skew = 0},
         {5, 16, 4, 576, 576, 0, true, .skew = 0, .biases = true, .limit = 0.5F},
-        {7, 16, 6, 192, 1088, 0, false, .skew = 0, .sigmoid = true, .choice_bias = true, .factor = 2},
+        {7, 16, 6, 192, 1088, 0, false, .skew = 0, .sigmoid = true, .choice_bias = true,
+         .factor = 2},
         {8, 16, 3, 256, 128, 0, true, .skew = 40},
         {2, 16, 16, 64, 1600, 0, false, .skew = 0, .biases = true},
         {8, 16, 9, 128, 64, 0, true, .skew = 0},

@@ -172,10 +172,9 @@ static void scene_make(struct scene *s)
 
 static void scene_release(struct scene *s)
 {
-    struct weight *w[] = {&s->o,      &s->up,      &s->down,     &s->qkv,
-                          &s->o_bias, &s->up_bias, &s->qkv_bias, &s->down_bias,
-                          &s->norm1,  &s->norm2,   &s->shift1,   &s->shift2,
-                          &s->q_norm, &s->k_norm};
+    struct weight *w[] = {&s->o,       &s->up,       &s->down,      &s->qkv,   &s->o_bias,
+                          &s->up_bias, &s->qkv_bias, &s->down_bias, &s->norm1, &s->norm2,
+                          &s->shift1,  &s->shift2,   &s->q_norm,    &s->k_norm};
 
     for (size_t i = 0; i < ARRAY_LEN(w); i++) {
         free(w[i]->host);
@@ -693,12 +692,11 @@ static void layers_of_few_rows_follow_float64_step_after_step(void **state)
     static const struct {
         int32_t shape, rows;
         enum dtype t;
-    } cases[] = {{4, 1, DTYPE_BF16}, {6, 2, DTYPE_F16},  {1, 8, DTYPE_BF16}, {4, 2, DTYPE_F16},
-                 {4, 8, DTYPE_BF16}, {0, 2, DTYPE_BF16}, {0, 7, DTYPE_BF16}, {2, 2, DTYPE_F16},
-                 {2, 5, DTYPE_F16},  {3, 2, DTYPE_BF16}, {0, 2, DTYPE_F32},  {5, 3, DTYPE_BF16},
-                 {12, 1, DTYPE_BF16}, {12, 8, DTYPE_BF16}, {13, 3, DTYPE_F16},
-                 {13, 7, DTYPE_BF16}, {14, 4, DTYPE_BF16}, {15, 2, DTYPE_BF16},
-                 {16, 5, DTYPE_BF16}};
+    } cases[] = {{4, 1, DTYPE_BF16},  {6, 2, DTYPE_F16},   {1, 8, DTYPE_BF16}, {4, 2, DTYPE_F16},
+                 {4, 8, DTYPE_BF16},  {0, 2, DTYPE_BF16},  {0, 7, DTYPE_BF16}, {2, 2, DTYPE_F16},
+                 {2, 5, DTYPE_F16},   {3, 2, DTYPE_BF16},  {0, 2, DTYPE_F32},  {5, 3, DTYPE_BF16},
+                 {12, 1, DTYPE_BF16}, {12, 8, DTYPE_BF16}, {13, 3, DTYPE_F16}, {13, 7, DTYPE_BF16},
+                 {14, 4, DTYPE_BF16}, {15, 2, DTYPE_BF16}, {16, 5, DTYPE_BF16}};
     for (size_t i = 0; i < (rig_small() ? 3 : ARRAY_LEN(cases)); i++) {
         struct rig r;
         rig_open(&r);
