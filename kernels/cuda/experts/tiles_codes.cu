@@ -115,26 +115,68 @@ struct position {
     }
 };
 
-/* Rows that the tile lacks are not loaded: no result that is stored depends on them. */
-template <int N, bool GATED>
-__device__ __forceinline__ void load_stage(const expert_product &a, const position &p, uint32_t to)
-{
+/* What a thread loads of each stage of an item: 16 bytes of every 32nd row of the weight
+ * and of every 16th of x. */
+template <int N, bool GATED> struct loader {
     using L = codes_layout<N, GATED>;
+    static constexpr int CODES = L::WEIGHT_ROWS * 8 / THREADS, ROWS = N * 16 / THREADS;
+    const uint8_t *code; /* of the first row */
+    int64_t stride;      /* to the next of its rows */
+    int64_t up;          /* from a row of gate to that of up */
+    const T *x[ROWS];    /* NULL: the tile lacks the row */
+    uint32_t code_to, x_to;
 
-    for (int i = threadIdx.x; i < L::WEIGHT_ROWS * 8; i += THREADS) {
-        int r = i >> 3, chunk = i & 7;
-        int64_t row = p.first + (r < BLOCK_ROWS ? r : a.width + r - BLOCK_ROWS);
-        async_copy(code_chunk(to, r, chunk),
-                   (const uint8_t *)a.w + row * a.w_stride + p.step * DEPTH + chunk * 16);
+    __device__ __forceinline__ loader(const expert_product &a)
+        : stride(32 * a.w_stride), up(a.width * a.w_stride - 2 * stride),
+          code_to(code_chunk(0, threadIdx.x >> 3, threadIdx.x & 7)),
+          x_to(x_chunk(L::X, threadIdx.x >> 4, threadIdx.x & 15))
+    {
     }
-    for (int i = threadIdx.x; i < N * 16; i += THREADS) {
-        int r = i >> 4, chunk = i & 15;
-        if (r < p.tile.n) {
-            int row = p.list[r] / a.divide;
-            async_copy(x_chunk(to + L::X, r, chunk),
-                       (const T *)a.x + row * a.x_stride + p.step * DEPTH + chunk * 8);
+    __device__ __forceinline__ void enter(const expert_product &a, const position &p)
+    {
+        code = (const uint8_t *)a.w + (p.first + (threadIdx.x >> 3)) * a.w_stride +
+               (threadIdx.x & 7) * 16;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int r = (threadIdx.x >> 4) + 16 * i;
+            x[i] = nullptr;
+            if (r < p.tile.n) {
+                x[i] = (const T *)a.x + p.list[r] / a.divide * a.x_stride + (threadIdx.x & 15) * 8;
+            }
         }
     }
+    /* Rows that the tile lacks are not loaded: no result that is stored depends on them. */
+    __device__ __forceinline__ void load(uint32_t to, int step) const
+    {
+        const uint8_t *from = code + step * DEPTH;
+
+#pragma unroll
+        for (int i = 0; i < CODES; i++) {
+            async_copy(to + code_to + i * 32 * CODE_ROW,
+                       from + i * stride + (i * 32 < BLOCK_ROWS ? 0 : up));
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            if (x[i]) {
+                async_copy(to + x_to + i * 16 * X_ROW, x[i] + step * DEPTH);
+            }
+        }
+    }
+};
+
+/* Loads the stage ahead, if there is one, and goes on. */
+template <int N, bool GATED>
+__device__ __forceinline__ void load_next(loader<N, GATED> &load, position &ahead,
+                                          const expert_product &a, const expert_lists &l,
+                                          uint32_t to)
+{
+    if (ahead.more()) {
+        load.load(to, ahead.step);
+        if (ahead.next(a, l) && ahead.more()) {
+            load.enter(a, ahead);
+        }
+    }
+    async_commit();
 }
 
 /* 16 columns of x in the order in which e4m3_values has their codes. */
@@ -258,21 +300,17 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     pdl_wait();
     pdl_release();
     position now(a, l), ahead(a, l);
+    loader<N, GATED> load(a);
+    if (ahead.more()) {
+        load.enter(a, ahead);
+    }
     for (int i = 0; i < L::STAGES - 1; i++) {
-        if (ahead.more()) {
-            load_stage<N, GATED>(a, ahead, base + i * L::STAGE);
-            ahead.next(a, l);
-        }
-        async_commit();
+        load_next(load, ahead, a, l, base + i * L::STAGE);
     }
     for (int i = 0; now.more(); i++) {
         async_wait<L::STAGES - 2>();
         __syncthreads(); /* stage i is there; all are done with the one before */
-        if (ahead.more()) {
-            load_stage<N, GATED>(a, ahead, base + (i + L::STAGES - 1) % L::STAGES * L::STAGE);
-            ahead.next(a, l);
-        }
-        async_commit();
+        load_next(load, ahead, a, l, base + (i + L::STAGES - 1) % L::STAGES * L::STAGE);
         uint32_t at = base + i % L::STAGES * L::STAGE;
         multiply_stage<TILES, KINDS>(d, at, at + L::X, warp_row, first, lane);
         int end = (now.step + 1) * DEPTH;

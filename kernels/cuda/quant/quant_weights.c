@@ -293,10 +293,7 @@ static int make_buffers(struct cuda_backend *c, const struct weight_desc *d,
     int64_t scale_bytes = scale ? c->config.max_tokens * (int64_t)sizeof(float) : 0;
     int rc;
 
-    if (d->experts) {
-        return 0;
-    }
-    if (!q->quantises) {
+    if (d->experts || !q->quantises) {
         return cuda_quant_reserve(c, q, act, e) ? 0 : ERR_NOMEM;
     }
     rc = grow(c, &codes, &c->quantised_bytes, (int64_t)c->config.max_tokens * q->cols, e);

@@ -56,6 +56,7 @@ static const struct shape SHAPES[] = {
     {150, 8, 3, 128, 256, 0, true, .skew = 0, .quant = &FP8_BLOCKS},
     {40, 8, 3, 256, 384, 64, true, .skew = 0, .quant = &FP8_BLOCKS},
     {130, 4, 2, 128, 128, 0, true, .skew = 40, .quant = &FP8_ROWS},
+    {560, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     {5, 6, 2, 64, 96, 0, true, .skew = 0, .quant = &INT4_GROUPS},
     {33, 6, 2, 96, 32, 0, true, .skew = 0, .quant = &FP4_GROUPS},
 };
