@@ -91,7 +91,7 @@ __device__ __forceinline__ int down_slices(const fused_args &a, const expert_cho
 
 /* What a slice of down holds: columns [begin, end) of each of its experts. */
 struct down_slice {
-    int first;    /* place of the first expert */
+    int first; /* place of the first expert */
     int begin, end;
     int n_stages; /* of all its experts together */
 

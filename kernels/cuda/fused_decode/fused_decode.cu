@@ -511,8 +511,7 @@ __device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_
             for (int j = 0; j < S::SLICE_STAGES; j++) {
                 if (j < columns.n) {
                     mma_stage<T, F>(r, f, x.v + S::VECTORS * j,
-                                    at + warp * S::WARP_K < columns.cols, q.f16_scales, warp,
-                                    lane);
+                                    at + warp * S::WARP_K < columns.cols, q.f16_scales, warp, lane);
                     at = columns.after(at);
                 }
             }

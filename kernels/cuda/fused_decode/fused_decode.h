@@ -51,11 +51,11 @@ enum {
     /* partial sums of one split-K slice of a tile */
     FUSED_PARTIAL_BYTES = FUSED_TILE * FUSED_ROWS * 4,
     FUSED_MAX_PARTIALS = 16384, /* slices of tiles whose partial sums may be stored at a time */
-    FUSED_MAX_NORM = 32768,    /* columns of a norm, whose weight lies in shared memory */
-    FUSED_DOWN_K = 2048,       /* depth of a split-K slice of FUSED_EXPERT_DOWN */
-    FUSED_PAIRS = 64,          /* of rows and the experts that they chose, at most */
-    FUSED_EXPERTS = 128,       /* of a layer, at most */
-    FUSED_CHOICE_BYTES = 4096, /* shared memory of the choice of experts, at least */
+    FUSED_MAX_NORM = 32768,     /* columns of a norm, whose weight lies in shared memory */
+    FUSED_DOWN_K = 2048,        /* depth of a split-K slice of FUSED_EXPERT_DOWN */
+    FUSED_PAIRS = 64,           /* of rows and the experts that they chose, at most */
+    FUSED_EXPERTS = 128,        /* of a layer, at most */
+    FUSED_CHOICE_BYTES = 4096,  /* shared memory of the choice of experts, at least */
 };
 
 /* What the weight of an op is. The three products of a layer of experts follow one
