@@ -66,8 +66,8 @@ struct cpu_view {
     struct cpu_part part[CPU_VIEW_PARTS];
 };
 
-/* Rows [first, first + n) of w, in blocks or not, which lie in at most CPU_VIEW_PARTS of
- * its pieces. The result points into *v. */
+/* Rows [first, first + n) of w, in blocks or not, which lie in at most CPU_VIEW_PARTS
+ * of its pieces. The result points into *v. */
 struct mat cpu_weight_rows(struct mat w, int32_t first, int32_t n, struct cpu_view *v);
 
 /* Bytes from one stored row to the next of the same piece. */

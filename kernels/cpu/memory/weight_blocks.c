@@ -141,8 +141,8 @@ int cpu_weight_blocks(struct cpu_backend *c, const struct weight_desc *d, struct
 
 /* ---- rows of a weight ---- */
 
-/* The overlap of a run with the view's rows [first, end), as run i of the view; `at` is the
- * run's first row in the weight. */
+/* The overlap of a run with the view's rows [first, end), as run i of the view; `at` is
+ * the run's first row in the weight. */
 static void view_run(struct cpu_view *v, int32_t i, const struct cpu_weight *run, int32_t at,
                      int32_t first, int32_t end, int32_t *n_parts)
 {

@@ -105,8 +105,8 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
     return p;
 }
 
-/* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are twice
- * as fast as those of codes, and every expert has rows. */
+/* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
+ * twice as fast as those of codes, and every expert has rows. */
 enum { WIDEN_ROWS = 512 };
 
 /* Replaces the codes of a product by their values. */

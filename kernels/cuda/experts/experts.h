@@ -87,8 +87,8 @@ struct expert_combine {
     int64_t shared_stride;
     const void *x, *gate; /* [rows, hidden], [hidden]: factor sigmoid(gate x); NULL: 1 */
     int64_t x_stride;
-    /* With `adds`: h [rows, hidden] = the norm of y, all rows of which are in vectors of 16
-     * bytes. NULL: not. */
+    /* With `adds`: h [rows, hidden] = the norm of y, all rows of which are in vectors
+     * of 16 bytes. NULL: not. */
     void *h;
     int64_t h_stride;
     struct norm_args norm;

@@ -1,10 +1,10 @@
-/* Products of experts whose weights are e4m3 codes (experts.h), by tiles with mma. Codes
- * are widened to bf16, exactly, in the registers of the lanes that multiply them.
+/* Products of experts whose weights are e4m3 codes (experts.h), by tiles with mma.
+ * Codes are widened to bf16, exactly, in the registers of the lanes that multiply them.
  *
- * As in tiles.cu a block multiplies 64 rows of an expert's weight, gated: 64 of gate and
- * the 64 of up that go with them, with the rows of one tile; four warps divide the weight's
- * rows and two halves of the block the tile's. Blocks are persistent, and their ring of
- * stages runs on from one piece of work to the next.
+ * As in tiles.cu a block multiplies 64 rows of an expert's weight, gated: 64 of gate
+ * and the 64 of up that go with them, with the rows of one tile; four warps divide the
+ * weight's rows and two halves of the block the tile's. Blocks are persistent, and
+ * their ring of stages runs on from one piece of work to the next.
  *
  * Which columns a lane multiplies is free as long as both operands agree: of 64 columns
  * it has 16 neighbours, so that it reads 16 bytes of codes at once.
@@ -115,8 +115,8 @@ struct position {
     }
 };
 
-/* What a thread loads of each stage of an item: 16 bytes of every 32nd row of the weight
- * and of every 16th of x. */
+/* What a thread loads of each stage of an item: 16 bytes of every 32nd row of the
+ * weight and of every 16th of x. */
 template <int N, bool GATED> struct loader {
     using L = codes_layout<N, GATED>;
     static constexpr int CODES = L::WEIGHT_ROWS * 8 / THREADS, ROWS = N * 16 / THREADS;
@@ -145,7 +145,8 @@ template <int N, bool GATED> struct loader {
             }
         }
     }
-    /* Rows that the tile lacks are not loaded: no result that is stored depends on them. */
+    /* Rows that the tile lacks are not loaded: no result that is stored depends on
+     * them. */
     __device__ __forceinline__ void load(uint32_t to, int step) const
     {
         const uint8_t *from = code + step * DEPTH;

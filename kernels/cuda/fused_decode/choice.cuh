@@ -109,8 +109,8 @@ struct down_slice {
     }
 };
 
-/* The block's tiles of an op of the chosen experts: of up, tile i % tiles of the expert at
- * place i / tiles; of down, tile i % tiles of slice i / tiles. */
+/* The block's tiles of an op of the chosen experts: of up, tile i % tiles of the expert
+ * at place i / tiles; of down, tile i % tiles of slice i / tiles. */
 __device__ __forceinline__ tile_schedule expert_tiles_of(const fused_args &a, const fused_op &q,
                                                          const expert_choice &c)
 {

@@ -30,8 +30,8 @@ __device__ __forceinline__ void choose_experts(const fused_args &a, const choice
 /* Stages of a slice of FUSED_EXPERT_DOWN, at most: FUSED_DOWN_K columns. */
 template <int F> constexpr int DOWN_STAGES = FUSED_DOWN_K / stage_shape<F>::K;
 
-/* The activations of a slice: a row's pair with each expert, zero where it has none. They
- * lie as those of other ops do (struct activations). */
+/* The activations of a slice: a row's pair with each expert, zero where it has none.
+ * They lie as those of other ops do (struct activations). */
 template <typename T, int F>
 __device__ __forceinline__ void load_pairs(vector16 *x, const fused_args &a, const fused_op &q,
                                            const expert_choice &c, const down_slice &part)
@@ -64,9 +64,9 @@ __device__ __forceinline__ void load_pairs(vector16 *x, const fused_args &a, con
     }
 }
 
-/* sum += the expert's results times its weight in two rows of activations, and the scales
- * of two rows of its matrix. A row that did not choose it takes nothing, not even of a
- * result that is no number. */
+/* sum += the expert's results times its weight in two rows of activations, and the
+ * scales of two rows of its matrix. A row that did not choose it takes nothing, not
+ * even of a result that is no number. */
 __device__ __forceinline__ void add_weighted(float (&sum)[4], const accumulator &f, float2 weight,
                                              const float (&scale)[2])
 {
@@ -119,8 +119,8 @@ __device__ __noinline__ float gated(float gate, float up, int act, float limit)
     return expert_gate(gate, up, act, limit);
 }
 
-/* Of FUSED_EXPERT_UP, of the expert at `place`: the gated results of rows that chose it,
- * by pair. */
+/* Of FUSED_EXPERT_UP, of the expert at `place`: the gated results of rows that chose
+ * it, by pair. */
 template <typename T>
 __device__ __forceinline__ void
 store_pairs(const fused_args &a, const fused_op &q, const expert_choice &c, int place,

@@ -520,7 +520,8 @@ __device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_
     }
 }
 
-/* Brings what an op reads besides weights, and nobody has written in this step, near. */
+/* Brings what an op reads besides weights, and nobody has written in this step,
+ * near. */
 __device__ __forceinline__ void prefetch_constants(const fused_args &a)
 {
     for (int p = 0; p < a.n_ops; p++) {
@@ -709,8 +710,8 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
-/* EXTRAS: the launch may hold a layer of experts and norms of heads; without them it has
- * more registers for the rest. */
+/* EXTRAS: the launch may hold a layer of experts and norms of heads; without them it
+ * has more registers for the rest. */
 template <typename T, int F, bool EXTRAS>
 __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)

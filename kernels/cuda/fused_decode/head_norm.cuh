@@ -82,8 +82,8 @@ __device__ __forceinline__ void rotate8(float (&low)[8], float (&high)[8], const
     }
 }
 
-/* The head of q or k whose results lie at `x` of row 0: four lanes a row, each with up to
- * two times 8 dims of either half. */
+/* The head of q or k whose results lie at `x` of row 0: four lanes a row, each with up
+ * to two times 8 dims of either half. */
 template <typename T>
 __device__ __noinline__ void norm_head(const fused_rope &r, T *x, int64_t stride, int rows,
                                        int head)

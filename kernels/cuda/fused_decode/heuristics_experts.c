@@ -7,8 +7,9 @@ static bool holds_experts(const struct fused_args *a)
     return a->experts.route.rows > 0;
 }
 
-/* What the routing and the tiles of experts can do. Layers with a shared expert or groups
- * of experts, or whose router has no whole tiles, are left to single launches. */
+/* What the routing and the tiles of experts can do. Layers with a shared expert or
+ * groups of experts, or whose router has no whole tiles, are left to single
+ * launches. */
 static bool layer_suits(const struct experts *e, const struct expert_route *r)
 {
     return !e->shared_up.data && e->n <= FUSED_EXPERTS && e->n % FUSED_TILE == 0 &&

@@ -260,8 +260,8 @@ template <int F, bool EXTRAS> struct tile_iterator {
             n_tiles = 0; /* the tiles are zero */
         }
     }
-    /* The first of this warp's weight rows of the tile, of the expert at a place; tile t
-     * of the expert's own. */
+    /* The first of this warp's weight rows of the tile, of the expert at a place; tile
+     * t of the expert's own. */
     __device__ __forceinline__ const char *expert_row(int at_place, int t) const
     {
         const fused_op &q = a.op[p];

@@ -27,10 +27,10 @@ static bool expert_stays(const struct model *m, const struct tensor_spec *s, con
                                      t->quantised ? t->quantised->scales.group_cols : 0);
 }
 
-/* Not a tensor that is divided into heads, nor one of all experts: their products read a
- * view of the rows, which a weight in blocks does not have. Codes with scales of their
- * own are multiplied, not embedded, and decoded where a group is no neighbours, or no
- * multiple of FORMAT_GROUP of them. */
+/* Not a tensor that is divided into heads, nor one of all experts: their products read
+ * a view of the rows, which a weight in blocks does not have. Codes with scales of
+ * their own are multiplied, not embedded, and decoded where a group is no neighbours,
+ * or no multiple of FORMAT_GROUP of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {

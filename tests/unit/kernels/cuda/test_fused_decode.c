@@ -44,8 +44,8 @@ static const struct shape shapes[] = {
     {1536, 4608, 12, 4, 128, NORM_LAYER, ACT_GELU_TANH, false, true, true, false},
     /* one wave of tiles of codes */
     {2048, 6144, 16, 8, 128, NORM_RMS, ACT_SILU, true, false, true, false},
-    /* norms of heads: 128 and 64 dims, and 32, which the fused launch leaves alone; a deep
-     * product in slices; without rotation */
+    /* norms of heads: 128 and 64 dims, and 32, which the fused launch leaves alone; a
+     * deep product in slices; without rotation */
     {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true, true},
     {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, true, true, true},
     {256, 512, 4, 2, 32, NORM_RMS, ACT_SILU, true, false, true, true},
