@@ -6,12 +6,11 @@
 #include "kernels/cuda/experts/gate.cuh"
 #include "kernels/cuda/fused_decode/activations.cuh"
 
-/* By the MMA warps, when the scores are there. `warm`: on any scores, to have the code
- * fetched; nobody is told. */
-__device__ __forceinline__ void choose_experts(const fused_args &a, const choice_view &c, bool warm)
+/* By the MMA warps, when the scores are there. */
+__device__ __forceinline__ void choose_experts(const fused_args &a, const choice_view &c)
 {
     const expert_route &route = a.experts.route;
-    int warp = threadIdx.x >> 5, rows = warm ? 1 : c.choice->rows;
+    int warp = threadIdx.x >> 5, rows = c.choice->rows;
 
     if (warp < rows) {
         choose_row(*c.choice, route, warp, threadIdx.x & 31);
@@ -19,10 +18,7 @@ __device__ __forceinline__ void choose_experts(const fused_args &a, const choice
     mma_warps_sync();
     place_experts(*c.choice, route, rows, threadIdx.x, MMA_THREADS);
     mma_warps_sync();
-    if (warm) {
-        clear_choice(*c.choice, threadIdx.x, MMA_THREADS);
-        mma_warps_sync();
-    } else if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
         barrier_arrive(c.made);
     }
 }

@@ -472,11 +472,11 @@ __device__ __forceinline__ void down_mainloop(const fused_args &a, const fused_o
     }
 }
 
-/* The tiles of an op of any kind. `warm`: none; only to have the code fetched. */
+/* The tiles of an op of any kind. */
 template <typename T, int F>
 __device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
                                                const shared_storage &s, const expert_choice &c,
-                                               bool warm, int &n_tile)
+                                               int &n_tile)
 {
     using S = stage_shape<F>;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -484,12 +484,9 @@ __device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_
     if (q.kind == FUSED_EXPERT_DOWN) {
         return down_mainloop<T, F>(a, q, r, s, c, n_tile);
     }
-    tile_schedule d = {0, 1, 1, 0};
-    if (!warm) {
-        d = q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, c) : schedule_of(q);
-        if (d.n == 0 && (q.n > 0 || d.first > 0)) {
-            return;
-        }
+    tile_schedule d = q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, c) : schedule_of(q);
+    if (d.n == 0 && (q.n > 0 || d.first > 0)) {
+        return;
     }
     k_range<F> columns(q, d.slice);
     activations<T, F> x;
@@ -545,7 +542,6 @@ __device__ __forceinline__ void prefetch_constants(const fused_args &a)
     }
 }
 
-/* While the launch before ends, code that will run once is run on what memory holds. */
 template <typename T, int F>
 __device__ __forceinline__ void extra_mma_warps(const fused_args &a, ring<F> &r,
                                                 const shared_storage &s, const choice_view &c)
@@ -554,25 +550,18 @@ __device__ __forceinline__ void extra_mma_warps(const fused_args &a, ring<F> &r,
 
     fetch_norm_weight(a.op[0], s);
     prefetch_constants(a);
-    for (int i = a.experts.route.rows > 0 ? -2 : 0; i < a.n_ops; i++) {
-        bool warm = i < 0;
-        int p = warm ? a.experts.up + 1 + i : i;
-        if (i == 0) {
-            pdl_wait();
-        }
-        if (i + 1 == a.n_ops) {
+    pdl_wait();
+    for (int p = 0; p < a.n_ops; p++) {
+        if (p + 1 == a.n_ops) {
             pdl_release();
         }
-        if (i > 0) {
+        if (p > 0) {
             op_sync(BARRIER_OP_OPEN);
         }
         if (a.op[p].kind == FUSED_EXPERT_UP) {
-            choose_experts(a, c, warm);
+            choose_experts(a, c);
         }
-        extra_mainloop<T, F>(a, a.op[p], r, s, *c.choice, warm, n_tile);
-        if (warm) {
-            continue;
-        }
+        extra_mainloop<T, F>(a, a.op[p], r, s, *c.choice, n_tile);
         mma_warps_sync(); /* all warps have read this op's norm weight */
         op_arrive(BARRIER_OP_DONE);
         if (p + 1 < a.n_ops) {

@@ -141,9 +141,9 @@ struct fused_rope {
 struct fused_experts {
     struct expert_route route; /* rows 0: there is none */
     float limit;               /* of gpt-oss's clamped gate, above 0 */
-    int32_t up;                /* the op FUSED_EXPERT_UP; set by fused_plan, as the rest */
-    /* of FUSED_EXPERT_DOWN: stages of an expert's depth; its parts, which are slices,
-     * and the stages of each but the last; experts of a slice, 1 if there are parts */
+    /* set by fused_plan, of FUSED_EXPERT_DOWN: stages of an expert's depth; its parts,
+     * which are slices, and the stages of each but the last; experts of a slice, 1 if
+     * there are parts */
     int32_t stages, parts, part_stages, per_slice;
 };
 

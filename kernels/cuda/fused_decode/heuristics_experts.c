@@ -2,6 +2,9 @@
  * heuristics_fused.h. */
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 
+/* Rows up to which a layer of experts is faster in a fused launch than in its own. */
+enum { FUSED_WORTH_EXPERT_ROWS = FUSED_ROWS };
+
 static bool holds_experts(const struct fused_args *a)
 {
     return a->experts.route.rows > 0;
@@ -40,7 +43,7 @@ bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct
 {
     struct mat act = s->pair_act;
 
-    if (rows > FUSED_ROWS || holds_experts(a) || !layer_suits(e, route) ||
+    if (rows > FUSED_WORTH_EXPERT_ROWS || holds_experts(a) || !layer_suits(e, route) ||
         !fused_push_router(a, rows, s->scores, x, e->router, e->router_bias)) {
         return false;
     }
@@ -69,7 +72,6 @@ bool fused_plan_experts(struct fused_args *a, const struct fused_op *p)
         return false; /* an expert's activations do not fit the registers */
     }
     if (p->kind == FUSED_EXPERT_UP) {
-        e->up = (int32_t)(p - a->op);
         return true;
     }
     e->stages = (p->k + stage_k - 1) / stage_k;

@@ -180,6 +180,14 @@ __device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *f
 #endif
 }
 
+/* Into the second-level cache. */
+__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)
+{
+#if BULK_COPY
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 /* The choice of experts as a warp sees it. */
 struct choice_view {
     expert_choice *choice;
@@ -246,11 +254,32 @@ template <int F, bool EXTRAS> struct tile_iterator {
         at = x.begin;
         cols = x.cols;
     }
+    /* Memory would stand still until the experts are chosen: brings what this warp will
+     * load behind them into the second-level cache. */
+    __device__ __forceinline__ void prefetch_later() const
+    {
+        for (int i = p + 1; i < a.n_ops; i++) {
+            const fused_op &q = a.op[i];
+            tile_schedule d = schedule_of(q);
+            k_range<F> x(q, d.slice);
+            int64_t pitch = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
+            for (int t = 0; t < d.n && q.kind == FUSED_PRODUCT; t++) {
+                const char *from = (const char *)q.w + fused_row_bytes(F, x.k0) +
+                                   weight_row(q, d.first + t * d.step, loader * LOAD_ROWS) * pitch;
+                for (int r = 0; r < LOAD_ROWS; r++) {
+                    bulk_prefetch(from + r * pitch, (uint32_t)fused_row_bytes(F, x.cols));
+                }
+            }
+        }
+    }
     /* Starts an op of experts, as soon as they are chosen. */
     __device__ __forceinline__ void enter_experts()
     {
         const fused_op &q = a.op[p];
 
+        if (q.kind == FUSED_EXPERT_UP) {
+            prefetch_later();
+        }
         c.wait();
         tile_schedule d = expert_tiles_of(a, q, *c.choice);
         tile = d.first;

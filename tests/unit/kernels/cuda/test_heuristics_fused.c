@@ -263,7 +263,7 @@ static void a_layer_of_experts_is_three_ops(void **state)
     assert_true(down->kind == FUSED_EXPERT_DOWN && down->x == l.s.pair_act.data &&
                 down->k == WIDTH && down->n == WIDE && down->sum == l.x.data);
     assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
-    assert_true(a.experts.up == 1 && a.experts.stages == 2 && a.experts.per_slice == 2);
+    assert_true(a.experts.stages == 2 && a.experts.per_slice == 2);
     assert_false(push_experts(&a, &l)); /* one layer a launch */
 }
 
