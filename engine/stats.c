@@ -17,6 +17,7 @@ void engine_stats_init(struct engine_stats *s)
     hist_init(&s->params_n, HIST_N, HIST_N_N);
     hist_init(&s->step_host_s, HIST_STEP_S, HIST_STEP_N);
     hist_init(&s->step_device_s, HIST_STEP_S, HIST_STEP_N);
+    hist_init(&s->step_masks_s, HIST_STEP_S, HIST_STEP_N);
 }
 
 static void set(_Atomic int64_t *gauge, int64_t value)

@@ -17,10 +17,7 @@ static int by_entry(const void *x, const void *y)
     if (a->row != b->row) {
         return a->row < b->row ? -1 : 1;
     }
-    if (a->term != b->term) {
-        return a->term < b->term ? -1 : 1;
-    }
-    return (a->x > b->x) - (a->x < b->x);
+    return (a->lex > b->lex) - (a->lex < b->lex);
 }
 
 static uint32_t hash_config(const struct entry *entry, int32_t n, bool complete)
@@ -134,52 +131,47 @@ int32_t config_intern(struct automaton *a)
 
 /* ---- steps ---- */
 
-static void push_entry(struct automaton *a, struct entry e)
+void entry_add(struct automaton *a, int32_t row, int32_t lex)
 {
-    if (budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1, sizeof(*a->next))) {
-        a->next[a->n_next++] = e;
+    if (lex &&
+        budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1, sizeof(*a->next))) {
+        a->next[a->n_next++] = (struct entry){row, lex};
     }
 }
 
-/* What is left of an entry behind a symbol; where it may end there, its row's items
+/* What is read on behind a symbol; where terminals may end there, their row's items
  * advance. */
-static void step_entry(struct automaton *a, struct entry e, int32_t symbol)
+static void step_entry(struct automaton *a, struct entry e, int32_t symbol, struct byte_set *alike)
 {
-    struct rx *r = &a->rx;
-    int32_t base = r->n_out;
-    bool ended = false;
+    const struct lex_step *step = lexer_step(&a->lexer, e.lex, symbol);
 
-    r->noting = symbol < r->n_classes;
-    rx_derive(r, e.x, symbol);
-    r->noting = false;
-    int32_t end = r->n_out; /* liveness puts its own above */
-    for (int32_t i = base; i < end && !a->budget.failed; i++) {
-        rx_id x = r->out[i];
-        ended |= rx_has(r, x, RX_NULLABLE);
-        if (x != RX_ID_EMPTY && rx_live(r, x)) {
-            push_entry(a, (struct entry){e.row, e.term, x});
-        }
+    if (!step || !budget_work(&a->budget, 1)) {
+        return;
     }
-    r->n_out = base;
-    if (ended) {
-        items_advance(a, e.row, e.term);
+    for (int i = 0; i < 8; i++) {
+        alike->bit[i] &= step->alike.bit[i];
+    }
+    entry_add(a, e.row, step->to);
+    for (int32_t i = 0; i < step->n_end; i++) {
+        items_advance(a, e.row, a->lexer.end[step->first_end + i]);
     }
 }
 
-static int32_t make_step(struct automaton *a, int32_t config, int32_t symbol)
+static int32_t make_step(struct automaton *a, int32_t config, int32_t symbol,
+                         struct byte_set *alike)
 {
     const struct config *c = config_at(a, config);
 
     a->n_next = 0;
-    memset(&a->rx.alike, 0xff, sizeof(a->rx.alike));
+    memset(alike, 0xff, sizeof(*alike));
     items_begin(a);
     for (int32_t i = 0; i < c->n && !a->budget.failed; i++) {
-        step_entry(a, a->entry[c->first + i], symbol);
+        step_entry(a, a->entry[c->first + i], symbol, alike);
     }
     if (a->n_work > 0 && !a->budget.failed) {
         int32_t row = items_row(a);
         if (row >= 0) {
-            next_terminals(a, row);
+            entry_add(a, row, a->row[row].lex);
         }
     }
     return config_intern(a);
@@ -197,13 +189,14 @@ static int32_t failure(struct automaton *a)
 }
 
 /* The edges of the symbol and of those that no part of the config tells from it. */
-static void set_edges(struct automaton *a, int32_t config, int32_t symbol, int32_t to)
+static void set_edges(struct automaton *a, int32_t config, int32_t symbol, int32_t to,
+                      const struct byte_set *alike)
 {
     _Atomic(int32_t) *edges = edges_of(a, config);
 
     atomic_store_explicit(edges + symbol, to, memory_order_release);
     for (int32_t i = 0; symbol < a->rx.n_classes && i < a->rx.n_classes; i++) {
-        if (a->rx.alike.bit[i / 32] >> (i % 32) & 1) {
+        if (alike->bit[i / 32] >> (i % 32) & 1) {
             atomic_store_explicit(edges + i, to, memory_order_release);
         }
     }
@@ -211,6 +204,7 @@ static void set_edges(struct automaton *a, int32_t config, int32_t symbol, int32
 
 int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol)
 {
+    struct byte_set alike;
     int32_t to;
 
     pthread_mutex_lock(&a->lock);
@@ -218,11 +212,11 @@ int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol)
     to = atomic_load_explicit(edge, memory_order_relaxed);
     if (to == CONFIG_UNKNOWN) {
         a->budget.work = 0;
-        to = a->budget.failed ? CONFIG_FULL : make_step(a, config, symbol);
+        to = a->budget.failed ? CONFIG_FULL : make_step(a, config, symbol, &alike);
         if (a->budget.failed) {
             to = failure(a);
         } else {
-            set_edges(a, config, symbol, to);
+            set_edges(a, config, symbol, to, &alike);
         }
     }
     pthread_mutex_unlock(&a->lock);
@@ -244,7 +238,7 @@ static void start(struct automaton *a)
     a->completed = r->nullable;
     int32_t row = a->n_work > 0 ? items_row(a) : ROOT_ROW;
     if (row >= 0) {
-        next_terminals(a, row);
+        entry_add(a, row, a->row[row].lex);
     }
     config_intern(a);
 }
@@ -267,6 +261,7 @@ static void automaton_free(struct automaton *a)
         free(atomic_load(&a->chunk[i]));
         free((void *)atomic_load(&a->edges[i]));
     }
+    lexer_release(&a->lexer);
     rx_release(&a->rx);
     free(a->row);
     free(a->item);
@@ -295,7 +290,7 @@ static int set_up(struct automaton **ret, struct automaton *a)
     a->returns = budget_alloc(&a->budget, n_rules * sizeof(*a->returns));
     a->n_symbols = rx_symbols(&a->rx);
     a->n_compiled = a->rx.n_nodes;
-    if (a->mark && a->returns) {
+    if (a->mark && a->returns && lexer_init(&a->lexer, &a->rx, &a->budget)) {
         start(a);
         set_up_masks(a);
     }

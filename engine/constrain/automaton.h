@@ -1,15 +1,15 @@
 /* The states of a grammar, made as texts need them and shared by all its sequences.
  *
- * A config is what is known after a text: the terminals that are being read, each with
- * its row and what is left of its expression, and whether the text is complete. Configs
- * are numbered and never change; their transitions by symbol are filled in as they are
- * asked for. Walking over a finished transition takes no lock.
+ * A config is what is known after a text: rows with a state of the lexer each, which
+ * says what is being read behind that row, and whether the text is complete. Configs
+ * are numbered and never change; their transitions by symbol are filled in as they
+ * are asked for. Walking over a finished transition takes no lock.
  *
  * A row is a set of Earley's: the items after a terminal was read. Items do not hold
- * the position where their rule began but the row, and equal rows are one row, so that
- * texts that leave the same to be read (the elements of an array) lead to the same
- * config. An item whose rule ends with the rule it waits for hands on where to return
- * (as in Leo 1991), so right recursion makes no new rows either.
+ * the position where their rule began but the row, and equal rows are one row, so
+ * that texts that leave the same to be read (the elements of an array) lead to the
+ * same config. An item whose rule ends with the rule it waits for hands on where to
+ * return (as in Leo 1991), so right recursion makes no new rows either.
  *
  * Locks: `lock` guards all but the transitions and notes, which are atomic, and the
  * masks, which have `mask_lock`. */
@@ -19,7 +19,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/constrain/cfg.h"
+#include "engine/constrain/lexer.h"
 #include "engine/constrain/vocab.h"
 
 enum {
@@ -48,12 +48,12 @@ struct waiting {
 struct row {
     int32_t first_item, n_items; /* item[..]: what makes the row, sorted */
     int32_t first_wait, n_waits; /* wait[..]: those and what they predict, by symbol */
+    int32_t lex;                 /* the lexer's state there; 0: no terminal may follow */
 };
 
-/* A terminal that is being read. */
+/* What is being read behind a row: a state of the lexer. */
 struct entry {
-    int32_t row, term; /* where it began, and which it is */
-    rx_id x;           /* what is left of it */
+    int32_t row, lex;
 };
 
 struct config {
@@ -61,18 +61,14 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    /* Kinds of bytes (vocab_kind) that lead back, and bit 63 once they are known. */
-    _Atomic(uint64_t) stays;
-    _Atomic(int32_t) slot; /* of the mask cache, or -1; a hint */
+    /* Kinds of bytes (vocab_kind) of which all lead back, and of which not all do; the
+     * others were not asked for. */
+    _Atomic(uint64_t) stays, leaves;
+    _Atomic(int32_t) slot;  /* of the mask cache, or -1; a hint */
+    _Atomic(int32_t) plain; /* the config that every plain character leads to, or CONFIG_DEAD */
 };
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
-
-/* Sets of records found by their content: 1 + the index of each. */
-struct index_table {
-    int32_t *slot; /* [size], owned */
-    int32_t size;  /* a power of two, or 0 */
-};
 
 struct mask_slot {
     int32_t config; /* whose mask; 0: none */
@@ -85,6 +81,7 @@ struct automaton {
     const struct cfg *cfg;               /* of the grammar, which outlives this */
     struct budget budget;                /* of everything here, under lock */
     struct rx rx;                        /* the grammar's arena and more, under lock */
+    struct lexer lexer;                  /* over that, under lock */
     int32_t n_symbols;                   /* of rx: fixed */
     int32_t n_compiled; /* nodes that the grammar was compiled to: the first ones */
 
@@ -171,8 +168,7 @@ void items_advance(struct automaton *a, int32_t row, int32_t symbol);
 int32_t items_row(struct automaton *a);
 /* The config of a->next and a->completed: its number, CONFIG_DEAD or CONFIG_FULL. */
 int32_t config_intern(struct automaton *a);
-/* Append to a->next the terminals that a row waits for. */
-void next_terminals(struct automaton *a, int32_t row);
-uint32_t hash_words(const void *words, size_t bytes);
+/* Append to a->next what may be read behind a row. */
+void entry_add(struct automaton *a, int32_t row, int32_t lex);
 
 #endif

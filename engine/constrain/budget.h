@@ -1,4 +1,7 @@
-/* What compiling a grammar, or adding states to it, may cost: bytes, items, work, time.
+/* What compiling a grammar, or adding states to it, may cost: bytes, items, work.
+ *
+ * Work is counted, not timed: what is refused does not depend on the machine or on what
+ * else it does. A unit is charged for what takes some ten nanoseconds.
  *
  * The first limit that is reached is kept by name; from then on growth fails. */
 #ifndef QUIRE_ENGINE_CONSTRAIN_BUDGET_H
@@ -10,13 +13,10 @@ struct budget {
     size_t bytes, max_bytes;  /* memory held, and its limit */
     int64_t items, max_items; /* nodes, and their limit */
     int64_t work, max_work;   /* steps done, and their limit */
-    int64_t deadline_us;      /* of budget_clock_us; 0: none */
     int failed;               /* 0, ERR_NOMEM or ERR_FULL; sticky */
     const char *limit;        /* with ERR_FULL: which limit, in words */
 };
 
-/* Processor time of the calling thread, which others on the machine do not add to. */
-int64_t budget_clock_us(void);
 /* Records the first failure; returns false. */
 bool budget_fail(struct budget *b, int rc, const char *limit);
 /* Charge `units` of work; false: a limit is reached. */

@@ -6,8 +6,6 @@
 
 #include "engine/constrain/vocab.h"
 
-enum { WORK_PER_US = 40 }; /* work charged for a microsecond of the time limit */
-
 int grammar_build_begin(struct grammar_builder **ret, const struct constrain_vocab *v,
                         const struct grammar_limits *l, struct err *e)
 {
@@ -18,16 +16,15 @@ int grammar_build_begin(struct grammar_builder **ret, const struct constrain_voc
     }
     b->vocab = v;
     b->limits = *l;
-    b->budget = (struct budget){.max_bytes = l->bytes,
-                                .max_items = l->items,
-                                .max_work = (int64_t)l->work_us * WORK_PER_US,
-                                .deadline_us = budget_clock_us() + l->work_us};
+    b->budget = (struct budget){.max_bytes = l->bytes, .max_items = l->items};
     if (!rx_init(&b->rx, &b->budget) ||
         !budget_grow(&b->budget, &b->sym, &b->cap_syms, 16, sizeof(*b->sym))) {
         grammar_build_abandon(b);
         return err_nomem(e, "a grammar");
     }
     b->sym[b->n_syms++] = (struct sym){0};
+    b->budget.work = 0;
+    b->budget.max_work = l->work;
     *ret = b;
     return 0;
 }

@@ -61,7 +61,7 @@ struct grammar_limits {
     int32_t depth;     /* of nesting in it */
     int32_t items;     /* nodes of the compiled grammar */
     size_t bytes;      /* memory of the compiled grammar, and of compiling it */
-    int32_t work_us;   /* time of compiling it on its thread */
+    int64_t work;      /* steps of compiling it, of some ten nanoseconds each */
 };
 /* The limits for text that a client sent. */
 void grammar_limits_init(struct grammar_limits *l);

@@ -13,7 +13,7 @@ void grammar_limits_init(struct grammar_limits *l)
                                  .depth = 128,
                                  .items = 200000,
                                  .bytes = (size_t)16 << 20,
-                                 .work_us = 50000};
+                                 .work = 1800000};
 }
 
 static int report(struct grammar_builder *b, struct err *e)
@@ -37,7 +37,8 @@ static int report(struct grammar_builder *b, struct err *e)
     if (strcmp(limit, "depth") == 0) {
         return err_set(e, ERR_INVALID, "the grammar's expressions nest too deep");
     }
-    return err_set(e, ERR_INVALID, "compiling the grammar takes more than %d us", l->work_us);
+    return err_set(e, ERR_INVALID, "compiling the grammar takes more than %lld steps",
+                   (long long)l->work);
 }
 
 static struct grammar *make(struct grammar_builder *b, sym_id start, int *ret_rc)

@@ -103,25 +103,37 @@ static void copy_rows(struct import *m)
     }
 }
 
+static int32_t copy_state(struct import *m, int32_t lex)
+{
+    const struct lexer *from = &m->from->lexer;
+    const struct lex_state *s = &from->state[lex];
+
+    lexer_begin(&m->to->lexer);
+    for (int32_t i = 0; i < s->n; i++) {
+        const struct reading *of = &from->reading[s->first + i];
+        lexer_add(&m->to->lexer, of->term, m->rx[of->x] - 1);
+    }
+    return lexer_intern(&m->to->lexer);
+}
+
 static int32_t copy_config(struct import *m, const struct config *c)
 {
     struct automaton *to = m->to;
+    const struct lexer *lexer = &m->from->lexer;
     const struct entry *entry = m->from->entry + c->first;
 
     for (int32_t i = 0; i < c->n; i++) {
-        need(m->rx, entry[i].x);
+        const struct lex_state *s = &lexer->state[entry[i].lex];
+        for (int32_t k = 0; k < s->n; k++) {
+            need(m->rx, lexer->reading[s->first + k].x);
+        }
         need(m->row, entry[i].row);
     }
     copy_nodes(m);
     copy_rows(m);
     to->n_next = 0;
-    if (to->budget.failed ||
-        !budget_grow(&to->budget, &to->next, &to->cap_next, c->n, sizeof(*to->next))) {
-        return CONFIG_FULL;
-    }
-    for (int32_t i = 0; i < c->n; i++) {
-        to->next[to->n_next++] =
-            (struct entry){m->row[entry[i].row] - 1, entry[i].term, m->rx[entry[i].x] - 1};
+    for (int32_t i = 0; i < c->n && !to->budget.failed; i++) {
+        entry_add(to, m->row[entry[i].row] - 1, copy_state(m, entry[i].lex));
     }
     to->completed = c->complete;
     return config_intern(to);

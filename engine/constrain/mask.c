@@ -11,10 +11,11 @@ static bool is_plain(int byte)
     return byte >= 0x20 && byte < 0x80 && byte != '"' && byte != '\\';
 }
 
-/* The config that every byte of first .. last leads to, or CONFIG_DEAD. */
-static int32_t common_next(struct automaton *a, int32_t from, int first, int last)
+/* The config that every byte of first .. last leads to, or CONFIG_DEAD; it is also
+ * that if it is not `wanted`, unless that is CONFIG_UNKNOWN. */
+static int32_t common_next(struct automaton *a, int32_t from, int first, int last, int32_t wanted)
 {
-    int32_t to = CONFIG_UNKNOWN, before = -1;
+    int32_t to = wanted, before = -1;
 
     for (int b = first; b <= last; b++) {
         int32_t symbol = symbol_of_byte(a, (uint8_t)b);
@@ -46,7 +47,8 @@ static bool sequences_lead(struct automaton *a, int32_t from, int first, int las
         before = symbol;
         int32_t c = automaton_next(a, from, symbol);
         for (int i = 0; i < n_more && c > 0; i++) {
-            c = common_next(a, c, i == 0 ? low : 0x80, i == 0 ? high : 0xbf);
+            c = common_next(a, c, i == 0 ? low : 0x80, i == 0 ? high : 0xbf,
+                            i == n_more - 1 ? to : CONFIG_UNKNOWN);
         }
         if (c != to) {
             return false;
@@ -62,7 +64,8 @@ static bool but_separators(struct automaton *a, int32_t from, int32_t to)
     int32_t c = automaton_next(a, from, symbol_of_byte(a, 0xe2));
 
     c = c > 0 ? automaton_next(a, c, symbol_of_byte(a, 0x80)) : c;
-    return c > 0 && common_next(a, c, 0x80, 0xa7) == to && common_next(a, c, 0xaa, 0xbf) == to;
+    return c > 0 && common_next(a, c, 0x80, 0xa7, to) == to &&
+           common_next(a, c, 0xaa, 0xbf, to) == to;
 }
 
 /* Whether every character beyond ASCII but those separators leads to `to`. */
@@ -80,10 +83,10 @@ static bool beyond_ascii_leads(struct automaton *a, int32_t from, int32_t to)
            sequences_lead(a, from, 0xf4, 0xf4, 0x80, 0x8f, 3, to);
 }
 
-/* The config that every plain character leads to, or CONFIG_DEAD. */
-static int32_t after_plain(struct automaton *a, int32_t from)
+/* The config that every plain character leads to, or CONFIG_DEAD; `wanted` as above. */
+static int32_t after_plain(struct automaton *a, int32_t from, int32_t wanted)
 {
-    int32_t to = common_next(a, from, 0x20, 0x7f);
+    int32_t to = common_next(a, from, 0x20, 0x7f, wanted);
 
     return to > 0 && beyond_ascii_leads(a, from, to) ? to : CONFIG_DEAD;
 }
@@ -94,36 +97,39 @@ static bool loops(struct automaton *a, int32_t c)
     uint8_t note = atomic_load_explicit(&config->loops, memory_order_relaxed);
 
     if (note == NOTE_UNKNOWN) {
-        note = after_plain(a, c) == c ? NOTE_YES : NOTE_NO;
+        note = after_plain(a, c, c) == c ? NOTE_YES : NOTE_NO;
         atomic_store_explicit(&config->loops, note, memory_order_relaxed);
     }
     return note == NOTE_YES;
 }
 
-#define STAYS_KNOWN ((uint64_t)1 << 63)
-
-/* The kinds of bytes of which all lead back to the config. */
-static uint64_t stays(struct automaton *a, int32_t c)
+/* Whether all bytes of these kinds lead back to the config. What is asked is asked of
+ * many subtrees, so it is noted by kind; the first kind that does not ends the
+ * question. */
+static bool stays(struct automaton *a, int32_t c, uint64_t kinds)
 {
     struct config *config = config_at(a, c);
-    uint64_t kinds = atomic_load_explicit(&config->stays, memory_order_relaxed);
+    const uint64_t beyond = (uint64_t)1 << KIND_BEYOND_ASCII, broken = (uint64_t)1 << KIND_BROKEN;
+    uint64_t open = kinds & ~atomic_load_explicit(&config->stays, memory_order_relaxed);
 
-    if (kinds == 0) {
-        kinds = ((uint64_t)1 << KIND_BROKEN) - 1;
-        for (int b = 0; b < 0x80; b++) {
-            uint64_t kind = (uint64_t)1 << vocab_kind((uint8_t)b);
-            if (kinds & kind && automaton_next(a, c, symbol_of_byte(a, (uint8_t)b)) != c) {
-                kinds &= ~kind;
-            }
-        }
-        kinds &= ~((uint64_t)1 << KIND_BEYOND_ASCII);
-        if (kinds && beyond_ascii_leads(a, c, c)) {
-            kinds |= (uint64_t)1 << KIND_BEYOND_ASCII;
-        }
-        kinds |= STAYS_KNOWN;
-        atomic_store_explicit(&config->stays, kinds, memory_order_relaxed);
+    if (open & (broken | atomic_load_explicit(&config->leaves, memory_order_relaxed))) {
+        return false;
     }
-    return kinds & ~STAYS_KNOWN;
+    for (int b = 0; b < 0x80 && open & ~beyond; b++) {
+        uint64_t kind = (uint64_t)1 << a->vocab->kind[b];
+        if (open & kind && automaton_next(a, c, symbol_of_byte(a, (uint8_t)b)) != c) {
+            atomic_fetch_or_explicit(&config->leaves, kind, memory_order_relaxed);
+            return false;
+        }
+    }
+    if (open & beyond && !beyond_ascii_leads(a, c, c)) {
+        atomic_fetch_or_explicit(&config->leaves, beyond, memory_order_relaxed);
+        return false;
+    }
+    if (open) {
+        atomic_fetch_or_explicit(&config->stays, open, memory_order_relaxed);
+    }
+    return true;
 }
 
 /* ---- walking a trie ---- */
@@ -177,7 +183,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
 {
     struct {
         int32_t end, config;
-        uint64_t stays;
+        bool large; /* worth asking what leads back */
         const _Atomic(int32_t) *edges;
     } path[MAX_TOKEN_BYTES + 1];
     int32_t depth = 0;
@@ -186,7 +192,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
 
     path[0].end = end;
     path[0].config = config;
-    path[0].stays = all && end - i > LARGE_SUBTREE ? stays(w->a, config) : 0;
+    path[0].large = end - i > LARGE_SUBTREE;
     path[0].edges = edges_of(w->a, config);
     while (i < end) {
         while (i >= path[depth].end) {
@@ -209,18 +215,16 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
         if (n.token >= 0) {
             set_tokens(w, n.token);
         }
-        uint64_t back = 0;
-        if (all && to == path[depth].config) {
-            back = path[depth].stays;
-        } else if (all && (int32_t)n.end - i > SMALL_SUBTREE) {
+        bool back = to == path[depth].config, large = back ? path[depth].large : false;
+        if (all && !back && (int32_t)n.end - i > SMALL_SUBTREE) {
             if (loops(w->a, to)) {
                 take_plain(w, i, to);
                 i = (int32_t)n.end;
                 continue;
             }
-            back = (int32_t)n.end - i > LARGE_SUBTREE ? stays(w->a, to) : 0;
+            large = (int32_t)n.end - i > LARGE_SUBTREE;
         }
-        if (back && !(w->v->below[i] & ~back)) {
+        if (all && large && stays(w->a, to, w->v->below[i])) {
             take_all(w, i);
             i = (int32_t)n.end;
             continue;
@@ -230,7 +234,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
             depth++;
             path[depth].end = (int32_t)n.end;
             path[depth].config = to;
-            path[depth].stays = back;
+            path[depth].large = large;
             path[depth].edges = edges_of(w->a, to);
         }
     }
@@ -298,12 +302,25 @@ static bool takes_no_plain(struct automaton *a, int32_t config)
     return true;
 }
 
+static int32_t plain_next(struct automaton *a, int32_t from)
+{
+    struct config *config = config_at(a, from);
+    int32_t to = atomic_load_explicit(&config->plain, memory_order_relaxed);
+
+    if (to == CONFIG_UNKNOWN) {
+        to = after_plain(a, from, CONFIG_UNKNOWN);
+        to = to > 0 ? to : CONFIG_DEAD;
+        atomic_store_explicit(&config->plain, to, memory_order_relaxed);
+    }
+    return to;
+}
+
 /* How many plain characters may follow, whatever they are: SLICE_CHARS, or fewer if no
  * other may follow those; else 0. */
 static int32_t plain_room(struct automaton *a, int32_t config)
 {
     for (int32_t i = 0; i < SLICE_CHARS; i++) {
-        int32_t to = after_plain(a, config);
+        int32_t to = plain_next(a, config);
         if (to <= 0) {
             return i > 0 && takes_no_plain(a, config) ? i : 0;
         }

@@ -4,20 +4,6 @@
 
 #include "engine/constrain/automaton.h"
 
-uint32_t hash_words(const void *words, size_t bytes)
-{
-    uint64_t h = bytes * 0x9e3779b97f4a7c15u;
-    const char *at = words;
-    uint32_t w;
-
-    for (; bytes >= sizeof(w); bytes -= sizeof(w), at += sizeof(w)) {
-        memcpy(&w, at, sizeof(w));
-        h = (h ^ w) * 0xff51afd7ed558ccdu;
-        h ^= h >> 32;
-    }
-    return (uint32_t)(h ^ (h >> 29));
-}
-
 /* ---- the items of a step ---- */
 
 static bool same_item(const struct item *a, const struct item *b)
@@ -288,10 +274,23 @@ static void find_returns(struct automaton *a)
     }
 }
 
+/* The lexer's state of the terminals among a->waits, which are sorted by symbol. */
+static int32_t start_of_terminals(struct automaton *a)
+{
+    lexer_begin(&a->lexer);
+    for (int32_t i = 0; i < a->n_new_waits && a->waits[i].symbol < a->cfg->n_terms; i++) {
+        int32_t term = a->waits[i].symbol;
+        if (i == 0 || a->waits[i - 1].symbol != term) {
+            lexer_add(&a->lexer, term, a->cfg->term[term]);
+        }
+    }
+    return lexer_intern(&a->lexer);
+}
+
 /* Add the row whose items are item[n_items ..): its number, or CONFIG_FULL. */
 static int32_t add_row(struct automaton *a, int32_t n, uint32_t hash)
 {
-    struct row r = {a->n_items, n, a->n_waits, 0};
+    struct row r = {a->n_items, n, a->n_waits, 0, 0};
 
     close_row(a);
     find_returns(a);
@@ -303,6 +302,10 @@ static int32_t add_row(struct automaton *a, int32_t n, uint32_t hash)
         return CONFIG_FULL;
     }
     qsort(a->waits, (size_t)r.n_waits, sizeof(*a->waits), by_symbol);
+    r.lex = start_of_terminals(a);
+    if (a->budget.failed) {
+        return CONFIG_FULL;
+    }
     memcpy(a->wait + a->n_waits, a->waits, (size_t)r.n_waits * sizeof(*a->waits));
     a->n_waits += r.n_waits;
     a->n_items += n;
@@ -352,21 +355,4 @@ int32_t items_row(struct automaton *a)
         put(a, a->item[a->n_items + i]);
     }
     return add_row(a, n, hash);
-}
-
-void next_terminals(struct automaton *a, int32_t row)
-{
-    const struct row r = a->row[row];
-
-    for (int32_t i = 0; i < r.n_waits; i++) {
-        int32_t term = a->wait[r.first_wait + i].symbol;
-        if (term >= a->cfg->n_terms) {
-            break;
-        }
-        bool seen = i > 0 && a->wait[r.first_wait + i - 1].symbol == term;
-        if (!seen && budget_grow(&a->budget, &a->next, &a->cap_next, (int64_t)a->n_next + 1,
-                                 sizeof(*a->next))) {
-            a->next[a->n_next++] = (struct entry){row, term, a->cfg->term[term]};
-        }
-    }
 }

@@ -277,6 +277,9 @@ static void find_children(struct constrain_vocab *v)
         v->child[v->n_children++] = i;
     }
     v->child[v->n_children] = t->n;
+    for (int b = 0; b < 128; b++) {
+        v->kind[b] = (uint8_t)vocab_kind((uint8_t)b);
+    }
 }
 
 static bool index_tokens(struct constrain_vocab *v)

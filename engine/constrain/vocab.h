@@ -11,7 +11,7 @@
 
 /* Tokens of at most so many plain characters are a slice of their own: a string of
  * bounded length mostly allows all of them. */
-enum { SLICE_CHARS = 12 };
+enum { SLICE_CHARS = 16 };
 
 /* Longer tokens are never allowed. */
 enum { MAX_TOKEN_BYTES = 1024 };
@@ -59,6 +59,7 @@ struct constrain_vocab {
     int32_t *plain_ids; /* plain tokens in the order of the trie; owned */
     int32_t child[257]; /* nodes of TRIE_ALL at depth one; the last is its end */
     int32_t n_children; /* of them */
+    uint8_t kind[128];  /* vocab_kind of each byte of ASCII */
     /* The model's encoding; see struct constrain_tokens. */
     int (*encode)(const void *arg, const char *text, size_t len, int32_t **ret_ids, int32_t *ret_n);
     const void *arg; /* of encode */

@@ -179,36 +179,42 @@ static void deliver(struct masks *m, const struct mask_set *set)
         }
     }
     m->executor->masks(m->executor, set->step, m->late, set->n_masks, &ignored);
+    hist_add(m->took_s, (double)(clock_us() - m->begun_us) * 1e-6);
 }
 
-/* The next job of the set under way; NULL: none, now. Under `lock`. */
-static struct mask_job *take_job(struct masks *m)
+static bool has_jobs(struct masks *m)
 {
-    while (m->work && m->next < m->work->n) {
-        struct mask_job *j = &m->work->job[m->next++];
-        if (j->node) {
-            return j;
-        }
-    }
-    return NULL;
+    uint64_t jobs = atomic_load(&m->jobs);
+
+    return (uint32_t)jobs < jobs >> 32;
 }
 
-/* Under `lock`, which is released meanwhile. */
-static void run_job(struct masks *m, struct mask_job *j)
+/* The last job of the set under way is done. */
+static void end_set(struct masks *m)
 {
-    struct mask_set *set = m->work;
-
-    pthread_mutex_unlock(&m->lock);
-    mask_job_run(j, &m->config, m->word + (int64_t)j->first * m->words);
-    pthread_mutex_lock(&m->lock);
-    if (--m->n_left > 0) {
-        return;
-    }
-    pthread_mutex_unlock(&m->lock);
-    deliver(m, set);
+    deliver(m, m->work);
     pthread_mutex_lock(&m->lock);
     m->work = NULL;
     pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Jobs are short, so threads take them without the lock. */
+static void run_jobs(struct masks *m)
+{
+    while (has_jobs(m)) {
+        uint64_t jobs = atomic_fetch_add(&m->jobs, 1);
+        if ((uint32_t)jobs >= jobs >> 32) {
+            break;
+        }
+        struct mask_job *j = &m->work->job[(uint32_t)jobs];
+        if (j->node) { /* else its sequence has ended */
+            mask_job_run(j, &m->config, m->word + (int64_t)j->first * m->words);
+        }
+        if (atomic_fetch_sub(&m->n_left, 1) == 1) {
+            end_set(m);
+        }
+    }
 }
 
 static void *masks_main(void *arg)
@@ -217,10 +223,11 @@ static void *masks_main(void *arg)
 
     pthread_mutex_lock(&m->lock);
     while (!m->stopping) {
-        struct mask_job *j = take_job(m);
         struct constraint_node *dropped = m->dropped;
-        if (j) {
-            run_job(m, j);
+        if (has_jobs(m)) {
+            pthread_mutex_unlock(&m->lock);
+            run_jobs(m);
+            pthread_mutex_lock(&m->lock);
         } else if (dropped) {
             m->dropped = NULL;
             pthread_mutex_unlock(&m->lock);
@@ -256,15 +263,15 @@ static void begin_set(struct masks *m, struct mask_set *set)
     if (set->n == 0) {
         return;
     }
-    int32_t n = mask_set_begin(set);
-    if (n == 0) { /* all have ended; the step waits nevertheless */
+    m->begun_us = clock_us();
+    if (mask_set_begin(set) == 0) { /* all have ended; the step waits nevertheless */
         deliver(m, set);
         return;
     }
     pthread_mutex_lock(&m->lock);
     m->work = set;
-    m->next = 0;
-    m->n_left = n;
+    atomic_store(&m->n_left, set->n);
+    atomic_store(&m->jobs, (uint64_t)set->n << 32);
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->lock);
 }
@@ -343,7 +350,7 @@ static int start_threads(struct masks *m, struct err *e)
 }
 
 int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, bool forced,
-               struct err *e)
+               struct hist *took_s, struct err *e)
 {
     struct masks *m = calloc(1, sizeof(*m));
     size_t seqs = (size_t)c->max_num_seqs;
@@ -354,6 +361,7 @@ int masks_open(struct masks **ret, struct executor *x, const struct sched_config
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->changed, NULL);
     m->executor = x;
+    m->took_s = took_s;
     m->config = *c;
     m->words = mask_words(c->vocab);
     m->n_sets = x->info.depth + 1;

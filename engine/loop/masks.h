@@ -7,6 +7,7 @@
 #ifndef QUIRE_ENGINE_LOOP_MASKS_H
 #define QUIRE_ENGINE_LOOP_MASKS_H
 
+#include "config/base/hist.h"
 #include "engine/sched/decode/constrained.h"
 #include "engine/sched/sched.h"
 #include "engine/workers/executor.h"
@@ -21,12 +22,17 @@ struct masks {
     uint64_t n_planned, n_begun;     /* launches; the engine's thread */
     uint32_t *word;                  /* [max_num_seqs * words] of the set under way */
     struct late_mask *late;          /* [max_num_seqs] likewise, for the executor */
+    struct hist *took_s;             /* seconds from begin_set to deliver; borrowed */
+    int64_t begun_us;                /* when the set under way was begun */
     pthread_t thread[MASKS_THREADS];
     int32_t n_threads;
-    pthread_mutex_t lock;   /* guards the rest */
-    pthread_cond_t changed; /* work, or an end of it */
-    struct mask_set *work;  /* the set under way; NULL: none */
-    int32_t next, n_left;   /* its next job, and those that are not done */
+    /* Of the set under way: its jobs (the upper half) and the next of them (the lower
+     * one, which may pass the former). A job that was taken keeps the set under way. */
+    _Atomic(uint64_t) jobs;
+    _Atomic(int32_t) n_left; /* its jobs that are not done */
+    pthread_mutex_t lock;    /* guards the rest */
+    pthread_cond_t changed;  /* work, or an end of it */
+    struct mask_set *work;   /* the set under way; NULL: none */
     bool stopping;
     struct constraint_node *dropped; /* to be freed */
 };
@@ -41,9 +47,10 @@ void constraint_node_free(struct constraint_node *n);
 void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word);
 
 /* Starts the threads; `x` must outlive it. `forced`: jobs also find the tokens that a
- * grammar forces (forced.h). ERR_NOMEM, ERR_IO. */
+ * grammar forces (forced.h). `took_s` gets the seconds of each step's masks. ERR_NOMEM,
+ * ERR_IO. */
 int masks_open(struct masks **ret, struct executor *x, const struct sched_config *c, bool forced,
-               struct err *e);
+               struct hist *took_s, struct err *e);
 /* Ends the threads, and frees what was dropped. NULL: nothing. */
 void masks_free(struct masks *m);
 

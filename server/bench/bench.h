@@ -32,6 +32,7 @@ struct bench_options {
      * -1: one run, as the engine's settings say */
     double acceptance;
     int64_t warmup; /* tokens per request in a first run that is not measured */
+    char *schemas;  /* path of a file of JSON Schemas, or NULL */
     /* report */
     char *json, *name; /* output file and name of the run, or NULL */
 };
@@ -62,6 +63,18 @@ int bench_load_make(struct bench_load *ret, const struct bench_options *o, struc
 void bench_load_release(struct bench_load *l);
 /* Make the prompt of item i in ret [n_prompt]; the same seed gives the same ids. */
 void bench_load_prompt(const struct bench_load *l, int32_t i, int32_t *ret);
+
+/* ---- schemas: bench_schemas.c ---- */
+
+struct bench_schemas {
+    char **text; /* [n] JSON Schemas, owned */
+    int32_t n;
+};
+
+/* The lines of a file that are not empty. ERR_IO; ERR_INVALID: there is none;
+ * ERR_NOMEM. */
+int bench_schemas_read(struct bench_schemas *ret, const char *path, struct err *e);
+void bench_schemas_release(struct bench_schemas *s);
 
 /* ---- figures: bench_report.c ---- */
 

@@ -51,6 +51,8 @@ struct offline_run {
     /* The decode window: its times, and `tokens` at these times. */
     int64_t window_from_us, window_to_us, window_from, window_to;
     int64_t completion_tokens; /* from the usage of ended requests */
+    struct bench_schemas schemas;
+    bool constrained; /* this run is, each request by a schema */
     struct latency_hist ttft;
     char error[256]; /* the first error; "": none */
 };
@@ -131,9 +133,25 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     return r->request && r->n_tokens ? 0 : err_nomem(e, "the run");
 }
 
+/* Request i of a constrained run is under schema i, or beyond the last from the first
+ * on. */
+static int add_grammar(struct gen_params *p, const struct offline_run *r,
+                       const struct engine *engine, int32_t i, struct err *e)
+{
+    int32_t k = r->constrained ? i % r->schemas.n : 0;
+    struct err why = {0};
+
+    if (!r->constrained) {
+        return 0;
+    }
+    int rc = engine_grammar_new(engine, GRAMMAR_JSON_SCHEMA, r->schemas.text[k],
+                                strlen(r->schemas.text[k]), &p->grammar, &why);
+    return rc < 0 ? err_set(e, rc, "schema %d: %s", k + 1, why.text) : 0;
+}
+
 static int make_request(struct request **ret, struct engine *engine, const struct bench_options *o,
-                        const struct bench_load *l, int32_t i, int32_t max_tokens, int32_t *prompt,
-                        struct err *e)
+                        const struct offline_run *r, const struct bench_load *l, int32_t i,
+                        int32_t max_tokens, int32_t *prompt, struct err *e)
 {
     struct gen_params p;
 
@@ -150,7 +168,8 @@ static int make_request(struct request **ret, struct engine *engine, const struc
     p.ignore_eos = !o->stop_at_eos;
     p.seed = (uint64_t)o->seed + (uint64_t)i;
     bench_load_prompt(l, i, prompt);
-    return request_new(ret, &p, prompt, l->item[i].n_prompt, e);
+    int rc = add_grammar(&p, r, engine, i, e);
+    return rc < 0 ? rc : request_new(ret, &p, prompt, l->item[i].n_prompt, e);
 }
 
 /* Wait for all requests; the progress bar counts tokens. */
@@ -185,7 +204,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
         r->request[i] =
             (struct offline_request){r, max_tokens, r->n_tokens + (int64_t)i * r->choices};
         tokens += (int64_t)max_tokens * r->choices;
-        rc = make_request(&q[i], engine, o, l, i, max_tokens, prompt, e);
+        rc = make_request(&q[i], engine, o, r, l, i, max_tokens, prompt, e);
         if (rc == 0) {
             q[i]->user = &r->request[i];
         }
@@ -216,7 +235,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
 /* The engine's sums before the measured run, to subtract the warm-up. */
 struct host_mark {
     uint64_t steps;
-    double host_s, device_s;
+    double host_s, device_s, masks_s;
 };
 
 static struct host_mark mark_host(const struct engine *engine)
@@ -224,7 +243,8 @@ static struct host_mark mark_host(const struct engine *engine)
     const struct engine_stats *s = engine_stats(engine);
 
     return (struct host_mark){atomic_load(&s->steps), atomic_load(&s->step_host_s.sum),
-                              atomic_load(&s->step_device_s.sum)};
+                              atomic_load(&s->step_device_s.sum),
+                              atomic_load(&s->step_masks_s.sum)};
 }
 
 static void report_run(struct bench_report *p, const struct offline_run *r,
@@ -260,6 +280,19 @@ static void report_run(struct bench_report *p, const struct offline_run *r,
     }
 }
 
+/* The share of values beyond 5 ms. */
+static double slow_masks(const struct hist *h)
+{
+    uint64_t slow = 0, all = 0;
+
+    for (int i = 0; i <= h->n_bounds; i++) {
+        uint64_t n = atomic_load(&h->count[i]);
+        all += n;
+        slow += i > 0 && h->bound[i - 1] >= 0.005 ? n : 0;
+    }
+    return all > 0 ? (double)slow / (double)all : 0;
+}
+
 static void report_host(struct bench_report *p, const struct engine *engine,
                         const struct host_mark *before)
 {
@@ -274,6 +307,12 @@ static void report_host(struct bench_report *p, const struct engine *engine,
         bench_report_number(p, "step_device_us", (now.device_s - before->device_s) / steps * 1e6,
                             "us of the device per step");
     }
+    if (now.masks_s > before->masks_s) {
+        bench_report_number(p, "step_masks_us", (now.masks_s - before->masks_s) / steps * 1e6,
+                            "us from a step's tokens to its masks, beside the device");
+        bench_report_number(p, "slow_masks", slow_masks(&s->step_masks_s),
+                            "of all steps, whose masks took 5 ms or more");
+    }
     bench_report_number(
         p, "preemptions",
         (double)(atomic_load(&s->preempt_recompute) + atomic_load(&s->preempt_swap)), "");
@@ -287,16 +326,40 @@ static double decode_speed(const struct offline_run *r)
     return us > 0 ? (double)(r->window_to - r->window_from) * 1e6 / (double)us : 0;
 }
 
+/* Tokens of drafts that held. */
+static uint64_t accepted_tokens(const struct engine_stats *s)
+{
+    uint64_t accepted = 0;
+
+    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
+        accepted += atomic_load(&s->accepted_tokens[i]);
+    }
+    return accepted;
+}
+
+/* A run under schemas against the same requests without. With `--speculate grammar` the
+ * drafts are the tokens that a schema forces. */
+static void report_schemas(struct bench_report *p, const struct engine *engine,
+                           const struct offline_run *r, double free_speed, uint64_t accepted)
+{
+    double speed = decode_speed(r), n = (double)(accepted_tokens(engine_stats(engine)) - accepted);
+
+    bench_report_number(p, "schemas", r->schemas.n, "");
+    bench_report_number(p, "free_decode_tok_s", free_speed, "tokens/s without schemas");
+    if (free_speed > 0) {
+        bench_report_number(p, "constrained_to_free", speed / free_speed,
+                            "times, while the whole batch decodes");
+    }
+    bench_report_number(p, "forced_tokens", n, "of the constrained run, taken as drafts");
+}
+
 /* A run with drafts against the same requests without. */
 static void report_drafts(struct bench_report *p, const struct engine *engine, double plain,
                           double drafted)
 {
     const struct engine_stats *s = engine_stats(engine);
-    uint64_t drafts = atomic_load(&s->drafts), accepted = 0;
+    uint64_t drafts = atomic_load(&s->drafts), accepted = accepted_tokens(s);
 
-    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
-        accepted += atomic_load(&s->accepted_tokens[i]);
-    }
     bench_report_number(p, "plain_decode_tok_s", plain, "tokens/s without drafts");
     if (plain > 0) {
         bench_report_number(p, "speedup", drafted / plain, "times, while the whole batch decodes");
@@ -356,11 +419,19 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
     if (o->warmup > 0) {
         rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
     }
-    if (rc == 0 && o->acceptance >= 0) { /* the answers that are drafted from then on */
+    r->constrained = o->schemas != NULL;
+    if (rc == 0 && o->warmup > 0 && o->schemas) {
+        rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
+    }
+    r->constrained = false;
+    /* For --acceptance: the answers that are drafted from then on. */
+    if (rc == 0 && (o->acceptance >= 0 || o->schemas)) {
         rc = run_once(r, engine, o, &load, 0, e);
     }
+    r->constrained = o->schemas != NULL;
     double plain = decode_speed(r);
     struct host_mark before = mark_host(engine);
+    uint64_t accepted = accepted_tokens(engine_stats(engine));
     if (rc == 0) {
         rc = run_once(r, engine, o, &load, 0, e);
     }
@@ -374,6 +445,9 @@ static int measure(struct offline_run *r, struct engine *engine, struct bench_op
         report_host(p, engine, &before);
         if (o->acceptance >= 0) {
             report_drafts(p, engine, plain, decode_speed(r));
+        }
+        if (o->schemas) {
+            report_schemas(p, engine, r, plain, accepted);
         }
         rc = bench_report_write(p, stdout, o, e);
     }
@@ -392,12 +466,16 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
         o.requests = 64;
     }
     o.seed = MAX(o.seed, 0);
-    int rc = settings_of(&s, argc, argv, o.requests ? (int32_t)o.requests : 1 << 16, e);
+    struct offline_run r = {.sink = {on_output, on_flush}};
+    int rc = o.schemas ? bench_schemas_read(&r.schemas, o.schemas, e) : 0;
+    if (rc == 0) {
+        rc = settings_of(&s, argc, argv, o.requests ? (int32_t)o.requests : 1 << 16, e);
+    }
     if (rc < 0) {
+        bench_schemas_release(&r.schemas);
         return rc;
     }
     log_setup(s.log_format, LOG_WARN);
-    struct offline_run r = {.sink = {on_output, on_flush}};
     pthread_mutex_init(&r.lock, NULL);
     wait_init(&r.changed);
     int64_t start_us = clock_us();
@@ -409,6 +487,7 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
         engine_free(engine);
     }
     settings_release(&s);
+    bench_schemas_release(&r.schemas);
     free(r.request);
     free(r.n_tokens);
     pthread_mutex_destroy(&r.lock);

@@ -7,7 +7,9 @@
  * and walked through token by token, with a mask before each. Prints, in microseconds,
  * the time from the grammar's text to the first mask, and of the other masks; for each
  * the median, the 99th percentile and the worst. With ROUNDS, texts are walked so many
- * times with one grammar, as many requests would.
+ * times with one grammar, as many requests would. A line without tabs is a JSON Schema:
+ * what is walked is drawn, ROUNDS texts of DRAWN tokens, each one of those allowed with
+ * the same chance, as a model without training would write them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +18,10 @@
 #include <time.h>
 
 #include "engine/constrain/constrain.h"
+#include "kernels/batch.h"
 #include "models/tokenizer/tokenizer.h"
+
+enum { DRAWN = 256 }; /* tokens of a text that is drawn */
 
 struct times {
     double *us;
@@ -56,8 +61,13 @@ static void print_times(const char *what, struct times *t)
         return;
     }
     qsort(t->us, t->n, sizeof(*t->us), by_value);
-    printf("%-12s %8zu   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f us\n", what, t->n,
-           t->us[t->n / 2], t->us[t->n * 9 / 10], t->us[t->n * 99 / 100], t->us[t->n - 1]);
+    double sum = 0;
+    for (size_t i = 0; i < t->n; i++) {
+        sum += t->us[i];
+    }
+    printf("%-12s %8zu   mean %9.1f   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f us\n", what,
+           t->n, sum / (double)t->n, t->us[t->n / 2], t->us[t->n * 9 / 10], t->us[t->n * 99 / 100],
+           t->us[t->n - 1]);
 }
 
 static const char *token_bytes(const void *arg, int32_t id, size_t *ret_len)
@@ -76,7 +86,10 @@ struct bench {
     const struct tokenizer *tokenizer;
     struct constrain_vocab *vocab;
     uint32_t *mask;
-    struct times first, next;
+    int32_t n_ids;
+    uint64_t drawn;                    /* state of what is drawn */
+    struct times first, next;          /* first masks, the others */
+    struct times taken;                /* of taking a drawn token */
     int64_t refused, rejected, tokens; /* grammars, texts, tokens walked */
     int rounds;
 };
@@ -136,6 +149,60 @@ static void run_case(struct bench *b, int kind, const char *grammar, const char 
     token_list_release(&ids);
 }
 
+/* A text of tokens that are drawn, or its beginning. */
+static void walk_drawn(struct bench *b, struct grammar *g)
+{
+    struct constraint *c;
+    struct err e = {0};
+
+    if (constraint_new(&c, g, &e) != 0) {
+        exit(1);
+    }
+    for (int i = 0; i < DRAWN && !constraint_ended(c); i++) {
+        double at = now_us();
+        int rc = constraint_mask(c, b->mask);
+        int32_t n = 0, words = mask_words(b->n_ids), chosen = -1;
+        add_time(&b->next, now_us() - at);
+        for (int32_t w = 0; w < words; w++) {
+            n += __builtin_popcount(b->mask[w]);
+        }
+        b->drawn = b->drawn * 6364136223846793005u + 1442695040888963407u;
+        n = n > 0 ? (int32_t)((b->drawn >> 33) % (uint64_t)n) : -1;
+        for (int32_t id = 0; n >= 0 && id < b->n_ids; id++) {
+            bool allowed = b->mask[id / 32] >> (id % 32) & 1;
+            chosen = allowed && n == 0 ? id : chosen;
+            n -= allowed;
+        }
+        at = now_us();
+        if (rc != 0 || chosen < 0 || constraint_accept(c, chosen) != 0) {
+            b->rejected++;
+            break;
+        }
+        constraint_settle(c);
+        add_time(&b->taken, now_us() - at);
+        b->tokens++;
+    }
+    constraint_free(c);
+}
+
+static void run_drawn(struct bench *b, const char *schema)
+{
+    struct grammar_limits limits;
+    struct grammar *g;
+    struct err e = {0};
+
+    grammar_limits_init(&limits);
+    if (grammar_new(&g, b->vocab, GRAMMAR_JSON_SCHEMA, schema, strlen(schema), &limits, &e) != 0) {
+        b->refused++;
+        printf("refused: %s: %.200s\n", e.text, schema);
+        return;
+    }
+    for (int i = 0; i < b->rounds; i++) {
+        walk_drawn(b, g);
+    }
+    grammar_unref(g);
+}
+
 static void run_file(struct bench *b, FILE *f)
 {
     char *line = NULL;
@@ -143,6 +210,10 @@ static void run_file(struct bench *b, FILE *f)
 
     while (getline(&line, &cap, f) > 0) {
         line[strcspn(line, "\n")] = '\0';
+        if (!strchr(line, '\t')) {
+            run_drawn(b, line);
+            continue;
+        }
         char *grammar = strchr(line, '\t'), *text = grammar ? strchr(grammar + 1, '\t') : NULL;
         if (!text) {
             continue;
@@ -179,7 +250,7 @@ int main(int argc, char **argv)
                                       .bytes = token_bytes,
                                       .special = token_special,
                                       .arg = t};
-    struct bench b = {.tokenizer = t, .rounds = argc > 3 ? atoi(argv[3]) : 1};
+    struct bench b = {.tokenizer = t, .n_ids = tokens.n, .rounds = argc > 3 ? atoi(argv[3]) : 1};
     double start = now_us();
     if (constrain_vocab_new(&b.vocab, &tokens, &e) != 0) {
         fprintf(stderr, "%s\n", e.text);
@@ -192,8 +263,10 @@ int main(int argc, char **argv)
            (long long)b.refused, (long long)b.rejected);
     print_times("first mask", &b.first);
     print_times("masks", &b.next);
+    print_times("tokens", &b.taken);
     free(b.first.us);
     free(b.next.us);
+    free(b.taken.us);
     free(b.mask);
     constrain_vocab_free(b.vocab);
     tokenizer_free(t);

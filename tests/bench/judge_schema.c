@@ -8,7 +8,8 @@
  *     S schema    ok MICROSECONDS BYTES, or error CODE MESSAGE
  *     T text      yes or no, then the tokens taken: is every token allowed, and the text
  *                 complete
- *     M text      the same, and the time of each mask in nanoseconds behind it
+ *     M text      the same, and the time of each mask and of taking the token behind it,
+ *                 in nanoseconds
  *     R           ok: back to the start
  *     P text      how many bytes were taken, up to the first that is not allowed (needs the
  *                 vocabulary of bytes)
@@ -123,8 +124,9 @@ static void try_text(struct judge *j, const char *text, size_t len, bool masks)
             fine = constraint_mask(j->c, j->mask) == 0 &&
                    (j->mask[ids.id[n] / 32] >> (ids.id[n] % 32) & 1);
         }
-        took[n] = now_ns() - start;
         fine = constraint_accept(j->c, ids.id[n]) == 0 && fine;
+        constraint_settle(j->c);
+        took[n] = now_ns() - start;
         if (!fine) {
             break;
         }

@@ -100,7 +100,7 @@ static inline void use_grammar(enum grammar_kind kind, const char *text, size_t 
     grammar_limits_init(&l);
     l.items = 4000;
     l.bytes = (size_t)1 << 20;
-    l.work_us = 1000;
+    l.work = 100000;
     int rc = grammar_new(&g, use_vocab(), kind, text, len, &l, &e);
     CHECK(rc == 0 || rc == ERR_INVALID || rc == ERR_UNSUPPORTED);
     if (rc != 0) {

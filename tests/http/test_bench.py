@@ -46,6 +46,18 @@ def test_offline_measures_the_steady_batch():
     assert r["step_host_us"] < r["decode_step_ms"] * 1000
 
 
+def test_offline_runs_free_and_under_schemas(tmp_path):
+    schemas = tmp_path / "schemas.jsonl"
+    items = [{"type": "integer"}, {"enum": ["left", "right"]}, {"const": "the same each time"}]
+    schemas.write_text("\n".join(json.dumps({"type": "array", "items": i, "minItems": 99}) for i in items) + "\n\n")
+    args = ["offline", "--requests", "6", "--input-len", "4", "--output-len", "40", "--temperature", "1"]
+    r = bench(*args, "--schemas", str(schemas), "--speculate", "grammar")
+    assert r["schemas"] == 3 and r["output_tokens"] == 6 * 40
+    assert r["constrained_to_free"] > 0 and r["forced_tokens"] >= 0
+    schemas.write_text('{"type": "integer"}\n{"type": "none"}\n')
+    assert "schema 2" in bench(*args, "--schemas", str(schemas), ok=False)
+
+
 def test_offline_takes_a_workload_and_settings(tmp_path):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("# prompt output\n10 5\n30 7\n")

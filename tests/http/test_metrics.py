@@ -14,7 +14,7 @@ COUNTERS = ["prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cac
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
               "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
               "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n",
-              "iteration_tokens_total", "step_host_seconds", "step_device_seconds"]
+              "iteration_tokens_total", "step_host_seconds", "step_device_seconds", "step_masks_seconds"]
 
 
 @pytest.mark.parametrize("prefix", ["quire_", "vllm:"])

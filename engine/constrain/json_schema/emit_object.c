@@ -1,8 +1,10 @@
 /* Symbols of objects: members in the order of the schema, then those of other names.
  *
- * A table of symbols is filled from the last property to the first: tail[i][k] is what
- * may follow where i properties are decided and k members are written. Where members
- * need not be counted, k is 0 or 1: whether a comma comes first. */
+ * A table of symbols is filled from the last property to the first: more[i][k] is
+ * what follows, up to the object's end, where i properties are decided, k members are
+ * written and another comes. It begins behind the comma, so that the blanks around a
+ * comma are read once and not for each name that may come. Where members need not be
+ * counted, k is 0 or 1: whether one was written. */
 #include <string.h>
 
 #include "engine/constrain/json_schema/schema.h"
@@ -29,68 +31,67 @@ static sym_id closed(struct plan *p, int32_t k)
     return k > 0 ? p->s->close_object : p->s->end_object;
 }
 
-/* From `min` to `max` members of other names and the end, behind k members; max -1: any
+/* From `min` to `max` members of other names, at least one, and the end; max -1: any
  * number. */
-static sym_id others(struct plan *p, int32_t k, int64_t min, int64_t max)
+static sym_id others(struct plan *p, int64_t min, int64_t max)
 {
     struct schema *s = p->s;
-    sym_id end = min == 0 ? closed(p, k) : 0;
 
     if (!p->other || max == 0) {
-        return end;
+        return 0;
     }
-    sym_id more = comma_then(p, p->other);
-    if (k > 0) {
-        return emit_seq(s, sym_repeat(s->b, more, (int32_t)min, (int32_t)max), s->close_object);
-    }
-    sym_id rest = sym_repeat(s->b, more, (int32_t)MAX(min - 1, 0), max < 0 ? -1 : (int32_t)max - 1);
-    rest = emit_seq(s, p->other, emit_seq(s, rest, s->close_object));
-    return emit_either(s, rest, end);
+    sym_id rest = sym_repeat(s->b, comma_then(p, p->other), (int32_t)MAX(min - 1, 0),
+                             max < 0 ? -1 : (int32_t)max - 1);
+    return emit_seq(s, p->other, emit_seq(s, rest, s->close_object));
 }
 
 /* Members of other names of which one is p->needed, and the end. */
-static sym_id others_with(struct plan *p, int32_t k)
+static sym_id others_with(struct plan *p)
 {
     struct schema *s = p->s;
-    sym_id any = sym_repeat(s->b, comma_then(p, p->other), 0, -1);
-    sym_id rest = emit_seq(s, any, s->close_object);
-
-    if (k > 0) {
-        return emit_seq(s, any, emit_seq(s, comma_then(p, p->needed), rest));
-    }
+    sym_id behind = sym_repeat(s->b, comma_then(p, p->other), 0, -1);
     sym_id in_front = sym_repeat(s->b, emit_seq(s, p->other, s->comma), 0, -1);
-    return emit_seq(s, in_front, emit_seq(s, p->needed, rest));
+
+    return emit_seq(s, in_front, emit_seq(s, p->needed, emit_seq(s, behind, s->close_object)));
 }
 
-/* What follows the last property, k members written. */
-static sym_id ending(struct plan *p, int32_t k)
+/* Another member behind the last property and k members, and what follows it. */
+static sym_id more_others(struct plan *p, int32_t k)
 {
     int64_t lack = MAX(p->min - k, 0);
 
     if (p->needed) {
-        return others_with(p, k);
+        return others_with(p);
     }
     /* A name may be repeated, which is one member: of other names only one counts. */
     if (lack > 1 && p->other) {
         return schema_refuse(p->s, "minProperties", "above the number of named properties"), 0;
     }
-    return others(p, k, lack, p->max < 0 ? -1 : MAX(p->max - k, 0));
+    return others(p, lack, p->max < 0 ? -1 : MAX(p->max - k, 0));
 }
 
-static sym_id step(struct plan *p, int32_t i, int32_t k, const sym_id *next)
+/* What may follow k members: another one, `more`, or the end, unless `required` of the
+ * properties are still to come. */
+static sym_id tail(struct plan *p, int32_t k, int32_t required, sym_id more)
+{
+    bool ends = required == 0 && k >= p->min && !p->needed;
+    sym_id next = more && k > 0 ? comma_then(p, more) : more;
+
+    return emit_either(p->s, next, ends ? closed(p, k) : 0);
+}
+
+/* Property i comes next and then `tails`, or it is left out: `more`, of i + 1. */
+static sym_id step(struct plan *p, int32_t i, int32_t k, const sym_id *tails, sym_id more)
 {
     struct schema *s = p->s;
-    bool required = p->o->property[i].required;
-    sym_id without = required ? 0 : next[k], with = 0;
+    sym_id without = p->o->property[i].required ? 0 : more, with = 0;
 
     if (p->member[i] && (k < p->max || p->max < 0)) {
-        sym_id behind = next[MIN(k + 1, p->top)];
-        sym_id member = k > 0 ? comma_then(p, p->member[i]) : p->member[i];
-        with = emit_seq(s, member, behind);
+        with = emit_seq(s, p->member[i], tails[MIN(k + 1, p->top)]);
     }
     if (with && without) {
         sym_id rule = sym_rule(s->b);
-        sym_define(s->b, rule, emit_either(s, with, without));
+        sym_define(s->b, rule, emit_either(s, without, with));
         return rule;
     }
     return with ? with : without;
@@ -98,7 +99,7 @@ static sym_id step(struct plan *p, int32_t i, int32_t k, const sym_id *next)
 
 static sym_id members(struct plan *p)
 {
-    int32_t n = p->o->n_properties, width, required = 0;
+    int32_t n = p->o->n_properties, width, required = 0, before = 0;
     int64_t top = p->max >= 0 ? p->max : MAX(p->min, 1);
 
     top = MIN(top, n + 1);
@@ -108,28 +109,31 @@ static sym_id members(struct plan *p)
         return schema_refuse(p->s, "minProperties, maxProperties", "of so many properties"), 0;
     }
     for (int32_t i = 0; i < n; i++) {
-        required += p->o->property[i].required;
+        before += p->o->property[i].required;
     }
-    sym_id *next = schema_alloc(p->s, (size_t)width, sizeof(*next));
-    sym_id *here = schema_alloc(p->s, (size_t)width, sizeof(*here));
-    if (!next || !here) {
+    sym_id *more = schema_alloc(p->s, (size_t)width, sizeof(*more));
+    sym_id *tails = schema_alloc(p->s, (size_t)width, sizeof(*tails));
+    if (!more || !tails) {
         return 0;
     }
     /* The required ones are written by then. */
-    for (int32_t k = MIN(required, p->top); k < width && k <= n; k++) {
-        next[k] = ending(p, k);
+    for (int32_t k = MIN(before, p->top); k < width && k <= n; k++) {
+        more[k] = more_others(p, k);
+        tails[k] = tail(p, k, 0, more[k]);
     }
     for (int32_t i = n - 1; i >= 0; i--) {
-        required -= p->o->property[i].required;
-        memset(here, 0, (size_t)width * sizeof(*here));
-        for (int32_t k = MIN(required, p->top); k < width && k <= i; k++) {
-            here[k] = step(p, i, k, next);
+        before -= p->o->property[i].required;
+        required += p->o->property[i].required;
+        for (int32_t k = 0; k < width; k++) {
+            bool there = k >= MIN(before, p->top) && k <= i;
+            more[k] = there ? step(p, i, k, tails, more[k]) : 0;
         }
-        sym_id *done = next;
-        next = here;
-        here = done;
+        for (int32_t k = 0; k < width; k++) {
+            bool there = k >= MIN(before, p->top) && k <= i;
+            tails[k] = there ? tail(p, k, required, more[k]) : 0;
+        }
     }
-    return next[0];
+    return tails[0];
 }
 
 /* ---- names ---- */

@@ -8,7 +8,7 @@
 
 #include "engine/constrain/json_schema/schema.h"
 
-enum { DIGITS_MAX = 400, SUFFIXES_MAX = 2048 };
+enum { DIGITS_MAX = 400, SUFFIXES_MAX = 2048, RESTS_MAX = 1024, ENDING_MAX = 7 };
 
 /* ---- decimals ---- */
 
@@ -309,11 +309,80 @@ static rx_id sizes_ending(struct schema *s, const char *u, int32_t t, int32_t k)
     return x;
 }
 
+struct multiples {
+    struct schema *s;
+    uint64_t q;
+    rx_id *known; /* [ENDING_MAX + 1][q] completions by their digits and the rest; or NULL */
+};
+
+/* The `n` digits, the first at least `low`, that complete digits whose number is `rest`
+ * modulo q to a multiple of q. */
+static rx_id completions(struct multiples *m, uint64_t rest, int32_t n, int low)
+{
+    struct schema *s = m->s;
+    rx_id x = rx_never(s->b), *known = m->known ? &m->known[(uint64_t)n * m->q + rest] : NULL;
+    uint64_t power = 1, q = m->q;
+
+    if (n == 0) {
+        return rest == 0 ? rx_empty(s->b) : x;
+    }
+    if (known && *known && low == 0) {
+        return *known;
+    }
+    for (int32_t i = 1; i < n; i++) {
+        power *= 10;
+    }
+    for (int d = low; d <= 9 && grammar_build_work(s->b, 1); d++) {
+        uint64_t next = (rest * 10 + (uint64_t)d) % q;
+        if ((q - next * power % q) % q < power) { /* some are left */
+            char c = (char)('0' + d);
+            x = rx_or(s->b, x, cat(s, bytes(s, &c, 1), completions(m, next, n - 1, 0)));
+        }
+    }
+    if (known && low == 0) {
+        *known = x;
+    }
+    return x;
+}
+
+/* Sizes of whole multiples of q, which divides 10^t. */
+static rx_id whole_multiples(struct schema *s, uint64_t q, int32_t t)
+{
+    rx_id x = cat(s, digit(s, 1, 9), digits(s, 0, -1));
+    struct multiples m = {.s = s, .q = q};
+
+    if (q <= RESTS_MAX) {
+        m.known = schema_alloc(s, (size_t)q * (ENDING_MAX + 1), sizeof(*m.known));
+    }
+
+    x = rx_or(s->b, bytes(s, "0", 1), cat(s, x, completions(&m, 0, t, 0)));
+    for (int32_t n = 1; n <= t; n++) {
+        x = rx_or(s->b, x, completions(&m, 0, n, 1));
+    }
+    return cat(s, x, no_part(s));
+}
+
+/* Sizes of the multiples of q / 10^k, where the last t digits decide and q divides
+ * 10^t = `power`. */
+static rx_id part_multiples(struct schema *s, uint64_t q, uint64_t power, int32_t t, int32_t k)
+{
+    rx_id *x = schema_alloc(s, (size_t)(power / q), sizeof(*x));
+    char u[8];
+
+    for (uint64_t i = 0; x && i < power / q; i++) {
+        uint64_t n = i * q;
+        for (int32_t at = t - 1; at >= 0; at--, n /= 10) {
+            u[at] = (char)('0' + n % 10);
+        }
+        x[i] = sizes_ending(s, u, t, k);
+    }
+    return x ? rx_any_of(s, x, (int32_t)(power / q)) : 0;
+}
+
 struct number_set number_multiples(struct schema *s, const struct value *of)
 {
     struct number_set set = number_none(s);
     struct decimal d;
-    char u[8];
     uint64_t q = 0, power = 1;
     int32_t t = 0;
 
@@ -328,25 +397,19 @@ struct number_set number_multiples(struct schema *s, const struct value *of)
         q = q * 10 + (uint64_t)((i < d.n_whole ? d.whole[i] : d.part[i - d.n_whole]) - '0');
     }
     /* The last t digits decide where q divides 10^t. */
-    while (power % q != 0 && t < 7) {
+    while (power % q != 0 && t < ENDING_MAX) {
         power *= 10;
         t++;
     }
-    if (power % q != 0 || power / q > SUFFIXES_MAX) {
+    bool few = (d.n_part == 0 && q <= RESTS_MAX) || power / q <= SUFFIXES_MAX;
+    if (power % q != 0 || !few) {
         grammar_build_fail(s->b, ERR_UNSUPPORTED,
                            "schema: the keyword 'multipleOf' of %.40s cannot be enforced",
                            of->text);
         return set;
     }
-    rx_id *x = schema_alloc(s, (size_t)(power / q), sizeof(*x));
-    for (uint64_t i = 0; x && i < power / q; i++) {
-        uint64_t n = i * q;
-        for (int32_t k = t - 1; k >= 0; k--, n /= 10) {
-            u[k] = (char)('0' + n % 10);
-        }
-        x[i] = sizes_ending(s, u, t, d.n_part);
-    }
-    rx_id size = x ? rx_any_of(s, x, (int32_t)(power / q)) : 0;
+    rx_id size =
+        d.n_part == 0 ? whole_multiples(s, q, t) : part_multiples(s, q, power, t, d.n_part);
     set.plain = rx_or(s->b, size, cat(s, minus(s), size));
     set.whole = d.n_part == 0;
     return set;

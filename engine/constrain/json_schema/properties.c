@@ -126,7 +126,7 @@ static bool read_named(struct schema *s, const struct value *v, const struct cel
     }
     for (int32_t i = 0; named && i < named->n; i++) {
         const struct value *name = named->name[i];
-        if (!grammar_build_work(s->b, 1 + (required ? required->n / 8 : 0))) {
+        if (!grammar_build_work(s->b, 1 + (required ? required->n / 4 : 0))) {
             return false;
         }
         conj_id child = conj_of_schema(s, named->item[i]);
@@ -138,7 +138,7 @@ static bool read_named(struct schema *s, const struct value *v, const struct cel
         p[n++] = (struct property){name, child, is_required(required, name)};
     }
     for (int32_t i = 0; required && i < required->n; i++) {
-        if (!grammar_build_work(s->b, 1 + n / 8)) {
+        if (!grammar_build_work(s->b, 1 + n / 4)) {
             return false;
         }
         if (find_name(p, n, required->item[i]) < 0) {

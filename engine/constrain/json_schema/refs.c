@@ -272,9 +272,10 @@ static const struct value *pointer_token(struct schema *s, const char **at)
     return token;
 }
 
-static const struct value *pointer_step(const struct value *v, const struct value *token)
+static const struct value *pointer_step(struct schema *s, const struct value *v,
+                                        const struct value *token)
 {
-    if (v->type == V_OBJECT) {
+    if (v->type == V_OBJECT && grammar_build_work(s->b, 1 + v->n / 8)) {
         for (int32_t i = 0; i < v->n; i++) {
             if (v->name[i]->n == token->n &&
                 memcmp(v->name[i]->text, token->text, (size_t)token->n) == 0) {
@@ -302,7 +303,7 @@ static const struct value *follow(struct schema *s, const struct value *v, const
     while (v && *pointer == '/') {
         pointer++;
         const struct value *token = pointer_token(s, &pointer);
-        v = token ? pointer_step(v, token) : NULL;
+        v = token ? pointer_step(s, v, token) : NULL;
         if (v && v->type == V_OBJECT) {
             base = v->base ? v->base : base;
         }

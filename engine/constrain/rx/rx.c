@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_HEIGHT = 1500, FIRST_TABLE = 64 };
+enum { MAX_HEIGHT = 1500, FIRST_TABLE = 64, NODE_WORK = 8 };
 
 static uint32_t hash_node(int kind, int32_t a, int32_t b, int32_t c)
 {
@@ -80,11 +80,47 @@ static rx_id find_node(const struct rx *r, int kind, int32_t a, int32_t b, int32
     return 0;
 }
 
+/* Bytes and tokens of the shortest text, or fewer. */
+static uint32_t least_of(const struct rx *r, int kind, int32_t a, int32_t b)
+{
+    const struct rx_node *node = r->node;
+    uint64_t n = 0;
+
+    switch ((enum rx_kind)kind) {
+    case RX_SET:
+    case RX_TOKEN:
+        n = 1;
+        break;
+    case RX_CONCAT:
+        n = (uint64_t)node[a].least + node[b].least;
+        break;
+    case RX_OR:
+        n = MIN(node[a].least, node[b].least);
+        break;
+    case RX_AND:
+        n = MAX(node[a].least, node[b].least);
+        break;
+    case RX_REPEAT:
+        n = (uint64_t)node[a].least * (uint32_t)b;
+        break;
+    case RX_NOT:
+        n = node[a].flags & RX_NULLABLE ? 1 : 0;
+        break;
+    case RX_NEVER:
+        n = RX_MOST_LEAST;
+        break;
+    case RX_NONE:
+    case RX_EMPTY:
+        break;
+    }
+    return (uint32_t)MIN(n, (uint64_t)RX_MOST_LEAST);
+}
+
 static rx_id intern(struct rx *r, int kind, int32_t a, int32_t b, int32_t c, int flags, int height)
 {
     rx_id found = r->table_size ? find_node(r, kind, a, b, c) : 0;
 
-    if (found) {
+    if (found || !budget_work(r->budget, NODE_WORK)) {
         return found;
     }
     return add_node(r, (struct rx_node){.kind = (uint8_t)kind,
@@ -92,7 +128,8 @@ static rx_id intern(struct rx *r, int kind, int32_t a, int32_t b, int32_t c, int
                                         .height = (uint16_t)height,
                                         .a = a,
                                         .b = b,
-                                        .c = c});
+                                        .c = c,
+                                        .least = least_of(r, kind, a, b)});
 }
 
 bool rx_init(struct rx *r, struct budget *b)
@@ -117,6 +154,8 @@ void rx_release(struct rx *r)
     free(r->token);
     free(r->out);
     free(r->seen);
+    free(r->heap);
+    free(r->known);
     *r = (struct rx){0};
 }
 
@@ -125,7 +164,8 @@ size_t rx_held(const struct rx *r)
     return (size_t)r->cap_nodes * sizeof(*r->node) + (size_t)r->table_size * sizeof(*r->table) +
            (size_t)(r->cap_sets + r->n_sets + 1) * sizeof(*r->set) +
            (size_t)r->cap_tokens * sizeof(*r->token) +
-           (size_t)(r->cap_out + r->cap_seen) * sizeof(*r->out);
+           (size_t)(r->cap_out + r->cap_heap) * sizeof(*r->out) +
+           (size_t)r->cap_seen * sizeof(*r->seen) + (r->known ? RX_KNOWN * sizeof(*r->known) : 0);
 }
 
 bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budget *b)
@@ -135,9 +175,11 @@ bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budge
     to->n_nodes = n_nodes;
     to->node = NULL;
     to->set = to->classes_in = NULL;
-    to->table = to->token = to->out = to->seen = NULL;
+    to->table = to->token = to->out = to->heap = NULL;
+    to->seen = NULL;
+    to->known = NULL;
     to->table_size = to->cap_nodes = to->cap_sets = to->cap_tokens = 0;
-    to->cap_out = to->cap_seen = to->n_out = to->n_seen = 0;
+    to->cap_out = to->cap_seen = to->cap_heap = to->n_out = to->n_seen = to->n_heap = 0;
     if (!budget_grow(b, &to->node, &to->cap_nodes, n_nodes, sizeof(*to->node)) ||
         !budget_grow(b, &to->set, &to->cap_sets, from->n_sets + 1, sizeof(*to->set)) ||
         !budget_grow(b, &to->token, &to->cap_tokens, from->n_tokens + 1, sizeof(*to->token))) {

@@ -28,6 +28,9 @@ enum rx_kind {
     RX_REPEAT, /* a from b to c times; c -1: any number */
 };
 
+/* Derivatives that are kept; a bound of the lengths that are counted. */
+enum { RX_KNOWN = 1 << 12, RX_MOST_LEAST = 1 << 20 };
+
 enum { RX_ID_EMPTY = 1, RX_ID_NEVER = 2, RX_ID_ALL = 3 };
 
 enum {
@@ -43,10 +46,24 @@ struct rx_node {
     uint8_t flags;   /* RX_NULLABLE and its like */
     uint16_t height; /* of recursion over it */
     int32_t a, b, c; /* see enum rx_kind */
+    uint32_t least;  /* no text of it has fewer bytes and tokens; at most RX_MOST_LEAST */
 };
 
 struct byte_set {
     uint32_t bit[8]; /* bit b % 32 of bit[b / 32]: byte b */
+};
+
+/* A derivative that was made as one node. */
+struct rx_known {
+    rx_id x, to;           /* of which node, and what it is; x 0: none */
+    int32_t symbol;        /* by which symbol */
+    struct byte_set alike; /* classes by which it is the same */
+};
+
+/* A node whose liveness is sought. */
+struct rx_sought {
+    rx_id x;
+    int32_t from; /* the one in the stack whose derivative it is; -1: none */
 };
 
 struct rx {
@@ -58,7 +75,10 @@ struct rx {
     int32_t n_sets, cap_sets;             /* sets, and how many fit */
     int32_t *token, n_tokens, cap_tokens; /* ids of the tokens that are symbols */
     int32_t *out, n_out, cap_out;         /* stack of derivatives being collected */
-    int32_t *seen, n_seen, cap_seen;      /* stack of nodes whose liveness is sought */
+    struct rx_sought *seen;               /* stack of nodes whose liveness is sought, owned */
+    int32_t n_seen, cap_seen;             /* of them, and how many fit */
+    int32_t *heap, n_heap, cap_heap;      /* those to be tried, the shortest first; owned */
+    struct rx_known *known;               /* [RX_KNOWN] by hash, of a frozen arena; owned */
     int32_t n_classes, n_classed;         /* classes; sets that they tell apart */
     uint8_t class_of[256], byte_of[256];  /* the class of a byte; a byte of a class */
     struct byte_set *classes_in; /* [n_sets] of a frozen arena: classes in each set; owned */
@@ -104,6 +124,9 @@ static inline bool rx_has(const struct rx *r, rx_id x, int flag)
 void rx_derive(struct rx *r, rx_id x, int32_t symbol);
 /* The derivative as one node. */
 rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol);
+/* Add to `ret` the classes of bytes that a text of x may begin with, or more; of a
+ * frozen arena. */
+void rx_first(struct rx *r, rx_id x, struct byte_set *ret);
 /* Whether some text matches. After a failure of the budget true. */
 bool rx_live(struct rx *r, rx_id x);
 

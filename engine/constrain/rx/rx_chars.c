@@ -9,7 +9,7 @@
 #include "config/base/utf8.h"
 #include "engine/constrain/builder.h"
 
-enum { LAST_CODE = 0x10ffff, FIRST_ASTRAL = 0x10000 };
+enum { LAST_CODE = 0x10ffff, FIRST_ASTRAL = 0x10000, CLASS_WORK = 8 };
 
 struct chars_view {
     struct rx *rx;
@@ -17,6 +17,7 @@ struct chars_view {
     int32_t n;
     uint32_t first, last; /* code points outside count as absent */
     int radix;            /* 64: continuation bytes; 16: hexadecimal digits */
+    rx_id whole[5];       /* any digits, by their number; 0: not made yet */
 };
 
 /* 1: all of first .. last are in the set, 0: none, -1: some. */
@@ -86,8 +87,26 @@ static rx_id join_branches(struct rx *r, const struct branches *b)
     return all;
 }
 
-/* `digits` digits that count from `base`; no digits: the empty text. */
-static rx_id block(const struct chars_view *v, int digits, uint32_t base)
+/* Any `digits` digits. */
+static rx_id whole_block(struct chars_view *v, int digits)
+{
+    struct byte_set s = {0};
+
+    if (digits == 0) {
+        return RX_ID_EMPTY;
+    }
+    if (!v->whole[digits]) {
+        for (int d = 0; d < v->radix; d++) {
+            add_digit(&s, v->radix, d);
+        }
+        v->whole[digits] =
+            rx_make_concat(v->rx, rx_make_set(v->rx, &s), whole_block(v, digits - 1));
+    }
+    return v->whole[digits];
+}
+
+/* `digits` digits, at least one, that count from `base`. */
+static rx_id block(struct chars_view *v, int digits, uint32_t base)
 {
     uint32_t step = 1;
     struct branches b;
@@ -96,18 +115,15 @@ static rx_id block(const struct chars_view *v, int digits, uint32_t base)
         step *= (uint32_t)v->radix;
     }
     int whole = coverage(v, base, base + step * (uint32_t)v->radix - 1);
-    if (whole == 0 || digits == 0) {
-        return digits == 0 ? RX_ID_EMPTY : RX_ID_NEVER;
+    if (whole >= 0) {
+        return whole ? whole_block(v, digits) : RX_ID_NEVER;
     }
     b.n = 0;
-    rx_id rest = whole > 0 ? block(v, digits - 1, base) : 0;
-    for (int d = 0; d < v->radix; d++) {
+    for (int d = 0; d < v->radix && budget_work(v->rx->budget, 1); d++) {
         uint32_t at = base + step * (uint32_t)d;
-        if (whole < 0) {
-            rest = digits > 1            ? block(v, digits - 1, at)
-                   : coverage(v, at, at) ? RX_ID_EMPTY
-                                         : RX_ID_NEVER;
-        }
+        rx_id rest = digits > 1            ? block(v, digits - 1, at)
+                     : coverage(v, at, at) ? RX_ID_EMPTY
+                                           : RX_ID_NEVER;
         if (rest != RX_ID_NEVER) {
             add_digit(branch(&b, rest), v->radix, d);
         }
@@ -141,15 +157,20 @@ static rx_id ascii(const struct chars_view *v, bool raw_json)
 {
     struct byte_set s = {0};
 
-    for (uint32_t c = raw_json ? 0x20 : 0; c < 0x80; c++) {
-        if (coverage(v, c, c) && !(raw_json && (c == '"' || c == '\\'))) {
+    for (int32_t i = 0; i < v->n && v->range[i].first < 0x80; i++) {
+        for (uint32_t c = v->range[i].first; c <= MIN(v->range[i].last, 0x7fu); c++) {
             s.bit[c / 32] |= 1u << (c % 32);
         }
+    }
+    if (raw_json) {
+        s.bit[0] = 0;
+        s.bit['"' / 32] &= ~(1u << '"' % 32);
+        s.bit['\\' / 32] &= ~(1u << '\\' % 32);
     }
     return rx_make_set(v->rx, &s);
 }
 
-static rx_id utf8(const struct chars_view *v, bool raw_json)
+static rx_id utf8(struct chars_view *v, bool raw_json)
 {
     rx_id x = ascii(v, raw_json);
 
@@ -160,7 +181,7 @@ static rx_id utf8(const struct chars_view *v, bool raw_json)
 
 rx_id rx_utf8(struct rx *r, const struct code_range *range, int32_t n)
 {
-    struct chars_view v = {r, range, n, 0, LAST_CODE, 64};
+    struct chars_view v = {r, range, n, 0, LAST_CODE, 64, {0}};
 
     return utf8(&v, false);
 }
@@ -194,7 +215,7 @@ static rx_id short_escapes(const struct chars_view *v)
 static rx_id hex(struct rx *r, uint32_t first, uint32_t last)
 {
     struct code_range range = {first, last};
-    struct chars_view v = {r, &range, 1, 0, 0xffff, 16};
+    struct chars_view v = {r, &range, 1, 0, 0xffff, 16, {0}};
 
     return block(&v, 4, 0);
 }
@@ -229,7 +250,7 @@ static rx_id pairs(const struct chars_view *v)
                coverage(v, base + (end - h + 1) * 1024, base + (end - h + 2) * 1024 - 1) > 0) {
             end++;
         }
-        struct chars_view lows = {r, low, n, 0, 0xffff, 16};
+        struct chars_view lows = {r, low, n, 0, 0xffff, 16, {0}};
         rx_id rest = covered > 0 ? hex(r, 0xdc00, 0xdfff) : block(&lows, 4, 0);
         rx_id high = behind_backslash_u(r, hex(r, 0xd800 + h, 0xd800 + end));
         all = rx_make_or(r, all, rx_make_concat(r, high, behind_backslash_u(r, rest)));
@@ -244,7 +265,7 @@ enum { MAX_ESCAPED_RANGES = 64 };
 
 rx_id rx_escaped(struct rx *r, const struct code_range *range, int32_t n)
 {
-    struct chars_view v = {r, range, n, 0, LAST_CODE, 64}, digits = v;
+    struct chars_view v = {r, range, n, 0, LAST_CODE, 64, {0}}, digits = v;
     bool many = n > MAX_ESCAPED_RANGES;
 
     digits.radix = 16;
@@ -333,7 +354,8 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     }
     struct code_range *sorted = malloc(((size_t)n + 1) * sizeof(*sorted));
 
-    if (!sorted) {
+    if (!sorted || !budget_work(&b->budget, CLASS_WORK + n)) {
+        free(sorted);
         budget_fail(&b->budget, ERR_NOMEM, NULL);
         return 0;
     }

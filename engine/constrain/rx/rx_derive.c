@@ -1,5 +1,6 @@
 /* Derivatives, and whether anything matches at all. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/constrain/rx/rx.h"
 
@@ -119,6 +120,40 @@ void rx_derive(struct rx *r, rx_id x, int32_t symbol)
     derive(r, x, symbol, RX_ID_EMPTY);
 }
 
+void rx_first(struct rx *r, rx_id x, struct byte_set *ret)
+{
+    while (x && budget_work(r->budget, 1)) {
+        struct rx_node n = r->node[x];
+        switch ((enum rx_kind)n.kind) {
+        case RX_SET:
+            for (int i = 0; i < 8; i++) {
+                ret->bit[i] |= r->classes_in[n.a].bit[i];
+            }
+            return;
+        case RX_CONCAT:
+            rx_first(r, n.a, ret);
+            x = rx_has(r, n.a, RX_NULLABLE) ? n.b : 0;
+            break;
+        case RX_OR:
+            rx_first(r, n.b, ret);
+            x = n.a;
+            break;
+        case RX_REPEAT:
+        case RX_AND:
+            x = n.a;
+            break;
+        case RX_NOT:
+            memset(ret, 0xff, sizeof(*ret));
+            return;
+        case RX_TOKEN:
+        case RX_NONE:
+        case RX_EMPTY:
+        case RX_NEVER:
+            return;
+        }
+    }
+}
+
 static int by_id(const void *a, const void *b)
 {
     int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
@@ -126,7 +161,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
+static rx_id join_derivatives(struct rx *r, rx_id x, int32_t symbol)
 {
     int32_t base = r->n_out;
     rx_id all = RX_ID_NEVER;
@@ -142,6 +177,45 @@ rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
     }
     r->n_out = base;
     return r->budget->failed ? 0 : all;
+}
+
+static void narrow(struct byte_set *s, const struct byte_set *by)
+{
+    for (int i = 0; i < 8; i++) {
+        s->bit[i] &= by->bit[i];
+    }
+}
+
+/* The operands of an intersection are few where their pairs are many (those of a
+ * pattern with a bounded length, say), so their derivatives are kept, with what was
+ * noted. */
+rx_id rx_derived(struct rx *r, rx_id x, int32_t symbol)
+{
+    if (!r->frozen || symbol >= r->n_classes) {
+        return join_derivatives(r, x, symbol);
+    }
+    if (!r->known && !(r->known = budget_alloc(r->budget, RX_KNOWN * sizeof(*r->known)))) {
+        return 0;
+    }
+    uint32_t at = ((uint32_t)x * 0x9e3779b1u ^ (uint32_t)symbol * 0x85ebca6bu) >> 20;
+    struct rx_known *k = &r->known[at];
+    if (k->x != x || k->symbol != symbol) {
+        struct byte_set outer = r->alike;
+        bool noting = r->noting;
+        memset(&r->alike, 0xff, sizeof(r->alike));
+        r->noting = true;
+        rx_id to = join_derivatives(r, x, symbol);
+        *k = (struct rx_known){to ? x : 0, to, symbol, r->alike};
+        r->alike = outer;
+        r->noting = noting;
+        if (!to) {
+            return 0;
+        }
+    }
+    if (r->noting) {
+        narrow(&r->alike, &k->alike);
+    }
+    return budget_work(r->budget, 1) ? k->to : 0;
 }
 
 /* ---- liveness ---- */
@@ -173,30 +247,105 @@ static int from_parts(struct rx *r, rx_id x)
     return -1;
 }
 
-static bool visit(struct rx *r, rx_id x)
+/* Which of two in the stack is tried first: the one that may be nearer to its end. */
+static bool before(const struct rx *r, int32_t a, int32_t b)
 {
-    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen))) {
+    uint32_t x = r->node[r->seen[a].x].least, y = r->node[r->seen[b].x].least;
+
+    return x != y ? x < y : a < b;
+}
+
+/* The heap of a search is r->heap[base ..); its children of i are 2 i + 1 and 2 i +
+ * 2. */
+static void heap_push(struct rx *r, int32_t base, int32_t at)
+{
+    int32_t *heap = r->heap + base, i = r->n_heap++ - base;
+
+    for (; i > 0 && before(r, at, heap[(i - 1) / 2]); i = (i - 1) / 2) {
+        heap[i] = heap[(i - 1) / 2];
+    }
+    heap[i] = at;
+}
+
+static int32_t heap_pop(struct rx *r, int32_t base)
+{
+    int32_t *heap = r->heap + base, n = --r->n_heap - base, first = heap[0], at = heap[n], i = 0;
+
+    for (int32_t child; (child = 2 * i + 1) < n; i = child) {
+        child += child + 1 < n && before(r, heap[child + 1], heap[child]);
+        if (before(r, at, heap[child])) {
+            break;
+        }
+        heap[i] = heap[child];
+    }
+    heap[i] = at;
+    return first;
+}
+
+/* Put a node on the stack, and into the heap that begins at `base`. */
+static bool visit(struct rx *r, rx_id x, int32_t from, int32_t base)
+{
+    if (!budget_grow(r->budget, &r->seen, &r->cap_seen, (int64_t)r->n_seen + 1, sizeof(*r->seen)) ||
+        !budget_grow(r->budget, &r->heap, &r->cap_heap, (int64_t)r->n_heap + 1, sizeof(*r->heap))) {
         return false;
     }
     r->node[x].flags |= RX_SEEN;
-    r->seen[r->n_seen++] = x;
+    r->seen[r->n_seen++] = (struct rx_sought){x, from};
+    heap_push(r, base, r->n_seen - 1);
     return true;
 }
 
-/* Search the derivatives of r->seen[base] for one that has a text. */
-static bool search(struct rx *r, int32_t base)
+/* What leads to a text has one, too. */
+static void note_live(struct rx *r, int32_t at)
 {
-    for (int32_t at = base; at < r->n_seen; at++) {
-        rx_id x = r->seen[at];
-        for (int32_t symbol = 0; symbol < rx_symbols(r); symbol++) {
-            rx_id next = rx_derived(r, x, symbol);
-            int known = next ? from_parts(r, next) : 1;
-            if (known > 0 || (known < 0 && !visit(r, next))) {
-                return true;
-            }
+    for (; at >= 0 && !r->budget->failed; at = r->seen[at].from) {
+        r->node[r->seen[at].x].flags |= RX_LIVE;
+    }
+}
+
+/* Whether a derivative of r->seen[at] is known to have a text; the others are put on
+ * the stack. Symbols that lead to the same are tried once. */
+static bool derivatives_live(struct rx *r, int32_t at, int32_t base)
+{
+    struct byte_set done = {0};
+    rx_id x = r->seen[at].x;
+
+    for (int32_t symbol = 0; symbol < rx_symbols(r); symbol++) {
+        bool class = r->frozen && symbol < r->n_classes;
+        if (class && done.bit[symbol / 32] >> (symbol % 32) & 1) {
+            continue;
+        }
+        memset(&r->alike, 0xff, sizeof(r->alike));
+        r->noting = class;
+        rx_id next = rx_derived(r, x, symbol);
+        for (int i = 0; class && i < 8; i++) {
+            done.bit[i] |= r->alike.bit[i];
+        }
+        int known = next ? from_parts(r, next) : 1;
+        if (known > 0 || (known < 0 && !visit(r, next, at, base))) {
+            return true;
         }
     }
     return false;
+}
+
+/* Search the derivatives of what is in the heap for one that has a text. */
+static bool search(struct rx *r, int32_t base)
+{
+    struct byte_set outer = r->alike;
+    bool noting = r->noting, found = false;
+
+    while (r->n_heap > base && !found) {
+        int32_t at = heap_pop(r, base);
+        found = derivatives_live(r, at, base);
+        if (found) {
+            note_live(r, at);
+        }
+    }
+    r->n_heap = base;
+    r->alike = outer;
+    r->noting = noting;
+    return found;
 }
 
 /* Within another search what was not found live stays part of that one. What was found
@@ -213,12 +362,12 @@ bool rx_live(struct rx *r, rx_id x)
         return known;
     }
     rx_classify(r);
-    bool live = !visit(r, x) || search(r, base);
+    bool live = !visit(r, x, -1, r->n_heap) || search(r, r->n_heap - 1);
     if (!live && base > 0) {
         return false;
     }
     for (int32_t i = base; i < r->n_seen; i++) {
-        uint8_t *flags = &r->node[r->seen[i]].flags;
+        uint8_t *flags = &r->node[r->seen[i].x].flags;
         *flags = (uint8_t)((*flags & ~RX_SEEN) | (live ? 0 : RX_DEAD));
     }
     r->n_seen = base;

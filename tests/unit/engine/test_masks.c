@@ -26,6 +26,7 @@ struct loop {
 static void open_loop(struct loop *l)
 {
     struct settings s = {.block_size = 4, .max_num_seqs = 8};
+    static struct hist took_s;
     struct sched_config c;
     struct err e;
 
@@ -34,7 +35,7 @@ static void open_loop(struct loop *l)
     rig_open(&l->r, &c);
     l->launched = l->committed = 0;
     assert_int_equal(null_open(&l->x, &s, &e), 0);
-    assert_int_equal(masks_open(&l->m, l->x, &l->r.config, true, &e), 0);
+    assert_int_equal(masks_open(&l->m, l->x, &l->r.config, true, &took_s, &e), 0);
 }
 
 static void close_loop(struct loop *l)

@@ -93,7 +93,6 @@ static struct grammar *compile(enum grammar_kind kind, const char *text)
     struct err e;
 
     grammar_limits_init(&l);
-    l.work_us = 10000000;
     if (grammar_new(&g, vocab, kind, text, strlen(text), &l, &e) != 0) {
         fail_msg("%s: %s", text, e.text);
     }
@@ -226,7 +225,6 @@ static void faults_are_told_with_their_line(void **state)
 
     (void)state;
     grammar_limits_init(&l);
-    l.work_us = 10000000;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const char *text = cases[i].grammar;
         int rc = grammar_new(&g, vocab, cases[i].kind, text, strlen(text), &l, &e);
@@ -369,7 +367,6 @@ static void limits_are_named(void **state)
     assert_int_equal(grammar_new(&g, vocab, GRAMMAR_REGEX, "abcd", 4, &l, &e), ERR_INVALID);
     assert_non_null(strstr(e.text, "4 bytes, at most 3"));
     grammar_limits_init(&l);
-    l.work_us = 10000000;
     memset(deep, '(', 300);
     memset(deep + 300, ')', 300);
     assert_int_equal(grammar_new(&g, vocab, GRAMMAR_REGEX, deep, 600, &l, &e), ERR_INVALID);
@@ -382,9 +379,9 @@ static void limits_are_named(void **state)
     assert_int_equal(grammar_new(&g, vocab, GRAMMAR_JSON_OBJECT, "", 0, &l, &e), ERR_INVALID);
     assert_non_null(strstr(e.text, "more than 4000 bytes"));
     grammar_limits_init(&l);
-    l.work_us = 1;
+    l.work = 1;
     assert_int_equal(grammar_new(&g, vocab, GRAMMAR_JSON_OBJECT, "", 0, &l, &e), ERR_INVALID);
-    assert_non_null(strstr(e.text, "more than 1 us"));
+    assert_non_null(strstr(e.text, "more than 1 steps"));
 }
 
 /* ---- many states, many threads ---- */

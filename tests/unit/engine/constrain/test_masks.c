@@ -319,7 +319,6 @@ static int compile(struct grammar **ret, const struct model *m, struct err *e)
     sym_id rule[3];
 
     grammar_limits_init(&l);
-    l.work_us = 10000000;
     assert_int_equal(grammar_build_begin(&b, vocab, &l, e), 0);
     for (int i = 0; i < 3; i++) {
         rule[i] = sym_rule(b);

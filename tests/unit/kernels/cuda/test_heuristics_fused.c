@@ -291,7 +291,7 @@ static void experts_of_codes_join_launches_of_codes(void **state)
     assert_true(push_experts(&a, &l));
     l.e.down = quantised(l.e.down, &blocks);
     a = (struct fused_args){0};
-    assert_false(push_experts(&a, &l));
+    assert_false(push_experts(&a, &l) && fused_plan(&a, BLOCKS, SHARED_BYTES));
     l.e.up = quantised(l.e.up, &int4);
     l.e.down = quantised(l.e.down, &int4);
     a = (struct fused_args){0};
