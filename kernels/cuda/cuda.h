@@ -340,8 +340,6 @@ bool cuda_fused_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rop
                         const struct attention *a);
 bool cuda_fused_linear_gated(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
                              struct mat bias, enum activation act);
-bool cuda_fused_experts(struct cuda_backend *c, struct mat y, struct mat x, const struct experts *e,
-                        const struct expert_scratch *s, const struct expert_route *route);
 
 /* linear.c */
 int cuda_linear_init(struct cuda_backend *c, struct err *e);

@@ -53,11 +53,11 @@ __device__ __forceinline__ void load_scores(row_scores<PER> &r, const expert_rou
         r.s[i] = a.sigmoid ? 1.0f / (1.0f + expf(-r.s[i])) : expf(r.s[i] - most);
         sum += r.s[i];
     }
-    float inverse = a.sigmoid ? 1.0f : 1.0f / warp_sum(sum);
+    sum = warp_sum(sum);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int e = i * 32 + lane;
-        r.s[i] *= inverse;
+        r.s[i] /= a.sigmoid ? 1.0f : sum;
         if (!products && e < a.n) {
             r.c[i] = choice_key(r.s[i] + (a.choice_bias ? a.choice_bias[e] : 0.0f));
         }
@@ -112,22 +112,19 @@ __device__ __forceinline__ void choose_groups(row_scores<PER> &r, const expert_r
     }
 }
 
-/* Lane i < top: the row's i-th choice, and its weight. False: there are not enough
- * numbers among the scores; the first experts have weights that are none, so that it
- * shows in the logits. GROUPS: there may be groups. */
-template <int PER, bool GROUPS>
-__device__ __forceinline__ bool choose_experts_of(const expert_route &a, int row, int lane,
-                                                  int *ret_expert, float *ret_weight)
+/* Lane i < top: the row's i-th expert by index, and its weight. */
+template <int PER>
+__device__ __forceinline__ void route_row(const expert_route &a, int row, int lane, int *ret_expert,
+                                          float *ret_weight)
 {
     row_scores<PER> r;
-    int expert = lane, n = 0;
+    int expert = -1, n = 0;
     float weight = 0.0f, sum = 0.0f;
 
     load_scores(r, a, row, lane);
-    if (GROUPS && a.n_groups > 1) {
+    if (a.n_groups > 1) {
         choose_groups(r, a, lane);
     }
-#pragma unroll 1 /* code that runs once is fetched from far */
     for (; n < a.top; n++) {
         uint32_t most = 0;
         int at = EXPERT_MOST, index;
@@ -152,25 +149,13 @@ __device__ __forceinline__ bool choose_experts_of(const expert_route &a, int row
             r.c[i] = i * 32 + lane == index ? 0 : r.c[i];
         }
     }
-    *ret_expert = n < a.top ? lane : expert;
-    *ret_weight = n < a.top ? NAN : weight * (a.factor / (a.normalised ? sum : 1.0f));
-    return n == a.top;
-}
-
-/* The same, with a lane's i-th expert by index. */
-template <int PER>
-__device__ __forceinline__ void route_row(const expert_route &a, int row, int lane, int *ret_expert,
-                                          float *ret_weight)
-{
-    int expert, place = 0; /* in the order of the indices */
-    float weight;
-
-    if (!choose_experts_of<PER, true>(a, row, lane, &expert, &weight)) {
-        *ret_expert = expert;
-        *ret_weight = weight;
+    if (n < a.top) { /* not enough numbers among the scores: it shows in the logits */
+        *ret_expert = lane;
+        *ret_weight = NAN;
         return;
     }
-    expert = lane < a.top ? expert : -1;
+    weight *= a.factor / (a.normalised ? sum : 1.0f);
+    int place = 0; /* in the order of the indices */
     for (int i = 0; i < a.top; i++) {
         place += __shfl_sync(ROUTE_LANES, expert, i) < expert;
     }

@@ -70,18 +70,6 @@ __device__ __forceinline__ void mma_columns(accumulator &f, const uint4 &low, co
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* Puts each four columns of n vectors into the order in which e4m3_values has their
- * codes. */
-template <int n> __device__ __forceinline__ void to_e4m3_order(vector16 *v)
-{
-#pragma unroll
-    for (int j = 0; j < 2 * n; j++) {
-        uint32_t *at = &v[j / 2].v[j % 2 * 2], first = at[0], second = at[1];
-        at[0] = __byte_perm(first, second, 0x5410);
-        at[1] = __byte_perm(first, second, 0x7632);
-    }
-}
-
 /* The activations of a split-K slice, as weights of format F meet them. Loops over
  * them process the front vectors and rotate these to the back, instead of being
  * unrolled: code that runs once is fetched from far, so it must be short. */
@@ -215,7 +203,12 @@ template <typename T, int F> struct activations {
     {
 #pragma unroll 1
         for (int i = 0; i < VECTORS; i += 4) {
-            ::to_e4m3_order<4>(v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint32_t *at = &v[j / 2].v[j % 2 * 2], first = at[0], second = at[1];
+                at[0] = __byte_perm(first, second, 0x5410);
+                at[1] = __byte_perm(first, second, 0x7632);
+            }
             rotate<4>();
         }
     }

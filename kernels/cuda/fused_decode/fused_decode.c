@@ -81,7 +81,6 @@ void cuda_fused_flush(struct cuda_backend *c)
         c->fused.n_ops = 0;
         c->fused.format = FUSED_16;
         c->fused.rope.kv.base = NULL;
-        c->fused.experts.route.rows = 0;
     }
 }
 
@@ -165,13 +164,4 @@ bool cuda_fused_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rop
     struct fused_rope at = {.position = s.position, .slot = s.slot, .kv = c->kv_view};
 
     FUSED_PUSH(c, next, fused_push_rope_kv(&next, cuda_rows(c, qkv), qkv, r, a, &at));
-}
-
-bool cuda_fused_experts(struct cuda_backend *c, struct mat y, struct mat x, const struct experts *e,
-                        const struct expert_scratch *s, const struct expert_route *route)
-{
-    if (c->ranks) {
-        return false; /* a sum over ranks takes tiles whose number the host knows */
-    }
-    FUSED_PUSH(c, next, fused_push_experts(&next, route->rows, y, x, e, s, route));
 }

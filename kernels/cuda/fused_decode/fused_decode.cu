@@ -28,8 +28,6 @@
  */
 #include "kernels/cuda/fused_decode/activations.cuh"
 #include "kernels/cuda/fused_decode/all_reduce.cuh"
-#include "kernels/cuda/fused_decode/experts.cuh"
-#include "kernels/cuda/fused_decode/head_norm.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 
 /* ---- products ---- */
@@ -165,11 +163,9 @@ template <typename T> struct epilogue_operands {
     int slot[2];              /* cache slots of these rows; negative: none */
 };
 
-/* w_row: of the weight's rows, that of column 0 of the output. */
 template <typename T>
 __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, const fused_args &a,
-                                                       const fused_op &q, int tile, int64_t w_row,
-                                                       int lane)
+                                                       const fused_op &q, int tile, int lane)
 {
     const T *from = (const T *)(q.sum ? q.sum : q.residual);
     int64_t stride = q.sum ? q.sum_stride : q.residual_stride;
@@ -183,7 +179,7 @@ __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, 
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        e.scale[i] = q.w_scale ? __ldg(q.w_scale + w_row + o.out[i]) : 1.0f;
+        e.scale[i] = q.w_scale ? __ldg(q.w_scale + o.out[i]) : 1.0f;
     }
     if (!q.roped) {
         return;
@@ -232,18 +228,12 @@ __device__ __forceinline__ void rope_pair(const fused_rope &r, T &low, T &high, 
     cache[kv_offset(r.kv, t, dim + half)] = high;
 }
 
-/* Whether this column of qkv is of a head that is normed when all of it is there. */
-__device__ __forceinline__ bool awaits_norm(const fused_rope &r, int out)
-{
-    return r.q_norm.weight && out / r.kv.head_dim < r.n_heads + r.kv.n_kv_heads;
-}
-
 __device__ __noinline__ float activated(float x, int act)
 {
     return activate(x, act);
 }
 
-template <typename T, bool EXTRAS>
+template <typename T>
 __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op &q, int tile,
                                              const float4 &all, const epilogue_operands<T> &e,
                                              pending_all_reduce<T> &pending, int lane)
@@ -257,7 +247,7 @@ __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op
     for (int i = 0; i < 4; i++) {
         int row = o.row + (i & 1), col = o.out[i >> 1];
         float v = sum[i] * e.scale[i >> 1];
-        if (q.bias && !(EXTRAS && q.kind == FUSED_EXPERT_DOWN)) {
+        if (q.bias) {
             v += to_float(((const T *)q.bias)[col]);
         }
         if (q.act) {
@@ -273,7 +263,7 @@ __device__ __forceinline__ void run_epilogue(const fused_args &a, const fused_op
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (o.row + i < a.rows) {
-            if (q.roped && !(EXTRAS && awaits_norm(a.rope, o.out[0]))) {
+            if (q.roped) {
                 rope_pair<T>(a.rope, y[i], y[i + 2], o.out[0], e.cosine[i], e.sine[i], e.slot[i]);
             }
             if (q.gated) {
@@ -305,72 +295,53 @@ __device__ __forceinline__ float4 added(const float4 &x, const float4 &y)
 
 /* Split-K reduction: stores this slice's sums of a tile. True if this was the last
  * slice to arrive: then `all` is the sum over all slices, in order. */
-__device__ __forceinline__ bool reduce_slices(const fused_args &a, int slices, int slice, int tile,
-                                              float4 &all, int lane)
+__device__ __forceinline__ bool reduce_slices(const fused_args &a, const fused_op &q, int slice,
+                                              int tile, float4 &all, int lane)
 {
-    float4 *at = (float4 *)a.partials + tile * slices * 32 + lane;
+    float4 *at = (float4 *)a.partials + tile * q.slices * 32 + lane;
+    int before = 0;
 
     __stcg(at + slice * 32, all);
-    if (!last_to_arrive(a.arrived + tile, slices, lane)) {
+    random_delay();
+    __syncwarp();
+    if (lane == 0) {
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(a.arrived + tile)
+                     : "memory");
+    }
+    __syncwarp(); /* the other lanes read behind lane 0's acquire; the shuffle orders nothing */
+    if (__shfl_sync(0xffffffffu, before, 0) + 1 < q.slices) {
         return false;
     }
     all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = 0; i < slices; i++) {
+    for (int i = 0; i < q.slices; i++) {
         all = added(all, __ldcg(at + i * 32));
+    }
+    if (lane == 0) {
+        a.arrived[tile] = 0;
     }
     return true;
 }
 
 /* ---- MMA warps ---- */
 
-/* Passes this warp's sums of a tile to the epilogue warp, through one of two buffers;
- * n_tile counts tiles. */
-__device__ __forceinline__ void store_sums(const shared_storage &s, const float4 &sum, int n_tile,
-                                           int warp, int lane)
+/* Passes this warp's accumulator of a tile to the epilogue warp, through one of two
+ * buffers; n_tile counts tiles. */
+__device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
+                                                  int n_tile, int warp, int lane)
 {
     int buffer = n_tile & 1;
 
     barrier_wait(s.accumulators_empty + buffer * 8, ~(n_tile >> 1) & 1);
-    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = sum;
+    s.accumulators[(buffer * FUSED_MMA_WARPS + warp) * 32 + lane] = make_float4(
+        f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2], f.even[3] + f.odd[3]);
     __syncwarp();
     if (lane == 0) {
         barrier_arrive(s.accumulators_full + n_tile % EPILOGUE_WARPS * 8);
     }
 }
 
-__device__ __forceinline__ void store_accumulator(const shared_storage &s, const accumulator &f,
-                                                  int n_tile, int warp, int lane)
-{
-    store_sums(s,
-               make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2],
-                           f.even[3] + f.odd[3]),
-               n_tile, warp, lane);
-}
-
-/* A tile of FUSED_ROUTER in a launch of another format, past the ring: there are few of
- * them. */
-template <typename T, int F>
-__device__ __forceinline__ void router_tile(accumulator &f, const fused_op &q,
-                                            const activations<T, F> &x, const k_range<F> &columns,
-                                            int tile, int lane)
-{
-    using S = stage_shape<F>;
-    const T *low = (const T *)q.w + (int64_t)(tile * FUSED_TILE + (lane >> 2)) * q.w_stride;
-    const T *high = low + 8 * q.w_stride;
-    int at = columns.begin;
-
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        if (x.has(columns, i / S::VECTORS, at)) {
-            int column = at + x.lane_at + S::column(i % S::VECTORS);
-            mma_columns<T>(f, __ldg((const uint4 *)(low + column)),
-                           __ldg((const uint4 *)(high + column)), x.v[i]);
-        }
-        at = (i + 1) % S::VECTORS == 0 ? columns.after(at) : at;
-    }
-}
-
-/* The tiles d of a product. */
 template <typename T, int F>
 __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
                                          const shared_storage &s, int &n_tile)
@@ -431,153 +402,6 @@ __device__ __forceinline__ void mma_warps(const fused_args &a, ring<F> &r, const
     }
 }
 
-/* ---- MMA warps of a launch with experts ---- */
-
-/* FUSED_EXPERT_DOWN: a block's tiles of one slice after another. */
-template <typename T, int F>
-__device__ __forceinline__ void down_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
-                                              const shared_storage &s, const expert_choice &c,
-                                              int &n_tile)
-{
-    using S = stage_shape<F>;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, tiles = q.n / FUSED_TILE;
-    tile_schedule d = expert_tiles_of(a, q, c);
-    vector16 x[DOWN_STAGES<F> * S::VECTORS];
-    down_slice part(a, q, c, 0);
-    int slice = -1;
-
-#pragma unroll 1
-    for (int i = d.first; i < d.first + d.n; i++) {
-        if (i / tiles != slice) {
-            slice = i / tiles;
-            part = down_slice(a, q, c, slice);
-            load_pairs<T, F>(x, a, q, c, part);
-        }
-        accumulator f = {};
-        float sum[4] = {}, scale[2] = {1.0f, 1.0f}; /* of this lane's weight rows */
-        int at = part.begin, place = part.first;
-#pragma unroll
-        for (int j = 0; j < DOWN_STAGES<F>; j++) {
-            if (j < part.n_stages) {
-                if (F == FUSED_FP8 && at == part.begin) {
-                    tile_coord o = tile_coord_of(q, i % tiles, lane);
-                    const float *of = q.w_scale + (int64_t)c.expert[place] * q.n;
-                    scale[0] = __ldg(of + o.out[0]);
-                    scale[1] = __ldg(of + o.out[1]);
-                }
-                mma_stage<T, F>(r, f, x + S::VECTORS * j, at + warp * S::WARP_K < part.end,
-                                q.f16_scales, warp, lane);
-                at += S::K;
-                if (at >= part.end) {
-                    at = part.begin;
-                    add_weighted(sum, f, *(const float2 *)&c.weight[place++][(lane & 3) * 2],
-                                 scale);
-                    f = {};
-                }
-            }
-        }
-        store_sums(s, make_float4(sum[0], sum[1], sum[2], sum[3]), n_tile++, warp, lane);
-    }
-}
-
-/* The tiles of an op of any kind. */
-template <typename T, int F>
-__device__ __forceinline__ void extra_mainloop(const fused_args &a, const fused_op &q, ring<F> &r,
-                                               const shared_storage &s, const expert_choice &c,
-                                               int &n_tile)
-{
-    using S = stage_shape<F>;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-
-    if (q.kind == FUSED_EXPERT_DOWN) {
-        return down_mainloop<T, F>(a, q, r, s, c, n_tile);
-    }
-    tile_schedule d = q.kind == FUSED_EXPERT_UP ? expert_tiles_of(a, q, c) : schedule_of(q);
-    if (d.n == 0 && (q.n > 0 || d.first > 0)) {
-        return;
-    }
-    k_range<F> columns(q, d.slice);
-    activations<T, F> x;
-    x.load_normed(q, s, d.slice, a.rows);
-    if (q.h && d.first == 0) {
-        x.store_norm(q, columns, a.rows);
-    }
-    bool direct = F != FUSED_16 && q.kind == FUSED_ROUTER;
-    if (F == FUSED_FP8 && !direct) {
-        x.to_e4m3_order();
-    }
-    for (int i = 0; i < d.n; i++) {
-        accumulator f = {};
-        int at = columns.begin;
-        if (direct) {
-            router_tile<T, F>(f, q, x, columns, d.first + i * d.step, lane);
-        } else {
-#pragma unroll
-            for (int j = 0; j < S::SLICE_STAGES; j++) {
-                if (j < columns.n) {
-                    mma_stage<T, F>(r, f, x.v + S::VECTORS * j,
-                                    at + warp * S::WARP_K < columns.cols, q.f16_scales, warp, lane);
-                    at = columns.after(at);
-                }
-            }
-        }
-        store_accumulator(s, f, n_tile++, warp, lane);
-    }
-}
-
-/* Brings what an op reads besides weights, and nobody has written in this step,
- * near. */
-__device__ __forceinline__ void prefetch_constants(const fused_args &a)
-{
-    for (int p = 0; p < a.n_ops; p++) {
-        const char *weight = (const char *)a.op[p].norm.weight;
-        for (int i = threadIdx.x * 128; a.op[p].h && i < a.op[p].k * 2; i += MMA_THREADS * 128) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + i));
-        }
-    }
-    const fused_rope &r = a.rope;
-    if (!r.kv.base || !r.q_norm.weight || threadIdx.x >= 32) {
-        return;
-    }
-    int i = threadIdx.x & 3, row = threadIdx.x >> 2;
-    if (i * 128 < r.kv.head_dim * 2) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)r.q_norm.weight + i * 128));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)r.k_norm.weight + i * 128));
-    }
-    if (r.cos_sin && row < a.rows && i * 128 < r.kv.head_dim * 4) {
-        const float *turn = r.cos_sin + r.position[row] * r.cos_sin_stride;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)turn + i * 128));
-    }
-}
-
-template <typename T, int F>
-__device__ __forceinline__ void extra_mma_warps(const fused_args &a, ring<F> &r,
-                                                const shared_storage &s, const choice_view &c)
-{
-    int n_tile = 0;
-
-    fetch_norm_weight(a.op[0], s);
-    prefetch_constants(a);
-    pdl_wait();
-    for (int p = 0; p < a.n_ops; p++) {
-        if (p + 1 == a.n_ops) {
-            pdl_release();
-        }
-        if (p > 0) {
-            op_sync(BARRIER_OP_OPEN);
-        }
-        if (a.op[p].kind == FUSED_EXPERT_UP) {
-            choose_experts(a, c);
-        }
-        extra_mainloop<T, F>(a, a.op[p], r, s, *c.choice, n_tile);
-        mma_warps_sync(); /* all warps have read this op's norm weight */
-        op_arrive(BARRIER_OP_DONE);
-        if (p + 1 < a.n_ops) {
-            fetch_norm_weight(a.op[p + 1], s);
-        }
-    }
-}
-
 /* ---- epilogue warps ---- */
 
 /* A tile's accumulators, summed over the MMA warps. */
@@ -599,66 +423,9 @@ __device__ __forceinline__ float4 load_accumulators(const shared_storage &s, int
     return all;
 }
 
-/* A tile of an op, from its accumulators on. */
 template <typename T>
-__device__ __forceinline__ void finish_tile(const fused_args &a, const fused_op &q,
-                                            const shared_storage &s, int slice, int tile,
-                                            int n_tile, pending_all_reduce<T> &pending, int lane)
-{
-    epilogue_operands<T> ahead;
-
-    load_epilogue_operands<T>(ahead, a, q, tile, 0, lane);
-    float4 all = load_accumulators(s, n_tile, lane);
-    if (q.slices == 1 || reduce_slices(a, q.slices, slice, tile, all, lane)) {
-        run_epilogue<T, false>(a, q, tile, all, ahead, pending, lane);
-    }
-}
-
-/* The same where it may be a tile of experts, or of a head that is normed. */
-template <typename T>
-__device__ __forceinline__ void finish_extra(const fused_args &a, const fused_op &q,
-                                             const shared_storage &s, const expert_choice &c,
-                                             int slice, int tile, int n_tile,
-                                             pending_all_reduce<T> &pending, int lane)
-{
-    epilogue_operands<T> ahead;
-    int place = 0, slices = q.slices, tiles = q.n / FUSED_TILE;
-    int64_t w_row = 0;
-
-    if (q.kind == FUSED_EXPERT_UP) {
-        place = tile / tiles;
-        w_row = (int64_t)c.expert[place] * q.n;
-        tile %= tiles;
-    } else if (q.kind == FUSED_EXPERT_DOWN) {
-        slices = down_slices(a, c);
-        slice = tile / tiles;
-        tile %= tiles;
-    }
-    tile_coord o = tile_coord_of(q, tile, lane);
-    load_epilogue_operands<T>(ahead, a, q, tile, w_row, lane);
-    float4 all = load_accumulators(s, n_tile, lane);
-    if (q.kind == FUSED_EXPERT_DOWN) {
-        ahead.scale[0] = ahead.scale[1] = 1.0f; /* each expert's are in its sums */
-        add_biases<T>(all, a, q, c, slice, o.out, o.row);
-    }
-    if (slices > 1 && !reduce_slices(a, slices, slice, tile, all, lane)) {
-        return;
-    }
-    if (q.kind == FUSED_ROUTER) {
-        store_scores<T>(a, q, all, o.out, o.row);
-    } else if (q.kind == FUSED_EXPERT_UP) {
-        store_pairs<T>(a, q, c, place, all, ahead.scale, o.out, o.row);
-    } else {
-        run_epilogue<T, true>(a, q, tile, all, ahead, pending, lane);
-        if (q.roped && a.rope.q_norm.weight) {
-            finish_head<T>(a, q, tile, lane);
-        }
-    }
-}
-
-template <typename T, bool EXTRAS>
 __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared_storage &s,
-                                               const choice_view &c, int warp_index)
+                                               int warp_index)
 {
     int lane = threadIdx.x & 31, n_tile = 0;
 
@@ -676,19 +443,16 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
         if (p > 0) {
             blocks_wait(counter - FUSED_COUNTER_STRIDE, warp_index);
         }
-        if (EXTRAS && q.kind >= FUSED_EXPERT_UP) {
-            c.wait();
-            d = expert_tiles_of(a, q, *c.choice);
-        }
         for (int i = 0; i < d.n; i++, n_tile++) {
             if (n_tile % EPILOGUE_WARPS != warp_index) {
                 continue;
             }
             int tile = d.first + i * d.step;
-            if (EXTRAS) {
-                finish_extra<T>(a, q, s, *c.choice, d.slice, tile, n_tile, pending, lane);
-            } else {
-                finish_tile<T>(a, q, s, d.slice, tile, n_tile, pending, lane);
+            epilogue_operands<T> ahead;
+            load_epilogue_operands<T>(ahead, a, q, tile, lane);
+            float4 all = load_accumulators(s, n_tile, lane);
+            if (q.slices == 1 || reduce_slices(a, q, d.slice, tile, all, lane)) {
+                run_epilogue<T>(a, q, tile, all, ahead, pending, lane);
             }
         }
         if (q.partial) {
@@ -707,9 +471,7 @@ __device__ __forceinline__ void epilogue_warps(const fused_args &a, const shared
 
 /* ---- the kernel ---- */
 
-/* EXTRAS: the launch may hold a layer of experts and norms of heads; without them it
- * has more registers for the rest. */
-template <typename T, int F, bool EXTRAS>
+template <typename T, int F>
 __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32, 1)
     fused_decode_kernel(const __grid_constant__ fused_args a)
 {
@@ -728,8 +490,6 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
     r.n = a.n_stages;
     r.index = 0;
     r.phase = 0;
-    choice_view c = {(expert_choice *)(s.norm_weight + a.norm_bytes + FUSED_FIXED_BYTES),
-                     s.accumulators_empty + 2 * 8};
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.n_stages; i++) {
             barrier_init(r.full + i * 8, LOAD_WARPS);
@@ -741,68 +501,29 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
         for (int i = 0; i < 2; i++) {
             barrier_init(s.accumulators_empty + i * 8, 1);
         }
-        if (EXTRAS) {
-            barrier_init(c.made, 1);
-        }
         barrier_init_fence();
-    }
-    if (EXTRAS && a.experts.route.rows > 0) {
-        if (threadIdx.x == 0) {
-            c.choice->rows = live_rows(a.experts.route);
-        }
-        clear_choice(*c.choice, threadIdx.x, blockDim.x);
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (warp < FUSED_MMA_WARPS) {
-        if (EXTRAS) {
-            extra_mma_warps<T, F>(a, r, s, c);
-        } else {
-            mma_warps<T, F>(a, r, s);
-        }
+        mma_warps<T, F>(a, r, s);
     } else if (warp < FUSED_MMA_WARPS + EPILOGUE_WARPS) {
-        epilogue_warps<T, EXTRAS>(a, s, c, warp - FUSED_MMA_WARPS);
+        epilogue_warps<T>(a, s, warp - FUSED_MMA_WARPS);
     } else if ((threadIdx.x & 31) == 0) {
-        load_weights<F, EXTRAS>(a, c, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
+        load_weights<F>(a, r, warp - FUSED_MMA_WARPS - EPILOGUE_WARPS);
     }
 }
-
-namespace
-{
-
-using fused_kernel = void (*)(fused_args);
-
-/* The kernel for a format and the activations' type. */
-template <bool EXTRAS> fused_kernel kernel_for(int format, int type)
-{
-    return format == FUSED_FP8    ? fused_decode_kernel<__nv_bfloat16, FUSED_FP8, EXTRAS>
-           : format == FUSED_INT4 ? fused_decode_kernel<__nv_bfloat16, FUSED_INT4, EXTRAS>
-           : type == T_F16        ? fused_decode_kernel<__half, FUSED_16, EXTRAS>
-                                  : fused_decode_kernel<__nv_bfloat16, FUSED_16, EXTRAS>;
-}
-
-bool has_extras(const fused_args &a)
-{
-    return a.experts.route.rows > 0 || (a.rope.kv.base && a.rope.q_norm.weight);
-}
-
-template <bool EXTRAS> bool allow_all(int32_t max_shared_bytes)
-{
-    return allow_shared(kernel_for<EXTRAS>(FUSED_16, T_F16), max_shared_bytes) &&
-           allow_shared(kernel_for<EXTRAS>(FUSED_16, T_BF16), max_shared_bytes) &&
-           allow_shared(kernel_for<EXTRAS>(FUSED_FP8, T_BF16), max_shared_bytes) &&
-           allow_shared(kernel_for<EXTRAS>(FUSED_INT4, T_BF16), max_shared_bytes);
-}
-
-} // namespace
 
 extern "C" bool fused_prepare(int32_t max_shared_bytes)
 {
     cudaFuncAttributes made = {};
     /* bulk copies */
-    bool ok = cudaFuncGetAttributes(&made, kernel_for<false>(FUSED_16, T_F16)) == cudaSuccess &&
-              made.ptxVersion >= 90 && allow_all<false>(max_shared_bytes) &&
-              allow_all<true>(max_shared_bytes);
+    bool ok = cudaFuncGetAttributes(&made, fused_decode_kernel<__half, FUSED_16>) == cudaSuccess &&
+              made.ptxVersion >= 90 &&
+              allow_shared(fused_decode_kernel<__half, FUSED_16>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_16>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_FP8>, max_shared_bytes) &&
+              allow_shared(fused_decode_kernel<__nv_bfloat16, FUSED_INT4>, max_shared_bytes);
 
     cudaGetLastError();
     return ok;
@@ -811,8 +532,10 @@ extern "C" bool fused_prepare(int32_t max_shared_bytes)
 extern "C" void launch_fused_decode(const struct fused_args *a, int32_t n_blocks,
                                     cudaStream_t stream)
 {
-    auto kernel = has_extras(*a) ? kernel_for<true>(a->format, a->type)
-                                 : kernel_for<false>(a->format, a->type);
+    auto kernel = a->format == FUSED_FP8    ? fused_decode_kernel<__nv_bfloat16, FUSED_FP8>
+                  : a->format == FUSED_INT4 ? fused_decode_kernel<__nv_bfloat16, FUSED_INT4>
+                  : a->type == T_F16        ? fused_decode_kernel<__half, FUSED_16>
+                                            : fused_decode_kernel<__nv_bfloat16, FUSED_16>;
 
     launch(kernel, dim3(n_blocks), dim3(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS * 32),
            a->shared_bytes, stream, *a);

@@ -17,7 +17,6 @@
 #include <stdint.h>
 
 #include "kernels/cuda/comm/p2p.h"
-#include "kernels/cuda/experts/experts.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,21 +49,8 @@ enum {
     FUSED_COUNTER_STRIDE = 32,
     /* partial sums of one split-K slice of a tile */
     FUSED_PARTIAL_BYTES = FUSED_TILE * FUSED_ROWS * 4,
-    FUSED_MAX_PARTIALS = 16384, /* slices of tiles whose partial sums may be stored at a time */
-    FUSED_MAX_NORM = 32768,     /* columns of a norm, whose weight lies in shared memory */
-    FUSED_DOWN_K = 2048,        /* depth of a split-K slice of FUSED_EXPERT_DOWN */
-    FUSED_PAIRS = 64,           /* of rows and the experts that they chose, at most */
-    FUSED_EXPERTS = 128,        /* of a layer, at most */
-    FUSED_CHOICE_BYTES = 4096,  /* shared memory of the choice of experts, at least */
-};
-
-/* What the weight of an op is. The three products of a layer of experts follow one
- * another. */
-enum fused_kind {
-    FUSED_PRODUCT,     /* one matrix */
-    FUSED_ROUTER,      /* one matrix; the results are float32 scores */
-    FUSED_EXPERT_UP,   /* of each chosen expert, times all rows; results lie by pair */
-    FUSED_EXPERT_DOWN, /* of each chosen expert, times its pairs; the weighted sum */
+    FUSED_MAX_PARTIALS = 8192, /* slices of tiles whose partial sums may be stored at a time */
+    FUSED_MAX_NORM = 32768,    /* columns of a norm, whose weight lies in shared memory */
 };
 
 /* How the weights of a launch are stored. A stage has 1 KB of codes of each weight row
@@ -102,7 +88,6 @@ struct fused_op {
     int32_t n_groups;
     int32_t e4m3;       /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
     int32_t f16_scales; /* of FUSED_INT4: groups' scales are fp16, else bf16 */
-    int32_t kind;       /* enum fused_kind; n and k of experts are those of one */
     int32_t n, k;
     const void *bias;     /* [n] or NULL */
     int32_t act;          /* enum activation */
@@ -138,25 +123,11 @@ struct fused_rope {
     struct kv_view kv;              /* the cache; base NULL: no op has it yet */
     float k_over, v_over;           /* as in struct rope_args */
     int32_t n_heads, layer;         /* query heads; layer of the cache */
-    /* RMS norms of q and k over a head, before the rotation; weight NULL: none. The
-     * tile of a head that is done last norms and rotates all of it. */
-    struct norm_args q_norm, k_norm;
-};
-
-/* The layer of experts that a launch holds; its results are those of experts.h. */
-struct fused_experts {
-    struct expert_route route; /* rows 0: there is none */
-    float limit;               /* of gpt-oss's clamped gate, above 0 */
-    /* set by fused_plan, of FUSED_EXPERT_DOWN: stages of an expert's depth; its parts,
-     * which are slices, and the stages of each but the last; experts of a slice, 1 if
-     * there are parts */
-    int32_t stages, parts, part_stages, per_slice;
 };
 
 struct fused_args {
     struct fused_op op[FUSED_OPS];
-    struct fused_rope rope; /* of the op that is `roped` */
-    struct fused_experts experts;
+    struct fused_rope rope;    /* of the op that is `roped` */
     struct p2p_args p2p;       /* for ops that are `partial` */
     int32_t n_ops, rows, type; /* ops used; activation rows; enum dtype of all but weights */
     int32_t format;            /* enum fused_format of all weights */
@@ -212,26 +183,20 @@ static inline FUSED_BOTH int32_t fused_warp_k(int32_t format)
 struct tile_schedule {
     int32_t slice, first, step, n; /* see above */
 };
-/* Of n_tiles tiles in so many slices, the first of them in block `from`. */
-static inline FUSED_BOTH struct tile_schedule
-tile_schedule_for(int32_t n_tiles, int32_t slices, int32_t from, int32_t block, int32_t n_blocks)
-{
-    int32_t rank = block - from + (block < from ? n_blocks : 0);
-    struct tile_schedule d;
-
-    d.slice = rank * slices / n_blocks;
-    /* the first block, counted from `from`, that has this slice */
-    int32_t begin = (d.slice * n_blocks + slices - 1) / slices;
-    d.step = ((d.slice + 1) * n_blocks + slices - 1) / slices - begin;
-    d.first = rank - begin;
-    d.n = d.first < n_tiles ? (n_tiles - d.first + d.step - 1) / d.step : 0;
-    return d;
-}
-
 static inline FUSED_BOTH struct tile_schedule tile_schedule_of(const struct fused_op *p,
                                                                int32_t block, int32_t n_blocks)
 {
-    return tile_schedule_for(p->n / FUSED_TILE, p->slices, p->first, block, n_blocks);
+    int32_t rank = block - p->first + (block < p->first ? n_blocks : 0),
+            n_tiles = p->n / FUSED_TILE;
+    struct tile_schedule d;
+
+    d.slice = rank * p->slices / n_blocks;
+    /* the first block, counted from p->first, that has this slice */
+    int32_t begin = (d.slice * n_blocks + p->slices - 1) / p->slices;
+    d.step = ((d.slice + 1) * n_blocks + p->slices - 1) / p->slices - begin;
+    d.first = rank - begin;
+    d.n = d.first < n_tiles ? (n_tiles - d.first + d.step - 1) / d.step : 0;
+    return d;
 }
 
 /* Fills in the fields that are marked so, for n_blocks blocks. False: the ops do not

@@ -66,7 +66,7 @@ static int32_t format_of(struct mat w, enum dtype act)
 static bool format_joins(struct fused_args *a, int32_t format)
 {
     for (int32_t i = 0; i < a->n_ops; i++) {
-        if (a->op[i].n > 0 && a->op[i].kind != FUSED_ROUTER && a->format != format) {
+        if (a->op[i].n > 0 && a->format != format) {
             return false;
         }
     }
@@ -119,10 +119,13 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
                          (same || apart(r->data, r->stride, out.data, out.stride, rows))));
 }
 
-static bool push_product(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
-                         struct mat w, const struct epilogue *ep)
+bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
+                       struct mat w, const struct epilogue *ep)
 {
-    if (!rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep)) {
+    int32_t format = format_of(w, x.dtype);
+
+    if (format < 0 || !rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep) ||
+        !format_joins(a, format)) {
         return false;
     }
     struct fused_op p = {.x = x.data, .x_stride = x.stride};
@@ -149,30 +152,6 @@ static bool push_product(struct fused_args *a, int32_t rows, struct mat out, str
         return true;
     }
     return push(a, rows, x.dtype, &p);
-}
-
-bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
-                       struct mat w, const struct epilogue *ep)
-{
-    int32_t format = format_of(w, x.dtype);
-
-    return format >= 0 && format_joins(a, format) && push_product(a, rows, out, x, w, ep);
-}
-
-bool fused_push_router(struct fused_args *a, int32_t rows, struct mat scores, struct mat x,
-                       struct mat w, struct mat bias)
-{
-    int64_t stride = scores.stride;
-
-    scores.dtype = x.dtype; /* as far as overlaps count */
-    if (w.format || w.cols > FUSED_SLICE_K ||
-        !push_product(a, rows, scores, x, w, &(struct epilogue){.bias = bias})) {
-        return false;
-    }
-    struct fused_op *p = last_op(a);
-    p->kind = FUSED_ROUTER;
-    p->out_stride = stride;
-    return true;
 }
 
 bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
@@ -237,29 +216,6 @@ bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out,
     return true;
 }
 
-/* Norms of heads that the epilogue knows. */
-static bool head_norm_suits(const struct norm *n, enum dtype t)
-{
-    return n->kind == NORM_RMS && !n->bias.data && vector_suits(n->weight, t);
-}
-
-static bool head_norms_suit(const struct rope *r, int32_t head_dim, enum dtype t)
-{
-    bool any = r->q_norm.weight.data || r->k_norm.weight.data;
-
-    return !any ||
-           (r->q_norm.weight.data && r->k_norm.weight.data && (head_dim == 64 || head_dim == 128) &&
-            head_norm_suits(&r->q_norm, t) && head_norm_suits(&r->k_norm, t));
-}
-
-static struct norm_args head_norm_of(const struct norm *n)
-{
-    return (struct norm_args){.weight = n->weight.data,
-                              .weight_type = (int32_t)n->weight.dtype,
-                              .eps = n->eps,
-                              .weight_offset = n->weight_offset};
-}
-
 bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
                         const struct attention *attention, const struct fused_rope *at)
 {
@@ -271,9 +227,8 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
         last->out_stride != qkv.stride ||
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
-        (r->q_norm.weight.data && (rows > FUSED_ROWS || last->n > FUSED_MAX_PARTIALS ||
-                                   at->kv.dtype != (int32_t)qkv.dtype)) ||
-        !head_norms_suit(r, dim, qkv.dtype) || (rotates && (r->rot_dim != dim || r->interleaved)) ||
+        r->q_norm.weight.data || r->k_norm.weight.data ||
+        (rotates && (r->rot_dim != dim || r->interleaved)) ||
         (at->kv.dtype != (int32_t)qkv.dtype && at->kv.dtype != DTYPE_F8)) {
         return false;
     }
@@ -284,8 +239,6 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
     a->rope.k_over = 1 / attention_k_scale(attention);
     a->rope.v_over = 1 / attention_v_scale(attention);
     a->rope.layer = attention->layer;
-    a->rope.q_norm = head_norm_of(&r->q_norm);
-    a->rope.k_norm = head_norm_of(&r->k_norm);
     last->roped = 1;
     last->pair = dim;
     return true;
@@ -312,8 +265,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         struct fused_op *p = &a->op[i];
         plan_slices(p);
         bool mixed_alone = a->format == FUSED_INT8 || p->n_groups > 1;
-        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0 || mixed_alone ||
-            (p->kind >= FUSED_EXPERT_UP && !fused_plan_experts(a, p))) {
+        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0 || mixed_alone) {
             return false;
         }
         p->first = first;
@@ -322,8 +274,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
         fits = fits && (p->slices == 1 || n_tiles * p->slices <= FUSED_MAX_PARTIALS);
         a->norm_bytes = MAX(a->norm_bytes, p->h != NULL ? p->k * 2 : 0);
     }
-    int32_t rest =
-        a->norm_bytes + FUSED_FIXED_BYTES + (a->experts.route.rows > 0 ? FUSED_CHOICE_BYTES : 0);
+    int32_t rest = a->norm_bytes + FUSED_FIXED_BYTES;
     int32_t stage = fused_stage_bytes(a->format);
     a->n_stages = MIN(FUSED_MAX_STAGES, (max_shared_bytes - rest) / stage);
     a->in_flight = MIN(FUSED_MAX_IN_FLIGHT, a->n_stages);

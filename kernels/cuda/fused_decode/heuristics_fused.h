@@ -12,9 +12,6 @@
 /* out = x w^T with the epilogue. */
 bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep);
-/* scores = x w^T + bias, in float32; w is 16-bit in a launch of any format. */
-bool fused_push_router(struct fused_args *a, int32_t rows, struct mat scores, struct mat x,
-                       struct mat w, struct mat bias);
 /* out = norm(x). */
 bool fused_push_norm(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                      const struct norm *n);
@@ -28,11 +25,4 @@ bool fused_push_linear_gated(struct fused_args *a, int32_t rows, struct mat out,
  * slots; the rest of it is filled in here. */
 bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, const struct rope *r,
                         const struct attention *attention, const struct fused_rope *at);
-/* y = what the experts make of x, with the scratch of backend_ops.experts; `route` is
- * that of the call. */
-bool fused_push_experts(struct fused_args *a, int32_t rows, struct mat y, struct mat x,
-                        const struct experts *e, const struct expert_scratch *s,
-                        const struct expert_route *route);
-/* The part of fused_plan for the op p of experts. */
-bool fused_plan_experts(struct fused_args *a, const struct fused_op *p);
 #endif

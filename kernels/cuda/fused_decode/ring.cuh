@@ -4,7 +4,6 @@
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_RING_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
-#include "kernels/cuda/fused_decode/choice.cuh"
 #include "kernels/cuda/fused_decode/fused_decode.h"
 #include "kernels/cuda/quant/quant.h"
 
@@ -182,30 +181,9 @@ __device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *f
 #endif
 }
 
-/* Into the second-level cache. */
-__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)
-{
-#if BULK_COPY
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
-/* The choice of experts as a warp sees it. */
-struct choice_view {
-    expert_choice *choice;
-    uint32_t made; /* address of the mbarrier that tells that it is made */
-
-    __device__ __forceinline__ void wait(void) const
-    {
-        barrier_wait(made, 0);
-    }
-};
-
-/* A load warp's iterator over the stages of this block's tiles of all ops. EXTRAS: one
- * of them may be a layer of experts. */
-template <int F, bool EXTRAS> struct tile_iterator {
+/* A load warp's iterator over the stages of this block's tiles of all ops. */
+template <int F> struct tile_iterator {
     const fused_args &a; /* the launch */
-    choice_view c;       /* with EXTRAS */
     /* load warp; op; tile, distance to the next, tiles left in the op */
     int loader, p, tile, step, n_tiles;
     const char *row; /* first of this warp's weight rows of the tile */
@@ -213,10 +191,9 @@ template <int F, bool EXTRAS> struct tile_iterator {
     /* stages left in the tile; current, and first, column in the slice; columns of the
      * slice */
     int left, at, begin, cols;
-    int place; /* of FUSED_EXPERT_DOWN: of the current expert */
 
-    __device__ __forceinline__ tile_iterator(const fused_args &a, const choice_view &c, int loader)
-        : a(a), c(c), loader(loader), p(-1), n_tiles(0)
+    __device__ __forceinline__ tile_iterator(const fused_args &a, int loader)
+        : a(a), loader(loader), p(-1), n_tiles(0)
     {
         enter();
     }
@@ -232,24 +209,14 @@ template <int F, bool EXTRAS> struct tile_iterator {
             if (++p == a.n_ops) {
                 return;
             }
-            if (EXTRAS && a.op[p].kind >= FUSED_EXPERT_UP) {
-                enter_experts();
-                continue;
-            }
-            if (EXTRAS && F != FUSED_16 && a.op[p].kind == FUSED_ROUTER) {
-                continue; /* its weight does not go through the ring */
-            }
             tile_schedule d = schedule_of(a.op[p]);
             tile = d.first;
             step = d.step;
             n_tiles = d.n;
         }
         const fused_op &q = a.op[p];
-        stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
-        if (EXTRAS && q.kind >= FUSED_EXPERT_UP) {
-            return enter_expert_tile();
-        }
         k_range<F> x(q, schedule_of(q).slice);
+        stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
         int first = weight_row(q, tile, loader * LOAD_ROWS);
         row = (const char *)q.w + (F == FUSED_INT4 ? quant_segment_at(first, x.k0 / FUSED_SEGMENT_K,
                                                                       q.k / FUSED_SEGMENT_K)
@@ -258,79 +225,9 @@ template <int F, bool EXTRAS> struct tile_iterator {
         at = x.begin;
         cols = x.cols;
     }
-    /* Memory would stand still until the experts are chosen: brings what this warp will
-     * load behind them into the second-level cache. */
-    __device__ __forceinline__ void prefetch_later() const
-    {
-        for (int i = p + 1; i < a.n_ops; i++) {
-            const fused_op &q = a.op[i];
-            tile_schedule d = schedule_of(q);
-            k_range<F> x(q, d.slice);
-            int64_t pitch = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
-            for (int t = 0; t < d.n && q.kind == FUSED_PRODUCT && F != FUSED_INT4; t++) {
-                const char *from = (const char *)q.w + fused_row_bytes(F, x.k0) +
-                                   weight_row(q, d.first + t * d.step, loader * LOAD_ROWS) * pitch;
-                for (int r = 0; r < LOAD_ROWS; r++) {
-                    bulk_prefetch(from + r * pitch, (uint32_t)fused_row_bytes(F, x.cols));
-                }
-            }
-        }
-    }
-    /* Starts an op of experts, as soon as they are chosen. */
-    __device__ __forceinline__ void enter_experts()
-    {
-        const fused_op &q = a.op[p];
-
-        if (q.kind == FUSED_EXPERT_UP) {
-            prefetch_later();
-        }
-        c.wait();
-        tile_schedule d = expert_tiles_of(a, q, *c.choice);
-        tile = d.first;
-        step = d.step;
-        n_tiles = d.n;
-        if (q.kind == FUSED_EXPERT_DOWN && c.choice->n == 0) {
-            n_tiles = 0; /* the tiles are zero */
-        }
-    }
-    /* The first of this warp's weight rows of the tile, of the expert at a place; tile
-     * t of the expert's own. */
-    __device__ __forceinline__ const char *expert_row(int at_place, int t) const
-    {
-        const fused_op &q = a.op[p];
-
-        return (const char *)q.w +
-               ((int64_t)c.choice->expert[at_place] * q.n + weight_row(q, t, loader * LOAD_ROWS)) *
-                   stride;
-    }
-    __device__ __forceinline__ void enter_expert_tile()
-    {
-        const fused_op &q = a.op[p];
-
-        cols = q.k;
-        if (q.kind == FUSED_EXPERT_UP) {
-            k_range<F> x(q, 0);
-            int tiles = q.n / FUSED_TILE;
-            row = expert_row(tile / tiles, tile % tiles);
-            left = x.n;
-            at = x.begin;
-            return;
-        }
-        int tiles = q.n / FUSED_TILE;
-        down_slice part(a, q, *c.choice, tile / tiles);
-        place = part.first;
-        row = expert_row(place, tile % tiles);
-        left = part.n_stages;
-        at = begin = part.begin;
-        cols = part.end;
-    }
     __device__ __forceinline__ void next()
     {
-        bool down = EXTRAS && a.op[p].kind == FUSED_EXPERT_DOWN;
-        at = at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : down ? begin : 0;
-        if (down && at == begin && left > 1) {
-            row = expert_row(++place, tile % (a.op[p].n / FUSED_TILE));
-        }
+        at = at + stage_shape<F>::K < cols ? at + stage_shape<F>::K : 0;
         if (--left == 0) {
             n_tiles--;
             tile += step;
@@ -341,9 +238,8 @@ template <int F, bool EXTRAS> struct tile_iterator {
 
 /* Loads this warp's rows of a stage. Called by one thread, because a copy needs the
  * same operands in all lanes. */
-template <int F, bool EXTRAS>
-__device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F, EXTRAS> &w,
-                                           uint64_t policy)
+template <int F>
+__device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F> &w, uint64_t policy)
 {
     using S = stage_shape<F>;
     uint32_t bar = r.full + r.index * 8, to = r.stage_address() + w.loader * LOAD_ROWS * S::PITCH,
@@ -368,21 +264,20 @@ __device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F, EX
     r.next();
 }
 
-template <int F, bool EXTRAS>
-__device__ __forceinline__ void load_weights(const fused_args &a, const choice_view &c, ring<F> &r,
-                                             int loader)
+template <int F>
+__device__ __forceinline__ void load_weights(const fused_args &a, ring<F> &r, int loader)
 {
     uint64_t policy = evict_first_policy();
     ring<F> lag = r;
     int issued = 0;
 
-    for (tile_iterator<F, EXTRAS> w(a, c, loader); w.more(); w.next()) {
+    for (tile_iterator<F> w(a, loader); w.more(); w.next()) {
         if (issued++ >= a.in_flight) {
             barrier_wait(lag.full + lag.index * 8, lag.phase);
             lag.next();
         }
         barrier_wait(r.empty + r.index * 8, r.phase ^ 1);
-        load_stage<F, EXTRAS>(r, w, policy);
+        load_stage<F>(r, w, policy);
     }
 }
 

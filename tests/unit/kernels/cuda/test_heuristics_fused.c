@@ -208,123 +208,6 @@ static void only_the_last_product_is_added(void **state)
     assert_int_equal(a.n_ops, 2);
 }
 
-/* ---- experts ---- */
-
-enum { EXPERTS = 128, TOP = 8, WIDTH = 768, WIDE = 2048 };
-
-struct expert_layer {
-    struct mat x, h, y;
-    struct norm norm;
-    struct experts e;
-    struct expert_scratch s;
-    struct expert_route route;
-    int32_t rows;
-};
-
-static struct expert_layer experts_of(int32_t rows)
-{
-    return (struct expert_layer){
-        .x = mat_at(0, rows, WIDE),
-        .h = mat_at(1, rows, WIDE),
-        .y = mat_at(2, rows, WIDE),
-        .norm = {.weight = mat_at(3, 1, WIDE), .eps = 1e-5f},
-        .e = {.router = mat_at(4, EXPERTS, WIDE),
-              .up = mat_at(5, EXPERTS * 2 * WIDTH, WIDE),
-              .down = mat_at(6, EXPERTS * WIDE, WIDTH),
-              .n = EXPERTS,
-              .top = TOP,
-              .width = WIDTH,
-              .act = ACT_SILU},
-        .s = {.scores = mat_at(7, rows, EXPERTS), .pair_act = mat_at(8, rows * TOP, WIDTH)},
-        .route = {.rows = rows, .n = EXPERTS, .top = TOP, .scores_stride = EXPERTS},
-        .rows = rows};
-}
-
-static bool push_experts(struct fused_args *a, const struct expert_layer *l)
-{
-    return fused_push_experts(a, l->rows, l->y, l->h, &l->e, &l->s, &l->route);
-}
-
-/* The router with the norm in front of it, up, and down with the sum behind it. */
-static void a_layer_of_experts_is_three_ops(void **state)
-{
-    (void)state;
-    struct expert_layer l = experts_of(8);
-    struct fused_args a = {0};
-    assert_true(fused_push_norm(&a, 8, l.h, l.x, &l.norm));
-    assert_true(push_experts(&a, &l));
-    assert_true(fused_push_add_norm(&a, 8, l.h, l.x, l.y, &l.norm, false));
-    assert_int_equal(a.n_ops, 4); /* and a norm, which the next product joins */
-    const struct fused_op *router = &a.op[0], *up = &a.op[1], *down = &a.op[2];
-    assert_true(router->kind == FUSED_ROUTER && router->x == l.x.data && router->h == l.h.data &&
-                router->out == l.s.scores.data && router->out_stride == EXPERTS);
-    assert_true(up->kind == FUSED_EXPERT_UP && up->x == l.h.data && up->n == 2 * WIDTH &&
-                up->gated == l.s.pair_act.data && !up->out);
-    assert_true(down->kind == FUSED_EXPERT_DOWN && down->x == l.s.pair_act.data &&
-                down->k == WIDTH && down->n == WIDE && down->sum == l.x.data);
-    assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
-    assert_true(a.experts.stages == 2 && a.experts.per_slice == 2);
-    assert_false(push_experts(&a, &l)); /* one layer a launch */
-}
-
-/* Codes of experts have a scale a row; the router's weight is 16-bit in any launch. */
-static void experts_of_codes_join_launches_of_codes(void **state)
-{
-    (void)state;
-    float scale;
-    struct quant_weight fp8 = {.format = FORMAT_FP8, .n_groups = 1, .scale = &scale},
-                        blocks = {.format = FORMAT_FP8, .n_groups = 16},
-                        int4 = {.format = FORMAT_INT4, .layout = QUANT_SEGMENTS};
-    struct expert_layer l = experts_of(4);
-    struct mat w = mat_at(9, WIDE, WIDE), attn = mat_at(10, 4, WIDE);
-    struct fused_args a = {0};
-    l.e.up = quantised(l.e.up, &fp8);
-    l.e.down = quantised(l.e.down, &fp8);
-    assert_true(fused_push_linear(&a, 4, l.x, attn, quantised(w, &fp8), NULL));
-    assert_true(push_experts(&a, &l));
-    assert_true(fused_plan(&a, BLOCKS, SHARED_BYTES));
-    assert_true(a.format == FUSED_FP8 && a.experts.stages == 1 && a.experts.per_slice == 2);
-    a = (struct fused_args){0}; /* another format in front */
-    assert_true(fused_push_linear(&a, 4, l.x, attn, w, NULL));
-    assert_false(push_experts(&a, &l));
-    a = (struct fused_args){0};
-    assert_true(push_experts(&a, &l));
-    l.e.down = quantised(l.e.down, &blocks);
-    a = (struct fused_args){0};
-    assert_false(push_experts(&a, &l) && fused_plan(&a, BLOCKS, SHARED_BYTES));
-    l.e.up = quantised(l.e.up, &int4);
-    l.e.down = quantised(l.e.down, &int4);
-    a = (struct fused_args){0};
-    assert_false(push_experts(&a, &l) && fused_plan(&a, BLOCKS, SHARED_BYTES));
-}
-
-static void layers_of_experts_that_do_not_suit_are_refused(void **state)
-{
-    (void)state;
-    struct expert_layer bad[8];
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        bad[i] = experts_of(8);
-    }
-    bad[0] = experts_of(9);
-    bad[1].e.shared_up = mat_at(11, 2 * WIDTH, WIDE);
-    bad[2].e.n_groups = 4;
-    bad[3].e.top = 9; /* more pairs than the choice holds */
-    bad[4].e.router.dtype = DTYPE_F32;
-    bad[5].e.n = 120; /* no whole tiles */
-    bad[6].e.router = mat_at(4, EXPERTS, 2 * FUSED_SLICE_K);
-    bad[6].h = mat_at(1, 8, 2 * FUSED_SLICE_K);
-    bad[7].e.width = 2 * FUSED_SLICE_K; /* deeper than registers hold */
-    bad[7].e.up = mat_at(5, EXPERTS * 4 * FUSED_SLICE_K, WIDE);
-    bad[7].e.down = mat_at(6, EXPERTS * WIDE, 2 * FUSED_SLICE_K);
-    bad[7].s.pair_act = mat_at(8, 8 * TOP, 2 * FUSED_SLICE_K);
-    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        struct fused_args a = {0};
-        if (push_experts(&a, &bad[i]) && fused_plan(&a, BLOCKS, SHARED_BYTES)) {
-            fail_msg("layer %zu", i);
-        }
-    }
-}
-
 /* The rotation needs both halves of a head in one tile; unsupported kinds are not
  * fused. */
 static void heads_are_rotated_where_they_are_made(void **state)
@@ -470,9 +353,6 @@ int main(void)
         cmocka_unit_test(a_full_launch_takes_no_more),
         cmocka_unit_test(operands_that_do_not_suit_are_refused),
         cmocka_unit_test(only_the_last_product_is_added),
-        cmocka_unit_test(a_layer_of_experts_is_three_ops),
-        cmocka_unit_test(experts_of_codes_join_launches_of_codes),
-        cmocka_unit_test(layers_of_experts_that_do_not_suit_are_refused),
         cmocka_unit_test(heads_are_rotated_where_they_are_made),
         cmocka_unit_test(deep_products_are_cut_into_slices),
         cmocka_unit_test(what_is_too_wide_is_not_fused),
