@@ -102,6 +102,9 @@ struct weight_support {
     bool as_stored;     /* multiplies and embeds them as stored; false: decode them first */
     enum dtype act;     /* of the activations between operations, if all weights were so */
     const char *kernel; /* that multiplies them, for the log; "" where not as_stored */
+    /* Products of experts take them as stored where their rows, columns and the columns
+     * of a group are multiples of it. 0: never. */
+    int32_t experts;
 };
 
 enum weight_kind {
@@ -127,6 +130,7 @@ struct weight_desc {
     /* of a dummy: the format and the scheme of its codes; NULL: elements of dtype */
     const struct weight_format *dummy_format;
     bool tied_head; /* an embedding that linear() reads too */
+    bool experts;   /* of all experts of a layer, which experts() alone reads */
     bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
 };
 

@@ -59,6 +59,17 @@ struct cpu_weight {
     int32_t n_parts;
 };
 
+/* Some rows of a weight, as a weight of their own. */
+enum { CPU_VIEW_PARTS = 4 };
+struct cpu_view {
+    struct cpu_weight run[CPU_VIEW_PARTS]; /* linked by `below` */
+    struct cpu_part part[CPU_VIEW_PARTS];
+};
+
+/* Rows [first, first + n) of w, in blocks or not, which lie in at most CPU_VIEW_PARTS
+ * of its pieces. The result points into *v. */
+struct mat cpu_weight_rows(struct mat w, int32_t first, int32_t n, struct cpu_view *v);
+
 /* Bytes from one stored row to the next of the same piece. */
 static inline int64_t cpu_row_bytes(const struct mat *w)
 {

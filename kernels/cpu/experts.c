@@ -199,16 +199,6 @@ static void add_row(const struct experts_job *j, int32_t i)
     }
 }
 
-/* Rows [first, first + n) of a stacked weight. It is not the weight that its handle
- * stands for. */
-static struct mat part(struct mat w, int32_t first, int32_t n)
-{
-    struct mat m = mat_rows(w, first, n);
-
-    m.priv = NULL;
-    return m;
-}
-
 /* Columns [first, first + n) of stacked biases; no matrix where there are none. */
 static struct mat bias_part(struct mat bias, int32_t first, int32_t n)
 {
@@ -235,7 +225,9 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     struct backend *b = &j->c->base;
     struct mat x = mat_rows(s->x, 0, n), y = mat_rows(s->y, 0, n), both = mat_rows(s->up, 0, n);
     int32_t hidden = j->x.cols, first = j->expert * 2 * e->width;
-    struct mat up = part(e->up, first, 2 * e->width),
+    struct cpu_view of_up, of_down;
+    struct mat up = cpu_weight_rows(e->up, first, 2 * e->width, &of_up),
+               down = cpu_weight_rows(e->down, j->expert * hidden, hidden, &of_down),
                bias = bias_part(e->up_bias, first, 2 * e->width);
 
     j->act = mat_rows(s->act, 0, n);
@@ -248,7 +240,7 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     } else {
         cpu_linear_gated(b, j->act, both, x, up, bias, e->act);
     }
-    cpu_linear(b, y, j->act, part(e->down, j->expert * hidden, hidden),
+    cpu_linear(b, y, j->act, down,
                &(struct epilogue){.bias = bias_part(e->down_bias, j->expert * hidden, hidden)});
     j->from = y;
     run(j, n, add_row);

@@ -172,8 +172,15 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = cuda_norm_args(n);
 
-    if (cuda_linear_add(c, x, y, partial) || cuda_experts_add(c, x, y, partial)) {
+    if (cuda_linear_add(c, x, y, partial)) {
         cuda_norm(b, out, x, n);
+        return;
+    }
+    enum experts_added added = cuda_experts_add(c, out, x, y, &a, partial);
+    if (added == EXPERTS_ADDED) {
+        cuda_norm(b, out, x, n);
+    }
+    if (added != EXPERTS_WAIT) {
         return;
     }
     if (cuda_fused_add_norm(c, out, x, y, n, partial)) {
@@ -510,7 +517,8 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
         return (struct weight_support){.as_stored = true,
                                        .act = DTYPE_BF16,
                                        .kernel =
-                                           cuda_quant_kernel((const struct cuda_backend *)b, f)};
+                                           cuda_quant_kernel((const struct cuda_backend *)b, f),
+                                       .experts = f->id == FORMAT_FP8 ? EXPERT_CODES_K : 0};
     }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};

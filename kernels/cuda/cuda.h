@@ -408,8 +408,10 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
 /* Launches what the operation has left. */
 void cuda_experts_flush(struct cuda_backend *c);
 /* The same with x += y in place of y, which nothing else reads, if it is what waits and
- * y is not partial. False: nothing was done. */
-bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial);
+ * y is not partial; and out = norm(x), where that takes no more launches. */
+enum experts_added { EXPERTS_WAIT, EXPERTS_ADDED, EXPERTS_NORMED };
+enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
+                                    struct mat y, const struct norm_args *n, bool partial);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */

@@ -333,6 +333,12 @@ struct quantised {
 };
 /* Whether weights of this row of the table, of so many columns, are to be quantised. */
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols);
+/* Whether the tensors are the matrices of experts. */
+bool tensor_spec_of_expert(const struct tensor_spec *s);
+/* Whether the backend multiplies the model's experts in this format; group_cols:
+ * columns that share a scale apart from the codes, 0: all of them. */
+bool model_keeps_expert_format(const struct model *m, const struct weight_format *f,
+                               int32_t group_cols);
 /* Quantises the weight: its pieces are replaced by q->piece, which points into q.
  * Pieces in a format of their own stay; a dummy gets its format. */
 int quantised_init(struct quantised *q, const struct model *m, struct weight_desc *d,

@@ -212,7 +212,8 @@ static int map_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 struct weight_support cpu_supports(const struct backend *b, const struct weight_format *f)
 {
     const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
-    struct weight_support s = {.as_stored = true, .act = DTYPE_F32, .kernel = "floats"};
+    struct weight_support s = {
+        .as_stored = true, .act = DTYPE_F32, .kernel = "floats", .experts = 1};
 
     if (!weight_format_is_plain(f)) {
         s.kernel = weight_format_has_scales(f) ? k->blocks.codes_name : k->blocks.name;

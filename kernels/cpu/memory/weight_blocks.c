@@ -139,6 +139,67 @@ int cpu_weight_blocks(struct cpu_backend *c, const struct weight_desc *d, struct
     return rc;
 }
 
+/* ---- rows of a weight ---- */
+
+/* The overlap of a run with the view's rows [first, end), as run i of the view; `at` is
+ * the run's first row in the weight. */
+static void view_run(struct cpu_view *v, int32_t i, const struct cpu_weight *run, int32_t at,
+                     int32_t first, int32_t end, int32_t *n_parts)
+{
+    struct cpu_weight *to = &v->run[i];
+    int32_t from = MAX(first - at, 0), last = MIN(end - at, run->m.rows);
+
+    *to = (struct cpu_weight){.m = run->m};
+    to->m.priv = to;
+    to->m.rows = last - from;
+    if (!run->m.format) {
+        to->m.data = (char *)run->m.data + from * cpu_row_bytes(&run->m);
+        return;
+    }
+    to->part = &v->part[*n_parts];
+    for (int32_t k = 0; k < run->n_parts && run->part[k].first < last; k++) {
+        const struct cpu_part *p = &run->part[k];
+        int32_t begin = MAX(from, p->first), stop = MIN(last, p->first + p->rows);
+        if (begin < stop) {
+            struct cpu_part *part = &v->part[(*n_parts)++];
+            *part = *p;
+            part->first = begin - from;
+            part->rows = stop - begin;
+            part->data += (begin - p->first) * cpu_row_bytes(&run->m);
+            if (p->scales.data) {
+                part->scales = weight_scales_slice(&p->scales, begin - p->first, 0);
+            }
+            to->n_parts++;
+        }
+    }
+    to->m.data = (void *)(uintptr_t)to->part[0].data; /* only read */
+}
+
+struct mat cpu_weight_rows(struct mat w, int32_t first, int32_t n, struct cpu_view *v)
+{
+    int32_t at = 0, n_runs = 0, n_parts = 0;
+
+    if (!w.format) {
+        w = mat_rows(w, first, n);
+        w.priv = NULL; /* it is not the weight that its handle stands for */
+        return w;
+    }
+    for (const struct cpu_weight *run = w.priv; run && at < first + n; run = run->below) {
+        if (at + run->m.rows > first) {
+            if (n_runs > 0) {
+                v->run[n_runs - 1].below = &v->run[n_runs];
+            }
+            view_run(v, n_runs++, run, at, first, first + n, &n_parts);
+        }
+        at += run->m.rows;
+    }
+    struct mat m = v->run[0].m;
+    m.rows = n;
+    m.format = w.format;
+    m.priv = &v->run[0];
+    return m;
+}
+
 void cpu_decode_row(const struct mat *w, int32_t r, float *out)
 {
     const struct cpu_weight *run = w->priv;

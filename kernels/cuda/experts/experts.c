@@ -3,6 +3,7 @@
 #include "kernels/cuda/experts/experts.h"
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/quant/quant.h"
 
 /* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
  * the number of rows alone, so a graph can hold it. */
@@ -51,47 +52,84 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
                                  .factor = e->factor != 0 ? e->factor : 1};
 }
 
+/* The weight of a product, as the device holds it. */
+static void set_weight(struct expert_product *p, struct mat w)
+{
+    const struct quant_weight *q = w.format ? w.priv : NULL;
+
+    p->w = w.data;
+    p->w_stride = q ? q->row_bytes : w.stride;
+    if (q) {
+        p->w_scale = q->scale;
+        p->n_groups = q->n_groups;
+        p->group_cols = q->group_cols;
+    }
+}
+
 /* Up, with the gate inside, into the workspace's pairs. */
 static struct expert_product product_up(const struct experts *e, struct mat x,
                                         const struct expert_scratch *s)
 {
-    return (struct expert_product){.out = s->pair_act.data,
-                                   .out_stride = s->pair_act.stride,
-                                   .x = x.data,
-                                   .x_stride = x.stride,
-                                   .w = e->up.data,
-                                   .w_stride = e->up.stride,
-                                   .bias = e->up_bias.data,
-                                   .k = x.cols,
-                                   .width = e->width,
-                                   .n = e->n,
-                                   .divide = e->top,
-                                   .gated = true,
-                                   .act = (int32_t)e->act,
-                                   .type = (int32_t)x.dtype,
-                                   .limit = e->swiglu_limit};
+    struct expert_product p = {.out = s->pair_act.data,
+                               .out_stride = s->pair_act.stride,
+                               .x = x.data,
+                               .x_stride = x.stride,
+                               .bias = e->up_bias.data,
+                               .k = x.cols,
+                               .width = e->width,
+                               .n = e->n,
+                               .divide = e->top,
+                               .gated = true,
+                               .act = (int32_t)e->act,
+                               .type = (int32_t)x.dtype,
+                               .limit = e->swiglu_limit};
+
+    set_weight(&p, e->up);
+    return p;
 }
 
 static struct expert_product product_down(const struct experts *e, struct mat x,
                                           const struct expert_scratch *s)
 {
-    return (struct expert_product){.out = s->pair_y.data,
-                                   .out_stride = s->pair_y.stride,
-                                   .x = s->pair_act.data,
-                                   .x_stride = s->pair_act.stride,
-                                   .w = e->down.data,
-                                   .w_stride = e->down.stride,
-                                   .bias = e->down_bias.data,
-                                   .k = e->width,
-                                   .width = x.cols,
-                                   .n = e->n,
-                                   .divide = 1,
-                                   .type = (int32_t)x.dtype};
+    struct expert_product p = {.out = s->pair_y.data,
+                               .out_stride = s->pair_y.stride,
+                               .x = s->pair_act.data,
+                               .x_stride = s->pair_act.stride,
+                               .bias = e->down_bias.data,
+                               .k = e->width,
+                               .width = x.cols,
+                               .n = e->n,
+                               .divide = 1,
+                               .type = (int32_t)x.dtype};
+
+    set_weight(&p, e->down);
+    return p;
+}
+
+/* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
+ * twice as fast as those of codes, and every expert has rows. */
+enum { WIDEN_ROWS = 512 };
+
+/* Replaces the codes of a product by their values. */
+static void widen(struct cuda_backend *c, struct expert_product *a, struct mat w)
+{
+    launch_widen(c->widened, w.cols, w.priv, (int)a->type, c->stream);
+    a->w = c->widened;
+    a->w_stride = w.cols;
+    a->w_scale = NULL;
 }
 
 static void product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
+    if (a->w_scale) {
+        if (!launch_expert_codes(a, l, 2 * c->n_sms, c->stream)) {
+            err_set(&c->failed, ERR_UNSUPPORTED,
+                    "cuda: experts of %d x %d e4m3 codes times %s activations", a->width, a->k,
+                    dtype_name((enum dtype)a->type));
+        }
+        return;
+    }
     if (wgmma && launch_expert_tiles(a, l, c->n_sms, c->stream)) {
         return;
     }
@@ -132,15 +170,31 @@ void cuda_experts_flush(struct cuda_backend *c)
     }
 }
 
-bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial)
+static bool aligned(struct mat m)
 {
+    return (uintptr_t)m.data % 16 == 0 && m.stride % 8 == 0 && m.cols % 8 == 0;
+}
+
+/* Whether the sum makes the norm too. With few rows the norm rather joins the product
+ * behind it, and one that is quantised does so at once. */
+static bool sum_norms(struct cuda_backend *c, const struct expert_combine *a, struct mat out)
+{
+    return a->rows > FUSED_ROWS && out.dtype != DTYPE_F32 && aligned(out) &&
+           a->pairs_stride % 8 == 0 && a->shared_stride % 8 == 0 &&
+           !cuda_pending_suits(c, out, a->rows);
+}
+
+enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
+                                    struct mat y, const struct norm_args *n, bool partial)
+{
+    enum experts_added added = EXPERTS_ADDED;
     struct expert_pending *p = &c->experts;
     void *made = p->few ? p->down.y : p->combine.y;
     int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
 
     if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
-        rows != cuda_rows(c, x) || (uintptr_t)x.data % 16 != 0 || x.stride % 8 != 0) {
-        return false;
+        rows != cuda_rows(c, x) || !aligned(x)) {
+        return EXPERTS_WAIT;
     }
     if (p->few) {
         p->down.y = x.data;
@@ -150,9 +204,15 @@ bool cuda_experts_add(struct cuda_backend *c, struct mat x, struct mat y, bool p
         p->combine.y = x.data;
         p->combine.y_stride = x.stride;
         p->combine.adds = true;
+        if (sum_norms(c, &p->combine, out)) {
+            p->combine.h = out.data;
+            p->combine.h_stride = out.stride;
+            p->combine.norm = *n;
+            added = EXPERTS_NORMED;
+        }
     }
     launch_pending(c, p);
-    return true;
+    return added;
 }
 
 /* ---- the operation ---- */
@@ -174,23 +234,25 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
 {
     struct cuda_backend *c = cuda_of(b);
     struct mat shared = mat_rows(s->y, 0, x.rows);
+    int32_t rows = cuda_rows(c, y);
+    bool padded = c->capturing && x.rows == c->batch.n_tokens;
+    const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
+    struct expert_route r = routing(e, s->scores, rows, n_live);
 
     if (!takes(c, e)) {
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */
-    int32_t rows = cuda_rows(c, y);
-    bool padded = c->capturing && x.rows == c->batch.n_tokens;
-    const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
-    bool wgmma = expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    bool free = !c->config.deterministic; /* results may depend on the number of rows */
+    bool codes = e->up.format || e->down.format;
+    bool widens = codes && free && rows >= WIDEN_ROWS;
+    bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_lists l = lists_of(e, s, rows, wgmma);
-    struct expert_route r = routing(e, s->scores, rows, n_live);
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
     struct expert_few f = few_args(y, x, e, s, &r);
-    bool free = !c->config.deterministic; /* results may depend on the number of rows */
-    if (free && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
+    if (free && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
         c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;
     }
@@ -205,7 +267,13 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     }
     launch_expert_route(&r, &l, c->stream);
     struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
+    if (widens && e->up.format) {
+        widen(c, &up, e->up);
+    }
     product(c, &up, &l, e->top, wgmma);
+    if (widens && e->down.format) {
+        widen(c, &down, e->down);
+    }
     product(c, &down, &l, e->top, wgmma);
     struct expert_combine sum = {.y = y.data,
                                  .y_stride = y.stride,

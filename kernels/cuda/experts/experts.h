@@ -69,6 +69,10 @@ struct expert_product {
     int32_t act;  /* enum activation */
     int32_t type; /* enum dtype of all of them */
     float limit;  /* gpt-oss's clamped form, above 0 */
+    /* w is e4m3 codes, w_stride in bytes: value = scale * code, with scales [rows of w,
+     * n_groups], each of group_cols columns. NULL: w is of `type`. */
+    const float *w_scale;
+    int32_t n_groups, group_cols;
 };
 
 struct expert_combine {
@@ -83,6 +87,11 @@ struct expert_combine {
     int64_t shared_stride;
     const void *x, *gate; /* [rows, hidden], [hidden]: factor sigmoid(gate x); NULL: 1 */
     int64_t x_stride;
+    /* With `adds`: h [rows, hidden] = the norm of y, all rows of which are in vectors
+     * of 16 bytes. NULL: not. */
+    void *h;
+    int64_t h_stride;
+    struct norm_args norm;
     int32_t rows, top, hidden, type;
 };
 
@@ -138,6 +147,11 @@ bool launch_expert_router(const struct expert_few *a, cudaStream_t stream);
  * was done. */
 bool launch_expert_mma(const struct expert_product *a, const struct expert_lists *l,
                        int32_t n_blocks, cudaStream_t stream);
+/* The same for codes in multiples of EXPERT_CODES_K columns, times bf16, in tiles of at
+ * most 64 rows. False: not for this shape; nothing was done. */
+enum { EXPERT_CODES_K = 128 };
+bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
+                         int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

@@ -38,14 +38,16 @@ __device__ __forceinline__ void load_row(vector<T> (&v)[AHEAD], const T *row, in
     }
 }
 
-/* A warp multiplies an expert's row of the router with all rows of x, at most ROWS. Its
- * first columns are on their way before the launch ahead has ended. */
-template <typename T, int ROWS>
+/* A warp multiplies an expert's row of the router with a row of x; the grid is
+ * [n / ROUTER_WARPS, rows]. Its first columns are on their way before the launch ahead
+ * has ended. */
+template <typename T>
 __global__ void __launch_bounds__(ROUTER_WARPS * 32)
     router_kernel(const __grid_constant__ expert_few a)
 {
     int lane = threadIdx.x & 31, e = blockIdx.x * ROUTER_WARPS + (threadIdx.x >> 5), k = a.up.k;
-    float sum[ROWS] = {};
+    const T *x = (const T *)a.up.x + blockIdx.y * a.up.x_stride;
+    float sum = 0.0f;
     vector<T> w[AHEAD];
 
     if (e >= a.route.n) {
@@ -60,24 +62,17 @@ __global__ void __launch_bounds__(ROUTER_WARPS * 32)
             load_row(w, row, at, k);
         }
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const T *x = (const T *)a.up.x + min(r, a.route.rows - 1) * a.up.x_stride;
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                int c = at + i * 32 * VEC;
-                if (c < k) {
-                    sum[r] = dot(w[i], *(const vector<T> *)(x + c), sum[r]);
-                }
+        for (int i = 0; i < AHEAD; i++) {
+            int c = at + i * 32 * VEC;
+            if (c < k) {
+                sum = dot(w[i], *(const vector<T> *)(x + c), sum);
             }
         }
     }
-    float bias = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        float all = warp_sum(sum[r]);
-        if (lane == 0 && r < a.route.rows) {
-            ((float *)a.route.scores)[r * a.route.scores_stride + e] = all + bias;
-        }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        float bias = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
+        ((float *)a.route.scores)[blockIdx.y * a.route.scores_stride + e] = sum + bias;
     }
 }
 
@@ -193,12 +188,8 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 template <typename T> void run_router(const expert_few &a, cudaStream_t stream)
 {
-    auto kernel = a.route.rows == 1   ? router_kernel<T, 1>
-                  : a.route.rows <= 4 ? router_kernel<T, 4>
-                  : a.route.rows <= 8 ? router_kernel<T, 8>
-                                      : router_kernel<T, EXPERT_ROUTER_ROWS>;
-
-    launch(kernel, dim3((unsigned)(a.route.n + ROUTER_WARPS - 1) / ROUTER_WARPS),
+    launch(router_kernel<T>,
+           dim3((unsigned)(a.route.n + ROUTER_WARPS - 1) / ROUTER_WARPS, (unsigned)a.route.rows),
            dim3(ROUTER_WARPS * 32), 0, stream, a);
 }
 

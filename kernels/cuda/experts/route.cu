@@ -5,6 +5,7 @@
  * result depends on.
  */
 #include "kernels/cuda/experts/route.cuh"
+#include "kernels/cuda/step/norm.cuh"
 
 namespace
 {
@@ -163,59 +164,79 @@ template <int PER> void route(const expert_route &a, const expert_lists &l, cuda
 
 /* ---- the sum ---- */
 
-enum { COMBINE_THREADS = 256, COMBINE_AHEAD = 8 };
+enum { COMBINE_THREADS = 256, COMBINE_AHEAD = 8, COMBINE_KEPT = 2 };
+
+/* The factor of the shared expert in a row; by all threads. */
+template <typename T>
+__device__ __forceinline__ float shared_factor(const expert_combine &a, int row, bool live)
+{
+    __shared__ float sums[33];
+    const T *x = (const T *)a.x + row * a.x_stride, *gate = (const T *)a.gate;
+    float sum = 0.0f;
+
+    if (!a.gate || !live) {
+        return 1.0f;
+    }
+    for (int i = threadIdx.x; i < a.hidden; i += COMBINE_THREADS) {
+        sum += to_float(x[i]) * to_float(gate[i]);
+    }
+    return 1.0f / (1.0f + expf(-block_sum(sum, sums)));
+}
+
+/* The sum of a row's pairs and the shared expert, of VEC columns from i on. */
+template <typename T, int VEC>
+__device__ __forceinline__ void pair_sum(float (&sum)[VEC], const expert_combine &a, int row,
+                                         bool live, float factor, int i)
+{
+    using V = vec<T, VEC>;
+    const T *pairs = (const T *)a.pairs + (int64_t)row * a.top * a.pairs_stride;
+
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        sum[j] = 0.0f;
+    }
+    for (int first = 0; first < a.top && live; first += COMBINE_AHEAD) {
+        V v[COMBINE_AHEAD];
+        float weight[COMBINE_AHEAD];
+#pragma unroll
+        for (int k = 0; k < COMBINE_AHEAD; k++) { /* all on their way at once */
+            int at = min(first + k, a.top - 1);
+            weight[k] = a.weight[row * a.top + at];
+            v[k] = *(const V *)(pairs + at * a.pairs_stride + i);
+        }
+#pragma unroll
+        for (int k = 0; k < COMBINE_AHEAD; k++) {
+#pragma unroll
+            for (int j = 0; j < VEC && first + k < a.top; j++) {
+                sum[j] += weight[k] * to_float(v[k].v[j]);
+            }
+        }
+    }
+    if (a.shared && live) {
+        V v = *(const V *)((const T *)a.shared + row * a.shared_stride + i);
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            sum[j] += factor * to_float(v.v[j]);
+        }
+    }
+}
 
 /* A block adds the pairs of a row, VEC columns a thread at a time. */
 template <typename T, int VEC>
 __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const expert_combine a)
 {
-    __shared__ float sums[33];
     using V = vec<T, VEC>;
     int row = blockIdx.x;
-    float factor = 1.0f;
 
     pdl_wait();
     pdl_release();
     bool live = !a.n_live || row < *a.n_live;
-    const T *pairs = (const T *)a.pairs + (int64_t)row * a.top * a.pairs_stride;
-    const T *shared = (const T *)a.shared + row * a.shared_stride;
     T *y = (T *)a.y + row * a.y_stride;
-    if (a.gate && live) {
-        const T *x = (const T *)a.x + row * a.x_stride, *gate = (const T *)a.gate;
-        float sum = 0.0f;
-        for (int i = threadIdx.x; i < a.hidden; i += COMBINE_THREADS) {
-            sum += to_float(x[i]) * to_float(gate[i]);
-        }
-        factor = 1.0f / (1.0f + expf(-block_sum(sum, sums)));
-    }
+    float factor = shared_factor<T>(a, row, live);
     for (int i = threadIdx.x * VEC; i < a.hidden; i += COMBINE_THREADS * VEC) {
-        float sum[VEC] = {};
-        V out;
-        for (int first = 0; first < a.top && live; first += COMBINE_AHEAD) {
-            V v[COMBINE_AHEAD];
-            float weight[COMBINE_AHEAD];
-#pragma unroll
-            for (int k = 0; k < COMBINE_AHEAD; k++) { /* all on their way at once */
-                int at = min(first + k, a.top - 1);
-                weight[k] = a.weight[row * a.top + at];
-                v[k] = *(const V *)(pairs + at * a.pairs_stride + i);
-            }
-#pragma unroll
-            for (int k = 0; k < COMBINE_AHEAD; k++) {
-#pragma unroll
-                for (int j = 0; j < VEC && first + k < a.top; j++) {
-                    sum[j] += weight[k] * to_float(v[k].v[j]);
-                }
-            }
-        }
-        if (a.shared && live) {
-            V v = *(const V *)(shared + i);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) {
-                sum[j] += factor * to_float(v.v[j]);
-            }
-        }
-        V was = {};
+        float sum[VEC];
+        V out, was = {};
+        pair_sum<T, VEC>(sum, a, row, live, factor, i);
         if (a.adds) {
             was = *(const V *)(y + i);
         }
@@ -225,6 +246,23 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_kernel(const expert_c
         }
         *(V *)(y + i) = out;
     }
+}
+
+/* The same with y += the sum and its norm. */
+template <typename T, int VEC>
+__global__ void __launch_bounds__(COMBINE_THREADS) combine_norm_kernel(const expert_combine a)
+{
+    int row = blockIdx.x;
+    vec<T, VEC> weight[COMBINE_KEPT];
+
+    norm_fetch<T, VEC, COMBINE_KEPT>(weight, a.norm, a.hidden);
+    pdl_wait();
+    pdl_release();
+    bool live = !a.n_live || row < *a.n_live;
+    float factor = shared_factor<T>(a, row, live);
+    norm_row<T, VEC, COMBINE_KEPT>(
+        (T *)a.h + row * a.h_stride, (T *)a.y + row * a.y_stride, weight, a.norm, a.hidden, true,
+        [&](int, int i, float(&sum)[VEC]) { pair_sum<T, VEC>(sum, a, row, live, factor, i); });
 }
 
 } // namespace
@@ -250,7 +288,10 @@ extern "C" void launch_expert_combine(const struct expert_combine *a, cudaStream
 
     DISPATCH_TYPE(a->type, {
         constexpr int VEC = 16 / (int)sizeof(T);
-        if (wide) {
+        if (a->h) {
+            launch(combine_norm_kernel<T, VEC>, dim3((unsigned)a->rows), dim3(COMBINE_THREADS), 0,
+                   stream, *a);
+        } else if (wide) {
             launch(combine_kernel<T, VEC>, dim3((unsigned)a->rows), dim3(COMBINE_THREADS), 0,
                    stream, *a);
         } else {

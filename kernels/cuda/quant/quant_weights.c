@@ -294,15 +294,16 @@ bool cuda_quant_reserve(struct cuda_backend *c, const struct quant_weight *q, en
 }
 
 /* What products with the weight need besides it. */
-static int make_buffers(struct cuda_backend *c, const struct quant_weight *q, enum dtype act,
-                        struct err *e)
+static int make_buffers(struct cuda_backend *c, const struct weight_desc *d,
+                        const struct quant_weight *q, struct err *e)
 {
+    enum dtype act = d->dtype;
     void *codes = c->quantised;
     void *scale = c->quantised_scale;
     int64_t scale_bytes = scale ? c->config.max_tokens * (int64_t)sizeof(float) : 0;
     int rc;
 
-    if (!q->quantises) {
+    if (d->experts || !q->quantises) {
         return cuda_quant_reserve(c, q, act, e) ? 0 : ERR_NOMEM;
     }
     rc = grow(c, &codes, &c->quantised_bytes, (int64_t)c->config.max_tokens * q->cols, e);
@@ -335,8 +336,8 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->layout = fits_segments(d, q) ? QUANT_SEGMENTS : QUANT_ROWS;
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
-    q->quantises = q->format == FORMAT_FP8 && q->n_groups == 1 && activations_quantised(d) &&
-                   !c->config.deterministic && d->dtype == DTYPE_BF16 &&
+    q->quantises = !d->experts && q->format == FORMAT_FP8 && q->n_groups == 1 &&
+                   activations_quantised(d) && !c->config.deterministic && d->dtype == DTYPE_BF16 &&
                    q->cols % CODE_ALIGN == 0 && q->rows % CODE_ALIGN == 0 &&
                    lt_has_e4m3(c, q->rows, q->cols);
 }
@@ -349,6 +350,12 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
                        "cuda: weight %s: its parts are stored in different formats or groups, or "
                        "it is an embedding",
                        d->name);
+    }
+    if (d->experts && d->dtype != DTYPE_BF16) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "cuda: weight %s: experts stored as %s are multiplied with bfloat16 alone, "
+                       "not with %s",
+                       d->name, weight_format_of(FORMAT_FP8)->name, dtype_name(d->dtype));
     }
     struct quant_weight *q = calloc(1, sizeof(*q));
     void **grown = realloc(c->quant, (size_t)(c->n_quant + 1) * sizeof(*grown));
@@ -364,7 +371,7 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
     int rc = !q->codes          ? ERR_NOMEM
              : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)
                                 : fill_weight(c, d, q, e);
-    rc = rc < 0 ? rc : make_buffers(c, q, d->dtype, e);
+    rc = rc < 0 ? rc : make_buffers(c, d, q, e);
     if (rc < 0) {
         return rc;
     }

@@ -5,10 +5,32 @@
 #include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
-/* Not an expert's tensor, nor one that is divided into heads: products of one expert or
- * head read a view of the rows of all, which a weight in blocks does not have. Codes
- * with scales of their own are multiplied, not embedded, and decoded where a group is
- * no neighbours, or no multiple of FORMAT_GROUP of them. */
+bool tensor_spec_of_expert(const struct tensor_spec *s)
+{
+    return s->target == IN_LAYER(experts.up) || s->target == IN_LAYER(experts.down);
+}
+
+bool model_keeps_expert_format(const struct model *m, const struct weight_format *f,
+                               int32_t group_cols)
+{
+    int32_t of = m->backend->ops->supports(m->backend, f).experts;
+
+    return of > 0 && m->config.hidden % of == 0 && m->weights->expert_intermediate % of == 0 &&
+           group_cols % of == 0;
+}
+
+/* Whether the backend multiplies a tensor of one expert, or of all, as stored. */
+static bool expert_stays(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
+{
+    return !tensor_spec_stacked(s) &&
+           model_keeps_expert_format(m, t->format,
+                                     t->quantised ? t->quantised->scales.group_cols : 0);
+}
+
+/* Not a tensor that is divided into heads, nor one of all experts: their products read
+ * a view of the rows, which a weight in blocks does not have. Codes with scales of
+ * their own are multiplied, not embedded, and decoded where a group is no neighbours,
+ * or no multiple of FORMAT_GROUP of them. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
@@ -19,8 +41,9 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
         return false;
     }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
-           s->cols != DIM_ONE && tensor_spec_indices(s) < 2 && s->rows != DIM_K_UP &&
-           s->rows != DIM_V_UP && s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           s->cols != DIM_ONE && (!tensor_spec_of_expert(s) || expert_stays(m, s, t)) &&
+           s->rows != DIM_K_UP && s->rows != DIM_V_UP &&
+           s->transposed == (t->order == ORDER_TRANSPOSED) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }
 

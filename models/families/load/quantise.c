@@ -1,6 +1,6 @@
 /* Weights of floats quantised while they are loaded (setting `quantization`): those
- * of linear layers. The embedding, the head, norms, and experts with their router
- * stay.
+ * of linear layers, and of experts where the backend multiplies them so. The embedding,
+ * the head, norms and routers stay.
  *
  *   fp8   e4m3, a scale a row: its greatest magnitude is code 448; activations likewise, a
  *         scale a token, where the backend multiplies codes by codes
@@ -40,9 +40,16 @@ static bool dim_quantised(enum tensor_dim d)
 
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols)
 {
-    return m->options.quantise && s->kind == WEIGHT_LINEAR && tensor_spec_indices(s) == 1 &&
-           dim_quantised(s->rows) && dim_quantised(s->cols) && s->when != WHEN_EXPERTS &&
-           s->when != WHEN_SHARED && (m->options.quantise->id != FORMAT_INT4 || cols % GROUP == 0);
+    const struct weight_format *f = m->options.quantise;
+
+    if (!f || s->kind != WEIGHT_LINEAR || (f->id == FORMAT_INT4 && cols % GROUP != 0)) {
+        return false;
+    }
+    if (tensor_spec_of_expert(s)) {
+        return model_keeps_expert_format(m, f, f->id == FORMAT_INT4 ? GROUP : 0);
+    }
+    return tensor_spec_indices(s) == 1 && dim_quantised(s->rows) && dim_quantised(s->cols) &&
+           s->when != WHEN_EXPERTS && s->when != WHEN_SHARED;
 }
 
 /* ---- codes ---- */

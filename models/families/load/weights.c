@@ -403,6 +403,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     if (keeps_float32(m, s)) {
         d.dtype = DTYPE_F32;
     }
+    d.experts = tensor_spec_of_expert(s);
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
     for (int32_t i = 0; i < a->n_pieces; i++) {
         d.mapped &= !a->source[i].copy;

@@ -1,6 +1,6 @@
 /* Layers of experts against a loop over experts in float64, and a row alone against the
  * same row in company. */
-#include "tests/unit/ops.h"
+#include "tests/unit/quantised.h"
 
 enum { MOST_EXPERTS = 300 };
 
@@ -11,7 +11,18 @@ struct shape {
     int32_t n_groups, top_groups;
     bool sigmoid, by_two, choice_bias, biases, ungated; /* ungated: no gate of the shared expert */
     float factor, limit;
+    const struct quant_case *quant; /* of up and down; NULL: floats */
 };
+
+static const struct quant_case
+    FP8_ROWS = {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1},
+    FP8_BLOCKS = {.format = FORMAT_FP8, .type = SCALE_BF16, .group_rows = 128, .group_cols = 128},
+    INT4_GROUPS = {.format = FORMAT_INT4,
+                   .type = SCALE_BF16,
+                   .group_rows = 1,
+                   .group_cols = 32,
+                   .zeros = true},
+    FP4_GROUPS = {.format = FORMAT_FP4, .type = SCALE_E8M0, .group_rows = 1, .group_cols = 32};
 
 static const struct shape SHAPES[] = {
     {1, 4, 2, 64, 48, 0, true, .skew = 0},
@@ -42,6 +53,15 @@ static const struct shape SHAPES[] = {
     {21, 16, 4, 64, 32, 32, true, 0, .sigmoid = true, .choice_bias = true, .ungated = true},
     {30, 16, 4, 96, 48, 0, true, 0, .biases = true, .limit = 0.5F},
     {9, 12, 3, 40, 24, 24, false, 0, 4, 2, .by_two = true, .choice_bias = true, .biases = true},
+    /* codes, by the widths of a GPU's tiles of them */
+    {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
+    {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},
+    {150, 8, 3, 128, 256, 0, true, .skew = 0, .quant = &FP8_BLOCKS},
+    {40, 8, 3, 256, 384, 64, true, .skew = 0, .quant = &FP8_BLOCKS},
+    {130, 4, 2, 128, 128, 0, true, .skew = 40, .quant = &FP8_ROWS},
+    {560, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
+    {5, 6, 2, 64, 96, 0, true, .skew = 0, .quant = &INT4_GROUPS},
+    {33, 6, 2, 96, 32, 0, true, .skew = 0, .quant = &FP4_GROUPS},
 };
 
 /* The operands of one shape, as numbers. */
@@ -266,6 +286,35 @@ static void add_biases(struct rig *r, const struct shape *t, const struct values
     }
 }
 
+/* Whether the backend multiplies the shape's experts as they are stored. */
+static bool takes(const struct rig *r, const struct shape *t)
+{
+    int32_t of = 1;
+
+    if (t->quant) {
+        of = r->b->ops->supports(r->b, weight_format_of(t->quant->format)).experts;
+    }
+    return r->b->ops->experts && of > 0 && t->hidden % of == 0 && t->width % of == 0 &&
+           (!t->quant || t->quant->group_cols % of == 0);
+}
+
+/* A stack of matrices of experts; of codes, values become theirs. */
+static struct mat expert_weight(struct rig *r, const struct shape *t, int32_t rows, int32_t cols,
+                                float *values)
+{
+    return t->quant ? rig_quantised(r, t->quant, rows, cols, 2 / sqrtf((float)t->hidden), 1, values)
+                    : linear_weight(r, rows, cols, values);
+}
+
+/* What rounding may cost: the products' operands are rounded once more, the result of
+ * act * up; a CPU rounds groups of the activations of codes to int8. */
+static double limit_of(const struct rig *r, const struct shape *t)
+{
+    return t->quant && strcmp(rig_device, "cpu") == 0 ? 4e-4
+           : operand_of(r, DTYPE_BF16) == DTYPE_F32   ? 1e-9
+                                                      : 1e-4;
+}
+
 static struct layer_rig make_layer(struct rig *r, const struct shape *t, const struct values *v)
 {
     enum dtype act = act_of(r, DTYPE_BF16);
@@ -273,8 +322,8 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
         .x = rig_mat(r, t->rows, t->hidden, act, v->x),
         .y = rig_mat(r, t->rows, t->hidden, act, NULL),
         .e = {.router = linear_weight(r, t->n, t->hidden, v->router),
-              .up = linear_weight(r, t->n * 2 * t->width, t->hidden, v->up),
-              .down = linear_weight(r, t->n * t->hidden, t->width, v->down),
+              .up = expert_weight(r, t, t->n * 2 * t->width, t->hidden, v->up),
+              .down = expert_weight(r, t, t->n * t->hidden, t->width, v->down),
               .n = t->n,
               .top = t->top,
               .width = t->width,
@@ -334,8 +383,11 @@ static void experts_are_those_of_the_definition(void **state)
 
     (void)state;
     rig_open(&r);
-    for (size_t i = 0; i < ARRAY_LEN(SHAPES) && r.b->ops->experts; i++) {
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
         const struct shape *t = &SHAPES[i];
+        if (!takes(&r, t)) {
+            continue;
+        }
         struct values v = make_values(&r, t);
         struct layer_rig l = make_layer(&r, t, &v);
         int64_t n = (int64_t)t->rows * t->hidden;
@@ -344,8 +396,7 @@ static void experts_are_those_of_the_definition(void **state)
             reference_row(want + (int64_t)k * t->hidden, v.x + (int64_t)k * t->hidden, &v, t);
         }
         float *got = run_rows(&r, &l, 0, t->rows);
-        /* the products' operands are rounded once more, the result of act * up */
-        double limit = operand_of(&r, DTYPE_BF16) == DTYPE_F32 ? 1e-10 : 1e-4;
+        double limit = limit_of(&r, t);
         if (!(nmse(got, want, n) <= limit)) {
             fail_msg("shape %zu: NMSE %.3g, allowed %.3g", i, nmse(got, want, n), limit);
         }
@@ -364,8 +415,11 @@ static void a_row_alone_is_the_same_row(void **state)
     rig_open_deterministic(&r);
     const char *isa = getenv("QUIRE_CPU_ISA");
     bool plain = strcmp(rig_device, "cpu") == 0 && isa && strcmp(isa, "plain") == 0;
-    for (size_t i = 0; i < ARRAY_LEN(SHAPES) && r.b->ops->experts && !plain; i++) {
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES) && !plain; i++) {
         const struct shape *t = &SHAPES[i];
+        if (!takes(&r, t)) {
+            continue;
+        }
         struct values v = make_values(&r, t);
         struct layer_rig l = make_layer(&r, t, &v);
         float *all = run_rows(&r, &l, 0, t->rows);
@@ -379,6 +433,191 @@ static void a_row_alone_is_the_same_row(void **state)
         free_values(&v);
     }
     rig_close(&r);
+}
+
+/* ---- steps that repeat ---- */
+
+enum { REPEATS = 3 };
+
+/* A layer's MLP in decode steps: x's norm, the experts, x += y and its norm. */
+struct decode_rig {
+    struct rig *r;
+    const struct shape *t;
+    const struct layer_rig *l;
+    struct mat x, h, after; /* the residual stream, norms before and behind */
+    struct norm norm;
+};
+
+static void call_layer(const struct decode_rig *d)
+{
+    const struct backend_ops *ops = d->r->b->ops;
+
+    ops->norm(d->r->b, d->h, d->x, &d->norm);
+    ops->experts(d->r->b, d->l->y, d->h, &d->l->e, &d->l->s);
+    ops->add_norm(d->r->b, d->after, d->x, d->l->y, &d->norm, false);
+}
+
+/* One token and one sample per sequence: the kind of step that a device may record and
+ * replay. */
+static void run_decode(const struct decode_rig *d)
+{
+    enum { MOST = 64 };
+    static const struct sample_row plain = {
+        .kind = SAMPLE_TOKEN, .repetition_penalty = 1, .mask_first = -1};
+    int32_t zero[MOST] = {0}, one[MOST], minus[MOST], up_to[MOST + 1], n = d->t->rows;
+    struct sample_row sample[MOST];
+
+    for (int32_t i = 0; i < MOST; i++) {
+        one[i] = 1;
+        minus[i] = -1;
+        up_to[i] = i;
+        sample[i] = plain;
+        sample[i].logits_row = i;
+    }
+    up_to[MOST] = MOST;
+    struct batch b = {.n_tokens = n,
+                      .token = zero,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = n,
+                      .n_decode = n,
+                      .q_start = up_to,
+                      .kv_len = one,
+                      .row = up_to,
+                      .lcp_blocks = zero,
+                      .n_logits = n,
+                      .logits_token = up_to,
+                      .n_samples = n,
+                      .sample = sample};
+    rig_begin(d->r, &b);
+    if (!d->r->b->ops->replay || !d->r->b->ops->replay(d->r->b, &b)) {
+        call_layer(d);
+    }
+    rig_end(d->r);
+}
+
+static void check_norm(const struct decode_rig *d, const char *what, struct mat got, const float *x,
+                       const float *weight)
+{
+    int32_t n = d->t->hidden;
+    float *have = rig_download(d->r, got);
+    double *want = rig_alloc((size_t)(d->t->rows * n) * sizeof(*want));
+
+    for (int32_t r = 0; r < d->t->rows; r++) {
+        double squares = 0;
+        for (int32_t i = r * n; i < (r + 1) * n; i++) {
+            squares += (double)x[i] * x[i] / n;
+        }
+        for (int32_t i = r * n; i < (r + 1) * n; i++) {
+            want[i] = x[i] / sqrt(squares + 1e-5) * weight[i % n];
+        }
+    }
+    assert_nmse(what, have, want, (int64_t)d->t->rows * n, got.dtype);
+    free(have);
+    free(want);
+}
+
+/* After a step that began with x: every result, from the operands that the device
+ * itself made. */
+static void check_layer(const struct decode_rig *d, const struct values *v, const float *weight,
+                        float *x)
+{
+    const struct shape *t = d->t;
+    int32_t n = t->rows * t->hidden;
+    float *h = rig_download(d->r, d->h), *sum = rig_download(d->r, d->x);
+    double *want = rig_alloc((size_t)n * sizeof(*want));
+
+    check_norm(d, "norm before", d->h, x, weight);
+    for (int32_t k = 0; k < t->rows; k++) {
+        reference_row(want + (int64_t)k * t->hidden, h + (int64_t)k * t->hidden, v, t);
+    }
+    double limit = limit_of(d->r, t);
+    for (int32_t i = 0; i < n; i++) { /* x is small beside y, which need not be stored */
+        want[i] += x[i];
+    }
+    if (!(nmse(sum, want, n) <= limit)) {
+        fail_msg("%d rows, %d of %d experts, hidden %d: NMSE %.3g, allowed %.3g", t->rows, t->top,
+                 t->n, t->hidden, nmse(sum, want, n), limit);
+    }
+    check_norm(d, "norm behind", d->after, sum, weight);
+    free(h);
+    free(sum);
+    free(want);
+}
+
+/* Steps have this many rows of the matrices. */
+static void show_rows(struct decode_rig *d, struct layer_rig *l, int32_t rows)
+{
+    struct mat *all[] = {&d->x, &d->h, &d->after, &l->y, &l->s.scores};
+
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        all[i]->rows = rows;
+    }
+    if (l->e.shared_up.data) {
+        l->s.shared_up.rows = l->s.shared_act.rows = rows;
+    }
+}
+
+/* Shapes that a device may run as one launch, and some that it may not. Each has a
+ * backend of its own, because a recorded step holds the addresses of its operands. */
+static void layers_of_decode_steps_follow_float64(void **state)
+{
+    static const struct shape shapes[] = {
+        {1, 16, 2, 128, 64, 0, true, .skew = 0},
+        {1, 16, 8, 512, 768, 0, true, .skew = 0},
+        {8, 128, 8, 64, 192, 0, true, .skew = 0},
+        {5, 16, 4, 576, 576, 0, true, .skew = 0, .biases = true, .limit = 0.5F},
+        {7, 16, 6, 192, 1088, 0, false, .skew = 0, .sigmoid = true, .choice_bias = true,
+         .factor = 2},
+        {8, 16, 3, 256, 128, 0, true, .skew = 40},
+        {2, 16, 16, 64, 1600, 0, false, .skew = 0, .biases = true},
+        {8, 16, 9, 128, 64, 0, true, .skew = 0},
+        {4, 16, 2, 128, 64, 64, true, .skew = 0},
+        {16, 16, 2, 128, 64, 0, true, .skew = 0},
+        {3, 16, 4, 512, 768, 0, true, .skew = 0, .quant = &FP8_ROWS},
+        {8, 32, 8, 256, 640, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},
+        {7, 16, 4, 256, 256, 0, true, .skew = 0, .quant = &FP8_BLOCKS},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        const struct shape *t = &shapes[i];
+        struct rig r;
+        rig_open(&r);
+        if (takes(&r, t)) {
+            struct shape room = *t; /* a recorded step may be padded */
+            room.rows = MAX(t->rows, 16);
+            struct values v = make_values(&r, &room);
+            struct layer_rig l = make_layer(&r, &room, &v);
+            enum dtype act = act_of(&r, DTYPE_BF16);
+            int64_t n = (int64_t)t->rows * t->hidden;
+            float *weight = rig_floats(&r, t->hidden, 1, DTYPE_BF16);
+            struct decode_rig d = {.r = &r,
+                                   .t = t,
+                                   .l = &l,
+                                   .x = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .h = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .after = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .norm = {.kind = NORM_RMS, .eps = 1e-5F}};
+            show_rows(&d, &l, t->rows);
+            weight[0] = 1; /* of the column that carries a skew */
+            d.norm.weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_BF16, 1, t->hidden, weight);
+            for (int k = 0; k < REPEATS; k++) {
+                float *x = rig_floats(&r, n, 0.0625F, act);
+                for (int32_t j = 0; j < t->rows && t->skew > 0; j++) {
+                    x[j * t->hidden] = 0.0625F;
+                }
+                rig_upload(&r, d.x, x);
+                run_decode(&d);
+                check_layer(&d, &v, weight, x);
+                free(x);
+            }
+            free(weight);
+            free_values(&v);
+        }
+        rig_close(&r);
+    }
 }
 
 /* Equal scores go to the smaller indices; scores that are no numbers give results that
@@ -414,6 +653,7 @@ static int group(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_those_of_the_definition),
         cmocka_unit_test(a_row_alone_is_the_same_row),
+        cmocka_unit_test(layers_of_decode_steps_follow_float64),
         cmocka_unit_test(ties_and_broken_scores),
     };
 

@@ -1,0 +1,368 @@
+/* Products of experts whose weights are e4m3 codes (experts.h), by tiles with mma.
+ * Codes are widened to bf16, exactly, in the registers of the lanes that multiply them.
+ *
+ * As in tiles.cu a block multiplies 64 rows of an expert's weight, gated: 64 of gate
+ * and the 64 of up that go with them, with the rows of one tile; four warps divide the
+ * weight's rows and two halves of the block the tile's. Blocks are persistent, and
+ * their ring of stages runs on from one piece of work to the next.
+ *
+ * Which columns a lane multiplies is free as long as both operands agree: of 64 columns
+ * it has 16 neighbours, so that it reads 16 bytes of codes at once.
+ */
+#include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/quant/codes.cuh"
+
+namespace
+{
+
+using T = __nv_bfloat16;
+
+enum {
+    DEPTH = EXPERT_CODES_K,
+    BLOCK_ROWS = 64,
+    THREADS = 256,
+    CODE_ROW = DEPTH, /* bytes of a weight's row in a stage */
+    X_ROW = DEPTH * 2 /* of a row of x */
+};
+
+template <int N, bool GATED> struct codes_layout {
+    static constexpr int WEIGHT_ROWS = BLOCK_ROWS * (GATED ? 2 : 1);
+    static constexpr int X = WEIGHT_ROWS * CODE_ROW; /* of a stage: where the rows of x begin */
+    static constexpr int STAGE = X + N * X_ROW;
+    static constexpr int STAGES = N <= 32 ? 4 : 3; /* two blocks fit a multiprocessor */
+    static constexpr int BYTES = STAGES * STAGE;
+};
+
+__device__ __forceinline__ void async_copy(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int LEFT> __device__ __forceinline__ void async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ uint4 shared_load(uint32_t at)
+{
+    uint4 v;
+
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* Address of 16-byte chunk `chunk` of row r: lanes that read together hit each bank
+ * once. */
+__device__ __forceinline__ uint32_t code_chunk(uint32_t base, int r, int chunk)
+{
+    return base + r * CODE_ROW + ((chunk ^ (r & 1) << 2) << 4);
+}
+
+__device__ __forceinline__ uint32_t x_chunk(uint32_t base, int r, int chunk)
+{
+    return base + r * X_ROW + ((chunk ^ (r & 1)) << 4);
+}
+
+/* Where a block is: a stage of one tile times one block of weight rows. */
+struct position {
+    expert_tile tile;
+    const int32_t *list; /* the tile's pairs */
+    int64_t first;       /* the first of the block's rows in the stacked weight */
+    int item, step;      /* of the work; of the depth */
+    int column;          /* the first of the block's rows in the expert's, of gate's or of all */
+    int end, m_blocks;   /* all items; blocks of weight rows */
+
+    __device__ __forceinline__ position(const expert_product &a, const expert_lists &l)
+        : item(blockIdx.x), step(0), end(l.total[0] * (a.width / BLOCK_ROWS)),
+          m_blocks(a.width / BLOCK_ROWS)
+    {
+        enter(a, l);
+    }
+    __device__ __forceinline__ bool more(void) const
+    {
+        return item < end;
+    }
+    __device__ __forceinline__ void enter(const expert_product &a, const expert_lists &l)
+    {
+        if (more()) {
+            int4 t = __ldcg((const int4 *)l.tile + item / m_blocks);
+            tile = {t.x, t.y, t.z, t.w};
+            column = item % m_blocks * BLOCK_ROWS;
+            first = (int64_t)t.x * a.width * (a.gated ? 2 : 1) + column;
+            list = l.list + (int64_t)t.x * l.cap + t.y;
+        }
+    }
+    /* True: the next stage begins another item. */
+    __device__ __forceinline__ bool next(const expert_product &a, const expert_lists &l)
+    {
+        if (++step < a.k / DEPTH) {
+            return false;
+        }
+        step = 0;
+        item += gridDim.x;
+        enter(a, l);
+        return true;
+    }
+};
+
+/* What a thread loads of each stage of an item: 16 bytes of every 32nd row of the
+ * weight and of every 16th of x. */
+template <int N, bool GATED> struct loader {
+    using L = codes_layout<N, GATED>;
+    static constexpr int CODES = L::WEIGHT_ROWS * 8 / THREADS, ROWS = N * 16 / THREADS;
+    const uint8_t *code; /* of the first row */
+    int64_t stride;      /* to the next of its rows */
+    int64_t up;          /* from a row of gate to that of up */
+    const T *x[ROWS];    /* NULL: the tile lacks the row */
+    uint32_t code_to, x_to;
+
+    __device__ __forceinline__ loader(const expert_product &a)
+        : stride(32 * a.w_stride), up(a.width * a.w_stride - 2 * stride),
+          code_to(code_chunk(0, threadIdx.x >> 3, threadIdx.x & 7)),
+          x_to(x_chunk(L::X, threadIdx.x >> 4, threadIdx.x & 15))
+    {
+    }
+    __device__ __forceinline__ void enter(const expert_product &a, const position &p)
+    {
+        code = (const uint8_t *)a.w + (p.first + (threadIdx.x >> 3)) * a.w_stride +
+               (threadIdx.x & 7) * 16;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int r = (threadIdx.x >> 4) + 16 * i;
+            x[i] = nullptr;
+            if (r < p.tile.n) {
+                x[i] = (const T *)a.x + p.list[r] / a.divide * a.x_stride + (threadIdx.x & 15) * 8;
+            }
+        }
+    }
+    /* Rows that the tile lacks are not loaded: no result that is stored depends on
+     * them. */
+    __device__ __forceinline__ void load(uint32_t to, int step) const
+    {
+        const uint8_t *from = code + step * DEPTH;
+
+#pragma unroll
+        for (int i = 0; i < CODES; i++) {
+            async_copy(to + code_to + i * 32 * CODE_ROW,
+                       from + i * stride + (i * 32 < BLOCK_ROWS ? 0 : up));
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            if (x[i]) {
+                async_copy(to + x_to + i * 16 * X_ROW, x[i] + step * DEPTH);
+            }
+        }
+    }
+};
+
+/* Loads the stage ahead, if there is one, and goes on. */
+template <int N, bool GATED>
+__device__ __forceinline__ void load_next(loader<N, GATED> &load, position &ahead,
+                                          const expert_product &a, const expert_lists &l,
+                                          uint32_t to)
+{
+    if (ahead.more()) {
+        load.load(to, ahead.step);
+        if (ahead.next(a, l) && ahead.more()) {
+            load.enter(a, ahead);
+        }
+    }
+    async_commit();
+}
+
+/* 16 columns of x in the order in which e4m3_values has their codes. */
+__device__ __forceinline__ void load_x(uint32_t (&v)[8], uint32_t rows, int r, int chunk)
+{
+    uint4 a = shared_load(x_chunk(rows, r, chunk)), b = shared_load(x_chunk(rows, r, chunk + 1));
+    const uint32_t word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        v[i] = __byte_perm(word[i], word[i + 1], 0x5410);
+        v[i + 1] = __byte_perm(word[i], word[i + 1], 0x7632);
+    }
+}
+
+/* d += 8 of a lane's columns: codes of two rows of the weight, and of x. */
+__device__ __forceinline__ void multiply8(float (&d)[4], const uint4 &low, const uint4 &high,
+                                          const uint32_t *x)
+{
+    uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+
+    mma16816<T>(d, first, x[0], x[1]);
+    mma16816<T>(d, second, x[2], x[3]);
+}
+
+/* What a warp makes of a stage: TILES tiles of 8 rows of x, with 16 rows of the weight,
+ * gated: of gate and of up. */
+template <int TILES, int KINDS>
+__device__ __forceinline__ void multiply_stage(float (&d)[KINDS][TILES][4], uint32_t weights,
+                                               uint32_t rows, int warp_row, int first, int lane)
+{
+    int g = lane >> 2, t = lane & 3;
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint4 low[KINDS][2], high[KINDS][2];
+#pragma unroll
+        for (int s = 0; s < KINDS; s++) {
+            int r = s * BLOCK_ROWS + warp_row + g;
+            uint4 a = shared_load(code_chunk(weights, r, half * 4 + t));
+            uint4 b = shared_load(code_chunk(weights, r + 8, half * 4 + t));
+            low[s][0] = e4m3_values(a.x, a.y);
+            low[s][1] = e4m3_values(a.z, a.w);
+            high[s][0] = e4m3_values(b.x, b.y);
+            high[s][1] = e4m3_values(b.z, b.w);
+        }
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            uint32_t x[8];
+            load_x(x, rows, first + i * 8 + g, half * 8 + t * 2);
+#pragma unroll
+            for (int s = 0; s < KINDS; s++) {
+                multiply8(d[s][i], low[s][0], high[s][0], x);
+                multiply8(d[s][i], low[s][1], high[s][1], x + 4);
+            }
+        }
+    }
+}
+
+/* sum += scales * d, and d = 0; of the group that ends with column `end`. */
+template <int TILES, int KINDS>
+__device__ __forceinline__ void end_group(float (&sum)[KINDS][TILES][4],
+                                          float (&d)[KINDS][TILES][4], const expert_product &a,
+                                          int64_t row, int end)
+{
+    int group = (end - 1) / a.group_cols;
+
+#pragma unroll
+    for (int s = 0; s < KINDS; s++) {
+        const float *at = a.w_scale + (row + s * a.width) * a.n_groups + group;
+        float low = __ldg(at), high = __ldg(at + 8 * a.n_groups);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                sum[s][i][k] += (k < 2 ? low : high) * d[s][i][k];
+                d[s][i][k] = 0.0f;
+            }
+        }
+    }
+}
+
+template <int TILES, int KINDS>
+__device__ __forceinline__ void store(float (&d)[KINDS][TILES][4], const expert_product &a,
+                                      const position &p, int warp_row, int first, int lane)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = warp_row + (lane >> 2) + h * 8;
+        const T *bias = (const T *)a.bias + p.first + row;
+        float b0 = a.bias ? to_float(bias[0]) : 0.0f;
+        float b1 = a.bias && KINDS == 2 ? to_float(bias[a.width]) : 0.0f;
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int r = first + t * 8 + (lane & 3) * 2 + c;
+                float u = d[0][t][h * 2 + c] + b0, v = d[KINDS - 1][t][h * 2 + c] + b1;
+                if (r < p.tile.n) {
+                    ((T *)a.out)[p.list[r] * a.out_stride + p.column + row] =
+                        from_float<T>(KINDS == 2 ? expert_gate(u, v, a.act, a.limit) : u);
+                }
+                d[0][t][h * 2 + c] = d[KINDS - 1][t][h * 2 + c] = 0.0f;
+            }
+        }
+    }
+}
+
+template <int N, bool GATED>
+__global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
+    codes_kernel(const __grid_constant__ expert_product a, const __grid_constant__ expert_lists l)
+{
+    using L = codes_layout<N, GATED>;
+    constexpr int TILES = N / 16, KINDS = GATED ? 2 : 1;
+    extern __shared__ __align__(1024) char shared[];
+    uint32_t base = shared_address(shared);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warp_row = (warp & 3) * 16;
+    int first = (warp >> 2) * (N / 2);
+    float d[KINDS][TILES][4] = {}, sum[KINDS][TILES][4] = {};
+
+    pdl_wait();
+    pdl_release();
+    position now(a, l), ahead(a, l);
+    loader<N, GATED> load(a);
+    if (ahead.more()) {
+        load.enter(a, ahead);
+    }
+    for (int i = 0; i < L::STAGES - 1; i++) {
+        load_next(load, ahead, a, l, base + i * L::STAGE);
+    }
+    for (int i = 0; now.more(); i++) {
+        async_wait<L::STAGES - 2>();
+        __syncthreads(); /* stage i is there; all are done with the one before */
+        load_next(load, ahead, a, l, base + (i + L::STAGES - 1) % L::STAGES * L::STAGE);
+        uint32_t at = base + i % L::STAGES * L::STAGE;
+        multiply_stage<TILES, KINDS>(d, at, at + L::X, warp_row, first, lane);
+        int end = (now.step + 1) * DEPTH;
+        if (end % a.group_cols == 0 || end == a.k) {
+            end_group<TILES, KINDS>(sum, d, a, now.first + warp_row + (lane >> 2), end);
+        }
+        if (end == a.k) {
+            store<TILES, KINDS>(sum, a, now, warp_row, first, lane);
+        }
+        now.next(a, l);
+    }
+}
+
+template <int N, bool GATED>
+bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    using L = codes_layout<N, GATED>;
+    auto kernel = codes_kernel<N, GATED>;
+    static bool allowed = allow_shared(kernel, L::BYTES);
+
+    if (allowed) {
+        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, a, l);
+    }
+    return allowed;
+}
+
+template <bool GATED>
+bool run_rows(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    switch (l.tile_rows) {
+    case 16:
+        return run<16, GATED>(a, l, n_blocks, stream);
+    case 32:
+        return run<32, GATED>(a, l, n_blocks, stream);
+    default:
+        return run<64, GATED>(a, l, n_blocks, stream);
+    }
+}
+
+} // namespace
+
+extern "C" bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
+                                    int32_t n_blocks, cudaStream_t stream)
+{
+    bool fits = a->w_scale && a->type == T_BF16 && a->k % DEPTH == 0 &&
+                a->group_cols % DEPTH == 0 && a->width % BLOCK_ROWS == 0 && a->x_stride % 8 == 0 &&
+                a->w_stride % 16 == 0 && l->tile_rows <= 64;
+
+    if (!fits) {
+        return false;
+    }
+    return a->gated ? run_rows<true>(*a, *l, n_blocks, stream)
+                    : run_rows<false>(*a, *l, n_blocks, stream);
+}
