@@ -14,6 +14,7 @@
  */
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/experts/gather.cuh"
 #include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
 
@@ -70,17 +71,6 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t
     } else {
         wgmma_ss<T, N>::run(d, a, b, add);
     }
-}
-
-__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* Arrives once this thread's copies so far are complete. */
-__device__ __forceinline__ void arrive_behind_copies(uint32_t bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
 /* Two pairs of 8 x 8 values, each stored by columns: the lane's address is of row lane
@@ -154,10 +144,11 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
                                from[j] + s * DEPTH);
                 }
             }
+            random_delay();
             arrive_behind_copies(bar);
         }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    finish_copies();
 }
 
 /* Stores 64 columns of the tile's rows, `d` being [64 columns, N rows] as the

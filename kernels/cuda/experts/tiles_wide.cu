@@ -14,6 +14,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/experts/gather.cuh"
 #include "kernels/cuda/gemm/tiles_sm90.cuh"
 
 namespace
@@ -45,17 +46,6 @@ __device__ __forceinline__ work work_of(const expert_lists &l, int i, int n_colu
 
     return {t.x, max(0, min(share, t.z - first)), l.list + (int64_t)t.x * l.cap + t.y + first,
             i % n_columns * width};
-}
-
-__device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* Arrives once this thread's copies so far are complete. */
-__device__ __forceinline__ void arrive_behind_copies(uint32_t bar)
-{
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
 /* The list's entries of rows first, first + 16 and so on; any where there is none. */
@@ -112,10 +102,11 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
                                (const T *)a.x + row[j] * a.x_stride + s * DEPTH + chunk * 8);
                 }
             }
+            random_delay();
             arrive_behind_copies(r.full());
         }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    finish_copies();
 }
 
 /* Stores 64 columns of the warpgroup's rows, n of them, from its panel. */

@@ -54,6 +54,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
         int second = t.column + (GATED ? gate_rows : HALF);
         for (int s = 0; s < steps; s++, r.next()) {
             barrier_wait(r.empty(), r.phase); /* holds at once in the ring's first round */
+            random_delay();
             barrier_expect(r.full(), STAGE);
             tensor_copy(r.at(), x, s * DEPTH, t.row, r.full());
             uint32_t to = r.at() + X_BYTES;

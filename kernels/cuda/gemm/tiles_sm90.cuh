@@ -78,6 +78,7 @@ __device__ __forceinline__ void arrive_in_cluster(uint32_t bar)
 /* A warpgroup has read the stage: its threads 0 .. CLUSTER - 1 tell each block. */
 template <int CLUSTER> __device__ __forceinline__ void give_back(uint32_t empty)
 {
+    random_delay();
     if ((threadIdx.x & 127) < CLUSTER) {
         if (CLUSTER > 1) {
             arrive_in_cluster(address_in(empty, threadIdx.x & 127));
