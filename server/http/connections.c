@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "server/http/http.h"
+#include "server/http/loop.h"
 
 /* A new connection's record; NULL: out of memory. A connection that is not admitted is
  * shut down: MHD, which has accepted it, notices and closes it. */
@@ -55,7 +55,8 @@ static void conns_remove(struct server *s, struct conn *p)
 void http_on_connection(void *cls, struct MHD_Connection *c, void **context,
                         enum MHD_ConnectionNotificationCode code)
 {
-    struct listener *listener = cls;
+    struct http_loop *loop = cls;
+    struct listener *listener = loop->listener;
     struct server *s = listener->server;
     struct conn *p = *context;
 
@@ -64,6 +65,8 @@ void http_on_connection(void *cls, struct MHD_Connection *c, void **context,
         p = *context = conn_new(listener, c, fd);
         atomic_fetch_add(&s->connections, 1);
         if (p) {
+            p->loop = loop;
+            p->mhd = c;
             conns_add(s, p);
         } else {
             shutdown(fd, SHUT_RDWR);
@@ -71,7 +74,9 @@ void http_on_connection(void *cls, struct MHD_Connection *c, void **context,
         return;
     }
     atomic_fetch_sub(&s->connections, 1);
+    loop->closed = true;
     if (p) {
+        http_loop_unwatch(p);
         conns_remove(s, p);
         admission_leave(&listener->admission, &p->admitted);
         free(p);
@@ -151,6 +156,10 @@ static void close_due(struct server *s, int64_t now)
 {
     for (struct conn *p = s->conns; p; p = p->next) {
         int64_t due_us = p->due_us;
+        if (atomic_load(&p->lingers)) {
+            http_loop_linger(p, now);
+            continue;
+        }
         start_head(p, s->settings->header_timeout, now);
         if (due_us < now && atomic_compare_exchange_strong(&p->due_us, &due_us, INT64_MAX)) {
             shutdown(p->fd, SHUT_RDWR);

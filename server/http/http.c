@@ -5,8 +5,8 @@
  * ambiguous head (http_head.h) is answered at once, since the end of its body is not
  * known.
  */
-#include "server/http/http.h"
 #include "server/http/http_head.h"
+#include "server/http/loop.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -203,7 +203,7 @@ static void set_due(struct http_request *x, int64_t from_us, double seconds)
     }
 }
 
-static struct http_request *http_request_new(struct listener *listener, struct MHD_Connection *c)
+static struct http_request *http_request_new(struct http_loop *loop, struct MHD_Connection *c)
 {
     struct http_request *x = calloc(1, sizeof(*x));
     const union MHD_ConnectionInfo *peer =
@@ -212,8 +212,9 @@ static struct http_request *http_request_new(struct listener *listener, struct M
     if (!x) {
         return NULL;
     }
-    x->listener = listener;
-    x->server = listener->server;
+    x->loop = loop;
+    x->listener = loop->listener;
+    x->server = loop->listener->server;
     x->conn = peer ? peer->socket_context : NULL;
     x->begin_us = clock_us();
     buf_init(&x->body, (size_t)x->server->settings->max_body_bytes);
@@ -329,6 +330,31 @@ static bool refuse_unsent(struct http_request *x, struct MHD_Connection *c)
     return x->refused && ((expect && n) || n > max * REFUSED_BODY_FACTOR);
 }
 
+/* A chunked body begins: its lines are of no known length. */
+static void watch_chunks(struct http_request *x, struct MHD_Connection *c)
+{
+    if (x->conn && header(c, MHD_HTTP_HEADER_TRANSFER_ENCODING)) {
+        x->conn->request = x;
+        http_loop_watch(x->conn);
+    }
+}
+
+void http_refuse_chunk(struct http_request *x, struct buf *to)
+{
+    struct reply r;
+
+    reply_begin(&r, x, 400);
+    reply_error(&r, 400, NULL, "a line of the chunked body is too long");
+    x->status = 400;
+    x->answered = true;
+    buf_printf(to,
+               "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
+               "Content-Length: %zu\r\nX-Request-Id: %s\r\nConnection: close\r\n\r\n",
+               r.body.len, x->request_id);
+    buf_append(to, r.body.data, r.body.len);
+    buf_release(&r.body);
+}
+
 static enum MHD_Result answer_refusal(struct http_request *x, struct MHD_Connection *c)
 {
     if (x->conn) {
@@ -389,6 +415,7 @@ static enum MHD_Result dispatch(struct http_request *x, struct MHD_Connection *c
     }
     buf_release(&r.body);
     x->stream->connection = c;
+    x->stream->wake_fd = x->loop->wake_fd;
     x->stream->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     account_list(&x->stream->account, x->stream->mode == STREAM_COLLECT ? -1 : x->stream->fd);
     return begin_stream(x, c);
@@ -408,7 +435,14 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
     }
     if (!x->begun) {
         http_request_begin(x, c, method, url, version);
-        return x->unread || refuse_unsent(x, c) ? answer_refusal(x, c) : MHD_YES;
+        if (x->unread || refuse_unsent(x, c)) {
+            return answer_refusal(x, c);
+        }
+        watch_chunks(x, c);
+        return MHD_YES;
+    }
+    if (x->conn) {
+        x->conn->heard = true;
     }
     if (*size) {
         take_body(x, data, *size);
@@ -422,6 +456,7 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
                    : MHD_YES;
     }
     if (x->conn) {
+        http_loop_unwatch(x->conn);
         x->conn->due_us = INT64_MAX;
     }
     if (x->refused) {
@@ -451,7 +486,7 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
     }
     if (!x->begun && code == MHD_REQUEST_TERMINATED_WITH_ERROR) {
         x->status = 400; /* refused by MHD, which does not tell whether with 400 or 431 */
-    } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
+    } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->answered) {
         x->status = 499; /* the client left or was disconnected before the response ended */
     }
     if (x->stream) {
@@ -468,6 +503,7 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
         client_end(x->auth.client);
     }
     if (x->conn) {
+        http_loop_unwatch(x->conn);
         x->conn->idle_us = clock_us();
         set_due(x, x->conn->idle_us, LIMIT_IDLE_S);
     }

@@ -1,9 +1,9 @@
 /* The HTTP server: connections, requests, routes and replies, on libmicrohttpd (MHD).
  *
- * MHD accepts connections, decrypts, parses requests and sends responses on a pool of
- * threads, each with its own epoll set. The server collects a request's body up to
- * max-body-bytes, then calls the route's handler on the connection's thread. A handler
- * either fills in a reply or leaves a stream (stream.h), which answers later.
+ * MHD accepts connections, decrypts, parses requests and sends responses on several
+ * threads, each with its own epoll set (loop.h). The server collects a request's body
+ * up to max-body-bytes, then calls the route's handler on the connection's thread. A
+ * handler either fills in a reply or leaves a stream (stream.h), which answers later.
  *
  *     http_on_connection   a connection opens: admission, deadline of the first head
  *     http_on_target       a request line arrived: an http_request is allocated
@@ -40,13 +40,32 @@ struct conn {
     /* When its last response ended; 0 before the first, and again from the next request
      * line on. */
     _Atomic int64_t idle_us;
+
+    struct http_loop *loop;     /* whose daemon has the connection */
+    struct MHD_Connection *mhd; /* the same connection, MHD's */
+    /* While it sends a chunked body, of the loop's thread (loop.c). */
+    struct conn *prev_chunked, *next_chunked; /* in http_loop.chunked */
+    struct http_request *request;             /* the request whose body it is */
+    bool watched;                             /* in http_loop.chunked */
+    bool heard;                               /* a part of the body has come in this pass */
+    int unread;                               /* bytes in the socket before this pass */
+    int passes;                               /* in a row that have read none of them */
+    atomic_bool lingers; /* answered by its loop, suspended, and waits for the client */
 };
 
-/* A listening socket with its MHD daemon. */
+struct http_loop;
+
+/* The daemons of a listener and their threads; loop.h. */
+struct http_loops {
+    struct http_loop *loop; /* [n], owned */
+    int n;
+};
+
+/* A listening socket with its MHD daemons. */
 struct listener {
     struct server *server;
-    struct MHD_Daemon *daemon;  /* NULL: not started, or stopped */
-    int fd;                     /* -1: none; the daemon closes it */
+    struct http_loops loops;    /* n 0: not started, or stopped */
+    int fd;                     /* -1: none */
     struct admission admission; /* which connections are accepted */
     bool admin;                 /* serves health and metrics only (setting admin-listen) */
     bool local;                 /* bound to a loopback address or a Unix path */
@@ -82,6 +101,7 @@ struct server {
 struct http_request {
     struct server *server;
     struct listener *listener; /* the one that accepted its connection */
+    struct http_loop *loop;    /* whose thread runs its connection */
     bool begun;                /* the head is complete */
     bool close;                /* close the connection after the response */
     size_t target_len;         /* bytes of the target as received */
@@ -103,6 +123,7 @@ struct http_request {
     struct body *answer;    /* the response body being sent; holds a reference */
     bool refused;           /* reply with `refusal` and drop the rest of the body */
     bool unread;            /* refuse before the body: where it ends cannot be trusted */
+    bool answered;          /* by its loop: see http_refuse_chunk */
     bool parked;            /* waits for the stream to complete its one JSON body */
     struct reply *refusal;  /* owned; NULL with `refused`: out of memory */
     struct MHD_Connection *connection; /* set while a handler runs */
@@ -146,15 +167,18 @@ enum MHD_Result reply_events(struct http_request *x, struct MHD_Connection *c);
 enum MHD_Result reply_collected(struct http_request *x, struct MHD_Connection *c);
 
 /* MHD's callbacks (see above); http_on_connection is in connections.c, the others in
- * http.c. `listener` is a struct listener; `target` is not decoded yet. */
-void *http_on_target(void *listener, const char *target, struct MHD_Connection *c);
-enum MHD_Result http_on_request(void *listener, struct MHD_Connection *c, const char *url,
+ * http.c. `loop` is a struct http_loop; `target` is not decoded yet. */
+void *http_on_target(void *loop, const char *target, struct MHD_Connection *c);
+enum MHD_Result http_on_request(void *loop, struct MHD_Connection *c, const char *url,
                                 const char *method, const char *version, const char *data,
                                 size_t *size, void **context);
-void http_on_completed(void *listener, struct MHD_Connection *c, void **context,
+void http_on_completed(void *loop, struct MHD_Connection *c, void **context,
                        enum MHD_RequestTerminationCode code);
-void http_on_connection(void *listener, struct MHD_Connection *c, void **context,
+void http_on_connection(void *loop, struct MHD_Connection *c, void **context,
                         enum MHD_ConnectionNotificationCode code);
+/* Append the whole response, head and body, that refuses a request whose chunked body
+ * has a line too long to be read. */
+void http_refuse_chunk(struct http_request *x, struct buf *to);
 
 struct route {
     const char *method; /* GET or POST */

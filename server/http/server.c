@@ -6,30 +6,10 @@
 
 #include "server/http/http.h"
 #include "server/http/listen.h"
+#include "server/http/loop.h"
 #include "server/http/tls.h"
 
 enum { ADMIN_CONNECTIONS = 2 * LIMIT_RESERVED_CONNECTIONS };
-
-static void on_mhd_message(void *cls, const char *format, va_list args)
-{
-    char text[512];
-
-    (void)cls;
-    vsnprintf(text, sizeof(text), format, args);
-    text[strcspn(text, "\n")] = '\0';
-    log_event(LOG_DEBUG, "microhttpd", LOG_STR("message", text));
-}
-
-/* libmicrohttpd has met a state that it considers impossible, such as a failing
- * epoll_ctl. Its data cannot be trusted any more, so the process logs the reason and
- * exits at once, to be restarted by its supervisor. */
-_Noreturn static void on_mhd_panic(void *cls, const char *file, unsigned line, const char *reason)
-{
-    (void)cls;
-    log_event(LOG_ERROR, "microhttpd gave up", LOG_STR("reason", reason ? reason : "unknown"),
-              LOG_STR("file", file ? file : ""), LOG_I64("line", line));
-    _exit(1);
-}
 
 static int pool_threads(const struct settings *s)
 {
@@ -65,34 +45,6 @@ static int64_t library_limit(int64_t max_connections, int threads)
     return MAX(max_connections + 2 * LIMIT_RESERVED_CONNECTIONS, threads);
 }
 
-/* Start MHD with a limit of `connections` on `threads` threads. */
-static int start_daemon(struct listener *l, int64_t connections, int threads, bool tls,
-                        struct err *e)
-{
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
-                     (tls ? MHD_USE_TLS : 0);
-    struct MHD_OptionItem more[] = {
-#if MHD_VERSION >= 0x01000000
-        {MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1, NULL},
-#endif
-        {tls ? MHD_OPTION_HTTPS_CERT_CALLBACK : MHD_OPTION_END, 0, (void *)(intptr_t)tls_retrieve},
-        {MHD_OPTION_END, 0, NULL},
-    };
-
-    MHD_set_panic_func(on_mhd_panic, NULL);
-    l->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, http_on_request, l, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_message, NULL,
-        MHD_OPTION_LISTEN_SOCKET, l->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)LIMIT_CONNECTION_BYTES,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)LIMIT_IDLE_S, MHD_OPTION_URI_LOG_CALLBACK,
-        http_on_target, l, MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, l,
-        MHD_OPTION_NOTIFY_CONNECTION, http_on_connection, l, MHD_OPTION_THREAD_POOL_SIZE,
-        (unsigned)(threads > 1 ? threads : 0), MHD_OPTION_ARRAY, more, MHD_OPTION_END);
-    return l->daemon ? 0
-                     : err_set(e, ERR_IO, "libmicrohttpd did not start%s",
-                               tls ? ": is the certificate right?" : "");
-}
-
 static int open_main(struct server *s, struct err *e)
 {
     struct listener *l = &s->main_listener;
@@ -102,7 +54,9 @@ static int open_main(struct server *s, struct err *e)
 
     l->local = rc == 0 && listen_is_local(l->fd);
     rc = rc ? rc : admission_open(&l->admission, s->settings, connections, e);
-    return rc ? rc : start_daemon(l, library_limit(connections, threads), threads, s->tls, e);
+    return rc ? rc
+              : http_loops_start(&l->loops, l, threads, library_limit(connections, threads), s->tls,
+                                 e);
 }
 
 /* One thread, and connections that yield to newer ones: this listener answers whatever
@@ -118,7 +72,7 @@ static int open_admin(struct server *s, struct err *e)
     int rc = listen_admin(&l->fd, url, sizeof(url), s->settings->admin_listen, e);
     l->local = rc == 0 && listen_is_local(l->fd);
     rc = rc ? rc : admission_open(&l->admission, s->settings, 0, e);
-    rc = rc ? rc : start_daemon(l, ADMIN_CONNECTIONS, 1, false, e);
+    rc = rc ? rc : http_loops_start(&l->loops, l, 1, ADMIN_CONNECTIONS, false, e);
     if (rc == 0) {
         log_event(LOG_INFO, "admin", LOG_STR("url", url));
     }
@@ -198,12 +152,10 @@ int64_t server_busy(const struct server *s)
 
 static void listener_stop(struct listener *l)
 {
-    if (l->daemon) {
-        MHD_stop_daemon(l->daemon); /* closes the listening socket */
-    } else if (l->fd >= 0) {
+    http_loops_stop(&l->loops);
+    if (l->fd >= 0) {
         close(l->fd);
     }
-    l->daemon = NULL;
     l->fd = -1;
     admission_close(&l->admission);
 }

@@ -109,7 +109,8 @@ struct stream {
     /* [n_requests] if several choices' events repeat an echoed prompt, else NULL */
     struct shared_prompt *shared;
     struct MHD_Connection *connection;
-    int fd; /* the client's socket, MHD's; -1: none yet */
+    int fd;      /* the client's socket, MHD's; -1: none yet */
+    int wake_fd; /* eventfd of the thread that runs MHD for the connection */
 
     pthread_mutex_t lock; /* adaptive; held for short times only */
     /* Under `lock`. */

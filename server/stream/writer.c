@@ -98,6 +98,7 @@ static void resume_mhd(struct stream *s)
 {
     s->parked = false;
     MHD_resume_connection(s->connection);
+    eventfd_write(s->wake_fd, 1);
 }
 
 /* Fill in the chunk's length and append its line end. */
