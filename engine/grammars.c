@@ -173,6 +173,10 @@ static bool count_allowed(struct constraint *c, uint32_t *mask, int32_t words,
         return false;
     }
     *rc = constraint_mask(c, mask);
+    if (*rc == ERR_UNSUPPORTED) { /* nothing may follow, of a model without an end */
+        memset(mask, 0, (size_t)words * sizeof(*mask));
+        *rc = 0;
+    }
     for (int32_t i = 0; *rc == 0 && i < words; i++) {
         n += __builtin_popcount(mask[i]);
     }

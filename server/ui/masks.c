@@ -40,9 +40,8 @@ static void put_walk(struct buf *b, const struct server *s, const struct grammar
                      const int32_t *id)
 {
     const struct sse_style style = {.token_bytes = s->api.token_bytes, .arg = s->api.arg};
-    static const char *const ends[] = {[WALK_WHOLE] = "text",
-                                       [WALK_REFUSED] = "grammar",
-                                       [WALK_TIME] = "time"};
+    static const char *const ends[] = {
+        [WALK_WHOLE] = "text", [WALK_REFUSED] = "grammar", [WALK_TIME] = "time"};
 
     buf_printf(b, "{\"vocabulary\":%d,\"tokens\":[", s->api.info.vocab);
     for (int32_t i = 0; i < w->n; i++) {
@@ -53,7 +52,8 @@ static void put_walk(struct buf *b, const struct server *s, const struct grammar
     for (int32_t i = 0; i < w->n_allowed; i++) {
         buf_printf(b, "%s%d", i ? "," : "", w->allowed[i]);
     }
-    buf_printf(b, "],\"end\":\"%s\",\"complete\":%s}", ends[w->end], w->complete ? "true" : "false");
+    buf_printf(b, "],\"end\":\"%s\",\"complete\":%s}", ends[w->end],
+               w->complete ? "true" : "false");
 }
 
 static int walk(struct http_request *x, const struct masks_body *body, struct reply *r,
