@@ -98,6 +98,11 @@ void engine_chat_parser_free(struct chat_parser *p)
     chat_parser_free(p);
 }
 
+bool engine_chat_parser_reasoning(const struct chat_parser *p)
+{
+    return chat_parser_reasoning(p);
+}
+
 size_t engine_chat_parser_bytes(const struct chat_parser *p)
 {
     return chat_parser_bytes(p);

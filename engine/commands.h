@@ -19,5 +19,7 @@ int kernels_main(int argc, char **argv);
 int simulate_main(int argc, char **argv);
 /* `quire quantize`: likewise. */
 int quantize_main(int argc, char **argv);
+/* `quire models`: likewise. */
+int models_main(int argc, char **argv);
 
 #endif

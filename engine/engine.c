@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "config/base/log.h"
+#include "engine/drafts.h"
 #include "engine/engine_state.h"
 #include "engine/loop/cost.h"
 #include "engine/model_path.h"
@@ -90,6 +91,10 @@ static int open_chat(struct engine *e, const struct settings *s, struct err *err
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
 {
     if (is_null_model(s->model)) {
+        if (s->draft_model) {
+            return err_set_param(err, ERR_UNSUPPORTED, "draft_model",
+                                 "draft_model: the null model has none");
+        }
         e->model_path = strdup("null");
         if (!e->model_path) {
             return err_nomem(err, "the model's name");
@@ -112,9 +117,16 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         rc = open_chat(e, s, err);
     }
     if (rc == 0) {
+        rc = engine_draft_model_load(e, s, &c, err);
+    }
+    if (rc == 0) {
+        int64_t beside = e->draft_executor ? e->draft_executor->info.block_bytes : 0;
         rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
                  ? ranks_open(&e->executor, s, e->model_path, &c, err)
-                 : runner_open(&e->executor, s, e->model_path, &c, err);
+                 : runner_open_beside(&e->executor, s, e->model_path, &c, beside, err);
+    }
+    if (rc == 0) {
+        rc = engine_draft_model_start(e, err);
     }
     if (rc < 0) {
         return rc;
@@ -134,26 +146,6 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
 static int64_t to_us(double seconds)
 {
     return (int64_t)(seconds * 1e6);
-}
-
-/* Keys and values behind a draft that does not hold are written over; a recurrent state
- * (a KV group with a window below 0) that has read it cannot be taken back. */
-static int set_speculation(struct engine *e, const struct settings *s, struct err *err)
-{
-    const struct executor_info *x = &e->executor->info;
-    bool states = false;
-
-    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
-        states = states || x->kv_window[k] < 0;
-    }
-    if (states && s->speculate == SPECULATE_SUFFIX) {
-        return err_set_param(err, ERR_UNSUPPORTED, "speculate",
-                             "speculate suffix: the model has recurrent states, which cannot be "
-                             "taken back behind a draft that does not hold");
-    }
-    e->speculate = s->speculate;
-    e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
-    return 0;
 }
 
 static int configure(struct engine *e, const struct settings *s, struct err *err)
@@ -199,6 +191,19 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     return 0;
 }
 
+static int measure(struct executor *x, const char *what, struct step_cost *c, struct err *err)
+{
+    int rc = cost_measure(x, clock_us, c, err);
+
+    if (rc == 0) {
+        log_event(LOG_INFO, what, LOG_F64("fixed_us", c->fixed_us),
+                  LOG_F64("token_us", c->token_us), LOG_F64("context_us", c->context_us),
+                  LOG_F64("swap_block_us", c->swap_block_us), LOG_F64("row_us", c->row_us),
+                  LOG_F64("many_row_us", c->many_row_us));
+    }
+    return rc;
+}
+
 /* Measures step costs only if a setting needs them. QUIRE_STEP_COSTS=unknown leaves
  * them unknown, for tests whose results must not depend on the speed of a machine. */
 static int measure_costs(struct engine *e, struct err *err)
@@ -213,49 +218,13 @@ static int measure_costs(struct engine *e, struct err *err)
         e->max_draft == 0) {
         return 0;
     }
-    int rc = cost_measure(e->executor, clock_us, &c->cost, err);
+    int rc = measure(e->executor, "step costs", &c->cost, err);
+    if (rc == 0 && e->draft_executor) {
+        rc = measure(e->draft_executor, "step costs of the draft model", &e->draft_cost, err);
+    }
     /* a shorter step would spend most of its time reading the weights */
     if (rc == 0 && c->shared_itl_us > 0) {
         c->shared_itl_us = MAX(c->shared_itl_us, (int64_t)(2 * c->cost.fixed_us));
-    }
-    if (rc == 0) {
-        log_event(LOG_INFO, "step costs", LOG_F64("fixed_us", c->cost.fixed_us),
-                  LOG_F64("token_us", c->cost.token_us), LOG_F64("context_us", c->cost.context_us),
-                  LOG_F64("swap_block_us", c->cost.swap_block_us),
-                  LOG_F64("row_us", c->cost.row_us), LOG_F64("many_row_us", c->cost.many_row_us));
-    }
-    return rc;
-}
-
-/* Drafts that grammars force, and from what was written before, if they are wanted. */
-static int open_drafts(struct engine *e, struct err *err)
-{
-    const struct sched_config *c = &e->config;
-    struct suffix_config drafts = {.n_seqs = 2 * c->max_num_seqs,
-                                   .max_len = c->max_len,
-                                   .bytes = DRAFT_BYTES,
-                                   .store_tokens = c->prefix_cache ? DRAFT_STORE_TOKENS : 0,
-                                   .secret = c->secret};
-
-    if (e->max_draft == 0) {
-        return 0;
-    }
-    int rc = e->speculate == SPECULATE_GRAMMAR ? 0 : suffix_open(&e->drafts, &drafts, err);
-    if (rc == 0) {
-        forced_drafts_init(&e->forced, e->drafts ? suffix_source(e->drafts) : NULL);
-        sched_speculate(e->sched, &e->forced.base, e->max_draft);
-    }
-    return rc;
-}
-
-int engine_replay(struct engine *e, double acceptance, struct err *err)
-{
-    if (e->max_draft == 0) {
-        return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
-    }
-    int rc = replay_open(&e->replay, acceptance, e->config.vocab, err);
-    if (rc == 0) {
-        sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
     }
     return rc;
 }
@@ -266,7 +235,7 @@ static int open_core(struct engine *e, struct sink *sink, struct err *err)
 
     if (rc == 0) {
         e->config.group_bytes = sched_config(e->sched)->group_bytes;
-        rc = open_drafts(e, err);
+        rc = engine_drafts_open(e, err);
     }
     if (rc == 0) {
         rc = packer_new(&e->packer, &e->config, err);
@@ -315,6 +284,7 @@ static void make_fingerprint(struct engine *e)
 
     h = XXH64(e->model_name, strlen(e->model_name), h);
     h = XXH64(x->dtype, strlen(x->dtype), h);
+    h = XXH64(x->kv_dtype, strlen(x->kv_dtype), h);
     h = XXH64(x->device, strcspn(x->device, ":"), h);
     snprintf(e->fingerprint, sizeof(e->fingerprint), "fp_%010llx",
              (unsigned long long)h & 0xffffffffffULL);
@@ -325,7 +295,7 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
     e->sink = sink;
     int rc = configure(e, s, err);
     if (rc == 0) {
-        rc = set_speculation(e, s, err);
+        rc = engine_set_speculation(e, s, err);
     }
     if (rc == 0) {
         rc = measure_costs(e, err);
@@ -377,10 +347,12 @@ static void log_ready(const struct engine *e)
 
     log_event(LOG_INFO, "engine ready", LOG_STR("model", e->model_name),
               LOG_STR("device", e->executor->info.device),
-              LOG_STR("dtype", e->executor->info.dtype), LOG_I64("blocks", c->n_blocks),
-              LOG_I64("host_blocks", c->n_host_blocks), LOG_I64("block_size", c->block_size),
-              LOG_I64("kv_groups", sched_kv_groups(c)), LOG_I64("max_model_len", c->max_len),
-              LOG_I64("max_num_seqs", c->max_num_seqs),
+              LOG_STR("dtype", e->executor->info.dtype),
+              LOG_STR("kv_cache_dtype", e->executor->info.kv_dtype),
+              LOG_I64("kv_bytes_per_token", executor_token_bytes(&e->executor->info)),
+              LOG_I64("blocks", c->n_blocks), LOG_I64("host_blocks", c->n_host_blocks),
+              LOG_I64("block_size", c->block_size), LOG_I64("kv_groups", sched_kv_groups(c)),
+              LOG_I64("max_model_len", c->max_len), LOG_I64("max_num_seqs", c->max_num_seqs),
               LOG_I64("max_num_batched_tokens", c->max_num_batched_tokens));
 }
 
@@ -436,8 +408,7 @@ void engine_free(struct engine *e)
     output_free(e->output);
     reaper_close(&e->reaper);
     sched_free(e->sched);
-    suffix_free(e->drafts);
-    replay_free(e->replay);
+    engine_drafts_close(e);
     packer_free(e->packer);
     masks_free(e->masks);
     grammars_free(e->grammars);
@@ -447,6 +418,10 @@ void engine_free(struct engine *e)
     if (e->executor) {
         e->executor->free(e->executor);
     }
+    if (e->draft_executor) {
+        e->draft_executor->free(e->draft_executor);
+    }
+    free(e->draft_path);
     tokenizer_free(e->tokenizer);
     chat_template_free(e->chat);
     inbox_release(&e->inbox);
@@ -513,6 +488,8 @@ void engine_info(const struct engine *e, struct engine_info *ret)
         .fingerprint = e->fingerprint,
         .device = x->device,
         .dtype = x->dtype,
+        .kv_dtype = x->kv_dtype,
+        .kv_token_bytes = executor_token_bytes(x),
         .created = e->created,
         .max_model_len = x->max_len,
         .vocab = x->vocab,

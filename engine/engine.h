@@ -25,15 +25,17 @@ struct token_out {
     /* where its text begins: code points from the start of the choice's text, echo
      * included */
     int32_t text_offset;
-    float logprob;                          /* NaN for the first prompt token */
-    int32_t n_top;                          /* entries of the two arrays */
-    const int32_t *top_id;                  /* [n_top] token ids, best first */
-    const float *top_logprob; /* [n_top] */ /* [n_top] */
+    float logprob;            /* NaN for the first prompt token */
+    int32_t n_top;            /* entries of the two arrays */
+    const int32_t *top_id;    /* [n_top] token ids, best first */
+    const float *top_logprob; /* [n_top] */
+    bool drafted;             /* it was a draft that held (speculate) */
 };
 
 struct usage {
     /* completion: of all choices; cached: prompt tokens that the prefix cache had */
     int32_t prompt_tokens, completion_tokens, cached_tokens;
+    int32_t reasoning_tokens; /* of the completion; the engine leaves it 0 */
 };
 
 /* The memory behind a choice's last piece, each block from malloc. A sink that sets
@@ -132,6 +134,8 @@ struct engine_info {
     const char *fingerprint;      /* system_fingerprint */
     const char *device;           /* "cpu: …", "cuda: NVIDIA H200" */
     const char *dtype;            /* of the weights on the device: "bfloat16", … */
+    const char *kv_dtype;         /* of cached keys and values, likewise; "": none */
+    int64_t kv_token_bytes;       /* that the cache takes for a token, on a rank */
     int64_t created;              /* unix seconds */
     int32_t max_model_len, vocab; /* vocab: width of the logits */
     /* tokens a KV block; blocks on the device, in swap space */
@@ -199,6 +203,7 @@ int engine_chat_parser_feed(struct chat_parser *p, const char *text, size_t len,
 int engine_chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg);
 void engine_chat_parser_free(struct chat_parser *p);
 size_t engine_chat_parser_bytes(const struct chat_parser *p);
+bool engine_chat_parser_reasoning(const struct chat_parser *p);
 
 /* Compile a grammar for the model's vocabulary: for gen_params.grammar, which takes
  * over the reference. Any thread. ERR_INVALID, ERR_UNSUPPORTED, ERR_NOMEM: as

@@ -17,6 +17,8 @@
 #include "engine/sched/decode/decode.h"
 #include "engine/sched/decode/forced.h"
 #include "engine/sched/decode/pack.h"
+#include "engine/speculate/draft_model.h"
+#include "engine/speculate/mixed.h"
 #include "engine/speculate/replay.h"
 #include "engine/speculate/suffix.h"
 #include "engine/workers/executor.h"
@@ -40,7 +42,10 @@ struct engine {
     const struct chat_format *chat_format; /* of tool calls and reasoning; static */
     struct engine_chat chat_abilities;     /* found by engine_chat_open */
     struct executor *executor;
-    struct grammars *grammars; /* NULL: the executor takes no masks */
+    struct executor *draft_executor; /* the draft model; NULL: none */
+    char *draft_path;                /* of its files */
+    struct step_cost draft_cost;     /* of its steps; all 0: unknown */
+    struct grammars *grammars;       /* NULL: the executor takes no masks */
     struct sched_config config;
     struct generation_defaults defaults;
     char *model_name, *model_path;
@@ -53,9 +58,12 @@ struct engine {
 
     /* The engine's thread. */
     struct sched *sched;
-    struct suffix_drafts *drafts; /* NULL: none of these */
-    struct forced_drafts forced;  /* in front of `drafts` */
-    struct replay *replay;        /* instead, in benchmarks; else NULL */
+    struct suffix_drafts *drafts;     /* NULL: none of these */
+    struct draft_model *model_drafts; /* NULL: none of these */
+    struct mixed_drafts mixed;        /* of both, if there are */
+    struct forced_drafts forced;      /* in front of them */
+    struct replay *replay;            /* instead, in benchmarks; else NULL */
+    bool draft_died;                  /* the draft model's device failed, which was logged */
     struct packer *packer;
     struct masks *masks; /* NULL: the executor takes none */
     /* used in rotation: plan i belongs to steps i, i + depth + 1, … */

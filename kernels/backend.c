@@ -21,6 +21,10 @@ const char *dtype_name(enum dtype t)
         return "bfloat16";
     case DTYPE_I32:
         return "int32";
+    case DTYPE_F8:
+        return "fp8";
+    case DTYPE_I8:
+        return "int8";
     }
     return "unknown";
 }
@@ -35,6 +39,10 @@ void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, i
                             .dtype = dtype};
     l->token_stride = head_dim;
     l->head_stride = l->token_stride * block_size;
+    if (dtype == DTYPE_I8) {
+        l->scale_offset = div_ceil(l->head_stride, 16) * 16;
+        l->head_stride = div_ceil(l->scale_offset + 4 * (int64_t)block_size, 16) * 16;
+    }
     l->kv_stride = l->head_stride * n_kv_heads;
     l->layer_stride = l->kv_stride * 2;
     l->block_stride = l->layer_stride * n_layers;
@@ -58,7 +66,7 @@ void kv_layouts_pad(struct kv_layout *l, int32_t n)
     for (int32_t i = 0; i < n; i++) {
         bytes = MAX(bytes, kv_layout_block_bytes(&l[i]));
     }
-    bytes = (bytes + 3) / 4 * 4; /* whole elements of every type */
+    bytes = (bytes + 127) / 128 * 128; /* a device copies and reads whole lines */
     for (int32_t i = 0; i < n; i++) {
         l[i].block_stride = bytes / dtype_bytes(l[i].dtype);
     }

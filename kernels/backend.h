@@ -32,12 +32,14 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 13
+#define BACKEND_ABI 14
 
-enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32 };
+/* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
+ * 127. */
+enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I32, DTYPE_F8, DTYPE_I8 };
 static inline int64_t dtype_bytes(enum dtype t)
 {
-    return t == DTYPE_F32 || t == DTYPE_I32 ? 4 : 2;
+    return t == DTYPE_F32 || t == DTYPE_I32 ? 4 : t == DTYPE_F8 || t == DTYPE_I8 ? 1 : 2;
 }
 const char *dtype_name(enum dtype t);
 
@@ -141,7 +143,12 @@ enum kv_kind {
  * that share block tables. All groups take blocks from one pool, so their blocks have
  * the same number of tokens and of bytes. The only place that knows the order of the
  * axes: [block][layer][k|v][kv_head][token][dim], and of latents
- * [block][layer][token][dim]. */
+ * [block][layer][token][dim].
+ *
+ * A cache of DTYPE_F8 holds codes of e4m3: an element is its code times the layer's
+ * k_scale or v_scale (struct attention). In one of DTYPE_I8 each token has a scale of
+ * its own for every head's key and value, the greatest magnitude over 127: float32
+ * [token], scale_offset elements behind the head's first code. */
 struct kv_layout {
     enum kv_kind kind;
     int32_t block_size; /* tokens */
@@ -150,6 +157,7 @@ struct kv_layout {
     int32_t head_dim;   /* elements of one head's key or value, or of a token's latent */
     enum dtype dtype;   /* of an element; need not be that of weights or activations */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
+    int64_t scale_offset; /* of DTYPE_I8, elements, a multiple of 16; else 0: no scales */
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
@@ -210,7 +218,20 @@ struct attention {
     /* [1, n_heads], float32: a logit of each head that has a share of the softmax and
      * no value (gpt-oss's attention sinks); data NULL: none */
     struct mat sinks;
+    /* what codes of keys and of values are multiplied by in a cache of DTYPE_F8; 0
+     * stands for 1 */
+    float k_scale, v_scale;
 };
+
+static inline float attention_k_scale(const struct attention *a)
+{
+    return a->k_scale > 0 ? a->k_scale : 1;
+}
+
+static inline float attention_v_scale(const struct attention *a)
+{
+    return a->v_scale > 0 ? a->v_scale : 1;
+}
 
 /* Multi-head latent attention (DeepSeek-V2, section 2.1; names after it). Of a token
  * the cache holds the normed latent c [latent] and behind it the rotated key r

@@ -140,6 +140,7 @@ struct model_options {
     int32_t max_len;         /* positions of the rotation table */
     int32_t rank, n_ranks;   /* of tensor parallelism */
     int32_t stage, n_stages; /* of pipeline parallelism */
+    bool fp8_cache;          /* keys and values are cached as e4m3, by the checkpoint's scales */
     bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
 };
 
@@ -190,7 +191,8 @@ struct model {
 /* One name in config.json's "architectures", and the defaults of what the file may
  * omit; fields as in struct model_config. */
 struct architecture {
-    const char *name; /* NULL ends a table */
+    const char *name;   /* NULL ends a table */
+    const char *models; /* what people call them: "Qwen2, Qwen2.5" */
     enum norm_kind norm;
     float norm_eps; /* default */
     enum activation act;
@@ -233,6 +235,8 @@ struct tensor_spec; /* layers.h */
 struct model_family {
     const struct architecture *architectures; /* ends with a NULL name */
     const struct tensor_spec *tensors;        /* ends with a NULL name */
+    /* in its place if the checkpoint has all experts of a layer in one tensor; NULL */
+    const struct model_family *stacked;
     const char *const *ignored; /* endings of tensor names that are not used; NULL-terminated */
     /* Enqueue the whole stack for the current batch: tokens in, model->hidden
      * [n_tokens, embed_dim] out, normed. Each stage of a pipeline computes its layers:

@@ -23,6 +23,7 @@ static void print_help(FILE *out)
             "--help\n"
             "  quantize       write a model's directory with quantised weights: quire quantize "
             "--help\n"
+            "  models         list the architectures that can be served\n"
             "  config         print every setting and where its value came from\n"
             "  health         ask a running server whether it is ready (exit status 0 or 1)\n"
             "  version        print the version\n"
@@ -71,6 +72,9 @@ static int run_command(const char *name, int n, char **rest)
     }
     if (strcmp(name, "quantize") == 0) {
         return quantize_main(n, rest);
+    }
+    if (strcmp(name, "models") == 0) {
+        return models_main(n, rest);
     }
     if (strcmp(name, "rank") == 0) { /* internal: started by serve, so not in the help */
         return worker_main(n, rest);

@@ -12,6 +12,12 @@ enum kv_policy { KV_PAGED, KV_ORCA_MAX, KV_ORCA_POW2, KV_ORCA_ORACLE };
 
 /* Where drafts come from (engine/sched/draft.h): GRAMMAR what grammars force; SUFFIX
  * that, and texts written before; AUTO: SUFFIX, where it pays. */
-enum speculate { SPECULATE_OFF, SPECULATE_AUTO, SPECULATE_SUFFIX, SPECULATE_GRAMMAR };
+enum speculate {
+    SPECULATE_OFF,
+    SPECULATE_AUTO,
+    SPECULATE_SUFFIX,
+    SPECULATE_GRAMMAR,
+    SPECULATE_DRAFT,
+};
 
 #endif

@@ -16,6 +16,7 @@ enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
 enum quantization { QUANTIZE_NONE, QUANTIZE_FP8, QUANTIZE_INT4 };
+enum kv_cache_dtype { KV_CACHE_AUTO, KV_CACHE_BF16, KV_CACHE_FP8, KV_CACHE_INT8 };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum prefix_cache_scope { PREFIX_CACHE_KEY, PREFIX_CACHE_SERVER };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };
@@ -46,6 +47,7 @@ struct settings {
     int64_t max_num_seqs;           /* 0: by device */
     int64_t max_num_batched_tokens; /* 0: by device */
     double target_itl_ms;           /* 0: by device; -1: none, throughput first */
+    int kv_cache_dtype;             /* enum kv_cache_dtype */
     int64_t block_size;             /* tokens */
     int64_t state_snapshot_tokens;  /* between snapshots of recurrent states; 0: by the block */
     int64_t kv_blocks;              /* 0: from memory */
@@ -57,6 +59,7 @@ struct settings {
     int kv_policy;            /* enum kv_policy */
     int speculate;            /* enum speculate */
     int64_t max_draft;        /* drafts of a sequence in a step */
+    char *draft_model;        /* NULL: none */
     char *speculative_config; /* vLLM's JSON, which settings_speculation has read; NULL: none */
     bool prefix_cache;
     struct prefix_setting *prefixes; /* [n_prefixes], YAML only */

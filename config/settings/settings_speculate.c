@@ -1,19 +1,55 @@
 /* speculative_config: speculative decoding as vLLM's --speculative-config writes it. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "config/base/json.h"
 #include "config/base/limits.h"
 #include "config/settings/settings_table.h"
 
-enum { METHOD_BYTES = 64 };
+enum { METHOD_BYTES = 64, MODEL_BYTES = 4096 };
 
-static int set_method(struct settings *s, const char *method, struct err *e)
+/* What the JSON says. */
+struct speculation {
+    char method[METHOD_BYTES], model[MODEL_BYTES]; /* "": not given */
+    int64_t n_drafts;
+};
+
+static int set_draft_model(struct settings *s, const char *model, struct err *e)
 {
-    if (strcmp(method, "ngram") != 0 && strcmp(method, "suffix") != 0) {
+    if (!model[0]) {
+        return err_set_param(e, ERR_INVALID, "speculative_config",
+                             "speculative_config: the method draft_model needs a model");
+    }
+    char *name = strdup(model);
+    if (!name) {
+        return err_nomem(e, "the draft model's name");
+    }
+    free(s->draft_model);
+    s->draft_model = name;
+    s->speculate = SPECULATE_DRAFT;
+    return 0;
+}
+
+/* As vLLM has it, a model without a method is a draft model. */
+static int set_method(struct settings *s, const struct speculation *v, struct err *e)
+{
+    if (strcmp(v->method, "draft_model") == 0 || (!v->method[0] && v->model[0])) {
+        return set_draft_model(s, v->model, e);
+    }
+    if (!v->method[0]) {
+        return err_set_param(e, ERR_INVALID, "speculative_config",
+                             "speculative_config names no method; there are ngram, suffix and "
+                             "draft_model");
+    }
+    if (strcmp(v->method, "ngram") != 0 && strcmp(v->method, "suffix") != 0) {
         return err_set_param(e, ERR_UNSUPPORTED, "speculative_config",
                              "speculative_config: the method %s is not there; there are ngram "
-                             "and suffix, which are the same here",
-                             method);
+                             "and suffix, which are the same here, and draft_model",
+                             v->method);
+    }
+    if (v->model[0]) {
+        return err_set_param(e, ERR_INVALID, "speculative_config",
+                             "speculative_config: the method %s has no model", v->method);
     }
     s->speculate = SPECULATE_SUFFIX;
     return 0;
@@ -26,44 +62,63 @@ static bool is_ignored(const struct json *j)
            strncmp(j->key, "suffix_decoding_", strlen("suffix_decoding_")) == 0;
 }
 
-static bool read_member(struct json *j, char *method, int64_t *n_drafts)
+static bool read_member(struct json *j, struct speculation *v)
 {
     size_t len;
 
     if (json_key_is(j, "method")) {
-        return json_read_string(j, method, METHOD_BYTES, &len);
+        return json_read_string(j, v->method, METHOD_BYTES, &len);
+    }
+    if (json_key_is(j, "model")) {
+        return json_read_string(j, v->model, MODEL_BYTES, &len);
     }
     if (json_key_is(j, "num_speculative_tokens")) {
-        return json_read_int(j, n_drafts) &&
-               ((*n_drafts >= 1 && *n_drafts <= LIMIT_DRAFT) ||
+        return json_read_int(j, &v->n_drafts) &&
+               ((v->n_drafts >= 1 && v->n_drafts <= LIMIT_DRAFT) ||
                 json_fail(j, "num_speculative_tokens is %lld; allowed are 1 to %d",
-                          (long long)*n_drafts, LIMIT_DRAFT));
+                          (long long)v->n_drafts, LIMIT_DRAFT));
     }
     return is_ignored(j) ? json_skip(j) : json_fail(j, "\"%s\" is not known here", j->key);
 }
 
-int settings_speculation(struct settings *s, struct err *e)
+static int read_config(struct settings *s, struct err *e)
 {
-    char method[METHOD_BYTES] = "";
-    int64_t n_drafts = s->max_draft;
+    struct speculation v = {.n_drafts = s->max_draft};
     struct err why = {0};
     struct json j;
 
-    if (!s->speculative_config) {
-        return 0;
-    }
     json_init(&j, s->speculative_config, strlen(s->speculative_config), "speculative_config", &why);
     bool read = json_enter_object(&j);
     while (read && json_next_member(&j)) {
-        read = read_member(&j, method, &n_drafts);
+        read = read_member(&j, &v);
     }
     if (!read || j.failed || !json_finish(&j)) {
         return err_set_param(e, ERR_INVALID, "speculative_config", "%s", why.text);
     }
-    if (!method[0]) {
-        return err_set_param(e, ERR_INVALID, "speculative_config",
-                             "speculative_config names no method; there are ngram and suffix");
+    s->max_draft = v.n_drafts;
+    return set_method(s, &v, e);
+}
+
+static int check_draft_model(const struct settings *s, struct err *e)
+{
+    if (s->speculate == SPECULATE_DRAFT && !s->draft_model) {
+        return err_set_param(e, ERR_INVALID, "speculate", "speculate draft needs a draft_model");
     }
-    s->max_draft = n_drafts;
-    return set_method(s, method, e);
+    if (s->draft_model && s->speculate != SPECULATE_DRAFT && s->speculate != SPECULATE_AUTO) {
+        return err_set_param(e, ERR_INVALID, "draft_model",
+                             "draft_model is set, but speculate is neither draft nor auto");
+    }
+    if (s->draft_model && (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1)) {
+        return err_set_param(e, ERR_UNSUPPORTED, "draft_model",
+                             "draft_model: a model on several ranks has none; "
+                             "tensor_parallel_size and pipeline_parallel_size must be 1");
+    }
+    return 0;
+}
+
+int settings_speculation(struct settings *s, struct err *e)
+{
+    int rc = s->speculative_config ? read_config(s, e) : 0;
+
+    return rc < 0 ? rc : check_draft_model(s, e);
 }

@@ -22,6 +22,13 @@ static const struct setting_choice LOAD_FORMATS[] = {{"auto", LOAD_AUTO},
                                                      {0}};
 static const struct setting_choice QUANTIZATIONS[] = {
     {"none", QUANTIZE_NONE}, {"fp8", QUANTIZE_FP8}, {"int4", QUANTIZE_INT4}, {0}};
+static const struct setting_choice KV_CACHE_DTYPES[] = {{"auto", KV_CACHE_AUTO},
+                                                        {"bf16", KV_CACHE_BF16},
+                                                        {"fp8", KV_CACHE_FP8},
+                                                        {"int8", KV_CACHE_INT8},
+                                                        {"bfloat16", KV_CACHE_BF16},
+                                                        {"fp8_e4m3", KV_CACHE_FP8},
+                                                        {0}};
 static const struct setting_choice GENERATION_CONFIGS[] = {{"auto", 0}, {"none", 1}, {0}};
 static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
@@ -32,11 +39,9 @@ static const struct setting_choice KV_POLICIES[] = {{"paged", KV_PAGED},
                                                     {"orca-pow2", KV_ORCA_POW2},
                                                     {"orca-oracle", KV_ORCA_ORACLE},
                                                     {0}};
-static const struct setting_choice SPECULATES[] = {{"off", SPECULATE_OFF},
-                                                   {"auto", SPECULATE_AUTO},
-                                                   {"suffix", SPECULATE_SUFFIX},
-                                                   {"grammar", SPECULATE_GRAMMAR},
-                                                   {0}};
+static const struct setting_choice SPECULATES[] = {
+    {"off", SPECULATE_OFF},         {"auto", SPECULATE_AUTO},   {"suffix", SPECULATE_SUFFIX},
+    {"grammar", SPECULATE_GRAMMAR}, {"draft", SPECULATE_DRAFT}, {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {
     {"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
@@ -120,12 +125,17 @@ const struct setting setting_table[] = {
      .help = "speculative decoding: several tokens of a sequence in one step, with the same "
              "texts, as far as a step has room; grammar: tokens that a schema or grammar "
              "forces are drafted; suffix: these, and where the text repeats its prompt, itself "
-             "or a recent answer; auto: suffix, if the model can"},
+             "or a recent answer; draft: forced tokens, and what the draft model says; auto: "
+             "whichever of all these pays, if the model can"},
+    {STRING(draft_model, NULL), .metavar = "DIR", .group = "Scheduling",
+     .help = "a small model of the same vocabulary, which drafts tokens for the served one "
+             "(speculate draft or auto); named as model is"},
     {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
      .help = "maximum number of tokens that are drafted for a sequence in one step"},
     {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",
-     .help = "the same as vLLM writes it, with method ngram or suffix and "
-             "num_speculative_tokens; sets speculate and max-draft"},
+     .help = "the same as vLLM writes it, with method ngram, suffix or "
+             "draft_model, model and num_speculative_tokens; sets speculate, draft-model and "
+             "max-draft"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",
      .help = "seed for requests without one of their own; -1: random"},
     {INT(tensor_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",
@@ -156,6 +166,9 @@ const struct setting setting_table[] = {
     {INT(local_size, "1", 1, 64), .metavar = "N", .group = "Nodes",
      .help = "number of the nnodes that run on this machine"},
 
+    {CHOICE(kv_cache_dtype, "auto", KV_CACHE_DTYPES), .group = "Memory",
+     .help = "type of cached keys and values; auto: that of the activations; bf16; fp8: e4m3 with "
+             "the checkpoint's k_scale and v_scale, or 1; int8: a scale a token and head"},
     {INT(block_size, "16", 1, 256), .metavar = "TOKENS", .group = "Memory",
      .help = "number of tokens in a KV block; models with recurrent states have larger ones, "
              "multiples of it in which a state fits"},

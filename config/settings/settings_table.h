@@ -71,7 +71,8 @@ int settings_parse_yaml(struct settings *s, const char *text, size_t len, const 
  * them. */
 int settings_cluster(struct settings *s, char **env, struct err *e);
 int settings_check_nodes(const struct settings *s, struct err *e);
-/* Set speculate and max_draft by speculative_config, if that is set. */
+/* Set speculate, draft_model and max_draft by speculative_config, if that is set, and
+ * check them. */
 int settings_speculation(struct settings *s, struct err *e);
 
 #endif

@@ -5,6 +5,7 @@ _quire_commands='serve
 bench
 simulate
 quantize
+models
 config
 health
 version
@@ -25,7 +26,8 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
---speculate off|auto|suffix|grammar
+--speculate off|auto|suffix|grammar|draft
+--draft-model DIR
 --max-draft TOKENS
 --speculative-config JSON
 --seed N
@@ -39,6 +41,7 @@ _quire_settings='--model DIR
 --node-timeout SECONDS
 --local-rank N
 --local-size N
+--kv-cache-dtype auto|bf16|fp8|int8
 --block-size TOKENS
 --state-snapshot-tokens TOKENS
 --kv-blocks N

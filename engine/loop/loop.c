@@ -165,13 +165,34 @@ static int64_t launch_waits_us(struct engine *e)
     return e->executor->launch_waits_us ? e->executor->launch_waits_us(e->executor) : 0;
 }
 
+/* What drafting has taken so far: the draft model's device worked. */
+static int64_t drafting_us(const struct engine *e)
+{
+    return e->model_drafts ? draft_model_us(e->model_drafts) : 0;
+}
+
+/* Plans a step, in front of which the draft model may run. */
+static int32_t plan_step(struct engine *e, int64_t now_us, struct plan *plan)
+{
+    int64_t drafted_us = drafting_us(e);
+    int32_t n = sched_plan(e->sched, now_us, plan);
+
+    e->host_us -= drafting_us(e) - drafted_us;
+    if (e->model_drafts && !e->draft_died && draft_model_death(e->model_drafts)) {
+        e->draft_died = true;
+        log_event(LOG_ERROR, "the draft model failed; nothing is drafted any more",
+                  LOG_STR("error", draft_model_death(e->model_drafts)));
+    }
+    return n;
+}
+
 /* Stages 5 to 7. Returns the number of sequences in the launched step; 0: nothing to
  * run, or the device failed. */
 static int32_t launch_step(struct engine *e, int64_t now_us)
 {
     struct plan *plan = plan_at(e, e->n_launched);
 
-    if (!may_launch(e) || sched_plan(e->sched, now_us, plan) == 0) {
+    if (!may_launch(e) || plan_step(e, now_us, plan) == 0) {
         return 0;
     }
     if (kv_feed_wanted(&e->kv_feed, now_us)) {

@@ -223,8 +223,11 @@ static int held_push(struct held_tokens *h, const struct delta *d, int32_t text_
     if (held_reserve(h, d->n_top) < 0) {
         return ERR_NOMEM;
     }
-    h->token[h->n] = (struct token_out){
-        .id = d->token, .text_offset = text_offset, .logprob = d->logprob, .n_top = d->n_top};
+    h->token[h->n] = (struct token_out){.id = d->token,
+                                        .text_offset = text_offset,
+                                        .logprob = d->logprob,
+                                        .n_top = d->n_top,
+                                        .drafted = d->drafted};
     h->text_at[h->n++] = text_at;
     h->n_open++;
     if (d->n_top > 0) {
@@ -276,7 +279,9 @@ static struct usage usage_of(const struct request *r)
 {
     const struct output_state *m = r->output_state;
 
-    return (struct usage){r->n_prompt, m->completion_tokens, m->cached_tokens};
+    return (struct usage){.prompt_tokens = r->n_prompt,
+                          .completion_tokens = m->completion_tokens,
+                          .cached_tokens = m->cached_tokens};
 }
 
 /* Sends the first text_bytes of c's text, as choice `index`, with the tokens that begin

@@ -30,9 +30,9 @@ enum {
 struct record {
     struct request *request;
     const char *error;
-    int16_t kind;
+    int8_t kind;
     int8_t finish;
-    bool is_stop;
+    bool is_stop, drafted;
     int32_t n_top;
     int32_t choice;
     int32_t token;
@@ -107,9 +107,10 @@ void output_push(struct output_stage *o, const struct delta *d)
     o->cell[o->tail++ & o->mask].record = (struct record){
         .request = d->request,
         .error = d->error,
-        .kind = (int16_t)d->kind,
+        .kind = (int8_t)d->kind,
         .finish = (int8_t)d->finish,
         .is_stop = d->is_stop,
+        .drafted = d->drafted,
         .n_top = n_top,
         .choice = d->choice,
         .token = d->token,
@@ -150,6 +151,7 @@ static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read
         .top_logprob = ret->top_logprob,
         .finish = r->finish,
         .is_stop = r->is_stop,
+        .drafted = r->drafted,
         .stop_token = r->stop_token,
         .cached_tokens = r->cached_tokens,
         .error = r->error,

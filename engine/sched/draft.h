@@ -16,6 +16,20 @@
 
 #include "engine/sched/seq.h"
 
+/* A sequence whose drafts the next step could verify. */
+struct draft_want {
+    struct seq *seq; /* all its tokens are known */
+    int32_t most;    /* drafts; its tables have blocks for their keys and values */
+};
+
+/* A step without drafts, by the cost model. */
+struct draft_step {
+    double tokens;   /* that it brings */
+    double us;       /* its time; 0: costs are unknown */
+    double token_us; /* time of a further token */
+    double row_us;   /* the same where it is sampled from */
+};
+
 struct draft_source {
     /* How many drafts of `q` would hold in its next step, as far as its known tokens
      * tell; 0: none are likely. Its last token may be in flight. Called for every
@@ -31,6 +45,18 @@ struct draft_source {
     void (*verified)(struct draft_source *d, struct seq *q, int32_t n, int32_t n_accepted);
     /* A group that has started ends; its sequences have the tokens that they got. */
     void (*ended)(struct draft_source *d, struct group *g);
+    /* A step like this one, of n sequences that decode, is what `expect` is asked about
+     * next. (optional) */
+    void (*outlook)(struct draft_source *d, const struct draft_step *step, int32_t n);
+    /* Drafts for n sequences at once, before `draft` is called for any, and only while
+     * no step is in flight: the one function that may wait, for a device of its own. It
+     * may change want[]. Returns the microseconds it has taken by the source's cost
+     * model. (optional) */
+    double (*prepare)(struct draft_source *d, struct draft_want *want, int32_t n,
+                      const struct draft_step *step);
+    /* A step that only decodes, of so many rows, took `us` on the device, and by the
+     * cost model `estimate_us`. (optional) */
+    void (*observed)(struct draft_source *d, int32_t n_rows, double estimate_us, double us);
 };
 
 #endif

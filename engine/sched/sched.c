@@ -306,6 +306,9 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
     const double WEIGHT = 1.0 / 16, LEAST = 0.5, MOST = 4;
     bool mixed = p->n_decode > 0 && p->n_items > p->n_decode;
 
+    if (us > 0 && s->drafts && s->drafts->observed && p->n_tokens == p->n_items + p->n_verify) {
+        s->drafts->observed(s->drafts, p->n_tokens, p->estimate_us, (double)us);
+    }
     if (us <= 0 || !mixed || p->n_verify > 0 || p->estimate_us <= 0) {
         return;
     }

@@ -66,6 +66,18 @@ static bool is_worth(const struct sched *s, const struct room *r, const struct s
     return s->c.cost.token_us <= 0 || prob * r->us > draft_us(s, r, q) * r->expected;
 }
 
+/* The step as a source of drafts sees it. */
+static struct draft_step step_of(const struct sched *s, const struct room *r)
+{
+    const struct step_cost *c = &s->c.cost;
+    double row = r->n_tokens < STEP_FEW_ROWS ? c->row_us : c->many_row_us;
+
+    return (struct draft_step){.tokens = r->expected,
+                               .us = c->token_us > 0 ? r->us : 0,
+                               .token_us = c->token_us,
+                               .row_us = MAX(c->token_us, row)};
+}
+
 /* The sum over the sequences of a running group of what their drafts are expected to
  * bring. */
 static double expected_of(struct sched *s, struct group *g, const struct room *r)
@@ -103,6 +115,10 @@ bool drafts_awaited(struct sched *s)
         return false;
     }
     r.expected = r.n_tokens;
+    if (s->drafts->outlook) {
+        struct draft_step step = step_of(s, &r);
+        s->drafts->outlook(s->drafts, &step, r.n_tokens);
+    }
     for (struct group *g = s->running.first; g; g = g->next) {
         expected += in_prefill(g) || g->parked ? 0 : expected_of(s, g, &r);
     }
@@ -137,6 +153,18 @@ static void take_blocks(struct sched *s, struct seq *q, int32_t n_tokens)
         while (t->n_blocks < blocks_for(s, n_tokens)) {
             t->block[t->n_blocks++] = take_block(s);
         }
+    }
+}
+
+/* Give back the blocks behind those of n_tokens. */
+static void drop_behind(struct sched *s, struct seq *q, int32_t n_tokens)
+{
+    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+        struct block_table *t = &q->table[k];
+        while (t->n_blocks > MAX(blocks_for(s, n_tokens), t->first)) {
+            kvpool_unref(&s->pool, t->block[--t->n_blocks]);
+        }
+        t->n_synced = MIN(t->n_synced, t->n_blocks);
     }
 }
 
@@ -180,6 +208,41 @@ static int32_t most_drafts(struct sched *s, const struct seq *q, const struct ro
 
 /* ---- a step's drafts ---- */
 
+static bool takes_drafts(const struct plan_item *it)
+{
+    const struct seq *q = it->seq;
+
+    return it->n_sampled == 1 && can_verify(q) && q->n_tokens == q->group->n_prompt + q->n_out;
+}
+
+/* Let the source draft for all items at once: each has its share of the room, and
+ * blocks for it. False: it does not. */
+static bool prepare_drafts(struct sched *s, const struct plan *p, struct room *r)
+{
+    struct draft_step step = step_of(s, r);
+    int32_t n = 0, n_items = 0;
+
+    if (!s->drafts->prepare || s->n_in_flight > 0) {
+        return false;
+    }
+    for (int32_t i = 0; i < p->n_items; i++) {
+        n_items += takes_drafts(&p->item[i]);
+    }
+    for (int32_t i = 0; i < p->n_items; i++) {
+        const struct plan_item *it = &p->item[i];
+        int32_t most = takes_drafts(it) ? most_drafts(s, it->seq, r) : 0;
+        most = MIN(most, MIN(r->left, s->scores_left) / MAX(n_items, 1));
+        if (most > 0) {
+            take_blocks(s, it->seq, it->first + it->n + most);
+            s->want[n++] = (struct draft_want){it->seq, most};
+        }
+    }
+    if (n > 0) {
+        r->us += s->drafts->prepare(s->drafts, s->want, n, &step);
+    }
+    return true;
+}
+
 /* Drafts for an item that decodes; they are kept behind the sequence's known tokens.
  * Returns how many. */
 static int32_t draft_item(struct sched *s, const struct plan_item *it, struct room *r)
@@ -188,7 +251,7 @@ static int32_t draft_item(struct sched *s, const struct plan_item *it, struct ro
     float prob[LIMIT_DRAFT];
     int32_t n = 0;
 
-    if (it->n_sampled != 1 || !can_verify(q) || q->n_tokens > q->group->n_prompt + q->n_out) {
+    if (!takes_drafts(it)) {
         return 0;
     }
     int32_t most = most_drafts(s, q, r);
@@ -223,9 +286,13 @@ void plan_drafts(struct sched *s, struct plan *p)
         return;
     }
     struct room r = step_room(s, p);
+    bool has_blocks = prepare_drafts(s, p, &r);
     for (int32_t i = 0; i < p->n_items; i++) {
         struct plan_item it = p->item[i];
         int32_t n = draft_item(s, &it, &r);
+        if (has_blocks && takes_drafts(&it)) {
+            drop_behind(s, it.seq, it.first + it.n + n);
+        }
         if (n == 0) {
             p->item[kept++] = it;
             continue;
@@ -240,18 +307,6 @@ void plan_drafts(struct sched *s, struct plan *p)
 }
 
 /* ---- commit ---- */
-
-/* Give back the blocks behind those of n_tokens. */
-static void drop_behind(struct sched *s, struct seq *q, int32_t n_tokens)
-{
-    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        struct block_table *t = &q->table[k];
-        while (t->n_blocks > MAX(blocks_for(s, n_tokens), t->first)) {
-            kvpool_unref(&s->pool, t->block[--t->n_blocks]);
-        }
-        t->n_synced = MIN(t->n_synced, t->n_blocks);
-    }
-}
 
 int32_t drafts_accepted(const struct plan_item *it, const int32_t *token)
 {

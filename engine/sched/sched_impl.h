@@ -158,6 +158,7 @@ struct sched {
 
     struct draft_source *drafts; /* NULL: no speculation */
     int32_t max_draft;           /* of a sequence in a step */
+    struct draft_want *want;     /* [max_num_seqs] scratch */
 
     struct constraint_node *dropped; /* states of grammars that no sequence holds any more */
 

@@ -13,6 +13,7 @@ struct record {
 
 struct replay {
     struct draft_source base;
+    struct draft_source *model; /* NULL: none */
     float acceptance;
     int32_t vocab;
     struct record *record; /* [cap] */
@@ -47,6 +48,9 @@ static float expect(struct draft_source *base, struct seq *q)
 {
     const struct replay *r = replay_of(base);
 
+    if (r->model) {
+        return record_of(r, q) ? r->model->expect(r->model, q) : 0;
+    }
     return record_of(r, q) ? r->acceptance / (1.0625f - r->acceptance) : 0;
 }
 
@@ -66,18 +70,50 @@ static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int
     float all = 1;
     int32_t n = 0;
 
+    if (r->model) {
+        most = r->model->draft(r->model, q, most, token, prob);
+    }
     while (a && n < most && q->n_out + n < a->n) {
         bool right = chance(q, q->n_out + n) < (double)r->acceptance;
         int32_t t = a->token[q->n_out + n];
         token[n] = right ? t : (t + 1) % r->vocab;
-        prob[n++] = all *= r->acceptance;
+        all *= r->acceptance;
+        prob[n] = r->model ? prob[n] : all;
+        n++;
     }
     return n;
 }
 
 static void verified(struct draft_source *base, struct seq *q, int32_t n, int32_t n_accepted)
 {
-    (void)base, (void)q, (void)n, (void)n_accepted;
+    const struct replay *r = replay_of(base);
+
+    if (r->model) {
+        r->model->verified(r->model, q, n, n_accepted);
+    }
+}
+
+static void outlook(struct draft_source *base, const struct draft_step *step, int32_t n)
+{
+    const struct replay *r = replay_of(base);
+
+    if (r->model) {
+        r->model->outlook(r->model, step, n);
+    }
+}
+
+static double prepare(struct draft_source *base, struct draft_want *want, int32_t n,
+                      const struct draft_step *step)
+{
+    const struct replay *r = replay_of(base);
+    int32_t kept = 0;
+
+    for (int32_t i = 0; i < n && r->model; i++) {
+        if (record_of(r, want[i].seq)) {
+            want[kept++] = want[i];
+        }
+    }
+    return kept > 0 ? r->model->prepare(r->model, want, kept, step) : 0;
 }
 
 /* Record the answer, unless memory is short. */
@@ -112,7 +148,17 @@ static void ended(struct draft_source *base, struct group *g)
     }
 }
 
-int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct err *e)
+static void observed(struct draft_source *base, int32_t n_rows, double estimate_us, double us)
+{
+    const struct replay *r = replay_of(base);
+
+    if (r->model) {
+        r->model->observed(r->model, n_rows, estimate_us, us);
+    }
+}
+
+int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct draft_source *model,
+                struct err *e)
 {
     struct replay *r = calloc(1, sizeof(*r));
 
@@ -121,6 +167,12 @@ int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct er
     }
     r->base = (struct draft_source){
         .expect = expect, .draft = draft, .verified = verified, .ended = ended};
+    if (model) {
+        r->base.outlook = outlook;
+        r->base.prepare = prepare;
+        r->base.observed = observed;
+    }
+    r->model = model;
     r->acceptance = (float)acceptance;
     r->vocab = vocab;
     *ret = r;

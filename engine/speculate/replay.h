@@ -9,8 +9,10 @@
 #include "engine/sched/draft.h"
 
 struct replay;
-/* acceptance in [0, 1]; ERR_NOMEM. */
-int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct err *e);
+/* acceptance in [0, 1]. `model`, borrowed: the source of a draft model, which drafts as
+ * when serving, its tokens replaced by those of the record; NULL: none. ERR_NOMEM. */
+int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct draft_source *model,
+                struct err *e);
 /* NULL: nothing. */
 void replay_free(struct replay *r);
 /* For sched_speculate. */

@@ -20,6 +20,7 @@ struct executor_info {
     int32_t n_blocks, n_host_blocks; /* KV blocks on the device; in swap space */
     int32_t block_size;              /* tokens */
     int64_t block_bytes;             /* of one block of a KV group, on this rank */
+    int64_t draft_block_bytes;       /* of a block in the draft model's cache; 0: none */
     int32_t n_kv_groups;             /* KV groups; 0: one */
     /* [n_kv_groups] tokens that its layers see, 0: all, KV_WINDOW_STATE: it holds
      * recurrent states; 0 for the first group */
@@ -38,11 +39,18 @@ struct executor_info {
     int32_t shared_itl_us; /* the same while several tenants are active (policy: fair) */
     char device[160];      /* "cpu: …", "cuda: NVIDIA H200" */
     char dtype[16];        /* of the weights: "bfloat16", … */
+    char kv_dtype[16];     /* of cached keys and values, likewise; "": there are none */
 };
 
 static inline int32_t executor_kv_groups(const struct executor_info *x)
 {
     return MAX(x->n_kv_groups, 1);
+}
+
+/* Bytes of a token that all layers see, on this rank. */
+static inline int64_t executor_token_bytes(const struct executor_info *x)
+{
+    return x->block_size > 0 ? x->block_bytes * executor_kv_groups(x) / x->block_size : 0;
 }
 
 struct executor {
@@ -75,8 +83,17 @@ struct executor {
  * name, with pools sized by them. */
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e);
-/* ranks.c: the same on tensor_parallel_size * pipeline_parallel_size ranks, one process
- * each; this process is rank 0. */
+/* The same beside a draft model, whose cache has draft_block_bytes for each block: the
+ * pool leaves room for it. */
+int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
+                       const struct model_config *c, int64_t draft_block_bytes, struct err *e);
+/* A model without a cache yet, whose info tells the bytes of a block; all its layers
+ * are in one KV group. runner_add_cache makes it complete. */
+int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct err *e);
+int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
+/* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
+ * process each; this process is rank 0. */
 int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
                const struct model_config *c, struct err *e);
 /* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once

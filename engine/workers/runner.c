@@ -33,8 +33,10 @@ struct job {
 struct runner {
     struct executor base;
     struct rank_place *place; /* NULL: the only rank */
+    bool one_kv_group;        /* whatever the windows of the layers */
     struct backend *backend;
     struct model *model;
+    enum dtype kv_dtype; /* of keys and values */
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
      * % N_GATHERED], which stay valid until the wait after next. */
     struct microbatch microbatch;
@@ -264,6 +266,10 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     if (rc < 0) {
         return rc;
     }
+    if (r->one_kv_group) {
+        x->n_kv_groups = 1;
+        x->kv_window[0] = 0;
+    }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
         .device = r->place ? r->place->local_rank : 0,
@@ -355,7 +361,8 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
-        .one_kv_group = s->kv_policy != KV_PAGED,
+        .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
+        .one_kv_group = r->one_kv_group || s->kv_policy != KV_PAGED,
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
@@ -366,17 +373,37 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     return rc;
 }
 
-/* The type of keys and values: that of the activations. */
-static enum dtype kv_dtype(const struct runner *r)
+/* Sets the type of keys and values. */
+static int choose_kv_dtype(struct runner *r, const struct settings *s, struct err *e)
 {
-    return backend_act_dtype(r->backend, r->model->options.dtype);
+    struct executor_info *x = &r->base.info;
+    enum dtype act = backend_act_dtype(r->backend, r->model->options.dtype);
+
+    r->kv_dtype = runner_kv_dtype(s, act);
+    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(r->kv_dtype));
+    if (r->backend->async && r->kv_dtype != act && dtype_bytes(r->kv_dtype) > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype %s: on a GPU it is that of the activations, %s, or "
+                             "one of 8 bits",
+                             dtype_name(r->kv_dtype), dtype_name(act));
+    }
+    return 0;
 }
 
 /* Sets the layout of each KV group on this rank; all have as many layers. */
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, kv_dtype(r));
+    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, r->kv_dtype);
+}
+
+static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    struct backend *k = r->backend;
+    int rc = k->ops->kv_create(k, layout, x->n_blocks, x->n_host_blocks, e);
+
+    return rc == 0 && k->ops->ready ? k->ops->ready(k, e) : rc;
 }
 
 /* Allocates the KV pools from the memory that the weights left. */
@@ -388,10 +415,14 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     struct kv_layout layout[LIMIT_KV_GROUPS];
     struct backend_memory memory;
 
+    int rc = choose_kv_dtype(r, s, e);
+    if (rc < 0) {
+        return rc;
+    }
     set_layouts(r, c, layout);
     x->kv_window_align = k->window_align;
     x->block_bytes = kv_layout_block_bytes(layout);
-    int rc = k->ops->memory(k, &memory, e);
+    rc = k->ops->memory(k, &memory, e);
     if (!k->async) { /* the ranks on a machine share its memory */
         memory.free_bytes /= local_world_size(r);
     }
@@ -401,13 +432,7 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
     if (rc == 0 && r->place) {
         rc = r->place->agree(r->place, x, r->model, e);
     }
-    if (rc == 0) {
-        rc = k->ops->kv_create(k, layout, x->n_blocks, x->n_host_blocks, e);
-    }
-    if (rc == 0 && k->ops->ready) {
-        rc = k->ops->ready(k, e);
-    }
-    return rc;
+    return rc < 0 ? rc : create_pools(r, layout, e);
 }
 
 static int runner_start(struct runner *r, struct err *e)
@@ -443,24 +468,30 @@ static int runner_start(struct runner *r, struct err *e)
     return 0;
 }
 
-int runner_open(struct executor **ret, const struct settings *s, const char *dir,
-                const struct model_config *c, struct err *e)
-{
-    return runner_open_rank(ret, s, dir, c, NULL, e);
-}
-
-int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
-                     const struct model_config *c, struct rank_place *place, struct err *e)
+static struct runner *runner_new(struct rank_place *place)
 {
     struct runner *r = calloc(1, sizeof(*r));
 
     if (!r) {
-        return err_nomem(e, "the runner");
+        return NULL;
     }
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->base.free = runner_free;
     r->place = place;
+    return r;
+}
+
+static int open_runner(struct executor **ret, const struct settings *s, const char *dir,
+                       const struct model_config *c, struct rank_place *place,
+                       int64_t draft_block_bytes, struct err *e)
+{
+    struct runner *r = runner_new(place);
+
+    if (!r) {
+        return err_nomem(e, "the runner");
+    }
+    r->base.info.draft_block_bytes = draft_block_bytes;
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
@@ -477,4 +508,58 @@ int runner_open_rank(struct executor **ret, const struct settings *s, const char
     }
     *ret = &r->base;
     return 0;
+}
+
+int runner_open(struct executor **ret, const struct settings *s, const char *dir,
+                const struct model_config *c, struct err *e)
+{
+    return open_runner(ret, s, dir, c, NULL, 0, e);
+}
+
+int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
+                       const struct model_config *c, int64_t draft_block_bytes, struct err *e)
+{
+    return open_runner(ret, s, dir, c, NULL, draft_block_bytes, e);
+}
+
+int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
+                     const struct model_config *c, struct rank_place *place, struct err *e)
+{
+    return open_runner(ret, s, dir, c, place, 0, e);
+}
+
+int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
+                      const struct model_config *c, struct err *e)
+{
+    struct runner *r = runner_new(NULL);
+
+    if (!r) {
+        return err_nomem(e, "the runner");
+    }
+    r->one_kv_group = true;
+    int rc = choose_backend(r, s, c, e);
+    if (rc == 0) {
+        rc = load_model(r, s, dir, c, e);
+    }
+    rc = rc == 0 ? choose_kv_dtype(r, s, e) : rc;
+    if (rc < 0) {
+        runner_free(&r->base);
+        return rc;
+    }
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+    set_layouts(r, c, layout);
+    r->base.info.block_bytes = kv_layout_block_bytes(layout);
+    *ret = &r->base;
+    return 0;
+}
+
+int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e)
+{
+    struct runner *r = CONTAINER_OF(x, struct runner, base);
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+
+    set_layouts(r, &r->model->config, layout);
+    x->info.n_blocks = n_blocks;
+    int rc = create_pools(r, layout, e);
+    return rc < 0 ? rc : runner_start(r, e);
 }

@@ -31,6 +31,8 @@ int runner_open_rank(struct executor **ret, const struct settings *s, const char
 void runner_choose_device(struct settings *s);
 /* The data type of the weights on the device. */
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c);
+/* The type of cached keys and values beside activations of type `act`. */
+enum dtype runner_kv_dtype(const struct settings *s, enum dtype act);
 
 /* Sets the limits of a step (sequences, tokens, sampling rows) and the longest
  * sequence, by device. */

@@ -42,7 +42,7 @@ static int set_states(struct executor_info *ret, const struct settings *s,
 {
     enum { USUAL_DISTANCE = 256 };
     int32_t n_ranks = (int32_t)MAX(s->tensor_parallel_size, 1), size = ret->block_size;
-    enum dtype kv = gpu ? runner_dtype(s, c) : DTYPE_F32;
+    enum dtype kv = runner_kv_dtype(s, gpu ? runner_dtype(s, c) : DTYPE_F32);
 
     if (c->recurrent.n_heads == 0) {
         return 0;
@@ -112,9 +112,29 @@ static int64_t tokens_held(const struct executor_info *x, int64_t n, int64_t mos
     return least;
 }
 
+enum dtype runner_kv_dtype(const struct settings *s, enum dtype act)
+{
+    switch (s->kv_cache_dtype) {
+    case KV_CACHE_BF16:
+        return DTYPE_BF16;
+    case KV_CACHE_FP8:
+        return DTYPE_F8;
+    case KV_CACHE_INT8:
+        return DTYPE_I8;
+    default:
+        return act;
+    }
+}
+
 int runner_limits(struct executor_info *ret, const struct settings *s, const struct model_config *c,
                   bool gpu, struct err *e)
 {
+    if (c->latent.rank > 0 &&
+        (s->kv_cache_dtype == KV_CACHE_FP8 || s->kv_cache_dtype == KV_CACHE_INT8)) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype must be auto or bf16 for a model with latent "
+                             "attention: latents are cached in the activations' type");
+    }
     if (s->max_model_len > c->max_positions) {
         return err_set_param(e, ERR_INVALID, "max_model_len",
                              "%lld, but the model was made for %d positions",
@@ -165,8 +185,8 @@ static int64_t host_blocks(const struct settings *s, const struct executor_info 
 int runner_pools(struct executor_info *ret, const struct settings *s,
                  const struct backend_memory *m, bool gpu, struct err *e)
 {
-    int64_t bytes = pool_bytes(s, m, gpu);
-    int64_t n = s->kv_blocks > 0 ? s->kv_blocks : bytes / ret->block_bytes;
+    int64_t bytes = pool_bytes(s, m, gpu), block_bytes = ret->block_bytes + ret->draft_block_bytes;
+    int64_t n = s->kv_blocks > 0 ? s->kv_blocks : bytes / block_bytes;
 
     n = MIN(n, MAX_BLOCKS);
     if (n < 1) {
@@ -174,15 +194,14 @@ int runner_pools(struct executor_info *ret, const struct settings *s,
                              "no memory for the KV cache: %lld MiB are left for it, one block "
                              "takes %lld KiB; %lld of %lld MiB "
                              "of the device are free",
-                             (long long)(MAX(bytes, 0) >> 20), (long long)(ret->block_bytes >> 10),
+                             (long long)(MAX(bytes, 0) >> 20), (long long)(block_bytes >> 10),
                              (long long)(m->free_bytes >> 20), (long long)(m->total_bytes >> 20));
     }
-    if (n * ret->block_bytes > m->free_bytes) {
+    if (n * block_bytes > m->free_bytes) {
         return err_set_param(e, ERR_INVALID, s->kv_blocks > 0 ? "kv_blocks" : "kv_cache_memory",
                              "%lld blocks of %lld KiB are %lld MiB, but %lld MiB are free",
-                             (long long)n, (long long)(ret->block_bytes >> 10),
-                             (long long)(n * ret->block_bytes >> 20),
-                             (long long)(m->free_bytes >> 20));
+                             (long long)n, (long long)(block_bytes >> 10),
+                             (long long)(n * block_bytes >> 20), (long long)(m->free_bytes >> 20));
     }
     ret->n_blocks = (int32_t)n;
     ret->n_host_blocks = (int32_t)host_blocks(s, ret, gpu);

@@ -168,8 +168,7 @@ static double attention_us(struct bench_timer *t, struct scene *s, int32_t group
 /* Bytes of keys and values of a token in one layer. */
 static double token_bytes(const struct bench_timer *t)
 {
-    return 2.0 * t->shape.kv_heads * t->shape.dim *
-           (double)dtype_bytes(backend_act_dtype(t->b, DTYPE_BF16));
+    return 2.0 * t->shape.kv_heads * t->shape.dim * (double)dtype_bytes(bench_cache(t));
 }
 
 static void decode_line(struct bench_timer *t, struct scene *s, int32_t n, int32_t context)
@@ -288,8 +287,7 @@ static void other_heads(struct bench_timer *t, bool decode, bool prefill)
         bench_failed(&other, backend_open(&other.b, t->b->name, &c, t->e));
         if (other.rc == 0) {
             kv_layout_init(&l, other.shape.block_size, other.shape.cache_layers,
-                           other.shape.kv_heads, other.shape.dim,
-                           backend_act_dtype(other.b, DTYPE_BF16));
+                           other.shape.kv_heads, other.shape.dim, bench_cache(&other));
             bench_failed(&other,
                          other.b->ops->kv_create(other.b, &l, other.shape.n_blocks, 0, t->e));
             open_scene(&other, &s);

@@ -35,6 +35,7 @@ struct bench_ceiling {
 struct bench_timer {
     struct backend *b;            /* what is measured */
     struct bench_shape shape;     /* of the operations */
+    enum dtype cache;             /* of keys and values, of 8 bits; DTYPE_F32: the activations' */
     FILE *out;                    /* for lines */
     struct err *e;                /* text of the first failure */
     int rc;                       /* of the first failure; 0: none */
@@ -47,6 +48,11 @@ struct bench_timer {
     double ahead_us;
     struct bench_layer layer[BENCH_STEP_ROWS]; /* by batch size */
 };
+
+static inline enum dtype bench_cache(const struct bench_timer *t)
+{
+    return t->cache == DTYPE_F32 ? backend_act_dtype(t->b, DTYPE_BF16) : t->cache;
+}
 
 /* One kind of step to be timed: `calls` calls of call(t, i, arg). */
 struct bench_job {

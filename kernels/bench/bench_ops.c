@@ -287,32 +287,53 @@ static int open_bench(struct bench_timer *t, const char *device)
     }
     struct kv_layout l;
     kv_layout_init(&l, t->shape.block_size, t->shape.cache_layers, t->shape.kv_heads, t->shape.dim,
-                   backend_act_dtype(t->b, DTYPE_BF16));
+                   bench_cache(t));
     rc = t->b->ops->kv_create(t->b, &l, t->shape.n_blocks, 0, t->e);
     if (rc < 0) {
         return rc;
     }
     fprintf(t->out, "device %s\n", t->b->device);
+    if (t->cache != DTYPE_F32) {
+        fprintf(t->out, "cache of %s\n", dtype_name(t->cache));
+    }
     measure_ceilings(t, &l);
     return t->rc;
 }
 
 static const char *const words[] = {"linear", "decode", "prefill", "glue", "sample"};
 
-static int read_words(int n_what, char **what, bool *want, struct err *e)
+/* The type of cache that a word names; DTYPE_F32: none. */
+static enum dtype cache_named(const char *word)
 {
+    return strcmp(word, "fp8") == 0 ? DTYPE_F8 : strcmp(word, "int8") == 0 ? DTYPE_I8 : DTYPE_F32;
+}
+
+/* Sets which of `words` are wanted, and the type of the cache. */
+static int read_words(int n_what, char **what, bool *want, enum dtype *cache, struct err *e)
+{
+    bool all = true;
+
+    for (int i = 0; i < n_what; i++) {
+        all = all && cache_named(what[i]) != DTYPE_F32;
+    }
     for (size_t k = 0; k < ARRAY_LEN(words); k++) {
-        want[k] = n_what == 0;
+        want[k] = all;
     }
     for (int i = 0; i < n_what; i++) {
         size_t k = 0;
+        if (cache_named(what[i]) != DTYPE_F32) {
+            *cache = cache_named(what[i]);
+            continue;
+        }
         while (k < ARRAY_LEN(words) && strcmp(what[i], words[k]) != 0) {
             k++;
         }
         if (k == ARRAY_LEN(words)) {
-            return err_set(e, ERR_INVALID,
-                           "there is no kernel %s; linear, decode, prefill, glue and sample are",
-                           what[i]);
+            return err_set(
+                e, ERR_INVALID,
+                "there is no kernel %s; linear, decode, prefill, glue and sample are, and "
+                "fp8 and int8 are types of the cache",
+                what[i]);
         }
         want[k] = true;
     }
@@ -323,7 +344,7 @@ int bench_run(const char *device, int n_what, char **what, FILE *out, struct err
 {
     bool want[ARRAY_LEN(words)];
     struct bench_timer t = {.out = out, .e = e, .rng = 1};
-    int rc = read_words(n_what, what, want, e);
+    int rc = read_words(n_what, what, want, &t.cache, e);
 
     if (rc < 0) {
         return rc;

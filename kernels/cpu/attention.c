@@ -27,6 +27,26 @@ static int64_t cache_at(const struct attention_job *job, const int32_t *table, i
            kv * l->kv_stride + kv_head * l->head_stride + j % l->block_size * l->token_stride;
 }
 
+/* What the codes of the key (kv 0) or value (kv 1) of cache index j are multiplied
+ * by. */
+static float cache_scale(const struct attention_job *job, const int32_t *table, int32_t j,
+                         int32_t kv_head, int32_t kv)
+{
+    const struct kv_layout *l = &job->c->kv[job->att->group];
+    float scale = 1;
+
+    if (l->dtype == DTYPE_F8) {
+        return kv == 0 ? attention_k_scale(job->att) : attention_v_scale(job->att);
+    }
+    if (l->dtype == DTYPE_I8) {
+        int32_t t = j % l->block_size;
+        int64_t head = cache_at(job, table, j, kv_head, kv) - t * l->token_stride;
+        memcpy(&scale, job->c->kv_data + head + l->scale_offset + t * (int64_t)sizeof(scale),
+               sizeof(scale));
+    }
+    return scale;
+}
+
 /* scores[j - from] = scaled, then soft-capped q.k_j for j in [from, end). Returns the
  * greatest. */
 static float score_keys(const struct attention_job *job, const int32_t *table, int32_t kv_head,
@@ -41,7 +61,7 @@ static float score_keys(const struct attention_job *job, const int32_t *table, i
         for (int32_t i = 0; i < a->head_dim; i++) {
             dot += q[i] * dtype_load(job->c->kv_data, job->c->kv[a->group].dtype, at + i);
         }
-        float s = dot * a->scale;
+        float s = dot * cache_scale(job, table, j, kv_head, 0) * a->scale;
         s = a->softcap > 0 ? a->softcap * tanhf(s / a->softcap) : s;
         scores[j - from] = s;
         best = MAX(best, s);
@@ -66,6 +86,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
     for (int32_t j = from; j < end; j++) {
         float p = expf(scores[j - from] - best);
         sum += p;
+        p *= cache_scale(job, table, j, kv_head, 1);
         int64_t at = cache_at(job, table, j, kv_head, 1);
         for (int32_t i = 0; i < a->head_dim; i++) {
             out[i] += p * dtype_load(job->c->kv_data, job->c->kv[a->group].dtype, at + i);

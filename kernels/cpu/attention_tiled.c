@@ -40,6 +40,8 @@ struct attention_job {
     const struct attention *att;
     const struct attention_unit *unit;
     int32_t n_units;
+    float scale;          /* of q.k, before the soft cap: of what the cache holds */
+    float value_scale;    /* of the weighted sums */
     float *partial;       /* [n_units * n_kv_heads] states, with split-KV */
     int64_t state_floats; /* of one state */
 };
@@ -99,6 +101,8 @@ struct key_tile {
     int32_t lo, hi;
     const void *key[TILE_KEYS];
     const void *value[TILE_KEYS];
+    /* of a cache of DTYPE_I8: what the codes of each key and value are multiplied by */
+    float key_scale[TILE_KEYS], value_scale[TILE_KEYS];
     enum dtype value_type;
 };
 
@@ -114,19 +118,24 @@ static void load_tile(const struct attention_job *j, const struct attention_unit
     const int32_t *table = cpu_table(c, j->att->group, c->batch.row[u->seq]);
     int64_t base = j->att->layer * l->layer_stride + kv_head * l->head_stride;
     int32_t in_block = 0;
-    const char *k = NULL;
+    const char *k = NULL, *scale = NULL;
 
     for (int32_t i = p->lo; i < p->hi; i++, in_block--, k += l->token_stride * bytes) {
         if (in_block == 0) {
             int32_t at = p->first + i;
             int32_t offset = at % l->block_size;
             in_block = l->block_size - offset;
-            k = c->kv_data +
-                (table[at / l->block_size] * l->block_stride + base + offset * l->token_stride) *
-                    bytes;
+            k = c->kv_data + (table[at / l->block_size] * l->block_stride + base) * bytes;
+            scale = k + l->scale_offset + offset * (int64_t)sizeof(float);
+            k += offset * l->token_stride * bytes;
         }
         p->key[i] = k;
         p->value[i] = k + l->kv_stride * bytes;
+        if (l->scale_offset > 0) {
+            memcpy(&p->key_scale[i], scale, sizeof(float));
+            memcpy(&p->value_scale[i], scale + l->kv_stride, sizeof(float));
+            scale += sizeof(float);
+        }
     }
     for (int32_t i = 0; i < TILE_KEYS; i++) {
         p->key[i] = i < p->lo ? p->key[p->lo] : i >= p->hi ? p->key[p->hi - 1] : p->key[i];
@@ -142,6 +151,14 @@ static void load_tile(const struct attention_job *j, const struct attention_unit
     }
 }
 
+/* score [TILE_KEYS] times the scales of the tile's keys. */
+static void scale_keys(float *score, const float *scale, const struct key_tile *p)
+{
+    for (int32_t i = p->lo; i < p->hi; i++) {
+        score[i] *= scale[i];
+    }
+}
+
 /* Fold a tile into the state of the unit's rows; `index` is the cache index of the
  * unit's first token. */
 static void fold_tile(const struct attention_job *j, const struct attention_unit *u,
@@ -154,7 +171,12 @@ static void fold_tile(const struct attention_job *j, const struct attention_unit
     float cap = j->att->softcap;
     float keep[UNIT_ROWS];
 
-    k->scores(s->score, s->query, rows, s->key, j->att->head_dim, j->att->scale);
+    bool scaled = j->c->kv[j->att->group].scale_offset > 0;
+
+    k->scores(s->score, s->query, rows, s->key, j->att->head_dim, j->scale);
+    for (int32_t r = 0; r < rows && scaled; r++) {
+        scale_keys(s->score + r * TILE_KEYS, p->key_scale, p);
+    }
     for (int32_t i = 0; i < rows * TILE_KEYS && cap > 0; i++) {
         s->score[i] = cap * tanhf(s->score[i] / cap);
     }
@@ -168,6 +190,9 @@ static void fold_tile(const struct attention_job *j, const struct attention_unit
             keep[r] = k->softmax(score, lo, hi, &to->max[r], &to->sum[r]);
         } else {
             memset(score, 0, TILE_KEYS * sizeof(*score));
+        }
+        if (scaled) {
+            scale_keys(score, p->value_scale, p);
         }
     }
     k->accumulate(to->acc, j->att->head_dim, keep, s->score, rows, p->value, p->lo, p->hi,
@@ -239,7 +264,8 @@ static void write_rows(const struct attention_job *j, const struct attention_uni
         float *out = mat_row(j->out, u->token + r / u->n_heads) + (int64_t)head * dim;
         float sink =
             j->att->sinks.data ? expf(mat_row_const(j->att->sinks, 0)[head] - s.max[r]) : 0;
-        float scale = s.sum[r] > 0 ? 1.0f / (s.sum[r] + sink) : 0; /* a padding row saw nothing */
+        /* a padding row saw nothing */
+        float scale = s.sum[r] > 0 ? j->value_scale / (s.sum[r] + sink) : 0;
         j->c->k.load(out, s.acc + (int64_t)r * dim, DTYPE_F32, dim, scale);
     }
 }
@@ -398,7 +424,13 @@ void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
                          const struct attention *a)
 {
     struct attention_job j = {
-        .c = c, .out = out, .qkv = qkv, .att = a, .state_floats = state_floats(a->head_dim)};
+        .c = c,
+        .out = out,
+        .qkv = qkv,
+        .att = a,
+        .scale = a->scale * (c->kv[a->group].dtype == DTYPE_F8 ? attention_k_scale(a) : 1),
+        .value_scale = c->kv[a->group].dtype == DTYPE_F8 ? attention_v_scale(a) : 1,
+        .state_floats = state_floats(a->head_dim)};
     int rc = cpu_attention_prepare(c, a->head_dim);
 
     j.n_units = rc < 0 ? rc : list_units(&j, false);

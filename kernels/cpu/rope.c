@@ -1,5 +1,8 @@
 /* rope_kv: per-head norms and rotation in place, then the write of keys and values into
  * the cache. */
+#include <math.h>
+#include <string.h>
+
 #include "kernels/cpu/cpu.h"
 
 enum { TASK_TOKENS = 8 };
@@ -39,16 +42,51 @@ static void norm_and_rotate(float *head, const struct rope_job *j, const struct 
     }
 }
 
+/* The scale of a head's int8 codes: one that is not finite has a NaN. */
+static float int8_scale(const float *x, int32_t n)
+{
+    float most = 0, sum = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        most = MAX(most, fabsf(x[i]));
+        sum += x[i] * 0; /* NaN unless all are finite */
+    }
+    return sum == 0 ? most / 127 : NAN;
+}
+
+/* Write the key (kv 0) or value (kv 1) of a head whose codes begin at `head`, for its
+ * token `t`. */
+static void write_head(const struct rope_job *j, const float *from, char *head, int32_t t,
+                       int32_t kv)
+{
+    const struct kv_layout *l = &j->c->kv[j->att->group];
+    char *to = head + t * l->token_stride * dtype_bytes(l->dtype);
+    float scale = l->dtype == DTYPE_I8 ? int8_scale(from, l->head_dim)
+                  : kv == 0            ? attention_k_scale(j->att)
+                                       : attention_v_scale(j->att);
+    float code[LIMIT_HEAD_DIM];
+
+    if (l->dtype == DTYPE_I8) {
+        memcpy(head + l->scale_offset + t * (int64_t)sizeof(scale), &scale, sizeof(scale));
+    } else if (l->dtype != DTYPE_F8 || scale == 1) {
+        j->c->k.store(to, l->dtype, from, l->head_dim);
+        return;
+    }
+    j->c->k.load(code, from, DTYPE_F32, l->head_dim, scale > 0 ? 1 / scale : 0);
+    j->c->k.store(to, l->dtype, code, l->head_dim);
+}
+
 /* Write a token's keys (kv 0) or values (kv 1), [n_kv_heads, head_dim], to its slot. */
 static void write_cache(const struct rope_job *j, const float *from, int32_t slot, int32_t kv)
 {
     const struct kv_layout *l = &j->c->kv[j->att->group];
     int64_t base = slot / l->block_size * l->block_stride + j->att->layer * l->layer_stride +
-                   kv * l->kv_stride + slot % l->block_size * l->token_stride;
+                   kv * l->kv_stride;
 
     for (int32_t h = 0; h < j->att->n_kv_heads; h++) {
-        char *to = j->c->kv_data + (base + h * l->head_stride) * dtype_bytes(l->dtype);
-        j->c->k.store(to, l->dtype, from + (int64_t)h * j->att->head_dim, j->att->head_dim);
+        write_head(j, from + (int64_t)h * j->att->head_dim,
+                   j->c->kv_data + (base + h * l->head_stride) * dtype_bytes(l->dtype),
+                   slot % l->block_size, kv);
     }
 }
 

@@ -172,7 +172,7 @@ static void cuda_add_norm(struct backend *b, struct mat out, struct mat x, struc
     struct cuda_backend *c = cuda_of(b);
     struct norm_args a = cuda_norm_args(n);
 
-    if (cuda_experts_add(c, x, y, partial)) {
+    if (cuda_linear_add(c, x, y, partial) || cuda_experts_add(c, x, y, partial)) {
         cuda_norm(b, out, x, n);
         return;
     }
@@ -241,7 +241,10 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .q_norm = cuda_norm_args(&r->q_norm),
                           .k_norm = cuda_norm_args(&r->k_norm),
                           .n_heads = a->n_heads,
-                          .layer = a->layer};
+                          .layer = a->layer,
+                          .k_over = 1 / attention_k_scale(a),
+                          .v_over = 1 / attention_v_scale(a),
+                          .type = (int32_t)qkv.dtype};
 
     if (cuda_fused_rope_kv(c, qkv, r, a)) {
         return;
@@ -259,8 +262,10 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     if (c->attn.partial_o) {
         return true;
     }
-    struct attn_workspace w = {.blocks = attn_decode_blocks(),
-                               .shape = attn_decode_shape(a->head_dim, cuda_shared_limit())};
+    struct attn_workspace w = {
+        .blocks = attn_decode_blocks(),
+        .shape =
+            attn_decode_shape(a->head_dim, (int32_t)dtype_bytes(c->kv.dtype), cuda_shared_limit())};
     size_t rows = (size_t)w.blocks * (size_t)MAX(w.shape.warps, 1) * 2 * 16;
     size_t n_prefix = (size_t)c->config.max_seqs * (size_t)a->n_heads;
     w.partial_ml = cuda_alloc(c, rows * 2 * sizeof(float), "attention", &c->failed);
@@ -359,6 +364,9 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .window = a->window,
                           .window_index = MAX(window, 0),
                           .sinks = a->sinks.data,
+                          .k_scale = c->kv.dtype == DTYPE_F8 ? attention_k_scale(a) : 1,
+                          .v_scale = c->kv.dtype == DTYPE_F8 ? attention_v_scale(a) : 1,
+                          .type = (int32_t)qkv.dtype,
                           .shared = c->shared && a->window == 0,
                           .kv = c->kv_view};
     const struct step_arrays s = cuda_group_arrays(c, a->group);
@@ -534,6 +542,9 @@ static const struct backend_ops ops = {
     .experts = cuda_experts,
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
+    .recurrence = cuda_recurrence,
+    .norm_gated = cuda_norm_gated,
+    .gate_sigmoid = cuda_gate_sigmoid,
     .latent_kv = cuda_latent_kv,
     .latent_attention = cuda_latent_attention,
     .add = cuda_add,

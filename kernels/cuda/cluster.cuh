@@ -46,4 +46,18 @@ struct block_cluster {
 #endif
 };
 
+/* Attributes of a launch in clusters of n blocks, besides those of `launch`; returns
+ * how many there are. attr: room for 3. */
+static inline unsigned cluster_attributes(cudaLaunchAttribute *attr, unsigned n)
+{
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attr[2].id = cudaLaunchAttributeClusterDimension;
+    attr[2].val.clusterDim.x = n;
+    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
+    return 3;
+}
+
 #endif

@@ -5,13 +5,14 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
 #include "kernels/cuda/launch.h"
 
 /* The values of enum dtype and enum activation; backend.h is C only. */
-enum { T_F32, T_F16, T_BF16, T_I32 };
+enum { T_F32, T_F16, T_BF16, T_I32, T_F8, T_I8 };
 enum { A_NONE, A_RELU, A_GELU_ERF, A_GELU_TANH, A_SILU };
 
 __device__ __forceinline__ float to_float(float x)
@@ -211,6 +212,12 @@ __device__ __forceinline__ float sink_weight(const attn_args &a, int head, float
     return a.sinks ? exp2f(a.sinks[head] * 1.44269504088896341f - top) : 0.0f;
 }
 
+/* Whether the cache's elements have 8 bits. */
+__host__ __device__ __forceinline__ bool kv_narrow(const kv_view &kv)
+{
+    return kv.dtype == T_F8 || kv.dtype == T_I8;
+}
+
 /* Offset in elements of dim `d` of token `t` in the tile of one (block, layer, k|v,
  * head); see struct kv_view. */
 __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)
@@ -218,10 +225,48 @@ __device__ __forceinline__ int64_t kv_offset(const kv_view &kv, int t, int d)
     if (kv.panel_log2 == 0) {
         return (int64_t)t * kv.head_dim + d;
     }
+    int chunk = kv_narrow(kv) ? 4 : 3; /* log2 of the elements of 16 bytes */
     int width = 1 << kv.panel_log2, in_panel = d & (width - 1),
-        swizzle = (t << kv.panel_log2 >> 6) & (width / 8 - 1);
+        swizzle = (t << kv.panel_log2 >> (3 + chunk)) & ((width >> chunk) - 1);
     return ((int64_t)(d >> kv.panel_log2) * kv.block_size + t) * width +
-           ((in_panel >> 3 ^ swizzle) << 3) + (d & 7);
+           ((in_panel >> chunk ^ swizzle) << chunk) + (d & ((1 << chunk) - 1));
+}
+
+/* ---- caches of 8 bits ---- */
+
+/* The nearest code of e4m3, at most 448; a NaN stays one. */
+__device__ __forceinline__ uint8_t e4m3_of(float x)
+{
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+}
+
+/* The nearest whole number from -127 to 127; 0 of a NaN. */
+__device__ __forceinline__ uint8_t int8_of(float x)
+{
+    return x != x ? 0 : (uint8_t)(int8_t)__float2int_rn(fminf(fmaxf(x, -127.0f), 127.0f));
+}
+
+__device__ __forceinline__ float of_e4m3(uint8_t code)
+{
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+}
+
+/* The scale of int8 codes of values of at most `most`, and one over it. */
+__device__ __forceinline__ float2 int8_scales(float most)
+{
+    float scale = __fdiv_rn(most, 127.0f);
+
+    return make_float2(scale, scale > 0.0f ? __frcp_rn(scale) : 0.0f);
+}
+
+/* Start of a token's k or v of a KV head in the cache; its dims lie as kv_offset
+ * says. */
+template <typename C>
+__device__ __forceinline__ C *kv_head_of(const kv_view &kv, int layer, int slot, int kv_head,
+                                         bool is_v)
+{
+    return (C *)kv.base + (slot / kv.block_size) * kv.block_stride + layer * kv.layer_stride +
+           (is_v ? kv.kv_stride : 0) + kv_head * kv.head_stride;
 }
 
 #define DISPATCH_TYPE(type, ...)      \

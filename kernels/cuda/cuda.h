@@ -75,6 +75,14 @@ struct pending_codes {
     int32_t rows, act;
 };
 
+/* A product of many rows whose result only the next operation reads is put off until
+ * that is known: if it adds the result to the residual stream, the product does. */
+struct pending_product {
+    bool waits;
+    struct mat out, x, w;
+    struct epilogue epilogue;
+};
+
 struct cuda_backend {
     struct backend base;
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
@@ -97,7 +105,8 @@ struct cuda_backend {
     int64_t convert_bytes; /* its size */
 
     /* cache */
-    struct kv_layout kv;                  /* as given to kv_create */
+    struct kv_layout kv;                  /* of attention's groups, as given to kv_create */
+    struct kv_layout states;              /* of groups of recurrent states; n_layers 0: none */
     struct kv_view kv_view;               /* the same for kernels, with the device's address */
     int32_t n_blocks, n_host_blocks;      /* of the device's cache, of the host pool */
     char *kv_data, *kv_host;              /* device memory; host pool */
@@ -148,6 +157,10 @@ struct cuda_backend {
     struct attn_workspace attn;  /* made by the first attention */
     struct latent_splits latent; /* made by the first attention over latents; n does not count */
 
+    /* recurrences: what recurrence_args.prepared and .factors point into */
+    float *prepared;         /* [prepared_floats] on the device, made by the first one */
+    int64_t prepared_floats; /* its size */
+
     /* sampling */
     struct sample_args sample; /* the work space; the rest is filled in per call */
     int32_t work_rows;         /* rows of sample.work */
@@ -172,6 +185,7 @@ struct cuda_backend {
     struct cuda_stages *stages; /* NULL: no pipeline */
 
     struct expert_pending experts; /* the last launch of `experts` */
+    struct pending_product product;
 
     /* fused launches */
     /* the operations that wait for their common launch; counter NULL: never any */
@@ -265,6 +279,12 @@ void cuda_latent_kv(struct backend *b, struct mat q, struct mat kv,
                     const struct latent_attention *a);
 void cuda_latent_attention(struct backend *b, struct mat out, struct mat q,
                            const struct latent_attention *a, const struct latent_scratch *s);
+
+/* states/states.c */
+void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
+                     const struct recurrence *r);
+void cuda_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
+void cuda_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
 
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);
@@ -408,5 +428,10 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
                  const struct epilogue *ep);
 void cuda_linear_gated(struct backend *b, struct mat out, struct mat lt_out, struct mat x,
                        struct mat w, struct mat bias, enum activation act);
+/* Launches the product that was put off, if there is one. */
+void cuda_linear_flush(struct cuda_backend *c);
+/* The same with x += its result in place of the result y, if it is what waits and y is
+ * not partial. False: nothing was done. */
+bool cuda_linear_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial);
 
 #endif

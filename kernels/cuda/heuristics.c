@@ -33,6 +33,17 @@ int32_t product_rows(int32_t n)
     return round_up_to(n, step);
 }
 
+bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
+{
+    enum { ROWS = 256, COLUMNS = 256, LEAST_ROWS = 200 }; /* of the two tiles of a cluster */
+    int64_t slots = MAX(n_sms / 2, 1), tiles = div_ceil(rows, ROWS) * div_ceil(n, COLUMNS);
+    int64_t slotted = div_ceil(tiles, slots) * slots * ROWS * COLUMNS;
+    /* With one tile of rows the weights' way from memory counts as well. */
+    int64_t percent = rows > ROWS ? 92 : 65;
+
+    return rows >= LEAST_ROWS && (int64_t)rows * n * 100 >= slotted * percent;
+}
+
 bool graph_eligible(const struct batch *b)
 {
     if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs ||
@@ -119,13 +130,13 @@ struct split_kv_plan attn_split_kv(const int32_t *start, int32_t n, int32_t head
                                   .warps = warps};
 }
 
-struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes)
+struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes, int32_t shared_bytes)
 {
     int32_t least = DECODE_LEAST_WARPS(head_dim);
 
     for (int32_t warps = DECODE_MOST_WARPS(head_dim); warps >= least; warps /= 2) {
         int32_t ring_bytes = shared_bytes - DECODE_RINGS(warps, head_dim);
-        int32_t stages = ring_bytes / (warps * DECODE_STAGE(head_dim));
+        int32_t stages = ring_bytes / (warps * DECODE_STAGE(head_dim, MIN(element_bytes, 2)));
 
         if (stages >= 2) {
             return (struct decode_shape){.warps = warps, .stages = MIN(stages, DECODE_MAX_STAGES)};

@@ -15,6 +15,10 @@ int32_t graph_rows(int32_t n);
  * for all of them to be met soon. */
 int32_t product_rows(int32_t n);
 
+/* Whether a gated product of `rows` rows with w [n, k] is worth tiles of 128 x 256
+ * (gemm/tiles.h): whether they keep n_sms multiprocessors busy. */
+bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms);
+
 /* Whether a graph can serve the step: every sequence has one token, one logits row and
  * one sample. */
 bool graph_eligible(const struct batch *b);
@@ -40,7 +44,8 @@ struct split_kv_plan attn_split_kv(const int32_t *start, int32_t n, int32_t head
 /* Shape of decode attention's block for heads of head_dim dims within shared_bytes of
  * shared memory: the most warps that have two ring stages each, and as many stages as
  * fit. */
-struct decode_shape attn_decode_shape(int32_t head_dim, int32_t shared_bytes);
+struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes,
+                                      int32_t shared_bytes);
 
 /* Least bytes of keys and values per layer that reading shared prefixes once must save,
  * with n_decode sequences, to pay for a launch of its own. memory_gbs: what the

@@ -1,9 +1,9 @@
 /* Kernel launchers, callable from C. Each enqueues on `stream` and returns; errors show
  * in cudaGetLastError.
  *
- * Types are passed as `enum dtype`; activations and cache share one type. A launcher
- * that has no kernel for a shape returns false and enqueues nothing. Strides are in
- * elements.
+ * Types are passed as `enum dtype`; the cache has the activations' type or one of 8
+ * bits. A launcher that has no kernel for a shape returns false and enqueues nothing.
+ * Strides are in elements.
  */
 #ifndef QUIRE_KERNELS_CUDA_LAUNCH_H
 #define QUIRE_KERNELS_CUDA_LAUNCH_H
@@ -23,16 +23,17 @@ typedef struct CUstream_st *cudaStream_t;
 enum { CUDA_MAX_WINDOWS = 4 }; /* different sliding windows of one model */
 
 /* The key/value cache on the device. The tile of one (block, layer, k|v, head) is
- * stored as panels [head_dim / width][token][width], 64, 32 or 16 dims wide, with their
- * 16-byte chunks permuted like the hardware's shared-memory swizzle: a plain bulk copy
- * then produces the layout that ldmatrix and wgmma read without bank conflicts. Without
- * panels: [token][dim]. */
+ * stored as panels [head_dim / width][token][width], rows of 128, 64 or 32 bytes, with
+ * their 16-byte chunks permuted like the hardware's shared-memory swizzle: a plain bulk
+ * copy then produces the layout that ldmatrix and wgmma read without bank conflicts.
+ * Without panels: [token][dim]. */
 struct kv_view {
     void *base;                                                 /* block 0, layer 0, keys, head 0 */
     int64_t block_stride, layer_stride, kv_stride, head_stride; /* elements */
     int32_t block_size, head_dim, n_kv_heads; /* tokens per block, dims per head, heads */
     int32_t dtype;                            /* enum dtype */
     int32_t panel_log2;                       /* log2 of a panel's width; 0: no panels */
+    int64_t scale_offset;                     /* as in struct kv_layout */
 };
 
 /* Results of a step: arrays [n_samples], and [n_samples][top_stride] of the best
@@ -172,6 +173,8 @@ struct rope_args {
     int32_t rot_dim, interleaved;
     struct norm_args q_norm, k_norm; /* weight NULL: no norm */
     int32_t n_heads, layer;          /* query heads; layer of the cache */
+    float k_over, v_over;            /* of a cache of e4m3: 1 / k_scale, 1 / v_scale */
+    int32_t type;                    /* enum dtype of the activations */
 };
 void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,
                     const int32_t *position, const int32_t *slot, int32_t rows,
@@ -186,6 +189,8 @@ struct attn_args {
     float scale, softcap;           /* of scores; softcap 0: none */
     int32_t window, window_index;   /* tokens seen, 0: all; row of step_arrays.chunk_start */
     const float *sinks;             /* [n_heads] logits without values, or NULL */
+    float k_scale, v_scale;         /* of a cache of e4m3; else 1 */
+    int32_t type;                   /* enum dtype of the activations */
     int32_t shared;                 /* launch_attn_shared went first: merge its results */
     struct kv_view kv;              /* keys and values, this step's included */
 };
@@ -212,6 +217,11 @@ bool launch_attn_shared(const struct attn_args *a, const struct step_arrays *s,
  * launch_attn_plain. */
 bool launch_attn_decode(const struct attn_args *a, const struct step_arrays *s,
                         const struct attn_workspace *w, int32_t n_rows, cudaStream_t stream);
+/* The two for a cache of 8 bits. */
+bool launch_attn_decode_narrow(const struct attn_args *a, const struct step_arrays *s,
+                               const struct attn_workspace *w, cudaStream_t stream);
+bool launch_attn_shared_narrow(const struct attn_args *a, const struct step_arrays *s,
+                               const struct attn_workspace *w, cudaStream_t stream);
 /* Log2 of the panel width that launch_attn_decode and launch_attn_prefill need for such
  * a cache; 0: neither has a kernel for it. */
 int32_t attn_panel_log2(int32_t head_dim, int32_t block_size, int dtype);

@@ -104,6 +104,8 @@ int chat_parser_feed(struct chat_parser *p, const char *text, size_t len, chat_e
  * not begun, because its name is not whole, is content where no other call precedes
  * it. */
 int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg);
+/* Whether the next byte, unless it belongs to a mark, is reasoning. */
+bool chat_parser_reasoning(const struct chat_parser *p);
 /* Calls that have begun. */
 int32_t chat_parser_calls(const struct chat_parser *p);
 /* Memory of the parser. */

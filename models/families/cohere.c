@@ -6,6 +6,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "CohereForCausalLM",
+     .models = "Command R",
      .norm = NORM_LAYER,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -14,6 +15,7 @@ static const struct architecture ARCHITECTURES[] = {
      .rope_interleaved = true,
      .logit_scale = 0.0625f},
     {.name = "Cohere2ForCausalLM",
+     .models = "Command R7B, A",
      .norm = NORM_LAYER,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -11,6 +11,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "DeepseekV2ForCausalLM",
+     .models = "DeepSeek-V2, V2-Lite",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
@@ -19,6 +20,7 @@ static const struct architecture ARCHITECTURES[] = {
      .experts = true,
      .latent = true},
     {.name = "DeepseekV3ForCausalLM",
+     .models = "DeepSeek-V3, R1, Kimi-K2",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
@@ -30,6 +32,7 @@ static const struct architecture ARCHITECTURES[] = {
      .sigmoid_experts = true,
      .dense_layers = 3},
     {.name = "Glm4MoeLiteForCausalLM",
+     .models = "GLM-4.7-Flash",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

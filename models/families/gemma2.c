@@ -7,6 +7,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "Gemma2ForCausalLM",
+     .models = "Gemma-2",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_GELU_TANH,
@@ -16,6 +17,7 @@ static const struct architecture ARCHITECTURES[] = {
      .window_pattern = 2,
      .gemma = true},
     {.name = "Gemma3ForCausalLM",
+     .models = "Gemma-3, text",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_GELU_TANH,
@@ -27,6 +29,7 @@ static const struct architecture ARCHITECTURES[] = {
      .window_theta = 10000,
      .gemma = true},
     {.name = "Gemma3ForConditionalGeneration",
+     .models = "Gemma-3 with vision: text",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_GELU_TANH,

@@ -7,8 +7,10 @@
     .norm = NORM_RMS, .norm_eps = 1.5625e-7f, .act = ACT_SILU, .rope_theta = 10000, \
     .rope_partial = 0.5, .rope_interleaved = true, .qkv_bias = true, .bias_apart = true
 
-static const struct architecture GLM_ARCHITECTURES[] = {{.name = "GlmForCausalLM", GLM}, {0}};
-static const struct architecture GLM4_ARCHITECTURES[] = {{.name = "Glm4ForCausalLM", GLM}, {0}};
+static const struct architecture GLM_ARCHITECTURES[] = {
+    {.name = "GlmForCausalLM", .models = "GLM-4 of 2024", GLM}, {0}};
+static const struct architecture GLM4_ARCHITECTURES[] = {
+    {.name = "Glm4ForCausalLM", .models = "GLM-4 of 2025", GLM}, {0}};
 
 #define LAYER LLAMA_LAYER
 #define ROWS_GLM                                                                          \

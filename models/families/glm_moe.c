@@ -7,6 +7,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "Glm4MoeForCausalLM",
+     .models = "GLM-4.5, GLM-4.5 Air",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

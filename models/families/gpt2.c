@@ -4,6 +4,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "GPT2LMHeadModel",
+     .models = "GPT-2",
      .norm = NORM_LAYER,
      .norm_eps = 1e-5f,
      .act = ACT_GELU_TANH,

@@ -7,6 +7,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "GptOssForCausalLM",
+     .models = "gpt-oss",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -78,7 +78,8 @@ static void hybrid_forward(struct model *m, const struct batch *b)
     .delta = true, .full_attention_every = 4
 
 static const struct architecture QWEN_NEXT[] = {
-    {QWEN("Qwen3NextForCausalLM"), .experts = true, .normalises_experts = true},
+    {QWEN("Qwen3NextForCausalLM"), .models = "Qwen3-Next", .experts = true,
+     .normalises_experts = true},
     {0},
 };
 
@@ -95,6 +96,9 @@ static const struct architecture QWEN_NEXT[] = {
         ROW_NORM(LAYER "input_layernorm", attn_norm),                                              \
         ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
 
+#define ROW_SHARED_GATE                                                         \
+    ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, \
+               experts.shared_gate, WHEN_SHARED)
 #define DELTA "linear_attn"
 #define ROW_QKVZ(dim) \
     ROW_OF(WHEN_RECURRENT, DELTA ".in_proj_qkvz.weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
@@ -113,8 +117,7 @@ static const struct tensor_spec QWEN_NEXT_TENSORS[] = {
     ROWS_RECURRENCE(DELTA, DIM_VALUE),
     ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
     ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
-    ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, experts.shared_gate,
-               WHEN_SHARED),
+    ROW_SHARED_GATE,
     {0},
 };
 
@@ -123,25 +126,58 @@ const struct model_family qwen_next_family = {.architectures = QWEN_NEXT,
                                               .ignored = IGNORED,
                                               .forward = hybrid_forward};
 
-/* ---- Qwen3.5, dense ---- */
+/* ---- Qwen3.5 ---- */
 
+/* Qwen3.6 has these names too. */
 static const struct architecture QWEN35[] = {
-    {QWEN("Qwen3_5ForCausalLM")},
+    {QWEN("Qwen3_5ForCausalLM"), .models = "Qwen3.5 and Qwen3.6: text"},
+    {QWEN("Qwen3_5ForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with vision: text", .wrapper = true},
+    {0},
+};
+
+#define QWEN35_EXPERTS(arch) QWEN(arch), .experts = true, .normalises_experts = true
+
+static const struct architecture QWEN35_MOE[] = {
+    {QWEN35_EXPERTS("Qwen3_5MoeForCausalLM"), .models = "Qwen3.5 and Qwen3.6 with experts: text"},
+    {QWEN35_EXPERTS("Qwen3_5MoeForConditionalGeneration"), .models = "Qwen3.5 and Qwen3.6 with experts and vision: text", .wrapper = true},
     {0},
 };
 
 #define ROW_IN(name, dim) \
     ROW_OF(WHEN_RECURRENT, DELTA "." name ".weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
 
+#define ROWS_QWEN35_RECURRENCE                                                      \
+    ROW_IN("in_proj_qkv", DIM_CHANNELS), ROW_IN("in_proj_z", DIM_VALUES),           \
+        ROW_IN("in_proj_b", DIM_STATE_HEADS), ROW_IN("in_proj_a", DIM_STATE_HEADS), \
+        ROWS_RECURRENCE(DELTA, DIM_VALUE)
+
 static const struct tensor_spec QWEN35_TENSORS[] = {
+    ROWS_LLAMA_ENDS, ROWS_QWEN_ATTENTION, ROWS_QWEN35_RECURRENCE, ROWS_GATED_MLP(LAYER "mlp."), {0},
+};
+
+static const struct tensor_spec QWEN35_MOE_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_QWEN_ATTENTION,
-    ROW_IN("in_proj_qkv", DIM_CHANNELS),
-    ROW_IN("in_proj_z", DIM_VALUES),
-    ROW_IN("in_proj_b", DIM_STATE_HEADS),
-    ROW_IN("in_proj_a", DIM_STATE_HEADS),
-    ROWS_RECURRENCE(DELTA, DIM_VALUE),
-    ROWS_GATED_MLP(LAYER "mlp."),
+    ROWS_QWEN35_RECURRENCE,
+    ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
+    ROW_SHARED_GATE,
+    {0},
+};
+
+/* As published: all experts of a layer in one tensor [experts, 2 * width, hidden], or
+ * [experts, hidden, width]. */
+static const struct tensor_spec QWEN35_STACKED_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_QWEN_ATTENTION,
+    ROWS_QWEN35_RECURRENCE,
+    ROW_OF(WHEN_EXPERTS, "mlp.gate.weight", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router),
+    ROW_OF(WHEN_EXPERTS, "mlp.experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT,
+           experts.up),
+    ROW_OF(WHEN_EXPERTS, "mlp.experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN,
+           experts.down),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
+    ROW_SHARED_GATE,
     {0},
 };
 
@@ -150,10 +186,22 @@ const struct model_family qwen35_family = {.architectures = QWEN35,
                                            .ignored = IGNORED,
                                            .forward = hybrid_forward};
 
+static const struct model_family qwen35_stacked = {.architectures = QWEN35_MOE,
+                                                   .tensors = QWEN35_STACKED_TENSORS,
+                                                   .ignored = IGNORED,
+                                                   .forward = hybrid_forward};
+
+const struct model_family qwen35_moe_family = {.architectures = QWEN35_MOE,
+                                               .tensors = QWEN35_MOE_TENSORS,
+                                               .stacked = &qwen35_stacked,
+                                               .ignored = IGNORED,
+                                               .forward = hybrid_forward};
+
 /* ---- Bamba ---- */
 
 static const struct architecture BAMBA[] = {
     {.name = "BambaForCausalLM",
+     .models = "Bamba",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -196,6 +244,7 @@ const struct model_family bamba_family = {.architectures = BAMBA,
 
 static const struct architecture GRANITE[] = {
     {.name = "GraniteMoeHybridForCausalLM",
+     .models = "Granite 4 hybrids without experts",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,

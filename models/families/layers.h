@@ -93,11 +93,12 @@ enum tensor_dim {
     DIM_SHARED,  /* intermediate of the shared expert */
     DIM_HEADS,   /* n_heads */
     /* Of tensors that hold all experts of a layer, one after another: the gate's part
-     * of an expert's rows, which are stored in turn with up's, up's part, and
-     * hidden. */
+     * of an expert's rows, which are stored in turn with up's, up's part, and hidden;
+     * an expert's rows where gate and up are stored one behind the other. */
     DIM_STACKED_GATE,
     DIM_STACKED_UP,
     DIM_STACKED_HIDDEN,
+    DIM_STACKED_GATE_UP,
     DIM_V,          /* n_heads * the dims of a value, with latents */
     DIM_Q_RANK,     /* of the queries' latent */
     DIM_LATENT,     /* of the latent */
@@ -178,7 +179,8 @@ struct tensor_spec {
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
     glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
     cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
-    opt_family, gpt2_family, qwen_next_family, qwen35_family, bamba_family, granite_hybrid_family;
+    opt_family, gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
+    granite_hybrid_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -244,6 +246,11 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_GATED_MLP(mlp) \
     ROW_UP(mlp "gate_proj", DIM_MLP), ROW_UP(mlp "up_proj", DIM_MLP), ROW_DOWN(mlp "down_proj")
 
+/* Norms of q and k over all heads together. */
+#define ROW_WIDE_NORM(name, dim, norm) \
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
+#define ROWS_WIDE_NORMS(attn) \
+    ROW_WIDE_NORM(attn "q_norm", DIM_Q, q_norm), ROW_WIDE_NORM(attn "k_norm", DIM_KV, k_norm)
 /* One matrix of a layer. */
 #define ROW_MATRIX(name, rows, cols, split, target, when) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
@@ -313,6 +320,7 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
+
 /* ---- quantising while loading (quantise.c) ---- */
 
 /* A weight's codes and what belongs to them, until the backend has its own copy. */

@@ -15,6 +15,7 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
 static const struct architecture QWEN[] = {
     {.name = "Qwen3MoeForCausalLM",
+     .models = "Qwen3-MoE",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
@@ -24,6 +25,7 @@ static const struct architecture QWEN[] = {
      .window_switch = true,
      .experts = true},
     {.name = "Qwen2MoeForCausalLM",
+     .models = "Qwen2-MoE",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
@@ -49,6 +51,7 @@ static const struct tensor_spec QWEN_TENSORS[] = {
 
 static const struct architecture OLMOE[] = {
     {.name = "OlmoeForCausalLM",
+     .models = "OLMoE",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -58,15 +61,10 @@ static const struct architecture OLMOE[] = {
     {0},
 };
 
-#define ROW_WIDE_NORM(name, dim, target)                                            \
-    ROW(LAYER "self_attn." name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
-        IN_LAYER(target.weight), WHEN_ALWAYS)
-
 static const struct tensor_spec OLMOE_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LLAMA_ATTENTION,
-    ROW_WIDE_NORM("q_norm", DIM_Q, q_norm),
-    ROW_WIDE_NORM("k_norm", DIM_KV, k_norm),
+    ROWS_WIDE_NORMS(LAYER "self_attn."),
     ROW_EXPERT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
     ROW_EXPERT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
     ROW_EXPERT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
@@ -90,6 +88,7 @@ const struct model_family qwen_moe_family = {.architectures = QWEN,
 
 static const struct architecture MIXTRAL[] = {
     {.name = "MixtralForCausalLM",
+     .models = "Mixtral",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -6,8 +6,6 @@
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_WIDE_NORM(name, dim, norm) \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
 /* Of a layer, all but the norms of q and k. */
 #define ROWS_LAYER                                                                                \
     ROWS_QKV(ATTN), ROW_O(ATTN "o_proj"),                                                         \
@@ -50,12 +48,14 @@ static void olmo2_forward(struct model *m, const struct batch *b)
 
 static const struct architecture OLMO2[] = {
     {.name = "Olmo2ForCausalLM",
+     .models = "OLMo-2",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
      .rope_theta = 10000,
      .wide_qk_norm = true},
     {.name = "Olmo3ForCausalLM",
+     .models = "OLMo-3",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,
@@ -70,8 +70,7 @@ static const struct architecture OLMO2[] = {
 static const struct tensor_spec OLMO2_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LAYER,
-    ROW_WIDE_NORM(ATTN "q_norm", DIM_Q, q_norm),
-    ROW_WIDE_NORM(ATTN "k_norm", DIM_KV, k_norm),
+    ROWS_WIDE_NORMS(ATTN),
     {0},
 };
 
@@ -82,6 +81,7 @@ const struct model_family olmo2_family = {
 
 static const struct architecture EXAONE4[] = {
     {.name = "Exaone4ForCausalLM",
+     .models = "EXAONE 4",
      .norm = NORM_RMS,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -4,6 +4,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "OPTForCausalLM",
+     .models = "OPT",
      .norm = NORM_LAYER,
      .norm_eps = 1e-5f,
      .act = ACT_RELU,

@@ -3,6 +3,7 @@
 
 static const struct architecture ARCHITECTURES[] = {
     {.name = "StableLmForCausalLM",
+     .models = "StableLM 1.6B, 3B",
      .norm = NORM_LAYER,
      .norm_eps = 1e-5f,
      .act = ACT_SILU,

@@ -161,7 +161,8 @@ static const struct field completion_rows[] = {
     ROW_INT("truncate_prompt_tokens", truncate, 1, LIMIT_MODEL_LEN,
             "Keep the last N tokens of each prompt."),
     ROW_BOOL("return_token_ids", return_token_ids,
-             "token_ids and prompt_token_ids in the choices."),
+             "token_ids and prompt_token_ids in the choices; in streams also drafted, the places "
+             "of those of an event's tokens that were drafts."),
     {.name = "priority",
      .type = FIELD_INT,
      AT(params.priority),

@@ -46,7 +46,7 @@ static const struct option options[] = {
     {"--request-rate", KIND_REAL, AT(request_rate), 0, 1e6,
      "serve: requests per second, Poisson arrivals (0: a closed loop)"},
     {"--acceptance", KIND_REAL, AT(acceptance), 0, 1,
-     "offline, with --speculate suffix: run twice, the second time with drafts of which each "
+     "offline, with drafts: run twice, the second time with drafts of which each "
      "token holds with this chance"},
     {"--schemas", KIND_TEXT, AT(schemas), 0, 0,
      "offline: file with a JSON Schema a line; the requests run free, then each under one of them"},

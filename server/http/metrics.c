@@ -75,8 +75,9 @@ static void write_gauges(struct page *p, const struct engine_stats *s,
     head(p, "cache_config_info", "gauge", "Configuration of the KV cache, as labels.");
     buf_printf(p->b,
                "%scache_config_info{model_name=\"%s\",block_size=\"%d\",num_gpu_blocks=\"%d\",num_"
-               "cpu_blocks=\"%d\"} 1\n",
-               p->prefix, p->model, info->block_size, info->n_blocks, info->n_host_blocks);
+               "cpu_blocks=\"%d\",cache_dtype=\"%s\",bytes_per_token=\"%lld\"} 1\n",
+               p->prefix, p->model, info->block_size, info->n_blocks, info->n_host_blocks,
+               info->kv_dtype, (long long)info->kv_token_bytes);
 }
 
 static void write_ranks(struct page *p, const struct engine *engine, int32_t n_ranks)

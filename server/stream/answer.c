@@ -34,6 +34,7 @@ struct answer {
     int32_t id_chars;             /* of the ids that are made here */
     uint64_t id_seed;             /* state of make_id */
     struct usage usage;           /* the dialect holds a pointer to it */
+    int32_t reasoning_tokens;     /* of the outputs so far */
     struct answer_choice *choice; /* [info.n_choices] */
 };
 
@@ -317,12 +318,27 @@ static int finish(struct answer *a, struct target *t, const struct output *o)
                                    o->stop_string ? stop : NULL, called);
 }
 
+/* Take over the usage. All tokens of an output that begins inside reasoning count as
+ * reasoning; one that also holds tokens behind it comes only where a client lags. */
+static void count_tokens(struct answer *a, int32_t index, const struct usage *usage,
+                         const struct answer_cursor *at)
+{
+    const struct chat_parser *p = a->choice[index].parser;
+    bool first = !at->text && !at->token && !at->shown;
+
+    if (first && a->parsed && (p ? engine_chat_parser_reasoning(p) : a->opens_reasoning)) {
+        a->reasoning_tokens += MAX(usage->completion_tokens - a->usage.completion_tokens, 0);
+    }
+    a->usage = *usage;
+    a->usage.reasoning_tokens = a->reasoning_tokens;
+}
+
 int answer_add(struct answer *a, struct buf *b, int32_t index, const struct output *o,
                const struct usage *usage, struct answer_cursor *at, int32_t *units)
 {
     struct target t = {a, b, index, 0};
 
-    a->usage = *usage;
+    count_tokens(a, index, usage, at);
     int rc = begin(a, b);
     do {
         rc = rc ? rc : read_text(a, &t, o, at, units);
@@ -345,6 +361,7 @@ int answer_add(struct answer *a, struct buf *b, int32_t index, const struct outp
 int answer_end(struct answer *a, struct buf *b, const struct usage *usage)
 {
     a->usage = *usage;
+    a->usage.reasoning_tokens = a->reasoning_tokens;
     int rc = begin(a, b);
     return rc ? rc : a->dialect->end(b, a->state, &a->usage);
 }

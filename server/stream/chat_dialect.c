@@ -255,6 +255,7 @@ static int stream_tokens(struct buf *b, struct chat_answer *a, int32_t choice,
         PUT(b, "},\"logprobs\":null,\"finish_reason\":null");
     }
     if (s->token_ids) {
+        sse_put_drafted(b, t, n);
         PUT(b, ",\"token_ids\":[");
         put_tokens(b, s, t, n, true);
         buf_putc(b, ']');

@@ -205,12 +205,17 @@ int put_ids(struct buf *b, const int32_t *id, int32_t n)
 
 int put_usage(struct buf *b, const struct usage *u)
 {
-    return buf_printf(b,
-                      "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%"
-                      "d,\"prompt_tokens_"
-                      "details\":{\"cached_tokens\":%d}}",
-                      u->prompt_tokens, u->completion_tokens,
-                      u->prompt_tokens + u->completion_tokens, u->cached_tokens);
+    buf_printf(b,
+               "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%"
+               "d,\"prompt_tokens_"
+               "details\":{\"cached_tokens\":%d}",
+               u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens,
+               u->cached_tokens);
+    if (u->reasoning_tokens) {
+        buf_printf(b, ",\"completion_tokens_details\":{\"reasoning_tokens\":%d}",
+                   u->reasoning_tokens);
+    }
+    return buf_putc(b, '}');
 }
 
 int put_finish(struct buf *b, enum finish_reason finish, const char *stop_string,
@@ -500,12 +505,31 @@ static int open_logprobs(struct buf *b, const struct sse_style *s, const struct 
     return PHASE_TOKENS;
 }
 
+void sse_put_drafted(struct buf *b, const struct token_out *t, int32_t n)
+{
+    enum { MOST = 256 }; /* events of more tokens are those of whole choices */
+    bool any = false;
+
+    for (int32_t i = 0; i < n && n <= MOST; i++) {
+        if (t[i].drafted) {
+            buf_printf(b, any ? ",%d" : ",\"drafted\":[%d", i);
+            any = true;
+        }
+    }
+    if (any) {
+        buf_putc(b, ']');
+    }
+}
+
 static int put_finish_phase(struct buf *b, const struct sse_style *s, const struct output *o)
 {
     put_finish(b, o->finish, o->stop_string, o->stop_string_len, o->stop_token);
     put_choice_error(b, o->finish, o->error);
     if (!s->token_ids) {
         return PHASE_PROMPT_IDS;
+    }
+    if (!o->prompt) {
+        sse_put_drafted(b, o->token, o->n_tokens);
     }
     PUT(b, ",\"token_ids\":[");
     return PHASE_IDS;

@@ -58,6 +58,9 @@ void sse_cursor_release(struct sse_cursor *c);
 void sse_open(struct buf *b, const struct sse_style *s, int32_t index);
 bool sse_middle(struct buf *b, const struct sse_style *s, const struct output *o,
                 const struct prompt_ids *prompt, struct sse_cursor *c, int32_t *units);
+/* The field `drafted` of a choice with token_ids: which of n tokens were drafts, by
+ * their place in this event; nothing if none was. */
+void sse_put_drafted(struct buf *b, const struct token_out *t, int32_t n);
 int sse_close(struct buf *b, const struct sse_style *s, const struct usage *total);
 /* Estimate of the units that the event of `o` costs; INT32_MAX for an echoed prompt.
  * Short plain text costs nothing. */

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """A coding agent's turns, and how much of each prompt is computed again.
 
-    tests/bench/agent_trace.py [--model DIR] [--api messages|responses] [--turns 33] [--from N] [--to N] [-- FLAGS]
+    tests/bench/agent_trace.py [--model DIR] [--api messages|responses|chat] [--turns 33] [--from N] [--to N]
+                               [--length N] [--layers N] [-- FLAGS]
 
 Each turn sends the whole conversation: a system prompt (whose attribution header changes from turn to turn), tools,
 the user's task, and of every earlier turn the model's own answer, a call and its result, now and then behind a system
 message that counts tokens. The script makes the calls and their results, of a size that lets the prompt grow from N
-to N tokens: by default to nearly the model's length, from 15 % of that, as 12,000 to 80,000. Prints, a turn a line,
+to N tokens: by default to nearly the model's length, from 15 % of that, as 12,000 to 80,000 (--length 86016
+--from 12000 --to 80000; --layers 1 leaves out all but the demo model's first, which makes that cheap). Prints, a turn a line,
 the prompt's tokens, those that the prompt before did not have, those that the prefix cache had, and those that were
 computed although the prompt before had them.
 """
@@ -14,6 +16,7 @@ import argparse
 import json
 import pathlib
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -58,6 +61,10 @@ class Trace:
                 {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={self.random.getrandbits(20):05x};"},
                 {"type": "text", "text": "You change programs.", "cache_control": {"type": "ephemeral"}}], "tools": [
                 {"name": n, "description": d, "input_schema": self.schema()} for n, d in self.tools]}
+        if self.api == "chat":
+            return common | {"max_tokens": max_tokens, "messages": list(self.chat()), "tools": [
+                {"type": "function", "function": {"name": n, "description": d, "parameters": self.schema()}}
+                for n, d in self.tools]}
         return common | {"max_output_tokens": max_tokens, "instructions": "You change programs.", "store": False,
                          "input": list(self.items()), "tools": [{"type": "function", "name": n, "description": d,
                                                                  "parameters": self.schema()} for n, d in self.tools]}
@@ -75,6 +82,17 @@ class Trace:
             if reminder:
                 yield {"role": "system", "content": reminder}
 
+    def chat(self):
+        yield {"role": "system", "content": "You change programs."}
+        yield {"role": "user", "content": self.task}
+        for answer, call, arguments, result, reminder in self.turns:
+            function = {"name": "read", "arguments": json.dumps(arguments)}
+            yield {"role": "assistant", "content": answer or None,
+                   "tool_calls": [{"id": call, "type": "function", "function": function}]}
+            yield {"role": "tool", "tool_call_id": call, "content": result}
+            if reminder:
+                yield {"role": "system", "content": reminder}
+
     def items(self):
         yield {"role": "user", "content": self.task}
         for answer, call, arguments, result, reminder in self.turns:
@@ -89,6 +107,8 @@ class Trace:
 def answer_and_usage(api, a):
     """The text, the prompt's tokens, and how many of them the prefix cache had."""
     u = a["usage"]
+    if api == "chat":
+        return a["choices"][0]["message"]["content"], u["prompt_tokens"], u["prompt_tokens_details"]["cached_tokens"]
     if api == "messages":
         text = "".join(b["text"] for b in a["content"] if b["type"] == "text")
         return text, u["input_tokens"] + u["cache_read_input_tokens"], u["cache_read_input_tokens"]
@@ -100,7 +120,7 @@ def run(server, api, model, turns, first, last, **fields):
     """Send all turns; the rows (prompt, new, cached, computed again)."""
     trace, rows, before, words = Trace(api, model), [], 0, 0
     for turn in range(turns):
-        a = server.ask("POST", "/v1/" + api, json=trace.body(**fields))
+        a = server.ask("POST", "/v1/" + ("chat/completions" if api == "chat" else api), json=trace.body(**fields))
         assert a.status_code == 200, a.text
         text, prompt, cached = answer_and_usage(api, a.json())
         again = max(before - cached, 0) if before else 0
@@ -118,7 +138,25 @@ def share_computed_again(rows):
     return sum(r[3] for r in rows) / sum(r[0] for r in rows)
 
 
-def demo_with_template(directory, length=8192):
+def keep_layers(path, layers):
+    """Leave the layers behind the first ones out of a safetensors file."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header, body, out = json.loads(data[8:8 + size]), data[8 + size:], b""
+    for name, tensor in list(header.items()):
+        layer = re.search(r"layers\.(\d+)\.", name)
+        if layer and int(layer[1]) >= layers:
+            del header[name]
+        elif name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            tensor["data_offsets"] = [len(out), len(out) + end - begin]
+            out += body[begin:end]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + out)
+
+
+def demo_with_template(directory, length=8192, layers=None):
     """The demo model with a template for tools, at a length that holds the turns; what it says there does not matter."""
     path = pathlib.Path(directory) / "demo"
     shutil.copytree(ROOT / "models" / "demo", path)
@@ -126,7 +164,10 @@ def demo_with_template(directory, length=8192):
     config["chat_template"] = TEMPLATE
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     shape = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": length}))
+    shape |= {"max_position_embeddings": length, "num_hidden_layers": layers or shape["num_hidden_layers"]}
+    (path / "config.json").write_text(json.dumps(shape))
+    if layers:
+        keep_layers(path / "model.safetensors", layers)
     return str(path)
 
 
@@ -135,14 +176,16 @@ def main():
 
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--model", help="a model directory; default: the demo model with a template of its own")
-    p.add_argument("--api", choices=("messages", "responses"), default="messages")
+    p.add_argument("--api", choices=("messages", "responses", "chat"), default="messages")
     p.add_argument("--turns", type=int, default=33)
     p.add_argument("--from", type=int, dest="first")
     p.add_argument("--to", type=int, dest="last")
+    p.add_argument("--length", type=int, default=8192, help="of the demo model")
+    p.add_argument("--layers", type=int, help="of the demo model")
     p.add_argument("flags", nargs="*", help="of quire serve, behind --")
     o = p.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        s = Server(*o.flags, model=o.model or demo_with_template(directory))
+        s = Server(*o.flags, model=o.model or demo_with_template(directory, o.length, o.layers))
         model = s.ask("GET", "/v1/models").json()["data"][0]
         last = o.last or int(model["max_model_len"] * 0.93)
         rows = run(s, o.api, model["id"], o.turns, o.first or int(last * 0.15), last)

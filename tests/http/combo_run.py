@@ -39,6 +39,8 @@ COMMON = [
 ]
 CONFIGS = {
     "swap": [
+        "--kv-cache-dtype",
+        "fp8",
         "--block-size",
         "8",
         "--kv-blocks",
@@ -113,6 +115,8 @@ CONFIGS = {
         "16",
     ],
     "stages": [
+        "--kv-cache-dtype",
+        "int8",
         "--pipeline-parallel-size",
         "2",
         "--block-size",

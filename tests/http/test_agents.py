@@ -3,6 +3,7 @@ computed again."""
 import importlib.util
 import json
 import os
+from typing import Literal
 
 import pytest
 
@@ -21,7 +22,7 @@ def agent_server(tmp_path_factory):
         yield s
 
 
-@pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.parametrize("api", ["messages", "responses", "chat"])
 def test_turns_compute_little_again(agent_server, api):
     """The bar is 3 % of all prompt tokens. Attribution headers change, system messages come late, and the model's own
     answers are part of the history."""
@@ -152,11 +153,13 @@ def test_reasoning_by_responses(thinker):
     r = ask(thinker, "responses", **body).json()
     item, = r["output"]
     assert item["type"] == "reasoning" and item["summary"] == [] and item["content"][0]["type"] == "reasoning_text"
+    assert r["usage"]["output_tokens_details"]["reasoning_tokens"] == r["usage"]["output_tokens"] == 8
     e = events(ask(thinker, "responses", stream=True, **body))
     text = "".join(x["delta"] for x in e if x["type"] == "response.reasoning_text.delta")
     assert text == item["content"][0]["text"] and e[-1]["response"]["output"][0]["content"] == item["content"]
     plain = ask(thinker, "responses", reasoning={"effort": "none"}, **body).json()
     assert [i["type"] for i in plain["output"]] == ["message"]
+    assert plain["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
     turns = HELLO + [item, {"role": "assistant", "content": "Yes."}] + HELLO
     bare = HELLO + [{"role": "assistant", "content": "Yes."}] + HELLO
     count = [ask(thinker, "responses/input_tokens", input=x).json()["input_tokens"] for x in (turns, bare)]
@@ -185,6 +188,27 @@ def test_sdks_run_a_call(tools_server):
     with client.messages.stream(**fields) as stream:
         last = stream.get_final_message()
     assert last.stop_reason == "tool_use" and set(last.content[-1].input) == {"colour"}
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_agents_sdk_runs_a_tool(tools_server, api):
+    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    import openai
+    agents.set_tracing_disabled(True)
+    painted = []
+
+    @agents.function_tool
+    def paint(colour: Literal["red", "green"]) -> str:
+        """Paint it."""
+        painted.append(colour)
+        return "done in " + colour
+
+    sdk = openai.AsyncOpenAI(base_url=tools_server.url + "/v1", api_key="none", max_retries=0)
+    model = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
+    agent = agents.Agent(name="painter", model=model("demo", sdk), tools=[paint], tool_use_behavior="stop_on_first_tool",
+                         model_settings=agents.ModelSettings(temperature=0, tool_choice="required", max_tokens=200, parallel_tool_calls=False))
+    done = agents.Runner.run_sync(agent, HELLO[0]["content"], max_turns=2)
+    assert len(painted) == 1 and done.final_output == "done in " + painted[0]
 
 
 def test_objects_are_those_of_the_sdks(tools_server, thinker):

@@ -14,7 +14,10 @@ import pytest
 
 from conftest import PATIENCE_S
 from raw import events
+from test_agents import SCHEMA, tools_server  # noqa: F401  (a fixture)
 from test_chat import HELLO, chat  # noqa: F401  (a fixture)
+
+PAINT = {"type": "function", "function": {"name": "paint", "description": "Paint it.", "parameters": SCHEMA}}
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the network for a list of prices
 
@@ -38,8 +41,27 @@ def test_langchain_chat(chat):
     assert len(llm.batch([HELLO, HELLO])) == 2
     scored = langchain.ChatOpenAI(max_tokens=3, logprobs=True, top_logprobs=2, **common).invoke(HELLO)
     assert len(scored.response_metadata["logprobs"]["content"]) == 3
-    with pytest.raises(Exception, match="constrained output"):
-        llm.with_structured_output({"title": "a", "type": "object", "properties": {}}).invoke(HELLO)
+
+
+def test_langchain_output_by_a_schema(tools_server):
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    for responses in (False, True):
+        llm = langchain.ChatOpenAI(model="demo", base_url=tools_server.url + "/v1", api_key="none", temperature=0, max_retries=0,
+                                   max_tokens=200, use_responses_api=responses)
+        for method in ("json_schema", "function_calling"):
+            made = llm.with_structured_output(SCHEMA | {"title": "paint"}, method=method).invoke(HELLO)
+            assert set(made) == {"colour"} and made["colour"] in SCHEMA["properties"]["colour"]["enum"]
+        calls = llm.bind_tools([PAINT], tool_choice="paint").invoke(HELLO).tool_calls
+        assert calls and {c["name"] for c in calls} == {"paint"} and set(calls[0]["args"]) == {"colour"}
+
+
+def test_langchain_by_messages(tools_server):
+    langchain = pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
+    llm = langchain.ChatAnthropic(model="demo", base_url=tools_server.url, api_key="none", max_tokens=200, max_retries=0)
+    said = llm.invoke(HELLO, max_tokens=8)
+    assert said.content and said.usage_metadata["output_tokens"] == 8
+    calls = llm.bind_tools([PAINT], tool_choice="paint").invoke(HELLO).tool_calls
+    assert calls and {c["name"] for c in calls} == {"paint"} and set(calls[0]["args"]) == {"colour"}
 
 
 def litellm_chat(litellm, server, **fields):
@@ -54,10 +76,19 @@ def test_litellm_chat(chat, provider):
     parts = list(litellm_chat(litellm, chat, model=provider + "/demo", stream=True, stream_options={"include_usage": True}))
     assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == whole.choices[0].message.content
     assert whole.usage.completion_tokens == 12
-    with pytest.raises(litellm.BadRequestError, match="constrained output"):
-        litellm_chat(litellm, chat, model=provider + "/demo", response_format={"type": "json_object"})
     with pytest.raises(litellm.NotFoundError):
         litellm_chat(litellm, chat, model=provider + "/other")
+
+
+def test_litellm_calls(tools_server):
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    ask = dict(model="hosted_vllm/demo", api_base=tools_server.url + "/v1", api_key="none", temperature=0, max_tokens=200, num_retries=0,
+               messages=HELLO)
+    choice = litellm.completion(tools=[PAINT], tool_choice="required", parallel_tool_calls=False, **ask).choices[0]
+    call, = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and call.function.name == "paint" and set(json.loads(call.function.arguments)) == {"colour"}
+    form = {"type": "json_schema", "json_schema": {"name": "paint", "schema": SCHEMA, "strict": True}}
+    assert set(json.loads(litellm.completion(response_format=form, **ask).choices[0].message.content)) == {"colour"}
 
 
 def test_litellm_completions(server):

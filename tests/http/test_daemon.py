@@ -360,3 +360,20 @@ def test_notify(start, tmp_path):
             pass
         assert state == b"STOPPING=1"
         assert s.process.wait(PATIENCE_S) == 0
+
+
+# ---- quire models ----
+
+def test_models_that_can_be_served_are_listed():
+    listed = subprocess.run([QUIRE, "models"], capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+    rows = json.loads(subprocess.run([QUIRE, "models", "--json"], capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout)
+    for row in rows:
+        assert row["architecture"] in listed and row["models"] in listed
+        assert all(name in listed for name in row["gguf"])
+    mixtral = next(row for row in rows if row["architecture"] == "MixtralForCausalLM")
+    assert mixtral["experts"] and mixtral["gguf"] == ["llama"] and not mixtral["recurrent"]
+
+
+def test_models_takes_no_other_words():
+    run = subprocess.run([QUIRE, "models", "--yaml"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert run.returncode == 2 and run.stderr.startswith("usage: quire models")

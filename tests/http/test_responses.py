@@ -103,6 +103,23 @@ def test_the_answer_repeats_the_request(chat):
     assert {k: r[k] for k in repeated} == repeated
 
 
+def test_log_probabilities(chat):
+    """The same as the chat's; in a stream they follow their text."""
+    wanted = dict(include=["message.output_text.logprobs"], top_logprobs=2)
+    r = ask(chat, **wanted).json()
+    part = r["output"][0]["content"][0]
+    assert "".join(t["token"] for t in part["logprobs"]) == part["text"] and r["top_logprobs"] == 2
+    assert all(len(t["top_logprobs"]) == 2 and t["logprob"] <= 0 for t in part["logprobs"])
+    same = chat.ask("POST", "/v1/chat/completions", json=CHAT | {"logprobs": True, "top_logprobs": 2}).json()
+    assert [t["token"] for t in part["logprobs"]] == [t["token"] for t in same["choices"][0]["logprobs"]["content"]]
+    e = events(ask(chat, stream=True, **wanted))
+    deltas = [t for x in e if x["type"] == "response.output_text.delta" for t in x["logprobs"]]
+    done, = [x for x in e if x["type"] == "response.output_text.done"]
+    assert [t["token"] for t in deltas] == [t["token"] for t in done["logprobs"]] == [t["token"] for t in part["logprobs"]]
+    assert e[-1]["response"]["output"][0]["content"][0]["logprobs"] == done["logprobs"]
+    assert ask(chat, top_logprobs=2).json()["output"][0]["content"][0]["logprobs"] == []
+
+
 def test_tokens_are_counted(chat):
     n = ask(chat).json()["usage"]["input_tokens"]
     a = ask(chat, "/v1/responses/input_tokens", max_output_tokens=None, temperature=None)
@@ -121,7 +138,7 @@ def test_tokens_are_counted(chat):
     ({"background": True}, "background", "not supported"),
     ({"max_output_tokens": 0}, "max_output_tokens", "between 1"),
     ({"temperature": 3}, "temperature", "at most 2"),
-    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs is 2"),
+    ({"top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
     ({"text": {"format": {}}}, "text", "text.format"),
     ({"tools": {}}, "tools", "tools must be a list"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "names a function"),

@@ -209,7 +209,9 @@ def test_tokens_of_calls_are_shown(server):
 
 def test_reasoning_has_its_own_members(thinker):
     client = sdk(thinker)
-    message = ask(client, temperature=0, max_tokens=12).choices[0].message
+    answer = ask(client, temperature=0, max_tokens=12)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 12
+    message = answer.choices[0].message
     assert message.reasoning and message.reasoning == message.reasoning_content and not message.content
     s = Streamed(ask(client, temperature=0, max_tokens=12, stream=True))
     assert s.reasoning[0] == message.reasoning and s.text[0] == ""

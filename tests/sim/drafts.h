@@ -1,6 +1,6 @@
 /* Drafts of every quality for the oracle's runs: tokens that the request gives alone,
- * mixed with wrong ones. They are a function of the scenario and of where a sequence
- * stands, so a run can be replayed. */
+ * or those of a draft model, mixed with wrong ones. They are a function of the scenario
+ * and of where a sequence stands, so a run can be replayed. */
 #ifndef QUIRE_TESTS_SIM_DRAFTS_H
 #define QUIRE_TESTS_SIM_DRAFTS_H
 
@@ -11,11 +11,14 @@ struct sim_drafts {
     struct draft_source base;
     const struct scenario *s;
     struct sim_totals *totals;
+    struct draft_source *model; /* NULL: none */
     /* What a choice gives alone, NULL: unknown; and its request. */
     const struct sim_choice *(*want)(const struct seq *q, const struct sim_request **ret);
     char why[160]; /* "": nothing wrong */
 };
 
-void sim_drafts_init(struct sim_drafts *d, const struct scenario *s, struct sim_totals *t);
+/* `model`, borrowed: the draft model's; NULL: none. */
+void sim_drafts_init(struct sim_drafts *d, const struct scenario *s, struct draft_source *model,
+                     struct sim_totals *t);
 
 #endif

@@ -77,14 +77,16 @@ static void print_totals(const struct runs *r, const struct sim_totals *t, doubl
         "cancelled), %lld steps, %lld tokens, %lld swaps (%lld blocks back from the host, %lld "
         "found on the device), "
         "%lld recomputations, %lld cached tokens, %lld copies on write, "
-        "%lld under a grammar (%lld complete), %lld drafts (%lld held), %lld forced (%lld held)\n",
+        "%lld under a grammar (%lld complete), %lld drafts (%lld held), %lld forced (%lld held), "
+        "%lld of a draft model\n",
         (long long)t->runs, (unsigned long long)r->first, (unsigned long long)(r->first + r->n - 1),
         s, (double)t->runs / s, (long long)t->requests, (long long)t->beams, (long long)t->refused,
         (long long)t->cancelled, (long long)t->steps, (long long)t->tokens,
         (long long)t->preempt_swap, (long long)t->swap_in_copied, (long long)t->swap_in_found,
         (long long)t->preempt_recompute, (long long)t->cached_tokens, (long long)t->copies,
         (long long)t->constrained, (long long)t->sentences, (long long)t->drafted,
-        (long long)t->accepted, (long long)t->forced, (long long)t->forced_accepted);
+        (long long)t->accepted, (long long)t->forced, (long long)t->forced_accepted,
+        (long long)t->model_drafted);
 }
 
 /* struct sim_totals is an array of counters. */

@@ -128,7 +128,7 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
 {
     bool any = false;
 
-    for (int k = 0; k < 11; k++) {
+    for (int k = 0; k < 12; k++) {
         struct scenario before = *s;
         s->depth = k == 0 ? 0 : s->depth;
         s->fail_at = k == 1 ? 0 : s->fail_at;
@@ -139,6 +139,7 @@ static bool simplify_config(struct scenario *s, char *why, size_t why_size)
         s->config.shared_itl_us = k == 6 ? 0 : s->config.shared_itl_us;
         s->late_delivery = k == 7 ? false : s->late_delivery;
         s->only_forced = k == 8 || s->only_forced;
+        s->draft_model = k == 11 ? 0 : s->draft_model;
         s->max_draft = k == 9 ? 0 : k == 10 ? MIN(s->max_draft, 1) : s->max_draft;
         if (memcmp(&before, s, sizeof(before)) == 0) {
             continue;

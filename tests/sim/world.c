@@ -11,6 +11,7 @@
 #include "engine/sched/decode/forced.h"
 #include "engine/sched/decode/pack.h"
 #include "engine/sched/decode/stops.h"
+#include "engine/speculate/draft_model.h"
 #include "engine/stats.h"
 #include "tests/sim/drafts.h"
 #include "tests/sim/language.h"
@@ -58,6 +59,8 @@ struct world {
     struct mask_job *jobs;              /* of all sets */
     uint64_t begun, delivered;          /* sets */
     int64_t states_before;              /* language_states, before the run */
+    struct executor *draft_executor;    /* NULL: no draft model */
+    struct draft_model *draft_model;
     struct sim_drafts drafts;
     struct forced_drafts forced;
     struct delta_out out;
@@ -479,6 +482,9 @@ static void commit(struct world *w)
     if (w->drafts.why[0]) {
         FAIL(w, "turn %d: %s", w->turn, w->drafts.why);
     }
+    if (w->draft_model && draft_model_death(w->draft_model)) {
+        FAIL(w, "turn %d: draft model: %s", w->turn, draft_model_death(w->draft_model));
+    }
     begin_masks(w);
 }
 
@@ -761,9 +767,42 @@ static const struct sim_choice *want_of(const struct seq *q, const struct sim_re
     return &j->want[q->index];
 }
 
+/* The draft model computes what the model does, in a cache of its own. */
+static void open_draft_model(struct world *w)
+{
+    struct oracle_config oc;
+    struct err e = {0};
+
+    if (w->s->draft_model == 0) {
+        return;
+    }
+    scenario_oracle(w->s, &oc);
+    oc.n_kv_groups = 1;
+    oc.n_host_blocks = 0;
+    oc.max_num_batched_tokens = w->s->draft_model;
+    int rc = oracle_open(&w->draft_executor, &oc, &e);
+    if (rc == 0) {
+        struct draft_model_config c = {.executor = w->draft_executor,
+                                       .vocab = oc.vocab,
+                                       .max_draft = w->s->max_draft,
+                                       .secret = w->s->seed,
+                                       .now_us = clock_us};
+        if (w->s->seed % 2 == 0) { /* what drafting takes counts */
+            c.cost = w->s->config.cost;
+            c.cost.fixed_us /= 20;
+        }
+        rc = draft_model_open(&w->draft_model, &c, &e);
+    }
+    if (rc < 0) {
+        FAIL(w, "draft model: %s", e.text);
+    }
+}
+
 static void speculate(struct world *w)
 {
-    sim_drafts_init(&w->drafts, w->s, w->totals);
+    open_draft_model(w);
+    sim_drafts_init(&w->drafts, w->s, w->draft_model ? draft_model_source(w->draft_model) : NULL,
+                    w->totals);
     w->drafts.want = want_of;
     forced_drafts_init(&w->forced, w->s->only_forced ? NULL : &w->drafts.base);
     bool states = false; /* recurrent ones, with which nothing is drafted */
@@ -852,6 +891,10 @@ int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t 
     sched_free(w.sched);
     for (int32_t i = 0; i < s->n_requests; i++) {
         stop_set_free(w.journey[i].stops);
+    }
+    draft_model_free(w.draft_model);
+    if (w.draft_executor) {
+        w.draft_executor->free(w.draft_executor);
     }
     packer_free(w.packer);
     free(w.jobs);

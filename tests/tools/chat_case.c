@@ -4,6 +4,7 @@
  *     {"format": "hermes", "text": "…", "tools": [{"name": …, "parameters": {…}}],
  *      "reasoning": false}                      what a parser makes of an answer
  *     {"format": "hermes", "grammar": true, "tools": […], "choice": "required"}
+ *     {"format": "hermes", "pieces": ["…"], "end": false, …}   the events of the last piece
  *     {"template": "…", "context": {…}}         a rendered prompt
  *     {"template": "…", "caps": true}           what a template can do
  *
@@ -160,6 +161,51 @@ static void parse(const struct chat_case *c, cJSON *out)
     result_release(&whole);
 }
 
+/* ---- an answer in pieces ---- */
+
+static void add_event(void *arg, const struct chat_event *ev)
+{
+    static const char *const KINDS[] = {"content", "reasoning", "call", "arguments", "end"};
+    cJSON *out = cJSON_CreateObject();
+    char *text = ev->text ? strndup(ev->text, ev->len) : NULL;
+
+    cJSON_AddStringToObject(out, "kind", KINDS[ev->kind]);
+    cJSON_AddNumberToObject(out, "call", ev->call);
+    cJSON_AddStringToObject(out, "text", text ? text : "");
+    cJSON_AddStringToObject(out, "name", ev->kind == CHAT_CALL ? ev->name : "");
+    cJSON_AddStringToObject(out, "id", ev->kind == CHAT_CALL && ev->id ? ev->id : "");
+    cJSON_AddItemToArray(arg, out);
+    free(text);
+}
+
+static void ignore(void *arg, const struct chat_event *ev)
+{
+    (void)arg;
+    (void)ev;
+}
+
+/* The events of the last piece, and with `end` those of the answer's end. */
+static void feed(const struct chat_case *c, const cJSON *pieces, bool end, cJSON *out)
+{
+    cJSON *events = cJSON_AddArrayToObject(out, "events");
+    const cJSON *piece;
+    struct chat_parser *p;
+    struct err e = {0};
+
+    if (chat_parser_new(&p, c->f, c->tools.n ? &c->tools : NULL, c->reasoning, &e)) {
+        exit(1);
+    }
+    cJSON_ArrayForEach(piece, pieces)
+    {
+        const char *text = cJSON_GetStringValue(piece);
+        chat_parser_feed(p, text, strlen(text), piece->next ? ignore : add_event, events);
+    }
+    if (end) {
+        chat_parser_end(p, add_event, events);
+    }
+    chat_parser_free(p);
+}
+
 /* ---- cases ---- */
 
 static void read_tools(struct chat_tools *t, const cJSON *in)
@@ -286,6 +332,9 @@ static void one(const cJSON *in, cJSON *out)
     read_tools(&c.tools, in);
     if (cJSON_IsTrue(cJSON_GetObjectItem(in, "grammar"))) {
         grammar(&c, in, out);
+    } else if (cJSON_IsArray(cJSON_GetObjectItem(in, "pieces"))) {
+        feed(&c, cJSON_GetObjectItem(in, "pieces"), cJSON_IsTrue(cJSON_GetObjectItem(in, "end")),
+             out);
     } else {
         parse(&c, out);
     }

@@ -277,15 +277,21 @@ static inline double nmse_limit(enum dtype t)
 
 /* Error against float64 at most twice that of the plain same-precision implementation
  * (root of the mean square). */
-static inline void assert_no_worse(const char *what, const float *got, const float *plain,
-                                   const double *ref, int64_t n)
+static inline void assert_no_worse_by(const char *what, const float *got, const float *plain,
+                                      const double *ref, int64_t n, double slack)
 {
     double mine = sqrt(nmse(got, ref, n));
     double theirs = sqrt(nmse(plain, ref, n));
 
-    if (!(mine <= 2 * theirs + 1e-7)) {
+    if (!(mine <= 2 * theirs + slack)) {
         fail_msg("%s: error %.3g, plain %.3g", what, mine, theirs);
     }
+}
+
+static inline void assert_no_worse(const char *what, const float *got, const float *plain,
+                                   const double *ref, int64_t n)
+{
+    assert_no_worse_by(what, got, plain, ref, n, 1e-7);
 }
 
 static inline void assert_nmse(const char *what, const float *got, const double *ref, int64_t n,

@@ -66,7 +66,7 @@ static void end_constrained(struct commit *c, struct seq *q)
     emit_finish(c->out, q->group, q->index, finish, -1, error);
 }
 
-static void commit_token(struct commit *c, struct seq *q, int32_t row)
+static void commit_token(struct commit *c, struct seq *q, int32_t row, bool drafted)
 {
     struct group *g = q->group;
     int32_t token = c->r->token[row], stop_token = -1;
@@ -95,6 +95,7 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row)
     int finish = finish_by_token(c->s, g, token, q->n_out, &stop_token);
     struct delta d = {.kind = DELTA_TOKEN, .choice = q->index, .token = token};
     d.is_stop = finish == FINISH_STOP;
+    d.drafted = drafted;
     emit_token(c, g, d, row, g->request->params.n_logprobs);
     if (stop_marked(q)) {
         finish = FINISH_STOP;
@@ -144,11 +145,11 @@ static void commit_samples(struct commit *c, const struct plan_item *it, int32_t
 
     if (it->n_sampled == 1) {
         for (int32_t i = 0; i <= n_accepted; i++) {
-            commit_token(c, it->seq, row + i);
+            commit_token(c, it->seq, row + i, i < n_accepted);
         }
     } else {
         for (int32_t i = 0; i < it->n_sampled; i++) {
-            commit_token(c, &g->seq[i], row + i);
+            commit_token(c, &g->seq[i], row + i, false);
         }
     }
 }

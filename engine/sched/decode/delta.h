@@ -24,6 +24,7 @@ struct delta {
     /* DELTA_TOKEN: an end of sequence or a stop id, which ends the choice and is not
      * text, unless the request asks for it. */
     bool is_stop;
+    bool drafted;             /* DELTA_TOKEN: it was a draft that held */
     float logprob;            /* of `token`; NaN: prompt token 0 */
     int32_t n_top;            /* of the two arrays */
     const int32_t *top_token; /* [n_top]; copied by output_push */

@@ -83,10 +83,52 @@ static void ended(struct draft_source *base, struct group *g)
     }
 }
 
+static void outlook(struct draft_source *base, const struct draft_step *step, int32_t n)
+{
+    const struct forced_drafts *d = CONTAINER_OF(base, struct forced_drafts, base);
+
+    if (d->next && d->next->outlook) {
+        d->next->outlook(d->next, step, n);
+    }
+}
+
+/* The next source drafts where nothing is forced. */
+static double prepare(struct draft_source *base, struct draft_want *want, int32_t n,
+                      const struct draft_step *step)
+{
+    const struct forced_drafts *d = CONTAINER_OF(base, struct forced_drafts, base);
+    const int32_t *forced;
+    int32_t kept = 0;
+
+    if (!d->next || !d->next->prepare) {
+        return 0;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (forced_behind(want[i].seq, 0, &forced) <= 0) {
+            want[kept++] = want[i];
+        }
+    }
+    return d->next->prepare(d->next, want, kept, step);
+}
+
+static void observed(struct draft_source *base, int32_t n_rows, double estimate_us, double us)
+{
+    const struct forced_drafts *d = CONTAINER_OF(base, struct forced_drafts, base);
+
+    if (d->next && d->next->observed) {
+        d->next->observed(d->next, n_rows, estimate_us, us);
+    }
+}
+
 void forced_drafts_init(struct forced_drafts *d, struct draft_source *next)
 {
-    *d = (struct forced_drafts){
-        .base = {.expect = expect, .draft = draft, .verified = verified, .ended = ended},
-        .next = next,
-        .hold = 0.9F};
+    *d = (struct forced_drafts){.base = {.expect = expect,
+                                         .draft = draft,
+                                         .verified = verified,
+                                         .ended = ended,
+                                         .outlook = outlook,
+                                         .prepare = prepare,
+                                         .observed = observed},
+                                .next = next,
+                                .hold = 0.9F};
 }

@@ -31,6 +31,7 @@ void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, cons
         .n_host_blocks = x->n_host_blocks,
     };
     snprintf(ret->dtype, sizeof(ret->dtype), "%s", x->dtype);
+    snprintf(ret->kv_dtype, sizeof(ret->kv_dtype), "%s", x->kv_dtype);
 }
 
 int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *other, int32_t rank,
@@ -51,6 +52,11 @@ int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *
     if (memcmp(first->dtype, other->dtype, sizeof(first->dtype)) != 0) {
         return err_set_param(e, ERR_INVALID, "dtype", "rank %d has dtype %.15s, rank 0 has %.15s",
                              rank, other->dtype, first->dtype);
+    }
+    if (memcmp(first->kv_dtype, other->kv_dtype, sizeof(first->kv_dtype)) != 0) {
+        return err_set_param(e, ERR_INVALID, "kv_cache_dtype",
+                             "rank %d caches keys and values as %.15s, rank 0 as %.15s", rank,
+                             other->kv_dtype, first->kv_dtype);
     }
     const struct {
         const char *name;

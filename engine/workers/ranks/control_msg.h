@@ -24,7 +24,8 @@ struct rank_hello {
     /* n_ranks: of each stage; the others as the settings and executor_info */
     int64_t n_ranks, n_stages, vocab, block_size, n_kv_groups, max_num_seqs, max_num_batched_tokens,
         max_samples, deterministic;
-    char dtype[16]; /* of the weights */
+    char dtype[16];    /* of the weights */
+    char kv_dtype[16]; /* of cached keys and values */
     /* pools that this rank has memory for; the smallest of all ranks are used */
     int64_t n_blocks, n_host_blocks, max_len;
 };

@@ -41,6 +41,10 @@ static void transpose_keys(float *out, const void *const *key, int32_t dim, enum
         transpose_type(out, key, dim, DTYPE_BF16);
     } else if (t == DTYPE_F16) {
         transpose_type(out, key, dim, DTYPE_F16);
+    } else if (t == DTYPE_F8) {
+        transpose_type(out, key, dim, DTYPE_F8);
+    } else if (t == DTYPE_I8) {
+        transpose_type(out, key, dim, DTYPE_I8);
     } else {
         transpose_type(out, key, dim, DTYPE_F32);
     }
@@ -210,6 +214,10 @@ static void accumulate(float *acc, int32_t dim, const float *keep, const float *
         accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_BF16);
     } else if (t == DTYPE_F16) {
         accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F16);
+    } else if (t == DTYPE_F8) {
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F8);
+    } else if (t == DTYPE_I8) {
+        accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_I8);
     } else {
         accumulate_type(acc, dim, keep, p, rows, value, lo, hi, DTYPE_F32);
     }

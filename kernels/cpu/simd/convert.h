@@ -1,8 +1,9 @@
-/* Scalar conversions between float32 and the 16-bit floats. They round to nearest, ties
- * to even; a NaN stays a NaN. */
+/* Scalar conversions between float32 and the types of 16 and 8 bits. They round to
+ * nearest, ties to even; a NaN stays a NaN. */
 #ifndef QUIRE_KERNELS_CPU_SIMD_CONVERT_H
 #define QUIRE_KERNELS_CPU_SIMD_CONVERT_H
 
+#include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
@@ -66,6 +67,42 @@ static inline uint16_t f16_store(float f)
     return (uint16_t)(sign | (u - 0x38000000u + 0xFFFu + (u >> 13 & 1)) >> 13);
 }
 
+/* e4m3: four bits of exponent with a bias of 7, no infinity; all bits but the sign set
+ * are a NaN. */
+static inline float e4m3_load(uint8_t code)
+{
+    uint32_t sign = (uint32_t)(code & 0x80u) << 24, rest = code & 0x7Fu;
+
+    /* The product corrects the exponent's bias and normalises subnormal numbers. */
+    return rest == 0x7Fu ? f32_of_bits(sign | 0x7FC00000u)
+                         : f32_of_bits(sign | bits_of_f32(f32_of_bits(rest << 20) * 0x1p120f));
+}
+
+/* Beyond the greatest value, 448, that one. */
+static inline uint8_t e4m3_store(float f)
+{
+    uint32_t u = bits_of_f32(f);
+    uint8_t sign = (uint8_t)(u >> 24 & 0x80u);
+
+    u &= 0x7FFFFFFFu;
+    if (u > 0x7F800000u) {
+        return sign | 0x7F;
+    }
+    if (u >= 0x43E00000u) { /* 448 */
+        return sign | 0x7E;
+    }
+    if (u < 0x3C800000u) { /* subnormal: the addition rounds at 2^-9 */
+        return (uint8_t)(sign | (bits_of_f32(f32_of_bits(u) + 0x1p14f) - 0x46800000u));
+    }
+    return (uint8_t)(sign | (u - 0x3C000000u + 0x7FFFFu + (u >> 20 & 1)) >> 20);
+}
+
+/* The whole number from -127 to 127 that is nearest; 0 of a NaN. */
+static inline int8_t int8_store(float f)
+{
+    return f != f ? 0 : (int8_t)rintf(f < -127 ? -127 : f > 127 ? 127 : f);
+}
+
 /* Element i of an array of `t`. */
 static inline float dtype_load(const void *data, enum dtype t, int64_t i)
 {
@@ -78,6 +115,10 @@ static inline float dtype_load(const void *data, enum dtype t, int64_t i)
         return bf16_load(((const uint16_t *)data)[i]);
     case DTYPE_I32:
         return (float)((const int32_t *)data)[i];
+    case DTYPE_F8:
+        return e4m3_load(((const uint8_t *)data)[i]);
+    case DTYPE_I8:
+        return ((const int8_t *)data)[i];
     }
     return 0;
 }
@@ -97,6 +138,12 @@ static inline void dtype_store(void *data, enum dtype t, int64_t i, float f)
         break;
     case DTYPE_I32:
         ((int32_t *)data)[i] = (int32_t)f;
+        break;
+    case DTYPE_F8:
+        ((uint8_t *)data)[i] = e4m3_store(f);
+        break;
+    case DTYPE_I8:
+        ((int8_t *)data)[i] = int8_store(f);
         break;
     }
 }

@@ -115,6 +115,23 @@ INLINE float32x4_t vec_load_type(const void *x, const enum dtype t, int64_t i)
     if (t == DTYPE_F32) {
         return vld1q_f32((const float *)x + i);
     }
+    if (t == DTYPE_F8 || t == DTYPE_I8) {
+        uint32_t four;
+        memcpy(&four, (const uint8_t *)x + i, sizeof(four));
+        uint8x8_t codes = vreinterpret_u8_u32(vdup_n_u32(four));
+        if (t == DTYPE_I8) {
+            int16x4_t w = vget_low_s16(vmovl_s8(vreinterpret_s8_u8(codes)));
+            return vcvtq_f32_s32(vmovl_s16(w));
+        }
+        /* by way of float16: the codes' bits in their places are the values times
+         * 2^-8 */
+        uint16x4_t w = vget_low_u16(vmovl_u8(codes)), all = vdup_n_u16(0x7F);
+        uint16x4_t rest = vand_u16(w, all);
+        uint16x4_t nan = vand_u16(vceq_u16(rest, all), vdup_n_u16(0x7E00));
+        uint16x4_t sign = vshl_n_u16(vbic_u16(w, all), 8);
+        uint16x4_t half = vorr_u16(vorr_u16(sign, nan), vshl_n_u16(rest, 7));
+        return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), 256);
+    }
     uint16x4_t h = vld1_u16((const uint16_t *)x + i);
     return t == DTYPE_F16 ? vcvt_f32_f16(vreinterpret_f16_u16(h))
                           : vreinterpretq_f32_u32(vshll_n_u16(h, 16));

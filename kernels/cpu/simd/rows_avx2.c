@@ -52,10 +52,52 @@ static inline __m128i to_bf16(__m256 x)
     return _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
+/* e4m3_store of convert.h, eight at a time, in lanes of 32 bits. */
+static inline __m256i to_e4m3(__m256 x)
+{
+    const __m256i most = _mm256_set1_epi32(0x43E00000); /* 448 */
+    __m256i u = _mm256_castps_si256(x), rest = _mm256_and_si256(u, _mm256_set1_epi32(0x7FFFFFFF));
+    __m256i nan = _mm256_cmpgt_epi32(rest, _mm256_set1_epi32(0x7F800000));
+    __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3C800000), rest);
+    __m256 magic = _mm256_set1_ps(0x1p14f);
+    __m256i fine = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(rest), magic));
+
+    rest = _mm256_min_epi32(rest, most);
+    __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(rest, 20), _mm256_set1_epi32(1));
+    rest = _mm256_add_epi32(_mm256_add_epi32(rest, lsb), _mm256_set1_epi32(0x7FFFF - 0x3C000000));
+    rest = _mm256_blendv_epi8(_mm256_srli_epi32(rest, 20),
+                              _mm256_sub_epi32(fine, _mm256_castps_si256(magic)), small);
+    rest = _mm256_blendv_epi8(rest, _mm256_set1_epi32(0x7F), nan);
+    return _mm256_or_si256(rest,
+                           _mm256_and_si256(_mm256_srli_epi32(u, 24), _mm256_set1_epi32(0x80)));
+}
+
+/* int8_store of convert.h, likewise. */
+static inline __m256i to_int8(__m256 x)
+{
+    __m256 most = _mm256_set1_ps(127), least = _mm256_set1_ps(-127);
+    __m256 number = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
+
+    return _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(number, most), least));
+}
+
+/* The lowest bytes of eight lanes. */
+static inline __m128i low_bytes(__m256i v)
+{
+    __m128i w =
+        _mm_packus_epi32(_mm_and_si128(_mm256_castsi256_si128(v), _mm_set1_epi32(0xFF)),
+                         _mm_and_si128(_mm256_extracti128_si256(v, 1), _mm_set1_epi32(0xFF)));
+
+    return _mm_packus_epi16(w, w);
+}
+
 INLINE void vec_store_type(void *out, enum dtype t, int64_t i, vec v)
 {
     if (t == DTYPE_F32) {
         vec_store((float *)out + i, v);
+    } else if (t == DTYPE_F8 || t == DTYPE_I8) {
+        _mm_storel_epi64((__m128i *)((uint8_t *)out + i),
+                         low_bytes(t == DTYPE_F8 ? to_e4m3(v) : to_int8(v)));
     } else {
         __m128i h = t == DTYPE_F16 ? _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT) : to_bf16(v);
         _mm_storeu_si128((__m128i *)((uint16_t *)out + i), h);

@@ -29,6 +29,12 @@ INLINE void vec_store_type(void *out, enum dtype t, int64_t i, vec v)
 {
     if (t == DTYPE_F32) {
         vec_store((float *)out + i, v);
+    } else if (t == DTYPE_F8 || t == DTYPE_I8) {
+        float four[VEC_LANES];
+        vec_store(four, v);
+        for (int j = 0; j < VEC_LANES; j++) {
+            dtype_store(out, t, i + j, four[j]);
+        }
     } else {
         vst1_u16((uint16_t *)out + i, to_half(v, t));
     }

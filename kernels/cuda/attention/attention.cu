@@ -5,6 +5,29 @@
 
 enum { PLAIN_WARPS = 4, PLAIN_MAX_PER_LANE = 16 }; /* head sizes up to 512 */
 
+/* One head's keys and values, of any type. */
+template <typename T> struct kv_reader {
+    const kv_view &kv;
+    int64_t base; /* elements from the cache's first to block 0's */
+
+    /* Dim d of token t; `tile`: elements from block 0's. */
+    __device__ float load(int64_t tile, int t, int d) const
+    {
+        int64_t at = base + tile + kv_offset(kv, t, d);
+
+        return kv.dtype == T_F8   ? of_e4m3(((const uint8_t *)kv.base)[at])
+               : kv.dtype == T_I8 ? (float)((const int8_t *)kv.base)[at]
+                                  : to_float(((const T *)kv.base)[at]);
+    }
+    /* Of a token's codes. */
+    __device__ float scale(int64_t tile, int t) const
+    {
+        const char *at = (const char *)kv.base + base + tile + kv.scale_offset;
+
+        return kv.dtype == T_I8 ? ((const float *)at)[t] : 1.0f;
+    }
+};
+
 template <typename T>
 __global__ void __launch_bounds__(PLAIN_WARPS * 32)
     attn_plain_kernel(attn_args a, step_arrays s, int32_t first_seq, int32_t n_seqs,
@@ -40,7 +63,7 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
     }
     __syncwarp();
     int kv_head = head / (a.n_heads / a.kv.n_kv_heads);
-    const T *keys = (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+    const kv_reader<T> keys = {a.kv, a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride};
     const int32_t *table = s.table + (int64_t)s.row[lo] * s.table_width;
     float best = -INFINITY, sum = 0.0f, acc[PLAIN_MAX_PER_LANE] = {};
     for (int first = begin; first <= position; first += 32) {
@@ -49,13 +72,13 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
         int64_t block = 0;
         if (t <= position) {
             block = table[t / a.kv.block_size];
-            const T *k = keys + block * a.kv.block_stride;
+            int64_t k = block * a.kv.block_stride;
             int in_block = t % a.kv.block_size;
             float dot = 0.0f;
             for (int i = 0; i < d; i++) {
-                dot += my_q[i] * to_float(k[kv_offset(a.kv, in_block, i)]);
+                dot += my_q[i] * keys.load(k, in_block, i);
             }
-            score = dot * a.scale;
+            score = dot * keys.scale(k, in_block) * a.k_scale * a.scale;
             if (a.softcap > 0.0f) {
                 score = a.softcap * tanhf(score / a.softcap);
             }
@@ -71,12 +94,13 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
         for (int j = 0; j < n; j++) {
             float pj = __shfl_sync(0xffffffffu, p, j);
             int64_t bj = __shfl_sync(0xffffffffu, block, j);
-            const T *v = keys + bj * a.kv.block_stride + a.kv.kv_stride;
+            int64_t v = bj * a.kv.block_stride + a.kv.kv_stride;
             int in_block = (first + j) % a.kv.block_size;
+            pj *= keys.scale(v, in_block);
 #pragma unroll
             for (int i = 0; i < PLAIN_MAX_PER_LANE; i++) {
                 if (i * 32 + lane < d) {
-                    acc[i] += pj * to_float(v[kv_offset(a.kv, in_block, i * 32 + lane)]);
+                    acc[i] += pj * keys.load(v, in_block, i * 32 + lane);
                 }
             }
         }
@@ -85,7 +109,7 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
 #pragma unroll
     for (int i = 0; i < PLAIN_MAX_PER_LANE; i++) {
         if (i * 32 + lane < d) {
-            out[i * 32 + lane] = from_float<T>(position >= 0 ? acc[i] / sum : 0.0f);
+            out[i * 32 + lane] = from_float<T>(position >= 0 ? acc[i] / sum * a.v_scale : 0.0f);
         }
     }
 }
@@ -96,8 +120,8 @@ extern "C" void launch_attn_plain(const struct attn_args *a, const struct step_a
 {
     size_t shared = PLAIN_WARPS * a->kv.head_dim * sizeof(float);
 
-    DISPATCH_TYPE(a->kv.dtype, launch(attn_plain_kernel<T>,
-                                      dim3(n_tokens, (a->n_heads + PLAIN_WARPS - 1) / PLAIN_WARPS),
-                                      dim3(PLAIN_WARPS * 32), shared, stream, *a, *s, first_seq,
-                                      n_seqs, first_token));
+    DISPATCH_TYPE(a->type, launch(attn_plain_kernel<T>,
+                                  dim3(n_tokens, (a->n_heads + PLAIN_WARPS - 1) / PLAIN_WARPS),
+                                  dim3(PLAIN_WARPS * 32), shared, stream, *a, *s, first_seq, n_seqs,
+                                  first_token));
 }

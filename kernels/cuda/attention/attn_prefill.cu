@@ -21,21 +21,32 @@ template <typename T, int D> struct prefill_layout {
 /* Loads tokens [token, token + 64), as far as they lie before `end`. Called by one
  * warp. */
 template <typename T, int D>
-__device__ __forceinline__ void load_tile(const attn_args &a, const T *head_base,
-                                          const int32_t *table, int token, int end, uint32_t to,
-                                          uint32_t bar, int lane)
+__device__ __forceinline__ void load_tile(const attn_args &a, int kv_head, const int32_t *table,
+                                          int token, int end, uint32_t to, uint32_t bar, int lane)
 {
     int bs = a.kv.block_size, chunks = min(KEY_TILE / 16, (end - token + 15) / 16);
+    int64_t head = a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+    const T *head_base = (const T *)a.kv.base + head;
+    bool narrow = kv_narrow(a.kv);
 
-    if (BULK_COPY && lane == 0) {
+    if (BULK_COPY && lane == 0 && !narrow) {
         barrier_expect(bar, chunks * 2 * 16 * D * sizeof(T));
     }
     __syncwarp();
     for (int c = 0; c < chunks; c++) {
         int t = token + c * 16, block0 = table[t / bs];
         int block1 = bs % 16 && t + 8 < end ? table[(t + 8) / bs] : block0;
+        if (narrow) {
+            widen_tokens<T, D, KEY_TILE>(a.kv, (const uint8_t *)a.kv.base + head, block0, block1, t,
+                                         (char *)__cvta_shared_to_generic(to), c * 16, lane);
+            continue;
+        }
         load_chunk<T, D, KEY_TILE>(a.kv, head_base, block0, block1, t, to + c * 16 * panels<D>::ROW,
                                    bar, lane);
+    }
+    __syncwarp();
+    if (BULK_COPY && lane == 0 && narrow) {
+        barrier_arrive(bar);
     }
 }
 
@@ -67,14 +78,12 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         end = last + 1;
 
     int kv_head = head / (a.n_heads / a.kv.n_kv_heads);
-    const T *head_base =
-        (const T *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
     const int32_t *table = s.table + (int64_t)mine.row * s.table_width;
     int n_tiles = (end - begin + KEY_TILE - 1) / KEY_TILE;
     if (warp == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             if (i < n_tiles) {
-                load_tile<T, D>(a, head_base, table, begin + i * KEY_TILE, end, ring + i * L::STAGE,
+                load_tile<T, D>(a, kv_head, table, begin + i * KEY_TILE, end, ring + i * L::STAGE,
                                 bars + i * 8, lane);
             }
             copy_commit();
@@ -97,7 +106,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
     }
     float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
-    const float scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+    const float scale = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * a.k_scale;
 
     for (int n = 0; n < n_tiles; n++) {
         int stage = n % L::STAGES, token = begin + n * KEY_TILE;
@@ -195,7 +204,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         if (warp == 0) {
             int ahead = n + L::STAGES;
             if (ahead < n_tiles) {
-                load_tile<T, D>(a, head_base, table, begin + ahead * KEY_TILE, end,
+                load_tile<T, D>(a, kv_head, table, begin + ahead * KEY_TILE, end,
                                 ring + stage * L::STAGE, bars + stage * 8, lane);
             }
             copy_commit();
@@ -207,7 +216,7 @@ __global__ void __launch_bounds__(PREFILL_WARPS * 32)
         l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
         if (row[h] < mine.end) {
             T *out = (T *)a.out + row[h] * a.out_stride + (int64_t)head * D;
-            float r = 1.0f / (l[h] + sink_weight(a, head, m[h]));
+            float r = a.v_scale / (l[h] + sink_weight(a, head, m[h]));
 #pragma unroll
             for (int i = 0; i < NT; i++) {
                 *(uint32_t *)(out + i * 8 + t4 * 2) =
@@ -259,9 +268,9 @@ static bool prefill_dispatch(const attn_args *a, const step_arrays *s, const que
 extern "C" bool launch_attn_prefill(const struct attn_args *a, const struct step_arrays *s,
                                     const query_tile *tile, int32_t n_tiles, cudaStream_t stream)
 {
-    if (a->kv.panel_log2 == 0 || a->qkv_stride % 2 || a->out_stride % 2) {
+    if (a->kv.panel_log2 == 0 || a->type == T_F32 || a->qkv_stride % 2 || a->out_stride % 2) {
         return false;
     }
-    return a->kv.dtype == T_F16 ? prefill_dispatch<__half>(a, s, tile, n_tiles, stream)
-                                : prefill_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
+    return a->type == T_F16 ? prefill_dispatch<__half>(a, s, tile, n_tiles, stream)
+                            : prefill_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
 }

@@ -11,6 +11,11 @@
  * beside the current ones, or, for wide heads, once the current scores are done. wgmma
  * reads the cache's swizzled panels: keys as they are, values through its transposed
  * form.
+ *
+ * From a cache of e4m3 (C) the producer warps copy codes to a staging area and widen
+ * them on their way to the rings, which is exact. Each warp has a half of the tile's
+ * tokens, in two parts, and copies a part of the next tile as soon as it has widened
+ * this one's.
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
@@ -23,14 +28,18 @@ enum {
     STAGES = 2
 };
 
-template <int D> struct hopper_layout {
+template <int D, int B = 2> struct hopper_layout {
     static constexpr int KEYS = D > 128 ? 64 : 128; /* tokens per tile */
     /* stages for queries; 2: the next work tile's are loaded beside the current ones */
     static constexpr int Q_STAGES = D > 128 ? 1 : 2;
     /* bytes; a panel is [tokens or rows][width] */
     static constexpr int Q = ROWS * D * 2, TILE = KEYS * D * 2;
     static constexpr int BARS = 4 * STAGES + 1;
-    static constexpr int BYTES = Q_STAGES * Q + 2 * STAGES * TILE + BARS * 8 + 1024;
+    /* of a cache of 8 bits: what a producer warp stages, in PARTS parts with a barrier
+     * each */
+    static constexpr int PARTS = 2, PART_KEYS = KEYS / 2 / PARTS, PART = PART_KEYS * D;
+    static constexpr int STAGING = B == 1 ? 4 * PARTS * (PART + 8) : 0;
+    static constexpr int BYTES = Q_STAGES * Q + 2 * STAGES * TILE + BARS * 8 + STAGING + 1024;
 };
 
 /* Shared-memory addresses. `which`: 0 the keys' ring, 1 the values'. */
@@ -58,6 +67,15 @@ template <int D> struct hopper_shared {
     __device__ uint32_t last(void) const
     {
         return full(4, 0);
+    }
+    /* of producer warp `warp`: its barriers, and its staging area, behind the rings */
+    __device__ uint32_t staged(int warp, int part) const
+    {
+        return last() + 8 + (warp * L::PARTS + part) * 8;
+    }
+    __device__ uint32_t staging(int warp, int part) const
+    {
+        return ((staged(4, 0) + 15) & ~15u) + (warp * L::PARTS + part) * L::PART;
     }
 };
 
@@ -193,6 +211,117 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
             }
             r.advance();
         }
+    }
+}
+
+/* A producer warp's place in the tiles of its block's work tiles. */
+struct tile_cursor {
+    work_tile w;
+    int wave, token; /* the tile's first token */
+    bool more;       /* there is such a tile */
+};
+
+template <int D>
+__device__ __forceinline__ void tile_cursor_set(tile_cursor &c, int wave, const attn_args &a,
+                                                const query_tile *tile, int n_work)
+{
+    c.wave = wave;
+    c.more = work_tile_of<D>(c.w, wave, query_tile_of(tile, wave, a.n_heads, n_work), a, n_work);
+    c.token = c.w.begin;
+}
+
+/* Copies a part of a tile, tokens from `at` of it on, to the staging area. */
+template <int D>
+__device__ __forceinline__ void stage_part(const tile_cursor &c, const attn_args &a,
+                                           const step_arrays &s, int which, int at, uint32_t to,
+                                           uint32_t bar, int lane)
+{
+    using P = panels<D, 1>;
+    constexpr int KEYS = hopper_layout<D>::PART_KEYS;
+    int bs = a.kv.block_size, segment = bs % 16 ? 8 : 16, first = c.token + at;
+    int kv_head = c.w.head / (a.n_heads / a.kv.n_kv_heads);
+    int segments = min(KEYS, max(c.w.end - first, 0) + segment - 1) / segment;
+
+    if (lane == 0) {
+        barrier_expect(bar, segments * segment * D);
+    }
+    __syncwarp();
+    if (lane < segments * P::COUNT) {
+        int panel = lane % P::COUNT, t = lane / P::COUNT * segment, token = first + t;
+        const uint8_t *from =
+            (const uint8_t *)a.kv.base + a.layer * a.kv.layer_stride + which * a.kv.kv_stride +
+            kv_head * a.kv.head_stride +
+            s.table[(int64_t)c.w.rows.row * s.table_width + token / bs] * a.kv.block_stride;
+        bulk_copy(to + (panel * KEYS + t) * P::ROW,
+                  from + ((int64_t)panel * bs + token % bs) * P::ROW, segment * P::ROW, bar);
+    }
+}
+
+/* Widens a staged part to its place in a tile, tokens from its `valid` on as zeros. */
+template <typename T, int D>
+__device__ __forceinline__ void widen_part(uint32_t from, uint32_t tile, int at, int valid,
+                                           int lane)
+{
+    using P = panels<D, 1>;
+    using L = hopper_layout<D>;
+    const char *codes = (const char *)__cvta_shared_to_generic(from);
+    char *to = (char *)__cvta_shared_to_generic(tile);
+
+#pragma unroll 4
+    for (int n = lane; n < L::PART / 16; n += 32) {
+        int t = n / P::CHUNKS % L::PART_KEYS, panel = n / P::CHUNKS / L::PART_KEYS;
+        int chunk = panel * P::CHUNKS + ((n % P::CHUNKS) ^ (t * P::ROW / 128 % P::CHUNKS));
+        uint4 v = t < valid ? *(const uint4 *)(codes + n * 16) : make_uint4(0, 0, 0, 0), w[2];
+        widen_chunk<T>(v, w[0], w[1]);
+        bool odd = chunk & 4; /* neighbouring lanes then write to different banks */
+        *(uint4 *)(to + tile_at<D, L::KEYS>(at + t, 2 * chunk + odd)) = odd ? w[1] : w[0];
+        *(uint4 *)(to + tile_at<D, L::KEYS>(at + t, 2 * chunk + !odd)) = odd ? w[0] : w[1];
+    }
+}
+
+/* The same for a cache of e4m3. */
+template <typename T, int D>
+__device__ __forceinline__ void produce_narrow(const attn_args &a, const step_arrays &s,
+                                               const query_tile *tile, int n_work,
+                                               const hopper_shared<D> &sh, int warp, int lane)
+{
+    using L = hopper_layout<D>;
+    int which = warp >> 1, half = (warp & 1) * L::PARTS * L::PART_KEYS;
+    pipeline_state r = {0, 1};
+    uint32_t phase = 0;
+    tile_cursor c;
+    auto stage = [&](int part) {
+        stage_part<D>(c, a, s, which, half + part * L::PART_KEYS, sh.staging(warp, part),
+                      sh.staged(warp, part), lane);
+    };
+
+    tile_cursor_set<D>(c, 0, a, tile, n_work);
+    for (int part = 0; part < L::PARTS && c.more; part++) {
+        stage(part);
+    }
+    while (c.more) {
+        int valid = c.w.end - c.token - half; /* of this tile, the warp's half */
+        c.token += L::KEYS;
+        if (c.token >= c.w.end) {
+            tile_cursor_set<D>(c, c.wave + 1, a, tile, n_work);
+        }
+        barrier_wait(sh.empty(which, r.stage), r.phase);
+#pragma unroll
+        for (int part = 0; part < L::PARTS; part++) {
+            barrier_wait(sh.staged(warp, part), phase);
+            widen_part<T, D>(sh.staging(warp, part), sh.tile(which, r.stage),
+                             half + part * L::PART_KEYS, valid - part * L::PART_KEYS, lane);
+            proxy_fence();
+            __syncwarp();
+            if (c.more) {
+                stage(part);
+            }
+        }
+        if (lane == 0) {
+            barrier_arrive(sh.full(which, r.stage));
+        }
+        phase ^= 1;
+        r.advance();
     }
 }
 
@@ -370,7 +499,7 @@ __device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, 
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int row = first + (lane >> 2) + h * 8;
         T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D + (lane & 3) * 8;
-        float over = 1.0f / (sum + sink_weight(a, w.head, x.m[h]));
+        float over = a.v_scale / (sum + sink_weight(a, w.head, x.m[h]));
 #pragma unroll
         for (int i = 0; i < D / 8; i += 4) {
             uint32_t v[4];
@@ -396,7 +525,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
     constexpr int KEYS = hopper_layout<D>::KEYS;
     constexpr bool PREFETCH_Q = hopper_layout<D>::Q_STAGES == 2;
     int group = warp >> 2, thread = threadIdx.x & 127;
-    const float factor = a.softcap > 0.0f ? LOG2E : a.scale * LOG2E;
+    const float scale = a.scale * a.k_scale, factor = a.softcap > 0.0f ? LOG2E : scale * LOG2E;
     bool leader = thread == 0;
     pipeline_state k = {}, v = {};
     fragments<D> x;
@@ -414,7 +543,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         if (a.softcap > 0.0f)
 #pragma unroll
             for (int i = 0; i < KEYS / 2; i++)
-                x.s[i] = soft_cap(x.s[i] * a.scale, a.softcap);
+                x.s[i] = soft_cap(x.s[i] * scale, a.softcap);
         mask(x, w.begin + j * KEYS, w.rows.first + w.rows.shift + warp * 16, a.window, lane);
         softmax(x, factor);
     };
@@ -479,7 +608,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
  * and tell the host that it is empty. */
 enum { KERNEL_THREADS = HAS_WGMMA ? HOPPER_THREADS : 32 };
 
-template <typename T, int D>
+template <typename T, typename C, int D>
 __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     prefill_hopper_kernel(attn_args a, step_arrays s, const query_tile *tile, int n_work)
 {
@@ -493,6 +622,9 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
             barrier_init(sh.empty(0, i), 2);
         }
         barrier_init(sh.last(), 2);
+        for (int i = 0; i < 4 * hopper_layout<D>::PARTS && sizeof(C) == 1; i++) {
+            barrier_init(sh.staged(0, i), 1);
+        }
         barrier_init_fence();
     }
     pdl_wait();
@@ -500,7 +632,11 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     __syncthreads();
     if (warp >= CONSUMER_THREADS / 32) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        produce<T, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
+        if constexpr (sizeof(C) == 1) {
+            produce_narrow<T, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
+        } else {
+            produce<T, D>(a, s, tile, n_work, sh, warp - CONSUMER_THREADS / 32, lane);
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         consume<T, D>(a, tile, n_work, sh, warp, lane);
@@ -509,14 +645,14 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
 }
 
 /* Blocks of the kernel, one per multiprocessor; 0 where it is empty or does not fit. */
-template <typename T, int D> static int hopper_blocks(void)
+template <typename T, typename C, int D> static int hopper_blocks(void)
 {
-    auto kernel = prefill_hopper_kernel<T, D>;
+    auto kernel = prefill_hopper_kernel<T, C, D>;
     cudaFuncAttributes made = {};
     int device = 0, n = 0;
     bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess &&
               made.maxThreadsPerBlock >= HOPPER_THREADS &&
-              allow_shared(kernel, hopper_layout<D>::BYTES) &&
+              allow_shared(kernel, hopper_layout<D, sizeof(C)>::BYTES) &&
               cudaGetDevice(&device) == cudaSuccess &&
               cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
 
@@ -524,35 +660,39 @@ template <typename T, int D> static int hopper_blocks(void)
     return ok ? n : 0;
 }
 
-template <typename T, int D>
+template <typename T, typename C, int D>
 static bool hopper_launch(const attn_args *a, const step_arrays *s, const query_tile *tile,
                           int32_t n_tiles, cudaStream_t stream)
 {
-    static const int blocks = hopper_blocks<T, D>();
+    static const int blocks = hopper_blocks<T, C, D>();
     int n_work = n_tiles * a->n_heads;
 
     if (blocks > 0) {
-        launch(prefill_hopper_kernel<T, D>, dim3(n_work < blocks ? n_work : blocks),
-               dim3(HOPPER_THREADS), hopper_layout<D>::BYTES, stream, *a, *s, tile, n_work);
+        launch(prefill_hopper_kernel<T, C, D>, dim3(n_work < blocks ? n_work : blocks),
+               dim3(HOPPER_THREADS), hopper_layout<D, sizeof(C)>::BYTES, stream, *a, *s, tile,
+               n_work);
     }
     return blocks > 0;
 }
 
-template <typename T>
+template <typename T, typename C>
 static bool hopper_dispatch(const attn_args *a, const step_arrays *s, const query_tile *tile,
                             int32_t n, cudaStream_t stream)
 {
     switch (a->kv.head_dim) {
     case 64:
-        return hopper_launch<T, 64>(a, s, tile, n, stream);
+        return hopper_launch<T, C, 64>(a, s, tile, n, stream);
     case 80:
-        return hopper_launch<T, 80>(a, s, tile, n, stream);
+        if constexpr (sizeof(C) > 1) {
+            return hopper_launch<T, C, 80>(a, s, tile, n, stream);
+        }
+        return false;
     case 96:
-        return hopper_launch<T, 96>(a, s, tile, n, stream);
+        return hopper_launch<T, C, 96>(a, s, tile, n, stream);
     case 128:
-        return hopper_launch<T, 128>(a, s, tile, n, stream);
+        return hopper_launch<T, C, 128>(a, s, tile, n, stream);
     case 256:
-        return hopper_launch<T, 256>(a, s, tile, n, stream);
+        return hopper_launch<T, C, 256>(a, s, tile, n, stream);
     default:
         return false;
     }
@@ -562,10 +702,16 @@ extern "C" bool launch_attn_prefill_hopper(const struct attn_args *a, const stru
                                            const query_tile *tile, int32_t n_tiles,
                                            cudaStream_t stream)
 {
-    if (a->kv.panel_log2 == 0 || a->qkv_stride % 8 || (uintptr_t)a->qkv % 16 || a->out_stride % 8 ||
-        (uintptr_t)a->out % 16) {
+    if (a->kv.panel_log2 == 0 || a->kv.dtype == T_I8 || a->type == T_F32 || a->qkv_stride % 8 ||
+        (uintptr_t)a->qkv % 16 || a->out_stride % 8 || (uintptr_t)a->out % 16) {
         return false;
     }
-    return a->kv.dtype == T_F16 ? hopper_dispatch<__half>(a, s, tile, n_tiles, stream)
-                                : hopper_dispatch<__nv_bfloat16>(a, s, tile, n_tiles, stream);
+    if (kv_narrow(a->kv)) {
+        return a->type == T_F16
+                   ? hopper_dispatch<__half, uint8_t>(a, s, tile, n_tiles, stream)
+                   : hopper_dispatch<__nv_bfloat16, uint8_t>(a, s, tile, n_tiles, stream);
+    }
+    return a->type == T_F16
+               ? hopper_dispatch<__half, __half>(a, s, tile, n_tiles, stream)
+               : hopper_dispatch<__nv_bfloat16, __nv_bfloat16>(a, s, tile, n_tiles, stream);
 }

@@ -69,17 +69,36 @@ __device__ __forceinline__ norm_args norm_of(const rope_args &r, bool q)
     return n;
 }
 
-/* Start of a token's k or v of a KV head in the cache; its dims lie as kv_offset
- * says. */
-template <typename T>
-__device__ __forceinline__ T *cache_of(const kv_view &kv, int layer, int slot, int kv_head,
-                                       bool is_v)
-{
-    return (T *)kv.base + (slot / kv.block_size) * kv.block_stride + layer * kv.layer_stride +
-           (is_v ? kv.kv_stride : 0) + kv_head * kv.head_stride;
-}
-
 enum { AHEAD = 4 };
+
+/* Writes a head, as the warp has left it in x, to a cache of 8 bits. */
+template <typename T>
+__device__ __forceinline__ void store_narrow(const T *x, const kv_view &kv, const rope_args &r,
+                                             int slot, int kv_head, bool is_v)
+{
+    int lane = threadIdx.x & 31, t = slot % kv.block_size;
+    uint8_t *head = kv_head_of<uint8_t>(kv, r.layer, slot, kv_head, is_v);
+    float over = is_v ? r.v_over : r.k_over, most = 0.0f;
+
+    __syncwarp();
+    if (kv.dtype == T_I8) {
+        float sum = 0.0f; /* NaN unless all are finite */
+        for (int i = lane; i < kv.head_dim; i += 32) {
+            most = fmaxf(most, fabsf(to_float(x[i])));
+            sum += to_float(x[i]) * 0.0f;
+        }
+        sum = warp_sum(sum);
+        float2 scales = int8_scales(sum == 0.0f ? warp_max(most) : __uint_as_float(0x7fffffffu));
+        over = scales.y;
+        if (lane == 0) {
+            ((float *)(head + kv.scale_offset))[t] = scales.x;
+        }
+    }
+    for (int i = lane; i < kv.head_dim; i += 32) {
+        float y = to_float(x[i]) * over;
+        head[kv_offset(kv, t, i)] = kv.dtype == T_I8 ? int8_of(y) : e4m3_of(y);
+    }
+}
 
 /* One warp per (token, head): q and k heads are normed and rotated; k and v are
  * stored. */
@@ -102,7 +121,7 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
     if (s >= 0) {
         int kv_head = is_v ? head - r.n_heads - kv.n_kv_heads : head - r.n_heads;
         t = s % kv.block_size;
-        cache = cache_of<T>(kv, r.layer, s, kv_head, is_v);
+        cache = kv_narrow(kv) ? nullptr : kv_head_of<T>(kv, r.layer, s, kv_head, is_v);
     }
     /* loads first, AHEAD at a time: the stores below might alias, so the compiler
      * cannot hoist them */
@@ -119,6 +138,9 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
                     cache[kv_offset(kv, t, i0 + 32 * j)] = v[j];
                 }
             }
+        }
+        if (s >= 0 && kv_narrow(kv)) {
+            store_narrow(x, kv, r, s, head - r.n_heads - kv.n_kv_heads, true);
         }
         return;
     }
@@ -167,6 +189,9 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
         if (cache) {
             cache[kv_offset(kv, t, i)] = y;
         }
+    }
+    if (s >= 0 && kv_narrow(kv)) {
+        store_narrow(x, kv, r, s, head - r.n_heads, false);
     }
 }
 
@@ -262,6 +287,59 @@ __device__ __forceinline__ void rotate_pair(float &a, float &b, float cosine, fl
     a = x;
 }
 
+/* Greatest magnitude over the lanes of a head, a power of two; NaN unless all are
+ * finite. */
+template <typename T>
+__device__ __forceinline__ float lanes_most(const wide<T> &low, const wide<T> &high, int lanes)
+{
+    float most = 0.0f, sum = 0.0f;
+
+#pragma unroll
+    for (int j = 0; j < WIDTH<T>; j++) {
+        float a = to_float(low.v[j]), b = to_float(high.v[j]);
+        most = fmaxf(most, fmaxf(fabsf(a), fabsf(b)));
+        sum += a * 0.0f + b * 0.0f;
+    }
+    for (int o = lanes >> 1; o > 0; o >>= 1) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, o));
+    }
+    return lanes_sum(sum, lanes) == 0.0f ? most : __uint_as_float(0x7fffffffu);
+}
+
+/* WIDTH codes of 8 bits. */
+template <typename T>
+__device__ __forceinline__ vec<uint8_t, WIDTH<T>> codes_of(const wide<T> &x, float over, bool e4m3)
+{
+    vec<uint8_t, WIDTH<T>> v;
+
+#pragma unroll
+    for (int j = 0; j < WIDTH<T>; j++) {
+        float y = to_float(x.v[j]) * over;
+        v.v[j] = e4m3 ? e4m3_of(y) : int8_of(y);
+    }
+    return v;
+}
+
+/* Writes a lane's dims of a head to a cache of 8 bits. `most`: of int8 codes, the
+ * head's greatest magnitude. */
+template <typename T>
+__device__ __forceinline__ void
+store_lane(const wide<T> &low, const wide<T> &high, const lane_dims &at, const kv_view &kv,
+           const rope_args &r, int slot, int kv_head, bool is_v, float most)
+{
+    bool e4m3 = kv.dtype == T_F8;
+    uint8_t *head = kv_head_of<uint8_t>(kv, r.layer, slot, kv_head, is_v);
+    float2 scales = int8_scales(most);
+    float over = !e4m3 ? scales.y : is_v ? r.v_over : r.k_over;
+    int t = slot % kv.block_size;
+
+    *(vec<uint8_t, WIDTH<T>> *)(head + kv_offset(kv, t, at.low)) = codes_of<T>(low, over, e4m3);
+    *(vec<uint8_t, WIDTH<T>> *)(head + kv_offset(kv, t, at.high)) = codes_of<T>(high, over, e4m3);
+    if (!e4m3 && threadIdx.x == 0) {
+        ((float *)(head + kv.scale_offset))[t] = scales.x;
+    }
+}
+
 template <int N>
 __device__ __forceinline__ void rotate_lane(float (&a)[N], float (&b)[N], const float (&cosine)[N],
                                             const float (&sine)[N], bool interleaved)
@@ -300,7 +378,7 @@ __global__ void __launch_bounds__(WIDE_THREADS)
         load_floats(sine, cs + r.rot_dim / 2);
     }
     pdl_wait();
-    /* a whole warp stays in the loop: norms shuffle over its lanes */
+    /* a whole warp stays in the loop: norms and int8 scales shuffle over its lanes */
     for (; first < end; first += gridDim.y * blockDim.y) {
         int head = first + threadIdx.y;
         bool is_v = head >= first_v;
@@ -333,8 +411,11 @@ __global__ void __launch_bounds__(WIDE_THREADS)
                 *(wide<T> *)(x + at.high) = high;
             }
         }
-        if (head >= first_k && head < end && s >= 0) {
-            T *cache = cache_of<T>(kv, r.layer, s, head - (is_v ? first_v : first_k), is_v);
+        float most = kv.dtype == T_I8 ? lanes_most<T>(low, high, blockDim.x) : 0.0f;
+        if (head >= first_k && head < end && s >= 0 && kv_narrow(kv)) {
+            store_lane<T>(low, high, at, kv, r, s, head - (is_v ? first_v : first_k), is_v, most);
+        } else if (head >= first_k && head < end && s >= 0) {
+            T *cache = kv_head_of<T>(kv, r.layer, s, head - (is_v ? first_v : first_k), is_v);
             *(wide<T> *)(cache + kv_offset(kv, s % kv.block_size, at.low)) = low;
             *(wide<T> *)(cache + kv_offset(kv, s % kv.block_size, at.high)) = high;
         }
@@ -365,12 +446,12 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
     int lanes = kv.head_dim / (2 * V);
     bool rotates =
         !r.cos_sin || (r.rot_dim % (2 * V) == 0 && r.cos_sin_stride % 4 == 0 && aligned(r.cos_sin));
+    bool shuffles = lanes <= 32 && (lanes & (lanes - 1)) == 0;
     bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
-                 (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && lanes <= 32 &&
-                  (lanes & (lanes - 1)) == 0);
+                 (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && shuffles);
 
-    return rotates && norms && kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS &&
-           stride % V == 0 && aligned(qkv);
+    return rotates && norms && (kv.dtype != T_I8 || shuffles) && kv.head_dim % (2 * V) == 0 &&
+           lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
 }
 
 template <typename T>
@@ -398,6 +479,6 @@ extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args
                                const struct kv_view *kv, const int32_t *position,
                                const int32_t *slot, int32_t rows, cudaStream_t stream)
 {
-    DISPATCH_TYPE(kv->dtype,
+    DISPATCH_TYPE(r->type,
                   launch_rope_kv_of((T *)qkv, stride, *r, *kv, position, slot, rows, stream));
 }

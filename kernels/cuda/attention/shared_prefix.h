@@ -29,9 +29,10 @@ enum { ATTN_WINDOW_ALIGN = 64 };
 /* There is one block per multiprocessor. Its shared memory holds COMBINE_ROWS rows of
  * every warp, in which warps combine their results; the warps' mbarriers; and, from
  * DECODE_RINGS on, a ring for each warp. A ring stage is DECODE_STAGE bytes: keys and
- * values of one chunk, 16 bits per element. */
+ * values of one chunk, and behind elements of 8 bits room for a scale of each. */
 enum { COMBINE_ROWS = 4, DECODE_MAX_STAGES = 6 };
-#define DECODE_STAGE(head_dim) (2 * ATTN_CHUNK * (head_dim) * 2)
+#define DECODE_STAGE(head_dim, element_bytes) \
+    (2 * ATTN_CHUNK * ((head_dim) * (element_bytes) + ((element_bytes) == 1 ? 4 : 0)))
 #define DECODE_RINGS(warps, head_dim) \
     (((warps) * (COMBINE_ROWS * ((head_dim) + 2) * 4 + DECODE_MAX_STAGES * 8) + 127) / 128 * 128)
 

@@ -18,7 +18,8 @@ static struct expert_lists lists_of(const struct experts *e, const struct expert
                                     int32_t rows, bool wgmma)
 {
     int64_t pairs = (int64_t)rows * e->top;
-    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows(e, rows, wgmma ? 128 : 64)};
+    struct expert_lists l = {.cap = rows,
+                             .tile_rows = tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64)};
     int32_t *at = s->lists.data;
 
     l.tile = (struct expert_tile *)at;

@@ -97,6 +97,12 @@ void launch_expert_product(const struct expert_product *a, const struct expert_l
  * shape, or other code runs; nothing was done. */
 bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
+/* What launch_expert_tiles does for tiles of EXPERT_WIDE_ROWS, where expert_wide_fits
+ * says that there is shared memory for it. */
+enum { EXPERT_WIDE_ROWS = 256 };
+bool expert_wide_fits(void);
+bool launch_expert_wide(const struct expert_product *a, const struct expert_lists *l,
+                        int32_t n_blocks, cudaStream_t stream);
 /* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows without a
  * shared expert; launch_expert_few does all but down with the sum, which
  * launch_expert_down does. False: not for this shape; nothing was done. */

@@ -7,33 +7,30 @@
  *
  * A producer warpgroup fills a ring of stages of 64 columns: its first lane the
  * weights by tensor copies, all its lanes the gathered rows, 16 bytes at a time,
- * swizzled by hand. A row's copy is handed over a few stages later, when it is there
- * and fenced for the matrix instruction. A consumer warpgroup has two blocks of 64
- * weight rows; with a gate they are its rows and the ones that it gates, so that a
- * lane has both of a column.
+ * swizzled by hand. These copies arrive at the stage's barrier by themselves, and the
+ * consumer warpgroup fences them off from what the matrix instructions read. It has two
+ * blocks of 64 weight rows; with a gate they are its rows and the ones that it gates,
+ * so that a lane has both of a column. Tiles of more rows: tiles_wide.cu.
  */
-#include <cuda.h>
-
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
 
 namespace
 {
 
-enum { DEPTH = 64, BLOCK_ROWS = 64, BLOCK_BYTES = BLOCK_ROWS * DEPTH * 2, PRODUCERS = 128 };
+enum { DEPTH = 64, BLOCK_ROWS = 64, BLOCK_BYTES = BLOCK_ROWS * DEPTH * 2 };
+enum { CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS };
 
-/* N rows, GROUPS consumer warpgroups. */
-template <int N, int GROUPS> struct tile_layout {
-    static constexpr int WEIGHTS = GROUPS * 2 * BLOCK_BYTES;
+/* N rows. */
+template <int N> struct tile_layout {
+    static constexpr int WEIGHTS = 2 * BLOCK_BYTES;
     static constexpr int STAGE = WEIGHTS + N * DEPTH * 2;
-    static constexpr int RESULT = N * 128; /* 64 columns of each row, of one warpgroup */
-    static constexpr int FIT = (224 * 1024 - GROUPS * RESULT) / STAGE;
+    static constexpr int RESULT = N * 128; /* 64 columns of each row */
+    static constexpr int FIT = (224 * 1024 - RESULT) / STAGE;
     static constexpr int STAGES = FIT > 12 ? 12 : FIT;
-    static constexpr int LAG = STAGES > 6 ? 4 : STAGES - 2; /* stages until a handover */
-    static constexpr int BYTES = STAGES * STAGE + GROUPS * RESULT + 2 * STAGES * 8 + 1024;
-    static constexpr int THREADS = GROUPS * 128 + PRODUCERS;
+    static constexpr int BYTES = STAGES * STAGE + RESULT + 2 * STAGES * 8 + 1024;
 };
 
 #if HAS_WGMMA
@@ -75,28 +72,15 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], uint64_t a, uint64_t
     }
 }
 
-__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
-                                            int row, uint32_t bar)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(bar)
-                 : "memory");
-}
-
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void commit_chunks(void)
+/* Arrives once this thread's copies so far are complete. */
+__device__ __forceinline__ void arrive_behind_copies(uint32_t bar)
 {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int LEFT> __device__ __forceinline__ void wait_chunks(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
 /* Two pairs of 8 x 8 values, each stored by columns: the lane's address is of row lane
@@ -128,14 +112,14 @@ __device__ __forceinline__ work work_of(const expert_lists &l, int i, int m_bloc
     return {{t.x, t.y, t.z, t.w}, i % m_blocks};
 }
 
-template <typename T, int N, int GROUPS, bool GATED>
+template <typename T, int N, bool GATED>
 __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_product &a,
                                         const expert_lists &l, uint32_t base, uint32_t full,
                                         uint32_t empty, int n_work, int m_blocks)
 {
-    using L = tile_layout<N, GROUPS>;
+    using L = tile_layout<N>;
     constexpr int ROWS = (N + 15) / 16; /* of a thread: 8 threads copy a row's 128 bytes */
-    int t = threadIdx.x - GROUPS * 128, chunk = t & 7, r0 = t >> 3, steps = a.k / DEPTH;
+    int t = threadIdx.x - CONSUMERS, chunk = t & 7, r0 = t >> 3, steps = a.k / DEPTH;
     int i = 0; /* stages so far */
 
     for (int item = blockIdx.x; item < n_work; item += gridDim.x) {
@@ -149,6 +133,8 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
                           ? (const T *)a.x + (int64_t)(list[r] / a.divide) * a.x_stride + chunk * 8
                           : NULL;
         }
+        int first = k.tile.expert * a.width * (GATED ? 2 : 1) + k.m * BLOCK_ROWS * (GATED ? 1 : 2);
+        int second = first + (GATED ? a.width : BLOCK_ROWS);
         for (int s = 0; s < steps; s++, i++) {
             int stage = i % L::STAGES;
             uint32_t to = base + stage * L::STAGE, bar = full + stage * 8;
@@ -157,15 +143,8 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
             }
             if (t == 0) {
                 barrier_expect(bar, L::WEIGHTS);
-#pragma unroll
-                for (int g = 0; g < GROUPS; g++) {
-                    int expert = k.tile.expert * a.width * (GATED ? 2 : 1);
-                    int first = GATED ? expert + (k.m * GROUPS + g) * BLOCK_ROWS
-                                      : expert + (k.m * GROUPS + g) * 2 * BLOCK_ROWS;
-                    int second = first + (GATED ? a.width : BLOCK_ROWS);
-                    tensor_copy(to + g * 2 * BLOCK_BYTES, w, s * DEPTH, first, bar);
-                    tensor_copy(to + (g * 2 + 1) * BLOCK_BYTES, w, s * DEPTH, second, bar);
-                }
+                tensor_copy(to, w, s * DEPTH, first, bar);
+                tensor_copy(to + BLOCK_BYTES, w, s * DEPTH, second, bar);
             }
 #pragma unroll
             for (int j = 0; j < ROWS; j++) {
@@ -175,19 +154,10 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
                                from[j] + s * DEPTH);
                 }
             }
-            commit_chunks();
-            if (i >= L::LAG) {
-                wait_chunks<L::LAG>();
-                proxy_fence();
-                barrier_arrive(full + (i - L::LAG) % L::STAGES * 8);
-            }
+            arrive_behind_copies(bar);
         }
     }
-    wait_chunks<0>();
-    proxy_fence();
-    for (int j = max(i - L::LAG, 0); j < i; j++) {
-        barrier_arrive(full + j % L::STAGES * 8);
-    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* Stores 64 columns of the tile's rows, `d` being [64 columns, N rows] as the
@@ -196,7 +166,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
 template <typename T, int N>
 __device__ __forceinline__ void store_block(const float (&d)[N / 2], uint32_t result,
                                             const char *result_at, const expert_product &a,
-                                            const int32_t *list, int n, int column, int group)
+                                            const int32_t *list, int n, int column)
 {
     int t = threadIdx.x & 127, lane = t & 31, warp = t >> 5;
 
@@ -207,12 +177,12 @@ __device__ __forceinline__ void store_block(const float (&d)[N / 2], uint32_t re
                          both<T>(d[j * 8 + 4], d[j * 8 + 5]), both<T>(d[j * 8 + 6], d[j * 8 + 7])};
         store_transposed(result + r * 128 + ((chunk ^ (r & 7)) << 4), v);
     }
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    asm volatile("bar.sync 1, 128;" ::: "memory");
     for (int r = t >> 3; r < n; r += 16) {
         uint4 v = *(const uint4 *)(result_at + r * 128 + (((t & 7) ^ (r & 7)) << 4));
         *(uint4 *)((T *)a.out + (int64_t)list[r] * a.out_stride + column + (t & 7) * 8) = v;
     }
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
 template <typename T> __device__ __forceinline__ float bias_of(const expert_product &a, int64_t row)
@@ -246,14 +216,14 @@ __device__ __forceinline__ void finish(float (&d0)[N / 2], float (&d1)[N / 2],
     }
 }
 
-template <typename T, int N, int GROUPS, bool GATED>
+template <typename T, int N, bool GATED>
 __device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l, char *ring,
                                         uint32_t base, uint32_t full, uint32_t empty, int n_work,
                                         int m_blocks)
 {
-    using L = tile_layout<N, GROUPS>;
-    int group = threadIdx.x >> 7, lane = threadIdx.x & 31, steps = a.k / DEPTH, i = 0;
-    uint32_t offset = L::STAGES * L::STAGE + group * L::RESULT;
+    using L = tile_layout<N>;
+    int lane = threadIdx.x & 31, steps = a.k / DEPTH, i = 0;
+    uint32_t offset = L::STAGES * L::STAGE;
 
     for (int item = blockIdx.x; item < n_work; item += gridDim.x) {
         work k = work_of(l, item, m_blocks);
@@ -262,8 +232,8 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
             int stage = i % L::STAGES;
             uint32_t at = base + stage * L::STAGE;
             barrier_wait(full + stage * 8, i / L::STAGES & 1);
-            uint64_t w0 = wgmma_descriptor(at + group * 2 * BLOCK_BYTES),
-                     w1 = wgmma_descriptor(at + (group * 2 + 1) * BLOCK_BYTES),
+            proxy_fence();
+            uint64_t w0 = wgmma_descriptor(at), w1 = wgmma_descriptor(at + BLOCK_BYTES),
                      x = wgmma_descriptor(at + L::WEIGHTS);
             wgmma_fence();
 #pragma unroll
@@ -284,15 +254,15 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
             barrier_arrive(empty + (i - 1) % L::STAGES * 8);
         }
         const int32_t *list = l.list + (int64_t)k.tile.expert * l.cap + k.tile.first;
-        int column = (k.m * GROUPS + group) * BLOCK_ROWS * (GATED ? 1 : 2);
+        int column = k.m * BLOCK_ROWS * (GATED ? 1 : 2);
         int64_t first = (int64_t)k.tile.expert * a.width * (GATED ? 2 : 1) + column;
         if (column < a.width) {
             bool two = !GATED && column + BLOCK_ROWS < a.width;
             finish<T, N, GATED>(d0, d1, a, first, first + (GATED ? a.width : two ? BLOCK_ROWS : 0));
-            store_block<T, N>(d0, base + offset, ring + offset, a, list, k.tile.n, column, group);
+            store_block<T, N>(d0, base + offset, ring + offset, a, list, k.tile.n, column);
             if (two) {
                 store_block<T, N>(d1, base + offset, ring + offset, a, list, k.tile.n,
-                                  column + BLOCK_ROWS, group);
+                                  column + BLOCK_ROWS);
             }
         }
     }
@@ -300,88 +270,46 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
 
 #endif
 
-template <typename T, int N, int GROUPS, bool GATED>
-__global__ void __launch_bounds__(HAS_WGMMA ? tile_layout<N, GROUPS>::THREADS : 32, 1)
+template <typename T, int N, bool GATED>
+__global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     tiles_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ expert_product a,
                  const __grid_constant__ expert_lists l)
 {
 #if HAS_WGMMA
-    using L = tile_layout<N, GROUPS>;
+    using L = tile_layout<N>;
     extern __shared__ char raw[];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    uint32_t full = base + L::STAGES * L::STAGE + GROUPS * L::RESULT, empty = full + L::STAGES * 8;
+    uint32_t full = base + L::STAGES * L::STAGE + L::RESULT, empty = full + L::STAGES * 8;
     char *ring = raw + (base - shared_address(raw));
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(full + i * 8, 1 + PRODUCERS);
-            barrier_init(empty + i * 8, GROUPS * 4);
+            barrier_init(empty + i * 8, CONSUMERS / 32);
         }
         barrier_init_fence();
     }
     __syncthreads();
     pdl_wait();
     pdl_release();
-    int rows = GROUPS * BLOCK_ROWS * (GATED ? 1 : 2), m_blocks = (a.width + rows - 1) / rows;
+    int rows = BLOCK_ROWS * (GATED ? 1 : 2), m_blocks = (a.width + rows - 1) / rows;
     int n_work = l.total[0] * m_blocks;
-    if (threadIdx.x >= GROUPS * 128) {
-        if (GROUPS > 1) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        }
-        produce<T, N, GROUPS, GATED>(&w, a, l, base, full, empty, n_work, m_blocks);
+    if (threadIdx.x >= CONSUMERS) {
+        produce<T, N, GATED>(&w, a, l, base, full, empty, n_work, m_blocks);
     } else {
-        if (GROUPS > 1) {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-        }
-        consume<T, N, GROUPS, GATED>(a, l, ring, base, full, empty, n_work, m_blocks);
+        consume<T, N, GATED>(a, l, ring, base, full, empty, n_work, m_blocks);
     }
 #endif
 }
 
 /* ---- host ---- */
 
-typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, or NULL. */
-encode_map map_encoder(void)
-{
-    static encode_map found = [] {
-        void *f = NULL;
-        cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-        cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                          cudaEnableDefault, &result);
-#else
-        cudaError_t rc =
-            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
-#endif
-        if (rc != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-            cudaGetLastError();
-            f = NULL;
-        }
-        return (encode_map)f;
-    }();
-
-    return found;
-}
-
 /* A map of the weight for boxes of 64 rows and columns. */
 bool make_map(CUtensorMap *ret, const expert_product &a)
 {
     int64_t rows = (int64_t)a.n * a.width * (a.gated ? 2 : 1);
-    cuuint64_t size[2] = {(cuuint64_t)a.k, (cuuint64_t)rows};
-    cuuint64_t pitch[1] = {(cuuint64_t)a.w_stride * 2};
-    cuuint32_t box[2] = {DEPTH, BLOCK_ROWS}, step[2] = {1, 1};
 
-    return map_encoder()(ret,
-                         a.type == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                         2, (void *)a.w, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map_16(ret, a.type, a.w, rows, a.k, a.w_stride, BLOCK_ROWS);
 }
 
 /* Whether the device runs code with wgmma, which only sm_90a's has: the kernel of other
@@ -392,26 +320,25 @@ bool has_wgmma(void)
     cudaFuncAttributes f;
 
     if (found < 0) {
-        found =
-            cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, 1, true>) == cudaSuccess &&
-            f.maxThreadsPerBlock > 32;
+        found = cudaFuncGetAttributes(&f, tiles_kernel<__nv_bfloat16, 16, true>) == cudaSuccess &&
+                f.maxThreadsPerBlock > 32;
         cudaGetLastError();
     }
     return found > 0;
 }
 
-template <typename T, int N, int GROUPS, bool GATED>
+template <typename T, int N, bool GATED>
 bool run(const CUtensorMap &w, const expert_product &a, const expert_lists &l, int n_blocks,
          cudaStream_t stream)
 {
-    using L = tile_layout<N, GROUPS>;
-    auto kernel = tiles_kernel<T, N, GROUPS, GATED>;
+    using L = tile_layout<N>;
+    auto kernel = tiles_kernel<T, N, GATED>;
     static bool allowed = allow_shared(kernel, L::BYTES);
 
     if (!allowed) {
         return false;
     }
-    launch(kernel, dim3((unsigned)n_blocks), dim3(L::THREADS), L::BYTES, stream, w, a, l);
+    launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, w, a, l);
     return true;
 }
 
@@ -421,13 +348,11 @@ bool run_width(const CUtensorMap &w, const expert_product &a, const expert_lists
 {
     switch (l.tile_rows) {
     case 16:
-        return run<T, 16, 1, GATED>(w, a, l, n_blocks, stream);
+        return run<T, 16, GATED>(w, a, l, n_blocks, stream);
     case 32:
-        return run<T, 32, 1, GATED>(w, a, l, n_blocks, stream);
-    case 64:
-        return run<T, 64, 1, GATED>(w, a, l, n_blocks, stream);
+        return run<T, 32, GATED>(w, a, l, n_blocks, stream);
     default:
-        return run<T, 128, 2, GATED>(w, a, l, n_blocks, stream);
+        return run<T, 64, GATED>(w, a, l, n_blocks, stream);
     }
 }
 
@@ -436,7 +361,7 @@ bool run_width(const CUtensorMap &w, const expert_product &a, const expert_lists
 extern "C" bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type)
 {
     return (type == T_BF16 || type == T_F16) && hidden % 64 == 0 && width % 64 == 0 &&
-           has_wgmma() && map_encoder() && cuda_shared_limit() >= tile_layout<128, 2>::BYTES;
+           has_wgmma() && tensor_map_encoder() && expert_wide_fits();
 }
 
 extern "C" bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
@@ -444,6 +369,9 @@ extern "C" bool launch_expert_tiles(const struct expert_product *a, const struct
 {
     CUtensorMap w;
 
+    if (l->tile_rows > 64) {
+        return launch_expert_wide(a, l, n_blocks, stream);
+    }
     if (!make_map(&w, *a)) {
         return false;
     }

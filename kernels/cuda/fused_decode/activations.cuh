@@ -213,6 +213,24 @@ template <typename T, int F> struct activations {
         }
     }
 
+    /* Puts each 32 columns into the order in which a segment's words have codes. */
+    __device__ __forceinline__ void to_segment_order(void)
+    {
+#pragma unroll 1
+        for (int i = 0; i < VECTORS; i += 4) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+#pragma unroll
+                for (int k = 0; k < j; k++) {
+                    uint32_t other = v[j].v[k];
+                    v[j].v[k] = v[k].v[j];
+                    v[k].v[j] = other;
+                }
+            }
+            rotate<4>();
+        }
+    }
+
     /* Stores the slice to the norm's result. */
     __device__ __forceinline__ void store_norm(const fused_op &q, const k_range<F> &x,
                                                int rows) const

@@ -5,6 +5,7 @@
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/mixed/mixed.h"
 
 int32_t cuda_fused_bytes(struct cuda_backend *c)
 {
@@ -46,26 +47,34 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
             return ERR_NOMEM;
         }
         small_codes_prepare();
+        small_mixed_prepare();
         c->small_squares.sum[0] = (void *)both;
         c->small_squares.sum[1] = (void *)(both + one);
     }
     return 0;
 }
 
+/* Whether products with codes are launches of their own (mixed.h). */
+static bool by_mixed(const struct cuda_backend *c, const struct fused_args *a)
+{
+    return c->small_squares.sum[0] && small_mixed_plan(a, c->n_sms);
+}
+
 void cuda_fused_flush(struct cuda_backend *c)
 {
+    cuda_linear_flush(c);
     cuda_experts_flush(c); /* no operation has joined since */
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
-        if (c->fused.rows <= FUSED_ROWS) {
+        bool ok = true;
+        if (c->fused.rows <= FUSED_ROWS && !by_mixed(c, &c->fused)) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
-        } else if (c->fused.format == FUSED_FP8) {
-            if (!launch_small_codes(&c->fused, c->n_sms, c->stream)) {
-                cudaError_t rc = cudaGetLastError();
-                cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc,
-                           "products of few rows of codes");
-            }
-        } else if (!launch_small_rows(&c->fused, &c->small_squares, c->n_sms, c->stream)) {
+        } else if (small_codes_plan(&c->fused, c->n_sms)) {
+            ok = launch_small_codes(&c->fused, c->n_sms, c->stream);
+        } else {
+            ok = launch_small_rows(&c->fused, &c->small_squares, c->n_sms, c->stream);
+        }
+        if (!ok) {
             cudaError_t rc = cudaGetLastError();
             cuda_check(c, rc == cudaSuccess ? cudaErrorInvalidValue : rc, "products of few rows");
         }
@@ -96,10 +105,13 @@ static bool fused_may_join(struct cuda_backend *c)
 /* `next` is the pending launch plus one operation: adopts it if it fits the device. */
 static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 {
-    bool fits = next->rows > FUSED_ROWS
-                    ? small_plan(next, c->n_sms) || small_codes_plan(next, c->n_sms)
-                    : fused_plan(next, c->n_sms, c->fused_shared_bytes);
+    bool fits = by_mixed(c, next);
 
+    if (!fits && next->rows > FUSED_ROWS) {
+        fits = small_plan(next, c->n_sms) || small_codes_plan(next, c->n_sms);
+    } else if (!fits && !by_mixed(c, &c->fused)) { /* what is pending may be better off alone */
+        fits = fused_plan(next, c->n_sms, c->fused_shared_bytes);
+    }
     if (!fits) {
         return false;
     }

@@ -62,8 +62,8 @@ __device__ __forceinline__ void mma_fp8(accumulator &f, const uint4 &low, const 
     mma_columns<T>(f, e4m3_values(low.z, low.w), e4m3_values(high.z, high.w), x[1]);
 }
 
-/* 32 codes of two rows by 32 activations; with those of the other lanes they are a
- * group of each row, g of the lower one. */
+/* 32 codes of two rows by 32 activations in segment order; with those of the other
+ * lanes they are a group of each row, g of the lower one. */
 template <typename T>
 __device__ __forceinline__ void mma_int4(accumulator &f, const uint4 &low, const uint4 &high,
                                          const int4_group &g, const int4_group &h,
@@ -92,8 +92,8 @@ template <int F> struct stage_codes {
     {
         constexpr int HIGH = 8 * S::PITCH;
         bool odd = (lane & 4) && S::PITCH % 128 == 0;
-        uint32_t row =
-            stage + (lane >> 2) * S::PITCH + (F == FUSED_INT4 ? warp / 2 * FUSED_SEGMENT_BYTES : 0);
+        uint32_t row = stage + (lane >> 2) * S::PITCH +
+                       (F == FUSED_INT4 ? warp / 2 * FUSED_TILE * S::PITCH : 0);
         uint32_t at = row + (F == FUSED_INT4 ? warp % 2 : warp) * 128 + (lane & 3) * 16;
         load_row(low[0], low[1], at, odd);
         load_row(high[0], high[1], at + HIGH, odd);
@@ -215,11 +215,17 @@ __device__ __forceinline__ void rope_pair(const fused_rope &r, T &low, T &high, 
         return;
     }
     bool is_v = head >= r.kv.n_kv_heads;
-    T *cache = (T *)r.kv.base + slot / r.kv.block_size * r.kv.block_stride +
-               r.layer * r.kv.layer_stride + (is_v ? r.kv.kv_stride : 0) +
-               (is_v ? head - r.kv.n_kv_heads : head) * r.kv.head_stride;
-    cache[kv_offset(r.kv, slot % r.kv.block_size, dim)] = low;
-    cache[kv_offset(r.kv, slot % r.kv.block_size, dim + half)] = high;
+    int kv_head = is_v ? head - r.kv.n_kv_heads : head, t = slot % r.kv.block_size;
+    if (r.kv.dtype == T_F8) {
+        uint8_t *codes = kv_head_of<uint8_t>(r.kv, r.layer, slot, kv_head, is_v);
+        float over = is_v ? r.v_over : r.k_over;
+        codes[kv_offset(r.kv, t, dim)] = e4m3_of(to_float(low) * over);
+        codes[kv_offset(r.kv, t, dim + half)] = e4m3_of(to_float(high) * over);
+        return;
+    }
+    T *cache = kv_head_of<T>(r.kv, r.layer, slot, kv_head, is_v);
+    cache[kv_offset(r.kv, t, dim)] = low;
+    cache[kv_offset(r.kv, t, dim + half)] = high;
 }
 
 __device__ __noinline__ float activated(float x, int act)
@@ -355,6 +361,8 @@ __device__ __forceinline__ void mainloop(const fused_args &a, const fused_op &q,
     }
     if (F == FUSED_FP8) {
         x.to_e4m3_order();
+    } else if (F == FUSED_INT4) {
+        x.to_segment_order();
     }
     for (int i = 0; i < d.n; i++) {
         accumulator f = {};

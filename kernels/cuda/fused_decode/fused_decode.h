@@ -57,8 +57,9 @@ enum {
  * in all formats, so its depth is fused_stage_k. */
 enum fused_format {
     FUSED_16,   /* bf16 or fp16, as the activations */
-    FUSED_FP8,  /* e4m3; a scale a row in w_scale */
+    FUSED_FP8,  /* e4m3; a scale a row in w_scale, or a group */
     FUSED_INT4, /* struct quant_weight, QUANT_SEGMENTS */
+    FUSED_INT8, /* int8; w_scale and w_zero; of mixed-input products alone (mixed.h) */
 };
 
 enum {
@@ -79,10 +80,14 @@ struct fused_op {
     struct norm_args norm;
     /* weight [n, k]; n 0: a norm alone */
     const void *w;
-    int64_t w_stride;     /* of FUSED_16 in elements, else in bytes */
+    int64_t w_stride;     /* of FUSED_16 in elements, else in bytes; not of FUSED_INT4 */
     const float *w_scale; /* [n] results are multiplied by it; NULL: not */
-    int32_t e4m3;         /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
-    int32_t f16_scales;   /* of FUSED_INT4: groups' scales are fp16, else bf16 */
+    /* Of FUSED_INT8: zero points, or NULL. They and w_scale are [n, n_groups]: 1, or
+     * one for each 128 columns, which fused launches do not take. */
+    const uint8_t *w_zero;
+    int32_t n_groups;
+    int32_t e4m3;       /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
+    int32_t f16_scales; /* of FUSED_INT4: groups' scales are fp16, else bf16 */
     int32_t n, k;
     const void *bias;     /* [n] or NULL */
     int32_t act;          /* enum activation */
@@ -116,6 +121,7 @@ struct fused_rope {
     int64_t cos_sin_stride;         /* of a position */
     const int32_t *position, *slot; /* [rows] */
     struct kv_view kv;              /* the cache; base NULL: no op has it yet */
+    float k_over, v_over;           /* as in struct rope_args */
     int32_t n_heads, layer;         /* query heads; layer of the cache */
 };
 
@@ -149,15 +155,15 @@ struct fused_args {
 /* Columns of a stage. */
 static inline FUSED_BOTH int32_t fused_stage_k(int32_t format)
 {
-    return format == FUSED_INT4 ? 2048 : format == FUSED_FP8 ? 1024 : FUSED_STAGE_K;
+    return format == FUSED_INT4 ? 2048 : format == FUSED_16 ? FUSED_STAGE_K : 1024;
 }
 
 /* Bytes of the first `cols` columns of a weight row. */
 static inline FUSED_BOTH int64_t fused_row_bytes(int32_t format, int64_t cols)
 {
-    return format == FUSED_INT4  ? cols / FUSED_SEGMENT_K * FUSED_SEGMENT_BYTES
-           : format == FUSED_FP8 ? cols
-                                 : cols * 2;
+    return format == FUSED_INT4 ? cols / FUSED_SEGMENT_K * FUSED_SEGMENT_BYTES
+           : format == FUSED_16 ? cols * 2
+                                : cols;
 }
 
 static inline FUSED_BOTH int32_t fused_stage_bytes(int32_t format)

@@ -50,8 +50,11 @@ static int32_t format_of(struct mat w, enum dtype act)
     int32_t format = FUSED_16;
 
     if (w.format) {
-        bool fp8 = q->format == FORMAT_FP8 && q->layout == QUANT_ROWS && q->n_groups == 1;
-        format = fp8 ? FUSED_FP8 : q->layout == QUANT_SEGMENTS ? FUSED_INT4 : -1;
+        bool rows = q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
+        format = q->layout == QUANT_SEGMENTS        ? FUSED_INT4
+                 : rows && q->format == FORMAT_FP8  ? FUSED_FP8
+                 : rows && q->format == FORMAT_INT8 ? FUSED_INT8
+                                                    : -1;
         format = act == DTYPE_BF16 ? format : -1;
     }
     bool fits = format >= 0 && w.cols % fused_warp_k(format) == 0 &&
@@ -78,6 +81,8 @@ static void set_weight(struct fused_op *p, struct mat w)
     p->w = w.data;
     p->w_stride = q ? q->row_bytes : w.stride;
     p->w_scale = q ? q->scale : NULL;
+    p->w_zero = q ? q->zero : NULL;
+    p->n_groups = q && q->layout == QUANT_ROWS ? q->n_groups : 1;
     p->e4m3 = q && q->quantises;
     p->f16_scales = q && q->f16_scales;
     p->n = w.rows;
@@ -223,13 +228,16 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
         last->n != (attention->n_heads + 2 * attention->n_kv_heads) * dim || last->sum ||
         last->gated || last->residual || a->rope.kv.base || dim % FUSED_TILE != 0 ||
         r->q_norm.weight.data || r->k_norm.weight.data ||
-        (rotates && (r->rot_dim != dim || r->interleaved)) || at->kv.dtype != (int32_t)qkv.dtype) {
+        (rotates && (r->rot_dim != dim || r->interleaved)) ||
+        (at->kv.dtype != (int32_t)qkv.dtype && at->kv.dtype != DTYPE_F8)) {
         return false;
     }
     a->rope = *at;
     a->rope.cos_sin = r->cos_sin.data;
     a->rope.cos_sin_stride = r->cos_sin.stride;
     a->rope.n_heads = attention->n_heads;
+    a->rope.k_over = 1 / attention_k_scale(attention);
+    a->rope.v_over = 1 / attention_v_scale(attention);
     a->rope.layer = attention->layer;
     last->roped = 1;
     last->pair = dim;
@@ -256,7 +264,8 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
     for (int32_t i = 0; i < a->n_ops; i++) {
         struct fused_op *p = &a->op[i];
         plan_slices(p);
-        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0) {
+        bool mixed_alone = a->format == FUSED_INT8 || p->n_groups > 1;
+        if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0 || mixed_alone) {
             return false;
         }
         p->first = first;

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/fused_decode/fused_decode.h"
+#include "kernels/cuda/quant/quant.h"
 
 enum {
     MMA_THREADS = FUSED_MMA_WARPS * 32, /* threads of the MMA warps */
@@ -22,9 +23,10 @@ template <int F> struct stage_shape {
     static constexpr int CODES = F == FUSED_INT4 ? 32 : F == FUSED_FP8 ? 16 : 8;
     static constexpr int VECTORS = 2 * CODES / 8; /* of 8 activations that a lane has */
     static constexpr int SLICE_STAGES = FUSED_SLICE_K / K;
-    static constexpr int PITCH = /* bytes of a row */
-        F == FUSED_INT4 ? K / FUSED_SEGMENT_K * FUSED_SEGMENT_BYTES : 1024;
-    static constexpr int BYTES = FUSED_TILE * PITCH;
+    /* Bytes between rows; of FUSED_INT4 all rows of a segment are followed by those of
+     * the next one. */
+    static constexpr int PITCH = F == FUSED_INT4 ? FUSED_SEGMENT_BYTES : 1024;
+    static constexpr int BYTES = FUSED_TILE * PITCH * (F == FUSED_INT4 ? K / FUSED_SEGMENT_K : 1);
 
     /* Columns from a lane's first one in a stage to those of its vector i. */
     static __device__ __forceinline__ int column(int i)
@@ -215,8 +217,10 @@ template <int F> struct tile_iterator {
         const fused_op &q = a.op[p];
         k_range<F> x(q, schedule_of(q).slice);
         stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
-        row = (const char *)q.w + weight_row(q, tile, loader * LOAD_ROWS) * stride +
-              fused_row_bytes(F, x.k0);
+        int first = weight_row(q, tile, loader * LOAD_ROWS);
+        row = (const char *)q.w + (F == FUSED_INT4 ? quant_segment_at(first, x.k0 / FUSED_SEGMENT_K,
+                                                                      q.k / FUSED_SEGMENT_K)
+                                                   : first * stride + fused_row_bytes(F, x.k0));
         left = x.n;
         at = x.begin;
         cols = x.cols;
@@ -240,13 +244,22 @@ __device__ __forceinline__ void load_stage(ring<F> &r, const tile_iterator<F> &w
     using S = stage_shape<F>;
     uint32_t bar = r.full + r.index * 8, to = r.stage_address() + w.loader * LOAD_ROWS * S::PITCH,
              bytes = (uint32_t)fused_row_bytes(F, min(S::K, w.cols - w.at));
-    const char *from = w.row + fused_row_bytes(F, w.at);
 
+    static_assert(QUANT_TILE_ROWS % FUSED_TILE == 0, "a tile's rows of a segment are neighbours");
     random_delay();
     barrier_expect(bar, LOAD_ROWS * bytes);
+    if (F == FUSED_INT4) {
+        const char *from = w.row + (int64_t)(w.at / FUSED_SEGMENT_K) * QUANT_TILE_BYTES;
+        for (uint32_t i = 0; i < bytes / FUSED_SEGMENT_BYTES; i++) {
+            bulk_copy_evict_first(to + i * FUSED_TILE * S::PITCH, from + i * QUANT_TILE_BYTES,
+                                  LOAD_ROWS * FUSED_SEGMENT_BYTES, bar, policy);
+        }
+    } else {
+        const char *from = w.row + fused_row_bytes(F, w.at);
 #pragma unroll
-    for (int i = 0; i < LOAD_ROWS; i++) {
-        bulk_copy_evict_first(to + i * S::PITCH, from + i * w.stride, bytes, bar, policy);
+        for (int i = 0; i < LOAD_ROWS; i++) {
+            bulk_copy_evict_first(to + i * S::PITCH, from + i * w.stride, bytes, bar, policy);
+        }
     }
     r.next();
 }

@@ -1,18 +1,13 @@
 /* Products of few rows of e4m3 codes (small_codes.h): the pipeline is that of
  * small_rows.cu. One warpgroup multiplies, one lane of a fifth warp loads.
  */
-#include <cuda.h>
-
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/fused_decode/small_pipeline.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 #include "kernels/cuda/quant/quant.h"
 
 namespace
 {
-
-typedef __nv_bfloat16 bf16;
 
 enum {
     MULTIPLIERS = 128,
@@ -38,90 +33,22 @@ template <int WIDTH> struct codes_layout {
     static constexpr int STAGE_BYTES = WEIGHT_BYTES + SOURCE_BYTES;
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
-    static constexpr int PITCH = WIDTH + 4; /* floats of a row of sums */
-    /* Of wide tiles one half after the other: two sums of all columns do not fit into
-     * registers beside the whole sum. */
-    static constexpr int PARTS = WIDTH > 128 ? 2 : 1, PART = WIDTH / PARTS;
     static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
 };
 
 #if HAS_WGMMA
 
+/* Floats of a row of sums in shared memory. */
+template <int WIDTH> constexpr int PITCH = WIDTH + 4;
+/* Of wide tiles one half after the other: two sums of all columns do not fit into
+ * registers beside the whole sum. */
+template <int WIDTH> constexpr int PARTS = WIDTH > 128 ? 2 : 1;
+template <int WIDTH> constexpr int PART = WIDTH / PARTS<WIDTH>;
+
 __device__ __forceinline__ void sync_multipliers(void)
 {
     static_assert(MULTIPLIERS == 128, "as the barrier counts");
     asm volatile("bar.sync 1, 128;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ uint32_t address_in(uint32_t shared, uint32_t rank)
-{
-    uint32_t v;
-
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(shared), "r"(rank));
-    return v;
-}
-
-__device__ __forceinline__ float4 load_from(uint32_t at)
-{
-    float4 v;
-
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
-                                            int row, uint32_t bar, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint64_t read_once(void)
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint64_t read_again(void)
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint32_t pair(float a, float b)
-{
-    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-
-    return *(uint32_t *)&v;
-}
-
-__device__ __forceinline__ float low(uint32_t v)
-{
-    return __uint_as_float(v << 16);
-}
-
-__device__ __forceinline__ float high(uint32_t v)
-{
-    return __uint_as_float(v & 0xffff0000u);
 }
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
@@ -168,16 +95,15 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
 
 /* Starts the sums of a stage over `part` of the tile's weight rows. */
 template <int WIDTH>
-__device__ __forceinline__ void start_sums(float (&sums)[codes_layout<WIDTH>::PART / 2],
-                                           uint32_t stage, int part)
+__device__ __forceinline__ void start_sums(float (&sums)[PART<WIDTH> / 2], uint32_t stage, int part)
 {
     using L = codes_layout<WIDTH>;
     uint64_t x = wgmma_descriptor(stage + L::WEIGHT_BYTES),
-             w = wgmma_descriptor(stage + part * L::PART * CODES_DEPTH);
+             w = wgmma_descriptor(stage + part * PART<WIDTH> * CODES_DEPTH);
 
 #pragma unroll
     for (int k = 0; k < CODES_DEPTH / 32; k++) {
-        wgmma_width<L::PART>::run_e4m3(sums, x + k * 2, w + k * 2, k > 0);
+        wgmma_width<PART<WIDTH>>::run_e4m3(sums, x + k * 2, w + k * 2, k > 0);
     }
 }
 
@@ -197,7 +123,7 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
                                          uint32_t empty, int n_steps)
 {
     using L = codes_layout<WIDTH>;
-    constexpr int N = L::PART / 2, SECOND = L::PARTS == 2 ? N : 0, STEP = 2 / L::PARTS;
+    constexpr int N = PART<WIDTH> / 2, SECOND = PARTS<WIDTH> == 2 ? N : 0, STEP = 2 / PARTS<WIDTH>;
     float even[N], odd[N];
     auto wait_stage = [&](int i) {
         barrier_wait(full + i % L::STAGES * 8, i / L::STAGES & 1);
@@ -230,12 +156,6 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
 }
 
 /* ---- epilogues ---- */
-
-/* ACT: what is known at compile time, or -1. */
-template <int ACT> __device__ __forceinline__ float activated(float x, int act)
-{
-    return activate(x, ACT < 0 ? act : ACT);
-}
 
 /* out = act(scales * sums + bias), from the registers of the matrix instruction;
  * w_scale: of the tile's rows. */
@@ -303,7 +223,7 @@ __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *rin
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert(L::PITCH * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    static_assert(PITCH<WIDTH> * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
     int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
     float *sums = (float *)ring;
 
@@ -311,7 +231,7 @@ __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *rin
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
-            *(float2 *)(sums + (first_row + h * 8) * L::PITCH + j * 8 + c) =
+            *(float2 *)(sums + (first_row + h * 8) * PITCH<WIDTH> + j * 8 + c) =
                 make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
         }
     }
@@ -322,7 +242,7 @@ __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *rin
     for (int e = t; e < ALL; e += MULTIPLIERS) {
         int row = e / LANES, column = part * COLUMNS + e % LANES * 4;
         if (row < a.rows) {
-            uint32_t at = (row * L::PITCH + column) * 4;
+            uint32_t at = (row * PITCH<WIDTH> + column) * 4;
             float4 x = load_from(first + at), y = load_from(second + at);
             float4 s = *(const float4 *)(w_scale + column);
             float f = __ldcg(a.x_scale + row);

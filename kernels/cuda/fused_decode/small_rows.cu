@@ -7,18 +7,14 @@
  * each adds half of the columns: 16 bytes a lane along rows, from both. Clusters of two
  * alone: with one block a multiprocessor larger ones do not all fit at once.
  */
-#include <cuda.h>
-
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/fused_decode/small_rows.h"
-#include "kernels/cuda/gemm/bulk.cuh"
+#include "kernels/cuda/fused_decode/small_pipeline.cuh"
+#include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
+#include "kernels/cuda/mixed/mixed.h"
 
 namespace
 {
-
-typedef __nv_bfloat16 bf16;
 
 enum {
     MULTIPLIERS = 128,
@@ -26,25 +22,6 @@ enum {
     SOURCE_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* the activations of a stage */
     RING_BYTES = 220 * 1024,
     MOST_STAGES = 13,
-};
-
-struct small_args {
-    bf16 *out; /* [rows, n]; gated [rows, n / 2]; the residual stream, which is added to */
-    int64_t out_stride;
-    const bf16 *bias; /* [n] or NULL */
-    int32_t act;
-    int32_t rows, source_rows; /* the latter of a source's copy: a multiple of 8 */
-    int32_t n, depth_steps;    /* stages of a block's part of the depth */
-    /* The norm before: factor = rsqrt(squares / columns + eps). */
-    const unsigned long long *squares; /* [rows] or NULL: no factor */
-    unsigned long long *cleared;       /* [SMALL_ROWS] for the next sum */
-    float columns, eps;
-    /* The norm behind (SMALL_SUM): times_weight = the new residual stream * weight. */
-    bf16 *times_weight; /* NULL: none */
-    int64_t times_stride;
-    const bf16 *weight; /* [n] */
-    float weight_offset;
-    unsigned long long *squares_out; /* [rows], added to */
 };
 
 template <int WIDTH> struct small_layout {
@@ -66,80 +43,6 @@ __device__ __forceinline__ void sync_multipliers(void)
 {
     static_assert(MULTIPLIERS == 128, "as the barrier counts");
     asm volatile("bar.sync 1, 128;" ::: "memory");
-}
-
-/* Both halves of a cluster's barrier order shared memory among its blocks. */
-__device__ __forceinline__ void cluster_arrive(void)
-{
-    random_delay();
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ uint32_t address_in(uint32_t shared, uint32_t rank)
-{
-    uint32_t v;
-
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(shared), "r"(rank));
-    return v;
-}
-
-__device__ __forceinline__ float4 load_from(uint32_t at)
-{
-    float4 v;
-
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
-                                            int row, uint32_t bar, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(bar), "l"(policy)
-                 : "memory");
-}
-
-__device__ __forceinline__ uint64_t read_once(void)
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint64_t read_again(void)
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint32_t pair(float a, float b)
-{
-    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-
-    return *(uint32_t *)&v;
-}
-
-__device__ __forceinline__ float low(uint32_t v)
-{
-    return __uint_as_float(v << 16);
-}
-
-__device__ __forceinline__ float high(uint32_t v)
-{
-    return __uint_as_float(v & 0xffff0000u);
 }
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
@@ -182,26 +85,6 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
     }
 }
 
-/* Sums of squares are whole numbers of 2^-SQUARE_BITS, so that they do not depend on
- * the order of the blocks that add to them. The rounding is far below any norm's
- * eps. */
-constexpr int SQUARE_BITS = 20;
-
-__device__ __forceinline__ unsigned long long as_squares(float sum)
-{
-    return (unsigned long long)fminf(sum * (float)(1 << SQUARE_BITS), 1e17f);
-}
-
-/* The factor of the norm before op's product, of the row of this lane. */
-__device__ __forceinline__ float norm_factor(const small_args &a, int row)
-{
-    if (!a.squares || row >= a.rows) {
-        return 1.0f;
-    }
-    float sum = (float)__ldcg(a.squares + row) * (1.0f / (1 << SQUARE_BITS));
-    return rsqrtf(sum / a.columns + a.eps);
-}
-
 template <int WIDTH>
 __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, uint32_t full,
                                          uint32_t empty, int n_steps)
@@ -227,12 +110,6 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
         }
     }
     wgmma_wait<0>();
-}
-
-/* ACT: what is known at compile time, or -1. */
-template <int ACT> __device__ __forceinline__ float activated(float x, int act)
-{
-    return activate(x, ACT < 0 ? act : ACT);
 }
 
 /* out = act(factor * sums + bias), from the registers of the matrix instruction. */
@@ -285,28 +162,6 @@ __device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const s
                                               activated<ACT>(gate[1] * f, a.act) * (up[1] * f));
         }
     }
-}
-
-/* Four columns of the residual stream: += v; also times the next norm's weight. Returns
- * the sum of their squares as stored. */
-__device__ __forceinline__ float add_to_stream(const small_args &a, int row, int column,
-                                               const float (&v)[4])
-{
-    uint2 *stream = (uint2 *)(a.out + row * a.out_stride + column);
-    uint2 was = __ldcg(stream);
-    uint2 now = make_uint2(pair(v[0] + low(was.x), v[1] + high(was.x)),
-                           pair(v[2] + low(was.y), v[3] + high(was.y)));
-    float e[4] = {low(now.x), high(now.x), low(now.y), high(now.y)};
-
-    *stream = now;
-    if (a.times_weight) {
-        uint2 g = __ldg((const uint2 *)(a.weight + column));
-        float o = a.weight_offset;
-        *(uint2 *)(a.times_weight + row * a.times_stride + column) =
-            make_uint2(pair(e[0] * (low(g.x) + o), e[1] * (high(g.x) + o)),
-                       pair(e[2] * (low(g.y) + o), e[3] * (high(g.y) + o)));
-    }
-    return (e[0] * e[0] + e[1] * e[1]) + (e[2] * e[2] + e[3] * e[3]);
 }
 
 /* Adds the sums of a cluster's two blocks: this block has half of the tile's
@@ -448,49 +303,6 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
 
 /* ---- host ---- */
 
-typedef CUresult (*encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                               const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function, or NULL. */
-encode_map map_encoder(void)
-{
-    static encode_map found = [] {
-        void *f = NULL;
-        cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-        cudaError_t rc = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                          cudaEnableDefault, &result);
-#else
-        cudaError_t rc =
-            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result);
-#endif
-        if (rc != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-            cudaGetLastError();
-            f = NULL;
-        }
-        return (encode_map)f;
-    }();
-
-    return found;
-}
-
-/* A map of [rows, columns] bf16 for boxes of box_rows by SMALL_DEPTH. Rows beyond read
- * as zero. */
-bool make_map(CUtensorMap *ret, const void *data, int64_t rows, int64_t columns, int64_t stride,
-              int box_rows)
-{
-    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
-    cuuint64_t pitch[1] = {(cuuint64_t)stride * 2};
-    cuuint32_t box[2] = {SMALL_DEPTH, (cuuint32_t)box_rows}, step[2] = {1, 1};
-
-    return map_encoder()(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)data, size, pitch, box,
-                         step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <int WIDTH, int SPLIT, int KIND>
 bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a,
                  cudaStream_t stream)
@@ -562,10 +374,13 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
                int32_t n_blocks, cudaStream_t stream)
 {
     const struct fused_op *p = &a->op[i];
-    struct small_tile t = small_tile_of(p, n_blocks);
+    bool mixed = a->format != FUSED_16;
+    struct small_tile t =
+        mixed ? small_mixed_tile(p, a->format, n_blocks) : small_tile_of(p, n_blocks);
+    const void *from = p->h ? p->h : p->x;
+    int64_t stride = p->h ? p->h_stride : p->x_stride;
     CUtensorMap w, x;
     small_args k = {};
-    bool ok = true;
 
     if (small_norm_apart(a, i)) {
         norm_before(&k, p, squares);
@@ -583,14 +398,15 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
     k.source_rows = (a->rows + 7) / 8 * 8;
     k.n = p->n;
     k.depth_steps = p->k / SMALL_DEPTH / t.split;
-    if (t.kind == SMALL_SUM) {
-        ok = norm_behind(&k, a, i, squares, stream);
+    if (t.kind == SMALL_SUM && !norm_behind(&k, a, i, squares, stream)) {
+        return false;
     }
-    return ok &&
-           make_map(&w, p->w, p->n, p->k, p->w_stride,
-                    t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
-           make_map(&x, p->h ? p->h : p->x, a->rows, p->k, p->h ? p->h_stride : p->x_stride,
-                    k.source_rows) &&
+    if (mixed) {
+        return launch_small_mixed(a, p, t, k, from, stride, stream);
+    }
+    return tensor_map_16(&w, T_BF16, p->w, p->n, p->k, p->w_stride,
+                         t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
+           tensor_map_16(&x, T_BF16, from, a->rows, p->k, stride, k.source_rows) &&
            launch_product(t, w, x, k, stream);
 }
 
@@ -599,14 +415,8 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
 extern "C" bool small_map_bytes(void *ret, const void *data, int64_t rows, int64_t columns,
                                 int64_t pitch, int box_rows)
 {
-    cuuint64_t size[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
-    cuuint64_t pitches[1] = {(cuuint64_t)pitch};
-    cuuint32_t box[2] = {CODES_DEPTH, (cuuint32_t)box_rows}, step[2] = {1, 1};
-
-    return map_encoder()((CUtensorMap *)ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, (void *)data, size,
-                         pitches, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return tensor_map((CUtensorMap *)ret, CU_TENSOR_MAP_DATA_TYPE_UINT8, data, rows, columns, pitch,
+                      box_rows, CODES_DEPTH);
 }
 
 extern "C" bool small_prepare(void)
@@ -614,7 +424,7 @@ extern "C" bool small_prepare(void)
     cudaFuncAttributes made = {};
     /* Code without the instruction, Hopper's alone, has an empty body and a lower
      * bound. */
-    bool ok = map_encoder() &&
+    bool ok = tensor_map_encoder() &&
               cudaFuncGetAttributes(&made, small_kernel<64, 2, SMALL_SUM>) == cudaSuccess &&
               made.maxThreadsPerBlock >= THREADS;
 

@@ -95,7 +95,8 @@ struct small_squares {
     bool zero[2];               /* cleared by an operation enqueued before */
     int32_t turn;               /* the set that was added to last */
 };
-/* Enqueue a's operations. False: a launch failed, and the error is CUDA's last. */
+/* Enqueue a's operations, planned by small_plan or small_mixed_plan. False: a launch
+ * failed, and the error is CUDA's last. */
 bool launch_small_rows(const struct fused_args *a, struct small_squares *squares, int32_t n_blocks,
                        cudaStream_t stream);
 

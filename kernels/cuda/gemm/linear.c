@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/gemm/tiles.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/quant/quant.h"
 
@@ -253,7 +254,7 @@ static void run(struct cuda_backend *c, struct product *d)
     fail(c, status, &d->key);
 }
 
-/* ---- the operations ---- */
+/* ---- products as cuBLASLt takes them ---- */
 
 static int32_t alignment_of(const void *p)
 {
@@ -357,6 +358,29 @@ static bool take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     return true;
 }
 
+/* A gated product of many rows with the gate in its epilogue (tiles.h). With
+ * `deterministic` there is none: a row's bits must not depend on the number of rows.
+ * False: nothing was done. */
+static bool run_tiles(struct cuda_backend *c, const struct product *d, struct mat x, struct mat w)
+{
+    struct tiles_args a = {.out = d->args.out,
+                           .x = x.data,
+                           .w = w.data,
+                           .out_stride = d->args.out_stride,
+                           .x_stride = x.stride,
+                           .w_stride = w.stride,
+                           .rows = d->args.rows,
+                           .n = w.rows,
+                           .k = w.cols,
+                           .gated = true,
+                           .act = d->args.act,
+                           .type = (int32_t)x.dtype};
+
+    return d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias && !w.format &&
+           x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype &&
+           product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream);
+}
+
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
@@ -373,6 +397,9 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
         return;
     }
     d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
+    if (run_tiles(c, &d, x, w)) {
+        return;
+    }
     choose_ahead(c, &d, out, lt_out, x);
     /* still needed as the residual */
     if (d.residual == out.data && d.residual && !d.key.residual) {
@@ -383,15 +410,65 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
     }
 }
 
+/* ---- the residual stream ---- */
+
+/* Whether the product is put off. Few rows have launches of their own for what follows
+ * them, ranks sum before they add, and with `deterministic` the bits of a product do
+ * not depend on whether the next operation is known. */
+static bool may_wait(struct cuda_backend *c, struct mat out, struct mat w,
+                     const struct epilogue *ep)
+{
+    enum { LEAST_ROWS = 512 };
+
+    return out.transient && cuda_rows(c, out) >= LEAST_ROWS && !c->capturing && !c->ranks &&
+           !c->config.deterministic && !w.format && out.dtype != DTYPE_F32 && ep->act == ACT_NONE &&
+           !ep->residual.data && !ep->bias.data;
+}
+
+void cuda_linear_flush(struct cuda_backend *c)
+{
+    const struct pending_product p = c->product;
+
+    if (p.waits) {
+        c->product.waits = false;
+        multiply(c, p.out, p.out, p.x, p.w, &p.epilogue, false);
+    }
+}
+
+bool cuda_linear_add(struct cuda_backend *c, struct mat x, struct mat y, bool partial)
+{
+    struct pending_product p = c->product;
+
+    if (!p.waits || partial || p.out.data != y.data || x.dtype != y.dtype || x.cols != y.cols ||
+        cuda_rows(c, x) != cuda_rows(c, y)) {
+        return false;
+    }
+    c->product.waits = false;
+    p.epilogue.residual = x;
+    multiply(c, x, x, p.x, p.w, &p.epilogue, false);
+    return true;
+}
+
+/* ---- the operations ---- */
+
 void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
                  const struct epilogue *ep)
 {
     static const struct epilogue plain;
 
-    if (cuda_fused_linear(cuda_of(b), out, x, w, ep)) {
+    struct cuda_backend *c = cuda_of(b);
+
+    ep = ep ? ep : &plain;
+    if (cuda_fused_linear(c, out, x, w, ep)) {
         return;
     }
-    multiply(cuda_of(b), out, out, x, w, ep != NULL ? ep : &plain, false);
+    if (may_wait(c, out, w, ep)) {
+        cuda_start(c);
+        c->product =
+            (struct pending_product){.waits = true, .out = out, .x = x, .w = w, .epilogue = *ep};
+        return;
+    }
+    multiply(c, out, out, x, w, ep, false);
 }
 
 void cuda_linear_gated(struct backend *b, struct mat out, struct mat lt_out, struct mat x,

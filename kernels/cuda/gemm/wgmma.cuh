@@ -102,6 +102,17 @@ template <typename T, int N> struct wgmma_ss;
 template <typename T, int N> struct wgmma_rs;
 
 #define WGMMA_OF(T, type)                                                                   \
+    template <> struct wgmma_ss<T, 256> {                                                   \
+        static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b, \
+                                                   int add)                                 \
+        {                                                                                   \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                         \
+                      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type          \
+                      " {" WGMMA_NAMES_128 "}, %128, %129, p, 1, 1, 0, 0;\n}"               \
+                      : WGMMA_BIND_128(d)                                                   \
+                      : "l"(a), "l"(b), "r"(add));                                          \
+        }                                                                                   \
+    };                                                                                      \
     template <> struct wgmma_ss<T, 128> {                                                   \
         static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b,  \
                                                    int add)                                 \

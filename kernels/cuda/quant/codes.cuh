@@ -43,24 +43,29 @@ struct int4_group {
     float scale;
     uint32_t zero; /* 128 + zero point, twice */
 
+    int4_group(void) = default;
     __device__ __forceinline__ int4_group(uint32_t word, bool f16)
     {
         scale = f16 ? __half2float(__ushort_as_half((unsigned short)(word >> 16)))
                     : __uint_as_float(word & 0xffff0000u);
         zero = __byte_perm(word, word, 0x1010);
     }
-    /* Code minus zero point of the eight codes of a word. 128 + code is exact in
-     * bf16: its last four bits of mantissa are the code. */
+    /* Code minus zero point of the i-th two neighbours of a word. 128 + code is exact
+     * in bf16: its last four bits of mantissa are the code. */
+    __device__ __forceinline__ uint32_t pair(uint32_t v, int i) const
+    {
+        uint32_t bits; /* (v >> 4 * i & 0x000f000f) | 0x43004300, in one instruction */
+
+        asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+            : "=r"(bits)
+            : "r"(v >> (4 * i)), "r"(0x000f000fu), "r"(0x43004300u));
+        __nv_bfloat162 x = __hsub2(*(__nv_bfloat162 *)&bits, *(const __nv_bfloat162 *)&zero);
+        return *(uint32_t *)&x;
+    }
+    /* Likewise of all eight codes. */
     __device__ __forceinline__ uint4 values(uint32_t v) const
     {
-        uint32_t out[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t bits = ((v >> (4 * i)) & 0x000f000fu) | 0x43004300u;
-            __nv_bfloat162 x = __hsub2(*(__nv_bfloat162 *)&bits, *(const __nv_bfloat162 *)&zero);
-            out[i] = *(uint32_t *)&x;
-        }
-        return make_uint4(out[0], out[1], out[2], out[3]);
+        return make_uint4(pair(v, 0), pair(v, 1), pair(v, 2), pair(v, 3));
     }
 };
 

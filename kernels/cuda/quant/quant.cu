@@ -75,30 +75,32 @@ __global__ void widen_kernel(T *out, int64_t out_stride, const struct quant_weig
     *(vec<T, V> *)(out + row * out_stride + column) = v;
 }
 
-/* A word of eight codes a thread. */
+/* Eight neighbours of a row a thread, from the four words that have 32. */
 template <typename T>
 __global__ void widen_segments_kernel(T *out, int64_t out_stride, const struct quant_weight w)
 {
     pdl_release();
     pdl_wait();
-    int word = blockIdx.y * blockDim.x + threadIdx.x;
+    int eight = blockIdx.y * blockDim.x + threadIdx.x;
     int64_t row = blockIdx.x;
 
-    if (word >= w.cols / 8) {
+    if (eight >= w.cols / 8) {
         return;
     }
-    const uint32_t *segment = (const uint32_t *)((const char *)w.codes + row * w.row_bytes +
-                                                 word / 64 * QUANT_SEGMENT_BYTES);
-    int4_group g(segment[64 + word % 64 / 16], w.f16_scales);
-    uint4 codes = g.values(segment[word % 64]);
-    const uint32_t pairs[4] = {codes.x, codes.y, codes.z, codes.w};
+    const uint32_t *segment =
+        (const uint32_t *)((const char *)w.codes +
+                           quant_segment_at(row, eight / 64, w.cols / QUANT_SEGMENT));
+    int4_group g(segment[64 + eight % 64 / 16], w.f16_scales);
+    uint4 words = *(const uint4 *)(segment + eight % 64 / 4 * 4);
+    const uint32_t pairs[4] = {g.pair(words.x, eight % 4), g.pair(words.y, eight % 4),
+                               g.pair(words.z, eight % 4), g.pair(words.w, eight % 4)};
     vec<T, 8> v;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         v.v[2 * i] = from_float<T>(g.scale * __uint_as_float(pairs[i] << 16));
         v.v[2 * i + 1] = from_float<T>(g.scale * __uint_as_float(pairs[i] & 0xffff0000u));
     }
-    *(vec<T, 8> *)(out + row * out_stride + word * 8) = v;
+    *(vec<T, 8> *)(out + row * out_stride + eight * 8) = v;
 }
 
 template <typename T, int FORMAT>
@@ -135,8 +137,8 @@ void widen_to(T *out, int64_t out_stride, const struct quant_weight &w, cudaStre
 /* ---- packing ---- */
 
 /* A word of eight codes a thread; the first four of a segment also write its groups. */
-__global__ void pack_kernel(char *out, int64_t row_bytes, const uint8_t *codes, int64_t pitch,
-                            const uint16_t *scale, const uint8_t *zero, int32_t cols)
+__global__ void pack_kernel(char *out, const uint8_t *codes, int64_t pitch, const uint16_t *scale,
+                            const uint8_t *zero, int32_t cols)
 {
     int word = blockIdx.y * blockDim.x + threadIdx.x, in_segment = word % 64;
     int64_t row = blockIdx.x;
@@ -144,13 +146,14 @@ __global__ void pack_kernel(char *out, int64_t row_bytes, const uint8_t *codes, 
     if (word >= cols / 8) {
         return;
     }
-    const uint8_t *from = codes + row * pitch + word * 4;
+    const uint8_t *from = codes + row * pitch + word / 4 * 16 + word % 4;
     uint32_t v = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v |= (uint32_t)(from[i] & 15) << (4 * i) | (uint32_t)(from[i] >> 4) << (4 * i + 16);
+        uint32_t two = from[4 * i];
+        v |= (two & 15) << (4 * i) | two >> 4 << (4 * i + 16);
     }
-    uint32_t *segment = (uint32_t *)(out + row * row_bytes + word / 64 * QUANT_SEGMENT_BYTES);
+    uint32_t *segment = (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT));
     segment[in_segment] = v;
     if (in_segment < 4) {
         int64_t group = row * (cols / QUANT_GROUP) + word / 64 * 4 + in_segment;
@@ -441,12 +444,12 @@ extern "C" void launch_widen(void *out, int64_t out_stride, const struct quant_w
     }
 }
 
-extern "C" void launch_pack_segments(void *out, int64_t row_bytes, const uint8_t *codes,
-                                     int64_t pitch, const uint16_t *scale, const uint8_t *zero,
-                                     int32_t rows, int32_t cols, cudaStream_t stream)
+extern "C" void launch_pack_segments(void *out, const uint8_t *codes, int64_t pitch,
+                                     const uint16_t *scale, const uint8_t *zero, int32_t rows,
+                                     int32_t cols, cudaStream_t stream)
 {
-    pack_kernel<<<dim3(rows, (cols / 8 + 255) / 256), 256, 0, stream>>>(
-        (char *)out, row_bytes, codes, pitch, scale, zero, cols);
+    pack_kernel<<<dim3(rows, (cols / 8 + 255) / 256), 256, 0, stream>>>((char *)out, codes, pitch,
+                                                                        scale, zero, cols);
 }
 
 extern "C" void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format,

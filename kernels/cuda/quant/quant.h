@@ -7,13 +7,19 @@
  *   QUANT_SEGMENTS  FORMAT_INT4 in groups of 128 columns: segments of 512 columns, in which
  *                   256 bytes of codes are followed by four words, one a group: its scale
  *                   in the upper 16 bits as bf16 or fp16, and 128 + its zero point as bf16
- *                   in the lower. The eight codes of a 32-bit word are in the order
- *                   0 2 4 6 1 3 5 7, so that a mask of every fourth nibble gives two
- *                   neighbours.
+ *                   in the lower. Of each 32 columns, word i has from the lowest nibble
+ *                   on the codes of columns 2 i, 2 i + 8, 2 i + 16 and 2 i + 24, then
+ *                   those behind these: a mask of every fourth nibble gives two
+ *                   neighbours, and a word what a lane needs of two matrix
+ *                   instructions. A segment of QUANT_TILE_ROWS rows is contiguous, so that
+ *                   one copy brings it (quant_segment_at); rows are padded to whole tiles.
  *
- * Which kernel multiplies:
- *   up to 8 rows of a decode step   the fused launch, codes widened in registers
- *                                   (FORMAT_FP8 with a scale a row, QUANT_SEGMENTS)
+ * Which kernel multiplies, where activations are bf16:
+ *   up to 8 rows of a decode step   mixed-input products (cuda/mixed), or the fused launch
+ *                                   where they would not fill the device
+ *   9 to 64 rows of one             the same of QUANT_SEGMENTS, FORMAT_INT8, and FORMAT_FP8
+ *                                   in groups of 128 columns or of files that keep the
+ *                                   activations; other FORMAT_FP8 as below, in own tiles
  *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row
  *                                   (quant.cu), then cuBLASLt's e4m3 product
  *   everything else                 the weight widened to the activations' type in a buffer,
@@ -34,7 +40,27 @@ extern "C" {
 
 enum quant_layout { QUANT_ROWS, QUANT_SEGMENTS };
 
-enum { QUANT_GROUP = 128, QUANT_SEGMENT = 512, QUANT_SEGMENT_BYTES = QUANT_SEGMENT / 2 + 16 };
+enum {
+    QUANT_GROUP = 128,
+    QUANT_SEGMENT = 512,
+    QUANT_SEGMENT_BYTES = QUANT_SEGMENT / 2 + 16,
+    QUANT_TILE_ROWS = 64,
+    QUANT_TILE_BYTES = QUANT_TILE_ROWS * QUANT_SEGMENT_BYTES, /* of a segment of all rows */
+};
+
+#ifdef __CUDACC__
+#define QUANT_BOTH __host__ __device__
+#else
+#define QUANT_BOTH
+#endif
+
+/* Where a row's segment begins, of a weight of QUANT_SEGMENTS with n_segments in a row;
+ * its next one is QUANT_TILE_BYTES on. */
+static inline QUANT_BOTH int64_t quant_segment_at(int64_t row, int64_t segment, int64_t n_segments)
+{
+    return (row / QUANT_TILE_ROWS * n_segments + segment) * QUANT_TILE_BYTES +
+           row % QUANT_TILE_ROWS * QUANT_SEGMENT_BYTES;
+}
 
 /* What mat.priv of such a weight points to; owned by the backend. Pointers are to
  * device memory. */
@@ -42,7 +68,7 @@ struct quant_weight {
     int32_t format;      /* enum weight_format_id */
     int32_t layout;      /* enum quant_layout */
     int32_t rows, cols;  /* values */
-    int64_t row_bytes;   /* between rows of codes */
+    int64_t row_bytes;   /* of a row's codes; of QUANT_ROWS also between rows */
     int32_t group_cols;  /* columns that share a scale */
     int32_t n_groups;    /* of a row */
     bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
@@ -58,9 +84,8 @@ void launch_widen(void *out, int64_t out_stride, const struct quant_weight *w, i
 /* Packs rows of FORMAT_INT4 codes, as stored and in pitch bytes, into segments.
  * scale: of groups, 16 bits each [rows, n_groups]; zero likewise, one byte each;
  * NULL: 8. */
-void launch_pack_segments(void *out, int64_t row_bytes, const uint8_t *codes, int64_t pitch,
-                          const uint16_t *scale, const uint8_t *zero, int32_t rows, int32_t cols,
-                          cudaStream_t stream);
+void launch_pack_segments(void *out, const uint8_t *codes, int64_t pitch, const uint16_t *scale,
+                          const uint8_t *zero, int32_t rows, int32_t cols, cudaStream_t stream);
 /* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of zero point 8 and this
  * scale. */
 void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format, int layout,

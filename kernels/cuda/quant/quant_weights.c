@@ -14,13 +14,15 @@ const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_
 {
     bool fast = c->capability == 90 && !c->config.deterministic;
 
-    if (!fast || f->id == FORMAT_INT8 || f->id == FORMAT_FP4) {
+    if (!fast || f->id == FORMAT_FP4) {
         return "products of bf16, widened for each (slow)";
     }
     return f->id == FORMAT_FP8
-               ? "bf16 tensor cores up to 8 rows and e4m3 above (widened where scales are not a "
-                 "row's)"
-               : "bf16 tensor cores up to 8 rows (groups of 128), widened above";
+               ? "bf16 tensor cores up to 8 rows and e4m3 above (blocks of 128x128 and scales of "
+                 "weights alone: bf16 up to 64 rows, widened above)"
+           : f->id == FORMAT_INT8
+               ? "bf16 tensor cores up to 64 rows, widened above"
+               : "bf16 tensor cores up to 64 rows (groups of 128), widened above";
 }
 
 /* ---- what the pieces have in common ---- */
@@ -85,6 +87,14 @@ static bool activations_quantised(const struct weight_desc *d)
         }
     }
     return true;
+}
+
+/* Rows that there is memory for. */
+static int32_t stored_rows(const struct quant_weight *q)
+{
+    return q->layout == QUANT_SEGMENTS
+               ? (int32_t)div_ceil(q->rows, QUANT_TILE_ROWS) * QUANT_TILE_ROWS
+               : q->rows;
 }
 
 /* ---- scales and zero points, by row ---- */
@@ -212,8 +222,8 @@ static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
     read_now.mapped = false;
     int rc = send_codes(c, &read_now, buffer, pitch, e);
     if (rc == 0) {
-        launch_pack_segments((void *)q->codes, q->row_bytes, buffer, pitch, scale, zero, q->rows,
-                             q->cols, c->stream);
+        launch_pack_segments((void *)q->codes, buffer, pitch, scale, zero, q->rows, q->cols,
+                             c->stream);
         status = cudaStreamSynchronize(c->stream);
         rc = status == cudaSuccess ? 0 : cuda_error(e, status, d->name);
     }
@@ -250,8 +260,8 @@ static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char
                                             : 8.0f;
     int64_t n = (int64_t)q->rows * q->n_groups;
 
-    launch_dummy_codes((void *)q->codes, q->row_bytes, q->rows, q->format, q->layout, segment_scale,
-                       ++c->n_dummies << 40, c->stream);
+    launch_dummy_codes((void *)q->codes, q->row_bytes, stored_rows(q), q->format, q->layout,
+                       segment_scale, ++c->n_dummies << 40, c->stream);
     if (q->layout == QUANT_ROWS) {
         float *scale = cuda_alloc(c, (size_t)n * sizeof(*scale), name, e);
         if (!scale) {
@@ -350,7 +360,7 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
     c->quant = grown;
     c->quant[c->n_quant++] = q;
     describe(c, d, q);
-    q->codes = cuda_alloc(c, (size_t)(q->row_bytes * q->rows), d->name, e);
+    q->codes = cuda_alloc(c, (size_t)(q->row_bytes * stored_rows(q)), d->name, e);
     int rc = !q->codes          ? ERR_NOMEM
              : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)
                                 : fill_weight(c, d, q, e);

@@ -120,16 +120,36 @@ void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block)
     }
 }
 
+/* Takes the layouts of the groups of states; those of attention, of which the first is
+ * group 0's, must be equal, and so must all of states. */
+static int take_layouts(struct cuda_backend *c, const struct kv_layout *l, struct err *e)
+{
+    int32_t n = backend_kv_groups(&c->config);
+
+    for (int32_t k = 1; k < n; k++) {
+        const struct kv_layout *like = l;
+        if (l[k].kind == KV_STATE) {
+            c->states = c->states.n_layers > 0 ? c->states : l[k];
+            like = &c->states;
+        }
+        if (memcmp(&l[k], like, sizeof(*l)) != 0) {
+            return err_set(e, ERR_UNSUPPORTED,
+                           "cuda: KV groups must have the same number of layers, heads and type");
+        }
+    }
+    return kv_layouts_agree(l, n)
+               ? 0
+               : err_set(e, ERR_UNSUPPORTED, "cuda: blocks of KV groups differ in their size");
+}
+
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
                    int32_t n_host_blocks, struct err *e)
 {
     struct cuda_backend *c = cuda_of(b);
+    int rc = take_layouts(c, l, e);
 
-    for (int32_t k = 1; k < backend_kv_groups(&c->config); k++) {
-        if (memcmp(&l[k], l, sizeof(*l)) != 0) {
-            return err_set(e, ERR_UNSUPPORTED,
-                           "cuda: KV groups must have the same number of layers, heads and type");
-        }
+    if (rc < 0) {
+        return rc;
     }
     int32_t most = l->kind == KV_LATENT ? LIMIT_LATENT_DIM : LIMIT_HEAD_DIM;
     if (c->kv_data || l->block_size < 1 || l->head_dim < 1 || l->head_dim > most || n_blocks < 1 ||
@@ -137,6 +157,10 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         return err_set(e, ERR_INVALID,
                        "cuda: a cache of %d blocks of %d tokens, heads of %d, is not possible",
                        n_blocks, l->block_size, l->head_dim);
+    }
+    if (l->dtype == DTYPE_I8) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype int8 is for CPUs; a GPU has fp8");
     }
     size_t block_bytes = (size_t)kv_layout_block_bytes(l);
     if (block_bytes % 16 != 0) {
@@ -181,8 +205,9 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
         .n_kv_heads = l->n_kv_heads,
         .dtype = (int32_t)l->dtype,
         .panel_log2 =
-            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)};
-    int rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
+            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
+        .scale_offset = l->scale_offset};
+    rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;
     }

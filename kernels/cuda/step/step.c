@@ -310,7 +310,8 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
     int32_t most = c->q_heads > 0 && c->kv_view.panel_log2 > 0 && !c->config.deterministic
                        ? 16 / c->q_heads
                        : 0;
-    int64_t chunk_bytes = 2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * 2;
+    int64_t chunk_bytes =
+        2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * dtype_bytes(c->kv.dtype);
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
     int64_t worth = shared_worth_bytes(b->n_decode, c->memory_gbs) / MAX(chunk_bytes, 1) + 1;
@@ -488,7 +489,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    if (b.n_seqs > 0 && b.lcp_blocks) {
+    if (b.n_seqs > 0 && b.lcp_blocks && c->states.n_layers == 0) { /* states go in order */
         split_verified(&b, &c->verify_rows, c->config.max_seqs, MAX(c->kv.block_size, 1));
     }
     b.n_decode = count_decodes(&b);

@@ -28,6 +28,8 @@ static enum body_rc begin(struct chat_parser *p)
 
     if (before && strncmp(name, before, strlen(before)) == 0) {
         name += strlen(before);
+    } else if (before && *name == ':') {
+        name++; /* models leave the word before it out */
     }
     if (strlen(name) >= sizeof(p->name)) {
         return BODY_NOT;

@@ -76,6 +76,15 @@ void parser_drop_space(struct chat_parser *p)
     buf_clear(&p->space);
 }
 
+void parser_keep_gap(struct chat_parser *p)
+{
+    if (p->had_content && p->state != IN_REASONING && p->gap.len < SPACE_BYTES) {
+        buf_append(&p->gap, p->space.data, p->space.len);
+        p->nomem = p->nomem || p->gap.failed;
+    }
+    parser_drop_space(p);
+}
+
 /* White space is held back, as it may stand before a mark; a long run is text. */
 void parser_text(struct chat_parser *p, char c)
 {
@@ -87,6 +96,10 @@ void parser_text(struct chat_parser *p, char c)
             }
         }
         return;
+    }
+    if (p->gap.len && p->state == IN_CONTENT) {
+        parser_put(p, CHAT_CONTENT, p->gap.data, p->gap.len);
+        buf_clear(&p->gap);
     }
     parser_put_space(p);
     parser_put(p, text_kind(p), &c, 1);
@@ -136,7 +149,7 @@ bool call_begin(struct chat_parser *p, const char *name, const char *id)
     if (p->n_calls == MAX_CALLS || !name_is_valid(name) || (known && p->tool < 0)) {
         return false;
     }
-    parser_drop_space(p);
+    parser_keep_gap(p);
     parser_flush(p, true);
     p->n_calls++;
     p->committed = true;

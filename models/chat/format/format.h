@@ -45,6 +45,7 @@ struct chat_format {
     bool think_anywhere;               /* the opening mark counts inside an answer too */
     bool think_calls;                  /* a call may be made inside reasoning, and ends it */
     const char *ignored[FORMAT_MARKS]; /* marks in an answer that are dropped */
+    const char *ignored_tag;           /* the beginning of one that goes on to the next '>' */
 
     /* ---- calls ---- */
     enum body_kind body;
@@ -217,7 +218,9 @@ struct chat_parser {
     /* Text that may be a mark; white space that may stand before one. */
     char hold[MARK_BYTES];
     int32_t n_hold;
+    int32_t n_tag; /* bytes of an ignored tag that may still come before its '>' */
     struct buf space;
+    struct buf gap;   /* white space that stood before calls or reasoning inside an answer */
     bool fresh;       /* nothing but white space since the start, reasoning or a call */
     bool trim;        /* white space that comes now is dropped */
     bool had_content; /* the answer has had content */
@@ -225,6 +228,7 @@ struct chat_parser {
     /* ---- the open body ---- */
     struct buf raw;  /* its text until its first call has a name */
     size_t raw_mark; /* bytes of its opening mark */
+    size_t n_empty;  /* bytes of raw that may be the mark that closes an empty body */
     bool committed;  /* a call of this body has been reported */
     bool open;       /* a call is open */
     bool broken;     /* its arguments were invalid */
@@ -261,6 +265,8 @@ void parser_text(struct chat_parser *p, char c);
 /* White space that is held back becomes text, or is dropped. */
 void parser_put_space(struct chat_parser *p);
 void parser_drop_space(struct chat_parser *p);
+/* White space before calls or reasoning: text only if content comes behind them. */
+void parser_keep_gap(struct chat_parser *p);
 /* Whether hold, with one more byte, is one of the marks [n] (its index in *ret), or may
  * become one. */
 enum mark_rc { MARK_NO, MARK_PART, MARK_WHOLE };
@@ -281,5 +287,6 @@ enum body_rc body_tagged_byte(struct chat_parser *p, char c);
 enum body_rc body_literal_byte(struct chat_parser *p, char c);
 void harmony_byte(struct chat_parser *p, char c);
 void harmony_end(struct chat_parser *p);
+bool harmony_reasoning(const struct chat_parser *p);
 
 #endif

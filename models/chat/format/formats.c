@@ -42,7 +42,8 @@
 #define COHERE                                                                                     \
     .think_open = "<|START_THINKING|>", .think_close = "<|END_THINKING|>", .think_anywhere = true, \
     .body = BODY_OBJECT, .section_open = "<|START_ACTION|>", .section_close = "<|END_ACTION|>",    \
-    .list = true, .key_id = "tool_call_id", .key_name = "tool_name", .key_arguments = "parameters"
+    .list = true, .key_id = "tool_call_id", .key_name = "tool_name",                               \
+    .key_arguments = "parameters", .ignored_tag = "</co: "
 
 static const struct chat_format FORMATS[] = {
     {.name = "gpt-oss",
@@ -142,10 +143,17 @@ static const struct chat_format FORMATS[] = {
      FUNCTION_TAGS,
      .call_open = "<seed:tool_call>",
      .call_close = "</seed:tool_call>"},
-    {.name = "qwen3-coder",
-     .detect = {"<tool_call>", "<function=", "<parameter="},
+    {.name = "qwen3.5",
+     .detect = {"<tool_call>", "<function=", "<parameter=", "<think>"},
      THINK,
      .think_calls = true,
+     FUNCTION_TAGS,
+     .call_open = "<tool_call>",
+     .call_close = "</tool_call>",
+     .open_too = "<function=",
+     .lines = true},
+    {.name = "qwen3-coder",
+     .detect = {"<tool_call>", "<function=", "<parameter="},
      FUNCTION_TAGS,
      .call_open = "<tool_call>",
      .call_close = "</tool_call>",
@@ -166,11 +174,13 @@ static const struct chat_format FORMATS[] = {
     {.name = "cohere-command-a",
      .detect = {"<|START_ACTION|>", "<|START_TEXT|>"},
      COHERE,
-     .ignored = {"<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"}},
+     .ignored = {"<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+                 "<co>"}},
     {.name = "cohere-command-r7b",
      .detect = {"<|START_ACTION|>"},
      COHERE,
-     .ignored = {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}},
+     .ignored = {"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>",
+                 "<co>"}},
     {.name = "cohere-command-r",
      .detect = {"Action:", "tool_name", "<|CHATBOT_TOKEN|>"},
      .ignored = {"<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"},

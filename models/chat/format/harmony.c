@@ -188,3 +188,8 @@ void harmony_end(struct chat_parser *p)
         message_end(p);
     }
 }
+
+bool harmony_reasoning(const struct chat_parser *p)
+{
+    return p->step == H_REASONING || p->step == HARMONY_REASONING;
+}

@@ -226,6 +226,11 @@ static enum json_scan_rc string_byte(struct literal *l, char c, struct buf *out)
 
 /* ---- words ---- */
 
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
 static void put_word(const struct literal *l, struct buf *out)
 {
     static const struct {
@@ -238,8 +243,12 @@ static void put_word(const struct literal *l, struct buf *out)
             return;
         }
     }
-    if (!l->as_key && json_scan_all(l->word, l->n_word)) {
-        buf_append(out, l->word, l->n_word);
+    uint8_t zeros = 0; /* of 07, which is no JSON */
+    while (zeros + 1 < l->n_word && l->word[zeros] == '0' && is_digit(l->word[zeros + 1])) {
+        zeros++;
+    }
+    if (!l->as_key && json_scan_all(l->word + zeros, (size_t)(l->n_word - zeros))) {
+        buf_append(out, l->word + zeros, (size_t)(l->n_word - zeros));
         return;
     }
     buf_putc(out, '"');

@@ -23,6 +23,7 @@ static void body_begin(struct chat_parser *p, const char *mark, size_t len, bool
     buf_clear(&p->raw);
     buf_append(&p->raw, mark, len);
     p->raw_mark = len;
+    p->n_empty = 0;
     body_reset(p);
 }
 
@@ -115,14 +116,60 @@ static enum body_rc broken_byte(struct chat_parser *p, char c)
     return BODY_MORE;
 }
 
+/* A body of nothing but white space is dropped with its marks. What may be the closing
+ * mark is read by the body only when it turns out to be none. */
+static enum mark_rc empty_byte(struct chat_parser *p)
+{
+    const char *marks[] = {p->f->call_close, p->f->section_close, p->f->close_too};
+    size_t at = p->raw_mark;
+
+    if (p->committed || p->bare || p->raw.failed) {
+        return MARK_NO;
+    }
+    while (at < p->raw.len && strchr(" \n\r\t", p->raw.data[at])) {
+        at++;
+    }
+    const size_t len = p->raw.len - at;
+    for (size_t i = 0; len && i < ARRAY_LEN(marks); i++) {
+        if (marks[i] && len <= strlen(marks[i]) && memcmp(marks[i], p->raw.data + at, len) == 0) {
+            return marks[i][len] ? MARK_PART : MARK_WHOLE;
+        }
+    }
+    return MARK_NO;
+}
+
+/* The next byte of a body, behind those that were no closing mark. */
+static enum body_rc next_byte(struct chat_parser *p, char c)
+{
+    enum body_rc rc = BODY_MORE;
+
+    for (size_t n = p->n_empty; n && rc == BODY_MORE; n--) {
+        rc = body_byte(p, p->raw.data[p->raw.len - 1 - n]);
+    }
+    p->n_empty = 0;
+    return rc == BODY_MORE ? body_byte(p, c) : rc;
+}
+
 static void in_body(struct chat_parser *p, char c)
 {
     bool broken = p->broken;
 
     if (!p->open && !broken) {
         buf_putc(&p->raw, c);
+        enum mark_rc empty = empty_byte(p);
+        if (empty == MARK_PART) {
+            p->n_empty++;
+            return;
+        }
+        if (empty == MARK_WHOLE) {
+            enum parser_state from = p->body_from;
+            parser_keep_gap(p);
+            body_over(p);
+            p->state = from;
+            return;
+        }
     }
-    enum body_rc rc = broken ? broken_byte(p, c) : body_byte(p, c);
+    enum body_rc rc = broken ? broken_byte(p, c) : next_byte(p, c);
     if (p->broken && !broken) {
         p->n_hold = 0;
         rc = broken_byte(p, c);
@@ -179,7 +226,9 @@ enum {
     M_CALL,
     M_CALL_TOO,
     M_CLOSE,
-    N_MARKS = M_CLOSE + 3 + FORMAT_MARKS
+    M_TAG = M_CLOSE + 3,
+    M_IGNORED,
+    N_MARKS = M_IGNORED + FORMAT_MARKS
 };
 
 /* The marks that count where the parser is. */
@@ -210,8 +259,9 @@ static void marks_here(const struct chat_parser *p, const char *mark[N_MARKS])
         mark[M_CLOSE + 1] = f->call_close;
         mark[M_CLOSE + 2] = f->close_too;
     }
-    for (int32_t i = 0; !reasoning && i < FORMAT_MARKS; i++) {
-        mark[M_CLOSE + 3 + i] = f->ignored[i];
+    mark[M_TAG] = f->ignored_tag;
+    for (int32_t i = 0; (!reasoning || f->ignored_tag) && i < FORMAT_MARKS; i++) {
+        mark[M_IGNORED + i] = f->ignored[i];
     }
 }
 
@@ -224,12 +274,14 @@ static void at_mark(struct chat_parser *p, int32_t which, const char *mark)
         return;
     }
     if (which >= M_CLOSE || which == M_LABEL) {
+        p->n_tag = which == M_TAG ? MARK_BYTES : 0;
         return;
     }
     bool reasoning = p->state == IN_REASONING;
     if (which == M_THINK_OPEN || reasoning || p->fresh) {
-        parser_drop_space(p);
-        p->fresh = p->trim = true;
+        parser_keep_gap(p);
+        p->fresh = true;
+        p->trim = which == M_THINK_OPEN || !p->had_content;
     }
     p->state = which == M_THINK_OPEN ? IN_REASONING : IN_CONTENT;
 }
@@ -239,6 +291,10 @@ static void in_text(struct chat_parser *p, char c)
     const char *mark[N_MARKS];
     int32_t which;
 
+    if (p->n_tag) {
+        p->n_tag = c == '>' ? 0 : p->n_tag - 1;
+        return;
+    }
     if (!p->n_hold && !p->begins[(unsigned char)c]) {
         parser_text(p, c);
         return;
@@ -292,7 +348,7 @@ static void find_begins(struct chat_parser *p)
     const struct chat_format *f = p->f;
     const char *marks[] = {f->think_open,   f->think_close,   f->think_empty, f->think_label,
                            f->section_open, f->section_close, f->call_open,   f->call_close,
-                           f->open_too,     f->close_too};
+                           f->open_too,     f->close_too,     f->ignored_tag};
 
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
         p->begins[marks[i] ? (unsigned char)marks[i][0] : 0] = true;
@@ -326,7 +382,7 @@ int chat_parser_new(struct chat_parser **ret, const struct chat_format *f,
     if (p->state == IN_HARMONY && reasoning) {
         p->step = HARMONY_REASONING;
     }
-    struct buf *bufs[] = {&p->text, &p->space, &p->raw, &p->word, &p->value};
+    struct buf *bufs[] = {&p->text, &p->space, &p->gap, &p->raw, &p->word, &p->value};
     for (size_t i = 0; i < ARRAY_LEN(bufs); i++) {
         buf_init(bufs[i], TEXT_MAX);
     }
@@ -345,6 +401,7 @@ void chat_parser_free(struct chat_parser *p)
     free(p->params);
     buf_release(&p->text);
     buf_release(&p->space);
+    buf_release(&p->gap);
     buf_release(&p->raw);
     buf_release(&p->word);
     buf_release(&p->value);
@@ -387,6 +444,11 @@ int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg)
     return p->nomem ? ERR_NOMEM : 0;
 }
 
+bool chat_parser_reasoning(const struct chat_parser *p)
+{
+    return p->state == IN_REASONING || (p->state == IN_HARMONY && harmony_reasoning(p));
+}
+
 int32_t chat_parser_calls(const struct chat_parser *p)
 {
     return p->n_calls;
@@ -394,8 +456,8 @@ int32_t chat_parser_calls(const struct chat_parser *p)
 
 size_t chat_parser_bytes(const struct chat_parser *p)
 {
-    size_t bytes =
-        sizeof(*p) + p->text.cap + p->space.cap + p->raw.cap + p->word.cap + p->value.cap;
+    size_t bytes = sizeof(*p) + p->text.cap + p->space.cap + p->gap.cap + p->raw.cap + p->word.cap +
+                   p->value.cap;
 
     for (int32_t i = 0; p->tools && i < p->tools->n; i++) {
         bytes += sizeof(p->params[i]) + (size_t)p->params[i].cap * sizeof(*p->params[i].param);

@@ -483,6 +483,7 @@ void gguf_free(struct gguf *g)
     }
     free(g->pair);
     free(g->tensor);
+    free(g->slice);
     free(g);
 }
 

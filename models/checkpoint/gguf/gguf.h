@@ -87,6 +87,10 @@ struct gguf {
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */
     int32_t n_pairs, n_tensors;
+    /* [n_slices] views of an expert's matrix each, in tensors of several; made by
+     * gguf_checkpoint */
+    struct gguf_tensor *slice;
+    int32_t n_slices;
 };
 
 /* Whether a model's path is that of a GGUF file: a regular file. */
@@ -150,6 +154,12 @@ int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct
 /* The same from an open file. Takes ownership of g, after an error too. */
 int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_config *c,
                     enum dtype dtype, struct err *e);
+
+/* ---- gguf_families.c ---- */
+
+/* Name i, from 0, that GGUF files give the architecture `name` of config.json; NULL:
+ * there are no more. */
+const char *gguf_name_of(const char *name, int i);
 
 /* ---- gguf_config.c ---- */
 

@@ -8,25 +8,13 @@
 #include <string.h>
 
 #include "config/base/buf.h"
-#include "models/checkpoint/gguf/gguf.h"
+#include "models/checkpoint/gguf/gguf_families.h"
 #include "models/checkpoint/hfconfig_internal.h"
 
-static const struct {
-    const char *gguf, *name;
-} ARCHITECTURES[] = {{"llama", "LlamaForCausalLM"},           {"qwen2", "Qwen2ForCausalLM"},
-                     {"qwen3", "Qwen3ForCausalLM"},           {"phi3", "Phi3ForCausalLM"},
-                     {"gemma", "GemmaForCausalLM"},           {"gemma2", "Gemma2ForCausalLM"},
-                     {"starcoder2", "Starcoder2ForCausalLM"}, {"gpt2", "GPT2LMHeadModel"}};
-
-struct key {
-    const char *gguf, *json;
-};
-
 /* Keys that follow the architecture's name and a dot. */
-static const struct key INTS[] = {
+static const struct gguf_key INTS[] = {
     {"context_length", "max_position_embeddings"},
     {"embedding_length", "hidden_size"},
-    {"block_count", "num_hidden_layers"},
     {"feed_forward_length", "intermediate_size"},
     {"attention.head_count", "num_attention_heads"},
     {"attention.head_count_kv", "num_key_value_heads"},
@@ -34,14 +22,23 @@ static const struct key INTS[] = {
     {"attention.sliding_window", "sliding_window"},
     {"rope.scaling.original_context_length", "original_max_position_embeddings"},
 };
-static const struct key REALS[] = {
+static const struct gguf_key REALS[] = {
     {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
     {"attention.layer_norm_epsilon", "layer_norm_epsilon"},
     {"rope.freq_base", "rope_theta"},
     {"attn_logit_softcapping", "attn_logit_softcapping"},
     {"final_logit_softcapping", "final_logit_softcapping"},
 };
-static const struct key SAMPLING[] = {
+/* Inside rope_scaling. */
+static const struct gguf_key SCALING[] = {
+    {"rope.scaling.factor", "factor"},
+    {"rope.scaling.yarn_beta_fast", "beta_fast"},
+    {"rope.scaling.yarn_beta_slow", "beta_slow"},
+    {"rope.scaling.yarn_log_multiplier", "mscale_all_dim"},
+    {"rope.scaling.yarn_log_multiplier", "mscale"},
+    {"attention.temperature_scale", "llama_4_scaling_beta"},
+};
+static const struct gguf_key SAMPLING[] = {
     {"general.sampling.temp", "temperature"},
     {"general.sampling.top_p", "top_p"},
     {"general.sampling.min_p", "min_p"},
@@ -51,7 +48,7 @@ static const struct key SAMPLING[] = {
 /* The two texts so far; `code` is the first error. */
 struct writer {
     const struct gguf *g;
-    char arch[64];
+    const struct gguf_family *family;
     struct buf out;
     int code;
     struct err *e;
@@ -59,7 +56,7 @@ struct writer {
 
 static const char *under(const struct writer *w, const char *key, char *ret, size_t cap)
 {
-    snprintf(ret, cap, "%s.%s", w->arch, key);
+    snprintf(ret, cap, "%s.%s", w->family->gguf, key);
     return ret;
 }
 
@@ -142,8 +139,10 @@ static void put_rope(struct writer *w)
         buf_puts(&w->out, ",\"rope_scaling\":{\"rope_type\":\"");
         buf_json_escape(&w->out, type.at, MIN(type.len, (size_t)15));
         buf_putc(&w->out, '"');
-        if (take_real(w, under(w, "rope.scaling.factor", key, sizeof(key)), &value)) {
-            buf_printf(&w->out, ",\"factor\":%.17g", value);
+        for (size_t i = 0; i < ARRAY_LEN(SCALING); i++) {
+            if (take_real(w, under(w, SCALING[i].gguf, key, sizeof(key)), &value)) {
+                buf_printf(&w->out, ",\"%s\":%.9g", SCALING[i].json, value);
+            }
         }
         buf_putc(&w->out, '}');
     } else if (take_real(w, under(w, "rope.scale_linear", key, sizeof(key)), &value) &&
@@ -197,7 +196,8 @@ static void put_ids(struct writer *w)
 /* Quantised weights are computed in bfloat16. */
 static const char *stored_dtype(const struct gguf *g)
 {
-    const struct gguf_tensor *t = find_tensor(g, "blk.0.ffn_down.weight");
+    const struct gguf_tensor *mlp = find_tensor(g, "blk.0.ffn_down.weight");
+    const struct gguf_tensor *t = mlp ? mlp : find_tensor(g, "blk.0.ffn_down_exps.weight");
     enum dtype dtype = DTYPE_BF16;
 
     if (t) {
@@ -206,9 +206,18 @@ static const char *stored_dtype(const struct gguf *g)
     return dtype_name(dtype);
 }
 
+/* "key": whether the file has the tensor. */
+static void put_whether(struct writer *w, const char *key, const char *tensor)
+{
+    if (key) {
+        buf_printf(&w->out, ",\"%s\":%s", key, find_tensor(w->g, tensor) ? "true" : "false");
+    }
+}
+
 /* Settings that follow from which tensors the file has. */
 static void put_found(struct writer *w)
 {
+    const struct gguf_family *f = w->family;
     const struct gguf_tensor *embed = find_tensor(w->g, "token_embd.weight");
 
     if (embed && embed->n_dims == 2) {
@@ -216,36 +225,91 @@ static void put_found(struct writer *w)
     }
     buf_printf(&w->out, ",\"tie_word_embeddings\":%s",
                find_tensor(w->g, "output.weight") ? "false" : "true");
-    if (strcmp(w->arch, "llama") == 0 || strcmp(w->arch, "qwen3") == 0) {
-        buf_printf(&w->out, ",\"attention_bias\":%s,\"mlp_bias\":%s",
-                   find_tensor(w->g, "blk.0.attn_q.bias") ? "true" : "false",
-                   find_tensor(w->g, "blk.0.ffn_up.bias") ? "true" : "false");
-    }
+    put_whether(w, f->qkv_bias, "blk.0.attn_q.bias");
+    put_whether(w, f->o_bias, "blk.0.attn_output.bias");
+    put_whether(w, f->mlp_bias, "blk.0.ffn_up.bias");
+    put_whether(w, f->head_norms, "blk.0.attn_q_norm.weight");
     buf_printf(&w->out, ",\"torch_dtype\":\"%s\"", stored_dtype(w->g));
 }
 
-/* The file does not contain Gemma-2's query_pre_attn_scalar: it is head_dim, but hidden
- * size / heads in the model of 46 layers. */
+/* The file does not contain the query_pre_attn_scalar of Gemma-2 and Gemma-3: it is
+ * head_dim, but hidden size / heads in their models of 46 and 62 layers. */
 static void put_query_scalar(struct writer *w)
 {
     int64_t layers = 0, hidden = 0, heads = 0;
     char key[128];
 
-    if (strcmp(w->arch, "gemma2") == 0 &&
-        take_int(w, under(w, "block_count", key, sizeof(key)), &layers) && layers == 46 &&
+    if (strncmp(w->family->gguf, "gemma", 5) == 0 &&
+        take_int(w, under(w, "block_count", key, sizeof(key)), &layers) &&
+        (layers == 46 || layers == 62) &&
         take_int(w, under(w, "embedding_length", key, sizeof(key)), &hidden) &&
         take_int(w, under(w, "attention.head_count", key, sizeof(key)), &heads) && heads > 0) {
         buf_printf(&w->out, ",\"query_pre_attn_scalar\":%.17g", (double)hidden / (double)heads);
     }
 }
 
-static void put_config(struct writer *w, const char *name)
+/* The family's own settings: numbers and bools. */
+static void put_keys(struct writer *w)
+{
+    char key[128];
+
+    for (const struct gguf_key *k = w->family->keys; k && k->gguf; k++) {
+        const struct gguf_pair *p = gguf_find(w->g, under(w, k->gguf, key, sizeof(key)));
+        double real = 0;
+        int64_t value = 0;
+        if (p && p->type == GGUF_BOOL) {
+            buf_printf(&w->out, ",\"%s\":%s", k->json, p->at[0] ? "true" : "false");
+        } else if (p && (p->type == GGUF_F32 || p->type == GGUF_F64)) {
+            if (take_real(w, key, &real)) {
+                buf_printf(&w->out, ",\"%s\":%.9g", k->json, real);
+            }
+        } else if (take_int(w, key, &value)) {
+            buf_printf(&w->out, ",\"%s\":%lld", k->json, (long long)value);
+        }
+    }
+    buf_puts(&w->out, w->family->json ? w->family->json : "");
+}
+
+/* layer_types, where the file says for each layer whether it has the window. */
+static void put_layer_types(struct writer *w)
+{
+    char key[128];
+    const struct gguf_pair *p =
+        gguf_find(w->g, under(w, "attention.sliding_window_pattern", key, sizeof(key)));
+
+    if (!p || p->type != GGUF_ARRAY || p->item != GGUF_BOOL || p->n > LIMIT_LAYERS) {
+        return;
+    }
+    buf_puts(&w->out, ",\"layer_types\":[");
+    for (uint64_t i = 0; i < p->n; i++) {
+        buf_printf(&w->out, "%s\"%s_attention\"", i ? "," : "", p->at[i] ? "sliding" : "full");
+    }
+    buf_putc(&w->out, ']');
+}
+
+/* The number of layers, without those behind them that draft. */
+static void put_layers(struct writer *w)
+{
+    char key[128];
+    int64_t layers = 0, drafting = 0;
+
+    if (take_int(w, under(w, "block_count", key, sizeof(key)), &layers)) {
+        take_int(w, under(w, "nextn_predict_layers", key, sizeof(key)), &drafting);
+        if (drafting < 0 || drafting >= layers) {
+            drafting = 0;
+        }
+        buf_printf(&w->out, ",\"num_hidden_layers\":%lld,\"num_nextn_predict_layers\":%lld",
+                   (long long)(layers - drafting), (long long)drafting);
+    }
+}
+
+static void put_config(struct writer *w)
 {
     char key[128];
     int64_t value = 0;
     double real = 0;
 
-    buf_printf(&w->out, "{\"architectures\":[\"%s\"]", name);
+    buf_printf(&w->out, "{\"architectures\":[\"%s\"]", w->family->name);
     for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
         if (take_int(w, under(w, INTS[i].gguf, key, sizeof(key)), &value)) {
             buf_printf(&w->out, ",\"%s\":%lld", INTS[i].json, (long long)value);
@@ -256,9 +320,10 @@ static void put_config(struct writer *w, const char *name)
             buf_printf(&w->out, ",\"%s\":%.9g", REALS[i].json, real);
         }
     }
-    if (take_int(w, under(w, "expert_count", key, sizeof(key)), &value) && value > 0) {
-        w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: a mixture of %lld experts is not supported",
-                          w->g->file, (long long)value);
+    if (!w->family->keys && take_int(w, under(w, "expert_count", key, sizeof(key)), &value) &&
+        value > 0) {
+        w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: %s with %lld experts is not supported",
+                          w->g->file, w->family->gguf, (long long)value);
     }
     if (take_int(w, "split.count", &value) && value > 1) {
         w->code = err_set(w->e, ERR_UNSUPPORTED,
@@ -266,6 +331,9 @@ static void put_config(struct writer *w, const char *name)
                           "and give that file",
                           w->g->file, (long long)value);
     }
+    put_layers(w);
+    put_keys(w);
+    put_layer_types(w);
     put_rotated(w);
     put_rope(w);
     put_query_scalar(w);
@@ -293,46 +361,18 @@ static void put_generation(struct writer *w)
     buf_putc(&w->out, '}');
 }
 
-/* The name of the file's architecture in config.json. */
-static int find_architecture(struct writer *w, const char **ret)
-{
-    char known[128] = "";
-    struct gguf_text name = {0};
-    int found = gguf_string(w->g, "general.architecture", &name, w->e);
-
-    if (found < 0) {
-        return found;
-    }
-    for (size_t i = 0; i < ARRAY_LEN(ARCHITECTURES); i++) {
-        if (found && gguf_text_is(name, ARCHITECTURES[i].gguf)) {
-            snprintf(w->arch, sizeof(w->arch), "%s", ARCHITECTURES[i].gguf);
-            *ret = ARCHITECTURES[i].name;
-            return 0;
-        }
-        size_t len = strlen(known);
-        snprintf(known + len, sizeof(known) - len, "%s%s", len ? ", " : "", ARCHITECTURES[i].gguf);
-    }
-    if (!found) {
-        return err_set(w->e, ERR_INVALID, "%s: general.architecture is missing; known are %s",
-                       w->g->file, known);
-    }
-    return err_set(w->e, ERR_UNSUPPORTED, "%s: architecture '%.*s' is not known; known are %s",
-                   w->g->file, (int)MIN(name.len, (size_t)40), name.at, known);
-}
-
 int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, const struct gguf *g,
                 struct err *e)
 {
     struct writer w = {.g = g, .e = e};
-    const char *name = NULL;
     bool dtype_given;
 
     buf_init(&w.out, LIMIT_CONFIG_JSON_BYTES);
-    w.code = find_architecture(&w, &name);
+    w.code = gguf_family(&w.family, g, e);
     if (w.code < 0) {
         return w.code;
     }
-    put_config(&w, name);
+    put_config(&w);
     size_t config_len = w.out.len;
     put_generation(&w);
     if (w.code == 0 && w.out.failed) {

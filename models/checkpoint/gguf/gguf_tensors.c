@@ -10,122 +10,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "models/checkpoint/gguf/gguf.h"
+#include "models/checkpoint/gguf/gguf_families.h"
 #include "models/checkpoint/weights_internal.h"
 
-struct rename {
-    /* without .weight or .bias, and without "blk.N." or the family's prefix of a
-     * layer */
-    const char *from, *to;
-    enum tensor_order order; /* of the weight; of the bias too when it is ORDER_ROTARY_PAIRS */
-};
-
-static const struct rename WHOLE[] = {{"token_embd", "model.embed_tokens", 0},
-                                      {"output_norm", "model.norm", 0},
-                                      {"output", "lm_head", 0},
-                                      {0}};
-static const struct rename LAYER[] = {
-    {"attn_norm", "input_layernorm", 0},
-    {"attn_q", "self_attn.q_proj", 0},
-    {"attn_k", "self_attn.k_proj", 0},
-    {"attn_v", "self_attn.v_proj", 0},
-    {"attn_qkv", "self_attn.qkv_proj", 0},
-    {"attn_q_norm", "self_attn.q_norm", 0},
-    {"attn_k_norm", "self_attn.k_norm", 0},
-    {"attn_output", "self_attn.o_proj", 0},
-    {"ffn_norm", "post_attention_layernorm", 0},
-    {"ffn_gate", "mlp.gate_proj", 0},
-    {"ffn_up", "mlp.up_proj", 0},
-    {"ffn_down", "mlp.down_proj", 0},
-    {0},
-};
-
-/* Looked up before LAYER. */
-static const struct rename LLAMA_LAYER[] = {{"attn_q", "self_attn.q_proj", ORDER_ROTARY_PAIRS},
-                                            {"attn_k", "self_attn.k_proj", ORDER_ROTARY_PAIRS},
-                                            {0}};
-static const struct rename PHI3_LAYER[] = {{"ffn_up", "mlp.gate_up_proj", 0}, {0}};
-static const struct rename GEMMA2_LAYER[] = {{"post_attention_norm", "post_attention_layernorm", 0},
-                                             {"ffn_norm", "pre_feedforward_layernorm", 0},
-                                             {"post_ffw_norm", "post_feedforward_layernorm", 0},
-                                             {0}};
-static const struct rename STARCODER2_LAYER[] = {
-    {"ffn_up", "mlp.c_fc", 0}, {"ffn_down", "mlp.c_proj", 0}, {0}};
-static const struct {
-    const char *arch;
-    const struct rename *layer;
-} OF_ARCHITECTURE[] = {{"llama", LLAMA_LAYER},
-                       {"phi3", PHI3_LAYER},
-                       {"gemma2", GEMMA2_LAYER},
-                       {"starcoder2", STARCODER2_LAYER}};
-
-static const struct rename GPT2_WHOLE[] = {{"token_embd", "transformer.wte", 0},
-                                           {"position_embd", "transformer.wpe", 0},
-                                           {"output_norm", "transformer.ln_f", 0},
-                                           {0}};
-static const struct rename GPT2_LAYER[] = {{"attn_norm", "ln_1", 0},
-                                           {"attn_qkv", "attn.c_attn", ORDER_TRANSPOSED},
-                                           {"attn_output", "attn.c_proj", ORDER_TRANSPOSED},
-                                           {"ffn_norm", "ln_2", 0},
-                                           {"ffn_up", "mlp.c_fc", ORDER_TRANSPOSED},
-                                           {"ffn_down", "mlp.c_proj", ORDER_TRANSPOSED},
-                                           {0}};
-
-static const struct rename *find(const struct rename *table, const char *stem, size_t len)
+/* Write the Hugging Face name into ret[256]; with %d in it where the tensor has an
+ * expert along its first axis. Returns the order of the elements. A name that the
+ * family does not have is kept: transformer_check reports it. */
+static enum tensor_order rename_tensor(const struct gguf_family *f, const char *name, char *ret)
 {
-    for (; table && table->from; table++) {
-        if (strlen(table->from) == len && memcmp(table->from, stem, len) == 0) {
-            return table;
-        }
-    }
-    return NULL;
-}
+    const char *end = strrchr(name, '.'), *stem = name;
+    const char *layers = strcmp(f->gguf, "gpt2") == 0 ? "transformer.h" : "model.layers";
+    int layer = -1, used = 0;
 
-/* The entry for a tensor of architecture `arch`; *ret_layer is -1 outside the layers.
- * NULL: unknown. */
-static const struct rename *look_up(const char *arch, const char *name, size_t stem_len,
-                                    int *ret_layer)
-{
-    bool gpt2 = strcmp(arch, "gpt2") == 0;
-    int used = 0;
-
-    *ret_layer = -1;
-    if (sscanf(name, "blk.%4d.%n", ret_layer, &used) != 1 || used == 0 || *ret_layer < 0) {
-        *ret_layer = -1;
-        const struct rename *r = gpt2 ? find(GPT2_WHOLE, name, stem_len) : NULL;
-        return r ? r : find(WHOLE, name, stem_len);
+    if (sscanf(name, "blk.%4d.%n", &layer, &used) == 1 && used > 0 && layer >= 0) {
+        stem = name + used;
+    } else {
+        layer = -1;
     }
-    const char *stem = name + used;
-    size_t len = stem_len > (size_t)used ? stem_len - (size_t)used : 0;
-    if (gpt2) {
-        return find(GPT2_LAYER, stem, len);
+    const struct gguf_rename *r =
+        end >= stem ? gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem)) : NULL;
+    if (layer >= 0 && strncmp(stem, "nextn.", 6) == 0) { /* of a layer that drafts */
+        snprintf(ret, 256, "%s.%d.%s", layers, layer, stem);
+        return ORDER_SAME;
     }
-    const struct rename *r = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(OF_ARCHITECTURE) && !r; i++) {
-        r = strcmp(arch, OF_ARCHITECTURE[i].arch) == 0 ? find(OF_ARCHITECTURE[i].layer, stem, len)
-                                                       : NULL;
-    }
-    return r ? r : find(LAYER, stem, len);
-}
-
-/* Write the Hugging Face name into ret[256]; returns the order of the elements. An
- * unknown name is kept: transformer_check reports it. */
-static enum tensor_order rename_tensor(const char *arch, const char *name, char *ret)
-{
-    const char *end = strrchr(name, '.');
-    size_t stem_len = end ? (size_t)(end - name) : strlen(name);
-    int layer;
-    const struct rename *r = look_up(arch, name, stem_len, &layer);
-
-    if (!r || !end) {
+    if (!r) {
         snprintf(ret, 256, "%s", name);
         return ORDER_SAME;
     }
+    const char *suffix = r->whole ? "" : end;
     if (layer < 0) {
-        snprintf(ret, 256, "%s%s", r->to, end);
+        snprintf(ret, 256, "%s%s", r->to, suffix);
     } else {
-        snprintf(ret, 256, "%s.%d.%s%s",
-                 strcmp(arch, "gpt2") == 0 ? "transformer.h" : "model.layers", layer, r->to, end);
+        snprintf(ret, 256, "%s.%d.%s%s", layers, layer, r->to, suffix);
     }
     return strcmp(end, ".weight") == 0 || r->order == ORDER_ROTARY_PAIRS ? r->order : ORDER_SAME;
 }
@@ -138,20 +54,16 @@ static bool is_parameter(const char *name)
            strcmp(name, "rope_factors_short.weight") == 0;
 }
 
-static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const char *arch,
-                      const struct model_config *config, enum dtype dtype, struct err *e)
+/* Add a tensor under the name `renamed`. */
+static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const char *renamed,
+                      enum tensor_order order, const struct model_config *config, enum dtype dtype,
+                      struct err *e)
 {
-    char name[129], renamed[256];
-
-    snprintf(name, sizeof(name), "%.*s", (int)s->name.len, s->name.at);
-    if (is_parameter(name)) {
-        return 0;
-    }
     struct tensor t = {.name = renamed,
+                       .order = order,
                        .stored_type = gguf_encoding_name(s->encoding),
                        .usable = true,
                        .dtype = dtype};
-    t.order = rename_tensor(arch, name, renamed);
     if (t.order == ORDER_TRANSPOSED && s->n_dims != 2) {
         t.order = ORDER_SAME;
     }
@@ -162,7 +74,7 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
         t.order = ORDER_SAME;
     }
     if (t.order == ORDER_ROTARY_PAIRS && s->n_dims == 1 && gguf_block_values(s->encoding) > 1) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: a quantised bias", name);
+        return err_set(e, ERR_UNSUPPORTED, "%s: a quantised bias", renamed);
     }
     bool plain = gguf_encoding_dtype(s->encoding, &t.dtype);
     t.n_dims = s->n_dims;
@@ -171,7 +83,7 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
         n *= t.dim[i];
     }
     if (__builtin_mul_overflow(n, dtype_bytes(t.dtype), &t.n_bytes)) {
-        return err_set(e, ERR_INVALID, "tensor %s has too many values", name);
+        return err_set(e, ERR_INVALID, "tensor %s has too many values", renamed);
     }
     if (plain && t.order == ORDER_SAME) {
         t.data = s->data;
@@ -185,12 +97,90 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
     return checkpoint_add(c, &t, e);
 }
 
+/* Add each expert of a tensor, whose last axis in the file counts them, as a tensor of
+ * its own; their views are g->slice[*n_slices..]. `pattern` has a %d for the expert. */
+static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_tensor *s,
+                       const char *pattern, const struct model_config *config, enum dtype dtype,
+                       struct err *e)
+{
+    const char *at = strstr(pattern, "%d");
+    int32_t n_dims = s->n_dims - 1;
+    int64_t n = s->dim[n_dims];
+    int rc = 0;
+
+    for (int64_t i = 0; i < n && rc == 0; i++) {
+        struct gguf_tensor *one = &g->slice[g->n_slices++];
+        char name[300];
+        *one = *s;
+        one->n_dims = n_dims;
+        one->n_bytes = s->n_bytes / n;
+        one->data = s->data + i * one->n_bytes;
+        snprintf(name, sizeof(name), "%.*s%lld%s", (int)(at - pattern), pattern, (long long)i,
+                 at + 2);
+        rc = add_tensor(c, one, name, ORDER_SAME, config, dtype, e);
+    }
+    return rc;
+}
+
+/* Whether the file's tensor holds one matrix for each expert. */
+static bool is_experts(const struct gguf_tensor *t, const char *renamed)
+{
+    return strstr(renamed, "%d") && t->n_dims == 3;
+}
+
+/* Room for the views of all experts' matrices. */
+static int count_slices(struct gguf *g, const struct gguf_family *f, struct err *e)
+{
+    char name[129], renamed[256];
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < g->n_tensors; i++) {
+        const struct gguf_tensor *t = &g->tensor[i];
+        snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.at);
+        rename_tensor(f, name, renamed);
+        if (is_experts(t, renamed)) {
+            n += t->dim[2];
+        }
+        if (n > LIMIT_TENSORS) {
+            return err_set(e, ERR_FULL, "more than %d tensors, an expert's each counted",
+                           LIMIT_TENSORS);
+        }
+    }
+    g->slice = n > 0 ? calloc((size_t)n, sizeof(*g->slice)) : NULL;
+    return n > 0 && !g->slice ? err_nomem(e, "list of tensors") : 0;
+}
+
+static int add_all(struct checkpoint *c, struct gguf *g, const struct model_config *config,
+                   enum dtype dtype, struct err *e)
+{
+    const struct gguf_family *f = NULL;
+    char name[129], renamed[256];
+    int rc = gguf_family(&f, g, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = count_slices(g, f, e);
+    for (int32_t i = 0; i < g->n_tensors && rc >= 0; i++) {
+        const struct gguf_tensor *t = &g->tensor[i];
+        snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.at);
+        if (is_parameter(name)) {
+            continue;
+        }
+        enum tensor_order order = rename_tensor(f, name, renamed);
+        rc = is_experts(t, renamed) ? add_experts(c, g, t, renamed, config, dtype, e)
+                                    : add_tensor(c, t, renamed, order, config, dtype, e);
+    }
+    if (rc < 0) {
+        err_prefix(e, "%s", g->file);
+    }
+    return rc;
+}
+
 int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_config *config,
                     enum dtype dtype, struct err *e)
 {
     struct checkpoint *c = NULL;
-    struct gguf_text text = {0};
-    char arch[64];
     int rc = checkpoint_new(&c, e);
 
     if (rc < 0) {
@@ -199,15 +189,7 @@ int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_
     }
     c->gguf = g;
     c->uncached = !g->cached;
-    rc = gguf_string(g, "general.architecture", &text, e);
-    snprintf(arch, sizeof(arch), "%.*s", (int)MIN(text.len, sizeof(arch) - 1),
-             text.at ? text.at : "");
-    for (int32_t i = 0; i < g->n_tensors && rc >= 0; i++) {
-        rc = add_tensor(c, &g->tensor[i], arch, config, dtype, e);
-        if (rc < 0) {
-            err_prefix(e, "%s", g->file);
-        }
-    }
+    rc = add_all(c, g, config, dtype, e);
     if (rc < 0) {
         checkpoint_free(c);
         return rc;

@@ -21,6 +21,9 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LLAMA3 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL
 #define QWEN2 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL
+#define SEED                                             \
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" \
+                 "| ?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define TEKKEN                                                                              \
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" \
     "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -47,13 +50,20 @@ static const struct pre PRES[] = {
     {.name = "smollm", .digits = true},
     {.name = "starcoder", .digits = true},
     {.name = "refact", .digits = true},
+    {.name = "command-r", .digits = true},
+    {.name = "olmo"},
+    {.name = "exaone4"},
     {.name = "llama-bpe", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-v3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "glm4", .regex = LLAMA3, .ignore_merges = true},
+    {.name = "chatglm-bpe", .regex = LLAMA3},
     {.name = "smaug-bpe", .regex = LLAMA3},
     {.name = "dbrx", .regex = LLAMA3},
     {.name = "qwen2", .regex = QWEN2, .nfc = true},
     {.name = "deepseek-r1-qwen", .regex = QWEN2},
+    {.name = "stablelm2", .regex = QWEN2},
+    {.name = "seed-coder", .regex = SEED},
     {.name = "tekken", .regex = TEKKEN, .ignore_merges = true, .add_bos = true},
     {.name = "gpt-4o", .regex = GPT4O},
 };
@@ -86,7 +96,7 @@ static int read_id(const struct vocabulary *v, const char *key, int32_t *ret)
 
 static int read_pre(struct vocabulary *v)
 {
-    char known[320] = "";
+    char known[512] = "";
     struct gguf_text name = {"default", 7};
     int found = gguf_string(v->g, "tokenizer.ggml.pre", &name, v->e);
 

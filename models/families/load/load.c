@@ -381,5 +381,6 @@ int transformer_load(struct model *m, struct err *e)
         return rc;
     }
     set_parameters(m);
-    return make_scratch(m, e);
+    rc = load_cache_scales(m, e);
+    return rc < 0 ? rc : make_scratch(m, e);
 }

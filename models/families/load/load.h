@@ -7,6 +7,9 @@
 /* weights.c: the weights of this rank and stage, into m->weights; 0 or an error that
  * names the tensor. */
 int load_weights(struct model *m, struct err *e);
+/* cache_scales.c: k_scale and v_scale of each layer's attention, where the model has an
+ * fp8 cache and the checkpoint has them. */
+int load_cache_scales(struct model *m, struct err *e);
 /* This rank's ids: equal ranges, of which the last may be shorter. */
 struct axis_range vocab_range(const struct model *m);
 

@@ -50,6 +50,8 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->experts.intermediate;
     case DIM_STACKED_HIDDEN:
         return c->hidden;
+    case DIM_STACKED_GATE_UP:
+        return 2 * (int64_t)c->experts.intermediate;
     case DIM_HEADS:
         return c->n_heads;
     case DIM_SHARED:
@@ -138,7 +140,8 @@ int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config
 
 bool tensor_spec_stacked(const struct tensor_spec *s)
 {
-    return tensor_spec_step(s) == 2 || s->rows == DIM_STACKED_HIDDEN;
+    return tensor_spec_step(s) == 2 || s->rows == DIM_STACKED_HIDDEN ||
+           s->rows == DIM_STACKED_GATE_UP;
 }
 
 int32_t tensor_spec_step(const struct tensor_spec *s)
@@ -337,12 +340,16 @@ static void check_spec(struct problems *p, const struct tensor_spec *s,
     report_row(p, &row, s);
 }
 
-/* Whether a tensor is of a layer behind the last, which predicts further tokens. */
+/* Whether a tensor is of a layer behind the last, which predicts further tokens, or of
+ * the part of a hybrid that does (Qwen's "mtp."). */
 static bool is_draft(const char *name, const struct model_config *c)
 {
-    static const char LAYERS[] = "layers.";
+    static const char LAYERS[] = "layers.", HYBRID[] = "mtp.";
     const char *at = strstr(name, LAYERS);
 
+    if (c->recurrent.n_heads > 0 && strncmp(name, HYBRID, sizeof(HYBRID) - 1) == 0) {
+        return true;
+    }
     if (!at) {
         return false;
     }

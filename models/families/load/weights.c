@@ -119,10 +119,10 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
-    if (dim == DIM_GATE_UP && split) {
-        int32_t n = c->intermediate / m->options.n_ranks;
+    if ((dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP) && split) {
+        int32_t all = (int32_t)size / 2, n = all / m->options.n_ranks;
         ret[0] = (struct axis_range){m->options.rank * n, n};
-        ret[1] = (struct axis_range){c->intermediate + m->options.rank * n, n};
+        ret[1] = (struct axis_range){all + m->options.rank * n, n};
         return 2;
     }
     if (!split) {
@@ -370,6 +370,21 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     return 0;
 }
 
+/* Whether a vector is small and its rounding would be felt: it is kept in float32. */
+static bool keeps_float32(const struct model *m, const struct tensor_spec *s)
+{
+    const size_t target[] = {IN_LAYER(experts.choice_bias), IN_LAYER(sinks),
+                             IN_LAYER(recurrence.conv),     IN_LAYER(recurrence.conv_bias),
+                             IN_LAYER(recurrence.a_log),    IN_LAYER(recurrence.dt_bias),
+                             IN_LAYER(recurrence.d)};
+    bool is = scales_logits(m, s);
+
+    for (size_t i = 0; i < ARRAY_LEN(target); i++) {
+        is = is || (tensor_spec_indices(s) > 0 && s->target == target[i]);
+    }
+    return is;
+}
+
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
                        struct mat *ret, struct err *e)
 {
@@ -385,8 +400,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    if (s->target == IN_LAYER(experts.choice_bias) || s->target == IN_LAYER(sinks) ||
-        scales_logits(m, s)) {
+    if (keeps_float32(m, s)) {
         d.dtype = DTYPE_F32;
     }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);

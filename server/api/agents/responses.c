@@ -70,11 +70,6 @@ static int read_include(void *ret, const struct field *f, const cJSON *v,
         if (!cJSON_IsString(m)) {
             return field_wrong_type(f, v, "a list of strings", e);
         }
-        if (json_is(m, "message.output_text.logprobs")) {
-            return err_set_param(e, ERR_UNSUPPORTED, f->name,
-                                 "include: log-probabilities are not supported here; "
-                                 "/v1/chat/completions has them");
-        }
     }
     return rc;
 }
@@ -148,9 +143,10 @@ static const struct field rows[] = {
     ROW_CUSTOM("truncation", read_truncation, "{\"enum\":[\"auto\",\"disabled\"]}",
                "Accepted; a conversation that does not fit is refused."),
     ROW_CUSTOM("include", read_include, "{\"type\":\"array\",\"items\":{\"type\":\"string\"}}",
-               "Accepted; nothing further is included."),
-    ROW_INT("top_logprobs", ignored_int, 0, 0,
-            "Only 0: /v1/chat/completions has log-probabilities."),
+               "message.output_text.logprobs: the tokens' log-probabilities; nothing else is "
+               "included."),
+    ROW_INT("top_logprobs", ignored_int, 0, LIMIT_LOGPROBS,
+            "Likeliest tokens listed for each token, where include asks for log-probabilities."),
     ROW_INT("max_tool_calls", ignored_int, 1, INT32_MAX, "Accepted, but has no effect."),
     ROW_UNUSED("metadata", read_any_object, ANY_OBJECT),
     ROW_UNUSED("client_metadata", read_any_object, ANY_OBJECT),
@@ -288,7 +284,8 @@ static int make_echo(struct translation *t, const cJSON *body)
 
     buf_init(&b, LIMIT_RESPONSE_BYTES);
     buf_puts(&b, "\"previous_response_id\":null,\"store\":false,\"background\":false,"
-                 "\"truncation\":\"disabled\",\"top_logprobs\":0,\"service_tier\":\"default\",");
+                 "\"truncation\":\"disabled\",\"service_tier\":\"default\",");
+    echo(&b, body, "top_logprobs", "0");
     echo(&b, body, "instructions", "null");
     echo_tools(&b, body);
     echo(&b, body, "tool_choice", "\"auto\"");
@@ -413,6 +410,20 @@ static int put_format(struct translation *t, cJSON *body)
     return 0;
 }
 
+/* Log-probabilities are those of chats, where include asks for them. */
+static void put_logprobs(struct translation *t, cJSON *body)
+{
+    const cJSON *include = tree_member(body, "include");
+
+    for (const cJSON *m = include ? include->child : NULL; m; m = m->next) {
+        if (json_is(m, "message.output_text.logprobs")) {
+            tree_add(t, t->chat, "logprobs", cJSON_CreateTrue());
+            tree_move(t, body, "top_logprobs", t->chat, "top_logprobs");
+            return;
+        }
+    }
+}
+
 static void put_reasoning(struct translation *t, cJSON *body)
 {
     cJSON *reasoning = tree_member(body, "reasoning");
@@ -437,6 +448,7 @@ int responses_translate(struct translation *t, cJSON *body)
     tree_move(t, body, "parallel_tool_calls", t->chat, "parallel_tool_calls");
     rc = rc ? rc : put_choice(t, body);
     rc = rc ? rc : put_format(t, body);
+    put_logprobs(t, body);
     put_reasoning(t, body);
     return rc;
 }

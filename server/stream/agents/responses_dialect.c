@@ -29,6 +29,8 @@ struct responses_state {
     struct buf output;         /* JSON of the items that have ended, comma-separated */
     struct buf text;           /* of the open item, as the inside of a JSON string */
     struct buf call;           /* "call_id":…,"name":… of the open call */
+    struct buf tokens;         /* log-probabilities of the open or next text, comma-separated */
+    size_t tokens_sent;        /* bytes of it that events have shown */
     enum finish_reason finish; /* FINISH_NONE until the choice has ended */
     const char *error;         /* why the response failed; NULL: it has not */
 };
@@ -43,6 +45,7 @@ static int responses_init(void *state, const struct answer_info *info, struct er
     buf_init(&s->output, LIMIT_RESPONSE_BYTES);
     buf_init(&s->text, LIMIT_RESPONSE_BYTES);
     buf_init(&s->call, LIMIT_RESPONSE_BYTES);
+    buf_init(&s->tokens, LIMIT_RESPONSE_BYTES);
     return 0;
 }
 
@@ -54,18 +57,20 @@ static void responses_release(void *state)
     buf_release(&s->output);
     buf_release(&s->text);
     buf_release(&s->call);
+    buf_release(&s->tokens);
 }
 
 static size_t responses_held(const void *state)
 {
     const struct responses_state *s = state;
 
-    return s->output.cap + s->text.cap + s->call.cap + s->items.space.cap;
+    return s->output.cap + s->text.cap + s->call.cap + s->tokens.cap + s->items.space.cap;
 }
 
 static int result(const struct responses_state *s, const struct buf *b)
 {
-    bool failed = b->failed || s->output.failed || s->text.failed || s->call.failed;
+    bool failed =
+        b->failed || s->output.failed || s->text.failed || s->call.failed || s->tokens.failed;
 
     return failed ? ERR_FULL : 0;
 }
@@ -103,6 +108,18 @@ static void put_text(struct buf *b, const struct responses_state *s)
     buf_append(b, s->text.data ? s->text.data : "", s->text.len);
 }
 
+/* The log-probabilities from a byte of `tokens` on, as a member. */
+static void put_tokens(struct buf *b, const struct responses_state *s, size_t from)
+{
+    size_t comma = from && from < s->tokens.len ? 1 : 0;
+
+    PUT(b, ",\"logprobs\":[");
+    if (from < s->tokens.len) {
+        buf_append(b, s->tokens.data + from + comma, s->tokens.len - from - comma);
+    }
+    buf_putc(b, ']');
+}
+
 /* The content part of the open item, with its text so far. */
 static void put_part(struct buf *b, const struct responses_state *s)
 {
@@ -114,7 +131,9 @@ static void put_part(struct buf *b, const struct responses_state *s)
     }
     PUT(b, "{\"type\":\"output_text\",\"text\":\"");
     put_text(b, s);
-    PUT(b, "\",\"annotations\":[],\"logprobs\":[]}");
+    PUT(b, "\",\"annotations\":[]");
+    put_tokens(b, s, 0);
+    buf_putc(b, '}');
 }
 
 /* The open item; `begun`: as it begins, without content. */
@@ -148,9 +167,9 @@ static void put_response_usage(struct buf *b, const struct usage *u)
     buf_printf(b,
                "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d,"
                "\"cache_write_tokens\":0},"
-               "\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":0},"
+               "\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
                "\"total_tokens\":%d}",
-               u->prompt_tokens, u->cached_tokens, u->completion_tokens,
+               u->prompt_tokens, u->cached_tokens, u->completion_tokens, u->reasoning_tokens,
                u->prompt_tokens + u->completion_tokens);
 }
 
@@ -235,11 +254,20 @@ static void put_response_event(struct buf *b, struct responses_state *s, const c
 
 /* ---- items ---- */
 
+static void clear_tokens(struct responses_state *s)
+{
+    buf_clear(&s->tokens);
+    s->tokens_sent = 0;
+}
+
 static int open_output_item(struct buf *b, void *state, const struct answer_event *event)
 {
     struct responses_state *s = state;
 
     buf_clear(&s->text);
+    if (s->items.kind != ITEM_TEXT) {
+        clear_tokens(s);
+    }
     if (s->items.kind == ITEM_CALL) {
         buf_clear(&s->call);
         PUT(&s->call, "\"call_id\":");
@@ -253,8 +281,10 @@ static int open_output_item(struct buf *b, void *state, const struct answer_even
     put_item_event(b, s, "response.output_item.added", "in_progress", true);
     if (s->items.kind != ITEM_CALL) {
         open_item_event(b, s, "response.content_part.added", true);
-        PUT(b, ",\"part\":");
-        put_part(b, s);
+        PUT(b, ",\"part\":{\"type\":");
+        buf_puts(b, s->items.kind == ITEM_REASONING
+                        ? "\"reasoning_text\",\"text\":\"\"}"
+                        : "\"output_text\",\"text\":\"\",\"annotations\":[],\"logprobs\":[]}");
         close_event(b);
     }
     return result(s, b);
@@ -277,7 +307,11 @@ static int add_piece(struct buf *b, void *state, const char *text, size_t len)
     open_item_event(b, s, name[s->items.kind], s->items.kind != ITEM_CALL);
     PUT(b, ",\"delta\":\"");
     buf_json_escape(b, text, len);
-    buf_puts(b, s->items.kind == ITEM_TEXT ? "\",\"logprobs\":[]" : "\"");
+    buf_putc(b, '"');
+    if (s->items.kind == ITEM_TEXT) {
+        put_tokens(b, s, s->tokens_sent);
+        s->tokens_sent = s->tokens.len;
+    }
     close_event(b);
     return result(s, b);
 }
@@ -300,7 +334,10 @@ static void put_done_events(struct buf *b, struct responses_state *s)
                     true);
     PUT(b, ",\"text\":\"");
     put_text(b, s);
-    buf_puts(b, reasoning ? "\"" : "\",\"logprobs\":[]");
+    buf_putc(b, '"');
+    if (!reasoning) {
+        put_tokens(b, s, 0);
+    }
     close_event(b);
     open_item_event(b, s, "response.content_part.done", true);
     PUT(b, ",\"part\":");
@@ -321,6 +358,7 @@ static int close_output_item(struct buf *b, void *state, bool cut)
         buf_putc(&s->output, ',');
     }
     put_item(&s->output, s, status, false);
+    clear_tokens(s);
     return result(s, b);
 }
 
@@ -346,6 +384,29 @@ static int responses_event(struct buf *b, void *state, int32_t choice,
     struct responses_state *s = state;
 
     return choice ? 0 : answer_items_event(&s->items, &item_writer, b, state, event);
+}
+
+/* Log-probabilities of text: those of reasoning and calls have no place in a response.
+ * They follow their text, in an event without text of its own. */
+static int responses_tokens(struct buf *b, void *state, int32_t choice, const struct output *o,
+                            int32_t from, int32_t n)
+{
+    struct responses_state *s = state;
+    const struct sse_style *style = s->info->style;
+
+    if (choice || !n || !style || !style->logprobs || s->items.kind > ITEM_TEXT) {
+        return 0;
+    }
+    for (int32_t i = from; i < from + n; i++) {
+        if (s->tokens.len) {
+            buf_putc(&s->tokens, ',');
+        }
+        put_chat_token(&s->tokens, style, &o->token[i]);
+    }
+    if (!s->info->whole && s->items.kind == ITEM_TEXT) {
+        return add_piece(b, state, "", 0);
+    }
+    return result(s, b);
 }
 
 static int responses_finish(struct buf *b, void *state, int32_t choice, enum finish_reason finish,
@@ -413,6 +474,7 @@ const struct dialect responses_dialect = {
     .held = responses_held,
     .begin = responses_begin,
     .event = responses_event,
+    .tokens = responses_tokens,
     .finish = responses_finish,
     .end = responses_end,
     .error = responses_error,

@@ -557,6 +557,20 @@ static void the_shipped_file_shows_every_default(void **state)
     settings_release(&s);
 }
 
+static void a_draft_model_must_be_wanted(void **state)
+{
+    (void)state;
+    struct settings s;
+    struct err e;
+    assert_int_equal(load(&s, "--config none --speculate auto --draft-model small", "", &e), 0);
+    settings_release(&s);
+    expect_error("--config none --speculate draft", "", "needs a draft_model");
+    expect_error("--config none --speculate suffix --draft-model small", "",
+                 "speculate is neither draft nor auto");
+    expect_error("--config none --speculate draft --draft-model small --tensor-parallel-size 2", "",
+                 "tensor_parallel_size and pipeline_parallel_size must be 1");
+}
+
 static void vllm_speculative_config_is_read(void **state)
 {
     (void)state;
@@ -582,7 +596,20 @@ static void vllm_speculative_config_is_read(void **state)
         "--config none --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":33}",
         "", "allowed are 1 to 32");
     expect_error("--config none --speculative-config {\"method\":\"ngram\",\"model\":\"x\"}", "",
-                 "\"model\" is not known here");
+                 "the method ngram has no model");
+    expect_error("--config none --speculative-config {\"method\":\"draft_model\"}", "",
+                 "needs a model");
+    expect_error("--config none --speculative-config {\"draft\":\"x\"}", "",
+                 "\"draft\" is not known here");
+    assert_int_equal(load(&s,
+                          "--config none --speculative-config "
+                          "{\"model\":\"small\",\"num_speculative_tokens\":3}",
+                          "", &e),
+                     0);
+    assert_int_equal(s.speculate, SPECULATE_DRAFT);
+    assert_string_equal(s.draft_model, "small");
+    assert_int_equal(s.max_draft, 3);
+    settings_release(&s);
     expect_error("--config none --speculative-config ngram", "", "speculative_config");
     expect_error("--config none --max-draft 33", "", "max-draft");
 }
@@ -606,6 +633,7 @@ int main(void)
         cmocka_unit_test(help_and_reference_name_every_setting),
         cmocka_unit_test(the_shipped_file_shows_every_default),
         cmocka_unit_test(vllm_speculative_config_is_read),
+        cmocka_unit_test(a_draft_model_must_be_wanted),
     };
 
     return cmocka_run_group_tests(tests, make_file, remove_file);

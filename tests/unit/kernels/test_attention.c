@@ -5,11 +5,16 @@
  * keys and values in plain arrays, rounded as the cache rounds them, so that a
  * single wrong slot, block, position or mask fails the test.
  *
+ * The tests of caches of 8 bits are the same over what those hold, codes times scales.
+ *
  *     build/tests/unit/kernels/test_attention [--device cpu|cuda]
  */
 #include "tests/unit/ops.h"
 
 enum { SCENE_SEQS = 6, SCENE_BLOCKS = 400 };
+
+/* The cache's type in the test that runs; float32 stands for the activations'. */
+static enum dtype cache_type;
 
 struct scene_case {
     const char *name;
@@ -87,13 +92,16 @@ static void scene_open_config(struct scene *s, const struct scene_case *c, bool 
     if (s->at != DTYPE_F32) {
         s->cache = s->at; /* 16-bit activations are cached unchanged */
     }
+    s->cache = cache_type ? cache_type : s->cache;
     s->att = (struct attention){.layer = 1,
                                 .n_heads = c->n_heads,
                                 .n_kv_heads = c->n_kv_heads,
                                 .head_dim = c->head_dim,
                                 .scale = 1.0f / sqrtf((float)c->head_dim) * 1.5f,
                                 .softcap = c->softcap,
-                                .window = c->window};
+                                .window = c->window,
+                                .k_scale = cache_type == DTYPE_F8 ? 0.03f : 0,
+                                .v_scale = cache_type == DTYPE_F8 ? 0.25f : 0};
     kv_layout_init(&s->kv, c->block_size, 2, c->n_kv_heads, c->head_dim, s->cache);
     assert_int_equal(s->r.b->ops->kv_create(s->r.b, &s->kv, SCENE_BLOCKS, 8, &e), 0);
     open_rope(s);
@@ -271,6 +279,24 @@ static void pack_step(struct scene *s, struct packed *p, const struct scene_step
     p->b.table_block = p->block;
 }
 
+/* A head's key (kv 0) or value (kv 1) as the cache holds it. */
+static void cached_head(const struct scene *s, const float *x, int32_t kv, float *out)
+{
+    int32_t n = s->c->head_dim;
+    float scale = kv == 0 ? attention_k_scale(&s->att) : attention_v_scale(&s->att), most = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        most = MAX(most, fabsf(x[i]));
+    }
+    scale = s->cache == DTYPE_I8 ? most / 127 : scale;
+    float over = scale > 0 ? 1 / scale : 0;
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = s->cache == DTYPE_F8   ? e4m3_load(e4m3_store(x[i] * over)) * scale
+                 : s->cache == DTYPE_I8 ? (float)int8_store(x[i] * over) * scale
+                                        : round_to(s->cache, x[i]);
+    }
+}
+
 /* Check the rotated q and k against float64, and keep k and v as the cache holds
  * them. */
 static void take_qkv(struct scene *s, const struct packed *p, const float *before,
@@ -294,10 +320,10 @@ static void take_qkv(struct scene *s, const struct packed *p, const float *befor
             }
             memcpy(got + (int64_t)t * turned, after + (int64_t)t * width,
                    (size_t)turned * sizeof(*got));
-            for (int32_t h = 0; h < c->n_kv_heads * d; h++) {
+            for (int32_t h = 0; h < c->n_kv_heads * d; h += d) {
                 int64_t at = (int64_t)p->position[t] * c->n_kv_heads * d + h;
-                q->k[at] = round_to(s->cache, after[(int64_t)t * width + c->n_heads * d + h]);
-                q->v[at] = round_to(s->cache, after[(int64_t)t * width + turned + h]);
+                cached_head(s, after + (int64_t)t * width + c->n_heads * d + h, 0, q->k + at);
+                cached_head(s, after + (int64_t)t * width + turned + h, 1, q->v + at);
             }
             assert_memory_equal(after + (int64_t)t * width + turned,
                                 before + (int64_t)t * width + turned,
@@ -333,7 +359,10 @@ static void check_attention(const struct scene *s, const struct packed *p, const
         int64_t count = (int64_t)(p->q_start[i + 1] - p->q_start[i]) * c->n_heads * d;
         snprintf(what, sizeof(what), "attention %s, sequence %d, %d tokens at length %d", c->name,
                  i, p->q_start[i + 1] - p->q_start[i], p->kv_len[i]);
-        assert_no_worse(what, got + first, plain + first, ref + first, count);
+        /* the reference's keys and values are rounded to float32, codes times scales
+         * are not */
+        assert_no_worse_by(what, got + first, plain + first, ref + first, count,
+                           cache_type ? 1e-6 : 1e-7);
     }
     free(plain);
     free(ref);
@@ -723,8 +752,8 @@ static void many_short_sequences(void **state)
             attend_reference(&s, &s.seq[row[i]], x + (int64_t)i * WIDTH + h * DIM, h, kv_len[i] - 1,
                              ref + h * DIM, plain + h * DIM);
         }
-        assert_no_worse("many short sequences", got + (int64_t)i * HEADS * DIM, plain, ref,
-                        HEADS * DIM);
+        assert_no_worse_by("many short sequences", got + (int64_t)i * HEADS * DIM, plain, ref,
+                           HEADS * DIM, cache_type ? 1e-6 : 1e-7);
     }
     free(got);
     free(x);
@@ -952,6 +981,33 @@ static void steps_out_of_range_are_refused(void **state)
     rig_close(&r);
 }
 
+static int cache_of_fp8(void **state)
+{
+    (void)state;
+    cache_type = DTYPE_F8;
+    return 0;
+}
+
+static int cache_of_int8(void **state)
+{
+    (void)state;
+    cache_type = DTYPE_I8;
+    return 0;
+}
+
+static int usual_cache(void **state)
+{
+    (void)state;
+    cache_type = DTYPE_F32;
+    return 0;
+}
+
+#define OF_8_BITS(f)                                     \
+    {#f ", fp8", f, cache_of_fp8, usual_cache, NULL},    \
+    {                                                    \
+        #f ", int8", f, cache_of_int8, usual_cache, NULL \
+    }
+
 static int group(void)
 {
     const struct CMUnitTest tests[] = {
@@ -967,6 +1023,16 @@ static int group(void)
         cmocka_unit_test(padding_rows_are_harmless),
         cmocka_unit_test(block_copies_and_swaps_move_every_layer),
         cmocka_unit_test(steps_out_of_range_are_refused),
+        OF_8_BITS(attention_over_shuffled_blocks),
+        OF_8_BITS(heads_and_blocks_of_many_sizes),
+        OF_8_BITS(many_heads_decode),
+        OF_8_BITS(attention_variants),
+        OF_8_BITS(rotations_and_norms_of_heads),
+        OF_8_BITS(many_short_sequences),
+        OF_8_BITS(shared_leading_blocks),
+        OF_8_BITS(attention_does_not_depend_on_the_batch),
+        OF_8_BITS(padding_rows_are_harmless),
+        OF_8_BITS(block_copies_and_swaps_move_every_layer),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

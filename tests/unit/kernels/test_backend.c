@@ -61,6 +61,23 @@ static void a_block_is_one_contiguous_segment(void **state)
     assert_int_equal(l.block_stride, 32 * 2 * 8 * 16 * 128);
 }
 
+/* int8 codes are followed by a scale a token, at a multiple of 16 bytes. */
+static void caches_of_8_bits_take_half_the_bytes(void **state)
+{
+    (void)state;
+    struct kv_layout l;
+    kv_layout_init(&l, 16, 32, 8, 128, DTYPE_F8);
+    assert_int_equal(kv_layout_block_bytes(&l), 1 << 20);
+    assert_int_equal(l.scale_offset, 0);
+    kv_layout_init(&l, 16, 32, 8, 128, DTYPE_I8);
+    assert_int_equal(l.scale_offset, 16 * 128);
+    assert_int_equal(l.head_stride, 16 * 128 + 16 * 4);
+    assert_int_equal(kv_layout_block_bytes(&l), 32 * 2 * 8 * l.head_stride);
+    kv_layout_init(&l, 3, 1, 2, 5, DTYPE_I8);
+    assert_int_equal(l.scale_offset, 16);
+    assert_int_equal(l.head_stride, 32);
+}
+
 struct tally {
     atomic_int count[1000];
     atomic_int wrong_thread;
@@ -150,6 +167,7 @@ int main(void)
         cmocka_unit_test(auto_always_finds_a_device),
         cmocka_unit_test(wrong_sizes_and_interfaces_are_refused),
         cmocka_unit_test(a_block_is_one_contiguous_segment),
+        cmocka_unit_test(caches_of_8_bits_take_half_the_bytes),
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(every_task_of_every_range_runs_once),
     };

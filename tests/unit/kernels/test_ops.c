@@ -651,6 +651,67 @@ static void gated_products_are_as_good_as_plain(void **state)
     rig_close(&r);
 }
 
+/* Of so many rows and columns that a GPU has a kernel of its own for them, with tiles
+ * that are not full and a depth that is no multiple of a stage. */
+static void gated_products_of_many_rows(void **state)
+{
+    (void)state;
+    struct linear_case k = {.rows = 510, .in = 72, .out = 4216};
+    struct rig r;
+    rig_open(&r);
+    k.act = ACT_SILU;
+    check_gated(&r, &k, DTYPE_BF16);
+    k.act = ACT_GELU_TANH;
+    check_gated(&r, &k, DTYPE_F16);
+    rig_close(&r);
+}
+
+/* A product that only the next operation reads: added to the residual stream, or
+ * normed as it is. */
+static void products_join_the_residual_stream(void **state)
+{
+    (void)state;
+    enum { ROWS = 520, IN = 136, OUT = 264, N = ROWS * OUT };
+    struct linear_case k = {.rows = ROWS, .in = IN, .out = OUT, .residual = true};
+    struct rig r;
+    rig_open(&r);
+    for (size_t t = 0; t < ARRAY_LEN(weight_types); t++) {
+        enum dtype at = act_of(&r, weight_types[t]);
+        float *a = rig_floats(&r, (int64_t)ROWS * IN, 1, at);
+        float *w = rig_floats(&r, (int64_t)OUT * IN, 0.25f, weight_types[t]);
+        float *x = rig_floats(&r, N, 3, at), *one = rig_floats(&r, OUT, 1, weight_types[t]);
+        struct norm norm = {.kind = NORM_RMS, .eps = 1e-5f};
+        norm.weight = rig_weight(&r, WEIGHT_VECTOR, weight_types[t], 1, OUT, one);
+        struct mat mw = rig_weight(&r, WEIGHT_LINEAR, weight_types[t], OUT, IN, w);
+        struct mat ma = rig_mat(&r, ROWS, IN, at, a), mx = rig_mat(&r, ROWS, OUT, at, x);
+        struct mat y = rig_mat(&r, ROWS, OUT, at, NULL), h = rig_mat(&r, ROWS, OUT, at, NULL);
+        struct mat alone = rig_mat(&r, ROWS, OUT, at, NULL);
+        y.transient = true;
+        rig_begin_plain(&r, ROWS);
+        r.b->ops->linear(r.b, y, ma, mw, NULL);
+        r.b->ops->norm(r.b, alone, y, &norm);
+        r.b->ops->linear(r.b, y, ma, mw, NULL);
+        r.b->ops->add_norm(r.b, h, mx, y, &norm, false);
+        float *got[3] = {rig_download(&r, alone), rig_download(&r, mx), rig_download(&r, h)};
+        rig_end(&r);
+        float *plain = rig_alloc(N * sizeof(*plain));
+        double *ref = rig_alloc(N * sizeof(*ref)), *normed = rig_alloc(N * sizeof(*normed));
+        for (int i = 0; i < 2; i++) { /* the product, then the stream */
+            k.residual = i == 1;
+            linear_references(&k, a, w, NULL, x, operand_of(&r, weight_types[t]), at, plain, ref);
+            if (i == 1) {
+                assert_no_worse("stream", got[1], plain, ref, N);
+            }
+            norm_reference(normed, i == 1 ? got[1] : plain, one, NULL, ROWS, OUT, &norm);
+            assert_nmse("norm", got[2 * i], normed, N, at);
+        }
+        free(normed), free(ref), free(plain);
+        free(got[0]), free(got[1]), free(got[2]);
+        free(one), free(x), free(w), free(a);
+    }
+    rig_close(&r);
+}
+
 /* A row's product has the same bits whatever other rows there are. */
 static void linear_does_not_depend_on_the_batch(void **state)
 {
@@ -772,6 +833,8 @@ static int group(void)
         cmocka_unit_test(linear_applies_its_epilogue),
         cmocka_unit_test(linear_blocks_large_shapes_right),
         cmocka_unit_test(gated_products_are_as_good_as_plain),
+        cmocka_unit_test(gated_products_of_many_rows),
+        cmocka_unit_test(products_join_the_residual_stream),
         cmocka_unit_test(linear_does_not_depend_on_the_batch),
         cmocka_unit_test(weights_are_made_of_pieces),
         cmocka_unit_test(dummies_are_small_and_differ),

@@ -249,6 +249,19 @@ static const struct recurrence SHAPES[] = {
      .kernel = 3,
      .dt_min = 0.3f,
      .dt_max = 0.9f},
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 2,
+     .n_groups = 1,
+     .key_dim = 128,
+     .value_dim = 128,
+     .kernel = 4},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 3,
+     .n_groups = 1,
+     .key_dim = 200,
+     .value_dim = 80,
+     .kernel = 4,
+     .dt_max = INFINITY},
 };
 
 static void recurrences_follow_float64(void **state)

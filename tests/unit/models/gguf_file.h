@@ -102,15 +102,16 @@ static inline void set_numbers(struct file *f, const char *name, enum gguf_type 
     buf_append(&f->head, value, 4 * n);
 }
 
-/* dim0 is the contiguous axis; dim1 0: it is the only one. */
-static inline void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0,
-                              uint64_t dim1, const void *data, size_t n_bytes)
+/* dim0 is the contiguous axis; an axis of 0 is none. */
+static inline void add_cube(struct file *f, const char *name, uint32_t encoding,
+                            const uint64_t dim[3], const void *data, size_t n_bytes)
 {
+    uint32_t n_dims = dim[2] ? 3 : dim[1] ? 2 : 1;
+
     string(&f->tensors, name);
-    u32(&f->tensors, dim1 ? 2 : 1);
-    u64(&f->tensors, dim0);
-    if (dim1) {
-        u64(&f->tensors, dim1);
+    u32(&f->tensors, n_dims);
+    for (uint32_t i = 0; i < n_dims; i++) {
+        u64(&f->tensors, dim[i]);
     }
     u32(&f->tensors, encoding);
     u64(&f->tensors, f->data.len);
@@ -119,6 +120,13 @@ static inline void add_tensor(struct file *f, const char *name, uint32_t encodin
         buf_putc(&f->data, 0);
     }
     f->n_tensors++;
+}
+
+/* Likewise, of one axis or two. */
+static inline void add_tensor(struct file *f, const char *name, uint32_t encoding, uint64_t dim0,
+                              uint64_t dim1, const void *data, size_t n_bytes)
+{
+    add_cube(f, name, encoding, (const uint64_t[]){dim0, dim1, 0}, data, n_bytes);
 }
 
 static inline void finish(struct file *f, uint32_t version)

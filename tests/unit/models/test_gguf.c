@@ -534,14 +534,16 @@ static void what_is_not_supported_is_refused(void **state)
     struct file f;
     file_init(&f);
     put_llama(&f, "mamba");
-    refuse_config(&f, "'mamba' is not known; known are llama, qwen2, qwen3, phi3, gemma, gemma2, "
+    refuse_config(&f, "'mamba' is not known; known are llama, mistral3, smollm3, granite, qwen2, "
+                      "qwen2moe, qwen3, qwen3moe, olmoe, glm4moe, phi3, gemma, gemma2, gemma3, "
+                      "glm4, olmo2, exaone4, seed_oss, ernie4_5, command-r, cohere2, stablelm, "
                       "starcoder2, gpt2");
     file_init(&f);
     refuse_config(&f, "general.architecture is missing");
     file_init(&f);
-    put_llama(&f, "llama");
-    set_int(&f, "llama.expert_count", 8);
-    refuse_config(&f, "8 experts");
+    put_llama(&f, "qwen2");
+    set_int(&f, "qwen2.expert_count", 8);
+    refuse_config(&f, "qwen2 with 8 experts is not supported");
     file_init(&f);
     put_llama(&f, "llama");
     set_int(&f, "split.count", 3);
@@ -634,7 +636,10 @@ static void families_tensors_get_their_names(void **state)
         {"gemma2", "blk.0.ffn_up.weight", "model.layers.0.mlp.up_proj.weight"},
         {"starcoder2", "blk.0.ffn_up.bias", "model.layers.0.mlp.c_fc.bias"},
         {"starcoder2", "blk.0.ffn_down.weight", "model.layers.0.mlp.c_proj.weight"},
-        {"starcoder2", "output_norm.bias", "model.norm.bias"}};
+        {"starcoder2", "output_norm.bias", "model.norm.bias"},
+        {"glm4moe", "blk.1.exp_probs_b.bias", "model.layers.1.mlp.gate.e_score_correction_bias"},
+        {"glm4moe", "blk.1.nextn.eh_proj.weight", "model.layers.1.nextn.eh_proj.weight"},
+        {"qwen3moe", "blk.1.ffn_gate_inp.weight", "model.layers.1.mlp.gate.weight"}};
     struct model_config c = {.n_heads = 1, .n_kv_heads = 1};
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
         struct file f;
@@ -646,6 +651,40 @@ static void families_tensors_get_their_names(void **state)
         assert_int_equal(gguf_checkpoint(&ck, parse(&f), &c, DTYPE_BF16, &e), 0);
         if (!checkpoint_find(ck, CASES[i].to)) {
             fail_msg("%s: %s is not %s", CASES[i].arch, CASES[i].from, CASES[i].to);
+        }
+        checkpoint_free(ck);
+        file_release(&f);
+    }
+}
+
+/* Experts lie one after the other in one tensor; a tensor of another shape is left as
+ * it is, for the table of the family to refuse. */
+static void experts_become_tensors_of_their_own(void **state)
+{
+    (void)state;
+    struct model_config c = {.n_heads = 1, .n_kv_heads = 1};
+    float data[3 * 2 * 4];
+    for (int i = 0; i < 24; i++) {
+        data[i] = (float)i;
+    }
+    for (int axes = 2; axes <= 3; axes++) {
+        struct file f;
+        struct checkpoint *ck;
+        file_init(&f);
+        set_text(&f, "general.architecture", "qwen3moe");
+        const uint64_t dim[3] = {4, axes == 3 ? 2 : 6, axes == 3 ? 3 : 0};
+        add_cube(&f, "blk.0.ffn_up_exps.weight", 0, dim, data, sizeof(data));
+        finish(&f, 3);
+        assert_int_equal(gguf_checkpoint(&ck, parse(&f), &c, DTYPE_BF16, &e), 0);
+        assert_int_equal(checkpoint_count(ck), axes == 3 ? 3 : 1);
+        for (int i = 0; i < 3 && axes == 3; i++) {
+            char name[64];
+            snprintf(name, sizeof(name), "model.layers.0.mlp.experts.%d.up_proj.weight", i);
+            const struct tensor *t = checkpoint_find(ck, name);
+            assert_non_null(t);
+            assert_int_equal(t->n_dims, 2);
+            assert_true(t->dim[0] == 2 && t->dim[1] == 4 && t->n_bytes == 32);
+            assert_memory_equal(t->data, data + 8 * i, 32);
         }
         checkpoint_free(ck);
         file_release(&f);
@@ -784,6 +823,7 @@ int main(void)
         cmocka_unit_test(rows_of_q_go_back_to_their_places),
         cmocka_unit_test(gpt2_is_transposed_back),
         cmocka_unit_test(families_tensors_get_their_names),
+        cmocka_unit_test(experts_become_tensors_of_their_own),
         cmocka_unit_test(a_byte_level_vocabulary_encodes),
         cmocka_unit_test(a_sentencepiece_vocabulary_encodes),
         cmocka_unit_test(broken_vocabularies_are_refused),

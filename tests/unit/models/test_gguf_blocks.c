@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "models/families/layers.h"
+#include "tests/unit/loaded.h"
 #include "tests/unit/models/gguf_file.h"
 
 enum { HIDDEN = 256, HEADS = 4, N_KV_HEADS = 2, DIM = 64, MLP = 512, VOCAB = 40 };
@@ -127,72 +127,6 @@ static void write_model(void (*put)(struct file *f))
 
 /* ---- loading it ---- */
 
-struct loaded {
-    struct backend *backend;
-    struct model *model;
-    struct backend_ops ops; /* the backend's, of which one may differ */
-};
-
-static struct weight_support no_blocks(const struct backend *b, const struct weight_format *f)
-{
-    (void)b;
-    return (struct weight_support){
-        .as_stored = weight_format_is_plain(f), .act = DTYPE_F32, .kernel = ""};
-}
-
-static int load(struct loaded *l, bool blocks, int32_t rank, int32_t n_ranks, struct err *e)
-{
-    struct backend_config k = {
-        .threads = 2, .max_tokens = 4, .max_seqs = 1, .max_samples = 1, .max_blocks_per_seq = 1};
-    struct model_config c;
-    struct generation_defaults gen;
-
-    *l = (struct loaded){0};
-    if (backend_open(&l->backend, "cpu", &k, e) < 0 || model_config_read(&c, &gen, path, e) < 0) {
-        fail_msg("%s", e->text);
-    }
-    l->ops = *l->backend->ops;
-    if (!blocks) {
-        l->ops.supports = no_blocks;
-        l->backend->ops = &l->ops;
-    }
-    struct model_options o = {.dtype = DTYPE_F32,
-                              .max_tokens = 4,
-                              .max_logits = 1,
-                              .max_len = 8,
-                              .rank = rank,
-                              .n_ranks = n_ranks};
-    return model_open(&l->model, path, &c, &o, l->backend, e);
-}
-
-static void unload(struct loaded *l)
-{
-    l->ops.free(l->backend);
-    model_free(l->model);
-}
-
-/* Returns whether `a` is in blocks; its values are those of b. */
-static bool same_values(const char *what, const struct loaded *a, struct mat in_blocks,
-                        struct mat decoded)
-{
-    struct err e = {0};
-    size_t n = (size_t)decoded.rows * (size_t)decoded.cols;
-    float *x = calloc(n, sizeof(*x)), *y = calloc(n, sizeof(*y));
-
-    assert_true(x && y && in_blocks.rows == decoded.rows && in_blocks.cols == decoded.cols);
-    assert_int_equal(a->ops.download(a->backend, in_blocks, x, &e), 0);
-    assert_int_equal(a->ops.download(a->backend, decoded, y, &e), 0);
-    for (size_t i = 0; i < n; i++) {
-        if (memcmp(&x[i], &y[i], sizeof(*x)) != 0) {
-            fail_msg("%s, row %zu, column %zu: %.9g, decoded %.9g", what, i / (size_t)decoded.cols,
-                     i % (size_t)decoded.cols, (double)x[i], (double)y[i]);
-        }
-    }
-    free(x);
-    free(y);
-    return in_blocks.format && !decoded.format;
-}
-
 static void compare(void (*put)(struct file *f), int32_t n_ranks)
 {
     struct err e = {0};
@@ -200,15 +134,17 @@ static void compare(void (*put)(struct file *f), int32_t n_ranks)
     write_model(put);
     for (int32_t rank = 0; rank < n_ranks; rank++) {
         struct loaded a, b;
-        if (load(&a, true, rank, n_ranks, &e) < 0 || load(&b, false, rank, n_ranks, &e) < 0) {
+        if (load(&a, path, true, rank, n_ranks, &e) < 0 ||
+            load(&b, path, false, rank, n_ranks, &e) < 0) {
             fail_msg("%s", e.text);
         }
         const struct layer *p = a.model->weights->layer, *q = b.model->weights->layer;
-        assert_true(same_values("qkv", &a, p->qkv, q->qkv));
-        assert_true(same_values("o", &a, p->o, q->o));
-        assert_true(same_values("up", &a, p->up, q->up));
-        assert_true(same_values("down", &a, p->down, q->down));
-        assert_true(same_values("embedding", &a, a.model->weights->embed, b.model->weights->embed));
+        assert_true(same_values("qkv", &a, p->qkv, q->qkv, 0));
+        assert_true(same_values("o", &a, p->o, q->o, 0));
+        assert_true(same_values("up", &a, p->up, q->up, 0));
+        assert_true(same_values("down", &a, p->down, q->down, 0));
+        assert_true(
+            same_values("embedding", &a, a.model->weights->embed, b.model->weights->embed, 0));
         unload(&a);
         unload(&b);
     }
@@ -233,7 +169,7 @@ static void a_division_that_cuts_blocks_is_refused(void **state)
     struct err e = {0};
     struct loaded l;
     write_model(put_llama);
-    assert_int_equal(load(&l, true, 1, 4, &e), ERR_UNSUPPORTED);
+    assert_int_equal(load(&l, path, true, 1, 4, &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.text, "tensor_parallel_size 4 cuts the blocks of 256 values of "
                                    "model.layers.0.mlp.down_proj.weight (Q6_K)"));
     unload(&l);

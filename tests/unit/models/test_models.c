@@ -18,11 +18,18 @@
 #include <cmocka.h>
 
 #include "kernels/cpu/isa.h"
+#include "models/checkpoint/gguf/gguf.h"
 #include "models/checkpoint/weights.h"
 #include "models/families/layers.h"
 #include "models/model.h"
 
+/* What llama.cpp writes for a golden (scripts/make-gguf-goldens). */
+#define GGUF_FILE "model.gguf"
+
 enum { MAX_TOKENS = 64, MAX_LOGITS = 8, BLOCK = 16, N_ROWS = 16, N_PROMPTS = 3 };
+
+/* The cache's type; float32 stands for the activations'. */
+static enum dtype cache_type = DTYPE_F32;
 
 /* A model with a cache for N_ROWS sequences of max_len tokens, and its golden. */
 struct rig {
@@ -65,7 +72,9 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     struct generation_defaults gen;
 
     *r = (struct rig){.golden = golden};
-    OK(model_config_read(&r->config, &gen, dir, &e), e);
+    OK(gguf_is_file(dir) ? gguf_config_read(&r->config, &gen, dir, &e)
+                         : model_config_read(&r->config, &gen, dir, &e),
+       e);
     snprintf(path, sizeof(path), "%s/expected", golden);
     OK(checkpoint_open(&r->expected, path, &e), e);
     const struct tensor *len = checkpoint_find(r->expected, "max_len");
@@ -95,7 +104,8 @@ static void rig_open_as(struct rig *r, const char *dir, const char *golden, int3
     }
     OK(model_open(&r->model, dir, &r->config, &o, r->backend, &e), e);
     struct kv_layout kv[LIMIT_KV_GROUPS];
-    model_kv_layouts(kv, &r->config, &o, BLOCK, backend_act_dtype(r->backend, o.dtype));
+    model_kv_layouts(kv, &r->config, &o, BLOCK,
+                     cache_type ? cache_type : backend_act_dtype(r->backend, o.dtype));
     int32_t n_blocks = r->groups.n * N_ROWS * r->n_table;
     OK(r->backend->ops->kv_create(r->backend, kv, n_blocks, 0, &e), e);
 }
@@ -261,11 +271,18 @@ static void compare_logits(const struct rig *r, int first, int n, float *const *
     }
 }
 
+/* *state: the model, a directory with its golden or a file in it. */
 static void logits_are_those_of_transformers(void **state)
 {
     struct rig r;
+    char golden[300];
 
-    rig_open(&r, *state, *state, 0);
+    snprintf(golden, sizeof(golden), "%s", (const char *)*state);
+    char *end_of_dir = strstr(golden, "/" GGUF_FILE);
+    if (end_of_dir) {
+        *end_of_dir = '\0';
+    }
+    rig_open(&r, *state, golden, 0);
     float *got[N_PROMPTS], *end[N_PROMPTS];
     struct piece whole[N_PROMPTS];
     for (int i = 0; i < N_PROMPTS; i++) {
@@ -341,6 +358,26 @@ static void weights_are_converted_to_the_type_asked_for(void **state)
     }
     /* transposed as it is converted */
     assert_true(error_as("tests/golden/gpt2-scaled", DTYPE_F16, false) < 0.01);
+}
+
+/* Families with windows, soft caps, sinks, biases, several KV groups. What the codes
+ * leave out is far more than rounding, and far less than a wrong key. */
+static void caches_of_8_bits_keep_the_logits(void **state)
+{
+    (void)state;
+    static const char *const MODELS[] = {
+        "tests/golden/llama-gqa64-tied", "tests/golden/llama-mha24", "tests/golden/gpt2-scaled",
+        "tests/golden/gemma2",           "tests/golden/gpt-oss",     "tests/golden/qwen2-tied"};
+    for (size_t i = 0; i < ARRAY_LEN(MODELS); i++) {
+        double as_stored = error_as(MODELS[i], -1, false);
+        cache_type = DTYPE_F8;
+        double fp8 = error_as(MODELS[i], -1, false);
+        cache_type = DTYPE_I8;
+        double int8 = error_as(MODELS[i], -1, false);
+        cache_type = DTYPE_F32;
+        print_message("%s: %.3g, fp8 %.3g, int8 %.3g\n", MODELS[i], as_stored, fp8, int8);
+        assert_true(as_stored < int8 && int8 < fp8 && fp8 < 0.25);
+    }
 }
 
 static void dummy_weights_give_numbers(void **state)
@@ -515,7 +552,7 @@ static void smollm2_continues_as_with_transformers(void **state)
     rig_close(&r);
 }
 
-enum { MAX_CASES = 64 };
+enum { MAX_CASES = 192 };
 
 /* Texts and logits depend on the instruction set: on a CPU the tests run once for each
  * set that the machine has. */
@@ -540,8 +577,9 @@ static int on_each_isa(const struct CMUnitTest *tests, size_t n)
 
 int main(void)
 {
-    static char dir[MAX_CASES][300], name[2 * MAX_CASES][300];
-    struct CMUnitTest tests[2 * MAX_CASES + 3];
+    static char dir[MAX_CASES][300], name[3 * MAX_CASES][300];
+    static char file[MAX_CASES][300 + sizeof(GGUF_FILE)];
+    struct CMUnitTest tests[3 * MAX_CASES + 4];
     int n_dirs = 0, n = 0;
     DIR *golden = opendir("tests/golden");
 
@@ -554,8 +592,10 @@ int main(void)
     if (golden) {
         closedir(golden);
     }
-    if (n_dirs == 0) {
-        fprintf(stderr, "no goldens: run from the repository's root\n");
+    if (n_dirs == 0 || n_dirs == MAX_CASES) {
+        fprintf(stderr, "%s\n",
+                n_dirs == 0 ? "no goldens: run from the repository's root"
+                            : "more goldens than MAX_CASES");
         return 1;
     }
     for (int i = 0; i < n_dirs; i++) {
@@ -569,8 +609,17 @@ int main(void)
                                        .test_func = greedy_text_is_that_of_transformers,
                                        .initial_state = dir[i]};
         n++;
+        snprintf(file[i], sizeof(file[0]), "%.250s/" GGUF_FILE, dir[i]);
+        if (access(file[i], R_OK) == 0) {
+            snprintf(name[n], sizeof(name[0]), "logits_of_the_gguf_file: %.200s", dir[i]);
+            tests[n] = (struct CMUnitTest){.name = name[n],
+                                           .test_func = logits_are_those_of_transformers,
+                                           .initial_state = file[i]};
+            n++;
+        }
     }
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(weights_are_converted_to_the_type_asked_for);
+    tests[n++] = (struct CMUnitTest)cmocka_unit_test(caches_of_8_bits_keep_the_logits);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(dummy_weights_give_numbers);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test(smollm2_continues_as_with_transformers);
     return on_each_isa(tests, (size_t)n);

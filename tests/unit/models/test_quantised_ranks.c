@@ -1,9 +1,6 @@
 /* Quantised weights on a backend: what is multiplied as stored has the values of a
  * model that is decoded, on one rank and on two.
- *
- *     build/tests/unit/models/test_quantised_ranks
- * / */
-#include <math.h>
+ */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,93 +8,32 @@
 
 #include <cmocka.h>
 
-#include "models/families/layers.h"
+#include "tests/unit/loaded.h"
 
-struct loaded {
-    struct backend *backend;
-    struct model *model;
-    struct backend_ops ops; /* the backend's, of which one may differ */
-};
-
-static struct weight_support decodes_all(const struct backend *b, const struct weight_format *f)
+static void golden_path(char *ret, size_t cap, const char *name)
 {
-    (void)b;
-    return (struct weight_support){
-        .as_stored = weight_format_is_plain(f), .act = DTYPE_F32, .kernel = ""};
-}
-
-static int load(struct loaded *l, const char *golden, bool stored, int32_t rank, int32_t n_ranks,
-                struct err *e)
-{
-    struct backend_config k = {
-        .threads = 1, .max_tokens = 4, .max_seqs = 1, .max_samples = 1, .max_blocks_per_seq = 1};
-    struct model_config c;
-    struct generation_defaults gen;
-    char path[256];
-
-    *l = (struct loaded){0};
-    snprintf(path, sizeof(path), "tests/golden/quant-%s", golden);
-    if (backend_open(&l->backend, "cpu", &k, e) < 0 || model_config_read(&c, &gen, path, e) < 0) {
-        fail_msg("%s", e->text);
-    }
-    l->ops = *l->backend->ops;
-    if (!stored) {
-        l->ops.supports = decodes_all;
-        l->backend->ops = &l->ops;
-    }
-    struct model_options o = {.dtype = DTYPE_F32,
-                              .max_tokens = 4,
-                              .max_logits = 1,
-                              .max_len = 8,
-                              .rank = rank,
-                              .n_ranks = n_ranks};
-    return model_open(&l->model, path, &c, &o, l->backend, e);
-}
-
-static void unload(struct loaded *l)
-{
-    l->ops.free(l->backend);
-    model_free(l->model);
-}
-
-static void same_values(const char *golden, const struct loaded *a, struct mat codes,
-                        struct mat decoded)
-{
-    struct err e = {0};
-    size_t n = (size_t)decoded.rows * (size_t)decoded.cols;
-    float *x = calloc(n, sizeof(*x)), *y = calloc(n, sizeof(*y));
-
-    assert_true(x && y && codes.rows == decoded.rows && codes.cols == decoded.cols);
-    assert_true(codes.format && !decoded.format);
-    assert_int_equal(a->ops.download(a->backend, codes, x, &e), 0);
-    assert_int_equal(a->ops.download(a->backend, decoded, y, &e), 0);
-    for (size_t i = 0; i < n; i++) {
-        /* compressed-tensors' NVFP4: a division, and a product with its inverse */
-        float slack = strcmp(golden, "ct-nvfp4") == 0 ? fabsf(y[i]) * 0x1p-22f : 0;
-        if (!(fabsf(x[i] - y[i]) <= slack)) {
-            fail_msg("%s, row %zu, column %zu: %.9g, decoded %.9g", golden,
-                     i / (size_t)decoded.cols, i % (size_t)decoded.cols, (double)x[i],
-                     (double)y[i]);
-        }
-    }
-    free(x);
-    free(y);
+    snprintf(ret, cap, "tests/golden/quant-%s", name);
 }
 
 static void compare(const char *golden, int32_t n_ranks)
 {
+    char path[256];
+    /* compressed-tensors' NVFP4: a division, and a product with its inverse */
+    float slack = strcmp(golden, "ct-nvfp4") == 0 ? 0x1p-22f : 0;
+
+    golden_path(path, sizeof(path), golden);
     for (int32_t rank = 0; rank < n_ranks; rank++) {
         struct err e = {0};
         struct loaded a, b;
-        if (load(&a, golden, true, rank, n_ranks, &e) < 0 ||
-            load(&b, golden, false, rank, n_ranks, &e) < 0) {
+        if (load(&a, path, true, rank, n_ranks, &e) < 0 ||
+            load(&b, path, false, rank, n_ranks, &e) < 0) {
             fail_msg("%s: %s", golden, e.text);
         }
         const struct layer *p = a.model->weights->layer, *q = b.model->weights->layer;
-        same_values(golden, &a, p->qkv, q->qkv);
-        same_values(golden, &a, p->o, q->o);
-        same_values(golden, &a, p->up, q->up);
-        same_values(golden, &a, p->down, q->down);
+        assert_true(same_values(golden, &a, p->qkv, q->qkv, slack));
+        assert_true(same_values(golden, &a, p->o, q->o, slack));
+        assert_true(same_values(golden, &a, p->up, q->up, slack));
+        assert_true(same_values(golden, &a, p->down, q->down, slack));
         assert_false(a.model->weights->embed.format || a.model->weights->head.format);
         unload(&a);
         unload(&b);
@@ -146,10 +82,12 @@ static void a_division_that_cuts_groups_is_refused(void **state)
                                 "model.layers.0.self_attn.k_proj.weight (FP8)"}};
 
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        char path[256];
+        golden_path(path, sizeof(path), CASES[i].golden);
         for (int32_t rank = 0; rank < 2; rank++) { /* by every rank alike */
             struct err e = {0};
             struct loaded l;
-            assert_int_equal(load(&l, CASES[i].golden, true, rank, 2, &e), ERR_UNSUPPORTED);
+            assert_int_equal(load(&l, path, true, rank, 2, &e), ERR_UNSUPPORTED);
             if (!strstr(e.text, CASES[i].why)) {
                 fail_msg("%s: %s", CASES[i].golden, e.text);
             }
@@ -167,7 +105,9 @@ static void act_order_is_decoded(void **state)
     for (size_t i = 0; i < ARRAY_LEN(SHUFFLED); i++) {
         struct err e = {0};
         struct loaded l;
-        if (load(&l, SHUFFLED[i], true, 0, 1, &e) < 0) {
+        char path[256];
+        golden_path(path, sizeof(path), SHUFFLED[i]);
+        if (load(&l, path, true, 0, 1, &e) < 0) {
             fail_msg("%s", e.text);
         }
         assert_false(l.model->weights->layer->qkv.format);

@@ -41,7 +41,7 @@ static void expect(struct buf *b, const char *golden)
 static void test_events(void **state)
 {
     struct sse_style s = style();
-    struct usage u = {3, 4, 1};
+    struct usage u = {3, 4, 1, 0};
     struct buf b;
 
     (void)state;
@@ -89,7 +89,7 @@ static void test_events(void **state)
 static void test_continuous_usage_and_ids(void **state)
 {
     struct sse_style s = style();
-    struct usage u = {2, 1, 0};
+    struct usage u = {2, 1, 0, 0};
     struct token_out t = {.id = 'a', .logprob = -1};
     int32_t prompt[] = {7, 8};
     struct buf b;
@@ -214,7 +214,7 @@ static void test_full_buffer_is_an_error(void **state)
 static void test_a_choice_that_could_not_go_on(void **state)
 {
     struct sse_style s = style();
-    struct usage u = {3, 4, 0};
+    struct usage u = {3, 4, 0, 0};
     struct collector c;
     struct buf b;
 
@@ -241,7 +241,7 @@ static void test_a_choice_that_could_not_go_on(void **state)
 static void test_collected_body(void **state)
 {
     struct sse_style s = style();
-    struct usage u = {3, 4, 0};
+    struct usage u = {3, 4, 0, 0};
     struct token_out t = {.id = 'a', .text_offset = 0, .logprob = -1};
     int32_t id[] = {1, 2};
     struct prompt_ids prompts[] = {{id, 2}};
@@ -354,7 +354,7 @@ static void make_in_portions(struct buf *b, const struct sse_style *s, const str
 static void test_portions_make_the_same(void **state)
 {
     struct sse_style s = style();
-    struct usage u = {3, 4, 1};
+    struct usage u = {3, 4, 1, 0};
     struct tokenizer *t;
     struct request *r = echoed(&t);
     struct prompt_ids ids = {r->prompt, r->n_prompt};

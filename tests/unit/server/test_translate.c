@@ -285,6 +285,11 @@ static void tools_and_formats_of_responses(void **state)
             "'name':'a'}]}}",
             "{'messages':[" USER_HI "],'tools':[{'type':'function','function':{'name':'a'}}],"
             "'tool_choice':'required'}");
+    becomes(responses_translate,
+            "{'input':'hi','include':['x','message.output_text.logprobs'],'top_logprobs':2}",
+            "{'messages':[" USER_HI "],'logprobs':true,'top_logprobs':2}");
+    becomes(responses_translate, "{'input':'hi','include':['x'],'top_logprobs':2}",
+            "{'messages':[" USER_HI "]}");
 }
 
 static void what_is_left_out_is_named(void **state)
@@ -329,8 +334,8 @@ static void what_responses_refuse(void **state)
             "stores no responses");
     refused(how, "{'input':'x','background':true}", "background", "not supported");
     refused(how, "{'input':'x','max_output_tokens':0}", "max_output_tokens", "between 1");
-    refused(how, "{'input':'x','include':['message.output_text.logprobs']}", "include",
-            "log-probabilities");
+    refused(how, "{'input':'x','include':[1]}", "include", "a list of strings");
+    refused(how, "{'input':'x','top_logprobs':21}", "top_logprobs", "between 0 and 20");
     refused(how, "{'input':'x','tools':[{'name':'f'}]}", "tools", "tools[0] must be an object");
     refused(how, "{'input':'x','tool_choice':{}}", "tool_choice", "names a function");
     refused(how, "{'input':'x','text':{'format':7}}", "text", "text.format");

@@ -58,7 +58,10 @@ static void ended(struct draft_source *d, struct group *g)
 static void open_rig(int32_t n, const int32_t *token)
 {
     rig_open(&rig, &config);
-    source = (struct fixed){.base = {expect, draft, verified, ended}, .n = n, .prob = 1};
+    source = (struct fixed){
+        .base = {.expect = expect, .draft = draft, .verified = verified, .ended = ended},
+        .n = n,
+        .prob = 1};
     memcpy(source.token, token, (size_t)n * sizeof(*token));
     sched_speculate(rig.sched, &source.base, 8);
 }

@@ -44,7 +44,8 @@ static void other_ended(struct draft_source *d, struct group *g)
     n_ended++;
 }
 
-static struct draft_source other = {other_expect, other_draft, other_verified, other_ended};
+static struct draft_source other = {
+    .expect = other_expect, .draft = other_draft, .verified = other_verified, .ended = other_ended};
 
 /* ---- a sequence ---- */
 

@@ -266,7 +266,7 @@ static void a_replay_has_the_acceptance_that_was_asked_for(void **state)
     int32_t right = 0, token[1];
     float prob[1];
 
-    assert_int_equal(replay_open(&r, 0.75, 1000, &e), 0);
+    assert_int_equal(replay_open(&r, 0.75, 1000, NULL, &e), 0);
     struct draft_source *s = replay_source(r);
     prompt(t, "a prompt");
     assert_int_equal(s->draft(s, &t->seq, 1, token, prob), 0);

@@ -153,9 +153,10 @@ static void pack_group(struct step *s, int32_t group, int32_t seq)
     }
 }
 
-static void pack(struct step *s, int32_t number, int32_t vocab, int32_t n_groups)
+static void pack(struct step *s, int32_t number, const struct executor_info *x)
 {
     struct batch *b = &s->b;
+    int32_t n_groups = x->n_kv_groups, vocab = x->vocab, size = x->block_size;
 
     *b = (struct batch){
         .step = (uint64_t)number + 1, .n_seqs = N_SEQS, .n_logits = N_SEQS, .n_samples = N_SEQS};
@@ -174,9 +175,9 @@ static void pack(struct step *s, int32_t number, int32_t vocab, int32_t n_groups
             s->token[b->n_tokens] = (i * 31 + at * 7 + 3) % vocab;
             s->src[b->n_tokens] = number == 0 ? -1 : i;
             s->position[b->n_tokens] = at;
-            s->slot[b->n_tokens] = block_of(0, i, at / BLOCK) * BLOCK + at % BLOCK;
+            s->slot[b->n_tokens] = block_of(0, i, at / size) * size + at % size;
             for (int32_t g = 1; g < n_groups; g++) {
-                s->group_slot[b->n_group_slots++] = block_of(g, i, at / BLOCK) * BLOCK + at % BLOCK;
+                s->group_slot[b->n_group_slots++] = block_of(g, i, at / size) * size + at % size;
             }
         }
         s->logits[i] = b->n_tokens - 1;
@@ -260,7 +261,7 @@ static int generate(struct executor *x, struct answers *ret, struct err *e)
     int rc = 0;
 
     for (int32_t i = 0; i < N_STEPS && rc == 0; i++) {
-        pack(&s, i, x->info.vocab, x->info.n_kv_groups);
+        pack(&s, i, &x->info);
         bind(&s, i);
         rc = x->launch(x, &s.b, e);
         if (rc == 0 && i > 0) {
@@ -369,6 +370,7 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "gpt-oss",
                                          "glm4-moe",
                                          "qwen35",
+                                         "qwen35-moe-wrapped",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
@@ -402,7 +404,7 @@ static void a_rank_killed_while_idle_is_reported(void **state)
     assert_int_equal(r.x->check(r.x, &e), ERR_DEVICE);
     assert_non_null(strstr(e.text, "rank 1 (process "));
     assert_non_null(strstr(e.text, "was ended by signal 9"));
-    pack(&s, 0, r.x->info.vocab, r.x->info.n_kv_groups);
+    pack(&s, 0, &r.x->info);
     assert_int_equal(r.x->launch(r.x, &s.b, &e), ERR_DEVICE);
     close_rig(&r);
     no_child_is_left();
@@ -418,7 +420,7 @@ static void kill_in_a_step(struct rig *r)
 
     assert_int_equal(kill(victim, SIGSTOP), 0); /* so that it dies inside the step */
     static struct step s;
-    pack(&s, 0, r->x->info.vocab, r->x->info.n_kv_groups);
+    pack(&s, 0, &r->x->info);
     assert_int_equal(r->x->launch(r->x, &s.b, &e), 0);
     assert_int_equal(kill(victim, SIGKILL), 0);
     assert_int_equal(collect(r->x, &unused, 0, &e), ERR_DEVICE);

@@ -36,6 +36,22 @@ static void products_of_few_sizes_are_chosen_for(void **state)
     assert_true(sizes <= 128 && timed <= 12);
 }
 
+static void tiles_are_for_products_that_fill_the_device(void **state)
+{
+    (void)state;
+    enum { SMS = 132, GATE_UP = 28672 };
+    assert_true(product_by_tiles(8192, GATE_UP, SMS));
+    assert_true(product_by_tiles(2048, GATE_UP, SMS));
+    assert_true(product_by_tiles(256, GATE_UP, SMS));
+    assert_false(product_by_tiles(128, GATE_UP, SMS));      /* few rows */
+    assert_false(product_by_tiles(512, GATE_UP, SMS));      /* 3.4 tiles a slot */
+    assert_false(product_by_tiles(512, 2 * 1024, SMS));     /* few tiles */
+    assert_false(product_by_tiles(512, 67 * 256, SMS / 2)); /* a tile more than slots */
+    assert_true(product_by_tiles(512, 66 * 256, SMS));
+    assert_false(product_by_tiles(520, 22 * 256, SMS)); /* a third pair of tiles, all but empty */
+    assert_true(product_by_tiles(8192, GATE_UP, 1));
+}
+
 static void chunks_cover_what_the_window_shows(void **state)
 {
     (void)state;
@@ -124,13 +140,19 @@ static void decode_attention_fits_devices_with_little_shared_memory(void **state
 
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
         for (size_t k = 0; k < sizeof(bytes) / sizeof(bytes[0]); k++) {
-            struct decode_shape got = attn_decode_shape(dims[i], bytes[k]);
-            int32_t used =
-                DECODE_RINGS(got.warps, dims[i]) + got.warps * got.stages * DECODE_STAGE(dims[i]);
+            struct decode_shape got = attn_decode_shape(dims[i], 2, bytes[k]);
+            int32_t used = DECODE_RINGS(got.warps, dims[i]) +
+                           got.warps * got.stages * DECODE_STAGE(dims[i], 2);
 
             assert_int_equal(got.warps, want[i][k].warps);
             assert_int_equal(got.stages, want[i][k].stages);
             assert_true(used <= bytes[k] && used % 128 == 0);
+            got = attn_decode_shape(dims[i], 1, bytes[k]); /* of half the bytes, more stages */
+            used = DECODE_RINGS(got.warps, dims[i]) +
+                   got.warps * got.stages * DECODE_STAGE(dims[i], 1);
+            assert_true(used <= bytes[k] && used % 128 == 0);
+            assert_true(got.warps * got.stages >=
+                        MIN(want[i][k].warps * want[i][k].stages, got.warps * DECODE_MAX_STAGES));
         }
     }
 }
@@ -358,6 +380,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_graph_has_room_for_the_step_and_little_more),
         cmocka_unit_test(products_of_few_sizes_are_chosen_for),
+        cmocka_unit_test(tiles_are_for_products_that_fill_the_device),
         cmocka_unit_test(chunks_cover_what_the_window_shows),
         cmocka_unit_test(chunk_starts_are_exclusive_sums),
         cmocka_unit_test(every_split_has_chunks_and_warps),

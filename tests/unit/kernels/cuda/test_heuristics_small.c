@@ -1,4 +1,4 @@
-/* Which products of 9 to 64 rows go by own launches, and in what tiles. */
+/* Which products of few rows go by own launches, and in what tiles. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/mixed/mixed.h"
 
 enum { H200 = 132 };
 
@@ -168,6 +169,64 @@ static void layers_of_codes_need_activations_of_codes(void **state)
     assert_false(small_codes_plan(&a, H200));
 }
 
+static void mixed_tile_is(int32_t format, int32_t n, int32_t k, enum small_kind kind, int32_t width,
+                          int32_t split)
+{
+    struct fused_op p = product(n, k, kind);
+    struct small_tile t = small_mixed_tile(&p, format, H200);
+
+    assert_int_equal(t.kind, kind);
+    assert_int_equal(t.width, width);
+    assert_int_equal(t.split, width ? split : 0);
+}
+
+static void mixed_products_have_the_most_blocks_of_a_wave(void **state)
+{
+    (void)state;
+    mixed_tile_is(FUSED_INT4, 6144, 4096, SMALL_PLAIN, 64, 1); /* Llama 8B */
+    mixed_tile_is(FUSED_INT4, 4096, 4096, SMALL_SUM, 64, 2);
+    mixed_tile_is(FUSED_INT4, 28672, 4096, SMALL_GATED, 256, 1);
+    mixed_tile_is(FUSED_FP8, 4096, 14336, SMALL_SUM, 64, 2);
+    mixed_tile_is(FUSED_INT4, 57344, 8192, SMALL_GATED, 256, 1); /* two waves */
+    mixed_tile_is(FUSED_INT4, 4096, 512, SMALL_SUM, 64, 1);      /* one segment: no split */
+    mixed_tile_is(FUSED_INT4, 4096, 640, SMALL_SUM, 0, 0);       /* not whole segments */
+    mixed_tile_is(FUSED_FP8, 28672, 640, SMALL_GATED, 256, 1);   /* whose stages are groups */
+    mixed_tile_is(FUSED_FP8, 6144, 640, SMALL_PLAIN, 256, 1);    /* likewise */
+    mixed_tile_is(FUSED_INT8, 4096 + 16, 4096, SMALL_SUM, 0, 0);
+    mixed_tile_is(FUSED_INT8, 64, 4096, SMALL_GATED, 0, 0); /* a gate and what it gates */
+}
+
+static void mixed_products_take_what_fills_the_device_or_nothing_else_takes(void **state)
+{
+    struct fused_args a = layer();
+
+    (void)state;
+    assert_false(small_mixed_plan(&a, H200)); /* of floats */
+    a.format = FUSED_INT4;
+    for (int32_t i = 0; i < a.n_ops; i++) {
+        a.op[i].n_groups = 1;
+    }
+    assert_true(small_mixed_plan(&a, H200));
+    a.rows = 3;
+    assert_true(small_mixed_plan(&a, H200));
+    a.op[0].n = 1024; /* 32 blocks: the fused launch is better */
+    assert_false(small_mixed_plan(&a, H200));
+    a.format = FUSED_INT8; /* which it does not take */
+    assert_true(small_mixed_plan(&a, H200));
+    a.format = FUSED_FP8;
+    assert_false(small_mixed_plan(&a, H200));
+    a.op[0].n_groups = 32;
+    assert_true(small_mixed_plan(&a, H200));
+    a.op[0].e4m3 = true;
+    assert_true(small_mixed_plan(&a, H200));
+    a.rows = 12; /* whose activations are quantised */
+    assert_false(small_mixed_plan(&a, H200));
+    a.op[0].e4m3 = false;
+    assert_true(small_mixed_plan(&a, H200));
+    a.op[0].partial = true; /* of ranks */
+    assert_false(small_mixed_plan(&a, H200));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +235,8 @@ int main(void)
         cmocka_unit_test(products_of_codes_have_twice_the_depth_a_stage),
         cmocka_unit_test(a_layer_goes_by_four_launches),
         cmocka_unit_test(layers_of_codes_need_activations_of_codes),
+        cmocka_unit_test(mixed_products_have_the_most_blocks_of_a_wave),
+        cmocka_unit_test(mixed_products_take_what_fills_the_device_or_nothing_else_takes),
         cmocka_unit_test(a_norm_is_taken_apart_where_nothing_else_reads_it),
         cmocka_unit_test(what_does_not_suit_is_refused),
     };

@@ -310,11 +310,17 @@ static void formats_of_templates(void **state)
     static const struct {
         const char *text, *name;
     } T[] = {
-        {"{{ messages }}", "generic"},        {"<tool_call>", "hermes"},
-        {"<tool_call> <think>", "qwen3"},     {"<tool_call> <function= <parameter=", "qwen3-coder"},
-        {"<tool_call> <arg_key>", "glm-4.5"}, {"[TOOL_CALLS]", "mistral-list"},
-        {"[TOOL_CALLS] [ARGS]", "mistral"},   {"<|channel|> <|message|>", "gpt-oss"},
-        {"<|python_tag|>", "llama-json"},     {"<think></think>", "think"},
+        {"{{ messages }}", "generic"},
+        {"<tool_call>", "hermes"},
+        {"<tool_call> <think>", "qwen3"},
+        {"<tool_call> <function= <parameter=", "qwen3-coder"},
+        {"<function= <parameter= <tool_call> <think>", "qwen3.5"},
+        {"<tool_call> <arg_key>", "glm-4.5"},
+        {"[TOOL_CALLS]", "mistral-list"},
+        {"[TOOL_CALLS] [ARGS]", "mistral"},
+        {"<|channel|> <|message|>", "gpt-oss"},
+        {"<|python_tag|>", "llama-json"},
+        {"<think></think>", "think"},
     };
 
     (void)state;
@@ -558,7 +564,7 @@ static void grammars_of_tags(void **state)
     t.tool[0].strict = true;
     t.parallel = false;
     expect_grammar(
-        "qwen3-coder", &t, NULL, true,
+        "qwen3.5", &t, NULL, true,
         "start: until(\"</think>\", \"<tool_call>\", \"<function=\") marker(\"</think>\") "
         "/\\n{0,2}/ body\n"
         "body: until(\"<tool_call>\", \"<function=\") (calls)?\n"
@@ -575,7 +581,7 @@ static void grammars_of_tags(void **state)
         "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"^a\"}}}");
     buf_init(&out, 1 << 20);
     assert_int_equal(
-        chat_format_grammar(chat_format_find("qwen3-coder"), &t, NULL, false, &out, &needed, &e),
+        chat_format_grammar(chat_format_find("qwen3.5"), &t, NULL, false, &out, &needed, &e),
         ERR_UNSUPPORTED);
     assert_non_null(strstr(e.text, "pattern"));
     buf_release(&out);

@@ -1,0 +1,232 @@
+#include "engine/drafts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/log.h"
+#include "engine/engine_state.h"
+#include "engine/model_path.h"
+#include "models/checkpoint/file.h"
+#include "models/checkpoint/gguf/gguf.h"
+
+/* ---- the draft model ---- */
+
+static int refuse(struct err *err, const char *why)
+{
+    return err_set_param(err, ERR_UNSUPPORTED, "draft_model", "draft_model: %s", why);
+}
+
+/* The tokens of both models must be the same, id by id. Ids that only pad the logits do
+ * not count. */
+static int compare_tokens(const struct tokenizer *a, const struct tokenizer *b, struct err *err)
+{
+    int32_t n = tokenizer_vocab_size(a);
+
+    if (tokenizer_vocab_size(b) != n) {
+        return err_set_param(err, ERR_INVALID, "draft_model",
+                             "draft_model: its vocabulary is another: %d tokens, the model has %d",
+                             tokenizer_vocab_size(b), n);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        size_t n_a, n_b;
+        const char *x = tokenizer_bytes(a, i, &n_a), *y = tokenizer_bytes(b, i, &n_b);
+        if (n_a != n_b || (n_a > 0 && memcmp(x, y, n_a) != 0)) {
+            return err_set_param(err, ERR_INVALID, "draft_model",
+                                 "draft_model: its vocabulary is another: token %d differs from "
+                                 "the model's",
+                                 i);
+        }
+    }
+    return 0;
+}
+
+static int check_vocabulary(const struct engine *e, const struct settings *s,
+                            const struct model_config *c, const struct model_config *draft,
+                            struct err *err)
+{
+    struct tokenizer *t;
+
+    if (s->load_format == LOAD_DUMMY && !gguf_is_file(e->draft_path) &&
+        !model_file_exists(e->draft_path, "tokenizer.json")) {
+        return draft->vocab == c->vocab
+                   ? 0
+                   : err_set_param(err, ERR_INVALID, "draft_model",
+                                   "draft_model: its vocabulary is another: %d tokens, the model "
+                                   "has %d",
+                                   draft->vocab, c->vocab);
+    }
+    int rc = tokenizer_open(&t, e->draft_path, err);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = compare_tokens(e->tokenizer, t, err);
+    if (rc == 0 && draft->vocab < tokenizer_vocab_size(t)) {
+        rc = refuse(err, "its tokenizer has more tokens than its logits");
+    }
+    tokenizer_free(t);
+    return rc;
+}
+
+/* The settings of the draft model: the model's slots, blocks and length, and steps
+ * large enough for a few tokens of each sequence. */
+static struct settings settings_of(const struct settings *s, const struct model_config *c)
+{
+    enum { MANY_SEQS = 1024, LEAST_TOKENS = 512 };
+    struct settings d = *s;
+    int64_t seqs = s->max_num_seqs > 0 ? s->max_num_seqs : MANY_SEQS;
+
+    d.max_model_len =
+        s->max_model_len > 0 ? s->max_model_len : MIN(c->max_positions, LIMIT_MODEL_LEN);
+    d.max_num_batched_tokens = MAX(2 * seqs, LEAST_TOKENS);
+    d.quantization = 0; /* as it is stored */
+    return d;
+}
+
+static int check_draft_model(const struct settings *s, const struct model_config *draft,
+                             int64_t max_len, struct err *err)
+{
+    if (draft->recurrent.n_heads > 0) {
+        return refuse(err, "it has recurrent states, which cannot be taken back behind a draft");
+    }
+    if (max_len > draft->max_positions) {
+        return err_set_param(err, ERR_INVALID, "draft_model",
+                             "draft_model: it was made for %d positions, sequences may have "
+                             "%lld; lower max_model_len",
+                             draft->max_positions, (long long)max_len);
+    }
+    return s->kv_policy == KV_PAGED ? 0 : refuse(err, "kv_policy must be paged");
+}
+
+int engine_draft_model_load(struct engine *e, const struct settings *s,
+                            const struct model_config *c, struct err *err)
+{
+    struct generation_defaults unused;
+    struct model_config draft;
+
+    if (!s->draft_model) {
+        return 0;
+    }
+    int rc = model_path_find(&e->draft_path, s->draft_model, err);
+    if (rc == 0) {
+        rc = model_config_read(&draft, &unused, e->draft_path, err);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    struct settings own = settings_of(s, c);
+    rc = check_draft_model(s, &draft, own.max_model_len, err);
+    if (rc == 0) {
+        rc = check_vocabulary(e, s, c, &draft, err);
+    }
+    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, err);
+}
+
+int engine_draft_model_start(struct engine *e, struct err *err)
+{
+    struct executor *x = e->draft_executor;
+
+    if (!x) {
+        return 0;
+    }
+    int rc = runner_add_cache(x, e->executor->info.n_blocks, err);
+    if (rc < 0) {
+        return rc;
+    }
+    x->info.max_len = e->executor->info.max_len;
+    log_event(LOG_INFO, "draft model", LOG_STR("path", e->draft_path),
+              LOG_STR("dtype", x->info.dtype),
+              LOG_I64("cache_mib", x->info.n_blocks * x->info.block_bytes >> 20));
+    return 0;
+}
+
+/* ---- the sources ---- */
+
+/* Keys and values behind a draft that does not hold are written over; a recurrent state
+ * (a KV group with a window below 0) that has read it cannot be taken back. */
+int engine_set_speculation(struct engine *e, const struct settings *s, struct err *err)
+{
+    const struct executor_info *x = &e->executor->info;
+    bool states = false;
+
+    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
+        states = states || x->kv_window[k] < 0;
+    }
+    if (states && (s->speculate == SPECULATE_SUFFIX || s->draft_model)) {
+        return err_set_param(err, ERR_UNSUPPORTED, "speculate",
+                             "speculate %s: the model has recurrent states, which cannot be taken "
+                             "back behind a draft that does not hold",
+                             s->draft_model ? "with a draft model" : "suffix");
+    }
+    e->speculate = s->speculate;
+    e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
+    return 0;
+}
+
+static int open_text(struct engine *e, struct err *err)
+{
+    const struct sched_config *c = &e->config;
+    struct suffix_config drafts = {.n_seqs = 2 * c->max_num_seqs,
+                                   .max_len = c->max_len,
+                                   .bytes = DRAFT_BYTES,
+                                   .store_tokens = c->prefix_cache ? DRAFT_STORE_TOKENS : 0,
+                                   .secret = c->secret};
+
+    return e->speculate == SPECULATE_GRAMMAR || e->speculate == SPECULATE_DRAFT
+               ? 0
+               : suffix_open(&e->drafts, &drafts, err);
+}
+
+static int open_model(struct engine *e, struct err *err)
+{
+    struct draft_model_config c = {.executor = e->draft_executor,
+                                   .cost = e->draft_cost,
+                                   .vocab = e->config.vocab,
+                                   .max_draft = e->max_draft,
+                                   .secret = e->config.secret,
+                                   .now_us = clock_us};
+
+    return c.executor ? draft_model_open(&e->model_drafts, &c, err) : 0;
+}
+
+int engine_drafts_open(struct engine *e, struct err *err)
+{
+    if (e->max_draft == 0) {
+        return 0;
+    }
+    int rc = open_text(e, err);
+    if (rc == 0) {
+        rc = open_model(e, err);
+    }
+    struct draft_source *text = e->drafts ? suffix_source(e->drafts) : NULL,
+                        *model = e->model_drafts ? draft_model_source(e->model_drafts) : NULL;
+    if (rc == 0 && text && model) {
+        rc = mixed_drafts_init(&e->mixed, text, model, e->config.max_num_seqs, err);
+        text = &e->mixed.base;
+    }
+    if (rc == 0) {
+        forced_drafts_init(&e->forced, text ? text : model);
+        sched_speculate(e->sched, &e->forced.base, e->max_draft);
+    }
+    return rc;
+}
+
+void engine_drafts_close(struct engine *e)
+{
+    suffix_free(e->drafts);
+    draft_model_free(e->model_drafts);
+    mixed_drafts_release(&e->mixed);
+    replay_free(e->replay);
+}
+
+int engine_replay(struct engine *e, double acceptance, struct err *err)
+{
+    if (e->max_draft == 0) {
+        return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
+    }
+    struct draft_source *model = e->model_drafts ? draft_model_source(e->model_drafts) : NULL;
+    int rc = replay_open(&e->replay, acceptance, e->config.vocab, model, err);
+    if (rc == 0) {
+        sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
+    }
+    return rc;
+}

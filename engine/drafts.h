@@ -1,0 +1,24 @@
+/* Speculative decoding: opens the sources of drafts that the settings name, and the
+ * draft model. */
+#ifndef QUIRE_ENGINE_DRAFTS_H
+#define QUIRE_ENGINE_DRAFTS_H
+
+#include "config/settings/settings.h"
+#include "models/model.h"
+
+struct engine;
+
+/* The weights of the settings' draft model, which run beside the model `c` opened
+ * next. Nothing without one. ERR_INVALID, ERR_UNSUPPORTED: they do not go together, and
+ * why. */
+int engine_draft_model_load(struct engine *e, const struct settings *s,
+                            const struct model_config *c, struct err *err);
+/* Its cache, once the model's is there. */
+int engine_draft_model_start(struct engine *e, struct err *err);
+/* Whether, and how far, the model speculates. */
+int engine_set_speculation(struct engine *e, const struct settings *s, struct err *err);
+/* The sources, for the scheduler. */
+int engine_drafts_open(struct engine *e, struct err *err);
+void engine_drafts_close(struct engine *e);
+
+#endif

@@ -1,0 +1,628 @@
+/* Paged decode attention on tensor cores: split-KV over a balanced work list.
+ *
+ * The chunks (16 tokens) of all sequences are laid end to end and cut into equal
+ * splits, whatever the lengths. Each head of a split goes to a warp group: the warps of
+ * a block, or a single one when there are many short sequences (struct split_kv_plan,
+ * made by the host for the step's lengths). Within a split, a work tile is the part of
+ * one sequence. The warps of a group take a work tile's chunks in turn, each with its
+ * own ring of shared-memory stages, so the mainloop waits for no other warp and loads
+ * run on across work tiles. The query heads of one KV head are the rows of one matrix
+ * tile (16), so a chunk is read once for all of them. At the end of a work tile the
+ * group combines its results in shared memory; a sequence cut between splits is
+ * combined through global memory by its last split, in order (split_kv.cuh).
+ *
+ * Samples of one request, beams and cached prefixes share blocks. The chunks that
+ * consecutive sequences share are read once by a separate launch (PREFIX), whose matrix
+ * tile holds the query heads of all members (as in Hydragen, Juravsky et al. 2024).
+ * Each member merges the result with its own at the end.
+ *
+ * T is the activations' type, C the cache's. Codes of e4m3 become float16 on their way
+ * from shared memory to the matrix unit, which is exact; queries are brought into its
+ * range by a power of two for each row, and weights by a maximum that counts as less
+ * than it is, so that small ones keep their digits. A fragment of eight bits has the
+ * dims of a head in another order than one of 16: in each 16, lane t % 4 has four in a
+ * row.
+ */
+#ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
+#define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
+
+#include <type_traits>
+
+#include "kernels/cuda/attention/split_kv.cuh"
+#include "kernels/cuda/attention/tile_scheduler.cuh"
+
+/* Offsets in shared memory: rows being combined, their maxima and sums, mbarriers
+ * [warp][DECODE_MAX_STAGES], rings. */
+template <int D, int WARPS, int B> struct decode_layout {
+    static constexpr int STAGE = DECODE_STAGE(D, B), KV = ATTN_CHUNK * D * B; /* KV: keys */
+    static constexpr int ML = WARPS * COMBINE_ROWS * D * 4; /* offset of maxima and sums */
+    static constexpr int BARS = ML + WARPS * COMBINE_ROWS * 2 * 4;
+    static constexpr int RINGS = DECODE_RINGS(WARPS, D);
+};
+
+/* Whether each token has a scale: a stage ends with those of its keys and values. */
+template <typename C> constexpr bool SCALED = std::is_same<C, int8_t>::value;
+
+/* The warps that work on a split together: this warp's rank of `size`, and the group's
+ * index in the block. */
+struct warp_group {
+    int size, rank, index;
+};
+
+__device__ __forceinline__ void warp_group_sync(const warp_group &t)
+{
+    if (t.size == 1) {
+        __syncwarp();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + t.index), "r"(t.size * 32) : "memory");
+    }
+}
+
+/* A warp's load position: its next chunk, and the block ids of its next 32 chunks. */
+struct loader {
+    work_tile p; /* of the next chunk */
+    int c;       /* this warp's next chunk in p */
+    /* lane i: block of the warp's chunk n_loaded + i in p; refilled every 32 chunks */
+    int block_ids;
+    int n_loaded; /* chunks of p loaded so far */
+    bool more;    /* there is a next chunk */
+};
+
+template <typename C, int D, bool PREFIX>
+__device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const attn_args &a,
+                                             const step_arrays &s, const C *head_base, uint32_t to,
+                                             uint32_t bar, const warp_group &t, int lane)
+{
+    while (l.more && l.c >= l.p.hi) {
+        l.more = work_tile_next<PREFIX>(l.p, w, a, s);
+        l.c = l.p.lo + t.rank;
+        l.n_loaded = 0;
+    }
+    if (!l.more) {
+        return false;
+    }
+    int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
+    if ((l.n_loaded & 31) == 0) {
+        l.block_ids =
+            l.p.table[(l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK) / bs];
+    }
+    int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.n_loaded++ & 31);
+    int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
+    if (!PREFIX && l.c == l.p.n - 1) {
+        pdl_wait(); /* this chunk holds the newest token, which the kernel in front writes */
+    }
+    if (BULK_COPY && lane == 0) {
+        barrier_expect(bar, 2 * 16 * (D * sizeof(C) + (SCALED<C> ? 4 : 0)));
+    }
+    __syncwarp();
+    load_chunk<C, D, ATTN_CHUNK>(a.kv, head_base, block0, block1, token, to, bar, lane);
+    if constexpr (SCALED<C>) {
+        load_scales(a.kv, head_base, block0, block1, token, to + 2 * 16 * D, bar, lane);
+    }
+    l.c += t.size;
+    return true;
+}
+
+/* How a row's own result, with maximum `top` and sum `all`, merges with that of the
+ * shared prefix: factors of both, and 1 over the common sum. */
+struct prefix_scales {
+    float own, prefix, over_sum;
+    const float *prefix_o; /* NULL: no shared prefix */
+};
+
+__device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, const step_arrays &s,
+                                                          const attn_workspace &ws, const q_row &at,
+                                                          int dim, float top, float all)
+{
+    if (!a.shared || s.skip[at.seq] == 0) {
+        return {1.0f, 0.0f, 1.0f / (all + sink_weight(a, at.head, top)), nullptr};
+    }
+    int64_t row = at.seq * a.n_heads + at.head;
+    float2 v = *(const float2 *)(ws.prefix_ml + row * 2);
+    float both = fmaxf(top, v.x), f = fast_exp2(top - both), g = fast_exp2(v.x - both);
+    float sum = all * f + v.y * g + sink_weight(a, at.head, both);
+    return {f, g, 1.0f / sum, ws.prefix_o + row * dim};
+}
+
+/* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one
+ * warp. */
+template <typename T, int D, bool PREFIX>
+__device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
+                                          const attn_workspace &ws, const q_row &to,
+                                          const row_partial<D> &x, int lane)
+{
+    int64_t row = to.seq * a.n_heads + to.head;
+    prefix_scales j = PREFIX ? prefix_scales{} : prefix_scales_of(a, s, ws, to, D, x.m, x.l);
+
+#pragma unroll
+    for (int i = 0; i < row_partial<D>::QUADS; i++) {
+        int at = (i * 32 + lane) * 4;
+        if (at >= D) {
+            break;
+        }
+        float4 v = x.o[i];
+        if (PREFIX) {
+            *(float4 *)(ws.prefix_o + row * D + at) = v;
+            continue;
+        }
+        float4 y =
+            j.prefix_o ? *(const float4 *)(j.prefix_o + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D + at;
+        auto sum = [&](float own, float prefix) {
+            return (own * j.own + prefix * j.prefix) * j.over_sum * a.v_scale;
+        };
+        *(uint2 *)out = make_uint2(pack2<T>(sum(v.x, y.x), sum(v.y, y.y)),
+                                   pack2<T>(sum(v.z, y.z), sum(v.w, y.w)));
+    }
+    if (PREFIX && lane == 0) {
+        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.m, x.l);
+    }
+}
+
+/* Waits for the oldest of `stages` cp.async groups; does nothing where mbarriers are
+ * used. */
+__device__ __forceinline__ void copies_wait(int stages)
+{
+    if (stages == 2) {
+        copy_wait<1>();
+    } else if (stages == 3) {
+        copy_wait<2>();
+    } else {
+        copy_wait<3>();
+    }
+}
+
+/* ---- codes of 8 bits ---- */
+
+enum { NARROW_HEADROOM = 12 }; /* log2 of the greatest weight of a tile, in float16 */
+
+/* The power of two that brings values of at most `most` near 2^14. */
+__device__ __forceinline__ float power_below(float most)
+{
+    uint32_t exponent = __float_as_uint(most) >> 23; /* most is not negative */
+
+    return __uint_as_float(min(268u - exponent, 253u) << 23);
+}
+
+/* A pair of dims as float16, times `by`. */
+template <typename T> __device__ __forceinline__ uint32_t narrow_pair(const T *x, float by)
+{
+    return pack2<__half>(to_float(x[0]) * by, to_float(x[1]) * by);
+}
+
+/* Two codes as float16, which holds them exactly. */
+template <typename C> __device__ __forceinline__ uint32_t half2_of(uint32_t codes)
+{
+    if constexpr (!SCALED<C>) {
+        return half2_of_e4m3(codes);
+    } else { /* 1024 + 128 + code, less 1152 */
+        uint32_t v = __byte_perm(codes ^ 0x8080u, 0x64646464u, 0x4140);
+        __half2 h = __hsub2(*(__half2 *)&v, __half2half2(__float2half_rn(1152.0f)));
+        return *(uint32_t *)&h;
+    }
+}
+
+/* Scores of a chunk's 16 keys. */
+template <typename C, int D>
+__device__ __forceinline__ void narrow_scores(float (&sc)[2][4], const uint32_t (&qf)[D / 16][4],
+                                              uint32_t keys, int lane)
+{
+    int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+
+#pragma unroll
+    for (int k = 0; k < D / 16; k += 2) {
+        uint32_t b[4];
+        ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK, 1>(kt, k + kc));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            mma16816<__half>(sc[i >> 1], qf[k + (i & 1)], half2_of<C>(b[i] & 0xffffu),
+                             half2_of<C>(b[i] >> 16));
+        }
+    }
+}
+
+/* o += weights pf times a chunk's values: o[2i] has the even dims of 16, o[2i + 1] the
+ * odd ones. */
+template <typename C, int D>
+__device__ __forceinline__ void narrow_values(float (&o)[D / 8][4], const uint32_t (&pf)[4],
+                                              uint32_t values, int lane)
+{
+    int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+
+#pragma unroll
+    for (int i = 0; i < D / 16; i += 2) {
+        uint32_t b[4];
+        ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK, 1>(vt, i + vc));
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            b[j] = __byte_perm(b[j], 0, 0x3120); /* two tokens' even dims, then their odd ones */
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            mma16816<__half>(o[2 * (i + j)], pf, half2_of<C>(b[2 * j] & 0xffffu),
+                             half2_of<C>(b[2 * j + 1] & 0xffffu));
+            mma16816<__half>(o[2 * (i + j) + 1], pf, half2_of<C>(b[2 * j] >> 16),
+                             half2_of<C>(b[2 * j + 1] >> 16));
+        }
+    }
+}
+
+/* A lane's four tokens of a chunk of int8 codes, and what their scales make of weights.
+ * o is in units of `unit`, a power of two that the greatest scale so far does not
+ * exceed, so that weights times scales stay in float16's range. */
+struct token_scales {
+    float key[4], value[4];
+    float unit;
+};
+
+/* Reads the scales of a chunk, of which [lo, hi) count, and brings o to a greater
+ * unit if there is one. */
+template <int D>
+__device__ __forceinline__ void scales_load(token_scales &x, float (&o)[D / 8][4],
+                                            const float *scales, int lo, int hi, int t4)
+{
+    float most = 0.0f;
+
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
+        x.key[j] = scales[at];
+        x.value[j] = at >= lo && at < hi ? scales[ATTN_CHUNK + at] : 0.0f;
+        most = fmaxf(most, x.value[j]);
+    }
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    if (most > x.unit) { /* the same in all lanes */
+        float next = __uint_as_float((__float_as_uint(most) & 0x7f800000u) + 0x800000u);
+        float by = x.unit / next;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            o[i][0] *= by, o[i][1] *= by, o[i][2] *= by, o[i][3] *= by;
+        }
+        x.unit = next;
+    }
+    float over = 1.0f / x.unit;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        x.value[j] *= over;
+    }
+}
+
+/* ---- the kernel ---- */
+
+template <typename T, typename C, int D, int WARPS, bool TALL, bool PREFIX>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+    attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
+{
+    constexpr int B = sizeof(C);
+    constexpr bool NARROW = B == 1;
+    using M = typename std::conditional<NARROW, __half, T>::type; /* of the matrix unit */
+    using L = decode_layout<D, WARPS, B>;
+    constexpr int NT = D / 8; /* n8 tiles of the output */
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    int stages = ws.shape.stages;
+    const combine_shared<D> combine = {(float *)shared, (float *)(shared + L::ML)};
+    uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
+    char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
+    uint32_t ring = shared_address(stage_memory);
+    /* The step's arrays are complete (pdl_wait). So are all keys and values but those
+     * of each sequence's last token, so loading starts before the kernel has ended that
+     * writes these. */
+    kv_split w;
+
+    w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);
+    w.skips = a.shared != 0;
+    const lane_entry mine = lane_entry_of<PREFIX>(w, s);
+    w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
+    const split_kv_plan plan =
+        PREFIX ? s.header->shared_split_kv : s.header->split_kv[a.window_index];
+    if (lane == 0) {
+        for (int i = 0; i < stages; i++) {
+            barrier_init(bars + i * 8, 1);
+        }
+        barrier_init_fence();
+    }
+    __syncwarp();
+    int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
+    int heads = a.kv.n_kv_heads * row_tiles, all = gridDim.x * WARPS;
+    /* the plan may have been made for fewer heads (cuda_split_kv) */
+    int size = heads * plan.warps <= all ? plan.warps : 1;
+    const warp_group t = {size, warp % size, warp / size};
+    int worker = blockIdx.x * (WARPS / size) + t.index,
+        splits = min(plan.splits, all / size / heads);
+    if (worker >= splits * heads) {
+        pdl_wait();
+        return;
+    }
+    int head = worker % heads, kv_head = head / row_tiles, row0 = head % row_tiles * DECODE_ROWS;
+    kv_split_set(w, plan.chunks, splits, worker / heads);
+    const C *head_base =
+        (const C *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
+
+    loader load;
+    work_tile_first<PREFIX>(load.p, w, a, s, mine);
+    load.c = load.p.lo + t.rank;
+    load.n_loaded = 0;
+    load.more = true;
+    work_tile p = load.p;
+    for (int i = 0; i < stages; i++) {
+        loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + i * L::STAGE, bars + i * 8, t,
+                                   lane);
+        copy_commit();
+    }
+    /* If this split ends a sequence that began in an earlier one, it combines that
+     * sequence: its first split, and its rows. */
+    bool ends = p.lo > 0 && p.hi == p.n;
+    int first_split = ends ? kv_split_owner(w, p.base) : 0, split_seq = p.seq;
+    int split_rows = !ends ? 0 : PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+    pdl_wait();
+    pdl_release();
+    int stage = 0;
+    uint32_t phase = 0;
+    const float scale =
+        (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * (NARROW ? a.k_scale : 1.0f);
+    for (bool more = true; more; more = work_tile_next<PREFIX>(p, w, a, s)) {
+        /* Q rows of this work tile, as the A operand */
+        int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+        const T *q[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            q_row from = q_row_of<PREFIX>(p.seq, group, kv_head, row0, g + h * 8);
+            q[h] = (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D +
+                   t4 * (NARROW ? 4 : 2);
+        }
+        uint32_t qf[D / 16][4];
+        float row_scale[2] = {scale, scale};
+        if constexpr (NARROW) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                bool real = g + h * 8 < rows && (TALL || h == 0);
+                float most = 0.0f;
+                for (int k = 0; k < D && real; k += 16) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        most = fmaxf(most, fabsf(to_float(q[h][k + i])));
+                    }
+                }
+                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+                most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+                float by = power_below(most);
+                row_scale[h] = scale * __uint_as_float((254u << 23) - __float_as_uint(by));
+#pragma unroll
+                for (int k = 0; k < D / 16; k++) {
+                    qf[k][h] = real ? narrow_pair(q[h] + k * 16, by) : 0;
+                    qf[k][h + 2] = real ? narrow_pair(q[h] + k * 16 + 2, by) : 0;
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                qf[k][0] = g < rows ? *(const uint32_t *)(q[0] + k * 16) : 0;
+                qf[k][2] = g < rows ? *(const uint32_t *)(q[0] + k * 16 + 8) : 0;
+                qf[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16) : 0;
+                qf[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16 + 8) : 0;
+            }
+        }
+        float o[NT][4];
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
+        }
+        float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
+        token_scales scales;
+        scales.unit = 0x1p-100f;
+
+        for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
+            barrier_wait(bars + stage * 8, phase);
+            copies_wait(stages);
+            __syncwarp();
+            uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
+            int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
+            if (valid < ATTN_CHUNK) {
+                clear_tokens<D, ATTN_CHUNK, B>(stage_memory + stage * L::STAGE + L::KV, valid, lane,
+                                               32);
+                proxy_fence();
+                __syncwarp();
+            }
+            float sc[2][4] = {};
+            if constexpr (NARROW) {
+                narrow_scores<C, D>(sc, qf, keys, lane);
+            } else {
+                int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+#pragma unroll
+                for (int k = 0; k < D / 16; k++) {
+                    uint32_t b[4];
+                    ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
+                    mma16816<T>(sc[0], qf[k], b[0], b[1]);
+                    mma16816<T>(sc[1], qf[k], b[2], b[3]);
+                }
+            }
+            bool edge = valid < ATTN_CHUNK || token < p.begin_token;
+            if constexpr (SCALED<C>) {
+                scales_load<D>(scales, o, (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
+                               p.begin_token - token, valid, t4);
+            }
+#pragma unroll
+            for (int h = 0; h < (TALL ? 2 : 1); h++) {
+                float v[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[j] = sc[j >> 1][h * 2 + (j & 1)] * row_scale[h];
+                    if constexpr (SCALED<C>) {
+                        v[j] *= scales.key[j];
+                    }
+                    if (a.softcap > 0.0f) {
+                        v[j] = soft_cap(v[j], a.softcap) * LOG2E;
+                    }
+                    int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
+                    if (edge && (at >= valid || token + at < p.begin_token)) {
+                        v[j] = -INFINITY;
+                    }
+                }
+                float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                float old = m[h];
+                m[h] = fmaxf(old, NARROW ? top - NARROW_HEADROOM : top);
+                float keep = fast_exp2(old - m[h]);
+                float add = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[j] = fast_exp2(v[j] - m[h]);
+                    add += v[j];
+                    sc[j >> 1][h * 2 + (j & 1)] = SCALED<C> ? v[j] * scales.value[j] : v[j];
+                }
+                l[h] = l[h] * keep + add;
+                if (__any_sync(0xffffffffu, keep != 1.0f)) {
+#pragma unroll
+                    for (int i = 0; i < NT; i++) {
+                        o[i][h * 2] *= keep;
+                        o[i][h * 2 + 1] *= keep;
+                    }
+                }
+            }
+            uint32_t pf[4] = {pack2<M>(sc[0][0], sc[0][1]), TALL ? pack2<M>(sc[0][2], sc[0][3]) : 0,
+                              pack2<M>(sc[1][0], sc[1][1]),
+                              TALL ? pack2<M>(sc[1][2], sc[1][3]) : 0};
+            if constexpr (NARROW) {
+                narrow_values<C, D>(o, pf, values, lane);
+            } else {
+                int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+#pragma unroll
+                for (int i = 0; i < NT / 2; i++) {
+                    uint32_t b[4];
+                    ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
+                    mma16816<T>(o[2 * i], pf, b[0], b[1]);
+                    mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
+                }
+            }
+            __syncwarp(); /* all lanes have read this stage */
+            loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
+                                       bars + stage * 8, t, lane);
+            copy_commit();
+            if (++stage == stages) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+
+        if constexpr (SCALED<C>) {
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                o[i][0] *= scales.unit, o[i][1] *= scales.unit;
+                o[i][2] *= scales.unit, o[i][3] *= scales.unit;
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
+        }
+        bool whole = p.lo == 0 && p.hi == p.n;
+#pragma unroll
+        for (int quarter = 0; quarter < (TALL ? 4 : 2); quarter++) {
+            if (quarter * COMBINE_ROWS >= rows) {
+                break;
+            }
+            warp_group_sync(t); /* the previous rows have been read */
+            combine_store<D, NARROW>(combine, o, m, l, quarter, warp, lane);
+            warp_group_sync(t);
+            for (int r = t.rank; r < min(COMBINE_ROWS, rows - quarter * COMBINE_ROWS);
+                 r += t.size) {
+                row_partial<D> x;
+                combine_load<D, WARPS>(x, combine, warp - t.rank, t.size, r, lane);
+                int row = quarter * COMBINE_ROWS + r;
+                if (whole) {
+                    write_row<T, D, PREFIX>(
+                        a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
+                } else {
+                    store_partial<D>(ws, partial_row(worker, p.lo == 0, row), x, lane);
+                }
+            }
+        }
+    }
+    /* the other splits have had as much to do until here */
+    for (int r = t.rank; r < split_rows; r += t.size) {
+        row_partial<D> x;
+        combine_partials<D>(x, ws, first_split * heads + head, heads, w.index - first_split + 1, r,
+                            lane);
+        write_row<T, D, PREFIX>(a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x,
+                                lane);
+    }
+}
+
+/* Whether a multiprocessor takes a block: the grid waits for all of its blocks. */
+template <typename... P> static bool one_fits(void (*kernel)(P...), int threads, int bytes)
+{
+    int n = 0;
+
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, kernel, threads, bytes) != cudaSuccess) {
+        cudaGetLastError();
+    }
+    return n > 0;
+}
+
+template <typename T, typename C, int D, int WARPS, bool TALL, bool PREFIX>
+static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                          cudaStream_t stream)
+{
+    using L = decode_layout<D, WARPS, sizeof(C)>;
+
+    static bool ready;
+    auto kernel = attn_decode_kernel<T, C, D, WARPS, TALL, PREFIX>;
+    int bytes = L::RINGS + w->shape.stages * WARPS * L::STAGE;
+
+    ready = ready || (allow_shared(kernel, bytes) && one_fits(kernel, WARPS * 32, bytes));
+    if (ready) {
+        launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
+    }
+    return ready;
+}
+
+template <typename T, typename C, int D, int WARPS, bool PREFIX>
+static bool decode_rows(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                        cudaStream_t stream)
+{
+    bool tall = PREFIX || a->n_heads / a->kv.n_kv_heads > 8;
+
+    return tall ? decode_launch<T, C, D, WARPS, true, PREFIX>(a, s, w, stream)
+                : decode_launch<T, C, D, WARPS, PREFIX, PREFIX>(a, s, w, stream);
+}
+
+template <typename T, typename C, int D, bool PREFIX>
+static bool decode_warps(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                         cudaStream_t stream)
+{
+    constexpr int MOST = DECODE_MOST_WARPS(D), LEAST = DECODE_LEAST_WARPS(D);
+
+    if (w->shape.warps == MOST) {
+        return decode_rows<T, C, D, MOST, PREFIX>(a, s, w, stream);
+    }
+    return w->shape.warps == LEAST && decode_rows<T, C, D, LEAST, PREFIX>(a, s, w, stream);
+}
+
+template <typename T, typename C, bool PREFIX>
+static bool decode_dispatch(const attn_args *a, const step_arrays *s, const attn_workspace *w,
+                            cudaStream_t stream)
+{
+    switch (a->kv.head_dim) {
+    case 64:
+        return decode_warps<T, C, 64, PREFIX>(a, s, w, stream);
+    case 80:
+        if constexpr (sizeof(C) > 1) {
+            return decode_warps<T, C, 80, PREFIX>(a, s, w, stream);
+        }
+        return false;
+    case 96:
+        return decode_warps<T, C, 96, PREFIX>(a, s, w, stream);
+    case 128:
+        return decode_warps<T, C, 128, PREFIX>(a, s, w, stream);
+    case 256:
+        return decode_warps<T, C, 256, PREFIX>(a, s, w, stream);
+    default:
+        return false;
+    }
+}
+
+#endif

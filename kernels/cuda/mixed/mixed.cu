@@ -1,0 +1,41 @@
+/* Mixed-input products (mixed.h): the host's part. */
+#include "kernels/cuda/fused_decode/small_codes.h"
+#include "kernels/cuda/gemm/tensor_map.cuh"
+#include "kernels/cuda/mixed/operands.cuh"
+
+template <int F>
+bool launch_mixed(struct small_tile t, const CUtensorMap &w, const CUtensorMap &x,
+                  const mixed_args &a, cudaStream_t stream);
+template <int F> void prepare_mixed(void);
+
+extern "C" void small_mixed_prepare(void)
+{
+    prepare_mixed<FUSED_INT4>();
+    prepare_mixed<FUSED_FP8>();
+    prepare_mixed<FUSED_INT8>();
+}
+
+bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, struct small_tile t,
+                        const struct small_args &s, const void *x, int64_t x_stride,
+                        cudaStream_t stream)
+{
+    CUtensorMap wm = {}, xm;
+    mixed_args m = {};
+
+    m.s = s;
+    m.s.depth_steps = p->k / MIXED_GROUP / t.split;
+    m.w_scale = p->w_scale;
+    m.w_zero = (const int8_t *)p->w_zero;
+    m.n_groups = p->n_groups;
+    m.f16_scales = p->f16_scales;
+    m.segments = (const char *)p->w;
+    m.n_segments = p->k / QUANT_SEGMENT;
+    bool ok =
+        a->format == FUSED_INT4 || small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
+    if (!ok || !tensor_map_16(&xm, T_BF16, x, a->rows, p->k, x_stride, s.source_rows)) {
+        return false;
+    }
+    return a->format == FUSED_INT4  ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
+           : a->format == FUSED_FP8 ? launch_mixed<FUSED_FP8>(t, wm, xm, m, stream)
+                                    : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
+}

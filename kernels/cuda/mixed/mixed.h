@@ -1,0 +1,54 @@
+/* Products of 1 to 64 rows of bf16 with weights of codes on Hopper (mixed input: W4A16,
+ * W8A16), in the place of those of small_rows.h, with the same epilogues.
+ *
+ * Weights are the 64-row operand of the matrix instruction and come from registers,
+ * where their codes are widened; activations are the other one, of 8, 16, 32 or 64
+ * rows. Four warpgroups multiply: while one widens codes, others keep the tensor cores
+ * busy. A tile is 1, 2 or 4 times 64 weight rows, whose depth 4, 2 or 1 warpgroups
+ * share. Each 128 columns are summed by themselves and multiplied by their scale in
+ * float32, so no weight is rounded.
+ */
+#ifndef QUIRE_KERNELS_CUDA_MIXED_MIXED_H
+#define QUIRE_KERNELS_CUDA_MIXED_MIXED_H
+
+#include "kernels/cuda/fused_decode/small_rows.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    MIXED_WARPGROUPS = 4,
+    MIXED_ROWS = 64,   /* weight rows of a matrix instruction */
+    MIXED_GROUP = 128, /* columns that are summed before their scale is applied */
+};
+
+/* Every tile there is a kernel for: TILE(width, split), of all kinds. */
+#define MIXED_TILES(TILE) \
+    TILE(64, 1)           \
+    TILE(64, 2)           \
+    TILE(128, 1)          \
+    TILE(256, 1)
+
+/* The tile for op `p` of a launch of `format` (enum fused_format); width 0: there is
+ * none. Pure. */
+struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t n_blocks);
+/* Whether all of `a` goes by these launches; with at most FUSED_ROWS rows only where
+ * they fill the device, as other products do with a fused launch. Pure. */
+bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks);
+
+/* Allows the kernels their shared memory; where small_prepare has said that its run. */
+void small_mixed_prepare(void);
+
+#ifdef __cplusplus
+}
+
+/* Enqueues the product of op `p` in tiles `t`; `s` has its epilogue, of a source x
+ * [rows, k]. For launch_small_rows. False: as there. */
+struct small_args;
+bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, struct small_tile t,
+                        const struct small_args &s, const void *x, int64_t x_stride,
+                        cudaStream_t stream);
+#endif
+
+#endif

@@ -1,0 +1,212 @@
+/* Codes of a stage to the matrix instruction's operand in registers, a format each. */
+#ifndef QUIRE_KERNELS_CUDA_MIXED_OPERANDS_CUH
+#define QUIRE_KERNELS_CUDA_MIXED_OPERANDS_CUH
+
+#include "kernels/cuda/fused_decode/small_pipeline.cuh"
+#include "kernels/cuda/mixed/mixed.h"
+#include "kernels/cuda/mixed/wgmma_mixed.cuh"
+#include "kernels/cuda/quant/codes.cuh"
+#include "kernels/cuda/quant/quant.h"
+
+enum {
+    MIXED_MULTIPLIERS = MIXED_WARPGROUPS * 128,
+    MIXED_THREADS = MIXED_MULTIPLIERS + 128, /* and those of which one loads */
+    RING_BYTES = 220 * 1024,
+    MOST_STAGES = 12,
+};
+
+/* A product; the epilogue's part is that of small_rows.cu. */
+struct mixed_args {
+    small_args s; /* depth_steps: groups of a block's part of the depth */
+    /* Of all but FUSED_INT4: scales [n, n_groups] and, of FUSED_INT8, zero points
+     * likewise or NULL; n_groups: 1, or one for each 128 columns. */
+    const float *w_scale;
+    const int8_t *w_zero;
+    int32_t n_groups;
+    /* Of FUSED_INT4, whose copies need no tensor map: QUANT_SEGMENTS, n_segments of a
+     * row. */
+    const char *segments;
+    int32_t n_segments;
+    int32_t f16_scales;
+};
+
+/* F: enum fused_format; N: rows of the activations' operand; WIDTH: of the tile. */
+template <int F, int N, int WIDTH> struct mixed_layout {
+    static constexpr int TILES = WIDTH / MIXED_ROWS;           /* of 64 weight rows */
+    static constexpr int PARTS = MIXED_WARPGROUPS / TILES;     /* of the depth, by warpgroup */
+    static constexpr int GROUPS = F == FUSED_INT4 ? 4 : PARTS; /* of a stage of codes */
+    /* Bytes between rows of codes, and of 64 rows' codes of a stage. Rows of
+     * FUSED_INT4 are whole segments, whose banks differ; others are of one group and
+     * swizzled. */
+    static constexpr int PITCH = F == FUSED_INT4 ? (int)FUSED_SEGMENT_BYTES : (int)MIXED_GROUP;
+    static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (F == FUSED_INT4 ? 1 : GROUPS);
+    static constexpr int STAGE_BYTES = TILES * TILE_BYTES;
+    static constexpr int SOURCE_BYTES = N * MIXED_GROUP * 2;
+    static constexpr int SOURCES = N < 64 ? 8 : TILES == 4 ? 5 : TILES == 2 ? 7 : 8;
+    static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
+    static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
+    static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;
+    static constexpr int BARRIERS = 2 * (SOURCES + STAGES);
+    static constexpr int BYTES = RING + BARRIERS * 8 + 1024;
+    static constexpr int SUM_PITCH = WIDTH + 4; /* floats of a row of sums */
+
+    static_assert(STAGES >= 2, "codes arrive while others are multiplied");
+    static_assert(PARTS * N * SUM_PITCH * 4 <= RING, "sums fit");
+};
+
+#if HAS_WGMMA
+
+/* ---- what a lane makes of its codes ----
+ *
+ * Of two weight rows, 8 apart, the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of each
+ * 16, where t is its number modulo 4. tile: where the stage has the tile's 64 rows;
+ * group: in the stage.
+ *
+ *     lane_codes(row, a)            row: the weight's row of the warpgroup's first
+ *     scales(tile, group, i, a)     fetches the scales of a group; i: its place in the row
+ *     load(tile, group, half)       fetches the codes of 64 columns
+ *     operand(ret, k)               the matrix instruction's, of the k-th 16 of these
+ */
+template <int F> struct lane_codes;
+
+__device__ __forceinline__ int lane_row(void)
+{
+    return (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
+}
+
+template <> struct lane_codes<FUSED_INT4> {
+    float scale[2];
+    int4_group group[2]; /* of the lower and the upper row */
+    uint32_t word[2][2];
+    uint32_t at;
+
+    __device__ __forceinline__ lane_codes(int, const mixed_args &)
+        : at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES)
+    {
+    }
+    __device__ __forceinline__ void scales(uint32_t tile, int i, int, const mixed_args &a)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            group[h] = int4_group(
+                load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES + FUSED_SEGMENT_K / 2 + i * 4),
+                a.f16_scales);
+            scale[h] = group[h].scale;
+        }
+    }
+    __device__ __forceinline__ void load(uint32_t tile, int i, int half)
+    {
+        uint32_t from = tile + at + i * 64 + half * 32 + (threadIdx.x & 3) * 4;
+
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            word[h][0] = load_word(from + h * 8 * FUSED_SEGMENT_BYTES);
+            word[h][1] = load_word(from + h * 8 * FUSED_SEGMENT_BYTES + 16);
+        }
+    }
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ret[i] = group[i & 1].pair(word[i & 1][k / 2], k % 2 * 2 + i / 2);
+        }
+    }
+};
+
+/* Rows of eight bits, in the 128-byte swizzle. */
+struct lane_bytes {
+    float scale[2];
+    uint32_t low[4][2], high[4][2]; /* of each 16 columns two words; t chooses half of each */
+    uint32_t at;
+    int64_t first; /* of the lower row's scales; the upper row's are 8 * n_groups on */
+
+    __device__ __forceinline__ lane_bytes(int row, const mixed_args &a)
+        : at(lane_row() * (uint32_t)MIXED_GROUP + (threadIdx.x >> 1 & 1) * 4),
+          first((int64_t)(row + lane_row()) * a.n_groups)
+    {
+    }
+    __device__ __forceinline__ int64_t scale_at(int i, int h, const mixed_args &a) const
+    {
+        return first + (a.n_groups > 1 ? i : 0) + (int64_t)h * 8 * a.n_groups;
+    }
+    __device__ __forceinline__ void load(uint32_t tile, int group, int half)
+    {
+        uint32_t from = tile + at + group * (MIXED_ROWS * MIXED_GROUP);
+
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t chunk = ((half * 4 + k) ^ (threadIdx.x >> 2 & 7)) * 16;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                low[k][i] = load_word(from + chunk + i * 8);
+                high[k][i] = load_word(from + 8 * MIXED_GROUP + chunk + i * 8);
+            }
+        }
+    }
+};
+
+template <> struct lane_codes<FUSED_FP8> : lane_bytes {
+    uint32_t select; /* spreads two codes over the upper bytes of two values */
+
+    __device__ __forceinline__ lane_codes(int row, const mixed_args &a)
+        : lane_bytes(row, a), select(threadIdx.x & 1 ? 0x3424 : 0x1404)
+    {
+    }
+    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
+    {
+        scale[0] = __ldg(a.w_scale + scale_at(i, 0, a));
+        scale[1] = __ldg(a.w_scale + scale_at(i, 1, a));
+    }
+    __device__ __forceinline__ uint32_t values(uint32_t word) const
+    {
+        uint32_t v = __byte_perm(word, 0, select);
+
+        return e4m3_pair((v >> 4 & 0x07f007f0u) | (v & 0x80008000u));
+    }
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    {
+        ret[0] = values(low[k][0]);
+        ret[1] = values(high[k][0]);
+        ret[2] = values(low[k][1]);
+        ret[3] = values(high[k][1]);
+    }
+};
+
+/* Codes plus 128 become the last bits of 2^23 + n, from which 2^23 + 128 + zero point
+ * is taken away; bf16 has the difference exactly. */
+template <> struct lane_codes<FUSED_INT8> : lane_bytes {
+    float bias[2];
+    uint32_t select; /* the first code, then the upper bytes of 2^23 */
+
+    __device__ __forceinline__ lane_codes(int row, const mixed_args &a)
+        : lane_bytes(row, a), select(threadIdx.x & 1 ? 0x7652 : 0x7650)
+    {
+    }
+    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int64_t k = scale_at(i, h, a);
+            scale[h] = __ldg(a.w_scale + k);
+            bias[h] = 0x1p23f + 128.0f + (a.w_zero ? (float)__ldg(a.w_zero + k) : 0.0f);
+        }
+    }
+    __device__ __forceinline__ uint32_t values(uint32_t word, int h) const
+    {
+        uint32_t v = word ^ 0x80808080u, one = __byte_perm(v, 0x4b000000u, select),
+                 two = __byte_perm(v, 0x4b000000u, select + 1);
+
+        return pair(__uint_as_float(one) - bias[h], __uint_as_float(two) - bias[h]);
+    }
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    {
+        ret[0] = values(low[k][0], 0);
+        ret[1] = values(high[k][0], 1);
+        ret[2] = values(low[k][1], 0);
+        ret[3] = values(high[k][1], 1);
+    }
+};
+
+#endif
+
+#endif

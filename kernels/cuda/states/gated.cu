@@ -1,0 +1,82 @@
+/* What follows a recurrence or an attention whose output is gated (states.h): an RMS
+ * norm of each group of columns gated by silu, and a gate by sigmoid. */
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/states/states.h"
+
+enum { WARP_WIDTH = 512, GROUP_WARPS = 4, WIDE_THREADS = 512, SIGMOID_THREADS = 256 };
+
+__device__ __forceinline__ float silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/* A group by a warp (WIDE false) or by a block. The choice follows from the width
+ * alone, and so do the bits. */
+template <typename T, bool WIDE>
+__global__ void __launch_bounds__(WIDE ? WIDE_THREADS : GROUP_WARPS * 32)
+    norm_gated_kernel(gated_norm_args a, int32_t n_groups)
+{
+    __shared__ float shared[33];
+
+    pdl_release();
+    pdl_wait();
+    int group = WIDE ? blockIdx.x : blockIdx.x * GROUP_WARPS + (threadIdx.x >> 5);
+    int first = WIDE ? threadIdx.x : threadIdx.x & 31, step = WIDE ? WIDE_THREADS : 32;
+    if (group >= n_groups) {
+        return;
+    }
+    T *x = (T *)a.x + blockIdx.y * a.x_stride + (int64_t)group * a.width;
+    const T *gate = (const T *)a.gate + blockIdx.y * a.gate_stride + (int64_t)group * a.width;
+    int64_t weight = a.own_weights ? (int64_t)group * a.width : 0;
+    float squares = 0.0f;
+    for (int i = first; i < a.width; i += step) {
+        float v = to_float(x[i]) * (a.gate_first ? silu(to_float(gate[i])) : 1.0f);
+        squares += v * v;
+    }
+    squares = WIDE ? block_sum(squares, shared) : warp_sum(squares);
+    float factor = 1.0f / sqrtf(squares / a.width + a.eps);
+    for (int i = first; i < a.width; i += step) {
+        x[i] =
+            from_float<T>(to_float(x[i]) * factor * load_any(a.weight, a.weight_type, weight + i) *
+                          silu(to_float(gate[i])));
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(SIGMOID_THREADS)
+    gate_sigmoid_kernel(T *x, int64_t x_stride, const T *gate, int64_t gate_stride, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    int i = blockIdx.x * SIGMOID_THREADS + threadIdx.x;
+    if (i < cols) {
+        T *at = x + blockIdx.y * x_stride + i;
+        float g = to_float(gate[blockIdx.y * gate_stride + i]);
+        *at = from_float<T>(to_float(*at) / (1.0f + expf(-g)));
+    }
+}
+
+extern "C" void launch_norm_gated(const struct gated_norm_args *a, int32_t rows, int32_t cols,
+                                  int type, cudaStream_t stream)
+{
+    int groups = cols / a->width;
+
+    if (a->width > WARP_WIDTH) {
+        DISPATCH_TYPE(type, launch(norm_gated_kernel<T, true>, dim3(groups, rows),
+                                   dim3(WIDE_THREADS), 0, stream, *a, groups));
+    } else {
+        DISPATCH_TYPE(type, launch(norm_gated_kernel<T, false>,
+                                   dim3((groups + GROUP_WARPS - 1) / GROUP_WARPS, rows),
+                                   dim3(GROUP_WARPS * 32), 0, stream, *a, groups));
+    }
+}
+
+extern "C" void launch_gate_sigmoid(void *x, int64_t x_stride, const void *gate,
+                                    int64_t gate_stride, int32_t rows, int32_t cols, int type,
+                                    cudaStream_t stream)
+{
+    dim3 grid((cols + SIGMOID_THREADS - 1) / SIGMOID_THREADS, rows);
+
+    DISPATCH_TYPE(type, launch(gate_sigmoid_kernel<T>, grid, dim3(SIGMOID_THREADS), 0, stream,
+                               (T *)x, x_stride, (const T *)gate, gate_stride, cols));
+}

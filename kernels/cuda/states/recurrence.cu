@@ -1,0 +1,403 @@
+/* The recurrence of layers with states (states.h), for the shapes of struct recurrence
+ * in backend.h.
+ *
+ * Blocks of the second kernel read a state before they wait for the first one. They
+ * may: memory operations of a step and the steps before it are complete when a kernel
+ * behind the embedding starts (common.cuh), and of this step's kernels only that one
+ * writes the layer's states, each block its own part. */
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/states/states.h"
+
+/* A sequence of the step and where its states lie. */
+struct state_span {
+    int start, n;      /* its tokens in the step */
+    const float *from; /* the layer's state before them; NULL: all 0 */
+    float *to;         /* and behind them; NULL: the sequence has no cache */
+};
+
+__device__ __forceinline__ state_span span_of(const recurrence_args &a, const step_arrays &s,
+                                              int seq)
+{
+    int start = s.q_start[seq], end = s.q_start[seq + 1], first = s.kv_len[seq] - (end - start);
+    const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
+    /* two loads that do not wait for each other */
+    int last = end > start ? s.slot[end - 1] : -1;
+    int before = first > 0 ? table[(first - 1) / s.block_size] : -1;
+    state_span p = {start, end - start, nullptr, nullptr};
+
+    if (last >= 0) {
+        p.to = a.states + last / s.block_size * a.block_stride;
+        p.from = before >= 0 ? a.states + before * a.block_stride : nullptr;
+    }
+    return p;
+}
+
+__device__ __forceinline__ int channels_of(const recurrence_args &a)
+{
+    return 2 * a.n_groups * a.key_dim + a.n_heads * a.value_dim;
+}
+
+/* Input of channel c of token `at`, which may lie before the step. */
+template <typename T>
+__device__ __forceinline__ float input_of(const recurrence_args &a, const state_span &p, int at,
+                                          int c)
+{
+    if (at >= p.start) {
+        return to_float(((const T *)a.x)[at * a.x_stride + c]);
+    }
+    return p.from ? p.from[(int64_t)c * (a.kernel - 1) + at - p.start + a.kernel - 1] : 0.0f;
+}
+
+/* ---- tokens on their own ---- */
+
+/* Tokens of a block: few where there are few, so that all are taken at once. */
+enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 4, PREPARE_ONE = 512 };
+
+__device__ __forceinline__ float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+/* The sequence of a token of the step. */
+__device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int n_seqs)
+{
+    int lo = 0, hi = n_seqs - 1;
+
+    while (lo < hi) {
+        int mid = (lo + hi + 1) / 2;
+        if (s.q_start[mid] <= token) {
+            lo = mid;
+        } else {
+            hi = mid - 1;
+        }
+    }
+    return lo;
+}
+
+template <typename T>
+__device__ __forceinline__ void prepare_gates(const recurrence_args &a, int token, int lane)
+{
+    const T *gate = (const T *)a.gates + token * a.gate_stride;
+
+    for (int h = lane; h < a.n_heads; h += 32) {
+        float dt = softplus(to_float(gate[a.delta ? a.n_heads + h : h]) + a.dt_bias[h]);
+        dt = a.delta ? dt : fminf(fmaxf(dt, a.dt_min), a.dt_max);
+        float2 f = {expf(-expf(a.a_log[h]) * dt),
+                    a.delta ? 1.0f / (1.0f + expf(-to_float(gate[h]))) : dt};
+        *(float2 *)(a.factors + ((int64_t)token * a.n_heads + h) * 2) = f;
+    }
+}
+
+/* What channel c of token t is behind the convolution. K: its size; 0: a.kernel. */
+template <typename T, int K>
+__device__ __forceinline__ float convolve(const recurrence_args &a, const state_span &p, int t,
+                                          int c)
+{
+    int size = K > 0 ? K : a.kernel;
+    float sum = a.conv_bias ? a.conv_bias[c] : 0.0f;
+
+#pragma unroll
+    for (int k = 0; k < size; k++) {
+        sum += a.conv[(int64_t)c * size + k] * input_of<T>(a, p, t - size + 1 + k, c);
+    }
+    return sum / (1.0f + expf(-sum));
+}
+
+/* n channels from c on, which are one head's q, k or v: norm_scale is what q or k are
+ * multiplied by besides the inverse of their length, 0: v, or nothing to norm. */
+template <typename T>
+__device__ __forceinline__ void prepare_vector(const recurrence_args &a, const state_span &p,
+                                               int token, int first, int n, float norm_scale,
+                                               int lane)
+{
+    float *to = a.prepared + (int64_t)token * channels_of(a) + first, squares = 0.0f;
+
+    for (int i = lane; i < n; i += 32) {
+        float x = a.kernel == 4 ? convolve<T, 4>(a, p, token, first + i)
+                                : convolve<T, 0>(a, p, token, first + i);
+        to[i] = x;
+        squares += x * x;
+    }
+    if (norm_scale == 0.0f) {
+        return;
+    }
+    float scale = norm_scale / sqrtf(warp_sum(squares) + 1e-6f);
+    for (int i = lane; i < n; i += 32) {
+        to[i] *= scale;
+    }
+}
+
+/* Grid (units in fours, tokens in `each`): a unit is a q, a k, a v, or all
+ * gates of a token; a warp takes it. */
+template <typename T>
+__global__ void __launch_bounds__(PREPARE_WARPS * 32)
+    prepare_kernel(recurrence_args a, step_arrays s, int32_t n_seqs, int32_t rows, int32_t each)
+{
+    pdl_release();
+    pdl_wait();
+    int lane = threadIdx.x & 31, unit = blockIdx.x * PREPARE_WARPS + (threadIdx.x >> 5);
+    int vectors = 2 * a.n_groups + a.n_heads, keys = a.n_groups * a.key_dim;
+    if (unit > vectors) {
+        return;
+    }
+    int n = unit < 2 * a.n_groups ? a.key_dim : a.value_dim;
+    bool is_q = unit < a.n_groups, is_k = !is_q && unit < 2 * a.n_groups;
+    int values = a.n_heads * a.value_dim, index = is_q   ? unit
+                                                  : is_k ? unit - a.n_groups
+                                                         : unit - 2 * a.n_groups;
+    int base = is_q   ? (a.delta ? 0 : values + keys)
+               : is_k ? (a.delta ? keys : values)
+                      : (a.delta ? 2 * keys : 0);
+    float scale = !a.delta ? 0.0f : is_q ? 1.0f / sqrtf((float)a.key_dim) : is_k ? 1.0f : 0.0f;
+    int end = min(rows, (int)(blockIdx.y + 1) * each);
+    for (int token = blockIdx.y * each; token < end; token++) {
+        if (unit == vectors) {
+            prepare_gates<T>(a, token, lane);
+            continue;
+        }
+        state_span p = span_of(a, s, sequence_of(s, token, n_seqs));
+        if (p.to) {
+            prepare_vector<T>(a, p, token, base + index * n, n, scale, lane);
+        }
+    }
+}
+
+/* ---- one token after the other ---- */
+
+/* A block has COLUMNS columns of a head's matrix. Four neighbouring lanes share a
+ * column; of each 16 rows a lane has four neighbours. */
+enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8 };
+
+/* The operands of TILE_TOKENS tokens, in shared memory. */
+template <int J> struct token_tile {
+    float q[TILE_TOKENS][16 * J], k[TILE_TOKENS][16 * J], v[TILE_TOKENS][COLUMNS];
+    float factor[TILE_TOKENS][2];
+};
+
+__device__ __forceinline__ void fetch4(float *to, const float *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch16(float *to, const float *from)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+/* n floats, by all threads; WIDE: both sides are aligned to 16 bytes. */
+template <bool WIDE> __device__ __forceinline__ void fetch_row(float *to, const float *from, int n)
+{
+    if (WIDE) {
+        for (int i = threadIdx.x * 4; i < n; i += THREADS * 4) {
+            fetch16(to + i, from + i);
+        }
+    } else {
+        for (int i = threadIdx.x; i < n; i += THREADS) {
+            fetch4(to + i, from + i);
+        }
+    }
+}
+
+/* Where a block's operands begin in a token's channels. */
+struct operand_offsets {
+    int q, k, v, columns; /* columns: of the block */
+};
+
+/* Starts loading the tokens [first, first + n). */
+template <int J>
+__device__ __forceinline__ void fetch_tile(token_tile<J> &to, const recurrence_args &a,
+                                           const operand_offsets &o, int head, int first, int n)
+{
+    int channels = channels_of(a);
+    bool wide = ((a.key_dim | a.value_dim) & 3) == 0;
+
+    for (int t = 0; t < n; t++) {
+        const float *from = a.prepared + (int64_t)(first + t) * channels;
+        if (wide) {
+            fetch_row<true>(to.q[t], from + o.q, a.key_dim);
+            fetch_row<true>(to.k[t], from + o.k, a.key_dim);
+            fetch_row<true>(to.v[t], from + o.v, o.columns);
+        } else {
+            fetch_row<false>(to.q[t], from + o.q, a.key_dim);
+            fetch_row<false>(to.k[t], from + o.k, a.key_dim);
+            fetch_row<false>(to.v[t], from + o.v, o.columns);
+        }
+        fetch_row<false>(to.factor[t], a.factors + ((int64_t)(first + t) * a.n_heads + head) * 2,
+                         2);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ float sum_of_four(float x)
+{
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* One token: S [4 * J] is this lane's part of its column. Returns S^T q. */
+template <int J, bool DELTA>
+__device__ __forceinline__ float take_token(float (&state)[J][4], const token_tile<J> &tile, int t,
+                                            int sub, float v)
+{
+    const float4 *q = (const float4 *)tile.q[t], *k = (const float4 *)tile.k[t];
+    float decay = tile.factor[t][0], rate = tile.factor[t][1], known[4] = {}, sum[4] = {};
+
+    if (DELTA) {
+#pragma unroll
+        for (int j = 0; j < J; j++) {
+            float4 y = k[j * 4 + sub];
+            known[0] += state[j][0] * y.x;
+            known[1] += state[j][1] * y.y;
+            known[2] += state[j][2] * y.z;
+            known[3] += state[j][3] * y.w;
+        }
+        v -= decay * sum_of_four((known[0] + known[1]) + (known[2] + known[3]));
+    }
+    float add = rate * v;
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+        float4 y = k[j * 4 + sub], z = q[j * 4 + sub];
+        state[j][0] = decay * state[j][0] + y.x * add;
+        state[j][1] = decay * state[j][1] + y.y * add;
+        state[j][2] = decay * state[j][2] + y.z * add;
+        state[j][3] = decay * state[j][3] + y.w * add;
+        sum[0] += state[j][0] * z.x;
+        sum[1] += state[j][1] * z.y;
+        sum[2] += state[j][2] * z.z;
+        sum[3] += state[j][3] * z.w;
+    }
+    return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+/* The convolution's last inputs: each block of a sequence writes those of some
+ * channels. */
+template <typename T>
+__device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p)
+{
+    int channels = channels_of(a), before = a.kernel - 1;
+    int first = (int)((int64_t)channels * blockIdx.x / gridDim.x);
+    int end = (int)((int64_t)channels * (blockIdx.x + 1) / gridDim.x);
+
+    for (int c = first + threadIdx.x; c < end; c += THREADS) {
+        for (int i = 0; i < before; i++) { /* in place: nothing is read behind its writing */
+            p.to[(int64_t)c * before + i] = input_of<T>(a, p, p.start + p.n - before + i, c);
+        }
+    }
+}
+
+/* Grid (head and part of its columns, sequence); the last sequences, which may have
+ * many tokens, start first. Keys fill 16 * J rows, those behind key_dim with zeros. */
+template <typename T, int J, bool DELTA>
+__global__ void __launch_bounds__(THREADS, J <= 4   ? 8
+                                           : J <= 8 ? 6
+                                                    : 3)
+    recurrence_kernel(recurrence_args a, step_arrays s)
+{
+    __shared__ alignas(16) token_tile<J> tile[2];
+
+    pdl_release();
+    int parts = (a.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / parts;
+    int column = blockIdx.x % parts * COLUMNS, mine = threadIdx.x >> 2, sub = threadIdx.x & 3;
+    int group = head / (a.n_heads / a.n_groups), keys = a.n_groups * a.key_dim;
+    int values = a.n_heads * a.value_dim, at = head * a.value_dim + column;
+    operand_offsets o = {(DELTA ? 0 : values + keys) + group * a.key_dim,
+                         (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,
+                         min(COLUMNS, a.value_dim - column)};
+    state_span p = span_of(a, s, gridDim.y - 1 - blockIdx.y);
+    int64_t matrix = (int64_t)channels_of(a) * (a.kernel - 1) +
+                     (int64_t)head * a.key_dim * a.value_dim + column + mine;
+    bool live = mine < o.columns;
+    float state[J][4];
+#pragma unroll
+    for (int i = 0; i < J * 4; i++) {
+        int row = (i / 4 * 4 + sub) * 4 + i % 4;
+        state[i / 4][i % 4] = p.from && p.to && live && row < a.key_dim
+                                  ? p.from[matrix + (int64_t)row * a.value_dim]
+                                  : 0.0f;
+    }
+    for (int i = threadIdx.x; i < 2 * TILE_TOKENS * 16 * J; i += THREADS) {
+        int t = i / (16 * J);
+        if (i % (16 * J) >= a.key_dim) {
+            tile[t / TILE_TOKENS].q[t % TILE_TOKENS][i % (16 * J)] = 0.0f;
+            tile[t / TILE_TOKENS].k[t % TILE_TOKENS][i % (16 * J)] = 0.0f;
+        }
+    }
+    pdl_wait();
+    T *out = (T *)a.out + at + mine;
+    if (!p.to) {
+        for (int t = 0; t < p.n && live && sub == 0; t++) {
+            out[(p.start + t) * a.out_stride] = from_float<T>(0.0f);
+        }
+        return;
+    }
+    float skip = a.d ? a.d[head] : 0.0f;
+    fetch_tile(tile[0], a, o, head, p.start, min(p.n, TILE_TOKENS));
+    for (int first = 0, half = 0; first < p.n; first += TILE_TOKENS, half ^= 1) {
+        int n = min(p.n - first, TILE_TOKENS), next = first + TILE_TOKENS;
+        fetch_tile(tile[half ^ 1], a, o, head, p.start + next, min(p.n - next, TILE_TOKENS));
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        for (int t = 0; t < n; t++) {
+            float v = tile[half].v[t][mine];
+            float sum = take_token<J, DELTA>(state, tile[half], t, sub, v);
+            if (live && sub == 0) {
+                out[(p.start + first + t) * a.out_stride] = from_float<T>(sum + skip * v);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < J * 4; i++) {
+        int row = (i / 4 * 4 + sub) * 4 + i % 4;
+        if (live && row < a.key_dim) {
+            p.to[matrix + (int64_t)row * a.value_dim] = state[i / 4][i % 4];
+        }
+    }
+    keep_inputs<T>(a, p);
+}
+
+/* ---- launchers ---- */
+
+template <typename T, int J>
+static void launch_tokens(const recurrence_args &a, const step_arrays &s, int n_seqs,
+                          cudaStream_t stream)
+{
+    int parts = (a.value_dim + COLUMNS - 1) / COLUMNS;
+    dim3 grid(a.n_heads * parts, n_seqs);
+
+    if (a.delta) {
+        launch(recurrence_kernel<T, J, true>, grid, dim3(THREADS), 0, stream, a, s);
+    } else {
+        launch(recurrence_kernel<T, J, false>, grid, dim3(THREADS), 0, stream, a, s);
+    }
+}
+
+template <typename T>
+static void launch_all(const recurrence_args &a, const step_arrays &s, int n_seqs, int rows,
+                       cudaStream_t stream)
+{
+    int units = 2 * a.n_groups + a.n_heads + 1, each = rows > PREPARE_ONE ? PREPARE_TOKENS : 1;
+
+    launch(prepare_kernel<T>,
+           dim3((units + PREPARE_WARPS - 1) / PREPARE_WARPS, (rows + each - 1) / each),
+           dim3(PREPARE_WARPS * 32), 0, stream, a, s, n_seqs, rows, each);
+    if (a.key_dim <= 64) {
+        launch_tokens<T, 4>(a, s, n_seqs, stream);
+    } else if (a.key_dim <= 128) {
+        launch_tokens<T, 8>(a, s, n_seqs, stream);
+    } else {
+        launch_tokens<T, 16>(a, s, n_seqs, stream);
+    }
+}
+
+extern "C" void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
+                                  int32_t n_seqs, int32_t rows, cudaStream_t stream)
+{
+    DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, n_seqs, rows, stream));
+}

@@ -1,0 +1,63 @@
+/* Layers with recurrent states on a device: launchers of the kernels behind
+ * backend_ops.recurrence, norm_gated and gate_sigmoid.
+ *
+ * A recurrence takes two launches. The first prepares every token on its own: the
+ * convolution, the lengths of q and k, and the gates as factors. The second keeps a
+ * part of a head's matrix in registers and takes a sequence's tokens one after the
+ * other, for prefill as for decodes, so that the bits of a row do not depend on how a
+ * sequence is cut into steps or on what else is in them.
+ */
+#ifndef QUIRE_KERNELS_CUDA_STATES_STATES_H
+#define QUIRE_KERNELS_CUDA_STATES_STATES_H
+
+#include "kernels/cuda/launch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { STATE_KEY_DIM = 256 }; /* most keys of a head */
+
+/* As struct recurrence and its operands in backend.h; vectors are float32. */
+struct recurrence_args {
+    void *out;                                 /* [rows, n_heads * value_dim] */
+    const void *x, *gates;                     /* [rows, channels], [rows, n_gates] */
+    int64_t out_stride, x_stride, gate_stride; /* elements */
+    int32_t type;                              /* enum dtype of out, x and gates */
+    int32_t delta;                             /* the gated delta rule, else Mamba-2 */
+    int32_t n_heads, n_groups, key_dim, value_dim, kernel;
+    const float *conv, *conv_bias; /* [channels, kernel]; [channels] or NULL */
+    const float *a_log, *dt_bias;  /* [n_heads] */
+    const float *d;                /* [n_heads] or NULL */
+    float dt_min, dt_max;
+    float *states;        /* the layer's state in block 0 */
+    int64_t block_stride; /* of blocks, in floats */
+    /* What the first launch leaves to the second: x behind the convolution, with q and
+     * k of their final lengths [rows, channels], and by head what S and the summand are
+     * multiplied by [rows, n_heads, 2]. */
+    float *prepared, *factors;
+};
+/* `rows` rows of n_seqs sequences. Rows of sequences whose last token has no slot
+ * become zero. */
+void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s, int32_t n_seqs,
+                       int32_t rows, cudaStream_t stream);
+
+/* x = the norm of each `width` columns, gated, as struct gated_norm. */
+struct gated_norm_args {
+    void *x;
+    const void *gate, *weight; /* weight [width], or [cols] with own_weights */
+    int64_t x_stride, gate_stride;
+    int32_t weight_type, own_weights, gate_first, width;
+    float eps;
+};
+void launch_norm_gated(const struct gated_norm_args *a, int32_t rows, int32_t cols, int type,
+                       cudaStream_t stream);
+/* x *= sigmoid(gate) */
+void launch_gate_sigmoid(void *x, int64_t x_stride, const void *gate, int64_t gate_stride,
+                         int32_t rows, int32_t cols, int type, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

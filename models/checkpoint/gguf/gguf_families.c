@@ -1,0 +1,298 @@
+/* The architectures that GGUF files name: which of config.json's they are, what their
+ * files call tensors and settings, and what the files leave unsaid because llama.cpp's
+ * code for the architecture knows it.
+ *
+ * A family's tensors are looked up in its own list first, then in the one that all
+ * share.
+ */
+#include "models/checkpoint/gguf/gguf_families.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "config/base/buf.h"
+
+/* ---- tensors ---- */
+
+#define NAME(a, b) {.from = (a), .to = (b)}
+#define TURNED(a, b) {.from = (a), .to = (b), .order = ORDER_TRANSPOSED}
+
+static const struct gguf_rename WHOLE[] = {NAME("token_embd", "model.embed_tokens"),
+                                           NAME("output_norm", "model.norm"),
+                                           NAME("output", "lm_head"),
+                                           {0}};
+static const struct gguf_rename LAYER[] = {
+    NAME("attn_norm", "input_layernorm"),
+    NAME("attn_q", "self_attn.q_proj"),
+    NAME("attn_k", "self_attn.k_proj"),
+    NAME("attn_v", "self_attn.v_proj"),
+    NAME("attn_qkv", "self_attn.qkv_proj"),
+    NAME("attn_q_norm", "self_attn.q_norm"),
+    NAME("attn_k_norm", "self_attn.k_norm"),
+    NAME("attn_output", "self_attn.o_proj"),
+    NAME("ffn_norm", "post_attention_layernorm"),
+    NAME("ffn_gate", "mlp.gate_proj"),
+    NAME("ffn_up", "mlp.up_proj"),
+    NAME("ffn_down", "mlp.down_proj"),
+    NAME("ffn_gate_inp", "mlp.gate"),
+    NAME("ffn_gate_exps", "mlp.experts.%d.gate_proj"),
+    NAME("ffn_up_exps", "mlp.experts.%d.up_proj"),
+    NAME("ffn_down_exps", "mlp.experts.%d.down_proj"),
+    {0},
+};
+
+#define PAIRS(a, b) {.from = (a), .to = (b), .order = ORDER_ROTARY_PAIRS}
+#define ROTARY_PAIRS PAIRS("attn_q", "self_attn.q_proj"), PAIRS("attn_k", "self_attn.k_proj")
+static const struct gguf_rename LLAMA_LAYER[] = {ROTARY_PAIRS, {0}};
+static const struct gguf_rename MIXTRAL_LAYER[] = {
+    ROTARY_PAIRS,
+    NAME("ffn_gate_inp", "block_sparse_moe.gate"),
+    NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.w1"),
+    NAME("ffn_up_exps", "block_sparse_moe.experts.%d.w3"),
+    NAME("ffn_down_exps", "block_sparse_moe.experts.%d.w2"),
+    {0}};
+static const struct gguf_rename QWEN2_MOE_LAYER[] = {
+    NAME("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    NAME("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    NAME("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    NAME("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    {0}};
+static const struct gguf_rename GLM4_MOE_LAYER[] = {
+    NAME("post_attention_norm", "post_attention_layernorm"),
+    {.from = "exp_probs_b", .to = "mlp.gate.e_score_correction_bias", .whole = true},
+    NAME("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    NAME("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    NAME("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    {0}};
+static const struct gguf_rename PHI3_LAYER[] = {NAME("ffn_up", "mlp.gate_up_proj"), {0}};
+/* norms after attention and MLP beside those before them */
+static const struct gguf_rename GEMMA2_LAYER[] = {
+    NAME("post_attention_norm", "post_attention_layernorm"),
+    NAME("ffn_norm", "pre_feedforward_layernorm"),
+    NAME("post_ffw_norm", "post_feedforward_layernorm"),
+    {0}};
+static const struct gguf_rename GLM4_LAYER[] = {
+    NAME("post_attention_norm", "post_self_attn_layernorm"),
+    NAME("post_ffw_norm", "post_mlp_layernorm"),
+    NAME("ffn_up", "mlp.gate_up_proj"),
+    {0}};
+/* norms after attention and MLP alone */
+static const struct gguf_rename OLMO2_LAYER[] = {
+    NAME("post_attention_norm", "post_attention_layernorm"),
+    NAME("post_ffw_norm", "post_feedforward_layernorm"),
+    {0}};
+static const struct gguf_rename STARCODER2_LAYER[] = {
+    NAME("ffn_up", "mlp.c_fc"), NAME("ffn_down", "mlp.c_proj"), {0}};
+static const struct gguf_rename GPT2_WHOLE[] = {NAME("token_embd", "transformer.wte"),
+                                                NAME("position_embd", "transformer.wpe"),
+                                                NAME("output_norm", "transformer.ln_f"),
+                                                {0}};
+static const struct gguf_rename GPT2_LAYER[] = {NAME("attn_norm", "ln_1"),
+                                                TURNED("attn_qkv", "attn.c_attn"),
+                                                TURNED("attn_output", "attn.c_proj"),
+                                                NAME("ffn_norm", "ln_2"),
+                                                TURNED("ffn_up", "mlp.c_fc"),
+                                                TURNED("ffn_down", "mlp.c_proj"),
+                                                {0}};
+
+/* ---- settings ---- */
+
+static const struct gguf_key EXPERTS[] = {
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_feed_forward_length", "shared_expert_intermediate_size"},
+    {0}};
+/* Without a shared expert: files of some converters name its size all the same. */
+static const struct gguf_key ROUTED[] = {{"expert_count", "num_experts"},
+                                         {"expert_used_count", "num_experts_per_tok"},
+                                         {"expert_feed_forward_length", "moe_intermediate_size"},
+                                         {0}};
+static const struct gguf_key GROUPED_EXPERTS[] = {
+    {"expert_count", "n_routed_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_count", "n_shared_experts"},
+    {"expert_group_count", "n_group"},
+    {"expert_group_used_count", "topk_group"},
+    {"leading_dense_block_count", "first_k_dense_replace"},
+    {"expert_weights_scale", "routed_scaling_factor"},
+    {"expert_weights_norm", "norm_topk_prob"},
+    {0}};
+static const struct gguf_key GRANITE_FACTORS[] = {{"attention.scale", "attention_multiplier"},
+                                                  {"embedding_scale", "embedding_multiplier"},
+                                                  {"residual_scale", "residual_multiplier"},
+                                                  {"logit_scale", "logits_scaling"},
+                                                  {0}};
+static const struct gguf_key COHERE_KEYS[] = {{"logit_scale", "logit_scale"}, {0}};
+static const struct gguf_key WINDOW_KEYS[] = {{"rope.freq_base_swa", "rope_local_base_freq"}, {0}};
+static const struct gguf_key STABLELM_KEYS[] = {{"use_parallel_residual", "use_parallel_residual"},
+                                                {0}};
+
+/* Of several rows of one name the first whose `when` is met counts. */
+static const struct gguf_family FAMILIES[] = {
+    {.gguf = "llama",
+     .name = "MixtralForCausalLM",
+     .when = "expert_count",
+     .layer = MIXTRAL_LAYER,
+     .keys = ROUTED},
+    {.gguf = "llama",
+     .name = "LlamaForCausalLM",
+     .layer = LLAMA_LAYER,
+     .qkv_bias = "attention_bias",
+     .mlp_bias = "mlp_bias"},
+    {.gguf = "mistral3", .name = "Ministral3ForCausalLM", .layer = LLAMA_LAYER},
+    {.gguf = "smollm3",
+     .name = "SmolLM3ForCausalLM",
+     .layer = LLAMA_LAYER,
+     .qkv_bias = "attention_bias"},
+    {.gguf = "granite",
+     .name = "GraniteForCausalLM",
+     .layer = LLAMA_LAYER,
+     .keys = GRANITE_FACTORS,
+     .qkv_bias = "attention_bias",
+     .mlp_bias = "mlp_bias"},
+    {.gguf = "qwen2", .name = "Qwen2ForCausalLM"},
+    {.gguf = "qwen2moe",
+     .name = "Qwen2MoeForCausalLM",
+     .layer = QWEN2_MOE_LAYER,
+     .keys = EXPERTS,
+     .json = ",\"norm_topk_prob\":false"},
+    {.gguf = "qwen3", .name = "Qwen3ForCausalLM", .qkv_bias = "attention_bias"},
+    {.gguf = "qwen3moe",
+     .name = "Qwen3MoeForCausalLM",
+     .keys = ROUTED,
+     .qkv_bias = "attention_bias",
+     .json = ",\"norm_topk_prob\":true"},
+    {.gguf = "olmoe",
+     .name = "OlmoeForCausalLM",
+     .keys = ROUTED,
+     .json = ",\"norm_topk_prob\":false"},
+    {.gguf = "glm4moe",
+     .name = "Glm4MoeForCausalLM",
+     .layer = GLM4_MOE_LAYER,
+     .keys = GROUPED_EXPERTS,
+     .qkv_bias = "attention_bias",
+     .head_norms = "use_qk_norm"},
+    {.gguf = "phi3", .name = "Phi3ForCausalLM", .layer = PHI3_LAYER},
+    {.gguf = "gemma", .name = "GemmaForCausalLM"},
+    {.gguf = "gemma2", .name = "Gemma2ForCausalLM", .layer = GEMMA2_LAYER},
+    {.gguf = "gemma3", .name = "Gemma3ForCausalLM", .layer = GEMMA2_LAYER, .keys = WINDOW_KEYS},
+    {.gguf = "glm4", .name = "Glm4ForCausalLM", .layer = GLM4_LAYER, .qkv_bias = "attention_bias"},
+    {.gguf = "olmo2",
+     .name = "Olmo3ForCausalLM",
+     .when = "attention.sliding_window",
+     .layer = OLMO2_LAYER,
+     .keys = WINDOW_KEYS},
+    {.gguf = "olmo2", .name = "Olmo2ForCausalLM", .layer = OLMO2_LAYER},
+    {.gguf = "exaone4", .name = "Exaone4ForCausalLM", .layer = OLMO2_LAYER},
+    {.gguf = "seed_oss",
+     .name = "SeedOssForCausalLM",
+     .layer = GLM4_MOE_LAYER,
+     .qkv_bias = "attention_bias",
+     .o_bias = "attention_out_bias",
+     .mlp_bias = "mlp_bias"},
+    {.gguf = "ernie4_5", .name = "Ernie4_5ForCausalLM", .qkv_bias = "use_bias"},
+    {.gguf = "command-r",
+     .name = "CohereForCausalLM",
+     .keys = COHERE_KEYS,
+     .head_norms = "use_qk_norm"},
+    {.gguf = "cohere2", .name = "Cohere2ForCausalLM", .keys = COHERE_KEYS},
+    {.gguf = "stablelm",
+     .name = "StableLmForCausalLM",
+     .keys = STABLELM_KEYS,
+     .qkv_bias = "use_qkv_bias",
+     .head_norms = "qk_layernorm"},
+    {.gguf = "starcoder2", .name = "Starcoder2ForCausalLM", .layer = STARCODER2_LAYER},
+    {.gguf = "gpt2",
+     .name = "GPT2LMHeadModel",
+     .whole = GPT2_WHOLE,
+     .layer = GPT2_LAYER,
+     .apart = true},
+};
+
+/* ---- looking up ---- */
+
+/* Whether the number `when` of the architecture is in the file and is not 0. */
+static bool is_met(const struct gguf *g, const char *arch, const char *when)
+{
+    char key[128];
+    int64_t value = 0;
+    struct err e;
+
+    if (!when) {
+        return true;
+    }
+    snprintf(key, sizeof(key), "%s.%s", arch, when);
+    return gguf_int(g, key, &value, &e) > 0 && value != 0;
+}
+
+static void list_names(struct buf *b)
+{
+    for (size_t i = 0; i < ARRAY_LEN(FAMILIES); i++) {
+        if (i == 0 || strcmp(FAMILIES[i].gguf, FAMILIES[i - 1].gguf) != 0) {
+            buf_printf(b, "%s%s", i ? ", " : "", FAMILIES[i].gguf);
+        }
+    }
+    buf_putc(b, '\0');
+}
+
+int gguf_family(const struct gguf_family **ret, const struct gguf *g, struct err *e)
+{
+    struct gguf_text name = {0};
+    int rc = gguf_string(g, "general.architecture", &name, e);
+    struct buf known;
+
+    if (rc < 0) {
+        return rc;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(FAMILIES) && rc > 0; i++) {
+        if (gguf_text_is(name, FAMILIES[i].gguf) && is_met(g, FAMILIES[i].gguf, FAMILIES[i].when)) {
+            *ret = &FAMILIES[i];
+            return 0;
+        }
+    }
+    buf_init(&known, 4096);
+    list_names(&known);
+    const char *list = known.failed ? "" : known.data;
+    if (rc == 0) {
+        rc = err_set(e, ERR_INVALID, "%s: general.architecture is missing; known are %s", g->file,
+                     list);
+    } else {
+        rc = err_set(e, ERR_UNSUPPORTED, "%s: architecture '%.*s' is not known; known are %s",
+                     g->file, (int)MIN(name.len, (size_t)40), name.at, list);
+    }
+    buf_release(&known);
+    return rc;
+}
+
+const char *gguf_name_of(const char *name, int i)
+{
+    for (size_t k = 0; k < ARRAY_LEN(FAMILIES); k++) {
+        if (strcmp(FAMILIES[k].name, name) == 0 && i-- == 0) {
+            return FAMILIES[k].gguf;
+        }
+    }
+    return NULL;
+}
+
+static const struct gguf_rename *find(const struct gguf_rename *table, const char *stem, size_t len)
+{
+    for (; table && table->from; table++) {
+        if (strlen(table->from) == len && memcmp(table->from, stem, len) == 0) {
+            return table;
+        }
+    }
+    return NULL;
+}
+
+const struct gguf_rename *gguf_rename_find(const struct gguf_family *f, bool of_layer,
+                                           const char *stem, size_t len)
+{
+    const struct gguf_rename *own = find(of_layer ? f->layer : f->whole, stem, len);
+
+    if (own || (of_layer && f->apart)) {
+        return own;
+    }
+    return find(of_layer ? LAYER : WHOLE, stem, len);
+}

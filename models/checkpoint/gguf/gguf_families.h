@@ -1,0 +1,46 @@
+/* What llama.cpp's architectures are called and hold; for the readers of a GGUF file's
+ * metadata and tensors. */
+#ifndef QUIRE_MODELS_CHECKPOINT_GGUF_FAMILIES_H
+#define QUIRE_MODELS_CHECKPOINT_GGUF_FAMILIES_H
+
+#include "models/checkpoint/gguf/gguf.h"
+
+/* A tensor's name, without .weight or .bias, and without "blk.N." or the prefix of a
+ * layer. */
+struct gguf_rename {
+    const char *from; /* the file's */
+    /* Hugging Face's; with %d: the tensor has an expert along its first axis, and each
+     * is a tensor of its own */
+    const char *to;
+    enum tensor_order order; /* of the weight; of the bias too when it is ORDER_ROTARY_PAIRS */
+    bool whole;              /* `to` has no .weight or .bias after it */
+};
+
+/* A key of the metadata after the architecture's name and a dot, and config.json's. */
+struct gguf_key {
+    const char *gguf, *json;
+};
+
+struct gguf_family {
+    const char *gguf;                /* general.architecture */
+    const char *name;                /* of config.json's architectures */
+    const char *when;                /* a key that must be there and not 0; NULL: always */
+    const struct gguf_rename *layer; /* of tensors in layers; NULL: the common ones alone */
+    const struct gguf_rename *whole; /* of the others; likewise */
+    bool apart;                      /* no tensor in a layer has a common name */
+    const struct gguf_key *keys;     /* numbers and bools beside the common ones, or NULL */
+    const char *json;                /* members that follow from the architecture, each after a
+                                      * comma; or NULL */
+    /* the members that say whether the tensors of the first layer have a bias, and
+     * whether q and k are normed per head; NULL: it follows from the architecture */
+    const char *qkv_bias, *o_bias, *mlp_bias, *head_norms;
+};
+
+/* The family of a file. ERR_INVALID: the file names none; ERR_UNSUPPORTED: it is not
+ * known, and the message lists those that are. */
+int gguf_family(const struct gguf_family **ret, const struct gguf *g, struct err *e);
+/* The entry for a tensor inside or outside of the layers; NULL: unknown. */
+const struct gguf_rename *gguf_rename_find(const struct gguf_family *f, bool of_layer,
+                                           const char *stem, size_t len);
+
+#endif
