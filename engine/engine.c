@@ -558,3 +558,9 @@ int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const cha
     return e->grammars ? grammars_get(e->grammars, kind, text, len, ret, err)
                        : err_set(err, ERR_UNSUPPORTED, "this device cannot constrain its output");
 }
+
+int engine_grammar_walk(const struct engine *e, struct grammar *g, const int32_t *id, int32_t n,
+                        struct grammar_walk *ret, struct err *err)
+{
+    return grammars_walk(g, e->config.vocab, id, n, ret, err);
+}

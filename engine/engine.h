@@ -216,6 +216,24 @@ bool engine_chat_parser_reasoning(const struct chat_parser *p);
 int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
                        struct grammar **ret, struct err *err);
 
+/* How a text fares under a grammar. */
+struct grammar_walk {
+    int32_t most;     /* tokens that are walked, at most */
+    int64_t until_us; /* of clock_us: no mask is begun later */
+    /* [most + 1] of the caller: how many tokens may come in front of each token, and
+     * behind the last one; n_allowed of them */
+    int32_t *allowed;
+    int32_t n, n_allowed; /* tokens that were taken; counts */
+    /* why it ended: the whole text was taken; a token is not allowed, or nothing may
+     * follow; `most` or `until_us` */
+    enum { WALK_WHOLE, WALK_REFUSED, WALK_TIME } end;
+    bool complete; /* what was taken is a sentence */
+};
+/* Walk through the tokens id[n]; `ret` has its limits. Any thread. ERR_NOMEM, ERR_FULL:
+ * as constraint_mask. */
+int engine_grammar_walk(const struct engine *e, struct grammar *g, const int32_t *id, int32_t n,
+                        struct grammar_walk *ret, struct err *err);
+
 /* Fill-in-the-middle tokens. A prompt with a gap is encoded as: `prefix`, the text
  * before the gap, `suffix`, the text after it, `middle`. */
 struct engine_fim {

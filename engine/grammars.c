@@ -160,6 +160,59 @@ int grammars_get(struct grammars *g, enum grammar_kind kind, const char *text, s
     return rc;
 }
 
+/* ---- walking through a text ---- */
+
+/* Counts what may follow. False: `rc` says why not, or the walk is out of time. */
+static bool count_allowed(struct constraint *c, uint32_t *mask, int32_t words,
+                          struct grammar_walk *w, int *rc)
+{
+    int32_t n = 0;
+
+    if (w->n >= w->most || clock_us() > w->until_us) {
+        w->end = WALK_TIME;
+        return false;
+    }
+    *rc = constraint_mask(c, mask);
+    if (*rc == ERR_UNSUPPORTED) { /* nothing may follow, of a model without an end */
+        memset(mask, 0, (size_t)words * sizeof(*mask));
+        *rc = 0;
+    }
+    for (int32_t i = 0; *rc == 0 && i < words; i++) {
+        n += __builtin_popcount(mask[i]);
+    }
+    if (*rc == 0) {
+        w->allowed[w->n_allowed++] = n;
+    }
+    return *rc == 0;
+}
+
+int grammars_walk(struct grammar *g, int32_t vocab, const int32_t *id, int32_t n,
+                  struct grammar_walk *ret, struct err *e)
+{
+    int32_t words = mask_words(vocab);
+    uint32_t *mask = calloc((size_t)words, sizeof(*mask));
+    struct constraint *c = NULL;
+    int rc = mask ? constraint_new(&c, g, e) : err_nomem(e, "a mask");
+
+    ret->n = ret->n_allowed = 0;
+    ret->end = WALK_WHOLE;
+    while (rc == 0 && count_allowed(c, mask, words, ret, &rc) && ret->n < n) {
+        if (constraint_accept(c, id[ret->n]) != 0) {
+            ret->end = WALK_REFUSED;
+            break;
+        }
+        constraint_settle(c);
+        ret->n++;
+    }
+    ret->complete = rc == 0 && constraint_complete(c);
+    if (rc < 0 && !e->code) {
+        err_set(e, rc, "the grammar's masks reached a limit");
+    }
+    constraint_free(c);
+    free(mask);
+    return rc;
+}
+
 /* ---- open and free ---- */
 
 int grammars_open(struct grammars **ret, const struct tokenizer *t, const struct sched_config *c,

@@ -4,6 +4,7 @@
 #define QUIRE_ENGINE_GRAMMARS_H
 
 #include "engine/constrain/constrain.h"
+#include "engine/engine.h"
 #include "engine/sched/decode/constrained.h"
 #include "models/tokenizer/tokenizer.h"
 
@@ -21,5 +22,8 @@ void grammars_free(struct grammars *g);
 /* A reference to the grammar of a client's text. Any thread. Errors as grammar_new. */
 int grammars_get(struct grammars *g, enum grammar_kind kind, const char *text, size_t len,
                  struct grammar **ret, struct err *e);
+/* As engine_grammar_walk, with masks over `vocab` ids. */
+int grammars_walk(struct grammar *g, int32_t vocab, const int32_t *id, int32_t n,
+                  struct grammar_walk *ret, struct err *e);
 
 #endif

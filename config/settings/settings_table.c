@@ -262,7 +262,7 @@ const struct setting setting_table[] = {
     {STRING(cors_origins, NULL), .metavar = "ORIGINS", .group = "Server",
      .help = "origins from which browsers may send requests, separated by commas; *: any"},
     {BOOL(ui, "true"), .group = "Server",
-     .help = "serve the page at / and /debug/kv, which it displays"},
+     .help = "serve the page at / and what it displays, /debug/kv and /debug/masks"},
 
     {STRING(metrics_prefix, "quire_"), .metavar = "PREFIX", .group = "Observing",
      .help = "prefix of all metric names; vllm: fits existing dashboards"},

@@ -209,6 +209,7 @@ bool http_request_argument(const struct http_request *x, const char *name, const
 /* Handlers of GET / and GET /debug/kv (ui.c). */
 void handle_page(struct http_request *x, const char *arg, struct reply *r);
 void handle_kv_events(struct http_request *x, const char *arg, struct reply *r);
+void handle_masks(struct http_request *x, const char *arg, struct reply *r);
 
 /* SIGHUP: read the keys file and the certificate again. One that cannot be read stays
  * as it was; the log reports each. */

@@ -446,6 +446,8 @@ const struct route routes[] = {
     {"GET", "/", "/", .open = true, .quiet = true, .handle = handle_page},
     {"GET", "/debug/kv", "/debug/kv", .quiet = true, .needs_engine = true,
      .handle = handle_kv_events},
+    {"POST", "/debug/masks", "/debug/masks", .quiet = true, .needs_engine = true, .limited = true,
+     .handle = handle_masks},
     {"GET", "/openapi.json", "/openapi.json", .needs_engine = true, .handle = handle_openapi},
 };
 const int n_routes = ARRAY_LEN(routes);

@@ -170,6 +170,32 @@ def test_long_step(start):
     work.close()
 
 
+# ---- masks ----
+
+def test_masks_of_a_text(server):
+    schema = {"type": "object", "properties": {"a": {"enum": ["red", "green"]}}, "required": ["a"], "additionalProperties": False}
+    a = server.ask("POST", "/debug/masks", json={"schema": schema, "text": '{"a": "red"}'}).json()
+    assert "".join(a["tokens"]) == '{"a": "red"}' and len(a["allowed"]) == len(a["tokens"]) + 1
+    assert a["end"] == "text" and a["complete"] and all(0 < n < a["vocabulary"] for n in a["allowed"][:-1])
+    assert a["allowed"][0] == 1 or a["tokens"][0] != "{"  # nothing but a brace, alone or with more behind it
+    free = server.ask("POST", "/debug/masks", json={"schema": True, "text": ""}).json()
+    assert free["tokens"] == [] and free["allowed"][0] > a["allowed"][0] and not free["complete"]
+
+
+def test_masks_end_where_the_text_leaves_the_schema(server):
+    a = server.ask("POST", "/debug/masks", json={"schema": {"type": "integer"}, "text": "12x"}).json()
+    assert "".join(a["tokens"]) == "12" and a["end"] == "grammar" and a["complete"]
+
+
+def test_masks_are_bounded_and_checked(server):
+    a = server.ask("POST", "/debug/masks", json={"schema": {"type": "array"}, "text": "[" + "1," * 4000}).json()
+    assert a["end"] == "time" and len(a["tokens"]) <= 512
+    for body, param in (({"text": "x"}, "schema"), ({"schema": 5}, "schema"), ({"schema": {"type": "no"}}, "schema"),
+                        ({"schema": True, "text": 5}, "text")):
+        r = server.ask("POST", "/debug/masks", json=body)
+        assert r.status_code == 400 and r.json()["error"]["param"] == param, body
+
+
 # ---- a browser ----
 
 @pytest.fixture
@@ -218,6 +244,31 @@ def test_in_a_browser(start, chromium):
     s.wait_metric("num_requests_running", 0)
     b.wait("document.getElementById('tables').textContent.includes('Nothing runs')")
     b.size(390, 844, phone=True, dark=True)
+    b.wait("document.documentElement.scrollWidth == 390")
+    assert b.complaints == []
+
+
+def test_a_mask_in_a_browser(start, chromium):
+    s = start()
+    b = chromium
+    b.size(1280, 900)
+    b.open(s.url + "/")
+    b.wait("document.getElementById('dot').className == 'dot live'")
+    b.js("document.querySelector('#rules summary').focus()")
+    b.key("Enter")
+    b.wait("document.getElementById('rules').open")
+    b.js("document.getElementById('schema').focus()")
+    b.type('{"enum": ["a long word that is forced", "another"]}')
+    b.js("document.getElementById('n').value = 1; document.getElementById('schema').blur()")
+    b.wait("document.querySelectorAll('#mask li').length == 1")  # before there is an answer
+    b.js("document.getElementById('ask').requestSubmit()")
+    b.wait("/^\"a/.test(document.querySelector('.answer .text')?.textContent) && !document.getElementById('go').disabled")
+    b.wait("document.querySelectorAll('#mask li').length > 3 && document.querySelectorAll('#mask .forced').length > 1")
+    b.js("document.getElementById('schema').value = '{'; document.getElementById('schema').dispatchEvent(new Event('change'))")
+    b.wait("document.getElementById('mask-note').textContent.startsWith('schema: ')")
+    b.js("document.getElementById('ask').requestSubmit()")
+    b.wait("document.getElementById('error').textContent.startsWith('schema: ')")
+    b.size(390, 844, phone=True)
     b.wait("document.documentElement.scrollWidth == 390")
     assert b.complaints == []
 
