@@ -206,7 +206,7 @@ const struct route *route_find(const char *method, const char *path, const char 
  * while a handler runs. */
 bool http_request_argument(const struct http_request *x, const char *name, const char **ret);
 
-/* Handlers of GET / and GET /debug/kv (ui.c). */
+/* Handlers of GET / and GET /debug/kv (ui.c), and of POST /debug/masks (masks.c). */
 void handle_page(struct http_request *x, const char *arg, struct reply *r);
 void handle_kv_events(struct http_request *x, const char *arg, struct reply *r);
 void handle_masks(struct http_request *x, const char *arg, struct reply *r);
