@@ -135,7 +135,7 @@ def test_crash_leaves_a_backtrace(start, sig):
 # ---- metrics ----
 
 LABELS = {"position", "model_name", "le", "mode", "finished_reason", "route", "status", "block_size", "num_gpu_blocks", "num_cpu_blocks",
-          "key", "reason", "rank", "source"}
+          "key", "reason", "rank", "source", "cache_dtype", "bytes_per_token"}
 
 
 @pytest.mark.parametrize("prefix", ["quire_", "vllm:"])
