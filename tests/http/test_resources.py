@@ -200,7 +200,8 @@ LIMITS = [
             presence_penalty=1,
             stop_token_ids=LETTERS,
         ),
-        64,
+        # a group of 4,096 sequences, 2 KiB each, a copy; how many meet depends on the machine
+        128,
         copies=12,
         fields=("n",),
     ),
