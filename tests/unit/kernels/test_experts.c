@@ -533,7 +533,7 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
         reference_row(want + (int64_t)k * t->hidden, h + (int64_t)k * t->hidden, v, t);
     }
     double limit = 2 * limit_of(d->r, t); /* the sum is rounded too */
-    for (int32_t i = 0; i < n; i++) { /* x is small beside y, which need not be stored */
+    for (int32_t i = 0; i < n; i++) {     /* x is small beside y, which need not be stored */
         want[i] += x[i];
     }
     if (!(nmse(sum, want, n) <= limit)) {

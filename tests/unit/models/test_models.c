@@ -361,8 +361,8 @@ static void weights_are_converted_to_the_type_asked_for(void **state)
 }
 
 /* Families with windows, soft caps, sinks, biases, several KV groups. What the codes
- * leave out is far less than a wrong key, and more than the rounding of float32; that of
- * 16-bit activations may hide the codes of int8. */
+ * leave out is far less than a wrong key, and more than the rounding of float32; that
+ * of 16-bit activations may hide the codes of int8. */
 static void caches_of_8_bits_keep_the_logits(void **state)
 {
     (void)state;
