@@ -65,32 +65,6 @@ static int launch(struct draft_steps *s, struct err *e)
     return s->executor->launch(s->executor, &s->batch, e);
 }
 
-/* The draft for `position` is drawn as the token will be, from the same noise, so that
- * both models draw the same token where they think alike. Biases and masks are left
- * out: tokens that they ban do not hold. */
-static struct sample_row sample_of(const struct seq *q, int32_t position, int32_t logits_row)
-{
-    const struct group *g = q->group;
-    const struct gen_params *params = &g->request->params;
-
-    return (struct sample_row){.logits_row = logits_row,
-                               .kind = SAMPLE_TOKEN,
-                               .temperature = params->temperature,
-                               .top_p = params->top_p,
-                               .min_p = params->min_p,
-                               .top_k = params->top_k,
-                               .presence_penalty = params->presence_penalty,
-                               .frequency_penalty = params->frequency_penalty,
-                               .repetition_penalty = params->repetition_penalty,
-                               .n_logprobs = -1,
-                               .target = -1,
-                               .seed = q->seed,
-                               .position = position,
-                               .row = q->slot,
-                               .n_prompt = g->n_prompt,
-                               .mask_first = -1};
-}
-
 /* Add n tokens of a job's sequence from `position` on; src: sampling row of the step
  * before that has the only one, -1: they are known. The last n_sampled are sampled
  * from. Returns the last sampling row; -1: none. */
@@ -114,7 +88,10 @@ static int32_t add(struct draft_steps *s, const struct draft_cache *c, const str
         s->slot[t] = q->table[0].block[p / size] * size + p % size;
         if (k >= n - n_sampled) {
             s->logits_token[b->n_logits] = t;
-            s->sample[b->n_samples++] = sample_of(q, p + 1, b->n_logits);
+            /* The draft is drawn as the token will be, from the same noise, so that
+             * both models draw the same token where they think alike. Biases and masks
+             * are left out: tokens that they ban do not hold. */
+            s->sample[b->n_samples++] = seq_sample_row(q, p + 1, b->n_logits);
             b->n_logits++;
         }
     }

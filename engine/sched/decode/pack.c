@@ -188,29 +188,16 @@ static struct sample_row make_sample_row(struct packer *p, struct batch *b, cons
     const struct gen_params *params = &g->request->params;
 
     pack_slices(p, b, q, position - g->n_prompt);
-    return (struct sample_row){
-        .logits_row = b->n_logits,
-        .kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN,
-        .temperature = params->temperature,
-        .top_p = params->top_p,
-        .min_p = params->min_p,
-        .top_k = params->top_k,
-        .presence_penalty = params->presence_penalty,
-        .frequency_penalty = params->frequency_penalty,
-        .repetition_penalty = params->repetition_penalty,
-        /* best_of ranks by them */
-        .n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1),
-        .n_candidates = g->beam ? g->beam->n_candidates : 0,
-        .target = -1,
-        .seed = q->seed,
-        .position = position,
-        .row = q->slot,
-        .n_prompt = g->n_prompt,
-        .bias_first = p->bias_first,
-        .n_bias = p->n_bias,
-        .mask_first = p->mask_first,
-        .late_mask = q->constraint ? ++b->n_late_mask : 0,
-    };
+    struct sample_row row = seq_sample_row(q, position, b->n_logits);
+    row.kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
+    /* best_of ranks by them */
+    row.n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
+    row.n_candidates = g->beam ? g->beam->n_candidates : 0;
+    row.bias_first = p->bias_first;
+    row.n_bias = p->n_bias;
+    row.mask_first = p->mask_first;
+    row.late_mask = q->constraint ? ++b->n_late_mask : 0;
+    return row;
 }
 
 static void pack_scores(struct packer *p, struct batch *b, const struct plan_item *it)
