@@ -17,7 +17,7 @@
 #define NAME(a, b) {.from = (a), .to = (b)}
 #define TURNED(a, b) {.from = (a), .to = (b), .order = ORDER_TRANSPOSED}
 
-static const struct gguf_rename WHOLE[] = {NAME("token_embd", "model.embed_tokens"),
+static const struct gguf_rename OUTER[] = {NAME("token_embd", "model.embed_tokens"),
                                            NAME("output_norm", "model.norm"),
                                            NAME("output", "lm_head"),
                                            {0}};
@@ -83,7 +83,7 @@ static const struct gguf_rename OLMO2_LAYER[] = {
     {0}};
 static const struct gguf_rename STARCODER2_LAYER[] = {
     NAME("ffn_up", "mlp.c_fc"), NAME("ffn_down", "mlp.c_proj"), {0}};
-static const struct gguf_rename GPT2_WHOLE[] = {NAME("token_embd", "transformer.wte"),
+static const struct gguf_rename GPT2_OUTER[] = {NAME("token_embd", "transformer.wte"),
                                                 NAME("position_embd", "transformer.wpe"),
                                                 NAME("output_norm", "transformer.ln_f"),
                                                 {0}};
@@ -206,7 +206,7 @@ static const struct gguf_family FAMILIES[] = {
     {.gguf = "starcoder2", .name = "Starcoder2ForCausalLM", .layer = STARCODER2_LAYER},
     {.gguf = "gpt2",
      .name = "GPT2LMHeadModel",
-     .whole = GPT2_WHOLE,
+     .outer = GPT2_OUTER,
      .layer = GPT2_LAYER,
      .apart = true},
 };
@@ -289,10 +289,10 @@ static const struct gguf_rename *find(const struct gguf_rename *table, const cha
 const struct gguf_rename *gguf_rename_find(const struct gguf_family *f, bool of_layer,
                                            const char *stem, size_t len)
 {
-    const struct gguf_rename *own = find(of_layer ? f->layer : f->whole, stem, len);
+    const struct gguf_rename *own = find(of_layer ? f->layer : f->outer, stem, len);
 
     if (own || (of_layer && f->apart)) {
         return own;
     }
-    return find(of_layer ? LAYER : WHOLE, stem, len);
+    return find(of_layer ? LAYER : OUTER, stem, len);
 }

@@ -26,7 +26,7 @@ struct gguf_family {
     const char *name;                /* of config.json's architectures */
     const char *when;                /* a key that must be there and not 0; NULL: always */
     const struct gguf_rename *layer; /* of tensors in layers; NULL: the common ones alone */
-    const struct gguf_rename *whole; /* of the others; likewise */
+    const struct gguf_rename *outer; /* of the others; likewise */
     bool apart;                      /* no tensor in a layer has a common name */
     const struct gguf_key *keys;     /* numbers and bools beside the common ones, or NULL */
     const char *json;                /* members that follow from the architecture, each after a

@@ -28,7 +28,7 @@ static enum tensor_order rename_tensor(const struct gguf_family *f, const char *
         layer = -1;
     }
     const struct gguf_rename *r =
-        end >= stem ? gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem)) : NULL;
+        end && end >= stem ? gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem)) : NULL;
     if (layer >= 0 && strncmp(stem, "nextn.", 6) == 0) { /* of a layer that drafts */
         snprintf(ret, 256, "%s.%d.%s", layers, layer, stem);
         return ORDER_SAME;
@@ -98,7 +98,8 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
 }
 
 /* Add each expert of a tensor, whose last axis in the file counts them, as a tensor of
- * its own; their views are g->slice[*n_slices..]. `pattern` has a %d for the expert. */
+ * its own; their views are g->slice[g->n_slices..]. `pattern` has a %d for the
+ * expert. */
 static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_tensor *s,
                        const char *pattern, const struct model_config *config, enum dtype dtype,
                        struct err *e)
