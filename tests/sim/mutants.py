@@ -109,7 +109,7 @@ MUTANTS = [
     ("min_tokens bans nothing", "engine/sched/decode/pack.c", "if (n_generated < params->min_tokens) {", "if (false) {"),
     ("samples share one seed", "engine/sched/decode/pack.c", "if (it->n_sampled > 1) { /* samples of one prompt differ by their seeds alone */\n            row.seed = it->seq->group->seq[i].seed;\n        }", "if (it->n_sampled > 1) /* samples of one prompt differ by their seeds alone */\n            ;"),
     ("penalties count another sequence's tokens", "engine/sched/decode/pack.c", "p->table_update[b->n_table_update++] = (struct table_update){\n        .group = k, .row = q->slot, .index = first, .count = count, .first = b->n_table_block};", "p->table_update[b->n_table_update++] =\n        (struct table_update){.group = k, .row = q->group->seq[0].slot >= 0 ? q->group->seq[0].slot : q->slot,\n                              .index = first,\n                              .count = count,\n                              .first = b->n_table_block};"),
-    ("penalties take the output for the prompt", "engine/sched/decode/pack.c", ".n_prompt = g->n_prompt,", ".n_prompt = position,"),
+    ("penalties take the output for the prompt", "engine/sched/seq.c", ".n_prompt = s->group->n_prompt,", ".n_prompt = position,"),
     ("an id is biased twice", "engine/sched/decode/pack.c", "p->token_bias[at].bias += bias;\n        return;", ";"),
     ("a mask of another group is sent", "engine/sched/decode/pack.c", "if (p->mask_order[g->mask] == g->order + 1) {", "if (p->mask_order[g->mask] != 0) {"),
     ("a mask is not given back", "engine/sched/sched_seq.c", "s->mask[s->n_masks++] = g->mask;", ";"),
