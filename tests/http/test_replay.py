@@ -107,9 +107,29 @@ def test_opencode(tools_server):
     assert second[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+# What some version of Codex requires of a model, by type; a member that fails makes it drop the list.
+CODEX_MODEL = {
+    "slug": str, "display_name": str, "supported_reasoning_levels": list, "shell_type": str, "visibility": str, "supported_in_api": bool,
+    "priority": int, "base_instructions": str, "supports_reasoning_summaries": bool, "support_verbosity": bool, "truncation_policy": dict,
+    "supports_parallel_tool_calls": bool, "context_window": int, "experimental_supported_tools": list, "input_modalities": list}
+
+
+def test_models_have_what_codex_reads(tools_server):
+    answer = tools_server.ask("GET", "/v1/models?client_version=0.150.0").json()
+    [model] = answer["models"]
+    for name, kind in CODEX_MODEL.items():
+        assert type(model[name]) is kind, name
+    served = answer["data"][0]
+    assert model["slug"] == model["display_name"] == served["id"]
+    assert model["context_window"] == model["max_context_window"] == served["max_model_len"]
+    assert model["shell_type"] == "shell_command" and model["visibility"] == "list" and model["input_modalities"] == ["text"]
+    assert model["truncation_policy"]["mode"] == "tokens" and 0 < model["truncation_policy"]["limit"] <= served["max_model_len"] // 4
+    assert model["base_instructions"] == model["model_messages"]["instructions_template"] != ""
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models?client_version=0.50.0"])
 def test_models_have_what_clients_read(tools_server, path):
     answer = tools_server.ask("GET", path).json()
     model = answer["data"][0]
-    assert answer["models"] == [] and answer["first_id"] == answer["last_id"] == model["id"]
+    assert answer["first_id"] == answer["last_id"] == model["id"]
     assert model["max_model_len"] == model["context_length"] == model["context_window"]
