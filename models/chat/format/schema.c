@@ -417,7 +417,7 @@ void value_put(struct buf *out, const char *text, size_t len, unsigned types, bo
         }
         bool quoted = n && text[0] == '"';
         if (!(quoted && types & PARAM_STRING && !untyped_json) && json_scan_all(text, n)) {
-            size_t number = types == PARAM_ANY ? n : whole_number(text, n);
+            size_t number = types & PARAM_STRING ? n : whole_number(text, n);
             if (fits(text, number, types)) {
                 buf_append(out, text, number);
                 return;
