@@ -26,13 +26,15 @@ static bool name_char(char c)
 static bool begin_call(struct chat_parser *p)
 {
     const char *before = p->f->name_before, *name = p->word.data ? p->word.data : "";
+    const char *word = name;
 
     if (before && strncmp(name, before, strlen(before)) == 0) {
         name += strlen(before);
     } else if (before && *name == ':') {
         name++; /* models leave the word before it out */
     }
-    if (strlen(name) >= sizeof(p->name)) {
+    /* Without the word before it, text with spaces is none. */
+    if (strlen(name) >= sizeof(p->name) || (name == word && strchr(name, ' '))) {
         return false;
     }
     memcpy(p->name, name, strlen(name) + 1);
