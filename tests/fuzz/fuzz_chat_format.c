@@ -1,8 +1,8 @@
 /* Answers in every chat format: however an answer is cut, it gives the same content,
  * reasoning and calls, and the arguments of a call that has ended are a JSON object.
  * The first byte is the format, the second the mode; the rest is the answer. It is read
- * whole, byte by byte, and in two pieces: cut at two places, or one input of 32 at each.
- * max_len: 512
+ * whole, byte by byte, and in two pieces: cut at one place, or one input of 64 at each.
+ * max_len: 256
  * covers:
  * models/chat/format/parser.c models/chat/format/body_object.c
  * models/chat/format/body_named.c models/chat/format/body_tagged.c
@@ -27,7 +27,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { EVERY_CUT = 32, CUTS = 2 };
+enum { EVERY_CUT = 64, CUTS = 1 };
 
 static char schema[] =
     "{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
