@@ -48,7 +48,7 @@ def test_agents_sdk_in_turns(painter, api, streams):
     painted = []
 
     @agents.function_tool
-    def paint(colour: Literal["red", "green"], coats: int) -> str:
+    def paint(colour: Literal["red", "green"], coats: Literal[1, 2]) -> str:
         """Paint it."""
         painted.append((colour, coats))
         if len(painted) == 1:
