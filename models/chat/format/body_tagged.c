@@ -209,8 +209,8 @@ static void value_end(struct chat_parser *p)
 }
 
 /* Whether the mark of a key, at this place of a value, may begin the next parameter:
- * models forget the mark that closes a value. Text that is held to a grammar may hold the
- * mark of a key, and closes each value. */
+ * models forget the mark that closes a value. Text that is held to a grammar may hold
+ * the mark of a key, and closes each value. */
 static bool key_may_follow(const struct chat_parser *p)
 {
     const struct chat_tools *t = p->tools;

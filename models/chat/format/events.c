@@ -119,7 +119,8 @@ static bool name_is_valid(const char *name, bool spaces)
         return false;
     }
     for (; *name; name++) {
-        if ((*name == ' ' && !spaces) || (unsigned char)*name < ' ' || strchr("<>{}()[]\"'`\\=,;", *name)) {
+        if ((*name == ' ' && !spaces) || (unsigned char)*name < ' ' ||
+            strchr("<>{}()[]\"'`\\=,;", *name)) {
             return false;
         }
     }

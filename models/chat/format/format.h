@@ -169,14 +169,14 @@ struct literal {
     char quote;       /* of the open string; 'm': the format's mark */
     char equal;       /* between a key and its value at depth 1 */
     const char *mark; /* struct chat_format's quote */
-    /* The types of parameters, by which bare words are read; NULL: as they are written. */
+    /* The types by which bare words of parameters are read; NULL: as they are written. */
     const struct param_table *params;
     unsigned types; /* of the value at depth 1; 0: unknown */
-    bool as_key;      /* the open string or word is a key */
-    bool empty;       /* the open container has no items yet */
-    uint8_t escape;   /* digits that are still to come */
-    uint32_t code;    /* of an escaped character */
-    char word[128];   /* a bare word; or what may be the mark */
+    bool as_key;    /* the open string or word is a key */
+    bool empty;     /* the open container has no items yet */
+    uint8_t escape; /* digits that are still to come */
+    uint32_t code;  /* of an escaped character */
+    char word[128]; /* a bare word; or what may be the mark */
     uint8_t n_word;
 };
 void literal_begin(struct literal *l, char close, char equal, const char *mark);
@@ -250,8 +250,8 @@ struct chat_parser {
     int32_t tool;     /* of the open call, or -1 */
     unsigned types;   /* of the value that is being read */
     int32_t newlines; /* of the value's end, held back */
-    /* BODY_TAGGED: a key's mark counts here, inside a value; one was read, and `word` is
-     * what stands behind it. */
+    /* BODY_TAGGED: a key's mark counts here, inside a value; one was read, and `word`
+     * is what stands behind it. */
     bool line, next_key;
     struct json_scan scan;
     struct literal literal;

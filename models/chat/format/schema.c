@@ -362,7 +362,7 @@ static bool fits(const char *text, size_t len, unsigned types)
            (type == PARAM_NULL && !(types & PARAM_STRING));
 }
 
-/* The length of a number without a fraction of zeros, 5.0 as 5; other texts keep theirs. */
+/* The length of a number without a fraction of zeros, 5.0 as 5; other texts keep it. */
 static size_t whole_number(const char *text, size_t len)
 {
     size_t point = 0;
