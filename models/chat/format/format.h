@@ -169,7 +169,7 @@ struct literal {
     char quote;       /* of the open string; 'm': the format's mark */
     char equal;       /* between a key and its value at depth 1 */
     const char *mark; /* struct chat_format's quote */
-    /* The types by which bare words of parameters are read; NULL: as they are written. */
+    /* The types by which bare words are read; NULL: as they are written. */
     const struct param_table *params;
     unsigned types; /* of the value at depth 1; 0: unknown */
     bool as_key;    /* the open string or word is a key */
