@@ -1,7 +1,7 @@
 /* Schemas from anyone, and texts against them: a schema is compiled or refused with one
  * sentence inside its limits; what a mask allows is accepted, and nothing else. The
  * input is a schema, a NUL and bytes that choose a text; without a NUL a few are drawn
- * from its end. max_len: 1024 covers: engine/constrain/json_schema/doc.c
+ * from its end. max_len: 384 covers: engine/constrain/json_schema/doc.c
  * engine/constrain/json_schema/refs.c
  * engine/constrain/json_schema/read.c engine/constrain/json_schema/keywords.c
  * engine/constrain/json_schema/properties.c engine/constrain/json_schema/sets.c
@@ -23,7 +23,7 @@
         }                                                                \
     } while (0)
 
-enum { EOS = 256, STEPS = 48, MASK_WORDS = 9 };
+enum { EOS = 256, STEPS = 16, MASK_WORDS = 9 };
 
 static char letters[256];
 

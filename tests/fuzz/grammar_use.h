@@ -17,7 +17,7 @@
         }                                                                         \
     } while (0)
 
-enum { USE_WORDS = 256, USE_NAME = 264, USE_END, USE_TOKENS, USE_STEPS = 12 };
+enum { USE_WORDS = 256, USE_NAME = 264, USE_END, USE_TOKENS, USE_STEPS = 8 };
 
 static inline const char *use_bytes(const void *arg, int32_t id, size_t *ret_len)
 {
