@@ -153,11 +153,11 @@ struct cuda_backend {
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS]; /* [n_windows] sliding windows of the model, 0: none */
     int32_t n_windows;
-    int32_t q_heads;             /* query heads per KV head; 0 before the first attention */
-    struct attn_workspace attn;  /* made by the first attention */
-    struct kv_panel panel;       /* likewise, where a cache of e4m3 is widened for prefill */
+    int32_t q_heads;                /* query heads per KV head; 0 before the first attention */
+    struct attn_workspace attn;     /* made by the first attention */
+    struct kv_panel panel;          /* likewise, where a cache of e4m3 is widened for prefill */
     struct widened_step panel_step; /* of the step being built */
-    struct latent_splits latent; /* made by the first attention over latents; n does not count */
+    struct latent_splits latent;    /* made by the first attention over latents; n does not count */
 
     /* recurrences: what recurrence_args.prepared and .factors point into */
     float *prepared;         /* [prepared_floats] on the device, made by the first one */

@@ -279,9 +279,8 @@ int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
 
     for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
         int32_t rows = b->q_start[s + 1] - b->q_start[s];
-        ret[s - b->n_decode] = (struct widened_seq){.row = b->row[s],
-                                                    .first = (int32_t)blocks,
-                                                    .position = b->kv_len[s] - rows};
+        ret[s - b->n_decode] = (struct widened_seq){
+            .row = b->row[s], .first = (int32_t)blocks, .position = b->kv_len[s] - rows};
         ret_first[s] = (int32_t)blocks;
         saved += ((int64_t)rows * group - WIDEN_WORTH_QUERIES) * b->kv_len[s];
         blocks += div_ceil(b->kv_len[s], block_size);

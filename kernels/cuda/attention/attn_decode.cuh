@@ -289,8 +289,8 @@ template <typename T, int D, bool TALL> struct wide_tile {
 };
 
 template <typename T, typename C, int D, bool TALL>
-using tile_of = typename std::conditional<sizeof(C) == 1, codes_tile<C, D, TALL>,
-                                          wide_tile<T, D, TALL>>::type;
+using tile_of =
+    typename std::conditional<sizeof(C) == 1, codes_tile<C, D, TALL>, wide_tile<T, D, TALL>>::type;
 
 template <typename T, typename C, int D, int WARPS, bool TALL, bool PREFIX>
 __global__ void __launch_bounds__(WARPS * 32, 1)
@@ -419,8 +419,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     /* the other splits have had as much to do until here */
     for (int r = t.rank; r < split_rows; r += t.size) {
         row_partial<D> sum;
-        combine_partials<D>(sum, ws, first_split * heads + head, heads, w.index - first_split + 1, r,
-                            lane);
+        combine_partials<D>(sum, ws, first_split * heads + head, heads, w.index - first_split + 1,
+                            r, lane);
         write_row<T, D, PREFIX, NARROW>(
             a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), sum, lane);
     }

@@ -462,8 +462,8 @@ static bool may_wait(struct cuda_backend *c, struct mat out, struct mat w,
     enum { LEAST_ROWS = 512 };
 
     return out.transient && cuda_rows(c, out) >= LEAST_ROWS && !c->capturing && !c->ranks &&
-           !c->config.deterministic && (!w.format || codes_add(c, cuda_rows(c, out), w)) && out.dtype != DTYPE_F32 && ep->act == ACT_NONE &&
-           !ep->residual.data && !ep->bias.data;
+           !c->config.deterministic && (!w.format || codes_add(c, cuda_rows(c, out), w)) &&
+           out.dtype != DTYPE_F32 && ep->act == ACT_NONE && !ep->residual.data && !ep->bias.data;
 }
 
 void cuda_linear_flush(struct cuda_backend *c)

@@ -30,10 +30,10 @@ bool launch_tiles(const struct tiles_args *a, int32_t n_blocks, cudaStream_t str
  * * (x w^T), or that added to out, rounded before. */
 struct codes_tiles_args {
     void *out;
-    const void *x, *w;             /* [rows, k], [n, k] */
+    const void *x, *w;              /* [rows, k], [n, k] */
     const float *x_scale, *w_scale; /* [rows], [n] */
-    int64_t out_stride;            /* elements */
-    int64_t x_stride, w_stride;    /* bytes */
+    int64_t out_stride;             /* elements */
+    int64_t x_stride, w_stride;     /* bytes */
     int32_t rows, n, k;
     int32_t gated, act; /* as in tiles_args */
     int32_t add;        /* out += ..., not of a gated product */

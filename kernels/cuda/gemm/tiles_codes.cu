@@ -296,8 +296,7 @@ extern "C" bool launch_codes_tiles(const struct codes_tiles_args *a, int32_t n_b
     if (!codes_tiles_fit(a)) {
         return false;
     }
-    return !a->gated           ? a->add ? run<SUM>(*a, n_blocks, stream)
-                                        : run<PLAIN>(*a, n_blocks, stream)
+    return !a->gated ? a->add ? run<SUM>(*a, n_blocks, stream) : run<PLAIN>(*a, n_blocks, stream)
            : a->act == A_SILU ? run<GATED_SILU>(*a, n_blocks, stream)
                               : run<GATED_GELU>(*a, n_blocks, stream);
 }

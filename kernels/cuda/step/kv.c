@@ -242,9 +242,11 @@ void cuda_panel_prepare(struct cuda_backend *c, enum dtype act)
     for (int32_t i = 0; i < n_blocks && p.data; i++) {
         id[i] = i;
     }
-    if (p.data && cuda_check(c, cudaMemcpyAsync(p.block, id, (size_t)n_blocks * sizeof(*id),
-                                                cudaMemcpyHostToDevice, c->stream),
-                             "attention") &&
+    if (p.data &&
+        cuda_check(c,
+                   cudaMemcpyAsync(p.block, id, (size_t)n_blocks * sizeof(*id),
+                                   cudaMemcpyHostToDevice, c->stream),
+                   "attention") &&
         cuda_check(c, cudaStreamSynchronize(c->stream), "attention")) {
         c->panel = p;
     }

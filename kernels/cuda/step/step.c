@@ -338,9 +338,9 @@ static void pack_widened(struct cuda_backend *c, struct staging_writer *p, const
     p->at += c->panel_step.n_tiles * (int64_t)sizeof(struct query_tile);
     if (p->base && n > 0) {
         in_panel.row = (int32_t *)(p->base + first);
-        c->panel_step.n_blocks = widened_seqs(b, c->kv.block_size, MAX(c->q_heads, 1),
-                                           (struct widened_seq *)(p->base + seq),
-                                           (int32_t *)(p->base + first));
+        c->panel_step.n_blocks =
+            widened_seqs(b, c->kv.block_size, MAX(c->q_heads, 1),
+                         (struct widened_seq *)(p->base + seq), (int32_t *)(p->base + first));
         prefill_tiles(&in_panel, ATTN_PREFILL_ROWS, (struct query_tile *)(p->base + *ret_tile));
     }
 }

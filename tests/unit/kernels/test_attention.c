@@ -960,9 +960,8 @@ static void long_chunks_of_prompts(void **state)
                  {96, 16, 2, 32, 40, false, DTYPE_BF16, "250000"},
                  {256, 16, 2, 8, 100, true, DTYPE_F16, NULL},
                  {128, 16, 2, 16, 0, false, DTYPE_BF16, "1000"}};
-    const struct scene_step steps[] = {{.n = {0, 0, 0, 0, 30, 300}},
-                                       {.n = {0, 0, 0, 1, 200, 330}},
-                                       {.n = {0, 0, 0, 1, 1, 170}}};
+    const struct scene_step steps[] = {
+        {.n = {0, 0, 0, 0, 30, 300}}, {.n = {0, 0, 0, 1, 200, 330}}, {.n = {0, 0, 0, 1, 1, 170}}};
     bool cuda = strcmp(rig_device, "cuda") == 0;
     for (size_t i = 0; i < (rig_small() || !cuda ? 2 : ARRAY_LEN(cases)); i++) {
         char name[64];
