@@ -46,7 +46,7 @@ bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
 
 bool codes_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
 {
-    enum { ROWS = 512, COLUMNS = 128, LEAST_ROWS = 1024 }; /* of the two tiles of a cluster */
+    enum { ROWS = 512, COLUMNS = 128, LEAST_ROWS = 500 }; /* of the two tiles of a cluster */
     int64_t slots = MAX(n_sms / 2, 1), tiles = div_ceil(rows, ROWS) * div_ceil(n, COLUMNS);
     int64_t slotted = div_ceil(tiles, slots) * slots * ROWS * COLUMNS;
 
