@@ -190,7 +190,7 @@ template <typename C, int D, bool TALL> struct codes_tile {
         }
     }
 
-    /* Brings o to a greater unit if one of the lanes' two values has a greater scale. */
+    /* Brings o to a greater unit if one of the lanes' values has a greater scale. */
     __device__ __forceinline__ void take_unit(const float (&of)[2])
     {
         float most = query_max(fmaxf(of[0], of[1]));
@@ -206,7 +206,7 @@ template <typename C, int D, bool TALL> struct codes_tile {
         }
     }
 
-    /* Raises the maxima of the queries of which a lane has a score that exceeds them. */
+    /* Raises the maxima of queries of which a lane has a score that exceeds them. */
     __device__ __forceinline__ void raise(int j, const float (&v)[4])
     {
         float keep[2];
@@ -221,8 +221,8 @@ template <typename C, int D, bool TALL> struct codes_tile {
         rescale(j, keep);
     }
 
-    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys, values and scales
-     * are in shared memory. */
+    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys, values and
+     * scales are in shared memory. */
     __device__ __forceinline__ void chunk(const attn_args &a, uint32_t keys, uint32_t from,
                                           const float *scales, int lo, int hi, int lane)
     {

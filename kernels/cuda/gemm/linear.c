@@ -381,8 +381,8 @@ static bool run_tiles(struct cuda_backend *c, const struct product *d, struct ma
            product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream);
 }
 
-/* The same of codes, also without a gate or added to what out holds. `may`: whether such
- * a product can be, before its activations are quantised. */
+/* The same of codes, also without a gate or added to what out holds. `may`: only
+ * whether it will be, asked before the activations are quantised. */
 static bool run_codes_tiles(struct cuda_backend *c, const struct product *d, struct mat w, bool may)
 {
     const struct quant_weight *q = w.format ? w.priv : NULL;

@@ -39,8 +39,8 @@ struct codes_tiles_args {
     int32_t add;        /* out += ..., not of a gated product */
 };
 
-/* Whether launch_codes_tiles takes such a product here: n a multiple of 128, the rest as
- * tiles_fit. */
+/* Whether launch_codes_tiles takes such a product here: n a multiple of 128, the rest
+ * as of tiles_fit. */
 bool codes_tiles_fit(const struct codes_tiles_args *a);
 /* Enqueues the product. False: it does not fit; nothing was done. */
 bool launch_codes_tiles(const struct codes_tiles_args *a, int32_t n_blocks, cudaStream_t stream);

@@ -1,5 +1,5 @@
-/* Products of many rows of e4m3 codes on Hopper (tiles.h): a persistent grid of tiles of
- * 256 rows of x times 128 rows of weights, in stages of 128 columns of codes.
+/* Products of many rows of e4m3 codes on Hopper (tiles.h): a persistent grid of tiles
+ * of 256 rows of x times 128 rows of weights, in stages of 128 columns of codes.
  *
  * Hopper adds up products of e4m3 with about 14 bits, which deep sums would lose digits
  * to. So every stage is summed by itself, and its sums are added in float32: that needs
