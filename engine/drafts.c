@@ -209,8 +209,7 @@ int engine_replay(struct engine *e, const float *acceptance, int32_t n, struct e
     if (e->max_draft == 0 || n > LIMIT_DRAFT) {
         return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
     }
-    struct draft_source *model = e->model_drafts ? draft_model_source(e->model_drafts) : NULL;
-    int rc = e->replay ? 0 : replay_open(&e->replay, e->config.vocab, model, err);
+    int rc = e->replay ? 0 : replay_open(&e->replay, e->config.vocab, e->model_drafts, err);
     if (rc == 0) {
         replay_set(e->replay, acceptance, n);
         sched_speculate(e->sched, replay_source(e->replay), e->max_draft);

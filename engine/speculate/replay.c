@@ -13,7 +13,8 @@ struct record {
 
 struct replay {
     struct draft_source base;
-    struct draft_source *model; /* NULL: none */
+    struct draft_model *drafter; /* NULL: none */
+    struct draft_source *model;  /* its source */
     float acceptance[LIMIT_DRAFT]; /* of a step's drafts, by their places */
     int32_t most;                  /* drafts of a step; 0: none */
     float sum;                     /* of them that hold on average */
@@ -83,6 +84,9 @@ static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int
         all *= r->acceptance[n];
         prob[n] = r->model ? prob[n] : all;
         n++;
+    }
+    if (r->model) {
+        draft_model_replace(r->drafter, q, n, token);
     }
     return n;
 }
@@ -162,7 +166,7 @@ static void observed(struct draft_source *base, int32_t n_rows, double estimate_
     }
 }
 
-int replay_open(struct replay **ret, int32_t vocab, struct draft_source *model, struct err *e)
+int replay_open(struct replay **ret, int32_t vocab, struct draft_model *model, struct err *e)
 {
     struct replay *r = calloc(1, sizeof(*r));
 
@@ -176,7 +180,8 @@ int replay_open(struct replay **ret, int32_t vocab, struct draft_source *model, 
         r->base.prepare = prepare;
         r->base.observed = observed;
     }
-    r->model = model;
+    r->drafter = model;
+    r->model = model ? draft_model_source(model) : NULL;
     r->vocab = vocab;
     *ret = r;
     return 0;
