@@ -4,12 +4,13 @@
  *     build/tests/bench/acceptance [streams=1,8,64] [input=256] [output=128] [rounds=1]
  *         CURVE... -- [settings of quire serve]
  *
- * The requests run once for their answers, which are what is drafted from then on; then
- * for each number of streams without drafts and with each curve in turn. A CURVE is a
- * chance for all drafts (0.8), one for each place of a draft in its step (0.8,0.8,0.7),
- * or lengths, the tokens that a step gives with 1, 2, 3 ... drafts, from which the
- * chances follow (al:1.78,2.38,2.83). With a draft model it drafts as when serving, and
- * its tokens are replaced.
+ * For each number of streams the requests run once for their answers, which are what is
+ * drafted from then on, and once with each curve, for what a device sets up when a size
+ * is new. Then they run without drafts and with each curve in turn, `rounds` times. A
+ * CURVE is a chance for all drafts (0.8), one for each place of a draft in its step
+ * (0.8,0.8,0.7), or lengths, the tokens that a step gives with 1, 2, 3 ... drafts, from
+ * which the chances follow (al:1.78,2.38,2.83). With a draft model it drafts as when
+ * serving, and its tokens are replaced.
  *
  * A line gives tokens a second while all requests decode, without and with drafts, and
  * their ratio; milliseconds a token of a stream; tokens and drafts a step and sequence;
@@ -173,14 +174,16 @@ static void on_flush(struct sink *s)
     pthread_mutex_unlock(&r->lock);
 }
 
-static struct request *new_request(const struct engine *engine, const struct options *o, int32_t i)
+/* Request i of n; others for each n, whose steps may round otherwise. */
+static struct request *new_request(const struct engine *engine, const struct options *o, int32_t n,
+                                   int32_t i)
 {
     struct engine_info info;
     struct gen_params p;
     struct request *q;
     struct err e;
     int32_t *prompt = malloc((size_t)o->input * sizeof(*prompt));
-    uint64_t word = (uint64_t)i * 0x9e3779b97f4a7c15u + 1;
+    uint64_t word = ((uint64_t)n << 32 | (uint64_t)i) * 0x9e3779b97f4a7c15u + 1;
 
     if (!prompt) {
         exit(1);
@@ -215,7 +218,7 @@ static void run_once(struct run *r, struct engine *engine, const struct options 
     r->near_end = false;
     r->tokens = r->from = r->to = r->from_us = r->to_us = 0;
     for (int32_t i = 0; i < n; i++) {
-        q[i] = new_request(engine, o, i);
+        q[i] = new_request(engine, o, n, i);
         q[i]->user = &r->n_tokens[i];
         q[i]->arrival_us = clock_us();
     }
@@ -292,6 +295,9 @@ static void measure_streams(struct run *r, struct engine *engine, const struct o
     struct figures unused = {0}, off = {0}, on[MOST_CURVES] = {{0}};
 
     measure(r, engine, o, n, NULL, &unused); /* for the answers */
+    for (int32_t i = 0; i < o->n_curves; i++) {
+        measure(r, engine, o, n, &o->curve[i], &unused);
+    }
     for (int32_t k = 0; k < o->rounds; k++) {
         measure(r, engine, o, n, NULL, &off);
         for (int32_t i = 0; i < o->n_curves; i++) {
