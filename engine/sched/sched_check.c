@@ -118,13 +118,14 @@ static const char *check_tables(const struct sched *s, const struct seq *q)
 
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
         const struct block_table *t = &q->table[k];
-        int32_t seen = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
+        int32_t n_computed = q->n_computed - (sched_is_state(&s->c, k) ? q->n_spare : 0);
+        int32_t seen = window_first_block(sched_kv_window(&s->c, k), n_computed);
         /* a sibling that waits for the root has no block inside the window */
         bool waits = !g->joined && q->index != g->root && s->c.kv_window[k] != 0;
-        if ((int64_t)t->n_blocks * s->c.block_size < q->n_computed || t->first > seen) {
+        if ((int64_t)t->n_blocks * s->c.block_size < n_computed || t->first > seen) {
             return "S3: a sequence lacks a block for what it has computed";
         }
-        for (int32_t b = seen; b < blocks_for(s, q->n_computed) && !waits; b++) {
+        for (int32_t b = seen; b < blocks_for(s, n_computed) && !waits; b++) {
             if (t->block[b] < 0) {
                 return "S3: a sequence lacks a block that its next token sees";
             }
