@@ -118,7 +118,7 @@ int engine_draft_model_load(struct engine *e, const struct settings *s,
     if (rc == 0) {
         rc = check_vocabulary(e, s, c, &draft, err);
     }
-    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, err);
+    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, c, err);
 }
 
 int engine_draft_model_start(struct engine *e, struct err *err)

@@ -103,8 +103,8 @@ def test_a_long_conversation_is_hardly_read_again(folder):
 
 @pytest.mark.parametrize("flags", [
     ("--kv-blocks", "2000", "--speculate", "suffix"),
-    ("--kv-blocks", "2000", "--speculate", "draft", "--draft-model", DEMO, "--max-draft", "3"),
-    ("--kv-blocks", "few", "--preemption", "recompute", "--speculate", "auto", "--draft-model", DEMO),
+    ("--kv-blocks", "2000", "--speculate", "draft", "--draft-model", DEMO, "--max-draft", "3", "--max-model-len", "1024"),
+    ("--kv-blocks", "few", "--preemption", "recompute", "--speculate", "auto", "--draft-model", DEMO, "--max-model-len", "400"),
     ("--kv-blocks", "few", "--preemption", "swap", "--swap-space", "64MiB", "--speculate", "suffix", "--max-draft", "20"),
     ("--kv-blocks", "2000", "--pipeline-parallel-size", "2", "--speculate", "suffix"),
 ], ids=["suffix", "draft model", "recompute", "swap", "stages"])
@@ -116,10 +116,9 @@ def test_drafts_change_no_text(folder, flags):
         assert [ask(server, body) for body in BODIES] == want
         for _ in range(2):
             assert ask_all(server, 2) == want * 2
-        drafted = server.metric("spec_decode_num_draft_tokens_total")
-        assert drafted > server.metric("spec_decode_num_accepted_tokens_total") > 0
-        if "suffix" in flags and flags[1] == "2000":
-            assert server.metric("spec_decode_num_accepted_tokens_total") > 1000
+        accepted = server.metric("spec_decode_num_accepted_tokens_total")
+        assert server.metric("spec_decode_num_draft_tokens_total") >= max(accepted, 1)
+        assert "draft" in flags or accepted > (1000 if flags[1] == "2000" else 0)
 
 
 def turns(server, n):
