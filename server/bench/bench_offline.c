@@ -527,7 +527,8 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     rc = engine_open(&engine, &s, &r.sink, e);
     if (rc == 0) {
         double ready_s = (double)(clock_us() - start_us) * 1e-6;
-        rc = o.acceptance >= 0 ? engine_replay(engine, o.acceptance, e) : 0;
+        float acceptance = (float)o.acceptance;
+        rc = o.acceptance >= 0 ? engine_replay(engine, &acceptance, 1, e) : 0;
         rc = rc == 0 ? measure(&r, engine, &o, ready_s, e) : rc;
         engine_free(engine);
     }
