@@ -81,7 +81,7 @@ static int32_t add(struct draft_steps *s, const struct draft_cache *c, const str
     b->n_decode += n == 1;
     for (int32_t k = 0; k < n; k++) {
         int32_t t = b->n_tokens++, p = position + k;
-        int32_t id = src >= 0 ? 0 : seq_token(q, p);
+        int32_t id = src >= 0 ? 0 : seq_token(q, p + c->shift);
         s->token[t] = id < s->executor->info.vocab ? id : 0;
         s->token_src[t] = src;
         s->position[t] = p;
@@ -90,8 +90,9 @@ static int32_t add(struct draft_steps *s, const struct draft_cache *c, const str
             s->logits_token[b->n_logits] = t;
             /* The draft is drawn as the token will be, from the same noise, so that
              * both models draw the same token where they think alike. Biases and masks
-             * are left out: tokens that they ban do not hold. */
-            s->sample[b->n_samples++] = seq_sample_row(q, p + 1, b->n_logits);
+             * are left out: tokens that they ban do not hold. With a shift penalties
+             * find all tokens but the first. */
+            s->sample[b->n_samples++] = seq_sample_row(q, p + 1 + c->shift, b->n_logits);
             b->n_logits++;
         }
     }

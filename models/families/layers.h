@@ -12,6 +12,13 @@
 #include "models/checkpoint/weights.h"
 #include "models/model.h"
 
+/* What the layer of a draft head has besides (heads/). */
+struct head_layer {
+    struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
+    struct norm final_norm;              /* behind the layer (MTP) */
+    struct mat join; /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
+};
+
 /* Sizes are this rank's. A bias is [1, rows of its weight], data NULL if there is
  * none. */
 struct layer {
@@ -39,6 +46,21 @@ struct layer {
     struct latent_attention latent;
     struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
     struct mat q_up; /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct head_layer head;     /* only of a draft head */
+};
+
+/* What a draft head reads and leaves behind, beside its layer. */
+struct head_parts {
+    struct hidden_pool pool; /* the target's; data NULL: the head is not bound */
+    struct mat combine;      /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
+    struct mat id;           /* [1, draft_vocab] the target's ids; data NULL: all, in order */
+    float *id_host;          /* owned; `id` may refer to it */
+    bool feeds; /* the step's tokens were drafted in the step before, and read `own` */
+    struct mat taps;         /* [max_tokens, width of the pool]; only with `combine` */
+    struct mat embedded;     /* [max_tokens, hidden] */
+    struct mat joined;       /* [max_tokens, 2 hidden] normed embedding and hidden state */
+    struct mat own;          /* [max_samples, hidden] what the step leaves for the next one */
+    struct mat logits;       /* [max_logits, draft_vocab], float32; only with `id` */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -75,6 +97,7 @@ struct transformer {
     struct expert_scratch experts; /* only if a layer has experts */
     struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
     struct latent_scratch latent;  /* only with latents; fewer rows */
+    struct head_parts draft;       /* only of a draft head */
 };
 
 /* One axis of a stored tensor. */
@@ -127,6 +150,10 @@ enum tensor_dim {
     DIM_VALUE,       /* value_dim */
     DIM_STATE_HEADS, /* n_heads */
     DIM_SSD_IN,      /* Mamba-2: values, channels and heads one after another */
+    /* Of a draft head: its input, hidden states of the target, ids that it drafts. */
+    DIM_JOINED,
+    DIM_TAPS,
+    DIM_DRAFT_VOCAB,
 };
 
 /* How a tensor is divided among tensor-parallel ranks. */
@@ -181,10 +208,31 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
     opt_family, gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
     granite_hybrid_family;
+/* Of draft heads, which have no architectures. */
+extern const struct model_family mtp_family, latent_mtp_family, eagle3_family;
+
+/* The family of a draft head; NULL: there is none of its kind. */
+const struct model_family *head_family(const struct model_config *c);
+/* What a head has besides weights: tables and memory. */
+int head_load(struct model *m, struct err *e);
+void head_release(struct transformer *t);
+/* In place of the embedding: out [n_tokens, hidden] = what the head's layer begins
+ * with. */
+void head_input(struct model *m, struct mat out);
+/* Before a step and behind its forward pass. */
+void head_begin(struct model *m, const struct batch *b);
+void head_end(struct model *m, const struct batch *b);
+/* Keep hidden states for a head, if the model does: x [n_tokens, hidden] in front of
+ * layer i of the stage, and h, the final norm's output behind the last one (data NULL:
+ * not there yet). */
+void transformer_tap(struct model *m, int32_t i, struct mat x, struct mat h);
+/* Whether transformer_tap keeps anything there. */
+bool transformer_taps(const struct model *m, int32_t i);
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
 void llama_forward(struct model *m, const struct batch *b);
+void deepseek_forward(struct model *m, const struct batch *b);
 void gemma2_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 
@@ -278,6 +326,25 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROW_CHOICE_BIAS(mlp)                                                                 \
     ROW(mlp "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
         IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS)
+
+/* Attention over latents with DeepSeek's names, and the norms before it and the MLP. */
+#define ROW_LATENT_NORM(name, dim, target, when) \
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
+#define ROWS_LATENT_ATTENTION                                                                     \
+    ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm),                                           \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),     \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK), \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv, \
+                   WHEN_ALWAYS),                                                                  \
+        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),           \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),     \
+        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS),     \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up,        \
+                   WHEN_ALWAYS),                                                                  \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up,        \
+                   WHEN_ALWAYS),                                                                  \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),           \
+        ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm)
 
 /* Check a checkpoint against the family's table. The error names all tensors that are
  * missing, unknown, or of another shape or type. */
