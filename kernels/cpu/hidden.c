@@ -69,7 +69,7 @@ void cpu_hidden_own(struct backend *b, struct mat out, struct mat own)
 
 void cpu_spread(struct backend *b, struct mat out, struct mat x, struct mat id)
 {
-    const int32_t *column = id.data;
+    const float *column = id.data;
 
     (void)b;
     for (int32_t r = 0; r < out.rows; r++) {
@@ -79,7 +79,7 @@ void cpu_spread(struct backend *b, struct mat out, struct mat x, struct mat id)
             to[i] = -INFINITY;
         }
         for (int32_t i = 0; i < x.cols; i++) {
-            to[column[i]] = from[i];
+            to[(int32_t)column[i]] = from[i];
         }
     }
 }
