@@ -141,8 +141,7 @@ int engine_draft_model_start(struct engine *e, struct err *err)
     }
     x->info.max_len = e->executor->info.max_len;
     log_event(LOG_INFO, e->draft_head.head.kind != HEAD_NONE ? "draft head" : "draft model",
-              LOG_STR("path", e->draft_path),
-              LOG_STR("dtype", x->info.dtype),
+              LOG_STR("path", e->draft_path), LOG_STR("dtype", x->info.dtype),
               LOG_I64("cache_mib", x->info.n_blocks * x->info.block_bytes >> 20));
     return 0;
 }
@@ -159,14 +158,14 @@ int engine_set_speculation(struct engine *e, const struct settings *s, struct er
     for (int32_t k = 0; k < executor_kv_groups(x); k++) {
         states = states || x->kv_window[k] < 0;
     }
-    if (states && (s->speculate == SPECULATE_SUFFIX || s->speculate == SPECULATE_MTP ||
-                   s->draft_model)) {
+    if (states &&
+        (s->speculate == SPECULATE_SUFFIX || s->speculate == SPECULATE_MTP || s->draft_model)) {
         return err_set_param(err, ERR_UNSUPPORTED, "speculate",
                              "speculate %s: the model has recurrent states, which cannot be taken "
                              "back behind a draft that does not hold",
-                             s->draft_model                    ? "with a draft model"
+                             s->draft_model                  ? "with a draft model"
                              : s->speculate == SPECULATE_MTP ? "mtp"
-                                                               : "suffix");
+                                                             : "suffix");
     }
     e->speculate = s->speculate;
     e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;

@@ -140,8 +140,8 @@ struct model_config {
     struct latent_config latent;
     int32_t n_draft_layers;  /* behind the last layer in the checkpoint, for drafts (MTP) */
     struct head_config head; /* of a head; kind HEAD_NONE: it is none */
-    bool wide_qk_norm;      /* q and k are normed over all heads together (OLMo-2) */
-    bool wrapped;           /* the text model of a vision checkpoint: its tensors have a prefix */
+    bool wide_qk_norm;       /* q and k are normed over all heads together (OLMo-2) */
+    bool wrapped;            /* the text model of a vision checkpoint: its tensors have a prefix */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };

@@ -17,8 +17,9 @@ struct speculation {
 static int set_draft_model(struct settings *s, const char *model, struct err *e)
 {
     if (!model[0]) {
-        return err_set_param(e, ERR_INVALID, "speculative_config",
-                             "speculative_config: the methods draft_model and eagle3 need a model");
+        return err_set_param(
+            e, ERR_INVALID, "speculative_config",
+            "speculative_config: the method draft_model, or eagle3, needs a model");
     }
     char *name = strdup(model);
     if (!name) {

@@ -39,9 +39,13 @@ static const struct setting_choice KV_POLICIES[] = {{"paged", KV_PAGED},
                                                     {"orca-pow2", KV_ORCA_POW2},
                                                     {"orca-oracle", KV_ORCA_ORACLE},
                                                     {0}};
-static const struct setting_choice SPECULATES[] = {
-    {"off", SPECULATE_OFF},         {"auto", SPECULATE_AUTO},   {"suffix", SPECULATE_SUFFIX},
-    {"grammar", SPECULATE_GRAMMAR}, {"draft", SPECULATE_DRAFT}, {"mtp", SPECULATE_MTP}, {0}};
+static const struct setting_choice SPECULATES[] = {{"off", SPECULATE_OFF},
+                                                   {"auto", SPECULATE_AUTO},
+                                                   {"suffix", SPECULATE_SUFFIX},
+                                                   {"grammar", SPECULATE_GRAMMAR},
+                                                   {"draft", SPECULATE_DRAFT},
+                                                   {"mtp", SPECULATE_MTP},
+                                                   {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {
     {"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};

@@ -140,7 +140,8 @@ static void take_drafts(struct draft_cache *c, struct draft_seq *s, const struct
 
     for (int32_t i = 0; s->n_valid == s->n_from + i && i + 1 < s->n_drafts; i++) {
         int32_t position = s->n_from + i;
-        if (position < known && seq_token(q, position + c->shift) == s->token[i] && wrote(c, s, q, position)) {
+        if (position < known && seq_token(q, position + c->shift) == s->token[i] &&
+            wrote(c, s, q, position)) {
             s->n_valid++;
         }
     }

@@ -24,8 +24,8 @@ struct draft_model_config {
     /* 1: it is a draft head, whose entry at a position belongs to the token behind it
      * (models/families/heads/head.c); 0: a model */
     int32_t shift;
-    uint64_t secret;           /* keys hashes of tokens */
-    int64_t (*now_us)(void);   /* the clock, in microseconds */
+    uint64_t secret;         /* keys hashes of tokens */
+    int64_t (*now_us)(void); /* the clock, in microseconds */
 };
 
 struct draft_model;

@@ -14,8 +14,7 @@ static bool read_count(struct json *j, const char *key, int32_t least, int32_t m
         return json_skip(j);
     }
     if (json_peek(j) != JSON_NUMBER) {
-        return json_fail(j, "%s must be a whole number, not %s", key,
-                         json_type_name(json_peek(j)));
+        return json_fail(j, "%s must be a whole number, not %s", key, json_type_name(json_peek(j)));
     }
     if (!json_read_int(j, &n)) {
         return false;
@@ -123,11 +122,11 @@ void raw_eagle_derive(struct model_config *c, const struct raw_eagle *r)
         return;
     }
     snprintf(c->architecture, sizeof(c->architecture), "Eagle3LlamaForCausalLM");
-    c->head = (struct head_config){.kind = HEAD_EAGLE3,
-                                   .n_taps = r->n_taps,
-                                   .draft_vocab = r->draft_vocab,
-                                   .target_hidden =
-                                       r->target_hidden > 0 ? r->target_hidden : c->hidden};
+    c->head =
+        (struct head_config){.kind = HEAD_EAGLE3,
+                             .n_taps = r->n_taps,
+                             .draft_vocab = r->draft_vocab,
+                             .target_hidden = r->target_hidden > 0 ? r->target_hidden : c->hidden};
     memcpy(c->head.tap, r->tap, sizeof(c->head.tap));
     c->head.norm_before_residual =
         r->norm_before_residual < 0 ? r->speculators : r->norm_before_residual != 0;

@@ -73,9 +73,9 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
     const struct backend_ops *ops = m->backend->ops;
     bool partial = m->weights->partial;
     const struct head_parts *head = &m->weights->draft;
-    struct mat mine = partial           ? mat_rows(m->local_logits, 0, x.rows)
+    struct mat mine = partial         ? mat_rows(m->local_logits, 0, x.rows)
                       : head->id.data ? mat_rows(head->logits, 0, x.rows)
-                                        : logits;
+                                      : logits;
 
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
     if (m->config.final_softcap > 0) {

@@ -45,8 +45,8 @@ struct layer {
      * rotated key. */
     struct latent_attention latent;
     struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
-    struct mat q_up; /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
-    struct head_layer head;     /* only of a draft head */
+    struct mat q_up;        /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct head_layer head; /* only of a draft head */
 };
 
 /* What a draft head reads and leaves behind, beside its layer. */
@@ -55,7 +55,7 @@ struct head_parts {
     struct mat combine;      /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
     struct mat id;           /* [1, draft_vocab] the target's ids; data NULL: all, in order */
     float *id_host;          /* owned; `id` may refer to it */
-    bool feeds; /* the step's tokens were drafted in the step before, and read `own` */
+    bool feeds;              /* the step's tokens were drafted in the step before, and read `own` */
     struct mat taps;         /* [max_tokens, width of the pool]; only with `combine` */
     struct mat embedded;     /* [max_tokens, hidden] */
     struct mat joined;       /* [max_tokens, 2 hidden] normed embedding and hidden state */
@@ -330,20 +330,24 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* Attention over latents with DeepSeek's names, and the norms before it and the MLP. */
 #define ROW_LATENT_NORM(name, dim, target, when) \
     ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
-#define ROWS_LATENT_ATTENTION                                                                     \
-    ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm),                                           \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),     \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK), \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv, \
-                   WHEN_ALWAYS),                                                                  \
-        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),           \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),     \
-        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS),     \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up,        \
-                   WHEN_ALWAYS),                                                                  \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up,        \
-                   WHEN_ALWAYS),                                                                  \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),           \
+#define ROWS_LATENT_ATTENTION                                                                    \
+    ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm),                                          \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv,            \
+                   WHEN_NO_Q_RANK),                                                              \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv,    \
+                   WHEN_Q_RANK),                                                                 \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN,       \
+                   SPLIT_NONE, qkv, WHEN_ALWAYS),                                                \
+        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK), \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up,         \
+                   WHEN_Q_RANK),                                                                 \
+        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.kv_a_layernorm", DIM_LATENT, latent.norm,         \
+                        WHEN_ALWAYS),                                                            \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT,           \
+                   latent.k_up, WHEN_ALWAYS),                                                    \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT,           \
+                   latent.v_up, WHEN_ALWAYS),                                                    \
+        ROW_MATRIX(LLAMA_LAYER "self_attn.o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS), \
         ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm)
 
 /* Check a checkpoint against the family's table. The error names all tensors that are

@@ -6,8 +6,7 @@
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_QKV_JOINED(name, rows) \
-    ROW_MATRIX(name, rows, DIM_JOINED, SPLIT_OUT, qkv, WHEN_ALWAYS)
+#define ROW_QKV_JOINED(name, rows) ROW_MATRIX(name, rows, DIM_JOINED, SPLIT_OUT, qkv, WHEN_ALWAYS)
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */

@@ -173,8 +173,7 @@ static int load_ids(struct model *m, struct err *e)
     for (int32_t i = 0; i < n && !m->checkpoint; i++) { /* a dummy's, spread out */
         h->id_host[i] = (float)((int64_t)i * m->config.vocab / n);
     }
-    int rc =
-        m->checkpoint ? read_ids(m, checkpoint_find(m->checkpoint, "d2t"), h->id_host, e) : 0;
+    int rc = m->checkpoint ? read_ids(m, checkpoint_find(m->checkpoint, "d2t"), h->id_host, e) : 0;
     struct weight_piece piece = {
         .data = h->id_host, .dtype = DTYPE_F32, .rows = 1, .cols = n, .stride = n};
     struct weight_desc d = {.name = "ids of a draft head",

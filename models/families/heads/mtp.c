@@ -12,8 +12,8 @@
 #define ATTN LAYER "self_attn."
 #define MLP LAYER "mlp."
 
-#define ROWS_JOIN                                                                             \
-    ROW_NORM(LAYER "enorm", head.embed_norm), ROW_NORM(LAYER "hnorm", head.hidden_norm),      \
+#define ROWS_JOIN                                                                                \
+    ROW_NORM(LAYER "enorm", head.embed_norm), ROW_NORM(LAYER "hnorm", head.hidden_norm),         \
         ROW_MATRIX(LAYER "eh_proj", DIM_HIDDEN, DIM_JOINED, SPLIT_NONE, head.join, WHEN_ALWAYS), \
         ROW_NORM(LAYER "shared_head.norm", head.final_norm)
 

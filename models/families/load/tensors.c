@@ -294,7 +294,8 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
     int32_t n = tensor_spec_stacked(s) ? 1 : tensor_spec_count(s, c);
 
     for (int32_t i = 0; i < n && tensor_spec_wanted(s, c, layer); i++) {
-        const struct tensor *t = tensor_spec_find(s, ck, (struct tensor_index){c->head.layer + layer, i});
+        const struct tensor *t =
+            tensor_spec_find(s, ck, (struct tensor_index){c->head.layer + layer, i});
         if (!t) {
             row->n_missing++;
             continue;

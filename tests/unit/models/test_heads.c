@@ -121,8 +121,7 @@ static void open_pair(const char *dir)
     target_of(dir, path, sizeof(path));
     read_config(&t, path);
     read_config(&h, dir);
-    OK(h.head.kind == HEAD_EAGLE3 ? model_eagle3_fit(&h, &t, &e) : model_mtp_config(&h, &t, &e),
-       e);
+    OK(h.head.kind == HEAD_EAGLE3 ? model_eagle3_fit(&h, &t, &e) : model_mtp_config(&h, &t, &e), e);
     struct model_taps taps = model_head_taps(&h), none = {0};
     open_side(&head, dir, &h, &none);
     open_side(&target, path, &t, &taps);
@@ -264,8 +263,7 @@ static void check_prompt(int i, int32_t portion)
     int32_t src = read_prompt(i, prompt, portion, logits);
     compare(value("logits", i), logits, "behind known tokens");
     for (int32_t k = 0; k < (int32_t)further->dim[0]; k++) {
-        int32_t sampled =
-            *step(&head, i, n - 1 + k, &(int32_t){0}, 1, src, logits + k * vocab);
+        int32_t sampled = *step(&head, i, n - 1 + k, &(int32_t){0}, 1, src, logits + k * vocab);
         assert_int_equal(sampled, draft[k + 1]);
         src = 0;
     }
@@ -378,8 +376,8 @@ int main(void)
                                        .teardown_func = close_all,
                                        .initial_state = dir[n]};
     }
-    tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(heads_of_other_models_are_refused,
-                                                              close_all);
+    tests[n++] =
+        (struct CMUnitTest)cmocka_unit_test_teardown(heads_of_other_models_are_refused, close_all);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(weights_that_do_not_fit_are_refused,
                                                               close_all);
     return _cmocka_run_group_tests("heads", tests, n, NULL, NULL);
