@@ -52,6 +52,14 @@ static inline int32_t draft_cache_known(const struct draft_cache *c, const struc
     return q->group->n_prompt + q->n_out - c->shift;
 }
 
+/* Whether the hidden states of those entries are where the table has them: a block that
+ * is copied, swapped in or new to the table is so only behind the step being planned. */
+static inline bool draft_cache_hidden(const struct draft_cache *c, const struct seq *q)
+{
+    return c->shift == 0 ||
+           (int64_t)q->table[0].n_synced * c->block_size >= draft_cache_known(c, q);
+}
+
 int draft_cache_init(struct draft_cache *c, int32_t n_blocks, int32_t block_size, int32_t max_len,
                      int32_t max_num_seqs, uint64_t secret, struct err *e);
 void draft_cache_release(struct draft_cache *c);

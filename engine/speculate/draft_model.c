@@ -180,7 +180,7 @@ static void add_job(struct draft_model *d, const struct seq *q, int32_t n_drafts
     int32_t n = MIN(lacks, lacks <= DRAFT_FEW ? left->tokens : MIN(left->tokens, left->catch_up));
     bool all = n == lacks;
 
-    if (n <= 0 ||
+    if (n <= 0 || !draft_cache_hidden(&d->cache, q) ||
         !draft_cache_take(&d->cache, q, s->n_valid,
                           s->n_valid + n + (all ? MAX(n_drafts - 1, 0) : 0), d->steps.step + 1)) {
         return;
