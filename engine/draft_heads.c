@@ -1,6 +1,6 @@
-/* Draft heads: MTP from the model's own checkpoint, EAGLE-3 from a directory of its own.
- * A head drafts as a draft model does (speculate/draft_model.h), from the model's hidden
- * states, which the model keeps in the blocks of its cache. */
+/* Draft heads: MTP from the model's own checkpoint, EAGLE-3 from a directory of its
+ * own. A head drafts as a draft model does (speculate/draft_model.h), from the
+ * model's hidden states, which the model keeps in the blocks of its cache. */
 #include <string.h>
 
 #include "engine/drafts.h"

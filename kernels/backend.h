@@ -616,9 +616,9 @@ struct backend_ops {
     /* out[i] = own[token_src of i] (0 where it is below 0): what the step before left
      * for the token that it sampled. */
     void (*hidden_own)(struct backend *b, struct mat out, struct mat own);
-    /* out [rows, vocab], float32: column id[i] = column i of x [rows, n], float32, and
-     * the others -infinity. id [1, n], a WEIGHT_TABLE of float32: whole numbers, ascending
-     * and below vocab. */
+    /* out [rows, vocab], float32: column id[i] = column i of x [rows, n], float32,
+     * and the others -infinity. id [1, n], a WEIGHT_TABLE of float32: whole numbers,
+     * ascending and below vocab. */
     void (*spread)(struct backend *b, struct mat out, struct mat x, struct mat id);
 
     /* ---- tests and profiling ---- */

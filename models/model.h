@@ -75,7 +75,8 @@ struct recurrent_config {
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
 
-/* Heads that draft tokens from hidden states of the model they belong to, its target. */
+/* Heads that draft tokens from hidden states of the model they belong to, its
+ * target. */
 enum head_kind {
     HEAD_NONE,   /* a model of its own */
     HEAD_MTP,    /* a layer behind the target's last (DeepSeek-V3, section 2.2) */
@@ -95,8 +96,8 @@ struct head_config {
 /* What a model keeps of its tokens' hidden states, for a head. */
 struct model_taps {
     int32_t n; /* layers; 0: nothing is kept, unless `final` */
-    /* [n] the residual stream in front of layer tap[i], counted from 0; n_layers: behind
-     * the last */
+    /* [n] the residual stream in front of layer tap[i], counted from 0; n_layers:
+     * behind the last */
     int32_t tap[LIMIT_TAPS];
     bool final; /* in their place the output of the final norm */
 };

@@ -52,8 +52,9 @@ static inline int32_t draft_cache_known(const struct draft_cache *c, const struc
     return q->group->n_prompt + q->n_out - c->shift;
 }
 
-/* Whether the hidden states of those entries are where the table has them: a block that
- * is copied, swapped in or new to the table is so only behind the step being planned. */
+/* Whether the hidden states of those entries are where the table has them: a block
+ * that is copied, swapped in or new to the table is so only behind the step being
+ * planned. */
 static inline bool draft_cache_hidden(const struct draft_cache *c, const struct seq *q)
 {
     return c->shift == 0 ||

@@ -65,10 +65,10 @@ static int launch(struct draft_steps *s, struct err *e)
     return s->executor->launch(s->executor, &s->batch, e);
 }
 
-/* The draft behind position p is drawn as the token will be, from the same noise, so that
- * both models draw the same token where they think alike. Biases and masks are left out:
- * tokens that they ban do not hold. So are a head's penalties: its cache lacks the first
- * token, which they count. */
+/* The draft behind position p is drawn as the token will be, from the same noise, so
+ * that both models draw the same token where they think alike. Biases and masks are
+ * left out: tokens that they ban do not hold. So are a head's penalties: its cache
+ * lacks the first token, which they count. */
 static struct sample_row sample_of(const struct draft_cache *c, const struct seq *q, int32_t p,
                                    int32_t logits_row)
 {

@@ -143,8 +143,8 @@ struct cuda_backend {
      * every row takes its greatest logit (batch_greedy) */
     bool in_step, started, capturing, greedy;
     bool topk_merge; /* ranks sample by merging top-k lists (rank_sample.c) */
-    /* a draft head runs here; the step's tokens come from the step before, and so do the
-     * hidden states that it reads */
+    /* a draft head runs here; the step's tokens come from the step before, and so do
+     * the hidden states that it reads */
     bool is_head, feeds;
     bool shared; /* shared prefixes are read once in this step */
     /* masks of this step come after its launch; the kernel that waits for them was

@@ -21,14 +21,14 @@ static float expect(struct draft_source *base, struct seq *q)
     return rng_chance(&r, 40) ? 0 : (float)rng_range(&r, 1, 30) / 10;
 }
 
-/* Whether a model that sees the request's tokens alone draws what it gives. A head draws
- * without penalties. */
+/* Whether a model that sees the request's tokens alone draws what it gives. A head
+ * draws without penalties. */
 static bool is_plain(const struct sim_drafts *d, const struct sim_request *q)
 {
     bool penalised = q->presence != 0 || q->frequency != 0 || q->repetition != 1;
 
-    return !(d->s->draft_head && penalised) && !q->language && q->n_bias == 0 && q->n_words == 0 && q->n_allowed == 0 &&
-           q->min_tokens == 0;
+    return !(d->s->draft_head && penalised) && !q->language && q->n_bias == 0 && q->n_words == 0 &&
+           q->n_allowed == 0 && q->min_tokens == 0;
 }
 
 /* What the draft model drafts is what the request gives: they are one model. */

@@ -37,9 +37,9 @@ struct sampled {
 struct oracle {
     struct executor base;
     int32_t stride, table_width;
-    struct cell *device, *host; /* [blocks * block_size] */
+    struct cell *device, *host;   /* [blocks * block_size] */
     const struct oracle *head_of; /* as in struct oracle_config */
-    int32_t *table;             /* [n_kv_groups, max_num_seqs, table_width] */
+    int32_t *table;               /* [n_kv_groups, max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
     struct sampled sampled[2]; /* of the current step and the one before */
     int32_t microbatch;        /* micro-batch launched last */
@@ -248,7 +248,8 @@ static void write_states(struct oracle *o, int32_t row, int32_t last)
 static const struct cell *hidden_at(const struct oracle *o, int32_t row, int32_t position)
 {
     int32_t size = o->base.info.block_size, block = table_of(o, 0, row)[position / size];
-    const struct cell *cell = block < 0 ? NULL : &o->head_of->device[block * size + position % size];
+    const struct cell *cell =
+        block < 0 ? NULL : &o->head_of->device[block * size + position % size];
 
     return cell && cell->token >= 0 ? cell : NULL;
 }
@@ -260,7 +261,8 @@ static const struct cell *hidden_at(const struct oracle *o, int32_t row, int32_t
 static int head_context(const struct oracle *o, int32_t row, int32_t position, bool drafted,
                         uint64_t *ret, struct err *e)
 {
-    const struct cell *hidden = drafted ? cell_at(o, row, position - 1) : hidden_at(o, row, position);
+    const struct cell *hidden =
+        drafted ? cell_at(o, row, position - 1) : hidden_at(o, row, position);
 
     if (!hidden) {
         REFUSE("there is no hidden state for position %d", position);
@@ -304,7 +306,8 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         }
         context = before->context;
     }
-    if (o->head_of && head_context(o, b->row[seq], position, b->token_src[t] >= 0, &context, e) < 0) {
+    if (o->head_of &&
+        head_context(o, b->row[seq], position, b->token_src[t] >= 0, &context, e) < 0) {
         return ERR_DEVICE;
     }
     struct cell cell = {.token = token, .context = toy_read(context, token), .launch = o->executed};

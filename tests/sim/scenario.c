@@ -549,8 +549,7 @@ void scenario_print(const struct scenario *s, FILE *out)
         (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
         (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
         (long long)c->group_bytes, s->portion, s->late_delivery, s->max_draft,
-        s->only_forced ? " that are forced" : "", s->draft_head ? "head" : "model",
-        s->draft_model);
+        s->only_forced ? " that are forced" : "", s->draft_head ? "head" : "model", s->draft_model);
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);

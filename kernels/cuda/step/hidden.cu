@@ -1,5 +1,5 @@
-/* Hidden states of draft heads: copies between rows of a step and blocks of a cache, and
- * logits of a part of the vocabulary. All are bound by latency. */
+/* Hidden states of draft heads: copies between rows of a step and blocks of a cache,
+ * and logits of a part of the vocabulary. All are bound by latency. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/step/hidden.h"
 
@@ -37,8 +37,7 @@ __global__ void hidden_own_kernel(T *out, int64_t out_stride, const T *own, int6
     int from = (int)blockIdx.x < header->n_tokens ? src[blockIdx.x] : -1;
     bool there = from >= 0 && from < own_rows;
     for (int i = threadIdx.x; i < cols; i += blockDim.x) {
-        out[blockIdx.x * out_stride + i] =
-            there ? own[from * own_stride + i] : from_float<T>(0.0f);
+        out[blockIdx.x * out_stride + i] = there ? own[from * own_stride + i] : from_float<T>(0.0f);
     }
 }
 
@@ -103,15 +102,15 @@ extern "C" void launch_hidden_own(void *out, int64_t out_stride, const void *own
                                   const struct step_header *header, int32_t rows, int32_t cols,
                                   int type, cudaStream_t stream)
 {
-    DISPATCH_TYPE(type, launch(hidden_own_kernel<T>, dim3(rows), dim3(HIDDEN_THREADS), 0, stream,
-                               (T *)out, out_stride, (const T *)own, own_stride, own_rows, header,
-                               cols));
+    DISPATCH_TYPE(type,
+                  launch(hidden_own_kernel<T>, dim3(rows), dim3(HIDDEN_THREADS), 0, stream,
+                         (T *)out, out_stride, (const T *)own, own_stride, own_rows, header, cols));
 }
 
 extern "C" void launch_spread(float *out, int64_t out_stride, const float *x, int64_t x_stride,
                               const float *id, int32_t rows, int32_t vocab, int32_t n,
                               cudaStream_t stream)
 {
-    launch(spread_kernel, dim3((vocab + SPREAD_COLS - 1) / SPREAD_COLS, rows),
-           dim3(HIDDEN_THREADS), 0, stream, out, out_stride, x, x_stride, id, vocab, n);
+    launch(spread_kernel, dim3((vocab + SPREAD_COLS - 1) / SPREAD_COLS, rows), dim3(HIDDEN_THREADS),
+           0, stream, out, out_stride, x, x_stride, id, vocab, n);
 }

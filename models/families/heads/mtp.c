@@ -1,9 +1,9 @@
 /* Multi-token prediction: the layer behind the last of a checkpoint, which drafts
- * (DeepSeek-V3, section 2.2; GLM-4.5 has the same). It joins the normed embedding of a
- * token with the normed hidden state of the token before, which is the output of the
- * target's final norm, and is one layer of the target's kind. Embedding and output head
- * are the target's. Drafts further ahead are made by the same layer, of its own residual
- * stream. */
+ * (DeepSeek-V3, section 2.2; GLM-4.5 has the same). It joins the normed embedding of
+ * a token with the normed hidden state of the token before, which is the output of
+ * the target's final norm, and is one layer of the target's kind. Embedding and
+ * output head are the target's. Drafts further ahead are made by the same layer, of
+ * its own residual stream. */
 #include <string.h>
 
 #include "models/families/layers.h"

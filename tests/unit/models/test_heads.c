@@ -1,6 +1,6 @@
-/* Draft heads against float64 (scripts/make-head-goldens): the logits of what a head makes
- * of its target's hidden states, and of its own behind them; and what is refused.
- * QUIRE_TEST_BACKEND=cuda selects another backend. */
+/* Draft heads against float64 (scripts/make-head-goldens): the logits of what a head
+ * makes of its target's hidden states, and of its own behind them; and what is
+ * refused. QUIRE_TEST_BACKEND=cuda selects another backend. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -97,7 +97,8 @@ static void read_config(struct model_config *ret, const char *dir)
     OK(model_config_read(ret, &gen, dir, &e), e);
 }
 
-/* The directory of a head's target: its own, or the one that its file `target` names. */
+/* The directory of a head's target: its own, or the one that its file `target`
+ * names. */
 static void target_of(const char *dir, char *ret, size_t cap)
 {
     char path[256], name[64] = "";
@@ -148,9 +149,9 @@ static int32_t slot_of(int32_t row, int32_t position)
     return ((N_TABLE - 1 - position / BLOCK) * N_ROWS + row) * BLOCK + position % BLOCK;
 }
 
-/* Tokens of one sequence, from position `first` on, all with logits, into out [n, vocab];
- * src: sampling row of the step before, -1: token[] has them. Returns what is sampled,
- * until the step after next. */
+/* Tokens of one sequence, from position `first` on, all with logits, into out [n,
+ * vocab]; src: sampling row of the step before, -1: token[] has them. Returns what
+ * is sampled, until the step after next. */
 static const int32_t *step(struct side *s, int32_t row, int32_t first, const int32_t *token,
                            int32_t n, int32_t src, float *out)
 {
@@ -235,8 +236,8 @@ static void compare(const struct tensor *want, const float *got, const char *wha
     }
 }
 
-/* The prompt's tokens but the first, as entries of the head, `portion` at a time; returns
- * the sampling row of the last one. */
+/* The prompt's tokens but the first, as entries of the head, `portion` at a time;
+ * returns the sampling row of the last one. */
 static int32_t read_prompt(int32_t row, const struct tensor *prompt, int32_t portion, float *out)
 {
     const int32_t *token = prompt->data;
