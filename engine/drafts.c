@@ -158,14 +158,11 @@ int engine_set_speculation(struct engine *e, const struct settings *s, struct er
     for (int32_t k = 0; k < executor_kv_groups(x); k++) {
         states = states || x->kv_window[k] < 0;
     }
-    if (states &&
-        (s->speculate == SPECULATE_SUFFIX || s->speculate == SPECULATE_MTP || s->draft_model)) {
+    if (states && (s->speculate == SPECULATE_SUFFIX || s->draft_model)) {
         return err_set_param(err, ERR_UNSUPPORTED, "speculate",
                              "speculate %s: the model has recurrent states, which cannot be taken "
                              "back behind a draft that does not hold",
-                             s->draft_model                  ? "with a draft model"
-                             : s->speculate == SPECULATE_MTP ? "mtp"
-                                                             : "suffix");
+                             s->draft_model ? "with a draft model" : "suffix");
     }
     e->speculate = s->speculate;
     e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;

@@ -34,10 +34,10 @@ struct runner {
     struct executor base;
     struct rank_place *place; /* NULL: the only rank */
     bool one_kv_group;        /* whatever the windows of the layers */
-    struct model_taps taps;   /* hidden states that are kept for a draft head */
     struct backend *backend;
     struct model *model;
-    enum dtype kv_dtype; /* of keys and values */
+    enum dtype kv_dtype;    /* of keys and values */
+    struct model_taps taps; /* hidden states that are kept for a draft head */
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
      * % N_GATHERED], which stay valid until the wait after next. */
     struct microbatch microbatch;
@@ -357,6 +357,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .quantise = runner_quantises(s),
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
+        .taps = r->taps,
         .max_len = x->max_len,
         .rank = r->place ? r->place->at.rank : 0,
         .n_ranks = n_ranks(r),
@@ -364,7 +365,6 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_stages = n_stages(r),
         .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
         .one_kv_group = r->one_kv_group || s->kv_policy != KV_PAGED,
-        .taps = r->taps,
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));

@@ -59,7 +59,7 @@ struct head_parts {
     struct mat taps;         /* [max_tokens, width of the pool]; only with `combine` */
     struct mat embedded;     /* [max_tokens, hidden] */
     struct mat joined;       /* [max_tokens, 2 hidden] normed embedding and hidden state */
-    struct mat own;          /* [max_samples, hidden] what the step leaves for the next one */
+    struct mat own;          /* [max_tokens, hidden] what the step leaves for the next one */
     struct mat logits;       /* [max_logits, draft_vocab], float32; only with `id` */
 };
 
@@ -94,10 +94,10 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct mat mixer;              /* [rows of layer.mixer]; only with recurrent layers */
+    struct head_parts draft;       /* only of a draft head */
     struct expert_scratch experts; /* only if a layer has experts */
     struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
     struct latent_scratch latent;  /* only with latents; fewer rows */
-    struct head_parts draft;       /* only of a draft head */
 };
 
 /* One axis of a stored tensor. */
@@ -203,11 +203,6 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
-extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
-    glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
-    cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
-    opt_family, gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
-    granite_hybrid_family;
 /* Of draft heads, which have no architectures. */
 extern const struct model_family mtp_family, latent_mtp_family, eagle3_family;
 
@@ -228,6 +223,12 @@ void head_end(struct model *m, const struct batch *b);
 void transformer_tap(struct model *m, int32_t i, struct mat x, struct mat h);
 /* Whether transformer_tap keeps anything there. */
 bool transformer_taps(const struct model *m, int32_t i);
+
+extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
+    glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
+    cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
+    opt_family, gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
+    granite_hybrid_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -326,29 +327,6 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROW_CHOICE_BIAS(mlp)                                                                 \
     ROW(mlp "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
         IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS)
-
-/* Attention over latents with DeepSeek's names, and the norms before it and the MLP. */
-#define ROW_LATENT_NORM(name, dim, target, when) \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
-#define ROWS_LATENT_ATTENTION                                                                    \
-    ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm),                                          \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv,            \
-                   WHEN_NO_Q_RANK),                                                              \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv,    \
-                   WHEN_Q_RANK),                                                                 \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN,       \
-                   SPLIT_NONE, qkv, WHEN_ALWAYS),                                                \
-        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK), \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up,         \
-                   WHEN_Q_RANK),                                                                 \
-        ROW_LATENT_NORM(LLAMA_LAYER "self_attn.kv_a_layernorm", DIM_LATENT, latent.norm,         \
-                        WHEN_ALWAYS),                                                            \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT,           \
-                   latent.k_up, WHEN_ALWAYS),                                                    \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT,           \
-                   latent.v_up, WHEN_ALWAYS),                                                    \
-        ROW_MATRIX(LLAMA_LAYER "self_attn.o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS), \
-        ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm)
 
 /* Check a checkpoint against the family's table. The error names all tensors that are
  * missing, unknown, or of another shape or type. */

@@ -401,10 +401,10 @@ static bool ignorable(const char *name, const struct model_family *f, const stru
 {
     size_t len = strlen(name);
 
-    if (c->head.kind == HEAD_MTP ? !is_of_head(name, c) : is_draft(name, c)) {
+    if (c->head.kind == HEAD_MTP && !is_of_head(name, c)) {
         return true;
     }
-    if (c->wrapped && is_of_vision(name)) {
+    if (is_draft(name, c) || (c->wrapped && is_of_vision(name))) {
         return true;
     }
 
