@@ -401,9 +401,6 @@ static bool ignorable(const char *name, const struct model_family *f, const stru
 {
     size_t len = strlen(name);
 
-    if (c->head.kind == HEAD_MTP && !is_of_head(name, c)) {
-        return true;
-    }
     if (is_draft(name, c) || (c->wrapped && is_of_vision(name))) {
         return true;
     }
@@ -417,7 +414,7 @@ static bool ignorable(const char *name, const struct model_family *f, const stru
             return true;
         }
     }
-    return false;
+    return c->head.kind == HEAD_MTP && !is_of_head(name, c);
 }
 
 /* "h.3.attn.x" -> "h.*.attn.x" */
