@@ -283,6 +283,38 @@ static void logits_are_those_of_float64(void **state)
     check_prompt(1, 2); /* again, over what is there */
 }
 
+/* A step of the target alone, which copies the blocks of row `from` to row `to`. */
+static void copy_row(int32_t from, int32_t to)
+{
+    struct block_copy copy[N_TABLE];
+    struct results r;
+    struct err e = {0};
+    int32_t ends[1] = {0};
+    struct batch b = {.step = ++target.step, .copy = copy, .n_copy = N_TABLE, .q_start = ends};
+    const struct backend_ops *ops = target.backend->ops;
+
+    for (int32_t i = 0; i < N_TABLE; i++) {
+        copy[i] =
+            (struct block_copy){slot_of(from, i * BLOCK) / BLOCK, slot_of(to, i * BLOCK) / BLOCK};
+    }
+    OK(ops->step_begin(target.backend, &b, &e), e);
+    OK(ops->step_end(target.backend, &e), e);
+    OK(ops->step_wait(target.backend, &r, &e), e);
+}
+
+static void hidden_states_follow_their_blocks(void **state)
+{
+    (void)state;
+    static float logits[MAX_TOKENS * 128];
+
+    open_pair(HEADS "eagle3-speculators");
+    const struct tensor *prompt = value("prompt", 2);
+    step(&target, 0, 0, prompt->data, (int32_t)prompt->dim[0], -1, logits);
+    copy_row(0, 1);
+    read_prompt(1, prompt, MAX_TOKENS, logits);
+    compare(value("logits", 2), logits, "from copies");
+}
+
 /* ---- refusals ---- */
 
 static void refuses(const struct err *e, int rc, const char *why)
@@ -368,7 +400,7 @@ int main(void)
 {
     static char *dir[] = {HEADS "mtp-glm", HEADS "mtp-latent", HEADS "eagle3-speculators",
                           HEADS "eagle3-midlayer"};
-    struct CMUnitTest tests[ARRAY_LEN(dir) + 2];
+    struct CMUnitTest tests[ARRAY_LEN(dir) + 3];
     size_t n = 0;
 
     for (; n < ARRAY_LEN(dir); n++) {
@@ -377,6 +409,8 @@ int main(void)
                                        .teardown_func = close_all,
                                        .initial_state = dir[n]};
     }
+    tests[n++] =
+        (struct CMUnitTest)cmocka_unit_test_teardown(hidden_states_follow_their_blocks, close_all);
     tests[n++] =
         (struct CMUnitTest)cmocka_unit_test_teardown(heads_of_other_models_are_refused, close_all);
     tests[n++] = (struct CMUnitTest)cmocka_unit_test_teardown(weights_that_do_not_fit_are_refused,
