@@ -91,8 +91,8 @@ static inline void use_walk(struct grammar *g, uint32_t drawn)
     constraint_free(c);
 }
 
-/* Whether a text is drawn: the states of counted repetitions inside one another grow, and
- * each of their masks takes longer than all else that is tried of a hundred inputs. */
+/* Whether a text is drawn: states of counted repetitions inside one another grow, and
+ * each of their masks takes longer than all that is tried of a hundred inputs. */
 static inline bool use_draws(enum grammar_kind kind, const char *text, size_t len)
 {
     int counted = 0;
