@@ -62,8 +62,8 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    /* Kinds of bytes (vocab_kind) of which all lead to `alike_to`, and of which not all do;
-     * the others were not asked for. */
+    /* Kinds of bytes (vocab_kind) of which all lead to `alike_to`, and of which not all
+     * do; the others were not asked for. */
     _Atomic(uint64_t) alike, unlike;
     _Atomic(int32_t) alike_to; /* CONFIG_DEAD: none, CONFIG_UNKNOWN: not asked for */
     _Atomic(int32_t) slot;     /* of the mask cache, or -1; a hint */

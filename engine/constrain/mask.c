@@ -146,9 +146,9 @@ static int32_t alike_to(struct stepper *s, int32_t c, uint64_t kinds)
     return first ? to : noted;
 }
 
-/* The config that all bytes, or characters, of these kinds lead to, or CONFIG_DEAD. What
- * is asked is asked of many subtrees, so it is noted by kind; the first kind that leads
- * elsewhere ends the question. */
+/* The config that all bytes, or characters, of these kinds lead to, or CONFIG_DEAD.
+ * What is asked is asked of many subtrees, so it is noted by kind; the first kind that
+ * leads elsewhere ends the question. */
 static int32_t after_kinds(struct stepper *s, int32_t c, uint64_t kinds)
 {
     struct config *config = config_at(s->a, c);

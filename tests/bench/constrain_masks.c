@@ -91,6 +91,7 @@ struct bench {
     struct times first, next;          /* first masks, the others */
     struct times taken;                /* of taking a drawn token */
     int64_t refused, rejected, tokens; /* grammars, texts, tokens walked */
+    int64_t work, most_work;           /* of the masks of given texts, and of one */
     int rounds;
 };
 
@@ -104,7 +105,10 @@ static bool walk(struct bench *b, struct grammar *g, const struct token_list *id
 
     for (int32_t i = 0; ok && i <= ids->n; i++) {
         double at = i == 0 && start_us > 0 ? start_us : now_us();
-        ok = constraint_mask(c, b->mask, &(int64_t){INT64_MAX}) == 0;
+        int64_t work = INT64_MAX;
+        ok = constraint_mask(c, b->mask, &work) == 0;
+        b->most_work = MAX(b->most_work, INT64_MAX - work);
+        b->work += INT64_MAX - work;
         add_time(i == 0 && start_us > 0 ? &b->first : &b->next, now_us() - at);
         if (!ok || i == ids->n) {
             ok = ok && constraint_complete(c);
@@ -261,6 +265,8 @@ int main(int argc, char **argv)
     run_file(&b, f);
     printf("%lld tokens; %lld grammars refused, %lld texts rejected\n", (long long)b.tokens,
            (long long)b.refused, (long long)b.rejected);
+    printf("%lld units of work for the masks of given texts, %lld for one at most\n",
+           (long long)b.work, (long long)b.most_work);
     print_times("first mask", &b.first);
     print_times("masks", &b.next);
     print_times("tokens", &b.taken);

@@ -36,16 +36,16 @@
 
 struct constraint;
 
-/* Work of grammars, in units of some ten nanoseconds. */
+/* Work of grammars, in units of ten to thirty nanoseconds. */
 enum {
     /* What a job may do in one step. A step that waits for masks delays all its
      * sequences, so one whose mask takes more is left out: what it samples is void, and
      * its job goes on with the next step that it is in. */
-    MASK_WORK_STEP = 300000,
+    MASK_WORK_STEP = 150000,
     /* What all jobs of a step may do together, by thread, before each is left
      * MASK_WORK_LEAST. */
     MASK_WORK_SET = 2 * MASK_WORK_STEP,
-    MASK_WORK_LEAST = 30000,
+    MASK_WORK_LEAST = 15000,
     /* What the mask of one token may take in all; a choice that needs more ends. */
     MASK_WORK_MOST = 10000000,
 };
@@ -112,8 +112,8 @@ struct mask_set {
     int32_t n;            /* of these */
     int32_t n_masks;      /* of all jobs */
     bool wants_forced;    /* kept from step to step; see forced.h */
-    /* kept likewise: all masks are awaited, since what a window or a recurrent state has
-     * left behind is not there to compute a token again */
+    /* kept likewise: all masks are awaited, since what a window or a recurrent state
+     * has left behind is not there to compute a token again */
     bool all_awaited;
 };
 

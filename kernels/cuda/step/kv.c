@@ -24,10 +24,10 @@
 #define POPULATE_BYTES ((size_t)2 << 20) /* populated per call */
 enum {
     STARTUP_US = 3000000, /* delay: start-up maps much memory and would wait for page population */
-    /* Between populating calls, each of which holds the lock of the process's mappings as a
-     * reader. Without a pause it is taken again before a thread that waits to write, as
-     * malloc does for every page that its heap grows by, and that thread waits for
-     * milliseconds each time. */
+    /* Between populating calls, each of which holds the lock of the process's mappings
+     * as a reader. Without a pause it is taken again before a thread that waits to
+     * write, as malloc does for every page that its heap grows by, and that thread
+     * waits for milliseconds each time. */
     POPULATE_PAUSE_US = 200,
     POLL_US = 10000,
     /* polls without work in a row, so that the device is idle and not between two
