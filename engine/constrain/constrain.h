@@ -90,10 +90,10 @@ void constraint_free(struct constraint *c); /* NULL: nothing */
 /* Memory of the state, without the grammar. */
 size_t constraint_bytes(const struct constraint *c);
 
-/* `work` of the functions below: how much they may do, in units of ten to
- * thirty nanoseconds; what they did is taken off, which may leave it below 0.
- * INT64_MAX: no limit. Where it is used up they return CONSTRAINT_UNFINISHED, and the state is as before: called
- * again, they go on from what was found out. */
+/* `work` of the functions below: how much they may do, in units of ten to thirty
+ * nanoseconds; what they did is taken off, which may leave it below 0. INT64_MAX: no
+ * limit. Where it is used up they return CONSTRAINT_UNFINISHED, and the state is as
+ * before: called again, they go on from what was found out. */
 enum { CONSTRAINT_UNFINISHED = 2 };
 
 /* Set the bits of the tokens that may come next: bit t % 32 of mask[t / 32] for id t,
