@@ -1,6 +1,6 @@
-/* Multi-token prediction of Qwen3-Next and Qwen3.5, whose tensors have names of their own
- * ("mtp."): one layer of the target's kind with full attention, behind a join as in
- * mtp.c. Further drafts are made of what its last norm gives. */
+/* Multi-token prediction of Qwen3-Next and Qwen3.5, whose tensors have names of
+ * their own ("mtp."): one layer of the target's kind with full attention, behind a
+ * join as in mtp.c. Further drafts are made of what its last norm gives. */
 #include "models/families/layers.h"
 
 #define LAYER "mtp.layers.%d."

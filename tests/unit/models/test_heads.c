@@ -154,8 +154,8 @@ static const struct tensor *value(const char *name, int i)
     return t;
 }
 
-/* Blocks of a sequence lie apart and in descending order. Group 0's are the same in both
- * models. */
+/* Blocks of a sequence lie apart and in descending order. Group 0's are the same in
+ * both models. */
 static int32_t group_slot_of(int32_t group, int32_t row, int32_t position)
 {
     int32_t block = (N_TABLE - 1 - position / BLOCK) * N_ROWS + row;
