@@ -55,7 +55,7 @@ int engine_draft_head_load(struct engine *e, const struct settings *s, const str
         head.dtype = c->dtype; /* hidden states have the type of the model's activations */
     }
     const char *path = draft ? e->draft_path : e->model_path;
-    rc = runner_open_draft(&e->draft_executor, &own, path, &head, err);
+    rc = runner_open_draft(&e->draft_executor, &own, path, &head, c, err);
     if (rc == 0) {
         e->draft_head = head;
     }

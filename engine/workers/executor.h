@@ -96,9 +96,11 @@ int runner_open_beside(struct executor **ret, const struct settings *s, const ch
  * from then on; before runner_add_cache. The target is freed after it. */
 int runner_bind_head(struct executor *head, struct executor *target, struct err *e);
 /* A model without a cache yet, whose info tells the bytes of a block; all its layers
- * are in one KV group. runner_add_cache makes it complete. */
+ * are in one KV group, whose blocks have as many tokens as those of the `target`
+ * (borrowed). runner_add_cache makes it complete. */
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct err *e);
+                      const struct model_config *c, const struct model_config *target,
+                      struct err *e);
 int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
 /* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
  * process each; this process is rank 0. */
