@@ -126,7 +126,7 @@ const struct setting setting_table[] = {
              "texts, as far as a step has room; grammar: tokens that a schema or grammar "
              "forces are drafted; suffix: these, and where the text repeats its prompt, itself "
              "or a recent answer; draft: forced tokens, and what the draft model says; auto: "
-             "whichever of all these pays, if the model can"},
+             "whichever of all these pays"},
     {STRING(draft_model, NULL), .metavar = "DIR", .group = "Scheduling",
      .help = "a small model of the same vocabulary, which drafts tokens for the served one "
              "(speculate draft or auto); named as model is"},

@@ -34,10 +34,10 @@ static int32_t seq_of(const struct batch *b, int32_t t)
  * cannot be gone on from in another micro-batch. */
 static bool verifies(const struct batch *b, int32_t start, int32_t end)
 {
-    return end - start <= LIMIT_DRAFT + 1 && lower_bound(b->logits_token, b->n_logits, end) -
-                                                     lower_bound(b->logits_token, b->n_logits,
-                                                                 start) ==
-                                                 end - start;
+    return end - start <= LIMIT_DRAFT + 1 &&
+           lower_bound(b->logits_token, b->n_logits, end) -
+                   lower_bound(b->logits_token, b->n_logits, start) ==
+               end - start;
 }
 
 /* The first token of micro-batch i. A boundary never separates a single token from a
