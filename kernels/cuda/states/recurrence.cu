@@ -309,8 +309,8 @@ __device__ __forceinline__ float take_token(float (&state)[J][4], const token_ti
     return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* The convolution's last inputs behind a token: each block of a sequence writes those of
- * some channels. */
+/* The convolution's last inputs behind a token: each block of a sequence writes those
+ * of some channels. */
 template <typename T>
 __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p,
                                             int token, float *to)

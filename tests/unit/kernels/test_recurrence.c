@@ -86,8 +86,8 @@ static int32_t entry_of(const struct scene *s, int32_t row, int32_t i)
 }
 
 /* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
- * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the first
- * token go to spare blocks, and the step is what verifies them, so all rows have
+ * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the
+ * first token go to spare blocks, and the step verifies them, so all rows have
  * logits. */
 static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n,
                     bool drafts, float *out)
