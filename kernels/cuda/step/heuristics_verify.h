@@ -17,7 +17,8 @@ struct verify_rows {
  * written before attention reads them, and it sees those up to its own. Recurrent
  * states are taken from sequence to sequence (kernels/cuda/states/recurrence.cu). So a
  * step that verifies drafts is computed by the kernels, and the graphs, of a decode
- * step of as many rows. Fills `r` and points `b` there, as far as max_seqs sequences suffice. */
+ * step of as many rows. Fills `r` and points `b` there, as far as max_seqs sequences
+ * suffice. */
 void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, int32_t block_size);
 
 #endif
