@@ -103,6 +103,7 @@ _quire_bench='--requests
 --acceptance
 --schemas
 --warmup
+--settle
 --json
 --name'
 _quire_simulate='--rate
