@@ -163,9 +163,11 @@ int model_config_read(struct model_config *ret, struct generation_defaults *ret_
 struct model_options {
     enum dtype dtype; /* of weights on the device */
     bool dummy;       /* load_format: dummy */
-    /* to which weights of linear layers are quantised, FORMAT_FP8 or FORMAT_INT4;
+    /* to which weights of linear layers are quantised, one of FORMAT_FP8 .. FORMAT_FP4;
      * NULL: not */
     const struct weight_format *quantise;
+    int32_t quantise_group;  /* columns that share a scale; 0: all of a row */
+    bool quantise_zeros;     /* with zero points (FORMAT_INT8, FORMAT_INT4) */
     int32_t max_tokens;      /* of a step */
     int32_t max_logits;      /* rows of logits computed at once */
     int32_t max_len;         /* positions of the rotation table */

@@ -15,7 +15,15 @@
 enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
-enum quantization { QUANTIZE_NONE, QUANTIZE_FP8, QUANTIZE_INT4 };
+enum quantization {
+    QUANTIZE_NONE,
+    QUANTIZE_FP8,
+    QUANTIZE_INT8,            /* symmetric, a scale a row */
+    QUANTIZE_INT8_GROUPS,     /* symmetric, a scale for 128 columns */
+    QUANTIZE_INT8_ASYMMETRIC, /* a scale and a zero point a row */
+    QUANTIZE_INT4,
+    QUANTIZE_MXFP4,
+};
 enum kv_cache_dtype { KV_CACHE_AUTO, KV_CACHE_BF16, KV_CACHE_FP8, KV_CACHE_INT8 };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum prefix_cache_scope { PREFIX_CACHE_KEY, PREFIX_CACHE_SERVER };

@@ -346,11 +346,25 @@ enum dtype runner_dtype(const struct settings *s, const struct model_config *c)
     }
 }
 
-static const struct weight_format *runner_quantises(const struct settings *s)
+/* Sets what becomes of a model of floats while it is loaded. */
+static void set_quantise(struct model_options *o, const struct settings *s)
 {
-    return s->quantization == QUANTIZE_FP8    ? weight_format_of(FORMAT_FP8)
-           : s->quantization == QUANTIZE_INT4 ? weight_format_of(FORMAT_INT4)
-                                              : NULL;
+    static const struct {
+        enum weight_format_id format;
+        int32_t group;
+        bool zeros;
+    } ways[] = {[QUANTIZE_FP8] = {FORMAT_FP8, 0, false},
+                [QUANTIZE_INT8] = {FORMAT_INT8, 0, false},
+                [QUANTIZE_INT8_GROUPS] = {FORMAT_INT8, 128, false},
+                [QUANTIZE_INT8_ASYMMETRIC] = {FORMAT_INT8, 0, true},
+                [QUANTIZE_INT4] = {FORMAT_INT4, 128, true},
+                [QUANTIZE_MXFP4] = {FORMAT_FP4, 32, false}};
+
+    if (s->quantization != QUANTIZE_NONE) {
+        o->quantise = weight_format_of(ways[s->quantization].format);
+        o->quantise_group = ways[s->quantization].group;
+        o->quantise_zeros = ways[s->quantization].zeros;
+    }
 }
 
 static int load_model(struct runner *r, const struct settings *s, const char *dir,
@@ -361,7 +375,6 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     struct model_options o = {
         .dtype = runner_dtype(s, c),
         .dummy = s->load_format == LOAD_DUMMY,
-        .quantise = runner_quantises(s),
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
         .taps = r->taps,
@@ -374,6 +387,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .one_kv_group = r->target || s->kv_policy != KV_PAGED,
     };
 
+    set_quantise(&o, s);
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
     int rc = model_open(&r->model, dir, c, &o, r->backend, e);
     if (rc == 0) {

@@ -39,8 +39,8 @@ static inline void quant_scale(struct rig *r, enum scale_type type, float scale,
         memcpy(ret, &half, sizeof(half));
     } else if (type == SCALE_E8M0) {
         *ret = (uint8_t)(127 + ilogbf(f));
-    } else {
-        *ret = (uint8_t)(0x30 + rig_below(r, 16)); /* 0.5 to 1.9 */
+    } else { /* 0.5 to 1.9, some of them zero or subnormal */
+        *ret = (uint8_t)(rig_below(r, 8) == 0 ? rig_below(r, 8) : 0x30 + rig_below(r, 16));
     }
 }
 

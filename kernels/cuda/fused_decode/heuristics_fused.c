@@ -51,7 +51,10 @@ static int32_t format_of(struct mat w, enum dtype act)
 
     if (w.format) {
         bool rows = q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
-        format = q->layout == QUANT_SEGMENTS        ? FUSED_INT4
+        bool fp4 = q->format == FORMAT_FP4;
+        format = q->layout == QUANT_SEGMENTS        ? !fp4                  ? FUSED_INT4
+                                                      : q->group_cols == 16 ? FUSED_NVFP4
+                                                                            : FUSED_MXFP4
                  : rows && q->format == FORMAT_FP8  ? FUSED_FP8
                  : rows && q->format == FORMAT_INT8 ? FUSED_INT8
                                                     : -1;
@@ -264,7 +267,7 @@ bool fused_plan(struct fused_args *a, int32_t n_blocks, int32_t max_shared_bytes
     for (int32_t i = 0; i < a->n_ops; i++) {
         struct fused_op *p = &a->op[i];
         plan_slices(p);
-        bool mixed_alone = a->format == FUSED_INT8 || p->n_groups > 1;
+        bool mixed_alone = a->format >= FUSED_INT8 || p->n_groups > 1;
         if (p->slices > n_blocks || p->k % fused_warp_k(a->format) != 0 || mixed_alone) {
             return false;
         }

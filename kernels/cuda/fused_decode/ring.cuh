@@ -218,9 +218,10 @@ template <int F> struct tile_iterator {
         k_range<F> x(q, schedule_of(q).slice);
         stride = F == FUSED_16 ? q.w_stride * 2 : q.w_stride;
         int first = weight_row(q, tile, loader * LOAD_ROWS);
-        row = (const char *)q.w + (F == FUSED_INT4 ? quant_segment_at(first, x.k0 / FUSED_SEGMENT_K,
-                                                                      q.k / FUSED_SEGMENT_K)
-                                                   : first * stride + fused_row_bytes(F, x.k0));
+        row = (const char *)q.w +
+              (F == FUSED_INT4 ? quant_segment_at(first, x.k0 / FUSED_SEGMENT_K,
+                                                  q.k / FUSED_SEGMENT_K, FUSED_SEGMENT_BYTES)
+                               : first * stride + fused_row_bytes(F, x.k0));
         left = x.n;
         at = x.begin;
         cols = x.cols;

@@ -376,7 +376,7 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
     const struct fused_op *p = &a->op[i];
     bool mixed = a->format != FUSED_16;
     struct small_tile t =
-        mixed ? small_mixed_tile(p, a->format, n_blocks) : small_tile_of(p, n_blocks);
+        mixed ? small_mixed_tile(p, a->format, a->rows, n_blocks) : small_tile_of(p, n_blocks);
     const void *from = p->h ? p->h : p->x;
     int64_t stride = p->h ? p->h_stride : p->x_stride;
     CUtensorMap w, x;

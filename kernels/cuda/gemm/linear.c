@@ -324,21 +324,31 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     return d;
 }
 
-/* The product with a quantised weight: of codes, for which x is quantised first,
- * from what is pending if that makes it (else NULL); or of the widened weight. */
-static bool take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
+/* Whether products with `w` for results of type `out` widen it first. */
+static bool widens(struct mat w, enum dtype out)
+{
+    return w.format && (!((const struct quant_weight *)w.priv)->quantises || out != DTYPE_BF16);
+}
+
+/* w as floats of `type`, in the buffer that the next such product overwrites. */
+static bool widen(struct cuda_backend *c, struct mat *w, enum dtype type)
+{
+    if (!cuda_quant_reserve(c, w->priv, type, &c->failed)) {
+        return false;
+    }
+    launch_widen(c->widened, w->cols, w->priv, (int)type, c->stream);
+    *w = (struct mat){
+        .data = c->widened, .stride = w->cols, .rows = w->rows, .cols = w->cols, .dtype = type};
+    return true;
+}
+
+/* The product with a weight of codes, for which x is quantised first, from what is
+ * pending if that makes it (else NULL). */
+static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, struct mat w,
                        const struct pending_codes *pending)
 {
     const struct quant_weight *q = w.priv;
 
-    if (!q->quantises || d->key.out_type != DTYPE_BF16) {
-        if (!cuda_quant_reserve(c, q, x.dtype, &c->failed)) {
-            return false;
-        }
-        launch_widen(c->widened, w.cols, q, (int)x.dtype, c->stream);
-        d->args.w = c->widened;
-        return true;
-    }
     if (pending) {
         cuda_pending_codes(c, pending);
     } else {
@@ -355,7 +365,6 @@ static bool take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     d->key.epilogue = (int32_t)CUBLASLT_EPILOGUE_DEFAULT;
     d->key.residual = 0;
     d->key.residual_stride = 0;
-    return true;
 }
 
 /* A gated product of many rows with the gate in its epilogue (tiles.h). With
@@ -417,13 +426,13 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
     bool codes = w.format && ((const struct quant_weight *)w.priv)->quantises &&
                  out.dtype == DTYPE_BF16 && cuda_pending_take(c, x, rows, &pending);
     cuda_start(c);
-    if (rows < 1 || !cuda_usable(c)) {
+    if (rows < 1 || !cuda_usable(c) || (widens(w, out.dtype) && !widen(c, &w, x.dtype))) {
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
     bool tiles = run_codes_tiles(c, &d, w, true);
-    if (w.format && !take_codes(c, &d, x, w, codes ? &pending : NULL)) {
-        return;
+    if (w.format) {
+        take_codes(c, &d, x, w, codes ? &pending : NULL);
     }
     if (tiles && run_codes_tiles(c, &d, w, false)) {
         return;
@@ -462,7 +471,8 @@ static bool may_wait(struct cuda_backend *c, struct mat out, struct mat w,
     enum { LEAST_ROWS = 512 };
 
     return out.transient && cuda_rows(c, out) >= LEAST_ROWS && !c->capturing && !c->ranks &&
-           !c->config.deterministic && (!w.format || codes_add(c, cuda_rows(c, out), w)) &&
+           !c->config.deterministic &&
+           (!w.format || widens(w, out.dtype) || codes_add(c, cuda_rows(c, out), w)) &&
            out.dtype != DTYPE_F32 && ep->act == ACT_NONE && !ep->residual.data && !ep->bias.data;
 }
 

@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_gated(const shared_sums<L, N, SPLIT> &sums
 {
     constexpr int LANES = WIDTH / 8;
 
-    for (int e = threadIdx.x; e < N * LANES; e += MIXED_MULTIPLIERS) {
+    for (int e = threadIdx.x; e < N * LANES; e += L::MULTIPLIERS) {
         int row = e / LANES, column = e % LANES * 4;
         if (row >= a.rows) {
             continue;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void store_plain(const shared_sums<L, N, SPLIT> &sums
 {
     constexpr int COLUMNS = WIDTH / SPLIT, LANES = COLUMNS / 4;
 
-    for (int e = threadIdx.x; e < N * LANES; e += MIXED_MULTIPLIERS) {
+    for (int e = threadIdx.x; e < N * LANES; e += L::MULTIPLIERS) {
         int row = e / LANES, column = part * COLUMNS + e % LANES * 4, at = tile * WIDTH + column;
         if (row >= a.rows) {
             continue;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums, 
     constexpr int COLUMNS = WIDTH / SPLIT, LANES = COLUMNS / 4, LAST = LANES < 32 ? LANES : 32;
 
     static_assert(N * LANES % 32 == 0, "whole warps");
-    for (int e = threadIdx.x; e < N * LANES; e += MIXED_MULTIPLIERS) {
+    for (int e = threadIdx.x; e < N * LANES; e += L::MULTIPLIERS) {
         int row = e / LANES, column = part * COLUMNS + e % LANES * 4;
         float square = 0.0f;
         if (row < a.rows) {

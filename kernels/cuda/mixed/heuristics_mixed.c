@@ -7,26 +7,28 @@ static const struct small_tile TILES[] = {MIXED_TILES(TILE)};
 #undef TILE
 
 /* Columns of a stage of weights in such tiles. */
-static int32_t stage_columns(int32_t format, int32_t width)
+static int32_t stage_columns(int32_t format, int32_t rows, int32_t width)
 {
-    return format == FUSED_INT4 ? FUSED_SEGMENT_K
-                                : MIXED_GROUP * MIXED_WARPGROUPS / (width / MIXED_ROWS);
+    return mixed_in_segments(format) ? FUSED_SEGMENT_K
+                                     : MIXED_GROUP * mixed_warpgroups(rows) / (width / MIXED_ROWS);
 }
 
-struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t n_blocks)
+struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t rows,
+                                   int32_t n_blocks)
 {
+    int32_t wave = n_blocks * MIXED_WARPGROUPS / mixed_warpgroups(rows);
     struct small_tile best = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
     int32_t most = 0;
 
     for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
         const struct small_tile *t = &TILES[i];
         int32_t blocks = p->n / t->width * t->split;
-        bool fits = p->n % t->width == 0 &&
-                    p->k % (stage_columns(format, t->width) * t->split) == 0 &&
+        bool fits = t->width <= mixed_warpgroups(rows) * MIXED_ROWS && p->n % t->width == 0 &&
+                    p->k % (stage_columns(format, rows, t->width) * t->split) == 0 &&
                     (best.kind != SMALL_GATED || t->width > MIXED_ROWS);
         /* the most blocks of one wave, else the fewest */
-        bool better = best.width == 0 ||
-                      (most <= n_blocks ? blocks > most && blocks <= n_blocks : blocks < most);
+        bool better =
+            best.width == 0 || (most <= wave ? blocks > most && blocks <= wave : blocks < most);
         if (fits && better) {
             most = blocks;
             best.width = t->width;
@@ -48,10 +50,10 @@ bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks)
         if (p->n == 0) {
             continue;
         }
-        struct small_tile t = small_mixed_tile(p, a->format, n_blocks);
+        struct small_tile t = small_mixed_tile(p, a->format, a->rows, n_blocks);
         bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
-        bool fusible = a->rows <= FUSED_ROWS && a->format != FUSED_INT8 && p->n_groups == 1;
+        bool fusible = a->rows <= FUSED_ROWS && a->format < FUSED_INT8 && p->n_groups == 1;
         bool fills = t.width > 0 && p->n / t.width * t.split >= n_blocks * 2 / 3;
         bool as_codes = a->rows > FUSED_ROWS && p->e4m3;
         if (t.width == 0 || !bare || stored || (fusible && !fills) || as_codes || p->partial ||

@@ -13,6 +13,8 @@ extern "C" void small_mixed_prepare(void)
     prepare_mixed<FUSED_INT4>();
     prepare_mixed<FUSED_FP8>();
     prepare_mixed<FUSED_INT8>();
+    prepare_mixed<FUSED_MXFP4>();
+    prepare_mixed<FUSED_NVFP4>();
 }
 
 bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, struct small_tile t,
@@ -30,12 +32,14 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.f16_scales = p->f16_scales;
     m.segments = (const char *)p->w;
     m.n_segments = p->k / QUANT_SEGMENT;
-    bool ok =
-        a->format == FUSED_INT4 || small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
+    bool ok = mixed_in_segments(a->format) ||
+              small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
     if (!ok || !tensor_map_16(&xm, T_BF16, x, a->rows, p->k, x_stride, s.source_rows)) {
         return false;
     }
-    return a->format == FUSED_INT4  ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
-           : a->format == FUSED_FP8 ? launch_mixed<FUSED_FP8>(t, wm, xm, m, stream)
-                                    : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
+    return a->format == FUSED_INT4    ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
+           : a->format == FUSED_FP8   ? launch_mixed<FUSED_FP8>(t, wm, xm, m, stream)
+           : a->format == FUSED_MXFP4 ? launch_mixed<FUSED_MXFP4>(t, wm, xm, m, stream)
+           : a->format == FUSED_NVFP4 ? launch_mixed<FUSED_NVFP4>(t, wm, xm, m, stream)
+                                      : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
 }

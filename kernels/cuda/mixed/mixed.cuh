@@ -30,16 +30,15 @@ template <typename L> struct rings {
         }
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(codes_full + i * 8, 1);
-            barrier_init(codes_empty + i * 8, MIXED_MULTIPLIERS / 32);
+            barrier_init(codes_empty + i * 8, L::MULTIPLIERS / 32);
         }
         barrier_init_fence();
     }
 };
 
-__device__ __forceinline__ void sync_multipliers(void)
+template <typename L> __device__ __forceinline__ void sync_multipliers(void)
 {
-    static_assert(MIXED_MULTIPLIERS == 512, "as the barrier counts");
-    asm volatile("bar.sync 1, 512;" ::: "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(L::MULTIPLIERS) : "memory");
 }
 
 /* The weight row at which a tile's i-th 64 rows begin: those of a gated product are the
@@ -76,9 +75,9 @@ template <int F, int N, int WIDTH> struct loader {
 #pragma unroll
         for (int i = 0; i < L::TILES; i++) {
             int row = first_row<WIDTH>(a, kind, tile, i);
-            if constexpr (F == FUSED_INT4) {
+            if constexpr (L::SEGMENTS) {
                 plain_copy(to + i * L::TILE_BYTES,
-                           a.segments + quant_segment_at(row, group / 4, a.n_segments),
+                           a.segments + quant_segment_at(row, group / 4, a.n_segments, L::PITCH),
                            L::TILE_BYTES, bar, once);
             } else {
 #pragma unroll
@@ -127,6 +126,69 @@ template <int F, int N, int WIDTH> struct loader {
 
 /* ---- the mainloop ---- */
 
+/* sums = the products of a group's 128 columns. tile, g: where its codes are; from: its
+ * activations, which are there once ready() returns. */
+template <int F, int N, typename READY>
+__device__ __forceinline__ void sum_group(float (&sums)[N / 2], lane_codes<F> &codes, uint32_t tile,
+                                          int g, uint32_t from, READY ready)
+{
+    codes.load(tile, g, 0);
+    ready();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t x = wgmma_mixed_descriptor(from + half * (N * MIXED_GROUP));
+        if (half == 1) {
+            codes.load(tile, g, half);
+        }
+#pragma unroll
+        for (int k = 0; k < MIXED_GROUP / 32; k++) {
+            uint32_t operand[4];
+            codes.operand(operand, half, k);
+            wgmma_fence();
+            wgmma_mixed<N>::run(sums, operand, x + k * 2, half + k > 0);
+        }
+        wgmma_commit();
+    }
+    wgmma_wait<0>();
+}
+
+/* The same by the instruction of a warp, which other warps' need not wait for: of few
+ * rows it takes less time than a warpgroup's one after the other. */
+template <int F, int N, typename READY>
+__device__ __forceinline__ void sum_group_by_warp(float (&sums)[N / 2], lane_codes<F> &codes,
+                                                  uint32_t tile, int g, uint32_t from, READY ready)
+{
+    constexpr int TILES = N / 8; /* of eight rows */
+    int lane = threadIdx.x & 31;
+    uint32_t at = from + (lane & 7) * 128, chunk = ((lane >> 3) ^ (lane & 7)) * 16;
+    float even[TILES][4] = {}, odd[TILES][4] = {};
+    lane_codes<F> second = codes;
+
+    codes.load(tile, g, 0);
+    second.load(tile, g, 1);
+    ready();
+#pragma unroll
+    for (int k = 0; k < MIXED_GROUP / 16; k += 2) {
+        uint32_t x[TILES][4], a[2][4];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            ldmatrix_x4(x[i], at + k / 4 * (N * MIXED_GROUP) + i * 1024 + (chunk ^ k % 4 * 32));
+        }
+        (k < 4 ? codes : second).operand(a[0], k / 4, k % 4);
+        (k < 4 ? codes : second).operand(a[1], k / 4, k % 4 + 1);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            mma16816<bf16>(even[i], a[0], x[i][0], x[i][1]);
+            mma16816<bf16>(odd[i], a[1], x[i][2], x[i][3]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < N / 2; j++) {
+        sums[j] = even[j / 4][j % 4] + odd[j / 4][j % 4];
+    }
+    __syncwarp(); /* all lanes have read their codes */
+}
+
 /* d = the sums of this warpgroup's part of the depth; warpgroup w has the tile's 64
  * rows w % TILES and every PARTS-th group from w / TILES on. row: the weight's row of
  * the first of these; first_group: of the block's depth. */
@@ -154,26 +216,14 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
         for (int g = part; g < L::GROUPS; g += L::PARTS) {
             int i = s * L::GROUPS + g, source = i % L::SOURCES;
             uint32_t from = r.source + source * L::SOURCE_BYTES;
+            auto ready = [&] { barrier_wait(r.source_full + source * 8, i / L::SOURCES & 1); };
             float sums[N / 2];
             codes.scales(tile, g, first_group + i, a);
-            codes.load(tile, g, 0);
-            barrier_wait(r.source_full + source * 8, i / L::SOURCES & 1);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t x = wgmma_mixed_descriptor(from + half * (L::SOURCE_BYTES / 2));
-                if (half == 1) {
-                    codes.load(tile, g, half);
-                }
-#pragma unroll
-                for (int k = 0; k < MIXED_GROUP / 32; k++) {
-                    uint32_t operand[4];
-                    codes.operand(operand, k);
-                    wgmma_fence();
-                    wgmma_mixed<N>::run(sums, operand, x + k * 2, half + k > 0);
-                }
-                wgmma_commit();
+            if constexpr (N <= MIXED_FEW_ROWS) {
+                sum_group_by_warp<F, N>(sums, codes, tile, g, from, ready);
+            } else {
+                sum_group<F, N>(sums, codes, tile, g, from, ready);
             }
-            wgmma_wait<0>();
             if (leads) {
                 barrier_arrive(r.source_empty + source * 8);
                 if (g + L::PARTS >= L::GROUPS) {
@@ -191,7 +241,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
 #endif
 
 template <int F, int N, int WIDTH, int SPLIT>
-__global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
+__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32,
+                                  mixed_layout<F, N, WIDTH>::BLOCKS)
     mixed_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
                  const __grid_constant__ mixed_args a, int kind)
 {
@@ -207,9 +258,11 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
     }
     __syncthreads();
     pdl_release();
-    if (threadIdx.x >= MIXED_MULTIPLIERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (threadIdx.x == MIXED_MULTIPLIERS) {
+    if (threadIdx.x >= L::MULTIPLIERS) {
+        if (!L::FEW) {
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        }
+        if (threadIdx.x == L::MULTIPLIERS) {
             loader<F, N, WIDTH>{&w,          &x,          a, r, kind, tile, part * a.s.depth_steps,
                                 read_once(), read_again()}
                 .run();
@@ -223,7 +276,9 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
+    if (!L::FEW) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
+    }
     float d[N / 2];
     pdl_wait();
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
@@ -231,14 +286,14 @@ __global__ void __launch_bounds__(HAS_WGMMA ? MIXED_THREADS : 32, 1)
     }
     multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a, kind, tile, threadIdx.x / 128 % L::TILES),
                           part * a.s.depth_steps);
-    sync_multipliers(); /* the rings become room for sums */
+    sync_multipliers<L>(); /* the rings become room for sums */
     keep_sums<L, N>(d, (float *)(raw + (base - shared_address(raw))));
     if (SPLIT > 1) {
         __syncwarp();
         cluster_arrive();
         cluster_wait();
     } else {
-        sync_multipliers();
+        sync_multipliers<L>();
     }
     shared_sums<L, N, SPLIT> sums(base);
     if (kind == SMALL_SUM) {
@@ -273,7 +328,7 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a
     attr[2].val.clusterDim.x = SPLIT;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.s.n / WIDTH * SPLIT);
-    c.blockDim = dim3(MIXED_THREADS);
+    c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
     c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
     c.stream = stream;
     c.attrs = attr;
@@ -285,9 +340,11 @@ template <int F, int N>
 bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap &x,
                     const mixed_args &a, cudaStream_t stream)
 {
-#define TILE(WIDTH, SPLIT)                                               \
-    if (t.width == WIDTH && t.split == SPLIT) {                          \
-        return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
+#define TILE(WIDTH, SPLIT)                                                   \
+    if constexpr (WIDTH <= mixed_warpgroups(N) * MIXED_ROWS) {               \
+        if (t.width == WIDTH && t.split == SPLIT) {                          \
+            return launch_tile<F, N, WIDTH, SPLIT>(w, x, a, t.kind, stream); \
+        }                                                                    \
     }
     MIXED_TILES(TILE)
 #undef TILE
@@ -296,8 +353,10 @@ bool launch_product(struct small_tile t, const CUtensorMap &w, const CUtensorMap
 
 template <int F, int N> void prepare(void)
 {
-#define TILE(WIDTH, SPLIT) \
-    allow_shared(mixed_kernel<F, N, WIDTH, SPLIT>, mixed_layout<F, N, WIDTH>::BYTES);
+#define TILE(WIDTH, SPLIT)                                                                \
+    if constexpr (WIDTH <= mixed_warpgroups(N) * MIXED_ROWS) {                            \
+        allow_shared(mixed_kernel<F, N, WIDTH, SPLIT>, mixed_layout<F, N, WIDTH>::BYTES); \
+    }
     MIXED_TILES(TILE)
 #undef TILE
 }

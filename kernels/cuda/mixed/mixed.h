@@ -17,22 +17,47 @@
 extern "C" {
 #endif
 
+#ifdef __CUDACC__
+#define MIXED_CONST constexpr __host__ __device__
+#else
+#define MIXED_CONST
+#endif
+
+#ifndef MIXED_FEW_WARPGROUPS
+#define MIXED_FEW_WARPGROUPS 2
+#endif
 enum {
     MIXED_WARPGROUPS = 4,
-    MIXED_ROWS = 64,   /* weight rows of a matrix instruction */
-    MIXED_GROUP = 128, /* columns that are summed before their scale is applied */
+    MIXED_FEW_ROWS = 16, /* up to so many, warps multiply by themselves, in smaller blocks */
+    MIXED_ROWS = 64,     /* weight rows of a matrix instruction */
+    MIXED_GROUP = 128,   /* columns that are summed before their scale is applied */
 };
 
-/* Every tile there is a kernel for: TILE(width, split), of all kinds. */
+/* Whether weights of the format lie in QUANT_SEGMENTS, of 512 columns. */
+static inline MIXED_CONST bool mixed_in_segments(int32_t format)
+{
+    return format == FUSED_INT4 || format == FUSED_MXFP4 || format == FUSED_NVFP4;
+}
+
+/* Every tile there is a kernel for: TILE(width, split), of all kinds; 256 wide ones
+ * have blocks of four warpgroups alone. */
 #define MIXED_TILES(TILE) \
     TILE(64, 1)           \
     TILE(64, 2)           \
     TILE(128, 1)          \
     TILE(256, 1)
 
-/* The tile for op `p` of a launch of `format` (enum fused_format); width 0: there is
- * none. Pure. */
-struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t n_blocks);
+/* Warpgroups of a block that multiply, for so many activation rows; and blocks that a
+ * multiprocessor has at a time. */
+static inline MIXED_CONST int32_t mixed_warpgroups(int32_t rows)
+{
+    return rows <= MIXED_FEW_ROWS ? MIXED_FEW_WARPGROUPS : MIXED_WARPGROUPS;
+}
+
+/* The tile for op `p` of a launch of `format` (enum fused_format) with so many rows of
+ * activations; width 0: there is none. Pure. */
+struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t rows,
+                                   int32_t n_blocks);
 /* Whether all of `a` goes by these launches; with at most FUSED_ROWS rows only where
  * they fill the device, as other products do with a fused launch. Pure. */
 bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks);

@@ -2,29 +2,25 @@
 #ifndef QUIRE_KERNELS_CUDA_MIXED_OPERANDS_CUH
 #define QUIRE_KERNELS_CUDA_MIXED_OPERANDS_CUH
 
+#include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/fused_decode/small_pipeline.cuh"
 #include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/mixed/wgmma_mixed.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 #include "kernels/cuda/quant/quant.h"
 
-enum {
-    MIXED_MULTIPLIERS = MIXED_WARPGROUPS * 128,
-    MIXED_THREADS = MIXED_MULTIPLIERS + 128, /* and those of which one loads */
-    RING_BYTES = 220 * 1024,
-    MOST_STAGES = 12,
-};
+enum { MOST_STAGES = 12 };
 
 /* A product; the epilogue's part is that of small_rows.cu. */
 struct mixed_args {
     small_args s; /* depth_steps: groups of a block's part of the depth */
     /* Of all but FUSED_INT4: scales [n, n_groups] and, of FUSED_INT8, zero points
-     * likewise or NULL; n_groups: 1, or one for each 128 columns. */
+     * likewise or NULL; n_groups: 1, or one for each 128 columns. Of FP4 [n]: what its
+     * rows' scales have in common. */
     const float *w_scale;
     const int8_t *w_zero;
     int32_t n_groups;
-    /* Of FUSED_INT4, whose copies need no tensor map: QUANT_SEGMENTS, n_segments of a
-     * row. */
+    /* Of QUANT_SEGMENTS, whose copies need no tensor map: n_segments of a row. */
     const char *segments;
     int32_t n_segments;
     int32_t f16_scales;
@@ -32,17 +28,35 @@ struct mixed_args {
 
 /* F: enum fused_format; N: rows of the activations' operand; WIDTH: of the tile. */
 template <int F, int N, int WIDTH> struct mixed_layout {
-    static constexpr int TILES = WIDTH / MIXED_ROWS;           /* of 64 weight rows */
-    static constexpr int PARTS = MIXED_WARPGROUPS / TILES;     /* of the depth, by warpgroup */
-    static constexpr int GROUPS = F == FUSED_INT4 ? 4 : PARTS; /* of a stage of codes */
-    /* Bytes between rows of codes, and of 64 rows' codes of a stage. Rows of
-     * FUSED_INT4 are whole segments, whose banks differ; others are of one group and
-     * swizzled. */
-    static constexpr int PITCH = F == FUSED_INT4 ? (int)FUSED_SEGMENT_BYTES : (int)MIXED_GROUP;
-    static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (F == FUSED_INT4 ? 1 : GROUPS);
+    static constexpr int WARPGROUPS = mixed_warpgroups(N);
+    static constexpr int MULTIPLIERS = WARPGROUPS * 128;
+    /* and those of which one loads: a warpgroup where it gives registers away */
+    static constexpr bool FEW = WARPGROUPS < MIXED_WARPGROUPS;
+    static constexpr int BLOCKS = MIXED_WARPGROUPS / WARPGROUPS; /* of a multiprocessor */
+    static constexpr int THREADS = MULTIPLIERS + (FEW ? 32 : 128);
+    static constexpr int RING_BYTES = FEW ? 111 * 1024 : 225 * 1024;
+    static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
+    static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
+    static constexpr bool SEGMENTS = mixed_in_segments(F);
+    static constexpr int GROUPS = SEGMENTS ? 4 : PARTS; /* of a stage of codes */
+    /* Bytes between rows of codes, and of 64 rows' codes of a stage. Rows of segments
+     * begin in different banks; others are of one group and swizzled. */
+    static constexpr int PITCH = F == FUSED_INT4    ? (int)QUANT_SEGMENT_BYTES
+                                 : F == FUSED_MXFP4 ? (int)QUANT_MXFP4_BYTES
+                                 : F == FUSED_NVFP4 ? (int)QUANT_NVFP4_BYTES
+                                                    : (int)MIXED_GROUP;
+    static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (SEGMENTS ? 1 : GROUPS);
     static constexpr int STAGE_BYTES = TILES * TILE_BYTES;
     static constexpr int SOURCE_BYTES = N * MIXED_GROUP * 2;
-    static constexpr int SOURCES = N < 64 ? 8 : TILES == 4 ? 5 : TILES == 2 ? 7 : 8;
+    /* Where warpgroups share the depth, each has its own. */
+    static constexpr int SOURCES = PARTS == 4   ? (N == 8    ? 16
+                                                   : N == 16 ? 12
+                                                             : 8)
+                                   : FEW        ? (N == 8 ? 8 : 4)
+                                   : PARTS == 2 ? (N == 64 ? 7 : 8)
+                                   : N == 8     ? 4
+                                   : N == 32    ? 8
+                                                : 5;
     static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
     static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;
@@ -65,7 +79,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
  *     lane_codes(row, a)            row: the weight's row of the warpgroup's first
  *     scales(tile, group, i, a)     fetches the scales of a group; i: its place in the row
  *     load(tile, group, half)       fetches the codes of 64 columns
- *     operand(ret, k)               the matrix instruction's, of the k-th 16 of these
+ *     operand(ret, half, k)         the matrix instruction's, of the k-th 16 of these
  */
 template <int F> struct lane_codes;
 
@@ -104,13 +118,67 @@ template <> struct lane_codes<FUSED_INT4> {
             word[h][1] = load_word(from + h * 8 * FUSED_SEGMENT_BYTES + 16);
         }
     }
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int, int k) const
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             ret[i] = group[i & 1].pair(word[i & 1][k / 2], k % 2 * 2 + i / 2);
         }
     }
+};
+
+/* Segments of FP4: a code times its scale is a bf16, exactly. */
+template <int F> struct lane_fp4 {
+    static constexpr int GROUP = F == FUSED_NVFP4 ? 16 : 32; /* columns that share a scale */
+    static constexpr int PITCH = F == FUSED_NVFP4 ? QUANT_NVFP4_BYTES : QUANT_MXFP4_BYTES;
+    float scale[2];
+    uint32_t factor[2][2]; /* of each row, a byte for each 16 columns */
+    uint32_t word[2][2];
+    uint32_t at;
+
+    __device__ __forceinline__ lane_fp4(int row, const mixed_args &a)
+        : at(lane_row() * (uint32_t)PITCH)
+    {
+        scale[0] = __ldg(a.w_scale + row + lane_row());
+        scale[1] = __ldg(a.w_scale + row + lane_row() + 8);
+    }
+    __device__ __forceinline__ void scales(uint32_t tile, int i, int, const mixed_args &)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t from =
+                tile + at + h * 8 * PITCH + QUANT_SEGMENT / 2 + i * (MIXED_GROUP / GROUP);
+            uint32_t first = load_word(from);
+            factor[h][0] = GROUP == 16 ? first : __byte_perm(first, 0, 0x1100);
+            factor[h][1] = GROUP == 16 ? load_word(from + 4) : __byte_perm(first, 0, 0x3322);
+        }
+    }
+    __device__ __forceinline__ void load(uint32_t tile, int i, int half)
+    {
+        uint32_t from = tile + at + i * 64 + half * 32 + (threadIdx.x & 3) * 4;
+
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            word[h][0] = load_word(from + h * 8 * PITCH);
+            word[h][1] = load_word(from + h * 8 * PITCH + 16);
+        }
+    }
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int half, int k) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t f = fp4_factor<GROUP>(factor[h][half] >> (8 * k) & 255);
+            ret[h] = fp4_values(fp4_pair(word[h][k / 2], k % 2 * 2), f);
+            ret[h + 2] = fp4_values(fp4_pair(word[h][k / 2], k % 2 * 2 + 1), f);
+        }
+    }
+};
+
+template <> struct lane_codes<FUSED_MXFP4> : lane_fp4<FUSED_MXFP4> {
+    using lane_fp4<FUSED_MXFP4>::lane_fp4;
+};
+template <> struct lane_codes<FUSED_NVFP4> : lane_fp4<FUSED_NVFP4> {
+    using lane_fp4<FUSED_NVFP4>::lane_fp4;
 };
 
 /* Rows of eight bits, in the 128-byte swizzle. */
@@ -163,7 +231,7 @@ template <> struct lane_codes<FUSED_FP8> : lane_bytes {
 
         return e4m3_pair((v >> 4 & 0x07f007f0u) | (v & 0x80008000u));
     }
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int, int k) const
     {
         ret[0] = values(low[k][0]);
         ret[1] = values(high[k][0]);
@@ -198,7 +266,7 @@ template <> struct lane_codes<FUSED_INT8> : lane_bytes {
 
         return pair(__uint_as_float(one) - bias[h], __uint_as_float(two) - bias[h]);
     }
-    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int k) const
+    __device__ __forceinline__ void operand(uint32_t (&ret)[4], int, int k) const
     {
         ret[0] = values(low[k][0], 0);
         ret[1] = values(high[k][0], 1);

@@ -38,6 +38,43 @@ __device__ __forceinline__ uint4 e4m3_values(uint32_t a, uint32_t b)
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+/* ---- e2m1 ---- */
+
+/* The i-th two neighbours of a word of segments of FORMAT_FP4: sign, exponent and
+ * mantissa of each in their places of bf16, so the value times 2^-126. Three of the
+ * four lie as a shift and a mask want them, the last has the bits between. */
+__device__ __forceinline__ uint32_t fp4_pair(uint32_t v, int i)
+{
+    return i < 3 ? v << (3 * i) & 0x81c081c0u
+                 : (v >> 4 & 0x00c000c0u) | (v >> 5 & 0x01000100u) | (v << 1 & 0x80008000u);
+}
+
+/* The bits of a code, as the i-th of the lower half of a word. */
+__device__ __forceinline__ uint32_t fp4_placed(uint32_t code, int i)
+{
+    uint32_t sign = code >> 3, low = code & 7;
+
+    return i < 3 ? (low << 6 | sign << 15) >> (3 * i)
+                 : (low & 3) << 10 | low >> 2 << 13 | sign << 14;
+}
+
+/* A scale's byte (fp4_scales.h) as bf16 times 2^126, twice. GROUP: columns that share
+ * it. */
+template <int GROUP> __device__ __forceinline__ uint32_t fp4_factor(uint32_t byte)
+{
+    return GROUP == 16 ? byte * 0x00100010u + 0x6f006f00u : byte * 0x00800080u;
+}
+
+/* Values of two codes, exactly: three bits of mantissa times one or four. */
+__device__ __forceinline__ uint32_t fp4_values(uint32_t bits, uint32_t factor)
+{
+    __nv_bfloat162 x = __hmul2(*(__nv_bfloat162 *)&bits, *(__nv_bfloat162 *)&factor);
+
+    return *(uint32_t *)&x;
+}
+
+/* ---- int4 ---- */
+
 /* A group of QUANT_SEGMENTS, by its word. */
 struct int4_group {
     float scale;

@@ -88,8 +88,9 @@ __global__ void widen_segments_kernel(T *out, int64_t out_stride, const struct q
         return;
     }
     const uint32_t *segment =
-        (const uint32_t *)((const char *)w.codes +
-                           quant_segment_at(row, eight / 64, w.cols / QUANT_SEGMENT));
+        (const uint32_t *)((const char *)w.codes + quant_segment_at(row, eight / 64,
+                                                                    w.cols / QUANT_SEGMENT,
+                                                                    QUANT_SEGMENT_BYTES));
     int4_group g(segment[64 + eight % 64 / 16], w.f16_scales);
     uint4 words = *(const uint4 *)(segment + eight % 64 / 4 * 4);
     const uint32_t pairs[4] = {g.pair(words.x, eight % 4), g.pair(words.y, eight % 4),
@@ -153,7 +154,8 @@ __global__ void pack_kernel(char *out, const uint8_t *codes, int64_t pitch, cons
         uint32_t two = from[4 * i];
         v |= (two & 15) << (4 * i) | two >> 4 << (4 * i + 16);
     }
-    uint32_t *segment = (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT));
+    uint32_t *segment = (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT,
+                                                            QUANT_SEGMENT_BYTES));
     segment[in_segment] = v;
     if (in_segment < 4) {
         int64_t group = row * (cols / QUANT_GROUP) + word / 64 * 4 + in_segment;
@@ -173,7 +175,7 @@ __device__ __forceinline__ uint64_t mixed(uint64_t x)
 }
 
 /* Four bytes of a row a thread. */
-__global__ void dummy_kernel(char *out, int64_t row_bytes, int format, int layout, uint16_t scale,
+__global__ void dummy_kernel(char *out, int64_t row_bytes, int format, int segment, uint16_t scale,
                              uint64_t seed)
 {
     int64_t at = (int64_t)blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;
@@ -189,8 +191,10 @@ __global__ void dummy_kernel(char *out, int64_t row_bytes, int format, int layou
             codes |= (uint32_t)__nv_cvt_float_to_fp8(f, __NV_SATFINITE, __NV_E4M3) << (8 * i);
         }
         v = codes;
-    } else if (layout == QUANT_SEGMENTS && at % (QUANT_SEGMENT_BYTES / 4) >= QUANT_SEGMENT / 8) {
-        v = (uint32_t)scale << 16 | 0x4308u;
+    } else if (segment > 0 && at % (segment / 4) >= QUANT_SEGMENT / 8) {
+        v = format == FORMAT_INT4          ? (uint32_t)scale << 16 | 0x4308u
+            : segment == QUANT_MXFP4_BYTES ? 0xfdfdfdfdu
+                                           : 0xf8f8f8f8u;
     }
     *(uint32_t *)(out + row * row_bytes + at * 4) = v;
 }
@@ -435,7 +439,9 @@ void gate_quantise(uint8_t *codes, float *scale, const T *in, int64_t in_stride,
 extern "C" void launch_widen(void *out, int64_t out_stride, const struct quant_weight *w, int type,
                              cudaStream_t stream)
 {
-    if (type == T_F16) {
+    if (w->layout == QUANT_SEGMENTS && w->format == FORMAT_FP4) {
+        launch_widen_fp4(out, out_stride, w, type, stream);
+    } else if (type == T_F16) {
         widen_to((__half *)out, out_stride, *w, stream);
     } else if (type == T_F32) {
         widen_to((float *)out, out_stride, *w, stream);
@@ -453,12 +459,13 @@ extern "C" void launch_pack_segments(void *out, const uint8_t *codes, int64_t pi
 }
 
 extern "C" void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format,
-                                   int layout, uint16_t scale, uint64_t seed, cudaStream_t stream)
+                                   int32_t segment, uint16_t scale, uint64_t seed,
+                                   cudaStream_t stream)
 {
     int64_t words = (row_bytes + 3) / 4;
 
     dummy_kernel<<<dim3(rows, (uint32_t)((words + 255) / 256)), 256, 0, stream>>>(
-        (char *)out, row_bytes, format, layout, scale, seed);
+        (char *)out, row_bytes, format, segment, scale, seed);
 }
 
 extern "C" void launch_fill(float *out, int64_t n, float value, cudaStream_t stream)

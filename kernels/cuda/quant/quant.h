@@ -13,10 +13,14 @@
  *                   neighbours, and a word what a lane needs of two matrix
  *                   instructions. A segment of QUANT_TILE_ROWS rows is contiguous, so that
  *                   one copy brings it (quant_segment_at); rows are padded to whole tiles.
+ *                   FORMAT_FP4 in groups of 16 or 32 columns likewise: a segment's codes
+ *                   are followed by a byte for each group, its scale (fp4_scales.h), and
+ *                   a word has its codes as fp4_pair wants them.
  *
  * Which kernel multiplies, where activations are bf16:
  *   up to 8 rows of a decode step   mixed-input products (cuda/mixed), or the fused launch
- *                                   where they would not fill the device
+ *                                   where they would not fill the device (not FORMAT_FP4,
+ *                                   FORMAT_INT8)
  *   9 to 64 rows of one             the same of QUANT_SEGMENTS, FORMAT_INT8, and FORMAT_FP8
  *                                   in groups of 128 columns or of files that keep the
  *                                   activations; other FORMAT_FP8 as below, in own tiles
@@ -45,7 +49,9 @@ enum {
     QUANT_SEGMENT = 512,
     QUANT_SEGMENT_BYTES = QUANT_SEGMENT / 2 + 16,
     QUANT_TILE_ROWS = 64,
-    QUANT_TILE_BYTES = QUANT_TILE_ROWS * QUANT_SEGMENT_BYTES, /* of a segment of all rows */
+    QUANT_TILE_BYTES = QUANT_TILE_ROWS * QUANT_SEGMENT_BYTES,   /* of a segment of all rows */
+    QUANT_MXFP4_BYTES = QUANT_SEGMENT / 2 + QUANT_SEGMENT / 32, /* of such a segment */
+    QUANT_NVFP4_BYTES = QUANT_SEGMENT / 2 + QUANT_SEGMENT / 16,
 };
 
 #ifdef __CUDACC__
@@ -54,12 +60,13 @@ enum {
 #define QUANT_BOTH
 #endif
 
-/* Where a row's segment begins, of a weight of QUANT_SEGMENTS with n_segments in a row;
- * its next one is QUANT_TILE_BYTES on. */
-static inline QUANT_BOTH int64_t quant_segment_at(int64_t row, int64_t segment, int64_t n_segments)
+/* Where a row's segment begins, of a weight of QUANT_SEGMENTS with n_segments of so
+ * many bytes in a row; its next one is QUANT_TILE_ROWS * bytes on. */
+static inline QUANT_BOTH int64_t quant_segment_at(int64_t row, int64_t segment, int64_t n_segments,
+                                                  int64_t bytes)
 {
-    return (row / QUANT_TILE_ROWS * n_segments + segment) * QUANT_TILE_BYTES +
-           row % QUANT_TILE_ROWS * QUANT_SEGMENT_BYTES;
+    return (row / QUANT_TILE_ROWS * n_segments + segment) * QUANT_TILE_ROWS * bytes +
+           row % QUANT_TILE_ROWS * bytes;
 }
 
 /* What mat.priv of such a weight points to; owned by the backend. Pointers are to
@@ -69,12 +76,13 @@ struct quant_weight {
     int32_t layout;      /* enum quant_layout */
     int32_t rows, cols;  /* values */
     int64_t row_bytes;   /* of a row's codes; of QUANT_ROWS also between rows */
+    int32_t segment;     /* bytes of a segment of QUANT_SEGMENTS */
     int32_t group_cols;  /* columns that share a scale */
     int32_t n_groups;    /* of a row */
     bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
     bool quantises;      /* activations are quantised for products of cuBLASLt */
     const void *codes;   /* [rows], row_bytes apart */
-    const float *scale;  /* [rows, n_groups], of QUANT_ROWS */
+    const float *scale;  /* [rows, n_groups], of QUANT_ROWS; [rows] of segments of FORMAT_FP4 */
     const uint8_t *zero; /* [rows, n_groups], as weight_scales; NULL: none. Of QUANT_ROWS */
 };
 
@@ -86,10 +94,17 @@ void launch_widen(void *out, int64_t out_stride, const struct quant_weight *w, i
  * NULL: 8. */
 void launch_pack_segments(void *out, const uint8_t *codes, int64_t pitch, const uint16_t *scale,
                           const uint8_t *zero, int32_t rows, int32_t cols, cudaStream_t stream);
-/* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of zero point 8 and this
- * scale. */
-void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format, int layout,
+/* Likewise of FORMAT_FP4; scale: bytes of fp4_scales.h, [rows, groups of 16 or 32
+ * columns]. */
+void launch_pack_fp4(void *out, const uint8_t *codes, int64_t pitch, const uint8_t *scale,
+                     int32_t rows, int32_t cols, int32_t group_cols, cudaStream_t stream);
+/* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of INT4 of zero point 8 and
+ * this scale, or of FP4 of scales of one. segment: bytes of a segment; 0: QUANT_ROWS. */
+void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format, int32_t segment,
                         uint16_t scale, uint64_t seed, cudaStream_t stream);
+/* launch_widen of segments of FORMAT_FP4. */
+void launch_widen_fp4(void *out, int64_t out_stride, const struct quant_weight *w, int type,
+                      cudaStream_t stream);
 void launch_fill(float *out, int64_t n, float value, cudaStream_t stream);
 /* codes [rows, cols] e4m3 and scale [rows]: x = scale * code, the greatest magnitude
  * of a row is code 448. A row of zeros has scale 0. x of `type`, bf16 or fp16; cols

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm/linear.h"
+#include "kernels/cuda/quant/fp4_scales.h"
 #include "kernels/cuda/quant/quant.h"
 #include "kernels/weight_pieces.h"
 
@@ -14,10 +15,12 @@ const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_
 {
     bool fast = c->capability == 90 && !c->config.deterministic;
 
-    if (!fast || f->id == FORMAT_FP4) {
+    if (!fast) {
         return "products of bf16, widened for each (slow)";
     }
-    return f->id == FORMAT_FP8
+    return f->id == FORMAT_FP4
+               ? "bf16 tensor cores up to 64 rows (groups of 16 or 32), widened above"
+           : f->id == FORMAT_FP8
                ? "bf16 tensor cores up to 8 rows and e4m3 above (blocks of 128x128 and scales of "
                  "weights alone: bf16 up to 64 rows, widened above)"
            : f->id == FORMAT_INT8
@@ -31,9 +34,9 @@ const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_
 static int32_t group_cols(const struct weight_desc *d)
 {
     int32_t n = d->n_pieces > 0 ? d->piece[0].scales.group_cols
-                : d->dummy_format->id == FORMAT_FP8 || d->dummy_format->id == FORMAT_INT8
-                    ? 0
-                    : QUANT_GROUP;
+                : d->dummy_format->id == FORMAT_FP8 || d->dummy_format->id == FORMAT_INT8 ? 0
+                : d->dummy_format->id == FORMAT_FP4                                       ? 32
+                                                    : QUANT_GROUP;
 
     return n > 0 ? MIN(n, d->cols) : d->cols;
 }
@@ -66,7 +69,15 @@ static bool any_zero(const struct weight_desc *d)
 /* Whether segments hold the weight exactly. */
 static bool fits_segments(const struct weight_desc *d, const struct quant_weight *q)
 {
-    if (q->format != FORMAT_INT4 || q->group_cols != QUANT_GROUP || q->cols % QUANT_SEGMENT != 0) {
+    bool one = q->group_cols == q->cols; /* a group a row: repeated */
+
+    if (q->cols % QUANT_SEGMENT != 0) {
+        return false;
+    }
+    if (q->format == FORMAT_FP4) {
+        return !d->experts && fp4_scales_fit(d, q->group_cols);
+    }
+    if (q->format != FORMAT_INT4 || (q->group_cols % QUANT_GROUP != 0 && !one)) {
         return false;
     }
     for (int32_t i = 0; i < d->n_pieces; i++) {
@@ -111,7 +122,8 @@ static int64_t group_row(const struct weight_scales *s, int32_t row)
 }
 
 /* Fills scales [rows, n_groups], of 16 bits as stored for segments, else of floats; and
- * zero [rows, n_groups], unless NULL. */
+ * zero [rows, n_groups], unless NULL. Segments may have several groups of one in the
+ * file. */
 static void fill_groups(const struct weight_desc *d, const struct quant_weight *q, void *scale,
                         uint8_t *zero)
 {
@@ -119,17 +131,18 @@ static void fill_groups(const struct weight_desc *d, const struct quant_weight *
 
     for (int32_t i = 0; i < d->n_pieces; i++) {
         const struct weight_scales *s = &d->piece[i].scales;
+        int32_t alike = group_cols(d) / q->group_cols;
         for (int32_t row = 0; row < d->piece[i].rows; row++) {
             int64_t group = group_row(s, row);
             for (int32_t j = 0; j < q->n_groups; j++, at++) {
-                int64_t from = group * s->stride + j;
+                int64_t from = group * s->stride + j / alike;
                 if (q->layout == QUANT_SEGMENTS) {
                     memcpy((uint16_t *)scale + at, (const char *)s->data + from * 2, 2);
                 } else {
                     ((float *)scale)[at] = weight_scale_load(s, from) * s->factor;
                 }
                 if (zero) {
-                    zero[at] = s->zero ? s->zero[group * s->zero_stride + j] : no_zero(q);
+                    zero[at] = s->zero ? s->zero[group * s->zero_stride + j / alike] : no_zero(q);
                 }
             }
         }
@@ -206,7 +219,7 @@ static int send_codes(struct cuda_backend *c, const struct weight_desc *d, char 
     return 0;
 }
 
-/* Sends INT4 codes through a buffer and packs them. */
+/* Sends codes of four bits through a buffer and packs them. */
 static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
                          const struct quant_weight *q, const void *scale, const void *zero,
                          struct err *e)
@@ -222,12 +235,40 @@ static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
     read_now.mapped = false;
     int rc = send_codes(c, &read_now, buffer, pitch, e);
     if (rc == 0) {
-        launch_pack_segments((void *)q->codes, buffer, pitch, scale, zero, q->rows, q->cols,
-                             c->stream);
+        if (q->format == FORMAT_FP4) {
+            launch_pack_fp4((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, q->group_cols,
+                            c->stream);
+        } else {
+            launch_pack_segments((void *)q->codes, buffer, pitch, scale, zero, q->rows, q->cols,
+                                 c->stream);
+        }
         status = cudaStreamSynchronize(c->stream);
         rc = status == cudaSuccess ? 0 : cuda_error(e, status, d->name);
     }
     cudaFree(buffer);
+    return rc;
+}
+
+/* Segments of FORMAT_FP4. */
+static int fill_fp4(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q,
+                    struct err *e)
+{
+    size_t rows = (size_t)q->rows, n = rows * (size_t)q->n_groups;
+    uint8_t *byte = malloc(n);
+    float *factor = malloc(rows * sizeof(*factor));
+    void *scale = NULL;
+    void *factors = NULL;
+    int rc = !byte || !factor ? err_nomem(e, d->name) : 0;
+
+    if (rc == 0) {
+        fp4_scales_fill(d, q->n_groups, byte, factor);
+        rc = to_device(&factors, c, factor, rows * sizeof(*factor), d->name, e);
+    }
+    rc = rc < 0 ? rc : to_device(&scale, c, byte, n, d->name, e);
+    rc = rc < 0 ? rc : send_segments(c, d, q, scale, NULL, e);
+    q->scale = factors;
+    free(byte);
+    free(factor);
     return rc;
 }
 
@@ -236,8 +277,11 @@ static int fill_weight(struct cuda_backend *c, const struct weight_desc *d, stru
 {
     void *scale = NULL;
     void *zero = NULL;
-    int rc = send_groups(c, d, q, &scale, &zero, e);
 
+    if (q->layout == QUANT_SEGMENTS && q->format == FORMAT_FP4) {
+        return fill_fp4(c, d, q, e);
+    }
+    int rc = send_groups(c, d, q, &scale, &zero, e);
     if (rc < 0) {
         return rc;
     }
@@ -258,11 +302,12 @@ static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char
                  : q->format == FORMAT_INT8 ? 128.0f
                  : q->format == FORMAT_FP4  ? 6.0f
                                             : 8.0f;
-    int64_t n = (int64_t)q->rows * q->n_groups;
+    bool of_rows = q->layout == QUANT_SEGMENTS; /* the floats of FORMAT_FP4 */
+    int64_t n = (int64_t)q->rows * (of_rows ? 1 : q->n_groups);
 
-    launch_dummy_codes((void *)q->codes, q->row_bytes, stored_rows(q), q->format, q->layout,
+    launch_dummy_codes((void *)q->codes, q->row_bytes, stored_rows(q), q->format, q->segment,
                        segment_scale, ++c->n_dummies << 40, c->stream);
-    if (q->layout == QUANT_ROWS) {
+    if (q->layout == QUANT_ROWS || q->format == FORMAT_FP4) {
         float *scale = cuda_alloc(c, (size_t)n * sizeof(*scale), name, e);
         if (!scale) {
             return ERR_NOMEM;
@@ -317,9 +362,18 @@ static int make_buffers(struct cuda_backend *c, const struct weight_desc *d,
     return rc;
 }
 
+/* Bytes of a segment; 0: there are none. */
+static int32_t segment_bytes(const struct quant_weight *q)
+{
+    return q->layout == QUANT_ROWS   ? 0
+           : q->format != FORMAT_FP4 ? QUANT_SEGMENT_BYTES
+           : q->group_cols == 16     ? QUANT_NVFP4_BYTES
+                                     : QUANT_MXFP4_BYTES;
+}
+
 static int64_t code_row_bytes(const struct quant_weight *q, const struct weight_format *f)
 {
-    return q->layout == QUANT_SEGMENTS ? q->cols / QUANT_SEGMENT * (int64_t)QUANT_SEGMENT_BYTES
+    return q->layout == QUANT_SEGMENTS ? q->cols / QUANT_SEGMENT * (int64_t)q->segment
                                        : weight_format_bytes(f, q->cols);
 }
 
@@ -332,8 +386,12 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->rows = d->rows;
     q->cols = d->cols;
     q->group_cols = group_cols(d);
-    q->n_groups = (int32_t)div_ceil(q->cols, q->group_cols);
     q->layout = fits_segments(d, q) ? QUANT_SEGMENTS : QUANT_ROWS;
+    if (q->layout == QUANT_SEGMENTS && q->format == FORMAT_INT4) {
+        q->group_cols = QUANT_GROUP;
+    }
+    q->n_groups = (int32_t)div_ceil(q->cols, q->group_cols);
+    q->segment = segment_bytes(q);
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
     q->quantises = !d->experts && q->format == FORMAT_FP8 && q->n_groups == 1 &&

@@ -21,6 +21,8 @@ static const struct quant_case CASES[] = {
     {.format = FORMAT_INT4, .type = SCALE_F16, .group_rows = 1, .group_cols = 128, .zeros = true},
     {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1, .group_cols = 32, .zeros = true},
     {.format = FORMAT_INT4, .type = SCALE_F32, .group_rows = 1},
+    {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1, .zeros = true},
+    {.format = FORMAT_INT4, .type = SCALE_F16, .group_rows = 1, .group_cols = 256},
     {.format = FORMAT_FP4, .type = SCALE_E8M0, .group_rows = 1, .group_cols = 32},
     {.format = FORMAT_FP4,
      .type = SCALE_E4M3,

@@ -722,7 +722,14 @@ static void layers_of_quantised_weights_follow_float64(void **state)
         {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1, .act = ACT_SCALE_TOKEN},
         {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 128, .group_cols = 128},
         {.format = FORMAT_INT8, .type = SCALE_F32, .group_rows = 1},
-        {.format = FORMAT_INT8, .type = SCALE_F16, .group_rows = 1, .zeros = true}};
+        {.format = FORMAT_INT8, .type = SCALE_F16, .group_rows = 1, .zeros = true},
+        {.format = FORMAT_FP4, .type = SCALE_E8M0, .group_rows = 1, .group_cols = 32},
+        {.format = FORMAT_FP4,
+         .type = SCALE_E4M3,
+         .group_rows = 1,
+         .group_cols = 16,
+         .factor = 0.0078125f},
+        {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1}};
     static const struct {
         int32_t quant, shape, rows;
         bool transient;
@@ -732,7 +739,9 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {3, 11, 40, true}, {2, 7, 12, true},  {1, 7, 30, true},  {2, 7, 64, true},
                  {1, 13, 50, true}, {2, 13, 20, true}, {2, 12, 5, true},  {0, 12, 3, true},
                  {4, 7, 40, true},  {4, 13, 3, true},  {5, 7, 14, true},  {6, 13, 36, true},
-                 {5, 11, 2, false}, {0, 11, 20, true}};
+                 {5, 11, 2, false}, {0, 11, 20, true}, {7, 7, 3, true},   {8, 7, 12, true},
+                 {7, 13, 40, true}, {8, 12, 5, true},  {7, 8, 2, false},  {8, 13, 64, true},
+                 {9, 7, 4, true},   {1, 12, 16, true}, {6, 12, 8, true}};
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the last ones are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : 14); i++) {
         struct rig r;

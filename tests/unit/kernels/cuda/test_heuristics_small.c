@@ -169,11 +169,11 @@ static void layers_of_codes_need_activations_of_codes(void **state)
     assert_false(small_codes_plan(&a, H200));
 }
 
-static void mixed_tile_is(int32_t format, int32_t n, int32_t k, enum small_kind kind, int32_t width,
-                          int32_t split)
+static void mixed_tile_is(int32_t format, int32_t rows, int32_t n, int32_t k, enum small_kind kind,
+                          int32_t width, int32_t split)
 {
     struct fused_op p = product(n, k, kind);
-    struct small_tile t = small_mixed_tile(&p, format, H200);
+    struct small_tile t = small_mixed_tile(&p, format, rows, H200);
 
     assert_int_equal(t.kind, kind);
     assert_int_equal(t.width, width);
@@ -183,17 +183,22 @@ static void mixed_tile_is(int32_t format, int32_t n, int32_t k, enum small_kind 
 static void mixed_products_have_the_most_blocks_of_a_wave(void **state)
 {
     (void)state;
-    mixed_tile_is(FUSED_INT4, 6144, 4096, SMALL_PLAIN, 64, 1); /* Llama 8B */
-    mixed_tile_is(FUSED_INT4, 4096, 4096, SMALL_SUM, 64, 2);
-    mixed_tile_is(FUSED_INT4, 28672, 4096, SMALL_GATED, 256, 1);
-    mixed_tile_is(FUSED_FP8, 4096, 14336, SMALL_SUM, 64, 2);
-    mixed_tile_is(FUSED_INT4, 57344, 8192, SMALL_GATED, 256, 1); /* two waves */
-    mixed_tile_is(FUSED_INT4, 4096, 512, SMALL_SUM, 64, 1);      /* one segment: no split */
-    mixed_tile_is(FUSED_INT4, 4096, 640, SMALL_SUM, 0, 0);       /* not whole segments */
-    mixed_tile_is(FUSED_FP8, 28672, 640, SMALL_GATED, 256, 1);   /* whose stages are groups */
-    mixed_tile_is(FUSED_FP8, 6144, 640, SMALL_PLAIN, 256, 1);    /* likewise */
-    mixed_tile_is(FUSED_INT8, 4096 + 16, 4096, SMALL_SUM, 0, 0);
-    mixed_tile_is(FUSED_INT8, 64, 4096, SMALL_GATED, 0, 0); /* a gate and what it gates */
+    mixed_tile_is(FUSED_INT4, 64, 6144, 4096, SMALL_PLAIN, 64, 1); /* Llama 8B */
+    mixed_tile_is(FUSED_INT4, 64, 4096, 4096, SMALL_SUM, 64, 2);
+    mixed_tile_is(FUSED_INT4, 64, 28672, 4096, SMALL_GATED, 256, 1);
+    mixed_tile_is(FUSED_FP8, 64, 4096, 14336, SMALL_SUM, 64, 2);
+    mixed_tile_is(FUSED_INT4, 64, 57344, 8192, SMALL_GATED, 256, 1); /* two waves */
+    mixed_tile_is(FUSED_INT4, 64, 4096, 512, SMALL_SUM, 64, 1);      /* one segment: no split */
+    mixed_tile_is(FUSED_INT4, 64, 4096, 640, SMALL_SUM, 0, 0);       /* not whole segments */
+    mixed_tile_is(FUSED_FP8, 64, 28672, 640, SMALL_GATED, 256, 1);   /* whose stages are groups */
+    mixed_tile_is(FUSED_FP8, 64, 6144, 640, SMALL_PLAIN, 256, 1);    /* likewise */
+    mixed_tile_is(FUSED_INT8, 64, 4096 + 16, 4096, SMALL_SUM, 0, 0);
+    mixed_tile_is(FUSED_INT8, 64, 64, 4096, SMALL_GATED, 0, 0); /* a gate and what it gates */
+    mixed_tile_is(FUSED_MXFP4, 17, 4096, 4096, SMALL_SUM, 64, 2);
+    /* few rows: two blocks a multiprocessor, of half as many weight rows at most */
+    mixed_tile_is(FUSED_INT4, 1, 6144, 4096, SMALL_PLAIN, 64, 2);
+    mixed_tile_is(FUSED_NVFP4, 16, 28672, 4096, SMALL_GATED, 128, 1);
+    mixed_tile_is(FUSED_INT4, 8, 4096, 4096, SMALL_SUM, 64, 2);
 }
 
 static void mixed_products_take_what_fills_the_device_or_nothing_else_takes(void **state)
