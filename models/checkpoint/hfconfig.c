@@ -655,6 +655,7 @@ static void take_text_config(struct raw_config *raw)
     }
     *raw = *text;
     raw->text = NULL;
+    raw->text_found = true;
     free(text);
 }
 

@@ -89,6 +89,12 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
                     {"max_position_embeddings", r->max_positions}};
 
     for (size_t i = 0; i < ARRAY_LEN(required); i++) {
+        if (required[i].value < 0 && c->wrapped && !r->text_found) {
+            return err_set(e, ERR_INVALID,
+                           "%s: text_config is missing, in which %s has the sizes of its text "
+                           "model",
+                           CONFIG, c->architecture);
+        }
         if (required[i].value < 0) {
             return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG, required[i].key);
         }

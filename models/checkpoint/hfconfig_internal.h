@@ -77,7 +77,8 @@ struct raw_config {
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */
     double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
         position_beta;
-    struct raw_config *text; /* owned: text_config; NULL: there is none */
+    struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */
+    bool text_found;         /* the values are those of text_config */
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
 

@@ -371,6 +371,11 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "glm4-moe",
                                          "qwen35",
                                          "qwen35-moe-wrapped",
+                                         "granite-hybrid-moe",
+                                         "ernie45-moe",
+                                         "gemma4",
+                                         "gemma4-moe",
+                                         "gemma4-inputs",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
