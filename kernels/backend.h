@@ -210,8 +210,8 @@ struct rope {
     int32_t rot_dim;            /* leading dims of a head that are rotated; even */
     bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
     struct norm q_norm, k_norm; /* per head, before the rotation (Qwen3); weight.data NULL: none */
-    /* above 0: each head's value is divided by its root mean square, to whose square this
-     * is added (Gemma-4) */
+    /* above 0: each head's value is divided by its root mean square, to whose square
+     * this is added (Gemma-4) */
     float v_eps;
 };
 
@@ -317,8 +317,8 @@ struct experts {
  * or the most of a step. A pair is a row and one of its experts. */
 struct expert_scratch {
     struct mat router_x; /* input: what the router reads in place of x; data NULL: x */
-    struct mat scores; /* [rows, n], float32 */
-    struct mat y;      /* [rows, hidden] */
+    struct mat scores;   /* [rows, n], float32 */
+    struct mat y;        /* [rows, hidden] */
     /* of a backend that takes expert by expert */
     struct mat row;     /* [1, rows], int32 */
     struct mat x;       /* [rows, hidden] */
@@ -367,7 +367,8 @@ struct recurrence {
     float dt_min, dt_max;      /* of ssd */
 };
 
-/* The group whose q and k a head reads: neighbouring heads share one, or have one each. */
+/* The group whose q and k a head reads: neighbouring heads share one, or have one
+ * each. */
 static inline int32_t recurrence_group(const struct recurrence *r, int32_t head)
 {
     return r->tiled ? head % r->n_groups : head / (r->n_heads / r->n_groups);
@@ -528,8 +529,8 @@ struct backend_ops {
     void (*experts)(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                     const struct expert_scratch *s);
     /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and rotate q and k in
-     * place, norm v, write k and v to the cache. With n_kv_heads 0 there is nothing but q:
-     * attention reads what another layer wrote. */
+     * place, norm v, write k and v to the cache. With n_kv_heads 0 there is nothing but
+     * q: attention reads what another layer wrote. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r,
                     const struct attention *a);
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each
@@ -559,7 +560,8 @@ struct backend_ops {
      * q: as latent_kv left it. */
     void (*latent_attention)(struct backend *b, struct mat out, struct mat q,
                              const struct latent_attention *a, const struct latent_scratch *s);
-    /* x *= act(y), where y has x's shape, or is one value, [1, 1], for all. y may be x. */
+    /* x *= act(y), where y has x's shape, or is one value, [1, 1], for all. y may be
+     * x. */
     void (*multiply)(struct backend *b, struct mat x, struct mat y, enum activation act);
     /* x += y (parallel residual and post-norm families); `partial` as in add_norm. */
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);

@@ -84,15 +84,15 @@ struct model_config {
     char architecture[64]; /* architectures[0], e.g. LlamaForCausalLM */
     /* Of the whole model; intermediate is the width of the MLP. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab;
-    /* Of layers without a window, where theirs differ from the others (Gemma-4); 0: they do
-     * not. */
+    /* Of layers without a window, where theirs differ from the others (Gemma-4); 0:
+     * they do not. */
     int32_t full_head_dim, full_kv_heads;
     bool keys_are_values; /* these layers have one tensor for keys and values */
     /* Layers from this one on read the keys and values of the last layer of their kind
      * before it; n_layers: all have their own. */
     int32_t sharing_from;
-    bool wide_mlp;       /* these have MLPs of twice the width */
-    int32_t layer_input; /* width of the embeddings that each layer has; 0: none */
+    bool wide_mlp;                /* these have MLPs of twice the width */
+    int32_t layer_input;          /* width of the embeddings that each layer has; 0: none */
     int32_t embed_dim;            /* width of the embedding: hidden, except in OPT-350m */
     int32_t max_positions;        /* longest context, RoPE scaling included */
     int32_t sliding_window;       /* tokens, in the layers that have one; 0: none has */
@@ -239,9 +239,9 @@ struct architecture {
     bool delta, ssd;              /* its recurrent layers are of this kind */
     bool granite;                 /* an MLP called shared; rotates only where told to */
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
-    bool optional_experts; /* some of its models have none */
+    bool optional_experts;        /* some of its models have none */
     bool gemma4;
-    bool choice_bias;             /* experts are chosen with a bias, whatever their scores are */
+    bool choice_bias; /* experts are chosen with a bias, whatever their scores are */
 };
 
 struct tensor_spec; /* layers.h */
@@ -250,11 +250,11 @@ struct tensor_spec; /* layers.h */
 struct model_family {
     const struct architecture *architectures; /* ends with a NULL name */
     const struct tensor_spec *tensors;        /* ends with a NULL name */
-    /* In its place for checkpoints that store the same weights otherwise, as all experts
-     * of a layer in one tensor: those with a tensor whose name ends in the variant's
-     * `marker`. NULL: there is no other. */
+    /* In its place for checkpoints that store the same weights otherwise, as all
+     * experts of a layer in one tensor: those with a tensor whose name ends in the
+     * variant's `marker`. NULL: there is no other. */
     const struct model_family *variant;
-    const char *marker; /* of a variant */
+    const char *marker;         /* of a variant */
     const char *const *ignored; /* endings of tensor names that are not used; NULL-terminated */
     /* Enqueue the whole stack for the current batch: tokens in, model->hidden
      * [n_tokens, embed_dim] out, normed. Each stage of a pipeline computes its layers:

@@ -262,8 +262,7 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
     }
     cuda_start(c);
     const struct step_arrays s = cuda_group_arrays(c, a->group);
-    launch_rope_kv(qkv.data, qkv.stride, &k, &kv, s.position, s.slot, cuda_rows(c, qkv),
-                   c->stream);
+    launch_rope_kv(qkv.data, qkv.stride, &k, &kv, s.position, s.slot, cuda_rows(c, qkv), c->stream);
 }
 
 /* Makes the attention's work space when the model's shape is first seen. False:

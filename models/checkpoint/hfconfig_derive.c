@@ -329,17 +329,16 @@ static int set_gemma4(struct model_config *c, const struct raw_config *r, struct
     c->sharing_from = c->n_layers - MAX(r->sharing_layers, 0);
     if (windows) {
         c->full_head_dim = r->full_head_dim > 0 ? r->full_head_dim : 512;
-        c->full_kv_heads = c->keys_are_values && r->full_kv_heads > 0 ? r->full_kv_heads
-                                                                       : c->n_kv_heads;
+        c->full_kv_heads =
+            c->keys_are_values && r->full_kv_heads > 0 ? r->full_kv_heads : c->n_kv_heads;
     }
     if (strcmp(r->both_ways, "all") == 0) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: use_bidirectional_attention 'all' is not supported", CONFIG);
+        return err_set(e, ERR_UNSUPPORTED, "%s: use_bidirectional_attention 'all' is not supported",
+                       CONFIG);
     }
     if (c->layer_input > 0 && r->layer_vocab > 0 && r->layer_vocab != c->vocab) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: vocab_size_per_layer_input %d is not vocab_size %d", CONFIG,
-                       r->layer_vocab, c->vocab);
+        return err_set(e, ERR_UNSUPPORTED, "%s: vocab_size_per_layer_input %d is not vocab_size %d",
+                       CONFIG, r->layer_vocab, c->vocab);
     }
     bool own[2] = {false, false};
     for (int32_t i = 0; i < MAX(c->sharing_from, 0); i++) {
@@ -455,10 +454,15 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     static const struct {
         const char *name;
         enum rope_scaling kind;
-    } KINDS[] = {{"", ROPE_DEFAULT},          {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},
+    } KINDS[] = {{"", ROPE_DEFAULT},
+                 {"default", ROPE_DEFAULT},
+                 {"linear", ROPE_LINEAR},
                  {"mrope", ROPE_DEFAULT}, /* text has the same position on each of its axes */
-                 {"dynamic", ROPE_DYNAMIC},   {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
-                 {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE},
+                 {"dynamic", ROPE_DYNAMIC},
+                 {"llama3", ROPE_LLAMA3},
+                 {"yarn", ROPE_YARN},
+                 {"longrope", ROPE_LONGROPE},
+                 {"su", ROPE_LONGROPE},
                  {"proportional", ROPE_PROPORTIONAL}};
     struct rope_config *rope = &c->rope;
     size_t kind = 0;

@@ -65,13 +65,13 @@ struct raw_config {
     int8_t scale_attention, truncate;
     int8_t k_eq_v, enable_experts, double_wide; /* attention_k_eq_v, enable_moe_block,
                                                  * use_double_wide_mlp */
-    int8_t normalise_experts;             /* norm_topk_prob */
-    int8_t use_qk_norm;                   /* q and k are normed */
-    int8_t interleaved;                   /* rope_interleave */
-    int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
-    int8_t out_bias;                      /* attention_out_bias */
-    int8_t conv_bias, proj_bias;          /* mamba_conv_bias, mamba_proj_bias */
-    int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
+    int8_t normalise_experts;                   /* norm_topk_prob */
+    int8_t use_qk_norm;                         /* q and k are normed */
+    int8_t interleaved;                         /* rope_interleave */
+    int8_t qkv_bias;                            /* Qwen2-MoE's; StableLM's use_qkv_bias */
+    int8_t out_bias;                            /* attention_out_bias */
+    int8_t conv_bias, proj_bias;                /* mamba_conv_bias, mamba_proj_bias */
+    int8_t head_norms, parallel_residual;       /* qk_layernorm, use_parallel_residual */
 
     /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */

@@ -1,25 +1,25 @@
-/* Gemma-4: Gemma-2's layers, with heads of their own kind in layers without a window, values
- * that are normed, and a factor behind each layer. A layer may have, all read from
- * config.json:
+/* Gemma-4: Gemma-2's layers, with heads of their own kind in layers without a window,
+ * values that are normed, and a factor behind each layer. A layer may have, all read
+ * from config.json:
  *
- *  - experts beside its MLP: both read the residual stream by norms of their own, a third
- *    is the router's, and what they make is normed, added and normed again;
+ *  - experts beside its MLP: both read the residual stream by norms of their own, a
+ *    third is the router's, and what they make is normed, added and normed again;
  *  - the keys and values of a layer before it, so that it makes queries alone;
- *  - an input of its own: a token's second embedding and a product of its first one, which
- *    is gated by the residual stream.
+ *  - an input of its own: a token's second embedding and a product of its first one,
+ *    which is gated by the residual stream.
  *
- * The sum of the two parts of an input counts 1 / sqrt 2, and the product 1 / sqrt hidden:
- * both factors stand before an RMS norm, which sees them in its eps alone (load.c). The
- * factor of what a router reads is in its norm's weights. */
+ * The sum of the two parts of an input counts 1 / sqrt 2, and the product 1 / sqrt
+ * hidden: both factors stand before an RMS norm, which sees them in its eps alone
+ * (load.c). The factor of what a router reads is in its norm's weights. */
 #include "models/families/layers.h"
 
 #include <math.h>
 
-#define GEMMA4(arch)                                                                            \
-    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_GELU_TANH,                  \
-    .rope_theta = 1e6, .tied = true, .qk_norm = true, .sliding_window = 512,                    \
-    .window_pattern = 6, .window_theta = 10000, .experts = true, .optional_experts = true,      \
-    .normalises_experts = true, .gemma4 = true
+#define GEMMA4(arch)                                                                              \
+    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_GELU_TANH, .rope_theta = 1e6, \
+    .tied = true, .qk_norm = true, .sliding_window = 512, .window_pattern = 6,                    \
+    .window_theta = 10000, .experts = true, .optional_experts = true, .normalises_experts = true, \
+    .gemma4 = true
 
 static const struct architecture ARCHITECTURES[] = {
     {GEMMA4("Gemma4ForCausalLM"), .models = "Gemma-4, text"},
@@ -30,10 +30,9 @@ static const struct architecture ARCHITECTURES[] = {
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define HEAD_NORM(name, dim, norm, when)                                                      \
-    ROW(ATTN name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), \
-        when)
-#define NORM_WHEN(name, norm, when)                                                           \
+#define HEAD_NORM(name, dim, norm, when) \
+    ROW(ATTN name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), when)
+#define NORM_WHEN(name, norm, when) \
     ROW(LAYER name, DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), when)
 
 static const struct tensor_spec TENSORS[] = {
@@ -82,8 +81,8 @@ static const struct tensor_spec TENSORS[] = {
     NORM_WHEN("post_feedforward_layernorm_2.weight", experts_post_norm, WHEN_EXPERTS),
     ROW_MATRIX(LAYER "per_layer_input_gate", DIM_LAYER_INPUT, DIM_HIDDEN, SPLIT_NONE, input_gate,
                WHEN_LAYER_INPUT),
-    ROW_MATRIX(LAYER "per_layer_projection", DIM_HIDDEN, DIM_LAYER_INPUT, SPLIT_NONE,
-               input_project, WHEN_LAYER_INPUT),
+    ROW_MATRIX(LAYER "per_layer_projection", DIM_HIDDEN, DIM_LAYER_INPUT, SPLIT_NONE, input_project,
+               WHEN_LAYER_INPUT),
     NORM_WHEN("post_per_layer_input_norm.weight", input_norm, WHEN_LAYER_INPUT),
     ROW(LAYER "layer_scalar", DIM_ONE, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(scalar),
         WHEN_ALWAYS),
@@ -98,7 +97,8 @@ static void make_inputs(struct model *m, struct mat x)
 {
     const struct backend_ops *ops = m->backend->ops;
     const struct transformer *t = m->weights;
-    struct mat inputs = mat_rows(t->inputs, 0, x.rows), table = mat_rows(t->inputs_embed, 0, x.rows);
+    struct mat inputs = mat_rows(t->inputs, 0, x.rows),
+               table = mat_rows(t->inputs_embed, 0, x.rows);
     float scale = sqrtf((float)m->config.layer_input);
 
     ops->linear(m->backend, inputs, x, t->inputs_project, NULL);
@@ -133,8 +133,8 @@ static void attend(struct model *m, const struct layer *l, bool shares, struct m
     transformer_post_norm(m, y, h, &l->attn_post_norm);
 }
 
-/* x += the MLP of h, which is x normed, and what experts make of x beside it; normed. y is
- * memory of their size. */
+/* x += the MLP of h, which is x normed, and what experts make of x beside it; normed. y
+ * is memory of their size. */
 static void feed_forward(struct model *m, const struct layer *l, struct mat x, struct mat h,
                          struct mat y)
 {

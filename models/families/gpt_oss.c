@@ -1,8 +1,8 @@
 /* gpt-oss: LLaMA's attention with biases, sinks and a window in every other layer; the
- * experts of a layer are, as published, stacked in tensors of their own, stored [in, out],
- * with gate and up in turn, and have biases and a clamped SwiGLU (backend.h's struct experts).
- * The softmax over the chosen experts alone is that over all, normalised.
- */
+ * experts of a layer are, as published, stacked in tensors of their own, stored [in,
+ * out], with gate and up in turn, and have biases and a clamped SwiGLU (backend.h's
+ * struct experts). The softmax over the chosen experts alone is that over all,
+ * normalised. / */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -34,12 +34,12 @@ static const struct architecture ARCHITECTURES[] = {
     ROW_MATRIX(MLP "experts.%d." name, rows, cols, split, experts.target, WHEN_EXPERTS)
 #define ROW_EXPERT_BIAS(name, rows, split, target) \
     ROW_BIAS("experts.%d." name ".", rows, split, target)
-#define ROWS_ROUTED                                                                        \
-    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION,                                                 \
-        ROW(LLAMA_LAYER "self_attn.sinks", DIM_HEADS, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR,   \
-            IN_LAYER(sinks), WHEN_ALWAYS),                                                 \
-        ROW(MLP "router.weight", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR,       \
-            IN_LAYER(experts.router), WHEN_EXPERTS),                                       \
+#define ROWS_ROUTED                                                                      \
+    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION,                                               \
+        ROW(LLAMA_LAYER "self_attn.sinks", DIM_HEADS, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, \
+            IN_LAYER(sinks), WHEN_ALWAYS),                                               \
+        ROW(MLP "router.weight", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR,     \
+            IN_LAYER(experts.router), WHEN_EXPERTS),                                     \
         ROW_BIAS("router.", DIM_EXPERTS, SPLIT_NONE, router_bias)
 
 /* As in a GGUF file. */

@@ -307,7 +307,8 @@ static const struct tensor_spec GRANITE_STACKED_TENSORS[] = {
 
 static const struct model_family granite_hybrid_stacked = {.architectures = GRANITE,
                                                            .tensors = GRANITE_STACKED_TENSORS,
-                                                           .marker = "shared_mlp.input_linear.weight",
+                                                           .marker =
+                                                               "shared_mlp.input_linear.weight",
                                                            .ignored = IGNORED,
                                                            .forward = hybrid_forward};
 

@@ -136,10 +136,10 @@ static const struct architecture MIXTRAL[] = {
 };
 
 #define MOE LAYER "block_sparse_moe."
-#define ROWS_MIXTRAL_EXPERTS                                                       \
-    ROW_EXPERT(MOE "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),           \
-        ROW_EXPERT(MOE "experts.%d.w1", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),    \
-        ROW_EXPERT(MOE "experts.%d.w3", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),    \
+#define ROWS_MIXTRAL_EXPERTS                                                    \
+    ROW_EXPERT(MOE "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),        \
+        ROW_EXPERT(MOE "experts.%d.w1", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up), \
+        ROW_EXPERT(MOE "experts.%d.w3", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up), \
         ROW_EXPERT(MOE "experts.%d.w2", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down)
 
 static const struct tensor_spec MIXTRAL_TENSORS[] = {
@@ -220,9 +220,9 @@ const struct model_family ernie_moe_family = {.architectures = ERNIE,
 
 /* ---- Granite 3 ---- */
 
-#define GRANITE(arch)                                                            \
-    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_SILU,        \
-    .rope_theta = 10000, .experts = true, .normalises_experts = true
+#define GRANITE(arch)                                                                          \
+    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_SILU, .rope_theta = 10000, \
+    .experts = true, .normalises_experts = true
 
 static const struct architecture GRANITE_ARCHITECTURES[] = {
     {GRANITE("GraniteMoeForCausalLM"), .models = "Granite 3 with experts"},
@@ -230,9 +230,11 @@ static const struct architecture GRANITE_ARCHITECTURES[] = {
     {0},
 };
 
-static const struct tensor_spec GRANITE_TENSORS[] = {
-    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROWS_GRANITE_EXPERTS,
-    ROWS_SHARED_EXPERT(LAYER "shared_mlp."), {0}};
+static const struct tensor_spec GRANITE_TENSORS[] = {ROWS_LLAMA_ENDS,
+                                                     ROWS_LLAMA_ATTENTION,
+                                                     ROWS_GRANITE_EXPERTS,
+                                                     ROWS_SHARED_EXPERT(LAYER "shared_mlp."),
+                                                     {0}};
 static const struct tensor_spec GRANITE_STACKED_TENSORS[] = {
     ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROWS_GRANITE_STACKED, ROWS_GRANITE_SHARED, {0}};
 

@@ -1,5 +1,5 @@
-/* LLaMA's computation under other names: Phi-3 and Phi-4 store q, k, v and gate, up as one
- * tensor each; EXAONE 3 has GPT-2's names. */
+/* LLaMA's computation under other names: Phi-3 and Phi-4 store q, k, v and gate, up as
+ * one tensor each; EXAONE 3 has GPT-2's names. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {

@@ -7,14 +7,35 @@
 #include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
-const struct model_family *const model_families[] = {
-    &llama_family,      &qwen_moe_family, &mixtral_family,        &olmoe_family,
-    &granite_moe_family, &minimax_family, &ernie_moe_family, &exaone_family,
-    &glm_moe_family,    &gpt_oss_family,  &deepseek_family,       &olmo2_family,
-    &exaone4_family,    &cohere_family,   &phi3_family,           &glm_family,
-    &glm4_family,       &gemma2_family,   &gemma4_family,   &stablelm_family,       &starcoder2_family,
-    &opt_family,        &gpt2_family,     &qwen_next_family,      &qwen35_family,
-    &qwen35_moe_family, &bamba_family,    &granite_hybrid_family, NULL};
+const struct model_family *const model_families[] = {&llama_family,
+                                                     &qwen_moe_family,
+                                                     &mixtral_family,
+                                                     &olmoe_family,
+                                                     &granite_moe_family,
+                                                     &minimax_family,
+                                                     &ernie_moe_family,
+                                                     &exaone_family,
+                                                     &glm_moe_family,
+                                                     &gpt_oss_family,
+                                                     &deepseek_family,
+                                                     &olmo2_family,
+                                                     &exaone4_family,
+                                                     &cohere_family,
+                                                     &phi3_family,
+                                                     &glm_family,
+                                                     &glm4_family,
+                                                     &gemma2_family,
+                                                     &gemma4_family,
+                                                     &stablelm_family,
+                                                     &starcoder2_family,
+                                                     &opt_family,
+                                                     &gpt2_family,
+                                                     &qwen_next_family,
+                                                     &qwen35_family,
+                                                     &qwen35_moe_family,
+                                                     &bamba_family,
+                                                     &granite_hybrid_family,
+                                                     NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
 {

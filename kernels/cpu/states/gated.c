@@ -9,7 +9,7 @@ enum { TASK_ROWS = 16 };
 struct gated_job {
     struct cpu_backend *c;
     struct mat x, gate;
-    enum activation act; /* of multiply */
+    enum activation act;           /* of multiply */
     const struct gated_norm *norm; /* NULL: a gate by sigmoid alone */
 };
 

@@ -460,8 +460,8 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
     bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
                  (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && shuffles);
 
-    return r.v_eps == 0.0f && rotates && norms && (kv.dtype != T_I8 || shuffles) && kv.head_dim % (2 * V) == 0 &&
-           lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
+    return r.v_eps == 0.0f && rotates && norms && (kv.dtype != T_I8 || shuffles) &&
+           kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
 }
 
 template <typename T>

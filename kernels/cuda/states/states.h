@@ -26,7 +26,7 @@ struct recurrence_args {
     int32_t type;                              /* enum dtype of out, x and gates */
     int32_t delta;                             /* the gated delta rule, else Mamba-2 */
     int32_t n_heads, n_groups, key_dim, value_dim, kernel;
-    bool tiled; /* head h reads q and k of group h % n_groups */
+    bool tiled;                    /* head h reads q and k of group h % n_groups */
     const float *conv, *conv_bias; /* [channels, kernel]; [channels] or NULL */
     const float *a_log, *dt_bias;  /* [n_heads] */
     const float *d;                /* [n_heads] or NULL */

@@ -128,8 +128,8 @@ static int32_t panel_of(const struct kv_layout *l)
 }
 
 /* Takes the layouts of the groups of states, which must be equal, and c->kv: that of
- * attention, of those with a fast kernel if there is one. Layouts of attention may differ
- * in their heads alone. */
+ * attention, of those with a fast kernel if there is one. Layouts of attention may
+ * differ in their heads alone. */
 static int take_layouts(struct cuda_backend *c, const struct kv_layout *l, struct err *e)
 {
     int32_t n = backend_kv_groups(&c->config);

@@ -1,5 +1,5 @@
-/* Between the files that write a GGUF file's metadata as config.json: gguf_config.c, and
- * gguf_config_layers.c for what layers differ in. */
+/* Between the files that write a GGUF file's metadata as config.json: gguf_config.c,
+ * and gguf_config_layers.c for what layers differ in. */
 #ifndef QUIRE_MODELS_CHECKPOINT_GGUF_CONFIG_INTERNAL_H
 #define QUIRE_MODELS_CHECKPOINT_GGUF_CONFIG_INTERNAL_H
 

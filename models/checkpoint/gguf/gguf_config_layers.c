@@ -1,6 +1,5 @@
-/* What the layers of a GGUF file differ in, and the sizes of heads, latents and states, as
- * members of config.json.
- */
+/* What the layers of a GGUF file differ in, and the sizes of heads, latents and states,
+ * as members of config.json. / */
 #include <stdio.h>
 
 #include "models/checkpoint/gguf/gguf_config_internal.h"
@@ -104,8 +103,8 @@ void gguf_put_layer_types(struct gguf_writer *w)
     }
     buf_puts(&w->out, ",\"layer_types\":[");
     for (uint64_t i = 0; i < p->n && (int64_t)i < layers; i++) {
-        const char *type = p == windows ? (value_of(p, i) ? "sliding" : "full")
-                           : p == kv    ? (value_of(p, i) ? "full" : "linear")
+        const char *type = p == windows     ? (value_of(p, i) ? "sliding" : "full")
+                           : p == kv        ? (value_of(p, i) ? "full" : "linear")
                            : value_of(p, i) ? "linear"
                                             : "full";
         buf_printf(&w->out, "%s\"%s_attention\"", i ? "," : "", type);
@@ -123,13 +122,13 @@ void gguf_put_states(struct gguf_writer *w)
     }
     const struct gguf_pair *rotates =
         gguf_find(w->g, under(w, "rope.scaling.finetuned", key, sizeof(key)));
-    buf_printf(&w->out,
-               ",\"mamba_n_heads\":%lld,\"mamba_d_head\":%lld,\"mamba_n_groups\":%lld,"
-               "\"mamba_d_state\":%lld,\"mamba_d_conv\":%lld%s",
-               (long long)heads, (long long)(inner / heads),
-               (long long)int_or(w, "ssm.group_count", 0), (long long)int_or(w, "ssm.state_size", 0),
-               (long long)int_or(w, "ssm.conv_kernel", 0),
-               rotates && rotates->type == GGUF_BOOL && rotates->at[0]
-                   ? ",\"position_embedding_type\":\"rope\""
-                   : "");
+    buf_printf(
+        &w->out,
+        ",\"mamba_n_heads\":%lld,\"mamba_d_head\":%lld,\"mamba_n_groups\":%lld,"
+        "\"mamba_d_state\":%lld,\"mamba_d_conv\":%lld%s",
+        (long long)heads, (long long)(inner / heads), (long long)int_or(w, "ssm.group_count", 0),
+        (long long)int_or(w, "ssm.state_size", 0), (long long)int_or(w, "ssm.conv_kernel", 0),
+        rotates && rotates->type == GGUF_BOOL && rotates->at[0]
+            ? ",\"position_embedding_type\":\"rope\""
+            : "");
 }

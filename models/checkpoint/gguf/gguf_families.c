@@ -43,25 +43,23 @@ static const struct gguf_rename LAYER[] = {
 
 #define PAIRS(a, b) {.from = (a), .to = (b), .order = ORDER_ROTARY_PAIRS}
 #define ROTARY_PAIRS PAIRS("attn_q", "self_attn.q_proj"), PAIRS("attn_k", "self_attn.k_proj")
-#define CHOICE_BIAS \
-    {.from = "exp_probs_b", .to = "mlp.gate.e_score_correction_bias", .whole = true}
-#define SHARED_EXPERTS                                          \
-    NAME("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),     \
-        NAME("ffn_up_shexp", "mlp.shared_experts.up_proj"),     \
+#define CHOICE_BIAS {.from = "exp_probs_b", .to = "mlp.gate.e_score_correction_bias", .whole = true}
+#define SHARED_EXPERTS                                      \
+    NAME("ffn_gate_shexp", "mlp.shared_experts.gate_proj"), \
+        NAME("ffn_up_shexp", "mlp.shared_experts.up_proj"), \
         NAME("ffn_down_shexp", "mlp.shared_experts.down_proj")
 /* Of a recurrent layer, under the mixer's name. */
-#define STATES(mixer)                                                              \
-    {.from = "ssm_conv1d", .to = mixer ".conv1d", .shape = GGUF_CONVOLUTION},      \
-        {.from = "ssm_dt", .to = mixer ".dt_bias", .whole = true},                 \
-        {.from = "ssm_a",                                                          \
-         .to = mixer ".A_log",                                                     \
-         .whole = true,                                                            \
-         .order = ORDER_DECAYS,                                                    \
-         .shape = GGUF_ONE_AXIS},                                                  \
-        {.from = "ssm_norm", .to = mixer ".norm", .shape = GGUF_ONE_AXIS},         \
+#define STATES(mixer)                                                         \
+    {.from = "ssm_conv1d", .to = mixer ".conv1d", .shape = GGUF_CONVOLUTION}, \
+        {.from = "ssm_dt", .to = mixer ".dt_bias", .whole = true},            \
+        {.from = "ssm_a",                                                     \
+         .to = mixer ".A_log",                                                \
+         .whole = true,                                                       \
+         .order = ORDER_DECAYS,                                               \
+         .shape = GGUF_ONE_AXIS},                                             \
+        {.from = "ssm_norm", .to = mixer ".norm", .shape = GGUF_ONE_AXIS},    \
         NAME("ssm_out", mixer ".out_proj")
-#define SSM_D(mixer) \
-    {.from = "ssm_d", .to = mixer ".D", .whole = true, .shape = GGUF_ONE_AXIS}
+#define SSM_D(mixer) {.from = "ssm_d", .to = mixer ".D", .whole = true, .shape = GGUF_ONE_AXIS}
 static const struct gguf_rename LLAMA_LAYER[] = {ROTARY_PAIRS, {0}};
 static const struct gguf_rename MIXTRAL_LAYER[] = {
     ROTARY_PAIRS,
@@ -107,12 +105,12 @@ static const struct gguf_rename GPT_OSS_LAYER[] = {
     NAME("post_attention_norm", "post_attention_layernorm"),
     NAME("ffn_gate_inp", "mlp.router"),
     {0}};
-#define GRANITE_EXPERTS                                                \
-    NAME("ffn_gate_inp", "block_sparse_moe.router.layer"),             \
+#define GRANITE_EXPERTS                                                 \
+    NAME("ffn_gate_inp", "block_sparse_moe.router.layer"),              \
         NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.gate_proj"), \
-        NAME("ffn_up_exps", "block_sparse_moe.experts.%d.up_proj"),    \
+        NAME("ffn_up_exps", "block_sparse_moe.experts.%d.up_proj"),     \
         NAME("ffn_down_exps", "block_sparse_moe.experts.%d.down_proj"), \
-        NAME("ffn_gate_shexp", "shared_mlp.gate_proj"),                \
+        NAME("ffn_gate_shexp", "shared_mlp.gate_proj"),                 \
         NAME("ffn_up_shexp", "shared_mlp.up_proj"), NAME("ffn_down_shexp", "shared_mlp.down_proj")
 static const struct gguf_rename GRANITE_MOE_LAYER[] = {ROTARY_PAIRS, GRANITE_EXPERTS, {0}};
 static const struct gguf_rename GRANITE_HYBRID_LAYER[] = {ROTARY_PAIRS,
@@ -156,20 +154,18 @@ static const struct gguf_rename OLMO2_LAYER[] = {
     {0}};
 static const struct gguf_rename STARCODER2_LAYER[] = {
     NAME("ffn_up", "mlp.c_fc"), NAME("ffn_down", "mlp.c_proj"), {0}};
-static const struct gguf_rename EXAONE_OUTER[] = {NAME("token_embd", "transformer.wte"),
-                                                  NAME("output_norm", "transformer.ln_f"),
+static const struct gguf_rename EXAONE_OUTER[] = {
+    NAME("token_embd", "transformer.wte"), NAME("output_norm", "transformer.ln_f"), {0}};
+static const struct gguf_rename EXAONE_LAYER[] = {NAME("attn_norm", "ln_1"),
+                                                  NAME("attn_q", "attn.attention.q_proj"),
+                                                  NAME("attn_k", "attn.attention.k_proj"),
+                                                  NAME("attn_v", "attn.attention.v_proj"),
+                                                  NAME("attn_output", "attn.attention.out_proj"),
+                                                  NAME("ffn_norm", "ln_2"),
+                                                  NAME("ffn_gate", "mlp.c_fc_0"),
+                                                  NAME("ffn_up", "mlp.c_fc_1"),
+                                                  NAME("ffn_down", "mlp.c_proj"),
                                                   {0}};
-static const struct gguf_rename EXAONE_LAYER[] = {
-    NAME("attn_norm", "ln_1"),
-    NAME("attn_q", "attn.attention.q_proj"),
-    NAME("attn_k", "attn.attention.k_proj"),
-    NAME("attn_v", "attn.attention.v_proj"),
-    NAME("attn_output", "attn.attention.out_proj"),
-    NAME("ffn_norm", "ln_2"),
-    NAME("ffn_gate", "mlp.c_fc_0"),
-    NAME("ffn_up", "mlp.c_fc_1"),
-    NAME("ffn_down", "mlp.c_proj"),
-    {0}};
 static const struct gguf_rename GPT2_OUTER[] = {NAME("token_embd", "transformer.wte"),
                                                 NAME("position_embd", "transformer.wpe"),
                                                 NAME("output_norm", "transformer.ln_f"),
@@ -288,19 +284,13 @@ static const struct gguf_family FAMILIES[] = {
      .keys = GROUPED_EXPERTS,
      .qkv_bias = "attention_bias",
      .head_norms = "use_qk_norm"},
-    {.gguf = "dots1",
-     .name = "Dots1ForCausalLM",
-     .layer = DOTS1_LAYER,
-     .keys = GROUPED_EXPERTS},
+    {.gguf = "dots1", .name = "Dots1ForCausalLM", .layer = DOTS1_LAYER, .keys = GROUPED_EXPERTS},
     {.gguf = "ernie4_5-moe",
      .name = "Ernie4_5_MoeForCausalLM",
      .layer = ERNIE_MOE_LAYER,
      .keys = ERNIE_EXPERTS,
      .qkv_bias = "use_bias"},
-    {.gguf = "minimax-m2",
-     .name = "MiniMaxM2ForCausalLM",
-     .layer = MINIMAX_LAYER,
-     .keys = ROUTED},
+    {.gguf = "minimax-m2", .name = "MiniMaxM2ForCausalLM", .layer = MINIMAX_LAYER, .keys = ROUTED},
     {.gguf = "gpt-oss",
      .name = "GptOssForCausalLM",
      .layer = GPT_OSS_LAYER,
@@ -387,7 +377,8 @@ static const struct gguf_family FAMILIES[] = {
 
 /* ---- looking up ---- */
 
-/* Whether the number `when` of the architecture is in the file and is not 0, or `is`. */
+/* Whether the number `when` of the architecture is in the file and is not 0, or
+ * `is`. */
 static bool is_met(const struct gguf *g, const struct gguf_family *f)
 {
     char key[128];

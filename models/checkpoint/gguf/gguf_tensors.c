@@ -146,8 +146,8 @@ static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_t
         one->n_dims = n_dims;
         one->n_bytes = s->n_bytes / n;
         one->data = s->data + i * one->n_bytes;
-        snprintf(to.name, sizeof(to.name), "%.*s%lld%s", (int)(at - pattern), pattern,
-                 (long long)i, at + 2);
+        snprintf(to.name, sizeof(to.name), "%.*s%lld%s", (int)(at - pattern), pattern, (long long)i,
+                 at + 2);
         rc = add_tensor(c, one, &to, config, dtype, e);
     }
     return rc;

@@ -39,8 +39,7 @@ static int load_rope(struct model *m, struct err *e)
     struct rope_config plain = {.kind = ROPE_DEFAULT,
                                 .theta = c->window_theta,
                                 .factor = 1,
-                                .rot_dim =
-                                    c->full_head_dim > 0 ? c->head_dim : c->rope.rot_dim,
+                                .rot_dim = c->full_head_dim > 0 ? c->head_dim : c->rope.rot_dim,
                                 .original_positions = c->rope.original_positions};
 
     if (c->rope.rot_dim == 0) {
@@ -155,18 +154,17 @@ static void set_parameters(struct model *m)
             transformer_set_recurrence(m, l, group, index);
             continue;
         }
-        l->attention = (struct attention){.group = group,
-                                          .layer = index,
-                                          .n_heads = t->n_heads,
-                                          .n_kv_heads = model_is_full(c, number)
-                                                            ? t->full_kv_heads
-                                                            : t->n_kv_heads,
-                                          .head_dim = model_head_dim(c, number),
-                                          .scale = (float)(1 / sqrt((double)c->query_scalar) /
-                                                           (c->scale_by_layer ? number + 1 : 1)),
-                                          .softcap = c->attn_softcap,
-                                          .window = c->windowed[number] ? c->sliding_window : 0,
-                                          .sinks = l->sinks};
+        l->attention = (struct attention){
+            .group = group,
+            .layer = index,
+            .n_heads = t->n_heads,
+            .n_kv_heads = model_is_full(c, number) ? t->full_kv_heads : t->n_kv_heads,
+            .head_dim = model_head_dim(c, number),
+            .scale =
+                (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? number + 1 : 1)),
+            .softcap = c->attn_softcap,
+            .window = c->windowed[number] ? c->sliding_window : 0,
+            .sinks = l->sinks};
         if (c->latent.rank > 0) {
             set_latent(m, l);
         }

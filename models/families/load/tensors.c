@@ -400,7 +400,7 @@ static bool is_draft(const char *name, const struct model_config *c)
 static bool is_of_vision(const char *name)
 {
     static const char *const PARTS[] = {"vision_tower.", "multi_modal_projector.", "vision_model.",
-                                        "visual.", "audio_tower.", "embed_vision.",
+                                        "visual.",       "audio_tower.",           "embed_vision.",
                                         "embed_audio."};
 
     for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {

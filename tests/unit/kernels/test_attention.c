@@ -695,8 +695,9 @@ static void cache_writes_are_exact(void **state)
     }
 }
 
-/* A layer of Gemma-4: with a window of one token the result is that token's value, divided
- * by its root mean square; queries without keys and values leave the cache as it is. */
+/* A layer of Gemma-4: with a window of one token the result is that token's value,
+ * divided by its root mean square; queries without keys and values leave the cache as
+ * it is. */
 static void normed_values_are_read_by_other_layers(void **state)
 {
     (void)state;

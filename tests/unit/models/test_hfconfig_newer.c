@@ -82,7 +82,8 @@ static void gemma_4_31b(void **state)
         "\"enable_moe_block\":false,\"final_logit_softcapping\":30.0,\"global_head_dim\":512,"
         "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\",\"hidden_size\":5376,"
         "\"hidden_size_per_layer_input\":0,\"intermediate_size\":21504,"
-        "\"max_position_embeddings\":262144,\"model_type\":\"gemma4_text\",\"num_attention_heads\":32,"
+        "\"max_position_embeddings\":262144,\"model_type\":\"gemma4_text\",\"num_attention_heads\":"
+        "32,"
         "\"num_experts\":null,\"num_global_key_value_heads\":4,\"num_hidden_layers\":60,"
         "\"num_key_value_heads\":16,\"num_kv_shared_layers\":0,\"rms_norm_eps\":1e-06,"
         "\"rope_parameters\":{\"full_attention\":{\"partial_rotary_factor\":0.25,"
@@ -110,7 +111,8 @@ static void granite_4_h_tiny(void **state)
         "{\"architectures\":[\"GraniteMoeHybridForCausalLM\"],\"attention_bias\":false,"
         "\"attention_multiplier\":0.0078125,\"bos_token_id\":100257,\"embedding_multiplier\":12,"
         "\"eos_token_id\":100257,\"hidden_act\":\"silu\",\"hidden_size\":1536,"
-        "\"intermediate_size\":512,\"layer_types\":[\"mamba\",\"mamba\",\"mamba\",\"mamba\",\"mamba\","
+        "\"intermediate_size\":512,\"layer_types\":[\"mamba\",\"mamba\",\"mamba\",\"mamba\","
+        "\"mamba\","
         "\"attention\",\"mamba\",\"mamba\"],\"logits_scaling\":6,\"mamba_chunk_size\":256,"
         "\"mamba_conv_bias\":true,\"mamba_d_conv\":4,\"mamba_d_head\":64,\"mamba_d_state\":128,"
         "\"mamba_expand\":2,\"mamba_n_groups\":1,\"mamba_n_heads\":48,\"mamba_proj_bias\":false,"
@@ -130,15 +132,16 @@ static void granite_4_h_tiny(void **state)
 static void minimax_m2(void **state)
 {
     (void)state;
-    read_config("{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"attn_type_list\":[1,1],"
-                "\"bos_token_id\":null,\"eos_token_id\":null,\"head_dim\":128,\"hidden_act\":\"silu\","
-                "\"hidden_size\":3072,\"intermediate_size\":1536,\"max_position_embeddings\":196608,"
-                "\"model_type\":\"minimax_m2\",\"num_attention_heads\":48,\"num_experts_per_tok\":8,"
-                "\"num_hidden_layers\":62,\"num_key_value_heads\":8,\"num_local_experts\":256,"
-                "\"qk_norm_type\":\"per_layer\",\"rms_norm_eps\":1e-06,\"rope_theta\":5000000,"
-                "\"rotary_dim\":64,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
-                "\"torch_dtype\":\"bfloat16\",\"use_qk_norm\":true,\"use_routing_bias\":true,"
-                "\"vocab_size\":200064}");
+    read_config(
+        "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"attn_type_list\":[1,1],"
+        "\"bos_token_id\":null,\"eos_token_id\":null,\"head_dim\":128,\"hidden_act\":\"silu\","
+        "\"hidden_size\":3072,\"intermediate_size\":1536,\"max_position_embeddings\":196608,"
+        "\"model_type\":\"minimax_m2\",\"num_attention_heads\":48,\"num_experts_per_tok\":8,"
+        "\"num_hidden_layers\":62,\"num_key_value_heads\":8,\"num_local_experts\":256,"
+        "\"qk_norm_type\":\"per_layer\",\"rms_norm_eps\":1e-06,\"rope_theta\":5000000,"
+        "\"rotary_dim\":64,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
+        "\"torch_dtype\":\"bfloat16\",\"use_qk_norm\":true,\"use_routing_bias\":true,"
+        "\"vocab_size\":200064}");
     assert_shape(3072, 48, 8, 128, 196608);
     assert_int_equal(c.rope.rot_dim, 64);
     assert_true(c.wide_qk_norm && !c.qk_norm && c.experts.choice_bias);
@@ -168,15 +171,16 @@ static void ernie_4_5_21b(void **state)
 static void exaone_3_5_7b(void **state)
 {
     (void)state;
-    read_config("{\"activation_function\":\"silu\",\"architectures\":[\"ExaoneForCausalLM\"],"
-                "\"bos_token_id\":1,\"eos_token_id\":361,\"head_dim\":128,\"hidden_size\":4096,"
-                "\"intermediate_size\":14336,\"layer_norm_epsilon\":1e-05,"
-                "\"max_position_embeddings\":32768,\"model_type\":\"exaone\",\"num_attention_heads\":32,"
-                "\"num_key_value_heads\":8,\"num_layers\":32,\"rope_scaling\":{\"factor\":8.0,"
-                "\"high_freq_factor\":4.0,\"low_freq_factor\":1.0,"
-                "\"original_max_position_embeddings\":8192,\"rope_type\":\"llama3\"},"
-                "\"rope_theta\":1000000.0,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
-                "\"vocab_size\":102400}");
+    read_config(
+        "{\"activation_function\":\"silu\",\"architectures\":[\"ExaoneForCausalLM\"],"
+        "\"bos_token_id\":1,\"eos_token_id\":361,\"head_dim\":128,\"hidden_size\":4096,"
+        "\"intermediate_size\":14336,\"layer_norm_epsilon\":1e-05,"
+        "\"max_position_embeddings\":32768,\"model_type\":\"exaone\",\"num_attention_heads\":32,"
+        "\"num_key_value_heads\":8,\"num_layers\":32,\"rope_scaling\":{\"factor\":8.0,"
+        "\"high_freq_factor\":4.0,\"low_freq_factor\":1.0,"
+        "\"original_max_position_embeddings\":8192,\"rope_type\":\"llama3\"},"
+        "\"rope_theta\":1000000.0,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
+        "\"vocab_size\":102400}");
     assert_shape(4096, 32, 8, 128, 32768);
     assert_int_equal(c.n_layers, 32);
     assert_int_equal(c.rope.kind, ROPE_LLAMA3);
@@ -185,9 +189,9 @@ static void exaone_3_5_7b(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(qwen2_5_vl_7b),    cmocka_unit_test(qwen3_vl_8b),
-        cmocka_unit_test(gemma_4_31b),      cmocka_unit_test(granite_4_h_tiny),
-        cmocka_unit_test(minimax_m2),       cmocka_unit_test(ernie_4_5_21b),
+        cmocka_unit_test(qwen2_5_vl_7b), cmocka_unit_test(qwen3_vl_8b),
+        cmocka_unit_test(gemma_4_31b),   cmocka_unit_test(granite_4_h_tiny),
+        cmocka_unit_test(minimax_m2),    cmocka_unit_test(ernie_4_5_21b),
         cmocka_unit_test(exaone_3_5_7b),
     };
 
