@@ -352,8 +352,11 @@ enum recurrence_kind {
  *
  * A layer's state in a block: the last kernel - 1 inputs of each channel
  * [channels, kernel - 1], oldest first, then S of each head. A step reads it from the
- * block that has the token before the sequence's first one and writes that behind the
- * last one to the last one's block (engine/sched/kv/kv_window.h). */
+ * block that has the token before the sequence's first one, by the group's table, and
+ * writes that behind a token to the block of the token's slot: behind the last one, and
+ * behind each whose block is not that of the next, as of drafts
+ * (engine/sched/kv/kv_window.h). The first token's block may be the one that is read,
+ * the others are not. */
 struct recurrence {
     enum recurrence_kind kind;
     int32_t group; /* KV group of the layer */

@@ -154,9 +154,11 @@ struct cuda_backend {
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS]; /* [n_windows] sliding windows of the model, 0: none */
     int32_t n_windows;
-    int32_t q_heads;             /* query heads per KV head; 0 before the first attention */
-    struct attn_workspace attn;  /* made by the first attention */
-    struct latent_splits latent; /* made by the first attention over latents; n does not count */
+    int32_t q_heads;                /* query heads per KV head; 0 before the first attention */
+    struct attn_workspace attn;     /* made by the first attention */
+    struct kv_panel panel;          /* likewise, where a cache of e4m3 is widened for prefill */
+    struct widened_step panel_step; /* of the step being built */
+    struct latent_splits latent;    /* made by the first attention over latents; n does not count */
 
     /* recurrences: what recurrence_args.prepared and .factors point into */
     float *prepared;         /* [prepared_floats] on the device, made by the first one */
@@ -265,6 +267,9 @@ void cuda_upload_release(struct cuda_backend *c);
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
                    int32_t n_host_blocks, struct err *e);
 void cuda_kv_release(struct cuda_backend *c);
+/* Makes the panel for prefill over a cache of e4m3 with activations of type `act`, if
+ * there is room for it: without it the codes are read as they are. */
+void cuda_panel_prepare(struct cuda_backend *c, enum dtype act);
 /* Blocks per slice of the host pool, the unit of pinning. */
 int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
 /* Requests pinning of the slice that holds host_block, which is about to be copied. */
