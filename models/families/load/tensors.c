@@ -396,13 +396,16 @@ static void check_spec(struct problems *p, const struct tensor_spec *s,
 }
 
 /* Whether a tensor is of a layer behind the last, which predicts further tokens, or of
- * the part of a hybrid that does (Qwen's "mtp."). */
+ * the part of a model that does (of Qwen's hybrids, of ERNIE). */
 static bool is_draft(const char *name, const struct model_config *c)
 {
-    static const char LAYERS[] = "layers.", HYBRID[] = "mtp.";
+    static const char LAYERS[] = "layers.", HYBRID[] = "mtp.", ERNIE[] = "model.mtp_";
     const char *at = strstr(name, LAYERS);
 
     if (c->recurrent.n_heads > 0 && strncmp(name, HYBRID, sizeof(HYBRID) - 1) == 0) {
+        return true;
+    }
+    if (strncmp(name, ERNIE, sizeof(ERNIE) - 1) == 0) {
         return true;
     }
     if (!at) {
