@@ -353,7 +353,8 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
     pdl_release();
     int parts = (a.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / parts;
     int column = blockIdx.x % parts * COLUMNS, mine = threadIdx.x >> 2, sub = threadIdx.x & 3;
-    int group = head / (a.n_heads / a.n_groups), keys = a.n_groups * a.key_dim;
+    int group = a.tiled ? head % a.n_groups : head / (a.n_heads / a.n_groups),
+        keys = a.n_groups * a.key_dim;
     int values = a.n_heads * a.value_dim, at = head * a.value_dim + column;
     operand_offsets o = {(DELTA ? 0 : values + keys) + group * a.key_dim,
                          (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,

@@ -49,7 +49,9 @@ static const struct tensor_spec STACKED_TENSORS[] = {
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", "embed_tokens.weight",
                                       "lm_head.weight", NULL};
 
-static const struct model_family stacked = {
-    .tensors = STACKED_TENSORS, .ignored = IGNORED, .forward = hybrid_forward};
+static const struct model_family stacked = {.tensors = STACKED_TENSORS,
+                                            .marker = "experts.gate_up_proj",
+                                            .ignored = IGNORED,
+                                            .forward = hybrid_forward};
 const struct model_family qwen_mtp_family = {
-    .tensors = TENSORS, .stacked = &stacked, .ignored = IGNORED, .forward = hybrid_forward};
+    .tensors = TENSORS, .variant = &stacked, .ignored = IGNORED, .forward = hybrid_forward};
