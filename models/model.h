@@ -85,6 +85,9 @@ enum head_kind {
 struct head_config {
     enum head_kind kind;
     int32_t layer; /* number of its layer in the names of the checkpoint's tensors (MTP) */
+    /* Its tensors have names of their own (Qwen's MTP); drafts go on from its last
+     * norm, not from what it norms. */
+    bool named, normed;
     /* Of EAGLE-3: layers whose hidden states it reads, as in struct model_taps, -1: the
      * usual three; ids that it can draft, 0: all; whether its residual stream begins
      * with the normed input; the width of the target's hidden states, 0: its own. */

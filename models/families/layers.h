@@ -12,11 +12,11 @@
 #include "models/checkpoint/weights.h"
 #include "models/model.h"
 
-/* What the layer of a draft head has besides (heads/). */
+/* Of a draft head whose checkpoint has them beside its layer (heads/): head_load moves
+ * them to struct head_parts. */
 struct head_layer {
-    struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
-    struct norm final_norm;              /* behind the layer (MTP) */
-    struct mat join; /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
+    struct norm embed_norm, hidden_norm, final_norm;
+    struct mat join;
 };
 
 /* Sizes are this rank's. A bias is [1, rows of its weight], data NULL if there is
@@ -51,16 +51,18 @@ struct layer {
 
 /* What a draft head reads and leaves behind, beside its layer. */
 struct head_parts {
-    struct hidden_pool pool; /* the target's; data NULL: the head is not bound */
-    struct mat combine;      /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
-    struct mat id;           /* [1, draft_vocab] the target's ids; data NULL: all, in order */
-    float *id_host;          /* owned; `id` may refer to it */
-    bool feeds;              /* the step's tokens were drafted in the step before, and read `own` */
-    struct mat taps;         /* [max_tokens, width of the pool]; only with `combine` */
-    struct mat embedded;     /* [max_tokens, hidden] */
-    struct mat joined;       /* [max_tokens, 2 hidden] normed embedding and hidden state */
-    struct mat own;          /* [max_tokens, hidden] what the step leaves for the next one */
-    struct mat logits;       /* [max_logits, draft_vocab], float32; only with `id` */
+    struct hidden_pool pool;             /* the target's; data NULL: the head is not bound */
+    struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
+    struct mat join;     /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
+    struct mat combine;  /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
+    struct mat id;       /* [1, draft_vocab] the target's ids; data NULL: all, in order */
+    float *id_host;      /* owned; `id` may refer to it */
+    bool feeds;          /* the step's tokens were drafted in the step before, and read `own` */
+    struct mat taps;     /* [max_tokens, width of the pool]; only with `combine` */
+    struct mat embedded; /* [max_tokens, hidden] */
+    struct mat joined;   /* [max_tokens, 2 hidden] normed embedding and hidden state */
+    struct mat own;      /* [max_tokens, hidden] what the step leaves for the next one */
+    struct mat logits;   /* [max_logits, draft_vocab], float32; only with `id` */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -204,7 +206,7 @@ struct tensor_spec {
 };
 
 /* Of draft heads, which have no architectures. */
-extern const struct model_family mtp_family, latent_mtp_family, eagle3_family;
+extern const struct model_family mtp_family, latent_mtp_family, qwen_mtp_family, eagle3_family;
 
 /* The family of a draft head; NULL: there is none of its kind. */
 const struct model_family *head_family(const struct model_config *c);
@@ -234,6 +236,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
  * their tensors. */
 void llama_forward(struct model *m, const struct batch *b);
 void deepseek_forward(struct model *m, const struct batch *b);
+void hybrid_forward(struct model *m, const struct batch *b);
 void gemma2_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 

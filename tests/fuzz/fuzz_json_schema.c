@@ -66,7 +66,7 @@ static void write_text(struct grammar *g, const uint8_t *data, size_t size)
     for (size_t i = 0; i < size && i < STEPS; i++) {
         int32_t id = data[i], n = 0;
         memset(mask, 0, sizeof(mask));
-        if (constraint_mask(c, mask) != 0) {
+        if (constraint_mask(c, mask, &(int64_t){INT64_MAX}) != 0) {
             break;
         }
         while (n < EOS + 1 && !(mask[id / 32] >> (id % 32) & 1)) {
@@ -75,7 +75,7 @@ static void write_text(struct grammar *g, const uint8_t *data, size_t size)
         }
         CHECK(n < EOS + 1);
         CHECK(id != EOS || constraint_complete(c));
-        int rc = constraint_accept(c, id);
+        int rc = constraint_accept(c, id, &(int64_t){INT64_MAX});
         CHECK(rc == 0 || rc == ERR_FULL || rc == ERR_NOMEM);
         if (rc != 0 || id == EOS) {
             break;

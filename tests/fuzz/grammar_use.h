@@ -63,7 +63,7 @@ static inline void use_walk(struct grammar *g, uint32_t drawn)
 
     CHECK(constraint_new(&c, g, &e) == 0);
     for (int i = 0; i < USE_STEPS; i++) {
-        int rc = constraint_mask(c, mask);
+        int rc = constraint_mask(c, mask, &(int64_t){INT64_MAX});
         CHECK(rc == 0 || rc == ERR_FULL);
         if (rc != 0) {
             break;
@@ -76,14 +76,15 @@ static inline void use_walk(struct grammar *g, uint32_t drawn)
             id = (id + 1) % USE_TOKENS;
         }
         CHECK((mask[USE_END / 32] >> (USE_END % 32) & 1) == constraint_complete(c));
-        CHECK(constraint_accept(c, id) == 0);
+        CHECK(constraint_accept(c, id, &(int64_t){INT64_MAX}) == 0);
         if (drawn >> 30 == 0) {
             constraint_rollback(c, 1);
-            CHECK(constraint_mask(c, again) == 0 && memcmp(mask, again, sizeof(mask)) == 0);
-            CHECK(constraint_accept(c, id) == 0);
+            CHECK(constraint_mask(c, again, &(int64_t){INT64_MAX}) == 0 &&
+                  memcmp(mask, again, sizeof(mask)) == 0);
+            CHECK(constraint_accept(c, id, &(int64_t){INT64_MAX}) == 0);
         }
         if (id == USE_END) {
-            CHECK(constraint_ended(c));
+            CHECK(constraint_ended(c, &(int64_t){INT64_MAX}));
             break;
         }
     }

@@ -379,6 +379,9 @@ static bool is_of_head(const char *name, const struct model_config *c)
     static const char LAYERS[] = "layers.";
     const char *at = strstr(name, LAYERS);
 
+    if (c->head.named) {
+        return strncmp(name, "mtp.", 4) == 0;
+    }
     return at && strtol(at + sizeof(LAYERS) - 1, NULL, 10) == c->head.layer;
 }
 
