@@ -83,7 +83,7 @@ def test_agents_sdk_in_turns(painter, api, streams):
         tool_use_behavior=after,
         reset_tool_choice=False,
         model_settings=agents.ModelSettings(
-            temperature=0, tool_choice="required", max_tokens=200, parallel_tool_calls=False
+            temperature=0, tool_choice="required", max_tokens=600, parallel_tool_calls=False
         ),
     )
 
