@@ -266,8 +266,8 @@ static bool is_body(struct stepper *s, int32_t c)
 }
 
 /* Whether any text of so many plain characters may follow, and leads to where all texts
- * of as many lead. (Others, as of words that are counted, have so many configs on the way
- * that a walk takes less.) */
+ * of as many lead. (Others, as of words that are counted, have so many configs on the
+ * way that a walk takes less.) */
 static bool has_room(struct stepper *s, int32_t c, int32_t chars)
 {
     _Atomic(uint8_t) *room = &config_at(s->a, c)->room;
@@ -546,8 +546,8 @@ static bool takes_no_plain(struct stepper *s, int32_t config)
     return true;
 }
 
-/* How many plain characters may follow, whatever they are, if no other may follow those:
- * fewer than SLICE_CHARS; else 0. */
+/* How many plain characters may follow, whatever they are, if no other may follow
+ * those: fewer than SLICE_CHARS; else 0. */
 static int32_t bounded_room(struct stepper *s, int32_t config)
 {
     int32_t next[CONFIG_NEXT];
