@@ -133,19 +133,22 @@ __device__ __forceinline__ void sum_group(float (&sums)[N / 2], lane_codes<F> &c
                                           int g, uint32_t from, READY ready)
 {
     codes.load(tile, g, 0);
-    ready();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint32_t x = wgmma_mixed_descriptor(from + half * (N * MIXED_GROUP));
-        if (half == 1) {
-            codes.load(tile, g, half);
-        }
+        uint32_t operand[MIXED_GROUP / 32][4];
 #pragma unroll
         for (int k = 0; k < MIXED_GROUP / 32; k++) {
-            uint32_t operand[4];
-            codes.operand(operand, half, k);
-            wgmma_fence();
-            wgmma_mixed<N>::run(sums, operand, x + k * 2, half + k > 0);
+            codes.operand(operand[k], half, k);
+        }
+        if (half == 0) {
+            codes.load(tile, g, 1);
+            ready();
+        }
+        wgmma_fence(); /* one for all four: behind each they would wait */
+#pragma unroll
+        for (int k = 0; k < MIXED_GROUP / 32; k++) {
+            wgmma_mixed<N>::run(sums, operand[k], x + k * 2, half + k > 0);
         }
         wgmma_commit();
     }
