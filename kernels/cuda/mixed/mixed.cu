@@ -43,3 +43,19 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
            : a->format == FUSED_NVFP4 ? launch_mixed<FUSED_NVFP4>(t, wm, xm, m, stream)
                                       : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
 }
+
+extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, cudaStream_t stream)
+{
+    const struct fused_op *p = &a->op[0];
+    struct small_tile t = small_mixed_tile(p, a->format, a->rows, n_blocks);
+    small_args k = {};
+
+    k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : p->out);
+    k.out_stride = t.kind == SMALL_GATED ? p->gated_stride : p->out_stride;
+    k.bias = (const bf16 *)p->bias;
+    k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
+    k.rows = a->rows;
+    k.source_rows = a->rows < MIXED_WIDE_ROWS ? (a->rows + 7) / 8 * 8 : MIXED_WIDE_ROWS;
+    k.n = p->n;
+    return launch_small_mixed(a, p, t, k, p->x, p->x_stride, stream);
+}

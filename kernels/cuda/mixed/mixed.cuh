@@ -62,7 +62,7 @@ template <int F, int N, int WIDTH> struct loader {
     const CUtensorMap *w, *x;
     const mixed_args &a;
     rings<L> r;
-    int kind, tile, first_group;
+    int kind, tile, first_group, source_row;
     uint64_t once, again;
 
     __device__ __forceinline__ void load_codes(int s) const
@@ -95,8 +95,8 @@ template <int F, int N, int WIDTH> struct loader {
         int column = (first_group + i) * MIXED_GROUP;
 
         barrier_expect(bar, a.s.source_rows * MIXED_GROUP * 2);
-        tensor_copy(to, x, column, 0, bar, again);
-        tensor_copy(to + L::SOURCE_BYTES / 2, x, column + SMALL_DEPTH, 0, bar, again);
+        tensor_copy(to, x, column, source_row, bar, again);
+        tensor_copy(to + L::SOURCE_BYTES / 2, x, column + SMALL_DEPTH, source_row, bar, again);
     }
     /* All stages of both rings, then each one again as soon as it is free. */
     __device__ __forceinline__ void run(void) const
@@ -255,6 +255,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     rings<L> r(base);
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
+    int source_row = N == MIXED_WIDE_ROWS ? (int)blockIdx.y * N : 0;
 
     if (threadIdx.x == 0) {
         r.init();
@@ -263,11 +264,12 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     pdl_release();
     if (threadIdx.x >= L::MULTIPLIERS) {
         if (!L::FEW) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::LOADER_REGISTERS));
         }
         if (threadIdx.x == L::MULTIPLIERS) {
-            loader<F, N, WIDTH>{&w,          &x,          a, r, kind, tile, part * a.s.depth_steps,
-                                read_once(), read_again()}
+            loader<F, N, WIDTH>{
+                &w,         &x,          a,           r, kind, tile, part * a.s.depth_steps,
+                source_row, read_once(), read_again()}
                 .run();
         }
         __syncwarp();
@@ -280,7 +282,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         return;
     }
     if (!L::FEW) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(L::REGISTERS));
     }
     float d[N / 2];
     pdl_wait();
@@ -299,12 +301,13 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         sync_multipliers<L>();
     }
     shared_sums<L, N, SPLIT> sums(base);
-    if (kind == SMALL_SUM) {
-        store_sum<L, N, SPLIT, WIDTH>(sums, a.s, tile, part);
-    } else if (kind == SMALL_PLAIN) {
-        store_plain<L, N, SPLIT, WIDTH>(sums, a.s, tile, part);
-    } else if (WIDTH > MIXED_ROWS) {
-        store_gated<L, N, SPLIT, WIDTH>(sums, a.s, tile);
+    if constexpr (N == MIXED_WIDE_ROWS) {
+        small_args s = a.s;
+        s.out += source_row * s.out_stride;
+        s.rows -= source_row;
+        store<L, N, SPLIT, WIDTH>(sums, s, kind, tile, part);
+    } else {
+        store<L, N, SPLIT, WIDTH>(sums, a.s, kind, tile, part);
     }
     if (SPLIT > 1) {
         __syncwarp();
@@ -330,7 +333,7 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a
     attr[2].id = cudaLaunchAttributeClusterDimension;
     attr[2].val.clusterDim.x = SPLIT;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
-    c.gridDim = dim3(a.s.n / WIDTH * SPLIT);
+    c.gridDim = dim3(a.s.n / WIDTH * SPLIT, N == MIXED_WIDE_ROWS ? (a.s.rows + N - 1) / N : 1);
     c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
     c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
     c.stream = stream;
@@ -372,7 +375,8 @@ bool launch_mixed(struct small_tile t, const CUtensorMap &w, const CUtensorMap &
     return a.s.rows <= 8    ? launch_product<F, 8>(t, w, x, a, stream)
            : a.s.rows <= 16 ? launch_product<F, 16>(t, w, x, a, stream)
            : a.s.rows <= 32 ? launch_product<F, 32>(t, w, x, a, stream)
-                            : launch_product<F, 64>(t, w, x, a, stream);
+           : a.s.rows <= 64 ? launch_product<F, 64>(t, w, x, a, stream)
+                            : launch_product<F, MIXED_WIDE_ROWS>(t, w, x, a, stream);
 }
 
 /* Allows its kernels their shared memory. */
@@ -382,6 +386,7 @@ template <int F> void prepare_mixed(void)
     prepare<F, 16>();
     prepare<F, 32>();
     prepare<F, 64>();
+    prepare<F, MIXED_WIDE_ROWS>();
 }
 
 #define MIXED_FORMAT(F)                                                                        \

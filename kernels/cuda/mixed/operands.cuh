@@ -31,9 +31,12 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int WARPGROUPS = mixed_warpgroups(N);
     static constexpr int MULTIPLIERS = WARPGROUPS * 128;
     /* and those of which one loads: a warpgroup where it gives registers away */
-    static constexpr bool FEW = WARPGROUPS < MIXED_WARPGROUPS;
-    static constexpr int BLOCKS = MIXED_WARPGROUPS / WARPGROUPS; /* of a multiprocessor */
+    static constexpr bool FEW = N <= MIXED_FEW_ROWS;
+    static constexpr int BLOCKS = mixed_blocks(N); /* of a multiprocessor */
     static constexpr int THREADS = MULTIPLIERS + (FEW ? 32 : 128);
+    /* of a multiplier and of a loading thread, of 65536 in all */
+    static constexpr int REGISTERS = WARPGROUPS == 4 ? 112 : 232;
+    static constexpr int LOADER_REGISTERS = WARPGROUPS == 4 ? 32 : 40;
     static constexpr int RING_BYTES = FEW ? 111 * 1024 : 225 * 1024;
     static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
@@ -53,6 +56,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
                                                    : N == 16 ? 12
                                                              : 8)
                                    : FEW        ? (N == 8 ? 8 : 4)
+                                   : N == 128   ? 4
                                    : PARTS == 2 ? (N == 64 ? 7 : 8)
                                    : N == 8     ? 4
                                    : N == 32    ? 8
