@@ -729,7 +729,7 @@ static void layers_of_quantised_weights_follow_float64(void **state)
          .group_rows = 1,
          .group_cols = 16,
          .factor = 0.0078125f},
-        {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1, .zeros = true}};
+        {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1}};
     static const struct {
         int32_t quant, shape, rows;
         bool transient;
