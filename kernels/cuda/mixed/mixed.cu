@@ -34,7 +34,8 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.n_segments = p->k / QUANT_SEGMENT;
     bool ok = mixed_in_segments(a->format) ||
               small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
-    if (!ok || !tensor_map_16(&xm, T_BF16, x, a->rows, p->k, x_stride, s.source_rows)) {
+    if (!ok || !tensor_map_panels(&xm, x, a->rows, p->k, x_stride, mixed_source_rows(a->rows),
+                                  mixed_source_groups(a->rows) * (MIXED_GROUP / SMALL_DEPTH))) {
         return false;
     }
     return a->format == FUSED_INT4    ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
@@ -55,7 +56,6 @@ extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, 
     k.bias = (const bf16 *)p->bias;
     k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
     k.rows = a->rows;
-    k.source_rows = a->rows < MIXED_WIDE_ROWS ? (a->rows + 7) / 8 * 8 : MIXED_WIDE_ROWS;
     k.n = p->n;
     return launch_small_mixed(a, p, t, k, p->x, p->x_stride, stream);
 }

@@ -26,7 +26,8 @@ template <typename L> struct rings {
     {
         for (int i = 0; i < L::SOURCES; i++) {
             barrier_init(source_full + i * 8, 1);
-            barrier_init(source_empty + i * 8, L::TILES * 4); /* warps that multiply it */
+            /* warps that multiply it */
+            barrier_init(source_empty + i * 8, L::TILES * L::SOURCE_PARTS * 4);
         }
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(codes_full + i * 8, 1);
@@ -92,31 +93,32 @@ template <int F, int N, int WIDTH> struct loader {
     {
         uint32_t to = r.source + i % L::SOURCES * L::SOURCE_BYTES,
                  bar = r.source_full + i % L::SOURCES * 8;
-        int column = (first_group + i) * MIXED_GROUP;
+        int panel = (first_group + i * L::SOURCE_GROUPS) * (MIXED_GROUP / SMALL_DEPTH);
 
-        barrier_expect(bar, a.s.source_rows * MIXED_GROUP * 2);
-        tensor_copy(to, x, column, source_row, bar, again);
-        tensor_copy(to + L::SOURCE_BYTES / 2, x, column + SMALL_DEPTH, source_row, bar, again);
+        barrier_expect(bar, L::SOURCE_BYTES);
+        panels_copy(to, x, source_row, panel, bar, again);
     }
     /* All stages of both rings, then each one again as soon as it is free. */
     __device__ __forceinline__ void run(void) const
     {
-        int n = a.s.depth_steps, stages = n / L::GROUPS;
+        int n = a.s.depth_steps, stages = n / L::GROUPS,
+            sources = (n + L::SOURCE_GROUPS - 1) / L::SOURCE_GROUPS;
 
         for (int i = 0; i < min(L::STAGES, stages); i++) {
             load_codes(i);
         }
         pdl_wait();
-        for (int i = 0; i < min(L::SOURCES, n); i++) {
+        for (int i = 0; i < min(L::SOURCES, sources); i++) {
             load_source(i);
         }
-        for (int i = 0; i < n; i++) {
-            if (i + L::SOURCES < n) {
+        /* in the order in which they are free again */
+        for (int s = 0, i = 0; s < stages; s++) {
+            for (; i + L::SOURCES < sources && (i + 1) * L::SOURCE_GROUPS <= (s + 1) * L::GROUPS;
+                 i++) {
                 barrier_wait(r.source_empty + i % L::SOURCES * 8, i / L::SOURCES & 1);
                 load_source(i + L::SOURCES);
             }
-            int s = i / L::GROUPS;
-            if (i % L::GROUPS == L::GROUPS - 1 && s + L::STAGES < stages) {
+            if (s + L::STAGES < stages) {
                 barrier_wait(r.codes_empty + s % L::STAGES * 8, s / L::STAGES & 1);
                 load_codes(s + L::STAGES);
             }
@@ -217,9 +219,10 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
         barrier_wait(r.codes_full + stage * 8, s / L::STAGES & 1);
 #pragma unroll 1
         for (int g = part; g < L::GROUPS; g += L::PARTS) {
-            int i = s * L::GROUPS + g, source = i % L::SOURCES;
-            uint32_t from = r.source + source * L::SOURCE_BYTES;
-            auto ready = [&] { barrier_wait(r.source_full + source * 8, i / L::SOURCES & 1); };
+            int i = s * L::GROUPS + g, turn = i / L::SOURCE_GROUPS, source = turn % L::SOURCES;
+            uint32_t from = r.source + source * L::SOURCE_BYTES +
+                            i % L::SOURCE_GROUPS * L::GROUP_BYTES;
+            auto ready = [&] { barrier_wait(r.source_full + source * 8, turn / L::SOURCES & 1); };
             float sums[N / 2];
             codes.scales(tile, g, first_group + i, a);
             if constexpr (N <= MIXED_FEW_ROWS) {
@@ -228,7 +231,9 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 sum_group<F, N>(sums, codes, tile, g, from, ready);
             }
             if (leads) {
-                barrier_arrive(r.source_empty + source * 8);
+                if ((i + L::PARTS) / L::SOURCE_GROUPS > turn) {
+                    barrier_arrive(r.source_empty + source * 8);
+                }
                 if (g + L::PARTS >= L::GROUPS) {
                     barrier_arrive(r.codes_empty + stage * 8);
                 }
@@ -266,7 +271,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         if (!L::FEW) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::LOADER_REGISTERS));
         }
-        if (threadIdx.x == L::MULTIPLIERS) {
+        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == L::MULTIPLIERS / 32 && elected()) {
             loader<F, N, WIDTH>{
                 &w,         &x,          a,           r, kind, tile, part * a.s.depth_steps,
                 source_row, read_once(), read_again()}

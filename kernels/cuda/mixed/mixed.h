@@ -32,6 +32,9 @@ extern "C" {
 #define MIXED_CONST
 #endif
 
+#ifndef MIXED_FEW_WARPGROUPS
+#define MIXED_FEW_WARPGROUPS 4
+#endif
 enum {
     MIXED_FEW_ROWS = 16,   /* up to so many, warps multiply by themselves */
     MIXED_WIDE_ROWS = 128, /* of a block of products of more than SMALL_ROWS */
@@ -58,11 +61,11 @@ static inline MIXED_CONST bool mixed_in_segments(int32_t format)
  * multiprocessor has at a time. */
 static inline MIXED_CONST int32_t mixed_warpgroups(int32_t rows)
 {
-    return rows <= MIXED_FEW_ROWS || rows > SMALL_ROWS ? 2 : 4;
+    return rows <= MIXED_FEW_ROWS ? MIXED_FEW_WARPGROUPS : rows > SMALL_ROWS ? 2 : 4;
 }
 static inline MIXED_CONST int32_t mixed_blocks(int32_t rows)
 {
-    return rows <= MIXED_FEW_ROWS ? 2 : 1;
+    return rows <= MIXED_FEW_ROWS ? 4 / MIXED_FEW_WARPGROUPS : 1;
 }
 
 /* The tile for op `p` of a launch of `format` (enum fused_format) with so many rows of
@@ -75,6 +78,17 @@ bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks);
 
 /* Whether op `p`, of more than SMALL_ROWS rows, is one of these products. Pure. */
 bool mixed_wide_suits(const struct fused_args *a, const struct fused_op *p, int32_t n_blocks);
+
+/* Columns of the activations that one copy brings, in groups. */
+static inline MIXED_CONST int32_t mixed_source_groups(int32_t rows)
+{
+    return rows <= MIXED_FEW_ROWS ? 4 : rows <= 32 ? 2 : 1;
+}
+/* Rows of such a copy, those of the matrix instruction. */
+static inline MIXED_CONST int32_t mixed_source_rows(int32_t rows)
+{
+    return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : rows <= 64 ? 64 : MIXED_WIDE_ROWS;
+}
 
 /* Allows the kernels their shared memory; where small_prepare has said that its run. */
 void small_mixed_prepare(void);
