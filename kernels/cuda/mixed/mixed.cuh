@@ -220,8 +220,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
 #pragma unroll 1
         for (int g = part; g < L::GROUPS; g += L::PARTS) {
             int i = s * L::GROUPS + g, turn = i / L::SOURCE_GROUPS, source = turn % L::SOURCES;
-            uint32_t from = r.source + source * L::SOURCE_BYTES +
-                            i % L::SOURCE_GROUPS * L::GROUP_BYTES;
+            uint32_t from =
+                r.source + source * L::SOURCE_BYTES + i % L::SOURCE_GROUPS * L::GROUP_BYTES;
             auto ready = [&] { barrier_wait(r.source_full + source * 8, turn / L::SOURCES & 1); };
             float sums[N / 2];
             codes.scales(tile, g, first_group + i, a);

@@ -55,14 +55,14 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int SOURCE_PARTS = SOURCE_GROUPS < PARTS ? SOURCE_GROUPS : PARTS;
     static constexpr int GROUP_BYTES = N * MIXED_GROUP * 2;
     static constexpr int SOURCE_BYTES = SOURCE_GROUPS * GROUP_BYTES;
-    static constexpr int SOURCES = FEW         ? (N == 8 ? 3 : 2)
-                                   : N == 8    ? (TILES == 4 ? 2 : 4)
-                                   : N == 16   ? (TILES == 4 ? 2 : 3)
-                                   : N == 32   ? (TILES == 1 ? 4 : 3)
-                                   : N == 64   ? (TILES == 4   ? 5
-                                                  : TILES == 2 ? 7
-                                                               : 8)
-                                               : 4;
+    static constexpr int SOURCES = FEW       ? (N == 8 ? 3 : 2)
+                                   : N == 8  ? (TILES == 4 ? 2 : 4)
+                                   : N == 16 ? (TILES == 4 ? 2 : 3)
+                                   : N == 32 ? (TILES == 1 ? 4 : 3)
+                                   : N == 64 ? (TILES == 4   ? 5
+                                                : TILES == 2 ? 7
+                                                             : 8)
+                                             : 4;
     static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
     static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;
