@@ -112,8 +112,8 @@ static inline bool tensor_map(CUtensorMap *ret, CUtensorMapDataType type, const 
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Describes a bf16 matrix [rows, columns], a multiple of 64, as panels of 64 columns, for
- * boxes of `panels` by box_rows by 64: coordinates are 0, the row, the panel. */
+/* Describes a bf16 matrix [rows, columns], a multiple of 64, as panels of 64 columns,
+ * for boxes of `panels` by box_rows by 64: coordinates are 0, the row, the panel. */
 static inline bool tensor_map_panels(CUtensorMap *ret, const void *data, int64_t rows,
                                      int64_t columns, int64_t stride, int box_rows, int panels)
 {
