@@ -16,16 +16,13 @@ static int refuse(const struct settings *s, const char *why, struct err *err)
     return err_set_param(err, ERR_UNSUPPORTED, setting_of(s), "%s: %s", setting_of(s), why);
 }
 
-static int check(const struct settings *s, const struct model_config *c, struct err *err)
+static int check(const struct settings *s, struct err *err)
 {
     if (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1) {
         return refuse(s,
                       "a model on several ranks has no draft head; tensor_parallel_size and "
                       "pipeline_parallel_size must be 1",
                       err);
-    }
-    if (c->recurrent.n_heads > 0) {
-        return refuse(s, "a model with recurrent states has no draft head", err);
     }
     return s->kv_policy == KV_PAGED ? 0 : refuse(s, "kv_policy must be paged", err);
 }
@@ -39,7 +36,7 @@ int engine_draft_head_load(struct engine *e, const struct settings *s, const str
                            const struct model_config *draft, struct err *err)
 {
     struct model_config head = draft ? *draft : (struct model_config){0};
-    int rc = check(s, c, err);
+    int rc = check(s, err);
 
     if (rc < 0) {
         return rc;

@@ -219,12 +219,15 @@ struct rope {
     int32_t rot_dim;            /* leading dims of a head that are rotated; even */
     bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
     struct norm q_norm, k_norm; /* per head, before the rotation (Qwen3); weight.data NULL: none */
+    /* above 0: each head's value is divided by its root mean square, to whose square
+     * this is added (Gemma-4) */
+    float v_eps;
 };
 
 struct attention {
     int32_t group; /* KV group of the layer */
     int32_t layer; /* in the group's blocks, from 0 on every pipeline stage */
-    int32_t n_heads, n_kv_heads, head_dim; /* of this rank */
+    int32_t n_heads, n_kv_heads, head_dim; /* of this rank; see rope_kv for n_kv_heads 0 */
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
@@ -289,7 +292,7 @@ enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
  * group's worth is its greatest c, or the sum of its two greatest (groups_by_two,
  * DeepSeek-V3). Of the experts that are left the `top` of the greatest c are chosen.
  * Ties go to the smaller index. w_e = factor * s_e, divided by the sum of the chosen
- * ones' s if `normalised`.
+ * ones' s if `normalised`, and multiplied by expert_scale.
  *
  * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
  * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
@@ -300,6 +303,7 @@ struct experts {
     struct mat router_bias; /* [1, n], data NULL: none */
     /* [1, n], float32 (e_score_correction_bias); data NULL: none */
     struct mat choice_bias;
+    struct mat expert_scale; /* [1, n], float32, of the weights (Gemma-4); data NULL: none */
     /* [n * 2 * width, hidden]: rows of expert e from e * 2 * width on: its gate, then
      * its up */
     struct mat up;
@@ -321,8 +325,9 @@ struct experts {
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
  * or the most of a step. A pair is a row and one of its experts. */
 struct expert_scratch {
-    struct mat scores; /* [rows, n], float32 */
-    struct mat y;      /* [rows, hidden] */
+    struct mat router_x; /* input: what the router reads in place of x; data NULL: x */
+    struct mat scores;   /* [rows, n], float32 */
+    struct mat y;        /* [rows, hidden] */
     /* of a backend that takes expert by expert */
     struct mat row;     /* [1, rows], int32 */
     struct mat x;       /* [rows, hidden] */
@@ -343,7 +348,7 @@ enum recurrence_kind {
 
 /* A layer that keeps a state of fixed size in place of keys and values. Per token there
  * are v [n_heads, value_dim], and q and k [n_groups, key_dim], of which head h reads
- * those of group h * n_groups / n_heads. They lie in a row of `x` as q, k, v (delta) or
+ * those of recurrence_group(). They lie in a row of `x` as q, k, v (delta) or
  * as v, k, q (ssd, whose papers call them x, B, C), its channels; each channel first
  * goes through a causal convolution along the sequence:
  *     x_t = silu(bias + sum over i < kernel of conv[i] * x_(t - kernel + 1 + i)).
@@ -366,12 +371,20 @@ struct recurrence {
     int32_t group; /* KV group of the layer */
     int32_t layer; /* in the group's blocks, from 0 on every pipeline stage */
     int32_t n_heads, n_groups, key_dim, value_dim, kernel;
+    bool tiled;                /* neighbouring heads have neighbouring groups (llama.cpp) */
     struct mat conv;           /* [1, channels * kernel], WEIGHT_VECTOR */
     struct mat conv_bias;      /* [1, channels], data NULL: none */
     struct mat a_log, dt_bias; /* [1, n_heads] */
     struct mat d;              /* [1, n_heads] of ssd; data NULL: none */
     float dt_min, dt_max;      /* of ssd */
 };
+
+/* The group whose q and k a head reads: neighbouring heads share one, or have one
+ * each. */
+static inline int32_t recurrence_group(const struct recurrence *r, int32_t head)
+{
+    return r->tiled ? head % r->n_groups : head / (r->n_heads / r->n_groups);
+}
 
 static inline int32_t recurrence_channels(const struct recurrence *r)
 {
@@ -541,7 +554,8 @@ struct backend_ops {
     void (*experts)(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                     const struct expert_scratch *s);
     /* qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norm and rotate q and k in
-     * place, write k and v to the cache. */
+     * place, norm v, write k and v to the cache. With n_kv_heads 0 there is nothing but
+     * q: attention reads what another layer wrote. */
     void (*rope_kv)(struct backend *b, struct mat qkv, const struct rope *r,
                     const struct attention *a);
     /* out [n_tokens, n_heads * head_dim] = softmax(q k^T * scale) v over each
@@ -571,6 +585,9 @@ struct backend_ops {
      * q: as latent_kv left it. */
     void (*latent_attention)(struct backend *b, struct mat out, struct mat q,
                              const struct latent_attention *a, const struct latent_scratch *s);
+    /* x *= act(y), where y has x's shape, or is one value, [1, 1], for all. y may be
+     * x. */
+    void (*multiply)(struct backend *b, struct mat x, struct mat y, enum activation act);
     /* x += y (parallel residual and post-norm families); `partial` as in add_norm. */
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */

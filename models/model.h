@@ -16,7 +16,8 @@ enum rope_scaling {
     ROPE_DYNAMIC,
     ROPE_LLAMA3,
     ROPE_YARN,
-    ROPE_LONGROPE
+    ROPE_LONGROPE,
+    ROPE_PROPORTIONAL /* `share` of the pairs turn, the others stand still */
 };
 
 /* Rotary positions (config.json: rope_theta, rope_scaling; transformers 5:
@@ -31,6 +32,7 @@ struct rope_config {
     double beta_fast, beta_slow;              /* yarn: rotations at the ends of the ramp */
     double mscale, mscale_all_dim;            /* yarn; 0: not given */
     double attention_factor;                  /* yarn, longrope; 0: derived */
+    double share;                             /* proportional */
     bool truncate;                            /* yarn: the ramp's ends are whole pairs */
     /* longrope, [rot_dim / 2]: divide the frequencies, for contexts up to
      * original_positions and beyond */
@@ -68,6 +70,7 @@ struct recurrent_config {
     enum recurrence_kind kind;
     int32_t n_heads, n_groups, key_dim, value_dim, kernel; /* n_heads 0: the model has none */
     bool conv_bias;                                        /* its convolution has a bias */
+    bool tiled;                                            /* as in struct recurrence */
     float dt_min, dt_max;                                  /* of Mamba-2's steps */
     float norm_eps;                                        /* of the gated norm */
     bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
@@ -85,6 +88,9 @@ enum head_kind {
 struct head_config {
     enum head_kind kind;
     int32_t layer; /* number of its layer in the names of the checkpoint's tensors (MTP) */
+    /* Its tensors have names of their own (Qwen's MTP); drafts go on from its last
+     * norm, not from what it norms. */
+    bool named, normed;
     /* Of EAGLE-3: layers whose hidden states it reads, as in struct model_taps, -1: the
      * usual three; ids that it can draft, 0: all; whether its residual stream begins
      * with the normed input; the width of the target's hidden states, 0: its own. */
@@ -108,6 +114,15 @@ struct model_config {
     char architecture[64]; /* architectures[0], e.g. LlamaForCausalLM */
     /* Of the whole model; intermediate is the width of the MLP. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab;
+    /* Of layers without a window, where theirs differ from the others (Gemma-4); 0:
+     * they do not. */
+    int32_t full_head_dim, full_kv_heads;
+    bool keys_are_values; /* these layers have one tensor for keys and values */
+    /* Layers from this one on read the keys and values of the last layer of their kind
+     * before it; n_layers: all have their own. */
+    int32_t sharing_from;
+    bool wide_mlp;                /* these have MLPs of twice the width */
+    int32_t layer_input;          /* width of the embeddings that each layer has; 0: none */
     int32_t embed_dim;            /* width of the embedding: hidden, except in OPT-350m */
     int32_t max_positions;        /* longest context, RoPE scaling included */
     int32_t sliding_window;       /* tokens, in the layers that have one; 0: none has */
@@ -258,6 +273,9 @@ struct architecture {
     bool delta, ssd;              /* its recurrent layers are of this kind */
     bool granite;                 /* an MLP called shared; rotates only where told to */
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
+    bool optional_experts;        /* some of its models have none */
+    bool gemma4;
+    bool choice_bias; /* experts are chosen with a bias, whatever their scores are */
 };
 
 struct tensor_spec; /* layers.h */
@@ -266,8 +284,11 @@ struct tensor_spec; /* layers.h */
 struct model_family {
     const struct architecture *architectures; /* ends with a NULL name */
     const struct tensor_spec *tensors;        /* ends with a NULL name */
-    /* in its place if the checkpoint has all experts of a layer in one tensor; NULL */
-    const struct model_family *stacked;
+    /* In its place for checkpoints that store the same weights otherwise, as all
+     * experts of a layer in one tensor: those with a tensor whose name ends in the
+     * variant's `marker`. NULL: there is no other. */
+    const struct model_family *variant;
+    const char *marker;         /* of a variant */
     const char *const *ignored; /* endings of tensor names that are not used; NULL-terminated */
     /* Enqueue the whole stack for the current batch: tokens in, model->hidden
      * [n_tokens, embed_dim] out, normed. Each stage of a pipeline computes its layers:
@@ -283,9 +304,20 @@ struct model_family {
 extern const struct model_family *const model_families[];
 /* The family of the architecture `name`, which *ret then is; NULL: unknown. */
 const struct model_family *model_family_find(const char *name, const struct architecture **ret);
+/* Sizes of a layer's heads, of the whole model. */
+static inline bool model_is_full(const struct model_config *c, int32_t layer)
+{
+    return c->full_head_dim > 0 && !c->windowed[layer];
+}
+static inline int32_t model_head_dim(const struct model_config *c, int32_t layer)
+{
+    return model_is_full(c, layer) ? c->full_head_dim : c->head_dim;
+}
 /* Key/value heads in the cache of one rank: at least one, so with more ranks than heads
  * several ranks hold the same head. */
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks);
+/* The same of layers without a window, where theirs differ. */
+int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks);
 /* Check that the model can be divided among n tensor-parallel ranks: whole heads, equal
  * slices of the MLP, a part of the vocabulary for each. */
 int model_check_ranks(const struct model_config *c, int32_t n, struct err *e);

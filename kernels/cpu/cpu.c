@@ -45,6 +45,7 @@ static const struct backend_ops cpu_ops = {
     .recurrence = cpu_recurrence,
     .norm_gated = cpu_norm_gated,
     .gate_sigmoid = cpu_gate_sigmoid,
+    .multiply = cpu_multiply,
     .latent_kv = cpu_latent_kv,
     .latent_attention = cpu_latent_attention,
     .soft_cap = cpu_soft_cap,

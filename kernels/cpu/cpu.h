@@ -298,6 +298,7 @@ void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat 
                     const struct recurrence *r);
 void cpu_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
 void cpu_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
+void cpu_multiply(struct backend *b, struct mat x, struct mat y, enum activation act);
 
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);

@@ -155,7 +155,8 @@ static void route_row(const struct experts_job *j, int32_t r)
     bool broken = n_chosen < e->top; /* not enough numbers: it shows in the logits */
     float factor = (e->factor != 0 ? e->factor : 1) / (e->normalised ? sum : 1);
     for (int32_t i = 0; i < n_chosen; i++) {
-        c[chosen[i]] = factor * score[chosen[i]];
+        const float *scale = e->expert_scale.data;
+        c[chosen[i]] = factor * score[chosen[i]] * (scale ? scale[chosen[i]] : 1);
     }
     for (int32_t i = 0; i < e->n; i++) {
         score[i] = NOT_CHOSEN;
@@ -284,7 +285,8 @@ void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct exp
     struct experts_job j = {
         .c = cpu_of(b), .e = e, .scores = s->scores, .y = y, .x = x, .row = row};
 
-    cpu_linear(b, j.scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
+    cpu_linear(b, j.scores, s->router_x.data ? s->router_x : x, e->router,
+               &(struct epilogue){.bias = e->router_bias});
     run(&j, x.rows, route_row);
     for (j.expert = 0; j.expert < e->n; j.expert++) {
         int32_t n = rows_of(&j, j.expert, row);

@@ -90,6 +90,20 @@ static void write_cache(const struct rope_job *j, const float *from, int32_t slo
     }
 }
 
+/* v = v / its root mean square. */
+static void norm_value(float *v, int32_t n, float eps)
+{
+    float sum = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        sum += v[i] * v[i];
+    }
+    float scale = 1 / sqrtf(sum / (float)n + eps);
+    for (int32_t i = 0; i < n; i++) {
+        v[i] *= scale;
+    }
+}
+
 static void rope_token(const struct rope_job *j, int32_t t)
 {
     const struct attention *a = j->att;
@@ -103,9 +117,12 @@ static void rope_token(const struct rope_job *j, int32_t t)
     }
     for (int32_t h = 0; h < a->n_kv_heads; h++) {
         norm_and_rotate(k + (int64_t)h * a->head_dim, j, &j->rope->k_norm, b->position[t]);
+        if (j->rope->v_eps > 0) {
+            norm_value(v + (int64_t)h * a->head_dim, a->head_dim, j->rope->v_eps);
+        }
     }
     int32_t slot = cpu_slot(j->c, a->group, t);
-    if (slot >= 0) {
+    if (slot >= 0 && a->n_kv_heads > 0) {
         write_cache(j, k, slot, 0);
         write_cache(j, v, slot, 1);
     }

@@ -247,19 +247,22 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .interleaved = r->interleaved,
                           .q_norm = cuda_norm_args(&r->q_norm),
                           .k_norm = cuda_norm_args(&r->k_norm),
+                          .v_eps = r->v_eps,
                           .n_heads = a->n_heads,
                           .layer = a->layer,
                           .k_over = 1 / attention_k_scale(a),
                           .v_over = 1 / attention_v_scale(a),
                           .type = (int32_t)qkv.dtype};
 
+    struct kv_view kv = c->group_view[a->group];
+
+    kv.n_kv_heads = a->n_kv_heads; /* 0: queries alone */
     if (cuda_fused_rope_kv(c, qkv, r, a)) {
         return;
     }
     cuda_start(c);
     const struct step_arrays s = cuda_group_arrays(c, a->group);
-    launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, s.position, s.slot, cuda_rows(c, qkv),
-                   c->stream);
+    launch_rope_kv(qkv.data, qkv.stride, &k, &kv, s.position, s.slot, cuda_rows(c, qkv), c->stream);
 }
 
 /* Makes the attention's work space when the model's shape is first seen. False:
@@ -332,15 +335,10 @@ static int32_t attention_window(struct cuda_backend *c, int32_t window)
     return i;
 }
 
-/* Batch-invariant attention: every query visits its keys in the same order, whatever
- * else is in the step. */
-static void attention_invariant(struct cuda_backend *c, const struct attn_args *k,
-                                const struct step_arrays *s, int32_t n_decode, int32_t rest)
+/* Attention over heads of any shape. */
+static void attention_plain(struct cuda_backend *c, const struct attn_args *k,
+                            const struct step_arrays *s, int32_t n_decode, int32_t rest)
 {
-    if (launch_attn_invariant(k, s, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
-                              c->stream)) {
-        return;
-    }
     if (n_decode > 0) {
         launch_attn_plain(k, s, 0, n_decode, 0, n_decode, c->stream);
     }
@@ -350,17 +348,32 @@ static void attention_invariant(struct cuda_backend *c, const struct attn_args *
     }
 }
 
+/* Batch-invariant attention: every query visits its keys in the same order, whatever
+ * else is in the step. */
+static void attention_invariant(struct cuda_backend *c, const struct attn_args *k,
+                                const struct step_arrays *s, int32_t n_decode, int32_t rest)
+{
+    if (!launch_attn_invariant(k, s, n_decode, c->tile_device, rest > 0 ? c->n_tiles : 0,
+                               c->stream)) {
+        attention_plain(c, k, s, n_decode, rest);
+    }
+}
+
 static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                            const struct attention *a)
 {
     struct cuda_backend *c = cuda_of(b);
 
+    const struct kv_view *kv = &c->group_view[a->group];
+    /* the schedule of a step is for heads of one shape; others take the plain kernel */
+    bool usual = kv->head_dim == c->kv_view.head_dim && kv->n_kv_heads == c->kv_view.n_kv_heads;
+
     cuda_start(c);
     cuda_rows(c, out);
-    if (!attention_prepare(c, a, qkv.dtype)) {
+    if (usual && !attention_prepare(c, a, qkv.dtype)) {
         return;
     }
-    int32_t window = attention_window(c, a->window);
+    int32_t window = usual ? attention_window(c, a->window) : -1;
     struct attn_args k = {.out = out.data,
                           .qkv = qkv.data,
                           .out_stride = out.stride,
@@ -375,11 +388,15 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .k_scale = c->kv.dtype == DTYPE_F8 ? attention_k_scale(a) : 1,
                           .v_scale = c->kv.dtype == DTYPE_F8 ? attention_v_scale(a) : 1,
                           .type = (int32_t)qkv.dtype,
-                          .shared = c->shared && a->window == 0,
-                          .kv = c->kv_view};
+                          .shared = usual && c->shared && a->window == 0,
+                          .kv = *kv};
     const struct step_arrays s = cuda_group_arrays(c, a->group);
     int32_t n_decode = c->capturing ? c->padded : c->batch.n_decode,
             rest = c->batch.n_tokens - c->batch.n_decode;
+    if (!usual) {
+        attention_plain(c, &k, &s, n_decode, rest);
+        return;
+    }
     if (c->config.deterministic) {
         attention_invariant(c, &k, &s, n_decode, rest);
         return;
@@ -557,6 +574,7 @@ static const struct backend_ops ops = {
     .recurrence = cuda_recurrence,
     .norm_gated = cuda_norm_gated,
     .gate_sigmoid = cuda_gate_sigmoid,
+    .multiply = cuda_multiply,
     .latent_kv = cuda_latent_kv,
     .latent_attention = cuda_latent_attention,
     .add = cuda_add,

@@ -112,17 +112,18 @@ struct cuda_backend {
     int64_t convert_bytes; /* its size */
 
     /* cache */
-    struct kv_layout kv;                  /* of attention's groups, as given to kv_create */
-    struct kv_layout states;              /* of groups of recurrent states; n_layers 0: none */
-    struct kv_view kv_view;               /* the same for kernels, with the device's address */
-    int32_t n_blocks, n_host_blocks;      /* of the device's cache, of the host pool */
-    char *kv_data, *kv_host;              /* device memory; host pool */
-    size_t kv_host_bytes;                 /* size of the host pool */
-    pthread_t pinner;                     /* pins the host pool slice by slice (kv.c) */
-    bool pinner_running;                  /* pinner must be joined */
-    _Atomic bool pinner_stop, pin_wanted; /* end; pin even while steps run */
-    _Atomic size_t kv_pinned_bytes;       /* how much of kv_host is pinned, from its start */
-    struct swap *swap;                    /* NULL: no host pool */
+    struct kv_layout kv;     /* of attention's groups, as given to kv_create */
+    struct kv_layout states; /* of groups of recurrent states; n_layers 0: none */
+    struct kv_view kv_view;  /* the same for kernels, with the device's address */
+    struct kv_view group_view[LIMIT_KV_GROUPS]; /* of each group; those of states are unused */
+    int32_t n_blocks, n_host_blocks;            /* of the device's cache, of the host pool */
+    char *kv_data, *kv_host;                    /* device memory; host pool */
+    size_t kv_host_bytes;                       /* size of the host pool */
+    pthread_t pinner;                           /* pins the host pool slice by slice (kv.c) */
+    bool pinner_running;                        /* pinner must be joined */
+    _Atomic bool pinner_stop, pin_wanted;       /* end; pin even while steps run */
+    _Atomic size_t kv_pinned_bytes;             /* how much of kv_host is pinned, from its start */
+    struct swap *swap;                          /* NULL: no host pool */
 
     /* the step being built, from step_begin to step_end */
     struct cuda_step step[STEP_RING];  /* step i uses element i % STEP_RING */
@@ -300,6 +301,7 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
                      const struct recurrence *r);
 void cuda_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
 void cuda_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
+void cuda_multiply(struct backend *b, struct mat x, struct mat y, enum activation act);
 
 /* swap.c */
 int cuda_swap_init(struct cuda_backend *c, struct err *e);

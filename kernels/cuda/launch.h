@@ -174,6 +174,7 @@ struct rope_args {
     struct norm_args q_norm, k_norm; /* weight NULL: no norm */
     int32_t n_heads, layer;          /* query heads; layer of the cache */
     float k_over, v_over;            /* of a cache of e4m3: 1 / k_scale, 1 / v_scale */
+    float v_eps;                     /* as in struct rope */
     int32_t type;                    /* enum dtype of the activations */
 };
 void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args *r, const struct kv_view *kv,

@@ -35,11 +35,17 @@ static const struct field FIELDS[] = {
     {"hidden_size", FIELD_INT, AT(hidden), 1, LIMIT_HIDDEN},
     {"n_embd", FIELD_INT, AT(hidden), 1, LIMIT_HIDDEN},
     {"num_hidden_layers", FIELD_INT, AT(n_layers), 1, LIMIT_LAYERS},
+    {"num_layers", FIELD_INT, AT(n_layers), 1, LIMIT_LAYERS},
     {"n_layer", FIELD_INT, AT(n_layers), 1, LIMIT_LAYERS},
     {"num_attention_heads", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
     {"n_head", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
     {"num_key_value_heads", FIELD_INT, AT(n_kv_heads), 1, LIMIT_HEADS},
     {"head_dim", FIELD_INT, AT(head_dim), 1, LIMIT_HEAD_DIM},
+    {"global_head_dim", FIELD_INT, AT(full_head_dim), 1, LIMIT_HEAD_DIM},
+    {"num_global_key_value_heads", FIELD_INT, AT(full_kv_heads), 1, LIMIT_HEADS},
+    {"num_kv_shared_layers", FIELD_INT, AT(sharing_layers), 0, LIMIT_LAYERS},
+    {"hidden_size_per_layer_input", FIELD_INT, AT(layer_input), 0, LIMIT_HIDDEN},
+    {"vocab_size_per_layer_input", FIELD_INT, AT(layer_vocab), 0, LIMIT_VOCAB},
     {"intermediate_size", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"ffn_dim", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"n_inner", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
@@ -56,10 +62,14 @@ static const struct field FIELDS[] = {
     {"bos_token_id", FIELD_INT, AT(bos), -1, LIMIT_VOCAB},
     {"num_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"num_local_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
+    {"moe_num_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"num_experts_per_tok", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
+    {"top_k_experts", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
+    {"moe_k", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
     {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
     {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"moe_layer_interval", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
     {"linear_num_value_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
     {"mamba_n_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
     {"linear_num_key_heads", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
@@ -77,9 +87,12 @@ static const struct field FIELDS[] = {
     {"mamba_proj_bias", FIELD_BOOL, AT(proj_bias), 0, 0},
     {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
+    {"moe_num_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
     {"n_group", FIELD_INT, AT(n_groups), 1, LIMIT_EXPERTS},
     {"topk_group", FIELD_INT, AT(top_groups), 1, LIMIT_EXPERTS},
     {"first_k_dense_replace", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
+    {"moe_layer_start_index", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
+    {"moe_layer_end_index", FIELD_INT, AT(last_expert_layer), -1, LIMIT_LAYERS},
     {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
     {"routed_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
     {"clip_qkv", FIELD_REAL, AT(clip_qkv), 0, 1e6},
@@ -101,6 +114,7 @@ static const struct field FIELDS[] = {
     {"rope_theta", FIELD_REAL, AT(theta), 1, 1e12},
     {"rope_local_base_freq", FIELD_REAL, AT(window_theta), 1, 1e12},
     {"partial_rotary_factor", FIELD_REAL, AT(partial), 0, 1},
+    {"rotary_dim", FIELD_INT, AT(rotary_dim), 2, LIMIT_HEAD_DIM},
     {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
     {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
     {"final_logit_softcapping", FIELD_REAL, AT(final_softcap), 1e-6, 1e6},
@@ -109,10 +123,12 @@ static const struct field FIELDS[] = {
     {"embedding_multiplier", FIELD_REAL, AT(embedding_factor), 1e-6, 1e6},
     {"attention_multiplier", FIELD_REAL, AT(attention_factor_all), 1e-6, 1e6},
     {"residual_multiplier", FIELD_REAL, AT(residual_factor), 1e-6, 1e6},
-    {"use_qk_norm", FIELD_BOOL, AT(wide_head_norms), 0, 0},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
+    {"attention_k_eq_v", FIELD_BOOL, AT(k_eq_v), 0, 0},
+    {"enable_moe_block", FIELD_BOOL, AT(enable_experts), 0, 0},
+    {"use_double_wide_mlp", FIELD_BOOL, AT(double_wide), 0, 0},
     {"qkv_bias", FIELD_BOOL, AT(qkv_bias), 0, 0},
     {"use_qkv_bias", FIELD_BOOL, AT(qkv_bias), 0, 0},
     {"attention_out_bias", FIELD_BOOL, AT(out_bias), 0, 0},
@@ -477,6 +493,33 @@ static bool read_time_limit(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* per_layer_config: what transformers writes in place of global_head_dim and
+ * num_global_key_value_heads, by layer. */
+static bool read_layers(struct json *j, struct raw_config *raw)
+{
+    if (json_peek(j) != JSON_OBJECT) {
+        return json_peek(j) == JSON_NULL ? json_skip(j)
+                                         : wrong_type(j, "per_layer_config", "an object");
+    }
+    json_enter_object(j);
+    while (json_next_member(j)) {
+        if (json_peek(j) != JSON_OBJECT) {
+            return wrong_type(j, "per_layer_config", "an object of objects");
+        }
+        json_enter_object(j);
+        while (json_next_member(j)) {
+            if (json_key_is(j, "head_dim")) {
+                read_int(j, "head_dim", 1, LIMIT_HEAD_DIM, &raw->full_head_dim);
+            } else if (json_key_is(j, "num_key_value_heads")) {
+                read_int(j, "num_key_value_heads", 1, LIMIT_HEADS, &raw->full_kv_heads);
+            } else {
+                return json_fail(j, "per_layer_config: '%.40s' is not supported", j->key);
+            }
+        }
+    }
+    return !j->failed;
+}
+
 static bool read_text_config(struct json *j, struct raw_config *raw);
 
 static bool read_member(struct json *j, struct raw_config *raw)
@@ -508,6 +551,12 @@ static bool read_member(struct json *j, struct raw_config *raw)
     }
     if (json_key_is(j, "layer_types")) {
         return read_layer_types(j, raw);
+    }
+    if (json_key_is(j, "per_layer_config")) {
+        return read_layers(j, raw);
+    }
+    if (!null && json_key_is(j, "use_bidirectional_attention") && json_peek(j) == JSON_STRING) {
+        return read_text(j, "use_bidirectional_attention", raw->both_ways, sizeof(raw->both_ways));
     }
     if (json_key_is(j, "no_rope_layers")) {
         return read_rotated_layers(j, raw);
@@ -612,6 +661,7 @@ static void take_text_config(struct raw_config *raw)
     }
     *raw = *text;
     raw->text = NULL;
+    raw->text_found = true;
     free(text);
 }
 

@@ -89,12 +89,18 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
                     {"max_position_embeddings", r->max_positions}};
 
     for (size_t i = 0; i < ARRAY_LEN(required); i++) {
+        if (required[i].value < 0 && c->wrapped && !r->text_found) {
+            return err_set(e, ERR_INVALID,
+                           "%s: text_config is missing, in which %s has the sizes of its text "
+                           "model",
+                           CONFIG, c->architecture);
+        }
         if (required[i].value < 0) {
             return err_set(e, ERR_INVALID, "%s: %s is missing", CONFIG, required[i].key);
         }
     }
     c->hidden = r->hidden;
-    c->n_layers = r->n_layers;
+    c->n_layers = c->sharing_from = r->n_layers;
     c->n_heads = r->n_heads;
     c->vocab = r->vocab;
     c->max_positions = r->max_positions;
@@ -173,10 +179,15 @@ static int set_routing(struct model_config *c, const struct raw_config *r,
 
     x->factor = (float)real_or(r->expert_factor, 1);
     x->scores = a->sigmoid_experts ? SCORES_SIGMOID : SCORES_SOFTMAX;
-    x->choice_bias = x->groups_by_two = a->sigmoid_experts;
+    x->groups_by_two = a->sigmoid_experts;
+    x->choice_bias = a->sigmoid_experts || a->choice_bias;
     x->n_groups = grouped ? MAX(r->n_groups, 1) : 1;
     x->top_groups = grouped ? MAX(r->top_groups, 1) : 1;
-    if (*r->scoring && strcmp(r->scoring, scoring) != 0) {
+    bool named = strcmp(r->scoring, scoring) == 0;
+    if (a->sigmoid_experts && strcmp(r->scoring, "noaux_tc") == 0) { /* dots.llm1's name for it */
+        named = true;
+    }
+    if (*r->scoring && !named) {
         return err_set(e, ERR_UNSUPPORTED, "%s: scoring_func is '%s', %s has '%s'", CONFIG,
                        r->scoring, c->architecture, scoring);
     }
@@ -206,7 +217,7 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
 {
     struct expert_config *x = &c->experts;
 
-    if (!a->experts) {
+    if (!a->experts || r->enable_experts == 0 || (a->optional_experts && r->n_experts < 1)) {
         return 0;
     }
     if (r->n_experts < 1 || r->top_experts < 1) {
@@ -232,7 +243,8 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     for (int32_t i = 0; i < c->n_layers; i++) {
         x->layer[i] = !r->dense_layer[i] && (i + 1) % MAX(r->sparse_step, 1) == 0 &&
                       i >= (r->dense_layers >= 0 ? r->dense_layers : a->dense_layers) &&
-                      i % MAX(r->expert_interval, 1) == 0;
+                      i % MAX(r->expert_interval, 1) == 0 &&
+                      (r->last_expert_layer < 0 || i <= r->last_expert_layer);
     }
     return set_routing(c, r, a, e);
 }
@@ -290,21 +302,60 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     return 0;
 }
 
-/* Granite's hybrids call their MLP shared. */
-static int set_granite(struct model_config *c, const struct raw_config *r,
-                       const struct architecture *a, struct err *e)
+/* Granite's hybrids without experts call their MLP shared. */
+static void set_granite(struct model_config *c, const struct raw_config *r)
 {
-    if (r->n_experts > 0) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: %s with experts (num_local_experts %d) is not "
-                       "supported",
-                       CONFIG, a->name, r->n_experts);
-    }
-    if (r->shared_intermediate > 0) {
+    if (r->shared_intermediate > 0 && c->experts.n == 0) {
         c->intermediate = r->shared_intermediate;
     }
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->unrotated[i] = !r->rotates;
+    }
+}
+
+/* What Gemma-4's layers differ in. */
+static int set_gemma4(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    bool windows = false;
+
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        windows = windows || c->windowed[i];
+    }
+    c->query_scalar = 1;
+    c->embed_scale = sqrtf((float)c->hidden);
+    c->keys_are_values = r->k_eq_v == 1;
+    c->wide_mlp = r->double_wide == 1;
+    c->layer_input = MAX(r->layer_input, 0);
+    c->sharing_from = c->n_layers - MAX(r->sharing_layers, 0);
+    if (windows) {
+        c->full_head_dim = r->full_head_dim > 0 ? r->full_head_dim : 512;
+        c->full_kv_heads =
+            c->keys_are_values && r->full_kv_heads > 0 ? r->full_kv_heads : c->n_kv_heads;
+    }
+    if (strcmp(r->both_ways, "all") == 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: use_bidirectional_attention 'all' is not supported",
+                       CONFIG);
+    }
+    if (c->layer_input > 0 && r->layer_vocab > 0 && r->layer_vocab != c->vocab) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: vocab_size_per_layer_input %d is not vocab_size %d",
+                       CONFIG, r->layer_vocab, c->vocab);
+    }
+    bool own[2] = {false, false};
+    for (int32_t i = 0; i < MAX(c->sharing_from, 0); i++) {
+        own[c->windowed[i]] = true;
+    }
+    for (int32_t i = MAX(c->sharing_from, 0); i < c->n_layers; i++) {
+        if (!own[c->windowed[i]]) {
+            return err_set(e, ERR_INVALID,
+                           "%s: num_kv_shared_layers %d: layer %d has no layer of its kind in "
+                           "front of them",
+                           CONFIG, r->sharing_layers, i);
+        }
+    }
+    if (c->full_kv_heads > 0 && c->n_heads % c->full_kv_heads != 0) {
+        return err_set(e, ERR_INVALID,
+                       "%s: num_attention_heads %d is no multiple of num_global_key_value_heads %d",
+                       CONFIG, c->n_heads, c->full_kv_heads);
     }
     return 0;
 }
@@ -361,8 +412,8 @@ static int check_rope(const struct model_config *c, const struct raw_config *r, 
 {
     const struct rope_config *rope = &c->rope;
     const char *missing = NULL;
-    bool scaled =
-        rope->kind != ROPE_DEFAULT && rope->kind != ROPE_LONGROPE && rope->kind != ROPE_YARN;
+    bool scaled = rope->kind != ROPE_DEFAULT && rope->kind != ROPE_LONGROPE &&
+                  rope->kind != ROPE_YARN && rope->kind != ROPE_PROPORTIONAL;
 
     if (scaled && isnan(r->factor)) {
         missing = "factor";
@@ -403,9 +454,16 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     static const struct {
         const char *name;
         enum rope_scaling kind;
-    } KINDS[] = {{"", ROPE_DEFAULT},          {"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},
-                 {"dynamic", ROPE_DYNAMIC},   {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
-                 {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE}};
+    } KINDS[] = {{"", ROPE_DEFAULT},
+                 {"default", ROPE_DEFAULT},
+                 {"linear", ROPE_LINEAR},
+                 {"mrope", ROPE_DEFAULT}, /* text has the same position on each of its axes */
+                 {"dynamic", ROPE_DYNAMIC},
+                 {"llama3", ROPE_LLAMA3},
+                 {"yarn", ROPE_YARN},
+                 {"longrope", ROPE_LONGROPE},
+                 {"su", ROPE_LONGROPE},
+                 {"proportional", ROPE_PROPORTIONAL}};
     struct rope_config *rope = &c->rope;
     size_t kind = 0;
 
@@ -427,6 +485,12 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, share)));
     if (a->latent) {
         rope->rot_dim = c->latent.rot_dim;
+    } else if (r->rotary_dim > 0 && a->rope_partial > 0) {
+        rope->rot_dim = MIN(r->rotary_dim, c->head_dim);
+    }
+    if (rope->kind == ROPE_PROPORTIONAL) {
+        rope->share = real_or(r->rope_partial, 1);
+        rope->rot_dim = c->full_head_dim > 0 ? c->full_head_dim : c->head_dim;
     }
     /* Phi-3 has it at the top level, which takes precedence. */
     rope->original_positions = r->original_positions > 0        ? r->original_positions
@@ -485,8 +549,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
                        r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");
     }
-    if (r->wide_head_norms == 1) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported", CONFIG);
+    if (r->use_qk_norm == 1 && !a->qk_norm && !a->wide_qk_norm && !a->qk_norm_switch) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported with %s", CONFIG,
+                       a->name);
     }
     if (r->clip_qkv > 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: clip_qkv is not supported", CONFIG);
@@ -545,6 +610,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (rc == 0) {
         rc = set_window(c, r, a, e);
     }
+    if (rc == 0 && a->gemma4) {
+        rc = set_gemma4(c, r, e);
+    }
     if (rc == 0) {
         rc = set_recurrent(c, r, a, e);
     }
@@ -552,7 +620,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         rc = set_rope_layers(c, r, a, e);
     }
     if (rc == 0 && a->granite) {
-        rc = set_granite(c, r, a, e);
+        set_granite(c, r);
     }
     if (rc == 0) {
         rc = set_rope(c, r, a, e);

@@ -21,10 +21,15 @@ struct raw_config {
     /* Texts: architectures[0], hidden_act, dtype or torch_dtype, rope_type. */
     char architecture[64], act[32], dtype[16], rope_type[16];
     char scoring[16], choice[24]; /* scoring_func, topk_method: of experts */
+    char both_ways[16];           /* use_bidirectional_attention */
 
     /* Sizes, as in struct model_config; window is sliding_window. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim,
         max_positions, window;
+    /* Of Gemma-4: global_head_dim and num_global_key_value_heads, of layers without a
+     * window; num_kv_shared_layers; hidden_size_per_layer_input and
+     * vocab_size_per_layer_input. */
+    int32_t full_head_dim, full_kv_heads, sharing_layers, layer_input, layer_vocab;
     int32_t window_from_layer; /* max_window_layers: earlier layers have no window */
     int32_t window_pattern;    /* sliding_window_pattern */
     int32_t unrotated_pattern; /* no_rope_layer_interval */
@@ -42,6 +47,8 @@ struct raw_config {
     /* n_shared_experts (each as wide as an expert), n_group, topk_group;
      * first_k_dense_replace and moe_layer_freq: which layers have experts. */
     int32_t n_shared, n_groups, top_groups, dense_layers, expert_interval;
+    int32_t last_expert_layer; /* moe_layer_end_index: later ones are dense */
+    int32_t rotary_dim;        /* of a head, in place of partial_rotary_factor */
     /* Of latents: kv_lora_rank, q_lora_rank, qk_rope_head_dim, qk_nope_head_dim,
      * v_head_dim. */
     int32_t latent_rank, q_rank, rot_dim, nope_dim, v_dim;
@@ -66,20 +73,22 @@ struct raw_config {
     int8_t tied, attention_bias, mlp_bias, enable_bias, use_window, norm_before, no_final_norm,
         affine, scale_by_layer;
     int8_t scale_attention, truncate;
-    int8_t normalise_experts;             /* norm_topk_prob */
-    int8_t use_qk_norm;                   /* of architectures that may norm q and k or not */
-    int8_t interleaved;                   /* rope_interleave */
-    int8_t qkv_bias;                      /* Qwen2-MoE's; StableLM's use_qkv_bias */
-    int8_t out_bias;                      /* attention_out_bias */
-    int8_t conv_bias, proj_bias;          /* mamba_conv_bias, mamba_proj_bias */
-    int8_t head_norms, parallel_residual; /* qk_layernorm, use_parallel_residual */
+    int8_t k_eq_v, enable_experts, double_wide; /* attention_k_eq_v, enable_moe_block,
+                                                 * use_double_wide_mlp */
+    int8_t normalise_experts;                   /* norm_topk_prob */
+    int8_t use_qk_norm;                         /* q and k are normed */
+    int8_t interleaved;                         /* rope_interleave */
+    int8_t qkv_bias;                            /* Qwen2-MoE's; StableLM's use_qkv_bias */
+    int8_t out_bias;                            /* attention_out_bias */
+    int8_t conv_bias, proj_bias;                /* mamba_conv_bias, mamba_proj_bias */
+    int8_t head_norms, parallel_residual;       /* qk_layernorm, use_parallel_residual */
 
     /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */
     double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
         position_beta;
-    int8_t wide_head_norms;  /* use_qk_norm */
-    struct raw_config *text; /* owned: text_config; NULL: there is none */
+    struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */
+    bool text_found;         /* the values are those of text_config */
 
     struct raw_eagle eagle;
 

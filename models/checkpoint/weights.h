@@ -19,6 +19,7 @@ enum tensor_order {
     /* rows i and i + half of a head are neighbours: llama.cpp rotates such pairs */
     ORDER_ROTARY_PAIRS,
     ORDER_TRANSPOSED,
+    ORDER_DECAYS, /* the file has -exp(x) of each value x: of a recurrence's A_log */
 };
 
 struct tensor {
@@ -31,8 +32,8 @@ struct tensor {
     /* in the mapping, [dim0][dim1].. row-major; NULL with `encoded` or `quantised` */
     const void *data;
     int64_t n_bytes; /* of the values, as dtype and dim say */
-    /* quantised or reordered in its file: only tensor_decode gives the values; NULL:
-     * read `data` */
+    /* quantised, reordered or of another meaning in its file: only tensor_decode gives
+     * the values; NULL: read `data` */
     const struct gguf_tensor *encoded;
     /* of a quantised tensor: how its blocks or codes are stored; else NULL */
     const struct weight_format *format;

@@ -1,7 +1,7 @@
 /* GLM-4.5: LLaMA's attention with biases of q, k and v and half of each head rotated, a
  * few plain layers, then experts chosen by sigmoid scores with a bias for the choice,
  * and a shared one without a gate. Layers behind the last predict further tokens; they
- * are not loaded.
+ * are not loaded. dots.llm1 has the same experts behind Qwen3's attention.
  */
 #include "models/families/layers.h"
 
@@ -19,6 +19,15 @@ static const struct architecture ARCHITECTURES[] = {
      .normalises_experts = true,
      .sigmoid_experts = true,
      .dense_layers = 1},
+    {.name = "Dots1ForCausalLM",
+     .models = "dots.llm1",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qk_norm = true,
+     .experts = true,
+     .sigmoid_experts = true},
     {0},
 };
 

@@ -46,7 +46,7 @@ static void attend(struct model *m, const struct layer *l, struct mat y, struct 
     ops->linear(m->backend, y, out, l->o, NULL);
 }
 
-static void hybrid_forward(struct model *m, const struct batch *b)
+void hybrid_forward(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
     const struct transformer *t = m->weights;
@@ -100,6 +100,8 @@ static const struct architecture QWEN_NEXT[] = {
     ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, \
                experts.shared_gate, WHEN_SHARED)
 #define DELTA "linear_attn"
+#define ROW_IN(name, dim) \
+    ROW_OF(WHEN_RECURRENT, DELTA "." name ".weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
 #define ROW_QKVZ(dim) \
     ROW_OF(WHEN_RECURRENT, DELTA ".in_proj_qkvz.weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
 #define ROW_BA(dim) \
@@ -121,8 +123,30 @@ static const struct tensor_spec QWEN_NEXT_TENSORS[] = {
     {0},
 };
 
+/* As in a GGUF file: q, k and v of all groups one after another, and z. */
+static const struct tensor_spec QWEN_NEXT_APART_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_QWEN_ATTENTION,
+    ROW_IN("in_proj_qkv", DIM_CHANNELS),
+    ROW_IN("in_proj_z", DIM_VALUES),
+    ROW_BA(DIM_BA_B),
+    ROW_BA(DIM_BA_A),
+    ROWS_RECURRENCE(DELTA, DIM_VALUE),
+    ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
+    ROW_SHARED_GATE,
+    {0},
+};
+
+static const struct model_family qwen_next_apart = {.architectures = QWEN_NEXT,
+                                                    .tensors = QWEN_NEXT_APART_TENSORS,
+                                                    .marker = "linear_attn.in_proj_qkv.weight",
+                                                    .ignored = IGNORED,
+                                                    .forward = hybrid_forward};
+
 const struct model_family qwen_next_family = {.architectures = QWEN_NEXT,
                                               .tensors = QWEN_NEXT_TENSORS,
+                                              .variant = &qwen_next_apart,
                                               .ignored = IGNORED,
                                               .forward = hybrid_forward};
 
@@ -144,9 +168,6 @@ static const struct architecture QWEN35_MOE[] = {
      .models = "Qwen3.5 and Qwen3.6 with experts and vision: text", .wrapper = true},
     {0},
 };
-
-#define ROW_IN(name, dim) \
-    ROW_OF(WHEN_RECURRENT, DELTA "." name ".weight", dim, DIM_HIDDEN, SPLIT_OUT, mixer)
 
 #define ROWS_QWEN35_RECURRENCE                                                      \
     ROW_IN("in_proj_qkv", DIM_CHANNELS), ROW_IN("in_proj_z", DIM_VALUES),           \
@@ -190,12 +211,13 @@ const struct model_family qwen35_family = {.architectures = QWEN35,
 
 static const struct model_family qwen35_stacked = {.architectures = QWEN35_MOE,
                                                    .tensors = QWEN35_STACKED_TENSORS,
+                                                   .marker = "experts.gate_up_proj",
                                                    .ignored = IGNORED,
                                                    .forward = hybrid_forward};
 
 const struct model_family qwen35_moe_family = {.architectures = QWEN35_MOE,
                                                .tensors = QWEN35_MOE_TENSORS,
-                                               .stacked = &qwen35_stacked,
+                                               .variant = &qwen35_stacked,
                                                .ignored = IGNORED,
                                                .forward = hybrid_forward};
 
@@ -242,33 +264,56 @@ const struct model_family bamba_family = {.architectures = BAMBA,
                                           .ignored = IGNORED,
                                           .forward = hybrid_forward};
 
-/* ---- Granite 4, dense hybrids ---- */
+/* ---- Granite 4: the MLP, if there is one, is called shared ---- */
 
 static const struct architecture GRANITE[] = {
     {.name = "GraniteMoeHybridForCausalLM",
-     .models = "Granite 4 hybrids without experts",
+     .models = "Granite 4, with experts and without",
      .norm = NORM_RMS,
      .norm_eps = 1e-6f,
      .act = ACT_SILU,
      .rope_theta = 10000,
+     .experts = true,
+     .normalises_experts = true,
+     .optional_experts = true,
      .ssd = true,
      .granite = true},
     {0},
 };
 
+#define ROWS_GRANITE                                                                         \
+    ROWS_LLAMA_ENDS, ROW_Q, ROWS_KV, ROWS_SSD, ROW_NORM(LAYER "input_layernorm", attn_norm), \
+        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
+
+/* As in a GGUF file. */
 static const struct tensor_spec GRANITE_TENSORS[] = {
-    ROWS_LLAMA_ENDS,
-    ROW_Q,
-    ROWS_KV,
-    ROWS_SSD,
-    ROW_NORM(LAYER "input_layernorm", attn_norm),
-    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
-    ROW_OF(WHEN_ALWAYS, "shared_mlp.input_linear.weight", DIM_GATE_UP, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_OF(WHEN_ALWAYS, "shared_mlp.output_linear.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
+    ROWS_GRANITE,
+    ROW_OF(WHEN_DENSE, "shared_mlp.gate_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_OF(WHEN_DENSE, "shared_mlp.up_proj.weight", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_OF(WHEN_DENSE, "shared_mlp.down_proj.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
+    ROWS_GRANITE_EXPERTS,
+    ROWS_SHARED_EXPERT(LAYER "shared_mlp."),
+    {0},
+};
+/* As published. */
+static const struct tensor_spec GRANITE_STACKED_TENSORS[] = {
+    ROWS_GRANITE,
+    ROW_OF(WHEN_DENSE, "shared_mlp.input_linear.weight", DIM_GATE_UP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_OF(WHEN_DENSE, "shared_mlp.output_linear.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
+    ROWS_GRANITE_STACKED,
+    ROWS_GRANITE_SHARED,
     {0},
 };
 
+static const struct model_family granite_hybrid_stacked = {.architectures = GRANITE,
+                                                           .tensors = GRANITE_STACKED_TENSORS,
+                                                           .marker =
+                                                               "shared_mlp.input_linear.weight",
+                                                           .ignored = IGNORED,
+                                                           .forward = hybrid_forward};
+
 const struct model_family granite_hybrid_family = {.architectures = GRANITE,
                                                    .tensors = GRANITE_TENSORS,
+                                                   .variant = &granite_hybrid_stacked,
                                                    .ignored = IGNORED,
                                                    .forward = hybrid_forward};

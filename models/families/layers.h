@@ -12,11 +12,11 @@
 #include "models/checkpoint/weights.h"
 #include "models/model.h"
 
-/* What the layer of a draft head has besides (heads/). */
+/* Of a draft head whose checkpoint has them beside its layer (heads/): head_load moves
+ * them to struct head_parts. */
 struct head_layer {
-    struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
-    struct norm final_norm;              /* behind the layer (MTP) */
-    struct mat join; /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
+    struct norm embed_norm, hidden_norm, final_norm;
+    struct mat join;
 };
 
 /* Sizes are this rank's. A bias is [1, rows of its weight], data NULL if there is
@@ -44,6 +44,13 @@ struct layer {
      * queries, or of their latent [q_rank], and behind them those of the latent and the
      * rotated key. */
     struct latent_attention latent;
+    /* Gemma-4: norms of what the router and the experts read, of what they and the MLP
+     * beside them make; the gate of the layer's own input, its product and its norm; a
+     * factor of the residual stream, [1, 1]. */
+    struct norm router_norm, experts_norm, experts_post_norm, mlp_own_norm;
+    struct mat input_gate, input_project; /* [layer_input, hidden], [hidden, layer_input] */
+    struct norm input_norm;
+    struct mat scalar;
     struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
     struct mat q_up;        /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
     struct head_layer head; /* only of a draft head */
@@ -51,16 +58,18 @@ struct layer {
 
 /* What a draft head reads and leaves behind, beside its layer. */
 struct head_parts {
-    struct hidden_pool pool; /* the target's; data NULL: the head is not bound */
-    struct mat combine;      /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
-    struct mat id;           /* [1, draft_vocab] the target's ids; data NULL: all, in order */
-    float *id_host;          /* owned; `id` may refer to it */
-    bool feeds;              /* the step's tokens were drafted in the step before, and read `own` */
-    struct mat taps;         /* [max_tokens, width of the pool]; only with `combine` */
-    struct mat embedded;     /* [max_tokens, hidden] */
-    struct mat joined;       /* [max_tokens, 2 hidden] normed embedding and hidden state */
-    struct mat own;          /* [max_tokens, hidden] what the step leaves for the next one */
-    struct mat logits;       /* [max_logits, draft_vocab], float32; only with `id` */
+    struct hidden_pool pool;             /* the target's; data NULL: the head is not bound */
+    struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
+    struct mat join;     /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
+    struct mat combine;  /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
+    struct mat id;       /* [1, draft_vocab] the target's ids; data NULL: all, in order */
+    float *id_host;      /* owned; `id` may refer to it */
+    bool feeds;          /* the step's tokens were drafted in the step before, and read `own` */
+    struct mat taps;     /* [max_tokens, width of the pool]; only with `combine` */
+    struct mat embedded; /* [max_tokens, hidden] */
+    struct mat joined;   /* [max_tokens, 2 hidden] normed embedding and hidden state */
+    struct mat own;      /* [max_tokens, hidden] what the step leaves for the next one */
+    struct mat logits;   /* [max_logits, draft_vocab], float32; only with `id` */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -69,19 +78,25 @@ struct transformer {
     struct mat positions;               /* [max_positions + offset, hidden], learned */
     struct mat project_in, project_out; /* OPT-350m, where embed_dim is not hidden */
     struct mat head;                    /* [n_vocab, embed_dim]; data NULL: tied */
-    struct norm final_norm;             /* weight.data NULL: none, or on another stage */
-    struct mat cos_sin;                 /* [max_len, rot_dim]; data NULL: no rotation */
-    struct mat window_cos_sin;          /* of windowed layers; data NULL: cos_sin */
-    float *rope_host[2];                /* owned; the two tables may refer to them */
-    struct layer *layer;                /* [n_layers] */
-    int32_t first_layer, n_layers;      /* this stage's, of all layers of the model */
-    bool first;                         /* the first stage: it embeds the tokens */
-    int32_t n_heads, n_kv_heads;        /* of this rank */
-    int32_t intermediate;               /* of this rank: its slice of the MLP */
-    int32_t expert_intermediate;        /* of this rank: its slice of every expert's MLP */
-    int32_t shared_intermediate;        /* of this rank: its slice of the shared expert's */
-    int32_t vocab_first, n_vocab;       /* ids in embed and head */
-    bool partial;                       /* n_ranks > 1: o and down give partial sums */
+    /* Gemma-4: the embeddings of each layer's own input, [n_vocab, n_layers *
+     * layer_input], what is added to them, [n_layers * layer_input, hidden], and its
+     * norm. */
+    struct mat inputs_table, inputs_project;
+    struct norm inputs_norm;
+    struct norm final_norm;        /* weight.data NULL: none, or on another stage */
+    struct mat cos_sin;            /* [max_len, rot_dim]; data NULL: no rotation */
+    struct mat window_cos_sin;     /* of windowed layers; data NULL: cos_sin */
+    float *rope_host[2];           /* owned; the two tables may refer to them */
+    struct layer *layer;           /* [n_layers] */
+    int32_t first_layer, n_layers; /* this stage's, of all layers of the model */
+    bool first;                    /* the first stage: it embeds the tokens */
+    int32_t n_heads, n_kv_heads;   /* of this rank */
+    int32_t full_kv_heads;         /* of layers without a window, if theirs differ */
+    int32_t intermediate;          /* of this rank: its slice of the MLP */
+    int32_t expert_intermediate;   /* of this rank: its slice of every expert's MLP */
+    int32_t shared_intermediate;   /* of this rank: its slice of the shared expert's */
+    int32_t vocab_first, n_vocab;  /* ids in embed and head */
+    bool partial;                  /* n_ranks > 1: o and down give partial sums */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     int32_t n_quantised; /* tensors of floats, to model_options.quantise */
@@ -98,6 +113,10 @@ struct transformer {
     struct expert_scratch experts; /* only if a layer has experts */
     struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
     struct latent_scratch latent;  /* only with latents; fewer rows */
+    /* Gemma-4: the inputs of all layers, their embeddings, and a layer's, gated; what
+     * the experts beside an MLP make, and what their router reads, [hidden]. */
+    struct mat inputs, inputs_embed, input;
+    struct mat beside, router_x;
 };
 
 /* One axis of a stored tensor. */
@@ -105,16 +124,17 @@ enum tensor_dim {
     DIM_ONE, /* for the columns: the tensor has one axis */
     DIM_HIDDEN,
     DIM_EMBED,
-    DIM_Q,       /* n_heads * head_dim */
-    DIM_KV,      /* n_kv_heads * head_dim */
-    DIM_QKV,     /* q, k and v one after another */
-    DIM_HEAD,    /* head_dim */
-    DIM_MLP,     /* intermediate */
-    DIM_GATE_UP, /* gate and up one after another */
-    DIM_EXPERTS, /* experts of a layer */
-    DIM_EXPERT,  /* intermediate of an expert */
-    DIM_SHARED,  /* intermediate of the shared expert */
-    DIM_HEADS,   /* n_heads */
+    DIM_Q,              /* n_heads * head_dim */
+    DIM_KV,             /* n_kv_heads * head_dim */
+    DIM_QKV,            /* q, k and v one after another */
+    DIM_HEAD,           /* head_dim */
+    DIM_MLP,            /* intermediate */
+    DIM_GATE_UP,        /* gate and up one after another */
+    DIM_EXPERTS,        /* experts of a layer */
+    DIM_EXPERT,         /* intermediate of an expert */
+    DIM_SHARED,         /* intermediate of the shared expert */
+    DIM_SHARED_GATE_UP, /* its gate and up one after another */
+    DIM_HEADS,          /* n_heads */
     /* Of tensors that hold all experts of a layer, one after another: the gate's part
      * of an expert's rows, which are stored in turn with up's, up's part, and hidden;
      * an expert's rows where gate and up are stored one behind the other. */
@@ -130,6 +150,17 @@ enum tensor_dim {
      * weight takes the former (DIM_K_UP), transposed, or the latter. */
     DIM_K_UP,
     DIM_V_UP,
+    /* The two as they are used, apart: the keys', transposed, n_heads * the latent,
+     * each row as long as the part of a key that does not rotate; n_heads * the dims of
+     * a value is DIM_V. */
+    DIM_HEAD_LATENTS,
+    DIM_NOPE,
+    DIM_FULL_Q, /* as DIM_Q, DIM_KV and DIM_HEAD, of layers without a window */
+    DIM_FULL_KV,
+    DIM_FULL_HEAD,
+    DIM_WIDE_MLP,     /* twice the intermediate */
+    DIM_LAYER_INPUT,  /* width of a layer's own input */
+    DIM_LAYER_INPUTS, /* of all layers' */
     DIM_VOCAB,
     DIM_POSITIONS,   /* max_position_embeddings */
     DIM_POSITIONS_2, /* the same and OPT's offset of 2 */
@@ -181,6 +212,18 @@ enum tensor_when {
     WHEN_CHOICE_BIAS, /* the layer's experts are chosen with a bias */
     WHEN_Q_RANK,      /* the queries have a latent */
     WHEN_NO_Q_RANK,   /* they have none */
+    /* Of models whose layers without a window have other heads: the layer has a window,
+     * or none; and keys and values of its own; and a tensor for values, or that of the
+     * keys for both. */
+    WHEN_WINDOWED,
+    WHEN_FULL,
+    WHEN_WINDOWED_KV,
+    WHEN_FULL_KV,
+    WHEN_FULL_V,
+    WHEN_FULL_KEY_IS_V,
+    WHEN_PLAIN_MLP,   /* the layer's MLP has the usual width */
+    WHEN_WIDE_MLP,    /* it has twice that */
+    WHEN_LAYER_INPUT, /* layers have inputs of their own */
     WHEN_ATTENTION,   /* the layer has attention */
     WHEN_RECURRENT,   /* the layer has a recurrence in its place */
     WHEN_CONV_BIAS,   /* and its convolution a bias */
@@ -204,7 +247,7 @@ struct tensor_spec {
 };
 
 /* Of draft heads, which have no architectures. */
-extern const struct model_family mtp_family, latent_mtp_family, eagle3_family;
+extern const struct model_family mtp_family, latent_mtp_family, qwen_mtp_family, eagle3_family;
 
 /* The family of a draft head; NULL: there is none of its kind. */
 const struct model_family *head_family(const struct model_config *c);
@@ -225,15 +268,17 @@ void transformer_tap(struct model *m, int32_t i, struct mat x, struct mat h);
 bool transformer_taps(const struct model *m, int32_t i);
 
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
-    glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
-    cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
-    opt_family, gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
-    granite_hybrid_family;
+    granite_moe_family, minimax_family, ernie_moe_family, exaone_family, glm_moe_family,
+    gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family, cohere_family,
+    glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
+    gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
+    granite_hybrid_family, gemma4_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
 void llama_forward(struct model *m, const struct batch *b);
 void deepseek_forward(struct model *m, const struct batch *b);
+void hybrid_forward(struct model *m, const struct batch *b);
 void gemma2_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 
@@ -323,6 +368,31 @@ void gpt2_forward(struct model *m, const struct batch *b);
                    WHEN_SHARED),                                                            \
         ROW_MATRIX(name "down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, experts.shared_down, \
                    WHEN_SHARED)
+/* Granite's experts, each a tensor of its own (GGUF), or all of a layer in one, gate
+ * and up one behind the other; and its shared expert. */
+#define GRANITE_MOE LLAMA_LAYER "block_sparse_moe."
+#define ROW_GRANITE_ROUTER                                                                      \
+    ROW_MATRIX(GRANITE_MOE "router.layer", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, \
+               WHEN_EXPERTS)
+#define ROWS_GRANITE_EXPERTS                                                              \
+    ROW_GRANITE_ROUTER,                                                                   \
+        ROW_MATRIX(GRANITE_MOE "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, \
+                   experts.up, WHEN_EXPERTS),                                             \
+        ROW_MATRIX(GRANITE_MOE "experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT,   \
+                   experts.up, WHEN_EXPERTS),                                             \
+        ROW_MATRIX(GRANITE_MOE "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN,  \
+                   experts.down, WHEN_EXPERTS)
+#define ROWS_GRANITE_STACKED                                                               \
+    ROW_GRANITE_ROUTER,                                                                    \
+        ROW_MATRIX(GRANITE_MOE "input_linear", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, \
+                   experts.up, WHEN_EXPERTS),                                              \
+        ROW_MATRIX(GRANITE_MOE "output_linear", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN,  \
+                   experts.down, WHEN_EXPERTS)
+#define ROWS_GRANITE_SHARED                                                                      \
+    ROW_MATRIX(LLAMA_LAYER "shared_mlp.input_linear", DIM_SHARED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, \
+               experts.shared_up, WHEN_SHARED),                                                  \
+        ROW_MATRIX(LLAMA_LAYER "shared_mlp.output_linear", DIM_HIDDEN, DIM_SHARED, SPLIT_IN,     \
+                   experts.shared_down, WHEN_SHARED)
 /* A bias that counts for the choice of experts alone. */
 #define ROW_CHOICE_BIAS(mlp)                                                                 \
     ROW(mlp "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \

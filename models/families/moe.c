@@ -2,6 +2,10 @@
  * a gated MLP (backend.h's struct experts). Qwen2-MoE adds a shared expert, Qwen3-MoE
  * normalises the weights and norms q and k per head; a model may keep the plain MLP in
  * some layers. The forward pass is LLaMA's.
+ *
+ * A family has tensors for each expert, as GGUF files have (their readers take the
+ * experts apart), and where published checkpoints hold all experts of a layer in one
+ * tensor, those in a variant.
  */
 #include "models/families/layers.h"
 
@@ -24,6 +28,16 @@ static const struct architecture QWEN[] = {
      .sliding_window = 4096,
      .window_switch = true,
      .experts = true},
+    {.name = "Qwen3VLMoeForConditionalGeneration",
+     .models = "Qwen3-VL with experts: text",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 5e6,
+     .qk_norm = true,
+     .experts = true,
+     .normalises_experts = true,
+     .wrapper = true},
     {.name = "Qwen2MoeForCausalLM",
      .models = "Qwen2-MoE",
      .norm = NORM_RMS,
@@ -44,6 +58,21 @@ static const struct tensor_spec QWEN_TENSORS[] = {
     ROWS_SHARED_EXPERT(LAYER "mlp.shared_expert."),
     ROW_MATRIX(LAYER "mlp.shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, experts.shared_gate,
                WHEN_SHARED),
+    {0},
+};
+
+/* Qwen3-VL's, each [in, out]. */
+#define ROW_STACKED(name, rows, cols, split, target) \
+    {LAYER name, rows, cols, split, WEIGHT_LINEAR, IN_LAYER(experts.target), WHEN_EXPERTS, true}
+static const struct tensor_spec QWEN_STACKED_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROW_MATRIX(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
+    ROW_MATRIX(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
+    ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),
+    ROW_EXPERT(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
+    ROW_STACKED("mlp.experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_STACKED("mlp.experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
     {0},
 };
 
@@ -78,8 +107,16 @@ const struct model_family olmoe_family = {.architectures = OLMOE,
                                           .forward = llama_forward,
                                           .gathers = true};
 
+static const struct model_family qwen_stacked = {.architectures = QWEN,
+                                                 .tensors = QWEN_STACKED_TENSORS,
+                                                 .marker = "experts.gate_up_proj",
+                                                 .ignored = IGNORED,
+                                                 .forward = llama_forward,
+                                                 .gathers = true};
+
 const struct model_family qwen_moe_family = {.architectures = QWEN,
                                              .tensors = QWEN_TENSORS,
+                                             .variant = &qwen_stacked,
                                              .ignored = IGNORED,
                                              .forward = llama_forward,
                                              .gathers = true};
@@ -99,18 +136,118 @@ static const struct architecture MIXTRAL[] = {
 };
 
 #define MOE LAYER "block_sparse_moe."
+#define ROWS_MIXTRAL_EXPERTS                                                    \
+    ROW_EXPERT(MOE "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),        \
+        ROW_EXPERT(MOE "experts.%d.w1", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up), \
+        ROW_EXPERT(MOE "experts.%d.w3", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up), \
+        ROW_EXPERT(MOE "experts.%d.w2", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down)
+
 static const struct tensor_spec MIXTRAL_TENSORS[] = {
-    ROWS_LLAMA_ENDS,
-    ROWS_LLAMA_ATTENTION,
-    ROW_EXPERT(MOE "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
-    ROW_EXPERT(MOE "experts.%d.w1", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_EXPERT(MOE "experts.%d.w3", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_EXPERT(MOE "experts.%d.w2", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
-    {0},
-};
+    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROWS_MIXTRAL_EXPERTS, {0}};
 
 const struct model_family mixtral_family = {.architectures = MIXTRAL,
                                             .tensors = MIXTRAL_TENSORS,
                                             .ignored = IGNORED,
                                             .forward = llama_forward,
                                             .gathers = true};
+
+/* ---- MiniMax-M2: Mixtral's experts chosen as DeepSeek-V3's ---- */
+
+static const struct architecture MINIMAX[] = {
+    {.name = "MiniMaxM2ForCausalLM",
+     .models = "MiniMax-M2",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 5e6,
+     .rope_partial = 1,
+     .wide_qk_norm = true,
+     .experts = true,
+     .sigmoid_experts = true,
+     .normalises_experts = true},
+    {0},
+};
+
+static const struct tensor_spec MINIMAX_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROWS_WIDE_NORMS(LAYER "self_attn."),
+    ROWS_MIXTRAL_EXPERTS,
+    ROW(MOE "e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+        IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS),
+    {0},
+};
+
+const struct model_family minimax_family = {.architectures = MINIMAX,
+                                            .tensors = MINIMAX_TENSORS,
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};
+
+/* ---- ERNIE 4.5: softmax scores, with a bias for the choice ---- */
+
+static const struct architecture ERNIE[] = {
+    {.name = "Ernie4_5_MoeForCausalLM",
+     .models = "ERNIE 4.5 with experts",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 500000,
+     .rope_interleaved = true,
+     .tied = true,
+     .experts = true,
+     .normalises_experts = true,
+     .choice_bias = true,
+     .dense_layers = 1},
+    {0},
+};
+
+static const struct tensor_spec ERNIE_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROWS_MLP_OR_EXPERTS(LAYER "mlp."),
+    ROW(LAYER "mlp.moe_statics.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE,
+        WEIGHT_VECTOR, IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_experts."),
+    {0},
+};
+
+const struct model_family ernie_moe_family = {.architectures = ERNIE,
+                                              .tensors = ERNIE_TENSORS,
+                                              .ignored = IGNORED,
+                                              .forward = llama_forward,
+                                              .gathers = true};
+
+/* ---- Granite 3 ---- */
+
+#define GRANITE(arch)                                                                          \
+    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-6f, .act = ACT_SILU, .rope_theta = 10000, \
+    .experts = true, .normalises_experts = true
+
+static const struct architecture GRANITE_ARCHITECTURES[] = {
+    {GRANITE("GraniteMoeForCausalLM"), .models = "Granite 3 with experts"},
+    {GRANITE("GraniteMoeSharedForCausalLM"), .models = "Granite with experts, one shared"},
+    {0},
+};
+
+static const struct tensor_spec GRANITE_TENSORS[] = {ROWS_LLAMA_ENDS,
+                                                     ROWS_LLAMA_ATTENTION,
+                                                     ROWS_GRANITE_EXPERTS,
+                                                     ROWS_SHARED_EXPERT(LAYER "shared_mlp."),
+                                                     {0}};
+static const struct tensor_spec GRANITE_STACKED_TENSORS[] = {
+    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROWS_GRANITE_STACKED, ROWS_GRANITE_SHARED, {0}};
+
+static const struct model_family granite_stacked = {.architectures = GRANITE_ARCHITECTURES,
+                                                    .tensors = GRANITE_STACKED_TENSORS,
+                                                    .marker = "moe.input_linear.weight",
+                                                    .ignored = IGNORED,
+                                                    .forward = llama_forward,
+                                                    .gathers = true};
+
+const struct model_family granite_moe_family = {.architectures = GRANITE_ARCHITECTURES,
+                                                .tensors = GRANITE_TENSORS,
+                                                .variant = &granite_stacked,
+                                                .ignored = IGNORED,
+                                                .forward = llama_forward,
+                                                .gathers = true};

@@ -1,5 +1,5 @@
-/* Phi-3 and Phi-4-mini: LLaMA's computation with q, k, v and gate, up stored as one
- * tensor each. */
+/* LLaMA's computation under other names: Phi-3 and Phi-4 store q, k, v and gate, up as
+ * one tensor each; EXAONE 3 has GPT-2's names. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -33,3 +33,40 @@ const struct model_family phi3_family = {.architectures = ARCHITECTURES,
                                          .ignored = IGNORED,
                                          .forward = llama_forward,
                                          .gathers = true};
+
+/* ---- EXAONE 3 ---- */
+
+static const struct architecture EXAONE[] = {
+    {.name = "ExaoneForCausalLM",
+     .models = "EXAONE 3.0, 3.5, Deep",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
+    {0},
+};
+
+#define BLOCK "transformer.h.%d."
+
+static const struct tensor_spec EXAONE_TENSORS[] = {
+    ROW("transformer.wte.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
+        IN_MODEL(embed), WHEN_ALWAYS),
+    ROW("transformer.ln_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
+    ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
+        WHEN_UNTIED),
+    ROW_NORM(BLOCK "ln_1", attn_norm),
+    ROWS_QKV(BLOCK "attn.attention."),
+    ROW_O(BLOCK "attn.attention.out_proj"),
+    ROW_NORM(BLOCK "ln_2", mlp_norm),
+    ROW_UP(BLOCK "mlp.c_fc_0", DIM_MLP),
+    ROW_UP(BLOCK "mlp.c_fc_1", DIM_MLP),
+    ROW_DOWN(BLOCK "mlp.c_proj"),
+    {0},
+};
+
+const struct model_family exaone_family = {.architectures = EXAONE,
+                                           .tensors = EXAONE_TENSORS,
+                                           .ignored = IGNORED,
+                                           .forward = llama_forward,
+                                           .gathers = true};

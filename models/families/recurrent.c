@@ -14,6 +14,7 @@ struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_r
                                .key_dim = c->key_dim,
                                .value_dim = c->value_dim,
                                .kernel = c->kernel,
+                               .tiled = c->tiled,
                                .dt_min = c->dt_min,
                                .dt_max = c->dt_max};
 }

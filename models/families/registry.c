@@ -7,13 +7,35 @@
 #include "models/checkpoint/quantised/quantised.h"
 #include "models/families/layers.h"
 
-const struct model_family *const model_families[] = {
-    &llama_family,      &qwen_moe_family, &mixtral_family,        &olmoe_family,
-    &glm_moe_family,    &gpt_oss_family,  &deepseek_family,       &olmo2_family,
-    &exaone4_family,    &cohere_family,   &phi3_family,           &glm_family,
-    &glm4_family,       &gemma2_family,   &stablelm_family,       &starcoder2_family,
-    &opt_family,        &gpt2_family,     &qwen_next_family,      &qwen35_family,
-    &qwen35_moe_family, &bamba_family,    &granite_hybrid_family, NULL};
+const struct model_family *const model_families[] = {&llama_family,
+                                                     &qwen_moe_family,
+                                                     &mixtral_family,
+                                                     &olmoe_family,
+                                                     &granite_moe_family,
+                                                     &minimax_family,
+                                                     &ernie_moe_family,
+                                                     &exaone_family,
+                                                     &glm_moe_family,
+                                                     &gpt_oss_family,
+                                                     &deepseek_family,
+                                                     &olmo2_family,
+                                                     &exaone4_family,
+                                                     &cohere_family,
+                                                     &phi3_family,
+                                                     &glm_family,
+                                                     &glm4_family,
+                                                     &gemma2_family,
+                                                     &gemma4_family,
+                                                     &stablelm_family,
+                                                     &starcoder2_family,
+                                                     &opt_family,
+                                                     &gpt2_family,
+                                                     &qwen_next_family,
+                                                     &qwen35_family,
+                                                     &qwen35_moe_family,
+                                                     &bamba_family,
+                                                     &granite_hybrid_family,
+                                                     NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
 {
@@ -32,14 +54,14 @@ const struct model_family *model_family_find(const char *name, const struct arch
 static const struct model_family *as_stored(const struct model_family *f,
                                             const struct checkpoint *c)
 {
-    static const char STACKED[] = "experts.gate_up_proj";
-    int32_t n = f->stacked ? checkpoint_count(c) : 0;
-
-    for (int32_t i = 0; i < n; i++) {
-        const char *name = checkpoint_at(c, i)->name;
-        size_t len = strlen(name);
-        if (len >= sizeof(STACKED) && strcmp(name + len - sizeof(STACKED) + 1, STACKED) == 0) {
-            return f->stacked;
+    for (const struct model_family *v = f->variant; v; v = v->variant) {
+        size_t end = strlen(v->marker);
+        for (int32_t i = 0; i < checkpoint_count(c); i++) {
+            const char *name = checkpoint_at(c, i)->name;
+            size_t len = strlen(name);
+            if (len >= end && strcmp(name + len - end, v->marker) == 0) {
+                return v;
+            }
         }
     }
     return f;

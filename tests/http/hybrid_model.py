@@ -48,6 +48,23 @@ def bamba_tensors():
             yield from recurrence(at, channels, heads, values, SSD["kernel"], values)
 
 
+def granite_tensors():
+    """Bamba's layers with experts, and one that all tokens have, in place of the MLP."""
+    width, shared, n = GRANITE["intermediate_size"], GRANITE["shared_intermediate_size"], GRANITE["num_local_experts"]
+    names = {"feed_forward": None, "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
+    for name, shape in bamba_tensors():
+        old = next((k for k in names if k in name), None)
+        if old is None or names[old]:
+            yield (name.replace(old, names[old]) if old else name), shape
+    for i in range(len(LAYERS)):
+        at = f"model.layers.{i}."
+        yield from ((at + "block_sparse_moe.router.layer.weight", [n, HIDDEN]),
+                    (at + "block_sparse_moe.input_linear.weight", [n, 2 * width, HIDDEN]),
+                    (at + "block_sparse_moe.output_linear.weight", [n, HIDDEN, width]),
+                    (at + "shared_mlp.input_linear.weight", [2 * shared, HIDDEN]),
+                    (at + "shared_mlp.output_linear.weight", [HIDDEN, shared]))
+
+
 def ends(norm):
     vocab = demo_config()["vocab_size"]
     yield from (("model.embed_tokens.weight", [vocab, HIDDEN]), (norm, [HIDDEN]), ("lm_head.weight", [vocab, HIDDEN]))
@@ -69,14 +86,17 @@ def recurrence(at, channels, heads, values, kernel, norm):
                 (at + "norm.weight", [norm]), (at + "out_proj.weight", [HIDDEN, values]))
 
 
+SSD_CONFIG = {"mamba_n_heads": SSD["heads"], "mamba_n_groups": SSD["groups"], "mamba_d_state": SSD["key"],
+              "mamba_d_head": SSD["value"], "mamba_d_conv": SSD["kernel"], "mamba_expand": 2}
+GRANITE = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "shared_intermediate_size": 24,
+           "embedding_multiplier": 3.0, "attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 0.5}
 CONFIGS = {
     "qwen35": ("Qwen3_5ForCausalLM", qwen35_tensors,
                {"linear_num_value_heads": DELTA["heads"], "linear_num_key_heads": DELTA["groups"],
                 "linear_key_head_dim": DELTA["key"], "linear_value_head_dim": DELTA["value"],
                 "linear_conv_kernel_dim": DELTA["kernel"]}),
-    "bamba": ("BambaForCausalLM", bamba_tensors,
-              {"mamba_n_heads": SSD["heads"], "mamba_n_groups": SSD["groups"], "mamba_d_state": SSD["key"],
-               "mamba_d_head": SSD["value"], "mamba_d_conv": SSD["kernel"], "mamba_expand": 2}),
+    "bamba": ("BambaForCausalLM", bamba_tensors, SSD_CONFIG),
+    "granite": ("GraniteMoeHybridForCausalLM", granite_tensors, SSD_CONFIG | GRANITE),
 }
 
 

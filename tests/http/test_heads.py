@@ -76,24 +76,25 @@ def test_texts_are_those_without_a_head(plain, eagle3, flags):
         assert answers(server, ASKED[:20], 8) == plain[:20]  # prompts whose blocks, hidden states included, are there
 
 
-@pytest.fixture(scope="module")
-def glm(tmp_path_factory):
-    """A small GLM-4.5 of dummy weights with the demo model's tokenizer, and its MTP head."""
-    folder = tmp_path_factory.mktemp("glm")
+@pytest.fixture(scope="module", params=["mtp-glm", "mtp-latent", "mtp-qwen"])
+def with_mtp(tmp_path_factory, request):
+    """A small model of dummy weights with the demo model's tokenizer, and its MTP head."""
+    folder = tmp_path_factory.mktemp(request.param)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{DEMO}/{name}", folder)
-    config = json.loads(pathlib.Path(HEADS, "mtp-glm", "config.json").read_text())
+    config = json.loads(pathlib.Path(HEADS, request.param, "config.json").read_text())
     config |= {"vocab_size": 4096, "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
-def test_texts_are_those_without_mtp(glm):
+def test_texts_are_those_without_mtp(with_mtp):
     dummy = (*COMMON, "--load-format", "dummy")
-    with serving(*dummy, model=glm) as server:
+    few = "1200" if "qwen" in with_mtp else "180"
+    with serving(*dummy, model=with_mtp) as server:
         expected = answers(server, ASKED[:60], 8)
-    for flags in [("--speculate", "mtp", "--kv-blocks", "180"), ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')]:
-        with serving(*dummy, *flags, model=glm, env=UNKNOWN_COSTS) as server:
+    for flags in [("--speculate", "mtp", "--kv-blocks", few), ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')]:
+        with serving(*dummy, *flags, model=with_mtp, env=UNKNOWN_COSTS) as server:
             assert answers(server, ASKED[:60], 8) == expected
             assert server.metric("spec_decode_num_draft_tokens_total") > 0
 

@@ -433,7 +433,8 @@ static void deliver(struct world *w)
         if (!j->node) {
             continue;
         }
-        mask_job_run(j, c, word + (ptrdiff_t)j->first * words);
+        mask_job_run(j, c, MASK_WORK_STEP, word + (ptrdiff_t)j->first * words);
+        w->totals->late_masks += j->late;
         for (int32_t k = 0; k < j->n_masked; k++) {
             late[j->first + k].word = word + (ptrdiff_t)(j->first + k) * words;
         }
@@ -810,6 +811,7 @@ static void speculate(struct world *w)
     bool drafts = w->s->max_draft > 0;
     for (int i = 0; i <= SIM_DEPTH; i++) {
         w->set[i].wants_forced = drafts;
+        w->set[i].all_awaited = sched_kv_groups(&w->s->config) > 1;
     }
     if (drafts) {
         sched_speculate(w->sched, &w->forced.base, w->s->max_draft);

@@ -155,7 +155,7 @@ static struct operands operands_of(const struct recurrence_job *j, int32_t t, in
     const struct recurrence *r = j->r;
     const float *x = mat_row_const(j->x, t), *gate = mat_row_const(j->gates, t);
     int32_t keys = r->n_groups * r->key_dim, values = r->n_heads * r->value_dim;
-    int32_t at = head / (r->n_heads / r->n_groups) * r->key_dim;
+    int32_t at = recurrence_group(r, head) * r->key_dim;
     bool delta = r->kind == RECURRENCE_DELTA;
     float a = expf(((const float *)r->a_log.data)[head]),
           bias = ((const float *)r->dt_bias.data)[head];

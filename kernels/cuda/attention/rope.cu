@@ -125,6 +125,16 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
     }
     /* loads first, AHEAD at a time: the stores below might alias, so the compiler
      * cannot hoist them */
+    if (is_v && r.v_eps > 0) {
+        float squares = 0.0f;
+        for (int i = lane; i < d; i += 32) {
+            squares += to_float(x[i]) * to_float(x[i]);
+        }
+        float factor = rsqrtf(warp_sum(squares) / d + r.v_eps);
+        for (int i = lane; i < d; i += 32) {
+            x[i] = from_float<T>(to_float(x[i]) * factor);
+        }
+    }
     if (is_v) {
         for (int i0 = lane; cache && i0 < d; i0 += 32 * AHEAD) {
             T v[AHEAD];
@@ -450,8 +460,8 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
     bool norms = (!r.q_norm.weight && !r.k_norm.weight) ||
                  (norm_fits<T>(r.q_norm) && norm_fits<T>(r.k_norm) && shuffles);
 
-    return rotates && norms && (kv.dtype != T_I8 || shuffles) && kv.head_dim % (2 * V) == 0 &&
-           lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
+    return r.v_eps == 0.0f && rotates && norms && (kv.dtype != T_I8 || shuffles) &&
+           kv.head_dim % (2 * V) == 0 && lanes <= WIDE_THREADS && stride % V == 0 && aligned(qkv);
 }
 
 template <typename T>

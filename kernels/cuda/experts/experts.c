@@ -40,6 +40,7 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
     return (struct expert_route){.scores = scores.data,
                                  .scores_stride = scores.stride,
                                  .choice_bias = e->choice_bias.data,
+                                 .scale = e->expert_scale.data,
                                  .n_live = n_live,
                                  .rows = rows,
                                  .n = e->n,
@@ -252,7 +253,9 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
         return;
     }
     struct expert_few f = few_args(y, x, e, s, &r);
-    if (free && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
+    struct mat router_x = s->router_x.data ? s->router_x : x;
+    bool own = !s->router_x.data; /* the router reads what the experts read */
+    if (free && own && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
         c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;
     }
@@ -261,8 +264,8 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
         cuda_linear(b, shared, s->shared_act, e->shared_down, NULL);
     }
     cuda_start(c);
-    if (!free || !launch_expert_router(&f, c->stream)) {
-        cuda_linear(b, s->scores, x, e->router, &(struct epilogue){.bias = e->router_bias});
+    if (!free || !own || !launch_expert_router(&f, c->stream)) {
+        cuda_linear(b, s->scores, router_x, e->router, &(struct epilogue){.bias = e->router_bias});
         cuda_start(c);
     }
     launch_expert_route(&r, &l, c->stream);

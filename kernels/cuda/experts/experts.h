@@ -46,6 +46,7 @@ struct expert_route {
     const float *scores;      /* [rows, n] the router's products */
     int64_t scores_stride;    /* elements */
     const float *choice_bias; /* [n], or NULL */
+    const float *scale;       /* [n] of the weights, or NULL */
     /* Rows from *n_live on are padding: they have no pairs. NULL: none are. */
     const int32_t *n_live;
     int32_t rows, n, top;

@@ -155,6 +155,9 @@ __device__ __forceinline__ void route_row(const expert_route &a, int row, int la
         return;
     }
     weight *= a.factor / (a.normalised ? sum : 1.0f);
+    if (a.scale && lane < a.top) {
+        weight *= a.scale[expert];
+    }
     int place = 0; /* in the order of the indices */
     for (int i = 0; i < a.top; i++) {
         place += __shfl_sync(ROUTE_LANES, expert, i) < expert;

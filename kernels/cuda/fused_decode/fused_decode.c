@@ -161,7 +161,7 @@ bool cuda_fused_rope_kv(struct cuda_backend *c, struct mat qkv, const struct rop
                         const struct attention *a)
 {
     const struct step_arrays s = cuda_group_arrays(c, a->group);
-    struct fused_rope at = {.position = s.position, .slot = s.slot, .kv = c->kv_view};
+    struct fused_rope at = {.position = s.position, .slot = s.slot, .kv = c->group_view[a->group]};
 
     FUSED_PUSH(c, next, fused_push_rope_kv(&next, cuda_rows(c, qkv), qkv, r, a, &at));
 }

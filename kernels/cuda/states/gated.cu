@@ -56,6 +56,21 @@ __global__ void __launch_bounds__(SIGMOID_THREADS)
     }
 }
 
+template <typename T>
+__global__ void __launch_bounds__(SIGMOID_THREADS)
+    multiply_kernel(T *x, int64_t x_stride, const void *y, int64_t y_stride, int32_t y_type,
+                    int32_t cols, int32_t act)
+{
+    pdl_release();
+    pdl_wait();
+    int i = blockIdx.x * SIGMOID_THREADS + threadIdx.x;
+    if (i < cols) {
+        T *at = x + blockIdx.y * x_stride + i;
+        float f = load_any(y, y_type, y_stride > 0 ? blockIdx.y * y_stride + i : 0);
+        *at = from_float<T>(to_float(*at) * activate(f, act));
+    }
+}
+
 extern "C" void launch_norm_gated(const struct gated_norm_args *a, int32_t rows, int32_t cols,
                                   int type, cudaStream_t stream)
 {
@@ -79,4 +94,14 @@ extern "C" void launch_gate_sigmoid(void *x, int64_t x_stride, const void *gate,
 
     DISPATCH_TYPE(type, launch(gate_sigmoid_kernel<T>, grid, dim3(SIGMOID_THREADS), 0, stream,
                                (T *)x, x_stride, (const T *)gate, gate_stride, cols));
+}
+
+extern "C" void launch_multiply(void *x, int64_t x_stride, const void *y, int64_t y_stride,
+                                int y_type, int32_t rows, int32_t cols, int act, int type,
+                                cudaStream_t stream)
+{
+    dim3 grid((cols + SIGMOID_THREADS - 1) / SIGMOID_THREADS, rows);
+
+    DISPATCH_TYPE(type, launch(multiply_kernel<T>, grid, dim3(SIGMOID_THREADS), 0, stream, (T *)x,
+                               x_stride, y, y_stride, (int32_t)y_type, cols, (int32_t)act));
 }

@@ -309,8 +309,8 @@ __device__ __forceinline__ float take_token(float (&state)[J][4], const token_ti
     return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* The convolution's last inputs behind a token: each block of a sequence writes those of
- * some channels. */
+/* The convolution's last inputs behind a token: each block of a sequence writes those
+ * of some channels. */
 template <typename T>
 __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p,
                                             int token, float *to)
@@ -353,7 +353,8 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
     pdl_release();
     int parts = (a.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / parts;
     int column = blockIdx.x % parts * COLUMNS, mine = threadIdx.x >> 2, sub = threadIdx.x & 3;
-    int group = head / (a.n_heads / a.n_groups), keys = a.n_groups * a.key_dim;
+    int group = a.tiled ? head % a.n_groups : head / (a.n_heads / a.n_groups),
+        keys = a.n_groups * a.key_dim;
     int values = a.n_heads * a.value_dim, at = head * a.value_dim + column;
     operand_offsets o = {(DELTA ? 0 : values + keys) + group * a.key_dim,
                          (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,
@@ -371,9 +372,8 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
 #pragma unroll
     for (int i = 0; i < J * 4; i++) {
         int row = (i / 4 * 4 + sub) * 4 + i % 4;
-        state[i / 4][i % 4] = p.from && live && row < a.key_dim
-                                  ? p.from[matrix + (int64_t)row * a.value_dim]
-                                  : 0.0f;
+        state[i / 4][i % 4] =
+            p.from && live && row < a.key_dim ? p.from[matrix + (int64_t)row * a.value_dim] : 0.0f;
     }
     for (int i = threadIdx.x; i < 2 * TILE_TOKENS * 16 * J; i += THREADS) {
         int t = i / (16 * J);

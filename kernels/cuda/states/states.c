@@ -63,6 +63,7 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .delta = r->kind == RECURRENCE_DELTA,
         .n_heads = r->n_heads,
         .n_groups = r->n_groups,
+        .tiled = r->tiled,
         .key_dim = r->key_dim,
         .value_dim = r->value_dim,
         .kernel = r->kernel,
@@ -107,4 +108,17 @@ void cuda_gate_sigmoid(struct backend *b, struct mat x, struct mat gate)
     cuda_rows(c, gate);
     launch_gate_sigmoid(x.data, x.stride, gate.data, gate.stride, cuda_rows(c, x), x.cols,
                         (int)x.dtype, c->stream);
+}
+
+void cuda_multiply(struct backend *b, struct mat x, struct mat y, enum activation act)
+{
+    struct cuda_backend *c = cuda_of(b);
+    bool one = y.rows == 1 && y.cols == 1 && y.data != x.data;
+
+    cuda_start(c);
+    if (!one) {
+        cuda_rows(c, y);
+    }
+    launch_multiply(x.data, x.stride, y.data, one ? 0 : y.stride, (int)y.dtype, cuda_rows(c, x),
+                    x.cols, (int)act, (int)x.dtype, c->stream);
 }

@@ -27,6 +27,7 @@ struct recurrence_args {
     int32_t type;                              /* enum dtype of out, x and gates */
     int32_t delta;                             /* the gated delta rule, else Mamba-2 */
     int32_t n_heads, n_groups, key_dim, value_dim, kernel;
+    bool tiled;                    /* head h reads q and k of group h % n_groups */
     const float *conv, *conv_bias; /* [channels, kernel]; [channels] or NULL */
     const float *a_log, *dt_bias;  /* [n_heads] */
     const float *d;                /* [n_heads] or NULL */
@@ -56,6 +57,9 @@ void launch_norm_gated(const struct gated_norm_args *a, int32_t rows, int32_t co
 /* x *= sigmoid(gate) */
 void launch_gate_sigmoid(void *x, int64_t x_stride, const void *gate, int64_t gate_stride,
                          int32_t rows, int32_t cols, int type, cudaStream_t stream);
+/* x *= act(y) (enum activation); y_stride 0: y is one value. */
+void launch_multiply(void *x, int64_t x_stride, const void *y, int64_t y_stride, int y_type,
+                     int32_t rows, int32_t cols, int act, int type, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

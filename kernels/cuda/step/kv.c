@@ -24,6 +24,11 @@
 #define POPULATE_BYTES ((size_t)2 << 20) /* populated per call */
 enum {
     STARTUP_US = 3000000, /* delay: start-up maps much memory and would wait for page population */
+    /* Between populating calls, each of which holds the lock of the process's mappings
+     * as a reader. Without a pause it is taken again before a thread that waits to
+     * write, as malloc does for every page that its heap grows by, and that thread
+     * waits for milliseconds each time. */
+    POPULATE_PAUSE_US = 200,
     POLL_US = 10000,
     /* polls without work in a row, so that the device is idle and not between two
      * requests */
@@ -106,6 +111,7 @@ static void *pin_host_pool(void *arg)
     for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop;
          at += POPULATE_BYTES) {
         populate_pages(c->kv_host + at, MIN(POPULATE_BYTES, c->kv_host_bytes - at));
+        ok = sleep_us(c, POPULATE_PAUSE_US);
     }
     while (ok && c->kv_pinned_bytes < c->kv_host_bytes && wait_to_pin(c, &n_steps, &n_quiet)) {
         int64_t begun_us = clock_us();
@@ -121,19 +127,30 @@ void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block)
     }
 }
 
-/* Takes the layouts of the groups of states; those of attention, of which the first is
- * group 0's, must be equal, and so must all of states. */
+static int32_t panel_of(const struct kv_layout *l)
+{
+    return l->kind == KV_KEYS_VALUES ? attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype)
+                                     : 0;
+}
+
+/* Takes the layouts of the groups of states, which must be equal, and c->kv: that of
+ * attention, of those with a fast kernel if there is one. Layouts of attention may
+ * differ in their heads alone. */
 static int take_layouts(struct cuda_backend *c, const struct kv_layout *l, struct err *e)
 {
     int32_t n = backend_kv_groups(&c->config);
 
+    c->kv = l[0];
     for (int32_t k = 1; k < n; k++) {
-        const struct kv_layout *like = l;
         if (l[k].kind == KV_STATE) {
             c->states = c->states.n_layers > 0 ? c->states : l[k];
-            like = &c->states;
+        } else if (panel_of(&c->kv) == 0 && panel_of(&l[k]) > 0) {
+            c->kv = l[k];
         }
-        if (memcmp(&l[k], like, sizeof(*l)) != 0) {
+        bool alike = l[k].kind == KV_STATE ? memcmp(&l[k], &c->states, sizeof(*l)) == 0
+                                           : l[k].kind == l->kind && l[k].dtype == l->dtype &&
+                                                 l[k].block_size == l->block_size;
+        if (!alike) {
             return err_set(e, ERR_UNSUPPORTED,
                            "cuda: KV groups must have the same number of layers, heads and type");
         }
@@ -141,6 +158,43 @@ static int take_layouts(struct cuda_backend *c, const struct kv_layout *l, struc
     return kv_layouts_agree(l, n)
                ? 0
                : err_set(e, ERR_UNSUPPORTED, "cuda: blocks of KV groups differ in their size");
+}
+
+static struct kv_view view_of(const struct kv_layout *l, void *data)
+{
+    return (struct kv_view){.base = data,
+                            .block_stride = l->block_stride,
+                            .layer_stride = l->layer_stride,
+                            .kv_stride = l->kv_stride,
+                            .head_stride = l->head_stride,
+                            .block_size = l->block_size,
+                            .head_dim = l->head_dim,
+                            .n_kv_heads = l->n_kv_heads,
+                            .dtype = (int32_t)l->dtype,
+                            .panel_log2 = panel_of(l),
+                            .scale_offset = l->scale_offset};
+}
+
+/* The views of the cache for kernels. */
+static void set_views(struct cuda_backend *c, const struct kv_layout *l)
+{
+    struct backend *b = &c->base;
+
+    c->kv_view = view_of(&c->kv, c->kv_data);
+    for (int32_t k = 0; k < backend_kv_groups(&c->config); k++) {
+        c->group_view[k] = view_of(&l[k], c->kv_data);
+        if (l[k].kind == KV_KEYS_VALUES && l[k].head_dim != c->kv.head_dim) {
+            snprintf(b->note, sizeof(b->note),
+                     "attention of some layers is slow: heads of %d beside heads of %d",
+                     l[k].head_dim, c->kv.head_dim);
+        }
+    }
+    if (dtype_bytes(c->kv.dtype) == 1 && c->kv_view.panel_log2 == 0) {
+        snprintf(b->note, sizeof(b->note),
+                 "attention is slow: no fast kernel reads a cache of 8 bits with heads of %d and "
+                 "blocks of %d",
+                 c->kv.head_dim, c->kv.block_size);
+    }
 }
 
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
@@ -174,7 +228,6 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     if (!slot_token) {
         return ERR_NOMEM;
     }
-    c->kv = *l;
     if (n_host_blocks > 0) {
         size_t bytes = block_bytes * (size_t)n_host_blocks;
         void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -191,25 +244,7 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     c->n_blocks = n_blocks;
     c->n_host_blocks = n_host_blocks;
     c->kv_data = data;
-    c->kv_view = (struct kv_view){
-        .base = data,
-        .block_stride = l->block_stride,
-        .layer_stride = l->layer_stride,
-        .kv_stride = l->kv_stride,
-        .head_stride = l->head_stride,
-        .block_size = l->block_size,
-        .head_dim = l->head_dim,
-        .n_kv_heads = l->n_kv_heads,
-        .dtype = (int32_t)l->dtype,
-        .panel_log2 =
-            l->kind == KV_LATENT ? 0 : attn_panel_log2(l->head_dim, l->block_size, (int)l->dtype),
-        .scale_offset = l->scale_offset};
-    if (dtype_bytes(l->dtype) == 1 && c->kv_view.panel_log2 == 0) {
-        snprintf(b->note, sizeof(b->note),
-                 "attention is slow: no fast kernel reads a cache of 8 bits with heads of %d and "
-                 "blocks of %d",
-                 l->head_dim, l->block_size);
-    }
+    set_views(c, l);
     rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;

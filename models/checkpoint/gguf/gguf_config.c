@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "config/base/buf.h"
-#include "models/checkpoint/gguf/gguf_families.h"
+#include "models/checkpoint/gguf/gguf_config_internal.h"
 #include "models/checkpoint/hfconfig_internal.h"
 
 /* Keys that follow the architecture's name and a dot. */
@@ -17,8 +16,6 @@ static const struct gguf_key INTS[] = {
     {"embedding_length", "hidden_size"},
     {"feed_forward_length", "intermediate_size"},
     {"attention.head_count", "num_attention_heads"},
-    {"attention.head_count_kv", "num_key_value_heads"},
-    {"attention.key_length", "head_dim"},
     {"attention.sliding_window", "sliding_window"},
     {"rope.scaling.original_context_length", "original_max_position_embeddings"},
 };
@@ -45,23 +42,13 @@ static const struct gguf_key SAMPLING[] = {
     {"general.sampling.penalty_repeat", "repetition_penalty"},
 };
 
-/* The two texts so far; `code` is the first error. */
-struct writer {
-    const struct gguf *g;
-    const struct gguf_family *family;
-    struct buf out;
-    int code;
-    struct err *e;
-};
-
-static const char *under(const struct writer *w, const char *key, char *ret, size_t cap)
+const char *under(const struct gguf_writer *w, const char *key, char *ret, size_t cap)
 {
     snprintf(ret, cap, "%s.%s", w->family->gguf, key);
     return ret;
 }
 
-/* 1: the key is present; 0: it is absent, or an error was recorded. */
-static bool take_int(struct writer *w, const char *key, int64_t *ret)
+bool take_int(struct gguf_writer *w, const char *key, int64_t *ret)
 {
     int found = w->code < 0 ? 0 : gguf_int(w->g, key, ret, w->e);
 
@@ -69,7 +56,7 @@ static bool take_int(struct writer *w, const char *key, int64_t *ret)
     return found > 0;
 }
 
-static bool take_real(struct writer *w, const char *key, double *ret)
+static bool take_real(struct gguf_writer *w, const char *key, double *ret)
 {
     int found = w->code < 0 ? 0 : gguf_real(w->g, key, ret, w->e);
 
@@ -91,7 +78,7 @@ static const struct gguf_tensor *find_tensor(const struct gguf *g, const char *n
 }
 
 /* "short_factor": [..] of a tensor. */
-static void put_factors(struct writer *w, const char *key, const struct gguf_tensor *t)
+static void put_factors(struct gguf_writer *w, const char *key, const struct gguf_tensor *t)
 {
     float value[LIMIT_HEAD_DIM / 2];
 
@@ -114,7 +101,7 @@ static void put_factors(struct writer *w, const char *key, const struct gguf_ten
 
 /* RoPE scaling: a name and its parameters, or one factor for each frequency, which is
  * how llama.cpp stores llama3's scaling. */
-static void put_rope(struct writer *w)
+static void put_rope(struct gguf_writer *w)
 {
     const struct gguf_tensor *all = find_tensor(w->g, "rope_freqs.weight");
     const struct gguf_tensor *s = find_tensor(w->g, "rope_factors_short.weight");
@@ -139,9 +126,12 @@ static void put_rope(struct writer *w)
         buf_puts(&w->out, ",\"rope_scaling\":{\"rope_type\":\"");
         buf_json_escape(&w->out, type.at, MIN(type.len, (size_t)15));
         buf_putc(&w->out, '"');
+        buf_puts(&w->out, w->family->rope_json ? w->family->rope_json : "");
         for (size_t i = 0; i < ARRAY_LEN(SCALING); i++) {
             if (take_real(w, under(w, SCALING[i].gguf, key, sizeof(key)), &value)) {
-                buf_printf(&w->out, ",\"%s\":%.9g", SCALING[i].json, value);
+                /* of latents the file has a tenth of it */
+                bool tenth = w->family->latent && strstr(SCALING[i].json, "mscale");
+                buf_printf(&w->out, ",\"%s\":%.9g", SCALING[i].json, tenth ? value * 10 : value);
             }
         }
         buf_putc(&w->out, '}');
@@ -151,32 +141,7 @@ static void put_rope(struct writer *w)
     }
 }
 
-/* The part of a head that rotates, if it is not all of it. */
-static void put_rotated(struct writer *w)
-{
-    int64_t turned = 0, head = 0, value_length = 0, hidden = 0, heads = 0;
-    char key[128];
-
-    if (!take_int(w, under(w, "attention.key_length", key, sizeof(key)), &head)) {
-        if (!take_int(w, under(w, "embedding_length", key, sizeof(key)), &hidden) ||
-            !take_int(w, under(w, "attention.head_count", key, sizeof(key)), &heads) || heads < 1) {
-            return;
-        }
-        head = hidden / heads;
-    }
-    if (take_int(w, under(w, "attention.value_length", key, sizeof(key)), &value_length) &&
-        value_length != head && w->code == 0) {
-        w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: keys of %lld dimensions with values of %lld",
-                          w->g->file, (long long)head, (long long)value_length);
-    }
-    if (take_int(w, under(w, "rope.dimension_count", key, sizeof(key)), &turned) && turned < head &&
-        turned > 0) {
-        buf_printf(&w->out, ",\"partial_rotary_factor\":%.17g",
-                   ((double)turned + 0.5) / (double)head);
-    }
-}
-
-static void put_ids(struct writer *w)
+static void put_ids(struct gguf_writer *w)
 {
     int64_t id = 0, other = 0;
 
@@ -207,7 +172,7 @@ static const char *stored_dtype(const struct gguf *g)
 }
 
 /* "key": whether the file has the tensor. */
-static void put_whether(struct writer *w, const char *key, const char *tensor)
+static void put_whether(struct gguf_writer *w, const char *key, const char *tensor)
 {
     if (key) {
         buf_printf(&w->out, ",\"%s\":%s", key, find_tensor(w->g, tensor) ? "true" : "false");
@@ -215,7 +180,7 @@ static void put_whether(struct writer *w, const char *key, const char *tensor)
 }
 
 /* Settings that follow from which tensors the file has. */
-static void put_found(struct writer *w)
+static void put_found(struct gguf_writer *w)
 {
     const struct gguf_family *f = w->family;
     const struct gguf_tensor *embed = find_tensor(w->g, "token_embd.weight");
@@ -234,7 +199,7 @@ static void put_found(struct writer *w)
 
 /* The file does not contain the query_pre_attn_scalar of Gemma-2 and Gemma-3: it is
  * head_dim, but hidden size / heads in their models of 46 and 62 layers. */
-static void put_query_scalar(struct writer *w)
+static void put_query_scalar(struct gguf_writer *w)
 {
     int64_t layers = 0, hidden = 0, heads = 0;
     char key[128];
@@ -249,7 +214,7 @@ static void put_query_scalar(struct writer *w)
 }
 
 /* The family's own settings: numbers and bools. */
-static void put_keys(struct writer *w)
+static void put_keys(struct gguf_writer *w)
 {
     char key[128];
 
@@ -270,25 +235,8 @@ static void put_keys(struct writer *w)
     buf_puts(&w->out, w->family->json ? w->family->json : "");
 }
 
-/* layer_types, where the file says for each layer whether it has the window. */
-static void put_layer_types(struct writer *w)
-{
-    char key[128];
-    const struct gguf_pair *p =
-        gguf_find(w->g, under(w, "attention.sliding_window_pattern", key, sizeof(key)));
-
-    if (!p || p->type != GGUF_ARRAY || p->item != GGUF_BOOL || p->n > LIMIT_LAYERS) {
-        return;
-    }
-    buf_puts(&w->out, ",\"layer_types\":[");
-    for (uint64_t i = 0; i < p->n; i++) {
-        buf_printf(&w->out, "%s\"%s_attention\"", i ? "," : "", p->at[i] ? "sliding" : "full");
-    }
-    buf_putc(&w->out, ']');
-}
-
 /* The number of layers, without those behind them that draft. */
-static void put_layers(struct writer *w)
+static void put_layers(struct gguf_writer *w)
 {
     char key[128];
     int64_t layers = 0, drafting = 0;
@@ -303,7 +251,7 @@ static void put_layers(struct writer *w)
     }
 }
 
-static void put_config(struct writer *w)
+static void put_config(struct gguf_writer *w)
 {
     char key[128];
     int64_t value = 0;
@@ -333,8 +281,9 @@ static void put_config(struct writer *w)
     }
     put_layers(w);
     put_keys(w);
-    put_layer_types(w);
-    put_rotated(w);
+    gguf_put_heads(w);
+    gguf_put_layer_types(w);
+    gguf_put_states(w);
     put_rope(w);
     put_query_scalar(w);
     put_ids(w);
@@ -342,7 +291,7 @@ static void put_config(struct writer *w)
     buf_putc(&w->out, '}');
 }
 
-static void put_generation(struct writer *w)
+static void put_generation(struct gguf_writer *w)
 {
     int64_t top_k = -1;
     double value = 0;
@@ -364,7 +313,7 @@ static void put_generation(struct writer *w)
 int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, const struct gguf *g,
                 struct err *e)
 {
-    struct writer w = {.g = g, .e = e};
+    struct gguf_writer w = {.g = g, .e = e};
     bool dtype_given;
 
     buf_init(&w.out, LIMIT_CONFIG_JSON_BYTES);
@@ -385,6 +334,7 @@ int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, c
             err_prefix(e, "%s, read as config.json", g->file);
         } else {
             ret->norm_offset = 0; /* llama.cpp stores Gemma's norm weights with 1 added */
+            ret->recurrent.tiled = w.family->tiled;
         }
     }
     buf_release(&w.out);

@@ -43,6 +43,23 @@ static const struct gguf_rename LAYER[] = {
 
 #define PAIRS(a, b) {.from = (a), .to = (b), .order = ORDER_ROTARY_PAIRS}
 #define ROTARY_PAIRS PAIRS("attn_q", "self_attn.q_proj"), PAIRS("attn_k", "self_attn.k_proj")
+#define CHOICE_BIAS {.from = "exp_probs_b", .to = "mlp.gate.e_score_correction_bias", .whole = true}
+#define SHARED_EXPERTS                                      \
+    NAME("ffn_gate_shexp", "mlp.shared_experts.gate_proj"), \
+        NAME("ffn_up_shexp", "mlp.shared_experts.up_proj"), \
+        NAME("ffn_down_shexp", "mlp.shared_experts.down_proj")
+/* Of a recurrent layer, under the mixer's name. */
+#define STATES(mixer)                                                         \
+    {.from = "ssm_conv1d", .to = mixer ".conv1d", .shape = GGUF_CONVOLUTION}, \
+        {.from = "ssm_dt", .to = mixer ".dt_bias", .whole = true},            \
+        {.from = "ssm_a",                                                     \
+         .to = mixer ".A_log",                                                \
+         .whole = true,                                                       \
+         .order = ORDER_DECAYS,                                               \
+         .shape = GGUF_ONE_AXIS},                                             \
+        {.from = "ssm_norm", .to = mixer ".norm", .shape = GGUF_ONE_AXIS},    \
+        NAME("ssm_out", mixer ".out_proj")
+#define SSM_D(mixer) {.from = "ssm_d", .to = mixer ".D", .whole = true, .shape = GGUF_ONE_AXIS}
 static const struct gguf_rename LLAMA_LAYER[] = {ROTARY_PAIRS, {0}};
 static const struct gguf_rename MIXTRAL_LAYER[] = {
     ROTARY_PAIRS,
@@ -58,11 +75,65 @@ static const struct gguf_rename QWEN2_MOE_LAYER[] = {
     NAME("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     {0}};
 static const struct gguf_rename GLM4_MOE_LAYER[] = {
+    NAME("post_attention_norm", "post_attention_layernorm"), CHOICE_BIAS, SHARED_EXPERTS, {0}};
+static const struct gguf_rename DOTS1_LAYER[] = {CHOICE_BIAS, SHARED_EXPERTS, {0}};
+static const struct gguf_rename ERNIE_MOE_LAYER[] = {
+    {.from = "exp_probs_b", .to = "mlp.moe_statics.e_score_correction_bias", .whole = true},
+    SHARED_EXPERTS,
+    {0}};
+static const struct gguf_rename DEEPSEEK2_LAYER[] = {
+    NAME("attn_q_a", "self_attn.q_a_proj"),
+    NAME("attn_q_b", "self_attn.q_b_proj"),
+    NAME("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    NAME("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    NAME("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    NAME("attn_kv_b", "self_attn.kv_b_proj"), /* of early files */
+    {.from = "attn_k_b", .to = "self_attn.k_b_proj", .shape = GGUF_TWO_AXES},
+    {.from = "attn_v_b", .to = "self_attn.v_b_proj", .shape = GGUF_TWO_AXES},
+    CHOICE_BIAS,
+    SHARED_EXPERTS,
+    {0}};
+static const struct gguf_rename MINIMAX_LAYER[] = {
+    NAME("ffn_gate_inp", "block_sparse_moe.gate"),
+    NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.w1"),
+    NAME("ffn_up_exps", "block_sparse_moe.experts.%d.w3"),
+    NAME("ffn_down_exps", "block_sparse_moe.experts.%d.w2"),
+    {.from = "exp_probs_b", .to = "block_sparse_moe.e_score_correction_bias", .whole = true},
+    {0}};
+static const struct gguf_rename GPT_OSS_LAYER[] = {
+    {.from = "attn_sinks", .to = "self_attn.sinks", .whole = true},
     NAME("post_attention_norm", "post_attention_layernorm"),
-    {.from = "exp_probs_b", .to = "mlp.gate.e_score_correction_bias", .whole = true},
-    NAME("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-    NAME("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-    NAME("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    NAME("ffn_gate_inp", "mlp.router"),
+    {0}};
+#define GRANITE_EXPERTS                                                 \
+    NAME("ffn_gate_inp", "block_sparse_moe.router.layer"),              \
+        NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.gate_proj"), \
+        NAME("ffn_up_exps", "block_sparse_moe.experts.%d.up_proj"),     \
+        NAME("ffn_down_exps", "block_sparse_moe.experts.%d.down_proj"), \
+        NAME("ffn_gate_shexp", "shared_mlp.gate_proj"),                 \
+        NAME("ffn_up_shexp", "shared_mlp.up_proj"), NAME("ffn_down_shexp", "shared_mlp.down_proj")
+static const struct gguf_rename GRANITE_MOE_LAYER[] = {ROTARY_PAIRS, GRANITE_EXPERTS, {0}};
+static const struct gguf_rename GRANITE_HYBRID_LAYER[] = {ROTARY_PAIRS,
+                                                          GRANITE_EXPERTS,
+                                                          NAME("ffn_gate", "shared_mlp.gate_proj"),
+                                                          NAME("ffn_up", "shared_mlp.up_proj"),
+                                                          NAME("ffn_down", "shared_mlp.down_proj"),
+                                                          STATES("mamba"),
+                                                          NAME("ssm_in", "mamba.in_proj"),
+                                                          SSM_D("mamba"),
+                                                          {0}};
+static const struct gguf_rename QWEN_HYBRID_LAYER[] = {
+    NAME("attn_qkv", "linear_attn.in_proj_qkv"),
+    NAME("attn_gate", "linear_attn.in_proj_z"),
+    NAME("ssm_ba", "linear_attn.in_proj_ba"),
+    NAME("ssm_beta", "linear_attn.in_proj_b"),
+    NAME("ssm_alpha", "linear_attn.in_proj_a"),
+    STATES("linear_attn"),
+    NAME("post_attention_norm", "post_attention_layernorm"),
+    NAME("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    NAME("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    NAME("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    NAME("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     {0}};
 static const struct gguf_rename PHI3_LAYER[] = {NAME("ffn_up", "mlp.gate_up_proj"), {0}};
 /* norms after attention and MLP beside those before them */
@@ -83,6 +154,18 @@ static const struct gguf_rename OLMO2_LAYER[] = {
     {0}};
 static const struct gguf_rename STARCODER2_LAYER[] = {
     NAME("ffn_up", "mlp.c_fc"), NAME("ffn_down", "mlp.c_proj"), {0}};
+static const struct gguf_rename EXAONE_OUTER[] = {
+    NAME("token_embd", "transformer.wte"), NAME("output_norm", "transformer.ln_f"), {0}};
+static const struct gguf_rename EXAONE_LAYER[] = {NAME("attn_norm", "ln_1"),
+                                                  NAME("attn_q", "attn.attention.q_proj"),
+                                                  NAME("attn_k", "attn.attention.k_proj"),
+                                                  NAME("attn_v", "attn.attention.v_proj"),
+                                                  NAME("attn_output", "attn.attention.out_proj"),
+                                                  NAME("ffn_norm", "ln_2"),
+                                                  NAME("ffn_gate", "mlp.c_fc_0"),
+                                                  NAME("ffn_up", "mlp.c_fc_1"),
+                                                  NAME("ffn_down", "mlp.c_proj"),
+                                                  {0}};
 static const struct gguf_rename GPT2_OUTER[] = {NAME("token_embd", "transformer.wte"),
                                                 NAME("position_embd", "transformer.wpe"),
                                                 NAME("output_norm", "transformer.ln_f"),
@@ -119,11 +202,38 @@ static const struct gguf_key GROUPED_EXPERTS[] = {
     {"expert_weights_scale", "routed_scaling_factor"},
     {"expert_weights_norm", "norm_topk_prob"},
     {0}};
+static const struct gguf_key ERNIE_EXPERTS[] = {
+    {"expert_count", "moe_num_experts"},
+    {"expert_used_count", "moe_k"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_count", "moe_num_shared_experts"},
+    {"interleave_moe_layer_step", "moe_layer_interval"},
+    {"leading_dense_block_count", "moe_layer_start_index"},
+    {0}};
 static const struct gguf_key GRANITE_FACTORS[] = {{"attention.scale", "attention_multiplier"},
                                                   {"embedding_scale", "embedding_multiplier"},
                                                   {"residual_scale", "residual_multiplier"},
                                                   {"logit_scale", "logits_scaling"},
                                                   {0}};
+static const struct gguf_key GRANITE_MOE_KEYS[] = {
+    {"attention.scale", "attention_multiplier"},
+    {"embedding_scale", "embedding_multiplier"},
+    {"residual_scale", "residual_multiplier"},
+    {"logit_scale", "logits_scaling"},
+    {"expert_count", "num_local_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_feed_forward_length", "shared_intermediate_size"},
+    {0}};
+static const struct gguf_key QWEN_HYBRID_KEYS[] = {
+    {"full_attention_interval", "full_attention_interval"}, {0}};
+static const struct gguf_key QWEN_HYBRID_EXPERTS[] = {
+    {"full_attention_interval", "full_attention_interval"},
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_feed_forward_length", "shared_expert_intermediate_size"},
+    {0}};
 static const struct gguf_key COHERE_KEYS[] = {{"logit_scale", "logit_scale"}, {0}};
 static const struct gguf_key WINDOW_KEYS[] = {{"rope.freq_base_swa", "rope_local_base_freq"}, {0}};
 static const struct gguf_key STABLELM_KEYS[] = {{"use_parallel_residual", "use_parallel_residual"},
@@ -174,6 +284,59 @@ static const struct gguf_family FAMILIES[] = {
      .keys = GROUPED_EXPERTS,
      .qkv_bias = "attention_bias",
      .head_norms = "use_qk_norm"},
+    {.gguf = "dots1", .name = "Dots1ForCausalLM", .layer = DOTS1_LAYER, .keys = GROUPED_EXPERTS},
+    {.gguf = "ernie4_5-moe",
+     .name = "Ernie4_5_MoeForCausalLM",
+     .layer = ERNIE_MOE_LAYER,
+     .keys = ERNIE_EXPERTS,
+     .qkv_bias = "use_bias"},
+    {.gguf = "minimax-m2", .name = "MiniMaxM2ForCausalLM", .layer = MINIMAX_LAYER, .keys = ROUTED},
+    {.gguf = "gpt-oss",
+     .name = "GptOssForCausalLM",
+     .layer = GPT_OSS_LAYER,
+     .keys = ROUTED,
+     .rope_json = ",\"truncate\":false"},
+    {.gguf = "deepseek2",
+     .name = "DeepseekV3ForCausalLM",
+     .when = "expert_gating_func",
+     .is = 2, /* sigmoid */
+     .layer = DEEPSEEK2_LAYER,
+     .keys = GROUPED_EXPERTS,
+     .latent = true},
+    {.gguf = "deepseek2",
+     .name = "DeepseekV2ForCausalLM",
+     .layer = DEEPSEEK2_LAYER,
+     .keys = GROUPED_EXPERTS,
+     .json = ",\"topk_method\":\"group_limited_greedy\"",
+     .latent = true},
+    {.gguf = "granitemoe",
+     .name = "GraniteMoeSharedForCausalLM",
+     .layer = GRANITE_MOE_LAYER,
+     .keys = GRANITE_MOE_KEYS},
+    {.gguf = "granitehybrid",
+     .name = "GraniteMoeHybridForCausalLM",
+     .layer = GRANITE_HYBRID_LAYER,
+     .keys = GRANITE_MOE_KEYS},
+    {.gguf = "qwen3next",
+     .name = "Qwen3NextForCausalLM",
+     .layer = QWEN_HYBRID_LAYER,
+     .keys = QWEN_HYBRID_EXPERTS},
+    {.gguf = "qwen35",
+     .name = "Qwen3_5ForCausalLM",
+     .layer = QWEN_HYBRID_LAYER,
+     .keys = QWEN_HYBRID_KEYS,
+     .tiled = true},
+    {.gguf = "qwen35moe",
+     .name = "Qwen3_5MoeForCausalLM",
+     .layer = QWEN_HYBRID_LAYER,
+     .keys = QWEN_HYBRID_EXPERTS,
+     .tiled = true},
+    {.gguf = "exaone",
+     .name = "ExaoneForCausalLM",
+     .outer = EXAONE_OUTER,
+     .layer = EXAONE_LAYER,
+     .layers = "transformer.h",
+     .apart = true},
     {.gguf = "phi3", .name = "Phi3ForCausalLM", .layer = PHI3_LAYER},
     {.gguf = "gemma", .name = "GemmaForCausalLM"},
     {.gguf = "gemma2", .name = "Gemma2ForCausalLM", .layer = GEMMA2_LAYER},
@@ -208,23 +371,25 @@ static const struct gguf_family FAMILIES[] = {
      .name = "GPT2LMHeadModel",
      .outer = GPT2_OUTER,
      .layer = GPT2_LAYER,
+     .layers = "transformer.h",
      .apart = true},
 };
 
 /* ---- looking up ---- */
 
-/* Whether the number `when` of the architecture is in the file and is not 0. */
-static bool is_met(const struct gguf *g, const char *arch, const char *when)
+/* Whether the number `when` of the architecture is in the file and is not 0, or
+ * `is`. */
+static bool is_met(const struct gguf *g, const struct gguf_family *f)
 {
     char key[128];
     int64_t value = 0;
     struct err e;
 
-    if (!when) {
+    if (!f->when) {
         return true;
     }
-    snprintf(key, sizeof(key), "%s.%s", arch, when);
-    return gguf_int(g, key, &value, &e) > 0 && value != 0;
+    snprintf(key, sizeof(key), "%s.%s", f->gguf, f->when);
+    return gguf_int(g, key, &value, &e) > 0 && (f->is ? value == f->is : value != 0);
 }
 
 static void list_names(struct buf *b)
@@ -247,7 +412,7 @@ int gguf_family(const struct gguf_family **ret, const struct gguf *g, struct err
         return rc;
     }
     for (size_t i = 0; i < ARRAY_LEN(FAMILIES) && rc > 0; i++) {
-        if (gguf_text_is(name, FAMILIES[i].gguf) && is_met(g, FAMILIES[i].gguf, FAMILIES[i].when)) {
+        if (gguf_text_is(name, FAMILIES[i].gguf) && is_met(g, &FAMILIES[i])) {
             *ret = &FAMILIES[i];
             return 0;
         }

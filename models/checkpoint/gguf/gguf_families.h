@@ -5,6 +5,14 @@
 
 #include "models/checkpoint/gguf/gguf.h"
 
+/* The axes of a tensor, where Hugging Face's has others. */
+enum gguf_shape {
+    GGUF_AS_IS,
+    GGUF_ONE_AXIS,    /* [n], of any number */
+    GGUF_TWO_AXES,    /* [a * b, c], of [a, b, c] */
+    GGUF_CONVOLUTION, /* [channels, 1, kernel], of [channels, kernel] */
+};
+
 /* A tensor's name, without .weight or .bias, and without "blk.N." or the prefix of a
  * layer. */
 struct gguf_rename {
@@ -14,6 +22,7 @@ struct gguf_rename {
     const char *to;
     enum tensor_order order; /* of the weight; of the bias too when it is ORDER_ROTARY_PAIRS */
     bool whole;              /* `to` has no .weight or .bias after it */
+    enum gguf_shape shape;
 };
 
 /* A key of the metadata after the architecture's name and a dot, and config.json's. */
@@ -25,12 +34,17 @@ struct gguf_family {
     const char *gguf;                /* general.architecture */
     const char *name;                /* of config.json's architectures */
     const char *when;                /* a key that must be there and not 0; NULL: always */
+    int64_t is;                      /* and that has this value; 0: any */
+    const char *layers;              /* what a layer's names begin with; NULL: model.layers */
+    bool tiled;                      /* recurrent heads are ordered for struct recurrence's tiled */
+    bool latent;                     /* attention over latents */
     const struct gguf_rename *layer; /* of tensors in layers; NULL: the common ones alone */
     const struct gguf_rename *outer; /* of the others; likewise */
     bool apart;                      /* no tensor in a layer has a common name */
     const struct gguf_key *keys;     /* numbers and bools beside the common ones, or NULL */
     const char *json;                /* members that follow from the architecture, each after a
                                       * comma; or NULL */
+    const char *rope_json;           /* likewise of rope_scaling */
     /* the members that say whether the tensors of the first layer have a bias, and
      * whether q and k are normed per head; NULL: it follows from the architecture */
     const char *qkv_bias, *o_bias, *mlp_bias, *head_norms;

@@ -6,6 +6,7 @@
  * Conv1D. Decoding a tensor reverses both, so the forward passes need not know. Tensors
  * that are neither encoded nor reordered are read in place, like those of safetensors.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +14,20 @@
 #include "models/checkpoint/gguf/gguf_families.h"
 #include "models/checkpoint/weights_internal.h"
 
-/* Write the Hugging Face name into ret[256]; with %d in it where the tensor has an
- * expert along its first axis. Returns the order of the elements. A name that the
- * family does not have is kept: transformer_check reports it. */
-static enum tensor_order rename_tensor(const struct gguf_family *f, const char *name, char *ret)
+/* What becomes of a tensor. */
+struct renamed {
+    char name[256]; /* with %d where the tensor has an expert along its first axis */
+    enum tensor_order order;
+    enum gguf_shape shape;
+};
+
+/* Hugging Face's name, order and axes. A name that the family does not have is kept:
+ * transformer_check reports it. */
+static struct renamed rename_tensor(const struct gguf_family *f, const char *name)
 {
     const char *end = strrchr(name, '.'), *stem = name;
-    const char *layers = strcmp(f->gguf, "gpt2") == 0 ? "transformer.h" : "model.layers";
+    const char *layers = f->layers ? f->layers : "model.layers";
+    struct renamed ret = {.order = ORDER_SAME};
     int layer = -1, used = 0;
 
     if (sscanf(name, "blk.%4d.%n", &layer, &used) == 1 && used > 0 && layer >= 0) {
@@ -27,23 +35,26 @@ static enum tensor_order rename_tensor(const struct gguf_family *f, const char *
     } else {
         layer = -1;
     }
-    const struct gguf_rename *r =
-        end && end >= stem ? gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem)) : NULL;
+    end = end && end >= stem ? end : stem + strlen(stem);
+    const struct gguf_rename *r = gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem));
     if (layer >= 0 && strncmp(stem, "nextn.", 6) == 0) { /* of a layer that drafts */
-        snprintf(ret, 256, "%s.%d.%s", layers, layer, stem);
-        return ORDER_SAME;
+        snprintf(ret.name, sizeof(ret.name), "%s.%d.%s", layers, layer, stem);
+        return ret;
     }
     if (!r) {
-        snprintf(ret, 256, "%s", name);
-        return ORDER_SAME;
+        snprintf(ret.name, sizeof(ret.name), "%s", name);
+        return ret;
     }
     const char *suffix = r->whole ? "" : end;
     if (layer < 0) {
-        snprintf(ret, 256, "%s%s", r->to, suffix);
+        snprintf(ret.name, sizeof(ret.name), "%s%s", r->to, suffix);
     } else {
-        snprintf(ret, 256, "%s.%d.%s%s", layers, layer, r->to, suffix);
+        snprintf(ret.name, sizeof(ret.name), "%s.%d.%s%s", layers, layer, r->to, suffix);
     }
-    return strcmp(end, ".weight") == 0 || r->order == ORDER_ROTARY_PAIRS ? r->order : ORDER_SAME;
+    bool bias = strcmp(end, ".bias") == 0;
+    ret.order = bias && r->order != ORDER_ROTARY_PAIRS ? ORDER_SAME : r->order;
+    ret.shape = bias && !r->whole ? GGUF_AS_IS : r->shape;
+    return ret;
 }
 
 /* Tensors that hold parameters of RoPE; gguf_config.c reads them. */
@@ -54,13 +65,31 @@ static bool is_parameter(const char *name)
            strcmp(name, "rope_factors_short.weight") == 0;
 }
 
-/* Add a tensor under the name `renamed`. */
-static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const char *renamed,
-                      enum tensor_order order, const struct model_config *config, enum dtype dtype,
-                      struct err *e)
+/* Give a tensor other axes, where it has those that they are made of. */
+static void reshape(struct tensor *t, enum gguf_shape shape)
 {
+    if (shape == GGUF_ONE_AXIS) {
+        for (; t->n_dims > 1; t->n_dims--) {
+            t->dim[t->n_dims - 2] *= t->dim[t->n_dims - 1];
+        }
+    } else if (shape == GGUF_TWO_AXES && t->n_dims == 3) {
+        t->dim[0] *= t->dim[1];
+        t->dim[1] = t->dim[2];
+        t->n_dims = 2;
+    } else if (shape == GGUF_CONVOLUTION && t->n_dims == 2) {
+        t->dim[2] = t->dim[1];
+        t->dim[1] = 1;
+        t->n_dims = 3;
+    }
+}
+
+/* Add a tensor as `to` says. */
+static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const struct renamed *to,
+                      const struct model_config *config, enum dtype dtype, struct err *e)
+{
+    const char *renamed = to->name;
     struct tensor t = {.name = renamed,
-                       .order = order,
+                       .order = to->order,
                        .stored_type = gguf_encoding_name(s->encoding),
                        .usable = true,
                        .dtype = dtype};
@@ -82,6 +111,7 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const c
         t.dim[i] = s->dim[t.order == ORDER_TRANSPOSED ? i : s->n_dims - 1 - i];
         n *= t.dim[i];
     }
+    reshape(&t, to->shape);
     if (__builtin_mul_overflow(n, dtype_bytes(t.dtype), &t.n_bytes)) {
         return err_set(e, ERR_INVALID, "tensor %s has too many values", renamed);
     }
@@ -104,6 +134,7 @@ static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_t
                        const char *pattern, const struct model_config *config, enum dtype dtype,
                        struct err *e)
 {
+    struct renamed to = {.order = ORDER_SAME};
     const char *at = strstr(pattern, "%d");
     int32_t n_dims = s->n_dims - 1;
     int64_t n = s->dim[n_dims];
@@ -111,36 +142,37 @@ static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_t
 
     for (int64_t i = 0; i < n && rc == 0; i++) {
         struct gguf_tensor *one = &g->slice[g->n_slices++];
-        char name[300];
         *one = *s;
         one->n_dims = n_dims;
         one->n_bytes = s->n_bytes / n;
         one->data = s->data + i * one->n_bytes;
-        snprintf(name, sizeof(name), "%.*s%lld%s", (int)(at - pattern), pattern, (long long)i,
+        snprintf(to.name, sizeof(to.name), "%.*s%lld%s", (int)(at - pattern), pattern, (long long)i,
                  at + 2);
-        rc = add_tensor(c, one, name, ORDER_SAME, config, dtype, e);
+        rc = add_tensor(c, one, &to, config, dtype, e);
     }
     return rc;
 }
 
-/* Whether the file's tensor holds one matrix for each expert. */
+/* Whether the file's tensor holds one matrix, or one bias, for each expert. */
 static bool is_experts(const struct gguf_tensor *t, const char *renamed)
 {
-    return strstr(renamed, "%d") && t->n_dims == 3;
+    const char *end = strrchr(renamed, '.');
+
+    return strstr(renamed, "%d") && t->n_dims == (end && strcmp(end, ".bias") == 0 ? 2 : 3);
 }
 
 /* Room for the views of all experts' matrices. */
 static int count_slices(struct gguf *g, const struct gguf_family *f, struct err *e)
 {
-    char name[129], renamed[256];
+    char name[129];
     int64_t n = 0;
 
     for (int32_t i = 0; i < g->n_tensors; i++) {
         const struct gguf_tensor *t = &g->tensor[i];
         snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.at);
-        rename_tensor(f, name, renamed);
-        if (is_experts(t, renamed)) {
-            n += t->dim[2];
+        struct renamed to = rename_tensor(f, name);
+        if (is_experts(t, to.name)) {
+            n += t->dim[t->n_dims - 1];
         }
         if (n > LIMIT_TENSORS) {
             return err_set(e, ERR_FULL, "more than %d tensors, an expert's each counted",
@@ -155,7 +187,7 @@ static int add_all(struct checkpoint *c, struct gguf *g, const struct model_conf
                    enum dtype dtype, struct err *e)
 {
     const struct gguf_family *f = NULL;
-    char name[129], renamed[256];
+    char name[129];
     int rc = gguf_family(&f, g, e);
 
     if (rc < 0) {
@@ -168,9 +200,9 @@ static int add_all(struct checkpoint *c, struct gguf *g, const struct model_conf
         if (is_parameter(name)) {
             continue;
         }
-        enum tensor_order order = rename_tensor(f, name, renamed);
-        rc = is_experts(t, renamed) ? add_experts(c, g, t, renamed, config, dtype, e)
-                                    : add_tensor(c, t, renamed, order, config, dtype, e);
+        struct renamed to = rename_tensor(f, name);
+        rc = is_experts(t, to.name) ? add_experts(c, g, t, to.name, config, dtype, e)
+                                    : add_tensor(c, t, &to, config, dtype, e);
     }
     if (rc < 0) {
         err_prefix(e, "%s", g->file);
@@ -236,6 +268,9 @@ int gguf_tensor_decode(const struct tensor *t, void *ret)
     }
     for (int64_t r = 0; r < rows; r++) {
         gguf_decode(s->encoding, s->data + r * row_bytes, cols, row);
+        for (int64_t i = 0; i < cols && t->order == ORDER_DECAYS; i++) {
+            row[i] = logf(-row[i]);
+        }
         if (t->order == ORDER_TRANSPOSED) {
             tensor_store(ret, t->dtype, r, rows, row, cols);
         } else {

@@ -21,6 +21,13 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LLAMA3 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL
 #define QWEN2 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL
+#define QWEN35                                                   \
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}" \
+                 "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define DEEPSEEK3                                                             \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"                   \
+    "|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" \
+    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define SEED                                             \
     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" \
                  "| ?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -35,8 +42,9 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
 /* A value of tokenizer.ggml.pre, and what the tokenizer.json of such models says. */
 struct pre {
     const char *name;
-    const char *regex; /* NULL: GPT-2's */
-    bool digits;       /* each digit is a word */
+    const char *regex;    /* NULL: GPT-2's */
+    const char *first[2]; /* expressions that split before it does; NULL: none */
+    bool digits;          /* each digit is a word */
     bool nfc;
     bool ignore_merges;
     bool add_bos; /* unless the file says otherwise */
@@ -53,6 +61,8 @@ static const struct pre PRES[] = {
     {.name = "command-r", .digits = true},
     {.name = "olmo"},
     {.name = "exaone4"},
+    {.name = "exaone", .digits = true},
+    {.name = "granite-docling"},
     {.name = "llama-bpe", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-v3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
@@ -61,11 +71,16 @@ static const struct pre PRES[] = {
     {.name = "smaug-bpe", .regex = LLAMA3},
     {.name = "dbrx", .regex = LLAMA3},
     {.name = "qwen2", .regex = QWEN2, .nfc = true},
+    {.name = "qwen35", .regex = QWEN35, .nfc = true},
     {.name = "deepseek-r1-qwen", .regex = QWEN2},
+    {.name = "deepseek-v3",
+     .regex = DEEPSEEK3,
+     .first = {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}},
     {.name = "stablelm2", .regex = QWEN2},
     {.name = "seed-coder", .regex = SEED},
     {.name = "tekken", .regex = TEKKEN, .ignore_merges = true, .add_bos = true},
     {.name = "gpt-4o", .regex = GPT4O},
+    {.name = "minimax-m2", .regex = GPT4O},
 };
 
 /* The vocabulary in the metadata. */
@@ -286,11 +301,14 @@ static void put_parts(const struct vocabulary *v, struct buf *b)
     if (v->pre->digits) {
         buf_puts(b, "{\"type\":\"Digits\",\"individual_digits\":true},");
     }
-    if (v->pre->regex) {
-        buf_puts(b, "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false,\"pattern\":{"
-                    "\"Regex\":");
-        put_string(b, v->pre->regex, strlen(v->pre->regex));
-        buf_puts(b, "}},");
+    const char *const regex[] = {v->pre->first[0], v->pre->first[1], v->pre->regex};
+    for (size_t i = 0; i < ARRAY_LEN(regex); i++) {
+        if (regex[i]) {
+            buf_puts(b, "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"invert\":false,"
+                        "\"pattern\":{\"Regex\":");
+            put_string(b, regex[i], strlen(regex[i]));
+            buf_puts(b, "}},");
+        }
     }
     buf_printf(b, "%s%s}]},\"decoder\":%strue}}", BYTE_LEVEL, v->pre->regex ? "false" : "true",
                BYTE_LEVEL);

@@ -62,6 +62,7 @@ struct model_taps model_head_taps(const struct model_config *head)
 const struct model_family *head_family(const struct model_config *c)
 {
     return c->head.kind == HEAD_EAGLE3 ? &eagle3_family
+           : c->head.named             ? &qwen_mtp_family
            : c->latent.rank > 0        ? &latent_mtp_family
                                        : &mtp_family;
 }
@@ -92,30 +93,31 @@ void head_input(struct model *m, struct mat out)
 {
     const struct backend_ops *ops = m->backend->ops;
     const struct transformer *t = m->weights;
-    const struct head_layer *l = &t->layer[0].head;
+    const struct head_parts *h = &t->draft;
     int32_t width = m->config.hidden;
-    struct mat embedded = mat_rows(t->draft.embedded, 0, out.rows),
-               joined = mat_rows(t->draft.joined, 0, out.rows);
+    struct mat embedded = mat_rows(h->embedded, 0, out.rows),
+               joined = mat_rows(h->joined, 0, out.rows);
 
     ops->embed(m->backend, embedded, t->embed, m->config.embed_scale);
-    ops->norm(m->backend, mat_cols(joined, 0, width), embedded, &l->embed_norm);
+    ops->norm(m->backend, mat_cols(joined, 0, width), embedded, &h->embed_norm);
     read_hidden(m, out);
-    ops->norm(m->backend, mat_cols(joined, width, width), out, &l->hidden_norm);
-    if (l->join.data) {
-        ops->linear(m->backend, out, joined, l->join, &(struct epilogue){0});
+    ops->norm(m->backend, mat_cols(joined, width, width), out, &h->hidden_norm);
+    if (h->join.data) {
+        ops->linear(m->backend, out, joined, h->join, &(struct epilogue){0});
     } else if (m->config.head.norm_before_residual) {
-        ops->norm(m->backend, out, out, &l->hidden_norm);
+        ops->norm(m->backend, out, out, &h->hidden_norm);
     }
 }
 
-/* The residual stream behind the layer is what the next entry reads. */
+/* The residual stream behind the layer is what the next entry reads, or its norm. */
 void head_end(struct model *m, const struct batch *b)
 {
     const struct transformer *t = m->weights;
+    struct mat x = m->config.head.normed ? m->hidden : t->x;
 
     if (m->config.head.kind != HEAD_NONE && b->n_logits > 0) {
         m->backend->ops->gather(m->backend, mat_rows(t->draft.own, 0, b->n_logits),
-                                mat_rows(t->x, 0, b->n_tokens), 0);
+                                mat_rows(x, 0, b->n_tokens), 0);
     }
 }
 
@@ -187,25 +189,39 @@ static int load_ids(struct model *m, struct err *e)
     return rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, &h->id, e);
 }
 
+static void set_parts(struct model *m)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    const struct head_layer *l = &t->layer[0].head;
+    struct head_parts *h = &t->draft;
+
+    if (l->embed_norm.weight.data) {
+        h->embed_norm.weight = l->embed_norm.weight;
+        h->hidden_norm.weight = l->hidden_norm.weight;
+    }
+    if (l->join.data) {
+        h->join = l->join;
+        t->final_norm.weight = l->final_norm.weight;
+    }
+    h->embed_norm.kind = h->hidden_norm.kind = c->norm;
+    h->embed_norm.eps = h->hidden_norm.eps = c->norm_eps;
+    h->embed_norm.weight_offset = h->hidden_norm.weight_offset = c->norm_offset;
+}
+
 int head_load(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
     const struct backend_ops *ops = m->backend->ops;
     struct transformer *t = m->weights;
     struct head_parts *h = &t->draft;
-    struct head_layer *l = &t->layer[0].head;
     enum dtype act = backend_act_dtype(m->backend, m->options.dtype);
     int32_t n = m->options.max_tokens, n_ids = c->head.draft_vocab;
 
     if (!ops->hidden_load) {
         return err_set(e, ERR_UNSUPPORTED, "the backend %s runs no draft heads", m->backend->name);
     }
-    l->embed_norm.kind = l->hidden_norm.kind = c->norm;
-    l->embed_norm.eps = l->hidden_norm.eps = c->norm_eps;
-    l->embed_norm.weight_offset = l->hidden_norm.weight_offset = c->norm_offset;
-    if (l->final_norm.weight.data) {
-        t->final_norm.weight = l->final_norm.weight;
-    }
+    set_parts(m);
     int rc = ops->scratch(m->backend, n, c->hidden, act, &h->embedded, e);
     rc = rc ? rc : ops->scratch(m->backend, n, 2 * c->hidden, act, &h->joined, e);
     rc = rc ? rc : ops->scratch(m->backend, n, c->hidden, act, &h->own, e);

@@ -62,36 +62,43 @@ const struct model_family mtp_family = {
 const struct model_family latent_mtp_family = {
     .tensors = LATENT_TENSORS, .ignored = IGNORED, .forward = deepseek_forward};
 
-/* The targets whose heads are known; that of a dense layer has no experts. */
-static bool is_known(const struct model_config *c)
-{
-    static const char *const NAMES[] = {"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM",
-                                        "Glm4MoeLiteForCausalLM"};
-    bool is = false;
-
-    for (size_t i = 0; i < ARRAY_LEN(NAMES); i++) {
-        is = is || strcmp(c->architecture, NAMES[i]) == 0;
-    }
-    return is;
-}
+/* Targets whose heads are known. */
+static const struct {
+    const char *architecture;
+    bool named; /* as in struct head_config */
+} TARGETS[] = {
+    {"DeepseekV3ForCausalLM", false},  {"Glm4MoeForCausalLM", false},
+    {"Glm4MoeLiteForCausalLM", false}, {"Qwen3NextForCausalLM", true},
+    {"Qwen3_5ForCausalLM", true},      {"Qwen3_5ForConditionalGeneration", true},
+    {"Qwen3_5MoeForCausalLM", true},   {"Qwen3_5MoeForConditionalGeneration", true},
+};
 
 int model_mtp_config(struct model_config *ret, const struct model_config *c, struct err *e)
 {
-    if (!is_known(c)) {
+    size_t i = 0;
+
+    while (i < ARRAY_LEN(TARGETS) && strcmp(TARGETS[i].architecture, c->architecture) != 0) {
+        i++;
+    }
+    if (i == ARRAY_LEN(TARGETS)) {
         return err_set(e, ERR_UNSUPPORTED,
-                       "%s has no MTP head that is known; DeepSeek-V3 and GLM-4.5 have one",
+                       "%s has no MTP head that is known; DeepSeek-V3, GLM-4.5 and Qwen3-Next "
+                       "have one",
                        c->architecture);
     }
-    if (c->n_draft_layers == 0) {
+    bool named = TARGETS[i].named;
+    if (c->n_draft_layers == 0 && !named) {
         return err_set(e, ERR_UNSUPPORTED,
                        "the checkpoint has no MTP head: num_nextn_predict_layers is 0");
     }
     *ret = *c;
     ret->n_layers = 1;
     ret->n_draft_layers = 0;
-    ret->experts.layer[0] = c->experts.n > 0;
+    ret->experts.layer[0] = c->experts.n > 0; /* the layer has attention and, if any do, experts */
+    ret->recurrent = (struct recurrent_config){0};
     ret->windowed[0] = ret->unrotated[0] = false;
     ret->tied = false;
-    ret->head = (struct head_config){.kind = HEAD_MTP, .layer = c->n_layers};
+    ret->head = (struct head_config){
+        .kind = HEAD_MTP, .layer = named ? 0 : c->n_layers, .named = named, .normed = named};
     return 0;
 }

@@ -7,12 +7,28 @@
  * Gemma-2 has 13 and 13: two groups. Where the numbers do not divide, some places in
  * blocks stay unused.
  *
+ * A layer that reads the keys and values of another has no place of its own.
+ *
  * The division is the same on every pipeline stage, because the stages share block ids;
  * how many layers a block holds is each stage's own.
  */
 #include "models/model.h"
 
 enum kind { KIND_FULL, KIND_WINDOWED, KIND_STATES, KINDS };
+
+/* The layer whose place in the cache a layer uses. */
+static int32_t owner_of(const struct model_config *c, int32_t layer)
+{
+    int32_t owner = layer;
+
+    if (layer >= c->sharing_from) {
+        owner = c->sharing_from - 1;
+        while (owner > 0 && c->windowed[owner] != c->windowed[layer]) {
+            owner--;
+        }
+    }
+    return owner;
+}
 
 static enum kind kind_of(const struct model_config *c, int32_t layer)
 {
@@ -24,7 +40,7 @@ static int32_t count_layers(const struct model_config *c, int32_t first, int32_t
 {
     int32_t n = 0;
 
-    for (int32_t i = first; i < end; i++) {
+    for (int32_t i = first; i < MIN(end, c->sharing_from); i++) {
         n += kind_of(c, i) == kind;
     }
     return n;
@@ -107,7 +123,8 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
 
     *ret = (struct model_kv_groups){.n = 1};
     choose(c, n_stages, n);
-    if ((o->one_kv_group && n[KIND_STATES] == 0) || n[0] + n[1] + n[2] == 1) {
+    bool alike = n[KIND_STATES] == 0 && c->full_head_dim == 0;
+    if ((o->one_kv_group && alike) || n[0] + n[1] + n[2] == 1) {
         ret->n_layers = model_first_layer(c, o->stage + 1, n_stages) - first;
         return;
     }
@@ -123,6 +140,7 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
                     int32_t layer, int32_t *ret_group, int32_t *ret_index)
 {
+    layer = owner_of(c, layer);
     enum kind kind = g->n > 1 ? kind_of(c, layer) : KIND_FULL;
     int32_t before =
         g->n > 1 ? count_layers(c, first, layer, kind) : layer - first; /* of its kind */
@@ -159,11 +177,14 @@ void model_kv_layouts(struct kv_layout *ret, const struct model_config *c,
             kv_layout_init_latent(&ret[k], block_size, groups.n_layers,
                                   c->latent.rank + c->latent.rot_dim, kv);
         } else {
+            bool full = c->full_head_dim > 0 && groups.window[k] == 0;
+            int32_t n_ranks = MAX(o->n_ranks, 1);
             kv_layout_init(&ret[k], block_size, groups.n_layers,
-                           model_n_kv_heads(c, MAX(o->n_ranks, 1)), c->head_dim, kv);
+                           full ? model_full_kv_heads(c, n_ranks) : model_n_kv_heads(c, n_ranks),
+                           full ? c->full_head_dim : c->head_dim, kv);
         }
     }
-    if (r.n_heads > 0) {
+    if (r.n_heads > 0 || c->full_head_dim > 0) {
         kv_layouts_pad(ret, groups.n);
     }
 }

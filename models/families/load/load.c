@@ -39,7 +39,7 @@ static int load_rope(struct model *m, struct err *e)
     struct rope_config plain = {.kind = ROPE_DEFAULT,
                                 .theta = c->window_theta,
                                 .factor = 1,
-                                .rot_dim = c->rope.rot_dim,
+                                .rot_dim = c->full_head_dim > 0 ? c->head_dim : c->rope.rot_dim,
                                 .original_positions = c->rope.original_positions};
 
     if (c->rope.rot_dim == 0) {
@@ -67,7 +67,7 @@ static void set_rope(const struct model *m, int32_t layer, struct rope *r)
 
     if (!c->unrotated[layer]) {
         r->cos_sin = own ? t->window_cos_sin : t->cos_sin;
-        r->rot_dim = c->rope.rot_dim;
+        r->rot_dim = r->cos_sin.cols;
         r->interleaved = c->rope_interleaved;
     }
     set_norm(c, &r->q_norm);
@@ -110,6 +110,19 @@ static void set_latent(const struct model *m, struct layer *l)
     a->norm.eps = l->q_norm.eps = 1e-6f; /* whatever the model's other norms have */
 }
 
+/* Of what Gemma-4's layers have besides. The factors of the layers' inputs are folded
+ * into the eps of norms: see gemma4.c. */
+static void set_gemma4_norms(const struct model_config *c, struct layer *l)
+{
+    set_norm(c, &l->router_norm);
+    set_norm(c, &l->experts_norm);
+    set_norm(c, &l->experts_post_norm);
+    set_norm(c, &l->mlp_own_norm);
+    set_norm(c, &l->input_norm);
+    l->input_norm.eps *= 2;
+    l->rope.v_eps = c->full_head_dim > 0 ? c->norm_eps : 0;
+}
+
 /* Parameters of the operations other than weights. */
 static void set_parameters(struct model *m)
 {
@@ -119,6 +132,8 @@ static void set_parameters(struct model *m)
 
     model_kv_groups(&groups, c, &m->options);
     set_norm(c, &t->final_norm);
+    set_norm(c, &t->inputs_norm);
+    t->inputs_norm.eps *= (float)c->hidden;
     for (int32_t i = 0; i < t->n_layers; i++) {
         struct layer *l = &t->layer[i];
         int32_t number = t->first_layer + i;
@@ -128,6 +143,7 @@ static void set_parameters(struct model *m)
         set_norm(c, &l->mlp_post_norm);
         set_norm(c, &l->q_norm);
         set_norm(c, &l->k_norm);
+        set_gemma4_norms(c, l);
         if (c->experts.layer[number]) {
             set_experts(m, l);
         }
@@ -138,16 +154,17 @@ static void set_parameters(struct model *m)
             transformer_set_recurrence(m, l, group, index);
             continue;
         }
-        l->attention = (struct attention){.group = group,
-                                          .layer = index,
-                                          .n_heads = t->n_heads,
-                                          .n_kv_heads = t->n_kv_heads,
-                                          .head_dim = c->head_dim,
-                                          .scale = (float)(1 / sqrt((double)c->query_scalar) /
-                                                           (c->scale_by_layer ? number + 1 : 1)),
-                                          .softcap = c->attn_softcap,
-                                          .window = c->windowed[number] ? c->sliding_window : 0,
-                                          .sinks = l->sinks};
+        l->attention = (struct attention){
+            .group = group,
+            .layer = index,
+            .n_heads = t->n_heads,
+            .n_kv_heads = model_is_full(c, number) ? t->full_kv_heads : t->n_kv_heads,
+            .head_dim = model_head_dim(c, number),
+            .scale =
+                (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? number + 1 : 1)),
+            .softcap = c->attn_softcap,
+            .window = c->windowed[number] ? c->sliding_window : 0,
+            .sinks = l->sinks};
         if (c->latent.rank > 0) {
             set_latent(m, l);
         }
@@ -238,6 +255,23 @@ static int make_latent_scratch(struct model *m, enum dtype act, struct err *e)
     return c->rank > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
 }
 
+static int make_input_scratch(struct model *m, enum dtype act, struct err *e)
+{
+    const struct model_config *c = &m->config;
+    struct transformer *t = m->weights;
+    int32_t n = m->options.max_tokens, inputs = c->layer_input * c->n_layers;
+    bool beside = c->full_head_dim > 0 && c->experts.n > 0;
+    const struct want want[] = {
+        {&t->inputs, n, inputs, act},
+        {&t->inputs_embed, n, inputs, act},
+        {&t->input, n, c->layer_input, act},
+        {&t->beside, n, beside ? c->hidden : 0, act},
+        {&t->router_x, n, beside ? c->hidden : 0, act},
+    };
+
+    return make_mats(m, want, ARRAY_LEN(want), e);
+}
+
 static int make_scratch(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
@@ -246,7 +280,8 @@ static int make_scratch(struct model *m, struct err *e)
     int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
             kv = t->n_kv_heads * c->head_dim;
     int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
-    int32_t up = widest_up(t);
+    int32_t up = widest_up(t), full_q = t->n_heads * c->full_head_dim;
+    int32_t full_qkv = full_q + 2 * t->full_kv_heads * c->full_head_dim;
     bool narrow = c->embed_dim != c->hidden, heads = c->latent.rank == 0;
     struct recurrence r = model_recurrence(&c->recurrent, m->options.n_ranks);
     int32_t mixer = widest_mixer(t), gates = c->gated_attention ? q : 0;
@@ -254,11 +289,11 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->x, n, c->hidden, act},
         {&t->h, n, c->hidden, act},
         {&t->y, n, c->hidden, act},
-        {&t->qkv, n, heads ? q + 2 * kv + gates : 0, act},
-        {&t->attn, n, heads ? MAX(q, r.n_heads * r.value_dim) : 0, act},
+        {&t->qkv, n, heads ? MAX(q + 2 * kv + gates, full_qkv) : 0, act},
+        {&t->attn, n, heads ? MAX(MAX(q, full_q), r.n_heads * r.value_dim) : 0, act},
         {&t->mixer, n, mixer, act},
         {&t->up, n, up, act},
-        {&t->act, n, MAX(t->intermediate, t->shared_intermediate), act},
+        {&t->act, n, MAX(t->intermediate * (c->wide_mlp ? 2 : 1), t->shared_intermediate), act},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, n_logits, c->embed_dim, act},
         {&m->logits, n_logits, c->vocab, DTYPE_F32},
@@ -269,12 +304,15 @@ static int make_scratch(struct model *m, struct err *e)
     m->head = c->tied ? t->embed : t->head;
     m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
     rc = rc ? rc : make_latent_scratch(m, act, e);
+    rc = rc ? rc : make_input_scratch(m, act, e);
     return rc ? rc : make_expert_scratch(m, act, e);
 }
 
 int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
 {
-    bool kv = c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0;
+    int32_t full = MAX(c->full_kv_heads, 1);
+    bool kv = (c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0) &&
+              (c->full_head_dim == 0 || full % n == 0 || n % full == 0);
 
     if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
@@ -300,6 +338,12 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
                              "layers: %d heads in %d groups",
                              n, c->recurrent.n_heads, c->recurrent.n_groups);
     }
+    if (n > 1 && c->recurrent.tiled && c->recurrent.n_heads != c->recurrent.n_groups) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d: the heads of the recurrent layers are in "
+                             "llama.cpp's order, which several ranks do not divide",
+                             n);
+    }
     if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
         return err_set_param(
             e, ERR_INVALID, "tensor_parallel_size",
@@ -315,6 +359,12 @@ int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
         return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
                              "pipeline_parallel_size %d is more than the %d layers of the model", n,
                              c->n_layers);
+    }
+    if (n > 1 && (c->layer_input > 0 || c->sharing_from < c->n_layers)) {
+        return err_set_param(e, ERR_UNSUPPORTED, "pipeline_parallel_size",
+                             "pipeline_parallel_size %d: layers of %s read what the first ones "
+                             "made, which stages do not send",
+                             n, c->architecture);
     }
     return 0;
 }
@@ -332,6 +382,8 @@ static int check_backend(const struct model *m, struct err *e)
         what = "attention over latents";
     } else if (c->recurrent.n_heads > 0 && !ops->recurrence) {
         what = "layers with recurrent states";
+    } else if (c->full_head_dim > 0 && !ops->multiply) {
+        what = "heads of two sizes";
     }
     return what ? err_set(e, ERR_UNSUPPORTED, "%s has %s, which the backend %s does not compute",
                           c->architecture, what, m->backend->name)
@@ -367,6 +419,7 @@ int transformer_load(struct model *m, struct err *e)
     }
     t->n_heads = c->n_heads / m->options.n_ranks;
     t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
+    t->full_kv_heads = model_full_kv_heads(c, m->options.n_ranks);
     t->intermediate = c->intermediate / m->options.n_ranks;
     t->expert_intermediate = c->experts.intermediate / m->options.n_ranks;
     t->shared_intermediate = c->experts.shared_intermediate / m->options.n_ranks;

@@ -105,6 +105,9 @@ void rope_fill(float *out, const struct rope_config *r, int32_t n_positions)
         case ROPE_DYNAMIC:
             freq[i] = f;
             break;
+        case ROPE_PROPORTIONAL:
+            freq[i] = i < (int32_t)(r->share * r->rot_dim / 2) ? f / (float)r->factor : 0;
+            break;
         case ROPE_LINEAR:
             freq[i] = f / (float)r->factor;
             break;

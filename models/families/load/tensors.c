@@ -56,12 +56,30 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->n_heads;
     case DIM_SHARED:
         return c->experts.shared_intermediate;
+    case DIM_SHARED_GATE_UP:
+        return 2 * (int64_t)c->experts.shared_intermediate;
     case DIM_V:
         return (int64_t)c->n_heads * c->latent.v_dim;
     case DIM_Q_RANK:
         return c->latent.q_rank;
     case DIM_LATENT:
         return c->latent.rank;
+    case DIM_FULL_Q:
+        return (int64_t)c->n_heads * c->full_head_dim;
+    case DIM_FULL_KV:
+        return (int64_t)c->full_kv_heads * c->full_head_dim;
+    case DIM_FULL_HEAD:
+        return c->full_head_dim;
+    case DIM_WIDE_MLP:
+        return 2 * (int64_t)c->intermediate;
+    case DIM_LAYER_INPUT:
+        return c->layer_input;
+    case DIM_LAYER_INPUTS:
+        return (int64_t)c->layer_input * c->n_layers;
+    case DIM_HEAD_LATENTS:
+        return (int64_t)c->n_heads * c->latent.rank;
+    case DIM_NOPE:
+        return c->latent.nope_dim;
     case DIM_LATENT_KEY:
         return (int64_t)c->latent.rank + c->latent.rot_dim;
     case DIM_K_UP:
@@ -122,6 +140,24 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->latent.q_rank > 0;
     case WHEN_NO_Q_RANK:
         return c->latent.q_rank == 0;
+    case WHEN_WINDOWED:
+        return !model_is_full(c, layer);
+    case WHEN_FULL:
+        return model_is_full(c, layer);
+    case WHEN_WINDOWED_KV:
+        return !model_is_full(c, layer) && layer < c->sharing_from;
+    case WHEN_FULL_KV:
+        return model_is_full(c, layer) && layer < c->sharing_from;
+    case WHEN_FULL_V:
+        return model_is_full(c, layer) && layer < c->sharing_from && !c->keys_are_values;
+    case WHEN_FULL_KEY_IS_V:
+        return model_is_full(c, layer) && layer < c->sharing_from && c->keys_are_values;
+    case WHEN_PLAIN_MLP:
+        return !c->wide_mlp || layer < c->sharing_from;
+    case WHEN_WIDE_MLP:
+        return c->wide_mlp && layer >= c->sharing_from;
+    case WHEN_LAYER_INPUT:
+        return c->layer_input > 0;
     case WHEN_ATTENTION:
         return !c->recurrent.layer[layer];
     case WHEN_RECURRENT:
@@ -262,6 +298,9 @@ static bool right_conv_shape(const struct tensor *t, const struct shape *want)
 
 static bool right_shape(const struct tensor *t, const struct shape *want)
 {
+    if (want->n_dims == 1 && t->n_dims == 2 && t->dim[0] == 1) { /* a vector stored as a row */
+        return t->dim[1] == want->dim[0];
+    }
     return t->n_dims == want->n_dims &&
            memcmp(t->dim, want->dim, sizeof(t->dim[0]) * (size_t)want->n_dims) == 0;
 }
@@ -357,13 +396,16 @@ static void check_spec(struct problems *p, const struct tensor_spec *s,
 }
 
 /* Whether a tensor is of a layer behind the last, which predicts further tokens, or of
- * the part of a hybrid that does (Qwen's "mtp."). */
+ * the part of a model that does (of Qwen's hybrids, of ERNIE). */
 static bool is_draft(const char *name, const struct model_config *c)
 {
-    static const char LAYERS[] = "layers.", HYBRID[] = "mtp.";
+    static const char LAYERS[] = "layers.", HYBRID[] = "mtp.", ERNIE[] = "model.mtp_";
     const char *at = strstr(name, LAYERS);
 
     if (c->recurrent.n_heads > 0 && strncmp(name, HYBRID, sizeof(HYBRID) - 1) == 0) {
+        return true;
+    }
+    if (strncmp(name, ERNIE, sizeof(ERNIE) - 1) == 0) {
         return true;
     }
     if (!at) {
@@ -379,6 +421,9 @@ static bool is_of_head(const char *name, const struct model_config *c)
     static const char LAYERS[] = "layers.";
     const char *at = strstr(name, LAYERS);
 
+    if (c->head.named) {
+        return strncmp(name, "mtp.", 4) == 0;
+    }
     return at && strtol(at + sizeof(LAYERS) - 1, NULL, 10) == c->head.layer;
 }
 
@@ -386,7 +431,8 @@ static bool is_of_head(const char *name, const struct model_config *c)
 static bool is_of_vision(const char *name)
 {
     static const char *const PARTS[] = {"vision_tower.", "multi_modal_projector.", "vision_model.",
-                                        "visual."};
+                                        "visual.",       "audio_tower.",           "embed_vision.",
+                                        "embed_audio."};
 
     for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
         if (strstr(name, PARTS[i])) {
@@ -396,12 +442,25 @@ static bool is_of_vision(const char *name)
     return false;
 }
 
+/* Whether a tensor makes keys and values in a layer that has another's (Gemma-4). */
+static bool is_of_shared_kv(const char *name, const struct model_config *c)
+{
+    static const char *const PARTS[] = {".self_attn.k_", ".self_attn.v_"};
+    const char *at = strstr(name, "layers.");
+    bool is = false;
+
+    for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
+        is = is || strstr(name, PARTS[i]);
+    }
+    return is && at && strtol(at + strlen("layers."), NULL, 10) >= c->sharing_from;
+}
+
 /* Whether an unknown tensor is one that inference does not need. */
 static bool ignorable(const char *name, const struct model_family *f, const struct model_config *c)
 {
     size_t len = strlen(name);
 
-    if (is_draft(name, c) || (c->wrapped && is_of_vision(name))) {
+    if (is_draft(name, c) || is_of_shared_kv(name, c) || (c->wrapped && is_of_vision(name))) {
         return true;
     }
 

@@ -75,6 +75,11 @@ int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
     return MAX(c->n_kv_heads / n_ranks, 1);
 }
 
+int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks)
+{
+    return c->full_head_dim > 0 ? MAX(c->full_kv_heads / n_ranks, 1) : 0;
+}
+
 static bool is_by_head(enum tensor_dim dim)
 {
     return dim == DIM_K_UP || dim == DIM_V_UP;
@@ -119,7 +124,7 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
-    if ((dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP) && split) {
+    if ((dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP || dim == DIM_SHARED_GATE_UP) && split) {
         int32_t all = (int32_t)size / 2, n = all / m->options.n_ranks;
         ret[0] = (struct axis_range){m->options.rank * n, n};
         ret[1] = (struct axis_range){all + m->options.rank * n, n};
@@ -133,6 +138,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     } else if (dim == DIM_Q || dim == DIM_KV) {
         struct axis_range heads = dim == DIM_Q ? q : kv;
         ret[0] = (struct axis_range){heads.first * d, heads.n * d};
+    } else if (dim == DIM_FULL_Q || dim == DIM_FULL_KV) {
+        struct axis_range heads = dim == DIM_FULL_Q ? q : head_range(m, c->full_kv_heads);
+        ret[0] = (struct axis_range){heads.first * c->full_head_dim, heads.n * c->full_head_dim};
     } else if (dim == DIM_VOCAB) {
         ret[0] = vocab_range(m);
     } else {
@@ -222,12 +230,15 @@ static const void *stacked_data(const struct tensor_spec *s, const struct tensor
     return copy;
 }
 
-/* Whether the weights carry the factor of the logits: the head is linear, so it may be
- * on either side of it. */
-static bool scales_logits(const struct model *m, const struct tensor_spec *s)
+/* A factor that the weights of a norm carry: that of the logits, since the head is
+ * linear, or that of what a router reads. */
+static float norm_factor(const struct model *m, const struct tensor_spec *s)
 {
-    return m->config.logit_scale != 1 && tensor_spec_indices(s) == 0 &&
-           s->target == IN_MODEL(final_norm.weight);
+    if (tensor_spec_indices(s) == 0 && s->target == IN_MODEL(final_norm.weight)) {
+        return m->config.logit_scale;
+    }
+    bool router = tensor_spec_indices(s) > 0 && s->target == IN_LAYER(router_norm.weight);
+    return router ? 1 / sqrtf((float)m->config.hidden) : 1;
 }
 
 static float value_at(const void *data, enum dtype t, int32_t i)
@@ -246,7 +257,7 @@ static float value_at(const void *data, enum dtype t, int32_t i)
     return f;
 }
 
-/* The last piece, n values, times the factor of the logits, as float32. */
+/* The last piece, n values, times a factor, as float32. */
 static int scale_piece(struct assembly *a, float factor, struct err *e)
 {
     struct weight_piece *p = &a->piece[a->n_pieces - 1];
@@ -376,8 +387,8 @@ static bool keeps_float32(const struct model *m, const struct tensor_spec *s)
     const size_t target[] = {IN_LAYER(experts.choice_bias), IN_LAYER(sinks),
                              IN_LAYER(recurrence.conv),     IN_LAYER(recurrence.conv_bias),
                              IN_LAYER(recurrence.a_log),    IN_LAYER(recurrence.dt_bias),
-                             IN_LAYER(recurrence.d)};
-    bool is = scales_logits(m, s);
+                             IN_LAYER(recurrence.d),        IN_LAYER(experts.expert_scale)};
+    bool is = norm_factor(m, s) != 1;
 
     for (size_t i = 0; i < ARRAY_LEN(target); i++) {
         is = is || (tensor_spec_indices(s) > 0 && s->target == target[i]);
@@ -404,7 +415,8 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
         d.dtype = DTYPE_F32;
     }
     d.experts = tensor_spec_of_expert(s);
-    d.tied_head = s->kind == WEIGHT_EMBEDDING && m->config.tied && model_is_last(m);
+    d.tied_head = s->kind == WEIGHT_EMBEDDING && s->target == IN_MODEL(embed) && m->config.tied &&
+                  model_is_last(m);
     for (int32_t i = 0; i < a->n_pieces; i++) {
         d.mapped &= !a->source[i].copy;
     }
@@ -438,8 +450,8 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
             rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
-            if (rc == 0 && t && scales_logits(m, s)) {
-                rc = scale_piece(a, m->config.logit_scale, e);
+            if (rc == 0 && t && norm_factor(m, s) != 1) {
+                rc = scale_piece(a, norm_factor(m, s), e);
             }
             if (t && !t->format && model_quantises(m, s, a->cols)) {
                 m->weights->n_quantised++;

@@ -695,6 +695,55 @@ static void cache_writes_are_exact(void **state)
     }
 }
 
+/* A layer of Gemma-4: with a window of one token the result is that token's value,
+ * divided by its root mean square; queries without keys and values leave the cache as
+ * it is. */
+static void normed_values_are_read_by_other_layers(void **state)
+{
+    (void)state;
+    static const enum dtype types[] = {DTYPE_BF16, DTYPE_F32};
+    for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+        struct scene_case c = {.name = "normed values",
+                               .n_heads = 2,
+                               .n_kv_heads = 1,
+                               .head_dim = 64,
+                               .block_size = 16,
+                               .rot_dim = 64,
+                               .window = 1,
+                               .dtype = types[t]};
+        struct scene s;
+        struct packed p;
+        enum { D = 64, WIDTH = 4 * D };
+        scene_open(&s, &c);
+        pack_step(&s, &p, &(struct scene_step){.n = {1, 1, 1, 40, 77, 130}});
+        float *x = rig_floats(&s.r, (int64_t)p.b.n_tokens * WIDTH, 1, s.at);
+        struct mat qkv = rig_mat(&s.r, p.b.n_tokens, WIDTH, s.at, x);
+        struct mat again = rig_mat(&s.r, p.b.n_tokens, WIDTH, s.at, x);
+        struct mat out = rig_mat(&s.r, p.b.n_tokens, 2 * D, s.at, NULL);
+        struct attention reads = s.att;
+        s.rope.v_eps = 0.25f;
+        reads.n_kv_heads = 0;
+        rig_begin(&s.r, &p.b);
+        s.r.b->ops->rope_kv(s.r.b, qkv, &s.rope, &s.att);
+        s.r.b->ops->rope_kv(s.r.b, mat_cols(again, 0, 2 * D), &s.rope, &reads);
+        s.r.b->ops->attention(s.r.b, out, again, &s.att);
+        float *got = rig_download(&s.r, out);
+        rig_end(&s.r);
+        for (int32_t i = 0; i < p.b.n_tokens * 2 * D; i++) {
+            const float *v = x + (int64_t)(i / (2 * D)) * WIDTH + 3 * D;
+            double squares = 0;
+            for (int32_t k = 0; k < D; k++) {
+                squares += (double)v[k] * v[k];
+            }
+            double want = v[i % D] / sqrt(squares / D + 0.25);
+            assert_true(fabs(got[i] - want) <= (types[t] == DTYPE_F32 ? 1e-5 : 0.02));
+        }
+        free(got);
+        free(x);
+        scene_close(&s);
+    }
+}
+
 /* More short sequences than a device has warps for their heads: prefixes of the scene's
  * sequences, with queries of their own. */
 static void many_short_sequences(void **state)
@@ -1078,6 +1127,7 @@ static int group(void)
         cmocka_unit_test(attention_variants),
         cmocka_unit_test(rotations_and_norms_of_heads),
         cmocka_unit_test(cache_writes_are_exact),
+        cmocka_unit_test(normed_values_are_read_by_other_layers),
         cmocka_unit_test(many_short_sequences),
         cmocka_unit_test(shared_leading_blocks),
         cmocka_unit_test(attention_does_not_depend_on_the_batch),

@@ -10,6 +10,7 @@ struct shape {
     float skew; /* added to the scores of the first experts: all rows go to them */
     int32_t n_groups, top_groups;
     bool sigmoid, by_two, choice_bias, biases, ungated; /* ungated: no gate of the shared expert */
+    bool beside; /* the router reads rows of its own, and each expert's weight has a factor */
     float factor, limit;
     const struct quant_case *quant; /* of up and down; NULL: floats */
 };
@@ -52,6 +53,8 @@ static const struct shape SHAPES[] = {
      .ungated = true, .factor = 2.5F},
     {21, 16, 4, 64, 32, 32, true, 0, .sigmoid = true, .choice_bias = true, .ungated = true},
     {30, 16, 4, 96, 48, 0, true, 0, .biases = true, .limit = 0.5F},
+    {30, 12, 3, 96, 48, 0, true, 0, .beside = true}, /* Gemma-4 */
+    {2, 16, 4, 64, 32, 0, true, 0, .beside = true},
     {9, 12, 3, 40, 24, 24, false, 0, 4, 2, .by_two = true, .choice_bias = true, .biases = true},
     /* codes, by the widths of a GPU's tiles of them */
     {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
@@ -68,6 +71,7 @@ static const struct shape SHAPES[] = {
 struct values {
     float *x, *router, *up, *down, *shared_up, *shared_down, *shared_gate;
     float *router_bias, *choice_bias, *up_bias, *down_bias; /* zeros where there is none */
+    float *router_x, *scale;                                /* of `beside` */
 };
 
 struct layer_rig {
@@ -163,6 +167,8 @@ static void left_by_groups(bool *may, const double *c, const struct shape *t)
 static void reference_weights(double *weight, const float *x, const struct values *v,
                               const struct shape *t)
 {
+    x = t->beside ? v->router_x + (x - v->x) : x;
+
     double s[MOST_EXPERTS], c[MOST_EXPERTS], all = 0, sum = 0, most = -INFINITY;
     bool may[MOST_EXPERTS] = {false}, chosen[MOST_EXPERTS] = {false};
 
@@ -186,7 +192,7 @@ static void reference_weights(double *weight, const float *x, const struct value
     }
     for (int32_t i = 0; i < t->n; i++) {
         double factor = (t->factor > 0 ? t->factor : 1) / (t->normalised ? sum : 1);
-        weight[i] = chosen[i] ? s[i] * factor : 0;
+        weight[i] = chosen[i] ? s[i] * factor * (t->beside ? v->scale[i] : 1) : 0;
     }
 }
 
@@ -237,6 +243,8 @@ static struct values make_values(struct rig *r, const struct shape *t)
         .choice_bias = rig_floats(r, t->n, t->choice_bias ? 0.25F : 0, DTYPE_F32),
         .up_bias = rig_floats(r, t->n * 2 * w, t->biases ? 0.5F : 0, b),
         .down_bias = rig_floats(r, t->n * h, t->biases ? 0.5F : 0, b),
+        .router_x = t->beside ? rig_floats(r, t->rows * h, 1, b) : NULL,
+        .scale = t->beside ? rig_floats(r, t->n, 2, DTYPE_F32) : NULL,
     };
 
     for (int64_t i = 0; i < t->rows && t->skew > 0; i++) {
@@ -261,6 +269,8 @@ static void free_values(struct values *v)
     free(v->choice_bias);
     free(v->up_bias);
     free(v->down_bias);
+    free(v->router_x);
+    free(v->scale);
 }
 
 static struct mat linear_weight(struct rig *r, int32_t rows, int32_t cols, const float *v)
@@ -348,6 +358,10 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
     };
 
     add_biases(r, t, v, &l.e);
+    if (t->beside) {
+        l.s.router_x = rig_mat(r, t->rows, t->hidden, act, v->router_x);
+        l.e.expert_scale = rig_weight(r, WEIGHT_VECTOR, DTYPE_F32, 1, t->n, v->scale);
+    }
     if (t->shared > 0) {
         l.e.shared_up = linear_weight(r, 2 * t->shared, t->hidden, v->shared_up);
         l.e.shared_down = linear_weight(r, t->hidden, t->shared, v->shared_down);
@@ -367,6 +381,9 @@ static float *run_rows(struct rig *r, const struct layer_rig *l, int32_t first, 
     struct mat y = mat_rows(l->y, 0, n);
 
     s.scores = mat_rows(s.scores, 0, n);
+    if (s.router_x.data) {
+        s.router_x = mat_rows(s.router_x, first, n);
+    }
     if (l->e.shared_up.data) {
         s.shared_up = mat_rows(s.shared_up, 0, n);
         s.shared_act = mat_rows(s.shared_act, 0, n);

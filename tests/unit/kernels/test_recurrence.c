@@ -10,7 +10,7 @@ struct scene {
     struct kv_layout kv[2];
     int32_t n, channels, values, n_gates;
     int32_t kept, kept_at; /* the draft whose spare blocks are in the tables, and where; 0: none */
-    float *x, *gates;                         /* [N_SEQS * n, channels], [.., n_gates] */
+    float *x, *gates;      /* [N_SEQS * n, channels], [.., n_gates] */
     float *conv, *bias, *a_log, *dt_bias, *d; /* the weights */
 };
 
@@ -86,8 +86,8 @@ static int32_t entry_of(const struct scene *s, int32_t row, int32_t i)
 }
 
 /* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
- * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the first
- * token go to spare blocks, and the step is what verifies them, so all rows have
+ * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the
+ * first token go to spare blocks, and the step verifies them, so all rows have
  * logits. */
 static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n,
                     bool drafts, float *out)
@@ -108,8 +108,8 @@ static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first,
         }
         for (int32_t t = 0; t < n; t++) {
             slot[i * n + t] = -1;
-            int32_t at = drafts && t > 0 ? spare_of(row + i, t)
-                                         : entry_of(s, row + i, (first + t) / SIZE);
+            int32_t at =
+                drafts && t > 0 ? spare_of(row + i, t) : entry_of(s, row + i, (first + t) / SIZE);
             group_slot[i * n + t] = at * SIZE + (first + t) % SIZE;
             all[i * n + t] = i * n + t;
         }
@@ -196,7 +196,7 @@ static void reference_token(const struct scene *s, const double *x, const float 
 {
     const struct recurrence *r = &s->rec;
     int32_t kd = r->key_dim, vd = r->value_dim, keys = r->n_groups * kd;
-    int32_t at = h * r->n_groups / r->n_heads * kd;
+    int32_t at = (r->tiled ? h % r->n_groups : h * r->n_groups / r->n_heads) * kd;
     bool delta = r->kind == RECURRENCE_DELTA;
     const double *q = x + (delta ? 0 : s->values + keys) + at,
                  *k = x + (delta ? keys : s->values) + at, *v = x + (delta ? 2 * keys : 0) + h * vd;
@@ -254,6 +254,13 @@ static const struct recurrence SHAPES[] = {
      .key_dim = 8,
      .value_dim = 12,
      .kernel = 4},
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 6,
+     .n_groups = 2,
+     .key_dim = 10,
+     .value_dim = 12,
+     .kernel = 3,
+     .tiled = true},
     {.kind = RECURRENCE_DELTA,
      .n_heads = 3,
      .n_groups = 3,
@@ -453,6 +460,39 @@ static void sigmoid_gates_follow_float64(void **state)
     rig_close(&r);
 }
 
+/* Products with activated elements, with one value for all, and with itself. */
+static void products_of_elements_follow_float64(void **state)
+{
+    (void)state;
+    enum { ROWS = 21, COLS = 50, N = ROWS * COLS };
+    struct rig r;
+    rig_open(&r);
+    float *x = rig_floats(&r, N, 3, DTYPE_F32), *y = rig_floats(&r, N, 4, DTYPE_F32), *got;
+    double want[3][N];
+    for (int32_t i = 0; i < N; i++) {
+        want[0][i] = (double)x[i] * y[i] / (1 + exp(-(double)y[i]));
+        want[1][i] = (double)x[i] * y[0];
+        want[2][i] = (double)x[i] * x[i];
+    }
+    struct mat mx[3], my = rig_mat(&r, ROWS, COLS, DTYPE_F32, y);
+    for (int i = 0; i < 3; i++) {
+        mx[i] = rig_mat(&r, ROWS, COLS, DTYPE_F32, x);
+    }
+    rig_begin_plain(&r, ROWS);
+    r.b->ops->multiply(r.b, mx[0], my, ACT_SILU);
+    r.b->ops->multiply(r.b, mx[1], mat_cols(mat_rows(my, 0, 1), 0, 1), ACT_NONE);
+    r.b->ops->multiply(r.b, mx[2], mx[2], ACT_NONE);
+    for (int i = 0; i < 3; i++) {
+        got = rig_download(&r, mx[i]);
+        assert_nmse("multiply", got, want[i], N, DTYPE_F32);
+        free(got);
+    }
+    rig_end(&r);
+    free(x);
+    free(y);
+    rig_close(&r);
+}
+
 /* Devices without these operations refuse models that need them. */
 static bool has_recurrences(void)
 {
@@ -473,6 +513,7 @@ static int group(void)
         cmocka_unit_test(drafts_leave_the_states_behind_each),
         cmocka_unit_test(gated_norms_follow_float64),
         cmocka_unit_test(sigmoid_gates_follow_float64),
+        cmocka_unit_test(products_of_elements_follow_float64),
     };
 
     return has_recurrences() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;

@@ -14,7 +14,15 @@
 
 #define HEADS "tests/golden/heads/"
 
-enum { MAX_TOKENS = 64, MAX_LOGITS = 8, BLOCK = 4, N_ROWS = 3, N_TABLE = 16, N_PROMPTS = 3 };
+enum {
+    MAX_TOKENS = 64,
+    MAX_LOGITS = 8,
+    BLOCK = 4,
+    N_ROWS = 3,
+    N_TABLE = 16,
+    N_PROMPTS = 3,
+    MAX_GROUPS = 3
+};
 
 #define OK(call, e)                              \
     do {                                         \
@@ -26,6 +34,7 @@ enum { MAX_TOKENS = 64, MAX_LOGITS = 8, BLOCK = 4, N_ROWS = 3, N_TABLE = 16, N_P
 struct side {
     struct backend *backend;
     struct model *model;
+    int32_t n_groups; /* KV groups */
     uint64_t step;
 };
 
@@ -40,8 +49,8 @@ static void open_side(struct side *s, const char *dir, const struct model_config
                                 .max_tokens = MAX_TOKENS,
                                 .max_seqs = N_ROWS,
                                 .max_samples = MAX_TOKENS,
-                                .max_blocks_per_seq = N_TABLE,
-                                .n_kv_groups = 1};
+                                .max_blocks_per_seq = N_TABLE};
+    struct model_kv_groups groups;
     struct model_options o = {.dtype = c->dtype,
                               .max_tokens = MAX_TOKENS,
                               .max_logits = MAX_LOGITS,
@@ -50,7 +59,9 @@ static void open_side(struct side *s, const char *dir, const struct model_config
                               .taps = *taps};
     const char *name = getenv("QUIRE_TEST_BACKEND");
 
-    *s = (struct side){0};
+    model_kv_groups(&groups, c, &o);
+    *s = (struct side){.n_groups = groups.n};
+    bc.n_kv_groups = groups.n;
     OK(backend_open(&s->backend, name ? name : "cpu", &bc, &e), e);
     OK(model_open(&s->model, dir, c, &o, s->backend, &e), e);
 }
@@ -65,9 +76,9 @@ static void make_cache(struct side *s)
 
     model_kv_layouts(kv, &m->config, &m->options, BLOCK, act);
     if (width > 0) {
-        kv_layouts_add_hidden(kv, 1, width, act);
+        kv_layouts_add_hidden(kv, s->n_groups, width, act);
     }
-    OK(s->backend->ops->kv_create(s->backend, kv, N_ROWS * N_TABLE, 0, &e), e);
+    OK(s->backend->ops->kv_create(s->backend, kv, N_ROWS * N_TABLE * MAX_GROUPS, 0, &e), e);
 }
 
 static void close_side(struct side *s)
@@ -143,10 +154,18 @@ static const struct tensor *value(const char *name, int i)
     return t;
 }
 
-/* Blocks of a sequence lie apart and in descending order. */
+/* Blocks of a sequence lie apart and in descending order. Group 0's are the same in
+ * both models. */
+static int32_t group_slot_of(int32_t group, int32_t row, int32_t position)
+{
+    int32_t block = (N_TABLE - 1 - position / BLOCK) * N_ROWS + row;
+
+    return (block * MAX_GROUPS + group) * BLOCK + position % BLOCK;
+}
+
 static int32_t slot_of(int32_t row, int32_t position)
 {
-    return ((N_TABLE - 1 - position / BLOCK) * N_ROWS + row) * BLOCK + position % BLOCK;
+    return group_slot_of(0, row, position);
 }
 
 /* Tokens of one sequence, from position `first` on, all with logits, into out [n,
@@ -156,18 +175,26 @@ static const int32_t *step(struct side *s, int32_t row, int32_t first, const int
                            int32_t n, int32_t src, float *out)
 {
     static int32_t from[MAX_TOKENS], position[MAX_TOKENS], slot[MAX_TOKENS], at[MAX_TOKENS],
-        table[N_TABLE], zero[1];
+        further[MAX_TOKENS * MAX_GROUPS], table[MAX_GROUPS * N_TABLE], zero[1];
     static struct sample_row sample[MAX_TOKENS];
     int32_t ends[2] = {0, n}, kv_len = first + n;
-    struct table_update update = {.row = row, .count = N_TABLE};
+    struct table_update update[MAX_GROUPS];
+    int32_t n_further = 0;
     const struct backend_ops *ops = s->backend->ops;
     struct results r;
     struct err e = {0};
 
-    for (int32_t i = 0; i < N_TABLE; i++) {
-        table[i] = slot_of(row, i * BLOCK) / BLOCK;
+    for (int32_t g = 0; g < s->n_groups; g++) {
+        update[g] =
+            (struct table_update){.group = g, .row = row, .count = N_TABLE, .first = g * N_TABLE};
+        for (int32_t i = 0; i < N_TABLE; i++) {
+            table[g * N_TABLE + i] = group_slot_of(g, row, i * BLOCK) / BLOCK;
+        }
     }
     for (int32_t i = 0; i < n; i++) {
+        for (int32_t g = 1; g < s->n_groups; g++) {
+            further[n_further++] = group_slot_of(g, row, first + i);
+        }
         from[i] = src;
         position[i] = first + i;
         slot[i] = slot_of(row, first + i);
@@ -195,10 +222,12 @@ static const int32_t *step(struct side *s, int32_t row, int32_t first, const int
                       .logits_token = at,
                       .n_samples = n,
                       .sample = sample,
-                      .table_update = &update,
-                      .n_table_update = 1,
+                      .group_slot = further,
+                      .n_group_slots = n_further,
+                      .table_update = update,
+                      .n_table_update = s->n_groups,
                       .table_block = table,
-                      .n_table_block = N_TABLE};
+                      .n_table_block = s->n_groups * N_TABLE};
     OK(ops->step_begin(s->backend, &b, &e), e);
     head_begin(s->model, &b);
     s->model->family->forward(s->model, &b);
@@ -398,8 +427,8 @@ static void weights_that_do_not_fit_are_refused(void **state)
 
 int main(void)
 {
-    static char *dir[] = {HEADS "mtp-glm", HEADS "mtp-latent", HEADS "eagle3-speculators",
-                          HEADS "eagle3-midlayer"};
+    static char *dir[] = {HEADS "mtp-glm", HEADS "mtp-latent", HEADS "mtp-qwen",
+                          HEADS "eagle3-speculators", HEADS "eagle3-midlayer"};
     struct CMUnitTest tests[ARRAY_LEN(dir) + 3];
     size_t n = 0;
 

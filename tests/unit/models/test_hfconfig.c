@@ -247,8 +247,13 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            "\"mamba_d_state\":8," SIZES "}",
            ERR_INVALID, "in 4 groups are not possible");
     refuse("{\"architectures\":[\"GraniteMoeHybridForCausalLM\"],\"mamba_n_heads\":4,"
-           "\"mamba_n_groups\":1,\"mamba_d_state\":8,\"num_local_experts\":8," SIZES "}",
-           ERR_UNSUPPORTED, "with experts (num_local_experts 8)");
+           "\"mamba_n_groups\":1,\"mamba_d_state\":8,\"num_local_experts\":8,"
+           "\"num_experts_per_tok\":9," SIZES "}",
+           ERR_INVALID, "num_experts_per_tok is 9 of 8 experts");
+    refuse("{\"architectures\":[\"CohereForCausalLM\"]," SIZES ",\"use_qk_norm\":true}",
+           ERR_UNSUPPORTED, "use_qk_norm true is not supported with CohereForCausalLM");
+    refuse("{\"architectures\":[\"Qwen3VLForConditionalGeneration\"],\"llm_config\":{" SIZES "}}",
+           ERR_INVALID, "text_config is missing, in which Qwen3VLForConditionalGeneration");
     refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"x\"]," SIZES "}",
            ERR_INVALID, "layer_types: 'x'");
 }
@@ -288,6 +293,33 @@ static void latents_are_read_and_checked(void **state)
     refuse(LATENT ",\"mlp_layer_types\":[\"thick\"]}", ERR_INVALID, "neither dense nor sparse");
     refuse("{\"architectures\":[\"DeepseekV2ForCausalLM\"]," SIZES "}", ERR_INVALID,
            "kv_lora_rank is missing");
+}
+
+#define GEMMA4 "{\"architectures\":[\"Gemma4ForCausalLM\"]," SIZES ",\"head_dim\":16"
+#define TYPES ",\"layer_types\":[\"sliding_attention\",\"full_attention\",\"sliding_attention\"]"
+
+static void layers_of_gemma4_are_checked_against_each_other(void **state)
+{
+    (void)state;
+    accept(GEMMA4 TYPES ",\"global_head_dim\":32,\"num_global_key_value_heads\":1,"
+                        "\"attention_k_eq_v\":true}");
+    assert_int_equal(c.full_head_dim, 32);
+    assert_int_equal(c.full_kv_heads, 1);
+    assert_true(c.keys_are_values && c.sharing_from == 3);
+    accept(GEMMA4 TYPES ",\"per_layer_config\":{\"1\":{\"head_dim\":24}}}");
+    assert_int_equal(c.full_head_dim, 24);
+    assert_int_equal(c.full_kv_heads, c.n_kv_heads);
+    refuse(GEMMA4 TYPES ",\"per_layer_config\":{\"1\":{\"hidden_size\":24}}}", ERR_INVALID,
+           "per_layer_config: 'hidden_size' is not supported");
+    refuse(GEMMA4 TYPES ",\"num_kv_shared_layers\":2}", ERR_INVALID,
+           "num_kv_shared_layers 2: layer 1 has no layer of its kind in front of them");
+    refuse(GEMMA4 TYPES ",\"num_kv_shared_layers\":4}", ERR_INVALID, "num_kv_shared_layers 4");
+    refuse(GEMMA4 TYPES ",\"num_global_key_value_heads\":3,\"attention_k_eq_v\":true}", ERR_INVALID,
+           "no multiple of num_global_key_value_heads 3");
+    refuse(GEMMA4 ",\"use_bidirectional_attention\":\"all\"}", ERR_UNSUPPORTED,
+           "use_bidirectional_attention 'all'");
+    refuse(GEMMA4 ",\"hidden_size_per_layer_input\":8,\"vocab_size_per_layer_input\":50}",
+           ERR_UNSUPPORTED, "vocab_size_per_layer_input 50 is not vocab_size 100");
 }
 
 static void the_text_of_a_vision_model_is_in_its_text_config(void **state)
@@ -404,6 +436,7 @@ int main(void)
         cmocka_unit_test(windows_hold_for_the_layers_they_name),
         cmocka_unit_test(wrong_values_are_named_with_what_is_allowed),
         cmocka_unit_test(latents_are_read_and_checked),
+        cmocka_unit_test(layers_of_gemma4_are_checked_against_each_other),
         cmocka_unit_test(the_text_of_a_vision_model_is_in_its_text_config),
         cmocka_unit_test(broken_json_is_refused_at_its_byte),
         cmocka_unit_test(generation_defaults_are_read),

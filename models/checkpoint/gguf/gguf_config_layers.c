@@ -1,0 +1,134 @@
+/* What the layers of a GGUF file differ in, and the sizes of heads, latents and states,
+ * as members of config.json. / */
+#include <stdio.h>
+
+#include "models/checkpoint/gguf/gguf_config_internal.h"
+
+/* The value of a key of the architecture, or `otherwise`. */
+static int64_t int_or(struct gguf_writer *w, const char *key, int64_t otherwise)
+{
+    int64_t value = otherwise;
+    char full[128];
+
+    take_int(w, under(w, key, full, sizeof(full)), &value);
+    return value;
+}
+
+/* An array of the architecture with one whole number or bool for each layer; NULL: the
+ * key is absent or has another type. */
+static const struct gguf_pair *by_layer(const struct gguf_writer *w, const char *key)
+{
+    char full[128];
+    const struct gguf_pair *p = gguf_find(w->g, under(w, key, full, sizeof(full)));
+    bool is = p && p->type == GGUF_ARRAY && p->n <= LIMIT_LAYERS &&
+              (p->item == GGUF_BOOL || p->item == GGUF_I32 || p->item == GGUF_U32);
+
+    return is ? p : NULL;
+}
+
+static int64_t value_of(const struct gguf_pair *p, uint64_t i)
+{
+    return p->item == GGUF_BOOL ? p->at[i] != 0 : gguf_item_i32(p, i);
+}
+
+/* Key/value heads: one number, or one for each layer, 0 where it has a state. */
+static void put_kv_heads(struct gguf_writer *w)
+{
+    const struct gguf_pair *p = by_layer(w, "attention.head_count_kv");
+    int64_t most = 0;
+
+    for (uint64_t i = 0; p && i < p->n; i++) {
+        most = MAX(most, value_of(p, i));
+    }
+    most = p ? most : int_or(w, "attention.head_count_kv", 0);
+    if (most != 0) {
+        buf_printf(&w->out, ",\"num_key_value_heads\":%lld", (long long)most);
+    }
+}
+
+/* Files of before 2025 have the sizes of a head under the names of other models. */
+static void put_latent(struct gguf_writer *w)
+{
+    int64_t rotated = int_or(w, "rope.dimension_count", 0);
+    int64_t key = int_or(w, "attention.key_length_mla", int_or(w, "attention.key_length", 0));
+    int64_t value = int_or(w, "attention.value_length_mla", int_or(w, "attention.value_length", 0));
+    int64_t q_rank = int_or(w, "attention.q_lora_rank", 0);
+
+    buf_printf(&w->out,
+               ",\"kv_lora_rank\":%lld,\"qk_rope_head_dim\":%lld,\"qk_nope_head_dim\":%lld,"
+               "\"v_head_dim\":%lld",
+               (long long)int_or(w, "attention.kv_lora_rank", 0), (long long)rotated,
+               (long long)(key - rotated), (long long)value);
+    if (q_rank != 0) {
+        buf_printf(&w->out, ",\"q_lora_rank\":%lld", (long long)q_rank);
+    }
+}
+
+void gguf_put_heads(struct gguf_writer *w)
+{
+    int64_t heads = int_or(w, "attention.head_count", 0), stated = 0;
+    char key[128];
+
+    put_kv_heads(w);
+    if (w->family->latent) {
+        put_latent(w);
+        return;
+    }
+    if (take_int(w, under(w, "attention.key_length", key, sizeof(key)), &stated)) {
+        buf_printf(&w->out, ",\"head_dim\":%lld", (long long)stated);
+    }
+    int64_t head = stated ? stated : heads > 0 ? int_or(w, "embedding_length", 0) / heads : 0;
+    int64_t value = int_or(w, "attention.value_length", head);
+    int64_t turned = int_or(w, "rope.dimension_count", 0);
+    if (head > 0 && value != head && w->code == 0) {
+        w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: keys of %lld dimensions with values of %lld",
+                          w->g->file, (long long)head, (long long)value);
+    }
+    if (turned > 0 && turned < head) {
+        buf_printf(&w->out, ",\"partial_rotary_factor\":%.17g",
+                   ((double)turned + 0.5) / (double)head);
+    }
+}
+
+void gguf_put_layer_types(struct gguf_writer *w)
+{
+    const struct gguf_pair *windows = by_layer(w, "attention.sliding_window_pattern");
+    const struct gguf_pair *states = by_layer(w, "attention.recurrent_layers");
+    const struct gguf_pair *kv = by_layer(w, "attention.head_count_kv");
+    const struct gguf_pair *p = windows ? windows : states ? states : kv;
+    int64_t layers = int_or(w, "block_count", 0) - int_or(w, "nextn_predict_layers", 0);
+
+    if (!p) {
+        return;
+    }
+    buf_puts(&w->out, ",\"layer_types\":[");
+    for (uint64_t i = 0; i < p->n && (int64_t)i < layers; i++) {
+        const char *type = p == windows     ? (value_of(p, i) ? "sliding" : "full")
+                           : p == kv        ? (value_of(p, i) ? "full" : "linear")
+                           : value_of(p, i) ? "linear"
+                                            : "full";
+        buf_printf(&w->out, "%s\"%s_attention\"", i ? "," : "", type);
+    }
+    buf_putc(&w->out, ']');
+}
+
+void gguf_put_states(struct gguf_writer *w)
+{
+    int64_t inner = int_or(w, "ssm.inner_size", 0), heads = int_or(w, "ssm.time_step_rank", 0);
+    char key[128];
+
+    if (inner <= 0 || heads <= 0) {
+        return;
+    }
+    const struct gguf_pair *rotates =
+        gguf_find(w->g, under(w, "rope.scaling.finetuned", key, sizeof(key)));
+    buf_printf(
+        &w->out,
+        ",\"mamba_n_heads\":%lld,\"mamba_d_head\":%lld,\"mamba_n_groups\":%lld,"
+        "\"mamba_d_state\":%lld,\"mamba_d_conv\":%lld%s",
+        (long long)heads, (long long)(inner / heads), (long long)int_or(w, "ssm.group_count", 0),
+        (long long)int_or(w, "ssm.state_size", 0), (long long)int_or(w, "ssm.conv_kernel", 0),
+        rotates && rotates->type == GGUF_BOOL && rotates->at[0]
+            ? ",\"position_embedding_type\":\"rope\""
+            : "");
+}

@@ -1,0 +1,199 @@
+/* The config.json of published models with experts, states or vision, and the
+ * configuration that each must give. */
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "models/checkpoint/hfconfig_internal.h"
+
+static struct model_config c;
+
+static void read_config(const char *text)
+{
+    struct generation_defaults gen;
+    struct err e = {0};
+    bool dtype_given;
+
+    if (model_config_parse(&c, &gen, &dtype_given, text, strlen(text), NULL, 0, &e) != 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_true(dtype_given);
+}
+
+static void assert_shape(int32_t hidden, int32_t heads, int32_t kv_heads, int32_t head_dim,
+                         int32_t positions)
+{
+    assert_int_equal(c.hidden, hidden);
+    assert_int_equal(c.n_heads, heads);
+    assert_int_equal(c.n_kv_heads, kv_heads);
+    assert_int_equal(c.head_dim, head_dim);
+    assert_int_equal(c.max_positions, positions);
+}
+
+/* The text model's values at the top level, and positions on three axes. */
+static void qwen2_5_vl_7b(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"Qwen2_5_VLForConditionalGeneration\"],\"attention_dropout\":0.0,"
+        "\"bos_token_id\":151643,\"eos_token_id\":151645,\"vision_start_token_id\":151652,"
+        "\"image_token_id\":151655,\"hidden_act\":\"silu\",\"hidden_size\":3584,"
+        "\"intermediate_size\":18944,\"max_position_embeddings\":128000,\"max_window_layers\":28,"
+        "\"model_type\":\"qwen2_5_vl\",\"num_attention_heads\":28,\"num_hidden_layers\":28,"
+        "\"num_key_value_heads\":4,\"rms_norm_eps\":1e-06,\"rope_theta\":1000000.0,"
+        "\"sliding_window\":32768,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
+        "\"use_sliding_window\":false,\"vision_config\":{\"depth\":32,\"hidden_size\":1280,"
+        "\"num_heads\":16},\"rope_scaling\":{\"type\":\"mrope\",\"mrope_section\":[16,24,24]},"
+        "\"vocab_size\":152064}");
+    assert_shape(3584, 28, 4, 128, 128000);
+    assert_int_equal(c.rope.kind, ROPE_DEFAULT);
+    assert_true(c.qkv_bias && !c.o_bias && c.wrapped && !c.tied);
+    assert_int_equal(c.sliding_window, 0);
+}
+
+static void qwen3_vl_8b(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"Qwen3VLForConditionalGeneration\"],\"image_token_id\":151655,"
+        "\"model_type\":\"qwen3_vl\",\"text_config\":{\"attention_bias\":false,"
+        "\"bos_token_id\":151643,\"dtype\":\"bfloat16\",\"eos_token_id\":151645,\"head_dim\":128,"
+        "\"hidden_act\":\"silu\",\"hidden_size\":4096,\"intermediate_size\":12288,"
+        "\"max_position_embeddings\":262144,\"model_type\":\"qwen3_vl_text\","
+        "\"num_attention_heads\":32,\"num_hidden_layers\":36,\"num_key_value_heads\":8,"
+        "\"rms_norm_eps\":1e-06,\"rope_scaling\":{\"mrope_interleaved\":true,"
+        "\"mrope_section\":[24,20,20],\"rope_type\":\"default\"},\"rope_theta\":5000000,"
+        "\"vocab_size\":151936},\"tie_word_embeddings\":false,\"vision_config\":{\"depth\":27}}");
+    assert_shape(4096, 32, 8, 128, 262144);
+    assert_true(c.qk_norm && !c.qkv_bias && c.wrapped);
+    assert_float_equal(c.rope.theta, 5e6, 0);
+}
+
+/* Every sixth layer has other heads, whose keys are its values. */
+static void gemma_4_31b(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"Gemma4ForConditionalGeneration\"],\"dtype\":\"bfloat16\","
+        "\"eos_token_id\":[1,106],\"model_type\":\"gemma4\",\"text_config\":{"
+        "\"attention_bias\":false,\"attention_k_eq_v\":true,\"bos_token_id\":2,"
+        "\"enable_moe_block\":false,\"final_logit_softcapping\":30.0,\"global_head_dim\":512,"
+        "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\",\"hidden_size\":5376,"
+        "\"hidden_size_per_layer_input\":0,\"intermediate_size\":21504,"
+        "\"max_position_embeddings\":262144,\"model_type\":\"gemma4_text\",\"num_attention_heads\":"
+        "32,"
+        "\"num_experts\":null,\"num_global_key_value_heads\":4,\"num_hidden_layers\":60,"
+        "\"num_key_value_heads\":16,\"num_kv_shared_layers\":0,\"rms_norm_eps\":1e-06,"
+        "\"rope_parameters\":{\"full_attention\":{\"partial_rotary_factor\":0.25,"
+        "\"rope_theta\":1000000.0,\"rope_type\":\"proportional\"},\"sliding_attention\":{"
+        "\"rope_theta\":10000.0,\"rope_type\":\"default\"}},\"sliding_window\":1024,"
+        "\"tie_word_embeddings\":true,\"top_k_experts\":null,\"use_bidirectional_attention\":"
+        "\"vision\",\"use_double_wide_mlp\":false,\"vocab_size\":262144,"
+        "\"vocab_size_per_layer_input\":262144},\"vision_config\":{\"hidden_size\":1152}}");
+    assert_shape(5376, 32, 16, 256, 262144);
+    assert_int_equal(c.full_head_dim, 512);
+    assert_int_equal(c.full_kv_heads, 4);
+    assert_true(c.keys_are_values && c.windowed[0] && !c.windowed[5] && c.sliding_window == 1024);
+    assert_int_equal(c.rope.kind, ROPE_PROPORTIONAL);
+    assert_float_equal(c.rope.share, 0.25, 0);
+    assert_float_equal(c.window_theta, 10000, 0);
+    assert_float_equal(c.query_scalar, 1, 0);
+    assert_int_equal(c.experts.n, 0);
+    assert_int_equal(c.layer_input, 0);
+}
+
+static void granite_4_h_tiny(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"GraniteMoeHybridForCausalLM\"],\"attention_bias\":false,"
+        "\"attention_multiplier\":0.0078125,\"bos_token_id\":100257,\"embedding_multiplier\":12,"
+        "\"eos_token_id\":100257,\"hidden_act\":\"silu\",\"hidden_size\":1536,"
+        "\"intermediate_size\":512,\"layer_types\":[\"mamba\",\"mamba\",\"mamba\",\"mamba\","
+        "\"mamba\","
+        "\"attention\",\"mamba\",\"mamba\"],\"logits_scaling\":6,\"mamba_chunk_size\":256,"
+        "\"mamba_conv_bias\":true,\"mamba_d_conv\":4,\"mamba_d_head\":64,\"mamba_d_state\":128,"
+        "\"mamba_expand\":2,\"mamba_n_groups\":1,\"mamba_n_heads\":48,\"mamba_proj_bias\":false,"
+        "\"max_position_embeddings\":131072,\"model_type\":\"granitemoehybrid\","
+        "\"num_attention_heads\":12,\"num_experts_per_tok\":6,\"num_hidden_layers\":8,"
+        "\"num_key_value_heads\":4,\"num_local_experts\":64,\"position_embedding_type\":\"nope\","
+        "\"residual_multiplier\":0.22,\"rms_norm_eps\":1e-05,\"shared_intermediate_size\":1024,"
+        "\"tie_word_embeddings\":true,\"torch_dtype\":\"bfloat16\",\"vocab_size\":100352}");
+    assert_shape(1536, 12, 4, 128, 131072);
+    assert_int_equal(c.experts.n, 64);
+    assert_int_equal(c.experts.intermediate, 512);
+    assert_int_equal(c.experts.shared_intermediate, 1024);
+    assert_true(c.experts.normalised && c.recurrent.layer[0] && !c.recurrent.layer[5]);
+    assert_true(c.unrotated[5]);
+}
+
+static void minimax_m2(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"attn_type_list\":[1,1],"
+        "\"bos_token_id\":null,\"eos_token_id\":null,\"head_dim\":128,\"hidden_act\":\"silu\","
+        "\"hidden_size\":3072,\"intermediate_size\":1536,\"max_position_embeddings\":196608,"
+        "\"model_type\":\"minimax_m2\",\"num_attention_heads\":48,\"num_experts_per_tok\":8,"
+        "\"num_hidden_layers\":62,\"num_key_value_heads\":8,\"num_local_experts\":256,"
+        "\"qk_norm_type\":\"per_layer\",\"rms_norm_eps\":1e-06,\"rope_theta\":5000000,"
+        "\"rotary_dim\":64,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
+        "\"torch_dtype\":\"bfloat16\",\"use_qk_norm\":true,\"use_routing_bias\":true,"
+        "\"vocab_size\":200064}");
+    assert_shape(3072, 48, 8, 128, 196608);
+    assert_int_equal(c.rope.rot_dim, 64);
+    assert_true(c.wide_qk_norm && !c.qk_norm && c.experts.choice_bias);
+    assert_int_equal(c.experts.scores, SCORES_SIGMOID);
+}
+
+static void ernie_4_5_21b(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"bos_token_id\":1,\"eos_token_id\":2,"
+        "\"hidden_act\":\"silu\",\"hidden_size\":2560,\"intermediate_size\":12288,"
+        "\"max_position_embeddings\":131072,\"model_type\":\"ernie4_5_moe\",\"moe_capacity\":"
+        "[64,64,64],\"moe_intermediate_size\":1536,\"moe_k\":6,\"moe_layer_end_index\":-1,"
+        "\"moe_layer_interval\":1,\"moe_layer_start_index\":1,\"moe_num_experts\":64,"
+        "\"moe_num_shared_experts\":2,\"num_attention_heads\":20,\"num_hidden_layers\":28,"
+        "\"num_key_value_heads\":4,\"rms_norm_eps\":1e-05,\"rope_theta\":500000.0,"
+        "\"tie_word_embeddings\":true,\"torch_dtype\":\"bfloat16\",\"use_bias\":false,"
+        "\"vocab_size\":103424}");
+    assert_shape(2560, 20, 4, 128, 131072);
+    assert_true(!c.experts.layer[0] && c.experts.layer[1] && c.experts.layer[27]);
+    assert_int_equal(c.experts.shared_intermediate, 3072);
+    assert_int_equal(c.experts.scores, SCORES_SOFTMAX);
+    assert_true(c.experts.choice_bias && c.rope_interleaved);
+}
+
+static void exaone_3_5_7b(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"activation_function\":\"silu\",\"architectures\":[\"ExaoneForCausalLM\"],"
+        "\"bos_token_id\":1,\"eos_token_id\":361,\"head_dim\":128,\"hidden_size\":4096,"
+        "\"intermediate_size\":14336,\"layer_norm_epsilon\":1e-05,"
+        "\"max_position_embeddings\":32768,\"model_type\":\"exaone\",\"num_attention_heads\":32,"
+        "\"num_key_value_heads\":8,\"num_layers\":32,\"rope_scaling\":{\"factor\":8.0,"
+        "\"high_freq_factor\":4.0,\"low_freq_factor\":1.0,"
+        "\"original_max_position_embeddings\":8192,\"rope_type\":\"llama3\"},"
+        "\"rope_theta\":1000000.0,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
+        "\"vocab_size\":102400}");
+    assert_shape(4096, 32, 8, 128, 32768);
+    assert_int_equal(c.n_layers, 32);
+    assert_int_equal(c.rope.kind, ROPE_LLAMA3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(qwen2_5_vl_7b), cmocka_unit_test(qwen3_vl_8b),
+        cmocka_unit_test(gemma_4_31b),   cmocka_unit_test(granite_4_h_tiny),
+        cmocka_unit_test(minimax_m2),    cmocka_unit_test(ernie_4_5_21b),
+        cmocka_unit_test(exaone_3_5_7b),
+    };
+
+    return cmocka_run_group_tests_name("hfconfig_newer", tests, NULL, NULL);
+}
