@@ -16,7 +16,6 @@ static int32_t stage_columns(int32_t format, int32_t rows, int32_t width)
 struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t rows,
                                    int32_t n_blocks)
 {
-    int32_t wave = n_blocks * mixed_blocks(rows);
     int32_t times = rows > SMALL_ROWS ? (int32_t)div_ceil(rows, MIXED_WIDE_ROWS) : 1;
     struct small_tile best = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
     int32_t most = 0;
@@ -28,8 +27,8 @@ struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int
                     p->k % (stage_columns(format, rows, t->width) * t->split) == 0 &&
                     (best.kind != SMALL_GATED || t->width > MIXED_ROWS);
         /* the most blocks of one wave, else the fewest */
-        bool better =
-            best.width == 0 || (most <= wave ? blocks > most && blocks <= wave : blocks < most);
+        bool better = best.width == 0 ||
+                      (most <= n_blocks ? blocks > most && blocks <= n_blocks : blocks < most);
         if (fits && better) {
             most = blocks;
             best.width = t->width;

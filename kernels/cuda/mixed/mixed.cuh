@@ -249,8 +249,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
 #endif
 
 template <int F, int N, int WIDTH, int SPLIT>
-__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32,
-                                  mixed_layout<F, N, WIDTH>::BLOCKS)
+__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32, 1)
     mixed_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
                  const __grid_constant__ mixed_args a, int kind)
 {
@@ -268,9 +267,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     __syncthreads();
     pdl_release();
     if (threadIdx.x >= L::MULTIPLIERS) {
-        if (!L::FEW) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::LOADER_REGISTERS));
-        }
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::LOADER_REGISTERS));
         if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == L::MULTIPLIERS / 32 && elected()) {
             loader<F, N, WIDTH>{
                 &w,         &x,          a,           r, kind, tile, part * a.s.depth_steps,
@@ -286,9 +283,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         }
         return;
     }
-    if (!L::FEW) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(L::REGISTERS));
-    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(L::REGISTERS));
     float d[N / 2];
     pdl_wait();
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {

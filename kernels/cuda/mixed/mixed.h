@@ -8,11 +8,10 @@
  * rounded.
  *
  *   rows        activations   blocks
- *   1 to 16     8 or 16       two a multiprocessor, of two warpgroups: the second one's
- *                             codes load while the first one's sums are made ready. A
- *                             warp's instruction of 16 weight rows
- *   17 to 64    32 or 64      one, of four warpgroups, with a warpgroup's instruction of 64
- *                             weight rows: while one widens codes, others multiply
+ *   1 to 16     8 or 16       one a multiprocessor, of four warpgroups, whose warps
+ *                             multiply 16 weight rows each by themselves
+ *   17 to 64    32 or 64      the same with a warpgroup's instruction of 64 weight rows:
+ *                             while one widens codes, others multiply
  *   more        128           one, of two warpgroups, for each 128 rows
  *
  * A tile is 1, 2 or 4 times 64 weight rows, whose depth its warpgroups share.
@@ -32,9 +31,6 @@ extern "C" {
 #define MIXED_CONST
 #endif
 
-#ifndef MIXED_FEW_WARPGROUPS
-#define MIXED_FEW_WARPGROUPS 4
-#endif
 enum {
     MIXED_FEW_ROWS = 16,   /* up to so many, warps multiply by themselves */
     MIXED_WIDE_ROWS = 128, /* of a block of products of more than SMALL_ROWS */
@@ -57,15 +53,10 @@ static inline MIXED_CONST bool mixed_in_segments(int32_t format)
     TILE(128, 1)          \
     TILE(256, 1)
 
-/* Warpgroups of a block that multiply, for so many activation rows; and blocks that a
- * multiprocessor has at a time. */
+/* Warpgroups of a block that multiply, for so many activation rows. */
 static inline MIXED_CONST int32_t mixed_warpgroups(int32_t rows)
 {
-    return rows <= MIXED_FEW_ROWS ? MIXED_FEW_WARPGROUPS : rows > SMALL_ROWS ? 2 : 4;
-}
-static inline MIXED_CONST int32_t mixed_blocks(int32_t rows)
-{
-    return rows <= MIXED_FEW_ROWS ? 4 / MIXED_FEW_WARPGROUPS : 1;
+    return rows > SMALL_ROWS ? 2 : 4;
 }
 
 /* The tile for op `p` of a launch of `format` (enum fused_format) with so many rows of

@@ -30,14 +30,11 @@ struct mixed_args {
 template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int WARPGROUPS = mixed_warpgroups(N);
     static constexpr int MULTIPLIERS = WARPGROUPS * 128;
-    /* and those of which one loads: a warpgroup where it gives registers away */
-    static constexpr bool FEW = mixed_blocks(N) > 1;
-    static constexpr int BLOCKS = mixed_blocks(N); /* of a multiprocessor */
-    static constexpr int THREADS = MULTIPLIERS + (FEW ? 32 : 128);
+    static constexpr int THREADS = MULTIPLIERS + 128; /* and those of which one loads */
     /* of a multiplier and of a loading thread, of 65536 in all */
     static constexpr int REGISTERS = WARPGROUPS == 4 ? 112 : 232;
     static constexpr int LOADER_REGISTERS = WARPGROUPS == 4 ? 32 : 40;
-    static constexpr int RING_BYTES = FEW ? 111 * 1024 : 225 * 1024;
+    static constexpr int RING_BYTES = 225 * 1024;
     static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
     static constexpr bool SEGMENTS = mixed_in_segments(F);
@@ -55,8 +52,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int SOURCE_PARTS = SOURCE_GROUPS < PARTS ? SOURCE_GROUPS : PARTS;
     static constexpr int GROUP_BYTES = N * MIXED_GROUP * 2;
     static constexpr int SOURCE_BYTES = SOURCE_GROUPS * GROUP_BYTES;
-    static constexpr int SOURCES = FEW       ? (N == 8 ? 3 : 2)
-                                   : N == 8  ? (TILES == 4 ? 2 : 4)
+    static constexpr int SOURCES = N == 8    ? (TILES == 4 ? 2 : 4)
                                    : N == 16 ? (TILES == 4 ? 2 : 3)
                                    : N == 32 ? (TILES == 1 ? 4 : 3)
                                    : N == 64 ? (TILES == 4   ? 5
