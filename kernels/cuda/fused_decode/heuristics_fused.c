@@ -1,7 +1,7 @@
 /* See heuristics_fused.h and fused_decode.h. */
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 
-#include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/quant/quant.h"
 
 enum { NORM_K = 64 }; /* a norm's columns are a multiple */
@@ -32,7 +32,7 @@ static bool rows_suit(const struct fused_args *a, int32_t rows, enum dtype t)
 {
     bool first = a->n_ops == 0;
 
-    return rows >= 1 && rows <= SMALL_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
+    return rows >= 1 && rows <= MIXED_MOST_ROWS && (t == DTYPE_F16 || t == DTYPE_BF16) &&
            (first || a->rows == rows) && (first || a->type == (int32_t)t);
 }
 

@@ -77,6 +77,27 @@ __device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map,
                  : "memory");
 }
 
+/* A copy by a map of tensor_map_panels. */
+__device__ __forceinline__ void panels_copy(uint32_t to, const CUtensorMap *map, int row, int panel,
+                                            uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(row), "r"(panel), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
+/* True in one lane of the warp, of which the compiler knows that it is alone: it copies
+ * without asking the others. */
+__device__ __forceinline__ bool elected(void)
+{
+    uint32_t v;
+
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(v));
+    return v != 0;
+}
+
 /* A copy of contiguous bytes, a multiple of 16. */
 __device__ __forceinline__ void plain_copy(uint32_t to, const void *from, uint32_t bytes,
                                            uint32_t bar, uint64_t policy)

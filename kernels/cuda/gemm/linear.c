@@ -426,7 +426,8 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
     bool codes = w.format && ((const struct quant_weight *)w.priv)->quantises &&
                  out.dtype == DTYPE_BF16 && cuda_pending_take(c, x, rows, &pending);
     cuda_start(c);
-    if (rows < 1 || !cuda_usable(c) || (widens(w, out.dtype) && !widen(c, &w, x.dtype))) {
+    if (rows < 1 || !cuda_usable(c) || cuda_linear_mixed(c, out, x, w, ep, gated) ||
+        (widens(w, out.dtype) && !widen(c, &w, x.dtype))) {
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);

@@ -66,6 +66,11 @@ cublasStatus_t lt_run(struct cuda_backend *c, struct matmul_plan *p,
 cublasStatus_t product_run(struct cuda_backend *c, struct matmul_plan *p,
                            const cublasLtMatmulAlgo_t *algo, const struct product *d);
 
+/* mixed/linear_mixed.c: out = the product with a weight of codes as they are, of bf16.
+ * False: these products do not take it, and nothing was done. */
+bool cuda_linear_mixed(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep, bool gated);
+
 /* linear_time.c: sets the plan's algorithm to the fastest of `found` [n]. The product's
  * output is overwritten repeatedly. */
 void product_time(struct cuda_backend *c, struct matmul_plan *p, const struct product *d,

@@ -112,6 +112,22 @@ static inline bool tensor_map(CUtensorMap *ret, CUtensorMapDataType type, const 
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/* Describes a bf16 matrix [rows, columns], a multiple of 64, as panels of 64 columns,
+ * for boxes of `panels` by box_rows by 64: coordinates are 0, the row, the panel. */
+static inline bool tensor_map_panels(CUtensorMap *ret, const void *data, int64_t rows,
+                                     int64_t columns, int64_t stride, int box_rows, int panels)
+{
+    cuuint64_t size[3] = {64, (cuuint64_t)rows, (cuuint64_t)(columns / 64)};
+    cuuint64_t pitches[2] = {(cuuint64_t)(stride * 2), 128};
+    cuuint32_t box[3] = {64, (cuuint32_t)box_rows, (cuuint32_t)panels}, step[3] = {1, 1, 1};
+    tensor_map_encode encode = tensor_map_encoder();
+
+    return encode && encode(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)data, size, pitches,
+                            box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 /* That of 16-bit numbers; `type` is an enum dtype, the stride in elements. */
 static inline bool tensor_map_16(CUtensorMap *ret, int type, const void *data, int64_t rows,
                                  int64_t columns, int64_t stride, int box_rows)

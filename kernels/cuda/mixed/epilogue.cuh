@@ -135,6 +135,19 @@ __device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums, 
     }
 }
 
+template <typename L, int N, int SPLIT, int WIDTH>
+__device__ __forceinline__ void store(const shared_sums<L, N, SPLIT> &sums, const small_args &a,
+                                      int kind, int tile, int part)
+{
+    if (kind == SMALL_SUM) {
+        store_sum<L, N, SPLIT, WIDTH>(sums, a, tile, part);
+    } else if (kind == SMALL_PLAIN) {
+        store_plain<L, N, SPLIT, WIDTH>(sums, a, tile, part);
+    } else if (WIDTH > MIXED_ROWS) {
+        store_gated<L, N, SPLIT, WIDTH>(sums, a, tile);
+    }
+}
+
 #endif
 
 #endif

@@ -16,19 +16,19 @@ static int32_t stage_columns(int32_t format, int32_t rows, int32_t width)
 struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int32_t rows,
                                    int32_t n_blocks)
 {
-    int32_t wave = n_blocks * MIXED_WARPGROUPS / mixed_warpgroups(rows);
+    int32_t times = rows > SMALL_ROWS ? (int32_t)div_ceil(rows, MIXED_WIDE_ROWS) : 1;
     struct small_tile best = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
     int32_t most = 0;
 
     for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
         const struct small_tile *t = &TILES[i];
-        int32_t blocks = p->n / t->width * t->split;
+        int32_t blocks = p->n / t->width * t->split * times;
         bool fits = t->width <= mixed_warpgroups(rows) * MIXED_ROWS && p->n % t->width == 0 &&
                     p->k % (stage_columns(format, rows, t->width) * t->split) == 0 &&
                     (best.kind != SMALL_GATED || t->width > MIXED_ROWS);
         /* the most blocks of one wave, else the fewest */
-        bool better =
-            best.width == 0 || (most <= wave ? blocks > most && blocks <= wave : blocks < most);
+        bool better = best.width == 0 ||
+                      (most <= n_blocks ? blocks > most && blocks <= n_blocks : blocks < most);
         if (fits && better) {
             most = blocks;
             best.width = t->width;
@@ -63,4 +63,13 @@ bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks)
         any = true;
     }
     return any;
+}
+
+bool mixed_wide_suits(const struct fused_args *a, const struct fused_op *p, int32_t n_blocks)
+{
+    struct small_tile t = small_mixed_tile(p, a->format, a->rows, n_blocks);
+
+    return a->format != FUSED_16 && a->type == DTYPE_BF16 && a->rows > SMALL_ROWS &&
+           a->rows <= MIXED_MOST_ROWS && t.width > 0 && !p->residual && !p->e4m3 &&
+           (t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE));
 }

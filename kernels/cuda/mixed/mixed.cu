@@ -34,7 +34,8 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.n_segments = p->k / QUANT_SEGMENT;
     bool ok = mixed_in_segments(a->format) ||
               small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
-    if (!ok || !tensor_map_16(&xm, T_BF16, x, a->rows, p->k, x_stride, s.source_rows)) {
+    if (!ok || !tensor_map_panels(&xm, x, a->rows, p->k, x_stride, mixed_source_rows(a->rows),
+                                  mixed_source_groups(a->rows) * (MIXED_GROUP / SMALL_DEPTH))) {
         return false;
     }
     return a->format == FUSED_INT4    ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
@@ -42,4 +43,19 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
            : a->format == FUSED_MXFP4 ? launch_mixed<FUSED_MXFP4>(t, wm, xm, m, stream)
            : a->format == FUSED_NVFP4 ? launch_mixed<FUSED_NVFP4>(t, wm, xm, m, stream)
                                       : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
+}
+
+extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, cudaStream_t stream)
+{
+    const struct fused_op *p = &a->op[0];
+    struct small_tile t = small_mixed_tile(p, a->format, a->rows, n_blocks);
+    small_args k = {};
+
+    k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : p->out);
+    k.out_stride = t.kind == SMALL_GATED ? p->gated_stride : p->out_stride;
+    k.bias = (const bf16 *)p->bias;
+    k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
+    k.rows = a->rows;
+    k.n = p->n;
+    return launch_small_mixed(a, p, t, k, p->x, p->x_stride, stream);
 }

@@ -26,7 +26,8 @@ template <typename L> struct rings {
     {
         for (int i = 0; i < L::SOURCES; i++) {
             barrier_init(source_full + i * 8, 1);
-            barrier_init(source_empty + i * 8, L::TILES * 4); /* warps that multiply it */
+            /* warps that multiply it */
+            barrier_init(source_empty + i * 8, L::TILES * L::SOURCE_PARTS * 4);
         }
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(codes_full + i * 8, 1);
@@ -62,7 +63,7 @@ template <int F, int N, int WIDTH> struct loader {
     const CUtensorMap *w, *x;
     const mixed_args &a;
     rings<L> r;
-    int kind, tile, first_group;
+    int kind, tile, first_group, source_row;
     uint64_t once, again;
 
     __device__ __forceinline__ void load_codes(int s) const
@@ -92,31 +93,32 @@ template <int F, int N, int WIDTH> struct loader {
     {
         uint32_t to = r.source + i % L::SOURCES * L::SOURCE_BYTES,
                  bar = r.source_full + i % L::SOURCES * 8;
-        int column = (first_group + i) * MIXED_GROUP;
+        int panel = (first_group + i * L::SOURCE_GROUPS) * (MIXED_GROUP / SMALL_DEPTH);
 
-        barrier_expect(bar, a.s.source_rows * MIXED_GROUP * 2);
-        tensor_copy(to, x, column, 0, bar, again);
-        tensor_copy(to + L::SOURCE_BYTES / 2, x, column + SMALL_DEPTH, 0, bar, again);
+        barrier_expect(bar, L::SOURCE_BYTES);
+        panels_copy(to, x, source_row, panel, bar, again);
     }
     /* All stages of both rings, then each one again as soon as it is free. */
     __device__ __forceinline__ void run(void) const
     {
-        int n = a.s.depth_steps, stages = n / L::GROUPS;
+        int n = a.s.depth_steps, stages = n / L::GROUPS,
+            sources = (n + L::SOURCE_GROUPS - 1) / L::SOURCE_GROUPS;
 
         for (int i = 0; i < min(L::STAGES, stages); i++) {
             load_codes(i);
         }
         pdl_wait();
-        for (int i = 0; i < min(L::SOURCES, n); i++) {
+        for (int i = 0; i < min(L::SOURCES, sources); i++) {
             load_source(i);
         }
-        for (int i = 0; i < n; i++) {
-            if (i + L::SOURCES < n) {
+        /* in the order in which they are free again */
+        for (int s = 0, i = 0; s < stages; s++) {
+            for (; i + L::SOURCES < sources && (i + 1) * L::SOURCE_GROUPS <= (s + 1) * L::GROUPS;
+                 i++) {
                 barrier_wait(r.source_empty + i % L::SOURCES * 8, i / L::SOURCES & 1);
                 load_source(i + L::SOURCES);
             }
-            int s = i / L::GROUPS;
-            if (i % L::GROUPS == L::GROUPS - 1 && s + L::STAGES < stages) {
+            if (s + L::STAGES < stages) {
                 barrier_wait(r.codes_empty + s % L::STAGES * 8, s / L::STAGES & 1);
                 load_codes(s + L::STAGES);
             }
@@ -133,19 +135,22 @@ __device__ __forceinline__ void sum_group(float (&sums)[N / 2], lane_codes<F> &c
                                           int g, uint32_t from, READY ready)
 {
     codes.load(tile, g, 0);
-    ready();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint32_t x = wgmma_mixed_descriptor(from + half * (N * MIXED_GROUP));
-        if (half == 1) {
-            codes.load(tile, g, half);
-        }
+        uint32_t operand[MIXED_GROUP / 32][4];
 #pragma unroll
         for (int k = 0; k < MIXED_GROUP / 32; k++) {
-            uint32_t operand[4];
-            codes.operand(operand, half, k);
-            wgmma_fence();
-            wgmma_mixed<N>::run(sums, operand, x + k * 2, half + k > 0);
+            codes.operand(operand[k], half, k);
+        }
+        if (half == 0) {
+            codes.load(tile, g, 1);
+            ready();
+        }
+        wgmma_fence(); /* one for all four: behind each they would wait */
+#pragma unroll
+        for (int k = 0; k < MIXED_GROUP / 32; k++) {
+            wgmma_mixed<N>::run(sums, operand[k], x + k * 2, half + k > 0);
         }
         wgmma_commit();
     }
@@ -214,9 +219,10 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
         barrier_wait(r.codes_full + stage * 8, s / L::STAGES & 1);
 #pragma unroll 1
         for (int g = part; g < L::GROUPS; g += L::PARTS) {
-            int i = s * L::GROUPS + g, source = i % L::SOURCES;
-            uint32_t from = r.source + source * L::SOURCE_BYTES;
-            auto ready = [&] { barrier_wait(r.source_full + source * 8, i / L::SOURCES & 1); };
+            int i = s * L::GROUPS + g, turn = i / L::SOURCE_GROUPS, source = turn % L::SOURCES;
+            uint32_t from =
+                r.source + source * L::SOURCE_BYTES + i % L::SOURCE_GROUPS * L::GROUP_BYTES;
+            auto ready = [&] { barrier_wait(r.source_full + source * 8, turn / L::SOURCES & 1); };
             float sums[N / 2];
             codes.scales(tile, g, first_group + i, a);
             if constexpr (N <= MIXED_FEW_ROWS) {
@@ -225,7 +231,9 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 sum_group<F, N>(sums, codes, tile, g, from, ready);
             }
             if (leads) {
-                barrier_arrive(r.source_empty + source * 8);
+                if ((i + L::PARTS) / L::SOURCE_GROUPS > turn) {
+                    barrier_arrive(r.source_empty + source * 8);
+                }
                 if (g + L::PARTS >= L::GROUPS) {
                     barrier_arrive(r.codes_empty + stage * 8);
                 }
@@ -241,8 +249,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
 #endif
 
 template <int F, int N, int WIDTH, int SPLIT>
-__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32,
-                                  mixed_layout<F, N, WIDTH>::BLOCKS)
+__global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS : 32, 1)
     mixed_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
                  const __grid_constant__ mixed_args a, int kind)
 {
@@ -252,6 +259,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     rings<L> r(base);
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
+    int source_row = N == MIXED_WIDE_ROWS ? (int)blockIdx.y * N : 0;
 
     if (threadIdx.x == 0) {
         r.init();
@@ -259,12 +267,11 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     __syncthreads();
     pdl_release();
     if (threadIdx.x >= L::MULTIPLIERS) {
-        if (!L::FEW) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        }
-        if (threadIdx.x == L::MULTIPLIERS) {
-            loader<F, N, WIDTH>{&w,          &x,          a, r, kind, tile, part * a.s.depth_steps,
-                                read_once(), read_again()}
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::LOADER_REGISTERS));
+        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == L::MULTIPLIERS / 32 && elected()) {
+            loader<F, N, WIDTH>{
+                &w,         &x,          a,           r, kind, tile, part * a.s.depth_steps,
+                source_row, read_once(), read_again()}
                 .run();
         }
         __syncwarp();
@@ -276,9 +283,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         }
         return;
     }
-    if (!L::FEW) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;"); /* of 96 for each thread */
-    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(L::REGISTERS));
     float d[N / 2];
     pdl_wait();
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
@@ -296,12 +301,13 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         sync_multipliers<L>();
     }
     shared_sums<L, N, SPLIT> sums(base);
-    if (kind == SMALL_SUM) {
-        store_sum<L, N, SPLIT, WIDTH>(sums, a.s, tile, part);
-    } else if (kind == SMALL_PLAIN) {
-        store_plain<L, N, SPLIT, WIDTH>(sums, a.s, tile, part);
-    } else if (WIDTH > MIXED_ROWS) {
-        store_gated<L, N, SPLIT, WIDTH>(sums, a.s, tile);
+    if constexpr (N == MIXED_WIDE_ROWS) {
+        small_args s = a.s;
+        s.out += source_row * s.out_stride;
+        s.rows -= source_row;
+        store<L, N, SPLIT, WIDTH>(sums, s, kind, tile, part);
+    } else {
+        store<L, N, SPLIT, WIDTH>(sums, a.s, kind, tile, part);
     }
     if (SPLIT > 1) {
         __syncwarp();
@@ -327,7 +333,7 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a
     attr[2].id = cudaLaunchAttributeClusterDimension;
     attr[2].val.clusterDim.x = SPLIT;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
-    c.gridDim = dim3(a.s.n / WIDTH * SPLIT);
+    c.gridDim = dim3(a.s.n / WIDTH * SPLIT, N == MIXED_WIDE_ROWS ? (a.s.rows + N - 1) / N : 1);
     c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
     c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
     c.stream = stream;
@@ -369,7 +375,8 @@ bool launch_mixed(struct small_tile t, const CUtensorMap &w, const CUtensorMap &
     return a.s.rows <= 8    ? launch_product<F, 8>(t, w, x, a, stream)
            : a.s.rows <= 16 ? launch_product<F, 16>(t, w, x, a, stream)
            : a.s.rows <= 32 ? launch_product<F, 32>(t, w, x, a, stream)
-                            : launch_product<F, 64>(t, w, x, a, stream);
+           : a.s.rows <= 64 ? launch_product<F, 64>(t, w, x, a, stream)
+                            : launch_product<F, MIXED_WIDE_ROWS>(t, w, x, a, stream);
 }
 
 /* Allows its kernels their shared memory. */
@@ -379,6 +386,7 @@ template <int F> void prepare_mixed(void)
     prepare<F, 16>();
     prepare<F, 32>();
     prepare<F, 64>();
+    prepare<F, MIXED_WIDE_ROWS>();
 }
 
 #define MIXED_FORMAT(F)                                                                        \

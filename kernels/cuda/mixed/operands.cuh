@@ -30,11 +30,11 @@ struct mixed_args {
 template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int WARPGROUPS = mixed_warpgroups(N);
     static constexpr int MULTIPLIERS = WARPGROUPS * 128;
-    /* and those of which one loads: a warpgroup where it gives registers away */
-    static constexpr bool FEW = WARPGROUPS < MIXED_WARPGROUPS;
-    static constexpr int BLOCKS = MIXED_WARPGROUPS / WARPGROUPS; /* of a multiprocessor */
-    static constexpr int THREADS = MULTIPLIERS + (FEW ? 32 : 128);
-    static constexpr int RING_BYTES = FEW ? 111 * 1024 : 225 * 1024;
+    static constexpr int THREADS = MULTIPLIERS + 128; /* and those of which one loads */
+    /* of a multiplier and of a loading thread, of 65536 in all */
+    static constexpr int REGISTERS = WARPGROUPS == 4 ? 112 : 232;
+    static constexpr int LOADER_REGISTERS = WARPGROUPS == 4 ? 32 : 40;
+    static constexpr int RING_BYTES = 225 * 1024;
     static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
     static constexpr bool SEGMENTS = mixed_in_segments(F);
@@ -47,16 +47,18 @@ template <int F, int N, int WIDTH> struct mixed_layout {
                                                     : (int)MIXED_GROUP;
     static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (SEGMENTS ? 1 : GROUPS);
     static constexpr int STAGE_BYTES = TILES * TILE_BYTES;
-    static constexpr int SOURCE_BYTES = N * MIXED_GROUP * 2;
-    /* Where warpgroups share the depth, each has its own. */
-    static constexpr int SOURCES = PARTS == 4   ? (N == 8    ? 16
-                                                   : N == 16 ? 12
+    /* Copies of the activations: each of some groups, which so many parts read. */
+    static constexpr int SOURCE_GROUPS = mixed_source_groups(N);
+    static constexpr int SOURCE_PARTS = SOURCE_GROUPS < PARTS ? SOURCE_GROUPS : PARTS;
+    static constexpr int GROUP_BYTES = N * MIXED_GROUP * 2;
+    static constexpr int SOURCE_BYTES = SOURCE_GROUPS * GROUP_BYTES;
+    static constexpr int SOURCES = N == 8    ? (TILES == 4 ? 2 : 4)
+                                   : N == 16 ? (TILES == 4 ? 2 : 3)
+                                   : N == 32 ? (TILES == 1 ? 4 : 3)
+                                   : N == 64 ? (TILES == 4   ? 5
+                                                : TILES == 2 ? 7
                                                              : 8)
-                                   : FEW        ? (N == 8 ? 8 : 4)
-                                   : PARTS == 2 ? (N == 64 ? 7 : 8)
-                                   : N == 8     ? 4
-                                   : N == 32    ? 8
-                                                : 5;
+                                             : 4;
     static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
     static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;

@@ -99,7 +99,7 @@ void launch_pack_segments(void *out, const uint8_t *codes, int64_t pitch, const 
 void launch_pack_fp4(void *out, const uint8_t *codes, int64_t pitch, const uint8_t *scale,
                      int32_t rows, int32_t cols, int32_t group_cols, cudaStream_t stream);
 /* Pseudo-random codes (QUANT_ROWS, no NaN), or segments of INT4 of zero point 8 and
- * this scale, or of FP4 of scales of one. segment: bytes of a segment; 0: QUANT_ROWS. */
+ * this scale, or of FP4 of scales of one. segment: its bytes; 0: QUANT_ROWS. */
 void launch_dummy_codes(void *out, int64_t row_bytes, int32_t rows, int format, int32_t segment,
                         uint16_t scale, uint64_t seed, cudaStream_t stream);
 /* launch_widen of segments of FORMAT_FP4. */

@@ -19,13 +19,13 @@ const char *cuda_quant_kernel(const struct cuda_backend *c, const struct weight_
         return "products of bf16, widened for each (slow)";
     }
     return f->id == FORMAT_FP4
-               ? "bf16 tensor cores up to 64 rows (groups of 16 or 32), widened above"
+               ? "bf16 tensor cores up to 256 rows (groups of 16 or 32), widened above"
            : f->id == FORMAT_FP8
                ? "bf16 tensor cores up to 8 rows and e4m3 above (blocks of 128x128 and scales of "
-                 "weights alone: bf16 up to 64 rows, widened above)"
+                 "weights alone: bf16 up to 256 rows, widened above)"
            : f->id == FORMAT_INT8
-               ? "bf16 tensor cores up to 64 rows, widened above"
-               : "bf16 tensor cores up to 64 rows (groups of 128), widened above";
+               ? "bf16 tensor cores up to 256 rows, widened above"
+               : "bf16 tensor cores up to 256 rows (groups of 128 and more), widened above";
 }
 
 /* ---- what the pieces have in common ---- */

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
-#include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/quant/quant.h"
 
 enum { HIDDEN = 4096, INNER = 14336, QKV = 6144, BLOCKS = 132, SHARED_BYTES = 232448 };
@@ -176,7 +176,7 @@ static void operands_that_do_not_suit_are_refused(void **state)
     assert_false(fused_push_linear(&a, 4, wide_out, l.attn, wide, NULL));
     assert_false(fused_push_linear(&a, 4, f32_out, f32, f32_w, NULL));
     assert_false(fused_push_linear(&a, 4, f32_out, l.attn, l.w_o, NULL));
-    assert_false(fused_push_linear(&a, SMALL_ROWS + 1, l.y, l.attn, l.w_o, NULL));
+    assert_false(fused_push_linear(&a, MIXED_MOST_ROWS + 1, l.y, l.attn, l.w_o, NULL));
     /* in place: other blocks still read what one writes */
     assert_false(fused_push_linear(&a, 4, l.attn, l.attn, l.w_o, NULL));
     struct epilogue bias = {.bias = mat_at(20, 1, HIDDEN)};

@@ -195,10 +195,10 @@ static void mixed_products_have_the_most_blocks_of_a_wave(void **state)
     mixed_tile_is(FUSED_INT8, 64, 4096 + 16, 4096, SMALL_SUM, 0, 0);
     mixed_tile_is(FUSED_INT8, 64, 64, 4096, SMALL_GATED, 0, 0); /* a gate and what it gates */
     mixed_tile_is(FUSED_MXFP4, 17, 4096, 4096, SMALL_SUM, 64, 2);
-    /* few rows: two blocks a multiprocessor, of half as many weight rows at most */
-    mixed_tile_is(FUSED_INT4, 1, 6144, 4096, SMALL_PLAIN, 64, 2);
-    mixed_tile_is(FUSED_NVFP4, 16, 28672, 4096, SMALL_GATED, 128, 1);
-    mixed_tile_is(FUSED_INT4, 8, 4096, 4096, SMALL_SUM, 64, 2);
+    /* 65 rows and more: two warpgroups, a block for each 128 rows */
+    mixed_tile_is(FUSED_INT4, 128, 4096, 14336, SMALL_PLAIN, 64, 2);
+    mixed_tile_is(FUSED_INT4, 129, 4096, 14336, SMALL_PLAIN, 64, 1);
+    mixed_tile_is(FUSED_NVFP4, 100, 28672, 4096, SMALL_GATED, 128, 1);
 }
 
 static void mixed_products_take_what_fills_the_device_or_nothing_else_takes(void **state)
