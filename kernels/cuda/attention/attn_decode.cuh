@@ -170,6 +170,7 @@ __device__ __forceinline__ void copies_wait(int stages)
  * of which only the first eight have any unless TALL. A lane has rows lane / 4 and 8
  * more, of scores every fourth pair of tokens, of outputs every fourth pair of dims. */
 template <typename T, int D, bool TALL> struct wide_tile {
+    static constexpr int CHUNKS = 1; /* that `attend` takes */
     uint32_t q[D / 16][4];
     float scale;       /* scores to exponents of two, or to what soft_cap takes */
     float o[D / 8][4]; /* outputs before the division by l */
@@ -242,10 +243,9 @@ template <typename T, int D, bool TALL> struct wide_tile {
         }
     }
 
-    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys and values are in
-     * shared memory. */
-    __device__ __forceinline__ void chunk(const attn_args &a, uint32_t keys, uint32_t values,
-                                          const float *, int lo, int hi, int lane)
+    /* Attends to a chunk. */
+    template <int M>
+    __device__ __forceinline__ void attend(const attn_args &a, const chunk_at (&of)[M], int lane)
     {
         float s[2][4] = {};
         int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
@@ -254,17 +254,17 @@ template <typename T, int D, bool TALL> struct wide_tile {
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             uint32_t b[4];
-            ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
+            ldmatrix_x4(b, of[0].keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
             mma16816<T>(s[0], q[k], b[0], b[1]);
             mma16816<T>(s[1], q[k], b[2], b[3]);
         }
-        softmax(s, a, lo, hi, lane);
+        softmax(s, a, of[0].lo, of[0].hi, lane);
         const uint32_t p[4] = {pack2<T>(s[0][0], s[0][1]), TALL ? pack2<T>(s[0][2], s[0][3]) : 0,
                                pack2<T>(s[1][0], s[1][1]), TALL ? pack2<T>(s[1][2], s[1][3]) : 0};
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
+            ldmatrix_x4_trans(b, of[0].values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
             mma16816<T>(o[2 * i], p, b[0], b[1]);
             mma16816<T>(o[2 * i + 1], p, b[2], b[3]);
         }
@@ -369,28 +369,50 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             return (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D;
         };
         x.start(a, rows, row_at, lane);
-        for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
+        /* The chunk in the next stage, once it is there. */
+        auto next_chunk = [&](int c) {
             barrier_wait(bars + stage * 8, phase);
             copies_wait(stages);
             __syncwarp();
-            uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
             char *memory = stage_memory + stage * L::STAGE;
+            uint32_t keys = ring + stage * L::STAGE;
             int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
             if (valid < ATTN_CHUNK) {
                 clear_tokens<D, ATTN_CHUNK, B>(memory + L::KV, valid, lane, 32);
                 proxy_fence();
                 __syncwarp();
             }
-            x.chunk(a, keys, values, (const float *)(memory + 2 * L::KV), p.begin_token - token,
-                    valid, lane);
-            __syncwarp(); /* all lanes have read this stage */
-            loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
-                                       bars + stage * 8, t, lane);
-            copy_commit();
             if (++stage == stages) {
                 stage = 0;
                 phase ^= 1;
             }
+            return chunk_at{keys, keys + L::KV, (const float *)(memory + 2 * L::KV),
+                            p.begin_token - token, valid};
+        };
+        /* Loads into the n stages before the next one, which all lanes have read. */
+        auto refill = [&](int n) {
+            __syncwarp();
+            for (int at = stage - n; at < stage; at++) {
+                int to = at < 0 ? at + stages : at;
+                loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + to * L::STAGE,
+                                           bars + to * 8, t, lane);
+                copy_commit();
+            }
+        };
+        int c = p.lo + t.rank;
+        if constexpr (tile_of<T, C, D, TALL>::CHUNKS == 2) {
+            for (; c + t.size < p.hi; c += 2 * t.size) {
+                chunk_at two[2];
+                two[0] = next_chunk(c);
+                two[1] = next_chunk(c + t.size);
+                x.template attend<2>(a, two, lane);
+                refill(2);
+            }
+        }
+        for (; c < p.hi; c += t.size) {
+            chunk_at one[1] = {next_chunk(c)};
+            x.template attend<1>(a, one, lane);
+            refill(1);
         }
         x.end();
         bool whole = p.lo == 0 && p.hi == p.n;
