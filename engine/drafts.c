@@ -118,7 +118,7 @@ int engine_draft_model_load(struct engine *e, const struct settings *s,
     if (rc == 0) {
         rc = check_vocabulary(e, s, c, &draft, err);
     }
-    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, err);
+    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, c, err);
 }
 
 int engine_draft_model_start(struct engine *e, struct err *err)
@@ -141,25 +141,10 @@ int engine_draft_model_start(struct engine *e, struct err *err)
 
 /* ---- the sources ---- */
 
-/* Keys and values behind a draft that does not hold are written over; a recurrent state
- * (a KV group with a window below 0) that has read it cannot be taken back. */
-int engine_set_speculation(struct engine *e, const struct settings *s, struct err *err)
+void engine_set_speculation(struct engine *e, const struct settings *s)
 {
-    const struct executor_info *x = &e->executor->info;
-    bool states = false;
-
-    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
-        states = states || x->kv_window[k] < 0;
-    }
-    if (states && (s->speculate == SPECULATE_SUFFIX || s->draft_model)) {
-        return err_set_param(err, ERR_UNSUPPORTED, "speculate",
-                             "speculate %s: the model has recurrent states, which cannot be taken "
-                             "back behind a draft that does not hold",
-                             s->draft_model ? "with a draft model" : "suffix");
-    }
     e->speculate = s->speculate;
-    e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
-    return 0;
+    e->max_draft = s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
 }
 
 static int open_text(struct engine *e, struct err *err)
@@ -219,14 +204,14 @@ void engine_drafts_close(struct engine *e)
     script_free(e->script);
 }
 
-int engine_replay(struct engine *e, double acceptance, struct err *err)
+int engine_replay(struct engine *e, const float *acceptance, int32_t n, struct err *err)
 {
-    if (e->max_draft == 0) {
+    if (e->max_draft == 0 || n > LIMIT_DRAFT) {
         return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
     }
-    struct draft_source *model = e->model_drafts ? draft_model_source(e->model_drafts) : NULL;
-    int rc = replay_open(&e->replay, acceptance, e->config.vocab, model, err);
+    int rc = e->replay ? 0 : replay_open(&e->replay, e->config.vocab, e->model_drafts, err);
     if (rc == 0) {
+        replay_set(e->replay, acceptance, n);
         sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
     }
     return rc;

@@ -16,7 +16,7 @@ int engine_draft_model_load(struct engine *e, const struct settings *s,
 /* Its cache, once the model's is there. */
 int engine_draft_model_start(struct engine *e, struct err *err);
 /* Whether, and how far, the model speculates. */
-int engine_set_speculation(struct engine *e, const struct settings *s, struct err *err);
+void engine_set_speculation(struct engine *e, const struct settings *s);
 /* The sources, for the scheduler. */
 int engine_drafts_open(struct engine *e, struct err *err);
 void engine_drafts_close(struct engine *e);

@@ -295,9 +295,7 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
     e->sink = sink;
     int rc = configure(e, s, err);
     if (rc == 0) {
-        rc = engine_set_speculation(e, s, err);
-    }
-    if (rc == 0) {
+        engine_set_speculation(e, s);
         rc = measure_costs(e, err);
     }
     if (rc == 0) {

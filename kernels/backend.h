@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 14
+#define BACKEND_ABI 15
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -347,8 +347,11 @@ enum recurrence_kind {
  *
  * A layer's state in a block: the last kernel - 1 inputs of each channel
  * [channels, kernel - 1], oldest first, then S of each head. A step reads it from the
- * block that has the token before the sequence's first one and writes that behind the
- * last one to the last one's block (engine/sched/kv/kv_window.h). */
+ * block that has the token before the sequence's first one, by the group's table, and
+ * writes that behind a token to the block of the token's slot: behind the last one, and
+ * behind each whose block is not that of the next, as of drafts
+ * (engine/sched/kv/kv_window.h). The first token's block may be the one that is read,
+ * the others are not. */
 struct recurrence {
     enum recurrence_kind kind;
     int32_t group; /* KV group of the layer */

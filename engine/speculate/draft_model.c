@@ -434,6 +434,16 @@ struct draft_source *draft_model_source(struct draft_model *d)
     return &d->base;
 }
 
+void draft_model_replace(struct draft_model *d, const struct seq *q, int32_t n,
+                         const int32_t *token)
+{
+    struct draft_seq *s = draft_cache_seq(&d->cache, q);
+
+    for (int32_t i = 0; s && i < MIN(n, s->n_drafts); i++) {
+        s->token[i] = token[i];
+    }
+}
+
 int64_t draft_model_us(const struct draft_model *d)
 {
     return d->us;

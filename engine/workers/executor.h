@@ -88,9 +88,11 @@ int runner_open(struct executor **ret, const struct settings *s, const char *dir
 int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
                        const struct model_config *c, int64_t draft_block_bytes, struct err *e);
 /* A model without a cache yet, whose info tells the bytes of a block; all its layers
- * are in one KV group. runner_add_cache makes it complete. */
+ * are in one KV group, whose blocks have as many tokens as those of the `target`
+ * (borrowed). runner_add_cache makes it complete. */
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct err *e);
+                      const struct model_config *c, const struct model_config *target,
+                      struct err *e);
 int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
 /* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
  * process each; this process is rank 0. */

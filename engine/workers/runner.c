@@ -33,7 +33,8 @@ struct job {
 struct runner {
     struct executor base;
     struct rank_place *place; /* NULL: the only rank */
-    bool one_kv_group;        /* whatever the windows of the layers */
+    /* a draft model's, whose layers are all in one KV group; NULL: it is none */
+    const struct model_config *target;
     struct backend *backend;
     struct model *model;
     enum dtype kv_dtype; /* of keys and values */
@@ -266,9 +267,15 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     if (rc < 0) {
         return rc;
     }
-    if (r->one_kv_group) {
+    if (r->target) { /* blocks of as many tokens, which states of the target may raise */
+        struct executor_info target = {0};
+        rc = runner_limits(&target, s, r->target, strcmp(name, "cpu") != 0, e);
+        if (rc < 0) {
+            return rc;
+        }
         x->n_kv_groups = 1;
         x->kv_window[0] = 0;
+        x->block_size = target.block_size;
     }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
@@ -362,7 +369,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
         .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
-        .one_kv_group = r->one_kv_group || s->kv_policy != KV_PAGED,
+        .one_kv_group = r->target || s->kv_policy != KV_PAGED,
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
@@ -529,14 +536,15 @@ int runner_open_rank(struct executor **ret, const struct settings *s, const char
 }
 
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct err *e)
+                      const struct model_config *c, const struct model_config *target,
+                      struct err *e)
 {
     struct runner *r = runner_new(NULL);
 
     if (!r) {
         return err_nomem(e, "the runner");
     }
-    r->one_kv_group = true;
+    r->target = target;
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);

@@ -183,9 +183,10 @@ static int check_groups(const struct oracle *o, int32_t row, int32_t position, i
 }
 
 /* The slots of token t in every group are where the tables put its position; writes
- * the cell there. */
+ * the cell there. In groups of states that is so for a sequence's first token in the
+ * step: the states behind a draft go elsewhere. */
 static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int32_t t,
-                      const struct cell *cell, struct err *e)
+                      bool is_first, const struct cell *cell, struct err *e)
 {
     const struct executor_info *x = &o->base.info;
     int32_t position = b->position[t], others = x->n_kv_groups - 1;
@@ -193,7 +194,9 @@ static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int3
     for (int32_t k = 0; k < x->n_kv_groups; k++) {
         int32_t slot = k == 0 ? b->slot[t] : b->group_slot[t * others + k - 1];
         int32_t block = table_of(o, k, row)[position / x->block_size];
-        if (block < 0 || slot != block * x->block_size + position % x->block_size) {
+        bool free = holds_states(o, k) && !is_first;
+        if (slot < 0 || slot >= x->n_blocks * x->block_size ||
+            (!free && slot != block * x->block_size + position % x->block_size)) {
             REFUSE("slot %d is not where the table of KV group %d puts position %d", slot, k,
                    position);
         }
@@ -205,11 +208,12 @@ static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int3
 }
 
 /* The cell of the states behind the token at `position`; NULL: its block is none. */
-static struct cell *state_at(const struct oracle *o, int32_t group, int32_t row, int32_t position)
+static const struct cell *state_at(const struct oracle *o, int32_t group, int32_t row,
+                                   int32_t position)
 {
     int32_t size = o->base.info.block_size;
 
-    return (struct cell *)(uintptr_t)cell_in(o, group, row, position / size * size);
+    return cell_in(o, group, row, position / size * size);
 }
 
 /* The states that a sequence of the step goes on from have read what group 0 has before
@@ -233,12 +237,18 @@ static int check_states(const struct oracle *o, int32_t row, int32_t first, stru
     return 0;
 }
 
-/* The states behind the last token of a sequence of the step, whose cell is there. */
-static void write_states(struct oracle *o, int32_t row, int32_t last)
+/* The states of a sequence of the step, whose cells are there: behind its last token,
+ * and behind each whose block is not that of the next. */
+static void write_states(struct oracle *o, const struct batch *b, int32_t seq)
 {
-    for (int32_t k = 1; k < o->base.info.n_kv_groups; k++) {
-        if (holds_states(o, k)) {
-            *state_at(o, k, row, last) = *cell_at(o, row, last);
+    int32_t size = o->base.info.block_size, others = o->base.info.n_kv_groups - 1;
+
+    for (int32_t k = 1; k <= others; k++) {
+        for (int32_t t = b->q_start[seq]; t < b->q_start[seq + 1] && holds_states(o, k); t++) {
+            const int32_t *slot = b->group_slot + t * others + k - 1;
+            if (t + 1 == b->q_start[seq + 1] || slot[0] / size != slot[others] / size) {
+                o->device[slot[0] / size * size] = *cell_at(o, b->row[seq], b->position[t]);
+            }
         }
     }
 }
@@ -272,7 +282,7 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         context = before->context;
     }
     struct cell cell = {.token = token, .context = toy_read(context, token), .launch = o->executed};
-    if (write_cell(o, b, b->row[seq], t, &cell, e) < 0) {
+    if (write_cell(o, b, b->row[seq], t, t == b->q_start[seq], &cell, e) < 0) {
         return ERR_DEVICE;
     }
     return check_groups(o, b->row[seq], position, b->position[b->q_start[seq]], e);
@@ -297,7 +307,7 @@ static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struc
             return ERR_DEVICE;
         }
     }
-    write_states(o, b->row[seq], b->kv_len[seq] - 1);
+    write_states(o, b, seq);
     return 0;
 }
 

@@ -362,11 +362,11 @@ static void random_states(struct scenario *s, struct rng *r)
     c->snapshot_distance = c->block_size * rng_range(r, 1, rng_chance(r, 50) ? 2 : 5);
 }
 
-/* In some runs, but for those with states, tokens are drafted; in most of these rows
- * cost next to nothing, so that many are. */
+/* In some runs tokens are drafted; in most of these rows cost next to nothing, so that
+ * many are. */
 static void drafts(struct scenario *s, struct rng *r)
 {
-    if (!rng_chance(r, 55) || sched_has_states(&s->config)) {
+    if (!rng_chance(r, 55)) {
         return;
     }
     s->only_forced = rng_chance(r, 25);

@@ -805,11 +805,7 @@ static void speculate(struct world *w)
                     w->totals);
     w->drafts.want = want_of;
     forced_drafts_init(&w->forced, w->s->only_forced ? NULL : &w->drafts.base);
-    bool states = false; /* recurrent ones, with which nothing is drafted */
-    for (int32_t k = 0; k < sched_kv_groups(&w->s->config); k++) {
-        states = states || w->s->config.kv_window[k] < 0;
-    }
-    bool drafts = w->s->max_draft > 0 && !states;
+    bool drafts = w->s->max_draft > 0;
     for (int i = 0; i <= SIM_DEPTH; i++) {
         w->set[i].wants_forced = drafts;
     }

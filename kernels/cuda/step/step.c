@@ -514,7 +514,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    if (b.n_seqs > 0 && b.lcp_blocks && c->states.n_layers == 0) { /* states go in order */
+    if (b.n_seqs > 0 && b.lcp_blocks) {
         split_verified(&b, &c->verify_rows, c->config.max_seqs, MAX(c->kv.block_size, 1));
     }
     b.n_decode = count_decodes(&b);
