@@ -96,6 +96,63 @@ __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const
     return true;
 }
 
+/* How a row's own result, with maximum `top` and sum `all`, merges with that of the
+ * shared prefix: factors of both, and 1 over the common sum. */
+struct prefix_scales {
+    float own, prefix, over_sum;
+    const float *prefix_o; /* NULL: no shared prefix */
+};
+
+__device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, const step_arrays &s,
+                                                          const attn_workspace &ws, const q_row &at,
+                                                          int dim, float top, float all)
+{
+    if (!a.shared || s.skip[at.seq] == 0) {
+        return {1.0f, 0.0f, 1.0f / (all + sink_weight(a, at.head, top)), nullptr};
+    }
+    int64_t row = at.seq * a.n_heads + at.head;
+    float2 v = *(const float2 *)(ws.prefix_ml + row * 2);
+    float both = fmaxf(top, v.x), f = fast_exp2(top - both), g = fast_exp2(v.x - both);
+    float sum = all * f + v.y * g + sink_weight(a, at.head, both);
+    return {f, g, 1.0f / sum, ws.prefix_o + row * dim};
+}
+
+/* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one
+ * warp. */
+template <typename T, int D, bool PREFIX, bool NARROW>
+__device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
+                                          const attn_workspace &ws, const q_row &to,
+                                          const row_partial<D> &x, int lane)
+{
+    int64_t row = to.seq * a.n_heads + to.head;
+    prefix_scales j = PREFIX ? prefix_scales{} : prefix_scales_of(a, s, ws, to, D, x.m, x.l);
+
+#pragma unroll
+    for (int i = 0; i < row_partial<D>::QUADS; i++) {
+        int at = (i * 32 + lane) * 4;
+        if (at >= D) {
+            break;
+        }
+        float4 v = x.o[i];
+        if (PREFIX) {
+            *(float4 *)(ws.prefix_o + row * D + at) = v;
+            continue;
+        }
+        float4 y =
+            j.prefix_o ? *(const float4 *)(j.prefix_o + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D + at;
+        auto sum = [&](float own, float prefix) {
+            return (own * j.own + prefix * j.prefix) * j.over_sum * a.v_scale;
+        };
+        bool half = NARROW ? a.type == T_F16 : std::is_same<T, __half>::value;
+        *(uint2 *)out = make_uint2(pack2_as(sum(v.x, y.x), sum(v.y, y.y), half),
+                                   pack2_as(sum(v.z, y.z), sum(v.w, y.w), half));
+    }
+    if (PREFIX && lane == 0) {
+        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.m, x.l);
+    }
+}
+
 /* Waits for the oldest of `stages` cp.async groups; does nothing where mbarriers are
  * used. */
 __device__ __forceinline__ void copies_wait(int stages)
@@ -113,7 +170,6 @@ __device__ __forceinline__ void copies_wait(int stages)
  * of which only the first eight have any unless TALL. A lane has rows lane / 4 and 8
  * more, of scores every fourth pair of tokens, of outputs every fourth pair of dims. */
 template <typename T, int D, bool TALL> struct wide_tile {
-    static constexpr int CHUNKS = 1; /* that `attend` takes */
     uint32_t q[D / 16][4];
     float scale;       /* scores to exponents of two, or to what soft_cap takes */
     float o[D / 8][4]; /* outputs before the division by l */
@@ -186,9 +242,10 @@ template <typename T, int D, bool TALL> struct wide_tile {
         }
     }
 
-    /* Attends to a chunk. */
-    template <int M>
-    __device__ __forceinline__ void attend(const attn_args &a, const chunk_at (&of)[M], int lane)
+    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys and values are in
+     * shared memory. */
+    __device__ __forceinline__ void chunk(const attn_args &a, uint32_t keys, uint32_t values,
+                                          const float *, int lo, int hi, int lane)
     {
         float s[2][4] = {};
         int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
@@ -197,17 +254,17 @@ template <typename T, int D, bool TALL> struct wide_tile {
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             uint32_t b[4];
-            ldmatrix_x4(b, of[0].keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
+            ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
             mma16816<T>(s[0], q[k], b[0], b[1]);
             mma16816<T>(s[1], q[k], b[2], b[3]);
         }
-        softmax(s, a, of[0].lo, of[0].hi, lane);
+        softmax(s, a, lo, hi, lane);
         const uint32_t p[4] = {pack2<T>(s[0][0], s[0][1]), TALL ? pack2<T>(s[0][2], s[0][3]) : 0,
                                pack2<T>(s[1][0], s[1][1]), TALL ? pack2<T>(s[1][2], s[1][3]) : 0};
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, of[0].values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
+            ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
             mma16816<T>(o[2 * i], p, b[0], b[1]);
             mma16816<T>(o[2 * i + 1], p, b[2], b[3]);
         }
@@ -312,50 +369,28 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             return (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D;
         };
         x.start(a, rows, row_at, lane);
-        /* The chunk in the next stage, once it is there. */
-        auto next_chunk = [&](int c) {
+        for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
             barrier_wait(bars + stage * 8, phase);
             copies_wait(stages);
             __syncwarp();
+            uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
             char *memory = stage_memory + stage * L::STAGE;
-            uint32_t keys = ring + stage * L::STAGE;
             int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
             if (valid < ATTN_CHUNK) {
                 clear_tokens<D, ATTN_CHUNK, B>(memory + L::KV, valid, lane, 32);
                 proxy_fence();
                 __syncwarp();
             }
+            x.chunk(a, keys, values, (const float *)(memory + 2 * L::KV), p.begin_token - token,
+                    valid, lane);
+            __syncwarp(); /* all lanes have read this stage */
+            loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
+                                       bars + stage * 8, t, lane);
+            copy_commit();
             if (++stage == stages) {
                 stage = 0;
                 phase ^= 1;
             }
-            return chunk_at{keys, keys + L::KV, (const float *)(memory + 2 * L::KV),
-                            p.begin_token - token, valid};
-        };
-        /* Loads into the n stages before the next one, which all lanes have read. */
-        auto refill = [&](int n) {
-            __syncwarp();
-            for (int at = stage - n; at < stage; at++) {
-                int to = at < 0 ? at + stages : at;
-                loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + to * L::STAGE,
-                                           bars + to * 8, t, lane);
-                copy_commit();
-            }
-        };
-        int c = p.lo + t.rank;
-        if constexpr (tile_of<T, C, D, TALL>::CHUNKS == 2) {
-            for (; c + t.size < p.hi; c += 2 * t.size) {
-                chunk_at two[2];
-                two[0] = next_chunk(c);
-                two[1] = next_chunk(c + t.size);
-                x.template attend<2>(a, two, lane);
-                refill(2);
-            }
-        }
-        for (; c < p.hi; c += t.size) {
-            chunk_at one[1] = {next_chunk(c)};
-            x.template attend<1>(a, one, lane);
-            refill(1);
         }
         x.end();
         bool whole = p.lo == 0 && p.hi == p.n;

@@ -26,18 +26,6 @@ template <typename C> constexpr bool SCALED = std::is_same<C, int8_t>::value;
 
 enum { WEIGHT_ROOM = 10, WEIGHT_MOST = 14 }; /* log2; see above */
 
-/* A chunk in shared memory: its keys and values, behind them the scales of both, and the
- * tokens [lo, hi) that count, at least one. */
-struct chunk_at {
-    uint32_t keys, values;
-    const float *scales;
-    int lo, hi;
-};
-
-#ifndef PAIRS
-#define PAIRS BULK_COPY
-#endif
-
 /* The power of two that brings values of at most `most` near 2^14. */
 __device__ __forceinline__ float power_below(float most)
 {
@@ -110,11 +98,10 @@ __device__ __forceinline__ float query_sum(float x)
  * 16. */
 template <typename C, int D, bool TALL> struct codes_tile {
     static constexpr int N = TALL ? 2 : 1;
-    static constexpr int CHUNKS = PAIRS && !TALL && D <= 128 ? 2 : 1; /* that `attend` takes */
-    uint32_t q[N][D / 16][2];                                         /* of query lane / 4 */
-    float scale[N][2];      /* scores to exponents of two, or to what soft_cap takes */
-    float o[N][D / 16][4];  /* dim, query: (0, 0), (0, 1), (1, 0), (1, 1) */
-    float m[N][2], l[N][2]; /* what weights are relative to; this lane's sum of them */
+    uint32_t q[N][D / 16][2]; /* of query lane / 4 */
+    float scale[N][2];        /* scores to exponents of two, or to what soft_cap takes */
+    float o[N][D / 16][4];    /* dim, query: (0, 0), (0, 1), (1, 0), (1, 1) */
+    float m[N][2], l[N][2];   /* what weights are relative to; this lane's sum of them */
     /* of int8: o is in units of this power of two, which the greatest scale of a value
      * so far does not exceed, so that weights times scales stay in float16's range */
     float unit;
@@ -153,39 +140,32 @@ template <typename C, int D, bool TALL> struct codes_tile {
         }
     }
 
-    /* Scores of 16 keys of each chunk, in two sums each that do not wait for each
-     * other. */
-    template <int M>
-    __device__ __forceinline__ void scores(float (&s)[M][N][4], const chunk_at (&of)[M],
-                                           int lane) const
+    /* Scores of a chunk's 16 keys, in two sums each that do not wait for each other. */
+    __device__ __forceinline__ void scores(float (&s)[N][4], uint32_t keys, int lane) const
     {
         int t = (lane >> 3 & 1) * 8 + (lane & 7), c = lane >> 4;
-        float part[M][N][4] = {};
+        float part[N][4] = {};
 
 #pragma unroll
-        for (int k = 0; k < D / 16; k += 2)
+        for (int k = 0; k < D / 16; k += 2) {
+            uint32_t b[4], w[2][4];
+            ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK, 1>(t, k + c));
 #pragma unroll
-            for (int m = 0; m < M; m++) {
-                uint32_t b[4], w[2][4];
-                ldmatrix_x4(b, of[m].keys + tile_at<D, ATTN_CHUNK, 1>(t, k + c));
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    widen_four<__half, C>(b[i], w[i >> 1][i & 1], w[i >> 1][(i & 1) + 2]);
-                }
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                    mma16816<__half>(s[m][j], w[0], q[j][k][0], q[j][k][1]);
-                    mma16816<__half>(part[m][j], w[1], q[j][k + 1][0], q[j][k + 1][1]);
-                }
+            for (int i = 0; i < 4; i++) {
+                widen_four<__half, C>(b[i], w[i >> 1][i & 1], w[i >> 1][(i & 1) + 2]);
             }
 #pragma unroll
-        for (int m = 0; m < M; m++)
+            for (int j = 0; j < N; j++) {
+                mma16816<__half>(s[j], w[0], q[j][k][0], q[j][k][1]);
+                mma16816<__half>(part[j], w[1], q[j][k + 1][0], q[j][k + 1][1]);
+            }
+        }
 #pragma unroll
-            for (int j = 0; j < N; j++)
+        for (int j = 0; j < N; j++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    s[m][j][i] += part[m][j][i];
-                }
+            for (int i = 0; i < 4; i++) {
+                s[j][i] += part[j][i];
+            }
     }
 
     /* o += a chunk's values times weights p. */
@@ -210,11 +190,11 @@ template <typename C, int D, bool TALL> struct codes_tile {
         }
     }
 
-    /* Brings o to a greater unit if a value has a greater scale than `most`, this lane's
-     * greatest. */
-    __device__ __forceinline__ void take_unit(float most)
+    /* Brings o to a greater unit if one of the lanes' values has a greater scale. */
+    __device__ __forceinline__ void take_unit(const float (&of)[2])
     {
-        most = query_max(most);
+        float most = query_max(fmaxf(of[0], of[1]));
+
         if (most > unit) { /* the same in all lanes */
             float next = __uint_as_float((__float_as_uint(most) & 0x7f800000u) + 0x800000u);
             const float keep[2] = {unit / next, unit / next};
@@ -227,18 +207,13 @@ template <typename C, int D, bool TALL> struct codes_tile {
     }
 
     /* Raises the maxima of queries of which a lane has a score that exceeds them. */
-    template <int M> __device__ __forceinline__ void raise(int j, const float (&v)[M][4])
+    __device__ __forceinline__ void raise(int j, const float (&v)[4])
     {
         float keep[2];
 
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float top = v[0][e], old = m[j][e];
-#pragma unroll
-            for (int c = 0; c < M; c++) {
-                top = fmaxf(top, fmaxf(v[c][e], v[c][e + 2]));
-            }
-            top = query_max(top);
+            float top = query_max(fmaxf(v[e], v[e + 2])), old = m[j][e];
             m[j][e] = top > old + WEIGHT_MOST ? top - WEIGHT_ROOM : old;
             keep[e] = old == m[j][e] ? 1.0f : fast_exp2(old - m[j][e]);
             l[j][e] *= keep[e];
@@ -246,83 +221,57 @@ template <typename C, int D, bool TALL> struct codes_tile {
         rescale(j, keep);
     }
 
-    /* Scores of queries of column tile j to exponents of two. of_key: scales of this
-     * lane's tokens. True: one exceeds its maximum by far. */
-    __device__ __forceinline__ bool exponents(float (&v)[4], const float (&s)[4], int j,
-                                              const attn_args &a, const chunk_at &of,
-                                              const float (&of_key)[2], int lane) const
+    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys, values and
+     * scales are in shared memory. */
+    __device__ __forceinline__ void chunk(const attn_args &a, uint32_t keys, uint32_t from,
+                                          const float *scales, int lo, int hi, int lane)
     {
-        bool edge = of.lo > 0 || of.hi < ATTN_CHUNK, above = false;
+        int g = lane >> 2;
+        bool edge = lo > 0 || hi < ATTN_CHUNK;
+        float s[N][4] = {}, of_key[2] = {1.0f, 1.0f}, of_value[2] = {1.0f, 1.0f};
+        uint32_t p[N][2];
 
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = s[i] * scale[j][i & 1] * of_key[i >> 1];
-            if (a.softcap > 0.0f) {
-                v[i] = soft_cap(v[i], a.softcap) * LOG2E;
-            }
-            int at = (lane >> 2) + (i >> 1) * 8;
-            if (edge && (at < of.lo || at >= of.hi)) {
-                v[i] = -INFINITY;
-            }
-            above |= v[i] > m[j][i & 1] + WEIGHT_MOST;
-        }
-        return above;
-    }
-
-    /* Attends to M chunks. */
-    template <int M>
-    __device__ __forceinline__ void attend(const attn_args &a, const chunk_at (&of)[M], int lane)
-    {
-        float s[M][N][4] = {}, of_key[M][2], of_value[M][2];
-        uint32_t p[M][N][2];
-
-        scores<M>(s, of, lane);
-#pragma unroll
-        for (int c = 0; c < M; c++)
+        scores(s, keys, lane);
+        if constexpr (SCALED<C>) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                int at = (lane >> 2) + h * 8;
-                of_key[c][h] = SCALED<C> ? of[c].scales[at] : 1.0f;
-                of_value[c][h] = !SCALED<C>                        ? 1.0f
-                                 : at >= of[c].lo && at < of[c].hi ? of[c].scales[ATTN_CHUNK + at]
-                                                                   : 0.0f;
+                bool in = g + h * 8 >= lo && g + h * 8 < hi;
+                of_key[h] = scales[g + h * 8];
+                of_value[h] = in ? scales[ATTN_CHUNK + g + h * 8] : 0.0f;
             }
-        if constexpr (SCALED<C>) {
-            float most = 0.0f;
-#pragma unroll
-            for (int c = 0; c < M; c++) {
-                most = fmaxf(most, fmaxf(of_value[c][0], of_value[c][1]));
-            }
-            take_unit(most);
+            take_unit(of_value);
+            float over = 1.0f / unit;
+            of_value[0] *= over, of_value[1] *= over;
         }
-        float over = SCALED<C> ? 1.0f / unit : 1.0f;
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            float v[M][4];
+            float v[4];
             bool above = false;
 #pragma unroll
-            for (int c = 0; c < M; c++) {
-                above |= exponents(v[c], s[c][j], j, a, of[c], of_key[c], lane);
+            for (int i = 0; i < 4; i++) {
+                v[i] = s[j][i] * scale[j][i & 1] * of_key[i >> 1];
+                if (a.softcap > 0.0f) {
+                    v[i] = soft_cap(v[i], a.softcap) * LOG2E;
+                }
+                int at = g + (i >> 1) * 8;
+                if (edge && (at < lo || at >= hi)) {
+                    v[i] = -INFINITY;
+                }
+                above |= v[i] > m[j][i & 1] + WEIGHT_MOST;
             }
             if (__any_sync(0xffffffffu, above)) {
-                raise<M>(j, v);
+                raise(j, v);
             }
 #pragma unroll
-            for (int c = 0; c < M; c++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    v[c][i] = fast_exp2(v[c][i] - m[j][i & 1]);
-                    l[j][i & 1] += v[c][i];
-                    v[c][i] *= of_value[c][i >> 1] * over;
-                }
-                p[c][j][0] = matrix_transposed(pack2<__half>(v[c][0], v[c][1]));
-                p[c][j][1] = matrix_transposed(pack2<__half>(v[c][2], v[c][3]));
+            for (int i = 0; i < 4; i++) {
+                v[i] = fast_exp2(v[i] - m[j][i & 1]);
+                l[j][i & 1] += v[i];
+                v[i] *= of_value[i >> 1];
             }
+            p[j][0] = matrix_transposed(pack2<__half>(v[0], v[1]));
+            p[j][1] = matrix_transposed(pack2<__half>(v[2], v[3]));
         }
-#pragma unroll
-        for (int c = 0; c < M; c++) {
-            values(p[c], of[c].values, lane);
-        }
+        values(p, from, lane);
     }
 
     /* Ends the work tile: sums over lanes, outputs in units of 1. */

@@ -1,6 +1,5 @@
 /* Combining partial results of decode attention: those of a warp group in shared
- * memory, those of a sequence cut between splits in global memory, those of a shared
- * prefix; and the row that comes of it.
+ * memory, those of a sequence cut between splits in global memory.
  *
  * Partials in global memory serve as their own ready flags. A slot is blank, all bits
  * ones, except between the store of a partial and its combination; a stored NaN of that
@@ -13,7 +12,6 @@
 #define QUIRE_KERNELS_CUDA_ATTENTION_SPLIT_KV_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
-#include "kernels/cuda/attention/tile_scheduler.cuh"
 
 enum { DECODE_ROWS = 16 };
 
@@ -248,63 +246,6 @@ __device__ __forceinline__ void combine_load(row_partial<D> &ret, const combine_
                 scale_add(ret.o[i], *(const float4 *)x.at(warp + k, r, (i * 32 + lane) * 4), f);
             }
         }
-    }
-}
-
-/* How a row's own result, with maximum `top` and sum `all`, merges with that of the
- * shared prefix: factors of both, and 1 over the common sum. */
-struct prefix_scales {
-    float own, prefix, over_sum;
-    const float *prefix_o; /* NULL: no shared prefix */
-};
-
-__device__ __forceinline__ prefix_scales prefix_scales_of(const attn_args &a, const step_arrays &s,
-                                                          const attn_workspace &ws, const q_row &at,
-                                                          int dim, float top, float all)
-{
-    if (!a.shared || s.skip[at.seq] == 0) {
-        return {1.0f, 0.0f, 1.0f / (all + sink_weight(a, at.head, top)), nullptr};
-    }
-    int64_t row = at.seq * a.n_heads + at.head;
-    float2 v = *(const float2 *)(ws.prefix_ml + row * 2);
-    float both = fmaxf(top, v.x), f = fast_exp2(top - both), g = fast_exp2(v.x - both);
-    float sum = all * f + v.y * g + sink_weight(a, at.head, both);
-    return {f, g, 1.0f / sum, ws.prefix_o + row * dim};
-}
-
-/* Writes a finished row: to the output, or (PREFIX) to the workspace. Called by one
- * warp. */
-template <typename T, int D, bool PREFIX, bool NARROW>
-__device__ __forceinline__ void write_row(const attn_args &a, const step_arrays &s,
-                                          const attn_workspace &ws, const q_row &to,
-                                          const row_partial<D> &x, int lane)
-{
-    int64_t row = to.seq * a.n_heads + to.head;
-    prefix_scales j = PREFIX ? prefix_scales{} : prefix_scales_of(a, s, ws, to, D, x.m, x.l);
-
-#pragma unroll
-    for (int i = 0; i < row_partial<D>::QUADS; i++) {
-        int at = (i * 32 + lane) * 4;
-        if (at >= D) {
-            break;
-        }
-        float4 v = x.o[i];
-        if (PREFIX) {
-            *(float4 *)(ws.prefix_o + row * D + at) = v;
-            continue;
-        }
-        float4 y =
-            j.prefix_o ? *(const float4 *)(j.prefix_o + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        T *out = (T *)a.out + to.seq * a.out_stride + (int64_t)to.head * D + at;
-        auto sum = [&](float own, float prefix) {
-            return (own * j.own + prefix * j.prefix) * j.over_sum * a.v_scale;
-        };
-        bool half = NARROW ? a.type == T_F16 : std::is_same<T, __half>::value;
-        *(uint2 *)out = make_uint2(pack2_as(sum(v.x, y.x), sum(v.y, y.y), half),
-                                   pack2_as(sum(v.z, y.z), sum(v.w, y.w), half));
-    }
-    if (PREFIX && lane == 0) {
-        *(float2 *)(ws.prefix_ml + row * 2) = make_float2(x.m, x.l);
     }
 }
 

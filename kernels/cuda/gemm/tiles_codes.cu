@@ -158,11 +158,6 @@ __device__ __forceinline__ void consume(const CUtensorMap *out, const float *x_s
     bool first = (threadIdx.x & 127) == 0;
     ring r = {base, 0, 0};
 
-#ifdef OFFSET
-    if (group == 1) {
-        barrier_wait(base + tiles::BARRIERS + OFFSET * 8, 0);
-    }
-#endif
     for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
         float sum[2][COLUMNS / 2];
         tile_scales scale;
