@@ -196,12 +196,16 @@ valgrind: units ## the unit tests under valgrind (slow)
 
 # ---- fuzzing: clang and its libFuzzer, everything instrumented for coverage ---------------------------------------
 
-.PHONY: fuzz fuzzers
+.PHONY: fuzz fuzz-plain fuzzers
 fuzz: ## every parser's fuzz target for FUZZ_SECONDS (60) each, with the lines covered
 	@command -v $(CLANG) >/dev/null || { echo "make fuzz needs clang: apt-get install clang llvm"; exit 1; }
-	$(MAKE) BUILD=build/fuzz CC=$(CLANG) CFLAGS="-O1 -g" WERROR= \
+	$(MAKE) BUILD=build/fuzz CC=$(CLANG) CFLAGS="-O2 -g" WERROR= \
 	    SANITIZE="-fsanitize=fuzzer-no-link,address,undefined -fprofile-instr-generate -fcoverage-mapping" fuzzers
 	scripts/fuzz --build build/fuzz --seconds $(FUZZ_SECONDS)
+
+fuzz-plain: ## the same without sanitizers, several times as many inputs; on the same corpus
+	$(MAKE) BUILD=build/fuzz-plain CC=$(CLANG) CFLAGS="-O2 -g" WERROR= SANITIZE="-fsanitize=fuzzer-no-link" fuzzers
+	scripts/fuzz --build build/fuzz-plain --corpus build/fuzz/corpus --seconds $(FUZZ_SECONDS)
 
 fuzzers: $(fuzzers)
 

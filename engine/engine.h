@@ -260,6 +260,7 @@ struct engine_stats {
     /* verified drafts by sequence and step, their tokens, and those that held, by their
      * place */
     _Atomic uint64_t drafts, draft_tokens, accepted_tokens[LIMIT_DRAFT];
+    _Atomic uint64_t late_masks; /* that steps went on without, by sequence and step */
     /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
     _Atomic uint64_t finished[5];
     _Atomic uint64_t steps;                                                 /* committed */

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CACHED_GRAMMARS = 128 };
+enum { CACHED_GRAMMARS = 128, WALK_MASK_WORK = MASK_WORK_MOST };
 #define CACHED_BYTES ((size_t)128 << 20)
 
 struct cached {
@@ -25,6 +25,8 @@ struct grammars {
     struct constrain_vocab *vocab; /* NULL: not made yet */
     struct cached *first;
 };
+
+_Static_assert((int)MASK_UNFINISHED == (int)CONSTRAINT_UNFINISHED, "jobs would not know it");
 
 const struct constraint_ops grammar_ops = {
     .fork = constraint_fork,
@@ -172,7 +174,12 @@ static bool count_allowed(struct constraint *c, uint32_t *mask, int32_t words,
         w->end = WALK_TIME;
         return false;
     }
-    *rc = constraint_mask(c, mask);
+    int64_t work = WALK_MASK_WORK;
+    *rc = constraint_mask(c, mask, &work);
+    if (*rc == CONSTRAINT_UNFINISHED) {
+        w->end = WALK_TIME;
+        return false;
+    }
     if (*rc == ERR_UNSUPPORTED) { /* nothing may follow, of a model without an end */
         memset(mask, 0, (size_t)words * sizeof(*mask));
         *rc = 0;
@@ -197,8 +204,10 @@ int grammars_walk(struct grammar *g, int32_t vocab, const int32_t *id, int32_t n
     ret->n = ret->n_allowed = 0;
     ret->end = WALK_WHOLE;
     while (rc == 0 && count_allowed(c, mask, words, ret, &rc) && ret->n < n) {
-        if (constraint_accept(c, id[ret->n]) != 0) {
-            ret->end = WALK_REFUSED;
+        int64_t work = WALK_MASK_WORK;
+        int taken = constraint_accept(c, id[ret->n], &work);
+        if (taken != 0) {
+            ret->end = taken == CONSTRAINT_UNFINISHED ? WALK_TIME : WALK_REFUSED;
             break;
         }
         constraint_settle(c);

@@ -44,6 +44,7 @@ void engine_stats_gauges(struct engine_stats *s, const struct sched_counts *c, i
     raise_to(&s->prefix_hits, c->prefix_hits);
     raise_to(&s->drafts, c->drafts);
     raise_to(&s->draft_tokens, c->draft_tokens);
+    raise_to(&s->late_masks, c->late_masks);
     for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
         raise_to(&s->accepted_tokens[i], c->accepted_tokens[i]);
     }

@@ -104,6 +104,25 @@ static int encode_bad_words(const struct engine *e, struct shared_params *s, str
     return 0;
 }
 
+/* The mask of the first token, which the grammar keeps: here it delays nobody, while
+ * the step that samples the first tokens of several choices has to wait for it. What
+ * else is wrong with it shows there. */
+static int compute_first_mask(struct constraint *state, int32_t vocab, struct err *err)
+{
+    uint32_t *mask = calloc((size_t)mask_words(vocab), sizeof(*mask));
+    int64_t work = MASK_WORK_MOST;
+
+    if (!mask) {
+        return err_nomem(err, "a mask");
+    }
+    int rc = constraint_mask(state, mask, &work);
+    free(mask);
+    return rc != CONSTRAINT_UNFINISHED
+               ? 0
+               : err_set(err, ERR_INVALID,
+                         "the grammar needs more work for its first token than its limits allow");
+}
+
 /* The state at the start of the request's grammar, if it has one. */
 static int start_constraint(const struct engine *e, struct group *g, struct err *err)
 {
@@ -117,7 +136,15 @@ static int start_constraint(const struct engine *e, struct group *g, struct err 
         return err_set(err, ERR_UNSUPPORTED, "this device cannot constrain its output");
     }
     int rc = constraint_new(&state, grammar, err);
-    return rc < 0 ? rc : constraint_node_new(&g->first.constraint, &grammar_ops, state, err);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = compute_first_mask(state, e->config.vocab, err);
+    if (rc < 0) {
+        constraint_free(state);
+        return rc;
+    }
+    return constraint_node_new(&g->first.constraint, &grammar_ops, state, err);
 }
 
 static void drop_group(struct group *g)

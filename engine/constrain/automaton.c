@@ -6,6 +6,7 @@
 enum {
     MASK_BYTES = 4 << 20, /* of the masks that are kept */
     STEP_WORK = 4 << 20,  /* units of work in one step */
+    STEP_LEAST = 20,      /* beside what it charges */
 };
 
 /* ---- configs ---- */
@@ -202,11 +203,16 @@ static void set_edges(struct automaton *a, int32_t config, int32_t symbol, int32
     }
 }
 
-int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol)
+int32_t automaton_step(struct stepper *s, int32_t config, int32_t symbol)
 {
+    struct automaton *a = s->a;
     struct byte_set alike;
     int32_t to;
 
+    if (s->work <= 0) {
+        s->paused = true;
+        return CONFIG_PAUSED;
+    }
     pthread_mutex_lock(&a->lock);
     _Atomic(int32_t) *edge = edges_of(a, config) + symbol;
     to = atomic_load_explicit(edge, memory_order_relaxed);
@@ -218,6 +224,7 @@ int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol)
         } else {
             set_edges(a, config, symbol, to, &alike);
         }
+        s->work -= STEP_LEAST + a->budget.work;
     }
     pthread_mutex_unlock(&a->lock);
     return to;

@@ -28,6 +28,7 @@ enum {
     CONFIG_FULL = -2,   /* of automaton_next: a limit was reached */
     CONFIG_NOMEM = -3,  /* of automaton_next: memory ran out */
     CONFIG_WORK = -4,   /* of automaton_next: one step took too much work */
+    CONFIG_PAUSED = -5, /* of automaton_next: the caller's work is used up */
     CHUNK = 64,         /* configs allocated together */
     MAX_CHUNKS = 1 << 12,
 };
@@ -61,11 +62,12 @@ struct config {
     bool complete;          /* the text is a sentence */
     _Atomic(uint8_t) loops; /* enum loop_note */
     _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
-    /* Kinds of bytes (vocab_kind) of which all lead back, and of which not all do; the
-     * others were not asked for. */
-    _Atomic(uint64_t) stays, leaves;
-    _Atomic(int32_t) slot;  /* of the mask cache, or -1; a hint */
-    _Atomic(int32_t) plain; /* the config that every plain character leads to, or CONFIG_DEAD */
+    /* Kinds of bytes (vocab_kind) of which all lead to `alike_to`, and of which not all
+     * do; the others were not asked for. */
+    _Atomic(uint64_t) alike, unlike;
+    _Atomic(int32_t) alike_to; /* CONFIG_DEAD: none, CONFIG_UNKNOWN: not asked for */
+    _Atomic(int32_t) slot;     /* of the mask cache, or -1; a hint */
+    _Atomic(int32_t) plain;    /* the config that every plain character leads to, or CONFIG_DEAD */
 };
 
 enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
@@ -128,8 +130,16 @@ int automaton_new(struct automaton **ret, const struct constrain_vocab *v, const
 /* Another automaton of the same grammar, at its start. */
 int automaton_renew(struct automaton **ret, struct automaton *of);
 void automaton_unref(struct automaton *a);
-/* The config behind a symbol: its number, CONFIG_DEAD, CONFIG_FULL or CONFIG_NOMEM. */
-int32_t automaton_step(struct automaton *a, int32_t config, int32_t symbol);
+/* An automaton, as a caller asks for its transitions. */
+struct stepper {
+    struct automaton *a;
+    int64_t work; /* left, as budget.h counts; one step may take more than that */
+    bool paused;  /* a step was not made, for there was none left */
+};
+
+/* The config behind a symbol: its number, CONFIG_DEAD, or why it is not known,
+ * CONFIG_FULL and those behind it. Where no step is to be made it takes no work. */
+int32_t automaton_step(struct stepper *s, int32_t config, int32_t symbol);
 size_t automaton_bytes(struct automaton *a);
 /* The config of another automaton of the same grammar that leaves the same to be read;
  * CONFIG_FULL or CONFIG_NOMEM. */
@@ -146,11 +156,11 @@ static inline _Atomic(int32_t) *edges_of(struct automaton *a, int32_t c)
            (ptrdiff_t)(c % CHUNK) * a->n_symbols;
 }
 
-static inline int32_t automaton_next(struct automaton *a, int32_t config, int32_t symbol)
+static inline int32_t automaton_next(struct stepper *s, int32_t config, int32_t symbol)
 {
-    int32_t to = atomic_load_explicit(edges_of(a, config) + symbol, memory_order_acquire);
+    int32_t to = atomic_load_explicit(edges_of(s->a, config) + symbol, memory_order_acquire);
 
-    return to != CONFIG_UNKNOWN ? to : automaton_step(a, config, symbol);
+    return to != CONFIG_UNKNOWN ? to : automaton_step(s, config, symbol);
 }
 
 static inline int32_t symbol_of_byte(const struct automaton *a, uint8_t byte)

@@ -90,17 +90,23 @@ void constraint_free(struct constraint *c); /* NULL: nothing */
 /* Memory of the state, without the grammar. */
 size_t constraint_bytes(const struct constraint *c);
 
+/* `work` of the functions below: how much they may do, in units of ten to thirty
+ * nanoseconds; what they did is taken off, which may leave it below 0. INT64_MAX: no
+ * limit. Where it is used up they return CONSTRAINT_UNFINISHED, and the state is as
+ * before: called again, they go on from what was found out. */
+enum { CONSTRAINT_UNFINISHED = 2 };
+
 /* Set the bits of the tokens that may come next: bit t % 32 of mask[t / 32] for id t,
- * mask_words(n) words. At least one bit is set. ERR_NOMEM; ERR_FULL: a limit of work
- * was reached; ERR_UNSUPPORTED: no token of the vocabulary can come next. The sequence
- * must then end with an error. */
-int constraint_mask(struct constraint *c, uint32_t *mask);
+ * mask_words(n) words. At least one bit is set. ERR_NOMEM; ERR_FULL: a limit of memory,
+ * or of work that has no pauses, was reached; ERR_UNSUPPORTED: no token of the
+ * vocabulary can come next. The sequence must then end with an error. */
+int constraint_mask(struct constraint *c, uint32_t *mask, int64_t *work);
 /* Whether the token may come next: one bit of the mask, without computing the
  * others. */
 bool constraint_allows(struct constraint *c, int32_t token);
 /* The token was appended. ERR_INVALID: the grammar does not allow it, and the state is
  * unchanged; ERR_NOMEM, ERR_FULL as constraint_mask. */
-int constraint_accept(struct constraint *c, int32_t token);
+int constraint_accept(struct constraint *c, int32_t token, int64_t *work);
 /* Take back the last n tokens that were accepted; at most as many as were accepted
  * since the last call of constraint_settle. */
 void constraint_rollback(struct constraint *c, int32_t n);
@@ -108,8 +114,8 @@ void constraint_rollback(struct constraint *c, int32_t n);
 void constraint_settle(struct constraint *c);
 /* Whether the text so far is a sentence of the grammar. */
 bool constraint_complete(const struct constraint *c);
-/* Whether it is one that nothing may follow but an end-of-sequence token. */
-bool constraint_ended(struct constraint *c);
+/* Whether it is one that nothing may follow but an end-of-sequence token: 1 or 0. */
+int constraint_ended(struct constraint *c, int64_t *work);
 /* The tokens that must come next, in the model's own tokenization: at most `max` into
  * ret. Returns their number; 0 where there is a choice. The state is unchanged. */
 int32_t constraint_forced(struct constraint *c, int32_t *ret, int32_t max);

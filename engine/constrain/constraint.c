@@ -9,6 +9,8 @@
 enum {
     AFTER_END = 0,          /* in place of a config: an end-of-sequence token was accepted */
     MAX_FORCED_BYTES = 512, /* of text that is forced at once */
+    FORCED_WORK = 50000,    /* to find it */
+    MOVE_WORK = 20000,      /* charged for another automaton */
 };
 
 struct constraint {
@@ -73,11 +75,18 @@ size_t constraint_bytes(const struct constraint *c)
 
 static int failure(int32_t config)
 {
-    return config == CONFIG_NOMEM ? ERR_NOMEM : ERR_FULL;
+    switch (config) {
+    case CONFIG_NOMEM:
+        return ERR_NOMEM;
+    case CONFIG_PAUSED:
+        return CONSTRAINT_UNFINISHED;
+    default:
+        return ERR_FULL;
+    }
 }
 
 /* Go on in an automaton with room. */
-static int move(struct constraint *c)
+static int move(struct constraint *c, struct stepper *s)
 {
     struct automaton *to;
     int32_t *path = malloc((size_t)c->n * sizeof(*path));
@@ -98,20 +107,21 @@ static int move(struct constraint *c)
     }
     automaton_unref(c->a);
     free(c->path);
-    c->a = to;
+    c->a = s->a = to;
+    s->work -= MOVE_WORK;
     c->path = path;
     c->cap = c->n;
     return 0;
 }
 
 /* Whether to try again after a failed step: in a new automaton, once. */
-static bool again(struct constraint *c, int32_t *failed, bool *moved)
+static bool again(struct constraint *c, struct stepper *s, int32_t *failed, bool *moved)
 {
     if (*failed != CONFIG_FULL || *moved) {
         return false;
     }
     *moved = true;
-    int rc = move(c);
+    int rc = move(c, s);
     if (rc == ERR_NOMEM) {
         *failed = CONFIG_NOMEM;
     }
@@ -127,8 +137,9 @@ static bool is_eos(const struct constraint *c, int32_t token)
     return token >= 0 && token < v->n && mask_has(v->eos, token);
 }
 
-static int32_t after(struct constraint *c, int32_t token)
+static int32_t after(struct constraint *c, int32_t token, int64_t *work)
 {
+    struct stepper s = {c->a, *work, false};
     bool moved = false;
     int32_t to;
 
@@ -136,17 +147,19 @@ static int32_t after(struct constraint *c, int32_t token)
         return is_eos(c, token) ? AFTER_END : CONFIG_DEAD;
     }
     do {
-        to = config_after(c->a, present(c), token);
-    } while (to < 0 && again(c, &to, &moved));
+        to = config_after(&s, present(c), token);
+    } while (to < 0 && again(c, &s, &to, &moved));
+    *work = s.work;
     if (to == CONFIG_DEAD && is_eos(c, token) && config_at(c->a, present(c))->complete) {
         return AFTER_END;
     }
     return to;
 }
 
-int constraint_mask(struct constraint *c, uint32_t *mask)
+int constraint_mask(struct constraint *c, uint32_t *mask, int64_t *work)
 {
     const struct constrain_vocab *v = c->grammar->vocab;
+    struct stepper s = {c->a, *work, false};
     bool moved = false;
     int32_t failed;
 
@@ -155,8 +168,9 @@ int constraint_mask(struct constraint *c, uint32_t *mask)
         return 0;
     }
     do {
-        failed = mask_of(c->a, present(c), mask);
-    } while (failed < 0 && again(c, &failed, &moved));
+        failed = mask_of(&s, present(c), mask);
+    } while (failed < 0 && again(c, &s, &failed, &moved));
+    *work = s.work;
     if (failed < 0) {
         return failure(failed);
     }
@@ -170,12 +184,14 @@ int constraint_mask(struct constraint *c, uint32_t *mask)
 
 bool constraint_allows(struct constraint *c, int32_t token)
 {
-    return after(c, token) >= 0;
+    int64_t work = INT64_MAX;
+
+    return after(c, token, &work) >= 0;
 }
 
-int constraint_accept(struct constraint *c, int32_t token)
+int constraint_accept(struct constraint *c, int32_t token, int64_t *work)
 {
-    int32_t to = after(c, token);
+    int32_t to = after(c, token, work);
 
     if (to < 0) {
         return to == CONFIG_DEAD ? ERR_INVALID : failure(to);
@@ -209,17 +225,25 @@ bool constraint_complete(const struct constraint *c)
     return present(c) == AFTER_END || config_at(c->a, present(c))->complete;
 }
 
-bool constraint_ended(struct constraint *c)
+int constraint_ended(struct constraint *c, int64_t *work)
 {
-    return present(c) == AFTER_END || config_ends(c->a, present(c));
+    struct stepper s = {c->a, *work, false};
+
+    if (present(c) == AFTER_END) {
+        return 1;
+    }
+    bool ends = config_ends(&s, present(c));
+    *work = s.work;
+    return s.paused ? CONSTRAINT_UNFINISHED : ends;
 }
 
 /* ---- forced tokens ---- */
 
 /* The only byte that may follow, or -1; *ret_token: the only token, named by the
  * grammar, or -1. */
-static int forced_byte(struct automaton *a, int32_t config, int32_t *ret_config, int32_t *ret_token)
+static int forced_byte(struct stepper *s, int32_t config, int32_t *ret_config, int32_t *ret_token)
 {
+    struct automaton *a = s->a;
     int byte = -1, n = 0;
 
     *ret_token = -1;
@@ -227,7 +251,7 @@ static int forced_byte(struct automaton *a, int32_t config, int32_t *ret_config,
         return -1;
     }
     for (int b = 0; b < 256 && n < 2; b++) {
-        int32_t to = automaton_next(a, config, symbol_of_byte(a, (uint8_t)b));
+        int32_t to = automaton_next(s, config, symbol_of_byte(a, (uint8_t)b));
         n += to != CONFIG_DEAD;
         if (to > 0) {
             byte = b;
@@ -235,7 +259,7 @@ static int forced_byte(struct automaton *a, int32_t config, int32_t *ret_config,
         }
     }
     for (int32_t k = 0; k < a->rx.n_tokens && n < 2; k++) {
-        int32_t to = automaton_next(a, config, a->rx.n_classes + k);
+        int32_t to = automaton_next(s, config, a->rx.n_classes + k);
         n += to != CONFIG_DEAD;
         if (to > 0) {
             *ret_token = a->rx.token[k];
@@ -296,6 +320,7 @@ static int32_t canonical(const struct constrain_vocab *v, const char *text, size
 int32_t constraint_forced(struct constraint *c, int32_t *ret, int32_t max)
 {
     const struct constrain_vocab *v = c->grammar->vocab;
+    struct stepper s = {c->a, FORCED_WORK, false};
     char text[MAX_FORCED_BYTES];
     int32_t config = present(c), token = -1, n_ids = 0, kept = 0, *ids = NULL;
     size_t len = 0;
@@ -304,7 +329,7 @@ int32_t constraint_forced(struct constraint *c, int32_t *ret, int32_t max)
         return 0;
     }
     while (len < sizeof(text)) {
-        int byte = forced_byte(c->a, config, &config, &token);
+        int byte = forced_byte(&s, config, &config, &token);
         if (byte < 0) {
             break;
         }

@@ -5,11 +5,12 @@
 #include "engine/constrain/automaton.h"
 
 /* Set the bits of the tokens that may follow, end-of-sequence tokens included, in
- * mask[words of the vocabulary]. 0, or CONFIG_FULL or CONFIG_NOMEM. */
-int32_t mask_of(struct automaton *a, int32_t config, uint32_t *mask);
+ * mask[words of the vocabulary]. 0, or why not: CONFIG_FULL and those behind it. A mask
+ * that was paused is begun anew, over the steps that are made by then. */
+int32_t mask_of(struct stepper *s, int32_t config, uint32_t *mask);
 /* The config behind a token that is text or named by the grammar: as automaton_next. */
-int32_t config_after(struct automaton *a, int32_t config, int32_t token);
-/* Whether nothing may follow. */
-bool config_ends(struct automaton *a, int32_t config);
+int32_t config_after(struct stepper *s, int32_t config, int32_t token);
+/* Whether nothing may follow; false too if `s` was paused. */
+bool config_ends(struct stepper *s, int32_t config);
 
 #endif

@@ -246,14 +246,16 @@ static bool list_tokens(struct constrain_vocab *v)
     int32_t n = 0;
 
     v->below = calloc((size_t)t->n + 1, sizeof(*v->below));
+    v->height = calloc((size_t)t->n + 1, sizeof(*v->height));
     v->all_at = malloc(((size_t)t->n + 1) * sizeof(*v->all_at));
     v->all_ids = malloc(((size_t)v->n + 1) * sizeof(*v->all_ids));
-    if (!v->below || !v->all_at || !v->all_ids) {
+    if (!v->below || !v->height || !v->all_at || !v->all_ids) {
         return false;
     }
     for (int32_t i = t->n - 1; i >= 0; i--) {
         for (int32_t c = i + 1; c < (int32_t)t->node[i].end; c = (int32_t)t->node[c].end) {
             uint8_t byte = (uint8_t)t->node[c].byte;
+            v->height[i] = MAX(v->height[i], (uint16_t)(v->height[c] + 1));
             v->below[i] |= v->below[c] | (byte < 0x80 ? (uint64_t)1 << vocab_kind(byte) : 0);
             if (t->node[c].token >= 0) {
                 v->below[i] |= beyond_ascii(v, trie_token(&t->node[c]));
@@ -383,6 +385,7 @@ void constrain_vocab_free(struct constrain_vocab *v)
     free(v->plain_at);
     free(v->plain_ids);
     free(v->below);
+    free(v->height);
     free(v->all_at);
     free(v->all_ids);
     free(v);

@@ -54,6 +54,7 @@ struct constrain_vocab {
     /* [trie[TRIE_ALL].n + 1] plain tokens before a node; owned */
     int32_t *plain_at;
     uint64_t *below;    /* [trie[TRIE_ALL].n] kinds of bytes below a node; owned */
+    uint16_t *height;   /* [trie[TRIE_ALL].n] bytes of the longest text below a node; owned */
     int32_t *all_at;    /* [trie[TRIE_ALL].n + 1] tokens before a node; owned */
     int32_t *all_ids;   /* the tokens in the order of the trie; owned */
     int32_t *plain_ids; /* plain tokens in the order of the trie; owned */

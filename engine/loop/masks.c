@@ -88,28 +88,29 @@ struct place {
     const struct constraint_ops *ops;
     struct constraint *state;
     bool ends_ignored;
-    bool ended; /* set by advance: there is no mask, the text is complete */
+    int64_t work;    /* that is left */
+    int32_t n_taken; /* set by advance: tokens that the state has taken */
+    bool ended;      /* likewise: there is no mask, the text is complete */
 };
 
-/* The state takes n tokens, and gives the mask behind them. */
+/* The state takes n tokens, and gives the mask behind them. MASK_UNFINISHED: it
+ * has taken some, and there is no mask. */
 static int advance(struct place *p, const int32_t *token, int32_t n, const struct sched_config *c,
                    uint32_t *word)
 {
     int rc = 0;
 
-    for (int32_t i = 0; i < n && rc == 0; i++) {
-        rc = p->ops->accept(p->state, token[i]);
-    }
-    if (rc < 0) {
-        return rc;
+    for (p->n_taken = 0; p->n_taken < n && rc == 0; p->n_taken += rc == 0) {
+        rc = p->ops->accept(p->state, token[p->n_taken], &p->work);
     }
     p->ops->settle(p->state);
-    p->ended = p->ops->ended(p->state);
-    if (p->ended) {
-        return 0;
+    rc = rc == 0 ? p->ops->ended(p->state, &p->work) : rc;
+    p->ended = rc == 1;
+    if (rc != 0) {
+        return rc == 1 ? 0 : rc;
     }
     memset(word, 0, (size_t)mask_words(c->vocab) * sizeof(*word));
-    rc = p->ops->mask(p->state, word);
+    rc = p->ops->mask(p->state, word, &p->work);
     if (rc == 0 && p->ends_ignored) {
         ban_ends(c, word);
         p->ended = !has_bits(word, mask_words(c->vocab));
@@ -120,7 +121,7 @@ static int advance(struct place *p, const int32_t *token, int32_t n, const struc
 /* The masks behind drafts, of a copy of the state that is thrown away. They end at a
  * draft that the grammar does not allow, which the row before cannot sample, and where
  * there is no mask: what follows is left to a step without drafts. */
-static void mask_drafts(struct mask_job *j, const struct place *from, const struct sched_config *c,
+static void mask_drafts(struct mask_job *j, struct place *from, const struct sched_config *c,
                         uint32_t *word)
 {
     struct place p = *from;
@@ -135,10 +136,25 @@ static void mask_drafts(struct mask_job *j, const struct place *from, const stru
            !p.ended) {
         j->n_masked++;
     }
+    from->work = p.work;
     p.ops->free(p.state);
 }
 
-void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word)
+/* Notes what a job has taken of its step's and its token's work. */
+static void account(struct mask_job *j, int64_t used)
+{
+    struct constraint_node *n = j->made;
+
+    j->late = j->rc == MASK_UNFINISHED;
+    n->work = j->late ? n->work + used : 0;
+    j->rc = j->late ? 0 : j->rc;
+    if (j->late && n->work >= MASK_WORK_MOST) {
+        j->late = false;
+        j->rc = ERR_FULL;
+    }
+}
+
+int64_t mask_job_run(struct mask_job *j, const struct sched_config *c, int64_t work, uint32_t *word)
 {
     bool shared = !j->in_place && j->n_tokens > 0;
 
@@ -146,13 +162,16 @@ void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *wo
     j->rc = shared ? copy_node(j) : 0;
     if (j->rc < 0) {
         j->made = j->node;
-        return;
+        return 0;
     }
     pthread_mutex_lock(&j->made->lock);
-    struct place p = {j->made->ops, j->made->state, .ends_ignored = j->ends_ignored};
+    work = j->awaited ? MASK_WORK_MOST - j->made->work : work;
+    struct place p = {j->made->ops, j->made->state, .ends_ignored = j->ends_ignored, .work = work};
     j->rc = advance(&p, j->token, j->n_tokens, c, word);
+    j->n_taken = p.n_taken;
     j->ended = p.ended;
-    if (j->rc == 0 && !j->ended) {
+    account(j, work - p.work);
+    if (j->rc == 0 && !j->ended && !j->late) {
         if (j->wants_forced && p.ops->forced) {
             j->n_forced = p.ops->forced(p.state, j->forced, LIMIT_DRAFT);
         }
@@ -160,6 +179,7 @@ void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *wo
         mask_drafts(j, &p, c, word);
     }
     pthread_mutex_unlock(&j->made->lock);
+    return work - p.work;
 }
 
 /* ---- the threads ---- */
@@ -209,7 +229,10 @@ static void run_jobs(struct masks *m)
         }
         struct mask_job *j = &m->work->job[(uint32_t)jobs];
         if (j->node) { /* else its sequence has ended */
-            mask_job_run(j, &m->config, m->word + (int64_t)j->first * m->words);
+            int64_t most = MIN(atomic_load(&m->work_left), MASK_WORK_STEP);
+            int64_t used = mask_job_run(j, &m->config, MAX(most, MASK_WORK_LEAST),
+                                        m->word + (int64_t)j->first * m->words);
+            atomic_fetch_sub(&m->work_left, used);
         }
         if (atomic_fetch_sub(&m->n_left, 1) == 1) {
             end_set(m);
@@ -271,6 +294,7 @@ static void begin_set(struct masks *m, struct mask_set *set)
     pthread_mutex_lock(&m->lock);
     m->work = set;
     atomic_store(&m->n_left, set->n);
+    atomic_store(&m->work_left, (int64_t)MASK_WORK_SET * m->n_threads);
     atomic_store(&m->jobs, (uint64_t)set->n << 32);
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->lock);
@@ -339,7 +363,7 @@ static int start_threads(struct masks *m, struct err *e)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-    for (int32_t i = 0; i < MAX(1, MIN(cores / 4, MASKS_THREADS)); i++) {
+    for (int32_t i = 0; i < MAX(1, MIN(cores / 2, MASKS_THREADS)); i++) {
         if (pthread_create(&m->thread[i], NULL, masks_main, m) != 0) {
             break;
         }
@@ -370,6 +394,7 @@ int masks_open(struct masks **ret, struct executor *x, const struct sched_config
     bool there = m->word && m->late;
     for (int32_t i = 0; i < m->n_sets; i++) {
         m->set[i].wants_forced = forced;
+        m->set[i].all_awaited = sched_kv_groups(c) > 1;
         m->set[i].job = calloc(seqs, sizeof(*m->set[i].job));
         there = there && m->set[i].job;
     }

@@ -29,10 +29,11 @@ struct masks {
     /* Of the set under way: its jobs (the upper half) and the next of them (the lower
      * one, which may pass the former). A job that was taken keeps the set under way. */
     _Atomic(uint64_t) jobs;
-    _Atomic(int32_t) n_left; /* its jobs that are not done */
-    pthread_mutex_t lock;    /* guards the rest */
-    pthread_cond_t changed;  /* work, or an end of it */
-    struct mask_set *work;   /* the set under way; NULL: none */
+    _Atomic(int32_t) n_left;    /* its jobs that are not done */
+    _Atomic(int64_t) work_left; /* that its jobs may do */
+    pthread_mutex_t lock;       /* guards the rest */
+    pthread_cond_t changed;     /* work, or an end of it */
+    struct mask_set *work;      /* the set under way; NULL: none */
     bool stopping;
     struct constraint_node *dropped; /* to be freed */
 };
@@ -43,8 +44,10 @@ int constraint_node_new(struct constraint_node **ret, const struct constraint_op
                         struct constraint *state, struct err *e);
 /* Nothing holds it, or only a group that the scheduler never had. NULL: nothing. */
 void constraint_node_free(struct constraint_node *n);
-/* Compute a job's masks into word[n * words], on any thread. */
-void mask_job_run(struct mask_job *j, const struct sched_config *c, uint32_t *word);
+/* Compute a job's masks into word[n * words], on any thread, with so much work at most
+ * unless the job is awaited. Returns what it took. */
+int64_t mask_job_run(struct mask_job *j, const struct sched_config *c, int64_t work,
+                     uint32_t *word);
 
 /* Starts the threads; `x` must outlive it. `forced`: jobs also find the tokens that a
  * grammar forces (forced.h). `took_s` gets the seconds of each step's masks. ERR_NOMEM,

@@ -271,6 +271,7 @@ struct sched_counts {
     /* counters: verified drafts, by sequence and step, and their tokens */
     uint64_t drafts, draft_tokens;
     uint64_t accepted_tokens[LIMIT_DRAFT]; /* counters: those that held, by their place */
+    uint64_t late_masks; /* counter: masks that a step went on without, by sequence */
 };
 void sched_counts(const struct sched *s, struct sched_counts *ret);
 /* With policy: fair, whether several tenants have submitted lately, so that steps are

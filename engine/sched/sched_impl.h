@@ -224,6 +224,10 @@ void seq_publish(struct sched *s, struct seq *q);
  * prefix that ends between two snapshots would be read again. */
 void seq_publish_tail(struct sched *s, struct seq *q);
 
+/* What steps in flight sample for `q` will not count: it samples again from its last
+ * known token, which is computed anew. With neither windows nor states. */
+void seq_void(struct sched *s, struct seq *q);
+
 /* The first live sequence; there is one in any group that has not ended. */
 static inline struct seq *group_first_live(struct group *g)
 {

@@ -410,6 +410,14 @@ static void own_block(struct sched *s, struct block_table *t, int32_t b, struct 
     kvpool_unref(&s->pool, old);
 }
 
+void seq_void(struct sched *s, struct seq *q)
+{
+    assert(s->c.n_kv_groups == 1 && q->state == SEQ_LIVE);
+    q->void_step = q->sample_step;
+    q->n_tokens = q->group->n_prompt + q->n_out;
+    q->n_computed = MIN(q->n_computed, q->n_tokens - 1);
+}
+
 void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p)
 {
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {

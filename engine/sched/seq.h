@@ -95,6 +95,7 @@ struct seq {
     int32_t n_spare; /* drafts; 0: the sequence holds no such blocks */
 
     uint64_t sample_step; /* step that samples its last token */
+    uint64_t void_step;   /* what steps up to this one sample for it does not count */
     int32_t sample_row;   /* and the sampling row there */
 
     double cum_logprob; /* beams: sum over the generated tokens */

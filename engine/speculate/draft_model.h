@@ -21,8 +21,11 @@ struct draft_model_config {
     struct step_cost cost;     /* of its steps; all 0: unknown */
     int32_t vocab;             /* ids of the target */
     int32_t max_draft;         /* of a sequence in a step */
-    uint64_t secret;           /* keys hashes of tokens */
-    int64_t (*now_us)(void);   /* the clock, in microseconds */
+    /* 1: it is a draft head, whose entry at a position belongs to the token behind it
+     * (models/families/heads/head.c); 0: a model */
+    int32_t shift;
+    uint64_t secret;         /* keys hashes of tokens */
+    int64_t (*now_us)(void); /* the clock, in microseconds */
 };
 
 struct draft_model;

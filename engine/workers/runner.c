@@ -37,7 +37,8 @@ struct runner {
     const struct model_config *target;
     struct backend *backend;
     struct model *model;
-    enum dtype kv_dtype; /* of keys and values */
+    enum dtype kv_dtype;    /* of keys and values */
+    struct model_taps taps; /* hidden states that are kept for a draft head */
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
      * % N_GATHERED], which stay valid until the wait after next. */
     struct microbatch microbatch;
@@ -363,6 +364,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .quantise = runner_quantises(s),
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
+        .taps = r->taps,
         .max_len = x->max_len,
         .rank = r->place ? r->place->at.rank : 0,
         .n_ranks = n_ranks(r),
@@ -401,7 +403,14 @@ static int choose_kv_dtype(struct runner *r, const struct settings *s, struct er
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, r->kv_dtype);
+    const struct model_options *o = &r->model->options;
+    int32_t width = model_taps_width(&o->taps, c);
+
+    model_kv_layouts(layout, c, o, r->base.info.block_size, r->kv_dtype);
+    if (width > 0) {
+        kv_layouts_add_hidden(layout, executor_kv_groups(&r->base.info), width,
+                              backend_act_dtype(r->backend, o->dtype));
+    }
 }
 
 static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
@@ -491,14 +500,17 @@ static struct runner *runner_new(struct rank_place *place)
 
 static int open_runner(struct executor **ret, const struct settings *s, const char *dir,
                        const struct model_config *c, struct rank_place *place,
-                       int64_t draft_block_bytes, struct err *e)
+                       const struct runner_beside *beside, struct err *e)
 {
     struct runner *r = runner_new(place);
 
     if (!r) {
         return err_nomem(e, "the runner");
     }
-    r->base.info.draft_block_bytes = draft_block_bytes;
+    if (beside) {
+        r->base.info.draft_block_bytes = beside->block_bytes;
+        r->taps = beside->taps ? *beside->taps : r->taps;
+    }
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
@@ -520,19 +532,20 @@ static int open_runner(struct executor **ret, const struct settings *s, const ch
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e)
 {
-    return open_runner(ret, s, dir, c, NULL, 0, e);
+    return open_runner(ret, s, dir, c, NULL, NULL, e);
 }
 
 int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
-                       const struct model_config *c, int64_t draft_block_bytes, struct err *e)
+                       const struct model_config *c, const struct runner_beside *beside,
+                       struct err *e)
 {
-    return open_runner(ret, s, dir, c, NULL, draft_block_bytes, e);
+    return open_runner(ret, s, dir, c, NULL, beside, e);
 }
 
 int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
                      const struct model_config *c, struct rank_place *place, struct err *e)
 {
-    return open_runner(ret, s, dir, c, place, 0, e);
+    return open_runner(ret, s, dir, c, place, NULL, e);
 }
 
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
@@ -570,4 +583,10 @@ int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e)
     x->info.n_blocks = n_blocks;
     int rc = create_pools(r, layout, e);
     return rc < 0 ? rc : runner_start(r, e);
+}
+
+int runner_bind_head(struct executor *head, struct executor *target, struct err *e)
+{
+    return model_head_bind(CONTAINER_OF(head, struct runner, base)->model,
+                           CONTAINER_OF(target, struct runner, base)->model, e);
 }

@@ -568,6 +568,11 @@ static const struct backend_ops ops = {
     .gather_logits = cuda_gather_logits,
     .stage_receive = cuda_stage_receive,
     .stage_send = cuda_stage_send,
+    .hidden_store = cuda_hidden_store,
+    .hidden_pool = cuda_hidden_pool,
+    .hidden_load = cuda_hidden_load,
+    .hidden_own = cuda_hidden_own,
+    .spread = cuda_spread,
     .download = cuda_download,
     .upload = cuda_upload,
 };

@@ -46,7 +46,7 @@ static void attend(struct model *m, const struct layer *l, struct mat y, struct 
     ops->linear(m->backend, y, out, l->o, NULL);
 }
 
-static void hybrid_forward(struct model *m, const struct batch *b)
+void hybrid_forward(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
     const struct transformer *t = m->weights;

@@ -258,6 +258,9 @@ void api_error_object(struct buf *b, int status, const char *param, const char *
 /* The list of models; one model. */
 void api_models(struct buf *b, const struct api_context *ctx);
 void api_model(struct buf *b, const struct api_context *ctx);
+/* The model as Codex reads it, an entry of the list's member `models`
+ * (agents/codex_model.c). */
+void api_codex_model(struct buf *b, const struct api_context *ctx);
 /* /openapi.json, from the field tables. */
 void api_openapi(struct buf *b, const struct api_context *ctx);
 

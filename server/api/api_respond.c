@@ -103,9 +103,9 @@ void api_models(struct buf *b, const struct api_context *ctx)
     put_string(b, ctx->info.model_name);
     PUT(b, ",\"last_id\":");
     put_string(b, ctx->info.model_name);
-    /* Codex asks for a list of this name. It is empty, since an entry would replace the
-     * instructions that Codex gives models which it does not know. */
-    PUT(b, ",\"models\":[]}");
+    PUT(b, ",\"models\":[");
+    api_codex_model(b, ctx);
+    PUT(b, "]}");
 }
 
 /* ---- OpenAPI ---- */

@@ -132,6 +132,8 @@ static void write_counters(struct page *p, const struct engine_stats *s)
         labelled(p, "request_success_total", "finished_reason",
                  finish_reason_name((enum finish_reason)f), s->finished[f]);
     }
+    counter(p, "late_masks_total", "Masks that took too long, so that a step went on without.",
+            s->late_masks);
 }
 
 static void write_histograms(struct page *p, const struct engine_stats *s)

@@ -91,6 +91,7 @@ struct bench {
     struct times first, next;          /* first masks, the others */
     struct times taken;                /* of taking a drawn token */
     int64_t refused, rejected, tokens; /* grammars, texts, tokens walked */
+    int64_t work, most_work;           /* of the masks of given texts, and of one */
     int rounds;
 };
 
@@ -104,7 +105,10 @@ static bool walk(struct bench *b, struct grammar *g, const struct token_list *id
 
     for (int32_t i = 0; ok && i <= ids->n; i++) {
         double at = i == 0 && start_us > 0 ? start_us : now_us();
-        ok = constraint_mask(c, b->mask) == 0;
+        int64_t work = INT64_MAX;
+        ok = constraint_mask(c, b->mask, &work) == 0;
+        b->most_work = MAX(b->most_work, INT64_MAX - work);
+        b->work += INT64_MAX - work;
         add_time(i == 0 && start_us > 0 ? &b->first : &b->next, now_us() - at);
         if (!ok || i == ids->n) {
             ok = ok && constraint_complete(c);
@@ -112,7 +116,7 @@ static bool walk(struct bench *b, struct grammar *g, const struct token_list *id
         }
         b->tokens++;
         ok = b->mask[ids->id[i] / 32] >> (ids->id[i] % 32) & 1;
-        ok = ok && constraint_accept(c, ids->id[i]) == 0;
+        ok = ok && constraint_accept(c, ids->id[i], &(int64_t){INT64_MAX}) == 0;
         constraint_settle(c);
     }
     constraint_free(c);
@@ -158,9 +162,9 @@ static void walk_drawn(struct bench *b, struct grammar *g)
     if (constraint_new(&c, g, &e) != 0) {
         exit(1);
     }
-    for (int i = 0; i < DRAWN && !constraint_ended(c); i++) {
+    for (int i = 0; i < DRAWN && !constraint_ended(c, &(int64_t){INT64_MAX}); i++) {
         double at = now_us();
-        int rc = constraint_mask(c, b->mask);
+        int rc = constraint_mask(c, b->mask, &(int64_t){INT64_MAX});
         int32_t n = 0, words = mask_words(b->n_ids), chosen = -1;
         add_time(&b->next, now_us() - at);
         for (int32_t w = 0; w < words; w++) {
@@ -174,7 +178,7 @@ static void walk_drawn(struct bench *b, struct grammar *g)
             n -= allowed;
         }
         at = now_us();
-        if (rc != 0 || chosen < 0 || constraint_accept(c, chosen) != 0) {
+        if (rc != 0 || chosen < 0 || constraint_accept(c, chosen, &(int64_t){INT64_MAX}) != 0) {
             b->rejected++;
             break;
         }
@@ -261,6 +265,8 @@ int main(int argc, char **argv)
     run_file(&b, f);
     printf("%lld tokens; %lld grammars refused, %lld texts rejected\n", (long long)b.tokens,
            (long long)b.refused, (long long)b.rejected);
+    printf("%lld units of work for the masks of given texts, %lld for one at most\n",
+           (long long)b.work, (long long)b.most_work);
     print_times("first mask", &b.first);
     print_times("masks", &b.next);
     print_times("tokens", &b.taken);

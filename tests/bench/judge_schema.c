@@ -121,10 +121,10 @@ static void try_text(struct judge *j, const char *text, size_t len, bool masks)
     for (; fine && n < ids.n; n++) {
         int64_t start = now_ns();
         if (masks) {
-            fine = constraint_mask(j->c, j->mask) == 0 &&
+            fine = constraint_mask(j->c, j->mask, &(int64_t){INT64_MAX}) == 0 &&
                    (j->mask[ids.id[n] / 32] >> (ids.id[n] % 32) & 1);
         }
-        fine = constraint_accept(j->c, ids.id[n]) == 0 && fine;
+        fine = constraint_accept(j->c, ids.id[n], &(int64_t){INT64_MAX}) == 0 && fine;
         constraint_settle(j->c);
         took[n] = now_ns() - start;
         if (!fine) {
@@ -146,7 +146,8 @@ static void push(struct judge *j, const char *text, size_t len)
     size_t n = 0;
 
     int rc = 0;
-    while (j->c && n < len && (rc = constraint_accept(j->c, (uint8_t)text[n])) == 0) {
+    while (j->c && n < len &&
+           (rc = constraint_accept(j->c, (uint8_t)text[n], &(int64_t){INT64_MAX})) == 0) {
         n++;
     }
     printf("%zu %d\n", n, rc);

@@ -1,6 +1,9 @@
 /* Answers in every chat format: however an answer is cut, it gives the same content,
  * reasoning and calls, and the arguments of a call that has ended are a JSON object.
- * The first byte is the format, the second the mode; the rest is the answer. covers:
+ * The first byte is the format, the second the mode; the rest is the answer. It is read
+ * whole, byte by byte, and in two pieces: cut at one place, or one input of 64 at each.
+ * max_len: 256
+ * covers:
  * models/chat/format/parser.c models/chat/format/body_object.c
  * models/chat/format/body_named.c models/chat/format/body_tagged.c
  * models/chat/format/body_literal.c models/chat/format/harmony.c
@@ -24,7 +27,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { EVERY_CUT = 48 }; /* answers up to this length are cut at every byte */
+enum { EVERY_CUT = 64, CUTS = 1 };
 
 static char schema[] =
     "{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},"
@@ -121,10 +124,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     f += data[0] % n;
     const char *text = (const char *)data + 2;
-    size_t len = size - 2, step = len <= EVERY_CUT ? 1 : len / 2;
+    size_t len = size - 2;
+    uint64_t drawn = name_hash(text, len);
+    bool every = drawn % EVERY_CUT == 0;
     parse(&whole, f, data[1], text, len, 0, false);
-    for (size_t cut = 0; cut <= len; cut += step) {
-        parse(&other, f, data[1], text, len, cut, cut == 0);
+    for (size_t i = 0; i <= (every ? len : CUTS); i++) {
+        size_t cut = every || !i ? i : (drawn >> 8 * i) % len;
+        parse(&other, f, data[1], text, len, cut, i == 0);
         CHECK(other.events.len == whole.events.len);
         CHECK(!whole.events.len ||
               memcmp(other.events.data, whole.events.data, whole.events.len) == 0);

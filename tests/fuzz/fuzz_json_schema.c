@@ -1,7 +1,7 @@
 /* Schemas from anyone, and texts against them: a schema is compiled or refused with one
  * sentence inside its limits; what a mask allows is accepted, and nothing else. The
  * input is a schema, a NUL and bytes that choose a text; without a NUL a few are drawn
- * from its end. covers: engine/constrain/json_schema/doc.c
+ * from its end. max_len: 384 covers: engine/constrain/json_schema/doc.c
  * engine/constrain/json_schema/refs.c
  * engine/constrain/json_schema/read.c engine/constrain/json_schema/keywords.c
  * engine/constrain/json_schema/properties.c engine/constrain/json_schema/sets.c
@@ -23,7 +23,7 @@
         }                                                                \
     } while (0)
 
-enum { EOS = 256, STEPS = 48, MASK_WORDS = 9 };
+enum { EOS = 256, STEPS = 16, MASK_WORDS = 9 };
 
 static char letters[256];
 
@@ -66,7 +66,7 @@ static void write_text(struct grammar *g, const uint8_t *data, size_t size)
     for (size_t i = 0; i < size && i < STEPS; i++) {
         int32_t id = data[i], n = 0;
         memset(mask, 0, sizeof(mask));
-        if (constraint_mask(c, mask) != 0) {
+        if (constraint_mask(c, mask, &(int64_t){INT64_MAX}) != 0) {
             break;
         }
         while (n < EOS + 1 && !(mask[id / 32] >> (id % 32) & 1)) {
@@ -75,7 +75,7 @@ static void write_text(struct grammar *g, const uint8_t *data, size_t size)
         }
         CHECK(n < EOS + 1);
         CHECK(id != EOS || constraint_complete(c));
-        int rc = constraint_accept(c, id);
+        int rc = constraint_accept(c, id, &(int64_t){INT64_MAX});
         CHECK(rc == 0 || rc == ERR_FULL || rc == ERR_NOMEM);
         if (rc != 0 || id == EOS) {
             break;

@@ -1,6 +1,6 @@
 /* Context-free grammars: whatever the bytes, a sentence of refusal or a grammar whose
  * masks, states and rollbacks agree. Texts that begin with a bracket are also read as a
- * list of choices. */
+ * list of choices. max_len: 1024 */
 /* covers: engine/constrain/notation/lark.c engine/constrain/notation/choice.c
  * engine/constrain/cfg.c engine/constrain/rows.c engine/constrain/automaton.c
  * engine/constrain/constraint.c */

@@ -1,5 +1,5 @@
 /* Regular expressions: whatever the bytes, a sentence of refusal or a grammar whose
- * masks, states and rollbacks agree. */
+ * masks, states and rollbacks agree. max_len: 128 */
 /* covers: engine/constrain/rx/rx.c engine/constrain/rx/rx_parse.c
  * engine/constrain/rx/rx_chars.c engine/constrain/rx/rx_derive.c
  * engine/constrain/mask.c */

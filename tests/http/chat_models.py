@@ -20,13 +20,15 @@ REASONING = HERMES.replace("(m.content or '')", "('<think>' ~ m.reasoning_conten
     "{{ '<assistant>' }}", "{{ '<assistant>' ~ ('' if enable_thinking is defined and not enable_thinking else '<think>') }}")
 
 
-def model_with(directory, template):
-    """A copy of the bundled model, in a directory that does not exist yet, with this template."""
+def model_with(directory, template, **config):
+    """A copy of the bundled model, in a directory that does not exist yet, with this template and
+    these members of its configuration."""
     shutil.copytree(os.path.join(ROOT, "models", "demo"), directory)
-    path = os.path.join(directory, "tokenizer_config.json")
-    with open(path) as f:
-        config = json.load(f)
-    config["chat_template"] = template
-    with open(path, "w") as f:
-        json.dump(config, f)
+    members = {"tokenizer_config.json": {"chat_template": template}, "config.json": config}
+    for name, changed in members.items():
+        path = os.path.join(directory, name)
+        with open(path) as f:
+            made = json.load(f) | changed
+        with open(path, "w") as f:
+            json.dump(made, f)
     return str(directory)

@@ -1,5 +1,8 @@
-"""The requests that coding agents send, field by field: two turns each, the second with the call that the first made and
-its result. Claude Code speaks /v1/messages, Codex /v1/responses, opencode /v1/chat/completions; all of them stream."""
+"""The requests that coding agents send, field by field: two turns each, the second with the
+call that the first made and its result. Claude Code speaks /v1/messages, Codex
+/v1/responses, opencode /v1/chat/completions; all of them stream.
+"""
+
 import json
 
 import httpx
@@ -8,108 +11,336 @@ import pytest
 from test_agents import events, tools_server  # noqa: F401  (a fixture)
 
 # Schemas as their tools carry them: drafts by URL, enums, bounds, nested objects.
-READ = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "additionalProperties": False,
-        "properties": {"file_path": {"type": "string", "description": "The absolute path"},
-                       "offset": {"type": "number", "description": "The first line"}, "limit": {"type": "number"}},
-        "required": ["file_path"]}
-PLAN = {"type": "object", "properties": {"todos": {"type": "array", "items": {
-    "type": "object", "properties": {"content": {"type": "string", "minLength": 1},
-                                     "status": {"type": "string", "enum": ["pending", "in_progress", "completed"]}},
-    "required": ["content", "status"], "additionalProperties": False}}}, "required": ["todos"], "additionalProperties": False}
+READ = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "file_path": {"type": "string", "description": "The absolute path"},
+        "offset": {"type": "number", "description": "The first line"},
+        "limit": {"type": "number"},
+    },
+    "required": ["file_path"],
+}
+PLAN = {
+    "type": "object",
+    "properties": {
+        "todos": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "content": {"type": "string", "minLength": 1},
+                    "status": {"type": "string", "enum": ["pending", "in_progress", "completed"]},
+                },
+                "required": ["content", "status"],
+                "additionalProperties": False,
+            },
+        }
+    },
+    "required": ["todos"],
+    "additionalProperties": False,
+}
 
 
 def send(server, path, body, **headers):
-    a = httpx.post(server.url + path, json=body, timeout=120, headers={"user-agent": "agent/1.0"} | headers)
+    a = httpx.post(
+        server.url + path, json=body, timeout=120, headers={"user-agent": "agent/1.0"} | headers
+    )
     assert a.status_code == 200, a.text
     return a
 
 
 CLAUDE_CODE = {
-    "model": "demo", "max_tokens": 32000, "stream": True, "temperature": 1, "metadata": {"user_id": "user_0_account__session_1"},
-    "system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch=1a2b3;"},
-               {"type": "text", "text": "You are a coding agent.", "cache_control": {"type": "ephemeral"}},
-               {"type": "text", "text": "Work in /src.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
-    "messages": [{"role": "user", "content": [
-        {"type": "text", "text": "<system-reminder>Today is Monday.</system-reminder>"},
-        {"type": "text", "text": "Read it.", "cache_control": {"type": "ephemeral"}}]}],
-    "tools": [{"name": "Read", "description": "Reads a file.", "input_schema": READ},
-              {"name": "TodoWrite", "description": "Keeps a list.", "input_schema": PLAN, "cache_control": {"type": "ephemeral"}}],
-    "thinking": {"type": "enabled", "budget_tokens": 31999}, "context_management": {"edits": [
-        {"type": "clear_thinking_20251015", "keep": "all"}]}, "output_config": {"effort": "medium"}}
-CLAUDE_HEADERS = {"x-api-key": "none", "anthropic-version": "2023-06-01", "x-app": "cli", "anthropic-dangerous-direct-browser-access": "true",
-                  "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27"}
+    "model": "demo",
+    "max_tokens": 32000,
+    "stream": True,
+    "temperature": 1,
+    "metadata": {"user_id": "user_0_account__session_1"},
+    "system": [
+        {
+            "type": "text",
+            "text": "x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch=1a2b3;",
+        },
+        {"type": "text", "text": "You are a coding agent.", "cache_control": {"type": "ephemeral"}},
+        {
+            "type": "text",
+            "text": "Work in /src.",
+            "cache_control": {"type": "ephemeral", "ttl": "1h"},
+        },
+    ],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>Today is Monday.</system-reminder>"},
+                {"type": "text", "text": "Read it.", "cache_control": {"type": "ephemeral"}},
+            ],
+        }
+    ],
+    "tools": [
+        {"name": "Read", "description": "Reads a file.", "input_schema": READ},
+        {
+            "name": "TodoWrite",
+            "description": "Keeps a list.",
+            "input_schema": PLAN,
+            "cache_control": {"type": "ephemeral"},
+        },
+    ],
+    "thinking": {"type": "enabled", "budget_tokens": 31999},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "medium"},
+}
+CLAUDE_HEADERS = {
+    "x-api-key": "none",
+    "anthropic-version": "2023-06-01",
+    "x-app": "cli",
+    "anthropic-dangerous-direct-browser-access": "true",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,"
+    "context-management-2025-06-27",
+}
 
 
 def test_claude_code(tools_server):
     body = CLAUDE_CODE | {"stop_sequences": ["e"]}  # an answer that ends soon
     first = events(send(tools_server, "/v1/messages?beta=true", body, **CLAUDE_HEADERS))
     assert [first[0]["type"], first[-1]["type"]] == ["message_start", "message_stop"]
-    turn = [{"role": "assistant", "content": [
-        {"type": "thinking", "thinking": "Look first.", "signature": "c2ln"}, {"type": "text", "text": "I read it."},
-        {"type": "tool_use", "id": "toolu_01", "name": "Read", "input": {"file_path": "/src/a.c"}}]},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "toolu_01", "is_error": False, "cache_control": {"type": "ephemeral"},
-             "content": [{"type": "text", "text": "     1\tint x;"}]},
-            {"type": "text", "text": "<system-reminder>Be careful.</system-reminder>"}]}]
+    turn = [
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Look first.", "signature": "c2ln"},
+                {"type": "text", "text": "I read it."},
+                {
+                    "type": "tool_use",
+                    "id": "toolu_01",
+                    "name": "Read",
+                    "input": {"file_path": "/src/a.c"},
+                },
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_01",
+                    "is_error": False,
+                    "cache_control": {"type": "ephemeral"},
+                    "content": [{"type": "text", "text": "     1\tint x;"}],
+                },
+                {"type": "text", "text": "<system-reminder>Be careful.</system-reminder>"},
+            ],
+        },
+    ]
     more = body | {"messages": body["messages"] + turn}
     second = events(send(tools_server, "/v1/messages?beta=true", more, **CLAUDE_HEADERS))
     used = second[0]["message"]["usage"]
-    assert used["cache_read_input_tokens"] > used["input_tokens"]  # the first turn's prompt is not computed again
+    assert (
+        used["cache_read_input_tokens"] > used["input_tokens"]
+    )  # the first turn's prompt is not computed again
     count = {k: more[k] for k in ("model", "system", "messages", "tools", "thinking")}
-    n = send(tools_server, "/v1/messages/count_tokens?beta=true", count, **CLAUDE_HEADERS).json()["input_tokens"]
+    n = send(tools_server, "/v1/messages/count_tokens?beta=true", count, **CLAUDE_HEADERS).json()[
+        "input_tokens"
+    ]
     assert n == used["cache_read_input_tokens"] + used["input_tokens"]
 
 
 CODEX = {
-    "model": "demo", "instructions": "You are a coding agent.", "tool_choice": "auto", "parallel_tool_calls": False,
-    "reasoning": {"effort": "medium", "summary": "auto"}, "store": False, "stream": True, "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "0199a213-81c0-7800", "text": {"verbosity": "medium"}, "service_tier": "auto",
-    "tools": [{"type": "function", "name": "shell", "description": "Runs a command.", "strict": False, "parameters": {
-        "type": "object", "properties": {"command": {"type": "array", "items": {"type": "string"}}, "timeout_ms": {"type": "number"}},
-        "required": ["command"], "additionalProperties": False}}, {"type": "web_search", "external_web_access": False},
-        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}],
-    "input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>All.</permissions>"}]},
-              {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context><cwd>/src</cwd></environment_context>"}]},
-              {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List it."}]}]}
+    "model": "demo",
+    "instructions": "You are a coding agent.",
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199a213-81c0-7800",
+    "text": {"verbosity": "medium"},
+    "service_tier": "auto",
+    "tools": [
+        {
+            "type": "function",
+            "name": "shell",
+            "description": "Runs a command.",
+            "strict": False,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "command": {"type": "array", "items": {"type": "string"}},
+                    "timeout_ms": {"type": "number"},
+                },
+                "required": ["command"],
+                "additionalProperties": False,
+            },
+        },
+        {"type": "web_search", "external_web_access": False},
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Patches.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+        },
+    ],
+    "input": [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "<permissions>All.</permissions>"}],
+        },
+        {
+            "type": "message",
+            "role": "user",
+            "content": [
+                {
+                    "type": "input_text",
+                    "text": "<environment_context><cwd>/src</cwd></environment_context>",
+                }
+            ],
+        },
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "List it."}],
+        },
+    ],
+}
 
 
 def test_codex(tools_server):
     body = CODEX | {"stop": "e"}
-    first = send(tools_server, "/v1/responses", body, originator="codex_cli_rs", session_id="0199a213")
+    first = send(
+        tools_server, "/v1/responses", body, originator="codex_cli_rs", session_id="0199a213"
+    )
     assert first.headers["x-quire-ignored"].split(", ") == ["tools.web_search", "tools.custom"]
     e = events(first)
     assert e[0]["type"] == "response.created" and e[-1]["type"] == "response.completed"
     assert [x["sequence_number"] for x in e] == list(range(len(e)))
-    turn = [{"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I list it."}]},
-            {"type": "function_call", "name": "shell", "arguments": json.dumps({"command": ["ls"]}), "call_id": "call_1"},
-            {"type": "function_call_output", "call_id": "call_1", "output": json.dumps({"output": "a.c\n", "metadata": {"exit_code": 0}})}]
-    last = events(send(tools_server, "/v1/responses", body | {"input": body["input"] + turn}))[-1]["response"]
+    turn = [
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I list it."}],
+        },
+        {
+            "type": "function_call",
+            "name": "shell",
+            "arguments": json.dumps({"command": ["ls"]}),
+            "call_id": "call_1",
+        },
+        {
+            "type": "function_call_output",
+            "call_id": "call_1",
+            "output": json.dumps({"output": "a.c\n", "metadata": {"exit_code": 0}}),
+        },
+    ]
+    last = events(send(tools_server, "/v1/responses", body | {"input": body["input"] + turn}))[-1][
+        "response"
+    ]
     assert last["usage"]["input_tokens_details"]["cached_tokens"] > 0 and last["store"] is False
 
 
 OPENCODE = {
-    "model": "demo", "max_tokens": 60, "temperature": 0, "top_p": 1, "stream": True, "stream_options": {"include_usage": True},
-    "tool_choice": "auto", "messages": [
-        {"role": "system", "content": "You are opencode."}, {"role": "system", "content": "<env>/src</env>"},
-        {"role": "user", "content": [{"type": "text", "text": "Read it."}]}],
-    "tools": [{"type": "function", "function": {"name": "read", "description": "Reads a file.", "parameters": READ}},
-              {"type": "function", "function": {"name": "todowrite", "description": "Keeps a list.", "parameters": PLAN}}]}
+    "model": "demo",
+    "max_tokens": 60,
+    "temperature": 0,
+    "top_p": 1,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": "auto",
+    "messages": [
+        {"role": "system", "content": "You are opencode."},
+        {"role": "system", "content": "<env>/src</env>"},
+        {"role": "user", "content": [{"type": "text", "text": "Read it."}]},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {"name": "read", "description": "Reads a file.", "parameters": READ},
+        },
+        {
+            "type": "function",
+            "function": {"name": "todowrite", "description": "Keeps a list.", "parameters": PLAN},
+        },
+    ],
+}
 
 
 def test_opencode(tools_server):
-    first = events(send(tools_server, "/v1/chat/completions", OPENCODE, authorization="Bearer none"))
+    first = events(
+        send(tools_server, "/v1/chat/completions", OPENCODE, authorization="Bearer none")
+    )
     assert first[-1]["choices"] == [] and first[-1]["usage"]["completion_tokens"] <= 60
-    turn = [{"role": "assistant", "content": "", "reasoning_content": "Look.", "tool_calls": [
-        {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{\"file_path\":\"/src/a.c\"}"}}]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "<file>\n00001| int x;\n</file>"}]
-    second = events(send(tools_server, "/v1/chat/completions", OPENCODE | {"messages": OPENCODE["messages"] + turn}))
+    turn = [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Look.",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "read", "arguments": '{"file_path":"/src/a.c"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "<file>\n00001| int x;\n</file>"},
+    ]
+    second = events(
+        send(
+            tools_server,
+            "/v1/chat/completions",
+            OPENCODE | {"messages": OPENCODE["messages"] + turn},
+        )
+    )
     assert second[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+# What some version of Codex requires of a model, by type; it drops the list where a member
+# is missing.
+CODEX_MODEL = {
+    "slug": str,
+    "display_name": str,
+    "supported_reasoning_levels": list,
+    "shell_type": str,
+    "visibility": str,
+    "supported_in_api": bool,
+    "priority": int,
+    "base_instructions": str,
+    "supports_reasoning_summaries": bool,
+    "support_verbosity": bool,
+    "truncation_policy": dict,
+    "supports_parallel_tool_calls": bool,
+    "context_window": int,
+    "experimental_supported_tools": list,
+    "input_modalities": list,
+}
+
+
+def test_models_have_what_codex_reads(tools_server):
+    answer = tools_server.ask("GET", "/v1/models?client_version=0.150.0").json()
+    [model] = answer["models"]
+    for name, kind in CODEX_MODEL.items():
+        assert type(model[name]) is kind, name
+    served = answer["data"][0]
+    assert model["slug"] == model["display_name"] == served["id"]
+    assert model["context_window"] == model["max_context_window"] == served["max_model_len"]
+    assert (
+        model["shell_type"] == "shell_command"
+        and model["visibility"] == "list"
+        and model["input_modalities"] == ["text"]
+    )
+    assert (
+        model["truncation_policy"]["mode"] == "tokens"
+        and 0 < model["truncation_policy"]["limit"] <= served["max_model_len"] // 4
+    )
+    assert model["base_instructions"] == model["model_messages"]["instructions_template"] != ""
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models?client_version=0.50.0"])
 def test_models_have_what_clients_read(tools_server, path):
     answer = tools_server.ask("GET", path).json()
     model = answer["data"][0]
-    assert answer["models"] == [] and answer["first_id"] == answer["last_id"] == model["id"]
+    assert answer["first_id"] == answer["last_id"] == model["id"]
     assert model["max_model_len"] == model["context_length"] == model["context_window"]

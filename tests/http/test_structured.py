@@ -136,3 +136,27 @@ def test_a_hostile_schema_is_refused_at_once(server):
         r = server.ask("POST", "/v1/completions", content=body, headers={"Content-Type": "application/json"})
         assert r.status_code in (200, 400), r.text
     assert complete(server, max_tokens=1)
+
+
+def metric(server, name):
+    return sum(float(line.split()[-1]) for line in server.get("/metrics").splitlines() if line.startswith(f"quire_{name}"))
+
+
+# Which letters are so many characters before the end decides, so that each text leads to a state of its own.
+COSTLY = "(" + "|".join(f"[ -~]*[{letters}][ -~]{{{40 + 9 * i}}}" for i, letters in enumerate(["a-m ", "aeiou", "n-z", "a-z", "e-q", "c-x"])) + ")!"
+
+
+def test_costly_masks_delay_their_own_sequence_alone(server):
+    """A stream beside requests whose masks take the work of many steps gets the tokens that it gets alone."""
+    import concurrent.futures
+    free = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    alone = server.ask("POST", "/v1/completions", json=free).json()
+    late = metric(server, "late_masks_total")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        costly = [pool.submit(complete, server, max_tokens=24, temperature=1, seed=i, guided_regex=COSTLY + "!" * i) for i in range(3)]
+        beside = pool.submit(server.ask, "POST", "/v1/completions", json=free).result().json()
+        for c in costly:
+            choice = c.result()[0]
+            assert choice["finish_reason"] == "length" and re.fullmatch("[ -~]*", choice["text"]), choice
+    assert metric(server, "late_masks_total") > late
+    assert beside["choices"] == alone["choices"] and beside["usage"] == alone["usage"]

@@ -6,12 +6,17 @@
 #include "engine/loop/masks.h"
 #include "tests/sim/toy.h"
 
+/* Three steps' work, so that a job is late twice. */
+enum { SLOW_WORK = 2 * MASK_WORK_STEP + MASK_WORK_STEP / 2 };
+
 static _Atomic int64_t n_states;
 
 struct constraint {
     const struct sched_config *config;
     uint64_t place;
     bool fails;
+    bool slow;    /* some places take much work */
+    int64_t done; /* of this place's */
     bool settled; /* nothing was read since the last settle */
 };
 
@@ -73,6 +78,12 @@ bool language_fails(uint64_t place)
     return place % 101 == 0;
 }
 
+/* Whether what is asked there takes SLOW_WORK. */
+static bool language_slow(uint64_t place)
+{
+    return place >> 12 & 1;
+}
+
 /* ---- the fake constraint ---- */
 
 static int fake_fork(struct constraint **ret, const struct constraint *c, struct err *e)
@@ -94,10 +105,26 @@ static void fake_free(struct constraint *c)
     free(c);
 }
 
-static int fake_mask(struct constraint *c, uint32_t *mask)
+/* Whether the work of what is asked at this place is done: some places take much, which
+ * is kept from call to call. */
+static bool fake_work(struct constraint *c, int64_t *work)
 {
+    int64_t need = c->slow && language_slow(c->place) ? SLOW_WORK - c->done : 0;
+    int64_t done = MIN(need, MAX(*work, 0));
+
+    c->done += done;
+    *work -= done;
+    return done == need;
+}
+
+static int fake_mask(struct constraint *c, uint32_t *mask, int64_t *work)
+{
+    if (!fake_work(c, work)) {
+        return MASK_UNFINISHED;
+    }
     if (c->fails && language_fails(c->place)) {
-        return ERR_FULL;
+        *work = c->slow ? 0 : *work;
+        return c->slow ? MASK_UNFINISHED : ERR_FULL;
     }
     for (int32_t t = 0; t < c->config->vocab; t++) {
         if (language_allows(c->place, t, c->config)) {
@@ -107,12 +134,16 @@ static int fake_mask(struct constraint *c, uint32_t *mask)
     return c->settled ? 0 : ERR_INVALID;
 }
 
-static int fake_accept(struct constraint *c, int32_t token)
+static int fake_accept(struct constraint *c, int32_t token, int64_t *work)
 {
+    if (!fake_work(c, work)) {
+        return MASK_UNFINISHED;
+    }
     if (language_ended(c->place) || !language_allows(c->place, token, c->config)) {
         return ERR_INVALID;
     }
     c->place = language_read(c->place, token);
+    c->done = 0;
     c->settled = false;
     return 0;
 }
@@ -122,8 +153,9 @@ static void fake_settle(struct constraint *c)
     c->settled = true;
 }
 
-static bool fake_ended(struct constraint *c)
+static int fake_ended(struct constraint *c, int64_t *work)
 {
+    (void)work;
     return language_ended(c->place);
 }
 
@@ -152,7 +184,11 @@ static const struct constraint_ops FAKE = {.fork = fake_fork,
 
 struct constraint_node *language_node(uint64_t key, bool fails, const struct sched_config *c)
 {
-    struct constraint start = {.config = c, .place = language_start(key), .fails = fails}, *state;
+    struct constraint start = {.config = c,
+                               .place = language_start(key),
+                               .fails = fails,
+                               .slow = key & LANGUAGE_SLOW},
+                      *state;
     struct constraint_node *n;
     struct err e;
 

@@ -18,6 +18,10 @@ bool language_ended(uint64_t place);
 /* Whether the place is too costly to go on from. */
 bool language_fails(uint64_t place);
 
+/* A bit of the key: at half of the places a mask takes the work of several steps, and
+ * where they are too costly it never ends. */
+#define LANGUAGE_SLOW (UINT64_C(1) << 5)
+
 /* A node at the start of a language, held by one sequence. `fails`: some places are too
  * costly. NULL: no memory. */
 struct constraint_node *language_node(uint64_t key, bool fails, const struct sched_config *c);

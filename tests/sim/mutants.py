@@ -188,7 +188,7 @@ MUTANTS = [
     ("forked beams append twice", "engine/sched/decode/beam.c", "append_choice(c, g, child, x, parent_node[x->from], sample_row_of(&it[x->from]));", "append_choice(c, g, b->live[x->from], x, parent_node[x->from], sample_row_of(&it[x->from]));"),
     ("a fork of a grammar's state is not counted", "engine/sched/sched_seq.c", "child->constraint->n_held++;", ";"),
     ("a grammar's state goes on in place under its other holders", "engine/sched/decode/constrained.c", "j->in_place = node->n_held == 1 && node->n_jobs == 0;", "j->in_place = true;"),
-    ("a grammar's state reads its tokens again", "engine/sched/decode/constrained.c", "made->n_read += j->n_tokens;", ";"),
+    ("a grammar's state reads its tokens again", "engine/sched/decode/constrained.c", "made->n_read += j->n_taken;", ";"),
     ("a copy of a grammar's state is not taken", "engine/sched/decode/constrained.c", "if (there && made != j->node) {", "if (false) {"),
     ("a job on a grammar's state is not counted", "engine/sched/decode/constrained.c", "node->n_jobs++;", ";"),
     ("an ended sequence keeps its grammar's state", "engine/sched/sched_end.c", "seq_drop_constraint(s, q);", ";"),
@@ -252,6 +252,13 @@ MUTANTS = [
     ("siblings of a recompute get no states", "engine/sched/sched_seq.c", "            if (s->c.kv_window[k] != 0) {\n                take_over", "            if (s->c.kv_window[k] > 0) {\n                take_over"),
     ("states are written under other holders", "engine/sched/sched_seq.c", "    if (s->pool.block[old].count == 1) {\n        return;\n    }\n    /* Copy", "    if (s->pool.block[old].count == 1 || t->first > 0) {\n        return;\n    }\n    /* Copy"),
     ("a sequence may hold fewer states than a step needs", "engine/sched/sched.h", "        step = MIN(step, c->snapshot_distance);", "        step = MIN(step, c->snapshot_distance) / 2;"),
+    ("what a late mask leaves open is committed", "engine/sched/decode/decode.c", "it->n_sampled > 0 && c->r->step <= it->seq->void_step", "it->n_sampled > 99 && c->r->step <= it->seq->void_step"),
+    ("only the late step is void, not the one launched behind it", "engine/sched/sched_seq.c", "q->void_step = q->sample_step;", "q->void_step = s->in_flight[0]->step;"),
+    ("a void token is not computed again", "engine/sched/sched_seq.c", "q->n_computed = MIN(q->n_computed, q->n_tokens - 1);", "q->n_computed = MIN(q->n_computed, q->n_tokens);"),
+    ("a beam alone is void", "engine/sched/decode/constrained.c", "if (!g->beams) {\n        seq_void(s, q);", "if (true) {\n        seq_void(s, q);"),
+    ("tokens that a late job took are read again", "engine/sched/decode/constrained.c", "made->n_read += j->n_taken;", "made->n_read += j->late ? 0 : j->n_taken;"),
+    ("masks of samples that fork are not awaited", "engine/sched/decode/constrained.c", "set->all_awaited || it->n_sampled > 1", "set->all_awaited"),
+    ("work of a late job is forgotten", "engine/loop/masks.c", "n->work = j->late ? n->work + used : 0;", "n->work = 0;"),
 ]
 
 

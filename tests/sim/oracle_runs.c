@@ -71,22 +71,23 @@ static pid_t start_share(const struct runs *r, uint64_t offset, int fd)
 
 static void print_totals(const struct runs *r, const struct sim_totals *t, double s)
 {
-    printf(
-        "%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, "
-        "%lld refused, %lld "
-        "cancelled), %lld steps, %lld tokens, %lld swaps (%lld blocks back from the host, %lld "
-        "found on the device), "
-        "%lld recomputations, %lld cached tokens, %lld copies on write, "
-        "%lld under a grammar (%lld complete), %lld drafts (%lld held), %lld forced (%lld held), "
-        "%lld of a draft model\n",
-        (long long)t->runs, (unsigned long long)r->first, (unsigned long long)(r->first + r->n - 1),
-        s, (double)t->runs / s, (long long)t->requests, (long long)t->beams, (long long)t->refused,
-        (long long)t->cancelled, (long long)t->steps, (long long)t->tokens,
-        (long long)t->preempt_swap, (long long)t->swap_in_copied, (long long)t->swap_in_found,
-        (long long)t->preempt_recompute, (long long)t->cached_tokens, (long long)t->copies,
-        (long long)t->constrained, (long long)t->sentences, (long long)t->drafted,
-        (long long)t->accepted, (long long)t->forced, (long long)t->forced_accepted,
-        (long long)t->model_drafted);
+    printf("%lld runs (seeds %llu to %llu) in %.1f s, %.0f a second: %lld requests (%lld beams, "
+           "%lld refused, %lld "
+           "cancelled), %lld steps, %lld tokens, %lld swaps (%lld blocks back from the host, %lld "
+           "found on the device), "
+           "%lld recomputations, %lld cached tokens, %lld copies on write, "
+           "%lld under a grammar (%lld complete, %lld late masks), %lld drafts (%lld held), %lld "
+           "forced (%lld held), "
+           "%lld of a draft model\n",
+           (long long)t->runs, (unsigned long long)r->first,
+           (unsigned long long)(r->first + r->n - 1), s, (double)t->runs / s,
+           (long long)t->requests, (long long)t->beams, (long long)t->refused,
+           (long long)t->cancelled, (long long)t->steps, (long long)t->tokens,
+           (long long)t->preempt_swap, (long long)t->swap_in_copied, (long long)t->swap_in_found,
+           (long long)t->preempt_recompute, (long long)t->cached_tokens, (long long)t->copies,
+           (long long)t->constrained, (long long)t->sentences, (long long)t->late_masks,
+           (long long)t->drafted, (long long)t->accepted, (long long)t->forced,
+           (long long)t->forced_accepted, (long long)t->model_drafted);
 }
 
 /* struct sim_totals is an array of counters. */

@@ -78,6 +78,7 @@ struct scenario {
     /* Tokens of a step of the draft model, which is the model itself; 0: there is
      * none. */
     int32_t draft_model;
+    bool draft_head; /* with one rank it is a head */
     int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 
@@ -117,7 +118,8 @@ struct sim_totals {
     /* counters only: oracle_runs adds them up as an array */
     int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled,
         preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found,
-        constrained, sentences, drafted, accepted, forced, forced_accepted, model_drafted;
+        constrained, sentences, late_masks, drafted, accepted, forced, forced_accepted,
+        model_drafted;
 };
 /* Run a scenario: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

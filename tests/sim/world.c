@@ -433,7 +433,8 @@ static void deliver(struct world *w)
         if (!j->node) {
             continue;
         }
-        mask_job_run(j, c, word + (ptrdiff_t)j->first * words);
+        mask_job_run(j, c, MASK_WORK_STEP, word + (ptrdiff_t)j->first * words);
+        w->totals->late_masks += j->late;
         for (int32_t k = 0; k < j->n_masked; k++) {
             late[j->first + k].word = word + (ptrdiff_t)(j->first + k) * words;
         }
@@ -780,11 +781,13 @@ static void open_draft_model(struct world *w)
     oc.n_kv_groups = 1;
     oc.n_host_blocks = 0;
     oc.max_num_batched_tokens = w->s->draft_model;
+    oc.head_of = w->s->draft_head && w->s->n_ranks <= 1 ? w->executor : NULL;
     int rc = oracle_open(&w->draft_executor, &oc, &e);
     if (rc == 0) {
         struct draft_model_config c = {.executor = w->draft_executor,
                                        .vocab = oc.vocab,
                                        .max_draft = w->s->max_draft,
+                                       .shift = oc.head_of != NULL,
                                        .secret = w->s->seed,
                                        .now_us = clock_us};
         if (w->s->seed % 2 == 0) { /* what drafting takes counts */
@@ -808,6 +811,7 @@ static void speculate(struct world *w)
     bool drafts = w->s->max_draft > 0;
     for (int i = 0; i <= SIM_DEPTH; i++) {
         w->set[i].wants_forced = drafts;
+        w->set[i].all_awaited = sched_kv_groups(&w->s->config) > 1;
     }
     if (drafts) {
         sched_speculate(w->sched, &w->forced.base, w->s->max_draft);

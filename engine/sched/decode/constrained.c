@@ -45,7 +45,10 @@ int32_t mask_set_plan(struct mask_set *set, const struct plan *p)
         const struct plan_item *it = &p->item[i];
         if (it->n_sampled > 0 && it->seq->constraint) {
             struct mask_job *j = &set->job[set->n++];
-            *j = (struct mask_job){.seq = it->seq, .first = set->n_masks, .n = it->n_verify + 1};
+            *j = (struct mask_job){.seq = it->seq,
+                                   .first = set->n_masks,
+                                   .n = it->n_verify + 1,
+                                   .awaited = set->all_awaited || it->n_sampled > 1};
             set->n_masks += j->n;
         }
     }
@@ -86,7 +89,7 @@ static bool give_back(struct sched *s, struct mask_job *j)
 
     j->node->n_jobs--;
     if (j->rc == 0) {
-        made->n_read += j->n_tokens;
+        made->n_read += j->n_taken;
         made->n_forced = j->n_forced;
         memcpy(made->forced, j->forced, (size_t)j->n_forced * sizeof(*made->forced));
     }
@@ -119,15 +122,38 @@ static void mark_ends(const struct mask_job *j)
     }
 }
 
+/* The rows of a beam search are chosen from together. */
+static void void_late(struct sched *s, struct seq *q)
+{
+    struct group *g = q->group;
+
+    if (!g->beams) {
+        seq_void(s, q);
+        return;
+    }
+    for (int32_t i = 0; i < g->n_seqs; i++) {
+        if (g->seq[i].state == SEQ_LIVE) {
+            seq_void(s, &g->seq[i]);
+        }
+    }
+}
+
 void mask_set_collect(struct sched *s, struct mask_set *set)
 {
     for (int32_t i = 0; i < set->n; i++) {
         struct mask_job *j = &set->job[i];
-        if (j->node && give_back(s, j)) {
+        if (!j->node || !give_back(s, j)) {
+            continue;
+        }
+        if (set->step > j->seq->void_step) { /* else its rows do not count */
             j->seq->verify_rows = MIN(j->seq->verify_rows, MAX(j->n_masked, 1));
-            if (j->rc < 0 || j->ended) {
-                mark_ends(j);
+            if (j->late) {
+                s->counted.late_masks++;
+                void_late(s, j->seq);
             }
+        }
+        if (j->rc < 0 || j->ended) {
+            mark_ends(j);
         }
     }
     set->n = 0;

@@ -20,6 +20,10 @@
  *     mask_set_collect   nodes go back to the sequences
  *     commit             of step N; texts that are complete end
  *
+ * A job whose grammar takes too much work stops and goes on in a later step (late). The
+ * sequence then samples again from its last known token, in the step after those that
+ * were launched with it.
+ *
  * So a choice whose grammar admits nothing more ends, with FINISH_STOP, when the step
  * behind its last token is committed, whatever that step sampled: as with an
  * end-of-sequence token, but also where min_tokens, ignore_eos or a ban forbid that. */
@@ -32,14 +36,29 @@
 
 struct constraint;
 
+/* Work of grammars, in units of ten to thirty nanoseconds. */
+enum {
+    /* What a job may do in one step. A step that waits for masks delays all its
+     * sequences, so one whose mask takes more is left out: what it samples is void, and
+     * its job goes on with the next step that it is in. */
+    MASK_WORK_STEP = 150000,
+    /* What all jobs of a step may do together, by thread, before each is left
+     * MASK_WORK_LEAST. */
+    MASK_WORK_SET = 2 * MASK_WORK_STEP,
+    MASK_WORK_LEAST = 15000,
+    /* What the mask of one token may take in all; a choice that needs more ends. */
+    MASK_WORK_MOST = 10000000,
+};
+
 /* The functions of engine/constrain/constrain.h that jobs call; tests have others. */
+enum { MASK_UNFINISHED = 2 }; /* CONSTRAINT_UNFINISHED there */
 struct constraint_ops {
     int (*fork)(struct constraint **ret, const struct constraint *c, struct err *e);
     void (*free)(struct constraint *c);
-    int (*mask)(struct constraint *c, uint32_t *mask);
-    int (*accept)(struct constraint *c, int32_t token);
+    int (*mask)(struct constraint *c, uint32_t *mask, int64_t *work);
+    int (*accept)(struct constraint *c, int32_t token, int64_t *work);
     void (*settle)(struct constraint *c);
-    bool (*ended)(struct constraint *c);
+    int (*ended)(struct constraint *c, int64_t *work);
     int32_t (*forced)(struct constraint *c, int32_t *ret, int32_t max); /* NULL: none ever */
 };
 
@@ -47,6 +66,7 @@ struct constraint_node {
     const struct constraint_ops *ops; /* of `state` */
     struct constraint *state;         /* owned */
     pthread_mutex_t lock;             /* held by a job that reads or changes `state` */
+    int64_t work;                     /* done for the next mask, in jobs so far; under lock */
     /* The engine's thread: */
     int32_t n_read; /* generated tokens that the state has taken */
     int32_t n_held; /* sequences that hold it */
@@ -63,6 +83,8 @@ enum { MASK_JOB_TOKENS = LIMIT_DRAFT + 4 };
 struct mask_job {
     struct seq *seq;  /* whose row it is for; several rows of one prompt share one */
     int32_t first, n; /* numbers of its masks in the step, from 0, and how many */
+    /* The step cannot do without it: what it samples cannot be sampled again. */
+    bool awaited;
     /* Set by mask_set_begin: */
     struct constraint_node *node; /* NULL: the sequence has ended, nothing is computed */
     bool in_place;                /* no other sequence holds the node: it may go on */
@@ -72,6 +94,9 @@ struct mask_job {
     bool wants_forced;                        /* forced tokens are drafted */
     /* Set by mask_job_run: */
     struct constraint_node *made; /* the state behind the tokens: `node`, or a new one */
+    int32_t n_taken;              /* tokens that it has taken */
+    /* It had to stop. There is no mask, and what the sequence's rows sample is void. */
+    bool late;
     /* Masks that were computed; behind them every id is allowed, and what rows sample
      * is void, except by the first. */
     int32_t n_masked;
@@ -87,6 +112,9 @@ struct mask_set {
     int32_t n;            /* of these */
     int32_t n_masks;      /* of all jobs */
     bool wants_forced;    /* kept from step to step; see forced.h */
+    /* kept likewise: all masks are awaited, since what a window or a recurrent state
+     * has left behind is not there to compute a token again */
+    bool all_awaited;
 };
 
 /* List the late masks of a step that was just planned, as pack_batch numbers them.

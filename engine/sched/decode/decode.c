@@ -157,6 +157,22 @@ static void commit_samples(struct commit *c, const struct plan_item *it, int32_t
     }
 }
 
+static void commit_item(struct commit *c, const struct plan_item *it)
+{
+    int32_t n_accepted = drafts_accepted(it, c->r->token + it->sample_first);
+
+    commit_memory(c, it, n_accepted);
+    if (!it->seq->group->beam) {
+        commit_samples(c, it, n_accepted);
+    }
+}
+
+/* Whether what the item samples does not count (seq_void). */
+static bool is_void(const struct commit *c, const struct plan_item *it)
+{
+    return it->n_sampled > 0 && c->r->step <= it->seq->void_step;
+}
+
 /* Commit the items of one group, which are adjacent; those of a beam search that sample
  * are committed together. Returns how many. */
 static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_t n_left)
@@ -167,11 +183,9 @@ static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_
     leave_flight(g, c->r->step);
     do {
         if (g->state != GROUP_ENDED) {
-            int32_t n_accepted = drafts_accepted(&it[n], c->r->token + it[n].sample_first);
-            commit_memory(c, &it[n], n_accepted);
             commit_scores(c, &it[n]);
-            if (!g->beam) {
-                commit_samples(c, &it[n], n_accepted);
+            if (!is_void(c, &it[n])) {
+                commit_item(c, &it[n]);
             }
             if (it[n].last_prompt && it[n].n_sampled == 0) { /* max_tokens 0 */
                 sched_end(c->s, g, FINISH_LENGTH, NULL);
@@ -179,7 +193,7 @@ static int32_t commit_group(struct commit *c, const struct plan_item *it, int32_
         }
         n++;
     } while (n < n_left && it[n].seq->group == g);
-    if (g->beam && it->n_sampled > 0) {
+    if (g->beam && it->n_sampled > 0 && !is_void(c, it)) {
         beam_commit(c, g, it, n);
     }
     return n;

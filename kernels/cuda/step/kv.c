@@ -24,6 +24,11 @@
 #define POPULATE_BYTES ((size_t)2 << 20) /* populated per call */
 enum {
     STARTUP_US = 3000000, /* delay: start-up maps much memory and would wait for page population */
+    /* Between populating calls, each of which holds the lock of the process's mappings
+     * as a reader. Without a pause it is taken again before a thread that waits to
+     * write, as malloc does for every page that its heap grows by, and that thread
+     * waits for milliseconds each time. */
+    POPULATE_PAUSE_US = 200,
     POLL_US = 10000,
     /* polls without work in a row, so that the device is idle and not between two
      * requests */
@@ -106,6 +111,7 @@ static void *pin_host_pool(void *arg)
     for (size_t at = c->kv_pinned_bytes; at < c->kv_host_bytes && ok && !c->pinner_stop;
          at += POPULATE_BYTES) {
         populate_pages(c->kv_host + at, MIN(POPULATE_BYTES, c->kv_host_bytes - at));
+        ok = sleep_us(c, POPULATE_PAUSE_US);
     }
     while (ok && c->kv_pinned_bytes < c->kv_host_bytes && wait_to_pin(c, &n_steps, &n_quiet)) {
         int64_t begun_us = clock_us();

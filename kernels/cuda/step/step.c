@@ -539,6 +539,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     c->batch = b;
     c->greedy = batch_greedy(&b) && !c->config.deterministic;
     c->late_mask = b.n_late_mask > 0;
+    c->feeds = c->is_head && b.n_tokens > 0 && b.token_src && b.token_src[0] >= 0;
     c->late_waited = false;
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
@@ -604,7 +605,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
             c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared &&
-            c->graph[i].late_mask == c->late_mask) {
+            c->graph[i].late_mask == c->late_mask && c->graph[i].feeds == c->feeds) {
             return &c->graph[i];
         }
     }
@@ -621,7 +622,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
                                                 .greedy = c->greedy,
                                                 .topk_merge = c->topk_merge,
                                                 .shared = c->shared,
-                                                .late_mask = c->late_mask};
+                                                .late_mask = c->late_mask,
+                                                .feeds = c->feeds};
     return &c->graph[c->n_graphs++];
 }
 

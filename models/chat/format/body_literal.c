@@ -22,23 +22,34 @@ static bool name_char(char c)
            (c && strchr("_-./:", c));
 }
 
-static enum body_rc begin(struct chat_parser *p)
+/* The name in `word` is whole: its call begins. */
+static bool begin_call(struct chat_parser *p)
 {
     const char *before = p->f->name_before, *name = p->word.data ? p->word.data : "";
+    const char *word = name;
 
     if (before && strncmp(name, before, strlen(before)) == 0) {
         name += strlen(before);
     } else if (before && *name == ':') {
         name++; /* models leave the word before it out */
     }
-    if (strlen(name) >= sizeof(p->name)) {
-        return BODY_NOT;
+    /* Without the word before it, text with spaces is none. */
+    if (strlen(name) >= sizeof(p->name) || (name == word && strchr(name, ' '))) {
+        return false;
     }
     memcpy(p->name, name, strlen(name) + 1);
-    if (!call_begin(p, p->name, NULL)) {
+    return call_begin(p, p->name, NULL);
+}
+
+static enum body_rc begin(struct chat_parser *p)
+{
+    if (!begin_call(p)) {
         return BODY_NOT;
     }
     literal_begin(&p->literal, p->f->close, p->f->equal, p->f->quote);
+    if (p->f->quote) {
+        p->literal.params = call_params(p);
+    }
     call_arguments(p, "{", 1);
     buf_clear(&p->word);
     p->step = P_ARGUMENTS;
@@ -114,15 +125,36 @@ static enum body_rc between(struct chat_parser *p, char c)
     return at_close(p, c);
 }
 
+/* A byte of a name. Where marks stand around each call, a name without the bracket of
+ * arguments is a call without any; it may be none of a tool, of which the client then
+ * can tell the model. */
+static enum body_rc name_byte(struct chat_parser *p, char c)
+{
+    const char *end = p->f->name_before && !p->bare ? p->f->call_close : NULL;
+    size_t len = end ? strlen(end) : 0;
+
+    if (c == p->f->open) {
+        return begin(p);
+    }
+    buf_putc(&p->word, c);
+    if (len && p->word.len > len && memcmp(p->word.data + p->word.len - len, end, len) == 0) {
+        p->word.len -= len;
+        p->word.data[p->word.len] = '\0';
+        if (!begin_call(p)) {
+            return BODY_NOT;
+        }
+        call_arguments(p, "{}", 2);
+        call_end(p);
+        return BODY_END;
+    }
+    return (name_char(c) || len) && p->word.len < NAME_BYTES ? BODY_MORE : BODY_NOT;
+}
+
 enum body_rc body_literal_byte(struct chat_parser *p, char c)
 {
     switch (p->step) {
     case P_NAME:
-        if (c == p->f->open) {
-            return begin(p);
-        }
-        buf_putc(&p->word, c);
-        return name_char(c) && p->word.len < NAME_BYTES ? BODY_MORE : BODY_NOT;
+        return name_byte(p, c);
     case P_ARGUMENTS:
         return arguments_byte(p, c);
     default:

@@ -198,6 +198,11 @@ static enum body_rc between(struct chat_parser *p, char c)
     }
     p->hold[p->n_hold++] = c;
     enum mark_rc rc = parser_mark(p, marks, ARRAY_LEN(marks), &which);
+    while (rc == MARK_NO && !p->committed && p->n_hold) {
+        /* Text between the mark around all calls and the first has no meaning. */
+        memmove(p->hold, p->hold + 1, (size_t)--p->n_hold);
+        rc = p->n_hold ? parser_mark(p, marks, ARRAY_LEN(marks), &which) : MARK_PART;
+    }
     if (rc == MARK_PART) {
         return BODY_MORE;
     }

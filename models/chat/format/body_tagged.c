@@ -47,10 +47,6 @@ static enum body_rc begin(struct chat_parser *p)
     if (!call_begin(p, p->name, NULL)) {
         return BODY_NOT;
     }
-    if (p->tool >= 0 && !p->params[p->tool].made) {
-        int rc = param_table_make(&p->params[p->tool], &p->tools->tool[p->tool]);
-        p->nomem = p->nomem || rc != 0;
-    }
     p->step = T_NEXT;
     return BODY_MORE;
 }
@@ -101,7 +97,8 @@ static void put_key(struct chat_parser *p)
     buf_puts(&p->value, "\": ");
     call_arguments(p, p->value.data, p->value.len);
     buf_clear(&p->value);
-    p->types = p->tool >= 0 ? param_table_types(&p->params[p->tool], name) : 0;
+    const struct param_table *params = call_params(p);
+    p->types = params ? param_table_types(params, name) : 0;
 }
 
 static void begin_value(struct chat_parser *p)
@@ -116,18 +113,24 @@ static void begin_value(struct chat_parser *p)
     }
 }
 
+/* The key in `word` is whole. */
+static void begin_param(struct chat_parser *p)
+{
+    put_key(p);
+    buf_clear(&p->word);
+    p->step = p->f->typed ? T_TYPED : p->f->value_open ? T_OPEN : T_TEXT;
+    if (p->step == T_TEXT) {
+        begin_value(p);
+    }
+}
+
 static enum body_rc key_byte(struct chat_parser *p, char c)
 {
     buf_putc(&p->word, c);
     if (ends_with(&p->word, p->f->key_close)) {
         p->word.len -= strlen(p->f->key_close);
         p->word.data[p->word.len] = '\0';
-        put_key(p);
-        buf_clear(&p->word);
-        p->step = p->f->typed ? T_TYPED : p->f->value_open ? T_OPEN : T_TEXT;
-        if (p->step == T_TEXT) {
-            begin_value(p);
-        }
+        begin_param(p);
     } else if (p->word.len >= NAME_BYTES) {
         call_break(p);
         return BODY_END;
@@ -182,6 +185,8 @@ static void value_byte(struct chat_parser *p, char c)
     }
 }
 
+static enum body_rc in_value(struct chat_parser *p, char c);
+
 static void value_end(struct chat_parser *p)
 {
     struct buf out;
@@ -203,26 +208,81 @@ static void value_end(struct chat_parser *p)
     p->step = T_NEXT;
 }
 
+/* Whether the mark of a key, at this place of a value, may begin the next parameter:
+ * models forget the mark that closes a value. Text that is held to a grammar may hold
+ * the mark of a key, and closes each value. */
+static bool key_may_follow(const struct chat_parser *p)
+{
+    const struct chat_tools *t = p->tools;
+    bool line = p->step == T_TEXT ? p->newlines > 0
+                                  : p->value.len && p->value.data[p->value.len - 1] == '\n';
+
+    return p->f->lines && line && p->tool >= 0 && t->choice == TOOL_AUTO &&
+           !t->tool[p->tool].strict;
+}
+
+/* A byte behind the mark of a key inside a value. Only a parameter of the tool ends the
+ * value; anything else is its text. */
+static enum body_rc next_key_byte(struct chat_parser *p, char c)
+{
+    const struct param_table *params = call_params(p);
+
+    buf_putc(&p->word, c);
+    if (ends_with(&p->word, p->f->key_close)) {
+        size_t len = p->word.len - strlen(p->f->key_close);
+        p->word.data[len] = '\0';
+        p->next_key = false;
+        if (params && param_table_has(params, p->word.data)) {
+            p->word.len = len;
+            value_end(p);
+            begin_param(p);
+            return BODY_MORE;
+        }
+        p->word.data[len] = p->f->key_close[0];
+    } else if (c != '<' && c != '\n' && p->word.len < NAME_BYTES && !p->word.failed) {
+        return BODY_MORE;
+    }
+    p->next_key = false;
+    for (const char *at = p->f->key_open; *at; at++) {
+        value_byte(p, *at);
+    }
+    for (size_t i = 0; i + 1 < p->word.len; i++) {
+        value_byte(p, p->word.data[i]);
+    }
+    buf_clear(&p->word);
+    return in_value(p, c);
+}
+
 static enum body_rc in_value(struct chat_parser *p, char c)
 {
-    const char *marks[] = {p->f->value_close};
+    const char *marks[] = {p->f->value_close, p->f->key_open};
     int32_t which;
 
+    if (p->next_key) {
+        return next_key_byte(p, c);
+    }
     if (!p->n_hold && c != marks[0][0]) {
         value_byte(p, c);
         return BODY_MORE;
     }
+    if (!p->n_hold) {
+        p->line = key_may_follow(p);
+    }
     p->hold[p->n_hold++] = c;
     while (p->n_hold) {
-        enum mark_rc rc = parser_mark(p, marks, 1, &which);
+        enum mark_rc rc = parser_mark(p, marks, p->line ? 2 : 1, &which);
         if (rc == MARK_PART) {
             break;
         }
         if (rc == MARK_WHOLE) {
             p->n_hold = 0;
-            value_end(p);
+            p->next_key = which == 1;
+            if (which == 0) {
+                value_end(p);
+            }
             break;
         }
+        p->line = false;
         value_byte(p, p->hold[0]);
         memmove(p->hold, p->hold + 1, (size_t)--p->n_hold);
     }

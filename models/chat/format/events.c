@@ -110,13 +110,17 @@ void parser_text(struct chat_parser *p, char c)
 
 /* ---- calls ---- */
 
-static bool name_is_valid(const char *name)
+/* `spaces`: it may have some inside. */
+static bool name_is_valid(const char *name, bool spaces)
 {
-    if (!*name) {
+    size_t len = strlen(name);
+
+    if (!len || is_space(name[0]) || is_space(name[len - 1])) {
         return false;
     }
     for (; *name; name++) {
-        if ((unsigned char)*name <= ' ' || strchr("<>{}()[]\"'`\\=,;", *name)) {
+        if ((*name == ' ' && !spaces) || (unsigned char)*name < ' ' ||
+            strchr("<>{}()[]\"'`\\=,;", *name)) {
             return false;
         }
     }
@@ -146,7 +150,9 @@ bool call_begin(struct chat_parser *p, const char *name, const char *id)
     bool known = p->state == IN_BODY && (p->bare || p->body_from == IN_REASONING);
 
     p->tool = tools_find(p->tools, name);
-    if (p->n_calls == MAX_CALLS || !name_is_valid(name) || (known && p->tool < 0)) {
+    /* What a mark and a word open is meant as a call. */
+    bool spaces = p->f->body == BODY_LITERAL && p->f->name_before;
+    if (p->n_calls == MAX_CALLS || !name_is_valid(name, spaces) || (known && p->tool < 0)) {
         return false;
     }
     parser_keep_gap(p);
@@ -163,6 +169,18 @@ bool call_begin(struct chat_parser *p, const char *name, const char *id)
     }
     p->kind = CHAT_ARGUMENTS;
     return true;
+}
+
+const struct param_table *call_params(struct chat_parser *p)
+{
+    if (p->tool < 0) {
+        return NULL;
+    }
+    if (!p->params[p->tool].made) {
+        int rc = param_table_make(&p->params[p->tool], &p->tools->tool[p->tool]);
+        p->nomem = p->nomem || rc != 0;
+    }
+    return &p->params[p->tool];
 }
 
 void call_arguments(struct chat_parser *p, const char *text, size_t len)

@@ -132,6 +132,7 @@ struct param_table {
 /* Fill a zeroed table. ERR_NOMEM. */
 int param_table_make(struct param_table *t, const struct chat_tool *tool);
 unsigned param_table_types(const struct param_table *t, const char *name); /* 0: unknown */
+bool param_table_has(const struct param_table *t, const char *name);
 /* Whether the list `required` of a schema names a parameter. */
 bool schema_requires(struct json_slice schema, const char *name);
 /* Append a parameter's text as JSON by its types: a value of one of them if it can be
@@ -168,11 +169,14 @@ struct literal {
     char quote;       /* of the open string; 'm': the format's mark */
     char equal;       /* between a key and its value at depth 1 */
     const char *mark; /* struct chat_format's quote */
-    bool as_key;      /* the open string or word is a key */
-    bool empty;       /* the open container has no items yet */
-    uint8_t escape;   /* digits that are still to come */
-    uint32_t code;    /* of an escaped character */
-    char word[128];   /* a bare word; or what may be the mark */
+    /* The types by which bare words are read; NULL: as they are written. */
+    const struct param_table *params;
+    unsigned types; /* of the value at depth 1; 0: unknown */
+    bool as_key;    /* the open string or word is a key */
+    bool empty;     /* the open container has no items yet */
+    uint8_t escape; /* digits that are still to come */
+    uint32_t code;  /* of an escaped character */
+    char word[128]; /* a bare word; or what may be the mark */
     uint8_t n_word;
 };
 void literal_begin(struct literal *l, char close, char equal, const char *mark);
@@ -246,6 +250,9 @@ struct chat_parser {
     int32_t tool;     /* of the open call, or -1 */
     unsigned types;   /* of the value that is being read */
     int32_t newlines; /* of the value's end, held back */
+    /* BODY_TAGGED: a key's mark counts here, inside a value; one was read, and `word`
+     * is what stands behind it. */
+    bool line, next_key;
     struct json_scan scan;
     struct literal literal;
     uint64_t ids[MAX_CALLS]; /* hashes of the ids so far */
@@ -275,6 +282,8 @@ enum mark_rc parser_mark(const struct chat_parser *p, const char *const *mark, i
 
 /* Begin a call. False: it may not begin here; then it is no call. */
 bool call_begin(struct chat_parser *p, const char *name, const char *id);
+/* The types of the open call's parameters; NULL: its tool was not given. */
+const struct param_table *call_params(struct chat_parser *p);
 void call_arguments(struct chat_parser *p, const char *text, size_t len);
 void call_end(struct chat_parser *p);
 /* The call ends without CHAT_CALL_END: its arguments are not valid. */

@@ -231,22 +231,50 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-static void put_word(const struct literal *l, struct buf *out)
+/* Those of 07, which is no JSON. */
+static uint8_t leading_zeros(const struct literal *l)
+{
+    uint8_t zeros = 0;
+
+    while (zeros + 1 < l->n_word && l->word[zeros] == '0' && is_digit(l->word[zeros + 1])) {
+        zeros++;
+    }
+    return zeros;
+}
+
+/* A bare word as a value of its parameter; false: its type is not known. */
+static bool put_typed(const struct literal *l, struct buf *out)
+{
+    if (l->as_key || l->depth != 1 || !l->params || !l->types) {
+        return false;
+    }
+    uint8_t zeros = l->types & PARAM_STRING ? 0 : leading_zeros(l);
+    value_put(out, l->word + zeros, (size_t)(l->n_word - zeros), l->types, true);
+    return true;
+}
+
+static void put_word(struct literal *l, struct buf *out)
 {
     static const struct {
         const char *word, *json;
     } NAMES[] = {{"True", "true"}, {"False", "false"}, {"None", "null"}, {"Null", "null"}};
 
+    if (l->as_key && l->depth == 1 && l->params) {
+        char key[sizeof(l->word) + 1];
+        memcpy(key, l->word, l->n_word);
+        key[l->n_word] = '\0';
+        l->types = param_table_types(l->params, key);
+    }
+    if (put_typed(l, out)) {
+        return;
+    }
     for (size_t i = 0; !l->as_key && i < ARRAY_LEN(NAMES); i++) {
         if (strlen(NAMES[i].word) == l->n_word && memcmp(l->word, NAMES[i].word, l->n_word) == 0) {
             buf_puts(out, NAMES[i].json);
             return;
         }
     }
-    uint8_t zeros = 0; /* of 07, which is no JSON */
-    while (zeros + 1 < l->n_word && l->word[zeros] == '0' && is_digit(l->word[zeros + 1])) {
-        zeros++;
-    }
+    uint8_t zeros = leading_zeros(l);
     if (!l->as_key && json_scan_all(l->word + zeros, (size_t)(l->n_word - zeros))) {
         buf_append(out, l->word + zeros, (size_t)(l->n_word - zeros));
         return;

@@ -33,6 +33,7 @@ void body_reset(struct chat_parser *p)
     buf_clear(&p->value);
     p->name[0] = p->id[0] = '\0';
     p->has_name = p->has_id = p->has_value = false;
+    p->line = p->next_key = false;
     p->nested = 0;
     memset(&p->scan, 0, sizeof(p->scan));
 }
@@ -219,6 +220,7 @@ enum mark_rc parser_mark(const struct chat_parser *p, const char *const *mark, i
 
 enum {
     M_THINK_OPEN,
+    M_THINK_BARE,
     M_THINK_CLOSE,
     M_THINK_EMPTY,
     M_LABEL,
@@ -244,6 +246,9 @@ static void marks_here(const struct chat_parser *p, const char *mark[N_MARKS])
     }
     if (reasoning || p->fresh || f->think_anywhere) {
         mark[M_THINK_CLOSE] = f->think_close;
+    }
+    if (p->fresh && !reasoning && !p->had_content && !p->n_calls) {
+        mark[M_THINK_BARE] = f->think_label; /* models leave the mark before it out */
     }
     if (reasoning && p->fresh) {
         mark[M_THINK_EMPTY] = f->think_empty;
@@ -278,12 +283,13 @@ static void at_mark(struct chat_parser *p, int32_t which, const char *mark)
         return;
     }
     bool reasoning = p->state == IN_REASONING;
-    if (which == M_THINK_OPEN || reasoning || p->fresh) {
+    bool opens = which == M_THINK_OPEN || which == M_THINK_BARE;
+    if (opens || reasoning || p->fresh) {
         parser_keep_gap(p);
         p->fresh = true;
-        p->trim = which == M_THINK_OPEN || !p->had_content;
+        p->trim = opens || !p->had_content;
     }
-    p->state = which == M_THINK_OPEN ? IN_REASONING : IN_CONTENT;
+    p->state = opens ? IN_REASONING : IN_CONTENT;
 }
 
 static void in_text(struct chat_parser *p, char c)
@@ -420,6 +426,15 @@ int chat_parser_feed(struct chat_parser *p, const char *text, size_t len, chat_e
     return p->nomem ? ERR_NOMEM : 0;
 }
 
+/* Whether the answer ended inside the label of its reasoning. */
+static bool at_label(const struct chat_parser *p)
+{
+    const char *label = p->f->think_label;
+
+    return label && p->n_hold && p->state == IN_REASONING && p->fresh &&
+           strncmp(label, p->hold, (size_t)p->n_hold) == 0;
+}
+
 int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg)
 {
     p->fn = fn;
@@ -431,7 +446,7 @@ int chat_parser_end(struct chat_parser *p, chat_event_fn *fn, void *arg)
         for (size_t i = 0; i < p->raw.len; i++) {
             parser_text(p, p->raw.data[i]);
         }
-    } else if (p->state != IN_BODY) {
+    } else if (p->state != IN_BODY && !at_label(p)) {
         for (int32_t i = 0; i < p->n_hold; i++) {
             parser_text(p, p->hold[i]);
         }

@@ -302,16 +302,28 @@ int param_table_make(struct param_table *t, const struct chat_tool *tool)
     return rc;
 }
 
-unsigned param_table_types(const struct param_table *t, const char *name)
+static const struct param *find_param(const struct param_table *t, const char *name)
 {
     uint64_t hash = name_hash(name, strlen(name));
 
     for (int32_t i = 0; i < t->n; i++) {
         if (t->param[i].hash == hash) {
-            return t->param[i].types;
+            return &t->param[i];
         }
     }
-    return 0;
+    return NULL;
+}
+
+unsigned param_table_types(const struct param_table *t, const char *name)
+{
+    const struct param *found = find_param(t, name);
+
+    return found ? found->types : 0;
+}
+
+bool param_table_has(const struct param_table *t, const char *name)
+{
+    return find_param(t, name) != NULL;
 }
 
 /* ---- values ---- */
@@ -350,6 +362,25 @@ static bool fits(const char *text, size_t len, unsigned types)
            (type == PARAM_NULL && !(types & PARAM_STRING));
 }
 
+/* The length of a number without a fraction of zeros, 5.0 as 5; other texts keep it. */
+static size_t whole_number(const char *text, size_t len)
+{
+    size_t point = 0;
+
+    while (point < len && (text[point] == '-' || (text[point] >= '0' && text[point] <= '9'))) {
+        point++;
+    }
+    if (point == len || text[point] != '.') {
+        return len;
+    }
+    for (size_t i = point + 1; i < len; i++) {
+        if (text[i] != '0') {
+            return len;
+        }
+    }
+    return point;
+}
+
 /* A list or object that is written as Python does. */
 static bool put_python(struct buf *out, const char *text, size_t len, unsigned types)
 {
@@ -385,10 +416,12 @@ void value_put(struct buf *out, const char *text, size_t len, unsigned types, bo
             return;
         }
         bool quoted = n && text[0] == '"';
-        if (!(quoted && types & PARAM_STRING && !untyped_json) && json_scan_all(text, n) &&
-            fits(text, n, types)) {
-            buf_append(out, text, n);
-            return;
+        if (!(quoted && types & PARAM_STRING && !untyped_json) && json_scan_all(text, n)) {
+            size_t number = types & PARAM_STRING ? n : whole_number(text, n);
+            if (fits(text, number, types)) {
+                buf_append(out, text, number);
+                return;
+            }
         }
         if (put_python(out, text, n, types)) {
             return;

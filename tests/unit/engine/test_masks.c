@@ -177,6 +177,71 @@ static void a_state_that_costs_too_much_ends_its_choice_alone(void **state)
     close_loop(&l);
 }
 
+/* A key whose language is slow at its start, and fails there or not. */
+static uint64_t slow_key(bool fails)
+{
+    uint64_t key = LANGUAGE_SLOW;
+
+    while (language_fails(language_start(key)) != fails || language_ended(language_start(key))) {
+        key += 2 * LANGUAGE_SLOW;
+    }
+    return key;
+}
+
+/* Steps until a request beside one of a slow language has its tokens. */
+static uint64_t steps_beside(struct loop *l, const struct rig_request *other)
+{
+    while (!rig_finish(&l->r, other, 0)) {
+        int32_t n = launch(l);
+        if (l->launched - l->committed > (uint64_t)(n > 0)) {
+            commit(l);
+        }
+    }
+    return l->committed;
+}
+
+/* It gets a token a step meanwhile, and the late one what its language allows. */
+static void late_masks_delay_their_sequence_alone(void **state)
+{
+    (void)state;
+    for (int32_t n = 1; n <= 3; n++) {
+        struct loop l;
+        uint64_t key = slow_key(false), place;
+        open_loop(&l);
+        struct gen_params p = rig_params();
+        p.max_tokens = 12;
+        p.beam_width = n == 3 ? 2 : 0;
+        p.n = p.best_of = MIN(n, 2);
+        struct rig_request *slow = add(&l, p, key, false), *other = add(&l, p, 0, false);
+        uint64_t steps = steps_beside(&l, other);
+        assert_true(steps <= 14);
+        assert_true(rig_count(&l.r, slow, DELTA_TOKEN, 0) < 12);
+        run(&l);
+        assert_true(l.committed > steps + 10);
+        for (int32_t k = 0; k < p.n; k++) {
+            assert_true(rig_finish(&l.r, slow, k)->finish != FINISH_IMPOSSIBLE);
+            assert_true(n == 3 || speaks(&l, slow, k, key, &place));
+        }
+        close_loop(&l);
+    }
+}
+
+static void a_mask_without_end_ends_its_choice_alone(void **state)
+{
+    (void)state;
+    struct loop l;
+    open_loop(&l);
+    struct rig_request *endless = add(&l, rig_params(), slow_key(true), true),
+                       *other = add(&l, rig_params(), 0, false);
+    assert_true(steps_beside(&l, other) <= 18);
+    run(&l);
+    assert_int_equal(rig_finish(&l.r, endless, 0)->finish, FINISH_IMPOSSIBLE);
+    assert_non_null(rig_finish(&l.r, endless, 0)->error);
+    assert_int_equal(rig_count(&l.r, endless, DELTA_TOKEN, 0), 0);
+    assert_true(l.committed < 2 * MASK_WORK_MOST / MASK_WORK_STEP);
+    close_loop(&l);
+}
+
 /* The engine dies or stops: a step in flight ends without its masks, whether they were
  * begun or not. */
 static void abandoned_steps_end(void **state)
@@ -205,6 +270,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_choice_speaks_its_language),
         cmocka_unit_test(a_state_that_costs_too_much_ends_its_choice_alone),
+        cmocka_unit_test(late_masks_delay_their_sequence_alone),
+        cmocka_unit_test(a_mask_without_end_ends_its_choice_alone),
         cmocka_unit_test(abandoned_steps_end),
     };
 

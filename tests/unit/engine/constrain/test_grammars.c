@@ -115,7 +115,7 @@ static bool takes(struct grammar *g, const char *text)
     bool ok = true;
 
     for (; *text && ok; text++) {
-        ok = constraint_accept(c, *text == 1 ? TOOL : (uint8_t)*text) == 0;
+        ok = constraint_accept(c, *text == 1 ? TOOL : (uint8_t)*text, &(int64_t){INT64_MAX}) == 0;
     }
     ok = ok && constraint_complete(c);
     constraint_free(c);
@@ -242,11 +242,11 @@ static int32_t forced(const char *lark, const char *before, int32_t *ret)
     struct constraint *c = start(g);
 
     for (; *before; before++) {
-        assert_int_equal(constraint_accept(c, (uint8_t)*before), 0);
+        assert_int_equal(constraint_accept(c, (uint8_t)*before, &(int64_t){INT64_MAX}), 0);
     }
     int32_t n = constraint_forced(c, ret, 8);
     for (int32_t i = 0; i < n; i++) {
-        assert_int_equal(constraint_accept(c, ret[i]), 0);
+        assert_int_equal(constraint_accept(c, ret[i], &(int64_t){INT64_MAX}), 0);
     }
     constraint_free(c);
     grammar_unref(g);
@@ -292,12 +292,12 @@ static int try_hostile(enum grammar_kind kind, const struct buf *text, struct er
     if (rc == 0) {
         struct constraint *c = start(g);
         uint32_t mask[N_TOKENS / 32 + 1];
-        for (int i = 0; i < 40 && constraint_mask(c, mask) == 0; i++) {
+        for (int i = 0; i < 40 && constraint_mask(c, mask, &(int64_t){INT64_MAX}) == 0; i++) {
             int32_t id = 0;
             while (id < END && !(mask[id / 32] >> (id % 32) & 1)) {
                 id++;
             }
-            if (constraint_accept(c, id) != 0) {
+            if (constraint_accept(c, id, &(int64_t){INT64_MAX}) != 0) {
                 break;
             }
         }
@@ -395,11 +395,11 @@ static void sequences_go_on_when_the_states_are_full(void **state)
     uint32_t drawn = 5;
 
     (void)state;
-    assert_int_equal(constraint_accept(early, 'a'), 0);
+    assert_int_equal(constraint_accept(early, 'a', &(int64_t){INT64_MAX}), 0);
     for (int i = 0; i < 400000; i++) {
         drawn = drawn * 1664525u + 1013904223u;
         char letter = drawn >> 20 & 1 ? 'a' : 'b';
-        assert_int_equal(constraint_accept(c, letter), 0);
+        assert_int_equal(constraint_accept(c, letter, &(int64_t){INT64_MAX}), 0);
         constraint_settle(c);
         memmove(last, last + 1, sizeof(last) - 1);
         last[sizeof(last) - 1] = letter;
@@ -408,7 +408,7 @@ static void sequences_go_on_when_the_states_are_full(void **state)
     assert_true(grammar_bytes(g) <= (size_t)48 << 20);
     for (int i = 0; i < 19; i++) {
         assert_false(constraint_complete(early));
-        assert_int_equal(constraint_accept(early, 'b'), 0);
+        assert_int_equal(constraint_accept(early, 'b', &(int64_t){INT64_MAX}), 0);
     }
     assert_true(constraint_complete(early));
     constraint_free(c);
@@ -432,7 +432,7 @@ static void *run(void *arg)
         struct err e;
         bool ok = constraint_new(&c, r->g, &e) == 0;
         for (int k = 0; k < 60 && ok; k++) {
-            ok = constraint_mask(c, mask) == 0;
+            ok = constraint_mask(c, mask, &(int64_t){INT64_MAX}) == 0;
             drawn = drawn * 1664525u + 1013904223u;
             int32_t id = (int32_t)((drawn >> 8) % N_TOKENS);
             while (ok && !(mask[id / 32] >> (id % 32) & 1)) {
@@ -441,7 +441,7 @@ static void *run(void *arg)
             for (int w = 0; w <= N_TOKENS / 32; w++) {
                 r->sum = r->sum * 31 + mask[w];
             }
-            ok = ok && constraint_accept(c, id) == 0;
+            ok = ok && constraint_accept(c, id, &(int64_t){INT64_MAX}) == 0;
         }
         r->sum += ok;
         constraint_free(c);

@@ -193,12 +193,12 @@ static void generate(const struct hostile *h, struct grammar *g)
     struct err e = {0};
 
     assert_int_equal(constraint_new(&c, g, &e), 0);
-    for (int i = 0; i < 40 && constraint_mask(c, mask) == 0; i++) {
+    for (int i = 0; i < 40 && constraint_mask(c, mask, &(int64_t){INT64_MAX}) == 0; i++) {
         int32_t id = 0;
         while (id < EOS && !(mask[id / 32] >> (id % 32) & 1)) {
             id++;
         }
-        if (id == EOS || constraint_accept(c, id) != 0) {
+        if (id == EOS || constraint_accept(c, id, &(int64_t){INT64_MAX}) != 0) {
             break;
         }
     }

@@ -26,7 +26,7 @@ static bool accepts(struct grammar *g, const char *text)
 
     assert_int_equal(constraint_new(&c, g, &e), 0);
     for (; *text && fine; text++) {
-        fine = constraint_accept(c, (uint8_t)*text) == 0;
+        fine = constraint_accept(c, (uint8_t)*text, &(int64_t){INT64_MAX}) == 0;
     }
     fine = fine && constraint_complete(c);
     constraint_free(c);

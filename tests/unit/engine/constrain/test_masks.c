@@ -354,7 +354,7 @@ static void check_mask(const struct model *m, struct constraint *c, const char *
         assert_int_equal(constraint_allows(c, id), wanted);
     }
     assert_int_equal(constraint_complete(c), is_sentence(m, text));
-    assert_int_equal(constraint_ended(c), mask == 1u << END);
+    assert_int_equal(constraint_ended(c, &(int64_t){INT64_MAX}), mask == 1u << END);
 }
 
 /* A token that the mask allows, the end only where nothing else is. */
@@ -378,10 +378,10 @@ static void walk(const struct model *m, struct grammar *g)
 
     assert_int_equal(constraint_new(&c, g, &e), 0);
     for (int i = 0; i < WALK; i++) {
-        assert_int_equal(constraint_mask(c, &mask), 0);
+        assert_int_equal(constraint_mask(c, &mask, &(int64_t){INT64_MAX}), 0);
         check_mask(m, c, text, mask);
         int32_t id = draw_token(mask);
-        assert_int_equal(constraint_accept(c, id), 0);
+        assert_int_equal(constraint_accept(c, id, &(int64_t){INT64_MAX}), 0);
         if (id == END) {
             break;
         }
@@ -399,12 +399,12 @@ static void check_alike(struct constraint *x, struct constraint *y)
     uint32_t mask = 0, other = 0;
 
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(constraint_mask(x, &mask), 0);
-        assert_int_equal(constraint_mask(y, &other), 0);
+        assert_int_equal(constraint_mask(x, &mask, &(int64_t){INT64_MAX}), 0);
+        assert_int_equal(constraint_mask(y, &other, &(int64_t){INT64_MAX}), 0);
         assert_int_equal(mask, other);
         int32_t id = draw_token(mask);
-        assert_int_equal(constraint_accept(x, id), 0);
-        assert_int_equal(constraint_accept(y, id), 0);
+        assert_int_equal(constraint_accept(x, id, &(int64_t){INT64_MAX}), 0);
+        assert_int_equal(constraint_accept(y, id, &(int64_t){INT64_MAX}), 0);
     }
     constraint_rollback(x, 4);
     constraint_rollback(y, 4);
@@ -421,15 +421,15 @@ static void check_rollback(struct grammar *g)
 
     assert_int_equal(constraint_new(&c, g, &e), 0);
     for (int i = 0; i < n; i++) {
-        assert_int_equal(constraint_mask(c, &mask), 0);
+        assert_int_equal(constraint_mask(c, &mask, &(int64_t){INT64_MAX}), 0);
         taken[i] = draw_token(mask);
-        assert_int_equal(constraint_accept(c, taken[i]), 0);
+        assert_int_equal(constraint_accept(c, taken[i], &(int64_t){INT64_MAX}), 0);
     }
     assert_int_equal(constraint_fork(&forked, c, &e), 0);
     constraint_rollback(forked, n - kept);
     assert_int_equal(constraint_new(&fresh, g, &e), 0);
     for (int i = 0; i < kept; i++) {
-        assert_int_equal(constraint_accept(fresh, taken[i]), 0);
+        assert_int_equal(constraint_accept(fresh, taken[i], &(int64_t){INT64_MAX}), 0);
     }
     check_alike(forked, fresh);
     constraint_free(fresh);

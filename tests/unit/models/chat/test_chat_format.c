@@ -120,6 +120,7 @@ static void read_tools(struct chat_tools *t, const cJSON *list)
     t->parallel = true;
     cJSON_ArrayForEach(tool, list)
     {
+        t->tool[t->n].strict = cJSON_IsTrue(cJSON_GetObjectItem(tool, "strict"));
         t->tool[t->n].name = strdup(cJSON_GetStringValue(cJSON_GetObjectItem(tool, "name")));
         t->tool[t->n++].parameters =
             cJSON_PrintUnformatted(cJSON_GetObjectItem(tool, "parameters"));
