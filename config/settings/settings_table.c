@@ -129,9 +129,9 @@ const struct setting setting_table[] = {
      .help = "speculative decoding: several tokens of a sequence in one step, with the same "
              "texts, as far as a step has room; grammar: tokens that a schema or grammar "
              "forces are drafted; suffix: these, and where the text repeats its prompt, itself "
-             "or a recent answer; draft: forced tokens, and what the draft model says; mtp: "
-             "forced tokens, and what the MTP head of the checkpoint says; auto: forced tokens "
-             "and whichever of suffix and draft pays, if the model can"},
+              "or a recent answer; draft: forced tokens, and what the draft model says; mtp: "
+              "forced tokens, and what the MTP head of the checkpoint says; auto: whichever of "
+              "grammar, suffix and draft pays"},
     {STRING(draft_model, NULL), .metavar = "DIR", .group = "Scheduling",
      .help = "a small model of the same vocabulary, or an EAGLE-3 head of the model, which "
              "drafts tokens for the served one (speculate draft or auto); named as model is"},

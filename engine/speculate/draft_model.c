@@ -88,7 +88,7 @@ static void set_depth(struct draft_model *d, const struct draft_step *step, int3
 
 static void outlook(struct draft_source *base, const struct draft_step *step, int32_t n)
 {
-    const float SLOW = 1.0f / 4096;
+    const float SLOW = 1.0f / 1024;
     struct draft_model *d = model_of(base);
 
     set_depth(d, step, n, (double)d->rate);

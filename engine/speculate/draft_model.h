@@ -35,7 +35,7 @@ int draft_model_open(struct draft_model **ret, const struct draft_model_config *
 void draft_model_free(struct draft_model *d);
 /* For sched_speculate. */
 struct draft_source *draft_model_source(struct draft_model *d);
-/* For benchmarks: its n drafts of a sequence, which it was just asked for, were these. */
+/* For benchmarks: the n drafts of a sequence that it was just asked for were these. */
 void draft_model_replace(struct draft_model *d, const struct seq *q, int32_t n,
                          const int32_t *token);
 /* Microseconds spent in its steps so far. */

@@ -53,7 +53,7 @@ double pace_drafting_us(const struct draft_pace *p, int32_t n, int32_t k)
 }
 
 /* From the cost model on. A step that was disturbed, as the first of a size by what the
- * device sets up for it, moves the mean no further than one that was a little slower. */
+ * device sets up for it, moves the mean no further than one a little slower. */
 static void learn(float *mean, double value)
 {
     const float MOST = 0.5f, WEIGHT = 1.0f / 8;

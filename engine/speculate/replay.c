@@ -13,8 +13,8 @@ struct record {
 
 struct replay {
     struct draft_source base;
-    struct draft_model *drafter; /* NULL: none */
-    struct draft_source *model;  /* its source */
+    struct draft_model *drafter;   /* NULL: none */
+    struct draft_source *model;    /* its source */
     float acceptance[LIMIT_DRAFT]; /* of a step's drafts, by their places */
     int32_t most;                  /* drafts of a step; 0: none */
     float sum;                     /* of them that hold on average */

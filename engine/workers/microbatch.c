@@ -34,10 +34,10 @@ static int32_t seq_of(const struct batch *b, int32_t t)
  * cannot be gone on from in another micro-batch. */
 static bool verifies(const struct batch *b, int32_t start, int32_t end)
 {
-    return end - start <= LIMIT_DRAFT + 1 && lower_bound(b->logits_token, b->n_logits, end) -
-                                                     lower_bound(b->logits_token, b->n_logits,
-                                                                 start) ==
-                                                 end - start;
+    return end - start <= LIMIT_DRAFT + 1 &&
+           lower_bound(b->logits_token, b->n_logits, end) -
+                   lower_bound(b->logits_token, b->n_logits, start) ==
+               end - start;
 }
 
 /* The first token of micro-batch i. A boundary never separates a single token from a
@@ -57,11 +57,8 @@ static int32_t boundary(const struct batch *b, int32_t i, int32_t n)
     return t == start + 1 ? start : t == end - 1 && t > start ? end : t;
 }
 
-/* Fewer where drafts, which stay together, would leave one empty. */
-int32_t microbatch_count(const struct batch *b, int32_t n_stages)
+int32_t microbatch_most(const struct batch *b, int32_t n)
 {
-    int32_t n = MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1);
-
     for (int32_t i = 0; i < n && n > 1; i++) {
         if (boundary(b, i, n) == boundary(b, i + 1, n)) {
             n--;
@@ -69,6 +66,11 @@ int32_t microbatch_count(const struct batch *b, int32_t n_stages)
         }
     }
     return n;
+}
+
+int32_t microbatch_count(const struct batch *b, int32_t n_stages)
+{
+    return microbatch_most(b, MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1));
 }
 
 /* The first sampling row that reads logits row l or a later one. */

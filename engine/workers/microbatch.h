@@ -29,6 +29,9 @@ struct microbatch {
  * stage, and none of just a few tokens, which would take a stage as long as one
  * token. */
 int32_t microbatch_count(const struct batch *b, int32_t n_stages);
+/* n, or fewer: sequences that verify drafts stay whole, which could leave a micro-batch
+ * empty. */
+int32_t microbatch_most(const struct batch *b, int32_t n);
 /* Micro-batch i of n, where n is microbatch_count's. Its arrays are the step's or in
  * p's memory, valid until the next call. 0 or ERR_NOMEM. */
 int microbatch_split(struct microbatch *p, const struct batch *b, int32_t i, int32_t n,

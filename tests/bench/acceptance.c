@@ -97,7 +97,7 @@ static int32_t whole_numbers(const char *text, int32_t *ret)
     return n;
 }
 
-/* Of lengths: draft i is reached and holds with the chance length[i] - length[i - 1]. */
+/* Of lengths: draft i is reached and holds by the chance length[i] - length[i - 1]. */
 static void read_curve(struct curve *c, const char *text)
 {
     float length[LIMIT_DRAFT], before = 1, reached = 1;

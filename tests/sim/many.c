@@ -31,7 +31,7 @@ static int compute(struct many *m, int32_t rank, const struct batch *b, struct e
     struct gathered *g = &m->answer[rank][m->executed % ANSWERS];
     struct batch part;
     struct results got;
-    int32_t n = MAX(MIN(m->n_stages, b->n_tokens / PART_TOKENS), 1);
+    int32_t n = microbatch_most(b, MAX(MIN(m->n_stages, b->n_tokens / PART_TOKENS), 1));
     int rc = microbatch_results_begin(g, b->step, b->n_samples, microbatch_results_stride(b), e);
 
     for (int32_t i = 0; i < n && rc == 0; i++) {

@@ -23,6 +23,7 @@
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 
+#include "config/base/limits.h"
 #include "kernels/cuda/attention/attn_decode_codes.cuh"
 #include "kernels/cuda/attention/split_kv.cuh"
 #include "kernels/cuda/attention/tile_scheduler.cuh"
@@ -61,6 +62,17 @@ struct loader {
     bool more;    /* there is a next chunk */
 };
 
+/* Whether the chunk at hand may hold tokens of this step beside a sequence's last one.
+ * Drafts are sequences of one token each over one table (heuristics_verify.h), so that
+ * is where the sequence in front has the same row, in as many chunks at the end as the
+ * most drafts fill. */
+__device__ __forceinline__ bool holds_drafts(const loader &l, const step_arrays &s)
+{
+    const int chunks = (LIMIT_DRAFT + ATTN_CHUNK - 1) / ATTN_CHUNK;
+
+    return l.c + 1 + chunks >= l.p.n && l.p.seq > 0 && s.row[l.p.seq] == s.row[l.p.seq - 1];
+}
+
 template <typename C, int D, bool PREFIX>
 __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const attn_args &a,
                                              const step_arrays &s, const C *head_base, uint32_t to,
@@ -81,8 +93,8 @@ __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const
     }
     int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.n_loaded++ & 31);
     int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
-    if (!PREFIX && l.c == l.p.n - 1) {
-        pdl_wait(); /* this chunk holds the newest token, which the kernel in front writes */
+    if ((!PREFIX && l.c == l.p.n - 1) || holds_drafts(l, s)) {
+        pdl_wait(); /* this chunk holds new tokens, which the kernel in front writes */
     }
     if (BULK_COPY && lane == 0) {
         barrier_expect(bar, 2 * 16 * (D * sizeof(C) + (SCALED<C> ? 4 : 0)));
@@ -308,8 +320,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     char *stage_memory = shared + L::RINGS + warp * stages * L::STAGE;
     uint32_t ring = shared_address(stage_memory);
     /* The step's arrays are complete (pdl_wait). So are all keys and values but those
-     * of each sequence's last token, so loading starts before the kernel has ended that
-     * writes these. */
+     * of the step's tokens, so loading starts before the kernel has ended that writes
+     * these. */
     kv_split w;
 
     w.start = PREFIX ? s.shared_start : s.chunk_start + a.window_index * (s.max_seqs + 1);

@@ -309,8 +309,8 @@ __device__ __forceinline__ float take_token(float (&state)[J][4], const token_ti
     return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* The convolution's last inputs behind a token: each block of a sequence writes those of
- * some channels. */
+/* The convolution's last inputs behind a token: each block of a sequence writes those
+ * of some channels. */
 template <typename T>
 __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p,
                                             int token, float *to)
@@ -371,9 +371,8 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
 #pragma unroll
     for (int i = 0; i < J * 4; i++) {
         int row = (i / 4 * 4 + sub) * 4 + i % 4;
-        state[i / 4][i % 4] = p.from && live && row < a.key_dim
-                                  ? p.from[matrix + (int64_t)row * a.value_dim]
-                                  : 0.0f;
+        state[i / 4][i % 4] =
+            p.from && live && row < a.key_dim ? p.from[matrix + (int64_t)row * a.value_dim] : 0.0f;
     }
     for (int i = threadIdx.x; i < 2 * TILE_TOKENS * 16 * J; i += THREADS) {
         int t = i / (16 * J);

@@ -10,7 +10,7 @@ struct scene {
     struct kv_layout kv[2];
     int32_t n, channels, values, n_gates;
     int32_t kept, kept_at; /* the draft whose spare blocks are in the tables, and where; 0: none */
-    float *x, *gates;                         /* [N_SEQS * n, channels], [.., n_gates] */
+    float *x, *gates;      /* [N_SEQS * n, channels], [.., n_gates] */
     float *conv, *bias, *a_log, *dt_bias, *d; /* the weights */
 };
 
@@ -86,8 +86,8 @@ static int32_t entry_of(const struct scene *s, int32_t row, int32_t i)
 }
 
 /* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
- * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the first
- * token go to spare blocks, and the step is what verifies them, so all rows have
+ * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the
+ * first token go to spare blocks, and the step verifies them, so all rows have
  * logits. */
 static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n,
                     bool drafts, float *out)
@@ -108,8 +108,8 @@ static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first,
         }
         for (int32_t t = 0; t < n; t++) {
             slot[i * n + t] = -1;
-            int32_t at = drafts && t > 0 ? spare_of(row + i, t)
-                                         : entry_of(s, row + i, (first + t) / SIZE);
+            int32_t at =
+                drafts && t > 0 ? spare_of(row + i, t) : entry_of(s, row + i, (first + t) / SIZE);
             group_slot[i * n + t] = at * SIZE + (first + t) % SIZE;
             all[i * n + t] = i * n + t;
         }

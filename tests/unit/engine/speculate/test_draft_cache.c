@@ -81,27 +81,30 @@ static struct draft_seq *draft(struct seq *q, int32_t n)
 static void drafts_that_became_tokens_are_there(void **state)
 {
     (void)state;
-    const int32_t block[] = {1, 2, 3};
+    const int32_t block[] = {1, 2, 3, 4};
     draft(set(0, 6, 3, block), 5);
     /* of five drafts the last was not read */
     assert_int_equal(draft_cache_find(&cache, set(0, 12, 3, block), 0.5f)->n_valid, 10);
+    draft(set(1, 6, 3, (int32_t[]){5, 6, 7}), 7);
+    assert_int_equal(
+        draft_cache_find(&cache, set(1, 14, 4, (int32_t[]){5, 6, 7, 8}), 0.5f)->n_valid, 12);
 }
 
 static void a_block_that_was_lent_has_other_drafts(void **state)
 {
     (void)state;
-    const int32_t block[] = {1, 2, 3};
-    draft(set(0, 6, 3, block), 5);
+    const int32_t block[] = {1, 2, 3, 4};
+    draft(set(0, 6, 3, block), 7);
     draft(set(1, 2, 1, (int32_t[]){3}), 1); /* block 3 was given back, and is again */
-    assert_int_equal(draft_cache_find(&cache, set(0, 12, 3, block), 0.5f)->n_valid, 8);
+    assert_int_equal(draft_cache_find(&cache, set(0, 14, 4, block), 0.5f)->n_valid, 8);
 }
 
 static void a_shared_block_is_known_by_its_tokens(void **state)
 {
     (void)state;
     draft(set(0, 9, 3, (int32_t[]){1, 2, 3}), 1);
-    assert_int_equal(
-        draft_cache_find(&cache, set(1, 10, 3, (int32_t[]){1, 2, 4}), 0.5f)->n_valid, 8);
+    assert_int_equal(draft_cache_find(&cache, set(1, 10, 3, (int32_t[]){1, 2, 4}), 0.5f)->n_valid,
+                     8);
     text[1].token[5] = 99;
     assert_int_equal(draft_cache_find(&cache, &text[1].seq, 0.5f)->n_valid, 8);
     text[1].group.order = 9; /* another sequence, of another text */
