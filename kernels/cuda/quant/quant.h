@@ -25,7 +25,8 @@
  *                                   in groups of 128 columns or of files that keep the
  *                                   activations; other FORMAT_FP8 as below, in own tiles
  *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row
- *                                   (quant.cu), then cuBLASLt's e4m3 product
+ *                                   (quant.cu), then tiles of codes (gemm/tiles.h) where
+ *                                   they keep the device busy, else cuBLASLt's product
  *   everything else                 the weight widened to the activations' type in a buffer,
  *                                   then the product of that type
  */
