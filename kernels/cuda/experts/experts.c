@@ -44,6 +44,8 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
                                  .rows = rows,
                                  .n = e->n,
                                  .top = e->top,
+                                 .first = e->first,
+                                 .held = experts_held(e),
                                  .n_groups = e->n_groups,
                                  .top_groups = e->top_groups,
                                  .sigmoid = e->scores == SCORES_SIGMOID,
@@ -77,7 +79,7 @@ static struct expert_product product_up(const struct experts *e, struct mat x,
                                .bias = e->up_bias.data,
                                .k = x.cols,
                                .width = e->width,
-                               .n = e->n,
+                               .n = experts_held(e),
                                .divide = e->top,
                                .gated = true,
                                .act = (int32_t)e->act,
@@ -98,7 +100,7 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
                                .bias = e->down_bias.data,
                                .k = e->width,
                                .width = x.cols,
-                               .n = e->n,
+                               .n = experts_held(e),
                                .divide = 1,
                                .type = (int32_t)x.dtype};
 
@@ -155,8 +157,10 @@ static struct expert_few few_args(struct mat y, struct mat x, const struct exper
 
 static void launch_pending(struct cuda_backend *c, struct expert_pending *p)
 {
-    p->waits = false;
-    if (p->few) {
+    p->waits = p->added = false;
+    if (p->stream) {
+        launch_expert_stream(&p->down, c->n_sms, c->stream);
+    } else if (p->few) {
         launch_expert_down(&p->down, &p->lists, c->stream);
     } else {
         launch_expert_combine(&p->combine, c->stream);
@@ -192,14 +196,18 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
     void *made = p->few ? p->down.y : p->combine.y;
     int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
 
-    if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
-        rows != cuda_rows(c, x) || !aligned(x)) {
+    if (!p->waits || p->added || partial || made != y.data || x.cols != y.cols ||
+        x.dtype != y.dtype || rows != cuda_rows(c, x) || !aligned(x)) {
         return EXPERTS_WAIT;
     }
     if (p->few) {
         p->down.y = x.data;
         p->down.y_stride = x.stride;
         p->down.adds = true;
+        if (p->stream) {
+            p->added = true;
+            return added;
+        }
     } else {
         p->combine.y = x.data;
         p->combine.y_stride = x.stride;
@@ -215,7 +223,51 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
     return added;
 }
 
+/* What is brought near ahead of its use, at most: it must stay in the second-level
+ * cache until then. */
+enum { AHEAD_BYTES = 24 << 20 };
+
+void cuda_experts_ahead(struct cuda_backend *c, struct mat w)
+{
+    struct expert_few *f = &c->experts.down;
+    int64_t bytes = w.stride * w.rows * dtype_bytes(w.dtype);
+
+    if (c->experts.waits && c->experts.added && !f->ahead && !w.format) {
+        f->ahead = w.data;
+        f->ahead_bytes = MIN(bytes, AHEAD_BYTES) / 16 * 16;
+    }
+}
+
 /* ---- the operation ---- */
+
+/* All of it in one launch, which makes x by itself where that is a norm that waits to
+ * join a fused launch. It is put off until the operations behind it are known. False:
+ * nothing was done. */
+static bool stream(struct cuda_backend *c, const struct expert_few *f, struct mat x)
+{
+    const struct fused_op *norm = cuda_fused_last_norm(c, x, f->route.rows);
+    struct expert_few plain = *f, a;
+
+    plain.counter = c->expert_counter;
+    a = plain;
+    if (norm) {
+        a.normed = true;
+        a.norm = norm->norm;
+        a.up.x = norm->x;
+        a.up.x_stride = norm->x_stride;
+        a.h = x.transient ? NULL : x.data;
+        a.h_stride = x.stride;
+    }
+    if (!norm || !expert_stream_fits(&a, c->n_sms) || !cuda_fused_drop_last(c)) {
+        a = plain;
+    }
+    if (!expert_stream_fits(&a, c->n_sms)) {
+        return false;
+    }
+    cuda_start(c);
+    c->experts = (struct expert_pending){.waits = true, .few = true, .stream = true, .down = a};
+    return true;
+}
 
 static bool takes(struct cuda_backend *c, const struct experts *e)
 {
@@ -242,16 +294,19 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     if (!takes(c, e)) {
         return;
     }
-    cuda_start(c); /* x is stored, though the next product were to read it alone */
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
     bool codes = e->up.format || e->down.format;
     bool widens = codes && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_lists l = lists_of(e, s, rows, wgmma);
+    struct expert_few f = few_args(y, x, e, s, &r);
+    if (free && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
+        return;
+    }
+    cuda_start(c); /* x is stored, though the next product were to read it alone */
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
-    struct expert_few f = few_args(y, x, e, s, &r);
     if (free && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
         c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;

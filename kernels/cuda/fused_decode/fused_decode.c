@@ -25,7 +25,9 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     if (bytes == 0) {
         return 0; /* operations are never fused */
     }
-    size_t n_counters = (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + FUSED_MAX_PARTIALS;
+    size_t n_experts = (size_t)EXPERT_COUNTERS * EXPERT_COUNTER_STRIDE;
+    size_t n_counters =
+        (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + n_experts + FUSED_MAX_PARTIALS;
     size_t n_bytes = n_counters * sizeof(int32_t);
     int32_t *counter = cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES,
                                   "fused launches", e);
@@ -37,7 +39,8 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, rc, "fused launches");
     }
     c->fused.counter = counter;
-    c->fused.arrived = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
+    c->expert_counter = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
+    c->fused.arrived = c->expert_counter + n_experts;
     c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
     if (!c->ranks && small_prepare()) {
@@ -63,7 +66,7 @@ static bool by_mixed(const struct cuda_backend *c, const struct fused_args *a)
 void cuda_fused_flush(struct cuda_backend *c)
 {
     cuda_linear_flush(c);
-    cuda_experts_flush(c); /* no operation has joined since */
+    cuda_experts_flush(c); /* in front of what has joined since */
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         bool ok = true;
@@ -98,7 +101,9 @@ static bool fused_may_join(struct cuda_backend *c)
         return false;
     }
     cuda_start_step(c);
-    cuda_experts_flush(c);
+    if (!c->experts.added) { /* else launched in front of what joins now */
+        cuda_experts_flush(c);
+    }
     return true;
 }
 
@@ -116,6 +121,27 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
         return false;
     }
     c->fused = *next;
+    return true;
+}
+
+const struct fused_op *cuda_fused_last_norm(struct cuda_backend *c, struct mat out, int32_t rows)
+{
+    const struct fused_op *last = c->fused.n_ops > 0 ? &c->fused.op[c->fused.n_ops - 1] : NULL;
+    bool is = last && last->n == 0 && last->h == out.data && last->h_stride == out.stride &&
+              last->k == out.cols && c->fused.rows == rows;
+
+    return is ? last : NULL;
+}
+
+bool cuda_fused_drop_last(struct cuda_backend *c)
+{
+    struct fused_args rest = c->fused;
+
+    rest.n_ops--;
+    if (rest.n_ops > 0) {
+        return fused_take(c, &rest);
+    }
+    c->fused.n_ops = 0;
     return true;
 }
 
@@ -137,6 +163,7 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 bool cuda_fused_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep)
 {
+    cuda_experts_ahead(c, w);
     FUSED_PUSH(c, next, fused_push_linear(&next, cuda_rows(c, out), out, x, w, ep));
 }
 

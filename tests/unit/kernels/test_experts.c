@@ -407,6 +407,65 @@ static void experts_are_those_of_the_definition(void **state)
     rig_close(&r);
 }
 
+/* The layer with the experts [first, first + held) alone. */
+static void hold(struct rig *r, const struct shape *t, const struct values *v, struct layer_rig *l,
+                 int32_t first, int32_t held)
+{
+    int64_t up = (int64_t)first * 2 * t->width, down = (int64_t)first * t->hidden;
+
+    l->e.up = linear_weight(r, held * 2 * t->width, t->hidden, v->up + up * t->hidden);
+    l->e.down = linear_weight(r, held * t->hidden, t->width, v->down + down * t->width);
+    if (t->biases) {
+        l->e.up_bias = bias(r, held * 2 * t->width, v->up_bias + up);
+        l->e.down_bias = bias(r, held * t->hidden, v->down_bias + down);
+    }
+    l->e.first = first;
+    l->e.held = held;
+}
+
+/* With some of the experts on each of three ranks, one of which has a single one. */
+static void shares_of_ranks_add_up(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        const struct shape *t = &SHAPES[i];
+        if (t->quant || t->shared > 0 || !takes(&r, t)) {
+            continue;
+        }
+        int32_t cut[] = {0, t->n / 2, t->n - 1, t->n};
+        int64_t n = (int64_t)t->rows * t->hidden;
+        struct values v = make_values(&r, t);
+        struct layer_rig l = make_layer(&r, t, &v);
+        double *want = rig_alloc((size_t)n * sizeof(*want));
+        float *sum = rig_alloc((size_t)n * sizeof(*sum));
+        for (int32_t k = 0; k < t->rows; k++) {
+            reference_row(want + (int64_t)k * t->hidden, v.x + (int64_t)k * t->hidden, &v, t);
+        }
+        for (int32_t k = 0; k < 3; k++) {
+            if (cut[k + 1] == cut[k]) {
+                continue;
+            }
+            hold(&r, t, &v, &l, cut[k], cut[k + 1] - cut[k]);
+            float *part = run_rows(&r, &l, 0, t->rows);
+            for (int64_t j = 0; j < n; j++) {
+                sum[j] += part[j];
+            }
+            free(part);
+        }
+        double limit = 2 * limit_of(&r, t); /* each part is rounded */
+        if (!(nmse(sum, want, n) <= limit)) {
+            fail_msg("shape %zu: NMSE %.3g, allowed %.3g", i, nmse(sum, want, n), limit);
+        }
+        free(want);
+        free(sum);
+        free_values(&v);
+    }
+    rig_close(&r);
+}
+
 static void a_row_alone_is_the_same_row(void **state)
 {
     struct rig r;
@@ -572,6 +631,10 @@ static void layers_of_decode_steps_follow_float64(void **state)
          .factor = 2},
         {8, 16, 3, 256, 128, 0, true, .skew = 40},
         {2, 16, 16, 64, 1600, 0, false, .skew = 0, .biases = true},
+        {4, 40, 6, 288, 160, 0, true, .skew = 0},
+        {8, 200, 8, 2400, 32, 0, true, .skew = 0},
+        {6, 32, 4, 2880, 96, 0, true, .skew = 0, .biases = true, .limit = 7},
+        {8, 16, 8, 64, 800, 0, true, .skew = 0, .n_groups = 4, .top_groups = 2},
         {8, 16, 9, 128, 64, 0, true, .skew = 0},
         {4, 16, 2, 128, 64, 64, true, .skew = 0},
         {16, 16, 2, 128, 64, 0, true, .skew = 0},
@@ -652,6 +715,7 @@ static int group(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_those_of_the_definition),
+        cmocka_unit_test(shares_of_ranks_add_up),
         cmocka_unit_test(a_row_alone_is_the_same_row),
         cmocka_unit_test(layers_of_decode_steps_follow_float64),
         cmocka_unit_test(ties_and_broken_scores),
