@@ -281,6 +281,16 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
 {
     bool kv = c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0;
 
+    if (by_expert && c->experts.n == 0) {
+        return err_set_param(e, ERR_INVALID, "expert_parallel",
+                             "expert_parallel: %s has no experts", c->architecture);
+    }
+    if (by_expert && c->experts.n % n != 0) {
+        return err_set_param(e, ERR_INVALID, "expert_parallel",
+                             "expert_parallel: tensor_parallel_size %d does not divide the %d "
+                             "experts of a layer",
+                             n, c->experts.n);
+    }
     if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
                              "tensor_parallel_size %d does not divide the model: %d heads, %d "
@@ -292,16 +302,6 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
                              "tensor_parallel_size %d: %s norms queries and keys over all heads, "
                              "which several ranks do not compute",
                              n, c->architecture);
-    }
-    if (by_expert && c->experts.n == 0) {
-        return err_set_param(e, ERR_INVALID, "expert_parallel",
-                             "expert_parallel: %s has no experts", c->architecture);
-    }
-    if (by_expert && c->experts.n % n != 0) {
-        return err_set_param(e, ERR_INVALID, "expert_parallel",
-                             "expert_parallel: tensor_parallel_size %d does not divide the %d "
-                             "experts of a layer",
-                             n, c->experts.n);
     }
     if ((!by_expert && c->experts.intermediate % n != 0) ||
         c->experts.shared_intermediate % n != 0) {
