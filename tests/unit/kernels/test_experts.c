@@ -634,7 +634,6 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {4, 40, 6, 288, 160, 0, true, .skew = 0},
         {8, 200, 8, 2400, 32, 0, true, .skew = 0},
         {6, 32, 4, 2880, 96, 0, true, .skew = 0, .biases = true, .limit = 7},
-        {8, 16, 8, 64, 800, 0, true, .skew = 0, .n_groups = 4, .top_groups = 2},
         {8, 16, 9, 128, 64, 0, true, .skew = 0},
         {4, 16, 2, 128, 64, 64, true, .skew = 0},
         {16, 16, 2, 128, 64, 0, true, .skew = 0},
