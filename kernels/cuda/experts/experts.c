@@ -14,13 +14,16 @@ static int32_t tile_rows(const struct experts *e, int32_t rows, int32_t most)
     return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most;
 }
 
+/* Pairs of an expert in the mean up to which tiles of EXPERT_LIST_ROWS are used: above,
+ * too many experts have more than one tile, each of which reads the weights. */
+enum { LIST_MEAN = 5 };
+
 /* The lists of a call of `rows` rows, in the workspace. */
 static struct expert_lists lists_of(const struct experts *e, const struct expert_scratch *s,
-                                    int32_t rows, bool wgmma)
+                                    int32_t rows, int32_t tile_rows)
 {
     int64_t pairs = (int64_t)rows * e->top;
-    struct expert_lists l = {.cap = rows,
-                             .tile_rows = tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64)};
+    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows};
     int32_t *at = s->lists.data;
 
     l.tile = (struct expert_tile *)at;
@@ -124,6 +127,9 @@ static void widen(struct cuda_backend *c, struct expert_product *a, struct mat w
 static void product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
+    if (launch_expert_lists(a, l, c->n_sms, c->stream)) {
+        return;
+    }
     if (a->w_scale) {
         if (!launch_expert_codes(a, l, 2 * c->n_sms, c->stream)) {
             err_set(&c->failed, ERR_UNSUPPORTED,
@@ -298,8 +304,12 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     bool codes = e->up.format || e->down.format;
     bool widens = codes && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
-    struct expert_lists l = lists_of(e, s, rows, wgmma);
     struct expert_few f = few_args(y, x, e, s, &r);
+    bool few = free && !widens && (int64_t)rows * e->top <= (int64_t)LIST_MEAN * e->n &&
+               expert_lists_stream(&f.up) && expert_lists_stream(&f.down);
+    struct expert_lists l =
+        lists_of(e, s, rows,
+                 few ? EXPERT_LIST_ROWS : tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
     if (free && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
         return;
     }

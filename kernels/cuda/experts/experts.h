@@ -172,6 +172,14 @@ bool launch_expert_mma(const struct expert_product *a, const struct expert_lists
 enum { EXPERT_CODES_K = 128 };
 bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
+/* Products of any number of rows whose lists have tiles of at most EXPERT_LIST_ROWS
+ * pairs, on one block of each multiprocessor: the fastest where experts have few pairs.
+ * False: not for this shape; nothing was done. */
+enum { EXPERT_LIST_ROWS = 8 };
+bool launch_expert_lists(const struct expert_product *a, const struct expert_lists *l,
+                         int32_t n_blocks, cudaStream_t stream);
+/* Whether launch_expert_lists takes such a product. */
+bool expert_lists_stream(const struct expert_product *a);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

@@ -275,12 +275,8 @@ __global__ void __launch_bounds__(THREADS, 1) stream_kernel(const __grid_constan
         s.chosen.bit[threadIdx.x] = 0;
     }
     if (threadIdx.x == 0) {
-        for (int i = 0; i < stage_of<B>::COUNT; i++) {
-            barrier_init(r.full + i * 8, LOADERS);
-            barrier_init(r.empty + i * 8, WARPS);
-        }
         barrier_init(shared_address(&s.norm), 1);
-        barrier_init_fence();
+        ring_init(r);
     }
     __syncthreads();
     if (warp < WARPS) {

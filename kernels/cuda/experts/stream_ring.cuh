@@ -74,6 +74,16 @@ template <int B> struct ring {
     }
 };
 
+/* By one thread, before a barrier of the block. */
+template <int B> __device__ __forceinline__ void ring_init(const ring<B> &r)
+{
+    for (int i = 0; i < stage_of<B>::COUNT; i++) {
+        barrier_init(r.full + i * 8, LOADERS);
+        barrier_init(r.empty + i * 8, WARPS);
+    }
+    barrier_init_fence();
+}
+
 __device__ __forceinline__ void multipliers_sync(void)
 {
     asm volatile("bar.sync 1, %0;" ::"n"((int)MULTIPLIERS) : "memory");
