@@ -253,11 +253,11 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .v_over = 1 / attention_v_scale(a),
                           .type = (int32_t)qkv.dtype};
 
-    if (cuda_fused_rope_kv(c, qkv, r, a)) {
+    const struct step_arrays s = cuda_group_arrays(c, a->group);
+    if (cuda_experts_qkv(c, qkv, &k, s.position, s.slot) || cuda_fused_rope_kv(c, qkv, r, a)) {
         return;
     }
     cuda_start(c);
-    const struct step_arrays s = cuda_group_arrays(c, a->group);
     launch_rope_kv(qkv.data, qkv.stride, &k, &c->kv_view, s.position, s.slot, cuda_rows(c, qkv),
                    c->stream);
 }

@@ -180,6 +180,25 @@ bool launch_expert_lists(const struct expert_product *a, const struct expert_lis
                          int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_lists takes such a product. */
 bool expert_lists_stream(const struct expert_product *a);
+/* Beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu, stream_qkv.cu).
+ * False: not for this shape; nothing was done. */
+struct expert_linear {
+    struct expert_product product; /* out [rows, width] = x w^T + bias; out NULL: not wanted */
+    void *sum;                     /* [rows, width] += that; NULL: not */
+    int64_t sum_stride;
+    int32_t rows;
+};
+bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks, cudaStream_t stream);
+/* out [rows, heads * head_dim] = norm(x) w^T, then what launch_rope_kv does. */
+struct expert_qkv {
+    struct expert_product product;
+    struct norm_args norm; /* of x */
+    struct rope_args rope;
+    struct kv_view kv;
+    const int32_t *position, *slot; /* [rows] */
+    int32_t rows;
+};
+bool launch_expert_qkv(const struct expert_qkv *a, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

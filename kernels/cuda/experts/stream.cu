@@ -224,9 +224,9 @@ __device__ __forceinline__ void multiply(const expert_few &a, ring<B> &r, stream
     float v[4];
 
     pdl_wait();
-    x.load(a, warp, lane);
+    x.load(a.up.x, a.up.x_stride, a.route.rows, a.up.k, warp, lane);
     if (a.normed) {
-        float scale = x.factor(a, s.squares, warp, lane);
+        float scale = x.factor(a.up.k, a.norm.eps, s.squares, warp, lane);
         barrier_wait(shared_address(&s.norm), 0);
         x.norm(a, norm_weight, scale, warp, lane);
     }

@@ -63,13 +63,15 @@ struct scale_rows {
 template <int B> struct scales {
     float low[SHARE], high[SHARE];
 
-    __device__ __forceinline__ void load(const scale_rows &from, int stage, int k, int warp)
+    /* Of k columns from `first` on. */
+    __device__ __forceinline__ void load(const scale_rows &from, int stage, int k, int warp,
+                                         int first = 0)
     {
         if constexpr (B < 16) {
 #pragma unroll
             for (int j = 0; j < SHARE; j++) {
                 int c = min(stage * STAGE_COLS + (warp + WARPS * j) * GROUP, k - 1);
-                int at = from.n_groups == 1 ? 0 : c / from.group_cols;
+                int at = from.n_groups == 1 ? 0 : (first + c) / from.group_cols;
                 low[j] = __ldg(from.low + at);
                 high[j] = __ldg(from.high + at);
             }
@@ -172,9 +174,11 @@ template <typename T, int STAGES> struct activations {
     {
         return s * STAGE_COLS + (warp + WARPS * j) * GROUP + (lane & 3) * 8;
     }
-    __device__ __forceinline__ void load(const expert_few &a, int warp, int lane)
+    /* k columns of rows_of [rows], from column `first` on. */
+    __device__ __forceinline__ void load(const void *rows_of, int64_t stride, int rows, int k,
+                                         int warp, int lane, int first = 0)
     {
-        const T *x = (const T *)a.up.x + (lane >> 2) * a.up.x_stride;
+        const T *x = (const T *)rows_of + (lane >> 2) * stride + first;
 
 #pragma unroll
         for (int s = 0; s < STAGES; s++) {
@@ -182,16 +186,16 @@ template <typename T, int STAGES> struct activations {
             for (int j = 0; j < SHARE; j++) {
                 int c = column(s, j, warp, lane);
                 uint4 u = {};
-                if (lane >> 2 < a.route.rows && c < a.up.k) {
+                if (lane >> 2 < rows && c < k) {
                     u = __ldcg((const uint4 *)(x + c));
                 }
                 v[s][j] = {u.x, u.y, u.z, u.w};
             }
         }
     }
-    /* The factor of this lane's row. The diagonal of x x^T has the sums of squares. */
-    __device__ __forceinline__ float factor(const expert_few &a, float *shared, int warp,
-                                            int lane) const
+    /* shared [warp][row] = the sums of squares of this warp's columns: the diagonal of
+     * x x^T. */
+    __device__ __forceinline__ void squares(float *shared, int warp, int lane) const
     {
         sums f = {};
         const uint4 none = {};
@@ -208,13 +212,21 @@ template <typename T, int STAGES> struct activations {
         if ((lane & 3) == row >> 1) {
             shared[warp * ROWS + row] = row & 1 ? f.even[1] + f.odd[1] : f.even[0] + f.odd[0];
         }
+    }
+    /* The factor of this lane's row in an RMS norm. */
+    __device__ __forceinline__ float factor(int k, float eps, float *shared, int warp,
+                                            int lane) const
+    {
+        int row = lane >> 2;
+
+        squares(shared, warp, lane);
         multipliers_sync();
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             sum += shared[w * ROWS + row];
         }
-        return rsqrtf(sum / a.up.k + a.norm.eps);
+        return rsqrtf(sum / k + eps);
     }
     /* Into the order of the experts' weights. */
     template <int B> __device__ __forceinline__ void order(void)
@@ -288,7 +300,11 @@ __device__ __forceinline__ sums multiply_up(ring<B> &r, const activations<T, STA
         if (s * STAGE_COLS < k) {
             scales<B> now = scale;
             bool last = (s + 1) * STAGE_COLS >= k;
-            scale.load(last ? next : mine, last ? 0 : s + 1, k, warp);
+            scale_rows from = mine;
+            if (last) {
+                from = next;
+            }
+            scale.load(from, last ? 0 : s + 1, k, warp);
             multiply_stage<T, B>(r, f, x.v[s], now, stage_groups(k, s), warp, lane);
         }
     }

@@ -33,7 +33,7 @@ template <int B> struct stage_of {
     static constexpr int ROW = STAGE_COLS / 8 * B, PITCH = ROW + 4 * B;
     static constexpr int BYTES = TILE * PITCH;
     static constexpr int COUNT = 8 * 16 / B;
-    static constexpr int IN_FLIGHT = 3 * 16 / B; /* on their way at a time */
+    static constexpr int IN_FLIGHT = COUNT * 5 / 8; /* on their way at a time */
 };
 
 /* What the choice leaves, in shared memory: the chosen experts in the order of their

@@ -70,7 +70,9 @@ void cuda_fused_flush(struct cuda_backend *c)
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         bool ok = true;
-        if (c->fused.rows <= FUSED_ROWS && !by_mixed(c, &c->fused)) {
+        if (cuda_experts_linear(c)) {
+            ok = true;
+        } else if (c->fused.rows <= FUSED_ROWS && !by_mixed(c, &c->fused)) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
         } else if (small_codes_plan(&c->fused, c->n_sms)) {
             ok = launch_small_codes(&c->fused, c->n_sms, c->stream);

@@ -498,12 +498,15 @@ static void a_row_alone_is_the_same_row(void **state)
 
 enum { REPEATS = 3 };
 
-/* A layer's MLP in decode steps: x's norm, the experts, x += y and its norm. */
+/* The end of a layer in decode steps: x += a product of attn and its norm, the experts,
+ * x += y and its norm. */
 struct decode_rig {
     struct rig *r;
     const struct shape *t;
     const struct layer_rig *l;
     struct mat x, h, after; /* the residual stream, norms before and behind */
+    struct mat attn, o, product;
+    float *o_values; /* [hidden, hidden] */
     struct norm norm;
 };
 
@@ -511,7 +514,8 @@ static void call_layer(const struct decode_rig *d)
 {
     const struct backend_ops *ops = d->r->b->ops;
 
-    ops->norm(d->r->b, d->h, d->x, &d->norm);
+    ops->linear(d->r->b, d->product, d->attn, d->o, NULL);
+    ops->add_norm(d->r->b, d->h, d->x, d->product, &d->norm, false);
     ops->experts(d->r->b, d->l->y, d->h, &d->l->e, &d->l->s);
     ops->add_norm(d->r->b, d->after, d->x, d->l->y, &d->norm, false);
 }
@@ -577,6 +581,19 @@ static void check_norm(const struct decode_rig *d, const char *what, struct mat 
     free(want);
 }
 
+/* x += the product of attn. */
+static void add_product(const struct decode_rig *d, float *x)
+{
+    int32_t n = d->t->hidden;
+    float *attn = rig_download(d->r, d->attn);
+
+    for (int32_t i = 0; i < d->t->rows * n; i++) {
+        double y = dot(attn + (int64_t)(i / n) * n, d->o_values + (int64_t)(i % n) * n, n);
+        x[i] = (float)(x[i] + y);
+    }
+    free(attn);
+}
+
 /* After a step that began with x: every result, from the operands that the device
  * itself made. */
 static void check_layer(const struct decode_rig *d, const struct values *v, const float *weight,
@@ -587,6 +604,7 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
     float *h = rig_download(d->r, d->h), *sum = rig_download(d->r, d->x);
     double *want = rig_alloc((size_t)n * sizeof(*want));
 
+    add_product(d, x);
     check_norm(d, "norm before", d->h, x, weight);
     for (int32_t k = 0; k < t->rows; k++) {
         reference_row(want + (int64_t)k * t->hidden, h + (int64_t)k * t->hidden, v, t);
@@ -608,7 +626,8 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
 /* Steps have this many rows of the matrices. */
 static void show_rows(struct decode_rig *d, struct layer_rig *l, int32_t rows)
 {
-    struct mat *all[] = {&d->x, &d->h, &d->after, &l->y, &l->s.scores};
+    struct mat *all[] = {&d->x,       &d->h, &d->after, &d->attn,
+                         &d->product, &l->y, &l->s.scores};
 
     for (size_t i = 0; i < ARRAY_LEN(all); i++) {
         all[i]->rows = rows;
@@ -661,7 +680,13 @@ static void layers_of_decode_steps_follow_float64(void **state)
                                    .x = rig_mat(&r, room.rows, t->hidden, act, v.x),
                                    .h = rig_mat(&r, room.rows, t->hidden, act, v.x),
                                    .after = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .attn = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .product = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .o_values = rig_floats(&r, (int64_t)t->hidden * t->hidden,
+                                                          0.03125F / (float)t->hidden, DTYPE_BF16),
                                    .norm = {.kind = NORM_RMS, .eps = 1e-5F}};
+            d.o = linear_weight(&r, t->hidden, t->hidden, d.o_values);
+            d.product.transient = true;
             show_rows(&d, &l, t->rows);
             weight[0] = 1; /* of the column that carries a skew */
             d.norm.weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_BF16, 1, t->hidden, weight);
@@ -676,6 +701,7 @@ static void layers_of_decode_steps_follow_float64(void **state)
                 free(x);
             }
             free(weight);
+            free(d.o_values);
             free_values(&v);
         }
         rig_close(&r);
