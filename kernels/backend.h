@@ -303,7 +303,7 @@ struct experts {
     /* The experts whose weights are here, alone in up and down and their biases: from
      * `first` on, `held` of them; 0: all. The others' share of a row is left out. */
     int32_t first, held;
-    int32_t n_groups, top_groups;      /* n is a multiple of n_groups; 0 or 1: no groups */
+    int32_t n_groups, top_groups; /* n is a multiple of n_groups; 0 or 1: no groups */
     enum expert_scores scores;
     enum activation act;
     float factor;       /* of the weights (routed_scaling_factor); 0 stands for 1 */

@@ -307,9 +307,8 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     struct expert_few f = few_args(y, x, e, s, &r);
     bool few = free && !widens && (int64_t)rows * e->top <= (int64_t)LIST_MEAN * e->n &&
                expert_lists_stream(&f.up) && expert_lists_stream(&f.down);
-    struct expert_lists l =
-        lists_of(e, s, rows,
-                 few ? EXPERT_LIST_ROWS : tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
+    struct expert_lists l = lists_of(
+        e, s, rows, few ? EXPERT_LIST_ROWS : tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
     if (free && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
         return;
     }

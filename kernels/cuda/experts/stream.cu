@@ -107,10 +107,9 @@ __device__ __forceinline__ scale_rows up_scales(const expert_few &a, const chose
 }
 
 template <typename T, int B, int STAGES>
-__device__ __forceinline__ void multiply_all_up(const expert_few &a, ring<B> &r,
-                                                const chosen_experts &c,
-                                                const activations<T, STAGES> &x, float4 *shared,
-                                                int &n_tile, int warp, int lane)
+__device__ __forceinline__ void
+multiply_all_up(const expert_few &a, ring<B> &r, const chosen_experts &c,
+                const activations<T, STAGES> &x, float4 *shared, int &n_tile, int warp, int lane)
 {
     int per = a.up.width / (TILE / 2);
     scale_rows mine = up_scales(a, c, blockIdx.x, per, lane);
@@ -307,27 +306,27 @@ template <typename T, int B, int STAGES> struct stream_launch {
 };
 
 /* STATEMENT with L = the stream_launch for the operands of `a`. */
-#define DISPATCH_STREAM(a, STATEMENT)                                           \
-    do {                                                                        \
-        bool deep = (a)->up.k > 3 * STAGE_COLS;                                 \
-        if ((a)->up.w_scale) {                                                  \
-            if (deep) {                                                         \
-                using L = stream_launch<__nv_bfloat16, 8, 6>;                   \
-                STATEMENT;                                                      \
-            } else {                                                            \
-                using L = stream_launch<__nv_bfloat16, 8, 3>;                   \
-                STATEMENT;                                                      \
-            }                                                                   \
-        } else if ((a)->up.type == T_F16) {                                     \
-            using L = stream_launch<__half, 16, 6>;                             \
-            STATEMENT;                                                          \
-        } else if (deep) {                                                      \
-            using L = stream_launch<__nv_bfloat16, 16, 6>;                      \
-            STATEMENT;                                                          \
-        } else {                                                                \
-            using L = stream_launch<__nv_bfloat16, 16, 3>;                      \
-            STATEMENT;                                                          \
-        }                                                                       \
+#define DISPATCH_STREAM(a, STATEMENT)                         \
+    do {                                                      \
+        bool deep = (a)->up.k > 3 * STAGE_COLS;               \
+        if ((a)->up.w_scale) {                                \
+            if (deep) {                                       \
+                using L = stream_launch<__nv_bfloat16, 8, 6>; \
+                STATEMENT;                                    \
+            } else {                                          \
+                using L = stream_launch<__nv_bfloat16, 8, 3>; \
+                STATEMENT;                                    \
+            }                                                 \
+        } else if ((a)->up.type == T_F16) {                   \
+            using L = stream_launch<__half, 16, 6>;           \
+            STATEMENT;                                        \
+        } else if (deep) {                                    \
+            using L = stream_launch<__nv_bfloat16, 16, 6>;    \
+            STATEMENT;                                        \
+        } else {                                              \
+            using L = stream_launch<__nv_bfloat16, 16, 3>;    \
+            STATEMENT;                                        \
+        }                                                     \
     } while (0)
 
 bool aligned16(const void *p, int64_t stride)
@@ -352,14 +351,13 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
     const struct expert_product *up = &a->up, *down = &a->down;
     bool norm = !a->normed || (!a->norm.layer_norm && !a->norm.bias && a->norm.weight &&
                                a->norm.weight_type == up->type && aligned16(a->norm.weight, 0));
-    bool fits =
-        a->counter && a->route.rows <= EXPERT_STREAM_ROWS && up->type != T_F32 && norm &&
-        a->route.rows * a->route.top <= MOST_PAIRS && a->route.n <= MOST_EXPERTS &&
-        (a->route.n + TILE - 1) / TILE <= n_blocks && up->k % GROUP == 0 &&
-        up->k <= 6 * STAGE_COLS && up->width % GROUP == 0 && codes_fit(up) && codes_fit(down) &&
-        !up->w_scale == !down->w_scale && aligned16(up->x, up->x_stride) &&
-        aligned16(down->x, down->x_stride) &&
-        aligned16(a->router, a->router_stride) && aligned16(a->h, a->h_stride);
+    bool fits = a->counter && a->route.rows <= EXPERT_STREAM_ROWS && up->type != T_F32 && norm &&
+                a->route.rows * a->route.top <= MOST_PAIRS && a->route.n <= MOST_EXPERTS &&
+                (a->route.n + TILE - 1) / TILE <= n_blocks && up->k % GROUP == 0 &&
+                up->k <= 6 * STAGE_COLS && up->width % GROUP == 0 && codes_fit(up) &&
+                codes_fit(down) && !up->w_scale == !down->w_scale &&
+                aligned16(up->x, up->x_stride) && aligned16(down->x, down->x_stride) &&
+                aligned16(a->router, a->router_stride) && aligned16(a->h, a->h_stride);
 
     if (fits) {
         DISPATCH_STREAM(a, fits = L::fits());

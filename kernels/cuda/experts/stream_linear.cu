@@ -17,8 +17,7 @@ __device__ __forceinline__ void load_tiles(const expert_product &a, const ring<B
     int64_t stride = a.w_stride * (B == 16 ? 2 : 1); /* of codes it is in bytes */
 
     for (int t = blockIdx.x; t < a.width / TILE; t += gridDim.x) {
-        load.tile((const char *)a.w + (t * TILE + warp * MINE) * stride, stride, MINE,
-                  a.k / 8 * B);
+        load.tile((const char *)a.w + (t * TILE + warp * MINE) * stride, stride, MINE, a.k / 8 * B);
     }
 }
 

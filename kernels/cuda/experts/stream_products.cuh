@@ -40,11 +40,11 @@ template <> struct codes<8> {
 /* Eight activations in the order that codes<B>::values has. */
 template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
 {
-    return B == 16 ? x
-                   : vector16{{__byte_perm(x.v[0], x.v[1], 0x5410),
-                               __byte_perm(x.v[0], x.v[1], 0x7632),
-                               __byte_perm(x.v[2], x.v[3], 0x5410),
-                               __byte_perm(x.v[2], x.v[3], 0x7632)}};
+    return B == 16
+               ? x
+               : vector16{{__byte_perm(x.v[0], x.v[1], 0x5410), __byte_perm(x.v[0], x.v[1], 0x7632),
+                           __byte_perm(x.v[2], x.v[3], 0x5410),
+                           __byte_perm(x.v[2], x.v[3], 0x7632)}};
 }
 
 /* Scales of a tile's rows g and g + 8, g = lane / 4, where the weights are codes. */

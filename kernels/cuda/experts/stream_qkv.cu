@@ -147,8 +147,8 @@ __device__ __forceinline__ void weigh(activations<T, 1> &x, const vector16 (&wei
 
 template <typename T, int B>
 __device__ __forceinline__ void multiply_head(const expert_qkv &a, ring<B> &r, qkv_shared &s,
-                                              const block_cluster &c, int head,
-                                              const depth_part &d, int warp, int lane)
+                                              const block_cluster &c, int head, const depth_part &d,
+                                              int warp, int lane)
 {
     const expert_product &p = a.product;
     qkv_shared &first = *c.of(&s, 0);
@@ -180,8 +180,8 @@ __device__ __forceinline__ void multiply_head(const expert_qkv &a, ring<B> &r, q
 
 /* By the multiplying warps of a cluster's first block, once all parts are there. */
 template <typename T>
-__device__ __forceinline__ void finish_head(const expert_qkv &a, qkv_shared &s,
-                                            const finish<T> &f, int head, int warp, int lane)
+__device__ __forceinline__ void finish_head(const expert_qkv &a, qkv_shared &s, const finish<T> &f,
+                                            int head, int warp, int lane)
 {
     float v[4] = {}, square = 0.0f;
 

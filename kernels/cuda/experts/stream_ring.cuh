@@ -189,7 +189,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
     }
     int per = width / (TILE / 2);
     int half = warp * MINE >= TILE / 2 ? width - TILE / 2 : 0; /* rows of gate, or of up */
-    stride = a.up.w_stride * (B == 16 ? 2 : 1); /* of codes it is in bytes */
+    stride = a.up.w_stride * (B == 16 ? 2 : 1);                /* of codes it is in bytes */
     for (int i = blockIdx.x; i < c.n * per; i += gridDim.x) {
         int64_t row = (int64_t)c.expert[i / per] * 2 * width + i % per * (TILE / 2);
         load.tile((const char *)a.up.w + (row + half + warp * MINE) * stride, stride, MINE,

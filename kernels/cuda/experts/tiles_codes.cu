@@ -260,8 +260,7 @@ __device__ __forceinline__ void end_group(float (&sum)[KINDS][TILES][4],
     }
 }
 
-template <int TILES, int KINDS>
-__device__ __forceinline__ void clear(float (&d)[KINDS][TILES][4])
+template <int TILES, int KINDS> __device__ __forceinline__ void clear(float (&d)[KINDS][TILES][4])
 {
 #pragma unroll
     for (int s = 0; s < KINDS; s++) {

@@ -626,8 +626,7 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
 /* Steps have this many rows of the matrices. */
 static void show_rows(struct decode_rig *d, struct layer_rig *l, int32_t rows)
 {
-    struct mat *all[] = {&d->x,       &d->h, &d->after, &d->attn,
-                         &d->product, &l->y, &l->s.scores};
+    struct mat *all[] = {&d->x, &d->h, &d->after, &d->attn, &d->product, &l->y, &l->s.scores};
 
     for (size_t i = 0; i < ARRAY_LEN(all); i++) {
         all[i]->rows = rows;

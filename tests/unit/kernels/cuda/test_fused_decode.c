@@ -174,10 +174,9 @@ static void scene_make(struct scene *s)
 
 static void scene_release(struct scene *s)
 {
-    struct weight *w[] = {&s->o,      &s->up,      &s->down,     &s->qkv,
-                          &s->o_bias, &s->up_bias, &s->qkv_bias, &s->down_bias,
-                          &s->norm1,  &s->norm2,   &s->shift1,   &s->shift2,
-                          &s->q_norm, &s->k_norm};
+    struct weight *w[] = {&s->o,       &s->up,       &s->down,      &s->qkv,   &s->o_bias,
+                          &s->up_bias, &s->qkv_bias, &s->down_bias, &s->norm1, &s->norm2,
+                          &s->shift1,  &s->shift2,   &s->q_norm,    &s->k_norm};
 
     for (size_t i = 0; i < ARRAY_LEN(w); i++) {
         free(w[i]->host);
@@ -741,13 +740,13 @@ static void layers_without_intermediate_results_follow_float64(void **state)
         enum dtype t;
     } normed[] = {{14, 1, DTYPE_BF16}, {14, 8, DTYPE_F16},  {14, 5, DTYPE_BF16},
                   {15, 3, DTYPE_BF16}, {16, 2, DTYPE_BF16}, {14, 9, DTYPE_BF16}};
+    bool cuda = strcmp(rig_device, "cuda") == 0;
     for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(normed)); i++) {
         struct rig r;
         rig_open(&r);
-        check_shape(&r, &shapes[normed[i].shape], NULL, normed[i].t, normed[i].rows, true);
+        check_shape(&r, &shapes[normed[i].shape], NULL, normed[i].t, normed[i].rows, cuda);
         rig_close(&r);
     }
-    bool cuda = strcmp(rig_device, "cuda") == 0;
     for (size_t i = 0; i < (rig_small() || !cuda ? 1 : ARRAY_LEN(cases)); i++) {
         struct rig r;
         rig_open(&r);
