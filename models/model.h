@@ -257,8 +257,8 @@ const struct model_family *model_family_find(const char *name, const struct arch
  * several ranks hold the same head. */
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks);
 /* Check that the model can be divided among n tensor-parallel ranks: whole heads, equal
- * slices of the MLP, a part of the vocabulary for each; with `by_expert` as many experts
- * for each. */
+ * slices of the MLP, a part of the vocabulary for each; with `by_expert` equally many
+ * experts. */
 int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e);
 /* Check that each of n pipeline stages has a layer. */
 int model_check_stages(const struct model_config *c, int32_t n, struct err *e);

@@ -6,9 +6,9 @@
 
 namespace expert_stream
 {
-/* route_row where the greatest scores are chosen and a softmax weighs them: short, since
- * code that runs once is fetched from far. Lane i < top: an expert of the row and its
- * weight, in any order. */
+/* route_row where the greatest scores are chosen and a softmax weighs them: short,
+ * since code that runs once is fetched from far. Lane i < top: an expert of the row and
+ * its weight, in any order. */
 __device__ __forceinline__ void route_plain(const expert_route &a, int row, int lane,
                                             int *ret_expert, float *ret_weight)
 {

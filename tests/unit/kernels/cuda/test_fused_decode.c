@@ -50,7 +50,7 @@ static const struct shape shapes[] = {
     /* tiles of every width, which fill a large device; more of them, not so deep */
     {3072, 11264, 16, 4, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
     {512, 8704, 8, 2, 128, NORM_RMS, ACT_GELU_TANH, true, false, .roped = true},
-    /* normed heads: three parts of the depth, one that is not in groups of 32, short heads */
+    /* normed heads: a depth in groups of 32, another one, short heads */
     {2048, 256, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
     {1136, 256, 4, 1, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
     {512, 256, 6, 3, 64, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
