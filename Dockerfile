@@ -39,7 +39,7 @@ CMD ["serve"]
 
 # The compiler and the libraries come as Python wheels; only two libraries and the plugin go on.
 FROM build AS build-gpu
-ARG CUDA_ARCHS="sm_80 sm_86 sm_89 sm_90a"
+ARG CUDA_ARCHS="sm_80 sm_86 sm_89 sm_90a sm_100 sm_120"
 ARG CUDA_PTX="compute_80 compute_90"
 ENV CUDA_HOME=/opt/cuda/nvidia/cu13
 RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-pip && \

@@ -215,10 +215,12 @@ $(BUILD)/obj/tests/fuzz/%.o: extra := -Wno-missing-prototypes
 # ---- CUDA plugin --------------------------------------------------------------------------------------------------
 
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(realpath $(shell command -v nvcc)) $(wildcard /usr/local/cuda/bin/nvcc)))
-CUDA_ARCHS ?= sm_80 sm_86 sm_89 sm_90a
-CUDA_PTX ?= compute_80 compute_90
-NVCC_FLAGS ?= -O3 -lineinfo
 nvcc := $(CUDA_HOME)/bin/nvcc
+# Ampere, Ada, Hopper, and Blackwell where nvcc knows it (12.8); code of sm_100 runs on sm_103 too, of sm_120 on sm_121.
+CUDA_ARCHS ?= sm_80 sm_86 sm_89 sm_90a $(filter sm_100 sm_120,$(shell $(nvcc) --list-gpu-code))
+CUDA_PTX ?= compute_80 compute_90
+# Compressed for size, the plugin takes a seventh.
+NVCC_FLAGS ?= -O3 -lineinfo $(if $(findstring --compress-mode,$(shell $(nvcc) --help)),--compress-mode=size)
 cuda_dir := $(BUILD)/cuda
 cuda_objects := $(patsubst %,$(cuda_dir)/%.o,$(wildcard kernels/cuda/*.cu kernels/cuda/*.c kernels/cuda/*/*.cu kernels/cuda/*/*.c))
 # What the plugin uses of config/ and kernels/ it carries itself, hidden; the linker drops the rest.
@@ -229,6 +231,10 @@ pic := -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections
 
 .PHONY: cuda
 cuda: $(if $(CUDA_HOME),$(BUILD)/libquire_cuda.so,no-nvcc) ## build/libquire_cuda.so, the plugin for NVIDIA GPUs (CUDA_ARCHS="sm_90a" for one kind)
+
+.PHONY: cuda-archs
+cuda-archs: # for scripts/gpu-archs
+	@echo $(CUDA_ARCHS)
 
 .PHONY: no-nvcc
 no-nvcc:

@@ -67,9 +67,7 @@ static int check_vocabulary(const struct engine *e, const struct settings *s,
     return rc;
 }
 
-/* The settings of the draft model: the model's slots, blocks and length, and steps
- * large enough for a few tokens of each sequence. */
-static struct settings settings_of(const struct settings *s, const struct model_config *c)
+struct settings engine_draft_settings(const struct settings *s, const struct model_config *c)
 {
     enum { MANY_SEQS = 1024, LEAST_TOKENS = 512 };
     struct settings d = *s;
@@ -103,6 +101,9 @@ int engine_draft_model_load(struct engine *e, const struct settings *s,
     struct generation_defaults unused;
     struct model_config draft;
 
+    if (s->speculate == SPECULATE_MTP) {
+        return engine_draft_head_load(e, s, c, NULL, err);
+    }
     if (!s->draft_model) {
         return 0;
     }
@@ -113,12 +114,15 @@ int engine_draft_model_load(struct engine *e, const struct settings *s,
     if (rc < 0) {
         return rc;
     }
-    struct settings own = settings_of(s, c);
+    if (draft.head.kind != HEAD_NONE) {
+        return engine_draft_head_load(e, s, c, &draft, err);
+    }
+    struct settings own = engine_draft_settings(s, c);
     rc = check_draft_model(s, &draft, own.max_model_len, err);
     if (rc == 0) {
         rc = check_vocabulary(e, s, c, &draft, err);
     }
-    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, err);
+    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, c, err);
 }
 
 int engine_draft_model_start(struct engine *e, struct err *err)
@@ -128,38 +132,26 @@ int engine_draft_model_start(struct engine *e, struct err *err)
     if (!x) {
         return 0;
     }
-    int rc = runner_add_cache(x, e->executor->info.n_blocks, err);
+    int rc = e->draft_head.head.kind != HEAD_NONE ? runner_bind_head(x, e->executor, err) : 0;
+    if (rc == 0) {
+        rc = runner_add_cache(x, e->executor->info.n_blocks, err);
+    }
     if (rc < 0) {
         return rc;
     }
     x->info.max_len = e->executor->info.max_len;
-    log_event(LOG_INFO, "draft model", LOG_STR("path", e->draft_path),
-              LOG_STR("dtype", x->info.dtype),
+    log_event(LOG_INFO, e->draft_head.head.kind != HEAD_NONE ? "draft head" : "draft model",
+              LOG_STR("path", e->draft_path), LOG_STR("dtype", x->info.dtype),
               LOG_I64("cache_mib", x->info.n_blocks * x->info.block_bytes >> 20));
     return 0;
 }
 
 /* ---- the sources ---- */
 
-/* Keys and values behind a draft that does not hold are written over; a recurrent state
- * (a KV group with a window below 0) that has read it cannot be taken back. */
-int engine_set_speculation(struct engine *e, const struct settings *s, struct err *err)
+void engine_set_speculation(struct engine *e, const struct settings *s)
 {
-    const struct executor_info *x = &e->executor->info;
-    bool states = false;
-
-    for (int32_t k = 0; k < executor_kv_groups(x); k++) {
-        states = states || x->kv_window[k] < 0;
-    }
-    if (states && (s->speculate == SPECULATE_SUFFIX || s->draft_model)) {
-        return err_set_param(err, ERR_UNSUPPORTED, "speculate",
-                             "speculate %s: the model has recurrent states, which cannot be taken "
-                             "back behind a draft that does not hold",
-                             s->draft_model ? "with a draft model" : "suffix");
-    }
     e->speculate = s->speculate;
-    e->max_draft = states || s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
-    return 0;
+    e->max_draft = s->speculate == SPECULATE_OFF ? 0 : (int32_t)s->max_draft;
 }
 
 static int open_text(struct engine *e, struct err *err)
@@ -171,7 +163,8 @@ static int open_text(struct engine *e, struct err *err)
                                    .store_tokens = c->prefix_cache ? DRAFT_STORE_TOKENS : 0,
                                    .secret = c->secret};
 
-    return e->speculate == SPECULATE_GRAMMAR || e->speculate == SPECULATE_DRAFT
+    return e->speculate == SPECULATE_GRAMMAR || e->speculate == SPECULATE_DRAFT ||
+                   e->speculate == SPECULATE_MTP
                ? 0
                : suffix_open(&e->drafts, &drafts, err);
 }
@@ -182,6 +175,7 @@ static int open_model(struct engine *e, struct err *err)
                                    .cost = e->draft_cost,
                                    .vocab = e->config.vocab,
                                    .max_draft = e->max_draft,
+                                   .shift = e->draft_head.head.kind != HEAD_NONE,
                                    .secret = e->config.secret,
                                    .now_us = clock_us};
 
@@ -219,14 +213,14 @@ void engine_drafts_close(struct engine *e)
     script_free(e->script);
 }
 
-int engine_replay(struct engine *e, double acceptance, struct err *err)
+int engine_replay(struct engine *e, const float *acceptance, int32_t n, struct err *err)
 {
-    if (e->max_draft == 0) {
+    if (e->max_draft == 0 || n > LIMIT_DRAFT) {
         return err_set_param(err, ERR_INVALID, "speculate", "drafts need --speculate suffix");
     }
-    struct draft_source *model = e->model_drafts ? draft_model_source(e->model_drafts) : NULL;
-    int rc = replay_open(&e->replay, acceptance, e->config.vocab, model, err);
+    int rc = e->replay ? 0 : replay_open(&e->replay, e->config.vocab, e->model_drafts, err);
     if (rc == 0) {
+        replay_set(e->replay, acceptance, n);
         sched_speculate(e->sched, replay_source(e->replay), e->max_draft);
     }
     return rc;

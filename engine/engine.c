@@ -110,6 +110,11 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
     if (rc == 0) {
         rc = model_config_read(&c, &e->defaults, e->model_path, err);
     }
+    if (rc == 0 && c.head.kind != HEAD_NONE) {
+        rc = err_set_param(err, ERR_UNSUPPORTED, "model",
+                           "model: %s is a draft head; name it by draft_model, beside its model",
+                           c.architecture);
+    }
     if (rc == 0) {
         rc = open_tokenizer(e, s, &c, err);
     }
@@ -120,10 +125,13 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         rc = engine_draft_model_load(e, s, &c, err);
     }
     if (rc == 0) {
-        int64_t beside = e->draft_executor ? e->draft_executor->info.block_bytes : 0;
+        struct model_taps taps = engine_draft_taps(e);
+        struct runner_beside beside = {
+            .block_bytes = e->draft_executor ? e->draft_executor->info.block_bytes : 0,
+            .taps = &taps};
         rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
                  ? ranks_open(&e->executor, s, e->model_path, &c, err)
-                 : runner_open_beside(&e->executor, s, e->model_path, &c, beside, err);
+                 : runner_open_beside(&e->executor, s, e->model_path, &c, &beside, err);
     }
     if (rc == 0) {
         rc = engine_draft_model_start(e, err);
@@ -295,9 +303,7 @@ static int start(struct engine *e, const struct settings *s, struct sink *sink, 
     e->sink = sink;
     int rc = configure(e, s, err);
     if (rc == 0) {
-        rc = engine_set_speculation(e, s, err);
-    }
-    if (rc == 0) {
+        engine_set_speculation(e, s);
         rc = measure_costs(e, err);
     }
     if (rc == 0) {
@@ -415,11 +421,11 @@ void engine_free(struct engine *e)
     for (size_t i = 0; i < ARRAY_LEN(e->plan); i++) {
         plan_release(&e->plan[i]);
     }
+    if (e->draft_executor) { /* it reads what the model's keeps */
+        e->draft_executor->free(e->draft_executor);
+    }
     if (e->executor) {
         e->executor->free(e->executor);
-    }
-    if (e->draft_executor) {
-        e->draft_executor->free(e->draft_executor);
     }
     free(e->draft_path);
     tokenizer_free(e->tokenizer);

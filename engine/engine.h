@@ -105,10 +105,12 @@ int engine_check_capacity(const struct engine *e, int32_t tenant, int32_t n, str
 /* Submits the prompts of one HTTP request, which are of one tenant: all of them are
  * queued or none. */
 int engine_submit_all(struct engine *e, struct request **r, int32_t n, struct err *err);
-/* For benchmarks, before the first request: instead of by the setting speculate, tokens
- * are drafted as the last answer to the same prompt and seed has them, each right with
- * a chance of `acceptance`. ERR_NOMEM, or ERR_INVALID: speculate is off. */
-int engine_replay(struct engine *e, double acceptance, struct err *err);
+/* For benchmarks, while no request is at work: instead of by the setting speculate,
+ * tokens are drafted as the last answer to the same prompt and seed has them, draft i of
+ * a step right with the chance acceptance[i]; one chance stands for any number of
+ * drafts, and with n 0 nothing is drafted. ERR_NOMEM, or ERR_INVALID: speculate is off,
+ * or n > LIMIT_DRAFT. */
+int engine_replay(struct engine *e, const float *acceptance, int32_t n, struct err *err);
 /* For benchmarks, before the first request: one with this prompt is answered so,
  * whatever the model samples, at the model's speed. ERR_NOMEM, ERR_INVALID: an id is
  * outside the vocabulary. */

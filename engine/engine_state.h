@@ -45,6 +45,7 @@ struct engine {
     struct executor *executor;
     struct executor *draft_executor; /* the draft model; NULL: none */
     char *draft_path;                /* of its files */
+    struct model_config draft_head;  /* its configuration, if it is a head of the model */
     struct step_cost draft_cost;     /* of its steps; all 0: unknown */
     struct grammars *grammars;       /* NULL: the executor takes no masks */
     struct sched_config config;

@@ -82,6 +82,21 @@ void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_la
     l->block_stride = l->layer_stride * n_layers;
 }
 
+void kv_layouts_add_hidden(struct kv_layout *l, int32_t n, int32_t hidden, enum dtype t)
+{
+    int64_t row_bytes = hidden * dtype_bytes(t);
+
+    kv_layouts_pad(l, n);
+    for (int32_t i = 0; i < n; i++) {
+        int64_t bytes = kv_layout_block_bytes(&l[i]);
+        int64_t with_hidden = (bytes + l[i].block_size * row_bytes + 127) / 128 * 128;
+        l[i].hidden = hidden;
+        l[i].hidden_dtype = t;
+        l[i].hidden_offset = bytes;
+        l[i].block_stride = with_hidden / dtype_bytes(l[i].dtype);
+    }
+}
+
 bool kv_layouts_agree(const struct kv_layout *l, int32_t n)
 {
     for (int32_t i = 1; i < n; i++) {

@@ -162,6 +162,12 @@ struct kv_layout {
     enum dtype dtype;   /* of an element; need not be that of weights or activations */
     int64_t block_stride, layer_stride, kv_stride, head_stride, token_stride; /* elements */
     int64_t scale_offset; /* of DTYPE_I8, elements, a multiple of 16; else 0: no scales */
+    /* Hidden states of a block's tokens, [block_size, hidden] of hidden_dtype, which
+     * draft heads read, hidden_offset bytes behind the block's beginning; only group
+     * 0's blocks hold any. hidden 0: there is no room for them. */
+    int32_t hidden;
+    enum dtype hidden_dtype;
+    int64_t hidden_offset;
 };
 void kv_layout_init(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t n_kv_heads,
                     int32_t head_dim, enum dtype dtype);
@@ -172,6 +178,9 @@ void kv_layout_init_states(struct kv_layout *l, int32_t block_size, int32_t n_la
                            int64_t state_floats);
 /* Make blocks of all n layouts as large as the largest. */
 void kv_layouts_pad(struct kv_layout *l, int32_t n);
+/* Make room in the blocks of all n layouts for hidden states, `hidden` elements of type
+ * t a token. */
+void kv_layouts_add_hidden(struct kv_layout *l, int32_t n, int32_t hidden, enum dtype t);
 /* A cache of latents, `width` elements a token and layer; kv_stride is 0. */
 void kv_layout_init_latent(struct kv_layout *l, int32_t block_size, int32_t n_layers, int32_t width,
                            enum dtype dtype);
@@ -350,8 +359,11 @@ enum recurrence_kind {
  *
  * A layer's state in a block: the last kernel - 1 inputs of each channel
  * [channels, kernel - 1], oldest first, then S of each head. A step reads it from the
- * block that has the token before the sequence's first one and writes that behind the
- * last one to the last one's block (engine/sched/kv/kv_window.h). */
+ * block that has the token before the sequence's first one, by the group's table, and
+ * writes that behind a token to the block of the token's slot: behind the last one, and
+ * behind each whose block is not that of the next, as of drafts
+ * (engine/sched/kv/kv_window.h). The first token's block may be the one that is read,
+ * the others are not. */
 struct recurrence {
     enum recurrence_kind kind;
     int32_t group; /* KV group of the layer */
@@ -397,6 +409,19 @@ static inline int64_t experts_list_words(int32_t n, int32_t top, int32_t rows)
 
     return 4 * experts_most_tiles(n, pairs) + 2 * pairs + (int64_t)n * (rows + 2) + 4;
 }
+
+/* ---- draft heads ---- */
+
+/* Where a backend keeps hidden states, for another backend of the same kind in the same
+ * process. That of slot s is width elements, block_bytes * (s / block_size) bytes
+ * behind `data` and then row s % block_size. */
+struct hidden_pool {
+    const void *data; /* of block 0, in memory of the device; NULL: none */
+    int64_t block_bytes;
+    int32_t block_size; /* tokens */
+    int32_t width;      /* elements of a token */
+    enum dtype dtype;
+};
 
 /* ---- the backend ---- */
 
@@ -587,6 +612,25 @@ struct backend_ops {
     void (*stage_receive)(struct backend *b, struct mat x);
     /* x to the next stage. */
     void (*stage_send)(struct backend *b, struct mat x);
+
+    /* ---- draft heads (optional: they are refused) ---- */
+
+    /* x [n_tokens, n] becomes elements [first, first + n) of the hidden states of the
+     * step's tokens, at their slots of group 0 (struct kv_layout). */
+    void (*hidden_store)(struct backend *b, struct mat x, int32_t first);
+    /* The backend's hidden states, once kv_create was called; they stay there for its
+     * life. */
+    struct hidden_pool (*hidden_pool)(struct backend *b);
+    /* out [n_tokens, p->width] = what the pool of another backend has at the step's
+     * slots. That backend has no step in flight. */
+    void (*hidden_load)(struct backend *b, struct mat out, const struct hidden_pool *p);
+    /* out[i] = own[token_src of i] (0 where it is below 0): what the step before left
+     * for the token that it sampled. */
+    void (*hidden_own)(struct backend *b, struct mat out, struct mat own);
+    /* out [rows, vocab], float32: column id[i] = column i of x [rows, n], float32,
+     * and the others -infinity. id [1, n], a WEIGHT_TABLE of float32: whole numbers,
+     * ascending and below vocab. */
+    void (*spread)(struct backend *b, struct mat out, struct mat x, struct mat id);
 
     /* ---- tests and profiling ---- */
 

@@ -75,6 +75,33 @@ struct recurrent_config {
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
 
+/* Heads that draft tokens from hidden states of the model they belong to, its
+ * target. */
+enum head_kind {
+    HEAD_NONE,   /* a model of its own */
+    HEAD_MTP,    /* a layer behind the target's last (DeepSeek-V3, section 2.2) */
+    HEAD_EAGLE3, /* EAGLE-3 (Li et al. 2025) */
+};
+struct head_config {
+    enum head_kind kind;
+    int32_t layer; /* number of its layer in the names of the checkpoint's tensors (MTP) */
+    /* Of EAGLE-3: layers whose hidden states it reads, as in struct model_taps, -1: the
+     * usual three; ids that it can draft, 0: all; whether its residual stream begins
+     * with the normed input; the width of the target's hidden states, 0: its own. */
+    int32_t n_taps, tap[LIMIT_TAPS];
+    int32_t draft_vocab;
+    bool norm_before_residual;
+    int32_t target_hidden;
+};
+/* What a model keeps of its tokens' hidden states, for a head. */
+struct model_taps {
+    int32_t n; /* layers; 0: nothing is kept, unless `final` */
+    /* [n] the residual stream in front of layer tap[i], counted from 0; n_layers:
+     * behind the last */
+    int32_t tap[LIMIT_TAPS];
+    bool final; /* in their place the output of the final norm */
+};
+
 /* config.json, checked, in either style: rope_theta/rope_scaling/torch_dtype, or
  * transformers 5's rope_parameters/dtype. */
 struct model_config {
@@ -112,9 +139,10 @@ struct model_config {
     bool gated_attention; /* attention's output is gated, by gates beside q */
     /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
-    int32_t n_draft_layers; /* behind the last layer in the checkpoint, not loaded (MTP) */
-    bool wide_qk_norm;      /* q and k are normed over all heads together (OLMo-2) */
-    bool wrapped;           /* the text model of a vision checkpoint: its tensors have a prefix */
+    int32_t n_draft_layers;  /* behind the last layer in the checkpoint, for drafts (MTP) */
+    struct head_config head; /* of a head; kind HEAD_NONE: it is none */
+    bool wide_qk_norm;       /* q and k are normed over all heads together (OLMo-2) */
+    bool wrapped;            /* the text model of a vision checkpoint: its tensors have a prefix */
     int32_t bos, eos[LIMIT_EOS_IDS], n_eos; /* bos -1: none; generation_config.json's ids win */
     int64_t n_parameters;                   /* of this rank and stage; set by model_open */
 };
@@ -143,6 +171,7 @@ struct model_options {
     bool expert_parallel;    /* a rank has whole experts, in place of a slice of each */
     bool fp8_cache;          /* keys and values are cached as e4m3, by the checkpoint's scales */
     bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
+    struct model_taps taps;  /* hidden states that are kept for a draft head */
 };
 
 /* In place of a window: the group holds recurrent states. */
@@ -287,10 +316,23 @@ static inline bool model_is_last(const struct model *m)
     return m->options.stage == m->options.n_stages - 1;
 }
 /* Whether row i of hidden belongs to logits row i, not to token i. */
-static inline bool model_gathers(const struct model *m, const struct batch *b)
-{
-    return m->family->gathers && b->n_logits < b->n_tokens && model_is_last(m);
-}
+bool model_gathers(const struct model *m, const struct batch *b);
+/* ---- draft heads (heads/) ---- */
+
+/* The configuration of the MTP head in a checkpoint whose model is `c`.
+ * ERR_UNSUPPORTED: it has none, or one that is not known. */
+int model_mtp_config(struct model_config *ret, const struct model_config *c, struct err *e);
+/* Fit the configuration of an EAGLE-3 head to its target `c`. ERR_INVALID: they do not
+ * belong together, and why. */
+int model_eagle3_fit(struct model_config *head, const struct model_config *c, struct err *e);
+/* What the target must keep for a head, and how many elements of a token that are. */
+struct model_taps model_head_taps(const struct model_config *head);
+int32_t model_taps_width(const struct model_taps *t, const struct model_config *c);
+/* Let a head read the hidden states of `target`, and share its embedding and, if it has
+ * none of its own, its output head. Both are on backends of one kind, and the target
+ * has its cache. */
+int model_head_bind(struct model *head, const struct model *target, struct err *e);
+
 /* Compute one step, between the backend's step_begin and step_end: the forward pass,
  * then head and sampling in chunks of max_logits rows; of a pipeline, this stage's part
  * of it. */

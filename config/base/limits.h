@@ -55,6 +55,7 @@ enum {
     LIMIT_MODEL_LEN = 1 << 20,  /* positions: 2^20 */
     LIMIT_LAYERS = 512,
     LIMIT_KV_GROUPS = 8,
+    LIMIT_TAPS = 8, /* layers whose hidden states a draft head reads */
     LIMIT_HEADS = 1024,
     LIMIT_EXPERTS = 1024, /* of a layer */
     LIMIT_HEAD_DIM = 512,

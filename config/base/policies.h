@@ -18,6 +18,7 @@ enum speculate {
     SPECULATE_SUFFIX,
     SPECULATE_GRAMMAR,
     SPECULATE_DRAFT,
+    SPECULATE_MTP,
 };
 
 #endif

@@ -17,8 +17,9 @@ struct speculation {
 static int set_draft_model(struct settings *s, const char *model, struct err *e)
 {
     if (!model[0]) {
-        return err_set_param(e, ERR_INVALID, "speculative_config",
-                             "speculative_config: the method draft_model needs a model");
+        return err_set_param(
+            e, ERR_INVALID, "speculative_config",
+            "speculative_config: the method draft_model, or eagle3, needs a model");
     }
     char *name = strdup(model);
     if (!name) {
@@ -33,25 +34,27 @@ static int set_draft_model(struct settings *s, const char *model, struct err *e)
 /* As vLLM has it, a model without a method is a draft model. */
 static int set_method(struct settings *s, const struct speculation *v, struct err *e)
 {
-    if (strcmp(v->method, "draft_model") == 0 || (!v->method[0] && v->model[0])) {
+    if (strcmp(v->method, "draft_model") == 0 || strcmp(v->method, "eagle3") == 0 ||
+        (!v->method[0] && v->model[0])) {
         return set_draft_model(s, v->model, e);
     }
     if (!v->method[0]) {
         return err_set_param(e, ERR_INVALID, "speculative_config",
-                             "speculative_config names no method; there are ngram, suffix and "
-                             "draft_model");
+                             "speculative_config names no method; there are ngram, suffix, "
+                             "draft_model, eagle3 and mtp");
     }
-    if (strcmp(v->method, "ngram") != 0 && strcmp(v->method, "suffix") != 0) {
+    bool mtp = strcmp(v->method, "mtp") == 0 || strcmp(v->method, "deepseek_mtp") == 0;
+    if (!mtp && strcmp(v->method, "ngram") != 0 && strcmp(v->method, "suffix") != 0) {
         return err_set_param(e, ERR_UNSUPPORTED, "speculative_config",
                              "speculative_config: the method %s is not there; there are ngram "
-                             "and suffix, which are the same here, and draft_model",
+                             "and suffix, which are the same here, draft_model, eagle3 and mtp",
                              v->method);
     }
     if (v->model[0]) {
         return err_set_param(e, ERR_INVALID, "speculative_config",
                              "speculative_config: the method %s has no model", v->method);
     }
-    s->speculate = SPECULATE_SUFFIX;
+    s->speculate = mtp ? SPECULATE_MTP : SPECULATE_SUFFIX;
     return 0;
 }
 

@@ -39,9 +39,13 @@ static const struct setting_choice KV_POLICIES[] = {{"paged", KV_PAGED},
                                                     {"orca-pow2", KV_ORCA_POW2},
                                                     {"orca-oracle", KV_ORCA_ORACLE},
                                                     {0}};
-static const struct setting_choice SPECULATES[] = {
-    {"off", SPECULATE_OFF},         {"auto", SPECULATE_AUTO},   {"suffix", SPECULATE_SUFFIX},
-    {"grammar", SPECULATE_GRAMMAR}, {"draft", SPECULATE_DRAFT}, {0}};
+static const struct setting_choice SPECULATES[] = {{"off", SPECULATE_OFF},
+                                                   {"auto", SPECULATE_AUTO},
+                                                   {"suffix", SPECULATE_SUFFIX},
+                                                   {"grammar", SPECULATE_GRAMMAR},
+                                                   {"draft", SPECULATE_DRAFT},
+                                                   {"mtp", SPECULATE_MTP},
+                                                   {0}};
 static const struct setting_choice UNKNOWN_FIELDS[] = {
     {"warn", UNKNOWN_WARN}, {"reject", UNKNOWN_REJECT}, {0}};
 static const struct setting_choice LOG_FORMATS[] = {{"text", LOG_TEXT}, {"json", LOG_JSON}, {0}};
@@ -125,17 +129,18 @@ const struct setting setting_table[] = {
      .help = "speculative decoding: several tokens of a sequence in one step, with the same "
              "texts, as far as a step has room; grammar: tokens that a schema or grammar "
              "forces are drafted; suffix: these, and where the text repeats its prompt, itself "
-             "or a recent answer; draft: forced tokens, and what the draft model says; auto: "
-             "whichever of all these pays, if the model can"},
+             "or a recent answer; draft: forced tokens, and what the draft model says; mtp: "
+             "forced tokens, and what the MTP head of the checkpoint says; auto: forced tokens "
+             "and whichever of suffix and draft pays, if the model can"},
     {STRING(draft_model, NULL), .metavar = "DIR", .group = "Scheduling",
-     .help = "a small model of the same vocabulary, which drafts tokens for the served one "
-             "(speculate draft or auto); named as model is"},
+     .help = "a small model of the same vocabulary, or an EAGLE-3 head of the model, which "
+             "drafts tokens for the served one (speculate draft or auto); named as model is"},
     {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
      .help = "maximum number of tokens that are drafted for a sequence in one step"},
     {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",
      .help = "the same as vLLM writes it, with method ngram, suffix or "
-             "draft_model, model and num_speculative_tokens; sets speculate, draft-model and "
-             "max-draft"},
+             "draft_model, eagle3 or mtp, model and num_speculative_tokens; sets speculate, "
+             "draft-model and max-draft"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",
      .help = "seed for requests without one of their own; -1: random"},
     {INT(tensor_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",

@@ -26,7 +26,7 @@ _quire_settings='--model DIR
 --preemption auto|swap|recompute
 --policy fcfs|priority|fair
 --[no-]deterministic
---speculate off|auto|suffix|grammar|draft
+--speculate off|auto|suffix|grammar|draft|mtp
 --draft-model DIR
 --max-draft TOKENS
 --speculative-config JSON
@@ -104,6 +104,7 @@ _quire_bench='--requests
 --acceptance
 --schemas
 --warmup
+--settle
 --json
 --name'
 _quire_simulate='--rate

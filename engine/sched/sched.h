@@ -184,6 +184,22 @@ static inline bool sched_has_states(const struct sched_config *c)
     return c->snapshot_distance > 0;
 }
 
+static inline bool sched_is_state(const struct sched_config *c, int32_t k)
+{
+    return c->kv_window[k] == KV_WINDOW_STATE;
+}
+
+/* KV groups of states; those before group k. */
+static inline int32_t sched_states_before(const struct sched_config *c, int32_t k)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < k; i++) {
+        n += sched_is_state(c, i);
+    }
+    return n;
+}
+
 /* Blocks that a sequence may hold in KV group k at a time. */
 static inline int32_t sched_window_blocks(const struct sched_config *c, int32_t k)
 {

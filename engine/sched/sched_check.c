@@ -15,6 +15,9 @@ static void mark_seq(struct sched *s, const struct seq *q, int32_t sign)
             }
         }
     }
+    for (int32_t i = 0; i < q->n_spare * sched_states_before(&s->c, s->c.n_kv_groups); i++) {
+        s->mark[q->spare[i]] += sign;
+    }
 }
 
 /* Add `sign` to mark[block] for every entry of every table of the list. */
@@ -115,13 +118,14 @@ static const char *check_tables(const struct sched *s, const struct seq *q)
 
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
         const struct block_table *t = &q->table[k];
-        int32_t seen = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
+        int32_t n_computed = q->n_computed - (sched_is_state(&s->c, k) ? q->n_spare : 0);
+        int32_t seen = window_first_block(sched_kv_window(&s->c, k), n_computed);
         /* a sibling that waits for the root has no block inside the window */
         bool waits = !g->joined && q->index != g->root && s->c.kv_window[k] != 0;
-        if ((int64_t)t->n_blocks * s->c.block_size < q->n_computed || t->first > seen) {
+        if ((int64_t)t->n_blocks * s->c.block_size < n_computed || t->first > seen) {
             return "S3: a sequence lacks a block for what it has computed";
         }
-        for (int32_t b = seen; b < blocks_for(s, q->n_computed) && !waits; b++) {
+        for (int32_t b = seen; b < blocks_for(s, n_computed) && !waits; b++) {
             if (t->block[b] < 0) {
                 return "S3: a sequence lacks a block that its next token sees";
             }
@@ -310,6 +314,26 @@ static bool writes_own_block(const struct sched *s, const struct plan_item *it, 
            it->n_sampled > 1;
 }
 
+/* The same for all tokens of an item; the states behind drafts go to spare blocks. */
+static bool writes_own_blocks(const struct sched *s, const struct plan_item *it, int32_t k)
+{
+    int32_t n = sched_is_state(&s->c, k) ? it->n - it->n_verify : it->n;
+    int32_t last = (it->first + n - 1) / s->c.block_size;
+
+    for (int32_t b = it->first / s->c.block_size; b <= last; b++) {
+        if (!writes_own_block(s, it, k, b)) {
+            return false;
+        }
+    }
+    for (int32_t i = 0; i < it->n - n; i++) {
+        int32_t block = it->seq->spare[sched_states_before(&s->c, k) * it->seq->n_spare + i];
+        if (it->seq->n_spare != it->n_verify || s->pool.block[block].count != 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static const char *check_plan(const struct sched *s, const struct plan *p)
 {
     if (p->n_tokens > s->c.max_num_batched_tokens || p->n_items > s->c.max_num_seqs ||
@@ -321,12 +345,9 @@ static const char *check_plan(const struct sched *s, const struct plan *p)
         if (it->n < 1 || (it->n == 1) != (i < p->n_decode)) {
             return "S5: items of one token do not come first";
         }
-        for (int32_t b = it->first / s->c.block_size;
-             b <= (it->first + it->n - 1) / s->c.block_size; b++) {
-            for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-                if (!writes_own_block(s, it, k, b)) {
-                    return "S6: a step writes a block that others hold";
-                }
+        for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
+            if (!writes_own_blocks(s, it, k)) {
+                return "S6: a step writes a block that others hold";
             }
         }
     }

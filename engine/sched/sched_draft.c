@@ -12,6 +12,11 @@
  * and from then on each half of them would wait for the other's steps. While drafts
  * bring less than the host's work between two steps costs, no step is waited for, and
  * sequences whose last token is in flight are decoded without drafts.
+ *
+ * Keys and values behind a draft that does not hold are written over. A recurrent state
+ * that has read it cannot go back, so in a KV group of states each draft has a spare
+ * block, to which the states behind it go; those of the last one that holds become the
+ * table's.
  */
 #include <assert.h>
 #include <string.h>
@@ -127,13 +132,15 @@ bool drafts_awaited(struct sched *s)
 
 /* ---- room for drafts ---- */
 
-/* Blocks that the tables of `q` lack for n_tokens. */
+/* Blocks that the tables of `q` lack for n_tokens, of which all but the next one are
+ * drafts. */
 static int32_t blocks_lacking(const struct sched *s, const struct seq *q, int32_t n_tokens)
 {
     int32_t n = 0;
 
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        n += MAX(blocks_for(s, n_tokens) - q->table[k].n_blocks, 0);
+        n += sched_is_state(&s->c, k) ? n_tokens - q->n_computed - 1
+                                      : MAX(blocks_for(s, n_tokens) - q->table[k].n_blocks, 0);
     }
     return n;
 }
@@ -146,21 +153,57 @@ static bool tables_hold(const struct sched *s, const struct seq *q, int32_t n_to
            s->n_reserved * s->c.n_kv_groups;
 }
 
+/* Blocks for n_tokens in the groups without states. */
 static void take_blocks(struct sched *s, struct seq *q, int32_t n_tokens)
 {
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
         struct block_table *t = &q->table[k];
-        while (t->n_blocks < blocks_for(s, n_tokens)) {
+        while (!sched_is_state(&s->c, k) && t->n_blocks < blocks_for(s, n_tokens)) {
             t->block[t->n_blocks++] = take_block(s);
         }
     }
 }
 
-/* Give back the blocks behind those of n_tokens. */
+/* A block for the states behind each of n drafts. */
+static void take_spare(struct sched *s, struct seq *q, int32_t n)
+{
+    int32_t n_states = sched_states_before(&s->c, s->c.n_kv_groups);
+
+    q->n_spare = n_states > 0 ? n : 0;
+    for (int32_t i = 0; i < n_states * n; i++) {
+        q->spare[i] = take_block(s);
+    }
+}
+
+/* In KV group k the spare blocks of the n_accepted drafts from `position` on become the
+ * table's, at each index that of the last draft. */
+static void keep_states(struct sched *s, struct seq *q, int32_t k, int32_t position,
+                        int32_t n_accepted)
+{
+    int32_t *spare = q->spare + (ptrdiff_t)sched_states_before(&s->c, k) * q->n_spare;
+    struct block_table *t = &q->table[k];
+
+    for (int32_t i = 0; i < n_accepted; i++) {
+        int32_t at = (position + i) / s->c.block_size;
+        if (at < t->n_blocks) {
+            kvpool_unref(&s->pool, t->block[at]);
+        } else {
+            t->n_blocks = at + 1;
+        }
+        t->block[at] = spare[i];
+        t->n_synced = MIN(t->n_synced, at);
+        spare[i] = -1;
+    }
+}
+
+/* Give back the blocks behind those of n_tokens, in the groups without states. */
 static void drop_behind(struct sched *s, struct seq *q, int32_t n_tokens)
 {
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
         struct block_table *t = &q->table[k];
+        if (sched_is_state(&s->c, k)) {
+            continue;
+        }
         while (t->n_blocks > MAX(blocks_for(s, n_tokens), t->first)) {
             kvpool_unref(&s->pool, t->block[--t->n_blocks]);
         }
@@ -300,6 +343,7 @@ void plan_drafts(struct sched *s, struct plan *p)
         it.n += n;
         it.n_verify = n;
         take_blocks(s, it.seq, it.first + it.n);
+        take_spare(s, it.seq, n);
         insert_chunk(s, n_verifying++, &it);
         p->n_verify += n;
     }
@@ -329,6 +373,12 @@ void drafts_settle(struct sched *s, const struct plan_item *it, int32_t n_accept
     q->n_tokens -= void_tokens;
     q->n_computed -= void_tokens;
     drop_behind(s, q, q->n_computed);
+    for (int32_t k = 0; k < s->c.n_kv_groups && q->n_spare > 0; k++) {
+        if (sched_is_state(&s->c, k)) {
+            keep_states(s, q, k, it->first + it->n - it->n_verify, n_accepted);
+        }
+    }
+    seq_drop_spare(s, q);
     for (int32_t i = 0; i < n_accepted && s->policy->sampled; i++) {
         s->policy->sampled(s, g);
     }

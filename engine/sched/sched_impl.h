@@ -208,6 +208,8 @@ int32_t seq_extend(struct sched *s, struct seq *q);
 void group_join(struct sched *s, struct group *g);
 void seq_take_slot(struct sched *s, struct seq *q);
 void seq_drop_slot(struct sched *s, struct seq *q);
+/* Give back the blocks for states behind drafts. */
+void seq_drop_spare(struct sched *s, struct seq *q);
 /* Give back blocks and slot; the sequence keeps its tokens. */
 void seq_drop_memory(struct sched *s, struct seq *q);
 /* `child`, which holds nothing, becomes a LIVE copy of `parent` over the same

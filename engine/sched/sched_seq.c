@@ -59,6 +59,19 @@ static void drop_host_blocks(struct sched *s, struct block_table *t)
     t->n_blocks = t->first = 0;
 }
 
+void seq_drop_spare(struct sched *s, struct seq *q)
+{
+    int32_t n = q->n_spare * sched_states_before(&s->c, s->c.n_kv_groups);
+
+    while (n > 0) {
+        n--;
+        if (q->spare[n] >= 0) {
+            kvpool_unref(&s->pool, q->spare[n]);
+        }
+    }
+    q->n_spare = 0;
+}
+
 void seq_drop_slot(struct sched *s, struct seq *q)
 {
     if (q->slot >= 0) {
@@ -71,6 +84,7 @@ void seq_drop_memory(struct sched *s, struct seq *q)
 {
     bool swapped = q->group->state == GROUP_SWAPPED;
 
+    seq_drop_spare(s, q);
     for (int32_t k = s->c.n_kv_groups - 1; k >= 0; k--) {
         if (swapped) {
             drop_host_blocks(s, &q->table[k]);

@@ -20,30 +20,36 @@ static uint32_t tag_of(const char *id)
     return h;
 }
 
-/* Add the blocks of a table as far as there is room; returns how many it holds. */
-static int32_t snapshot_table(struct kv_snapshot *p, const struct block_table *t)
+/* Add n blocks of a sequence, -1: none, as far as there is room; returns how many it
+ * holds. */
+static int32_t snapshot_blocks(struct kv_snapshot *p, const int32_t *block, int32_t n)
 {
-    int32_t n = 0;
+    int32_t n_held = 0;
 
-    for (int32_t b = t->first; b < t->n_blocks; b++) {
-        if (t->block[b] < 0) {
+    for (int32_t b = 0; b < n; b++) {
+        if (block[b] < 0) {
             continue;
         }
-        n++;
+        n_held++;
         if (p->n_entries < KV_SNAPSHOT_ENTRIES) {
-            p->entry[p->n_entries++] = t->block[b];
+            p->entry[p->n_entries++] = block[b];
         }
     }
-    return n;
+    return n_held;
 }
 
 static void snapshot_seq(struct kv_snapshot *p, const struct seq *q, int32_t group,
-                         int32_t n_kv_groups)
+                         const struct sched_config *c)
 {
     int32_t first = p->n_entries, n_blocks = 0;
 
-    for (int32_t k = 0; k < n_kv_groups; k++) {
-        n_blocks += snapshot_table(p, &q->table[k]);
+    for (int32_t k = 0; k < c->n_kv_groups; k++) {
+        const struct block_table *t = &q->table[k];
+        n_blocks += snapshot_blocks(p, t->block + t->first, t->n_blocks - t->first);
+    }
+    if (q->n_spare > 0) {
+        int32_t n_states = sched_states_before(c, c->n_kv_groups);
+        n_blocks += snapshot_blocks(p, q->spare, n_states * q->n_spare);
     }
     p->seq[p->n_seqs++] = (struct kv_seq){
         .group = group,
@@ -57,7 +63,7 @@ static void snapshot_seq(struct kv_snapshot *p, const struct seq *q, int32_t gro
 }
 
 static void snapshot_group(struct kv_snapshot *p, const struct group *g, enum kv_group_state state,
-                           int32_t n_kv_groups)
+                           const struct sched_config *c)
 {
     if (p->n_groups == KV_SNAPSHOT_GROUPS) {
         return;
@@ -65,7 +71,7 @@ static void snapshot_group(struct kv_snapshot *p, const struct group *g, enum kv
     int32_t index = p->n_groups++, first_seq = p->n_seqs;
     for (int32_t i = 0; state != KV_WAITING && i < g->width && p->n_seqs < KV_SNAPSHOT_SEQS; i++) {
         if (g->seq[i].state == SEQ_LIVE) {
-            snapshot_seq(p, &g->seq[i], index, n_kv_groups);
+            snapshot_seq(p, &g->seq[i], index, c);
         }
     }
     p->group[index] = (struct kv_group){
@@ -98,13 +104,13 @@ void sched_snapshot(const struct sched *s, struct kv_snapshot *p)
     snapshot_pool(p->block, &s->pool);
     snapshot_pool(p->host, &s->host);
     for (const struct group *g = s->running.first; g; g = g->next) {
-        snapshot_group(p, g, KV_RUNNING, s->c.n_kv_groups);
+        snapshot_group(p, g, KV_RUNNING, &s->c);
     }
     for (const struct group *g = s->swapped.first; g; g = g->next) {
-        snapshot_group(p, g, KV_SWAPPED, s->c.n_kv_groups);
+        snapshot_group(p, g, KV_SWAPPED, &s->c);
     }
     for (int32_t i = 0; i < s->n_waiting && p->n_groups < KV_SNAPSHOT_GROUPS; i++) {
-        snapshot_group(p, s->waiting[i], KV_WAITING, s->c.n_kv_groups);
+        snapshot_group(p, s->waiting[i], KV_WAITING, &s->c);
     }
 }
 

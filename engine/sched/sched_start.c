@@ -96,15 +96,16 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
     struct carver at = {.base = base};
     struct seq *seq = carve(&at, g->width, sizeof(*seq));
     struct beam *beam = g->beams ? carve_beam(g, c, &at) : NULL;
-    int32_t n_groups = sched_kv_groups(c);
+    int32_t n_groups = sched_kv_groups(c), n_states = sched_states_before(c, n_groups);
 
     for (int32_t i = 0; i < g->width; i++) {
         int32_t *block = carve(&at, (int64_t)n_groups * g->max_blocks, sizeof(*block));
         int32_t *out = carve(&at, MAX(g->max_tokens, 1), sizeof(*out));
+        int32_t *spare = carve(&at, (int64_t)n_states * LIMIT_DRAFT, sizeof(*spare));
         if (!base) {
             continue;
         }
-        seq[i] = (struct seq){.out = out};
+        seq[i] = (struct seq){.out = out, .spare = spare};
         for (int32_t k = 0; k < n_groups; k++) {
             seq[i].table[k].block = block + (int64_t)k * g->max_blocks;
         }
@@ -121,7 +122,8 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
 int64_t group_bytes_most(const struct sched_config *c)
 {
     int64_t blocks = sched_kv_groups(c) * div_ceil(c->max_len, c->block_size);
-    int64_t tables = (int64_t)sizeof(struct seq) + 4 * (blocks + c->max_len) + 64;
+    int64_t spare = (int64_t)sched_states_before(c, sched_kv_groups(c)) * LIMIT_DRAFT;
+    int64_t tables = (int64_t)sizeof(struct seq) + 4 * (blocks + c->max_len + spare) + 64;
     int64_t seq = tables + beam_bytes_most(c->max_len);
 
     return 2 * c->max_num_seqs * seq;

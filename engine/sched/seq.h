@@ -30,7 +30,8 @@
  *     n_stored    tokens whose keys and values were written by committed steps
  * While a step verifies drafts (draft.h), n_tokens and n_computed count them all; its
  * commit takes off those that did not hold. What these left behind n_computed in the
- * cache is overwritten before it is read.
+ * cache is overwritten before it is read; the states behind each draft go to a block of
+ * their own, of which the commit keeps that of the last one that held.
  * Steps take effect in the order launched (kernels/batch.h), so blocks and slots of a
  * sequence that ended or was preempted can be reused at once: a step in flight writes
  * there before any later step.
@@ -88,6 +89,10 @@ struct seq {
     int32_t draft_state; /* the draft source's own; 0 at first */
     /* Of a step in flight that verifies drafts: sampling rows that count */
     int32_t verify_rows;
+    /* The same, in KV groups of states: a block for the states behind each draft,
+     * [groups of states, n_spare], in the order of the groups. NULL: no such groups */
+    int32_t *spare;
+    int32_t n_spare; /* drafts; 0: the sequence holds no such blocks */
 
     uint64_t sample_step; /* step that samples its last token */
     int32_t sample_row;   /* and the sampling row there */

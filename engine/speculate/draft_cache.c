@@ -49,11 +49,6 @@ static uint64_t key_of(const struct seq *q)
     return q->group->order * (LIMIT_CHOICES + 1) + (uint64_t)q->index + 1;
 }
 
-static int32_t n_known(const struct seq *q)
-{
-    return q->group->n_prompt + q->n_out;
-}
-
 struct draft_seq *draft_cache_seq(struct draft_cache *c, const struct seq *q)
 {
     struct draft_seq *s = q->slot >= 0 ? &c->seq[q->slot] : NULL;
@@ -94,7 +89,7 @@ static void tag_blocks(struct draft_cache *c, const struct seq *q, int32_t from,
  * block's beginning, on. */
 static int32_t find_tagged(struct draft_cache *c, const struct seq *q, int32_t n_valid)
 {
-    int32_t i = n_valid / c->block_size, last = n_known(q) - 1;
+    int32_t i = n_valid / c->block_size, last = draft_cache_known(c, q) - 1;
     uint64_t before = i > 0 ? *tag_at(c, q, i - 1) : 0;
 
     while ((i == 0 || before != 0) && (i + 1) * c->block_size <= last) {
@@ -141,11 +136,12 @@ static bool wrote(const struct draft_cache *c, const struct draft_seq *s, const 
 static void take_drafts(struct draft_cache *c, struct draft_seq *s, const struct seq *q,
                         int32_t unchanged)
 {
-    int32_t known = MIN(n_known(q) - 1, unchanged), from = s->n_valid;
+    int32_t known = MIN(draft_cache_known(c, q) - 1, unchanged), from = s->n_valid;
 
     for (int32_t i = 0; s->n_valid == s->n_from + i && i + 1 < s->n_drafts; i++) {
         int32_t position = s->n_from + i;
-        if (position < known && seq_token(q, position) == s->token[i] && wrote(c, s, q, position)) {
+        if (position < known && seq_token(q, position + c->shift) == s->token[i] &&
+            wrote(c, s, q, position)) {
             s->n_valid++;
         }
     }
@@ -168,7 +164,7 @@ struct draft_seq *draft_cache_find(struct draft_cache *c, const struct seq *q, f
         take_drafts(c, s, q, unchanged);
     }
     s->n_from = s->n_drafts = 0;
-    s->n_valid = MIN(MIN(s->n_valid, unchanged), n_known(q) - 1);
+    s->n_valid = MIN(MIN(s->n_valid, unchanged), draft_cache_known(c, q) - 1);
     if (s->n_valid % c->block_size != 0 && !wrote(c, s, q, s->n_valid)) {
         s->n_valid -= s->n_valid % c->block_size;
     }

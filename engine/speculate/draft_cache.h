@@ -31,6 +31,7 @@ struct draft_seq {
 struct draft_cache {
     int32_t block_size, table_width; /* tokens of a block; blocks of the longest sequence */
     int32_t max_num_seqs;
+    int32_t shift;         /* as in struct draft_model_config */
     uint64_t secret;       /* keys the tags */
     uint64_t *tag;         /* [n_blocks] of what a block holds; 0: unknown */
     uint64_t *writer;      /* [n_blocks] key of the sequence that wrote there last */
@@ -44,6 +45,21 @@ struct draft_cache {
     int32_t *table_block;        /* [max_num_seqs * table_width] */
     int32_t n_updates, n_table_blocks;
 };
+
+/* Entries of a sequence that its known tokens make: one a token, less the shift. */
+static inline int32_t draft_cache_known(const struct draft_cache *c, const struct seq *q)
+{
+    return q->group->n_prompt + q->n_out - c->shift;
+}
+
+/* Whether the hidden states of those entries are where the table has them: a block
+ * that is copied, swapped in or new to the table is so only behind the step being
+ * planned. */
+static inline bool draft_cache_hidden(const struct draft_cache *c, const struct seq *q)
+{
+    return c->shift == 0 ||
+           (int64_t)q->table[0].n_synced * c->block_size >= draft_cache_known(c, q);
+}
 
 int draft_cache_init(struct draft_cache *c, int32_t n_blocks, int32_t block_size, int32_t max_len,
                      int32_t max_num_seqs, uint64_t secret, struct err *e);

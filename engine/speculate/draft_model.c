@@ -33,9 +33,9 @@ static struct draft_model *model_of(struct draft_source *base)
     return CONTAINER_OF(base, struct draft_model, base);
 }
 
-static int32_t n_known(const struct seq *q)
+static int32_t n_known(const struct draft_model *d, const struct seq *q)
 {
-    return q->group->n_prompt + q->n_out;
+    return draft_cache_known(&d->cache, q);
 }
 
 /* ---- what pays ---- */
@@ -176,11 +176,11 @@ static void add_job(struct draft_model *d, const struct seq *q, int32_t n_drafts
                     struct left *left)
 {
     struct draft_seq *s = draft_cache_seq(&d->cache, q);
-    int32_t lacks = n_known(q) - s->n_valid;
+    int32_t lacks = n_known(d, q) - s->n_valid;
     int32_t n = MIN(lacks, lacks <= DRAFT_FEW ? left->tokens : MIN(left->tokens, left->catch_up));
     bool all = n == lacks;
 
-    if (n <= 0 ||
+    if (n <= 0 || !draft_cache_hidden(&d->cache, q) ||
         !draft_cache_take(&d->cache, q, s->n_valid,
                           s->n_valid + n + (all ? MAX(n_drafts - 1, 0) : 0), d->steps.step + 1)) {
         return;
@@ -197,7 +197,7 @@ static void add_job(struct draft_model *d, const struct seq *q, int32_t n_drafts
 
 static int32_t lacking(struct draft_model *d, const struct seq *q)
 {
-    return n_known(q) - draft_cache_seq(&d->cache, q)->n_valid;
+    return n_known(d, q) - draft_cache_seq(&d->cache, q)->n_valid;
 }
 
 /* Of n sequences the sums of their rates, and of those that are ready to draft: they
@@ -219,7 +219,7 @@ static struct crowd find_all(struct draft_model *d, const struct draft_want *wan
         c.rates += rate;
         c.n_ready += is_ready;
         c.ready_rates += is_ready ? rate : 0;
-        context += n_known(want[i].seq);
+        context += n_known(d, want[i].seq);
     }
     d->pace.context = context / n;
     return c;
@@ -346,7 +346,7 @@ static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int
     const struct draft_seq *s = draft_cache_seq(&d->cache, q);
     float all = 1;
 
-    if (d->failed.code != 0 || !s || s->n_from != n_known(q)) {
+    if (d->failed.code != 0 || !s || s->n_from != n_known(d, q)) {
         return 0;
     }
     int32_t n = MIN(most, s->n_drafts);
@@ -408,6 +408,7 @@ int draft_model_open(struct draft_model **ret, const struct draft_model_config *
                                        x->max_num_seqs, c->secret, e)
                     : err_nomem(e, "drafts");
     if (rc == 0) {
+        d->cache.shift = c->shift;
         rc = draft_steps_init(&d->steps, c->executor, c->vocab, e);
     }
     if (rc < 0) {
@@ -432,6 +433,16 @@ void draft_model_free(struct draft_model *d)
 struct draft_source *draft_model_source(struct draft_model *d)
 {
     return &d->base;
+}
+
+void draft_model_replace(struct draft_model *d, const struct seq *q, int32_t n,
+                         const int32_t *token)
+{
+    struct draft_seq *s = draft_cache_seq(&d->cache, q);
+
+    for (int32_t i = 0; s && i < MIN(n, s->n_drafts); i++) {
+        s->token[i] = token[i];
+    }
 }
 
 int64_t draft_model_us(const struct draft_model *d)

@@ -21,8 +21,11 @@ struct draft_model_config {
     struct step_cost cost;     /* of its steps; all 0: unknown */
     int32_t vocab;             /* ids of the target */
     int32_t max_draft;         /* of a sequence in a step */
-    uint64_t secret;           /* keys hashes of tokens */
-    int64_t (*now_us)(void);   /* the clock, in microseconds */
+    /* 1: it is a draft head, whose entry at a position belongs to the token behind it
+     * (models/families/heads/head.c); 0: a model */
+    int32_t shift;
+    uint64_t secret;         /* keys hashes of tokens */
+    int64_t (*now_us)(void); /* the clock, in microseconds */
 };
 
 struct draft_model;
@@ -32,6 +35,9 @@ int draft_model_open(struct draft_model **ret, const struct draft_model_config *
 void draft_model_free(struct draft_model *d);
 /* For sched_speculate. */
 struct draft_source *draft_model_source(struct draft_model *d);
+/* For benchmarks: its n drafts of a sequence, which it was just asked for, were these. */
+void draft_model_replace(struct draft_model *d, const struct seq *q, int32_t n,
+                         const int32_t *token);
 /* Microseconds spent in its steps so far. */
 int64_t draft_model_us(const struct draft_model *d);
 /* NULL, or why it drafts no more. */

@@ -52,14 +52,14 @@ double pace_drafting_us(const struct draft_pace *p, int32_t n, int32_t k)
     return k == 0 ? 0 : k * pace_decode_us(p, n) * (seen > 0 ? (double)seen : 1) + p->gap_us;
 }
 
-/* From the cost model on. A step that was disturbed, as by a graph that was recorded,
- * counts no more than `MOST`. */
+/* From the cost model on. A step that was disturbed, as the first of a size by what the
+ * device sets up for it, moves the mean no further than one that was a little slower. */
 static void learn(float *mean, double value)
 {
-    const float MOST = 4, WEIGHT = 1.0f / 8;
+    const float MOST = 0.5f, WEIGHT = 1.0f / 8;
     float before = *mean == 0 ? 1 : *mean;
 
-    *mean = before + WEIGHT * (MIN((float)value, MOST) - before);
+    *mean = before + WEIGHT * MIN(MAX((float)value - before, -MOST), MOST);
 }
 
 void pace_saw_target(struct draft_pace *p, int32_t rows, double estimate_us, double us)

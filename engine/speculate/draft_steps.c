@@ -65,6 +65,22 @@ static int launch(struct draft_steps *s, struct err *e)
     return s->executor->launch(s->executor, &s->batch, e);
 }
 
+/* The draft behind position p is drawn as the token will be, from the same noise, so
+ * that both models draw the same token where they think alike. Biases and masks are
+ * left out: tokens that they ban do not hold. So are a head's penalties: its cache
+ * lacks the first token, which they count. */
+static struct sample_row sample_of(const struct draft_cache *c, const struct seq *q, int32_t p,
+                                   int32_t logits_row)
+{
+    struct sample_row row = seq_sample_row(q, p + 1 + c->shift, logits_row);
+
+    if (c->shift > 0) {
+        row.presence_penalty = row.frequency_penalty = 0;
+        row.repetition_penalty = 1;
+    }
+    return row;
+}
+
 /* Add n tokens of a job's sequence from `position` on; src: sampling row of the step
  * before that has the only one, -1: they are known. The last n_sampled are sampled
  * from. Returns the last sampling row; -1: none. */
@@ -81,17 +97,14 @@ static int32_t add(struct draft_steps *s, const struct draft_cache *c, const str
     b->n_decode += n == 1;
     for (int32_t k = 0; k < n; k++) {
         int32_t t = b->n_tokens++, p = position + k;
-        int32_t id = src >= 0 ? 0 : seq_token(q, p);
+        int32_t id = src >= 0 ? 0 : seq_token(q, p + c->shift);
         s->token[t] = id < s->executor->info.vocab ? id : 0;
         s->token_src[t] = src;
         s->position[t] = p;
         s->slot[t] = q->table[0].block[p / size] * size + p % size;
         if (k >= n - n_sampled) {
             s->logits_token[b->n_logits] = t;
-            /* The draft is drawn as the token will be, from the same noise, so that
-             * both models draw the same token where they think alike. Biases and masks
-             * are left out: tokens that they ban do not hold. */
-            s->sample[b->n_samples++] = seq_sample_row(q, p + 1, b->n_logits);
+            s->sample[b->n_samples++] = sample_of(c, q, p, b->n_logits);
             b->n_logits++;
         }
     }

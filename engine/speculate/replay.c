@@ -13,8 +13,11 @@ struct record {
 
 struct replay {
     struct draft_source base;
-    struct draft_source *model; /* NULL: none */
-    float acceptance;
+    struct draft_model *drafter; /* NULL: none */
+    struct draft_source *model;  /* its source */
+    float acceptance[LIMIT_DRAFT]; /* of a step's drafts, by their places */
+    int32_t most;                  /* drafts of a step; 0: none */
+    float sum;                     /* of them that hold on average */
     int32_t vocab;
     struct record *record; /* [cap] */
     int32_t n, cap;        /* of these */
@@ -48,10 +51,10 @@ static float expect(struct draft_source *base, struct seq *q)
 {
     const struct replay *r = replay_of(base);
 
-    if (r->model) {
-        return record_of(r, q) ? r->model->expect(r->model, q) : 0;
+    if (r->most == 0 || !record_of(r, q)) {
+        return 0;
     }
-    return record_of(r, q) ? r->acceptance / (1.0625f - r->acceptance) : 0;
+    return r->model ? r->model->expect(r->model, q) : r->sum;
 }
 
 /* Uniform in [0, 1), by the sequence and the position. */
@@ -70,16 +73,20 @@ static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int
     float all = 1;
     int32_t n = 0;
 
-    if (r->model) {
+    most = MIN(most, r->most);
+    if (r->model && most > 0) {
         most = r->model->draft(r->model, q, most, token, prob);
     }
     while (a && n < most && q->n_out + n < a->n) {
-        bool right = chance(q, q->n_out + n) < (double)r->acceptance;
+        bool right = chance(q, q->n_out + n) < (double)r->acceptance[n];
         int32_t t = a->token[q->n_out + n];
         token[n] = right ? t : (t + 1) % r->vocab;
-        all *= r->acceptance;
+        all *= r->acceptance[n];
         prob[n] = r->model ? prob[n] : all;
         n++;
+    }
+    if (r->model) {
+        draft_model_replace(r->drafter, q, n, token);
     }
     return n;
 }
@@ -108,9 +115,11 @@ static double prepare(struct draft_source *base, struct draft_want *want, int32_
     const struct replay *r = replay_of(base);
     int32_t kept = 0;
 
-    for (int32_t i = 0; i < n && r->model; i++) {
+    for (int32_t i = 0; i < n && r->model && r->most > 0; i++) {
         if (record_of(r, want[i].seq)) {
-            want[kept++] = want[i];
+            want[kept] = want[i];
+            want[kept].most = MIN(want[kept].most, r->most);
+            kept++;
         }
     }
     return kept > 0 ? r->model->prepare(r->model, want, kept, step) : 0;
@@ -157,8 +166,7 @@ static void observed(struct draft_source *base, int32_t n_rows, double estimate_
     }
 }
 
-int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct draft_source *model,
-                struct err *e)
+int replay_open(struct replay **ret, int32_t vocab, struct draft_model *model, struct err *e)
 {
     struct replay *r = calloc(1, sizeof(*r));
 
@@ -172,11 +180,25 @@ int replay_open(struct replay **ret, double acceptance, int32_t vocab, struct dr
         r->base.prepare = prepare;
         r->base.observed = observed;
     }
-    r->model = model;
-    r->acceptance = (float)acceptance;
+    r->drafter = model;
+    r->model = model ? draft_model_source(model) : NULL;
     r->vocab = vocab;
     *ret = r;
     return 0;
+}
+
+void replay_set(struct replay *r, const float *acceptance, int32_t n)
+{
+    const float MOST = 0.98f; /* what never fails would be endless */
+    float all = 1;
+
+    r->most = n == 1 ? LIMIT_DRAFT : n;
+    r->sum = n == 1 ? MIN(acceptance[0], MOST) / (1 - MIN(acceptance[0], MOST)) : 0;
+    for (int32_t i = 0; i < r->most; i++) {
+        r->acceptance[i] = acceptance[n == 1 ? 0 : i];
+        all *= r->acceptance[i];
+        r->sum += n > 1 ? all : 0;
+    }
 }
 
 void replay_free(struct replay *r)

@@ -13,6 +13,7 @@
 
 struct settings;
 struct model_config;
+struct model_taps;
 
 struct executor_info {
     int32_t vocab;                   /* width of the logits */
@@ -83,14 +84,23 @@ struct executor {
  * name, with pools sized by them. */
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e);
-/* The same beside a draft model, whose cache has draft_block_bytes for each block: the
- * pool leaves room for it. */
+/* The same beside a draft model or a draft head. */
+struct runner_beside {
+    int64_t block_bytes;           /* of each block in its cache: the pool leaves room for it */
+    const struct model_taps *taps; /* hidden states to be kept for it; NULL: none */
+};
 int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
-                       const struct model_config *c, int64_t draft_block_bytes, struct err *e);
+                       const struct model_config *c, const struct runner_beside *beside,
+                       struct err *e);
+/* A head of runner_open_draft reads the hidden states that the runner `target` keeps,
+ * from then on; before runner_add_cache. The target is freed after it. */
+int runner_bind_head(struct executor *head, struct executor *target, struct err *e);
 /* A model without a cache yet, whose info tells the bytes of a block; all its layers
- * are in one KV group. runner_add_cache makes it complete. */
+ * are in one KV group, whose blocks have as many tokens as those of the `target`
+ * (borrowed). runner_add_cache makes it complete. */
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct err *e);
+                      const struct model_config *c, const struct model_config *target,
+                      struct err *e);
 int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
 /* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
  * process each; this process is rank 0. */

@@ -3,12 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MIN_TOKENS = 8, ALIGN = 16 };
+#include "config/base/limits.h"
 
-int32_t microbatch_count(const struct batch *b, int32_t n_stages)
-{
-    return MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1);
-}
+enum { MIN_TOKENS = 8, ALIGN = 16 };
 
 /* The first i with v[i] >= x in an ascending array. */
 static int32_t lower_bound(const int32_t *v, int32_t n, int32_t x)
@@ -32,6 +29,17 @@ static int32_t seq_of(const struct batch *b, int32_t t)
     return lower_bound(b->q_start, b->n_seqs + 1, t + 1) - 1;
 }
 
+/* Whether all tokens [start, end) of a sequence are sampled from, as where drafts are
+ * verified. The recurrent states behind each but the first are in no table, so they
+ * cannot be gone on from in another micro-batch. */
+static bool verifies(const struct batch *b, int32_t start, int32_t end)
+{
+    return end - start <= LIMIT_DRAFT + 1 && lower_bound(b->logits_token, b->n_logits, end) -
+                                                     lower_bound(b->logits_token, b->n_logits,
+                                                                 start) ==
+                                                 end - start;
+}
+
 /* The first token of micro-batch i. A boundary never separates a single token from a
  * longer piece: a sequence with one token in a step must be a decode, and decodes come
  * first. */
@@ -43,7 +51,24 @@ static int32_t boundary(const struct batch *b, int32_t i, int32_t n)
         return t;
     }
     int32_t seq = seq_of(b, t), start = b->q_start[seq], end = b->q_start[seq + 1];
+    if (t > start && verifies(b, start, end)) {
+        return end;
+    }
     return t == start + 1 ? start : t == end - 1 && t > start ? end : t;
+}
+
+/* Fewer where drafts, which stay together, would leave one empty. */
+int32_t microbatch_count(const struct batch *b, int32_t n_stages)
+{
+    int32_t n = MAX(MIN(n_stages, b->n_tokens / MIN_TOKENS), 1);
+
+    for (int32_t i = 0; i < n && n > 1; i++) {
+        if (boundary(b, i, n) == boundary(b, i + 1, n)) {
+            n--;
+            i = -1;
+        }
+    }
+    return n;
 }
 
 /* The first sampling row that reads logits row l or a later one. */

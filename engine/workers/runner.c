@@ -33,10 +33,12 @@ struct job {
 struct runner {
     struct executor base;
     struct rank_place *place; /* NULL: the only rank */
-    bool one_kv_group;        /* whatever the windows of the layers */
+    /* a draft model's, whose layers are all in one KV group; NULL: it is none */
+    const struct model_config *target;
     struct backend *backend;
     struct model *model;
-    enum dtype kv_dtype; /* of keys and values */
+    enum dtype kv_dtype;    /* of keys and values */
+    struct model_taps taps; /* hidden states that are kept for a draft head */
     /* Several stages: the micro-batch at work, and the results of step i in gathered[i
      * % N_GATHERED], which stay valid until the wait after next. */
     struct microbatch microbatch;
@@ -266,9 +268,15 @@ static int open_backend(struct runner *r, const char *name, const struct setting
     if (rc < 0) {
         return rc;
     }
-    if (r->one_kv_group) {
+    if (r->target) { /* blocks of as many tokens, which states of the target may raise */
+        struct executor_info target = {0};
+        rc = runner_limits(&target, s, r->target, strcmp(name, "cpu") != 0, e);
+        if (rc < 0) {
+            return rc;
+        }
         x->n_kv_groups = 1;
         x->kv_window[0] = 0;
+        x->block_size = target.block_size;
     }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
@@ -356,6 +364,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .quantise = runner_quantises(s),
         .max_tokens = x->max_num_batched_tokens,
         .max_logits = max_logits(x, gpu),
+        .taps = r->taps,
         .max_len = x->max_len,
         .rank = r->place ? r->place->at.rank : 0,
         .n_ranks = n_ranks(r),
@@ -363,7 +372,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_stages = n_stages(r),
         .expert_parallel = s->expert_parallel,
         .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
-        .one_kv_group = r->one_kv_group || s->kv_policy != KV_PAGED,
+        .one_kv_group = r->target || s->kv_policy != KV_PAGED,
     };
 
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
@@ -395,7 +404,14 @@ static int choose_kv_dtype(struct runner *r, const struct settings *s, struct er
 static void set_layouts(const struct runner *r, const struct model_config *c,
                         struct kv_layout *layout)
 {
-    model_kv_layouts(layout, c, &r->model->options, r->base.info.block_size, r->kv_dtype);
+    const struct model_options *o = &r->model->options;
+    int32_t width = model_taps_width(&o->taps, c);
+
+    model_kv_layouts(layout, c, o, r->base.info.block_size, r->kv_dtype);
+    if (width > 0) {
+        kv_layouts_add_hidden(layout, executor_kv_groups(&r->base.info), width,
+                              backend_act_dtype(r->backend, o->dtype));
+    }
 }
 
 static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
@@ -485,14 +501,17 @@ static struct runner *runner_new(struct rank_place *place)
 
 static int open_runner(struct executor **ret, const struct settings *s, const char *dir,
                        const struct model_config *c, struct rank_place *place,
-                       int64_t draft_block_bytes, struct err *e)
+                       const struct runner_beside *beside, struct err *e)
 {
     struct runner *r = runner_new(place);
 
     if (!r) {
         return err_nomem(e, "the runner");
     }
-    r->base.info.draft_block_bytes = draft_block_bytes;
+    if (beside) {
+        r->base.info.draft_block_bytes = beside->block_bytes;
+        r->taps = beside->taps ? *beside->taps : r->taps;
+    }
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
@@ -514,30 +533,32 @@ static int open_runner(struct executor **ret, const struct settings *s, const ch
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e)
 {
-    return open_runner(ret, s, dir, c, NULL, 0, e);
+    return open_runner(ret, s, dir, c, NULL, NULL, e);
 }
 
 int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
-                       const struct model_config *c, int64_t draft_block_bytes, struct err *e)
+                       const struct model_config *c, const struct runner_beside *beside,
+                       struct err *e)
 {
-    return open_runner(ret, s, dir, c, NULL, draft_block_bytes, e);
+    return open_runner(ret, s, dir, c, NULL, beside, e);
 }
 
 int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
                      const struct model_config *c, struct rank_place *place, struct err *e)
 {
-    return open_runner(ret, s, dir, c, place, 0, e);
+    return open_runner(ret, s, dir, c, place, NULL, e);
 }
 
 int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, struct err *e)
+                      const struct model_config *c, const struct model_config *target,
+                      struct err *e)
 {
     struct runner *r = runner_new(NULL);
 
     if (!r) {
         return err_nomem(e, "the runner");
     }
-    r->one_kv_group = true;
+    r->target = target;
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
         rc = load_model(r, s, dir, c, e);
@@ -563,4 +584,10 @@ int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e)
     x->info.n_blocks = n_blocks;
     int rc = create_pools(r, layout, e);
     return rc < 0 ? rc : runner_start(r, e);
+}
+
+int runner_bind_head(struct executor *head, struct executor *target, struct err *e)
+{
+    return model_head_bind(CONTAINER_OF(head, struct runner, base)->model,
+                           CONTAINER_OF(target, struct runner, base)->model, e);
 }

@@ -51,12 +51,6 @@ static int set_states(struct executor_info *ret, const struct settings *s,
         return err_set_param(e, ERR_UNSUPPORTED, "kv_policy",
                              "kv_policy must be paged for a model with recurrent states");
     }
-    if ((s->speculate != SPECULATE_OFF && s->speculate != SPECULATE_AUTO) || s->draft_model) {
-        return err_set_param(e, ERR_UNSUPPORTED, "speculate",
-                             "speculate must be off or auto, without a draft model, for a model "
-                             "with recurrent states: a state cannot go back behind tokens that "
-                             "are not accepted");
-    }
     int64_t tokens = div_ceil(model_state_tokens(c, n_ranks, kv), size) * size;
     if (tokens > LIMIT_STATE_BLOCK_TOKENS) {
         return err_set(e, ERR_UNSUPPORTED,

@@ -56,6 +56,11 @@ static const struct backend_ops cpu_ops = {
     .gather_logits = cpu_gather_logits,
     .stage_receive = cpu_stage_receive,
     .stage_send = cpu_stage_send,
+    .hidden_store = cpu_hidden_store,
+    .hidden_pool = cpu_hidden_pool,
+    .hidden_load = cpu_hidden_load,
+    .hidden_own = cpu_hidden_own,
+    .spread = cpu_spread,
     .download = cpu_download,
     .upload = cpu_upload,
 };

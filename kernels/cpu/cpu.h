@@ -10,6 +10,7 @@
  *                  linear_stream.c for a single tile of x, linear_panels.c for many;
  *                  linear_blocks.c for weights in blocks, which the first two multiply
  *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
+ *     hidden.c     hidden states of draft heads
  *     latent/      the cache of latents and attention over it
  *     ranks.c      collectives of tensor parallelism
  *     stages.c     activations between pipeline stages
@@ -277,6 +278,13 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);
+
+/* hidden.c: operations of draft heads. */
+void cpu_hidden_store(struct backend *b, struct mat x, int32_t first);
+struct hidden_pool cpu_hidden_pool(struct backend *b);
+void cpu_hidden_load(struct backend *b, struct mat out, const struct hidden_pool *p);
+void cpu_hidden_own(struct backend *b, struct mat out, struct mat own);
+void cpu_spread(struct backend *b, struct mat out, struct mat x, struct mat id);
 
 /* attention.c: the sequence of token t, the last whose first token is <= t. */
 int32_t cpu_sequence_of(const struct batch *b, int32_t t);

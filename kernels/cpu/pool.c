@@ -1,11 +1,13 @@
 /* Threads of the CPU backend: thread 0 is the caller, the others are helpers.
  *
- * There is one job at a time. The caller publishes it by raising `epoch`. Helpers that
- * see a new epoch take tasks until none is left, then raise `done`. The caller takes
- * tasks too, and returns once `done` counts every helper, so that no helper looks at a
- * job that has ended. A helper that has spun for long enough counts itself in
- * `sleeping` and waits on the futex `epoch`; the caller makes the system call that
- * wakes helpers only if `sleeping` is above 0.
+ * There is one job at a time. The caller publishes it by raising the epoch in `gate`.
+ * Helpers that see a new epoch join the job, which `gate` counts, take tasks until none
+ * is left, and raise `done`. The caller takes tasks too. When none is left it closes
+ * the gate and waits for those who joined, so that no helper looks at a job that has
+ * ended; a helper whose processor does something else at the time is not waited for. A
+ * helper that has spun for long enough counts itself in `sleeping` and waits on the
+ * futex `gate`; the caller makes the system call that wakes helpers only if `sleeping`
+ * is above 0.
  *
  * Tasks are ranges of numbers. A plain job has one range, thread 0's, and every thread
  * takes from its front. A job by ranges has one per thread: its owner takes from the
@@ -28,6 +30,15 @@
 
 enum { SPIN_ROUNDS = 20000, YIELD_EVERY = 2000, LINE_BYTES = 64 };
 
+/* `gate`: helpers that joined the job in the lowest bits, whether it takes no more, and
+ * in all bits above the number of the job. */
+enum { GATE_JOINED = CPU_POOL_MAX_THREADS * 2 - 1, GATE_CLOSED = GATE_JOINED + 1 };
+
+static unsigned gate_epoch(unsigned gate)
+{
+    return gate / (GATE_CLOSED * 2);
+}
+
 struct helper {
     struct cpu_pool *pool;
     pthread_t thread;
@@ -49,15 +60,15 @@ struct cpu_pool {
     struct helper *helper;
     struct thread_state *state; /* [n_threads] */
 
-    /* The job; written by the caller before it raises `epoch`. */
+    /* The job; written by the caller before it raises the epoch. */
     cpu_task_fn *fn;
     void *arg;
     bool by_ranges;
     struct cpu_readahead ahead;
 
     /* Each on a cache line of its own. */
-    _Alignas(64) atomic_uint epoch;   /* number of the job; helpers sleep on it */
-    _Alignas(64) atomic_int done;     /* helpers that have finished the job */
+    _Alignas(64) atomic_uint gate;    /* GATE_*; helpers sleep on it */
+    _Alignas(64) atomic_int done;     /* helpers that joined the job and have finished */
     _Alignas(64) atomic_int sleeping; /* helpers in futex_wait, or about to be */
     atomic_bool stop;                 /* helpers end at the next epoch */
 };
@@ -137,13 +148,12 @@ static void fetch_ahead(struct thread_state *s, int32_t thread)
 
 /* ---- threads ---- */
 
-/* Wait until the epoch differs from `seen`; returns it. */
-static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
+/* Wait for another job than number `seen`. */
+static void await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
 {
     for (int i = 0; i < SPIN_ROUNDS; i++) {
-        unsigned now = atomic_load_explicit(&p->epoch, memory_order_acquire);
-        if (now != seen) {
-            return now;
+        if (gate_epoch(atomic_load_explicit(&p->gate, memory_order_acquire)) != seen) {
+            return;
         }
         fetch_ahead(&p->state[thread], thread);
         cpu_relax();
@@ -151,19 +161,34 @@ static unsigned await_job(struct cpu_pool *p, int32_t thread, unsigned seen)
             sched_yield();
         }
     }
-    for (;;) {
+    unsigned gate;
+    do {
         /* Sequentially consistent, so that either the caller sees the sleeper or the
          * sleeper sees the new epoch. */
         atomic_fetch_add(&p->sleeping, 1);
-        if (atomic_load(&p->epoch) == seen) {
-            futex_wait(&p->epoch, seen);
+        gate = atomic_load(&p->gate);
+        if (gate_epoch(gate) == seen) {
+            futex_wait(&p->gate, gate);
         }
         atomic_fetch_sub(&p->sleeping, 1);
-        unsigned now = atomic_load(&p->epoch);
-        if (now != seen) {
-            return now;
+    } while (gate_epoch(atomic_load(&p->gate)) == seen);
+}
+
+/* Count this helper as one of the job's, unless it takes no more; returns the number of
+ * the job in *epoch. */
+static bool join(struct cpu_pool *p, unsigned *epoch)
+{
+    unsigned gate = atomic_load_explicit(&p->gate, memory_order_acquire);
+
+    do {
+        *epoch = gate_epoch(gate);
+        if (gate & GATE_CLOSED) {
+            return false;
         }
-    }
+    } while (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate + 1,
+                                                    memory_order_acquire,
+                                                    memory_order_acquire));
+    return true;
 }
 
 static void *helper_main(void *arg)
@@ -176,16 +201,30 @@ static void *helper_main(void *arg)
     pthread_setname_np(pthread_self(), name);
     unsigned seen = 0;
     for (;;) {
-        seen = await_job(p, h->index, seen);
+        await_job(p, h->index, seen);
         if (atomic_load(&p->stop)) {
             return NULL;
         }
-        work(p, h->index);
-        atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
+        if (join(p, &seen)) {
+            work(p, h->index);
+            atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
+        }
     }
 }
 
-/* Publish the job, whose ranges are set, work on it, and wait for the helpers. */
+/* Open the gate for the next job, and wake the helpers that sleep. */
+static void open_gate(struct cpu_pool *p)
+{
+    unsigned now = atomic_load_explicit(&p->gate, memory_order_relaxed);
+
+    atomic_store(&p->gate, (gate_epoch(now) + 1) * (GATE_CLOSED * 2));
+    if (atomic_load(&p->sleeping) > 0) {
+        futex_wake_all(&p->gate);
+    }
+}
+
+/* Publish the job, whose ranges are set, work on it, and wait for the helpers that
+ * joined. */
 static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool by_ranges,
                     const struct cpu_readahead *ahead)
 {
@@ -194,12 +233,11 @@ static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool by_rang
     p->by_ranges = by_ranges;
     p->ahead = ahead ? *ahead : (struct cpu_readahead){0};
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-    atomic_fetch_add(&p->epoch, 1);
-    if (atomic_load(&p->sleeping) > 0) {
-        futex_wake_all(&p->epoch);
-    }
+    open_gate(p);
     work(p, 0);
-    for (int i = 1; atomic_load_explicit(&p->done, memory_order_acquire) < p->n_started; i++) {
+    unsigned gate = atomic_fetch_or(&p->gate, GATE_CLOSED);
+    int joined = (int)(gate & GATE_JOINED);
+    for (int i = 1; atomic_load_explicit(&p->done, memory_order_acquire) < joined; i++) {
         fetch_ahead(&p->state[0], 0);
         cpu_relax();
         if (i % YIELD_EVERY == 0) {
@@ -233,6 +271,11 @@ void cpu_pool_run_ranges(struct cpu_pool *p, int32_t n_each, cpu_task_fn *fn, vo
 int32_t cpu_pool_threads(const struct cpu_pool *p)
 {
     return p->n_threads;
+}
+
+unsigned cpu_pool_jobs(const struct cpu_pool *p)
+{
+    return gate_epoch(atomic_load_explicit(&p->gate, memory_order_relaxed));
 }
 
 /* The first hardware thread of `core`'s physical core, from a list like "0,64" or
@@ -384,8 +427,9 @@ void cpu_pool_free(struct cpu_pool *p)
         return;
     }
     atomic_store(&p->stop, true);
-    atomic_fetch_add(&p->epoch, 1);
-    futex_wake_all(&p->epoch);
+    unsigned gate = atomic_load(&p->gate);
+    atomic_store(&p->gate, (gate_epoch(gate) + 1) * (GATE_CLOSED * 2) | GATE_CLOSED);
+    futex_wake_all(&p->gate);
     for (int32_t i = 1; i <= p->n_started; i++) {
         pthread_join(p->helper[i].thread, NULL);
     }

@@ -24,6 +24,8 @@ int cpu_pool_new_local(struct cpu_pool **ret, int32_t threads, int32_t local_ran
                        int32_t local_world_size, struct err *e);
 void cpu_pool_free(struct cpu_pool *p);
 int32_t cpu_pool_threads(const struct cpu_pool *p);
+/* A number that changes with every job of several tasks; callable from any thread. */
+unsigned cpu_pool_jobs(const struct cpu_pool *p);
 
 /* Run tasks 0 .. n_tasks-1, each once; free threads take them in ascending order.
  * Returns when all are done. */

@@ -264,7 +264,7 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
 
 /* Makes the attention's work space when the model's shape is first seen. False:
  * c->failed. */
-static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
+static bool attention_prepare(struct cuda_backend *c, const struct attention *a, enum dtype act)
 {
     if (c->attn.partial_o) {
         return true;
@@ -292,6 +292,7 @@ static bool attention_prepare(struct cuda_backend *c, const struct attention *a)
     }
     c->attn = w;
     c->q_heads = a->n_heads / c->kv_view.n_kv_heads;
+    cuda_panel_prepare(c, act);
     return true;
 }
 
@@ -356,7 +357,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
 
     cuda_start(c);
     cuda_rows(c, out);
-    if (!attention_prepare(c, a)) {
+    if (!attention_prepare(c, a, qkv.dtype)) {
         return;
     }
     int32_t window = attention_window(c, a->window);
@@ -388,7 +389,10 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
         (window < 0 || !launch_attn_decode(&k, &s, &c->attn, n_decode, c->stream))) {
         launch_attn_plain(&k, &s, 0, n_decode, 0, n_decode, c->stream);
     }
-    if (rest > 0 && !launch_attn_prefill_hopper(&k, &s, c->tile_device, c->n_tiles, c->stream) &&
+    bool widened = rest > 0 && c->panel_step.n_blocks > 0 &&
+                   launch_attn_widened(&k, &s, &c->panel, &c->panel_step, c->stream);
+    if (rest > 0 && !widened &&
+        !launch_attn_prefill_hopper(&k, &s, c->tile_device, c->n_tiles, c->stream) &&
         !launch_attn_prefill(&k, &s, c->tile_device, c->n_tiles, c->stream)) {
         launch_attn_plain(&k, &s, c->batch.n_decode, c->batch.n_seqs - c->batch.n_decode,
                           c->batch.n_decode, rest, c->stream);
@@ -564,6 +568,11 @@ static const struct backend_ops ops = {
     .gather_logits = cuda_gather_logits,
     .stage_receive = cuda_stage_receive,
     .stage_send = cuda_stage_send,
+    .hidden_store = cuda_hidden_store,
+    .hidden_pool = cuda_hidden_pool,
+    .hidden_load = cuda_hidden_load,
+    .hidden_own = cuda_hidden_own,
+    .spread = cuda_spread,
     .download = cuda_download,
     .upload = cuda_upload,
 };

@@ -43,8 +43,8 @@ struct cuda_step {
 
 /* A decode step captured as a CUDA graph. The first fields but two are its key. */
 struct cuda_graph {
-    int32_t rows;                               /* padded number of sequences */
-    bool greedy, topk_merge, shared, late_mask; /* as in cuda_backend */
+    int32_t rows;                                      /* padded number of sequences */
+    bool greedy, topk_merge, shared, late_mask, feeds; /* as in cuda_backend */
     /* steps with this key so far; the second is captured, once all set-up is done */
     int32_t n_seen;
     cudaGraphExec_t exec; /* NULL: not captured yet */
@@ -59,7 +59,14 @@ struct cuda_scratch {
 
 struct matmul_plan; /* linear.c */
 struct upload;      /* upload.c */
-struct swap;        /* swap.c */
+struct swap;        /* step/hidden.c */
+void cuda_hidden_store(struct backend *b, struct mat x, int32_t first);
+struct hidden_pool cuda_hidden_pool(struct backend *b);
+void cuda_hidden_load(struct backend *b, struct mat out, const struct hidden_pool *p);
+void cuda_hidden_own(struct backend *b, struct mat out, struct mat own);
+void cuda_spread(struct backend *b, struct mat out, struct mat x, struct mat id);
+
+/* swap.c */
 struct cuda_ranks;  /* ranks.c */
 struct cuda_stages; /* stages.c */
 
@@ -136,7 +143,10 @@ struct cuda_backend {
      * every row takes its greatest logit (batch_greedy) */
     bool in_step, started, capturing, greedy;
     bool topk_merge; /* ranks sample by merging top-k lists (rank_sample.c) */
-    bool shared;     /* shared prefixes are read once in this step */
+    /* a draft head runs here; the step's tokens come from the step before, and so do
+     * the hidden states that it reads */
+    bool is_head, feeds;
+    bool shared; /* shared prefixes are read once in this step */
     /* masks of this step come after its launch; the kernel that waits for them was
      * enqueued */
     bool late_mask, late_waited;
@@ -153,9 +163,11 @@ struct cuda_backend {
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS]; /* [n_windows] sliding windows of the model, 0: none */
     int32_t n_windows;
-    int32_t q_heads;             /* query heads per KV head; 0 before the first attention */
-    struct attn_workspace attn;  /* made by the first attention */
-    struct latent_splits latent; /* made by the first attention over latents; n does not count */
+    int32_t q_heads;                /* query heads per KV head; 0 before the first attention */
+    struct attn_workspace attn;     /* made by the first attention */
+    struct kv_panel panel;          /* likewise, where a cache of e4m3 is widened for prefill */
+    struct widened_step panel_step; /* of the step being built */
+    struct latent_splits latent;    /* made by the first attention over latents; n does not count */
 
     /* recurrences: what recurrence_args.prepared and .factors point into */
     float *prepared;         /* [prepared_floats] on the device, made by the first one */
@@ -265,6 +277,9 @@ void cuda_upload_release(struct cuda_backend *c);
 int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
                    int32_t n_host_blocks, struct err *e);
 void cuda_kv_release(struct cuda_backend *c);
+/* Makes the panel for prefill over a cache of e4m3 with activations of type `act`, if
+ * there is room for it: without it the codes are read as they are. */
+void cuda_panel_prepare(struct cuda_backend *c, enum dtype act);
 /* Blocks per slice of the host pool, the unit of pinning. */
 int32_t cuda_kv_slice_blocks(const struct cuda_backend *c);
 /* Requests pinning of the slice that holds host_block, which is about to be copied. */

@@ -44,6 +44,15 @@ bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
     return rows >= LEAST_ROWS && (int64_t)rows * n * 100 >= slotted * percent;
 }
 
+bool codes_by_tiles(int32_t rows, int32_t n, int32_t n_sms)
+{
+    enum { ROWS = 512, COLUMNS = 128, LEAST_ROWS = 500 }; /* of the two tiles of a cluster */
+    int64_t slots = MAX(n_sms / 2, 1), tiles = div_ceil(rows, ROWS) * div_ceil(n, COLUMNS);
+    int64_t slotted = div_ceil(tiles, slots) * slots * ROWS * COLUMNS;
+
+    return rows >= LEAST_ROWS && (int64_t)rows * n * 100 >= slotted * 85;
+}
+
 bool graph_eligible(const struct batch *b)
 {
     if (b->n_seqs < 1 || b->n_decode != b->n_seqs || b->n_tokens != b->n_seqs ||
@@ -257,4 +266,27 @@ int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *re
         qsort(ret, (size_t)n, sizeof(*ret), by_keys);
     }
     return n;
+}
+
+/* Query heads of a KV head, times rows, from which on widening its keys takes less than
+ * what it saves: about 500 on an H200. */
+enum { WIDEN_WORTH_QUERIES = 1024 };
+
+int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
+                     struct widened_seq *ret, int32_t *ret_first)
+{
+    int64_t blocks = 0, saved = 0;
+
+    for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
+        int32_t rows = b->q_start[s + 1] - b->q_start[s];
+        ret[s - b->n_decode] = (struct widened_seq){
+            .row = b->row[s], .first = (int32_t)blocks, .position = b->kv_len[s] - rows};
+        ret_first[s] = (int32_t)blocks;
+        saved += ((int64_t)rows * group - WIDEN_WORTH_QUERIES) * b->kv_len[s];
+        blocks += div_ceil(b->kv_len[s], block_size);
+        if (blocks > INT32_MAX) {
+            return 0;
+        }
+    }
+    return saved >= 0 ? (int32_t)blocks : 0;
 }

@@ -19,6 +19,10 @@ int32_t product_rows(int32_t n);
  * (gemm/tiles.h): whether they keep n_sms multiprocessors busy. */
 bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms);
 
+/* Whether a product of e4m3 codes of `rows` rows with w [n, k] is worth tiles of 256 x
+ * 128 (gemm/tiles.h). */
+bool codes_by_tiles(int32_t rows, int32_t n, int32_t n_sms);
+
 /* Whether a graph can serve the step: every sequence has one token, one logits row and
  * one sample. */
 bool graph_eligible(const struct batch *b);
@@ -68,5 +72,12 @@ int32_t shared_runs(const struct batch *b, int32_t block_size, int32_t chunk, in
 /* Cuts the sequences past n_decode into tiles of `rows` query rows, most keys first.
  * Returns their number; `ret` NULL only counts. */
 int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *ret);
+
+/* Lays the sequences past n_decode end to end in a panel of keys and values that are
+ * widened for prefill (struct widened_seq): ret [n_seqs - n_decode], and in ret_first
+ * [n_seqs] the first block of each sequence there. Returns the blocks in all, or 0 if
+ * the step has too few queries for it to pay. group: query heads per KV head. */
+int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
+                     struct widened_seq *ret, int32_t *ret_first);
 
 #endif

@@ -236,6 +236,26 @@ bool launch_attn_prefill_hopper(const struct attn_args *a, const struct step_arr
                                 const struct query_tile *tile, int32_t n_tiles,
                                 cudaStream_t stream);
 
+/* ---- prefill over a cache of e4m3 that is widened before (widened.cu) ---- */
+/* Room for keys and values of the activations' type. */
+struct kv_panel {
+    void *data;      /* NULL: there is none */
+    int64_t n_bytes; /* size */
+    int32_t *block;  /* [n_blocks] 0, 1, 2, ...: a block table's ids in the panel */
+};
+/* What a step widens. */
+struct widened_step {
+    const struct widened_seq *seq; /* [n_seqs] on the device, in the panel's order */
+    const struct query_tile *tile; /* [n_tiles] likewise; rows are first blocks */
+    int32_t n_seqs, n_tiles;
+    int32_t n_blocks; /* in all; 0: nothing is widened */
+};
+/* Prefill of all tiles in turns of as many KV heads as the panel holds. False: no such
+ * kernel, or not even one head fits; what it has written counts for nothing. */
+bool launch_attn_widened(const struct attn_args *a, const struct step_arrays *s,
+                         const struct kv_panel *p, const struct widened_step *w,
+                         cudaStream_t stream);
+
 /* Batch-invariant attention for `deterministic` (attn_invariant.cu): the first n_single
  * sequences, one token each, and the tiles. False: no such kernel; launch_attn_plain is
  * batch-invariant too, only slow. */

@@ -482,7 +482,7 @@ static bool read_text_config(struct json *j, struct raw_config *raw);
 static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
-    bool null = json_peek(j) == JSON_NULL;
+    bool null = json_peek(j) == JSON_NULL, known;
 
     if (f && strcmp(f->key, "mamba_d_head") == 0 && json_peek(j) == JSON_STRING) {
         return json_skip(j); /* "auto" */
@@ -494,8 +494,11 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (json_key_is(j, "architectures")) {
         return read_architectures(j, raw);
     }
-    if (json_key_is(j, "text_config")) {
+    if (json_key_is(j, "text_config") || json_key_is(j, "transformer_layer_config")) {
         return read_text_config(j, raw);
+    }
+    if (!raw_eagle_read(j, &raw->eagle, &known) || known) {
+        return !j->failed;
     }
     if (json_key_is(j, "rope_scaling") || json_key_is(j, "rope_parameters")) {
         return read_rope(j, "rope_parameters", raw);
@@ -559,6 +562,7 @@ static void raw_init(struct raw_config *raw)
         }
     }
     raw->n_layer_types = -1;
+    raw->eagle.n_taps = raw->eagle.norm_before_residual = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;
     raw->time_limit[0] = raw->time_limit[1] = NAN;
@@ -577,7 +581,8 @@ static bool read_text_config(struct json *j, struct raw_config *raw)
     raw_init(raw->text);
     json_enter_object(j);
     while (json_next_member(j)) {
-        if (json_key_is(j, "text_config")) { /* not deeper */
+        if (json_key_is(j, "text_config") ||
+            json_key_is(j, "transformer_layer_config")) { /* not deeper */
             json_skip(j);
         } else {
             read_member(j, raw->text);
@@ -595,6 +600,7 @@ static void take_text_config(struct raw_config *raw)
         return;
     }
     memcpy(text->architecture, raw->architecture, sizeof(text->architecture));
+    text->eagle = raw->eagle;
     if (!*text->dtype) {
         memcpy(text->dtype, raw->dtype, sizeof(text->dtype));
     }
@@ -737,7 +743,11 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
     c->bos = raw->bos;
     c->n_eos = raw->n_eos;
     memcpy(c->eos, raw->eos, sizeof(c->eos));
+    if (raw_eagle_named(&raw->eagle, raw->architecture)) {
+        snprintf(raw->architecture, sizeof(raw->architecture), "LlamaForCausalLM");
+    }
     int rc = raw_config_derive(c, raw, e);
+    raw_eagle_derive(c, &raw->eagle);
     return rc == 0 ? set_dtype(c, raw->dtype, e) : rc;
 }
 

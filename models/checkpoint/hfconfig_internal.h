@@ -3,7 +3,17 @@
 #ifndef QUIRE_MODELS_CHECKPOINT_HFCONFIG_INTERNAL_H
 #define QUIRE_MODELS_CHECKPOINT_HFCONFIG_INTERNAL_H
 
+#include "config/base/json.h"
 #include "models/model.h"
+
+/* What the configuration of an EAGLE-3 head has besides a model's. */
+struct raw_eagle {
+    bool is, speculators;               /* it is one; in the format of vLLM's speculators */
+    int32_t draft_vocab, target_hidden; /* draft_vocab_size, target_hidden_size; 0: none */
+    /* eagle_aux_hidden_state_layer_ids; n_taps -1: not given */
+    int32_t n_taps, tap[LIMIT_TAPS];
+    int8_t norm_before_residual; /* 0, 1, or -1: not given */
+};
 
 /* The values of config.json under the keys in hfconfig.c's tables. A key that is absent
  * or null leaves -1 in a number or flag, NAN in a real and "" in a text. */
@@ -71,6 +81,8 @@ struct raw_config {
     int8_t wide_head_norms;  /* use_qk_norm */
     struct raw_config *text; /* owned: text_config; NULL: there is none */
 
+    struct raw_eagle eagle;
+
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
 
     int32_t n_eos, eos[LIMIT_EOS_IDS];  /* eos_token_id: none, one or several */
@@ -87,6 +99,14 @@ struct raw_config {
     int32_t n_short, n_long;            /* numbers in the two lists */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };
+
+/* hfconfig_eagle.c: read a member of the object if it is one of an EAGLE-3 head;
+ * *ret_known: it is. */
+bool raw_eagle_read(struct json *j, struct raw_eagle *r, bool *ret_known);
+/* Note what the name of the architecture tells; true: it is a head's. */
+bool raw_eagle_named(struct raw_eagle *r, const char *architecture);
+/* The part of *c that is a head's, once the rest was derived. */
+void raw_eagle_derive(struct model_config *c, const struct raw_eagle *r);
 
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the
  * architecture's defaults, and what is computed from them. */

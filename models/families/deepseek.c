@@ -96,7 +96,7 @@ static struct mat attend(struct model *m, const struct layer *l, struct mat attn
     return q;
 }
 
-static void deepseek_forward(struct model *m, const struct batch *b)
+void deepseek_forward(struct model *m, const struct batch *b)
 {
     struct backend *be = m->backend;
     const struct backend_ops *ops = be->ops;

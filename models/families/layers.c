@@ -42,11 +42,13 @@ void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat 
     const struct transformer *t = m->weights;
     const struct norm *next = i + 1 < t->n_layers ? &t->layer[i + 1].attn_norm : &t->final_norm;
 
+    h.transient = h.transient && !transformer_taps(m, i + 1);
     if (next->weight.data) {
         ops->add_norm(m->backend, h, x, y, next, partial);
     } else {
         ops->add(m->backend, x, y, partial);
     }
+    transformer_tap(m, i + 1, x, h);
 }
 
 void transformer_embed(struct model *m, struct mat out, float scale)
@@ -54,22 +56,33 @@ void transformer_embed(struct model *m, struct mat out, float scale)
     const struct backend_ops *ops = m->backend->ops;
     const struct transformer *t = m->weights;
 
+    if (m->config.head.kind != HEAD_NONE) {
+        head_input(m, out);
+        return;
+    }
     if (t->partial) {
         ops->embed_shard(m->backend, out, t->embed, t->vocab_first, scale);
     } else {
         ops->embed(m->backend, out, t->embed, scale);
     }
+    transformer_tap(m, 0, out, (struct mat){0});
 }
 
 void transformer_head(struct model *m, struct mat logits, struct mat x)
 {
     const struct backend_ops *ops = m->backend->ops;
     bool partial = m->weights->partial;
-    struct mat mine = partial ? mat_rows(m->local_logits, 0, x.rows) : logits;
+    const struct head_parts *head = &m->weights->draft;
+    struct mat mine = partial         ? mat_rows(m->local_logits, 0, x.rows)
+                      : head->id.data ? mat_rows(head->logits, 0, x.rows)
+                                      : logits;
 
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
     if (m->config.final_softcap > 0) {
         ops->soft_cap(m->backend, mine, m->config.final_softcap);
+    }
+    if (head->id.data) {
+        ops->spread(m->backend, logits, mine, head->id);
     }
     if (partial) {
         ops->gather_logits(m->backend, logits, mine);
@@ -84,5 +97,6 @@ void transformer_free(struct transformer *t)
     free(t->layer);
     free(t->rope_host[0]);
     free(t->rope_host[1]);
+    head_release(t);
     free(t);
 }

@@ -12,6 +12,13 @@
 #include "models/checkpoint/weights.h"
 #include "models/model.h"
 
+/* What the layer of a draft head has besides (heads/). */
+struct head_layer {
+    struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
+    struct norm final_norm;              /* behind the layer (MTP) */
+    struct mat join; /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
+};
+
 /* Sizes are this rank's. A bias is [1, rows of its weight], data NULL if there is
  * none. */
 struct layer {
@@ -38,7 +45,22 @@ struct layer {
      * rotated key. */
     struct latent_attention latent;
     struct norm q_norm, k_norm; /* of the queries' latent; of all q and all k (OLMo-2) */
-    struct mat q_up; /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct mat q_up;        /* [n_heads * head_dim, q_rank]; data NULL: queries have no latent */
+    struct head_layer head; /* only of a draft head */
+};
+
+/* What a draft head reads and leaves behind, beside its layer. */
+struct head_parts {
+    struct hidden_pool pool; /* the target's; data NULL: the head is not bound */
+    struct mat combine;      /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
+    struct mat id;           /* [1, draft_vocab] the target's ids; data NULL: all, in order */
+    float *id_host;          /* owned; `id` may refer to it */
+    bool feeds;              /* the step's tokens were drafted in the step before, and read `own` */
+    struct mat taps;         /* [max_tokens, width of the pool]; only with `combine` */
+    struct mat embedded;     /* [max_tokens, hidden] */
+    struct mat joined;       /* [max_tokens, 2 hidden] normed embedding and hidden state */
+    struct mat own;          /* [max_tokens, hidden] what the step leaves for the next one */
+    struct mat logits;       /* [max_logits, draft_vocab], float32; only with `id` */
 };
 
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
@@ -72,6 +94,7 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct mat mixer;              /* [rows of layer.mixer]; only with recurrent layers */
+    struct head_parts draft;       /* only of a draft head */
     struct expert_scratch experts; /* only if a layer has experts */
     struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
     struct latent_scratch latent;  /* only with latents; fewer rows */
@@ -127,6 +150,10 @@ enum tensor_dim {
     DIM_VALUE,       /* value_dim */
     DIM_STATE_HEADS, /* n_heads */
     DIM_SSD_IN,      /* Mamba-2: values, channels and heads one after another */
+    /* Of a draft head: its input, hidden states of the target, ids that it drafts. */
+    DIM_JOINED,
+    DIM_TAPS,
+    DIM_DRAFT_VOCAB,
 };
 
 /* How a tensor is divided among tensor-parallel ranks. */
@@ -176,6 +203,27 @@ struct tensor_spec {
     bool transposed; /* stored [in, out] (GPT-2's Conv1D) */
 };
 
+/* Of draft heads, which have no architectures. */
+extern const struct model_family mtp_family, latent_mtp_family, eagle3_family;
+
+/* The family of a draft head; NULL: there is none of its kind. */
+const struct model_family *head_family(const struct model_config *c);
+/* What a head has besides weights: tables and memory. */
+int head_load(struct model *m, struct err *e);
+void head_release(struct transformer *t);
+/* In place of the embedding: out [n_tokens, hidden] = what the head's layer begins
+ * with. */
+void head_input(struct model *m, struct mat out);
+/* Before a step and behind its forward pass. */
+void head_begin(struct model *m, const struct batch *b);
+void head_end(struct model *m, const struct batch *b);
+/* Keep hidden states for a head, if the model does: x [n_tokens, hidden] in front of
+ * layer i of the stage, and h, the final norm's output behind the last one (data NULL:
+ * not there yet). */
+void transformer_tap(struct model *m, int32_t i, struct mat x, struct mat h);
+/* Whether transformer_tap keeps anything there. */
+bool transformer_taps(const struct model *m, int32_t i);
+
 extern const struct model_family llama_family, qwen_moe_family, mixtral_family, olmoe_family,
     glm_moe_family, gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family,
     cohere_family, glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family,
@@ -185,6 +233,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
 void llama_forward(struct model *m, const struct batch *b);
+void deepseek_forward(struct model *m, const struct batch *b);
 void gemma2_forward(struct model *m, const struct batch *b);
 void gpt2_forward(struct model *m, const struct batch *b);
 

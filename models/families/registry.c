@@ -50,7 +50,8 @@ static int load(struct model *m, const char *dir, struct err *e)
 {
     const struct architecture *a;
 
-    m->family = model_family_find(m->config.architecture, &a);
+    m->family = m->config.head.kind != HEAD_NONE ? head_family(&m->config)
+                                                 : model_family_find(m->config.architecture, &a);
     if (!m->family) {
         return err_set(e, ERR_UNSUPPORTED, "architecture %s is not known", m->config.architecture);
     }
@@ -118,6 +119,13 @@ void model_free(struct model *m)
     free(m);
 }
 
+bool model_gathers(const struct model *m, const struct batch *b)
+{
+    bool all = m->config.head.kind != HEAD_NONE || transformer_taps(m, m->weights->n_layers);
+
+    return m->family->gathers && b->n_logits < b->n_tokens && model_is_last(m) && !all;
+}
+
 static void head_and_sample(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -147,8 +155,10 @@ void model_step(struct model *m, const struct batch *b)
     if (!m->weights->first) {
         ops->stage_receive(m->backend, x);
     }
+    head_begin(m, b);
     if (!ops->replay || !ops->replay(m->backend, b)) {
         m->family->forward(m, b);
+        head_end(m, b);
         if (model_is_last(m)) {
             head_and_sample(m, b);
         }

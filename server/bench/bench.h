@@ -33,6 +33,7 @@ struct bench_options {
      * -1: one run, as the engine's settings say */
     double acceptance;
     int64_t warmup; /* tokens per request in a first run that is not measured */
+    int64_t settle; /* seconds to wait before it */
     char *schemas;  /* path of a file of JSON Schemas, or NULL */
     /* report */
     char *json, *name; /* output file and name of the run, or NULL */

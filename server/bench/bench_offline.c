@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "config/base/wait.h"
 #include "config/settings/settings.h"
@@ -90,9 +91,11 @@ static void on_output(struct sink *s, const struct output *o)
     }
 }
 
+/* Tokens whose text is not complete yet are held back, so the window begins and ends
+ * where tokens came out. */
 static void note_window(struct offline_run *r)
 {
-    if (r->n_past_head < r->n * r->choices || r->nearly_done) {
+    if (r->n_past_head < r->n * r->choices || r->nearly_done || r->tokens == r->window_to) {
         return;
     }
     r->window_to_us = clock_us();
@@ -127,6 +130,7 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     r->nearly_done = false;
     r->decode_us = 0;
     r->tokens = r->tokens_flushed = r->completion_tokens = 0;
+    r->window_from = r->window_to = 0;
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
     r->ttft = (struct latency_hist){.n = 0};
     free(r->request);
@@ -433,6 +437,7 @@ static int run_before(struct offline_run *r, struct engine *engine, const struct
     struct bench_load warm = *load;
     int rc = o->script ? add_scripts(engine, load, e) : 0;
 
+    sleep((unsigned)o->settle);
     warm.seed = ~load->seed; /* different prompts: the measured run must not hit the cache */
     if (rc == 0 && o->warmup > 0 && !o->script) {
         rc = run_once(r, engine, o, &warm, (int32_t)o->warmup, e);
@@ -522,7 +527,8 @@ int bench_offline(const struct bench_options *given, int argc, char **argv, stru
     rc = engine_open(&engine, &s, &r.sink, e);
     if (rc == 0) {
         double ready_s = (double)(clock_us() - start_us) * 1e-6;
-        rc = o.acceptance >= 0 ? engine_replay(engine, o.acceptance, e) : 0;
+        float acceptance = (float)o.acceptance;
+        rc = o.acceptance >= 0 ? engine_replay(engine, &acceptance, 1, e) : 0;
         rc = rc == 0 ? measure(&r, engine, &o, ready_s, e) : rc;
         engine_free(engine);
     }

@@ -56,6 +56,8 @@ static const struct option options[] = {
      "offline: file with a JSON Schema a line; the requests run free, then each under one of them"},
     {"--warmup", KIND_INT, AT(warmup), 0, 1 << 20,
      "offline: before measuring, generate this many tokens per request (8)"},
+    {"--settle", KIND_INT, AT(settle), 0, 3600,
+     "offline: seconds to wait before that; on a CPU, weights move into large pages meanwhile (0)"},
     {"--json", KIND_TEXT, AT(json), 0, 0,
      "append the figures to this file, one JSON object per line (-: standard output)"},
     {"--name", KIND_TEXT, AT(name), 0, 0, "name of the run in the JSON"},

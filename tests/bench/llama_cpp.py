@@ -30,6 +30,9 @@ def run(command, env=None):
     return done.stdout
 
 
+SETTLE_S = 2  # for Quire to move its weights into large pages
+
+
 def last_json(text):
     return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
 
@@ -54,7 +57,7 @@ class Bench:
     def quire(self, requests, prompt, generate):
         return last_json(run([self.args.quire, "bench", "offline", self.args.model, "--device", "cpu", "--threads",
                               str(self.args.threads), "--requests", str(requests), "--input-len", str(prompt),
-                              "--output-len", str(generate), "--json", "-"]))
+                              "--output-len", str(generate), "--settle", str(SETTLE_S), "--json", "-"]))
 
     def read_gbs(self):
         """The read bandwidth, measured now; bench_cpu is built by `make bench`."""
@@ -63,7 +66,10 @@ class Bench:
 
     def share_of_bandwidth(self):
         """Weight bytes read per token, as a fraction of what could be read in that time. A tied embedding is read once, as the head."""
-        size = sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
+        if os.path.isdir(self.args.model):
+            size = sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
+        else:
+            size = os.path.getsize(self.args.model)
         read = self.read_gbs()
         return size * self.quire(1, 16, self.args.tokens)["decode_tok_s"] / 1e9 / max(read, self.read_gbs())
 

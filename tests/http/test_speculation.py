@@ -189,9 +189,6 @@ def test_what_a_model_said_holds_as_a_draft(family, tmp_path):
                "--acceptance", "1", "--requests", "2", "--input-len", "9", "--output-len", "30", "--temperature", "0.8",
                "--json", str(figures)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment() | UNKNOWN_COSTS)
-    if "recurrent states" in done.stderr:
-        assert done.returncode != 0
-        return
     assert done.returncode == 0, done.stderr
     figure = json.loads(figures.read_text())
     assert figure["drafts"] > 0

@@ -21,11 +21,14 @@ static float expect(struct draft_source *base, struct seq *q)
     return rng_chance(&r, 40) ? 0 : (float)rng_range(&r, 1, 30) / 10;
 }
 
-/* Whether a model that sees the request's tokens alone draws what it gives. */
-static bool is_plain(const struct sim_request *q)
+/* Whether a model that sees the request's tokens alone draws what it gives. A head
+ * draws without penalties. */
+static bool is_plain(const struct sim_drafts *d, const struct sim_request *q)
 {
-    return !q->language && q->n_bias == 0 && q->n_words == 0 && q->n_allowed == 0 &&
-           q->min_tokens == 0;
+    bool penalised = q->presence != 0 || q->frequency != 0 || q->repetition != 1;
+
+    return !(d->s->draft_head && penalised) && !q->language && q->n_bias == 0 && q->n_words == 0 &&
+           q->n_allowed == 0 && q->min_tokens == 0;
 }
 
 /* What the draft model drafts is what the request gives: they are one model. */
@@ -37,7 +40,7 @@ static int32_t model_draft(struct sim_drafts *d, struct seq *q, int32_t most, in
     struct rng r = rng_of(d, q, 0xd5);
     int32_t n = d->model->draft(d->model, q, most, token, prob);
 
-    for (int32_t i = 0; i < n && want && is_plain(request) && d->s->fail_at == 0; i++) {
+    for (int32_t i = 0; i < n && want && is_plain(d, request) && d->s->fail_at == 0; i++) {
         if (q->n_out + i < want->n && token[i] != want->token[q->n_out + i]) {
             snprintf(d->why, sizeof(d->why), "the draft model drafts %d in place of %d", token[i],
                      want->token[q->n_out + i]);

@@ -37,8 +37,9 @@ struct sampled {
 struct oracle {
     struct executor base;
     int32_t stride, table_width;
-    struct cell *device, *host; /* [blocks * block_size] */
-    int32_t *table;             /* [n_kv_groups, max_num_seqs, table_width] */
+    struct cell *device, *host;   /* [blocks * block_size] */
+    const struct oracle *head_of; /* as in struct oracle_config */
+    int32_t *table;               /* [n_kv_groups, max_num_seqs, table_width] */
     struct answer answer[ANSWERS];
     struct sampled sampled[2]; /* of the current step and the one before */
     int32_t microbatch;        /* micro-batch launched last */
@@ -183,9 +184,10 @@ static int check_groups(const struct oracle *o, int32_t row, int32_t position, i
 }
 
 /* The slots of token t in every group are where the tables put its position; writes
- * the cell there. */
+ * the cell there. In groups of states that is so for a sequence's first token in the
+ * step: the states behind a draft go elsewhere. */
 static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int32_t t,
-                      const struct cell *cell, struct err *e)
+                      bool is_first, const struct cell *cell, struct err *e)
 {
     const struct executor_info *x = &o->base.info;
     int32_t position = b->position[t], others = x->n_kv_groups - 1;
@@ -193,7 +195,9 @@ static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int3
     for (int32_t k = 0; k < x->n_kv_groups; k++) {
         int32_t slot = k == 0 ? b->slot[t] : b->group_slot[t * others + k - 1];
         int32_t block = table_of(o, k, row)[position / x->block_size];
-        if (block < 0 || slot != block * x->block_size + position % x->block_size) {
+        bool free = holds_states(o, k) && !is_first;
+        if (slot < 0 || slot >= x->n_blocks * x->block_size ||
+            (!free && slot != block * x->block_size + position % x->block_size)) {
             REFUSE("slot %d is not where the table of KV group %d puts position %d", slot, k,
                    position);
         }
@@ -205,11 +209,12 @@ static int write_cell(struct oracle *o, const struct batch *b, int32_t row, int3
 }
 
 /* The cell of the states behind the token at `position`; NULL: its block is none. */
-static struct cell *state_at(const struct oracle *o, int32_t group, int32_t row, int32_t position)
+static const struct cell *state_at(const struct oracle *o, int32_t group, int32_t row,
+                                   int32_t position)
 {
     int32_t size = o->base.info.block_size;
 
-    return (struct cell *)(uintptr_t)cell_in(o, group, row, position / size * size);
+    return cell_in(o, group, row, position / size * size);
 }
 
 /* The states that a sequence of the step goes on from have read what group 0 has before
@@ -233,14 +238,54 @@ static int check_states(const struct oracle *o, int32_t row, int32_t first, stru
     return 0;
 }
 
-/* The states behind the last token of a sequence of the step, whose cell is there. */
-static void write_states(struct oracle *o, int32_t row, int32_t last)
+/* The states of a sequence of the step, whose cells are there: behind its last token,
+ * and behind each whose block is not that of the next. */
+static void write_states(struct oracle *o, const struct batch *b, int32_t seq)
 {
-    for (int32_t k = 1; k < o->base.info.n_kv_groups; k++) {
-        if (holds_states(o, k)) {
-            *state_at(o, k, row, last) = *cell_at(o, row, last);
+    int32_t size = o->base.info.block_size, others = o->base.info.n_kv_groups - 1;
+
+    for (int32_t k = 1; k <= others; k++) {
+        for (int32_t t = b->q_start[seq]; t < b->q_start[seq + 1] && holds_states(o, k); t++) {
+            const int32_t *slot = b->group_slot + t * others + k - 1;
+            if (t + 1 == b->q_start[seq + 1] || slot[0] / size != slot[others] / size) {
+                o->device[slot[0] / size * size] = *cell_at(o, b->row[seq], b->position[t]);
+            }
         }
     }
+}
+
+/* What the target of a head has at the slot of a position; NULL: nothing. */
+static const struct cell *hidden_at(const struct oracle *o, int32_t row, int32_t position)
+{
+    int32_t size = o->base.info.block_size, block = table_of(o, 0, row)[position / size];
+    const struct cell *cell =
+        block < 0 ? NULL : &o->head_of->device[block * size + position % size];
+
+    return cell && cell->token >= 0 ? cell : NULL;
+}
+
+/* The context that a head's entry at `position` has but for its own token: what the
+ * target has read up to there, or, if the token was drafted, what the entry before has.
+ * Entries before it are of that text, but for the last ones of blocks: sequences that
+ * share a block need not go on with the same token. */
+static int head_context(const struct oracle *o, int32_t row, int32_t position, bool drafted,
+                        uint64_t *ret, struct err *e)
+{
+    const struct cell *hidden =
+        drafted ? cell_at(o, row, position - 1) : hidden_at(o, row, position);
+
+    if (!hidden) {
+        REFUSE("there is no hidden state for position %d", position);
+    }
+    for (int32_t p = 0; p < position && !drafted; p++) {
+        const struct cell *entry = cell_at(o, row, p), *next = hidden_at(o, row, p + 1);
+        bool last = (p + 1) % o->base.info.block_size == 0;
+        if (!entry || !next || (!last && entry->context != next->context)) {
+            REFUSE("the head's entry at position %d is of another text", p);
+        }
+    }
+    *ret = hidden->context;
+    return 0;
 }
 
 static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int32_t t,
@@ -271,8 +316,12 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         }
         context = before->context;
     }
+    if (o->head_of &&
+        head_context(o, b->row[seq], position, b->token_src[t] >= 0, &context, e) < 0) {
+        return ERR_DEVICE;
+    }
     struct cell cell = {.token = token, .context = toy_read(context, token), .launch = o->executed};
-    if (write_cell(o, b, b->row[seq], t, &cell, e) < 0) {
+    if (write_cell(o, b, b->row[seq], t, t == b->q_start[seq], &cell, e) < 0) {
         return ERR_DEVICE;
     }
     return check_groups(o, b->row[seq], position, b->position[b->q_start[seq]], e);
@@ -297,7 +346,7 @@ static int write_seq(struct oracle *o, const struct batch *b, int32_t seq, struc
             return ERR_DEVICE;
         }
     }
-    write_states(o, b->row[seq], b->kv_len[seq] - 1);
+    write_states(o, b, seq);
     return 0;
 }
 
@@ -375,7 +424,7 @@ static int read_context(const struct oracle *o, const struct batch *b, int32_t l
         if (cell->token < 0) {
             REFUSE("position %d was never written", p);
         }
-        h = toy_read(h, cell->token);
+        h = o->head_of ? cell->context : toy_read(h, cell->token);
         if (cell->context != h) {
             REFUSE("position %d was computed on another context", p);
         }
@@ -407,7 +456,8 @@ static int process(const struct oracle *o, const struct batch *b, const struct s
     if (!right_row(o, b, r)) {
         REFUSE("a sampling row is out of range");
     }
-    for (int32_t p = 0; p < r->position; p++) {
+    bool penalised = !o->head_of || sample_penalised(r);
+    for (int32_t p = 0; p < r->position && penalised; p++) {
         const struct cell *cell = cell_at(o, r->row, p);
         if (!cell || cell->token < 0 || cell->token >= vocab) {
             REFUSE("the penalties find no token at position %d", p);
@@ -703,6 +753,7 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
                                           .dtype = "token"};
     memcpy(o->base.info.kv_window, c->kv_window, sizeof(c->kv_window));
     o->fail_at = c->fail_at;
+    o->head_of = c->head_of ? CONTAINER_OF(c->head_of, struct oracle, base) : NULL;
     o->stride = MIN(c->vocab, TOY_MAX_VOCAB);
     o->table_width = (int32_t)div_ceil(c->max_len, c->block_size);
     if (!allocate(o, c)) {

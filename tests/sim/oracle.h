@@ -21,6 +21,9 @@ struct oracle_config {
     int32_t max_num_seqs, max_num_batched_tokens, max_samples;
     int32_t depth; /* launches that may be outstanding when another is made */
 
+    /* It is a draft head of this oracle, borrowed, whose cells are the hidden states
+     * that it reads; NULL: it is a model. */
+    struct executor *head_of;
     uint64_t fail_at; /* from this step on every sample is TOKEN_NO_NUMBER; 0: never */
 };
 int oracle_open(struct executor **ret, const struct oracle_config *c, struct err *e);

@@ -362,11 +362,11 @@ static void random_states(struct scenario *s, struct rng *r)
     c->snapshot_distance = c->block_size * rng_range(r, 1, rng_chance(r, 50) ? 2 : 5);
 }
 
-/* In some runs, but for those with states, tokens are drafted; in most of these rows
- * cost next to nothing, so that many are. */
+/* In some runs tokens are drafted; in most of these rows cost next to nothing, so that
+ * many are. */
 static void drafts(struct scenario *s, struct rng *r)
 {
-    if (!rng_chance(r, 55) || sched_has_states(&s->config)) {
+    if (!rng_chance(r, 55)) {
         return;
     }
     s->only_forced = rng_chance(r, 25);
@@ -384,6 +384,7 @@ static void drafts(struct scenario *s, struct rng *r)
     }
     if (!s->only_forced && s->config.kv_policy == KV_PAGED && rng_chance(r, 40)) {
         s->draft_model = s->config.max_num_seqs * rng_range(r, 1, 6);
+        s->draft_head = rng_chance(r, 50);
     }
 }
 
@@ -543,12 +544,12 @@ void scenario_print(const struct scenario *s, FILE *out)
         "%lld us, timeouts %lld "
         "%lld us, NaN "
         "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d, "
-        "drafts of %d%s, by a model in steps of %d\n",
+        "drafts of %d%s, by a %s in steps of %d\n",
         c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
         (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
         (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
         (long long)c->group_bytes, s->portion, s->late_delivery, s->max_draft,
-        s->only_forced ? " that are forced" : "", s->draft_model);
+        s->only_forced ? " that are forced" : "", s->draft_head ? "head" : "model", s->draft_model);
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);

@@ -78,6 +78,7 @@ struct scenario {
     /* Tokens of a step of the draft model, which is the model itself; 0: there is
      * none. */
     int32_t draft_model;
+    bool draft_head; /* with one rank it is a head */
     int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 

@@ -780,11 +780,13 @@ static void open_draft_model(struct world *w)
     oc.n_kv_groups = 1;
     oc.n_host_blocks = 0;
     oc.max_num_batched_tokens = w->s->draft_model;
+    oc.head_of = w->s->draft_head && w->s->n_ranks <= 1 ? w->executor : NULL;
     int rc = oracle_open(&w->draft_executor, &oc, &e);
     if (rc == 0) {
         struct draft_model_config c = {.executor = w->draft_executor,
                                        .vocab = oc.vocab,
                                        .max_draft = w->s->max_draft,
+                                       .shift = oc.head_of != NULL,
                                        .secret = w->s->seed,
                                        .now_us = clock_us};
         if (w->s->seed % 2 == 0) { /* what drafting takes counts */
@@ -805,11 +807,7 @@ static void speculate(struct world *w)
                     w->totals);
     w->drafts.want = want_of;
     forced_drafts_init(&w->forced, w->s->only_forced ? NULL : &w->drafts.base);
-    bool states = false; /* recurrent ones, with which nothing is drafted */
-    for (int32_t k = 0; k < sched_kv_groups(&w->s->config); k++) {
-        states = states || w->s->config.kv_window[k] < 0;
-    }
-    bool drafts = w->s->max_draft > 0 && !states;
+    bool drafts = w->s->max_draft > 0;
     for (int i = 0; i <= SIM_DEPTH; i++) {
         w->set[i].wants_forced = drafts;
     }

@@ -123,6 +123,9 @@ static void commit_memory(struct commit *c, const struct plan_item *it, int32_t 
     }
     q->n_stored = it->first + it->n - it->n_verify + n_accepted;
     seq_publish(c->s, q);
+    if (it->n_verify > 0 && sched_has_states(&c->s->c)) {
+        seq_trim(c->s, q); /* the states before the last ones, now that they are published */
+    }
     /* forked behind the prompt: the published blocks are those of all */
     for (int32_t i = 1; i < it->n_sampled; i++) {
         g->seq[i].n_stored = q->n_stored;

@@ -61,6 +61,19 @@ static int32_t common_blocks(const struct packer *p, const struct seq *a, const 
 
 /* ---- tokens ---- */
 
+/* The block that the token at `position`, number i of the item's, goes to in KV group
+ * k. */
+static int32_t block_of(const struct packer *p, const struct plan_item *it, int32_t k, int32_t i,
+                        int32_t position)
+{
+    const struct seq *q = it->seq;
+    int32_t draft = i - (it->n - it->n_verify);
+
+    return draft >= 0 && sched_is_state(&p->c, k)
+               ? q->spare[sched_states_before(&p->c, k) * q->n_spare + draft]
+               : q->table[k].block[position / p->c.block_size];
+}
+
 static void pack_tokens(struct packer *p, struct batch *b, const struct plan_item *it)
 {
     const struct seq *q = it->seq;
@@ -75,7 +88,7 @@ static void pack_tokens(struct packer *p, struct batch *b, const struct plan_ite
         p->slot[t] = q->table[0].block[position / size] * size + position % size;
         for (int32_t k = 1; k < p->c.n_kv_groups; k++) {
             p->group_slot[b->n_group_slots++] =
-                q->table[k].block[position / size] * size + position % size;
+                block_of(p, it, k, i, position) * size + position % size;
         }
     }
 }

@@ -13,6 +13,8 @@
  * the next token writes to the next block. For tables, forks, copies and swaps such a
  * group is one with a window of two tokens. Steps end at multiples of the snapshot
  * distance (plan_chunk), and the blocks that end there are found by the prefix cache.
+ * Where a step verifies drafts, the states behind each draft go to a spare block that is
+ * in no table yet (sched_draft.c).
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
 #define QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H

@@ -7,7 +7,8 @@
  * Addresses do not change: a step that reads meanwhile finds the same values before and
  * after, or waits in the page fault for the exchange. Small gaps between two weights of
  * one file are moved with them, so that only the ends of the file are left in small
- * pages.
+ * pages. While steps run, the thread rests for most of the time: a copy takes a core and
+ * memory bandwidth from them.
  *
  * Weights of less than LARGE_BYTES are copied at load (memory.c). On machines with
  * several NUMA nodes nothing is read in place: there the threads that will read a row
@@ -29,7 +30,11 @@
 #define LARGE_BYTES ((int64_t)512 << 10) /* the smallest weight that is read in place */
 #define GAP_BYTES ((int64_t)1 << 20)     /* the largest gap that is moved with its neighbours */
 
-enum { NICE = 10 }; /* below the threads of a step, which spin */
+enum {
+    NICE = 10,              /* below the threads of a step, which spin */
+    REST = 8,               /* times as long as a copy took, if steps ran meanwhile */
+    REST_MAX_US = 100000,   /* so that the thread can be ended soon */
+};
 
 /* A range of weights in one mapping, with the gaps between them. */
 struct span {
@@ -40,6 +45,7 @@ struct span {
 struct cpu_hugepages {
     struct span *span; /* [n] */
     int32_t n, cap;
+    const struct cpu_pool *pool;   /* borrowed; tells whether steps run */
     _Atomic int64_t pending_bytes; /* still to be moved */
     pthread_t thread;              /* valid when started */
     bool started;
@@ -91,6 +97,9 @@ int cpu_hugepages_add(struct cpu_backend *c, const void *data, int64_t n_bytes, 
 
     if (!s) {
         s = c->hugepages = calloc(1, sizeof(*s));
+        if (s) {
+            s->pool = c->pool;
+        }
     }
     if (s && s->n == s->cap) {
         int32_t cap = MAX(2 * s->cap, 64);
@@ -165,6 +174,18 @@ static void join_spans(struct cpu_hugepages *s)
     s->n = n;
 }
 
+/* Copy the contents of one huge page; then rest if the pool worked at the same time. */
+static void copy_page(const struct cpu_hugepages *s, char *to, const char *from)
+{
+    unsigned jobs = cpu_pool_jobs(s->pool);
+    int64_t began = clock_us();
+
+    memcpy(to, from, CPU_HUGE_BYTES);
+    if (cpu_pool_jobs(s->pool) != jobs) {
+        usleep((useconds_t)MIN((clock_us() - began) * REST, REST_MAX_US));
+    }
+}
+
 /* Put huge pages of the same contents in the place of [at, at + n_bytes), both
  * multiples of CPU_HUGE_BYTES. */
 static bool move_chunk(struct cpu_hugepages *s, char *at, size_t n_bytes)
@@ -175,7 +196,7 @@ static bool move_chunk(struct cpu_hugepages *s, char *at, size_t n_bytes)
         return false;
     }
     for (size_t i = 0; i < n_bytes && !s->stop; i += CPU_HUGE_BYTES) {
-        memcpy(copy + i, at + i, CPU_HUGE_BYTES);
+        copy_page(s, copy + i, at + i);
     }
     bool ok = !s->stop && mprotect(copy, n_bytes, PROT_READ) == 0 &&
               mremap(copy, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED;

@@ -3,7 +3,8 @@
  *
  * First the convolution, in place in x, then the matrices, a head a task. A task takes
  * the state over from the block that the step before wrote to and then works on the
- * block that this one writes to; both may be the same.
+ * block of the token at hand; both may be the same. Where the next token has another
+ * block, the state is taken over there again, and that behind the token stays.
  */
 #include <math.h>
 #include <string.h>
@@ -23,8 +24,17 @@ struct recurrence_job {
 struct span {
     int32_t start, n;  /* its tokens in the step */
     const float *from; /* the layer's state before them; NULL: all 0 */
-    float *to;         /* and behind them; NULL: nowhere, for a step without a cache */
+    bool cached;       /* else there is nowhere to write, in a step without a cache */
 };
+
+/* The layer's state in the block of token t. */
+static float *state_of(const struct recurrence_job *j, int32_t t)
+{
+    const struct kv_layout *l = &j->c->kv[j->r->group];
+    float *blocks = (float *)j->c->kv_data + j->r->layer * l->layer_stride;
+
+    return blocks + cpu_slot(j->c, j->r->group, t) / l->block_size * l->block_stride;
+}
 
 static struct span span_of(const struct recurrence_job *j, int32_t seq)
 {
@@ -34,14 +44,11 @@ static struct span span_of(const struct recurrence_job *j, int32_t seq)
     struct span s = {.start = b->q_start[seq], .n = b->q_start[seq + 1] - b->q_start[seq]};
     int32_t first = b->kv_len[seq] - s.n;
     float *blocks = (float *)j->c->kv_data + j->r->layer * l->layer_stride;
-    int32_t last = s.n > 0 ? cpu_slot(j->c, j->r->group, s.start + s.n - 1) : -1;
 
     if (first > 0) {
         s.from = blocks + table[(first - 1) / l->block_size] * l->block_stride;
     }
-    if (last >= 0) {
-        s.to = blocks + last / l->block_size * l->block_stride;
-    }
+    s.cached = s.n > 0 && cpu_slot(j->c, j->r->group, s.start + s.n - 1) >= 0;
     return s;
 }
 
@@ -52,8 +59,20 @@ static float silu(float x)
     return x / (1 + expf(-x));
 }
 
+/* Keep the last inputs of channels [first, first + n) behind token t. */
+static void keep_inputs(const struct recurrence_job *j, int32_t t, int32_t first, int32_t n,
+                        float past[][LIMIT_CONV_KERNEL])
+{
+    int32_t before = j->r->kernel - 1;
+    float *to = state_of(j, t) + (int64_t)first * before;
+
+    for (int32_t i = 0; i < n; i++) {
+        memcpy(to + (int64_t)i * before, past[i], (size_t)before * sizeof(float));
+    }
+}
+
 /* Convolve channels [first, first + n) of a sequence; `past` are their last kernel - 1
- * inputs, oldest first, which become those behind the sequence's last token. */
+ * inputs, oldest first. */
 static void convolve(const struct recurrence_job *j, const struct span *s, int32_t first, int32_t n,
                      float past[][LIMIT_CONV_KERNEL])
 {
@@ -75,6 +94,10 @@ static void convolve(const struct recurrence_job *j, const struct span *s, int32
             }
             x[i] = silu(sum);
         }
+        bool last = t + 1 == s->start + s->n;
+        if (s->cached && (last || state_of(j, t) != state_of(j, t + 1))) {
+            keep_inputs(j, t, first, n, past);
+        }
     }
 }
 
@@ -91,9 +114,6 @@ static void convolve_task(void *arg, int32_t task, int32_t thread)
         memcpy(past[i], s.from + (int64_t)(first + i) * before, (size_t)before * sizeof(float));
     }
     convolve(j, &s, first, n, past);
-    for (int32_t i = 0; i < n && s.to; i++) {
-        memcpy(s.to + (int64_t)(first + i) * before, past[i], (size_t)before * sizeof(float));
-    }
 }
 
 /* ---- matrices ---- */
@@ -204,21 +224,23 @@ static void head_task(void *arg, int32_t task, int32_t thread)
     float skip = r->d.data ? ((const float *)r->d.data)[head] : 0;
 
     (void)thread;
-    if (!s.to) { /* a row without a cache has no results */
+    if (!s.cached) { /* a row without a cache has no results */
         for (int32_t t = s.start; t < s.start + s.n; t++) {
             memset(mat_row(j->out, t) + head * r->value_dim, 0,
                    (size_t)r->value_dim * sizeof(float));
         }
         return;
     }
-    if (!s.from) {
-        memset(s.to + at, 0, (size_t)size * sizeof(float));
-    } else if (s.from != s.to) {
-        memcpy(s.to + at, s.from + at, (size_t)size * sizeof(float));
-    }
     for (int32_t t = s.start; t < s.start + s.n; t++) {
+        const float *from = t == s.start ? s.from : state_of(j, t - 1);
+        float *to = state_of(j, t);
+        if (!from) {
+            memset(to + at, 0, (size_t)size * sizeof(float));
+        } else if (from != to) {
+            memcpy(to + at, from + at, (size_t)size * sizeof(float));
+        }
         struct operands o = operands_of(j, t, head);
-        head_token(r, &o, s.to + at, skip);
+        head_token(r, &o, to + at, skip);
     }
 }
 

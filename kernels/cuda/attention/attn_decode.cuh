@@ -16,13 +16,9 @@
  * tile holds the query heads of all members (as in Hydragen, Juravsky et al. 2024).
  * Each member merges the result with its own at the end.
  *
- * T is the matrix unit's type, C the cache's: T itself, or one of 8 bits. Activations
- * are of T; with a cache of 8 bits they are of attn_args.type, and T is float16. Codes
- * become float16 on their way from shared memory to the matrix unit, which is exact;
- * queries are brought into its range by a power of two for each row, and weights by a
- * maximum that counts as less than it is, so that small ones keep their digits. A
- * fragment of eight bits has the dims of a head in another order than one of 16: in
- * each 16, lane t % 4 has four in a row.
+ * T is the matrix unit's type, C the cache's: T itself, or one of 8 bits
+ * (attn_decode_codes.cuh). Activations are of T; with a cache of 8 bits they are of
+ * attn_args.type, and T is float16.
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
@@ -170,6 +166,132 @@ __device__ __forceinline__ void copies_wait(int stages)
     }
 }
 
+/* A work tile over a cache of T: the queries are the 16 rows of the matrix instruction,
+ * of which only the first eight have any unless TALL. A lane has rows lane / 4 and 8
+ * more, of scores every fourth pair of tokens, of outputs every fourth pair of dims. */
+template <typename T, int D, bool TALL> struct wide_tile {
+    uint32_t q[D / 16][4];
+    float scale;       /* scores to exponents of two, or to what soft_cap takes */
+    float o[D / 8][4]; /* outputs before the division by l */
+    float m[2], l[2];  /* greatest score; this lane's sum of weights */
+
+    /* row_at(r): query r's dims. */
+    template <typename F>
+    __device__ __forceinline__ void start(const attn_args &a, int rows, F row_at, int lane)
+    {
+        int g = lane >> 2;
+        const T *from[2] = {row_at(g) + (lane & 3) * 2, row_at(g + 8) + (lane & 3) * 2};
+
+        scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            q[k][0] = g < rows ? *(const uint32_t *)(from[0] + k * 16) : 0;
+            q[k][2] = g < rows ? *(const uint32_t *)(from[0] + k * 16 + 8) : 0;
+            q[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(from[1] + k * 16) : 0;
+            q[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(from[1] + k * 16 + 8) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
+        }
+        m[0] = m[1] = -INFINITY;
+        l[0] = l[1] = 0.0f;
+    }
+
+    /* Scores to weights: tokens [lo, hi) of the chunk count. */
+    __device__ __forceinline__ void softmax(float (&s)[2][4], const attn_args &a, int lo, int hi,
+                                            int lane)
+    {
+        bool edge = lo > 0 || hi < ATTN_CHUNK;
+
+#pragma unroll
+        for (int h = 0; h < (TALL ? 2 : 1); h++) {
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j] = s[j >> 1][h * 2 + (j & 1)] * scale;
+                if (a.softcap > 0.0f) {
+                    v[j] = soft_cap(v[j], a.softcap) * LOG2E;
+                }
+                int at = (j >> 1) * 8 + (lane & 3) * 2 + (j & 1);
+                if (edge && (at >= hi || at < lo)) {
+                    v[j] = -INFINITY;
+                }
+            }
+            float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            float old = m[h];
+            m[h] = fmaxf(old, top);
+            float keep = fast_exp2(old - m[h]);
+            float add = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j] = fast_exp2(v[j] - m[h]);
+                add += v[j];
+                s[j >> 1][h * 2 + (j & 1)] = v[j];
+            }
+            l[h] = l[h] * keep + add;
+            if (__any_sync(0xffffffffu, keep != 1.0f)) {
+#pragma unroll
+                for (int i = 0; i < D / 8; i++) {
+                    o[i][h * 2] *= keep;
+                    o[i][h * 2 + 1] *= keep;
+                }
+            }
+        }
+    }
+
+    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys and values are in
+     * shared memory. */
+    __device__ __forceinline__ void chunk(const attn_args &a, uint32_t keys, uint32_t values,
+                                          const float *, int lo, int hi, int lane)
+    {
+        float s[2][4] = {};
+        int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
+        int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
+
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t b[4];
+            ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
+            mma16816<T>(s[0], q[k], b[0], b[1]);
+            mma16816<T>(s[1], q[k], b[2], b[3]);
+        }
+        softmax(s, a, lo, hi, lane);
+        const uint32_t p[4] = {pack2<T>(s[0][0], s[0][1]), TALL ? pack2<T>(s[0][2], s[0][3]) : 0,
+                               pack2<T>(s[1][0], s[1][1]), TALL ? pack2<T>(s[1][2], s[1][3]) : 0};
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
+            mma16816<T>(o[2 * i], p, b[0], b[1]);
+            mma16816<T>(o[2 * i + 1], p, b[2], b[3]);
+        }
+    }
+
+    /* Ends the work tile: sums over lanes. */
+    __device__ __forceinline__ void end(void)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
+            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
+        }
+    }
+
+    /* Stores rows 4 * quarter .. + 3. */
+    __device__ __forceinline__ void store(const combine_shared<D> &x, int quarter, int warp,
+                                          int lane) const
+    {
+        combine_store<D>(x, o, m, l, quarter, warp, lane);
+    }
+};
+
+template <typename T, typename C, int D, bool TALL>
+using tile_of =
+    typename std::conditional<sizeof(C) == 1, codes_tile<C, D, TALL>, wide_tile<T, D, TALL>>::type;
+
 template <typename T, typename C, int D, int WARPS, bool TALL, bool PREFIX>
 __global__ void __launch_bounds__(WARPS * 32, 1)
     attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
@@ -178,9 +300,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     constexpr bool NARROW = B == 1;
     static_assert(!NARROW || std::is_same<T, __half>::value, "codes become float16");
     using L = decode_layout<D, WARPS, B>;
-    constexpr int NT = D / 8; /* n8 tiles of the output */
     extern __shared__ __align__(128) char shared[];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t4 = lane & 3;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int stages = ws.shape.stages;
     const combine_shared<D> combine = {(float *)shared, (float *)(shared + L::ML)};
     uint32_t bars = shared_address(shared + L::BARS) + warp * DECODE_MAX_STAGES * 8;
@@ -240,132 +361,28 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     pdl_release();
     int stage = 0;
     uint32_t phase = 0;
-    const float scale =
-        (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * (NARROW ? a.k_scale : 1.0f);
+    tile_of<T, C, D, TALL> x;
     for (bool more = true; more; more = work_tile_next<PREFIX>(p, w, a, s)) {
-        /* Q rows of this work tile, as the A operand */
         int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
-        const T *q[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            q_row from = q_row_of<PREFIX>(p.seq, group, kv_head, row0, g + h * 8);
-            q[h] = (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D +
-                   t4 * (NARROW ? 4 : 2);
-        }
-        uint32_t qf[D / 16][4];
-        float row_scale[2] = {scale, scale};
-        if constexpr (NARROW) {
-            narrow_query<D>(qf, 0, q[0], g < rows, a.type == T_F16, row_scale[0]);
-            if (TALL) {
-                narrow_query<D>(qf, 1, q[1], g + 8 < rows, a.type == T_F16, row_scale[1]);
-            } else {
-#pragma unroll
-                for (int k = 0; k < D / 16; k++) {
-                    qf[k][1] = qf[k][3] = 0;
-                }
-            }
-        } else {
-#pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                qf[k][0] = g < rows ? *(const uint32_t *)(q[0] + k * 16) : 0;
-                qf[k][2] = g < rows ? *(const uint32_t *)(q[0] + k * 16 + 8) : 0;
-                qf[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16) : 0;
-                qf[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(q[1] + k * 16 + 8) : 0;
-            }
-        }
-        float o[NT][4];
-#pragma unroll
-        for (int i = 0; i < NT; i++) {
-            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
-        }
-        float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
-        token_scales scales;
-        scales.unit = 0x1p-100f;
-
+        auto row_at = [&](int r) {
+            q_row from = q_row_of<PREFIX>(p.seq, group, kv_head, row0, r);
+            return (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D;
+        };
+        x.start(a, rows, row_at, lane);
         for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
             barrier_wait(bars + stage * 8, phase);
             copies_wait(stages);
             __syncwarp();
             uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
+            char *memory = stage_memory + stage * L::STAGE;
             int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
             if (valid < ATTN_CHUNK) {
-                clear_tokens<D, ATTN_CHUNK, B>(stage_memory + stage * L::STAGE + L::KV, valid, lane,
-                                               32);
+                clear_tokens<D, ATTN_CHUNK, B>(memory + L::KV, valid, lane, 32);
                 proxy_fence();
                 __syncwarp();
             }
-            float sc[2][4] = {};
-            if constexpr (NARROW) {
-                narrow_scores<C, D>(sc, qf, keys, lane);
-            } else {
-                int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
-#pragma unroll
-                for (int k = 0; k < D / 16; k++) {
-                    uint32_t b[4];
-                    ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
-                    mma16816<T>(sc[0], qf[k], b[0], b[1]);
-                    mma16816<T>(sc[1], qf[k], b[2], b[3]);
-                }
-            }
-            bool edge = valid < ATTN_CHUNK || token < p.begin_token;
-            if constexpr (SCALED<C>) {
-                scales_load<D>(scales, o, (float *)(stage_memory + stage * L::STAGE + 2 * L::KV),
-                               p.begin_token - token, valid, t4);
-            }
-#pragma unroll
-            for (int h = 0; h < (TALL ? 2 : 1); h++) {
-                float v[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[j] = sc[j >> 1][h * 2 + (j & 1)] * row_scale[h];
-                    if constexpr (SCALED<C>) {
-                        v[j] *= scales.key[j];
-                    }
-                    if (a.softcap > 0.0f) {
-                        v[j] = soft_cap(v[j], a.softcap) * LOG2E;
-                    }
-                    int at = (j >> 1) * 8 + t4 * 2 + (j & 1);
-                    if (edge && (at >= valid || token + at < p.begin_token)) {
-                        v[j] = -INFINITY;
-                    }
-                }
-                float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                float old = m[h];
-                m[h] = fmaxf(old, NARROW ? top - NARROW_HEADROOM : top);
-                float keep = fast_exp2(old - m[h]);
-                float add = 0.0f;
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[j] = fast_exp2(v[j] - m[h]);
-                    add += v[j];
-                    sc[j >> 1][h * 2 + (j & 1)] = SCALED<C> ? v[j] * scales.value[j] : v[j];
-                }
-                l[h] = l[h] * keep + add;
-                if (__any_sync(0xffffffffu, keep != 1.0f)) {
-#pragma unroll
-                    for (int i = 0; i < NT; i++) {
-                        o[i][h * 2] *= keep;
-                        o[i][h * 2 + 1] *= keep;
-                    }
-                }
-            }
-            uint32_t pf[4] = {pack2<T>(sc[0][0], sc[0][1]), TALL ? pack2<T>(sc[0][2], sc[0][3]) : 0,
-                              pack2<T>(sc[1][0], sc[1][1]),
-                              TALL ? pack2<T>(sc[1][2], sc[1][3]) : 0};
-            if constexpr (NARROW) {
-                narrow_values<C, D>(o, pf, values, lane);
-            } else {
-                int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
-#pragma unroll
-                for (int i = 0; i < NT / 2; i++) {
-                    uint32_t b[4];
-                    ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
-                    mma16816<T>(o[2 * i], pf, b[0], b[1]);
-                    mma16816<T>(o[2 * i + 1], pf, b[2], b[3]);
-                }
-            }
+            x.chunk(a, keys, values, (const float *)(memory + 2 * L::KV), p.begin_token - token,
+                    valid, lane);
             __syncwarp(); /* all lanes have read this stage */
             loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
                                        bars + stage * 8, t, lane);
@@ -375,19 +392,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 phase ^= 1;
             }
         }
-
-        if constexpr (SCALED<C>) {
-#pragma unroll
-            for (int i = 0; i < NT; i++) {
-                o[i][0] *= scales.unit, o[i][1] *= scales.unit;
-                o[i][2] *= scales.unit, o[i][3] *= scales.unit;
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
-            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
-        }
+        x.end();
         bool whole = p.lo == 0 && p.hi == p.n;
 #pragma unroll
         for (int quarter = 0; quarter < (TALL ? 4 : 2); quarter++) {
@@ -395,29 +400,29 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 break;
             }
             warp_group_sync(t); /* the previous rows have been read */
-            combine_store<D, NARROW>(combine, o, m, l, quarter, warp, lane);
+            x.store(combine, quarter, warp, lane);
             warp_group_sync(t);
             for (int r = t.rank; r < min(COMBINE_ROWS, rows - quarter * COMBINE_ROWS);
                  r += t.size) {
-                row_partial<D> x;
-                combine_load<D, WARPS>(x, combine, warp - t.rank, t.size, r, lane);
+                row_partial<D> own;
+                combine_load<D, WARPS>(own, combine, warp - t.rank, t.size, r, lane);
                 int row = quarter * COMBINE_ROWS + r;
                 if (whole) {
                     write_row<T, D, PREFIX, NARROW>(
-                        a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), x, lane);
+                        a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), own, lane);
                 } else {
-                    store_partial<D>(ws, partial_row(worker, p.lo == 0, row), x, lane);
+                    store_partial<D>(ws, partial_row(worker, p.lo == 0, row), own, lane);
                 }
             }
         }
     }
     /* the other splits have had as much to do until here */
     for (int r = t.rank; r < split_rows; r += t.size) {
-        row_partial<D> x;
-        combine_partials<D>(x, ws, first_split * heads + head, heads, w.index - first_split + 1, r,
-                            lane);
+        row_partial<D> sum;
+        combine_partials<D>(sum, ws, first_split * heads + head, heads, w.index - first_split + 1,
+                            r, lane);
         write_row<T, D, PREFIX, NARROW>(
-            a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), x, lane);
+            a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), sum, lane);
     }
 }
 

@@ -18,6 +18,12 @@ struct query_tile {
     int32_t row, first, end, shift; /* see above; read as one int4 by attn_prefill_sm90.cu */
 };
 
+/* A sequence whose keys and values are widened for prefill (widened.cu): the blocks of
+ * row `row` of the block table go to those of the panel from `first` on. */
+struct widened_seq {
+    int32_t row, first, position; /* position: of its first query */
+};
+
 /* Decode attention lays the key ranges of all sequences end to end in chunks of
  * ATTN_CHUNK tokens and cuts them into equal splits; chunk_start says where each
  * sequence begins. */

@@ -194,9 +194,8 @@ template <int D> struct combine_shared {
     }
 };
 
-/* Stores rows 4 * quarter .. + 3 of a warp's fragments. NARROW: in each 16 dims, a lane
- * has four in a row, the even ones in one tile and the odd ones in the next. */
-template <int D, bool NARROW>
+/* Stores rows 4 * quarter .. + 3 of a warp's fragments. */
+template <int D>
 __device__ __forceinline__ void combine_store(const combine_shared<D> &x,
                                               const float (&o)[D / 8][4], const float (&m)[2],
                                               const float (&l)[2], int quarter, int warp, int lane)
@@ -207,14 +206,9 @@ __device__ __forceinline__ void combine_store(const combine_shared<D> &x,
         return;
     }
 #pragma unroll
-    for (int i = 0; i < D / 8; i += NARROW ? 2 : 1) {
-        if (NARROW) {
-            *(float4 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 4) =
-                make_float4(o[i][h * 2], o[i + 1][h * 2], o[i][h * 2 + 1], o[i + 1][h * 2 + 1]);
-        } else {
-            *(float2 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 2) =
-                make_float2(o[i][h * 2], o[i][h * 2 + 1]);
-        }
+    for (int i = 0; i < D / 8; i++) {
+        *(float2 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 2) =
+            make_float2(o[i][h * 2], o[i][h * 2 + 1]);
     }
     if (t4 == 0) {
         *x.scores(warp, g % COMBINE_ROWS) = make_float2(m[h], l[h]);

@@ -381,6 +381,34 @@ static bool run_tiles(struct cuda_backend *c, const struct product *d, struct ma
            product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream);
 }
 
+/* The same of codes, also without a gate or added to what out holds. `may`: only
+ * whether it will be, asked before the activations are quantised. */
+static bool run_codes_tiles(struct cuda_backend *c, const struct product *d, struct mat w, bool may)
+{
+    const struct quant_weight *q = w.format ? w.priv : NULL;
+    bool add = d->residual != NULL;
+    struct codes_tiles_args a = {.out = d->args.out,
+                                 .x = c->quantised,
+                                 .w = q ? q->codes : NULL,
+                                 .x_scale = c->quantised_scale,
+                                 .w_scale = q ? q->scale : NULL,
+                                 .out_stride = d->args.out_stride,
+                                 .x_stride = w.cols,
+                                 .w_stride = q ? q->row_bytes : 0,
+                                 .rows = d->args.rows,
+                                 .n = w.rows,
+                                 .k = w.cols,
+                                 .gated = d->args.gated,
+                                 .act = d->args.act,
+                                 .add = add};
+    bool fits = q && q->quantises && c->quantised && !c->config.deterministic && !d->args.bias &&
+                d->args.out_type == DTYPE_BF16 &&
+                (!add || (d->residual == d->args.out && d->residual_stride == a.out_stride)) &&
+                codes_by_tiles(a.rows, a.n, c->n_sms) && codes_tiles_fit(&a);
+
+    return fits && (may || launch_codes_tiles(&a, c->n_sms, c->stream));
+}
+
 static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, struct mat x,
                      struct mat w, const struct epilogue *ep, bool gated)
 {
@@ -393,7 +421,11 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
         return;
     }
     struct product d = product_of(c, out, lt_out, x, w, ep, gated, rows);
+    bool tiles = run_codes_tiles(c, &d, w, true);
     if (w.format && !take_codes(c, &d, x, w, codes ? &pending : NULL)) {
+        return;
+    }
+    if (tiles && run_codes_tiles(c, &d, w, false)) {
         return;
     }
     d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
@@ -412,6 +444,15 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
 
 /* ---- the residual stream ---- */
 
+/* Whether a product of codes can be added to the stream as it is stored. */
+static bool codes_add(const struct cuda_backend *c, int32_t rows, struct mat w)
+{
+    const struct quant_weight *q = w.priv;
+
+    return q->quantises && c->quantised && codes_by_tiles(rows, w.rows, c->n_sms) &&
+           w.rows % 128 == 0 && tiles_available();
+}
+
 /* Whether the product is put off. Few rows have launches of their own for what follows
  * them, ranks sum before they add, and with `deterministic` the bits of a product do
  * not depend on whether the next operation is known. */
@@ -421,8 +462,8 @@ static bool may_wait(struct cuda_backend *c, struct mat out, struct mat w,
     enum { LEAST_ROWS = 512 };
 
     return out.transient && cuda_rows(c, out) >= LEAST_ROWS && !c->capturing && !c->ranks &&
-           !c->config.deterministic && !w.format && out.dtype != DTYPE_F32 && ep->act == ACT_NONE &&
-           !ep->residual.data && !ep->bias.data;
+           !c->config.deterministic && (!w.format || codes_add(c, cuda_rows(c, out), w)) &&
+           out.dtype != DTYPE_F32 && ep->act == ACT_NONE && !ep->residual.data && !ep->bias.data;
 }
 
 void cuda_linear_flush(struct cuda_backend *c)

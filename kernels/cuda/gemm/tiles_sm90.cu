@@ -17,29 +17,7 @@ namespace
 
 using namespace tiles;
 
-/* The walk over tiles: `group` pairs of row tiles times all tiles of columns, then the
- * next pairs, so that blocks at work at one time share operands in the second-level
- * cache. */
-struct walk {
-    int32_t n_pairs, n_columns; /* of row tiles; tiles of columns */
-    int32_t group;
-};
-
-struct tile {
-    int row, column; /* first row of x of this block; column of out */
-};
-
 #if HAS_WGMMA
-
-template <int CLUSTER, int WIDTH>
-__device__ __forceinline__ tile tile_of(const walk &w, int i, int rank)
-{
-    int whole = w.group * w.n_columns, g = i / whole, left = i - g * whole;
-    int pairs = min(w.group, w.n_pairs - g * w.group);
-    int column = left / pairs, pair = g * w.group + left - column * pairs;
-
-    return {(pair * CLUSTER + rank) * ROWS, column * WIDTH};
-}
 
 template <int CLUSTER, bool GATED>
 __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap *w, const walk &k,
@@ -50,7 +28,7 @@ __device__ __forceinline__ void produce(const CUtensorMap *x, const CUtensorMap 
     ring r = {base, 0, 1};
 
     for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
-        tile t = tile_of<CLUSTER, WIDTH>(k, i, rank);
+        tile t = tile_of<CLUSTER, WIDTH, ROWS>(k, i, rank);
         int second = t.column + (GATED ? gate_rows : HALF);
         for (int s = 0; s < steps; s++, r.next()) {
             barrier_wait(r.empty(), r.phase); /* holds at once in the ring's first round */
@@ -83,7 +61,7 @@ __device__ __forceinline__ void consume(const CUtensorMap *out, const walk &k, u
     for (int i = blockIdx.x / CLUSTER; i < n; i += gridDim.x / CLUSTER) {
         float d[COLUMNS / 2];
         multiply<T, CLUSTER>(d, r, steps, group);
-        tile t = tile_of<CLUSTER, WIDTH>(k, i, rank);
+        tile t = tile_of<CLUSTER, WIDTH, ROWS>(k, i, rank);
 #pragma unroll
         for (int p = 0; p < WIDTH / 64; p++) {
             uint32_t panel = result + p % PANELS * PANEL;
@@ -217,8 +195,12 @@ extern "C" bool tiles_fit(const struct tiles_args *a)
     bool act = a->gated ? a->act == A_SILU || a->act == A_GELU_TANH : a->act == A_NONE;
 
     return (a->type == T_BF16 || a->type == T_F16) && aligned && act && a->rows > 0 && a->k > 0 &&
-           (!a->gated || a->n % 2 == 0) && has_wgmma() && tensor_map_encoder() &&
-           cuda_shared_limit() >= BYTES;
+           (!a->gated || a->n % 2 == 0) && tiles_available() && cuda_shared_limit() >= BYTES;
+}
+
+extern "C" bool tiles_available(void)
+{
+    return has_wgmma() && tensor_map_encoder();
 }
 
 extern "C" bool launch_tiles(const struct tiles_args *a, int32_t n_blocks, cudaStream_t stream)

@@ -32,7 +32,30 @@ enum {
     BYTES = BARRIERS + 2 * STAGES * 8 + 1024,
 };
 
+/* The walk over tiles: `group` pairs of row tiles times all tiles of columns, then the
+ * next pairs, so that blocks at work at one time share operands in the second-level
+ * cache. */
+struct walk {
+    int32_t n_pairs, n_columns; /* of row tiles; tiles of columns */
+    int32_t group;
+};
+
+struct tile {
+    int row, column; /* first row of x of this block; column of out */
+};
+
 #if HAS_WGMMA
+
+/* HEIGHT: rows of a block's tile; WIDTH: its columns of out. */
+template <int CLUSTER, int WIDTH, int HEIGHT>
+__device__ __forceinline__ tile tile_of(const walk &w, int i, int rank)
+{
+    int whole = w.group * w.n_columns, g = i / whole, left = i - g * whole;
+    int pairs = min(w.group, w.n_pairs - g * w.group);
+    int column = left / pairs, pair = g * w.group + left - column * pairs;
+
+    return {(pair * CLUSTER + rank) * HEIGHT, column * WIDTH};
+}
 
 /* Where a thread stands in the ring. */
 struct ring {

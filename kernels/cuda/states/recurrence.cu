@@ -4,7 +4,11 @@
  * Blocks of the second kernel read a state before they wait for the first one. They
  * may: memory operations of a step and the steps before it are complete when a kernel
  * behind the embedding starts (common.cuh), and of this step's kernels only that one
- * writes the layer's states, each block its own part. */
+ * writes the layer's states, each block its own part.
+ *
+ * Drafts of a sequence that are verified are sequences of one token each
+ * (heuristics_verify.h). Their states follow from one another, so the blocks of the
+ * first one take the tokens of all. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/states/states.h"
 
@@ -12,24 +16,43 @@
 struct state_span {
     int start, n;      /* its tokens in the step */
     const float *from; /* the layer's state before them; NULL: all 0 */
-    float *to;         /* and behind them; NULL: the sequence has no cache */
+    bool cached;       /* else its states are kept nowhere */
 };
 
+/* Whether a sequence of one token goes on where the one before it ends. */
+__device__ __forceinline__ bool goes_on(const step_arrays &s, int seq)
+{
+    return seq > 0 && s.row[seq] == s.row[seq - 1] && s.kv_len[seq] == s.kv_len[seq - 1] + 1;
+}
+
+/* The tokens of a sequence that goes on from no other one, with those of the ones
+ * behind it that do; n_seqs: of the step. */
 __device__ __forceinline__ state_span span_of(const recurrence_args &a, const step_arrays &s,
-                                              int seq)
+                                              int seq, int n_seqs)
 {
     int start = s.q_start[seq], end = s.q_start[seq + 1], first = s.kv_len[seq] - (end - start);
     const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
     /* two loads that do not wait for each other */
-    int last = end > start ? s.slot[end - 1] : -1;
+    int slot = end > start ? s.slot[end - 1] : -1;
     int before = first > 0 ? table[(first - 1) / s.block_size] : -1;
-    state_span p = {start, end - start, nullptr, nullptr};
+    state_span p = {start, end - start, nullptr, slot >= 0};
 
-    if (last >= 0) {
-        p.to = a.states + last / s.block_size * a.block_stride;
-        p.from = before >= 0 ? a.states + before * a.block_stride : nullptr;
+    if (p.cached && before >= 0) {
+        p.from = a.states + before * a.block_stride;
+    }
+    while (seq + 1 < n_seqs && goes_on(s, seq + 1)) {
+        p.n = s.q_start[++seq + 1] - start;
     }
     return p;
+}
+
+/* The block for the state behind a token before `end`; -1: it is not kept, since the
+ * next token has the same block. */
+__device__ __forceinline__ int block_behind(const step_arrays &s, int token, int end)
+{
+    int block = s.slot[token] / s.block_size;
+
+    return token + 1 < end && s.slot[token + 1] / s.block_size == block ? -1 : block;
 }
 
 __device__ __forceinline__ int channels_of(const recurrence_args &a)
@@ -155,8 +178,12 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
             prepare_gates<T>(a, token, lane);
             continue;
         }
-        state_span p = span_of(a, s, sequence_of(s, token, n_seqs));
-        if (p.to) {
+        int seq = sequence_of(s, token, n_seqs);
+        while (goes_on(s, seq)) {
+            seq--;
+        }
+        state_span p = span_of(a, s, seq, seq + 1);
+        if (p.cached) {
             prepare_vector<T>(a, p, token, base + index * n, n, scale, lane);
         }
     }
@@ -172,6 +199,7 @@ enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8 };
 template <int J> struct token_tile {
     float q[TILE_TOKENS][16 * J], k[TILE_TOKENS][16 * J], v[TILE_TOKENS][COLUMNS];
     float factor[TILE_TOKENS][2];
+    int block[TILE_TOKENS]; /* for the state behind it, -1: none */
 };
 
 __device__ __forceinline__ void fetch4(float *to, const float *from)
@@ -209,13 +237,19 @@ struct operand_offsets {
     int q, k, v, columns; /* columns: of the block */
 };
 
-/* Starts loading the tokens [first, first + n). */
+/* Starts loading the tokens [first, first + n), and of `end` tokens where their states
+ * go. */
 template <int J>
 __device__ __forceinline__ void fetch_tile(token_tile<J> &to, const recurrence_args &a,
-                                           const operand_offsets &o, int head, int first, int n)
+                                           const step_arrays &s, const operand_offsets &o, int head,
+                                           int first, int n, int end)
 {
     int channels = channels_of(a);
     bool wide = ((a.key_dim | a.value_dim) & 3) == 0;
+
+    if ((int)threadIdx.x < n) {
+        to.block[threadIdx.x] = block_behind(s, first + threadIdx.x, end);
+    }
 
     for (int t = 0; t < n; t++) {
         const float *from = a.prepared + (int64_t)(first + t) * channels;
@@ -275,10 +309,11 @@ __device__ __forceinline__ float take_token(float (&state)[J][4], const token_ti
     return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* The convolution's last inputs: each block of a sequence writes those of some
- * channels. */
+/* The convolution's last inputs behind a token: each block of a sequence writes those of
+ * some channels. */
 template <typename T>
-__device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p)
+__device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p,
+                                            int token, float *to)
 {
     int channels = channels_of(a), before = a.kernel - 1;
     int first = (int)((int64_t)channels * blockIdx.x / gridDim.x);
@@ -286,7 +321,21 @@ __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const stat
 
     for (int c = first + threadIdx.x; c < end; c += THREADS) {
         for (int i = 0; i < before; i++) { /* in place: nothing is read behind its writing */
-            p.to[(int64_t)c * before + i] = input_of<T>(a, p, p.start + p.n - before + i, c);
+            to[(int64_t)c * before + i] = input_of<T>(a, p, token + 1 - before + i, c);
+        }
+    }
+}
+
+/* This lane's part of a state, whose elements begin at `to`. */
+template <int J>
+__device__ __forceinline__ void keep_matrix(const recurrence_args &a, const float (&state)[J][4],
+                                            int sub, float *to)
+{
+#pragma unroll
+    for (int i = 0; i < J * 4; i++) {
+        int row = (i / 4 * 4 + sub) * 4 + i % 4;
+        if (row < a.key_dim) {
+            to[(int64_t)row * a.value_dim] = state[i / 4][i % 4];
         }
     }
 }
@@ -309,7 +358,12 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
     operand_offsets o = {(DELTA ? 0 : values + keys) + group * a.key_dim,
                          (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,
                          min(COLUMNS, a.value_dim - column)};
-    state_span p = span_of(a, s, gridDim.y - 1 - blockIdx.y);
+    int seq = gridDim.y - 1 - blockIdx.y;
+    if (goes_on(s, seq)) {
+        pdl_wait();
+        return;
+    }
+    state_span p = span_of(a, s, seq, gridDim.y);
     int64_t matrix = (int64_t)channels_of(a) * (a.kernel - 1) +
                      (int64_t)head * a.key_dim * a.value_dim + column + mine;
     bool live = mine < o.columns;
@@ -317,7 +371,7 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
 #pragma unroll
     for (int i = 0; i < J * 4; i++) {
         int row = (i / 4 * 4 + sub) * 4 + i % 4;
-        state[i / 4][i % 4] = p.from && p.to && live && row < a.key_dim
+        state[i / 4][i % 4] = p.from && live && row < a.key_dim
                                   ? p.from[matrix + (int64_t)row * a.value_dim]
                                   : 0.0f;
     }
@@ -330,17 +384,19 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
     }
     pdl_wait();
     T *out = (T *)a.out + at + mine;
-    if (!p.to) {
+    if (!p.cached) {
         for (int t = 0; t < p.n && live && sub == 0; t++) {
             out[(p.start + t) * a.out_stride] = from_float<T>(0.0f);
         }
         return;
     }
     float skip = a.d ? a.d[head] : 0.0f;
-    fetch_tile(tile[0], a, o, head, p.start, min(p.n, TILE_TOKENS));
+    int end = p.start + p.n, late = -1; /* the token whose state goes to the block read */
+    fetch_tile(tile[0], a, s, o, head, p.start, min(p.n, TILE_TOKENS), end);
     for (int first = 0, half = 0; first < p.n; first += TILE_TOKENS, half ^= 1) {
         int n = min(p.n - first, TILE_TOKENS), next = first + TILE_TOKENS;
-        fetch_tile(tile[half ^ 1], a, o, head, p.start + next, min(p.n - next, TILE_TOKENS));
+        fetch_tile(tile[half ^ 1], a, s, o, head, p.start + next, min(p.n - next, TILE_TOKENS),
+                   end);
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
         for (int t = 0; t < n; t++) {
@@ -349,17 +405,24 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
             if (live && sub == 0) {
                 out[(p.start + first + t) * a.out_stride] = from_float<T>(sum + skip * v);
             }
+            if (tile[half].block[t] < 0) {
+                continue;
+            }
+            float *to = a.states + tile[half].block[t] * a.block_stride;
+            if (live) {
+                keep_matrix(a, state, sub, to + matrix);
+            }
+            if (to == p.from) { /* its inputs are read for the tokens behind it */
+                late = p.start + first + t;
+            } else {
+                keep_inputs<T>(a, p, p.start + first + t, to);
+            }
         }
         __syncthreads();
     }
-#pragma unroll
-    for (int i = 0; i < J * 4; i++) {
-        int row = (i / 4 * 4 + sub) * 4 + i % 4;
-        if (live && row < a.key_dim) {
-            p.to[matrix + (int64_t)row * a.value_dim] = state[i / 4][i % 4];
-        }
+    if (late >= 0) {
+        keep_inputs<T>(a, p, late, (float *)p.from);
     }
-    keep_inputs<T>(a, p);
 }
 
 /* ---- launchers ---- */

@@ -5,7 +5,8 @@
  * convolution, the lengths of q and k, and the gates as factors. The second keeps a
  * part of a head's matrix in registers and takes a sequence's tokens one after the
  * other, for prefill as for decodes, so that the bits of a row do not depend on how a
- * sequence is cut into steps or on what else is in them.
+ * sequence is cut into steps or on what else is in them. It writes the state wherever
+ * the next token has another block, as drafts have.
  */
 #ifndef QUIRE_KERNELS_CUDA_STATES_STATES_H
 #define QUIRE_KERNELS_CUDA_STATES_STATES_H

@@ -14,7 +14,8 @@ struct verify_rows {
 
 /* Sequences of several tokens that are all sampled from, right behind the decodes,
  * become sequences of one token each over the same block table: a token's keys are
- * written before attention reads them, and it sees those up to its own. So a step that
+ * written before attention reads them, and it sees those up to its own. Recurrent states
+ * are taken from sequence to sequence (states/recurrence.cu). So a step that
  * verifies drafts is computed by the kernels, and the graphs, of a decode step of as
  * many rows. Fills `r` and points `b` there, as far as max_seqs sequences suffice. */
 void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, int32_t block_size);

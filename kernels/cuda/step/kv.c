@@ -223,6 +223,36 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     return status == cudaSuccess ? 0 : cuda_error(e, status, "the key/value cache");
 }
 
+void cuda_panel_prepare(struct cuda_backend *c, enum dtype act)
+{
+    const char *asked = getenv("QUIRE_CUDA_PANEL_BYTES"); /* for tests of smaller ones */
+    const int64_t most = (int64_t)128 << 20, n_bytes = asked ? MIN(atoll(asked), most) : most,
+                  block_bytes = (int64_t)c->kv.block_size * c->kv.head_dim * 2 * 2;
+    int32_t n_blocks = (int32_t)(n_bytes / block_bytes);
+    struct err e = {0};
+
+    if (n_blocks < 1 || c->kv.dtype != DTYPE_F8 || c->capability != 90 || c->config.deterministic ||
+        c->kv_view.panel_log2 == 0 || (act != DTYPE_F16 && act != DTYPE_BF16)) {
+        return;
+    }
+    int32_t *id = malloc((size_t)n_blocks * sizeof(*id));
+    struct kv_panel p = {.n_bytes = n_bytes};
+    p.block = id ? cuda_alloc(c, (size_t)n_blocks * sizeof(*id), "attention", &e) : NULL;
+    p.data = p.block ? cuda_alloc(c, (size_t)n_bytes, "attention", &e) : NULL;
+    for (int32_t i = 0; i < n_blocks && p.data; i++) {
+        id[i] = i;
+    }
+    if (p.data &&
+        cuda_check(c,
+                   cudaMemcpyAsync(p.block, id, (size_t)n_blocks * sizeof(*id),
+                                   cudaMemcpyHostToDevice, c->stream),
+                   "attention") &&
+        cuda_check(c, cudaStreamSynchronize(c->stream), "attention")) {
+        c->panel = p;
+    }
+    free(id);
+}
+
 void cuda_kv_release(struct cuda_backend *c)
 {
     cuda_swap_release(c);

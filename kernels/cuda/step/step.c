@@ -57,11 +57,13 @@ static int64_t staging_most(const struct cuda_backend *c)
     /* alignment costs each array up to 15 bytes; table updates per sequence */
     enum { ARRAYS = 32, RUNS = 4 };
     int64_t groups = backend_kv_groups(k);
-    int64_t of_tokens = tokens * ((5 + groups) * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) *
+    /* tiles, and those of a step that is widened */
+    int64_t of_tokens = tokens * ((5 + groups) * I) + (tokens / ATTN_PREFILL_ROWS + seqs + 1) * 2 *
                                                           (int64_t)sizeof(struct query_tile);
     int64_t of_tables = groups * (RUNS * seqs * (int64_t)sizeof(struct table_update) +
                                   seqs * k->max_blocks_per_seq * I);
-    int64_t of_seqs = (seqs + 1) * (5 + CUDA_MAX_WINDOWS) * I +
+    int64_t of_seqs = (seqs + 1) * (6 + CUDA_MAX_WINDOWS) * I +
+                      seqs * (int64_t)sizeof(struct widened_seq) +
                       (seqs / 2 + 1) * (int64_t)sizeof(struct shared_run) +
                       groups * seqs * (int64_t)sizeof(struct block_copy);
     int64_t of_samples = samples * (int64_t)sizeof(struct sample_row) +
@@ -321,9 +323,31 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
     c->shared = h->n_shared > 0;
 }
 
+/* Packs what the step widens for prefill; c->panel_step gets its sizes. */
+static void pack_widened(struct cuda_backend *c, struct staging_writer *p, const struct batch *b,
+                         int32_t *ret_seq, int32_t *ret_tile)
+{
+    int32_t n = c->panel.data ? b->n_seqs - b->n_decode : 0;
+    int32_t seq = pack(p, NULL, n * (int64_t)sizeof(struct widened_seq));
+    int32_t first = pack(p, NULL, n > 0 ? b->n_seqs * (int64_t)sizeof(int32_t) : 0);
+    struct batch in_panel = *b; /* whose table rows are first blocks */
+
+    c->panel_step = (struct widened_step){.n_seqs = n, .n_tiles = n > 0 ? c->n_tiles : 0};
+    *ret_seq = seq;
+    *ret_tile = (int32_t)p->at;
+    p->at += c->panel_step.n_tiles * (int64_t)sizeof(struct query_tile);
+    if (p->base && n > 0) {
+        in_panel.row = (int32_t *)(p->base + first);
+        c->panel_step.n_blocks =
+            widened_seqs(b, c->kv.block_size, MAX(c->q_heads, 1),
+                         (struct widened_seq *)(p->base + seq), (int32_t *)(p->base + first));
+        prefill_tiles(&in_panel, ATTN_PREFILL_ROWS, (struct query_tile *)(p->base + *ret_tile));
+    }
+}
+
 /* Offsets that, unlike the header's, only the host needs. */
 struct host_offsets {
-    int32_t off_copy, off_tiles;
+    int32_t off_copy, off_tiles, off_widened_seq, off_widened_tile;
 };
 
 static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
@@ -365,6 +389,7 @@ static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct s
     c->n_tiles = prefill_tiles(b, ATTN_PREFILL_ROWS,
                                p->base != NULL ? (struct query_tile *)(p->base + p->at) : NULL);
     p->at += c->n_tiles * (int64_t)sizeof(struct query_tile);
+    pack_widened(c, p, b, &ret->off_widened_seq, &ret->off_widened_tile);
 }
 
 /* Checks the batch's sizes and indices. token_src may be NULL in a batch without
@@ -489,7 +514,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    if (b.n_seqs > 0 && b.lcp_blocks && c->states.n_layers == 0) { /* states go in order */
+    if (b.n_seqs > 0 && b.lcp_blocks) {
         split_verified(&b, &c->verify_rows, c->config.max_seqs, MAX(c->kv.block_size, 1));
     }
     b.n_decode = count_decodes(&b);
@@ -514,6 +539,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     c->batch = b;
     c->greedy = batch_greedy(&b) && !c->config.deterministic;
     c->late_mask = b.n_late_mask > 0;
+    c->feeds = c->is_head && b.n_tokens > 0 && b.token_src && b.token_src[0] >= 0;
     c->late_waited = false;
     cuda_rank_choose(c, &b);
     c->padded = graph_eligible(&b) ? MIN(graph_rows(b.n_tokens), c->max_graph_rows) : 0;
@@ -529,6 +555,8 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
     fill_header(c, h, s, &b);
     c->header = h;
     c->tile_device = (struct query_tile *)(c->staging_device + off.off_tiles);
+    c->panel_step.seq = (struct widened_seq *)(c->staging_device + off.off_widened_seq);
+    c->panel_step.tile = (struct query_tile *)(c->staging_device + off.off_widened_tile);
     send_step(c, s, &p, &off);
     s->step = b.step;
     s->n_samples = b.n_samples;
@@ -577,7 +605,7 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
             c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared &&
-            c->graph[i].late_mask == c->late_mask) {
+            c->graph[i].late_mask == c->late_mask && c->graph[i].feeds == c->feeds) {
             return &c->graph[i];
         }
     }
@@ -594,7 +622,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
                                                 .greedy = c->greedy,
                                                 .topk_merge = c->topk_merge,
                                                 .shared = c->shared,
-                                                .late_mask = c->late_mask};
+                                                .late_mask = c->late_mask,
+                                                .feeds = c->feeds};
     return &c->graph[c->n_graphs++];
 }
 

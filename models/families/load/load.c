@@ -399,5 +399,6 @@ int transformer_load(struct model *m, struct err *e)
     }
     set_parameters(m);
     rc = load_cache_scales(m, e);
-    return rc < 0 ? rc : make_scratch(m, e);
+    rc = rc < 0 ? rc : make_scratch(m, e);
+    return rc < 0 || c->head.kind == HEAD_NONE ? rc : head_load(m, e);
 }

@@ -69,6 +69,12 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return (int64_t)c->n_heads * (c->latent.nope_dim + c->latent.v_dim);
     case DIM_VOCAB:
         return c->vocab;
+    case DIM_JOINED:
+        return 2 * (int64_t)c->hidden;
+    case DIM_TAPS:
+        return (int64_t)c->head.n_taps * c->head.target_hidden;
+    case DIM_DRAFT_VOCAB:
+        return c->head.draft_vocab > 0 ? c->head.draft_vocab : c->vocab;
     case DIM_POSITIONS:
         return c->max_positions;
     case DIM_POSITIONS_2:
@@ -188,6 +194,15 @@ const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct 
             return t;
         }
     }
+    static const char LAYER[] = "model.layers.0."; /* EAGLE-3's only one has a name, too */
+    if (strncmp(name, LAYER, sizeof(LAYER) - 1) == 0) {
+        char whole[NAME_BYTES + 32];
+        snprintf(whole, sizeof(whole), "midlayer.%s", name + sizeof(LAYER) - 1);
+        t = checkpoint_find(c, whole);
+        if (t) {
+            return t;
+        }
+    }
     for (size_t i = 0; i < ARRAY_LEN(PREFIXES); i++) {
         size_t len = strlen(PREFIXES[i]);
         if (strncmp(name, PREFIXES[i], len) == 0) {
@@ -279,7 +294,8 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
     int32_t n = tensor_spec_stacked(s) ? 1 : tensor_spec_count(s, c);
 
     for (int32_t i = 0; i < n && tensor_spec_wanted(s, c, layer); i++) {
-        const struct tensor *t = tensor_spec_find(s, ck, (struct tensor_index){layer, i});
+        const struct tensor *t =
+            tensor_spec_find(s, ck, (struct tensor_index){c->head.layer + layer, i});
         if (!t) {
             row->n_missing++;
             continue;
@@ -357,6 +373,15 @@ static bool is_draft(const char *name, const struct model_config *c)
     return layer >= c->n_layers && layer < (long)c->n_layers + c->n_draft_layers;
 }
 
+/* Whether a tensor is of the layer that is an MTP head. */
+static bool is_of_head(const char *name, const struct model_config *c)
+{
+    static const char LAYERS[] = "layers.";
+    const char *at = strstr(name, LAYERS);
+
+    return at && strtol(at + sizeof(LAYERS) - 1, NULL, 10) == c->head.layer;
+}
+
 /* Whether a tensor makes embeddings of images. */
 static bool is_of_vision(const char *name)
 {
@@ -389,7 +414,7 @@ static bool ignorable(const char *name, const struct model_family *f, const stru
             return true;
         }
     }
-    return false;
+    return c->head.kind == HEAD_MTP && !is_of_head(name, c);
 }
 
 /* "h.3.attn.x" -> "h.*.attn.x" */

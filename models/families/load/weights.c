@@ -412,7 +412,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     struct model *m = a->m;
     char name[TENSOR_NAME_BYTES];
 
-    tensor_spec_name(s, (struct tensor_index){layer, -1}, name);
+    tensor_spec_name(s, (struct tensor_index){m->config.head.layer + layer, -1}, name);
     struct weight_desc d = {.name = name,
                             .kind = s->kind,
                             .dtype = m->options.dtype,
@@ -454,7 +454,9 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
     for (int32_t i = 0; i < n && rc == 0; i++, s++) {
         if (tensor_spec_wanted(s, &m->config, at.layer) &&
             (split_of(m, s) != SPLIT_FIRST || m->options.rank == 0)) {
-            const struct tensor *t = m->checkpoint ? tensor_spec_find(s, m->checkpoint, at) : NULL;
+            struct tensor_index named = {m->config.head.layer + at.layer, at.expert};
+            const struct tensor *t =
+                m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
             rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
             if (rc == 0 && t && scales_logits(m, s)) {

@@ -588,8 +588,23 @@ static void vllm_speculative_config_is_read(void **state)
     assert_int_equal(s.speculate, SPECULATE_SUFFIX);
     assert_int_equal(s.max_draft, 5);
     settings_release(&s);
-    expect_error("--config none --speculative-config {\"method\":\"eagle3\"}", "",
-                 "the method eagle3 is not there");
+    assert_int_equal(load(&s, "--config none --speculative-config {\"method\":\"mtp\"}", "", &e),
+                     0);
+    assert_int_equal(s.speculate, SPECULATE_MTP);
+    settings_release(&s);
+    assert_int_equal(load(&s,
+                          "--config none --speculative-config "
+                          "{\"method\":\"eagle3\",\"model\":\"head\"}",
+                          "", &e),
+                     0);
+    assert_int_equal(s.speculate, SPECULATE_DRAFT);
+    assert_string_equal(s.draft_model, "head");
+    settings_release(&s);
+    expect_error("--config none --speculative-config {\"method\":\"eagle3\"}", "", "needs a model");
+    expect_error("--config none --speculative-config {\"method\":\"medusa\"}", "",
+                 "the method medusa is not there");
+    expect_error("--config none --draft-model x --speculate mtp", "",
+                 "speculate is neither draft nor auto");
     expect_error("--config none --speculative-config {\"num_speculative_tokens\":5}", "",
                  "names no method");
     expect_error(

@@ -943,6 +943,78 @@ static void block_copies_and_swaps_move_every_layer(void **state)
     scene_close(&s);
 }
 
+/* Chunks of a prompt that are long enough for a GPU to widen keys and values of 8 bits
+ * before, with room for all of them or for one head at a time, over blocks of several
+ * sizes, with a window, and beside sequences that decode. */
+static void long_chunks_of_prompts(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t head_dim, n_heads, n_kv_heads, block_size, window;
+        bool sinks;
+        enum dtype dtype;
+        const char *room; /* bytes */
+    } cases[] = {{128, 16, 2, 16, 0, false, DTYPE_BF16, NULL},
+                 {128, 24, 3, 16, 0, true, DTYPE_BF16, "600000"},
+                 {64, 8, 1, 24, 0, false, DTYPE_F16, NULL},
+                 {96, 16, 2, 32, 40, false, DTYPE_BF16, "250000"},
+                 {256, 16, 2, 8, 100, true, DTYPE_F16, NULL},
+                 {128, 16, 2, 16, 0, false, DTYPE_BF16, "1000"}};
+    const struct scene_step steps[] = {
+        {.n = {0, 0, 0, 0, 30, 300}}, {.n = {0, 0, 0, 1, 200, 330}}, {.n = {0, 0, 0, 1, 1, 170}}};
+    bool cuda = strcmp(rig_device, "cuda") == 0;
+    for (size_t i = 0; i < (rig_small() || !cuda ? 2 : ARRAY_LEN(cases)); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%d, %d heads, in %s bytes", cases[i].head_dim,
+                 cases[i].n_heads, cases[i].room ? cases[i].room : "enough");
+        if (cases[i].room) {
+            setenv("QUIRE_CUDA_PANEL_BYTES", cases[i].room, 1);
+        }
+        struct scene_case c = {.name = name,
+                               .n_heads = cases[i].n_heads,
+                               .n_kv_heads = cases[i].n_kv_heads,
+                               .head_dim = cases[i].head_dim,
+                               .block_size = cases[i].block_size,
+                               .window = cases[i].window,
+                               .sinks = cases[i].sinks,
+                               .rot_dim = cases[i].head_dim,
+                               .dtype = cases[i].dtype};
+        struct scene s;
+        scene_open(&s, &c);
+        scene_run(&s, &(struct scene_step){.n = {0, 0, 0, 1, 1, 1}});
+        for (size_t k = 0; k < ARRAY_LEN(steps); k++) {
+            struct scene_step step = steps[k];
+            for (int32_t q = 0; q < SCENE_SEQS; q++) {
+                step.n[q] = step.n[q] > RIG_SHORTER ? step.n[q] / RIG_SHORTER : step.n[q];
+            }
+            scene_run(&s, &step);
+        }
+        scene_close(&s);
+        unsetenv("QUIRE_CUDA_PANEL_BYTES");
+    }
+}
+
+/* Scores so far apart that each maximum is soon exceeded by far. */
+static void scores_far_apart(void **state)
+{
+    (void)state;
+    for (int32_t group = 4; group <= 12; group += 8) {
+        struct scene_case c = {.name = "far apart",
+                               .n_heads = 2 * group,
+                               .n_kv_heads = 2,
+                               .head_dim = 128,
+                               .block_size = 16,
+                               .dtype = DTYPE_BF16};
+        struct scene s;
+        scene_open(&s, &c);
+        s.att.scale *= 8;
+        scene_run(&s, &(struct scene_step){.n = {20, 40, 70, 100, 150, 250 / RIG_SHORTER}});
+        scene_run(&s, &(struct scene_step){.n = {1, 1, 1, 1, 1, 1}});
+        scene_run(&s, &(struct scene_step){.n = {1, 1, 1, 1, 1, 1}});
+        scene_close(&s);
+    }
+}
+
 static void steps_out_of_range_are_refused(void **state)
 {
     (void)state;
@@ -1012,6 +1084,8 @@ static int group(void)
         cmocka_unit_test(padding_rows_are_harmless),
         cmocka_unit_test(block_copies_and_swaps_move_every_layer),
         cmocka_unit_test(steps_out_of_range_are_refused),
+        cmocka_unit_test(long_chunks_of_prompts),
+        cmocka_unit_test(scores_far_apart),
         OF_8_BITS(attention_over_shuffled_blocks),
         OF_8_BITS(heads_and_blocks_of_many_sizes),
         OF_8_BITS(many_heads_decode),
@@ -1022,6 +1096,8 @@ static int group(void)
         OF_8_BITS(attention_does_not_depend_on_the_batch),
         OF_8_BITS(padding_rows_are_harmless),
         OF_8_BITS(block_copies_and_swaps_move_every_layer),
+        OF_8_BITS(long_chunks_of_prompts),
+        OF_8_BITS(scores_far_apart),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,12 @@
 /* Opening a backend by name, the cache's layout, and the CPU threads. */
+#include <dirent.h>
+#include <errno.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "kernels/cpu/pool.h"
 #include "tests/unit/ops.h"
@@ -160,6 +166,74 @@ static void every_task_of_every_range_runs_once(void **state)
     }
 }
 
+/* The thread of this process that has such a name; 0: none. */
+static pid_t thread_named(const char *name)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    pid_t found = 0;
+
+    assert_non_null(tasks);
+    for (struct dirent *d; !found && (d = readdir(tasks)) != NULL;) {
+        char path[300], comm[32] = "";
+        snprintf(path, sizeof(path), "/proc/self/task/%s/comm", d->d_name);
+        FILE *f = fopen(path, "re");
+        if (f && fgets(comm, sizeof(comm), f)) {
+            comm[strcspn(comm, "\n")] = 0;
+            found = strcmp(comm, name) == 0 ? (pid_t)strtol(d->d_name, NULL, 10) : 0;
+        }
+        if (f) {
+            fclose(f);
+        }
+    }
+    closedir(tasks);
+    return found;
+}
+
+static sem_t held, let_go;
+
+static void hold(int signal)
+{
+    (void)signal;
+    int saved = errno;
+    sem_post(&held);
+    while (sem_wait(&let_go) < 0 && errno == EINTR) {
+    }
+    errno = saved;
+}
+
+/* As when something else runs on the helper's processor. */
+static void a_helper_that_does_not_come_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct cpu_pool *p = NULL;
+    struct err e = {0};
+    struct sigaction act = {.sa_handler = hold, .sa_flags = SA_RESTART};
+    static struct tally t;
+
+    assert_int_equal(sem_init(&held, 0, 0) | sem_init(&let_go, 0, 0), 0);
+    assert_int_equal(sigaction(SIGUSR1, &act, NULL), 0);
+    assert_int_equal(cpu_pool_new(&p, 2, &e), 0);
+    t.n_threads = 2;
+    pid_t helper = 0;
+    for (int i = 0; i < 2000 && (helper = thread_named("quire-cpu-1")) == 0; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    assert_int_equal(syscall(SYS_tgkill, getpid(), helper, SIGUSR1), 0);
+    assert_int_equal(sem_wait(&held), 0);
+    alarm(60); /* a job that waits for it never ends */
+    for (int32_t job = 0; job < 10; job++) {
+        cpu_pool_run(p, 20, count_task, &t);
+        cpu_pool_run_ranges(p, 10, count_task, &t, NULL);
+    }
+    alarm(0);
+    for (int32_t i = 0; i < 20; i++) {
+        assert_int_equal(atomic_load(&t.count[i]), 20);
+    }
+    sem_post(&let_go);
+    cpu_pool_run(p, 20, count_task, &t);
+    cpu_pool_free(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +244,7 @@ int main(void)
         cmocka_unit_test(caches_of_8_bits_take_half_the_bytes),
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(every_task_of_every_range_runs_once),
+        cmocka_unit_test(a_helper_that_does_not_come_is_not_waited_for),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -132,12 +132,144 @@ static void deep_products_lose_no_digits(void **state)
     rig_close(&r);
 }
 
+/* ---- many rows ---- */
+
+enum { MANY_COLS = 8448, MANY_DEPTH = 384, MANY_ROWS = 512, EVERY_ROW = 37 };
+
+/* Some rows of x w^T, with activations as they are or quantised. */
+static double *some_rows(const float *x, const float *w, int32_t rows, bool quantised)
+{
+    int32_t n = (rows + EVERY_ROW - 1) / EVERY_ROW;
+    double *ret = rig_alloc((size_t)n * MANY_COLS * sizeof(*ret)), row[MANY_DEPTH];
+
+    for (int32_t i = 0; i < n; i++) {
+        const float *from = x + (int64_t)i * EVERY_ROW * MANY_DEPTH;
+        for (int32_t c = 0; c < MANY_DEPTH; c++) {
+            row[c] = from[c];
+        }
+        if (quantised) {
+            quant_row(from, MANY_DEPTH, row);
+        }
+        for (int32_t j = 0; j < MANY_COLS; j++) {
+            double sum[4] = {0};
+            for (int32_t c = 0; c < MANY_DEPTH; c++) {
+                sum[c % 4] += row[c] * w[(int64_t)j * MANY_DEPTH + c];
+            }
+            ret[(int64_t)i * MANY_COLS + j] = sum[0] + sum[1] + sum[2] + sum[3];
+        }
+    }
+    return ret;
+}
+
+/* What of `got` [rows, cols] is compared. */
+static void check_some(struct rig *r, const char *what, struct mat got, const double *const want[2],
+                       int32_t rows)
+{
+    int32_t n = (rows + EVERY_ROW - 1) / EVERY_ROW, cols = got.cols;
+    float *all = rig_download(r, got), *some = rig_alloc((size_t)n * (size_t)cols * sizeof(*some));
+
+    for (int32_t i = 0; i < n; i++) {
+        memcpy(some + (int64_t)i * cols, all + (int64_t)i * EVERY_ROW * cols,
+               (size_t)cols * sizeof(*some));
+    }
+    double limit = nmse_limit(DTYPE_BF16) * (strcmp(r->b->name, "cpu") == 0 ? 20 : 2);
+    double error = nmse(some, want[0], (int64_t)n * cols),
+           other = nmse(some, want[1], (int64_t)n * cols);
+    if (!(error <= limit || other <= limit)) {
+        fail_msg("%s: NMSE %.3g, with quantised activations %.3g", what, error, other);
+    }
+    free(all);
+    free(some);
+}
+
+static double silu(double x)
+{
+    return x / (1 + exp(-x));
+}
+
+/* What `rows` rows are compared with: the product, the gated product, the sum with
+ * `stream`, each with activations as they are and quantised. */
+static void many_references(const float *x, const float *w, const float *stream, int32_t rows,
+                            double *product[2], double *gated[2], double *sum[2])
+{
+    enum { HALF = MANY_COLS / 2 };
+    int32_t n = (rows + EVERY_ROW - 1) / EVERY_ROW;
+
+    for (int k = 0; k < 2; k++) {
+        product[k] = some_rows(x, w, rows, k == 1);
+        gated[k] = rig_alloc((size_t)n * HALF * sizeof(*gated[k]));
+        sum[k] = rig_alloc((size_t)n * MANY_COLS * sizeof(*sum[k]));
+        for (int32_t i = 0; i < n * HALF; i++) {
+            const double *row = product[k] + (int64_t)(i / HALF) * MANY_COLS;
+            gated[k][i] = silu(row[i % HALF]) * row[HALF + i % HALF];
+        }
+        for (int32_t i = 0; i < n * MANY_COLS; i++) {
+            int64_t at = (int64_t)(i / MANY_COLS) * EVERY_ROW * MANY_COLS + i % MANY_COLS;
+            sum[k][i] = product[k][i] + stream[at];
+        }
+    }
+}
+
+static void check_many(struct rig *r, struct mat mw, const float *w, int32_t rows)
+{
+    enum dtype t = act_of(r, DTYPE_BF16);
+    float *x = rig_floats(r, (int64_t)rows * MANY_DEPTH, 1, DTYPE_BF16);
+    float *stream = rig_floats(r, (int64_t)rows * MANY_COLS, 1, DTYPE_BF16);
+    float *weight = rig_floats(r, MANY_COLS, 1, DTYPE_BF16);
+    struct mat mx = rig_mat(r, rows, MANY_DEPTH, t, x);
+    struct mat out = rig_mat(r, rows, MANY_COLS, t, NULL);
+    struct mat wide = rig_mat(r, rows, MANY_COLS, t, NULL);
+    struct mat gated = rig_mat(r, rows, MANY_COLS / 2, t, NULL);
+    struct mat sum = rig_mat(r, rows, MANY_COLS, t, stream);
+    struct mat y = rig_mat(r, rows, MANY_COLS, t, NULL), h = rig_mat(r, rows, MANY_COLS, t, NULL);
+    struct norm norm = {.kind = NORM_RMS,
+                        .eps = 1e-5f,
+                        .weight = rig_weight(r, WEIGHT_VECTOR, t, 1, MANY_COLS, weight)};
+    double *ref[3][2];
+
+    y.transient = true;
+    rig_begin_plain(r, rows);
+    r->b->ops->linear(r->b, out, mx, mw, NULL);
+    r->b->ops->linear_gated(r->b, gated, wide, mx, mw, (struct mat){0}, ACT_SILU);
+    r->b->ops->linear(r->b, y, mx, mw, NULL);
+    r->b->ops->add_norm(r->b, h, sum, y, &norm, false);
+    rig_end(r);
+    many_references(x, w, stream, rows, ref[0], ref[1], ref[2]);
+    check_some(r, "product", out, (const double *const *)ref[0], rows);
+    check_some(r, "gated product", gated, (const double *const *)ref[1], rows);
+    check_some(r, "sum with the stream", sum, (const double *const *)ref[2], rows);
+    for (int i = 0; i < 6; i++) {
+        free(ref[i / 2][i % 2]);
+    }
+    free(x);
+    free(stream);
+    free(weight);
+}
+
+/* As a product of its own, with a gate behind it, and added to what is there, which a
+ * device may each do in one launch. */
+static void products_of_many_rows_follow_float64(void **state)
+{
+    (void)state;
+    struct rig r;
+
+    rig_open(&r);
+    float *w = rig_alloc((size_t)MANY_COLS * MANY_DEPTH * sizeof(*w));
+    struct mat mw = rig_quantised(&r, &CASES[0], MANY_COLS, MANY_DEPTH, 0.1f, 2, w);
+    for (int32_t rows = MANY_ROWS; rows >= MANY_ROWS - 12 && !rig_small(); rows -= 12) {
+        check_many(&r, mw, w, rows);
+    }
+    free(w);
+    rig_close(&r);
+}
+
 static int group(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_follow_float64_in_every_format_and_row_count),
         cmocka_unit_test(odd_sizes_are_multiplied_too),
-        cmocka_unit_test(deep_products_lose_no_digits)};
+        cmocka_unit_test(deep_products_lose_no_digits),
+        cmocka_unit_test(products_of_many_rows_follow_float64)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

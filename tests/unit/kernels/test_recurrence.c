@@ -1,7 +1,7 @@
 /* Recurrent layers against float64, and the same bits however a sequence is cut. */
 #include "tests/unit/ops.h"
 
-enum { SIZE = 8, BLOCKS_A_ROW = 8, N_SEQS = 3, LAYERS = 2, MOST = 60 };
+enum { SIZE = 8, BLOCKS_A_ROW = 8, N_SEQS = 3, LAYERS = 2, MOST = 60, DRAFTS = 12 };
 
 /* A recurrence with its operands: x and gates of N_SEQS sequences of n tokens each. */
 struct scene {
@@ -9,6 +9,7 @@ struct scene {
     struct recurrence rec;
     struct kv_layout kv[2];
     int32_t n, channels, values, n_gates;
+    int32_t kept, kept_at; /* the draft whose spare blocks are in the tables, and where; 0: none */
     float *x, *gates;                         /* [N_SEQS * n, channels], [.., n_gates] */
     float *conv, *bias, *a_log, *dt_bias, *d; /* the weights */
 };
@@ -24,7 +25,8 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
     struct err e = {0};
     struct backend_config c = {.threads = 3,
                                .max_tokens = RIG_TOKENS,
-                               .max_seqs = N_SEQS,
+                               .max_seqs = N_SEQS * (DRAFTS + 1),
+                               .max_samples = RIG_TOKENS,
                                .max_blocks_per_seq = BLOCKS_A_ROW,
                                .n_kv_groups = 2};
 
@@ -39,7 +41,7 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
     kv_layout_init_states(&s->kv[1], SIZE, LAYERS, recurrence_floats(&rec));
     kv_layouts_pad(s->kv, 2);
     assert_true(kv_layouts_agree(s->kv, 2));
-    int32_t n_blocks = 2 * N_SEQS * BLOCKS_A_ROW;
+    int32_t n_blocks = 2 * N_SEQS * BLOCKS_A_ROW + N_SEQS * DRAFTS;
     if (s->r.b->ops->kv_create(s->r.b, s->kv, n_blocks, 0, &e) < 0) {
         fail_msg("%s", e.text);
     }
@@ -71,11 +73,26 @@ static int32_t block_of(int32_t row, int32_t i)
     return ((BLOCKS_A_ROW - 1 - i) * N_SEQS + row) * 2 + 1;
 }
 
-/* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
- * [N_SEQS * s->n, values] gets their rows. */
-static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n, float *out)
+/* The block for the states behind draft t of a row. */
+static int32_t spare_of(int32_t row, int32_t t)
 {
-    static int32_t zero[RIG_TOKENS], slot[RIG_TOKENS], group_slot[RIG_TOKENS];
+    return 2 * N_SEQS * BLOCKS_A_ROW + (t - 1) * N_SEQS + row;
+}
+
+/* Entry i of a row's table. */
+static int32_t entry_of(const struct scene *s, int32_t row, int32_t i)
+{
+    return s->kept > 0 && i == s->kept_at ? spare_of(row, s->kept) : block_of(row, i);
+}
+
+/* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
+ * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the first
+ * token go to spare blocks, and the step is what verifies them, so all rows have
+ * logits. */
+static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n,
+                    bool drafts, float *out)
+{
+    static int32_t zero[RIG_TOKENS], slot[RIG_TOKENS], group_slot[RIG_TOKENS], all[RIG_TOKENS];
     int32_t q_start[N_SEQS + 1] = {0}, kv_len[N_SEQS], rows[N_SEQS], block[N_SEQS * BLOCKS_A_ROW];
     struct table_update update[N_SEQS];
     float *x = rig_alloc((size_t)n_rows * (size_t)n * (size_t)s->channels * sizeof(*x));
@@ -87,12 +104,14 @@ static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, in
         kv_len[i] = first + n;
         update[i] = (struct table_update){1, row + i, 0, BLOCKS_A_ROW, i * BLOCKS_A_ROW};
         for (int32_t k = 0; k < BLOCKS_A_ROW; k++) {
-            block[i * BLOCKS_A_ROW + k] = block_of(row + i, k);
+            block[i * BLOCKS_A_ROW + k] = entry_of(s, row + i, k);
         }
         for (int32_t t = 0; t < n; t++) {
             slot[i * n + t] = -1;
-            group_slot[i * n + t] =
-                block_of(row + i, (first + t) / SIZE) * SIZE + (first + t) % SIZE;
+            int32_t at = drafts && t > 0 ? spare_of(row + i, t)
+                                         : entry_of(s, row + i, (first + t) / SIZE);
+            group_slot[i * n + t] = at * SIZE + (first + t) % SIZE;
+            all[i * n + t] = i * n + t;
         }
         int64_t from = (int64_t)(row + i) * s->n + first;
         memcpy(x + (int64_t)i * n * s->channels, s->x + from * s->channels,
@@ -112,6 +131,8 @@ static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, in
                       .kv_len = kv_len,
                       .row = rows,
                       .lcp_blocks = zero,
+                      .logits_token = all,
+                      .n_logits = drafts ? n_rows * n : 0,
                       .table_update = update,
                       .n_table_update = n_rows,
                       .table_block = block,
@@ -130,6 +151,11 @@ static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, in
     free(got);
     free(x);
     free(gates);
+}
+
+static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n, float *out)
+{
+    step_of(s, row, n_rows, first, n, false, out);
 }
 
 static float *outputs(const struct scene *s)
@@ -325,6 +351,42 @@ static void a_full_block_is_a_snapshot(void **state)
     close_scene(&s);
 }
 
+/* A step that verifies drafts keeps the states behind each, in a block of its own:
+ * sequences go on from any of them as if the drafts behind it had not been. */
+static void drafts_leave_the_states_behind_each(void **state)
+{
+    (void)state;
+    static const int32_t accepted[] = {0, 1, 2, 7, DRAFTS};
+    enum { N = 24, FIRST = 5 };
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        open_scene(&s, SHAPES[i], N);
+        size_t bytes = (size_t)N_SEQS * N * (size_t)s.values * sizeof(float);
+        float *whole = outputs(&s), *cut = outputs(&s);
+        step(&s, 0, N_SEQS, 0, N, whole);
+        for (size_t k = 0; k < ARRAY_LEN(accepted); k++) {
+            memset(cut, 0, bytes);
+            s.kept = 0;
+            step(&s, 0, N_SEQS, 0, FIRST, cut);
+            step_of(&s, 0, N_SEQS, FIRST, 1 + DRAFTS, true, cut);
+            int32_t at = FIRST + 1 + accepted[k];
+            s.kept = accepted[k];
+            s.kept_at = (at - 1) / SIZE;
+            for (int32_t row = 0; row < N_SEQS; row++) {
+                memset(cut + ((int64_t)row * N + at) * s.values, 0,
+                       (size_t)(N - at) * (size_t)s.values * sizeof(*cut));
+            }
+            step(&s, 0, N_SEQS, at, 2, cut);
+            s.kept = s.kept_at == (at + 1) / SIZE ? s.kept : 0;
+            step(&s, 0, N_SEQS, at + 2, N - at - 2, cut);
+            assert_memory_equal(cut, whole, bytes);
+        }
+        free(cut);
+        free(whole);
+        close_scene(&s);
+    }
+}
+
 static void gated_norms_follow_float64(void **state)
 {
     (void)state;
@@ -408,6 +470,7 @@ static int group(void)
         cmocka_unit_test(recurrences_follow_float64),
         cmocka_unit_test(a_sequence_may_be_cut_anywhere),
         cmocka_unit_test(a_full_block_is_a_snapshot),
+        cmocka_unit_test(drafts_leave_the_states_behind_each),
         cmocka_unit_test(gated_norms_follow_float64),
         cmocka_unit_test(sigmoid_gates_follow_float64),
     };

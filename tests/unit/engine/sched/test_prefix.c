@@ -124,6 +124,25 @@ static void a_tail_is_found_by_what_begins_with_it(void **state)
     assert_int_equal(pool.n_cached, 1);
 }
 
+/* A text shorter than a block is nothing but a tail, whose parent is the salt. */
+static void a_tail_is_found_with_its_salt_alone(void **state)
+{
+    (void)state;
+    static const char *const salt[] = {"a", "b", NULL};
+    for (int i = 0; i < 3; i++) {
+        struct prefix_chain chain;
+        int32_t n = 0, tail = take();
+        prefix_start(&px, &chain, salt[i]);
+        assert_true(prefix_publish_tail(&px, &chain, tail, tokens, 3));
+        kvpool_unref(&pool, tail);
+        for (int k = 0; k < 3; k++) {
+            prefix_start(&px, &chain, salt[k]);
+            assert_int_equal(prefix_find_tail(&px, &chain, tokens, 3, &n), k == i ? tail : -1);
+        }
+        prefix_drop(&px, tail);
+    }
+}
+
 static void the_newer_tail_of_a_beginning_stays(void **state)
 {
     (void)state;
@@ -280,6 +299,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(an_equal_block_keeps_the_first_entry, open_cache,
                                         close_cache),
         cmocka_unit_test_setup_teardown(a_tail_is_found_by_what_begins_with_it, open_cache,
+                                        close_cache),
+        cmocka_unit_test_setup_teardown(a_tail_is_found_with_its_salt_alone, open_cache,
                                         close_cache),
         cmocka_unit_test_setup_teardown(the_newer_tail_of_a_beginning_stays, open_cache,
                                         close_cache),

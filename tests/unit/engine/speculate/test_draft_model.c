@@ -22,6 +22,7 @@ static struct fake {
     int64_t step_us, now_us;
     int32_t n_tokens[STEPS], n_seqs[STEPS], n_decode[STEPS], n_samples[STEPS];
     int32_t token[TOKENS + 8];
+    int32_t input[TOKENS], position[TOKENS]; /* of the first step */
 } fake;
 
 static int64_t now_us(void)
@@ -32,6 +33,7 @@ static int64_t now_us(void)
 static struct rig rig;
 static struct sched_config config;
 static struct draft_model *model;
+static int32_t shift; /* of the next rig */
 
 static int launch(struct executor *x, const struct batch *b, struct err *e)
 {
@@ -43,6 +45,10 @@ static int launch(struct executor *x, const struct batch *b, struct err *e)
     fake.n_seqs[i] = b->n_seqs;
     fake.n_decode[i] = b->n_decode;
     fake.n_samples[i] = b->n_samples;
+    for (int32_t k = 0; k < b->n_tokens && fake.n_launched == 1; k++) {
+        fake.input[k] = b->token[k];
+        fake.position[k] = b->position[k];
+    }
     return 0;
 }
 
@@ -88,6 +94,7 @@ static void open_rig(int32_t says, double fixed_us)
         .cost = {.fixed_us = fixed_us, .token_us = 1, .row_us = 1, .many_row_us = 1},
         .vocab = config.vocab,
         .max_draft = 4,
+        .shift = shift,
         .now_us = now_us};
     assert_int_equal(draft_model_open(&model, &c, &e), 0);
     sched_speculate(rig.sched, draft_model_source(model), c.max_draft);
@@ -98,6 +105,7 @@ static int start(void **state)
     (void)state;
     rig_config(&config);
     config.max_logits = config.max_num_seqs + 32;
+    shift = 0;
     return 0;
 }
 
@@ -235,6 +243,40 @@ static void a_long_prompt_is_read_in_portions(void **state)
     assert_int_equal(drafted(), 4);
 }
 
+static void a_head_reads_each_token_behind_a_hidden_state(void **state)
+{
+    (void)state;
+    shift = 1;
+    open_rig(7, 50);
+    struct rig_request *q = rig_add(&rig, tokens(16), 0, 5);
+    rig_step(&rig);
+    rig_step(&rig);
+    assert_int_equal(fake.n_launched, 4);
+    assert_int_equal(fake.n_tokens[0], 5); /* the prompt but its first token, and the new one */
+    for (int32_t i = 0; i < 5; i++) {
+        assert_int_equal(fake.position[i], i);
+        assert_int_equal(fake.input[i], i < 4 ? q->request.prompt[i + 1] : 7);
+    }
+    assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, 0), 1 + 5);
+    rig_step(&rig);
+    assert_int_equal(fake.n_tokens[4], 2); /* the last draft, and the token behind it */
+}
+
+static void a_head_waits_until_copies_are_there(void **state)
+{
+    (void)state;
+    shift = 1;
+    open_rig(7, 50);
+    struct gen_params p = tokens(8);
+    p.n = p.best_of = 2;
+    rig_add(&rig, p, 0, 17); /* the last block is shared, and copied by the first write */
+    rig_step(&rig);
+    rig_step(&rig);
+    assert_int_equal(fake.n_launched, 0);
+    rig_step(&rig);
+    assert_int_equal(fake.n_seqs[0], 1); /* one reads the prompt, the other one waits */
+}
+
 static void a_failure_ends_the_drafts_alone(void **state)
 {
     (void)state;
@@ -261,6 +303,8 @@ int main(void)
         CASE(a_shared_prefix_is_read_once),
         CASE(samples_of_a_prompt_share_what_was_read),
         CASE(a_long_prompt_is_read_in_portions),
+        CASE(a_head_reads_each_token_behind_a_hidden_state),
+        CASE(a_head_waits_until_copies_are_there),
         CASE(a_failure_ends_the_drafts_alone),
     };
 

@@ -263,10 +263,12 @@ static void a_replay_has_the_acceptance_that_was_asked_for(void **state)
     struct replay *r;
     struct err e;
     struct text *t = text_new(7, NULL);
-    int32_t right = 0, token[1];
-    float prob[1];
+    const float acceptance[] = {0.75f}, places[] = {1, 1, 0};
+    int32_t right = 0, token[4];
+    float prob[4];
 
-    assert_int_equal(replay_open(&r, 0.75, 1000, NULL, &e), 0);
+    assert_int_equal(replay_open(&r, 1000, NULL, &e), 0);
+    replay_set(r, acceptance, 1);
     struct draft_source *s = replay_source(r);
     prompt(t, "a prompt");
     assert_int_equal(s->draft(s, &t->seq, 1, token, prob), 0);
@@ -280,6 +282,15 @@ static void a_replay_has_the_acceptance_that_was_asked_for(void **state)
         right += token[0] == t->out[i];
     }
     assert_true(right > 1430 && right < 1570);
+    t->seq.n_out = 0;
+    assert_true(s->expect(s, &t->seq) > 2.9f && s->expect(s, &t->seq) < 3.1f);
+    replay_set(r, places, 3);
+    assert_int_equal(s->draft(s, &t->seq, 4, token, prob), 3);
+    assert_true(token[0] == t->out[0] && token[1] == t->out[1] && token[2] != t->out[2]);
+    assert_true(prob[1] == 1 && prob[2] == 0 && s->expect(s, &t->seq) == 2);
+    replay_set(r, NULL, 0);
+    assert_true(s->expect(s, &t->seq) == 0);
+    assert_int_equal(s->draft(s, &t->seq, 4, token, prob), 0);
     replay_free(r);
     free(t);
 }

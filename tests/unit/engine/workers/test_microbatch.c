@@ -11,17 +11,18 @@
 
 #include <cmocka.h>
 
-enum { MOST_SEQS = 40, MOST_TOKENS = 400 };
+enum { MOST_SEQS = 40, MOST_TOKENS = 400, MOST_VERIFIED = 20 };
 
-/* Decodes, then chunks of prompts; every sequence's last token has a logits row, read
- * by one or two sampling rows. */
+/* Decodes, then longer sequences; every sequence's last token has a logits row, read by
+ * one or two sampling rows. Some verify drafts: all of their tokens have rows. */
 struct step {
     struct batch b;
     int32_t token[MOST_TOKENS], src[MOST_TOKENS], position[MOST_TOKENS], slot[MOST_TOKENS],
         group_slot[2 * MOST_TOKENS]; /* of three KV groups */
     int32_t q_start[MOST_SEQS + 1], kv_len[MOST_SEQS], row[MOST_SEQS], lcp[MOST_SEQS],
-        logits[MOST_SEQS];
-    struct sample_row sample[2 * MOST_SEQS];
+        logits[MOST_TOKENS];
+    bool verifies[MOST_SEQS];
+    struct sample_row sample[2 * MOST_TOKENS];
     struct block_copy copy;
 };
 
@@ -49,6 +50,13 @@ static void make_step(struct step *s, unsigned seed)
             s->slot[b->n_tokens] = b->n_tokens * 7;
             s->group_slot[b->n_group_slots++] = b->n_tokens * 7 + 1;
             s->group_slot[b->n_group_slots++] = b->n_tokens * 7 + 2;
+        }
+        s->verifies[i] = n > 1 && n <= MOST_VERIFIED && rand() % 3 == 0;
+        for (int32_t k = n - 1; k > 0 && s->verifies[i]; k--) {
+            s->logits[b->n_logits] = b->n_tokens - 1 - k;
+            s->sample[b->n_samples] =
+                (struct sample_row){.logits_row = b->n_logits++, .position = b->n_samples};
+            b->n_samples++;
         }
         s->logits[b->n_logits] = b->n_tokens - 1;
         for (int32_t k = rand() % 2; k < 2; k++, b->n_samples++) {
@@ -86,6 +94,7 @@ static void check_seqs(const struct step *s, const struct batch *p, int32_t firs
         assert_int_equal(p->row[i], s->row[at + i]);
         assert_int_equal(p->lcp_blocks[i], i > 0);
         assert_true(last < s->q_start[at + i + 1]);
+        assert_true(!s->verifies[at + i] || n == s->q_start[at + i + 1] - s->q_start[at + i]);
         assert_int_equal(p->kv_len[i], s->position[last] + 1);
     }
 }
@@ -137,7 +146,7 @@ static void microbatches_are_the_step(void **state)
             assert_int_equal(p.microbatch, i);
             assert_int_equal(p.n_copy, i == 0);
             if (n > 1) {
-                assert_true(p.n_tokens >= s.b.n_tokens / n - 2);
+                assert_true(p.n_tokens >= MAX(s.b.n_tokens / n - 2 - MOST_VERIFIED, 1));
             }
             check_part(&s, &p, &seen);
         }
@@ -153,7 +162,8 @@ static void microbatches_are_the_step(void **state)
 static void small_steps_and_one_stage_stay_whole(void **state)
 {
     (void)state;
-    struct batch b = {.n_tokens = 7};
+    const int32_t q_start[] = {0, 1000};
+    struct batch b = {.n_tokens = 7, .n_seqs = 1, .q_start = q_start};
     assert_int_equal(microbatch_count(&b, 8), 1);
     b.n_tokens = 0;
     assert_int_equal(microbatch_count(&b, 8), 1);

@@ -287,6 +287,30 @@ static void every_prefill_row_lies_in_one_tile_and_long_tiles_come_first(void **
     }
 }
 
+static void sequences_are_widened_where_their_queries_pay_for_it(void **state)
+{
+    (void)state;
+    const int32_t q_start[] = {0, 1, 401, 528, 530};
+    const int32_t kv_len[] = {50, 400, 1127, 9};
+    const int32_t row[] = {3, 2, 1, 0};
+    struct widened_seq seq[3];
+    int32_t first[4];
+    struct batch b = {.n_seqs = 4, .n_decode = 1, .q_start = q_start, .kv_len = kv_len, .row = row};
+
+    assert_int_equal(widened_seqs(&b, 16, 8, seq, first), 25 + 71 + 1);
+    for (int32_t i = 0; i < 3; i++) {
+        assert_int_equal(seq[i].row, row[1 + i]);
+        assert_int_equal(seq[i].position, kv_len[1 + i] - (q_start[2 + i] - q_start[1 + i]));
+        assert_int_equal(seq[i].first, first[1 + i]);
+    }
+    assert_int_equal(first[1], 0);
+    assert_int_equal(first[2], 25);
+    assert_int_equal(first[3], 96);
+    assert_int_equal(widened_seqs(&b, 16, 1, seq, first), 0); /* 400 queries of a head */
+    b.n_seqs = 1;
+    assert_int_equal(widened_seqs(&b, 16, 8, seq, first), 0);
+}
+
 static struct sample_row plain_row(int32_t i)
 {
     return (struct sample_row){
@@ -392,6 +416,7 @@ int main(void)
         cmocka_unit_test(mps_is_told_by_its_environment),
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
+        cmocka_unit_test(sequences_are_widened_where_their_queries_pay_for_it),
         cmocka_unit_test(only_plain_decode_steps_are_replayed),
         cmocka_unit_test(verified_drafts_are_rows_of_decodes),
     };
