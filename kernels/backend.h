@@ -396,10 +396,10 @@ struct gated_norm {
     bool gate_first;   /* norm(x * silu(gate)) in place of norm(x) * silu(gate) */
 };
 
-/* Tiles of at least 8 pairs of one expert that `pairs` pairs can make. */
+/* Tiles of at least 16 pairs of one expert that `pairs` pairs can make. */
 static inline int64_t experts_most_tiles(int32_t n, int64_t pairs)
 {
-    return pairs / 8 + MIN(n, pairs);
+    return pairs / 16 + MIN(n, pairs);
 }
 
 /* Room for the pairs of each expert, in any distribution. */

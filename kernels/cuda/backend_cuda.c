@@ -254,7 +254,7 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
                           .type = (int32_t)qkv.dtype};
 
     const struct step_arrays s = cuda_group_arrays(c, a->group);
-    if (cuda_experts_qkv(c, qkv, &k, s.position, s.slot) || cuda_fused_rope_kv(c, qkv, r, a)) {
+    if (cuda_fused_rope_kv(c, qkv, r, a)) {
         return;
     }
     cuda_start(c);

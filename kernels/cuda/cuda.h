@@ -434,14 +434,9 @@ void cuda_experts_flush(struct cuda_backend *c);
 enum experts_added { EXPERTS_WAIT, EXPERTS_ADDED, EXPERTS_NORMED };
 enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
                                     struct mat y, const struct norm_args *n, bool partial);
-/* The product behind what waits has the weight w. */
-void cuda_experts_ahead(struct cuda_backend *c, struct mat w);
 /* stream_ops.c: launches the only operation that waits for a fused launch, if it is a
  * product that adds to the residual stream. False: nothing was done. */
 bool cuda_experts_linear(struct cuda_backend *c);
-/* The same if it is the product that rope_kv follows, with that. */
-bool cuda_experts_qkv(struct cuda_backend *c, struct mat qkv, const struct rope_args *r,
-                      const int32_t *position, const int32_t *slot);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */

@@ -14,10 +14,6 @@ static int32_t tile_rows(const struct experts *e, int32_t rows, int32_t most)
     return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most;
 }
 
-/* Pairs of an expert in the mean up to which tiles of EXPERT_LIST_ROWS are used: above,
- * too many experts have more than one tile, each of which reads the weights. */
-enum { LIST_MEAN = 5 };
-
 /* The lists of a call of `rows` rows, in the workspace. */
 static struct expert_lists lists_of(const struct experts *e, const struct expert_scratch *s,
                                     int32_t rows, int32_t tile_rows)
@@ -127,9 +123,6 @@ static void widen(struct cuda_backend *c, struct expert_product *a, struct mat w
 static void product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
-    if (launch_expert_lists(a, l, c->n_sms, c->stream)) {
-        return;
-    }
     if (a->w_scale) {
         if (!launch_expert_codes(a, l, 2 * c->n_sms, c->stream)) {
             err_set(&c->failed, ERR_UNSUPPORTED,
@@ -163,7 +156,7 @@ static struct expert_few few_args(struct mat y, struct mat x, const struct exper
 
 static void launch_pending(struct cuda_backend *c, struct expert_pending *p)
 {
-    p->waits = p->added = false;
+    p->waits = false;
     if (p->stream) {
         launch_expert_stream(&p->down, c->n_sms, c->stream);
     } else if (p->few) {
@@ -202,7 +195,7 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
     void *made = p->few ? p->down.y : p->combine.y;
     int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
 
-    if (!p->waits || p->added || partial || made != y.data || x.cols != y.cols ||
+    if (!p->waits || partial || made != y.data || x.cols != y.cols ||
         x.dtype != y.dtype || rows != cuda_rows(c, x) || !aligned(x)) {
         return EXPERTS_WAIT;
     }
@@ -210,10 +203,6 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
         p->down.y = x.data;
         p->down.y_stride = x.stride;
         p->down.adds = true;
-        if (p->stream) {
-            p->added = true;
-            return added;
-        }
     } else {
         p->combine.y = x.data;
         p->combine.y_stride = x.stride;
@@ -227,21 +216,6 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
     }
     launch_pending(c, p);
     return added;
-}
-
-/* What is brought near ahead of its use, at most: it must stay in the second-level
- * cache until then. */
-enum { AHEAD_BYTES = 24 << 20 };
-
-void cuda_experts_ahead(struct cuda_backend *c, struct mat w)
-{
-    struct expert_few *f = &c->experts.down;
-    int64_t bytes = w.stride * w.rows * dtype_bytes(w.dtype);
-
-    if (c->experts.waits && c->experts.added && !f->ahead && !w.format) {
-        f->ahead = w.data;
-        f->ahead_bytes = MIN(bytes, AHEAD_BYTES) / 16 * 16;
-    }
 }
 
 /* ---- the operation ---- */
@@ -305,10 +279,8 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     bool widens = codes && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_few f = few_args(y, x, e, s, &r);
-    bool few = free && !widens && (int64_t)rows * e->top <= (int64_t)LIST_MEAN * e->n &&
-               expert_lists_stream(&f.up) && expert_lists_stream(&f.down);
-    struct expert_lists l = lists_of(
-        e, s, rows, few ? EXPERT_LIST_ROWS : tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
+    struct expert_lists l =
+        lists_of(e, s, rows, tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
     if (free && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
         return;
     }

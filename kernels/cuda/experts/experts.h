@@ -136,8 +136,6 @@ struct expert_few {
     /* [3 * EXPERT_COUNTER_STRIDE], zero between launches: where blocks meet; NULL: no
      * such launches */
     int32_t *counter;
-    const void *ahead;   /* what the next product reads of memory; NULL: not known */
-    int64_t ahead_bytes; /* a multiple of 16 */
 };
 bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
@@ -150,10 +148,9 @@ bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
 void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
 /* The last launch of `experts`, which may add to the residual stream if the operation
  * behind it is known: what waits is launched by cuda_experts_flush or
- * cuda_experts_add. One of everything goes on waiting when it adds (`added`), until the
- * product behind it is known, whose weights it brings near. */
+ * cuda_experts_add. */
 struct expert_pending {
-    bool waits, few, stream, added; /* few: it is an expert_few; stream: of everything */
+    bool waits, few, stream; /* few: it is an expert_few; stream: of everything */
     struct expert_few down;         /* with few */
     struct expert_lists lists;      /* with few, but not stream */
     struct expert_combine combine;  /* else */
@@ -172,15 +169,7 @@ bool launch_expert_mma(const struct expert_product *a, const struct expert_lists
 enum { EXPERT_CODES_K = 128 };
 bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
-/* Products of any number of rows whose lists have tiles of at most EXPERT_LIST_ROWS
- * pairs, on one block of each multiprocessor: the fastest where experts have few pairs.
- * False: not for this shape; nothing was done. */
-enum { EXPERT_LIST_ROWS = 8 };
-bool launch_expert_lists(const struct expert_product *a, const struct expert_lists *l,
-                         int32_t n_blocks, cudaStream_t stream);
-/* Whether launch_expert_lists takes such a product. */
-bool expert_lists_stream(const struct expert_product *a);
-/* Beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu, stream_qkv.cu).
+/* Beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu).
  * False: not for this shape; nothing was done. */
 struct expert_linear {
     struct expert_product product; /* out [rows, width] = x w^T + bias; out NULL: not wanted */
@@ -189,16 +178,6 @@ struct expert_linear {
     int32_t rows;
 };
 bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks, cudaStream_t stream);
-/* out [rows, heads * head_dim] = norm(x) w^T, then what launch_rope_kv does. */
-struct expert_qkv {
-    struct expert_product product;
-    struct norm_args norm; /* of x */
-    struct rope_args rope;
-    struct kv_view kv;
-    const int32_t *position, *slot; /* [rows] */
-    int32_t rows;
-};
-bool launch_expert_qkv(const struct expert_qkv *a, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

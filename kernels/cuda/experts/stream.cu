@@ -12,8 +12,7 @@
  *
  * The blocks meet behind the router and behind up. Load warps walk the weights of all
  * phases and keep a ring of stages full by bulk copies: they wait for the choice, since
- * it says which weights these are, but not for the second meeting. While the experts
- * are not known they bring the weights of the next product to the second-level cache.
+ * it says which weights these are, but not for the second meeting.
  *
  * Products are those of the fused launch (fused_decode.h): 16 rows of weights are the A
  * operand, up to 8 rows of activations the B operand. A stage has 24 groups of 32

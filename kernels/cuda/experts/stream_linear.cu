@@ -115,6 +115,17 @@ bool run_depth(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
                                          : linear_launch<T, B, 6>::run(a, n_blocks, stream);
 }
 
+bool suits(const expert_product *a)
+{
+    bool codes = a->w_scale;
+
+    return cuda_code_version() >= 90 && a->k % GROUP == 0 && a->k <= 6 * STAGE_COLS &&
+           a->width % TILE == 0 && a->type != T_F32 && (uintptr_t)a->x % 16 == 0 &&
+           a->x_stride % 8 == 0 && (uintptr_t)a->w % 16 == 0 &&
+           (codes ? a->type == T_BF16 && a->group_cols % GROUP == 0 && a->w_stride % 16 == 0
+                  : a->w_stride % 8 == 0);
+}
+
 } // namespace
 
 extern "C" bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks,
@@ -122,7 +133,7 @@ extern "C" bool launch_expert_linear(const struct expert_linear *a, int32_t n_bl
 {
     const struct expert_product *p = &a->product;
 
-    if (a->rows > EXPERT_STREAM_ROWS || !expert_lists_stream(p)) {
+    if (a->rows > EXPERT_STREAM_ROWS || !suits(p)) {
         return false;
     }
     if (p->w_scale) {

@@ -48,30 +48,3 @@ bool cuda_experts_linear(struct cuda_backend *c)
     a.product.out = p->out_transient ? NULL : p->out;
     return launch_expert_linear(&a, c->n_sms, c->stream);
 }
-
-bool cuda_experts_qkv(struct cuda_backend *c, struct mat qkv, const struct rope_args *r,
-                      const int32_t *position, const int32_t *slot)
-{
-    const struct fused_op *p = only_product(c);
-
-    if (!p || !p->h || !p->h_transient || p->sum || p->out != qkv.data ||
-        p->out_stride != qkv.stride || p->n != qkv.cols) {
-        return false;
-    }
-    struct expert_qkv a = {.product = product_of(c, p),
-                           .norm = p->norm,
-                           .rope = *r,
-                           .kv = c->kv_view,
-                           .position = position,
-                           .slot = slot,
-                           .rows = c->fused.rows};
-    cuda_linear_flush(c);
-    cuda_experts_flush(c); /* it may have made x */
-    cuda_pending_flush(c);
-    if (!launch_expert_qkv(&a, c->stream)) {
-        return false;
-    }
-    c->fused.n_ops = 0;
-    c->fused.format = FUSED_16;
-    return true;
-}

@@ -23,7 +23,6 @@ enum {
     MOST_PAIRS = 128,
     MOST_EXPERTS = 256,
     ACT_AHEAD = 4, /* stages of down whose activations are on their way */
-    AHEAD_BYTES = 8192,
     NONE = 0xff,
 };
 
@@ -33,7 +32,7 @@ template <int B> struct stage_of {
     static constexpr int ROW = STAGE_COLS / 8 * B, PITCH = ROW + 4 * B;
     static constexpr int BYTES = TILE * PITCH;
     static constexpr int COUNT = 8 * 16 / B;
-    static constexpr int IN_FLIGHT = COUNT * 5 / 8; /* on their way at a time */
+    static constexpr int IN_FLIGHT = 3 * 16 / B; /* on their way at a time */
 };
 
 /* What the choice leaves, in shared memory: the chosen experts in the order of their
@@ -152,20 +151,6 @@ template <int B> struct loader {
     }
 };
 
-/* This warp's part of what the next product reads. */
-__device__ __forceinline__ void bring_ahead(const expert_few &a, int warp)
-{
-    int64_t step = (int64_t)gridDim.x * LOADERS * AHEAD_BYTES;
-
-    for (int64_t at = (int64_t)(blockIdx.x * LOADERS + warp) * AHEAD_BYTES; at < a.ahead_bytes;
-         at += step) {
-        uint32_t bytes = (uint32_t)min((int64_t)AHEAD_BYTES, a.ahead_bytes - at);
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)a.ahead + at),
-                     "r"(bytes)
-                     : "memory");
-    }
-}
-
 template <int B>
 __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> &r,
                                              const chosen_experts &c, int warp, int lane)
@@ -180,7 +165,6 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
             load.tile((const char *)a.router + first * stride, stride,
                       max(0, min(MINE, a.route.n - first)), a.up.k * 2);
         }
-        bring_ahead(a, warp);
     }
     __syncwarp();
     choice_sync();

@@ -66,7 +66,7 @@ static bool by_mixed(const struct cuda_backend *c, const struct fused_args *a)
 void cuda_fused_flush(struct cuda_backend *c)
 {
     cuda_linear_flush(c);
-    cuda_experts_flush(c); /* in front of what has joined since */
+    cuda_experts_flush(c); /* no operation has joined since */
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         bool ok = true;
@@ -103,9 +103,7 @@ static bool fused_may_join(struct cuda_backend *c)
         return false;
     }
     cuda_start_step(c);
-    if (!c->experts.added) { /* else launched in front of what joins now */
-        cuda_experts_flush(c);
-    }
+    cuda_experts_flush(c);
     return true;
 }
 
@@ -165,7 +163,6 @@ bool cuda_fused_drop_last(struct cuda_backend *c)
 bool cuda_fused_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep)
 {
-    cuda_experts_ahead(c, w);
     FUSED_PUSH(c, next, fused_push_linear(&next, cuda_rows(c, out), out, x, w, ep));
 }
 
