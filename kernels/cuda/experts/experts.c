@@ -195,8 +195,8 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
     void *made = p->few ? p->down.y : p->combine.y;
     int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
 
-    if (!p->waits || partial || made != y.data || x.cols != y.cols ||
-        x.dtype != y.dtype || rows != cuda_rows(c, x) || !aligned(x)) {
+    if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
+        rows != cuda_rows(c, x) || !aligned(x)) {
         return EXPERTS_WAIT;
     }
     if (p->few) {
@@ -228,6 +228,10 @@ static bool stream(struct cuda_backend *c, const struct expert_few *f, struct ma
     const struct fused_op *norm = cuda_fused_last_norm(c, x, f->route.rows);
     struct expert_few plain = *f, a;
 
+    /* with more rows 16-bit weights are faster by tiles */
+    if (!f->up.w_scale && f->route.rows > EXPERT_FEW_ROWS) {
+        return false;
+    }
     plain.counter = c->expert_counter;
     a = plain;
     if (norm) {
@@ -279,8 +283,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     bool widens = codes && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_few f = few_args(y, x, e, s, &r);
-    struct expert_lists l =
-        lists_of(e, s, rows, tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
+    struct expert_lists l = lists_of(e, s, rows, tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
     if (free && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
         return;
     }

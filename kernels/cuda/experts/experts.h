@@ -150,10 +150,10 @@ void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStre
  * behind it is known: what waits is launched by cuda_experts_flush or
  * cuda_experts_add. */
 struct expert_pending {
-    bool waits, few, stream; /* few: it is an expert_few; stream: of everything */
-    struct expert_few down;         /* with few */
-    struct expert_lists lists;      /* with few, but not stream */
-    struct expert_combine combine;  /* else */
+    bool waits, few, stream;       /* few: it is an expert_few; stream: of everything */
+    struct expert_few down;        /* with few */
+    struct expert_lists lists;     /* with few, but not stream */
+    struct expert_combine combine; /* else */
 };
 /* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
  * False: not for this shape; nothing was done. Of a only what concerns the router
