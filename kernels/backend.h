@@ -313,7 +313,10 @@ struct experts {
     struct mat shared_up, shared_down; /* data NULL: there is none */
     struct mat shared_gate;            /* [1, hidden]; data NULL: the factor is 1 */
     int32_t n, top, width;             /* width: of this rank's slice */
-    int32_t n_groups, top_groups;      /* n is a multiple of n_groups; 0 or 1: no groups */
+    /* The experts whose weights are here, alone in up and down and their biases: from
+     * `first` on, `held` of them; 0: all. The others' share of a row is left out. */
+    int32_t first, held;
+    int32_t n_groups, top_groups; /* n is a multiple of n_groups; 0 or 1: no groups */
     enum expert_scores scores;
     enum activation act;
     float factor;       /* of the weights (routed_scaling_factor); 0 stands for 1 */
@@ -456,6 +459,11 @@ struct backend_config {
      * cores, or have a GPU each; local_world_size 0: alone. */
     int32_t local_rank, local_world_size;
 };
+
+static inline int32_t experts_held(const struct experts *e)
+{
+    return e->held > 0 ? e->held : e->n;
+}
 
 static inline int32_t backend_kv_groups(const struct backend_config *c)
 {

@@ -185,6 +185,7 @@ struct model_options {
     int32_t max_len;         /* positions of the rotation table */
     int32_t rank, n_ranks;   /* of tensor parallelism */
     int32_t stage, n_stages; /* of pipeline parallelism */
+    bool expert_parallel;    /* a rank has whole experts, in place of a slice of each */
     bool fp8_cache;          /* keys and values are cached as e4m3, by the checkpoint's scales */
     bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
     struct model_taps taps;  /* hidden states that are kept for a draft head */
@@ -319,8 +320,9 @@ int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks);
 /* The same of layers without a window, where theirs differ. */
 int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks);
 /* Check that the model can be divided among n tensor-parallel ranks: whole heads, equal
- * slices of the MLP, a part of the vocabulary for each. */
-int model_check_ranks(const struct model_config *c, int32_t n, struct err *e);
+ * slices of the MLP, a part of the vocabulary for each; with `by_expert` equally many
+ * experts. */
+int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e);
 /* Check that each of n pipeline stages has a layer. */
 int model_check_stages(const struct model_config *c, int32_t n, struct err *e);
 /* The first layer of a stage; for stage n_stages the number of layers. If the layers do

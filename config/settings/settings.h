@@ -74,6 +74,7 @@ struct settings {
     int64_t n_prefixes;
     int64_t tensor_parallel_size;
     int64_t pipeline_parallel_size;
+    bool expert_parallel;
     int64_t nnodes, node_rank; /* machines that share the model; this one's number */
     char *master_addr;         /* of node 0; NULL: none given */
     int64_t master_port;

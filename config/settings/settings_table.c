@@ -157,6 +157,8 @@ const struct setting setting_table[] = {
     {INT(pipeline_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",
      .help = "number of pipeline stages that split the layers among them, each of "
              "tensor_parallel_size ranks"},
+    {BOOL(expert_parallel, "false"), .group = "Scheduling",
+     .help = "ranks hold whole experts of each layer, equally many, in place of a slice of each"},
     {INT(threads, "0", 0, 1024), .metavar = "N", .group = "Scheduling",
      .help = "number of CPU threads that compute, for all ranks together; 0: the number of "
              "physical cores"},

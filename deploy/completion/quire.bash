@@ -33,6 +33,7 @@ _quire_settings='--model DIR
 --seed N
 --tensor-parallel-size N
 --pipeline-parallel-size N
+--[no-]expert-parallel
 --threads N
 --nnodes N
 --node-rank N

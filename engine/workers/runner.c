@@ -383,6 +383,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
+        .expert_parallel = s->expert_parallel,
         .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
         .one_kv_group = r->target || s->kv_policy != KV_PAGED,
     };

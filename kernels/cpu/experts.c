@@ -225,10 +225,10 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     const struct experts *e = j->e;
     struct backend *b = &j->c->base;
     struct mat x = mat_rows(s->x, 0, n), y = mat_rows(s->y, 0, n), both = mat_rows(s->up, 0, n);
-    int32_t hidden = j->x.cols, first = j->expert * 2 * e->width;
+    int32_t hidden = j->x.cols, at = j->expert - e->first, first = at * 2 * e->width;
     struct cpu_view of_up, of_down;
     struct mat up = cpu_weight_rows(e->up, first, 2 * e->width, &of_up),
-               down = cpu_weight_rows(e->down, j->expert * hidden, hidden, &of_down),
+               down = cpu_weight_rows(e->down, at * hidden, hidden, &of_down),
                bias = bias_part(e->up_bias, first, 2 * e->width);
 
     j->act = mat_rows(s->act, 0, n);
@@ -242,7 +242,7 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
         cpu_linear_gated(b, j->act, both, x, up, bias, e->act);
     }
     cpu_linear(b, y, j->act, down,
-               &(struct epilogue){.bias = bias_part(e->down_bias, j->expert * hidden, hidden)});
+               &(struct epilogue){.bias = bias_part(e->down_bias, at * hidden, hidden)});
     j->from = y;
     run(j, n, add_row);
 }
@@ -288,7 +288,8 @@ void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct exp
     cpu_linear(b, j.scores, s->router_x.data ? s->router_x : x, e->router,
                &(struct epilogue){.bias = e->router_bias});
     run(&j, x.rows, route_row);
-    for (j.expert = 0; j.expert < e->n; j.expert++) {
+    int32_t end = e->first + experts_held(e);
+    for (j.expert = e->first; j.expert < end; j.expert++) {
         int32_t n = rows_of(&j, j.expert, row);
         if (n > 0) {
             run_expert(&j, s, n);

@@ -198,6 +198,7 @@ struct cuda_backend {
     struct cuda_stages *stages; /* NULL: no pipeline */
 
     struct expert_pending experts; /* the last launch of `experts` */
+    int32_t *expert_counter;       /* of launch_expert_stream; NULL: it is not available */
     struct pending_product product;
 
     /* fused launches */
@@ -346,6 +347,12 @@ int32_t cuda_fused_bytes(struct cuda_backend *c);
 int cuda_fused_init(struct cuda_backend *c, struct err *e);
 /* Launches the pending operations. */
 void cuda_fused_flush(struct cuda_backend *c);
+/* The pending operation that joined last, if it is a norm of `rows` rows into `out`;
+ * else NULL. Valid until another joins. */
+const struct fused_op *cuda_fused_last_norm(struct cuda_backend *c, struct mat out, int32_t rows);
+/* Takes the operation that joined last back out. False: the rest could not be launched
+ * without it; nothing was done. */
+bool cuda_fused_drop_last(struct cuda_backend *c);
 /* Each returns true if the operation joined the fused launch; false: the caller
  * launches it itself, after cuda_start. */
 bool cuda_fused_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
@@ -429,6 +436,9 @@ void cuda_experts_flush(struct cuda_backend *c);
 enum experts_added { EXPERTS_WAIT, EXPERTS_ADDED, EXPERTS_NORMED };
 enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
                                     struct mat y, const struct norm_args *n, bool partial);
+/* stream_ops.c: launches the only operation that waits for a fused launch, if it is a
+ * product that adds to the residual stream. False: nothing was done. */
+bool cuda_experts_linear(struct cuda_backend *c);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */

@@ -27,6 +27,7 @@ void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, cons
         .max_num_batched_tokens = x->max_num_batched_tokens,
         .max_samples = x->max_samples,
         .deterministic = deterministic,
+        .expert_parallel = m->options.expert_parallel,
         .n_blocks = x->n_blocks,
         .n_host_blocks = x->n_host_blocks,
     };
@@ -71,6 +72,7 @@ int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *
         {"max_num_batched_tokens", first->max_num_batched_tokens, other->max_num_batched_tokens},
         {"max_samples", first->max_samples, other->max_samples},
         {"deterministic", first->deterministic, other->deterministic},
+        {"expert_parallel", first->expert_parallel, other->expert_parallel},
     };
     for (size_t i = 0; i < ARRAY_LEN(same); i++) {
         if (same[i].mine != same[i].theirs) {

@@ -23,7 +23,7 @@ struct rank_hello {
     uint64_t checkpoint; /* model_digest: configuration and tensors */
     /* n_ranks: of each stage; the others as the settings and executor_info */
     int64_t n_ranks, n_stages, vocab, block_size, n_kv_groups, max_num_seqs, max_num_batched_tokens,
-        max_samples, deterministic;
+        max_samples, deterministic, expert_parallel;
     char dtype[16];    /* of the weights */
     char kv_dtype[16]; /* of cached keys and values */
     /* pools that this rank has memory for; the smallest of all ranks are used */

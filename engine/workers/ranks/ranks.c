@@ -237,7 +237,7 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
 {
     struct executor_info limits = {0};
     const struct pipeline_place *at = &x->place.at;
-    int rc = model_check_ranks(c, at->n_ranks, e);
+    int rc = model_check_ranks(c, at->n_ranks, s->expert_parallel, e);
 
     if (rc == 0) {
         rc = model_check_stages(c, at->n_stages, e);

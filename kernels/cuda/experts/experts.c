@@ -16,11 +16,10 @@ static int32_t tile_rows(const struct experts *e, int32_t rows, int32_t most)
 
 /* The lists of a call of `rows` rows, in the workspace. */
 static struct expert_lists lists_of(const struct experts *e, const struct expert_scratch *s,
-                                    int32_t rows, bool wgmma)
+                                    int32_t rows, int32_t tile_rows)
 {
     int64_t pairs = (int64_t)rows * e->top;
-    struct expert_lists l = {.cap = rows,
-                             .tile_rows = tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64)};
+    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows};
     int32_t *at = s->lists.data;
 
     l.tile = (struct expert_tile *)at;
@@ -45,6 +44,8 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
                                  .rows = rows,
                                  .n = e->n,
                                  .top = e->top,
+                                 .first = e->first,
+                                 .held = experts_held(e),
                                  .n_groups = e->n_groups,
                                  .top_groups = e->top_groups,
                                  .sigmoid = e->scores == SCORES_SIGMOID,
@@ -78,7 +79,7 @@ static struct expert_product product_up(const struct experts *e, struct mat x,
                                .bias = e->up_bias.data,
                                .k = x.cols,
                                .width = e->width,
-                               .n = e->n,
+                               .n = experts_held(e),
                                .divide = e->top,
                                .gated = true,
                                .act = (int32_t)e->act,
@@ -99,7 +100,7 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
                                .bias = e->down_bias.data,
                                .k = e->width,
                                .width = x.cols,
-                               .n = e->n,
+                               .n = experts_held(e),
                                .divide = 1,
                                .type = (int32_t)x.dtype};
 
@@ -157,7 +158,9 @@ static struct expert_few few_args(struct mat y, struct mat x, const struct exper
 static void launch_pending(struct cuda_backend *c, struct expert_pending *p)
 {
     p->waits = false;
-    if (p->few) {
+    if (p->stream) {
+        launch_expert_stream(&p->down, c->n_sms, c->stream);
+    } else if (p->few) {
         launch_expert_down(&p->down, &p->lists, c->stream);
     } else {
         launch_expert_combine(&p->combine, c->stream);
@@ -218,6 +221,39 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
 
 /* ---- the operation ---- */
 
+/* All of it in one launch, which makes x by itself where that is a norm that waits to
+ * join a fused launch. It is put off until the operations behind it are known. False:
+ * nothing was done. */
+static bool stream(struct cuda_backend *c, const struct expert_few *f, struct mat x)
+{
+    const struct fused_op *norm = cuda_fused_last_norm(c, x, f->route.rows);
+    struct expert_few plain = *f, a;
+
+    /* with more rows 16-bit weights are faster by tiles */
+    if (!f->up.w_scale && f->route.rows > EXPERT_FEW_ROWS) {
+        return false;
+    }
+    plain.counter = c->expert_counter;
+    a = plain;
+    if (norm) {
+        a.normed = true;
+        a.norm = norm->norm;
+        a.up.x = norm->x;
+        a.up.x_stride = norm->x_stride;
+        a.h = x.transient ? NULL : x.data;
+        a.h_stride = x.stride;
+    }
+    if (!norm || !expert_stream_fits(&a, c->n_sms) || !cuda_fused_drop_last(c)) {
+        a = plain;
+    }
+    if (!expert_stream_fits(&a, c->n_sms)) {
+        return false;
+    }
+    cuda_start(c);
+    c->experts = (struct expert_pending){.waits = true, .few = true, .stream = true, .down = a};
+    return true;
+}
+
 static bool takes(struct cuda_backend *c, const struct experts *e)
 {
     bool fits =
@@ -243,18 +279,21 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     if (!takes(c, e)) {
         return;
     }
-    cuda_start(c); /* x is stored, though the next product were to read it alone */
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
     bool codes = e->up.format || e->down.format;
     bool widens = codes && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
-    struct expert_lists l = lists_of(e, s, rows, wgmma);
+    struct expert_few f = few_args(y, x, e, s, &r);
+    struct expert_lists l = lists_of(e, s, rows, tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
+    struct mat router_x = s->router_x.data ? s->router_x : x;
+    bool own = !s->router_x.data; /* the router reads what the experts read */
+    if (free && own && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
+        return;
+    }
+    cuda_start(c); /* x is stored, though the next product were to read it alone */
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
-    struct expert_few f = few_args(y, x, e, s, &r);
-    struct mat router_x = s->router_x.data ? s->router_x : x;
-    bool own = !s->router_x.data; /* the router reads what the experts read */
     if (free && own && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
         c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;

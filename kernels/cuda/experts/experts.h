@@ -10,7 +10,7 @@
  *     products  up (with the gate inside), then down: expert by expert, by the lists
  *     combine   a row's pairs times their weights, and the shared expert
  *
- * A few rows take three launches of their own (few.cu).
+ * A few rows take one launch of their own (stream.cu), or three (few.cu).
  */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
 #define QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
@@ -31,8 +31,8 @@ struct expert_tile {
 
 /* What the routing leaves for the products, in memory of the device. */
 struct expert_lists {
-    int32_t *expert;          /* [rows * top] of each pair */
-    float *weight;            /* [rows * top] of each pair */
+    int32_t *expert;          /* [rows * top] of each pair; -1: it is not held here */
+    float *weight;            /* [rows * top] of each pair; 0: it is not held here */
     int32_t *count;           /* [n] pairs of each expert */
     int32_t *list;            /* [n, rows] the pairs of each expert, in any order */
     int32_t *active;          /* [n] the experts that have pairs, in the order of their indices */
@@ -50,6 +50,9 @@ struct expert_route {
     /* Rows from *n_live on are padding: they have no pairs. NULL: none are. */
     const int32_t *n_live;
     int32_t rows, n, top;
+    /* The experts that are held here (struct experts). Lists and products number them
+     * from 0 on. */
+    int32_t first, held;
     int32_t n_groups, top_groups; /* n_groups <= 1: no groups */
     int32_t sigmoid, normalised, groups_by_two;
     float factor;
@@ -125,18 +128,32 @@ struct expert_few {
     void *y; /* [rows, hidden] */
     int64_t y_stride;
     bool adds; /* y += the result */
+    /* Of launch_expert_stream alone. `normed`: up.x is normed first, an RMS norm, and
+     * the result stored to h unless that is NULL. */
+    bool normed;
+    struct norm_args norm;
+    void *h; /* [rows, hidden] */
+    int64_t h_stride;
+    /* [3 * EXPERT_COUNTER_STRIDE], zero between launches: where blocks meet; NULL: no
+     * such launches */
+    int32_t *counter;
 };
 bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
 void launch_expert_down(const struct expert_few *a, const struct expert_lists *l,
                         cudaStream_t stream);
+/* All of it in one launch of n_blocks blocks, one on each multiprocessor, for at most
+ * EXPERT_STREAM_ROWS rows without a shared expert, where expert_stream_fits says so. */
+enum { EXPERT_STREAM_ROWS = 8, EXPERT_COUNTERS = 3, EXPERT_COUNTER_STRIDE = 32 };
+bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
+void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
 /* The last launch of `experts`, which may add to the residual stream if the operation
  * behind it is known: what waits is launched by cuda_experts_flush or
  * cuda_experts_add. */
 struct expert_pending {
-    bool waits, few;               /* which of the two it is */
+    bool waits, few, stream;       /* few: it is an expert_few; stream: of everything */
     struct expert_few down;        /* with few */
-    struct expert_lists lists;     /* with few */
+    struct expert_lists lists;     /* with few, but not stream */
     struct expert_combine combine; /* else */
 };
 /* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
@@ -153,6 +170,15 @@ bool launch_expert_mma(const struct expert_product *a, const struct expert_lists
 enum { EXPERT_CODES_K = 128 };
 bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
+/* Beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu).
+ * False: not for this shape; nothing was done. */
+struct expert_linear {
+    struct expert_product product; /* out [rows, width] = x w^T + bias; out NULL: not wanted */
+    void *sum;                     /* [rows, width] += that; NULL: not */
+    int64_t sum_stride;
+    int32_t rows;
+};
+bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);

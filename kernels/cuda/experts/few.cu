@@ -95,15 +95,15 @@ __global__ void __launch_bounds__(WARPS * 32)
         float weight;
         route_row<PER>(a.route, row, lane, &expert, &weight);
         if (lane == pair % top) {
-            chosen = expert;
+            chosen = held_place(a.route, expert);
             if (blockIdx.x == 0) {
-                l.expert[pair] = expert;
-                l.weight[pair] = weight;
+                l.expert[pair] = chosen;
+                l.weight[pair] = chosen < 0 ? 0.0f : weight;
             }
         }
     }
     __syncthreads();
-    if (column >= a.up.width) {
+    if (column >= a.up.width || chosen < 0) {
         return;
     }
     int64_t first = (int64_t)chosen * 2 * a.up.width + column;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
     bool live = !a.route.n_live || row < *a.route.n_live;
     int pair = row * a.route.top;
-    int mine = lane < a.route.top && live ? l.expert[pair + lane] : 0;
+    int mine = lane < a.route.top && live ? max(l.expert[pair + lane], 0) : 0;
     float weight = lane < a.route.top && live ? l.weight[pair + lane] : 0.0f;
     if (a.down.bias && live && lane < a.route.top) {
         sum = weight * to_float(((const T *)a.down.bias)[(int64_t)mine * a.down.width + column]);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(WARPS * 32)
             int j = first + i, at = min(j / steps, a.route.top - 1);
             int c = j % steps * 32 * VEC + lane * VEC;
             float share = __shfl_sync(ROUTE_LANES, weight, at);
-            if (j < n && c < k) {
+            if (j < n && c < k && share != 0.0f) { /* else it is not held here */
                 const T *act = (const T *)a.down.x + (pair + at) * a.down.x_stride;
                 sum += share * dot(w[i], *(const vector<T> *)(act + c), 0.0f);
             }

@@ -76,10 +76,12 @@ __global__ void __launch_bounds__(LIST_THREADS)
         float weight;
         route_row<PER>(a, row, lane, &e, &weight);
         if (lane < a.top) {
-            int pair = row * a.top + lane;
-            l.expert[pair] = e;
-            l.weight[pair] = weight;
-            l.list[(int64_t)e * l.cap + atomicAdd(count + e, 1)] = pair;
+            int pair = row * a.top + lane, at = held_place(a, e);
+            l.expert[pair] = at;
+            l.weight[pair] = at < 0 ? 0.0f : weight;
+            if (at >= 0) {
+                l.list[(int64_t)at * l.cap + atomicAdd(count + at, 1)] = pair;
+            }
         }
     }
     __syncthreads();
@@ -107,8 +109,9 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32)
     }
     route_row<PER>(a, row, lane, &e, &weight);
     if (lane < a.top) {
-        l.expert[row * a.top + lane] = e;
-        l.weight[row * a.top + lane] = weight;
+        int at = held_place(a, e);
+        l.expert[row * a.top + lane] = at;
+        l.weight[row * a.top + lane] = at < 0 ? 0.0f : weight;
     }
 }
 
@@ -127,6 +130,9 @@ __global__ void __launch_bounds__(LIST_THREADS)
     bool live = pair < live_rows(a) * a.top;
     if (live) {
         e = l.expert[pair];
+        live = e >= 0;
+    }
+    if (live) {
         at = atomicAdd(count + e, 1);
     }
     __syncthreads();
@@ -208,7 +214,8 @@ __device__ __forceinline__ void pair_sum(float (&sum)[VEC], const expert_combine
         for (int k = 0; k < COMBINE_AHEAD; k++) {
 #pragma unroll
             for (int j = 0; j < VEC && first + k < a.top; j++) {
-                sum[j] += weight[k] * to_float(v[k].v[j]);
+                /* of one that is not held here nothing was made */
+                sum[j] += weight[k] != 0.0f ? weight[k] * to_float(v[k].v[j]) : 0.0f;
             }
         }
     }

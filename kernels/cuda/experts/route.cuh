@@ -171,6 +171,14 @@ __device__ __forceinline__ void route_row(const expert_route &a, int row, int la
     *ret_weight = __shfl_sync(ROUTE_LANES, weight, from);
 }
 
+/* The number of expert e among those that are held here; -1: it is not. */
+__device__ __forceinline__ int held_place(const expert_route &a, int e)
+{
+    int i = e - a.first;
+
+    return i >= 0 && i < a.held ? i : -1;
+}
+
 __device__ __forceinline__ int live_rows(const expert_route &a)
 {
     return a.n_live ? min(*a.n_live, a.rows) : a.rows;

@@ -10,7 +10,7 @@
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/experts/experts.h"
-#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/experts/tile_store.cuh"
 
 namespace
 {
@@ -110,31 +110,6 @@ __device__ __forceinline__ void multiply_stage(float (&d)[KINDS][TILES][4], uint
     }
 }
 
-template <typename T, int TILES, int KINDS>
-__device__ __forceinline__ void store(const float (&d)[KINDS][TILES][4], const expert_product &a,
-                                      const mma_work &w, int warp_row, int first, int lane)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int row = warp_row + (lane >> 2) + h * 8;
-        const T *bias = (const T *)a.bias + w.first + row;
-        float b0 = a.bias ? to_float(bias[0]) : 0.0f;
-        float b1 = a.bias && KINDS == 2 ? to_float(bias[a.width]) : 0.0f;
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                int r = first + t * 8 + (lane & 3) * 2 + c;
-                float u = d[0][t][h * 2 + c] + b0, v = d[KINDS - 1][t][h * 2 + c] + b1;
-                if (r < w.tile.n) {
-                    ((T *)a.out)[w.list[r] * a.out_stride + w.column + row] =
-                        from_float<T>(KINDS == 2 ? expert_gate(u, v, a.act, a.limit) : u);
-                }
-            }
-        }
-    }
-}
-
 template <typename T, int N, bool GATED>
 __global__ void __launch_bounds__(THREADS)
     mma_kernel(const __grid_constant__ expert_product a, const __grid_constant__ expert_lists l)
@@ -170,7 +145,8 @@ __global__ void __launch_bounds__(THREADS)
             multiply_stage<T, TILES, KINDS>(d, at, at + L::WEIGHT_ROWS * ROW_BYTES, warp_row, first,
                                             lane);
         }
-        store<T, TILES, KINDS>(d, a, w, warp_row, first, lane);
+        store_tile<T, TILES, KINDS>(d, a, {w.list, w.tile.n, w.first, w.column}, warp_row, first,
+                                    lane);
         __syncthreads(); /* the ring is free */
     }
 }

@@ -11,7 +11,7 @@
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/experts/experts.h"
-#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/experts/tile_store.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 
 namespace
@@ -260,28 +260,13 @@ __device__ __forceinline__ void end_group(float (&sum)[KINDS][TILES][4],
     }
 }
 
-template <int TILES, int KINDS>
-__device__ __forceinline__ void store(float (&d)[KINDS][TILES][4], const expert_product &a,
-                                      const position &p, int warp_row, int first, int lane)
+template <int TILES, int KINDS> __device__ __forceinline__ void clear(float (&d)[KINDS][TILES][4])
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        int row = warp_row + (lane >> 2) + h * 8;
-        const T *bias = (const T *)a.bias + p.first + row;
-        float b0 = a.bias ? to_float(bias[0]) : 0.0f;
-        float b1 = a.bias && KINDS == 2 ? to_float(bias[a.width]) : 0.0f;
+    for (int s = 0; s < KINDS; s++) {
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                int r = first + t * 8 + (lane & 3) * 2 + c;
-                float u = d[0][t][h * 2 + c] + b0, v = d[KINDS - 1][t][h * 2 + c] + b1;
-                if (r < p.tile.n) {
-                    ((T *)a.out)[p.list[r] * a.out_stride + p.column + row] =
-                        from_float<T>(KINDS == 2 ? expert_gate(u, v, a.act, a.limit) : u);
-                }
-                d[0][t][h * 2 + c] = d[KINDS - 1][t][h * 2 + c] = 0.0f;
-            }
+            d[s][t][0] = d[s][t][1] = d[s][t][2] = d[s][t][3] = 0.0f;
         }
     }
 }
@@ -319,7 +304,9 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
             end_group<TILES, KINDS>(sum, d, a, now.first + warp_row + (lane >> 2), end);
         }
         if (end == a.k) {
-            store<TILES, KINDS>(sum, a, now, warp_row, first, lane);
+            store_tile<T, TILES, KINDS>(sum, a, {now.list, now.tile.n, now.first, now.column},
+                                        warp_row, first, lane);
+            clear<TILES, KINDS>(sum);
         }
         now.next(a, l);
     }

@@ -25,7 +25,9 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     if (bytes == 0) {
         return 0; /* operations are never fused */
     }
-    size_t n_counters = (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + FUSED_MAX_PARTIALS;
+    size_t n_experts = (size_t)EXPERT_COUNTERS * EXPERT_COUNTER_STRIDE;
+    size_t n_counters =
+        (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + n_experts + FUSED_MAX_PARTIALS;
     size_t n_bytes = n_counters * sizeof(int32_t);
     int32_t *counter = cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES,
                                   "fused launches", e);
@@ -37,7 +39,8 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
         return cuda_error(e, rc, "fused launches");
     }
     c->fused.counter = counter;
-    c->fused.arrived = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
+    c->expert_counter = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
+    c->fused.arrived = c->expert_counter + n_experts;
     c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
     if (!c->ranks && small_prepare()) {
@@ -67,7 +70,9 @@ void cuda_fused_flush(struct cuda_backend *c)
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         bool ok = true;
-        if (c->fused.rows <= FUSED_ROWS && !by_mixed(c, &c->fused)) {
+        if (cuda_experts_linear(c)) {
+            ok = true;
+        } else if (c->fused.rows <= FUSED_ROWS && !by_mixed(c, &c->fused)) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
         } else if (small_codes_plan(&c->fused, c->n_sms)) {
             ok = launch_small_codes(&c->fused, c->n_sms, c->stream);
@@ -116,6 +121,27 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
         return false;
     }
     c->fused = *next;
+    return true;
+}
+
+const struct fused_op *cuda_fused_last_norm(struct cuda_backend *c, struct mat out, int32_t rows)
+{
+    const struct fused_op *last = c->fused.n_ops > 0 ? &c->fused.op[c->fused.n_ops - 1] : NULL;
+    bool is = last && last->n == 0 && last->h == out.data && last->h_stride == out.stride &&
+              last->k == out.cols && c->fused.rows == rows;
+
+    return is ? last : NULL;
+}
+
+bool cuda_fused_drop_last(struct cuda_backend *c)
+{
+    struct fused_args rest = c->fused;
+
+    rest.n_ops--;
+    if (rest.n_ops > 0) {
+        return fused_take(c, &rest);
+    }
+    c->fused.n_ops = 0;
     return true;
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/fused_decode/fused_decode.h"
+#include "kernels/cuda/gemm/read_once.cuh"
 #include "kernels/cuda/quant/quant.h"
 
 enum {
@@ -158,28 +159,6 @@ template <int F> struct ring {
 };
 
 /* ---- load warps ---- */
-
-/* Weights are read once, so L2 evicts them first. */
-__device__ __forceinline__ uint64_t evict_first_policy(void)
-{
-    uint64_t policy = 0;
-
-#if BULK_COPY
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#endif
-    return policy;
-}
-
-__device__ __forceinline__ void bulk_copy_evict_first(uint32_t to, const void *from, uint32_t bytes,
-                                                      uint32_t bar, uint64_t policy)
-{
-#if BULK_COPY
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar), "l"(policy)
-                 : "memory");
-#endif
-}
 
 /* A load warp's iterator over the stages of this block's tiles of all ops. */
 template <int F> struct tile_iterator {

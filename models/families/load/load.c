@@ -79,6 +79,11 @@ static void set_experts(const struct model *m, struct layer *l)
     const struct expert_config *x = &m->config.experts;
 
     l->experts.n = x->n;
+    if (m->options.expert_parallel) {
+        struct axis_range mine = expert_range(m);
+        l->experts.first = mine.first;
+        l->experts.held = mine.n;
+    }
     l->experts.top = x->top;
     l->experts.width = m->weights->expert_intermediate;
     l->experts.act = m->config.act;
@@ -308,12 +313,22 @@ static int make_scratch(struct model *m, struct err *e)
     return rc ? rc : make_expert_scratch(m, act, e);
 }
 
-int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
+int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e)
 {
     int32_t full = MAX(c->full_kv_heads, 1);
     bool kv = (c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0) &&
               (c->full_head_dim == 0 || full % n == 0 || n % full == 0);
 
+    if (by_expert && c->experts.n == 0) {
+        return err_set_param(e, ERR_INVALID, "expert_parallel",
+                             "expert_parallel: %s has no experts", c->architecture);
+    }
+    if (by_expert && c->experts.n % n != 0) {
+        return err_set_param(e, ERR_INVALID, "expert_parallel",
+                             "expert_parallel: tensor_parallel_size %d does not divide the %d "
+                             "experts of a layer",
+                             n, c->experts.n);
+    }
     if (c->n_heads % n != 0 || c->intermediate % n != 0 || !kv) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
                              "tensor_parallel_size %d does not divide the model: %d heads, %d "
@@ -326,7 +341,8 @@ int model_check_ranks(const struct model_config *c, int32_t n, struct err *e)
                              "which several ranks do not compute",
                              n, c->architecture);
     }
-    if (c->experts.intermediate % n != 0 || c->experts.shared_intermediate % n != 0) {
+    if ((!by_expert && c->experts.intermediate % n != 0) ||
+        c->experts.shared_intermediate % n != 0) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
                              "tensor_parallel_size %d does not divide the model's experts: MLP "
                              "width %d, shared %d",
@@ -394,7 +410,7 @@ int transformer_load(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
     int32_t stage = m->options.stage, n_stages = m->options.n_stages;
-    int rc = model_check_ranks(c, m->options.n_ranks, e);
+    int rc = model_check_ranks(c, m->options.n_ranks, m->options.expert_parallel, e);
 
     if (rc == 0) {
         rc = check_backend(m, e);
@@ -421,7 +437,8 @@ int transformer_load(struct model *m, struct err *e)
     t->n_kv_heads = model_n_kv_heads(c, m->options.n_ranks);
     t->full_kv_heads = model_full_kv_heads(c, m->options.n_ranks);
     t->intermediate = c->intermediate / m->options.n_ranks;
-    t->expert_intermediate = c->experts.intermediate / m->options.n_ranks;
+    t->expert_intermediate =
+        c->experts.intermediate / (m->options.expert_parallel ? 1 : m->options.n_ranks);
     t->shared_intermediate = c->experts.shared_intermediate / m->options.n_ranks;
     t->partial = m->options.n_ranks > 1;
     t->vocab_first = vocab_range(m).first;

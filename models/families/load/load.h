@@ -12,5 +12,7 @@ int load_weights(struct model *m, struct err *e);
 int load_cache_scales(struct model *m, struct err *e);
 /* This rank's ids: equal ranges, of which the last may be shorter. */
 struct axis_range vocab_range(const struct model *m);
+/* The experts of a layer that this rank holds. */
+struct axis_range expert_range(const struct model *m);
 
 #endif

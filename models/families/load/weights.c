@@ -80,6 +80,25 @@ int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks)
     return c->full_head_dim > 0 ? MAX(c->full_kv_heads / n_ranks, 1) : 0;
 }
 
+/* Whether a tensor has rows of one expert, or of all experts. */
+static bool is_by_expert(const struct tensor_spec *s)
+{
+    return tensor_spec_indices(s) == 2 || tensor_spec_stacked(s);
+}
+
+struct axis_range expert_range(const struct model *m)
+{
+    int32_t n = m->config.experts.n, n_ranks = m->options.expert_parallel ? m->options.n_ranks : 1;
+
+    return (struct axis_range){m->options.rank % n_ranks * (n / n_ranks), n / n_ranks};
+}
+
+/* How a tensor is divided; one of experts that are divided among the ranks is whole. */
+static enum tensor_split split_of(const struct model *m, const struct tensor_spec *s)
+{
+    return m->options.expert_parallel && is_by_expert(s) ? SPLIT_NONE : s->split;
+}
+
 static bool is_by_head(enum tensor_dim dim)
 {
     return dim == DIM_K_UP || dim == DIM_V_UP;
@@ -289,9 +308,10 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
 
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
-    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    enum tensor_split split = split_of(m, s);
+    bool split_out = split == SPLIT_OUT || split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
-    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    axis_ranges(m, s->cols, split == SPLIT_IN, n_in, in);
     int rc = check_cut(
         m, t, in[0], n_in,
         q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
@@ -336,9 +356,10 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
     bool vector = s->cols == DIM_ONE;
     int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
     struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
-    bool split_out = s->split == SPLIT_OUT || s->split == SPLIT_VOCAB;
+    enum tensor_split split = split_of(m, s);
+    bool split_out = split == SPLIT_OUT || split == SPLIT_VOCAB;
     int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
-    axis_ranges(m, s->cols, s->split == SPLIT_IN, n_in, in);
+    axis_ranges(m, s->cols, split == SPLIT_IN, n_in, in);
     void *copy = NULL;
     const void *data = !t                       ? NULL
                        : tensor_spec_stacked(s) ? stacked_data(s, t, n_rows * n_cols, expert, &copy)
@@ -444,7 +465,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
 
     for (int32_t i = 0; i < n && rc == 0; i++, s++) {
         if (tensor_spec_wanted(s, &m->config, at.layer) &&
-            (s->split != SPLIT_FIRST || m->options.rank == 0)) {
+            (split_of(m, s) != SPLIT_FIRST || m->options.rank == 0)) {
             struct tensor_index named = {m->config.head.layer + at.layer, at.expert};
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
@@ -469,16 +490,17 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
                        struct err *e)
 {
     struct assembly a = {.m = m};
-    int32_t n_rows = 0, n_each = tensor_spec_count(s, &m->config);
+    struct axis_range each = is_by_expert(s) ? expert_range(m) : (struct axis_range){0, 1};
+    int32_t n_rows = 0;
 
     while (s[n_rows].name && s[n_rows].target == s->target) {
         n_rows++;
     }
     int32_t n_pieces =
         is_by_head(s->rows) ? LIMIT_HEADS : MAX(TENSOR_PIECES, recurrent_most_ranges(&m->config));
-    int rc = assembly_reserve(&a, n_rows * n_each * n_pieces, e);
-    for (int32_t i = 0; i < n_each && rc == 0; i++) {
-        rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, i}, e);
+    int rc = assembly_reserve(&a, n_rows * each.n * n_pieces, e);
+    for (int32_t i = 0; i < each.n && rc == 0; i++) {
+        rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, each.first + i}, e);
     }
     if (rc == 0 && a.n_pieces > 0) {
         rc = make_weight(&a, s, layer, (struct mat *)((char *)base + s->target), e);

@@ -424,6 +424,65 @@ static void experts_are_those_of_the_definition(void **state)
     rig_close(&r);
 }
 
+/* The layer with the experts [first, first + held) alone. */
+static void hold(struct rig *r, const struct shape *t, const struct values *v, struct layer_rig *l,
+                 int32_t first, int32_t held)
+{
+    int64_t up = (int64_t)first * 2 * t->width, down = (int64_t)first * t->hidden;
+
+    l->e.up = linear_weight(r, held * 2 * t->width, t->hidden, v->up + up * t->hidden);
+    l->e.down = linear_weight(r, held * t->hidden, t->width, v->down + down * t->width);
+    if (t->biases) {
+        l->e.up_bias = bias(r, held * 2 * t->width, v->up_bias + up);
+        l->e.down_bias = bias(r, held * t->hidden, v->down_bias + down);
+    }
+    l->e.first = first;
+    l->e.held = held;
+}
+
+/* With some of the experts on each of three ranks, one of which has a single one. */
+static void shares_of_ranks_add_up(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        const struct shape *t = &SHAPES[i];
+        if (t->quant || t->shared > 0 || !takes(&r, t)) {
+            continue;
+        }
+        int32_t cut[] = {0, t->n / 2, t->n - 1, t->n};
+        int64_t n = (int64_t)t->rows * t->hidden;
+        struct values v = make_values(&r, t);
+        struct layer_rig l = make_layer(&r, t, &v);
+        double *want = rig_alloc((size_t)n * sizeof(*want));
+        float *sum = rig_alloc((size_t)n * sizeof(*sum));
+        for (int32_t k = 0; k < t->rows; k++) {
+            reference_row(want + (int64_t)k * t->hidden, v.x + (int64_t)k * t->hidden, &v, t);
+        }
+        for (int32_t k = 0; k < 3; k++) {
+            if (cut[k + 1] == cut[k]) {
+                continue;
+            }
+            hold(&r, t, &v, &l, cut[k], cut[k + 1] - cut[k]);
+            float *part = run_rows(&r, &l, 0, t->rows);
+            for (int64_t j = 0; j < n; j++) {
+                sum[j] += part[j];
+            }
+            free(part);
+        }
+        double limit = 2 * limit_of(&r, t); /* each part is rounded */
+        if (!(nmse(sum, want, n) <= limit)) {
+            fail_msg("shape %zu: NMSE %.3g, allowed %.3g", i, nmse(sum, want, n), limit);
+        }
+        free(want);
+        free(sum);
+        free_values(&v);
+    }
+    rig_close(&r);
+}
+
 static void a_row_alone_is_the_same_row(void **state)
 {
     struct rig r;
@@ -456,12 +515,15 @@ static void a_row_alone_is_the_same_row(void **state)
 
 enum { REPEATS = 3 };
 
-/* A layer's MLP in decode steps: x's norm, the experts, x += y and its norm. */
+/* The end of a layer in decode steps: x += a product of attn and its norm, the experts,
+ * x += y and its norm. */
 struct decode_rig {
     struct rig *r;
     const struct shape *t;
     const struct layer_rig *l;
     struct mat x, h, after; /* the residual stream, norms before and behind */
+    struct mat attn, o, product;
+    float *o_values; /* [hidden, hidden] */
     struct norm norm;
 };
 
@@ -469,7 +531,8 @@ static void call_layer(const struct decode_rig *d)
 {
     const struct backend_ops *ops = d->r->b->ops;
 
-    ops->norm(d->r->b, d->h, d->x, &d->norm);
+    ops->linear(d->r->b, d->product, d->attn, d->o, NULL);
+    ops->add_norm(d->r->b, d->h, d->x, d->product, &d->norm, false);
     ops->experts(d->r->b, d->l->y, d->h, &d->l->e, &d->l->s);
     ops->add_norm(d->r->b, d->after, d->x, d->l->y, &d->norm, false);
 }
@@ -535,6 +598,19 @@ static void check_norm(const struct decode_rig *d, const char *what, struct mat 
     free(want);
 }
 
+/* x += the product of attn. */
+static void add_product(const struct decode_rig *d, float *x)
+{
+    int32_t n = d->t->hidden;
+    float *attn = rig_download(d->r, d->attn);
+
+    for (int32_t i = 0; i < d->t->rows * n; i++) {
+        double y = dot(attn + (int64_t)(i / n) * n, d->o_values + (int64_t)(i % n) * n, n);
+        x[i] = (float)(x[i] + y);
+    }
+    free(attn);
+}
+
 /* After a step that began with x: every result, from the operands that the device
  * itself made. */
 static void check_layer(const struct decode_rig *d, const struct values *v, const float *weight,
@@ -545,6 +621,7 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
     float *h = rig_download(d->r, d->h), *sum = rig_download(d->r, d->x);
     double *want = rig_alloc((size_t)n * sizeof(*want));
 
+    add_product(d, x);
     check_norm(d, "norm before", d->h, x, weight);
     for (int32_t k = 0; k < t->rows; k++) {
         reference_row(want + (int64_t)k * t->hidden, h + (int64_t)k * t->hidden, v, t);
@@ -566,7 +643,7 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
 /* Steps have this many rows of the matrices. */
 static void show_rows(struct decode_rig *d, struct layer_rig *l, int32_t rows)
 {
-    struct mat *all[] = {&d->x, &d->h, &d->after, &l->y, &l->s.scores};
+    struct mat *all[] = {&d->x, &d->h, &d->after, &d->attn, &d->product, &l->y, &l->s.scores};
 
     for (size_t i = 0; i < ARRAY_LEN(all); i++) {
         all[i]->rows = rows;
@@ -589,6 +666,9 @@ static void layers_of_decode_steps_follow_float64(void **state)
          .factor = 2},
         {8, 16, 3, 256, 128, 0, true, .skew = 40},
         {2, 16, 16, 64, 1600, 0, false, .skew = 0, .biases = true},
+        {4, 40, 6, 288, 160, 0, true, .skew = 0},
+        {8, 200, 8, 2400, 32, 0, true, .skew = 0},
+        {6, 32, 4, 2880, 96, 0, true, .skew = 0, .biases = true, .limit = 7},
         {8, 16, 9, 128, 64, 0, true, .skew = 0},
         {4, 16, 2, 128, 64, 64, true, .skew = 0},
         {16, 16, 2, 128, 64, 0, true, .skew = 0},
@@ -616,7 +696,13 @@ static void layers_of_decode_steps_follow_float64(void **state)
                                    .x = rig_mat(&r, room.rows, t->hidden, act, v.x),
                                    .h = rig_mat(&r, room.rows, t->hidden, act, v.x),
                                    .after = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .attn = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .product = rig_mat(&r, room.rows, t->hidden, act, v.x),
+                                   .o_values = rig_floats(&r, (int64_t)t->hidden * t->hidden,
+                                                          0.03125F / (float)t->hidden, DTYPE_BF16),
                                    .norm = {.kind = NORM_RMS, .eps = 1e-5F}};
+            d.o = linear_weight(&r, t->hidden, t->hidden, d.o_values);
+            d.product.transient = true;
             show_rows(&d, &l, t->rows);
             weight[0] = 1; /* of the column that carries a skew */
             d.norm.weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_BF16, 1, t->hidden, weight);
@@ -631,6 +717,7 @@ static void layers_of_decode_steps_follow_float64(void **state)
                 free(x);
             }
             free(weight);
+            free(d.o_values);
             free_values(&v);
         }
         rig_close(&r);
@@ -669,6 +756,7 @@ static int group(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_those_of_the_definition),
+        cmocka_unit_test(shares_of_ranks_add_up),
         cmocka_unit_test(a_row_alone_is_the_same_row),
         cmocka_unit_test(layers_of_decode_steps_follow_float64),
         cmocka_unit_test(ties_and_broken_scores),

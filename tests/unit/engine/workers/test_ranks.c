@@ -306,8 +306,8 @@ static bool compare_divided(const struct answers *alone, const struct model_conf
     struct err e = {0};
     struct answers together;
     int rc = open_divided(&many, dir, n, NULL, &e);
-    bool possible =
-        model_check_ranks(c, n.ranks, NULL) == 0 && model_check_stages(c, n.stages, NULL) == 0;
+    bool possible = model_check_ranks(c, n.ranks, false, NULL) == 0 &&
+                    model_check_stages(c, n.stages, NULL) == 0;
 
     if (!possible) {
         char heads[64], layers[64];
@@ -385,6 +385,52 @@ static void every_family_answers_as_on_one_rank(void **state)
         compared += compare_model(dir);
     }
     assert_true(compared >= 40);
+    no_child_is_left();
+}
+
+/* Ranks that hold whole experts answer as one rank that has all of them. */
+static void experts_divided_among_ranks_answer_as_on_one(void **state)
+{
+    static const char *const models[] = {"qwen3-moe", "mixtral",          "gpt-oss",
+                                         "glm4-moe",  "qwen2-moe-shared", "deepseek-v3"};
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(models); i++) {
+        struct answers alone, together;
+        struct err e = {0};
+        struct rig one, many;
+        char dir[64];
+        snprintf(dir, sizeof(dir), "tests/golden/%s", models[i]);
+        if (open_rig(&one, dir, 1, NULL, &e) < 0 || generate(one.x, &alone, &e) < 0 ||
+            open_rig(&many, dir, 2, "--expert-parallel", &e) < 0 ||
+            generate(many.x, &together, &e) < 0) {
+            fail_msg("%s by experts: %s", dir, e.text);
+        }
+        compare(&alone, &together, dir, (struct division){2, 1});
+        close_rig(&one);
+        close_rig(&many);
+    }
+    no_child_is_left();
+}
+
+static void experts_that_cannot_be_divided_are_refused(void **state)
+{
+    static const struct {
+        const char *dir, *why;
+    } cases[] = {
+        {"tests/golden/gpt-oss", "expert_parallel: tensor_parallel_size 4 does not divide the 6"},
+        {"tests/golden/gpt2", "expert_parallel: GPT2LMHeadModel has no experts"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct err e = {0};
+        struct rig r;
+        assert_int_equal(open_rig(&r, cases[i].dir, 4, "--expert-parallel", &e), ERR_INVALID);
+        assert_non_null(strstr(e.text, cases[i].why));
+        assert_string_equal(e.param, "expert_parallel");
+        close_rig(&r);
+    }
     no_child_is_left();
 }
 
@@ -620,6 +666,8 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_family_answers_as_on_one_rank),
+        cmocka_unit_test(experts_divided_among_ranks_answer_as_on_one),
+        cmocka_unit_test(experts_that_cannot_be_divided_are_refused),
         cmocka_unit_test(a_rank_killed_while_idle_is_reported),
         cmocka_unit_test(a_rank_killed_in_a_step_ends_it_with_the_reason),
         cmocka_unit_test(a_stage_killed_in_a_step_ends_it_with_the_reason),

@@ -26,29 +26,34 @@ struct shape {
     enum norm_kind norm;
     enum activation act;
     bool gated, biased, roped;
+    bool head_norms; /* q and k are normed per head, and qkv stands alone behind a sum */
 };
 
 static const struct shape shapes[] = {
-    {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, true},
+    {256, 512, 3, 1, 64, NORM_RMS, ACT_SILU, true, false, .roped = true},
     /* a deep product, not a multiple of a stage */
-    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, true},
-    {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, false},
+    {192, 16960, 3, 1, 64, NORM_RMS, ACT_GELU_TANH, true, true, .roped = true},
+    {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, .roped = false},
     /* widths that no fast kernel supports */
-    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, true},
-    {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
-    {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, true}, /* wide norms */
-    {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, false},
+    {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, .roped = true}, /* wide norms */
+    {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, .roped = false},
     /* one wave of tiles on a large device, with more rows than one launch takes */
-    {2048, 6144, 16, 4, 128, NORM_RMS, ACT_SILU, true, false, true},
+    {2048, 6144, 16, 4, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
     /* quantised weights: whole stages, cut ones, many slices */
-    {1024, 2048, 8, 2, 128, NORM_RMS, ACT_SILU, true, true, true},
-    {512, 14848, 4, 2, 128, NORM_RMS, ACT_SILU, true, false, true},
-    {1536, 4608, 12, 4, 128, NORM_LAYER, ACT_GELU_TANH, false, true, true},
+    {1024, 2048, 8, 2, 128, NORM_RMS, ACT_SILU, true, true, .roped = true},
+    {512, 14848, 4, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    {1536, 4608, 12, 4, 128, NORM_LAYER, ACT_GELU_TANH, false, true, .roped = true},
     /* one wave of tiles of codes */
-    {2048, 6144, 16, 8, 128, NORM_RMS, ACT_SILU, true, false, true},
+    {2048, 6144, 16, 8, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
     /* tiles of every width, which fill a large device; more of them, not so deep */
-    {3072, 11264, 16, 4, 128, NORM_RMS, ACT_SILU, true, false, true},
-    {512, 8704, 8, 2, 128, NORM_RMS, ACT_GELU_TANH, true, false, true},
+    {3072, 11264, 16, 4, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    {512, 8704, 8, 2, 128, NORM_RMS, ACT_GELU_TANH, true, false, .roped = true},
+    /* normed heads: a depth in groups of 32, another one, short heads */
+    {2048, 256, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
+    {1136, 256, 4, 1, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
+    {512, 256, 6, 3, 64, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
 };
 
 static int32_t heads_of(const struct shape *k)
@@ -75,7 +80,7 @@ struct scene {
     const struct quant_case *quant; /* of the products' weights; NULL: floats */
     bool transient;                 /* what lies between two products need not be stored */
     struct weight o, up, down, qkv, o_bias, up_bias, down_bias, qkv_bias;
-    struct weight norm1, norm2, shift1, shift2;
+    struct weight norm1, norm2, shift1, shift2, q_norm, k_norm;
     struct mat attn, x, y1, h1, wide, act, y2, h2, out, seen, y3, more[MORE];
     struct rope rope;
     float *cos_sin; /* [POSITIONS, head_dim] */
@@ -139,7 +144,8 @@ static void scene_make(struct scene *s)
                    {&s->o_bias, 1, k->hidden},      {&s->up_bias, 1, wide},
                    {&s->qkv_bias, 1, qkv_of(k)},    {&s->down_bias, 1, k->hidden},
                    {&s->norm1, 1, k->hidden},       {&s->norm2, 1, k->hidden},
-                   {&s->shift1, 1, k->hidden},      {&s->shift2, 1, k->hidden}};
+                   {&s->shift1, 1, k->hidden},      {&s->shift2, 1, k->hidden},
+                   {&s->q_norm, 1, k->head_dim},    {&s->k_norm, 1, k->head_dim}};
 
     for (size_t i = 0; i < ARRAY_LEN(weights); i++) {
         *weights[i].w =
@@ -156,6 +162,10 @@ static void scene_make(struct scene *s)
         *mats[i].m = rig_mat(s->r, s->rows, mats[i].cols, at, NULL);
     }
     make_attention(s);
+    if (k->head_norms) {
+        s->rope.q_norm = (struct norm){.kind = NORM_RMS, .weight = s->q_norm.mat, .eps = 1e-5f};
+        s->rope.k_norm = (struct norm){.kind = NORM_RMS, .weight = s->k_norm.mat, .eps = 1e-5f};
+    }
     s->y1.transient = s->h1.transient = s->y2.transient = s->h2.transient = s->transient;
     for (int i = 0; i < MORE; i++) {
         s->more[i] = rig_mat(s->r, s->rows, qkv_of(k), at, NULL);
@@ -164,9 +174,9 @@ static void scene_make(struct scene *s)
 
 static void scene_release(struct scene *s)
 {
-    struct weight *w[] = {&s->o,      &s->up,      &s->down,     &s->qkv,
-                          &s->o_bias, &s->up_bias, &s->qkv_bias, &s->down_bias,
-                          &s->norm1,  &s->norm2,   &s->shift1,   &s->shift2};
+    struct weight *w[] = {&s->o,       &s->up,       &s->down,      &s->qkv,   &s->o_bias,
+                          &s->up_bias, &s->qkv_bias, &s->down_bias, &s->norm1, &s->norm2,
+                          &s->shift1,  &s->shift2,   &s->q_norm,    &s->k_norm};
 
     for (size_t i = 0; i < ARRAY_LEN(w); i++) {
         free(w[i]->host);
@@ -211,7 +221,12 @@ static void call_operations(struct scene *s)
         ops->linear(b, s->wide, s->h1, s->up.mat, &up);
     }
     ops->linear(b, s->y2, s->k->gated ? s->act : s->wide, s->down.mat, &down);
-    ops->add_norm(b, s->h2, s->x, s->y2, &n2, false);
+    if (s->k->head_norms) {
+        ops->add(b, s->x, s->y2, false);
+        ops->norm(b, s->h2, s->x, &n2);
+    } else {
+        ops->add_norm(b, s->h2, s->x, s->y2, &n2, false);
+    }
     ops->linear(b, s->out, s->h2, s->qkv.mat, &qkv);
     ops->rope_kv(b, s->out, &s->rope, &s->attention);
     ops->attention(b, s->seen, s->out, &s->attention);
@@ -424,7 +439,26 @@ static void check_linear(const struct scene *s, const char *what, const float *g
     free(want);
 }
 
-/* The product as it is stored, then rotated per q and k head. */
+/* The norms of q and k of all rows, rounded as a device stores them. */
+static void norm_heads(const struct scene *s, double *qkv)
+{
+    const struct shape *k = s->k;
+    int32_t n = qkv_of(k), dim = k->head_dim, heads = k->n_heads + k->n_kv_heads;
+
+    for (int32_t i = 0; i < s->rows * heads; i++) {
+        double *x = qkv + (int64_t)(i / heads) * n + i % heads * dim, squares = 0;
+        const float *weight = i % heads < k->n_heads ? s->q_norm.host : s->k_norm.host;
+        for (int32_t d = 0; d < dim; d++) {
+            squares += x[d] * x[d] / dim;
+        }
+        for (int32_t d = 0; d < dim; d++) {
+            double y = x[d] / sqrt(squares + 1e-5) * weight[d];
+            x[d] = round_to(act_of(s->r, s->t), (float)y);
+        }
+    }
+}
+
+/* The product as it is stored, then normed and rotated per q and k head. */
 static void check_qkv(const struct scene *s, const float *got, const float *h)
 {
     const struct shape *k = s->k;
@@ -435,6 +469,9 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
     products(s, want, h, s->qkv.host, k->biased ? s->qkv_bias.host : NULL, n, k->hidden);
     for (int32_t i = 0; i < s->rows * n; i++) {
         want[i] = round_to(act_of(s->r, s->t), (float)want[i]);
+    }
+    if (k->head_norms) {
+        norm_heads(s, want);
     }
     for (int32_t i = 0; i < s->rows * n; i++) {
         const float *turn = s->cos_sin + (int64_t)position_of(s, i / n) * dim;
@@ -698,7 +735,18 @@ static void layers_without_intermediate_results_follow_float64(void **state)
                  {7, 16, DTYPE_F16},
                  {7, 40, DTYPE_BF16},
                  {7, 64, DTYPE_BF16}};
+    static const struct {
+        int32_t shape, rows;
+        enum dtype t;
+    } normed[] = {{14, 1, DTYPE_BF16}, {14, 8, DTYPE_F16},  {14, 5, DTYPE_BF16},
+                  {15, 3, DTYPE_BF16}, {16, 2, DTYPE_BF16}, {14, 9, DTYPE_BF16}};
     bool cuda = strcmp(rig_device, "cuda") == 0;
+    for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(normed)); i++) {
+        struct rig r;
+        rig_open(&r);
+        check_shape(&r, &shapes[normed[i].shape], NULL, normed[i].t, normed[i].rows, cuda);
+        rig_close(&r);
+    }
     for (size_t i = 0; i < (rig_small() || !cuda ? 1 : ARRAY_LEN(cases)); i++) {
         struct rig r;
         rig_open(&r);
@@ -741,7 +789,8 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {4, 7, 40, true},  {4, 13, 3, true},  {5, 7, 14, true},  {6, 13, 36, true},
                  {5, 11, 2, false}, {0, 11, 20, true}, {7, 7, 3, true},   {8, 7, 12, true},
                  {7, 13, 40, true}, {8, 12, 5, true},  {7, 8, 2, false},  {8, 13, 64, true},
-                 {9, 7, 4, true},   {1, 12, 16, true}, {6, 12, 8, true}};
+                 {9, 7, 4, true},   {1, 12, 16, true}, {6, 12, 8, true},  {0, 14, 3, true},
+                 {4, 14, 8, true}};
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the last ones are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : 14); i++) {
         struct rig r;
