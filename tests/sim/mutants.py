@@ -237,7 +237,7 @@ MUTANTS = [
     ("what another sequence wrote to a block is taken for read", "engine/speculate/draft_cache.c", "return c->writer[q->table[0].block[position / c->block_size]] == s->key;", "return true;"),
     ("the last draft is taken for read", "engine/speculate/draft_cache.c", "position < known && seq_token", "seq_token"),
     ("a draft is read at another place", "engine/speculate/draft_steps.c", "j->first + j->n + i - 1, 1,", "j->first + j->n + i, 1,"),
-    ("drafts are drawn by other noise", "engine/speculate/draft_steps.c", "seq_sample_row(q, p + 1, b->n_logits)", "seq_sample_row(q, p, b->n_logits)"),
+    ("drafts are drawn by other noise", "engine/speculate/draft_steps.c", "seq_sample_row(q, p + 1 + c->shift, logits_row)", "seq_sample_row(q, p + c->shift, logits_row)"),
     ("a draft is read from another row", "engine/speculate/draft_steps.c", "j->row[(i - 1) % 2]", "j->row[i % 2]"),
     ("states are given back with the token that they have read", "engine/sched/kv/kv_window.h", "(struct kv_window){2, 1, block_size}", "(struct kv_window){1, 1, block_size}"),
     ("states are taken for keys without a window", "engine/sched/kv/kv_window.h", "(struct kv_window){2, 1, block_size}", "(struct kv_window){0, 1, block_size}"),
