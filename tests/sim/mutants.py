@@ -219,7 +219,7 @@ MUTANTS = [
     ("peers of the next block are attached", "engine/sched/sched_seq.c", "prefix_attach(&s->prefix, entry, k, t->block[i]);", "prefix_attach(&s->prefix, entry, k, t->block[MIN(i + 1, t->n_blocks - 1)]);"),
     ("pins forget the further KV groups", "engine/sched/sched_admit.c", "return n + pin_peers(s, chain.n_blocks);", "return n;"),
     ("table updates forget their KV group", "engine/sched/decode/pack.c", ".group = k, .row = q->slot,", ".group = 0, .row = q->slot,"),
-    ("slots of a KV group are those of the first", "engine/sched/decode/pack.c", "                q->table[k].block[position / size] * size + position % size;", "                q->table[0].block[position / size] * size + position % size;"),
+    ("slots of a KV group are those of the first", "engine/sched/decode/pack.c", "block_of(p, it, k, i, position) * size + position % size;", "block_of(p, it, 0, i, position) * size + position % size;"),
     ("KV groups share one shadow table", "engine/sched/decode/pack.c", "((int64_t)k * p->c.max_num_seqs + q->slot) * p->table_width", "(int64_t)q->slot * p->table_width"),
     ("a fork forgets the further KV groups", "engine/sched/sched_seq.c", "for (int32_t k = 0; k < s->c.n_kv_groups; k++) {\n        share_table(", "for (int32_t k = 0; k < 1; k++) {\n        share_table("),
     ("a swap forgets the further KV groups", "engine/sched/sched_preempt.c", "for (int32_t k = 0; k < s->c.n_kv_groups; k++) {\n            swap_out_table(", "for (int32_t k = 0; k < 1; k++) {\n            swap_out_table("),
