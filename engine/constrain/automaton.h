@@ -31,6 +31,7 @@ enum {
     CONFIG_PAUSED = -5, /* of automaton_next: the caller's work is used up */
     CHUNK = 64,         /* configs allocated together */
     MAX_CHUNKS = 1 << 12,
+    CONFIG_NEXT = 4, /* configs that plain characters may lead to, if it is noted */
 };
 
 enum { ROOT_ROW = -1, OWN_ROW = -2 }; /* in place of a row: where the whole text ends; itself */
@@ -58,19 +59,22 @@ struct entry {
 };
 
 struct config {
-    int32_t first, n;       /* entry[first .. first + n), sorted */
-    bool complete;          /* the text is a sentence */
-    _Atomic(uint8_t) loops; /* enum loop_note */
-    _Atomic(uint8_t) ends;  /* enum loop_note: nothing may follow */
+    int32_t first, n;                   /* entry[first .. first + n), sorted */
+    bool complete;                      /* the text is a sentence */
+    _Atomic(uint8_t) ends;              /* enum note: nothing may follow */
+    _Atomic(uint8_t) open;              /* enum note: any plain text may follow */
+    _Atomic(uint8_t) room;              /* so many plain characters may follow, whatever they are */
+    _Atomic(int8_t) n_next;             /* how many of next[], or enum next_note */
+    _Atomic(int32_t) next[CONFIG_NEXT]; /* what plain characters lead to */
     /* Kinds of bytes (vocab_kind) of which all lead to `alike_to`, and of which not all
      * do; the others were not asked for. */
     _Atomic(uint64_t) alike, unlike;
     _Atomic(int32_t) alike_to; /* CONFIG_DEAD: none, CONFIG_UNKNOWN: not asked for */
     _Atomic(int32_t) slot;     /* of the mask cache, or -1; a hint */
-    _Atomic(int32_t) plain;    /* the config that every plain character leads to, or CONFIG_DEAD */
 };
 
-enum loop_note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
+enum note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
+enum next_note { NEXT_UNKNOWN, NEXT_DEAD = -1, NEXT_MANY = -2 };
 
 struct mask_slot {
     int32_t config; /* whose mask; 0: none */

@@ -3,7 +3,10 @@
 #include <string.h>
 
 /* Nodes of subtrees about which it is worth asking. */
-enum { SMALL_SUBTREE = 12, ASKED_SUBTREE = 32 };
+enum { SMALL_SUBTREE = 12, ASKED_SUBTREE = 8 };
+
+/* Configs that are looked at to find out whether any plain text may follow one. */
+enum { OPEN_MOST = 48 };
 
 /* What is asked while the stepper is paused is answered with no, which costs time at
  * most: every answer of no leads to a walk of all, and that ends at the first step
@@ -88,28 +91,199 @@ static bool beyond_ascii_leads(struct stepper *s, int32_t from, int32_t to)
            sequences_lead(s, from, 0xf4, 0xf4, 0x80, 0x8f, 3, to);
 }
 
-/* The config that every plain character leads to, or CONFIG_DEAD; `wanted` as above. */
-static int32_t after_plain(struct stepper *s, int32_t from, int32_t wanted)
-{
-    int32_t to = common_next(s, from, 0x20, 0x7f, wanted);
+/* ---- what plain characters lead to ---- */
 
-    return to > 0 && beyond_ascii_leads(s, from, to) ? to : CONFIG_DEAD;
+/* Configs without repetition, as many as a config may note. */
+struct next_set {
+    int32_t config[CONFIG_NEXT], n;
+    bool dead, many; /* some character may not come next; there are more configs */
+};
+
+static void add_next(struct next_set *set, int32_t config)
+{
+    for (int32_t i = 0; i < set->n; i++) {
+        if (set->config[i] == config) {
+            return;
+        }
+    }
+    if (config <= 0) {
+        set->dead = true;
+    } else if (set->n == CONFIG_NEXT) {
+        set->many = true;
+    } else {
+        set->config[set->n++] = config;
+    }
 }
 
-static bool loops(struct stepper *s, int32_t c)
+/* What the last n bytes of characters lead to, the first of these in low .. high. */
+static void add_endings(struct stepper *s, int32_t from, int low, int high, int n,
+                        struct next_set *set)
+{
+    int32_t before = -1, last = CONFIG_UNKNOWN;
+
+    for (int b = low; b <= high && !set->dead && !set->many; b++) {
+        int32_t symbol = symbol_of_byte(s->a, (uint8_t)b);
+        if (symbol == before || (high < 0x80 && !is_plain(b))) {
+            continue;
+        }
+        before = symbol;
+        int32_t to = automaton_next(s, from, symbol);
+        if (n == 1 || to <= 0) {
+            add_next(set, to);
+        } else if (to != last) {
+            add_endings(s, to, 0x80, 0xbf, n - 1, set);
+        }
+        last = to;
+    }
+}
+
+/* The same of characters whose first byte is first .. last. */
+static void add_characters(struct stepper *s, int32_t from, int first, int last, int low, int high,
+                           int n_more, struct next_set *set)
+{
+    int32_t before = CONFIG_UNKNOWN;
+
+    for (int b = first; b <= last && !set->dead && !set->many; b++) {
+        int32_t to = automaton_next(s, from, symbol_of_byte(s->a, (uint8_t)b));
+        if (to <= 0) {
+            set->dead = true;
+        } else if (to != before) {
+            add_endings(s, to, low, high, n_more, set);
+        }
+        before = to;
+    }
+}
+
+/* U+2000 to U+203F but the separators of lines, U+2028 and U+2029. */
+static void add_but_separators(struct stepper *s, int32_t from, struct next_set *set)
+{
+    int32_t to = automaton_next(s, from, symbol_of_byte(s->a, 0xe2));
+
+    to = to > 0 ? automaton_next(s, to, symbol_of_byte(s->a, 0x80)) : to;
+    if (to <= 0) {
+        set->dead = true;
+        return;
+    }
+    add_endings(s, to, 0x80, 0xa7, 1, set);
+    add_endings(s, to, 0xaa, 0xbf, 1, set);
+}
+
+static void add_plain(struct stepper *s, int32_t from, struct next_set *set)
+{
+    add_endings(s, from, 0x20, 0x7f, 1, set);
+    add_characters(s, from, 0xc2, 0xdf, 0x80, 0xbf, 1, set);
+    add_characters(s, from, 0xe0, 0xe0, 0xa0, 0xbf, 2, set);
+    add_characters(s, from, 0xe1, 0xe1, 0x80, 0xbf, 2, set);
+    add_characters(s, from, 0xe2, 0xe2, 0x81, 0xbf, 2, set);
+    add_but_separators(s, from, set);
+    add_characters(s, from, 0xe3, 0xec, 0x80, 0xbf, 2, set);
+    add_characters(s, from, 0xed, 0xed, 0x80, 0x9f, 2, set);
+    add_characters(s, from, 0xee, 0xef, 0x80, 0xbf, 2, set);
+    add_characters(s, from, 0xf0, 0xf0, 0x90, 0xbf, 3, set);
+    add_characters(s, from, 0xf1, 0xf3, 0x80, 0xbf, 3, set);
+    add_characters(s, from, 0xf4, 0xf4, 0x80, 0x8f, 3, set);
+}
+
+/* The configs that plain characters lead to, into next[CONFIG_NEXT]: how many, or
+ * NEXT_DEAD where not all may follow, NEXT_MANY. */
+static int32_t plain_next(struct stepper *s, int32_t c, int32_t *next)
 {
     struct config *config = config_at(s->a, c);
-    uint8_t note = atomic_load_explicit(&config->loops, memory_order_relaxed);
+    int32_t n = atomic_load_explicit(&config->n_next, memory_order_acquire);
 
-    if (note == NOTE_UNKNOWN) {
-        note = after_plain(s, c, c) == c ? NOTE_YES : NOTE_NO;
+    if (n == NEXT_UNKNOWN) {
+        struct next_set set = {.n = 0};
+        add_plain(s, c, &set);
+        n = set.dead ? NEXT_DEAD : set.many ? NEXT_MANY : set.n;
         if (s->paused) {
-            return false;
+            return NEXT_DEAD;
         }
-        atomic_store_explicit(&config->loops, note, memory_order_relaxed);
+        for (int32_t i = 0; i < n; i++) { /* others store the same */
+            atomic_store_explicit(&config->next[i], set.config[i], memory_order_relaxed);
+        }
+        atomic_store_explicit(&config->n_next, (int8_t)n, memory_order_release);
     }
-    return note == NOTE_YES;
+    for (int32_t i = 0; i < n; i++) {
+        next[i] = atomic_load_explicit(&config->next[i], memory_order_relaxed);
+    }
+    return n;
 }
+
+/* The configs that plain texts lead to from `c`, into seen[OPEN_MOST + CONFIG_NEXT], up
+ * to one that stops a text or until there are too many. Whether these are all. */
+static bool plain_closure(struct stepper *s, int32_t c, int32_t *seen, int32_t *ret_n)
+{
+    int32_t n_seen = 1, n = 0, next[CONFIG_NEXT];
+
+    seen[0] = c;
+    for (int32_t i = 0; i < n_seen && n_seen <= OPEN_MOST && n >= 0; i++) {
+        n = plain_next(s, seen[i], next);
+        for (int32_t k = 0; k < n; k++) {
+            int32_t j = 0;
+            while (j < n_seen && seen[j] != next[k]) {
+                j++;
+            }
+            seen[n_seen] = next[k];
+            n_seen += j == n_seen;
+        }
+    }
+    *ret_n = MIN(n_seen, OPEN_MOST);
+    return n >= 0 && n_seen <= OPEN_MOST;
+}
+
+static int32_t behind_letter(struct stepper *s, int32_t c)
+{
+    return automaton_next(s, c, symbol_of_byte(s->a, 'x'));
+}
+
+/* Whether any plain text may follow. It is asked only where a letter leads to a config
+ * that it leads back to, which leaves out what counts characters; and of those that are
+ * found on the way the answer is the same, or is taken to be no. */
+static bool is_open(struct stepper *s, int32_t c)
+{
+    int32_t seen[OPEN_MOST + CONFIG_NEXT], n = 1;
+    uint8_t note = atomic_load_explicit(&config_at(s->a, c)->open, memory_order_relaxed);
+
+    if (note != NOTE_UNKNOWN) {
+        return note == NOTE_YES;
+    }
+    int32_t to = behind_letter(s, c);
+    seen[0] = c;
+    bool open = to > 0 && behind_letter(s, to) == to && plain_closure(s, c, seen, &n);
+    for (int32_t i = 0; i < n && (open || !s->paused); i++) {
+        atomic_store_explicit(&config_at(s->a, seen[i])->open, open ? NOTE_YES : NOTE_NO,
+                              memory_order_relaxed);
+    }
+    return open;
+}
+
+/* The same, asked only where it is likely. */
+static bool is_body(struct stepper *s, int32_t c)
+{
+    uint8_t note = atomic_load_explicit(&config_at(s->a, c)->open, memory_order_relaxed);
+
+    return note == NOTE_YES || (note == NOTE_UNKNOWN && behind_letter(s, c) == c && is_open(s, c));
+}
+
+/* Whether any text of so many plain characters may follow, and leads to where all texts
+ * of as many lead. (Others, as of words that are counted, have so many configs on the
+ * way that a walk takes less.) */
+static bool has_room(struct stepper *s, int32_t c, int32_t chars)
+{
+    _Atomic(uint8_t) *room = &config_at(s->a, c)->room;
+    int32_t next[CONFIG_NEXT];
+
+    if (chars <= atomic_load_explicit(room, memory_order_relaxed)) {
+        return true;
+    }
+    if (plain_next(s, c, next) != 1 || !has_room(s, next[0], chars - 1)) {
+        return false;
+    }
+    atomic_store_explicit(room, (uint8_t)chars, memory_order_relaxed);
+    return true;
+}
+
+/* ---- what bytes of some kinds lead to ---- */
 
 /* CONFIG_DEAD, which is noted unless it is only not known yet. */
 static int32_t note_unlike(const struct stepper *s, struct config *config, uint64_t kinds)
@@ -274,7 +448,7 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
         }
         bool back = to == path[depth].config, large = back ? path[depth].large : false;
         if (all && !back && (int32_t)n.end - i > SMALL_SUBTREE) {
-            if (loops(w->s, to)) {
+            if (is_body(w->s, to)) {
                 take_plain(w, i, to);
                 i = (int32_t)n.end;
                 continue;
@@ -299,31 +473,44 @@ static void walk_rest(struct walk *w, const struct trie *t, int32_t i, int32_t e
 
 /* ---- masks ---- */
 
-/* A config that all plain text but a few first characters leads to for good: that of a
- * string's body. CONFIG_DEAD: none. */
-static int32_t find_body(struct stepper *s, int32_t config)
+/* What is set at once, and what is walked: plain tokens and the others, or plain tokens
+ * of at most SLICE_CHARS characters and the others. */
+struct slice {
+    const uint32_t *mask;
+    const struct trie *trie;
+    const int32_t *child; /* nodes of `trie` where those of vocab->child are */
+};
+
+static bool fits_slice(struct stepper *s, int32_t c)
 {
-    if (loops(s, config)) {
+    return has_room(s, c, SLICE_CHARS);
+}
+
+/* A config that most plain characters lead to, and that fits: that of a string's body.
+ * CONFIG_DEAD: none. */
+static int32_t find_body(struct stepper *s, int32_t config, bool (*fits)(struct stepper *, int32_t))
+{
+    if (fits(s, config)) {
         return config;
     }
     for (int b = 0x7e; b >= 0x20; b -= 0x10) {
         int32_t to = is_plain(b) ? automaton_next(s, config, symbol_of_byte(s->a, (uint8_t)b)) : 0;
-        if (to > 0 && loops(s, to)) {
+        if (to > 0 && fits(s, to)) {
             return to;
         }
     }
     return CONFIG_DEAD;
 }
 
-/* All plain tokens but those whose first byte leads elsewhere. */
-static void mask_in_body(struct walk *w, int32_t config, int32_t body)
+/* All plain tokens of the slice but those whose first byte leads elsewhere. */
+static void mask_in_body(struct walk *w, int32_t config, int32_t body, const struct slice *slice)
 {
     const struct constrain_vocab *v = w->v;
     const struct trie *all = &v->trie[TRIE_ALL];
 
-    memcpy(w->mask, v->plain[0], (size_t)v->words * sizeof(*w->mask));
+    memcpy(w->mask, slice->mask, (size_t)v->words * sizeof(*w->mask));
     if (config == body) {
-        walk_rest(w, &v->trie[TRIE_NOT_PLAIN], 0, v->trie[TRIE_NOT_PLAIN].n, config);
+        walk_rest(w, slice->trie, 0, slice->trie->n, config);
         return;
     }
     for (int32_t k = 0; k < v->n_children && !w->failed; k++) {
@@ -331,7 +518,7 @@ static void mask_in_body(struct walk *w, int32_t config, int32_t body)
         int32_t symbol = symbol_of_byte(w->s->a, (uint8_t)all->node[first].byte);
         int32_t to = automaton_next(w->s, config, symbol);
         if (to > 0 && to == automaton_next(w->s, body, symbol)) {
-            walk_rest(w, &v->trie[TRIE_NOT_PLAIN], v->rest_at[first], v->rest_at[end], config);
+            walk_rest(w, slice->trie, slice->child[k], slice->child[k + 1], config);
             continue;
         }
         for (int32_t i = v->plain_at[first]; i < v->plain_at[end]; i++) {
@@ -359,51 +546,40 @@ static bool takes_no_plain(struct stepper *s, int32_t config)
     return true;
 }
 
-static int32_t plain_next(struct stepper *s, int32_t from)
+/* How many plain characters may follow, whatever they are, if no other may follow
+ * those: fewer than SLICE_CHARS; else 0. */
+static int32_t bounded_room(struct stepper *s, int32_t config)
 {
-    struct config *config = config_at(s->a, from);
-    int32_t to = atomic_load_explicit(&config->plain, memory_order_relaxed);
+    int32_t next[CONFIG_NEXT];
 
-    if (to == CONFIG_UNKNOWN) {
-        to = after_plain(s, from, CONFIG_UNKNOWN);
-        to = to > 0 ? to : CONFIG_DEAD;
-        if (s->paused) {
-            return CONFIG_DEAD;
-        }
-        atomic_store_explicit(&config->plain, to, memory_order_relaxed);
-    }
-    return to;
-}
-
-/* How many plain characters may follow, whatever they are: SLICE_CHARS, or fewer if no
- * other may follow those; else 0. */
-static int32_t plain_room(struct stepper *s, int32_t config)
-{
     for (int32_t i = 0; i < SLICE_CHARS; i++) {
-        int32_t to = plain_next(s, config);
-        if (to <= 0) {
+        if (plain_next(s, config, next) != 1) {
             return i > 0 && takes_no_plain(s, config) ? i : 0;
         }
-        config = to;
+        config = next[0];
     }
-    return SLICE_CHARS;
+    return 0;
 }
 
 static void mask_text(struct walk *w, int32_t config)
 {
     const struct constrain_vocab *v = w->v;
-    int32_t body = find_body(w->s, config), room = body > 0 ? 0 : plain_room(w->s, config);
+    const struct trie *t = v->trie;
+    const size_t words = (size_t)v->words;
+    struct slice plain = {v->plain[0], &t[TRIE_NOT_PLAIN], v->rest_child};
+    struct slice few = {v->few + (SLICE_CHARS - 1) * words, &t[TRIE_LONG], v->long_child};
+    int32_t body = find_body(w->s, config, is_open), room;
 
     if (body > 0) {
-        mask_in_body(w, config, body);
-    } else if (room > 0) { /* of a string of bounded length */
-        const struct trie *t = &v->trie[room == SLICE_CHARS ? TRIE_LONG : TRIE_NOT_PLAIN];
-        memcpy(w->mask, v->few + (size_t)(room - 1) * (size_t)v->words,
-               (size_t)v->words * sizeof(*w->mask));
-        walk_rest(w, t, 0, t->n, config);
+        mask_in_body(w, config, body, &plain);
+    } else if ((body = find_body(w->s, config, fits_slice)) > 0) {
+        mask_in_body(w, config, body, &few);
+    } else if ((room = bounded_room(w->s, config)) > 0) {
+        memcpy(w->mask, v->few + (size_t)(room - 1) * words, words * sizeof(*w->mask));
+        walk_rest(w, &t[TRIE_NOT_PLAIN], 0, t[TRIE_NOT_PLAIN].n, config);
     } else {
-        memset(w->mask, 0, (size_t)v->words * sizeof(*w->mask));
-        walk_rest(w, &v->trie[TRIE_ALL], 0, v->trie[TRIE_ALL].n, config);
+        memset(w->mask, 0, words * sizeof(*w->mask));
+        walk_rest(w, &t[TRIE_ALL], 0, t[TRIE_ALL].n, config);
     }
 }
 

@@ -271,6 +271,21 @@ static bool list_tokens(struct constrain_vocab *v)
     return true;
 }
 
+/* Where the children of TRIE_ALL are in a trie of fewer tokens. */
+static void match_children(const struct constrain_vocab *v, const struct trie *t, int32_t *ret)
+{
+    const struct trie_node *all = v->trie[TRIE_ALL].node;
+    int32_t at = 0;
+
+    for (int32_t k = 0; k < v->n_children; k++) {
+        ret[k] = at;
+        if (at < t->n && t->node[at].byte == all[v->child[k]].byte) {
+            at = (int32_t)t->node[at].end;
+        }
+    }
+    ret[v->n_children] = at;
+}
+
 static void find_children(struct constrain_vocab *v)
 {
     const struct trie *t = &v->trie[TRIE_ALL];
@@ -279,6 +294,8 @@ static void find_children(struct constrain_vocab *v)
         v->child[v->n_children++] = i;
     }
     v->child[v->n_children] = t->n;
+    match_children(v, &v->trie[TRIE_NOT_PLAIN], v->rest_child);
+    match_children(v, &v->trie[TRIE_LONG], v->long_child);
     for (int b = 0; b < 128; b++) {
         v->kind[b] = (uint8_t)vocab_kind((uint8_t)b);
     }

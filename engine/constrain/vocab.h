@@ -59,6 +59,9 @@ struct constrain_vocab {
     int32_t *all_ids;   /* the tokens in the order of the trie; owned */
     int32_t *plain_ids; /* plain tokens in the order of the trie; owned */
     int32_t child[257]; /* nodes of TRIE_ALL at depth one; the last is its end */
+    /* The same nodes of TRIE_NOT_PLAIN and of TRIE_LONG, or those behind where there
+     * are none */
+    int32_t rest_child[257], long_child[257];
     int32_t n_children; /* of them */
     uint8_t kind[128];  /* vocab_kind of each byte of ASCII */
     /* The model's encoding; see struct constrain_tokens. */

@@ -23,7 +23,7 @@
         }                                                                \
     } while (0)
 
-enum { EOS = 256, STEPS = 16, MASK_WORDS = 9 };
+enum { EOS = 256, STEPS = 16, MASK_WORDS = 9, MASK_WORK = 200000 };
 
 static char letters[256];
 
@@ -61,12 +61,13 @@ static void write_text(struct grammar *g, const uint8_t *data, size_t size)
     struct constraint *c;
     uint32_t mask[MASK_WORDS];
     struct err e = {0};
+    int64_t work = MASK_WORK;
 
     CHECK(constraint_new(&c, g, &e) == 0);
     for (size_t i = 0; i < size && i < STEPS; i++) {
         int32_t id = data[i], n = 0;
         memset(mask, 0, sizeof(mask));
-        if (constraint_mask(c, mask, &(int64_t){INT64_MAX}) != 0) {
+        if (constraint_mask(c, mask, &work) != 0) {
             break;
         }
         while (n < EOS + 1 && !(mask[id / 32] >> (id % 32) & 1)) {

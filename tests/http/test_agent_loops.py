@@ -83,7 +83,7 @@ def test_agents_sdk_in_turns(painter, api, streams):
         tool_use_behavior=after,
         reset_tool_choice=False,
         model_settings=agents.ModelSettings(
-            temperature=0, tool_choice="required", max_tokens=200, parallel_tool_calls=False
+            temperature=0, tool_choice="required", max_tokens=600, parallel_tool_calls=False
         ),
     )
 
@@ -204,8 +204,10 @@ def chosen(roomy):
 
 
 def run_program(program, home, workspace, **env):
-    """Nothing of the environment reaches the program but what is given."""
+    """Nothing of the environment reaches the program but what is given; what it would ask of
+    other servers fails at once."""
     env |= {"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+    env |= {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     return subprocess.run(
         program,
         cwd=workspace,
@@ -247,6 +249,26 @@ def test_codex(chosen, tmp_path):
     assert len(turns) == 3 and not front.wanted
     kinds = [item.get("type") for item in turns[-1]["input"]]
     assert kinds.count("function_call") == kinds.count("function_call_output") == 2
+
+
+def test_codex_reads_the_list_of_models(server, tmp_path):
+    """It asks where its provider has a command for keys. The null model has no template, so that
+    is as far as it comes."""
+    package = pytest.importorskip("codex_cli_bin", reason="openai-codex-cli-bin is not installed")
+    home, workspace = tmp_path / "home", tmp_path / "work"
+    (home / ".codex").mkdir(parents=True)
+    settings = settings_of("codex.toml", server.url).replace(
+        'env_key = "QUIRE_API_KEY"', 'auth = { command = "/bin/echo", args = ["none"] }'
+    )
+    (home / ".codex" / "config.toml").write_text(settings.replace('"demo"', '"null"'))
+    workspace.mkdir()
+    program = [package.bundled_codex_path(), "exec", "--strict-config", "--skip-git-repo-check"]
+    done = run_program([*program, "--sandbox", "read-only", TASK], home, workspace)
+    assert "chat is not possible" in done.stderr, done.stdout + done.stderr
+    [model] = json.loads((home / ".codex" / "models_cache.json").read_text())["models"]
+    served = server.ask("GET", "/v1/models").json()["data"][0]
+    assert model["slug"] == served["id"] == "null"
+    assert model["context_window"] == served["max_model_len"]
 
 
 def test_claude_code(chosen, tmp_path):
