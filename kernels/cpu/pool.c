@@ -185,8 +185,7 @@ static bool join(struct cpu_pool *p, unsigned *epoch)
         if (gate & GATE_CLOSED) {
             return false;
         }
-    } while (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate + 1,
-                                                    memory_order_acquire,
+    } while (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate + 1, memory_order_acquire,
                                                     memory_order_acquire));
     return true;
 }

@@ -7,8 +7,8 @@
  * Addresses do not change: a step that reads meanwhile finds the same values before and
  * after, or waits in the page fault for the exchange. Small gaps between two weights of
  * one file are moved with them, so that only the ends of the file are left in small
- * pages. While steps run, the thread rests for most of the time: a copy takes a core and
- * memory bandwidth from them.
+ * pages. While steps run, the thread rests for most of the time: a copy takes a core
+ * and memory bandwidth from them.
  *
  * Weights of less than LARGE_BYTES are copied at load (memory.c). On machines with
  * several NUMA nodes nothing is read in place: there the threads that will read a row
@@ -31,9 +31,9 @@
 #define GAP_BYTES ((int64_t)1 << 20)     /* the largest gap that is moved with its neighbours */
 
 enum {
-    NICE = 10,              /* below the threads of a step, which spin */
-    REST = 8,               /* times as long as a copy took, if steps ran meanwhile */
-    REST_MAX_US = 100000,   /* so that the thread can be ended soon */
+    NICE = 10,            /* below the threads of a step, which spin */
+    REST = 8,             /* times as long as a copy took, if steps ran meanwhile */
+    REST_MAX_US = 100000, /* so that the thread can be ended soon */
 };
 
 /* A range of weights in one mapping, with the gaps between them. */

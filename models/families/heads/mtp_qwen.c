@@ -6,27 +6,25 @@
 #define LAYER "mtp.layers.%d."
 #define ATTN LAYER "self_attn."
 #define MLP LAYER "mlp."
-#define ROW_END_NORM(name, norm)                                                               \
-    ROW("mtp." name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,                 \
+#define ROW_END_NORM(name, norm)                                               \
+    ROW("mtp." name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
         IN_MODEL(norm.weight), WHEN_ALWAYS)
-#define ROW_ATTN(name, rows) \
-    ROW_MATRIX(ATTN name, rows, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ALWAYS)
+#define ROW_ATTN(name, rows) ROW_MATRIX(ATTN name, rows, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ALWAYS)
 
-#define ROWS_JOIN                                                                            \
-    ROW_END_NORM("pre_fc_norm_embedding", draft.embed_norm),                                 \
-        ROW_END_NORM("pre_fc_norm_hidden", draft.hidden_norm),                               \
-        ROW_END_NORM("norm", final_norm),                                                    \
-        ROW("mtp.fc.weight", DIM_HIDDEN, DIM_JOINED, SPLIT_NONE, WEIGHT_LINEAR,              \
+#define ROWS_JOIN                                                                                \
+    ROW_END_NORM("pre_fc_norm_embedding", draft.embed_norm),                                     \
+        ROW_END_NORM("pre_fc_norm_hidden", draft.hidden_norm), ROW_END_NORM("norm", final_norm), \
+        ROW("mtp.fc.weight", DIM_HIDDEN, DIM_JOINED, SPLIT_NONE, WEIGHT_LINEAR,                  \
             IN_MODEL(draft.join), WHEN_ALWAYS)
-#define ROWS_ATTENTION                                                                       \
-    ROW_ATTN("q_proj", DIM_GATED_Q_QUERY), ROW_ATTN("k_proj", DIM_KV),                       \
-        ROW_ATTN("v_proj", DIM_KV), ROW_ATTN("q_proj", DIM_GATED_Q_GATE),                    \
-        ROWS_QK_NORM(ATTN), ROW_O(ATTN "o_proj"), ROW_NORM(LAYER "input_layernorm", attn_norm), \
+#define ROWS_ATTENTION                                                                             \
+    ROW_ATTN("q_proj", DIM_GATED_Q_QUERY), ROW_ATTN("k_proj", DIM_KV), ROW_ATTN("v_proj", DIM_KV), \
+        ROW_ATTN("q_proj", DIM_GATED_Q_GATE), ROWS_QK_NORM(ATTN), ROW_O(ATTN "o_proj"),            \
+        ROW_NORM(LAYER "input_layernorm", attn_norm),                                              \
         ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
-#define ROWS_SHARED                                                                          \
-    ROWS_SHARED_EXPERT(MLP "shared_expert."),                                                \
-        ROW_MATRIX(MLP "shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE,                \
-                   experts.shared_gate, WHEN_SHARED)
+#define ROWS_SHARED                                                                                \
+    ROWS_SHARED_EXPERT(MLP "shared_expert."),                                                      \
+        ROW_MATRIX(MLP "shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, experts.shared_gate, \
+                   WHEN_SHARED)
 #define ROW_STACKED(name, rows, cols, split, target) \
     ROW(MLP name, rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), WHEN_EXPERTS)
 
