@@ -58,6 +58,7 @@ struct cpu_weight {
     struct cpu_weight *below; /* the run that follows; NULL: none */
     struct cpu_part *part;    /* [n_parts], with m.format */
     int32_t n_parts;
+    bool view; /* of a cpu_view, which ends with its product: nothing may point to it */
 };
 
 /* Some rows of a weight, as a weight of their own. */

@@ -146,7 +146,8 @@ static void plan_ranges(struct stream_job *j)
  * weight that followed it last time. */
 static struct cpu_readahead ahead_of(const struct stream_job *j)
 {
-    struct cpu_weight *now = j->w.priv;
+    struct cpu_weight *own = j->w.priv;
+    struct cpu_weight *now = own && !own->view ? own : NULL;
     struct cpu_weight *before = j->c->last_weight;
 
     if (before) {

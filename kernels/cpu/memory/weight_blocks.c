@@ -149,7 +149,7 @@ static void view_run(struct cpu_view *v, int32_t i, const struct cpu_weight *run
     struct cpu_weight *to = &v->run[i];
     int32_t from = MAX(first - at, 0), last = MIN(end - at, run->m.rows);
 
-    *to = (struct cpu_weight){.m = run->m};
+    *to = (struct cpu_weight){.m = run->m, .view = true};
     to->m.priv = to;
     to->m.rows = last - from;
     if (!run->m.format) {
