@@ -2,6 +2,8 @@
  *
  * Every thread has a range of neighbouring rows of w, and reads it as STREAMS streams
  * side by side, from the range's first rows to its last without a break between tasks.
+ * Rows of codes are multiplied one after another: they are one stream, which the
+ * processor fetches ahead by itself.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
@@ -22,6 +24,7 @@ struct stream_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
+    int32_t n_streams;   /* 1 or STREAMS */
     int32_t thread_rows; /* rows of w per thread */
     int32_t run;         /* rows of a stream */
     int32_t slice;       /* rows of a stream in a task */
@@ -39,7 +42,7 @@ static struct slices task_slices(const struct stream_job *j, int32_t task)
     struct slices s = {0};
     int32_t at = task % j->n_each * j->slice;
 
-    for (int32_t i = 0; i < STREAMS; i++) {
+    for (int32_t i = 0; i < j->n_streams; i++) {
         s.first[i] = task / j->n_each * j->thread_rows + i * j->run + at;
         s.n[i] = MAX(MIN(MIN(j->slice, j->run - at), j->w.rows - s.first[i]), 0);
         s.longest = MAX(s.longest, s.n[i]);
@@ -54,11 +57,11 @@ static void store_sums(const struct stream_job *j, const struct slices *s, const
     int32_t n_x = j->x.rows;
 
     for (int32_t x = 0; x < n_x; x++) {
-        for (int32_t i = 0; i < STREAMS; i++) {
+        for (int32_t i = 0; i < j->n_streams; i++) {
             float *to = mat_row(j->out, x) + s->first[i];
             const float *from = sum + i * n_x + x;
             for (int32_t k = 0; k < s->longest; k++) {
-                to[k] = from[k * STREAMS * n_x];
+                to[k] = from[k * j->n_streams * n_x];
             }
         }
     }
@@ -72,14 +75,14 @@ static void store_slices(const struct stream_job *j, const struct slices *s, con
     int32_t n_x = j->x.rows;
 
     for (int32_t k = 0; k < s->longest; k++) {
-        for (int32_t i = 0; i < STREAMS; i++) {
+        for (int32_t i = 0; i < j->n_streams; i++) {
             for (int32_t x = 0; x < n_x && k < s->n[i]; x++) {
                 line[x][i][k] = *sum++;
             }
         }
     }
     for (int32_t x = 0; x < n_x; x++) {
-        for (int32_t i = 0; i < STREAMS; i++) {
+        for (int32_t i = 0; i < j->n_streams; i++) {
             const float *residual = j->ep->residual.data ? mat_row_const(j->ep->residual, x) : NULL;
             j->c->k.epilogue(mat_row(j->out, x) + s->first[i], line[x][i],
                              bias != NULL ? bias + s->first[i] : NULL,
@@ -90,13 +93,14 @@ static void store_slices(const struct stream_job *j, const struct slices *s, con
 
 static void multiply(const struct stream_job *j, const struct dot_rows *w, float *sum)
 {
-    struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
     const struct cpu_kernels *k = &j->c->k;
 
     if (j->w.format) {
+        struct prefetch none = {0};
         k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed,
-                                        j->x.rows, &ahead);
+                                        j->x.rows, &none);
     } else {
+        struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
         k->linear.dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
                        false, &ahead);
     }
@@ -113,7 +117,7 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     struct slices s = task_slices(j, task);
     struct dot_rows w = {.row = row, .dtype = j->w.dtype, .scales = apart ? scales : NULL};
     for (int32_t k = 0; k < s.longest; k++) {
-        for (int32_t i = 0; i < STREAMS; i++) {
+        for (int32_t i = 0; i < j->n_streams; i++) {
             if (k < s.n[i]) {
                 if (apart) {
                     scales[w.n] = cpu_row_scales(&j->w, s.first[i] + k);
@@ -124,7 +128,7 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     }
     if (w.n > 0) {
         multiply(j, &w, sum);
-        bool whole = w.n == STREAMS * s.longest;
+        bool whole = w.n == j->n_streams * s.longest;
         bool plain = !j->ep->bias.data && !j->ep->residual.data && j->ep->act == ACT_NONE;
         (whole && plain ? store_sums : store_slices)(j, &s, sum);
     }
@@ -134,9 +138,10 @@ static void plan_ranges(struct stream_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
 
-    j->run = (int32_t)div_ceil(j->w.rows, threads * STREAMS);
-    j->thread_rows = j->run * STREAMS;
-    int64_t slice = MIN(TASK_BYTES / (STREAMS * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) /
+    int32_t n = j->n_streams = j->w.format ? 1 : STREAMS;
+    j->run = (int32_t)div_ceil(j->w.rows, threads * n);
+    j->thread_rows = j->run * n;
+    int64_t slice = MIN(TASK_BYTES / (n * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) /
                     SLICE_STEP * SLICE_STEP;
     j->slice = (int32_t)MIN(MAX(slice, SLICE_STEP), SLICE_MAX);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
@@ -164,8 +169,9 @@ static struct cpu_readahead ahead_of(const struct stream_job *j)
                                   .n_total = next.w.rows * bytes,
                                   .thread_bytes = next.thread_rows * bytes,
                                   .stream_bytes = next.run * bytes,
-                                  .n_bytes = MIN(next.run * bytes, WAIT_AHEAD_BYTES / STREAMS),
-                                  .n_streams = STREAMS};
+                                  .n_bytes =
+                                      MIN(next.run * bytes, WAIT_AHEAD_BYTES / next.n_streams),
+                                  .n_streams = next.n_streams};
 }
 
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,

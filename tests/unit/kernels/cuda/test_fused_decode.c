@@ -392,6 +392,8 @@ static void check(const struct scene *s, const char *what, const float *got, con
     /* A CPU rounds groups of activations to int8. */
     limit = s->quant && strcmp(s->r->b->name, "cpu") == 0 ? MAX(limit, 20 * nmse_limit(DTYPE_BF16))
                                                           : limit;
+    /* A gate multiplies two sums, and has the errors of both. */
+    limit *= s->k->gated && strcmp(what, "gate") == 0 ? 2 : 1;
     if (!(error <= limit)) {
         fail_msg("%s: NMSE %.3g, allowed %.3g", text, error, limit);
     }
