@@ -779,9 +779,11 @@ static void the_ring_carries_everything_in_order(void **state)
     }
     for (int32_t c = 0; c < SEQS; c++) {
         struct delta d = finish(b, c, FINISH_LENGTH);
+        await_room(stage);
         output_push(stage, &d);
     }
     struct delta d = {.request = b->request, .kind = DELTA_END};
+    await_room(stage);
     output_push(stage, &d);
     output_free(stage);
     assert_true(b->rec->last);
