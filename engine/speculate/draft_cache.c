@@ -188,12 +188,16 @@ bool draft_cache_take(struct draft_cache *c, const struct seq *q, int32_t first,
                       uint64_t step)
 {
     const int32_t *block = q->table[0].block;
+    /* A head's entry at the end of a block that sequences share is written by each of
+     * them that goes on from there: none may read it in the same step. */
+    int32_t read = MAX(first - c->shift, 0) / c->block_size;
 
-    for (int32_t i = first / c->block_size; i <= (end - 1) / c->block_size; i++) {
+    for (int32_t i = read; i <= (end - 1) / c->block_size; i++) {
         if (c->busy[block[i]] == step) {
             return false;
         }
     }
+    c->busy[block[read]] = step;
     for (int32_t i = first / c->block_size; i <= (end - 1) / c->block_size; i++) {
         c->busy[block[i]] = step;
         c->tag[block[i]] = 0;

@@ -35,7 +35,7 @@ struct draft_cache {
     uint64_t secret;       /* keys the tags */
     uint64_t *tag;         /* [n_blocks] of what a block holds; 0: unknown */
     uint64_t *writer;      /* [n_blocks] key of the sequence that wrote there last */
-    uint64_t *busy;        /* [n_blocks] the step that wrote there last */
+    uint64_t *busy;        /* [n_blocks] the step that last wrote there, or read its end */
     int32_t *shadow;       /* [max_num_seqs, table_width] the backend's block tables */
     int32_t *token;        /* [block_size] scratch */
     struct draft_seq *seq; /* [max_num_seqs] by slot */
