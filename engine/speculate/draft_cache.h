@@ -74,7 +74,8 @@ struct draft_seq *draft_cache_find(struct draft_cache *c, const struct seq *q, f
 /* There is no next step for what was noted: note it again later. */
 void draft_cache_drop_updates(struct draft_cache *c);
 /* Whether a sequence may write positions [first, end) in `step`: no other one does in
- * the same step. If so they are taken for it. */
+ * the same step, nor writes a head's entry before them, where sequences share it. If so
+ * they are taken for it. */
 bool draft_cache_take(struct draft_cache *c, const struct seq *q, int32_t first, int32_t end,
                       uint64_t step);
 /* The keys and values of its known tokens before `end` are there. */

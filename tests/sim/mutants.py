@@ -231,6 +231,7 @@ MUTANTS = [
     ("a tag outlives what it was for", "engine/speculate/draft_cache.c", "c->tag[block[i]] = 0;", ";"),
     ("a draft model does not see new blocks", "engine/speculate/draft_cache.c", "MIN(MIN(s->n_valid, unchanged), draft_cache_known(c, q) - 1)", "MIN(s->n_valid, draft_cache_known(c, q) - 1)"),
     ("drafts that hold are not read", "engine/speculate/draft_cache.c", "i + 1 < s->n_drafts", "i < s->n_drafts"),
+    ("a head reads the end of a block while it is written", "engine/speculate/draft_cache.c", "MAX(first - c->shift, 0)", "first"),
     ("two sequences write a block at once", "engine/speculate/draft_cache.c", "if (c->busy[block[i]] == step) {", "if (false) {"),
     ("a tag disregards the blocks before", "engine/speculate/draft_cache.c", "c->secret ^ before", "c->secret"),
     ("drafts of a block that was lent are taken for read", "engine/speculate/draft_cache.c", "seq_token(q, position + c->shift) == s->token[i] &&\n            wrote(c, s, q, position)", "seq_token(q, position + c->shift) == s->token[i]"),
