@@ -146,7 +146,7 @@ const struct setting setting_table[] = {
     {INT(max_draft, "8", 1, LIMIT_DRAFT), .metavar = "TOKENS", .group = "Scheduling",
      .help = "maximum number of tokens that are drafted for a sequence in one step"},
     {STRING(speculative_config, NULL), .metavar = "JSON", .group = "Scheduling",
-     .help = "the same as vLLM writes it, with method ngram, suffix or "
+     .help = "the same as vLLM writes it, with method ngram, suffix, "
              "draft_model, eagle3 or mtp, model and num_speculative_tokens; sets speculate, "
              "draft-model and max-draft"},
     {INT(seed, "-1", -1, 0x1p63), .metavar = "N", .group = "Scheduling",

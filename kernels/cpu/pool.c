@@ -39,6 +39,12 @@ static unsigned gate_epoch(unsigned gate)
     return gate / (GATE_CLOSED * 2);
 }
 
+/* Open for the next job, which nobody has joined. */
+static unsigned next_gate(unsigned gate)
+{
+    return (gate_epoch(gate) + 1) * (GATE_CLOSED * 2);
+}
+
 struct helper {
     struct cpu_pool *pool;
     pthread_t thread;
@@ -216,7 +222,7 @@ static void open_gate(struct cpu_pool *p)
 {
     unsigned now = atomic_load_explicit(&p->gate, memory_order_relaxed);
 
-    atomic_store(&p->gate, (gate_epoch(now) + 1) * (GATE_CLOSED * 2));
+    atomic_store(&p->gate, next_gate(now));
     if (atomic_load(&p->sleeping) > 0) {
         futex_wake_all(&p->gate);
     }
@@ -427,7 +433,7 @@ void cpu_pool_free(struct cpu_pool *p)
     }
     atomic_store(&p->stop, true);
     unsigned gate = atomic_load(&p->gate);
-    atomic_store(&p->gate, (gate_epoch(gate) + 1) * (GATE_CLOSED * 2) | GATE_CLOSED);
+    atomic_store(&p->gate, next_gate(gate) | GATE_CLOSED);
     futex_wake_all(&p->gate);
     for (int32_t i = 1; i <= p->n_started; i++) {
         pthread_join(p->helper[i].thread, NULL);

@@ -48,18 +48,6 @@ static const struct architecture ARCHITECTURES[] = {
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_LATENT_NORM(name, dim, target, when) \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
-
-#define ROWS_DOWN                                                                          \
-    ROWS_LLAMA_ENDS, ROW_NORM(LAYER "input_layernorm", attn_norm),                         \
-        ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),      \
-        ROW_MATRIX(ATTN "q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK), \
-        ROW_MATRIX(ATTN "kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv, \
-                   WHEN_ALWAYS),                                                           \
-        ROW_LATENT_NORM(ATTN "q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),            \
-        ROW_MATRIX(ATTN "q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),      \
-        ROW_LATENT_NORM(ATTN "kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS)
 #define ROWS_BEHIND                                                                              \
     ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),                      \
         ROW_NORM(LAYER "post_attention_layernorm", mlp_norm), ROWS_MLP_OR_EXPERTS(LAYER "mlp."), \
@@ -68,16 +56,13 @@ static const struct architecture ARCHITECTURES[] = {
 /* As published: keys and values of a head are made by one tensor. */
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, goes to, when */
-    ROWS_DOWN,
-    ROW_MATRIX(ATTN "kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up, WHEN_ALWAYS),
-    ROW_MATRIX(ATTN "kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS),
-    ROWS_BEHIND,
-    {0},
+    ROWS_LLAMA_ENDS, ROWS_LATENT_DOWN(LAYER), ROWS_LATENT_UP(LAYER), ROWS_BEHIND, {0},
 };
 
 /* As in a GGUF file: by two, that of the keys transposed head by head. */
 static const struct tensor_spec APART_TENSORS[] = {
-    ROWS_DOWN,
+    ROWS_LLAMA_ENDS,
+    ROWS_LATENT_DOWN(LAYER),
     ROW_MATRIX(ATTN "k_b_proj", DIM_HEAD_LATENTS, DIM_NOPE, SPLIT_OUT, latent.k_up, WHEN_ALWAYS),
     ROW_MATRIX(ATTN "v_b_proj", DIM_V, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS),
     ROWS_BEHIND,

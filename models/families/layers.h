@@ -331,6 +331,25 @@ void gpt2_forward(struct model *m, const struct batch *b);
         ROW(LLAMA_LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, \
             IN_LAYER(o_bias), WHEN_O_BIAS),                                                       \
         ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm)
+/* Attention over latents with DeepSeek's names: the norm before it, what makes queries
+ * and latents, and the tensor that makes keys and values of the heads. */
+#define ROW_LATENT_NORM(name, dim, target, when) \
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
+#define ROWS_LATENT_DOWN(layer)                                                                  \
+    ROW_NORM(layer "input_layernorm", attn_norm),                                                \
+        ROW_MATRIX(layer "self_attn.q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK), \
+        ROW_MATRIX(layer "self_attn.q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv,          \
+                   WHEN_Q_RANK),                                                                 \
+        ROW_MATRIX(layer "self_attn.kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, \
+                   qkv, WHEN_ALWAYS),                                                            \
+        ROW_LATENT_NORM(layer "self_attn.q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),       \
+        ROW_MATRIX(layer "self_attn.q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK), \
+        ROW_LATENT_NORM(layer "self_attn.kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS)
+#define ROWS_LATENT_UP(layer)                                                                 \
+    ROW_MATRIX(layer "self_attn.kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up,     \
+               WHEN_ALWAYS),                                                                  \
+        ROW_MATRIX(layer "self_attn.kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up, \
+                   WHEN_ALWAYS)
 /* The MLP's: up (or gate and up as one tensor), down; and a gated one with three
  * tensors. */
 #define ROW_UP(name, rows) \

@@ -17,23 +17,6 @@
         ROW_MATRIX(LAYER "eh_proj", DIM_HIDDEN, DIM_JOINED, SPLIT_NONE, head.join, WHEN_ALWAYS), \
         ROW_NORM(LAYER "shared_head.norm", head.final_norm)
 
-/* Attention over latents with DeepSeek's names, and the norms before it and the MLP. */
-#define ROW_LATENT_NORM(name, dim, target, when) \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(target.weight), when)
-#define ROWS_LATENT_ATTENTION                                                                    \
-    ROW_NORM(LAYER "input_layernorm", attn_norm),                                                \
-        ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_NO_Q_RANK),            \
-        ROW_MATRIX(ATTN "q_a_proj", DIM_Q_RANK, DIM_HIDDEN, SPLIT_NONE, qkv, WHEN_Q_RANK),       \
-        ROW_MATRIX(ATTN "kv_a_proj_with_mqa", DIM_LATENT_KEY, DIM_HIDDEN, SPLIT_NONE, qkv,       \
-                   WHEN_ALWAYS),                                                                 \
-        ROW_LATENT_NORM(ATTN "q_a_layernorm", DIM_Q_RANK, q_norm, WHEN_Q_RANK),                  \
-        ROW_MATRIX(ATTN "q_b_proj", DIM_Q, DIM_Q_RANK, SPLIT_OUT, q_up, WHEN_Q_RANK),            \
-        ROW_LATENT_NORM(ATTN "kv_a_layernorm", DIM_LATENT, latent.norm, WHEN_ALWAYS),            \
-        ROW_MATRIX(ATTN "kv_b_proj", DIM_K_UP, DIM_LATENT, SPLIT_OUT, latent.k_up, WHEN_ALWAYS), \
-        ROW_MATRIX(ATTN "kv_b_proj", DIM_V_UP, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS), \
-        ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),                  \
-        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
-
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, goes to, when */
     ROWS_JOIN,
@@ -46,7 +29,10 @@ static const struct tensor_spec TENSORS[] = {
 
 static const struct tensor_spec LATENT_TENSORS[] = {
     ROWS_JOIN,
-    ROWS_LATENT_ATTENTION,
+    ROWS_LATENT_DOWN(LAYER),
+    ROWS_LATENT_UP(LAYER),
+    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
     ROWS_MLP_OR_EXPERTS(MLP),
     ROW_CHOICE_BIAS(MLP),
     ROWS_SHARED_EXPERT(MLP "shared_experts."),
