@@ -1,4 +1,5 @@
 """Draft heads: EAGLE-3 beside a model and MTP in its checkpoint draft tokens, and not one of the text's is different."""
+
 import collections
 import json
 import pathlib
@@ -25,20 +26,41 @@ def plain():
 def write_safetensors(path, tensors):
     header, at = {}, 0
     for name, t in tensors.items():
-        header[name] = {"dtype": {"float32": "F32", "int64": "I64"}[str(t.dtype)], "shape": t.shape, "data_offsets": [at, at + t.nbytes]}
+        header[name] = {
+            "dtype": {"float32": "F32", "int64": "I64"}[str(t.dtype)],
+            "shape": t.shape,
+            "data_offsets": [at, at + t.nbytes],
+        }
         at += t.nbytes
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values()))
+    path.write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values())
+    )
 
 
 def head_tensors(hidden, dim, ids, seed=3):
     rng = np.random.default_rng(seed)
-    shapes = {"fc": (hidden, 3 * hidden), "lm_head": (len(ids), hidden), "midlayer.self_attn.q_proj": (4 * dim, 2 * hidden),
-              "midlayer.self_attn.k_proj": (2 * dim, 2 * hidden), "midlayer.self_attn.v_proj": (2 * dim, 2 * hidden),
-              "midlayer.self_attn.o_proj": (hidden, 4 * dim), "midlayer.mlp.gate_proj": (64, hidden), "midlayer.mlp.up_proj": (64, hidden),
-              "midlayer.mlp.down_proj": (hidden, 64)}
-    tensors = {f"{name}.weight": (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32) for name, shape in shapes.items()}
-    norms = ("norm", "midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm")
+    shapes = {
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (len(ids), hidden),
+        "midlayer.self_attn.q_proj": (4 * dim, 2 * hidden),
+        "midlayer.self_attn.k_proj": (2 * dim, 2 * hidden),
+        "midlayer.self_attn.v_proj": (2 * dim, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, 4 * dim),
+        "midlayer.mlp.gate_proj": (64, hidden),
+        "midlayer.mlp.up_proj": (64, hidden),
+        "midlayer.mlp.down_proj": (hidden, 64),
+    }
+    tensors = {
+        f"{name}.weight": (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    norms = (
+        "norm",
+        "midlayer.input_layernorm",
+        "midlayer.hidden_norm",
+        "midlayer.post_attention_layernorm",
+    )
     tensors |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
     tensors["d2t"] = np.array(ids, np.int64) - np.arange(len(ids))
     return tensors
@@ -51,29 +73,56 @@ def eagle3(plain, tmp_path_factory):
     said = collections.Counter(t for answer in plain for choice in answer for t in choice[0])
     ids = sorted(t for t, _ in said.most_common(N_IDS))
     model = json.loads(pathlib.Path(DEMO, "config.json").read_text())
-    config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": N_IDS, "num_hidden_layers": 1, "hidden_size": model["hidden_size"],
-              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 64, "vocab_size": model["vocab_size"],
-              "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "torch_dtype": "float32"}
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": N_IDS,
+        "num_hidden_layers": 1,
+        "hidden_size": model["hidden_size"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "vocab_size": model["vocab_size"],
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "torch_dtype": "float32",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", head_tensors(model["hidden_size"], 32, ids))
     return folder
 
 
-@pytest.mark.parametrize("flags", [
-    ("--max-draft", "5"),
-    ("--kv-blocks", "180", "--max-draft", "3", "--preemption", "swap"),
-    ("--kv-blocks", "180", "--preemption", "recompute"),
-    ("--kv-cache-dtype", "int8"),
-], ids=["plain", "swapped", "recomputed", "int8 cache"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-draft", "5"),
+        ("--kv-blocks", "180", "--max-draft", "3", "--preemption", "swap"),
+        ("--kv-blocks", "180", "--preemption", "recompute"),
+        ("--kv-cache-dtype", "int8"),
+    ],
+    ids=["plain", "swapped", "recomputed", "int8 cache"],
+)
 def test_texts_are_those_without_a_head(plain, eagle3, flags):
     if "int8" in flags:
         with serving(*COMMON, *flags, model=DEMO) as server:
             plain = answers(server, ASKED, 8)
-    with serving(*COMMON, *flags, "--speculate", "draft", "--draft-model", str(eagle3), model=DEMO, env=UNKNOWN_COSTS) as server:
+    with serving(
+        *COMMON,
+        *flags,
+        "--speculate",
+        "draft",
+        "--draft-model",
+        str(eagle3),
+        model=DEMO,
+        env=UNKNOWN_COSTS,
+    ) as server:
         assert answers(server, ASKED, 8) == plain
         drafted = server.metric("spec_decode_num_draft_tokens_total")
         assert drafted > server.metric("spec_decode_num_accepted_tokens_total") > 0
-        assert answers(server, ASKED[:20], 8) == plain[:20]  # prompts whose blocks, hidden states included, are there
+        assert (
+            answers(server, ASKED[:20], 8) == plain[:20]
+        )  # prompts whose blocks, hidden states included, are there
 
 
 @pytest.fixture(scope="module", params=["mtp-glm", "mtp-latent", "mtp-qwen"])
@@ -83,7 +132,12 @@ def with_mtp(tmp_path_factory, request):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{DEMO}/{name}", folder)
     config = json.loads(pathlib.Path(HEADS, request.param, "config.json").read_text())
-    config |= {"vocab_size": 4096, "max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
+    config |= {
+        "vocab_size": 4096,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -93,7 +147,10 @@ def test_texts_are_those_without_mtp(with_mtp):
     few = "1200" if "qwen" in with_mtp else "180"
     with serving(*dummy, model=with_mtp) as server:
         expected = answers(server, ASKED[:60], 8)
-    for flags in [("--speculate", "mtp", "--kv-blocks", few), ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}')]:
+    for flags in [
+        ("--speculate", "mtp", "--kv-blocks", few),
+        ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'),
+    ]:
         with serving(*dummy, *flags, model=with_mtp, env=UNKNOWN_COSTS) as server:
             assert answers(server, ASKED[:60], 8) == expected
             assert server.metric("spec_decode_num_draft_tokens_total") > 0
@@ -107,22 +164,34 @@ def changed(eagle3, tmp_path, **members):
     return str(folder)
 
 
-@pytest.mark.parametrize("members, reason", [
-    ({"hidden_size": 128}, "draft_model: the EAGLE-3 head is 128 wide"),
-    ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "draft_model: the EAGLE-3 head reads layer 9; the model has 8 layers"),
-    ({"intermediate_size": 32}, "mlp.gate_proj.weight is [64, 256], must be [32, 256]"),
-    ({"draft_vocab_size": 23}, "lm_head.weight is [24, 256], must be [23, 256]"),
-    ({"draft_vocab_size": "many"}, "draft_vocab_size must be a whole number"),
-    ({"num_hidden_layers": 2}, "draft_model: the EAGLE-3 head has 2 layers; 1 is supported"),
-], ids=["width", "layers to read", "shape", "drafted ids", "type", "layers"])
+@pytest.mark.parametrize(
+    "members, reason",
+    [
+        ({"hidden_size": 128}, "draft_model: the EAGLE-3 head is 128 wide"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]},
+            "draft_model: the EAGLE-3 head reads layer 9; the model has 8 layers",
+        ),
+        ({"intermediate_size": 32}, "mlp.gate_proj.weight is [64, 256], must be [32, 256]"),
+        ({"draft_vocab_size": 23}, "lm_head.weight is [24, 256], must be [23, 256]"),
+        ({"draft_vocab_size": "many"}, "draft_vocab_size must be a whole number"),
+        ({"num_hidden_layers": 2}, "draft_model: the EAGLE-3 head has 2 layers; 1 is supported"),
+    ],
+    ids=["width", "layers to read", "shape", "drafted ids", "type", "layers"],
+)
 def test_a_head_that_does_not_fit_is_refused(eagle3, tmp_path, members, reason):
     refused(("--speculate", "draft", "--draft-model", changed(eagle3, tmp_path, **members)), reason)
 
 
 def test_ids_out_of_range_are_refused(eagle3, tmp_path):
     folder = changed(eagle3, tmp_path)
-    write_safetensors(pathlib.Path(folder, "model.safetensors"), head_tensors(256, 32, [*range(N_IDS - 1), 4096]))
-    refused(("--speculate", "draft", "--draft-model", folder), "d2t makes id 4096 of the drafted id 23; ids must ascend below 4096")
+    write_safetensors(
+        pathlib.Path(folder, "model.safetensors"), head_tensors(256, 32, [*range(N_IDS - 1), 4096])
+    )
+    refused(
+        ("--speculate", "draft", "--draft-model", folder),
+        "d2t makes id 4096 of the drafted id 23; ids must ascend below 4096",
+    )
 
 
 def test_a_model_without_mtp_is_refused():
@@ -130,7 +199,10 @@ def test_a_model_without_mtp_is_refused():
 
 
 def test_several_ranks_are_refused(eagle3):
-    refused(("--speculate", "draft", "--draft-model", str(eagle3), "--tensor-parallel-size", "2"), "tensor_parallel_size")
+    refused(
+        ("--speculate", "draft", "--draft-model", str(eagle3), "--tensor-parallel-size", "2"),
+        "tensor_parallel_size",
+    )
 
 
 def test_a_head_is_no_model(eagle3):

@@ -1,4 +1,4 @@
-/* Reading a model's configuration from text, for tests of what config.json must give. */
+/* Reading a model's configuration from the text of a config.json. */
 #ifndef QUIRE_TESTS_UNIT_MODELS_CONFIG_TEXT_H
 #define QUIRE_TESTS_UNIT_MODELS_CONFIG_TEXT_H
 
