@@ -2,7 +2,7 @@
 
 enum { EXACT = 16 }; /* rows that are a size of their own */
 
-static int32_t size_of(int32_t rows)
+int32_t step_size(int32_t rows)
 {
     int32_t first = EXACT, size = EXACT - 1;
 
@@ -50,7 +50,7 @@ double step_pace_us(const struct step_pace *p, const struct step_cost *c, int32_
 {
     double speed = p->speed > 0 ? (double)p->speed : 1;
 
-    return speed * shape_of(p, size_of(n)) * step_model_us(c, n);
+    return speed * shape_of(p, step_size(n)) * step_model_us(c, n);
 }
 
 /* What a step takes beyond what was expected tells of its size while that was seen
@@ -60,7 +60,7 @@ void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, do
                    uint64_t number)
 {
     const double MOST = 0.5, LEAST_WEIGHT = 1.0 / 64, DEVICE_WEIGHT = 1.0 / 8;
-    int32_t size = size_of(n), seen = p->n_seen[size];
+    int32_t size = step_size(n), seen = p->n_seen[size];
     double expected = step_pace_us(p, c, n);
 
     if (us <= 0 || expected <= 0) {
@@ -80,10 +80,10 @@ void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, do
 static bool is_stale(const struct step_pace *p, const struct pace_step *s, int32_t n, int32_t first,
                      int32_t doublings)
 {
-    int32_t size = size_of(n);
+    int32_t size = step_size(n);
 
-    return p->speed > 0 &&
-           s->number - p->seen_step[size] > (uint64_t)first << MIN(p->n_seen[size], doublings);
+    return p->speed > 0 && s->number - p->seen_step[size] > (uint64_t)first
+                                                                << MIN(p->n_seen[size], doublings);
 }
 
 /* The time of the step with n drafts. */

@@ -19,11 +19,11 @@ enum {
 };
 
 struct step_pace {
-    float speed;                     /* time over the cost model's, of late; 0: none was seen */
-    float shape[STEP_SIZES];         /* [by rows] the same, over `speed` */
-    int32_t n_seen[STEP_SIZES];      /* [by rows] steps that tell; 0: none */
-    uint64_t seen_step[STEP_SIZES];  /* [by rows] the last of them */
-    uint64_t tried_step;             /* the last one with drafts that were only a trial */
+    float speed;                    /* time over the cost model's, of late; 0: none was seen */
+    float shape[STEP_SIZES];        /* [by rows] the same, over `speed` */
+    int32_t n_seen[STEP_SIZES];     /* [by rows] steps that tell; 0: none */
+    uint64_t seen_step[STEP_SIZES]; /* [by rows] the last of them */
+    uint64_t tried_step;            /* the last one with drafts that were only a trial */
 };
 
 /* Drafts that could be verified: how many there are of each chance to hold, which is
@@ -35,16 +35,18 @@ struct draft_odds {
 
 /* A step before drafts. */
 struct pace_step {
-    int32_t rows;      /* of one token each, unless there is prefill */
-    bool has_prefill;  /* then a draft takes the cost model's time of a row */
-    double tokens;     /* that it brings */
-    double us;         /* with prefill: its time */
-    double extra_us;   /* time beside that of its rows: contexts, drafting */
-    double draft_us;   /* the same for each draft */
-    double gain;       /* drafts must make the step so many times as fast; > 1 */
-    uint64_t number;   /* of the step */
+    int32_t rows;     /* of one token each, unless there is prefill */
+    bool has_prefill; /* then a draft takes the cost model's time of a row */
+    double tokens;    /* that it brings */
+    double us;        /* with prefill: its time */
+    double extra_us;  /* time beside that of its rows: contexts, drafting */
+    double draft_us;  /* the same for each draft */
+    double gain;      /* drafts must make the step so many times as fast; > 1 */
+    uint64_t number;  /* of the step */
 };
 
+/* The size, below STEP_SIZES, of n >= 1 rows. */
+int32_t step_size(int32_t n);
 /* By the cost model: n rows that are all sampled, without their contexts. */
 double step_model_us(const struct step_cost *c, int32_t n);
 /* The same as far as learned. */
