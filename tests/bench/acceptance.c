@@ -45,6 +45,11 @@ struct options {
     int32_t n_curves, input, output, rounds, steps;
 };
 
+/* Counters of the engine. */
+struct mark {
+    double steps, host_s, device_s, verified, drafts, accepted;
+};
+
 /* One run of some requests. */
 struct run {
     struct sink sink;
@@ -55,6 +60,8 @@ struct run {
     int32_t n_begun, n_ended, n_flushed;
     bool near_end;
     int64_t tokens, from, from_us, to, to_us; /* of the window in which all decode */
+    const struct engine *engine;
+    struct mark from_mark, to_mark; /* of the same */
 };
 
 /* What a run showed, or the sum of several. */
@@ -148,6 +155,21 @@ static void read_options(struct options *o, int argc, char **argv)
 
 /* ---- a run ---- */
 
+static struct mark mark_of(const struct engine *engine)
+{
+    const struct engine_stats *s = engine_stats(engine);
+    struct mark m = {.steps = (double)atomic_load(&s->steps),
+                     .host_s = atomic_load(&s->step_host_s.sum),
+                     .device_s = atomic_load(&s->step_device_s.sum),
+                     .verified = (double)atomic_load(&s->drafts),
+                     .drafts = (double)atomic_load(&s->draft_tokens)};
+
+    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
+        m.accepted += (double)atomic_load(&s->accepted_tokens[i]);
+    }
+    return m;
+}
+
 static void on_output(struct sink *s, const struct output *o)
 {
     struct run *r = CONTAINER_OF(s, struct run, sink);
@@ -173,6 +195,8 @@ static void on_flush(struct sink *s)
     if (r->n_begun == r->n && !r->near_end) {
         r->to_us = clock_us();
         r->to = r->tokens;
+        r->to_mark = mark_of(r->engine);
+        r->from_mark = r->from_us == 0 ? r->to_mark : r->from_mark;
         r->from_us = r->from_us == 0 ? r->to_us : r->from_us;
         r->from = r->from_us == r->to_us ? r->to : r->from;
     }
@@ -245,25 +269,6 @@ static void run_once(struct run *r, struct engine *engine, const struct options 
 
 /* ---- figures ---- */
 
-struct mark {
-    double steps, host_s, device_s, verified, drafts, accepted;
-};
-
-static struct mark mark_of(const struct engine *engine)
-{
-    const struct engine_stats *s = engine_stats(engine);
-    struct mark m = {.steps = (double)atomic_load(&s->steps),
-                     .host_s = atomic_load(&s->step_host_s.sum),
-                     .device_s = atomic_load(&s->step_device_s.sum),
-                     .verified = (double)atomic_load(&s->drafts),
-                     .drafts = (double)atomic_load(&s->draft_tokens)};
-
-    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
-        m.accepted += (double)atomic_load(&s->accepted_tokens[i]);
-    }
-    return m;
-}
-
 /* Runs n requests with a curve (NULL: without drafts) and adds what was seen. */
 static void measure(struct run *r, struct engine *engine, const struct options *o, int32_t n,
                     const struct curve *c, struct figures *sum)
@@ -271,9 +276,8 @@ static void measure(struct run *r, struct engine *engine, const struct options *
     struct err e;
 
     check(engine_replay(engine, c ? c->chance : NULL, c ? c->n : 0, &e), &e);
-    struct mark a = mark_of(engine);
     run_once(r, engine, o, n);
-    struct mark b = mark_of(engine);
+    struct mark a = r->from_mark, b = r->to_mark;
     double steps = MAX(b.steps - a.steps, 1), us = (double)(r->to_us - r->from_us);
     double speed = us > 0 ? (double)(r->to - r->from) * 1e6 / us : NAN;
     sum->round[sum->n++ % MOST_ROUNDS] = speed;
@@ -386,6 +390,7 @@ int main(int argc, char **argv)
     pthread_mutex_init(&r.lock, NULL);
     wait_init(&r.changed);
     check(engine_open(&engine, &s, &r.sink, &e), &e);
+    r.engine = engine;
     printf("streams tok/s off, on, ratio; ms a token off, on; a step's tokens, drafts; host us a "
            "step off, on; device us off, on\n");
     for (int32_t i = 0; i < o.n_streams; i++) {
