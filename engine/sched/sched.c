@@ -313,7 +313,7 @@ static void observe_rows(struct sched *s, const struct plan *p, double us)
         const struct plan_item *it = &p->item[i];
         contexts_us += it->first * s->c.cost.context_us * (1 + it->n_verify / 2.0);
     }
-    step_pace_saw(&s->pace, &s->c.cost, p->n_tokens, us - contexts_us, p->step);
+    step_pace_saw(&s->pace, &s->c.cost, p->n_tokens, us - contexts_us);
 }
 
 void sched_observe(struct sched *s, const struct plan *p, int64_t us)

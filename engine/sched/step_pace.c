@@ -1,5 +1,7 @@
 #include "engine/sched/step_pace.h"
 
+#include <math.h>
+
 enum { EXACT = 16 }; /* rows that are a size of their own */
 
 int32_t step_size(int32_t rows)
@@ -24,66 +26,78 @@ double step_model_us(const struct step_cost *c, int32_t n)
            (n - few) * MAX(c->many_row_us, c->token_us);
 }
 
-/* The factor of a size; of one that was never seen that of those beside it, in
- * proportion. */
-static double shape_of(const struct step_pace *p, int32_t size)
-{
-    int32_t below = size, above = size;
-
-    while (below >= 0 && p->n_seen[below] == 0) {
-        below--;
-    }
-    while (above < STEP_SIZES && p->n_seen[above] == 0) {
-        above++;
-    }
-    if (below < 0 && above == STEP_SIZES) {
-        return 1;
-    }
-    if (below < 0 || above == STEP_SIZES || below == above) {
-        return (double)p->shape[below < 0 ? above : below];
-    }
-    double part = (double)(size - below) / (above - below);
-    return (double)p->shape[below] * (1 - part) + (double)p->shape[above] * part;
-}
-
 double step_pace_us(const struct step_pace *p, const struct step_cost *c, int32_t n)
 {
-    double speed = p->speed > 0 ? (double)p->speed : 1;
-
-    return speed * shape_of(p, step_size(n)) * step_model_us(c, n);
+    return (double)expf((float)(p->mean[0] + p->mean[1 + step_size(n)])) * step_model_us(c, n);
 }
 
-/* What a step takes beyond what was expected tells of its size while that was seen
- * seldom, and of the device when it was seen often. One that was disturbed counts as a
- * little slower only. */
-void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, double us,
-                   uint64_t number)
+/* Sizes are like those beside them, except for a part of their own. */
+static void begin(struct step_pace *p)
 {
-    const double MOST = 0.5, LEAST_WEIGHT = 1.0 / 64, DEVICE_WEIGHT = 1.0 / 8;
-    int32_t size = step_size(n), seen = p->n_seen[size];
-    double expected = step_pace_us(p, c, n);
+    const double COMMON = 0.04, OWN = 0.01, DISTANCE = 6;
+
+    p->has_seen = true;
+    p->cov[0][0] = COMMON;
+    for (int32_t i = 0; i < STEP_SIZES; i++) {
+        for (int32_t k = 0; k < STEP_SIZES; k++) {
+            int32_t apart = MAX(i - k, k - i);
+            p->cov[1 + i][1 + k] =
+                COMMON * (double)expf((float)(-apart / DISTANCE)) + (i == k ? OWN : 0);
+        }
+    }
+}
+
+/* What is not seen is known ever worse. */
+static void drift(struct step_pace *p)
+{
+    const double DEVICE = 2e-4, SIZE = 2e-6, MOST = 0.05;
+
+    p->cov[0][0] += p->cov[0][0] < MOST ? DEVICE : 0;
+    for (int32_t i = 1; i <= STEP_SIZES; i++) {
+        p->cov[i][i] += p->cov[i][i] < MOST ? SIZE : 0;
+    }
+}
+
+/* The filter's step: what was measured is the sum of the device's number and the
+ * size's. One that was disturbed counts as a little slower only. */
+void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, double us)
+{
+    const double NOISE = 4e-3, MOST = 0.3;
+    int32_t at = 1 + step_size(n);
+    double with[1 + STEP_SIZES], expected = step_pace_us(p, c, n);
 
     if (us <= 0 || expected <= 0) {
         return;
     }
-    double off = MIN(MAX(us / expected - 1, -MOST), MOST);
-    double shape = shape_of(p, size) * (1 + MAX(1.0 / (seen + 1), LEAST_WEIGHT) * off);
-    p->speed = p->speed > 0 ? p->speed : 1;
-    p->speed *= (float)(1 + DEVICE_WEIGHT * seen / (seen + 4) * off);
-    p->shape[size] = (float)shape;
-    p->n_seen[size] = MIN(seen + 1, 1 << 20);
-    p->seen_step[size] = number;
+    if (!p->has_seen) {
+        begin(p);
+    }
+    drift(p);
+    for (int32_t i = 0; i <= STEP_SIZES; i++) {
+        with[i] = p->cov[i][0] + p->cov[i][at];
+    }
+    double spread = with[0] + with[at] + NOISE;
+    double off = MIN(MAX((double)logf((float)(us / expected)), -MOST), MOST);
+    for (int32_t i = 0; i <= STEP_SIZES; i++) {
+        p->mean[i] += with[i] / spread * off;
+        for (int32_t k = 0; k <= STEP_SIZES; k++) {
+            p->cov[i][k] -= with[i] * with[k] / spread;
+        }
+    }
+    p->n_seen[at - 1] = MIN(p->n_seen[at - 1] + 1, 1 << 20);
 }
 
-/* Whether n rows were last seen more than `first` steps before this one, twice as many
- * for each time that they were seen, at most 2^`doublings` times. */
-static bool is_stale(const struct step_pace *p, const struct pace_step *s, int32_t n, int32_t first,
-                     int32_t doublings)
+/* Whether a step of n rows may well be the better one of two, though it seems to make
+ * 1 / `worse` of the other's tokens: whether twice the doubt in the ratio of their times
+ * spans that. */
+static bool is_open(const struct step_pace *p, int32_t n, int32_t other, double worse)
 {
-    int32_t size = step_size(n);
+    const double LEAST = 2.5e-4;
+    int32_t a = 1 + step_size(n), b = 1 + step_size(other);
+    double doubt = p->cov[a][a] + p->cov[b][b] - 2 * p->cov[a][b];
+    double apart = (double)logf((float)worse);
 
-    return p->speed > 0 && s->number - p->seen_step[size] > (uint64_t)first
-                                                                << MIN(p->n_seen[size], doublings);
+    return p->has_seen && doubt > LEAST && (apart <= 0 || apart * apart < 4 * doubt);
 }
 
 /* The time of the step with n drafts. */
@@ -100,11 +114,13 @@ static double time_of(const struct step_pace *p, const struct step_cost *c,
 int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
                          const struct draft_odds *o, int32_t most)
 {
-    enum { TRIAL_GAP = 32, PLAIN_FIRST = 4, TRIAL_FIRST = 64, DOUBLINGS = 6 };
+    enum { TRIAL_GAP = 16 };
     const double TRIAL_LOSS = 0.8;
-    double plain = s->tokens / time_of(p, c, s, 0), best = plain * s->gain, trial = 0;
-    double tokens = s->tokens;
+    double plain = s->tokens / time_of(p, c, s, 0), best = plain * s->gain;
+    double tokens = s->tokens, trial = plain * TRIAL_LOSS;
     int32_t n = 0, chosen = 0, tried = 0;
+    bool may_try =
+        !s->has_prefill && (s->number == p->tried_step || s->number - p->tried_step > TRIAL_GAP);
 
     for (int32_t i = ODDS_LEVELS - 1; i > 0 && n < most; i--) {
         for (int32_t k = 0; k < o->n[i] && n < most; k++) {
@@ -114,20 +130,17 @@ int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const s
                 best = speed;
                 chosen = n;
             }
-            if (speed > trial && is_stale(p, s, s->rows + n, TRIAL_FIRST, DOUBLINGS)) {
+            if (may_try && speed > trial && is_open(p, s->rows + n, s->rows, plain / speed)) {
                 trial = speed;
                 tried = n;
             }
         }
     }
-    if (s->has_prefill || chosen > 0) {
-        bool is_due = !s->has_prefill && is_stale(p, s, s->rows, PLAIN_FIRST, DOUBLINGS);
-        return is_due ? 0 : chosen;
-    }
-    if (tried > 0 && trial > TRIAL_LOSS * plain &&
-        (s->number == p->tried_step || s->number - p->tried_step > TRIAL_GAP)) {
+    bool is_trial =
+        may_try && (chosen > 0 ? is_open(p, s->rows, s->rows + chosen, best / plain) : tried > 0);
+    if (is_trial) {
         p->tried_step = s->number;
-        return tried;
+        return chosen > 0 ? 0 : tried;
     }
-    return 0;
+    return chosen;
 }

@@ -3,10 +3,11 @@
  *
  * The cost model was measured at start in a few steps. Rows of a decode do not cost the
  * same each: products work in tiles, so time rises in stairs, and a device may be slower
- * than it was at start. So for each number of rows the scheduler keeps the time of such
- * steps over the cost model's, as a product of two factors: one of all rows, which
- * follows the device quickly, and one of these rows, which hardly changes once they were
- * seen a few times. Rows that were never seen are taken to be like those beside them.
+ * than it was at start. So the scheduler estimates the logarithm of a step's time over
+ * the cost model's, as a sum of two numbers: one of the device, which wanders from step
+ * to step, and one of the step's rows, which hardly changes. A Kalman filter tells them
+ * apart by steps of other sizes: of one size alone only the sum is known. How far it
+ * doubts a difference says whether a step is worth a trial.
  */
 #ifndef QUIRE_ENGINE_SCHED_STEP_PACE_H
 #define QUIRE_ENGINE_SCHED_STEP_PACE_H
@@ -19,11 +20,11 @@ enum {
 };
 
 struct step_pace {
-    float speed;                    /* time over the cost model's, of late; 0: none was seen */
-    float shape[STEP_SIZES];        /* [by rows] the same, over `speed` */
-    int32_t n_seen[STEP_SIZES];     /* [by rows] steps that tell; 0: none */
-    uint64_t seen_step[STEP_SIZES]; /* [by rows] the last of them */
-    uint64_t tried_step;            /* the last one with drafts that were only a trial */
+    bool has_seen;               /* a step; else all is 0 */
+    double mean[1 + STEP_SIZES]; /* of the device, and by size */
+    double cov[1 + STEP_SIZES][1 + STEP_SIZES];
+    int32_t n_seen[STEP_SIZES]; /* for reports */
+    uint64_t tried_step;        /* the last one that was only a trial */
 };
 
 /* Drafts that could be verified: how many there are of each chance to hold, which is
@@ -51,9 +52,8 @@ int32_t step_size(int32_t n);
 double step_model_us(const struct step_cost *c, int32_t n);
 /* The same as far as learned. */
 double step_pace_us(const struct step_pace *p, const struct step_cost *c, int32_t n);
-/* Step `number`, of n rows, took `us` without the contexts. */
-void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, double us,
-                   uint64_t number);
+/* A step of n rows took `us` without the contexts. */
+void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, double us);
 
 static inline int32_t odds_level(float chance)
 {
@@ -69,9 +69,9 @@ static inline void odds_add(struct draft_odds *o, float chance)
 }
 
 /* How many of the drafts, the likeliest first and at most `most`, make the most tokens
- * in their time; 0: none do. Now and then it is a number whose time is known badly or
- * from long ago: 0 where drafts seem to pay, some where they seem not to pay by little.
- * The rarer, the more often that was seen. */
+ * in their time; 0: none do. Now and then it is a trial, where the times compared are
+ * not known well enough for the difference: none where drafts seem to pay, some where
+ * they seem not to. */
 int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
                          const struct draft_odds *o, int32_t most);
 
