@@ -12,12 +12,16 @@ enum {
     ROOT_TOKENS = 8, /* of a prompt's end, remembered before its answer */
     LEAST_WINDOW = 256,
     LENGTHS = 5, /* classes of matches by length */
+    QUICK = 8,   /* drafts that the rates of a sequence are a mean of */
+    SLOW = 128,  /* and those of all */
+    FIRST = 8,   /* that the rates at start count as */
 };
 
 /* The chance that a draft holds when those before it do, by where the match was found
  * and by its length. */
 struct rates {
     float own[LENGTHS], store[LENGTHS];
+    int32_t n_own[LENGTHS], n_store[LENGTHS]; /* drafts seen, up to SLOW */
 };
 
 /* What is known of one sequence that drafts. */
@@ -136,25 +140,31 @@ static float *rate_in(struct rates *r, const struct state *s)
     return (s->from_store ? r->store : r->own) + class_of(s->match.length);
 }
 
+static int32_t *seen_in(struct rates *r, const struct state *s)
+{
+    return (s->from_store ? r->n_store : r->n_own) + class_of(s->match.length);
+}
+
 /* A draft of the current match held, or did not. Both rates are means of what was seen
- * last; that of the sequence moves faster. */
+ * last; that of the sequence moves faster, that of all does at first. */
 static void learn(struct suffix_drafts *d, struct state *s, bool held)
 {
-    const float QUICK = 1.0f / 8, SLOW = 1.0f / 128;
     float *of_seq = rate_in(&s->rates, s), *of_all = rate_in(&d->rates, s);
+    int32_t *n = seen_in(&d->rates, s);
 
-    *of_seq += QUICK * ((float)held - *of_seq);
-    *of_all += SLOW * ((float)held - *of_all);
+    *n = MIN(*n + 1, SLOW - FIRST);
+    *of_seq += ((float)held - *of_seq) / QUICK;
+    *of_all += ((float)held - *of_all) / (float)(FIRST + *n);
 }
 
 /* A match from which nothing is drafted: the sequence's rate comes back to that of all,
  * so that it is tried again one day. */
 static void forget(struct suffix_drafts *d, struct state *s)
 {
-    const float SLOW = 1.0f / 256;
+    const float BACK = 1.0f / 256;
     float *of_seq = rate_in(&s->rates, s);
 
-    *of_seq += SLOW * (*rate_in(&d->rates, s) - *of_seq);
+    *of_seq += BACK * (*rate_in(&d->rates, s) - *of_seq);
 }
 
 /* ---- matches ---- */
@@ -300,10 +310,10 @@ static int32_t window_of(const struct suffix_config *c)
 /* Drafts are first taken to hold as often as they do on average. */
 static void first_rates(struct rates *r)
 {
-    static const float FIRST[LENGTHS] = {0.45f, 0.6f, 0.7f, 0.8f, 0.9f};
+    static const float HELD[LENGTHS] = {0.35f, 0.5f, 0.65f, 0.8f, 0.9f};
 
-    memcpy(r->own, FIRST, sizeof(FIRST));
-    memcpy(r->store, FIRST, sizeof(FIRST));
+    memcpy(r->own, HELD, sizeof(HELD));
+    memcpy(r->store, HELD, sizeof(HELD));
 }
 
 int suffix_open(struct suffix_drafts **ret, const struct suffix_config *c, struct err *e)
