@@ -111,12 +111,15 @@ static int check_draft_model(const struct settings *s, struct err *e)
         return err_set_param(e, ERR_INVALID, "draft_model",
                              "draft_model is set, but speculate is neither draft nor auto");
     }
-    if (s->draft_model && (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1)) {
-        return err_set_param(e, ERR_UNSUPPORTED, "draft_model",
-                             "draft_model: a model on several ranks has none; "
-                             "tensor_parallel_size and pipeline_parallel_size must be 1");
-    }
-    return 0;
+    const char *drafts = s->draft_model                  ? "draft_model"
+                         : s->speculate == SPECULATE_MTP ? "speculate"
+                                                         : NULL;
+    return drafts && s->pipeline_parallel_size > 1
+               ? err_set_param(e, ERR_UNSUPPORTED, drafts,
+                               "%s: a model in stages has no draft model or head; "
+                               "pipeline_parallel_size must be 1",
+                               drafts)
+               : 0;
 }
 
 int settings_speculation(struct settings *s, struct err *e)

@@ -2,14 +2,17 @@
 
 import collections
 import json
+import os
 import pathlib
 import shutil
+import signal
 import struct
 
 import numpy as np
 import pytest
 
-from conftest import ROOT, serving
+from conftest import PATIENCE_S, ROOT, serving
+from test_ranks import held_stream
 from test_speculation import BODIES, COMMON, DEMO, UNKNOWN_COSTS, answers, refused
 
 ASKED = BODIES[:120]
@@ -138,6 +141,8 @@ def with_mtp(tmp_path_factory, request):
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
+    if config.get("num_experts") == 5:
+        config["num_experts"] = 6  # which two ranks divide
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -198,10 +203,70 @@ def test_a_model_without_mtp_is_refused():
     refused(("--speculate", "mtp"), "speculate: LlamaForCausalLM has no MTP head that is known")
 
 
-def test_several_ranks_are_refused(eagle3):
+RANKS = ("--tensor-parallel-size", "2")
+
+
+@pytest.fixture(scope="module")
+def plain_on_ranks():
+    with serving(*COMMON, *RANKS, model=DEMO) as server:
+        yield answers(server, ASKED, 8)
+
+
+def drafted_on_ranks(*flags, model, n, expected):
+    with serving(*COMMON, *RANKS, *flags, model=model, env=UNKNOWN_COSTS) as server:
+        assert answers(server, ASKED[:n], 8) == expected[:n]
+        drafted = server.metric("spec_decode_num_draft_tokens_total")
+        assert drafted >= server.metric("spec_decode_num_accepted_tokens_total")
+        assert drafted > 0
+        assert answers(server, ASKED[:20], 8) == expected[:20]
+        return server.metric("spec_decode_num_accepted_tokens_total")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--max-draft", "4"), ("--kv-blocks", "180", "--preemption", "swap"), ("--deterministic",)],
+    ids=["plain", "swapped", "deterministic"],
+)
+def test_a_head_is_divided_among_ranks(plain_on_ranks, eagle3, flags):
+    head = ("--speculate", "draft", "--draft-model", str(eagle3))
+    assert drafted_on_ranks(*flags, *head, model=DEMO, n=len(ASKED), expected=plain_on_ranks) > 0
+
+
+def test_a_draft_model_is_divided_among_ranks(plain_on_ranks):
+    own = ("--speculate", "auto", "--draft-model", DEMO, "--max-draft", "3")
+    assert drafted_on_ranks(*own, model=DEMO, n=60, expected=plain_on_ranks) > 0
+
+
+@pytest.mark.parametrize("parallel", [(), ("--expert-parallel",)], ids=["sliced", "by expert"])
+def test_mtp_is_divided_among_ranks(with_mtp, parallel):
+    dummy = ("--load-format", "dummy", "--dtype", "float32", *parallel)
+    with serving(*COMMON, *RANKS, *dummy, model=with_mtp) as server:
+        expected = answers(server, ASKED[:30], 8)
+    drafted_on_ranks(*dummy, "--speculate", "mtp", model=with_mtp, n=30, expected=expected)
+
+
+def test_a_rank_killed_while_it_drafts_ends_the_service(start, eagle3):
+    head = ("--speculate", "draft", "--draft-model", str(eagle3))
+    s = start(*COMMON, *RANKS, *head, "--kv-blocks", "512", model=DEMO, env=UNKNOWN_COSTS)
+    reader, rank = held_stream(s)
+    os.kill(rank, signal.SIGKILL)
+    assert b"error" in b"".join(reader.chunks())
+    assert s.process.wait(PATIENCE_S) == 1
+    assert "was ended by signal 9" in s.log
+
+
+def test_heads_of_a_model_in_stages_are_refused(eagle3, with_mtp):
+    stages = ("--pipeline-parallel-size", "2")
+    reason = "a model in stages has no draft model or head"
+    refused(("--speculate", "draft", "--draft-model", str(eagle3), *stages), reason)
+    refused(("--speculate", "mtp", "--model", with_mtp, *stages), reason)
+
+
+def test_a_head_that_ranks_do_not_divide_is_refused(eagle3, tmp_path):
+    head = changed(eagle3, tmp_path, num_attention_heads=3, num_key_value_heads=3)
     refused(
-        ("--speculate", "draft", "--draft-model", str(eagle3), "--tensor-parallel-size", "2"),
-        "tensor_parallel_size",
+        ("--speculate", "draft", "--draft-model", head, *RANKS),
+        "the draft model or head: tensor_parallel_size 2 does not divide the model: 3 heads",
     )
 
 

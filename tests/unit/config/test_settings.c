@@ -449,15 +449,23 @@ static void what_is_passed_on_reads_back_without_keys(void **state)
     struct err e;
     bool help;
     char **flags, *none[] = {NULL};
-    char *argv[] = {
-        "--config=none",     "--dtype=float16",       "--kv-cache-memory=1000",
-        "--swap-space=3",    "--deterministic",       "--step-timeout=1.5",
-        "--api-key=hush",    "--log-format=json",     "--max-num-seqs=7",
-        "--model=elsewhere", "--cors-origins=secret", "--served-model-name=a 'name' #1"};
+    char *argv[] = {"--config=none",
+                    "--dtype=float16",
+                    "--kv-cache-memory=1000",
+                    "--swap-space=3",
+                    "--deterministic",
+                    "--step-timeout=1.5",
+                    "--api-key=hush",
+                    "--log-format=json",
+                    "--max-num-seqs=7",
+                    "--model=elsewhere",
+                    "--cors-origins=secret",
+                    "--served-model-name=a 'name' #1",
+                    "--speculative-config={\"model\": \"a/head\", \"num_speculative_tokens\": 3}"};
     if (settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e) < 0) {
         fail_msg("%s", e.text);
     }
-    assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", &e), 0);
+    assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", "/models/a head", &e), 0);
     int n = 0;
     for (; flags[n]; n++) {
         assert_null(strstr(flags[n], "hush"));
@@ -467,6 +475,10 @@ static void what_is_passed_on_reads_back_without_keys(void **state)
         fail_msg("%s", e.text);
     }
     assert_string_equal(again.model, "/models/a b");
+    assert_string_equal(again.draft_model, "/models/a head");
+    assert_int_equal(again.speculate, SPECULATE_DRAFT);
+    assert_int_equal(again.max_draft, 3);
+    assert_null(again.speculative_config);
     assert_string_equal(again.served_model_name, "a 'name' #1");
     assert_int_equal(again.dtype, DTYPE_FLOAT16);
     assert_int_equal(again.kv_cache_memory, 1000);
