@@ -579,8 +579,50 @@ static void a_draft_model_must_be_wanted(void **state)
     expect_error("--config none --speculate draft", "", "needs a draft_model");
     expect_error("--config none --speculate suffix --draft-model small", "",
                  "speculate is neither draft nor auto");
-    expect_error("--config none --speculate draft --draft-model small --tensor-parallel-size 2", "",
-                 "tensor_parallel_size and pipeline_parallel_size must be 1");
+    expect_error("--config none --speculate draft --draft-model small --pipeline-parallel-size 2",
+                 "", "draft_model: a model in stages has no draft model or head");
+    expect_error("--config none --speculate mtp --pipeline-parallel-size 2", "",
+                 "speculate: a model in stages has no draft model or head");
+}
+
+static int load_method(struct settings *s, const char *method, struct err *e)
+{
+    char args[160];
+
+    snprintf(args, sizeof(args), "--config none --speculative-config {\"method\":\"%s\"}", method);
+    return load(s, args, "", e);
+}
+
+/* All that vLLM has. */
+static void every_vllm_method_is_taken_or_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const TEXT[] = {"ngram", "ngram_gpu", "suffix"};
+    static const char *const HEAD[] = {
+        "mtp", "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"};
+    static const char *const REFUSED[] = {
+        "eagle",       "medusa",         "mlp_speculator",      "extract_hidden_states",
+        "dflash",      "dspark",         "custom_class",        "dots3_note_mtp",
+        "mimo_mtp",    "mimo_v2_mtp",    "glm_ocr_mtp",         "ernie_mtp",
+        "hy_v3_mtp",   "nemotron_h_mtp", "exaone_moe_mtp",      "exaone4_5_mtp",
+        "hy_v4_mtp",   "step3p5_mtp",    "longcat_flash_mtp",   "bailing_hybrid_v3_mtp",
+        "gemma4_mtp",  "minimax_m3_mtp", "bailing_hybrid_mtp",  "kimi_k3_mtp",
+        "inkling_mtp", "glm5_next_mtp",  "pangu_ultra_moe_mtp", "unheard_of"};
+    struct settings s;
+    struct err e;
+
+    for (size_t i = 0; i < ARRAY_LEN(TEXT) + ARRAY_LEN(HEAD); i++) {
+        bool head = i >= ARRAY_LEN(TEXT);
+        assert_int_equal(load_method(&s, head ? HEAD[i - ARRAY_LEN(TEXT)] : TEXT[i], &e), 0);
+        assert_int_equal(s.speculate, head ? SPECULATE_MTP : SPECULATE_SUFFIX);
+        settings_release(&s);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(REFUSED); i++) {
+        char why[80];
+        assert_int_equal(load_method(&s, REFUSED[i], &e), ERR_UNSUPPORTED);
+        snprintf(why, sizeof(why), "the method %s is not there", REFUSED[i]);
+        assert_non_null(strstr(e.text, why));
+    }
 }
 
 static void vllm_speculative_config_is_read(void **state)
@@ -659,6 +701,7 @@ int main(void)
         cmocka_unit_test(what_is_passed_on_reads_back_without_keys),
         cmocka_unit_test(help_and_reference_name_every_setting),
         cmocka_unit_test(the_shipped_file_shows_every_default),
+        cmocka_unit_test(every_vllm_method_is_taken_or_refused_by_name),
         cmocka_unit_test(vllm_speculative_config_is_read),
         cmocka_unit_test(a_draft_model_must_be_wanted),
     };
