@@ -6,18 +6,16 @@ import os
 import pathlib
 import shutil
 import signal
-import struct
 
-import numpy as np
 import pytest
 
-from conftest import PATIENCE_S, ROOT, serving
+import head_models
+from conftest import PATIENCE_S, serving
 from test_ranks import held_stream
 from test_speculation import BODIES, COMMON, DEMO, UNKNOWN_COSTS, answers, refused
 
 ASKED = BODIES[:120]
 N_IDS = 24
-HEADS = f"{ROOT}/tests/golden/heads"
 
 
 @pytest.fixture(scope="module")
@@ -26,74 +24,12 @@ def plain():
         yield answers(server, ASKED, 8)
 
 
-def write_safetensors(path, tensors):
-    header, at = {}, 0
-    for name, t in tensors.items():
-        header[name] = {
-            "dtype": {"float32": "F32", "int64": "I64"}[str(t.dtype)],
-            "shape": t.shape,
-            "data_offsets": [at, at + t.nbytes],
-        }
-        at += t.nbytes
-    text = json.dumps(header).encode()
-    path.write_bytes(
-        struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values())
-    )
-
-
-def head_tensors(hidden, dim, ids, seed=3):
-    rng = np.random.default_rng(seed)
-    shapes = {
-        "fc": (hidden, 3 * hidden),
-        "lm_head": (len(ids), hidden),
-        "midlayer.self_attn.q_proj": (4 * dim, 2 * hidden),
-        "midlayer.self_attn.k_proj": (2 * dim, 2 * hidden),
-        "midlayer.self_attn.v_proj": (2 * dim, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, 4 * dim),
-        "midlayer.mlp.gate_proj": (64, hidden),
-        "midlayer.mlp.up_proj": (64, hidden),
-        "midlayer.mlp.down_proj": (hidden, 64),
-    }
-    tensors = {
-        f"{name}.weight": (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-    norms = (
-        "norm",
-        "midlayer.input_layernorm",
-        "midlayer.hidden_norm",
-        "midlayer.post_attention_layernorm",
-    )
-    tensors |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
-    tensors["d2t"] = np.array(ids, np.int64) - np.arange(len(ids))
-    return tensors
-
-
 @pytest.fixture(scope="module")
 def eagle3(plain, tmp_path_factory):
     """A head of random weights that drafts the most frequent tokens alone, so that some hold."""
-    folder = tmp_path_factory.mktemp("eagle3")
     said = collections.Counter(t for answer in plain for choice in answer for t in choice[0])
     ids = sorted(t for t, _ in said.most_common(N_IDS))
-    model = json.loads(pathlib.Path(DEMO, "config.json").read_text())
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": N_IDS,
-        "num_hidden_layers": 1,
-        "hidden_size": model["hidden_size"],
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 64,
-        "vocab_size": model["vocab_size"],
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    write_safetensors(folder / "model.safetensors", head_tensors(model["hidden_size"], 32, ids))
-    return folder
+    return head_models.write_eagle3(tmp_path_factory.mktemp("eagle3"), ids)
 
 
 @pytest.mark.parametrize(
@@ -128,23 +64,10 @@ def test_texts_are_those_without_a_head(plain, eagle3, flags):
         )  # prompts whose blocks, hidden states included, are there
 
 
-@pytest.fixture(scope="module", params=["mtp-glm", "mtp-latent", "mtp-qwen"])
+@pytest.fixture(scope="module", params=head_models.MTP)
 def with_mtp(tmp_path_factory, request):
     """A small model of dummy weights with the demo model's tokenizer, and its MTP head."""
-    folder = tmp_path_factory.mktemp(request.param)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(f"{DEMO}/{name}", folder)
-    config = json.loads(pathlib.Path(HEADS, request.param, "config.json").read_text())
-    config |= {
-        "vocab_size": 4096,
-        "max_position_embeddings": 1024,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    if config.get("num_experts") == 5:
-        config["num_experts"] = 6  # which two ranks divide
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return str(head_models.write_mtp(tmp_path_factory.mktemp(request.param), request.param))
 
 
 def test_texts_are_those_without_mtp(with_mtp):
@@ -190,9 +113,8 @@ def test_a_head_that_does_not_fit_is_refused(eagle3, tmp_path, members, reason):
 
 def test_ids_out_of_range_are_refused(eagle3, tmp_path):
     folder = changed(eagle3, tmp_path)
-    write_safetensors(
-        pathlib.Path(folder, "model.safetensors"), head_tensors(256, 32, [*range(N_IDS - 1), 4096])
-    )
+    tensors = head_models.head_tensors(256, [*range(N_IDS - 1), 4096])
+    head_models.write_safetensors(pathlib.Path(folder, "model.safetensors"), tensors)
     refused(
         ("--speculate", "draft", "--draft-model", folder),
         "d2t makes id 4096 of the drafted id 23; ids must ascend below 4096",
