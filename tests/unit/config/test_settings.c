@@ -599,7 +599,8 @@ static void every_vllm_method_is_taken_or_refused_by_name(void **state)
     (void)state;
     static const char *const TEXT[] = {"ngram", "ngram_gpu", "suffix"};
     static const char *const HEAD[] = {
-        "mtp", "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp"};
+        "mtp",        "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp",
+        "qwen3_5_mtp"};
     static const char *const REFUSED[] = {
         "eagle",       "medusa",         "mlp_speculator",      "extract_hidden_states",
         "dflash",      "dspark",         "custom_class",        "dots3_note_mtp",
