@@ -519,7 +519,7 @@ static void test_refused_fields(void **state)
         {"{\"prompt\":\"x\",\"max_tokens\":-1}", "max_tokens", "-1 but must be between 0"},
         {"{\"prompt\":\"x\",\"max_tokens\":1.5}", "max_tokens", "must be an integer"},
         {"{\"prompt\":\"x\",\"max_tokens\":\"1\"}", "max_tokens", "not a string"},
-        {"{\"prompt\":\"x\",\"max_tokens\":999}", "max_tokens", "the model takes 1000"},
+        {"{\"prompt\":\"x\",\"max_tokens\":999}", "max_tokens", "maximum context length is 1000 tokens"},
         {"{\"prompt\":\"x\",\"max_tokens\":1e300}", "max_tokens", "must be between"},
         {"{\"prompt\":\"x\",\"min_tokens\":20}", "min_tokens", "at most max_tokens"},
         {"{\"prompt\":\"x\",\"min_tokens\":5,\"max_tokens\":4}", "min_tokens",
