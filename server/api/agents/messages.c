@@ -90,8 +90,8 @@ const struct field_table messages_fields = {rows, ARRAY_LEN(rows), ROUTE_BOTH};
 
 /* ---- tools ---- */
 
-/* Read entry i of the list of tools: its function goes to the end of *list, which is made
- * if need be. A tool that Anthropic would run is left out and named. */
+/* Read entry i of the list of tools: its function goes to the end of *list, which is
+ * made if need be. A tool that Anthropic would run is left out and named. */
 static int put_tool(struct translation *t, cJSON *tool, int i, cJSON **list)
 {
     const cJSON *type = cJSON_IsObject(tool) ? tree_member(tool, "type") : NULL,
@@ -133,7 +133,8 @@ static int put_tools(struct translation *t, cJSON *body)
     return rc;
 }
 
-/* Whether a tool of this name was left out. Those that were taken have lost their names. */
+/* Whether a tool of this name was left out. Those that were taken have lost their
+ * names. */
 static bool names_left_out(const cJSON *body, const cJSON *name)
 {
     const cJSON *tools = tree_member(body, "tools");

@@ -29,8 +29,8 @@ struct translation {
 /* Reads the body's fields and fills in t->chat; values may be moved out of `body`. */
 typedef int translate_fn(struct translation *t, cJSON *body);
 translate_fn responses_translate, messages_translate;
-/* The conversation of such a body: `instructions` and `input` (responses_input.c), `system`
- * and `messages` (messages_input.c). */
+/* The conversation of such a body: `instructions` and `input` (responses_input.c),
+ * `system` and `messages` (messages_input.c). */
 translate_fn responses_put_input, messages_put_input;
 
 /* Read the chat tree's messages as chat_read does. If the template refuses system

@@ -184,7 +184,8 @@ static void tools_and_choices_of_messages(void **state)
         "'type':'object'},'strict':true}}}");
 }
 
-/* Tools that Anthropic itself would run, or whose schema it knows: agents send them along. */
+/* Tools that Anthropic itself would run, or whose schema it knows: agents send them
+ * along. */
 static void tools_of_anthropic_are_left_out(void **state)
 {
     struct completion c;
