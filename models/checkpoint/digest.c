@@ -50,6 +50,8 @@ static uint64_t config_digest(const struct model_config *c)
                              c->experts.groups_by_two,
                              c->experts.n_groups,
                              c->experts.top_groups,
+                             c->experts.latent,
+                             c->experts.self_gated,
                              c->latent.rank,
                              c->latent.q_rank,
                              c->latent.rot_dim,
@@ -73,6 +75,7 @@ static uint64_t config_digest(const struct model_config *c)
     h = numbers(h, whole, sizeof(whole));
     h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
     h = numbers(h, c->unrotated, sizeof(c->unrotated[0]) * (size_t)c->n_layers);
+    h = numbers(h, c->mlp_alone, sizeof(c->mlp_alone[0]) * (size_t)c->n_layers);
     h = numbers(h, c->recurrent.layer, sizeof(c->recurrent.layer[0]) * (size_t)c->n_layers);
     h = numbers(h, c->experts.layer, sizeof(c->experts.layer[0]) * (size_t)c->n_layers);
     return numbers(h, real, sizeof(real));
