@@ -67,6 +67,21 @@ struct latent_config {
     int32_t nope_dim, v_dim; /* of its other part and of its value */
 };
 
+/* Factors of parts of a layer (Falcon-H1): of what the recurrence gets, of what it and
+ * attention make, of the MLP's gate and of what it makes. */
+enum layer_factor {
+    FACTOR_Z,
+    FACTOR_V,
+    FACTOR_K,
+    FACTOR_Q,
+    FACTOR_STEP,
+    FACTOR_STATES,
+    FACTOR_ATTENTION,
+    FACTOR_GATE,
+    FACTOR_DOWN,
+    LAYER_FACTORS
+};
+
 /* Layers with a recurrent state in place of keys and values (backend.h's struct
  * recurrence). */
 struct recurrent_config {
@@ -76,6 +91,8 @@ struct recurrent_config {
     bool tiled;                                            /* as in struct recurrence */
     float dt_min, dt_max;                                  /* of Mamba-2's steps */
     float norm_eps;                                        /* of the gated norm */
+    bool normed;                  /* its output has a gated norm; else a gate alone */
+    bool gate_first;              /* as in struct gated_norm */
     bool beside; /* all layers are recurrent and have attention beside that (Falcon-H1) */
     bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
 };
@@ -158,6 +175,7 @@ struct model_config {
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
     struct recurrent_config recurrent;
+    float factor[LAYER_FACTORS]; /* only with recurrent.beside */
     bool gated_attention; /* attention's output is gated, by gates beside q */
     /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
@@ -284,6 +302,7 @@ struct architecture {
     bool optional_experts;        /* some of its models have none */
     bool gemma4;
     bool choice_bias; /* experts are chosen with a bias, whatever their scores are */
+    bool falcon;      /* a recurrence beside attention in every layer, with factors */
     bool nemotron;    /* a layer is one of a recurrence, attention, an MLP and experts */
 };
 

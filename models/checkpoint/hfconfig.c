@@ -85,6 +85,7 @@ static const struct field FIELDS[] = {
     {"linear_conv_kernel_dim", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_d_conv", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_expand", FIELD_INT, AT(state_expand), 1, 64},
+    {"mamba_d_ssm", FIELD_INT, AT(state_inner), 1, LIMIT_HIDDEN * 8},
     {"mamba_num_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
     {"n_groups", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
     {"ssm_state_size", FIELD_INT, AT(state_key_dim), 1, LIMIT_HEAD_DIM},
@@ -95,6 +96,9 @@ static const struct field FIELDS[] = {
     {"shared_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"mamba_conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
     {"mamba_proj_bias", FIELD_BOOL, AT(proj_bias), 0, 0},
+    {"projectors_bias", FIELD_BOOL, AT(proj_bias), 0, 0},
+    {"mamba_rms_norm", FIELD_BOOL, AT(state_norm), 0, 0},
+    {"mamba_norm_before_gate", FIELD_BOOL, AT(norm_before_gate), 0, 0},
     {"use_conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
     {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
@@ -133,6 +137,12 @@ static const struct field FIELDS[] = {
     {"logits_scaling", FIELD_REAL, AT(logits_scaling), 1e-6, 1e6},
     {"embedding_multiplier", FIELD_REAL, AT(embedding_factor), 1e-6, 1e6},
     {"attention_multiplier", FIELD_REAL, AT(attention_factor_all), 1e-6, 1e6},
+    {"lm_head_multiplier", FIELD_REAL, AT(logit_scale), 1e-6, 1e6},
+    {"key_multiplier", FIELD_REAL, AT(key_factor), 1e-6, 1e6},
+    {"attention_in_multiplier", FIELD_REAL, AT(attention_in_factor), 1e-6, 1e6},
+    {"attention_out_multiplier", FIELD_REAL, AT(attention_out_factor), 1e-6, 1e6},
+    {"ssm_in_multiplier", FIELD_REAL, AT(state_in_factor), 1e-6, 1e6},
+    {"ssm_out_multiplier", FIELD_REAL, AT(state_out_factor), 1e-6, 1e6},
     {"residual_multiplier", FIELD_REAL, AT(residual_factor), 1e-6, 1e6},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
@@ -568,8 +578,8 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (json_key_is(j, "layer_types") || json_key_is(j, "layers_block_type")) {
         return read_layer_types(j, raw);
     }
-    if (!null && json_key_is(j, "hybrid_override_pattern")) {
-        return raw_pattern_read(j, raw);
+    if (!raw_hybrid_read(j, raw, &known) || known) {
+        return !j->failed;
     }
     if (!null && json_key_is(j, "mlp_hidden_act")) {
         return read_text(j, "mlp_hidden_act", raw->mlp_act, sizeof(raw->mlp_act));
@@ -633,6 +643,7 @@ static void raw_init(struct raw_config *raw)
         }
     }
     raw->n_layer_types = -1;
+    raw_hybrid_init(raw);
     raw->eagle.n_taps = raw->eagle.norm_before_residual = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;

@@ -269,7 +269,7 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
                          const struct architecture *a, struct err *e)
 {
     struct recurrent_config *x = &c->recurrent;
-    int32_t inner = MAX(r->state_expand, 2) * c->hidden;
+    int32_t inner = r->state_inner > 0 ? r->state_inner : MAX(r->state_expand, 2) * c->hidden;
 
     bool recurrent = a->delta || a->ssd;
 
@@ -298,6 +298,8 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
                        "%s: recurrent layers of %d heads of %d in %d groups are not possible",
                        CONFIG, x->n_heads, x->value_dim, x->n_groups);
     }
+    x->normed = true;
+    x->gate_first = a->ssd;
     x->norm_eps = (float)real_or(r->norm_eps, a->norm_eps); /* without a residual's factor */
     x->dt_min = (float)real_or(r->time_limit[0], 0);
     x->dt_max = (float)real_or(r->time_limit[1], INFINITY);
@@ -630,6 +632,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     }
     if (rc == 0) {
         rc = set_rope(c, r, a, e);
+    }
+    if (rc == 0 && a->falcon) {
+        rc = raw_falcon_derive(c, r, e);
     }
     if (rc == 0 && a->latent) {
         set_latent_scale(c);

@@ -40,6 +40,7 @@ struct raw_config {
      * every so many layers have experts. */
     int32_t n_experts, top_experts, expert_intermediate, shared_intermediate, sparse_step;
     int32_t expert_latent; /* moe_latent_size */
+    int32_t state_inner;   /* mamba_d_ssm: the values of all heads */
     /* Of recurrent layers: linear_num_value_heads or mamba_n_heads,
      * linear_num_key_heads or mamba_n_groups, linear_key_head_dim or mamba_d_state,
      * linear_value_head_dim or mamba_d_head, linear_conv_kernel_dim or mamba_d_conv,
@@ -89,6 +90,13 @@ struct raw_config {
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */
     double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
         position_beta;
+    /* Of Falcon-H1: key_multiplier, attention_in_multiplier, attention_out_multiplier,
+     * ssm_in_multiplier, ssm_out_multiplier; ssm_multipliers (of z, x, B, C, dt) and
+     * mlp_multipliers (of the gate and of what the MLP makes). */
+    double key_factor, attention_in_factor, attention_out_factor, state_in_factor,
+        state_out_factor;
+    double state_factor[5], mlp_factor[2];
+    int8_t state_norm, norm_before_gate; /* mamba_rms_norm, mamba_norm_before_gate */
     struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */
     bool text_found;         /* the values are those of text_config */
 
@@ -113,11 +121,15 @@ struct raw_config {
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };
 
-/* hfconfig_hybrid.c: the layers of a Nemotron-H, a letter each, hybrid_override_pattern:
- * M a recurrence, * attention, - an MLP, E experts. */
-bool raw_pattern_read(struct json *j, struct raw_config *raw);
-/* What Nemotron-H's layers differ in, once the rest was derived. */
+/* hfconfig_hybrid.c: read a member of the object if hybrids alone have it; *ret_known:
+ * it is one. */
+bool raw_hybrid_read(struct json *j, struct raw_config *raw, bool *ret_known);
+/* Those members' values where they are absent. */
+void raw_hybrid_init(struct raw_config *raw);
+/* What the layers of Nemotron-H, or of Falcon-H1, have besides, once the rest was
+ * derived. */
 int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, struct err *e);
+int raw_falcon_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 
 /* hfconfig_eagle.c: read a member of the object if it is one of an EAGLE-3 head;
  * *ret_known: it is. */

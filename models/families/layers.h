@@ -34,6 +34,7 @@ struct layer {
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */
+    struct mat mixer_out; /* its product, in place of o, where attention is beside it */
     struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
     struct mat down, down_bias;   /* [hidden, intermediate] */
     struct experts experts;       /* n > 0: in place of up and down */
@@ -100,6 +101,7 @@ struct transformer {
     int32_t shared_intermediate;   /* of this rank: its slice of the shared expert's */
     int32_t vocab_first, n_vocab;  /* ids in embed and head */
     bool partial;                  /* n_ranks > 1: o and down give partial sums */
+    struct mat factors;            /* [1, LAYER_FACTORS], float32; data NULL: none */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     int32_t n_quantised; /* tensors of floats, to model_options.quantise */
@@ -236,6 +238,7 @@ enum tensor_when {
     WHEN_ATTENTION,   /* the layer has attention */
     WHEN_RECURRENT,   /* the layer has a recurrence */
     WHEN_CONV_BIAS,   /* and its convolution a bias */
+    WHEN_MIXER_NORM,  /* and its output a norm */
     WHEN_MLP_ALONE,   /* the layer is an MLP */
 };
 
@@ -282,7 +285,8 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family, cohere_family,
     glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
     gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
-    granite_hybrid_family, gemma4_family, nemotron_family;
+    granite_hybrid_family, gemma4_family, nemotron_family,
+    falcon_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

@@ -36,6 +36,7 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &bamba_family,
                                                      &granite_hybrid_family,
                                                      &nemotron_family,
+                                                     &falcon_family,
                                                      NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)

@@ -52,6 +52,27 @@ static int load_rope(struct model *m, struct err *e)
     return rc;
 }
 
+static int load_factors(struct model *m, struct err *e)
+{
+    struct weight_piece piece = {.data = m->config.factor,
+                                 .dtype = DTYPE_F32,
+                                 .rows = 1,
+                                 .cols = LAYER_FACTORS,
+                                 .stride = LAYER_FACTORS};
+    struct weight_desc d = {.name = "factors",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = 1,
+                            .cols = LAYER_FACTORS,
+                            .piece = &piece,
+                            .n_pieces = 1,
+                            .mapped = true};
+
+    return m->config.recurrent.beside
+               ? m->backend->ops->weight(m->backend, &d, &m->weights->factors, e)
+               : 0;
+}
+
 static void set_norm(const struct model_config *c, struct norm *n)
 {
     n->kind = c->norm;
@@ -453,6 +474,7 @@ int transformer_load(struct model *m, struct err *e)
     if (rc == 0) {
         rc = load_rope(m, e);
     }
+    rc = rc < 0 ? rc : load_factors(m, e);
     if (rc < 0) {
         return rc;
     }

@@ -172,6 +172,8 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->recurrent.layer[layer];
     case WHEN_CONV_BIAS:
         return c->recurrent.layer[layer] && c->recurrent.conv_bias;
+    case WHEN_MIXER_NORM:
+        return c->recurrent.layer[layer] && c->recurrent.normed;
     case WHEN_MLP_ALONE:
         return c->mlp_alone[layer] && !c->experts.layer[layer];
     }

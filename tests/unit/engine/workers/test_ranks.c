@@ -373,6 +373,7 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "glm4-moe",
                                          "qwen35",
                                          "qwen35-moe-wrapped",
+                                         "falcon-h1",
                                          "nemotron-h",
                                          "nemotron-h-latent",
                                          "ernie45-moe",
