@@ -480,9 +480,9 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256];    /* for logs: a problem found at opening and worked around, or "" */
-    bool async;        /* operations return before they are done */
-    bool expert_pairs; /* what `experts` wants of its workspace (struct expert_scratch) */
+    char note[256];          /* for logs: a problem found at opening and worked around, or "" */
+    bool async;              /* operations return before they are done */
+    bool expert_pairs;       /* what `experts` wants of its workspace (struct expert_scratch) */
     bool self_gated_experts; /* `experts` computes those without a gate */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */

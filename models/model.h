@@ -50,9 +50,9 @@ struct expert_config {
     float swiglu_limit;          /* of gpt-oss's experts; 0: none */
     enum expert_scores scores;
     bool choice_bias;             /* the choice has a bias of its own */
-    int32_t latent;  /* width of what experts read and make, if not hidden's; else 0 */
-    bool self_gated; /* an expert has no gate: act(u) * u, where u is what up makes */
-    bool gate_copied; /* and the weights of up stand for the gate's too (model_open) */
+    int32_t latent;               /* width of what experts read and make, if not hidden's; else 0 */
+    bool self_gated;              /* an expert has no gate: act(u) * u, where u is what up makes */
+    bool gate_copied;             /* and the weights of up stand for the gate's too (model_open) */
     bool groups_by_two;           /* as in struct experts */
     int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
     float factor;                 /* of the weights: routed_scaling_factor, or 1 */
@@ -91,10 +91,10 @@ struct recurrent_config {
     bool tiled;                                            /* as in struct recurrence */
     float dt_min, dt_max;                                  /* of Mamba-2's steps */
     float norm_eps;                                        /* of the gated norm */
-    bool normed;                  /* its output has a gated norm; else a gate alone */
-    bool gate_first;              /* as in struct gated_norm */
-    bool beside; /* all layers are recurrent and have attention beside that (Falcon-H1) */
-    bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
+    bool normed;     /* its output has a gated norm; else a gate alone */
+    bool gate_first; /* as in struct gated_norm */
+    bool beside;     /* all layers are recurrent and have attention beside that (Falcon-H1) */
+    bool layer[LIMIT_LAYERS]; /* [n_layers] the layer is recurrent */
 };
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
@@ -152,7 +152,7 @@ struct model_config {
     /* [n_layers] the layer is an MLP or experts and has neither attention nor a state
      * (Nemotron-H) */
     bool mlp_alone[LIMIT_LAYERS];
-    enum dtype dtype;             /* of the stored weights */
+    enum dtype dtype; /* of the stored weights */
 
     enum norm_kind norm; /* of all norms */
     float norm_eps;      /* added to the variance */
@@ -176,7 +176,7 @@ struct model_config {
     struct expert_config experts;
     struct recurrent_config recurrent;
     float factor[LAYER_FACTORS]; /* only with recurrent.beside */
-    bool gated_attention; /* attention's output is gated, by gates beside q */
+    bool gated_attention;        /* attention's output is gated, by gates beside q */
     /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
     int32_t n_draft_layers;  /* behind the last layer in the checkpoint, for drafts (MTP) */

@@ -511,7 +511,7 @@ static bool read_time_limit(struct json *j, struct raw_config *raw)
     json_enter_array(j);
     for (int i = 0; json_next_element(j); i++) {
         if (i < 2 && json_peek(j) == JSON_NUMBER) {
-            read_real(j, "time_step_limit", 0, 1e12, &raw->time_limit[i]);
+            read_real(j, "time_step_limit", 0, INFINITY, &raw->time_limit[i]);
         } else {
             json_skip(j);
         }

@@ -275,9 +275,9 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
 
     for (int32_t i = 0; i < r->n_layer_types; i++) {
         if ((r->layer_recurrent[i] && !recurrent) || (r->layer_alone[i] && !a->nemotron)) {
-            return err_set(e, ERR_INVALID,
-                           "%s: layer_types: layer %d is %s; %s has no such layers", CONFIG, i,
-                           r->layer_recurrent[i] ? "recurrent" : "an MLP alone", a->name);
+            return err_set(e, ERR_INVALID, "%s: layer_types: layer %d is %s; %s has no such layers",
+                           CONFIG, i, r->layer_recurrent[i] ? "recurrent" : "an MLP alone",
+                           a->name);
         }
     }
     if (!recurrent) {

@@ -131,8 +131,8 @@ int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, stru
                        CONFIG, c->architecture);
     }
     if (r->n_layer_types != c->n_layers) {
-        return err_set(e, ERR_INVALID,
-                       "%s: hybrid_override_pattern (layers_block_type) is missing", CONFIG);
+        return err_set(e, ERR_INVALID, "%s: hybrid_override_pattern (layers_block_type) is missing",
+                       CONFIG);
     }
     c->act = ACT_RELU; /* of u times u */
     for (int32_t i = 0; i < c->n_layers; i++) {

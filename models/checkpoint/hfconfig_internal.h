@@ -93,8 +93,7 @@ struct raw_config {
     /* Of Falcon-H1: key_multiplier, attention_in_multiplier, attention_out_multiplier,
      * ssm_in_multiplier, ssm_out_multiplier; ssm_multipliers (of z, x, B, C, dt) and
      * mlp_multipliers (of the gate and of what the MLP makes). */
-    double key_factor, attention_in_factor, attention_out_factor, state_in_factor,
-        state_out_factor;
+    double key_factor, attention_in_factor, attention_out_factor, state_in_factor, state_out_factor;
     double state_factor[5], mlp_factor[2];
     int8_t state_norm, norm_before_gate; /* mamba_rms_norm, mamba_norm_before_gate */
     struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */

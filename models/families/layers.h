@@ -34,7 +34,7 @@ struct layer {
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */
-    struct mat mixer_out; /* its product, in place of o, where attention is beside it */
+    struct mat mixer_out;         /* its product, in place of o, where attention is beside it */
     struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
     struct mat down, down_bias;   /* [hidden, intermediate] */
     struct experts experts;       /* n > 0: in place of up and down */
@@ -214,15 +214,15 @@ enum tensor_when {
     WHEN_MLP_BIAS,
     WHEN_QK_NORM,
     WHEN_FINAL_NORM,
-    WHEN_PROJECTED,   /* embed_dim is not hidden */
-    WHEN_DENSE,       /* the layer has an MLP */
-    WHEN_EXPERTS,     /* the layer has experts */
-    WHEN_SHARED,      /* and a shared one */
-    WHEN_CHOICE_BIAS, /* the layer's experts are chosen with a bias */
+    WHEN_PROJECTED,     /* embed_dim is not hidden */
+    WHEN_DENSE,         /* the layer has an MLP */
+    WHEN_EXPERTS,       /* the layer has experts */
+    WHEN_SHARED,        /* and a shared one */
+    WHEN_CHOICE_BIAS,   /* the layer's experts are chosen with a bias */
     WHEN_EXPERT_LATENT, /* they are of another width than hidden's */
     WHEN_GATE_COPIED,   /* and up stands for the gate too */
-    WHEN_Q_RANK,      /* the queries have a latent */
-    WHEN_NO_Q_RANK,   /* they have none */
+    WHEN_Q_RANK,        /* the queries have a latent */
+    WHEN_NO_Q_RANK,     /* they have none */
     /* Of models whose layers without a window have other heads: the layer has a window,
      * or none; and keys and values of its own; and a tensor for values, or that of the
      * keys for both. */
@@ -285,8 +285,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family, cohere_family,
     glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
     gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
-    granite_hybrid_family, gemma4_family, nemotron_family,
-    falcon_family;
+    granite_hybrid_family, gemma4_family, nemotron_family, falcon_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

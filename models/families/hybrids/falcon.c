@@ -97,7 +97,8 @@ static void feed_forward(struct model *m, const struct layer *l, struct mat y, s
 {
     const struct backend_ops *ops = m->backend->ops;
     struct mat both = mat_cols(mat_rows(m->weights->up, 0, h.rows), 0, l->up.rows);
-    struct mat gate = mat_cols(both, 0, l->down.cols), up = mat_cols(both, l->down.cols, l->down.cols);
+    struct mat gate = mat_cols(both, 0, l->down.cols),
+               up = mat_cols(both, l->down.cols, l->down.cols);
 
     ops->linear(m->backend, both, h, l->up, NULL);
     scale(m, gate, FACTOR_GATE);

@@ -24,50 +24,48 @@ static const struct architecture ARCHITECTURES[] = {
 #define MIXER "backbone.layers.%d.mixer."
 #define ROW_VECTOR(when, name, rows, split, target) \
     ROW(MIXER name, rows, DIM_ONE, split, WEIGHT_VECTOR, IN_LAYER(target), when)
-#define ROWS_OUTSIDE                                                                           \
-    ROW("backbone.embeddings.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,    \
-        IN_MODEL(embed), WHEN_ALWAYS),                                                         \
-        ROW("backbone.norm_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,          \
-            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                         \
-        ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR,               \
-            IN_MODEL(head), WHEN_UNTIED),                                                      \
+#define ROWS_OUTSIDE                                                                             \
+    ROW("backbone.embeddings.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,      \
+        IN_MODEL(embed), WHEN_ALWAYS),                                                           \
+        ROW("backbone.norm_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,            \
+            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                           \
+        ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), \
+            WHEN_UNTIED),                                                                        \
         ROW_NORM("backbone.layers.%d.norm", attn_norm)
-#define ROWS_ATTENTION                                                                       \
-    ROW_MATRIX(MIXER "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),           \
-        ROW_MATRIX(MIXER "k_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),      \
-        ROW_MATRIX(MIXER "v_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),      \
-        ROW_MATRIX(MIXER "o_proj", DIM_HIDDEN, DIM_Q, SPLIT_IN, o, WHEN_ATTENTION),          \
+#define ROWS_ATTENTION                                                                  \
+    ROW_MATRIX(MIXER "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),      \
+        ROW_MATRIX(MIXER "k_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION), \
+        ROW_MATRIX(MIXER "v_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION), \
+        ROW_MATRIX(MIXER "o_proj", DIM_HIDDEN, DIM_Q, SPLIT_IN, o, WHEN_ATTENTION),     \
         ROW_MATRIX(MIXER "out_proj", DIM_HIDDEN, DIM_VALUES, SPLIT_IN, o, WHEN_RECURRENT)
-#define ROWS_RECURRENCE                                                                       \
-    ROW_MATRIX(MIXER "in_proj", DIM_SSD_IN, DIM_HIDDEN, SPLIT_OUT, mixer, WHEN_RECURRENT),    \
-        ROW_VECTOR(WHEN_RECURRENT, "conv1d.weight", DIM_CONV, SPLIT_OUT, recurrence.conv),    \
-        ROW_VECTOR(WHEN_CONV_BIAS, "conv1d.bias", DIM_CHANNELS, SPLIT_OUT,                    \
-                   recurrence.conv_bias),                                                     \
-        ROW_VECTOR(WHEN_RECURRENT, "A_log", DIM_STATE_HEADS, SPLIT_OUT, recurrence.a_log),    \
-        ROW_VECTOR(WHEN_RECURRENT, "dt_bias", DIM_STATE_HEADS, SPLIT_OUT, recurrence.dt_bias), \
-        ROW_VECTOR(WHEN_RECURRENT, "D", DIM_STATE_HEADS, SPLIT_OUT, recurrence.d),            \
+#define ROWS_RECURRENCE                                                                           \
+    ROW_MATRIX(MIXER "in_proj", DIM_SSD_IN, DIM_HIDDEN, SPLIT_OUT, mixer, WHEN_RECURRENT),        \
+        ROW_VECTOR(WHEN_RECURRENT, "conv1d.weight", DIM_CONV, SPLIT_OUT, recurrence.conv),        \
+        ROW_VECTOR(WHEN_CONV_BIAS, "conv1d.bias", DIM_CHANNELS, SPLIT_OUT, recurrence.conv_bias), \
+        ROW_VECTOR(WHEN_RECURRENT, "A_log", DIM_STATE_HEADS, SPLIT_OUT, recurrence.a_log),        \
+        ROW_VECTOR(WHEN_RECURRENT, "dt_bias", DIM_STATE_HEADS, SPLIT_OUT, recurrence.dt_bias),    \
+        ROW_VECTOR(WHEN_RECURRENT, "D", DIM_STATE_HEADS, SPLIT_OUT, recurrence.d),                \
         ROW_VECTOR(WHEN_RECURRENT, "norm.weight", DIM_VALUES, SPLIT_OUT, mixer_norm.weight)
 /* Of an MLP alone, or of the shared expert. */
-#define ROWS_MLP                                                                              \
-    ROW_MATRIX(MIXER "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_MLP_ALONE),          \
-        ROW_MATRIX(MIXER "shared_experts.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, up,     \
-                   WHEN_SHARED),                                                              \
-        ROW_MATRIX(MIXER "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_MLP_ALONE),   \
-        ROW_MATRIX(MIXER "shared_experts.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, down,  \
+#define ROWS_MLP                                                                             \
+    ROW_MATRIX(MIXER "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_MLP_ALONE),         \
+        ROW_MATRIX(MIXER "shared_experts.up_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, up,    \
+                   WHEN_SHARED),                                                             \
+        ROW_MATRIX(MIXER "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_MLP_ALONE),  \
+        ROW_MATRIX(MIXER "shared_experts.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, down, \
                    WHEN_SHARED)
-#define ROWS_ROUTER                                                                           \
-    ROW_MATRIX(MIXER "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router,             \
-               WHEN_EXPERTS),                                                                 \
-        ROW_VECTOR(WHEN_CHOICE_BIAS, "gate.e_score_correction_bias", DIM_EXPERTS, SPLIT_NONE, \
-                   experts.choice_bias),                                                      \
-        ROW_MATRIX(MIXER "fc1_latent_proj", DIM_EXPERT_WIDTH, DIM_HIDDEN, SPLIT_NONE,         \
-                   expert_in, WHEN_EXPERT_LATENT),                                            \
-        ROW_MATRIX(MIXER "fc2_latent_proj", DIM_HIDDEN, DIM_EXPERT_WIDTH, SPLIT_NONE,         \
-                   expert_out, WHEN_EXPERT_LATENT)
+#define ROWS_ROUTER                                                                               \
+    ROW_MATRIX(MIXER "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),  \
+        ROW_VECTOR(WHEN_CHOICE_BIAS, "gate.e_score_correction_bias", DIM_EXPERTS, SPLIT_NONE,     \
+                   experts.choice_bias),                                                          \
+        ROW_MATRIX(MIXER "fc1_latent_proj", DIM_EXPERT_WIDTH, DIM_HIDDEN, SPLIT_NONE, expert_in,  \
+                   WHEN_EXPERT_LATENT),                                                           \
+        ROW_MATRIX(MIXER "fc2_latent_proj", DIM_HIDDEN, DIM_EXPERT_WIDTH, SPLIT_NONE, expert_out, \
+                   WHEN_EXPERT_LATENT)
 
-#define ROW_EXPERT_UP(when)                                                          \
-    ROW_MATRIX(MIXER "experts.%d.up_proj", DIM_EXPERT, DIM_EXPERT_WIDTH, SPLIT_OUT, \
-               experts.up, when)
+#define ROW_EXPERT_UP(when)                                                                     \
+    ROW_MATRIX(MIXER "experts.%d.up_proj", DIM_EXPERT, DIM_EXPERT_WIDTH, SPLIT_OUT, experts.up, \
+               when)
 static const struct tensor_spec TENSORS[] = {
     ROWS_OUTSIDE,
     ROWS_ATTENTION,
@@ -76,14 +74,13 @@ static const struct tensor_spec TENSORS[] = {
     ROWS_ROUTER,
     ROW_EXPERT_UP(WHEN_GATE_COPIED),
     ROW_EXPERT_UP(WHEN_EXPERTS),
-    ROW_MATRIX(MIXER "experts.%d.down_proj", DIM_EXPERT_WIDTH, DIM_EXPERT, SPLIT_IN,
-               experts.down, WHEN_EXPERTS),
+    ROW_MATRIX(MIXER "experts.%d.down_proj", DIM_EXPERT_WIDTH, DIM_EXPERT, SPLIT_IN, experts.down,
+               WHEN_EXPERTS),
     {0},
 };
 
 /* What an MLP without a gate makes of h: y = down relu(up h)^2 + y, or without the last. */
-static void square_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h,
-                       bool add)
+static void square_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h, bool add)
 {
     const struct backend_ops *ops = m->backend->ops;
     struct mat up = mat_cols(mat_rows(m->weights->up, 0, h.rows), 0, l->up.rows);

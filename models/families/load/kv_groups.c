@@ -35,9 +35,9 @@ static int32_t owner_of(const struct model_config *c, int32_t layer)
 /* Whether a layer has a place of a kind. */
 static bool has_kind(const struct model_config *c, int32_t layer, enum kind kind)
 {
-    return kind == KIND_STATES ? c->recurrent.layer[layer]
-                               : model_attends(c, layer) &&
-                                     c->windowed[layer] == (kind == KIND_WINDOWED);
+    return kind == KIND_STATES
+               ? c->recurrent.layer[layer]
+               : model_attends(c, layer) && c->windowed[layer] == (kind == KIND_WINDOWED);
 }
 
 static int32_t count_layers(const struct model_config *c, int32_t first, int32_t end,
