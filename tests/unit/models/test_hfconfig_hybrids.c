@@ -16,18 +16,18 @@ static void refuse(const char *text, int code, const char *words)
     }
 }
 
-#define NEMOTRON                                                                           \
-    "\"architectures\":[\"NemotronHForCausalLM\"],\"attention_bias\":false,"                   \
-    "\"bos_token_id\":1,\"chunk_size\":128,\"conv_kernel\":4,\"eos_token_id\":2,\"expand\":2," \
-    "\"hidden_size\":2688,\"intermediate_size\":1856,\"layer_norm_epsilon\":1e-05,"          \
-    "\"mamba_head_dim\":64,\"mamba_hidden_act\":\"silu\",\"mamba_num_heads\":64,"            \
-    "\"mamba_proj_bias\":false,\"max_position_embeddings\":262144,\"mlp_bias\":false,"       \
-    "\"n_groups\":8,\"norm_eps\":1e-05,\"num_attention_heads\":32,"                          \
-    "\"num_key_value_heads\":2,\"head_dim\":128,\"ssm_state_size\":128,"                     \
+#define NEMOTRON                                                                                \
+    "\"architectures\":[\"NemotronHForCausalLM\"],\"attention_bias\":false,"                    \
+    "\"bos_token_id\":1,\"chunk_size\":128,\"conv_kernel\":4,\"eos_token_id\":2,\"expand\":2,"  \
+    "\"hidden_size\":2688,\"intermediate_size\":1856,\"layer_norm_epsilon\":1e-05,"             \
+    "\"mamba_head_dim\":64,\"mamba_hidden_act\":\"silu\",\"mamba_num_heads\":64,"               \
+    "\"mamba_proj_bias\":false,\"max_position_embeddings\":262144,\"mlp_bias\":false,"          \
+    "\"n_groups\":8,\"norm_eps\":1e-05,\"num_attention_heads\":32,"                             \
+    "\"num_key_value_heads\":2,\"head_dim\":128,\"ssm_state_size\":128,"                        \
     "\"tie_word_embeddings\":false,\"time_step_limit\":[0.0,Infinity],\"time_step_min\":0.001," \
-    "\"torch_dtype\":\"bfloat16\",\"use_bias\":false,\"use_conv_bias\":true,"                \
+    "\"torch_dtype\":\"bfloat16\",\"use_bias\":false,\"use_conv_bias\":true,"                   \
     "\"vocab_size\":131072"
-#define NEMOTRON_EXPERTS                                                                   \
+#define NEMOTRON_EXPERTS                                                                     \
     ",\"moe_intermediate_size\":1856,\"moe_shared_expert_intermediate_size\":3712,"          \
     "\"n_group\":1,\"n_routed_experts\":128,\"n_shared_experts\":1,\"norm_topk_prob\":true," \
     "\"num_experts_per_tok\":6,\"routed_scaling_factor\":2.5,\"topk_group\":1"
@@ -63,8 +63,8 @@ static void nemotrons_that_cannot_be_are_refused(void **state)
            "'X' is none of M, *, - and E");
     refuse("{" NEMOTRON ",\"hybrid_override_pattern\":[\"M\"]}", ERR_INVALID,
            "hybrid_override_pattern must be a string");
-    refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"M-\",\"num_hidden_layers\":3}",
-           ERR_INVALID, "layer_types has 2 entries for num_hidden_layers 3");
+    refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"M-\",\"num_hidden_layers\":3}", ERR_INVALID,
+           "layer_types has 2 entries for num_hidden_layers 3");
     refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"ME*\"}", ERR_INVALID,
            "n_routed_experts is missing");
     refuse("{" NEMOTRON ",\"hybrid_override_pattern\":\"M-*\",\"mlp_hidden_act\":\"silu\"}",
@@ -77,19 +77,19 @@ static void nemotrons_that_cannot_be_are_refused(void **state)
            ERR_INVALID, "layer 0 is an MLP alone; Qwen2ForCausalLM has no such layers");
 }
 
-#define FALCON                                                                             \
-    "\"architectures\":[\"FalconH1ForCausalLM\"],\"attention_bias\":false,"                  \
-    "\"attention_in_multiplier\":1.0,\"attention_out_multiplier\":0.9375,"                  \
-    "\"bos_token_id\":1,\"embedding_multiplier\":5.656854249492381,\"eos_token_id\":11,"    \
-    "\"head_dim\":64,\"hidden_act\":\"silu\",\"hidden_size\":1024,"                        \
-    "\"intermediate_size\":2048,\"key_multiplier\":0.390625,"                               \
-    "\"lm_head_multiplier\":0.0390625,\"mamba_d_conv\":4,\"mamba_d_head\":64,"              \
-    "\"mamba_d_ssm\":1536,\"mamba_d_state\":128,\"mamba_expand\":2,\"mamba_n_groups\":1,"   \
-    "\"mamba_n_heads\":24,\"mamba_norm_before_gate\":false,\"mamba_rms_norm\":false,"       \
-    "\"max_position_embeddings\":16384,\"num_attention_heads\":8,"                          \
-    "\"num_hidden_layers\":36,\"num_key_value_heads\":2,\"projectors_bias\":false,"         \
-    "\"rms_norm_eps\":1e-05,\"rope_theta\":100000000000.0,\"ssm_in_multiplier\":1.25,"      \
-    "\"ssm_out_multiplier\":0.23570226039551587,\"tie_word_embeddings\":false,"             \
+#define FALCON                                                                            \
+    "\"architectures\":[\"FalconH1ForCausalLM\"],\"attention_bias\":false,"               \
+    "\"attention_in_multiplier\":1.0,\"attention_out_multiplier\":0.9375,"                \
+    "\"bos_token_id\":1,\"embedding_multiplier\":5.656854249492381,\"eos_token_id\":11,"  \
+    "\"head_dim\":64,\"hidden_act\":\"silu\",\"hidden_size\":1024,"                       \
+    "\"intermediate_size\":2048,\"key_multiplier\":0.390625,"                             \
+    "\"lm_head_multiplier\":0.0390625,\"mamba_d_conv\":4,\"mamba_d_head\":64,"            \
+    "\"mamba_d_ssm\":1536,\"mamba_d_state\":128,\"mamba_expand\":2,\"mamba_n_groups\":1," \
+    "\"mamba_n_heads\":24,\"mamba_norm_before_gate\":false,\"mamba_rms_norm\":false,"     \
+    "\"max_position_embeddings\":16384,\"num_attention_heads\":8,"                        \
+    "\"num_hidden_layers\":36,\"num_key_value_heads\":2,\"projectors_bias\":false,"       \
+    "\"rms_norm_eps\":1e-05,\"rope_theta\":100000000000.0,\"ssm_in_multiplier\":1.25,"    \
+    "\"ssm_out_multiplier\":0.23570226039551587,\"tie_word_embeddings\":false,"           \
     "\"time_step_limit\":[0.0,Infinity],\"torch_dtype\":\"bfloat16\",\"vocab_size\":32784"
 
 static void falcon_h1_half_a_billion(void **state)
