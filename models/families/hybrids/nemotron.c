@@ -79,8 +79,8 @@ static const struct tensor_spec TENSORS[] = {
     {0},
 };
 
-/* What an MLP without a gate makes of h: y = down relu(up h)^2, and with `add` what y was
- * before, too. */
+/* What an MLP without a gate makes of h: y = down relu(up h)^2, and with `add` what y
+ * was before, too. */
 static void square_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h, bool add)
 {
     const struct backend_ops *ops = m->backend->ops;
