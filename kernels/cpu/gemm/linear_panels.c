@@ -1,8 +1,8 @@
 /* linear for many rows of x, by panels: some rows of w (cpu_panels.rows) are put in the
- * order in which the inner loop reads them, converted where it needs that, and stay in the second-level cache
- * while they are multiplied with every tile of x. The next panel's rows are prefetched
- * meanwhile. A task is one panel with all tiles, or with a range of them where panels
- * are few.
+ * order in which the inner loop reads them, converted where it needs that, and stay in
+ * the second-level cache while they are multiplied with every tile of x. The next
+ * panel's rows are prefetched meanwhile. A task is one panel with all tiles, or with a
+ * range of them where panels are few.
  *
  * Of more columns than k_block, one block at a time is taken through all of w, so that
  * the block of packed x, which every panel reads, fits into the last-level cache. The

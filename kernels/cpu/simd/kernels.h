@@ -20,7 +20,7 @@ enum {
      * it */
     TILE_CHUNK = 32,
     PANEL_MAX_ROWS = 48, /* stored rows of w in a panel, at most */
-    PANEL_TILES = 8, /* tiles of x that one call multiplies with a panel, at most */
+    PANEL_TILES = 8,     /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
     TILE_KEYS = 64 /* keys in a tile of attention */
@@ -124,6 +124,7 @@ struct line_prefetch {
 struct cpu_panels {
     int32_t k_block; /* as in cpu_tiles; 0: no panels for this machine */
     int32_t rows;    /* stored rows of w in a panel */
+    int32_t from;    /* rows of x, from which panels are faster than tiles */
     /* Elements [first, first + n) of `rows` rows of type t; n is a multiple of
      * TILE_CHUNK. panel: n * rows + PANEL_SLACK floats. */
     void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
@@ -132,9 +133,9 @@ struct cpu_panels {
      * floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
                    int32_t n, int32_t padded, enum dtype t);
-    /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for the
-     * `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next lines
-     * of `ahead`. */
+    /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for
+     * the `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next
+     * lines of `ahead`. */
     void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
                  int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead);
 };

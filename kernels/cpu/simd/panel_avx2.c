@@ -210,6 +210,7 @@ void cpu_panels_avx2(struct cpu_kernels *k)
 {
     k->panels = (struct cpu_panels){.k_block = k->linear.k_block,
                                     .rows = PANEL_ROWS,
+                                    .from = 48,
                                     .pack_rows = pack_rows,
                                     .pack_x = pack_x,
                                     .dots = panel_dots};

@@ -172,14 +172,15 @@ static void pack_panel_x(float *out, int32_t tile, int32_t n_tiles, const float 
 }
 
 /* Sums of two tiles between their lanes. Lanes l and l + 8 are added first, then the
- * eight results in the tree ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), which needs up to
- * three at a time. */
+ * eight results in the tree ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), which needs up
+ * to three at a time. */
 struct partial {
     __m512 half[PANEL_SUMS]; /* of lane l, until lane l + 8 is there */
     __m512 at[3][PANEL_SUMS];
 };
 
-/* Add result l, the sums of lanes l and l + 8, into the tree; a: those of lane l + 8. */
+/* Add result l, the sums of lanes l and l + 8, into the tree; a: those of lane
+ * l + 8. */
 INLINE void fold_result(struct partial *p, const __m512 *a, const int n_sums, const int l)
 {
     const int to = l < 2 ? 0 : l < 6 ? 1 : 2;
@@ -310,6 +311,7 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
 
 static const struct cpu_panels avx512_panels = {.k_block = K_BLOCK,
                                                 .rows = PANEL_ROWS,
+                                                .from = 128,
                                                 .pack_rows = pack_panel_rows,
                                                 .pack_x = pack_panel_x,
                                                 .dots = panel_dots};
