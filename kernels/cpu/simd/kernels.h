@@ -86,11 +86,15 @@ struct cpu_tiles {
  * its scale. Rows are zero-padded. Members lie at multiples of their size or of 64
  * bytes. */
 struct act_block {
-    int8_t code[256];   /* rounded to nearest, ties to even */
-    int32_t offset[64]; /* -128 times the sum of each four codes */
-    float sum16[16];    /* scale times the sum of each 16 codes */
-    float scale[8];     /* the greatest magnitude of the group / 127 */
-    float sum32[8];     /* scale times the sum of each 32 codes */
+    _Alignas(64) int8_t code[256]; /* rounded to nearest, ties to even */
+    /* the same in another order: of each 128, the first halves of the four groups, then
+     * their last halves; only of instruction sets that read it */
+    int8_t turned[256];
+    int32_t total16[16]; /* the sum of each 16 codes; likewise */
+    float sum16[16];     /* scale times the sum of each 16 codes */
+    int32_t total32[8];  /* the sum of each 32 codes; as total16 */
+    float scale[8];      /* the greatest magnitude of the group / 127 */
+    float sum32[8];      /* scale times the sum of each 32 codes */
 };
 
 /* Inner products of rows in blocks with quantised rows of x. The order of all sums is
