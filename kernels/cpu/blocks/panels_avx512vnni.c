@@ -110,57 +110,108 @@ INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f,
     u->scale[i] = join(w);
 }
 
-/* Write block b of n to the panel's entries. */
-INLINE void put_block(char *panel, struct unpacked *u, const enum weight_format_id f, int32_t b,
-                      int32_t n)
-{
-    const int group = group_of(f), lanes = FORMAT_BLOCK_MAX / group;
-    const int64_t entry = code_panel_entry(group, has_minima(f));
-    const int head = has_minima(f) ? 128 : 64;
+/* Where the entries of the block under way are, by accumulator. */
+struct entries {
+    char *at[FORMAT_BLOCK_MAX / FORMAT_GROUP];
+};
 
-    for (int q = 0; q < 4; q++) {
-        transpose(u->code[q]);
-        for (int d = 0; d < 16; d++) { /* the four codes that begin at `at` */
-            int at = is_turned(f) ? q / 2 * 128 + d / 4 * 32 + q % 2 * 16 + d % 4 * 4 : 64 * q + 4 * d;
-            char *to = panel + (turn_of(at / group, lanes) * (int64_t)n + b) * entry;
-            _mm512_store_si512(to + head + at % group * 16, u->code[q][d]);
-        }
+/* Those of the first of n blocks. */
+INLINE struct entries first_entries(char *at, const int group, int64_t entry, int32_t n)
+{
+    const int lanes = FORMAT_BLOCK_MAX / group;
+    struct entries e = {{NULL}};
+
+    for (int l = 0; l < lanes; l++) {
+        e.at[l] = at + turn_of(l, lanes) * (int64_t)n * entry;
     }
+    return e;
+}
+
+INLINE void next_entries(struct entries *e, const int group, int64_t entry)
+{
+    for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
+        e->at[l] += entry;
+    }
+}
+
+/* Write a quarter of the codes of a block. */
+INLINE void put_codes(const struct entries *e, __m512i v[16], const enum weight_format_id f,
+                      const int q)
+{
+    const int group = group_of(f), head = has_minima(f) ? 128 : 64;
+
+    transpose(v);
+#pragma GCC unroll 16
+    for (int d = 0; d < 16; d++) { /* the four codes that begin at `at` */
+        int at = is_turned(f) ? q / 2 * 128 + d / 4 * 32 + q % 2 * 16 + d % 4 * 4 : 64 * q + 4 * d;
+        _mm512_store_si512(e->at[at / group] + head + at % group * 16, v[d]);
+    }
+}
+
+/* Write a block to the panel's entries. */
+INLINE void put_block(const struct entries *e, struct unpacked *u, const enum weight_format_id f)
+{
+    const int lanes = FORMAT_BLOCK_MAX / group_of(f);
+
+    put_codes(e, u->code[0], f, 0);
+    put_codes(e, u->code[1], f, 1);
+    put_codes(e, u->code[2], f, 2);
+    put_codes(e, u->code[3], f, 3);
     transpose(u->scale);
     if (has_minima(f) && has_halves(f)) {
         transpose(u->min);
     }
+#pragma GCC unroll 16
     for (int l = 0; l < lanes; l++) {
-        char *to = panel + (turn_of(l, lanes) * (int64_t)n + b) * entry;
-        _mm512_store_si512(to, u->scale[l]);
+        _mm512_store_si512(e->at[l], u->scale[l]);
         if (has_minima(f)) {
-            _mm512_store_si512(to + 64, has_halves(f) ? u->min[l] : u->scale[8 + l]);
+            _mm512_store_si512(e->at[l] + 64, has_halves(f) ? u->min[l] : u->scale[8 + l]);
         }
+    }
+}
+
+/* Unpack block b of the rows. */
+INLINE void unpack_block(struct unpacked *u, const enum weight_format_id f, const void *const *row,
+                         int32_t b, int64_t ahead)
+{
+    for (int i = 0; i < ROWS; i++) {
+        const uint8_t *s = (const uint8_t *)row[i] + (int64_t)b * bytes_of(f);
+        for (int line = 0; line < bytes_of(f); line += 64) {
+            __builtin_prefetch(s + ahead + line, 0, 2);
+        }
+        unpack_row(u, i, f, s, GROUPS);
+    }
+}
+
+/* The same of a block that is cut after `groups` groups. */
+INLINE void unpack_last(struct unpacked *u, const enum weight_format_id f, const void *const *row,
+                        int32_t b, int32_t groups)
+{
+    for (int i = 0; i < ROWS; i++) {
+        uint8_t last[FORMAT_BLOCK_BYTES_MAX] = {0};
+        memcpy(last, (const uint8_t *)row[i] + (int64_t)b * bytes_of(f),
+               (size_t)(groups * (bytes_of(f) / GROUPS)));
+        unpack_row(u, i, f, last, (groups + 1) / 2 * 2);
     }
 }
 
 INLINE void pack_rows(void *panel, const enum weight_format_id f, const void *const *row, int32_t n,
                       int64_t ahead)
 {
-    int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX);
+    const int group = group_of(f);
+    const int64_t entry = code_panel_entry(group, has_minima(f));
+    int32_t whole = n / FORMAT_BLOCK_MAX, rest = n % FORMAT_BLOCK_MAX;
+    struct entries e = first_entries(panel, group, entry, whole + (rest > 0));
     struct unpacked u;
 
-    for (int32_t b = 0; b < blocks; b++) {
-        int32_t groups = MIN(GROUPS, n / 32 - GROUPS * b);
-        for (int i = 0; i < ROWS; i++) {
-            const uint8_t *s = (const uint8_t *)row[i] + (int64_t)b * bytes_of(f);
-            uint8_t last[FORMAT_BLOCK_BYTES_MAX] = {0};
-            for (int line = 0; line < bytes_of(f) && ahead != 0; line += 64) {
-                __builtin_prefetch(s + ahead + line, 0, 2);
-            }
-            if (groups == GROUPS) {
-                unpack_row(&u, i, f, s, GROUPS);
-                continue;
-            }
-            memcpy(last, s, (size_t)(groups * (bytes_of(f) / GROUPS)));
-            unpack_row(&u, i, f, last, (groups + 1) / 2 * 2);
-        }
-        put_block(panel, &u, f, b, blocks);
+    for (int32_t b = 0; b < whole; b++) {
+        unpack_block(&u, f, row, b, ahead);
+        put_block(&e, &u, f);
+        next_entries(&e, group, entry);
+    }
+    if (rest > 0) {
+        unpack_last(&u, f, row, whole, rest / 32);
+        put_block(&e, &u, f);
     }
 }
 
@@ -173,25 +224,56 @@ EACH_BLOCK_FORMAT(PACK_ROWS)
 
 /* ---- tiles ---- */
 
-/* Write row j of a tile's n_x: its 256 values of block b of n. */
-static void put_x(char *tile, const struct act_block *x, enum weight_format_id f, int32_t j,
-                  int32_t n_x, int32_t b, int32_t n)
+/* What the integer sums are too high by, with its sign turned. */
+INLINE __m512i above_of(__m512i total, const int shift)
 {
-    const int32_t group = group_of(f), lanes = FORMAT_BLOCK_MAX / group;
-    const int64_t entry = code_tile_entry(group, n_x);
-    const int32_t *total = has_halves(f) ? x->total16 : x->total32;
-    const float *sum = has_halves(f) ? x->sum16 : x->sum32;
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(total, (unsigned)shift));
+}
 
-    for (int32_t l = 0; l < lanes; l++) {
-        char *to = tile + (turn_of(l, lanes) * (int64_t)n + b) * entry;
+/* Write row j of a tile's n_x: 256 values. `shift` is zero_shift of the format, -1 of
+ * those with minima. */
+INLINE void put_x(const struct entries *e, const struct act_block *x, const int group,
+                  const int shift, int32_t j, int32_t n_x)
+{
+    _Alignas(64) int32_t third[16];
+    int64_t third_at = (int64_t)n_x * group + 4 * (n_x + j);
+    const int32_t *total = group == 16 ? x->total16 : x->total32;
+
+    if (shift < 0) {
+        memcpy(third, group == 16 ? x->sum16 : x->sum32, (size_t)(1024 / group));
+    } else if (group == 16) {
+        _mm512_store_si512(third, above_of(_mm512_load_si512(total), shift));
+    } else {
+        _mm512_store_si512(third, above_of(_mm512_castsi256_si512(load32((const uint8_t *)total)),
+                                           shift));
+    }
+#pragma GCC unroll 16
+    for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
+        char *to = e->at[l];
         memcpy(to + j * group, x->code + l * group, (size_t)group);
-        to += (int64_t)n_x * group;
-        memcpy(to + 4 * j, &x->scale[l * group / 32], sizeof(float));
-        if (has_minima(f)) {
-            memcpy(to + 4 * (n_x + j), &sum[l], sizeof(float));
-        } else {
-            int32_t above = -(total[l] * (1 << zero_shift(f)));
-            memcpy(to + 4 * (n_x + j), &above, sizeof(above));
+        memcpy(to + third_at - 4 * n_x, &x->scale[l * group / 32], sizeof(float));
+        memcpy(to + third_at, &third[l], sizeof(*third));
+    }
+}
+
+INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t n, const int group,
+                        const int shift)
+{
+    int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX), padded = (n_x + 3) / 4 * 4;
+    int64_t entry = code_tile_entry(group, padded);
+    struct act_block zero;
+
+    memset(&zero, 0, sizeof(zero));
+    for (int32_t j = 0; j < padded; j++) {
+        struct entries e = first_entries(tile, group, entry, blocks);
+        for (int32_t b = 0; b < blocks; b++) {
+            struct act_block a;
+            int32_t at = b * FORMAT_BLOCK_MAX;
+            if (j < n_x) {
+                quantise(&a, 1, x[j] + at, MIN(n - at, FORMAT_BLOCK_MAX));
+            }
+            put_x(&e, j < n_x ? &a : &zero, group, shift, j, padded);
+            next_entries(&e, group, entry);
         }
     }
 }
@@ -199,19 +281,10 @@ static void put_x(char *tile, const struct act_block *x, enum weight_format_id f
 static void pack_x(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
                    int32_t n)
 {
-    int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX);
-    int32_t padded = (n_x + 3) / 4 * 4;
-    struct act_block a;
-
-    for (int32_t j = 0; j < padded; j++) {
-        for (int32_t b = 0; b < blocks; b++) {
-            memset(&a, 0, sizeof(a));
-            if (j < n_x) {
-                int32_t at = b * FORMAT_BLOCK_MAX;
-                quantise(&a, 1, x[j] + at, MIN(n - at, FORMAT_BLOCK_MAX));
-            }
-            put_x(tile, &a, f, j, padded, b, blocks);
-        }
+    if (!has_halves(f)) {
+        pack_rows_x(tile, x, n_x, n, 32, zero_shift(f));
+    } else {
+        pack_rows_x(tile, x, n_x, n, 16, zero_shift(f));
     }
 }
 
