@@ -1,6 +1,6 @@
-/* Products with blocks with AVX2: the codes of 256 values are unpacked once for all rows
- * of x; the vectors of a row's eight groups are added pairwise until a vector holds the
- * sum of each. */
+/* Products with blocks with AVX2: the codes of 256 values are unpacked once for all
+ * rows of x; the vectors of a row's eight groups are added pairwise until a vector
+ * holds the sum of each. */
 #include "kernels/cpu/blocks/unpack_x86.h"
 
 #ifdef __AVX2__
@@ -109,8 +109,8 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
 INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_id f, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
-        out[j] = sum_lanes(has_halves(f) ? _mm256_add_ps(s->acc[j][0], s->acc[j][1])
-                                         : s->acc[j][0]);
+        out[j] =
+            sum_lanes(has_halves(f) ? _mm256_add_ps(s->acc[j][0], s->acc[j][1]) : s->acc[j][0]);
     }
 }
 

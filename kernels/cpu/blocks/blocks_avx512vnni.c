@@ -41,8 +41,7 @@ INLINE __m512i add_pairs(__m512i a, __m512i b)
  * group each. */
 INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x)
 {
-    const __m512i order =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 4, 8, 12, 1, 5, 9, 13);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 4, 8, 12, 1, 5, 9, 13);
     const __m512i zero = _mm512_setzero_si512();
     __m512i low = multiply(multiply(zero, w->v[0], x->turned), w->v[1], x->turned + 64);
     __m512i high = multiply(multiply(zero, w->v[2], x->turned + 128), w->v[3], x->turned + 192);
@@ -56,17 +55,17 @@ INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x)
 INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x)
 {
     const __m512i zero = _mm512_setzero_si512();
-    __m512i low = add_pairs(multiply(zero, w->v[0], x->code), multiply(zero, w->v[1], x->code + 64));
-    __m512i high = add_pairs(multiply(zero, w->v[2], x->code + 128),
-                             multiply(zero, w->v[3], x->code + 192));
+    __m512i low =
+        add_pairs(multiply(zero, w->v[0], x->code), multiply(zero, w->v[1], x->code + 64));
+    __m512i high =
+        add_pairs(multiply(zero, w->v[2], x->code + 128), multiply(zero, w->v[3], x->code + 192));
 
     return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
 }
 
 INLINE __m512i sums_halves(const struct codes *w, const struct act_block *x)
 {
-    const __m512i order =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 
     return _mm512_permutexvar_epi32(order, sums_of_16(w, x));
 }
@@ -162,8 +161,8 @@ INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_
 {
     for (int j = 0; j < n_x; j++) {
         __m256 low = _mm512_castps512_ps256(s->acc[j]);
-        out[j] = sum_lanes(
-            has_halves(f) ? _mm256_add_ps(low, _mm512_extractf32x8_ps(s->acc[j], 1)) : low);
+        out[j] = sum_lanes(has_halves(f) ? _mm256_add_ps(low, _mm512_extractf32x8_ps(s->acc[j], 1))
+                                         : low);
     }
 }
 

@@ -2,13 +2,13 @@
  *
  * Integers and e2m1 are multiplied in groups of 16 codes that share a scale, as eight
  * sums of four products of each group of 32, exact in 32-bit integers: sum l of group g
- * is scaled and added to the float accumulator 8 * (g % 2) + l. Minima have accumulators
- * of their own. Codes of e4m3 become floats, which is exact: lane l of a
+ * is scaled and added to the float accumulator 8 * (g % 2) + l. Minima have
+ * accumulators of their own. Codes of e4m3 become floats, which is exact: lane l of a
  * group of 32 takes its values l, l + 8, l + 16 and l + 24, the first two and the last
  * two with the scale of their half:
  *
  *     acc = fma(fma(w1, x1, w0 * x0), scale0, acc), then the same of w2, w3 and scale1
- * / */
+ */
 #include <math.h>
 #include <string.h>
 

@@ -3,14 +3,14 @@
  * multiplied with four codes of a row of x at a time. A group's sums of sixteen rows
  * then lie in one vector, so that scaling them costs as much as it does for one row.
  *
- * The accumulators that blocks_plain.c specifies are taken one after another, each over
- * all blocks of the row, in the order in which the tree adds them: one vector a row of x
- * is under way, and few wait to be added. Panels and tiles have this order too, entry by
- * entry:
+ * The accumulators that blocks_plain.c specifies are taken one after another, each
+ * over all blocks of the row, in the order in which the tree adds them: one vector a
+ * row of x is under way, and few wait to be added. Panels and tiles have this order
+ * too, entry by entry:
  *
  *     panel: scales [16], minima [16] of formats with minima, codes [group / 4][16][4]
- *     tile:  codes [n_x][group], scales [n_x], and of each row of x what the sum begins
- *            with, or with minima what they are multiplied with
+ *     tile:  codes [n_x][group], scales [n_x], and of each row of x what the sum
+ *            begins with, or with minima what they are multiplied with
  */
 #include "kernels/cpu/blocks/unpack_avx512.h"
 
@@ -21,8 +21,8 @@ enum {
     DEPTH = 5, /* sums that wait to be added, at most: log2(16) + 1 */
 };
 
-/* Where accumulator `lane` of n = 8 or 16 comes in the order of entries: its bits turned
- * around. */
+/* Where accumulator `lane` of n = 8 or 16 comes in the order of entries: its bits
+ * turned around. */
 INLINE int turn_of(int lane, const int n)
 {
     int turned = (lane & 1) << 3 | (lane & 2) << 1 | (lane & 4) >> 1 | (lane & 8) >> 3;
@@ -44,7 +44,8 @@ INLINE void transpose(__m512i v[16])
 
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i += 4) {
-        __m512i a = _mm512_unpacklo_epi32(v[i], v[i + 1]), b = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+        __m512i a = _mm512_unpacklo_epi32(v[i], v[i + 1]),
+                b = _mm512_unpackhi_epi32(v[i], v[i + 1]);
         __m512i c = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
         __m512i d = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
         t[i] = _mm512_unpacklo_epi64(a, c);
@@ -244,8 +245,8 @@ INLINE void put_x(const struct entries *e, const struct act_block *x, const int 
     } else if (group == 16) {
         _mm512_store_si512(third, above_of(_mm512_load_si512(total), shift));
     } else {
-        _mm512_store_si512(third, above_of(_mm512_castsi256_si512(load32((const uint8_t *)total)),
-                                           shift));
+        _mm512_store_si512(third,
+                           above_of(_mm512_castsi256_si512(load32((const uint8_t *)total)), shift));
     }
 #pragma GCC unroll 16
     for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {

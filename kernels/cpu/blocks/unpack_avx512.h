@@ -1,9 +1,8 @@
 /* The codes of blocks in vectors of 64 bytes, without a sign, as the integer dot
  * products of AVX-512 take them. Formats whose groups are 16 bytes of two codes each,
- * the first half of a group low, are "turned": a vector has the first or the last halves
- * of four groups, since these are what one load leaves. The others have two neighbouring
- * groups. `s` is the first of the blocks that hold 256 values.
- */
+ * the first half of a group low, are "turned": a vector has the first or the last
+ * halves of four groups, since these are what one load leaves. The others have two
+ * neighbouring groups. `s` is the first of the blocks that hold 256 values. / */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_UNPACK_AVX512_H
 #define QUIRE_KERNELS_CPU_BLOCKS_UNPACK_AVX512_H
 
@@ -62,8 +61,8 @@ INLINE __m512i load_groups(const enum weight_format_id f, const uint8_t *s, cons
     return v;
 }
 
-/* 16 where the fifth bits of n of four groups are set: of their first halves, their last
- * ones. */
+/* 16 where the fifth bits of n of four groups are set: of their first halves, their
+ * last ones. */
 INLINE void fifth_of_groups(const enum weight_format_id f, const uint8_t *s, const int g,
                             const int32_t n, __m512i ret[2])
 {

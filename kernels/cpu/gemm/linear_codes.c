@@ -1,9 +1,8 @@
-/* linear for many rows of x with weights in blocks, by panels: CODE_PANEL_ROWS rows of w
- * are unpacked once for all rows of x. A task is a few neighbouring panels, which stay
- * in the second-level cache, and all tiles of x or a range of them; each tile is
- * multiplied with all panels of the task while the first-level cache has it. The rows of
- * the panel that follows are prefetched while one is unpacked.
- */
+/* linear for many rows of x with weights in blocks, by panels: CODE_PANEL_ROWS rows of
+ * w are unpacked once for all rows of x. A task is a few neighbouring panels, which
+ * stay in the second-level cache, and all tiles of x or a range of them; each tile is
+ * multiplied with all panels of the task while the first-level cache has it. The rows
+ * of the panel that follows are prefetched while one is unpacked. / */
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"
@@ -48,8 +47,8 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
                                j->x.cols);
 }
 
-/* Unpack the panel of the rows from `first` on; the last one is filled up with copies of
- * w's last row. */
+/* Unpack the panel of the rows from `first` on; the last one is filled up with copies
+ * of w's last row. */
 static void pack_panel(const struct codes_job *j, int32_t first, char *panel)
 {
     const void *row[CODE_PANEL_ROWS];

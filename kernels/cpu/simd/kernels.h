@@ -21,8 +21,8 @@ enum {
     TILE_CHUNK = 32,
     CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
     CODE_TILE_ROWS = 12,  /* rows of x in a tile of codes, at most */
-    PANEL_ROWS = 24, /* stored rows of w in a panel */
-    PANEL_TILES = 8, /* tiles of x that one call multiplies with a panel, at most */
+    PANEL_ROWS = 24,      /* stored rows of w in a panel */
+    PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
     TILE_KEYS = 64 /* keys in a tile of attention */
@@ -115,9 +115,9 @@ struct cpu_blocks {
                                  const struct prefetch *ahead);
 };
 
-/* Panels of rows in blocks, unpacked, and tiles of quantised rows of x: the same sums as
- * those of cpu_blocks, bit for bit, faster where rows of x are many. Tiles are padded
- * to a multiple of four rows. Panels and tiles lie at multiples of 64 bytes. */
+/* Panels of rows in blocks, unpacked, and tiles of quantised rows of x: the same sums
+ * as those of cpu_blocks, bit for bit, faster where rows of x are many. Tiles are
+ * padded to a multiple of four rows. Panels and tiles lie at multiples of 64 bytes. */
 struct cpu_code_panels {
     /* Unpack CODE_PANEL_ROWS rows of n columns; the rows `ahead` bytes behind them are
      * prefetched. By format; NULL: no panels of it for this machine. */
@@ -126,8 +126,8 @@ struct cpu_code_panels {
     /* Quantise n_x <= CODE_TILE_ROWS rows of n floats for panels of format f. */
     void (*pack_x)(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
                    int32_t n);
-    /* sum[x * stride + w] = row x . row w over n columns, of all rows of the panel and of
-     * the padded tile. */
+    /* sum[x * stride + w] = row x . row w over n columns, of all rows of the panel and
+     * of the padded tile. */
     void (*dots)(float *sum, int32_t stride, enum weight_format_id f, const void *panel,
                  const void *tile, int32_t n_x, int32_t n);
 };
