@@ -1,12 +1,14 @@
 /* Where in a text its last tokens stood before: an index by hashes of n-grams, with
- * chains of positions as the match finders of LZ77 compressors have. */
+ * chains of positions as the match finders of LZ77 compressors have. Where no n-gram is
+ * found, the last place of the last two tokens is. */
 #ifndef QUIRE_ENGINE_SPECULATE_NGRAM_H
 #define QUIRE_ENGINE_SPECULATE_NGRAM_H
 
 #include "config/base/base.h"
 
 enum {
-    NGRAM = 3,          /* tokens of the shortest match */
+    NGRAM = 3,          /* tokens that chains lead to */
+    NGRAM_SHORTEST = 2, /* tokens of the shortest match */
     NGRAM_LONGEST = 32, /* tokens of a match that are compared at most */
     NGRAM_TRIES = 12,   /* earlier positions that a search looks at */
 };
@@ -27,9 +29,11 @@ static inline int32_t ngram_token(const struct ngram_text *t, int32_t position)
 struct ngram_index {
     int32_t *head; /* [head_mask + 1] by hash, the last position + 1; 0: none */
     int32_t *next; /* [window] by position mod window, the one before it + 1; 0: none */
-    uint32_t head_mask;
-    int32_t window; /* a power of two: positions that are found again */
-    int32_t n;      /* positions that were added */
+    /* [head_mask + 1] by hash of two tokens, the last two positions + 1; 0: none */
+    int32_t *pair;
+    uint32_t head_mask; /* at least 1 */
+    int32_t window;     /* a power of two: positions that are found again */
+    int32_t n;          /* positions that were added */
 };
 
 struct ngram_match {
@@ -37,7 +41,8 @@ struct ngram_match {
     int32_t length;   /* tokens that agree; 0: none */
 };
 
-/* Forget everything; head_mask + 1, a power of two, is at most what `head` holds. */
+/* Forget everything; head_mask + 1, a power of two, is at most what `head` and `pair`
+ * hold. */
 void ngram_clear(struct ngram_index *x, uint32_t head_mask);
 /* Add position x->n of a text. Matches are looked for under the same key. */
 void ngram_add(struct ngram_index *x, const struct ngram_text *t, uint64_t key);

@@ -17,9 +17,10 @@ int store_init(struct store *s, int32_t n_tokens, struct err *e)
     s->scope = calloc((size_t)n / STORE_PAGE, sizeof(*s->scope));
     s->index.next = calloc((size_t)n, sizeof(*s->index.next));
     s->index.head = calloc((size_t)n / 2, sizeof(*s->index.head));
+    s->index.pair = calloc((size_t)n / 2, sizeof(*s->index.pair));
     s->index.window = n;
     s->index.head_mask = (uint32_t)n / 2 - 1;
-    if (s->token && s->scope && s->index.next && s->index.head) {
+    if (s->token && s->scope && s->index.next && s->index.head && s->index.pair) {
         return 0;
     }
     store_release(s);
@@ -32,6 +33,7 @@ void store_release(struct store *s)
     free(s->scope);
     free(s->index.next);
     free(s->index.head);
+    free(s->index.pair);
     *s = (struct store){0};
 }
 

@@ -11,7 +11,7 @@ enum {
     CATCH_UP = 2048, /* tokens that are indexed in one call */
     ROOT_TOKENS = 8, /* of a prompt's end, remembered before its answer */
     LEAST_WINDOW = 256,
-    LENGTHS = 5, /* classes of matches by length */
+    LENGTHS = 6, /* classes of matches by length */
     QUICK = 8,   /* drafts that the rates of a sequence are a mean of */
     SLOW = 128,  /* and those of all */
     FIRST = 8,   /* that the rates at start count as */
@@ -48,7 +48,7 @@ struct suffix_drafts {
     struct state *state; /* [n_seqs + 1] from 1 */
     int32_t free;        /* the first free state; 0: none */
     int32_t window;      /* tokens of a sequence that are found again; a power of two */
-    int32_t *memory;     /* [n_seqs, window / 2 * 3] heads and chains */
+    int32_t *memory;     /* [n_seqs, window * 2] chains, heads and pairs */
 };
 
 static struct suffix_drafts *suffix_of(struct draft_source *base)
@@ -132,7 +132,12 @@ static void give_state(struct suffix_drafts *d, struct seq *q)
 
 static int32_t class_of(int32_t length)
 {
-    return length <= 4 ? 0 : length <= 7 ? 1 : length <= 12 ? 2 : length <= 20 ? 3 : 4;
+    return length <= 2    ? 0
+           : length <= 4  ? 1
+           : length <= 7  ? 2
+           : length <= 12 ? 3
+           : length <= 20 ? 4
+                          : 5;
 }
 
 static float *rate_in(struct rates *r, const struct state *s)
@@ -298,7 +303,7 @@ static void ended(struct draft_source *base, struct group *g)
 /* The most tokens a sequence, a power of two, that fit into the memory for all. */
 static int32_t window_of(const struct suffix_config *c)
 {
-    int64_t most = c->bytes / (6 * (int64_t)c->n_seqs);
+    int64_t most = c->bytes / (8 * (int64_t)c->n_seqs);
     int32_t n = LEAST_WINDOW;
 
     while (n < c->max_len && 2 * (int64_t)n <= most) {
@@ -310,10 +315,11 @@ static int32_t window_of(const struct suffix_config *c)
 /* Drafts are first taken to hold as often as they do on average. */
 static void first_rates(struct rates *r)
 {
-    static const float HELD[LENGTHS] = {0.35f, 0.5f, 0.65f, 0.8f, 0.9f};
+    static const float OWN[LENGTHS] = {0.25f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f},
+                       STORE[LENGTHS] = {0.2f, 0.3f, 0.4f, 0.6f, 0.8f, 0.9f};
 
-    memcpy(r->own, HELD, sizeof(HELD));
-    memcpy(r->store, HELD, sizeof(HELD));
+    memcpy(r->own, OWN, sizeof(OWN));
+    memcpy(r->store, STORE, sizeof(STORE));
 }
 
 int suffix_open(struct suffix_drafts **ret, const struct suffix_config *c, struct err *e)
@@ -328,7 +334,7 @@ int suffix_open(struct suffix_drafts **ret, const struct suffix_config *c, struc
     d->c = *c;
     d->window = window_of(c);
     first_rates(&d->rates);
-    size_t ints = (size_t)d->window / 2 * 3;
+    size_t ints = (size_t)d->window * 2;
     d->state = calloc((size_t)c->n_seqs + 1, sizeof(*d->state));
     d->memory = calloc((size_t)c->n_seqs * ints, sizeof(*d->memory)); /* touched where needed */
     if (!d->state || !d->memory || store_init(&d->store, c->store_tokens, e) < 0) {
@@ -339,6 +345,7 @@ int suffix_open(struct suffix_drafts **ret, const struct suffix_config *c, struc
         struct state *s = &d->state[i];
         s->text.next = d->memory + (size_t)(i - 1) * ints;
         s->text.head = s->text.next + d->window;
+        s->text.pair = s->text.head + d->window / 2;
         s->text.window = d->window;
         s->next = i < c->n_seqs ? i + 1 : 0;
     }

@@ -113,6 +113,22 @@ static void the_text_behind_an_earlier_occurrence_is_drafted(void **state)
     end(t);
 }
 
+static void two_tokens_are_a_match_where_no_more_agree(void **state)
+{
+    (void)state;
+    struct text *t = text_new(1, NULL);
+    prompt(t, "one fish, red cod; ");
+    say(t, "blue fi");
+    assert_string_equal(drafted(t, 4), "sh, ");
+    say(t, "n"); /* "fin" stood nowhere, nor "in" */
+    assert_string_equal(drafted(t, 4), "");
+    say(t, "e fi");
+    assert_string_equal(drafted(t, 3), "sh,"); /* " fi": the longer match, not the last */
+    say(t, "sh");
+    assert_true(source->expect(source, &t->seq) > 0);
+    end(t);
+}
+
 static void a_text_that_repeats_itself_is_drafted_on(void **state)
 {
     (void)state;
@@ -234,8 +250,8 @@ static void matches_are_where_the_text_agrees(void **state)
 {
     (void)state;
     enum { WINDOW = 256, LENGTH = 3000 };
-    static int32_t token[LENGTH], head[WINDOW / 2], next[WINDOW];
-    struct ngram_index x = {.head = head, .next = next, .window = WINDOW};
+    static int32_t token[LENGTH], head[WINDOW / 2], pair[WINDOW / 2], next[WINDOW];
+    struct ngram_index x = {.head = head, .pair = pair, .next = next, .window = WINDOW};
     struct ngram_text t = {.first = token, .n_first = LENGTH, .mask = UINT32_MAX};
     int32_t n_found = 0;
 
@@ -249,7 +265,7 @@ static void matches_are_where_the_text_agrees(void **state)
             continue;
         }
         n_found++;
-        assert_true(m.length >= NGRAM && m.position < end && m.position >= m.length);
+        assert_true(m.length >= NGRAM_SHORTEST && m.position < end && m.position >= m.length);
         assert_true(end - m.position < WINDOW);
         assert_memory_equal(token + m.position - m.length, token + end - m.length,
                             (size_t)m.length * sizeof(*token));
@@ -301,6 +317,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_text_behind_an_earlier_occurrence_is_drafted),
+        CASE(two_tokens_are_a_match_where_no_more_agree),
         CASE(a_text_that_repeats_itself_is_drafted_on),
         CASE(recent_answers_are_drafted_to_their_own_salt_alone),
         CASE(old_answers_make_room_for_new_ones),
