@@ -87,9 +87,9 @@ void step_pace_saw(struct step_pace *p, const struct step_cost *c, int32_t n, do
     p->n_seen[at - 1] = MIN(p->n_seen[at - 1] + 1, 1 << 20);
 }
 
-/* Whether a step of n rows may well be the better one of two, though it seems to make
- * 1 / `worse` of the other's tokens: whether twice the doubt in the ratio of their times
- * spans that. */
+/* Whether a step of n rows may well be the better one of two, though it seems to
+ * make 1 / `worse` of the other's tokens: whether twice the doubt in the ratio of
+ * their times spans that. */
 static bool is_open(const struct step_pace *p, int32_t n, int32_t other, double worse)
 {
     const double LEAST = 2.5e-4;

@@ -1,13 +1,14 @@
 /* The time of steps that only decode, by their rows, as learned from the steps that
  * ran; and how many drafts are worth verifying in the next one.
  *
- * The cost model was measured at start in a few steps. Rows of a decode do not cost the
- * same each: products work in tiles, so time rises in stairs, and a device may be slower
- * than it was at start. So the scheduler estimates the logarithm of a step's time over
- * the cost model's, as a sum of two numbers: one of the device, which wanders from step
- * to step, and one of the step's rows, which hardly changes. A Kalman filter tells them
- * apart by steps of other sizes; of one size alone only the sum is known. How far it
- * doubts a difference says whether a step is worth a trial.
+ * The cost model was measured at start in a few steps. Rows of a decode do not cost
+ * the same each: products work in tiles, so time rises in stairs, and a device may
+ * be slower than it was at start. So the scheduler estimates the logarithm of a
+ * step's time over the cost model's, as a sum of two numbers: one of the device,
+ * which wanders from step to step, and one of the step's rows, which hardly
+ * changes. A Kalman filter tells them apart by steps of other sizes; of one size
+ * alone only the sum is known. How far it doubts a difference says whether a step
+ * is worth a trial.
  */
 #ifndef QUIRE_ENGINE_SCHED_STEP_PACE_H
 #define QUIRE_ENGINE_SCHED_STEP_PACE_H

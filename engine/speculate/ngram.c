@@ -60,8 +60,8 @@ static int32_t agreement(const struct ngram_index *x, const struct ngram_text *t
     return n;
 }
 
-/* Of the chain for the last NGRAM tokens the longest match, if it is longer than `best`;
- * those that end at `before` or behind it do not count. */
+/* Of the chain for the last NGRAM tokens the longest match, if it is longer than
+ * `best`; those that end at `before` or behind it do not count. */
 static struct ngram_match find_in_chain(const struct ngram_index *x, const struct ngram_text *t,
                                         uint64_t key, const struct ngram_text *query, int32_t end,
                                         int32_t before, struct ngram_match best)

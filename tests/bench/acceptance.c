@@ -4,19 +4,20 @@
  *     build/tests/bench/acceptance [streams=1,8,64] [input=256] [output=128] [rounds=1]
  *         [steps=0] CURVE... -- [settings of quire serve]
  *
- * For each number of streams the requests run once for their answers, which are what is
- * drafted from then on, and once with each curve, for what a device sets up when a size
- * is new. Then they run `rounds` times with each curve, right behind or before a run
- * without drafts. A CURVE is a chance for all drafts (0.8), one for each place of a draft
- * in its step (0.8,0.8,0.7), or lengths, the tokens that a step gives with 1, 2, 3 ...
- * drafts, from which the chances follow (al:1.78,2.38,2.83). With a draft model it drafts
- * as when serving, and its tokens are replaced.
+ * For each number of streams the requests run once for their answers, which are
+ * what is drafted from then on, and once with each curve, for what a device sets up
+ * when a size is new. Then they run `rounds` times with each curve, right behind or
+ * before a run without drafts. A CURVE is a chance for all drafts (0.8), one for
+ * each place of a draft in its step (0.8,0.8,0.7), or lengths, the tokens that a
+ * step gives with 1, 2, 3 ... drafts, from which the chances follow
+ * (al:1.78,2.38,2.83). With a draft model it drafts as when serving, and its tokens
+ * are replaced.
  *
- * A line gives tokens a second while all requests decode, without and with drafts, and
- * their ratio, the median of the rounds; milliseconds a token of a stream; tokens and
- * drafts a step and sequence; and for a step what the host and the device take, without
- * and with drafts. steps=1 prints at the end what steps of so many rows take by the cost
- * model and as learned.
+ * A line gives tokens a second while all requests decode, without and with drafts,
+ * and their ratio, the median of the rounds; milliseconds a token of a stream;
+ * tokens and drafts a step and sequence; and for a step what the host and the
+ * device take, without and with drafts. steps=1 prints at the end what steps of so
+ * many rows take by the cost model and as learned.
  */
 #include <math.h>
 #include <pthread.h>
