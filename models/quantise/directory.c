@@ -141,8 +141,8 @@ static int choose_factors(struct conversion *k, int32_t layer, enum product p, s
     if (!s) {
         return err_nomem(e, "factors");
     }
-    int rc = o->search ? fold_search(&r, in, &k->rounding, s, e)
-                       : fold_smooth(&r, in, o->smooth, s, e);
+    int rc =
+        o->search ? fold_search(&r, in, &k->rounding, s, e) : fold_smooth(&r, in, o->smooth, s, e);
     if (rc == 0 && p != PRODUCT_DOWN) {
         rc = fold_round_factors(norm_of(k, layer, p), k->config.norm_offset, s, e);
     }
@@ -209,9 +209,10 @@ static int score_written(const struct conversion *k, double before, struct err *
     if (rc < 0) {
         return rc;
     }
-    rc = o->format == FORMAT_INT4
-             ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
-             : inputs_rounded_loss(&s, o->format, o->token + half, o->n_tokens - half, &loss, &n, e);
+    rc =
+        o->format == FORMAT_INT4
+            ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
+            : inputs_rounded_loss(&s, o->format, o->token + half, o->n_tokens - half, &loss, &n, e);
     scorer_release(&s);
     if (rc == 0) {
         fprintf(k->report, "perplexity of %d tokens %.4f, quantised %.4f\n", n, before,
@@ -254,8 +255,7 @@ static int convert(struct conversion *k, struct err *e)
 static int check_options(const struct quantise_options *o, struct err *e)
 {
     if ((o->smooth > 0 && o->format != FORMAT_INT8) || (o->search && o->format == FORMAT_FP8)) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "smoothing is for int8, and a search for int8 and int4");
+        return err_set(e, ERR_UNSUPPORTED, "smoothing is for int8, and a search for int8 and int4");
     }
     if ((o->smooth > 0 || o->search || o->n_tokens > 0) && o->n_tokens < 8) {
         return err_set(e, ERR_INVALID, "a text of at least 8 tokens is needed");

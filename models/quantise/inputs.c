@@ -30,8 +30,10 @@ static int32_t product_of(const struct tap *t, struct mat w)
 {
     for (int32_t i = 0; i < t->t->n_layers; i++) {
         const struct layer *l = &t->t->layer[i];
-        struct mat weight[PRODUCTS] = {
-            [PRODUCT_QKV] = l->qkv, [PRODUCT_O] = l->o, [PRODUCT_UP] = l->up, [PRODUCT_DOWN] = l->down};
+        struct mat weight[PRODUCTS] = {[PRODUCT_QKV] = l->qkv,
+                                       [PRODUCT_O] = l->o,
+                                       [PRODUCT_UP] = l->up,
+                                       [PRODUCT_DOWN] = l->down};
         for (int32_t p = 0; p < PRODUCTS; p++) {
             if (weight[p].cols > 0 && same(weight[p], w)) {
                 return i * PRODUCTS + p;

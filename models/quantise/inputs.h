@@ -13,12 +13,12 @@ enum { INPUT_SAMPLES = 64 }; /* rows of a sample, at most */
 
 /* Of one product, over all tokens of a text. */
 struct inputs {
-    int32_t cols;     /* 0: the layer has no such product */
-    int64_t n;        /* tokens */
-    float *most;      /* [cols] greatest magnitude; owned, as are the next three */
-    double *sum;      /* [cols] of magnitudes */
-    double *squares;  /* [cols] sum of squares */
-    float *sample;    /* [n_samples, cols] rows at equal distances in the text */
+    int32_t cols;    /* 0: the layer has no such product */
+    int64_t n;       /* tokens */
+    float *most;     /* [cols] greatest magnitude; owned, as are the next three */
+    double *sum;     /* [cols] of magnitudes */
+    double *squares; /* [cols] sum of squares */
+    float *sample;   /* [n_samples, cols] rows at equal distances in the text */
     int32_t n_samples;
 };
 

@@ -150,7 +150,8 @@ static int write_norm(struct conversion *k, const struct tensor *t, const float 
         row[i] = fold_norm_weight(row[i], offset, s[i]);
     }
     size_t n = (size_t)t->dim[0];
-    int rc = fwrite(row, sizeof(*row), n, k->out) == n ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);
+    int rc =
+        fwrite(row, sizeof(*row), n, k->out) == n ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);
     free(row);
     return rc;
 }
@@ -170,7 +171,9 @@ static int write_quantised(struct conversion *k, const struct tensor *t, double 
     for (size_t r = 0; r < rows && rc == 0; r++) {
         load_row(k, t, (int64_t)r, row);
         round_row(&k->rounding, row, t->dim[1], codes, scale + r * groups, NULL, sum);
-        rc = fwrite(codes, 1, row_bytes, k->out) == row_bytes ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);
+        rc = fwrite(codes, 1, row_bytes, k->out) == row_bytes
+                 ? 0
+                 : quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
     if (rc == 0 && fwrite(scale, sizeof(*scale), rows * groups, k->out) != rows * groups) {
         rc = quantise_failed(k, QUANTISE_WEIGHTS, e);
@@ -224,4 +227,3 @@ int quantise_write_weights(struct conversion *k, struct err *e)
     }
     return rc;
 }
-

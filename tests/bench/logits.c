@@ -18,12 +18,9 @@ static const struct way {
     enum weight_format_id format;
     int32_t group;
     bool zeros;
-} WAYS[] = {{"fp8", FORMAT_FP8, 0, false},
-            {"int8", FORMAT_INT8, 0, false},
-            {"int8-g128", FORMAT_INT8, 128, false},
-            {"int8-asymmetric", FORMAT_INT8, 0, true},
-            {"int4", FORMAT_INT4, 128, true},
-            {"mxfp4", FORMAT_FP4, 32, false}};
+} WAYS[] = {{"fp8", FORMAT_FP8, 0, false},          {"int8", FORMAT_INT8, 0, false},
+            {"int8-g128", FORMAT_INT8, 128, false}, {"int8-asymmetric", FORMAT_INT8, 0, true},
+            {"int4", FORMAT_INT4, 128, true},       {"mxfp4", FORMAT_FP4, 32, false}};
 
 static void check(int rc, const struct err *e)
 {
@@ -83,7 +80,8 @@ int main(int argc, char **argv)
         return 1;
     }
     while (fread(&n, sizeof(n), 1, stdin) == 1) {
-        if (n < 1 || n > SCORER_WINDOW || fread(token, sizeof(*token), (size_t)n, stdin) != (size_t)n) {
+        if (n < 1 || n > SCORER_WINDOW ||
+            fread(token, sizeof(*token), (size_t)n, stdin) != (size_t)n) {
             fprintf(stderr, "logits: a window of 1 to %d tokens is needed\n", SCORER_WINDOW);
             return 1;
         }

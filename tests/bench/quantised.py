@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What quantised weights of a model make of a text, by Quire and by the weights' reference decoders in float32.
 
-    tests/bench/quantised.py perplexity --model DIR --work DIR --text FILE... [--cases CASE...] [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
-    tests/bench/quantised.py greedy     --model DIR --work DIR --text FILE... [--cases CASE...] [--gguf FILE...] [--out FILE]
+    tests/bench/quantised.py perplexity --model DIR --work DIR [--text FILE...] [--cases CASE...] [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
+    tests/bench/quantised.py greedy     --model DIR --work DIR [--text FILE...] [--cases CASE...] [--gguf FILE...] [--out FILE]
 
 DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case is a directory that
 scripts/make-quantised-goldens knows to write (`ct-int4-g32`, `gptq`, ...), what `quire quantize` writes
@@ -302,6 +302,14 @@ def perplexity(a, model, floats, ids, text):
         yield row
 
 
+@torch.no_grad()
+def sampled(model, n):
+    """Texts of the model itself, a window each, temperature 1."""
+    torch.manual_seed(1)
+    start = torch.full((-(-n // WINDOW), 1), model.config.bos_token_id)
+    return model.generate(start, do_sample=True, top_k=0, temperature=1.0, min_new_tokens=WINDOW - 1, max_new_tokens=WINDOW - 1).flatten().tolist()
+
+
 # ---- greedy ----
 
 def continuations(case, prompts, n_new, work):
@@ -361,17 +369,17 @@ def main():
     p.add_argument("--tie", type=float, default=0.1)
     p.add_argument("--out", help="append the lines to this file")
     p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE", help="default: all but GGUF files")
-    p.add_argument("--text", nargs="+", required=True, metavar="FILE")
+    p.add_argument("--text", nargs="+", metavar="FILE", help="default: what the model of floats itself says, sampled with a fixed seed")
     a = p.parse_args()
-    text = "\n".join(open(f, encoding="utf-8").read() for f in a.text)
     a.case = a.case + a.gguf
     a.work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
-    ids = tokenizer(text).input_ids
     model = transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32).eval()
     floats = copy.deepcopy(model.state_dict())
+    text = "\n".join(open(f, encoding="utf-8").read() for f in a.text or [])
+    ids = tokenizer(text).input_ids if a.text else sampled(model, max(a.tokens, 32 * a.prompts))
     for row in (perplexity if a.what == "perplexity" else greedy)(a, model, floats, ids, text):
         line = json.dumps(row)
         print(line, flush=True)
