@@ -1,4 +1,4 @@
-/* The files beside the weights of a quantised directory (see quantise.h). / */
+/* The files beside the weights of a quantised directory (see quantise.h). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Writing a directory of quantised weights (see quantise.h): which weights, with which
  * factors, and what they cost.
  *
- * What a failure leaves behind does not load: its weights are cut short. / */
+ * What a failure leaves behind does not load: its weights are cut short. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

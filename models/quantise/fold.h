@@ -1,9 +1,10 @@
 /* Factors that move the size of a product's input columns into its weight, where they
- * can be rounded with less loss (SmoothQuant, arXiv 2211.10438; AWQ, arXiv 2306.00978).
+ * can be rounded with less loss (SmoothQuant, arXiv 2211.10438; AWQ, arXiv
+ * 2306.00978).
  *
- * Column j of the input is divided by s[j], column j of the weight multiplied by it. The
- * division costs nothing where the input is made by rows of its own: a norm's weights,
- * or up's rows for down. / */
+ * Column j of the input is divided by s[j], column j of the weight multiplied by it.
+ * The division costs nothing where the input is made by rows of its own: a norm's weights,
+ * or up's rows for down. */
 #ifndef QUIRE_MODELS_QUANTISE_FOLD_H
 #define QUIRE_MODELS_QUANTISE_FOLD_H
 
@@ -24,8 +25,8 @@ void fold_load_vector(const struct tensor *t, float *ret);
 /* A norm's weight divided by s, as it is written: a value of bfloat16. */
 float fold_norm_weight(float weight, float offset, float s);
 /* Change the factors s[n] of a norm's outputs so that its weights, with `offset` added
- * as struct norm has it, divided by them are the values of fold_norm_weight: the product
- * then is what it was. 0 or ERR_NOMEM. */
+ * as struct norm has it, divided by them are the values of fold_norm_weight: the
+ * product then is what it was. 0 or ERR_NOMEM. */
 int fold_round_factors(const struct tensor *norm, float offset, float *s, struct err *e);
 
 /* s[cols] of SmoothQuant's formula: greatest input^alpha / greatest weight^(1 - alpha),

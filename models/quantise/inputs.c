@@ -1,7 +1,7 @@
 /* Inputs of products, watched or rounded on their way into them (see inputs.h).
  *
  * The backend's table of operations is exchanged for one whose products look at their
- * input first. / */
+ * input first. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

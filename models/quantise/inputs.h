@@ -1,5 +1,5 @@
-/* What a text shows of the inputs of a model's products: how large each column gets, and
- * a sample of rows. / */
+/* What a text shows of the inputs of a model's products: how large each column gets,
+ * and a sample of rows. */
 #ifndef QUIRE_MODELS_QUANTISE_INPUTS_H
 #define QUIRE_MODELS_QUANTISE_INPUTS_H
 

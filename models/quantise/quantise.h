@@ -11,7 +11,7 @@
  * Embeddings, the output head, norms, routers and experts are copied as they are.
  *
  * Factors (fold.h) move what is large in the inputs of q, k and v, of gate and up, and
- * of down into the weights; the norms before them and up's rows take the inverse. / */
+ * of down into the weights; the norms before them and up's rows take the inverse. */
 #ifndef QUIRE_MODELS_QUANTISE_QUANTISE_H
 #define QUIRE_MODELS_QUANTISE_QUANTISE_H
 

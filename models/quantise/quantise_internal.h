@@ -1,4 +1,4 @@
-/* Between the files that write a quantised directory. / */
+/* Between the files that write a quantised directory. */
 #ifndef QUIRE_MODELS_QUANTISE_QUANTISE_INTERNAL_H
 #define QUIRE_MODELS_QUANTISE_QUANTISE_INTERNAL_H
 

@@ -1,7 +1,7 @@
 /* A model that scores texts on the CPU: for `quire quantize` and for measurements.
  *
  * A text is cut into windows, each of which is computed in one step, with nothing in
- * the cache before it. / */
+ * the cache before it. */
 #ifndef QUIRE_MODELS_QUANTISE_SCORER_H
 #define QUIRE_MODELS_QUANTISE_SCORER_H
 

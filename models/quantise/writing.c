@@ -1,7 +1,7 @@
 /* The file of quantised weights (see quantise.h).
  *
- * Its header is made first, from the sizes alone; then the tensors are read, rounded and
- * written one by one, so that memory holds one row and the scales of one weight. / */
+ * Its header is made first, from the sizes alone; then the tensors are read, rounded
+ * and written one by one, so that memory holds one row and the scales of one weight. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
