@@ -3,8 +3,8 @@
  * 2306.00978).
  *
  * Column j of the input is divided by s[j], column j of the weight multiplied by it.
- * The division costs nothing where the input is made by rows of its own: a norm's weights,
- * or up's rows for down. */
+ * The division costs nothing where the input is made by rows of its own: a norm's
+ * weights, or up's rows for down. */
 #ifndef QUIRE_MODELS_QUANTISE_FOLD_H
 #define QUIRE_MODELS_QUANTISE_FOLD_H
 
