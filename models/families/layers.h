@@ -499,8 +499,8 @@ int quantised_init(struct quantised *q, const struct model *m, struct weight_des
 void quantised_release(struct quantised *q);
 
 /* Count a tensor of row s that was loaded, for model_log_formats. */
-void model_count_format(const struct model *m, const struct tensor_spec *s, const struct tensor *tensor,
-                        bool as_stored);
+void model_count_format(const struct model *m, const struct tensor_spec *s,
+                        const struct tensor *tensor, bool as_stored);
 
 /* The norms of q and of k over all of their heads together, in place, if the layer has
  * them. qkv [rows, (n_heads + 2 n_kv_heads) * head_dim]. */

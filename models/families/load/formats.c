@@ -54,16 +54,16 @@ static const char *why_decoded(const struct model *m, const struct tensor_spec *
     const struct quant_tensor *q = t->quantised;
 
     return !m->backend->ops->supports(m->backend, t->format).as_stored ? "no kernel multiplies them"
-           : q && q->column_group                   ? "groups of columns that are no neighbours"
-           : s->kind != WEIGHT_LINEAR               ? "they are embedded"
+           : q && q->column_group     ? "groups of columns that are no neighbours"
+           : s->kind != WEIGHT_LINEAR ? "they are embedded"
            : q && q->scales.group_cols % FORMAT_GROUP != 0 ? "groups of no multiple of 16 columns"
-           : tensor_spec_stacked(s)                 ? "all experts of a layer in one tensor"
-           : tensor_spec_of_expert(s)               ? "experts of other sizes than its kernels"
-                                                    : "a product by heads";
+           : tensor_spec_stacked(s)                        ? "all experts of a layer in one tensor"
+           : tensor_spec_of_expert(s) ? "experts of other sizes than its kernels"
+                                      : "a product by heads";
 }
 
-void model_count_format(const struct model *m, const struct tensor_spec *s, const struct tensor *tensor,
-                        bool as_stored)
+void model_count_format(const struct model *m, const struct tensor_spec *s,
+                        const struct tensor *tensor, bool as_stored)
 {
     struct transformer *t = m->weights;
     enum weight_format_id id =
