@@ -181,6 +181,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     }
     if (isa >= CPU_AVX512_VNNI && isa <= CPU_AVX512_BF16) {
         cpu_blocks_avx512vnni(k);
+        cpu_panels_avx512vnni(k);
     }
     if (isa == CPU_AVX512_BF16) {
         cpu_tiles_avx512bf16(k);
