@@ -30,7 +30,8 @@ def run(command, env=None):
     return done.stdout
 
 
-SETTLE_S = 1  # for Quire to move its weights into large pages
+SETTLE_S = 2  # for Quire to move its weights into large pages
+MOVED_BYTES_A_SECOND = 250e6  # at least, of the same, where a machine's host has yet to find the memory
 
 
 def last_json(text):
@@ -54,12 +55,10 @@ class Bench:
                     str(sequences * (prompt + generate) + 512), "--output-format", "jsonl"])
         return last_json(text)["speed_tg"]
 
-    def quire(self, requests, prompt, generate, isa=None):
-        """The JSON of a run; `isa`: on an instruction set of QUIRE_CPU_ISA."""
+    def quire(self, requests, prompt, generate):
         return last_json(run([self.args.quire, "bench", "offline", self.args.model, "--device", "cpu", "--threads",
                               str(self.args.threads), "--requests", str(requests), "--input-len", str(prompt),
-                              "--output-len", str(generate), "--settle", str(SETTLE_S), "--json", "-"],
-                             {"QUIRE_CPU_ISA": isa} if isa else None))
+                              "--output-len", str(generate), "--settle", str(SETTLE_S), "--json", "-"]))
 
     def read_gbs(self):
         """The read bandwidth, measured now; bench_cpu is built by `make bench`."""
@@ -71,20 +70,21 @@ class Bench:
             return os.path.getsize(self.args.model)
         return sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
 
-    def decode_and_share(self):
-        """Tokens a second, and the weight bytes read as a fraction of what could be read in that time: measured just before
-        and just after. A tied embedding is read once, as the head."""
+    def decode_and_share(self, url=None):
+        """Tokens a second, of a server if there is one, and the weight bytes read as a fraction of what could be read in that
+        time: measured just before and just after. A tied embedding is read once, as the head."""
         read = self.read_gbs()
-        rate = self.quire(1, 16, self.args.tokens)["decode_tok_s"]
+        rate = self.stream(url, 16, self.args.tokens)[0] if url else self.quire(1, 16, self.args.tokens)["decode_tok_s"]
         return rate, self.model_bytes() * rate / 1e9 / max(read, self.read_gbs())
 
     @contextlib.contextmanager
-    def serving(self, command):
+    def serving(self, command, env=None):
         """A server of either kind on a free port, healthy."""
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        server = subprocess.Popen(command + ["--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = subprocess.Popen(command + ["--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                  env={**os.environ, **(env or {})})
         try:
             while True:
                 try:
@@ -98,6 +98,25 @@ class Bench:
         finally:
             server.terminate()
             server.wait()
+
+    @contextlib.contextmanager
+    def settled(self, isa=None):
+        """Quire's server with its weights in large pages; `isa`: on an instruction set of QUIRE_CPU_ISA."""
+        ours = [self.args.quire, "serve", self.args.model, "--device", "cpu", "--threads", str(self.args.threads),
+                "--log-level", "error"]
+        with self.serving(ours, {"QUIRE_CPU_ISA": isa} if isa else None) as url:
+            self.stream(url, 16, 8)
+            time.sleep(1 + self.model_bytes() / MOVED_BYTES_A_SECOND)
+            yield url
+
+    def stream(self, url, prompt, generate):
+        """One stream of `quire bench serve`: tokens a second of decode, of prefill."""
+        with tempfile.NamedTemporaryFile("r") as out:
+            run([self.args.quire, "bench", "serve", "--url", url, "--concurrency", "1", "--requests", "1", "--input-len",
+                 str(prompt), "--output-len", str(generate), "--json", out.name])
+            figures = last_json(out.read())
+        decode_ms = figures["tpot_ms"]["mean"]
+        return 1e3 / decode_ms if decode_ms > 0 else 0, 1e3 * prompt / figures["ttft_ms"]["mean"]
 
     def clients(self, url, requests, prompt, generate):
         """`quire bench serve` against a server: N clients at once."""
