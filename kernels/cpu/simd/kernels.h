@@ -21,7 +21,7 @@ enum {
     TILE_CHUNK = 32,
     CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
     CODE_TILE_ROWS = 12,  /* rows of x in a tile of codes, at most */
-    PANEL_ROWS = 24,      /* stored rows of w in a panel */
+    PANEL_MAX_ROWS = 48,  /* stored rows of w in a panel, at most */
     PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
@@ -174,19 +174,21 @@ struct line_prefetch {
  * order of elements in a panel and in packed x is the instruction set's own. */
 struct cpu_panels {
     int32_t k_block; /* as in cpu_tiles; 0: no panels for this machine */
-    /* Elements [first, first + n) of PANEL_ROWS rows of type t; n is a multiple of
-     * TILE_CHUNK. panel: n * PANEL_ROWS + PANEL_SLACK floats. */
+    int32_t rows;    /* stored rows of w in a panel */
+    int32_t from;    /* rows of x, from which panels are faster than tiles */
+    /* Elements [first, first + n) of `rows` rows of type t; n is a multiple of
+     * TILE_CHUNK. panel: n * rows + PANEL_SLACK floats. */
     void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
     /* Pack tile `tile` of n_tiles: n_x <= TILE_ROWS rows of n floats, zero-padded to
      * `padded`. out holds all tiles: n_tiles * padded * TILE_ROWS + PANEL_SLACK
      * floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
                    int32_t n, int32_t padded, enum dtype t);
-    /* sum [count][TILE_ROWS][PANEL_ROWS] = packed x . panel over n elements, for the
-     * `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next lines
-     * of `ahead`. */
+    /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for
+     * the `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next
+     * lines of `ahead`. */
     void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
-                 int32_t n_tiles, int32_t n, struct line_prefetch *ahead);
+                 int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead);
 };
 
 struct cpu_kernels {
