@@ -266,9 +266,8 @@ static void products_follow_the_decoded_weights(void **state)
     (void)state;
     static const struct {
         int32_t rows, cols, x_rows;
-    } SHAPES[] = {{1, 256, 1},  {5, 512, 3},   {40, 1536, 1},
-                  {77, 768, 2}, {130, 256, 9}, {31, 2048, 4},
-                  {17, 768, 13}};
+    } SHAPES[] = {{1, 256, 1},   {5, 512, 3},   {40, 1536, 1}, {77, 768, 2},
+                  {130, 256, 9}, {31, 2048, 4}, {17, 768, 13}};
     struct rig r;
     rig_open(&r);
     for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
