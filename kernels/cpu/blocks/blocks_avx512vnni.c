@@ -57,7 +57,8 @@ INLINE __m512i add_small_pairs(__m512i a, __m512i b)
     return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
 }
 
-/* The sums of each 16 codes, in the order 0 4 8 12 1 5 ... `small`: of codes below 32. */
+/* The sums of each 16 codes, in the order 0 4 8 12 1 5 ... `small`: of codes below
+ * 32. */
 INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x, const bool small)
 {
     const __m512i zero = _mm512_setzero_si512();

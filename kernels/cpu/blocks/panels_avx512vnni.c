@@ -75,8 +75,8 @@ INLINE bool splits_late(const enum weight_format_id f)
 /* The codes of a row's 256 values, and its scales: of sixteen groups, or of eight and
  * their minima. */
 struct unpacked {
-    /* a quarter of the codes of each row; of formats that are split late half of them, of
-     * which there are two */
+    /* a quarter of the codes of each row; of formats that are split late half of them,
+     * of which there are two */
     __m512i code[4][ROWS];
     __m512i scale[ROWS];
     __m512i min[ROWS]; /* of sixteen groups */
