@@ -209,6 +209,9 @@ static int open_model(struct engine *e, struct err *err)
                                    .vocab = e->config.vocab,
                                    .max_draft = e->max_draft,
                                    .shift = has_head(e),
+                                   .mask_token = e->draft_config.head.parallel
+                                                     ? e->draft_config.head.mask_token
+                                                     : -1,
                                    .secret = e->config.secret,
                                    .now_us = clock_us};
 

@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 15
+#define BACKEND_ABI 16
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -644,6 +644,9 @@ struct backend_ops {
     /* out[i] = own[token_src of i] (0 where it is below 0): what the step before left
      * for the token that it sampled. */
     void (*hidden_own)(struct backend *b, struct mat out, struct mat own);
+    /* out[i] = row [1, out.cols] where token_src of i is TOKEN_MASKED; other rows stay.
+     * (optional: the backend runs no heads that draft in parallel) */
+    void (*hidden_masked)(struct backend *b, struct mat out, struct mat row);
     /* out [rows, vocab], float32: column id[i] = column i of x [rows, n], float32,
      * and the others -infinity. id [1, n], a WEIGHT_TABLE of float32: whole numbers,
      * ascending and below vocab. */
