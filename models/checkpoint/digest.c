@@ -65,9 +65,16 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.conv_bias,
                              c->gated_attention};
     const struct head_config *d = &c->head;
-    const int64_t head[] = {d->kind,        d->layer,    d->named,     d->normed,
-                            d->n_taps,      d->draft_vocab, d->norm_before_residual,
-                            d->target_hidden, d->parallel, d->mask_token};
+    const int64_t head[] = {d->kind,
+                            d->layer,
+                            d->named,
+                            d->normed,
+                            d->n_taps,
+                            d->draft_vocab,
+                            d->norm_before_residual,
+                            d->target_hidden,
+                            d->parallel,
+                            d->mask_token};
     const double real[] = {
         c->norm_eps,       c->norm_offset,          c->embed_scale,      c->rope.theta,
         c->rope.factor,    c->window_theta,         c->query_scalar,     c->logit_scale,

@@ -136,9 +136,9 @@ bool raw_eagle_read(struct json *j, struct raw_eagle *r, bool *ret_known)
 
 bool raw_eagle_named(struct raw_eagle *r, const char *architecture)
 {
-    static const char *const NAMES[] = {"LlamaForCausalLMEagle3",  "Eagle3LlamaForCausalLM",
-                                        "Eagle3Speculator",        "Eagle3DraftModel",
-                                        "PEagleSpeculator",        "PEagleDraftModel",
+    static const char *const NAMES[] = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM",
+                                        "Eagle3Speculator",       "Eagle3DraftModel",
+                                        "PEagleSpeculator",       "PEagleDraftModel",
                                         "PeagleLlamaForCausalLM"};
     enum { FIRST_PARALLEL = 4 };
 

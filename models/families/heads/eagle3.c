@@ -14,30 +14,30 @@
     ROW_MATRIX(name, rows, DIM_JOINED, SPLIT_OUT, qkv, WHEN_FIRST_LAYER)
 #define ROW_QKV_LATER(name, rows) \
     ROW_MATRIX(name, rows, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_LATER_LAYER)
-#define ROW_LAYER_NORM(name, norm, when)                                                       \
-    ROW(LAYER name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), \
-        when)
+#define ROW_LAYER_NORM(name, norm, when)                                      \
+    ROW(LAYER name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
+        IN_LAYER(norm.weight), when)
 
-#define ROWS_EAGLE3                                                                              \
-    ROW("model.fc.weight", DIM_HIDDEN, DIM_TAPS, SPLIT_NONE, WEIGHT_LINEAR,                      \
-        IN_MODEL(draft.combine), WHEN_ALWAYS),                                                   \
-        ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,                 \
-            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                           \
-        ROW("lm_head.weight", DIM_DRAFT_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR,           \
-            IN_MODEL(head), WHEN_ALWAYS),                                                        \
-        ROW_LAYER_NORM("input_layernorm", head.embed_norm, WHEN_FIRST_LAYER),                    \
-        ROW_LAYER_NORM("hidden_norm", head.hidden_norm, WHEN_FIRST_LAYER),                       \
-        ROW_LAYER_NORM("input_layernorm", attn_norm, WHEN_LATER_LAYER),                          \
-        ROW_QKV_JOINED(ATTN "q_proj", DIM_Q), ROW_QKV_JOINED(ATTN "k_proj", DIM_KV),             \
-        ROW_QKV_JOINED(ATTN "v_proj", DIM_KV), ROW_QKV_LATER(ATTN "q_proj", DIM_Q),              \
-        ROW_QKV_LATER(ATTN "k_proj", DIM_KV), ROW_QKV_LATER(ATTN "v_proj", DIM_KV),              \
-        ROWS_QKV_BIAS(ATTN), ROWS_QK_NORM(ATTN), ROW_O(ATTN "o_proj"),                           \
-        ROW(ATTN "o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,                 \
-            IN_LAYER(o_bias), WHEN_O_BIAS),                                                      \
+#define ROWS_EAGLE3                                                                                \
+    ROW("model.fc.weight", DIM_HIDDEN, DIM_TAPS, SPLIT_NONE, WEIGHT_LINEAR,                        \
+        IN_MODEL(draft.combine), WHEN_ALWAYS),                                                     \
+        ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,                   \
+            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                             \
+        ROW("lm_head.weight", DIM_DRAFT_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR,             \
+            IN_MODEL(head), WHEN_ALWAYS),                                                          \
+        ROW_LAYER_NORM("input_layernorm", head.embed_norm, WHEN_FIRST_LAYER),                      \
+        ROW_LAYER_NORM("hidden_norm", head.hidden_norm, WHEN_FIRST_LAYER),                         \
+        ROW_LAYER_NORM("input_layernorm", attn_norm, WHEN_LATER_LAYER),                            \
+        ROW_QKV_JOINED(ATTN "q_proj", DIM_Q), ROW_QKV_JOINED(ATTN "k_proj", DIM_KV),               \
+        ROW_QKV_JOINED(ATTN "v_proj", DIM_KV), ROW_QKV_LATER(ATTN "q_proj", DIM_Q),                \
+        ROW_QKV_LATER(ATTN "k_proj", DIM_KV), ROW_QKV_LATER(ATTN "v_proj", DIM_KV),                \
+        ROWS_QKV_BIAS(ATTN), ROWS_QK_NORM(ATTN), ROW_O(ATTN "o_proj"),                             \
+        ROW(ATTN "o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(o_bias), \
+            WHEN_O_BIAS),                                                                          \
         ROW_NORM(LAYER "post_attention_layernorm", mlp_norm), ROWS_GATED_MLP(LAYER "mlp.")
-#define ROW_MASKED                                                           \
-    ROW("model.mask_hidden", DIM_TAPS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,   \
-        IN_MODEL(draft.masked), WHEN_ALWAYS)
+#define ROW_MASKED                                                                                 \
+    ROW("model.mask_hidden", DIM_TAPS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(draft.masked), \
+        WHEN_ALWAYS)
 #define ROW_EMBED                                                                          \
     ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, \
         IN_MODEL(embed), WHEN_ALWAYS)

@@ -63,9 +63,9 @@ const struct model_family *head_family(const struct model_config *c)
 {
     return c->head.kind == HEAD_EAGLE3 && c->head.parallel ? &peagle_family
            : c->head.kind == HEAD_EAGLE3                   ? &eagle3_family
-           : c->head.named             ? &qwen_mtp_family
-           : c->latent.rank > 0        ? &latent_mtp_family
-                                       : &mtp_family;
+           : c->head.named                                 ? &qwen_mtp_family
+           : c->latent.rank > 0                            ? &latent_mtp_family
+                                                           : &mtp_family;
 }
 
 void head_begin(struct model *m, const struct batch *b)

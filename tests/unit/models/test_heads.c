@@ -456,9 +456,9 @@ static void weights_that_do_not_fit_are_refused(void **state)
 
 int main(void)
 {
-    static char *dir[] = {HEADS "mtp-glm", HEADS "mtp-latent", HEADS "mtp-qwen",
-                          HEADS "eagle3-speculators", HEADS "eagle3-midlayer",
-                          HEADS "peagle"};
+    static char *dir[] = {HEADS "mtp-glm",         HEADS "mtp-latent",
+                          HEADS "mtp-qwen",        HEADS "eagle3-speculators",
+                          HEADS "eagle3-midlayer", HEADS "peagle"};
     struct CMUnitTest tests[ARRAY_LEN(dir) + 3];
     size_t n = 0;
 
