@@ -32,6 +32,9 @@ struct executor_info {
     int32_t max_samples;            /* sampling rows, and rows of the output head, of a step */
     int32_t depth;                  /* launches that may be outstanding when another is made */
     int32_t n_ranks;                /* processes that share the model; 0: not sharded */
+    /* Prefill takes far longer than planning and launching a step: while a step with
+     * prefill runs, the next one is not planned, so that what arrives joins it. */
+    bool plans_behind_prefill;
     bool sets_up_sizes; /* the first step of a size is slow: the usual sizes are run at start */
     /* large steps run best in multiples of so many tokens; 0: any number */
     int32_t step_quantum;

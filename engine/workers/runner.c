@@ -470,6 +470,7 @@ static int runner_start(struct runner *r, struct err *e)
                   LOG_STR("what", r->backend->note));
     }
     x->info.sets_up_sizes = r->backend->async;
+    x->info.plans_behind_prefill = !r->backend->async && n_stages(r) == 1;
     bool direct = (r->backend->async && n_stages(r) == 1) || (r->place && r->place->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;

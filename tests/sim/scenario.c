@@ -398,6 +398,7 @@ static void drafts(struct scenario *s, struct rng *r)
         return;
     }
     s->only_forced = rng_chance(r, 25);
+    s->timed = rng_chance(r, 50);
     s->max_draft = rng_chance(r, 50) ? rng_range(r, 1, 4) : rng_range(r, 1, LIMIT_DRAFT);
     if (rng_chance(r, 60)) {
         s->config.cost.fixed_us = 1000000;
