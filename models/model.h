@@ -119,7 +119,7 @@ struct head_config {
     int32_t draft_vocab;
     bool norm_before_residual;
     int32_t target_hidden;
-    /* It drafts all tokens in one step (P-EAGLE, Hui et al. 2026): behind the known
+    /* It drafts all tokens in one step (P-EAGLE, arXiv 2602.01469): behind the known
      * ones stand mask_token and one hidden state, learned, that stands for all. */
     bool parallel;
     int32_t mask_token;

@@ -25,9 +25,9 @@ struct draft_steps {
     struct executor *executor; /* borrowed */
     uint64_t step;             /* the last one launched */
     int32_t vocab;             /* ids that may be drafted: those of both models */
-    /* -1: a step for each draft. Else all of a sequence's drafts are made in the step of
-     * its known tokens, of rows behind them with this token, whose keys and values are
-     * no token's. */
+    /* -1: a step for each draft. Else all of a sequence's drafts are made in the step
+     * of its known tokens, of rows behind them with this token, whose keys and values
+     * are no token's. */
     int32_t mask_token;
     /* Arrays of struct batch, by the executor's limits. */
     int32_t *token, *token_src, *position, *slot;

@@ -241,8 +241,8 @@ enum tensor_when {
     WHEN_CONV_BIAS,   /* and its convolution a bias */
     WHEN_FIRST_LAYER, /* of a draft head: it is its first layer, or a later one */
     WHEN_LATER_LAYER,
-    WHEN_MIXER_NORM,  /* and its output a norm */
-    WHEN_MLP_ALONE,   /* the layer is an MLP */
+    WHEN_MIXER_NORM, /* and its output a norm */
+    WHEN_MLP_ALONE,  /* the layer is an MLP */
 };
 
 /* One tensor of the checkpoint, or one of each layer, or one of each expert of each

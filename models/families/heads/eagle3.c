@@ -4,8 +4,8 @@
  * of its own; further layers are LLaMA's. It drafts from a part of the target's
  * vocabulary.
  *
- * P-EAGLE (Hui et al. 2026) has besides a hidden state that is read where the target has
- * none yet, and mostly an embedding of its own. */
+ * P-EAGLE (arXiv 2602.01469) has besides a hidden state that is read where the target
+ * has none yet, and mostly an embedding of its own. */
 #include "models/families/layers.h"
 
 #define LAYER LLAMA_LAYER
