@@ -204,13 +204,15 @@ static int open_text(struct engine *e, struct err *err)
 
 static int open_model(struct engine *e, struct err *err)
 {
-    struct draft_model_config c = {.executor = e->draft_executor,
-                                   .cost = e->draft_cost,
-                                   .vocab = e->config.vocab,
-                                   .max_draft = e->max_draft,
-                                   .shift = has_head(e),
-                                   .secret = e->config.secret,
-                                   .now_us = clock_us};
+    struct draft_model_config c = {
+        .executor = e->draft_executor,
+        .cost = e->draft_cost,
+        .vocab = e->config.vocab,
+        .max_draft = e->max_draft,
+        .shift = has_head(e),
+        .mask_token = e->draft_config.head.parallel ? e->draft_config.head.mask_token : -1,
+        .secret = e->config.secret,
+        .now_us = clock_us};
 
     return c.executor ? draft_model_open(&e->model_drafts, &c, err) : 0;
 }

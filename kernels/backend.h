@@ -647,6 +647,9 @@ struct backend_ops {
     /* out[i] = own[token_src of i] (0 where it is below 0): what the step before left
      * for the token that it sampled. */
     void (*hidden_own)(struct backend *b, struct mat out, struct mat own);
+    /* out[i] = row [1, out.cols] where token_src of i is TOKEN_MASKED; other rows stay.
+     * (optional: the backend runs no heads that draft in parallel) */
+    void (*hidden_masked)(struct backend *b, struct mat out, struct mat row);
     /* out [rows, vocab], float32: column id[i] = column i of x [rows, n], float32,
      * and the others -infinity. id [1, n], a WEIGHT_TABLE of float32: whole numbers,
      * ascending and below vocab. */

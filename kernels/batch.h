@@ -111,6 +111,9 @@ struct late_mask {
     const uint32_t *word;
 };
 
+/* In batch.token_src: `token` is a place-holder. */
+enum { TOKEN_MASKED = -2 };
+
 /* Words of a mask over `vocab` ids. */
 static inline int32_t mask_words(int32_t vocab)
 {
@@ -149,7 +152,9 @@ struct batch {
     const int32_t *token; /* [n_tokens] id; not read where token_src >= 0 */
     /* [n_tokens] sampling row of the step launched before, whose sampled token is this
      * token's id; -1: `token` has it. A row that could not be sampled reads as id 0,
-     * and results that depend on it are discarded. NULL: -1 for all */
+     * and results that depend on it are discarded. TOKEN_MASKED: `token` stands for one
+     * that is not known yet, nor is its hidden state (draft heads). NULL: -1 for
+     * all */
     const int32_t *token_src;
     const int32_t *position; /* [n_tokens] in the sequence, from 0 */
     /* [n_tokens] block id * block_size + offset, where the token's key and value go in

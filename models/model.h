@@ -119,6 +119,10 @@ struct head_config {
     int32_t draft_vocab;
     bool norm_before_residual;
     int32_t target_hidden;
+    /* It drafts all tokens in one step (P-EAGLE, arXiv 2602.01469): behind the known
+     * ones stand mask_token and one hidden state, learned, that stands for all. */
+    bool parallel;
+    int32_t mask_token;
 };
 /* What a model keeps of its tokens' hidden states, for a head. */
 struct model_taps {

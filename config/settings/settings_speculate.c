@@ -107,6 +107,7 @@ static int set_method(struct settings *s, const struct speculation *v, struct er
 static bool is_ignored(const struct json *j)
 {
     return json_key_is(j, "prompt_lookup_max") || json_key_is(j, "prompt_lookup_min") ||
+           json_key_is(j, "parallel_drafting") || /* the head's own configuration tells */
            strncmp(j->key, "suffix_decoding_", strlen("suffix_decoding_")) == 0;
 }
 

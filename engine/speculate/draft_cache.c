@@ -11,6 +11,7 @@ int draft_cache_init(struct draft_cache *c, int32_t n_blocks, int32_t block_size
     *c = (struct draft_cache){.block_size = block_size,
                               .table_width = (int32_t)div_ceil(max_len, block_size),
                               .max_num_seqs = max_num_seqs,
+                              .reads_drafts = true,
                               .secret = secret};
     size_t entries = (size_t)max_num_seqs * (size_t)c->table_width;
     c->tag = calloc((size_t)n_blocks, sizeof(*c->tag));
@@ -160,7 +161,7 @@ struct draft_seq *draft_cache_find(struct draft_cache *c, const struct seq *q, f
         s->n_preempted = q->group->n_preempted;
         unchanged = 0;
     }
-    if (s->n_from == s->n_valid) {
+    if (c->reads_drafts && s->n_from == s->n_valid) {
         take_drafts(c, s, q, unchanged);
     }
     s->n_from = s->n_drafts = 0;

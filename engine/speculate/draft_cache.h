@@ -32,6 +32,7 @@ struct draft_cache {
     int32_t block_size, table_width; /* tokens of a block; blocks of the longest sequence */
     int32_t max_num_seqs;
     int32_t shift;         /* as in struct draft_model_config */
+    bool reads_drafts;     /* drafts but the last are read, as tokens are */
     uint64_t secret;       /* keys the tags */
     uint64_t *tag;         /* [n_blocks] of what a block holds; 0: unknown */
     uint64_t *writer;      /* [n_blocks] key of the sequence that wrote there last */

@@ -169,6 +169,7 @@ static bool is_worth_reading(const struct draft_model *d, const struct draft_ste
 /* Tokens that the step being put together may still have. */
 struct left {
     int32_t tokens, catch_up; /* in all; of sequences that lack more than a few */
+    int32_t rows;             /* to be sampled; of drafts in one step */
 };
 
 /* A sequence whose state was just found; n_drafts 0: it only reads. */
@@ -180,12 +181,20 @@ static void add_job(struct draft_model *d, const struct seq *q, int32_t n_drafts
     int32_t n = MIN(lacks, lacks <= DRAFT_FEW ? left->tokens : MIN(left->tokens, left->catch_up));
     bool all = n == lacks;
 
+    if (d->steps.mask_token >= 0) { /* a row for each draft, too */
+        n_drafts = MIN(n_drafts, MAX(left->tokens - n, 0) + 1);
+        n_drafts = MIN(n_drafts, left->rows);
+    }
     if (n <= 0 || !draft_cache_hidden(&d->cache, q) ||
         !draft_cache_take(&d->cache, q, s->n_valid,
                           s->n_valid + n + (all ? MAX(n_drafts - 1, 0) : 0), d->steps.step + 1)) {
         return;
     }
     left->tokens -= n;
+    if (d->steps.mask_token >= 0 && all) {
+        left->tokens -= MAX(n_drafts - 1, 0);
+        left->rows -= n_drafts;
+    }
     left->catch_up -= lacks > DRAFT_FEW ? n : 0;
     d->job[(*n_jobs)++] = (struct draft_job){.seq = q,
                                              .state = s,
@@ -230,7 +239,8 @@ static struct crowd find_all(struct draft_model *d, const struct draft_want *wan
 static int32_t make_jobs(struct draft_model *d, const struct draft_want *want, int32_t n,
                          const struct draft_step *step)
 {
-    struct left left = {d->c.executor->info.max_num_batched_tokens, catch_up_tokens(d, step)};
+    const struct executor_info *x = &d->c.executor->info;
+    struct left left = {x->max_num_batched_tokens, catch_up_tokens(d, step), x->max_samples};
     struct crowd c = find_all(d, want, n);
     int32_t n_jobs = 0;
 
@@ -409,7 +419,9 @@ int draft_model_open(struct draft_model **ret, const struct draft_model_config *
                     : err_nomem(e, "drafts");
     if (rc == 0) {
         d->cache.shift = c->shift;
-        rc = draft_steps_init(&d->steps, c->executor, c->vocab, e);
+        d->cache.reads_drafts = c->mask_token < 0;
+        d->pace.one_step = c->mask_token >= 0;
+        rc = draft_steps_init(&d->steps, c->executor, c->vocab, c->mask_token, e);
     }
     if (rc < 0) {
         draft_model_free(d);

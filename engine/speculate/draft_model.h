@@ -24,6 +24,7 @@ struct draft_model_config {
     /* 1: it is a draft head, whose entry at a position belongs to the token behind it
      * (models/families/heads/head.c); 0: a model */
     int32_t shift;
+    int32_t mask_token;      /* of a head that drafts all tokens in one step; -1: it does not */
     uint64_t secret;         /* keys hashes of tokens */
     int64_t (*now_us)(void); /* the clock, in microseconds */
 };

@@ -45,11 +45,17 @@ double pace_step_us(const struct draft_pace *p, const struct draft_step *step, i
     return (double)p->target[size] * MAX(model, 0) + (rows - seen) * step->row_us;
 }
 
+/* Drafting k tokens of n sequences, by the cost model. */
+static double drafting_model_us(const struct draft_pace *p, int32_t n, int32_t k)
+{
+    return p->one_step ? pace_decode_us(p, n * k) : k * pace_decode_us(p, n);
+}
+
 double pace_drafting_us(const struct draft_pace *p, int32_t n, int32_t k)
 {
     float seen = p->drafting[size_of(n)];
 
-    return k == 0 ? 0 : k * pace_decode_us(p, n) * (seen > 0 ? (double)seen : 1) + p->gap_us;
+    return k == 0 ? 0 : drafting_model_us(p, n, k) * (seen > 0 ? (double)seen : 1) + p->gap_us;
 }
 
 /* From the cost model on. A step that was disturbed, as the first of a size by what the
@@ -71,7 +77,7 @@ void pace_saw_target(struct draft_pace *p, int32_t rows, double estimate_us, dou
 
 void pace_saw_drafting(struct draft_pace *p, int32_t n, int32_t k, double us)
 {
-    double model = k * pace_decode_us(p, n);
+    double model = drafting_model_us(p, n, k);
 
     if (model > 0) {
         learn(&p->drafting[size_of(n)], us / model);

@@ -11,6 +11,7 @@ enum { PACE_SIZES = 24 }; /* half octaves of rows */
 
 struct draft_pace {
     struct step_cost cost; /* of the draft model's steps; all 0: unknown */
+    bool one_step;         /* all drafts are made in one of them */
     /* [by rows] the time of the target's steps that only decode, over its cost model's;
      * 0: none was seen */
     float target[PACE_SIZES];

@@ -2,12 +2,14 @@
 
 #include <stdlib.h>
 
-int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, struct err *e)
+int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, int32_t mask_token,
+                     struct err *e)
 {
     size_t tokens = (size_t)x->info.max_num_batched_tokens, seqs = (size_t)x->info.max_num_seqs,
            samples = (size_t)x->info.max_samples, word = sizeof(int32_t);
 
-    *s = (struct draft_steps){.executor = x, .vocab = MIN(vocab, x->info.vocab)};
+    *s = (struct draft_steps){
+        .executor = x, .vocab = MIN(vocab, x->info.vocab), .mask_token = mask_token};
     s->token = calloc(tokens, word);
     s->token_src = calloc(tokens, word);
     s->position = calloc(tokens, word);
@@ -43,7 +45,8 @@ void draft_steps_release(struct draft_steps *s)
 
 /* ---- a step ---- */
 
-static void begin(struct draft_steps *s)
+/* c: with the updates of its tables; NULL: without. */
+static void begin(struct draft_steps *s, struct draft_cache *c)
 {
     s->batch = (struct batch){.step = s->step + 1,
                               .token = s->token,
@@ -56,6 +59,13 @@ static void begin(struct draft_steps *s)
                               .lcp_blocks = s->lcp_blocks,
                               .logits_token = s->logits_token,
                               .sample = s->sample};
+    if (c) {
+        s->batch.table_update = c->update;
+        s->batch.n_table_update = c->n_updates;
+        s->batch.table_block = c->table_block;
+        s->batch.n_table_block = c->n_table_blocks;
+        c->n_updates = c->n_table_blocks = 0;
+    }
 }
 
 static int launch(struct draft_steps *s, struct err *e)
@@ -97,7 +107,7 @@ static int32_t add(struct draft_steps *s, const struct draft_cache *c, const str
     b->n_decode += n == 1;
     for (int32_t k = 0; k < n; k++) {
         int32_t t = b->n_tokens++, p = position + k;
-        int32_t id = src >= 0 ? 0 : seq_token(q, p + c->shift);
+        int32_t id = src >= 0 || k >= j->n ? 0 : seq_token(q, p + c->shift);
         s->token[t] = id < s->executor->info.vocab ? id : 0;
         s->token_src[t] = src;
         s->position[t] = p;
@@ -111,6 +121,50 @@ static int32_t add(struct draft_steps *s, const struct draft_cache *c, const str
     return n_sampled > 0 ? b->n_samples - 1 : -1;
 }
 
+/* ---- drafts of one step ---- */
+
+/* Add a job's known tokens, and a place for each draft but the first behind them; all
+ * drafts are sampled there. */
+static void add_masked(struct draft_steps *s, const struct draft_cache *c, struct draft_job *j)
+{
+    int32_t n_masked = MAX(j->n_drafts - 1, 0), first = s->batch.n_tokens + j->n;
+
+    j->row[0] = s->batch.n_samples;
+    add(s, c, j, j->first, j->n + n_masked, -1, j->n_drafts);
+    for (int32_t t = first; t < s->batch.n_tokens; t++) {
+        s->token[t] = s->mask_token;
+        s->token_src[t] = TOKEN_MASKED;
+    }
+}
+
+static int run_masked(struct draft_steps *s, struct draft_cache *c, struct draft_job *job,
+                      int32_t n, struct err *e)
+{
+    struct results r;
+
+    begin(s, c);
+    for (int32_t decode = 1; decode >= 0; decode--) { /* decodes first */
+        for (int32_t k = 0; k < n; k++) {
+            if ((job[k].n == 1 && job[k].n_drafts <= 1) == decode) {
+                add_masked(s, c, &job[k]);
+            }
+        }
+    }
+    int rc = launch(s, e);
+    rc = rc ? rc : s->executor->wait(s->executor, &r, e);
+    for (int32_t k = 0; rc == 0 && k < n; k++) {
+        struct draft_seq *state = job[k].state;
+        int32_t i = 0;
+        while (i < job[k].n_drafts && r.token[job[k].row[0] + i] >= 0 &&
+               r.token[job[k].row[0] + i] < s->vocab) {
+            state->token[i] = r.token[job[k].row[0] + i];
+            i++;
+        }
+        state->n_drafts = i;
+    }
+    return rc;
+}
+
 /* ---- known tokens ---- */
 
 static bool is_few(const struct draft_job *j)
@@ -122,12 +176,7 @@ static bool is_few(const struct draft_job *j)
 static int launch_known(struct draft_steps *s, struct draft_cache *c, struct draft_job *job,
                         int32_t n, struct err *e)
 {
-    begin(s);
-    s->batch.table_update = c->update;
-    s->batch.n_table_update = c->n_updates;
-    s->batch.table_block = c->table_block;
-    s->batch.n_table_block = c->n_table_blocks;
-    c->n_updates = c->n_table_blocks = 0;
+    begin(s, c);
     int32_t rows_left = s->executor->info.max_samples - n;
     for (int32_t i = 0; i < n; i++) {
         if (job[i].n == 1) {
@@ -155,7 +204,7 @@ static int launch_known(struct draft_steps *s, struct draft_cache *c, struct dra
 static int launch_drafts(struct draft_steps *s, const struct draft_cache *c, struct draft_job *job,
                          int32_t n, int32_t i, struct err *e)
 {
-    begin(s);
+    begin(s, NULL);
     for (int32_t k = 0; k < n; k++) {
         struct draft_job *j = &job[k];
         j->row[i % 2] = j->n_drafts <= i
@@ -189,6 +238,10 @@ int draft_steps_run(struct draft_steps *s, struct draft_cache *c, struct draft_j
 {
     int32_t most = 1, n_taken = 0;
     int32_t depth = MIN(s->executor->info.depth, 1); /* of a job, two rows are known */
+
+    if (s->mask_token >= 0) {
+        return run_masked(s, c, job, n, e);
+    }
     int rc = launch_known(s, c, job, n, e);
 
     for (int32_t k = 0; k < n; k++) {

@@ -16,13 +16,19 @@ struct draft_job {
     struct draft_seq *state;
     int32_t first, n; /* known tokens, from position `first` on */
     int32_t n_drafts; /* to be drafted behind them; 0: there are more known tokens */
-    int32_t row[2];   /* sampling row of draft i in row[i % 2]; -1: none */
+    /* Sampling row of draft i in row[i % 2]; -1: none. Of drafts in one step, row[0] is
+     * that of the first. */
+    int32_t row[2];
 };
 
 struct draft_steps {
     struct executor *executor; /* borrowed */
     uint64_t step;             /* the last one launched */
     int32_t vocab;             /* ids that may be drafted: those of both models */
+    /* -1: a step for each draft. Else all of a sequence's drafts are made in the step
+     * of its known tokens, of rows behind them with this token, whose keys and values
+     * are no token's. */
+    int32_t mask_token;
     /* Arrays of struct batch, by the executor's limits. */
     int32_t *token, *token_src, *position, *slot;
     int32_t *q_start, *kv_len, *row, *lcp_blocks, *logits_token;
@@ -30,8 +36,9 @@ struct draft_steps {
     struct batch batch; /* the step that is being put together */
 };
 
-/* vocab: ids of the target. */
-int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, struct err *e);
+/* vocab: ids of the target. mask_token: as in the struct. */
+int draft_steps_init(struct draft_steps *s, struct executor *x, int32_t vocab, int32_t mask_token,
+                     struct err *e);
 void draft_steps_release(struct draft_steps *s);
 
 /* Compute n jobs, and their drafts into state->token, state->n_drafts. The blocks to be

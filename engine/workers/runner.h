@@ -24,8 +24,8 @@ struct rank_place {
                  struct err *e);
 };
 
-/* runner_open_both for one rank of many; `draft` NULL: without one. `place` must outlive
- * the executors. */
+/* runner_open_both for one rank of many; `draft` NULL: without one. `place` must
+ * outlive the executors. */
 int runner_open_rank(struct executor **ret, struct executor **ret_draft, const struct settings *s,
                      const char *dir, const struct model_config *c,
                      const struct runner_draft *draft, struct rank_place *place, struct err *e);

@@ -61,6 +61,7 @@ static const struct backend_ops cpu_ops = {
     .hidden_pool = cpu_hidden_pool,
     .hidden_load = cpu_hidden_load,
     .hidden_own = cpu_hidden_own,
+    .hidden_masked = cpu_hidden_masked,
     .spread = cpu_spread,
     .download = cpu_download,
     .upload = cpu_upload,

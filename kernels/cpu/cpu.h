@@ -286,6 +286,7 @@ void cpu_hidden_store(struct backend *b, struct mat x, int32_t first);
 struct hidden_pool cpu_hidden_pool(struct backend *b);
 void cpu_hidden_load(struct backend *b, struct mat out, const struct hidden_pool *p);
 void cpu_hidden_own(struct backend *b, struct mat out, struct mat own);
+void cpu_hidden_masked(struct backend *b, struct mat out, struct mat row);
 void cpu_spread(struct backend *b, struct mat out, struct mat x, struct mat id);
 
 /* attention.c: the sequence of token t, the last whose first token is <= t. */

@@ -67,6 +67,17 @@ void cpu_hidden_own(struct backend *b, struct mat out, struct mat own)
     }
 }
 
+void cpu_hidden_masked(struct backend *b, struct mat out, struct mat row)
+{
+    const struct cpu_backend *c = cpu_of(b);
+
+    for (int32_t i = 0; i < out.rows; i++) {
+        if (c->batch.token_src && c->batch.token_src[i] == TOKEN_MASKED) {
+            memcpy(mat_row(out, i), row.data, (size_t)out.cols * sizeof(float));
+        }
+    }
+}
+
 void cpu_spread(struct backend *b, struct mat out, struct mat x, struct mat id)
 {
     const float *column = id.data;

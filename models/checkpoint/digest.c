@@ -69,6 +69,17 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.gate_first,
                              c->recurrent.beside,
                              c->gated_attention};
+    const struct head_config *d = &c->head;
+    const int64_t head[] = {d->kind,
+                            d->layer,
+                            d->named,
+                            d->normed,
+                            d->n_taps,
+                            d->draft_vocab,
+                            d->norm_before_residual,
+                            d->target_hidden,
+                            d->parallel,
+                            d->mask_token};
     const double real[] = {
         c->norm_eps,       c->norm_offset,          c->embed_scale,      c->rope.theta,
         c->rope.factor,    c->window_theta,         c->query_scalar,     c->logit_scale,
@@ -76,6 +87,8 @@ static uint64_t config_digest(const struct model_config *c)
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));
+    h = numbers(h, head, sizeof(head));
+    h = numbers(h, d->tap, sizeof(d->tap[0]) * (size_t)MAX(d->n_taps, 0));
     h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
     h = numbers(h, c->unrotated, sizeof(c->unrotated[0]) * (size_t)c->n_layers);
     h = numbers(h, c->factor, sizeof(c->factor));

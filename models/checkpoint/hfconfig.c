@@ -644,7 +644,7 @@ static void raw_init(struct raw_config *raw)
     }
     raw->n_layer_types = -1;
     raw_hybrid_init(raw);
-    raw->eagle.n_taps = raw->eagle.norm_before_residual = -1;
+    raw->eagle.n_taps = raw->eagle.norm_before_residual = raw->eagle.mask_token = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;
     raw->time_limit[0] = raw->time_limit[1] = NAN;
@@ -830,7 +830,7 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
         snprintf(raw->architecture, sizeof(raw->architecture), "LlamaForCausalLM");
     }
     int rc = raw_config_derive(c, raw, e);
-    raw_eagle_derive(c, &raw->eagle);
+    rc = rc ? rc : raw_eagle_derive(c, &raw->eagle, e);
     return rc == 0 ? set_dtype(c, raw->dtype, e) : rc;
 }
 

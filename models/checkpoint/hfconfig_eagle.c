@@ -1,6 +1,6 @@
-/* The configuration of an EAGLE-3 head: a LLaMA's of one layer, with members of its own
- * at the top level (SafeAILab's form), or with the layer's in an object
- * transformer_layer_config (vLLM's speculators). */
+/* The configuration of an EAGLE-3 head: a LLaMA's, with members of its own at the top
+ * level (SafeAILab's form), or with the layers' in an object transformer_layer_config
+ * (vLLM's speculators). That of a P-EAGLE head has besides the id of a mask token. */
 #include <stdio.h>
 #include <string.h>
 
@@ -69,6 +69,35 @@ static bool read_object(struct json *j, struct raw_eagle *r)
     return !j->failed;
 }
 
+/* The members of P-EAGLE, and those of EAGLE-3.1, which are not computed. */
+static bool read_newer(struct json *j, struct raw_eagle *r, bool *ret_known)
+{
+    static const char *const MASKS[] = {"pard_token", "ptd_token_id", "mask_token_id"};
+    static const char *const UNKNOWN[] = {"norm_before_fc", "fc_norm", "norm_output"};
+    bool flag = false;
+
+    for (size_t i = 0; i < ARRAY_LEN(MASKS); i++) {
+        if (json_key_is(j, MASKS[i]) && json_peek(j) == JSON_NUMBER) {
+            r->parallel = r->parallel || i < 2;
+            return read_count(j, MASKS[i], 0, LIMIT_VOCAB, &r->mask_token);
+        }
+    }
+    for (size_t i = 0; i < ARRAY_LEN(UNKNOWN); i++) {
+        if (json_key_is(j, UNKNOWN[i]) && json_peek(j) == JSON_BOOL) {
+            json_read_bool(j, &flag);
+            r->unknown = flag ? UNKNOWN[i] : r->unknown;
+            return true;
+        }
+    }
+    if (json_key_is(j, "parallel_drafting") && json_peek(j) == JSON_BOOL) {
+        json_read_bool(j, &flag);
+        r->parallel = r->parallel || flag;
+        return true;
+    }
+    *ret_known = false;
+    return true;
+}
+
 bool raw_eagle_read(struct json *j, struct raw_eagle *r, bool *ret_known)
 {
     bool flag = false;
@@ -98,36 +127,55 @@ bool raw_eagle_read(struct json *j, struct raw_eagle *r, bool *ret_known)
             return false;
         }
         r->speculators = true;
-        r->is = r->is || strcmp(type, "eagle3") == 0;
+        r->parallel = r->parallel || strcmp(type, "peagle") == 0;
+        r->is = r->is || strcmp(type, "eagle3") == 0 || strcmp(type, "peagle") == 0;
         return true;
     }
-    *ret_known = false;
-    return true;
+    return read_newer(j, r, ret_known);
 }
 
 bool raw_eagle_named(struct raw_eagle *r, const char *architecture)
 {
     static const char *const NAMES[] = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM",
-                                        "Eagle3Speculator", "Eagle3DraftModel"};
+                                        "Eagle3Speculator",       "Eagle3DraftModel",
+                                        "PEagleSpeculator",       "PEagleDraftModel",
+                                        "PeagleLlamaForCausalLM"};
+    enum { FIRST_PARALLEL = 4 };
 
     for (size_t i = 0; i < ARRAY_LEN(NAMES); i++) {
-        r->is = r->is || strcmp(architecture, NAMES[i]) == 0;
+        if (strcmp(architecture, NAMES[i]) == 0) {
+            r->is = true;
+            r->parallel = r->parallel || i >= FIRST_PARALLEL;
+        }
     }
     return r->is;
 }
 
-void raw_eagle_derive(struct model_config *c, const struct raw_eagle *r)
+int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct err *e)
 {
     if (!r->is) {
-        return;
+        return 0;
     }
-    snprintf(c->architecture, sizeof(c->architecture), "Eagle3LlamaForCausalLM");
+    if (r->unknown) {
+        return err_set(e, ERR_UNSUPPORTED, "config.json: a draft head with %s is not supported",
+                       r->unknown);
+    }
+    if (r->parallel && r->mask_token < 0) {
+        return err_set(e, ERR_INVALID,
+                       "config.json: the head drafts in parallel and names no mask token "
+                       "(mask_token_id, pard_token or ptd_token_id)");
+    }
+    snprintf(c->architecture, sizeof(c->architecture), "%s",
+             r->parallel ? "PeagleLlamaForCausalLM" : "Eagle3LlamaForCausalLM");
     c->head =
         (struct head_config){.kind = HEAD_EAGLE3,
                              .n_taps = r->n_taps,
                              .draft_vocab = r->draft_vocab,
-                             .target_hidden = r->target_hidden > 0 ? r->target_hidden : c->hidden};
+                             .target_hidden = r->target_hidden > 0 ? r->target_hidden : c->hidden,
+                             .parallel = r->parallel,
+                             .mask_token = r->mask_token};
     memcpy(c->head.tap, r->tap, sizeof(c->head.tap));
     c->head.norm_before_residual =
         r->norm_before_residual < 0 ? r->speculators : r->norm_before_residual != 0;
+    return 0;
 }

@@ -13,6 +13,9 @@ struct raw_eagle {
     /* eagle_aux_hidden_state_layer_ids; n_taps -1: not given */
     int32_t n_taps, tap[LIMIT_TAPS];
     int8_t norm_before_residual; /* 0, 1, or -1: not given */
+    bool parallel;               /* it drafts in one step (P-EAGLE) */
+    int32_t mask_token;          /* pard_token, ptd_token_id or mask_token_id; -1: not given */
+    const char *unknown;         /* a member that is set and changes what it computes; or NULL */
 };
 
 /* The values of config.json under the keys in hfconfig.c's tables. A key that is absent
@@ -136,7 +139,7 @@ bool raw_eagle_read(struct json *j, struct raw_eagle *r, bool *ret_known);
 /* Note what the name of the architecture tells; true: it is a head's. */
 bool raw_eagle_named(struct raw_eagle *r, const char *architecture);
 /* The part of *c that is a head's, once the rest was derived. */
-void raw_eagle_derive(struct model_config *c, const struct raw_eagle *r);
+int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct err *e);
 
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the
  * architecture's defaults, and what is computed from them. */

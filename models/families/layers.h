@@ -66,6 +66,7 @@ struct head_parts {
     struct norm embed_norm, hidden_norm; /* of the embedding and of the hidden state */
     struct mat join;     /* [hidden, 2 hidden], of both together (MTP); data NULL: qkv reads both */
     struct mat combine;  /* [hidden, n_taps * target_hidden] (EAGLE-3); data NULL: none */
+    struct mat masked;   /* [1, n_taps * target_hidden] (P-EAGLE) in place of hidden states */
     struct mat id;       /* [1, draft_vocab] the target's ids; data NULL: all, in order */
     float *id_host;      /* owned; `id` may refer to it */
     bool feeds;          /* the step's tokens were drafted in the step before, and read `own` */
@@ -240,8 +241,10 @@ enum tensor_when {
     WHEN_ATTENTION,   /* the layer has attention */
     WHEN_RECURRENT,   /* the layer has a recurrence */
     WHEN_CONV_BIAS,   /* and its convolution a bias */
-    WHEN_MIXER_NORM,  /* and its output a norm */
-    WHEN_MLP_ALONE,   /* the layer is an MLP */
+    WHEN_FIRST_LAYER, /* of a draft head: it is its first layer, or a later one */
+    WHEN_LATER_LAYER,
+    WHEN_MIXER_NORM, /* and its output a norm */
+    WHEN_MLP_ALONE,  /* the layer is an MLP */
 };
 
 /* One tensor of the checkpoint, or one of each layer, or one of each expert of each
@@ -262,7 +265,8 @@ struct tensor_spec {
 };
 
 /* Of draft heads, which have no architectures. */
-extern const struct model_family mtp_family, latent_mtp_family, qwen_mtp_family, eagle3_family;
+extern const struct model_family mtp_family, latent_mtp_family, qwen_mtp_family, eagle3_family,
+    peagle_family;
 
 /* The family of a draft head; NULL: there is none of its kind. */
 const struct model_family *head_family(const struct model_config *c);

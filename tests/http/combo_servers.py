@@ -60,7 +60,7 @@ UNKNOWN_COSTS = {"QUIRE_STEP_COSTS": "unknown"}
 
 class Plan:
     """What a server is: flags, its model, and the head or draft model beside it (None,
-    "eagle3" or "model")."""
+    "eagle3", "peagle" or "draft")."""
 
     def __init__(self, flags, model, drafts=None, env=None):
         self.flags, self.model, self.drafts, self.env = flags.split(), model, drafts, env or {}
@@ -73,7 +73,7 @@ def chance(rng, percent):
 def draw_pool(rng, model):
     """Blocks for a few sequences. Those of a hybrid hold as much as one of its states."""
     size = rng.choice([4, 8, 16])
-    blocks = 160 if model == "hybrid" else rng.choice([256, 320, 512]) // size
+    blocks = 160 if model == "hybrid" else rng.choice([192, 256, 400]) // size
     flags = f" --block-size {size} --kv-blocks {blocks * (2 if model == 'windows' else 1)}"
     flags += f" --preemption {rng.choice(['swap', 'recompute'])}"
     flags += f" --max-num-seqs {rng.choice([8, 12, 24])}"
@@ -90,13 +90,12 @@ def draw_drafts(rng, model, stages):
     if model in MTP and not stages:
         ways += ["mtp"] * 4
     if model == "demo" and not stages:
-        ways += ["eagle3", "eagle3", "eagle3 and text", "draft", "draft and text"]
+        ways += ["eagle3", "eagle3 and text", "peagle", "peagle and text", "draft", "draft and text"]
     way = rng.choice(ways)
     flags = f" --max-draft {rng.randint(1, 8)}" if way != "off" else ""
-    if way in ("eagle3", "draft"):
-        return flags + " --speculate draft", {"draft": "model"}.get(way, way)
-    if way.endswith(" and text"):
-        return flags + " --speculate auto", {"draft and text": "model"}.get(way, "eagle3")
+    what = way.removesuffix(" and text")
+    if what in ("eagle3", "peagle", "draft"):
+        return flags + f" --speculate {'draft' if what == way else 'auto'}", what
     return flags + f" --speculate {way}", None
 
 
@@ -162,8 +161,10 @@ def draft_flags(plan, folder):
     """Flags that name the head or draft model, whose files are written to the folder."""
     if plan.drafts is None:
         return []
-    if plan.drafts == "eagle3":
-        model = head_models.write_eagle3(os.path.join(folder, "eagle3"), list(DRAFTED_IDS))
-    else:
-        model = head_models.DEMO
+    model = head_models.DEMO
+    if plan.drafts != "draft":
+        parallel = plan.drafts == "peagle"
+        model = head_models.write_eagle3(
+            os.path.join(folder, "head"), list(DRAFTED_IDS), parallel
+        )
     return ["--draft-model", str(model)]

@@ -58,8 +58,8 @@ def head_tensors(hidden, ids, seed=3):
     return tensors
 
 
-def write_eagle3(folder, ids):
-    """An EAGLE-3 head for the bundled model that drafts the tokens `ids`, ascending, alone."""
+def write_eagle3(folder, ids, parallel=False):
+    """An EAGLE-3 head for the bundled model that drafts the tokens `ids`, ascending, alone; `parallel`: a P-EAGLE head."""
     model = json.loads(pathlib.Path(DEMO, "config.json").read_text())
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -76,10 +76,16 @@ def write_eagle3(folder, ids):
         "rope_theta": 10000.0,
         "torch_dtype": "float32",
     }
+    tensors = head_tensors(model["hidden_size"], ids)
+    if parallel:
+        config |= {"ptd_token_id": 7, "parallel_drafting": True}
+        width = 3 * model["hidden_size"]
+        rng = np.random.default_rng(5)
+        tensors["mask_hidden"] = rng.standard_normal((1, 1, width)).astype(np.float32)
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    write_safetensors(folder / "model.safetensors", head_tensors(model["hidden_size"], ids))
+    write_safetensors(folder / "model.safetensors", tensors)
     return folder
 
 

@@ -27,9 +27,18 @@ def plain():
 @pytest.fixture(scope="module")
 def eagle3(plain, tmp_path_factory):
     """A head of random weights that drafts the most frequent tokens alone, so that some hold."""
-    said = collections.Counter(t for answer in plain for choice in answer for t in choice[0])
-    ids = sorted(t for t, _ in said.most_common(N_IDS))
-    return head_models.write_eagle3(tmp_path_factory.mktemp("eagle3"), ids)
+    return head_models.write_eagle3(tmp_path_factory.mktemp("eagle3"), frequent(plain))
+
+
+def frequent(answers):
+    said = collections.Counter(t for answer in answers for choice in answer for t in choice[0])
+    return sorted(t for t, _ in said.most_common(N_IDS))
+
+
+@pytest.fixture(scope="module")
+def peagle(plain, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("peagle")
+    return head_models.write_eagle3(folder, frequent(plain), parallel=True)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +71,26 @@ def test_texts_are_those_without_a_head(plain, eagle3, flags):
         assert (
             answers(server, ASKED[:20], 8) == plain[:20]
         )  # prompts whose blocks, hidden states included, are there
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-draft", "5"),
+        ("--kv-blocks", "180", "--max-draft", "8", "--preemption", "swap", "--speculate", "auto"),
+        ("--tensor-parallel-size", "2"),
+    ],
+    ids=["plain", "few blocks", "ranks"],
+)
+def test_texts_are_those_without_a_parallel_head(plain, peagle, request, flags):
+    if "--tensor-parallel-size" in flags:
+        plain = request.getfixturevalue("plain_on_ranks")
+    config = json.dumps({"method": "eagle3", "model": str(peagle), "parallel_drafting": True})
+    named = ("--draft-model", str(peagle)) if "auto" in flags else ("--speculative-config", config)
+    with serving(*COMMON, *named, *flags, model=DEMO, env=UNKNOWN_COSTS) as server:
+        assert answers(server, ASKED, 8) == plain
+        drafted = server.metric("spec_decode_num_draft_tokens_total")
+        assert drafted > server.metric("spec_decode_num_accepted_tokens_total") > 0
 
 
 @pytest.fixture(scope="module", params=head_models.MTP)
@@ -103,9 +132,24 @@ def changed(eagle3, tmp_path, **members):
         ({"intermediate_size": 32}, "mlp.gate_proj.weight is [64, 256], must be [32, 256]"),
         ({"draft_vocab_size": 23}, "lm_head.weight is [24, 256], must be [23, 256]"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size must be a whole number"),
-        ({"num_hidden_layers": 2}, "draft_model: the EAGLE-3 head has 2 layers; 1 is supported"),
+        ({"num_hidden_layers": 2}, "missing model.layers.*.input_layernorm.weight"),
+        ({"ptd_token_id": 9}, "missing model.mask_hidden"),
+        ({"ptd_token_id": 4096}, "draft_model: the head's mask token is 4096, the model has 4096"),
+        ({"parallel_drafting": True}, "drafts in parallel and names no mask token"),
+        ({"norm_before_fc": True}, "a draft head with norm_before_fc is not supported"),
     ],
-    ids=["width", "layers to read", "shape", "drafted ids", "type", "layers"],
+    ids=[
+        "width",
+        "layers to read",
+        "shape",
+        "drafted ids",
+        "type",
+        "layers",
+        "nothing behind the mask",
+        "mask token",
+        "no mask token",
+        "newer",
+    ],
 )
 def test_a_head_that_does_not_fit_is_refused(eagle3, tmp_path, members, reason):
     refused(("--speculate", "draft", "--draft-model", changed(eagle3, tmp_path, **members)), reason)

@@ -31,7 +31,8 @@ static bool is_plain(const struct sim_drafts *d, const struct sim_request *q)
            q->n_allowed == 0 && q->min_tokens == 0;
 }
 
-/* What the draft model drafts is what the request gives: they are one model. */
+/* What the draft model drafts is what the request gives: they are one model. Of drafts
+ * in one step that goes for the first. */
 static int32_t model_draft(struct sim_drafts *d, struct seq *q, int32_t most, int32_t *token,
                            float *prob)
 {
@@ -39,8 +40,9 @@ static int32_t model_draft(struct sim_drafts *d, struct seq *q, int32_t most, in
     const struct sim_choice *want = d->want(q, &request);
     struct rng r = rng_of(d, q, 0xd5);
     int32_t n = d->model->draft(d->model, q, most, token, prob);
+    int32_t n_sure = d->s->draft_once ? MIN(n, 1) : n;
 
-    for (int32_t i = 0; i < n && want && is_plain(d, request) && d->s->fail_at == 0; i++) {
+    for (int32_t i = 0; i < n_sure && want && is_plain(d, request) && d->s->fail_at == 0; i++) {
         if (q->n_out + i < want->n && token[i] != want->token[q->n_out + i]) {
             snprintf(d->why, sizeof(d->why), "the draft model drafts %d in place of %d", token[i],
                      want->token[q->n_out + i]);

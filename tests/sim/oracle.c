@@ -317,7 +317,7 @@ static int write_token(struct oracle *o, const struct batch *b, int32_t seq, int
         context = before->context;
     }
     if (o->head_of &&
-        head_context(o, b->row[seq], position, b->token_src[t] >= 0, &context, e) < 0) {
+        head_context(o, b->row[seq], position, b->token_src[t] != -1, &context, e) < 0) {
         return ERR_DEVICE;
     }
     struct cell cell = {.token = token, .context = toy_read(context, token), .launch = o->executed};

@@ -414,6 +414,7 @@ static void drafts(struct scenario *s, struct rng *r)
     if (!s->only_forced && s->config.kv_policy == KV_PAGED && rng_chance(r, 40)) {
         s->draft_model = s->config.max_num_seqs * rng_range(r, 1, 6);
         s->draft_head = rng_chance(r, 50);
+        s->draft_once = rng_chance(r, 30);
     }
 }
 
@@ -577,12 +578,13 @@ void scenario_print(const struct scenario *s, FILE *out)
         "%lld us, timeouts %lld "
         "%lld us, NaN "
         "from step %llu, %d groups started at most, in %lld bytes, portion %d, late delivery %d, "
-        "drafts of %d%s, by a %s in steps of %d\n",
+        "drafts of %d%s, by a %s in steps of %d%s\n",
         c->preemption, c->policy, c->kv_policy, c->prefix_cache, (long long)c->target_itl_us,
         (long long)c->shared_itl_us, (long long)c->queue_timeout_us,
         (long long)c->request_timeout_us, (unsigned long long)s->fail_at, c->max_started,
         (long long)c->group_bytes, s->portion, s->late_delivery, s->max_draft,
-        s->only_forced ? " that are forced" : "", s->draft_head ? "head" : "model", s->draft_model);
+        s->only_forced ? " that are forced" : "", s->draft_head ? "head" : "model", s->draft_model,
+        s->draft_once ? ", all at once" : "");
     for (int32_t i = 0; i < s->n_requests; i++) {
         if (!s->request[i].absent) {
             print_request(&s->request[i], i, out);

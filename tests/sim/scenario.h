@@ -80,6 +80,7 @@ struct scenario {
      * none. */
     int32_t draft_model;
     bool draft_head; /* with one rank it is a head */
+    bool draft_once; /* it drafts all tokens in one step, behind the first at random */
     int32_t portion; /* deltas that delta_out.take grants in a turn; 0: any number */
 };
 

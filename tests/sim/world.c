@@ -800,6 +800,7 @@ static void open_draft_model(struct world *w)
                                        .vocab = oc.vocab,
                                        .max_draft = w->s->max_draft,
                                        .shift = oc.head_of != NULL,
+                                       .mask_token = w->s->draft_once ? 0 : -1,
                                        .secret = w->s->seed,
                                        .now_us = clock_us};
         if (w->s->seed % 2 == 0) { /* what drafting takes counts */

@@ -1,64 +1,99 @@
 /* EAGLE-3 (Li et al. 2025, section 3): a head that reads the residual stream of three
  * layers of its target, which one product combines, beside the embedding of the next
- * token. Its layer is LLaMA's, but q, k and v are made of both, each with a norm of its
- * own. It drafts from a part of the target's vocabulary. */
+ * token. Its first layer is LLaMA's, but q, k and v are made of both, each with a norm
+ * of its own; further layers are LLaMA's. It drafts from a part of the target's
+ * vocabulary.
+ *
+ * P-EAGLE (arXiv 2602.01469) has besides a hidden state that is read where the target
+ * has none yet, and mostly an embedding of its own. */
 #include "models/families/layers.h"
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROW_QKV_JOINED(name, rows) ROW_MATRIX(name, rows, DIM_JOINED, SPLIT_OUT, qkv, WHEN_ALWAYS)
+#define ROW_QKV_JOINED(name, rows) \
+    ROW_MATRIX(name, rows, DIM_JOINED, SPLIT_OUT, qkv, WHEN_FIRST_LAYER)
+#define ROW_QKV_LATER(name, rows) \
+    ROW_MATRIX(name, rows, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_LATER_LAYER)
+#define ROW_LAYER_NORM(name, norm, when)                                      \
+    ROW(LAYER name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
+        IN_LAYER(norm.weight), when)
 
-static const struct tensor_spec TENSORS[] = {
-    /* name, rows and columns, split over ranks, kind, goes to, when */
-    ROW("model.fc.weight", DIM_HIDDEN, DIM_TAPS, SPLIT_NONE, WEIGHT_LINEAR, IN_MODEL(draft.combine),
-        WHEN_ALWAYS),
-    ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
-    ROW("lm_head.weight", DIM_DRAFT_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
-        WHEN_ALWAYS),
-    ROW_NORM(LAYER "input_layernorm", head.embed_norm),
-    ROW_NORM(LAYER "hidden_norm", head.hidden_norm),
-    ROW_QKV_JOINED(ATTN "q_proj", DIM_Q),
-    ROW_QKV_JOINED(ATTN "k_proj", DIM_KV),
-    ROW_QKV_JOINED(ATTN "v_proj", DIM_KV),
-    ROWS_QKV_BIAS(ATTN),
-    ROWS_QK_NORM(ATTN),
-    ROW_O(ATTN "o_proj"),
-    ROW(ATTN "o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(o_bias),
-        WHEN_O_BIAS),
-    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
-    ROWS_GATED_MLP(LAYER "mlp."),
-    {0},
-};
+#define ROWS_EAGLE3                                                                                \
+    ROW("model.fc.weight", DIM_HIDDEN, DIM_TAPS, SPLIT_NONE, WEIGHT_LINEAR,                        \
+        IN_MODEL(draft.combine), WHEN_ALWAYS),                                                     \
+        ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,                   \
+            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                             \
+        ROW("lm_head.weight", DIM_DRAFT_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR,             \
+            IN_MODEL(head), WHEN_ALWAYS),                                                          \
+        ROW_LAYER_NORM("input_layernorm", head.embed_norm, WHEN_FIRST_LAYER),                      \
+        ROW_LAYER_NORM("hidden_norm", head.hidden_norm, WHEN_FIRST_LAYER),                         \
+        ROW_LAYER_NORM("input_layernorm", attn_norm, WHEN_LATER_LAYER),                            \
+        ROW_QKV_JOINED(ATTN "q_proj", DIM_Q), ROW_QKV_JOINED(ATTN "k_proj", DIM_KV),               \
+        ROW_QKV_JOINED(ATTN "v_proj", DIM_KV), ROW_QKV_LATER(ATTN "q_proj", DIM_Q),                \
+        ROW_QKV_LATER(ATTN "k_proj", DIM_KV), ROW_QKV_LATER(ATTN "v_proj", DIM_KV),                \
+        ROWS_QKV_BIAS(ATTN), ROWS_QK_NORM(ATTN), ROW_O(ATTN "o_proj"),                             \
+        ROW(ATTN "o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(o_bias), \
+            WHEN_O_BIAS),                                                                          \
+        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm), ROWS_GATED_MLP(LAYER "mlp.")
+#define ROW_MASKED                                                                                 \
+    ROW("model.mask_hidden", DIM_TAPS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(draft.masked), \
+        WHEN_ALWAYS)
+#define ROW_EMBED                                                                          \
+    ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING, \
+        IN_MODEL(embed), WHEN_ALWAYS)
+
+/* name, rows and columns, split over ranks, kind, goes to, when */
+static const struct tensor_spec TENSORS[] = {ROWS_EAGLE3, {0}};
+static const struct tensor_spec PARALLEL_TENSORS[] = {ROWS_EAGLE3, ROW_MASKED, {0}};
+static const struct tensor_spec OWN_EMBED_TENSORS[] = {ROWS_EAGLE3, ROW_MASKED, ROW_EMBED, {0}};
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", "embed_tokens.weight", "d2t", "t2d",
                                       NULL};
 
-static void eagle3_forward(struct model *m, const struct batch *b)
+/* x [n_tokens, hidden] and `in`, what q, k and v are made of; leaves the next layer's
+ * normed input in h. */
+static void run_layer(struct model *m, int32_t i, struct mat in, struct mat x, struct mat h)
 {
     struct backend *be = m->backend;
     const struct backend_ops *ops = be->ops;
     const struct transformer *t = m->weights;
-    const struct layer *l = &t->layer[0];
-    int32_t n = b->n_tokens;
-    /* [n_tokens, hidden] */
-    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
+    const struct layer *l = &t->layer[i];
+    int32_t n = x.rows;
+    struct mat y = mat_rows(t->y, 0, n);       /* [n_tokens, hidden] */
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
 
-    head_input(m, x);
-    ops->linear(be, qkv, mat_rows(t->draft.joined, 0, n), l->qkv,
-                &(struct epilogue){.bias = l->qkv_bias});
+    ops->linear(be, qkv, in, l->qkv, &(struct epilogue){.bias = l->qkv_bias});
     ops->rope_kv(be, qkv, &l->rope, &l->attention);
     ops->attention(be, attn, qkv, &l->attention);
     ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
     ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
     transformer_mlp(m, l, y, h);
-    transformer_end_layer(m, 0, h, x, y, t->partial);
+    transformer_end_layer(m, i, h, x, y, t->partial);
+}
+
+static void eagle3_forward(struct model *m, const struct batch *b)
+{
+    const struct transformer *t = m->weights;
+    int32_t n = b->n_tokens;
+    struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n);
+
+    head_input(m, x);
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        run_layer(m, i, i == 0 ? mat_rows(t->draft.joined, 0, n) : h, x, h);
+    }
 }
 
 const struct model_family eagle3_family = {
     .tensors = TENSORS, .ignored = IGNORED, .forward = eagle3_forward};
+static const struct model_family own_embed = {.tensors = OWN_EMBED_TENSORS,
+                                              .marker = "embed_tokens.weight",
+                                              .ignored = IGNORED,
+                                              .forward = eagle3_forward};
+const struct model_family peagle_family = {.tensors = PARALLEL_TENSORS,
+                                           .variant = &own_embed,
+                                           .ignored = IGNORED,
+                                           .forward = eagle3_forward};
 
 /* The layers that EAGLE-3 was made for: an early one, the middle one, a late one. */
 static void set_usual_taps(struct head_config *h, const struct model_config *target)
@@ -76,9 +111,9 @@ int model_eagle3_fit(struct model_config *head, const struct model_config *c, st
     if (h->n_taps < 0) {
         set_usual_taps(h, c);
     }
-    if (head->n_layers != 1) {
-        return err_set(e, ERR_UNSUPPORTED, "the EAGLE-3 head has %d layers; 1 is supported",
-                       head->n_layers);
+    if (h->parallel && h->mask_token >= c->vocab) {
+        return err_set(e, ERR_INVALID, "the head's mask token is %d, the model has %d tokens",
+                       h->mask_token, c->vocab);
     }
     if (head->hidden != c->hidden || h->target_hidden != c->hidden) {
         return err_set(e, ERR_INVALID,

@@ -61,10 +61,11 @@ struct model_taps model_head_taps(const struct model_config *head)
 
 const struct model_family *head_family(const struct model_config *c)
 {
-    return c->head.kind == HEAD_EAGLE3 ? &eagle3_family
-           : c->head.named             ? &qwen_mtp_family
-           : c->latent.rank > 0        ? &latent_mtp_family
-                                       : &mtp_family;
+    return c->head.kind == HEAD_EAGLE3 && c->head.parallel ? &peagle_family
+           : c->head.kind == HEAD_EAGLE3                   ? &eagle3_family
+           : c->head.named                                 ? &qwen_mtp_family
+           : c->latent.rank > 0                            ? &latent_mtp_family
+                                                           : &mtp_family;
 }
 
 void head_begin(struct model *m, const struct batch *b)
@@ -83,6 +84,9 @@ static void read_hidden(struct model *m, struct mat out)
     } else if (h->combine.data) {
         struct mat taps = mat_rows(h->taps, 0, out.rows);
         ops->hidden_load(m->backend, taps, &h->pool);
+        if (h->masked.data) {
+            ops->hidden_masked(m->backend, taps, h->masked);
+        }
         ops->linear(m->backend, out, taps, h->combine, &(struct epilogue){0});
     } else {
         ops->hidden_load(m->backend, out, &h->pool);
@@ -225,6 +229,10 @@ int head_load(struct model *m, struct err *e)
     if (!ops->hidden_load) {
         return err_set(e, ERR_UNSUPPORTED, "the backend %s runs no draft heads", m->backend->name);
     }
+    if (c->head.parallel && !ops->hidden_masked) {
+        return err_set(e, ERR_UNSUPPORTED, "the backend %s runs no heads that draft in parallel",
+                       m->backend->name);
+    }
     set_parts(m);
     int rc = ops->scratch(m->backend, n, c->hidden, act, &h->embedded, e);
     rc = rc ? rc : ops->scratch(m->backend, n, 2 * c->hidden, act, &h->joined, e);
@@ -263,7 +271,7 @@ int model_head_bind(struct model *head, const struct model *target, struct err *
         return err_set(e, ERR_UNSUPPORTED,
                        "a draft head cannot share the model's quantised output head");
     }
-    t->embed = target->weights->embed;
+    t->embed = t->embed.data ? t->embed : target->weights->embed;
     head->head = t->head.data ? t->head : target->head;
     return 0;
 }

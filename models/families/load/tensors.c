@@ -172,6 +172,10 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->recurrent.layer[layer];
     case WHEN_CONV_BIAS:
         return c->recurrent.layer[layer] && c->recurrent.conv_bias;
+    case WHEN_FIRST_LAYER:
+        return layer == 0;
+    case WHEN_LATER_LAYER:
+        return layer > 0;
     case WHEN_MIXER_NORM:
         return c->recurrent.layer[layer] && c->recurrent.normed;
     case WHEN_MLP_ALONE:
@@ -313,6 +317,9 @@ static bool right_shape(const struct tensor *t, const struct shape *want)
 {
     if (want->n_dims == 1 && t->n_dims == 2 && t->dim[0] == 1) { /* a vector stored as a row */
         return t->dim[1] == want->dim[0];
+    }
+    if (want->n_dims == 1 && t->n_dims == 3 && t->dim[0] == 1 && t->dim[1] == 1) {
+        return t->dim[2] == want->dim[0];
     }
     return t->n_dims == want->n_dims &&
            memcmp(t->dim, want->dim, sizeof(t->dim[0]) * (size_t)want->n_dims) == 0;

@@ -280,22 +280,50 @@ static int32_t read_prompt(int32_t row, const struct tensor *prompt, int32_t por
     return last;
 }
 
+/* Drafts behind the n entries of row i: each of the head's own residual stream; src:
+ * sampling row of the entry before. */
+static void draft_in_turn(int i, int32_t n, int32_t src, float *logits)
+{
+    const int32_t *draft = value("draft", i)->data;
+    int32_t vocab = head.model->config.vocab;
+
+    for (int32_t k = 0; k < (int32_t)value("further", i)->dim[0]; k++) {
+        int32_t sampled = *step(&head, i, n + k, &(int32_t){0}, 1, src, logits + k * vocab);
+        assert_int_equal(sampled, draft[k + 1]);
+        src = 0;
+    }
+}
+
+/* The same of a head that drafts in one step. */
+static void draft_at_once(int i, int32_t n, float *logits)
+{
+    const int32_t *draft = value("draft", i)->data;
+    int32_t token[MAX_LOGITS], m = (int32_t)value("further", i)->dim[0];
+
+    for (int32_t k = 0; k < m; k++) {
+        token[k] = head.model->config.head.mask_token;
+    }
+    const int32_t *sampled = step(&head, i, n, token, m, TOKEN_MASKED, logits);
+    for (int32_t k = 0; k < m; k++) {
+        assert_int_equal(sampled[k], draft[k + 1]);
+    }
+}
+
 static void check_prompt(int i, int32_t portion)
 {
     static float logits[MAX_TOKENS * 128];
     const struct tensor *prompt = value("prompt", i), *further = value("further", i);
-    const int32_t *draft = value("draft", i)->data;
-    int32_t n = (int32_t)prompt->dim[0], vocab = head.model->config.vocab;
+    int32_t n = (int32_t)prompt->dim[0];
 
     for (int32_t k = 0; k < n; k += 3) { /* the target in portions of its own */
         step(&target, i, k, (const int32_t *)prompt->data + k, MIN(3, n - k), -1, logits);
     }
     int32_t src = read_prompt(i, prompt, portion, logits);
     compare(value("logits", i), logits, "behind known tokens");
-    for (int32_t k = 0; k < (int32_t)further->dim[0]; k++) {
-        int32_t sampled = *step(&head, i, n - 1 + k, &(int32_t){0}, 1, src, logits + k * vocab);
-        assert_int_equal(sampled, draft[k + 1]);
-        src = 0;
+    if (head.model->config.head.parallel) {
+        draft_at_once(i, n - 1, logits);
+    } else {
+        draft_in_turn(i, n - 1, src, logits);
     }
     compare(further, logits, "behind drafts");
 }
@@ -373,8 +401,9 @@ static void heads_of_other_models_are_refused(void **state)
     other.head.draft_vocab = 68;
     refuses(&e, model_eagle3_fit(&other, &t, &e), "68 ids to draft, the model 67");
     other = h;
-    other.n_layers = 2;
-    refuses(&e, model_eagle3_fit(&other, &t, &e), "2 layers; 1 is supported");
+    other.head.parallel = true;
+    other.head.mask_token = 67;
+    refuses(&e, model_eagle3_fit(&other, &t, &e), "the head's mask token is 67, the model has 67");
     refuses(&e, model_mtp_config(&other, &t, &e), "LlamaForCausalLM has no MTP head");
     read_config(&t, "tests/golden/deepseek-v3");
     t.n_draft_layers = 0;
@@ -427,8 +456,9 @@ static void weights_that_do_not_fit_are_refused(void **state)
 
 int main(void)
 {
-    static char *dir[] = {HEADS "mtp-glm", HEADS "mtp-latent", HEADS "mtp-qwen",
-                          HEADS "eagle3-speculators", HEADS "eagle3-midlayer"};
+    static char *dir[] = {HEADS "mtp-glm",         HEADS "mtp-latent",
+                          HEADS "mtp-qwen",        HEADS "eagle3-speculators",
+                          HEADS "eagle3-midlayer", HEADS "peagle"};
     struct CMUnitTest tests[ARRAY_LEN(dir) + 3];
     size_t n = 0;
 

@@ -113,8 +113,11 @@ static struct draft_model *open_draft_model(const struct sched_config *c)
                                             .max_num_batched_tokens = ROWS,
                                             .max_samples = ROWS,
                                             .depth = 1};
-    struct draft_model_config d = {
-        .executor = &fake.base, .vocab = VOCAB, .max_draft = 4, .now_us = clock_us};
+    struct draft_model_config d = {.executor = &fake.base,
+                                   .vocab = VOCAB,
+                                   .max_draft = 4,
+                                   .mask_token = -1,
+                                   .now_us = clock_us};
     assert_int_equal(draft_model_open(&ret, &d, &e), 0);
     return ret;
 }

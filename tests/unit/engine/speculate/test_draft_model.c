@@ -95,6 +95,7 @@ static void open_rig(int32_t says, double fixed_us)
         .vocab = config.vocab,
         .max_draft = 4,
         .shift = shift,
+        .mask_token = -1,
         .now_us = now_us};
     assert_int_equal(draft_model_open(&model, &c, &e), 0);
     sched_speculate(rig.sched, draft_model_source(model), c.max_draft);
