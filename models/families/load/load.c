@@ -329,7 +329,7 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, n_logits, c->embed_dim, act},
         {&m->logits, n_logits, c->vocab, DTYPE_F32},
-        {&m->local_logits, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+        {&m->local_logits, n_logits, t->partial ? logits_range(m).n : 0, DTYPE_F32},
     };
 
     int rc = make_mats(m, want, ARRAY_LEN(want), e);
@@ -343,6 +343,7 @@ static int make_scratch(struct model *m, struct err *e)
 int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e)
 {
     int32_t full = MAX(c->full_kv_heads, 1);
+    int32_t ids = c->head.draft_vocab > 0 ? c->head.draft_vocab : c->vocab;
     bool kv = (c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0) &&
               (c->full_head_dim == 0 || full % n == 0 || n % full == 0);
 
@@ -387,11 +388,10 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
                              "llama.cpp's order, which several ranks do not divide",
                              n);
     }
-    if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
+    if (div_ceil(ids, n) * (n - 1) >= ids) {
         return err_set_param(
             e, ERR_INVALID, "tensor_parallel_size",
-            "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n,
-            c->vocab);
+            "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n, ids);
     }
     return 0;
 }

@@ -67,7 +67,7 @@ static int open_divided(struct rig *r, const char *dir, struct division n, const
         rc = model_config_read(&r->c, &unused, dir, e);
     }
     if (rc == 0) {
-        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e)
+        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, NULL, &r->s, dir, &r->c, NULL, e)
                                     : runner_open(&r->x, &r->s, dir, &r->c, e);
     }
     return rc;
