@@ -119,7 +119,7 @@ static void put_parts(struct gguf_writer *w, const struct gguf_pair *kv, int64_t
     }
     buf_puts(&w->out, ",\"layer_types\":[");
     for (int64_t i = 0; i < layers; i++) {
-        const char *type = value_of(kv, (uint64_t)i) ? "full_attention"
+        const char *type = value_of(kv, (uint64_t)i)       ? "full_attention"
                            : value_of(widths, (uint64_t)i) ? w->family->parts
                                                            : "linear_attention";
         buf_printf(&w->out, "%s\"%s\"", i ? "," : "", type);

@@ -135,9 +135,8 @@ static const struct gguf_rename QWEN_HYBRID_LAYER[] = {
     NAME("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     NAME("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     {0}};
-static const struct gguf_rename NEMOTRON_OUTER[] = {NAME("token_embd", "backbone.embeddings"),
-                                                    NAME("output_norm", "backbone.norm_f"),
-                                                    {0}};
+static const struct gguf_rename NEMOTRON_OUTER[] = {
+    NAME("token_embd", "backbone.embeddings"), NAME("output_norm", "backbone.norm_f"), {0}};
 /* Queries and keys are in pairs; without a rotation the order of a head's values is the
  * same to both. */
 static const struct gguf_rename NEMOTRON_LAYER[] = {
@@ -160,16 +159,17 @@ static const struct gguf_rename NEMOTRON_LAYER[] = {
     NAME("ffn_latent_down", "mixer.fc1_latent_proj"),
     NAME("ffn_latent_up", "mixer.fc2_latent_proj"),
     {0}};
-static const struct gguf_rename FALCON_H1_OUTER[] = {
-    NAME("output_norm", "model.final_layernorm"), {0}};
-static const struct gguf_rename FALCON_H1_LAYER[] = {{.from = "ffn_norm", .to = "pre_ff_layernorm.weight", .whole = true},
-                                                     NAME("ffn_gate", "feed_forward.gate_proj"),
-                                                     NAME("ffn_up", "feed_forward.up_proj"),
-                                                     NAME("ffn_down", "feed_forward.down_proj"),
-                                                     STATES("mamba"),
-                                                     NAME("ssm_in", "mamba.in_proj"),
-                                                     SSM_D("mamba"),
+static const struct gguf_rename FALCON_H1_OUTER[] = {NAME("output_norm", "model.final_layernorm"),
                                                      {0}};
+static const struct gguf_rename FALCON_H1_LAYER[] = {
+    {.from = "ffn_norm", .to = "pre_ff_layernorm.weight", .whole = true},
+    NAME("ffn_gate", "feed_forward.gate_proj"),
+    NAME("ffn_up", "feed_forward.up_proj"),
+    NAME("ffn_down", "feed_forward.down_proj"),
+    STATES("mamba"),
+    NAME("ssm_in", "mamba.in_proj"),
+    SSM_D("mamba"),
+    {0}};
 static const struct gguf_rename PHI3_LAYER[] = {NAME("ffn_up", "mlp.gate_up_proj"), {0}};
 /* norms after attention and MLP beside those before them */
 static const struct gguf_rename GEMMA2_LAYER[] = {
