@@ -260,6 +260,8 @@ struct engine_stats {
     /* verified drafts by sequence and step, their tokens, and those that held, by their
      * place */
     _Atomic uint64_t drafts, draft_tokens, accepted_tokens[LIMIT_DRAFT];
+    /* of steps together, as in struct expert_load */
+    _Atomic uint64_t expert_rows, expert_peak;
     _Atomic uint64_t late_masks; /* that steps went on without, by sequence and step */
     /* requests, by enum finish_reason; FINISH_IMPOSSIBLE counts as FINISH_ERROR */
     _Atomic uint64_t finished[5];

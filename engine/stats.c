@@ -51,12 +51,15 @@ void engine_stats_gauges(struct engine_stats *s, const struct sched_counts *c, i
     raise_to(&s->prefix_misses, c->prefix_queries - c->prefix_hits);
 }
 
-void engine_stats_step(struct engine_stats *s, int32_t n_tokens, int64_t host_us, int64_t device_us)
+void engine_stats_step(struct engine_stats *s, int32_t n_tokens, int64_t host_us,
+                       const struct results *r)
 {
     atomic_fetch_add_explicit(&s->steps, 1, memory_order_relaxed);
     hist_add(&s->iteration_tokens, n_tokens);
     hist_add(&s->step_host_s, (double)host_us * 1e-6);
-    if (device_us > 0) {
-        hist_add(&s->step_device_s, (double)device_us * 1e-6);
+    if (r->device_us > 0) {
+        hist_add(&s->step_device_s, (double)r->device_us * 1e-6);
     }
+    atomic_fetch_add_explicit(&s->expert_rows, (uint64_t)r->experts.rows, memory_order_relaxed);
+    atomic_fetch_add_explicit(&s->expert_peak, (uint64_t)r->experts.peak, memory_order_relaxed);
 }

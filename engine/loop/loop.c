@@ -249,7 +249,7 @@ static void commit_step(struct engine *e, int64_t turn_us)
         masks_begin(e->masks, e->n_committed);
     }
     e->host_us += before_us - turn_us + (clock_us() - after_us);
-    engine_stats_step(&e->stats, n_tokens, e->host_us, results.device_us);
+    engine_stats_step(&e->stats, n_tokens, e->host_us, &results);
     e->host_us = 0;
 }
 

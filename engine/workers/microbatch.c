@@ -243,6 +243,8 @@ void microbatch_results_add(struct gathered *g, int32_t first, const struct resu
     struct results *all = &g->results;
 
     all->device_us += r->device_us;
+    all->experts.rows += r->experts.rows;
+    all->experts.peak += r->experts.peak;
     if (r->n_samples == 0) {
         return;
     }

@@ -119,6 +119,7 @@ struct cpu_results {
     int32_t n_samples;  /* of the batch */
     int32_t top_stride; /* columns of top_token and top_logprob */
     int64_t device_us;  /* between step_begin and step_end */
+    struct expert_load experts;
     int32_t *token;     /* [max_samples] */
     float *logprob;     /* [max_samples] */
     int32_t *top_token; /* [n_samples, top_stride] */

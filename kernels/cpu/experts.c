@@ -292,13 +292,17 @@ void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct exp
     cpu_linear(b, j.scores, s->router_x.data ? s->router_x : x, e->router,
                &(struct epilogue){.bias = e->router_bias});
     run(&j, x.rows, route_row);
-    int32_t end = e->first + experts_held(e);
-    for (j.expert = e->first; j.expert < end; j.expert++) {
+    int32_t end = e->first + experts_held(e), most = 0;
+    struct expert_load *load = &cpu_results_now(j.c)->experts;
+    for (j.expert = 0; j.expert < e->n; j.expert++) {
         int32_t n = rows_of(&j, j.expert, row);
-        if (n > 0) {
+        load->rows += n;
+        most = MAX(most, n);
+        if (n > 0 && j.expert >= e->first && j.expert < end) {
             run_expert(&j, s, n);
         }
     }
+    load->peak += (int64_t)most * e->n;
     if (e->shared_up.data) {
         run_shared(&j, s);
     }

@@ -234,6 +234,7 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
         return rc;
     }
     c->n_begun++;
+    cpu_results_now(c)->experts = (struct expert_load){0};
     rc = prepare_results(c, e);
     if (rc < 0) {
         c->n_begun--;
@@ -291,6 +292,7 @@ int cpu_step_wait(struct backend *b, struct results *ret, struct err *e)
                             .logprob = r->logprob,
                             .top_token = r->top_token,
                             .top_logprob = r->top_logprob,
-                            .device_us = r->device_us};
+                            .device_us = r->device_us,
+                            .experts = r->experts};
     return 0;
 }

@@ -132,6 +132,12 @@ static void write_counters(struct page *p, const struct engine_stats *s)
         labelled(p, "request_success_total", "finished_reason",
                  finish_reason_name((enum finish_reason)f), s->finished[f]);
     }
+    counter(p, "moe_expert_tokens_total",
+            "Tokens that experts computed, each counted for every one of its experts.",
+            s->expert_rows);
+    counter(p, "moe_expert_peak_tokens_total",
+            "The same if all experts of a layer had as many as the most loaded one.",
+            s->expert_peak);
     counter(p, "late_masks_total", "Masks that took too long, so that a step went on without.",
             s->late_masks);
 }

@@ -152,7 +152,8 @@ def demo_config():
         return json.load(f)
 
 
-def write_safetensors(path, tensors, rng):
+def write_safetensors(path, tensors, rng, zeros=None):
+    """Random values; those of tensors whose names end in `zeros` are 0."""
     header, values = {}, array.array("f")
     for name, shape in tensors:
         n, first = 1, 4 * len(values)
@@ -160,6 +161,7 @@ def write_safetensors(path, tensors, rng):
             n *= size
         base = 1.0 if "norm" in name else 0.0
         scale = 0.3 if len(shape) == 1 else 1.4 / shape[-1] ** 0.5
+        scale *= not (zeros and name.endswith(zeros))
         values.extend(base + scale * rng.gauss(0, 1) for _ in range(n))
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [first, 4 * len(values)]}
     text = json.dumps(header).encode()

@@ -10,7 +10,8 @@ GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_swapped"
           "cache_config_info", "rank_up"]
 COUNTERS = ["prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits", "prompt_tokens_by_source",
             "request_success", "http_requests", "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
-            "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos", "late_masks"]
+            "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos", "late_masks",
+            "moe_expert_tokens", "moe_expert_peak_tokens"]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
               "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
               "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n",

@@ -98,7 +98,9 @@ static int wait_last_stage(struct ranks *x, struct results *ret, struct err *e)
         ranks_fail(x, text);
         return ranks_check_failed(x, e);
     }
+    struct expert_load first = ret->experts; /* the only stage's whose counts are here */
     *ret = a->gathered.results;
+    ret->experts = first;
     ret->device_us = MAX(a->arrived_us - MAX(a->launched_us, x->last_us), 1);
     x->last_us = a->arrived_us;
     x->n_waited++;

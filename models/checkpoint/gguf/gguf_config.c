@@ -14,7 +14,6 @@
 static const struct gguf_key INTS[] = {
     {"context_length", "max_position_embeddings"},
     {"embedding_length", "hidden_size"},
-    {"feed_forward_length", "intermediate_size"},
     {"attention.head_count", "num_attention_heads"},
     {"attention.sliding_window", "sliding_window"},
     {"rope.scaling.original_context_length", "original_max_position_embeddings"},
@@ -162,7 +161,10 @@ static void put_ids(struct gguf_writer *w)
 static const char *stored_dtype(const struct gguf *g)
 {
     const struct gguf_tensor *mlp = find_tensor(g, "blk.0.ffn_down.weight");
-    const struct gguf_tensor *t = mlp ? mlp : find_tensor(g, "blk.0.ffn_down_exps.weight");
+    const struct gguf_tensor *experts = find_tensor(g, "blk.0.ffn_down_exps.weight");
+    const struct gguf_tensor *t = mlp       ? mlp
+                                  : experts ? experts
+                                            : find_tensor(g, "blk.0.ssm_out.weight");
     enum dtype dtype = DTYPE_BF16;
 
     if (t) {
@@ -194,6 +196,7 @@ static void put_found(struct gguf_writer *w)
     put_whether(w, f->o_bias, "blk.0.attn_output.bias");
     put_whether(w, f->mlp_bias, "blk.0.ffn_up.bias");
     put_whether(w, f->head_norms, "blk.0.attn_q_norm.weight");
+    put_whether(w, f->state_norm, "blk.0.ssm_norm.weight");
     buf_printf(&w->out, ",\"torch_dtype\":\"%s\"", stored_dtype(w->g));
 }
 
@@ -282,6 +285,7 @@ static void put_config(struct gguf_writer *w)
     put_layers(w);
     put_keys(w);
     gguf_put_heads(w);
+    gguf_put_widths(w);
     gguf_put_layer_types(w);
     gguf_put_states(w);
     put_rope(w);

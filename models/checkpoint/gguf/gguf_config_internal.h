@@ -23,6 +23,8 @@ bool take_int(struct gguf_writer *w, const char *key, int64_t *ret);
 /* num_key_value_heads, head_dim and the part of a head that rotates, or the sizes of
  * latents. */
 void gguf_put_heads(struct gguf_writer *w);
+/* intermediate_size. */
+void gguf_put_widths(struct gguf_writer *w);
 /* layer_types, where the file says of each layer whether it has a window or a state. */
 void gguf_put_layer_types(struct gguf_writer *w);
 /* The sizes of recurrent states, if there are any. */

@@ -90,6 +90,43 @@ void gguf_put_heads(struct gguf_writer *w)
     }
 }
 
+/* The width of MLPs: one number, or one for each layer, 0 where it has none. */
+void gguf_put_widths(struct gguf_writer *w)
+{
+    const struct gguf_pair *p = by_layer(w, "feed_forward_length");
+    int64_t width = p ? 0 : int_or(w, "feed_forward_length", 0);
+
+    for (uint64_t i = 0; p && i < p->n; i++) {
+        width = MAX(width, value_of(p, i));
+    }
+    if (width != 0) {
+        buf_printf(&w->out, ",\"intermediate_size\":%lld", (long long)width);
+    }
+}
+
+/* layer_types of layers that have one part each. */
+static void put_parts(struct gguf_writer *w, const struct gguf_pair *kv, int64_t layers)
+{
+    const struct gguf_pair *widths = by_layer(w, "feed_forward_length");
+
+    if (!kv || !widths || kv->n != widths->n || (int64_t)kv->n < layers) {
+        w->code = w->code < 0 ? w->code
+                              : err_set(w->e, ERR_INVALID,
+                                        "%s: attention.head_count_kv and feed_forward_length of "
+                                        "%s must have a number for each layer",
+                                        w->g->file, w->family->gguf);
+        return;
+    }
+    buf_puts(&w->out, ",\"layer_types\":[");
+    for (int64_t i = 0; i < layers; i++) {
+        const char *type = value_of(kv, (uint64_t)i)       ? "full_attention"
+                           : value_of(widths, (uint64_t)i) ? w->family->parts
+                                                           : "linear_attention";
+        buf_printf(&w->out, "%s\"%s\"", i ? "," : "", type);
+    }
+    buf_putc(&w->out, ']');
+}
+
 void gguf_put_layer_types(struct gguf_writer *w)
 {
     const struct gguf_pair *windows = by_layer(w, "attention.sliding_window_pattern");
@@ -98,6 +135,10 @@ void gguf_put_layer_types(struct gguf_writer *w)
     const struct gguf_pair *p = windows ? windows : states ? states : kv;
     int64_t layers = int_or(w, "block_count", 0) - int_or(w, "nextn_predict_layers", 0);
 
+    if (w->family->parts) {
+        put_parts(w, kv, layers);
+        return;
+    }
     if (!p) {
         return;
     }

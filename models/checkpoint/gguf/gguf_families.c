@@ -135,6 +135,41 @@ static const struct gguf_rename QWEN_HYBRID_LAYER[] = {
     NAME("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     NAME("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     {0}};
+static const struct gguf_rename NEMOTRON_OUTER[] = {
+    NAME("token_embd", "backbone.embeddings"), NAME("output_norm", "backbone.norm_f"), {0}};
+/* Queries and keys are in pairs; without a rotation the order of a head's values is the
+ * same to both. */
+static const struct gguf_rename NEMOTRON_LAYER[] = {
+    NAME("attn_norm", "norm"),
+    NAME("attn_q", "mixer.q_proj"),
+    NAME("attn_k", "mixer.k_proj"),
+    NAME("attn_v", "mixer.v_proj"),
+    NAME("attn_output", "mixer.o_proj"),
+    STATES("mixer"),
+    NAME("ssm_in", "mixer.in_proj"),
+    SSM_D("mixer"),
+    NAME("ffn_up", "mixer.up_proj"),
+    NAME("ffn_down", "mixer.down_proj"),
+    NAME("ffn_gate_inp", "mixer.gate"),
+    {.from = "exp_probs_b", .to = "mixer.gate.e_score_correction_bias", .whole = true},
+    NAME("ffn_up_exps", "mixer.experts.%d.up_proj"),
+    NAME("ffn_down_exps", "mixer.experts.%d.down_proj"),
+    NAME("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+    NAME("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+    NAME("ffn_latent_down", "mixer.fc1_latent_proj"),
+    NAME("ffn_latent_up", "mixer.fc2_latent_proj"),
+    {0}};
+static const struct gguf_rename FALCON_H1_OUTER[] = {NAME("output_norm", "model.final_layernorm"),
+                                                     {0}};
+static const struct gguf_rename FALCON_H1_LAYER[] = {
+    {.from = "ffn_norm", .to = "pre_ff_layernorm.weight", .whole = true},
+    NAME("ffn_gate", "feed_forward.gate_proj"),
+    NAME("ffn_up", "feed_forward.up_proj"),
+    NAME("ffn_down", "feed_forward.down_proj"),
+    STATES("mamba"),
+    NAME("ssm_in", "mamba.in_proj"),
+    SSM_D("mamba"),
+    {0}};
 static const struct gguf_rename PHI3_LAYER[] = {NAME("ffn_up", "mlp.gate_up_proj"), {0}};
 /* norms after attention and MLP beside those before them */
 static const struct gguf_rename GEMMA2_LAYER[] = {
@@ -224,6 +259,17 @@ static const struct gguf_key GRANITE_MOE_KEYS[] = {
     {"expert_used_count", "num_experts_per_tok"},
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_shared_feed_forward_length", "shared_intermediate_size"},
+    {0}};
+static const struct gguf_key NEMOTRON_EXPERTS[] = {
+    {"expert_count", "n_routed_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size"},
+    {"expert_group_count", "n_group"},
+    {"expert_group_used_count", "topk_group"},
+    {"expert_weights_scale", "routed_scaling_factor"},
+    {"expert_weights_norm", "norm_topk_prob"},
+    {"moe_latent_size", "moe_latent_size"},
     {0}};
 static const struct gguf_key QWEN_HYBRID_KEYS[] = {
     {"full_attention_interval", "full_attention_interval"}, {0}};
@@ -331,6 +377,28 @@ static const struct gguf_family FAMILIES[] = {
      .layer = QWEN_HYBRID_LAYER,
      .keys = QWEN_HYBRID_EXPERTS,
      .tiled = true},
+    {.gguf = "nemotron_h",
+     .name = "NemotronHForCausalLM",
+     .outer = NEMOTRON_OUTER,
+     .layer = NEMOTRON_LAYER,
+     .layers = "backbone.layers",
+     .apart = true,
+     .parts = "mlp"},
+    {.gguf = "nemotron_h_moe",
+     .name = "NemotronHForCausalLM",
+     .outer = NEMOTRON_OUTER,
+     .layer = NEMOTRON_LAYER,
+     .layers = "backbone.layers",
+     .apart = true,
+     .parts = "moe",
+     .keys = NEMOTRON_EXPERTS},
+    /* llama.cpp's weights carry the factors, and its norm comes behind the gate. */
+    {.gguf = "falcon-h1",
+     .name = "FalconH1ForCausalLM",
+     .outer = FALCON_H1_OUTER,
+     .layer = FALCON_H1_LAYER,
+     .json = ",\"mamba_norm_before_gate\":false",
+     .state_norm = "mamba_rms_norm"},
     {.gguf = "exaone",
      .name = "ExaoneForCausalLM",
      .outer = EXAONE_OUTER,

@@ -66,6 +66,8 @@ static const struct pre PRES[] = {
     {.name = "llama-bpe", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-v3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "falcon-h1", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "pixtral", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "glm4", .regex = LLAMA3, .ignore_merges = true},
     {.name = "chatglm-bpe", .regex = LLAMA3},
     {.name = "smaug-bpe", .regex = LLAMA3},

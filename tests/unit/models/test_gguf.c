@@ -537,7 +537,8 @@ static void what_is_not_supported_is_refused(void **state)
     refuse_config(&f, "'mamba' is not known; known are llama, mistral3, smollm3, granite, qwen2, "
                       "qwen2moe, qwen3, qwen3moe, olmoe, glm4moe, dots1, ernie4_5-moe, "
                       "minimax-m2, gpt-oss, deepseek2, granitemoe, granitehybrid, qwen3next, "
-                      "qwen35, qwen35moe, exaone, phi3, gemma, gemma2, gemma3, "
+                      "qwen35, qwen35moe, nemotron_h, nemotron_h_moe, falcon-h1, exaone, phi3, "
+                      "gemma, gemma2, gemma3, "
                       "glm4, olmo2, exaone4, seed_oss, ernie4_5, command-r, cohere2, stablelm, "
                       "starcoder2, gpt2");
     file_init(&f);

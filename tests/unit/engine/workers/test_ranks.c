@@ -374,6 +374,8 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "qwen35",
                                          "qwen35-moe-wrapped",
                                          "falcon-h1",
+                                         "cwm",
+                                         "solar-open",
                                          "nemotron-h",
                                          "nemotron-h-latent",
                                          "ernie45-moe",
