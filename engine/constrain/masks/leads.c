@@ -353,6 +353,9 @@ static int32_t after_kinds(struct stepper *s, int32_t c, uint64_t kinds)
     if (to == CONFIG_DEAD || !open) {
         return to;
     }
+    if (to != c && open & (beyond | space)) {
+        return CONFIG_DEAD; /* it would take more steps than walking the few tokens */
+    }
     for (int b = 0; b < 0x80 && open & ~(beyond | space); b++) {
         uint64_t kind = (uint64_t)1 << s->a->vocab->kind[b];
         if (open & kind && automaton_next(s, c, symbol_of_byte(s->a, (uint8_t)b)) != to) {
