@@ -11,9 +11,9 @@
 #include "engine/constrain/masks/mask.h"
 
 enum {
-    LEAST_COUNT = 4,  /* a bound below it stays */
-    NODES_MOST = 64,  /* of an expression that are looked at; what lies behind stays */
-    REACH_BYTES = 8,  /* counts that begin behind so many bytes stay */
+    LEAST_COUNT = 4,   /* a bound below it stays */
+    NODES_MOST = 64,   /* of an expression that are looked at; what lies behind stays */
+    REACH_BYTES = 8,   /* counts that begin behind so many bytes stay */
     READINGS_MOST = 32 /* in a config; one of more has no bounds */
 };
 

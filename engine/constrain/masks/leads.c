@@ -2,7 +2,7 @@
 
 /* Configs that are looked at to find out whether any plain text may follow one: of a
  * chain, and where most lead back to earlier ones, as in a search for a long run. */
-enum { OPEN_CHAIN = 48, OPEN_MOST = 320 };
+enum { OPEN_CHAIN = 48, OPEN_MOST = 400 };
 
 /* ---- where any plain text leads back ---- */
 
@@ -254,9 +254,24 @@ static bool plain_closure(struct stepper *s, int32_t c, int32_t *seen, int32_t *
     return n >= 0 && n_seen <= most;
 }
 
-static int32_t behind_letter(struct stepper *s, int32_t c)
+static int32_t behind(struct stepper *s, int32_t c, char plain)
 {
-    return automaton_next(s, c, symbol_of_byte(s->a, 'x'));
+    return automaton_next(s, c, symbol_of_byte(s->a, (uint8_t)plain));
+}
+
+/* Whether some character leads to a config that it leads back to. */
+static bool settles(struct stepper *s, int32_t c)
+{
+    for (const char *at = "x ~"; *at; at++) {
+        int32_t to = behind(s, c, *at);
+        if (to <= 0) {
+            return false;
+        }
+        if (behind(s, to, *at) == to) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool is_open(struct stepper *s, int32_t c)
@@ -267,9 +282,8 @@ bool is_open(struct stepper *s, int32_t c)
     if (note != NOTE_UNKNOWN) {
         return note == NOTE_YES;
     }
-    int32_t to = behind_letter(s, c);
     seen[0] = c;
-    bool open = to > 0 && behind_letter(s, to) == to && plain_closure(s, c, seen, &n);
+    bool open = settles(s, c) && plain_closure(s, c, seen, &n);
     for (int32_t i = 0; i < n && (open || !s->paused); i++) {
         atomic_store_explicit(&config_at(s->a, seen[i])->open, open ? NOTE_YES : NOTE_NO,
                               memory_order_relaxed);
@@ -281,7 +295,7 @@ bool is_body(struct stepper *s, int32_t c)
 {
     uint8_t note = atomic_load_explicit(&config_at(s->a, c)->open, memory_order_relaxed);
 
-    return note == NOTE_YES || (note == NOTE_UNKNOWN && behind_letter(s, c) == c && is_open(s, c));
+    return note == NOTE_YES || (note == NOTE_UNKNOWN && behind(s, c, 'x') == c && is_open(s, c));
 }
 
 bool has_room(struct stepper *s, int32_t c, int32_t chars)

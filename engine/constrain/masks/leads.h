@@ -17,7 +17,7 @@ static inline bool is_plain(int byte)
 /* The configs that plain characters lead to, into next[CONFIG_NEXT]: how many, or
  * NEXT_DEAD where not all may follow, NEXT_MANY. */
 int32_t plain_next(struct stepper *s, int32_t c, int32_t *next);
-/* Whether any plain text may follow. It is asked only where a letter leads to a config
+/* Whether any plain text may follow. It is asked only where a character leads to a config
  * that it leads back to, which leaves out what counts characters; and of those that are
  * found on the way the answer is the same, or is taken to be no. */
 bool is_open(struct stepper *s, int32_t c);

@@ -302,12 +302,12 @@ static int32_t computed(struct stepper *s, int32_t config, uint32_t *mask)
 
 /* ---- masks between two others ---- */
 
-/* Whether several letters may come next: a walk is long. */
+/* Whether several letters or digits may come next: a walk is long. */
 static bool many_letters(struct stepper *s, int32_t config)
 {
     int n = 0;
 
-    for (const char *at = "etas0"; *at && n < 2; at++) {
+    for (const char *at = "etasbm01"; *at && n < 2; at++) {
         n += automaton_next(s, config, symbol_of_byte(s->a, (uint8_t)*at)) > 0;
     }
     return n == 2;
