@@ -1,4 +1,4 @@
-/* Where texts of some kind lead from a config: plain ones, those of some kinds of bytes.
+/* Where texts lead from a config: plain ones, and those of some kinds of bytes.
  *
  * What is asked while the stepper is paused is answered with no, which costs time at
  * most: every answer of no leads to a walk of all, and that ends at the first step
@@ -17,9 +17,9 @@ static inline bool is_plain(int byte)
 /* The configs that plain characters lead to, into next[CONFIG_NEXT]: how many, or
  * NEXT_DEAD where not all may follow, NEXT_MANY. */
 int32_t plain_next(struct stepper *s, int32_t c, int32_t *next);
-/* Whether any plain text may follow. It is asked only where a character leads to a config
- * that it leads back to, which leaves out what counts characters; and of those that are
- * found on the way the answer is the same, or is taken to be no. */
+/* Whether any plain text may follow. It is asked only where a character leads to a
+ * config that it leads back to, which leaves out what counts characters; and of those
+ * that are found on the way the answer is the same, or is taken to be no. */
 bool is_open(struct stepper *s, int32_t c);
 /* The same, asked only where it is likely. */
 bool is_body(struct stepper *s, int32_t c);

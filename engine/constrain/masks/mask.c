@@ -313,10 +313,11 @@ static bool many_letters(struct stepper *s, int32_t config)
     return n == 2;
 }
 
-/* `mask` is that of config's lower bound and `high` that of its upper one: add the tokens
- * of the upper one that may follow, if few have to be tried. 0, BETWEEN_NOT, or why
- * not. */
-enum { BETWEEN_NOT = 1 };
+enum { BETWEEN_NOT = 1 }; /* in place of a failure: no bounds help */
+
+/* `mask` is that of config's lower bound and `high` that of its upper one: add the
+ * tokens of the upper one that may follow, if few have to be tried. 0, BETWEEN_NOT, or
+ * why not. */
 static int32_t add_between(struct stepper *s, int32_t config, uint32_t *mask, const uint32_t *high)
 {
     const int32_t words = s->a->vocab->words;
