@@ -3,9 +3,9 @@
  * Under a bound of a text's length, or of the words in it, each character leads to a
  * config of its own. Which tokens may come next is mostly the same for all of them: a
  * bound matters near its end. With fewer repetitions allowed an expression matches some
- * of its texts, with any number it matches those and more; the tokens that may come next
- * are fewer and more likewise. Concatenation, union, intersection and repetition keep
- * that order. (Complements do not and are left as they are.) Two configs with such
+ * of its texts, with any number it matches those and more; the tokens that may come
+ * next are fewer and more likewise. Concatenation, union, intersection and repetition
+ * keep that order. (Complements do not and are left as they are.) Two configs with such
  * bounds so have masks within and around that of a config, and what both say holds for
  * it. The lower ones are bounded by powers of two, so that few are shared by many. */
 #include "engine/constrain/masks/mask.h"
