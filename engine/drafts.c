@@ -9,7 +9,7 @@
 #include "models/checkpoint/file.h"
 #include "models/checkpoint/gguf/gguf.h"
 
-/* ---- the draft model ---- */
+/* ---- a draft model and its model ---- */
 
 static int refuse(struct err *err, const char *why)
 {
@@ -81,8 +81,10 @@ struct settings engine_draft_settings(const struct settings *s, const struct mod
 }
 
 static int check_draft_model(const struct settings *s, const struct model_config *draft,
-                             int64_t max_len, struct err *err)
+                             const struct model_config *c, struct err *err)
 {
+    int64_t max_len = engine_draft_settings(s, c).max_model_len;
+
     if (draft->recurrent.n_heads > 0) {
         return refuse(err, "it has recurrent states, which cannot be taken back behind a draft");
     }
@@ -92,58 +94,89 @@ static int check_draft_model(const struct settings *s, const struct model_config
                              "%lld; lower max_model_len",
                              draft->max_positions, (long long)max_len);
     }
-    return s->kv_policy == KV_PAGED ? 0 : refuse(err, "kv_policy must be paged");
+    return 0;
 }
 
-int engine_draft_model_load(struct engine *e, const struct settings *s,
-                            const struct model_config *c, struct err *err)
+/* What no draft model and no head can do. */
+static int check_settings(const struct settings *s, struct err *err)
+{
+    const char *setting = s->speculate == SPECULATE_MTP ? "speculate" : "draft_model";
+
+    return s->kv_policy == KV_PAGED ? 0
+                                    : err_set_param(err, ERR_UNSUPPORTED, setting,
+                                                    "%s: kv_policy must be paged", setting);
+}
+
+static int find_config(struct model_config *ret, char **dir, const struct settings *s,
+                       const char *model_dir, const struct model_config *c, struct err *err)
 {
     struct generation_defaults unused;
-    struct model_config draft;
 
     if (s->speculate == SPECULATE_MTP) {
-        return engine_draft_head_load(e, s, c, NULL, err);
+        *dir = strdup(model_dir);
+        return *dir ? engine_draft_head_fit(ret, s, c, err) : err_nomem(err, "a path");
     }
-    if (!s->draft_model) {
-        return 0;
-    }
-    int rc = model_path_find(&e->draft_path, s->draft_model, err);
+    int rc = model_path_find(dir, s->draft_model, err);
     if (rc == 0) {
-        rc = model_config_read(&draft, &unused, e->draft_path, err);
+        rc = model_config_read(ret, &unused, *dir, err);
     }
     if (rc < 0) {
         return rc;
     }
-    if (draft.head.kind != HEAD_NONE) {
-        return engine_draft_head_load(e, s, c, &draft, err);
-    }
-    struct settings own = engine_draft_settings(s, c);
-    rc = check_draft_model(s, &draft, own.max_model_len, err);
-    if (rc == 0) {
-        rc = check_vocabulary(e, s, c, &draft, err);
-    }
-    return rc < 0 ? rc : runner_open_draft(&e->draft_executor, &own, e->draft_path, &draft, c, err);
+    return ret->head.kind != HEAD_NONE ? engine_draft_head_fit(ret, s, c, err)
+                                       : check_draft_model(s, ret, c, err);
 }
 
-int engine_draft_model_start(struct engine *e, struct err *err)
+int engine_draft_config(struct model_config *ret, char **ret_dir, const struct settings *s,
+                        const char *model_dir, const struct model_config *c, struct err *err)
 {
-    struct executor *x = e->draft_executor;
+    char *dir = NULL;
 
-    if (!x) {
+    *ret_dir = NULL;
+    if (!s->draft_model && s->speculate != SPECULATE_MTP) {
         return 0;
     }
-    int rc = e->draft_head.head.kind != HEAD_NONE ? runner_bind_head(x, e->executor, err) : 0;
-    if (rc == 0) {
-        rc = runner_add_cache(x, e->executor->info.n_blocks, err);
+    int rc = check_settings(s, err);
+    rc = rc ? rc : find_config(ret, &dir, s, model_dir, c, err);
+    if (rc < 0) {
+        free(dir);
+        return rc;
+    }
+    *ret_dir = dir;
+    return 0;
+}
+
+static bool has_head(const struct engine *e)
+{
+    return e->draft_config.head.kind != HEAD_NONE;
+}
+
+int engine_open_executors(struct engine *e, const struct settings *s, const struct model_config *c,
+                          struct err *err)
+{
+    bool many = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1;
+    const char *dir = e->model_path;
+    int rc = engine_draft_config(&e->draft_config, &e->draft_path, s, dir, c, err);
+
+    if (rc == 0 && e->draft_path && !has_head(e)) {
+        rc = check_vocabulary(e, s, c, &e->draft_config, err);
     }
     if (rc < 0) {
         return rc;
     }
-    x->info.max_len = e->executor->info.max_len;
-    log_event(LOG_INFO, e->draft_head.head.kind != HEAD_NONE ? "draft head" : "draft model",
-              LOG_STR("path", e->draft_path), LOG_STR("dtype", x->info.dtype),
-              LOG_I64("cache_mib", x->info.n_blocks * x->info.block_bytes >> 20));
-    return 0;
+    struct settings own = engine_draft_settings(s, c);
+    struct runner_draft files = {e->draft_path, &e->draft_config, &own};
+    const struct runner_draft *draft = e->draft_path ? &files : NULL;
+    rc = many    ? ranks_open(&e->executor, &e->draft_executor, s, dir, c, draft, err)
+         : draft ? runner_open_both(&e->executor, &e->draft_executor, s, dir, c, draft, err)
+                 : runner_open(&e->executor, s, dir, c, err);
+    if (rc == 0 && draft) {
+        const struct executor_info *x = &e->draft_executor->info;
+        log_event(LOG_INFO, has_head(e) ? "draft head" : "draft model",
+                  LOG_STR("path", e->draft_path), LOG_STR("dtype", x->dtype),
+                  LOG_I64("cache_mib", x->n_blocks * x->block_bytes >> 20));
+    }
+    return rc;
 }
 
 /* ---- the sources ---- */
@@ -175,7 +208,7 @@ static int open_model(struct engine *e, struct err *err)
                                    .cost = e->draft_cost,
                                    .vocab = e->config.vocab,
                                    .max_draft = e->max_draft,
-                                   .shift = e->draft_head.head.kind != HEAD_NONE,
+                                   .shift = has_head(e),
                                    .secret = e->config.secret,
                                    .now_us = clock_us};
 

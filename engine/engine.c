@@ -122,19 +122,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
         rc = open_chat(e, s, err);
     }
     if (rc == 0) {
-        rc = engine_draft_model_load(e, s, &c, err);
-    }
-    if (rc == 0) {
-        struct model_taps taps = engine_draft_taps(e);
-        struct runner_beside beside = {
-            .block_bytes = e->draft_executor ? e->draft_executor->info.block_bytes : 0,
-            .taps = &taps};
-        rc = s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1
-                 ? ranks_open(&e->executor, s, e->model_path, &c, err)
-                 : runner_open_beside(&e->executor, s, e->model_path, &c, &beside, err);
-    }
-    if (rc == 0) {
-        rc = engine_draft_model_start(e, err);
+        rc = engine_open_executors(e, s, &c, err);
     }
     if (rc < 0) {
         return rc;

@@ -43,11 +43,11 @@ struct engine {
     const struct chat_format *chat_format; /* of tool calls and reasoning; static */
     struct engine_chat chat_abilities;     /* found by engine_chat_open */
     struct executor *executor;
-    struct executor *draft_executor; /* the draft model; NULL: none */
-    char *draft_path;                /* of its files */
-    struct model_config draft_head;  /* its configuration, if it is a head of the model */
-    struct step_cost draft_cost;     /* of its steps; all 0: unknown */
-    struct grammars *grammars;       /* NULL: the executor takes no masks */
+    struct executor *draft_executor;  /* the draft model; NULL: none */
+    char *draft_path;                 /* of its files */
+    struct model_config draft_config; /* its configuration */
+    struct step_cost draft_cost;      /* of its steps; all 0: unknown */
+    struct grammars *grammars;        /* NULL: the executor takes no masks */
     struct sched_config config;
     struct generation_defaults defaults;
     char *model_name, *model_path;

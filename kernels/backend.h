@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 15
+#define BACKEND_ABI 16
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -296,7 +296,8 @@ enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
  *
  * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
  * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
- * and the middle is g * sigmoid(1.702 g) * (u + 1). A shared expert, if there is one,
+ * and the middle is g * sigmoid(1.702 g) * (u + 1). With `self_gated` there is no gate
+ * and no bias: the middle is act(up_e x) * (up_e x). A shared expert, if there is one,
  * is added with the factor sigmoid(shared_gate x), or 1 without a shared_gate. */
 struct experts {
     struct mat router;      /* [n, hidden] */
@@ -305,7 +306,7 @@ struct experts {
     struct mat choice_bias;
     struct mat expert_scale; /* [1, n], float32, of the weights (Gemma-4); data NULL: none */
     /* [n * 2 * width, hidden]: rows of expert e from e * 2 * width on: its gate, then
-     * its up */
+     * its up; self_gated: [n * width, hidden] */
     struct mat up;
     struct mat up_bias;                /* [1, n * 2 * width], as up's rows; data NULL: none */
     struct mat down;                   /* [n * hidden, width], expert by expert */
@@ -323,6 +324,7 @@ struct experts {
     float swiglu_limit; /* 0: none */
     bool normalised;
     bool groups_by_two; /* a group's worth is the sum of its two greatest c */
+    bool self_gated;    /* only of backends that say so */
 };
 
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
@@ -478,9 +480,10 @@ struct backend {
     const struct backend_ops *ops; /* static table of its kind */
     const char *name;              /* "cpu", "cuda" */
     char device[128];              /* for logs: "2 threads, avx2", "NVIDIA H200" */
-    char note[256];    /* for logs: a problem found at opening and worked around, or "" */
-    bool async;        /* operations return before they are done */
-    bool expert_pairs; /* what `experts` wants of its workspace (struct expert_scratch) */
+    char note[256];          /* for logs: a problem found at opening and worked around, or "" */
+    bool async;              /* operations return before they are done */
+    bool expert_pairs;       /* what `experts` wants of its workspace (struct expert_scratch) */
+    bool self_gated_experts; /* `experts` computes those without a gate */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;

@@ -50,6 +50,9 @@ struct expert_config {
     float swiglu_limit;          /* of gpt-oss's experts; 0: none */
     enum expert_scores scores;
     bool choice_bias;             /* the choice has a bias of its own */
+    int32_t latent;               /* width of what experts read and make, if not hidden's; else 0 */
+    bool self_gated;              /* an expert has no gate: act(u) * u, where u is what up makes */
+    bool gate_copied;             /* and the weights of up stand for the gate's too (model_open) */
     bool groups_by_two;           /* as in struct experts */
     int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
     float factor;                 /* of the weights: routed_scaling_factor, or 1 */
@@ -64,6 +67,21 @@ struct latent_config {
     int32_t nope_dim, v_dim; /* of its other part and of its value */
 };
 
+/* Factors of parts of a layer (Falcon-H1): of what the recurrence gets, of what it and
+ * attention make, of the MLP's gate and of what it makes. */
+enum layer_factor {
+    FACTOR_Z,
+    FACTOR_V,
+    FACTOR_K,
+    FACTOR_Q,
+    FACTOR_STEP,
+    FACTOR_STATES,
+    FACTOR_ATTENTION,
+    FACTOR_GATE,
+    FACTOR_DOWN,
+    LAYER_FACTORS
+};
+
 /* Layers with a recurrent state in place of keys and values (backend.h's struct
  * recurrence). */
 struct recurrent_config {
@@ -73,7 +91,10 @@ struct recurrent_config {
     bool tiled;                                            /* as in struct recurrence */
     float dt_min, dt_max;                                  /* of Mamba-2's steps */
     float norm_eps;                                        /* of the gated norm */
-    bool layer[LIMIT_LAYERS];                              /* [n_layers] the layer is recurrent */
+    bool normed;     /* its output has a gated norm; else a gate alone */
+    bool gate_first; /* as in struct gated_norm */
+    bool beside;     /* all layers are recurrent and have attention beside that (Falcon-H1) */
+    bool layer[LIMIT_LAYERS]; /* [n_layers] the layer is recurrent */
 };
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
@@ -128,7 +149,10 @@ struct model_config {
     int32_t sliding_window;       /* tokens, in the layers that have one; 0: none has */
     bool windowed[LIMIT_LAYERS];  /* [n_layers] the layer has the sliding window */
     bool unrotated[LIMIT_LAYERS]; /* [n_layers] the layer rotates nothing (NoPE) */
-    enum dtype dtype;             /* of the stored weights */
+    /* [n_layers] the layer is an MLP or experts and has neither attention nor a state
+     * (Nemotron-H) */
+    bool mlp_alone[LIMIT_LAYERS];
+    enum dtype dtype; /* of the stored weights */
 
     enum norm_kind norm; /* of all norms */
     float norm_eps;      /* added to the variance */
@@ -151,7 +175,8 @@ struct model_config {
     bool rope_interleaved; /* pairs (2i, 2i+1) are rotated */
     struct expert_config experts;
     struct recurrent_config recurrent;
-    bool gated_attention; /* attention's output is gated, by gates beside q */
+    float factor[LAYER_FACTORS]; /* only with recurrent.beside */
+    bool gated_attention;        /* attention's output is gated, by gates beside q */
     /* with a rank: head_dim is of queries with their rotated part, n_kv_heads is 1 */
     struct latent_config latent;
     int32_t n_draft_layers;  /* behind the last layer in the checkpoint, for drafts (MTP) */
@@ -210,10 +235,10 @@ int32_t model_state_tokens(const struct model_config *c, int32_t n_ranks, enum d
 /* The layout of each group's blocks, ret[n], with keys and values of the type `kv`. */
 void model_kv_layouts(struct kv_layout *ret, const struct model_config *c,
                       const struct model_options *o, int32_t block_size, enum dtype kv);
-/* The group of a layer, and its place in the group's blocks. `first`: the first layer
- * of the stage. */
+/* The group of a layer, and its place in the group's blocks, of its recurrence
+ * (`state`) or of its attention. `first`: the first layer of the stage. */
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
-                    int32_t layer, int32_t *ret_group, int32_t *ret_index);
+                    int32_t layer, bool state, int32_t *ret_group, int32_t *ret_index);
 
 struct checkpoint; /* weights.h: the tensors of a checkpoint by name */
 
@@ -277,6 +302,8 @@ struct architecture {
     bool optional_experts;        /* some of its models have none */
     bool gemma4;
     bool choice_bias; /* experts are chosen with a bias, whatever their scores are */
+    bool falcon;      /* a recurrence beside attention in every layer, with factors */
+    bool nemotron;    /* a layer is one of a recurrence, attention, an MLP and experts */
 };
 
 struct tensor_spec; /* layers.h */
@@ -313,6 +340,16 @@ static inline bool model_is_full(const struct model_config *c, int32_t layer)
 static inline int32_t model_head_dim(const struct model_config *c, int32_t layer)
 {
     return model_is_full(c, layer) ? c->full_head_dim : c->head_dim;
+}
+/* Whether a layer has attention. */
+static inline bool model_attends(const struct model_config *c, int32_t layer)
+{
+    return !c->mlp_alone[layer] && (!c->recurrent.layer[layer] || c->recurrent.beside);
+}
+/* Width of what the experts of the model read and make. */
+static inline int32_t model_expert_width(const struct model_config *c)
+{
+    return c->experts.latent > 0 ? c->experts.latent : c->hidden;
 }
 /* Key/value heads in the cache of one rank: at least one, so with more ranks than heads
  * several ranks hold the same head. */

@@ -130,9 +130,11 @@ int settings_load(struct settings *ret, int argc, char **argv, char **env, bool 
                   struct err *e);
 void settings_release(struct settings *s);
 /* The settings that a worker process needs, as flags for its settings_load: how `model`
- * is computed and how to log, but no keys. *ret is NULL-terminated and freed by
+ * and, unless that is NULL, `draft_model` are computed and how to log, but no keys. Both
+ * are where the names in `s` were found. *ret is NULL-terminated and freed by
  * settings_pass_on_free. */
-int settings_pass_on(char ***ret, const struct settings *s, const char *model, struct err *e);
+int settings_pass_on(char ***ret, const struct settings *s, const char *model,
+                     const char *draft_model, struct err *e);
 void settings_pass_on_free(char **flags);
 /* The `--help` text of all settings, by group. */
 void settings_help(FILE *out);

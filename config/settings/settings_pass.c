@@ -13,6 +13,8 @@ static bool passes(const struct setting *row)
 {
     static const char *const groups[] = {"Model", "Scheduling", "Memory", "Nodes"};
     static const char *const keys[] = {"log_format", "log_level", "step_timeout"};
+    /* names that were resolved, and what was read already */
+    static const char *const told[] = {"model", "draft_model", "speculative_config"};
     bool needed = false;
 
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
@@ -21,8 +23,10 @@ static bool passes(const struct setting *row)
     for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
         needed = needed || strcmp(row->group, groups[i]) == 0;
     }
-    return needed && row->type != SETTING_PREFIXES && row->type != SETTING_KEYS &&
-           strcmp(row->key, "model") != 0;
+    for (size_t i = 0; i < ARRAY_LEN(told); i++) {
+        needed = needed && strcmp(row->key, told[i]) != 0;
+    }
+    return needed && row->type != SETTING_PREFIXES && row->type != SETTING_KEYS;
 }
 
 /* --key=value, malloc'd; NULL: no value, or out of memory. */
@@ -57,9 +61,21 @@ void settings_pass_on_free(char **flags)
     free(flags);
 }
 
-int settings_pass_on(char ***ret, const struct settings *s, const char *model, struct err *e)
+/* Add --key=value; false: out of memory. */
+static bool add_flag(char **flags, int *n, const char *key, const char *value)
 {
-    char **flags = calloc((size_t)setting_count + 3, sizeof(*flags));
+    if (asprintf(&flags[*n], "--%s=%s", key, value) < 0) {
+        flags[*n] = NULL;
+        return false;
+    }
+    (*n)++;
+    return true;
+}
+
+int settings_pass_on(char ***ret, const struct settings *s, const char *model,
+                     const char *draft_model, struct err *e)
+{
+    char **flags = calloc((size_t)setting_count + 4, sizeof(*flags));
 
     if (!flags) {
         return err_nomem(e, "settings");
@@ -71,11 +87,11 @@ int settings_pass_on(char ***ret, const struct settings *s, const char *model, s
             flags[n++] = flag;
         }
     }
-    flags[n++] = strdup("--config=none");
-    if (flags[n - 1] && asprintf(&flags[n], "--model=%s", model) > 0) {
-        *ret = flags;
-        return 0;
+    if (!add_flag(flags, &n, "config", "none") || !add_flag(flags, &n, "model", model) ||
+        (draft_model && !add_flag(flags, &n, "draft_model", draft_model))) {
+        settings_pass_on_free(flags);
+        return err_nomem(e, "settings");
     }
-    settings_pass_on_free(flags);
-    return err_nomem(e, "settings");
+    *ret = flags;
+    return 0;
 }

@@ -31,30 +31,75 @@ static int set_draft_model(struct settings *s, const char *model, struct err *e)
     return 0;
 }
 
+/* vLLM's methods, and what each is here; `why`: it is refused. */
+static const struct {
+    const char *name;
+    enum speculate is;
+    const char *why;
+} METHODS[] = {
+    {"ngram", SPECULATE_SUFFIX, NULL},
+    {"ngram_gpu", SPECULATE_SUFFIX, NULL},
+    {"suffix", SPECULATE_SUFFIX, NULL},
+    {"draft_model", SPECULATE_DRAFT, NULL},
+    {"eagle3", SPECULATE_DRAFT, NULL},
+    {"mtp", SPECULATE_MTP, NULL},
+    {"deepseek_mtp", SPECULATE_MTP, NULL},
+    {"glm4_moe_mtp", SPECULATE_MTP, NULL},
+    {"glm4_moe_lite_mtp", SPECULATE_MTP, NULL},
+    {"qwen3_next_mtp", SPECULATE_MTP, NULL},
+    {"qwen3_5_mtp", SPECULATE_MTP, NULL},
+    {"eagle", SPECULATE_OFF, "of EAGLE's heads those of EAGLE-3 are read"},
+    {"medusa", SPECULATE_OFF, "Medusa's heads are not read"},
+    {"mlp_speculator", SPECULATE_OFF, "MLP speculators are not read"},
+    {"dflash", SPECULATE_OFF, "DFlash's draft models are not read"},
+    {"dspark", SPECULATE_OFF, "DSpark's draft models are not read"},
+    {"extract_hidden_states", SPECULATE_OFF, "hidden states are not given out"},
+    {"custom_class", SPECULATE_OFF, "no code is loaded"},
+};
+
+static bool is_mtp(const char *method)
+{
+    const char *end = strstr(method, "_mtp");
+
+    return end && end[strlen("_mtp")] == 0;
+}
+
+static int refuse_method(const char *method, const char *why, struct err *e)
+{
+    if (!why) {
+        why = is_mtp(method) ? "MTP heads are known of DeepSeek-V3, GLM-4.5 and Qwen3-Next" : NULL;
+    }
+    return err_set_param(e, ERR_UNSUPPORTED, "speculative_config",
+                         "speculative_config: the method %s is not there%s%s; there are ngram "
+                         "and suffix, which are the same here, draft_model, eagle3 and mtp",
+                         method, why ? ": " : "", why ? why : "");
+}
+
 /* As vLLM has it, a model without a method is a draft model. */
 static int set_method(struct settings *s, const struct speculation *v, struct err *e)
 {
-    if (strcmp(v->method, "draft_model") == 0 || strcmp(v->method, "eagle3") == 0 ||
-        (!v->method[0] && v->model[0])) {
-        return set_draft_model(s, v->model, e);
-    }
-    if (!v->method[0]) {
+    const char *method = v->method[0] || !v->model[0] ? v->method : "draft_model";
+    size_t i = 0;
+
+    if (!method[0]) {
         return err_set_param(e, ERR_INVALID, "speculative_config",
                              "speculative_config names no method; there are ngram, suffix, "
                              "draft_model, eagle3 and mtp");
     }
-    bool mtp = strcmp(v->method, "mtp") == 0 || strcmp(v->method, "deepseek_mtp") == 0;
-    if (!mtp && strcmp(v->method, "ngram") != 0 && strcmp(v->method, "suffix") != 0) {
-        return err_set_param(e, ERR_UNSUPPORTED, "speculative_config",
-                             "speculative_config: the method %s is not there; there are ngram "
-                             "and suffix, which are the same here, draft_model, eagle3 and mtp",
-                             v->method);
+    while (i < ARRAY_LEN(METHODS) && strcmp(METHODS[i].name, method) != 0) {
+        i++;
+    }
+    if (i == ARRAY_LEN(METHODS) || METHODS[i].why) {
+        return refuse_method(method, i < ARRAY_LEN(METHODS) ? METHODS[i].why : NULL, e);
+    }
+    if (METHODS[i].is == SPECULATE_DRAFT) {
+        return set_draft_model(s, v->model, e);
     }
     if (v->model[0]) {
         return err_set_param(e, ERR_INVALID, "speculative_config",
-                             "speculative_config: the method %s has no model", v->method);
+                             "speculative_config: the method %s has no model", method);
     }
-    s->speculate = mtp ? SPECULATE_MTP : SPECULATE_SUFFIX;
+    s->speculate = METHODS[i].is;
     return 0;
 }
 
@@ -111,12 +156,15 @@ static int check_draft_model(const struct settings *s, struct err *e)
         return err_set_param(e, ERR_INVALID, "draft_model",
                              "draft_model is set, but speculate is neither draft nor auto");
     }
-    if (s->draft_model && (s->tensor_parallel_size > 1 || s->pipeline_parallel_size > 1)) {
-        return err_set_param(e, ERR_UNSUPPORTED, "draft_model",
-                             "draft_model: a model on several ranks has none; "
-                             "tensor_parallel_size and pipeline_parallel_size must be 1");
-    }
-    return 0;
+    const char *drafts = s->draft_model                  ? "draft_model"
+                         : s->speculate == SPECULATE_MTP ? "speculate"
+                                                         : NULL;
+    return drafts && s->pipeline_parallel_size > 1
+               ? err_set_param(e, ERR_UNSUPPORTED, drafts,
+                               "%s: a model in stages has no draft model or head; "
+                               "pipeline_parallel_size must be 1",
+                               drafts)
+               : 0;
 }
 
 int settings_speculation(struct settings *s, struct err *e)

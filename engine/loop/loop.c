@@ -6,10 +6,11 @@
  *                        wait ─► commit ─► deltas   step N
  *
  * Under policy: fair, while several tenants are active, step N+1 is launched just
- * before N ends (launch_delay.h), so that later arrivals can join it. With an executor
- * of depth d, d steps run while another is prepared. When nothing can be planned, the
- * turn only waits for the running steps; when none runs either, the thread sleeps on
- * the inbox's eventfd. */
+ * before N ends (launch_delay.h), so that later arrivals can join it; on a CPU, where
+ * prefill is slow, a step behind prefill is launched when that has ended. With an
+ * executor of depth d, d steps run while another is prepared. When nothing can be
+ * planned, the turn only waits for the running steps; when none runs either, the thread
+ * sleeps on the inbox's eventfd. */
 #include <stdio.h>
 #include <string.h>
 
@@ -300,6 +301,19 @@ static void idle(struct engine *e)
     check_executor(e);
 }
 
+/* Whether the next step is planned when the running one has ended, although one more
+ * may be launched: a step planned now would hold the requests that have arrived by now,
+ * and later ones would wait for two steps. After a burst of prompts that is a step for
+ * the first of them and then one for hardly more. */
+static bool waits_for_prefill(struct engine *e)
+{
+    if (!e->executor->info.plans_behind_prefill || inflight(e) == 0) {
+        return false;
+    }
+    const struct plan *newest = plan_at(e, e->n_launched - 1);
+    return newest->n_items > newest->n_decode;
+}
+
 /* Takes requests until the next step is due; returns the time. */
 static int64_t take_until_due(struct engine *e, int64_t now_us)
 {
@@ -323,7 +337,7 @@ static void engine_turn(struct engine *e)
     atomic_store_explicit(&e->busy_since, now_us, memory_order_relaxed);
     atomic_fetch_add_explicit(&e->heartbeat, 1, memory_order_relaxed);
     now_us = take_until_due(e, now_us);
-    int32_t n = launch_step(e, now_us);
+    int32_t n = waits_for_prefill(e) ? 0 : launch_step(e, now_us);
     /* what is committed below may allow another step at once, as with beams */
     bool nothing = n == 0 && inflight(e) == 0;
     if (inflight(e) > (n > 0 ? e->executor->info.depth : 0)) {

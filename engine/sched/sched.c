@@ -301,13 +301,28 @@ static void limit_prefill(struct sched *s, int64_t now_us, const struct plan *p)
     s->tokens_left = (int32_t)MIN(MAX(most, s->c.block_size), s->tokens_left);
 }
 
+/* A step that only decodes tells what so many rows take. */
+static void observe_rows(struct sched *s, const struct plan *p, double us)
+{
+    double contexts_us = 0;
+
+    if (s->drafts->observed) {
+        s->drafts->observed(s->drafts, p->n_tokens, p->estimate_us, us);
+    }
+    for (int32_t i = 0; i < p->n_items; i++) {
+        const struct plan_item *it = &p->item[i];
+        contexts_us += it->first * s->c.cost.context_us * (1 + it->n_verify / 2.0);
+    }
+    step_pace_saw(&s->pace, &s->c.cost, p->n_tokens, us - contexts_us);
+}
+
 void sched_observe(struct sched *s, const struct plan *p, int64_t us)
 {
     const double WEIGHT = 1.0 / 16, LEAST = 0.5, MOST = 4;
     bool mixed = p->n_decode > 0 && p->n_items > p->n_decode;
 
-    if (us > 0 && s->drafts && s->drafts->observed && p->n_tokens == p->n_items + p->n_verify) {
-        s->drafts->observed(s->drafts, p->n_tokens, p->estimate_us, (double)us);
+    if (us > 0 && s->drafts && p->n_tokens == p->n_items + p->n_verify) {
+        observe_rows(s, p, (double)us);
     }
     if (us <= 0 || !mixed || p->n_verify > 0 || p->estimate_us <= 0) {
         return;

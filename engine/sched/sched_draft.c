@@ -3,9 +3,9 @@
  * Drafts take only what a step has left: they are added when all else has been planned,
  * into the token budget, the logits rows and the blocks that are then free, less a
  * block for each sequence to come. So they delay nothing and preempt nobody. Among
- * those that fit, a draft is verified if its chance to hold, by the time that its row
- * takes, is more than what the step brings in that time without it. So a step has none
- * whose time is that of its tokens, as with prefill or with very many sequences.
+ * those that fit, over all sequences, the likeliest are verified, as many as make the
+ * most tokens in their time (step_pace.h). So a step has none whose time is that of its
+ * tokens, as with prefill or with very many sequences.
  *
  * How many tokens a sequence gets is known only when its step is committed. Until then
  * nothing else is planned: a step planned ahead could hold the other sequences alone,
@@ -23,8 +23,9 @@
 
 #include "engine/sched/sched_impl.h"
 
-/* The work between two steps that are not planned ahead, in parts of a step. */
-enum { GAP_PARTS = 24 };
+/* How much faster drafts must make a step: one of them that is to be waited for must
+ * make up for the work between two steps, which would else be done while one runs. */
+static const double GAIN = 1 + 1.0 / 64, GAIN_AWAITED = 1 + 1.0 / 32;
 
 /* Tokens of a step that verifies drafts, at most: measured costs of few rows say
  * nothing of more, whose products are bound by arithmetic. */
@@ -45,64 +46,73 @@ static bool can_verify(const struct seq *q)
 
 /* A step as far as it is planned. */
 struct room {
-    int32_t n_tokens;
-    double expected; /* tokens that it brings: those planned, and drafts by their chance */
-    double us;       /* by the cost model; 0: costs are unknown */
-    int32_t left;    /* tokens that still fit */
+    struct pace_step step;
+    int32_t left; /* tokens that still fit */
     /* Rows that may have biases or masks of their own: the packer and the backends hold
      * as many of each as there are slots. */
     int32_t own_rows;
 };
 
-/* The time that one more draft of `q` takes. What it reads was just read for the row
- * before it, which takes half as long. */
-static double draft_us(const struct sched *s, const struct room *r, const struct seq *q)
+/* The time that reading n tokens of context takes a row behind another one of the same
+ * sequence: half as long. */
+static double behind_us(const struct sched *s, double n)
 {
-    const struct step_cost *c = &s->c.cost;
-    double row = r->n_tokens < STEP_FEW_ROWS ? c->row_us : c->many_row_us;
-
-    return MAX(c->token_us, row) + q->n_computed * c->context_us / 2;
-}
-
-/* Whether a draft of `q` that holds with probability `prob` is worth a row: whether it
- * brings more tokens in its time than the step does. */
-static bool is_worth(const struct sched *s, const struct room *r, const struct seq *q, double prob)
-{
-    return s->c.cost.token_us <= 0 || prob * r->us > draft_us(s, r, q) * r->expected;
+    return n * s->c.cost.context_us / 2;
 }
 
 /* The step as a source of drafts sees it. */
 static struct draft_step step_of(const struct sched *s, const struct room *r)
 {
     const struct step_cost *c = &s->c.cost;
-    double row = r->n_tokens < STEP_FEW_ROWS ? c->row_us : c->many_row_us;
+    double row = r->step.tokens < STEP_FEW_ROWS ? c->row_us : c->many_row_us;
 
-    return (struct draft_step){.tokens = r->expected,
-                               .us = c->token_us > 0 ? r->us : 0,
+    return (struct draft_step){.tokens = r->step.tokens,
+                               .us = c->token_us > 0 ? r->step.us : 0,
                                .token_us = c->token_us,
                                .row_us = MAX(c->token_us, row)};
 }
 
-/* The sum over the sequences of a running group of what their drafts are expected to
- * bring. */
-static double expected_of(struct sched *s, struct group *g, const struct room *r)
-{
-    double sum = 0;
+/* ---- whether drafts are worth a wait ---- */
 
+/* What the sequences of a running group are expected to draft. */
+static void expect_of(struct sched *s, struct group *g, struct draft_odds *o, double *ret_sum)
+{
     for (int32_t i = 0; i < g->width; i++) {
         struct seq *q = &g->seq[i];
-        if (q->state == SEQ_LIVE && can_verify(q) && can_sample(g, q)) {
-            double n = (double)s->drafts->expect(s->drafts, q);
-            sum += is_worth(s, r, q, n / (1 + n)) ? n : 0; /* n = p + p^2 + … */
+        if (q->state != SEQ_LIVE || !can_verify(q) || !can_sample(g, q)) {
+            continue;
         }
+        double n = (double)s->drafts->expect(s->drafts, q);
+        float p = (float)(n / (1 + n)), all = p; /* n = p + p^2 + … */
+        for (int32_t k = 0; k < s->max_draft && odds_level(all) > 0; k++) {
+            odds_add(o, all);
+            all *= p;
+        }
+        *ret_sum += n;
     }
-    return sum;
+}
+
+/* A step in which all running sequences decode. */
+static struct pace_step outlook_of(const struct sched *s)
+{
+    struct pace_step p = {.us = s->c.cost.fixed_us, .gain = GAIN_AWAITED, .number = s->step + 1};
+    double context = 0;
+
+    for (const struct group *g = s->running.first; g; g = g->next) {
+        p.rows += g->n_live;
+        context += (double)g->n_live * g->seq[0].n_tokens;
+    }
+    p.tokens = p.rows;
+    p.extra_us = context * s->c.cost.context_us;
+    p.us += p.rows * s->c.cost.token_us + p.extra_us;
+    p.draft_us = behind_us(s, context / MAX(p.rows, 1));
+    return p;
 }
 
 bool drafts_awaited(struct sched *s)
 {
-    struct room r = {.us = s->c.cost.fixed_us};
-    double expected = 0;
+    struct draft_odds odds = {{0}, {0}};
+    double sum = 0;
 
     if (!s->drafts || s->n_in_flight == 0) {
         return false;
@@ -112,22 +122,22 @@ bool drafts_awaited(struct sched *s)
             return true;
         }
     }
-    for (struct group *g = s->running.first; g; g = g->next) {
-        r.n_tokens += g->n_live;
-        r.us += g->n_live * (s->c.cost.token_us + g->seq[0].n_tokens * s->c.cost.context_us);
-    }
-    if (r.n_tokens >= VERIFY_TOKENS) {
+    struct room r = {.step = outlook_of(s)};
+    int32_t most = MIN(s->c.max_num_batched_tokens, VERIFY_TOKENS) - r.step.rows;
+    if (most <= 0) {
         return false;
     }
-    r.expected = r.n_tokens;
     if (s->drafts->outlook) {
         struct draft_step step = step_of(s, &r);
-        s->drafts->outlook(s->drafts, &step, r.n_tokens);
+        s->drafts->outlook(s->drafts, &step, r.step.rows);
     }
     for (struct group *g = s->running.first; g; g = g->next) {
-        expected += in_prefill(g) || g->parked ? 0 : expected_of(s, g, &r);
+        if (!in_prefill(g) && !g->parked) {
+            expect_of(s, g, &odds, &sum);
+        }
     }
-    return expected * GAP_PARTS > r.n_tokens;
+    return s->c.cost.token_us > 0 ? step_pace_choose(&s->pace, &s->c.cost, &r.step, &odds, most) > 0
+                                  : sum > (GAIN_AWAITED - 1) * r.step.rows;
 }
 
 /* ---- room for drafts ---- */
@@ -213,16 +223,23 @@ static void drop_behind(struct sched *s, struct seq *q, int32_t n_tokens)
 
 static struct room step_room(const struct sched *s, const struct plan *p)
 {
-    struct room r = {.us = planned_us(s, p)};
+    struct room r = {.step = {.us = planned_us(s, p),
+                              .has_prefill = s->n_chunks > 0,
+                              .gain = GAIN,
+                              .number = s->step + 1}};
+    double context = 0;
 
     for (int32_t i = 0; i < p->n_items; i++) {
-        r.n_tokens += p->item[i].n;
+        r.step.rows += p->item[i].n;
+        context += p->item[i].first;
     }
     for (int32_t i = 0; i < s->n_chunks; i++) {
-        r.n_tokens += s->chunk[i].n;
+        r.step.rows += s->chunk[i].n;
     }
-    r.expected = r.n_tokens;
-    r.left = MIN(s->c.max_num_batched_tokens, VERIFY_TOKENS) - r.n_tokens;
+    r.step.tokens = r.step.rows;
+    r.step.extra_us = r.step.has_prefill ? 0 : context * s->c.cost.context_us;
+    r.step.draft_us = behind_us(s, context / MAX(p->n_items, 1));
+    r.left = MIN(s->c.max_num_batched_tokens, VERIFY_TOKENS) - r.step.rows;
     r.own_rows = s->c.max_num_seqs - p->n_items - s->n_chunks;
     return r;
 }
@@ -281,35 +298,69 @@ static bool prepare_drafts(struct sched *s, const struct plan *p, struct room *r
         }
     }
     if (n > 0) {
-        r->us += s->drafts->prepare(s->drafts, s->want, n, &step);
+        r->step.extra_us += s->drafts->prepare(s->drafts, s->want, n, &step);
     }
     return true;
 }
 
-/* Drafts for an item that decodes; they are kept behind the sequence's known tokens.
- * Returns how many. */
-static int32_t draft_item(struct sched *s, const struct plan_item *it, struct room *r)
+/* The drafts that an item could have; they are kept behind the sequence's known tokens,
+ * their chances in its candidate. */
+static void find_drafts(struct sched *s, const struct plan_item *it, const struct room *r,
+                        struct draft_candidate *c)
 {
     struct seq *q = it->seq;
-    float prob[LIMIT_DRAFT];
-    int32_t n = 0;
+    int32_t most = takes_drafts(it) ? most_drafts(s, q, r) : 0;
 
-    if (!takes_drafts(it)) {
-        return 0;
+    c->n = most > 0 ? s->drafts->draft(s->drafts, q, most, q->out + q->n_out, c->chance) : 0;
+    for (int32_t i = 1; i < c->n; i++) {
+        c->chance[i] = MIN(c->chance[i], c->chance[i - 1]);
     }
-    int32_t most = most_drafts(s, q, r);
-    if (most <= 0) {
-        return 0;
+}
+
+/* The likeliest drafts of all candidates: those above a level, and so many of it. */
+struct threshold {
+    int32_t level, left;
+};
+
+static struct threshold choose_drafts(struct sched *s, const struct room *r, int32_t n)
+{
+    struct draft_odds odds = {{0}, {0}};
+    struct threshold t = {.level = ODDS_LEVELS};
+    int32_t most = MIN(r->left, s->scores_left);
+
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t k = 0; k < s->candidate[i].n; k++) {
+            odds_add(&odds, s->candidate[i].chance[k]);
+        }
     }
-    int32_t found = s->drafts->draft(s->drafts, q, most, q->out + q->n_out, prob);
-    while (n < found && is_worth(s, r, q, (double)prob[n])) {
-        r->expected += (double)prob[n++];
-        r->us += draft_us(s, r, q);
-        r->n_tokens++;
+    if (s->c.cost.token_us <= 0) {
+        return (struct threshold){.level = -1};
+    }
+    t.left = step_pace_choose(&s->pace, &s->c.cost, &r->step, &odds, most);
+    while (t.left > 0 && t.left > odds.n[t.level - 1]) {
+        t.left -= odds.n[--t.level];
+    }
+    t.level -= t.left > 0;
+    return t;
+}
+
+/* How many of an item's drafts are verified. */
+static int32_t take_drafts(struct sched *s, const struct plan_item *it,
+                           const struct draft_candidate *c, struct threshold *t, struct room *r)
+{
+    int32_t n = 0, most = c->n > 0 ? MIN(c->n, most_drafts(s, it->seq, r)) : 0;
+
+    while (n < most) {
+        int32_t level = odds_level(c->chance[n]);
+        if (level < t->level || (level == t->level && t->left == 0)) {
+            break;
+        }
+        t->left -= level == t->level;
+        n++;
     }
     r->left -= n;
     s->scores_left -= n;
-    r->own_rows -= has_own_rows(q) ? n : 0;
+    r->own_rows -= has_own_rows(it->seq) ? n : 0;
     return n;
 }
 
@@ -331,8 +382,12 @@ void plan_drafts(struct sched *s, struct plan *p)
     struct room r = step_room(s, p);
     bool has_blocks = prepare_drafts(s, p, &r);
     for (int32_t i = 0; i < p->n_items; i++) {
+        find_drafts(s, &p->item[i], &r, &s->candidate[i]);
+    }
+    struct threshold t = choose_drafts(s, &r, p->n_items);
+    for (int32_t i = 0; i < p->n_items; i++) {
         struct plan_item it = p->item[i];
-        int32_t n = draft_item(s, &it, &r);
+        int32_t n = take_drafts(s, &it, &s->candidate[i], &t, &r);
         if (has_blocks && takes_drafts(&it)) {
             drop_behind(s, it.seq, it.first + it.n + n);
         }

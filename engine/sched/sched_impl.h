@@ -24,6 +24,7 @@
 #include "engine/sched/kv/prefix.h"
 #include "engine/sched/kv/regions.h"
 #include "engine/sched/sched.h"
+#include "engine/sched/step_pace.h"
 
 /* An intrusive list of groups (prev, next). */
 struct group_list {
@@ -91,6 +92,12 @@ struct fair {
     bool shared;                  /* the step being planned is to be short */
 };
 
+/* Drafts that an item of a plan could verify. */
+struct draft_candidate {
+    int32_t n;
+    float chance[LIMIT_DRAFT]; /* [n] that this one and all before it hold; they do not rise */
+};
+
 enum { MAX_IN_FLIGHT = 16 }; /* plans made and not committed */
 
 struct sched {
@@ -156,9 +163,11 @@ struct sched {
     struct plan *in_flight[MAX_IN_FLIGHT]; /* oldest first */
     int32_t n_in_flight;                   /* of these */
 
-    struct draft_source *drafts; /* NULL: no speculation */
-    int32_t max_draft;           /* of a sequence in a step */
-    struct draft_want *want;     /* [max_num_seqs] scratch */
+    struct draft_source *drafts;       /* NULL: no speculation */
+    int32_t max_draft;                 /* of a sequence in a step */
+    struct draft_want *want;           /* [max_num_seqs] scratch */
+    struct draft_candidate *candidate; /* [max_num_seqs] scratch: by item of the plan */
+    struct step_pace pace;             /* of steps that only decode, while there are drafts */
 
     struct constraint_node *dropped; /* states of grammars that no sequence holds any more */
 

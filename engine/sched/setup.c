@@ -300,9 +300,10 @@ static int allocate(struct sched *s, struct err *e)
     s->hit = array(div_ceil(c->max_len, c->block_size), sizeof(*s->hit));
     s->chunk = array(c->max_num_seqs, sizeof(*s->chunk));
     s->want = array(c->max_num_seqs, sizeof(*s->want));
+    s->candidate = array(c->max_num_seqs, sizeof(*s->candidate));
     if (!s->fair.tenant || !s->fair.ready || !s->fair.prefill_order || !s->waiting ||
         !s->free_slot || !s->slot_seen || !s->mask || !s->swap_out || !s->pinned || !s->mark ||
-        !s->found || !s->tokens || !s->hit || !s->chunk || !s->want) {
+        !s->found || !s->tokens || !s->hit || !s->chunk || !s->want || !s->candidate) {
         return err_nomem(e, "the scheduler");
     }
     rc = regions_init(&s->regions, c->group_bytes, c->max_started, e);
@@ -394,6 +395,7 @@ void sched_free(struct sched *s)
     free(s->hit);
     free(s->chunk);
     free(s->want);
+    free(s->candidate);
     regions_release(&s->regions);
     buf_release(&s->text);
     free(s);

@@ -13,7 +13,6 @@
 
 struct settings;
 struct model_config;
-struct model_taps;
 
 struct executor_info {
     int32_t vocab;                   /* width of the logits */
@@ -33,6 +32,9 @@ struct executor_info {
     int32_t max_samples;            /* sampling rows, and rows of the output head, of a step */
     int32_t depth;                  /* launches that may be outstanding when another is made */
     int32_t n_ranks;                /* processes that share the model; 0: not sharded */
+    /* Prefill takes far longer than planning and launching a step: while a step with
+     * prefill runs, the next one is not planned, so that what arrives joins it. */
+    bool plans_behind_prefill;
     bool sets_up_sizes; /* the first step of a size is slow: the usual sizes are run at start */
     /* large steps run best in multiples of so many tokens; 0: any number */
     int32_t step_quantum;
@@ -84,28 +86,27 @@ struct executor {
  * name, with pools sized by them. */
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e);
-/* The same beside a draft model or a draft head. */
-struct runner_beside {
-    int64_t block_bytes;           /* of each block in its cache: the pool leaves room for it */
-    const struct model_taps *taps; /* hidden states to be kept for it; NULL: none */
+/* A draft model or draft head: its files, its configuration, and settings of its own.
+ * All borrowed, for the time of a call. */
+struct runner_draft {
+    const char *dir;
+    const struct model_config *config;
+    const struct settings *settings;
 };
-int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
-                       const struct model_config *c, const struct runner_beside *beside,
-                       struct err *e);
-/* A head of runner_open_draft reads the hidden states that the runner `target` keeps,
- * from then on; before runner_add_cache. The target is freed after it. */
-int runner_bind_head(struct executor *head, struct executor *target, struct err *e);
-/* A model without a cache yet, whose info tells the bytes of a block; all its layers
- * are in one KV group, whose blocks have as many tokens as those of the `target`
- * (borrowed). runner_add_cache makes it complete. */
-int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, const struct model_config *target,
-                      struct err *e);
-int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e);
+/* The same with a draft model or head beside the model, in *ret_draft, which is freed
+ * first. It has as many blocks and slots as the model, under the same ids; the cache of
+ * the model leaves room for its own. All its layers are in one KV group, and a head
+ * reads the hidden states that the model keeps for it. */
+int runner_open_both(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+                     const char *dir, const struct model_config *c,
+                     const struct runner_draft *draft, struct err *e);
 /* ranks.c: runner_open on tensor_parallel_size * pipeline_parallel_size ranks, one
- * process each; this process is rank 0. */
-int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
-               const struct model_config *c, struct err *e);
+ * process each; this process is rank 0. `draft` NULL: none; else as runner_open_both,
+ * and divided as the model is. ERR_UNSUPPORTED: a draft model on ranks with GPUs, or in
+ * stages. */
+int ranks_open(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+               const char *dir, const struct model_config *c, const struct runner_draft *draft,
+               struct err *e);
 /* null.c: no model; every sample is a letter or a space of the byte tokenizer, at once
  * or at the rate given in the model's name. */
 bool is_null_model(const char *model);

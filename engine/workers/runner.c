@@ -263,20 +263,12 @@ static int open_backend(struct runner *r, const char *name, const struct setting
                         const struct model_config *c, struct err *e)
 {
     struct executor_info *x = &r->base.info;
-    int rc = runner_limits(x, s, c, strcmp(name, "cpu") != 0, e);
+    bool gpu = strcmp(name, "cpu") != 0;
+    int rc = r->target ? runner_draft_limits(x, s, c, r->target, gpu, e)
+                       : runner_limits(x, s, c, gpu, e);
 
     if (rc < 0) {
         return rc;
-    }
-    if (r->target) { /* blocks of as many tokens, which states of the target may raise */
-        struct executor_info target = {0};
-        rc = runner_limits(&target, s, r->target, strcmp(name, "cpu") != 0, e);
-        if (rc < 0) {
-            return rc;
-        }
-        x->n_kv_groups = 1;
-        x->kv_window[0] = 0;
-        x->block_size = target.block_size;
     }
     struct backend_config config = {
         .threads = (int32_t)s->threads,
@@ -287,7 +279,7 @@ static int open_backend(struct runner *r, const char *name, const struct setting
         .max_blocks_per_seq = (int32_t)div_ceil(x->max_len, x->block_size),
         .n_kv_groups = x->n_kv_groups,
         .vocab = x->vocab,
-        .max_logits = is_last_stage(r) ? max_logits(x, strcmp(name, "cpu") != 0) : 0,
+        .max_logits = is_last_stage(r) ? max_logits(x, gpu) : 0,
         .deterministic = s->deterministic,
         .comm = r->place ? r->place->comm : NULL,
         .pipeline = r->place ? r->place->pipeline : NULL,
@@ -383,7 +375,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
-        .expert_parallel = s->expert_parallel,
+        .expert_parallel = s->expert_parallel && (!r->target || c->experts.n > 0),
         .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
         .one_kv_group = r->target || s->kv_policy != KV_PAGED,
     };
@@ -478,6 +470,7 @@ static int runner_start(struct runner *r, struct err *e)
                   LOG_STR("what", r->backend->note));
     }
     x->info.sets_up_sizes = r->backend->async;
+    x->info.plans_behind_prefill = !r->backend->async && n_stages(r) == 1;
     bool direct = (r->backend->async && n_stages(r) == 1) || (r->place && r->place->direct);
     x->launch = direct ? direct_launch : threaded_launch;
     x->wait = direct ? direct_wait : threaded_wait;
@@ -513,18 +506,19 @@ static struct runner *runner_new(struct rank_place *place)
     return r;
 }
 
+/* draft NULL: none is beside it. */
 static int open_runner(struct executor **ret, const struct settings *s, const char *dir,
                        const struct model_config *c, struct rank_place *place,
-                       const struct runner_beside *beside, struct err *e)
+                       const struct runner *draft, struct err *e)
 {
     struct runner *r = runner_new(place);
 
     if (!r) {
         return err_nomem(e, "the runner");
     }
-    if (beside) {
-        r->base.info.draft_block_bytes = beside->block_bytes;
-        r->taps = beside->taps ? *beside->taps : r->taps;
+    if (draft) {
+        r->base.info.draft_block_bytes = draft->base.info.block_bytes;
+        r->taps = model_head_taps(&draft->model->config);
     }
     int rc = choose_backend(r, s, c, e);
     if (rc == 0) {
@@ -544,64 +538,93 @@ static int open_runner(struct executor **ret, const struct settings *s, const ch
     return 0;
 }
 
+/* ---- a draft model beside the model ---- */
+
+/* A model without a cache yet, whose info tells the bytes of a block. */
+static int open_draft(struct runner **ret, const struct runner_draft *d,
+                      const struct model_config *target, struct rank_place *place, struct err *e)
+{
+    struct runner *r = runner_new(place);
+
+    if (!r) {
+        return err_nomem(e, "the runner");
+    }
+    r->target = target;
+    int rc = choose_backend(r, d->settings, d->config, e);
+    if (rc == 0) {
+        rc = load_model(r, d->settings, d->dir, d->config, e);
+    }
+    rc = rc == 0 ? choose_kv_dtype(r, d->settings, e) : rc;
+    if (rc < 0) {
+        runner_free(&r->base);
+        return rc;
+    }
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+    set_layouts(r, d->config, layout);
+    r->base.info.block_bytes = kv_layout_block_bytes(layout);
+    *ret = r;
+    return 0;
+}
+
+/* Its cache, once the model's is there. */
+static int complete_draft(struct runner *draft, const struct runner *target, struct err *e)
+{
+    struct executor_info *x = &draft->base.info;
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+    bool is_head = draft->model->config.head.kind != HEAD_NONE;
+    int rc = is_head ? model_head_bind(draft->model, target->model, e) : 0;
+
+    set_layouts(draft, &draft->model->config, layout);
+    x->n_blocks = target->base.info.n_blocks;
+    rc = rc ? rc : create_pools(draft, layout, e);
+    rc = rc ? rc : runner_start(draft, e);
+    x->max_len = target->base.info.max_len;
+    return rc;
+}
+
+static int open_both(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+                     const char *dir, const struct model_config *c, const struct runner_draft *d,
+                     struct rank_place *place, struct err *e)
+{
+    struct runner *draft = NULL;
+    struct executor *model = NULL;
+    int rc = open_draft(&draft, d, c, place, e);
+
+    if (rc == 0 && place) {
+        place->draft = model_digest(draft->model);
+    }
+    rc = rc ? rc : open_runner(&model, s, dir, c, place, draft, e);
+    rc = rc ? rc : complete_draft(draft, CONTAINER_OF(model, struct runner, base), e);
+    if (rc < 0 && draft) {
+        runner_free(&draft->base);
+    }
+    if (rc < 0 && model) {
+        model->free(model);
+    }
+    if (rc == 0) {
+        *ret = model;
+        *ret_draft = &draft->base;
+    }
+    return rc;
+}
+
 int runner_open(struct executor **ret, const struct settings *s, const char *dir,
                 const struct model_config *c, struct err *e)
 {
     return open_runner(ret, s, dir, c, NULL, NULL, e);
 }
 
-int runner_open_beside(struct executor **ret, const struct settings *s, const char *dir,
-                       const struct model_config *c, const struct runner_beside *beside,
-                       struct err *e)
+int runner_open_both(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+                     const char *dir, const struct model_config *c,
+                     const struct runner_draft *draft, struct err *e)
 {
-    return open_runner(ret, s, dir, c, NULL, beside, e);
+    return open_both(ret, ret_draft, s, dir, c, draft, NULL, e);
 }
 
-int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
-                     const struct model_config *c, struct rank_place *place, struct err *e)
+int runner_open_rank(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+                     const char *dir, const struct model_config *c,
+                     const struct runner_draft *draft, struct rank_place *place, struct err *e)
 {
-    return open_runner(ret, s, dir, c, place, NULL, e);
-}
-
-int runner_open_draft(struct executor **ret, const struct settings *s, const char *dir,
-                      const struct model_config *c, const struct model_config *target,
-                      struct err *e)
-{
-    struct runner *r = runner_new(NULL);
-
-    if (!r) {
-        return err_nomem(e, "the runner");
-    }
-    r->target = target;
-    int rc = choose_backend(r, s, c, e);
-    if (rc == 0) {
-        rc = load_model(r, s, dir, c, e);
-    }
-    rc = rc == 0 ? choose_kv_dtype(r, s, e) : rc;
-    if (rc < 0) {
-        runner_free(&r->base);
-        return rc;
-    }
-    struct kv_layout layout[LIMIT_KV_GROUPS];
-    set_layouts(r, c, layout);
-    r->base.info.block_bytes = kv_layout_block_bytes(layout);
-    *ret = &r->base;
-    return 0;
-}
-
-int runner_add_cache(struct executor *x, int32_t n_blocks, struct err *e)
-{
-    struct runner *r = CONTAINER_OF(x, struct runner, base);
-    struct kv_layout layout[LIMIT_KV_GROUPS];
-
-    set_layouts(r, &r->model->config, layout);
-    x->info.n_blocks = n_blocks;
-    int rc = create_pools(r, layout, e);
-    return rc < 0 ? rc : runner_start(r, e);
-}
-
-int runner_bind_head(struct executor *head, struct executor *target, struct err *e)
-{
-    return model_head_bind(CONTAINER_OF(head, struct runner, base)->model,
-                           CONTAINER_OF(target, struct runner, base)->model, e);
+    return draft ? open_both(ret, ret_draft, s, dir, c, draft, place, e)
+                 : open_runner(ret, s, dir, c, place, NULL, e);
 }

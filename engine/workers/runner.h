@@ -16,6 +16,7 @@ struct rank_place {
     int32_t local_rank, local_world_size; /* rank among the ranks on this machine; their number */
     struct comm *comm;                    /* all-reduce within the stage; NULL: one rank a stage */
     struct pipeline *pipeline;            /* between stages; NULL: one stage */
+    uint64_t draft;                       /* model_digest of the draft model; 0: none */
     bool direct;                          /* steps run inside launch, on the calling thread */
     /* Called between sizing the KV pools (x) and allocating them: lowers x to the
      * smallest pools of all ranks. */
@@ -23,9 +24,11 @@ struct rank_place {
                  struct err *e);
 };
 
-/* runner_open for one rank of many. `place` must outlive the executor. */
-int runner_open_rank(struct executor **ret, const struct settings *s, const char *dir,
-                     const struct model_config *c, struct rank_place *place, struct err *e);
+/* runner_open_both for one rank of many; `draft` NULL: without one. `place` must outlive
+ * the executors. */
+int runner_open_rank(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+                     const char *dir, const struct model_config *c,
+                     const struct runner_draft *draft, struct rank_place *place, struct err *e);
 /* Resolves device `auto` to cuda if a GPU opens, else to cpu, so that all ranks use one
  * kind of device. An explicit device is not probed here: the ranks open it together. */
 void runner_choose_device(struct settings *s);
@@ -38,6 +41,10 @@ enum dtype runner_kv_dtype(const struct settings *s, enum dtype act);
  * sequence, by device. */
 int runner_limits(struct executor_info *ret, const struct settings *s, const struct model_config *c,
                   bool gpu, struct err *e);
+/* The same for a draft model `c` beside `target`, by its own settings. */
+int runner_draft_limits(struct executor_info *ret, const struct settings *s,
+                        const struct model_config *c, const struct model_config *target, bool gpu,
+                        struct err *e);
 /* Sets the number of KV blocks on the device and the host, from the settings and the
  * memory that is free once the weights are loaded. ret->block_bytes is an input;
  * ret->max_len is lowered to what the pool holds unless max_model_len was given. */

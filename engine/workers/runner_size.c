@@ -154,6 +154,21 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     return 0;
 }
 
+int runner_draft_limits(struct executor_info *ret, const struct settings *s,
+                        const struct model_config *c, const struct model_config *target, bool gpu,
+                        struct err *e)
+{
+    struct executor_info of_target = {0};
+    int rc = runner_limits(ret, s, c, gpu, e);
+
+    /* blocks of as many tokens as the target's, which its states may raise */
+    rc = rc ? rc : runner_limits(&of_target, s, target, gpu, e);
+    ret->n_kv_groups = 1;
+    ret->kv_window[0] = 0;
+    ret->block_size = of_target.block_size;
+    return rc;
+}
+
 /* Bytes for the device's pool if kv_blocks is not set. */
 static int64_t pool_bytes(const struct settings *s, const struct backend_memory *m, bool gpu)
 {

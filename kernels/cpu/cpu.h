@@ -8,7 +8,8 @@
  *     rope.c       rotation and cache write
  *     linear.c     products with weights, as plain loops; linear_tiled.c by tiles,
  *                  linear_stream.c for a single tile of x, linear_panels.c for many;
- *                  linear_blocks.c for weights in blocks, which the first two multiply
+ *                  linear_blocks.c for weights in blocks, which the first two multiply,
+ *                  and linear_codes.c of many rows
  *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
  *     hidden.c     hidden states of draft heads
  *     latent/      the cache of latents and attention over it
@@ -146,7 +147,7 @@ struct cpu_backend {
     /* Scratch of linear; grows to the largest seen. */
     char *packed;                   /* x packed for tiles, or for panels */
     size_t packed_bytes;            /* allocated */
-    float *panel;                   /* [threads] panels of weights of linear_panels.c */
+    float *panel;                   /* panels of weights, of linear_panels.c and linear_codes.c */
     int64_t panel_floats;           /* allocated, of all threads */
     struct cpu_weight *last_weight; /* read last by linear_stream.c; NULL: none yet */
 
@@ -322,6 +323,10 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
 /* linear_panels.c: linear for many rows of x. Needs c->k.panels. */
 void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
+/* linear_codes.c: linear for many rows of x. Needs c->k.code_panels of w's format, one
+ * run of a weight in blocks. */
+void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
+                      const struct epilogue *ep);
 /* linear_blocks.c: linear with a weight kept in blocks. */
 void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);

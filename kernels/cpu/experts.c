@@ -225,11 +225,12 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     const struct experts *e = j->e;
     struct backend *b = &j->c->base;
     struct mat x = mat_rows(s->x, 0, n), y = mat_rows(s->y, 0, n), both = mat_rows(s->up, 0, n);
-    int32_t hidden = j->x.cols, at = j->expert - e->first, first = at * 2 * e->width;
+    int32_t rows = e->self_gated ? e->width : 2 * e->width;
+    int32_t hidden = j->x.cols, at = j->expert - e->first, first = at * rows;
     struct cpu_view of_up, of_down;
-    struct mat up = cpu_weight_rows(e->up, first, 2 * e->width, &of_up),
+    struct mat up = cpu_weight_rows(e->up, first, rows, &of_up),
                down = cpu_weight_rows(e->down, at * hidden, hidden, &of_down),
-               bias = bias_part(e->up_bias, first, 2 * e->width);
+               bias = bias_part(e->up_bias, first, rows);
 
     j->act = mat_rows(s->act, 0, n);
     j->from = x;
@@ -238,6 +239,9 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
         cpu_linear(b, both, x, up, &(struct epilogue){.bias = bias});
         j->from = both;
         run(j, n, clamped_row);
+    } else if (e->self_gated) {
+        cpu_linear(b, j->act, x, up, NULL);
+        cpu_multiply(b, j->act, j->act, e->act);
     } else {
         cpu_linear_gated(b, j->act, both, x, up, bias, e->act);
     }

@@ -50,6 +50,8 @@ static uint64_t config_digest(const struct model_config *c)
                              c->experts.groups_by_two,
                              c->experts.n_groups,
                              c->experts.top_groups,
+                             c->experts.latent,
+                             c->experts.self_gated,
                              c->latent.rank,
                              c->latent.q_rank,
                              c->latent.rot_dim,
@@ -63,6 +65,9 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.value_dim,
                              c->recurrent.kernel,
                              c->recurrent.conv_bias,
+                             c->recurrent.normed,
+                             c->recurrent.gate_first,
+                             c->recurrent.beside,
                              c->gated_attention};
     const double real[] = {
         c->norm_eps,       c->norm_offset,          c->embed_scale,      c->rope.theta,
@@ -73,6 +78,8 @@ static uint64_t config_digest(const struct model_config *c)
     h = numbers(h, whole, sizeof(whole));
     h = numbers(h, c->windowed, sizeof(c->windowed[0]) * (size_t)c->n_layers);
     h = numbers(h, c->unrotated, sizeof(c->unrotated[0]) * (size_t)c->n_layers);
+    h = numbers(h, c->factor, sizeof(c->factor));
+    h = numbers(h, c->mlp_alone, sizeof(c->mlp_alone[0]) * (size_t)c->n_layers);
     h = numbers(h, c->recurrent.layer, sizeof(c->recurrent.layer[0]) * (size_t)c->n_layers);
     h = numbers(h, c->experts.layer, sizeof(c->experts.layer[0]) * (size_t)c->n_layers);
     return numbers(h, real, sizeof(real));

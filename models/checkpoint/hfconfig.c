@@ -41,6 +41,7 @@ static const struct field FIELDS[] = {
     {"n_head", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
     {"num_key_value_heads", FIELD_INT, AT(n_kv_heads), 1, LIMIT_HEADS},
     {"head_dim", FIELD_INT, AT(head_dim), 1, LIMIT_HEAD_DIM},
+    {"attention_head_dim", FIELD_INT, AT(head_dim), 1, LIMIT_HEAD_DIM},
     {"global_head_dim", FIELD_INT, AT(full_head_dim), 1, LIMIT_HEAD_DIM},
     {"num_global_key_value_heads", FIELD_INT, AT(full_kv_heads), 1, LIMIT_HEADS},
     {"num_kv_shared_layers", FIELD_INT, AT(sharing_layers), 0, LIMIT_LAYERS},
@@ -68,6 +69,9 @@ static const struct field FIELDS[] = {
     {"moe_k", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
     {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
     {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
+    {"moe_shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0,
+     LIMIT_HIDDEN * 8},
+    {"moe_latent_size", FIELD_INT, AT(expert_latent), 1, LIMIT_HIDDEN},
     {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
     {"moe_layer_interval", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
     {"linear_num_value_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
@@ -81,10 +85,21 @@ static const struct field FIELDS[] = {
     {"linear_conv_kernel_dim", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_d_conv", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_expand", FIELD_INT, AT(state_expand), 1, 64},
+    {"mamba_d_ssm", FIELD_INT, AT(state_inner), 1, LIMIT_HIDDEN * 8},
+    {"mamba_num_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
+    {"n_groups", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
+    {"ssm_state_size", FIELD_INT, AT(state_key_dim), 1, LIMIT_HEAD_DIM},
+    {"mamba_head_dim", FIELD_INT, AT(state_value_dim), 1, LIMIT_HEAD_DIM},
+    {"conv_kernel", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
+    {"expand", FIELD_INT, AT(state_expand), 1, 64},
     {"full_attention_interval", FIELD_INT, AT(attention_every), 1, LIMIT_LAYERS},
     {"shared_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"mamba_conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
     {"mamba_proj_bias", FIELD_BOOL, AT(proj_bias), 0, 0},
+    {"projectors_bias", FIELD_BOOL, AT(proj_bias), 0, 0},
+    {"mamba_rms_norm", FIELD_BOOL, AT(state_norm), 0, 0},
+    {"mamba_norm_before_gate", FIELD_BOOL, AT(norm_before_gate), 0, 0},
+    {"use_conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
     {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
     {"moe_num_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
@@ -122,6 +137,12 @@ static const struct field FIELDS[] = {
     {"logits_scaling", FIELD_REAL, AT(logits_scaling), 1e-6, 1e6},
     {"embedding_multiplier", FIELD_REAL, AT(embedding_factor), 1e-6, 1e6},
     {"attention_multiplier", FIELD_REAL, AT(attention_factor_all), 1e-6, 1e6},
+    {"lm_head_multiplier", FIELD_REAL, AT(logit_scale), 1e-6, 1e6},
+    {"key_multiplier", FIELD_REAL, AT(key_factor), 1e-6, 1e6},
+    {"attention_in_multiplier", FIELD_REAL, AT(attention_in_factor), 1e-6, 1e6},
+    {"attention_out_multiplier", FIELD_REAL, AT(attention_out_factor), 1e-6, 1e6},
+    {"ssm_in_multiplier", FIELD_REAL, AT(state_in_factor), 1e-6, 1e6},
+    {"ssm_out_multiplier", FIELD_REAL, AT(state_out_factor), 1e-6, 1e6},
     {"residual_multiplier", FIELD_REAL, AT(residual_factor), 1e-6, 1e6},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
@@ -366,34 +387,39 @@ static bool read_architectures(struct json *j, struct raw_config *raw)
     return !j->failed;
 }
 
+/* layer_types, or layers_block_type: null or the kind of each layer. */
 static bool read_layer_types(struct json *j, struct raw_config *raw)
 {
+    const char *key = json_key_is(j, "layer_types") ? "layer_types" : "layers_block_type";
     char text[32];
 
     if (json_peek(j) == JSON_NULL) {
         return json_skip(j);
     }
     if (json_peek(j) != JSON_ARRAY) {
-        return wrong_type(j, "layer_types", "a list of strings");
+        return wrong_type(j, key, "a list of strings");
     }
     raw->n_layer_types = 0;
     json_enter_array(j);
     while (json_next_element(j)) {
         if (raw->n_layer_types == LIMIT_LAYERS) {
-            return json_fail(j, "layer_types has more than %d entries", LIMIT_LAYERS);
+            return json_fail(j, "%s has more than %d entries", key, LIMIT_LAYERS);
         }
-        if (!read_text(j, "layer_types", text, sizeof(text))) {
+        if (!read_text(j, key, text, sizeof(text))) {
             return false;
         }
+        bool mlp = strcmp(text, "mlp") == 0, experts = strcmp(text, "moe") == 0;
         bool windowed = strcmp(text, "sliding_attention") == 0;
         bool recurrent = strcmp(text, "linear_attention") == 0 || strcmp(text, "mamba") == 0;
-        if (!windowed && !recurrent && strcmp(text, "full_attention") != 0 &&
+        if (!windowed && !recurrent && !mlp && !experts && strcmp(text, "full_attention") != 0 &&
             strcmp(text, "attention") != 0) {
             return json_fail(j,
-                             "layer_types: '%s' is none of full_attention, sliding_attention, "
+                             "%s: '%s' is none of full_attention, sliding_attention, "
                              "linear_attention",
-                             text);
+                             key, text);
         }
+        raw->layer_alone[raw->n_layer_types] = mlp || experts;
+        raw->layer_experts[raw->n_layer_types] = experts;
         raw->layer_recurrent[raw->n_layer_types] = recurrent;
         raw->layer_windowed[raw->n_layer_types++] = windowed;
     }
@@ -485,7 +511,7 @@ static bool read_time_limit(struct json *j, struct raw_config *raw)
     json_enter_array(j);
     for (int i = 0; json_next_element(j); i++) {
         if (i < 2 && json_peek(j) == JSON_NUMBER) {
-            read_real(j, "time_step_limit", 0, 1e12, &raw->time_limit[i]);
+            read_real(j, "time_step_limit", 0, INFINITY, &raw->time_limit[i]);
         } else {
             json_skip(j);
         }
@@ -549,8 +575,14 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (json_key_is(j, "eos_token_id")) {
         return read_eos(j, raw->eos, &raw->n_eos);
     }
-    if (json_key_is(j, "layer_types")) {
+    if (json_key_is(j, "layer_types") || json_key_is(j, "layers_block_type")) {
         return read_layer_types(j, raw);
+    }
+    if (!raw_hybrid_read(j, raw, &known) || known) {
+        return !j->failed;
+    }
+    if (!null && json_key_is(j, "mlp_hidden_act")) {
+        return read_text(j, "mlp_hidden_act", raw->mlp_act, sizeof(raw->mlp_act));
     }
     if (json_key_is(j, "per_layer_config")) {
         return read_layers(j, raw);
@@ -611,6 +643,7 @@ static void raw_init(struct raw_config *raw)
         }
     }
     raw->n_layer_types = -1;
+    raw_hybrid_init(raw);
     raw->eagle.n_taps = raw->eagle.norm_before_residual = -1;
     raw->n_rotated = -1;
     raw->window_theta = NAN;

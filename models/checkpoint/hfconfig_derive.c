@@ -79,11 +79,12 @@ static void set_multipliers(struct model_config *c, const struct raw_config *r)
 
 static int set_shape(struct model_config *c, const struct raw_config *r, struct err *e)
 {
+    int32_t n_layers = r->n_layers > 0 ? r->n_layers : r->n_layer_types;
     const struct {
         const char *key;
         int32_t value;
     } required[] = {{"hidden_size", r->hidden},
-                    {"num_hidden_layers", r->n_layers},
+                    {"num_hidden_layers", n_layers},
                     {"num_attention_heads", r->n_heads},
                     {"vocab_size", r->vocab},
                     {"max_position_embeddings", r->max_positions}};
@@ -100,7 +101,7 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
         }
     }
     c->hidden = r->hidden;
-    c->n_layers = c->sharing_from = r->n_layers;
+    c->n_layers = c->sharing_from = n_layers;
     c->n_heads = r->n_heads;
     c->vocab = r->vocab;
     c->max_positions = r->max_positions;
@@ -268,16 +269,18 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
                          const struct architecture *a, struct err *e)
 {
     struct recurrent_config *x = &c->recurrent;
-    int32_t inner = MAX(r->state_expand, 2) * c->hidden;
+    int32_t inner = r->state_inner > 0 ? r->state_inner : MAX(r->state_expand, 2) * c->hidden;
 
-    if (!a->delta && !a->ssd) {
-        for (int32_t i = 0; i < r->n_layer_types; i++) {
-            if (r->layer_recurrent[i]) {
-                return err_set(e, ERR_INVALID,
-                               "%s: layer_types: layer %d is recurrent; %s has no such layers",
-                               CONFIG, i, a->name);
-            }
+    bool recurrent = a->delta || a->ssd;
+
+    for (int32_t i = 0; i < r->n_layer_types; i++) {
+        if ((r->layer_recurrent[i] && !recurrent) || (r->layer_alone[i] && !a->nemotron)) {
+            return err_set(e, ERR_INVALID, "%s: layer_types: layer %d is %s; %s has no such layers",
+                           CONFIG, i, r->layer_recurrent[i] ? "recurrent" : "an MLP alone",
+                           a->name);
         }
+    }
+    if (!recurrent) {
         return 0;
     }
     x->kind = a->delta ? RECURRENCE_DELTA : RECURRENCE_SSD;
@@ -295,6 +298,8 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
                        "%s: recurrent layers of %d heads of %d in %d groups are not possible",
                        CONFIG, x->n_heads, x->value_dim, x->n_groups);
     }
+    x->normed = true;
+    x->gate_first = a->ssd;
     x->norm_eps = (float)real_or(r->norm_eps, a->norm_eps); /* without a residual's factor */
     x->dt_min = (float)real_or(r->time_limit[0], 0);
     x->dt_max = (float)real_or(r->time_limit[1], INFINITY);
@@ -599,7 +604,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->attn_softcap = (float)real_or(r->attn_softcap, 0);
     c->final_softcap = (float)real_or(r->final_softcap, 0);
     if (rc == 0) {
-        rc = set_activation(c, r->act, e);
+        rc = a->nemotron ? 0 : set_activation(c, r->act, e);
     }
     if (a->gemma && c->act == ACT_GELU_ERF) {
         c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" for it */
@@ -622,8 +627,14 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (rc == 0 && a->granite) {
         set_granite(c, r);
     }
+    if (rc == 0 && a->nemotron) {
+        rc = raw_nemotron_derive(c, r, e);
+    }
     if (rc == 0) {
         rc = set_rope(c, r, a, e);
+    }
+    if (rc == 0 && a->falcon) {
+        rc = raw_falcon_derive(c, r, e);
     }
     if (rc == 0 && a->latent) {
         set_latent_scale(c);

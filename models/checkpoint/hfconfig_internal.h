@@ -22,6 +22,7 @@ struct raw_config {
     char architecture[64], act[32], dtype[16], rope_type[16];
     char scoring[16], choice[24]; /* scoring_func, topk_method: of experts */
     char both_ways[16];           /* use_bidirectional_attention */
+    char mlp_act[32];             /* mlp_hidden_act */
 
     /* Sizes, as in struct model_config; window is sliding_window. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim,
@@ -38,6 +39,8 @@ struct raw_config {
      * moe_intermediate_size, shared_expert_intermediate_size; decoder_sparse_step:
      * every so many layers have experts. */
     int32_t n_experts, top_experts, expert_intermediate, shared_intermediate, sparse_step;
+    int32_t expert_latent; /* moe_latent_size */
+    int32_t state_inner;   /* mamba_d_ssm: the values of all heads */
     /* Of recurrent layers: linear_num_value_heads or mamba_n_heads,
      * linear_num_key_heads or mamba_n_groups, linear_key_head_dim or mamba_d_state,
      * linear_value_head_dim or mamba_d_head, linear_conv_kernel_dim or mamba_d_conv,
@@ -87,6 +90,12 @@ struct raw_config {
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */
     double logit_scale, logits_scaling, embedding_factor, attention_factor_all, residual_factor,
         position_beta;
+    /* Of Falcon-H1: key_multiplier, attention_in_multiplier, attention_out_multiplier,
+     * ssm_in_multiplier, ssm_out_multiplier; ssm_multipliers (of z, x, B, C, dt) and
+     * mlp_multipliers (of the gate and of what the MLP makes). */
+    double key_factor, attention_in_factor, attention_out_factor, state_in_factor, state_out_factor;
+    double state_factor[5], mlp_factor[2];
+    int8_t state_norm, norm_before_gate; /* mamba_rms_norm, mamba_norm_before_gate */
     struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */
     bool text_found;         /* the values are those of text_config */
 
@@ -98,6 +107,8 @@ struct raw_config {
     int32_t n_layer_types;              /* entries of layer_types; -1: absent */
     bool layer_windowed[LIMIT_LAYERS];  /* [n_layer_types] the entry is sliding_attention */
     bool layer_recurrent[LIMIT_LAYERS]; /* [n_layer_types] it is linear_attention or mamba */
+    bool layer_alone[LIMIT_LAYERS];     /* [n_layer_types] it is mlp or moe */
+    bool layer_experts[LIMIT_LAYERS];   /* [n_layer_types] it is moe */
     bool attention_listed;              /* there is attn_layer_indices */
     bool layer_attends[LIMIT_LAYERS];   /* and it names the layer */
     bool rotates;                       /* position_embedding_type is rope */
@@ -108,6 +119,16 @@ struct raw_config {
     int32_t n_short, n_long;            /* numbers in the two lists */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
 };
+
+/* hfconfig_hybrid.c: read a member of the object if hybrids alone have it; *ret_known:
+ * it is one. */
+bool raw_hybrid_read(struct json *j, struct raw_config *raw, bool *ret_known);
+/* Those members' values where they are absent. */
+void raw_hybrid_init(struct raw_config *raw);
+/* What the layers of Nemotron-H, or of Falcon-H1, have besides, once the rest was
+ * derived. */
+int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, struct err *e);
+int raw_falcon_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 
 /* hfconfig_eagle.c: read a member of the object if it is one of an EAGLE-3 head;
  * *ret_known: it is. */

@@ -73,19 +73,18 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
     const struct backend_ops *ops = m->backend->ops;
     bool partial = m->weights->partial;
     const struct head_parts *head = &m->weights->draft;
-    struct mat mine = partial         ? mat_rows(m->local_logits, 0, x.rows)
-                      : head->id.data ? mat_rows(head->logits, 0, x.rows)
-                                      : logits;
+    struct mat whole = head->id.data ? mat_rows(head->logits, 0, x.rows) : logits;
+    struct mat mine = partial ? mat_rows(m->local_logits, 0, x.rows) : whole;
 
     ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
     if (m->config.final_softcap > 0) {
         ops->soft_cap(m->backend, mine, m->config.final_softcap);
     }
-    if (head->id.data) {
-        ops->spread(m->backend, logits, mine, head->id);
-    }
     if (partial) {
-        ops->gather_logits(m->backend, logits, mine);
+        ops->gather_logits(m->backend, whole, mine);
+    }
+    if (head->id.data) {
+        ops->spread(m->backend, logits, whole, head->id);
     }
 }
 

@@ -34,6 +34,7 @@ struct layer {
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */
+    struct mat mixer_out;         /* its product, in place of o, where attention is beside it */
     struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
     struct mat down, down_bias;   /* [hidden, intermediate] */
     struct experts experts;       /* n > 0: in place of up and down */
@@ -48,6 +49,9 @@ struct layer {
      * beside them make; the gate of the layer's own input, its product and its norm; a
      * factor of the residual stream, [1, 1]. */
     struct norm router_norm, experts_norm, experts_post_norm, mlp_own_norm;
+    /* Of experts of another width than hidden's: [expert width, hidden] and its
+     * reverse. */
+    struct mat expert_in, expert_out;
     struct mat input_gate, input_project; /* [layer_input, hidden], [hidden, layer_input] */
     struct norm input_norm;
     struct mat scalar;
@@ -97,6 +101,7 @@ struct transformer {
     int32_t shared_intermediate;   /* of this rank: its slice of the shared expert's */
     int32_t vocab_first, n_vocab;  /* ids in embed and head */
     bool partial;                  /* n_ranks > 1: o and down give partial sums */
+    struct mat factors;            /* [1, LAYER_FACTORS], float32; data NULL: none */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     int32_t n_quantised; /* tensors of floats, to model_options.quantise */
@@ -117,6 +122,7 @@ struct transformer {
      * the experts beside an MLP make, and what their router reads, [hidden]. */
     struct mat inputs, inputs_embed, input;
     struct mat beside, router_x;
+    struct mat expert_x, expert_y; /* what experts read and make, [expert width] */
 };
 
 /* One axis of a stored tensor. */
@@ -132,12 +138,15 @@ enum tensor_dim {
     DIM_GATE_UP,        /* gate and up one after another */
     DIM_EXPERTS,        /* experts of a layer */
     DIM_EXPERT,         /* intermediate of an expert */
+    DIM_EXPERT_WIDTH,   /* of what experts read and make */
     DIM_SHARED,         /* intermediate of the shared expert */
     DIM_SHARED_GATE_UP, /* its gate and up one after another */
     DIM_HEADS,          /* n_heads */
     /* Of tensors that hold all experts of a layer, one after another: the gate's part
      * of an expert's rows, which are stored in turn with up's, up's part, and hidden;
      * an expert's rows where gate and up are stored one behind the other. */
+    DIM_STACKED_EXPERT, /* (an expert's rows where it has no gate) */
+    DIM_STACKED_WIDTH,  /* (what experts make) */
     DIM_STACKED_GATE,
     DIM_STACKED_UP,
     DIM_STACKED_HIDDEN,
@@ -205,13 +214,15 @@ enum tensor_when {
     WHEN_MLP_BIAS,
     WHEN_QK_NORM,
     WHEN_FINAL_NORM,
-    WHEN_PROJECTED,   /* embed_dim is not hidden */
-    WHEN_DENSE,       /* the layer has an MLP */
-    WHEN_EXPERTS,     /* the layer has experts */
-    WHEN_SHARED,      /* and a shared one */
-    WHEN_CHOICE_BIAS, /* the layer's experts are chosen with a bias */
-    WHEN_Q_RANK,      /* the queries have a latent */
-    WHEN_NO_Q_RANK,   /* they have none */
+    WHEN_PROJECTED,     /* embed_dim is not hidden */
+    WHEN_DENSE,         /* the layer has an MLP */
+    WHEN_EXPERTS,       /* the layer has experts */
+    WHEN_SHARED,        /* and a shared one */
+    WHEN_CHOICE_BIAS,   /* the layer's experts are chosen with a bias */
+    WHEN_EXPERT_LATENT, /* they are of another width than hidden's */
+    WHEN_GATE_COPIED,   /* and up stands for the gate too */
+    WHEN_Q_RANK,        /* the queries have a latent */
+    WHEN_NO_Q_RANK,     /* they have none */
     /* Of models whose layers without a window have other heads: the layer has a window,
      * or none; and keys and values of its own; and a tensor for values, or that of the
      * keys for both. */
@@ -225,8 +236,10 @@ enum tensor_when {
     WHEN_WIDE_MLP,    /* it has twice that */
     WHEN_LAYER_INPUT, /* layers have inputs of their own */
     WHEN_ATTENTION,   /* the layer has attention */
-    WHEN_RECURRENT,   /* the layer has a recurrence in its place */
+    WHEN_RECURRENT,   /* the layer has a recurrence */
     WHEN_CONV_BIAS,   /* and its convolution a bias */
+    WHEN_MIXER_NORM,  /* and its output a norm */
+    WHEN_MLP_ALONE,   /* the layer is an MLP */
 };
 
 /* One tensor of the checkpoint, or one of each layer, or one of each expert of each
@@ -272,7 +285,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family, cohere_family,
     glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
     gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
-    granite_hybrid_family, gemma4_family;
+    granite_hybrid_family, gemma4_family, nemotron_family, falcon_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

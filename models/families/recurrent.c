@@ -157,7 +157,7 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
     r.d = l->recurrence.d;
     l->recurrence = r;
     l->mixer_norm.eps = m->config.recurrent.norm_eps;
-    l->mixer_norm.gate_first = r.kind == RECURRENCE_SSD;
+    l->mixer_norm.gate_first = m->config.recurrent.gate_first;
     l->mixer_norm.width =
         r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / r.n_groups * r.value_dim;
 }

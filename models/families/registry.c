@@ -35,6 +35,8 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &qwen35_moe_family,
                                                      &bamba_family,
                                                      &granite_hybrid_family,
+                                                     &nemotron_family,
+                                                     &falcon_family,
                                                      NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
@@ -122,6 +124,7 @@ int model_open(struct model **ret, const char *dir, const struct model_config *c
     m->options.n_stages = MAX(o->n_stages, 1);
     m->config.n_parameters = 0;
     m->backend = backend;
+    m->config.experts.gate_copied = c->experts.self_gated && !backend->self_gated_experts;
     int rc = load(m, dir, e);
     if (rc < 0) {
         model_free(m);

@@ -140,8 +140,8 @@ static int check_fit(struct completion *c, const struct api_context *ctx, struct
                              c->has_max_tokens ? "max_tokens"
                              : c->chat         ? "messages"
                                                : "prompt",
-                             "prompt has %d tokens and max_tokens is %d, together %lld; the model "
-                             "takes %d: shorten one of them",
+                             "prompt has %d tokens and max_tokens is %d, together %lld; this "
+                             "model's maximum context length is %d tokens: reduce one of them",
                              longest, p->max_tokens, (long long)longest + p->max_tokens, max_len);
     }
     if (p->min_tokens > p->max_tokens) {

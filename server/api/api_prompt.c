@@ -21,6 +21,18 @@ static struct text_input text_input_of(const cJSON *v, const char *name, bool ad
     return (struct text_input){name, v->valuestring, json_string_len(v), add_special, max};
 }
 
+/* The error of a prompt of n tokens (`about`: "at least ", or "") for a model of `max`.
+ * Clients that shorten their conversation and try again know this error by its words:
+ * Anthropic's for theirs, and OpenAI's "maximum context length". */
+static int refuse_length(struct err *e, const char *name, const char *about, int32_t n, int32_t max)
+{
+    return err_set_param(e, ERR_INVALID, name,
+                         "prompt is too long: %s%d tokens > %d maximum; this model's maximum "
+                         "context length is %d tokens, prompt and answer together: reduce the "
+                         "length of the %s, or set truncate_prompt_tokens",
+                         about, n, max, max, name);
+}
+
 static int encode_text(struct prompt *ret, const struct text_input *s,
                        const struct api_context *ctx, struct err *e)
 {
@@ -39,11 +51,7 @@ static int encode_text(struct prompt *ret, const struct text_input *s,
                              name, max, s->len);
     }
     if (rc == ERR_INVALID && max < INT32_MAX) {
-        return err_set_param(
-            e, ERR_INVALID, name,
-            "%s has more than %d tokens (%zu bytes); prompt and answer together may "
-            "have %d: shorten it, or set truncate_prompt_tokens",
-            name, max - 1, s->len, max - 1);
+        return refuse_length(e, name, "at least ", max, max - 1);
     }
     if (rc == ERR_INVALID && e) {
         snprintf(e->param, sizeof(e->param), "%s", name);
@@ -63,10 +71,7 @@ static int fit_prompt(struct completion *c, struct prompt *p, const struct api_c
         p->n = c->truncate;
     }
     if (p->n > ctx->info.max_model_len) {
-        return err_set_param(e, ERR_INVALID, "prompt",
-                             "prompt has %d tokens; prompt and answer together may have %d: "
-                             "shorten it, or set truncate_prompt_tokens",
-                             p->n, ctx->info.max_model_len);
+        return refuse_length(e, "prompt", "", p->n, ctx->info.max_model_len);
     }
     return 0;
 }

@@ -102,6 +102,8 @@ int bench_report_new(struct bench_report **ret, const char *what, const struct b
                      struct err *e);
 void bench_report_free(struct bench_report *r);
 void bench_report_number(struct bench_report *r, const char *key, double value, const char *unit);
+/* Append to a list that only the JSON has. */
+void bench_report_add(struct bench_report *r, const char *key, double value);
 void bench_report_text(struct bench_report *r, const char *key, const char *value);
 /* mean, p50, p90, p99, max. */
 void bench_report_latency(struct bench_report *r, const char *key, const struct latency_hist *s);

@@ -30,6 +30,7 @@ struct offline_request {
     struct offline_run *run;
     int32_t max_tokens;
     int32_t *n_tokens; /* [choices] tokens received, part of run->n_tokens */
+    int64_t decode_us; /* from the first token to the last */
 };
 
 /* During a run only the output thread writes this; the main thread reads the fields
@@ -85,7 +86,8 @@ static void on_output(struct sink *s, const struct output *o)
     }
     if (o->last) {
         r->completion_tokens += o->usage.completion_tokens;
-        r->decode_us += o->request->course.decode_us;
+        q->decode_us = o->request->course.decode_us;
+        r->decode_us += q->decode_us;
         r->n_ended++;
         r->end_us = clock_us();
     }
@@ -209,7 +211,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
         int32_t max_tokens =
             most_tokens > 0 ? MIN(most_tokens, l->item[i].max_tokens) : l->item[i].max_tokens;
         r->request[i] =
-            (struct offline_request){r, max_tokens, r->n_tokens + (int64_t)i * r->choices};
+            (struct offline_request){r, max_tokens, r->n_tokens + (int64_t)i * r->choices, 0};
         tokens += (int64_t)max_tokens * r->choices;
         rc = make_request(&q[i], engine, o, r, l, i, max_tokens, prompt, e);
         if (rc == 0) {
@@ -341,6 +343,9 @@ static void report_script(struct bench_report *p, const struct engine *engine,
 
     bench_report_number(p, "request_decode_s", (double)r->decode_us * 1e-6,
                         "from first tokens to last, all requests together");
+    for (int32_t i = 0; i < r->n; i++) {
+        bench_report_add(p, "request_decode_ms", (double)r->request[i].decode_us * 1e-3);
+    }
     bench_report_number(p, "drafts", (double)atomic_load(&s->drafts), "verified");
     bench_report_number(p, "draft_tokens", (double)atomic_load(&s->draft_tokens), "of these");
 }

@@ -125,6 +125,14 @@ void bench_report_number(struct bench_report *r, const char *key, double value, 
     fprintf(r->out, " %s\n", unit);
 }
 
+void bench_report_add(struct bench_report *r, const char *key, double value)
+{
+    cJSON *list = cJSON_GetObjectItemCaseSensitive(r->json, key);
+
+    cJSON_AddItemToArray(list ? list : cJSON_AddArrayToObject(r->json, key),
+                         cJSON_CreateNumber(value));
+}
+
 void bench_report_text(struct bench_report *r, const char *key, const char *value)
 {
     cJSON_AddStringToObject(r->json, key, value);

@@ -2,19 +2,21 @@
  * those without, in one process.
  *
  *     build/tests/bench/acceptance [streams=1,8,64] [input=256] [output=128] [rounds=1]
- *         CURVE... -- [settings of quire serve]
+ *         [steps=0] CURVE... -- [settings of quire serve]
  *
  * For each number of streams the requests run once for their answers, which are what is
  * drafted from then on, and once with each curve, for what a device sets up when a size
- * is new. Then they run without drafts and with each curve in turn, `rounds` times. A
- * CURVE is a chance for all drafts (0.8), one for each place of a draft in its step
- * (0.8,0.8,0.7), or lengths, the tokens that a step gives with 1, 2, 3 ... drafts, from
- * which the chances follow (al:1.78,2.38,2.83). With a draft model it drafts as when
- * serving, and its tokens are replaced.
+ * is new. Then they run `rounds` times with each curve, right behind or before a run
+ * without drafts. A CURVE is a chance for all drafts (0.8), one for each place of a draft
+ * in its step (0.8,0.8,0.7), or lengths, the tokens that a step gives with 1, 2, 3 ...
+ * drafts, from which the chances follow (al:1.78,2.38,2.83). With a draft model it drafts
+ * as when serving, and its tokens are replaced.
  *
  * A line gives tokens a second while all requests decode, without and with drafts, and
- * their ratio; milliseconds a token of a stream; tokens and drafts a step and sequence;
- * and for a step what the host and the device take, without and with drafts.
+ * their ratio, the median of the rounds; milliseconds a token of a stream; tokens and
+ * drafts a step and sequence; and for a step what the host and the device take, without
+ * and with drafts. steps=1 prints at the end what steps of so many rows take by the cost
+ * model and as learned.
  */
 #include <math.h>
 #include <pthread.h>
@@ -24,11 +26,12 @@
 
 #include "config/base/wait.h"
 #include "config/settings/settings.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
+#include "engine/sched/sched_impl.h"
 
 extern char **environ;
 
-enum { MOST_CURVES = 16, MOST_STREAMS = 16, HEAD_TOKENS = 8, TAIL_TOKENS = 9 };
+enum { MOST_CURVES = 16, MOST_STREAMS = 16, MOST_ROUNDS = 64, HEAD_TOKENS = 8, TAIL_TOKENS = 9 };
 
 struct curve {
     const char *text;
@@ -39,7 +42,12 @@ struct curve {
 struct options {
     int32_t streams[MOST_STREAMS], n_streams;
     struct curve curve[MOST_CURVES];
-    int32_t n_curves, input, output, rounds;
+    int32_t n_curves, input, output, rounds, steps;
+};
+
+/* Counters of the engine. */
+struct mark {
+    double steps, host_s, device_s, verified, drafts, accepted;
 };
 
 /* One run of some requests. */
@@ -52,11 +60,15 @@ struct run {
     int32_t n_begun, n_ended, n_flushed;
     bool near_end;
     int64_t tokens, from, from_us, to, to_us; /* of the window in which all decode */
+    const struct engine *engine;
+    struct mark from_mark, to_mark; /* of the same */
 };
 
 /* What a run showed, or the sum of several. */
 struct figures {
     double speed, host_us, device_us, verified, drafts, accepted;
+    double round[MOST_ROUNDS]; /* the speed of each */
+    int32_t n;                 /* of them */
 };
 
 static void check(int rc, const struct err *e)
@@ -131,7 +143,10 @@ static void read_options(struct options *o, int argc, char **argv)
             o->output = MAX(one[0], HEAD_TOKENS + TAIL_TOKENS + 16);
         } else if (strncmp(argv[i], "rounds=", 7) == 0) {
             whole_numbers(argv[i] + 7, one);
-            o->rounds = one[0];
+            o->rounds = MIN(one[0], MOST_ROUNDS);
+        } else if (strncmp(argv[i], "steps=", 6) == 0) {
+            whole_numbers(argv[i] + 6, one);
+            o->steps = argv[i][6] != '0';
         } else if (o->n_curves < MOST_CURVES) {
             read_curve(&o->curve[o->n_curves++], argv[i]);
         }
@@ -139,6 +154,21 @@ static void read_options(struct options *o, int argc, char **argv)
 }
 
 /* ---- a run ---- */
+
+static struct mark mark_of(const struct engine *engine)
+{
+    const struct engine_stats *s = engine_stats(engine);
+    struct mark m = {.steps = (double)atomic_load(&s->steps),
+                     .host_s = atomic_load(&s->step_host_s.sum),
+                     .device_s = atomic_load(&s->step_device_s.sum),
+                     .verified = (double)atomic_load(&s->drafts),
+                     .drafts = (double)atomic_load(&s->draft_tokens)};
+
+    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
+        m.accepted += (double)atomic_load(&s->accepted_tokens[i]);
+    }
+    return m;
+}
 
 static void on_output(struct sink *s, const struct output *o)
 {
@@ -165,6 +195,8 @@ static void on_flush(struct sink *s)
     if (r->n_begun == r->n && !r->near_end) {
         r->to_us = clock_us();
         r->to = r->tokens;
+        r->to_mark = mark_of(r->engine);
+        r->from_mark = r->from_us == 0 ? r->to_mark : r->from_mark;
         r->from_us = r->from_us == 0 ? r->to_us : r->from_us;
         r->from = r->from_us == r->to_us ? r->to : r->from;
     }
@@ -237,25 +269,6 @@ static void run_once(struct run *r, struct engine *engine, const struct options 
 
 /* ---- figures ---- */
 
-struct mark {
-    double steps, host_s, device_s, verified, drafts, accepted;
-};
-
-static struct mark mark_of(const struct engine *engine)
-{
-    const struct engine_stats *s = engine_stats(engine);
-    struct mark m = {.steps = (double)atomic_load(&s->steps),
-                     .host_s = atomic_load(&s->step_host_s.sum),
-                     .device_s = atomic_load(&s->step_device_s.sum),
-                     .verified = (double)atomic_load(&s->drafts),
-                     .drafts = (double)atomic_load(&s->draft_tokens)};
-
-    for (int32_t i = 0; i < LIMIT_DRAFT; i++) {
-        m.accepted += (double)atomic_load(&s->accepted_tokens[i]);
-    }
-    return m;
-}
-
 /* Runs n requests with a curve (NULL: without drafts) and adds what was seen. */
 static void measure(struct run *r, struct engine *engine, const struct options *o, int32_t n,
                     const struct curve *c, struct figures *sum)
@@ -263,16 +276,36 @@ static void measure(struct run *r, struct engine *engine, const struct options *
     struct err e;
 
     check(engine_replay(engine, c ? c->chance : NULL, c ? c->n : 0, &e), &e);
-    struct mark a = mark_of(engine);
     run_once(r, engine, o, n);
-    struct mark b = mark_of(engine);
+    struct mark a = r->from_mark, b = r->to_mark;
     double steps = MAX(b.steps - a.steps, 1), us = (double)(r->to_us - r->from_us);
-    sum->speed += us > 0 ? (double)(r->to - r->from) * 1e6 / us : NAN;
+    double speed = us > 0 ? (double)(r->to - r->from) * 1e6 / us : NAN;
+    sum->round[sum->n++ % MOST_ROUNDS] = speed;
+    sum->speed += speed;
     sum->host_us += (b.host_s - a.host_s) / steps * 1e6;
     sum->device_us += (b.device_s - a.device_s) / steps * 1e6;
     sum->verified += b.verified - a.verified;
     sum->drafts += b.drafts - a.drafts;
     sum->accepted += b.accepted - a.accepted;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Of the rounds' ratios. */
+static double median_ratio(const struct figures *off, const struct figures *on)
+{
+    double ratio[MOST_ROUNDS];
+
+    for (int32_t i = 0; i < on->n; i++) {
+        ratio[i] = on->round[i] / off->round[i];
+    }
+    qsort(ratio, (size_t)on->n, sizeof(*ratio), by_size);
+    return (ratio[on->n / 2] + ratio[(on->n - 1) / 2]) / 2;
 }
 
 static void print_line(int32_t n, int32_t rounds, const char *curve, const struct figures *off,
@@ -281,7 +314,7 @@ static void print_line(int32_t n, int32_t rounds, const char *curve, const struc
     double verified = MAX(on->verified, 1);
 
     printf("%4d %8.1f %8.1f %6.3f %7.3f %7.3f %5.2f %5.2f %7.0f %7.0f %7.0f %7.0f  %s\n", n,
-           off->speed / rounds, on->speed / rounds, on->speed / off->speed,
+           off->speed / rounds, on->speed / rounds, median_ratio(off, on),
            1e3 * n * rounds / off->speed, 1e3 * n * rounds / on->speed, 1 + on->accepted / verified,
            on->drafts / verified, off->host_us / rounds, on->host_us / rounds,
            off->device_us / rounds, on->device_us / rounds, curve);
@@ -292,20 +325,39 @@ static void print_line(int32_t n, int32_t rounds, const char *curve, const struc
 static void measure_streams(struct run *r, struct engine *engine, const struct options *o,
                             int32_t n)
 {
-    struct figures unused = {0}, off = {0}, on[MOST_CURVES] = {{0}};
+    struct figures unused = {0}, off[MOST_CURVES] = {{0}}, on[MOST_CURVES] = {{0}};
 
     measure(r, engine, o, n, NULL, &unused); /* for the answers */
     for (int32_t i = 0; i < o->n_curves; i++) {
         measure(r, engine, o, n, &o->curve[i], &unused);
     }
     for (int32_t k = 0; k < o->rounds; k++) {
-        measure(r, engine, o, n, NULL, &off);
         for (int32_t i = 0; i < o->n_curves; i++) {
-            measure(r, engine, o, n, &o->curve[i], &on[i]);
+            for (int32_t turn = 0; turn < 2; turn++) {
+                bool drafts = (turn + k + i) % 2 != 0;
+                measure(r, engine, o, n, drafts ? &o->curve[i] : NULL, drafts ? &on[i] : &off[i]);
+            }
         }
     }
     for (int32_t i = 0; i < o->n_curves; i++) {
-        print_line(n, o->rounds, o->curve[i].text, &off, &on[i]);
+        print_line(n, o->rounds, o->curve[i].text, &off[i], &on[i]);
+    }
+}
+
+/* What the scheduler has learned of steps that only decode; nothing runs. */
+static void print_steps(const struct engine *engine)
+{
+    const struct step_pace *p = &engine->sched->pace;
+    const struct step_cost *c = &engine->sched->c.cost;
+
+    printf("rows, steps seen; us by the cost model, as learned\n");
+    for (int32_t n = 1, before = -1; n <= 256; n++) {
+        int32_t size = step_size(n);
+        if (size != before && p->n_seen[size] > 0) {
+            printf("%4d %7d %8.0f %8.0f\n", n, p->n_seen[size], step_model_us(c, n),
+                   step_pace_us(p, c, n));
+        }
+        before = size;
     }
 }
 
@@ -325,8 +377,9 @@ int main(int argc, char **argv)
     }
     read_options(&o, argc, argv);
     if (o.n_curves == 0) {
-        fprintf(stderr, "usage: acceptance [streams=1,8,64] [input=N] [output=N] [rounds=N] "
-                        "CURVE... -- [settings of quire serve]\n");
+        fprintf(stderr,
+                "usage: acceptance [streams=1,8,64] [input=N] [output=N] [rounds=N] [steps=1] "
+                "CURVE... -- [settings of quire serve]\n");
         return 2;
     }
     check(settings_load(&s, MAX(argc - first - 1, 0), argv + MIN(first + 1, argc), environ, &help,
@@ -337,10 +390,14 @@ int main(int argc, char **argv)
     pthread_mutex_init(&r.lock, NULL);
     wait_init(&r.changed);
     check(engine_open(&engine, &s, &r.sink, &e), &e);
+    r.engine = engine;
     printf("streams tok/s off, on, ratio; ms a token off, on; a step's tokens, drafts; host us a "
            "step off, on; device us off, on\n");
     for (int32_t i = 0; i < o.n_streams; i++) {
         measure_streams(&r, engine, &o, o.streams[i]);
+    }
+    if (o.steps) {
+        print_steps(engine);
     }
     engine_free(engine);
     settings_release(&s);

@@ -3,7 +3,8 @@
  * else responses; 0x02: its tokens are only counted; 0x40: a template that refuses
  * system messages behind the first; 0x80: unknown fields refused. covers:
  * server/api/agents/translate.c server/api/agents/responses.c
- * server/api/agents/responses_input.c server/api/agents/messages.c */
+ * server/api/agents/responses_input.c server/api/agents/messages.c
+ * server/api/agents/messages_input.c */
 #include <stdio.h>
 
 #include "server/api/json_fields.h"

@@ -28,7 +28,8 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from combo_draw import GENERATING, SKIP, Case, draw_case  # noqa: E402
 from combo_laws import Broken, check, compare, need  # noqa: E402
-from combo_run import CONFIGS, Bounds, Remote, Rig  # noqa: E402
+from combo_run import Bounds, Remote, Rig  # noqa: E402
+from combo_servers import CONFIGS, DRAWN  # noqa: E402
 from combo_shrink import shrink  # noqa: E402
 from combo_variants import VARIANTS, choose, names_for  # noqa: E402
 
@@ -43,7 +44,7 @@ class Failure:
         self.kind, self.detail, self.case = broken.kind, broken.detail, case
         self.mode, self.variant, self.company, self.phase = mode, variant, list(company), phase
         self.config = self.seed = self.batch = self.salt = None
-        self.small, self.times = None, 1
+        self.small, self.times, self.flags = None, 1, ""
 
     def line(self):
         how = {
@@ -56,7 +57,7 @@ class Failure:
         small = "" if self.small else " (not shrunk)"
         return (
             f"[{self.config}] {self.kind}{how.get(self.mode, '')}{company}: {case!r}{small}"
-            f"  --seed {self.seed} --batch {self.batch}  {self.detail[:400]}"
+            f"  --seed {self.seed} --batch {self.batch}  {self.detail[:400]}  {self.flags}"
         )
 
     def covers(self, later):
@@ -210,10 +211,15 @@ async def play_round(rig, seed, n):
 # ---- a run ----
 
 
+def server_of(options, batch):
+    """The name of a batch's server."""
+    name = options.configs[batch % len(options.configs)]
+    return f"{DRAWN}:{options.seed}:{batch}" if name == DRAWN else name
+
+
 async def play_batch(options, counts, batch, n, rounds=ROUNDS):
     """One server, some rounds: failures."""
-    names = options.configs
-    name, failures = names[batch % len(names)], []
+    name, failures = server_of(options, batch), []
     async with (
         Remote(options.url, options.bounds) if options.url else Rig(name, options.bounds)
     ) as rig:
@@ -225,6 +231,7 @@ async def play_batch(options, counts, batch, n, rounds=ROUNDS):
             left -= CASES
             for failure in found:
                 failure.config, failure.seed, failure.batch = rig.name, options.seed, batch
+                failure.flags = rig.flags
                 failure.salt = f"{options.seed}/{batch}/{number}"
             failures += found
         if not rig.fault():
@@ -262,7 +269,7 @@ async def play(options, say=lambda failure: None, progress=lambda text: None):
         except Broken as broken:
             failures = [Failure(broken, Case("", {}), "round")]
             failures[0].config, failures[0].seed, failures[0].batch = (
-                options.configs[batch % len(options.configs)],
+                server_of(options, batch),
                 options.seed,
                 batch,
             )
@@ -289,7 +296,11 @@ def parse_options(argv=None):
         help="of everything that is drawn; by default a new one, which is printed",
     )
     p.add_argument("--batch", type=int, default=None, help="only this one, to see a failure again")
-    p.add_argument("--configs", default=",".join(CONFIGS), help="servers, in turn")
+    p.add_argument(
+        "--configs",
+        default=",".join(f"{name},{DRAWN}" for name in CONFIGS),
+        help=f"servers, in turn; {DRAWN}: a new one each time",
+    )
     p.add_argument("--url", help="a server that runs already, in place of those")
     p.add_argument(
         "--most", type=int, default=20, help="distinct failures after which the run ends"

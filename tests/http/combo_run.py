@@ -12,143 +12,10 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from combo_draw import GENERATING, ROUTES, TEXT, width_of  # noqa: E402
-from conftest import QUIRE, ROOT, Server  # noqa: E402
-
-TEMPLATE = (
-    "{%- if tools %}{{ '<tool_call>' ~ tools | length ~ '\\n' }}{% endif %}"
-    "{%- for t in tools or [] %}{{ t.function.name ~ '\\n' }}{%- endfor %}"
-    "{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}"
+from combo_servers import (  # noqa: E402
+    COMMON, KEYS, draft_flags, plan_of, write_model,
 )
-KEYS = "name=red key=sk-red-0123456789 weight=3\nname=blue key=sk-blue-0123456789\n"
-
-# The pools are small, so that concurrent requests queue, are preempted and resume. Each
-# server is one process group on the CPU.
-COMMON = [
-    "--device",
-    "cpu",
-    "--threads",
-    "1",
-    "--deterministic",
-    "--access-log",
-    "none",
-    "--swap-space",
-    "64MiB",
-    "--served-model-name",
-    "demo",
-]
-CONFIGS = {
-    "swap": [
-        "--kv-cache-dtype",
-        "fp8",
-        "--block-size",
-        "8",
-        "--kv-blocks",
-        "36",
-        "--preemption",
-        "swap",
-        "--max-num-seqs",
-        "16",
-    ],
-    "recompute": [
-        "--block-size",
-        "16",
-        "--kv-blocks",
-        "16",
-        "--preemption",
-        "recompute",
-        "--max-num-seqs",
-        "24",
-        "--no-prefix-cache",
-    ],
-    "chunks": [
-        "--block-size",
-        "4",
-        "--kv-blocks",
-        "64",
-        "--max-num-batched-tokens",
-        "24",
-        "--policy",
-        "priority",
-        "--preemption",
-        "recompute",
-        "--seed",
-        "5",
-        "--max-num-seqs",
-        "12",
-    ],
-    "drafts": [
-        "--block-size",
-        "8",
-        "--kv-blocks",
-        "64",
-        "--max-num-batched-tokens",
-        "48",
-        "--max-num-seqs",
-        "24",
-        "--speculate",
-        "suffix",
-        "--max-draft",
-        "6",
-    ],
-    "null": [
-        "--block-size",
-        "16",
-        "--kv-blocks",
-        "20",
-        "--preemption",
-        "swap",
-        "--max-num-seqs",
-        "16",
-    ],
-    "fair": ["--block-size", "16", "--kv-blocks", "20", "--policy", "fair", "--max-num-seqs", "12"],
-    "ranks": [
-        "--tensor-parallel-size",
-        "2",
-        "--block-size",
-        "8",
-        "--kv-blocks",
-        "40",
-        "--preemption",
-        "swap",
-        "--max-num-seqs",
-        "16",
-    ],
-    "stages": [
-        "--kv-cache-dtype",
-        "int8",
-        "--pipeline-parallel-size",
-        "2",
-        "--block-size",
-        "8",
-        "--kv-blocks",
-        "40",
-        "--preemption",
-        "recompute",
-        "--max-num-seqs",
-        "16",
-    ],
-    "windows": [
-        "--block-size",
-        "8",
-        "--kv-blocks",
-        "80",
-        "--preemption",
-        "swap",
-        "--max-num-seqs",
-        "12",
-    ],
-    "queue": [
-        "--block-size",
-        "16",
-        "--kv-blocks",
-        "20",
-        "--max-queue",
-        "24",
-        "--max-num-seqs",
-        "6",
-    ],
-}
+from conftest import QUIRE, Server  # noqa: E402
 
 # Fields with any value of their schema, with which a request must still be answered.
 HARMLESS = {
@@ -406,15 +273,18 @@ class Rig:
             tempfile.mkdtemp(prefix="quire-combinations-"),
         )
         self.server = self.client = self.counts = None
+        self.flags = ""  # of the server
         self.spoiled = False
 
     async def __aenter__(self):
-        flags = COMMON + CONFIGS[self.name]
+        plan = plan_of(self.name)
+        flags = COMMON + plan.flags + draft_flags(plan, self.folder)
         keys = re.findall(r"key=(\S+)", KEYS) if self.name == "fair" else []
         if keys:
             flags = flags + ["--api-key-file", self.write("keys", KEYS)]
-        model = None if self.name == "null" else self.chat_model()
-        self.server = Server(*flags, model=model or "null")
+        model = None if plan.model == "null" else write_model(plan, self.folder)
+        self.flags = " ".join(flags)
+        self.server = Server(*flags, model=model or "null", env=plan.env)
         self.client = Client(self.server.host, self.server.port, keys, self.bounds)
         self.facts = Facts(model)
         self.facts.keys, self.facts.greedy = keys, model is not None
@@ -439,30 +309,6 @@ class Rig:
             f.write(text)
         os.chmod(path, 0o600)
         return path
-
-    def chat_model(self):
-        """The bundled model with a chat template added."""
-        demo, folder = os.path.join(ROOT, "models", "demo"), os.path.join(self.folder, "demo")
-        os.mkdir(folder)
-        for name in os.listdir(demo):
-            shutil.copy(os.path.join(demo, name), folder)
-        self.change(os.path.join(folder, "tokenizer_config.json"), {"chat_template": TEMPLATE})
-        if self.name == "windows":  # in every second layer: two KV groups
-            path = os.path.join(folder, "config.json")
-            with open(path, encoding="utf-8") as f:
-                layers = json.load(f)["num_hidden_layers"]
-            kinds = ["sliding_attention", "full_attention"] * layers
-            self.change(path, {"architectures": ["MistralForCausalLM"], "model_type": "mistral",
-                               "sliding_window": 24, "layer_types": kinds[:layers]})
-        return folder
-
-    @staticmethod
-    def change(path, members):
-        """Sets members of a JSON file."""
-        with open(path, encoding="utf-8") as f:
-            config = json.load(f) | members
-        with open(path, "w", encoding="utf-8") as f:
-            json.dump(config, f)
 
     async def gauges(self):
         """All gauges of /metrics except the number of connections: they must return to their

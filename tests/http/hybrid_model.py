@@ -65,6 +65,45 @@ def granite_tensors():
                     (at + "shared_mlp.output_linear.weight", [HIDDEN, shared]))
 
 
+def falcon_tensors():
+    """Attention and a recurrence in each layer."""
+    values, heads = SSD["heads"] * SSD["value"], SSD["heads"]
+    channels = values + 2 * SSD["groups"] * SSD["key"]
+    yield from ends("model.final_layernorm.weight")
+    for i in range(FALCON["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        yield from ((at + "input_layernorm.weight", [HIDDEN]), (at + "pre_ff_layernorm.weight", [HIDDEN]))
+        yield from mlp(at + "feed_forward.")
+        yield from attention(at + "self_attn.", 1)
+        at += "mamba."
+        yield from ((at + "in_proj.weight", [values + channels + heads, HIDDEN]), (at + "D", [heads]),
+                    (at + "conv1d.bias", [channels]))
+        yield from (pair for pair in recurrence(at, channels, heads, values, SSD["kernel"], values) if "norm" not in pair[0])
+
+
+def nemotron_tensors():
+    """Each layer a recurrence, attention, an MLP or experts."""
+    values, heads, width = SSD["heads"] * SSD["value"], SSD["heads"], NEMOTRON["moe_intermediate_size"]
+    channels = values + 2 * SSD["groups"] * SSD["key"]
+    yield from ((name.replace("model.embed_tokens", "backbone.embeddings"), shape) for name, shape in ends("backbone.norm_f.weight"))
+    for i, kind in enumerate(NEMOTRON["layer_types"]):
+        yield f"backbone.layers.{i}.norm.weight", [HIDDEN]
+        at = f"backbone.layers.{i}.mixer."
+        if kind == "full_attention":
+            yield from attention(at, 1)
+        elif kind == "linear_attention":
+            yield from ((at + "in_proj.weight", [values + channels + heads, HIDDEN]), (at + "D", [heads]),
+                        (at + "conv1d.bias", [channels]))
+            yield from recurrence(at, channels, heads, values, SSD["kernel"], values)
+        elif kind == "mlp":
+            yield from list(mlp(at))[1:]
+        else:
+            n = NEMOTRON["n_routed_experts"]
+            yield from ((at + "gate.weight", [n, HIDDEN]), (at + "gate.e_score_correction_bias", [n]))
+            for part in ["shared_experts"] + [f"experts.{e}" for e in range(n)]:
+                yield from ((f"{at}{part}.up_proj.weight", [width, HIDDEN]), (f"{at}{part}.down_proj.weight", [HIDDEN, width]))
+
+
 def ends(norm):
     vocab = demo_config()["vocab_size"]
     yield from (("model.embed_tokens.weight", [vocab, HIDDEN]), (norm, [HIDDEN]), ("lm_head.weight", [vocab, HIDDEN]))
@@ -90,12 +129,20 @@ SSD_CONFIG = {"mamba_n_heads": SSD["heads"], "mamba_n_groups": SSD["groups"], "m
               "mamba_d_head": SSD["value"], "mamba_d_conv": SSD["kernel"], "mamba_expand": 2}
 GRANITE = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "shared_intermediate_size": 24,
            "embedding_multiplier": 3.0, "attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 0.5}
+FALCON = {"num_hidden_layers": 2, "layer_types": None, "rope_theta": 10000.0, "embedding_multiplier": 3.0, "key_multiplier": 0.75,
+          "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6,
+          "ssm_multipliers": [0.7, 1.1, 0.9, 1.3, 0.8], "mlp_multipliers": [0.8, 0.6], "lm_head_multiplier": 2.0}
+NEMOTRON = {"layer_types": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "linear_attention", "moe"],
+            "num_hidden_layers": 7, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16, "routed_scaling_factor": 1.5, "mlp_hidden_act": "relu2"}
 CONFIGS = {
     "qwen35": ("Qwen3_5ForCausalLM", qwen35_tensors,
                {"linear_num_value_heads": DELTA["heads"], "linear_num_key_heads": DELTA["groups"],
                 "linear_key_head_dim": DELTA["key"], "linear_value_head_dim": DELTA["value"],
                 "linear_conv_kernel_dim": DELTA["kernel"]}),
     "bamba": ("BambaForCausalLM", bamba_tensors, SSD_CONFIG),
+    "falcon": ("FalconH1ForCausalLM", falcon_tensors, SSD_CONFIG | FALCON),
+    "nemotron": ("NemotronHForCausalLM", nemotron_tensors, SSD_CONFIG | NEMOTRON),
     "granite": ("GraniteMoeHybridForCausalLM", granite_tensors, SSD_CONFIG | GRANITE),
 }
 

@@ -142,7 +142,7 @@ def test_langchain_in_turns(painter, api):
 
 class Chooser(BaseHTTPRequestHandler):
     """Stands in front of the server. A request with tools must call the next function of
-    `wanted`; when none is left, it must not call any."""
+    `wanted`; when none is left, it must not call any, and ends with its first sentence."""
 
     protocol_version = "HTTP/1.1"
     target = wanted = answers = asked = None
@@ -159,6 +159,8 @@ class Chooser(BaseHTTPRequestHandler):
             kind = "tool" if messages else "function"
             none = {"type": "none"} if messages else "none"
             sent["tool_choice"] = {"type": kind, "name": name} if name else none
+            if not name:  # the bundled model's stories are long
+                sent |= {"stop_sequences": ["."]} if messages else {"stop": "."}
         self.asked.append(sent)
         return json.dumps(sent).encode()
 
@@ -208,6 +210,7 @@ def run_program(program, home, workspace, **env):
     other servers fails at once."""
     env |= {"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
     env |= {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    env |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     return subprocess.run(
         program,
         cwd=workspace,

@@ -2,6 +2,7 @@
 computed again."""
 import importlib.util
 import json
+import re
 import os
 from typing import Literal
 
@@ -164,6 +165,30 @@ def test_reasoning_by_responses(thinker):
     bare = HELLO + [{"role": "assistant", "content": "Yes."}] + HELLO
     count = [ask(thinker, "responses/input_tokens", input=x).json()["input_tokens"] for x in (turns, bare)]
     assert count[0] > count[1]
+
+
+# How clients know that they should shorten the conversation and try again: opencode, Cline,
+# LiteLLM and Continue, LangChain, Claude Code.
+TOO_LONG = (r"maximum context length is \d+ tokens", r"\bcontext\s*(?:length|window|limit)\b",
+            r"this model's maximum context length is", r"prompt is too long", r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)")
+
+
+@pytest.mark.parametrize("api, fields, param", [
+    ("chat/completions", {"messages": HELLO * 300}, "messages"),
+    ("responses", {"input": HELLO * 300}, "input"),
+    ("messages", {"messages": HELLO * 300, "max_tokens": 4}, None),
+    ("messages/count_tokens", {"messages": HELLO * 300}, None),
+    ("completions", {"prompt": [1] * 2000}, "prompt"),
+])
+def test_what_is_too_long_is_known_by_its_words(tools_server, api, fields, param):
+    limit = tools_server.ask("GET", "/v1/models").json()["data"][0]["max_model_len"]
+    a = tools_server.ask("POST", "/v1/" + api, json=fields)
+    error = a.json()["error"]
+    assert a.status_code == 400 and error["type"] == "invalid_request_error" and error.get("param") == param
+    for pattern in TOO_LONG:
+        assert re.search(pattern, error["message"], re.I), (pattern, error)
+    asked, most = re.search(TOO_LONG[-1], error["message"]).groups()
+    assert int(asked) > int(most) == limit
 
 
 def test_answers_in_a_format(tools_server):

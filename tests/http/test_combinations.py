@@ -1,4 +1,4 @@
-"""Three hundred random combinations of every field (combinations.py), and tests
+"""Five hundred random combinations of every field (combinations.py), and tests
 that its laws detect errors.
 
 QUIRE_COMBINATIONS and QUIRE_COMBINATIONS_SEED set their number and seed.
@@ -16,19 +16,23 @@ import pytest
 from combinations import play
 from combo_draw import Case, draw_wrong, dumps, holds
 from combo_laws import Broken, check, compare
-from combo_run import CONFIGS, Answer, Bounds, Facts
+from combo_run import Answer, Bounds, Facts
+from combo_servers import CONFIGS, DRAWN
 from combo_shrink import simpler
 
-RUNS = int(os.environ.get("QUIRE_COMBINATIONS", "304"))
+RUNS = int(os.environ.get("QUIRE_COMBINATIONS", "480"))
 SEED = int(os.environ.get("QUIRE_COMBINATIONS_SEED", "14"))
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_combinations(config):
+SERVERS = [(name, SEED) for name in CONFIGS] + [(DRAWN, SEED + i) for i in range(6)]
+
+
+@pytest.mark.parametrize("config, seed", SERVERS, ids=lambda x: str(x))
+def test_combinations(config, seed):
     options = argparse.Namespace(
         configs=[config],
-        runs=RUNS // len(CONFIGS),
-        seed=SEED,
+        runs=RUNS // len(SERVERS),
+        seed=seed,
         batch=None,
         url=None,
         most=1,
@@ -38,7 +42,7 @@ def test_combinations(config):
     counts, failures = asyncio.run(play(options))
     print(f"{config}: {counts}")
     assert not failures, "\n".join(f.line() for f in failures)
-    assert counts.runs == RUNS // len(CONFIGS) and counts.accepted > counts.asked / 2, str(counts)
+    assert counts.runs == RUNS // len(SERVERS) and counts.accepted > counts.asked / 2, str(counts)
 
 
 # ---- the laws themselves: a correct answer, and wrong variants of it ----

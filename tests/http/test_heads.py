@@ -2,19 +2,20 @@
 
 import collections
 import json
+import os
 import pathlib
 import shutil
-import struct
+import signal
 
-import numpy as np
 import pytest
 
-from conftest import ROOT, serving
+import head_models
+from conftest import PATIENCE_S, serving
+from test_ranks import held_stream
 from test_speculation import BODIES, COMMON, DEMO, UNKNOWN_COSTS, answers, refused
 
 ASKED = BODIES[:120]
 N_IDS = 24
-HEADS = f"{ROOT}/tests/golden/heads"
 
 
 @pytest.fixture(scope="module")
@@ -23,74 +24,12 @@ def plain():
         yield answers(server, ASKED, 8)
 
 
-def write_safetensors(path, tensors):
-    header, at = {}, 0
-    for name, t in tensors.items():
-        header[name] = {
-            "dtype": {"float32": "F32", "int64": "I64"}[str(t.dtype)],
-            "shape": t.shape,
-            "data_offsets": [at, at + t.nbytes],
-        }
-        at += t.nbytes
-    text = json.dumps(header).encode()
-    path.write_bytes(
-        struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values())
-    )
-
-
-def head_tensors(hidden, dim, ids, seed=3):
-    rng = np.random.default_rng(seed)
-    shapes = {
-        "fc": (hidden, 3 * hidden),
-        "lm_head": (len(ids), hidden),
-        "midlayer.self_attn.q_proj": (4 * dim, 2 * hidden),
-        "midlayer.self_attn.k_proj": (2 * dim, 2 * hidden),
-        "midlayer.self_attn.v_proj": (2 * dim, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, 4 * dim),
-        "midlayer.mlp.gate_proj": (64, hidden),
-        "midlayer.mlp.up_proj": (64, hidden),
-        "midlayer.mlp.down_proj": (hidden, 64),
-    }
-    tensors = {
-        f"{name}.weight": (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-    norms = (
-        "norm",
-        "midlayer.input_layernorm",
-        "midlayer.hidden_norm",
-        "midlayer.post_attention_layernorm",
-    )
-    tensors |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
-    tensors["d2t"] = np.array(ids, np.int64) - np.arange(len(ids))
-    return tensors
-
-
 @pytest.fixture(scope="module")
 def eagle3(plain, tmp_path_factory):
     """A head of random weights that drafts the most frequent tokens alone, so that some hold."""
-    folder = tmp_path_factory.mktemp("eagle3")
     said = collections.Counter(t for answer in plain for choice in answer for t in choice[0])
     ids = sorted(t for t, _ in said.most_common(N_IDS))
-    model = json.loads(pathlib.Path(DEMO, "config.json").read_text())
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": N_IDS,
-        "num_hidden_layers": 1,
-        "hidden_size": model["hidden_size"],
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 64,
-        "vocab_size": model["vocab_size"],
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    write_safetensors(folder / "model.safetensors", head_tensors(model["hidden_size"], 32, ids))
-    return folder
+    return head_models.write_eagle3(tmp_path_factory.mktemp("eagle3"), ids)
 
 
 @pytest.mark.parametrize(
@@ -125,21 +64,10 @@ def test_texts_are_those_without_a_head(plain, eagle3, flags):
         )  # prompts whose blocks, hidden states included, are there
 
 
-@pytest.fixture(scope="module", params=["mtp-glm", "mtp-latent", "mtp-qwen"])
+@pytest.fixture(scope="module", params=head_models.MTP)
 def with_mtp(tmp_path_factory, request):
     """A small model of dummy weights with the demo model's tokenizer, and its MTP head."""
-    folder = tmp_path_factory.mktemp(request.param)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(f"{DEMO}/{name}", folder)
-    config = json.loads(pathlib.Path(HEADS, request.param, "config.json").read_text())
-    config |= {
-        "vocab_size": 4096,
-        "max_position_embeddings": 1024,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return str(head_models.write_mtp(tmp_path_factory.mktemp(request.param), request.param))
 
 
 def test_texts_are_those_without_mtp(with_mtp):
@@ -185,9 +113,8 @@ def test_a_head_that_does_not_fit_is_refused(eagle3, tmp_path, members, reason):
 
 def test_ids_out_of_range_are_refused(eagle3, tmp_path):
     folder = changed(eagle3, tmp_path)
-    write_safetensors(
-        pathlib.Path(folder, "model.safetensors"), head_tensors(256, 32, [*range(N_IDS - 1), 4096])
-    )
+    tensors = head_models.head_tensors(256, [*range(N_IDS - 1), 4096])
+    head_models.write_safetensors(pathlib.Path(folder, "model.safetensors"), tensors)
     refused(
         ("--speculate", "draft", "--draft-model", folder),
         "d2t makes id 4096 of the drafted id 23; ids must ascend below 4096",
@@ -198,10 +125,70 @@ def test_a_model_without_mtp_is_refused():
     refused(("--speculate", "mtp"), "speculate: LlamaForCausalLM has no MTP head that is known")
 
 
-def test_several_ranks_are_refused(eagle3):
+RANKS = ("--tensor-parallel-size", "2")
+
+
+@pytest.fixture(scope="module")
+def plain_on_ranks():
+    with serving(*COMMON, *RANKS, model=DEMO) as server:
+        yield answers(server, ASKED, 8)
+
+
+def drafted_on_ranks(*flags, model, n, expected):
+    with serving(*COMMON, *RANKS, *flags, model=model, env=UNKNOWN_COSTS) as server:
+        assert answers(server, ASKED[:n], 8) == expected[:n]
+        drafted = server.metric("spec_decode_num_draft_tokens_total")
+        assert drafted >= server.metric("spec_decode_num_accepted_tokens_total")
+        assert drafted > 0
+        assert answers(server, ASKED[:20], 8) == expected[:20]
+        return server.metric("spec_decode_num_accepted_tokens_total")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--max-draft", "4"), ("--kv-blocks", "180", "--preemption", "swap"), ("--deterministic",)],
+    ids=["plain", "swapped", "deterministic"],
+)
+def test_a_head_is_divided_among_ranks(plain_on_ranks, eagle3, flags):
+    head = ("--speculate", "draft", "--draft-model", str(eagle3))
+    assert drafted_on_ranks(*flags, *head, model=DEMO, n=len(ASKED), expected=plain_on_ranks) > 0
+
+
+def test_a_draft_model_is_divided_among_ranks(plain_on_ranks):
+    own = ("--speculate", "auto", "--draft-model", DEMO, "--max-draft", "3")
+    assert drafted_on_ranks(*own, model=DEMO, n=60, expected=plain_on_ranks) > 0
+
+
+@pytest.mark.parametrize("parallel", [(), ("--expert-parallel",)], ids=["sliced", "by expert"])
+def test_mtp_is_divided_among_ranks(with_mtp, parallel):
+    dummy = ("--load-format", "dummy", "--dtype", "float32", *parallel)
+    with serving(*COMMON, *RANKS, *dummy, model=with_mtp) as server:
+        expected = answers(server, ASKED[:30], 8)
+    drafted_on_ranks(*dummy, "--speculate", "mtp", model=with_mtp, n=30, expected=expected)
+
+
+def test_a_rank_killed_while_it_drafts_ends_the_service(start, eagle3):
+    head = ("--speculate", "draft", "--draft-model", str(eagle3))
+    s = start(*COMMON, *RANKS, *head, "--kv-blocks", "512", model=DEMO, env=UNKNOWN_COSTS)
+    reader, rank = held_stream(s)
+    os.kill(rank, signal.SIGKILL)
+    assert b"error" in b"".join(reader.chunks())
+    assert s.process.wait(PATIENCE_S) == 1
+    assert "was ended by signal 9" in s.log
+
+
+def test_heads_of_a_model_in_stages_are_refused(eagle3, with_mtp):
+    stages = ("--pipeline-parallel-size", "2")
+    reason = "a model in stages has no draft model or head"
+    refused(("--speculate", "draft", "--draft-model", str(eagle3), *stages), reason)
+    refused(("--speculate", "mtp", "--model", with_mtp, *stages), reason)
+
+
+def test_a_head_that_ranks_do_not_divide_is_refused(eagle3, tmp_path):
+    head = changed(eagle3, tmp_path, num_attention_heads=3, num_key_value_heads=3)
     refused(
-        ("--speculate", "draft", "--draft-model", str(eagle3), "--tensor-parallel-size", "2"),
-        "tensor_parallel_size",
+        ("--speculate", "draft", "--draft-model", head, *RANKS),
+        "the draft model or head: tensor_parallel_size 2 does not divide the model: 3 heads",
     )
 
 

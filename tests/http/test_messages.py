@@ -123,6 +123,7 @@ def test_what_agents_send(chat):
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
     ({"temperature": "hot"}, "temperature must be a number"),
     ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"tools": [{"name": "read"}]}, "tools[0].input_schema is missing"),
     ({"container": "c"}, "container is not supported"),
     ({"messages": HELLO * 300}, "tokens"),
 ])

@@ -1,6 +1,6 @@
 """The requests that coding agents send, field by field: two turns each, the second with the
 call that the first made and its result. Claude Code speaks /v1/messages, Codex
-/v1/responses, opencode /v1/chat/completions; all of them stream.
+/v1/responses, opencode, Cline and Continue /v1/chat/completions; all of them stream.
 """
 
 import json
@@ -295,6 +295,155 @@ def test_opencode(tools_server):
         )
     )
     assert second[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def read_as_sdk(answer):
+    """A stream as the AI SDK reads it, which opencode and Cline use: (text, calls, the last finish
+    reason). It refuses the first piece of a call without a name, and a stream without a reason."""
+    pieces = events(answer)
+    text, calls, reason = "", {}, None
+    for piece in pieces:
+        assert {"id", "created", "model", "choices"} <= set(piece) and "error" not in piece
+        for choice in piece["choices"]:
+            reason = choice["finish_reason"] or reason
+            delta = choice["delta"]
+            assert delta.get("role") in (None, "assistant")
+            text += delta.get("content") or ""
+            for part in delta.get("tool_calls") or []:
+                if part["index"] not in calls:
+                    assert part["id"] and part["type"] == "function"
+                    calls[part["index"]] = [part["function"]["name"], ""]
+                calls[part["index"]][1] += part["function"].get("arguments") or ""
+    assert reason and pieces[-1]["usage"]["total_tokens"] > 0
+    return text, calls, reason
+
+
+# Through the AI SDK: members that are not set are not sent, an assistant's content is null beside
+# calls, results are text or JSON as text, and each turn's reasoning comes back.
+CLINE = {
+    "model": "demo",
+    "max_tokens": 400,
+    "temperature": 0,
+    "reasoning_effort": "medium",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "messages": [
+        {"role": "system", "content": "You are Cline."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<task>Read it.</task>"},
+                {"type": "text", "text": "<environment_details>/src</environment_details>"},
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "plan",
+                "description": "Keeps a list.",
+                "parameters": {
+                    "$schema": "http://json-schema.org/draft-07/schema#",
+                    "type": "object",
+                    "properties": {"status": {"type": "string", "enum": ["open", "done"]}},
+                    "required": ["status"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    ],
+}
+CLINE_HEADERS = {
+    "authorization": "Bearer none",
+    "HTTP-Referer": "https://cline.bot",
+    "X-Title": "Cline",
+    "user-agent": "ai-sdk/openai-compatible/2.0.0 ai-sdk/provider-utils/4.0.0 runtime/node.js/22",
+}
+
+
+def test_cline(tools_server):
+    first = send(tools_server, "/v1/chat/completions", CLINE, **CLINE_HEADERS)
+    assert "x-quire-ignored" not in first.headers
+    _, calls, reason = read_as_sdk(first)
+    [(name, arguments)] = calls.values()
+    assert reason == "tool_calls" and name == "plan"
+    assert json.loads(arguments)["status"] in ("open", "done")
+    call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    turn = [
+        {"role": "assistant", "content": None, "reasoning_content": "Plan.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": '[{"type":"text","text":"kept"}]'},
+        {"role": "user", "content": "<environment_details>/src</environment_details>"},
+    ]
+    more = CLINE | {"messages": CLINE["messages"] + turn, "tool_choice": "auto", "stop": ["."]}
+    answer = send(tools_server, "/v1/chat/completions", more, **CLINE_HEADERS)
+    text, calls, reason = read_as_sdk(answer)
+    assert reason == "stop" and not calls and text
+    used = events(answer)[-1]["usage"]
+    assert used["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+# Content is never empty but a blank, both ways of giving a key are used at once, and members
+# without a value are null.
+CONTINUE = {
+    "model": "demo",
+    "max_tokens": 60,
+    "temperature": 0.5,
+    "top_p": None,
+    "frequency_penalty": None,
+    "presence_penalty": None,
+    "stop": ["/src/", "."],
+    "prediction": None,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "<important_rules>Agent mode.</important_rules>"},
+        {"role": "user", "content": "Read it."},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {"name": "read_file", "description": "Reads a file.", "parameters": READ},
+        },
+        {
+            "type": "function",
+            "function": {
+                "name": "edit_plan",
+                "description": "Keeps a list.",
+                "parameters": PLAN,
+                "strict": False,
+            },
+        },
+    ],
+}
+
+
+def test_continue(tools_server):
+    headers = {"authorization": "Bearer none", "x-api-key": "none"}
+    first = send(tools_server, "/v1/chat/completions", CONTINUE, **headers)
+    assert "x-quire-ignored" not in first.headers
+    read_as_sdk(first)
+    call = {"name": "read_file", "arguments": '{"file_path":"a.c"}'}
+    turn = [
+        {
+            "role": "assistant",
+            "content": " ",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
+            "reasoning_content": "",
+        },
+        {"role": "tool", "content": "int x;", "tool_call_id": "call_1"},
+    ]
+    more = CONTINUE | {"messages": CONTINUE["messages"] + turn}
+    answer = events(send(tools_server, "/v1/chat/completions", more, **headers))
+    assert answer[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    # An edit is asked for without tools, with the expected text as a prediction.
+    edit = {k: v for k, v in CONTINUE.items() if k != "tools"}
+    edit |= {"prediction": {"type": "content", "content": "int x;"}, "stream": False}
+    del edit["stream_options"]
+    answer = send(tools_server, "/v1/chat/completions", edit, **headers).json()
+    assert answer["choices"][0]["message"]["content"]
 
 
 # What some version of Codex requires of a model, by type; it drops the list where a member

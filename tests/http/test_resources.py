@@ -25,6 +25,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from combo_run import Facts, Rig, is_sanitized  # noqa: E402
+from combo_servers import plan_of, write_model  # noqa: E402
 from conftest import PATIENCE_S, Server  # noqa: E402
 from raw import Reader, post  # noqa: E402
 
@@ -522,7 +523,7 @@ def served(route):
     flags = ["--access-log", "none", "--http-threads", "2"]
     if route == CHAT:
         flags += ["--device", "cpu", "--threads", "1", "--kv-cache-memory", "64MiB"]
-    server = Server(*flags, model=rig.chat_model() if route == CHAT else MODEL)
+    server = Server(*flags, model=write_model(plan_of("swap"), rig.folder) if route == CHAT else MODEL)
     victim = None
     try:
         victim = Victim(server, 900 if route == CHAT else 30000)

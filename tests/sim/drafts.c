@@ -52,7 +52,8 @@ static int32_t model_draft(struct sim_drafts *d, struct seq *q, int32_t most, in
         }
     }
     d->totals->model_drafted += n;
-    return n;
+    /* the step may have room for fewer */
+    return rng_chance(&r, 30) ? rng_range(&r, 0, n) : n;
 }
 
 static void outlook(struct draft_source *base, const struct draft_step *step, int32_t n)

@@ -325,6 +325,34 @@ static void languages(struct scenario *s, struct rng *r)
     }
 }
 
+/* Narrow searches under grammars whose tokens are banned here and there, so that some
+ * end without a hypothesis, while so few deltas are granted that tokens on which the
+ * beams agreed are not told yet. */
+static void dry_searches(struct scenario *s, struct rng *r)
+{
+    enum { WIDTH = 2 };
+
+    s->portion = WIDTH + 1;
+    for (int32_t i = 0; i < s->n_requests; i++) {
+        struct sim_request *q = &s->request[i];
+        q->beam_width = q->best_of = rng_range(r, 1, WIDTH);
+        q->n = rng_range(r, 1, q->beam_width);
+        q->language = rng_next(r) | 1;
+        q->language_fails = q->yields = false;
+        q->n_bias = SIM_IDS;
+        for (int32_t k = 0; k < SIM_IDS; k++) {
+            q->bias[k] = (struct gen_bias){rng_range(r, 0, s->config.vocab - 1), -INFINITY};
+        }
+        q->temperature = 0;
+        q->n_stop = q->n_stop_token = q->n_allowed = q->n_words = q->min_tokens = 0;
+        q->n_logprobs = q->n_prompt_logprobs = -1;
+        q->max_tokens = SIM_OUTPUT;
+        q->ignore_eos = true;
+        q->arrival = q->cancel = 0;
+        memset(q->text_stop, 0, sizeof(q->text_stop));
+    }
+}
+
 /* Several KV groups, most with a sliding window; the pool grows with them or hardly. */
 static void random_kv_groups(struct scenario *s, struct rng *r)
 {
@@ -370,6 +398,7 @@ static void drafts(struct scenario *s, struct rng *r)
         return;
     }
     s->only_forced = rng_chance(r, 25);
+    s->timed = rng_chance(r, 50);
     s->max_draft = rng_chance(r, 50) ? rng_range(r, 1, 4) : rng_range(r, 1, LIMIT_DRAFT);
     if (rng_chance(r, 60)) {
         s->config.cost.fixed_us = 1000000;
@@ -391,7 +420,8 @@ static void drafts(struct scenario *s, struct rng *r)
 void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead}, speaking = {seed ^ 0x1a9},
-               windows = {seed ^ 0x31d0}, drafting = {seed ^ 0xd4af7}, states = {seed ^ 0x57a7};
+               windows = {seed ^ 0x31d0}, drafting = {seed ^ 0xd4af7}, states = {seed ^ 0x57a7},
+               dry = {seed ^ 0xd121};
 
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
@@ -417,6 +447,9 @@ void scenario_random(struct scenario *ret, uint64_t seed)
     random_pins(ret, &marching);
     slow_reader(ret, &reading);
     languages(ret, &speaking);
+    if (rng_chance(&dry, 4)) {
+        dry_searches(ret, &dry);
+    }
     drafts(ret, &drafting);
 }
 

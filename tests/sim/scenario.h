@@ -75,6 +75,7 @@ struct scenario {
     bool late_delivery; /* masks come just before a step is waited for */
     int32_t max_draft;  /* of a sequence in a step; 0: no drafts */
     bool only_forced;   /* drafts are those that languages force */
+    bool timed;         /* the scheduler is told what steps took */
     /* Tokens of a step of the draft model, which is the model itself; 0: there is
      * none. */
     int32_t draft_model;

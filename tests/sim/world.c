@@ -463,6 +463,17 @@ static void free_dropped(struct world *w)
     }
 }
 
+/* The step took some time, in stairs of four rows; now and then it was disturbed. */
+static void observe(struct world *w, const struct plan *p)
+{
+    struct rng r = {w->s->seed ^ (p->step * 0x9e3779b97f4a7c15u)};
+    int32_t us = w->s->config.cost.token_us > 0 && w->s->timed
+                     ? 100 + 40 * ((p->n_tokens + 3) / 4) + rng_range(&r, 0, 20)
+                     : 0;
+
+    sched_observe(w->sched, p, rng_chance(&r, 5) ? 20 * (int64_t)us : us);
+}
+
 static void commit(struct world *w)
 {
     struct results r;
@@ -477,6 +488,7 @@ static void commit(struct world *w)
     }
     mask_set_collect(w->sched, set_at(w, w->committed));
     check(w, NULL);
+    observe(w, &w->plan[w->committed % (SIM_DEPTH + 1)]);
     decode_commit(w->sched, &w->plan[w->committed++ % (SIM_DEPTH + 1)], &r,
                   (int64_t)w->turn * TURN_US, &w->out);
     check(w, NULL);

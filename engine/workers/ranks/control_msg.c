@@ -9,14 +9,15 @@
 
 #include "config/base/limits.h"
 
-enum { CONTROL_MAGIC = 0x51524e34, REST_MS = 10000 /* for the rest of a message that has begun */ };
+enum { CONTROL_MAGIC = 0x51524e35, REST_MS = 10000 /* for the rest of a message that has begun */ };
 
 void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
-                     bool deterministic)
+                     uint64_t draft, bool deterministic)
 {
     *ret = (struct rank_hello){
         .version = QUIRE_VERSION,
         .checkpoint = model_digest(m),
+        .draft = draft,
         .n_ranks = m->options.n_ranks,
         .n_stages = m->options.n_stages,
         .vocab = x->vocab,
@@ -49,6 +50,13 @@ int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *
                        "differ (%016llx, %016llx)",
                        rank, (unsigned long long)other->checkpoint,
                        (unsigned long long)first->checkpoint);
+    }
+    if (first->draft != other->draft) {
+        return err_set_param(e, ERR_INVALID, "draft_model",
+                             "rank %d has another draft model or head than rank 0: their "
+                             "configurations or tensors differ (%016llx, %016llx)",
+                             rank, (unsigned long long)other->draft,
+                             (unsigned long long)first->draft);
     }
     if (memcmp(first->dtype, other->dtype, sizeof(first->dtype)) != 0) {
         return err_set_param(e, ERR_INVALID, "dtype", "rank %d has dtype %.15s, rank 0 has %.15s",

@@ -21,6 +21,7 @@ enum control_msg_kind {
 struct rank_hello {
     char version[32];    /* QUIRE_VERSION */
     uint64_t checkpoint; /* model_digest: configuration and tensors */
+    uint64_t draft;      /* the same of the draft model; 0: there is none */
     /* n_ranks: of each stage; the others as the settings and executor_info */
     int64_t n_ranks, n_stages, vocab, block_size, n_kv_groups, max_num_seqs, max_num_batched_tokens,
         max_samples, deterministic, expert_parallel;
@@ -47,8 +48,9 @@ struct rank_pools {
     int32_t n_blocks, n_host_blocks, max_len; /* see executor_info */
 };
 
+/* draft: as in struct rank_hello. */
 void rank_hello_fill(struct rank_hello *ret, const struct executor_info *x, const struct model *m,
-                     bool deterministic);
+                     uint64_t draft, bool deterministic);
 /* Checks that two ranks would compute the same. ERR_INVALID names what differs. */
 int rank_hello_compare(const struct rank_hello *first, const struct rank_hello *other, int32_t rank,
                        struct err *e);

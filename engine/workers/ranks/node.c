@@ -68,12 +68,15 @@ static int wait_ranks(const pid_t *pid, int32_t n, int32_t first, struct err *e)
 int node_run(const struct settings *s, struct err *e)
 {
     pid_t pid[COMM_MAX_RANKS];
-    char *dir = NULL, **flags = NULL;
+    char *dir = NULL, *draft_dir = NULL, **flags = NULL;
     int32_t n = (int32_t)(s->tensor_parallel_size * s->pipeline_parallel_size / s->nnodes);
     int rc = model_path_find(&dir, s->model, e);
 
+    if (rc == 0 && s->draft_model) {
+        rc = model_path_find(&draft_dir, s->draft_model, e);
+    }
     if (rc == 0) {
-        rc = settings_pass_on(&flags, s, dir, e);
+        rc = settings_pass_on(&flags, s, dir, draft_dir, e);
     }
     if (rc == 0) {
         rc = spawn_ranks(s, flags, n, pid, e);
@@ -85,5 +88,6 @@ int node_run(const struct settings *s, struct err *e)
     }
     settings_pass_on_free(flags);
     free(dir);
+    free(draft_dir);
     return rc;
 }

@@ -38,7 +38,8 @@ enum {
 
 /* ---- a step ---- */
 
-static int send_step(struct ranks *x, const struct batch *b, struct err *e)
+static int send_step(struct ranks *x, enum step_message_kind kind, const struct batch *b,
+                     struct err *e)
 {
     struct step_channel *channel = x->transports.channel;
     void *at;
@@ -53,7 +54,19 @@ static int send_step(struct ranks *x, const struct batch *b, struct err *e)
         return rc;
     }
     batch_wire_write(at, b);
-    return channel->ops->commit(channel, STEP_CHANNEL_STEP, n_bytes, e);
+    return channel->ops->commit(channel, kind, n_bytes, e);
+}
+
+/* Starts a step on all ranks; on this one `runner` computes it. */
+static int launch_on(struct ranks *x, enum step_message_kind kind, struct executor *runner,
+                     const struct batch *b, struct err *e)
+{
+    int rc = ranks_check_failed(x, e);
+
+    if (rc == 0 && (rc = send_step(x, kind, b, e)) < 0) {
+        ranks_fail(x, e->text);
+    }
+    return rc < 0 ? rc : runner->launch(runner, b, e);
 }
 
 static int ranks_launch(struct executor *base, const struct batch *b, struct err *e)
@@ -61,11 +74,7 @@ static int ranks_launch(struct executor *base, const struct batch *b, struct err
     struct ranks *x = CONTAINER_OF(base, struct ranks, base);
 
     x->results[x->n_launched++ % RANKS_RESULTS].launched_us = clock_us();
-    int rc = ranks_check_failed(x, e);
-    if (rc == 0 && (rc = send_step(x, b, e)) < 0) {
-        ranks_fail(x, e->text);
-    }
-    return rc < 0 ? rc : x->runner->launch(x->runner, b, e);
+    return launch_on(x, STEP_CHANNEL_STEP, x->runner, b, e);
 }
 
 /* Waits for the results of the oldest step from the last stage. */
@@ -109,6 +118,36 @@ static int ranks_wait(struct executor *base, struct results *ret, struct err *e)
     }
     return rc;
 }
+
+/* ---- a step of the draft model ---- */
+
+/* None of the model's is in flight then, so that all ranks take the collectives of both
+ * in one order. */
+static int draft_launch(struct executor *draft, const struct batch *b, struct err *e)
+{
+    struct ranks *x = CONTAINER_OF(draft, struct ranks, draft);
+
+    return launch_on(x, STEP_CHANNEL_DRAFT, x->draft_runner, b, e);
+}
+
+static int draft_wait(struct executor *draft, struct results *ret, struct err *e)
+{
+    struct ranks *x = CONTAINER_OF(draft, struct ranks, draft);
+    int rc = x->draft_runner->wait(x->draft_runner, ret, e);
+
+    if (rc < 0) {
+        ranks_check_failed(x, e); /* prefers the recorded reason */
+    }
+    return rc;
+}
+
+/* The runner reads hidden states of the model's: ranks_free frees it first. */
+static void draft_free(struct executor *draft)
+{
+    (void)draft;
+}
+
+/* ---- masks, failures ---- */
 
 /* Sends masks to the other ranks that sample, and hands them to rank 0's own. */
 static int ranks_masks(struct executor *base, uint64_t step, const struct late_mask *mask,
@@ -208,7 +247,7 @@ static int agree_pools(struct rank_place *place, struct executor_info *info,
     struct rank_hello mine;
     void *at;
 
-    rank_hello_fill(&mine, info, model, x->deterministic);
+    rank_hello_fill(&mine, info, model, place->draft, x->deterministic);
     int rc = wait_workers(x, WORKER_GREETED, e);
     for (int32_t i = 1; rc == 0 && i < x->n; i++) {
         const struct rank_hello *h = &x->worker[i].hello;
@@ -231,11 +270,31 @@ static int agree_pools(struct rank_place *place, struct executor_info *info,
     return channel->ops->commit(channel, STEP_CHANNEL_POOLS, sizeof(pools), e);
 }
 
+static int check_draft(const struct runner_draft *d, const struct pipeline_place *at, bool gpu,
+                       struct err *e)
+{
+    if (at->n_stages > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "pipeline_parallel_size",
+                             "pipeline_parallel_size must be 1 with a draft model or head");
+    }
+    if (gpu) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size must be 1 with a draft model or head on GPUs");
+    }
+    bool by_expert = d->settings->expert_parallel && d->config->experts.n > 0;
+    int rc = model_check_ranks(d->config, at->n_ranks, by_expert, e);
+    if (rc < 0) {
+        err_prefix(e, "the draft model or head");
+    }
+    return rc;
+}
+
 /* Checks what can be refused before a process is started, and sets the size of a step
  * message. */
-static int prepare(struct ranks *x, struct settings *s, const struct model_config *c, struct err *e)
+static int prepare(struct ranks *x, struct settings *s, const struct model_config *c,
+                   const struct runner_draft *draft, struct err *e)
 {
-    struct executor_info limits = {0};
+    struct executor_info limits = {0}, of_draft = {0};
     const struct pipeline_place *at = &x->place.at;
     int rc = model_check_ranks(c, at->n_ranks, s->expert_parallel, e);
 
@@ -245,23 +304,32 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
     if (rc == 0) {
         runner_choose_device(s);
     }
+    bool gpu = s->device == DEVICE_CUDA;
+    if (rc == 0 && draft) {
+        rc = check_draft(draft, at, gpu, e);
+    }
     if (rc == 0) {
-        rc = runner_limits(&limits, s, c, s->device == DEVICE_CUDA, e);
+        rc = runner_limits(&limits, s, c, gpu, e);
+    }
+    if (rc == 0 && draft) {
+        rc = runner_draft_limits(&of_draft, draft->settings, draft->config, c, gpu, e);
     }
     limits.n_host_blocks = HOST_BLOCKS_MAX;
     x->base.info.max_samples = limits.max_samples; /* bound for results from the last stage */
-    x->all_sample = s->device == DEVICE_CUDA;
-    x->slot_bytes = rc < 0 ? 0 : batch_wire_max(&limits);
+    x->all_sample = gpu;
+    if (rc == 0) {
+        x->slot_bytes = MAX(batch_wire_max(&limits), draft ? batch_wire_max(&of_draft) : 0);
+    }
     return rc;
 }
 
 /* Starts the workers, connects the ranks, opens the model on rank 0 and waits until all
  * are ready. */
 static int start(struct ranks *x, const struct settings *s, const char *dir,
-                 const struct model_config *c, struct err *e)
+                 const struct model_config *c, const struct runner_draft *draft, struct err *e)
 {
     bool one_machine = x->ranks_per_node == x->n;
-    int rc = settings_pass_on(&x->flags, s, dir, e);
+    int rc = settings_pass_on(&x->flags, s, dir, draft && s->draft_model ? draft->dir : NULL, e);
 
     x->settings = s;
     x->place.local_rank = (int32_t)s->local_rank * x->ranks_per_node;
@@ -287,7 +355,7 @@ static int start(struct ranks *x, const struct settings *s, const char *dir,
     x->place.comm = x->transports.comm;
     x->place.pipeline = x->transports.pipeline;
     if (rc == 0) {
-        rc = runner_open_rank(&x->runner, s, dir, c, &x->place, e);
+        rc = runner_open_rank(&x->runner, &x->draft_runner, s, dir, c, draft, &x->place, e);
     }
     return rc < 0 ? rc : wait_workers(x, WORKER_READY, e);
 }
@@ -315,6 +383,9 @@ static void ranks_free(struct executor *base)
     if (x->supervised) {
         eventfd_write(x->wake_fd, 1);
         pthread_join(x->supervisor, NULL);
+    }
+    if (x->draft_runner) {
+        x->draft_runner->free(x->draft_runner);
     }
     if (x->runner) {
         x->runner->free(x->runner);
@@ -351,8 +422,17 @@ static void fill_info(struct ranks *x)
     }
 }
 
-int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
-               const struct model_config *c, struct err *e)
+static void fill_draft(struct ranks *x)
+{
+    x->draft = (struct executor){.info = x->draft_runner->info,
+                                 .launch = draft_launch,
+                                 .wait = draft_wait,
+                                 .free = draft_free};
+}
+
+int ranks_open(struct executor **ret, struct executor **ret_draft, const struct settings *s,
+               const char *dir, const struct model_config *c, const struct runner_draft *draft,
+               struct err *e)
 {
     struct ranks *x = calloc(1, sizeof(*x));
 
@@ -378,15 +458,23 @@ int ranks_open(struct executor **ret, const struct settings *s, const char *dir,
                                 .free = ranks_free,
                                 .check = ranks_check,
                                 .ranks_up = ranks_up};
-    int rc = prepare(x, &own, c, e);
+    int rc = prepare(x, &own, c, draft, e);
+    struct runner_draft d = draft ? *draft : (struct runner_draft){0};
+    struct settings of_draft = draft ? *draft->settings : own;
+    of_draft.device = own.device;
+    d.settings = &of_draft;
     if (rc == 0) {
-        rc = start(x, &own, dir, c, e);
+        rc = start(x, &own, dir, c, draft ? &d : NULL, e);
     }
     if (rc < 0) {
         ranks_free(&x->base);
         return rc;
     }
     fill_info(x);
+    if (draft) {
+        fill_draft(x);
+        *ret_draft = &x->draft;
+    }
     *ret = &x->base;
     return 0;
 }

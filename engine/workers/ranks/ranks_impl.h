@@ -36,10 +36,12 @@ struct step_results {
 };
 
 struct ranks {
-    struct executor base;         /* what the engine sees */
-    struct executor *runner;      /* rank 0's own */
-    struct rank_place place;      /* of rank 0 */
-    struct transports transports; /* rank 0's ends */
+    struct executor base;          /* what the engine sees */
+    struct executor *runner;       /* rank 0's own */
+    struct executor draft;         /* the draft model's, which the engine sees too */
+    struct executor *draft_runner; /* rank 0's own; NULL: there is none */
+    struct rank_place place;       /* of rank 0 */
+    struct transports transports;  /* rank 0's ends */
     int shm_fd, wake_fd; /* memory shared by all ranks, or -1; eventfd that stops the supervisor */
     size_t slot_bytes;   /* size of the largest step message */
     int64_t timeout_us;  /* step_timeout */

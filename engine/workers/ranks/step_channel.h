@@ -13,6 +13,7 @@
 enum step_message_kind {
     STEP_CHANNEL_POOLS, /* struct rank_pools: allocate the KV pools */
     STEP_CHANNEL_STEP,  /* a batch, as batch_wire.h */
+    STEP_CHANNEL_DRAFT, /* the same for the draft model */
     STEP_CHANNEL_STOP,  /* exit normally; with a text, during start: fail for that reason */
 };
 

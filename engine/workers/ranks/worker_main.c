@@ -15,6 +15,7 @@
 
 #include "config/settings/settings.h"
 #include "engine/commands.h"
+#include "engine/drafts.h"
 #include "engine/engine.h"
 #include "engine/workers/batch_wire.h"
 #include "engine/workers/ranks/cluster.h"
@@ -29,15 +30,20 @@ enum {
     RESULTS_US = 100000,
 };
 
+/* A model on this rank. */
+struct part {
+    struct executor *executor;
+    int32_t in_flight; /* launches not waited for yet */
+};
+
 struct worker {
     struct rank_place place;
     struct worker_args args;
     struct settings settings;
     struct cluster net; /* several nodes: connections until `transports` takes them over */
     struct transports transports;
-    struct executor *executor;
-    int masks_fd;      /* the socket of late masks */
-    int32_t in_flight; /* launches not waited for yet */
+    struct part model, draft; /* draft: the draft model's, executor NULL: there is none */
+    int masks_fd;             /* the socket of late masks */
 };
 
 /* Whether this rank samples for the pipeline and sends the results to rank 0: the last
@@ -49,16 +55,22 @@ static bool sends_results(const struct worker *w)
     return at->n_stages > 1 && pipeline_is_last(at) && at->rank == 0;
 }
 
-/* Waits for the oldest step and sends its results if they are needed; otherwise the
- * wait only detects failures. */
-static int wait_results(struct worker *w, struct err *e)
+/* Waits for the oldest step of the part and sends its results if they are needed;
+ * otherwise the wait only detects failures. */
+static int wait_results(struct worker *w, struct part *p, struct err *e)
 {
     struct results r;
 
-    w->in_flight--;
-    int rc = w->executor->wait(w->executor, &r, e);
+    p->in_flight--;
+    int rc = p->executor->wait(p->executor, &r, e);
     return rc == 0 && sends_results(w) ? rank_results_send(w->args.control_fd, w->args.rank, &r, e)
                                        : rc;
+}
+
+/* The part that has steps in flight, the draft model before the model; NULL: none. */
+static struct part *busy_part(struct worker *w)
+{
+    return w->draft.in_flight > 0 ? &w->draft : w->model.in_flight > 0 ? &w->model : NULL;
 }
 
 /* Takes the next message; ERR_IO: there will be none. */
@@ -67,11 +79,12 @@ static int next_message(struct worker *w, struct step_message *ret, struct err *
     struct step_channel *channel = w->transports.channel;
 
     for (;;) {
-        int rc = channel->ops->take(channel, ret, w->in_flight > 0 ? RESULTS_US : PARENT_US, e);
+        struct part *busy = busy_part(w);
+        int rc = channel->ops->take(channel, ret, busy ? RESULTS_US : PARENT_US, e);
         if (rc != 0) {
             return MIN(rc, 0);
         }
-        if (w->in_flight > 0 && (rc = wait_results(w, e)) < 0) {
+        if (busy && (rc = wait_results(w, busy, e)) < 0) {
             return rc;
         }
         if (getppid() != w->args.parent) {
@@ -90,7 +103,7 @@ static int agree_pools(struct rank_place *place, struct executor_info *x, const 
     struct step_message got;
     struct rank_pools pools;
 
-    rank_hello_fill(&msg.hello, x, model, w->settings.deterministic);
+    rank_hello_fill(&msg.hello, x, model, place->draft, w->settings.deterministic);
     int rc = control_msg_send(w->args.control_fd, &msg, e);
     if (rc == 0) {
         rc = next_message(w, &got, e);
@@ -129,12 +142,33 @@ static int join_cluster(struct worker *w, int64_t timeout_us, struct err *e)
     return rc < 0 ? rc : transports_connect(&w->transports, &w->net, o->slot_bytes, timeout_us, e);
 }
 
-static int open_model(struct worker *w, struct err *e)
+/* The model, and what drafts beside it. */
+static int open_models(struct worker *w, struct err *e)
+{
+    const struct settings *s = &w->settings;
+    struct model_config c, of_draft = {0};
+    struct generation_defaults unused;
+    char *draft_dir = NULL;
+    int rc = model_config_read(&c, &unused, s->model, e);
+
+    if (rc == 0) {
+        rc = engine_draft_config(&of_draft, &draft_dir, s, s->model, &c, e);
+    }
+    if (rc < 0) {
+        return rc;
+    }
+    struct settings own = engine_draft_settings(s, &c);
+    struct runner_draft draft = {draft_dir, &of_draft, &own};
+    rc = runner_open_rank(&w->model.executor, &w->draft.executor, s, s->model, &c,
+                          draft_dir ? &draft : NULL, &w->place, e);
+    free(draft_dir);
+    return rc;
+}
+
+static int open_rank(struct worker *w, struct err *e)
 {
     const struct worker_args *o = &w->args;
     const struct settings *s = &w->settings;
-    struct model_config c;
-    struct generation_defaults unused;
     int64_t timeout_us = (int64_t)(s->step_timeout * 1e6);
     struct pipeline_place at = pipeline_place_of(o->rank, o->n_stages, o->n_ranks / o->n_stages);
 
@@ -143,9 +177,6 @@ static int open_model(struct worker *w, struct err *e)
     int rc = o->over_tcp
                  ? join_cluster(w, timeout_us, e)
                  : transports_open(&w->transports, o->shm_fd, &at, o->slot_bytes, timeout_us, e);
-    if (rc == 0) {
-        rc = model_config_read(&c, &unused, s->model, e);
-    }
     w->place = (struct rank_place){.at = at,
                                    .local_rank = o->local_rank,
                                    .local_world_size = o->local_world_size,
@@ -153,23 +184,29 @@ static int open_model(struct worker *w, struct err *e)
                                    .pipeline = w->transports.pipeline,
                                    .direct = true,
                                    .agree = agree_pools};
-    return rc < 0 ? rc : runner_open_rank(&w->executor, s, s->model, &c, &w->place, e);
+    return rc < 0 ? rc : open_models(w, e);
 }
 
 /* Launches a step as soon as it arrives, so that the device goes from one to the next
  * without a gap. */
 static int compute(struct worker *w, const struct step_message *msg, struct err *e)
 {
-    struct executor *x = w->executor;
+    struct part *p = msg->kind == STEP_CHANNEL_DRAFT ? &w->draft : &w->model;
+    struct executor *x = p->executor;
     struct batch b;
+
+    if (!x) {
+        return err_set(e, ERR_INVALID, "rank 0 sent a step of a draft model that is not there");
+    }
     int rc = batch_wire_read(&b, msg->data, msg->n_bytes, &x->info, e);
 
     if (rc == 0) {
         rc = x->launch(x, &b, e);
     }
     w->transports.channel->ops->release(w->transports.channel);
-    w->in_flight += rc == 0;
-    return rc == 0 && (sends_results(w) || w->in_flight > x->info.depth) ? wait_results(w, e) : rc;
+    p->in_flight += rc == 0;
+    return rc == 0 && (sends_results(w) || p->in_flight > x->info.depth) ? wait_results(w, p, e)
+                                                                         : rc;
 }
 
 /* Takes late masks from rank 0, while the worker's own thread may be waiting for them
@@ -177,7 +214,7 @@ static int compute(struct worker *w, const struct step_message *msg, struct err 
 static void *take_masks(void *arg)
 {
     struct worker *w = arg;
-    struct executor *x = w->executor;
+    struct executor *x = w->model.executor;
     struct rank_masks got = {0};
     struct control_msg msg;
     struct err e;
@@ -199,13 +236,13 @@ static int serve(struct worker *w, struct err *e)
     pthread_t masks;
     int rc = control_msg_send(w->args.control_fd, &ready, e);
 
-    if (rc == 0 && w->executor->masks && pthread_create(&masks, NULL, take_masks, w) != 0) {
+    if (rc == 0 && w->model.executor->masks && pthread_create(&masks, NULL, take_masks, w) != 0) {
         rc = err_set(e, ERR_IO, "cannot start a thread for masks");
     }
     while (rc == 0) {
         rc = next_message(w, &msg, e);
         if (rc == 0 && msg.kind == STEP_CHANNEL_STOP) {
-            if (w->executor->masks) {
+            if (w->model.executor->masks) {
                 shutdown(w->masks_fd, SHUT_RD);
                 pthread_join(masks, NULL);
             }
@@ -247,7 +284,7 @@ int worker_main(int argc, char **argv)
     rc = settings_load(&w.settings, n_flags, (char **)w.args.settings, no_environment, &help, &e);
     if (rc == 0) {
         log_setup((enum log_format)w.settings.log_format, (enum log_level)w.settings.log_level);
-        rc = open_model(&w, &e);
+        rc = open_rank(&w, &e);
     }
     if (rc == 0) {
         rc = serve(&w, &e);
@@ -261,8 +298,11 @@ int worker_main(int argc, char **argv)
     if (rc < 0) {
         _exit(1); /* exiting returns device memory faster than freeing it piece by piece */
     }
-    if (w.executor) {
-        w.executor->free(w.executor);
+    if (w.draft.executor) { /* it reads what the model's keeps */
+        w.draft.executor->free(w.draft.executor);
+    }
+    if (w.model.executor) {
+        w.model.executor->free(w.model.executor);
     }
     transports_release(&w.transports);
     if (w.net.n > 0) {

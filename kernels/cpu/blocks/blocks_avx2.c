@@ -1,18 +1,18 @@
-/* Products with blocks with AVX2: the sums of a group's products are a vector of eight;
- * even and odd groups have a vector of accumulators each. */
+/* Products with blocks with AVX2: the codes of 256 values are unpacked once for all
+ * rows of x; the vectors of a row's eight groups are added pairwise until a vector
+ * holds the sum of each. */
 #include "kernels/cpu/blocks/unpack_x86.h"
 
 #ifdef __AVX2__
 
 struct sums {
-    __m256 even[TILE_ROWS], odd[TILE_ROWS];   /* of products */
-    __m256 first[TILE_ROWS], last[TILE_ROWS]; /* of minima: eight groups, and eight more */
+    __m256 acc[TILE_ROWS][2]; /* of groups 0 to 7, and 8 to 15 of formats of 16 */
 };
 
 INLINE void clear_sums(struct sums *s, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
-        s->even[j] = s->odd[j] = s->first[j] = s->last[j] = _mm256_setzero_ps();
+        s->acc[j][0] = s->acc[j][1] = _mm256_setzero_ps();
     }
 }
 
@@ -27,46 +27,48 @@ INLINE __m256i products(const enum weight_format_id f, __m256i w, __m256i x)
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
-/* The scales of a row of x times those of the weights: of each group, or of its
- * halves. */
-INLINE void scale_products(float *to, const enum weight_format_id f, const __m256 *w,
-                           const struct act_block *x)
+/* The sums of four groups' halves: the first half of each in the lower 16 bytes. */
+INLINE __m256i four_groups(const enum weight_format_id f, const __m256i *code, const int8_t *x)
 {
+    __m256i v[4];
+
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g++) {
+        v[g] = products(f, code[g], _mm256_load_si256((const __m256i *)(x + 32 * g)));
+    }
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+}
+
+/* Add the sums of eight groups of 32 to those of row j. */
+INLINE void add_groups(__m256 *acc, const enum weight_format_id f, __m256i low, __m256i high,
+                       __m256 w, __m256 min, const struct act_block *x)
+{
+    __m256i sum = _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                                   _mm256_permute2x128_si256(low, high, 0x31));
+    __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
+
+    *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *acc);
+    if (has_minima(f)) {
+        *acc = _mm256_fnmadd_ps(min, _mm256_load_ps(x->sum32), *acc);
+    }
+}
+
+/* The same of sixteen groups of 16. */
+INLINE void add_halves(__m256 *acc, const enum weight_format_id f, __m256i low, __m256i high,
+                       const __m256 *w, const __m256 *min, const struct act_block *x)
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256 d = _mm256_load_ps(x->scale);
+    __m256 a = _mm256_unpacklo_ps(d, d), b = _mm256_unpackhi_ps(d, d);
+    __m256 scale[2] = {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
+    __m256i sum[2] = {_mm256_permutevar8x32_epi32(low, order),
+                      _mm256_permutevar8x32_epi32(high, order)};
 
-    if (has_halves(f)) {
-        __m256 low = _mm256_unpacklo_ps(d, d), high = _mm256_unpackhi_ps(d, d);
-        _mm256_store_ps(to, _mm256_mul_ps(w[0], _mm256_permute2f128_ps(low, high, 0x20)));
-        _mm256_store_ps(to + 8, _mm256_mul_ps(w[1], _mm256_permute2f128_ps(low, high, 0x31)));
-    } else {
-        _mm256_store_ps(to, _mm256_mul_ps(w[0], d));
-    }
-}
-
-INLINE __m256 group_scale(const enum weight_format_id f, const float *scale, int g)
-{
-    if (has_halves(f)) {
-        __m128 low = _mm_broadcast_ss(scale + 2 * g), high = _mm_broadcast_ss(scale + 2 * g + 1);
-        return _mm256_set_m128(high, low);
-    }
-    return _mm256_broadcast_ss(scale + g);
-}
-
-INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
-                       const struct act_block *x, const int n_x, const int32_t groups)
-{
-    __m256 min[2];
-
-    if (has_halves(f)) {
-        half_minima_of(s, min);
-    } else {
-        min[0] = minima_of(f, s, groups);
-    }
-    for (int j = 0; j < n_x; j++) {
-        const float *of_x = has_halves(f) ? x[j].sum16 : x[j].sum32;
-        sums->first[j] = _mm256_fmadd_ps(min[0], _mm256_load_ps(of_x), sums->first[j]);
-        if (has_halves(f)) {
-            sums->last[j] = _mm256_fmadd_ps(min[1], _mm256_load_ps(of_x + 8), sums->last[j]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        acc[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i]), _mm256_mul_ps(w[i], scale[i]), acc[i]);
+        if (has_minima(f)) {
+            acc[i] = _mm256_fnmadd_ps(min[i], _mm256_load_ps(x->sum16 + 8 * i), acc[i]);
         }
     }
 }
@@ -74,30 +76,32 @@ INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const u
 INLINE void add_block(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
                       const struct act_block *x, const int n_x, const int32_t groups)
 {
-    _Alignas(32) float scale[TILE_ROWS][16];
-    __m256 w[2];
+    __m256i code[GROUPS];
+    __m256 w[2], min[2];
 
     if (has_halves(f)) {
         half_scales_of(f, s, w);
+        if (has_minima(f)) {
+            half_minima_of(s, min);
+        }
     } else {
         w[0] = scales_of(f, s, groups);
-    }
-    for (int j = 0; j < n_x; j++) {
-        scale_products(scale[j], f, w, &x[j]);
-    }
-    if (has_minima(f)) {
-        add_minima(sums, f, s, x, n_x, groups);
+        min[0] = has_minima(f) ? minima_of(f, s, groups) : w[0];
     }
 #pragma GCC unroll 8
-    for (int g = 0; g < groups; g++) {
-        __m256i code =
-            _mm256_sub_epi8(stored_codes(f, s, g), _mm256_set1_epi8((char)zero_point(f)));
+    for (int g = 0; g < GROUPS; g++) {
+        code[g] = g < groups ? _mm256_sub_epi8(stored_codes(f, s, g),
+                                               _mm256_set1_epi8((char)zero_point(f)))
+                             : _mm256_setzero_si256();
+    }
 #pragma GCC unroll 4
-        for (int j = 0; j < n_x; j++) {
-            __m256i q = _mm256_load_si256((const __m256i *)(x[j].code + 32 * g));
-            __m256 sum = _mm256_cvtepi32_ps(products(f, code, q));
-            __m256 *to = g % 2 == 0 ? &sums->even[j] : &sums->odd[j];
-            *to = _mm256_fmadd_ps(sum, group_scale(f, scale[j], g), *to);
+    for (int j = 0; j < n_x; j++) {
+        __m256i low = four_groups(f, code, x[j].code);
+        __m256i high = four_groups(f, code + 4, x[j].code + 128);
+        if (has_halves(f)) {
+            add_halves(sums->acc[j], f, low, high, w, min, &x[j]);
+        } else {
+            add_groups(&sums->acc[j][0], f, low, high, w[0], min[0], &x[j]);
         }
     }
 }
@@ -105,10 +109,8 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
 INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_id f, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
-        out[j] = sum_lanes(_mm256_add_ps(s->even[j], s->odd[j]));
-        if (has_minima(f)) {
-            out[j] -= sum_lanes(_mm256_add_ps(s->first[j], s->last[j]));
-        }
+        out[j] =
+            sum_lanes(has_halves(f) ? _mm256_add_ps(s->acc[j][0], s->acc[j][1]) : s->acc[j][0]);
     }
 }
 

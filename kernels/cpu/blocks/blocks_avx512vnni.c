@@ -1,32 +1,24 @@
-/* Products with blocks with AVX-512's integer dot products: two groups a vector, the
- * even one in its lower half. The instruction wants codes without a sign, so 128 is
- * added to those that have one, and act_block.offset takes it off again. */
-#include "kernels/cpu/blocks/unpack_x86.h"
+/* Products with blocks with AVX-512's integer dot products. The instruction wants codes
+ * without a sign; what they are too high by is taken off the sums of groups, with the
+ * sums of the activations' codes. */
+#include "kernels/cpu/blocks/unpack_avx512.h"
 
 #ifdef __AVX512VNNI__
 
 struct sums {
-    __m512 acc[TILE_ROWS]; /* of products */
-    __m512 min[TILE_ROWS]; /* of minima, sixteen groups */
+    __m512 acc[TILE_ROWS]; /* of groups 0 to 15; formats of 8 use the lower half */
+};
+
+/* The 256 codes of a block, in the order of struct act_block's `code` or `turned`. */
+struct codes {
+    __m512i v[4];
 };
 
 INLINE void clear_sums(struct sums *s, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
-        s->acc[j] = s->min[j] = _mm512_setzero_ps();
+        s->acc[j] = _mm512_setzero_ps();
     }
-}
-
-/* Lanes of sixteen scales: pair p of groups has 4 of each half, or 8 of each group. */
-INLINE __m512 pair_scale(const enum weight_format_id f, __m512 scale, const int p)
-{
-    const __m512i halves = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    const __m512i groups = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-
-    if (has_halves(f)) {
-        return _mm512_permutexvar_ps(_mm512_add_epi32(halves, _mm512_set1_epi32(4 * p)), scale);
-    }
-    return _mm512_permutexvar_ps(_mm512_add_epi32(groups, _mm512_set1_epi32(2 * p)), scale);
 }
 
 INLINE __m512 join(const __m256 v[2])
@@ -34,44 +26,107 @@ INLINE __m512 join(const __m256 v[2])
     return _mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[1], 1);
 }
 
-/* Codes of groups 2p and 2p + 1, without a sign. */
-INLINE __m512i pair_codes(const enum weight_format_id f, const uint8_t *s, const int p)
+INLINE __m512i multiply(__m512i sum, __m512i w, const int8_t *x)
 {
-    __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(stored_codes(f, s, 2 * p)),
-                                   stored_codes(f, s, 2 * p + 1), 1);
-
-    return has_minima(f) ? v : _mm512_add_epi8(v, _mm512_set1_epi8((char)(128 - zero_point(f))));
+    return _mm512_dpbusd_epi32(sum, w, _mm512_load_si512(x));
 }
 
-INLINE __m512 row_scales(const enum weight_format_id f, __m512 w, const struct act_block *x)
+/* The four sums of each 16 bytes of a and b added pairwise. */
+INLINE __m512i add_pairs(__m512i a, __m512i b)
 {
-    __m512 d = _mm512_castps256_ps512(_mm256_load_ps(x->scale));
-
-    if (has_halves(f)) {
-        d = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
-                                  d);
-        return _mm512_mul_ps(w, d);
-    }
-    return _mm512_castps256_ps512(
-        _mm256_mul_ps(_mm512_castps512_ps256(w), _mm512_castps512_ps256(d)));
+    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
 }
 
-INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
-                       const struct act_block *x, const int n_x, const int32_t groups)
+/* The sums of eight groups from the products of two vectors, whose 16 bytes are of one
+ * group each. */
+INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x)
 {
-    __m256 min[2];
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 4, 8, 12, 1, 5, 9, 13);
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i low = multiply(multiply(zero, w->v[0], x->turned), w->v[1], x->turned + 64);
+    __m512i high = multiply(multiply(zero, w->v[2], x->turned + 128), w->v[3], x->turned + 192);
+    __m512i sum = add_pairs(low, high);
 
-    if (has_halves(f)) {
-        half_minima_of(s, min);
-    } else {
-        min[0] = minima_of(f, s, groups);
+    sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_BADC));
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, sum));
+}
+
+/* The sums of each 16 codes, in the order 0 4 8 12 1 5 ... */
+INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x)
+{
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i low =
+        add_pairs(multiply(zero, w->v[0], x->code), multiply(zero, w->v[1], x->code + 64));
+    __m512i high =
+        add_pairs(multiply(zero, w->v[2], x->code + 128), multiply(zero, w->v[3], x->code + 192));
+
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+}
+
+INLINE __m512i sums_halves(const struct codes *w, const struct act_block *x)
+{
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+
+    return _mm512_permutexvar_epi32(order, sums_of_16(w, x));
+}
+
+INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x)
+{
+    const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i last = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
+    __m512i sum = sums_of_16(w, x);
+
+    return _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(first, sum)),
+                            _mm512_castsi512_si256(_mm512_permutexvar_epi32(last, sum)));
+}
+
+/* Add the sums of eight groups of 32. */
+INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, const struct codes *code,
+                         __m256 w, __m256 min, const struct act_block *x)
+{
+    __m256i sum = is_turned(f) ? sums_turned(code, x) : sums_pairs(code, x);
+    __m256 to = _mm512_castps512_ps256(acc), scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
+
+    if (!has_minima(f)) {
+        __m256i above = _mm256_load_si256((const __m256i *)x->total32);
+        sum = _mm256_sub_epi32(sum, _mm256_slli_epi32(above, zero_shift(f)));
     }
-    for (int j = 0; j < n_x; j++) {
-        if (has_halves(f)) {
-            sums->min[j] = _mm512_fmadd_ps(join(min), _mm512_load_ps(x[j].sum16), sums->min[j]);
-        } else {
-            sums->min[j] = _mm512_zextps256_ps512(_mm256_fmadd_ps(
-                min[0], _mm256_load_ps(x[j].sum32), _mm512_castps512_ps256(sums->min[j])));
+    to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, to);
+    if (has_minima(f)) {
+        to = _mm256_fnmadd_ps(min, _mm256_load_ps(x->sum32), to);
+    }
+    return _mm512_castps256_ps512(to);
+}
+
+/* The same of sixteen groups of 16. */
+INLINE __m512 add_halves(__m512 acc, const enum weight_format_id f, const struct codes *code,
+                         __m512 w, __m512 min, const struct act_block *x)
+{
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    __m512 scale = _mm512_castps256_ps512(_mm256_load_ps(x->scale));
+    __m512i sum = sums_halves(code, x);
+
+    if (!has_minima(f)) {
+        __m512i above = _mm512_load_si512(x->total16);
+        sum = _mm512_sub_epi32(sum, _mm512_slli_epi32(above, (unsigned)zero_shift(f)));
+    }
+    scale = _mm512_mul_ps(w, _mm512_permutexvar_ps(twice, scale));
+    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
+    return has_minima(f) ? _mm512_fnmadd_ps(min, _mm512_load_ps(x->sum16), acc) : acc;
+}
+
+INLINE void unpack(struct codes *ret, const enum weight_format_id f, const uint8_t *s,
+                   const int32_t groups)
+{
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) {
+        bool there = is_turned(f) ? p / 2 * 4 < groups : 2 * p < groups;
+        if (!there) {
+            ret->v[p] = _mm512_setzero_si512();
+        } else if (!is_turned(f)) {
+            ret->v[p] = pair_codes(f, s, p);
+        } else if (p % 2 == 0) {
+            turned_codes(f, s, 2 * p, groups - 2 * p, ret->v + p);
         }
     }
 }
@@ -79,48 +134,35 @@ INLINE void add_minima(struct sums *sums, const enum weight_format_id f, const u
 INLINE void add_block(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
                       const struct act_block *x, const int n_x, const int32_t groups)
 {
-    __m512 scale[TILE_ROWS];
-    __m256 half[2];
-    __m512 w;
+    struct codes code;
+    __m256 w[2], min[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
 
+    unpack(&code, f, s, groups);
     if (has_halves(f)) {
-        half_scales_of(f, s, half);
-        w = join(half);
+        half_scales_of(f, s, w);
+        if (has_minima(f)) {
+            half_minima_of(s, min);
+        }
     } else {
-        w = _mm512_castps256_ps512(scales_of(f, s, groups));
+        w[0] = scales_of(f, s, groups);
+        min[0] = has_minima(f) ? minima_of(f, s, groups) : min[0];
     }
+#pragma GCC unroll 4
     for (int j = 0; j < n_x; j++) {
-        scale[j] = row_scales(f, w, &x[j]);
-    }
-    if (has_minima(f)) {
-        add_minima(sums, f, s, x, n_x, groups);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < groups / 2; p++) {
-        __m512i code = pair_codes(f, s, p);
-#pragma GCC unroll 4
-        for (int j = 0; j < n_x; j++) {
-            __m512i from =
-                has_minima(f) ? _mm512_setzero_si512() : _mm512_load_si512(x[j].offset + 16 * p);
-            __m512i sum = _mm512_dpbusd_epi32(from, code, _mm512_load_si512(x[j].code + 64 * p));
-            sums->acc[j] =
-                _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), pair_scale(f, scale[j], p), sums->acc[j]);
+        if (has_halves(f)) {
+            sums->acc[j] = add_halves(sums->acc[j], f, &code, join(w), join(min), &x[j]);
+        } else {
+            sums->acc[j] = add_groups(sums->acc[j], f, &code, w[0], min[0], &x[j]);
         }
     }
-}
-
-INLINE __m256 fold(__m512 v)
-{
-    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
 }
 
 INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_id f, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
-        out[j] = sum_lanes(fold(s->acc[j]));
-        if (has_minima(f)) {
-            out[j] -= sum_lanes(fold(s->min[j]));
-        }
+        __m256 low = _mm512_castps512_ps256(s->acc[j]);
+        out[j] = sum_lanes(has_halves(f) ? _mm256_add_ps(low, _mm512_extractf32x8_ps(s->acc[j], 1))
+                                         : low);
     }
 }
 

@@ -1,6 +1,6 @@
 /* Products with blocks with NEON: blocks are unpacked to bytes by the functions of the
  * format table, once for all rows of x, and multiplied as the plain loops do: four
- * vectors of four accumulators, lanes 0 to 15. */
+ * vectors of four accumulators, one of each group. */
 #ifdef __aarch64__
 
 #include <arm_neon.h>
@@ -13,13 +13,13 @@
 enum { BLOCK = FORMAT_BLOCK_MAX, VECTORS = 4 };
 
 struct sums {
-    float32x4_t acc[VECTORS], min[VECTORS];
+    float32x4_t acc[VECTORS]; /* of groups 0 to 15; formats of 8 use the first two */
 };
 
 /* FORMAT_BLOCK_MAX values of a row, or fewer. */
 struct codes {
     int8_t code[BLOCK];
-    float scale[BLOCK / FORMAT_GROUP], min[BLOCK / FORMAT_GROUP];
+    float scale[BLOCK / FORMAT_GROUP], min[BLOCK / FORMAT_GROUP]; /* of each group */
 };
 
 static void unpack(const struct weight_format *f, const uint8_t *src, int32_t n, struct codes *ret)
@@ -27,16 +27,14 @@ static void unpack(const struct weight_format *f, const uint8_t *src, int32_t n,
     struct weight_codes one;
     int32_t wide = f->group_values / FORMAT_GROUP;
 
-    memset(ret->min, 0, sizeof(ret->min));
+    memset(ret, 0, sizeof(*ret));
     for (int32_t i = 0; i < n; i += f->block_values, src += f->block_bytes) {
         f->unpack(src, &one);
         for (int32_t k = 0; k < f->block_values; k += 8) {
             vst1_s8(ret->code + i + k, vmovn_s16(vld1q_s16(one.code + k)));
         }
-        for (int32_t k = 0; k < f->block_values / FORMAT_GROUP; k++) {
-            ret->scale[i / FORMAT_GROUP + k] = one.scale[k];
-        }
         for (int32_t k = 0; k < f->block_values / f->group_values; k++) {
+            ret->scale[i / f->group_values + k] = one.scale[k * wide];
             ret->min[i / f->group_values + k] = one.min[k * wide];
         }
     }
@@ -52,23 +50,54 @@ INLINE int32x4_t products(const int8_t *w, const int8_t *x)
     return vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
 }
 
-static void add_block(struct sums *s, const struct weight_format *f, const struct codes *c,
-                      const struct act_block *x, int32_t n)
+/* The sums of four groups from 4 * i on. */
+static int32x4_t four_groups(const struct codes *c, const struct act_block *x, int32_t i,
+                             bool halves)
 {
-    for (int32_t i = 0; i < n / 16; i++) {
-        float scale = c->scale[i] * x->scale[i / 2];
-        float32x4_t *to = &s->acc[i % VECTORS];
-        *to = vfmaq_n_f32(*to, vcvtq_f32_s32(products(c->code + 16 * i, x->code + 16 * i)), scale);
+    int32x4_t v[4];
+
+    for (int32_t k = 0; k < 4; k++) {
+        int32_t at = halves ? 64 * i + 16 * k : 128 * i + 32 * k;
+        v[k] = products(c->code + at, x->code + at);
+        if (!halves) {
+            v[k] = vaddq_s32(v[k], products(c->code + at + 16, x->code + at + 16));
+        }
     }
-    const float *sum = f->group_values == FORMAT_GROUP ? x->sum16 : x->sum32;
-    for (int32_t i = 0; i < BLOCK / f->group_values / 4 && f->minima; i++) {
-        s->min[i] = vfmaq_f32(s->min[i], vld1q_f32(c->min + 4 * i), vld1q_f32(sum + 4 * i));
+    return vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]));
+}
+
+/* Two scales, each twice. */
+static float32x4_t of_two(const float *scale)
+{
+    float32x2_t d = vld1_f32(scale);
+
+    return vcombine_f32(vdup_lane_f32(d, 0), vdup_lane_f32(d, 1));
+}
+
+/* Add a block's groups; those behind the end of a row have codes and scales of zero. */
+static void add_block(struct sums *s, const struct weight_format *f, const struct codes *c,
+                      const struct act_block *x)
+{
+    bool halves = f->group_values == FORMAT_GROUP;
+    const float *sum = halves ? x->sum16 : x->sum32;
+
+    for (int32_t i = 0; i < BLOCK / f->group_values / 4; i++) {
+        float32x4_t d = halves ? of_two(x->scale + 2 * i) : vld1q_f32(x->scale + 4 * i);
+        float32x4_t scale = vmulq_f32(vld1q_f32(c->scale + 4 * i), d);
+        float32x4_t of = vcvtq_f32_s32(four_groups(c, x, i, halves));
+        s->acc[i] = vfmaq_f32(s->acc[i], of, scale);
+        if (f->minima) {
+            s->acc[i] = vfmsq_f32(s->acc[i], vld1q_f32(c->min + 4 * i), vld1q_f32(sum + 4 * i));
+        }
     }
 }
 
-static float tree(const float32x4_t v[VECTORS])
+/* The sum of the accumulators of a format's groups. */
+static float tree(const float32x4_t v[VECTORS], const struct weight_format *f)
 {
-    float32x4_t a = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
+    float32x4_t a = f->group_values == FORMAT_GROUP
+                        ? vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]))
+                        : vaddq_f32(v[0], v[1]);
     float32x2_t b = vadd_f32(vget_low_f32(a), vget_high_f32(a));
 
     return vget_lane_f32(b, 0) + vget_lane_f32(b, 1);
@@ -85,11 +114,11 @@ static void row_dots(float *sum, const struct weight_format *f, const uint8_t *r
         int32_t here = MIN(BLOCK, n - at);
         unpack(f, row + weight_format_bytes(f, at), here, &c);
         for (int32_t j = 0; j < n_x; j++) {
-            add_block(&s[j], f, &c, x + j, here);
+            add_block(&s[j], f, &c, x + j);
         }
     }
     for (int32_t j = 0; j < n_x; j++) {
-        sum[j] = tree(s[j].acc) - tree(s[j].min);
+        sum[j] = tree(s[j].acc, f);
     }
 }
 
@@ -119,7 +148,6 @@ INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
             out->code[32 * g + i + k] = (int8_t)code[k];
         }
         int32_t four = vaddvq_s32(v);
-        out->offset[8 * g + i / 4] = -128 * four;
         half[i / 16] += four;
     }
     float scale = some ? most / 127.0f : finite ? 0 : NAN;

@@ -1,10 +1,16 @@
 /* The specification of products with weights in blocks.
  *
- * A group of 32 values is multiplied as eight sums of four products of codes, exact in
- * 32-bit integers. Sum l of group g is scaled and added to the float accumulator
- * 8 * (g % 2) + l; minima have accumulators of their own. The accumulators are added in
- * one tree at the end of the row. An instruction set with vectors of eight or sixteen
- * floats computes the same, lane by lane.
+ * The products of the codes of a group, of the 16 or 32 values that share a scale, are
+ * summed as integers, which is exact in any order. Each group of a block of
+ * FORMAT_BLOCK_MAX values has a float accumulator of its own, to which its sum is added
+ * with the scales of both sides, and from which its minimum is then taken:
+ *
+ *     acc[g] = fma(sum, scale_w * scale_x, acc[g])
+ *     acc[g] = fma(-min_w, sum_x, acc[g])
+ *
+ * The accumulators are added in one tree at the end of the row. So the order of groups
+ * in an accumulator is fixed, and nothing else: instruction sets take the products of a
+ * group, and the groups of a block, as their vectors have them.
  */
 #include <math.h>
 #include <string.h>
@@ -31,7 +37,6 @@ static void quantise_group(struct act_block *out, int32_t g, const float *x)
     for (int32_t i = 0; i < GROUP; i++) {
         int8_t code = finite && !zero ? (int8_t)nearbyintf(x[i] * inverse) : 0;
         out->code[GROUP * g + i] = code;
-        out->offset[8 * g + i / 4] -= 128 * code;
         half[i / 16] += code;
     }
     float scale = zero ? 0 : finite ? most / 127.0f : NAN;
@@ -68,22 +73,40 @@ static void unpack(const struct weight_format *f, const uint8_t *src, int32_t n,
     }
 }
 
+/* Add the n / group_values groups of a block to acc. */
+static void add_groups(float *acc, const struct weight_format *f, const struct weight_codes *c,
+                       const struct act_block *x, int32_t n)
+{
+    int32_t wide = f->group_values / FORMAT_GROUP; /* entries of c->scale to a group */
+    const float *of_x = wide == 1 ? x->sum16 : x->sum32;
+
+    for (int32_t g = 0; g < n / f->group_values; g++) {
+        int32_t at = g * f->group_values, sum = 0;
+        for (int32_t i = at; i < at + f->group_values; i++) {
+            sum += c->code[i] * x->code[i];
+        }
+        acc[g] = fmaf((float)sum, c->scale[g * wide] * x->scale[at / GROUP], acc[g]);
+        if (f->minima) {
+            acc[g] = fmaf(-c->min[g * wide], of_x[g], acc[g]);
+        }
+    }
+}
+
 static void row_dots(float *sum, const struct weight_format *f, const uint8_t *row, int32_t n,
                      const struct act_block *x, int32_t n_x)
 {
     float acc[TILE_ROWS][LANES] = {{0}};
-    float min[TILE_ROWS][LANES] = {{0}};
     struct weight_codes c;
 
     for (int32_t at = 0; at < n; at += BLOCK, x += n_x) {
         int32_t here = MIN(BLOCK, n - at);
         unpack(f, row + weight_format_bytes(f, at), here, &c);
         for (int32_t j = 0; j < n_x; j++) {
-            add_block(acc[j], min[j], f, &c, x + j, here);
+            add_groups(acc[j], f, &c, x + j, here);
         }
     }
     for (int32_t j = 0; j < n_x; j++) {
-        sum[j] = tree(acc[j]) - tree(min[j]);
+        sum[j] = tree(acc[j], BLOCK / f->group_values);
     }
 }
 

@@ -1,12 +1,14 @@
 /* The specification of products with codes whose scales are apart (weight_format.h).
  *
- * Integers and e2m1 are multiplied as blocks are (blocks_plain.c), in groups of 16
- * codes that share a scale. Codes of e4m3 become floats, which is exact: lane l of a
+ * Integers and e2m1 are multiplied in groups of 16 codes that share a scale, as eight
+ * sums of four products of each group of 32, exact in 32-bit integers: sum l of group g
+ * is scaled and added to the float accumulator 8 * (g % 2) + l. Minima have
+ * accumulators of their own. Codes of e4m3 become floats, which is exact: lane l of a
  * group of 32 takes its values l, l + 8, l + 16 and l + 24, the first two and the last
  * two with the scale of their half:
  *
  *     acc = fma(fma(w1, x1, w0 * x0), scale0, acc), then the same of w2, w3 and scale1
- * / */
+ */
 #include <math.h>
 #include <string.h>
 
@@ -78,9 +80,9 @@ static void row_dots(float *sum, enum weight_format_id f, const uint8_t *row,
         }
     }
     for (int32_t j = 0; j < n_x; j++) {
-        sum[j] = tree(acc[j]);
+        sum[j] = tree(acc[j], LANES);
         if (minima) {
-            sum[j] -= tree(min[j]);
+            sum[j] -= tree(min[j], LANES);
         }
     }
 }

@@ -1,5 +1,5 @@
-/* The sums of plain loops that multiply blocks and codes (blocks_plain.c says
- * which). */
+/* The sums of plain loops that multiply blocks (blocks_plain.c) and codes
+ * (codes_plain.c). */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_PLAIN_H
 #define QUIRE_KERNELS_CPU_BLOCKS_PLAIN_H
 
@@ -9,8 +9,9 @@
 
 enum { GROUP = 32, LANES = 16 };
 
-/* Add the products of n <= FORMAT_BLOCK_MAX values to acc[LANES], and their minima to
- * min[LANES]. */
+/* Add the products of n <= FORMAT_BLOCK_MAX codes to acc[LANES], and their minima to
+ * min[LANES]: the sum of each four products, scaled, to the lane that a vector of 64
+ * bytes has them in. */
 static inline void add_block(float *acc, float *min, const struct weight_format *f,
                              const struct weight_codes *c, const struct act_block *x, int32_t n)
 {
@@ -30,15 +31,15 @@ static inline void add_block(float *acc, float *min, const struct weight_format 
     }
 }
 
-/* The sum of v[LANES], in the order of vectors that are halved. */
-static inline float tree(const float *v)
+/* The sum of v[n], n = 8 or LANES, in the order of vectors that are halved. */
+static inline float tree(const float *v, int32_t n)
 {
     float t[LANES / 2];
 
-    for (int32_t i = 0; i < LANES / 2; i++) {
-        t[i] = v[i] + v[i + LANES / 2];
+    for (int32_t i = 0; i < n / 2; i++) {
+        t[i] = v[i] + v[i + n / 2];
     }
-    for (int32_t half = LANES / 4; half > 0; half /= 2) {
+    for (int32_t half = n / 4; half > 0; half /= 2) {
         for (int32_t i = 0; i < half; i++) {
             t[i] += t[i + half];
         }

@@ -342,12 +342,16 @@ INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
     w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_store_si256((__m256i *)(out->code + 32 * g), w);
     __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), w), ones);
-    _mm256_store_si256((__m256i *)(out->offset + 8 * g),
-                       _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(four, 7)));
+    int8_t *turned = out->turned + g / 4 * 128 + g % 4 * 16;
+    _mm_store_si128((__m128i *)turned, _mm256_castsi256_si128(w));
+    _mm_store_si128((__m128i *)(turned + 64), _mm256_extracti128_si256(w, 1));
     __m256i half = _mm256_hadd_epi32(four, four);
     half = _mm256_hadd_epi32(half, half);
     int32_t low = _mm256_extract_epi32(half, 0), high = _mm256_extract_epi32(half, 4);
     float scale = some ? most / 127.0f : finite ? 0 : NAN;
+    out->total16[2 * g] = low;
+    out->total16[2 * g + 1] = high;
+    out->total32[g] = low + high;
     sum[0] = (float)low;
     sum[1] = (float)high;
     out->scale[g] = scale;

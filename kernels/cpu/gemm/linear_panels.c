@@ -1,8 +1,8 @@
-/* linear for many rows of x, by panels: PANEL_ROWS rows of w are converted to float32
- * in the order in which the inner loop reads them, and stay in the second-level cache
- * while they are multiplied with every tile of x. The next panel's rows are prefetched
- * meanwhile. A task is one panel with all tiles, or with a range of them where panels
- * are few.
+/* linear for many rows of x, by panels: some rows of w (cpu_panels.rows) are put in the
+ * order in which the inner loop reads them, converted where it needs that, and stay in
+ * the second-level cache while they are multiplied with every tile of x. The next
+ * panel's rows are prefetched meanwhile. A task is one panel with all tiles, or with a
+ * range of them where panels are few.
  *
  * Of more columns than k_block, one block at a time is taken through all of w, so that
  * the block of packed x, which every panel reads, fits into the last-level cache. The
@@ -28,6 +28,7 @@ struct panel_job {
     int32_t padded;            /* columns, a multiple of TILE_CHUNK */
     int32_t first_col, n_cols; /* of the block under way */
     int32_t n_tiles;           /* of x */
+    int32_t panel_rows;        /* of w in a panel */
     int32_t thread_panels;     /* panels of w per thread */
     int32_t n_ranges;          /* ranges of tiles, one per task of a panel */
     int32_t task_tiles;        /* of a range */
@@ -47,13 +48,13 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
                           MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
 }
 
-/* Pack the block's columns of PANEL_ROWS rows from `first` on. The last panel is filled
+/* Pack the block's columns of a panel's rows from `first` on. The last panel is filled
  * up with copies of w's last row. */
 static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
 {
-    const void *row[PANEL_ROWS];
+    const void *row[PANEL_MAX_ROWS];
 
-    for (int32_t i = 0; i < PANEL_ROWS; i++) {
+    for (int32_t i = 0; i < j->panel_rows; i++) {
         row[i] = (const char *)j->w.data +
                  MIN(first + i, j->w.rows - 1) * j->w.stride * dtype_bytes(j->w.dtype);
     }
@@ -63,10 +64,10 @@ static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
 /* The stored rows of the next panel, to be prefetched over this panel's tiles. */
 static struct line_prefetch next_panel(const struct panel_job *j, int32_t first, int32_t n_tiles)
 {
-    int32_t rows = MAX(MIN(PANEL_ROWS, j->w.rows - first - PANEL_ROWS), 0);
+    int32_t rows = MAX(MIN(j->panel_rows, j->w.rows - first - j->panel_rows), 0);
     int64_t bytes = dtype_bytes(j->w.dtype);
     int32_t row_lines = (int32_t)div_ceil(j->n_cols * bytes, LINE_BYTES);
-    int64_t at = (int64_t)(first + PANEL_ROWS) * j->w.stride + j->first_col;
+    int64_t at = (int64_t)(first + j->panel_rows) * j->w.stride + j->first_col;
 
     return (struct line_prefetch){.at = (const char *)j->w.data + at * bytes,
                                   .left = rows * row_lines,
@@ -97,7 +98,7 @@ static void store_rows(const struct panel_job *j, int32_t first, int32_t n, int3
     const struct epilogue *ep = j->first_col + j->n_cols == j->padded ? j->ep : &none;
     const float *bias = ep->bias.data;
 
-    for (int32_t r = from; r < end; r++, sum += PANEL_ROWS) {
+    for (int32_t r = from; r < end; r++, sum += j->panel_rows) {
         float *out = mat_row(j->out, r) + first;
         if (j->first_col > 0) {
             k->add(sum, out, n);
@@ -112,11 +113,11 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
 {
     const struct panel_job *j = arg;
     const float *x = (const float *)(const void *)j->c->packed;
-    _Alignas(LINE_BYTES) float sum[GROUP_ROWS * PANEL_ROWS];
+    _Alignas(LINE_BYTES) float sum[GROUP_ROWS * PANEL_MAX_ROWS];
     float *panel = j->c->panel + thread * j->panel_floats;
     int32_t range = task / (j->thread_panels * j->n_ranges); /* the thread it is meant for */
-    int32_t first = (range * j->thread_panels + task % j->thread_panels) * PANEL_ROWS;
-    int32_t n = MIN(PANEL_ROWS, j->w.rows - first);
+    int32_t first = (range * j->thread_panels + task % j->thread_panels) * j->panel_rows;
+    int32_t n = MIN(j->panel_rows, j->w.rows - first);
     int32_t from = task / j->thread_panels % j->n_ranges * j->task_tiles;
     int32_t end = MIN(from + j->task_tiles, j->n_tiles);
 
@@ -130,7 +131,7 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
         int32_t row = tile * TILE_ROWS;
         int32_t end_row = MIN(row + count * TILE_ROWS, j->x.rows);
         prefetch_out(j, first, n, row, end_row);
-        j->c->k.panels.dots(sum, panel, x, tile, count, j->n_tiles, j->n_cols, &ahead);
+        j->c->k.panels.dots(sum, panel, x, tile, count, j->n_tiles, j->n_cols, j->w.dtype, &ahead);
         store_rows(j, first, n, row, end_row, sum);
     }
 }
@@ -141,7 +142,7 @@ static int reserve(struct panel_job *j)
     struct cpu_backend *c = j->c;
     int64_t n_cols = MIN(j->padded, c->k.panels.k_block);
 
-    j->panel_floats = n_cols * PANEL_ROWS + PANEL_SLACK;
+    j->panel_floats = n_cols * j->panel_rows + PANEL_SLACK;
     int64_t need = j->panel_floats * cpu_pool_threads(c->pool);
     if (need > c->panel_floats) {
         free(c->panel);
@@ -182,7 +183,8 @@ void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, stru
 
     j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
-    j.thread_panels = (int32_t)div_ceil(div_ceil(w.rows, PANEL_ROWS), cpu_pool_threads(c->pool));
+    j.panel_rows = c->k.panels.rows;
+    j.thread_panels = (int32_t)div_ceil(div_ceil(w.rows, j.panel_rows), cpu_pool_threads(c->pool));
     j.n_ranges =
         (int32_t)MIN(div_ceil(TASKS_PER_THREAD, j.thread_panels), MAX(j.n_tiles / TASK_TILES, 1));
     j.task_tiles = (int32_t)div_ceil(j.n_tiles, j.n_ranges);

@@ -2,8 +2,7 @@
  *
  * Every thread has a range of neighbouring rows of w, and reads it as STREAMS streams
  * side by side, from the range's first rows to its last without a break between tasks.
- * Rows of codes are multiplied one after another: they are one stream, which the
- * processor fetches ahead by itself.
+ * Rows of codes are multiplied one after another: they are one stream.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
@@ -17,6 +16,7 @@ enum {
     TASK_BYTES = 32 << 10,        /* of w, about */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
     STREAM_AHEAD_BYTES = 1024,    /* prefetched ahead of each stream */
+    CODES_AHEAD_BYTES = 2048,     /* likewise of codes, whose stream is one */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
 };
 
@@ -96,9 +96,9 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
     const struct cpu_kernels *k = &j->c->k;
 
     if (j->w.format) {
-        struct prefetch none = {0};
+        struct prefetch ahead = {.distance = CODES_AHEAD_BYTES, .period = 1};
         k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed,
-                                        j->x.rows, &none);
+                                        j->x.rows, &ahead);
     } else {
         struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
         k->linear.dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),

@@ -19,7 +19,6 @@ enum {
     TASKS_PER_THREAD = 8,  /* at least, where the rows allow */
     TASK_TILES = 8,        /* of x in a task, at least */
     SERIAL_PACK_TILES = 8, /* up to as many are packed by the calling thread */
-    PANELS_FROM = 48,      /* rows of x, from which panels are faster */
 };
 
 struct linear_job {
@@ -209,7 +208,7 @@ static int32_t plan(struct linear_job *j)
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                       const struct epilogue *ep)
 {
-    if (!w.format && c->k.panels.k_block > 0 && x.rows >= PANELS_FROM) {
+    if (!w.format && c->k.panels.k_block > 0 && x.rows >= c->k.panels.from) {
         cpu_linear_panels(c, out, x, w, ep);
         return;
     }

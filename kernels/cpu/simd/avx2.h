@@ -181,5 +181,18 @@ INLINE void vec_transpose(__m256 r[8])
     }
 }
 
+/* Prefetch the next n lines of the next panel's stored rows. */
+INLINE void prefetch_lines(struct line_prefetch *w, int32_t n)
+{
+    for (int32_t i = 0; i < n && w->left > 0; i++, w->left--) {
+        _mm_prefetch(w->at, _MM_HINT_T1);
+        w->at += 64;
+        if (++w->in_row == w->row_lines) {
+            w->in_row = 0;
+            w->at += w->skip;
+        }
+    }
+}
+
 #endif
 #endif

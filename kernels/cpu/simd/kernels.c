@@ -174,13 +174,14 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_blocks_avx2(k);
     }
     if (isa == CPU_AVX2) {
-        cpu_panels_avx2(k); /* AVX-512's tiles sum in another order */
+        cpu_panels_avx2(k); /* AVX-512's tiles sum in another order, and have their own */
     }
     if (isa == CPU_AVX512 || isa == CPU_AVX512_VNNI) {
         cpu_tiles_avx512(k);
     }
     if (isa >= CPU_AVX512_VNNI && isa <= CPU_AVX512_BF16) {
         cpu_blocks_avx512vnni(k);
+        cpu_panels_avx512vnni(k);
     }
     if (isa == CPU_AVX512_BF16) {
         cpu_tiles_avx512bf16(k);

@@ -19,8 +19,10 @@ enum {
     /* elements of a row packed together; stored rows are zero-padded to a multiple of
      * it */
     TILE_CHUNK = 32,
-    PANEL_ROWS = 24, /* stored rows of w in a panel */
-    PANEL_TILES = 8, /* tiles of x that one call multiplies with a panel, at most */
+    CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
+    CODE_TILE_ROWS = 12,  /* rows of x in a tile of codes, at most */
+    PANEL_MAX_ROWS = 48,  /* stored rows of w in a panel, at most */
+    PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
     TILE_KEYS = 64 /* keys in a tile of attention */
@@ -86,11 +88,15 @@ struct cpu_tiles {
  * its scale. Rows are zero-padded. Members lie at multiples of their size or of 64
  * bytes. */
 struct act_block {
-    int8_t code[256];   /* rounded to nearest, ties to even */
-    int32_t offset[64]; /* -128 times the sum of each four codes */
-    float sum16[16];    /* scale times the sum of each 16 codes */
-    float scale[8];     /* the greatest magnitude of the group / 127 */
-    float sum32[8];     /* scale times the sum of each 32 codes */
+    _Alignas(64) int8_t code[256]; /* rounded to nearest, ties to even */
+    /* the same in another order: of each 128, the first halves of the four groups, then
+     * their last halves; only of instruction sets that read it */
+    int8_t turned[256];
+    int32_t total16[16]; /* the sum of each 16 codes; likewise */
+    float sum16[16];     /* scale times the sum of each 16 codes */
+    int32_t total32[8];  /* the sum of each 32 codes; as total16 */
+    float scale[8];      /* the greatest magnitude of the group / 127 */
+    float sum32[8];      /* scale times the sum of each 32 codes */
 };
 
 /* Inner products of rows in blocks with quantised rows of x. The order of all sums is
@@ -109,6 +115,51 @@ struct cpu_blocks {
                                  const struct prefetch *ahead);
 };
 
+/* Panels of rows in blocks, unpacked, and tiles of quantised rows of x: the same sums
+ * as those of cpu_blocks, bit for bit, faster where rows of x are many. Tiles are
+ * padded to a multiple of four rows. Panels and tiles lie at multiples of 64 bytes. */
+struct cpu_code_panels {
+    /* Unpack CODE_PANEL_ROWS rows of n columns; the rows `ahead` bytes behind them are
+     * prefetched. By format; NULL: no panels of it for this machine. */
+    void (*pack_rows[WEIGHT_FORMATS])(void *panel, const void *const *row, int32_t n,
+                                      int64_t ahead);
+    /* Quantise n_x <= CODE_TILE_ROWS rows of n floats for panels of format f. */
+    void (*pack_x)(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
+                   int32_t n);
+    /* sum[x * stride + w] = row x . row w over n columns, of all rows of the panel and
+     * of the padded tile. */
+    void (*dots)(float *sum, int32_t stride, enum weight_format_id f, const void *panel,
+                 const void *tile, int32_t n_x, int32_t n);
+};
+
+/* Bytes of a panel that belong to one group of each row, and of a tile of n_x rows. */
+static inline int64_t code_panel_entry(int32_t group, bool minima)
+{
+    return CODE_PANEL_ROWS * (group + 4 + (minima ? 4 : 0));
+}
+
+static inline int64_t code_tile_entry(int32_t group, int32_t n_x)
+{
+    return n_x * (group + 8);
+}
+
+/* Bytes of a panel of n columns, and of a tile of CODE_TILE_ROWS rows. */
+static inline int64_t code_panel_bytes(const struct weight_format *f, int32_t n)
+{
+    int64_t blocks = div_ceil(n, FORMAT_BLOCK_MAX);
+
+    return blocks * (FORMAT_BLOCK_MAX / f->group_values) *
+           code_panel_entry(f->group_values, f->minima);
+}
+
+static inline int64_t code_tile_bytes(const struct weight_format *f, int32_t n)
+{
+    int64_t blocks = div_ceil(n, FORMAT_BLOCK_MAX);
+
+    return blocks * (FORMAT_BLOCK_MAX / f->group_values) *
+           code_tile_entry(f->group_values, CODE_TILE_ROWS);
+}
+
 /* Cache lines of the next panel's stored rows, prefetched a few with every tile. */
 struct line_prefetch {
     const char *at;    /* the next line */
@@ -123,19 +174,21 @@ struct line_prefetch {
  * order of elements in a panel and in packed x is the instruction set's own. */
 struct cpu_panels {
     int32_t k_block; /* as in cpu_tiles; 0: no panels for this machine */
-    /* Elements [first, first + n) of PANEL_ROWS rows of type t; n is a multiple of
-     * TILE_CHUNK. panel: n * PANEL_ROWS + PANEL_SLACK floats. */
+    int32_t rows;    /* stored rows of w in a panel */
+    int32_t from;    /* rows of x, from which panels are faster than tiles */
+    /* Elements [first, first + n) of `rows` rows of type t; n is a multiple of
+     * TILE_CHUNK. panel: n * rows + PANEL_SLACK floats. */
     void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
     /* Pack tile `tile` of n_tiles: n_x <= TILE_ROWS rows of n floats, zero-padded to
      * `padded`. out holds all tiles: n_tiles * padded * TILE_ROWS + PANEL_SLACK
      * floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
                    int32_t n, int32_t padded, enum dtype t);
-    /* sum [count][TILE_ROWS][PANEL_ROWS] = packed x . panel over n elements, for the
-     * `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next lines
-     * of `ahead`. */
+    /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for
+     * the `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next
+     * lines of `ahead`. */
     void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
-                 int32_t n_tiles, int32_t n, struct line_prefetch *ahead);
+                 int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead);
 };
 
 struct cpu_kernels {
@@ -187,6 +240,7 @@ struct cpu_kernels {
     struct cpu_tiles linear;  /* k_block 0: plain loops */
     struct cpu_panels panels; /* k_block 0: tiles however many rows */
     struct cpu_blocks blocks;
+    struct cpu_code_panels code_panels;
 };
 
 /* The best functions for an instruction set that the machine has. */
@@ -208,6 +262,7 @@ void cpu_codes_plain(struct cpu_kernels *k);
 void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
+void cpu_panels_avx512vnni(struct cpu_kernels *k); /* of codes */
 void cpu_blocks_neon(struct cpu_kernels *k);
 
 #endif

@@ -18,6 +18,7 @@
 enum {
     LANES = 8,
     GROUP = 16, /* elements packed together: two for each lane */
+    PANEL_ROWS = 24,
     VECTORS = PANEL_ROWS / 8,
     SUMS = VECTORS * TILE_ROWS,
     /* floats between lanes, so that they do not fall into the same cache sets */
@@ -178,46 +179,39 @@ INLINE void lane_tile(struct partial *p, const float *panel, const float *x, int
     fold_lane(p, a, l);
 }
 
-INLINE void prefetch_lines(struct line_prefetch *w, int32_t n)
-{
-    for (int32_t i = 0; i < n && w->left > 0; i++, w->left--) {
-        _mm_prefetch(w->at, _MM_HINT_T1);
-        w->at += 64;
-        if (++w->in_row == w->row_lines) {
-            w->in_row = 0;
-            w->at += w->skip;
-        }
-    }
-}
-
 /* A lane of the panel stays in the first-level cache while all tiles use it. */
 static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
-                       int32_t n_tiles, int32_t n, struct line_prefetch *ahead)
+                       int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead)
 {
     struct partial p[PANEL_TILES];
     int32_t n_steps = n / LANES;
     int64_t tile_floats = (int64_t)n_steps * TILE_ROWS;
 
+    (void)t; /* floats, whatever was stored */
     x += tile * tile_floats;
 #pragma GCC unroll 8
     for (int l = 0; l < LANES; l++) {
-        for (int32_t t = 0; t < count; t++) {
+        for (int32_t i = 0; i < count; i++) {
             prefetch_lines(ahead, ahead->per_tile / LANES + 1);
-            lane_tile(&p[t], panel, x + t * tile_floats, n_steps, l);
+            lane_tile(&p[i], panel, x + i * tile_floats, n_steps, l);
         }
         panel += panel_lane(n);
         x += x_lane(n, n_tiles);
     }
-    for (int32_t t = 0; t < count; t++, sum += 8 * SUMS) {
+    for (int32_t at = 0; at < count; at++, sum += 8 * SUMS) {
 #pragma GCC unroll 12
         for (int i = 0; i < SUMS; i++) {
-            _mm256_store_ps(sum + 8 * i, p[t].at[0][i]);
+            _mm256_store_ps(sum + 8 * i, p[at].at[0][i]);
         }
     }
 }
 
 void cpu_panels_avx2(struct cpu_kernels *k)
 {
-    k->panels = (struct cpu_panels){
-        .k_block = k->linear.k_block, .pack_rows = pack_rows, .pack_x = pack_x, .dots = panel_dots};
+    k->panels = (struct cpu_panels){.k_block = k->linear.k_block,
+                                    .rows = PANEL_ROWS,
+                                    .from = 48,
+                                    .pack_rows = pack_rows,
+                                    .pack_x = pack_x,
+                                    .dots = panel_dots};
 }

@@ -31,8 +31,30 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
     pack_floats(out, x, n_x, n, t);
 }
 
+/* ---- panels ---- */
+
+INLINE bool in_pairs(enum dtype t)
+{
+    (void)t;
+    return false;
+}
+
+INLINE __m512 pack_pairs(const float *x)
+{
+    return _mm512_loadu_ps(x); /* never used: in_pairs */
+}
+
+INLINE __m512 add_product(__m512 a, __m512 w, __m512 x, const bool pairs)
+{
+    (void)pairs;
+    return _mm512_fmadd_ps(w, x, a);
+}
+
+#include "kernels/cpu/simd/panel_avx512.h"
+
 void cpu_tiles_avx512(struct cpu_kernels *k)
 {
     k->linear = (struct cpu_tiles){
         .k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
+    k->panels = avx512_panels;
 }

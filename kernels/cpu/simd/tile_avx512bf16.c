@@ -68,6 +68,12 @@ INLINE void tile(float *sum, const char *const *w, const void *x, const enum dty
 
 #include "kernels/cpu/simd/tile_rows.h"
 
+/* Thirty-two floats, rounded to bfloat16. */
+INLINE __m512 pack_pairs(const float *x)
+{
+    return (__m512)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+}
+
 static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t)
 {
     if (t != DTYPE_BF16) {
@@ -83,16 +89,30 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
                 memcpy(last, from, (size_t)(n - at) * sizeof(*last));
                 from = last;
             }
-            __m512bh h = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16), _mm512_loadu_ps(from));
-            _mm512_store_si512(to, (__m512i)h);
+            _mm512_store_ps(to, pack_pairs(from));
         }
     }
 }
+
+/* ---- panels ---- */
+
+INLINE bool in_pairs(enum dtype t)
+{
+    return t == DTYPE_BF16;
+}
+
+INLINE __m512 add_product(__m512 a, __m512 w, __m512 x, const bool pairs)
+{
+    return pairs ? _mm512_dpbf16_ps(a, (__m512bh)w, (__m512bh)x) : _mm512_fmadd_ps(w, x, a);
+}
+
+#include "kernels/cpu/simd/panel_avx512.h"
 
 void cpu_tiles_avx512bf16(struct cpu_kernels *k)
 {
     k->linear = (struct cpu_tiles){
         .k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
+    k->panels = avx512_panels;
 }
 
 #endif

@@ -14,7 +14,7 @@ static const struct tensor_spec TENSORS[] = {
         WHEN_ALWAYS),
     ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
         IN_MODEL(final_norm.weight), WHEN_ALWAYS),
-    ROW("lm_head.weight", DIM_DRAFT_VOCAB, DIM_HIDDEN, SPLIT_NONE, WEIGHT_LINEAR, IN_MODEL(head),
+    ROW("lm_head.weight", DIM_DRAFT_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
         WHEN_ALWAYS),
     ROW_NORM(LAYER "input_layernorm", head.embed_norm),
     ROW_NORM(LAYER "hidden_norm", head.hidden_norm),
@@ -52,9 +52,9 @@ static void eagle3_forward(struct model *m, const struct batch *b)
     ops->rope_kv(be, qkv, &l->rope, &l->attention);
     ops->attention(be, attn, qkv, &l->attention);
     ops->linear(be, y, attn, l->o, &(struct epilogue){.bias = l->o_bias});
-    ops->add_norm(be, h, x, y, &l->mlp_norm, false);
+    ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
     transformer_mlp(m, l, y, h);
-    transformer_end_layer(m, 0, h, x, y, false);
+    transformer_end_layer(m, 0, h, x, y, t->partial);
 }
 
 const struct model_family eagle3_family = {

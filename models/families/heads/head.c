@@ -98,7 +98,11 @@ void head_input(struct model *m, struct mat out)
     struct mat embedded = mat_rows(h->embedded, 0, out.rows),
                joined = mat_rows(h->joined, 0, out.rows);
 
-    ops->embed(m->backend, embedded, t->embed, m->config.embed_scale);
+    if (t->partial) {
+        ops->embed_shard(m->backend, embedded, t->embed, t->vocab_first, m->config.embed_scale);
+    } else {
+        ops->embed(m->backend, embedded, t->embed, m->config.embed_scale);
+    }
     ops->norm(m->backend, mat_cols(joined, 0, width), embedded, &h->embed_norm);
     read_hidden(m, out);
     ops->norm(m->backend, mat_cols(joined, width, width), out, &h->hidden_norm);

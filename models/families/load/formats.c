@@ -15,8 +15,8 @@ bool model_keeps_expert_format(const struct model *m, const struct weight_format
 {
     int32_t of = m->backend->ops->supports(m->backend, f).experts;
 
-    return of > 0 && m->config.hidden % of == 0 && m->weights->expert_intermediate % of == 0 &&
-           group_cols % of == 0;
+    return of > 0 && model_expert_width(&m->config) % of == 0 &&
+           m->weights->expert_intermediate % of == 0 && group_cols % of == 0;
 }
 
 /* Whether the backend multiplies a tensor of one expert, or of all, as stored. */

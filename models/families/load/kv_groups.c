@@ -7,7 +7,9 @@
  * Gemma-2 has 13 and 13: two groups. Where the numbers do not divide, some places in
  * blocks stay unused.
  *
- * A layer that reads the keys and values of another has no place of its own.
+ * A layer that reads the keys and values of another has no place of its own, nor has
+ * one that is an MLP alone. A layer with a recurrence beside its attention has a place
+ * of either kind.
  *
  * The division is the same on every pipeline stage, because the stages share block ids;
  * how many layers a block holds is each stage's own.
@@ -30,9 +32,12 @@ static int32_t owner_of(const struct model_config *c, int32_t layer)
     return owner;
 }
 
-static enum kind kind_of(const struct model_config *c, int32_t layer)
+/* Whether a layer has a place of a kind. */
+static bool has_kind(const struct model_config *c, int32_t layer, enum kind kind)
 {
-    return c->recurrent.layer[layer] ? KIND_STATES : c->windowed[layer] ? KIND_WINDOWED : KIND_FULL;
+    return kind == KIND_STATES
+               ? c->recurrent.layer[layer]
+               : model_attends(c, layer) && c->windowed[layer] == (kind == KIND_WINDOWED);
 }
 
 static int32_t count_layers(const struct model_config *c, int32_t first, int32_t end,
@@ -41,7 +46,7 @@ static int32_t count_layers(const struct model_config *c, int32_t first, int32_t
     int32_t n = 0;
 
     for (int32_t i = first; i < MIN(end, c->sharing_from); i++) {
-        n += kind_of(c, i) == kind;
+        n += has_kind(c, i, kind);
     }
     return n;
 }
@@ -71,6 +76,17 @@ static int32_t places(const struct model_config *c, const int32_t *n, int32_t n_
     return sum;
 }
 
+/* Places that layers need. */
+static int32_t needed(const struct model_config *c)
+{
+    int32_t sum = 0;
+
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        sum += count_layers(c, 0, c->n_layers, kind);
+    }
+    return sum;
+}
+
 /* Replace ret[KINDS] by n where that leaves fewer places unused. */
 static int32_t better(const struct model_config *c, const int32_t *n, int32_t n_stages,
                       int32_t best, int32_t *ret)
@@ -87,11 +103,11 @@ static int32_t better(const struct model_config *c, const int32_t *n, int32_t n_
 }
 
 /* Choose the numbers of groups: the fewest that leave at most a quarter as many places
- * unused as there are layers, or else those that leave the fewest. Group 0 has all
+ * unused as are needed, or else those that leave the fewest. Group 0 has all
  * tokens even if no layer does. */
 static void choose(const struct model_config *c, int32_t n_stages, int32_t *ret)
 {
-    int32_t least[KINDS], best = INT32_MAX;
+    int32_t least[KINDS], best = INT32_MAX, used = needed(c);
 
     for (enum kind kind = 0; kind < KINDS; kind++) {
         ret[kind] = least[kind] = count_layers(c, 0, c->n_layers, kind) > 0;
@@ -109,7 +125,7 @@ static void choose(const struct model_config *c, int32_t n_stages, int32_t *ret)
                 }
             }
         }
-        if (best - c->n_layers <= c->n_layers / 4) {
+        if (best - used <= used / 4) {
             return;
         }
     }
@@ -138,10 +154,11 @@ void model_kv_groups(struct model_kv_groups *ret, const struct model_config *c,
 }
 
 void model_kv_place(const struct model_kv_groups *g, const struct model_config *c, int32_t first,
-                    int32_t layer, int32_t *ret_group, int32_t *ret_index)
+                    int32_t layer, bool state, int32_t *ret_group, int32_t *ret_index)
 {
     layer = owner_of(c, layer);
-    enum kind kind = g->n > 1 ? kind_of(c, layer) : KIND_FULL;
+    enum kind own = state ? KIND_STATES : c->windowed[layer] ? KIND_WINDOWED : KIND_FULL;
+    enum kind kind = g->n > 1 ? own : KIND_FULL;
     int32_t before =
         g->n > 1 ? count_layers(c, first, layer, kind) : layer - first; /* of its kind */
     int32_t base = kind == KIND_FULL       ? 0

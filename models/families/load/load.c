@@ -52,6 +52,27 @@ static int load_rope(struct model *m, struct err *e)
     return rc;
 }
 
+static int load_factors(struct model *m, struct err *e)
+{
+    struct weight_piece piece = {.data = m->config.factor,
+                                 .dtype = DTYPE_F32,
+                                 .rows = 1,
+                                 .cols = LAYER_FACTORS,
+                                 .stride = LAYER_FACTORS};
+    struct weight_desc d = {.name = "factors",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = 1,
+                            .cols = LAYER_FACTORS,
+                            .piece = &piece,
+                            .n_pieces = 1,
+                            .mapped = true};
+
+    return m->config.recurrent.beside
+               ? m->backend->ops->weight(m->backend, &d, &m->weights->factors, e)
+               : 0;
+}
+
 static void set_norm(const struct model_config *c, struct norm *n)
 {
     n->kind = c->norm;
@@ -94,6 +115,7 @@ static void set_experts(const struct model *m, struct layer *l)
     l->experts.top_groups = x->top_groups;
     l->experts.factor = x->factor;
     l->experts.swiglu_limit = x->swiglu_limit;
+    l->experts.self_gated = x->self_gated && !x->gate_copied;
 }
 
 static void set_latent(const struct model *m, struct layer *l)
@@ -154,11 +176,14 @@ static void set_parameters(struct model *m)
         }
         set_rope(m, number, &l->rope);
         int32_t group, index;
-        model_kv_place(&groups, c, t->first_layer, number, &group, &index);
         if (c->recurrent.layer[number]) {
+            model_kv_place(&groups, c, t->first_layer, number, true, &group, &index);
             transformer_set_recurrence(m, l, group, index);
+        }
+        if (!model_attends(c, number)) {
             continue;
         }
+        model_kv_place(&groups, c, t->first_layer, number, false, &group, &index);
         l->attention = (struct attention){
             .group = group,
             .layer = index,
@@ -223,20 +248,22 @@ static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
     const struct expert_config *x = &m->config.experts;
     struct transformer *t = m->weights;
     struct expert_scratch *s = &t->experts;
-    int32_t n = m->options.max_tokens;
+    int32_t n = m->options.max_tokens, width = model_expert_width(&m->config);
     bool pairs = m->backend->expert_pairs;
     int32_t each = pairs ? 0 : n, pair = pairs ? n * x->top : 0;
     int64_t words = experts_list_words(x->n, x->top, n);
     const struct want want[] = {
         {&s->scores, n, x->n, DTYPE_F32},
-        {&s->y, n, m->config.hidden, act},
+        {&s->y, n, width, act},
         {&s->row, 1, each, DTYPE_I32},
-        {&s->x, each, m->config.hidden, act},
+        {&s->x, each, width, act},
         {&s->up, each, 2 * t->expert_intermediate, act},
         {&s->act, each, t->expert_intermediate, act},
         {&s->pair_act, pair, t->expert_intermediate, act},
-        {&s->pair_y, pair, m->config.hidden, act},
+        {&s->pair_y, pair, width, act},
         {&s->lists, 1, pairs ? (int32_t)MIN(words, INT32_MAX) : 0, DTYPE_I32},
+        {&t->expert_x, n, m->config.experts.latent, act},
+        {&t->expert_y, n, m->config.experts.latent, act},
     };
 
     return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
@@ -302,7 +329,7 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
         {&m->gathered, n_logits, c->embed_dim, act},
         {&m->logits, n_logits, c->vocab, DTYPE_F32},
-        {&m->local_logits, n_logits, t->partial ? t->n_vocab : 0, DTYPE_F32},
+        {&m->local_logits, n_logits, t->partial ? logits_range(m).n : 0, DTYPE_F32},
     };
 
     int rc = make_mats(m, want, ARRAY_LEN(want), e);
@@ -316,6 +343,7 @@ static int make_scratch(struct model *m, struct err *e)
 int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e)
 {
     int32_t full = MAX(c->full_kv_heads, 1);
+    int32_t ids = c->head.draft_vocab > 0 ? c->head.draft_vocab : c->vocab;
     bool kv = (c->n_kv_heads % n == 0 || n % c->n_kv_heads == 0) &&
               (c->full_head_dim == 0 || full % n == 0 || n % full == 0);
 
@@ -360,11 +388,10 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
                              "llama.cpp's order, which several ranks do not divide",
                              n);
     }
-    if (div_ceil(c->vocab, n) * (n - 1) >= c->vocab) {
+    if (div_ceil(ids, n) * (n - 1) >= ids) {
         return err_set_param(
             e, ERR_INVALID, "tensor_parallel_size",
-            "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n,
-            c->vocab);
+            "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n, ids);
     }
     return 0;
 }
@@ -447,6 +474,7 @@ int transformer_load(struct model *m, struct err *e)
     if (rc == 0) {
         rc = load_rope(m, e);
     }
+    rc = rc < 0 ? rc : load_factors(m, e);
     if (rc < 0) {
         return rc;
     }

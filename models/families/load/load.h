@@ -12,6 +12,8 @@ int load_weights(struct model *m, struct err *e);
 int load_cache_scales(struct model *m, struct err *e);
 /* This rank's ids: equal ranges, of which the last may be shorter. */
 struct axis_range vocab_range(const struct model *m);
+/* The ids of its rows of the output head: the same, or of those that a head drafts. */
+struct axis_range logits_range(const struct model *m);
 /* The experts of a layer that this rank holds. */
 struct axis_range expert_range(const struct model *m);
 

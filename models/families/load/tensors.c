@@ -45,6 +45,10 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return c->experts.n;
     case DIM_EXPERT:
         return c->experts.intermediate;
+    case DIM_EXPERT_WIDTH:
+    case DIM_STACKED_WIDTH:
+        return model_expert_width(c);
+    case DIM_STACKED_EXPERT:
     case DIM_STACKED_GATE:
     case DIM_STACKED_UP:
         return c->experts.intermediate;
@@ -136,6 +140,10 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->experts.layer[layer] && c->experts.shared_intermediate > 0;
     case WHEN_CHOICE_BIAS:
         return c->experts.layer[layer] && c->experts.choice_bias;
+    case WHEN_EXPERT_LATENT:
+        return c->experts.layer[layer] && c->experts.latent > 0;
+    case WHEN_GATE_COPIED:
+        return c->experts.layer[layer] && c->experts.gate_copied;
     case WHEN_Q_RANK:
         return c->latent.q_rank > 0;
     case WHEN_NO_Q_RANK:
@@ -159,11 +167,15 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
     case WHEN_LAYER_INPUT:
         return c->layer_input > 0;
     case WHEN_ATTENTION:
-        return !c->recurrent.layer[layer];
+        return model_attends(c, layer);
     case WHEN_RECURRENT:
         return c->recurrent.layer[layer];
     case WHEN_CONV_BIAS:
         return c->recurrent.layer[layer] && c->recurrent.conv_bias;
+    case WHEN_MIXER_NORM:
+        return c->recurrent.layer[layer] && c->recurrent.normed;
+    case WHEN_MLP_ALONE:
+        return c->mlp_alone[layer] && !c->experts.layer[layer];
     }
     return false;
 }
@@ -183,7 +195,8 @@ int32_t tensor_spec_count(const struct tensor_spec *s, const struct model_config
 bool tensor_spec_stacked(const struct tensor_spec *s)
 {
     return tensor_spec_step(s) == 2 || s->rows == DIM_STACKED_HIDDEN ||
-           s->rows == DIM_STACKED_GATE_UP;
+           s->rows == DIM_STACKED_GATE_UP || s->rows == DIM_STACKED_EXPERT ||
+           s->rows == DIM_STACKED_WIDTH;
 }
 
 int32_t tensor_spec_step(const struct tensor_spec *s)

@@ -62,12 +62,24 @@ static struct axis_range head_range(const struct model *m, int32_t n)
     return (struct axis_range){rank / (n_ranks / n), 1};
 }
 
+/* This rank's part of n ids: equal ranges, of which the last may be shorter. */
+static struct axis_range part_of(const struct model *m, int32_t n)
+{
+    int32_t width = (int32_t)div_ceil(n, m->options.n_ranks), first = m->options.rank * width;
+
+    return (struct axis_range){first, MIN(width, n - first)};
+}
+
 struct axis_range vocab_range(const struct model *m)
 {
-    int32_t width = (int32_t)div_ceil(m->config.vocab, m->options.n_ranks),
-            first = m->options.rank * width;
+    return part_of(m, m->config.vocab);
+}
 
-    return (struct axis_range){first, MIN(width, m->config.vocab - first)};
+struct axis_range logits_range(const struct model *m)
+{
+    int32_t n = m->config.head.draft_vocab;
+
+    return n > 0 ? part_of(m, n) : vocab_range(m);
 }
 
 int32_t model_n_kv_heads(const struct model_config *c, int32_t n_ranks)
@@ -162,6 +174,8 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[0] = (struct axis_range){heads.first * c->full_head_dim, heads.n * c->full_head_dim};
     } else if (dim == DIM_VOCAB) {
         ret[0] = vocab_range(m);
+    } else if (dim == DIM_DRAFT_VOCAB) {
+        ret[0] = logits_range(m);
     } else {
         int32_t n = (int32_t)size / m->options.n_ranks;
         ret[0] = (struct axis_range){m->options.rank * n, n};

@@ -29,8 +29,9 @@ struct translation {
 /* Reads the body's fields and fills in t->chat; values may be moved out of `body`. */
 typedef int translate_fn(struct translation *t, cJSON *body);
 translate_fn responses_translate, messages_translate;
-/* `instructions` and `input` of a response's body (responses_input.c). */
-translate_fn responses_put_input;
+/* The conversation of such a body: `instructions` and `input` (responses_input.c),
+ * `system` and `messages` (messages_input.c). */
+translate_fn responses_put_input, messages_put_input;
 
 /* Read the chat tree's messages as chat_read does. If the template refuses system
  * messages where they are, they become marked user turns: first those behind the

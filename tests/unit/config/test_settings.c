@@ -449,15 +449,23 @@ static void what_is_passed_on_reads_back_without_keys(void **state)
     struct err e;
     bool help;
     char **flags, *none[] = {NULL};
-    char *argv[] = {
-        "--config=none",     "--dtype=float16",       "--kv-cache-memory=1000",
-        "--swap-space=3",    "--deterministic",       "--step-timeout=1.5",
-        "--api-key=hush",    "--log-format=json",     "--max-num-seqs=7",
-        "--model=elsewhere", "--cors-origins=secret", "--served-model-name=a 'name' #1"};
+    char *argv[] = {"--config=none",
+                    "--dtype=float16",
+                    "--kv-cache-memory=1000",
+                    "--swap-space=3",
+                    "--deterministic",
+                    "--step-timeout=1.5",
+                    "--api-key=hush",
+                    "--log-format=json",
+                    "--max-num-seqs=7",
+                    "--model=elsewhere",
+                    "--cors-origins=secret",
+                    "--served-model-name=a 'name' #1",
+                    "--speculative-config={\"model\": \"a/head\", \"num_speculative_tokens\": 3}"};
     if (settings_load(&s, ARRAY_LEN(argv), argv, none, &help, &e) < 0) {
         fail_msg("%s", e.text);
     }
-    assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", &e), 0);
+    assert_int_equal(settings_pass_on(&flags, &s, "/models/a b", "/models/a head", &e), 0);
     int n = 0;
     for (; flags[n]; n++) {
         assert_null(strstr(flags[n], "hush"));
@@ -467,6 +475,10 @@ static void what_is_passed_on_reads_back_without_keys(void **state)
         fail_msg("%s", e.text);
     }
     assert_string_equal(again.model, "/models/a b");
+    assert_string_equal(again.draft_model, "/models/a head");
+    assert_int_equal(again.speculate, SPECULATE_DRAFT);
+    assert_int_equal(again.max_draft, 3);
+    assert_null(again.speculative_config);
     assert_string_equal(again.served_model_name, "a 'name' #1");
     assert_int_equal(again.dtype, DTYPE_FLOAT16);
     assert_int_equal(again.kv_cache_memory, 1000);
@@ -567,8 +579,51 @@ static void a_draft_model_must_be_wanted(void **state)
     expect_error("--config none --speculate draft", "", "needs a draft_model");
     expect_error("--config none --speculate suffix --draft-model small", "",
                  "speculate is neither draft nor auto");
-    expect_error("--config none --speculate draft --draft-model small --tensor-parallel-size 2", "",
-                 "tensor_parallel_size and pipeline_parallel_size must be 1");
+    expect_error("--config none --speculate draft --draft-model small --pipeline-parallel-size 2",
+                 "", "draft_model: a model in stages has no draft model or head");
+    expect_error("--config none --speculate mtp --pipeline-parallel-size 2", "",
+                 "speculate: a model in stages has no draft model or head");
+}
+
+static int load_method(struct settings *s, const char *method, struct err *e)
+{
+    char args[160];
+
+    snprintf(args, sizeof(args), "--config none --speculative-config {\"method\":\"%s\"}", method);
+    return load(s, args, "", e);
+}
+
+/* All that vLLM has. */
+static void every_vllm_method_is_taken_or_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const TEXT[] = {"ngram", "ngram_gpu", "suffix"};
+    static const char *const HEAD[] = {
+        "mtp",        "deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp",
+        "qwen3_5_mtp"};
+    static const char *const REFUSED[] = {
+        "eagle",       "medusa",         "mlp_speculator",      "extract_hidden_states",
+        "dflash",      "dspark",         "custom_class",        "dots3_note_mtp",
+        "mimo_mtp",    "mimo_v2_mtp",    "glm_ocr_mtp",         "ernie_mtp",
+        "hy_v3_mtp",   "nemotron_h_mtp", "exaone_moe_mtp",      "exaone4_5_mtp",
+        "hy_v4_mtp",   "step3p5_mtp",    "longcat_flash_mtp",   "bailing_hybrid_v3_mtp",
+        "gemma4_mtp",  "minimax_m3_mtp", "bailing_hybrid_mtp",  "kimi_k3_mtp",
+        "inkling_mtp", "glm5_next_mtp",  "pangu_ultra_moe_mtp", "unheard_of"};
+    struct settings s;
+    struct err e;
+
+    for (size_t i = 0; i < ARRAY_LEN(TEXT) + ARRAY_LEN(HEAD); i++) {
+        bool head = i >= ARRAY_LEN(TEXT);
+        assert_int_equal(load_method(&s, head ? HEAD[i - ARRAY_LEN(TEXT)] : TEXT[i], &e), 0);
+        assert_int_equal(s.speculate, head ? SPECULATE_MTP : SPECULATE_SUFFIX);
+        settings_release(&s);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(REFUSED); i++) {
+        char why[80];
+        assert_int_equal(load_method(&s, REFUSED[i], &e), ERR_UNSUPPORTED);
+        snprintf(why, sizeof(why), "the method %s is not there", REFUSED[i]);
+        assert_non_null(strstr(e.text, why));
+    }
 }
 
 static void vllm_speculative_config_is_read(void **state)
@@ -647,6 +702,7 @@ int main(void)
         cmocka_unit_test(what_is_passed_on_reads_back_without_keys),
         cmocka_unit_test(help_and_reference_name_every_setting),
         cmocka_unit_test(the_shipped_file_shows_every_default),
+        cmocka_unit_test(every_vllm_method_is_taken_or_refused_by_name),
         cmocka_unit_test(vllm_speculative_config_is_read),
         cmocka_unit_test(a_draft_model_must_be_wanted),
     };

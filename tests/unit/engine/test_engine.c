@@ -25,7 +25,9 @@ struct gated {
     atomic_bool closed;
     atomic_int fail_at; /* this wait (1 is the next) reports a device error; 0: none */
     atomic_int n_waits;
-    int64_t full_us; /* a launch waits so long for the device's queue */
+    atomic_int n_launched;
+    int32_t n_seqs[8]; /* of the first launches */
+    int64_t full_us;   /* a launch waits so long for the device's queue */
     int64_t waited_us;
 };
 
@@ -43,6 +45,10 @@ static int gated_launch(struct executor *x, const struct batch *b, struct err *e
         usleep(100);
     }
     g->waited_us += clock_us() - begun_us;
+    if (g->n_launched < (int)ARRAY_LEN(g->n_seqs)) {
+        g->n_seqs[g->n_launched] = b->n_seqs;
+    }
+    g->n_launched++;
     return g->inner->launch(g->inner, b, e);
 }
 
@@ -83,7 +89,7 @@ static struct settings base_settings(void)
         .block_size = 16, .max_queue = 64, .step_timeout = 60, .prefix_cache = true};
 }
 
-static struct rig *rig_open(struct settings s)
+static struct rig *rig_open_device(struct settings s, bool plans_behind_prefill)
 {
     struct rig *r = calloc(1, sizeof(*r));
     struct tokenizer *t;
@@ -98,12 +104,18 @@ static struct rig *rig_open(struct settings s)
                                        .wait = gated_wait,
                                        .launch_waits_us = gated_launch_waits_us,
                                        .free = gated_free};
+    r->gated->base.info.plans_behind_prefill = plans_behind_prefill;
     sem_init(&r->gated->gate, 0, 0);
     assert_int_equal(tokenizer_open_bytes(&t, &e), 0);
     if (engine_open_on(&r->engine, &s, &r->gated->base, t, &r->recorder.sink, &e) != 0) {
         fail_msg("%s", e.text);
     }
     return r;
+}
+
+static struct rig *rig_open(struct settings s)
+{
+    return rig_open_device(s, false);
 }
 
 static void gate_close(struct rig *r)
@@ -277,6 +289,44 @@ static void samples_of_one_prompt_differ_and_best_of_ranks(void **state)
     done(b, ranked);
     done(q, rec);
     rig_close(r);
+}
+
+/* The sequences of the first two steps, where three more requests arrive after the
+ * first was launched and before it ends. */
+static void burst(bool plans_behind_prefill, int32_t ret[2])
+{
+    struct rig *r = rig_open_device(base_settings(), plans_behind_prefill);
+    struct recording *rec[4];
+    struct request *q[4];
+    struct err e;
+    gate_close(r);
+    for (int i = 0; i < 4; i++) {
+        q[i] = make(r, &rec[i], 20, 4);
+        assert_int_equal(engine_submit(r->engine, q[i], &e), 0);
+        EVENTUALLY(r->gated->n_launched >= (plans_behind_prefill ? 1 : 2));
+    }
+    gate_open(r);
+    for (int i = 0; i < 4; i++) {
+        assert_true(recorder_wait(&r->recorder, rec[i], PATIENCE_S));
+    }
+    EVENTUALLY(engine_active(r->engine) == 0);
+    memcpy(ret, r->gated->n_seqs, 2 * sizeof(*ret));
+    for (int i = 0; i < 4; i++) {
+        done(q[i], rec[i]);
+    }
+    rig_close(r);
+}
+
+static void what_arrives_during_prefill_joins_the_next_step(void **state)
+{
+    (void)state;
+    int32_t n_seqs[2];
+    burst(true, n_seqs);
+    assert_int_equal(n_seqs[0], 1);
+    assert_int_equal(n_seqs[1], 4);
+    burst(false, n_seqs);
+    assert_int_equal(n_seqs[0], 1);
+    assert_int_equal(n_seqs[1], 1);
 }
 
 static void a_stop_string_ends_the_sequence_in_the_engine_too(void **state)
@@ -637,6 +687,7 @@ int main(void)
         cmocka_unit_test(waiting_for_a_full_queue_is_no_work_of_the_host),
         cmocka_unit_test(the_same_seed_gives_the_same_text_in_any_company),
         cmocka_unit_test(samples_of_one_prompt_differ_and_best_of_ranks),
+        cmocka_unit_test(what_arrives_during_prefill_joins_the_next_step),
         cmocka_unit_test(a_stop_string_ends_the_sequence_in_the_engine_too),
         cmocka_unit_test(what_can_never_fit_is_refused_with_the_numbers),
         cmocka_unit_test(a_full_queue_refuses_a_set_whole),

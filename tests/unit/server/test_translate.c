@@ -184,6 +184,30 @@ static void tools_and_choices_of_messages(void **state)
         "'type':'object'},'strict':true}}}");
 }
 
+/* Tools that Anthropic itself would run, or whose schema it knows: agents send them
+ * along. */
+static void tools_of_anthropic_are_left_out(void **state)
+{
+    struct completion c;
+    struct err e;
+    struct buf b;
+
+    (void)state;
+    assert_int_equal(translate(&b, &c, messages_translate,
+                               "{" M "[{'role':'user','content':'hi'}],'tools':["
+                               "{'type':'web_search_20250305','name':'web_search','max_uses':8},"
+                               "{'type':'bash_20250124','name':'bash'},"
+                               "{'name':'f','input_schema':{}}],"
+                               "'tool_choice':{'type':'tool','name':'web_search'}}",
+                               &e),
+                     0);
+    assert_string_equal(c.ignored, "tools.web_search_20250305, tools.bash_20250124, tool_choice");
+    assert_null(strstr(b.data, "tool_choice"));
+    assert_non_null(strstr(b.data, "\"name\":\"f\""));
+    buf_release(&b);
+    completion_release(&c);
+}
+
 static void what_messages_refuse(void **state)
 {
     translate_fn *how = messages_translate;
@@ -210,6 +234,17 @@ static void what_messages_refuse(void **state)
     refused(how, "{" M "[{'role':'user','content':'x'}],'system':7}", "system", "not a number");
     refused(how, "{" M "[{'role':'user','content':'x'}],'tools':{}}", "tools", "must be a list");
     refused(how, "{" M "[{'role':'user','content':'x'}],'tools':[7]}", "tools", "tools[0]");
+    refused(how, "{" M "[{'role':'user','content':'x'}],'tools':[{'name':'f'}]}", "tools",
+            "tools[0].input_schema is missing");
+    refused(how,
+            "{" M "[{'role':'user','content':'x'}],'tools':[{'type':'bash_20250124','name':'bash'},"
+            "{'type':'custom','name':'f','input_schema':null}]}",
+            "tools", "tools[1].input_schema is missing");
+    refused(how,
+            "{" M "[{'role':'user','content':'x'}],'tools':[{'name':'f','input_schema':'{}'}]}",
+            "tools", "tools[0].input_schema must be");
+    refused(how, "{" M "[{'role':'user','content':'x'}],'tools':[{'input_schema':{}}]}", "tools",
+            "tools[0].name is missing");
     refused(how, "{" M "[{'role':'user','content':'x'}],'tool_choice':{'type':'tool'}}",
             "tool_choice", "tool with a name");
     refused(how, "{" M "[{'role':'user','content':'x'}],'thinking':{'type':'x'}}", "thinking",
@@ -513,6 +548,7 @@ int main(void)
         cmocka_unit_test(system_messages_stay_where_they_are),
         cmocka_unit_test(calls_results_and_thoughts_of_messages),
         cmocka_unit_test(tools_and_choices_of_messages),
+        cmocka_unit_test(tools_of_anthropic_are_left_out),
         cmocka_unit_test(what_messages_refuse),
         cmocka_unit_test(input_becomes_a_chat),
         cmocka_unit_test(items_of_one_turn_become_one_message),

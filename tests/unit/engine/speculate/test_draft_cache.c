@@ -99,6 +99,16 @@ static void a_block_that_was_lent_has_other_drafts(void **state)
     assert_int_equal(draft_cache_find(&cache, set(0, 14, 4, block), 0.5f)->n_valid, 8);
 }
 
+/* A block that the sequence wrote at another place of its table holds other tokens. */
+static void a_block_from_elsewhere_has_other_drafts(void **state)
+{
+    (void)state;
+    draft(set(0, 10, 3, (int32_t[]){9, 2, 3}), 1);
+    draft(set(0, 6, 3, (int32_t[]){1, 2, 3}), 7);
+    assert_int_equal(
+        draft_cache_find(&cache, set(0, 14, 4, (int32_t[]){1, 2, 9, 4}), 0.5f)->n_valid, 8);
+}
+
 static void a_shared_block_is_known_by_its_tokens(void **state)
 {
     (void)state;
@@ -136,6 +146,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(drafts_that_became_tokens_are_there),
         CASE(a_block_that_was_lent_has_other_drafts),
+        CASE(a_block_from_elsewhere_has_other_drafts),
         CASE(a_shared_block_is_known_by_its_tokens),
         CASE(the_rest_of_a_block_is_its_writers),
         CASE(a_preempted_sequence_is_read_by_its_tags),

@@ -67,7 +67,7 @@ static int open_divided(struct rig *r, const char *dir, struct division n, const
         rc = model_config_read(&r->c, &unused, dir, e);
     }
     if (rc == 0) {
-        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, &r->s, dir, &r->c, e)
+        rc = n.ranks * n.stages > 1 ? ranks_open(&r->x, NULL, &r->s, dir, &r->c, NULL, e)
                                     : runner_open(&r->x, &r->s, dir, &r->c, e);
     }
     return rc;
@@ -373,6 +373,9 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "glm4-moe",
                                          "qwen35",
                                          "qwen35-moe-wrapped",
+                                         "falcon-h1",
+                                         "nemotron-h",
+                                         "nemotron-h-latent",
                                          "ernie45-moe",
                                          "gemma4",
                                          "gemma4-moe",
@@ -391,8 +394,9 @@ static void every_family_answers_as_on_one_rank(void **state)
 /* Ranks that hold whole experts answer as one rank that has all of them. */
 static void experts_divided_among_ranks_answer_as_on_one(void **state)
 {
-    static const char *const models[] = {"qwen3-moe", "mixtral",          "gpt-oss",
-                                         "glm4-moe",  "qwen2-moe-shared", "deepseek-v3"};
+    static const char *const models[] = {"qwen3-moe",        "mixtral",     "gpt-oss",
+                                         "glm4-moe",         "deepseek-v3", "qwen2-moe-shared",
+                                         "nemotron-h-latent"};
 
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {

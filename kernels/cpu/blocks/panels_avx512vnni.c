@@ -1,0 +1,414 @@
+/* Products of many rows of x with weights in blocks: sixteen rows of a weight are
+ * unpacked to bytes such that a vector has four neighbouring codes of each, and are
+ * multiplied with four codes of a row of x at a time. A group's sums of sixteen rows
+ * then lie in one vector, so that scaling them costs as much as it does for one row.
+ *
+ * The accumulators that blocks_plain.c specifies are taken one after another, each
+ * over all blocks of the row, in the order in which the tree adds them: one vector a
+ * row of x is under way, and few wait to be added. Panels and tiles have this order
+ * too, entry by entry:
+ *
+ *     panel: scales [16], minima [16] of formats with minima, codes [group / 4][16][4]
+ *     tile:  codes [n_x][group], scales [n_x], and of each row of x what the sum
+ *            begins with, or with minima what they are multiplied with
+ */
+#include "kernels/cpu/blocks/unpack_avx512.h"
+
+#ifdef __AVX512VNNI__
+
+enum {
+    ROWS = CODE_PANEL_ROWS,
+    DEPTH = 5, /* sums that wait to be added, at most: log2(16) + 1 */
+};
+
+/* Where accumulator `lane` of n = 8 or 16 comes in the order of entries: its bits
+ * turned around. */
+INLINE int turn_of(int lane, const int n)
+{
+    int turned = (lane & 1) << 3 | (lane & 2) << 1 | (lane & 4) >> 1 | (lane & 8) >> 3;
+
+    return n == 8 ? turned >> 1 : turned;
+}
+
+INLINE int group_of(const enum weight_format_id f)
+{
+    return has_halves(f) ? 16 : 32;
+}
+
+/* ---- panels ---- */
+
+/* Columns for rows: v[i] gets lane i of each. */
+INLINE void transpose(__m512i v[16])
+{
+    __m512i t[16];
+
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        __m512i a = _mm512_unpacklo_epi32(v[i], v[i + 1]),
+                b = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+        __m512i c = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
+        __m512i d = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
+        t[i] = _mm512_unpacklo_epi64(a, c);
+        t[i + 1] = _mm512_unpackhi_epi64(a, c);
+        t[i + 2] = _mm512_unpacklo_epi64(b, d);
+        t[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
+        __m512i b = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xDD);
+        __m512i c = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
+        __m512i d = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xDD);
+        v[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+        v[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+        v[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
+        v[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
+    }
+}
+
+/* The codes of a row's 256 values, and its scales: of sixteen groups, or of eight and
+ * their minima. */
+struct unpacked {
+    __m512i code[4][ROWS]; /* a quarter of the codes of each row, in the order of `pos` */
+    __m512i scale[ROWS];
+    __m512i min[ROWS]; /* of sixteen groups */
+};
+
+INLINE __m512i join(const __m256 v[2])
+{
+    return _mm512_castps_si512(_mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[1], 1));
+}
+
+INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f, const uint8_t *s,
+                       const int32_t groups)
+{
+    __m256 w[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; p++) {
+        if (is_turned(f) && p % 2 == 0) {
+            __m512i two[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+            if (2 * p < groups) {
+                turned_codes(f, s, 2 * p, groups - 2 * p, two);
+            }
+            u->code[p][i] = two[0];
+            u->code[p + 1][i] = two[1];
+        } else if (!is_turned(f)) {
+            u->code[p][i] = 2 * p < groups ? pair_codes(f, s, p) : _mm512_setzero_si512();
+        }
+    }
+    if (has_halves(f)) {
+        half_scales_of(f, s, w);
+        u->scale[i] = join(w);
+        if (has_minima(f)) {
+            half_minima_of(s, w);
+            u->min[i] = join(w);
+        }
+        return;
+    }
+    w[0] = scales_of(f, s, groups);
+    w[1] = has_minima(f) ? minima_of(f, s, groups) : w[1];
+    u->scale[i] = join(w);
+}
+
+/* Where the entries of the block under way are, by accumulator. */
+struct entries {
+    char *at[FORMAT_BLOCK_MAX / FORMAT_GROUP];
+};
+
+/* Those of the first of n blocks. */
+INLINE struct entries first_entries(char *at, const int group, int64_t entry, int32_t n)
+{
+    const int lanes = FORMAT_BLOCK_MAX / group;
+    struct entries e = {{NULL}};
+
+    for (int l = 0; l < lanes; l++) {
+        e.at[l] = at + turn_of(l, lanes) * (int64_t)n * entry;
+    }
+    return e;
+}
+
+INLINE void next_entries(struct entries *e, const int group, int64_t entry)
+{
+    for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
+        e->at[l] += entry;
+    }
+}
+
+/* Write a quarter of the codes of a block. */
+INLINE void put_codes(const struct entries *e, __m512i v[16], const enum weight_format_id f,
+                      const int q)
+{
+    const int group = group_of(f), head = has_minima(f) ? 128 : 64;
+
+    transpose(v);
+#pragma GCC unroll 16
+    for (int d = 0; d < 16; d++) { /* the four codes that begin at `at` */
+        int at = is_turned(f) ? q / 2 * 128 + d / 4 * 32 + q % 2 * 16 + d % 4 * 4 : 64 * q + 4 * d;
+        _mm512_store_si512(e->at[at / group] + head + at % group * 16, v[d]);
+    }
+}
+
+/* Write a block to the panel's entries. */
+INLINE void put_block(const struct entries *e, struct unpacked *u, const enum weight_format_id f)
+{
+    const int lanes = FORMAT_BLOCK_MAX / group_of(f);
+
+    put_codes(e, u->code[0], f, 0);
+    put_codes(e, u->code[1], f, 1);
+    put_codes(e, u->code[2], f, 2);
+    put_codes(e, u->code[3], f, 3);
+    transpose(u->scale);
+    if (has_minima(f) && has_halves(f)) {
+        transpose(u->min);
+    }
+#pragma GCC unroll 16
+    for (int l = 0; l < lanes; l++) {
+        _mm512_store_si512(e->at[l], u->scale[l]);
+        if (has_minima(f)) {
+            _mm512_store_si512(e->at[l] + 64, has_halves(f) ? u->min[l] : u->scale[8 + l]);
+        }
+    }
+}
+
+/* Unpack block b of the rows. */
+INLINE void unpack_block(struct unpacked *u, const enum weight_format_id f, const void *const *row,
+                         int32_t b, int64_t ahead)
+{
+    for (int i = 0; i < ROWS; i++) {
+        const uint8_t *s = (const uint8_t *)row[i] + (int64_t)b * bytes_of(f);
+        for (int line = 0; line < bytes_of(f); line += 64) {
+            __builtin_prefetch(s + ahead + line, 0, 2);
+        }
+        unpack_row(u, i, f, s, GROUPS);
+    }
+}
+
+/* The same of a block that is cut after `groups` groups. */
+INLINE void unpack_last(struct unpacked *u, const enum weight_format_id f, const void *const *row,
+                        int32_t b, int32_t groups)
+{
+    for (int i = 0; i < ROWS; i++) {
+        uint8_t last[FORMAT_BLOCK_BYTES_MAX] = {0};
+        memcpy(last, (const uint8_t *)row[i] + (int64_t)b * bytes_of(f),
+               (size_t)(groups * (bytes_of(f) / GROUPS)));
+        unpack_row(u, i, f, last, (groups + 1) / 2 * 2);
+    }
+}
+
+INLINE void pack_rows(void *panel, const enum weight_format_id f, const void *const *row, int32_t n,
+                      int64_t ahead)
+{
+    const int group = group_of(f);
+    const int64_t entry = code_panel_entry(group, has_minima(f));
+    int32_t whole = n / FORMAT_BLOCK_MAX, rest = n % FORMAT_BLOCK_MAX;
+    struct entries e = first_entries(panel, group, entry, whole + (rest > 0));
+    struct unpacked u;
+
+    for (int32_t b = 0; b < whole; b++) {
+        unpack_block(&u, f, row, b, ahead);
+        put_block(&e, &u, f);
+        next_entries(&e, group, entry);
+    }
+    if (rest > 0) {
+        unpack_last(&u, f, row, whole, rest / 32);
+        put_block(&e, &u, f);
+    }
+}
+
+#define PACK_ROWS(NAME)                                                                    \
+    static void pack_##NAME(void *panel, const void *const *row, int32_t n, int64_t ahead) \
+    {                                                                                      \
+        pack_rows(panel, FORMAT_##NAME, row, n, ahead);                                    \
+    }
+EACH_BLOCK_FORMAT(PACK_ROWS)
+
+/* ---- tiles ---- */
+
+/* What the integer sums are too high by, with its sign turned. */
+INLINE __m512i above_of(__m512i total, const int shift)
+{
+    return _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(total, (unsigned)shift));
+}
+
+/* Write row j of a tile's n_x: 256 values. `shift` is zero_shift of the format, -1 of
+ * those with minima. */
+INLINE void put_x(const struct entries *e, const struct act_block *x, const int group,
+                  const int shift, int32_t j, int32_t n_x)
+{
+    _Alignas(64) int32_t third[16];
+    int64_t third_at = (int64_t)n_x * group + 4 * (n_x + j);
+    const int32_t *total = group == 16 ? x->total16 : x->total32;
+
+    if (shift < 0) {
+        memcpy(third, group == 16 ? x->sum16 : x->sum32, (size_t)(1024 / group));
+    } else if (group == 16) {
+        _mm512_store_si512(third, above_of(_mm512_load_si512(total), shift));
+    } else {
+        _mm512_store_si512(third,
+                           above_of(_mm512_castsi256_si512(load32((const uint8_t *)total)), shift));
+    }
+#pragma GCC unroll 16
+    for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
+        char *to = e->at[l];
+        memcpy(to + j * group, x->code + l * group, (size_t)group);
+        memcpy(to + third_at - 4 * n_x, &x->scale[l * group / 32], sizeof(float));
+        memcpy(to + third_at, &third[l], sizeof(*third));
+    }
+}
+
+INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t n, const int group,
+                        const int shift)
+{
+    int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX), padded = (n_x + 3) / 4 * 4;
+    int64_t entry = code_tile_entry(group, padded);
+    struct act_block zero;
+
+    memset(&zero, 0, sizeof(zero));
+    for (int32_t j = 0; j < padded; j++) {
+        struct entries e = first_entries(tile, group, entry, blocks);
+        for (int32_t b = 0; b < blocks; b++) {
+            struct act_block a;
+            int32_t at = b * FORMAT_BLOCK_MAX;
+            if (j < n_x) {
+                quantise(&a, 1, x[j] + at, MIN(n - at, FORMAT_BLOCK_MAX));
+            }
+            put_x(&e, j < n_x ? &a : &zero, group, shift, j, padded);
+            next_entries(&e, group, entry);
+        }
+    }
+}
+
+static void pack_x(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
+                   int32_t n)
+{
+    if (!has_halves(f)) {
+        pack_rows_x(tile, x, n_x, n, 32, zero_shift(f));
+    } else {
+        pack_rows_x(tile, x, n_x, n, 16, zero_shift(f));
+    }
+}
+
+/* ---- products ---- */
+
+INLINE int32_t load_i32(const char *p)
+{
+    int32_t v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+INLINE float load_f32(const char *p)
+{
+    float v;
+
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+/* Add the sums of an entry to acc[n_x]. */
+INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, const int group,
+                      const bool minima)
+{
+    const char *scale = x + n_x * group, *third = scale + 4 * n_x;
+    __m512i sum[CODE_TILE_ROWS];
+
+#pragma GCC unroll 12
+    for (int j = 0; j < n_x; j++) {
+        sum[j] = minima ? _mm512_setzero_si512() : _mm512_set1_epi32(load_i32(third + 4 * j));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < group / 4; i++) {
+        __m512i code = _mm512_load_si512(w + (minima ? 128 : 64) + 64 * i);
+#pragma GCC unroll 12
+        for (int j = 0; j < n_x; j++) {
+            __m512i of_x = _mm512_set1_epi32(load_i32(x + j * group + 4 * i));
+            sum[j] = _mm512_dpbusd_epi32(sum[j], code, of_x);
+        }
+    }
+    __m512 of_w = _mm512_load_ps(w);
+#pragma GCC unroll 12
+    for (int j = 0; j < n_x; j++) {
+        __m512 by = _mm512_mul_ps(of_w, _mm512_set1_ps(load_f32(scale + 4 * j)));
+        acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[j]), by, acc[j]);
+        if (minima) {
+            acc[j] = _mm512_fnmadd_ps(_mm512_load_ps(w + 64),
+                                      _mm512_set1_ps(load_f32(third + 4 * j)), acc[j]);
+        }
+    }
+}
+
+INLINE void tile_dots(float *sum, int32_t stride, const char *w, const char *x, const int n_x,
+                      const int group, const bool minima, int32_t blocks)
+{
+    __m512 wait[DEPTH][CODE_TILE_ROWS];
+    int depth = 0;
+
+    for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
+        __m512 acc[CODE_TILE_ROWS];
+#pragma GCC unroll 12
+        for (int j = 0; j < n_x; j++) {
+            acc[j] = _mm512_setzero_ps();
+        }
+        for (int32_t b = 0; b < blocks; b++) {
+            add_entry(acc, w, x, n_x, group, minima);
+            w += code_panel_entry(group, minima);
+            x += code_tile_entry(group, n_x);
+        }
+        for (int pairs = l; pairs % 2 != 0; pairs /= 2) { /* the tree */
+            depth--;
+#pragma GCC unroll 12
+            for (int j = 0; j < n_x; j++) {
+                acc[j] = _mm512_add_ps(wait[depth][j], acc[j]);
+            }
+        }
+#pragma GCC unroll 12
+        for (int j = 0; j < n_x; j++) {
+            wait[depth][j] = acc[j];
+        }
+        depth++;
+    }
+#pragma GCC unroll 12
+    for (int j = 0; j < n_x; j++) {
+        _mm512_storeu_ps(sum + (int64_t)j * stride, wait[0][j]);
+    }
+}
+
+INLINE void rows_dots(float *sum, int32_t stride, const char *w, const char *x, const int n_x,
+                      enum weight_format_id f, int32_t blocks)
+{
+    if (has_halves(f) && has_minima(f)) {
+        tile_dots(sum, stride, w, x, n_x, 16, true, blocks);
+    } else if (has_halves(f)) {
+        tile_dots(sum, stride, w, x, n_x, 16, false, blocks);
+    } else if (has_minima(f)) {
+        tile_dots(sum, stride, w, x, n_x, 32, true, blocks);
+    } else {
+        tile_dots(sum, stride, w, x, n_x, 32, false, blocks);
+    }
+}
+
+static void dots(float *sum, int32_t stride, enum weight_format_id f, const void *panel,
+                 const void *tile, int32_t n_x, int32_t n)
+{
+    int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX);
+
+    if (n_x > 8) {
+        rows_dots(sum, stride, panel, tile, 12, f, blocks);
+    } else if (n_x > 4) {
+        rows_dots(sum, stride, panel, tile, 8, f, blocks);
+    } else {
+        rows_dots(sum, stride, panel, tile, 4, f, blocks);
+    }
+}
+
+#define ENTRY(NAME) [FORMAT_##NAME] = pack_##NAME,
+
+void cpu_panels_avx512vnni(struct cpu_kernels *k)
+{
+    k->code_panels = (struct cpu_code_panels){
+        .pack_rows = {EACH_BLOCK_FORMAT(ENTRY)}, .pack_x = pack_x, .dots = dots};
+}
+
+#endif

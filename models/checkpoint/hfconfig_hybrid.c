@@ -1,0 +1,154 @@
+/* What configurations of hybrids have besides: the pattern of Nemotron-H's layers, the
+ * factors of Falcon-H1's. */
+#include <math.h>
+#include <string.h>
+
+#include "models/checkpoint/hfconfig_internal.h"
+
+static const char CONFIG[] = "config.json";
+
+/* M a recurrence, * attention, - an MLP, E experts: a letter for each layer. */
+static bool read_pattern(struct json *j, struct raw_config *raw)
+{
+    static const char KEY[] = "hybrid_override_pattern";
+    char text[LIMIT_LAYERS + 1];
+
+    if (json_peek(j) != JSON_STRING) {
+        return json_fail(j, "%s must be a string, not %s", KEY, json_type_name(json_peek(j)));
+    }
+    if (!json_read_string(j, text, sizeof(text), NULL)) {
+        return false;
+    }
+    raw->n_layer_types = (int32_t)strlen(text);
+    for (int32_t i = 0; text[i]; i++) {
+        if (!strchr("M*-E", text[i])) {
+            return json_fail(j, "%s: '%c' is none of M, *, - and E", KEY, text[i]);
+        }
+        raw->layer_windowed[i] = false;
+        raw->layer_recurrent[i] = text[i] == 'M';
+        raw->layer_alone[i] = text[i] == '-' || text[i] == 'E';
+        raw->layer_experts[i] = text[i] == 'E';
+    }
+    return true;
+}
+
+/* n factors. */
+static bool read_factors(struct json *j, const char *key, double *ret, int n)
+{
+    int i = 0;
+
+    if (json_peek(j) != JSON_ARRAY) {
+        return json_fail(j, "%s must be a list of numbers, not %s", key,
+                         json_type_name(json_peek(j)));
+    }
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (i == n) {
+            return json_fail(j, "%s has more than %d numbers", key, n);
+        }
+        if (json_peek(j) != JSON_NUMBER) {
+            return json_fail(j, "%s must be a list of numbers", key);
+        }
+        if (!json_read_double(j, &ret[i])) {
+            return false;
+        }
+        if (!(ret[i] >= 1e-6 && ret[i] <= 1e6)) {
+            return json_fail(j, "%s: %g is not from 1e-6 to 1e6", key, ret[i]);
+        }
+        i++;
+    }
+    return !j->failed && (i == n || json_fail(j, "%s has %d numbers, not %d", key, i, n));
+}
+
+void raw_hybrid_init(struct raw_config *raw)
+{
+    for (size_t i = 0; i < ARRAY_LEN(raw->state_factor); i++) {
+        raw->state_factor[i] = 1;
+    }
+    raw->mlp_factor[0] = raw->mlp_factor[1] = 1;
+}
+
+bool raw_hybrid_read(struct json *j, struct raw_config *raw, bool *ret_known)
+{
+    bool pattern = json_key_is(j, "hybrid_override_pattern");
+    bool states = json_key_is(j, "ssm_multipliers"), mlp = json_key_is(j, "mlp_multipliers");
+
+    *ret_known = pattern || states || mlp;
+    if (!*ret_known) {
+        return true;
+    }
+    if (json_peek(j) == JSON_NULL) {
+        return json_skip(j);
+    }
+    return pattern  ? read_pattern(j, raw)
+           : states ? read_factors(j, "ssm_multipliers", raw->state_factor, 5)
+                    : read_factors(j, "mlp_multipliers", raw->mlp_factor, 2);
+}
+
+static double or_one(double given)
+{
+    return isnan(given) ? 1 : given;
+}
+
+int raw_falcon_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    double in = or_one(r->attention_in_factor), key = or_one(r->key_factor);
+
+    if (r->proj_bias == 1 || r->attention_bias == 1 || r->mlp_bias == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: biases of linear layers are not supported with %s",
+                       CONFIG, c->architecture);
+    }
+    c->recurrent.beside = true;
+    c->recurrent.normed = r->state_norm == 1;
+    c->recurrent.gate_first = r->norm_before_gate == 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->recurrent.layer[i] = true;
+    }
+    /* Factors of queries and keys are one of the scores; one of values is one of what
+     * attention makes of them. */
+    c->query_scalar = (float)(c->head_dim / pow(in * in * key, 2));
+    c->factor[FACTOR_ATTENTION] = (float)(in * or_one(r->attention_out_factor));
+    for (int i = FACTOR_Z; i <= FACTOR_STEP; i++) {
+        c->factor[i] = (float)(or_one(r->state_in_factor) * r->state_factor[i - FACTOR_Z]);
+    }
+    c->factor[FACTOR_STATES] = (float)or_one(r->state_out_factor);
+    c->factor[FACTOR_GATE] = (float)r->mlp_factor[0];
+    c->factor[FACTOR_DOWN] = (float)r->mlp_factor[1];
+    return 0;
+}
+
+int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    struct expert_config *x = &c->experts;
+    bool experts = false;
+
+    if (*r->mlp_act && strcmp(r->mlp_act, "relu2") != 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: mlp_hidden_act is '%s', %s has relu2", CONFIG,
+                       r->mlp_act, c->architecture);
+    }
+    if (r->enable_bias == 1 || r->proj_bias == 1 || r->attention_bias == 1 || r->mlp_bias == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: biases of linear layers are not supported with %s",
+                       CONFIG, c->architecture);
+    }
+    if (r->n_layer_types != c->n_layers) {
+        return err_set(e, ERR_INVALID, "%s: hybrid_override_pattern (layers_block_type) is missing",
+                       CONFIG);
+    }
+    c->act = ACT_RELU; /* of u times u */
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->mlp_alone[i] = r->layer_alone[i];
+        x->layer[i] = r->layer_experts[i];
+        experts = experts || x->layer[i];
+    }
+    if (!experts) {
+        *x = (struct expert_config){0};
+        return 0;
+    }
+    if (x->n == 0) {
+        return err_set(e, ERR_INVALID, "%s: n_routed_experts is missing", CONFIG);
+    }
+    x->shared_intermediate = MAX(r->shared_intermediate, 0);
+    x->latent = MAX(r->expert_latent, 0);
+    x->self_gated = true;
+    return 0;
+}

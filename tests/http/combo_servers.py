@@ -1,0 +1,169 @@
+"""Servers for tests/http/combinations.py: some that are always the same, and any number that
+are drawn: model, quantization, cache, speculation, ranks and pool together.
+
+A drawn server is a function of its name, drawn:SEED:BATCH. What the program refuses is
+not drawn; so a server that does not start is a failure.
+"""
+
+import json
+import os
+import random
+import shutil
+
+import head_models
+from conftest import ROOT
+
+TEMPLATE = (
+    "{%- if tools %}{{ '<tool_call>' ~ tools | length ~ '\\n' }}{% endif %}"
+    "{%- for t in tools or [] %}{{ t.function.name ~ '\\n' }}{%- endfor %}"
+    "{%- for m in messages %}{{ '<' ~ m.role ~ '>' ~ m.content ~ '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<' ~ who | default('assistant') ~ '>' }}{% endif %}"
+)
+KEYS = "name=red key=sk-red-0123456789 weight=3\nname=blue key=sk-blue-0123456789\n"
+
+# The pools are small, so that concurrent requests queue, are preempted and resume. Each
+# server is one process group on the CPU.
+COMMON = (
+    "--device cpu --threads 1 --deterministic --access-log none --swap-space 64MiB"
+    " --served-model-name demo"
+).split()
+CONFIGS = {
+    "swap": "--kv-cache-dtype fp8 --block-size 8 --kv-blocks 36 --preemption swap"
+    " --max-num-seqs 16",
+    "recompute": "--block-size 16 --kv-blocks 16 --preemption recompute --max-num-seqs 24"
+    " --no-prefix-cache",
+    "chunks": "--block-size 4 --kv-blocks 64 --max-num-batched-tokens 24 --policy priority"
+    " --preemption recompute --seed 5 --max-num-seqs 12",
+    "drafts": "--block-size 8 --kv-blocks 64 --max-num-batched-tokens 48 --max-num-seqs 24"
+    " --speculate suffix --max-draft 6",
+    "null": "--block-size 16 --kv-blocks 20 --preemption swap --max-num-seqs 16",
+    "fair": "--block-size 16 --kv-blocks 20 --policy fair --max-num-seqs 12",
+    "ranks": "--tensor-parallel-size 2 --block-size 8 --kv-blocks 40 --preemption swap"
+    " --max-num-seqs 16",
+    "stages": "--kv-cache-dtype int8 --pipeline-parallel-size 2 --block-size 8"
+    " --kv-blocks 40 --preemption recompute --max-num-seqs 16",
+    "windows": "--block-size 8 --kv-blocks 80 --preemption swap --max-num-seqs 12",
+    "queue": "--block-size 16 --kv-blocks 20 --max-queue 24 --max-num-seqs 6",
+}
+
+# ---- drawn servers ----
+
+DRAWN = "drawn"
+QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "mxfp4", "int4"]
+MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid"]
+MTP = {"moe": "mtp-glm", "latent": "mtp-latent", "hybrid": "mtp-qwen"}
+# Ids that an EAGLE-3 head drafts: of the frequent tokens of the bundled model's texts.
+DRAFTED_IDS = range(260, 300)
+# Drafts that would not pay on this machine are verified, too.
+UNKNOWN_COSTS = {"QUIRE_STEP_COSTS": "unknown"}
+
+
+class Plan:
+    """What a server is: flags, its model, and the head or draft model beside it (None,
+    "eagle3" or "model")."""
+
+    def __init__(self, flags, model, drafts=None, env=None):
+        self.flags, self.model, self.drafts, self.env = flags.split(), model, drafts, env or {}
+
+
+def chance(rng, percent):
+    return rng.randrange(100) < percent
+
+
+def draw_pool(rng, model):
+    """Blocks for a few sequences. Those of a hybrid hold as much as one of its states."""
+    size = rng.choice([4, 8, 16])
+    blocks = 160 if model == "hybrid" else rng.choice([256, 320, 512]) // size
+    flags = f" --block-size {size} --kv-blocks {blocks * (2 if model == 'windows' else 1)}"
+    flags += f" --preemption {rng.choice(['swap', 'recompute'])}"
+    flags += f" --max-num-seqs {rng.choice([8, 12, 24])}"
+    if chance(rng, 30):
+        flags += f" --max-num-batched-tokens {rng.choice([24, 48, 100])}"
+    if chance(rng, 20):
+        flags += " --no-prefix-cache"
+    return flags
+
+
+def draw_drafts(rng, model, stages):
+    """Flags of speculation, and the head or draft model."""
+    ways = ["off", "grammar", "suffix", "suffix", "auto"]
+    if model in MTP and not stages:
+        ways += ["mtp"] * 4
+    if model == "demo" and not stages:
+        ways += ["eagle3", "eagle3", "eagle3 and text", "draft", "draft and text"]
+    way = rng.choice(ways)
+    flags = f" --max-draft {rng.randint(1, 8)}" if way != "off" else ""
+    if way in ("eagle3", "draft"):
+        return flags + " --speculate draft", {"draft": "model"}.get(way, way)
+    if way.endswith(" and text"):
+        return flags + " --speculate auto", {"draft and text": "model"}.get(way, "eagle3")
+    return flags + f" --speculate {way}", None
+
+
+def draw_cache(rng, model):
+    kinds = ["bf16"] if model == "latent" else ["bf16", "fp8", "int8"]
+    return f" --kv-cache-dtype {rng.choice(kinds)}" if chance(rng, 50) else ""
+
+
+def draw(name):
+    """The Plan of the server drawn:SEED:BATCH."""
+    rng = random.Random(name)
+    model = rng.choice(MODELS)
+    ranks, stages = (2, 1) if chance(rng, 35) else (1, 2) if chance(rng, 15) else (1, 1)
+    flags = draw_pool(rng, model) + draw_cache(rng, model)
+    if model in MTP:
+        flags += " --load-format dummy"
+    if ranks > 1:
+        flags += " --tensor-parallel-size 2"
+        flags += " --expert-parallel" if model in MTP and chance(rng, 50) else ""
+    if stages > 1:
+        flags += " --pipeline-parallel-size 2"
+    quantized = chance(rng, 60)
+    if quantized:
+        flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
+    more, drafts = draw_drafts(rng, model, stages > 1)
+    return Plan(flags + more, model, drafts, UNKNOWN_COSTS)
+
+
+def plan_of(name):
+    if name.startswith(DRAWN):
+        return draw(name)
+    model = name if name in ("null", "windows") else "demo"
+    return Plan(CONFIGS[name], model)
+
+
+# ---- their files ----
+
+
+def change(path, members):
+    """Sets members of a JSON file."""
+    with open(path, encoding="utf-8") as f:
+        config = json.load(f) | members
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(config, f)
+
+
+def write_model(plan, folder):
+    """The model's files in a new folder, with a chat template; returns the folder."""
+    at = os.path.join(folder, "demo")
+    if plan.model in MTP:
+        head_models.write_mtp(at, MTP[plan.model])
+    else:
+        shutil.copytree(head_models.DEMO, at)
+    change(os.path.join(at, "tokenizer_config.json"), {"chat_template": TEMPLATE})
+    if plan.model == "windows":  # in every second layer: two KV groups
+        kinds = ["sliding_attention", "full_attention"] * 4
+        members = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+        change(os.path.join(at, "config.json"), members | {"sliding_window": 24, "layer_types": kinds})
+    return at
+
+
+def draft_flags(plan, folder):
+    """Flags that name the head or draft model, whose files are written to the folder."""
+    if plan.drafts is None:
+        return []
+    if plan.drafts == "eagle3":
+        model = head_models.write_eagle3(os.path.join(folder, "eagle3"), list(DRAFTED_IDS))
+    else:
+        model = head_models.DEMO
+    return ["--draft-model", str(model)]

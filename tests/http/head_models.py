@@ -1,0 +1,102 @@
+"""Draft heads for tests: EAGLE-3 heads of random weights for the bundled model, and small models of dummy weights with an MTP
+head and the bundled model's tokenizer."""
+import json
+import pathlib
+import shutil
+import struct
+
+import numpy as np
+
+from conftest import ROOT
+
+DEMO = f"{ROOT}/models/demo"
+HEADS = f"{ROOT}/tests/golden/heads"
+MTP = ("mtp-glm", "mtp-latent", "mtp-qwen")
+HEAD_DIM, N_HEADS, N_KV_HEADS, MLP = 32, 4, 2, 64
+
+
+def write_safetensors(path, tensors):
+    header, at = {}, 0
+    for name, t in tensors.items():
+        header[name] = {
+            "dtype": {"float32": "F32", "int64": "I64"}[str(t.dtype)],
+            "shape": t.shape,
+            "data_offsets": [at, at + t.nbytes],
+        }
+        at += t.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(t.tobytes() for t in tensors.values())
+    )
+
+
+def head_tensors(hidden, ids, seed=3):
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (len(ids), hidden),
+        "midlayer.self_attn.q_proj": (N_HEADS * HEAD_DIM, 2 * hidden),
+        "midlayer.self_attn.k_proj": (N_KV_HEADS * HEAD_DIM, 2 * hidden),
+        "midlayer.self_attn.v_proj": (N_KV_HEADS * HEAD_DIM, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, N_HEADS * HEAD_DIM),
+        "midlayer.mlp.gate_proj": (MLP, hidden),
+        "midlayer.mlp.up_proj": (MLP, hidden),
+        "midlayer.mlp.down_proj": (hidden, MLP),
+    }
+    tensors = {
+        f"{name}.weight": (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    norms = (
+        "norm",
+        "midlayer.input_layernorm",
+        "midlayer.hidden_norm",
+        "midlayer.post_attention_layernorm",
+    )
+    tensors |= {f"{name}.weight": np.ones(hidden, np.float32) for name in norms}
+    tensors["d2t"] = np.array(ids, np.int64) - np.arange(len(ids))
+    return tensors
+
+
+def write_eagle3(folder, ids):
+    """An EAGLE-3 head for the bundled model that drafts the tokens `ids`, ascending, alone."""
+    model = json.loads(pathlib.Path(DEMO, "config.json").read_text())
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": len(ids),
+        "num_hidden_layers": 1,
+        "hidden_size": model["hidden_size"],
+        "num_attention_heads": N_HEADS,
+        "num_key_value_heads": N_KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": MLP,
+        "vocab_size": model["vocab_size"],
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "torch_dtype": "float32",
+    }
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", head_tensors(model["hidden_size"], ids))
+    return folder
+
+
+def write_mtp(folder, kind, **members):
+    """A model of dummy weights (--load-format dummy) with an MTP head; kind: one of MTP."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(f"{DEMO}/{name}", folder)
+    config = json.loads(pathlib.Path(HEADS, kind, "config.json").read_text())
+    config |= {
+        "vocab_size": 4096,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if "num_experts" in config:
+        config["num_experts"] = 6  # which two ranks divide
+    (folder / "config.json").write_text(json.dumps(config | members))
+    return folder
