@@ -410,8 +410,9 @@ static void white_space_ends(void **state)
     check_rows(ROWS, ARRAY_LEN(ROWS));
     check_white_space(GRAMMAR_JSON_SCHEMA, ROWS[0].schema);
     check_white_space(GRAMMAR_JSON_SCHEMA, "true");
-    check_white_space(GRAMMAR_JSON_SCHEMA,
-                      "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"b\",\"c\"]}}");
+    check_white_space(
+        GRAMMAR_JSON_SCHEMA,
+        "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"b\",\"c\"]}}");
     check_white_space(GRAMMAR_JSON_SCHEMA, "{\"additionalProperties\":{\"enum\":[1]}}");
     check_white_space(GRAMMAR_JSON_OBJECT, "");
 }
