@@ -76,8 +76,10 @@ static inline void use_walk(struct grammar *g, uint32_t drawn)
         }
         drawn = drawn * 1664525u + 1013904223u;
         int32_t id = (int32_t)((drawn >> 8) % USE_TOKENS);
-        bool allowed = mask[id / 32] >> (id % 32) & 1;
-        CHECK(constraint_allows(c, id) == allowed);
+        for (int32_t other = USE_WORDS - 1; other < USE_NAME; other++) {
+            CHECK(constraint_allows(c, other) == (mask[other / 32] >> (other % 32) & 1));
+        }
+        CHECK(constraint_allows(c, id) == (mask[id / 32] >> (id % 32) & 1));
         while (!(mask[id / 32] >> (id % 32) & 1)) {
             id = (id + 1) % USE_TOKENS;
         }
