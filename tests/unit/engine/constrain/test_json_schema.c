@@ -347,8 +347,8 @@ static bool allowed(struct constraint *c, uint8_t byte)
     return constraint_allows(c, byte);
 }
 
-/* White space wherever it may be, else a byte that ends what was begun. In a string there
- * is none but its own. */
+/* White space wherever it may be, else a byte that ends what was begun. In a string
+ * there is none but its own. */
 static int greedy_byte(struct constraint *c, bool in_string)
 {
     static const char blanks[] = "\n\t ", others[] = "\"}]:,1{[";
