@@ -148,7 +148,8 @@ static rx_id json_string(struct grammar_builder *b)
     return rx_concat(b, bytes(b, "\""), rx_concat(b, rx_json_body(b, rx_any(b)), bytes(b, "\"")));
 }
 
-/* White space: at most two blanks, and where a line may end its break and indentation. */
+/* White space: at most two blanks, and where a line may end that, or its break and
+ * indentation. */
 struct blanks {
     sym_id spaces, line;
 };
