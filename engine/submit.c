@@ -104,23 +104,28 @@ static int encode_bad_words(const struct engine *e, struct shared_params *s, str
     return 0;
 }
 
+/* Of the first token's mask, some forty milliseconds: a grammar that needs more is
+ * refused at once. */
+enum { FIRST_MASK_WORK = 4000000 };
+
 /* The mask of the first token, which the grammar keeps: here it delays nobody, while
- * the step that samples the first tokens of several choices has to wait for it. What
- * else is wrong with it shows there. */
+ * the step that samples the first tokens of several choices has to wait for it. */
 static int compute_first_mask(struct constraint *state, int32_t vocab, struct err *err)
 {
     uint32_t *mask = calloc((size_t)mask_words(vocab), sizeof(*mask));
-    int64_t work = MASK_WORK_MOST;
+    int64_t work = FIRST_MASK_WORK;
 
     if (!mask) {
         return err_nomem(err, "a mask");
     }
     int rc = constraint_mask(state, mask, &work);
     free(mask);
-    return rc != CONSTRAINT_UNFINISHED
-               ? 0
-               : err_set(err, ERR_INVALID,
-                         "the grammar needs more work for its first token than its limits allow");
+    if (rc == CONSTRAINT_UNFINISHED || rc == ERR_FULL) {
+        return err_set(err, ERR_INVALID,
+                       "the grammar needs more work or memory for its first token than its limits "
+                       "allow");
+    }
+    return 0; /* what else is wrong shows in that step */
 }
 
 /* The state at the start of the request's grammar, if it has one. */

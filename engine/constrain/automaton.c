@@ -6,7 +6,6 @@
 enum {
     MASK_BYTES = 4 << 20, /* of the masks that are kept */
     STEP_WORK = 4 << 20,  /* units of work in one step */
-    STEP_LEAST = 20,      /* beside what it charges */
 };
 
 /* ---- configs ---- */
@@ -178,8 +177,7 @@ static int32_t make_step(struct automaton *a, int32_t config, int32_t symbol,
     return config_intern(a);
 }
 
-/* A step that takes too much work leaves the automaton as it was. */
-static int32_t failure(struct automaton *a)
+int32_t automaton_failure(struct automaton *a)
 {
     if (a->budget.failed == ERR_FULL && a->budget.max_work > 0 &&
         a->budget.work > a->budget.max_work) {
@@ -220,7 +218,7 @@ int32_t automaton_step(struct stepper *s, int32_t config, int32_t symbol)
         a->budget.work = 0;
         to = a->budget.failed ? CONFIG_FULL : make_step(a, config, symbol, &alike);
         if (a->budget.failed) {
-            to = failure(a);
+            to = automaton_failure(a);
         } else {
             set_edges(a, config, symbol, to, &alike);
         }

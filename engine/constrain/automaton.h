@@ -31,6 +31,7 @@ enum {
     CONFIG_PAUSED = -5, /* of automaton_next: the caller's work is used up */
     CHUNK = 64,         /* configs allocated together */
     MAX_CHUNKS = 1 << 12,
+    STEP_LEAST = 20, /* units of work of a step beside what it charges */
     CONFIG_NEXT = 4, /* configs that plain characters may lead to, if it is noted */
 };
 
@@ -71,6 +72,9 @@ struct config {
     _Atomic(uint64_t) alike, unlike;
     _Atomic(int32_t) alike_to; /* CONFIG_DEAD: none, CONFIG_UNKNOWN: not asked for */
     _Atomic(int32_t) slot;     /* of the mask cache, or -1; a hint */
+    /* Configs whose masks bound this one's (config_bounds); `low` CONFIG_UNKNOWN: not
+     * asked for, CONFIG_DEAD: none. */
+    _Atomic(int32_t) low, high;
 };
 
 enum note { NOTE_UNKNOWN, NOTE_YES, NOTE_NO };
@@ -182,6 +186,9 @@ void items_advance(struct automaton *a, int32_t row, int32_t symbol);
 int32_t items_row(struct automaton *a);
 /* The config of a->next and a->completed: its number, CONFIG_DEAD or CONFIG_FULL. */
 int32_t config_intern(struct automaton *a);
+/* Why the budget has failed, as automaton_step says it. Where one step took too much
+ * work the automaton is as it was, and may go on. */
+int32_t automaton_failure(struct automaton *a);
 /* Append to a->next what may be read behind a row. */
 void entry_add(struct automaton *a, int32_t row, int32_t lex);
 

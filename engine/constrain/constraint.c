@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/constrain/grammar.h"
-#include "engine/constrain/mask.h"
+#include "engine/constrain/masks/mask.h"
 
 enum {
     AFTER_END = 0,          /* in place of a config: an end-of-sequence token was accepted */

@@ -221,7 +221,22 @@ int vocab_kind(uint8_t byte)
     return at ? MIN(55 + (int)(at - marks), KIND_BROKEN - 2) : KIND_BROKEN - 1;
 }
 
-/* The kind of what the token has beyond ASCII; 0: it has nothing. */
+/* Whether a pattern's \s takes a character beyond ASCII that ends no line. */
+static bool is_space(const uint8_t *text, size_t len)
+{
+    static const char spaces[][4] = {"\xc2\xa0",     "\xe1\x9a\x80", "\xe2\x80\xaf",
+                                     "\xe2\x81\x9f", "\xe3\x80\x80", "\xef\xbb\xbf"};
+
+    for (size_t i = 0; i < ARRAY_LEN(spaces); i++) {
+        size_t n = strlen(spaces[i]);
+        if (len >= n && memcmp(text, spaces[i], n) == 0) {
+            return true;
+        }
+    }
+    return len >= 3 && text[0] == 0xe2 && text[1] == 0x80 && text[2] <= 0x8a;
+}
+
+/* The kinds of what the token has beyond ASCII; 0: it has nothing. */
 static uint64_t beyond_ascii(const struct constrain_vocab *v, int32_t id)
 {
     const uint8_t *text = (const uint8_t *)v->text + v->at[id];
@@ -233,7 +248,9 @@ static uint64_t beyond_ascii(const struct constrain_vocab *v, int32_t id)
         if (n == 0 || ends_line(text + i, len - i)) {
             return (uint64_t)1 << KIND_BROKEN;
         }
-        kinds |= (uint64_t)(text[i] >= 0x80) << KIND_BEYOND_ASCII;
+        if (text[i] >= 0x80) {
+            kinds |= (uint64_t)1 << (is_space(text + i, len - i) ? KIND_SPACE : KIND_BEYOND_ASCII);
+        }
         i = n < 0 ? len : i + (size_t)n;
     }
     return kinds;

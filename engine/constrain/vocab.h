@@ -76,9 +76,10 @@ static inline int32_t trie_token(const struct trie_node *n)
 }
 
 /* Kinds of bytes: each letter is one, digits and some marks are others. The bytes of
- * characters beyond ASCII are one kind where they are whole characters, or begin one,
- * and no separators of lines, U+2028 and U+2029; else they are KIND_BROKEN. */
-enum { KIND_BEYOND_ASCII, KIND_BROKEN = 62, N_BYTE_KINDS };
+ * characters beyond ASCII are of two kinds where they are whole characters, or begin
+ * one: what a pattern's \s takes, and the others. Separators of lines, U+2028 and
+ * U+2029, and all else are KIND_BROKEN. */
+enum { KIND_BEYOND_ASCII, KIND_BROKEN = 62, KIND_SPACE, N_BYTE_KINDS };
 /* Of a byte of ASCII. */
 int vocab_kind(uint8_t byte);
 

@@ -23,7 +23,7 @@
         }                                                                \
     } while (0)
 
-enum { EOS = 256, STEPS = 16, MASK_WORDS = 9, MASK_WORK = 200000 };
+enum { EOS = 256, STEPS = 16, MASK_WORDS = 9, MASK_WORK = 50000, COMPILE_WORK = 100000 };
 
 static char letters[256];
 
@@ -94,6 +94,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     v = v ? v : open_vocab();
     grammar_limits_init(&l);
+    l.bytes = (size_t)4 << 20;
+    l.work = COMPILE_WORK;
     const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
     size_t len = nul ? (size_t)(nul - data) : size;
     int rc = grammar_new(&g, v, GRAMMAR_JSON_SCHEMA, size ? (const char *)data : "", len, &l, &e);

@@ -136,6 +136,9 @@ def test_a_hostile_schema_is_refused_at_once(server):
         r = server.ask("POST", "/v1/completions", content=body, headers={"Content-Type": "application/json"})
         assert r.status_code in (200, 400), r.text
     assert complete(server, max_tokens=1)
+    r = server.ask("POST", "/v1/completions", json={"prompt": "x", "max_tokens": 2, "guided_regex": "(a?b?)" * 2000})
+    assert r.status_code == 400 and "first token" in r.json()["error"]["message"], r.text
+    assert complete(server, max_tokens=2, guided_regex="((a*)*)*" * 2000 + "b")[0]["finish_reason"] in ("stop", "length")
 
 
 def metric(server, name):

@@ -19,13 +19,26 @@ sym_id emit_either(struct schema *s, sym_id a, sym_id b)
 
 /* ---- what every schema needs ---- */
 
-/* A text with the blanks in front of it, or behind it. */
-static sym_id mark(struct schema *s, const char *text, bool in_front, bool behind)
+/* An opening or closing mark, with the white space inside it. */
+static sym_id open_mark(struct schema *s, const char *text)
 {
-    rx_id x = rx_bytes(s->b, text, strlen(text));
+    return sym_terminal(s->b, rx_concat(s->b, rx_bytes(s->b, text, 1), s->blank));
+}
 
-    x = in_front ? rx_concat(s->b, s->blank, x) : x;
-    return sym_terminal(s->b, behind ? rx_concat(s->b, x, s->blank) : x);
+static sym_id close_mark(struct schema *s, const char *text)
+{
+    return sym_terminal(s->b, rx_concat(s->b, s->blank, rx_bytes(s->b, text, 1)));
+}
+
+/* The colon between a name and its value. */
+static rx_id colon(struct schema *s)
+{
+    return rx_concat(s->b, s->spaces, rx_concat(s->b, rx_bytes(s->b, ":", 1), s->spaces));
+}
+
+rx_id emit_comma(struct schema *s)
+{
+    return rx_concat(s->b, s->spaces, rx_concat(s->b, rx_bytes(s->b, ",", 1), s->blank));
 }
 
 static rx_id quoted(struct schema *s, rx_id body)
@@ -54,15 +67,16 @@ void emit_constants(struct schema *s)
     rx_id line = rx_concat(s->b, rx_concat(s->b, cr, rx_bytes(s->b, "\n", 1)),
                            rx_repeat(s->b, rx_class(s->b, indent, 2, false), 0, INDENT));
 
-    s->blank = rx_or(s->b, line, rx_repeat(s->b, rx_class(s->b, &space, 1, false), 0, BLANKS));
+    s->spaces = rx_repeat(s->b, rx_class(s->b, &space, 1, false), 0, BLANKS);
+    s->blank = rx_or(s->b, line, s->spaces);
     s->body = rx_json_body(s->b, s->any);
-    s->comma = mark(s, ",", true, true);
-    s->open_object = mark(s, "{", false, true);
-    s->close_object = mark(s, "}", true, false);
-    s->end_object = mark(s, "}", false, false);
-    s->open_array = mark(s, "[", false, true);
-    s->close_array = mark(s, "]", true, false);
-    s->end_array = mark(s, "]", false, false);
+    s->comma = sym_terminal(s->b, emit_comma(s));
+    s->open_object = open_mark(s, "{");
+    s->close_object = close_mark(s, "}");
+    s->end_object = sym_terminal(s->b, rx_bytes(s->b, "}", 1));
+    s->open_array = open_mark(s, "[");
+    s->close_array = close_mark(s, "]");
+    s->end_array = sym_terminal(s->b, rx_bytes(s->b, "]", 1));
     s->any_string = sym_terminal(s->b, quoted(s, s->body));
     if (!grammar_build_failed(s->b)) {
         make_any_value(s);
@@ -103,17 +117,14 @@ static rx_id quoted_text(struct schema *s, const struct value *string)
 
 rx_id emit_name(struct schema *s, const struct value *name)
 {
-    rx_id colon = rx_concat(s->b, s->blank, rx_concat(s->b, rx_bytes(s->b, ":", 1), s->blank));
-
-    return rx_concat(s->b, quoted_text(s, name), colon);
+    return rx_concat(s->b, quoted_text(s, name), colon(s));
 }
 
 rx_id emit_names(struct schema *s, rx_id names)
 {
-    rx_id colon = rx_concat(s->b, s->blank, rx_concat(s->b, rx_bytes(s->b, ":", 1), s->blank));
     rx_id body = names == s->any ? s->body : rx_json_body(s->b, names);
 
-    return rx_concat(s->b, quoted(s, body), colon);
+    return rx_concat(s->b, quoted(s, body), colon(s));
 }
 
 static rx_id string_text(struct schema *s, const struct string_set *set)

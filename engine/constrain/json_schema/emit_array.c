@@ -244,7 +244,7 @@ static sym_id unique_list(struct schema *s, const struct array_set *a, const str
     if (a->min > most) {
         return 0;
     }
-    rx_id comma = rx_concat(s->b, s->blank, rx_concat(s->b, rx_bytes(s->b, ",", 1), s->blank));
+    rx_id comma = emit_comma(s);
     rx_id end = rx_concat(s->b, s->blank, rx_bytes(s->b, "]", 1)), behind = rx_or(s->b, comma, end);
     rx_id any = rx_any_of(s, each, n), list = rx_never(s->b);
     if (most > 0) {

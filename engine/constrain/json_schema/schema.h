@@ -17,7 +17,8 @@
  *   - names of properties and texts of enum and const are spelled without needless
  *     escapes; integers without a fraction or exponent; numbers with bounds without an
  *     exponent, unless the only bound is zero;
- *   - between tokens are at most two blanks, or a line break and its indentation.
+ *   - between tokens are at most two blanks, or, behind a comma and inside brackets, a
+ *     line break and its indentation of at most 64 blanks and tabs.
  *
  * Errors are the builder's, which is sticky: functions go on with what they have after
  * one, and pointers that they return are then NULL.
@@ -161,7 +162,8 @@ struct schema {
     const struct shape *all, *none;
     rx_id any, never;   /* of strings */
     rx_id plain, power; /* every number, as number_set has them */
-    rx_id blank;        /* whitespace between tokens */
+    rx_id blank;        /* white space where a line may end */
+    rx_id spaces;       /* and where none may */
     rx_id body;         /* a string's body, any */
     /* Symbols: any value and string; the marks with the blanks beside them. */
     sym_id any_value, any_string, comma;
@@ -273,6 +275,8 @@ sym_id emit_either(struct schema *s, sym_id a, sym_id b);
 /* A member's name in its shortest spelling, and names of a set; with their colon. */
 rx_id emit_name(struct schema *s, const struct value *name);
 rx_id emit_names(struct schema *s, rx_id names);
+/* The comma between two elements, with its white space. */
+rx_id emit_comma(struct schema *s);
 /* The texts of a shape's values that are neither arrays nor objects. */
 rx_id emit_scalar(struct schema *s, const struct shape *shape);
 

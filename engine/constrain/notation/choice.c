@@ -148,11 +148,18 @@ static rx_id json_string(struct grammar_builder *b)
     return rx_concat(b, bytes(b, "\""), rx_concat(b, rx_json_body(b, rx_any(b)), bytes(b, "\"")));
 }
 
+/* White space: at most two blanks, and where a line may end that, or its break and
+ * indentation. */
+struct blanks {
+    sym_id spaces, line;
+};
+
 /* open (item ("," item)*)? close, with blanks between. */
 static sym_id json_list(struct grammar_builder *b, const char *open, sym_id item, const char *close,
-                        sym_id blank)
+                        const struct blanks *blanks)
 {
-    sym_id comma_parts[] = {blank, sym_text(b, ","), blank, item};
+    sym_id blank = blanks->line;
+    sym_id comma_parts[] = {blanks->spaces, sym_text(b, ","), blank, item};
     sym_id more = sym_repeat(b, sym_concat(b, comma_parts, 4), 0, -1);
     sym_id item_parts[] = {item, more, blank};
     sym_id items = sym_repeat(b, sym_concat(b, item_parts, 3), 0, 1);
@@ -163,14 +170,15 @@ static sym_id json_list(struct grammar_builder *b, const char *open, sym_id item
 
 sym_id json_object_build(struct grammar_builder *b)
 {
-    static const char blanks[] = "[ \\t]{0,20}(\\r?\\n[ \\t]{0,20})?";
-    sym_id blank = sym_terminal(b, rx_parse(b, blanks, sizeof(blanks) - 1, false));
+    static const char spaces[] = " {0,2}", line[] = " {0,2}|\\r?\\n[ \\t]{0,64}";
+    struct blanks blanks = {sym_terminal(b, rx_parse(b, spaces, sizeof(spaces) - 1, false)),
+                            sym_terminal(b, rx_parse(b, line, sizeof(line) - 1, false))};
     sym_id value = sym_rule(b);
     sym_id string = sym_terminal(b, json_string(b));
-    sym_id member_parts[] = {string, blank, sym_text(b, ":"), blank, value};
+    sym_id member_parts[] = {string, blanks.spaces, sym_text(b, ":"), blanks.spaces, value};
     sym_id member = sym_concat(b, member_parts, 5);
-    sym_id object = json_list(b, "{", member, "}", blank);
-    sym_id array = json_list(b, "[", value, "]", blank);
+    sym_id object = json_list(b, "{", member, "}", &blanks);
+    sym_id array = json_list(b, "[", value, "]", &blanks);
     rx_id words = rx_or(b, bytes(b, "true"), rx_or(b, bytes(b, "false"), bytes(b, "null")));
     rx_id scalar = rx_or(b, json_number(b), words);
     sym_id kinds[] = {string, object, array, sym_terminal(b, scalar)};

@@ -333,6 +333,11 @@ rx_id rx_make_concat(struct rx *r, rx_id left, rx_id right)
     if (left == right && left == RX_ID_ALL) {
         return left;
     }
+    const struct rx_node *l = &r->node[left], *n = &r->node[right];
+    if (l->kind == RX_REPEAT && l->b == 0 && l->c < 0 &&
+        (left == right || (n->kind == RX_CONCAT && n->a == left))) {
+        return right; /* any number, and any number again */
+    }
     int flags = r->node[left].flags & r->node[right].flags & (RX_NULLABLE | RX_PLAIN);
     int above = r->node[left].kind == RX_CONCAT ? 0 : 1;
     return intern(r, RX_CONCAT, left, right, 0, flags,

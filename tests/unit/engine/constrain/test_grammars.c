@@ -139,6 +139,10 @@ static const struct example examples[] = {
      "",
      {"{}", "{ }", "{\"a\": [1, -2.5e3, \"x\\n\", {}, []], \"b\": {\"c\": null}}", "{\"\":true}"},
      {"", "[]", "1", "{\"a\" 1}", "{\"a\":01}", "{\"a\":1,}"}},
+    {GRAMMAR_JSON_OBJECT,
+     "",
+     {"{\n\t\"a\" : [\n\t\t1,\n\t\t2\n\t]\n}", "{\r\n  \"a\":  1\r\n}"},
+     {"{\n\n}", "{   }", "{\"a\"\n:1}", "{\"a\":\n1}", "{} ", " {}"}},
     {GRAMMAR_LARK,
      "start: greeting (\", \" NAME)* \".\"\ngreeting: \"hello\" | \"bye\"i\n"
      "NAME: /[A-Z][a-z]+/ // a comment\n",

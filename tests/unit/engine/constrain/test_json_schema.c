@@ -340,6 +340,83 @@ static void refused_by_name(void **state)
     }
 }
 
+/* ---- white space ---- */
+
+static bool allowed(struct constraint *c, uint8_t byte)
+{
+    return constraint_allows(c, byte);
+}
+
+/* White space wherever it may be, else a byte that ends what was begun. In a string
+ * there is none but its own. */
+static int greedy_byte(struct constraint *c, bool in_string)
+{
+    static const char blanks[] = "\n\t ", others[] = "\"}]:,1{[";
+
+    for (const char *b = in_string ? "" : blanks; *b; b++) {
+        if (allowed(c, (uint8_t)*b)) {
+            return *b;
+        }
+    }
+    for (const char *b = others; *b; b++) {
+        if (allowed(c, (uint8_t)*b)) {
+            return *b;
+        }
+    }
+    for (int b = 'a'; b <= 'z'; b++) {
+        if (allowed(c, (uint8_t)b)) {
+            return b;
+        }
+    }
+    return -1;
+}
+
+static void check_white_space(enum grammar_kind kind, const char *text)
+{
+    struct grammar_limits l;
+    struct grammar *g;
+    struct constraint *c = NULL;
+    struct err e = {0};
+    bool in_string = false;
+    int run = 0, byte;
+
+    grammar_limits_init(&l);
+    assert_int_equal(grammar_new(&g, vocab, kind, text, strlen(text), &l, &e), 0);
+    assert_int_equal(constraint_new(&c, g, &e), 0);
+    for (int i = 0; i < 2000 && (byte = greedy_byte(c, in_string)) >= 0; i++) {
+        bool blank = !in_string && byte <= ' ';
+        run = blank ? run + 1 : 0;
+        assert_true(run <= 1 + 64);
+        assert_false(blank && i == 0);                 /* a text begins with its value, */
+        assert_false(blank && constraint_complete(c)); /* and ends with it */
+        in_string ^= byte == '"';
+        assert_int_equal(constraint_accept(c, byte, &(int64_t){INT64_MAX}), 0);
+    }
+    constraint_free(c);
+    grammar_unref(g);
+}
+
+static void white_space_ends(void **state)
+{
+    static const struct row ROWS[] = {
+        {"{\"properties\":{\"a\":{\"type\":\"object\"},\"b\":{\"items\":{\"type\":\"integer\"}}}}",
+         {"{\n  \"a\": {\n    \"x\": [\n      1,\n      2\n    ]\n  },\n  \"b\": [1 , 2]\n}",
+          "{\r\n\t\"a\" : {},\r\n\t\"b\":[]\r\n}", "{\"b\":[1,2]}"},
+         {"{\n\n\"b\":[]}", "{\"b\"\n:[]}", "{\"b\":\n[]}", "{\"b\":[1\n,2]}", "{   \"b\":[]}",
+          "{\"b\":[]}\n"}},
+    };
+
+    (void)state;
+    check_rows(ROWS, ARRAY_LEN(ROWS));
+    check_white_space(GRAMMAR_JSON_SCHEMA, ROWS[0].schema);
+    check_white_space(GRAMMAR_JSON_SCHEMA, "true");
+    check_white_space(
+        GRAMMAR_JSON_SCHEMA,
+        "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"b\",\"c\"]}}");
+    check_white_space(GRAMMAR_JSON_SCHEMA, "{\"additionalProperties\":{\"enum\":[1]}}");
+    check_white_space(GRAMMAR_JSON_OBJECT, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -351,6 +428,7 @@ int main(void)
         cmocka_unit_test(combinations),
         cmocka_unit_test(references),
         cmocka_unit_test(refused_by_name),
+        cmocka_unit_test(white_space_ends),
     };
 
     return cmocka_run_group_tests(tests, open_vocab, close_vocab);

@@ -107,6 +107,18 @@ static void a_mask_is_what_each_token_by_itself_is_told(void **state)
         {GRAMMAR_REGEX, "[abm1]{3,40}"},
         {GRAMMAR_REGEX, "[a-m ]{1,6}Z?"},
         {GRAMMAR_REGEX, "[ab\xc3\xa9]{2,4}"},
+        {GRAMMAR_REGEX, ".*[ab1]{90}.*"},
+        {GRAMMAR_REGEX, "([^ \\n]+ +){0,40}[^ \\n]+"},
+        {GRAMMAR_REGEX, "(\\S+\\s+){2,12}\\S+"},
+        {GRAMMAR_REGEX, "[ab1]{4,9}"},
+        {GRAMMAR_REGEX, "[ab1]{0,5}(m[ab1]{0,70}|1{0,6}Z){0,8}"},
+        {GRAMMAR_REGEX, "((ab|1){0,7}m?){0,4}Z"},
+        {GRAMMAR_JSON_SCHEMA,
+         "{\"type\": \"string\", \"maxLength\": 19, \"pattern\": \"^(\\\\S+\\\\s+){0,9}\\\\S+$\"}"},
+        {GRAMMAR_JSON_SCHEMA, "{\"type\": \"string\", \"minLength\": 5, \"maxLength\": 9, "
+                              "\"pattern\": \"^(\\\\S+\\\\s+){1,5}\\\\S+$\"}"},
+        {GRAMMAR_JSON_SCHEMA, "{\"type\": \"string\", \"maxLength\": 9, \"not\": {\"pattern\": "
+                              "\"^[ab]{0,6}$\"}}"},
         {GRAMMAR_REGEX, "\"([^\"\\\\\\n]|\\\\[ab])*\""},
         {GRAMMAR_REGEX, "\"[^\"\\\\\\n]{0,30}\""},
         {GRAMMAR_REGEX, "\"[^\"\\\\\\n]{2,5}\""},
