@@ -11,7 +11,7 @@ PLAIN = {
     "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed",
     "cache_salt", "stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs", "user",
     "metadata", "request_id", "priority", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "service_tier", "store", "stop", "tools", "tool_choice", "parallel_tool_calls", "response_format",
+    "prompt_cache_options", "service_tier", "store", "stop", "tools", "tool_choice", "parallel_tool_calls", "response_format",
 }
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ROUTES = {

@@ -155,10 +155,12 @@ static const struct field rows[] = {
     ROW_STRING("safety_identifier", "Accepted, but has no effect."),
     ROW_STRING("prompt_cache_key", "Accepted, but has no effect: every prefix is cached."),
     ROW_STRING("prompt_cache_retention", "Accepted, but has no effect."),
+    ROW_UNUSED("prompt_cache_options", read_any_object, ANY_OBJECT),
     ROW_STRING("service_tier", "Accepted, but has no effect."),
     ROW_STATE("previous_response_id", "{\"type\":\"null\"}"),
     ROW_STATE("conversation", "{\"type\":\"null\"}"),
     ROW_MISSING("prompt", "stored prompts"),
+    ROW_MISSING("moderation", "moderation"),
 };
 const struct field_table responses_fields = {rows, ARRAY_LEN(rows), ROUTE_BOTH};
 

@@ -327,7 +327,9 @@ static void test_fields_without_effect_are_checked(void **state)
     accept(
         BODY("\"prompt_cache_key\":\"k\",\"safety_identifier\":\"s\",\"store\":true,\"metadata\":"
              "{\"a\":\"b\"},\"service_tier\":\"auto\",\"prediction\":{\"type\":\"content\","
-             "\"content\":\"x\"},\"modalities\":[\"text\"],\"prompt_cache_retention\":\"24h\""),
+             "\"content\":\"x\"},\"modalities\":[\"text\"],\"prompt_cache_retention\":\"24h\","
+             "\"prompt_cache_options\":{\"mode\":\"implicit\",\"ttl\":\"30m\"},"
+             "\"moderation\":null"),
         "", "");
     refuse(&ctx, BODY("\"reasoning_effort\":\"much\""), "reasoning_effort", "\"high\"");
     refuse(&ctx, BODY("\"service_tier\":\"fast\""), "service_tier", "\"flex\"");
@@ -336,6 +338,8 @@ static void test_fields_without_effect_are_checked(void **state)
     refuse(&ctx, BODY("\"metadata\":[]"), "metadata", "an object");
     refuse(&ctx, BODY("\"audio\":{}"), "audio", "not supported");
     refuse(&ctx, BODY("\"web_search_options\":{}"), "web_search_options", "web search");
+    refuse(&ctx, BODY("\"moderation\":{\"model\":\"m\"}"), "moderation", "not supported");
+    refuse(&ctx, BODY("\"prompt_cache_options\":\"24h\""), "prompt_cache_options", "an object");
 }
 
 /* ---- constrained output ---- */

@@ -354,6 +354,7 @@ static void what_responses_refuse(void **state)
     refused(how, "{}", "input", "input is missing");
     refused(how, "{'input':7}", "input", "must be a text or a list");
     refused(how, "{'input':[7]}", "input", "input[0] must be an object");
+    refused(how, "{'input':'x','moderation':{'model':'m'}}", "moderation", "not supported");
     refused(how, "{'input':[{'type':7}]}", "input", "input[0] must be an object");
     refused(how, "{'input':[{'content':'x'}]}", "input", "needs a role");
     refused(how, "{'input':[{'role':'tool','content':'x'}]}", "input", "role 'tool'");
