@@ -1,15 +1,34 @@
 /* `quire quantize`: a quantised directory made of a model's (models/quantise/). */
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/commands.h"
 #include "models/quantise/quantise.h"
+#include "models/tokenizer/tokenizer.h"
+
+enum { MOST_TOKENS = 1 << 20, DEFAULT_TOKENS = 8192, MOST_TEXT_BYTES = 64 << 20 };
 
 static const char USAGE[] =
-    "usage: quire quantize FROM TO --format fp8|int8|int4\n\n"
+    "usage: quire quantize FROM TO --format fp8|int8|int4\n"
+    "                      [--text FILE [--tokens N] [--smooth ALPHA | --search]]\n\n"
     "Writes the directory TO, which must not exist: the model of the Hugging Face directory\n"
     "FROM with its linear layers rounded to nearest, in the form of compressed-tensors.\n"
-    "Prints the error of each weight: root mean square, as a share of the weight's own.\n";
+    "Prints the error of each weight: root mean square, as a share of the weight's own.\n\n"
+    "  --text FILE     also prints the perplexity of the second half of this text before and\n"
+    "                  after; the first half calibrates\n"
+    "  --tokens N      of the text at most, default 8192\n"
+    "  --smooth ALPHA  int8: move the size of large activations into the weights (SmoothQuant),\n"
+    "                  0 < ALPHA < 1, usually 0.5\n"
+    "  --search        int8, int4: choose how far for each product, by the error of its output\n";
+
+struct arguments {
+    const char *from, *to, *text; /* text: a file */
+    int32_t tokens;               /* of it, at most */
+    struct quantise_options options;
+};
 
 static bool format_named(const char *name, enum weight_format_id *ret)
 {
@@ -27,22 +46,130 @@ static bool format_named(const char *name, enum weight_format_id *ret)
     return false;
 }
 
+static bool number(const char *text, double least, double most, double *ret)
+{
+    char *end;
+
+    *ret = strtod(text, &end);
+    return end > text && !*end && *ret >= least && *ret <= most;
+}
+
+/* One option with its value. */
+static bool read_option(struct arguments *a, const char *name, const char *value)
+{
+    double x;
+
+    if (strcmp(name, "--format") == 0) {
+        return format_named(value, &a->options.format);
+    }
+    if (strcmp(name, "--text") == 0) {
+        a->text = value;
+        return true;
+    }
+    if (strcmp(name, "--tokens") == 0 && number(value, 8, MOST_TOKENS, &x)) {
+        a->tokens = (int32_t)x;
+        return true;
+    }
+    if (strcmp(name, "--smooth") == 0 && number(value, 0.01, 0.99, &x)) {
+        a->options.smooth = (float)x;
+        return true;
+    }
+    return false;
+}
+
+static bool read_arguments(struct arguments *a, int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--search") == 0) {
+            a->options.search = true;
+        } else if (strncmp(argv[i], "--", 2) == 0) {
+            if (i + 1 == argc || !read_option(a, argv[i], argv[i + 1])) {
+                return false;
+            }
+            i++;
+        } else if (!a->from) {
+            a->from = argv[i];
+        } else if (!a->to) {
+            a->to = argv[i];
+        } else {
+            return false;
+        }
+    }
+    bool factors = a->options.search || a->options.smooth > 0;
+    return a->to && a->options.format != FORMAT_F32 && (!factors || a->text) &&
+           !(a->options.search && a->options.smooth > 0);
+}
+
+/* *ret, of *ret_len bytes, is the caller's. */
+static int read_text(const char *path, char **ret, size_t *ret_len, struct err *e)
+{
+    FILE *f = fopen(path, "rbe");
+    char *text = f ? malloc(MOST_TEXT_BYTES) : NULL;
+    size_t n = text ? fread(text, 1, MOST_TEXT_BYTES, f) : 0;
+    int rc = !f          ? err_set(e, ERR_IO, "%s: %s", path, strerror(errno))
+             : !text     ? err_nomem(e, path)
+             : ferror(f) ? err_set(e, ERR_IO, "%s: not readable", path)
+             : n == MOST_TEXT_BYTES
+                 ? err_set(e, ERR_FULL, "%s: a text of less than %d bytes is needed", path,
+                           MOST_TEXT_BYTES)
+                 : 0;
+
+    if (f) {
+        fclose(f);
+    }
+    if (rc < 0) {
+        free(text);
+        return rc;
+    }
+    *ret = text;
+    *ret_len = n;
+    return 0;
+}
+
+/* The tokens of the text by FROM's tokenizer, at most a->tokens of them. */
+static int encode(struct arguments *a, struct token_list *ret, struct err *e)
+{
+    struct tokenizer *t;
+    char *text;
+    size_t len;
+    int rc = read_text(a->text, &text, &len, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = tokenizer_open(&t, a->from, e);
+    if (rc == 0) {
+        rc = tokenizer_encode(t, text, len, false, MOST_TEXT_BYTES, ret, e);
+        tokenizer_free(t);
+    }
+    free(text);
+    a->options.token = ret->id;
+    a->options.n_tokens = MIN(ret->n, a->tokens);
+    return rc;
+}
+
 int quantize_main(int argc, char **argv)
 {
-    enum weight_format_id format;
+    struct arguments a = {.tokens = DEFAULT_TOKENS};
+    struct token_list tokens = {0};
     struct err e = {0};
 
     if (argc > 0 && strcmp(argv[0], "--help") == 0) {
         printf("%s", USAGE);
         return 0;
     }
-    if (argc != 4 || strcmp(argv[2], "--format") != 0 || !format_named(argv[3], &format)) {
+    if (!read_arguments(&a, argc, argv)) {
         fprintf(stderr, "%s", USAGE);
         return 2;
     }
-    if (quantise_directory(argv[0], argv[1], format, stdout, &e) < 0) {
-        fprintf(stderr, "quire quantize: %s\n", e.text);
-        return 1;
+    int rc = a.text ? encode(&a, &tokens, &e) : 0;
+    if (rc == 0 && a.text && tokens.n == 0) {
+        rc = err_set(&e, ERR_INVALID, "%s: an empty text", a.text);
     }
-    return 0;
+    rc = rc < 0 ? rc : quantise_directory(a.from, a.to, &a.options, stdout, &e);
+    token_list_release(&tokens);
+    if (rc < 0) {
+        fprintf(stderr, "quire quantize: %s\n", e.text);
+    }
+    return rc < 0 ? 1 : 0;
 }

@@ -104,6 +104,8 @@ struct transformer {
     struct mat factors;            /* [1, LAYER_FACTORS], float32; data NULL: none */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
+    /* Why the first of these was decoded; constants. */
+    const char *why_decoded[WEIGHT_FORMATS];
     int32_t n_quantised; /* tensors of floats, to model_options.quantise */
 
     /* Activations, [max_tokens, ..]. */
@@ -496,8 +498,9 @@ int quantised_init(struct quantised *q, const struct model *m, struct weight_des
                    struct err *e);
 void quantised_release(struct quantised *q);
 
-/* Count a tensor that was loaded, for model_log_formats. */
-void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored);
+/* Count a tensor of row s that was loaded, for model_log_formats. */
+void model_count_format(const struct model *m, const struct tensor_spec *s,
+                        const struct tensor *tensor, bool as_stored);
 
 /* The norms of q and of k over all of their heads together, in place, if the layer has
  * them. qkv [rows, (n_heads + 2 n_kv_heads) * head_dim]. */

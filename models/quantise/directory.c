@@ -1,9 +1,7 @@
-/* Writing a directory of quantised weights (see quantise.h).
+/* Writing a directory of quantised weights (see quantise.h): which weights, with which
+ * factors, and what they cost.
  *
- * The header of the new file is made first, from the sizes alone; then the tensors are
- * read, rounded and written one by one, so that memory holds one row and the scales of
- * one weight. What a failure leaves behind does not load: its weights are cut short.
- * / */
+ * What a failure leaves behind does not load: its weights are cut short. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -11,40 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "config/base/buf.h"
-#include "config/base/limits.h"
-#include "models/checkpoint/file.h"
 #include "models/checkpoint/gguf/gguf.h"
-#include "models/checkpoint/quantised/quantised.h"
-#include "models/families/layers.h"
-#include "models/quantise/quantise.h"
-
-static const char CONFIG[] = "config.json", WEIGHTS[] = "model.safetensors";
-
-/* Files that are copied where they exist. */
-static const char *const COPIED[] = {"generation_config.json",
-                                     "tokenizer.json",
-                                     "tokenizer.model",
-                                     "vocab.json",
-                                     "merges.txt",
-                                     "tokenizer_config.json",
-                                     "special_tokens_map.json",
-                                     "chat_template.jinja"};
-
-struct conversion {
-    const char *from, *to; /* directories */
-    struct rounding rounding;
-    struct model_config config;
-    struct checkpoint *c;
-    bool *linear; /* [tensors of c] to be quantised; owned */
-    FILE *out;    /* WEIGHTS of `to` */
-    FILE *report;
-};
-
-static int failed(const struct conversion *k, const char *name, struct err *e)
-{
-    return err_set(e, ERR_IO, "%s/%s: %s", k->to, name, strerror(errno));
-}
+#include "models/quantise/quantise_internal.h"
 
 /* ---- which weights ---- */
 
@@ -56,18 +22,49 @@ static bool is_linear(const struct tensor_spec *s)
            s->rows != DIM_ONE && s->rows != DIM_K_UP && s->rows != DIM_V_UP;
 }
 
-/* Returns their number. */
-static int32_t mark_linear(struct conversion *k, const struct model_family *f)
+static enum product product_of(const struct tensor_spec *s)
+{
+    return s->target == IN_LAYER(qkv)    ? PRODUCT_QKV
+           : s->target == IN_LAYER(o)    ? PRODUCT_O
+           : s->target == IN_LAYER(up)   ? PRODUCT_UP
+           : s->target == IN_LAYER(down) ? PRODUCT_DOWN
+                                         : PRODUCTS;
+}
+
+/* The first of its rows that make the input of down; `second`: the layer has another
+ * tensor of gate or up before this one. */
+static int64_t up_from(const struct tensor_spec *s, const struct tensor *t, bool second)
+{
+    return s->rows == DIM_GATE_UP ? t->dim[0] / 2 : second ? 0 : t->dim[0];
+}
+
+/* The place of a layer's tensor; returns whether it is quantised. */
+static bool mark(struct conversion *k, const struct tensor_spec *s, int32_t layer)
+{
+    const struct tensor *t = tensor_spec_find(s, k->c, (struct tensor_index){layer, -1});
+
+    if (!t || !tensor_spec_wanted(s, &k->config, layer)) {
+        return false;
+    }
+    struct place *p = &k->place[t - checkpoint_at(k->c, 0)];
+    bool second = s > k->family->tensors && s[-1].target == s->target;
+    *p = (struct place){.linear = is_linear(s), .layer = layer, .product = product_of(s)};
+    p->up_from = p->linear ? up_from(s, t, second) : 0;
+    if (s->target == IN_LAYER(attn_norm.weight) || s->target == IN_LAYER(mlp_norm.weight)) {
+        p->norm = true;
+        p->product = s->target == IN_LAYER(attn_norm.weight) ? PRODUCT_QKV : PRODUCT_UP;
+    }
+    return p->linear;
+}
+
+/* Returns the number of weights to be quantised. */
+static int32_t mark_tensors(struct conversion *k)
 {
     int32_t n = 0;
 
-    for (const struct tensor_spec *s = f->tensors; s->name; s++) {
-        for (int32_t i = 0; i < k->config.n_layers && is_linear(s); i++) {
-            const struct tensor *t = tensor_spec_find(s, k->c, (struct tensor_index){i, -1});
-            if (t && tensor_spec_wanted(s, &k->config, i)) {
-                k->linear[t - checkpoint_at(k->c, 0)] = true;
-                n++;
-            }
+    for (const struct tensor_spec *s = k->family->tensors; s->name; s++) {
+        for (int32_t i = 0; i < k->config.n_layers && tensor_spec_indices(s) == 1; i++) {
+            n += mark(k, s, i);
         }
     }
     return n;
@@ -81,7 +78,7 @@ static int choose_group(struct conversion *k, struct err *e)
 
     for (int32_t i = 0; i < checkpoint_count(k->c) && group > 0; i++) {
         const struct tensor *t = checkpoint_at(k->c, i);
-        while (k->linear[i] && t->dim[1] % group != 0) {
+        while (k->place[i].linear && t->dim[1] % group != 0) {
             group /= 2;
             if (group < 32) {
                 return err_set(e, ERR_UNSUPPORTED,
@@ -94,320 +91,216 @@ static int choose_group(struct conversion *k, struct err *e)
     return 0;
 }
 
-/* ---- the header ---- */
+/* ---- factors ---- */
 
-static void add_entry(struct buf *h, const char *name, int32_t len, const char *part,
-                      const char *type, int64_t rows, int64_t cols, int64_t n_bytes, int64_t *at)
+/* The weights of a layer that read the input of `p`. */
+static struct readers readers_of(const struct conversion *k, int32_t layer, enum product p)
 {
-    buf_puts(h, h->len > 1 ? ",\"" : "\"");
-    buf_json_escape(h, name, (size_t)len);
-    buf_printf(h, "%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64, part, type, rows);
-    if (cols > 0) {
-        buf_printf(h, ",%" PRId64, cols);
+    struct readers r = {.n = 0};
+
+    for (int32_t i = 0; i < checkpoint_count(k->c) && r.n < READERS; i++) {
+        const struct place *at = &k->place[i];
+        if (at->linear && at->layer == layer && at->product == p) {
+            r.t[r.n++] = checkpoint_at(k->c, i);
+        }
     }
-    buf_printf(h, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", *at, *at + n_bytes);
-    *at += n_bytes;
+    return r;
 }
 
-static int64_t n_groups(const struct conversion *k, const struct tensor *t)
+static const struct tensor *norm_of(const struct conversion *k, int32_t layer, enum product p)
 {
-    return k->rounding.group > 0 ? t->dim[1] / k->rounding.group : 1;
-}
-
-/* The codes of a row: int32 words of eight where there are four bits. */
-static int64_t code_bytes(const struct conversion *k, const struct tensor *t)
-{
-    return k->rounding.format == FORMAT_INT4 ? t->dim[1] / 2 : t->dim[1];
-}
-
-static void add_quantised(const struct conversion *k, struct buf *h, const struct tensor *t,
-                          int64_t *at)
-{
-    int32_t len = (int32_t)(strlen(t->name) - strlen("weight"));
-    int64_t rows = t->dim[0], groups = n_groups(k, t);
-    bool packed = k->rounding.format == FORMAT_INT4;
-
-    add_entry(h, t->name, len, packed ? "weight_packed" : "weight",
-              packed                              ? "I32"
-              : k->rounding.format == FORMAT_INT8 ? "I8"
-                                                  : "F8_E4M3",
-              rows, packed ? t->dim[1] / 8 : t->dim[1], rows * code_bytes(k, t), at);
-    add_entry(h, t->name, len, "weight_scale", "F32", rows, groups, rows * groups * 4, at);
-    if (packed) {
-        add_entry(h, t->name, len, "weight_shape", "I64", 2, 0, 16, at);
-    }
-}
-
-/* As it is; its type is one of the floats, or one that no layer needs. */
-static void add_plain(struct buf *h, const struct tensor *t, int64_t *at)
-{
-    buf_puts(h, h->len > 1 ? ",\"" : "\"");
-    buf_json_escape(h, t->name, strlen(t->name));
-    buf_printf(h, "\":{\"dtype\":\"%s\",\"shape\":[", t->stored_type);
-    for (int32_t i = 0; i < t->n_dims; i++) {
-        buf_printf(h, "%s%" PRId64, i > 0 ? "," : "", t->dim[i]);
-    }
-    buf_printf(h, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", *at, *at + t->n_bytes);
-    *at += t->n_bytes;
-}
-
-static int write_header(struct conversion *k, struct err *e)
-{
-    struct buf h;
-    int64_t at = 0;
-
-    buf_init(&h, LIMIT_SAFETENSORS_HEADER_BYTES);
-    buf_putc(&h, '{');
     for (int32_t i = 0; i < checkpoint_count(k->c); i++) {
-        const struct tensor *t = checkpoint_at(k->c, i);
-        if (k->linear[i]) {
-            add_quantised(k, &h, t, &at);
-        } else {
-            add_plain(&h, t, &at);
+        const struct place *at = &k->place[i];
+        if (at->norm && at->layer == layer && at->product == p) {
+            return checkpoint_at(k->c, i);
         }
     }
-    buf_putc(&h, '}');
-    while (h.len % 8 != 0 && !h.failed) {
-        buf_putc(&h, ' ');
-    }
-    uint64_t n = h.len;
-    int rc = h.failed ? err_nomem(e, "the header")
-             : fwrite(&n, sizeof(n), 1, k->out) != 1 || fwrite(h.data, 1, h.len, k->out) != h.len
-                 ? failed(k, WEIGHTS, e)
-                 : 0;
-    buf_release(&h);
-    return rc;
+    return NULL;
 }
 
-/* ---- the weights ---- */
-
-static void load_row(const struct tensor *t, int64_t row, float *ret)
+/* Whether something of the model can take the inverse of the factors. */
+static bool takes_factors(const struct conversion *k, int32_t layer, enum product p)
 {
-    struct weight_scales values = {.data = t->data,
-                                   .type = t->dtype == DTYPE_F32   ? SCALE_F32
-                                           : t->dtype == DTYPE_F16 ? SCALE_F16
-                                                                   : SCALE_BF16};
-
-    for (int64_t i = 0; i < t->dim[1]; i++) {
-        ret[i] = weight_scale_load(&values, row * t->dim[1] + i);
-    }
+    return p == PRODUCT_DOWN ? !k->config.mlp_bias : p != PRODUCT_O && norm_of(k, layer, p);
 }
 
-/* *ret_error: the weight's, of the whole weight's size. */
-static int write_quantised(struct conversion *k, const struct tensor *t, double *ret_error,
-                           struct err *e)
+/* Choose the factors of a product, and report what they do. */
+static int choose_factors(struct conversion *k, int32_t layer, enum product p, struct err *e)
 {
-    size_t rows = (size_t)t->dim[0], groups = (size_t)n_groups(k, t);
-    size_t row_bytes = (size_t)code_bytes(k, t);
-    float *row = malloc((size_t)t->dim[1] * sizeof(*row)),
-          *scale = malloc(rows * groups * sizeof(*scale));
-    uint8_t *codes = malloc(row_bytes);
-    double sum[2] = {0};
-    int rc = row && scale && codes ? 0 : err_nomem(e, t->name);
+    static const char *const NAMES[] = {"q, k, v", "o", "gate, up", "down"};
+    const struct quantise_options *o = k->options;
+    const struct inputs *in = &k->inputs[layer * PRODUCTS + p];
+    struct readers r = readers_of(k, layer, p);
+    double before, after;
 
-    for (size_t r = 0; r < rows && rc == 0; r++) {
-        load_row(t, (int64_t)r, row);
-        round_row(&k->rounding, row, t->dim[1], codes, scale + r * groups, sum);
-        rc = fwrite(codes, 1, row_bytes, k->out) == row_bytes ? 0 : failed(k, WEIGHTS, e);
+    if (in->cols == 0 || r.n == 0 || !takes_factors(k, layer, p)) {
+        return 0;
     }
-    if (rc == 0 && fwrite(scale, sizeof(*scale), rows * groups, k->out) != rows * groups) {
-        rc = failed(k, WEIGHTS, e);
+    float *s = malloc((size_t)in->cols * sizeof(*s));
+    k->factor[layer * PRODUCTS + p] = s;
+    if (!s) {
+        return err_nomem(e, "factors");
     }
-    if (rc == 0 && k->rounding.format == FORMAT_INT4 && fwrite(t->dim, 8, 2, k->out) != 2) {
-        rc = failed(k, WEIGHTS, e);
+    int rc =
+        o->search ? fold_search(&r, in, &k->rounding, s, e) : fold_smooth(&r, in, o->smooth, s, e);
+    if (rc == 0 && p != PRODUCT_DOWN) {
+        rc = fold_round_factors(norm_of(k, layer, p), k->config.norm_offset, s, e);
     }
-    if (rc == 0 && !isfinite(sum[0])) {
-        rc = err_set(e, ERR_INVALID, "%s has values that are no numbers", t->name);
-    }
-    *ret_error = sum[1] > 0 ? sqrt(sum[0] / sum[1]) : 0;
-    free(row);
-    free(scale);
-    free(codes);
-    return rc;
-}
-
-static int write_weights(struct conversion *k, struct err *e)
-{
-    int32_t n = 0;
-    double all = 0;
-    int rc = write_header(k, e);
-
-    for (int32_t i = 0; i < checkpoint_count(k->c) && rc == 0; i++) {
-        const struct tensor *t = checkpoint_at(k->c, i);
-        double error;
-        if (!k->linear[i]) {
-            bool done = fwrite(t->data, 1, (size_t)t->n_bytes, k->out) == (size_t)t->n_bytes;
-            rc = done ? 0 : failed(k, WEIGHTS, e);
-            continue;
-        }
-        rc = write_quantised(k, t, &error, e);
-        if (rc == 0) {
-            fprintf(k->report, "%-60s %.3e\n", t->name, error);
-            all += error;
-            n++;
-        }
-    }
+    rc = rc < 0 ? rc : fold_error(&r, in, &k->rounding, NULL, &before, e);
+    rc = rc < 0 ? rc : fold_error(&r, in, &k->rounding, s, &after, e);
     if (rc == 0) {
-        fprintf(k->report, "%d weights, mean %.3e\n", n, n > 0 ? all / n : 0);
+        fprintf(k->report, "layer %-3d %-50s %.3e, with factors %.3e\n", layer, NAMES[p], before,
+                after);
     }
     return rc;
 }
 
-/* ---- the other files ---- */
-
-static FILE *create(const struct conversion *k, const char *name, struct err *e)
+/* Factors need a norm or up's rows in front of every product, as in LLaMA's layers. */
+static int check_factors(const struct conversion *k, struct err *e)
 {
-    char path[4096];
-
-    if ((size_t)snprintf(path, sizeof(path), "%s/%s", k->to, name) >= sizeof(path)) {
-        errno = ENAMETOOLONG;
-        failed(k, name, e);
-        return NULL;
+    if (k->family->forward != llama_forward || k->config.norm != NORM_RMS ||
+        !k->config.norm_before) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: factors are for models with LLaMA's layers",
+                       k->config.architecture);
     }
-    FILE *f = fopen(path, "wxe");
-    if (!f) {
-        failed(k, name, e);
-    }
-    return f;
+    return 0;
 }
 
-static int write_file(const struct conversion *k, const char *name, const char *text, size_t len,
-                      struct err *e)
+/* Run half of the text, and choose what it is for. */
+static int calibrate(struct conversion *k, double *ret_before, struct err *e)
 {
-    FILE *f = create(k, name, e);
-
-    if (!f) {
-        return ERR_IO;
-    }
-    bool done = fwrite(text, 1, len, f) == len;
-    done = fclose(f) == 0 && done;
-    return done ? 0 : failed(k, name, e);
-}
-
-static int copy_files(const struct conversion *k, struct err *e)
-{
-    int rc = 0;
-
-    for (size_t i = 0; i < ARRAY_LEN(COPIED) && rc == 0; i++) {
-        char *text;
-        size_t len;
-        if (model_file_exists(k->from, COPIED[i])) {
-            rc = model_file_read(k->from, COPIED[i], (size_t)256 << 20, &text, &len, e);
-            if (rc == 0) {
-                rc = write_file(k, COPIED[i], text, len, e);
-                free(text);
-            }
-        }
-    }
-    return rc;
-}
-
-/* The member that compressed-tensors reads. */
-static void print_quantization(const struct conversion *k, struct buf *b)
-{
-    bool floats = k->rounding.format == FORMAT_FP8, packed = k->rounding.format == FORMAT_INT4;
-    const char *type = floats ? "float" : "int";
-
-    buf_printf(b,
-               ",\n  \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
-               "\"format\": \"%s-quantized\", \"quantization_status\": \"compressed\", "
-               "\"ignore\": [\"lm_head\"], \"config_groups\": {\"group_0\": {\"targets\": "
-               "[\"Linear\"], \"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": "
-               "true, \"dynamic\": false, ",
-               packed ? "pack" : type, packed ? 4 : 8, type);
-    if (packed) {
-        buf_printf(b, "\"strategy\": \"group\", \"group_size\": %d}}}}", k->rounding.group);
-    } else {
-        buf_printf(b,
-                   "\"strategy\": \"channel\"}, \"input_activations\": {\"num_bits\": 8, \"type\": "
-                   "\"%s\", \"strategy\": \"token\", \"symmetric\": true, \"dynamic\": true}}}}",
-                   type);
-    }
-}
-
-/* config.json, which was read as JSON before, with one member more. */
-static int write_config(const struct conversion *k, struct err *e)
-{
-    struct quant_config before;
-    struct buf b;
-    char *text;
-    size_t len;
-    bool found = false;
-    int rc = model_file_read(k->from, CONFIG, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
+    const struct quantise_options *o = k->options;
+    int32_t half = o->n_tokens / 2, n;
+    struct scorer s;
+    bool factors = o->smooth > 0 || o->search;
+    int rc = factors ? check_factors(k, e) : 0;
 
     if (rc < 0) {
         return rc;
     }
-    rc = quant_config_parse(&before, &found, text, len, e);
-    if (rc == 0 && found) {
-        quant_config_release(&before);
-        rc = err_set(e, ERR_INVALID, "%s is quantised already", k->from);
+    rc = scorer_init(&s, k->from, NULL, 0, e);
+    if (rc < 0) {
+        return rc;
     }
-    const char *end = rc == 0 ? memrchr(text, '}', len) : NULL;
-    buf_init(&b, 2 * LIMIT_CONFIG_JSON_BYTES);
-    if (end) {
-        while (end > text && strchr(" \t\r\n", end[-1])) {
-            end--;
-        }
-        buf_append(&b, text, (size_t)(end - text));
-        print_quantization(k, &b);
-        buf_puts(&b, "\n}\n");
-        rc = b.failed ? err_nomem(e, CONFIG) : write_file(k, CONFIG, b.data, b.len, e);
+    rc = scorer_loss(&s, o->token + half, o->n_tokens - half, ret_before, &n, e);
+    *ret_before = rc == 0 ? exp(*ret_before / n) : 0;
+    rc = rc < 0 || !factors ? rc : inputs_gather(&s, o->token, half, &k->inputs, e);
+    scorer_release(&s);
+    if (rc < 0 || !factors) {
+        return rc;
     }
-    buf_release(&b);
-    free(text);
+    k->factor = calloc((size_t)k->config.n_layers * PRODUCTS, sizeof(*k->factor));
+    rc = k->factor ? 0 : err_nomem(e, "factors");
+    for (int32_t i = 0; i < k->config.n_layers * PRODUCTS && rc == 0; i++) {
+        rc = choose_factors(k, i / PRODUCTS, (enum product)(i % PRODUCTS), e);
+    }
+    return rc;
+}
+
+/* What the written directory makes of the other half. */
+static int score_written(const struct conversion *k, double before, struct err *e)
+{
+    const struct quantise_options *o = k->options;
+    int32_t half = o->n_tokens / 2, n;
+    double loss;
+    struct scorer s;
+    int rc = scorer_init(&s, k->to, NULL, 0, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc =
+        o->format == FORMAT_INT4
+            ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
+            : inputs_rounded_loss(&s, o->format, o->token + half, o->n_tokens - half, &loss, &n, e);
+    scorer_release(&s);
+    if (rc == 0) {
+        fprintf(k->report, "perplexity of %d tokens %.4f, quantised %.4f\n", n, before,
+                exp(loss / n));
+    }
     return rc;
 }
 
 /* ---- all of it ---- */
 
-static int convert(struct conversion *k, struct err *e)
+static int write_directory(struct conversion *k, struct err *e)
 {
     if (mkdir(k->to, 0777) != 0) {
         return err_set(e, ERR_IO, "%s: %s", k->to, strerror(errno));
     }
-    int rc = write_config(k, e);
-    rc = rc < 0 ? rc : copy_files(k, e);
+    int rc = quantise_write_files(k, e);
     if (rc < 0) {
         return rc;
     }
-    k->out = create(k, WEIGHTS, e);
+    k->out = quantise_create(k, QUANTISE_WEIGHTS, e);
     if (!k->out) {
         return ERR_IO;
     }
-    rc = write_weights(k, e);
+    rc = quantise_write_weights(k, e);
     bool closed = fclose(k->out) == 0;
-    return rc < 0 || closed ? rc : failed(k, WEIGHTS, e);
+    return rc < 0 || closed ? rc : quantise_failed(k, QUANTISE_WEIGHTS, e);
 }
 
-int quantise_directory(const char *from, const char *to, enum weight_format_id format, FILE *report,
-                       struct err *e)
+static int convert(struct conversion *k, struct err *e)
+{
+    bool text = k->options->n_tokens > 0;
+    double before = 0;
+    int rc = choose_group(k, e);
+
+    rc = rc < 0 || !text ? rc : calibrate(k, &before, e);
+    rc = rc < 0 ? rc : write_directory(k, e);
+    return rc < 0 || !text ? rc : score_written(k, before, e);
+}
+
+static int check_options(const struct quantise_options *o, struct err *e)
+{
+    if ((o->smooth > 0 && o->format != FORMAT_INT8) || (o->search && o->format == FORMAT_FP8)) {
+        return err_set(e, ERR_UNSUPPORTED, "smoothing is for int8, and a search for int8 and int4");
+    }
+    if ((o->smooth > 0 || o->search || o->n_tokens > 0) && o->n_tokens < 8) {
+        return err_set(e, ERR_INVALID, "a text of at least 8 tokens is needed");
+    }
+    return 0;
+}
+
+static void release(struct conversion *k)
+{
+    for (int32_t i = 0; k->factor && i < k->config.n_layers * PRODUCTS; i++) {
+        free(k->factor[i]);
+    }
+    free(k->factor);
+    inputs_free(k->inputs, k->config.n_layers);
+    free(k->place);
+    checkpoint_free(k->c);
+}
+
+int quantise_directory(const char *from, const char *to, const struct quantise_options *o,
+                       FILE *report, struct err *e)
 {
     struct conversion k = {
-        .from = from, .to = to, .rounding = {.format = format}, .report = report};
+        .from = from, .to = to, .options = o, .rounding = {.format = o->format}, .report = report};
     const struct architecture *a;
     struct generation_defaults gen;
 
     if (gguf_is_file(from)) {
         return err_set(e, ERR_UNSUPPORTED, "%s is a GGUF file, a directory is needed", from);
     }
-    int rc = model_config_read(&k.config, &gen, from, e);
+    int rc = check_options(o, e);
+    rc = rc < 0 ? rc : model_config_read(&k.config, &gen, from, e);
     rc = rc < 0 ? rc : checkpoint_open(&k.c, from, e);
     if (rc < 0) {
         return rc;
     }
-    const struct model_family *f = model_family_find(k.config.architecture, &a);
-    k.linear = calloc((size_t)MAX(checkpoint_count(k.c), 1), sizeof(*k.linear));
-    rc = !f          ? err_set(e, ERR_UNSUPPORTED, "architecture %s", k.config.architecture)
-         : !k.linear ? err_nomem(e, from)
-                     : transformer_check(f, &k.config, k.c, e);
-    if (rc == 0 && (k.config.experts.n > 0 || mark_linear(&k, f) == 0)) {
+    k.family = model_family_find(k.config.architecture, &a);
+    k.place = calloc((size_t)MAX(checkpoint_count(k.c), 1), sizeof(*k.place));
+    rc = !k.family  ? err_set(e, ERR_UNSUPPORTED, "architecture %s", k.config.architecture)
+         : !k.place ? err_nomem(e, from)
+                    : transformer_check(k.family, &k.config, k.c, e);
+    if (rc == 0 && (k.config.experts.n > 0 || mark_tensors(&k) == 0)) {
         rc = err_set(e, ERR_UNSUPPORTED, "%s: models %s are not quantised", k.config.architecture,
                      k.config.experts.n > 0 ? "with experts" : "whose weights are transposed");
     }
-    rc = rc < 0 ? rc : choose_group(&k, e);
     rc = rc < 0 ? rc : convert(&k, e);
-    free(k.linear);
-    checkpoint_free(k.c);
+    release(&k);
     return rc;
 }

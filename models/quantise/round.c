@@ -28,7 +28,7 @@ static uint8_t code_of(enum weight_format_id f, float x, float scale, float *ret
 }
 
 void round_row(const struct rounding *k, const float *x, int64_t n, uint8_t *codes, float *scale,
-               double sum[2])
+               float *ret_value, double sum[2])
 {
     float most_code = k->format == FORMAT_FP8 ? 448 : k->format == FORMAT_INT8 ? 127 : 7.5f;
     int64_t group = k->group > 0 ? k->group : n;
@@ -43,6 +43,9 @@ void round_row(const struct rounding *k, const float *x, int64_t n, uint8_t *cod
                 codes[i] = code;
             } else {
                 codes[i / 2] = i % 2 ? (uint8_t)(codes[i / 2] | code << 4) : code;
+            }
+            if (ret_value) {
+                ret_value[i] = value;
             }
             sum[0] += ((double)x[i] - value) * ((double)x[i] - value);
             sum[1] += (double)x[i] * x[i];

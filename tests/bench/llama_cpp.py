@@ -31,6 +31,7 @@ def run(command, env=None):
 
 
 SETTLE_S = 2  # for Quire to move its weights into large pages
+MOVED_BYTES_A_SECOND = 250e6  # at least, of the same, where a machine's host has yet to find the memory
 
 
 def last_json(text):
@@ -64,22 +65,26 @@ class Bench:
         text = run([f"{os.path.dirname(self.args.quire)}/tests/bench/bench_cpu", "read", "--threads", str(self.args.threads)])
         return float(re.search(r"four streams: ([0-9.]+) GB/s", text)[1])
 
-    def share_of_bandwidth(self):
-        """Weight bytes read per token, as a fraction of what could be read in that time. A tied embedding is read once, as the head."""
-        if os.path.isdir(self.args.model):
-            size = sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
-        else:
-            size = os.path.getsize(self.args.model)
+    def model_bytes(self):
+        if not os.path.isdir(self.args.model):
+            return os.path.getsize(self.args.model)
+        return sum(entry.stat().st_size for entry in os.scandir(self.args.model) if entry.name.endswith(".safetensors"))
+
+    def decode_and_share(self, url=None):
+        """Tokens a second, of a server if there is one, and the weight bytes read as a fraction of what could be read in that
+        time: measured just before and just after. A tied embedding is read once, as the head."""
         read = self.read_gbs()
-        return size * self.quire(1, 16, self.args.tokens)["decode_tok_s"] / 1e9 / max(read, self.read_gbs())
+        rate = self.stream(url, 16, self.args.tokens)[0] if url else self.quire(1, 16, self.args.tokens)["decode_tok_s"]
+        return rate, self.model_bytes() * rate / 1e9 / max(read, self.read_gbs())
 
     @contextlib.contextmanager
-    def serving(self, command):
+    def serving(self, command, env=None):
         """A server of either kind on a free port, healthy."""
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        server = subprocess.Popen(command + ["--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = subprocess.Popen(command + ["--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                  env={**os.environ, **(env or {})})
         try:
             while True:
                 try:
@@ -94,24 +99,47 @@ class Bench:
             server.terminate()
             server.wait()
 
-    def clients(self, command):
-        """`quire bench serve` against a server: N clients of 64 tokens in and out, after a short round that does not count."""
-        n = self.args.clients
-        with self.serving(command) as url, tempfile.NamedTemporaryFile("r") as out:
-            for requests, prompt, generate in ((n, 8, 2), (self.args.requests or n, 64, 64)):
-                run([self.args.quire, "bench", "serve", "--url", url, "--concurrency", str(n), "--requests", str(requests),
-                     "--input-len", str(prompt), "--output-len", str(generate), "--json", out.name])
+    @contextlib.contextmanager
+    def settled(self, isa=None):
+        """Quire's server with its weights in large pages; `isa`: on an instruction set of QUIRE_CPU_ISA."""
+        ours = [self.args.quire, "serve", self.args.model, "--device", "cpu", "--threads", str(self.args.threads),
+                "--log-level", "error"]
+        with self.serving(ours, {"QUIRE_CPU_ISA": isa} if isa else None) as url:
+            self.stream(url, 16, 8)
+            time.sleep(1 + self.model_bytes() / MOVED_BYTES_A_SECOND)
+            yield url
+
+    def stream(self, url, prompt, generate):
+        """One stream of `quire bench serve`: tokens a second of decode, of prefill."""
+        with tempfile.NamedTemporaryFile("r") as out:
+            run([self.args.quire, "bench", "serve", "--url", url, "--concurrency", "1", "--requests", "1", "--input-len",
+                 str(prompt), "--output-len", str(generate), "--json", out.name])
+            figures = last_json(out.read())
+        decode_ms = figures["tpot_ms"]["mean"]
+        return 1e3 / decode_ms if decode_ms > 0 else 0, 1e3 * prompt / figures["ttft_ms"]["mean"]
+
+    def clients(self, url, requests, prompt, generate):
+        """`quire bench serve` against a server: N clients at once."""
+        with tempfile.NamedTemporaryFile("r") as out:
+            run([self.args.quire, "bench", "serve", "--url", url, "--concurrency", str(self.args.clients), "--requests",
+                 str(requests), "--input-len", str(prompt), "--output-len", str(generate), "--json", out.name])
             figures = last_json(out.read())
         return figures["output_tok_s"], figures["ttft_ms"]["max"]
 
     def client_pairs(self):
+        """Bursts of N clients of 64 tokens in and out, in turns against both servers, of which one is idle."""
         threads = str(self.args.threads)
         theirs = [f"{self.llama}/llama-server", "-m", self.args.gguf, "-t", threads, "-np", str(self.args.clients), "-c", "4096"]
         ours = [self.args.quire, "serve", self.args.model, "--device", "cpu", "--threads", threads, "--log-level", "error"]
-        for i in range(self.args.rounds):
-            first, second = (theirs, ours) if i % 2 == 0 else (ours, theirs)
-            pair = self.clients(first), self.clients(second)
-            yield pair if i % 2 == 0 else pair[::-1]
+        n = self.args.clients
+        with self.serving(theirs) as a, self.serving(ours) as b:
+            for url in (a, b):
+                self.clients(url, n, 8, 2)  # does not count
+            time.sleep(SETTLE_S)
+            for i in range(self.args.client_rounds or self.args.rounds):
+                order = (a, b) if i % 2 == 0 else (b, a)
+                pair = [self.clients(url, self.args.requests or n, 64, 64) for url in order]
+                yield pair if i % 2 == 0 else pair[::-1]
 
     def figures(self):
         n = self.args.tokens
@@ -130,13 +158,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=16, help="at once, against the server; 0: none")
+    parser.add_argument("--client-rounds", type=int, default=0, help="of clients; 0: as many as --rounds")
     parser.add_argument("--requests", type=int, default=0, help="of all clients together; 0: one per client")
     parser.add_argument("--tokens", type=int, default=128, help="generated tokens with one stream")
     args = parser.parse_args()
     if args.tokens < 32:
         parser.error("--tokens must be at least 32: quire bench leaves out the first and last steps")
     bench = Bench(args)
-    shares = [bench.share_of_bandwidth() for _ in range(args.rounds)]
+    shares = [bench.decode_and_share()[1] for _ in range(args.rounds)]
     print(f"decode, one stream: {100 * statistics.median(shares):.0f} % of the read bandwidth (best {100 * max(shares):.0f} %)",
           flush=True)
     for name, theirs, ours in bench.figures():

@@ -164,6 +164,81 @@ def test_what_quantize_writes_is_served(start, tmp_path, form, stored, most):
     assert abs(moved) < most
 
 
+def numbers(line):
+    """perplexity of N tokens BEFORE, quantised AFTER"""
+    words = line.replace(",", "").split()
+    assert words[0] == "perplexity" and words[5] == "quantised", line
+    return int(words[2]), float(words[4]), float(words[6])
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    path.write_text(TEXT * 6)
+    return str(path)
+
+
+def test_factors_leave_the_model_as_it_is_and_make_int8_better(start, tmp_path, story):
+    """Inputs whose columns differ by a factor of 30, put into the model by its own norms: the same model in float32, and a
+    hard one for codes with a scale a token."""
+    rng = np.random.default_rng(1)
+    exact = read(os.path.join(DEMO, "model.safetensors"))
+    for layer in range(8):
+        for norm, readers in (("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+                              ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj"))):
+            factor = np.exp2(rng.integers(0, 6, 256)).astype(np.float32)
+            exact["model.layers.%d.%s.weight" % (layer, norm)] *= factor
+            for name in readers:
+                exact["model.layers.%d.%s.weight" % (layer, name)] /= factor
+    hard = tmp_path / "hard"
+    shutil.copytree(DEMO, hard, ignore=shutil.ignore_patterns("*.md"))
+    write(hard / "model.safetensors", {k: ("F32", v.astype(np.float32)) for k, v in exact.items()})
+    after = {}
+    for how in ((), ("--smooth", "0.5"), ("--search",)):
+        target = str(tmp_path / ("q" + "".join(how).replace("-", "")))
+        made = quantize(str(hard), target, "--format", "int8", "--text", story, *how)
+        assert made.returncode == 0, made.stderr
+        lines = made.stdout.splitlines()
+        n, before, after[how] = numbers(lines[-1])
+        layers = [line.rsplit(None, 4) for line in lines if line.startswith("layer ")]
+        assert len(layers) == (24 if how else 0) and n > 100
+        if how == ("--search",):
+            assert all(float(x[-1]) <= float(x[1].rstrip(",")) * 1.01 for x in layers)
+    print(before, after)
+    lost = {how: abs(np.log(x / before)) for how, x in after.items()}
+    assert lost[("--smooth", "0.5")] < lost[()] / 2 and lost[("--search",)] < lost[()] / 2
+    server = start(*FLAGS, model=str(tmp_path / "qsmooth0.5"))
+    assert abs(log_probability(server) - log_probability(start(*FLAGS, model=DEMO))) < 0.02
+
+
+def test_a_search_is_for_int4_too(start, tmp_path, story):
+    made = quantize(DEMO, str(tmp_path / "q"), "--format", "int4", "--text", story, "--search", "--tokens", "400")
+    assert made.returncode == 0, made.stderr
+    n, before, after = numbers(made.stdout.splitlines()[-1])
+    assert n <= 200 and 0.8 * before < after < 1.3 * before
+    moved = log_probability(start(*FLAGS, model=str(tmp_path / "q"))) - log_probability(start(*FLAGS, model=DEMO))
+    assert abs(moved) < 0.2
+
+
+def test_quantize_refuses_options_without_their_text(tmp_path, story):
+    empty, other = tmp_path / "empty", os.path.join(ROOT, "tests", "golden", "olmo2")
+    empty.write_text("")
+    for source, form, options, status, why in (
+            (DEMO, "int8", ("--search",), 2, "usage"),
+            (DEMO, "int8", ("--text", story, "--smooth", "0.5", "--search"), 2, "usage"),
+            (DEMO, "int8", ("--text", story, "--smooth", "1.5"), 2, "usage"),
+            (DEMO, "int8", ("--text", story, "--tokens", "3"), 2, "usage"),
+            (DEMO, "fp8", ("--text", story, "--search"), 1, "smoothing is for int8"),
+            (DEMO, "int4", ("--text", story, "--smooth", "0.5"), 1, "smoothing is for int8"),
+            (DEMO, "int8", ("--text", str(empty)), 1, "empty text"),
+            (DEMO, "int8", ("--text", str(tmp_path / "none")), 1, "No such file"),
+            (other, "int8", ("--text", story, "--search"), 1, "tokenizer")):
+        target = tmp_path / "q"
+        made = quantize(source, str(target), "--format", form, *options)
+        assert made.returncode == status and why in made.stderr, (options, made.stderr)
+        assert not target.exists()
+
+
 def test_quantize_refuses_what_it_cannot_do(tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()

@@ -51,30 +51,40 @@ INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x)
     return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, sum));
 }
 
-/* The sums of each 16 codes, in the order 0 4 8 12 1 5 ... */
-INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x)
+/* The same where the sums of eight products fit into 16 bits. */
+INLINE __m512i add_small_pairs(__m512i a, __m512i b)
 {
-    const __m512i zero = _mm512_setzero_si512();
-    __m512i low =
-        add_pairs(multiply(zero, w->v[0], x->code), multiply(zero, w->v[1], x->code + 64));
-    __m512i high =
-        add_pairs(multiply(zero, w->v[2], x->code + 128), multiply(zero, w->v[3], x->code + 192));
-
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+    return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
 }
 
-INLINE __m512i sums_halves(const struct codes *w, const struct act_block *x)
+/* The sums of each 16 codes, in the order 0 4 8 12 1 5 ... `small`: of codes below
+ * 32. */
+INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x, const bool small)
+{
+    const __m512i zero = _mm512_setzero_si512();
+    __m512i a = multiply(zero, w->v[0], x->code), b = multiply(zero, w->v[1], x->code + 64);
+    __m512i c = multiply(zero, w->v[2], x->code + 128), d = multiply(zero, w->v[3], x->code + 192);
+
+    if (small) {
+        return add_small_pairs(add_small_pairs(a, b), add_small_pairs(c, d));
+    }
+    a = add_pairs(a, b);
+    c = add_pairs(c, d);
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
+}
+
+INLINE __m512i sums_halves(const struct codes *w, const struct act_block *x, const bool small)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 
-    return _mm512_permutexvar_epi32(order, sums_of_16(w, x));
+    return _mm512_permutexvar_epi32(order, sums_of_16(w, x, small));
 }
 
-INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x)
+INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x, const bool small)
 {
     const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m512i last = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
-    __m512i sum = sums_of_16(w, x);
+    __m512i sum = sums_of_16(w, x, small);
 
     return _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(first, sum)),
                             _mm512_castsi512_si256(_mm512_permutexvar_epi32(last, sum)));
@@ -84,7 +94,7 @@ INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x)
 INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, const struct codes *code,
                          __m256 w, __m256 min, const struct act_block *x)
 {
-    __m256i sum = is_turned(f) ? sums_turned(code, x) : sums_pairs(code, x);
+    __m256i sum = is_turned(f) ? sums_turned(code, x) : sums_pairs(code, x, has_minima(f));
     __m256 to = _mm512_castps512_ps256(acc), scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
 
     if (!has_minima(f)) {
@@ -104,7 +114,7 @@ INLINE __m512 add_halves(__m512 acc, const enum weight_format_id f, const struct
 {
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     __m512 scale = _mm512_castps256_ps512(_mm256_load_ps(x->scale));
-    __m512i sum = sums_halves(code, x);
+    __m512i sum = sums_halves(code, x, has_minima(f));
 
     if (!has_minima(f)) {
         __m512i above = _mm512_load_si512(x->total16);

@@ -66,10 +66,18 @@ INLINE void transpose(__m512i v[16])
     }
 }
 
+/* Formats whose codes are split after they are transposed, two in a byte till then. */
+INLINE bool splits_late(const enum weight_format_id f)
+{
+    return f == FORMAT_Q4_K || (is_turned(f) && f != FORMAT_Q5_0 && f != FORMAT_Q5_1);
+}
+
 /* The codes of a row's 256 values, and its scales: of sixteen groups, or of eight and
  * their minima. */
 struct unpacked {
-    __m512i code[4][ROWS]; /* a quarter of the codes of each row, in the order of `pos` */
+    /* a quarter of the codes of each row; of formats that are split late half of them,
+     * of which there are two */
+    __m512i code[4][ROWS];
     __m512i scale[ROWS];
     __m512i min[ROWS]; /* of sixteen groups */
 };
@@ -79,14 +87,18 @@ INLINE __m512i join(const __m256 v[2])
     return _mm512_castps_si512(_mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[1], 1));
 }
 
-INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f, const uint8_t *s,
-                       const int32_t groups)
+INLINE void unpack_codes(struct unpacked *u, int i, const enum weight_format_id f, const uint8_t *s,
+                         const int32_t groups)
 {
-    __m256 w[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
-
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
-        if (is_turned(f) && p % 2 == 0) {
+        if (splits_late(f)) {
+            if (p < 2) {
+                u->code[p][i] = 4 * p >= groups    ? _mm512_setzero_si512()
+                                : f == FORMAT_Q4_K ? _mm512_loadu_si512(s + 16 + 64 * p)
+                                                   : load_groups(f, s, 4 * p, groups - 4 * p);
+            }
+        } else if (is_turned(f) && p % 2 == 0) {
             __m512i two[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
             if (2 * p < groups) {
                 turned_codes(f, s, 2 * p, groups - 2 * p, two);
@@ -97,6 +109,14 @@ INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f,
             u->code[p][i] = 2 * p < groups ? pair_codes(f, s, p) : _mm512_setzero_si512();
         }
     }
+}
+
+INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f, const uint8_t *s,
+                       const int32_t groups)
+{
+    __m256 w[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+
+    unpack_codes(u, i, f, s, groups);
     if (has_halves(f)) {
         half_scales_of(f, s, w);
         u->scale[i] = join(w);
@@ -135,6 +155,24 @@ INLINE void next_entries(struct entries *e, const int group, int64_t entry)
     }
 }
 
+/* Write half of the codes of a block of a format that is split late. */
+INLINE void put_late(const struct entries *e, __m512i v[16], const enum weight_format_id f,
+                     const int q)
+{
+    const int head = has_minima(f) ? 128 : 64, high = f == FORMAT_Q4_K ? 32 : 16;
+
+    transpose(v);
+#pragma GCC unroll 16
+    for (int d = 0; d < 16; d++) { /* what is `high` codes apart is in one byte */
+        int at = 128 * q + d / (high / 4) * 2 * high + d % (high / 4) * 4;
+        __m512i code[2];
+        split_codes(f, v[d], code);
+        _mm512_store_si512(e->at[at / 32] + head + at % 32 * 16, code[0]);
+        at += high;
+        _mm512_store_si512(e->at[at / 32] + head + at % 32 * 16, code[1]);
+    }
+}
+
 /* Write a quarter of the codes of a block. */
 INLINE void put_codes(const struct entries *e, __m512i v[16], const enum weight_format_id f,
                       const int q)
@@ -154,10 +192,15 @@ INLINE void put_block(const struct entries *e, struct unpacked *u, const enum we
 {
     const int lanes = FORMAT_BLOCK_MAX / group_of(f);
 
-    put_codes(e, u->code[0], f, 0);
-    put_codes(e, u->code[1], f, 1);
-    put_codes(e, u->code[2], f, 2);
-    put_codes(e, u->code[3], f, 3);
+    if (splits_late(f)) {
+        put_late(e, u->code[0], f, 0);
+        put_late(e, u->code[1], f, 1);
+    } else {
+        put_codes(e, u->code[0], f, 0);
+        put_codes(e, u->code[1], f, 1);
+        put_codes(e, u->code[2], f, 2);
+        put_codes(e, u->code[3], f, 3);
+    }
     transpose(u->scale);
     if (has_minima(f) && has_halves(f)) {
         transpose(u->min);

@@ -85,24 +85,30 @@ INLINE __m512i level_of(const int8_t *level, __m512i code)
     return _mm512_shuffle_epi8(_mm512_xor_si512(table, _mm512_set1_epi8(-128)), code);
 }
 
+/* The codes of the low and of the high four bits of each byte. */
+INLINE void split_codes(const enum weight_format_id f, __m512i v, __m512i ret[2])
+{
+    const __m512i four = _mm512_set1_epi8(15);
+
+    ret[0] = _mm512_and_si512(v, four);
+    ret[1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), four);
+    if (f == FORMAT_MXFP4 || f == FORMAT_IQ4_NL || f == FORMAT_IQ4_XS) {
+        const int8_t *level = f == FORMAT_MXFP4 ? weight_levels_mxfp4 : weight_levels_iq4;
+        ret[0] = level_of(level, ret[0]);
+        ret[1] = level_of(level, ret[1]);
+    }
+}
+
 /* The halves of n of four groups from group g on, first and last. */
 INLINE void turned_codes(const enum weight_format_id f, const uint8_t *s, const int g,
                          const int32_t n, __m512i ret[2])
 {
-    const __m512i four = _mm512_set1_epi8(15);
-    __m512i v = load_groups(f, s, g, n);
-
-    ret[0] = _mm512_and_si512(v, four);
-    ret[1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), four);
+    split_codes(f, load_groups(f, s, g, n), ret);
     if (f == FORMAT_Q5_0 || f == FORMAT_Q5_1) {
         __m512i fifth[2];
         fifth_of_groups(f, s, g, n, fifth);
         ret[0] = _mm512_or_si512(ret[0], fifth[0]);
         ret[1] = _mm512_or_si512(ret[1], fifth[1]);
-    } else if (f == FORMAT_MXFP4 || f == FORMAT_IQ4_NL || f == FORMAT_IQ4_XS) {
-        const int8_t *level = f == FORMAT_MXFP4 ? weight_levels_mxfp4 : weight_levels_iq4;
-        ret[0] = level_of(level, ret[0]);
-        ret[1] = level_of(level, ret[1]);
     }
 }
 

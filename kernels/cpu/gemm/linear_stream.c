@@ -40,10 +40,11 @@ struct slices {
 static struct slices task_slices(const struct stream_job *j, int32_t task)
 {
     struct slices s = {0};
-    int32_t at = task % j->n_each * j->slice;
+    int32_t thread = task / j->n_each;
+    int32_t at = (task - thread * j->n_each) * j->slice;
 
     for (int32_t i = 0; i < j->n_streams; i++) {
-        s.first[i] = task / j->n_each * j->thread_rows + i * j->run + at;
+        s.first[i] = thread * j->thread_rows + i * j->run + at;
         s.n[i] = MAX(MIN(MIN(j->slice, j->run - at), j->w.rows - s.first[i]), 0);
         s.longest = MAX(s.longest, s.n[i]);
     }
@@ -106,6 +107,42 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
     }
 }
 
+/* The rows of a weight that is not in blocks, in the order in which they are read.
+ * Returns their number. */
+static int32_t list_rows(const struct stream_job *j, const struct slices *s, const void **row)
+{
+    int64_t bytes = cpu_row_bytes(&j->w);
+    const char *next[STREAMS];
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < STREAMS; i++) {
+        next[i] = (const char *)j->w.data + s->first[i] * bytes;
+    }
+    for (int32_t k = 0; k < s->longest; k++) {
+        for (int32_t i = 0; i < STREAMS; i++) {
+            if (k < s->n[i]) {
+                row[n++] = next[i];
+                next[i] += bytes;
+            }
+        }
+    }
+    return n;
+}
+
+/* The same of one in blocks, which is one stream, and the scales of its rows where they
+ * lie apart (else NULL). */
+static int32_t list_block_rows(const struct stream_job *j, const struct slices *s, const void **row,
+                               struct row_scales *scales)
+{
+    for (int32_t k = 0; k < s->n[0]; k++) {
+        row[k] = cpu_row(&j->w, s->first[0] + k);
+        if (scales) {
+            scales[k] = cpu_row_scales(&j->w, s->first[0] + k);
+        }
+    }
+    return s->n[0];
+}
+
 static void stream_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
@@ -116,16 +153,7 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     float sum[TILE_ROWS * STREAMS * SLICE_MAX + 4];
     struct slices s = task_slices(j, task);
     struct dot_rows w = {.row = row, .dtype = j->w.dtype, .scales = apart ? scales : NULL};
-    for (int32_t k = 0; k < s.longest; k++) {
-        for (int32_t i = 0; i < j->n_streams; i++) {
-            if (k < s.n[i]) {
-                if (apart) {
-                    scales[w.n] = cpu_row_scales(&j->w, s.first[i] + k);
-                }
-                row[w.n++] = cpu_row(&j->w, s.first[i] + k);
-            }
-        }
-    }
+    w.n = j->w.format ? list_block_rows(j, &s, row, apart ? scales : NULL) : list_rows(j, &s, row);
     if (w.n > 0) {
         multiply(j, &w, sum);
         bool whole = w.n == j->n_streams * s.longest;

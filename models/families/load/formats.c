@@ -47,12 +47,32 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }
 
-void transformer_count_format(struct transformer *t, const struct tensor *tensor, bool as_stored)
+/* Why a tensor of row s does not stay as stored (see tensor_stays_in_blocks). */
+static const char *why_decoded(const struct model *m, const struct tensor_spec *s,
+                               const struct tensor *t)
 {
+    const struct quant_tensor *q = t->quantised;
+
+    return !m->backend->ops->supports(m->backend, t->format).as_stored ? "no kernel multiplies them"
+           : q && q->column_group     ? "groups of columns that are no neighbours"
+           : s->kind != WEIGHT_LINEAR ? "they are embedded"
+           : q && q->scales.group_cols % FORMAT_GROUP != 0 ? "groups of no multiple of 16 columns"
+           : tensor_spec_stacked(s)                        ? "all experts of a layer in one tensor"
+           : tensor_spec_of_expert(s) ? "experts of other sizes than its kernels"
+                                      : "a product by heads";
+}
+
+void model_count_format(const struct model *m, const struct tensor_spec *s,
+                        const struct tensor *tensor, bool as_stored)
+{
+    struct transformer *t = m->weights;
     enum weight_format_id id =
         tensor->format ? tensor->format->id : (enum weight_format_id)tensor->dtype;
 
     (as_stored ? t->n_stored : t->n_decoded)[id]++;
+    if (!as_stored && !t->why_decoded[id]) {
+        t->why_decoded[id] = why_decoded(m, s, tensor);
+    }
 }
 
 void model_log_formats(const struct model *m)
@@ -69,8 +89,8 @@ void model_log_formats(const struct model *m)
                        s.kernel);
         }
         if (t->n_decoded[i] > 0) {
-            buf_printf(&text, "%s%d of %s decoded to %s", text.len ? "; " : "", t->n_decoded[i],
-                       f->name, dtype_name(m->options.dtype));
+            buf_printf(&text, "%s%d of %s decoded to %s (%s)", text.len ? "; " : "",
+                       t->n_decoded[i], f->name, dtype_name(m->options.dtype), t->why_decoded[i]);
         }
     }
     if (t->n_quantised > 0) {

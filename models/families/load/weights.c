@@ -491,7 +491,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             if (t && !t->format && model_quantises(m, s, a->cols)) {
                 m->weights->n_quantised++;
             } else if (t) {
-                transformer_count_format(m->weights, t, blocks || !t->format);
+                model_count_format(m, s, t, blocks || !t->format);
             }
         }
     }

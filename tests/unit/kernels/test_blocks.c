@@ -266,8 +266,8 @@ static void products_follow_the_decoded_weights(void **state)
     (void)state;
     static const struct {
         int32_t rows, cols, x_rows;
-    } SHAPES[] = {{1, 256, 1},  {5, 512, 3},   {40, 1536, 1},
-                  {77, 768, 2}, {130, 256, 9}, {31, 2048, 4}};
+    } SHAPES[] = {{1, 256, 1},   {5, 512, 3},   {40, 1536, 1}, {77, 768, 2},
+                  {130, 256, 9}, {31, 2048, 4}, {17, 768, 13}};
     struct rig r;
     rig_open(&r);
     for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
@@ -282,6 +282,7 @@ static void products_follow_the_decoded_weights(void **state)
             for (size_t i = 0; i < ARRAY_LEN(COLS); i++) {
                 struct piece s = make_piece(&r, (enum weight_format_id)f, 19, COLS[i], 0);
                 check_products(&r, &s, 1, (int32_t)i + 1);
+                check_products(&r, &s, 1, 4 * (int32_t)i + 6);
                 free_piece(&s);
             }
         }

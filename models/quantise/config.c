@@ -1,0 +1,133 @@
+/* The files beside the weights of a quantised directory (see quantise.h). */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "config/base/buf.h"
+#include "config/base/limits.h"
+#include "models/checkpoint/file.h"
+#include "models/checkpoint/quantised/quantised.h"
+#include "models/quantise/quantise_internal.h"
+
+static const char CONFIG[] = "config.json";
+
+/* Files that are copied where they exist. */
+static const char *const COPIED[] = {"generation_config.json",
+                                     "tokenizer.json",
+                                     "tokenizer.model",
+                                     "vocab.json",
+                                     "merges.txt",
+                                     "tokenizer_config.json",
+                                     "special_tokens_map.json",
+                                     "chat_template.jinja"};
+
+FILE *quantise_create(const struct conversion *k, const char *name, struct err *e)
+{
+    char path[4096];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/%s", k->to, name) >= sizeof(path)) {
+        errno = ENAMETOOLONG;
+        quantise_failed(k, name, e);
+        return NULL;
+    }
+    FILE *f = fopen(path, "wxe");
+    if (!f) {
+        quantise_failed(k, name, e);
+    }
+    return f;
+}
+
+static int write_file(const struct conversion *k, const char *name, const char *text, size_t len,
+                      struct err *e)
+{
+    FILE *f = quantise_create(k, name, e);
+
+    if (!f) {
+        return ERR_IO;
+    }
+    bool done = fwrite(text, 1, len, f) == len;
+    done = fclose(f) == 0 && done;
+    return done ? 0 : quantise_failed(k, name, e);
+}
+
+static int copy_files(const struct conversion *k, struct err *e)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < ARRAY_LEN(COPIED) && rc == 0; i++) {
+        char *text;
+        size_t len;
+        if (model_file_exists(k->from, COPIED[i])) {
+            rc = model_file_read(k->from, COPIED[i], (size_t)256 << 20, &text, &len, e);
+            if (rc == 0) {
+                rc = write_file(k, COPIED[i], text, len, e);
+                free(text);
+            }
+        }
+    }
+    return rc;
+}
+
+/* The member that compressed-tensors reads. */
+static void print_quantization(const struct conversion *k, struct buf *b)
+{
+    bool floats = k->rounding.format == FORMAT_FP8, packed = k->rounding.format == FORMAT_INT4;
+    const char *type = floats ? "float" : "int";
+
+    buf_printf(b,
+               ",\n  \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
+               "\"format\": \"%s-quantized\", \"quantization_status\": \"compressed\", "
+               "\"ignore\": [\"lm_head\"], \"config_groups\": {\"group_0\": {\"targets\": "
+               "[\"Linear\"], \"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": "
+               "true, \"dynamic\": false, ",
+               packed ? "pack" : type, packed ? 4 : 8, type);
+    if (packed) {
+        buf_printf(b, "\"strategy\": \"group\", \"group_size\": %d}}}}", k->rounding.group);
+    } else {
+        buf_printf(b,
+                   "\"strategy\": \"channel\"}, \"input_activations\": {\"num_bits\": 8, \"type\": "
+                   "\"%s\", \"strategy\": \"token\", \"symmetric\": true, \"dynamic\": true}}}}",
+                   type);
+    }
+}
+
+/* config.json, which was read as JSON before, with one member more. */
+static int write_config(const struct conversion *k, struct err *e)
+{
+    struct quant_config before;
+    struct buf b;
+    char *text;
+    size_t len;
+    bool found = false;
+    int rc = model_file_read(k->from, CONFIG, LIMIT_CONFIG_JSON_BYTES, &text, &len, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = quant_config_parse(&before, &found, text, len, e);
+    if (rc == 0 && found) {
+        quant_config_release(&before);
+        rc = err_set(e, ERR_INVALID, "%s is quantised already", k->from);
+    }
+    const char *end = rc == 0 ? memrchr(text, '}', len) : NULL;
+    buf_init(&b, 2 * LIMIT_CONFIG_JSON_BYTES);
+    if (end) {
+        while (end > text && strchr(" \t\r\n", end[-1])) {
+            end--;
+        }
+        buf_append(&b, text, (size_t)(end - text));
+        print_quantization(k, &b);
+        buf_puts(&b, "\n}\n");
+        rc = b.failed ? err_nomem(e, CONFIG) : write_file(k, CONFIG, b.data, b.len, e);
+    }
+    buf_release(&b);
+    free(text);
+    return rc;
+}
+
+int quantise_write_files(const struct conversion *k, struct err *e)
+{
+    int rc = write_config(k, e);
+
+    return rc < 0 ? rc : copy_files(k, e);
+}

@@ -1,0 +1,229 @@
+/* Inputs of products, watched or rounded on their way into them (see inputs.h).
+ *
+ * The backend's table of operations is exchanged for one whose products look at their
+ * input first. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "models/families/layers.h"
+#include "models/quantise/inputs.h"
+
+struct tap {
+    struct backend_ops ops; /* in the backend's place for its own */
+    const struct backend_ops *own;
+    const struct transformer *t;
+    struct inputs *inputs; /* [n_layers * PRODUCTS] to be filled; NULL: inputs are rounded */
+    int64_t every;         /* tokens between those of the sample */
+    enum weight_format_id format;
+    float *row;      /* [most columns] one row of an input; owned */
+    struct err *err; /* of the first failure; code 0: none */
+};
+
+static bool same(struct mat a, struct mat b)
+{
+    return a.priv == b.priv && a.data == b.data && a.rows == b.rows && a.cols == b.cols;
+}
+
+/* The index in `inputs` of the product with weight w; -1: none that is watched. */
+static int32_t product_of(const struct tap *t, struct mat w)
+{
+    for (int32_t i = 0; i < t->t->n_layers; i++) {
+        const struct layer *l = &t->t->layer[i];
+        struct mat weight[PRODUCTS] = {[PRODUCT_QKV] = l->qkv,
+                                       [PRODUCT_O] = l->o,
+                                       [PRODUCT_UP] = l->up,
+                                       [PRODUCT_DOWN] = l->down};
+        for (int32_t p = 0; p < PRODUCTS; p++) {
+            if (weight[p].cols > 0 && same(weight[p], w)) {
+                return i * PRODUCTS + p;
+            }
+        }
+    }
+    return -1;
+}
+
+/* ---- watching ---- */
+
+static int inputs_init(struct inputs *in, int32_t cols)
+{
+    size_t n = (size_t)cols;
+
+    in->most = calloc(n, sizeof(*in->most));
+    in->sum = calloc(n, sizeof(*in->sum));
+    in->squares = calloc(n, sizeof(*in->squares));
+    in->sample = calloc(INPUT_SAMPLES * n, sizeof(*in->sample));
+    in->cols = cols;
+    return in->most && in->sum && in->squares && in->sample ? 0 : -1;
+}
+
+static void add_row(struct inputs *in, const float *x, int64_t every)
+{
+    for (int32_t c = 0; c < in->cols; c++) {
+        in->most[c] = fmaxf(in->most[c], fabsf(x[c]));
+        in->sum[c] += (double)fabsf(x[c]);
+        in->squares[c] += (double)x[c] * x[c];
+    }
+    if (in->n % every == 0 && in->n_samples < INPUT_SAMPLES) {
+        memcpy(in->sample + (ptrdiff_t)in->n_samples++ * in->cols, x,
+               (size_t)in->cols * sizeof(*x));
+    }
+    in->n++;
+}
+
+static void watch(struct tap *t, struct backend *b, struct mat x, int32_t product)
+{
+    struct inputs *in = &t->inputs[product];
+
+    if (t->err->code != 0) {
+        return;
+    }
+    if (in->cols == 0 && inputs_init(in, x.cols) < 0) {
+        err_nomem(t->err, "the inputs of a layer");
+        return;
+    }
+    for (int32_t r = 0; r < x.rows; r++) {
+        if (t->own->download(b, mat_rows(x, r, 1), t->row, t->err) < 0) {
+            return;
+        }
+        add_row(in, t->row, t->every);
+    }
+}
+
+/* ---- rounding ---- */
+
+static void round_token(enum weight_format_id f, float *x, int32_t n)
+{
+    float most = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        most = fmaxf(most, fabsf(x[i]));
+    }
+    float scale = most > 0 ? most / (f == FORMAT_FP8 ? 448.0f : 127.0f) : 1;
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = scale * (f == FORMAT_FP8 ? weight_code_value(f, weight_e4m3_of(x[i] / scale))
+                                        : nearbyintf(x[i] / scale));
+    }
+}
+
+/* x is written back: products that share it get the same codes, and no operation but
+ * products reads it. */
+static void round_input(struct tap *t, struct backend *b, struct mat x)
+{
+    for (int32_t r = 0; r < x.rows && t->err->code == 0; r++) {
+        struct mat row = mat_rows(x, r, 1);
+        if (t->own->download(b, row, t->row, t->err) == 0) {
+            round_token(t->format, t->row, x.cols);
+            t->own->upload(b, row, t->row, t->err);
+        }
+    }
+}
+
+/* ---- the exchanged table ---- */
+
+static struct tap *tap_of(const struct backend *b)
+{
+    return CONTAINER_OF(b->ops, struct tap, ops);
+}
+
+static void look_at(struct backend *b, struct mat x, struct mat w)
+{
+    struct tap *t = tap_of(b);
+    int32_t product = product_of(t, w);
+
+    if (product >= 0 && t->inputs) {
+        watch(t, b, x, product);
+    } else if (product >= 0) {
+        round_input(t, b, x);
+    }
+}
+
+static void tapped_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
+                          const struct epilogue *ep)
+{
+    look_at(b, x, w);
+    tap_of(b)->own->linear(b, out, x, w, ep);
+}
+
+static void tapped_linear_gated(struct backend *b, struct mat out, struct mat workspace,
+                                struct mat x, struct mat w, struct mat bias, enum activation act)
+{
+    look_at(b, x, w);
+    tap_of(b)->own->linear_gated(b, out, workspace, x, w, bias, act);
+}
+
+static int32_t most_columns(const struct transformer *t)
+{
+    int32_t n = 1;
+
+    for (int32_t i = 0; i < t->n_layers; i++) {
+        const struct layer *l = &t->layer[i];
+        n = MAX(n, MAX(MAX(l->qkv.cols, l->o.cols), MAX(l->up.cols, l->down.cols)));
+    }
+    return n;
+}
+
+/* The loss of the text while the tap is in place. */
+static int tapped_loss(struct tap *t, struct scorer *s, const int32_t *token, int32_t n,
+                       double *ret_loss, int32_t *ret_n, struct err *e)
+{
+    struct err own = {0};
+
+    t->own = s->backend->ops;
+    t->ops = *t->own;
+    t->ops.linear = tapped_linear;
+    t->ops.linear_gated = tapped_linear_gated;
+    t->t = s->model->weights;
+    t->err = &own;
+    t->row = calloc((size_t)most_columns(t->t), sizeof(*t->row));
+    if (!t->row) {
+        return err_nomem(e, "inputs");
+    }
+    s->backend->ops = &t->ops;
+    int rc = scorer_loss(s, token, n, ret_loss, ret_n, e);
+    s->backend->ops = t->own;
+    free(t->row);
+    if (rc == 0 && own.code != 0) {
+        *e = own;
+        rc = own.code;
+    }
+    return rc;
+}
+
+int inputs_gather(struct scorer *s, const int32_t *token, int32_t n, struct inputs **ret,
+                  struct err *e)
+{
+    int32_t n_layers = s->model->weights->n_layers;
+    struct tap t = {.every = MAX(n / INPUT_SAMPLES, 1)};
+
+    t.inputs = calloc((size_t)n_layers * PRODUCTS, sizeof(*t.inputs));
+    if (!t.inputs) {
+        return err_nomem(e, "inputs");
+    }
+    double loss;
+    int32_t n_scored;
+    int rc = tapped_loss(&t, s, token, n, &loss, &n_scored, e);
+    if (rc < 0) {
+        inputs_free(t.inputs, n_layers);
+        return rc;
+    }
+    *ret = t.inputs;
+    return 0;
+}
+
+void inputs_free(struct inputs *in, int32_t n_layers)
+{
+    for (int32_t i = 0; in && i < n_layers * PRODUCTS; i++) {
+        free(in[i].most);
+        free(in[i].sum);
+        free(in[i].squares);
+        free(in[i].sample);
+    }
+    free(in);
+}
+
+int inputs_rounded_loss(struct scorer *s, enum weight_format_id format, const int32_t *token,
+                        int32_t n, double *ret_loss, int32_t *ret_n, struct err *e)
+{
+    return tapped_loss(&(struct tap){.format = format}, s, token, n, ret_loss, ret_n, e);
+}

@@ -1,0 +1,36 @@
+/* What a text shows of the inputs of a model's products: how large each column gets,
+ * and a sample of rows. */
+#ifndef QUIRE_MODELS_QUANTISE_INPUTS_H
+#define QUIRE_MODELS_QUANTISE_INPUTS_H
+
+#include "kernels/weight_format.h"
+#include "models/quantise/scorer.h"
+
+/* The products of a layer, by what they read. */
+enum product { PRODUCT_QKV, PRODUCT_O, PRODUCT_UP, PRODUCT_DOWN, PRODUCTS };
+
+enum { INPUT_SAMPLES = 64 }; /* rows of a sample, at most */
+
+/* Of one product, over all tokens of a text. */
+struct inputs {
+    int32_t cols;    /* 0: the layer has no such product */
+    int64_t n;       /* tokens */
+    float *most;     /* [cols] greatest magnitude; owned, as are the next three */
+    double *sum;     /* [cols] of magnitudes */
+    double *squares; /* [cols] sum of squares */
+    float *sample;   /* [n_samples, cols] rows at equal distances in the text */
+    int32_t n_samples;
+};
+
+/* Compute the n tokens in windows and gather the inputs of each layer's products:
+ * *ret [n_layers * PRODUCTS], which inputs_free frees. */
+int inputs_gather(struct scorer *s, const int32_t *token, int32_t n, struct inputs **ret,
+                  struct err *e);
+void inputs_free(struct inputs *in, int32_t n_layers);
+
+/* scorer_loss, with the inputs of all products rounded to codes of `format`
+ * (FORMAT_INT8, FORMAT_FP8), a scale a token: what W8A8 makes of the text. */
+int inputs_rounded_loss(struct scorer *s, enum weight_format_id format, const int32_t *token,
+                        int32_t n, double *ret_loss, int32_t *ret_n, struct err *e);
+
+#endif

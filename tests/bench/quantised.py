@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""What quantised weights of a model make of a text, by Quire and by the weights' reference decoders in float32.
+
+    tests/bench/quantised.py perplexity --model DIR --work DIR [--text FILE...] [--cases CASE...] [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
+    tests/bench/quantised.py greedy     --model DIR --work DIR [--text FILE...] [--cases CASE...] [--gguf FILE...] [--out FILE]
+
+DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case is a directory that
+scripts/make-quantised-goldens knows to write (`ct-int4-g32`, `gptq`, ...), what `quire quantize` writes
+(`quire-int4`), weights quantised at load (`online-fp8`), or a GGUF file. Weights are decoded by compressed-tensors,
+the package gguf, or the formulas that the formats' authors publish, and run by transformers in float32.
+
+perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a case:
+  source       perplexity of the model of floats
+  reference    of the decoded weights in float32
+  quire        of the same file by Quire, on this processor; ratio: to the reference
+  rounded      of the decoded weights with the inputs of all products rounded to int8 in groups of 32, which is what
+               Quire's kernels for codes and blocks do on a CPU
+  kl           mean of KL(reference || quire) over the second half of each window, in nats, and that of `rounded`
+  llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and llama-quantize), for GGUF files
+greedy: --prompts of the text, 32 tokens each, are continued greedily by 32 tokens; a prompt holds if each of its tokens
+is within --tie nats of the reference's best one, given what stands before it.
+
+Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-tensors and gguf.
+"""
+import argparse
+import copy
+import importlib.machinery
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WINDOW = 512
+
+
+def script(name):
+    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_").replace(".py", ""), str(ROOT / "scripts" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+sys.path.insert(0, str(ROOT / "scripts"))
+goldens = script("make-quantised-goldens")
+by_one = goldens.grouped
+
+
+def grouped(x, rows, cols, f):
+    """The goldens' of weights that whole groups make up, all groups at once."""
+    rows, cols = rows or x.shape[0], cols or x.shape[1]
+    if x.shape[0] % rows or x.shape[1] % cols:
+        return by_one(x, rows, cols, f)
+    blocks = x.reshape(x.shape[0] // rows, rows, -1, cols).permute(0, 2, 1, 3)
+    return torch.vmap(f)(blocks.reshape(-1, rows * cols)).reshape(blocks.shape[:2])
+
+
+goldens.grouped = grouped
+to_hf = script("gguf_to_hf.py")
+
+
+def linear_names(model):
+    return [path + ".weight" for path, m in model.named_modules() if isinstance(m, torch.nn.Linear) and path != "lm_head"]
+
+
+# ---- cases: a file, and the values that its own decoder gives the weights ----
+
+TOKEN = goldens.TOKEN
+ct, w = goldens.ct_case, goldens.weights
+CASES = {name: case for name, case in goldens.CASES.items() if name not in ("mxfp4-experts", "ct-int4-head")}
+CASES.update({
+    "ct-int4-g64": ct("pack-quantized", w(4, "group", group_size=64)),
+    "ct-int4-g64-asymmetric": ct("pack-quantized", w(4, "group", False, group_size=64)),
+    "ct-int8-tensor": ct("int-quantized", w(8, "tensor"), TOKEN),
+    "fp8-blocks-64": ({}, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
+                      lambda n, x: fp8_blocks(x, 64)),
+    "gptq-g64-sym": ({}, {**goldens.GPTQ, "sym": True, "group_size": 64}, lambda n, x: goldens.gptq(n, x, group=64, symmetric=True)),
+})
+ONLINE = ("fp8", "int8", "int8-g128", "int8-asymmetric", "int4", "mxfp4")
+CASES_DEFAULT = [*CASES, *("online-" + way for way in ONLINE), "quire-fp8", "quire-int8", "quire-int4"]
+
+
+def fp8_blocks(x, n):
+    codes, s, exact = goldens.fp8_scaled(x, n, n)
+    return {"weight": codes, "weight_scale_inv": s}, exact
+
+
+def store_case(name, model, source, target):
+    """Write the directory of a case; the decoded weights."""
+    _, quantization, store = CASES[name]
+    tensors, decoded = {}, {}
+    linear = set(linear_names(model))
+    for path, parameter in model.named_parameters():
+        if path in linear:
+            parts, exact = store(path, parameter.data.float().clone())
+            tensors.update({path[:-len("weight")] + k: v.contiguous() for k, v in parts.items()})
+            decoded[path] = exact.to(torch.float32)
+        elif path != "lm_head.weight" or not model.config.tie_word_embeddings:
+            tensors[path] = parameter.data.to(torch.bfloat16)
+    target.mkdir(parents=True)
+    save_file(tensors, target / "model.safetensors")
+    copy_files(source, target, quantization)
+    return decoded
+
+
+def copy_files(source, target, quantization):
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}, indent=1))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, target)
+
+
+def decode_compressed(directory, like):
+    """Weights of a compressed-tensors directory, by that package; those of `like` that are not there were left alone."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    config = json.loads((directory / "config.json").read_text())["quantization_config"]
+    stored, decoded = load_file(directory / "model.safetensors"), {}
+    group = config["config_groups"]["group_0"]
+    form = group.get("format") or config["format"]
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**group["weights"]))
+    for path in like:
+        module = path[:-len("weight")]
+        parts = {k[len(module):]: v for k, v in stored.items() if k.startswith(module) and k[len(module):].startswith("weight")}
+        if set(parts) != {"weight"}:
+            decoded[path] = BaseCompressor.get_value_from_registry(form).decompress(parts, scheme)["weight"].to(torch.float32)
+    plain = {k: v.to(torch.float32) for k, v in stored.items() if v.dtype in (torch.bfloat16, torch.float16, torch.float32)
+             and not k.endswith(("weight_scale", "input_scale"))}
+    return {**plain, **decoded}
+
+
+def online(way, x):
+    """What the setting `quantization` rounds a weight to (models/families/load/quantise.c)."""
+    if way == "fp8":
+        s = x.abs().amax(1, keepdim=True) / 448
+        return (x / s).to(torch.float8_e4m3fn).float() * s
+    if way == "mxfp4":
+        rows = x.reshape(x.shape[0], -1, 32)
+        most = rows.abs().amax(-1, keepdim=True)
+        scale = torch.exp2(torch.floor(torch.log2(most.clamp(min=2.0**-120))) - 2)
+        return (goldens.e2m1_codes(rows / scale)[1] * scale).reshape(x.shape)
+    group = {"int8-g128": 128, "int4": 128}.get(way, x.shape[1])
+    if x.shape[1] % group:
+        return None
+    rows = x.reshape(x.shape[0], -1, group)
+    low, high = rows.amin(-1, keepdim=True).clamp(max=0), rows.amax(-1, keepdim=True).clamp(min=0)
+    if way in ("int8", "int8-g128"):
+        s = torch.maximum(-low, high) / 127
+        return (torch.round(rows / s) * s).reshape(x.shape)
+    if way == "int8-asymmetric":
+        s = (high - low) / 255
+        z = torch.round(-128 - low / s).clamp(-128, 127)
+        return (((torch.round(rows / s) + z).clamp(-128, 127) - z) * s).reshape(x.shape)
+    s = ((high - low) / 15).to(torch.bfloat16).float()
+    z = torch.round(-low / s).clamp(max=15)
+    return (((torch.round(rows / s) + z).clamp(0, 15) - z) * s).reshape(x.shape)
+
+
+def decode_gguf(path):
+    reader = gguf.GGUFReader(path)
+    heads = [reader.fields["llama.attention.head_count" + kv].contents() for kv in ("", "_kv")]
+    out = {}
+    for t in reader.tensors:
+        parts = t.name.split(".")
+        layer = int(parts[1]) if parts[0] == "blk" else -1
+        key = t.name if layer < 0 else t.name.replace("blk.%d." % layer, "blk.%d.")
+        x = gguf.dequantize(t.data, t.tensor_type).astype(np.float32).reshape([int(d) for d in reversed(t.shape)])
+        if "attn_q." in key or "attn_k." in key:
+            x = to_hf.halves_from_pairs(x, heads["attn_k." in key])
+        out[to_hf.NAMES[key] % layer if layer >= 0 else to_hf.NAMES[key]] = torch.from_numpy(np.ascontiguousarray(x))
+    return out
+
+
+class Case:
+    """A file that Quire serves, the arguments to do so, and the decoded weights."""
+
+    def __init__(self, name, source, model, work):
+        self.name, self.args, self.path = name, [], source
+        made = work / name
+        if name.endswith(".gguf"):
+            self.path = pathlib.Path(name)
+            self.weights = decode_gguf(name)
+            self.name = "gguf-" + self.path.stem
+        elif name.startswith("online-"):
+            way = name[len("online-"):]
+            self.args = ["--quantization", way]
+            self.weights = {p: online(way, dict(model.named_parameters())[p].data.float()) for p in linear_names(model)}
+            self.weights = {p: v for p, v in self.weights.items() if v is not None}
+        elif name.startswith("quire-"):
+            if not made.exists():
+                way = name[len("quire-"):]
+                subprocess.run([ROOT / "build/quire", "quantize", source, made, "--format", way], check=True, stdout=subprocess.DEVNULL)
+            self.path = made
+            self.weights = decode_compressed(made, linear_names(model))
+        else:
+            shutil.rmtree(made, ignore_errors=True)
+            self.weights = store_case(name, model, source, made)
+            self.path = made
+
+
+# ---- logits ----
+
+def windows_of(ids, n):
+    return [ids[i:i + WINDOW] for i in range(0, n, WINDOW) if len(ids[i:i + WINDOW]) > 1]
+
+
+def quire_logits(case, windows, vocab):
+    with tempfile.NamedTemporaryFile() as f:
+        data = b"".join(struct.pack("<%di" % (len(x) + 1), len(x), *x) for x in windows)
+        p = subprocess.run([ROOT / "build/tests/bench/logits", case.path, f.name, *case.args], input=data, capture_output=True)
+        if p.returncode:
+            sys.exit("%s: %s" % (case.name, p.stderr.decode()))
+        found = re.search(r'tensors="([^"]*)"', p.stderr.decode())
+        return np.fromfile(f.name, np.float32).reshape(-1, vocab), found.group(1) if found else ""
+
+
+@torch.no_grad()
+def reference_logits(model, windows, rounds=False):
+    hooks = [m.register_forward_pre_hook(goldens.rounded) for path, m in model.named_modules()
+             if rounds and isinstance(m, torch.nn.Linear) and path != "lm_head"]
+    out = [model(torch.tensor([x])).logits[0].numpy() for x in windows]
+    for h in hooks:
+        h.remove()
+    return np.concatenate(out)
+
+
+def logprobs(x):
+    return torch.log_softmax(torch.from_numpy(x), -1)
+
+
+class Scores:
+    def __init__(self, windows):
+        start, self.at, self.late = 0, [], []
+        for x in windows:
+            self.at += range(start, start + len(x) - 1)
+            self.late += range(start + WINDOW // 2, start + len(x) - 1)
+            start += len(x)
+        self.next = torch.tensor([t for x in windows for t in x[1:]])
+
+    def perplexity(self, lp):
+        return math.exp(-lp[self.at].gather(1, self.next[:, None]).double().mean().item())
+
+    def kl(self, p, q):
+        return (p[self.late].exp() * (p[self.late] - q[self.late])).sum(-1).double().mean().item()
+
+
+def llama_kl(a, path, text, n_windows):
+    """llama.cpp's own mean KL divergence of a file from the same file as float32, over the same text."""
+    env = {**os.environ, "LD_LIBRARY_PATH": a.llama_cpp}
+    with tempfile.TemporaryDirectory(dir=a.work) as d:
+        plain, base, words = d + "/f32.gguf", d + "/base", d + "/text"
+        pathlib.Path(words).write_text(text)
+        run = lambda *args: subprocess.run(args, check=True, env=env, capture_output=True, text=True)
+        run(a.llama_cpp + "/llama-quantize", "--allow-requantize", str(path), plain, "F32")
+        common = [a.llama_cpp + "/llama-perplexity", "-f", words, "-c", str(WINDOW), "-t", "2", "--chunks", str(n_windows), "--kl-divergence-base", base]
+        run(*common, "-m", plain)
+        p = run(*common, "-m", str(path), "--kl-divergence")
+        return float(re.search(r"Mean\s+KLD:\s+(-?[\d.]+)", p.stdout + p.stderr).group(1))
+
+
+def load(model, floats, weights):
+    state = dict(floats)
+    state.update(weights)
+    if model.config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
+
+
+def perplexity(a, model, floats, ids, text):
+    windows = windows_of(ids, a.tokens)
+    scores = Scores(windows)
+    vocab = model.config.vocab_size
+    source = scores.perplexity(logprobs(reference_logits(model, windows)))
+    for name in a.case:
+        load(model, floats, {})
+        case = Case(name, a.model, model, a.work)
+        load(model, floats, case.weights)
+        ref = logprobs(reference_logits(model, windows))
+        rounded = logprobs(reference_logits(model, windows, True))
+        got, kernels = quire_logits(case, windows, vocab)
+        got = logprobs(got)
+        row = {"case": case.name, "source": source, "reference": scores.perplexity(ref), "quire": scores.perplexity(got)}
+        row["ratio"] = row["quire"] / row["reference"]
+        row.update(rounded=scores.perplexity(rounded), kl=scores.kl(ref, got), kl_rounded=scores.kl(ref, rounded),
+                   same_best=(ref.argmax(-1) == got.argmax(-1)).double().mean().item(), kernels=kernels)
+        if a.llama_cpp and name.endswith(".gguf"):
+            row["llama_cpp"] = llama_kl(a, case.path, text, len(windows))
+        yield row
+
+
+@torch.no_grad()
+def sampled(model, n):
+    """Texts of the model itself, a window each, temperature 1."""
+    torch.manual_seed(1)
+    start = torch.full((-(-n // WINDOW), 1), model.config.bos_token_id)
+    return model.generate(start, do_sample=True, top_k=0, temperature=1.0, min_new_tokens=WINDOW - 1, max_new_tokens=WINDOW - 1).flatten().tolist()
+
+
+# ---- greedy ----
+
+def continuations(case, prompts, n_new, work):
+    """Greedy texts of a running server, all prompts at once."""
+    import time
+    import urllib.request
+    port = 18700 + os.getpid() % 100
+    server = subprocess.Popen([ROOT / "build/quire", "serve", case.path, "--port", str(port), "--device", "cpu", "--served-model-name", "m",
+                               "--max-model-len", "512", *case.args], stdout=subprocess.DEVNULL, stderr=open(work / (case.name + ".log"), "w"))
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen("http://127.0.0.1:%d/health" % port)
+                break
+            except OSError:
+                time.sleep(0.1)
+        body = {"model": "m", "prompt": prompts, "max_tokens": n_new, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % port, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        choices = json.load(urllib.request.urlopen(request))["choices"]
+        return [c["token_ids"] for c in sorted(choices, key=lambda c: c["index"])]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@torch.no_grad()
+def gaps(model, prompts, texts):
+    """[prompts, tokens]: how far each token is behind the reference's best, in nats."""
+    ids = torch.tensor([p + t for p, t in zip(prompts, texts)])
+    out = []
+    for part in ids.split(25):
+        lp = torch.log_softmax(model(part).logits[:, len(prompts[0]) - 1:-1], -1)
+        out.append(lp.amax(-1) - lp.gather(2, part[:, len(prompts[0]):, None])[:, :, 0])
+    return torch.cat(out)
+
+
+def greedy(a, model, floats, ids, _):
+    prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
+    for name in a.case:
+        load(model, floats, {})
+        case = Case(name, a.model, model, a.work)
+        load(model, floats, case.weights)
+        behind = gaps(model, prompts, continuations(case, prompts, 32, a.work)).amax(1)
+        yield {"case": case.name, "prompts": len(prompts), "equal": (behind == 0).double().mean().item(),
+               "held": (behind <= a.tie).double().mean().item(), "tie": a.tie, "furthest": behind.amax().item()}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=("perplexity", "greedy"))
+    p.add_argument("--model", required=True, type=pathlib.Path)
+    p.add_argument("--work", required=True, type=pathlib.Path, help="where files of the cases are made")
+    p.add_argument("--gguf", nargs="*", default=[])
+    p.add_argument("--llama-cpp", metavar="DIR")
+    p.add_argument("--tokens", type=int, default=4096)
+    p.add_argument("--prompts", type=int, default=200)
+    p.add_argument("--tie", type=float, default=0.1)
+    p.add_argument("--out", help="append the lines to this file")
+    p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE", help="default: all but GGUF files")
+    p.add_argument("--text", nargs="+", metavar="FILE", help="default: what the model of floats itself says, sampled with a fixed seed")
+    a = p.parse_args()
+    a.case = a.case + a.gguf
+    a.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
+    model = transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32).eval()
+    floats = copy.deepcopy(model.state_dict())
+    text = "\n".join(open(f, encoding="utf-8").read() for f in a.text or [])
+    ids = tokenizer(text).input_ids if a.text else sampled(model, max(a.tokens, 32 * a.prompts))
+    for row in (perplexity if a.what == "perplexity" else greedy)(a, model, floats, ids, text):
+        line = json.dumps(row)
+        print(line, flush=True)
+        if a.out:
+            with open(a.out, "a", encoding="utf-8") as f:
+                f.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
