@@ -142,7 +142,8 @@ def test_langchain_in_turns(painter, api):
 
 class Chooser(BaseHTTPRequestHandler):
     """Stands in front of the server. A request with tools must call the next function of
-    `wanted`; when none is left, it must not call any, and ends with its first sentence."""
+    `wanted`; when none is left, it must not call any, and a response
+    ends with its first sentence."""
 
     protocol_version = "HTTP/1.1"
     target = wanted = answers = asked = None
@@ -159,8 +160,8 @@ class Chooser(BaseHTTPRequestHandler):
             kind = "tool" if messages else "function"
             none = {"type": "none"} if messages else "none"
             sent["tool_choice"] = {"type": kind, "name": name} if name else none
-            if not name:  # the bundled model's stories are long
-                sent |= {"stop_sequences": ["."]} if messages else {"stop": "."}
+            if not name and not messages:  # the bundled model's stories are long
+                sent["stop"] = "."
         self.asked.append(sent)
         return json.dumps(sent).encode()
 
