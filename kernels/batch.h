@@ -195,7 +195,6 @@ enum {
     TOKEN_NONE_ALLOWED = -2,
 };
 
-/* Results of a step. The arrays belong to the executor and hold until its next wait. */
 /* How a step's layers of experts were loaded, those of this pipeline stage together. */
 struct expert_load {
     int64_t rows; /* rows of all experts; a row counts for each of its experts */
@@ -204,6 +203,7 @@ struct expert_load {
     int64_t peak;
 };
 
+/* Results of a step. The arrays belong to the executor and hold until its next wait. */
 struct results {
     uint64_t step;        /* of the batch */
     int32_t n_samples;    /* of the batch */
@@ -215,7 +215,7 @@ struct results {
     const int32_t *top_token;
     const float *top_logprob;   /* [n_samples, top_stride] */
     int64_t device_us;          /* time the device worked on it; 0: unknown */
-    struct expert_load experts; /* zeros: there are none, or the device does not count */
+    struct expert_load experts; /* zeros: none, or the device does not count */
 };
 
 /* Every array of struct batch with the number of its elements, for code that copies or
