@@ -198,8 +198,8 @@ enum {
 /* How a step's layers of experts were loaded, those of this pipeline stage together. */
 struct expert_load {
     int64_t rows; /* rows of all experts; a row counts for each of its experts */
-    /* rows of a layer's most loaded expert, times its experts: `rows` if all were loaded
-     * alike */
+    /* rows of a layer's most loaded expert, times its experts: `rows` if all were
+     * loaded alike */
     int64_t peak;
 };
 
