@@ -295,9 +295,21 @@ static void plan_prefill_first(struct sched *s, int64_t now_us, struct plan *p)
     s->prefill_first = p->n_items + s->n_chunks > 0;
 }
 
+/* A planning that found no block for a prefill, and nothing else to do, made no step:
+ * what it marked for that step has its turn in this planning as all others have. */
+static void forget_marks(struct sched *s)
+{
+    for (struct group *g = s->running.first; g; g = g->next) {
+        if (is_first(s, g)) {
+            g->ahead_step = 0;
+        }
+    }
+}
+
 static void fair_begin(struct sched *s, int64_t now_us, struct plan *p)
 {
     s->fair.shared = sched_is_shared(s, now_us);
+    forget_marks(s);
     preempt_for_waiting(s);
     plan_prefill_first(s, now_us, p);
 }

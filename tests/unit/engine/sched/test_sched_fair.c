@@ -200,6 +200,19 @@ static void a_prompt_goes_ahead_of_decodes(void **state)
 
 /* If blocks are short, the tenant that holds most is preempted, not the newest
  * group. */
+static void a_prompt_for_which_no_step_was_made_has_its_turn(void **state)
+{
+    (void)state;
+    rig_open(&rig, &config);
+    rig.tenant = 1;
+    struct group *g = rig_add(&rig, tokens(2), 0, 100)->group;
+    rig_run(&rig, 1);
+    assert_int_equal(g->seq[0].n_computed, 32);
+    g->ahead_step = g->plan_step + 1; /* as a planning leaves it that finds no block */
+    rig_run(&rig, 1);
+    assert_int_equal(g->seq[0].n_computed, 64);
+}
+
 static void a_shortage_takes_from_the_heaviest(void **state)
 {
     (void)state;
@@ -297,6 +310,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(no_tenant_starves, start, stop),
         cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
         cmocka_unit_test_setup_teardown(a_prompt_goes_ahead_of_decodes, start, stop),
+        cmocka_unit_test_setup_teardown(a_prompt_for_which_no_step_was_made_has_its_turn, start, stop),
         cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),
         cmocka_unit_test_setup_teardown(a_tenant_alone_pays_nothing_for_short_steps, start, stop),
         cmocka_unit_test_setup_teardown(steps_are_short_while_tenants_share_and_all_have_their_turn,
