@@ -200,7 +200,7 @@ static void a_prompt_goes_ahead_of_decodes(void **state)
 
 /* If blocks are short, the tenant that holds most is preempted, not the newest
  * group. */
-static void a_prompt_for_which_no_step_was_made_has_its_turn(void **state)
+static void a_prompt_without_a_step_has_its_turn(void **state)
 {
     (void)state;
     rig_open(&rig, &config);
@@ -310,7 +310,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(no_tenant_starves, start, stop),
         cmocka_unit_test_setup_teardown(a_long_prompt_lets_a_short_one_pass, start, stop),
         cmocka_unit_test_setup_teardown(a_prompt_goes_ahead_of_decodes, start, stop),
-        cmocka_unit_test_setup_teardown(a_prompt_for_which_no_step_was_made_has_its_turn, start, stop),
+        cmocka_unit_test_setup_teardown(a_prompt_without_a_step_has_its_turn, start, stop),
         cmocka_unit_test_setup_teardown(a_shortage_takes_from_the_heaviest, start, stop),
         cmocka_unit_test_setup_teardown(a_tenant_alone_pays_nothing_for_short_steps, start, stop),
         cmocka_unit_test_setup_teardown(steps_are_short_while_tenants_share_and_all_have_their_turn,
