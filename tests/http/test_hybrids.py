@@ -149,7 +149,7 @@ def test_the_end_of_a_turn_is_found_again(folder):
 @pytest.mark.parametrize("flags, words", [
     (("--state-snapshot-tokens", "18"), "state_snapshot_tokens is 18"),
     (("--kv-policy", "orca-max"), "kv_policy must be paged"),
-    (("--kv-blocks", "3"), "do not hold one token"),
+    (("--kv-blocks", "1"), "do not hold one token"),
     (("--tensor-parallel-size", "4"), "tensor_parallel_size"),
 ])
 def test_what_cannot_be_is_refused_in_one_line(folder, start, flags, words):
