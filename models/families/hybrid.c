@@ -28,7 +28,7 @@ static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
     ROW_OF(WHEN_ATTENTION, "self_attn.k_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv), \
         ROW_OF(WHEN_ATTENTION, "self_attn.v_proj.weight", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv)
 
-static void attend(struct model *m, const struct layer *l, struct mat y, struct mat h)
+void transformer_attend(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;
     const struct attention *a = &l->attention;
@@ -62,7 +62,7 @@ void hybrid_forward(struct model *m, const struct batch *b)
         if (l->recurrence.n_heads > 0) {
             transformer_mix(m, l, y, h);
         } else {
-            attend(m, l, y, h);
+            transformer_attend(m, l, y, h);
         }
         ops->add_norm(m->backend, h, x, y, &l->mlp_norm, t->partial);
         transformer_mlp(m, l, y, h);

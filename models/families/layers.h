@@ -463,6 +463,9 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
                                 int32_t index);
 /* y = the recurrent layer's mixer of h [n_tokens, hidden]. */
 void transformer_mix(struct model *m, const struct layer *l, struct mat y, struct mat h);
+/* y = attention of h [n_tokens, hidden], gated if the model's is: that of models with
+ * recurrent layers beside it. */
+void transformer_attend(struct model *m, const struct layer *l, struct mat y, struct mat h);
 
 /* After the last attention only tokens that have logits are needed: of a prefill, few.
  * Sets x and attn to the gathered rows of n tokens, and y to memory of their size.

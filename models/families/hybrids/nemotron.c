@@ -115,19 +115,6 @@ static void run_experts(struct model *m, const struct layer *l, struct mat y, st
     }
 }
 
-static void attend(struct model *m, const struct layer *l, struct mat y, struct mat h)
-{
-    const struct backend_ops *ops = m->backend->ops;
-    const struct attention *a = &l->attention;
-    struct mat qkv = mat_cols(mat_rows(m->weights->qkv, 0, h.rows), 0, l->qkv.rows);
-    struct mat out = mat_cols(mat_rows(m->weights->attn, 0, h.rows), 0, a->n_heads * a->head_dim);
-
-    ops->linear(m->backend, qkv, h, l->qkv, NULL);
-    ops->rope_kv(m->backend, qkv, &l->rope, a);
-    ops->attention(m->backend, out, qkv, a);
-    ops->linear(m->backend, y, out, l->o, NULL);
-}
-
 static void nemotron_forward(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -144,7 +131,7 @@ static void nemotron_forward(struct model *m, const struct batch *b)
         if (l->recurrence.n_heads > 0) {
             transformer_mix(m, l, y, h);
         } else if (l->qkv.data) {
-            attend(m, l, y, h);
+            transformer_attend(m, l, y, h);
         } else if (l->experts.n > 0) {
             run_experts(m, l, y, h);
         } else {
