@@ -539,7 +539,10 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .act = DTYPE_BF16,
                                        .kernel =
                                            cuda_quant_kernel((const struct cuda_backend *)b, f),
-                                       .experts = f->id == FORMAT_FP8 ? EXPERT_CODES_K : 0};
+                                       .experts = f->id == FORMAT_FP8   ? EXPERT_CODES_K
+                                                  : f->id == FORMAT_FP4 ? EXPERT_PANEL_K
+                                                                        : 0,
+                                       .expert_group = f->id == FORMAT_FP4 ? 32 : EXPERT_CODES_K};
     }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};

@@ -377,6 +377,8 @@ void cuda_ranks_release(struct cuda_backend *c);
 /* The least cuda_fused_bytes of all ranks, and in *ret how fused launches reach the
  * peers. */
 int32_t cuda_ranks_fused(struct cuda_backend *c, struct p2p_args *ret);
+/* Whether products of few rows run on all ranks' devices (small_rows.h). */
+bool cuda_ranks_small(const struct cuda_backend *c);
 
 /* wait.c */
 /* Wait for the event, or for all of the stream. When a rank or stage has failed they

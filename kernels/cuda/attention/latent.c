@@ -4,6 +4,7 @@
  * Products by head have a kernel of their own for few rows; for many, cuBLASLt does one
  * head after the other. For `deterministic` a row's bits must not depend on which of
  * the two its step takes, so there it is always the kernel. */
+#include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/cuda.h"
 
 enum { HEAD_KERNEL_ROWS = 256, MAX_SPLITS = 32, TILE_HEADS = 64 };
@@ -69,6 +70,9 @@ static void multiply_heads(struct cuda_backend *c, const struct by_head *p, int3
                                        .n = n,
                                        .k = p->w.cols};
 
+    if (!c->config.deterministic && launch_head_linear_few(&k, (int)p->x.dtype, c->stream)) {
+        return;
+    }
     if (rows <= HEAD_KERNEL_ROWS || c->config.deterministic || c->recording) {
         launch_head_linear(&k, (int)p->x.dtype, c->stream);
         return;

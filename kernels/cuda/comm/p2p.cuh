@@ -20,9 +20,13 @@ __device__ __forceinline__ uint32_t not_blank(uint32_t v)
 
 /* Whether the host has signalled that a rank is gone; looked up every P2P_LOOK_EVERY
  * rounds. */
+__device__ __forceinline__ bool stopped(const int32_t *stop, int round)
+{
+    return round % P2P_LOOK_EVERY == 0 && *(const volatile int32_t *)stop;
+}
 __device__ __forceinline__ bool stopped(const p2p_args &p, int round)
 {
-    return round % P2P_LOOK_EVERY == 0 && *(const volatile int32_t *)p.stop;
+    return stopped(p.stop, round);
 }
 
 __device__ __forceinline__ void p2p_store(uint4 *to, uint4 v)

@@ -21,9 +21,13 @@ enum {
     P2P_EPOCH_TOKENS = 0,  /* p2p_args.epoch: exchanges of tokens so far */
     P2P_EPOCH_ROWS = 1,    /* of logits rows */
     P2P_EPOCH_FUSED = 2,   /* sums in fused launches */
-    P2P_EPOCHS = 3,
+    P2P_EPOCH_SMALL = 3,   /* in products of few rows */
+    P2P_EPOCHS = 4,
     P2P_FUSED_BUFFERS = 2,               /* slot sets used in turn, see all_reduce.cuh */
     P2P_FUSED_BYTES = 8 * P2P_ROW_BYTES, /* per sum in a fused launch */
+    P2P_SMALL_BUFFERS = 2,               /* slot sets used in turn, see small_sum.cuh */
+    P2P_SMALL_ROWS = 64,
+    P2P_SMALL_BYTES = P2P_SMALL_ROWS * P2P_ROW_BYTES, /* per sum in such a product */
 };
 
 /* A rank's candidate for a row of logits, or a sampled token, each data word beside its
@@ -38,11 +42,12 @@ struct p2p_row {
     int32_t used[P2P_BUFFERS]; /* bytes received in a set and not yet blanked */
 };
 
-/* A rank's memory that the others write. `row` and `fused` start with all bytes 0xFF,
- * the rest with 0. */
+/* A rank's memory that the others write. `row`, `fused` and `small` start with all
+ * bytes 0xFF, the rest with 0. */
 struct p2p_inbox {
-    char *row;               /* [P2P_TURNS][n_ranks][P2P_MAX_ROWS][P2P_ROW_BYTES] */
-    char *fused;             /* [P2P_FUSED_TURNS][n_ranks][P2P_FUSED_BYTES] */
+    char *row;               /* [P2P_BUFFERS][n_ranks][P2P_MAX_ROWS][P2P_ROW_BYTES] */
+    char *fused;             /* [P2P_FUSED_BUFFERS][n_ranks][P2P_FUSED_BYTES] */
+    char *small;             /* [P2P_SMALL_BUFFERS][n_ranks][P2P_SMALL_BYTES] */
     struct p2p_token *token; /* [2][n_ranks][P2P_MAX_TOKENS] */
     uint32_t
         /* [n_ranks] number of the last exchange of logits rows that each rank has
@@ -62,6 +67,15 @@ struct p2p_args {
     int32_t *arrived;
     int32_t *stop; /* in pinned host memory; 1: a rank is gone, wait for none; results are void */
     int32_t rank, n_ranks; /* n_ranks is at most P2P_MAX_RANKS */
+};
+
+/* What of the ranks a product needs that sums over them in its epilogue. */
+struct p2p_summands {
+    char *inbox[P2P_MAX_RANKS]; /* each rank's `small` */
+    uint32_t *epoch;            /* this rank's: sums so far */
+    int32_t *arrived;           /* this rank's: blocks that are done; 0 between launches */
+    const int32_t *stop;        /* as in p2p_args */
+    int32_t rank, n_ranks;      /* n_ranks 0: nothing is summed over ranks */
 };
 
 /* Sums y over the ranks, in their order, in float32. x NULL: y = the sum; else x += the

@@ -25,6 +25,7 @@ struct cuda_ranks {
     /* the least cuda_fused_bytes of all ranks, so that all build the same fused
      * launches */
     int32_t fused_bytes;
+    bool small_rows;             /* small_prepare, on all ranks */
     struct step_results results; /* results, in rank 0's inbox */
     bool shares_rows;            /* each rank samples its share of this step's logits rows */
     /* NCCL's buffer; rank 0: the other ranks' shards [n - 1][rows][width], others:

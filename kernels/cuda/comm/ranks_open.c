@@ -9,6 +9,7 @@
 
 #include "config/base/limits.h"
 #include "kernels/cuda/comm/ranks.h"
+#include "kernels/cuda/fused_decode/small_rows.h"
 
 /* Starts NCCL's initialisation, which runs while weights are read. */
 static int start_nccl(struct cuda_backend *c, struct err *e)
@@ -35,7 +36,7 @@ int cuda_ranks_ready(struct cuda_backend *c, struct err *e)
 /* A rank's description of its memory, sent to the others. */
 struct p2p_handle {
     cudaIpcMemHandle_t memory;
-    int32_t reachable, fused_bytes, pad[14];
+    int32_t reachable, fused_bytes, small_rows, pad[13];
 };
 
 /* Whether this device can access all other ranks' devices, which are numbered like the
@@ -109,6 +110,7 @@ static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_ma
     mine.reachable = p2p_reachable(r, c->config.device - r->rank) &&
                      cudaIpcGetMemHandle(&mine.memory, memory) == cudaSuccess;
     mine.fused_bytes = cuda_fused_bytes(c);
+    mine.small_rows = mine.fused_bytes > 0 && small_prepare();
     cudaGetLastError();
     int rc = exchange_handles(c, &mine, all, e);
     for (int32_t i = 0; i < r->n && rc == 0; i++) {
@@ -116,6 +118,7 @@ static int map_if_reachable(struct cuda_backend *c, void *memory, struct rank_ma
             return 0;
         }
         r->fused_bytes = i == 0 ? all[i].fused_bytes : MIN(r->fused_bytes, all[i].fused_bytes);
+        r->small_rows = (i == 0 || r->small_rows) && all[i].small_rows;
     }
     rc = rc < 0 ? rc : open_handles(r, all, ret, e);
     if (rc < 0) {
@@ -140,7 +143,7 @@ int cuda_ranks_map(struct cuda_backend *c, void *memory, struct rank_map *ret, s
 
 /* Offsets in an inbox's memory, and its size. `answers` is used on rank 0 only. */
 struct inbox_layout {
-    size_t fused, tokens, topk, rows_epoch, results, n_bytes;
+    size_t fused, small, tokens, topk, rows_epoch, results, n_bytes;
 };
 
 enum {
@@ -154,7 +157,8 @@ static struct inbox_layout inbox_layout(int32_t n)
     struct inbox_layout l;
 
     l.fused = (size_t)P2P_BUFFERS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
-    l.tokens = l.fused + (size_t)P2P_FUSED_BUFFERS * (size_t)n * P2P_FUSED_BYTES;
+    l.small = l.fused + (size_t)P2P_FUSED_BUFFERS * (size_t)n * P2P_FUSED_BYTES;
+    l.tokens = l.small + (size_t)P2P_SMALL_BUFFERS * (size_t)n * P2P_SMALL_BYTES;
     l.topk = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
     l.rows_epoch =
         l.topk + (size_t)2 * (size_t)n * TOPK_SAMPLES * TOPK_WORDS * sizeof(unsigned long long);
@@ -172,6 +176,7 @@ static void place_inboxes(struct cuda_ranks *r, const struct rank_map *m)
         r->p2p.inbox[i] = (struct p2p_inbox){
             .row = at,
             .fused = at + l.fused,
+            .small = at + l.small,
             .token = (struct p2p_token *)(at + l.tokens),
             .rows_epoch = (uint32_t *)(at + l.rows_epoch),
             .topk = (unsigned long long *)(at + l.topk),
@@ -230,6 +235,11 @@ int32_t cuda_ranks_fused(struct cuda_backend *c, struct p2p_args *ret)
 {
     *ret = c->ranks->p2p;
     return cuda_ranks_p2p(c->ranks) ? c->ranks->fused_bytes : 0;
+}
+
+bool cuda_ranks_small(const struct cuda_backend *c)
+{
+    return c->ranks->small_rows;
 }
 
 /* ---- the whole ---- */

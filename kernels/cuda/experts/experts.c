@@ -3,7 +3,7 @@
 #include "kernels/cuda/experts/experts.h"
 
 #include "kernels/cuda/cuda.h"
-#include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/quant/panels.h"
 
 /* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
  * the number of rows alone, so a graph can hold it. */
@@ -54,6 +54,17 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
                                  .factor = e->factor != 0 ? e->factor : 1};
 }
 
+/* The logarithm of a power of two; 0: it is none. */
+static int32_t shift_of(int32_t n)
+{
+    int32_t shift = 0;
+
+    while (shift < 30 && 1 << shift < n) {
+        shift++;
+    }
+    return 1 << shift == n ? shift : 0;
+}
+
 /* The weight of a product, as the device holds it. */
 static void set_weight(struct expert_product *p, struct mat w)
 {
@@ -65,6 +76,8 @@ static void set_weight(struct expert_product *p, struct mat w)
         p->w_scale = q->scale;
         p->n_groups = q->n_groups;
         p->group_cols = q->group_cols;
+        p->group_shift = shift_of(q->group_cols);
+        p->panels = q->layout == QUANT_PANELS;
     }
 }
 
@@ -115,7 +128,12 @@ enum { WIDEN_ROWS = 512 };
 /* Replaces the codes of a product by their values. */
 static void widen(struct cuda_backend *c, struct expert_product *a, struct mat w)
 {
-    launch_widen(c->widened, w.cols, w.priv, (int)a->type, c->stream);
+    if (a->panels) {
+        launch_widen_panels(c->widened, w.cols, w.priv, (int)a->type, c->stream);
+    } else {
+        launch_widen(c->widened, w.cols, w.priv, (int)a->type, c->stream);
+    }
+    a->panels = 0;
     a->w = c->widened;
     a->w_stride = w.cols;
     a->w_scale = NULL;
@@ -125,9 +143,11 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
     if (a->w_scale) {
-        if (!launch_expert_codes(a, l, 2 * c->n_sms, c->stream)) {
-            err_set(&c->failed, ERR_UNSUPPORTED,
-                    "cuda: experts of %d x %d e4m3 codes times %s activations", a->width, a->k,
+        bool done = a->panels ? launch_expert_panels(a, l, 2 * c->n_sms, c->stream)
+                              : launch_expert_codes(a, l, 2 * c->n_sms, c->stream);
+        if (!done) {
+            err_set(&c->failed, ERR_UNSUPPORTED, "cuda: experts of %d x %d %s times %s activations",
+                    a->width, a->k, a->panels ? "panels" : "e4m3 codes",
                     dtype_name((enum dtype)a->type));
         }
         return;
@@ -143,14 +163,33 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
 static struct expert_few few_args(struct mat y, struct mat x, const struct experts *e,
                                   const struct expert_scratch *s, const struct expert_route *r)
 {
-    return (struct expert_few){.route = *r,
-                               .up = product_up(e, x, s),
-                               .down = product_down(e, x, s),
-                               .router = e->router.data,
-                               .router_bias = e->router_bias.data,
-                               .router_stride = e->router.stride,
-                               .y = y.data,
-                               .y_stride = y.stride};
+    struct expert_few f = {.route = *r,
+                           .up = product_up(e, x, s),
+                           .down = product_down(e, x, s),
+                           .router = e->router.data,
+                           .router_bias = e->router_bias.data,
+                           .router_stride = e->router.stride,
+                           .y = y.data,
+                           .y_stride = y.stride};
+
+    if (e->shared_up.data) {
+        f.shared_up = e->shared_up.data;
+        f.shared_down = e->shared_down.data;
+        f.shared_act = s->shared_act.data;
+        f.shared_up_stride = e->shared_up.stride;
+        f.shared_down_stride = e->shared_down.stride;
+        f.shared_act_stride = s->shared_act.stride;
+        f.shared_parts = e->shared_down.cols / e->width;
+    }
+    return f;
+}
+
+/* Whether the shared expert can join the launch of few rows: one without a gate, of
+ * 16-bit weights, as wide as some experts. */
+static bool shared_joins(const struct experts *e)
+{
+    return !e->shared_up.data || (!e->shared_gate.data && !e->shared_up.format &&
+                                  !e->shared_down.format && e->shared_down.cols % e->width == 0);
 }
 
 /* ---- the last launch ---- */
@@ -229,10 +268,6 @@ static bool stream(struct cuda_backend *c, const struct expert_few *f, struct ma
     const struct fused_op *norm = cuda_fused_last_norm(c, x, f->route.rows);
     struct expert_few plain = *f, a;
 
-    /* with more rows 16-bit weights are faster by tiles */
-    if (!f->up.w_scale && f->route.rows > EXPERT_FEW_ROWS) {
-        return false;
-    }
     plain.counter = c->expert_counter;
     a = plain;
     if (norm) {
@@ -287,7 +322,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     struct expert_lists l = lists_of(e, s, rows, tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
     struct mat router_x = s->router_x.data ? s->router_x : x;
     bool own = !s->router_x.data; /* the router reads what the experts read */
-    if (free && own && rows > 0 && cuda_usable(c) && !e->shared_up.data && stream(c, &f, x)) {
+    if (free && own && rows > 0 && cuda_usable(c) && shared_joins(e) && stream(c, &f, x)) {
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */

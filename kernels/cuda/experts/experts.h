@@ -77,6 +77,8 @@ struct expert_product {
      * n_groups], each of group_cols columns. NULL: w is of `type`. */
     const float *w_scale;
     int32_t n_groups, group_cols;
+    int32_t group_shift; /* the logarithm of group_cols where that is a power of two; else 0 */
+    int32_t panels;      /* w is of QUANT_PANELS, w_scale [rows of w] */
 };
 
 struct expert_combine {
@@ -134,6 +136,12 @@ struct expert_few {
     struct norm_args norm;
     void *h; /* [rows, hidden] */
     int64_t h_stride;
+    /* The shared expert as so many parts of up.width; 0: there is none. Weights are as
+     * in struct experts; shared_act [rows, shared_parts * up.width]. */
+    const void *shared_up, *shared_down;
+    void *shared_act;
+    int64_t shared_up_stride, shared_down_stride, shared_act_stride;
+    int32_t shared_parts;
     /* [3 * EXPERT_COUNTER_STRIDE], zero between launches: where blocks meet; NULL: no
      * such launches */
     int32_t *counter;
@@ -142,8 +150,9 @@ bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
 void launch_expert_down(const struct expert_few *a, const struct expert_lists *l,
                         cudaStream_t stream);
-/* All of it in one launch of n_blocks blocks, one on each multiprocessor, for at most
- * EXPERT_STREAM_ROWS rows without a shared expert, where expert_stream_fits says so. */
+/* All of it, with a shared expert without a gate, in one launch of n_blocks blocks, one
+ * on each multiprocessor, for at most EXPERT_STREAM_ROWS rows where expert_stream_fits
+ * says so. */
 enum { EXPERT_STREAM_ROWS = 8, EXPERT_COUNTERS = 3, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
 void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
@@ -170,6 +179,11 @@ bool launch_expert_mma(const struct expert_product *a, const struct expert_lists
 enum { EXPERT_CODES_K = 128 };
 bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
+/* The same for panels (quant/panels.h), whose width and depth are multiples of
+ * EXPERT_PANEL_K. */
+enum { EXPERT_PANEL_K = 64 };
+bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
+                          int32_t n_blocks, cudaStream_t stream);
 /* Beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu).
  * False: not for this shape; nothing was done. */
 struct expert_linear {

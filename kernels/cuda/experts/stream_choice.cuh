@@ -91,8 +91,14 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
         c.share[k][warp] = weight;
         c.expert[k] = (int16_t)expert;
     }
-    if (warp == 0 && lane == MOST_EXPERTS / 32 - 1) {
-        c.n = end;
+    int all = __shfl_sync(ROUTE_LANES, end, MOST_EXPERTS / 32 - 1);
+    if (warp < live && lane < a.shared_parts) {
+        c.pair[all + lane][warp] = 0;
+        c.share[all + lane][warp] = 1.0f;
+        c.expert[all + lane] = (int16_t)(r.held + lane);
+    }
+    if (warp == 0 && lane == 0) {
+        c.n = live > 0 ? all + a.shared_parts : 0;
     }
 }
 

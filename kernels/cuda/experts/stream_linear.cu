@@ -21,108 +21,141 @@ __device__ __forceinline__ void load_tiles(const expert_product &a, const ring<B
     }
 }
 
-__device__ __forceinline__ scale_rows tile_scales(const expert_product &a, int tile, int lane)
-{
-    int64_t row = tile < a.width / TILE ? tile * TILE + lane / 4 : 0;
-
-    return scale_rows(a, row, row + TILE / 2);
-}
-
-template <typename T, int B, int STAGES>
-__device__ __forceinline__ void multiply_tiles(const expert_linear &a, ring<B> &r, float4 *shared,
-                                               int warp, int lane)
+template <typename T, int B, bool GROUPED>
+__device__ __forceinline__ void multiply_tiles(const expert_linear &a, ring<B> &r, const own_x &x,
+                                               const sum_ring &to, int warp, int lane)
 {
     const expert_product &p = a.product;
-    int n_tile = 0, row = (lane & 3) * 2;
-    activations<T, STAGES> x;
-    scales<B> scale;
+    int n = 0, depth = (p.k + STAGE_COLS - 1) / STAGE_COLS, tiles = p.width / TILE;
+    int64_t row = (int64_t)min((int)blockIdx.x, tiles - 1) * TILE + lane / 4;
+    row_scales<B, GROUPED> scale, next;
 
-    scale_rows mine = tile_scales(p, blockIdx.x, lane);
-    scale.load(mine, 0, p.k, warp);
+    if (GROUPED) {
+        next.load(p, row, row + TILE / 2, 0, warp);
+    }
     pdl_wait();
     pdl_release();
-    x.load(p.x, p.x_stride, a.rows, p.k, warp, lane);
-    x.template order<B>();
-    for (int t = blockIdx.x; t < p.width / TILE; t += gridDim.x) {
-        scale_rows next = tile_scales(p, t + gridDim.x, lane);
-        sums f = multiply_up<T, B, STAGES>(r, x, p.k, scale, mine, next, warp, lane);
-        float v[4];
-        mine = next;
-        if (!add_warps(v, f, shared, n_tile, warp, lane)) {
+    load_rows<T>(x, p.x, p.x_stride, a.rows, p.k, warp, lane);
+#pragma unroll 1
+    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+        sums f = {};
+#pragma unroll 1
+        for (int s = 0; s < depth; s++) {
+            if (GROUPED) {
+                bool last = s + 1 == depth;
+                scale = next;
+                row = last ? (int64_t)min(t + (int)gridDim.x, tiles - 1) * TILE + lane / 4 : row;
+                next.load(p, row, row + TILE / 2, last ? 0 : s + 1, warp);
+            }
+            multiply_stage<T, B, GROUPED>(r, f, x, s, scale, stage_groups(p.k, s), warp, lane);
+        }
+        to.give(f, n++, warp, lane);
+    }
+}
+
+/* A finishing warp. */
+template <typename T, int B, bool GROUPED>
+__device__ __forceinline__ void finish_tiles(const expert_linear &a, const sum_ring &sums, int warp,
+                                             int lane)
+{
+    const expert_product &p = a.product;
+    int n = 0, row = (lane & 3) * 2;
+
+    pdl_wait();
+#pragma unroll 1
+    for (int t = blockIdx.x; t < p.width / TILE; t += gridDim.x, n++) {
+        if (n % FINISHERS != warp) {
             continue;
         }
+        int column = t * TILE + (lane >> 2);
+        float2 scale = tile_scale<B, GROUPED>(p, column, column + TILE / 2);
+        float bias[4] = {}, before[4] = {}, v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int column = t * TILE + (lane >> 2) + i / 2 * 8, at = row + (i & 1);
+            int c = column + i / 2 * 8;
+            bias[i] = p.bias ? to_float(((const T *)p.bias)[c]) : 0.0f;
+            if (a.sum && row + (i & 1) < a.rows) {
+                before[i] = to_float(((const T *)a.sum)[(row + (i & 1)) * a.sum_stride + c]);
+            }
+        }
+        sums.take(v, n, lane);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int c = column + i / 2 * 8, at = row + (i & 1);
             if (at >= a.rows) {
                 continue;
             }
-            float y = v[i] + (p.bias ? to_float(((const T *)p.bias)[column]) : 0.0f);
+            float y = v[i] * (i < 2 ? scale.x : scale.y) + bias[i];
             if (p.out) {
-                ((T *)p.out)[at * p.out_stride + column] = from_float<T>(y);
+                ((T *)p.out)[at * p.out_stride + c] = from_float<T>(y);
             }
             if (a.sum) {
-                T *to = (T *)a.sum + at * a.sum_stride + column;
-                *to = from_float<T>(to_float(*to) + rounded<T>(y));
+                ((T *)a.sum)[at * a.sum_stride + c] = from_float<T>(before[i] + rounded<T>(y));
             }
         }
     }
 }
 
 struct linear_shared {
-    float4 sums[2 * MULTIPLIERS];
-    uint64_t full[32], empty[32];
+    float4 sums[SUM_BUFFERS * MULTIPLIERS];
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES], sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
 };
 
-template <typename T, int B, int STAGES>
-__global__ void __launch_bounds__(THREADS, 1) linear_kernel(const __grid_constant__ expert_linear a)
+/* Dynamic shared memory: the ring of `count` stages, then x. */
+template <typename T, int B, bool GROUPED>
+__global__ void __launch_bounds__(THREADS, 1)
+    linear_kernel(const __grid_constant__ expert_linear a, int count, int in_flight, int x_rows)
 {
     extern __shared__ __align__(128) char shared[];
     __shared__ linear_shared s;
+    uint32_t base = shared_address(shared);
     int lane = threadIdx.x & 31, warp = __shfl_sync(ROUTE_LANES, threadIdx.x >> 5, 0);
-    ring<B> r = {shared_address(shared), shared_address(s.full), shared_address(s.empty), 0, 0};
+    ring<B> r = {base, shared_address(s.full), shared_address(s.empty), count, in_flight, 0, 0};
+
+    const sum_ring to = {s.sums, shared_address(s.sums_full), shared_address(s.sums_empty)};
 
     if (threadIdx.x == 0) {
+        to.init();
         ring_init(r);
     }
     __syncthreads();
     if (warp < WARPS) {
-        multiply_tiles<T, B, STAGES>(a, r, s.sums, warp, lane);
+        own_x x(base + count * stage_of<B>::BYTES, x_rows, warp, lane);
+        multiply_tiles<T, B, GROUPED>(a, r, x, to, warp, lane);
+    } else if (warp >= WARPS + LOADERS) {
+        finish_tiles<T, B, GROUPED>(a, to, warp - WARPS - LOADERS, lane);
     } else if (lane == 0) {
         load_tiles<B>(a.product, r, warp - WARPS);
     }
 }
 
-template <typename T, int B, int STAGES> struct linear_launch {
-    static constexpr int BYTES = stage_of<B>::COUNT * stage_of<B>::BYTES;
-
-    static bool run(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
-    {
-        auto kernel = linear_kernel<T, B, STAGES>;
-        static bool allowed = allow_shared(kernel, BYTES);
-
-        if (allowed) {
-            launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), BYTES, stream, a);
-        }
-        return allowed;
-    }
-};
-
-template <typename T, int B>
-bool run_depth(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
+template <typename T, int B, bool GROUPED>
+bool run(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
 {
-    return a.product.k <= 3 * STAGE_COLS ? linear_launch<T, B, 3>::run(a, n_blocks, stream)
-                                         : linear_launch<T, B, 6>::run(a, n_blocks, stream);
+    constexpr int MOST = 227 * 1024 - (int)sizeof(linear_shared) - 128;
+    auto kernel = linear_kernel<T, B, GROUPED>;
+    static bool allowed = allow_shared(kernel, MOST);
+    int x_rows = a.rows <= 1 ? 1 : a.rows <= 4 ? 4 : ROWS;
+    int x = (a.product.k + STAGE_COLS - 1) / STAGE_COLS * x_stage_bytes(x_rows);
+    int count = (MOST - x) / stage_of<B>::BYTES;
+
+    count = count < MOST_STAGES ? count : (int)MOST_STAGES;
+    if (allowed) {
+        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), count * stage_of<B>::BYTES + x,
+               stream, a, count, stages_in_flight<B>(count), x_rows);
+    }
+    return allowed;
 }
 
 bool suits(const expert_product *a)
 {
     bool codes = a->w_scale;
 
-    return cuda_code_version() >= 90 && a->k % GROUP == 0 && a->k <= 6 * STAGE_COLS &&
+    return cuda_code_version() >= 90 && a->k % GROUP == 0 && a->k <= MOST_DEPTH * STAGE_COLS &&
            a->width % TILE == 0 && a->type != T_F32 && (uintptr_t)a->x % 16 == 0 &&
            a->x_stride % 8 == 0 && (uintptr_t)a->w % 16 == 0 &&
-           (codes ? a->type == T_BF16 && a->group_cols % GROUP == 0 && a->w_stride % 16 == 0
+           (codes ? a->type == T_BF16 && (a->n_groups == 1 || a->group_shift >= 5) &&
+                        a->w_stride % 16 == 0
                   : a->w_stride % 8 == 0);
 }
 
@@ -137,8 +170,9 @@ extern "C" bool launch_expert_linear(const struct expert_linear *a, int32_t n_bl
         return false;
     }
     if (p->w_scale) {
-        return run_depth<__nv_bfloat16, 8>(*a, n_blocks, stream);
+        return p->n_groups > 1 ? run<__nv_bfloat16, 8, true>(*a, n_blocks, stream)
+                               : run<__nv_bfloat16, 8, false>(*a, n_blocks, stream);
     }
-    return p->type == T_F16 ? run_depth<__half, 16>(*a, n_blocks, stream)
-                            : run_depth<__nv_bfloat16, 16>(*a, n_blocks, stream);
+    return p->type == T_F16 ? run<__half, 16, false>(*a, n_blocks, stream)
+                            : run<__nv_bfloat16, 16, false>(*a, n_blocks, stream);
 }

@@ -31,7 +31,8 @@ static struct expert_product product_of(const struct cuda_backend *c, const stru
                                    .type = c->fused.type,
                                    .w_scale = p->w_scale,
                                    .n_groups = p->n_groups,
-                                   .group_cols = p->n_groups > 1 ? QUANT_GROUP : p->k};
+                                   .group_cols = p->n_groups > 1 ? QUANT_GROUP : p->k,
+                                   .group_shift = p->n_groups > 1 ? 7 : 0};
 }
 
 bool cuda_experts_linear(struct cuda_backend *c)

@@ -1,4 +1,10 @@
-/* The products of a launch of few rows (stream.cu). */
+/* The products of a launch of few rows (stream.cu).
+ *
+ * Every loop over stages is one loop in the code, too: a layer's kernels take turns, so
+ * that most of what a launch executes is fetched from the second-level cache, and a
+ * loop is fetched once. Activations lie in shared memory for that, where registers
+ * would need all stages unrolled.
+ */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
 #define QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
 
@@ -7,17 +13,29 @@
 
 namespace expert_stream
 {
-/* Eight neighbours of a weight's row, as they are stored. */
+/* ---- weights ---- */
+
+__device__ __forceinline__ uint4 shared_load16(uint32_t at)
+{
+    uint4 v;
+
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+/* Eight neighbours of a weight's row, as they are stored in a stage at `stage`: of
+ * group `group` of `groups`, this lane's columns of row `half` * 8 + lane / 4. */
 template <int B> struct codes;
 template <> struct codes<16> {
     uint4 v;
 
-    __device__ __forceinline__ void load(uint32_t at)
+    __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
     {
-        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                     : "r"(at)
-                     : "memory");
+        v = shared_load16(stage + ((lane >> 2) + half * 8) * stage_of<16>::PITCH + group * 64 +
+                          (lane & 3) * 16);
     }
     __device__ __forceinline__ uint4 values(void) const
     {
@@ -27,8 +45,10 @@ template <> struct codes<16> {
 template <> struct codes<8> {
     uint2 v;
 
-    __device__ __forceinline__ void load(uint32_t at)
+    __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
     {
+        uint32_t at =
+            stage + ((lane >> 2) + half * 8) * stage_of<8>::PITCH + group * 32 + (lane & 3) * 8;
         asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     }
     __device__ __forceinline__ uint4 values(void) const
@@ -36,48 +56,236 @@ template <> struct codes<8> {
         return e4m3_values(v.x, v.y);
     }
 };
+template <> struct codes<4> {
+    uint32_t v, scale;
+
+    __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
+    {
+        uint32_t panel = stage + half * stage_of<4>::PANEL;
+        v = load_word(panel + group * PANEL_CODES + lane * 4);
+        asm volatile("ld.shared.u8 %0, [%1];"
+                     : "=r"(scale)
+                     : "r"(panel + groups * PANEL_CODES + group * PANEL_ROWS + (lane >> 2))
+                     : "memory");
+    }
+    __device__ __forceinline__ uint4 values(void) const
+    {
+        uint32_t factor = fp4_factor<PANEL_GROUP>(scale);
+
+        return make_uint4(fp4_values(fp4_pair(v, 0), factor), fp4_values(fp4_pair(v, 1), factor),
+                          fp4_values(fp4_pair(v, 2), factor), fp4_values(fp4_pair(v, 3), factor));
+    }
+};
 
 /* Eight activations in the order that codes<B>::values has. */
 template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
 {
-    return B == 16
-               ? x
-               : vector16{{__byte_perm(x.v[0], x.v[1], 0x5410), __byte_perm(x.v[0], x.v[1], 0x7632),
-                           __byte_perm(x.v[2], x.v[3], 0x5410),
-                           __byte_perm(x.v[2], x.v[3], 0x7632)}};
+    return B != 8 ? x
+                  : vector16{
+                        {__byte_perm(x.v[0], x.v[1], 0x5410), __byte_perm(x.v[0], x.v[1], 0x7632),
+                         __byte_perm(x.v[2], x.v[3], 0x5410), __byte_perm(x.v[2], x.v[3], 0x7632)}};
 }
 
-/* Scales of a tile's rows g and g + 8, g = lane / 4, where the weights are codes. */
-struct scale_rows {
-    const float *low, *high;
-    int n_groups, group_cols;
+/* ---- activations ---- */
 
-    __device__ __forceinline__ scale_rows(const expert_product &p, int64_t row, int64_t other)
-        : low(p.w_scale + row * p.n_groups), high(p.w_scale + other * p.n_groups),
-          n_groups(p.n_groups), group_cols(p.group_cols)
+/* Shared memory for stages of activations, of `rows` rows that there is room for: by
+ * stage, group, row and a lane's eight columns. A lane reads what it wrote itself, so
+ * nothing waits for other lanes. Rows that there is no room for are zeros. */
+struct own_x {
+    uint32_t at; /* this lane's part of its warp's first group */
+    int rows;
+    bool has; /* this lane's row is there */
+
+    __device__ __forceinline__ own_x(uint32_t base, int most_rows, int warp, int lane)
+        : at(base + (warp * most_rows * 4 + lane) * 16), rows(most_rows), has(lane >> 2 < most_rows)
     {
+    }
+    __device__ __forceinline__ uint32_t address(int stage, int j) const
+    {
+        return at + (stage * SHARE + j) * WARPS * rows * 64;
+    }
+    /* Copies 8 values, or writes zeros; there when wait_copies says so. */
+    __device__ __forceinline__ void copy(int stage, int j, const void *from, bool real) const
+    {
+        if (has) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(stage, j)),
+                         "l"(from), "r"(real ? 16 : 0)
+                         : "memory");
+        }
+    }
+    __device__ __forceinline__ vector16 read(int stage, int j) const
+    {
+        uint4 u = {};
+
+        if (has) {
+            u = shared_load16(address(stage, j));
+        }
+        return {{u.x, u.y, u.z, u.w}};
+    }
+    __device__ __forceinline__ void write(int stage, int j, const vector16 &x) const
+    {
+        if (has) {
+            asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address(stage, j)),
+                         "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3])
+                         : "memory");
+        }
     }
 };
 
-/* Those of a stage's groups that a warp has. */
-template <int B> struct scales {
-    float low[SHARE], high[SHARE];
+/* Bytes of a stage of own_x. */
+__host__ __device__ constexpr int x_stage_bytes(int rows)
+{
+    return STAGE_COLS * rows * 2;
+}
 
-    /* Of k columns from `first` on. */
-    __device__ __forceinline__ void load(const scale_rows &from, int stage, int k, int warp,
-                                         int first = 0)
+__device__ __forceinline__ void commit_copies(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All of this thread's groups of copies but the last LEFT are there. */
+template <int LEFT> __device__ __forceinline__ void wait_copies(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* The first of a lane's columns of a stage. */
+__device__ __forceinline__ int column_of(int stage, int j, int warp, int lane)
+{
+    return stage * STAGE_COLS + (warp + WARPS * j) * GROUP + (lane & 3) * 8;
+}
+
+/* k columns of `rows` rows, from column 0 on. */
+template <typename T>
+__device__ __forceinline__ void load_rows(const own_x &x, const void *rows_of, int64_t stride,
+                                          int rows, int k, int warp, int lane)
+{
+    const T *from = (const T *)rows_of + min(lane >> 2, rows - 1) * stride;
+
+#pragma unroll 1
+    for (int s = 0; s * STAGE_COLS < k; s++) {
+#pragma unroll
+        for (int j = 0; j < SHARE; j++) {
+            int c = column_of(s, j, warp, lane);
+            bool real = lane >> 2 < rows && c < k;
+            x.copy(s, j, from + (real ? c : 0), real);
+        }
+    }
+    commit_copies();
+    wait_copies<0>();
+}
+
+/* The factor of this lane's row in an RMS norm; shared [WARPS][ROWS]. */
+template <typename T>
+__device__ __forceinline__ float norm_factor(const own_x &x, int k, float eps, float *shared,
+                                             int warp, int lane)
+{
+    float sum = 0.0f;
+
+#pragma unroll 1
+    for (int s = 0; s * STAGE_COLS < k; s++) {
+#pragma unroll
+        for (int j = 0; j < SHARE; j++) {
+            vector16 v = column_of(s, j, warp, lane) < k ? x.read(s, j) : vector16{};
+            const T *u = (const T *)v.v;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float f = to_float(u[i]);
+                sum += f * f;
+            }
+        }
+    }
+    sum += __shfl_xor_sync(ROUTE_LANES, sum, 1);
+    sum += __shfl_xor_sync(ROUTE_LANES, sum, 2);
+    if ((lane & 3) == 0) {
+        shared[warp * ROWS + (lane >> 2)] = sum;
+    }
+    multipliers_sync();
+    sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        sum += shared[w * ROWS + (lane >> 2)];
+    }
+    return rsqrtf(sum / k + eps);
+}
+
+/* weight: of the norm, in shared memory. */
+template <typename T>
+__device__ __forceinline__ void norm_rows(const own_x &x, const expert_few &a, uint32_t weight,
+                                          float scale, int warp, int lane)
+{
+    const bool stores = a.h && blockIdx.x + 1 == gridDim.x && lane >> 2 < a.route.rows;
+
+#pragma unroll 1
+    for (int s = 0; s * STAGE_COLS < a.up.k; s++) {
+        vector16 v[SHARE];
+#pragma unroll
+        for (int j = 0; j < SHARE; j++) {
+            v[j] = x.read(s, j);
+        }
+#pragma unroll
+        for (int j = 0; j < SHARE; j++) {
+            int c = min(column_of(s, j, warp, lane), a.up.k - 8); /* beyond it all is zero */
+            uint4 w = shared_load16(weight + c * 2);
+            const uint32_t of[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const T *u = (const T *)&v[j].v[i], *g = (const T *)&of[i];
+                float low = to_float(u[0]) * scale, high = to_float(u[1]) * scale;
+                v[j].v[i] = pack2<T>(low * (to_float(g[0]) + a.norm.weight_offset),
+                                     high * (to_float(g[1]) + a.norm.weight_offset));
+            }
+            x.write(s, j, v[j]);
+            if (stores && column_of(s, j, warp, lane) < a.up.k) {
+                *(uint4 *)((T *)a.h + (lane >> 2) * a.h_stride + c) =
+                    make_uint4(v[j].v[0], v[j].v[1], v[j].v[2], v[j].v[3]);
+            }
+        }
+    }
+}
+
+/* ---- scales ---- */
+
+/* Scales of a tile's rows g and g + 8, g = lane / 4, where the weights are codes. With
+ * GROUPED they are of groups of columns, and those of a stage are loaded while the one
+ * before it is multiplied; else they are of rows, and multiply a tile's sums. */
+template <int B, bool GROUPED> struct row_scales {
+    static constexpr int N = GROUPED ? SHARE : 1;
+    float low[N], high[N];
+
+    /* Of a product's rows, and of columns from `first` on. */
+    __device__ __forceinline__ void load(const expert_product &p, int64_t row, int64_t other,
+                                         int stage, int warp)
     {
-        if constexpr (B < 16) {
+        if constexpr (GROUPED) {
 #pragma unroll
             for (int j = 0; j < SHARE; j++) {
-                int c = min(stage * STAGE_COLS + (warp + WARPS * j) * GROUP, k - 1);
-                int at = from.n_groups == 1 ? 0 : (first + c) / from.group_cols;
-                low[j] = __ldg(from.low + at);
-                high[j] = __ldg(from.high + at);
+                int c = min(stage * STAGE_COLS + (warp + WARPS * j) * GROUP, p.k - 1);
+                int at = c >> p.group_shift;
+                low[j] = __ldg(p.w_scale + row * p.n_groups + at);
+                high[j] = __ldg(p.w_scale + other * p.n_groups + at);
+            }
+        } else if constexpr (B < 16) {
+            low[0] = __ldg(p.w_scale + row);
+            high[0] = __ldg(p.w_scale + other);
+        } else {
+            low[0] = high[0] = 1.0f;
+        }
+    }
+    /* A tile's sums, in units of a row's scale. */
+    __device__ __forceinline__ void multiply(sums &f) const
+    {
+        if constexpr (B < 16 && !GROUPED) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                f.even[i] = (i < 2 ? low[0] : high[0]) * (f.even[i] + f.odd[i]);
+                f.odd[i] = 0.0f;
             }
         }
     }
 };
+
+/* ---- products ---- */
 
 /* f += eight columns of two rows of weights times those of x. */
 template <typename T>
@@ -90,23 +298,31 @@ __device__ __forceinline__ void multiply8(sums &f, const uint4 &low, const uint4
     mma16816<T>(f.odd, second, x.v[2], x.v[3]);
 }
 
-/* The next stage, of `groups` groups, times this lane's activations. */
-template <typename T, int B>
-__device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const vector16 (&x)[SHARE],
-                                               const scales<B> &scale, int groups, int warp,
-                                               int lane)
+__device__ __forceinline__ int stage_groups(int k, int stage)
+{
+    return min((int)STAGE_COLS, k - stage * STAGE_COLS) / GROUP;
+}
+
+/* f += the next stage, of `groups` groups, times stage `at` of x. */
+template <typename T, int B, bool GROUPED>
+__device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const own_x &x, int at,
+                                               const row_scales<B, GROUPED> &scale, int groups,
+                                               int warp, int lane)
 {
     codes<B> low[SHARE], high[SHARE];
-    uint32_t row =
-        r.stage() + (lane >> 2) * stage_of<B>::PITCH + warp * GROUP / 8 * B + (lane & 3) * B;
+    vector16 v[SHARE];
 
+#pragma unroll
+    for (int j = 0; j < SHARE; j++) {
+        v[j] = ordered<B>(x.read(at, j));
+    }
     barrier_wait(r.full + r.index * 8, r.phase);
 #pragma unroll
     for (int j = 0; j < SHARE; j++) {
-        if (warp + WARPS * j < groups) {
-            uint32_t at = row + WARPS * j * GROUP / 8 * B;
-            low[j].load(at);
-            high[j].load(at + TILE / 2 * stage_of<B>::PITCH);
+        int group = warp + WARPS * j;
+        if (group < groups) {
+            low[j].load(r.stage(), group, groups, 0, lane);
+            high[j].load(r.stage(), group, groups, 1, lane);
         }
     }
     __syncwarp();
@@ -119,11 +335,11 @@ __device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const vector
         if (warp + WARPS * j >= groups) {
             continue;
         }
-        if constexpr (B == 16) {
-            multiply8<T>(f, low[j].values(), high[j].values(), x[j]);
+        if constexpr (!GROUPED) {
+            multiply8<T>(f, low[j].values(), high[j].values(), v[j]);
         } else {
             sums g = {};
-            multiply8<T>(g, low[j].values(), high[j].values(), x[j]);
+            multiply8<T>(g, low[j].values(), high[j].values(), v[j]);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 f.even[i] += (i < 2 ? scale.low[j] : scale.high[j]) * (g.even[i] + g.odd[i]);
@@ -132,25 +348,28 @@ __device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const vector
     }
 }
 
-/* The same of 16-bit weights in stages of any B, which have STAGE_COLS columns in
- * 16 / B stages. */
+/* A tile of the router, whose 16-bit weights come in stages of any B: STAGE_COLS
+ * columns in 16 / B of them. */
 template <typename T, int B>
-__device__ __forceinline__ void multiply_wide(ring<B> &r, sums &f, const vector16 (&x)[SHARE],
-                                              int groups, int warp, int lane)
+__device__ __forceinline__ sums multiply_router(ring<B> &r, const own_x &x, int k, int warp,
+                                                int lane)
 {
     constexpr int EACH = STAGE_COLS / GROUP * B / 16; /* groups of a stage */
+    sums f = {};
+    int first = 0, s = 0; /* group of stage s */
 
-    for (int first = 0; first < groups; first += EACH) {
+#pragma unroll 1
+    for (int c = 0; c < k; c += EACH * GROUP) {
+        int groups = min(EACH, (k - c) / GROUP);
         uint32_t row = r.stage() + (lane >> 2) * stage_of<B>::PITCH + (lane & 3) * 16;
-        codes<16> low[SHARE], high[SHARE];
         barrier_wait(r.full + r.index * 8, r.phase);
 #pragma unroll
         for (int j = 0; j < SHARE; j++) {
-            int at = warp + WARPS * j;
-            if (at >= first && at < min(first + EACH, groups)) {
-                low[j].load(row + (at - first) * GROUP * 2);
-                high[j].load(row + (at - first) * GROUP * 2 + TILE / 2 * stage_of<B>::PITCH);
-                multiply8<T>(f, low[j].values(), high[j].values(), x[j]);
+            int at = warp + WARPS * j - first;
+            if (at >= 0 && at < groups) {
+                uint32_t from = row + at * GROUP * 2;
+                multiply8<T>(f, shared_load16(from),
+                             shared_load16(from + TILE / 2 * stage_of<B>::PITCH), x.read(s, j));
             }
         }
         __syncwarp();
@@ -158,191 +377,81 @@ __device__ __forceinline__ void multiply_wide(ring<B> &r, sums &f, const vector1
             barrier_arrive(r.empty + r.index * 8);
         }
         r.next();
+        first += EACH;
+        if (first == STAGE_COLS / GROUP) {
+            first = 0;
+            s++;
+        }
     }
+    return f;
 }
 
-__device__ __forceinline__ int stage_groups(int k, int stage)
-{
-    return min(STAGE_COLS, k - stage * STAGE_COLS) / GROUP;
-}
+/* ---- the ends of tiles ---- */
 
-/* The activations of all rows, normed if the layer begins with a norm. */
-template <typename T, int STAGES> struct activations {
-    vector16 v[STAGES][SHARE];
+/* Sums of tiles on their way from the warps that multiply to those that finish: these
+ * wait for memory (scales, biases, the residual stream) while the next tile is
+ * multiplied. Tiles are numbered as the block takes them. */
+struct sum_ring {
+    float4 *sums;         /* shared [SUM_BUFFERS][WARPS][32] */
+    uint32_t full, empty; /* addresses: barriers of each buffer */
 
-    static __device__ __forceinline__ int column(int s, int j, int warp, int lane)
+    /* By one thread, before a barrier of the block. */
+    __device__ __forceinline__ void init(void) const
     {
-        return s * STAGE_COLS + (warp + WARPS * j) * GROUP + (lane & 3) * 8;
-    }
-    /* k columns of rows_of [rows], from column `first` on. */
-    __device__ __forceinline__ void load(const void *rows_of, int64_t stride, int rows, int k,
-                                         int warp, int lane, int first = 0)
-    {
-        const T *x = (const T *)rows_of + (lane >> 2) * stride + first;
-
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-#pragma unroll
-            for (int j = 0; j < SHARE; j++) {
-                int c = column(s, j, warp, lane);
-                uint4 u = {};
-                if (lane >> 2 < rows && c < k) {
-                    u = __ldcg((const uint4 *)(x + c));
-                }
-                v[s][j] = {u.x, u.y, u.z, u.w};
-            }
+        for (int i = 0; i < SUM_BUFFERS; i++) {
+            barrier_init(full + i * 8, WARPS);
+            barrier_init(empty + i * 8, 1);
         }
     }
-    /* shared [warp][row] = the sums of squares of this warp's columns: the diagonal of
-     * x x^T. */
-    __device__ __forceinline__ void squares(float *shared, int warp, int lane) const
+    /* A multiplying warp's part of tile n. */
+    __device__ __forceinline__ void give(const float (&v)[4], int n, int warp, int lane) const
     {
-        sums f = {};
-        const uint4 none = {};
-        int row = lane >> 2;
+        int b = n % SUM_BUFFERS;
 
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-#pragma unroll
-            for (int j = 0; j < SHARE; j++) {
-                const uint32_t *u = v[s][j].v;
-                multiply8<T>(f, make_uint4(u[0], u[1], u[2], u[3]), none, v[s][j]);
-            }
-        }
-        if ((lane & 3) == row >> 1) {
-            shared[warp * ROWS + row] = row & 1 ? f.even[1] + f.odd[1] : f.even[0] + f.odd[0];
+        barrier_wait(empty + b * 8, (n / SUM_BUFFERS & 1) ^ 1);
+        sums[(b * WARPS + warp) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(full + b * 8);
         }
     }
-    /* The factor of this lane's row in an RMS norm. */
-    __device__ __forceinline__ float factor(int k, float eps, float *shared, int warp,
-                                            int lane) const
+    __device__ __forceinline__ void give(const expert_stream::sums &f, int n, int warp,
+                                         int lane) const
     {
-        int row = lane >> 2;
+        const float v[4] = {f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2],
+                            f.even[3] + f.odd[3]};
 
-        squares(shared, warp, lane);
-        multipliers_sync();
-        float sum = 0.0f;
+        give(v, n, warp, lane);
+    }
+    /* v: of tile n, rows g and g + 8 of the weights, g = lane / 4, times rows 2 t and
+     * 2 t + 1 of x, t = lane % 4. */
+    __device__ __forceinline__ void take(float (&v)[4], int n, int lane) const
+    {
+        int b = n % SUM_BUFFERS;
+
+        barrier_wait(full + b * 8, n / SUM_BUFFERS & 1);
+        v[0] = v[1] = v[2] = v[3] = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            sum += shared[w * ROWS + row];
+            float4 u = sums[(b * WARPS + w) * 32 + lane];
+            v[0] += u.x;
+            v[1] += u.y;
+            v[2] += u.z;
+            v[3] += u.w;
         }
-        return rsqrtf(sum / k + eps);
-    }
-    /* Into the order of the experts' weights. */
-    template <int B> __device__ __forceinline__ void order(void)
-    {
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-#pragma unroll
-            for (int j = 0; j < SHARE; j++) {
-                v[s][j] = ordered<B>(v[s][j]);
-            }
-        }
-    }
-    /* weight: of the norm, in shared memory. */
-    __device__ __forceinline__ void norm(const expert_few &a, const char *weight, float scale,
-                                         int warp, int lane)
-    {
-        const bool stores = a.h && blockIdx.x + 1 == gridDim.x && lane >> 2 < a.route.rows;
-
-#pragma unroll
-        for (int s = 0; s < STAGES; s++) {
-#pragma unroll
-            for (int j = 0; j < SHARE; j++) {
-                int c = column(s, j, warp, lane);
-                if (c < a.up.k) {
-                    uint4 w = *(const uint4 *)(weight + c * 2);
-                    const uint32_t of[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const T *u = (const T *)&v[s][j].v[i], *g = (const T *)&of[i];
-                        float low = to_float(u[0]) * scale, high = to_float(u[1]) * scale;
-                        v[s][j].v[i] = pack2<T>(low * (to_float(g[0]) + a.norm.weight_offset),
-                                                high * (to_float(g[1]) + a.norm.weight_offset));
-                    }
-                    if (stores) {
-                        const uint32_t *u = v[s][j].v;
-                        *(uint4 *)((T *)a.h + (lane >> 2) * a.h_stride + c) =
-                            make_uint4(u[0], u[1], u[2], u[3]);
-                    }
-                }
-            }
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(empty + b * 8);
         }
     }
 };
 
-/* A tile of the router. */
-template <typename T, int B, int STAGES>
-__device__ __forceinline__ sums multiply_router(ring<B> &r, const activations<T, STAGES> &x, int k,
-                                                int warp, int lane)
+/* Scales of two rows that multiply a tile's sums; 1 where there are none. */
+template <int B, bool GROUPED>
+__device__ __forceinline__ float2 tile_scale(const expert_product &p, int64_t row, int64_t other)
 {
-    sums f = {};
-
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) {
-        if (s * STAGE_COLS < k) {
-            multiply_wide<T, B>(r, f, x.v[s], stage_groups(k, s), warp, lane);
-        }
-    }
-    return f;
-}
-
-/* A tile of up. scale: of its first stage, then of the next tile's. */
-template <typename T, int B, int STAGES>
-__device__ __forceinline__ sums multiply_up(ring<B> &r, const activations<T, STAGES> &x, int k,
-                                            scales<B> &scale, const scale_rows &mine,
-                                            const scale_rows &next, int warp, int lane)
-{
-    sums f = {};
-
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) {
-        if (s * STAGE_COLS < k) {
-            scales<B> now = scale;
-            bool last = (s + 1) * STAGE_COLS >= k;
-            scale_rows from = mine;
-            if (last) {
-                from = next;
-            }
-            scale.load(from, last ? 0 : s + 1, k, warp);
-            multiply_stage<T, B>(r, f, x.v[s], now, stage_groups(k, s), warp, lane);
-        }
-    }
-    return f;
-}
-
-/* The sums of a tile over the warps, for the one whose turn it is; false: another's.
- * ret: rows g and g + 8 of the weights, g = lane / 4, times rows 2 t and 2 t + 1 of x,
- * t = lane % 4. shared [2][WARPS][32]. */
-__device__ __forceinline__ bool add_warps(float (&ret)[4], const float (&mine)[4], float4 *shared,
-                                          int &n_tile, int warp, int lane)
-{
-    float4 *at = shared + (n_tile & 1) * MULTIPLIERS + lane;
-    bool turn = n_tile++ % WARPS == warp;
-
-    at[warp * 32] = make_float4(mine[0], mine[1], mine[2], mine[3]);
-    multipliers_sync(); /* the buffer before this one is free, too */
-    if (turn) {
-        ret[0] = ret[1] = ret[2] = ret[3] = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            float4 v = at[w * 32];
-            ret[0] += v.x;
-            ret[1] += v.y;
-            ret[2] += v.z;
-            ret[3] += v.w;
-        }
-    }
-    return turn;
-}
-
-__device__ __forceinline__ bool add_warps(float (&ret)[4], const sums &f, float4 *shared,
-                                          int &n_tile, int warp, int lane)
-{
-    const float mine[4] = {f.even[0] + f.odd[0], f.even[1] + f.odd[1], f.even[2] + f.odd[2],
-                           f.even[3] + f.odd[3]};
-
-    return add_warps(ret, mine, shared, n_tile, warp, lane);
+    return B < 16 && !GROUPED ? make_float2(__ldg(p.w_scale + row), __ldg(p.w_scale + other))
+                              : make_float2(1.0f, 1.0f);
 }
 
 } // namespace expert_stream

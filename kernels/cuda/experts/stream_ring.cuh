@@ -6,15 +6,18 @@
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/experts/route.cuh"
 #include "kernels/cuda/gemm/read_once.cuh"
+#include "kernels/cuda/quant/panels.h"
 
 namespace expert_stream
 {
 
 enum {
-    WARPS = 8,   /* that multiply */
-    LOADERS = 4, /* warps that load, a quarter of a tile's rows each */
+    WARPS = 8,     /* that multiply */
+    LOADERS = 4,   /* warps that load, a part of a tile's rows each */
+    FINISHERS = 2, /* warps that add up tiles and store them, in turn */
     MULTIPLIERS = WARPS * 32,
-    THREADS = MULTIPLIERS + LOADERS * 32,
+    THREADS = MULTIPLIERS + LOADERS * 32 + FINISHERS * 32,
+    SUM_BUFFERS = 4, /* tiles that wait for finishers */
     ROWS = EXPERT_STREAM_ROWS,
     TILE = 16, /* rows of weights */
     GROUP = 32,
@@ -22,21 +25,25 @@ enum {
     SHARE = STAGE_COLS / GROUP / WARPS, /* groups of a stage that a warp has */
     MOST_PAIRS = 128,
     MOST_EXPERTS = 256,
-    ACT_AHEAD = 4, /* stages of down whose activations are on their way */
+    MOST_STAGES = 32, /* of a ring */
+    MOST_DEPTH = 6,   /* stages of a row of up */
+    ACT_AHEAD = 4,    /* stages of down whose activations are on their way */
     NONE = 0xff,
 };
 
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
- * the lanes of a load on different banks. */
+ * the lanes of a load on different banks. Of 4 bytes they are panels (quant.h), two a
+ * tile; only rows of 16 bits, the router's, lie row by row then. */
 template <int B> struct stage_of {
     static constexpr int ROW = STAGE_COLS / 8 * B, PITCH = ROW + 4 * B;
-    static constexpr int BYTES = TILE * PITCH;
-    static constexpr int COUNT = 8 * 16 / B;
-    static constexpr int IN_FLIGHT = 3 * 16 / B; /* on their way at a time */
+    static constexpr int PANEL = panel_bytes(STAGE_COLS);
+    static constexpr int BYTES = B == 4 ? (TILE / PANEL_ROWS) * PANEL : TILE * PITCH;
+    static constexpr int MINE = B == 4 ? PANEL_ROWS : TILE / LOADERS; /* a load warp's rows */
 };
 
 /* What the choice leaves, in shared memory: the chosen experts in the order of their
- * indices, and for each which rows have it. */
+ * indices, and for each which rows have it. The shared expert follows as a.shared_parts
+ * parts as wide as an expert, which all rows have, numbered from route.held on. */
 struct chosen_experts {
     float share[MOST_PAIRS][ROWS];  /* weight of the expert in a row; 0: not chosen */
     uint8_t pair[MOST_PAIRS][ROWS]; /* its place among the row's; NONE: not chosen */
@@ -55,8 +62,16 @@ struct sums {
 
 /* ---- the ring ---- */
 
+/* Stages on their way at a time. */
+template <int B> int stages_in_flight(int count)
+{
+    return 2 * 16 / B < count ? 2 * 16 / B : count;
+}
+
 template <int B> struct ring {
     uint32_t base, full, empty; /* addresses: stages, barriers of each */
+    int count;                  /* stages, at most MOST_STAGES */
+    int in_flight;              /* on their way at a time */
     int index;
     uint32_t phase;
 
@@ -66,7 +81,7 @@ template <int B> struct ring {
     }
     __device__ __forceinline__ void next(void)
     {
-        if (++index == stage_of<B>::COUNT) {
+        if (++index == count) {
             index = 0;
             phase ^= 1;
         }
@@ -76,8 +91,8 @@ template <int B> struct ring {
 /* By one thread, before a barrier of the block. */
 template <int B> __device__ __forceinline__ void ring_init(const ring<B> &r)
 {
-    for (int i = 0; i < stage_of<B>::COUNT; i++) {
-        barrier_init(r.full + i * 8, LOADERS);
+    for (int i = 0; i < r.count; i++) {
+        barrier_init(r.full + i * 8, TILE / stage_of<B>::MINE);
         barrier_init(r.empty + i * 8, WARPS);
     }
     barrier_init_fence();
@@ -86,6 +101,12 @@ template <int B> __device__ __forceinline__ void ring_init(const ring<B> &r)
 __device__ __forceinline__ void multipliers_sync(void)
 {
     asm volatile("bar.sync 1, %0;" ::"n"((int)MULTIPLIERS) : "memory");
+}
+
+/* Multiplying and finishing warps: all tiles so far are stored. */
+__device__ __forceinline__ void stored_sync(void)
+{
+    asm volatile("bar.sync 3, %0;" ::"n"((int)(MULTIPLIERS + FINISHERS * 32)) : "memory");
 }
 
 /* All threads: the choice is there. */
@@ -115,6 +136,7 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int all)
 
 /* A load warp, by one thread. */
 template <int B> struct loader {
+    static constexpr int MINE = stage_of<B>::MINE;
     ring<B> at, lag;
     int issued, warp;
     uint64_t policy;
@@ -123,23 +145,32 @@ template <int B> struct loader {
         : at(r), lag(r), issued(0), warp(w), policy(evict_first_policy())
     {
     }
+    /* Waits for the next stage to be free; returns its barrier, which expects n
+     * bytes. */
+    __device__ __forceinline__ uint32_t enter(uint32_t n)
+    {
+        uint32_t bar = at.full + at.index * 8;
+
+        if (issued++ >= at.in_flight) {
+            barrier_wait(lag.full + lag.index * 8, lag.phase);
+            lag.next();
+        }
+        barrier_wait(at.empty + at.index * 8, at.phase ^ 1);
+        random_delay();
+        barrier_expect(bar, n);
+        return bar;
+    }
     /* `rows` of this warp's rows of a tile, `stride` bytes apart, of `length` bytes. */
     __device__ __forceinline__ void tile(const char *row, int64_t stride, int rows, int length)
     {
         constexpr int MOST = stage_of<B>::ROW;
 
+#pragma unroll 1
         for (int c = 0; c < length; c += MOST) {
-            uint32_t bytes = min(MOST, length - c), bar = at.full + at.index * 8;
-            if (issued++ >= stage_of<B>::IN_FLIGHT) {
-                barrier_wait(lag.full + lag.index * 8, lag.phase);
-                lag.next();
-            }
-            barrier_wait(at.empty + at.index * 8, at.phase ^ 1);
-            random_delay();
-            barrier_expect(bar, rows * bytes);
-            uint32_t to = at.stage() + warp * (TILE / LOADERS) * stage_of<B>::PITCH;
+            uint32_t bytes = min(MOST, length - c), bar = enter(rows * bytes);
+            uint32_t to = at.stage() + warp * MINE * stage_of<B>::PITCH;
 #pragma unroll
-            for (int i = 0; i < TILE / LOADERS; i++) {
+            for (int i = 0; i < MINE; i++) {
                 if (i < rows) {
                     bulk_copy_evict_first(to + i * stage_of<B>::PITCH, row + i * stride, bytes, bar,
                                           policy);
@@ -149,41 +180,101 @@ template <int B> struct loader {
             at.next();
         }
     }
+    /* This warp's panel of a tile, of k columns. */
+    __device__ __forceinline__ void panel(const char *from, int k)
+    {
+#pragma unroll 1
+        for (int c = 0; c < k; c += STAGE_COLS) {
+            uint32_t bytes = panel_bytes(min((int)STAGE_COLS, k - c)), bar = enter(bytes);
+            bulk_copy_evict_first(at.stage() + warp * stage_of<B>::PANEL, from, bytes, bar, policy);
+            from += stage_of<B>::PANEL;
+            at.next();
+        }
+    }
 };
+
+/* Where rows of a weight of up or of down lie: `half` of up is 0 for gate, 1 for up; of
+ * a part of the shared expert (chosen_experts) in the shared weights. */
+struct weight_rows {
+    const char *at;
+    int64_t stride; /* bytes */
+};
+
+template <int B>
+__device__ __forceinline__ weight_rows up_rows(const expert_few &a, int e, int half, int column)
+{
+    constexpr int BYTES = B == 16 ? 2 : 1; /* of an element of a stride */
+    const expert_product &p = a.up;
+    int part = e - a.route.held;
+    int64_t row = ((int64_t)e * 2 + half) * p.width + column;
+
+    if (B == 16 && part >= 0) {
+        row = (int64_t)(half * a.shared_parts + part) * p.width + column;
+        return {(const char *)a.shared_up + row * a.shared_up_stride * 2, a.shared_up_stride * 2};
+    }
+    if (B == 4) {
+        return {(const char *)p.w + row * panel_bytes(p.k) / PANEL_ROWS, 0};
+    }
+    return {(const char *)p.w + row * p.w_stride * BYTES, p.w_stride * BYTES};
+}
+
+template <int B>
+__device__ __forceinline__ weight_rows down_rows(const expert_few &a, int e, int column)
+{
+    constexpr int BYTES = B == 16 ? 2 : 1;
+    const expert_product &p = a.down;
+    int part = e - a.route.held;
+    int64_t row = (int64_t)e * p.width + column;
+
+    if (B == 16 && part >= 0) {
+        const char *base = (const char *)a.shared_down + (int64_t)part * p.k * 2;
+        return {base + column * a.shared_down_stride * 2, a.shared_down_stride * 2};
+    }
+    if (B == 4) {
+        return {(const char *)p.w + row * panel_bytes(p.k) / PANEL_ROWS, 0};
+    }
+    return {(const char *)p.w + row * p.w_stride * BYTES, p.w_stride * BYTES};
+}
 
 template <int B>
 __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> &r,
                                              const chosen_experts &c, int warp, int lane)
 {
-    constexpr int MINE = TILE / LOADERS;
+    constexpr int MINE = stage_of<B>::MINE;
     loader<B> load(r, warp);
     int first = blockIdx.x * TILE + warp * MINE, width = a.up.width;
-    int64_t stride = a.router_stride * 2;
+    bool loads = lane == 0 && warp < TILE / MINE;
 
-    if (lane == 0) {
-        if (blockIdx.x * TILE < a.route.n) {
-            load.tile((const char *)a.router + first * stride, stride,
-                      max(0, min(MINE, a.route.n - first)), a.up.k * 2);
-        }
+    if (loads && blockIdx.x * TILE < a.route.n) {
+        int64_t stride = a.router_stride * 2;
+        load.tile((const char *)a.router + first * stride, stride,
+                  max(0, min(MINE, a.route.n - first)), a.up.k * 2);
     }
     __syncwarp();
     choice_sync();
-    if (lane > 0) {
+    if (!loads) {
         return;
     }
-    int per = width / (TILE / 2);
-    int half = warp * MINE >= TILE / 2 ? width - TILE / 2 : 0; /* rows of gate, or of up */
-    stride = a.up.w_stride * (B == 16 ? 2 : 1);                /* of codes it is in bytes */
+    int per = width / (TILE / 2), at = warp * MINE % (TILE / 2), half = warp * MINE / (TILE / 2);
+#pragma unroll 1
     for (int i = blockIdx.x; i < c.n * per; i += gridDim.x) {
-        int64_t row = (int64_t)c.expert[i / per] * 2 * width + i % per * (TILE / 2);
-        load.tile((const char *)a.up.w + (row + half + warp * MINE) * stride, stride, MINE,
-                  a.up.k / 8 * B);
+        weight_rows w = up_rows<B>(a, c.expert[i / per], half, i % per * (TILE / 2) + at);
+        if constexpr (B == 4) {
+            load.panel(w.at, a.up.k);
+        } else {
+            load.tile(w.at, w.stride, MINE, a.up.k / 8 * B);
+        }
     }
-    stride = a.down.w_stride * (B == 16 ? 2 : 1);
+#pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x) {
+#pragma unroll 1
         for (int i = 0; i < c.n; i++) {
-            int64_t row = (int64_t)c.expert[i] * a.down.width + t * TILE + warp * MINE;
-            load.tile((const char *)a.down.w + row * stride, stride, MINE, a.down.k / 8 * B);
+            weight_rows w = down_rows<B>(a, c.expert[i], t * TILE + warp * MINE);
+            if constexpr (B == 4) {
+                load.panel(w.at, a.down.k);
+            } else {
+                load.tile(w.at, w.stride, MINE, a.down.k / 8 * B);
+            }
         }
     }
 }

@@ -9,14 +9,14 @@
  * Which columns a lane multiplies is free as long as both operands agree: of 64 columns
  * it has 16 neighbours, so that it reads 16 bytes of codes at once.
  */
-#include "kernels/cuda/attention/attn_common.cuh"
-#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/tile_store.cuh"
+#include "kernels/cuda/experts/tile_walk.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 
 namespace
 {
 
+using namespace expert_tiles;
 using T = __nv_bfloat16;
 
 enum {
@@ -35,32 +35,6 @@ template <int N, bool GATED> struct codes_layout {
     static constexpr int BYTES = STAGES * STAGE;
 };
 
-__device__ __forceinline__ void async_copy(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void async_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int LEFT> __device__ __forceinline__ void async_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
-__device__ __forceinline__ uint4 shared_load(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 /* Address of 16-byte chunk `chunk` of row r: lanes that read together hit each bank
  * once. */
 __device__ __forceinline__ uint32_t code_chunk(uint32_t base, int r, int chunk)
@@ -73,47 +47,7 @@ __device__ __forceinline__ uint32_t x_chunk(uint32_t base, int r, int chunk)
     return base + r * X_ROW + ((chunk ^ (r & 1)) << 4);
 }
 
-/* Where a block is: a stage of one tile times one block of weight rows. */
-struct position {
-    expert_tile tile;
-    const int32_t *list; /* the tile's pairs */
-    int64_t first;       /* the first of the block's rows in the stacked weight */
-    int item, step;      /* of the work; of the depth */
-    int column;          /* the first of the block's rows in the expert's, of gate's or of all */
-    int end, m_blocks;   /* all items; blocks of weight rows */
-
-    __device__ __forceinline__ position(const expert_product &a, const expert_lists &l)
-        : item(blockIdx.x), step(0), end(l.total[0] * (a.width / BLOCK_ROWS)),
-          m_blocks(a.width / BLOCK_ROWS)
-    {
-        enter(a, l);
-    }
-    __device__ __forceinline__ bool more(void) const
-    {
-        return item < end;
-    }
-    __device__ __forceinline__ void enter(const expert_product &a, const expert_lists &l)
-    {
-        if (more()) {
-            int4 t = __ldcg((const int4 *)l.tile + item / m_blocks);
-            tile = {t.x, t.y, t.z, t.w};
-            column = item % m_blocks * BLOCK_ROWS;
-            first = (int64_t)t.x * a.width * (a.gated ? 2 : 1) + column;
-            list = l.list + (int64_t)t.x * l.cap + t.y;
-        }
-    }
-    /* True: the next stage begins another item. */
-    __device__ __forceinline__ bool next(const expert_product &a, const expert_lists &l)
-    {
-        if (++step < a.k / DEPTH) {
-            return false;
-        }
-        step = 0;
-        item += gridDim.x;
-        enter(a, l);
-        return true;
-    }
-};
+using place = position<BLOCK_ROWS, DEPTH>;
 
 /* What a thread loads of each stage of an item: 16 bytes of every 32nd row of the
  * weight and of every 16th of x. */
@@ -132,7 +66,7 @@ template <int N, bool GATED> struct loader {
           x_to(x_chunk(L::X, threadIdx.x >> 4, threadIdx.x & 15))
     {
     }
-    __device__ __forceinline__ void enter(const expert_product &a, const position &p)
+    __device__ __forceinline__ void enter(const expert_product &a, const place &p)
     {
         code = (const uint8_t *)a.w + (p.first + (threadIdx.x >> 3)) * a.w_stride +
                (threadIdx.x & 7) * 16;
@@ -167,7 +101,7 @@ template <int N, bool GATED> struct loader {
 
 /* Loads the stage ahead, if there is one, and goes on. */
 template <int N, bool GATED>
-__device__ __forceinline__ void load_next(loader<N, GATED> &load, position &ahead,
+__device__ __forceinline__ void load_next(loader<N, GATED> &load, place &ahead,
                                           const expert_product &a, const expert_lists &l,
                                           uint32_t to)
 {
@@ -285,7 +219,7 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
 
     pdl_wait();
     pdl_release();
-    position now(a, l), ahead(a, l);
+    place now(a, l), ahead(a, l);
     loader<N, GATED> load(a);
     if (ahead.more()) {
         load.enter(a, ahead);
@@ -343,7 +277,7 @@ bool run_rows(const expert_product &a, const expert_lists &l, int n_blocks, cuda
 extern "C" bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
                                     int32_t n_blocks, cudaStream_t stream)
 {
-    bool fits = a->w_scale && a->type == T_BF16 && a->k % DEPTH == 0 &&
+    bool fits = a->w_scale && !a->panels && a->type == T_BF16 && a->k % DEPTH == 0 &&
                 a->group_cols % DEPTH == 0 && a->width % BLOCK_ROWS == 0 && a->x_stride % 8 == 0 &&
                 a->w_stride % 16 == 0 && l->tile_rows <= 64;
 

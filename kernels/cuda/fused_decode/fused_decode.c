@@ -43,7 +43,7 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     c->fused.arrived = c->expert_counter + n_experts;
     c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
-    if (!c->ranks && small_prepare()) {
+    if (c->ranks ? cuda_ranks_small(c) : small_prepare()) {
         size_t one = sizeof(*c->small_squares.sum[0]) * SMALL_ROWS;
         char *both = cuda_alloc(c, 2 * one, "sums of squares", e);
         if (!both) {
@@ -55,6 +55,13 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
         c->small_squares.sum[1] = (void *)(both + one);
     }
     return 0;
+}
+
+/* Rows up to which fused launches are used. Over ranks they are so where each product
+ * is short; more rows go by launches of their own. */
+static int32_t worth_rows(const struct cuda_backend *c)
+{
+    return c->ranks ? FUSED_WORTH_ROWS_OVER_RANKS : FUSED_WORTH_ROWS;
 }
 
 /* Whether products with codes are launches of their own (mixed.h). */
@@ -72,7 +79,7 @@ void cuda_fused_flush(struct cuda_backend *c)
         bool ok = true;
         if (cuda_experts_linear(c)) {
             ok = true;
-        } else if (c->fused.rows <= FUSED_ROWS && !by_mixed(c, &c->fused)) {
+        } else if (c->fused.rows <= worth_rows(c) && !by_mixed(c, &c->fused)) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
         } else if (small_codes_plan(&c->fused, c->n_sms)) {
             ok = launch_small_codes(&c->fused, c->n_sms, c->stream);
@@ -95,9 +102,7 @@ void cuda_fused_flush(struct cuda_backend *c)
 static bool fused_may_join(struct cuda_backend *c)
 {
     bool waits = c->capturing || c->ranks != NULL;
-    int32_t worth = c->ranks                  ? FUSED_WORTH_ROWS_OVER_RANKS
-                    : c->small_squares.sum[0] ? SMALL_ROWS
-                                              : FUSED_WORTH_ROWS;
+    int32_t worth = c->small_squares.sum[0] ? SMALL_ROWS : worth_rows(c);
 
     if (!waits || c->padded > worth || !c->fused.counter || !cuda_usable(c)) {
         return false;
@@ -112,7 +117,7 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
 {
     bool fits = by_mixed(c, next);
 
-    if (!fits && next->rows > FUSED_ROWS) {
+    if (!fits && next->rows > worth_rows(c)) {
         fits = small_plan(next, c->n_sms) || small_codes_plan(next, c->n_sms);
     } else if (!fits && !by_mixed(c, &c->fused)) { /* what is pending may be better off alone */
         fits = fused_plan(next, c->n_sms, c->fused_shared_bytes);

@@ -40,7 +40,7 @@ bool small_codes_plan(const struct fused_args *a, int32_t n_blocks)
         bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
         if (!p->e4m3 || (p->h && p->k > QUANT_ROW_COLS) || t.width == 0 || !bare || stored ||
-            p->partial || p->residual) {
+            (p->partial && !small_sums_over_ranks(p, &t, n_blocks)) || p->residual) {
             return false;
         }
     }

@@ -52,7 +52,8 @@ bool small_plan(const struct fused_args *a, int32_t n_blocks)
         struct small_tile t = small_tile_of(p, n_blocks);
         bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
-        if (t.width == 0 || !bare || stored || p->partial || p->residual) {
+        if (t.width == 0 || !bare || stored || p->residual ||
+            (p->partial && !small_sums_over_ranks(p, &t, n_blocks))) {
             return false;
         }
     }

@@ -2,7 +2,8 @@
  * small_rows.cu. One warpgroup multiplies, one lane of a fifth warp loads.
  */
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/fused_decode/small_pipeline.cuh"
+#include "kernels/cuda/fused_decode/small_split.cuh"
+#include "kernels/cuda/fused_decode/small_sum.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 #include "kernels/cuda/quant/quant.h"
 
@@ -10,7 +11,6 @@ namespace
 {
 
 enum {
-    MULTIPLIERS = 128,
     THREADS = MULTIPLIERS + 32,
     SOURCE_BYTES = SMALL_ROWS * CODES_DEPTH, /* the activations of a stage */
     RING_BYTES = 220 * 1024,
@@ -26,6 +26,7 @@ struct codes_args {
     int32_t act;
     int32_t rows, source_rows; /* the latter of a source's copy: a multiple of 8 */
     int32_t n, depth_steps;    /* stages of a block's part of the depth, an even number */
+    struct p2p_summands ranks; /* SMALL_SUM: the other ranks' summands */
 };
 
 template <int WIDTH> struct codes_layout {
@@ -33,23 +34,15 @@ template <int WIDTH> struct codes_layout {
     static constexpr int STAGE_BYTES = WEIGHT_BYTES + SOURCE_BYTES;
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
-    static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
+    static constexpr int BYTES = STAGES * STAGE_BYTES + (2 * STAGES + 1) * 8 + 1024;
 };
 
 #if HAS_WGMMA
 
-/* Floats of a row of sums in shared memory. */
-template <int WIDTH> constexpr int PITCH = WIDTH + 4;
 /* Of wide tiles one half after the other: two sums of all columns do not fit into
  * registers beside the whole sum. */
 template <int WIDTH> constexpr int PARTS = WIDTH > 128 ? 2 : 1;
 template <int WIDTH> constexpr int PART = WIDTH / PARTS<WIDTH>;
-
-__device__ __forceinline__ void sync_multipliers(void)
-{
-    static_assert(MULTIPLIERS == 128, "as the barrier counts");
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-}
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
  * launch ahead, which still writes the activations' codes. */
@@ -216,46 +209,61 @@ __device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const c
  * tile's columns. */
 template <int WIDTH>
 __device__ __forceinline__ void store_sum(const float (&d)[WIDTH / 2], char *ring, uint32_t base,
-                                          const codes_args &a, const float *w_scale, int tile,
-                                          int part)
+                                          uint32_t pushed, const codes_args &a,
+                                          const float *w_scale, int tile, int part)
 {
     using L = codes_layout<WIDTH>;
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
+    constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert(PITCH<WIDTH> * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
-    int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
-    float *sums = (float *)ring;
+    static_assert(2 * HALF_PITCH<WIDTH> * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES, "sums fit");
+    int t = threadIdx.x;
+    float *mine = (float *)ring, *theirs = mine + SMALL_ROWS * HALF_PITCH<WIDTH>;
 
+    uint2 was[QUADS]; /* loaded before the wait for the other block, which takes as long */
+    float factor[QUADS];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int j = 0; j < WIDTH / 8; j++) {
-            *(float2 *)(sums + (first_row + h * 8) * PITCH<WIDTH> + j * 8 + c) =
-                make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
-        }
-    }
-    cluster_arrive();
-    cluster_wait();
-    uint32_t first = address_in(base, 0), second = address_in(base, 1);
-#pragma unroll 4
-    for (int e = t; e < ALL; e += MULTIPLIERS) {
-        int row = e / LANES, column = part * COLUMNS + e % LANES * 4;
+    for (int q = 0; q < QUADS; q++) {
+        int e = min(t + q * MULTIPLIERS, ALL - 1), row = e / LANES,
+            column = part * COLUMNS + e % LANES * 4;
+        was[q] = make_uint2(0, 0);
+        factor[q] = 0.0f;
         if (row < a.rows) {
-            uint32_t at = (row * PITCH<WIDTH> + column) * 4;
-            float4 x = load_from(first + at), y = load_from(second + at);
-            float4 s = *(const float4 *)(w_scale + column);
-            float f = __ldcg(a.x_scale + row);
-            uint2 *stream = (uint2 *)(a.out + row * a.out_stride + tile * WIDTH + column);
-            uint2 was = __ldcg(stream);
-            *stream = make_uint2(
-                pair(low(was.x) + (x.x + y.x) * (f * s.x), high(was.x) + (x.y + y.y) * (f * s.y)),
-                pair(low(was.y) + (x.z + y.z) * (f * s.z), high(was.y) + (x.w + y.w) * (f * s.w)));
+            was[q] = __ldcg((const uint2 *)(a.out + row * a.out_stride + tile * WIDTH + column));
+            factor[q] = __ldcg(a.x_scale + row);
         }
     }
-    __syncwarp();
-    cluster_arrive(); /* the other block may leave once it has read this one's sums */
-    cluster_wait();
+    share_sums<WIDTH>(d, mine, base + SMALL_ROWS * HALF_PITCH<WIDTH> * 4, pushed, a.rows, part);
+    float v[QUADS][4];
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        int e = min(t + q * MULTIPLIERS, ALL - 1), column = e % LANES * 4,
+            at = e / LANES * HALF_PITCH<WIDTH> + column;
+        float4 x = *(const float4 *)(mine + at), y = *(const float4 *)(theirs + at);
+        float4 s = *(const float4 *)(w_scale + part * COLUMNS + column);
+        float f = factor[q];
+        v[q][0] = (x.x + y.x) * (f * s.x);
+        v[q][1] = (x.y + y.y) * (f * s.y);
+        v[q][2] = (x.z + y.z) * (f * s.z);
+        v[q][3] = (x.w + y.w) * (f * s.w);
+    }
+    if (a.ranks.n_ranks > 0) {
+        sum_over_ranks<ALL, LANES, MULTIPLIERS>(v, a.ranks, a.rows);
+        sync_multipliers();
+        if (t == 0) {
+            leave_sum(a.ranks);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        int e = t + q * MULTIPLIERS, row = e / LANES, column = part * COLUMNS + e % LANES * 4;
+        if (e < ALL && row < a.rows) {
+            *(uint2 *)(a.out + row * a.out_stride + tile * WIDTH + column) =
+                make_uint2(pair(low(was[q].x) + v[q][0], high(was[q].x) + v[q][1]),
+                           pair(low(was[q].y) + v[q][2], high(was[q].y) + v[q][3]));
+        }
+    }
 }
 
 /* The scales of the tile's weight rows, which depend on no other launch. */
@@ -282,7 +290,8 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     extern __shared__ char raw[];
     __shared__ __align__(16) float w_scale[WIDTH];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8;
+    uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8,
+             pushed = empty + L::STAGES * 8;
     char *ring = raw + (base - shared_address(raw));
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
@@ -291,19 +300,22 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
             barrier_init(full + i * 8, 1);
             barrier_init(empty + i * 8, MULTIPLIERS / 32);
         }
+        barrier_init(pushed, 1);
         barrier_init_fence();
+        barrier_expect(pushed, a.rows * WIDTH / 2 * 4);
+    } else if (threadIdx.x == MULTIPLIERS) {
+        prefetch_map(&w);
+        prefetch_map(&x);
     }
     __syncthreads();
     pdl_release();
     if (threadIdx.x >= MULTIPLIERS) {
-        if (threadIdx.x == MULTIPLIERS) {
+        if (elected()) {
             load_stages<WIDTH, KIND == SMALL_GATED>(&w, &x, a, base, full, empty, tile,
                                                     part * a.depth_steps);
         }
         __syncwarp();
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
-            cluster_arrive();
-            cluster_wait();
             cluster_arrive();
             cluster_wait();
         }
@@ -315,7 +327,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     multiply<WIDTH>(d, base, full, empty, a.depth_steps);
     sync_multipliers(); /* the scales are there; the ring becomes room for sums */
     if (KIND == SMALL_SUM) {
-        store_sum<WIDTH>(d, ring, base, a, w_scale, tile, part);
+        store_sum<WIDTH>(d, ring, base, pushed, a, w_scale, tile, part);
     } else if (KIND == SMALL_GATED) {
         if (a.act == A_SILU) {
             store_gated<WIDTH, A_SILU>(d, a, w_scale, tile);
@@ -406,6 +418,9 @@ bool launch_op(const struct fused_args *a, const struct fused_op *p, int32_t n_b
     k.source_rows = (a->rows + 7) / 8 * 8;
     k.n = p->n;
     k.depth_steps = p->k / CODES_DEPTH / t.split;
+    if (p->partial) {
+        k.ranks = summands_of(&a->p2p);
+    }
     return small_map_bytes(&w, p->w, p->n, p->k, p->w_stride,
                            t.kind == SMALL_GATED ? t.width / 2 : t.width) &&
            small_map_bytes(&x, a->codes, a->rows, p->k, p->k, k.source_rows) &&

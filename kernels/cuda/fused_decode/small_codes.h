@@ -46,7 +46,7 @@ enum { CODES_DEPTH = 128 }; /* columns of a stage */
 /* The tile for op `p` on a device of n_blocks multiprocessors; width 0: there is none.
  * Pure. */
 struct small_tile small_codes_tile(const struct fused_op *p, int32_t n_blocks);
-/* Whether all of `a`, of more than FUSED_ROWS rows, goes by these launches. Pure. */
+/* Whether all of `a` goes by these launches, of more rows than a fused launch. Pure. */
 bool small_codes_plan(const struct fused_args *a, int32_t n_blocks);
 
 /* A tensor map, a CUtensorMap at `ret`, of [rows, columns] bytes, `pitch` bytes

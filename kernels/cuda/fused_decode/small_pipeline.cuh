@@ -30,18 +30,20 @@ struct small_args {
     const bf16 *weight; /* [n] */
     float weight_offset;
     unsigned long long *squares_out; /* [rows], added to */
+    struct p2p_summands ranks;       /* SMALL_SUM: the other ranks' summands */
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 /* ---- clusters and copies ---- */
 
-/* Both halves of a cluster's barrier order shared memory among its blocks. */
+/* A cluster's barrier, by all threads: the other block may write to this one's shared
+ * memory. It orders no writes of this block, and so waits for none. */
 __device__ __forceinline__ void cluster_arrive(void)
 {
     random_delay();
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait(void)
@@ -57,15 +59,43 @@ __device__ __forceinline__ uint32_t address_in(uint32_t shared, uint32_t rank)
     return v;
 }
 
-__device__ __forceinline__ float4 load_from(uint32_t at)
+/* Writes to another block's shared memory; `to` and its mbarrier `bar`, which counts
+ * the bytes when they are there, are of address_in. */
+__device__ __forceinline__ void push(uint32_t to, float2 v, uint32_t bar)
 {
-    float4 v;
-
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(
+            to),
+        "f"(v.x), "f"(v.y), "r"(bar)
+        : "memory");
+}
+__device__ __forceinline__ void push(uint32_t to, float4 v, uint32_t bar)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], "
+                 "{%1,%2,%3,%4}, [%5];" ::"r"(to),
+                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
                  : "memory");
-    return v;
+}
+
+/* Waits until all that is pushed to this block is there. */
+__device__ __forceinline__ void push_wait(uint32_t bar)
+{
+    uint32_t done;
+
+    do {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+                     "selp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(bar)
+                     : "memory");
+    } while (!done);
+}
+
+/* Brings a map to the copy engine, whose first copy by it would wait for that. */
+__device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 __device__ __forceinline__ void tensor_copy(uint32_t to, const CUtensorMap *map, int column,
@@ -173,20 +203,37 @@ __device__ __forceinline__ float norm_factor(const small_args &a, int row)
     return rsqrtf(sum / a.columns + a.eps);
 }
 
-/* Four columns of the residual stream: += v; also times the next norm's weight. Returns
- * the sum of their squares as stored. */
-__device__ __forceinline__ float add_to_stream(const small_args &a, int row, int column,
-                                               const float (&v)[4])
+/* What add_to_stream needs of memory for four columns of a row. It is fetched before a
+ * block waits for the other one of its cluster: a load takes as long as that. */
+struct stream_quad {
+    uint2 was, weight;
+};
+
+__device__ __forceinline__ stream_quad load_stream(const small_args &a, int row, int column)
 {
-    uint2 *stream = (uint2 *)(a.out + row * a.out_stride + column);
-    uint2 was = __ldcg(stream);
-    uint2 now = make_uint2(pair(v[0] + low(was.x), v[1] + high(was.x)),
-                           pair(v[2] + low(was.y), v[3] + high(was.y)));
+    stream_quad q = {};
+
+    if (row < a.rows) {
+        q.was = __ldcg((const uint2 *)(a.out + row * a.out_stride + column));
+        if (a.times_weight) {
+            q.weight = __ldg((const uint2 *)(a.weight + column));
+        }
+    }
+    return q;
+}
+
+/* Four columns of the residual stream, of which q is: += v; also times the next norm's
+ * weight. Returns the sum of their squares as stored. */
+__device__ __forceinline__ float add_to_stream(const small_args &a, int row, int column,
+                                               const stream_quad &q, const float (&v)[4])
+{
+    uint2 now = make_uint2(pair(v[0] + low(q.was.x), v[1] + high(q.was.x)),
+                           pair(v[2] + low(q.was.y), v[3] + high(q.was.y)));
     float e[4] = {low(now.x), high(now.x), low(now.y), high(now.y)};
 
-    *stream = now;
+    *(uint2 *)(a.out + row * a.out_stride + column) = now;
     if (a.times_weight) {
-        uint2 g = __ldg((const uint2 *)(a.weight + column));
+        uint2 g = q.weight;
         float o = a.weight_offset;
         *(uint2 *)(a.times_weight + row * a.times_stride + column) =
             make_uint2(pair(e[0] * (low(g.x) + o), e[1] * (high(g.x) + o)),

@@ -3,12 +3,14 @@
  * activations, both by tensor copies with the 128-byte swizzle. There is one block a
  * multiprocessor, so the ring has nearly all of its shared memory.
  *
- * With a split depth the two blocks of a cluster keep their sums in shared memory and
- * each adds half of the columns: 16 bytes a lane along rows, from both. Clusters of two
- * alone: with one block a multiprocessor larger ones do not all fit at once.
+ * With a split depth each of the two blocks of a cluster adds half of the columns, of
+ * which the other one pushes its sums into its shared memory: 16 bytes a lane along
+ * rows, from both. Clusters of two alone: with one block a multiprocessor larger ones
+ * do not all fit at once.
  */
 #include "kernels/cuda/fused_decode/small_codes.h"
-#include "kernels/cuda/fused_decode/small_pipeline.cuh"
+#include "kernels/cuda/fused_decode/small_split.cuh"
+#include "kernels/cuda/fused_decode/small_sum.cuh"
 #include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 #include "kernels/cuda/mixed/mixed.h"
@@ -17,7 +19,6 @@ namespace
 {
 
 enum {
-    MULTIPLIERS = 128,
     THREADS = MULTIPLIERS + 32,
     SOURCE_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* the activations of a stage */
     RING_BYTES = 220 * 1024,
@@ -30,20 +31,10 @@ template <int WIDTH> struct small_layout {
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     /* Wide tiles are better off with five stages than with six. */
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : WIDTH == 224 ? 5 : FIT;
-    static constexpr int BYTES = STAGES * STAGE_BYTES + 2 * STAGES * 8 + 1024;
+    static constexpr int BYTES = STAGES * STAGE_BYTES + (2 * STAGES + 1) * 8 + 1024;
 };
 
 #if HAS_WGMMA
-
-/* Floats of a row of sums in shared memory. */
-template <int WIDTH> constexpr int PITCH = WIDTH + 4;
-
-/* A barrier of the threads that multiply. */
-__device__ __forceinline__ void sync_multipliers(void)
-{
-    static_assert(MULTIPLIERS == 128, "as the barrier counts");
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-}
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
  * launch ahead, which may still write the activations. */
@@ -164,45 +155,45 @@ __device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const s
     }
 }
 
-/* Adds the sums of a cluster's two blocks: this block has half of the tile's
- * columns. */
+/* Adds the sums of a cluster's two blocks: this block has half of the tile's columns.
+ * pushed: counts the bytes that come from the other one. */
 template <int WIDTH, int KIND>
 __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *ring, uint32_t base,
-                                            const small_args &a, int tile, int part)
+                                            uint32_t pushed, const small_args &a, int tile,
+                                            int part)
 {
     using L = small_layout<WIDTH>;
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert((PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES,
+    static_assert((2 * HALF_PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES,
                   "sums fit");
-    int t = threadIdx.x, lane = t & 31, first_row = (t >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
-    float *sums = (float *)ring, *squares = sums + SMALL_ROWS * PITCH<WIDTH>;
+    int t = threadIdx.x;
+    float *mine = (float *)ring, *theirs = mine + SMALL_ROWS * HALF_PITCH<WIDTH>,
+          *squares = theirs + SMALL_ROWS * HALF_PITCH<WIDTH>;
 
+    stream_quad stream[QUADS];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int j = 0; j < WIDTH / 8; j++) {
-            *(float2 *)(sums + (first_row + h * 8) * PITCH<WIDTH> + j * 8 + c) =
-                make_float2(d[j * 4 + h * 2], d[j * 4 + h * 2 + 1]);
-        }
+    for (int q = 0; q < QUADS && KIND == SMALL_SUM; q++) {
+        int e = min(t + q * MULTIPLIERS, ALL - 1);
+        stream[q] = load_stream(a, e / LANES, tile * WIDTH + part * COLUMNS + e % LANES * 4);
     }
-    cluster_arrive();
-    cluster_wait();
-    uint32_t first = address_in(base, 0), second = address_in(base, 1);
+    share_sums<WIDTH>(d, mine, base + SMALL_ROWS * HALF_PITCH<WIDTH> * 4, pushed, a.rows, part);
     float v[QUADS][4];
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
-        int e = min(t + q * MULTIPLIERS, ALL - 1);
-        uint32_t at = ((e / LANES) * PITCH<WIDTH> + part * COLUMNS + e % LANES * 4) * 4;
-        float4 x = load_from(first + at), y = load_from(second + at);
+        int e = min(t + q * MULTIPLIERS, ALL - 1),
+            at = e / LANES * HALF_PITCH<WIDTH> + e % LANES * 4;
+        float4 x = *(const float4 *)(mine + at), y = *(const float4 *)(theirs + at);
         v[q][0] = x.x + y.x;
         v[q][1] = x.y + y.y;
         v[q][2] = x.z + y.z;
         v[q][3] = x.w + y.w;
     }
-    cluster_arrive(); /* the other block may leave once it has read this one's sums */
+    if (KIND == SMALL_SUM && a.ranks.n_ranks > 0) {
+        sum_over_ranks<ALL, LANES, MULTIPLIERS>(v, a.ranks, a.rows);
+    }
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
         int e = t + q * MULTIPLIERS, row = e / LANES, column = e % LANES * 4,
@@ -212,7 +203,7 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
             break;
         }
         if (row < a.rows && KIND == SMALL_SUM) {
-            square = add_to_stream(a, row, at, v[q]);
+            square = add_to_stream(a, row, at, stream[q], v[q]);
         } else if (row < a.rows) {
             float f = norm_factor(a, row);
             uint2 b = a.bias ? *(const uint2 *)(a.bias + at) : make_uint2(0, 0);
@@ -236,8 +227,12 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
             atomicAdd(a.squares_out + t, as_squares(sum));
         }
     }
-    __syncwarp();
-    cluster_wait();
+    if (KIND == SMALL_SUM && a.ranks.n_ranks > 0) {
+        sync_multipliers();
+        if (t == 0) {
+            leave_sum(a.ranks);
+        }
+    }
 }
 
 #endif
@@ -251,7 +246,8 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     using L = small_layout<WIDTH>;
     extern __shared__ char raw[];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8;
+    uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8,
+             pushed = empty + L::STAGES * 8;
     char *ring = raw + (base - shared_address(raw));
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
@@ -260,19 +256,22 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
             barrier_init(full + i * 8, 1);
             barrier_init(empty + i * 8, 1);
         }
+        barrier_init(pushed, 1);
         barrier_init_fence();
+        barrier_expect(pushed, a.rows * WIDTH / 2 * 4);
+    } else if (threadIdx.x == MULTIPLIERS) {
+        prefetch_map(&w);
+        prefetch_map(&x);
     }
     __syncthreads();
     pdl_release();
     if (threadIdx.x >= MULTIPLIERS) {
-        if (threadIdx.x == MULTIPLIERS) {
+        if (elected()) {
             load_stages<WIDTH, KIND == SMALL_GATED>(&w, &x, a, base, full, empty, tile,
                                                     part * a.depth_steps);
         }
         __syncwarp();
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
-            cluster_arrive();
-            cluster_wait();
             cluster_arrive();
             cluster_wait();
         }
@@ -286,7 +285,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     multiply<WIDTH>(d, base, full, empty, a.depth_steps);
     if (SPLIT > 1) {
         sync_multipliers(); /* the ring becomes room for sums */
-        store_split<WIDTH, KIND>(d, ring, base, a, tile, part);
+        store_split<WIDTH, KIND>(d, ring, base, pushed, a, tile, part);
     } else if (KIND == SMALL_GATED) {
         if (a.act == A_SILU) {
             store_gated<WIDTH, A_SILU>(d, a, tile);
@@ -398,6 +397,9 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
     k.source_rows = (a->rows + 7) / 8 * 8;
     k.n = p->n;
     k.depth_steps = p->k / SMALL_DEPTH / t.split;
+    if (p->partial) {
+        k.ranks = summands_of(&a->p2p);
+    }
     if (t.kind == SMALL_SUM && !norm_behind(&k, a, i, squares, stream)) {
         return false;
     }

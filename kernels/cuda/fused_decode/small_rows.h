@@ -1,5 +1,6 @@
-/* Products of 9 to 64 rows on Hopper, with the norm before them and the gate or the
- * residual sum behind them inside: four launches between two attentions.
+/* Products of 9 to 64 rows on Hopper (over ranks of 3 to 64), with the norm before them
+ * and the gate or the residual sum behind them inside: four launches between two
+ * attentions.
  *
  * The activations are the 64-row operand of the matrix instruction and weight rows the
  * other, so a tile may have any multiple of 8 weight rows and a product is one wave of
@@ -78,10 +79,18 @@ struct small_tile {
 
 /* The tile for op `p` on a device of n_blocks multiprocessors. Pure. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);
+/* Whether the products of op `p` may be a summand of several ranks: in an inbox there
+ * is room for them, and all of the launch's blocks run at the same time. Pure. */
+static inline bool small_sums_over_ranks(const struct fused_op *p, const struct small_tile *t,
+                                         int32_t n_blocks)
+{
+    return p->sum && (int64_t)SMALL_ROWS * p->n * 2 <= P2P_SMALL_BYTES &&
+           p->n / t->width * t->split <= n_blocks;
+}
 /* Whether the norm before op i is taken apart: the product before it makes the residual
  * stream, and its result need not be stored. Pure. */
 bool small_norm_apart(const struct fused_args *a, int32_t i);
-/* Whether all of `a`, of more than FUSED_ROWS rows, goes by these launches. Pure. */
+/* Whether all of `a` goes by these launches, of more rows than a fused launch. Pure. */
 bool small_plan(const struct fused_args *a, int32_t n_blocks);
 
 /* Whether the kernels run here: Hopper's own code, room for the rings, a driver that

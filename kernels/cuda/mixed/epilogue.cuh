@@ -3,33 +3,69 @@
 #ifndef QUIRE_KERNELS_CUDA_MIXED_EPILOGUE_CUH
 #define QUIRE_KERNELS_CUDA_MIXED_EPILOGUE_CUH
 
+#include "kernels/cuda/fused_decode/small_sum.cuh"
 #include "kernels/cuda/mixed/operands.cuh"
 
 #if HAS_WGMMA
 
-/* Sums in shared memory, [PARTS][N][SUM_PITCH] in each block of the cluster. */
+/* A barrier of the threads that multiply. */
+template <typename L> __device__ __forceinline__ void sync_multipliers(void)
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(L::MULTIPLIERS) : "memory");
+}
+
+__device__ __forceinline__ float4 plus(const float4 &x, const float4 &y)
+{
+    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+}
+
+/* Sums in shared memory, [PARTS][N][SUM_PITCH]. With a split depth each block of the
+ * cluster has its half of the columns to finish: [N][PUSH_PITCH] sums of the other
+ * block's depth are behind. */
 template <typename L, int N, int SPLIT> struct shared_sums {
-    uint32_t at[SPLIT];
+    static constexpr int COLUMNS = (L::SUM_PITCH - 4) / SPLIT, PUSH_PITCH = COLUMNS + 4;
+    static constexpr int PUSHED = L::PARTS * N * L::SUM_PITCH;
+    static_assert(SPLIT == 1 || (PUSHED + N * PUSH_PITCH) * 4 <= L::RING, "sums fit");
+    const float *at;
+    int part;
 
-    __device__ __forceinline__ shared_sums(uint32_t base)
+    /* Four columns of a row: the sums of all parts of this block's depth, in order. */
+    __device__ __forceinline__ float4 own(int row, int column) const
     {
-#pragma unroll
-        for (int i = 0; i < SPLIT; i++) {
-            at[i] = address_in(base, i);
-        }
-    }
-    /* Four columns of a row: the sums of all parts of the depth, in order. */
-    __device__ __forceinline__ float4 quad(int row, int column) const
-    {
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 v = *(const float4 *)(at + row * L::SUM_PITCH + column);
 
 #pragma unroll
-        for (int i = 0; i < SPLIT * L::PARTS; i++) {
-            float4 e = load_from(at[i / L::PARTS] +
-                                 ((i % L::PARTS * N + row) * L::SUM_PITCH + column) * 4);
-            v = make_float4(v.x + e.x, v.y + e.y, v.z + e.z, v.w + e.w);
+        for (int i = 1; i < L::PARTS; i++) {
+            v = plus(v, *(const float4 *)(at + (i * N + row) * L::SUM_PITCH + column));
         }
         return v;
+    }
+    /* Of the whole depth. */
+    __device__ __forceinline__ float4 quad(int row, int column) const
+    {
+        float4 v = own(row, column);
+
+        if constexpr (SPLIT > 1) {
+            v = plus(v,
+                     *(const float4 *)(at + PUSHED + row * PUSH_PITCH + column - part * COLUMNS));
+        }
+        return v;
+    }
+    /* Pushes what the other block finishes to it, and waits for what it pushes; `base`:
+     * the address of `at`, `pushed`: of the mbarrier. */
+    __device__ __forceinline__ void share(uint32_t base, uint32_t pushed, int rows) const
+    {
+        constexpr int LANES = COLUMNS / 4;
+        int other = part ^ 1;
+        uint32_t to = address_in(base + PUSHED * 4, other), bar = address_in(pushed, other);
+
+        for (int e = threadIdx.x; e < N * LANES; e += L::MULTIPLIERS) {
+            int row = e / LANES, column = e % LANES * 4;
+            if (row < rows) {
+                push(to + (row * PUSH_PITCH + column) * 4, own(row, other * COLUMNS + column), bar);
+            }
+        }
+        push_wait(pushed);
     }
 };
 
@@ -108,20 +144,58 @@ __device__ __forceinline__ void store_plain(const shared_sums<L, N, SPLIT> &sums
 }
 
 /* The residual stream += sums, and what the next norm needs. */
-template <typename L, int N, int SPLIT, int WIDTH>
-__device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums, const small_args &a,
-                                          int tile, int part)
-{
-    constexpr int COLUMNS = WIDTH / SPLIT, LANES = COLUMNS / 4, LAST = LANES < 32 ? LANES : 32;
+template <typename L, int N, int SPLIT, int WIDTH> struct stream_part {
+    static constexpr int COLUMNS = WIDTH / SPLIT, LANES = COLUMNS / 4, ALL = N * LANES;
+    static constexpr int QUADS = (ALL + L::MULTIPLIERS - 1) / L::MULTIPLIERS;
+    stream_quad quad[QUADS]; /* of this thread */
 
-    static_assert(N * LANES % 32 == 0, "whole warps");
-    for (int e = threadIdx.x; e < N * LANES; e += L::MULTIPLIERS) {
-        int row = e / LANES, column = part * COLUMNS + e % LANES * 4;
+    __device__ __forceinline__ void load(const small_args &a, int tile, int part)
+    {
+#pragma unroll
+        for (int q = 0; q < QUADS; q++) {
+            int e = min((int)threadIdx.x + q * L::MULTIPLIERS, ALL - 1);
+            quad[q] = load_stream(a, e / LANES, tile * WIDTH + part * COLUMNS + e % LANES * 4);
+        }
+    }
+};
+
+template <typename L, int N, int SPLIT, int WIDTH>
+__device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums,
+                                          const stream_part<L, N, SPLIT, WIDTH> &stream,
+                                          const small_args &a, int tile, int part)
+{
+    using P = stream_part<L, N, SPLIT, WIDTH>;
+    constexpr int COLUMNS = P::COLUMNS, LANES = P::LANES, LAST = LANES < 32 ? LANES : 32;
+    constexpr int ALL = P::ALL, QUADS = P::QUADS;
+    float v[QUADS][4];
+
+    static_assert(ALL % 32 == 0, "whole warps");
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        int e = min((int)threadIdx.x + q * L::MULTIPLIERS, ALL - 1);
+        float4 four = sums.quad(e / LANES, part * COLUMNS + e % LANES * 4);
+        v[q][0] = four.x;
+        v[q][1] = four.y;
+        v[q][2] = four.z;
+        v[q][3] = four.w;
+    }
+    if (a.ranks.n_ranks > 0) {
+        sum_over_ranks<ALL, LANES, L::MULTIPLIERS>(v, a.ranks, a.rows);
+        sync_multipliers<L>();
+        if (threadIdx.x == 0) {
+            leave_sum(a.ranks);
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        int e = threadIdx.x + q * L::MULTIPLIERS, row = e / LANES,
+            column = part * COLUMNS + e % LANES * 4;
         float square = 0.0f;
+        if (e >= ALL) {
+            break; /* whole warps */
+        }
         if (row < a.rows) {
-            float4 v = sums.quad(row, column);
-            const float four[4] = {v.x, v.y, v.z, v.w};
-            square = add_to_stream(a, row, tile * WIDTH + column, four);
+            square = add_to_stream(a, row, tile * WIDTH + column, stream.quad[q], v[q]);
         }
         if (a.squares_out) {
 #pragma unroll
@@ -136,11 +210,14 @@ __device__ __forceinline__ void store_sum(const shared_sums<L, N, SPLIT> &sums, 
 }
 
 template <typename L, int N, int SPLIT, int WIDTH>
-__device__ __forceinline__ void store(const shared_sums<L, N, SPLIT> &sums, const small_args &a,
-                                      int kind, int tile, int part)
+__device__ __forceinline__ void store(const shared_sums<L, N, SPLIT> &sums,
+                                      const stream_part<L, N, SPLIT, WIDTH> &stream,
+                                      const small_args &a, int kind, int tile, int part)
 {
     if (kind == SMALL_SUM) {
-        store_sum<L, N, SPLIT, WIDTH>(sums, a, tile, part);
+        if constexpr (N != MIXED_WIDE_ROWS) { /* which are launches of their own */
+            store_sum<L, N, SPLIT, WIDTH>(sums, stream, a, tile, part);
+        }
     } else if (kind == SMALL_PLAIN) {
         store_plain<L, N, SPLIT, WIDTH>(sums, a, tile, part);
     } else if (WIDTH > MIXED_ROWS) {

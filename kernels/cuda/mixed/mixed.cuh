@@ -14,15 +14,16 @@
 
 /* Addresses of the rings and their mbarriers. */
 template <typename L> struct rings {
-    uint32_t source, codes, source_full, source_empty, codes_full, codes_empty;
+    uint32_t source, codes, source_full, source_empty, codes_full, codes_empty, pushed;
 
     __device__ __forceinline__ rings(uint32_t base)
         : source(base), codes(base + L::SOURCES * L::SOURCE_BYTES), source_full(base + L::RING),
           source_empty(source_full + L::SOURCES * 8), codes_full(source_empty + L::SOURCES * 8),
-          codes_empty(codes_full + L::STAGES * 8)
+          codes_empty(codes_full + L::STAGES * 8), pushed(codes_empty + L::STAGES * 8)
     {
     }
-    __device__ __forceinline__ void init(void) const
+    /* pushed_bytes: what the other block of the cluster sends */
+    __device__ __forceinline__ void init(uint32_t pushed_bytes) const
     {
         for (int i = 0; i < L::SOURCES; i++) {
             barrier_init(source_full + i * 8, 1);
@@ -33,14 +34,11 @@ template <typename L> struct rings {
             barrier_init(codes_full + i * 8, 1);
             barrier_init(codes_empty + i * 8, L::MULTIPLIERS / 32);
         }
+        barrier_init(pushed, 1);
         barrier_init_fence();
+        barrier_expect(pushed, pushed_bytes);
     }
 };
-
-template <typename L> __device__ __forceinline__ void sync_multipliers(void)
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(L::MULTIPLIERS) : "memory");
-}
 
 /* The weight row at which a tile's i-th 64 rows begin: those of a gated product are the
  * gate's first, then those that it gates. */
@@ -128,8 +126,9 @@ template <int F, int N, int WIDTH> struct loader {
 
 /* ---- the mainloop ---- */
 
-/* sums = the products of a group's 128 columns. tile, g: where its codes are; from: its
- * activations, which are there once ready() returns. */
+/* sums = the products of a group's 128 columns. tile, g: where its codes are, g groups
+ * behind the warpgroup's first of a stage; from: its activations, which are there once
+ * ready() returns. */
 template <int F, int N, typename READY>
 __device__ __forceinline__ void sum_group(float (&sums)[N / 2], lane_codes<F> &codes, uint32_t tile,
                                           int g, uint32_t from, READY ready)
@@ -194,55 +193,120 @@ __device__ __forceinline__ void sum_group_by_warp(float (&sums)[N / 2], lane_cod
     __syncwarp(); /* all lanes have read their codes */
 }
 
+/* The same of codes of eight bits. Which column the instruction takes for which is free
+ * as long as both operands agree: a lane multiplies 16 neighbours of each 64, and so
+ * fetches 16 bytes of both at a time. */
+template <int F, int N, typename READY>
+__device__ __forceinline__ void sum_bytes_by_warp(float (&sums)[N / 2], lane_codes<F> &codes,
+                                                  uint32_t tile, int g, uint32_t from, READY ready)
+{
+    constexpr int TILES = N / 8;
+    int lane = threadIdx.x & 31;
+    uint32_t at = from + (lane >> 2) * 128 + ((lane & 3) * 2 ^ lane >> 2) * 16;
+    float even[TILES][4] = {}, odd[TILES][4] = {};
+
+    codes.load_rows(tile, g);
+    ready();
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* eight columns of a lane */
+        uint4 x[TILES];
+        uint32_t a[2][4];
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            x[j] = load_words((at ^ i % 2 * 16) + i / 2 * (N * MIXED_GROUP) + j * 1024);
+        }
+        codes.next_operand(a[0], i / 2, i % 2 * 2);
+        codes.next_operand(a[1], i / 2, i % 2 * 2 + 1);
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            mma16816<bf16>(even[j], a[0], x[j].x, x[j].y);
+            mma16816<bf16>(odd[j], a[1], x[j].z, x[j].w);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < N / 2; j++) {
+        sums[j] = even[j / 4][j % 4] + odd[j / 4][j % 4];
+    }
+    __syncwarp(); /* all lanes have read their codes */
+}
+
+/* Where a warp is in a ring of COUNT stages. */
+template <int COUNT> struct ring_place {
+    int stage;
+    uint32_t phase; /* of the stage's mbarrier */
+
+    template <int STEP> __device__ __forceinline__ void advance(void)
+    {
+        static_assert(STEP <= COUNT, "no turn is skipped");
+        stage += STEP;
+        if (stage >= COUNT) {
+            stage -= COUNT;
+            phase ^= 1;
+        }
+    }
+};
+
 /* d = the sums of this warpgroup's part of the depth; warpgroup w has the tile's 64
  * rows w % TILES and every PARTS-th group from w / TILES on. row: the weight's row of
- * the first of these; first_group: of the block's depth. */
+ * the first of these; first_group: of the block's depth. Few instructions besides those
+ * that widen codes: of few rows the warps' instructions take as long as memory. */
 template <int F, int N, int WIDTH>
 __device__ __forceinline__ void multiply(float (&d)[N / 2],
                                          const rings<mixed_layout<F, N, WIDTH>> &r,
                                          const mixed_args &a, int row, int first_group)
 {
     using L = mixed_layout<F, N, WIDTH>;
+    constexpr int EACH = L::GROUPS / L::PARTS; /* groups of a stage of codes */
+    constexpr int STEP = L::PARTS / L::SOURCE_GROUPS;
     /* the same in all lanes, which the compiler cannot know of threadIdx */
     int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), part = warpgroup / L::TILES,
-        stages = a.s.depth_steps / L::GROUPS;
+        group = first_group + part, in_source = part % L::SOURCE_GROUPS;
     bool leads = (threadIdx.x & 31) == 0;
-    lane_codes<F> codes(row, a);
+    uint32_t tile_at = r.codes + warpgroup % L::TILES * L::TILE_BYTES;
+    ring_place<L::STAGES> c = {0, 0};
+    ring_place<L::SOURCES> x = {part / L::SOURCE_GROUPS, 0};
+    lane_codes<F> codes(row, part, a);
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         d[i] = 0.0f;
     }
-    for (int s = 0; s < stages; s++) {
-        int stage = s % L::STAGES;
-        uint32_t tile = r.codes + stage * L::STAGE_BYTES + warpgroup % L::TILES * L::TILE_BYTES;
-        barrier_wait(r.codes_full + stage * 8, s / L::STAGES & 1);
-#pragma unroll 1
-        for (int g = part; g < L::GROUPS; g += L::PARTS) {
-            int i = s * L::GROUPS + g, turn = i / L::SOURCE_GROUPS, source = turn % L::SOURCES;
-            uint32_t from =
-                r.source + source * L::SOURCE_BYTES + i % L::SOURCE_GROUPS * L::GROUP_BYTES;
-            auto ready = [&] { barrier_wait(r.source_full + source * 8, turn / L::SOURCES & 1); };
+    for (int s = a.s.depth_steps / L::GROUPS; s > 0; s--) {
+        uint32_t tile = tile_at + c.stage * L::STAGE_BYTES;
+        barrier_wait(r.codes_full + c.stage * 8, c.phase);
+#pragma unroll
+        for (int j = 0; j < EACH; j++, group += L::PARTS) {
+            uint32_t from = r.source + x.stage * L::SOURCE_BYTES + in_source * L::GROUP_BYTES;
+            auto ready = [&] { barrier_wait(r.source_full + x.stage * 8, x.phase); };
             float sums[N / 2];
-            codes.scales(tile, g, first_group + i, a);
-            if constexpr (N <= MIXED_FEW_ROWS) {
-                sum_group_by_warp<F, N>(sums, codes, tile, g, from, ready);
+            codes.scales(tile, j * L::PARTS, group, a);
+            if constexpr (N <= MIXED_FEW_ROWS && !L::SEGMENTS) {
+                sum_bytes_by_warp<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
+            } else if constexpr (N <= MIXED_FEW_ROWS) {
+                sum_group_by_warp<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
             } else {
-                sum_group<F, N>(sums, codes, tile, g, from, ready);
+                sum_group<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
             }
-            if (leads) {
-                if ((i + L::PARTS) / L::SOURCE_GROUPS > turn) {
-                    barrier_arrive(r.source_empty + source * 8);
-                }
-                if (g + L::PARTS >= L::GROUPS) {
-                    barrier_arrive(r.codes_empty + stage * 8);
-                }
+            if (leads && in_source + L::PARTS >= L::SOURCE_GROUPS) {
+                barrier_arrive(r.source_empty + x.stage * 8);
+            }
+            if (leads && j + 1 == EACH) {
+                barrier_arrive(r.codes_empty + c.stage * 8);
             }
 #pragma unroll
-            for (int j = 0; j < N / 2; j++) {
-                d[j] += codes.scale[j / 2 & 1] * sums[j];
+            for (int i = 0; i < N / 2; i++) {
+                d[i] += codes.scale[i / 2 & 1] * sums[i];
+            }
+            if constexpr (STEP > 0) {
+                x.template advance<STEP>();
+            } else if (in_source + L::PARTS < L::SOURCE_GROUPS) {
+                in_source += L::PARTS;
+            } else {
+                in_source += L::PARTS - L::SOURCE_GROUPS;
+                x.template advance<1>();
             }
         }
+        c.template advance<1>();
     }
 }
 
@@ -260,9 +324,15 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     rings<L> r(base);
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
     int source_row = N == MIXED_WIDE_ROWS ? (int)blockIdx.y * N : 0;
+    int rows = N == MIXED_WIDE_ROWS ? min(a.s.rows - source_row, N) : a.s.rows; /* the block's */
 
     if (threadIdx.x == 0) {
-        r.init();
+        r.init(rows * WIDTH / 2 * 4);
+    } else if (threadIdx.x == L::MULTIPLIERS) {
+        if (!L::SEGMENTS) {
+            prefetch_map(&w);
+        }
+        prefetch_map(&x);
     }
     __syncthreads();
     pdl_release();
@@ -278,8 +348,6 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
             cluster_arrive();
             cluster_wait();
-            cluster_arrive();
-            cluster_wait();
         }
         return;
     }
@@ -291,28 +359,29 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     }
     multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a, kind, tile, threadIdx.x / 128 % L::TILES),
                           part * a.s.depth_steps);
+    stream_part<L, N, SPLIT, WIDTH> stream;
+    if (N != MIXED_WIDE_ROWS && kind == SMALL_SUM) {
+        stream.load(a.s, tile, part);
+    }
     sync_multipliers<L>(); /* the rings become room for sums */
-    keep_sums<L, N>(d, (float *)(raw + (base - shared_address(raw))));
+    float *kept = (float *)(raw + (base - shared_address(raw)));
+    keep_sums<L, N>(d, kept);
     if (SPLIT > 1) {
-        __syncwarp();
         cluster_arrive();
         cluster_wait();
-    } else {
-        sync_multipliers<L>();
     }
-    shared_sums<L, N, SPLIT> sums(base);
+    sync_multipliers<L>();
+    shared_sums<L, N, SPLIT> sums = {kept, part};
+    if constexpr (SPLIT > 1) {
+        sums.share(base, r.pushed, rows);
+    }
     if constexpr (N == MIXED_WIDE_ROWS) {
         small_args s = a.s;
         s.out += source_row * s.out_stride;
-        s.rows -= source_row;
-        store<L, N, SPLIT, WIDTH>(sums, s, kind, tile, part);
+        s.rows = rows;
+        store<L, N, SPLIT, WIDTH>(sums, stream, s, kind, tile, part);
     } else {
-        store<L, N, SPLIT, WIDTH>(sums, a.s, kind, tile, part);
-    }
-    if (SPLIT > 1) {
-        __syncwarp();
-        cluster_arrive(); /* the other block may leave once it has read this one's sums */
-        cluster_wait();
+        store<L, N, SPLIT, WIDTH>(sums, stream, a.s, kind, tile, part);
     }
 #endif
 }

@@ -62,7 +62,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
     static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;
-    static constexpr int BARRIERS = 2 * (SOURCES + STAGES);
+    static constexpr int BARRIERS = 2 * (SOURCES + STAGES) + 1;
     static constexpr int BYTES = RING + BARRIERS * 8 + 1024;
     static constexpr int SUM_PITCH = WIDTH + 4; /* floats of a row of sums */
 
@@ -78,12 +78,24 @@ template <int F, int N, int WIDTH> struct mixed_layout {
  * 16, where t is its number modulo 4. tile: where the stage has the tile's 64 rows;
  * group: in the stage.
  *
- *     lane_codes(row, a)            row: the weight's row of the warpgroup's first
+ *     lane_codes(row, part, a)      row: the weight's row of the warpgroup's first;
+ *                                   part: the stage's group that `group` 0 stands for
  *     scales(tile, group, i, a)     fetches the scales of a group; i: its place in the row
  *     load(tile, group, half)       fetches the codes of 64 columns
  *     operand(ret, half, k)         the matrix instruction's, of the k-th 16 of these
  */
 template <int F> struct lane_codes;
+
+__device__ __forceinline__ uint4 load_words(uint32_t shared_at)
+{
+    uint4 v;
+
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(shared_at)
+                 : "memory");
+    return v;
+}
 
 __device__ __forceinline__ int lane_row(void)
 {
@@ -94,25 +106,25 @@ template <> struct lane_codes<FUSED_INT4> {
     float scale[2];
     int4_group group[2]; /* of the lower and the upper row */
     uint32_t word[2][2];
-    uint32_t at;
+    uint32_t at, scales_at;
 
-    __device__ __forceinline__ lane_codes(int, const mixed_args &)
-        : at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES)
+    __device__ __forceinline__ lane_codes(int, int part, const mixed_args &)
+        : at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES + part * 64 + (threadIdx.x & 3) * 4),
+          scales_at(lane_row() * (uint32_t)FUSED_SEGMENT_BYTES + FUSED_SEGMENT_K / 2 + part * 4)
     {
     }
     __device__ __forceinline__ void scales(uint32_t tile, int i, int, const mixed_args &a)
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            group[h] = int4_group(
-                load_word(tile + at + h * 8 * FUSED_SEGMENT_BYTES + FUSED_SEGMENT_K / 2 + i * 4),
-                a.f16_scales);
+            group[h] = int4_group(load_word(tile + scales_at + h * 8 * FUSED_SEGMENT_BYTES + i * 4),
+                                  a.f16_scales);
             scale[h] = group[h].scale;
         }
     }
     __device__ __forceinline__ void load(uint32_t tile, int i, int half)
     {
-        uint32_t from = tile + at + i * 64 + half * 32 + (threadIdx.x & 3) * 4;
+        uint32_t from = tile + at + i * 64 + half * 32;
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -136,10 +148,11 @@ template <int F> struct lane_fp4 {
     float scale[2];
     uint32_t factor[2][2]; /* of each row, a byte for each 16 columns */
     uint32_t word[2][2];
-    uint32_t at;
+    uint32_t at, scales_at;
 
-    __device__ __forceinline__ lane_fp4(int row, const mixed_args &a)
-        : at(lane_row() * (uint32_t)PITCH)
+    __device__ __forceinline__ lane_fp4(int row, int part, const mixed_args &a)
+        : at(lane_row() * (uint32_t)PITCH + part * 64 + (threadIdx.x & 3) * 4),
+          scales_at(lane_row() * (uint32_t)PITCH + QUANT_SEGMENT / 2 + part * (MIXED_GROUP / GROUP))
     {
         scale[0] = __ldg(a.w_scale + row + lane_row());
         scale[1] = __ldg(a.w_scale + row + lane_row() + 8);
@@ -148,8 +161,7 @@ template <int F> struct lane_fp4 {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t from =
-                tile + at + h * 8 * PITCH + QUANT_SEGMENT / 2 + i * (MIXED_GROUP / GROUP);
+            uint32_t from = tile + scales_at + h * 8 * PITCH + i * (MIXED_GROUP / GROUP);
             uint32_t first = load_word(from);
             factor[h][0] = GROUP == 16 ? first : __byte_perm(first, 0, 0x1100);
             factor[h][1] = GROUP == 16 ? load_word(from + 4) : __byte_perm(first, 0, 0x3322);
@@ -157,7 +169,7 @@ template <int F> struct lane_fp4 {
     }
     __device__ __forceinline__ void load(uint32_t tile, int i, int half)
     {
-        uint32_t from = tile + at + i * 64 + half * 32 + (threadIdx.x & 3) * 4;
+        uint32_t from = tile + at + i * 64 + half * 32;
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -183,21 +195,35 @@ template <> struct lane_codes<FUSED_NVFP4> : lane_fp4<FUSED_NVFP4> {
     using lane_fp4<FUSED_NVFP4>::lane_fp4;
 };
 
-/* Rows of eight bits, in the 128-byte swizzle. */
+/* Rows of eight bits, in the 128-byte swizzle.
+ *
+ *     load_rows(tile, group)        fetches all 128 columns of a group for the instruction
+ *                                   of a warp: of each 64 of them 16 t to 16 t + 15
+ *     next_operand(ret, panel, i)   that instruction's, of the i-th four of these 16 */
 struct lane_bytes {
     float scale[2];
     uint32_t low[4][2], high[4][2]; /* of each 16 columns two words; t chooses half of each */
-    uint32_t at;
+    uint4 own[2][2];                /* of load_rows: of either row 16 columns of each 64 */
+    uint32_t at, own_at;
     int64_t first; /* of the lower row's scales; the upper row's are 8 * n_groups on */
 
-    __device__ __forceinline__ lane_bytes(int row, const mixed_args &a)
-        : at(lane_row() * (uint32_t)MIXED_GROUP + (threadIdx.x >> 1 & 1) * 4),
+    __device__ __forceinline__ lane_bytes(int row, int part, const mixed_args &a)
+        : at(part * (MIXED_ROWS * MIXED_GROUP) + lane_row() * (uint32_t)MIXED_GROUP +
+             (threadIdx.x >> 2 & 7) * 16 + (threadIdx.x >> 1 & 1) * 4),
+          own_at(part * (MIXED_ROWS * MIXED_GROUP) + lane_row() * (uint32_t)MIXED_GROUP +
+                 ((threadIdx.x >> 2 & 7) ^ (threadIdx.x & 3)) * 16),
           first((int64_t)(row + lane_row()) * a.n_groups)
     {
+        scale[0] = __ldg(a.w_scale + first);
+        scale[1] = __ldg(a.w_scale + first + (int64_t)8 * a.n_groups);
     }
-    __device__ __forceinline__ int64_t scale_at(int i, int h, const mixed_args &a) const
+    /* Of a row that has more than one. */
+    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
     {
-        return first + (a.n_groups > 1 ? i : 0) + (int64_t)h * 8 * a.n_groups;
+        if (a.n_groups > 1) {
+            scale[0] = __ldg(a.w_scale + first + i);
+            scale[1] = __ldg(a.w_scale + first + (int64_t)8 * a.n_groups + i);
+        }
     }
     __device__ __forceinline__ void load(uint32_t tile, int group, int half)
     {
@@ -205,27 +231,39 @@ struct lane_bytes {
 
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            uint32_t chunk = ((half * 4 + k) ^ (threadIdx.x >> 2 & 7)) * 16;
+            uint32_t chunk =
+                from ^ (half * 4 + k) * 16; /* a row is 128 bytes, and begins at such */
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                low[k][i] = load_word(from + chunk + i * 8);
-                high[k][i] = load_word(from + 8 * MIXED_GROUP + chunk + i * 8);
+                low[k][i] = load_word(chunk + i * 8);
+                high[k][i] = load_word(chunk + 8 * MIXED_GROUP + i * 8);
             }
         }
+    }
+    __device__ __forceinline__ void load_rows(uint32_t tile, int group)
+    {
+        uint32_t from = tile + own_at + group * (MIXED_ROWS * MIXED_GROUP);
+
+#pragma unroll
+        for (int panel = 0; panel < 2; panel++) {
+            own[0][panel] = load_words(from ^ panel * 64);
+            own[1][panel] = load_words((from ^ panel * 64) + 8 * MIXED_GROUP);
+        }
+    }
+    __device__ __forceinline__ uint32_t own_word(int h, int panel, int i) const
+    {
+        const uint4 &v = own[h][panel];
+
+        return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
     }
 };
 
 template <> struct lane_codes<FUSED_FP8> : lane_bytes {
     uint32_t select; /* spreads two codes over the upper bytes of two values */
 
-    __device__ __forceinline__ lane_codes(int row, const mixed_args &a)
-        : lane_bytes(row, a), select(threadIdx.x & 1 ? 0x3424 : 0x1404)
+    __device__ __forceinline__ lane_codes(int row, int part, const mixed_args &a)
+        : lane_bytes(row, part, a), select(threadIdx.x & 1 ? 0x3424 : 0x1404)
     {
-    }
-    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
-    {
-        scale[0] = __ldg(a.w_scale + scale_at(i, 0, a));
-        scale[1] = __ldg(a.w_scale + scale_at(i, 1, a));
     }
     __device__ __forceinline__ uint32_t values(uint32_t word) const
     {
@@ -240,6 +278,21 @@ template <> struct lane_codes<FUSED_FP8> : lane_bytes {
         ret[2] = values(low[k][1]);
         ret[3] = values(high[k][1]);
     }
+    /* Two codes, spread over the lower bytes of two values: a product moves them up,
+     * which has a pipe of its own. */
+    __device__ __forceinline__ static uint32_t moved(uint32_t v)
+    {
+        return e4m3_pair((v * 16 & 0x07f007f0u) | (v * 256 & 0x80008000u));
+    }
+    __device__ __forceinline__ void next_operand(uint32_t (&ret)[4], int panel, int i) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t word = own_word(h, panel, i);
+            ret[h] = moved(__byte_perm(word, 0, 0x4140));
+            ret[h + 2] = moved(__byte_perm(word, 0, 0x4342));
+        }
+    }
 };
 
 /* Codes plus 128 become the last bits of 2^23 + n, from which 2^23 + 128 + zero point
@@ -248,25 +301,45 @@ template <> struct lane_codes<FUSED_INT8> : lane_bytes {
     float bias[2];
     uint32_t select; /* the first code, then the upper bytes of 2^23 */
 
-    __device__ __forceinline__ lane_codes(int row, const mixed_args &a)
-        : lane_bytes(row, a), select(threadIdx.x & 1 ? 0x7652 : 0x7650)
+    __device__ __forceinline__ lane_codes(int row, int part, const mixed_args &a)
+        : lane_bytes(row, part, a), select(threadIdx.x & 1 ? 0x7652 : 0x7650)
     {
+        zeros(0, a);
     }
-    __device__ __forceinline__ void scales(uint32_t, int, int i, const mixed_args &a)
+    __device__ __forceinline__ void zeros(int i, const mixed_args &a)
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int64_t k = scale_at(i, h, a);
-            scale[h] = __ldg(a.w_scale + k);
-            bias[h] = 0x1p23f + 128.0f + (a.w_zero ? (float)__ldg(a.w_zero + k) : 0.0f);
+            int64_t at = first + (int64_t)h * 8 * a.n_groups + i;
+            bias[h] = 0x1p23f + 128.0f + (a.w_zero ? (float)__ldg(a.w_zero + at) : 0.0f);
         }
+    }
+    __device__ __forceinline__ void scales(uint32_t tile, int group, int i, const mixed_args &a)
+    {
+        lane_bytes::scales(tile, group, i, a);
+        if (a.n_groups > 1) {
+            zeros(i, a);
+        }
+    }
+    __device__ __forceinline__ uint32_t values(uint32_t word, int h, uint32_t first_of) const
+    {
+        uint32_t v = word ^ 0x80808080u, one = __byte_perm(v, 0x4b000000u, first_of),
+                 two = __byte_perm(v, 0x4b000000u, first_of + 1);
+
+        return pair(__uint_as_float(one) - bias[h], __uint_as_float(two) - bias[h]);
     }
     __device__ __forceinline__ uint32_t values(uint32_t word, int h) const
     {
-        uint32_t v = word ^ 0x80808080u, one = __byte_perm(v, 0x4b000000u, select),
-                 two = __byte_perm(v, 0x4b000000u, select + 1);
-
-        return pair(__uint_as_float(one) - bias[h], __uint_as_float(two) - bias[h]);
+        return values(word, h, select);
+    }
+    __device__ __forceinline__ void next_operand(uint32_t (&ret)[4], int panel, int i) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t word = own_word(h, panel, i);
+            ret[h] = values(word, h, 0x7650);
+            ret[h + 2] = values(word, h, 0x7652);
+        }
     }
     __device__ __forceinline__ void operand(uint32_t (&ret)[4], int, int k) const
     {

@@ -6,7 +6,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm/linear.h"
 #include "kernels/cuda/quant/fp4_scales.h"
-#include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/quant/panels.h"
 #include "kernels/weight_pieces.h"
 
 enum { CODE_ALIGN = 16 };
@@ -64,6 +64,14 @@ static bool any_zero(const struct weight_desc *d)
         }
     }
     return false;
+}
+
+/* Whether panels hold the weight exactly. */
+static bool fits_panels(const struct weight_desc *d, const struct quant_weight *q)
+{
+    return d->experts && q->format == FORMAT_FP4 && q->group_cols == PANEL_GROUP &&
+           q->rows % PANEL_ROWS == 0 && q->cols % (2 * PANEL_GROUP) == 0 &&
+           fp4_scales_fit(d, q->group_cols);
 }
 
 /* Whether segments hold the weight exactly. */
@@ -219,7 +227,7 @@ static int send_codes(struct cuda_backend *c, const struct weight_desc *d, char 
     return 0;
 }
 
-/* Sends codes of four bits through a buffer and packs them. */
+/* Sends codes of four bits through a buffer and packs them into segments or panels. */
 static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
                          const struct quant_weight *q, const void *scale, const void *zero,
                          struct err *e)
@@ -235,7 +243,9 @@ static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
     read_now.mapped = false;
     int rc = send_codes(c, &read_now, buffer, pitch, e);
     if (rc == 0) {
-        if (q->format == FORMAT_FP4) {
+        if (q->layout == QUANT_PANELS) {
+            launch_pack_panels((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, c->stream);
+        } else if (q->format == FORMAT_FP4) {
             launch_pack_fp4((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, q->group_cols,
                             c->stream);
         } else {
@@ -249,7 +259,7 @@ static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
     return rc;
 }
 
-/* Segments of FORMAT_FP4. */
+/* Segments or panels of FORMAT_FP4. */
 static int fill_fp4(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q,
                     struct err *e)
 {
@@ -278,7 +288,7 @@ static int fill_weight(struct cuda_backend *c, const struct weight_desc *d, stru
     void *scale = NULL;
     void *zero = NULL;
 
-    if (q->layout == QUANT_SEGMENTS && q->format == FORMAT_FP4) {
+    if (q->layout != QUANT_ROWS && q->format == FORMAT_FP4) {
         return fill_fp4(c, d, q, e);
     }
     int rc = send_groups(c, d, q, &scale, &zero, e);
@@ -302,11 +312,15 @@ static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char
                  : q->format == FORMAT_INT8 ? 128.0f
                  : q->format == FORMAT_FP4  ? 6.0f
                                             : 8.0f;
-    bool of_rows = q->layout == QUANT_SEGMENTS; /* the floats of FORMAT_FP4 */
+    bool of_rows = q->layout != QUANT_ROWS; /* the floats of FORMAT_FP4 */
     int64_t n = (int64_t)q->rows * (of_rows ? 1 : q->n_groups);
 
-    launch_dummy_codes((void *)q->codes, q->row_bytes, stored_rows(q), q->format, q->segment,
-                       segment_scale, ++c->n_dummies << 40, c->stream);
+    if (q->layout == QUANT_PANELS) {
+        launch_dummy_panels((void *)q->codes, q->rows, q->cols, ++c->n_dummies << 40, c->stream);
+    } else {
+        launch_dummy_codes((void *)q->codes, q->row_bytes, stored_rows(q), q->format, q->segment,
+                           segment_scale, ++c->n_dummies << 40, c->stream);
+    }
     if (q->layout == QUANT_ROWS || q->format == FORMAT_FP4) {
         float *scale = cuda_alloc(c, (size_t)n * sizeof(*scale), name, e);
         if (!scale) {
@@ -365,15 +379,16 @@ static int make_buffers(struct cuda_backend *c, const struct weight_desc *d,
 /* Bytes of a segment; 0: there are none. */
 static int32_t segment_bytes(const struct quant_weight *q)
 {
-    return q->layout == QUANT_ROWS   ? 0
-           : q->format != FORMAT_FP4 ? QUANT_SEGMENT_BYTES
-           : q->group_cols == 16     ? QUANT_NVFP4_BYTES
-                                     : QUANT_MXFP4_BYTES;
+    return q->layout != QUANT_SEGMENTS ? 0
+           : q->format != FORMAT_FP4   ? QUANT_SEGMENT_BYTES
+           : q->group_cols == 16       ? QUANT_NVFP4_BYTES
+                                       : QUANT_MXFP4_BYTES;
 }
 
 static int64_t code_row_bytes(const struct quant_weight *q, const struct weight_format *f)
 {
     return q->layout == QUANT_SEGMENTS ? q->cols / QUANT_SEGMENT * (int64_t)q->segment
+           : q->layout == QUANT_PANELS ? panel_bytes(q->cols) / PANEL_ROWS
                                        : weight_format_bytes(f, q->cols);
 }
 
@@ -386,7 +401,9 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->rows = d->rows;
     q->cols = d->cols;
     q->group_cols = group_cols(d);
-    q->layout = fits_segments(d, q) ? QUANT_SEGMENTS : QUANT_ROWS;
+    q->layout = fits_panels(d, q)     ? (int32_t)QUANT_PANELS
+                : fits_segments(d, q) ? (int32_t)QUANT_SEGMENTS
+                                      : (int32_t)QUANT_ROWS;
     if (q->layout == QUANT_SEGMENTS && q->format == FORMAT_INT4) {
         q->group_cols = QUANT_GROUP;
     }
@@ -409,11 +426,12 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
                        "it is an embedding",
                        d->name);
     }
+    const struct weight_format *f = d->n_pieces > 0 ? d->piece[0].format : d->dummy_format;
     if (d->experts && d->dtype != DTYPE_BF16) {
         return err_set(e, ERR_UNSUPPORTED,
                        "cuda: weight %s: experts stored as %s are multiplied with bfloat16 alone, "
                        "not with %s",
-                       d->name, weight_format_of(FORMAT_FP8)->name, dtype_name(d->dtype));
+                       d->name, f->name, dtype_name(d->dtype));
     }
     struct quant_weight *q = calloc(1, sizeof(*q));
     void **grown = realloc(c->quant, (size_t)(c->n_quant + 1) * sizeof(*grown));
@@ -425,6 +443,12 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
     c->quant = grown;
     c->quant[c->n_quant++] = q;
     describe(c, d, q);
+    if (d->experts && q->format != FORMAT_FP8 && q->layout != QUANT_PANELS) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "cuda: weight %s: experts stored as %s of these groups or scales are not "
+                       "multiplied",
+                       d->name, f->name);
+    }
     q->codes = cuda_alloc(c, (size_t)(q->row_bytes * stored_rows(q)), d->name, e);
     int rc = !q->codes          ? ERR_NOMEM
              : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)

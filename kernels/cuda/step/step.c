@@ -661,6 +661,8 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     if (!g) {
         return false;
     }
+    /* a replay finds sums that another step left, and leaves its own */
+    c->small_squares.zero[0] = c->small_squares.zero[1] = false;
     if (g->exec) {
         c->started = true;
         bool ok = cuda_check(c, cudaGraphLaunch(g->exec, c->stream), "launching a step");
@@ -669,8 +671,6 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     }
     c->recording = g;
     if (g->n_seen++ > 0 && memory_for_graph(g)) {
-        /* a replay finds sums that another step left */
-        c->small_squares.zero[0] = c->small_squares.zero[1] = false;
         c->capturing =
             cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal),
                        "capturing a step");

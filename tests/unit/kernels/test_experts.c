@@ -15,15 +15,23 @@ struct shape {
     const struct quant_case *quant; /* of up and down; NULL: floats */
 };
 
-static const struct quant_case
-    FP8_ROWS = {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1},
-    FP8_BLOCKS = {.format = FORMAT_FP8, .type = SCALE_BF16, .group_rows = 128, .group_cols = 128},
-    INT4_GROUPS = {.format = FORMAT_INT4,
-                   .type = SCALE_BF16,
-                   .group_rows = 1,
-                   .group_cols = 32,
-                   .zeros = true},
-    FP4_GROUPS = {.format = FORMAT_FP4, .type = SCALE_E8M0, .group_rows = 1, .group_cols = 32};
+static const struct quant_case FP8_ROWS = {.format = FORMAT_FP8,
+                                           .type = SCALE_F32,
+                                           .group_rows = 1},
+                               FP8_BLOCKS = {.format = FORMAT_FP8,
+                                             .type = SCALE_BF16,
+                                             .group_rows = 128,
+                                             .group_cols = 128},
+                               INT4_GROUPS = {.format = FORMAT_INT4,
+                                              .type = SCALE_BF16,
+                                              .group_rows = 1,
+                                              .group_cols = 32,
+                                              .zeros = true},
+                               FP4_GROUPS = {.format = FORMAT_FP4,
+                                             .type = SCALE_E8M0,
+                                             .group_rows = 1,
+                                             .group_cols = 32,
+                                             .experts = true};
 
 static const struct shape SHAPES[] = {
     {1, 4, 2, 64, 48, 0, true, .skew = 0},
@@ -65,6 +73,12 @@ static const struct shape SHAPES[] = {
     {560, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     {5, 6, 2, 64, 96, 0, true, .skew = 0, .quant = &INT4_GROUPS},
     {33, 6, 2, 96, 32, 0, true, .skew = 0, .quant = &FP4_GROUPS},
+    {3, 8, 2, 960, 192, 0, true, .skew = 0, .quant = &FP4_GROUPS},
+    {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .limit = 0.5F, .quant = &FP4_GROUPS},
+    {150, 8, 3, 832, 320, 0, true, .skew = 0, .quant = &FP4_GROUPS},
+    {300, 8, 2, 256, 192, 0, true, .skew = 40, .quant = &FP4_GROUPS},
+    {40, 8, 3, 64, 64, 64, true, .skew = 0, .quant = &FP4_GROUPS},
+    {560, 6, 2, 128, 192, 0, true, .skew = 0, .quant = &FP4_GROUPS},
 };
 
 /* The operands of one shape, as numbers. */
@@ -299,13 +313,15 @@ static void add_biases(struct rig *r, const struct shape *t, const struct values
 /* Whether the backend multiplies the shape's experts as they are stored. */
 static bool takes(const struct rig *r, const struct shape *t)
 {
-    int32_t of = 1;
+    int32_t of = 1, group = 0; /* group 0: any */
 
     if (t->quant) {
-        of = r->b->ops->supports(r->b, weight_format_of(t->quant->format)).experts;
+        struct weight_support s = r->b->ops->supports(r->b, weight_format_of(t->quant->format));
+        of = s.experts;
+        group = s.expert_group;
     }
     return r->b->ops->experts && of > 0 && t->hidden % of == 0 && t->width % of == 0 &&
-           (!t->quant || t->quant->group_cols % of == 0);
+           (group == 0 || t->quant->group_cols % group == 0);
 }
 
 /* A stack of matrices of experts; of codes, values become theirs. */
@@ -675,6 +691,14 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {3, 16, 4, 512, 768, 0, true, .skew = 0, .quant = &FP8_ROWS},
         {8, 32, 8, 256, 640, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},
         {7, 16, 4, 256, 256, 0, true, .skew = 0, .quant = &FP8_BLOCKS},
+        {5, 16, 4, 1024, 896, 0, true, .skew = 0, .biases = true, .quant = &FP8_BLOCKS},
+        {1, 16, 4, 2880, 192, 0, true, .skew = 0, .biases = true, .limit = 7, .quant = &FP4_GROUPS},
+        {8, 32, 8, 256, 640, 0, true, .skew = 0, .quant = &FP4_GROUPS},
+        {3, 16, 4, 768, 832, 0, true, .skew = 0, .quant = &FP4_GROUPS},
+        {12, 16, 4, 1600, 128, 0, true, .skew = 0, .biases = true, .quant = &FP4_GROUPS},
+        {1, 64, 6, 512, 352, 704, false, .skew = 0, .ungated = true},
+        {4, 16, 2, 128, 64, 64, true, .skew = 0, .ungated = true},
+        {3, 16, 4, 192, 128, 160, true, .skew = 0, .ungated = true},
     };
 
     (void)state;

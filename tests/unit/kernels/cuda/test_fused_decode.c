@@ -3,7 +3,7 @@
  * later, as one launch or many. Every result of every step is compared with float64,
  * computed from the operands that the device itself made.
  *
- *     build/tests/unit/kernels/cuda/test_fused_decode [--device cpu|cuda]
+ *     build/tests/unit/kernels/cuda/test_fused_decode [--device cpu|cuda] [--share I/N]
  */
 #include "tests/unit/quantised.h"
 
@@ -718,6 +718,9 @@ static void layers_of_few_rows_follow_float64_step_after_step(void **state)
                  {4, 8, DTYPE_BF16}, {0, 2, DTYPE_BF16}, {0, 7, DTYPE_BF16}, {2, 2, DTYPE_F16},
                  {2, 5, DTYPE_F16},  {3, 2, DTYPE_BF16}, {0, 2, DTYPE_F32},  {5, 3, DTYPE_BF16}};
     for (size_t i = 0; i < (rig_small() ? 3 : ARRAY_LEN(cases)); i++) {
+        if (!rig_runs("layers", i)) {
+            continue;
+        }
         struct rig r;
         rig_open(&r);
         check_shape(&r, &shapes[cases[i].shape], NULL, cases[i].t, cases[i].rows, false);
@@ -744,12 +747,18 @@ static void layers_without_intermediate_results_follow_float64(void **state)
                   {15, 3, DTYPE_BF16}, {16, 2, DTYPE_BF16}, {14, 9, DTYPE_BF16}};
     bool cuda = strcmp(rig_device, "cuda") == 0;
     for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(normed)); i++) {
+        if (!rig_runs("normed heads", i)) {
+            continue;
+        }
         struct rig r;
         rig_open(&r);
         check_shape(&r, &shapes[normed[i].shape], NULL, normed[i].t, normed[i].rows, cuda);
         rig_close(&r);
     }
     for (size_t i = 0; i < (rig_small() || !cuda ? 1 : ARRAY_LEN(cases)); i++) {
+        if (!rig_runs("no intermediate results", i)) {
+            continue;
+        }
         struct rig r;
         rig_open(&r);
         check_shape(&r, &shapes[cases[i].shape], NULL, cases[i].t, cases[i].rows, true);
@@ -795,6 +804,9 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {4, 14, 8, true}};
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the last ones are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : 14); i++) {
+        if (!rig_runs("quantised", i)) {
+            continue;
+        }
         struct rig r;
         rig_open(&r);
         const struct quant_case *quant = &QUANT[cases[i].quant];
@@ -817,6 +829,9 @@ static void layers_with_caches_of_8_bits_follow_float64(void **state)
                  {2, 5, DTYPE_F16, DTYPE_F8},  {4, 8, DTYPE_BF16, DTYPE_I8},
                  {3, 2, DTYPE_BF16, DTYPE_F8}, {0, 3, DTYPE_F16, DTYPE_I8}};
     for (size_t i = 0; i < (rig_small() ? 1 : ARRAY_LEN(cases)); i++) {
+        if (!rig_runs("caches of 8 bits", i)) {
+            continue;
+        }
         struct rig r;
         cache_type = cases[i].cache;
         rig_open(&r);

@@ -137,9 +137,6 @@ static void what_does_not_suit_is_refused(void **state)
     a.op[0].out_transient = false; /* a summand that is to be stored */
     assert_false(small_plan(&a, H200));
     a = layer();
-    a.op[0].partial = 1; /* other ranks have a summand */
-    assert_false(small_plan(&a, H200));
-    a = layer();
     a.rope.kv.base = memory;
     assert_false(small_plan(&a, H200));
     a = layer();
@@ -229,7 +226,30 @@ static void mixed_products_take_what_fills_the_device_or_nothing_else_takes(void
     a.op[0].e4m3 = false;
     assert_true(small_mixed_plan(&a, H200));
     a.op[0].partial = true; /* of ranks */
+    assert_true(small_mixed_plan(&a, H200));
+    a.op[0].n = 40960; /* two waves, of which one would wait for the other */
     assert_false(small_mixed_plan(&a, H200));
+    a.op[0].partial = false;
+    assert_true(small_mixed_plan(&a, H200));
+}
+
+static void sums_over_ranks_are_one_wave_that_fits_an_inbox(void **state)
+{
+    struct fused_args a = layer();
+    struct small_tile t = {SMALL_SUM, 64, 2};
+
+    (void)state;
+    a.op[0].partial = true;
+    assert_true(small_plan(&a, H200));
+    assert_true(small_sums_over_ranks(&a.op[0], &t, H200));
+    assert_false(small_sums_over_ranks(&a.op[0], &t, 64)); /* blocks wait for blocks */
+    a.op[0].n = 32768;                                     /* columns */
+    t.width = 512;
+    assert_false(small_sums_over_ranks(&a.op[0], &t, H200));
+    a = layer();
+    a.op[0].partial = true;
+    a.op[0].sum = NULL; /* which no norm follows */
+    assert_false(small_plan(&a, H200));
 }
 
 int main(void)
@@ -244,6 +264,7 @@ int main(void)
         cmocka_unit_test(mixed_products_take_what_fills_the_device_or_nothing_else_takes),
         cmocka_unit_test(a_norm_is_taken_apart_where_nothing_else_reads_it),
         cmocka_unit_test(what_does_not_suit_is_refused),
+        cmocka_unit_test(sums_over_ranks_are_one_wave_that_fits_an_inbox),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,297 @@
+/* Products of experts whose weights are panels of four-bit codes (panels.h), by tiles
+ * with mma. Codes are widened to bf16, exactly, in the registers of the lanes that
+ * multiply them; a row's factor multiplies its sums.
+ *
+ * A block multiplies 128 rows of an expert's weight, gated: 64 of gate and the 64 of up
+ * that go with them, with all rows of one tile. Each of its eight warps has 16 rows of
+ * weights, gated: 8 and 8, so that gate and up meet in a lane, and no code is widened
+ * twice. Blocks are persistent, and their ring of stages runs on from one piece of work
+ * to the next. Of 32 columns a lane has 8 neighbours of two rows.
+ */
+#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/experts/tile_walk.cuh"
+#include "kernels/cuda/quant/codes.cuh"
+#include "kernels/cuda/quant/panels.h"
+
+namespace
+{
+
+using namespace expert_tiles;
+using T = __nv_bfloat16;
+
+enum {
+    DEPTH = 256, /* columns of a stage */
+    GROUPS = DEPTH / PANEL_GROUP,
+    THREADS = 256,
+    PANELS = 16,                           /* of a stage: gated, eight of each kind */
+    CODES = PANELS * GROUPS * PANEL_CODES, /* bytes of a stage's codes */
+    SCALES = PANELS * GROUPS * PANEL_ROWS, /* of its scales */
+    X_ROW = DEPTH * 2                      /* of a row of x */
+};
+static_assert(PANEL_COLS % DEPTH == 0, "a stage lies in one segment");
+
+template <int N> struct panels_layout {
+    static constexpr int SCALE = CODES, X = SCALE + SCALES; /* of a stage */
+    static constexpr int STAGE = X + N * X_ROW;
+    static constexpr int STAGES = N <= 32 ? 4 : 3;
+    static constexpr int BYTES = STAGES * STAGE;
+};
+
+template <bool GATED> using place = position<(GATED ? 64 : 128), DEPTH>;
+
+/* Address of 16-byte chunk `chunk` of row r: lanes that read together hit each bank
+ * once. */
+__device__ __forceinline__ uint32_t x_chunk(uint32_t base, int r, int chunk)
+{
+    return base + r * X_ROW + ((chunk ^ (r & 1) << 2) << 4);
+}
+
+/* Groups of a stage. */
+__device__ __forceinline__ int groups_of(const expert_product &a, int step)
+{
+    return min((int)DEPTH, a.k - step * DEPTH) / PANEL_GROUP;
+}
+
+/* What a thread loads of the stages of an item: of every fourth panel 16 bytes of codes
+ * (64 threads have a panel's), of one panel scales, and of every eighth row of x. */
+template <int N, bool GATED> struct loader {
+    static constexpr int EACH = PANELS / 4, ROWS = N / 8;
+    const char *panel[EACH], *scale; /* of the segment's beginning; NULL: there is none */
+    const T *x[ROWS];                /* NULL: the tile lacks the row */
+    int64_t whole;                   /* bytes of a panel */
+
+    __device__ __forceinline__ loader(const expert_product &a) : whole(panel_bytes(a.k)) {}
+
+    /* The i-th panel of a block: gated, those of gate, then those of up. */
+    __device__ __forceinline__ const char *at(const expert_product &a, const place<GATED> &p, int i)
+    {
+        int kind = GATED ? i / 8 : 0, row = (GATED ? i % 8 : i) * PANEL_ROWS;
+
+        return p.column + row < a.width
+                   ? (const char *)a.w + (p.first + kind * a.width + row) / PANEL_ROWS * whole
+                   : nullptr;
+    }
+    __device__ __forceinline__ void enter(const expert_product &a, const place<GATED> &p)
+    {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            panel[i] = at(a, p, i * 4 + threadIdx.x / 64);
+        }
+        scale = threadIdx.x < PANELS * 4 ? at(a, p, threadIdx.x / 4) : nullptr;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int r = threadIdx.x / 32 + 8 * i;
+            x[i] = nullptr;
+            if (r < p.tile.n) {
+                x[i] = (const T *)a.x + p.list[r] / a.divide * a.x_stride + threadIdx.x % 32 * 8;
+            }
+        }
+    }
+    /* Rows that the tile lacks are not loaded: no result that is stored depends on
+     * them. */
+    __device__ __forceinline__ void load(const expert_product &a, uint32_t to, int step) const
+    {
+        int first = step * DEPTH, segment = first / PANEL_COLS * PANEL_COLS, n = groups_of(a, step);
+        int codes = panel_bytes(segment) + (first - segment) / PANEL_GROUP * PANEL_CODES;
+        int scales = panel_bytes(segment) + (first - segment) / PANEL_GROUP * PANEL_ROWS +
+                     min((int)PANEL_COLS, a.k - segment) / PANEL_GROUP * PANEL_CODES;
+        int chunk = threadIdx.x % 64;
+
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (panel[i] && chunk < n * (PANEL_CODES / 16)) {
+                async_copy(to + (i * 4 + threadIdx.x / 64) * GROUPS * PANEL_CODES + chunk * 16,
+                           panel[i] + codes + chunk * 16);
+            }
+        }
+        chunk = threadIdx.x % 4;
+        if (scale && chunk * 2 < n) {
+            async_copy(to + CODES + threadIdx.x / 4 * GROUPS * PANEL_ROWS + chunk * 16,
+                       scale + scales + chunk * 16);
+        }
+        chunk = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            if (x[i] && chunk < n * 4) {
+                async_copy(x_chunk(to + CODES + SCALES, threadIdx.x / 32 + 8 * i, chunk),
+                           x[i] + first);
+            }
+        }
+    }
+};
+
+/* Loads the stage ahead, if there is one, and goes on. */
+template <int N, bool GATED>
+__device__ __forceinline__ void load_next(loader<N, GATED> &load, place<GATED> &ahead,
+                                          const expert_product &a, const expert_lists &l,
+                                          uint32_t to)
+{
+    if (ahead.more()) {
+        load.load(a, to, ahead.step);
+        if (ahead.next(a, l) && ahead.more()) {
+            load.enter(a, ahead);
+        }
+    }
+    async_commit();
+}
+
+/* Eight codes of a panel's row as bf16: those of this lane in a group. */
+__device__ __forceinline__ uint4 panel_values(uint32_t stage, int panel, int group, int lane)
+{
+    uint32_t at = panel * GROUPS + group, byte;
+    uint32_t v = load_word(stage + at * PANEL_CODES + lane * 4);
+
+    asm volatile("ld.shared.u8 %0, [%1];"
+                 : "=r"(byte)
+                 : "r"(stage + CODES + at * PANEL_ROWS + (lane >> 2))
+                 : "memory");
+    uint32_t factor = fp4_factor<PANEL_GROUP>(byte);
+    return make_uint4(fp4_values(fp4_pair(v, 0), factor), fp4_values(fp4_pair(v, 1), factor),
+                      fp4_values(fp4_pair(v, 2), factor), fp4_values(fp4_pair(v, 3), factor));
+}
+
+/* d += a warp's 16 rows of weights, of panels `panel` and `other`, times x. */
+template <int TILES>
+__device__ __forceinline__ void multiply_stage(float (&d)[TILES][4], uint32_t stage, int panel,
+                                               int other, int groups, int lane)
+{
+    uint32_t rows = stage + CODES + SCALES;
+
+#pragma unroll 2
+    for (int group = 0; group < groups; group++) {
+        uint4 low = panel_values(stage, panel, group, lane);
+        uint4 high = panel_values(stage, other, group, lane);
+        uint32_t first[4] = {low.x, high.x, low.y, high.y},
+                 second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            uint4 x = shared_load(x_chunk(rows, i * 8 + (lane >> 2), group * 4 + (lane & 3)));
+            mma16816<T>(d[i], first, x.x, x.y);
+            mma16816<T>(d[i], second, x.z, x.w);
+        }
+    }
+}
+
+/* The results of a warp, whose rows of weights are `low` and `high` in the stacked
+ * weight, in this lane; of column `column` of the results, not gated of column + 8,
+ * too. */
+template <int TILES, bool GATED>
+__device__ __forceinline__ void store_panels(const float (&d)[TILES][4], const expert_product &a,
+                                             const place<GATED> &p, int64_t low, int64_t high,
+                                             int column, int lane)
+{
+    float scale[2] = {__ldg(a.w_scale + low), __ldg(a.w_scale + high)}, bias[2] = {};
+
+    if (a.bias) {
+        bias[0] = to_float(((const T *)a.bias)[low]);
+        bias[1] = to_float(((const T *)a.bias)[high]);
+    }
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            int r = i * 8 + (lane & 3) * 2 + c;
+            float u = scale[0] * d[i][c] + bias[0], v = scale[1] * d[i][2 + c] + bias[1];
+            if (r >= p.tile.n) {
+                continue;
+            }
+            T *to = (T *)a.out + p.list[r] * a.out_stride + column;
+            if (GATED) {
+                *to = from_float<T>(expert_gate(u, v, a.act, a.limit));
+            } else {
+                to[0] = from_float<T>(u);
+                to[8] = from_float<T>(v);
+            }
+        }
+    }
+}
+
+template <int TILES> __device__ __forceinline__ void clear(float (&d)[TILES][4])
+{
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        d[t][0] = d[t][1] = d[t][2] = d[t][3] = 0.0f;
+    }
+}
+
+template <int N, bool GATED>
+__global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
+    panels_kernel(const __grid_constant__ expert_product a, const __grid_constant__ expert_lists l)
+{
+    using L = panels_layout<N>;
+    constexpr int TILES = N / 8;
+    extern __shared__ __align__(1024) char shared[];
+    uint32_t base = shared_address(shared);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int panel = GATED ? warp : 2 * warp, other = GATED ? warp + 8 : panel + 1;
+    int row = panel * PANEL_ROWS + (lane >> 2), apart = GATED ? a.width : PANEL_ROWS;
+    float d[TILES][4] = {};
+
+    pdl_wait();
+    pdl_release();
+    place<GATED> now(a, l), ahead(a, l);
+    loader<N, GATED> load(a);
+    if (ahead.more()) {
+        load.enter(a, ahead);
+    }
+    for (int i = 0; i < L::STAGES - 1; i++) {
+        load_next(load, ahead, a, l, base + i * L::STAGE);
+    }
+    for (int i = 0; now.more(); i++) {
+        async_wait<L::STAGES - 2>();
+        __syncthreads(); /* stage i is there; all are done with the one before */
+        load_next(load, ahead, a, l, base + (i + L::STAGES - 1) % L::STAGES * L::STAGE);
+        bool mine = now.column + panel * PANEL_ROWS < a.width;
+        if (mine) {
+            multiply_stage<TILES>(d, base + i % L::STAGES * L::STAGE, panel, other,
+                                  groups_of(a, now.step), lane);
+        }
+        if (mine && (now.step + 1) * DEPTH >= a.k) {
+            store_panels<TILES, GATED>(d, a, now, now.first + row, now.first + row + apart,
+                                       now.column + row, lane);
+            clear<TILES>(d);
+        }
+        now.next(a, l);
+    }
+}
+
+template <int N, bool GATED>
+bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    using L = panels_layout<N>;
+    auto kernel = panels_kernel<N, GATED>;
+    static bool allowed = allow_shared(kernel, L::BYTES);
+
+    if (allowed) {
+        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, a, l);
+    }
+    return allowed;
+}
+
+template <bool GATED>
+bool run_rows(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    switch (l.tile_rows) {
+    case 16:
+        return run<16, GATED>(a, l, n_blocks, stream);
+    case 32:
+        return run<32, GATED>(a, l, n_blocks, stream);
+    default:
+        return run<64, GATED>(a, l, n_blocks, stream);
+    }
+}
+
+} // namespace
+
+extern "C" bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
+                                     int32_t n_blocks, cudaStream_t stream)
+{
+    bool fits = a->panels && a->w_scale && a->type == T_BF16 && a->k % (2 * PANEL_GROUP) == 0 &&
+                a->width % (2 * PANEL_ROWS) == 0 && a->x_stride % 8 == 0 && l->tile_rows <= 64;
+
+    if (!fits) {
+        return false;
+    }
+    return a->gated ? run_rows<true>(*a, *l, n_blocks, stream)
+                    : run_rows<false>(*a, *l, n_blocks, stream);
+}
