@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 16
+#define BACKEND_ABI 17
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -102,9 +102,10 @@ struct weight_support {
     bool as_stored;     /* multiplies and embeds them as stored; false: decode them first */
     enum dtype act;     /* of the activations between operations, if all weights were so */
     const char *kernel; /* that multiplies them, for the log; "" where not as_stored */
-    /* Products of experts take them as stored where their rows, columns and the columns
-     * of a group are multiples of it. 0: never. */
-    int32_t experts;
+    /* Products of experts take them as stored where their rows and columns are
+     * multiples of `experts`, 0: never, and a group's columns of expert_group, 0:
+     * any. */
+    int32_t experts, expert_group;
 };
 
 enum weight_kind {
@@ -130,6 +131,7 @@ struct weight_desc {
     /* of a dummy: the format and the scheme of its codes; NULL: elements of dtype */
     const struct weight_format *dummy_format;
     bool tied_head; /* an embedding that linear() reads too */
+    bool logits;    /* what linear() makes of it are logits */
     bool experts;   /* of all experts of a layer, which experts() alone reads */
     bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
 };
@@ -219,6 +221,7 @@ struct rope {
     int32_t rot_dim;            /* leading dims of a head that are rotated; even */
     bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
     struct norm q_norm, k_norm; /* per head, before the rotation (Qwen3); weight.data NULL: none */
+    bool norm_last;             /* these norms come behind the rotation (HunYuan) */
     /* above 0: each head's value is divided by its root mean square, to whose square
      * this is added (Gemma-4) */
     float v_eps;
@@ -349,6 +352,7 @@ struct expert_scratch {
 enum recurrence_kind {
     RECURRENCE_DELTA, /* gated delta rule (Yang, Kautz and Hatamizadeh 2024, eq. 10) */
     RECURRENCE_SSD,   /* Mamba-2 (Dao and Gu 2024, section 3) */
+    RECURRENCE_CONV,  /* the convolution alone (LFM2) */
 };
 
 /* A layer that keeps a state of fixed size in place of keys and values. Per token there
@@ -363,6 +367,8 @@ enum recurrence_kind {
  *            S += k (sigmoid(gate_b) (v - S^T k))^T,   out = S^T q
  *     ssd:   dt = softplus(gate + dt_bias), at least dt_min and at most dt_max
  *            S = exp(-exp(a_log) dt) S + k (dt v)^T,   out = S^T q + d v
+ * A layer of RECURRENCE_CONV has no matrices and key_dim 0: its channels are v, and out
+ * is the convolution without silu.
  *
  * A layer's state in a block: the last kernel - 1 inputs of each channel
  * [channels, kernel - 1], oldest first, then S of each head. A step reads it from the
@@ -484,6 +490,8 @@ struct backend {
     bool async;              /* operations return before they are done */
     bool expert_pairs;       /* what `experts` wants of its workspace (struct expert_scratch) */
     bool self_gated_experts; /* `experts` computes those without a gate */
+    bool convolutions;       /* `recurrence` computes RECURRENCE_CONV */
+    bool late_head_norms;    /* rope_kv computes struct rope's norm_last */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;
@@ -574,10 +582,10 @@ struct backend_ops {
     void (*attention)(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
     /* out [n_tokens, n_heads * value_dim] = the layer's recurrence over x [n_tokens,
      * channels], from and to the states of the step's sequences. gates: [n_tokens, 2
-     * n_heads], b and then a (delta), or [n_tokens, n_heads] (ssd). x is overwritten;
-     * out, x and gates are different memory. The rows of a token have the same bits
-     * however a sequence is cut into steps. (optional: models with states are
-     * refused) */
+     * n_heads], b and then a (delta), [n_tokens, n_heads] (ssd), or nothing (conv). x
+     * is overwritten; out, x and gates are different memory. The rows of a token have
+     * the same bits however a sequence is cut into steps. (optional: models with states
+     * are refused) */
     void (*recurrence)(struct backend *b, struct mat out, struct mat x, struct mat gates,
                        const struct recurrence *r);
     /* x = the gated norm of x, by gate of the same shape. (optional with

@@ -124,6 +124,8 @@ float weight_scale_load(const struct weight_scales *s, int64_t i);
 struct weight_scales weight_scales_slice(const struct weight_scales *s, int32_t row, int32_t col);
 /* The code of e4m3 that is nearest to a finite value, ties to even; at most 448. */
 uint8_t weight_e4m3_of(float f);
+/* The code of e2m1 that is nearest to f, ties to an even mantissa; at most 6. */
+uint8_t weight_e2m1_of(float f);
 /* The value of each code, without scale and zero point; NaN for e4m3's two. */
 float weight_code_value(enum weight_format_id id, uint8_t code);
 /* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of

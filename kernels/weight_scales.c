@@ -91,6 +91,19 @@ struct weight_scales weight_scales_slice(const struct weight_scales *s, int32_t 
     return part;
 }
 
+uint8_t weight_e2m1_of(float f)
+{
+    static const float between[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+    float size = fabsf(f);
+    uint8_t code = 0;
+
+    while (code < ARRAY_LEN(between) &&
+           (size > between[code] || (size == between[code] && code % 2 == 1))) {
+        code++;
+    }
+    return code | (signbit(f) ? 8 : 0);
+}
+
 float weight_code_value(enum weight_format_id id, uint8_t code)
 {
     switch (id) {

@@ -110,7 +110,11 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     if (!c) {
         return err_nomem(e, "the cpu backend");
     }
-    c->base = (struct backend){.ops = &cpu_ops, .name = "cpu", .self_gated_experts = true};
+    c->base = (struct backend){.ops = &cpu_ops,
+                               .name = "cpu",
+                               .self_gated_experts = true,
+                               .convolutions = true,
+                               .late_head_norms = true};
     c->config = *config;
     enum cpu_isa isa;
     rc = cpu_isa_detect(&isa, e);

@@ -59,8 +59,15 @@ struct cpu_weight {
     struct cpu_weight *below; /* the run that follows; NULL: none */
     struct cpu_part *part;    /* [n_parts], with m.format */
     int32_t n_parts;
-    bool view; /* of a cpu_view, which ends with its product: nothing may point to it */
+    int32_t planes; /* ACT_PLANES_MAX where the inputs of its products keep 15 bits, else 1 */
+    bool view;      /* of a cpu_view, which ends with its product: nothing may point to it */
 };
+
+/* Rows of codes that a row of x becomes for products with w: planes, or 1 of floats. */
+static inline int32_t cpu_planes(const struct mat *w)
+{
+    return w->format ? ((const struct cpu_weight *)w->priv)->planes : 1;
+}
 
 /* Some rows of a weight, as a weight of their own. */
 enum { CPU_VIEW_PARTS = 4 };
@@ -97,6 +104,21 @@ static inline const char *cpu_row(const struct mat *w, int32_t r)
         at += in_head < half ? in_head : in_head - p->head_rows + 1;
     }
     return p->data + at * cpu_row_bytes(w);
+}
+
+/* row[k] = row first + k, of n rows of a run in blocks. */
+static inline void cpu_rows(const struct mat *w, int32_t first, int32_t n, const void **row)
+{
+    const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
+    int64_t bytes = cpu_row_bytes(w);
+
+    for (int32_t k = 0; k < n; k++) {
+        while (first + k >= p->first + p->rows) {
+            p++;
+        }
+        row[k] =
+            p->head_rows > 0 ? cpu_row(w, first + k) : p->data + (first + k - p->first) * bytes;
+    }
 }
 
 /* The scales of row r of a weight, or of a run of one, of codes whose scales are
@@ -334,7 +356,10 @@ void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, stru
                        const struct epilogue *ep);
 /* linear_tiled.c: make c->packed hold n_bytes. 0 or ERR_NOMEM. */
 int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes);
-/* linear_stream.c: linear for at most TILE_ROWS rows of x, packed at c->packed. */
+/* linear_tiled.c: sum [n][planes] becomes [n], the sums of each result's planes. */
+void cpu_add_planes(float *sum, int32_t n, int32_t planes);
+/* linear_stream.c: linear for one tile of x, at most TILE_ROWS rows of codes or floats,
+ * packed at c->packed. */
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
 /* attention_tiled.c: attention by tiles. Needs c->k.scores and its fellows. */

@@ -34,11 +34,16 @@ void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
 static void norm_and_rotate(float *head, const struct rope_job *j, const struct norm *norm,
                             int32_t position)
 {
-    if (norm->weight.data) {
+    bool normed = norm->weight.data != NULL;
+
+    if (normed && !j->rope->norm_last) {
         j->c->k.norm(head, head, j->att->head_dim, norm);
     }
     if (j->rope->cos_sin.data) {
         cpu_rotate(&j->c->k, head, mat_row_const(j->rope->cos_sin, position), j->rope);
+    }
+    if (normed && j->rope->norm_last) {
+        j->c->k.norm(head, head, j->att->head_dim, norm);
     }
 }
 

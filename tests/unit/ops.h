@@ -46,6 +46,8 @@ enum { RIG_SHORTER = 1 };
 #endif
 
 static const char *rig_device = "cpu";
+/* Of --share I/N: this process runs the cases i with i % N == I. */
+static int rig_share = 0, rig_shares = 1;
 
 struct rig {
     struct backend *b;
@@ -324,6 +326,18 @@ static inline void assert_nmse(const char *what, const float *got, const double 
 
 /* ---- main ---- */
 
+/* Whether this process runs case `i` of a test. On a device it is announced, so that
+ * the output of a run that hangs says where. */
+static inline bool rig_runs(const char *test, size_t i)
+{
+    bool runs = (int)(i % (size_t)rig_shares) == rig_share;
+
+    if (runs && strcmp(rig_device, "cpu") != 0) {
+        fprintf(stderr, "%s: case %zu\n", test, i);
+    }
+    return runs;
+}
+
 /* Run the group for every variant of the device; with --only PATTERN (* and ?) the
  * tests of such names. */
 static inline int rig_main(int argc, char **argv, int (*group)(void))
@@ -332,6 +346,11 @@ static inline int rig_main(int argc, char **argv, int (*group)(void))
         rig_device = strcmp(argv[i], "--device") == 0 ? argv[i + 1] : rig_device;
         if (strcmp(argv[i], "--only") == 0) {
             cmocka_set_test_filter(argv[i + 1]);
+        }
+        if (strcmp(argv[i], "--share") == 0 &&
+            (sscanf(argv[i + 1], "%d/%d", &rig_share, &rig_shares) != 2 || rig_shares < 1)) {
+            fprintf(stderr, "--share I/N\n");
+            return 1;
         }
     }
     if (strcmp(rig_device, "cpu") != 0 || getenv("QUIRE_CPU_ISA") != NULL) {

@@ -10,6 +10,7 @@ struct quant_case {
     enum weight_format_id format;
     enum scale_type type;
     int32_t group_rows, group_cols; /* as in struct weight_scales */
+    bool experts;                   /* of all experts of a layer */
     bool zeros;
     enum act_scheme act;
     float factor; /* 0: 1 */
@@ -98,7 +99,8 @@ static inline struct mat rig_quantised(struct rig *r, const struct quant_case *k
                             .rows = rows,
                             .cols = cols,
                             .piece = piece,
-                            .n_pieces = parts};
+                            .n_pieces = parts,
+                            .experts = k->experts};
     if (r->b->ops->weight(r->b, &d, &m, &e) < 0) {
         fail_msg("%s", e.text);
     }

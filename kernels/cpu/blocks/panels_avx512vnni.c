@@ -300,8 +300,22 @@ INLINE void put_x(const struct entries *e, const struct act_block *x, const int 
     }
 }
 
-INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t n, const int group,
-                        const int shift)
+/* Values [at, at + 256) of plane `plane` of a row of n floats. */
+static void quantise_plane(struct act_block *ret, const float *x, int32_t at, int32_t n,
+                           int32_t plane)
+{
+    int32_t here = MIN(n - at, FORMAT_BLOCK_MAX);
+
+    quantise(ret, 1, x + at, here);
+    if (plane > 0) {
+        float rest[FORMAT_BLOCK_MAX];
+        act_rest(rest, ret, x + at, here);
+        quantise(ret, 1, rest, here);
+    }
+}
+
+INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t n, int32_t planes,
+                        const int group, const int shift)
 {
     int32_t blocks = (int32_t)div_ceil(n, FORMAT_BLOCK_MAX), padded = (n_x + 3) / 4 * 4;
     int64_t entry = code_tile_entry(group, padded);
@@ -312,9 +326,8 @@ INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t 
         struct entries e = first_entries(tile, group, entry, blocks);
         for (int32_t b = 0; b < blocks; b++) {
             struct act_block a;
-            int32_t at = b * FORMAT_BLOCK_MAX;
             if (j < n_x) {
-                quantise(&a, 1, x[j] + at, MIN(n - at, FORMAT_BLOCK_MAX));
+                quantise_plane(&a, x[j / planes], b * FORMAT_BLOCK_MAX, n, j % planes);
             }
             put_x(&e, j < n_x ? &a : &zero, group, shift, j, padded);
             next_entries(&e, group, entry);
@@ -323,12 +336,12 @@ INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t 
 }
 
 static void pack_x(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
-                   int32_t n)
+                   int32_t n, int32_t planes)
 {
     if (!has_halves(f)) {
-        pack_rows_x(tile, x, n_x, n, 32, zero_shift(f));
+        pack_rows_x(tile, x, n_x, n, planes, 32, zero_shift(f));
     } else {
-        pack_rows_x(tile, x, n_x, n, 16, zero_shift(f));
+        pack_rows_x(tile, x, n_x, n, planes, 16, zero_shift(f));
     }
 }
 

@@ -2,7 +2,7 @@
  * its columns of the result. */
 #include "kernels/cpu/cpu.h"
 
-enum { PANELS_FROM = 5 }; /* rows of x, from which unpacked panels are faster */
+enum { PANELS_FROM = 5 }; /* rows of codes of x, from which unpacked panels are faster */
 
 /* Columns [first, first + n), or no matrix. */
 static struct mat columns(struct mat m, int32_t first, int32_t n)
@@ -20,7 +20,7 @@ void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, stru
         struct epilogue part = {.bias = columns(ep->bias, first, n),
                                 .act = ep->act,
                                 .residual = columns(ep->residual, first, n)};
-        if (run->m.format && x.rows >= PANELS_FROM &&
+        if (run->m.format && x.rows * run->planes >= PANELS_FROM &&
             c->k.code_panels.pack_rows[run->m.format->id]) {
             cpu_linear_codes(c, mat_cols(out, first, n), x, run->m, &part);
         } else if (run->m.format) {

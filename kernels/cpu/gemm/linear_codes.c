@@ -21,7 +21,8 @@ struct codes_job {
     struct mat out, x, w;
     const struct epilogue *ep;
     int64_t tile_bytes, panel_bytes;
-    int32_t n_tiles;     /* of x */
+    int32_t planes;      /* rows of codes of a row of x */
+    int32_t n_tiles;     /* of x, of CODE_TILE_ROWS rows of codes */
     int32_t thread_rows; /* rows of w per thread, a multiple of those of a panel */
     int32_t task_rows;   /* of w in a task, likewise */
     int32_t n_blocks;    /* tasks of a thread's rows */
@@ -29,9 +30,12 @@ struct codes_job {
     int32_t n_ranges;    /* ranges of tiles */
 };
 
+/* Rows of x in a tile: all but the last have as many as tile 0. */
 static int32_t tile_rows(const struct codes_job *j, int32_t tile)
 {
-    return MIN(CODE_TILE_ROWS, j->x.rows - tile * CODE_TILE_ROWS);
+    int32_t most = CODE_TILE_ROWS / j->planes;
+
+    return MIN(most, j->x.rows - tile * most);
 }
 
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
@@ -41,10 +45,10 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     const float *row[CODE_TILE_ROWS];
     int32_t n = tile_rows(j, tile);
     for (int32_t i = 0; i < n; i++) {
-        row[i] = mat_row_const(j->x, tile * CODE_TILE_ROWS + i);
+        row[i] = mat_row_const(j->x, tile * (CODE_TILE_ROWS / j->planes) + i);
     }
-    j->c->k.code_panels.pack_x(j->c->packed + tile * j->tile_bytes, j->w.format->id, row, n,
-                               j->x.cols);
+    j->c->k.code_panels.pack_x(j->c->packed + tile * j->tile_bytes, j->w.format->id, row,
+                               n * j->planes, j->x.cols, j->planes);
 }
 
 /* Unpack the panel of the rows from `first` on; the last one is filled up with copies
@@ -60,6 +64,18 @@ static void pack_panel(const struct codes_job *j, int32_t first, char *panel)
                                                    CODE_PANEL_ROWS * cpu_row_bytes(&j->w));
 }
 
+/* Add the planes of n_x rows: sum [n_x * planes][TASK_ROWS] becomes
+ * [n_x][TASK_ROWS]. */
+static void add_planes(const struct codes_job *j, float *sum, int32_t n_x, int32_t n)
+{
+    for (int32_t i = 0; i < n_x && j->planes > 1; i++) {
+        const float *from = sum + (int64_t)i * j->planes * TASK_ROWS;
+        for (int32_t k = 0; k < n; k++) {
+            sum[i * TASK_ROWS + k] = from[k] + from[TASK_ROWS + k];
+        }
+    }
+}
+
 /* One tile of x with n rows of w, from `first` on, that are unpacked at `panel`. */
 static void run_tile(const struct codes_job *j, const char *panel, int32_t first, int32_t n,
                      int32_t tile)
@@ -70,10 +86,11 @@ static void run_tile(const struct codes_job *j, const char *panel, int32_t first
 
     for (int32_t at = 0; at < n; at += CODE_PANEL_ROWS, panel += j->panel_bytes) {
         j->c->k.code_panels.dots(sum + at, TASK_ROWS, j->w.format->id, panel,
-                                 j->c->packed + tile * j->tile_bytes, n_x, j->w.cols);
+                                 j->c->packed + tile * j->tile_bytes, n_x * j->planes, j->w.cols);
     }
+    add_planes(j, sum, n_x, n);
     for (int32_t i = 0; i < n_x; i++) {
-        int32_t r = tile * CODE_TILE_ROWS + i;
+        int32_t r = tile * (CODE_TILE_ROWS / j->planes) + i;
         j->c->k.epilogue(mat_row(j->out, r) + first, sum + (int64_t)i * TASK_ROWS,
                          bias != NULL ? bias + first : NULL,
                          j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
@@ -135,11 +152,11 @@ static int reserve(const struct codes_job *j)
 void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                       const struct epilogue *ep)
 {
-    struct codes_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
+    struct codes_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
 
     j.tile_bytes = code_tile_bytes(w.format, w.cols);
     j.panel_bytes = code_panel_bytes(w.format, w.cols);
-    j.n_tiles = (int32_t)div_ceil(x.rows, CODE_TILE_ROWS);
+    j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, CODE_TILE_ROWS);
     plan(&j);
     if (reserve(&j) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");

@@ -99,7 +99,8 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
     if (j->w.format) {
         struct prefetch ahead = {.distance = CODES_AHEAD_BYTES, .period = 1};
         k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed,
-                                        j->x.rows, &ahead);
+                                        j->x.rows * cpu_planes(&j->w), &ahead);
+        cpu_add_planes(sum, w->n * j->x.rows, cpu_planes(&j->w));
     } else {
         struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
         k->linear.dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
@@ -134,11 +135,9 @@ static int32_t list_rows(const struct stream_job *j, const struct slices *s, con
 static int32_t list_block_rows(const struct stream_job *j, const struct slices *s, const void **row,
                                struct row_scales *scales)
 {
-    for (int32_t k = 0; k < s->n[0]; k++) {
-        row[k] = cpu_row(&j->w, s->first[0] + k);
-        if (scales) {
-            scales[k] = cpu_row_scales(&j->w, s->first[0] + k);
-        }
+    cpu_rows(&j->w, s->first[0], s->n[0], row);
+    for (int32_t k = 0; k < s->n[0] && scales; k++) {
+        scales[k] = cpu_row_scales(&j->w, s->first[0] + k);
     }
     return s->n[0];
 }

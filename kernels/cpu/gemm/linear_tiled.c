@@ -25,6 +25,7 @@ struct linear_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
+    int32_t planes;      /* rows of codes of a row of x; of floats 1 */
     int64_t tile_bytes;  /* of a full tile, packed */
     int32_t n_tiles;     /* of x */
     int32_t block_rows;  /* of w in a block */
@@ -34,13 +35,42 @@ struct linear_job {
     int32_t n_ranges;    /* ranges of tiles, one per task of a block */
 };
 
-static int32_t tile_rows(const struct linear_job *j, int32_t tile)
+/* The row of x that a tile begins with. */
+static int32_t tile_first(const struct linear_job *j, int32_t tile)
 {
-    return MIN(TILE_ROWS, j->x.rows - tile * TILE_ROWS);
+    return tile * (TILE_ROWS / j->planes);
 }
 
-/* Quantise a row of x to every n_x-th of `to`; the last block is zero-padded where the
- * columns are no multiple of 32. */
+/* Rows of x in a tile: all but the last have as many as tile 0. */
+static int32_t tile_rows(const struct linear_job *j, int32_t tile)
+{
+    return MIN(TILE_ROWS / j->planes, j->x.rows - tile_first(j, tile));
+}
+
+/* The second plane of n floats, a multiple of 32, behind the first one at `to`. */
+static void quantise_rest(const struct linear_job *j, struct act_block *to, int32_t n_x,
+                          const float *x, int32_t n)
+{
+    float rest[FORMAT_BLOCK_MAX];
+
+    for (int32_t at = 0; at < n; at += FORMAT_BLOCK_MAX, to += n_x) {
+        int32_t here = MIN(FORMAT_BLOCK_MAX, n - at);
+        act_rest(rest, to, x + at, here);
+        j->c->k.blocks.quantise(to + 1, n_x, rest, here);
+    }
+}
+
+static void quantise_planes(const struct linear_job *j, struct act_block *to, int32_t n_x,
+                            const float *x, int32_t n)
+{
+    j->c->k.blocks.quantise(to, n_x, x, n);
+    if (j->planes > 1) {
+        quantise_rest(j, to, n_x, x, n);
+    }
+}
+
+/* Quantise a row of x to every n_x-th of `to`, its planes side by side; the last block
+ * is zero-padded where the columns are no multiple of 32. */
 static void quantise_row(const struct linear_job *j, struct act_block *to, int32_t n_x,
                          const float *x)
 {
@@ -48,11 +78,11 @@ static void quantise_row(const struct linear_job *j, struct act_block *to, int32
     int32_t whole = n % 32 == 0 ? n : n / FORMAT_BLOCK_MAX * FORMAT_BLOCK_MAX;
     float last[FORMAT_BLOCK_MAX] = {0};
 
-    j->c->k.blocks.quantise(to, n_x, x, whole);
+    quantise_planes(j, to, n_x, x, whole);
     if (whole < n) {
         memcpy(last, x + whole, (size_t)(n - whole) * sizeof(*x));
-        j->c->k.blocks.quantise(to + (int64_t)whole / FORMAT_BLOCK_MAX * n_x, n_x, last,
-                                FORMAT_BLOCK_MAX);
+        quantise_planes(j, to + (int64_t)whole / FORMAT_BLOCK_MAX * n_x, n_x, last,
+                        FORMAT_BLOCK_MAX);
     }
 }
 
@@ -63,16 +93,23 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     const float *row[TILE_ROWS];
     int32_t n = tile_rows(j, tile);
     for (int32_t i = 0; i < n; i++) {
-        row[i] = mat_row_const(j->x, tile * TILE_ROWS + i);
+        row[i] = mat_row_const(j->x, tile_first(j, tile) + i);
     }
     if (j->w.format) {
         for (int32_t i = 0; i < n; i++) {
             struct act_block *to = (struct act_block *)(j->c->packed + tile * j->tile_bytes);
-            quantise_row(j, to + i, n, row[i]);
+            quantise_row(j, to + i * j->planes, n * j->planes, row[i]);
         }
         return;
     }
     j->c->k.linear.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
+}
+
+void cpu_add_planes(float *sum, int32_t n, int32_t planes)
+{
+    for (int32_t i = 0; i < n && planes > 1; i++) {
+        sum[i] = sum[2 * i] + sum[2 * i + 1];
+    }
 }
 
 int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes)
@@ -121,7 +158,7 @@ static void store_tile(const struct linear_job *j, int32_t tile, int32_t first, 
 
     j->c->k.transpose_sums(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
     for (int32_t x = 0; x < n_x; x++) {
-        int32_t r = tile * TILE_ROWS + x;
+        int32_t r = tile_first(j, tile) + x;
         j->c->k.epilogue(mat_row(j->out, r) + first, line[x], bias != NULL ? bias + first : NULL,
                          j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
                                                       : NULL,
@@ -138,7 +175,9 @@ static void multiply(const struct linear_job *j, struct dot_rows *w, int32_t til
     int32_t n_x = tile_rows(j, tile);
 
     if (j->w.format) {
-        k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)x, n_x, ahead);
+        k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)x,
+                                        n_x * j->planes, ahead);
+        cpu_add_planes(sum, w->n * n_x, j->planes);
         return;
     }
     for (w->first = 0; w->first < j->w.cols; w->first += k->linear.k_block) {
@@ -212,8 +251,8 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
         cpu_linear_panels(c, out, x, w, ep);
         return;
     }
-    struct linear_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
-    j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
+    struct linear_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
+    j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, TILE_ROWS);
     if (pack_all(&j) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;

@@ -6,13 +6,32 @@
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/weight_pieces.h"
 
-/* The pieces [from, *end) of d that make one run: neighbours of one format. */
+enum { FINE_BITS = 8 };
+
+/* What the inputs of products with a piece become (ACT_PLANES_MAX). They keep their
+ * precision where the file quantises weights alone, and in a head of FINE_BITS a code:
+ * no layer follows whose own rounding hides what is lost there, and with fewer bits the
+ * weights have lost more. */
+static int32_t planes_of(const struct weight_desc *d, const struct weight_piece *p)
+{
+    if (!p->format) {
+        return 1;
+    }
+    bool weights_alone = weight_format_has_scales(p->format) && p->scales.act == ACT_AS_THEY_ARE;
+    bool fine_head = d->logits && p->format->bits >= FINE_BITS;
+
+    return weights_alone || fine_head ? ACT_PLANES_MAX : 1;
+}
+
+/* The pieces [from, *end) of d that make one run: neighbours of one format, whose
+ * products take inputs alike. */
 static int32_t run_end(const struct weight_desc *d, int32_t from)
 {
     int32_t end = from + 1;
 
     while (end < d->n_pieces && d->piece[end].format == d->piece[from].format &&
-           d->piece[end].stride == d->piece[from].stride) {
+           d->piece[end].stride == d->piece[from].stride &&
+           planes_of(d, &d->piece[end]) == planes_of(d, &d->piece[from])) {
         end++;
     }
     return end;
@@ -64,6 +83,7 @@ static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_
 {
     int32_t n = end - from;
 
+    ret->planes = planes_of(d, &d->piece[from]);
     ret->part = cpu_alloc(c, (size_t)n * sizeof(*ret->part));
     if (!ret->part) {
         return err_nomem(e, d->name);
@@ -149,7 +169,7 @@ static void view_run(struct cpu_view *v, int32_t i, const struct cpu_weight *run
     struct cpu_weight *to = &v->run[i];
     int32_t from = MAX(first - at, 0), last = MIN(end - at, run->m.rows);
 
-    *to = (struct cpu_weight){.m = run->m, .view = true};
+    *to = (struct cpu_weight){.m = run->m, .planes = run->planes, .view = true};
     to->m.priv = to;
     to->m.rows = last - from;
     if (!run->m.format) {

@@ -99,6 +99,19 @@ struct act_block {
     float sum32[8];      /* scale times the sum of each 32 codes */
 };
 
+/* A row of x is a row of codes, or the sum of two: its codes, and those of what
+ * rounding to them left, 15 bits of each group's greatest value together. */
+enum { ACT_PLANES_MAX = 2 };
+
+/* rest[i] = what x[i] has more than its code stands for, of n <= FORMAT_BLOCK_MAX
+ * values that `a` was made of. */
+static inline void act_rest(float *rest, const struct act_block *a, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        rest[i] = x[i] - (float)a->code[i] * a->scale[i / 32];
+    }
+}
+
 /* Inner products of rows in blocks with quantised rows of x. The order of all sums is
  * fixed, so that every instruction set gives the same bits (blocks/blocks_plain.c). */
 struct cpu_blocks {
@@ -123,9 +136,10 @@ struct cpu_code_panels {
      * prefetched. By format; NULL: no panels of it for this machine. */
     void (*pack_rows[WEIGHT_FORMATS])(void *panel, const void *const *row, int32_t n,
                                       int64_t ahead);
-    /* Quantise n_x <= CODE_TILE_ROWS rows of n floats for panels of format f. */
+    /* Quantise rows of n floats for panels of format f: n_x <= CODE_TILE_ROWS rows of
+     * codes, `planes` one behind the other of each row of x. */
     void (*pack_x)(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
-                   int32_t n);
+                   int32_t n, int32_t planes);
     /* sum[x * stride + w] = row x . row w over n columns, of all rows of the panel and
      * of the padded tile. */
     void (*dots)(float *sum, int32_t stride, enum weight_format_id f, const void *panel,

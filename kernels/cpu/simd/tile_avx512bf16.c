@@ -9,7 +9,7 @@
 enum {
     K_BLOCK = 2048,
     ROWS_1 = 4,
-    ROWS_2 = 8,
+    ROWS_2 = 4,
     ROWS_3 = 6,
     ROWS_4 = 6,
     TILE_SUMS = FLOAT_TILE_SUMS

@@ -79,9 +79,11 @@ static void convolve(const struct recurrence_job *j, const struct span *s, int32
     const struct recurrence *r = j->r;
     const float *w = r->conv.data, *bias = r->conv_bias.data;
     int32_t size = r->kernel;
+    bool alone = r->kind == RECURRENCE_CONV; /* its result is the layer's */
 
     for (int32_t t = s->start; t < s->start + s->n; t++) {
         float *x = mat_row(j->x, t) + first;
+        float *to = alone ? (float *)mat_row(j->out, t) + first : x;
         for (int32_t i = 0; i < n; i++) {
             const float *weight = w + (int64_t)(first + i) * size;
             float sum = bias ? bias[first + i] : 0;
@@ -92,7 +94,7 @@ static void convolve(const struct recurrence_job *j, const struct span *s, int32
             for (int32_t k = 0; k < size - 1; k++) {
                 past[i][k] = past[i][k + 1];
             }
-            x[i] = silu(sum);
+            to[i] = alone ? sum : silu(sum);
         }
         bool last = t + 1 == s->start + s->n;
         if (s->cached && (last || state_of(j, t) != state_of(j, t + 1))) {
@@ -256,6 +258,9 @@ void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat 
     }
     j.n_parts = (int32_t)div_ceil(x.cols, TASK_CHANNELS);
     cpu_pool_run(j.c->pool, n_seqs * j.n_parts, convolve_task, &j);
+    if (r->kind == RECURRENCE_CONV) {
+        return;
+    }
     j.n_parts = r->n_heads;
     cpu_pool_run(j.c->pool, n_seqs * j.n_parts, head_task, &j);
 }

@@ -103,6 +103,7 @@ static struct piece make_piece(struct rig *r, enum weight_format_id id, int32_t 
 struct groups {
     int32_t rows, cols;
     bool zeros;
+    bool rounds; /* the file says that activations are rounded too */
 };
 
 static void random_groups(struct rig *r, struct piece *s, enum weight_format_id id, int64_t n)
@@ -137,7 +138,8 @@ static struct piece make_codes(struct rig *r, enum weight_format_id id, int32_t 
                                    .stride = n_cols,
                                    .zero = g.zeros ? s.zero : NULL,
                                    .zero_stride = n_cols,
-                                   .factor = 0.5f};
+                                   .factor = 0.5f,
+                                   .act = g.rounds ? ACT_SCALE_TOKEN : ACT_AS_THEY_ARE};
     s.p = (struct weight_piece){.data = s.blocks,
                                 .dtype = DTYPE_BF16,
                                 .rows = rows,
@@ -160,14 +162,26 @@ static void free_piece(struct piece *s)
     free(s->value);
 }
 
-static struct mat make_weight(struct rig *r, enum weight_kind kind, const struct piece *s,
-                              int32_t n)
+/* Whether the inputs of a weight's products keep two planes of codes. */
+static int32_t planes_of(const struct piece *s, bool logits)
+{
+    bool alone = weight_format_has_scales(s->p.format) && s->p.scales.act == ACT_AS_THEY_ARE;
+
+    return alone || (logits && s->p.format->bits >= 8) ? 2 : 1;
+}
+
+static struct mat make_weight_for(struct rig *r, enum weight_kind kind, const struct piece *s,
+                                  int32_t n, bool logits)
 {
     struct err e = {0};
     struct weight_piece p[4];
     struct mat m;
-    struct weight_desc d = {
-        .name = "test", .kind = kind, .dtype = DTYPE_BF16, .cols = s[0].p.cols, .n_pieces = n};
+    struct weight_desc d = {.name = "test",
+                            .kind = kind,
+                            .dtype = DTYPE_BF16,
+                            .cols = s[0].p.cols,
+                            .n_pieces = n,
+                            .logits = logits};
 
     for (int32_t i = 0; i < n; i++) {
         p[i] = s[i].p;
@@ -180,19 +194,35 @@ static struct mat make_weight(struct rig *r, enum weight_kind kind, const struct
     return m;
 }
 
+static struct mat make_weight(struct rig *r, enum weight_kind kind, const struct piece *s,
+                              int32_t n)
+{
+    return make_weight_for(r, kind, s, n, false);
+}
+
 /* ---- references ---- */
 
-/* x as products take it: groups of 32 codes with a scale. */
-static void quantised(double *out, const float *x, int32_t n)
+/* x as products take it: groups of 32 codes with a scale; with two planes, and the same
+ * of what is left of x. Returns half a step of the first plane's codes in half[n]. */
+static void quantised(double *out, double *half, const float *x, int32_t n, int32_t planes)
 {
     for (int32_t at = 0; at < n; at += 32) {
-        float most = 0;
-        for (int32_t i = at; i < MIN(at + 32, n); i++) {
-            most = fmaxf(most, fabsf(x[i]));
-        }
-        for (int32_t i = at; i < MIN(at + 32, n); i++) {
-            float inverse = most < 1e-30f ? 0 : 127.0f / most;
-            out[i] = (double)(most / 127.0f) * (double)nearbyintf(x[i] * inverse);
+        float rest[32];
+        int32_t here = MIN(32, n - at);
+        memcpy(rest, x + at, (size_t)here * sizeof(*rest));
+        memset(out + at, 0, (size_t)here * sizeof(*out));
+        for (int32_t plane = 0; plane < planes; plane++) {
+            float most = 0;
+            for (int32_t i = 0; i < here; i++) {
+                most = fmaxf(most, fabsf(rest[i]));
+            }
+            float inverse = most < 1e-30f ? 0 : 127.0f / most, scale = most / 127.0f;
+            for (int32_t i = 0; i < here; i++) {
+                float code = nearbyintf(rest[i] * inverse);
+                out[at + i] += (double)scale * (double)code;
+                half[at + i] = plane == 0 ? (double)scale / 2 : half[at + i];
+                rest[i] -= code * scale;
+            }
         }
     }
 }
@@ -200,19 +230,15 @@ static void quantised(double *out, const float *x, int32_t n)
 /* Fails where a result is not w . (quantised x) but for float32's rounding, or is
  * farther from w . x than half a step of each code explains. */
 static void check_dot(const char *name, float got, const float *w, const float *x, const double *q,
-                      int32_t n)
+                      const double *half, int32_t n)
 {
     double exact = 0, near = 0, size = 0, steps = 0;
 
     for (int32_t i = 0; i < n; i++) {
-        float most = 0;
-        for (int32_t k = i / 32 * 32; k < MIN(i / 32 * 32 + 32, n); k++) {
-            most = fmaxf(most, fabsf(x[k]));
-        }
         exact += (double)w[i] * (double)x[i];
         near += (double)w[i] * q[i];
         size += fabs((double)w[i] * q[i]);
-        steps += fabs((double)w[i]) * (double)most / 127 / 2;
+        steps += fabs((double)w[i]) * half[i];
     }
     /* a minimum and the codes above it may cancel: the sum is of greater terms */
     if (!(fabs((double)got - near) <= 4e-6 * size + 1e-12)) {
@@ -237,28 +263,35 @@ static float *multiply(struct rig *r, struct mat w, const float *x, int32_t rows
     return got;
 }
 
-static void check_products(struct rig *r, const struct piece *s, int32_t n_pieces, int32_t rows)
+static void check_products_for(struct rig *r, const struct piece *s, int32_t n_pieces, int32_t rows,
+                               bool logits)
 {
-    struct mat w = make_weight(r, WEIGHT_LINEAR, s, n_pieces);
+    struct mat w = make_weight_for(r, WEIGHT_LINEAR, s, n_pieces, logits);
     float *x = rig_floats(r, (int64_t)rows * w.cols, 2, DTYPE_F32);
-    double *q = rig_alloc((size_t)w.cols * sizeof(*q));
+    double *q = rig_alloc((size_t)w.cols * 2 * sizeof(*q)), *half = q + w.cols;
 
     memset(x, 0, (size_t)MIN(32, w.cols) * sizeof(*x)); /* a group of zeros */
     float *got = multiply(r, w, x, rows);
     for (int32_t i = 0; i < rows; i++) {
         const float *row = x + (int64_t)i * w.cols;
         int32_t at = 0;
-        quantised(q, row, w.cols);
         for (int32_t p = 0; p < n_pieces; p++) {
+            quantised(q, half, row, w.cols, planes_of(&s[p], logits));
             for (int32_t k = 0; k < s[p].p.rows; k++, at++) {
                 check_dot(s[p].p.format->name, got[(int64_t)i * w.rows + at],
-                          s[p].value + (int64_t)k * w.cols, row, q, w.cols);
+                          s[p].value + (int64_t)k * w.cols, row, q, half, w.cols);
             }
         }
     }
     free(got);
     free(q);
     free(x);
+}
+
+static void check_products(struct rig *r, const struct piece *s, int32_t n_pieces, int32_t rows)
+{
+    check_products_for(r, s, n_pieces, rows, false);
+    check_products_for(r, s, n_pieces, rows, true);
 }
 
 static void products_follow_the_decoded_weights(void **state)
@@ -290,8 +323,9 @@ static void products_follow_the_decoded_weights(void **state)
     rig_close(&r);
 }
 
-static const struct groups GROUPS_OF_CODES[] = {{0, 0, false}, {1, 0, true},   {1, 16, false},
-                                                {1, 32, true}, {1, 128, true}, {48, 64, false}};
+static const struct groups GROUPS_OF_CODES[] = {{0, 0, false, true},  {1, 0, true, false},
+                                                {1, 16, false, true}, {1, 32, true, true},
+                                                {1, 128, true, true}, {48, 64, false, false}};
 
 static void products_of_codes_follow_their_values(void **state)
 {
@@ -307,7 +341,7 @@ static void products_of_codes_follow_their_values(void **state)
             /* one value at its zero point is what rounding leaves of two terms */
             of.zeros = of.zeros && cols > 1 && (f == FORMAT_INT8 || f == FORMAT_INT4);
             struct piece s[2] = {make_codes(&r, id, 77, cols, of),
-                                 make_codes(&r, id, 30, cols, (struct groups){1, 0, false})};
+                                 make_codes(&r, id, 30, cols, (struct groups){.rows = 1})};
             check_products(&r, s, 2, (int32_t)i % 10 + 1);
             free_piece(&s[0]);
             free_piece(&s[1]);
@@ -355,9 +389,9 @@ static void a_plain_piece_may_stand_among_blocks(void **state)
     struct mat w;
     assert_int_equal(r.b->ops->weight(r.b, &d, &w, &e), 0);
     float *got = multiply(&r, w, x, 2);
-    double q[COLS];
+    double q[COLS], half[COLS];
     for (int32_t i = 0; i < 2; i++) {
-        quantised(q, x + i * COLS, COLS);
+        quantised(q, half, x + i * COLS, COLS, 1);
         for (int32_t k = 0; k < ROWS; k++) {
             double want = 0;
             for (int32_t c = 0; c < COLS; c++) {
@@ -365,7 +399,7 @@ static void a_plain_piece_may_stand_among_blocks(void **state)
             }
             assert_true(fabs((double)got[i * 2 * ROWS + k] - want) < 1e-3);
             check_dot("Q8_0", got[i * 2 * ROWS + ROWS + k], s.value + k * COLS, x + i * COLS, q,
-                      COLS);
+                      half, COLS);
         }
     }
     free(got);
@@ -379,13 +413,13 @@ static void a_plain_piece_may_stand_among_blocks(void **state)
 
 enum {
     BIT_ROWS = 13,
-    BIT_CASES = END_FORMAT + (FORMAT_FP4 - FORMAT_FP8 + 1) * ARRAY_LEN(GROUPS_OF_CODES),
+    BIT_CASES = 2 * END_FORMAT + (FORMAT_FP4 - FORMAT_FP8 + 1) * ARRAY_LEN(GROUPS_OF_CODES),
 };
 
 /* Append the products of a weight with MOST_ROWS rows to all[*n]. */
-static void append_products(struct rig *r, struct piece s, float *all, int32_t *n)
+static void append_products(struct rig *r, struct piece s, bool logits, float *all, int32_t *n)
 {
-    struct mat w = make_weight(r, WEIGHT_LINEAR, &s, 1);
+    struct mat w = make_weight_for(r, WEIGHT_LINEAR, &s, 1, logits);
     float *x = rig_floats(r, (int64_t)MOST_ROWS * s.p.cols, 3, DTYPE_F32);
     float *got = multiply(r, w, x, MOST_ROWS);
 
@@ -401,8 +435,8 @@ static void append_codes(struct rig *r, float *all, int32_t *n)
     for (int32_t f = FORMAT_FP8; f <= FORMAT_FP4; f++) {
         enum weight_format_id id = (enum weight_format_id)f;
         for (size_t g = 0; g < ARRAY_LEN(GROUPS_OF_CODES); g++) {
-            append_products(r, make_codes(r, id, BIT_ROWS, 251, GROUPS_OF_CODES[g]), all, n);
-            append_products(r, make_codes(r, id, BIT_ROWS, 576, GROUPS_OF_CODES[g]), all, n);
+            append_products(r, make_codes(r, id, BIT_ROWS, 251, GROUPS_OF_CODES[g]), false, all, n);
+            append_products(r, make_codes(r, id, BIT_ROWS, 576, GROUPS_OF_CODES[g]), false, all, n);
         }
     }
 }
@@ -428,8 +462,10 @@ static float *all_products(const char *isa, int32_t *ret_n)
             if (cols % 256 != 0 && !small) {
                 continue;
             }
-            append_products(&r, make_piece(&r, (enum weight_format_id)f, BIT_ROWS, cols, 0), all,
-                            &n);
+            for (int logits = 0; logits < 2; logits++) {
+                append_products(&r, make_piece(&r, (enum weight_format_id)f, BIT_ROWS, cols, 0),
+                                logits, all, &n);
+            }
         }
     }
     append_codes(&r, all, &n);
@@ -463,7 +499,7 @@ static void a_row_has_the_same_bits_in_any_company(void **state)
     for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
         struct piece s[2] = {make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 0),
                              make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 10)};
-        struct mat w = make_weight(&r, WEIGHT_LINEAR, s, 2);
+        struct mat w = make_weight_for(&r, WEIGHT_LINEAR, s, 2, f % 2 == 0);
         float *x = rig_floats(&r, (int64_t)MOST_ROWS * COLS, 2, DTYPE_F32);
         float *all = multiply(&r, w, x, MOST_ROWS);
         static const int32_t N[] = {1, 2, 3, 4, 5, 17};

@@ -2,8 +2,8 @@
  * float64. Where a device quantises the activations, its result must be as near to
  * the product of these as to be explained by rounding the result.
  *
- *     build/tests/unit/kernels/test_quant_products [--device cpu|cuda]
- *  */
+ *     build/tests/unit/kernels/test_quant_products [--device cpu|cuda] [--share I/N]
+ */
 #include "tests/unit/quantised.h"
 
 static const struct quant_case CASES[] = {
@@ -68,6 +68,9 @@ static void check_product(struct rig *r, const struct quant_case *k, int32_t row
     struct mat mx = rig_mat(r, rows, depth, t, x), out = rig_mat(r, rows, n, t, NULL);
     struct references ref = references_of(x, w, rows, n, depth);
 
+    if (strcmp(rig_device, "cpu") != 0) {
+        fprintf(stderr, "  %d rows [%d, %d]\n", rows, n, depth);
+    }
     rig_begin_plain(r, rows);
     r->b->ops->linear(r->b, out, mx, mw, NULL);
     rig_end(r);
@@ -92,12 +95,15 @@ static void check_product(struct rig *r, const struct quant_case *k, int32_t row
 static void products_follow_float64_in_every_format_and_row_count(void **state)
 {
     (void)state;
-    static const int32_t rows[] = {1, 8, 33, 64, 130};
+    static const int32_t rows[] = {1, 8, 33, 64, 130, 256};
     struct rig r;
 
     rig_open(&r);
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
-        for (size_t j = 0; j < ARRAY_LEN(rows) && rig_multiplies(&r, CASES[i].format); j++) {
+        if (!rig_multiplies(&r, CASES[i].format) || !rig_runs("products", i)) {
+            continue;
+        }
+        for (size_t j = 0; j < ARRAY_LEN(rows); j++) {
             check_product(&r, &CASES[i], rows[j], 256, 512, 1 + (int32_t)j % 2);
         }
     }
@@ -112,7 +118,7 @@ static void odd_sizes_are_multiplied_too(void **state)
 
     rig_open(&r);
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
-        if (rig_multiplies(&r, CASES[i].format)) {
+        if (rig_multiplies(&r, CASES[i].format) && rig_runs("odd sizes", i)) {
             check_product(&r, &CASES[i], 3, 41, 160, 1);
             check_product(&r, &CASES[i], 20, 90, 33, 2);
         }
@@ -127,7 +133,7 @@ static void deep_products_lose_no_digits(void **state)
 
     rig_open(&r);
     for (size_t i = 0; i < ARRAY_LEN(CASES) && !rig_small(); i++) {
-        if (rig_multiplies(&r, CASES[i].format)) {
+        if (rig_multiplies(&r, CASES[i].format) && rig_runs("deep products", i)) {
             check_product(&r, &CASES[i], 16, 64, 14336, 1);
         }
     }
@@ -259,6 +265,9 @@ static void products_of_many_rows_follow_float64(void **state)
     float *w = rig_alloc((size_t)MANY_COLS * MANY_DEPTH * sizeof(*w));
     struct mat mw = rig_quantised(&r, &CASES[0], MANY_COLS, MANY_DEPTH, 0.1f, 2, w);
     for (int32_t rows = MANY_ROWS; rows >= MANY_ROWS - 12 && !rig_small(); rows -= 12) {
+        if (!rig_runs("many rows", (size_t)rows)) {
+            continue;
+        }
         check_many(&r, mw, w, rows);
     }
     free(w);
