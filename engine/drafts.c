@@ -194,6 +194,7 @@ static int open_text(struct engine *e, struct err *err)
                                    .max_len = c->max_len,
                                    .bytes = DRAFT_BYTES,
                                    .store_tokens = c->prefix_cache ? DRAFT_STORE_TOKENS : 0,
+                                   .follower_sets = c->prefix_cache ? DRAFT_FOLLOWER_SETS : 0,
                                    .secret = c->secret};
 
     return e->speculate == SPECULATE_GRAMMAR || e->speculate == SPECULATE_DRAFT ||

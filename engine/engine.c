@@ -547,9 +547,9 @@ const char *engine_token_bytes(const struct engine *e, int32_t id, size_t *ret_l
 }
 
 int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
-                       struct grammar **ret, struct err *err)
+                       int64_t *work, struct grammar **ret, struct err *err)
 {
-    return e->grammars ? grammars_get(e->grammars, kind, text, len, ret, err)
+    return e->grammars ? grammars_get(e->grammars, kind, text, len, work, ret, err)
                        : err_set(err, ERR_UNSUPPORTED, "this device cannot constrain its output");
 }
 

@@ -214,9 +214,10 @@ bool engine_chat_parser_reasoning(const struct chat_parser *p);
 
 /* Compile a grammar for the model's vocabulary: for gen_params.grammar, which takes
  * over the reference. Any thread. ERR_INVALID, ERR_UNSUPPORTED, ERR_NOMEM: as
- * grammar_new with the limits for text of clients. */
+ * grammar_new with the limits for text of clients. `work`: steps that compiling it may
+ * take, from which those it took are taken off; NULL: as many as one text may. */
 int engine_grammar_new(const struct engine *e, enum grammar_kind kind, const char *text, size_t len,
-                       struct grammar **ret, struct err *err);
+                       int64_t *work, struct grammar **ret, struct err *err);
 
 /* How a text fares under a grammar. */
 struct grammar_walk {

@@ -21,7 +21,7 @@
 #include "engine/speculate/mixed.h"
 #include "engine/speculate/replay.h"
 #include "engine/speculate/script.h"
-#include "engine/speculate/suffix.h"
+#include "engine/speculate/text/suffix.h"
 #include "engine/workers/executor.h"
 #include "models/model.h"
 
@@ -30,10 +30,11 @@ enum {
     /* Deferred deltas (final reports) that go out at once; more than a group has
      * choices. */
     ENGINE_PORTION = 512,
-    /* For drafts: memory of the indices of running sequences at most, and tokens of
-     * recent answers. */
+    /* For drafts: memory of the indices of running sequences at most, tokens of recent
+     * answers, and contexts whose followers are counted. */
     DRAFT_BYTES = 256 << 20,
     DRAFT_STORE_TOKENS = 1 << 20,
+    DRAFT_FOLLOWER_SETS = 1 << 18,
 };
 
 struct engine {
@@ -81,6 +82,10 @@ struct engine {
     uint64_t portion_mark;
     int64_t known_waiting; /* groups in the scheduler that the inbox still counts as waiting */
     int64_t host_us;       /* this thread's own time since the last commit */
+    /* When the last step ended, clock_us; 0: there was nothing to do since. And from
+     * when on the device waited for the step that was not planned ahead; 0: not for
+     * this thread. */
+    int64_t step_end_us, gap_from_us;
     pthread_t thread;
     bool thread_started;
 

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CACHED_GRAMMARS = 128, WALK_MASK_WORK = MASK_WORK_MOST };
+/* GRAMMAR_WORK: what a grammar takes beside its steps, in their units. */
+enum { CACHED_GRAMMARS = 128, WALK_MASK_WORK = MASK_WORK_MOST, GRAMMAR_WORK = 2000 };
 #define CACHED_BYTES ((size_t)128 << 20)
 
 struct cached {
@@ -142,11 +143,14 @@ static void keep(struct grammars *g, enum grammar_kind kind, const char *text, s
 }
 
 int grammars_get(struct grammars *g, enum grammar_kind kind, const char *text, size_t len,
-                 struct grammar **ret, struct err *e)
+                 int64_t *work, struct grammar **ret, struct err *e)
 {
     struct grammar_limits limits;
+    int64_t used = 0;
 
     grammar_limits_init(&limits);
+    limits.used = &used;
+    limits.work = work ? MIN(limits.work, MAX(*work, 1)) : limits.work;
     pthread_mutex_lock(&g->lock);
     int rc = make_vocab(g, e);
     struct grammar *found = rc == 0 ? find(g, kind, text, len) : NULL;
@@ -156,6 +160,9 @@ int grammars_get(struct grammars *g, enum grammar_kind kind, const char *text, s
         return rc;
     }
     rc = grammar_new(ret, g->vocab, kind, text, len, &limits, e);
+    if (work) {
+        *work -= used + GRAMMAR_WORK;
+    }
     if (rc == 0) {
         keep(g, kind, text, len, *ret);
     }

@@ -19,9 +19,11 @@ int grammars_open(struct grammars **ret, const struct tokenizer *t, const struct
                   struct err *e);
 /* No grammar of it may be in use. NULL: nothing. */
 void grammars_free(struct grammars *g);
-/* A reference to the grammar of a client's text. Any thread. Errors as grammar_new. */
+/* A reference to the grammar of a client's text. Any thread. Errors as grammar_new.
+ * `work`: what compiling it may take at most, from which is taken off what it took;
+ * NULL: as much as one text may. */
 int grammars_get(struct grammars *g, enum grammar_kind kind, const char *text, size_t len,
-                 struct grammar **ret, struct err *e);
+                 int64_t *work, struct grammar **ret, struct err *e);
 /* As engine_grammar_walk, with masks over `vocab` ids. */
 int grammars_walk(struct grammar *g, int32_t vocab, const int32_t *id, int32_t n,
                   struct grammar_walk *ret, struct err *e);

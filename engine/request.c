@@ -93,15 +93,16 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
     int32_t n_seqs = MAX(MAX(p->best_of, p->beam_width), 1);
     struct request *r = calloc(1, sizeof(*r));
     int32_t *copy = malloc((size_t)MAX(n_prompt, 1) * sizeof(*copy));
-    _Atomic int32_t *stop_at = malloc((size_t)n_seqs * sizeof(*stop_at));
+    _Atomic int32_t *stop_at = n_seqs > 1 ? malloc((size_t)n_seqs * sizeof(*stop_at)) : NULL;
 
-    if (!r || !copy || !stop_at) {
+    if (!r || !copy || (n_seqs > 1 && !stop_at)) {
         free(r);
         free(copy);
         free((void *)stop_at);
         return err_nomem(e, "a request");
     }
     memcpy(copy, prompt, (size_t)n_prompt * sizeof(*copy));
+    stop_at = stop_at ? stop_at : &r->only_stop_at;
     for (int32_t i = 0; i < n_seqs; i++) {
         atomic_init(&stop_at[i], INT32_MAX);
     }
@@ -154,7 +155,9 @@ void request_unref(struct request *r)
     prompt_out_free(r->prompt_out);
     shared_params_unref(r->shared);
     free(r->prompt);
-    free((void *)r->stop_at);
+    if (r->stop_at != &r->only_stop_at) {
+        free((void *)r->stop_at);
+    }
     free(r);
 }
 

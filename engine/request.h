@@ -97,7 +97,8 @@ struct request {
     atomic_int parked;     /* enum request_parking, set by engine_park */
     /* Stop positions, set by the output side: choice i ended textually after stop_at[i]
      * generated tokens; INT32_MAX: it has not. */
-    _Atomic int32_t *stop_at; /* [max(best_of, beam_width)] */
+    _Atomic int32_t *stop_at;     /* [max(best_of, beam_width)], of one `only_stop_at` */
+    _Atomic int32_t only_stop_at; /* beside what else a step reads of its request */
     /* Timing and counts for logs, written by the engine before it emits `last`. Times
      * are 0 for phases that the request did not reach. */
     struct request_timing {

@@ -178,7 +178,11 @@ static int32_t plan_step(struct engine *e, int64_t now_us, struct plan *plan)
     int64_t drafted_us = drafting_us(e);
     int32_t n = sched_plan(e->sched, now_us, plan);
 
-    e->host_us -= drafting_us(e) - drafted_us;
+    drafted_us = drafting_us(e) - drafted_us;
+    e->host_us -= drafted_us;
+    if (n > 0 && !plan->ahead) {
+        e->gap_from_us = e->step_end_us > 0 ? e->step_end_us + drafted_us : 0;
+    }
     if (e->model_drafts && !e->draft_died && draft_model_death(e->model_drafts)) {
         e->draft_died = true;
         log_event(LOG_ERROR, "the draft model failed; nothing is drafted any more",
@@ -240,6 +244,10 @@ static void commit_step(struct engine *e, int64_t turn_us)
     launch_delay_ended(&e->launch_delay, after_us);
     int32_t n_tokens = plan->n_tokens;
     sched_observe(e->sched, plan, results.device_us);
+    if (e->gap_from_us > 0 && !plan->ahead && results.device_us > 0) {
+        sched_observe_gap(e->sched, plan, after_us - results.device_us - e->gap_from_us);
+    }
+    e->step_end_us = after_us;
     if (e->masks) {
         masks_collect(e->masks, e->n_committed, e->sched);
     }
@@ -293,6 +301,7 @@ static void idle(struct engine *e)
                  atomic_load_explicit(&st->swapped, memory_order_relaxed) > 0;
     bool deferred = decode_has_more(e->sched) || !may_launch(e);
 
+    e->step_end_us = 0;
     atomic_store(&e->busy_since, 0);
     inbox_sleep(&e->inbox, deferred             ? DEFERRED_US
                            : waits              ? RETRY_US

@@ -219,6 +219,14 @@ static void end_set(struct masks *m)
     pthread_mutex_unlock(&m->lock);
 }
 
+/* The work of the next job, of `left` for all that follow. A single step of an
+ * automaton may take more than its job has; where such steps took the work of another
+ * set, the remaining jobs give only masks that are known. */
+static int64_t share_of(int64_t left)
+{
+    return left < -MASK_WORK_SET ? 0 : MAX(MIN(left, MASK_WORK_STEP), MASK_WORK_LEAST);
+}
+
 /* Jobs are short, so threads take them without the lock. */
 static void run_jobs(struct masks *m)
 {
@@ -227,10 +235,10 @@ static void run_jobs(struct masks *m)
         if ((uint32_t)jobs >= jobs >> 32) {
             break;
         }
-        struct mask_job *j = &m->work->job[(uint32_t)jobs];
+        uint32_t at = (uint32_t)jobs + m->turn / (uint32_t)m->n_sets;
+        struct mask_job *j = &m->work->job[at % (uint32_t)m->work->n];
         if (j->node) { /* else its sequence has ended */
-            int64_t most = MIN(atomic_load(&m->work_left), MASK_WORK_STEP);
-            int64_t used = mask_job_run(j, &m->config, MAX(most, MASK_WORK_LEAST),
+            int64_t used = mask_job_run(j, &m->config, share_of(atomic_load(&m->work_left)),
                                         m->word + (int64_t)j->first * m->words);
             atomic_fetch_sub(&m->work_left, used);
         }
@@ -292,6 +300,7 @@ static void begin_set(struct masks *m, struct mask_set *set)
         return;
     }
     pthread_mutex_lock(&m->lock);
+    m->turn++;
     m->work = set;
     atomic_store(&m->n_left, set->n);
     atomic_store(&m->work_left, (int64_t)MASK_WORK_SET * m->n_threads);

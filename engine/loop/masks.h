@@ -30,10 +30,13 @@ struct masks {
      * one, which may pass the former). A job that was taken keeps the set under way. */
     _Atomic(uint64_t) jobs;
     _Atomic(int32_t) n_left;    /* its jobs that are not done */
-    _Atomic(int64_t) work_left; /* that its jobs may do */
-    pthread_mutex_t lock;       /* guards the rest */
-    pthread_cond_t changed;     /* work, or an end of it */
-    struct mask_set *work;      /* the set under way; NULL: none */
+    _Atomic(int64_t) work_left; /* that its jobs may do; below 0: steps that took more */
+    /* Sets so far: another job is first in every n_sets of them, for a sequence whose
+     * mask was late samples in vain in the steps that were launched by then. */
+    uint32_t turn;
+    pthread_mutex_t lock;   /* guards the rest */
+    pthread_cond_t changed; /* work, or an end of it */
+    struct mask_set *work;  /* the set under way; NULL: none */
     bool stopping;
     struct constraint_node *dropped; /* to be freed */
 };

@@ -27,18 +27,21 @@ enum {
     INLINE_CELLS = 4,
 };
 
+/* No two neighbours are neighbours in struct delta: the compiler would copy them with
+ * one load, which waits until the stores of both, a moment ago, have ended. */
 struct record {
     struct request *request;
     const char *error;
     int8_t kind;
+    bool is_stop;
     int8_t finish;
-    bool is_stop, drafted;
+    bool drafted;
     int32_t n_top;
-    int32_t choice;
     int32_t token;
+    int32_t choice;
+    int32_t cached_tokens;
     float logprob;
     int32_t stop_token;
-    int32_t cached_tokens;
 };
 
 union cell {
@@ -104,20 +107,19 @@ void output_push(struct output_stage *o, const struct delta *d)
 
     assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 ||
            output_free_cells(o) >= OUTPUT_DELTA_CELLS);
-    o->cell[o->tail++ & o->mask].record = (struct record){
-        .request = d->request,
-        .error = d->error,
-        .kind = (int8_t)d->kind,
-        .finish = (int8_t)d->finish,
-        .is_stop = d->is_stop,
-        .drafted = d->drafted,
-        .n_top = n_top,
-        .choice = d->choice,
-        .token = d->token,
-        .logprob = d->logprob,
-        .stop_token = d->stop_token,
-        .cached_tokens = d->cached_tokens,
-    };
+    struct record *r = &o->cell[o->tail++ & o->mask].record;
+    r->request = d->request;
+    r->error = d->error;
+    r->kind = (int8_t)d->kind;
+    r->finish = (int8_t)d->finish;
+    r->is_stop = d->is_stop;
+    r->drafted = d->drafted;
+    r->n_top = n_top;
+    r->choice = d->choice;
+    r->token = d->token;
+    r->logprob = d->logprob;
+    r->stop_token = d->stop_token;
+    r->cached_tokens = d->cached_tokens;
     for (int32_t i = 0; i < n_top; i += TOPS_PER_CELL) {
         union cell *c = &o->cell[o->tail++ & o->mask];
         size_t n = (size_t)MIN(TOPS_PER_CELL, n_top - i);

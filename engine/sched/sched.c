@@ -65,9 +65,15 @@ static bool may_look_ahead(const struct sched *s, const struct group *g)
     return true;
 }
 
+/* will_decode of a group that is not in prefill. */
+static bool may_decode(const struct sched *s, const struct group *g)
+{
+    return may_look_ahead(s, g) && !g->parked;
+}
+
 bool will_decode(const struct sched *s, const struct group *g)
 {
-    return !in_prefill(g) && may_look_ahead(s, g) && !g->parked;
+    return !in_prefill(g) && may_decode(s, g);
 }
 
 /* Whether the decode fits behind prefill that was planned first, without preemption. */
@@ -78,7 +84,10 @@ static bool fits_behind(struct sched *s, struct group *g)
 
 bool plan_decode(struct sched *s, struct group *g, struct plan *p)
 {
-    if (!will_decode(s, g) || (s->prefill_first && !fits_behind(s, g))) {
+    bool computes = in_prefill(g);
+
+    s->prefilling = s->prefilling || computes || !g->joined;
+    if (computes || !may_decode(s, g) || (s->prefill_first && !fits_behind(s, g))) {
         return true;
     }
     if (!free_blocks_for(s, g)) {
@@ -97,6 +106,7 @@ bool plan_decode(struct sched *s, struct group *g, struct plan *p)
 
 void plan_decodes(struct sched *s, struct plan *p)
 {
+    s->prefilling = false;
     for (struct group *g = s->running.first; g; g = g->next) {
         if (!plan_decode(s, g, p)) {
             return; /* `g` was preempted, and with it all behind it */
@@ -215,13 +225,19 @@ bool plan_admission(struct sched *s, int64_t now_us, struct plan *p)
 
 /* ---- the prefill budget ---- */
 
+/* Where a walk over running groups in search of prefill begins; NULL: there is none. */
+static struct group *first_prefilling(const struct sched *s)
+{
+    return s->prefilling ? s->running.first : NULL;
+}
+
 /* Tokens of prefill, recomputation included, that running and waiting groups still have
  * to compute. */
 static int64_t prefill_backlog(const struct sched *s)
 {
     int64_t n = s->waiting_tokens;
 
-    for (const struct group *g = s->running.first; g; g = g->next) {
+    for (const struct group *g = first_prefilling(s); g; g = g->next) {
         if (in_prefill(g)) {
             n += group_gap(g);
         }
@@ -247,7 +263,7 @@ static int32_t round_to_quantum(const struct sched *s, double n_tokens, bool up)
 /* The oldest group in prefill; NULL: none. */
 static const struct group *oldest_prefill(struct sched *s)
 {
-    for (const struct group *g = s->running.first; g; g = g->next) {
+    for (const struct group *g = first_prefilling(s); g; g = g->next) {
         if (in_prefill(g)) {
             return g;
         }
@@ -330,6 +346,13 @@ void sched_observe(struct sched *s, const struct plan *p, int64_t us)
     double weight = MAX(WEIGHT, 1.0 / ++s->n_observed); /* the first ones count most */
     s->cost_scale = MIN(
         MAX(s->cost_scale + weight * ((double)us / p->estimate_us - s->cost_scale), LEAST), MOST);
+}
+
+void sched_observe_gap(struct sched *s, const struct plan *p, int64_t us)
+{
+    if (s->drafts && !p->ahead && p->n_tokens == p->n_items + p->n_verify) {
+        step_pace_saw_gap(&s->pace, (double)us);
+    }
 }
 
 /* ---- numbering and bookkeeping of the finished plan ---- */
@@ -425,8 +448,10 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
 {
     assert(s->n_in_flight < MAX_IN_FLIGHT);
     plan_clear(p);
+    p->ahead = s->n_in_flight > 0;
     s->n_chunks = 0;
     s->preempted = s->admission_closed = s->prefill_first = s->starved = false;
+    s->prefilling = true;
     s->tokens_left = s->c.max_num_batched_tokens;
     s->scores_left = s->c.max_logits - s->c.max_num_seqs;
     sched_sweep(s, now_us);
@@ -487,7 +512,7 @@ static struct group *fcfs_first_swapped(const struct sched *s)
 
 static void fcfs_prefills(struct sched *s, int64_t now_us, struct plan *p)
 {
-    for (struct group *g = s->running.first; g && s->tokens_left > 0; g = g->next) {
+    for (struct group *g = first_prefilling(s); g && s->tokens_left > 0; g = g->next) {
         plan_prefill(s, g, p);
     }
     while (plan_admission(s, now_us, p))

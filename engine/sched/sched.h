@@ -157,6 +157,7 @@ struct plan_item {
 struct plan {
     uint64_t step;                         /* 1, 2, ...; 0: empty */
     double estimate_us;                    /* its time by the cost model; 0: costs are unknown */
+    bool ahead;                            /* it was planned while another one runs */
     struct plan_item *item;                /* [max_num_seqs] items of one token first */
     int32_t n_items;                       /* in all */
     int32_t n_decode;                      /* leading items of one token */
@@ -243,6 +244,9 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p);
  * and prefill correct the cost model: where they take longer than it says, as at lower
  * clocks under sustained load, later ones are planned smaller. */
 void sched_observe(struct sched *s, const struct plan *p, int64_t us);
+/* Report the time between the end of a step and the start of the next, `p`, in which
+ * the device had nothing to do. */
+void sched_observe_gap(struct sched *s, const struct plan *p, int64_t us);
 /* End a group in any state: its blocks and slots are free at once; decode_reap reports
  * it. O(its blocks). Cancelled requests are found by sched_plan itself (running: in the
  * next step, waiting: within a few steps). */

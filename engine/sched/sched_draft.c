@@ -23,9 +23,9 @@
 
 #include "engine/sched/sched_impl.h"
 
-/* How much faster drafts must make a step: one of them that is to be waited for must
- * make up for the work between two steps, which would else be done while one runs. */
-static const double GAIN = 1 + 1.0 / 64, GAIN_AWAITED = 1 + 1.0 / 32;
+/* How much faster drafts must make a step. Those that are to be waited for must also
+ * make up for the gap between two steps, in which the device has nothing to do. */
+static const double GAIN = 1 + 1.0 / 64;
 
 /* Tokens of a step that verifies drafts, at most: measured costs of few rows say
  * nothing of more, whose products are bound by arithmetic. */
@@ -95,7 +95,7 @@ static void expect_of(struct sched *s, struct group *g, struct draft_odds *o, do
 /* A step in which all running sequences decode. */
 static struct pace_step outlook_of(const struct sched *s)
 {
-    struct pace_step p = {.us = s->c.cost.fixed_us, .gain = GAIN_AWAITED, .number = s->step + 1};
+    struct pace_step p = {.us = s->c.cost.fixed_us, .gain = GAIN, .number = s->step + 1};
     double context = 0;
 
     for (const struct group *g = s->running.first; g; g = g->next) {
@@ -136,8 +136,16 @@ bool drafts_awaited(struct sched *s)
             expect_of(s, g, &odds, &sum);
         }
     }
-    return s->c.cost.token_us > 0 ? step_pace_choose(&s->pace, &s->c.cost, &r.step, &odds, most) > 0
-                                  : sum > (GAIN_AWAITED - 1) * r.step.rows;
+    if (s->c.cost.token_us <= 0) {
+        return sum > (GAIN - 1) * r.step.rows;
+    }
+    step_pace_saw_odds(&s->pace, &s->c.cost, &r.step, &odds, most);
+    if (!step_pace_refill(&s->pace, &s->c.cost, &r.step)) {
+        return false;
+    }
+    bool is_trial = step_pace_choose(&s->pace, &s->c.cost, &r.step, &odds, most) > 0 &&
+                    s->pace.tried_step == r.step.number;
+    return is_trial || step_pace_awaits(&s->pace, &s->c.cost, &r.step);
 }
 
 /* ---- room for drafts ---- */
@@ -336,6 +344,9 @@ static struct threshold choose_drafts(struct sched *s, const struct room *r, int
     if (s->c.cost.token_us <= 0) {
         return (struct threshold){.level = -1};
     }
+    if (s->n_in_flight == 0 && !r->step.has_prefill) {
+        step_pace_saw_odds(&s->pace, &s->c.cost, &r->step, &odds, most);
+    }
     t.left = step_pace_choose(&s->pace, &s->c.cost, &r->step, &odds, most);
     while (t.left > 0 && t.left > odds.n[t.level - 1]) {
         t.left -= odds.n[--t.level];
@@ -380,6 +391,10 @@ void plan_drafts(struct sched *s, struct plan *p)
         return;
     }
     struct room r = step_room(s, p);
+    bool costs = s->c.cost.token_us > 0 && s->n_in_flight == 0 && r.step.rows > 0;
+    if (costs && !step_pace_refill(&s->pace, &s->c.cost, &r.step)) {
+        return;
+    }
     bool has_blocks = prepare_drafts(s, p, &r);
     for (int32_t i = 0; i < p->n_items; i++) {
         find_drafts(s, &p->item[i], &r, &s->candidate[i]);
@@ -403,6 +418,9 @@ void plan_drafts(struct sched *s, struct plan *p)
         p->n_verify += n;
     }
     p->n_items = kept;
+    if (costs) {
+        step_pace_spend(&s->pace, &s->c.cost, &r.step, p->n_verify, !r.step.has_prefill);
+    }
 }
 
 /* ---- commit ---- */
@@ -437,6 +455,7 @@ void drafts_settle(struct sched *s, const struct plan_item *it, int32_t n_accept
     for (int32_t i = 0; i < n_accepted && s->policy->sampled; i++) {
         s->policy->sampled(s, g);
     }
+    step_pace_earn(&s->pace, n_accepted);
     g->n_drafted += it->n_verify;
     g->n_accepted += n_accepted;
     s->counted.drafts++;

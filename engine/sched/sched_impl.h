@@ -154,6 +154,7 @@ struct sched {
     bool preempted;                   /* a group was preempted: none is resumed */
     bool admission_closed; /* and, unless that was for a waiting group, none is admitted */
     bool starved;          /* a prefill lacked a block inside a window */
+    bool prefilling;       /* false: no running group has prefill to compute */
     bool prefill_first;    /* prefill was planned before the decodes, which must fit behind */
 
     double cost_scale;                     /* time of mixed steps over the cost model's estimate */
@@ -228,6 +229,9 @@ void seq_fork(struct sched *s, struct seq *child, const struct seq *parent);
 void group_unreserve(struct sched *s, struct group *g);
 /* Publish the full blocks that committed steps have written in the prefix cache. */
 void seq_publish(struct sched *s, struct seq *q);
+/* Prefetch what that will touch of the prefix cache, if the next block is about to be
+ * full. */
+void seq_fetch_block(const struct sched *s, const struct seq *q);
 /* Before a sequence ends: what stands behind its last full block stays in the prefix
  * cache as a tail, with the states behind its last token. With states alone, where a
  * prefix that ends between two snapshots would be read again. */

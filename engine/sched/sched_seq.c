@@ -277,6 +277,20 @@ void seq_publish(struct sched *s, struct seq *q)
     }
 }
 
+void seq_fetch_block(const struct sched *s, const struct seq *q)
+{
+    int32_t size = s->c.block_size, i = q->chain.n_blocks, first = i * size;
+
+    if (q->state != SEQ_LIVE || i >= q->table[0].n_blocks ||
+        first + size > q->group->n_prompt + q->n_out) {
+        return;
+    }
+    for (int32_t t = 0; t < size; t++) {
+        s->tokens[t] = seq_token(q, first + t);
+    }
+    prefix_fetch(&s->prefix, &q->chain, q->table[0].block[i], s->tokens);
+}
+
 /* Whether q's table of KV group k has a block at index i that nothing else has. */
 static bool holds_alone(const struct sched *s, const struct seq *q, int32_t k, int32_t i)
 {
@@ -352,6 +366,20 @@ bool in_prefill(const struct group *g)
     return false;
 }
 
+/* decode_need in KV group k of a group of one sequence. */
+static int32_t need_alone(const struct sched *s, const struct kvpool *pool, const struct group *g,
+                          int32_t k)
+{
+    const struct seq *q = g->seq;
+    const struct block_table *t = &q->table[k];
+    int32_t b = q->n_computed / s->c.block_size;
+
+    if (q->state != SEQ_LIVE || !can_sample(g, q)) {
+        return 0;
+    }
+    return b >= t->n_blocks || pool->block[t->block[b]].count > 1;
+}
+
 /* decode_need in KV group k. */
 static int32_t need_in(struct sched *s, const struct kvpool *pool, struct group *g, int32_t k)
 {
@@ -388,7 +416,7 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
     int32_t n = 0;
 
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        n += need_in(s, pool, g, k);
+        n += g->width == 1 ? need_alone(s, pool, g, k) : need_in(s, pool, g, k);
     }
     return n;
 }

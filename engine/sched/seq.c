@@ -10,24 +10,29 @@ uint64_t seq_seed(uint64_t request_seed, int32_t index)
     return z ^ (z >> 31);
 }
 
-struct sample_row seq_sample_row(const struct seq *s, int32_t position, int32_t logits_row)
+void seq_sample_row(struct sample_row *ret, const struct seq *s, int32_t position,
+                    int32_t logits_row)
 {
     const struct gen_params *params = &s->group->request->params;
 
-    return (struct sample_row){.logits_row = logits_row,
-                               .kind = SAMPLE_TOKEN,
-                               .temperature = params->temperature,
-                               .top_p = params->top_p,
-                               .min_p = params->min_p,
-                               .top_k = params->top_k,
-                               .presence_penalty = params->presence_penalty,
-                               .frequency_penalty = params->frequency_penalty,
-                               .repetition_penalty = params->repetition_penalty,
-                               .n_logprobs = -1,
-                               .target = -1,
-                               .seed = s->seed,
-                               .position = position,
-                               .row = s->slot,
-                               .n_prompt = s->group->n_prompt,
-                               .mask_first = -1};
+    /* one by one: of an initialiser the compiler would make a copy first */
+    ret->logits_row = logits_row;
+    ret->kind = SAMPLE_TOKEN;
+    ret->temperature = params->temperature;
+    ret->top_p = params->top_p;
+    ret->min_p = params->min_p;
+    ret->top_k = params->top_k;
+    ret->presence_penalty = params->presence_penalty;
+    ret->frequency_penalty = params->frequency_penalty;
+    ret->repetition_penalty = params->repetition_penalty;
+    ret->n_logprobs = -1;
+    ret->n_candidates = 0;
+    ret->target = -1;
+    ret->seed = s->seed;
+    ret->position = position;
+    ret->row = s->slot;
+    ret->n_prompt = s->group->n_prompt;
+    ret->bias_first = ret->n_bias = 0;
+    ret->mask_first = -1;
+    ret->late_mask = 0;
 }

@@ -201,7 +201,8 @@ static inline int32_t seq_token(const struct seq *s, int32_t position)
 
 /* The sampling row of the token at `position`, which logits row `logits_row` is for, by
  * the request's parameters: without log-probabilities, biases and masks. */
-struct sample_row seq_sample_row(const struct seq *s, int32_t position, int32_t logits_row);
+void seq_sample_row(struct sample_row *ret, const struct seq *s, int32_t position,
+                    int32_t logits_row);
 
 /* Seed of sample `index` of a request: a bijective mix, so that samples of one request
  * have different seeds. */

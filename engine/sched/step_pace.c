@@ -144,3 +144,57 @@ int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const s
     }
     return chosen;
 }
+
+void step_pace_saw_gap(struct step_pace *p, double us)
+{
+    const double WEIGHT = 1.0 / 16, MOST = 2000;
+
+    p->gap_us += WEIGHT * (MIN(MAX(us, 0), MOST) - p->gap_us);
+}
+
+/* A rare long draft counts no more than it brings in the steps that pass until the next
+ * one: payoffs are a mean. */
+void step_pace_saw_odds(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
+                        const struct draft_odds *o, int32_t most)
+{
+    const double WEIGHT = 1.0 / 32;
+    double plain = s->tokens / time_of(p, c, s, 0), best = plain, tokens = s->tokens;
+    int32_t n = 0;
+
+    for (int32_t i = ODDS_LEVELS - 1; i > 0 && n < most; i--) {
+        for (int32_t k = 0; k < o->n[i] && n < most; k++) {
+            tokens += o->sum[i] / o->n[i];
+            double speed = tokens / time_of(p, c, s, ++n);
+            best = MAX(best, speed);
+        }
+    }
+    double gain = best > plain * s->gain ? best / plain - 1 : 0;
+    p->payoff += WEIGHT * (gain - p->payoff);
+}
+
+bool step_pace_refill(struct step_pace *p, const struct step_cost *c, const struct pace_step *s)
+{
+    const double SHARE = 0.01, MOST = 2.5;
+    double plain_us = time_of(p, c, s, 0), most_us = MOST * plain_us;
+
+    p->budget_us = p->token_us > 0 ? MIN(p->budget_us + SHARE * plain_us, most_us) : most_us;
+    p->token_us = plain_us / MAX(s->tokens, 1);
+    return p->budget_us > 0;
+}
+
+void step_pace_spend(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
+                     int32_t n, bool waited)
+{
+    p->budget_us -= time_of(p, c, s, n) - time_of(p, c, s, 0) + (waited ? p->gap_us : 0);
+}
+
+void step_pace_earn(struct step_pace *p, int32_t n)
+{
+    p->budget_us += n * p->token_us;
+}
+
+bool step_pace_awaits(const struct step_pace *p, const struct step_cost *c,
+                      const struct pace_step *s)
+{
+    return p->payoff > p->gap_us / time_of(p, c, s, 0);
+}

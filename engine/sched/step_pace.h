@@ -26,6 +26,11 @@ struct step_pace {
     double cov[1 + STEP_SIZES][1 + STEP_SIZES];
     int32_t n_seen[STEP_SIZES]; /* for reports */
     uint64_t tried_step;        /* the last one that was only a trial */
+    double gap_us;              /* between two steps of which the second is not planned ahead */
+    double payoff;              /* what drafts made steps faster by of late, gaps aside */
+    /* Time that drafts may still lose before they must have brought some. */
+    double budget_us;
+    double token_us; /* that one that holds brings, in the step planned last */
 };
 
 /* Drafts that could be verified: how many there are of each chance to hold, which is
@@ -75,5 +80,23 @@ static inline void odds_add(struct draft_odds *o, float chance)
  * they seem not to. */
 int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
                          const struct draft_odds *o, int32_t most);
+/* Between two steps, of which the second was not planned ahead, `us` passed. */
+void step_pace_saw_gap(struct step_pace *p, double us);
+/* Steps like this one could have such drafts: what they would make it faster by counts
+ * among the payoffs. */
+void step_pace_saw_odds(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
+                        const struct draft_odds *o, int32_t most);
+/* A step is planned, which without drafts would be `s`. The budget grows by a hundredth
+ * of its time, up to that of a few steps. Returns whether anything is left. */
+bool step_pace_refill(struct step_pace *p, const struct step_cost *c, const struct pace_step *s);
+/* It waited for drafts if `waited`, and has n of them. What that takes is spent. */
+void step_pace_spend(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
+                     int32_t n, bool waited);
+/* Of its drafts n held. */
+void step_pace_earn(struct step_pace *p, int32_t n);
+/* Whether a step should wait for drafts instead of being planned ahead: whether they
+ * made up for the gap of late. */
+bool step_pace_awaits(const struct step_pace *p, const struct step_cost *c,
+                      const struct pace_step *s);
 
 #endif

@@ -82,8 +82,9 @@ static int launch(struct draft_steps *s, struct err *e)
 static struct sample_row sample_of(const struct draft_cache *c, const struct seq *q, int32_t p,
                                    int32_t logits_row)
 {
-    struct sample_row row = seq_sample_row(q, p + 1 + c->shift, logits_row);
+    struct sample_row row;
 
+    seq_sample_row(&row, q, p + 1 + c->shift, logits_row);
     if (c->shift > 0) {
         row.presence_penalty = row.frequency_penalty = 0;
         row.repetition_penalty = 1;

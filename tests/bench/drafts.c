@@ -14,7 +14,7 @@
 
 #include <xxhash.h>
 
-#include "engine/speculate/suffix.h"
+#include "engine/speculate/text/suffix.h"
 
 enum { TEXT_BYTES = 1 << 20, WORD = 6, BLANKS = 8 };
 

@@ -1,12 +1,13 @@
 /* The engine's host time per step: N sequences decode on the null executor with a
  * delay; all is real except for the model and HTTP.
  *
- *     build/tests/bench/engine_step [steps]
+ *     build/tests/bench/engine_step [steps [running]]
  *
  * One line each for 1, 256 and 1024 running: the engine thread's own time per step
  * (engine_stats.step_host_s: plan, pack, launch, commit, deltas, without the wait), and
  * the output thread's processor time per token. Then 256 sequences of 4096 tokens, all
- * of different ids, with and without penalties.
+ * of different ids, with and without penalties. With `running`, only the lines of so
+ * many.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -158,7 +159,7 @@ static void measure(const struct load *l, int32_t n_steps)
 
 int main(int argc, char **argv)
 {
-    int32_t n_steps = argc > 1 ? atoi(argv[1]) : 4000;
+    int32_t n_steps = argc > 1 ? atoi(argv[1]) : 4000, only = argc > 2 ? atoi(argv[2]) : 0;
     static const struct load loads[] = {{1, 100, false},
                                         {256, 100, false},
                                         {1024, 100, false},
@@ -166,7 +167,9 @@ int main(int argc, char **argv)
                                         {256, 4096, true}};
 
     for (size_t i = 0; i < ARRAY_LEN(loads); i++) {
-        measure(&loads[i], MIN(n_steps, loads[i].n_prompt > 1000 ? 3000 : 7000));
+        if (only == 0 || loads[i].n_running == only) {
+            measure(&loads[i], MIN(n_steps, loads[i].n_prompt > 1000 ? 3000 : 7000));
+        }
     }
     return 0;
 }

@@ -83,6 +83,14 @@ struct gen_params rig_params(void)
                                .n_prompt_logprobs = -1};
 }
 
+struct gen_params rig_tokens(int32_t n)
+{
+    struct gen_params p = rig_params();
+
+    p.max_tokens = n;
+    return p;
+}
+
 struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, int32_t n_prompt)
 {
     struct err e = {0};
@@ -202,6 +210,18 @@ int32_t rig_run(struct rig *r, int32_t most)
         n++;
     }
     return n;
+}
+
+int rig_close_empty(struct rig *r)
+{
+    struct sched_counts c;
+
+    rig_run(r, 1000);
+    sched_counts(r->sched, &c);
+    int32_t held =
+        c.blocks_used + c.host_blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
+    rig_close(r);
+    return held == 0 ? 0 : -1;
 }
 
 const struct plan_item *rig_item(const struct rig *r, const struct rig_request *q, int32_t choice)

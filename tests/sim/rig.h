@@ -45,6 +45,8 @@ void rig_open(struct rig *r, const struct sched_config *c);
 void rig_close(struct rig *r);
 /* Parameters with API defaults: greedy, one choice, max_tokens 16. */
 struct gen_params rig_params(void);
+/* The same with another max_tokens. */
+struct gen_params rig_tokens(int32_t n);
 /* Submit a request with the prompt tokens first, first + 1, ... (mod 90). Aborts if
  * group_new or sched_add fails. */
 struct rig_request *rig_add(struct rig *r, struct gen_params p, int32_t first, int32_t n_prompt);
@@ -56,6 +58,8 @@ void rig_commit(struct rig *r);
 bool rig_step(struct rig *r);
 /* Run steps until nothing is left, at most `most`. Returns how many. */
 int32_t rig_run(struct rig *r, int32_t most);
+/* Run to the end and close; -1: the scheduler still held something. */
+int rig_close_empty(struct rig *r);
 /* The item of a request's choice in the step planned last; NULL: none. */
 const struct plan_item *rig_item(const struct rig *r, const struct rig_request *q, int32_t choice);
 /* The number of deltas of one kind for one choice. */

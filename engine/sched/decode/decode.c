@@ -10,21 +10,21 @@
 
 /* Emit `d`, which has kind, choice and token, with the log-probabilities of sampling
  * row `row` (-1: none). */
-static void emit_token(struct commit *c, const struct group *g, struct delta d, int32_t row,
+static void emit_token(struct commit *c, const struct group *g, struct delta *d, int32_t row,
                        int32_t n_top)
 {
     const struct results *r = c->r;
 
-    d.request = g->request;
-    d.stop_token = -1;
-    d.cached_tokens = g->cached_tokens;
-    d.logprob = row < 0 ? NAN : r->logprob[row];
+    d->request = g->request;
+    d->stop_token = -1;
+    d->cached_tokens = g->cached_tokens;
+    d->logprob = row < 0 ? NAN : r->logprob[row];
     if (row >= 0 && n_top > 0) {
-        d.n_top = MIN(n_top, r->top_stride);
-        d.top_token = r->top_token + (int64_t)row * r->top_stride;
-        d.top_logprob = r->top_logprob + (int64_t)row * r->top_stride;
+        d->n_top = MIN(n_top, r->top_stride);
+        d->top_token = r->top_token + (int64_t)row * r->top_stride;
+        d->top_logprob = r->top_logprob + (int64_t)row * r->top_stride;
     }
-    c->out->emit(c->out, g, &d);
+    c->out->emit(c->out, g, d);
 }
 
 /* ---- prompt log-probabilities ---- */
@@ -32,18 +32,21 @@ static void emit_token(struct commit *c, const struct group *g, struct delta d, 
 static void commit_scores(struct commit *c, const struct plan_item *it)
 {
     struct group *g = it->seq->group;
+
+    if (!g->scores) {
+        return;
+    }
     const struct gen_params *p = &g->request->params;
     int32_t n_top = MAX(p->n_prompt_logprobs, p->echo ? p->n_logprobs : -1);
-
-    if (g->scores && !g->scored_first) {
+    if (!g->scored_first) {
         g->scored_first = true;
-        emit_token(c, g, (struct delta){.kind = DELTA_PROMPT, .token = g->request->prompt[0]}, -1,
-                   0);
+        struct delta d = {.kind = DELTA_PROMPT, .token = g->request->prompt[0]};
+        emit_token(c, g, &d, -1, 0);
     }
     for (int32_t i = 0; i < it->n_scores; i++) {
         int32_t position = it->first + it->score_offset + i + 1;
         struct delta d = {.kind = DELTA_PROMPT, .token = g->request->prompt[position]};
-        emit_token(c, g, d, it->sample_first + i, n_top);
+        emit_token(c, g, &d, it->sample_first + i, n_top);
     }
 }
 
@@ -96,7 +99,7 @@ static void commit_token(struct commit *c, struct seq *q, int32_t row, bool draf
     struct delta d = {.kind = DELTA_TOKEN, .choice = q->index, .token = token};
     d.is_stop = finish == FINISH_STOP;
     d.drafted = drafted;
-    emit_token(c, g, d, row, g->request->params.n_logprobs);
+    emit_token(c, g, &d, row, g->request->params.n_logprobs);
     if (stop_marked(q)) {
         finish = FINISH_STOP;
     }
@@ -205,6 +208,48 @@ static void take_from_flight(struct sched *s, const struct plan *plan)
     memmove(s->in_flight, s->in_flight + 1, (size_t)--s->n_in_flight * sizeof(*s->in_flight));
 }
 
+/* Prefetches what publishing the blocks that the step has filled will read and write:
+ * memory that no step touched since they were taken. */
+static void fetch_for_publishing(const struct sched *s, const struct plan *plan)
+{
+    int32_t size = s->c.block_size;
+
+    for (int32_t i = 0; i < plan->n_decode && s->c.prefix_cache; i++) {
+        const struct plan_item *it = &plan->item[i];
+        if (it->first % size == size - 1) {
+            seq_fetch_block(s, it->seq);
+        }
+    }
+}
+
+/* For a walk that has come to item i: prefetches what committing the items ahead reads,
+ * each pointer when what holds it has arrived. The caches have forgotten most of it
+ * since the step was packed. */
+static void fetch_ahead(const struct plan *plan, int32_t i)
+{
+    enum { SEQ_AHEAD = 12, GROUP_AHEAD = 8, REQUEST_AHEAD = 4 };
+
+    if (i + SEQ_AHEAD < plan->n_items) {
+        const struct seq *q = plan->item[i + SEQ_AHEAD].seq;
+        __builtin_prefetch(&q->group);
+        __builtin_prefetch(&q->chain);
+        __builtin_prefetch(&q->constraint_end);
+    }
+    if (i + GROUP_AHEAD < plan->n_items) {
+        const struct seq *q = plan->item[i + GROUP_AHEAD].seq;
+        __builtin_prefetch(&q->group->request);
+        __builtin_prefetch(&q->group->commit_step);
+        __builtin_prefetch(&q->group->last_token_us);
+        __builtin_prefetch(q->out + q->n_out, 1);
+    }
+    if (i + REQUEST_AHEAD < plan->n_items) {
+        const struct request *r = plan->item[i + REQUEST_AHEAD].seq->group->request;
+        __builtin_prefetch(&r->params.min_tokens);
+        __builtin_prefetch(&r->params.n_logprobs);
+        __builtin_prefetch(&r->only_stop_at);
+    }
+}
+
 void decode_commit(struct sched *s, struct plan *plan, const struct results *r, int64_t now_us,
                    struct delta_out *out)
 {
@@ -212,7 +257,9 @@ void decode_commit(struct sched *s, struct plan *plan, const struct results *r, 
 
     assert(r->step == plan->step && r->n_samples == plan->n_samples);
     take_from_flight(s, plan);
+    fetch_for_publishing(s, plan);
     for (int32_t i = 0; i < plan->n_items;) {
+        fetch_ahead(plan, i);
         i += commit_group(&c, &plan->item[i], plan->n_items - i);
     }
 }

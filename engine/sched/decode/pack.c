@@ -193,28 +193,34 @@ static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, 
     p->slice_is_short = is_short;
 }
 
-/* The sampling row for the token at `position`, by the group's parameters. */
-static struct sample_row make_sample_row(struct packer *p, struct batch *b, const struct seq *q,
+/* Appends the sampling row for the token at `position`, by the group's parameters, and
+ * returns it. It is written where it stays: copies of what was just written in small
+ * pieces wait for the pieces. */
+static struct sample_row *add_sample_row(struct packer *p, struct batch *b, const struct seq *q,
                                          int32_t position)
 {
     const struct group *g = q->group;
     const struct gen_params *params = &g->request->params;
+    struct sample_row *row = &p->sample[b->n_samples++];
 
     pack_slices(p, b, q, position - g->n_prompt);
-    struct sample_row row = seq_sample_row(q, position, b->n_logits);
-    row.kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
+    seq_sample_row(row, q, position, b->n_logits);
+    row->kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
     /* best_of ranks by them */
-    row.n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
-    row.n_candidates = g->beam ? g->beam->n_candidates : 0;
-    row.bias_first = p->bias_first;
-    row.n_bias = p->n_bias;
-    row.mask_first = p->mask_first;
-    row.late_mask = q->constraint ? ++b->n_late_mask : 0;
+    row->n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
+    row->n_candidates = g->beam ? g->beam->n_candidates : 0;
+    row->bias_first = p->bias_first;
+    row->n_bias = p->n_bias;
+    row->mask_first = p->mask_first;
+    row->late_mask = q->constraint ? ++b->n_late_mask : 0;
     return row;
 }
 
 static void pack_scores(struct packer *p, struct batch *b, const struct plan_item *it)
 {
+    if (it->n_scores == 0) {
+        return;
+    }
     const struct gen_params *params = &it->seq->group->request->params;
     int32_t n_top = MAX(params->n_prompt_logprobs, params->echo ? params->n_logprobs : -1);
 
@@ -241,7 +247,7 @@ static void pack_drafts(struct packer *p, struct batch *b, const struct plan_ite
 {
     for (int32_t i = it->n - it->n_verify; i < it->n; i++) {
         p->logits_token[b->n_logits] = b->n_tokens + i - 1;
-        p->sample[b->n_samples++] = make_sample_row(p, b, it->seq, it->first + i);
+        add_sample_row(p, b, it->seq, it->first + i);
         b->n_logits++;
     }
 }
@@ -252,13 +258,15 @@ static void pack_samples(struct packer *p, struct batch *b, const struct plan_it
         return;
     }
     pack_drafts(p, b, it);
-    struct sample_row row = make_sample_row(p, b, it->seq, it->first + it->n);
+    struct sample_row *row = add_sample_row(p, b, it->seq, it->first + it->n);
     p->logits_token[b->n_logits] = b->n_tokens + it->n - 1;
-    for (int32_t i = 0; i < it->n_sampled; i++) {
-        if (it->n_sampled > 1) { /* samples of one prompt differ by their seeds alone */
-            row.seed = it->seq->group->seq[i].seed;
-        }
-        p->sample[b->n_samples++] = row;
+    for (int32_t i = 1; i < it->n_sampled; i++) { /* they differ by their seeds alone */
+        row[i] = row[0];
+        row[i].seed = it->seq->group->seq[i].seed;
+        b->n_samples++;
+    }
+    if (it->n_sampled > 1) {
+        row->seed = it->seq->group->seq[0].seed;
     }
     b->n_logits++;
 }

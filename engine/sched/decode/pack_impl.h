@@ -38,7 +38,7 @@ struct packer {
     /* The bias slice and mask written last, which rows of one group share. */
     const struct group *slice_group;
     bool slice_is_short; /* for rows below min_tokens */
-    int32_t bias_first, n_bias, mask_first;
+    int32_t bias_first, mask_first, n_bias;
 };
 
 #endif

@@ -173,6 +173,16 @@ int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t bl
     return block;
 }
 
+void prefix_fetch(const struct prefix *px, const struct prefix_chain *chain, int32_t block,
+                  const int32_t *token)
+{
+    __builtin_prefetch(&px->entry[block], 1);
+    __builtin_prefetch(block_tokens(px, block), 1);
+    if (chain->salt_serial == 0) {
+        __builtin_prefetch(bucket_of(px, hash_after(px, chain->hash, token)), 1);
+    }
+}
+
 /* ---- tails ---- */
 
 int32_t prefix_least_tail(const struct prefix *px)

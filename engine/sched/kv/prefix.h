@@ -93,6 +93,9 @@ int32_t prefix_find(const struct prefix *px, struct prefix_chain *chain, const i
  * that has the entry; -1: none has. */
 int32_t prefix_publish(struct prefix *px, struct prefix_chain *chain, int32_t block,
                        const int32_t *token);
+/* Prefetches what prefix_publish with the same arguments will touch. */
+void prefix_fetch(const struct prefix *px, const struct prefix_chain *chain, int32_t block,
+                  const int32_t *token);
 /* `block` of KV group k >= 1, which the caller holds, has the contents of the entry of
  * `entry`. It becomes its peer, unless there is one. */
 void prefix_attach(struct prefix *px, int32_t entry, int32_t k, int32_t block);

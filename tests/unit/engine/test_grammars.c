@@ -55,7 +55,7 @@ static struct grammar *grammar_of(struct rig *r, enum grammar_kind kind, const c
     struct grammar *g = NULL;
     struct err e = {0};
 
-    if (engine_grammar_new(r->engine, kind, text, strlen(text), &g, &e) < 0) {
+    if (engine_grammar_new(r->engine, kind, text, strlen(text), NULL, &g, &e) < 0) {
         fail_msg("%s: %s", text, e.text);
     }
     return g;
@@ -327,7 +327,8 @@ static void a_bad_grammar_is_refused(void **state)
     struct rig *r = rig_open(base_settings());
     struct grammar *g = NULL;
     struct err e = {0};
-    assert_int_equal(engine_grammar_new(r->engine, GRAMMAR_REGEX, "(a", 2, &g, &e), ERR_INVALID);
+    assert_int_equal(engine_grammar_new(r->engine, GRAMMAR_REGEX, "(a", 2, NULL, &g, &e),
+                     ERR_INVALID);
     assert_true(e.text[0] != '\0');
     assert_null(g);
     rig_close(r);

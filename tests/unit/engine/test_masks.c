@@ -81,6 +81,16 @@ static void commit(struct loop *l)
     masks_reap(l->m, l->r.sched);
 }
 
+/* Waits until the set under way is done. */
+static void masks_settled(struct loop *l)
+{
+    pthread_mutex_lock(&l->m->lock);
+    while (l->m->work) {
+        pthread_cond_wait(&l->m->changed, &l->m->lock);
+    }
+    pthread_mutex_unlock(&l->m->lock);
+}
+
 static void run(struct loop *l)
 {
     for (;;) {
@@ -242,6 +252,66 @@ static void a_mask_without_end_ends_its_choice_alone(void **state)
     close_loop(&l);
 }
 
+/* ---- steps that take more work than their job has ---- */
+
+enum { LARGE_STEP = 4 * MASK_WORK_SET };
+
+static struct constraint_ops languages; /* those of tests/sim/language.c */
+static _Atomic(int32_t) n_large;        /* large steps since the last commit */
+
+/* A mask that is one step: it cannot be interrupted, only not begun. */
+static int large_mask(struct constraint *c, uint32_t *mask, int64_t *work)
+{
+    int64_t all = INT64_MAX;
+
+    if (*work <= 0) {
+        return MASK_UNFINISHED;
+    }
+    n_large++;
+    *work -= LARGE_STEP;
+    return languages.mask(c, mask, &all);
+}
+
+/* In each step of the engine only as many are made as threads begin before the first is
+ * done; each sequence has its turn nevertheless. */
+static void large_steps_are_spread_over_steps(void **state)
+{
+    static struct constraint_ops large;
+    struct rig_request *q[N_REQUESTS];
+    struct loop l;
+
+    (void)state;
+    open_loop(&l);
+    for (int32_t i = 0; i < N_REQUESTS; i++) {
+        struct gen_params p = rig_params();
+        p.max_tokens = 12;
+        p.temperature = 1;
+        p.seed = (uint64_t)i;
+        q[i] = add(&l, p, 64 * (uint64_t)(i + 1), false);
+        struct constraint_node *n = q[i]->group->first.constraint;
+        languages = large = *n->ops;
+        large.mask = large_mask;
+        n->ops = &large;
+    }
+    int32_t most = l.m->n_threads + l.m->n_threads / 4 + 1;
+    for (int32_t n = 1; n > 0 || l.launched > l.committed;) {
+        n = launch(&l);
+        if (l.launched - l.committed > (uint64_t)(n > 0)) {
+            n_large = 0;
+            commit(&l);
+            masks_settled(&l);
+            assert_in_range(n_large, 0, most);
+            assert_true(l.committed < 1000);
+        }
+    }
+    for (int32_t i = 0; i < N_REQUESTS; i++) {
+        uint64_t place = 0;
+        assert_true(rig_finish(&l.r, q[i], 0)->finish != FINISH_IMPOSSIBLE);
+        assert_true(speaks(&l, q[i], 0, 64 * (uint64_t)(i + 1), &place));
+    }
+    close_loop(&l);
+}
+
 /* The engine dies or stops: a step in flight ends without its masks, whether they were
  * begun or not. */
 static void abandoned_steps_end(void **state)
@@ -272,6 +342,7 @@ int main(void)
         cmocka_unit_test(a_state_that_costs_too_much_ends_its_choice_alone),
         cmocka_unit_test(late_masks_delay_their_sequence_alone),
         cmocka_unit_test(a_mask_without_end_ends_its_choice_alone),
+        cmocka_unit_test(large_steps_are_spread_over_steps),
         cmocka_unit_test(abandoned_steps_end),
     };
 

@@ -76,27 +76,14 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
-    struct sched_counts c;
-    rig_run(&rig, 1000);
-    sched_counts(rig.sched, &c);
-    int leaked = c.blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
-    rig_close(&rig);
-    return leaked == 0 ? 0 : -1;
-}
-
-static struct gen_params tokens(int32_t n)
-{
-    struct gen_params p = rig_params();
-
-    p.max_tokens = n;
-    return p;
+    return rig_close_empty(&rig);
 }
 
 static void drafts_that_hold_are_tokens_of_one_step(void **state)
 {
     (void)state;
     open_rig(3, (int32_t[]){7, 7, 7});
-    struct rig_request *q = rig_add(&rig, tokens(16), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(16), 0, 5);
     assert_true(rig_step(&rig)); /* the prompt; the first token */
     assert_true(rig_step(&rig));
     assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, 0), 1 + 4);
@@ -116,7 +103,7 @@ static void behind_a_wrong_draft_nothing_counts(void **state)
 {
     (void)state;
     open_rig(3, (int32_t[]){7, 8, 7});
-    struct rig_request *q = rig_add(&rig, tokens(16), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(16), 0, 5);
     rig_step(&rig);
     rig_step(&rig);
     assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, 0), 1 + 2);
@@ -144,7 +131,7 @@ static void an_end_among_accepted_drafts_ends_the_text(void **state)
     (void)state;
     open_rig(4, (int32_t[]){7, 7, 99, 7});
     rig.answer = end_at_8;
-    struct rig_request *q = rig_add(&rig, tokens(16), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(16), 0, 5);
     rig_run(&rig, 2);
     assert_true(q->ended);
     assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, 0), 4); /* at 5, 6, 7 and 8 */
@@ -156,7 +143,7 @@ static void a_text_has_max_tokens_with_drafts_too(void **state)
 {
     (void)state;
     open_rig(8, (int32_t[]){7, 7, 7, 7, 7, 7, 7, 7});
-    struct rig_request *q = rig_add(&rig, tokens(6), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(6), 0, 5);
     assert_int_equal(rig_run(&rig, 10), 2);
     assert_int_equal(rig_count(&rig, q, DELTA_TOKEN, 0), 6);
     assert_int_equal(rig_finish(&rig, q, 0)->finish, FINISH_LENGTH);
@@ -169,10 +156,10 @@ static void nothing_is_planned_while_drafts_are_verified(void **state)
     struct err e;
     open_rig(2, (int32_t[]){7, 7});
     assert_int_equal(plan_init(&p, &config, &e), 0);
-    rig_add(&rig, tokens(16), 0, 5);
+    rig_add(&rig, rig_tokens(16), 0, 5);
     rig_step(&rig);
     assert_int_equal(rig_plan(&rig), 1);
-    rig_add(&rig, tokens(16), 20, 5);
+    rig_add(&rig, rig_tokens(16), 20, 5);
     assert_int_equal(sched_plan(rig.sched, rig.now_us, &p), 0);
     rig_commit(&rig);
     plan_release(&p);
@@ -184,7 +171,7 @@ static void without_drafts_in_sight_steps_are_planned_ahead(void **state)
 {
     (void)state;
     open_rig(0, (int32_t[]){0});
-    rig_add(&rig, tokens(16), 0, 5);
+    rig_add(&rig, rig_tokens(16), 0, 5);
     rig_step(&rig);
     assert_int_equal(rig_plan(&rig), 1);
     struct plan *ahead = &rig.plan[rig.launched % 2];
@@ -203,7 +190,7 @@ static void drafts_take_only_rows_that_pay(void **state)
     config.cost = (struct step_cost){.fixed_us = 90, .token_us = 10};
     open_rig(8, (int32_t[]){7, 7, 7, 7, 7, 7, 7, 7});
     source.prob = 0.3F;
-    rig_add(&rig, tokens(40), 0, 5);
+    rig_add(&rig, rig_tokens(40), 0, 5);
     rig_step(&rig);
     rig_plan(&rig);
     /* behind n drafts the next is worth it if 0.3 (100 + 10 n) > 10 (1 + 0.3 n) */
@@ -221,9 +208,9 @@ static void a_step_of_prefill_verifies_nothing(void **state)
     config.cost = (struct step_cost){.fixed_us = 90, .token_us = 10};
     open_rig(4, (int32_t[]){7, 7, 7, 7});
     source.prob = 0.6F;
-    struct rig_request *q = rig_add(&rig, tokens(40), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(40), 0, 5);
     rig_step(&rig);
-    rig_add(&rig, tokens(4), 30, 25);
+    rig_add(&rig, rig_tokens(4), 30, 25);
     rig_plan(&rig);
     assert_int_equal(rig_item(&rig, q, 0)->n_verify, 0);
     rig_commit(&rig);
@@ -240,8 +227,8 @@ static void drafts_leave_blocks_for_what_is_to_come(void **state)
     config.max_num_seqs = 2;
     config.max_num_batched_tokens = 32;
     open_rig(8, (int32_t[]){7, 7, 7, 7, 7, 7, 7, 7});
-    rig_add(&rig, tokens(12), 0, 4); /* blocks of 4: at the end 4 of them */
-    rig_add(&rig, tokens(4), 0, 8);  /* 3 */
+    rig_add(&rig, rig_tokens(12), 0, 4); /* blocks of 4: at the end 4 of them */
+    rig_add(&rig, rig_tokens(4), 0, 8);  /* 3 */
     rig_run(&rig, 100);
     struct sched_counts c;
     sched_counts(rig.sched, &c);
@@ -253,7 +240,7 @@ static void beams_decode_plainly(void **state)
 {
     (void)state;
     open_rig(3, (int32_t[]){7, 7, 7});
-    struct gen_params p = tokens(6);
+    struct gen_params p = rig_tokens(6);
     p.beam_width = p.n = p.best_of = 2;
     rig_add(&rig, p, 0, 5);
     rig_run(&rig, 100);

@@ -113,21 +113,9 @@ static int start(void **state)
 static int stop(void **state)
 {
     (void)state;
-    struct sched_counts c;
-    rig_run(&rig, 1000);
-    sched_counts(rig.sched, &c);
-    int leaked = c.blocks_used + c.running_seqs + c.waiting_groups + c.swapped_groups;
-    rig_close(&rig);
+    int rc = rig_close_empty(&rig);
     draft_model_free(model);
-    return leaked == 0 ? 0 : -1;
-}
-
-static struct gen_params tokens(int32_t n)
-{
-    struct gen_params p = rig_params();
-
-    p.max_tokens = n;
-    return p;
+    return rc;
 }
 
 static uint64_t drafted(void)
@@ -144,7 +132,7 @@ static void all_sequences_are_drafted_in_the_same_steps(void **state)
     open_rig(7, 50);
     struct rig_request *q[3];
     for (int32_t i = 0; i < 3; i++) {
-        q[i] = rig_add(&rig, tokens(16), 10 * i, 5);
+        q[i] = rig_add(&rig, rig_tokens(16), 10 * i, 5);
     }
     assert_true(rig_step(&rig));
     assert_int_equal(fake.n_launched, 0);
@@ -168,7 +156,7 @@ static void nothing_is_drafted_where_it_takes_longer(void **state)
 {
     (void)state;
     open_rig(7, 900);
-    rig_add(&rig, tokens(16), 0, 5);
+    rig_add(&rig, rig_tokens(16), 0, 5);
     rig_run(&rig, 100);
     assert_int_equal(fake.n_launched, 0);
     assert_int_equal(drafted(), 0);
@@ -178,7 +166,7 @@ static void drafts_that_do_not_hold_end(void **state)
 {
     (void)state;
     open_rig(8, 100);
-    struct rig_request *q = rig_add(&rig, tokens(120), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(120), 0, 5);
     for (int32_t i = 0; i < 60; i++) {
         rig_step(&rig);
     }
@@ -198,11 +186,11 @@ static void a_shared_prefix_is_read_once(void **state)
     (void)state;
     config.prefix_cache = true;
     open_rig(7, 50);
-    rig_add(&rig, tokens(4), 0, 17);
+    rig_add(&rig, rig_tokens(4), 0, 17);
     rig_run(&rig, 100);
     assert_int_equal(fake.n_tokens[0], 18);
     int32_t at = fake.n_launched;
-    rig_add(&rig, tokens(4), 0, 17);
+    rig_add(&rig, rig_tokens(4), 0, 17);
     rig_run(&rig, 100);
     assert_true(fake.n_launched > at);
     assert_int_equal(fake.n_tokens[at], 2); /* behind the 16 tokens of four blocks */
@@ -212,7 +200,7 @@ static void samples_of_a_prompt_share_what_was_read(void **state)
 {
     (void)state;
     open_rig(7, 50);
-    struct gen_params p = tokens(8);
+    struct gen_params p = rig_tokens(8);
     p.n = p.best_of = 2;
     rig_add(&rig, p, 0, 17);
     rig_step(&rig);
@@ -229,7 +217,7 @@ static void a_long_prompt_is_read_in_portions(void **state)
 {
     (void)state;
     open_rig(7, 50);
-    struct rig_request *q = rig_add(&rig, tokens(20), 0, 100);
+    struct rig_request *q = rig_add(&rig, rig_tokens(20), 0, 100);
     while (rig_count(&rig, q, DELTA_TOKEN, 0) == 0) {
         assert_true(rig_step(&rig));
     }
@@ -249,7 +237,7 @@ static void a_head_reads_each_token_behind_a_hidden_state(void **state)
     (void)state;
     shift = 1;
     open_rig(7, 50);
-    struct rig_request *q = rig_add(&rig, tokens(16), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(16), 0, 5);
     rig_step(&rig);
     rig_step(&rig);
     assert_int_equal(fake.n_launched, 4);
@@ -268,7 +256,7 @@ static void a_head_waits_until_copies_are_there(void **state)
     (void)state;
     shift = 1;
     open_rig(7, 50);
-    struct gen_params p = tokens(8);
+    struct gen_params p = rig_tokens(8);
     p.n = p.best_of = 2;
     rig_add(&rig, p, 0, 17); /* the last block is shared, and copied by the first write */
     rig_step(&rig);
@@ -283,7 +271,7 @@ static void a_failure_ends_the_drafts_alone(void **state)
     (void)state;
     open_rig(7, 50);
     fake.fails = true;
-    struct rig_request *q = rig_add(&rig, tokens(16), 0, 5);
+    struct rig_request *q = rig_add(&rig, rig_tokens(16), 0, 5);
     rig_step(&rig);
     rig_step(&rig);
     assert_non_null(strstr(draft_model_death(model), "it is gone"));

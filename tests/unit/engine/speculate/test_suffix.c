@@ -1,5 +1,5 @@
 /* Drafts from earlier text: what they are, whose they may be, and how they learn. */
-#include "engine/speculate/suffix.h"
+#include "engine/speculate/text/suffix.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,8 +10,9 @@
 
 #include <cmocka.h>
 
-#include "engine/speculate/ngram.h"
 #include "engine/speculate/replay.h"
+#include "engine/speculate/text/followers.h"
+#include "engine/speculate/text/ngram.h"
 
 enum { TEXT = 20000 };
 
@@ -77,17 +78,28 @@ static void end(struct text *t)
     free(t);
 }
 
+static bool has_followers;
+
 static int start(void **state)
 {
     (void)state;
     struct suffix_config c = {
         .n_seqs = 3, .max_len = 4096, .bytes = 1 << 20, .store_tokens = 1 << 14, .secret = 5};
+    c.follower_sets = has_followers ? 1 << 14 : 0;
     struct err e;
     if (suffix_open(&drafts, &c, &e) < 0) {
         return -1;
     }
     source = suffix_source(drafts);
     return 0;
+}
+
+static int start_with_followers(void **state)
+{
+    has_followers = true;
+    int rc = start(state);
+    has_followers = false;
+    return rc;
 }
 
 static int stop(void **state)
@@ -194,17 +206,116 @@ static void drafts_that_never_hold_are_expected_no_more(void **state)
     say(t, "abcdabcdabcd");
     float first = source->expect(source, &t->seq);
     assert_true(first > 0.5F);
-    for (int32_t i = 0; i < 40; i++) {
-        drafted(t, 4);
+    for (int32_t i = 0; i < 100; i++) { /* what follows is ever another token */
+        t->out[t->seq.n_out++] = 128 + i;
+        say(t, "abcd");
+        assert_true(drafted(t, 4)[0] != '\0');
         source->verified(source, &t->seq, 4, 0);
     }
-    assert_true(source->expect(source, &t->seq) < 0.05F);
+    assert_true(source->expect(source, &t->seq) < 0.1F);
     for (int32_t i = 0; i < 40; i++) {
+        say(t, "wxyz");
         drafted(t, 4);
         source->verified(source, &t->seq, 4, 4);
     }
     assert_true(source->expect(source, &t->seq) > 4);
     end(t);
+}
+
+/* A match is judged by the token that came, also where it was not drafted. */
+static void what_is_not_drafted_is_learned_from(void **state)
+{
+    (void)state;
+    struct text *t = text_new(1, NULL);
+    prompt(t, "?");
+    say(t, "abcdefg");
+    float first = 0;
+    for (int32_t i = 0; i < 100; i++) {
+        say(t, "abcdefg");
+        first = i == 0 ? source->expect(source, &t->seq) : first;
+        source->expect(source, &t->seq);
+    }
+    assert_true(source->expect(source, &t->seq) > 1.5F * first);
+    end(t);
+}
+
+/* A text of random pairs: each first half has one second half. */
+static void what_mostly_follows_is_drafted(void **state)
+{
+    enum { PAIRS = 1000 };
+    static int32_t first[PAIRS];
+    int32_t n_right = 0, n_drafted = 0, token[2];
+    float prob[2], sum = 0;
+
+    (void)state;
+    srand(3);
+    for (int32_t round = 0; round < 4; round++) {
+        struct text *t = text_new((uint64_t)round, NULL);
+        t->group.n_prompt = 0;
+        for (int32_t i = 0; i < PAIRS; i++) {
+            first[i] = 100 + rand() % 200;
+            t->out[t->seq.n_out++] = first[i];
+            int32_t n = source->draft(source, &t->seq, 2, token, prob);
+            if (round == 3 && n > 0) {
+                n_drafted++;
+                n_right += token[0] == 1000 + first[i];
+                sum += prob[0];
+            }
+            t->out[t->seq.n_out++] = 1000 + first[i];
+        }
+        end(t);
+    }
+    assert_true(n_drafted > 990 && n_right > 990);
+    assert_true(sum > 0.9F * (float)n_drafted);
+}
+
+/* Followers whose chance is given: the estimates agree with what holds. */
+static void chances_are_those_that_are_found(void **state)
+{
+    struct followers f;
+    struct err e;
+    struct follow_context c = {{0}, 0};
+    double expected = 0, held = 0;
+
+    (void)state;
+    assert_int_equal(followers_init(&f, 1 << 12, &e), 0);
+    srand(4);
+    for (int32_t i = 0; i < 40000; i++) {
+        int32_t last = c.token[0];
+        int32_t token = rand() % 100 < 40 ? (last * 7 + 1) % 100 : rand() % 100;
+        struct follow_guess g = followers_guess(&f, 9, &c);
+        if (i > 20000) {
+            expected += (double)g.chance;
+            held += g.token == token;
+        }
+        followers_add(&f, 9, &c, token);
+        follow_push(&c, token);
+    }
+    assert_true(held > 0.35 * 20000 && held < 0.45 * 20000);
+    assert_true(expected > 0.9 * held && expected < 1.15 * held);
+    assert_true(followers_guess(&f, 10, &c).chance == 0); /* another scope */
+    followers_release(&f);
+}
+
+/* Contexts that come once do not push out those that come often. */
+static void frequent_contexts_stay(void **state)
+{
+    struct followers f;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(followers_init(&f, 1 << 8, &e), 0);
+    srand(5);
+    for (int32_t i = 0; i < 20000; i++) {
+        struct follow_context often = {{i % 8}, 1}, once = {{1000 + i}, 1};
+        followers_add(&f, 0, &often, 50 + i % 8);
+        followers_add(&f, 0, &once, i);
+    }
+    for (int32_t i = 0; i < 8; i++) {
+        struct follow_context often = {{i}, 1};
+        assert_int_equal(followers_guess(&f, 0, &often).token, 50 + i);
+    }
+    followers_release(&f);
 }
 
 static void sequences_beyond_the_room_draft_nothing(void **state)
@@ -322,6 +433,10 @@ int main(void)
         CASE(recent_answers_are_drafted_to_their_own_salt_alone),
         CASE(old_answers_make_room_for_new_ones),
         CASE(drafts_that_never_hold_are_expected_no_more),
+        CASE(what_is_not_drafted_is_learned_from),
+        cmocka_unit_test_setup_teardown(what_mostly_follows_is_drafted, start_with_followers, stop),
+        cmocka_unit_test(chances_are_those_that_are_found),
+        cmocka_unit_test(frequent_contexts_stay),
         CASE(sequences_beyond_the_room_draft_nothing),
         CASE(a_long_prompt_is_read_in_several_steps),
         CASE(matches_are_where_the_text_agrees),

@@ -1,21 +1,27 @@
-#include "engine/speculate/suffix.h"
+#include "engine/speculate/text/suffix.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
 
-#include "engine/speculate/store.h"
+#include "engine/speculate/text/followers.h"
+#include "engine/speculate/text/store.h"
 
 enum {
-    CATCH_UP = 2048, /* tokens that are indexed in one call */
-    ROOT_TOKENS = 8, /* of a prompt's end, remembered before its answer */
+    CATCH_UP = 2048,  /* tokens that are indexed in one call */
+    LAST_TOKENS = 64, /* that are counted when an answer ends */
+    ROOT_TOKENS = 8,  /* of a prompt's end, remembered before its answer */
     LEAST_WINDOW = 256,
     LENGTHS = 6, /* classes of matches by length */
-    QUICK = 8,   /* drafts that the rates of a sequence are a mean of */
+    QUICK = 16,  /* drafts that the rates of a sequence are a mean of */
     SLOW = 128,  /* and those of all */
     FIRST = 8,   /* that the rates at start count as */
+    RECENT = 32, /* tokens whose guesses tell how well a sequence is guessed */
 };
+
+/* Behind a draft that is less likely to hold no followers are looked for. */
+static const float LEAST = 1.0f / 64;
 
 /* The chance that a draft holds when those before it do, by where the match was found
  * and by its length. */
@@ -32,18 +38,26 @@ struct state {
     struct ngram_index text; /* of its prompt and answer */
     uint64_t scope;
     struct rates rates;
-    /* The match behind the first n_matched tokens. */
+    /* The match behind the first n_matched tokens, and what followed it. */
     int32_t n_matched;
     struct ngram_match match;
     bool from_store;          /* where it was found */
+    int32_t first;            /* token; -1: no match */
+    int32_t n_first;          /* drafts of the step that verifies that are the match's */
     int32_t hint, store_hint; /* where the next one may go on; -1: nowhere */
-    int32_t next;             /* in the list of free states */
+    /* What most often follows there; the first n_counted tokens are counted. */
+    struct follow_context context;
+    struct follow_guess guess;
+    int32_t n_counted;
+    float held, expected; /* guesses of late that were right, and by their chances */
+    int32_t next;         /* in the list of free states */
 };
 
 struct suffix_drafts {
     struct draft_source base;
     struct suffix_config c;
     struct store store;
+    struct followers followers;
     struct rates rates;  /* of all sequences */
     struct state *state; /* [n_seqs + 1] from 1 */
     int32_t free;        /* the first free state; 0: none */
@@ -113,6 +127,10 @@ static struct state *state_for(struct suffix_drafts *d, struct seq *q)
     s->rates = d->rates;
     s->n_matched = -1;
     s->hint = s->store_hint = -1;
+    s->first = -1;
+    s->context.n = 0;
+    s->n_counted = -1;
+    s->held = s->expected = 0;
     return s;
 }
 
@@ -150,8 +168,8 @@ static int32_t *seen_in(struct rates *r, const struct state *s)
     return (s->from_store ? r->n_store : r->n_own) + class_of(s->match.length);
 }
 
-/* A draft of the current match held, or did not. Both rates are means of what was seen
- * last; that of the sequence moves faster, that of all does at first. */
+/* A token of the current match was right, or was not. Both rates are means of what was
+ * seen last; that of the sequence moves faster, that of all does at first. */
 static void learn(struct suffix_drafts *d, struct state *s, bool held)
 {
     float *of_seq = rate_in(&s->rates, s), *of_all = rate_in(&d->rates, s);
@@ -160,16 +178,6 @@ static void learn(struct suffix_drafts *d, struct state *s, bool held)
     *n = MIN(*n + 1, SLOW - FIRST);
     *of_seq += ((float)held - *of_seq) / QUICK;
     *of_all += ((float)held - *of_all) / (float)(FIRST + *n);
-}
-
-/* A match from which nothing is drafted: the sequence's rate comes back to that of all,
- * so that it is tried again one day. */
-static void forget(struct suffix_drafts *d, struct state *s)
-{
-    const float BACK = 1.0f / 256;
-    float *of_seq = rate_in(&s->rates, s);
-
-    *of_seq += BACK * (*rate_in(&d->rates, s) - *of_seq);
 }
 
 /* ---- matches ---- */
@@ -188,13 +196,6 @@ static void find_match(struct suffix_drafts *d, struct state *s, const struct se
     struct ngram_text t = text_of(q);
     int32_t end = n_known(q), on = end - MAX(s->n_matched, 0);
 
-    if (s->n_matched == end) {
-        return;
-    }
-    s->match.length = 0;
-    if (!catch_up(s, &t, end)) {
-        return;
-    }
     struct ngram_match own = ngram_find(&s->text, &t, 0, &t, end, s->hint < 0 ? -1 : s->hint + on);
     struct ngram_match store = {0, 0};
     if (own.length < NGRAM_LONGEST) {
@@ -205,6 +206,84 @@ static void find_match(struct suffix_drafts *d, struct state *s, const struct se
     s->store_hint = store.length > 0 ? store.position : -1;
     s->from_store = store.length > own.length;
     s->match = s->from_store ? store : own;
+    if (s->match.length > 0) {
+        struct ngram_text from = s->from_store ? store_text(&d->store) : t;
+        s->first = ngram_token(&from, s->match.position);
+    }
+}
+
+/* ---- followers ---- */
+
+/* How much likelier guesses are to hold in this sequence than in all. */
+static float fit_of(const struct state *s)
+{
+    const float DOUBT = 2;
+
+    return (s->held + DOUBT) / (s->expected + DOUBT);
+}
+
+static float guess_chance(const struct state *s, const struct follow_guess *g)
+{
+    const float MOST = 0.97f;
+
+    return MIN(g->chance * fit_of(s), MOST);
+}
+
+/* Count the tokens of the answer up to `end`; false: more is left than one call may
+ * do. */
+static bool count_up(struct suffix_drafts *d, struct state *s, const struct seq *q, int32_t end)
+{
+    struct ngram_text t = text_of(q);
+
+    if (s->n_counted < 0) {
+        s->n_counted = q->group->n_prompt;
+        for (int32_t i = MAX(s->n_counted - FOLLOW_TOKENS, 0); i < s->n_counted; i++) {
+            follow_push(&s->context, ngram_token(&t, i));
+        }
+    }
+    for (int32_t i = 0; i < CATCH_UP && s->n_counted < end; i++) {
+        int32_t token = ngram_token(&t, s->n_counted++);
+        followers_add(&d->followers, s->scope, &s->context, token);
+        follow_push(&s->context, token);
+    }
+    return s->n_counted == end;
+}
+
+/* The token behind the first n_matched has come: whether it is the one that was
+ * expected, be it drafted or not. */
+static void check_guesses(struct suffix_drafts *d, struct state *s, int32_t token)
+{
+    const float WEIGHT = 1.0f / RECENT;
+
+    if (s->first >= 0) {
+        learn(d, s, s->first == token);
+    }
+    if (s->guess.chance > 0) {
+        s->held += (float)(s->guess.token == token) - WEIGHT * s->held;
+        s->expected += s->guess.chance - WEIGHT * s->expected;
+    }
+}
+
+/* What may follow the known tokens. */
+static void look(struct suffix_drafts *d, struct state *s, const struct seq *q)
+{
+    struct ngram_text t = text_of(q);
+    int32_t end = n_known(q);
+
+    if (s->n_matched == end) {
+        return;
+    }
+    if (s->n_matched >= 0) {
+        check_guesses(d, s, ngram_token(&t, s->n_matched));
+    }
+    s->match.length = 0;
+    s->first = -1;
+    s->guess.chance = 0;
+    if (!count_up(d, s, q, end) || !catch_up(s, &t, end)) {
+        return;
+    }
+    find_match(d, s, q);
+    s->guess = followers_guess(&d->followers, s->scope, &s->context);
     s->n_matched = end;
 }
 
@@ -218,12 +297,10 @@ static float expect(struct draft_source *base, struct seq *q)
     if (!s) {
         return 0;
     }
-    find_match(d, s, q);
-    if (s->match.length == 0) {
-        return 0;
-    }
-    float p = *rate_in(&s->rates, s);
-    forget(d, s);
+    look(d, s, q);
+    float match = s->match.length > 0 ? *rate_in(&s->rates, s) : 0,
+          guess = guess_chance(s, &s->guess);
+    float p = MAX(match, guess);
     return p / (1.0625f - p); /* p + p^2 + …, at most 16 */
 }
 
@@ -252,6 +329,34 @@ static int32_t store_tokens(const struct store *s, int32_t position, int32_t mos
     return n;
 }
 
+/* From n tokens of the match in token[], and what usually follows: at each place the
+ * likelier one, and behind the first guess no more of the match. */
+static int32_t choose_tokens(struct suffix_drafts *d, struct state *s, int32_t n, int32_t most,
+                             int32_t *token, float *prob)
+{
+    struct follow_context c = s->context;
+    struct follow_guess g = s->guess;
+    float match = n > 0 ? *rate_in(&s->rates, s) : 0, all = 1;
+    int32_t i = 0;
+
+    for (s->n_first = n; i < most; i++) {
+        float chance = guess_chance(s, &g);
+        if (i < s->n_first && match >= chance) {
+            chance = match;
+        } else if (chance > 0) {
+            s->n_first = MIN(s->n_first, i);
+            token[i] = g.token;
+        } else {
+            break;
+        }
+        prob[i] = all *= chance;
+        follow_push(&c, token[i]);
+        g = all > LEAST ? followers_guess(&d->followers, s->scope, &c)
+                        : (struct follow_guess){0, 0};
+    }
+    return i;
+}
+
 static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int32_t *token,
                      float *prob)
 {
@@ -261,25 +366,20 @@ static int32_t draft(struct draft_source *base, struct seq *q, int32_t most, int
     if (!s) {
         return 0;
     }
-    find_match(d, s, q);
-    if (s->match.length == 0) {
-        return 0;
-    }
-    int32_t n = s->from_store ? store_tokens(&d->store, s->match.position, most, token)
-                              : own_tokens(q, s->match.position, most, token);
-    float p = *rate_in(&s->rates, s), all = 1;
-    for (int32_t i = 0; i < n; i++) {
-        prob[i] = all *= p;
-    }
-    return n;
+    look(d, s, q);
+    int32_t n = s->match.length == 0 ? 0
+                : s->from_store      ? store_tokens(&d->store, s->match.position, most, token)
+                                     : own_tokens(q, s->match.position, most, token);
+    return choose_tokens(d, s, n, most, token, prob);
 }
 
+/* The first draft is learned from when the token is known. */
 static void verified(struct draft_source *base, struct seq *q, int32_t n, int32_t n_accepted)
 {
     struct suffix_drafts *d = suffix_of(base);
     struct state *s = state_of(d, q);
 
-    for (int32_t i = 0; s && i < MIN(n, n_accepted + 1); i++) {
+    for (int32_t i = 1; s && i < MIN(MIN(n, n_accepted + 1), s->n_first); i++) {
         learn(d, s, i < n_accepted);
     }
 }
@@ -293,6 +393,11 @@ static void ended(struct draft_source *base, struct group *g)
         struct ngram_text t = text_of(q);
         if (q->n_out > 0) {
             store_add(&d->store, scope_of(d, g), &t, MAX(g->n_prompt - ROOT_TOKENS, 0), n_known(q));
+        }
+        struct state *s = state_of(d, q);
+        if (s) {
+            int32_t from = MAX(s->n_counted, g->n_prompt);
+            count_up(d, s, q, MIN(n_known(q), from + LAST_TOKENS));
         }
         give_state(d, q);
     }
@@ -341,6 +446,10 @@ int suffix_open(struct suffix_drafts **ret, const struct suffix_config *c, struc
         suffix_free(d);
         return err_nomem(e, "drafts");
     }
+    if (followers_init(&d->followers, c->follower_sets, e) < 0) {
+        suffix_free(d);
+        return ERR_NOMEM;
+    }
     for (int32_t i = 1; i <= c->n_seqs; i++) {
         struct state *s = &d->state[i];
         s->text.next = d->memory + (size_t)(i - 1) * ints;
@@ -360,6 +469,7 @@ void suffix_free(struct suffix_drafts *d)
         return;
     }
     store_release(&d->store);
+    followers_release(&d->followers);
     free(d->state);
     free(d->memory);
     free(d);

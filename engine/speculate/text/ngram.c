@@ -1,4 +1,4 @@
-#include "engine/speculate/ngram.h"
+#include "engine/speculate/text/ngram.h"
 
 #include <string.h>
 

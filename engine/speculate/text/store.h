@@ -1,9 +1,9 @@
 /* The answers that the server gave last, for drafts: a ring of tokens, with an n-gram
  * index. */
-#ifndef QUIRE_ENGINE_SPECULATE_STORE_H
-#define QUIRE_ENGINE_SPECULATE_STORE_H
+#ifndef QUIRE_ENGINE_SPECULATE_TEXT_STORE_H
+#define QUIRE_ENGINE_SPECULATE_TEXT_STORE_H
 
-#include "engine/speculate/ngram.h"
+#include "engine/speculate/text/ngram.h"
 
 enum {
     STORE_PAGE = 64,     /* tokens; an answer begins at a page */

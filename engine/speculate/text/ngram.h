@@ -1,8 +1,8 @@
 /* Where in a text its last tokens stood before: an index by hashes of n-grams, with
  * chains of positions as the match finders of LZ77 compressors have. Where no n-gram is
  * found, the last place of the last two tokens is. */
-#ifndef QUIRE_ENGINE_SPECULATE_NGRAM_H
-#define QUIRE_ENGINE_SPECULATE_NGRAM_H
+#ifndef QUIRE_ENGINE_SPECULATE_TEXT_NGRAM_H
+#define QUIRE_ENGINE_SPECULATE_TEXT_NGRAM_H
 
 #include "config/base/base.h"
 

@@ -11,8 +11,8 @@
  * sequence in a step is bounded: some thousand tokens are indexed, some dozen positions
  * compared.
  */
-#ifndef QUIRE_ENGINE_SPECULATE_SUFFIX_H
-#define QUIRE_ENGINE_SPECULATE_SUFFIX_H
+#ifndef QUIRE_ENGINE_SPECULATE_TEXT_SUFFIX_H
+#define QUIRE_ENGINE_SPECULATE_TEXT_SUFFIX_H
 
 #include "engine/sched/draft.h"
 #include "engine/sched/sched.h"
@@ -22,7 +22,10 @@ struct suffix_config {
     int32_t max_len;      /* tokens of the longest */
     int64_t bytes;        /* for their indices, at most */
     int32_t store_tokens; /* of recent answers; 0: none */
-    uint64_t secret;      /* keys the hashes of salts */
+    /* contexts of one to three tokens whose followers are counted, a power of two;
+     * 0: none */
+    int32_t follower_sets;
+    uint64_t secret; /* keys the hashes of salts */
 };
 
 struct suffix_drafts;

@@ -1,4 +1,4 @@
-#include "engine/speculate/store.h"
+#include "engine/speculate/text/store.h"
 
 #include <stdlib.h>
 
