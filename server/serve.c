@@ -125,9 +125,9 @@ static int api_chat_grammar(void *arg, const struct chat_tools *t, const char *a
 }
 
 static int api_grammar_new(void *arg, enum grammar_kind kind, const char *text, size_t len,
-                           struct grammar **ret, struct err *e)
+                           int64_t *work, struct grammar **ret, struct err *e)
 {
-    return engine_grammar_new(((struct daemon *)arg)->engine, kind, text, len, ret, e);
+    return engine_grammar_new(((struct daemon *)arg)->engine, kind, text, len, work, ret, e);
 }
 
 static void make_ready(struct daemon *d)

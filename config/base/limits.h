@@ -18,9 +18,11 @@ enum {
     LIMIT_JSON_DEPTH = 128,     /* request bodies; a schema takes two levels for one of its own */
     /* Values in one request body; its tree takes about 100 bytes for each. */
     LIMIT_JSON_VALUES = 1 << 20,
-    LIMIT_JSON_MEMBERS = 256,      /* fields of a request body */
-    LIMIT_FILE_JSON_DEPTH = 64,    /* config.json, tokenizer.json, safetensors headers */
-    LIMIT_HEADER_BYTES = 7 * 1024, /* a request's line and headers */
+    LIMIT_JSON_FIELD_VALUES = 1 << 17, /* of them in one field that is no list of token ids */
+    LIMIT_JSON_NAMES = 1 << 16,        /* members of all its objects together */
+    LIMIT_JSON_MEMBERS = 256,          /* fields of a request body */
+    LIMIT_FILE_JSON_DEPTH = 64,        /* config.json, tokenizer.json, safetensors headers */
+    LIMIT_HEADER_BYTES = 7 * 1024,     /* a request's line and headers */
     LIMIT_HEADER_FIELDS = 100,
     /* MHD's memory per connection: larger than a head, so that one over the limit can
      * be detected and answered. */

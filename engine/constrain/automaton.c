@@ -5,7 +5,7 @@
 
 enum {
     MASK_BYTES = 4 << 20, /* of the masks that are kept */
-    STEP_WORK = 4 << 20,  /* units of work in one step */
+    STEP_WORK = 3 << 18,  /* units of work in one step, which cannot be interrupted */
 };
 
 /* ---- configs ---- */
@@ -219,6 +219,9 @@ int32_t automaton_step(struct stepper *s, int32_t config, int32_t symbol)
         to = a->budget.failed ? CONFIG_FULL : make_step(a, config, symbol, &alike);
         if (a->budget.failed) {
             to = automaton_failure(a);
+            if (to == CONFIG_WORK) { /* it would take as much again */
+                atomic_store_explicit(edges_of(a, config) + symbol, to, memory_order_release);
+            }
         } else {
             set_edges(a, config, symbol, to, &alike);
         }

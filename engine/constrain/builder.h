@@ -16,7 +16,7 @@ struct sym {
 /* Code points, sorted, none twice: what a node made by rx_class stands for. */
 struct rx_chars {
     int32_t first, n; /* range[first .. first + n) of the builder */
-    rx_id escaped;    /* rx_escaped of them, once made */
+    rx_id x, escaped; /* the node; rx_escaped of them, once made */
 };
 
 struct grammar_builder {

@@ -62,6 +62,7 @@ struct grammar_limits {
     int32_t items;     /* nodes of the compiled grammar */
     size_t bytes;      /* memory of the compiled grammar, and of compiling it */
     int64_t work;      /* steps of compiling it, of some ten nanoseconds each */
+    int64_t *used;     /* gets the steps that it took, also where it failed; NULL: nothing */
 };
 /* The limits for text that a client sent. */
 void grammar_limits_init(struct grammar_limits *l);

@@ -81,6 +81,9 @@ int grammar_build_end(struct grammar **ret, struct grammar_builder *b, sym_id st
     if (!grammar_build_failed(b)) {
         g = make(b, start, &rc);
     }
+    if (b->limits.used) {
+        *b->limits.used = b->budget.work + (g ? g->automaton->budget.work : 0);
+    }
     if (grammar_build_failed(b)) {
         rc = report(b, e);
     } else if (rc == ERR_NOMEM) {

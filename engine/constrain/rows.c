@@ -6,9 +6,24 @@
 
 /* ---- the items of a step ---- */
 
+/* Work of an item that is new, for it is sorted and looked up later; and of so many
+ * items that most are not in a cache of the processor, for each put beside them. */
+enum { NEW_WORK = 2, MANY_ITEMS = 4096 };
+
 static bool same_item(const struct item *a, const struct item *b)
 {
     return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static uint32_t hash_item(const struct item *i)
+{
+    uint64_t w[2];
+
+    _Static_assert(sizeof(w) == sizeof(*i), "an item is two words");
+    memcpy(w, i, sizeof(w));
+    uint64_t h = (w[0] ^ (w[1] << 32 | w[1] >> 32)) * 0x9e3779b97f4a7c15u;
+    h = (h ^ h >> 29 ^ w[1]) * 0xff51afd7ed558ccdu;
+    return (uint32_t)(h >> 32);
 }
 
 void items_begin(struct automaton *a)
@@ -30,7 +45,7 @@ static bool enlarge_work_table(struct automaton *a)
         return false;
     }
     for (int32_t i = 0; i < a->n_work; i++) {
-        uint32_t at = hash_words(&a->work[i], sizeof(a->work[i])) & (uint32_t)(size - 1);
+        uint32_t at = hash_item(&a->work[i]) & (uint32_t)(size - 1);
         while (slot[at]) {
             at = (at + 1) & (uint32_t)(size - 1);
         }
@@ -44,18 +59,19 @@ static bool enlarge_work_table(struct automaton *a)
 /* Add an item that is not there yet. */
 static void put(struct automaton *a, struct item i)
 {
-    if (!budget_work(&a->budget, 1) ||
+    if (!budget_work(&a->budget, 1 + a->n_work / MANY_ITEMS) ||
         !budget_grow(&a->budget, &a->work, &a->cap_work, (int64_t)a->n_work + 1,
                      sizeof(*a->work)) ||
         (a->n_work * 2 >= a->in_work.size && !enlarge_work_table(a))) {
         return;
     }
-    uint32_t mask = (uint32_t)(a->in_work.size - 1), at = hash_words(&i, sizeof(i)) & mask;
+    uint32_t mask = (uint32_t)(a->in_work.size - 1), at = hash_item(&i) & mask;
     for (; a->in_work.slot[at]; at = (at + 1) & mask) {
         if (same_item(&a->work[a->in_work.slot[at] - 1], &i)) {
             return;
         }
     }
+    budget_work(&a->budget, NEW_WORK);
     a->work[a->n_work++] = i;
     a->in_work.slot[at] = a->n_work;
 }

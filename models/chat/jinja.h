@@ -59,6 +59,7 @@ struct jrun;
 
 struct jvalue {
     enum jtype type; /* says which member of the union counts */
+    bool markup;     /* J_STRING: of `safe` or `escape`; `+` escapes what it adds to it */
     union {
         bool b;    /* J_BOOL */
         int64_t i; /* J_INT */
@@ -287,6 +288,8 @@ struct jvalue jfrom_json(struct jrun *r, const char *text, size_t len);
 void jput_str(struct jrun *r, struct buf *b, struct jvalue v);
 void jput_json(struct jrun *r, struct buf *b, struct jvalue v, int indent, int level);
 struct jvalue jto_string(struct jrun *r, struct jvalue v);
+/* The string `v` with the characters of HTML escaped, as markup; markup stays. */
+struct jvalue jescape(struct jrun *r, struct jvalue v);
 /* The content of `b` as a value; releases `b`. */
 struct jvalue jtake(struct jrun *r, struct buf *b);
 void jbuf_init(struct buf *b);

@@ -133,6 +133,15 @@ static struct jvalue joined(struct jrun *r, struct jvalue a, struct jvalue b)
     return jstring(text, a.len + b.len);
 }
 
+/* The sum of markup and a string: what was not markup is escaped. */
+static struct jvalue joined_markup(struct jrun *r, struct jvalue a, struct jvalue b)
+{
+    struct jvalue text = joined(r, jescape(r, a), jescape(r, b));
+
+    text.markup = true;
+    return text;
+}
+
 static struct jvalue added_lists(struct jrun *r, struct jvalue a, struct jvalue b)
 {
     struct jvalue l = jlist_new(r, a.type);
@@ -179,7 +188,9 @@ static struct jvalue binary(struct jrun *r, enum jop op, struct jvalue a, struct
         return (struct jvalue){0};
     }
     if (op == OP_CONCAT) {
-        return joined(r, jto_string(r, a), jto_string(r, b));
+        struct jvalue text = joined(r, jto_string(r, a), jto_string(r, b));
+        text.markup = false;
+        return text;
     }
     if (is_number(a) && is_number(b)) {
         a = as_int(a);
@@ -188,7 +199,7 @@ static struct jvalue binary(struct jrun *r, enum jop op, struct jvalue a, struct
                                                   : real_math(r, op, as_double(a), as_double(b));
     }
     if (op == OP_ADD && a.type == J_STRING && b.type == J_STRING) {
-        return joined(r, a, b);
+        return a.markup || b.markup ? joined_markup(r, a, b) : joined(r, a, b);
     }
     if (op == OP_ADD && a.type == b.type && is_sequence(a)) {
         return added_lists(r, a, b);

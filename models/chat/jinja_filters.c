@@ -318,7 +318,9 @@ static struct jvalue do_string(struct jrun *r, struct jvalue in, const struct ja
 
 static struct jvalue do_safe(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
-    (void)r, (void)a;
+    (void)a;
+    in = jto_string(r, in);
+    in.markup = true;
     return in;
 }
 
@@ -407,23 +409,8 @@ static struct jvalue do_indent(struct jrun *r, struct jvalue in, const struct ja
 
 static struct jvalue do_escape(struct jrun *r, struct jvalue in, const struct jargs *a)
 {
-    static const char from[] = "&<>'\"", *const into[] = {"&amp;", "&lt;", "&gt;", "&#39;",
-                                                          "&#34;"};
-    struct buf b;
-
     (void)a;
-    in = jto_string(r, in);
-    jbuf_init(&b);
-    jspend(r, (int64_t)in.len);
-    for (size_t i = 0; i < in.len && !r->failed; i++) {
-        const char *k = in.s[i] ? strchr(from, in.s[i]) : NULL;
-        if (k) {
-            buf_puts(&b, into[k - from]);
-        } else {
-            buf_putc(&b, in.s[i]);
-        }
-    }
-    return jtake(r, &b);
+    return jescape(r, jto_string(r, in));
 }
 
 static const struct jbuiltin filters[] = {

@@ -166,7 +166,9 @@ static struct jvalue change_case(struct jrun *r, struct jvalue in, enum case_mod
         first = begins_word(mode, c, in.s + at, (size_t)n);
         at += (size_t)n;
     }
-    return jtake(r, &b);
+    struct jvalue text = jtake(r, &b);
+    text.markup = in.markup;
+    return text;
 }
 
 struct jvalue jdo_upper(struct jrun *r, struct jvalue in, const struct jargs *a)

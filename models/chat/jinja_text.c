@@ -222,6 +222,30 @@ struct jvalue jto_string(struct jrun *r, struct jvalue v)
     return jtake(r, &b);
 }
 
+struct jvalue jescape(struct jrun *r, struct jvalue v)
+{
+    static const char from[] = "&<>'\"", *const into[] = {"&amp;", "&lt;", "&gt;", "&#39;",
+                                                          "&#34;"};
+    struct buf b;
+
+    if (v.markup) {
+        return v;
+    }
+    jbuf_init(&b);
+    jspend(r, (int64_t)v.len);
+    for (size_t i = 0; i < v.len && !r->failed; i++) {
+        const char *k = v.s[i] ? strchr(from, v.s[i]) : NULL;
+        if (k) {
+            buf_puts(&b, into[k - from]);
+        } else {
+            buf_putc(&b, v.s[i]);
+        }
+    }
+    struct jvalue text = jtake(r, &b);
+    text.markup = true;
+    return text;
+}
+
 /* ---- json.dumps ---- */
 
 static void new_line(struct buf *b, int indent, int level)

@@ -245,10 +245,10 @@ static int parse_translated(struct completion *c, cJSON *body, bool counts,
     int rc = c->api == API_RESPONSES ? responses_translate(&t, body) : messages_translate(&t, body);
     rc = t.failed ? err_nomem(&why, "the request's JSON") : rc;
     rc = rc ? rc : parse_tree(c, t.chat, ctx, &why);
-    cJSON_Delete(t.chat);
-    if (rc && c->api == API_RESPONSES && strcmp(why.param, "messages") == 0) {
-        memcpy(why.param, "input", sizeof("input"));
+    if (rc) {
+        translated_error(&t, &why);
     }
+    cJSON_Delete(t.chat);
     if (e) {
         *e = why;
     }

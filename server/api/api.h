@@ -38,7 +38,7 @@ struct api_context {
     int (*chat_grammar)(void *arg, const struct chat_tools *t, const char *answer, bool reasoning,
                         struct buf *out, bool *ret_needed, struct err *e);
     int (*grammar_new)(void *arg, enum grammar_kind kind, const char *text, size_t len,
-                       struct grammar **ret, struct err *e);
+                       int64_t *work, struct grammar **ret, struct err *e);
     struct engine_chat chat; /* the chat template's abilities */
     struct engine_fim fim;   /* the fill-in-the-middle tokens */
     void *arg;               /* for all functions above */
@@ -233,6 +233,9 @@ int messages_put(struct buf *b, const cJSON *messages, bool mark, const struct a
 /* Refuse numbers in `v`, a value of the field `name`, that the template engine cannot
  * represent: integers beyond 64 bits, and doubles that are not finite. */
 int template_numbers(const char *name, const cJSON *v, struct err *e);
+/* Round such numbers to the nearest finite double instead: models write them, as
+ * arguments of calls, and a conversation that holds one must be able to go on. */
+int template_numbers_round(cJSON *v, struct err *e);
 /* Read the fields that constrain the output into c->params.grammar (api_grammar.c).
  * Of a chat: after the prompt was rendered, together with its tools. */
 int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,

@@ -2,7 +2,9 @@
  * rendered by the model's chat template and encoded. Special tokens in the rendered
  * text are encoded as such.
  */
+#include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,23 +13,53 @@
 
 /* ---- the template's variables ---- */
 
-int template_numbers(const char *name, const cJSON *v, struct err *e)
+enum { NUMBER_MOST = 60 }; /* characters */
+
+static bool template_holds(const cJSON *v)
 {
-    enum { MOST = 60 };
-    char text[JSON_NUMBER_BYTES];
-    bool minus, number = cJSON_IsNumber(v) && v->valuestring;
+    bool minus;
     uint64_t n;
 
-    if (number &&
-        (!isfinite(v->valuedouble) || strlen(v->valuestring) > MOST ||
-         (!strpbrk(v->valuestring, ".eE") && (json_integer(v, &minus, &n) || n > INT64_MAX)))) {
+    return !cJSON_IsNumber(v) || !v->valuestring ||
+           (isfinite(v->valuedouble) && strlen(v->valuestring) <= NUMBER_MOST &&
+            (strpbrk(v->valuestring, ".eE") || (!json_integer(v, &minus, &n) && n <= INT64_MAX)));
+}
+
+int template_numbers(const char *name, const cJSON *v, struct err *e)
+{
+    char text[JSON_NUMBER_BYTES];
+
+    if (!template_holds(v)) {
         return err_set_param(e, ERR_INVALID, name,
                              "%s holds the number %s; integers of 63 bits and finite doubles of at "
                              "most %d characters are allowed",
-                             name, json_number_text(v, text), MOST);
+                             name, json_number_text(v, text), NUMBER_MOST);
     }
     for (const cJSON *m = v->child; m; m = m->next) {
         int rc = template_numbers(name, m, e);
+        if (rc) {
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int template_numbers_round(cJSON *v, struct err *e)
+{
+    enum { DOUBLE_BYTES = 32 };
+
+    if (!template_holds(v)) {
+        double near = fmax(-DBL_MAX, fmin(v->valuedouble, DBL_MAX));
+        char *text = cJSON_malloc(DOUBLE_BYTES);
+        if (!text) {
+            return err_nomem(e, "a number");
+        }
+        snprintf(text, DOUBLE_BYTES, "%.17g", near);
+        cJSON_free(v->valuestring);
+        v->valuestring = text;
+    }
+    for (cJSON *m = v->child; m; m = m->next) {
+        int rc = template_numbers_round(m, e);
         if (rc) {
             return rc;
         }
@@ -39,6 +71,10 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
 {
     static const char *const FIELDS[] = {"messages", "tools", "documents", "add_generation_prompt"};
 
+    if (kwargs && cJSON_GetArraySize(kwargs) > LIMIT_JSON_MEMBERS) {
+        return err_set_param(e, ERR_INVALID, "chat_template_kwargs",
+                             "chat_template_kwargs has more than %d members", LIMIT_JSON_MEMBERS);
+    }
     for (const cJSON *k = kwargs ? kwargs->child : NULL; k; k = k->next) {
         for (size_t i = 0; i < ARRAY_LEN(FIELDS); i++) {
             if (strcmp(k->string, FIELDS[i]) == 0) {

@@ -6,13 +6,18 @@
 
 #include "server/api/api_structured.h"
 
+/* Steps of compiling that all grammars of one request may take together, and what is
+ * left of them for the last one, with the schemas that could be enforced. */
+enum { WORK = 2600000, WORK_OF_LAST = 1000000 };
+
 /* Compile a grammar; an error names the field and the value in it. */
 static int compile(struct grammar **ret, const struct api_context *ctx, enum grammar_kind kind,
-                   const char *text, size_t len, const char *field, const char *path, struct err *e)
+                   const char *text, size_t len, const char *field, const char *path, int64_t *work,
+                   struct err *e)
 {
     struct err why = {0};
     int rc = ctx->grammar_new
-                 ? ctx->grammar_new(ctx->arg, kind, text, len, ret, &why)
+                 ? ctx->grammar_new(ctx->arg, kind, text, len, work, ret, &why)
                  : err_set(&why, ERR_UNSUPPORTED, "this server has no constrained output");
 
     return rc ? err_set_param(e, rc, field, "%s: %.400s", path, why.text) : 0;
@@ -20,11 +25,18 @@ static int compile(struct grammar **ret, const struct api_context *ctx, enum gra
 
 /* Whether a JSON Schema can be enforced; if not, the error says why. */
 static int try_schema(const struct api_context *ctx, const char *schema, const char *field,
-                      const char *path, struct err *e)
+                      const char *path, int64_t *work, struct err *e)
 {
     struct gen_params p = {0};
-    int rc = compile(&p.grammar, ctx, GRAMMAR_JSON_SCHEMA, schema, strlen(schema), field, path, e);
 
+    if (*work <= WORK_OF_LAST) {
+        return err_set_param(e, ERR_INVALID, field,
+                             "%s: the request's schemas take too many steps to compile", path);
+    }
+    *work -= WORK_OF_LAST;
+    int rc =
+        compile(&p.grammar, ctx, GRAMMAR_JSON_SCHEMA, schema, strlen(schema), field, path, work, e);
+    *work += WORK_OF_LAST;
     gen_params_release(&p);
     return rc;
 }
@@ -32,14 +44,14 @@ static int try_schema(const struct api_context *ctx, const char *schema, const c
 /* The grammar of calls and of an answer with `schema` (NULL: any text) did not compile.
  * Find the schema at fault: that of the answer or of a strict tool is an error; other
  * tools lose theirs in `lax`, and are named as ignored. *ret_lost: their number. */
-static int find_fault(struct completion *c, struct chat_tool *lax, const struct wish *w,
+static int find_fault(struct completion *c, struct chat_tool *lax, struct wish *w,
                       const char *schema, const struct api_context *ctx, int *ret_lost,
                       struct err *e)
 {
     static char any[] = "{\"type\":\"object\"}";
     const char *field = c->functions ? "functions" : "tools";
     char name[LIMIT_TOOL_NAME_BYTES + 32];
-    int rc = schema ? try_schema(ctx, schema, w->field, w->path, e) : 0;
+    int rc = schema ? try_schema(ctx, schema, w->field, w->path, &w->work, e) : 0;
 
     *ret_lost = 0;
     for (int32_t i = 0; i < c->tools.n && !rc; i++) {
@@ -50,7 +62,7 @@ static int find_fault(struct completion *c, struct chat_tool *lax, const struct 
             continue;
         }
         snprintf(name, sizeof(name), "%s.%s.parameters", field, t->name);
-        int wrong = try_schema(ctx, t->parameters, field, name, &why);
+        int wrong = try_schema(ctx, t->parameters, field, name, &w->work, &why);
         if (wrong == ERR_NOMEM || (wrong && t->strict)) {
             rc = wrong;
             if (e) {
@@ -66,9 +78,8 @@ static int find_fault(struct completion *c, struct chat_tool *lax, const struct 
 }
 
 /* The format's grammar of an answer with these tools. */
-static int compile_format(struct completion *c, const struct chat_tools *tools,
-                          const struct wish *w, const char *schema, const struct api_context *ctx,
-                          struct err *e)
+static int compile_format(struct completion *c, const struct chat_tools *tools, struct wish *w,
+                          const char *schema, const struct api_context *ctx, struct err *e)
 {
     const char *field = w->field       ? w->field
                         : c->functions ? "functions"
@@ -83,18 +94,18 @@ static int compile_format(struct completion *c, const struct chat_tools *tools,
     if (rc && e && !e->param[0]) {
         snprintf(e->param, sizeof(e->param), "%s", field);
     }
-    rc = rc        ? rc
-         : !needed ? 0
-         : lark.failed
-             ? err_nomem(e, "a grammar")
-             : compile(&c->params.grammar, ctx, GRAMMAR_LARK, lark.data, lark.len, field, path, e);
+    rc = rc            ? rc
+         : !needed     ? 0
+         : lark.failed ? err_nomem(e, "a grammar")
+                       : compile(&c->params.grammar, ctx, GRAMMAR_LARK, lark.data, lark.len, field,
+                                 path, &w->work, e);
     buf_release(&lark);
     return rc;
 }
 
 /* The grammar of a chat whose answer may hold calls or reasoning; `schema` constrains
  * the text that is neither (NULL: any). */
-static int read_with_format(struct completion *c, const struct wish *w, const char *schema,
+static int read_with_format(struct completion *c, struct wish *w, const char *schema,
                             const struct api_context *ctx, struct err *e)
 {
     struct chat_tools none = {0}, lax = c->tools;
@@ -157,13 +168,13 @@ static int read_chat(struct completion *c, struct wish *w, const struct api_cont
                              w->field);
     }
     return compile(&c->params.grammar, ctx, w->kind, w->text.data, w->text.len, w->field, w->path,
-                   e);
+                   &w->work, e);
 }
 
 int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,
                     struct err *e)
 {
-    struct wish w = {0};
+    struct wish w = {.work = WORK};
     int rc;
 
     buf_init(&w.text, LIMIT_RESPONSE_BYTES);
@@ -172,7 +183,7 @@ int structured_read(struct completion *c, const cJSON *tree, const struct api_co
         rc = read_chat(c, &w, ctx, e);
     } else if (!rc && w.field) {
         rc = compile(&c->params.grammar, ctx, w.kind, w.text.data ? w.text.data : "", w.text.len,
-                     w.field, w.path, e);
+                     w.field, w.path, &w.work, e);
     }
     buf_release(&w.text);
     return rc;

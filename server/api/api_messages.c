@@ -197,12 +197,13 @@ static int put_arguments(struct buf *b, const cJSON *text, const struct history 
     }
     if (rc || !cJSON_IsObject(tree)) {
         cJSON_Delete(tree);
+        const char *detail = rc ? strstr(why.text, ": ") : NULL;
         return err_set_param(e, ERR_INVALID, "messages",
-                             "messages[%d] has a call whose arguments are no JSON object%s%.200s",
-                             h->i, rc ? ": " : "", rc ? why.text : "");
+                             "messages[%d] has a call whose arguments are no JSON object%.200s",
+                             h->i, detail ? detail : "");
     }
     if (h->ctx->chat.object_arguments) {
-        rc = template_numbers("messages", tree, e);
+        rc = template_numbers_round(tree, e);
         json_put(b, tree);
     } else {
         json_put_string(b, text->valuestring, json_string_len(text));

@@ -205,19 +205,48 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
     PUT(b, "}}");
 }
 
+struct error_answer {
+    const char *code, *what;
+};
+
 /* Error responses that any route may give. */
-#define ERROR_ANSWER(code, what)                                                         \
-    "\"" code "\":{\"description\":\"" what                                              \
-    "\",\"content\":{\"application/json\":{\"schema\":{\"$ref\":\"#/components/schemas/" \
-    "error\"}}}}"
-#define COMMON_ANSWERS                              \
-    ERROR_ANSWER("401", "API key missing or wrong") \
-    "," ERROR_ANSWER("503", "starting, draining or out of memory")
-#define POST_ANSWERS                                           \
-    ERROR_ANSWER("400", "a field is wrong")                    \
-    "," ERROR_ANSWER("404", "unknown model") "," ERROR_ANSWER( \
-        "413", "body too large") "," ERROR_ANSWER("415",       \
-                                                  "not application/json") "," COMMON_ANSWERS
+#define COMMON_ANSWERS                               \
+    {"401", "API key missing or wrong"},             \
+    {                                                \
+        "503", "starting, draining or out of memory" \
+    }
+#define POST_ANSWERS                                                                  \
+    {"400", "a field is wrong"}, {"404", "unknown model"}, {"413", "body too large"}, \
+        {"415", "not application/json"}, COMMON_ANSWERS
+
+static const struct error_answer GET_ERRORS[] = {COMMON_ANSWERS},
+                                 MODEL_ERRORS[] = {{"400", "the path is wrong"},
+                                                   {"404", "unknown model"},
+                                                   COMMON_ANSWERS},
+                                 KEY_ERRORS[] = {{"401", "API key missing or wrong"}},
+                                 POST_ERRORS[] = {POST_ANSWERS},
+                                 GENERATING_ERRORS[] = {
+                                     POST_ANSWERS,
+                                     {"429", "the queue is full, or a limit of the key"},
+                                     {"500", "the device failed"}};
+
+/* Append each as a member, a comma in front of it. schema: the name of their form. */
+static void put_errors(struct buf *b, const struct error_answer *answer, size_t n,
+                       const char *schema)
+{
+    for (size_t i = 0; i < n; i++) {
+        buf_printf(b,
+                   ",\"%s\":{\"description\":\"%s\",\"content\":{\"application/json\":"
+                   "{\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}}}",
+                   answer[i].code, answer[i].what, schema);
+    }
+}
+
+/* The form of a route's errors, by the table of its fields. */
+static const char *error_schema(const char *table)
+{
+    return strcmp(table, "message") == 0 ? "message_error" : "error";
+}
 
 static void put_post(struct buf *b, const char *path, const char *summary, const char *table,
                      const char *answer)
@@ -227,8 +256,10 @@ static void put_post(struct buf *b, const char *path, const char *summary, const
                "\"content\":{\"application/"
                "json\":{\"schema\":"
                "{\"$ref\":\"#/components/schemas/"
-               "%s\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s}},%s}}}",
-               path, summary, table, answer, POST_ANSWERS);
+               "%s\"}}}},\"responses\":{\"200\":{\"description\":\"OK\",\"content\":{%s}}",
+               path, summary, table, answer);
+    put_errors(b, POST_ERRORS, ARRAY_LEN(POST_ERRORS), error_schema(table));
+    PUT(b, "}}}");
 }
 
 /* A generating route, which answers with JSON or with events. */
@@ -240,27 +271,36 @@ static void put_generating(struct buf *b, const char *path, const char *summary,
                "json\":{\"schema\":{\"$ref\":\"#/components/schemas/"
                "%s\"}}}},\"responses\":{\"200\":{\"description\":"
                "\"OK\",\"content\":{\"application/json\":{\"schema\":{\"type\":\"object\"}},\"text/"
-               "event-stream\":{}}},"
-               "%s,%s,%s}}}",
-               path, summary, table, POST_ANSWERS,
-               ERROR_ANSWER("429", "the queue is full, or a limit of the key"),
-               ERROR_ANSWER("500", "the device failed"));
+               "event-stream\":{}}}",
+               path, summary, table);
+    put_errors(b, GENERATING_ERRORS, ARRAY_LEN(GENERATING_ERRORS), error_schema(table));
+    PUT(b, "}}}");
 }
 
 static void put_get(struct buf *b, const char *path, const char *summary, const char *content_type,
-                    const char *answers)
+                    const struct error_answer *errors, size_t n_errors)
 {
     buf_printf(b,
                ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":"
-               "\"OK\",\"content\":{\"%"
-               "s\":{}}}%s}}}",
-               path, summary, content_type, answers);
+               "\"OK\",\"content\":{\"%s\":{}}}",
+               path, summary, content_type);
+    put_errors(b, errors, n_errors, "error");
+    PUT(b, "}}}");
+}
+
+/* A route about the process, which says in words of its own why it is not well. */
+static void put_health(struct buf *b, const char *path, const char *summary)
+{
+    buf_printf(b,
+               ",\"%s\":{\"get\":{\"summary\":\"%s\",\"responses\":{\"200\":{\"description\":"
+               "\"OK\",\"content\":{\"application/json\":{}}},\"503\":{\"description\":"
+               "\"starting, draining, stalled or dead\"}}}}",
+               path, summary);
 }
 
 void api_openapi(struct buf *b, const struct api_context *ctx)
 {
     static const char json[] = "\"application/json\":{\"schema\":{\"type\":\"object\"}}";
-    static const char common[] = "," COMMON_ANSWERS;
 
     PUT(b, "{\"openapi\":\"3.1.0\",\"info\":{\"title\":\"Quire\",\"version\":\"" QUIRE_VERSION
            "\"},\"security\":[{\"key\":[]},{}],\"paths\":{");
@@ -281,20 +321,19 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
     put_post(b, "/tokenize", "Text to token ids", "tokenize", json);
     buf_putc(b, ',');
     put_post(b, "/detokenize", "Token ids to text", "detokenize", json);
-    put_get(b, "/v1/models", "The served model", "application/json", common);
-    PUT(b,
-        ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One "
-        "model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
-        "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\","
-        "\"content\":{"
-        "\"application/json\":{}}}," ERROR_ANSWER("404", "unknown model") "," COMMON_ANSWERS "}}}");
-    put_get(b, "/health", "Whether requests are answered", "application/json",
-            ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
-    put_get(b, "/ping", "The same", "application/json",
-            ",\"503\":{\"description\":\"starting, draining, stalled or dead\"}");
-    put_get(b, "/metrics", "Prometheus metrics", "text/plain", common);
-    put_get(b, "/version", "Version", "application/json",
-            "," ERROR_ANSWER("401", "API key missing or wrong"));
+    put_get(b, "/v1/models", "The served model", "application/json", GET_ERRORS,
+            ARRAY_LEN(GET_ERRORS));
+    PUT(b, ",\"/v1/models/{id}\":{\"get\":{\"summary\":\"One "
+           "model\",\"parameters\":[{\"name\":\"id\",\"in\":\"path\",\"required\":true,"
+           "\"schema\":{\"type\":\"string\"}}],\"responses\":{\"200\":{\"description\":\"OK\","
+           "\"content\":{"
+           "\"application/json\":{}}}");
+    put_errors(b, MODEL_ERRORS, ARRAY_LEN(MODEL_ERRORS), "error");
+    PUT(b, "}}}");
+    put_health(b, "/health", "Whether requests are answered");
+    put_health(b, "/ping", "The same");
+    put_get(b, "/metrics", "Prometheus metrics", "text/plain", GET_ERRORS, ARRAY_LEN(GET_ERRORS));
+    put_get(b, "/version", "Version", "application/json", KEY_ERRORS, ARRAY_LEN(KEY_ERRORS));
     PUT(b, "},\"components\":{\"securitySchemes\":{\"key\":{\"type\":\"http\",\"scheme\":"
            "\"bearer\"}},\"schemas\":{");
     put_table(b, "completion", &completion_fields, "prompt", ctx);
@@ -314,5 +353,9 @@ void api_openapi(struct buf *b, const struct api_context *ctx)
            "\"param\",\"code\"],\"properties\":{\"message\":{\"type\":\"string\"},\"type\":{"
            "\"type\":\"string\"},"
            "\"param\":{\"type\":[\"string\",\"null\"]},"
-           "\"code\":{\"type\":\"integer\"}}}}}}}}");
+           "\"code\":{\"type\":\"integer\"}}}}},");
+    PUT(b, "\"message_error\":{\"type\":\"object\",\"required\":[\"type\",\"error\"],"
+           "\"properties\":{\"type\":{\"const\":\"error\"},\"error\":{\"type\":\"object\","
+           "\"required\":[\"type\",\"message\"],\"properties\":{\"type\":{\"type\":\"string\"},"
+           "\"message\":{\"type\":\"string\"}}}}}}}}");
 }

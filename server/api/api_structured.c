@@ -335,7 +335,7 @@ int read_wish(struct wish *w, const cJSON *tree, struct err *e)
     for (size_t i = 0; i < ARRAY_LEN(FIELDS); i++) {
         const cJSON *v = member(tree, FIELDS[i]);
         bool asked = true;
-        struct wish one = {.field = FIELDS[i]};
+        struct wish one = {.field = FIELDS[i], .work = w->work};
         if (!v) {
             continue;
         }

@@ -10,6 +10,7 @@ struct wish {
     char path[64];     /* the value within it, for messages */
     enum grammar_kind kind;
     struct buf text; /* of the grammar, as grammar_new takes it; the caller's to release */
+    int64_t work;    /* that compiling grammars of this request may still take */
 };
 
 /* Read the one field that constrains the answer into *w, whose text is an empty

@@ -18,7 +18,8 @@ enum {
 struct scan {
     const char *text;
     size_t len, at;
-    int64_t values;
+    int64_t values, names; /* read so far */
+    int64_t most_values;   /* when the field ends that is being read */
     struct err *e;
 };
 
@@ -293,12 +294,34 @@ static int scan_word(struct scan *s, const char *word)
     return 0;
 }
 
-static int read_member_name(struct scan *s, cJSON *v)
+/* The body's field with the name at `at` begins: its values are limited, in front of
+ * the body's own limit unless they are token ids. */
+static void begin_field(struct scan *s, size_t at)
+{
+    static const char *const ids[] = {"\"prompt\"", "\"tokens\""};
+
+    s->most_values = MIN(s->values + LIMIT_JSON_FIELD_VALUES, LIMIT_JSON_VALUES);
+    for (size_t i = 0; i < ARRAY_LEN(ids); i++) {
+        size_t n = strlen(ids[i]);
+        if (s->len - at >= n && memcmp(s->text + at, ids[i], n) == 0) {
+            s->most_values = LIMIT_JSON_VALUES;
+        }
+    }
+}
+
+static int read_member_name(struct scan *s, int depth, cJSON *v)
 {
     size_t len = 0, at;
 
     scan_space(s);
     at = s->at;
+    if (depth == 0) {
+        begin_field(s, at);
+    }
+    if (++s->names > LIMIT_JSON_NAMES) {
+        return err_set(s->e, ERR_INVALID, "body holds objects of more than %d members together",
+                       LIMIT_JSON_NAMES);
+    }
     if (!scan_take(s, '"')) {
         return scan_fail(s, "a member's name in quotes");
     }
@@ -349,7 +372,7 @@ static int read_list(struct scan *s, int depth, char close, cJSON *list)
         if (list && !v) {
             return err_nomem(s->e, "the request's JSON");
         }
-        int rc = close == '}' ? read_member_name(s, v) : 0;
+        int rc = close == '}' ? read_member_name(s, depth, v) : 0;
         rc = rc ? rc : scan_value(s, depth + 1, v);
         if (rc) {
             return rc;
@@ -390,8 +413,11 @@ static int scan_value(struct scan *s, int depth, cJSON *v)
         return err_set(s->e, ERR_INVALID, "body nests deeper than %d levels at byte %zu",
                        LIMIT_JSON_DEPTH, s->at);
     }
-    if (++s->values > LIMIT_JSON_VALUES) {
-        return err_set(s->e, ERR_INVALID, "body holds more than %d values", LIMIT_JSON_VALUES);
+    if (++s->values > s->most_values) {
+        return s->values > LIMIT_JSON_VALUES
+                   ? err_set(s->e, ERR_INVALID, "body holds more than %d values", LIMIT_JSON_VALUES)
+                   : err_set(s->e, ERR_INVALID, "body has a field of more than %d values",
+                             LIMIT_JSON_FIELD_VALUES);
     }
     scan_space(s);
     if (s->at >= s->len) {
@@ -434,14 +460,14 @@ static int read_body(struct scan *s, cJSON *v)
 
 int json_check(const char *text, size_t len, struct err *e)
 {
-    struct scan s = {.text = text, .len = len, .e = e};
+    struct scan s = {.text = text, .len = len, .most_values = LIMIT_JSON_FIELD_VALUES, .e = e};
 
     return read_body(&s, NULL);
 }
 
 int json_parse(cJSON **ret, const char *text, size_t len, struct err *e)
 {
-    struct scan s = {.text = text, .len = len, .e = e};
+    struct scan s = {.text = text, .len = len, .most_values = LIMIT_JSON_FIELD_VALUES, .e = e};
     cJSON *tree = cJSON_malloc(sizeof(*tree));
 
     if (!tree) {
@@ -604,6 +630,21 @@ static void put_members(struct buf *b, const cJSON *v)
     buf_putc(b, object ? '}' : ']');
 }
 
+static void put_integer(struct buf *b, int64_t n)
+{
+    char text[24], *at = text + sizeof(text);
+    uint64_t rest = n < 0 ? (uint64_t)-n : (uint64_t)n;
+
+    do {
+        *--at = (char)('0' + rest % 10);
+        rest /= 10;
+    } while (rest);
+    if (n < 0) {
+        *--at = '-';
+    }
+    buf_append(b, at, (size_t)(text + sizeof(text) - at));
+}
+
 void json_put(struct buf *b, const cJSON *v)
 {
     switch (v->type & 0xff) {
@@ -617,7 +658,7 @@ void json_put(struct buf *b, const cJSON *v)
         if (v->valuestring) {
             buf_puts(b, v->valuestring);
         } else {
-            buf_printf(b, "%.0f", v->valuedouble);
+            put_integer(b, (int64_t)v->valuedouble);
         }
         break;
     case cJSON_String:

@@ -154,7 +154,7 @@ static int add_grammar(struct gen_params *p, const struct offline_run *r,
         return 0;
     }
     int rc = engine_grammar_new(engine, GRAMMAR_JSON_SCHEMA, r->schemas.text[k],
-                                strlen(r->schemas.text[k]), &p->grammar, &why);
+                                strlen(r->schemas.text[k]), NULL, &p->grammar, &why);
     return rc < 0 ? err_set(e, rc, "schema %d: %s", k + 1, why.text) : 0;
 }
 

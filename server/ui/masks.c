@@ -67,7 +67,7 @@ static int walk(struct http_request *x, const struct masks_body *body, struct re
 
     w.allowed = calloc(MASKS_MOST + 1, sizeof(*w.allowed));
     int rc = w.allowed ? engine_grammar_new(engine, GRAMMAR_JSON_SCHEMA, body->schema,
-                                            strlen(body->schema), &g, &why)
+                                            strlen(body->schema), NULL, &g, &why)
                        : err_nomem(&why, "masks");
     if (rc < 0) {
         err_set_param(e, rc, "schema", "%s", why.text);

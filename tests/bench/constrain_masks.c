@@ -6,7 +6,8 @@
  * json_schema, the grammar, and a text of it. Each text is encoded as the model does
  * and walked through token by token, with a mask before each. Prints, in microseconds,
  * the time from the grammar's text to the first mask, and of the other masks; for each
- * the median, the 99th percentile and the worst. With ROUNDS, texts are walked so many
+ * the median, the 99th percentile and the worst; and the bytes of a state behind each
+ * token. With ROUNDS, texts are walked so many
  * times with one grammar, as many requests would. A line without tabs is a JSON Schema:
  * what is walked is drawn, ROUNDS texts of DRAWN tokens, each one of those allowed with
  * the same chance, as a model without training would write them.
@@ -55,7 +56,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print_times(const char *what, struct times *t)
+static void print_times(const char *what, const char *unit, struct times *t)
 {
     if (t->n == 0) {
         return;
@@ -65,9 +66,9 @@ static void print_times(const char *what, struct times *t)
     for (size_t i = 0; i < t->n; i++) {
         sum += t->us[i];
     }
-    printf("%-12s %8zu   mean %9.1f   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f us\n", what,
+    printf("%-12s %8zu   mean %9.1f   p50 %9.1f   p90 %9.1f   p99 %9.1f   worst %9.1f %s\n", what,
            t->n, sum / (double)t->n, t->us[t->n / 2], t->us[t->n * 9 / 10], t->us[t->n * 99 / 100],
-           t->us[t->n - 1]);
+           t->us[t->n - 1], unit);
 }
 
 static const char *token_bytes(const void *arg, int32_t id, size_t *ret_len)
@@ -90,6 +91,7 @@ struct bench {
     uint64_t drawn;                    /* state of what is drawn */
     struct times first, next;          /* first masks, the others */
     struct times taken;                /* of taking a drawn token */
+    struct times bytes;                /* of a state behind a token */
     int64_t refused, rejected, tokens; /* grammars, texts, tokens walked */
     int64_t work, most_work;           /* of the masks of given texts, and of one */
     int rounds;
@@ -118,6 +120,7 @@ static bool walk(struct bench *b, struct grammar *g, const struct token_list *id
         ok = b->mask[ids->id[i] / 32] >> (ids->id[i] % 32) & 1;
         ok = ok && constraint_accept(c, ids->id[i], &(int64_t){INT64_MAX}) == 0;
         constraint_settle(c);
+        add_time(&b->bytes, (double)constraint_bytes(c));
     }
     constraint_free(c);
     return ok;
@@ -184,6 +187,7 @@ static void walk_drawn(struct bench *b, struct grammar *g)
         }
         constraint_settle(c);
         add_time(&b->taken, now_us() - at);
+        add_time(&b->bytes, (double)constraint_bytes(c));
         b->tokens++;
     }
     constraint_free(c);
@@ -267,12 +271,14 @@ int main(int argc, char **argv)
            (long long)b.refused, (long long)b.rejected);
     printf("%lld units of work for the masks of given texts, %lld for one at most\n",
            (long long)b.work, (long long)b.most_work);
-    print_times("first mask", &b.first);
-    print_times("masks", &b.next);
-    print_times("tokens", &b.taken);
+    print_times("first mask", "us", &b.first);
+    print_times("masks", "us", &b.next);
+    print_times("tokens", "us", &b.taken);
+    print_times("state", "bytes", &b.bytes);
     free(b.first.us);
     free(b.next.us);
     free(b.taken.us);
+    free(b.bytes.us);
     free(b.mask);
     constrain_vocab_free(b.vocab);
     tokenizer_free(t);

@@ -316,6 +316,12 @@ SMALL_SCHEMA = {
 }
 CHOICES = ["yes", "no", "日本", "a\nb"]
 EXPRESSION = "[ab]{1,3}(c|[0-9])"
+# A frequent word of the bundled model's stories begins a tag, so that tags are met.
+TAG_BEGIN, TAG_END = " and", "!"
+TAGS = {
+    "structures": [{"begin": TAG_BEGIN, "schema": SMALL_SCHEMA, "end": TAG_END}],
+    "triggers": [TAG_BEGIN],
+}
 CONSTRAINTS = (
     "response_format",
     "structured_outputs",
@@ -345,6 +351,7 @@ def draw_structured(rng, facts):
             {"choice": CHOICES},
             {"grammar": f"start: /{EXPRESSION}/"},
             {"json_object": True},
+            {"structural_tag": TAGS},
             {},
         ]
     )
@@ -358,6 +365,7 @@ def draw_format(rng, facts):
             {"type": "json_object"},
             {"type": "json_schema", "json_schema": schema},
             {"type": "json_schema", "json_schema": schema | {"strict": True}},
+            {"type": "structural_tag"} | TAGS,
         ]
     )
 

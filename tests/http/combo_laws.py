@@ -14,6 +14,8 @@ from combo_draw import (
     CHOICES,
     EXPRESSION,
     GENERATING,
+    TAG_BEGIN,
+    TAG_END,
     calls_wanted,
     constraint_of,
     is_beam,
@@ -334,6 +336,15 @@ def is_small(text):
     )
 
 
+def tags_are_small(text):
+    """Whether what stands in each tag is valid by SMALL_SCHEMA, and each tag ends."""
+    for part in text.split(TAG_BEGIN)[1:]:
+        value, end, _ = part.partition(TAG_END)
+        if not end or not is_small(value):
+            return False
+    return True
+
+
 def obeys(name, value, text):
     """Whether a text that its grammar ended is what the field asks for."""
     if name == "structured_outputs":
@@ -347,6 +358,7 @@ def obeys(name, value, text):
             "regex": lambda t: re.fullmatch(EXPRESSION, t),
             "grammar": lambda t: re.fullmatch(EXPRESSION, t),
             "choice": lambda t: t in CHOICES,
+            "structural_tag": tags_are_small,
         }[kind](text)
     except ValueError:
         return False

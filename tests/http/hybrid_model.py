@@ -104,6 +104,27 @@ def nemotron_tensors():
                 yield from ((f"{at}{part}.up_proj.weight", [width, HIDDEN]), (f"{at}{part}.down_proj.weight", [HIDDEN, width]))
 
 
+def lfm2_tensors():
+    """Short convolutions and attention, experts behind the first layer."""
+    n, width = LFM2["num_experts"], LFM2["moe_intermediate_size"]
+    yield from ends("model.embedding_norm.weight")
+    for i, kind in enumerate(LFM2["layer_types"]):
+        at = f"model.layers.{i}."
+        yield from ((at + "operator_norm.weight", [HIDDEN]), (at + "ffn_norm.weight", [HIDDEN]))
+        if kind == "full_attention":
+            yield from ((name.replace("o_proj", "out_proj"), shape) for name, shape in attention(at + "self_attn.", 1))
+            yield from ((at + f"self_attn.{n}_layernorm.weight", [HEAD_DIM]) for n in "qk")
+        else:
+            yield from ((at + "conv.in_proj.weight", [3 * HIDDEN, HIDDEN]), (at + "conv.conv.weight", [HIDDEN, 1, LFM2["conv_L_cache"]]),
+                        (at + "conv.out_proj.weight", [HIDDEN, HIDDEN]))
+        at += "feed_forward."
+        if i > 0:
+            yield from ((at + "gate.weight", [n, HIDDEN]), (at + "expert_bias", [n]))
+        for part, rows in [("", MLP)] if i == 0 else [(f"experts.{e}.", width) for e in range(n)]:
+            yield from ((at + part + "w1.weight", [rows, HIDDEN]), (at + part + "w3.weight", [rows, HIDDEN]),
+                        (at + part + "w2.weight", [HIDDEN, rows]))
+
+
 def ends(norm):
     vocab = demo_config()["vocab_size"]
     yield from (("model.embed_tokens.weight", [vocab, HIDDEN]), (norm, [HIDDEN]), ("lm_head.weight", [vocab, HIDDEN]))
@@ -135,6 +156,8 @@ FALCON = {"num_hidden_layers": 2, "layer_types": None, "rope_theta": 10000.0, "e
 NEMOTRON = {"layer_types": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp", "linear_attention", "moe"],
             "num_hidden_layers": 7, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
             "moe_shared_expert_intermediate_size": 16, "routed_scaling_factor": 1.5, "mlp_hidden_act": "relu2"}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3, "num_dense_layers": 1, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 18, "rope_theta": 10000.0}
 CONFIGS = {
     "qwen35": ("Qwen3_5ForCausalLM", qwen35_tensors,
                {"linear_num_value_heads": DELTA["heads"], "linear_num_key_heads": DELTA["groups"],
@@ -143,6 +166,7 @@ CONFIGS = {
     "bamba": ("BambaForCausalLM", bamba_tensors, SSD_CONFIG),
     "falcon": ("FalconH1ForCausalLM", falcon_tensors, SSD_CONFIG | FALCON),
     "nemotron": ("NemotronHForCausalLM", nemotron_tensors, SSD_CONFIG | NEMOTRON),
+    "lfm2": ("Lfm2MoeForCausalLM", lfm2_tensors, LFM2),
     "granite": ("GraniteMoeHybridForCausalLM", granite_tensors, SSD_CONFIG | GRANITE),
 }
 

@@ -30,6 +30,8 @@ PAINT = {
         },
     },
 }
+# The longest a program may take, however slow the machine: its prompts have 20,000 tokens.
+PROGRAM_S = 1200
 TASK = "Once upon a time there was a little dog. Paint it."
 
 
@@ -167,7 +169,7 @@ class Chooser(BaseHTTPRequestHandler):
 
     def do_GET(self):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        forwarded = HTTPConnection(*self.target, timeout=300)
+        forwarded = HTTPConnection(*self.target, timeout=PROGRAM_S)
         left_out = ("host", "content-length", "connection", "accept-encoding")
         headers = {k: v for k, v in self.headers.items() if k.lower() not in left_out}
         forwarded.request(self.command, self.path, self.choose(body) if body else None, headers)
@@ -219,7 +221,7 @@ def run_program(program, home, workspace, **env):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PROGRAM_S,
         check=False,
     )
 

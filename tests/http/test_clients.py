@@ -56,6 +56,14 @@ def test_langchain_output_by_a_schema(tools_server):
         assert calls and {c["name"] for c in calls} == {"paint"} and set(calls[0]["args"]) == {"colour"}
 
 
+def test_langchain_output_in_json_mode(tools_server):
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    [closing] = tools_server.ask("POST", "/tokenize", json={"prompt": "}", "add_special_tokens": False}).json()["tokens"]
+    llm = langchain.ChatOpenAI(model="demo", base_url=tools_server.url + "/v1", api_key="none", temperature=0, max_retries=0,
+                               max_tokens=20, logit_bias={closing: 100})
+    assert llm.with_structured_output(None, method="json_mode").invoke(HELLO) == {}
+
+
 def test_langchain_by_messages(tools_server):
     langchain = pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
     llm = langchain.ChatAnthropic(model="demo", base_url=tools_server.url, api_key="none", max_tokens=200, max_retries=0)

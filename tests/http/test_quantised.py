@@ -140,7 +140,8 @@ def quantize(*args):
     return subprocess.run([QUIRE, "quantize", *args], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("form, stored, most", [("fp8", "FP8", 0.05), ("int8", "INT8", 0.02), ("int4", "INT4", 0.2)])
+@pytest.mark.parametrize("form, stored, most", [("fp8", "FP8", 0.05), ("int8", "INT8", 0.02), ("int4", "INT4", 0.2),
+                                                ("nvfp4", "FP4", 0.2), ("mxfp4", "FP4", 0.3)])
 def test_what_quantize_writes_is_served(start, tmp_path, form, stored, most):
     made = quantize(DEMO, str(tmp_path / form), "--format", form)
     assert made.returncode == 0, made.stderr
@@ -149,8 +150,11 @@ def test_what_quantize_writes_is_served(start, tmp_path, form, stored, most):
     error = {line.split()[0]: float(line.split()[1]) for line in lines[:-1]}
     with open(tmp_path / form / "model.safetensors", "rb") as f:
         header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-    codes = "weight_packed" if form == "int4" else "weight"
-    assert all(header[name[:-len("weight")] + codes]["dtype"] in ("F8_E4M3", "I8", "I32") for name in error)
+    codes = "weight_packed" if "4" in form else "weight"
+    kinds = {"fp8": "F8_E4M3", "int8": "I8", "int4": "I32"}
+    assert all(header[name[:-len("weight")] + codes]["dtype"] == kinds.get(form, "U8") for name in error)
+    scales = {"nvfp4": "F8_E4M3", "mxfp4": "U8"}
+    assert all(header[name + "_scale"]["dtype"] == scales.get(form, "F32") for name in error)
     if form == "int8":  # what rounding to steps of a row's greatest / 127 does
         exact = read(os.path.join(DEMO, "model.safetensors"))
         for name, e in error.items():

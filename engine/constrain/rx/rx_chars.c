@@ -10,6 +10,9 @@
 #include "engine/constrain/builder.h"
 
 enum { LAST_CODE = 0x10ffff, FIRST_ASTRAL = 0x10000, CLASS_WORK = 8 };
+/* Of sets of many ranges, letters say: those that were made are looked up, and a block
+ * of them takes more work. */
+enum { MANY_RANGES = 32, MANY_WORK = 3 };
 
 struct chars_view {
     struct rx *rx;
@@ -119,7 +122,8 @@ static rx_id block(struct chars_view *v, int digits, uint32_t base)
         return whole ? whole_block(v, digits) : RX_ID_NEVER;
     }
     b.n = 0;
-    for (int d = 0; d < v->radix && budget_work(v->rx->budget, 1); d++) {
+    int work = v->n > MANY_RANGES ? MANY_WORK : 1;
+    for (int d = 0; d < v->radix && budget_work(v->rx->budget, work); d++) {
         uint32_t at = base + step * (uint32_t)d;
         rx_id rest = digits > 1            ? block(v, digits - 1, at)
                      : coverage(v, at, at) ? RX_ID_EMPTY
@@ -338,11 +342,27 @@ static void remember(struct grammar_builder *b, rx_id x, int32_t first)
     }
     if (!b->chars_of[x] && budget_grow(&b->budget, &b->chars, &b->cap_chars,
                                        (int64_t)b->n_chars + 1, sizeof(*b->chars))) {
-        b->chars[b->n_chars] = (struct rx_chars){first, b->n_ranges - first, 0};
+        b->chars[b->n_chars] = (struct rx_chars){first, b->n_ranges - first, x, 0};
         b->chars_of[x] = ++b->n_chars;
     } else {
         b->n_ranges = first;
     }
+}
+
+/* The node that was made of the same ranges as [first, n_ranges), if they are many; 0:
+ * none. */
+static rx_id find_class(struct grammar_builder *b, int32_t first)
+{
+    int32_t n = b->n_ranges - first;
+
+    for (int32_t i = 0; n > MANY_RANGES && i < b->n_chars && budget_work(&b->budget, 1); i++) {
+        const struct rx_chars *c = &b->chars[i];
+        if (c->n == n &&
+            memcmp(b->range + c->first, b->range + first, (size_t)n * sizeof(*b->range)) == 0) {
+            return c->x;
+        }
+    }
+    return 0;
 }
 
 rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_t n, bool negated)
@@ -368,7 +388,12 @@ rx_id rx_class(struct grammar_builder *b, const struct code_range *range, int32_
     if (b->budget.failed) {
         return 0;
     }
-    rx_id x = rx_utf8(&b->rx, b->range + first, b->n_ranges - first);
+    rx_id x = find_class(b, first);
+    if (x) {
+        b->n_ranges = first;
+        return x;
+    }
+    x = rx_utf8(&b->rx, b->range + first, b->n_ranges - first);
     remember(b, x, first);
     if (n == 0 && negated) {
         b->any_char = x;
@@ -384,10 +409,25 @@ rx_id rx_any(struct grammar_builder *b)
     return b->any;
 }
 
+/* Whether a text has more characters, each a node of its own, than a grammar may have
+ * nodes: none of them need be made. */
+static bool too_long(struct grammar_builder *b, const char *text, size_t len)
+{
+    int64_t n = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        n += ((uint8_t)text[i] & 0xc0) != 0x80;
+    }
+    return n > b->budget.max_items && !budget_fail(&b->budget, ERR_FULL, "items");
+}
+
 static rx_id bytes_of(struct grammar_builder *b, const char *text, size_t len, bool any_case)
 {
     rx_id x = RX_ID_EMPTY;
 
+    if (too_long(b, text, len)) {
+        return 0;
+    }
     for (size_t at = len; at > 0 && x;) {
         size_t from = at - 1;
         while (from > 0 && at - from < 4 && ((uint8_t)text[from] & 0xc0) == 0x80) {

@@ -128,8 +128,10 @@ static int put_tools(struct translation *t, cJSON *body)
                              json_kind(tools));
     }
     for (cJSON *v = tools ? tools->child : NULL; v && !rc; v = v->next) {
+        t->entry = i + 1;
         rc = put_tool(t, v, i++, &list);
     }
+    t->entry = 0;
     return rc;
 }
 

@@ -139,11 +139,11 @@ static int put_user(struct translation *t, cJSON *message, int i)
         tree_end_message(t, m);
         return rc;
     }
-    for (cJSON *v = content->child; v && !rc; v = v->next) {
+    for (cJSON *v = content->child; v && !rc && !tree_full(t); v = v->next) {
         const cJSON *type = block_type(t, v, i);
         rc = !type ? error_of(t) : json_is(type, "tool_result") ? put_result(t, v, i) : 0;
     }
-    for (cJSON *v = content->child; v && !rc; v = v->next) {
+    for (cJSON *v = content->child; v && !rc && !tree_full(t); v = v->next) {
         const cJSON *type = tree_member(v, "type");
         if (json_is(type, "text")) {
             m = m ? m : tree_add_message(t, "user");
@@ -215,7 +215,7 @@ static bool is_foreign(const cJSON *type)
 
 static int put_blocks(struct translation *t, cJSON *m, cJSON *content, struct buf *thoughts, int i)
 {
-    for (cJSON *v = content->child; v; v = v->next) {
+    for (cJSON *v = content->child; v && !tree_full(t); v = v->next) {
         const cJSON *type = block_type(t, v, i);
         int rc = 0;
         if (!type) {
@@ -315,9 +315,11 @@ int messages_put_input(struct translation *t, cJSON *body)
                              messages ? "messages must be a list of at least one message"
                                       : "messages is missing; give a list of {role, content}");
     }
-    for (cJSON *m = rc ? NULL : messages->child; m && !rc; m = m->next) {
+    for (cJSON *m = rc ? NULL : messages->child; m && !rc && !tree_full(t); m = m->next) {
+        t->entry = i + 1;
         rc = put_turn(t, m, i++);
     }
+    t->entry = 0;
     continue_last(t);
     return rc;
 }

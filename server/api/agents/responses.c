@@ -328,10 +328,17 @@ static bool is_left_out(const cJSON *allowed, const cJSON *tool)
     return allowed != NULL;
 }
 
+/* The error of a list of more functions than a chat may have. */
+static int refuse_count(struct translation *t, const char *field, const char *list)
+{
+    return err_set_param(t->e, ERR_INVALID, field, "%s has more than %d functions", list,
+                         LIMIT_TOOLS);
+}
+
 static int put_tools(struct translation *t, cJSON *body, const cJSON *allowed)
 {
     cJSON *tools = tree_member(body, "tools"), *list = NULL;
-    int i = 0;
+    int i = 0, n = 0;
 
     t->field = "tools";
     for (cJSON *v = tools ? tools->child : NULL; v; v = v->next, i++) {
@@ -343,12 +350,17 @@ static int put_tools(struct translation *t, cJSON *body, const cJSON *allowed)
             ignore_tool(t, type->valuestring);
             continue;
         }
+        if (++n > LIMIT_TOOLS) {
+            return refuse_count(t, "tools", "tools");
+        }
         if (is_left_out(allowed, v)) {
             continue;
         }
         list = list ? list : tree_add_list(t, t->chat, "tools");
+        t->entry = i + 1;
         tree_add_function(t, list, v, "parameters");
     }
+    t->entry = 0;
     return 0;
 }
 
@@ -363,6 +375,9 @@ static int put_choice(struct translation *t, cJSON *body)
         if (!cJSON_IsArray(allowed) || !cJSON_IsString(tree_member(choice, "mode"))) {
             return err_set_param(t->e, ERR_INVALID, "tool_choice",
                                  "tool_choice of type allowed_tools needs a mode and tools");
+        }
+        if (cJSON_GetArraySize(allowed) > LIMIT_TOOLS) {
+            return refuse_count(t, "tool_choice", "tool_choice.tools");
         }
     }
     int rc = put_tools(t, body, allowed);

@@ -224,9 +224,11 @@ int responses_put_input(struct translation *t, cJSON *body)
         put_text_message(t, "user", tree_take(body, "input"));
         return 0;
     }
-    for (cJSON *v = input->child; v && !rc; v = v->next) {
+    for (cJSON *v = input->child; v && !rc && !tree_full(t); v = v->next) {
+        t->entry = i + 1;
         rc = put_item(&in, v, i++);
     }
+    t->entry = 0;
     /* Clients that look whether a server answers send no items at all. */
     if (!rc && !input->child) {
         tree_add_word(t, tree_add_message(t, "user"), "content", "");

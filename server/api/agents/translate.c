@@ -93,6 +93,9 @@ void tree_add_function(struct translation *t, cJSON *list, cJSON *tool, const ch
 {
     cJSON *entry = tree_add_object(t, list, NULL);
 
+    if (entry) {
+        entry->valueint = t->entry;
+    }
     tree_add_word(t, entry, "type", "function");
     cJSON *function = tree_add_object(t, entry, "function");
     tree_move(t, tool, "name", function, "name");
@@ -101,10 +104,19 @@ void tree_add_function(struct translation *t, cJSON *list, cJSON *tool, const ch
     tree_move(t, tool, "strict", function, "strict");
 }
 
+bool tree_full(const struct translation *t)
+{
+    return t->n_messages > LIMIT_MESSAGES || t->n_calls > LIMIT_TOOL_CALLS;
+}
+
 cJSON *tree_add_message(struct translation *t, const char *role)
 {
+    t->n_messages++;
     cJSON *m = tree_add_object(t, t->messages, NULL);
 
+    if (m) {
+        m->valueint = t->entry;
+    }
     tree_add_word(t, m, "role", role);
     return m;
 }
@@ -144,6 +156,7 @@ void tree_add_call(struct translation *t, cJSON *message, cJSON *id, cJSON *name
 {
     cJSON *calls = tree_member(message, "tool_calls");
 
+    t->n_calls++;
     calls = calls ? calls : tree_add_list(t, message, "tool_calls");
     cJSON *call = tree_add_object(t, calls, NULL);
     tree_add(t, call, "id", id);
@@ -263,6 +276,9 @@ static bool system_to_user(struct translation *t, int first)
             cJSON *turn = cJSON_CreateObject();
             tree_add_word(t, turn, "role", "user");
             append_marked(t, tree_add_list(t, turn, "content"), m);
+            if (turn) {
+                turn->valueint = m->valueint;
+            }
             if (!turn || !cJSON_ReplaceItemViaPointer(t->messages, m, turn)) {
                 t->failed = true;
                 return true;
@@ -291,6 +307,9 @@ int translated_read(struct completion *c, cJSON *chat, const struct api_context 
     int rc = chat_read(c, chat, ctx, e);
 
     t.messages = cJSON_GetObjectItemCaseSensitive(chat, "messages");
+    if (rc) {
+        translated_message_error(&t, e);
+    }
     for (int first = 1; first >= 0 && rc == ERR_INVALID && !c->prompt; first--) {
         struct err again = {0};
         if (!system_to_user(&t, first)) {
@@ -300,6 +319,7 @@ int translated_read(struct completion *c, cJSON *chat, const struct api_context 
         int second = t.failed ? err_nomem(&again, "messages") : chat_read(c, chat, ctx, &again);
         if (second != ERR_INVALID) {
             if (second && e) {
+                translated_message_error(&t, &again);
                 *e = again;
             }
             rc = second;

@@ -21,6 +21,10 @@ struct translation {
     cJSON *chat;       /* the chat request's tree; the caller's */
     cJSON *messages;   /* its list of messages */
     const char *field; /* the body's field that is read, for errors */
+    int entry;         /* the entry of its list that is read, from 1; 0: none. Messages and tools
+                        * of the tree have it as their valueint, for errors, too */
+    int n_messages;    /* that were added, and calls in them: once they are more than a */
+    int n_calls;       /* chat may have, no further ones are read, and the chat is refused */
     bool counts;       /* the prompt's tokens are only counted */
     bool failed;       /* out of memory */
     struct err *e;
@@ -59,6 +63,8 @@ void tree_move(struct translation *t, cJSON *object, const char *from, cJSON *to
 /* A function at the end of a list of tools: the members of `tool`, whose schema is
  * called `schema`, are moved into it. */
 void tree_add_function(struct translation *t, cJSON *list, cJSON *tool, const char *schema);
+/* Whether there are more messages or calls than chat_read takes. */
+bool tree_full(const struct translation *t);
 /* A new last message of this role. */
 cJSON *tree_add_message(struct translation *t, const char *role);
 /* A system message at the end; those that begin the conversation are one. Its content
@@ -88,6 +94,10 @@ void ignore_tool(struct translation *t, const char *type);
 int refuse_entry(struct translation *t, int i, const char *what);
 /* The error of the object at `where`, whose type this server does not take. */
 int refuse_type(struct translation *t, int i, const char *where, const cJSON *type);
+/* Put the words of the body in the place of the chat request's in an error: in one of
+ * reading t->messages, before these are changed, and in any. */
+void translated_message_error(const struct translation *t, struct err *e);
+void translated_error(const struct translation *t, struct err *e);
 /* Whether `v` is a string without the character NUL. */
 bool is_plain_string(const cJSON *v);
 

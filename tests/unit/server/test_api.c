@@ -473,7 +473,20 @@ static void test_refused_depth_and_size(void **state)
     }
     strcpy(wide + at, "]}");
     assert_int_equal(parse(&c, wide, &e), ERR_INVALID);
+    assert_non_null(strstr(e.text, "a field of more than 131072 values"));
+
+    memmove(wide + 9, wide + 4, strlen(wide + 4) + 1);
+    memcpy(wide, "{\"prompt\"", 9); /* token ids may be more */
+    assert_int_equal(parse(&c, wide, &e), ERR_INVALID);
     assert_non_null(strstr(e.text, "more than 1048576 values"));
+
+    at = (size_t)sprintf(wide, "{\"a\":[{\"b\":1}");
+    for (int i = 0; i < LIMIT_JSON_NAMES / 4; i++) {
+        at += (size_t)sprintf(wide + at, ",{\"b\":1,\"c\":1,\"d\":1,\"e\":1}");
+    }
+    strcpy(wide + at, "]}");
+    assert_int_equal(parse(&c, wide, &e), ERR_INVALID);
+    assert_non_null(strstr(e.text, "more than 65536 members together"));
 
     at = (size_t)sprintf(wide, "{\"prompt\":\"x\"");
     for (int i = 0; i < LIMIT_JSON_MEMBERS; i++) {

@@ -20,6 +20,7 @@ static struct {
     enum grammar_kind kind;
     int32_t n_tools;
     int n_compiled, n_failing;
+    int64_t work; /* that compiling a grammar takes */
 } asked;
 
 static int render(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
@@ -43,10 +44,11 @@ static int format_grammar(void *arg, const struct chat_tools *t, const char *ans
 }
 
 /* A grammar with the word "impossible" cannot be enforced. */
-static int compile(void *arg, enum grammar_kind kind, const char *text, size_t len,
+static int compile(void *arg, enum grammar_kind kind, const char *text, size_t len, int64_t *work,
                    struct grammar **ret, struct err *e)
 {
     (void)arg, (void)ret;
+    *work -= asked.work;
     asked.kind = kind;
     asked.n_compiled++;
     snprintf(asked.text, sizeof(asked.text), "%.*s", (int)len, text);
@@ -267,6 +269,32 @@ static void test_templates_get_what_they_take(void **state)
     completion_release(&c);
 }
 
+/* Models write numbers that templates cannot hold; see template_numbers_round. */
+static void test_numbers_of_calls_are_rounded(void **state)
+{
+    static const char *const cases[][2] = {
+        {"12345678901234567890123", "1.2345678901234568e+22"},
+        {"9223372036854775807", "9223372036854775807"},
+        {"9223372036854775808", "9.2233720368547758e+18"},
+        {"[-1e999]", "[-1.7976931348623157e+308]"},
+        {"0.3333333333333333333333333333333333333333333333333333333333333", "0.33333333333333331"},
+    };
+    struct api_context ctx = context_with_tools();
+    char body[600], want[200];
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct completion c;
+        struct err e;
+        snprintf(body, sizeof(body), HISTORY(CALLED(CALL("a", "f", "{\\\"x\\\": %s}"))),
+                 cases[i][0]);
+        snprintf(want, sizeof(want), "\"arguments\":{\"x\":%s}", cases[i][1]);
+        assert_int_equal(parse_with(&ctx, &c, body, &e), 0);
+        assert_non_null(strstr(asked.context, want));
+        completion_release(&c);
+    }
+}
+
 static void test_reasoning_is_accepted_under_both_names(void **state)
 {
     static const char want[] = "\"reasoning_content\":\"hm\",\"reasoning\":\"hm\"";
@@ -470,6 +498,46 @@ static void test_a_lax_tool_that_cannot_be_enforced_is_named(void **state)
            "tools", "tools.f.parameters: cannot enforce");
 }
 
+/* What all schemas of a request take is limited: those that are not tried any more
+ * count as schemas that cannot be enforced. */
+static void test_schemas_share_the_work_of_a_request(void **state)
+{
+    enum { N = 100, WORK = 200000, MOST = 2600000 };
+    struct api_context ctx = context_with_tools();
+    struct completion c;
+    struct buf b;
+    struct err e;
+
+    (void)state;
+    for (int strict = 0; strict < 2; strict++) {
+        memset(&asked, 0, sizeof(asked));
+        asked.work = WORK;
+        buf_init(&b, 1 << 20);
+        buf_puts(&b, "{\"messages\":[" USER "],\"tool_choice\":\"required\",\"tools\":[");
+        for (int i = 0; i < N; i++) {
+            buf_printf(&b,
+                       "%s{\"type\":\"function\",\"function\":{\"name\":\"f%d\",\"strict\":%s,"
+                       "\"parameters\":{\"type\":\"object\",\"title\":\"%s\"}}}",
+                       i ? "," : "", i, i && strict ? "true" : "false", i ? "a" : "impossible");
+        }
+        buf_puts(&b, "]}");
+        assert_false(b.failed);
+        int rc = parse_with(&ctx, &c, b.data, &e);
+        buf_release(&b);
+        assert_in_range(asked.n_compiled, 3, MOST / WORK);
+        if (strict) {
+            assert_int_equal(rc, ERR_INVALID);
+            assert_non_null(strstr(e.text, "too many steps to compile"));
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        assert_non_null(strstr(c.ignored, "tools.f0.parameters, "));
+        assert_non_null(strstr(c.ignored, "tools.f7.parameters"));
+        assert_null(strstr(c.ignored, "tools.f6.parameters"));
+        completion_release(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -479,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_a_model_without_tools_says_so),
         cmocka_unit_test(test_calls_reach_the_template),
         cmocka_unit_test(test_templates_get_what_they_take),
+        cmocka_unit_test(test_numbers_of_calls_are_rounded),
         cmocka_unit_test(test_reasoning_is_accepted_under_both_names),
         cmocka_unit_test(test_wrong_histories_are_refused),
         cmocka_unit_test(test_fields_become_variables),
@@ -487,6 +556,7 @@ int main(void)
         cmocka_unit_test(test_what_cannot_be_constrained_is_named),
         cmocka_unit_test(test_tools_and_answers_make_one_grammar),
         cmocka_unit_test(test_a_lax_tool_that_cannot_be_enforced_is_named),
+        cmocka_unit_test(test_schemas_share_the_work_of_a_request),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

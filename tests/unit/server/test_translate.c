@@ -76,6 +76,59 @@ static void refused(translate_fn *how, const char *body, const char *param, cons
     completion_release(&c);
 }
 
+/* A body of n entries, of which as many as a chat may have are translated, and one
+ * more: what refuses the chat need not see the others. Returns the messages or calls of
+ * it. */
+static int translated(translate_fn *how, const char *head, const char *entry, int n,
+                      const char *tail, const char *counted)
+{
+    struct completion c;
+    struct err e = {0};
+    struct buf b, body;
+    int found = 0;
+
+    buf_init(&body, 1 << 22);
+    buf_puts(&body, head);
+    for (int i = 0; i < n; i++) {
+        buf_printf(&body, "%s%s", i ? "," : "", entry);
+    }
+    buf_puts(&body, tail);
+    assert_false(body.failed);
+    assert_int_equal(translate(&b, &c, how, body.data, &e), 0);
+    for (const char *at = b.data; (at = strstr(at, counted)); at++) {
+        found++;
+    }
+    buf_release(&body);
+    buf_release(&b);
+    completion_release(&c);
+    return found;
+}
+
+static void no_more_is_translated_than_a_chat_may_have(void **state)
+{
+    static const char role[] = "\"role\":", call[] = "\"type\":\"function\"";
+
+    (void)state;
+    assert_int_equal(translated(messages_translate, "{'max_tokens':5,'messages':[",
+                                "{'role':'user','content':''}", 9000, "]}", role),
+                     LIMIT_MESSAGES + 1);
+    assert_int_equal(translated(messages_translate,
+                                "{'max_tokens':5,'messages':[{'role':'user','content':[",
+                                "{'type':'tool_result','tool_use_id':'c'}", 9000, "]}]}", role),
+                     LIMIT_MESSAGES + 1);
+    assert_int_equal(translated(messages_translate,
+                                "{'max_tokens':5,'messages':[{'role':'assistant','content':[",
+                                "{'type':'tool_use','id':'c','name':'f'}", 9000, "]}]}", call),
+                     LIMIT_TOOL_CALLS + 1);
+    assert_int_equal(translated(responses_translate, "{'input':[", "{'role':'user','content':''}",
+                                9000, "]}", role),
+                     LIMIT_MESSAGES + 1);
+    assert_int_equal(translated(responses_translate, "{'input':[",
+                                "{'type':'function_call','call_id':'c','name':'f','arguments':''}",
+                                9000, "]}", call),
+                     LIMIT_TOOL_CALLS + 1);
+}
+
 /* ---- messages ---- */
 
 #define M "'max_tokens':5,'messages':"
@@ -561,6 +614,7 @@ int main(void)
         cmocka_unit_test(more_tokens_than_fit_are_cut_to_what_fits),
         cmocka_unit_test(system_messages_that_the_template_refuses_become_marked_user_turns),
         cmocka_unit_test(prompts_are_counted),
+        cmocka_unit_test(no_more_is_translated_than_a_chat_may_have),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
