@@ -168,6 +168,8 @@ struct model_config {
     bool tied;           /* the output head is the embedding */
     bool qkv_bias, o_bias, mlp_bias;   /* these products have a bias */
     bool qk_norm;                      /* q and k are normed per head */
+    bool norm_last;                    /* behind the rotation */
+    bool ungated_mlp;                  /* MLPs have no gate: act(u) * u, where u is what up makes */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
     float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
     /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
@@ -254,7 +256,8 @@ struct model {
     /* owned, mapped while the model lives: a backend may read weights in place; NULL:
      * dummy weights */
     struct checkpoint *checkpoint;
-    struct transformer *weights; /* owned; layers.h */
+    const struct weight_format *expert_format; /* of dummy weights of experts; NULL: floats */
+    struct transformer *weights;               /* owned; layers.h */
 
     /* Of the last pipeline stage. */
     struct mat hidden;       /* [max_tokens, embed_dim] after the final norm; see model_gathers */
@@ -296,11 +299,12 @@ struct architecture {
     bool wrapper;         /* config.json has the text model's in its text_config */
     float logit_scale;    /* default; 0: 1 */
     int32_t dense_layers; /* default: so many layers from the first on have no experts */
+    int32_t n_shared;     /* default: experts that all tokens have, each as wide as the others */
     float swiglu_limit;   /* default of expert_config.swiglu_limit */
     bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
     bool norm_from_one;   /* norm weights are 1 + w */
     bool gated_attention;
-    bool delta, ssd;              /* its recurrent layers are of this kind */
+    bool delta, ssd, conv;        /* its recurrent layers are of this kind */
     bool granite;                 /* an MLP called shared; rotates only where told to */
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
     bool optional_experts;        /* some of its models have none */
@@ -308,6 +312,8 @@ struct architecture {
     bool choice_bias; /* experts are chosen with a bias, whatever their scores are */
     bool falcon;      /* a recurrence beside attention in every layer, with factors */
     bool nemotron;    /* a layer is one of a recurrence, attention, an MLP and experts */
+    bool ungated_mlp; /* as in struct model_config */
+    bool norm_last;   /* as in struct model_config */
 };
 
 struct tensor_spec; /* layers.h */

@@ -12,7 +12,7 @@
 enum { MOST_TOKENS = 1 << 20, DEFAULT_TOKENS = 8192, MOST_TEXT_BYTES = 64 << 20 };
 
 static const char USAGE[] =
-    "usage: quire quantize FROM TO --format fp8|int8|int4\n"
+    "usage: quire quantize FROM TO --format fp8|int8|int4|nvfp4|mxfp4\n"
     "                      [--text FILE [--tokens N] [--smooth ALPHA | --search]]\n\n"
     "Writes the directory TO, which must not exist: the model of the Hugging Face directory\n"
     "FROM with its linear layers rounded to nearest, in the form of compressed-tensors.\n"
@@ -30,16 +30,22 @@ struct arguments {
     struct quantise_options options;
 };
 
-static bool format_named(const char *name, enum weight_format_id *ret)
+static bool format_named(const char *name, struct quantise_options *ret)
 {
     static const struct {
         const char *name;
         enum weight_format_id id;
-    } FORMATS[] = {{"fp8", FORMAT_FP8}, {"int8", FORMAT_INT8}, {"int4", FORMAT_INT4}};
+        int32_t fp4_group;
+    } FORMATS[] = {{"fp8", FORMAT_FP8, 0},
+                   {"int8", FORMAT_INT8, 0},
+                   {"int4", FORMAT_INT4, 0},
+                   {"nvfp4", FORMAT_FP4, 16},
+                   {"mxfp4", FORMAT_FP4, 32}};
 
     for (size_t i = 0; i < ARRAY_LEN(FORMATS); i++) {
         if (strcmp(name, FORMATS[i].name) == 0) {
-            *ret = FORMATS[i].id;
+            ret->format = FORMATS[i].id;
+            ret->fp4_group = FORMATS[i].fp4_group;
             return true;
         }
     }
@@ -60,7 +66,7 @@ static bool read_option(struct arguments *a, const char *name, const char *value
     double x;
 
     if (strcmp(name, "--format") == 0) {
-        return format_named(value, &a->options.format);
+        return format_named(value, &a->options);
     }
     if (strcmp(name, "--text") == 0) {
         a->text = value;

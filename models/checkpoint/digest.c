@@ -37,6 +37,8 @@ static uint64_t config_digest(const struct model_config *c)
                              c->o_bias,
                              c->mlp_bias,
                              c->qk_norm,
+                             c->norm_last,
+                             c->ungated_mlp,
                              c->scale_by_layer,
                              c->rope.kind,
                              c->rope.rot_dim,

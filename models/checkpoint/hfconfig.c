@@ -50,6 +50,10 @@ static const struct field FIELDS[] = {
     {"intermediate_size", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"ffn_dim", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"n_inner", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
+    {"block_ff_dim", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
+    {"block_multiple_of", FIELD_INT, AT(width_multiple), 1, LIMIT_HIDDEN},
+    {"block_ffn_dim_multiplier", FIELD_REAL, AT(width_factor), 1e-3, 1e3},
+    {"block_auto_adjust_ff_dim", FIELD_BOOL, AT(adjusts_width), 0, 0},
     {"vocab_size", FIELD_INT, AT(vocab), 1, LIMIT_VOCAB},
     {"word_embed_proj_dim", FIELD_INT, AT(embed_dim), 1, LIMIT_HIDDEN},
     {"max_position_embeddings", FIELD_INT, AT(max_positions), 1, 1 << 30},
@@ -67,6 +71,7 @@ static const struct field FIELDS[] = {
     {"num_experts_per_tok", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
     {"top_k_experts", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
     {"moe_k", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
+    {"moe_topk", FIELD_INT, AT(top_experts), 1, LIMIT_EXPERTS},
     {"moe_intermediate_size", FIELD_INT, AT(expert_intermediate), 1, LIMIT_HIDDEN * 8},
     {"shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0, LIMIT_HIDDEN * 8},
     {"moe_shared_expert_intermediate_size", FIELD_INT, AT(shared_intermediate), 0,
@@ -84,6 +89,7 @@ static const struct field FIELDS[] = {
     {"mamba_d_head", FIELD_INT, AT(state_value_dim), 1, LIMIT_HEAD_DIM},
     {"linear_conv_kernel_dim", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_d_conv", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
+    {"conv_L_cache", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_expand", FIELD_INT, AT(state_expand), 1, 64},
     {"mamba_d_ssm", FIELD_INT, AT(state_inner), 1, LIMIT_HIDDEN * 8},
     {"mamba_num_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
@@ -100,12 +106,19 @@ static const struct field FIELDS[] = {
     {"mamba_rms_norm", FIELD_BOOL, AT(state_norm), 0, 0},
     {"mamba_norm_before_gate", FIELD_BOOL, AT(norm_before_gate), 0, 0},
     {"use_conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
+    {"conv_bias", FIELD_BOOL, AT(conv_bias), 0, 0},
+    {"use_expert_bias", FIELD_BOOL, AT(expert_bias), 0, 0},
+    {"moe_router_enable_expert_bias", FIELD_BOOL, AT(expert_bias), 0, 0},
+    {"use_cla", FIELD_BOOL, AT(shared_caches), 0, 0},
     {"n_routed_experts", FIELD_INT, AT(n_experts), 0, LIMIT_EXPERTS},
     {"n_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
     {"moe_num_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
+    {"num_shared_experts", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
+    {"num_shared_expert", FIELD_INT, AT(n_shared), 0, LIMIT_EXPERTS},
     {"n_group", FIELD_INT, AT(n_groups), 1, LIMIT_EXPERTS},
     {"topk_group", FIELD_INT, AT(top_groups), 1, LIMIT_EXPERTS},
     {"first_k_dense_replace", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
+    {"num_dense_layers", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
     {"moe_layer_start_index", FIELD_INT, AT(dense_layers), 0, LIMIT_LAYERS},
     {"moe_layer_end_index", FIELD_INT, AT(last_expert_layer), -1, LIMIT_LAYERS},
     {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
@@ -123,6 +136,7 @@ static const struct field FIELDS[] = {
     {"rope_interleave", FIELD_BOOL, AT(interleaved), 0, 0},
     {"num_nextn_predict_layers", FIELD_INT, AT(n_draft_layers), 0, LIMIT_LAYERS},
     {"rms_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
+    {"norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_eps", FIELD_REAL, AT(norm_eps), 0, 1},
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
@@ -145,6 +159,7 @@ static const struct field FIELDS[] = {
     {"ssm_out_multiplier", FIELD_REAL, AT(state_out_factor), 1e-6, 1e6},
     {"residual_multiplier", FIELD_REAL, AT(residual_factor), 1e-6, 1e6},
     {"tie_word_embeddings", FIELD_BOOL, AT(tied), 0, 0},
+    {"tie_embedding", FIELD_BOOL, AT(tied), 0, 0},
     {"attention_bias", FIELD_BOOL, AT(attention_bias), 0, 0},
     {"mlp_bias", FIELD_BOOL, AT(mlp_bias), 0, 0},
     {"attention_k_eq_v", FIELD_BOOL, AT(k_eq_v), 0, 0},
@@ -179,6 +194,7 @@ static const struct field ROPE_FIELDS[] = {
     {"mscale_all_dim", FIELD_REAL, AT(mscale_all_dim), 0, 1e3},
     {"attention_factor", FIELD_REAL, AT(attention_factor), 1e-6, 1e3},
     {"llama_4_scaling_beta", FIELD_REAL, AT(position_beta), 0, 1e3},
+    {"alpha", FIELD_REAL, AT(alpha), 1e-6, 1e9},
     {"truncate", FIELD_BOOL, AT(truncate), 0, 0},
     {"original_max_position_embeddings", FIELD_INT, AT(rope_original_positions), 1, 1 << 30},
     {NULL, 0, 0, 0, 0},
@@ -410,7 +426,8 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
         }
         bool mlp = strcmp(text, "mlp") == 0, experts = strcmp(text, "moe") == 0;
         bool windowed = strcmp(text, "sliding_attention") == 0;
-        bool recurrent = strcmp(text, "linear_attention") == 0 || strcmp(text, "mamba") == 0;
+        bool recurrent = strcmp(text, "linear_attention") == 0 || strcmp(text, "mamba") == 0 ||
+                         strcmp(text, "conv") == 0;
         if (!windowed && !recurrent && !mlp && !experts && strcmp(text, "full_attention") != 0 &&
             strcmp(text, "attention") != 0) {
             return json_fail(j,
@@ -477,6 +494,25 @@ static bool read_mlp_types(struct json *j, struct raw_config *raw)
         }
     }
     raw->dense_layers = 0; /* each layer is named */
+    return !j->failed;
+}
+
+/* In place of a whole number a list that has the same one for each layer (HunYuan). */
+static bool read_alike(struct json *j, const struct field *f, int32_t *ret)
+{
+    int32_t value;
+
+    *ret = -1;
+    json_enter_array(j);
+    while (json_next_element(j)) {
+        if (!read_int(j, f->key, f->min, f->max, &value)) {
+            return false;
+        }
+        if (*ret >= 0 && value != *ret) {
+            return json_fail(j, "%s differs between layers, which is not supported", f->key);
+        }
+        *ret = value;
+    }
     return !j->failed;
 }
 
@@ -556,6 +592,12 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (f && strcmp(f->key, "mamba_d_head") == 0 && json_peek(j) == JSON_STRING) {
         return json_skip(j); /* "auto" */
     }
+    if (f && f->kind == FIELD_INT && json_peek(j) == JSON_ARRAY &&
+        (f->offset == offsetof(struct raw_config, top_experts) ||
+         f->offset == offsetof(struct raw_config, n_shared) ||
+         f->offset == offsetof(struct raw_config, expert_intermediate))) {
+        return read_alike(j, f, (int32_t *)((char *)raw + f->offset));
+    }
     if (f) {
         raw->window_is_null |= null && strcmp(f->key, "sliding_window") == 0;
         return read_field(j, f, raw);
@@ -605,9 +647,9 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (json_key_is(j, "mlp_only_layers")) {
         return read_layer_list(j, "mlp_only_layers", raw->dense_layer);
     }
-    if (json_key_is(j, "attn_layer_indices")) {
+    if (json_key_is(j, "attn_layer_indices") || json_key_is(j, "full_attn_idxs")) {
         raw->attention_listed = !null;
-        return read_layer_list(j, "attn_layer_indices", raw->layer_attends);
+        return read_layer_list(j, j->key, raw->layer_attends);
     }
     if (json_key_is(j, "time_step_limit")) {
         return read_time_limit(j, raw);

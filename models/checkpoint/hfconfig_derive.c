@@ -21,14 +21,22 @@ static double real_or(double given, double otherwise)
 
 static int unknown_architecture(const char *name, struct err *e)
 {
-    char known[320] = "";
+    enum { ROOM = 240 };
+    char known[ROOM + 128] = "";
+    int more = 0;
 
     for (int i = 0; model_families[i]; i++) {
         for (const struct architecture *a = model_families[i]->architectures; a->name; a++) {
             size_t len = strlen(known);
-            snprintf(known + len, sizeof(known) - len, "%s%s", len ? ", " : "", a->name);
+            if (len < ROOM) {
+                snprintf(known + len, sizeof(known) - len, "%s%s", len ? ", " : "", a->name);
+            } else {
+                more++;
+            }
         }
     }
+    snprintf(known + strlen(known), sizeof(known) - strlen(known), " and %d more (docs/models.md)",
+             more);
     if (!*name) {
         return err_set(e, ERR_INVALID, "%s: architectures is missing; known are %s", CONFIG, known);
     }
@@ -65,6 +73,15 @@ static int set_activation(struct model_config *c, const char *name, struct err *
         "%s: hidden_act is '%s', allowed are silu, swish, relu, gelu, gelu_new, gelu_fast, "
         "gelu_pytorch_tanh",
         CONFIG, name);
+}
+
+/* The activation of an MLP without a gate, which is relu(u) * u. */
+static int check_square(const char *name, struct err *e)
+{
+    return !*name || strcmp(name, "relu2") == 0
+               ? 0
+               : err_set(e, ERR_UNSUPPORTED, "%s: hidden_act is '%s', allowed is relu2", CONFIG,
+                         name);
 }
 
 /* Granite's factors. x += f y of every residual is computed as x / f += y: norms do not
@@ -181,7 +198,7 @@ static int set_routing(struct model_config *c, const struct raw_config *r,
     x->factor = (float)real_or(r->expert_factor, 1);
     x->scores = a->sigmoid_experts ? SCORES_SIGMOID : SCORES_SOFTMAX;
     x->groups_by_two = a->sigmoid_experts;
-    x->choice_bias = a->sigmoid_experts || a->choice_bias;
+    x->choice_bias = (a->sigmoid_experts || a->choice_bias) && r->expert_bias != 0;
     x->n_groups = grouped ? MAX(r->n_groups, 1) : 1;
     x->top_groups = grouped ? MAX(r->top_groups, 1) : 1;
     bool named = strcmp(r->scoring, scoring) == 0;
@@ -233,8 +250,9 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     x->n = r->n_experts;
     x->top = r->top_experts;
     x->intermediate = r->expert_intermediate > 0 ? r->expert_intermediate : c->intermediate;
+    int32_t n_shared = r->n_shared >= 0 ? r->n_shared : a->n_shared;
     x->shared_intermediate =
-        r->n_shared > 0 ? r->n_shared * x->intermediate : MAX(r->shared_intermediate, 0);
+        n_shared > 0 ? n_shared * x->intermediate : MAX(r->shared_intermediate, 0);
     x->normalised = either(r->normalise_experts, a->normalises_experts);
     x->swiglu_limit = a->swiglu_limit > 0 ? (float)real_or(r->swiglu_limit, a->swiglu_limit) : 0;
     if (a->swiglu_limit > 0 && fabs(real_or(r->swiglu_alpha, 1.702) - 1.702) > 1e-6) {
@@ -271,7 +289,7 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     struct recurrent_config *x = &c->recurrent;
     int32_t inner = r->state_inner > 0 ? r->state_inner : MAX(r->state_expand, 2) * c->hidden;
 
-    bool recurrent = a->delta || a->ssd;
+    bool recurrent = a->delta || a->ssd || a->conv;
 
     for (int32_t i = 0; i < r->n_layer_types; i++) {
         if ((r->layer_recurrent[i] && !recurrent) || (r->layer_alone[i] && !a->nemotron)) {
@@ -282,6 +300,10 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     }
     if (!recurrent) {
         return 0;
+    }
+    if (a->conv) {
+        set_recurrent_layers(c, r, a);
+        return raw_lfm2_derive(c, r, e);
     }
     x->kind = a->delta ? RECURRENCE_DELTA : RECURRENCE_SSD;
     x->n_heads = r->state_heads;
@@ -486,6 +508,10 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     }
     rope->kind = KINDS[kind].kind;
     rope->theta = real_or(r->rope_theta, real_or(r->theta, a->rope_theta));
+    if (rope->kind == ROPE_DYNAMIC && !isnan(r->alpha)) { /* another theta, for all lengths */
+        rope->kind = ROPE_DEFAULT;
+        rope->theta *= pow(r->alpha, c->head_dim / (c->head_dim - 2.0));
+    }
     double share = a->rope_partial > 0 ? a->rope_partial : 1;
     rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, share)));
     if (a->latent) {
@@ -558,6 +584,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported with %s", CONFIG,
                        a->name);
     }
+    if (r->shared_caches == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: use_cla true is not supported", CONFIG);
+    }
     if (r->clip_qkv > 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: clip_qkv is not supported", CONFIG);
     }
@@ -586,6 +615,8 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
     c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
     c->wide_qk_norm = a->wide_qk_norm;
+    c->norm_last = a->norm_last;
+    c->ungated_mlp = a->ungated_mlp;
     c->wrapped = a->wrapper;
     c->scale_by_layer = r->scale_by_layer == 1;
     c->gated_attention = a->gated_attention;
@@ -604,7 +635,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->attn_softcap = (float)real_or(r->attn_softcap, 0);
     c->final_softcap = (float)real_or(r->final_softcap, 0);
     if (rc == 0) {
-        rc = a->nemotron ? 0 : set_activation(c, r->act, e);
+        rc = a->nemotron      ? 0
+             : a->ungated_mlp ? check_square(r->act, e)
+                              : set_activation(c, r->act, e);
     }
     if (a->gemma && c->act == ACT_GELU_ERF) {
         c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" for it */

@@ -152,3 +152,37 @@ int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, stru
     x->self_gated = true;
     return 0;
 }
+
+int raw_lfm2_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    struct recurrent_config *x = &c->recurrent;
+    int64_t width = c->intermediate;
+
+    if (r->conv_bias == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: conv_bias true is not supported", CONFIG);
+    }
+    if (r->n_layer_types < 0 && !r->attention_listed) {
+        return err_set(e, ERR_INVALID, "%s: layer_types (full_attn_idxs) is missing", CONFIG);
+    }
+    if (r->adjusts_width != 0 && c->experts.n == 0) {
+        int64_t multiple = r->width_multiple > 0 ? r->width_multiple : 256;
+        width = (int64_t)(2.0 * (double)width / 3);
+        width = (int64_t)((double)width * or_one(r->width_factor));
+        width = div_ceil(width, multiple) * multiple;
+    }
+    if (width < 1 || width > LIMIT_HIDDEN * 8) {
+        return err_set(e, ERR_INVALID, "%s: MLPs of width %lld", CONFIG, (long long)width);
+    }
+    c->intermediate = (int32_t)width;
+    /* A head is a slice of the channels, so that ranks divide them as they do heads. */
+    x->kind = RECURRENCE_CONV;
+    x->n_heads = x->n_groups = c->n_heads;
+    x->value_dim = c->hidden / c->n_heads;
+    x->kernel = r->state_kernel > 0 ? r->state_kernel : 3;
+    if (c->hidden % c->n_heads != 0 || x->value_dim > LIMIT_HEAD_DIM) {
+        return err_set(e, ERR_INVALID,
+                       "%s: hidden_size %d is no multiple of num_attention_heads %d", CONFIG,
+                       c->hidden, c->n_heads);
+    }
+    return 0;
+}

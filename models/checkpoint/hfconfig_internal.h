@@ -71,7 +71,7 @@ struct raw_config {
     double swiglu_limit, swiglu_alpha, clip_qkv; /* under their own names */
     /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
-        attention_factor;
+        attention_factor, alpha;
 
     /* Flags: 0, 1 or -1. use_window is use_sliding_window, affine
      * layer_norm_elementwise_affine, scale_attention scale_attn_weights, scale_by_layer
@@ -87,6 +87,8 @@ struct raw_config {
     int8_t qkv_bias;                            /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                            /* attention_out_bias */
     int8_t conv_bias, proj_bias;                /* mamba_conv_bias, mamba_proj_bias */
+    int8_t expert_bias;                         /* use_expert_bias */
+    int8_t shared_caches;                       /* use_cla */
     int8_t head_norms, parallel_residual;       /* qk_layernorm, use_parallel_residual */
 
     /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
@@ -99,6 +101,12 @@ struct raw_config {
     double key_factor, attention_in_factor, attention_out_factor, state_in_factor, state_out_factor;
     double state_factor[5], mlp_factor[2];
     int8_t state_norm, norm_before_gate; /* mamba_rms_norm, mamba_norm_before_gate */
+    /* Of LFM2: whether intermediate_size is to be taken two thirds of, times
+     * block_ffn_dim_multiplier, in multiples of block_multiple_of
+     * (block_auto_adjust_ff_dim). */
+    int8_t adjusts_width;
+    int32_t width_multiple;
+    double width_factor;
     struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */
     bool text_found;         /* the values are those of text_config */
 
@@ -132,6 +140,8 @@ void raw_hybrid_init(struct raw_config *raw);
  * derived. */
 int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 int raw_falcon_derive(struct model_config *c, const struct raw_config *r, struct err *e);
+/* The recurrent layers of LFM2, and the width of its MLPs. */
+int raw_lfm2_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 
 /* hfconfig_eagle.c: read a member of the object if it is one of an EAGLE-3 head;
  * *ret_known: it is. */

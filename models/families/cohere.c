@@ -56,10 +56,7 @@ static void cohere_forward(struct model *m, const struct batch *b)
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
 
-    if (t->first) {
-        transformer_embed(m, x, m->config.embed_scale);
-    }
-    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});

@@ -104,10 +104,7 @@ void deepseek_forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * v_dim] */
 
-    if (t->first) {
-        transformer_embed(m, x, m->config.embed_scale);
-    }
-    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         struct mat free = attend(m, l, attn, h);

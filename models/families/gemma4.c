@@ -35,57 +35,73 @@ static const struct architecture ARCHITECTURES[] = {
 #define NORM_WHEN(name, norm, when) \
     ROW(LAYER name, DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), when)
 
+/* All but the experts. Columns: name, rows and columns, split over ranks, kind, goes
+ * to, when. */
+#define ROWS_GEMMA4                                                                                \
+    ROWS_LLAMA_ENDS,                                                                               \
+        ROW("model.embed_tokens_per_layer.weight", DIM_VOCAB, DIM_LAYER_INPUTS, SPLIT_VOCAB,       \
+            WEIGHT_EMBEDDING, IN_MODEL(inputs_table), WHEN_LAYER_INPUT),                           \
+        ROW("model.per_layer_model_projection.weight", DIM_LAYER_INPUTS, DIM_HIDDEN, SPLIT_NONE,   \
+            WEIGHT_LINEAR, IN_MODEL(inputs_project), WHEN_LAYER_INPUT),                            \
+        ROW("model.per_layer_projection_norm.weight", DIM_LAYER_INPUT, DIM_ONE, SPLIT_NONE,        \
+            WEIGHT_VECTOR, IN_MODEL(inputs_norm.weight), WHEN_LAYER_INPUT),                        \
+        ROW_NORM(LAYER "input_layernorm", attn_norm),                                              \
+        ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_WINDOWED),               \
+        ROW_MATRIX(ATTN "q_proj", DIM_FULL_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL),              \
+        ROW_MATRIX(ATTN "k_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_WINDOWED_KV),           \
+        ROW_MATRIX(ATTN "k_proj", DIM_FULL_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL_KV),          \
+        ROW_MATRIX(ATTN "v_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_WINDOWED_KV),           \
+        ROW_MATRIX(ATTN "v_proj", DIM_FULL_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL_V),           \
+        ROW_MATRIX(ATTN "k_proj", DIM_FULL_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL_KEY_IS_V),    \
+        HEAD_NORM("q_norm", DIM_HEAD, rope.q_norm, WHEN_WINDOWED),                                 \
+        HEAD_NORM("q_norm", DIM_FULL_HEAD, rope.q_norm, WHEN_FULL),                                \
+        HEAD_NORM("k_norm", DIM_HEAD, rope.k_norm, WHEN_WINDOWED_KV),                              \
+        HEAD_NORM("k_norm", DIM_FULL_HEAD, rope.k_norm, WHEN_FULL_KV),                             \
+        ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_Q, SPLIT_IN, o, WHEN_WINDOWED),                  \
+        ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_FULL_Q, SPLIT_IN, o, WHEN_FULL),                 \
+        ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm),                                \
+        ROW_NORM(LAYER "pre_feedforward_layernorm", mlp_norm),                                     \
+        ROW_MATRIX(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_PLAIN_MLP),     \
+        ROW_MATRIX(LAYER "mlp.gate_proj", DIM_WIDE_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_WIDE_MLP), \
+        ROW_MATRIX(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_PLAIN_MLP),       \
+        ROW_MATRIX(LAYER "mlp.up_proj", DIM_WIDE_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_WIDE_MLP),   \
+        ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_PLAIN_MLP),    \
+        ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_WIDE_MLP, SPLIT_IN, down,                \
+                   WHEN_WIDE_MLP),                                                                 \
+        ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm),                               \
+        NORM_WHEN("router.scale", router_norm, WHEN_EXPERTS),                                      \
+        ROW_MATRIX(LAYER "router.proj", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router,       \
+                   WHEN_EXPERTS),                                                                  \
+        ROW(LAYER "router.per_expert_scale", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,      \
+            IN_LAYER(experts.expert_scale), WHEN_EXPERTS),                                         \
+        NORM_WHEN("post_feedforward_layernorm_1.weight", mlp_own_norm, WHEN_EXPERTS),              \
+        NORM_WHEN("pre_feedforward_layernorm_2.weight", experts_norm, WHEN_EXPERTS),               \
+        NORM_WHEN("post_feedforward_layernorm_2.weight", experts_post_norm, WHEN_EXPERTS),         \
+        ROW_MATRIX(LAYER "per_layer_input_gate", DIM_LAYER_INPUT, DIM_HIDDEN, SPLIT_NONE,          \
+                   input_gate, WHEN_LAYER_INPUT),                                                  \
+        ROW_MATRIX(LAYER "per_layer_projection", DIM_HIDDEN, DIM_LAYER_INPUT, SPLIT_NONE,          \
+                   input_project, WHEN_LAYER_INPUT),                                               \
+        NORM_WHEN("post_per_layer_input_norm.weight", input_norm, WHEN_LAYER_INPUT),               \
+        ROW(LAYER "layer_scalar", DIM_ONE, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(scalar),   \
+            WHEN_ALWAYS)
+
+/* As published: all experts of a layer in one tensor. */
 static const struct tensor_spec TENSORS[] = {
-    /* name, rows and columns, split over ranks, kind, goes to, when */
-    ROWS_LLAMA_ENDS,
-    ROW("model.embed_tokens_per_layer.weight", DIM_VOCAB, DIM_LAYER_INPUTS, SPLIT_VOCAB,
-        WEIGHT_EMBEDDING, IN_MODEL(inputs_table), WHEN_LAYER_INPUT),
-    ROW("model.per_layer_model_projection.weight", DIM_LAYER_INPUTS, DIM_HIDDEN, SPLIT_NONE,
-        WEIGHT_LINEAR, IN_MODEL(inputs_project), WHEN_LAYER_INPUT),
-    ROW("model.per_layer_projection_norm.weight", DIM_LAYER_INPUT, DIM_ONE, SPLIT_NONE,
-        WEIGHT_VECTOR, IN_MODEL(inputs_norm.weight), WHEN_LAYER_INPUT),
-    ROW_NORM(LAYER "input_layernorm", attn_norm),
-    ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_WINDOWED),
-    ROW_MATRIX(ATTN "q_proj", DIM_FULL_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL),
-    ROW_MATRIX(ATTN "k_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_WINDOWED_KV),
-    ROW_MATRIX(ATTN "k_proj", DIM_FULL_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL_KV),
-    ROW_MATRIX(ATTN "v_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_WINDOWED_KV),
-    ROW_MATRIX(ATTN "v_proj", DIM_FULL_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL_V),
-    ROW_MATRIX(ATTN "k_proj", DIM_FULL_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_FULL_KEY_IS_V),
-    HEAD_NORM("q_norm", DIM_HEAD, rope.q_norm, WHEN_WINDOWED),
-    HEAD_NORM("q_norm", DIM_FULL_HEAD, rope.q_norm, WHEN_FULL),
-    HEAD_NORM("k_norm", DIM_HEAD, rope.k_norm, WHEN_WINDOWED_KV),
-    HEAD_NORM("k_norm", DIM_FULL_HEAD, rope.k_norm, WHEN_FULL_KV),
-    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_Q, SPLIT_IN, o, WHEN_WINDOWED),
-    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_FULL_Q, SPLIT_IN, o, WHEN_FULL),
-    ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm),
-    ROW_NORM(LAYER "pre_feedforward_layernorm", mlp_norm),
-    ROW_MATRIX(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_PLAIN_MLP),
-    ROW_MATRIX(LAYER "mlp.gate_proj", DIM_WIDE_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_WIDE_MLP),
-    ROW_MATRIX(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_PLAIN_MLP),
-    ROW_MATRIX(LAYER "mlp.up_proj", DIM_WIDE_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_WIDE_MLP),
-    ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_PLAIN_MLP),
-    ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_WIDE_MLP, SPLIT_IN, down, WHEN_WIDE_MLP),
-    ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm),
-    NORM_WHEN("router.scale", router_norm, WHEN_EXPERTS),
-    ROW_MATRIX(LAYER "router.proj", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router,
-               WHEN_EXPERTS),
-    ROW(LAYER "router.per_expert_scale", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_LAYER(experts.expert_scale), WHEN_EXPERTS),
+    ROWS_GEMMA4,
     ROW(LAYER "experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR,
         IN_LAYER(experts.up), WHEN_EXPERTS),
     ROW(LAYER "experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, WEIGHT_LINEAR,
         IN_LAYER(experts.down), WHEN_EXPERTS),
-    NORM_WHEN("post_feedforward_layernorm_1.weight", mlp_own_norm, WHEN_EXPERTS),
-    NORM_WHEN("pre_feedforward_layernorm_2.weight", experts_norm, WHEN_EXPERTS),
-    NORM_WHEN("post_feedforward_layernorm_2.weight", experts_post_norm, WHEN_EXPERTS),
-    ROW_MATRIX(LAYER "per_layer_input_gate", DIM_LAYER_INPUT, DIM_HIDDEN, SPLIT_NONE, input_gate,
-               WHEN_LAYER_INPUT),
-    ROW_MATRIX(LAYER "per_layer_projection", DIM_HIDDEN, DIM_LAYER_INPUT, SPLIT_NONE, input_project,
-               WHEN_LAYER_INPUT),
-    NORM_WHEN("post_per_layer_input_norm.weight", input_norm, WHEN_LAYER_INPUT),
-    ROW(LAYER "layer_scalar", DIM_ONE, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(scalar),
-        WHEN_ALWAYS),
+    {0},
+};
+
+/* As in a GGUF file. */
+static const struct tensor_spec APART_TENSORS[] = {
+    ROWS_GEMMA4,
+    ROW_MATRIX(LAYER "experts.%d.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN, SPLIT_OUT,
+               experts.up, WHEN_EXPERTS),
+    ROW_MATRIX(LAYER "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,
+               WHEN_EXPERTS),
     {0},
 };
 
@@ -200,7 +216,14 @@ static void gemma4_forward(struct model *m, const struct batch *b)
     }
 }
 
+static const struct model_family gemma4_apart = {.architectures = ARCHITECTURES,
+                                                 .tensors = APART_TENSORS,
+                                                 .marker = "experts.0.gate_up_proj.weight",
+                                                 .ignored = IGNORED,
+                                                 .forward = gemma4_forward};
+
 const struct model_family gemma4_family = {.architectures = ARCHITECTURES,
                                            .tensors = TENSORS,
+                                           .variant = &gemma4_apart,
                                            .ignored = IGNORED,
                                            .forward = gemma4_forward};

@@ -59,3 +59,50 @@ const struct model_family glm_moe_family = {.architectures = ARCHITECTURES,
                                             .ignored = IGNORED,
                                             .forward = llama_forward,
                                             .gathers = true};
+
+/* ---- Ling: Qwen3's attention with q, k and v in one tensor, GLM's experts ---- */
+
+static const struct architecture LING[] = {
+    {.name = "BailingMoeV2ForCausalLM",
+     .models = "Ling 2.0, Ring 2.0",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qk_norm = true,
+     .qk_norm_switch = true,
+     .rope_partial = 1,
+     .experts = true,
+     .normalises_experts = true,
+     .sigmoid_experts = true},
+    {0},
+};
+
+#define LAYER LLAMA_LAYER
+#define ATTN LLAMA_LAYER "attention."
+
+static const struct tensor_spec LING_TENSORS[] = {
+    ROW("model.word_embeddings.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
+        IN_MODEL(embed), WHEN_ALWAYS),
+    ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
+    ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
+        WHEN_UNTIED),
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROW_QKV(ATTN "query_key_value", DIM_QKV),
+    ROW_HEAD_NORM(ATTN "query_layernorm", q_norm),
+    ROW_HEAD_NORM(ATTN "key_layernorm", k_norm),
+    ROW_O(ATTN "dense"),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROWS_MLP_OR_EXPERTS(MLP),
+    ROW(MLP "gate.expert_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
+        IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS),
+    ROWS_SHARED_EXPERT(MLP "shared_experts."),
+    {0},
+};
+
+const struct model_family ling_family = {.architectures = LING,
+                                         .tensors = LING_TENSORS,
+                                         .ignored = IGNORED,
+                                         .forward = llama_forward,
+                                         .gathers = true};

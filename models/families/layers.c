@@ -3,6 +3,21 @@
 
 #include <stdlib.h>
 
+void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h,
+                             bool add)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    struct mat up = mat_cols(mat_rows(m->weights->up, 0, h.rows), 0, l->up.rows);
+    struct epilogue down = {.bias = l->down_bias};
+
+    if (add) {
+        down.residual = y;
+    }
+    ops->linear(m->backend, up, h, l->up, &(struct epilogue){.bias = l->up_bias});
+    ops->multiply(m->backend, up, up, m->config.act);
+    ops->linear(m->backend, y, up, l->down, &down);
+}
+
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -15,6 +30,10 @@ void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struc
         s.shared_up = mat_cols(up, 0, x->shared_up.rows);
         s.shared_act = mat_cols(act, 0, x->shared_up.rows / 2);
         ops->experts(m->backend, y, h, x, &s);
+        return;
+    }
+    if (m->config.ungated_mlp) {
+        transformer_ungated_mlp(m, l, y, h, false);
         return;
     }
     act = mat_cols(act, 0, l->down.cols);
@@ -33,6 +52,16 @@ void transformer_norm_heads(struct model *m, const struct layer *l, struct mat q
         m->backend->ops->norm(m->backend, of_q, of_q, &l->q_norm);
         m->backend->ops->norm(m->backend, of_k, of_k, &l->k_norm);
     }
+}
+
+void transformer_begin(struct model *m, struct mat x, struct mat h)
+{
+    const struct transformer *t = m->weights;
+
+    if (t->first) {
+        transformer_embed(m, x, m->config.embed_scale);
+    }
+    m->backend->ops->norm(m->backend, h, x, &t->layer[0].attn_norm);
 }
 
 void transformer_end_layer(struct model *m, int32_t i, struct mat h, struct mat x, struct mat y,

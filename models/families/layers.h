@@ -141,6 +141,7 @@ enum tensor_dim {
     DIM_GATE_UP,        /* gate and up one after another */
     DIM_EXPERTS,        /* experts of a layer */
     DIM_EXPERT,         /* intermediate of an expert */
+    DIM_EXPERT_GATE_UP, /* its gate and up one after another */
     DIM_EXPERT_WIDTH,   /* of what experts read and make */
     DIM_SHARED,         /* intermediate of the shared expert */
     DIM_SHARED_GATE_UP, /* its gate and up one after another */
@@ -193,6 +194,7 @@ enum tensor_dim {
     DIM_VALUE,       /* value_dim */
     DIM_STATE_HEADS, /* n_heads */
     DIM_SSD_IN,      /* Mamba-2: values, channels and heads one after another */
+    DIM_CONV_IN,     /* LFM2: the channels' gates, gates of the result, and channels */
     /* Of a draft head: its input, hidden states of the target, ids that it drafts. */
     DIM_JOINED,
     DIM_TAPS,
@@ -291,7 +293,8 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     gpt_oss_family, phi3_family, deepseek_family, olmo2_family, exaone4_family, cohere_family,
     glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
     gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
-    granite_hybrid_family, gemma4_family, nemotron_family, falcon_family;
+    granite_hybrid_family, gemma4_family, nemotron_family, falcon_family, lfm2_family,
+    lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -477,6 +480,10 @@ void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct m
 void transformer_post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n);
 /* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
+/* The same of an MLP without a gate: y = down (act(u) * u), u = up h; with `add`, y is
+ * added to. */
+void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h,
+                             bool add);
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
@@ -512,6 +519,9 @@ void model_count_format(const struct model *m, const struct tensor_spec *s,
 /* The norms of q and of k over all of their heads together, in place, if the layer has
  * them. qkv [rows, (n_heads + 2 n_kv_heads) * head_dim]. */
 void transformer_norm_heads(struct model *m, const struct layer *l, struct mat qkv);
+/* The beginning of the stage's layers: x = the embeddings, on the first stage, and h =
+ * the first layer's norm of x. */
+void transformer_begin(struct model *m, struct mat x, struct mat h);
 /* The end of layer i of this stage: x += y, and h = the next layer's or the final norm
  * of x. h is left alone where no norm follows or the next stage has it. `partial` as in
  * backend_ops.add_norm. */

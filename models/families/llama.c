@@ -184,6 +184,39 @@ static const struct tensor_spec TENSORS[] = {
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
+/* ---- Arcee: the MLP has no gate ---- */
+
+static const struct architecture ARCEE[] = {
+    {.name = "ArceeForCausalLM",
+     .models = "AFM 4.5B",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_RELU,
+     .rope_theta = 10000,
+     .ungated_mlp = true},
+    {0},
+};
+
+static const struct tensor_spec ARCEE_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROW_UP(LAYER "mlp.up_proj", DIM_MLP),
+    ROW_DOWN(LAYER "mlp.down_proj"),
+    {LAYER "mlp.up_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
+     WHEN_MLP_BIAS, false},
+    {LAYER "mlp.down_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
+     IN_LAYER(down_bias), WHEN_MLP_BIAS, false},
+    {0},
+};
+
+const struct model_family arcee_family = {.architectures = ARCEE,
+                                          .tensors = ARCEE_TENSORS,
+                                          .ignored = IGNORED,
+                                          .forward = llama_forward,
+                                          .gathers = true};
+
+/* ---- the forward pass ---- */
+
 void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct mat *y,
                              struct mat *attn, struct mat free)
 {
@@ -208,11 +241,8 @@ void llama_forward(struct model *m, const struct batch *b)
     struct mat qkv = mat_rows(t->qkv, 0, n);   /* [n_tokens, (n_heads + 2 n_kv_heads) * head_dim] */
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * head_dim] */
 
-    if (t->first) {
-        transformer_embed(m, x, m->config.embed_scale);
-    }
     h.transient = true;
-    ops->norm(be, h, x, &t->layer[0].attn_norm);
+    transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         ops->linear(be, qkv, h, l->qkv, &(struct epilogue){.bias = l->qkv_bias});

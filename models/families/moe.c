@@ -251,3 +251,49 @@ const struct model_family granite_moe_family = {.architectures = GRANITE_ARCHITE
                                                 .ignored = IGNORED,
                                                 .forward = llama_forward,
                                                 .gathers = true};
+
+/* ---- HunYuan: heads are normed behind the rotation ---- */
+
+#define HUNYUAN(arch)                                                                          \
+    .name = (arch), .norm = NORM_RMS, .norm_eps = 1e-5f, .act = ACT_SILU, .rope_theta = 10000, \
+    .qk_norm = true, .qk_norm_switch = true, .norm_last = true
+
+static const struct architecture HUNYUAN_DENSE[] = {
+    {HUNYUAN("HunYuanDenseV1ForCausalLM"), .models = "HunYuan, dense"}, {0}};
+static const struct architecture HUNYUAN_MOE[] = {
+    {HUNYUAN("HunYuanMoEV1ForCausalLM"), .models = "HunYuan with experts", .experts = true,
+     .normalises_experts = true, .n_shared = 1},
+    {0},
+};
+
+#define ROWS_HUNYUAN                                                                             \
+    ROWS_LLAMA_ENDS, ROW_NORM(LAYER "input_layernorm", attn_norm), ROWS_QKV(LAYER "self_attn."), \
+        ROWS_QKV_BIAS(LAYER "self_attn."),                                                       \
+        ROW_HEAD_NORM(LAYER "self_attn.query_layernorm", q_norm),                                \
+        ROW_HEAD_NORM(LAYER "self_attn.key_layernorm", k_norm), ROW_O(LAYER "self_attn.o_proj"), \
+        ROW(LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,      \
+            IN_LAYER(o_bias), WHEN_O_BIAS),                                                      \
+        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
+
+static const struct tensor_spec HUNYUAN_DENSE_TENSORS[] = {
+    ROWS_HUNYUAN, ROWS_GATED_MLP(LAYER "mlp."), {0}};
+static const struct tensor_spec HUNYUAN_MOE_TENSORS[] = {
+    ROWS_HUNYUAN,
+    ROW_EXPERT(LAYER "mlp.gate.wg", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, router),
+    ROW_EXPERT(LAYER "mlp.experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(LAYER "mlp.experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, up),
+    ROW_EXPERT(LAYER "mlp.experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, down),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_mlp."),
+    {0},
+};
+
+const struct model_family hunyuan_family = {.architectures = HUNYUAN_DENSE,
+                                            .tensors = HUNYUAN_DENSE_TENSORS,
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};
+const struct model_family hunyuan_moe_family = {.architectures = HUNYUAN_MOE,
+                                                .tensors = HUNYUAN_MOE_TENSORS,
+                                                .ignored = IGNORED,
+                                                .forward = llama_forward,
+                                                .gathers = true};

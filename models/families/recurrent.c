@@ -75,6 +75,8 @@ int64_t recurrent_dim_size(enum tensor_dim dim, const struct model_config *c)
         return r.n_heads;
     case DIM_SSD_IN:
         return values + channels + r.n_heads;
+    case DIM_CONV_IN:
+        return 3 * channels;
     default:
         return -1;
     }
@@ -130,7 +132,8 @@ int32_t recurrent_ranges(const struct model *m, enum tensor_dim dim, bool split,
         ret[0] = (struct axis_range){0, size};
         return 1;
     }
-    if (dim == DIM_CHANNELS || dim == DIM_CONV) {
+    bool mixed = r.kind != RECURRENCE_CONV; /* keys and values are among the channels */
+    if ((dim == DIM_CHANNELS || dim == DIM_CONV) && mixed) {
         return channel_ranges(m, 0, dim == DIM_CONV ? r.kernel : 1, ret);
     }
     if (dim == DIM_SSD_IN) {
@@ -139,8 +142,11 @@ int32_t recurrent_ranges(const struct model *m, enum tensor_dim dim, bool split,
         ret[4] = (struct axis_range){size - (n - rank) * r.n_heads, r.n_heads};
         return 5;
     }
-    ret[0] = (struct axis_range){rank * (size / n), size / n};
-    return 1;
+    int32_t parts = dim == DIM_CONV_IN ? 3 : 1, each = size / parts;
+    for (int32_t i = 0; i < parts; i++) {
+        ret[i] = (struct axis_range){i * each + rank * (each / n), each / n};
+    }
+    return parts;
 }
 
 void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t group,
@@ -162,6 +168,22 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
         r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / r.n_groups * r.value_dim;
 }
 
+/* The product gives gates of the channels, gates of the result, and the channels. */
+static void convolve(struct model *m, const struct layer *l, struct mat y, struct mat h)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    int32_t n = recurrence_channels(&l->recurrence);
+    struct mat all = mat_cols(mat_rows(m->weights->mixer, 0, h.rows), 0, l->mixer.rows);
+    struct mat out = mat_cols(mat_rows(m->weights->attn, 0, h.rows), 0, n);
+    struct mat x = mat_cols(all, 2 * n, n);
+
+    ops->linear(m->backend, all, h, l->mixer, NULL);
+    ops->multiply(m->backend, x, mat_cols(all, 0, n), ACT_NONE);
+    ops->recurrence(m->backend, out, x, (struct mat){0}, &l->recurrence);
+    ops->multiply(m->backend, out, mat_cols(all, n, n), ACT_NONE);
+    ops->linear(m->backend, y, out, l->o, NULL);
+}
+
 void transformer_mix(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -174,6 +196,10 @@ void transformer_mix(struct model *m, const struct layer *l, struct mat y, struc
     struct mat x = mat_cols(all, delta ? 0 : values, channels);
     struct mat z = mat_cols(all, delta ? channels : 0, values);
 
+    if (r->kind == RECURRENCE_CONV) {
+        convolve(m, l, y, h);
+        return;
+    }
     ops->linear(m->backend, all, h, l->mixer, NULL);
     ops->recurrence(m->backend, out, x, mat_cols(all, channels + values, n_gates), r);
     ops->norm_gated(m->backend, out, z, &l->mixer_norm);

@@ -8,14 +8,18 @@
 #include "models/families/layers.h"
 
 const struct model_family *const model_families[] = {&llama_family,
+                                                     &arcee_family,
                                                      &qwen_moe_family,
                                                      &mixtral_family,
                                                      &olmoe_family,
                                                      &granite_moe_family,
                                                      &minimax_family,
                                                      &ernie_moe_family,
+                                                     &hunyuan_family,
+                                                     &hunyuan_moe_family,
                                                      &exaone_family,
                                                      &glm_moe_family,
+                                                     &ling_family,
                                                      &gpt_oss_family,
                                                      &deepseek_family,
                                                      &olmo2_family,
@@ -37,6 +41,8 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &granite_hybrid_family,
                                                      &nemotron_family,
                                                      &falcon_family,
+                                                     &lfm2_family,
+                                                     &lfm2_moe_family,
                                                      NULL};
 
 const struct model_family *model_family_find(const char *name, const struct architecture **ret)
@@ -79,7 +85,9 @@ static int load(struct model *m, const char *dir, struct err *e)
     if (!m->family) {
         return err_set(e, ERR_UNSUPPORTED, "architecture %s is not known", m->config.architecture);
     }
-    int rc = 0;
+    int rc = m->options.dummy && !gguf_is_file(dir)
+                 ? checkpoint_expert_format(&m->expert_format, dir, e)
+                 : 0;
     if (!m->options.dummy) {
         rc = gguf_is_file(dir)
                  ? gguf_checkpoint_open(&m->checkpoint, dir, &m->config, m->options.dtype, e)

@@ -71,8 +71,12 @@ static int copy_files(const struct conversion *k, struct err *e)
 /* The member that compressed-tensors reads. */
 static void print_quantization(const struct conversion *k, struct buf *b)
 {
-    bool floats = k->rounding.format == FORMAT_FP8, packed = k->rounding.format == FORMAT_INT4;
-    const char *type = floats ? "float" : "int";
+    enum weight_format_id f = k->rounding.format;
+    bool nvfp4 = quantise_nvfp4(k), packed = f == FORMAT_INT4 || f == FORMAT_FP4;
+    const char *type = f == FORMAT_FP8 || f == FORMAT_FP4 ? "float" : "int",
+               *pack = f == FORMAT_INT4 ? "pack"
+                       : nvfp4          ? "nvfp4-pack"
+                                        : "mxfp4-pack";
 
     buf_printf(b,
                ",\n  \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
@@ -80,9 +84,10 @@ static void print_quantization(const struct conversion *k, struct buf *b)
                "\"ignore\": [\"lm_head\"], \"config_groups\": {\"group_0\": {\"targets\": "
                "[\"Linear\"], \"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": "
                "true, \"dynamic\": false, ",
-               packed ? "pack" : type, packed ? 4 : 8, type);
+               packed ? pack : type, packed ? 4 : 8, type);
     if (packed) {
-        buf_printf(b, "\"strategy\": \"group\", \"group_size\": %d}}}}", k->rounding.group);
+        buf_printf(b, "\"strategy\": \"%s\", \"group_size\": %d}}}}",
+                   nvfp4 ? "tensor_group" : "group", k->rounding.group);
     } else {
         buf_printf(b,
                    "\"strategy\": \"channel\"}, \"input_activations\": {\"num_bits\": 8, \"type\": "

@@ -70,20 +70,21 @@ static int32_t mark_tensors(struct conversion *k)
     return n;
 }
 
-/* The largest group that divides the columns of all linear weights. ERR_UNSUPPORTED: 32
- * does not. */
+/* The largest group of int4, or that of fp4, that divides the columns of all linear
+ * weights. ERR_UNSUPPORTED: none does. */
 static int choose_group(struct conversion *k, struct err *e)
 {
-    int32_t group = k->rounding.format == FORMAT_INT4 ? 128 : 0;
+    bool int4 = k->rounding.format == FORMAT_INT4;
+    int32_t group = int4 ? 128 : k->options->fp4_group, least = int4 ? 32 : group;
 
     for (int32_t i = 0; i < checkpoint_count(k->c) && group > 0; i++) {
         const struct tensor *t = checkpoint_at(k->c, i);
         while (k->place[i].linear && t->dim[1] % group != 0) {
             group /= 2;
-            if (group < 32) {
+            if (group < least) {
                 return err_set(e, ERR_UNSUPPORTED,
-                               "%s has %" PRId64 " columns, which are no groups of 32", t->name,
-                               t->dim[1]);
+                               "%s has %" PRId64 " columns, which are no groups of %" PRId32,
+                               t->name, t->dim[1], least);
             }
         }
     }
@@ -210,7 +211,7 @@ static int score_written(const struct conversion *k, double before, struct err *
         return rc;
     }
     rc =
-        o->format == FORMAT_INT4
+        o->format == FORMAT_INT4 || o->format == FORMAT_FP4
             ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
             : inputs_rounded_loss(&s, o->format, o->token + half, o->n_tokens - half, &loss, &n, e);
     scorer_release(&s);
@@ -254,7 +255,8 @@ static int convert(struct conversion *k, struct err *e)
 
 static int check_options(const struct quantise_options *o, struct err *e)
 {
-    if ((o->smooth > 0 && o->format != FORMAT_INT8) || (o->search && o->format == FORMAT_FP8)) {
+    if ((o->smooth > 0 && o->format != FORMAT_INT8) ||
+        (o->search && o->format != FORMAT_INT8 && o->format != FORMAT_INT4)) {
         return err_set(e, ERR_UNSUPPORTED, "smoothing is for int8, and a search for int8 and int4");
     }
     if ((o->smooth > 0 || o->search || o->n_tokens > 0) && o->n_tokens < 8) {

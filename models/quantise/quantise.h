@@ -7,6 +7,9 @@
  *   int8   int-quantized: symmetric, a scale a row; activations int8, a scale a token
  *   int4   pack-quantized: symmetric, a scale for 128, 64 or 32 columns, whichever is the
  *          largest that divides all layers' columns
+ *   nvfp4  nvfp4-pack-quantized: e2m1 and a scale of e4m3 for 16 columns, over one of
+ *          the whole weight
+ *   mxfp4  mxfp4-pack-quantized: e2m1 and a power of two for 32 columns
  *
  * Embeddings, the output head, norms, routers and experts are copied as they are.
  *
@@ -23,8 +26,11 @@ struct tensor; /* weights.h */
 
 /* How the weights of a directory are rounded. */
 struct rounding {
-    enum weight_format_id format; /* FORMAT_FP8, FORMAT_INT8 or FORMAT_INT4 */
+    enum weight_format_id format; /* FORMAT_FP8 .. FORMAT_FP4 */
     int32_t group;                /* columns that share a scale; 0: all of a row */
+    /* of FORMAT_FP4: scales times this are values of e4m3; 0: scales are powers of
+     * two */
+    float over;
 };
 
 /* Round a row of n values: codes as weight_format.h says, scale[n / group] or scale[1];
@@ -34,7 +40,8 @@ void round_row(const struct rounding *k, const float *x, int64_t n, uint8_t *cod
                float *ret_value, double sum[2]);
 
 struct quantise_options {
-    enum weight_format_id format; /* FORMAT_FP8, FORMAT_INT8 or FORMAT_INT4 */
+    enum weight_format_id format; /* FORMAT_FP8 .. FORMAT_FP4 */
+    int32_t fp4_group;            /* of FORMAT_FP4: 16 for nvfp4, 32 for mxfp4 */
     /* A text: its first half shows the inputs of products, the second half is scored
      * before and after. n_tokens 0: there is none, then neither of the next is set. */
     const int32_t *token;

@@ -32,6 +32,12 @@ struct conversion {
     FILE *report;
 };
 
+/* Whether FORMAT_FP4 is written with scales of e4m3, else with powers of two. */
+static inline bool quantise_nvfp4(const struct conversion *k)
+{
+    return k->rounding.format == FORMAT_FP4 && k->rounding.group == 16;
+}
+
 /* Message of a failure to write `name`; ERR_IO. */
 int quantise_failed(const struct conversion *k, const char *name, struct err *e);
 /* A new file of the directory; NULL: it failed. */

@@ -37,10 +37,27 @@ static int64_t n_groups(const struct conversion *k, const struct tensor *t)
     return k->rounding.group > 0 ? t->dim[1] / k->rounding.group : 1;
 }
 
-/* The codes of a row: int32 words of eight where there are four bits. */
-static int64_t code_bytes(const struct conversion *k, const struct tensor *t)
+/* How the parts of a quantised weight are stored. */
+struct stored {
+    const char *codes, *codes_type, *scale_type;
+    int32_t word; /* codes in an element */
+    int32_t bits; /* of a code */
+    int32_t scale_bytes;
+};
+
+static struct stored stored_as(const struct conversion *k)
 {
-    return k->rounding.format == FORMAT_INT4 ? t->dim[1] / 2 : t->dim[1];
+    switch (k->rounding.format) {
+    case FORMAT_FP8:
+        return (struct stored){"weight", "F8_E4M3", "F32", 1, 8, 4};
+    case FORMAT_INT8:
+        return (struct stored){"weight", "I8", "F32", 1, 8, 4};
+    case FORMAT_FP4:
+        return (struct stored){
+            "weight_packed", "U8", quantise_nvfp4(k) ? "F8_E4M3" : "U8", 2, 4, 1};
+    default: /* FORMAT_INT4 */
+        return (struct stored){"weight_packed", "I32", "F32", 8, 4, 4};
+    }
 }
 
 static void add_quantised(const struct conversion *k, struct buf *h, const struct tensor *t,
@@ -48,16 +65,17 @@ static void add_quantised(const struct conversion *k, struct buf *h, const struc
 {
     int32_t len = (int32_t)(strlen(t->name) - strlen("weight"));
     int64_t rows = t->dim[0], groups = n_groups(k, t);
-    bool packed = k->rounding.format == FORMAT_INT4;
+    struct stored s = stored_as(k);
 
-    add_entry(h, t->name, len, packed ? "weight_packed" : "weight",
-              packed                              ? "I32"
-              : k->rounding.format == FORMAT_INT8 ? "I8"
-                                                  : "F8_E4M3",
-              rows, packed ? t->dim[1] / 8 : t->dim[1], rows * code_bytes(k, t), at);
-    add_entry(h, t->name, len, "weight_scale", "F32", rows, groups, rows * groups * 4, at);
-    if (packed) {
+    add_entry(h, t->name, len, s.codes, s.codes_type, rows, t->dim[1] / s.word,
+              rows * t->dim[1] * s.bits / 8, at);
+    add_entry(h, t->name, len, "weight_scale", s.scale_type, rows, groups,
+              rows * groups * s.scale_bytes, at);
+    if (k->rounding.format == FORMAT_INT4) {
         add_entry(h, t->name, len, "weight_shape", "I64", 2, 0, 16, at);
+    }
+    if (quantise_nvfp4(k)) {
+        add_entry(h, t->name, len, "weight_global_scale", "F32", 1, 0, 4, at);
     }
 }
 
@@ -156,29 +174,61 @@ static int write_norm(struct conversion *k, const struct tensor *t, const float 
     return rc;
 }
 
+/* What the scales of nvfp4 are multiplied with so that the greatest of them is the
+ * greatest e4m3; `row` has room for one. */
+static float over_of(const struct conversion *k, const struct tensor *t, float *row)
+{
+    float most = 0;
+
+    for (int64_t r = 0; r < t->dim[0]; r++) {
+        load_row(k, t, r, row);
+        for (int64_t i = 0; i < t->dim[1]; i++) {
+            most = fmaxf(most, fabsf(row[i]));
+        }
+    }
+    return isnormal(most) ? 448.0f * 6 / most : 1;
+}
+
+/* scale[n], and what else a weight has behind its codes. */
+static bool write_scales(const struct conversion *k, const struct tensor *t, const float *scale,
+                         size_t n, const struct rounding *how)
+{
+    bool done = true;
+
+    if (how->format != FORMAT_FP4) {
+        done = fwrite(scale, sizeof(*scale), n, k->out) == n;
+        return done && (how->format != FORMAT_INT4 || fwrite(t->dim, 8, 2, k->out) == 2);
+    }
+    for (size_t i = 0; i < n && done; i++) {
+        uint8_t code = how->over > 0 ? weight_e4m3_of(scale[i] * how->over)
+                                     : (uint8_t)(ilogbf(scale[i]) + 127);
+        done = fputc(code, k->out) != EOF;
+    }
+    return done && (how->over == 0 || fwrite(&how->over, sizeof(how->over), 1, k->out) == 1);
+}
+
 /* *ret_error: the weight's, of the whole weight's size. */
 static int write_quantised(struct conversion *k, const struct tensor *t, double *ret_error,
                            struct err *e)
 {
     size_t rows = (size_t)t->dim[0], groups = (size_t)n_groups(k, t);
-    size_t row_bytes = (size_t)code_bytes(k, t);
+    size_t row_bytes = (size_t)(t->dim[1] * stored_as(k).bits / 8);
+    struct rounding how = k->rounding;
     float *row = malloc((size_t)t->dim[1] * sizeof(*row)),
           *scale = malloc(rows * groups * sizeof(*scale));
     uint8_t *codes = malloc(row_bytes);
     double sum[2] = {0};
     int rc = row && scale && codes ? 0 : err_nomem(e, t->name);
 
+    how.over = rc == 0 && quantise_nvfp4(k) ? over_of(k, t, row) : 0;
     for (size_t r = 0; r < rows && rc == 0; r++) {
         load_row(k, t, (int64_t)r, row);
-        round_row(&k->rounding, row, t->dim[1], codes, scale + r * groups, NULL, sum);
+        round_row(&how, row, t->dim[1], codes, scale + r * groups, NULL, sum);
         rc = fwrite(codes, 1, row_bytes, k->out) == row_bytes
                  ? 0
                  : quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
-    if (rc == 0 && fwrite(scale, sizeof(*scale), rows * groups, k->out) != rows * groups) {
-        rc = quantise_failed(k, QUANTISE_WEIGHTS, e);
-    }
-    if (rc == 0 && k->rounding.format == FORMAT_INT4 && fwrite(t->dim, 8, 2, k->out) != 2) {
+    if (rc == 0 && !write_scales(k, t, scale, rows * groups, &how)) {
         rc = quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
     if (rc == 0 && !isfinite(sum[0])) {

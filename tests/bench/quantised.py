@@ -13,10 +13,12 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
   source       perplexity of the model of floats
   reference    of the decoded weights in float32
   quire        of the same file by Quire, on this processor; ratio: to the reference
-  rounded      of the decoded weights with the inputs of all products rounded to int8 in groups of 32, which is what
-               Quire's kernels for codes and blocks do on a CPU
-  kl           mean of KL(reference || quire) over the second half of each window, in nats, and that of `rounded`
+  rounded      of the decoded weights with the inputs of all products but the head's rounded to int8 in groups of 32, which
+               is what Quire's kernels for W8A8 and blocks do on a CPU
+  kl           mean of KL(reference || quire) over the second halves of the first two windows, in nats; kl_rounded of
+               `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and llama-quantize), for GGUF files
+What the references said is kept in --work, for the same text, model and --tokens.
 greedy: --prompts of the text, 32 tokens each, are continued greedily by 32 tokens; a prompt holds if each of its tokens
 is within --tie nats of the reference's best one, given what stands before it.
 
@@ -45,6 +47,7 @@ from safetensors.torch import load_file, save_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WINDOW = 512
+KL_WINDOWS = 2  # of which whole distributions are compared
 
 
 def script(name):
@@ -78,6 +81,8 @@ def linear_names(model):
 
 # ---- cases: a file, and the values that its own decoder gives the weights ----
 
+# The formats whose inputs Quire rounds on a CPU: W8A8, and blocks of GGUF.
+ROUNDED = ("fp8", "quire-int8", "ct-int8-channel", "ct-int8-tensor", "ct-int8-asymmetric", ".gguf")
 TOKEN = goldens.TOKEN
 ct, w = goldens.ct_case, goldens.weights
 CASES = {name: case for name, case in goldens.CASES.items() if name not in ("mxfp4-experts", "ct-int4-head")}
@@ -90,7 +95,7 @@ CASES.update({
     "gptq-g64-sym": ({}, {**goldens.GPTQ, "sym": True, "group_size": 64}, lambda n, x: goldens.gptq(n, x, group=64, symmetric=True)),
 })
 ONLINE = ("fp8", "int8", "int8-g128", "int8-asymmetric", "int4", "mxfp4")
-CASES_DEFAULT = [*CASES, *("online-" + way for way in ONLINE), "quire-fp8", "quire-int8", "quire-int4"]
+CASES_DEFAULT = [*CASES, *("online-" + way for way in ONLINE), "quire-fp8", "quire-int8", "quire-int4", "quire-nvfp4", "quire-mxfp4"]
 
 
 def fp8_blocks(x, n):
@@ -139,8 +144,16 @@ def decode_compressed(directory, like):
         if set(parts) != {"weight"}:
             decoded[path] = BaseCompressor.get_value_from_registry(form).decompress(parts, scheme)["weight"].to(torch.float32)
     plain = {k: v.to(torch.float32) for k, v in stored.items() if v.dtype in (torch.bfloat16, torch.float16, torch.float32)
-             and not k.endswith(("weight_scale", "input_scale"))}
+             and not k.endswith("_scale")}
     return {**plain, **decoded}
+
+
+def e2m1_values(x):
+    """The nearest e2m1, ties to an even mantissa."""
+    bounds = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+    size = x.abs()
+    code = sum(((size > b) | ((size == b) & (i % 2 == 1))).long() for i, b in enumerate(bounds))
+    return torch.sign(x) * goldens.E2M1[code]
 
 
 def online(way, x):
@@ -152,7 +165,7 @@ def online(way, x):
         rows = x.reshape(x.shape[0], -1, 32)
         most = rows.abs().amax(-1, keepdim=True)
         scale = torch.exp2(torch.floor(torch.log2(most.clamp(min=2.0**-120))) - 2)
-        return (goldens.e2m1_codes(rows / scale)[1] * scale).reshape(x.shape)
+        return (e2m1_values(rows / scale) * scale).reshape(x.shape)
     group = {"int8-g128": 128, "int4": 128}.get(way, x.shape[1])
     if x.shape[1] % group:
         return None
@@ -190,6 +203,7 @@ class Case:
 
     def __init__(self, name, source, model, work):
         self.name, self.args, self.path = name, [], source
+        self.rounds = any(part in name for part in ROUNDED)
         made = work / name
         if name.endswith(".gguf"):
             self.path = pathlib.Path(name)
@@ -218,44 +232,60 @@ def windows_of(ids, n):
     return [ids[i:i + WINDOW] for i in range(0, n, WINDOW) if len(ids[i:i + WINDOW]) > 1]
 
 
-def quire_logits(case, windows, vocab):
-    with tempfile.NamedTemporaryFile() as f:
+def quire_seen(a, case, windows, vocab):
+    """What is kept of Quire's logits, and which kernels made them."""
+    with tempfile.NamedTemporaryFile(dir=a.work) as f:
         data = b"".join(struct.pack("<%di" % (len(x) + 1), len(x), *x) for x in windows)
         p = subprocess.run([ROOT / "build/tests/bench/logits", case.path, f.name, *case.args], input=data, capture_output=True)
         if p.returncode:
             sys.exit("%s: %s" % (case.name, p.stderr.decode()))
         found = re.search(r'tensors="([^"]*)"', p.stderr.decode())
-        return np.fromfile(f.name, np.float32).reshape(-1, vocab), found.group(1) if found else ""
+        rows = np.memmap(f.name, np.float32, "r").reshape(-1, vocab)
+        start = np.cumsum([0] + [len(x) for x in windows])
+        return Seen(windows, lambda i, ids: np.array(rows[start[i]:start[i + 1]])), found.group(1) if found else ""
 
 
 @torch.no_grad()
-def reference_logits(model, windows, rounds=False):
+def reference_logits(model, window):
+    return model(torch.tensor([window])).logits[0].numpy()
+
+
+@torch.no_grad()
+def rounded_logits(model, window):
     hooks = [m.register_forward_pre_hook(goldens.rounded) for path, m in model.named_modules()
-             if rounds and isinstance(m, torch.nn.Linear) and path != "lm_head"]
-    out = [model(torch.tensor([x])).logits[0].numpy() for x in windows]
+             if isinstance(m, torch.nn.Linear) and path != "lm_head"]
+    out = reference_logits(model, window)
     for h in hooks:
         h.remove()
-    return np.concatenate(out)
+    return out
 
 
-def logprobs(x):
-    return torch.log_softmax(torch.from_numpy(x), -1)
+class Seen:
+    """What is kept of logits: of each token the logarithm of the next one's probability and the best id; all logarithms
+    of the second halves of the first KL_WINDOWS windows."""
+
+    def __init__(self, windows, logits_of):
+        following, best, late = [], [], []
+        for i, ids in enumerate(windows):
+            lp = torch.log_softmax(torch.from_numpy(logits_of(i, ids)), -1)
+            following.append(lp[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
+            best.append(lp.argmax(-1))
+            if i < KL_WINDOWS:
+                late.append(lp[WINDOW // 2:-1].clone())
+        self.next, self.best, self.late = torch.cat(following), torch.cat(best), torch.cat(late)
+
+    def perplexity(self):
+        return math.exp(-self.next.double().mean().item())
+
+    def kl(self, of):
+        return (self.late.exp() * (self.late - of.late)).sum(-1).double().mean().item()
 
 
-class Scores:
-    def __init__(self, windows):
-        start, self.at, self.late = 0, [], []
-        for x in windows:
-            self.at += range(start, start + len(x) - 1)
-            self.late += range(start + WINDOW // 2, start + len(x) - 1)
-            start += len(x)
-        self.next = torch.tensor([t for x in windows for t in x[1:]])
-
-    def perplexity(self, lp):
-        return math.exp(-lp[self.at].gather(1, self.next[:, None]).double().mean().item())
-
-    def kl(self, p, q):
-        return (p[self.late].exp() * (p[self.late] - q[self.late])).sum(-1).double().mean().item()
+def kept(path, make):
+    """What `make` returns, from `path` if it was made before."""
+    if not path.exists():
+        torch.save(make(), path)
+    return torch.load(path, weights_only=False)
 
 
 def llama_kl(a, path, text, n_windows):
@@ -282,23 +312,23 @@ def load(model, floats, weights):
 
 def perplexity(a, model, floats, ids, text):
     windows = windows_of(ids, a.tokens)
-    scores = Scores(windows)
-    vocab = model.config.vocab_size
-    source = scores.perplexity(logprobs(reference_logits(model, windows)))
+    suffix = "-%d.pt" % a.tokens
+    source = kept(a.work / ("source" + suffix), lambda: Seen(windows, lambda _, x: reference_logits(model, x)))
     for name in a.case:
         load(model, floats, {})
         case = Case(name, a.model, model, a.work)
         load(model, floats, case.weights)
-        ref = logprobs(reference_logits(model, windows))
-        rounded = logprobs(reference_logits(model, windows, True))
-        got, kernels = quire_logits(case, windows, vocab)
-        got = logprobs(got)
-        row = {"case": case.name, "source": source, "reference": scores.perplexity(ref), "quire": scores.perplexity(got)}
-        row["ratio"] = row["quire"] / row["reference"]
-        row.update(rounded=scores.perplexity(rounded), kl=scores.kl(ref, got), kl_rounded=scores.kl(ref, rounded),
-                   same_best=(ref.argmax(-1) == got.argmax(-1)).double().mean().item(), kernels=kernels)
+        ref = kept(a.work / (case.name + suffix), lambda: Seen(windows, lambda _, x: reference_logits(model, x)))
+        row = {"case": case.name, "tokens": len(ref.next), "source": source.perplexity(), "reference": ref.perplexity()}
+        if case.rounds:
+            rounded = kept(a.work / (case.name + "-rounded" + suffix), lambda: Seen(windows, lambda _, x: rounded_logits(model, x)))
+            row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
+        if not a.references:
+            got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
+            row.update(quire=got.perplexity(), ratio=got.perplexity() / ref.perplexity(), kl=ref.kl(got),
+                       same_best=(ref.best == got.best).double().mean().item(), kernels=kernels)
         if a.llama_cpp and name.endswith(".gguf"):
-            row["llama_cpp"] = llama_kl(a, case.path, text, len(windows))
+            row["llama_cpp"] = llama_kl(a, case.path, text, min(len(windows), KL_WINDOWS))
         yield row
 
 
@@ -364,6 +394,7 @@ def main():
     p.add_argument("--work", required=True, type=pathlib.Path, help="where files of the cases are made")
     p.add_argument("--gguf", nargs="*", default=[])
     p.add_argument("--llama-cpp", metavar="DIR")
+    p.add_argument("--references", action="store_true", help="run the references alone; what they said is kept in --work")
     p.add_argument("--tokens", type=int, default=4096)
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--tie", type=float, default=0.1)

@@ -66,7 +66,7 @@ static bool take_real(struct gguf_writer *w, const char *key, double *ret)
     return found > 0;
 }
 
-static const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name)
+const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name)
 {
     for (int32_t i = 0; i < g->n_tensors; i++) {
         if (gguf_text_is(g->tensor[i].name, name)) {
@@ -284,11 +284,15 @@ static void put_config(struct gguf_writer *w)
     }
     put_layers(w);
     put_keys(w);
-    gguf_put_heads(w);
-    gguf_put_widths(w);
     gguf_put_layer_types(w);
     gguf_put_states(w);
-    put_rope(w);
+    if (w->family->two_heads) {
+        gguf_put_two_heads(w);
+    } else {
+        gguf_put_heads(w);
+        gguf_put_widths(w);
+        put_rope(w);
+    }
     put_query_scalar(w);
     put_ids(w);
     put_found(w);

@@ -15,6 +15,8 @@ struct gguf_writer {
     struct err *e;
 };
 
+/* The tensor of that name; NULL: the file has none. */
+const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name);
 /* "ARCHITECTURE.key", in ret. */
 const char *under(const struct gguf_writer *w, const char *key, char *ret, size_t cap);
 /* true: the key is present; false: it is absent, or an error was recorded. */
@@ -27,6 +29,9 @@ void gguf_put_heads(struct gguf_writer *w);
 void gguf_put_widths(struct gguf_writer *w);
 /* layer_types, where the file says of each layer whether it has a window or a state. */
 void gguf_put_layer_types(struct gguf_writer *w);
+/* Of heads of two kinds: their sizes, the rotation of those of layers without a window,
+ * whether these layers have a tensor of values, and the widths of MLPs. */
+void gguf_put_two_heads(struct gguf_writer *w);
 /* The sizes of recurrent states, if there are any. */
 void gguf_put_states(struct gguf_writer *w);
 

@@ -173,3 +173,63 @@ void gguf_put_states(struct gguf_writer *w)
             ? ",\"position_embedding_type\":\"rope\""
             : "");
 }
+
+/* The share of the pairs of a head that turn: those with a factor of 1, which come
+ * first; the others have one that stops them. */
+static double turning_share(const struct gguf_writer *w)
+{
+    const struct gguf_tensor *t = find_tensor(w->g, "rope_freqs.weight");
+    float factor[LIMIT_HEAD_DIM / 2];
+    int64_t n = 0;
+
+    if (!t || t->n_dims != 1 || t->dim[0] < 1 || t->dim[0] > LIMIT_HEAD_DIM / 2 ||
+        gguf_block_values(t->encoding) != 1) {
+        return 1;
+    }
+    gguf_decode(t->encoding, t->data, t->dim[0], factor);
+    while (n < t->dim[0] && factor[n] == 1) {
+        n++;
+    }
+    return MIN(((double)n + 0.25) / (double)t->dim[0], 1);
+}
+
+/* An array's value for a layer, or the one number of all. */
+static int64_t of_layer(struct gguf_writer *w, const char *key, int64_t layer)
+{
+    const struct gguf_pair *p = by_layer(w, key);
+
+    return p && layer < (int64_t)p->n ? value_of(p, (uint64_t)layer) : int_or(w, key, 0);
+}
+
+void gguf_put_two_heads(struct gguf_writer *w)
+{
+    const struct gguf_pair *windows = by_layer(w, "attention.sliding_window_pattern");
+    int64_t layers = windows ? (int64_t)windows->n : 0, of[2] = {-1, -1}; /* full, windowed */
+    char name[64];
+
+    for (int64_t i = layers - 1; i >= 0; i--) {
+        of[value_of(windows, (uint64_t)i) != 0] = i;
+    }
+    if (layers == 0 || of[0] < 0 || of[1] < 0) {
+        w->code = w->code < 0 ? w->code
+                              : err_set(w->e, ERR_INVALID,
+                                        "%s: %s.attention.sliding_window_pattern does not name "
+                                        "layers with a window and without one",
+                                        w->g->file, w->family->gguf);
+        return;
+    }
+    snprintf(name, sizeof(name), "blk.%lld.attn_v.weight", (long long)of[0]);
+    int64_t width = of_layer(w, "feed_forward_length", 0);
+    bool wide = of_layer(w, "feed_forward_length", layers - 1) == 2 * width;
+    buf_printf(&w->out,
+               ",\"head_dim\":%lld,\"global_head_dim\":%lld,\"num_key_value_heads\":%lld,"
+               "\"num_global_key_value_heads\":%lld,\"attention_k_eq_v\":%s,"
+               "\"intermediate_size\":%lld,\"use_double_wide_mlp\":%s,\"rope_parameters\":{"
+               "\"rope_type\":\"proportional\",\"partial_rotary_factor\":%.9g}",
+               (long long)int_or(w, "attention.key_length_swa", 0),
+               (long long)int_or(w, "attention.key_length", 0),
+               (long long)of_layer(w, "attention.head_count_kv", of[1]),
+               (long long)of_layer(w, "attention.head_count_kv", of[0]),
+               find_tensor(w->g, name) ? "false" : "true", (long long)width,
+               wide ? "true" : "false", turning_share(w));
+}

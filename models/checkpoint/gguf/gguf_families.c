@@ -170,12 +170,71 @@ static const struct gguf_rename FALCON_H1_LAYER[] = {
     NAME("ssm_in", "mamba.in_proj"),
     SSM_D("mamba"),
     {0}};
+static const struct gguf_rename HUNYUAN_LAYER[] = {
+    NAME("attn_q_norm", "self_attn.query_layernorm"),
+    NAME("attn_k_norm", "self_attn.key_layernorm"),
+    NAME("ffn_gate_inp", "mlp.gate.wg"),
+    NAME("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+    NAME("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+    NAME("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
+    {0}};
+static const struct gguf_rename LING_OUTER[] = {NAME("token_embd", "model.word_embeddings"), {0}};
+static const struct gguf_rename LING_LAYER[] = {
+    NAME("attn_qkv", "attention.query_key_value"),
+    NAME("attn_q_norm", "attention.query_layernorm"),
+    NAME("attn_k_norm", "attention.key_layernorm"),
+    NAME("attn_output", "attention.dense"),
+    {.from = "exp_probs_b", .to = "mlp.gate.expert_bias", .whole = true},
+    SHARED_EXPERTS,
+    {0}};
+static const struct gguf_rename LFM2_OUTER[] = {NAME("token_embd_norm", "model.embedding_norm"),
+                                                {0}};
+static const struct gguf_rename LFM2_LAYER[] = {
+    NAME("attn_norm", "operator_norm"),
+    NAME("ffn_norm", "ffn_norm"),
+    NAME("attn_q_norm", "self_attn.q_layernorm"),
+    NAME("attn_k_norm", "self_attn.k_layernorm"),
+    NAME("attn_output", "self_attn.out_proj"),
+    {.from = "shortconv.conv", .to = "conv.conv", .shape = GGUF_CONVOLUTION},
+    NAME("shortconv.in_proj", "conv.in_proj"),
+    NAME("shortconv.out_proj", "conv.out_proj"),
+    NAME("ffn_gate", "feed_forward.w1"),
+    NAME("ffn_up", "feed_forward.w3"),
+    NAME("ffn_down", "feed_forward.w2"),
+    NAME("ffn_gate_inp", "feed_forward.gate"),
+    {.from = "exp_probs_b", .to = "feed_forward.expert_bias", .whole = true},
+    NAME("ffn_gate_exps", "feed_forward.experts.%d.w1"),
+    NAME("ffn_up_exps", "feed_forward.experts.%d.w3"),
+    NAME("ffn_down_exps", "feed_forward.experts.%d.w2"),
+    {0}};
 static const struct gguf_rename PHI3_LAYER[] = {NAME("ffn_up", "mlp.gate_up_proj"), {0}};
 /* norms after attention and MLP beside those before them */
 static const struct gguf_rename GEMMA2_LAYER[] = {
     NAME("post_attention_norm", "post_attention_layernorm"),
     NAME("ffn_norm", "pre_feedforward_layernorm"),
     NAME("post_ffw_norm", "post_feedforward_layernorm"),
+    {0}};
+static const struct gguf_rename GEMMA4_OUTER[] = {
+    NAME("per_layer_token_embd", "model.embed_tokens_per_layer"),
+    NAME("per_layer_model_proj", "model.per_layer_model_projection"),
+    NAME("per_layer_proj_norm", "model.per_layer_projection_norm"),
+    {0}};
+static const struct gguf_rename GEMMA4_LAYER[] = {
+    NAME("post_attention_norm", "post_attention_layernorm"),
+    NAME("ffn_norm", "pre_feedforward_layernorm"),
+    NAME("post_ffw_norm", "post_feedforward_layernorm"),
+    NAME("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    NAME("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    NAME("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    NAME("ffn_gate_inp", "router.proj"),
+    {.from = "ffn_gate_inp.scale", .to = "router.scale", .whole = true},
+    NAME("ffn_gate_up_exps", "experts.%d.gate_up_proj"),
+    NAME("ffn_down_exps", "experts.%d.down_proj"),
+    {.from = "ffn_down_exps.scale", .to = "router.per_expert_scale", .whole = true},
+    {.from = "layer_output_scale", .to = "layer_scalar", .whole = true},
+    NAME("inp_gate", "per_layer_input_gate"),
+    NAME("proj", "per_layer_projection"),
+    NAME("post_norm", "post_per_layer_input_norm"),
     {0}};
 static const struct gguf_rename GLM4_LAYER[] = {
     NAME("post_attention_norm", "post_self_attn_layernorm"),
@@ -280,8 +339,30 @@ static const struct gguf_key QWEN_HYBRID_EXPERTS[] = {
     {"expert_feed_forward_length", "moe_intermediate_size"},
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size"},
     {0}};
+static const struct gguf_key HUNYUAN_EXPERTS[] = {
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_count", "num_shared_expert"},
+    {0}};
+static const struct gguf_key LFM2_KEYS[] = {{"shortconv.l_cache", "conv_L_cache"}, {0}};
+static const struct gguf_key LFM2_EXPERTS[] = {
+    {"shortconv.l_cache", "conv_L_cache"},
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"leading_dense_block_count", "num_dense_layers"},
+    {0}};
 static const struct gguf_key COHERE_KEYS[] = {{"logit_scale", "logit_scale"}, {0}};
 static const struct gguf_key WINDOW_KEYS[] = {{"rope.freq_base_swa", "rope_local_base_freq"}, {0}};
+static const struct gguf_key GEMMA4_KEYS[] = {
+    {"rope.freq_base_swa", "rope_local_base_freq"},
+    {"attention.shared_kv_layers", "num_kv_shared_layers"},
+    {"embedding_length_per_layer_input", "hidden_size_per_layer_input"},
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {0}};
 static const struct gguf_key STABLELM_KEYS[] = {{"use_parallel_residual", "use_parallel_residual"},
                                                 {0}};
 
@@ -294,6 +375,11 @@ static const struct gguf_family FAMILIES[] = {
      .keys = ROUTED},
     {.gguf = "llama",
      .name = "LlamaForCausalLM",
+     .layer = LLAMA_LAYER,
+     .qkv_bias = "attention_bias",
+     .mlp_bias = "mlp_bias"},
+    {.gguf = "arcee",
+     .name = "ArceeForCausalLM",
      .layer = LLAMA_LAYER,
      .qkv_bias = "attention_bias",
      .mlp_bias = "mlp_bias"},
@@ -336,6 +422,23 @@ static const struct gguf_family FAMILIES[] = {
      .layer = ERNIE_MOE_LAYER,
      .keys = ERNIE_EXPERTS,
      .qkv_bias = "use_bias"},
+    {.gguf = "hunyuan-dense",
+     .name = "HunYuanDenseV1ForCausalLM",
+     .layer = HUNYUAN_LAYER,
+     .qkv_bias = "attention_bias",
+     .head_norms = "use_qk_norm"},
+    {.gguf = "hunyuan-moe",
+     .name = "HunYuanMoEV1ForCausalLM",
+     .layer = HUNYUAN_LAYER,
+     .keys = HUNYUAN_EXPERTS,
+     .qkv_bias = "attention_bias",
+     .head_norms = "use_qk_norm"},
+    {.gguf = "bailingmoe2",
+     .name = "BailingMoeV2ForCausalLM",
+     .outer = LING_OUTER,
+     .layer = LING_LAYER,
+     .keys = GROUPED_EXPERTS,
+     .head_norms = "use_qk_norm"},
     {.gguf = "minimax-m2", .name = "MiniMaxM2ForCausalLM", .layer = MINIMAX_LAYER, .keys = ROUTED},
     {.gguf = "gpt-oss",
      .name = "GptOssForCausalLM",
@@ -399,6 +502,17 @@ static const struct gguf_family FAMILIES[] = {
      .layer = FALCON_H1_LAYER,
      .json = ",\"mamba_norm_before_gate\":false",
      .state_norm = "mamba_rms_norm"},
+    {.gguf = "lfm2",
+     .name = "Lfm2ForCausalLM",
+     .outer = LFM2_OUTER,
+     .layer = LFM2_LAYER,
+     .keys = LFM2_KEYS,
+     .json = ",\"block_auto_adjust_ff_dim\":false"},
+    {.gguf = "lfm2moe",
+     .name = "Lfm2MoeForCausalLM",
+     .outer = LFM2_OUTER,
+     .layer = LFM2_LAYER,
+     .keys = LFM2_EXPERTS},
     {.gguf = "exaone",
      .name = "ExaoneForCausalLM",
      .outer = EXAONE_OUTER,
@@ -409,6 +523,12 @@ static const struct gguf_family FAMILIES[] = {
     {.gguf = "gemma", .name = "GemmaForCausalLM"},
     {.gguf = "gemma2", .name = "Gemma2ForCausalLM", .layer = GEMMA2_LAYER},
     {.gguf = "gemma3", .name = "Gemma3ForCausalLM", .layer = GEMMA2_LAYER, .keys = WINDOW_KEYS},
+    {.gguf = "gemma4",
+     .name = "Gemma4ForCausalLM",
+     .outer = GEMMA4_OUTER,
+     .layer = GEMMA4_LAYER,
+     .keys = GEMMA4_KEYS,
+     .two_heads = true},
     {.gguf = "glm4", .name = "Glm4ForCausalLM", .layer = GLM4_LAYER, .qkv_bias = "attention_bias"},
     {.gguf = "olmo2",
      .name = "Olmo3ForCausalLM",
@@ -460,13 +580,21 @@ static bool is_met(const struct gguf *g, const struct gguf_family *f)
     return gguf_int(g, key, &value, &e) > 0 && (f->is ? value == f->is : value != 0);
 }
 
+/* As many names as an error has room for, and how many more there are. */
 static void list_names(struct buf *b)
 {
+    enum { ROOM = 280 };
+    int more = 0;
+
     for (size_t i = 0; i < ARRAY_LEN(FAMILIES); i++) {
-        if (i == 0 || strcmp(FAMILIES[i].gguf, FAMILIES[i - 1].gguf) != 0) {
+        bool again = i > 0 && strcmp(FAMILIES[i].gguf, FAMILIES[i - 1].gguf) == 0;
+        if (!again && b->len < ROOM) {
             buf_printf(b, "%s%s", i ? ", " : "", FAMILIES[i].gguf);
+        } else {
+            more += !again;
         }
     }
+    buf_printf(b, " and %d more (docs/models.md)", more);
     buf_putc(b, '\0');
 }
 

@@ -53,6 +53,7 @@ struct gguf_family {
      * MLP or experts, which have a width: of this kind, as in layer_types; NULL: layers
      * are not so. */
     const char *parts;
+    bool two_heads; /* layers without a window have heads of their own (Gemma-4) */
 };
 
 /* The family of a file. ERR_INVALID: the file names none; ERR_UNSUPPORTED: it is not

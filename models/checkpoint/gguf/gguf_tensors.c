@@ -35,7 +35,8 @@ static struct renamed rename_tensor(const struct gguf_family *f, const char *nam
     } else {
         layer = -1;
     }
-    end = end && end >= stem ? end : stem + strlen(stem);
+    bool ending = end && end >= stem && strcmp(end, ".scale") != 0; /* that of another kind */
+    end = ending ? end : stem + strlen(stem);
     const struct gguf_rename *r = gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem));
     if (layer >= 0 && strncmp(stem, "nextn.", 6) == 0) { /* of a layer that drafts */
         snprintf(ret.name, sizeof(ret.name), "%s.%d.%s", layers, layer, stem);

@@ -21,6 +21,9 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LLAMA3 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" TAIL
 #define QWEN2 CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" TAIL
+#define LING                                                     \
+    "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
 #define QWEN35                                                   \
     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}" \
                  "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -66,6 +69,7 @@ static const struct pre PRES[] = {
     {.name = "llama-bpe", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "llama-v3", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
+    {.name = "lfm2", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "falcon-h1", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "pixtral", .regex = LLAMA3, .ignore_merges = true, .add_bos = true},
     {.name = "glm4", .regex = LLAMA3, .ignore_merges = true},
@@ -78,12 +82,20 @@ static const struct pre PRES[] = {
     {.name = "deepseek-v3",
      .regex = DEEPSEEK3,
      .first = {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}},
+    {.name = "hunyuan-dense",
+     .regex = DEEPSEEK3,
+     .first = {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}},
+    {.name = "hunyuan", .regex = QWEN2},
+    {.name = "bailingmoe2", .regex = LING},
     {.name = "stablelm2", .regex = QWEN2},
     {.name = "seed-coder", .regex = SEED},
     {.name = "tekken", .regex = TEKKEN, .ignore_merges = true, .add_bos = true},
     {.name = "gpt-4o", .regex = GPT4O},
     {.name = "minimax-m2", .regex = GPT4O},
 };
+
+/* Gemma-4's BPE over the characters of the whole text, whose spaces are marked. */
+static const struct pre MARKED = {.name = "gemma4", .add_bos = true};
 
 /* The vocabulary in the metadata. */
 struct vocabulary {
@@ -175,13 +187,16 @@ static int read_vocabulary(struct vocabulary *v)
         return rc;
     }
     v->sentencepiece = rc > 0 && gguf_text_is(model, "llama");
-    if (!v->sentencepiece && !(rc > 0 && gguf_text_is(model, "gpt2"))) {
+    bool marked = rc > 0 && gguf_text_is(model, "gemma4");
+    if (!v->sentencepiece && !marked && !(rc > 0 && gguf_text_is(model, "gpt2"))) {
         return err_set(v->e, ERR_UNSUPPORTED,
-                       "%s: tokenizer.ggml.model is '%.*s'; gpt2 and llama are read", v->g->file,
-                       (int)MIN(model.len, (size_t)40), model.at ? model.at : "");
+                       "%s: tokenizer.ggml.model is '%.*s'; gpt2, llama and gemma4 are read",
+                       v->g->file, (int)MIN(model.len, (size_t)40), model.at ? model.at : "");
     }
     rc = read_lists(v);
-    if (rc >= 0 && !v->sentencepiece) {
+    if (rc >= 0 && marked) {
+        v->pre = &MARKED;
+    } else if (rc >= 0 && !v->sentencepiece) {
         rc = read_pre(v);
     }
     if (rc < 0) {
@@ -234,8 +249,9 @@ static int put_model(const struct vocabulary *v, struct buf *b)
     const char *comma = "";
     int rc = 0;
 
-    buf_printf(b, "{\"model\":{\"type\":\"BPE\",\"ignore_merges\":%s,\"vocab\":{",
-               v->pre->ignore_merges ? "true" : "false");
+    buf_printf(b,
+               "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":%s,\"ignore_merges\":%s,\"vocab\":{",
+               v->pre == &MARKED ? "true" : "false", v->pre->ignore_merges ? "true" : "false");
     for (uint64_t i = 0; i < v->tokens->n && rc == 0; i++) {
         struct gguf_text t = gguf_next_string(&at);
         rc = check_text(v, t, "token", i);
@@ -296,6 +312,13 @@ static void put_parts(const struct vocabulary *v, struct buf *b)
     static const char BYTE_LEVEL[] =
         "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":";
 
+    if (v->pre == &MARKED) {
+        buf_puts(b, ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},"
+                    "\"content\":\"\u2581\"},\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+                    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\u2581\"},\"content\":\" \"},"
+                    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}}");
+        return;
+    }
     if (v->pre->nfc) {
         buf_puts(b, ",\"normalizer\":{\"type\":\"NFC\"}");
     }

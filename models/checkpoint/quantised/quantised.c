@@ -356,6 +356,20 @@ static int read_config(struct quant_config *ret, bool *ret_found, const char *di
     return rc;
 }
 
+int checkpoint_expert_format(const struct weight_format **ret, const char *dir, struct err *e)
+{
+    struct quant_config config;
+    bool found = false;
+    int rc = read_config(&config, &found, dir, e);
+
+    *ret = NULL;
+    if (rc == 0 && found) {
+        *ret = config.method == QUANT_MXFP4 ? weight_format_of(FORMAT_FP4) : NULL;
+        quant_config_release(&config);
+    }
+    return rc;
+}
+
 int checkpoint_read_quantised(struct checkpoint *c, const char *dir, enum dtype dtype,
                               struct err *e)
 {

@@ -49,6 +49,9 @@ int checkpoint_read_quantised(struct checkpoint *c, const char *dir, enum dtype 
 /* The same with a configuration that was read; for the fuzzer, too. */
 int checkpoint_add_quantised(struct checkpoint *c, const struct quant_config *config,
                              enum dtype dtype, struct err *e);
+/* The format in which config.json in `dir` says that experts are stored, where it
+ * speaks of them alone (MXFP4); else NULL. For models without weights. */
+int checkpoint_expert_format(const struct weight_format **ret, const char *dir, struct err *e);
 void quant_tensor_free(struct quant_tensor *q);
 
 /* The codes row by row, as weight_format.h says, `stride` values apart. *ret_copy,

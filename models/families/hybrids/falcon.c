@@ -114,10 +114,7 @@ static void falcon_forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, b->n_tokens), h = mat_rows(t->h, 0, b->n_tokens),
                y = mat_rows(t->y, 0, b->n_tokens);
 
-    if (t->first) {
-        transformer_embed(m, x, m->config.embed_scale);
-    }
-    ops->norm(m->backend, h, x, &t->layer[0].attn_norm);
+    transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         mix(m, l, y, h);

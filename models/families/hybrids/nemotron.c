@@ -79,19 +79,6 @@ static const struct tensor_spec TENSORS[] = {
     {0},
 };
 
-/* What an MLP without a gate makes of h: y = down relu(up h)^2, and with `add` what y
- * was before, too. */
-static void square_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h, bool add)
-{
-    const struct backend_ops *ops = m->backend->ops;
-    struct mat up = mat_cols(mat_rows(m->weights->up, 0, h.rows), 0, l->up.rows);
-    struct epilogue sum = {.residual = y};
-
-    ops->linear(m->backend, up, h, l->up, NULL);
-    ops->multiply(m->backend, up, up, ACT_RELU);
-    ops->linear(m->backend, y, up, l->down, add ? &sum : NULL);
-}
-
 static void run_experts(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -111,21 +98,17 @@ static void run_experts(struct model *m, const struct layer *l, struct mat y, st
         ops->linear(m->backend, y, out, l->expert_out, NULL);
     }
     if (l->up.data) {
-        square_mlp(m, l, y, h, true);
+        transformer_ungated_mlp(m, l, y, h, true);
     }
 }
 
 static void nemotron_forward(struct model *m, const struct batch *b)
 {
-    const struct backend_ops *ops = m->backend->ops;
     const struct transformer *t = m->weights;
     struct mat x = mat_rows(t->x, 0, b->n_tokens), h = mat_rows(t->h, 0, b->n_tokens),
                y = mat_rows(t->y, 0, b->n_tokens);
 
-    if (t->first) {
-        transformer_embed(m, x, m->config.embed_scale);
-    }
-    ops->norm(m->backend, h, x, &t->layer[0].attn_norm);
+    transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
         if (l->recurrence.n_heads > 0) {
@@ -135,7 +118,7 @@ static void nemotron_forward(struct model *m, const struct batch *b)
         } else if (l->experts.n > 0) {
             run_experts(m, l, y, h);
         } else {
-            square_mlp(m, l, y, h, false);
+            transformer_ungated_mlp(m, l, y, h, false);
         }
         transformer_end_layer(m, i, h, x, y, t->partial);
     }

@@ -13,24 +13,38 @@ bool tensor_spec_of_expert(const struct tensor_spec *s)
 bool model_keeps_expert_format(const struct model *m, const struct weight_format *f,
                                int32_t group_cols)
 {
-    int32_t of = m->backend->ops->supports(m->backend, f).experts;
+    struct weight_support s = m->backend->ops->supports(m->backend, f);
+    int32_t of = s.experts;
 
     return of > 0 && model_expert_width(&m->config) % of == 0 &&
-           m->weights->expert_intermediate % of == 0 && group_cols % of == 0;
+           m->weights->expert_intermediate % of == 0 &&
+           (s.expert_group == 0 || group_cols % s.expert_group == 0);
+}
+
+/* Whether the codes of all experts of a layer, which are stored as [out, in] one after
+ * another, are those of matrices that the row of the table names, and this rank's part
+ * of each is in whole groups. */
+static bool stack_stays(const struct model *m, const struct tensor_spec *s,
+                        const struct quant_tensor *q)
+{
+    return q && q->n_stacked > 1 && s->transposed && q->layout == CODES_ROWS &&
+           q->scales.group_rows == 1 && q->scales.group_cols > 0 &&
+           m->weights->expert_intermediate % q->scales.group_cols == 0;
 }
 
 /* Whether the backend multiplies a tensor of one expert, or of all, as stored. */
 static bool expert_stays(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
 {
-    return !tensor_spec_stacked(s) &&
+    return (!tensor_spec_stacked(s) || stack_stays(m, s, t->quantised)) &&
            model_keeps_expert_format(m, t->format,
                                      t->quantised ? t->quantised->scales.group_cols : 0);
 }
 
-/* Not a tensor that is divided into heads, nor one of all experts: their products read
- * a view of the rows, which a weight in blocks does not have. Codes with scales of
+/* Not a tensor that is divided into heads: their products read a view of the rows,
+ * which a weight in blocks does not have. Codes with scales of
  * their own are multiplied, not embedded, and decoded where a group is no neighbours,
- * or no multiple of FORMAT_GROUP of them. */
+ * or no multiple of FORMAT_GROUP of them. Of tensors of all experts only those are
+ * stored in blocks that stack_stays takes. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
@@ -43,7 +57,7 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
            s->cols != DIM_ONE && (!tensor_spec_of_expert(s) || expert_stays(m, s, t)) &&
            s->rows != DIM_K_UP && s->rows != DIM_V_UP &&
-           s->transposed == (t->order == ORDER_TRANSPOSED) &&
+           (tensor_spec_stacked(s) || s->transposed == (t->order == ORDER_TRANSPOSED)) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }
 

@@ -91,6 +91,7 @@ static void set_rope(const struct model *m, int32_t layer, struct rope *r)
         r->rot_dim = r->cos_sin.cols;
         r->interleaved = c->rope_interleaved;
     }
+    r->norm_last = c->norm_last;
     set_norm(c, &r->q_norm);
     set_norm(c, &r->k_norm);
 }
@@ -418,6 +419,7 @@ static int check_backend(const struct model *m, struct err *e)
     const struct model_config *c = &m->config;
     const struct backend_ops *ops = m->backend->ops;
     const char *what = NULL;
+    bool convolves = c->recurrent.n_heads > 0 && c->recurrent.kind == RECURRENCE_CONV;
 
     if (c->experts.n > 0 && !ops->experts) {
         what = "layers of experts";
@@ -425,6 +427,10 @@ static int check_backend(const struct model *m, struct err *e)
         what = "attention over latents";
     } else if (c->recurrent.n_heads > 0 && !ops->recurrence) {
         what = "layers with recurrent states";
+    } else if (convolves && !m->backend->convolutions) {
+        what = "layers that are convolutions";
+    } else if (c->norm_last && !m->backend->late_head_norms) {
+        what = "norms of rotated heads";
     } else if (c->full_head_dim > 0 && !ops->multiply) {
         what = "heads of two sizes";
     }

@@ -139,20 +139,6 @@ static void int4_group(const float *x, int32_t n, uint8_t *codes, uint16_t *ret_
     }
 }
 
-/* The nearest e2m1; of two as near the one with an even mantissa. */
-static uint8_t e2m1_of(float x)
-{
-    static const float between[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
-    float f = fabsf(x);
-    uint8_t code = 0;
-
-    while (code < ARRAY_LEN(between) &&
-           (f > between[code] || (f == between[code] && code % 2 == 1))) {
-        code++;
-    }
-    return code | (signbit(x) ? 8 : 0);
-}
-
 static void mxfp4_group(const float *x, int32_t n, uint8_t *codes, uint8_t *ret_scale)
 {
     float most = greatest(x, n);
@@ -162,7 +148,8 @@ static void mxfp4_group(const float *x, int32_t n, uint8_t *codes, uint8_t *ret_
 
     *ret_scale = (uint8_t)(exponent + 127);
     for (int32_t i = 0; i < n; i += 2) {
-        codes[i / 2] = (uint8_t)(e2m1_of(x[i] * over) | e2m1_of(x[i + 1] * over) << 4);
+        codes[i / 2] =
+            (uint8_t)(weight_e2m1_of(x[i] * over) | weight_e2m1_of(x[i + 1] * over) << 4);
     }
 }
 

@@ -155,7 +155,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
-    if ((dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP || dim == DIM_SHARED_GATE_UP) && split) {
+    bool both = dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP || dim == DIM_SHARED_GATE_UP ||
+                dim == DIM_EXPERT_GATE_UP;
+    if (both && split) {
         int32_t all = (int32_t)size / 2, n = all / m->options.n_ranks;
         ret[0] = (struct axis_range){m->options.rank * n, n};
         ret[1] = (struct axis_range){all + m->options.rank * n, n};
@@ -215,13 +217,25 @@ static int check_cut(const struct model *m, const struct tensor *t, struct axis_
 }
 
 /* A slice of codes whose scales are apart, which is a weight with the scales of its
- * groups. */
-static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, struct axis_range out,
-                        struct axis_range in, const uint8_t *codes)
+ * groups: every step-th row from `first` on. */
+static void slice_codes(struct weight_piece *p, const struct quant_tensor *q, int64_t first,
+                        int32_t step, struct axis_range in, const uint8_t *codes)
 {
-    p->stride = q->stride;
-    p->data = codes + weight_format_bytes(q->format, out.first * q->stride + in.first);
-    p->scales = weight_scales_slice(&q->scales, out.first, in.first);
+    p->stride = q->stride * step;
+    p->data = codes + weight_format_bytes(q->format, first * q->stride + in.first);
+    p->scales = weight_scales_slice(&q->scales, (int32_t)first, in.first);
+    p->scales.stride *= step;
+    p->scales.zero_stride *= step;
+}
+
+/* The row of a quantised tensor where row `row` of the spec is, of `expert` where they
+ * are stacked. */
+static int64_t code_row(const struct tensor_spec *s, const struct quant_tensor *q, int32_t expert,
+                        int32_t row)
+{
+    int64_t stack = tensor_spec_stacked(s) ? q->rows / q->n_stacked * expert : 0;
+
+    return stack + (int64_t)row * tensor_spec_step(s) + (s->rows == DIM_STACKED_UP);
 }
 
 /* The values of one expert in a tensor of all, n as it is stored, decoded where it is
@@ -310,10 +324,10 @@ static int scale_piece(struct assembly *a, float factor, struct err *e)
     return 0;
 }
 
-/* Add this rank's blocks or codes of a tensor, which are stored as [out, in] whatever
- * the order of Hugging Face's tensor. */
+/* Add this rank's blocks or codes of a tensor, or of one expert in a tensor of all,
+ * which are stored as [out, in] whatever the order of Hugging Face's tensor. */
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
-                      struct err *e)
+                      int32_t expert, struct err *e)
 {
     const struct model *m = a->m;
     const struct quant_tensor *q = t->quantised;
@@ -348,7 +362,8 @@ static int add_blocks(struct assembly *a, const struct tensor_spec *s, const str
             .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
         if (q) {
             rc = check_cut(m, t, out[i], n_out, q->scales.group_rows, e);
-            slice_codes(p, q, out[i], in[0], codes);
+            slice_codes(p, q, code_row(s, q, expert, out[i].first), tensor_spec_step(s), in[0],
+                        codes);
         } else {
             p->data = t->blocks + weight_format_bytes(t->format, first);
         }
@@ -431,6 +446,8 @@ static bool keeps_float32(const struct model *m, const struct tensor_spec *s)
     return is;
 }
 
+enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
+
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
                        struct mat *ret, struct err *e)
 {
@@ -450,8 +467,13 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
         d.dtype = DTYPE_F32;
     }
     d.experts = tensor_spec_of_expert(s);
+    if (d.n_pieces == 0 && d.experts && m->expert_format &&
+        model_keeps_expert_format(m, m->expert_format, MX_GROUP)) {
+        d.dummy_format = m->expert_format;
+    }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && s->target == IN_MODEL(embed) && m->config.tied &&
                   model_is_last(m);
+    d.logits = d.tied_head || s->target == IN_MODEL(head);
     for (int32_t i = 0; i < a->n_pieces; i++) {
         d.mapped &= !a->source[i].copy;
     }
@@ -484,7 +506,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
-            rc = blocks ? add_blocks(a, s, t, e) : add_tensor(a, s, t, at.expert, e);
+            rc = blocks ? add_blocks(a, s, t, at.expert, e) : add_tensor(a, s, t, at.expert, e);
             if (rc == 0 && t && norm_factor(m, s) != 1) {
                 rc = scale_piece(a, norm_factor(m, s), e);
             }
