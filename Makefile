@@ -1,6 +1,6 @@
 # Quire's build: `make help` lists the targets. Out of tree in $(BUILD); sources are found by wildcard, so a new file needs
 # no line here. What a file's name decides:
-#   *_avx2.c, *_avx512*.c                x86-64 only, compiled for that instruction set and entered after a run-time check
+#   *_avx2.c, *_avx512*.c, *_amx.c       x86-64 only, compiled for that instruction set and entered after a run-time check
 #   *_neon.c                             aarch64 only
 #   tests/unit/**/test_*.c               a unit test: its own main, linked to everything but server/main.c
 #   tests/fuzz/fuzz_*.c                  a libFuzzer target
@@ -34,7 +34,7 @@ endif
 # ---- sources ------------------------------------------------------------------------------------------------------
 
 arch := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512vnni.c %_avx512bf16.c) $(if $(filter aarch64,$(arch)),,%_neon.c)
+other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512vnni.c %_avx512bf16.c %_amx.c) $(if $(filter aarch64,$(arch)),,%_neon.c)
 # The C files of a folder and of those below it, three deep.
 c_below = $(wildcard $1/*.c $1/*/*.c $1/*/*/*.c)
 # Of kernels/cuda only what needs no GPU: the plugin has the rest.
@@ -89,6 +89,7 @@ $(BUILD)/obj/%_avx2.o: extra := $(avx2)
 $(BUILD)/obj/%_avx512.o: extra := $(avx512)
 $(BUILD)/obj/%_avx512vnni.o: extra := $(avx512) -mavx512vnni
 $(BUILD)/obj/%_avx512bf16.o: extra := $(avx512) -mavx512bf16
+$(BUILD)/obj/%_amx.o: extra := $(avx512) -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
 
 # The inner loops work on arrays that their callers divide, and share nothing else. ThreadSanitizer in them would make
 # a model's step so slow that tests of a server with a model tell nothing.

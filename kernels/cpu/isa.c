@@ -4,6 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #ifdef __aarch64__
 enum { HAS_NEON = true }; /* part of the architecture */
 #else
@@ -15,12 +21,31 @@ static const char *const isa_names[] = {[CPU_PLAIN] = "plain",
                                         [CPU_AVX512] = "avx512",
                                         [CPU_AVX512_VNNI] = "avx512vnni",
                                         [CPU_AVX512_BF16] = "avx512bf16",
+                                        [CPU_AMX] = "amx",
                                         [CPU_NEON] = "neon"};
 
 const char *cpu_isa_name(enum cpu_isa isa)
 {
     return isa_names[isa];
 }
+
+#if defined(__x86_64__)
+/* Whether the processor has tiles of both kinds and the system lets this process use
+ * their registers, which it asks for here (Linux: arch_prctl(2)). Asked by number, not
+ * by name: clang 14 knows no names for them. */
+static bool has_amx(void)
+{
+    enum {
+        LEAF_7_EDX = (1 << 22) | (1 << 24) | (1 << 25),
+        REQUEST_PERMISSION = 0x1023,
+        TILES = 18
+    };
+    unsigned a = 0, b = 0, c = 0, d = 0;
+
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & LEAF_7_EDX) == LEAF_7_EDX &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILES) == 0;
+}
+#endif
 
 static bool has(enum cpu_isa isa)
 {
@@ -44,6 +69,8 @@ static bool has(enum cpu_isa isa)
     case CPU_AVX512_BF16:
         return avx512 && __builtin_cpu_supports("avx512vnni") &&
                __builtin_cpu_supports("avx512bf16");
+    case CPU_AMX:
+        return has(CPU_AVX512_BF16) && has_amx();
     default:
         return false;
     }

@@ -1,9 +1,8 @@
 /* The instruction set of the CPU backend, chosen when it opens, not at build time.
  *
  * By default it is the best that the machine has. The environment variable
- * QUIRE_CPU_ISA (plain, avx2, avx512,
- * avx512vnni, avx512bf16, neon) selects another one that the
- * machine has, so that tests reach every variant.
+ * QUIRE_CPU_ISA (plain, avx2, avx512, avx512vnni, avx512bf16, amx, neon) selects
+ * another one that the machine has, so that tests reach every variant.
  */
 #ifndef QUIRE_KERNELS_CPU_ISA_H
 #define QUIRE_KERNELS_CPU_ISA_H
@@ -16,6 +15,7 @@ enum cpu_isa {
     CPU_AVX512,
     CPU_AVX512_VNNI, /* the one before, and integer dot products */
     CPU_AVX512_BF16, /* the one before, and bfloat16 */
+    CPU_AMX,         /* the one before, and tiles of bfloat16 and of int8 */
     CPU_NEON
 };
 

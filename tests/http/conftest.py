@@ -45,7 +45,7 @@ def instruction_sets():
         refused = "cannot run" in done.stderr
         assert done.returncode == 1 and (refused or "are free" in done.stderr), done.stderr
         return not refused
-    return [isa for isa in ("avx2", "avx512", "avx512bf16", "neon") if taken(isa)] or ["plain"]
+    return [isa for isa in ("avx2", "avx512", "avx512bf16", "amx", "neon") if taken(isa)] or ["plain"]
 
 
 def pytest_generate_tests(metafunc):

@@ -163,12 +163,13 @@ static inline enum dtype act_of(const struct rig *r, enum dtype t)
     return backend_act_dtype(r->b, t);
 }
 
-/* The type in which linear multiplies x: AVX-512-bf16 rounds it to the weights' type,
+/* The type in which linear multiplies x: AVX-512-bf16 and AMX round it to the weights' type,
  * as a GPU's activations are. */
 static inline enum dtype operand_of(const struct rig *r, enum dtype t)
 {
-    return strstr(r->b->device, "avx512bf16") != NULL && t == DTYPE_BF16 ? DTYPE_BF16
-                                                                         : act_of(r, t);
+    bool rounds = strstr(r->b->device, "avx512bf16") || strstr(r->b->device, "amx");
+
+    return rounds && t == DTYPE_BF16 ? DTYPE_BF16 : act_of(r, t);
 }
 
 static inline void rig_upload(struct rig *r, struct mat m, const float *v)

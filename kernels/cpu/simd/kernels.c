@@ -167,7 +167,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     cpu_blocks_plain(k);
     cpu_codes_plain(k);
 #if defined(__x86_64__)
-    if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
+    if (isa >= CPU_AVX2 && isa <= CPU_AMX) {
         cpu_kernels_avx2(k);
         cpu_tiles_avx2(k);
         cpu_attention_avx2(k);
@@ -179,14 +179,14 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa == CPU_AVX512 || isa == CPU_AVX512_VNNI) {
         cpu_tiles_avx512(k);
     }
-    if (isa >= CPU_AVX512_VNNI && isa <= CPU_AVX512_BF16) {
+    if (isa >= CPU_AVX512_VNNI && isa <= CPU_AMX) {
         cpu_blocks_avx512vnni(k);
         cpu_panels_avx512vnni(k);
     }
-    if (isa == CPU_AVX512_BF16) {
+    if (isa == CPU_AVX512_BF16 || isa == CPU_AMX) {
         cpu_tiles_avx512bf16(k);
     }
-    if (isa >= CPU_AVX2 && isa <= CPU_AVX512_BF16) {
+    if (isa >= CPU_AVX2 && isa <= CPU_AMX) {
         cpu_codes_avx2(k);
     }
 #elif defined(__aarch64__)
