@@ -366,9 +366,9 @@ bool in_prefill(const struct group *g)
     return false;
 }
 
-/* decode_need in KV group k of a group of one sequence. It alone holds the block that it
- * writes next: what it took from the cache are full blocks before it, and a tail, which
- * has left the cache. */
+/* decode_need in KV group k of a group of one sequence. It alone holds the block that
+ * it writes next: what it took from the cache are full blocks before it, and a tail,
+ * which has left the cache. */
 static int32_t need_alone(const struct sched *s, const struct kvpool *pool, const struct group *g,
                           int32_t k)
 {
