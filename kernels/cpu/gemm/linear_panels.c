@@ -26,14 +26,14 @@ struct panel_job {
     struct mat out, x, w;
     const struct epilogue *ep;
     const struct cpu_panels *panels; /* for rows of w's type */
-    int32_t padded;            /* columns, a multiple of TILE_CHUNK */
-    int32_t first_col, n_cols; /* of the block under way */
-    int32_t n_tiles;           /* of x */
-    int32_t panel_rows;        /* of w in a panel */
-    int32_t thread_panels;     /* panels of w per thread */
-    int32_t n_ranges;          /* ranges of tiles, one per task of a panel */
-    int32_t task_tiles;        /* of a range */
-    int64_t panel_floats;      /* of one thread's panel */
+    int32_t padded;                  /* columns, a multiple of TILE_CHUNK */
+    int32_t first_col, n_cols;       /* of the block under way */
+    int32_t n_tiles;                 /* of x */
+    int32_t panel_rows;              /* of w in a panel */
+    int32_t thread_panels;           /* panels of w per thread */
+    int32_t n_ranges;                /* ranges of tiles, one per task of a panel */
+    int32_t task_tiles;              /* of a range */
+    int64_t panel_floats;            /* of one thread's panel */
 };
 
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
@@ -46,7 +46,7 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
         row[i] = mat_row_const(j->x, tile * TILE_ROWS + i) + j->first_col;
     }
     j->panels->pack_x((float *)(void *)j->c->packed, tile, j->n_tiles, row, n_x,
-                          MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
+                      MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
 }
 
 /* Pack the block's columns of a panel's rows from `first` on. The last panel is filled

@@ -12,8 +12,8 @@
 
 enum {
     STREAMS_MAX = 4,
-    CODES_STEP = 3,               /* cpu_tiles.step of codes */
-    SLICE_MAX = 60,               /* rows of one stream in a task */
+    CODES_STEP = 3, /* cpu_tiles.step of codes */
+    SLICE_MAX = 60, /* rows of one stream in a task */
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     TASK_BYTES = 32 << 10,        /* of w, about */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
@@ -26,11 +26,11 @@ struct stream_job {
     struct mat out, x, w;
     const struct epilogue *ep;
     const struct cpu_tiles *tiles; /* for rows of w's type */
-    int32_t n_streams;   /* 1 .. STREAMS_MAX */
-    int32_t thread_rows; /* rows of w per thread */
-    int32_t run;         /* rows of a stream */
-    int32_t slice;       /* rows of a stream in a task */
-    int32_t n_each;      /* tasks per thread */
+    int32_t n_streams;             /* 1 .. STREAMS_MAX */
+    int32_t thread_rows;           /* rows of w per thread */
+    int32_t run;                   /* rows of a stream */
+    int32_t slice;                 /* rows of a stream in a task */
+    int32_t n_each;                /* tasks per thread */
 };
 
 /* The rows of one task: n[s] rows of stream s from first[s] on. */

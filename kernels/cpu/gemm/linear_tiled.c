@@ -26,15 +26,15 @@ struct linear_job {
     struct mat out, x, w;
     const struct epilogue *ep;
     const struct cpu_tiles *tiles; /* for rows of w's type */
-    int32_t full_rows;   /* of floats or of codes in a full tile */
-    int32_t planes;      /* rows of codes of a row of x; of floats 1 */
-    int64_t tile_bytes;  /* of a full tile, packed */
-    int32_t n_tiles;     /* of x */
-    int32_t block_rows;  /* of w in a block */
-    int32_t thread_rows; /* rows of w per thread */
-    int32_t n_blocks;    /* of a thread */
-    int32_t task_tiles;  /* of x in a task */
-    int32_t n_ranges;    /* ranges of tiles, one per task of a block */
+    int32_t full_rows;             /* of floats or of codes in a full tile */
+    int32_t planes;                /* rows of codes of a row of x; of floats 1 */
+    int64_t tile_bytes;            /* of a full tile, packed */
+    int32_t n_tiles;               /* of x */
+    int32_t block_rows;            /* of w in a block */
+    int32_t thread_rows;           /* rows of w per thread */
+    int32_t n_blocks;              /* of a thread */
+    int32_t task_tiles;            /* of x in a task */
+    int32_t n_ranges;              /* ranges of tiles, one per task of a block */
 };
 
 /* The row of x that a tile begins with. */

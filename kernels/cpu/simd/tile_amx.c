@@ -18,11 +18,11 @@
 enum {
     K_BLOCK = 2048,
     BLOCK_CHUNKS = K_BLOCK / TILE_CHUNK,
-    W_ROWS = AMX_ROWS,             /* stored rows of w in a tile register */
-    X_ROWS = AMX_ROWS,             /* rows of x in a tile register */
-    SUMS = W_ROWS * X_ROWS,        /* of one product of two registers */
-    CHUNK_BYTES = 2 * TILE_CHUNK,  /* of a row */
-    W_BYTES = W_ROWS * AMX_BYTES,  /* a tile register of w, or a full one of x */
+    W_ROWS = AMX_ROWS,            /* stored rows of w in a tile register */
+    X_ROWS = AMX_ROWS,            /* rows of x in a tile register */
+    SUMS = W_ROWS * X_ROWS,       /* of one product of two registers */
+    CHUNK_BYTES = 2 * TILE_CHUNK, /* of a row */
+    W_BYTES = W_ROWS * AMX_BYTES, /* a tile register of w, or a full one of x */
     STREAM_AHEAD_BYTES = 512,
     PANEL_ROWS = 128,
     GROUP_TILES = X_ROWS / TILE_ROWS, /* tiles of panels' x in a register */
@@ -236,7 +236,8 @@ static void pack_panel_rows(float *panel, const void *const *row, int64_t first,
 
     for (int32_t r = 0; r < PANEL_ROWS; r++) {
         const char *from = (const char *)row[r] + first * dtype_bytes(t);
-        char *line = to + (int64_t)(r / W_ROWS) * (n / TILE_CHUNK) * W_BYTES + r % W_ROWS * AMX_BYTES;
+        char *line =
+            to + (int64_t)(r / W_ROWS) * (n / TILE_CHUNK) * W_BYTES + r % W_ROWS * AMX_BYTES;
         for (int32_t at = 0; at < n; at += TILE_CHUNK, from += CHUNK_BYTES, line += W_BYTES) {
             _mm512_store_si512(line, _mm512_loadu_si512(from));
         }
