@@ -1,11 +1,12 @@
 /* linear by tiles: the order of the products, such that w is read from memory once and
  * caches are reused.
  *
- * x is packed first, in tiles of cpu_tiles.rows rows. A task is a block of rows of w, which
- * fits into the second-level cache, and a range of tiles of x. Each tile is multiplied
- * with the whole block, k_block elements at a time, so that the tile stays in the
- * first-level cache; the next block is prefetched meanwhile. A single tile of x goes to
- * linear_stream.c, many rows to linear_panels.c where the instruction set has panels.
+ * x is packed first, in tiles of cpu_tiles.rows rows. A task is a block of rows of w,
+ * which fits into the second-level cache, and a range of tiles of x. Each tile is
+ * multiplied with the whole block, k_block elements at a time, so that the tile stays
+ * in the first-level cache; the next block is prefetched meanwhile. A single tile of x
+ * goes to linear_stream.c, many rows to linear_panels.c where the instruction set has
+ * panels.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -71,13 +71,13 @@ struct cpu_survivor {
 struct cpu_tiles {
     int32_t k_block; /* elements summed before lanes are added; 0: no tiles for this machine */
     int32_t rows;    /* of x in a tile, at most; at most TILE_X_MAX */
-    /* How w is read from memory once, for a single tile of x: as so many runs of rows side
-     * by side, of a multiple of `step` rows each, prefetched so many bytes ahead. */
+    /* How w is read from memory once, for a single tile of x: as so many runs of rows
+     * side by side, each in multiples of `step` rows, so many bytes ahead. */
     int32_t streams, step, ahead_bytes;
     /* Bytes of an element of x packed for rows of type t. */
     int32_t (*packed_bytes)(enum dtype t);
-    /* Pack n_x <= rows rows of n floats for dots: [chunk][n_x][TILE_CHUNK], zero-padded;
-     * the order of the elements of a chunk is the instruction set's own. */
+    /* Pack n_x <= rows rows of n floats for dots: [chunk][n_x][TILE_CHUNK], a chunk in
+     * an order of the instruction set's own, zero-padded. */
     void (*pack)(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t);
     /* sum[w * n_x + x] = row w . x over n_chunks chunks, block by block of k_block
      * elements; `add`: added to what is there. One float past the end may be written.

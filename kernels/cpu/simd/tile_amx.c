@@ -1,11 +1,11 @@
 /* Inner products with AMX, sixteen rows of w at a time: rows as stored, x rounded to
  * bfloat16. Of rows of bfloat16 alone; other types are multiplied as without AMX.
  *
- * Sixteen rows of w are operand A as they lie in memory, 32 elements of each; packed x is
- * operand B, with a column for each row of x. So C is [w][x]. An element of C adds, for
- * each 32 elements, the products of the even ones in their order, those of the odd ones
- * in theirs, then both; what is not a normal number counts as 0. A block of K_BLOCK
- * elements is one such sum; sums of blocks are added in their order.
+ * Sixteen rows of w are operand A as they lie in memory, 32 elements of each; packed x
+ * is operand B, with a column for each row of x. So C is [w][x]. An element of C adds,
+ * for each 32 elements, the products of the even ones in their order, those of the odd
+ * ones in theirs, then both; denormal numbers count as 0. A block of K_BLOCK elements
+ * is one such sum; sums of blocks are added in their order.
  *
  * Panels for many rows of x have the same operands, with the rows of w side by side in
  * the second-level cache, and multiply two by two tiles.
@@ -227,8 +227,9 @@ static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_
     amx_end();
 }
 
-/* ---- panels: [register of w][chunk][row] and [register of x][chunk][pair][row] ---- */
+/* ---- panels ---- */
 
+/* [register][chunk][row]. */
 static void pack_panel_rows(float *panel, const void *const *row, int64_t first, int32_t n,
                             enum dtype t)
 {
@@ -244,6 +245,7 @@ static void pack_panel_rows(float *panel, const void *const *row, int64_t first,
     }
 }
 
+/* [register][chunk][pair][row]. */
 static void pack_panel_x(float *out, int32_t tile, int32_t n_tiles, const float *const *x,
                          int32_t n_x, int32_t n, int32_t padded, enum dtype t)
 {
