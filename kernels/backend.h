@@ -297,7 +297,7 @@ enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID, SCORES_MIXER };
  * Ties go to the smaller index. w_e = factor * s_e, divided by the sum of the chosen
  * ones' s if `normalised`, and multiplied by expert_scale.
  *
- * SCORES_MIXER (Phi-3.5-MoE's inference; Liu et al. 2024, SparseMixer-v2) chooses the two
+ * SCORES_MIXER (Phi-3.5-MoE's inference; Liu et al. 2024, SparseMixer-v2) chooses the
  * experts of the greatest p = router x + router_bias, one after the other, without
  * groups, biases of the choice and `normalised`. The weight of each is its share of a
  * softmax over those experts that are not yet chosen and whose p is near its own, P:

@@ -134,9 +134,9 @@ static void choose_groups(const struct experts *e, float *c)
     }
 }
 
-/* Choose the experts of a row: the router's products in `score` become s, and the chosen
- * ones' indices are in chosen[]; returns how many were found, fewer than `top` if too
- * few are numbers. */
+/* Choose the experts of a row: the router's products in `score` become s, and the
+ * chosen ones' indices are in chosen[]; returns how many were found, fewer than `top`
+ * if too few are numbers. */
 static int32_t choose_row(const struct experts *e, float *score, int32_t *chosen)
 {
     float c[LIMIT_EXPERTS], product[LIMIT_EXPERTS];

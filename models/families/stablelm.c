@@ -1,5 +1,6 @@
-/* LLaMA's forward pass with layer norms: StableLM, of which a quarter of a head rotates,
- * and Nemotron, whose norm weights are stored minus 1 and whose MLPs have no gate. */
+/* LLaMA's forward pass with layer norms: StableLM, of which a quarter of a head
+ * rotates, and Nemotron, whose norm weights are stored minus 1 and whose MLPs have no
+ * gate. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
