@@ -38,6 +38,13 @@ __device__ __forceinline__ uint4 e4m3_values(uint32_t a, uint32_t b)
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+/* to[0 .. 2) = scale times the two values of bf16 in `two`. */
+template <typename T> __device__ __forceinline__ void store_pair(T *to, float scale, uint32_t two)
+{
+    to[0] = from_float<T>(scale * __uint_as_float(two << 16));
+    to[1] = from_float<T>(scale * __uint_as_float(two & 0xffff0000u));
+}
+
 /* ---- e2m1 ---- */
 
 /* The i-th two neighbours of a word of segments of FORMAT_FP4: sign, exponent and

@@ -58,9 +58,7 @@ __global__ void widen_fp4_kernel(T *out, int64_t out_stride, const struct quant_
     vec<T, 8> v;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        uint32_t two = fp4_values(fp4_pair(word[i], eight % 4), factor);
-        v.v[2 * i] = from_float<T>(scale * __uint_as_float(two << 16));
-        v.v[2 * i + 1] = from_float<T>(scale * __uint_as_float(two & 0xffff0000u));
+        store_pair(v.v + 2 * i, scale, fp4_values(fp4_pair(word[i], eight % 4), factor));
     }
     *(vec<T, 8> *)(out + row * out_stride + eight * 8) = v;
 }

@@ -98,8 +98,7 @@ __global__ void widen_segments_kernel(T *out, int64_t out_stride, const struct q
     vec<T, 8> v;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v.v[2 * i] = from_float<T>(g.scale * __uint_as_float(pairs[i] << 16));
-        v.v[2 * i + 1] = from_float<T>(g.scale * __uint_as_float(pairs[i] & 0xffff0000u));
+        store_pair(v.v + 2 * i, g.scale, pairs[i]);
     }
     *(vec<T, 8> *)(out + row * out_stride + eight * 8) = v;
 }
