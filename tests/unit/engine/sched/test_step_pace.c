@@ -139,8 +139,6 @@ static void drafts_go_to_the_end_of_a_stair(void **state)
     assert_int_equal(step_pace_choose(&p, &COST, &s, &o, 64), 1);
 }
 
-/* Drafts seem to pay by a model that takes rows to be free: the steps with them show
- * what they take, and those without are tried, ever more rarely. */
 static void drafts_are_awaited_where_they_make_up_for_the_gap(void **state)
 {
     (void)state;
@@ -207,6 +205,8 @@ static void what_drafts_may_lose_is_bounded(void **state)
     assert_true(p.budget_us > 2000 && p.budget_us <= 2500 + 1000);
 }
 
+/* Drafts seem to pay by a model that takes rows to be free: the steps with them show
+ * what they take, and those without are tried, ever more rarely. */
 static void a_model_that_is_wrong_is_found_out(void **state)
 {
     (void)state;
