@@ -1,11 +1,11 @@
 """Models with recurrent states: however a text comes about, its ids are the same."""
-import concurrent.futures
 import functools
 import random
 
 import pytest
 
 import hybrid_model
+from company import STORY, ask_all, ask_crowd_apart, ask_each, check_company
 from conftest import PATIENCE_S, ROOT, serving
 
 COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-seqs", "8",
@@ -13,22 +13,6 @@ COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-s
 DEMO = f"{ROOT}/models/demo"
 # Drafts that would not pay on this machine are verified, too.
 UNKNOWN_COSTS = {"QUIRE_STEP_COSTS": "unknown"}
-STORY = "Once upon a time there was a little dog who lived by the sea. Every day he went "
-
-BODIES = [
-    dict(prompt=STORY * 3 + "to the beach", max_tokens=60, temperature=0),
-    dict(prompt=STORY * 2, max_tokens=80, temperature=0.8, seed=3, n=3),
-    dict(prompt=STORY * 2 + "home", max_tokens=70, temperature=1, seed=5, repetition_penalty=1.1,
-         frequency_penalty=0.5),
-    dict(prompt=STORY, max_tokens=50, n=2, best_of=2, use_beam_search=True, temperature=0),
-    dict(prompt=STORY * 3 + "to the wood", max_tokens=40, temperature=0.7, seed=9, best_of=3, n=2),
-    dict(prompt="The cat", max_tokens=90, temperature=0, ignore_eos=True),
-]
-
-# Texts that one request starts in the same step, and that together outgrow a small pool: some
-# are preempted however slow the machine is.
-CROWD = dict(prompt=["The cat", "The dog", "Once upon"], max_tokens=150, temperature=0.8, seed=4,
-             n=2, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=list(hybrid_model.CONFIGS))
@@ -41,29 +25,17 @@ def small_pool(folder):
     return "72" if "qwen35" in folder else "120" if "lfm2" in folder else "44"
 
 
-def ask(server, body):
-    answer = server.ask("POST", "/v1/completions", json=body | {"return_token_ids": True})
-    assert answer.status_code == 200, answer.text
-    return [c["token_ids"] for c in answer.json()["choices"]]
-
-
-def ask_all(server, times=1):
-    with concurrent.futures.ThreadPoolExecutor(len(BODIES) * times) as pool:
-        return list(pool.map(lambda body: ask(server, body), BODIES * times))
-
-
 @functools.cache
 def alone(folder, *flags):
     """Each answer, one after the other, without cached prefixes."""
     with serving(*COMMON, "--kv-blocks", "2000", "--no-prefix-cache", *flags, model=folder) as server:
-        return [ask(server, body) for body in BODIES]
+        return ask_each(server)
 
 
 @functools.cache
-def crowd_alone(folder):
-    """The crowd's texts, one prompt after the other, without cached prefixes."""
+def crowd_apart(folder):
     with serving(*COMMON, "--kv-blocks", "2000", "--no-prefix-cache", model=folder) as server:
-        return sum((ask(server, CROWD | {"prompt": prompt}) for prompt in CROWD["prompt"]), [])
+        return ask_crowd_apart(server)
 
 
 @pytest.mark.parametrize("flags", [
@@ -75,16 +47,10 @@ def crowd_alone(folder):
     ("--kv-blocks", "few", "--preemption", "swap", "--swap-space", "64MiB", "--pipeline-parallel-size", "2"),
 ], ids=["roomy", "small steps", "recompute", "swap", "no cache", "stages"])
 def test_texts_do_not_depend_on_their_company(folder, flags):
-    want = alone(folder)
+    want, crowd = alone(folder), crowd_apart(folder)
     flags = [small_pool(folder) if flag == "few" else flag for flag in flags]
     with serving(*COMMON, *flags, model=folder) as server:
-        assert [ask(server, body) for body in BODIES] == want
-        for _ in range(2):
-            assert ask_all(server, 2) == want * 2
-        preempted = server.metric("num_preemptions_total")
-        assert ask(server, CROWD) == crowd_alone(folder)
-        if flags[1] != "2000":
-            assert server.metric("num_preemptions_total") > preempted
+        check_company(server, want, crowd, rounds=2, preempts=flags[1] != "2000")
         if "--no-prefix-cache" not in flags:
             assert server.metric("prefix_cache_hits_total") > 0
 
@@ -126,7 +92,7 @@ def test_drafts_change_no_text(folder, flags):
     want = alone(folder)
     flags = [small_pool(folder) if flag == "few" else flag for flag in flags]
     with serving(*COMMON, *flags, model=folder, env=UNKNOWN_COSTS) as server:
-        assert [ask(server, body) for body in BODIES] == want
+        assert ask_each(server) == want
         for _ in range(2):
             assert ask_all(server, 2) == want * 2
         accepted = server.metric("spec_decode_num_accepted_tokens_total")

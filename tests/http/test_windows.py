@@ -1,5 +1,4 @@
 """A model that mixes layers with and without a sliding window: its KV groups must change no text."""
-import concurrent.futures
 import functools
 import json
 import os
@@ -7,12 +6,12 @@ import shutil
 
 import pytest
 
+from company import ask, ask_crowd_apart, ask_each, check_company
 from conftest import ROOT, serving
 
 WINDOW = 24
 COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-seqs", "8",
           "--max-num-batched-tokens", "32")
-STORY = "Once upon a time there was a little dog who lived by the sea. Every day he went "
 
 
 @pytest.fixture(scope="module")
@@ -31,33 +30,12 @@ def folder(tmp_path_factory):
     return str(made)
 
 
-BODIES = [
-    dict(prompt=STORY * 3 + "to the beach", max_tokens=60, temperature=0),
-    dict(prompt=STORY * 2, max_tokens=80, temperature=0.8, seed=3, n=3),
-    dict(prompt=STORY * 2 + "home", max_tokens=70, temperature=1, seed=5, repetition_penalty=1.1,
-         frequency_penalty=0.5),
-    dict(prompt=STORY, max_tokens=50, n=2, best_of=2, use_beam_search=True, temperature=0),
-    dict(prompt=STORY * 3 + "to the wood", max_tokens=40, temperature=0.7, seed=9, best_of=3, n=2),
-    dict(prompt="The cat", max_tokens=90, temperature=0, ignore_eos=True),
-]
-
-
-def ask(server, body):
-    answer = server.ask("POST", "/v1/completions", json=body | {"return_token_ids": True})
-    assert answer.status_code == 200, answer.text
-    return [c["token_ids"] for c in answer.json()["choices"]]
-
-
-def ask_all(server, times=1):
-    with concurrent.futures.ThreadPoolExecutor(len(BODIES) * times) as pool:
-        return list(pool.map(lambda body: ask(server, body), BODIES * times))
-
-
 @functools.cache
 def alone(folder, ranks):
-    """Each answer of a server with one KV group, where every block is kept, one after the other."""
-    with serving(*COMMON, "--kv-policy", "orca-max", "--tensor-parallel-size", ranks, model=folder) as server:
-        return [ask(server, body) for body in BODIES]
+    """The answers of a server with one KV group, where every block is kept, one after the other."""
+    with serving(*COMMON, "--kv-policy", "orca-max", "--tensor-parallel-size", ranks,
+                 model=folder) as server:
+        return ask_each(server), ask_crowd_apart(server)
 
 
 @pytest.mark.parametrize("flags", [
@@ -69,14 +47,9 @@ def alone(folder, ranks):
     ("--kv-blocks", "220", "--preemption", "recompute", "--tensor-parallel-size", "2"),
 ], ids=["roomy", "recompute", "swap", "no cache", "stages", "ranks"])
 def test_texts_are_those_of_one_group(folder, flags):
-    want = alone(folder, "2" if "--tensor-parallel-size" in flags else "1")
+    want, crowd = alone(folder, "2" if "--tensor-parallel-size" in flags else "1")
     with serving(*COMMON, *flags, model=folder) as server:
-        assert [ask(server, body) for body in BODIES] == want
-        preempted = server.metric("num_preemptions_total")
-        for _ in range(2):
-            assert ask_all(server, 2) == want * 2
-        if flags[1] != "2000":
-            assert server.metric("num_preemptions_total") > preempted
+        check_company(server, want, crowd, rounds=2, preempts=flags[1] != "2000")
         if "--no-prefix-cache" not in flags:
             assert server.metric("prefix_cache_hits_total") > 0
 
