@@ -1,9 +1,10 @@
 /* Products of many rows of x with weights in blocks by AMX, of formats with groups of
- * 32: one instruction takes the sums of a group of sixteen rows of a weight with sixteen
- * rows of x, exactly, which are then scaled and added as blocks_plain.c specifies.
+ * 32: one instruction takes the sums of a group of sixteen rows of a weight with
+ * sixteen rows of x, exactly, which are then scaled and added as blocks_plain.c
+ * specifies.
  *
- * Rows of a weight lie in the panel as they are stored, so that unpacking them moves
- * codes hardly to other lanes; rows of x, which are few beside them, lie four codes side
+ * Rows of a weight lie in the panel as they are stored, so that unpacking them hardly
+ * moves codes between lanes; rows of x, which are few beside them, lie four codes side
  * by side. A vector has the sums of one row of the weight with sixteen rows of x. Codes
  * have a sign here, which AMX's products take on both sides.
  *
@@ -61,8 +62,8 @@ INLINE __m512i levels_of(const int8_t *level, __m512i code)
                                code);
 }
 
-/* 32 bytes at s and as many at s + 32 * 4 / 2 of the K formats, whose groups g and g + 4
- * are the same bits of both. */
+/* 32 bytes at s, and those 64 behind them: in Q4_K and Q5_K the same bits of both are
+ * groups g and g + 4. */
 INLINE __m512i two_quarters(const uint8_t *s)
 {
     return _mm512_inserti64x4(_mm512_castsi256_si512(load32(s)), load32(s + 64), 1);
@@ -268,15 +269,15 @@ struct sums {
     _Alignas(64) int32_t v[ROWS][TILE];
 };
 
-/* Sums of accumulators, [DEPTH - 1] of which wait to be added. */
+/* Sums of accumulators that wait to be added. */
 struct lanes {
     __m512 wait[DEPTH][ROWS];
-    int32_t depth; /* that wait */
+    int32_t depth; /* of those that wait */
     int32_t ended; /* accumulators */
 };
 
-/* Tiles, which must be numbers in calls: sums 0 and 1, the weight's 2 and 3, x's 4 and 5,
- * the first of each for even entries. */
+/* Tiles, which must be numbers in calls: sums 0 and 1, the weight's 2 and 3, x's 4 and
+ * 5, the first of each for even entries. */
 enum { SUMS = 0, OF_W = 2, OF_X = 4 };
 
 /* All blocks of one group, then all of the other of its pair. */

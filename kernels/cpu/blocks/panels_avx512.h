@@ -1,5 +1,5 @@
 /* What panels and tiles of codes have in common on AVX-512 and AMX: the order of their
- * entries, and columns for rows. Included after unpack_avx512.h's conditions. */
+ * entries, and columns for rows. */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_PANELS_AVX512_H
 #define QUIRE_KERNELS_CPU_BLOCKS_PANELS_AVX512_H
 
