@@ -314,6 +314,14 @@ static void parts_of_fp8_and_int8_are_checked(void **state)
     try(FP8, cube, "3 axes");
     try(CT("int-quantized", INT8_CHANNEL), row, NULL);
     try(CT("int-quantized", INT8_CHANNEL ",\"symmetric\":false"), row, "lacks weight_zero_point");
+    for (int zeros = 0; zeros < 2; zeros++) { /* symmetric codes with zero points in the file */
+        const struct part symmetric[] = {
+            CODES("I8", 4, 8, 1),
+            SCALE(4, 1),
+            {"m.weight_zero_point", "I8", {4, 1}, zeros ? (const void *)"\0\0\1\0" : BYTES, 4},
+            {0}};
+        try(CT("int-quantized", INT8_CHANNEL), symmetric, zeros ? "says that the codes are" : NULL);
+    }
     for (size_t i = 0; i < ARRAY_LEN(BAD); i++) {
         const struct part bad[] = {
             CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, &BAD[i], 4}, {0}};
@@ -357,6 +365,21 @@ static void parts_of_packed_codes_are_checked(void **state)
     try(config, below, "column 5 is in group -1 of 2");
     try(config, few, "is [60, 1], must be [64, 1]");
     try(config, no_shape, "lacks weight_shape");
+}
+
+/* Zero points of symmetric codes in four bits: 0 is stored as 8. */
+static void packed_zero_points_of_symmetric_codes_are_zero(void **state)
+{
+    (void)state;
+    static const uint32_t ZERO[2] = {0x88888888, 0x88888888}, OTHER[2] = {0x88888888, 0x88878888};
+    const struct part zero[] = {
+        PACKED(SHAPE), {"m.weight_zero_point", "I32", {1, 2}, ZERO, 8}, {0}};
+    const struct part other[] = {
+        PACKED(SHAPE), {"m.weight_zero_point", "I32", {1, 2}, OTHER, 8}, {0}};
+
+    try(CT("pack-quantized", INT4_G32), zero, NULL);
+    try(CT("pack-quantized", INT4_G32), other, "m.weight_zero_point has zero points");
+    try(CT("pack-quantized", INT4_G32 ",\"symmetric\":false"), other, NULL);
 }
 
 static void parts_of_gptq_and_awq_are_checked(void **state)
@@ -439,6 +462,7 @@ int main(void)
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
         cmocka_unit_test(parts_of_packed_codes_are_checked),
+        cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
         cmocka_unit_test(parts_of_gptq_and_awq_are_checked),
         cmocka_unit_test(stacked_experts_of_mxfp4_are_decoded_transposed),
     };
