@@ -111,9 +111,31 @@ static enum tensor_split split_of(const struct model *m, const struct tensor_spe
     return m->options.expert_parallel && is_by_expert(s) ? SPLIT_NONE : s->split;
 }
 
+static bool is_grouped(enum tensor_dim dim)
+{
+    return dim == DIM_GROUPED_Q || dim == DIM_GROUPED_K || dim == DIM_GROUPED_V;
+}
+
 static bool is_by_head(enum tensor_dim dim)
 {
-    return dim == DIM_K_UP || dim == DIM_V_UP;
+    return dim == DIM_K_UP || dim == DIM_V_UP || is_grouped(dim);
+}
+
+/* The rows of this rank's heads in q, k and v by key/value head: its queries, its keys
+ * or its values, a range a head. */
+static int32_t grouped_ranges(const struct model *m, enum tensor_dim dim, struct axis_range *ret)
+{
+    const struct model_config *c = &m->config;
+    int32_t queries = c->n_heads / c->n_kv_heads, d = c->head_dim;
+    bool q = dim == DIM_GROUPED_Q;
+    struct axis_range heads = head_range(m, q ? c->n_heads : c->n_kv_heads);
+
+    for (int32_t i = 0; i < heads.n; i++) {
+        int32_t head = heads.first + i, group = q ? head / queries : head;
+        int32_t at = q ? head % queries : queries + (dim == DIM_GROUPED_V);
+        ret[i] = (struct axis_range){(group * (queries + 2) + at) * d, d};
+    }
+    return heads.n;
 }
 
 /* The rows that make the keys of this rank's heads, or their values, a range a head. */
@@ -139,6 +161,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     int32_t d = c->head_dim;
     struct axis_range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
 
+    if (is_grouped(dim)) {
+        return grouped_ranges(m, dim, ret);
+    }
     if (is_by_head(dim)) {
         return head_ranges(m, dim, ret);
     }
