@@ -1,5 +1,6 @@
 /* Finding the quantised weights of a checkpoint, and their codes and values (see
  * quantised.h). */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -379,6 +380,31 @@ static int read_config(struct quant_config *ret, bool *ret_found, const char *di
         *ret_found = rc == 0;
     }
     return rc;
+}
+
+/* Whether a code times its scale is below the greatest F16, for every scale. */
+static bool fits_f16(const struct quant_tensor *q)
+{
+    const struct weight_scales *s = &q->scales;
+    int64_t n = quant_row_groups(q) * quant_col_groups(q);
+    float steps = (float)(1 << q->format->bits);
+    bool fits = true;
+
+    for (int64_t i = 0; i < n && fits; i++) {
+        fits = fabsf(weight_scale_load(s, i)) * s->factor * steps < 65504;
+    }
+    return fits;
+}
+
+void checkpoint_decode_finer(struct checkpoint *c)
+{
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        struct tensor *t = &c->tensor[i];
+        if (t->quantised && t->quantised->column_group && t->dtype == DTYPE_BF16 &&
+            fits_f16(t->quantised)) {
+            t->dtype = DTYPE_F16; /* as many bytes */
+        }
+    }
 }
 
 int checkpoint_expert_format(const struct weight_format **ret, const char *dir, struct err *e)
