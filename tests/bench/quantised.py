@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
 """What quantised weights of a model make of a text, by Quire and by the weights' reference decoders in float32.
 
-    tests/bench/quantised.py perplexity --model DIR --work DIR [--text FILE...] [--cases CASE...] [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
-    tests/bench/quantised.py greedy     --model DIR --work DIR [--text FILE...] [--cases CASE...] [--gguf FILE...] [--out FILE]
+    tests/bench/quantised.py perplexity|greedy --model DIR --work DIR [--text FILE...] [--cases CASE...]
+                                               [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
 
 DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case is a directory that
 scripts/make-quantised-goldens knows to write (`ct-int4-g32`, `gptq`, ...), what `quire quantize` writes
-(`quire-int4`), weights quantised at load (`online-fp8`), or a GGUF file. Weights are decoded by compressed-tensors,
-the package gguf, or the formulas that the formats' authors publish, and run by transformers in float32.
+(`quire-int4`, `quire-int8-static-asymmetric`), weights quantised at load (`online-fp8`), or a GGUF file. Weights are
+decoded by compressed-tensors, the package gguf, or the formulas that the formats' authors publish, and run by
+transformers in float32. `quire-...-static` and `-search` calibrate by the first half of a text apart: --calibration.
 
 perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a case:
   source       perplexity of the model of floats
   reference    of the decoded weights in float32
   quire        of the same file by Quire, on this processor; ratio: to the reference
-  rounded      of the decoded weights with the inputs of all products but the head's rounded to int8 in groups of 32, which
-               is what Quire's kernels for W8A8 and blocks do on a CPU
+  rounded      of the decoded weights with the inputs of all products but the head's rounded to int8 in groups of 32,
+               which is what Quire's kernels for W8A8 and blocks do on a CPU
   kl           mean of KL(reference || quire) over the second halves of the first two windows, in nats; kl_rounded of
                `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and llama-quantize), for GGUF files
-What the references said is kept in --work, for the same text, model and --tokens.
+What the references said is kept in --work, by the weights and tokens it was made of.
 greedy: --prompts of the text, 32 tokens each, are continued greedily by 32 tokens; a prompt holds if each of its tokens
 is within --tie nats of the reference's best one, given what stands before it.
 
@@ -26,6 +27,7 @@ Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-ten
 """
 import argparse
 import copy
+import hashlib
 import importlib.machinery
 import importlib.util
 import json
@@ -51,7 +53,8 @@ KL_WINDOWS = 2  # of which whole distributions are compared
 
 
 def script(name):
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_").replace(".py", ""), str(ROOT / "scripts" / name))
+    module_name = name.replace("-", "_").replace(".py", "")
+    loader = importlib.machinery.SourceFileLoader(module_name, str(ROOT / "scripts" / name))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return module
@@ -76,31 +79,53 @@ to_hf = script("gguf_to_hf.py")
 
 
 def linear_names(model):
-    return [path + ".weight" for path, m in model.named_modules() if isinstance(m, torch.nn.Linear) and path != "lm_head"]
+    modules = model.named_modules()
+    return [path + ".weight" for path, m in modules if isinstance(m, torch.nn.Linear) and path != "lm_head"]
 
 
 # ---- cases: a file, and the values that its own decoder gives the weights ----
 
 # The formats whose inputs Quire rounds on a CPU: W8A8, and blocks of GGUF.
 ROUNDED = ("fp8", "quire-int8", "ct-int8-channel", "ct-int8-tensor", "ct-int8-asymmetric", ".gguf")
+ALONE = ("-weights",)  # of these the weights alone are quantised, whatever the names above
 TOKEN = goldens.TOKEN
 ct, w = goldens.ct_case, goldens.weights
 CASES = {name: case for name, case in goldens.CASES.items() if name not in ("mxfp4-experts", "ct-int4-head")}
 CASES.update({
     "ct-int4-g64": ct("pack-quantized", w(4, "group", group_size=64)),
     "ct-int4-g64-asymmetric": ct("pack-quantized", w(4, "group", False, group_size=64)),
+    "ct-int4-act-order": (*ct("pack-quantized", w(4, "group", group_size=32))[:2], lambda n, x: ct_act_order(n, x, 32)),
     "ct-int8-tensor": ct("int-quantized", w(8, "tensor"), TOKEN),
     "fp8-blocks-64": ({}, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
                       lambda n, x: fp8_blocks(x, 64)),
-    "gptq-g64-sym": ({}, {**goldens.GPTQ, "sym": True, "group_size": 64}, lambda n, x: goldens.gptq(n, x, group=64, symmetric=True)),
+    "ct-fp8-weights": ct("float-quantized", w(8, "channel", kind="float"), scale_type=torch.float32),
+    "ct-int8-weights": ct("int-quantized", w(8, "channel"), scale_type=torch.float32),
+    "gptq-g64-sym": ({}, {**goldens.GPTQ, "sym": True, "group_size": 64},
+                     lambda n, x: goldens.gptq(n, x, group=64, symmetric=True)),
 })
 ONLINE = ("fp8", "int8", "int8-g128", "int8-asymmetric", "int4", "mxfp4")
-CASES_DEFAULT = [*CASES, *("online-" + way for way in ONLINE), "quire-fp8", "quire-int8", "quire-int4", "quire-nvfp4", "quire-mxfp4"]
+WRITTEN = ("fp8", "fp8-static", "int8", "int8-asymmetric", "int8-static", "int4", "int4-asymmetric",
+           "int4-asymmetric-search", "nvfp4", "mxfp4")
+CASES_DEFAULT = [*CASES, *("online-" + way for way in ONLINE), *("quire-" + way for way in WRITTEN)]
 
 
 def fp8_blocks(x, n):
     codes, s, exact = goldens.fp8_scaled(x, n, n)
     return {"weight": codes, "weight_scale_inv": s}, exact
+
+
+def ct_act_order(name, x, group):
+    """Groups of columns that are no neighbours, each with a scale of its own values."""
+    args = w(4, "group", group_size=group)
+    where = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(len(name)))
+    back = torch.argsort(where)
+    stored, exact = goldens.compressed(name, x[:, where], "pack-quantized", args)
+    scale = stored["weight_scale"].float().repeat_interleave(group, 1)[:, back]
+    by_row = goldens.QuantizationArgs(**{**args, "strategy": "channel", "group_size": None})
+    packed = goldens.BaseCompressor.get_value_from_registry("pack-quantized").compress(
+        {"weight": torch.round(exact[:, back] / scale), "weight_scale": torch.ones(x.shape[0], 1)},
+        goldens.QuantizationScheme(targets=["Linear"], weights=by_row))
+    return {**packed, "weight_scale": stored["weight_scale"], "weight_g_idx": (back // group).int()}, exact[:, back]
 
 
 def store_case(name, model, source, target):
@@ -130,7 +155,7 @@ def copy_files(source, target, quantization):
 
 
 def decode_compressed(directory, like):
-    """Weights of a compressed-tensors directory, by that package; those of `like` that are not there were left alone."""
+    """Weights of a compressed-tensors directory, by that package; those of `like` that are not there stay."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     config = json.loads((directory / "config.json").read_text())["quantization_config"]
@@ -140,11 +165,14 @@ def decode_compressed(directory, like):
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**group["weights"]))
     for path in like:
         module = path[:-len("weight")]
-        parts = {k[len(module):]: v for k, v in stored.items() if k.startswith(module) and k[len(module):].startswith("weight")}
-        if set(parts) != {"weight"}:
-            decoded[path] = BaseCompressor.get_value_from_registry(form).decompress(parts, scheme)["weight"].to(torch.float32)
-    plain = {k: v.to(torch.float32) for k, v in stored.items() if v.dtype in (torch.bfloat16, torch.float16, torch.float32)
-             and not k.endswith("_scale")}
+        parts = {k[len(module):]: v for k, v in stored.items() if k.startswith(module + "weight")}
+        if "weight_global_scale" in parts:  # the package's own decoder makes bfloat16 of it
+            decoded[path] = goldens.nvfp4_values(*(parts["weight_" + k] for k in ("packed", "scale", "global_scale")))
+        elif set(parts) != {"weight"}:
+            decoder = BaseCompressor.get_value_from_registry(form)
+            decoded[path] = decoder.decompress(parts, scheme)["weight"].to(torch.float32)
+    floats = (torch.bfloat16, torch.float16, torch.float32)
+    plain = {k: v.to(torch.float32) for k, v in stored.items() if v.dtype in floats and not k.endswith("_scale")}
     return {**plain, **decoded}
 
 
@@ -201,9 +229,9 @@ def decode_gguf(path):
 class Case:
     """A file that Quire serves, the arguments to do so, and the decoded weights."""
 
-    def __init__(self, name, source, model, work):
+    def __init__(self, name, source, model, work, calibration=None):
         self.name, self.args, self.path = name, [], source
-        self.rounds = any(part in name for part in ROUNDED)
+        self.rounds = any(part in name for part in ROUNDED) and not name.endswith(ALONE)
         made = work / name
         if name.endswith(".gguf"):
             self.path = pathlib.Path(name)
@@ -215,9 +243,12 @@ class Case:
             self.weights = {p: online(way, dict(model.named_parameters())[p].data.float()) for p in linear_names(model)}
             self.weights = {p: v for p, v in self.weights.items() if v is not None}
         elif name.startswith("quire-"):
-            if not made.exists():
-                way = name[len("quire-"):]
-                subprocess.run([ROOT / "build/quire", "quantize", source, made, "--format", way], check=True, stdout=subprocess.DEVNULL)
+            shutil.rmtree(made, ignore_errors=True)
+            way, *options = name[len("quire-"):].split("-")
+            text = ["--text", calibration] if {"static", "search"} & set(options) else []
+            run = [ROOT / "build/quire", "quantize", source, made, "--format", way, *("--" + o for o in options), *text]
+            with open(work / (name + ".log"), "w", encoding="utf-8") as log:
+                subprocess.run(run, check=True, stdout=log)
             self.path = made
             self.weights = decode_compressed(made, linear_names(model))
         else:
@@ -236,13 +267,15 @@ def quire_seen(a, case, windows, vocab):
     """What is kept of Quire's logits, and which kernels made them."""
     with tempfile.NamedTemporaryFile(dir=a.work) as f:
         data = b"".join(struct.pack("<%di" % (len(x) + 1), len(x), *x) for x in windows)
-        p = subprocess.run([ROOT / "build/tests/bench/logits", case.path, f.name, *case.args], input=data, capture_output=True)
+        tool = [ROOT / "build/tests/bench/logits", case.path, f.name]
+        p = subprocess.run([*tool, *case.args], input=data, capture_output=True)
         if p.returncode:
             sys.exit("%s: %s" % (case.name, p.stderr.decode()))
         found = re.search(r'tensors="([^"]*)"', p.stderr.decode())
         rows = np.memmap(f.name, np.float32, "r").reshape(-1, vocab)
         start = np.cumsum([0] + [len(x) for x in windows])
-        return Seen(windows, lambda i, ids: np.array(rows[start[i]:start[i + 1]])), found.group(1) if found else ""
+        seen = Seen(windows, lambda i, ids: np.array(rows[start[i]:start[i + 1]]))
+        return seen, found.group(1) if found else ""
 
 
 @torch.no_grad()
@@ -281,8 +314,12 @@ class Seen:
         return (self.late.exp() * (self.late - of.late)).sum(-1).double().mean().item()
 
 
-def kept(path, make):
-    """What `make` returns, from `path` if it was made before."""
+def kept(a, name, model, windows, make):
+    """What `make` returns of the model's weights and the windows, from --work if it was made of the same before."""
+    digest = hashlib.sha256(repr(windows).encode())
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode() + value.contiguous().numpy().tobytes())
+    path = a.work / ("%s-%s.pt" % (name, digest.hexdigest()[:16]))
     if not path.exists():
         torch.save(make(), path)
     return torch.load(path, weights_only=False)
@@ -296,7 +333,8 @@ def llama_kl(a, path, text, n_windows):
         pathlib.Path(words).write_text(text)
         run = lambda *args: subprocess.run(args, check=True, env=env, capture_output=True, text=True)
         run(a.llama_cpp + "/llama-quantize", "--allow-requantize", str(path), plain, "F32")
-        common = [a.llama_cpp + "/llama-perplexity", "-f", words, "-c", str(WINDOW), "-t", "2", "--chunks", str(n_windows), "--kl-divergence-base", base]
+        common = [a.llama_cpp + "/llama-perplexity", "-f", words, "-c", str(WINDOW), "-t", "2",
+                  "--chunks", str(n_windows), "--kl-divergence-base", base]
         run(*common, "-m", plain)
         p = run(*common, "-m", str(path), "--kl-divergence")
         return float(re.search(r"Mean\s+KLD:\s+(-?[\d.]+)", p.stdout + p.stderr).group(1))
@@ -312,16 +350,17 @@ def load(model, floats, weights):
 
 def perplexity(a, model, floats, ids, text):
     windows = windows_of(ids, a.tokens)
-    suffix = "-%d.pt" % a.tokens
-    source = kept(a.work / ("source" + suffix), lambda: Seen(windows, lambda _, x: reference_logits(model, x)))
+    plainly = lambda: Seen(windows, lambda _, x: reference_logits(model, x))
+    source = kept(a, "source", model, windows, plainly)
     for name in a.case:
         load(model, floats, {})
-        case = Case(name, a.model, model, a.work)
+        case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
-        ref = kept(a.work / (case.name + suffix), lambda: Seen(windows, lambda _, x: reference_logits(model, x)))
+        ref = kept(a, case.name, model, windows, plainly)
         row = {"case": case.name, "tokens": len(ref.next), "source": source.perplexity(), "reference": ref.perplexity()}
         if case.rounds:
-            rounded = kept(a.work / (case.name + "-rounded" + suffix), lambda: Seen(windows, lambda _, x: rounded_logits(model, x)))
+            rounded = kept(a, case.name + "-rounded", model, windows,
+                           lambda: Seen(windows, lambda _, x: rounded_logits(model, x)))
             row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
         if not a.references:
             got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
@@ -336,8 +375,9 @@ def perplexity(a, model, floats, ids, text):
 def sampled(model, n):
     """Texts of the model itself, a window each, temperature 1."""
     torch.manual_seed(1)
-    start = torch.full((-(-n // WINDOW), 1), model.config.bos_token_id)
-    return model.generate(start, do_sample=True, top_k=0, temperature=1.0, min_new_tokens=WINDOW - 1, max_new_tokens=WINDOW - 1).flatten().tolist()
+    start, more = torch.full((-(-n // WINDOW), 1), model.config.bos_token_id), WINDOW - 1
+    said = model.generate(start, do_sample=True, top_k=0, temperature=1.0, min_new_tokens=more, max_new_tokens=more)
+    return said.flatten().tolist()
 
 
 # ---- greedy ----
@@ -347,8 +387,10 @@ def continuations(case, prompts, n_new, work):
     import time
     import urllib.request
     port = 18700 + os.getpid() % 100
-    server = subprocess.Popen([ROOT / "build/quire", "serve", case.path, "--port", str(port), "--device", "cpu", "--served-model-name", "m",
-                               "--max-model-len", "512", *case.args], stdout=subprocess.DEVNULL, stderr=open(work / (case.name + ".log"), "w"))
+    flags = ["--port", str(port), "--device", "cpu", "--served-model-name", "m", "--max-model-len", "512"]
+    with open(work / (case.name + "-server.log"), "w", encoding="utf-8") as log:
+        run = [ROOT / "build/quire", "serve", case.path, *flags, *case.args]
+        server = subprocess.Popen(run, stdout=log, stderr=log)
     try:
         for _ in range(600):
             try:
@@ -356,8 +398,10 @@ def continuations(case, prompts, n_new, work):
                 break
             except OSError:
                 time.sleep(0.1)
-        body = {"model": "m", "prompt": prompts, "max_tokens": n_new, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % port, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        body = {"model": "m", "prompt": prompts, "max_tokens": n_new, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True}
+        request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % port, json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
         choices = json.load(urllib.request.urlopen(request))["choices"]
         return [c["token_ids"] for c in sorted(choices, key=lambda c: c["index"])]
     finally:
@@ -380,7 +424,7 @@ def greedy(a, model, floats, ids, _):
     prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
     for name in a.case:
         load(model, floats, {})
-        case = Case(name, a.model, model, a.work)
+        case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
         behind = gaps(model, prompts, continuations(case, prompts, 32, a.work)).amax(1)
         yield {"case": case.name, "prompts": len(prompts), "equal": (behind == 0).double().mean().item(),
@@ -394,15 +438,20 @@ def main():
     p.add_argument("--work", required=True, type=pathlib.Path, help="where files of the cases are made")
     p.add_argument("--gguf", nargs="*", default=[])
     p.add_argument("--llama-cpp", metavar="DIR")
-    p.add_argument("--references", action="store_true", help="run the references alone; what they said is kept in --work")
+    p.add_argument("--references", action="store_true", help="run the references alone")
+    p.add_argument("--calibration", metavar="FILE", help="a text for the cases quire-...-static and -search")
     p.add_argument("--tokens", type=int, default=4096)
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--tie", type=float, default=0.1)
     p.add_argument("--out", help="append the lines to this file")
-    p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE", help="default: all but GGUF files")
-    p.add_argument("--text", nargs="+", metavar="FILE", help="default: what the model of floats itself says, sampled with a fixed seed")
+    p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE",
+                   help="default: all but GGUF files")
+    p.add_argument("--text", nargs="+", metavar="FILE",
+                   help="default: what the model of floats itself says, sampled with a fixed seed")
     a = p.parse_args()
     a.case = a.case + a.gguf
+    if not a.calibration and any(o in name for name in a.case for o in ("-static", "-search")):
+        p.error("the cases quire-...-static and -search need --calibration")
     a.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
