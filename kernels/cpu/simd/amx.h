@@ -1,9 +1,9 @@
 /* Tiles of AMX: eight registers of up to 16 rows of 64 bytes each.
  *
  * A product adds A [m][k] B [k][n] to C [m][n], where each element of k is 4 bytes: two
- * of bfloat16, or four of int8. B holds the 4 bytes of a column side by side, as A does:
- * an element of C depends on its row of A, its column of B, and the order of products,
- * and on nothing else in the tiles.
+ * values of bfloat16, or four of int8, side by side in A and in B. An element of C
+ * depends on its row of A, its column of B, and the order of products, and on nothing
+ * else in the tiles.
  *
  * The shapes are set by each function that uses tiles, and given up at its end, so that
  * no thread has to prepare and none keeps tiles that are saved when it is switched:
@@ -21,8 +21,8 @@
 #ifndef QUIRE_KERNELS_CPU_SIMD_AMX_H
 #define QUIRE_KERNELS_CPU_SIMD_AMX_H
 
-/* Empty where a header is compiled alone, without -mamx-tile. The second name is that of
- * clang up to 14. */
+/* Empty where a header is compiled alone, without -mamx-tile. The second name is
+ * clang's. */
 #if defined(__AMX_TILE__) || defined(__AMXTILE__)
 
 #include <immintrin.h>
