@@ -12,14 +12,18 @@
 enum { MOST_TOKENS = 1 << 20, DEFAULT_TOKENS = 8192, MOST_TEXT_BYTES = 64 << 20 };
 
 static const char USAGE[] =
-    "usage: quire quantize FROM TO --format fp8|int8|int4|nvfp4|mxfp4\n"
-    "                      [--text FILE [--tokens N] [--smooth ALPHA | --search]]\n\n"
+    "usage: quire quantize FROM TO --format fp8|int8|int4|nvfp4|mxfp4 [--asymmetric]\n"
+    "                      [--text FILE [--tokens N] [--static] [--smooth ALPHA | --search]]\n\n"
     "Writes the directory TO, which must not exist: the model of the Hugging Face directory\n"
     "FROM with its linear layers rounded to nearest, in the form of compressed-tensors.\n"
     "Prints the error of each weight: root mean square, as a share of the weight's own.\n\n"
+    "  --asymmetric    int8, int4: zero points, so that codes range from the least value of a\n"
+    "                  row or group to its greatest\n"
     "  --text FILE     also prints the perplexity of the second half of this text before and\n"
     "                  after; the first half calibrates\n"
     "  --tokens N      of the text at most, default 8192\n"
+    "  --static        fp8, int8: a scale for all activations of a product, by the greatest of\n"
+    "                  the text's first half; without it each token gets its own\n"
     "  --smooth ALPHA  int8: move the size of large activations into the weights (SmoothQuant),\n"
     "                  0 < ALPHA < 1, usually 0.5\n"
     "  --search        int8, int4: choose how far for each product, by the error of its output\n";
@@ -88,6 +92,10 @@ static bool read_arguments(struct arguments *a, int argc, char **argv)
     for (int i = 0; i < argc; i++) {
         if (strcmp(argv[i], "--search") == 0) {
             a->options.search = true;
+        } else if (strcmp(argv[i], "--static") == 0) {
+            a->options.fixed = true;
+        } else if (strcmp(argv[i], "--asymmetric") == 0) {
+            a->options.zeros = true;
         } else if (strncmp(argv[i], "--", 2) == 0) {
             if (i + 1 == argc || !read_option(a, argv[i], argv[i + 1])) {
                 return false;
@@ -101,8 +109,8 @@ static bool read_arguments(struct arguments *a, int argc, char **argv)
             return false;
         }
     }
-    bool factors = a->options.search || a->options.smooth > 0;
-    return a->to && a->options.format != FORMAT_F32 && (!factors || a->text) &&
+    bool calibrated = a->options.search || a->options.smooth > 0 || a->options.fixed;
+    return a->to && a->options.format != FORMAT_F32 && (!calibrated || a->text) &&
            !(a->options.search && a->options.smooth > 0);
 }
 

@@ -83,16 +83,16 @@ static void print_quantization(const struct conversion *k, struct buf *b)
                "\"format\": \"%s-quantized\", \"quantization_status\": \"compressed\", "
                "\"ignore\": [\"lm_head\"], \"config_groups\": {\"group_0\": {\"targets\": "
                "[\"Linear\"], \"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": "
-               "true, \"dynamic\": false, ",
-               packed ? pack : type, packed ? 4 : 8, type);
+               "%s, \"dynamic\": false, ",
+               packed ? pack : type, packed ? 4 : 8, type, k->rounding.zeros ? "false" : "true");
     if (packed) {
         buf_printf(b, "\"strategy\": \"%s\", \"group_size\": %d}}}}",
                    nvfp4 ? "tensor_group" : "group", k->rounding.group);
     } else {
         buf_printf(b,
                    "\"strategy\": \"channel\"}, \"input_activations\": {\"num_bits\": 8, \"type\": "
-                   "\"%s\", \"strategy\": \"token\", \"symmetric\": true, \"dynamic\": true}}}}",
-                   type);
+                   "\"%s\", \"strategy\": \"%s\", \"symmetric\": true, \"dynamic\": %s}}}}",
+                   type, k->input_scale ? "tensor" : "token", k->input_scale ? "false" : "true");
     }
 }
 

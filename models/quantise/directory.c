@@ -167,13 +167,70 @@ static int check_factors(const struct conversion *k, struct err *e)
     return 0;
 }
 
+static int choose_all_factors(struct conversion *k, struct err *e)
+{
+    int rc = 0;
+
+    k->factor = calloc((size_t)k->config.n_layers * PRODUCTS, sizeof(*k->factor));
+    if (!k->factor) {
+        return err_nomem(e, "factors");
+    }
+    for (int32_t i = 0; i < k->config.n_layers * PRODUCTS && rc == 0; i++) {
+        rc = choose_factors(k, i / PRODUCTS, (enum product)(i % PRODUCTS), e);
+    }
+    return rc;
+}
+
+/* ---- scales of inputs ---- */
+
+/* Whether the text has shown the input of every weight that is quantised. */
+static int check_inputs(const struct conversion *k, struct err *e)
+{
+    for (int32_t i = 0; i < checkpoint_count(k->c); i++) {
+        const struct place *p = &k->place[i];
+        if (p->linear &&
+            (p->product == PRODUCTS || k->inputs[p->layer * PRODUCTS + p->product].cols == 0)) {
+            return err_set(e, ERR_UNSUPPORTED,
+                           "%s: a text does not show the input of this weight; leave its scale "
+                           "to each token",
+                           checkpoint_at(k->c, i)->name);
+        }
+    }
+    return 0;
+}
+
+/* The scales of the inputs as the factors leave them. */
+static int choose_input_scales(struct conversion *k, struct err *e)
+{
+    static const char *const NAMES[] = {"q, k, v", "o", "gate, up", "down"};
+    int rc = check_inputs(k, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    k->input_scale = calloc((size_t)k->config.n_layers * PRODUCTS, sizeof(*k->input_scale));
+    if (!k->input_scale) {
+        return err_nomem(e, "scales");
+    }
+    for (int32_t i = 0; i < k->config.n_layers * PRODUCTS; i++) {
+        int32_t layer = i / PRODUCTS, p = i % PRODUCTS;
+        k->input_scale[i] = inputs_scale(
+            &k->inputs[i], conversion_factors(k, layer, (enum product)p), k->rounding.format);
+        if (k->inputs[i].cols > 0) {
+            fprintf(k->report, "layer %-3d %-50s input scale %.6e\n", layer, NAMES[p],
+                    (double)k->input_scale[i]);
+        }
+    }
+    return 0;
+}
+
 /* Run half of the text, and choose what it is for. */
 static int calibrate(struct conversion *k, double *ret_before, struct err *e)
 {
     const struct quantise_options *o = k->options;
     int32_t half = o->n_tokens / 2, n;
     struct scorer s;
-    bool factors = o->smooth > 0 || o->search;
+    bool factors = o->smooth > 0 || o->search, gather = factors || o->fixed;
     int rc = factors ? check_factors(k, e) : 0;
 
     if (rc < 0) {
@@ -185,23 +242,17 @@ static int calibrate(struct conversion *k, double *ret_before, struct err *e)
     }
     rc = scorer_loss(&s, o->token + half, o->n_tokens - half, ret_before, &n, e);
     *ret_before = rc == 0 ? exp(*ret_before / n) : 0;
-    rc = rc < 0 || !factors ? rc : inputs_gather(&s, o->token, half, &k->inputs, e);
+    rc = rc < 0 || !gather ? rc : inputs_gather(&s, o->token, half, &k->inputs, e);
     scorer_release(&s);
-    if (rc < 0 || !factors) {
-        return rc;
-    }
-    k->factor = calloc((size_t)k->config.n_layers * PRODUCTS, sizeof(*k->factor));
-    rc = k->factor ? 0 : err_nomem(e, "factors");
-    for (int32_t i = 0; i < k->config.n_layers * PRODUCTS && rc == 0; i++) {
-        rc = choose_factors(k, i / PRODUCTS, (enum product)(i % PRODUCTS), e);
-    }
-    return rc;
+    rc = rc < 0 || !factors ? rc : choose_all_factors(k, e);
+    return rc < 0 || !o->fixed ? rc : choose_input_scales(k, e);
 }
 
 /* What the written directory makes of the other half. */
 static int score_written(const struct conversion *k, double before, struct err *e)
 {
     const struct quantise_options *o = k->options;
+    const struct input_rounding inputs = {.format = o->format, .scale = k->input_scale};
     int32_t half = o->n_tokens / 2, n;
     double loss;
     struct scorer s;
@@ -210,10 +261,9 @@ static int score_written(const struct conversion *k, double before, struct err *
     if (rc < 0) {
         return rc;
     }
-    rc =
-        o->format == FORMAT_INT4 || o->format == FORMAT_FP4
-            ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
-            : inputs_rounded_loss(&s, o->format, o->token + half, o->n_tokens - half, &loss, &n, e);
+    rc = o->format == FORMAT_INT4 || o->format == FORMAT_FP4
+             ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
+             : inputs_rounded_loss(&s, &inputs, o->token + half, o->n_tokens - half, &loss, &n, e);
     scorer_release(&s);
     if (rc == 0) {
         fprintf(k->report, "perplexity of %d tokens %.4f, quantised %.4f\n", n, before,
@@ -259,7 +309,15 @@ static int check_options(const struct quantise_options *o, struct err *e)
         (o->search && o->format != FORMAT_INT8 && o->format != FORMAT_INT4)) {
         return err_set(e, ERR_UNSUPPORTED, "smoothing is for int8, and a search for int8 and int4");
     }
-    if ((o->smooth > 0 || o->search || o->n_tokens > 0) && o->n_tokens < 8) {
+    if (o->zeros && o->format != FORMAT_INT8 && o->format != FORMAT_INT4) {
+        return err_set(e, ERR_UNSUPPORTED, "zero points are for int8 and int4");
+    }
+    if (o->fixed && o->format != FORMAT_INT8 && o->format != FORMAT_FP8) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "scales of activations are for fp8 and int8: other formats leave "
+                       "activations as they are");
+    }
+    if ((o->smooth > 0 || o->search || o->fixed || o->n_tokens > 0) && o->n_tokens < 8) {
         return err_set(e, ERR_INVALID, "a text of at least 8 tokens is needed");
     }
     return 0;
@@ -271,6 +329,7 @@ static void release(struct conversion *k)
         free(k->factor[i]);
     }
     free(k->factor);
+    free(k->input_scale);
     inputs_free(k->inputs, k->config.n_layers);
     free(k->place);
     checkpoint_free(k->c);
@@ -279,8 +338,11 @@ static void release(struct conversion *k)
 int quantise_directory(const char *from, const char *to, const struct quantise_options *o,
                        FILE *report, struct err *e)
 {
-    struct conversion k = {
-        .from = from, .to = to, .options = o, .rounding = {.format = o->format}, .report = report};
+    struct conversion k = {.from = from,
+                           .to = to,
+                           .options = o,
+                           .rounding = {.format = o->format, .zeros = o->zeros},
+                           .report = report};
     const struct architecture *a;
     struct generation_defaults gen;
 

@@ -159,7 +159,8 @@ static void add_row_error(const struct inputs *in, const struct rounding *k, con
     for (int32_t j = 0; j < in->cols && s; j++) {
         row[j] *= s[j];
     }
-    round_row(k, row, in->cols, codes, scale, value, sum);
+    round_row(k, row, in->cols,
+              &(struct rounded_row){.codes = codes, .scale = scale, .value = value}, sum);
     for (int32_t j = 0; j < in->cols; j++) {
         double square = in->squares[j] / (double)in->n, f = s ? s[j] : 1,
                off = ((double)value[j] - row[j]) / f, w = row[j] / f;

@@ -15,7 +15,7 @@ struct tap {
     const struct transformer *t;
     struct inputs *inputs; /* [n_layers * PRODUCTS] to be filled; NULL: inputs are rounded */
     int64_t every;         /* tokens between those of the sample */
-    enum weight_format_id format;
+    struct input_rounding rounding;
     float *row;      /* [most columns] one row of an input; owned */
     struct err *err; /* of the first failure; code 0: none */
 };
@@ -92,28 +92,52 @@ static void watch(struct tap *t, struct backend *b, struct mat x, int32_t produc
 
 /* ---- rounding ---- */
 
-static void round_token(enum weight_format_id f, float *x, int32_t n)
+static float scale_of(enum weight_format_id f, float most)
+{
+    return most > 0 ? most / (f == FORMAT_FP8 ? 448.0f : 127.0f) : 1;
+}
+
+static float token_scale(enum weight_format_id f, const float *x, int32_t n)
 {
     float most = 0;
 
     for (int32_t i = 0; i < n; i++) {
         most = fmaxf(most, fabsf(x[i]));
     }
-    float scale = most > 0 ? most / (f == FORMAT_FP8 ? 448.0f : 127.0f) : 1;
+    return scale_of(f, most);
+}
+
+float inputs_scale(const struct inputs *in, const float *factor, enum weight_format_id format)
+{
+    float most = 0;
+
+    for (int32_t j = 0; j < in->cols; j++) {
+        most = fmaxf(most, in->most[j] / (factor ? factor[j] : 1));
+    }
+    return scale_of(format, most);
+}
+
+/* What is beyond the greatest code becomes it. */
+static void round_token(enum weight_format_id f, float scale, float *x, int32_t n)
+{
     for (int32_t i = 0; i < n; i++) {
         x[i] = scale * (f == FORMAT_FP8 ? weight_code_value(f, weight_e4m3_of(x[i] / scale))
-                                        : nearbyintf(x[i] / scale));
+                                        : fminf(fmaxf(nearbyintf(x[i] / scale), -127), 127));
     }
 }
 
 /* x is written back: products that share it get the same codes, and no operation but
  * products reads it. */
-static void round_input(struct tap *t, struct backend *b, struct mat x)
+static void round_input(struct tap *t, struct backend *b, struct mat x, int32_t product)
 {
+    enum weight_format_id f = t->rounding.format;
+    const float *fixed = t->rounding.scale;
+
     for (int32_t r = 0; r < x.rows && t->err->code == 0; r++) {
         struct mat row = mat_rows(x, r, 1);
         if (t->own->download(b, row, t->row, t->err) == 0) {
-            round_token(t->format, t->row, x.cols);
+            float scale = fixed ? fixed[product] : token_scale(f, t->row, x.cols);
+            round_token(f, scale, t->row, x.cols);
             t->own->upload(b, row, t->row, t->err);
         }
     }
@@ -134,7 +158,7 @@ static void look_at(struct backend *b, struct mat x, struct mat w)
     if (product >= 0 && t->inputs) {
         watch(t, b, x, product);
     } else if (product >= 0) {
-        round_input(t, b, x);
+        round_input(t, b, x, product);
     }
 }
 
@@ -222,8 +246,8 @@ void inputs_free(struct inputs *in, int32_t n_layers)
     free(in);
 }
 
-int inputs_rounded_loss(struct scorer *s, enum weight_format_id format, const int32_t *token,
+int inputs_rounded_loss(struct scorer *s, const struct input_rounding *how, const int32_t *token,
                         int32_t n, double *ret_loss, int32_t *ret_n, struct err *e)
 {
-    return tapped_loss(&(struct tap){.format = format}, s, token, n, ret_loss, ret_n, e);
+    return tapped_loss(&(struct tap){.rounding = *how}, s, token, n, ret_loss, ret_n, e);
 }

@@ -28,9 +28,17 @@ int inputs_gather(struct scorer *s, const int32_t *token, int32_t n, struct inpu
                   struct err *e);
 void inputs_free(struct inputs *in, int32_t n_layers);
 
-/* scorer_loss, with the inputs of all products rounded to codes of `format`
- * (FORMAT_INT8, FORMAT_FP8), a scale a token: what W8A8 makes of the text. */
-int inputs_rounded_loss(struct scorer *s, enum weight_format_id format, const int32_t *token,
+/* How inputs are rounded. */
+struct input_rounding {
+    enum weight_format_id format; /* FORMAT_INT8, FORMAT_FP8 */
+    const float *scale; /* [n_layers * PRODUCTS] one for all inputs of a product; NULL: a token's */
+};
+
+/* The scale that brings the greatest magnitude, with the inputs' columns divided by
+ * factor[cols] (NULL: all 1), to the greatest code of `format`. */
+float inputs_scale(const struct inputs *in, const float *factor, enum weight_format_id format);
+/* scorer_loss, with the inputs of all products rounded: what W8A8 makes of the text. */
+int inputs_rounded_loss(struct scorer *s, const struct input_rounding *how, const int32_t *token,
                         int32_t n, double *ret_loss, int32_t *ret_n, struct err *e);
 
 #endif

@@ -77,6 +77,16 @@ static void add_quantised(const struct conversion *k, struct buf *h, const struc
     if (quantise_nvfp4(k)) {
         add_entry(h, t->name, len, "weight_global_scale", "F32", 1, 0, 4, at);
     }
+    if (k->input_scale) {
+        add_entry(h, t->name, len, "input_scale", "F32", 1, 0, 4, at);
+    }
+    if (k->rounding.zeros && k->rounding.format == FORMAT_INT4) {
+        int64_t words = div_ceil(rows, 8);
+        add_entry(h, t->name, len, "weight_zero_point", "I32", words, groups, words * groups * 4,
+                  at);
+    } else if (k->rounding.zeros) {
+        add_entry(h, t->name, len, "weight_zero_point", "I8", rows, groups, rows * groups, at);
+    }
 }
 
 /* The factors of a norm's columns; NULL: t is no such norm, or is left alone. */
@@ -189,22 +199,59 @@ static float over_of(const struct conversion *k, const struct tensor *t, float *
     return isnormal(most) ? 448.0f * 6 / most : 1;
 }
 
-/* scale[n], and what else a weight has behind its codes. */
-static bool write_scales(const struct conversion *k, const struct tensor *t, const float *scale,
-                         size_t n, const struct rounding *how)
+/* scale[n] of FORMAT_FP4, a byte each, and the one over them. */
+static bool write_fp4_scales(FILE *out, const float *scale, size_t n, const struct rounding *how)
 {
     bool done = true;
 
-    if (how->format != FORMAT_FP4) {
-        done = fwrite(scale, sizeof(*scale), n, k->out) == n;
-        return done && (how->format != FORMAT_INT4 || fwrite(t->dim, 8, 2, k->out) == 2);
-    }
     for (size_t i = 0; i < n && done; i++) {
         uint8_t code = how->over > 0 ? weight_e4m3_of(scale[i] * how->over)
                                      : (uint8_t)(ilogbf(scale[i]) + 127);
-        done = fputc(code, k->out) != EOF;
+        done = fputc(code, out) != EOF;
     }
-    return done && (how->over == 0 || fwrite(&how->over, sizeof(how->over), 1, k->out) == 1);
+    return done && (how->over == 0 || fwrite(&how->over, sizeof(how->over), 1, out) == 1);
+}
+
+/* zero[rows, groups] of FORMAT_INT4: those of eight rows in a word, the first one
+ * lowest. */
+static bool write_packed_zeros(FILE *out, const uint8_t *zero, size_t rows, size_t groups)
+{
+    for (size_t first = 0; first < rows; first += 8) {
+        for (size_t g = 0; g < groups; g++) {
+            uint32_t word = 0;
+            for (size_t r = first; r < MIN(first + 8, rows); r++) {
+                word |= (uint32_t)zero[r * groups + g] << 4 * (r - first);
+            }
+            if (fwrite(&word, sizeof(word), 1, out) != 1) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* What a weight has behind its codes: scale[rows, groups] and zero[rows, groups], and
+ * the scale of its input. */
+static bool write_parts(const struct conversion *k, const struct tensor *t, const float *scale,
+                        const uint8_t *zero, const struct rounding *how)
+{
+    size_t rows = (size_t)t->dim[0], groups = (size_t)n_groups(k, t), n = rows * groups;
+    const struct place *p = &k->place[t - checkpoint_at(k->c, 0)];
+    bool done = how->format == FORMAT_FP4 ? write_fp4_scales(k->out, scale, n, how)
+                                          : fwrite(scale, sizeof(*scale), n, k->out) == n;
+
+    if (done && how->format == FORMAT_INT4) {
+        done = fwrite(t->dim, 8, 2, k->out) == 2;
+    }
+    if (done && k->input_scale) {
+        const float *input = &k->input_scale[p->layer * PRODUCTS + p->product];
+        done = fwrite(input, sizeof(*input), 1, k->out) == 1;
+    }
+    if (!done || !how->zeros) {
+        return done;
+    }
+    return how->format == FORMAT_INT4 ? write_packed_zeros(k->out, zero, rows, groups)
+                                      : fwrite(zero, 1, n, k->out) == n;
 }
 
 /* *ret_error: the weight's, of the whole weight's size. */
@@ -216,19 +263,21 @@ static int write_quantised(struct conversion *k, const struct tensor *t, double 
     struct rounding how = k->rounding;
     float *row = malloc((size_t)t->dim[1] * sizeof(*row)),
           *scale = malloc(rows * groups * sizeof(*scale));
-    uint8_t *codes = malloc(row_bytes);
+    uint8_t *codes = malloc(row_bytes), *zero = malloc(rows * groups);
     double sum[2] = {0};
-    int rc = row && scale && codes ? 0 : err_nomem(e, t->name);
+    int rc = row && scale && codes && zero ? 0 : err_nomem(e, t->name);
 
     how.over = rc == 0 && quantise_nvfp4(k) ? over_of(k, t, row) : 0;
     for (size_t r = 0; r < rows && rc == 0; r++) {
         load_row(k, t, (int64_t)r, row);
-        round_row(&how, row, t->dim[1], codes, scale + r * groups, NULL, sum);
+        struct rounded_row to = {
+            .codes = codes, .scale = scale + r * groups, .zero = zero + r * groups};
+        round_row(&how, row, t->dim[1], &to, sum);
         rc = fwrite(codes, 1, row_bytes, k->out) == row_bytes
                  ? 0
                  : quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
-    if (rc == 0 && !write_scales(k, t, scale, rows * groups, &how)) {
+    if (rc == 0 && !write_parts(k, t, scale, zero, &how)) {
         rc = quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
     if (rc == 0 && !isfinite(sum[0])) {
@@ -238,6 +287,7 @@ static int write_quantised(struct conversion *k, const struct tensor *t, double 
     free(row);
     free(scale);
     free(codes);
+    free(zero);
     return rc;
 }
 

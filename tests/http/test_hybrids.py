@@ -25,6 +25,11 @@ BODIES = [
     dict(prompt="The cat", max_tokens=90, temperature=0, ignore_eos=True),
 ]
 
+# Texts that one request starts in the same step, and that together outgrow a small pool: some
+# are preempted however slow the machine is.
+CROWD = dict(prompt=["The cat", "The dog", "Once upon"], max_tokens=150, temperature=0.8, seed=4,
+             n=2, ignore_eos=True)
+
 
 @pytest.fixture(scope="module", params=list(hybrid_model.CONFIGS))
 def folder(tmp_path_factory, request):
@@ -54,6 +59,13 @@ def alone(folder, *flags):
         return [ask(server, body) for body in BODIES]
 
 
+@functools.cache
+def crowd_alone(folder):
+    """The crowd's texts, one prompt after the other, without cached prefixes."""
+    with serving(*COMMON, "--kv-blocks", "2000", "--no-prefix-cache", model=folder) as server:
+        return sum((ask(server, CROWD | {"prompt": prompt}) for prompt in CROWD["prompt"]), [])
+
+
 @pytest.mark.parametrize("flags", [
     ("--kv-blocks", "2000"),
     ("--kv-blocks", "2000", "--max-num-batched-tokens", "9"),
@@ -67,9 +79,10 @@ def test_texts_do_not_depend_on_their_company(folder, flags):
     flags = [small_pool(folder) if flag == "few" else flag for flag in flags]
     with serving(*COMMON, *flags, model=folder) as server:
         assert [ask(server, body) for body in BODIES] == want
-        preempted = server.metric("num_preemptions_total")
         for _ in range(2):
             assert ask_all(server, 2) == want * 2
+        preempted = server.metric("num_preemptions_total")
+        assert ask(server, CROWD) == crowd_alone(folder)
         if flags[1] != "2000":
             assert server.metric("num_preemptions_total") > preempted
         if "--no-prefix-cache" not in flags:

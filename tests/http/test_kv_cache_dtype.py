@@ -19,6 +19,10 @@ BODIES = [
     dict(prompt=STORY * 3 + "to the wood", max_tokens=40, temperature=0.7, seed=9, best_of=3, n=2),
     dict(prompt="The cat", max_tokens=90, temperature=0, ignore_eos=True),
 ]
+# Texts that one request starts in the same step, and that together outgrow a small pool: some
+# are preempted however slow the machine is.
+CROWD = dict(prompt=["The cat", "The dog", "Once upon"], max_tokens=90, temperature=0.8, seed=4,
+             n=2, ignore_eos=True)
 TYPES = ("fp8", "int8")
 
 
@@ -30,10 +34,11 @@ def ask(server, body):
 
 @functools.cache
 def alone(dtype, ranks="1"):
-    """Each answer of a server that keeps every block, one after the other."""
+    """Each answer of a server that keeps every block, one after the other; the crowd's texts."""
     with serving(*COMMON, "--kv-cache-dtype", dtype, "--no-prefix-cache", "--kv-blocks", "2000",
                  "--tensor-parallel-size", ranks, model=DEMO) as server:
-        return [ask(server, body) for body in BODIES]
+        crowd = [ask(server, CROWD | {"prompt": prompt}) for prompt in CROWD["prompt"]]
+        return [ask(server, body) for body in BODIES], sum(crowd, [])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -46,13 +51,14 @@ def alone(dtype, ranks="1"):
     ("--kv-blocks", "72", "--preemption", "recompute", "--tensor-parallel-size", "2"),
 ], ids=["roomy", "recompute", "swap", "stages", "ranks"])
 def test_texts_are_the_same_after_hits_and_preemptions(dtype, flags):
-    want = alone(dtype, "2" if "--tensor-parallel-size" in flags else "1")
+    want, crowd = alone(dtype, "2" if "--tensor-parallel-size" in flags else "1")
     with serving(*COMMON, "--kv-cache-dtype", dtype, *flags, model=DEMO) as server:
         assert [ask(server, body) for body in BODIES] == want
-        preempted = server.metric("num_preemptions_total")
         with concurrent.futures.ThreadPoolExecutor(2 * len(BODIES)) as pool:
             assert list(pool.map(lambda body: ask(server, body), BODIES * 2)) == want * 2
         assert server.metric("prefix_cache_hits_total") > 0
+        preempted = server.metric("num_preemptions_total")
+        assert ask(server, CROWD) == crowd
         assert flags[1] == "2000" or server.metric("num_preemptions_total") > preempted
 
 
@@ -74,7 +80,7 @@ def test_fp8_holds_twice_the_blocks_of_bf16():
 
 
 def test_speculation_gives_the_same_texts():
-    want = alone("fp8")
+    want, _ = alone("fp8")
     with serving(*COMMON, "--kv-cache-dtype", "fp8", "--kv-blocks", "2000", "--speculate", "suffix",
                  model=DEMO) as server:
         for _ in range(2):

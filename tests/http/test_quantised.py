@@ -10,6 +10,7 @@ import urllib.request
 import numpy as np
 import pytest
 from conftest import QUIRE, ROOT
+from tokenizers import Tokenizer
 
 DEMO = os.path.join(ROOT, "models", "demo")
 FLAGS = ["--device", "cpu", "--max-model-len", "256"]
@@ -224,6 +225,49 @@ def test_a_search_is_for_int4_too(start, tmp_path, story):
     assert abs(moved) < 0.2
 
 
+@pytest.mark.parametrize("form, options, stored, most", [("int8", ("--asymmetric",), "INT8", 0.02), ("int4", ("--asymmetric",), "INT4", 0.2),
+                                                         ("int8", ("--static",), "INT8", 0.02), ("fp8", ("--static",), "FP8", 0.05),
+                                                         ("int8", ("--static", "--asymmetric", "--search"), "INT8", 0.02)])
+def test_zero_points_and_fixed_scales_are_served(start, tmp_path, story, form, options, stored, most):
+    made = quantize(DEMO, str(tmp_path / "q"), "--format", form, "--text", story, *options)
+    assert made.returncode == 0, made.stderr
+    _, before, after = numbers(made.stdout.splitlines()[-1])
+    assert abs(np.log(after / before)) < 3 * most
+    with open(tmp_path / "q" / "config.json") as f:
+        group = json.load(f)["quantization_config"]["config_groups"]["group_0"]
+    with open(tmp_path / "q" / "model.safetensors", "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    zeros, fixed = ({k for k in header if k.endswith(part)} for part in ("weight_zero_point", "input_scale"))
+    assert len(zeros) == (56 if "--asymmetric" in options else 0) and len(fixed) == (56 if "--static" in options else 0)
+    assert group["weights"]["symmetric"] == ("--asymmetric" not in options)
+    if form != "int4":
+        assert group["input_activations"]["dynamic"] == ("--static" not in options)
+        assert group["input_activations"]["strategy"] == ("tensor" if "--static" in options else "token")
+    server = start(*FLAGS, model=str(tmp_path / "q"))
+    assert "56 of %s" % stored in server.log
+    moved = log_probability(server) - log_probability(start(*FLAGS, model=DEMO))
+    print(form, options, "moves the mean log-probability by", moved)
+    assert abs(moved) < most
+
+
+def test_a_fixed_scale_is_of_the_first_half_of_the_text(tmp_path, story):
+    """The input of layer 0's q, k and v: embeddings and a norm, by hand."""
+    target = tmp_path / "q"
+    assert quantize(DEMO, str(target), "--format", "int8", "--text", story, "--static").returncode == 0
+    with open(story) as f:
+        ids = Tokenizer.from_file(os.path.join(DEMO, "tokenizer.json")).encode(f.read(), add_special_tokens=False).ids
+    exact = read(os.path.join(DEMO, "model.safetensors"))
+    x = exact["model.embed_tokens.weight"][ids[:len(ids) // 2]]
+    x = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * exact["model.layers.0.input_layernorm.weight"]
+    with open(target / "model.safetensors", "rb") as f:
+        data = f.read()
+    n = struct.unpack("<Q", data[:8])[0]
+    for part in ("q", "k", "v"):
+        begin, end = json.loads(data[8:8 + n])["model.layers.0.self_attn.%s_proj.input_scale" % part]["data_offsets"]
+        scale = struct.unpack("<f", data[8 + n + begin:8 + n + end])[0]
+        assert abs(scale * 127 / np.abs(x).max() - 1) < 0.02  # activations of bfloat16
+
+
 def test_quantize_refuses_options_without_their_text(tmp_path, story):
     empty, other = tmp_path / "empty", os.path.join(ROOT, "tests", "golden", "olmo2")
     empty.write_text("")
@@ -234,6 +278,9 @@ def test_quantize_refuses_options_without_their_text(tmp_path, story):
             (DEMO, "int8", ("--text", story, "--tokens", "3"), 2, "usage"),
             (DEMO, "fp8", ("--text", story, "--search"), 1, "smoothing is for int8"),
             (DEMO, "int4", ("--text", story, "--smooth", "0.5"), 1, "smoothing is for int8"),
+            (DEMO, "int8", ("--static",), 2, "usage"),
+            (DEMO, "int4", ("--static", "--text", story), 1, "scales of activations are for fp8 and int8"),
+            (DEMO, "fp8", ("--asymmetric",), 1, "zero points are for int8 and int4"),
             (DEMO, "int8", ("--text", str(empty)), 1, "empty text"),
             (DEMO, "int8", ("--text", str(tmp_path / "none")), 1, "No such file"),
             (other, "int8", ("--text", story, "--search"), 1, "tokenizer")):

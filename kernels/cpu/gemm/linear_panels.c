@@ -25,14 +25,15 @@ struct panel_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int32_t padded;            /* columns, a multiple of TILE_CHUNK */
-    int32_t first_col, n_cols; /* of the block under way */
-    int32_t n_tiles;           /* of x */
-    int32_t panel_rows;        /* of w in a panel */
-    int32_t thread_panels;     /* panels of w per thread */
-    int32_t n_ranges;          /* ranges of tiles, one per task of a panel */
-    int32_t task_tiles;        /* of a range */
-    int64_t panel_floats;      /* of one thread's panel */
+    const struct cpu_panels *panels; /* for rows of w's type */
+    int32_t padded;                  /* columns, a multiple of TILE_CHUNK */
+    int32_t first_col, n_cols;       /* of the block under way */
+    int32_t n_tiles;                 /* of x */
+    int32_t panel_rows;              /* of w in a panel */
+    int32_t thread_panels;           /* panels of w per thread */
+    int32_t n_ranges;                /* ranges of tiles, one per task of a panel */
+    int32_t task_tiles;              /* of a range */
+    int64_t panel_floats;            /* of one thread's panel */
 };
 
 static void pack_tile(void *arg, int32_t tile, int32_t thread)
@@ -44,8 +45,8 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     for (int32_t i = 0; i < n_x; i++) {
         row[i] = mat_row_const(j->x, tile * TILE_ROWS + i) + j->first_col;
     }
-    j->c->k.panels.pack_x((float *)(void *)j->c->packed, tile, j->n_tiles, row, n_x,
-                          MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
+    j->panels->pack_x((float *)(void *)j->c->packed, tile, j->n_tiles, row, n_x,
+                      MIN(j->n_cols, j->x.cols - j->first_col), j->n_cols, j->w.dtype);
 }
 
 /* Pack the block's columns of a panel's rows from `first` on. The last panel is filled
@@ -58,7 +59,7 @@ static void pack_panel(const struct panel_job *j, int32_t first, float *panel)
         row[i] = (const char *)j->w.data +
                  MIN(first + i, j->w.rows - 1) * j->w.stride * dtype_bytes(j->w.dtype);
     }
-    j->c->k.panels.pack_rows(panel, row, j->first_col, j->n_cols, j->w.dtype);
+    j->panels->pack_rows(panel, row, j->first_col, j->n_cols, j->w.dtype);
 }
 
 /* The stored rows of the next panel, to be prefetched over this panel's tiles. */
@@ -131,7 +132,7 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
         int32_t row = tile * TILE_ROWS;
         int32_t end_row = MIN(row + count * TILE_ROWS, j->x.rows);
         prefetch_out(j, first, n, row, end_row);
-        j->c->k.panels.dots(sum, panel, x, tile, count, j->n_tiles, j->n_cols, j->w.dtype, &ahead);
+        j->panels->dots(sum, panel, x, tile, count, j->n_tiles, j->n_cols, j->w.dtype, &ahead);
         store_rows(j, first, n, row, end_row, sum);
     }
 }
@@ -140,7 +141,7 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
 static int reserve(struct panel_job *j)
 {
     struct cpu_backend *c = j->c;
-    int64_t n_cols = MIN(j->padded, c->k.panels.k_block);
+    int64_t n_cols = MIN(j->padded, j->panels->k_block);
 
     j->panel_floats = n_cols * j->panel_rows + PANEL_SLACK;
     int64_t need = j->panel_floats * cpu_pool_threads(c->pool);
@@ -159,7 +160,7 @@ static int copy_residual(const struct panel_job *j, struct epilogue *ep, float *
 {
     struct mat *m = &ep->residual;
 
-    if (!m->data || m->data != j->out.data || j->padded <= j->c->k.panels.k_block) {
+    if (!m->data || m->data != j->out.data || j->padded <= j->panels->k_block) {
         return 0;
     }
     size_t n = (size_t)j->out.rows * (size_t)m->stride;
@@ -183,17 +184,18 @@ void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, stru
 
     j.padded = (int32_t)(div_ceil(x.cols, TILE_CHUNK) * TILE_CHUNK);
     j.n_tiles = (int32_t)div_ceil(x.rows, TILE_ROWS);
-    j.panel_rows = c->k.panels.rows;
+    j.panels = cpu_panels_of(&c->k, w.dtype);
+    j.panel_rows = j.panels->rows;
     j.thread_panels = (int32_t)div_ceil(div_ceil(w.rows, j.panel_rows), cpu_pool_threads(c->pool));
     j.n_ranges =
         (int32_t)MIN(div_ceil(TASKS_PER_THREAD, j.thread_panels), MAX(j.n_tiles / TASK_TILES, 1));
-    j.task_tiles = (int32_t)div_ceil(j.n_tiles, j.n_ranges);
+    j.task_tiles = (int32_t)div_ceil(div_ceil(j.n_tiles, j.n_ranges), PANEL_TILES) * PANEL_TILES;
     if (reserve(&j) < 0 || copy_residual(&j, &mine, &residual) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
     }
     for (; j.first_col < j.padded; j.first_col += j.n_cols) {
-        j.n_cols = MIN(c->k.panels.k_block, j.padded - j.first_col);
+        j.n_cols = MIN(j.panels->k_block, j.padded - j.first_col);
         cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
         cpu_pool_run_ranges(c->pool, j.thread_panels * j.n_ranges, panel_task, &j, NULL);
     }

@@ -1,7 +1,8 @@
 /* linear for one tile of x, as in decoding, where the time is that of reading w once.
  *
- * Every thread has a range of neighbouring rows of w, and reads it as STREAMS streams
- * side by side, from the range's first rows to its last without a break between tasks.
+ * Every thread has a range of neighbouring rows of w, and reads it as cpu_tiles.streams
+ * streams side by side, from the range's first rows to its last without a break between
+ * tasks.
  * Rows of codes are multiplied one after another: they are one stream.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
@@ -10,13 +11,13 @@
 #include "kernels/cpu/cpu.h"
 
 enum {
-    STREAMS = 4,
-    SLICE_STEP = 3,               /* STREAMS * SLICE_STEP is a multiple of every tile's rows of w */
-    SLICE_MAX = 60,               /* rows of one stream in a task */
+    STREAMS_MAX = 4,
+    CODES_STEP = 3, /* cpu_tiles.step of codes */
+    SLICE_MAX = 60, /* rows of one stream in a task */
+    TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     TASK_BYTES = 32 << 10,        /* of w, about */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
-    STREAM_AHEAD_BYTES = 1024,    /* prefetched ahead of each stream */
-    CODES_AHEAD_BYTES = 2048,     /* likewise of codes, whose stream is one */
+    CODES_AHEAD_BYTES = 2048,     /* prefetched ahead of codes */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
 };
 
@@ -24,16 +25,17 @@ struct stream_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int32_t n_streams;   /* 1 or STREAMS */
-    int32_t thread_rows; /* rows of w per thread */
-    int32_t run;         /* rows of a stream */
-    int32_t slice;       /* rows of a stream in a task */
-    int32_t n_each;      /* tasks per thread */
+    const struct cpu_tiles *tiles; /* for rows of w's type */
+    int32_t n_streams;             /* 1 .. STREAMS_MAX */
+    int32_t thread_rows;           /* rows of w per thread */
+    int32_t run;                   /* rows of a stream */
+    int32_t slice;                 /* rows of a stream in a task */
+    int32_t n_each;                /* tasks per thread */
 };
 
 /* The rows of one task: n[s] rows of stream s from first[s] on. */
 struct slices {
-    int32_t first[STREAMS], n[STREAMS];
+    int32_t first[STREAMS_MAX], n[STREAMS_MAX];
     int32_t longest; /* the greatest n */
 };
 
@@ -57,6 +59,11 @@ static void store_sums(const struct stream_job *j, const struct slices *s, const
 {
     int32_t n_x = j->x.rows;
 
+    if (j->n_streams == 1) {
+        j->c->k.transpose_sums(mat_row(j->out, 0) + s->first[0], (int32_t)j->out.stride, sum,
+                               s->n[0], n_x);
+        return;
+    }
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
             float *to = mat_row(j->out, x) + s->first[i];
@@ -71,21 +78,24 @@ static void store_sums(const struct stream_job *j, const struct slices *s, const
 /* The same for any task, through the epilogue. */
 static void store_slices(const struct stream_job *j, const struct slices *s, const float *sum)
 {
-    float line[TILE_ROWS][STREAMS][SLICE_MAX];
+    float line[TILE_X_MAX][TASK_MAX_ROWS]; /* a stream behind the other */
     const float *bias = j->ep->bias.data;
     int32_t n_x = j->x.rows;
 
-    for (int32_t k = 0; k < s->longest; k++) {
+    if (j->n_streams == 1) {
+        j->c->k.transpose_sums(line[0], TASK_MAX_ROWS, sum, s->n[0], n_x);
+    }
+    for (int32_t k = 0; k < s->longest && j->n_streams > 1; k++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
             for (int32_t x = 0; x < n_x && k < s->n[i]; x++) {
-                line[x][i][k] = *sum++;
+                line[x][i * SLICE_MAX + k] = *sum++;
             }
         }
     }
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
             const float *residual = j->ep->residual.data ? mat_row_const(j->ep->residual, x) : NULL;
-            j->c->k.epilogue(mat_row(j->out, x) + s->first[i], line[x][i],
+            j->c->k.epilogue(mat_row(j->out, x) + s->first[i], line[x] + i * SLICE_MAX,
                              bias != NULL ? bias + s->first[i] : NULL,
                              residual != NULL ? residual + s->first[i] : NULL, s->n[i], j->ep->act);
         }
@@ -102,8 +112,8 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
                                         j->x.rows * cpu_planes(&j->w), &ahead);
         cpu_add_planes(sum, w->n * j->x.rows, cpu_planes(&j->w));
     } else {
-        struct prefetch ahead = {.distance = STREAM_AHEAD_BYTES, .period = 1};
-        k->linear.dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
+        struct prefetch ahead = {.distance = j->tiles->ahead_bytes, .period = 1};
+        j->tiles->dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
                        false, &ahead);
     }
 }
@@ -113,14 +123,14 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
 static int32_t list_rows(const struct stream_job *j, const struct slices *s, const void **row)
 {
     int64_t bytes = cpu_row_bytes(&j->w);
-    const char *next[STREAMS];
+    const char *next[STREAMS_MAX];
     int32_t n = 0;
 
-    for (int32_t i = 0; i < STREAMS; i++) {
+    for (int32_t i = 0; i < j->n_streams; i++) {
         next[i] = (const char *)j->w.data + s->first[i] * bytes;
     }
     for (int32_t k = 0; k < s->longest; k++) {
-        for (int32_t i = 0; i < STREAMS; i++) {
+        for (int32_t i = 0; i < j->n_streams; i++) {
             if (k < s->n[i]) {
                 row[n++] = next[i];
                 next[i] += bytes;
@@ -146,10 +156,10 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
 {
     (void)thread;
     const struct stream_job *j = arg;
-    const void *row[STREAMS * SLICE_MAX];
-    struct row_scales scales[STREAMS * SLICE_MAX];
+    const void *row[TASK_MAX_ROWS];
+    struct row_scales scales[TASK_MAX_ROWS];
     bool apart = j->w.format && weight_format_has_scales(j->w.format);
-    float sum[TILE_ROWS * STREAMS * SLICE_MAX + 4];
+    float sum[TILE_X_MAX * TASK_MAX_ROWS + 4];
     struct slices s = task_slices(j, task);
     struct dot_rows w = {.row = row, .dtype = j->w.dtype, .scales = apart ? scales : NULL};
     w.n = j->w.format ? list_block_rows(j, &s, row, apart ? scales : NULL) : list_rows(j, &s, row);
@@ -165,12 +175,15 @@ static void plan_ranges(struct stream_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
 
-    int32_t n = j->n_streams = j->w.format ? 1 : STREAMS;
-    j->run = (int32_t)div_ceil(j->w.rows, threads * n);
+    j->tiles = cpu_tiles_of(&j->c->k, j->w.dtype);
+    int32_t n = j->n_streams = j->w.format ? 1 : j->tiles->streams;
+    int32_t step = j->w.format ? CODES_STEP : j->tiles->step;
+    int32_t whole = n == 1 && !j->w.format ? step : 1; /* one stream is cut between steps */
+    j->run = (int32_t)div_ceil(div_ceil(j->w.rows, threads * n), whole) * whole;
     j->thread_rows = j->run * n;
-    int64_t slice = MIN(TASK_BYTES / (n * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) /
-                    SLICE_STEP * SLICE_STEP;
-    j->slice = (int32_t)MIN(MAX(slice, SLICE_STEP), SLICE_MAX);
+    int64_t slice =
+        MIN(TASK_BYTES / (n * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) / step * step;
+    j->slice = (int32_t)MIN(MAX(slice, step), SLICE_MAX / step * step);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
 }
 

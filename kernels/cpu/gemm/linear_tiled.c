@@ -1,11 +1,12 @@
 /* linear by tiles: the order of the products, such that w is read from memory once and
  * caches are reused.
  *
- * x is packed first, in tiles of TILE_ROWS rows. A task is a block of rows of w, which
- * fits into the second-level cache, and a range of tiles of x. Each tile is multiplied
- * with the whole block, k_block elements at a time, so that the tile stays in the
- * first-level cache; the next block is prefetched meanwhile. A single tile of x goes to
- * linear_stream.c, many rows to linear_panels.c where the instruction set has panels.
+ * x is packed first, in tiles of cpu_tiles.rows rows. A task is a block of rows of w,
+ * which fits into the second-level cache, and a range of tiles of x. Each tile is
+ * multiplied with the whole block, k_block elements at a time, so that the tile stays
+ * in the first-level cache; the next block is prefetched meanwhile. A single tile of x
+ * goes to linear_stream.c, many rows to linear_panels.c where the instruction set has
+ * panels.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -25,26 +26,28 @@ struct linear_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    int32_t planes;      /* rows of codes of a row of x; of floats 1 */
-    int64_t tile_bytes;  /* of a full tile, packed */
-    int32_t n_tiles;     /* of x */
-    int32_t block_rows;  /* of w in a block */
-    int32_t thread_rows; /* rows of w per thread */
-    int32_t n_blocks;    /* of a thread */
-    int32_t task_tiles;  /* of x in a task */
-    int32_t n_ranges;    /* ranges of tiles, one per task of a block */
+    const struct cpu_tiles *tiles; /* for rows of w's type */
+    int32_t full_rows;             /* of floats or of codes in a full tile */
+    int32_t planes;                /* rows of codes of a row of x; of floats 1 */
+    int64_t tile_bytes;            /* of a full tile, packed */
+    int32_t n_tiles;               /* of x */
+    int32_t block_rows;            /* of w in a block */
+    int32_t thread_rows;           /* rows of w per thread */
+    int32_t n_blocks;              /* of a thread */
+    int32_t task_tiles;            /* of x in a task */
+    int32_t n_ranges;              /* ranges of tiles, one per task of a block */
 };
 
 /* The row of x that a tile begins with. */
 static int32_t tile_first(const struct linear_job *j, int32_t tile)
 {
-    return tile * (TILE_ROWS / j->planes);
+    return tile * (j->full_rows / j->planes);
 }
 
 /* Rows of x in a tile: all but the last have as many as tile 0. */
 static int32_t tile_rows(const struct linear_job *j, int32_t tile)
 {
-    return MIN(TILE_ROWS / j->planes, j->x.rows - tile_first(j, tile));
+    return MIN(j->full_rows / j->planes, j->x.rows - tile_first(j, tile));
 }
 
 /* The second plane of n floats, a multiple of 32, behind the first one at `to`. */
@@ -90,7 +93,7 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
 {
     (void)thread;
     const struct linear_job *j = arg;
-    const float *row[TILE_ROWS];
+    const float *row[TILE_X_MAX];
     int32_t n = tile_rows(j, tile);
     for (int32_t i = 0; i < n; i++) {
         row[i] = mat_row_const(j->x, tile_first(j, tile) + i);
@@ -102,7 +105,7 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
         }
         return;
     }
-    j->c->k.linear.pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
+    j->tiles->pack(j->c->packed + tile * j->tile_bytes, row, n, j->x.cols, j->w.dtype);
 }
 
 void cpu_add_planes(float *sum, int32_t n, int32_t planes)
@@ -133,7 +136,7 @@ static int pack_all(struct linear_job *j)
         j->tile_bytes =
             div_ceil(j->x.cols, FORMAT_BLOCK_MAX) * TILE_ROWS * (int64_t)sizeof(struct act_block);
     } else {
-        j->tile_bytes = padded * TILE_ROWS * c->k.linear.packed_bytes(j->w.dtype);
+        j->tile_bytes = padded * j->full_rows * j->tiles->packed_bytes(j->w.dtype);
     }
     if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
@@ -154,7 +157,7 @@ static void store_tile(const struct linear_job *j, int32_t tile, int32_t first, 
 {
     const float *bias = j->ep->bias.data;
     int32_t n_x = tile_rows(j, tile);
-    float line[TILE_ROWS][BLOCK_MAX_ROWS];
+    float line[TILE_X_MAX][BLOCK_MAX_ROWS];
 
     j->c->k.transpose_sums(line[0], BLOCK_MAX_ROWS, sum, n, n_x);
     for (int32_t x = 0; x < n_x; x++) {
@@ -180,9 +183,9 @@ static void multiply(const struct linear_job *j, struct dot_rows *w, int32_t til
         cpu_add_planes(sum, w->n * n_x, j->planes);
         return;
     }
-    for (w->first = 0; w->first < j->w.cols; w->first += k->linear.k_block) {
-        int32_t n_k = (int32_t)MIN(k->linear.k_block, j->w.cols - w->first);
-        k->linear.dots(sum, w, x + w->first * n_x * k->linear.packed_bytes(w->dtype), n_x,
+    for (w->first = 0; w->first < j->w.cols; w->first += j->tiles->k_block) {
+        int32_t n_k = (int32_t)MIN(j->tiles->k_block, j->w.cols - w->first);
+        j->tiles->dots(sum, w, x + w->first * n_x * j->tiles->packed_bytes(w->dtype), n_x,
                        (int32_t)div_ceil(n_k, TILE_CHUNK), w->first > 0, ahead);
     }
 }
@@ -194,7 +197,7 @@ static void run_block(const struct linear_job *j, int32_t first, int32_t n, int3
     const void *row[BLOCK_MAX_ROWS];
     struct row_scales scales[BLOCK_MAX_ROWS];
     bool apart = j->w.format && weight_format_has_scales(j->w.format);
-    float sum[TILE_ROWS * BLOCK_MAX_ROWS + 4];
+    float sum[TILE_X_MAX * BLOCK_MAX_ROWS + 4];
     struct dot_rows w = {.row = row, .n = n, .dtype = j->w.dtype, .scales = apart ? scales : NULL};
     struct prefetch ahead = {.distance = n * cpu_row_bytes(&j->w), .period = end - from};
 
@@ -247,12 +250,16 @@ static int32_t plan(struct linear_job *j)
 void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                       const struct epilogue *ep)
 {
-    if (!w.format && c->k.panels.k_block > 0 && x.rows >= c->k.panels.from) {
+    const struct cpu_panels *panels = cpu_panels_of(&c->k, w.dtype);
+
+    if (!w.format && panels->k_block > 0 && x.rows >= panels->from) {
         cpu_linear_panels(c, out, x, w, ep);
         return;
     }
     struct linear_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
-    j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, TILE_ROWS);
+    j.tiles = cpu_tiles_of(&c->k, w.dtype);
+    j.full_rows = w.format ? TILE_ROWS : j.tiles->rows;
+    j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, j.full_rows);
     if (pack_all(&j) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;

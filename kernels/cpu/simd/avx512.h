@@ -24,6 +24,41 @@ INLINE __m128 sum4(__m512 a, __m512 b, __m512 c, __m512 d)
     return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
 }
 
+/* Of four registers, the elements i of each next to one another: 128 bits q of r[j]
+ * become those of column 4 q + j. */
+INLINE void transpose4(__m512 r[4])
+{
+    __m512d low[2] = {_mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1])),
+                      _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]))};
+    __m512d high[2] = {_mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1])),
+                       _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]))};
+
+    r[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low[0], low[1]));
+    r[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low[0], low[1]));
+    r[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high[0], high[1]));
+    r[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high[0], high[1]));
+}
+
+/* Transpose sixteen registers of sixteen words. */
+INLINE void transpose16(__m512 r[16])
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        transpose4(r + i);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512 even0 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
+        __m512 odd0 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xDD);
+        __m512 even1 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);
+        __m512 odd1 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xDD);
+        r[j] = _mm512_shuffle_f32x4(even0, even1, 0x88);
+        r[4 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+        r[8 + j] = _mm512_shuffle_f32x4(even0, even1, 0xDD);
+        r[12 + j] = _mm512_shuffle_f32x4(odd0, odd1, 0xDD);
+    }
+}
+
 /* Write the n_w x n_x accumulators as [n_w][n_x]. */
 INLINE void put_tile(float *sum, const __m512 *acc, const int n_w, const int n_x, bool add)
 {

@@ -198,4 +198,11 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_codes_plain(k);
     }
 #endif
+    k->linear_bf16 = k->linear;
+    k->panels_bf16 = k->panels;
+#if defined(__x86_64__)
+    if (isa == CPU_AMX) {
+        cpu_tiles_amx(k);
+    }
+#endif
 }

@@ -15,13 +15,14 @@
 #include "kernels/cpu/isa.h"
 
 enum {
-    TILE_ROWS = 4, /* rows of x in a tile, at most */
+    TILE_ROWS = 4,   /* rows of x in a tile, at most; see cpu_tiles.rows */
+    TILE_X_MAX = 32, /* rows of x in a tile of any instruction set, at most */
     /* elements of a row packed together; stored rows are zero-padded to a multiple of
      * it */
     TILE_CHUNK = 32,
     CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
     CODE_TILE_ROWS = 12,  /* rows of x in a tile of codes, at most */
-    PANEL_MAX_ROWS = 48,  /* stored rows of w in a panel, at most */
+    PANEL_MAX_ROWS = 128, /* stored rows of w in a panel, at most */
     PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
@@ -69,10 +70,14 @@ struct cpu_survivor {
 /* Inner products of stored rows with packed rows of x. */
 struct cpu_tiles {
     int32_t k_block; /* elements summed before lanes are added; 0: no tiles for this machine */
+    int32_t rows;    /* of x in a tile, at most; at most TILE_X_MAX */
+    /* How w is read from memory once, for a single tile of x: as so many runs of rows
+     * side by side, each in multiples of `step` rows, so many bytes ahead. */
+    int32_t streams, step, ahead_bytes;
     /* Bytes of an element of x packed for rows of type t. */
     int32_t (*packed_bytes)(enum dtype t);
-    /* Pack n_x <= TILE_ROWS rows of n floats for dots: [chunk][n_x][TILE_CHUNK],
-     * zero-padded. */
+    /* Pack n_x <= rows rows of n floats for dots: [chunk][n_x][TILE_CHUNK], a chunk in
+     * an order of the instruction set's own, zero-padded. */
     void (*pack)(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t);
     /* sum[w * n_x + x] = row w . x over n_chunks chunks, block by block of k_block
      * elements; `add`: added to what is there. One float past the end may be written.
@@ -199,8 +204,9 @@ struct cpu_panels {
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
                    int32_t n, int32_t padded, enum dtype t);
     /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for
-     * the `count` <= PANEL_TILES tiles of n_tiles from `tile` on; prefetches the next
-     * lines of `ahead`. */
+     * the `count` <= PANEL_TILES tiles of n_tiles from `tile` on, a multiple of
+     * PANEL_TILES; prefetches the next lines of `ahead`. Rows of sum up to
+     * PANEL_TILES * TILE_ROWS may be written. */
     void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
                  int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead);
 };
@@ -253,9 +259,23 @@ struct cpu_kernels {
 
     struct cpu_tiles linear;  /* k_block 0: plain loops */
     struct cpu_panels panels; /* k_block 0: tiles however many rows */
+    /* the same of rows of bfloat16 */
+    struct cpu_tiles linear_bf16;
+    struct cpu_panels panels_bf16;
     struct cpu_blocks blocks;
     struct cpu_code_panels code_panels;
 };
+
+/* Those of rows of type t. */
+static inline const struct cpu_tiles *cpu_tiles_of(const struct cpu_kernels *k, enum dtype t)
+{
+    return t == DTYPE_BF16 ? &k->linear_bf16 : &k->linear;
+}
+
+static inline const struct cpu_panels *cpu_panels_of(const struct cpu_kernels *k, enum dtype t)
+{
+    return t == DTYPE_BF16 ? &k->panels_bf16 : &k->panels;
+}
 
 /* The best functions for an instruction set that the machine has. */
 void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa);
@@ -270,6 +290,7 @@ void cpu_tiles_neon(struct cpu_kernels *k);
 void cpu_attention_neon(struct cpu_kernels *k);
 void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);
+void cpu_tiles_amx(struct cpu_kernels *k); /* of bfloat16; after the other tiles */
 void cpu_blocks_plain(struct cpu_kernels *k);
 /* Those of codes whose scales are apart; each after the other formats'. */
 void cpu_codes_plain(struct cpu_kernels *k);

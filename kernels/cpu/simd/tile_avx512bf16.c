@@ -110,8 +110,14 @@ INLINE __m512 add_product(__m512 a, __m512 w, __m512 x, const bool pairs)
 
 void cpu_tiles_avx512bf16(struct cpu_kernels *k)
 {
-    k->linear = (struct cpu_tiles){
-        .k_block = K_BLOCK, .packed_bytes = packed_bytes, .pack = pack, .dots = dots};
+    k->linear = (struct cpu_tiles){.k_block = K_BLOCK,
+                                   .rows = TILE_ROWS,
+                                   .streams = STREAMS,
+                                   .step = STREAM_STEP,
+                                   .ahead_bytes = STREAM_AHEAD_BYTES,
+                                   .packed_bytes = packed_bytes,
+                                   .pack = pack,
+                                   .dots = dots};
     k->panels = avx512_panels;
 }
 

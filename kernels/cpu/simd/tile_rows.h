@@ -10,7 +10,12 @@
  */
 #ifdef INLINE
 
-enum { TILE_MAX_ROWS = 8 };
+enum {
+    TILE_MAX_ROWS = 8,
+    STREAMS = 4,
+    STREAM_STEP = 3, /* STREAMS * STREAM_STEP is a multiple of every tile's rows of w */
+    STREAM_AHEAD_BYTES = 1024
+};
 
 /* All rows of w, n_w at a time. The last group is filled up with copies of its last
  * row, whose sums are dropped. */

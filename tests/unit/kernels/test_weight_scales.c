@@ -50,6 +50,24 @@ static void every_e2m1_code_has_its_value(void **state)
     }
 }
 
+/* Between neighbours the nearer one is taken, halfway the one with an even mantissa. */
+static void values_are_rounded_to_the_nearest_e2m1(void **state)
+{
+    (void)state;
+    for (int32_t c = 0; c < 7; c++) {
+        float low = weight_code_value(FORMAT_FP4, (uint8_t)c),
+              high = weight_code_value(FORMAT_FP4, (uint8_t)(c + 1)), half = (low + high) / 2;
+        assert_int_equal(weight_e2m1_of(low), c);
+        assert_int_equal(weight_e2m1_of(-low), c | 8);
+        assert_int_equal(weight_e2m1_of(nextafterf(half, 0)), c);
+        assert_int_equal(weight_e2m1_of(nextafterf(half, 10)), c + 1);
+        assert_int_equal(weight_e2m1_of(half), c % 2 ? c + 1 : c);
+        assert_int_equal(weight_e2m1_of(-half), (c % 2 ? c + 1 : c) | 8);
+    }
+    assert_int_equal(weight_e2m1_of(1e9f), 7);
+    assert_int_equal(weight_e2m1_of(-6.5f), 15);
+}
+
 static void scales_have_the_values_of_their_types(void **state)
 {
     (void)state;
@@ -154,6 +172,7 @@ static int all_tests(void)
         cmocka_unit_test(every_e4m3_code_has_its_value),
         cmocka_unit_test(values_are_rounded_to_the_nearest_e4m3),
         cmocka_unit_test(every_e2m1_code_has_its_value),
+        cmocka_unit_test(values_are_rounded_to_the_nearest_e2m1),
         cmocka_unit_test(scales_have_the_values_of_their_types),
         cmocka_unit_test(values_follow_the_groups_of_rows_and_columns),
     };

@@ -165,7 +165,8 @@ static double error_by_hand(const struct product_rig *p, const struct rounding *
         for (int j = 0; j < COLS; j++) {
             row[j] = p->w[r * COLS + j] * s[j];
         }
-        round_row(k, row, COLS, codes, scale, value, sum);
+        round_row(k, row, COLS,
+                  &(struct rounded_row){.codes = codes, .scale = scale, .value = value}, sum);
         for (int j = 0; j < COLS; j++) {
             double square = p->squares[j] / TOKENS,
                    off = ((double)value[j] - (double)row[j]) / (double)s[j],

@@ -241,7 +241,8 @@ static void a_text_shows_every_products_input(void **state)
     }
     inputs_free(in, s.model->weights->n_layers);
     /* rounding them is seen, and ends with the call */
-    OK(inputs_rounded_loss(&s, FORMAT_INT8, token, TEXT, &rounded, &count_rounded, &e), e);
+    struct input_rounding int8 = {.format = FORMAT_INT8};
+    OK(inputs_rounded_loss(&s, &int8, token, TEXT, &rounded, &count_rounded, &e), e);
     assert_ptr_equal(s.backend->ops, ops);
     OK(scorer_loss(&s, token, TEXT, &after, &count, &e), e);
     assert_int_equal(count_rounded, count);
