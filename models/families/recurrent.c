@@ -182,8 +182,8 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
     }
 }
 
-/* Mamba-1: what the convolution makes of the channels gives each token's key, query and,
- * through a narrow product, the step of each channel. */
+/* Mamba-1: what the convolution makes of the channels gives each token's key, query
+ * and, through a narrow product, the step of each channel. */
 static void scan(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;

@@ -216,8 +216,8 @@ static void head_token(const struct recurrence *r, const struct operands *o, flo
     }
 }
 
-/* The layer's state behind token t, of which the elements [at, at + size) are taken over
- * from the token before. */
+/* The layer's state behind token t, of which the elements [at, at + size) are taken
+ * over from the token before. */
 static float *take_state(const struct recurrence_job *j, const struct span *s, int32_t t,
                          int64_t at, int64_t size)
 {

@@ -388,7 +388,7 @@ static void report_row(struct problems *p, const struct row_problems *row,
     char name[NAME_BYTES], text[2 * NAME_BYTES + 64], is[96], must[64], times[64] = "";
 
     if (row->n_missing > 0) {
-        bool one = row->some && row->n_missing == 1;
+        bool one = row->some && row->n_missing == 1 && tensor_spec_indices(s) == 2;
         tensor_spec_name(s, one ? row->missing : (struct tensor_index){-1, -1}, name);
         if (row->n_missing > 1 && row->some && tensor_spec_indices(s) == 2) {
             snprintf(times, sizeof(times), " (%d times, first layer %d, expert %d)", row->n_missing,
