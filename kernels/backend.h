@@ -360,6 +360,7 @@ enum recurrence_kind {
     RECURRENCE_DELTA, /* gated delta rule (Yang, Kautz and Hatamizadeh 2024, eq. 10) */
     RECURRENCE_SSD,   /* Mamba-2 (Dao and Gu 2024, section 3) */
     RECURRENCE_CONV,  /* the convolution alone (LFM2) */
+    RECURRENCE_SCAN,  /* Mamba-1 (Gu and Dao 2023, algorithm 2) */
 };
 
 /* A layer that keeps a state of fixed size in place of keys and values. Per token there
@@ -374,6 +375,14 @@ enum recurrence_kind {
  *            S += k (sigmoid(gate_b) (v - S^T k))^T,   out = S^T q
  *     ssd:   dt = softplus(gate + dt_bias), at least dt_min and at most dt_max
  *            S = exp(-exp(a_log) dt) S + k (dt v)^T,   out = S^T q + d v
+ *     scan:  q, k [key_dim] are not convolved, but among the gates, and all heads share
+ *            them; each channel c of v has a step and decays of its own:
+ *            dt = softplus(gate_c + dt_bias_c)
+ *            S_ic = exp(-exp(a_log_ci) dt) S_ic + k_i dt v_c,
+ *            out_c = sum over i of S_ic q_i + d_c v_c
+ * A layer of RECURRENCE_SCAN has n_groups 0 and takes two calls in a step, because its
+ * gates are made of what the convolution gives: one without gates (data NULL), which
+ * leaves that in x and does not touch out, then one with them and the same x.
  * A layer of RECURRENCE_CONV has no matrices and key_dim 0: its channels are v, and out
  * is the convolution without silu.
  *
@@ -389,12 +398,13 @@ struct recurrence {
     int32_t group; /* KV group of the layer */
     int32_t layer; /* in the group's blocks, from 0 on every pipeline stage */
     int32_t n_heads, n_groups, key_dim, value_dim, kernel;
-    bool tiled;                /* neighbouring heads have neighbouring groups (llama.cpp) */
-    struct mat conv;           /* [1, channels * kernel], WEIGHT_VECTOR */
-    struct mat conv_bias;      /* [1, channels], data NULL: none */
-    struct mat a_log, dt_bias; /* [1, n_heads] */
-    struct mat d;              /* [1, n_heads] of ssd; data NULL: none */
-    float dt_min, dt_max;      /* of ssd */
+    bool tiled;           /* neighbouring heads have neighbouring groups (llama.cpp) */
+    struct mat conv;      /* [1, channels * kernel], WEIGHT_VECTOR */
+    struct mat conv_bias; /* [1, channels], data NULL: none */
+    /* [1, n_heads]; of scan [channels, key_dim] float32 and [1, channels] */
+    struct mat a_log, dt_bias;
+    struct mat d;         /* [1, n_heads] of ssd, [1, channels] of scan; data NULL: none */
+    float dt_min, dt_max; /* of ssd */
 };
 
 /* The group whose q and k a head reads: neighbouring heads share one, or have one
@@ -499,6 +509,7 @@ struct backend {
     bool self_gated_experts; /* `experts` computes those without a gate */
     bool mixer_experts;      /* and those that SCORES_MIXER chooses */
     bool convolutions;       /* `recurrence` computes RECURRENCE_CONV */
+    bool scans;              /* and RECURRENCE_SCAN */
     bool late_head_norms;    /* rope_kv computes struct rope's norm_last */
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
@@ -590,8 +601,9 @@ struct backend_ops {
     void (*attention)(struct backend *b, struct mat out, struct mat qkv, const struct attention *a);
     /* out [n_tokens, n_heads * value_dim] = the layer's recurrence over x [n_tokens,
      * channels], from and to the states of the step's sequences. gates: [n_tokens, 2
-     * n_heads], b and then a (delta), [n_tokens, n_heads] (ssd), or nothing (conv). x
-     * is overwritten; out, x and gates are different memory. The rows of a token have
+     * n_heads], b and then a (delta), [n_tokens, n_heads] (ssd), nothing (conv), or the
+     * channels' and at the row's end k and q (scan; between them any columns). x is
+     * overwritten; out, x and gates are different memory. The rows of a token have
      * the same bits however a sequence is cut into steps. (optional: models with states
      * are refused) */
     void (*recurrence)(struct backend *b, struct mat out, struct mat x, struct mat gates,

@@ -88,13 +88,14 @@ enum layer_factor {
 struct recurrent_config {
     enum recurrence_kind kind;
     int32_t n_heads, n_groups, key_dim, value_dim, kernel; /* n_heads 0: the model has none */
-    bool conv_bias;                                        /* its convolution has a bias */
-    bool tiled;                                            /* as in struct recurrence */
-    float dt_min, dt_max;                                  /* of Mamba-2's steps */
-    float norm_eps;                                        /* of the gated norm */
-    bool normed;     /* its output has a gated norm; else a gate alone */
-    bool gate_first; /* as in struct gated_norm */
-    bool beside;     /* all layers are recurrent and have attention beside that (Falcon-H1) */
+    int32_t step_rank;    /* of Mamba-1: width of what the steps of the channels come from */
+    bool conv_bias;       /* its convolution has a bias */
+    bool tiled;           /* as in struct recurrence */
+    float dt_min, dt_max; /* of Mamba-2's steps */
+    float norm_eps;       /* of the gated norm */
+    bool normed;          /* its output has a gated norm; else a gate alone */
+    bool gate_first;      /* as in struct gated_norm */
+    bool beside;          /* all layers are recurrent and have attention beside that (Falcon-H1) */
     bool layer[LIMIT_LAYERS]; /* [n_layers] the layer is recurrent */
 };
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
@@ -307,7 +308,7 @@ struct architecture {
     bool qk_norm_switch;  /* use_qk_norm tells whether q and k are normed */
     bool norm_from_one;   /* norm weights are 1 + w */
     bool gated_attention;
-    bool delta, ssd, conv;        /* its recurrent layers are of this kind */
+    bool delta, ssd, conv, scan;  /* its recurrent layers are of this kind */
     bool granite;                 /* an MLP called shared; rotates only where told to */
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
     bool optional_experts;        /* some of its models have none */

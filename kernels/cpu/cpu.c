@@ -115,6 +115,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
                                .self_gated_experts = true,
                                .mixer_experts = true,
                                .convolutions = true,
+                               .scans = true,
                                .late_head_norms = true};
     c->config = *config;
     enum cpu_isa isa;

@@ -68,6 +68,7 @@ static uint64_t config_digest(const struct model_config *c)
                              c->recurrent.key_dim,
                              c->recurrent.value_dim,
                              c->recurrent.kernel,
+                             c->recurrent.step_rank,
                              c->recurrent.conv_bias,
                              c->recurrent.normed,
                              c->recurrent.gate_first,

@@ -93,6 +93,11 @@ static const struct field FIELDS[] = {
     {"mamba_d_conv", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"conv_L_cache", FIELD_INT, AT(state_kernel), 2, LIMIT_CONV_KERNEL},
     {"mamba_expand", FIELD_INT, AT(state_expand), 1, 64},
+    {"mamba_dt_rank", FIELD_INT, AT(step_rank), 1, LIMIT_HIDDEN},
+    {"attn_layer_period", FIELD_INT, AT(attention_period), 1, LIMIT_LAYERS},
+    {"attn_layer_offset", FIELD_INT, AT(attention_offset), 0, LIMIT_LAYERS},
+    {"expert_layer_period", FIELD_INT, AT(expert_period), 1, LIMIT_LAYERS},
+    {"expert_layer_offset", FIELD_INT, AT(expert_offset), 0, LIMIT_LAYERS},
     {"mamba_d_ssm", FIELD_INT, AT(state_inner), 1, LIMIT_HIDDEN * 8},
     {"mamba_num_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
     {"n_groups", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
@@ -601,7 +606,8 @@ static bool read_member(struct json *j, struct raw_config *raw)
     const struct field *f = find_field(FIELDS, j->key);
     bool null = json_peek(j) == JSON_NULL, known;
 
-    if (f && strcmp(f->key, "mamba_d_head") == 0 && json_peek(j) == JSON_STRING) {
+    if (f && json_peek(j) == JSON_STRING &&
+        (strcmp(f->key, "mamba_d_head") == 0 || strcmp(f->key, "mamba_dt_rank") == 0)) {
         return json_skip(j); /* "auto" */
     }
     if (f && f->kind == FIELD_INT && json_peek(j) == JSON_ARRAY &&

@@ -254,7 +254,8 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
 {
     struct expert_config *x = &c->experts;
 
-    if (!a->experts || r->enable_experts == 0 || (a->optional_experts && r->n_experts < 1)) {
+    int32_t least = a->scan ? 2 : 1; /* Jamba's files say 1 for none */
+    if (!a->experts || r->enable_experts == 0 || (a->optional_experts && r->n_experts < least)) {
         return 0;
     }
     if (r->n_experts < 1 || r->top_experts < 1) {
@@ -308,7 +309,7 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     struct recurrent_config *x = &c->recurrent;
     int32_t inner = r->state_inner > 0 ? r->state_inner : MAX(r->state_expand, 2) * c->hidden;
 
-    bool recurrent = a->delta || a->ssd || a->conv;
+    bool recurrent = a->delta || a->ssd || a->conv || a->scan;
 
     for (int32_t i = 0; i < r->n_layer_types; i++) {
         if ((r->layer_recurrent[i] && !recurrent) || (r->layer_alone[i] && !a->nemotron)) {
@@ -319,6 +320,9 @@ static int set_recurrent(struct model_config *c, const struct raw_config *r,
     }
     if (!recurrent) {
         return 0;
+    }
+    if (a->scan) {
+        return raw_jamba_derive(c, r, e);
     }
     if (a->conv) {
         set_recurrent_layers(c, r, a);

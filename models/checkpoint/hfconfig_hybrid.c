@@ -153,6 +153,46 @@ int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, stru
     return 0;
 }
 
+/* Which layers have attention and which experts: as listed, or one of so many. */
+static void set_jamba_layers(struct model_config *c, const struct raw_config *r)
+{
+    int32_t every = r->attention_period > 0 ? r->attention_period : 8;
+    int32_t at = r->attention_offset >= 0 ? r->attention_offset : 4;
+
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        c->recurrent.layer[i] = r->n_layer_types >= 0 ? r->layer_recurrent[i] : i % every != at;
+        if (c->experts.n > 0 && r->expert_period > 0) {
+            c->experts.layer[i] = i % r->expert_period == MAX(r->expert_offset, 0);
+        }
+    }
+}
+
+int raw_jamba_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    struct recurrent_config *x = &c->recurrent;
+    int64_t inner = (int64_t)(r->state_expand > 0 ? r->state_expand : 2) * c->hidden;
+
+    if (r->proj_bias == 1) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: mamba_proj_bias true is not supported", CONFIG);
+    }
+    /* A head is a slice of the channels, so that ranks divide them as they do heads. */
+    x->kind = RECURRENCE_SCAN;
+    x->n_heads = c->n_heads;
+    x->value_dim = (int32_t)(inner / c->n_heads);
+    x->key_dim = r->state_key_dim > 0 ? r->state_key_dim : 16;
+    x->kernel = r->state_kernel > 0 ? r->state_kernel : 4;
+    x->step_rank = r->step_rank > 0 ? r->step_rank : (int32_t)div_ceil(c->hidden, 16);
+    x->conv_bias = r->conv_bias != 0;
+    if (inner % c->n_heads != 0 || x->value_dim > LIMIT_HEAD_DIM) {
+        return err_set(e, ERR_INVALID,
+                       "%s: %lld channels of the recurrent layers are no multiple of "
+                       "num_attention_heads %d, or more than %d a head",
+                       CONFIG, (long long)inner, c->n_heads, LIMIT_HEAD_DIM);
+    }
+    set_jamba_layers(c, r);
+    return 0;
+}
+
 int raw_lfm2_derive(struct model_config *c, const struct raw_config *r, struct err *e)
 {
     struct recurrent_config *x = &c->recurrent;

@@ -50,6 +50,9 @@ struct raw_config {
      * mamba_expand; full_attention_interval: every so many layers one has attention. */
     int32_t state_heads, state_groups, state_key_dim, state_value_dim, state_kernel, state_expand,
         attention_every;
+    /* Of Jamba: mamba_dt_rank; attn_layer_period and attn_layer_offset: every so many
+     * layers one has attention; expert_layer_period and expert_layer_offset. */
+    int32_t step_rank, attention_period, attention_offset, expert_period, expert_offset;
     /* n_shared_experts (each as wide as an expert), n_group, topk_group;
      * first_k_dense_replace and moe_layer_freq: which layers have experts. */
     int32_t n_shared, n_groups, top_groups, dense_layers, expert_interval;
@@ -144,6 +147,8 @@ void raw_hybrid_init(struct raw_config *raw);
  * derived. */
 int raw_nemotron_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 int raw_falcon_derive(struct model_config *c, const struct raw_config *r, struct err *e);
+/* The layers of Jamba, once the rest was derived. */
+int raw_jamba_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 /* The recurrent layers of LFM2, and the width of its MLPs. */
 int raw_lfm2_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 

@@ -19,6 +19,13 @@ struct head_layer {
     struct mat join;
 };
 
+/* Of a layer with Mamba-1 (Gu and Dao 2023, section 3.6), beside its recurrence. */
+struct scan_parts {
+    struct mat in;   /* [step rank + 2 key_dim, values], of what the convolution makes */
+    struct mat step; /* [values, step rank] */
+    struct norm step_norm, k_norm, q_norm; /* of the parts of what `in` makes */
+};
+
 /* Sizes are this rank's. A bias is [1, rows of its weight], data NULL if there is
  * none. */
 struct layer {
@@ -34,6 +41,7 @@ struct layer {
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */
+    struct scan_parts scan;       /* of RECURRENCE_SCAN */
     struct mat mixer_out;         /* its product, in place of o, where attention is beside it */
     struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
     struct mat down, down_bias;   /* [hidden, intermediate] */
@@ -119,6 +127,7 @@ struct transformer {
     struct mat up, act;            /* [rows of layer.up], [intermediate] */
     struct mat narrow;             /* [embed_dim]; only if that is not hidden */
     struct mat mixer;              /* [rows of layer.mixer]; only with recurrent layers */
+    struct mat scan;               /* [values + rows of layer.scan.in]; only with Mamba-1 */
     struct head_parts draft;       /* only of a draft head */
     struct expert_scratch experts; /* only if a layer has experts */
     struct mat q;                  /* [n_heads * head_dim]; only if queries have a latent */
@@ -202,6 +211,10 @@ enum tensor_dim {
     DIM_STATE_HEADS, /* n_heads */
     DIM_SSD_IN,      /* Mamba-2: values, channels and heads one after another */
     DIM_CONV_IN,     /* LFM2: the channels' gates, gates of the result, and channels */
+    DIM_SCAN_IN,     /* Mamba-1: channels and gates of the result */
+    DIM_SCAN_GATES,  /* Mamba-1: the steps' own input, a key and a query */
+    DIM_STEP_RANK,   /* Mamba-1: the steps' own input */
+    DIM_STATE_KEY,   /* key_dim */
     /* Of a draft head: its input, hidden states of the target, ids that it drafts. */
     DIM_JOINED,
     DIM_TAPS,
@@ -304,7 +317,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     granite_hybrid_family, gemma4_family, nemotron_family, falcon_family, lfm2_family,
     lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family, phi_moe_family,
     internlm2_family, nemotron_dense_family, big_code_family, neox_family, gptj_family, phi_family,
-    falcon_parallel_family;
+    falcon_parallel_family, jamba_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

@@ -77,6 +77,14 @@ int64_t recurrent_dim_size(enum tensor_dim dim, const struct model_config *c)
         return values + channels + r.n_heads;
     case DIM_CONV_IN:
         return 3 * channels;
+    case DIM_SCAN_IN:
+        return 2 * values;
+    case DIM_SCAN_GATES:
+        return c->recurrent.step_rank + 2 * (int64_t)r.key_dim;
+    case DIM_STEP_RANK:
+        return c->recurrent.step_rank;
+    case DIM_STATE_KEY:
+        return r.key_dim;
     default:
         return -1;
     }
@@ -132,7 +140,8 @@ int32_t recurrent_ranges(const struct model *m, enum tensor_dim dim, bool split,
         ret[0] = (struct axis_range){0, size};
         return 1;
     }
-    bool mixed = r.kind != RECURRENCE_CONV; /* keys and values are among the channels */
+    bool mixed =
+        r.n_groups > 0 && r.kind != RECURRENCE_CONV; /* keys and values are among the channels */
     if ((dim == DIM_CHANNELS || dim == DIM_CONV) && mixed) {
         return channel_ranges(m, 0, dim == DIM_CONV ? r.kernel : 1, ret);
     }
@@ -142,7 +151,7 @@ int32_t recurrent_ranges(const struct model *m, enum tensor_dim dim, bool split,
         ret[4] = (struct axis_range){size - (n - rank) * r.n_heads, r.n_heads};
         return 5;
     }
-    int32_t parts = dim == DIM_CONV_IN ? 3 : 1, each = size / parts;
+    int32_t parts = dim == DIM_CONV_IN ? 3 : dim == DIM_SCAN_IN ? 2 : 1, each = size / parts;
     for (int32_t i = 0; i < parts; i++) {
         ret[i] = (struct axis_range){i * each + rank * (each / n), each / n};
     }
@@ -165,7 +174,41 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
     l->mixer_norm.eps = m->config.recurrent.norm_eps;
     l->mixer_norm.gate_first = m->config.recurrent.gate_first;
     l->mixer_norm.width =
-        r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / r.n_groups * r.value_dim;
+        r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / MAX(r.n_groups, 1) * r.value_dim;
+    struct norm *norms[] = {&l->scan.step_norm, &l->scan.k_norm, &l->scan.q_norm};
+    for (size_t i = 0; i < ARRAY_LEN(norms); i++) {
+        norms[i]->kind = m->config.norm;
+        norms[i]->eps = m->config.norm_eps;
+    }
+}
+
+/* Mamba-1: what the convolution makes of the channels gives each token's key, query
+ * and, through a narrow product, the step of each channel. */
+static void scan(struct model *m, const struct layer *l, struct mat y, struct mat h)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct recurrence *r = &l->recurrence;
+    int32_t values = r->n_heads * r->value_dim, rank = l->scan.step.cols, keys = r->key_dim;
+    struct mat all = mat_cols(mat_rows(m->weights->mixer, 0, h.rows), 0, l->mixer.rows);
+    struct mat out = mat_cols(mat_rows(m->weights->attn, 0, h.rows), 0, values);
+    struct mat x = mat_cols(all, 0, values), z = mat_cols(all, values, values);
+    struct mat gates = mat_rows(m->weights->scan, 0, h.rows); /* steps, their input, k, q */
+    struct mat in = mat_cols(gates, values, rank + 2 * keys), step = mat_cols(in, 0, rank);
+    struct mat k = mat_cols(in, rank, keys), q = mat_cols(in, rank + keys, keys);
+
+    ops->linear(m->backend, all, h, l->mixer, NULL);
+    ops->recurrence(m->backend, out, x, (struct mat){0}, r);
+    ops->linear(m->backend, in, x, l->scan.in, NULL);
+    if (m->weights->partial) {
+        ops->all_reduce(m->backend, in);
+    }
+    ops->norm(m->backend, step, step, &l->scan.step_norm);
+    ops->norm(m->backend, k, k, &l->scan.k_norm);
+    ops->norm(m->backend, q, q, &l->scan.q_norm);
+    ops->linear(m->backend, mat_cols(gates, 0, values), step, l->scan.step, NULL);
+    ops->recurrence(m->backend, out, x, gates, r);
+    ops->multiply(m->backend, out, z, ACT_SILU);
+    ops->linear(m->backend, y, out, l->o, NULL);
 }
 
 /* The product gives gates of the channels, gates of the result, and the channels. */
@@ -196,8 +239,8 @@ void transformer_mix(struct model *m, const struct layer *l, struct mat y, struc
     struct mat x = mat_cols(all, delta ? 0 : values, channels);
     struct mat z = mat_cols(all, delta ? channels : 0, values);
 
-    if (r->kind == RECURRENCE_CONV) {
-        convolve(m, l, y, h);
+    if (r->kind == RECURRENCE_CONV || r->kind == RECURRENCE_SCAN) {
+        (r->kind == RECURRENCE_CONV ? convolve : scan)(m, l, y, h);
         return;
     }
     ops->linear(m->backend, all, h, l->mixer, NULL);

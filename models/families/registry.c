@@ -49,6 +49,7 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &granite_hybrid_family,
                                                      &nemotron_family,
                                                      &falcon_family,
+                                                     &jamba_family,
                                                      &lfm2_family,
                                                      &lfm2_moe_family,
                                                      NULL};

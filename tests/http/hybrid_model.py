@@ -125,6 +125,28 @@ def lfm2_tensors():
                         (at + part + "w2.weight", [HIDDEN, rows]))
 
 
+def jamba_tensors():
+    """Mamba-1 and attention, experts in every second layer."""
+    n, values, rank, key = JAMBA["num_experts"], 2 * HIDDEN, JAMBA["mamba_dt_rank"], JAMBA["mamba_d_state"]
+    yield from ends("model.final_layernorm.weight")
+    for i, kind in enumerate(LAYERS):
+        at = f"model.layers.{i}."
+        yield from ((at + "input_layernorm.weight", [HIDDEN]), (at + "pre_ff_layernorm.weight", [HIDDEN]))
+        if i % 2 == 1:
+            yield at + "feed_forward.router.weight", [n, HIDDEN]
+        for part in [f"experts.{e}." for e in range(n)] if i % 2 == 1 else [""]:
+            yield from mlp(at + "feed_forward." + part)
+        if kind == "full_attention":
+            yield from attention(at + "self_attn.", 1)
+            continue
+        at += "mamba."
+        yield from ((at + "in_proj.weight", [2 * values, HIDDEN]), (at + "x_proj.weight", [rank + 2 * key, values]),
+                    (at + "conv1d.weight", [values, 1, 3]), (at + "conv1d.bias", [values]), (at + "D", [values]),
+                    (at + "dt_proj.weight", [values, rank]), (at + "dt_proj.bias", [values]), (at + "A_log", [values, key]),
+                    (at + "dt_layernorm.weight", [rank]), (at + "b_layernorm.weight", [key]), (at + "c_layernorm.weight", [key]),
+                    (at + "out_proj.weight", [HIDDEN, values]))
+
+
 def ends(norm):
     vocab = demo_config()["vocab_size"]
     yield from (("model.embed_tokens.weight", [vocab, HIDDEN]), (norm, [HIDDEN]), ("lm_head.weight", [vocab, HIDDEN]))
@@ -158,6 +180,8 @@ NEMOTRON = {"layer_types": ["linear_attention", "moe", "linear_attention", "full
             "moe_shared_expert_intermediate_size": 16, "routed_scaling_factor": 1.5, "mlp_hidden_act": "relu2"}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3, "num_dense_layers": 1, "num_experts": 4,
         "num_experts_per_tok": 2, "moe_intermediate_size": 18, "rope_theta": 10000.0}
+JAMBA = {"num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_conv": 3,
+         "mamba_d_state": 6, "mamba_dt_rank": 5}
 CONFIGS = {
     "qwen35": ("Qwen3_5ForCausalLM", qwen35_tensors,
                {"linear_num_value_heads": DELTA["heads"], "linear_num_key_heads": DELTA["groups"],
@@ -167,6 +191,7 @@ CONFIGS = {
     "falcon": ("FalconH1ForCausalLM", falcon_tensors, SSD_CONFIG | FALCON),
     "nemotron": ("NemotronHForCausalLM", nemotron_tensors, SSD_CONFIG | NEMOTRON),
     "lfm2": ("Lfm2MoeForCausalLM", lfm2_tensors, LFM2),
+    "jamba": ("JambaForCausalLM", jamba_tensors, JAMBA),
     "granite": ("GraniteMoeHybridForCausalLM", granite_tensors, SSD_CONFIG | GRANITE),
 }
 

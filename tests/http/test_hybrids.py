@@ -22,7 +22,7 @@ def folder(tmp_path_factory, request):
 
 def small_pool(folder):
     """Blocks for hardly more than the largest request."""
-    return "72" if "qwen35" in folder else "120" if "lfm2" in folder else "44"
+    return "72" if "qwen35" in folder or "jamba" in folder else "120" if "lfm2" in folder else "44"
 
 
 @functools.cache

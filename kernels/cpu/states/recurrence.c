@@ -1,7 +1,8 @@
 /* The specification of layers with recurrent states: plain loops, a token after the
  * other, so that a sequence gives the same bits however it is cut into steps.
  *
- * First the convolution, in place in x, then the matrices, a head a task. A task takes
+ * First the convolution, in place in x, then the matrices, a head a task, or the scan,
+ * some channels a task. A task takes
  * the state over from the block that the step before wrote to and then works on the
  * block of the token at hand; both may be the same. Where the next token has another
  * block, the state is taken over there again, and that behind the token stays.
@@ -215,6 +216,22 @@ static void head_token(const struct recurrence *r, const struct operands *o, flo
     }
 }
 
+/* The layer's state behind token t, of which the elements [at, at + size) are taken
+ * over from the token before. */
+static float *take_state(const struct recurrence_job *j, const struct span *s, int32_t t,
+                         int64_t at, int64_t size)
+{
+    const float *from = t == s->start ? s->from : state_of(j, t - 1);
+    float *to = state_of(j, t);
+
+    if (!from) {
+        memset(to + at, 0, (size_t)size * sizeof(float));
+    } else if (from != to) {
+        memcpy(to + at, from + at, (size_t)size * sizeof(float));
+    }
+    return to + at;
+}
+
 static void head_task(void *arg, int32_t task, int32_t thread)
 {
     const struct recurrence_job *j = arg;
@@ -234,15 +251,48 @@ static void head_task(void *arg, int32_t task, int32_t thread)
         return;
     }
     for (int32_t t = s.start; t < s.start + s.n; t++) {
-        const float *from = t == s.start ? s.from : state_of(j, t - 1);
-        float *to = state_of(j, t);
-        if (!from) {
-            memset(to + at, 0, (size_t)size * sizeof(float));
-        } else if (from != to) {
-            memcpy(to + at, from + at, (size_t)size * sizeof(float));
-        }
+        float *state = take_state(j, &s, t, at, size);
         struct operands o = operands_of(j, t, head);
-        head_token(r, &o, to + at, skip);
+        head_token(r, &o, state, skip);
+    }
+}
+
+/* ---- selective scan ---- */
+
+/* A channel of a sequence: decay [key_dim], of which a step is a power. */
+static void scan_channel(const struct recurrence_job *j, const struct span *s, int32_t channel)
+{
+    const struct recurrence *r = j->r;
+    int32_t n = r->key_dim;
+    int64_t at = (int64_t)recurrence_channels(r) * (r->kernel - 1) + (int64_t)channel * n;
+    float bias = ((const float *)r->dt_bias.data)[channel];
+    float skip = r->d.data ? ((const float *)r->d.data)[channel] : 0, rate[LIMIT_HEAD_DIM];
+
+    for (int32_t i = 0; i < n; i++) {
+        rate[i] = -expf(mat_row_const(r->a_log, channel)[i]);
+    }
+    for (int32_t t = s->start; t < s->start + s->n; t++) {
+        const float *gate = mat_row_const(j->gates, t), *q = gate + j->gates.cols - n, *k = q - n;
+        float v = mat_row_const(j->x, t)[channel], dt = softplus(gate[channel] + bias), sum = 0;
+        float *state = s->cached ? take_state(j, s, t, at, n) : NULL;
+        for (int32_t i = 0; i < n && state; i++) {
+            state[i] = expf(rate[i] * dt) * state[i] + dt * k[i] * v;
+            sum += state[i] * q[i];
+        }
+        /* a row without a cache has no results */
+        ((float *)mat_row(j->out, t))[channel] = state ? sum + skip * v : 0;
+    }
+}
+
+static void scan_task(void *arg, int32_t task, int32_t thread)
+{
+    const struct recurrence_job *j = arg;
+    struct span s = span_of(j, task / j->n_parts);
+    int32_t first = task % j->n_parts * TASK_CHANNELS;
+
+    (void)thread;
+    for (int32_t i = first; i < MIN(first + TASK_CHANNELS, j->x.cols); i++) {
+        scan_channel(j, &s, i);
     }
 }
 
@@ -252,13 +302,15 @@ void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat 
     struct recurrence_job j = {.c = cpu_of(b), .r = r, .out = out, .x = x, .gates = gates};
     int32_t n_seqs = j.c->batch.n_seqs;
 
-    if (!j.c->kv_data || r->kernel > LIMIT_CONV_KERNEL || r->value_dim > LIMIT_HEAD_DIM) {
+    if (!j.c->kv_data || r->kernel > LIMIT_CONV_KERNEL || r->value_dim > LIMIT_HEAD_DIM ||
+        r->key_dim > LIMIT_HEAD_DIM) {
         cpu_fail(j.c, ERR_INVALID, "a recurrence without a cache, or larger than its limits");
         return;
     }
+    bool scans = r->kind == RECURRENCE_SCAN && gates.data;
     j.n_parts = (int32_t)div_ceil(x.cols, TASK_CHANNELS);
-    cpu_pool_run(j.c->pool, n_seqs * j.n_parts, convolve_task, &j);
-    if (r->kind == RECURRENCE_CONV) {
+    cpu_pool_run(j.c->pool, n_seqs * j.n_parts, scans ? scan_task : convolve_task, &j);
+    if (r->kind == RECURRENCE_CONV || r->kind == RECURRENCE_SCAN) {
         return;
     }
     j.n_parts = r->n_heads;

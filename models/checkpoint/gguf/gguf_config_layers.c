@@ -153,12 +153,35 @@ void gguf_put_layer_types(struct gguf_writer *w)
     buf_putc(&w->out, ']');
 }
 
+/* Of Mamba-1, and which layers have experts: those with a router. */
+static void put_scan(struct gguf_writer *w, int64_t inner, int64_t rank)
+{
+    int64_t hidden = int_or(w, "embedding_length", 0), layers = int_or(w, "block_count", 0);
+    char name[64];
+
+    buf_printf(&w->out,
+               ",\"mamba_dt_rank\":%lld,\"mamba_expand\":%lld,\"mamba_d_state\":%lld,"
+               "\"mamba_d_conv\":%lld,\"mlp_layer_types\":[",
+               (long long)rank, (long long)(hidden > 0 ? inner / hidden : 0),
+               (long long)int_or(w, "ssm.state_size", 0),
+               (long long)int_or(w, "ssm.conv_kernel", 0));
+    for (int64_t i = 0; i < layers && i < LIMIT_LAYERS; i++) {
+        snprintf(name, sizeof(name), "blk.%lld.ffn_gate_inp.weight", (long long)i);
+        buf_printf(&w->out, "%s\"%s\"", i ? "," : "", find_tensor(w->g, name) ? "sparse" : "dense");
+    }
+    buf_putc(&w->out, ']');
+}
+
 void gguf_put_states(struct gguf_writer *w)
 {
     int64_t inner = int_or(w, "ssm.inner_size", 0), heads = int_or(w, "ssm.time_step_rank", 0);
     char key[128];
 
     if (inner <= 0 || heads <= 0) {
+        return;
+    }
+    if (w->family->scan) {
+        put_scan(w, inner, heads);
         return;
     }
     const struct gguf_pair *rotates =

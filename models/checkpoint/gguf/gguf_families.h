@@ -38,6 +38,7 @@ struct gguf_family {
     const char *layers;              /* what a layer's names begin with; NULL: model.layers */
     bool tiled;                      /* recurrent heads are ordered for struct recurrence's tiled */
     bool latent;                     /* attention over latents */
+    bool scan;                       /* recurrent layers have Mamba-1 (Jamba) */
     const struct gguf_rename *layer; /* of tensors in layers; NULL: the common ones alone */
     const struct gguf_rename *outer; /* of the others; likewise */
     bool apart;                      /* no tensor in a layer has a common name */

@@ -318,6 +318,9 @@ static int make_scratch(struct model *m, struct err *e)
     int32_t full_qkv = full_q + 2 * t->full_kv_heads * c->full_head_dim;
     bool narrow = c->embed_dim != c->hidden, heads = c->latent.rank == 0;
     struct recurrence r = model_recurrence(&c->recurrent, m->options.n_ranks);
+    int32_t scan = r.kind == RECURRENCE_SCAN && r.n_heads > 0
+                       ? r.n_heads * r.value_dim + c->recurrent.step_rank + 2 * r.key_dim
+                       : 0;
     int32_t mixer = widest_mixer(t), gates = c->gated_attention ? q : 0;
     const struct want want[] = {
         {&t->x, n, c->hidden, act},
@@ -326,6 +329,7 @@ static int make_scratch(struct model *m, struct err *e)
         {&t->qkv, n, heads ? MAX(q + 2 * kv + gates, full_qkv) : 0, act},
         {&t->attn, n, heads ? MAX(MAX(q, full_q), r.n_heads * r.value_dim) : 0, act},
         {&t->mixer, n, mixer, act},
+        {&t->scan, n, scan, act},
         {&t->up, n, up, act},
         {&t->act, n, MAX(t->intermediate * (c->wide_mlp ? 2 : 1), t->shared_intermediate), act},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act},
@@ -430,6 +434,9 @@ static int check_backend(const struct model *m, struct err *e)
         what = "layers with recurrent states";
     } else if (convolves && !m->backend->convolutions) {
         what = "layers that are convolutions";
+    } else if (c->recurrent.n_heads > 0 && c->recurrent.kind == RECURRENCE_SCAN &&
+               !m->backend->scans) {
+        what = "selective scans (Mamba-1)";
     } else if (c->experts.n > 0 && c->experts.scores == SCORES_MIXER &&
                !m->backend->mixer_experts) {
         what = "experts that a sparse mixer chooses";

@@ -349,6 +349,8 @@ static void such(char *ret, size_t cap, int32_t n)
 struct row_problems {
     struct shape want;                          /* that they must have */
     int32_t n_missing, n_misshapen, n_mistyped; /* tensors */
+    bool some;                                  /* not all of them are missing */
+    struct tensor_index missing;                /* the first that is */
     const struct tensor *misshapen, *mistyped;  /* the first of each, or NULL */
 };
 
@@ -362,9 +364,10 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
         const struct tensor *t =
             tensor_spec_find(s, ck, (struct tensor_index){c->head.layer + layer, i});
         if (!t) {
-            row->n_missing++;
+            row->missing = row->n_missing++ == 0 ? (struct tensor_index){layer, i} : row->missing;
             continue;
         }
+        row->some = true;
         p->used[t - checkpoint_at(ck, 0)] = true;
         bool right =
             s->rows == DIM_CONV ? right_conv_shape(t, &row->want) : right_shape(t, &row->want);
@@ -382,11 +385,15 @@ static void check_layer(struct problems *p, struct row_problems *row, const stru
 static void report_row(struct problems *p, const struct row_problems *row,
                        const struct tensor_spec *s)
 {
-    char name[NAME_BYTES], text[2 * NAME_BYTES + 64], is[96], must[64], times[32] = "";
+    char name[NAME_BYTES], text[2 * NAME_BYTES + 64], is[96], must[64], times[64] = "";
 
     if (row->n_missing > 0) {
-        tensor_spec_name(s, (struct tensor_index){-1, -1}, name);
-        if (row->n_missing > 1) {
+        bool one = row->some && row->n_missing == 1 && tensor_spec_indices(s) == 2;
+        tensor_spec_name(s, one ? row->missing : (struct tensor_index){-1, -1}, name);
+        if (row->n_missing > 1 && row->some && tensor_spec_indices(s) == 2) {
+            snprintf(times, sizeof(times), " (%d times, first layer %d, expert %d)", row->n_missing,
+                     row->missing.layer, row->missing.expert);
+        } else if (row->n_missing > 1) {
             snprintf(times, sizeof(times), " (%d times)", row->n_missing);
         }
         snprintf(text, sizeof(text), "missing %s%s", name, times);
@@ -408,9 +415,21 @@ static void report_row(struct problems *p, const struct row_problems *row,
     }
 }
 
+/* Whether an earlier row is of the same tensors, of which it takes another part. */
+static bool is_repeated(const struct tensor_spec *table, const struct tensor_spec *s)
+{
+    for (const struct tensor_spec *other = table; other < s; other++) {
+        if (other->when == s->when && strcmp(other->name, s->name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Check one row of the table in all layers. */
-static void check_spec(struct problems *p, const struct tensor_spec *s,
-                       const struct model_config *c, const struct checkpoint *ck)
+static void check_spec(struct problems *p, const struct tensor_spec *table,
+                       const struct tensor_spec *s, const struct model_config *c,
+                       const struct checkpoint *ck)
 {
     struct row_problems row = {.want = shape_of(s, c)};
     int32_t n = tensor_spec_indices(s) > 0 ? c->n_layers : 1;
@@ -418,7 +437,9 @@ static void check_spec(struct problems *p, const struct tensor_spec *s,
     for (int32_t i = 0; i < n; i++) {
         check_layer(p, &row, s, c, ck, i);
     }
-    report_row(p, &row, s);
+    if (!is_repeated(table, s)) {
+        report_row(p, &row, s);
+    }
 }
 
 /* Whether a tensor is of a layer behind the last, which predicts further tokens, or of
@@ -558,7 +579,7 @@ int transformer_check(const struct model_family *f, const struct model_config *c
         return err_nomem(e, "check of the tensors");
     }
     for (const struct tensor_spec *s = f->tensors; s->name; s++) {
-        check_spec(&p, s, c, checkpoint);
+        check_spec(&p, f->tensors, s, c, checkpoint);
     }
     check_unknown(&p, f, c, checkpoint);
     int rc = 0;

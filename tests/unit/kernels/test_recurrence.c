@@ -1,7 +1,15 @@
 /* Recurrent layers against float64, and the same bits however a sequence is cut. */
 #include "tests/unit/ops.h"
 
-enum { SIZE = 8, BLOCKS_A_ROW = 8, N_SEQS = 3, LAYERS = 2, MOST = 60, DRAFTS = 12 };
+enum {
+    SIZE = 8,
+    BLOCKS_A_ROW = 8,
+    N_SEQS = 3,
+    LAYERS = 2,
+    MOST = 60,
+    DRAFTS = 12,
+    UNUSED_GATES = 3
+};
 
 /* A recurrence with its operands: x and gates of N_SEQS sequences of n tokens each. */
 struct scene {
@@ -37,6 +45,11 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
     s->channels = recurrence_channels(&rec);
     s->values = rec.n_heads * rec.value_dim;
     s->n_gates = rec.n_heads * (rec.kind == RECURRENCE_DELTA ? 2 : 1);
+    int32_t each = rec.n_heads; /* that has a decay and a step */
+    if (rec.kind == RECURRENCE_SCAN) {
+        each = s->values;
+        s->n_gates = s->values + UNUSED_GATES + 2 * rec.key_dim;
+    }
     kv_layout_init(&s->kv[0], SIZE, LAYERS, 1, 4, DTYPE_F32);
     kv_layout_init_states(&s->kv[1], SIZE, LAYERS, recurrence_floats(&rec));
     kv_layouts_pad(s->kv, 2);
@@ -49,8 +62,13 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
     s->rec.conv = vector(s, s->channels * rec.kernel, 1, &s->conv);
     s->rec.conv_bias = vector(s, s->channels, 0.3f, &s->bias);
     s->rec.a_log = vector(s, rec.n_heads, 0.5f, &s->a_log);
-    s->rec.dt_bias = vector(s, rec.n_heads, 0.5f, &s->dt_bias);
-    s->rec.d = vector(s, rec.n_heads, rec.kind == RECURRENCE_SSD, &s->d);
+    if (rec.kind == RECURRENCE_SCAN) {
+        free(s->a_log);
+        s->a_log = rig_floats(&s->r, (int64_t)each * rec.key_dim, 0.5f, DTYPE_F32);
+        s->rec.a_log = rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, each, rec.key_dim, s->a_log);
+    }
+    s->rec.dt_bias = vector(s, each, 0.5f, &s->dt_bias);
+    s->rec.d = vector(s, each, rec.kind != RECURRENCE_DELTA, &s->d);
     s->x = rig_floats(&s->r, (int64_t)N_SEQS * n * s->channels, 1, DTYPE_F32);
     s->gates = rig_floats(&s->r, (int64_t)N_SEQS * n * s->n_gates, 2, DTYPE_F32);
 }
@@ -141,6 +159,9 @@ static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first,
     struct mat mg = rig_mat(&s->r, n_rows * n, s->n_gates, DTYPE_F32, gates);
     struct mat mo = rig_mat(&s->r, n_rows * n, s->values, DTYPE_F32, NULL);
     rig_begin(&s->r, &b);
+    if (s->rec.kind == RECURRENCE_SCAN) {
+        s->r.b->ops->recurrence(s->r.b, mo, mx, (struct mat){0}, &s->rec);
+    }
     s->r.b->ops->recurrence(s->r.b, mo, mx, mg, &s->rec);
     float *got = rig_download(&s->r, mo);
     rig_end(&s->r);
@@ -220,6 +241,23 @@ static void reference_token(const struct scene *s, const double *x, const float 
     }
 }
 
+/* The same of a selective scan, whose channels are v's. */
+static void reference_scan(const struct scene *s, const double *x, const float *gate, double *state,
+                           double *out)
+{
+    int32_t n = s->rec.key_dim;
+    const float *q = gate + s->n_gates - n, *k = q - n;
+
+    for (int32_t c = 0; c < s->values; c++) {
+        double dt = log1p(exp((double)gate[c] + s->dt_bias[c])), *of = state + (int64_t)c * n;
+        out[c] = s->d[c] * x[c];
+        for (int32_t i = 0; i < n; i++) {
+            of[i] = exp(-exp((double)s->a_log[c * n + i]) * dt) * of[i] + k[i] * dt * x[c];
+            out[c] += of[i] * q[i];
+        }
+    }
+}
+
 static double *reference(const struct scene *s)
 {
     const struct recurrence *r = &s->rec;
@@ -233,6 +271,10 @@ static double *reference(const struct scene *s)
         for (int32_t t = 0; t < s->n; t++) {
             int64_t row = (int64_t)seq * s->n + t;
             convolved(s, seq, t, x);
+            if (r->kind == RECURRENCE_SCAN) {
+                reference_scan(s, x, s->gates + row * s->n_gates, state, out + row * s->values);
+                continue;
+            }
             for (int32_t h = 0; h < r->n_heads; h++) {
                 reference_token(s, x, s->gates + row * s->n_gates, h,
                                 state + h * r->key_dim * r->value_dim,
@@ -295,12 +337,20 @@ static const struct recurrence SHAPES[] = {
      .value_dim = 80,
      .kernel = 4,
      .dt_max = INFINITY},
+    {.kind = RECURRENCE_SCAN, .n_heads = 3, .key_dim = 10, .value_dim = 30, .kernel = 4},
+    {.kind = RECURRENCE_SCAN, .n_heads = 2, .key_dim = 16, .value_dim = 8, .kernel = 2},
 };
+
+/* Whether the backend computes recurrences of this kind. */
+static bool takes(enum recurrence_kind kind)
+{
+    return kind != RECURRENCE_SCAN || strcmp(rig_device, "cpu") == 0;
+}
 
 static void recurrences_follow_float64(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES) && takes(SHAPES[i].kind); i++) {
         struct scene s;
         open_scene(&s, SHAPES[i], MOST / RIG_SHORTER);
         float *got = outputs(&s);
@@ -319,7 +369,7 @@ static void a_sequence_may_be_cut_anywhere(void **state)
 {
     (void)state;
     static const int32_t sizes[] = {1, 2, 3, 7, 8, 9, 17};
-    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES) && takes(SHAPES[i].kind); i++) {
         struct scene s;
         open_scene(&s, SHAPES[i], MOST / RIG_SHORTER);
         size_t bytes = (size_t)N_SEQS * (size_t)s.n * (size_t)s.values * sizeof(float);
@@ -365,7 +415,7 @@ static void drafts_leave_the_states_behind_each(void **state)
     (void)state;
     static const int32_t accepted[] = {0, 1, 2, 7, DRAFTS};
     enum { N = 24, FIRST = 5 };
-    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES) && takes(SHAPES[i].kind); i++) {
         struct scene s;
         open_scene(&s, SHAPES[i], N);
         size_t bytes = (size_t)N_SEQS * N * (size_t)s.values * sizeof(float);

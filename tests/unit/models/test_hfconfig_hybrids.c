@@ -114,12 +114,46 @@ static void falcon_h1_half_a_billion(void **state)
     refuse("{" FALCON ",\"mamba_proj_bias\":true}", ERR_UNSUPPORTED, "biases of linear layers");
 }
 
+#define JAMBA                                                                           \
+    "\"architectures\":[\"JambaForCausalLM\"],\"bos_token_id\":1,\"eos_token_id\":519," \
+    "\"hidden_act\":\"silu\",\"hidden_size\":4096,\"intermediate_size\":14336,"         \
+    "\"mamba_conv_bias\":true,\"mamba_d_conv\":4,\"mamba_d_state\":16,"                 \
+    "\"mamba_dt_rank\":256,\"mamba_expand\":2,\"mamba_proj_bias\":false,"               \
+    "\"max_position_embeddings\":262144,\"model_type\":\"jamba\","                      \
+    "\"num_attention_heads\":32,\"num_experts_per_tok\":2,\"num_key_value_heads\":8,"   \
+    "\"rms_norm_eps\":1e-06,\"torch_dtype\":\"bfloat16\",\"vocab_size\":65536"
+
+static void jamba_1_5_mini(void **state)
+{
+    (void)state;
+    read_config("{" JAMBA ",\"num_hidden_layers\":32,\"num_experts\":16,\"attn_layer_offset\":4,"
+                "\"attn_layer_period\":8,\"expert_layer_offset\":1,\"expert_layer_period\":2}");
+    assert_shape(4096, 32, 8, 128, 262144);
+    assert_int_equal(c.recurrent.kind, RECURRENCE_SCAN);
+    assert_int_equal(c.recurrent.value_dim, 256);
+    assert_int_equal(c.recurrent.key_dim, 16);
+    assert_int_equal(c.recurrent.step_rank, 256);
+    assert_true(c.recurrent.layer[0] && !c.recurrent.layer[4] && model_attends(&c, 28));
+    assert_true(!c.experts.layer[0] && c.experts.layer[1] && c.experts.layer[31]);
+    assert_true(c.experts.intermediate == 14336 && !c.experts.normalised);
+    assert_true(c.rope.rot_dim == 0 && c.recurrent.conv_bias);
+    /* without experts, and the width of the steps' input left to the reader */
+    read_config("{" JAMBA
+                ",\"num_hidden_layers\":14,\"num_experts\":1,\"mamba_dt_rank\":\"auto\"}");
+    assert_true(c.experts.n == 0 && !c.experts.layer[1]);
+    refuse("{" JAMBA ",\"num_hidden_layers\":8,\"mamba_proj_bias\":true}", ERR_UNSUPPORTED,
+           "mamba_proj_bias true is not supported");
+    refuse("{" JAMBA ",\"num_hidden_layers\":8,\"mamba_expand\":5}", ERR_INVALID,
+           "20480 channels of the recurrent layers");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nemotron_3_nano),
         cmocka_unit_test(nemotrons_that_cannot_be_are_refused),
         cmocka_unit_test(falcon_h1_half_a_billion),
+        cmocka_unit_test(jamba_1_5_mini),
     };
 
     return cmocka_run_group_tests_name("hfconfig_hybrids", tests, NULL, NULL);

@@ -375,14 +375,17 @@ static void what_is_no_file_of_weights_is_refused(void **state)
 
 /* Copy a golden with its header changed: `from` (once or more) becomes `to`, of the
  * same length. */
-static void check_changed(const char *from, const char *to, const char *words)
+static void check_changed_in(const char *dir, const char *from, const char *to, const char *words)
 {
     struct model_config config;
     struct generation_defaults gen;
     struct checkpoint *c;
     const struct architecture *a;
     static char data[1 << 20];
-    FILE *f = fopen("tests/golden/llama-mha24/model.safetensors", "rb");
+    char path[100];
+
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    FILE *f = fopen(path, "rb");
 
     assert_non_null(f);
     size_t len = fread(data, 1, sizeof(data), f);
@@ -399,7 +402,7 @@ static void check_changed(const char *from, const char *to, const char *words)
     }
     assert_true(n_changed > 0);
     e = (struct err){0};
-    assert_int_equal(model_config_read(&config, &gen, "tests/golden/llama-mha24", &e), 0);
+    assert_int_equal(model_config_read(&config, &gen, dir, &e), 0);
     assert_int_equal(checkpoint_new(&c, &e), 0);
     if (safetensors_parse(c, data, len, "x", &e) < 0) {
         fail_msg("%s", e.text);
@@ -409,6 +412,29 @@ static void check_changed(const char *from, const char *to, const char *words)
         fail_msg("code %d, text '%s', expected '%s'", rc, e.text, words);
     }
     checkpoint_free(c);
+}
+
+static void check_changed(const char *from, const char *to, const char *words)
+{
+    check_changed_in("tests/golden/llama-mha24", from, to, words);
+}
+
+/* A row of the table stands for many tensors, and several rows may take parts of
+ * one. */
+static void experts_and_parts_are_named_once(void **state)
+{
+    (void)state;
+    check_changed_in("tests/golden/qwen3-moe", "experts.3.up_proj", "experts.9.up_proj",
+                     "missing model.layers.*.mlp.experts.*.up_proj.weight (2 times, first layer 0, "
+                     "expert 3); unknown");
+    check_changed_in("tests/golden/qwen3-moe", "layers.1.mlp.experts.5.up_proj",
+                     "layers.1.mlp.experts.9.up_proj",
+                     "missing model.layers.1.mlp.experts.5.up_proj.weight; unknown");
+    check_changed_in("tests/golden/qwen3-moe", "[8,24]", "[6,32]",
+                     "model.layers.0.mlp.gate.weight is [6, 32], must be [8, 24], 2 such");
+    check_changed_in("tests/golden/internlm2", "[48,24]", "[24,48]",
+                     "attention.wqkv.weight is [24, 48], must be [48, 24], 2 such");
+    assert_null(strchr(e.text, ';'));
 }
 
 static void tensors_that_do_not_fit_are_named_at_once(void **state)
@@ -443,6 +469,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_tensor_that_is_kept_keeps_its_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_no_file_of_weights_is_refused, setup, teardown),
         cmocka_unit_test(tensors_that_do_not_fit_are_named_at_once),
+        cmocka_unit_test(experts_and_parts_are_named_once),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -398,6 +398,8 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "big-code",
                                          "nemotron",
                                          "internlm2",
+                                         "jamba",
+                                         "jamba-dense",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
