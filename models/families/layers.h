@@ -108,7 +108,8 @@ struct transformer {
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     /* Why the first of these was decoded; constants. */
     const char *why_decoded[WEIGHT_FORMATS];
-    int32_t n_quantised; /* tensors of floats, to model_options.quantise */
+    enum dtype decoded_to[WEIGHT_FORMATS]; /* of the first one of a format */
+    int32_t n_quantised;                   /* tensors of floats, to model_options.quantise */
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;                  /* residual stream, [hidden] */

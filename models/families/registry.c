@@ -102,6 +102,12 @@ static int load(struct model *m, const char *dir, struct err *e)
                  : checkpoint_open(&m->checkpoint, dir, e);
         if (rc == 0 && !gguf_is_file(dir)) {
             rc = checkpoint_read_quantised(m->checkpoint, dir, m->options.dtype, e);
+            /* products of float32 activations take weights of either type */
+            if (rc == 0 &&
+                m->backend->ops->supports(m->backend, weight_format_of(FORMAT_F16)).act ==
+                    DTYPE_F32) {
+                checkpoint_decode_finer(m->checkpoint);
+            }
         }
         if (rc == 0) {
             m->family = as_stored(m->family, m->checkpoint);

@@ -471,6 +471,22 @@ static bool keeps_float32(const struct model *m, const struct tensor_spec *s)
     return is;
 }
 
+/* The type of a weight that is no codes: the model's, but for one that was decoded to a
+ * finer type as a whole (checkpoint_decode_finer). */
+static enum dtype type_of(const struct assembly *a, const struct tensor_spec *s)
+{
+    bool finer = a->n_pieces > 0 && !tensor_spec_of_expert(s);
+
+    if (keeps_float32(a->m, s)) {
+        return DTYPE_F32;
+    }
+    for (int32_t i = 0; i < a->n_pieces; i++) {
+        const struct tensor *t = a->source[i].tensor;
+        finer = finer && t && t->quantised && a->piece[i].dtype == DTYPE_F16;
+    }
+    return finer ? DTYPE_F16 : a->m->options.dtype;
+}
+
 enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
 
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
@@ -482,15 +498,12 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     tensor_spec_name(s, (struct tensor_index){m->config.head.layer + layer, -1}, name);
     struct weight_desc d = {.name = name,
                             .kind = s->kind,
-                            .dtype = m->options.dtype,
+                            .dtype = type_of(a, s),
                             .rows = a->rows,
                             .cols = a->cols,
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    if (keeps_float32(m, s)) {
-        d.dtype = DTYPE_F32;
-    }
     d.experts = tensor_spec_of_expert(s);
     if (d.n_pieces == 0 && d.experts && m->expert_format &&
         model_keeps_expert_format(m, m->expert_format, MX_GROUP)) {
