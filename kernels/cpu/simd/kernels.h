@@ -72,8 +72,9 @@ struct cpu_tiles {
     int32_t k_block; /* elements summed before lanes are added; 0: no tiles for this machine */
     int32_t rows;    /* of x in a tile, at most; at most TILE_X_MAX */
     /* How w is read from memory once, for a single tile of x: as so many runs of rows
-     * side by side, each in multiples of `step` rows, so many bytes ahead. */
-    int32_t streams, step, ahead_bytes;
+     * side by side, each in multiples of `step` rows, about task_bytes of all runs in a
+     * call of dots, and so many bytes ahead. */
+    int32_t streams, step, task_bytes, ahead_bytes;
     /* Bytes of an element of x packed for rows of type t. */
     int32_t (*packed_bytes)(enum dtype t);
     /* Pack n_x <= rows rows of n floats for dots: [chunk][n_x][TILE_CHUNK], a chunk in

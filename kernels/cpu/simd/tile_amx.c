@@ -1,8 +1,7 @@
 /* Inner products with AMX, sixteen rows of w at a time: rows as stored, x rounded to
  * bfloat16. Of rows of bfloat16 alone; other types are multiplied as without AMX.
  *
- * Sixteen rows of w are operand A as they lie in memory, 32 elements of each; packed x
- * is operand B, with a column for each row of x. So C is [w][x]. An element of C adds,
+ * Sixteen rows of w are operand A, 32 elements of each as stored; packed x is operand B, with a column for each row of x. So C is [w][x]. An element of C adds,
  * for each 32 elements, the products of the even ones in their order, those of the odd
  * ones in theirs, then both; denormal numbers count as 0. A block of K_BLOCK elements
  * is one such sum; sums of blocks are added in their order.
@@ -23,7 +22,9 @@ enum {
     SUMS = W_ROWS * X_ROWS,       /* of one product of two registers */
     CHUNK_BYTES = 2 * TILE_CHUNK, /* of a row */
     W_BYTES = W_ROWS * AMX_BYTES, /* a tile register of w, or a full one of x */
-    STREAM_AHEAD_BYTES = 512,
+    FETCH_ROWS = 4,               /* of w that are read side by side */
+    STREAM_AHEAD_BYTES = 1024,
+    STREAM_TASK_BYTES = 512 << 10,
     PANEL_ROWS = 128,
     GROUP_TILES = X_ROWS / TILE_ROWS, /* tiles of panels' x in a register */
 };
@@ -71,12 +72,12 @@ INLINE float *pack_chunk(float *to, const float *const *x, int32_t n_x, int32_t 
     const __mmask16 rows = (__mmask16)((1 << n_x) - 1);
     __m512 r[X_ROWS];
 
+    if (n_x == 1) {
+        _mm512_storeu_ps(to, pack_row(x[0], at, n));
+        return to + X_ROWS;
+    }
     for (int i = 0; i < X_ROWS; i++) {
         r[i] = i < n_x ? pack_row(x[i], at, n) : _mm512_setzero_ps();
-    }
-    if (n_x == 1) {
-        _mm512_storeu_ps(to, r[0]);
-        return to + X_ROWS;
     }
     transpose16(r);
 #pragma GCC unroll 16
@@ -101,73 +102,102 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
     }
 }
 
-/* Up to W_ROWS rows that are multiplied together. */
-struct w_rows {
-    const void *const *row; /* [n] */
-    int32_t n;
-    int64_t stride; /* bytes from each to the next; 0: they are fewer, or lie otherwise */
+/* A block of W_ROWS rows that is copied side by side, [chunk][row], while the block in
+ * front of it is multiplied: tiles read neighbouring lines, and memory is read as a few
+ * streams, FETCH_ROWS rows at a time from their first chunk to their last. */
+struct unit {
+    const char *row[W_ROWS]; /* of the block's first chunk; the last rows may be the same */
+    char *to;                /* [n_chunks][W_BYTES]; NULL: prefetched and not copied */
+    int32_t n_chunks;
+    bool last;            /* the block ends the rows */
+    int32_t first, chunk; /* the next to be copied: FETCH_ROWS rows, one chunk of each */
 };
 
-INLINE struct w_rows find_rows(const struct dot_rows *w, int32_t first)
+/* Block `block` of the rows from `first` on. */
+INLINE struct unit unit_at(const struct dot_rows *w, int32_t first, int32_t block, int32_t n_chunks,
+                           char *to)
 {
-    struct w_rows r = {.row = w->row + first, .n = MIN(W_ROWS, w->n - first)};
+    struct unit u = {.to = to, .n_chunks = MIN(n_chunks - block * BLOCK_CHUNKS, BLOCK_CHUNKS)};
+    int64_t offset = 2 * (w->first + (int64_t)block * K_BLOCK);
 
-    if (r.n < W_ROWS) {
-        return r;
+    u.last = (block + 1) * BLOCK_CHUNKS >= n_chunks;
+    for (int32_t i = 0; i < W_ROWS; i++) {
+        u.row[i] = (const char *)w->row[MIN(first + i, w->n - 1)] + offset;
     }
-    r.stride = (const char *)r.row[1] - (const char *)r.row[0];
-    for (int32_t i = 2; i < W_ROWS; i++) {
-        if ((const char *)r.row[i] - (const char *)r.row[i - 1] != r.stride) {
-            r.stride = 0;
+    return u;
+}
+
+/* What follows the last rows in memory, which the next call is likely to read. */
+INLINE struct unit unit_behind(const struct dot_rows *w, int32_t n_chunks)
+{
+    struct unit u = {.n_chunks = MIN(n_chunks, BLOCK_CHUNKS)};
+
+    for (int32_t i = 0; i < W_ROWS; i++) {
+        const char *last = w->row[MAX(w->n - FETCH_ROWS + i % FETCH_ROWS, 0)];
+        u.row[i] = last + (int64_t)(1 + i / FETCH_ROWS) * n_chunks * CHUNK_BYTES;
+    }
+    return u;
+}
+
+/* Where row i of the next four is read `ahead` bytes after `at`: in its own block, in
+ * that of the next four rows, or in the unit that follows. */
+INLINE const char *ahead_of(const struct unit *u, int i, int64_t at, int64_t ahead)
+{
+    int64_t past = at + ahead - (int64_t)u->n_chunks * CHUNK_BYTES;
+
+    if (past < 0 || (u->first + FETCH_ROWS == W_ROWS && u->last)) {
+        return u->row[u->first + i] + at + ahead;
+    }
+    return u->first + FETCH_ROWS == W_ROWS ? u->row[i] + at + ahead
+                                           : u->row[u->first + FETCH_ROWS + i] + past;
+}
+
+INLINE void copy_chunk(struct unit *u, int64_t ahead)
+{
+    int64_t at = (int64_t)u->chunk * CHUNK_BYTES;
+
+    if (u->to) {
+#pragma GCC unroll 4
+        for (int i = 0; i < FETCH_ROWS; i++) {
+            __builtin_prefetch(ahead_of(u, i, at, ahead), 0, 3);
+            _mm512_store_si512(u->to + u->chunk * W_BYTES + (u->first + i) * AMX_BYTES,
+                               _mm512_loadu_si512(u->row[u->first + i] + at));
+        }
+    } else {
+#pragma GCC unroll 4
+        for (int i = 0; i < FETCH_ROWS; i++) {
+            __builtin_prefetch(u->row[u->first + i] + at, 0, 2);
         }
     }
-    return r;
-}
-
-/* Copy the bytes of a chunk from `offset` on side by side; the last row fills up. */
-INLINE void gather_rows(char *to, const struct w_rows *w, int64_t offset)
-{
-    for (int32_t i = 0; i < W_ROWS; i++) {
-        const char *from = w->row[MIN(i, w->n - 1)];
-        _mm512_store_si512(to + i * AMX_BYTES, _mm512_loadu_si512(from + offset));
+    if (++u->chunk == u->n_chunks) {
+        u->chunk = 0;
+        u->first += FETCH_ROWS;
     }
 }
 
-/* Prefetch a line of each of sixteen rows. */
-INLINE void fetch_rows(const char *at, int64_t stride)
+INLINE void copy_rest(struct unit *u, int64_t ahead)
 {
-#pragma GCC unroll 16
-    for (int i = 0; i < W_ROWS; i++) {
-        __builtin_prefetch(at + i * stride, 0, 3);
+    while (u->first < W_ROWS) {
+        copy_chunk(u, ahead);
     }
 }
 
-/* sum [W_ROWS][n_x] = rows . x, of n_chunks chunks at `offset` bytes of the rows, to
- * which `end` chunks are left; ahead: bytes that are prefetched ahead, behind the rows'
- * ends in the sixteen rows that follow. */
-INLINE void block(float *sum, const struct w_rows *w, int64_t offset, const char *x, int32_t n_x,
-                  const bool halves, int32_t n_chunks, int64_t end, int64_t ahead)
+/* sum [W_ROWS][n_x] = the copied rows . x, while `next` is copied. */
+INLINE void multiply(float *sum, const struct unit *u, const char *x, int32_t n_x,
+                     const bool halves, struct unit *next, int64_t ahead)
 {
-    _Alignas(64) char line[W_BYTES];
     int32_t low = MIN(n_x, X_ROWS);
-    const char *at = (const char *)w->row[0] + offset;
+    const char *w = u->to;
 
     _tile_zero(C00);
     if (halves) {
         _tile_zero(C01);
     }
-    for (int32_t c = 0; c < n_chunks; c++, at += CHUNK_BYTES, x += (int64_t)n_x * CHUNK_BYTES) {
-        if (w->stride != 0) {
-            if (ahead != 0) {
-                bool past = (int64_t)c * CHUNK_BYTES + ahead >= end;
-                fetch_rows(at + ahead + (past ? (W_ROWS - 1) * w->stride : 0), w->stride);
-            }
-            _tile_loadd(W0, at, w->stride);
-        } else {
-            gather_rows(line, w, offset + (int64_t)c * CHUNK_BYTES);
-            amx_order();
-            _tile_loadd(W0, line, AMX_BYTES);
+    for (int32_t c = 0; c < u->n_chunks; c++, w += W_BYTES, x += (int64_t)n_x * CHUNK_BYTES) {
+        for (int32_t i = 0; i < W_ROWS / FETCH_ROWS && next->first < W_ROWS; i++) {
+            copy_chunk(next, ahead);
         }
+        _tile_loadd(W0, w, AMX_BYTES);
         _tile_loadd(X0, x, 4 * low);
         _tile_dpbf16ps(C00, W0, X0);
         if (halves) {
@@ -192,15 +222,27 @@ static void put_sums(float *sum, const float *block, int32_t n, bool add)
 INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, int32_t n_x,
                      const bool halves, int32_t n_chunks, bool add, int64_t ahead)
 {
-    for (int32_t i = 0; i < w->n; i += W_ROWS) {
-        struct w_rows rows = find_rows(w, i);
+    _Alignas(64) char copy[2][BLOCK_CHUNKS * W_BYTES];
+    int32_t n_blocks = (int32_t)div_ceil(n_chunks, BLOCK_CHUNKS);
+    int32_t n_units = (int32_t)div_ceil(w->n, W_ROWS) * n_blocks;
+    struct unit u = unit_at(w, 0, 0, n_chunks, copy[0]);
+
+    copy_rest(&u, ahead);
+    for (int32_t i = 0; i < n_units; i++) {
+        int32_t first = i / n_blocks * W_ROWS, block = i % n_blocks;
         float part[2 * SUMS];
-        for (int32_t c = 0; c < n_chunks; c += BLOCK_CHUNKS) {
-            int64_t offset = w->first * 2 + (int64_t)c * CHUNK_BYTES;
-            block(part, &rows, offset, x + (int64_t)c * n_x * CHUNK_BYTES, n_x, halves,
-                  MIN(n_chunks - c, BLOCK_CHUNKS), (int64_t)(n_chunks - c) * CHUNK_BYTES, ahead);
-            put_sums(sum + (int64_t)i * n_x, part, rows.n * n_x, add || c > 0);
+        struct unit next = i + 1 == n_units
+                               ? unit_behind(w, n_chunks)
+                               : unit_at(w, (i + 1) / n_blocks * W_ROWS, (i + 1) % n_blocks,
+                                         n_chunks, copy[(i + 1) % 2]);
+        amx_order();
+        multiply(part, &u, x + (int64_t)block * K_BLOCK * 2 * n_x, n_x, halves, &next, ahead);
+        put_sums(sum + (int64_t)first * n_x, part, MIN(W_ROWS, w->n - first) * n_x,
+                 add || block > 0);
+        if (next.to) {
+            copy_rest(&next, ahead);
         }
+        u = next;
     }
 }
 
@@ -211,6 +253,9 @@ static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_
     int32_t low = MIN(n_x, X_ROWS), high = n_x - low;
     int64_t bytes = ahead->period == 1 ? ahead->distance : 0;
 
+    if (w->n == 0) {
+        return;
+    }
     amx_shape(&t, W0, W_ROWS, AMX_BYTES);
     amx_shape(&t, X0, AMX_ROWS, 4 * low);
     amx_shape(&t, C00, W_ROWS, 4 * low);
@@ -384,8 +429,9 @@ void cpu_tiles_amx(struct cpu_kernels *k)
 {
     k->linear_bf16 = (struct cpu_tiles){.k_block = K_BLOCK,
                                         .rows = 2 * X_ROWS,
-                                        .streams = 1,
-                                        .step = W_ROWS,
+                                        .streams = FETCH_ROWS,
+                                        .step = W_ROWS / FETCH_ROWS,
+                                        .task_bytes = STREAM_TASK_BYTES,
                                         .ahead_bytes = STREAM_AHEAD_BYTES,
                                         .packed_bytes = packed_bytes,
                                         .pack = pack,
