@@ -487,6 +487,7 @@ void engine_info(const struct engine *e, struct engine_info *ret)
         .created = e->created,
         .max_model_len = x->max_len,
         .vocab = x->vocab,
+        .token_text_bytes = (int64_t)tokenizer_most_text(e->tokenizer),
         .block_size = x->block_size,
         .n_blocks = x->n_blocks,
         .n_ranks = MAX(x->n_ranks, 1),

@@ -145,6 +145,8 @@ struct engine_info {
     int64_t kv_token_bytes;       /* that the cache takes for a token, on a rank */
     int64_t created;              /* unix seconds */
     int32_t max_model_len, vocab; /* vocab: width of the logits */
+    /* of a text, that one token of it can stand for at most; 0: not bounded */
+    int64_t token_text_bytes;
     /* tokens a KV block; blocks on the device, in swap space */
     int32_t block_size, n_blocks, n_host_blocks;
     int32_t n_ranks; /* processes that share the model; 1: not sharded */

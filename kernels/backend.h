@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 17
+#define BACKEND_ABI 18
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -284,7 +284,7 @@ struct latent_scratch {
 
 /* What becomes of a router's products: each expert's share of all, or a score of its
  * own. */
-enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
+enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID, SCORES_MIXER };
 
 /* A layer of experts (mixture of experts): y = sum of w_e * MLP_e(x) over the `top`
  * experts that are chosen, in the order of their indices.
@@ -296,6 +296,12 @@ enum expert_scores { SCORES_SOFTMAX, SCORES_SIGMOID };
  * DeepSeek-V3). Of the experts that are left the `top` of the greatest c are chosen.
  * Ties go to the smaller index. w_e = factor * s_e, divided by the sum of the chosen
  * ones' s if `normalised`, and multiplied by expert_scale.
+ *
+ * SCORES_MIXER (Phi-3.5-MoE's inference; Liu et al. 2024, SparseMixer-v2) chooses the
+ * experts of the greatest p = router x + router_bias, one after the other, without
+ * groups, biases of the choice and `normalised`. The weight of each is its share of a
+ * softmax over those experts that are not yet chosen and whose p is near its own, P:
+ * (P - p) / max(|p|, P) <= 2 mixer_jitter.
  *
  * MLP_e(x) = down_e (act(gate_e x) * (up_e x)) + down_bias_e. With swiglu_limit L > 0
  * (gpt-oss) the factors are g = min(gate_e x, L) and u = the product clamped to +-L,
@@ -325,6 +331,7 @@ struct experts {
     enum activation act;
     float factor;       /* of the weights (routed_scaling_factor); 0 stands for 1 */
     float swiglu_limit; /* 0: none */
+    float mixer_jitter; /* of SCORES_MIXER */
     bool normalised;
     bool groups_by_two; /* a group's worth is the sum of its two greatest c */
     bool self_gated;    /* only of backends that say so */
@@ -490,6 +497,7 @@ struct backend {
     bool async;              /* operations return before they are done */
     bool expert_pairs;       /* what `experts` wants of its workspace (struct expert_scratch) */
     bool self_gated_experts; /* `experts` computes those without a gate */
+    bool mixer_experts;      /* and those that SCORES_MIXER chooses */
     bool convolutions;       /* `recurrence` computes RECURRENCE_CONV */
     bool late_head_norms;    /* rope_kv computes struct rope's norm_last */
     /* attention with a window may load keys from the last multiple of this many tokens

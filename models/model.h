@@ -49,6 +49,7 @@ struct expert_config {
     bool normalised;             /* the weights of a token's experts sum to 1 */
     float swiglu_limit;          /* of gpt-oss's experts; 0: none */
     enum expert_scores scores;
+    float mixer_jitter;           /* of SCORES_MIXER, as in struct experts */
     bool choice_bias;             /* the choice has a bias of its own */
     int32_t latent;               /* width of what experts read and make, if not hidden's; else 0 */
     bool self_gated;              /* an expert has no gate: act(u) * u, where u is what up makes */
@@ -166,10 +167,12 @@ struct model_config {
     bool final_norm;     /* the last layer is followed by a norm */
     enum activation act; /* of the MLP */
     bool tied;           /* the output head is the embedding */
-    bool qkv_bias, o_bias, mlp_bias;   /* these products have a bias */
-    bool qk_norm;                      /* q and k are normed per head */
-    bool norm_last;                    /* behind the rotation */
-    bool ungated_mlp;                  /* MLPs have no gate: act(u) * u, where u is what up makes */
+    bool qkv_bias, o_bias, mlp_bias; /* these products have a bias */
+    bool head_bias;                  /* logits have one */
+    bool parallel;                   /* attention and MLP both read what is in front of the layer */
+    bool qk_norm;                    /* q and k are normed per head */
+    bool norm_last;                  /* behind the rotation */
+    bool ungated_mlp;                /* MLPs have no gate: act(u) * u, where u is what up makes */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
     float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
     /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
@@ -309,11 +312,16 @@ struct architecture {
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
     bool optional_experts;        /* some of its models have none */
     bool gemma4;
-    bool choice_bias; /* experts are chosen with a bias, whatever their scores are */
-    bool falcon;      /* a recurrence beside attention in every layer, with factors */
-    bool nemotron;    /* a layer is one of a recurrence, attention, an MLP and experts */
-    bool ungated_mlp; /* as in struct model_config */
-    bool norm_last;   /* as in struct model_config */
+    bool choice_bias;      /* experts are chosen with a bias, whatever their scores are */
+    bool falcon;           /* a recurrence beside attention in every layer, with factors */
+    bool nemotron;         /* a layer is one of a recurrence, attention, an MLP and experts */
+    bool ungated_mlp;      /* as in struct model_config */
+    bool norm_last;        /* as in struct model_config */
+    bool head_bias;        /* default */
+    bool parallel;         /* default; others have their MLP behind attention */
+    bool multi_query;      /* default: there is one key/value head */
+    bool mixer_experts;    /* experts are chosen by SCORES_MIXER */
+    int32_t max_positions; /* default; 0: the file must say */
 };
 
 struct tensor_spec; /* layers.h */

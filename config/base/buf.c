@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/json_plain.h"
 #include "config/base/utf8.h"
 
 enum { BUF_FIRST_BYTES = 64 };
@@ -154,7 +155,7 @@ int buf_json_escape(struct buf *b, const char *text, size_t len)
     size_t plain = 0; /* start of the run that needs no escape */
     int rc = 0;
 
-    for (size_t i = 0; i < len && rc == 0;) {
+    for (size_t i = json_plain_len(text, len); i < len && rc == 0;) {
         char room[8];
         size_t n = utf8_char_len(s + i, len - i);
         const char *escape = n == 0 ? "\xEF\xBF\xBD" : n == 1 ? json_escape_of(s[i], room) : NULL;
@@ -166,6 +167,7 @@ int buf_json_escape(struct buf *b, const char *text, size_t len)
             plain = i + MAX(n, (size_t)1);
         }
         i += MAX(n, (size_t)1);
+        i += json_plain_len(text + i, len - i);
     }
     if (rc == 0) {
         rc = buf_append(b, text + plain, len - plain);

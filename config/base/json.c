@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/json_plain.h"
 #include "config/base/utf8.h"
 
 void json_init(struct json *j, const char *text, size_t len, const char *file, struct err *err)
@@ -210,18 +211,6 @@ static int read_char(struct json *j, char *ret)
     return read_unicode_escape(j, ret);
 }
 
-/* The number of ASCII characters from `p` on that need no decoding. */
-static size_t plain_run(const char *p, const char *end)
-{
-    const char *q = p;
-
-    while (q < end && (unsigned char)*q >= 0x20 && (unsigned char)*q < 0x80 && *q != '"' &&
-           *q != '\\') {
-        q++;
-    }
-    return (size_t)(q - p);
-}
-
 /* ret NULL: only check the string. */
 static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
 {
@@ -233,7 +222,7 @@ static bool read_string(struct json *j, char *ret, size_t cap, size_t *ret_len)
     while (j->at < j->end && *j->at != '"') {
         char c[4];
         const char *from = j->at;
-        size_t n = plain_run(from, j->end);
+        size_t n = json_plain_len(from, (size_t)(j->end - from));
         if (n > 0) {
             j->at += n;
         } else {

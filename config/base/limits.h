@@ -88,6 +88,8 @@ enum {
     LIMIT_CALL_ID_BYTES = 256,
 };
 
+/* The text of a schema, an expression or a grammar that a request brings. */
+#define LIMIT_GRAMMAR_BYTES ((size_t)512 << 10)
 /* The longest JSON body of an answer; streams have no such limit. */
 #define LIMIT_RESPONSE_BYTES ((size_t)256 << 20)
 #define LIMIT_CONFIG_JSON_BYTES ((size_t)4 << 20)

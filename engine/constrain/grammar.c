@@ -3,17 +3,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/limits.h"
+
 /* Memory of the states that are cached with a grammar. When it is used up, sequences go
  * on in a new automaton, and the old one is freed with its last sequence. */
 #define STATES_BYTES ((size_t)32 << 20)
 
 void grammar_limits_init(struct grammar_limits *l)
 {
-    *l = (struct grammar_limits){.text_bytes = 512 << 10,
+    *l = (struct grammar_limits){.text_bytes = LIMIT_GRAMMAR_BYTES,
                                  .depth = 128,
                                  .items = 200000,
                                  .bytes = (size_t)16 << 20,
-                                 .work = 1800000};
+                                 .work = 1400000};
 }
 
 static int report(struct grammar_builder *b, struct err *e)

@@ -315,6 +315,7 @@ static void admit(struct sched *s, struct group *g, const struct demand *d, int6
         s->counted.prefix_queries += (uint64_t)g->n_prompt;
         s->counted.prefix_hits += (uint64_t)g->cached_tokens;
         n_computed = g->n_prompt - g->cached_tokens;
+        step_pace_text_begins(&s->pace);
     }
     if (s->policy->admitted) {
         s->policy->admitted(s, g, n_computed);

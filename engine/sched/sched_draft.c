@@ -393,6 +393,7 @@ void plan_drafts(struct sched *s, struct plan *p)
     struct room r = step_room(s, p);
     bool costs = s->c.cost.token_us > 0 && s->n_in_flight == 0 && r.step.rows > 0;
     if (costs && !step_pace_refill(&s->pace, &s->c.cost, &r.step)) {
+        step_pace_spend(&s->pace, &s->c.cost, &r.step, 0, !r.step.has_prefill);
         return;
     }
     bool has_blocks = prepare_drafts(s, p, &r);

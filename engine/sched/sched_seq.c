@@ -366,7 +366,9 @@ bool in_prefill(const struct group *g)
     return false;
 }
 
-/* decode_need in KV group k of a group of one sequence. */
+/* decode_need in KV group k of a group of one sequence. It alone holds the block that
+ * it writes next: what it took from the cache are full blocks before it, and a tail,
+ * which has left the cache. */
 static int32_t need_alone(const struct sched *s, const struct kvpool *pool, const struct group *g,
                           int32_t k)
 {
@@ -377,7 +379,8 @@ static int32_t need_alone(const struct sched *s, const struct kvpool *pool, cons
     if (q->state != SEQ_LIVE || !can_sample(g, q)) {
         return 0;
     }
-    return b >= t->n_blocks || pool->block[t->block[b]].count > 1;
+    assert(b >= t->n_blocks || pool->block[t->block[b]].count == 1);
+    return b >= t->n_blocks;
 }
 
 /* decode_need in KV group k. */

@@ -111,12 +111,18 @@ static double time_of(const struct step_pace *p, const struct step_cost *c,
                            : step_pace_us(p, c, s->rows + n));
 }
 
+/* Whether the budget covers drafts that take `us`, and the wait for them. */
+static bool pays_for(const struct step_pace *p, double us)
+{
+    return p->token_us <= 0 || us + p->gap_us <= p->budget_us;
+}
+
 int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
                          const struct draft_odds *o, int32_t most)
 {
     enum { TRIAL_GAP = 16 };
     const double TRIAL_LOSS = 0.8;
-    double plain = s->tokens / time_of(p, c, s, 0), best = plain * s->gain;
+    double plain_us = time_of(p, c, s, 0), plain = s->tokens / plain_us, best = plain * s->gain;
     double tokens = s->tokens, trial = plain * TRIAL_LOSS;
     int32_t n = 0, chosen = 0, tried = 0;
     bool may_try =
@@ -125,7 +131,10 @@ int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const s
     for (int32_t i = ODDS_LEVELS - 1; i > 0 && n < most; i--) {
         for (int32_t k = 0; k < o->n[i] && n < most; k++) {
             tokens += o->sum[i] / o->n[i];
-            double speed = tokens / time_of(p, c, s, ++n);
+            double us = time_of(p, c, s, ++n), speed = tokens / us;
+            if (!pays_for(p, us - plain_us)) {
+                continue;
+            }
             if (speed > best) {
                 best = speed;
                 chosen = n;
@@ -172,14 +181,34 @@ void step_pace_saw_odds(struct step_pace *p, const struct step_cost *c, const st
     p->payoff += WEIGHT * (gain - p->payoff);
 }
 
+void step_pace_text_begins(struct step_pace *p)
+{
+    p->text_begins = true;
+}
+
+/* A prefill's time says nothing of what drafts may lose. */
 bool step_pace_refill(struct step_pace *p, const struct step_cost *c, const struct pace_step *s)
 {
-    const double SHARE = 0.01, MOST = 2.5;
-    double plain_us = time_of(p, c, s, 0), most_us = MOST * plain_us;
+    const double SHARE = 0.01, FIRST = 1, MOST = 8;
+    double plain_us = time_of(p, c, s, 0);
 
-    p->budget_us = p->token_us > 0 ? MIN(p->budget_us + SHARE * plain_us, most_us) : most_us;
+    if (s->has_prefill) {
+        return p->token_us <= 0 || p->budget_us > 0;
+    }
+    if (p->token_us <= 0) {
+        p->budget_us = FIRST * plain_us;
+    }
+    if (p->text_begins) {
+        p->budget_us = MIN(p->budget_us, FIRST * plain_us);
+    }
+    if (p->refilled_step != s->number && p->budget_us < FIRST * plain_us) {
+        p->budget_us += SHARE * plain_us;
+    }
+    p->text_begins = false;
+    p->refilled_step = s->number;
+    p->budget_us = MIN(p->budget_us, MOST * plain_us);
     p->token_us = plain_us / MAX(s->tokens, 1);
-    return p->budget_us > 0;
+    return pays_for(p, time_of(p, c, s, 1) - plain_us);
 }
 
 void step_pace_spend(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,

@@ -30,7 +30,9 @@ struct step_pace {
     double payoff;              /* what drafts made steps faster by of late, gaps aside */
     /* Time that drafts may still lose before they must have brought some. */
     double budget_us;
-    double token_us; /* that one that holds brings, in the step planned last */
+    uint64_t refilled_step; /* in which it was refilled last */
+    bool text_begins;       /* since then one did */
+    double token_us;        /* that one that holds brings, in the step planned last */
 };
 
 /* Drafts that could be verified: how many there are of each chance to hold, which is
@@ -74,10 +76,10 @@ static inline void odds_add(struct draft_odds *o, float chance)
     o->sum[i] += (double)chance;
 }
 
-/* How many of the drafts, the likeliest first and at most `most`, make the most tokens
- * in their time; 0: none do. Now and then it is a trial, where the times compared are
- * not known well enough for the difference: none where drafts seem to pay, some where
- * they seem not to. */
+/* How many of the drafts, the likeliest first, at most `most` and no more than the
+ * budget covers, make the most tokens in their time; 0: none do. Now and then it is a
+ * trial, where the times compared are not known well enough for the difference: none
+ * where drafts seem to pay, some where they seem not to. */
 int32_t step_pace_choose(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
                          const struct draft_odds *o, int32_t most);
 /* Between two steps, of which the second was not planned ahead, `us` passed. */
@@ -86,8 +88,11 @@ void step_pace_saw_gap(struct step_pace *p, double us);
  * among the payoffs. */
 void step_pace_saw_odds(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,
                         const struct draft_odds *o, int32_t most);
-/* A step is planned, which without drafts would be `s`. The budget grows by a hundredth
- * of its time, up to that of a few steps. Returns whether anything is left. */
+/* A text begins: what drafts brought to earlier ones is not for it to lose. */
+void step_pace_text_begins(struct step_pace *p);
+/* A step is planned, which without drafts would be `s`. Once in a step the budget grows
+ * by a hundredth of its time, up to that of a step; drafts that held may have left that
+ * of several. Returns whether it covers a draft. */
 bool step_pace_refill(struct step_pace *p, const struct step_cost *c, const struct pace_step *s);
 /* It waited for drafts if `waited`, and has n of them. What that takes is spent. */
 void step_pace_spend(struct step_pace *p, const struct step_cost *c, const struct pace_step *s,

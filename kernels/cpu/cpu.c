@@ -113,6 +113,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     c->base = (struct backend){.ops = &cpu_ops,
                                .name = "cpu",
                                .self_gated_experts = true,
+                               .mixer_experts = true,
                                .convolutions = true,
                                .late_head_norms = true};
     c->config = *config;

@@ -134,12 +134,13 @@ static void choose_groups(const struct experts *e, float *c)
     }
 }
 
-/* Replace the router's products of a row by the weights of its experts. */
-static void route_row(const struct experts_job *j, int32_t r)
+/* Choose the experts of a row: the router's products in `score` become s, and the
+ * chosen ones' indices are in chosen[]; returns how many were found, fewer than `top`
+ * if too few are numbers. */
+static int32_t choose_row(const struct experts *e, float *score, int32_t *chosen)
 {
-    const struct experts *e = j->e;
-    float *score = mat_row(j->scores, r), c[LIMIT_EXPERTS], product[LIMIT_EXPERTS], sum = 0;
-    int32_t chosen[LIMIT_EXPERTS], n_chosen = 0, best;
+    float c[LIMIT_EXPERTS], product[LIMIT_EXPERTS];
+    int32_t n = 0, best;
 
     memcpy(product, score, (size_t)e->n * sizeof(*score));
     score_row(e, score);
@@ -147,10 +148,54 @@ static void route_row(const struct experts_job *j, int32_t r)
     if (e->n_groups > 1) {
         choose_groups(e, c);
     }
-    while (n_chosen < e->top && (best = greatest(c, e->n)) >= 0) {
+    while (n < e->top && (best = greatest(c, e->n)) >= 0) {
         c[best] = NAN;
-        sum += score[best];
-        chosen[n_chosen++] = best;
+        chosen[n++] = best;
+    }
+    return n;
+}
+
+/* The weight of expert `best` among those that are not chosen yet, c [n] their router's
+ * products, NAN: chosen. */
+static float mixer_weight(const struct experts *e, const float *c, int32_t best)
+{
+    float sum = 0;
+
+    for (int32_t i = 0; i < e->n; i++) {
+        float away = (c[best] - c[i]) / fmaxf(fabsf(c[i]), c[best]);
+        if (!isnan(c[i]) && !(away > 2 * e->mixer_jitter)) {
+            sum += expf(c[i] - c[best]);
+        }
+    }
+    return 1 / sum;
+}
+
+/* Choose the experts of a row by SCORES_MIXER: as choose_row. */
+static int32_t mix_row(const struct experts *e, float *score, int32_t *chosen)
+{
+    float c[LIMIT_EXPERTS];
+    int32_t n = 0, best;
+
+    memcpy(c, score, (size_t)e->n * sizeof(*score));
+    while (n < e->top && (best = greatest(c, e->n)) >= 0) {
+        score[best] = mixer_weight(e, c, best);
+        c[best] = NAN;
+        chosen[n++] = best;
+    }
+    return n;
+}
+
+/* Replace the router's products of a row by the weights of its experts. */
+static void route_row(const struct experts_job *j, int32_t r)
+{
+    const struct experts *e = j->e;
+    float *score = mat_row(j->scores, r), c[LIMIT_EXPERTS], sum = 0;
+    int32_t chosen[LIMIT_EXPERTS];
+    int32_t n_chosen =
+        e->scores == SCORES_MIXER ? mix_row(e, score, chosen) : choose_row(e, score, chosen);
+
+    for (int32_t i = 0; i < n_chosen; i++) {
+        sum += score[chosen[i]];
     }
     bool broken = n_chosen < e->top; /* not enough numbers: it shows in the logits */
     float factor = (e->factor != 0 ? e->factor : 1) / (e->normalised ? sum : 1);

@@ -443,7 +443,7 @@ bool chat_template_knows_developer(const struct chat_template *t)
 int chat_template_render(const struct chat_template *t, const char *context, size_t len,
                          struct buf *out, struct err *e)
 {
-    struct buf all;
+    struct buf own;
     const char *missing = chat_template_missing(t);
 
     if (missing) {
@@ -452,18 +452,10 @@ int chat_template_render(const struct chat_template *t, const char *context, siz
     if (len < 2 || context[0] != '{') {
         return err_set(e, ERR_INVALID, "the variables must be an object");
     }
-    /* The request's members follow the model's: of two with the same name the last
-     * counts. */
-    buf_init(&all, len + strlen(t->specials) + 64);
-    buf_puts(&all, "{");
-    buf_puts(&all, t->specials);
-    buf_puts(&all, "\"tools\":null,\"documents\":null");
-    if (context[1] != '}') {
-        buf_putc(&all, ',');
-    }
-    buf_append(&all, context + 1, len - 1);
-    int rc =
-        all.failed ? err_nomem(e, "messages") : jinja_render(&t->jinja, all.data, all.len, out, e);
-    buf_release(&all);
+    buf_init(&own, strlen(t->specials) + 64);
+    buf_printf(&own, "{%s\"tools\":null,\"documents\":null}", t->specials);
+    int rc = own.failed ? err_nomem(e, "messages")
+                        : jinja_render(&t->jinja, own.data, context, len, out, e);
+    buf_release(&own);
     return rc;
 }

@@ -208,10 +208,11 @@ struct jtemplate {
  * not supported; the message names it and its line. */
 int jinja_parse(struct jtemplate *ret, const char *text, size_t len, struct err *e);
 void jinja_release(struct jtemplate *t);
-/* Run a template with the variables `context`, the text of a JSON object. ERR_INVALID:
+/* Run a template with the variables of two texts of JSON objects: `own`, which ends
+ * with a NUL, and `context` [len], whose variables replace those of `own`. ERR_INVALID:
  * raise_exception was called, a limit was reached, an operation is not possible. */
-int jinja_render(const struct jtemplate *t, const char *context, size_t len, struct buf *out,
-                 struct err *e);
+int jinja_render(const struct jtemplate *t, const char *own, const char *context, size_t len,
+                 struct buf *out, struct err *e);
 
 /* ---- a run ---- */
 
@@ -281,7 +282,8 @@ struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct
                      struct jvalue step);
 /* Characters (code points) of a text. */
 int64_t jchars(const char *s, size_t len);
-/* The value that a JSON text describes. */
+/* The value that a JSON text describes, which the text must outlive: long strings are
+ * not copied. */
 struct jvalue jfrom_json(struct jrun *r, const char *text, size_t len);
 
 /* jinja_text.c: str(), repr() and json.dumps(), appended to `b` */

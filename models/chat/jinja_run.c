@@ -273,20 +273,32 @@ enum jflow jexec(struct jrun *r, const struct jnode *n)
 
 /* ---- the whole ---- */
 
-int jinja_render(const struct jtemplate *t, const char *context, size_t len, struct buf *out,
-                 struct err *e)
+/* Add the variables of a JSON object. */
+static void set_globals(struct jrun *r, struct jscope *globals, const char *text, size_t len)
 {
-    struct err own = {0};
+    struct jvalue v = jfrom_json(r, text, len);
+
+    if (!r->failed && v.type != J_DICT) {
+        jfail(r, "the variables must be an object");
+    }
+    for (int32_t i = 0; !r->failed && i < v.dict->n; i++) {
+        scope_set(r, globals, v.dict->key[i].s, v.dict->value[i]);
+    }
+}
+
+int jinja_render(const struct jtemplate *t, const char *own, const char *context, size_t len,
+                 struct buf *out, struct err *e)
+{
+    struct err ignored = {0};
     struct jrun r = {
-        .arena = {.max = LIMIT_TEMPLATE_MEMORY_BYTES}, .out = out, .err = e ? e : &own};
-    struct jvalue v = jfrom_json(&r, context, len);
+        .arena = {.max = LIMIT_TEMPLATE_MEMORY_BYTES}, .out = out, .err = e ? e : &ignored};
     struct jscope *globals = scope_new(&r, NULL);
 
-    if (!r.failed && v.type != J_DICT) {
-        jfail(&r, "the variables must be an object");
+    if (!r.failed) {
+        set_globals(&r, globals, own, strlen(own));
     }
-    for (int32_t i = 0; !r.failed && i < v.dict->n; i++) {
-        scope_set(&r, globals, v.dict->key[i].s, v.dict->value[i]);
+    if (!r.failed) {
+        set_globals(&r, globals, context, len);
     }
     r.scope = r.failed ? NULL : scope_new(&r, globals);
     if (!r.failed) {

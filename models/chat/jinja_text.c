@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/json_plain.h"
 #include "models/chat/jinja.h"
 
 void jbuf_init(struct buf *b)
@@ -115,12 +116,16 @@ static void put_json_string(struct buf *b, const char *s, size_t len)
 
     buf_putc(b, '"');
     for (size_t i = 0; i < len; i++) {
-        const char *known = s[i] ? strchr(from, s[i]) : NULL;
+        size_t plain = json_plain_len(s + i, len - i);
+        buf_append(b, s + i, plain);
+        i += plain;
+        const char *known = i < len && s[i] ? strchr(from, s[i]) : NULL;
         if (known) {
-            buf_printf(b, "\\%c", into[known - from]);
-        } else if ((unsigned char)s[i] < 0x20) {
+            buf_putc(b, '\\');
+            buf_putc(b, into[known - from]);
+        } else if (i < len && (unsigned char)s[i] < 0x20) {
             buf_printf(b, "\\u%04x", (unsigned char)s[i]);
-        } else {
+        } else if (i < len) {
             buf_putc(b, s[i]);
         }
     }

@@ -592,16 +592,24 @@ struct jvalue jslice(struct jrun *r, struct jvalue v, struct jvalue from, struct
 
 static struct jvalue read_value(struct jrun *r, struct json *j);
 
+/* A long string without escapes stays in the text. Short ones are copied, with a NUL
+ * behind them, which names need. */
 static struct jvalue read_string(struct jrun *r, struct json *j)
 {
-    const char *end = j->at + 1;
+    enum { LONG = 256 };
+    const char *begin = j->at;
+    size_t len = 0;
 
-    while (end < j->end && *end != '"') {
-        end += *end == '\\' && j->end - end > 1 ? 2 : 1;
+    if (!json_read_string(j, NULL, 0, &len)) {
+        return (struct jvalue){0};
     }
-    size_t cap = (size_t)(end - j->at) + 4, len = 0;
-    char *text = jalloc(r, cap);
-    return text && json_read_string(j, text, cap, &len) ? jstring(text, len) : (struct jvalue){0};
+    if (len >= LONG && len == (size_t)(j->at - begin) - 2) {
+        return jstring(begin + 1, len);
+    }
+    char *text = jalloc(r, len + 1);
+    j->at = begin;
+    return text && json_read_string(j, text, len + 1, &len) ? jstring(text, len)
+                                                            : (struct jvalue){0};
 }
 
 static struct jvalue read_number(struct jrun *r, struct json *j)

@@ -36,6 +36,8 @@ static uint64_t config_digest(const struct model_config *c)
                              c->qkv_bias,
                              c->o_bias,
                              c->mlp_bias,
+                             c->head_bias,
+                             c->parallel,
                              c->qk_norm,
                              c->norm_last,
                              c->ungated_mlp,
@@ -83,9 +85,10 @@ static uint64_t config_digest(const struct model_config *c)
                             d->parallel,
                             d->mask_token};
     const double real[] = {
-        c->norm_eps,       c->norm_offset,          c->embed_scale,      c->rope.theta,
-        c->rope.factor,    c->window_theta,         c->query_scalar,     c->logit_scale,
-        c->experts.factor, c->experts.swiglu_limit, c->recurrent.dt_min, c->recurrent.dt_max};
+        c->norm_eps,        c->norm_offset,          c->embed_scale,          c->rope.theta,
+        c->rope.factor,     c->window_theta,         c->query_scalar,         c->logit_scale,
+        c->experts.factor,  c->experts.swiglu_limit, c->experts.mixer_jitter, c->recurrent.dt_min,
+        c->recurrent.dt_max};
     uint64_t h = text(0, c->architecture);
 
     h = numbers(h, whole, sizeof(whole));

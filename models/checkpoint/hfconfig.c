@@ -40,6 +40,7 @@ static const struct field FIELDS[] = {
     {"num_attention_heads", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
     {"n_head", FIELD_INT, AT(n_heads), 1, LIMIT_HEADS},
     {"num_key_value_heads", FIELD_INT, AT(n_kv_heads), 1, LIMIT_HEADS},
+    {"num_kv_heads", FIELD_INT, AT(n_kv_heads), 1, LIMIT_HEADS},
     {"head_dim", FIELD_INT, AT(head_dim), 1, LIMIT_HEAD_DIM},
     {"attention_head_dim", FIELD_INT, AT(head_dim), 1, LIMIT_HEAD_DIM},
     {"global_head_dim", FIELD_INT, AT(full_head_dim), 1, LIMIT_HEAD_DIM},
@@ -50,6 +51,7 @@ static const struct field FIELDS[] = {
     {"intermediate_size", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"ffn_dim", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"n_inner", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
+    {"ffn_hidden_size", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"block_ff_dim", FIELD_INT, AT(intermediate), 1, LIMIT_HIDDEN * 8},
     {"block_multiple_of", FIELD_INT, AT(width_multiple), 1, LIMIT_HIDDEN},
     {"block_ffn_dim_multiplier", FIELD_REAL, AT(width_factor), 1e-3, 1e3},
@@ -141,8 +143,10 @@ static const struct field FIELDS[] = {
     {"layer_norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"norm_epsilon", FIELD_REAL, AT(norm_eps), 0, 1},
     {"rope_theta", FIELD_REAL, AT(theta), 1, 1e12},
+    {"rotary_emb_base", FIELD_REAL, AT(theta), 1, 1e12},
     {"rope_local_base_freq", FIELD_REAL, AT(window_theta), 1, 1e12},
     {"partial_rotary_factor", FIELD_REAL, AT(partial), 0, 1},
+    {"rotary_pct", FIELD_REAL, AT(partial), 0, 1},
     {"rotary_dim", FIELD_INT, AT(rotary_dim), 2, LIMIT_HEAD_DIM},
     {"query_pre_attn_scalar", FIELD_REAL, AT(query_scalar), 1e-6, 1e6},
     {"attn_logit_softcapping", FIELD_REAL, AT(attn_softcap), 1e-6, 1e6},
@@ -170,6 +174,12 @@ static const struct field FIELDS[] = {
     {"attention_out_bias", FIELD_BOOL, AT(out_bias), 0, 0},
     {"qk_layernorm", FIELD_BOOL, AT(head_norms), 0, 0},
     {"use_parallel_residual", FIELD_BOOL, AT(parallel_residual), 0, 0},
+    {"lm_head_bias", FIELD_BOOL, AT(head_bias), 0, 0},
+    {"multi_query", FIELD_BOOL, AT(multi_query), 0, 0},
+    {"new_decoder_architecture", FIELD_BOOL, AT(grouped), 0, 0},
+    {"alibi", FIELD_BOOL, AT(alibi), 0, 0},
+    {"parallel_attn", FIELD_BOOL, AT(parallel_attention), 0, 0},
+    {"router_jitter_noise", FIELD_REAL, AT(mixer_jitter), 0, 1},
     {"enable_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
     {"use_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
     {"use_sliding_window", FIELD_BOOL, AT(use_window), 0, 0},
@@ -193,6 +203,8 @@ static const struct field ROPE_FIELDS[] = {
     {"mscale", FIELD_REAL, AT(mscale), 0, 1e3},
     {"mscale_all_dim", FIELD_REAL, AT(mscale_all_dim), 0, 1e3},
     {"attention_factor", FIELD_REAL, AT(attention_factor), 1e-6, 1e3},
+    {"short_mscale", FIELD_REAL, AT(short_mscale), 1e-6, 1e3},
+    {"long_mscale", FIELD_REAL, AT(long_mscale), 1e-6, 1e3},
     {"llama_4_scaling_beta", FIELD_REAL, AT(position_beta), 0, 1e3},
     {"alpha", FIELD_REAL, AT(alpha), 1e-6, 1e9},
     {"truncate", FIELD_BOOL, AT(truncate), 0, 0},
@@ -663,6 +675,9 @@ static bool read_member(struct json *j, struct raw_config *raw)
     if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") ||
                   json_key_is(j, "hidden_activation"))) {
         return read_text(j, "hidden_act", raw->act, sizeof(raw->act));
+    }
+    if (json_key_is(j, "activation") && json_peek(j) == JSON_STRING) { /* Falcon's */
+        return read_text(j, "activation", raw->act, sizeof(raw->act));
     }
     if (!null && (json_key_is(j, "dtype") || json_key_is(j, "torch_dtype"))) {
         return read_text(j, "dtype", raw->dtype, sizeof(raw->dtype));

@@ -94,9 +94,21 @@ static void set_multipliers(struct model_config *c, const struct raw_config *r)
     c->norm_eps = (float)(c->norm_eps / (residual * residual));
 }
 
-static int set_shape(struct model_config *c, const struct raw_config *r, struct err *e)
+/* Key/value heads; Falcon's files have them, or say that there is one. */
+static int32_t n_kv_heads(const struct raw_config *r, const struct architecture *a)
+{
+    if (a->multi_query && r->grouped != 1) {
+        return either(r->multi_query, true) ? 1 : r->n_heads;
+    }
+    return r->n_kv_heads > 0 ? r->n_kv_heads : r->n_heads;
+}
+
+static int set_shape(struct model_config *c, const struct raw_config *r,
+                     const struct architecture *a, struct err *e)
 {
     int32_t n_layers = r->n_layers > 0 ? r->n_layers : r->n_layer_types;
+    int32_t positions =
+        r->max_positions < 0 && a->max_positions > 0 ? a->max_positions : r->max_positions;
     const struct {
         const char *key;
         int32_t value;
@@ -104,7 +116,7 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
                     {"num_hidden_layers", n_layers},
                     {"num_attention_heads", r->n_heads},
                     {"vocab_size", r->vocab},
-                    {"max_position_embeddings", r->max_positions}};
+                    {"max_position_embeddings", positions}};
 
     for (size_t i = 0; i < ARRAY_LEN(required); i++) {
         if (required[i].value < 0 && c->wrapped && !r->text_found) {
@@ -121,8 +133,8 @@ static int set_shape(struct model_config *c, const struct raw_config *r, struct 
     c->n_layers = c->sharing_from = n_layers;
     c->n_heads = r->n_heads;
     c->vocab = r->vocab;
-    c->max_positions = r->max_positions;
-    c->n_kv_heads = r->n_kv_heads > 0 ? r->n_kv_heads : r->n_heads;
+    c->max_positions = positions;
+    c->n_kv_heads = n_kv_heads(r, a);
     c->head_dim = r->head_dim > 0 ? r->head_dim : r->hidden / r->n_heads;
     if (c->latent.rank > 0) {
         c->n_kv_heads = 1;
@@ -196,8 +208,11 @@ static int set_routing(struct model_config *c, const struct raw_config *r,
     bool plain = !*r->choice || strcmp(r->choice, "greedy") == 0;
 
     x->factor = (float)real_or(r->expert_factor, 1);
-    x->scores = a->sigmoid_experts ? SCORES_SIGMOID : SCORES_SOFTMAX;
+    x->scores = a->sigmoid_experts ? SCORES_SIGMOID
+                : a->mixer_experts ? SCORES_MIXER
+                                   : SCORES_SOFTMAX;
     x->groups_by_two = a->sigmoid_experts;
+    x->mixer_jitter = a->mixer_experts ? (float)real_or(r->mixer_jitter, 0.01) : 0;
     x->choice_bias = (a->sigmoid_experts || a->choice_bias) && r->expert_bias != 0;
     x->n_groups = grouped ? MAX(r->n_groups, 1) : 1;
     x->top_groups = grouped ? MAX(r->top_groups, 1) : 1;
@@ -220,6 +235,10 @@ static int set_routing(struct model_config *c, const struct raw_config *r,
                        "%s: %d experts in n_group %d, of which topk_group %d count, do not give "
                        "each token num_experts_per_tok %d",
                        CONFIG, x->n, x->n_groups, x->top_groups, x->top);
+    }
+    if (a->mixer_experts && x->top != 2) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: num_experts_per_tok is %d, %s chooses 2", CONFIG,
+                       x->top, c->architecture);
     }
     if (x->groups_by_two && x->n / x->n_groups < 2) {
         return err_set(e, ERR_INVALID, "%s: n_group is %d for %d experts; a group needs two",
@@ -453,6 +472,11 @@ static int check_rope(const struct model_config *c, const struct raw_config *r, 
         return err_set(e, ERR_INVALID, "%s: rope_parameters: %s is missing for rope_type '%s'",
                        CONFIG, missing, r->rope_type);
     }
+    if (!isnan(r->short_mscale) && real_or(r->long_mscale, r->short_mscale) != r->short_mscale) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: rope_parameters: short_mscale %g and long_mscale %g must be equal",
+                       CONFIG, r->short_mscale, r->long_mscale);
+    }
     if (rope->kind == ROPE_LLAMA3 && rope->high_freq_factor <= rope->low_freq_factor) {
         return err_set(
             e, ERR_INVALID,
@@ -537,7 +561,7 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     rope->beta_slow = real_or(r->beta_slow, 0) > 0 ? r->beta_slow : 1;
     rope->mscale = real_or(r->mscale, 0);
     rope->mscale_all_dim = real_or(r->mscale_all_dim, 0);
-    rope->attention_factor = real_or(r->attention_factor, 0);
+    rope->attention_factor = real_or(r->attention_factor, real_or(r->short_mscale, 0));
     rope->truncate = either(r->truncate, true);
     memcpy(rope->short_factor, r->short_factor, sizeof(rope->short_factor));
     memcpy(rope->long_factor, r->long_factor, sizeof(rope->long_factor));
@@ -576,9 +600,14 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     if (!model_family_find(r->architecture, &a)) {
         return unknown_architecture(r->architecture, e);
     }
-    if (r->head_norms == 1 || r->parallel_residual == 1) {
+    if (r->head_norms == 1 || r->alibi == 1 || (r->parallel_residual == 1 && !a->parallel)) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
-                       r->head_norms == 1 ? "qk_layernorm" : "use_parallel_residual");
+                       r->head_norms == 1 ? "qk_layernorm"
+                       : r->alibi == 1    ? "alibi"
+                                          : "use_parallel_residual");
+    }
+    if (r->parallel_attention == 0) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: parallel_attn false is not supported", CONFIG);
     }
     if (r->use_qk_norm == 1 && !a->qk_norm && !a->wide_qk_norm && !a->qk_norm_switch) {
         return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported with %s", CONFIG,
@@ -612,6 +641,8 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         c->qkv_bias = either(r->attention_bias, a->qkv_bias);
         c->o_bias = either(r->out_bias, false);
     }
+    c->head_bias = either(r->head_bias, a->head_bias);
+    c->parallel = a->parallel && r->parallel_residual != 0;
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
     c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
     c->wide_qk_norm = a->wide_qk_norm;
@@ -625,7 +656,7 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
                              real_or(r->logits_scaling, 1));
     int rc = set_latent(c, r, a, e);
     if (rc == 0) {
-        rc = set_shape(c, r, e);
+        rc = set_shape(c, r, a, e);
     }
     c->norm_offset = a->gemma || a->norm_from_one ? 1 : 0;
     c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);

@@ -69,9 +69,10 @@ struct raw_config {
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
     double swiglu_limit, swiglu_alpha, clip_qkv; /* under their own names */
+    double mixer_jitter;                         /* router_jitter_noise */
     /* Of rope_parameters, under their own names. */
     double factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
-        attention_factor, alpha;
+        attention_factor, alpha, short_mscale, long_mscale;
 
     /* Flags: 0, 1 or -1. use_window is use_sliding_window, affine
      * layer_norm_elementwise_affine, scale_attention scale_attn_weights, scale_by_layer
@@ -90,6 +91,9 @@ struct raw_config {
     int8_t expert_bias;                         /* use_expert_bias */
     int8_t shared_caches;                       /* use_cla */
     int8_t head_norms, parallel_residual;       /* qk_layernorm, use_parallel_residual */
+    int8_t head_bias;                           /* lm_head_bias */
+    /* Of Falcon: multi_query, new_decoder_architecture, alibi, parallel_attn. */
+    int8_t multi_query, grouped, alibi, parallel_attention;
 
     /* logit_scale, logits_scaling, embedding_multiplier, attention_multiplier,
      * residual_multiplier; llama_4_scaling_beta of rope_parameters */

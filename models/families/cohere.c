@@ -37,8 +37,7 @@ static const struct tensor_spec TENSORS[] = {
     ROWS_QKV(LAYER "self_attn."),
     ROWS_QKV_BIAS(LAYER "self_attn."),
     ROW_O(LAYER "self_attn.o_proj"),
-    ROW(LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
-        IN_LAYER(o_bias), WHEN_O_BIAS),
+    ROW_O_BIAS(LAYER "self_attn.o_proj"),
     ROWS_GATED_MLP(LAYER "mlp."),
     {0},
 };

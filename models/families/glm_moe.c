@@ -82,12 +82,7 @@ static const struct architecture LING[] = {
 #define ATTN LLAMA_LAYER "attention."
 
 static const struct tensor_spec LING_TENSORS[] = {
-    ROW("model.word_embeddings.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
-        IN_MODEL(embed), WHEN_ALWAYS),
-    ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
-    ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
-        WHEN_UNTIED),
+    ROWS_ENDS("model.word_embeddings", "model.norm", "lm_head"),
     ROW_NORM(LAYER "input_layernorm", attn_norm),
     ROW_QKV(ATTN "query_key_value", DIM_QKV),
     ROW_HEAD_NORM(ATTN "query_layernorm", q_norm),

@@ -241,12 +241,7 @@ static const struct architecture BAMBA[] = {
         ROWS_RECURRENCE("mamba", DIM_VALUES)
 
 static const struct tensor_spec BAMBA_TENSORS[] = {
-    ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
-        IN_MODEL(embed), WHEN_ALWAYS),
-    ROW("model.final_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
-    ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
-        WHEN_UNTIED),
+    ROWS_ENDS("model.embed_tokens", "model.final_layernorm", "lm_head"),
     ROW_Q,
     ROWS_KV,
     ROWS_SSD,

@@ -105,7 +105,7 @@ void transformer_head(struct model *m, struct mat logits, struct mat x)
     struct mat whole = head->id.data ? mat_rows(head->logits, 0, x.rows) : logits;
     struct mat mine = partial ? mat_rows(m->local_logits, 0, x.rows) : whole;
 
-    ops->linear(m->backend, mine, x, m->head, &(struct epilogue){0});
+    ops->linear(m->backend, mine, x, m->head, &(struct epilogue){.bias = m->weights->head_bias});
     if (m->config.final_softcap > 0) {
         ops->soft_cap(m->backend, mine, m->config.final_softcap);
     }

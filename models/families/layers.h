@@ -83,6 +83,7 @@ struct transformer {
     struct mat positions;               /* [max_positions + offset, hidden], learned */
     struct mat project_in, project_out; /* OPT-350m, where embed_dim is not hidden */
     struct mat head;                    /* [n_vocab, embed_dim]; data NULL: tied */
+    struct mat head_bias;               /* [1, n_vocab], of logits; data NULL: none */
     /* Gemma-4: the embeddings of each layer's own input, [n_vocab, n_layers *
      * layer_input], what is added to them, [n_layers * layer_input, hidden], and its
      * norm. */
@@ -107,7 +108,8 @@ struct transformer {
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     /* Why the first of these was decoded; constants. */
     const char *why_decoded[WEIGHT_FORMATS];
-    int32_t n_quantised; /* tensors of floats, to model_options.quantise */
+    enum dtype decoded_to[WEIGHT_FORMATS]; /* of the first one of a format */
+    int32_t n_quantised;                   /* tensors of floats, to model_options.quantise */
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;                  /* residual stream, [hidden] */
@@ -133,9 +135,14 @@ enum tensor_dim {
     DIM_ONE, /* for the columns: the tensor has one axis */
     DIM_HIDDEN,
     DIM_EMBED,
-    DIM_Q,              /* n_heads * head_dim */
-    DIM_KV,             /* n_kv_heads * head_dim */
-    DIM_QKV,            /* q, k and v one after another */
+    DIM_Q,   /* n_heads * head_dim */
+    DIM_KV,  /* n_kv_heads * head_dim */
+    DIM_QKV, /* q, k and v one after another */
+    /* The same by key/value head: the queries of each, then its key and its value; a
+     * row of the table takes one of them. */
+    DIM_GROUPED_Q,
+    DIM_GROUPED_K,
+    DIM_GROUPED_V,
     DIM_HEAD,           /* head_dim */
     DIM_MLP,            /* intermediate */
     DIM_GATE_UP,        /* gate and up one after another */
@@ -217,6 +224,7 @@ enum tensor_when {
     WHEN_QKV_BIAS,
     WHEN_O_BIAS,
     WHEN_MLP_BIAS,
+    WHEN_HEAD_BIAS,
     WHEN_QK_NORM,
     WHEN_FINAL_NORM,
     WHEN_PROJECTED,     /* embed_dim is not hidden */
@@ -294,7 +302,9 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     glm_family, glm4_family, gemma2_family, stablelm_family, starcoder2_family, opt_family,
     gpt2_family, qwen_next_family, qwen35_family, qwen35_moe_family, bamba_family,
     granite_hybrid_family, gemma4_family, nemotron_family, falcon_family, lfm2_family,
-    lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family;
+    lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family, phi_moe_family,
+    internlm2_family, nemotron_dense_family, big_code_family, neox_family, gptj_family, phi_family,
+    falcon_parallel_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -310,15 +320,23 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* Rows that the tables of several families share. */
 #define ROW(name, rows, cols, split, kind, target, when) \
     {name, rows, cols, split, kind, target, when, false}
-/* The tensors outside the layers, with LLaMA's names. */
+/* The tensors outside the layers: the embedding, the final norm and the head; biases of
+ * the latter two; and the three with LLaMA's names. */
 #define LLAMA_LAYER "model.layers.%d."
-#define ROWS_LLAMA_ENDS                                                                          \
-    ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,       \
-        IN_MODEL(embed), WHEN_ALWAYS),                                                           \
-        ROW("model.norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,                 \
-            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                           \
-        ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), \
-            WHEN_UNTIED)
+#define ROWS_ENDS(embedding, norm, head_name)                                       \
+    ROW(embedding ".weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,  \
+        IN_MODEL(embed), WHEN_ALWAYS),                                              \
+        ROW(norm ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,         \
+            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                              \
+        ROW(head_name ".weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, \
+            IN_MODEL(head), WHEN_UNTIED)
+#define ROW_FINAL_NORM_BIAS(norm)                                                                \
+    ROW(norm ".bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_MODEL(final_norm.bias), \
+        WHEN_ALWAYS)
+#define ROW_HEAD_BIAS(name)                                                                \
+    ROW(name ".bias", DIM_VOCAB, DIM_ONE, SPLIT_VOCAB, WEIGHT_VECTOR, IN_MODEL(head_bias), \
+        WHEN_HEAD_BIAS)
+#define ROWS_LLAMA_ENDS ROWS_ENDS("model.embed_tokens", "model.norm", "lm_head")
 /* The weight of a norm in a layer. */
 #define ROW_NORM(name, norm)                                                                   \
     ROW(name ".weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), \
@@ -336,6 +354,12 @@ void gpt2_forward(struct model *m, const struct batch *b);
 #define ROWS_QKV_BIAS(attn)                                                  \
     ROW_QKV_BIAS(attn "q_proj", DIM_Q), ROW_QKV_BIAS(attn "k_proj", DIM_KV), \
         ROW_QKV_BIAS(attn "v_proj", DIM_KV)
+/* The three in one tensor, by key/value head. */
+#define ROWS_GROUPED_QKV(name) \
+    ROW_QKV(name, DIM_GROUPED_Q), ROW_QKV(name, DIM_GROUPED_K), ROW_QKV(name, DIM_GROUPED_V)
+#define ROWS_GROUPED_QKV_BIAS(name)                                       \
+    ROW_QKV_BIAS(name, DIM_GROUPED_Q), ROW_QKV_BIAS(name, DIM_GROUPED_K), \
+        ROW_QKV_BIAS(name, DIM_GROUPED_V)
 /* The norms of q and k per head. */
 #define ROW_HEAD_NORM(name, norm)                                                                 \
     ROW(name ".weight", DIM_HEAD, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(rope.norm.weight), \
@@ -344,14 +368,15 @@ void gpt2_forward(struct model *m, const struct batch *b);
     ROW_HEAD_NORM(attn "q_norm", q_norm), ROW_HEAD_NORM(attn "k_norm", k_norm)
 #define ROW_O(name) \
     ROW(name ".weight", DIM_HIDDEN, DIM_Q, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(o), WHEN_ALWAYS)
+#define ROW_O_BIAS(name)                                                                 \
+    ROW(name ".bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(o_bias), \
+        WHEN_O_BIAS)
 /* All of a layer's attention with LLaMA's names, and the norms before it and the
  * MLP. */
-#define ROWS_LLAMA_ATTENTION                                                                      \
-    ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm), ROWS_QKV(LLAMA_LAYER "self_attn."),       \
-        ROWS_QKV_BIAS(LLAMA_LAYER "self_attn."), ROWS_QK_NORM(LLAMA_LAYER "self_attn."),          \
-        ROW_O(LLAMA_LAYER "self_attn.o_proj"),                                                    \
-        ROW(LLAMA_LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, \
-            IN_LAYER(o_bias), WHEN_O_BIAS),                                                       \
+#define ROWS_LLAMA_ATTENTION                                                                \
+    ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm), ROWS_QKV(LLAMA_LAYER "self_attn."), \
+        ROWS_QKV_BIAS(LLAMA_LAYER "self_attn."), ROWS_QK_NORM(LLAMA_LAYER "self_attn."),    \
+        ROW_O(LLAMA_LAYER "self_attn.o_proj"), ROW_O_BIAS(LLAMA_LAYER "self_attn.o_proj"),  \
         ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm)
 /* Attention over latents with DeepSeek's names: the norm before it, what makes queries
  * and latents, and the tensor that makes keys and values of the heads. */
@@ -378,6 +403,11 @@ void gpt2_forward(struct model *m, const struct batch *b);
     ROW(name ".weight", rows, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, IN_LAYER(up), WHEN_ALWAYS)
 #define ROW_DOWN(name) \
     ROW(name ".weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, WEIGHT_LINEAR, IN_LAYER(down), WHEN_ALWAYS)
+#define ROW_UP_BIAS(name) \
+    ROW(name ".bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias), WHEN_MLP_BIAS)
+#define ROW_DOWN_BIAS(name)                                                                 \
+    ROW(name ".bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR, IN_LAYER(down_bias), \
+        WHEN_MLP_BIAS)
 #define ROWS_GATED_MLP(mlp) \
     ROW_UP(mlp "gate_proj", DIM_MLP), ROW_UP(mlp "up_proj", DIM_MLP), ROW_DOWN(mlp "down_proj")
 

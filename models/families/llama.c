@@ -173,12 +173,9 @@ static const struct tensor_spec TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LLAMA_ATTENTION,
     ROWS_GATED_MLP(LAYER "mlp."),
-    {LAYER "mlp.gate_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
-     WHEN_MLP_BIAS, false},
-    {LAYER "mlp.up_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
-     WHEN_MLP_BIAS, false},
-    {LAYER "mlp.down_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
-     IN_LAYER(down_bias), WHEN_MLP_BIAS, false},
+    ROW_UP_BIAS(LAYER "mlp.gate_proj"),
+    ROW_UP_BIAS(LAYER "mlp.up_proj"),
+    ROW_DOWN_BIAS(LAYER "mlp.down_proj"),
     {0},
 };
 
@@ -202,10 +199,8 @@ static const struct tensor_spec ARCEE_TENSORS[] = {
     ROWS_LLAMA_ATTENTION,
     ROW_UP(LAYER "mlp.up_proj", DIM_MLP),
     ROW_DOWN(LAYER "mlp.down_proj"),
-    {LAYER "mlp.up_proj.bias", DIM_MLP, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(up_bias),
-     WHEN_MLP_BIAS, false},
-    {LAYER "mlp.down_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,
-     IN_LAYER(down_bias), WHEN_MLP_BIAS, false},
+    ROW_UP_BIAS(LAYER "mlp.up_proj"),
+    ROW_DOWN_BIAS(LAYER "mlp.down_proj"),
     {0},
 };
 

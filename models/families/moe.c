@@ -151,6 +151,35 @@ const struct model_family mixtral_family = {.architectures = MIXTRAL,
                                             .forward = llama_forward,
                                             .gathers = true};
 
+/* ---- Phi-3.5-MoE: layer norms, biases, a router of its own kind ---- */
+
+#define PHI_MOE(arch)                                                                          \
+    .name = (arch), .norm = NORM_LAYER, .norm_eps = 1e-5f, .act = ACT_SILU, .rope_theta = 1e6, \
+    .experts = true, .mixer_experts = true
+
+static const struct architecture PHI_MOE_NAMES[] = {
+    {PHI_MOE("PhiMoEForCausalLM"), .models = "Phi-3.5-MoE"},
+    {PHI_MOE("PhimoeForCausalLM"), .models = "Phi-3.5-MoE as transformers writes it"},
+    {0},
+};
+
+static const struct tensor_spec PHI_MOE_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROW_FINAL_NORM_BIAS("model.norm"),
+    ROW_HEAD_BIAS("lm_head"),
+    ROWS_LLAMA_ATTENTION,
+    ROW_NORM_BIAS(LAYER "input_layernorm", attn_norm),
+    ROW_NORM_BIAS(LAYER "post_attention_layernorm", mlp_norm),
+    ROWS_MIXTRAL_EXPERTS,
+    {0},
+};
+
+const struct model_family phi_moe_family = {.architectures = PHI_MOE_NAMES,
+                                            .tensors = PHI_MOE_TENSORS,
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};
+
 /* ---- MiniMax-M2: Mixtral's experts chosen as DeepSeek-V3's ---- */
 
 static const struct architecture MINIMAX[] = {
@@ -271,9 +300,7 @@ static const struct architecture HUNYUAN_MOE[] = {
         ROWS_QKV_BIAS(LAYER "self_attn."),                                                       \
         ROW_HEAD_NORM(LAYER "self_attn.query_layernorm", q_norm),                                \
         ROW_HEAD_NORM(LAYER "self_attn.key_layernorm", k_norm), ROW_O(LAYER "self_attn.o_proj"), \
-        ROW(LAYER "self_attn.o_proj.bias", DIM_HIDDEN, DIM_ONE, SPLIT_FIRST, WEIGHT_VECTOR,      \
-            IN_LAYER(o_bias), WHEN_O_BIAS),                                                      \
-        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
+        ROW_O_BIAS(LAYER "self_attn.o_proj"), ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
 
 static const struct tensor_spec HUNYUAN_DENSE_TENSORS[] = {
     ROWS_HUNYUAN, ROWS_GATED_MLP(LAYER "mlp."), {0}};

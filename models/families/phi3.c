@@ -1,5 +1,6 @@
 /* LLaMA's computation under other names: Phi-3 and Phi-4 store q, k, v and gate, up as
- * one tensor each; EXAONE 3 has GPT-2's names. */
+ * one tensor each; EXAONE 3 has GPT-2's names; InternLM2 stores q, k and v by key/value
+ * head. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -49,12 +50,7 @@ static const struct architecture EXAONE[] = {
 #define BLOCK "transformer.h.%d."
 
 static const struct tensor_spec EXAONE_TENSORS[] = {
-    ROW("transformer.wte.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
-        IN_MODEL(embed), WHEN_ALWAYS),
-    ROW("transformer.ln_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
-    ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
-        WHEN_UNTIED),
+    ROWS_ENDS("transformer.wte", "transformer.ln_f", "lm_head"),
     ROW_NORM(BLOCK "ln_1", attn_norm),
     ROWS_QKV(BLOCK "attn.attention."),
     ROW_O(BLOCK "attn.attention.out_proj"),
@@ -70,3 +66,40 @@ const struct model_family exaone_family = {.architectures = EXAONE,
                                            .ignored = IGNORED,
                                            .forward = llama_forward,
                                            .gathers = true};
+
+/* ---- InternLM2 ---- */
+
+static const struct architecture INTERNLM2[] = {
+    {.name = "InternLM2ForCausalLM",
+     .models = "InternLM2, InternLM2.5",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000},
+    {0},
+};
+
+#define ROWS_INTERNLM2                                                                  \
+    ROWS_ENDS("model.tok_embeddings", "model.norm", "output"),                          \
+        ROW_NORM(LAYER "attention_norm", attn_norm), ROW_O(LAYER "attention.wo"),       \
+        ROW_NORM(LAYER "ffn_norm", mlp_norm), ROW_UP(LAYER "feed_forward.w1", DIM_MLP), \
+        ROW_UP(LAYER "feed_forward.w3", DIM_MLP), ROW_DOWN(LAYER "feed_forward.w2")
+
+static const struct tensor_spec INTERNLM2_TENSORS[] = {
+    ROWS_INTERNLM2, ROWS_GROUPED_QKV(LAYER "attention.wqkv"), {0}};
+/* As in a GGUF file. */
+static const struct tensor_spec INTERNLM2_APART_TENSORS[] = {
+    ROWS_INTERNLM2, ROWS_QKV(LAYER "attention."), {0}};
+
+static const struct model_family internlm2_apart = {.architectures = INTERNLM2,
+                                                    .tensors = INTERNLM2_APART_TENSORS,
+                                                    .marker = "attention.q_proj.weight",
+                                                    .ignored = IGNORED,
+                                                    .forward = llama_forward,
+                                                    .gathers = true};
+const struct model_family internlm2_family = {.architectures = INTERNLM2,
+                                              .tensors = INTERNLM2_TENSORS,
+                                              .variant = &internlm2_apart,
+                                              .ignored = IGNORED,
+                                              .forward = llama_forward,
+                                              .gathers = true};

@@ -18,6 +18,8 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &hunyuan_family,
                                                      &hunyuan_moe_family,
                                                      &exaone_family,
+                                                     &internlm2_family,
+                                                     &phi_moe_family,
                                                      &glm_moe_family,
                                                      &ling_family,
                                                      &gpt_oss_family,
@@ -31,9 +33,15 @@ const struct model_family *const model_families[] = {&llama_family,
                                                      &gemma2_family,
                                                      &gemma4_family,
                                                      &stablelm_family,
+                                                     &nemotron_dense_family,
                                                      &starcoder2_family,
                                                      &opt_family,
                                                      &gpt2_family,
+                                                     &big_code_family,
+                                                     &neox_family,
+                                                     &gptj_family,
+                                                     &phi_family,
+                                                     &falcon_parallel_family,
                                                      &qwen_next_family,
                                                      &qwen35_family,
                                                      &qwen35_moe_family,
@@ -94,6 +102,12 @@ static int load(struct model *m, const char *dir, struct err *e)
                  : checkpoint_open(&m->checkpoint, dir, e);
         if (rc == 0 && !gguf_is_file(dir)) {
             rc = checkpoint_read_quantised(m->checkpoint, dir, m->options.dtype, e);
+            /* products of float32 activations take weights of either type */
+            if (rc == 0 &&
+                m->backend->ops->supports(m->backend, weight_format_of(FORMAT_F16)).act ==
+                    DTYPE_F32) {
+                checkpoint_decode_finer(m->checkpoint);
+            }
         }
         if (rc == 0) {
             m->family = as_stored(m->family, m->checkpoint);

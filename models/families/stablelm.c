@@ -1,4 +1,6 @@
-/* StableLM: LLaMA's forward pass with layer norms, and a quarter of a head rotated. */
+/* LLaMA's forward pass with layer norms: StableLM, of which a quarter of a head
+ * rotates, and Nemotron, whose norm weights are stored minus 1 and whose MLPs have no
+ * gate. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -17,8 +19,7 @@ static const struct architecture ARCHITECTURES[] = {
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
     ROWS_LLAMA_ENDS,
-    ROW("model.norm.bias", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_MODEL(final_norm.bias), WHEN_ALWAYS),
+    ROW_FINAL_NORM_BIAS("model.norm"),
     ROW_NORM(LAYER "input_layernorm", attn_norm),
     ROW_NORM_BIAS(LAYER "input_layernorm", attn_norm),
     ROWS_QKV(LAYER "self_attn."),
@@ -37,3 +38,37 @@ const struct model_family stablelm_family = {.architectures = ARCHITECTURES,
                                              .ignored = IGNORED,
                                              .forward = llama_forward,
                                              .gathers = true};
+
+/* ---- Nemotron ---- */
+
+static const struct architecture NEMOTRON[] = {
+    {.name = "NemotronForCausalLM",
+     .models = "Minitron, Nemotron-4",
+     .norm = NORM_LAYER,
+     .norm_eps = 1e-5f,
+     .act = ACT_RELU,
+     .rope_theta = 10000,
+     .rope_partial = 0.5,
+     .norm_from_one = true,
+     .ungated_mlp = true},
+    {0},
+};
+
+static const struct tensor_spec NEMOTRON_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROW_FINAL_NORM_BIAS("model.norm"),
+    ROWS_LLAMA_ATTENTION,
+    ROW_NORM_BIAS(LAYER "input_layernorm", attn_norm),
+    ROW_NORM_BIAS(LAYER "post_attention_layernorm", mlp_norm),
+    ROW_UP(LAYER "mlp.up_proj", DIM_MLP),
+    ROW_UP_BIAS(LAYER "mlp.up_proj"),
+    ROW_DOWN(LAYER "mlp.down_proj"),
+    ROW_DOWN_BIAS(LAYER "mlp.down_proj"),
+    {0},
+};
+
+const struct model_family nemotron_dense_family = {.architectures = NEMOTRON,
+                                                   .tensors = NEMOTRON_TENSORS,
+                                                   .ignored = IGNORED,
+                                                   .forward = llama_forward,
+                                                   .gathers = true};

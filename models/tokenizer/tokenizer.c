@@ -300,6 +300,46 @@ void tokenizer_find_longest(struct tokenizer *t)
     }
 }
 
+/* How many bytes of a text may become one byte by the normalizer; 0: any number. */
+static size_t shrinks(const struct normal *nm)
+{
+    /* The two bytes of U+0390 may have been the seven of U+1FBE, U+0308 and U+0301; no
+     * character has become so much shorter. */
+    enum { CANONICAL = 4 };
+    size_t literal = nm->pattern.literal_len;
+
+    switch (nm->kind) {
+    case NORMAL_NFC:
+    case NORMAL_NFD:
+        return CANONICAL;
+    case NORMAL_PREPEND:
+        return 1;
+    case NORMAL_REPLACE:
+        return literal > 0 && literal <= nm->text_len;
+    default:
+        return 0;
+    }
+}
+
+size_t tokenizer_most_text(const struct tokenizer *t)
+{
+    size_t most = t->model == MODEL_BYTES ? 1 : t->word_longest;
+
+    for (int32_t i = 0; most > 0 && i < t->n_added; i++) {
+        const struct added_token *a = &t->added[i];
+        most = a->lstrip || a->rstrip ? 0 : MAX(most, (size_t)t->token[a->id].text_len);
+    }
+    for (int32_t i = 0; i < t->n_stages; i++) {
+        const struct stage *s = &t->stage[i];
+        bool splits = s->kind == STAGE_SPLIT || s->kind == STAGE_CLASS;
+        most = splits && s->behavior == SPLIT_REMOVED ? 0 : most;
+    }
+    for (int32_t i = 0; i < t->n_normal; i++) {
+        most *= shrinks(&t->normal[i]);
+    }
+    return most;
+}
+
 int encoder_emit(struct encoder *enc, const int32_t *id, int32_t n)
 {
     struct token_list *l = enc->out;

@@ -46,6 +46,9 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
  * in bounded time. After an error `ret` is as before. O(n log n) for any input. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
                      int32_t max_tokens, struct token_list *ret, struct err *e);
+/* The most bytes of a text that one id of its encoding can stand for; 0: not bounded. A
+ * longer text than n times this has more than n ids. */
+size_t tokenizer_most_text(const struct tokenizer *t);
 /* The bytes that one id decodes to in the middle of a text; they may be part of a
  * character. */
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *ret_len);

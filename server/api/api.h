@@ -211,6 +211,10 @@ int prompt_read(struct completion *c, const cJSON *v, const struct api_context *
 /* With a suffix, turn each prompt into the model's fill-in-the-middle form. */
 int prompt_add_suffix(struct completion *c, const struct api_context *ctx, struct err *e);
 /* Encode the text that the chat template rendered as the one prompt. */
+/* A longer text has more tokens than the model's length, of which prompt_refuse_bytes
+ * sets the error; 0: no length of a text says so. */
+size_t prompt_most_bytes(const struct api_context *ctx);
+int prompt_refuse_bytes(struct err *e, const char *name, const struct api_context *ctx);
 int prompt_from_text(struct completion *c, const char *text, size_t len,
                      const struct api_context *ctx, struct err *e);
 /* Render `messages` and the template's other variables and encode the text into

@@ -160,6 +160,26 @@ static int cut_at_mark(struct buf *prompt, struct err *e)
     return 0;
 }
 
+/* Render the prompt. A text that is certain to be too long is not rendered to its end,
+ * unless the end is what is kept of it, or where the last message is looked for. */
+static int render(struct completion *c, const struct buf *context, struct buf *prompt,
+                  const struct api_context *ctx, struct err *e)
+{
+    size_t most = prompt_most_bytes(ctx);
+    bool bounded = most > 0 && most < LIMIT_TEMPLATE_OUTPUT_BYTES && !c->truncate &&
+                   !c->continue_final_message;
+
+    buf_init(prompt, bounded ? most : LIMIT_TEMPLATE_OUTPUT_BYTES);
+    int rc = ctx->render_chat(ctx->arg, context->data, context->len, prompt, e);
+    if (rc == ERR_INVALID && bounded && prompt->failed && !prompt->no_memory) {
+        return prompt_refuse_bytes(e, "messages", ctx);
+    }
+    if (rc == ERR_INVALID && e) {
+        memcpy(e->param, "messages", sizeof("messages"));
+    }
+    return rc;
+}
+
 int chat_read(struct completion *c, const cJSON *tree, const struct api_context *ctx, struct err *e)
 {
     struct buf context, prompt;
@@ -170,15 +190,10 @@ int chat_read(struct completion *c, const cJSON *tree, const struct api_context 
                        ctx->chat.missing);
     }
     buf_init(&context, LIMIT_RESPONSE_BYTES);
-    buf_init(&prompt, LIMIT_TEMPLATE_OUTPUT_BYTES);
+    buf_init(&prompt, 0);
     int rc = tools_read(c, tree, ctx, e);
     rc = rc ? rc : put_context(&context, c, tree, ctx, e);
-    if (!rc) {
-        rc = ctx->render_chat(ctx->arg, context.data, context.len, &prompt, e);
-        if (rc == ERR_INVALID && e) {
-            memcpy(e->param, "messages", sizeof("messages"));
-        }
-    }
+    rc = rc ? rc : render(c, &context, &prompt, ctx, e);
     buf_release(&context);
     rc = rc || !c->continue_final_message ? rc : cut_at_mark(&prompt, e);
     const char *text = prompt.data ? prompt.data : "";

@@ -8,7 +8,7 @@
 
 /* Steps of compiling that all grammars of one request may take together, and what is
  * left of them for the last one, with the schemas that could be enforced. */
-enum { WORK = 2600000, WORK_OF_LAST = 1000000 };
+enum { WORK = 2000000, WORK_OF_LAST = 800000 };
 
 /* Compile a grammar; an error names the field and the value in it. */
 static int compile(struct grammar **ret, const struct api_context *ctx, enum grammar_kind kind,
@@ -88,17 +88,22 @@ static int compile_format(struct completion *c, const struct chat_tools *tools, 
     struct buf lark;
     bool needed = false;
 
-    buf_init(&lark, LIMIT_RESPONSE_BYTES);
+    buf_init(&lark, LIMIT_GRAMMAR_BYTES);
     int rc = ctx->chat_grammar(ctx->arg, tools->n ? tools : NULL, schema, c->opens_reasoning, &lark,
                                &needed, e);
     if (rc && e && !e->param[0]) {
         snprintf(e->param, sizeof(e->param), "%s", field);
     }
-    rc = rc            ? rc
-         : !needed     ? 0
-         : lark.failed ? err_nomem(e, "a grammar")
-                       : compile(&c->params.grammar, ctx, GRAMMAR_LARK, lark.data, lark.len, field,
-                                 path, &w->work, e);
+    if (!rc && needed && lark.failed) {
+        rc = lark.no_memory ? err_nomem(e, "a grammar")
+                            : err_set_param(e, ERR_INVALID, field,
+                                            "%s: the grammar has more than %zu bytes, which are "
+                                            "the most that are taken",
+                                            path, LIMIT_GRAMMAR_BYTES);
+    } else if (!rc && needed) {
+        rc = compile(&c->params.grammar, ctx, GRAMMAR_LARK, lark.data, lark.len, field, path,
+                     &w->work, e);
+    }
     buf_release(&lark);
     return rc;
 }
@@ -177,7 +182,7 @@ int structured_read(struct completion *c, const cJSON *tree, const struct api_co
     struct wish w = {.work = WORK};
     int rc;
 
-    buf_init(&w.text, LIMIT_RESPONSE_BYTES);
+    buf_init(&w.text, LIMIT_GRAMMAR_BYTES);
     rc = read_wish(&w, tree, e);
     if (!rc && c->parsed) {
         rc = read_chat(c, &w, ctx, e);

@@ -33,6 +33,18 @@ static int refuse_length(struct err *e, const char *name, const char *about, int
                          about, n, max, max, name);
 }
 
+size_t prompt_most_bytes(const struct api_context *ctx)
+{
+    return (size_t)ctx->info.token_text_bytes * (size_t)ctx->info.max_model_len;
+}
+
+int prompt_refuse_bytes(struct err *e, const char *name, const struct api_context *ctx)
+{
+    int32_t max = ctx->info.max_model_len;
+
+    return refuse_length(e, name, "at least ", max + 1, max);
+}
+
 static int encode_text(struct prompt *ret, const struct text_input *s,
                        const struct api_context *ctx, struct err *e)
 {
@@ -42,6 +54,10 @@ static int encode_text(struct prompt *ret, const struct text_input *s,
     if (s->len == 0) {
         return err_set_param(e, ERR_INVALID, name, "%s is empty; give at least one character",
                              name);
+    }
+    size_t most = prompt_most_bytes(ctx);
+    if (most > 0 && s->len > most && max == ctx->info.max_model_len + 1) {
+        return prompt_refuse_bytes(e, name, ctx);
     }
     int rc = ctx->encode(ctx->arg, s->text, s->len, s->add_special, max, &ret->id, &ret->n, e);
     /* A JSON string is valid UTF-8, so only the length of the text can be wrong. */

@@ -24,6 +24,15 @@ static int lacks(struct err *e, const struct wish *w, const char *what)
     return err_set_param(e, ERR_UNSUPPORTED, w->field, "%s is not supported: %s", w->path, what);
 }
 
+/* A text that is longer than a grammar may be is neither checked nor copied. */
+static int refuse_long(const struct wish *w, size_t len, struct err *e)
+{
+    return len <= LIMIT_GRAMMAR_BYTES
+               ? 0
+               : err_set_param(e, ERR_INVALID, w->field, "%s has %zu bytes, at most %zu are taken",
+                               w->path, len, LIMIT_GRAMMAR_BYTES);
+}
+
 /* ---- values ---- */
 
 /* A JSON Schema: an object, or the text of one. */
@@ -35,7 +44,11 @@ static int wish_schema(struct wish *w, const cJSON *v, struct err *e)
     w->kind = GRAMMAR_JSON_SCHEMA;
     if (cJSON_IsString(v)) {
         struct err why = {0};
-        int rc = json_check(v->valuestring, json_string_len(v), &why);
+        int rc = refuse_long(w, json_string_len(v), e);
+        if (rc) {
+            return rc;
+        }
+        rc = json_check(v->valuestring, json_string_len(v), &why);
         if (rc) {
             return err_set_param(e, rc, w->field, "%s: %.380s", w->path, why.text);
         }
@@ -51,6 +64,10 @@ static int wish_text(struct wish *w, enum grammar_kind kind, const cJSON *v, str
 {
     if (!cJSON_IsString(v) || json_string_len(v) == 0) {
         return refuse(e, w, "must be a text that is not empty");
+    }
+    int rc = refuse_long(w, json_string_len(v), e);
+    if (rc) {
+        return rc;
     }
     w->kind = kind;
     buf_append(&w->text, v->valuestring, json_string_len(v));
@@ -185,7 +202,7 @@ static int put_tags(struct wish *w, const cJSON *tags, const cJSON *triggers, st
     }
     buf_putc(b, '\n');
     i = 0;
-    for (const cJSON *t = tags->child; t && !rc; t = t->next, i++) {
+    for (const cJSON *t = tags->child; t && !rc && !b->failed; t = t->next, i++) {
         rc = put_tag(w, t, i, triggers, e);
     }
     return rc;
@@ -339,11 +356,19 @@ int read_wish(struct wish *w, const cJSON *tree, struct err *e)
         if (!v) {
             continue;
         }
-        buf_init(&one.text, LIMIT_RESPONSE_BYTES);
+        buf_init(&one.text, LIMIT_GRAMMAR_BYTES);
         wish_path(&one, "");
         int rc = i == 0   ? read_format(&one, v, e)
                  : i == 1 ? read_structured(&one, v, e)
                           : read_way(&one, FIELDS[i] + strlen("guided_"), v, &asked, e);
+        if (!rc && one.text.failed) {
+            rc = one.text.no_memory
+                     ? err_nomem(e, "a grammar")
+                     : err_set_param(e, ERR_INVALID, one.field,
+                                     "%s makes a grammar of more than %zu bytes, which are the "
+                                     "most that are taken",
+                                     one.path, LIMIT_GRAMMAR_BYTES);
+        }
         if (!rc && one.field && asked && w->field) {
             rc = err_set_param(e, ERR_INVALID, one.field,
                                "%s and %s both constrain the answer; "
@@ -359,5 +384,5 @@ int read_wish(struct wish *w, const cJSON *tree, struct err *e)
             return rc;
         }
     }
-    return w->text.failed ? err_nomem(e, "a grammar") : 0;
+    return 0;
 }

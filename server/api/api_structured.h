@@ -9,8 +9,10 @@ struct wish {
     const char *field; /* that asks; NULL: none does */
     char path[64];     /* the value within it, for messages */
     enum grammar_kind kind;
-    struct buf text; /* of the grammar, as grammar_new takes it; the caller's to release */
-    int64_t work;    /* that compiling grammars of this request may still take */
+    /* of the grammar, as grammar_new takes it, LIMIT_GRAMMAR_BYTES at most; the
+     * caller's to release */
+    struct buf text;
+    int64_t work; /* that compiling grammars of this request may still take */
 };
 
 /* Read the one field that constrains the answer into *w, whose text is an empty

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/json_plain.h"
 #include "config/base/limits.h"
 #include "config/base/utf8.h"
 
@@ -54,11 +55,9 @@ static bool scan_take(struct scan *s, char c)
 
 static int hex_digit(char c)
 {
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    unsigned digit = (unsigned char)c - '0', letter = ((unsigned char)c | 0x20U) - 'a';
+
+    return digit < 10 ? (int)digit : letter < 6 ? (int)letter + 10 : -1;
 }
 
 /* Four digits at `at`, or -1. */
@@ -107,19 +106,19 @@ static int scan_unicode(struct scan *s, uint32_t *ret)
 /* After the backslash: the character that the escape stands for. */
 static int scan_escape(struct scan *s, uint32_t *ret)
 {
-    static const char from[] = "\"\\/bfnrt", into[] = "\"\\/\b\f\n\r\t";
-    char c = s->at < s->len ? s->text[s->at] : '\0';
-    const char *which = c ? strchr(from, c) : NULL;
+    static const char into[128] = {['"'] = '"',  ['\\'] = '\\', ['/'] = '/',  ['b'] = '\b',
+                                   ['f'] = '\f', ['n'] = '\n',  ['r'] = '\r', ['t'] = '\t'};
+    unsigned char c = s->at < s->len ? (unsigned char)s->text[s->at] : '\0';
 
     if (c == 'u') {
         s->at++;
         return scan_unicode(s, ret);
     }
-    if (!which) {
+    if (c >= sizeof(into) || !into[c]) {
         return scan_fail(s, "a character that can be escaped");
     }
     s->at++;
-    *ret = (unsigned char)into[which - from];
+    *ret = (unsigned char)into[c];
     return 0;
 }
 
@@ -129,7 +128,7 @@ static int scan_string(struct scan *s, bool *ret_escaped)
     uint32_t c;
 
     *ret_escaped = false;
-    while (s->at < s->len) {
+    while ((s->at += json_plain_len(s->text + s->at, s->len - s->at)) < s->len) {
         unsigned char first = (unsigned char)s->text[s->at];
         if (first == '"') {
             s->at++;

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import browser
-from conftest import PATIENCE_S
+from conftest import PATIENCE_S, ROOT
 from raw import Reader, error_of, post
 
 ASK = dict(prompt="a prompt of some blocks", n=3, temperature=1.0, max_tokens=4000, ignore_eos=True)
@@ -270,6 +270,34 @@ def test_a_mask_in_a_browser(start, chromium):
     b.wait("document.getElementById('error').textContent.startsWith('schema: ')")
     b.size(390, 844, phone=True)
     b.wait("document.documentElement.scrollWidth == 390")
+    assert b.complaints == []
+
+
+def test_drafts_in_a_browser(start, chromium):
+    """Tokens that were drafts are marked, counted, and say so."""
+    s = start("--speculate", "draft", "--draft-model", f"{ROOT}/models/demo", "--max-draft", "3", model=f"{ROOT}/models/demo", env={"QUIRE_STEP_COSTS": "unknown"})
+    b = chromium
+    b.size(1280, 900)
+    b.open(s.url + "/")
+    b.wait("document.getElementById('dot').className == 'dot live'")
+    assert b.js("getComputedStyle(document.querySelector('.of-drafts')).display") == "none"
+    b.js("document.getElementById('n').value = 1; document.getElementById('max_tokens').value = 40")
+    b.js("document.getElementById('prompt').select()")
+    b.type("Once upon a time there was a red ball.")
+    b.js("document.getElementById('ask').requestSubmit()")
+    b.wait("/ drafted · /.test(document.querySelector('.answer')?.innerText) && !document.getElementById('go').disabled")
+    marked = b.js("document.querySelectorAll('.answer .token.drafted').length")
+    assert marked == s.metric("spec_decode_num_accepted_tokens_total") > 10
+    assert f", {marked:.0f} drafted" in b.js("document.querySelector('.answer').innerText")
+    line, plain = (b.js(f"getComputedStyle(document.querySelector('.answer .token{which}')).textDecorationLine")
+                   for which in (".drafted", ":not(.drafted)"))
+    assert (line, plain) == ("underline", "none")
+    assert b.js("getComputedStyle(document.querySelector('.of-drafts')).display") == "inline"
+    b.js("document.querySelector('.answer .text').focus()")
+    b.key("End")
+    while not b.js("document.querySelector('.token.at').classList.contains('drafted')"):
+        b.key("ArrowLeft")
+    b.wait("document.getElementById('tip').textContent.endsWith('drafted, and found right')")
     assert b.complaints == []
 
 

@@ -135,6 +135,67 @@ def test_ranks_divide_rows_and_are_refused_groups(start, directories):
     assert "cuts the groups of 32 values" in server.log
 
 
+# ---- directories that are not what they say ----
+
+UP = "model.layers.3.mlp.up_proj."
+
+
+def config_without(config):
+    del config["quantization_config"]
+
+
+def weights_with(**members):
+    return lambda config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(members)
+
+
+def first_scale(value):
+    """The first scale of UP."""
+    def edit(data, header, begin):
+        at = begin + header[UP + "weight_scale"]["data_offsets"][0]
+        return data[:at] + struct.pack("<f", value) + data[at + 4:]
+    return edit
+
+
+def cut_short(data, header, begin):
+    return data[:-100]
+
+
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory):
+    made = str(tmp_path_factory.mktemp("int8") / "q")
+    assert quantize(DEMO, made, "--format", "int8", "--asymmetric").returncode == 0
+    return made
+
+
+@pytest.mark.parametrize("edit_config, edit_file, why", [
+    (config_without, None, "is part of a quantised weight, but config.json has no quantization_config"),
+    (weights_with(symmetric=True), None, "weight_zero_point has zero points, but quantization_config says that the codes are symmetric"),
+    (weights_with(num_bits=4), None, "no codes of INT4"),
+    (weights_with(type="float"), None, "asymmetric float weights of 8 bits (int-quantized) are not supported"),
+    (weights_with(type="float", symmetric=True), None, "no codes of FP8"),
+    (weights_with(strategy="tensor"), None, "weight_scale is [256, 1], must be [1, 1]"),
+    (lambda config: config["quantization_config"].update(ignore=[UP[:-1]]), None, "leaves model.layers.3.mlp.up_proj alone"),
+    (lambda config: config["quantization_config"].update(quant_method="quip"), None, "quant_method 'quip', supported are"),
+    (None, first_scale(float("nan")), UP + "weight_scale: scale 0 is nan"),
+    (None, first_scale(0.0), UP + "weight_scale: scale 0 is 0"),
+    (None, cut_short, "it is not complete")])
+def test_what_does_not_fit_is_refused_in_one_line(start, tmp_path, int8, edit_config, edit_file, why):
+    directory = tmp_path / "q"
+    shutil.copytree(int8, directory)
+    if edit_config:
+        config = json.loads((directory / "config.json").read_text())
+        edit_config(config)
+        (directory / "config.json").write_text(json.dumps(config))
+    if edit_file:
+        data = (directory / "model.safetensors").read_bytes()
+        n = struct.unpack("<Q", data[:8])[0]
+        (directory / "model.safetensors").write_bytes(edit_file(data, json.loads(data[8:8 + n]), 8 + n))
+    server = start(*FLAGS, model=str(directory), wait=False)
+    assert server.process.wait(60) == 1
+    errors = [line for line in server.log.splitlines() if " error " in line]
+    assert len(errors) == 1 and why in errors[0], server.log
+
+
 # ---- quire quantize ----
 
 def quantize(*args):

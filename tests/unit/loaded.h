@@ -28,9 +28,12 @@ static inline struct weight_support decodes_all(const struct backend *b,
         .as_stored = weight_format_is_plain(f), .act = DTYPE_F32, .kernel = ""};
 }
 
-/* What model_open returns for this rank; unload after an error too. */
-static inline int load(struct loaded *l, const char *path, bool stored, int32_t rank,
-                       int32_t n_ranks, struct err *e)
+typedef struct weight_support supports_fn(const struct backend *b, const struct weight_format *f);
+
+/* What model_open returns for this rank of a model of `dtype`; `supports` NULL: the
+ * backend's own. unload after an error too. */
+static inline int load_as(struct loaded *l, const char *path, supports_fn *supports,
+                          enum dtype dtype, int32_t rank, int32_t n_ranks, struct err *e)
 {
     struct backend_config k = {
         .threads = 1, .max_tokens = 4, .max_seqs = 1, .max_samples = 1, .max_blocks_per_seq = 1};
@@ -42,17 +45,23 @@ static inline int load(struct loaded *l, const char *path, bool stored, int32_t 
         fail_msg("%s", e->text);
     }
     l->ops = *l->backend->ops;
-    if (!stored) {
-        l->ops.supports = decodes_all;
+    if (supports) {
+        l->ops.supports = supports;
         l->backend->ops = &l->ops;
     }
-    struct model_options o = {.dtype = DTYPE_F32,
+    struct model_options o = {.dtype = dtype,
                               .max_tokens = 4,
                               .max_logits = 1,
                               .max_len = 8,
                               .rank = rank,
                               .n_ranks = n_ranks};
     return model_open(&l->model, path, &c, &o, l->backend, e);
+}
+
+static inline int load(struct loaded *l, const char *path, bool stored, int32_t rank,
+                       int32_t n_ranks, struct err *e)
+{
+    return load_as(l, path, stored ? NULL : decodes_all, DTYPE_F32, rank, n_ranks, e);
 }
 
 static inline void unload(struct loaded *l)

@@ -3,7 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_HEIGHT = 1500, FIRST_TABLE = 64, NODE_WORK = 8 };
+enum {
+    MAX_HEIGHT = 1500,
+    FIRST_TABLE = 64,
+    NODE_WORK = 8,
+    ID_BITS = 22, /* of an entry of the hash table; the others are those of the hash */
+    MAX_NODES = 1 << ID_BITS
+};
 
 static uint32_t hash_node(int kind, int32_t a, int32_t b, int32_t c)
 {
@@ -21,6 +27,23 @@ static uint32_t hash_of(const struct rx_node *n)
     return hash_node(n->kind, n->a, n->b, n->kind == RX_CONCAT ? 0 : n->c);
 }
 
+/* An entry tells by its hash that it is another node's, mostly, so that the node need
+ * not be looked at, which is seldom in the cache. */
+static uint32_t entry_of(uint32_t hash, rx_id id)
+{
+    return (hash & ~(uint32_t)(MAX_NODES - 1)) | (uint32_t)id;
+}
+
+static void enter(uint32_t *table, int32_t size, uint32_t hash, rx_id id)
+{
+    uint32_t at = hash & (uint32_t)(size - 1);
+
+    while (table[at]) {
+        at = (at + 1) & (uint32_t)(size - 1);
+    }
+    table[at] = entry_of(hash, id);
+}
+
 static bool enlarge_table(struct rx *r)
 {
     int32_t size = r->table_size ? r->table_size * 2 : FIRST_TABLE;
@@ -28,17 +51,13 @@ static bool enlarge_table(struct rx *r)
     while (size < 2 * r->n_nodes) {
         size *= 2;
     }
-    int32_t *table = budget_alloc(r->budget, (size_t)size * sizeof(*table));
+    uint32_t *table = budget_alloc(r->budget, (size_t)size * sizeof(*table));
 
     if (!table) {
         return false;
     }
     for (int32_t i = 1; i < r->n_nodes; i++) {
-        uint32_t at = hash_of(&r->node[i]) & (uint32_t)(size - 1);
-        while (table[at]) {
-            at = (at + 1) & (uint32_t)(size - 1);
-        }
-        table[at] = i;
+        enter(table, size, hash_of(&r->node[i]), i);
     }
     budget_free(r->budget, r->table, (size_t)r->table_size * sizeof(*table));
     r->table = table;
@@ -52,29 +71,31 @@ static rx_id add_node(struct rx *r, struct rx_node n)
         budget_fail(r->budget, ERR_FULL, "depth");
         return 0;
     }
+    if (r->n_nodes == MAX_NODES) {
+        budget_fail(r->budget, ERR_FULL, "memory");
+        return 0;
+    }
     if (!budget_item(r->budget) ||
         !budget_grow(r->budget, &r->node, &r->cap_nodes, (int64_t)r->n_nodes + 1,
                      sizeof(*r->node)) ||
         (r->n_nodes * 2 >= r->table_size && !enlarge_table(r))) {
         return 0;
     }
-    uint32_t at = hash_of(&n) & (uint32_t)(r->table_size - 1);
-    while (r->table[at]) {
-        at = (at + 1) & (uint32_t)(r->table_size - 1);
-    }
-    r->table[at] = r->n_nodes;
+    enter(r->table, r->table_size, hash_of(&n), r->n_nodes);
     r->node[r->n_nodes] = n;
     return r->n_nodes++;
 }
 
 static rx_id find_node(const struct rx *r, int kind, int32_t a, int32_t b, int32_t c)
 {
-    uint32_t mask = (uint32_t)(r->table_size - 1);
+    uint32_t mask = (uint32_t)(r->table_size - 1), hash = hash_node(kind, a, b, c);
 
-    for (uint32_t at = hash_node(kind, a, b, c) & mask; r->table[at]; at = (at + 1) & mask) {
-        const struct rx_node *n = &r->node[r->table[at]];
-        if (n->kind == kind && n->a == a && n->b == b && (kind == RX_CONCAT || n->c == c)) {
-            return r->table[at];
+    for (uint32_t at = hash & mask; r->table[at]; at = (at + 1) & mask) {
+        rx_id id = (rx_id)(r->table[at] & (uint32_t)(MAX_NODES - 1));
+        const struct rx_node *n = &r->node[id];
+        if (r->table[at] == entry_of(hash, id) && n->kind == kind && n->a == a && n->b == b &&
+            (kind == RX_CONCAT || n->c == c)) {
+            return id;
         }
     }
     return 0;
@@ -175,7 +196,8 @@ bool rx_copy(struct rx *to, const struct rx *from, int32_t n_nodes, struct budge
     to->n_nodes = n_nodes;
     to->node = NULL;
     to->set = to->classes_in = NULL;
-    to->table = to->token = to->out = to->heap = NULL;
+    to->table = NULL;
+    to->token = to->out = to->heap = NULL;
     to->seen = NULL;
     to->known = NULL;
     to->table_size = to->cap_nodes = to->cap_sets = to->cap_tokens = 0;

@@ -70,7 +70,8 @@ struct rx {
     struct budget *budget;                /* not owned */
     struct rx_node *node;                 /* [n_nodes], owned */
     int32_t n_nodes, cap_nodes;           /* nodes, and how many fit */
-    int32_t *table, table_size;           /* hash table of ids; a power of two */
+    uint32_t *table;                      /* [table_size] hash table of ids, see rx.c */
+    int32_t table_size;                   /* a power of two */
     struct byte_set *set;                 /* [n_sets], owned */
     int32_t n_sets, cap_sets;             /* sets, and how many fit */
     int32_t *token, n_tokens, cap_tokens; /* ids of the tokens that are symbols */

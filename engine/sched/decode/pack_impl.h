@@ -37,8 +37,9 @@ struct packer {
 
     /* The bias slice and mask written last, which rows of one group share. */
     const struct group *slice_group;
-    bool slice_is_short; /* for rows below min_tokens */
-    int32_t bias_first, mask_first, n_bias;
+    bool slice_is_short;        /* for rows below min_tokens */
+    int32_t bias_first, n_bias; /* in token_bias */
+    int32_t mask_first;         /* in mask_word; -1: no mask */
 };
 
 #endif

@@ -1,11 +1,18 @@
-/* Drafts from what was written before: where the last tokens of a sequence stood
- * earlier, in its own prompt and answer or in a recent answer of the server, the tokens
- * that followed there are drafted.
+/* Drafts from what was written before, by two searches:
  *
- * Answers are remembered in a ring of bounded size, and found only by requests of the
- * same cache_salt, as blocks of the prefix cache are. How likely drafts are to hold is
- * learned by the length of the match and by where it was found, for all sequences and
- * then for each.
+ * - matches (ngram.h, store.h): where the last tokens of a sequence stood earlier, in
+ *   its own prompt and answer or in a recent answer of the server, the tokens that
+ *   followed there are drafted;
+ * - followers (followers.h): where no such place is found or its tokens are less likely
+ *   to hold, the token that mostly followed the last one to three in answers.
+ *
+ * Answers are remembered, and followers counted, in tables of bounded size, and found
+ * only by requests of the same cache_salt, as blocks of the prefix cache are.
+ *
+ * Chances: how often the first token of a match and the likeliest follower are right is
+ * learned from every token that comes, drafted or not. Of matches it is by their length
+ * and where they were found, for all sequences and then for each; of followers by how
+ * often they were seen. At each place of a draft the likelier of the two is taken.
  *
  * It runs on the engine's thread and allocates nothing after start. The work for a
  * sequence in a step is bounded: some thousand tokens are indexed, some dozen positions

@@ -12,59 +12,16 @@
  *     tile:  codes [n_x][group], scales [n_x], and of each row of x what the sum
  *            begins with, or with minima what they are multiplied with
  */
-#include "kernels/cpu/blocks/unpack_avx512.h"
+#include "kernels/cpu/blocks/panels_avx512.h"
 
 #ifdef __AVX512VNNI__
 
 enum {
-    ROWS = CODE_PANEL_ROWS,
-    DEPTH = 5, /* sums that wait to be added, at most: log2(16) + 1 */
+    TILE = 12, /* rows of x in a tile, at most */
+    FROM = 5,  /* rows of x, from which a panel pays */
 };
 
-/* Where accumulator `lane` of n = 8 or 16 comes in the order of entries: its bits
- * turned around. */
-INLINE int turn_of(int lane, const int n)
-{
-    int turned = (lane & 1) << 3 | (lane & 2) << 1 | (lane & 4) >> 1 | (lane & 8) >> 3;
-
-    return n == 8 ? turned >> 1 : turned;
-}
-
-INLINE int group_of(const enum weight_format_id f)
-{
-    return has_halves(f) ? 16 : 32;
-}
-
 /* ---- panels ---- */
-
-/* Columns for rows: v[i] gets lane i of each. */
-INLINE void transpose(__m512i v[16])
-{
-    __m512i t[16];
-
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        __m512i a = _mm512_unpacklo_epi32(v[i], v[i + 1]),
-                b = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-        __m512i c = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]);
-        __m512i d = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
-        t[i] = _mm512_unpacklo_epi64(a, c);
-        t[i + 1] = _mm512_unpackhi_epi64(a, c);
-        t[i + 2] = _mm512_unpacklo_epi64(b, d);
-        t[i + 3] = _mm512_unpackhi_epi64(b, d);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-        __m512i b = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xDD);
-        __m512i c = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-        __m512i d = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xDD);
-        v[i] = _mm512_shuffle_i32x4(a, c, 0x88);
-        v[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
-        v[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
-        v[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
-    }
-}
 
 /* Formats whose codes are split after they are transposed, two in a byte till then. */
 INLINE bool splits_late(const enum weight_format_id f)
@@ -81,11 +38,6 @@ struct unpacked {
     __m512i scale[ROWS];
     __m512i min[ROWS]; /* of sixteen groups */
 };
-
-INLINE __m512i join(const __m256 v[2])
-{
-    return _mm512_castps_si512(_mm512_insertf32x8(_mm512_castps256_ps512(v[0]), v[1], 1));
-}
 
 INLINE void unpack_codes(struct unpacked *u, int i, const enum weight_format_id f, const uint8_t *s,
                          const int32_t groups)
@@ -129,30 +81,6 @@ INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f,
     w[0] = scales_of(f, s, groups);
     w[1] = has_minima(f) ? minima_of(f, s, groups) : w[1];
     u->scale[i] = join(w);
-}
-
-/* Where the entries of the block under way are, by accumulator. */
-struct entries {
-    char *at[FORMAT_BLOCK_MAX / FORMAT_GROUP];
-};
-
-/* Those of the first of n blocks. */
-INLINE struct entries first_entries(char *at, const int group, int64_t entry, int32_t n)
-{
-    const int lanes = FORMAT_BLOCK_MAX / group;
-    struct entries e = {{NULL}};
-
-    for (int l = 0; l < lanes; l++) {
-        e.at[l] = at + turn_of(l, lanes) * (int64_t)n * entry;
-    }
-    return e;
-}
-
-INLINE void next_entries(struct entries *e, const int group, int64_t entry)
-{
-    for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
-        e->at[l] += entry;
-    }
 }
 
 /* Write half of the codes of a block of a format that is split late. */
@@ -300,20 +228,6 @@ INLINE void put_x(const struct entries *e, const struct act_block *x, const int 
     }
 }
 
-/* Values [at, at + 256) of plane `plane` of a row of n floats. */
-static void quantise_plane(struct act_block *ret, const float *x, int32_t at, int32_t n,
-                           int32_t plane)
-{
-    int32_t here = MIN(n - at, FORMAT_BLOCK_MAX);
-
-    quantise(ret, 1, x + at, here);
-    if (plane > 0) {
-        float rest[FORMAT_BLOCK_MAX];
-        act_rest(rest, ret, x + at, here);
-        quantise(ret, 1, rest, here);
-    }
-}
-
 INLINE void pack_rows_x(char *tile, const float *const *x, int32_t n_x, int32_t n, int32_t planes,
                         const int group, const int shift)
 {
@@ -368,7 +282,7 @@ INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, 
                       const bool minima)
 {
     const char *scale = x + n_x * group, *third = scale + 4 * n_x;
-    __m512i sum[CODE_TILE_ROWS];
+    __m512i sum[TILE];
 
 #pragma GCC unroll 12
     for (int j = 0; j < n_x; j++) {
@@ -398,11 +312,11 @@ INLINE void add_entry(__m512 *acc, const char *w, const char *x, const int n_x, 
 INLINE void tile_dots(float *sum, int32_t stride, const char *w, const char *x, const int n_x,
                       const int group, const bool minima, int32_t blocks)
 {
-    __m512 wait[DEPTH][CODE_TILE_ROWS];
+    __m512 wait[DEPTH][TILE];
     int depth = 0;
 
     for (int l = 0; l < FORMAT_BLOCK_MAX / group; l++) {
-        __m512 acc[CODE_TILE_ROWS];
+        __m512 acc[TILE];
 #pragma GCC unroll 12
         for (int j = 0; j < n_x; j++) {
             acc[j] = _mm512_setzero_ps();
@@ -459,12 +373,16 @@ static void dots(float *sum, int32_t stride, enum weight_format_id f, const void
     }
 }
 
-#define ENTRY(NAME) [FORMAT_##NAME] = pack_##NAME,
+#define ENTRY(NAME)                                                                    \
+    k->code_panels[FORMAT_##NAME] = (struct cpu_code_panels){.tile_rows = TILE,        \
+                                                             .from = FROM,             \
+                                                             .pack_rows = pack_##NAME, \
+                                                             .pack_x = pack_x,         \
+                                                             .dots = dots};
 
 void cpu_panels_avx512vnni(struct cpu_kernels *k)
 {
-    k->code_panels = (struct cpu_code_panels){
-        .pack_rows = {EACH_BLOCK_FORMAT(ENTRY)}, .pack_x = pack_x, .dots = dots};
+    EACH_BLOCK_FORMAT(ENTRY)
 }
 
 #endif

@@ -2,8 +2,6 @@
  * its columns of the result. */
 #include "kernels/cpu/cpu.h"
 
-enum { PANELS_FROM = 5 }; /* rows of codes of x, from which unpacked panels are faster */
-
 /* Columns [first, first + n), or no matrix. */
 static struct mat columns(struct mat m, int32_t first, int32_t n)
 {
@@ -20,8 +18,9 @@ void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, stru
         struct epilogue part = {.bias = columns(ep->bias, first, n),
                                 .act = ep->act,
                                 .residual = columns(ep->residual, first, n)};
-        if (run->m.format && x.rows * run->planes >= PANELS_FROM &&
-            c->k.code_panels.pack_rows[run->m.format->id]) {
+        const struct cpu_code_panels *panels =
+            run->m.format ? &c->k.code_panels[run->m.format->id] : NULL;
+        if (panels && panels->pack_rows && x.rows * run->planes >= panels->from) {
             cpu_linear_codes(c, mat_cols(out, first, n), x, run->m, &part);
         } else if (run->m.format) {
             cpu_linear_tiled(c, mat_cols(out, first, n), x, run->m, &part);

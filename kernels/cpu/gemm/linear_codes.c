@@ -20,9 +20,10 @@ struct codes_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
+    const struct cpu_code_panels *panels;
     int64_t tile_bytes, panel_bytes;
     int32_t planes;      /* rows of codes of a row of x */
-    int32_t n_tiles;     /* of x, of CODE_TILE_ROWS rows of codes */
+    int32_t n_tiles;     /* of x */
     int32_t thread_rows; /* rows of w per thread, a multiple of those of a panel */
     int32_t task_rows;   /* of w in a task, likewise */
     int32_t n_blocks;    /* tasks of a thread's rows */
@@ -33,7 +34,7 @@ struct codes_job {
 /* Rows of x in a tile: all but the last have as many as tile 0. */
 static int32_t tile_rows(const struct codes_job *j, int32_t tile)
 {
-    int32_t most = CODE_TILE_ROWS / j->planes;
+    int32_t most = j->panels->tile_rows / j->planes;
 
     return MIN(most, j->x.rows - tile * most);
 }
@@ -45,10 +46,10 @@ static void pack_tile(void *arg, int32_t tile, int32_t thread)
     const float *row[CODE_TILE_ROWS];
     int32_t n = tile_rows(j, tile);
     for (int32_t i = 0; i < n; i++) {
-        row[i] = mat_row_const(j->x, tile * (CODE_TILE_ROWS / j->planes) + i);
+        row[i] = mat_row_const(j->x, tile * (j->panels->tile_rows / j->planes) + i);
     }
-    j->c->k.code_panels.pack_x(j->c->packed + tile * j->tile_bytes, j->w.format->id, row,
-                               n * j->planes, j->x.cols, j->planes);
+    j->panels->pack_x(j->c->packed + tile * j->tile_bytes, j->w.format->id, row, n * j->planes,
+                      j->x.cols, j->planes);
 }
 
 /* Unpack the panel of the rows from `first` on; the last one is filled up with copies
@@ -60,8 +61,7 @@ static void pack_panel(const struct codes_job *j, int32_t first, char *panel)
     for (int32_t i = 0; i < CODE_PANEL_ROWS; i++) {
         row[i] = cpu_row(&j->w, MIN(first + i, j->w.rows - 1));
     }
-    j->c->k.code_panels.pack_rows[j->w.format->id](panel, row, j->w.cols,
-                                                   CODE_PANEL_ROWS * cpu_row_bytes(&j->w));
+    j->panels->pack_rows(panel, row, j->w.cols, CODE_PANEL_ROWS * cpu_row_bytes(&j->w));
 }
 
 /* Add the planes of n_x rows: sum [n_x * planes][TASK_ROWS] becomes
@@ -85,12 +85,12 @@ static void run_tile(const struct codes_job *j, const char *panel, int32_t first
     int32_t n_x = tile_rows(j, tile);
 
     for (int32_t at = 0; at < n; at += CODE_PANEL_ROWS, panel += j->panel_bytes) {
-        j->c->k.code_panels.dots(sum + at, TASK_ROWS, j->w.format->id, panel,
-                                 j->c->packed + tile * j->tile_bytes, n_x * j->planes, j->w.cols);
+        j->panels->dots(sum + at, TASK_ROWS, j->w.format->id, panel,
+                        j->c->packed + tile * j->tile_bytes, n_x * j->planes, j->w.cols);
     }
     add_planes(j, sum, n_x, n);
     for (int32_t i = 0; i < n_x; i++) {
-        int32_t r = tile * (CODE_TILE_ROWS / j->planes) + i;
+        int32_t r = tile * (j->panels->tile_rows / j->planes) + i;
         j->c->k.epilogue(mat_row(j->out, r) + first, sum + (int64_t)i * TASK_ROWS,
                          bias != NULL ? bias + first : NULL,
                          j->ep->residual.data != NULL ? mat_row_const(j->ep->residual, r) + first
@@ -154,9 +154,10 @@ void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struc
 {
     struct codes_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
 
-    j.tile_bytes = code_tile_bytes(w.format, w.cols);
+    j.panels = &c->k.code_panels[w.format->id];
+    j.tile_bytes = code_tile_bytes(w.format, w.cols, j.panels->tile_rows);
     j.panel_bytes = code_panel_bytes(w.format, w.cols);
-    j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, CODE_TILE_ROWS);
+    j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, j.panels->tile_rows);
     plan(&j);
     if (reserve(&j) < 0) {
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");

@@ -183,6 +183,9 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_blocks_avx512vnni(k);
         cpu_panels_avx512vnni(k);
     }
+    if (isa == CPU_AMX) {
+        cpu_panels_amx(k);
+    }
     if (isa == CPU_AVX512_BF16 || isa == CPU_AMX) {
         cpu_tiles_avx512bf16(k);
     }

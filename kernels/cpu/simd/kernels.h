@@ -23,7 +23,7 @@ enum {
     /* packed x, and panels, have room for a multiple of as many elements of a row */
     PACK_STEP = 512,
     CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
-    CODE_TILE_ROWS = 12,  /* rows of x in a tile of codes, at most */
+    CODE_TILE_ROWS = 16,  /* rows of x in a tile of codes, at most */
     PANEL_MAX_ROWS = 128, /* stored rows of w in a panel, at most */
     PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
@@ -136,20 +136,22 @@ struct cpu_blocks {
                                  const struct prefetch *ahead);
 };
 
-/* Panels of rows in blocks, unpacked, and tiles of quantised rows of x: the same sums
- * as those of cpu_blocks, bit for bit, faster where rows of x are many. Tiles are
- * padded to a multiple of four rows. Panels and tiles lie at multiples of 64 bytes. */
+/* Panels of rows in blocks of one format, unpacked, and tiles of quantised rows of x:
+ * the same sums as those of cpu_blocks, bit for bit, faster where rows of x are many.
+ * Panels and tiles lie at multiples of 64 bytes; what is in them is the functions'
+ * own. */
 struct cpu_code_panels {
+    int32_t tile_rows; /* rows of x in a tile, at most; up to CODE_TILE_ROWS */
+    int32_t from;      /* rows of codes of x, from which panels are faster than cpu_blocks */
     /* Unpack CODE_PANEL_ROWS rows of n columns; the rows `ahead` bytes behind them are
-     * prefetched. By format; NULL: no panels of it for this machine. */
-    void (*pack_rows[WEIGHT_FORMATS])(void *panel, const void *const *row, int32_t n,
-                                      int64_t ahead);
-    /* Quantise rows of n floats for panels of format f: n_x <= CODE_TILE_ROWS rows of
-     * codes, `planes` one behind the other of each row of x. */
+     * prefetched. NULL: no panels for this machine. */
+    void (*pack_rows)(void *panel, const void *const *row, int32_t n, int64_t ahead);
+    /* Quantise rows of n floats: n_x <= tile_rows rows of codes, `planes` one behind
+     * the other of each row of x. */
     void (*pack_x)(void *tile, enum weight_format_id f, const float *const *x, int32_t n_x,
                    int32_t n, int32_t planes);
     /* sum[x * stride + w] = row x . row w over n columns, of all rows of the panel and
-     * of the padded tile. */
+     * of the tile's n_x, which are padded to a multiple of four, or to tile_rows. */
     void (*dots)(float *sum, int32_t stride, enum weight_format_id f, const void *panel,
                  const void *tile, int32_t n_x, int32_t n);
 };
@@ -174,12 +176,11 @@ static inline int64_t code_panel_bytes(const struct weight_format *f, int32_t n)
            code_panel_entry(f->group_values, f->minima);
 }
 
-static inline int64_t code_tile_bytes(const struct weight_format *f, int32_t n)
+static inline int64_t code_tile_bytes(const struct weight_format *f, int32_t n, int32_t rows)
 {
     int64_t blocks = div_ceil(n, FORMAT_BLOCK_MAX);
 
-    return blocks * (FORMAT_BLOCK_MAX / f->group_values) *
-           code_tile_entry(f->group_values, CODE_TILE_ROWS);
+    return blocks * (FORMAT_BLOCK_MAX / f->group_values) * code_tile_entry(f->group_values, rows);
 }
 
 /* Cache lines of the next panel's stored rows, prefetched a few with every tile. */
@@ -266,7 +267,7 @@ struct cpu_kernels {
     struct cpu_tiles linear_bf16;
     struct cpu_panels panels_bf16;
     struct cpu_blocks blocks;
-    struct cpu_code_panels code_panels;
+    struct cpu_code_panels code_panels[WEIGHT_FORMATS]; /* by format */
 };
 
 /* Those of rows of type t. */
@@ -301,6 +302,7 @@ void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
 void cpu_panels_avx512vnni(struct cpu_kernels *k); /* of codes */
+void cpu_panels_amx(struct cpu_kernels *k);        /* after cpu_panels_avx512vnni */
 void cpu_blocks_neon(struct cpu_kernels *k);
 
 #endif

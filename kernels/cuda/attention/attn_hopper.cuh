@@ -131,22 +131,4 @@ __device__ __forceinline__ bool work_tile_of(work_tile &w, int wave, int4 t, con
     return i < n_work;
 }
 
-__device__ __forceinline__ uint4 load_shared16(uint32_t from)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void store_shared16(uint32_t to, const uint4 &v)
-{
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-}
-
 #endif

@@ -12,6 +12,7 @@
  * tiles of prefill: a row's bits then depend on its own keys alone.
  */
 #include "kernels/cuda/attention/latent.cuh"
+#include "kernels/cuda/gemm/async_copy.cuh"
 
 enum { LATENT = 512, WIDTH = 576, CHUNKS = WIDTH / 8, KEYS = 64, WARPS = 8, THREADS = 256 };
 enum { ROW_BYTES = WIDTH * 2, TILE_BYTES = KEYS * ROW_BYTES };
@@ -39,24 +40,6 @@ __device__ __forceinline__ uint32_t weight_at(uint32_t row, uint32_t chunk)
     return row * (KEYS * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-/* Copies 16 bytes into shared memory, or zeroes them. */
-__device__ __forceinline__ void async16(uint32_t to, const void *from, bool real)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(real ? 16 : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void async_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> __device__ __forceinline__ void async_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 /* The part of a tile's rows that belongs to one sequence, and the keys it visits. */
 struct segment {
     const int32_t *table; /* of the sequence */
@@ -80,9 +63,9 @@ __device__ __forceinline__ void load_keys(const latent_args &a, const segment &g
         int at = i * 32 + lane, k = at / CHUNKS, c = at % CHUNKS;
         int64_t from = __shfl_sync(0xffffffffu, block, k);
         int token = __shfl_sync(0xffffffffu, offset, k);
-        async16(to + row_at(first + k, c),
-                base + from * a.kv.block_stride + (int64_t)token * WIDTH + c * 8,
-                key + first + k < g.hi);
+        async_copy_or_zeros(to + row_at(first + k, c),
+                            base + from * a.kv.block_stride + (int64_t)token * WIDTH + c * 8,
+                            key + first + k < g.hi);
     }
 }
 
@@ -102,7 +85,7 @@ __device__ __forceinline__ void load_queries(const latent_args &a, const tile_ro
         const T *from = c < LATENT / 8 ? (const T *)a.q + row * a.q_stride + h * WIDTH + c * 8
                                        : (const T *)a.tail + row * a.tail_stride + h * a.tail_head +
                                              (c - LATENT / 8) * 8;
-        async16(to + row_at(r, c), from, real);
+        async_copy_or_zeros(to + row_at(r, c), from, real);
     }
 }
 

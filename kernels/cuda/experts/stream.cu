@@ -229,7 +229,7 @@ __device__ __forceinline__ void copy_middle(const own_x &x, int slot, const expe
         bool real = pair != NONE && at < a.down.k;
         x.copy(slot, j, from + (real ? at : 0), real);
     }
-    commit_copies();
+    async_commit();
 }
 
 /* The row of down that a lane has of an expert, for its scales. */
@@ -264,7 +264,7 @@ __device__ __forceinline__ void multiply_down_tile(float (&sum)[4], const expert
             row = last ? down_row(a, c, now.k + 1, tile, lane) : row;
             next.load(a.down, row, row + TILE / 2, last ? 0 : now.s + 1, warp);
         }
-        wait_copies<ACT_AHEAD - 1>();
+        async_wait<ACT_AHEAD - 1>();
         multiply_stage<T, B, GROUPED>(r, f, x, i % ACT_AHEAD, scale, stage_groups(a.down.k, now.s),
                                       warp, lane);
         copy_middle<T>(x, i % ACT_AHEAD, a, c, ahead, warp, lane);
@@ -281,7 +281,7 @@ __device__ __forceinline__ void multiply_down_tile(float (&sum)[4], const expert
         }
         now.next(per);
     }
-    wait_copies<0>(); /* no copy is left for the next tile's slots, nor behind the end */
+    async_wait<0>(); /* no copy is left for the next tile's slots, nor behind the end */
 }
 
 template <typename T, int B, bool GROUPED>

@@ -9,22 +9,12 @@
 #define QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
 
 #include "kernels/cuda/experts/stream_ring.cuh"
+#include "kernels/cuda/gemm/async_copy.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 
 namespace expert_stream
 {
 /* ---- weights ---- */
-
-__device__ __forceinline__ uint4 shared_load16(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
 
 /* Eight neighbours of a weight's row, as they are stored in a stage at `stage`: of
  * group `group` of `groups`, this lane's columns of row `half` * 8 + lane / 4. */
@@ -34,7 +24,7 @@ template <> struct codes<16> {
 
     __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
     {
-        v = shared_load16(stage + ((lane >> 2) + half * 8) * stage_of<16>::PITCH + group * 64 +
+        v = load_shared16(stage + ((lane >> 2) + half * 8) * stage_of<16>::PITCH + group * 64 +
                           (lane & 3) * 16);
     }
     __device__ __forceinline__ uint4 values(void) const
@@ -104,13 +94,11 @@ struct own_x {
     {
         return at + (stage * SHARE + j) * WARPS * rows * 64;
     }
-    /* Copies 8 values, or writes zeros; there when wait_copies says so. */
+    /* Copies 8 values, or writes zeros; there when async_wait says so. */
     __device__ __forceinline__ void copy(int stage, int j, const void *from, bool real) const
     {
         if (has) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(stage, j)),
-                         "l"(from), "r"(real ? 16 : 0)
-                         : "memory");
+            async_copy_or_zeros(address(stage, j), from, real);
         }
     }
     __device__ __forceinline__ vector16 read(int stage, int j) const
@@ -118,16 +106,14 @@ struct own_x {
         uint4 u = {};
 
         if (has) {
-            u = shared_load16(address(stage, j));
+            u = load_shared16(address(stage, j));
         }
         return {{u.x, u.y, u.z, u.w}};
     }
     __device__ __forceinline__ void write(int stage, int j, const vector16 &x) const
     {
         if (has) {
-            asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address(stage, j)),
-                         "r"(x.v[0]), "r"(x.v[1]), "r"(x.v[2]), "r"(x.v[3])
-                         : "memory");
+            store_shared16(address(stage, j), make_uint4(x.v[0], x.v[1], x.v[2], x.v[3]));
         }
     }
 };
@@ -136,17 +122,6 @@ struct own_x {
 __host__ __device__ constexpr int x_stage_bytes(int rows)
 {
     return STAGE_COLS * rows * 2;
-}
-
-__device__ __forceinline__ void commit_copies(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* All of this thread's groups of copies but the last LEFT are there. */
-template <int LEFT> __device__ __forceinline__ void wait_copies(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
 /* The first of a lane's columns of a stage. */
@@ -171,8 +146,8 @@ __device__ __forceinline__ void load_rows(const own_x &x, const void *rows_of, i
             x.copy(s, j, from + (real ? c : 0), real);
         }
     }
-    commit_copies();
-    wait_copies<0>();
+    async_commit();
+    async_wait<0>();
 }
 
 /* The factor of this lane's row in an RMS norm; shared [WARPS][ROWS]. */
@@ -226,7 +201,7 @@ __device__ __forceinline__ void norm_rows(const own_x &x, const expert_few &a, u
 #pragma unroll
         for (int j = 0; j < SHARE; j++) {
             int c = min(column_of(s, j, warp, lane), a.up.k - 8); /* beyond it all is zero */
-            uint4 w = shared_load16(weight + c * 2);
+            uint4 w = load_shared16(weight + c * 2);
             const uint32_t of[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -368,8 +343,8 @@ __device__ __forceinline__ sums multiply_router(ring<B> &r, const own_x &x, int 
             int at = warp + WARPS * j - first;
             if (at >= 0 && at < groups) {
                 uint32_t from = row + at * GROUP * 2;
-                multiply8<T>(f, shared_load16(from),
-                             shared_load16(from + TILE / 2 * stage_of<B>::PITCH), x.read(s, j));
+                multiply8<T>(f, load_shared16(from),
+                             load_shared16(from + TILE / 2 * stage_of<B>::PITCH), x.read(s, j));
             }
         }
         __syncwarp();

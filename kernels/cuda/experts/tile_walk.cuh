@@ -1,38 +1,14 @@
-/* How persistent blocks walk the tiles of experts, and the copies into their stages. */
+/* How persistent blocks walk the tiles of experts, and how they are launched, for 16,
+ * 32 or 64 rows a tile. */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_TILE_WALK_CUH
 #define QUIRE_KERNELS_CUDA_EXPERTS_TILE_WALK_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/gemm/async_copy.cuh"
 
 namespace expert_tiles
 {
-__device__ __forceinline__ void async_copy(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void async_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int LEFT> __device__ __forceinline__ void async_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
-__device__ __forceinline__ uint4 shared_load(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 /* Where a block is: a stage of DEPTH columns of one tile times one block of weight
  * rows. The last stage and the last block may have fewer. */
 template <int BLOCK_ROWS, int DEPTH> struct position {
@@ -75,6 +51,57 @@ template <int BLOCK_ROWS, int DEPTH> struct position {
         return true;
     }
 };
+
+/* Loads the stage ahead, if there is one, to `to` and goes on. */
+template <typename LOADER, typename POSITION>
+__device__ __forceinline__ void load_next(LOADER &load, POSITION &ahead, const expert_product &a,
+                                          const expert_lists &l, uint32_t to)
+{
+    if (ahead.more()) {
+        load.load(a, to, ahead.step);
+        if (ahead.next(a, l) && ahead.more()) {
+            load.enter(a, ahead);
+        }
+    }
+    async_commit();
+}
+
+/* ---- launches ---- */
+
+/* OF::KERNEL, of blocks of OF::BLOCK threads with OF::BYTES of shared memory. False: a
+ * block cannot have as much. */
+template <typename OF>
+bool launch_tiles(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    static bool allowed = allow_shared(OF::KERNEL, OF::BYTES);
+
+    if (allowed) {
+        launch(OF::KERNEL, dim3((unsigned)n_blocks), dim3(OF::BLOCK), OF::BYTES, stream, a, l);
+    }
+    return allowed;
+}
+
+template <template <int, bool> class OF, bool GATED>
+bool launch_rows(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
+{
+    switch (l.tile_rows) {
+    case 16:
+        return launch_tiles<OF<16, GATED>>(a, l, n_blocks, stream);
+    case 32:
+        return launch_tiles<OF<32, GATED>>(a, l, n_blocks, stream);
+    default:
+        return launch_tiles<OF<64, GATED>>(a, l, n_blocks, stream);
+    }
+}
+
+/* The kernel OF<rows of a tile, gated> for this product. */
+template <template <int, bool> class OF>
+bool launch_product(const expert_product &a, const expert_lists &l, int n_blocks,
+                    cudaStream_t stream)
+{
+    return a.gated ? launch_rows<OF, true>(a, l, n_blocks, stream)
+                   : launch_rows<OF, false>(a, l, n_blocks, stream);
+}
 
 } // namespace expert_tiles
 

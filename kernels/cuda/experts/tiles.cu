@@ -8,9 +8,8 @@
  * and up rows meet in the same registers. A ring of stages is filled by cp.async, 16
  * bytes a thread, with chunks permuted so that ldmatrix has no bank conflicts.
  */
-#include "kernels/cuda/attention/attn_common.cuh"
-#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/tile_store.cuh"
+#include "kernels/cuda/experts/tile_walk.cuh"
 
 namespace
 {
@@ -22,21 +21,6 @@ template <int N, bool GATED> struct mma_layout {
     static constexpr int STAGE = (WEIGHT_ROWS + N) * ROW_BYTES;
     static constexpr int BYTES = STAGES * STAGE;
 };
-
-__device__ __forceinline__ void async_copy(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void async_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int LEFT> __device__ __forceinline__ void async_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 
 /* Address of 16-byte chunk `chunk` of row r. */
 __device__ __forceinline__ uint32_t chunk_at(uint32_t base, int r, int chunk)
@@ -151,31 +135,12 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T, int N, bool GATED>
-bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
-{
-    using L = mma_layout<N, GATED>;
-    auto kernel = mma_kernel<T, N, GATED>;
-    static bool allowed = allow_shared(kernel, L::BYTES);
-
-    if (allowed) {
-        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, a, l);
-    }
-    return allowed;
-}
-
-template <typename T, bool GATED>
-bool run_rows(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
-{
-    switch (l.tile_rows) {
-    case 16:
-        return run<T, 16, GATED>(a, l, n_blocks, stream);
-    case 32:
-        return run<T, 32, GATED>(a, l, n_blocks, stream);
-    default:
-        return run<T, 64, GATED>(a, l, n_blocks, stream);
-    }
-}
+template <typename T> struct mma_of {
+    template <int N, bool GATED> struct tile {
+        static constexpr auto KERNEL = mma_kernel<T, N, GATED>;
+        static constexpr int BLOCK = THREADS, BYTES = mma_layout<N, GATED>::BYTES;
+    };
+};
 
 } // namespace
 
@@ -189,10 +154,8 @@ extern "C" bool launch_expert_mma(const struct expert_product *a, const struct e
     if (!fits) {
         return false;
     }
-    if (a->type == T_F16) {
-        return a->gated ? run_rows<__half, true>(*a, *l, n_blocks, stream)
-                        : run_rows<__half, false>(*a, *l, n_blocks, stream);
-    }
-    return a->gated ? run_rows<__nv_bfloat16, true>(*a, *l, n_blocks, stream)
-                    : run_rows<__nv_bfloat16, false>(*a, *l, n_blocks, stream);
+    return a->type == T_F16
+               ? expert_tiles::launch_product<mma_of<__half>::tile>(*a, *l, n_blocks, stream)
+               : expert_tiles::launch_product<mma_of<__nv_bfloat16>::tile>(*a, *l, n_blocks,
+                                                                           stream);
 }

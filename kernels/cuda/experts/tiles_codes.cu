@@ -81,7 +81,7 @@ template <int N, bool GATED> struct loader {
     }
     /* Rows that the tile lacks are not loaded: no result that is stored depends on
      * them. */
-    __device__ __forceinline__ void load(uint32_t to, int step) const
+    __device__ __forceinline__ void load(const expert_product &, uint32_t to, int step) const
     {
         const uint8_t *from = code + step * DEPTH;
 
@@ -99,25 +99,11 @@ template <int N, bool GATED> struct loader {
     }
 };
 
-/* Loads the stage ahead, if there is one, and goes on. */
-template <int N, bool GATED>
-__device__ __forceinline__ void load_next(loader<N, GATED> &load, place &ahead,
-                                          const expert_product &a, const expert_lists &l,
-                                          uint32_t to)
-{
-    if (ahead.more()) {
-        load.load(to, ahead.step);
-        if (ahead.next(a, l) && ahead.more()) {
-            load.enter(a, ahead);
-        }
-    }
-    async_commit();
-}
-
 /* 16 columns of x in the order in which e4m3_values has their codes. */
 __device__ __forceinline__ void load_x(uint32_t (&v)[8], uint32_t rows, int r, int chunk)
 {
-    uint4 a = shared_load(x_chunk(rows, r, chunk)), b = shared_load(x_chunk(rows, r, chunk + 1));
+    uint4 a = load_shared16(x_chunk(rows, r, chunk)),
+          b = load_shared16(x_chunk(rows, r, chunk + 1));
     const uint32_t word[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 
 #pragma unroll
@@ -151,8 +137,8 @@ __device__ __forceinline__ void multiply_stage(float (&d)[KINDS][TILES][4], uint
 #pragma unroll
         for (int s = 0; s < KINDS; s++) {
             int r = s * BLOCK_ROWS + warp_row + g;
-            uint4 a = shared_load(code_chunk(weights, r, half * 4 + t));
-            uint4 b = shared_load(code_chunk(weights, r + 8, half * 4 + t));
+            uint4 a = load_shared16(code_chunk(weights, r, half * 4 + t));
+            uint4 b = load_shared16(code_chunk(weights, r + 8, half * 4 + t));
             low[s][0] = e4m3_values(a.x, a.y);
             low[s][1] = e4m3_values(a.z, a.w);
             high[s][0] = e4m3_values(b.x, b.y);
@@ -246,31 +232,10 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     }
 }
 
-template <int N, bool GATED>
-bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
-{
-    using L = codes_layout<N, GATED>;
-    auto kernel = codes_kernel<N, GATED>;
-    static bool allowed = allow_shared(kernel, L::BYTES);
-
-    if (allowed) {
-        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, a, l);
-    }
-    return allowed;
-}
-
-template <bool GATED>
-bool run_rows(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
-{
-    switch (l.tile_rows) {
-    case 16:
-        return run<16, GATED>(a, l, n_blocks, stream);
-    case 32:
-        return run<32, GATED>(a, l, n_blocks, stream);
-    default:
-        return run<64, GATED>(a, l, n_blocks, stream);
-    }
-}
+template <int N, bool GATED> struct codes_of {
+    static constexpr auto KERNEL = codes_kernel<N, GATED>;
+    static constexpr int BLOCK = THREADS, BYTES = codes_layout<N, GATED>::BYTES;
+};
 
 } // namespace
 
@@ -281,9 +246,5 @@ extern "C" bool launch_expert_codes(const struct expert_product *a, const struct
                 a->group_cols % DEPTH == 0 && a->width % BLOCK_ROWS == 0 && a->x_stride % 8 == 0 &&
                 a->w_stride % 16 == 0 && l->tile_rows <= 64;
 
-    if (!fits) {
-        return false;
-    }
-    return a->gated ? run_rows<true>(*a, *l, n_blocks, stream)
-                    : run_rows<false>(*a, *l, n_blocks, stream);
+    return fits && launch_product<codes_of>(*a, *l, n_blocks, stream);
 }

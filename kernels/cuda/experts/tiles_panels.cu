@@ -120,21 +120,6 @@ template <int N, bool GATED> struct loader {
     }
 };
 
-/* Loads the stage ahead, if there is one, and goes on. */
-template <int N, bool GATED>
-__device__ __forceinline__ void load_next(loader<N, GATED> &load, place<GATED> &ahead,
-                                          const expert_product &a, const expert_lists &l,
-                                          uint32_t to)
-{
-    if (ahead.more()) {
-        load.load(a, to, ahead.step);
-        if (ahead.next(a, l) && ahead.more()) {
-            load.enter(a, ahead);
-        }
-    }
-    async_commit();
-}
-
 /* Eight codes of a panel's row as bf16: those of this lane in a group. */
 __device__ __forceinline__ uint4 panel_values(uint32_t stage, int panel, int group, int lane)
 {
@@ -165,7 +150,7 @@ __device__ __forceinline__ void multiply_stage(float (&d)[TILES][4], uint32_t st
                  second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            uint4 x = shared_load(x_chunk(rows, i * 8 + (lane >> 2), group * 4 + (lane & 3)));
+            uint4 x = load_shared16(x_chunk(rows, i * 8 + (lane >> 2), group * 4 + (lane & 3)));
             mma16816<T>(d[i], first, x.x, x.y);
             mma16816<T>(d[i], second, x.z, x.w);
         }
@@ -255,31 +240,10 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     }
 }
 
-template <int N, bool GATED>
-bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
-{
-    using L = panels_layout<N>;
-    auto kernel = panels_kernel<N, GATED>;
-    static bool allowed = allow_shared(kernel, L::BYTES);
-
-    if (allowed) {
-        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, a, l);
-    }
-    return allowed;
-}
-
-template <bool GATED>
-bool run_rows(const expert_product &a, const expert_lists &l, int n_blocks, cudaStream_t stream)
-{
-    switch (l.tile_rows) {
-    case 16:
-        return run<16, GATED>(a, l, n_blocks, stream);
-    case 32:
-        return run<32, GATED>(a, l, n_blocks, stream);
-    default:
-        return run<64, GATED>(a, l, n_blocks, stream);
-    }
-}
+template <int N, bool GATED> struct panels_of {
+    static constexpr auto KERNEL = panels_kernel<N, GATED>;
+    static constexpr int BLOCK = THREADS, BYTES = panels_layout<N>::BYTES;
+};
 
 } // namespace
 
@@ -289,9 +253,5 @@ extern "C" bool launch_expert_panels(const struct expert_product *a, const struc
     bool fits = a->panels && a->w_scale && a->type == T_BF16 && a->k % (2 * PANEL_GROUP) == 0 &&
                 a->width % (2 * PANEL_ROWS) == 0 && a->x_stride % 8 == 0 && l->tile_rows <= 64;
 
-    if (!fits) {
-        return false;
-    }
-    return a->gated ? run_rows<true>(*a, *l, n_blocks, stream)
-                    : run_rows<false>(*a, *l, n_blocks, stream);
+    return fits && launch_product<panels_of>(*a, *l, n_blocks, stream);
 }

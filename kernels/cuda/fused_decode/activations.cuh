@@ -9,6 +9,7 @@
 #define QUIRE_KERNELS_CUDA_FUSED_DECODE_ACTIVATIONS_CUH
 
 #include "kernels/cuda/fused_decode/ring.cuh"
+#include "kernels/cuda/gemm/async_copy.cuh"
 
 /* Vectors of 8 activations that a lane has of a slice. */
 enum { VECTORS = FUSED_SLICE_K / FUSED_MMA_WARPS / 4 / 8 };
@@ -296,10 +297,7 @@ __device__ __forceinline__ void fetch_norm_weight(const fused_op &q, const share
     /* an earlier copy may be pending in a block that had no tiles */
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int n = threadIdx.x; n < q.k / 8; n += MMA_THREADS) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         shared_address(s.norm_weight + n * 16)),
-                     "l"((const uint4 *)q.norm.weight + n)
-                     : "memory");
+        async_copy(shared_address(s.norm_weight + n * 16), (const uint4 *)q.norm.weight + n);
     }
 }
 

@@ -32,22 +32,11 @@
 
 /* ---- products ---- */
 
-__device__ __forceinline__ uint4 load_shared(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 /* A lane's codes of a weight row, as two vectors 4 vectors apart. Where rows lie 1 KB
  * apart, all in the same banks, odd rows are read in swapped order. */
 __device__ __forceinline__ void load_row(uint4 &first, uint4 &second, uint32_t at, bool odd)
 {
-    uint4 a = load_shared(at + (odd ? 64 : 0)), b = load_shared(at + (odd ? 0 : 64));
+    uint4 a = load_shared16(at + (odd ? 64 : 0)), b = load_shared16(at + (odd ? 0 : 64));
 
     first = odd ? b : a;
     second = odd ? a : b;

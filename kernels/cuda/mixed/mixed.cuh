@@ -213,7 +213,7 @@ __device__ __forceinline__ void sum_bytes_by_warp(float (&sums)[N / 2], lane_cod
         uint32_t a[2][4];
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-            x[j] = load_words((at ^ i % 2 * 16) + i / 2 * (N * MIXED_GROUP) + j * 1024);
+            x[j] = load_shared16((at ^ i % 2 * 16) + i / 2 * (N * MIXED_GROUP) + j * 1024);
         }
         codes.next_operand(a[0], i / 2, i % 2 * 2);
         codes.next_operand(a[1], i / 2, i % 2 * 2 + 1);

@@ -86,17 +86,6 @@ template <int F, int N, int WIDTH> struct mixed_layout {
  */
 template <int F> struct lane_codes;
 
-__device__ __forceinline__ uint4 load_words(uint32_t shared_at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(shared_at)
-                 : "memory");
-    return v;
-}
-
 __device__ __forceinline__ int lane_row(void)
 {
     return (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
@@ -246,8 +235,8 @@ struct lane_bytes {
 
 #pragma unroll
         for (int panel = 0; panel < 2; panel++) {
-            own[0][panel] = load_words(from ^ panel * 64);
-            own[1][panel] = load_words((from ^ panel * 64) + 8 * MIXED_GROUP);
+            own[0][panel] = load_shared16(from ^ panel * 64);
+            own[1][panel] = load_shared16((from ^ panel * 64) + 8 * MIXED_GROUP);
         }
     }
     __device__ __forceinline__ uint32_t own_word(int h, int panel, int i) const

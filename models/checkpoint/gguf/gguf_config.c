@@ -195,6 +195,7 @@ static void put_found(struct gguf_writer *w)
     put_whether(w, f->qkv_bias, "blk.0.attn_q.bias");
     put_whether(w, f->o_bias, "blk.0.attn_output.bias");
     put_whether(w, f->mlp_bias, "blk.0.ffn_up.bias");
+    put_whether(w, f->head_bias, "output.bias");
     put_whether(w, f->head_norms, "blk.0.attn_q_norm.weight");
     put_whether(w, f->state_norm, "blk.0.ssm_norm.weight");
     buf_printf(&w->out, ",\"torch_dtype\":\"%s\"", stored_dtype(w->g));

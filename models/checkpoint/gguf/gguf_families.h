@@ -48,6 +48,7 @@ struct gguf_family {
     /* the members that say whether the tensors of the first layer have a bias, and
      * whether q and k are normed per head; NULL: it follows from the architecture */
     const char *qkv_bias, *o_bias, *mlp_bias, *head_norms;
+    const char *head_bias;  /* likewise, of logits */
     const char *state_norm; /* likewise, of a norm behind the first layer's recurrence */
     /* Every layer is one of a recurrence, attention, which has key/value heads, and an
      * MLP or experts, which have a width: of this kind, as in layer_types; NULL: layers

@@ -151,6 +151,25 @@ static int take_zeros(struct quant_assembly *a, struct err *e)
     return 0;
 }
 
+/* Symmetric codes may have zero points in the file all the same: of 0, which packed
+ * into int32 is half their range. */
+static int check_no_zeros(struct quant_assembly *a, struct err *e)
+{
+    const struct tensor *t = quant_part(a, ".weight_zero_point");
+    uint8_t middle = a->q->format->bits == 4 ? 0x88 : 0x80;
+
+    for (int64_t i = 0; t && i < t->n_bytes; i++) {
+        uint8_t byte = ((const uint8_t *)t->data)[i];
+        if (byte != 0 && (byte != middle || !quant_is(t, "I32"))) {
+            return err_set(e, ERR_INVALID,
+                           "%.200s has zero points, but quantization_config says that the codes "
+                           "are symmetric",
+                           t->name);
+        }
+    }
+    return 0;
+}
+
 /* The scale of the whole tensor, of FP4 in groups of 16, and that of activations. */
 static int take_factors(struct quant_assembly *a, struct err *e)
 {
@@ -194,11 +213,7 @@ int quant_compressed(struct quant_assembly *a, struct err *e)
                              "F32 F16 BF16 F8_E4M3 F8_E8M0 U8", &scales, e);
     rc = rc < 0 ? rc : quant_check_shape(scales, quant_row_groups(q), quant_col_groups(q), e);
     rc = rc < 0 ? rc : take_scales(a, scales, e);
-    if (rc == 0 && a->scheme.zeros) {
-        rc = take_zeros(a, e);
-    } else {
-        quant_part(a, ".weight_zero_point"); /* of symmetric codes: zeros */
-    }
+    rc = rc < 0 ? rc : a->scheme.zeros ? take_zeros(a, e) : check_no_zeros(a, e);
     rc = rc < 0 ? rc : take_factors(a, e);
     order = quant_part(a, ".weight_g_idx");
     if (rc == 0 && order) {

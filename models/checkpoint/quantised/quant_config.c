@@ -325,8 +325,8 @@ static int code_format(const struct raw_args *w, const char *format, struct quan
     } else if (!floats && w->bits == 4) {
         ret->format = FORMAT_INT4;
     } else {
-        return err_set(e, ERR_UNSUPPORTED, "%s: %s weights of %lld bits (%s) are not supported",
-                       KEY, w->type, (long long)w->bits, format);
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s%s weights of %lld bits (%s) are not supported",
+                       KEY, w->symmetric ? "" : "asymmetric ", w->type, (long long)w->bits, format);
     }
     ret->zeros = !w->symmetric;
     return 0;

@@ -1,5 +1,6 @@
 /* Finding the quantised weights of a checkpoint, and their codes and values (see
  * quantised.h). */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -297,6 +298,13 @@ static int make_weight(struct checkpoint *c, const struct quant_config *config,
     return rc;
 }
 
+static bool ends_with(const char *name, const char *end)
+{
+    size_t len = strlen(name), n = strlen(end);
+
+    return len > n && strcmp(name + len - n, end) == 0;
+}
+
 /* Scales of the key/value cache and of what is not quantised here. */
 static void set_cache_scales_aside(struct checkpoint *c)
 {
@@ -304,10 +312,8 @@ static void set_cache_scales_aside(struct checkpoint *c)
                                        ".output_scale"};
 
     for (int32_t i = 0; i < c->n_tensors; i++) {
-        size_t len = strlen(c->tensor[i].name);
         for (size_t k = 0; k < ARRAY_LEN(ENDS); k++) {
-            size_t n = strlen(ENDS[k]);
-            c->tensor[i].part |= len > n && strcmp(c->tensor[i].name + len - n, ENDS[k]) == 0;
+            c->tensor[i].part |= ends_with(c->tensor[i].name, ENDS[k]);
         }
     }
 }
@@ -330,6 +336,26 @@ int checkpoint_add_quantised(struct checkpoint *c, const struct quant_config *co
                ? rc
                : err_set(e, ERR_INVALID, "quantization_config says %s, but no weight is stored so",
                          quant_method_name(config->method));
+}
+
+/* ERR_INVALID: there are parts of quantised weights. Without a configuration nothing
+ * tells what codes mean, and the parts would be reported as unknown weights. */
+static int check_not_quantised(const struct checkpoint *c, struct err *e)
+{
+    static const char *const ENDS[] = {".weight_packed", ".qweight", ".weight_scale",
+                                       ".weight_scale_inv"};
+
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        for (size_t k = 0; k < ARRAY_LEN(ENDS); k++) {
+            if (ends_with(c->tensor[i].name, ENDS[k])) {
+                return err_set(e, ERR_INVALID,
+                               "%.200s is part of a quantised weight, but config.json has no "
+                               "quantization_config, nor is there a hf_quant_config.json",
+                               c->tensor[i].name);
+            }
+        }
+    }
+    return 0;
 }
 
 static int read_config(struct quant_config *ret, bool *ret_found, const char *dir, struct err *e)
@@ -356,6 +382,31 @@ static int read_config(struct quant_config *ret, bool *ret_found, const char *di
     return rc;
 }
 
+/* Whether a code times its scale is below the greatest F16, for every scale. */
+static bool fits_f16(const struct quant_tensor *q)
+{
+    const struct weight_scales *s = &q->scales;
+    int64_t n = quant_row_groups(q) * quant_col_groups(q);
+    float steps = (float)(1 << q->format->bits);
+    bool fits = true;
+
+    for (int64_t i = 0; i < n && fits; i++) {
+        fits = fabsf(weight_scale_load(s, i)) * s->factor * steps < 65504;
+    }
+    return fits;
+}
+
+void checkpoint_decode_finer(struct checkpoint *c)
+{
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        struct tensor *t = &c->tensor[i];
+        if (t->quantised && t->quantised->column_group && t->dtype == DTYPE_BF16 &&
+            fits_f16(t->quantised)) {
+            t->dtype = DTYPE_F16; /* as many bytes */
+        }
+    }
+}
+
 int checkpoint_expert_format(const struct weight_format **ret, const char *dir, struct err *e)
 {
     struct quant_config config;
@@ -378,7 +429,7 @@ int checkpoint_read_quantised(struct checkpoint *c, const char *dir, enum dtype 
     int rc = read_config(&config, &found, dir, e);
 
     if (rc < 0 || !found) {
-        return rc;
+        return rc < 0 ? rc : check_not_quantised(c, e);
     }
     rc = checkpoint_add_quantised(c, &config, dtype, e);
     quant_config_release(&config);

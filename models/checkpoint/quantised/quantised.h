@@ -49,6 +49,10 @@ int checkpoint_read_quantised(struct checkpoint *c, const char *dir, enum dtype 
 /* The same with a configuration that was read; for the fuzzer, too. */
 int checkpoint_add_quantised(struct checkpoint *c, const struct quant_config *config,
                              enum dtype dtype, struct err *e);
+/* Where groups of columns are no neighbours (act-order), so that the weight will be
+ * decoded to BF16, have it decoded to F16 instead, which is nearer to its values; not
+ * where F16 might not hold them. */
+void checkpoint_decode_finer(struct checkpoint *c);
 /* The format in which config.json in `dir` says that experts are stored, where it
  * speaks of them alone (MXFP4); else NULL. For models without weights. */
 int checkpoint_expert_format(const struct weight_format **ret, const char *dir, struct err *e);

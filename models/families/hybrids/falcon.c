@@ -23,12 +23,7 @@ static const struct architecture ARCHITECTURES[] = {
     ROW(MAMBA name, rows, DIM_ONE, split, WEIGHT_VECTOR, IN_LAYER(target), when)
 
 static const struct tensor_spec TENSORS[] = {
-    ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,
-        IN_MODEL(embed), WHEN_ALWAYS),
-    ROW("model.final_layernorm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,
-        IN_MODEL(final_norm.weight), WHEN_ALWAYS),
-    ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head),
-        WHEN_UNTIED),
+    ROWS_ENDS("model.embed_tokens", "model.final_layernorm", "lm_head"),
     ROW_NORM(LAYER "input_layernorm", attn_norm),
     ROW_NORM(LAYER "pre_ff_layernorm", mlp_norm),
     ROWS_QKV(LAYER "self_attn."),

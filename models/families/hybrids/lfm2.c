@@ -22,24 +22,19 @@ static const struct architecture EXPERTS[] = {
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
 #define MLP LAYER "feed_forward."
-#define ROWS_LAYERS                                                                              \
-    ROW("model.embed_tokens.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,       \
-        IN_MODEL(embed), WHEN_ALWAYS),                                                           \
-        ROW("model.embedding_norm.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,       \
-            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                           \
-        ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), \
-            WHEN_UNTIED),                                                                        \
-        ROW_NORM(LAYER "operator_norm", attn_norm), ROW_NORM(LAYER "ffn_norm", mlp_norm),        \
-        ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),            \
-        ROW_MATRIX(ATTN "k_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),           \
-        ROW_MATRIX(ATTN "v_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),           \
-        ROW_LATENT_NORM(ATTN "q_layernorm", DIM_HEAD, rope.q_norm, WHEN_ATTENTION),              \
-        ROW_LATENT_NORM(ATTN "k_layernorm", DIM_HEAD, rope.k_norm, WHEN_ATTENTION),              \
-        ROW_MATRIX(ATTN "out_proj", DIM_HIDDEN, DIM_Q, SPLIT_IN, o, WHEN_ATTENTION),             \
-        ROW_MATRIX(LAYER "conv.out_proj", DIM_HIDDEN, DIM_VALUES, SPLIT_IN, o, WHEN_RECURRENT),  \
-        ROW_MATRIX(LAYER "conv.in_proj", DIM_CONV_IN, DIM_HIDDEN, SPLIT_OUT, mixer,              \
-                   WHEN_RECURRENT),                                                              \
-        ROW(LAYER "conv.conv.weight", DIM_CONV, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR,               \
+#define ROWS_LAYERS                                                                             \
+    ROWS_ENDS("model.embed_tokens", "model.embedding_norm", "lm_head"),                         \
+        ROW_NORM(LAYER "operator_norm", attn_norm), ROW_NORM(LAYER "ffn_norm", mlp_norm),       \
+        ROW_MATRIX(ATTN "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),           \
+        ROW_MATRIX(ATTN "k_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),          \
+        ROW_MATRIX(ATTN "v_proj", DIM_KV, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),          \
+        ROW_LATENT_NORM(ATTN "q_layernorm", DIM_HEAD, rope.q_norm, WHEN_ATTENTION),             \
+        ROW_LATENT_NORM(ATTN "k_layernorm", DIM_HEAD, rope.k_norm, WHEN_ATTENTION),             \
+        ROW_MATRIX(ATTN "out_proj", DIM_HIDDEN, DIM_Q, SPLIT_IN, o, WHEN_ATTENTION),            \
+        ROW_MATRIX(LAYER "conv.out_proj", DIM_HIDDEN, DIM_VALUES, SPLIT_IN, o, WHEN_RECURRENT), \
+        ROW_MATRIX(LAYER "conv.in_proj", DIM_CONV_IN, DIM_HIDDEN, SPLIT_OUT, mixer,             \
+                   WHEN_RECURRENT),                                                             \
+        ROW(LAYER "conv.conv.weight", DIM_CONV, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR,              \
             IN_LAYER(recurrence.conv), WHEN_RECURRENT)
 #define ROWS_MLP                                                              \
     ROW_MATRIX(MLP "w1", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),     \

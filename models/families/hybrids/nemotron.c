@@ -24,13 +24,8 @@ static const struct architecture ARCHITECTURES[] = {
 #define MIXER "backbone.layers.%d.mixer."
 #define ROW_VECTOR(when, name, rows, split, target) \
     ROW(MIXER name, rows, DIM_ONE, split, WEIGHT_VECTOR, IN_LAYER(target), when)
-#define ROWS_OUTSIDE                                                                             \
-    ROW("backbone.embeddings.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_EMBEDDING,      \
-        IN_MODEL(embed), WHEN_ALWAYS),                                                           \
-        ROW("backbone.norm_f.weight", DIM_HIDDEN, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,            \
-            IN_MODEL(final_norm.weight), WHEN_ALWAYS),                                           \
-        ROW("lm_head.weight", DIM_VOCAB, DIM_HIDDEN, SPLIT_VOCAB, WEIGHT_LINEAR, IN_MODEL(head), \
-            WHEN_UNTIED),                                                                        \
+#define ROWS_OUTSIDE                                                \
+    ROWS_ENDS("backbone.embeddings", "backbone.norm_f", "lm_head"), \
         ROW_NORM("backbone.layers.%d.norm", attn_norm)
 #define ROWS_ATTENTION                                                                  \
     ROW_MATRIX(MIXER "q_proj", DIM_Q, DIM_HIDDEN, SPLIT_OUT, qkv, WHEN_ATTENTION),      \

@@ -85,6 +85,8 @@ void model_count_format(const struct model *m, const struct tensor_spec *s,
 
     (as_stored ? t->n_stored : t->n_decoded)[id]++;
     if (!as_stored && !t->why_decoded[id]) {
+        bool own = tensor->quantised && !tensor_spec_of_expert(s);
+        t->decoded_to[id] = own ? tensor->dtype : m->options.dtype;
         t->why_decoded[id] = why_decoded(m, s, tensor);
     }
 }
@@ -104,7 +106,7 @@ void model_log_formats(const struct model *m)
         }
         if (t->n_decoded[i] > 0) {
             buf_printf(&text, "%s%d of %s decoded to %s (%s)", text.len ? "; " : "",
-                       t->n_decoded[i], f->name, dtype_name(m->options.dtype), t->why_decoded[i]);
+                       t->n_decoded[i], f->name, dtype_name(t->decoded_to[i]), t->why_decoded[i]);
         }
     }
     if (t->n_quantised > 0) {

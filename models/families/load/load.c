@@ -111,6 +111,7 @@ static void set_experts(const struct model *m, struct layer *l)
     l->experts.act = m->config.act;
     l->experts.normalised = x->normalised;
     l->experts.scores = x->scores;
+    l->experts.mixer_jitter = x->mixer_jitter;
     l->experts.groups_by_two = x->groups_by_two;
     l->experts.n_groups = x->n_groups;
     l->experts.top_groups = x->top_groups;
@@ -429,6 +430,9 @@ static int check_backend(const struct model *m, struct err *e)
         what = "layers with recurrent states";
     } else if (convolves && !m->backend->convolutions) {
         what = "layers that are convolutions";
+    } else if (c->experts.n > 0 && c->experts.scores == SCORES_MIXER &&
+               !m->backend->mixer_experts) {
+        what = "experts that a sparse mixer chooses";
     } else if (c->norm_last && !m->backend->late_head_norms) {
         what = "norms of rotated heads";
     } else if (c->full_head_dim > 0 && !ops->multiply) {

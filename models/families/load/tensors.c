@@ -34,6 +34,9 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
     case DIM_KV:
         return (int64_t)c->n_kv_heads * c->head_dim;
     case DIM_QKV:
+    case DIM_GROUPED_Q:
+    case DIM_GROUPED_K:
+    case DIM_GROUPED_V:
         return ((int64_t)c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     case DIM_HEAD:
         return c->head_dim;
@@ -127,6 +130,8 @@ bool tensor_spec_wanted(const struct tensor_spec *s, const struct model_config *
         return c->o_bias;
     case WHEN_MLP_BIAS:
         return c->mlp_bias;
+    case WHEN_HEAD_BIAS:
+        return c->head_bias;
     case WHEN_QK_NORM:
         return c->qk_norm;
     case WHEN_FINAL_NORM:

@@ -111,9 +111,31 @@ static enum tensor_split split_of(const struct model *m, const struct tensor_spe
     return m->options.expert_parallel && is_by_expert(s) ? SPLIT_NONE : s->split;
 }
 
+static bool is_grouped(enum tensor_dim dim)
+{
+    return dim == DIM_GROUPED_Q || dim == DIM_GROUPED_K || dim == DIM_GROUPED_V;
+}
+
 static bool is_by_head(enum tensor_dim dim)
 {
-    return dim == DIM_K_UP || dim == DIM_V_UP;
+    return dim == DIM_K_UP || dim == DIM_V_UP || is_grouped(dim);
+}
+
+/* The rows of this rank's heads in q, k and v by key/value head: its queries, its keys
+ * or its values, a range a head. */
+static int32_t grouped_ranges(const struct model *m, enum tensor_dim dim, struct axis_range *ret)
+{
+    const struct model_config *c = &m->config;
+    int32_t queries = c->n_heads / c->n_kv_heads, d = c->head_dim;
+    bool q = dim == DIM_GROUPED_Q;
+    struct axis_range heads = head_range(m, q ? c->n_heads : c->n_kv_heads);
+
+    for (int32_t i = 0; i < heads.n; i++) {
+        int32_t head = heads.first + i, group = q ? head / queries : head;
+        int32_t at = q ? head % queries : queries + (dim == DIM_GROUPED_V);
+        ret[i] = (struct axis_range){(group * (queries + 2) + at) * d, d};
+    }
+    return heads.n;
 }
 
 /* The rows that make the keys of this rank's heads, or their values, a range a head. */
@@ -139,6 +161,9 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
     int32_t d = c->head_dim;
     struct axis_range q = head_range(m, c->n_heads), kv = head_range(m, c->n_kv_heads);
 
+    if (is_grouped(dim)) {
+        return grouped_ranges(m, dim, ret);
+    }
     if (is_by_head(dim)) {
         return head_ranges(m, dim, ret);
     }
@@ -446,6 +471,22 @@ static bool keeps_float32(const struct model *m, const struct tensor_spec *s)
     return is;
 }
 
+/* The type of a weight that is no codes: the model's, but for one that was decoded to a
+ * finer type as a whole (checkpoint_decode_finer). */
+static enum dtype type_of(const struct assembly *a, const struct tensor_spec *s)
+{
+    bool finer = a->n_pieces > 0 && !tensor_spec_of_expert(s);
+
+    if (keeps_float32(a->m, s)) {
+        return DTYPE_F32;
+    }
+    for (int32_t i = 0; i < a->n_pieces; i++) {
+        const struct tensor *t = a->source[i].tensor;
+        finer = finer && t && t->quantised && a->piece[i].dtype == DTYPE_F16;
+    }
+    return finer ? DTYPE_F16 : a->m->options.dtype;
+}
+
 enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
 
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
@@ -457,15 +498,12 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     tensor_spec_name(s, (struct tensor_index){m->config.head.layer + layer, -1}, name);
     struct weight_desc d = {.name = name,
                             .kind = s->kind,
-                            .dtype = m->options.dtype,
+                            .dtype = type_of(a, s),
                             .rows = a->rows,
                             .cols = a->cols,
                             .piece = a->piece,
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
-    if (keeps_float32(m, s)) {
-        d.dtype = DTYPE_F32;
-    }
     d.experts = tensor_spec_of_expert(s);
     if (d.n_pieces == 0 && d.experts && m->expert_format &&
         model_keeps_expert_format(m, m->expert_format, MX_GROUP)) {

@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include "config/base/json_plain.h"
+
 static void appends_grow_and_stay_terminated(void **state)
 {
     (void)state;
@@ -67,8 +69,33 @@ static void json_escapes_what_json_forbids(void **state)
     check_escape("plain", 5, "plain");
     check_escape("a\"b\\c\n\r\t\b\f\x01\x1f\x7f", 13,
                  "a\\\"b\\\\c\\n\\r\\t\\b\\f\\u0001\\u001f\\u007f");
+    check_escape("eight or more\nplain ones\"", 25, "eight or more\\nplain ones\\\"");
     check_escape("nul\0x", 5, "nul\\u0000x");
     check_escape("\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80", 9, "\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80");
+}
+
+/* What a plain byte is, and where a run of them ends: at each place in and behind a
+ * word of eight bytes, whatever byte follows. */
+static void plain_text_ends_where_the_first_byte_needs_more(void **state)
+{
+    enum { LEN = 19 };
+    char text[LEN];
+
+    (void)state;
+    for (int pair = 0; pair < 256 * 256; pair++) {
+        int at = pair % (LEN - 1), n = 0;
+        memset(text, 'a', LEN);
+        text[at] = (char)(pair >> 8);
+        text[at + 1] = (char)pair;
+        while (n < LEN) {
+            unsigned char c = (unsigned char)text[n];
+            if (c < ' ' || c > '~' || strchr("\"\\", c)) {
+                break;
+            }
+            n++;
+        }
+        assert_int_equal(json_plain_len(text, LEN), n);
+    }
 }
 
 #define BAD "\xEF\xBF\xBD"
@@ -105,6 +132,7 @@ int main(void)
         cmocka_unit_test(appends_grow_and_stay_terminated),
         cmocka_unit_test(the_maximum_holds_to_the_byte),
         cmocka_unit_test(json_escapes_what_json_forbids),
+        cmocka_unit_test(plain_text_ends_where_the_first_byte_needs_more),
         cmocka_unit_test(json_replaces_invalid_utf8),
         cmocka_unit_test(failed_escape_adds_nothing),
     };

@@ -12,6 +12,7 @@ struct shape {
     bool sigmoid, by_two, choice_bias, biases, ungated; /* ungated: no gate of the shared expert */
     bool beside; /* the router reads rows of its own, and each expert's weight has a factor */
     float factor, limit;
+    float jitter;                   /* above 0: a sparse mixer chooses */
     const struct quant_case *quant; /* of up and down; NULL: floats */
 };
 
@@ -63,6 +64,9 @@ static const struct shape SHAPES[] = {
     {30, 16, 4, 96, 48, 0, true, 0, .biases = true, .limit = 0.5F},
     {30, 12, 3, 96, 48, 0, true, 0, .beside = true}, /* Gemma-4 */
     {2, 16, 4, 64, 32, 0, true, 0, .beside = true},
+    {80, 16, 2, 64, 32, 0, false, 0, .jitter = 0.01F}, /* Phi-3.5-MoE */
+    {80, 16, 2, 64, 32, 0, false, 0, .jitter = 0.3F},
+    {30, 5, 2, 48, 24, 0, false, 0, .jitter = 0.2F, .biases = true},
     {9, 12, 3, 40, 24, 24, false, 0, 4, 2, .by_two = true, .choice_bias = true, .biases = true},
     /* codes, by the widths of a GPU's tiles of them */
     {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
@@ -177,6 +181,24 @@ static void left_by_groups(bool *may, const double *c, const struct shape *t)
     }
 }
 
+/* The weights of two experts, chosen by a sparse mixer of the products p. */
+static void reference_mixer(double *weight, const double *p, const struct shape *t)
+{
+    bool may[MOST_EXPERTS];
+
+    memset(may, true, sizeof(may));
+    memset(weight, 0, (size_t)t->n * sizeof(*weight));
+    for (int32_t k = 0; k < t->top; k++) {
+        int32_t best = take_greatest(p, t->n, may);
+        double sum = 1;
+        for (int32_t i = 0; i < t->n; i++) {
+            double of = fmax(fabs(p[i]), p[best]);
+            sum += may[i] && p[best] - p[i] <= 2 * (double)t->jitter * of ? exp(p[i] - p[best]) : 0;
+        }
+        weight[best] = 1 / sum;
+    }
+}
+
 /* s, and the weights of those that are chosen; 0 of the others. */
 static void reference_weights(double *weight, const float *x, const struct values *v,
                               const struct shape *t)
@@ -189,6 +211,10 @@ static void reference_weights(double *weight, const float *x, const struct value
     for (int32_t i = 0; i < t->n; i++) {
         s[i] = dot(x, v->router + (int64_t)i * t->hidden, t->hidden) + v->router_bias[i];
         most = fmax(most, s[i]);
+    }
+    if (t->jitter > 0) {
+        reference_mixer(weight, s, t);
+        return;
     }
     for (int32_t i = 0; i < t->n; i++) {
         s[i] = t->sigmoid ? 1 / (1 + exp(-s[i])) : exp(s[i] - most);
@@ -320,7 +346,8 @@ static bool takes(const struct rig *r, const struct shape *t)
         of = s.experts;
         group = s.expert_group;
     }
-    return r->b->ops->experts && of > 0 && t->hidden % of == 0 && t->width % of == 0 &&
+    return r->b->ops->experts && (t->jitter == 0 || r->b->mixer_experts) && of > 0 &&
+           t->hidden % of == 0 && t->width % of == 0 &&
            (group == 0 || t->quant->group_cols % group == 0);
 }
 
@@ -355,7 +382,10 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
               .width = t->width,
               .n_groups = t->n_groups,
               .top_groups = t->top_groups,
-              .scores = t->sigmoid ? SCORES_SIGMOID : SCORES_SOFTMAX,
+              .scores = t->sigmoid      ? SCORES_SIGMOID
+                        : t->jitter > 0 ? SCORES_MIXER
+                                        : SCORES_SOFTMAX,
+              .mixer_jitter = t->jitter,
               .act = ACT_SILU,
               .factor = t->factor,
               .swiglu_limit = t->limit,

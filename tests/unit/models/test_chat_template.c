@@ -237,6 +237,28 @@ static void test_values(void **state)
     expect("{{ 1 if false }}|{{ [1,2,3][:2] }}|{{ 'a' ~ 1 ~ none }}", "|[1, 2]|a1None");
 }
 
+/* Long texts stay where they are in the context, short ones are copied. */
+static void test_long_texts(void **state)
+{
+    enum { N = 700 };
+    char context[4 * N], want[8 * N], plain[N + 1], escaped[N + 8];
+    struct buf b;
+
+    (void)state;
+    memset(plain, 'p', N);
+    plain[N] = '\0';
+    snprintf(escaped, sizeof(escaped), "%.*s\\n\xC3\xA9%s", N / 2, plain, plain + N / 2);
+    snprintf(context, sizeof(context), "{\"a\":\"%s\",\"b\":\"%s\",\"c\":\"%s\",\"eos_token\":1}",
+             plain, escaped, "upper");
+    snprintf(want, sizeof(want), "%s|\"%s\"|%d|%d|True|<s>1", plain, escaped, N, N + 2);
+    assert_int_equal(render("{{ a }}|{{ b|tojson }}|{{ a|length }}|{{ b|length }}|"
+                            "{{ [a, b]|map(c)|list|length == 2 }}|{{ bos_token }}{{ eos_token }}",
+                            context, &b),
+                     0);
+    assert_string_equal(b.data, want);
+    buf_release(&b);
+}
+
 static void test_what_it_wants(void **state)
 {
     (void)state;
@@ -261,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_errors_say_where),
         cmocka_unit_test(test_bad_context),
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_long_texts),
         cmocka_unit_test(test_what_it_wants),
     };
 

@@ -254,6 +254,16 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            ERR_UNSUPPORTED, "use_qk_norm true is not supported with CohereForCausalLM");
     refuse("{\"architectures\":[\"Qwen3VLForConditionalGeneration\"],\"llm_config\":{" SIZES "}}",
            ERR_INVALID, "text_config is missing, in which Qwen3VLForConditionalGeneration");
+    refuse("{\"architectures\":[\"FalconForCausalLM\"]," SIZES ",\"alibi\":true}", ERR_UNSUPPORTED,
+           "alibi true is not supported");
+    refuse("{\"architectures\":[\"FalconForCausalLM\"]," SIZES ",\"parallel_attn\":false}",
+           ERR_UNSUPPORTED, "parallel_attn false is not supported");
+    refuse("{\"architectures\":[\"PhiMoEForCausalLM\"]," SIZES
+           ",\"num_local_experts\":4,\"num_experts_per_tok\":3}",
+           ERR_UNSUPPORTED, "num_experts_per_tok is 3, PhiMoEForCausalLM chooses 2");
+    refuse(LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"short_mscale\":1.1,"
+                 "\"long_mscale\":1.2}}",
+           ERR_UNSUPPORTED, "short_mscale 1.1 and long_mscale 1.2 must be equal");
     refuse("{\"architectures\":[\"Qwen2ForCausalLM\"],\"layer_types\":[\"x\"]," SIZES "}",
            ERR_INVALID, "layer_types: 'x'");
 }

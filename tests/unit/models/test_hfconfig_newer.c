@@ -1,5 +1,4 @@
-/* Configurations in the form of published models with experts, states or vision, and
- * what each must give. */
+/* Configurations in the form of published models, and what each must give. */
 #include "tests/unit/models/config_text.h"
 
 /* The text model's values at the top level, and positions on three axes. */
@@ -156,13 +155,116 @@ static void exaone_3_5_7b(void **state)
     assert_int_equal(c.rope.kind, ROPE_LLAMA3);
 }
 
+static void phi_3_5_moe(void **state)
+{
+    (void)state;
+    read_config("{\"architectures\":[\"PhiMoEForCausalLM\"],\"attention_bias\":true,\"bos_token_id"
+                "\":1,\"eos_token_id\":32000,\"hidden_act\":\"silu\",\"hidden_size\":4096,\"input_j"
+                "itter_noise\":0.01,\"intermediate_size\":6400,\"lm_head_bias\":true,\"max_position"
+                "_embeddings\":131072,\"model_type\":\"phimoe\",\"num_attention_heads\":32,\"num_ex"
+                "perts_per_tok\":2,\"num_hidden_layers\":32,\"num_key_value_heads\":8,\"num_local_e"
+                "xperts\":16,\"original_max_position_embeddings\":4096,\"rms_norm_eps\":1e-05,\"rop"
+                "e_scaling\":{\"long_factor\":[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,"
+                "4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4],\"lon"
+                "g_mscale\":1.25,\"original_max_position_embeddings\":4096,\"short_factor\":[1,1,1,"
+                "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+                "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],\"short_mscale\":1.25,\"type\":\"longrope"
+                "\"},\"rope_theta\":10000.0,\"router_jitter_noise\":0.02,\"sliding_window\":131072,"
+                "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"vocab_size\":32064}");
+    assert_shape(4096, 32, 8, 128, 131072);
+    assert_true(c.qkv_bias && c.o_bias && c.head_bias && !c.mlp_bias);
+    assert_int_equal(c.experts.scores, SCORES_MIXER);
+    assert_float_equal(c.experts.mixer_jitter, 0.02, 1e-9);
+    assert_int_equal(c.experts.intermediate, 6400);
+    assert_false(c.experts.normalised);
+    assert_int_equal(c.rope.kind, ROPE_LONGROPE);
+    assert_float_equal(c.rope.attention_factor, 1.25, 0);
+    assert_int_equal(c.sliding_window, 131072);
+}
+
+static void pythia_1b(void **state)
+{
+    (void)state;
+    read_config("{\"architectures\":[\"GPTNeoXForCausalLM\"],\"bos_token_id\":0,\"classifier_dropou"
+                "t\":0.1,\"eos_token_id\":0,\"hidden_act\":\"gelu\",\"hidden_size\":2048,\"initiali"
+                "zer_range\":0.02,\"intermediate_size\":8192,\"layer_norm_eps\":1e-05,\"max_positio"
+                "n_embeddings\":2048,\"model_type\":\"gpt_neox\",\"num_attention_heads\":8,\"num_hi"
+                "dden_layers\":16,\"rotary_emb_base\":20000,\"rotary_pct\":0.25,\"tie_word_embeddin"
+                "gs\":false,\"torch_dtype\":\"float16\",\"use_cache\":true,\"use_parallel_residual"
+                "\":true,\"vocab_size\":50304}");
+    assert_shape(2048, 8, 8, 256, 2048);
+    assert_int_equal(c.rope.rot_dim, 64);
+    assert_float_equal(c.rope.theta, 20000, 0);
+    assert_true(c.parallel && c.qkv_bias && c.o_bias && c.mlp_bias && !c.head_bias);
+}
+
+static void falcon_7b(void **state)
+{
+    (void)state;
+    read_config("{\"alibi\":false,\"apply_residual_connection_post_layernorm\":false,\"architecture"
+                "s\":[\"FalconForCausalLM\"],\"bias\":false,\"bos_token_id\":11,\"eos_token_id\":11"
+                ",\"hidden_size\":4544,\"layer_norm_epsilon\":1e-05,\"model_type\":\"falcon\",\"mul"
+                "ti_query\":true,\"new_decoder_architecture\":false,\"num_attention_heads\":71,\"nu"
+                "m_hidden_layers\":32,\"num_kv_heads\":71,\"parallel_attn\":true,\"torch_dtype\":\""
+                "bfloat16\",\"vocab_size\":65024}");
+    assert_shape(4544, 71, 1, 64, 2048);
+    assert_int_equal(c.intermediate, 4 * 4544);
+    assert_true(c.parallel && c.tied && !c.qkv_bias);
+}
+
+static void falcon_11b(void **state)
+{
+    (void)state;
+    read_config("{\"activation\":\"gelu\",\"alibi\":false,\"architectures\":[\"FalconForCausalLM\"]"
+                ",\"bias\":false,\"bos_token_id\":11,\"eos_token_id\":11,\"ffn_hidden_size\":16384,"
+                "\"hidden_size\":4096,\"layer_norm_epsilon\":1e-05,\"max_position_embeddings\":8192"
+                ",\"model_type\":\"falcon\",\"multi_query\":true,\"new_decoder_architecture\":true,"
+                "\"num_attention_heads\":32,\"num_hidden_layers\":60,\"num_kv_heads\":8,\"num_ln_in"
+                "_parallel_attn\":1,\"parallel_attn\":true,\"rope_theta\":500042.0,\"tie_word_embed"
+                "dings\":false,\"torch_dtype\":\"bfloat16\",\"vocab_size\":65024}");
+    assert_shape(4096, 32, 8, 128, 8192);
+    assert_int_equal(c.intermediate, 16384);
+    assert_int_equal(c.act, ACT_GELU_ERF);
+    assert_false(c.tied);
+}
+
+static void gpt_j_6b(void **state)
+{
+    (void)state;
+    read_config("{\"activation_function\":\"gelu_new\",\"architectures\":[\"GPTJForCausalLM\"],\"bo"
+                "s_token_id\":50256,\"eos_token_id\":50256,\"gradient_checkpointing\":false,\"layer"
+                "_norm_epsilon\":1e-05,\"model_type\":\"gptj\",\"n_embd\":4096,\"n_head\":16,\"n_in"
+                "ner\":null,\"n_layer\":28,\"n_positions\":2048,\"rotary\":true,\"rotary_dim\":64,"
+                "\"scale_attn_weights\":true,\"tie_word_embeddings\":false,\"vocab_size\":50400,"
+                "\"torch_dtype\":\"float32\"}");
+    assert_shape(4096, 16, 16, 256, 2048);
+    assert_int_equal(c.rope.rot_dim, 64);
+    assert_true(c.rope_interleaved && c.head_bias && c.mlp_bias && !c.qkv_bias && !c.o_bias);
+}
+
+static void santacoder(void **state)
+{
+    (void)state;
+    read_config("{\"activation_function\":\"gelu_pytorch_tanh\",\"architectures\":[\"GPTBigCodeForC"
+                "ausalLM\"],\"attention_softmax_in_fp32\":true,\"bos_token_id\":49152,\"eos_token_i"
+                "d\":49152,\"inference_runner\":0,\"layer_norm_epsilon\":1e-05,\"model_type\":\"gpt"
+                "_bigcode\",\"multi_query\":true,\"n_embd\":2048,\"n_head\":16,\"n_inner\":8192,\"n"
+                "_layer\":24,\"n_positions\":2048,\"scale_attention_softmax_in_fp32\":true,\"scale_"
+                "attn_weights\":true,\"torch_dtype\":\"float32\",\"vocab_size\":49280}");
+    assert_shape(2048, 16, 1, 128, 2048);
+    assert_true(c.tied && c.qkv_bias && !c.parallel);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(qwen2_5_vl_7b), cmocka_unit_test(qwen3_vl_8b),
         cmocka_unit_test(gemma_4_31b),   cmocka_unit_test(granite_4_h_tiny),
         cmocka_unit_test(minimax_m2),    cmocka_unit_test(ernie_4_5_21b),
-        cmocka_unit_test(exaone_3_5_7b),
+        cmocka_unit_test(exaone_3_5_7b), cmocka_unit_test(phi_3_5_moe),
+        cmocka_unit_test(pythia_1b),     cmocka_unit_test(falcon_7b),
+        cmocka_unit_test(falcon_11b),    cmocka_unit_test(gpt_j_6b),
+        cmocka_unit_test(santacoder),
     };
 
     return cmocka_run_group_tests_name("hfconfig_newer", tests, NULL, NULL);

@@ -314,6 +314,14 @@ static void parts_of_fp8_and_int8_are_checked(void **state)
     try(FP8, cube, "3 axes");
     try(CT("int-quantized", INT8_CHANNEL), row, NULL);
     try(CT("int-quantized", INT8_CHANNEL ",\"symmetric\":false"), row, "lacks weight_zero_point");
+    for (int zeros = 0; zeros < 2; zeros++) { /* symmetric codes with zero points in the file */
+        const struct part symmetric[] = {
+            CODES("I8", 4, 8, 1),
+            SCALE(4, 1),
+            {"m.weight_zero_point", "I8", {4, 1}, zeros ? (const void *)"\0\0\1\0" : BYTES, 4},
+            {0}};
+        try(CT("int-quantized", INT8_CHANNEL), symmetric, zeros ? "says that the codes are" : NULL);
+    }
     for (size_t i = 0; i < ARRAY_LEN(BAD); i++) {
         const struct part bad[] = {
             CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, &BAD[i], 4}, {0}};
@@ -357,6 +365,61 @@ static void parts_of_packed_codes_are_checked(void **state)
     try(config, below, "column 5 is in group -1 of 2");
     try(config, few, "is [60, 1], must be [64, 1]");
     try(config, no_shape, "lacks weight_shape");
+}
+
+/* Zero points of symmetric codes in four bits: 0 is stored as 8. */
+static void packed_zero_points_of_symmetric_codes_are_zero(void **state)
+{
+    (void)state;
+    static const uint32_t ZERO[2] = {0x88888888, 0x88888888}, OTHER[2] = {0x88888888, 0x88878888};
+    const struct part zero[] = {
+        PACKED(SHAPE), {"m.weight_zero_point", "I32", {1, 2}, ZERO, 8}, {0}};
+    const struct part other[] = {
+        PACKED(SHAPE), {"m.weight_zero_point", "I32", {1, 2}, OTHER, 8}, {0}};
+
+    try(CT("pack-quantized", INT4_G32), zero, NULL);
+    try(CT("pack-quantized", INT4_G32), other, "m.weight_zero_point has zero points");
+    try(CT("pack-quantized", INT4_G32 ",\"symmetric\":false"), other, NULL);
+}
+
+/* A model of BF16 whose groups are no neighbours is decoded to F16, unless a code times
+ * its scale could be beyond it. */
+static void finer_types_hold_what_is_decoded(void **state)
+{
+    (void)state;
+    static const int32_t MIXED[64] = {[7] = 1},
+                         PLAIN[64] = {[32] = 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+                                      1,        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const float LARGE[4] = {1, 1, 4093, 1}, BEYOND[4] = {1, 1, 4094, 1};
+    const struct {
+        const int32_t *order;
+        const float *scale;
+        enum dtype want;
+    } CASES[] = {{MIXED, ONES, DTYPE_F16},
+                 {MIXED, LARGE, DTYPE_F16},
+                 {MIXED, BEYOND, DTYPE_BF16},
+                 {PLAIN, ONES, DTYPE_BF16}};
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        const struct part p[] = {{"m.weight_packed", "I32", {2, 8}, BYTES, 64},
+                                 {"m.weight_scale", "F32", {2, 2}, CASES[i].scale, 16},
+                                 {"m.weight_shape", "I64", {2}, SHAPE, 16},
+                                 {"m.weight_g_idx", "I32", {64}, CASES[i].order, 256},
+                                 {0}};
+        static const char CONFIG[] = "{\"quantization_config\":" CT("pack-quantized", INT4_G32) "}";
+        struct quant_config q;
+        bool found;
+        struct err e = {0};
+        char *file;
+        struct checkpoint *c = checkpoint_of(p, &file);
+        assert_int_equal(quant_config_parse(&q, &found, CONFIG, strlen(CONFIG), &e), 0);
+        assert_int_equal(checkpoint_add_quantised(c, &q, DTYPE_BF16, &e), 0);
+        checkpoint_decode_finer(c);
+        assert_int_equal(checkpoint_find(c, "m.weight")->dtype, CASES[i].want);
+        quant_config_release(&q);
+        checkpoint_free(c);
+        free(file);
+    }
 }
 
 static void parts_of_gptq_and_awq_are_checked(void **state)
@@ -439,6 +502,8 @@ int main(void)
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
         cmocka_unit_test(parts_of_packed_codes_are_checked),
+        cmocka_unit_test(finer_types_hold_what_is_decoded),
+        cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
         cmocka_unit_test(parts_of_gptq_and_awq_are_checked),
         cmocka_unit_test(stacked_experts_of_mxfp4_are_decoded_transposed),
     };

@@ -117,6 +117,46 @@ static void act_order_is_decoded(void **state)
     }
 }
 
+/* As of a GPU, whose activations have the type of the weights. */
+static struct weight_support of_one_type(const struct backend *b, const struct weight_format *f)
+{
+    struct weight_support s = decodes_all(b, f);
+
+    s.act = weight_format_is_plain(f) ? (enum dtype)f->id : DTYPE_BF16;
+    return s;
+}
+
+/* bfloat16 would round what the codes say: float16 keeps it where activations are
+ * float32, and other weights of the model stay what they are. */
+static void act_order_is_decoded_to_what_loses_less(void **state)
+{
+    (void)state;
+    static const char *const SHUFFLED[] = {"gptq-act-order", "ct-int4-act-order"};
+
+    for (size_t i = 0; i < ARRAY_LEN(SHUFFLED); i++) {
+        struct err e = {0};
+        struct loaded exact, fine, one_type;
+        char path[256];
+        golden_path(path, sizeof(path), SHUFFLED[i]);
+        if (load(&exact, path, true, 0, 1, &e) < 0 ||
+            load_as(&fine, path, NULL, DTYPE_BF16, 0, 1, &e) < 0 ||
+            load_as(&one_type, path, of_one_type, DTYPE_BF16, 0, 1, &e) < 0) {
+            fail_msg("%s", e.text);
+        }
+        const struct layer *a = exact.model->weights->layer, *b = fine.model->weights->layer,
+                           *c = one_type.model->weights->layer;
+        assert_true(b->qkv.dtype == DTYPE_F16 && b->down.dtype == DTYPE_F16);
+        assert_true(c->qkv.dtype == DTYPE_BF16 && c->down.dtype == DTYPE_BF16);
+        assert_true(fine.model->weights->embed.dtype == DTYPE_BF16);
+        same_values(SHUFFLED[i], &exact, b->qkv, a->qkv, 0x1p-11f);
+        same_values(SHUFFLED[i], &exact, b->down, a->down, 0x1p-11f);
+        same_values(SHUFFLED[i], &exact, c->down, a->down, 0x1p-8f);
+        unload(&exact);
+        unload(&fine);
+        unload(&one_type);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -124,6 +164,7 @@ int main(void)
         cmocka_unit_test(ranks_hold_their_codes_scales_and_zeros),
         cmocka_unit_test(a_division_that_cuts_groups_is_refused),
         cmocka_unit_test(act_order_is_decoded),
+        cmocka_unit_test(act_order_is_decoded_to_what_loses_less),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -129,6 +129,8 @@ static void check_case(const struct tokenizer *t, const cJSON *c)
         fail_msg("\"%s\": %d tokens, not %d", text, l.n, i);
     }
     check_limit(t, text, l.n);
+    size_t most = tokenizer_most_text(t);
+    assert_true(most == 0 || strlen(text) <= most * (size_t)l.n);
     check_decoded(t, &l, false, cJSON_GetObjectItem(c, "decoded")->valuestring, text);
     check_decoded(t, &l, true, cJSON_GetObjectItem(c, "plain")->valuestring, text);
     token_list_release(&l);
@@ -214,6 +216,37 @@ static void the_limit_of_tokens_holds_and_nothing_is_left_behind(void **state)
     assert_int_equal(l.n, 6);
     token_list_release(&l);
     tokenizer_free(t);
+}
+
+/* Of what is dropped, ids do not tell how much it was. */
+static void the_text_of_a_token_is_bounded_where_no_text_is_dropped(void **state)
+{
+    static const enum normal_kind DROPS[] = {NORMAL_STRIP, NORMAL_STRIP_ACCENTS, NORMAL_LOWERCASE,
+                                             NORMAL_NFKC, NORMAL_NFKD};
+    struct tokenizer *t = open_dir("models/demo"), *bytes;
+    size_t most = tokenizer_most_text(t);
+    struct err e;
+
+    (void)state;
+    assert_in_range(most, 4, TOKEN_TEXT_BYTES);
+    assert_int_equal(t->n_normal, 0);
+    t->n_normal = 1;
+    t->normal[0].kind = NORMAL_NFC;
+    assert_int_equal(tokenizer_most_text(t), 4 * most);
+    for (size_t i = 0; i < ARRAY_LEN(DROPS); i++) {
+        t->normal[0].kind = DROPS[i];
+        assert_int_equal(tokenizer_most_text(t), 0);
+    }
+    t->n_normal = 0;
+    t->added[0].lstrip = true;
+    assert_int_equal(tokenizer_most_text(t), 0);
+    t->added[0].lstrip = false;
+    t->stage[0].behavior = SPLIT_REMOVED;
+    assert_int_equal(tokenizer_most_text(t), 0);
+    tokenizer_free(t);
+    assert_int_equal(tokenizer_open_bytes(&bytes, &e), 0);
+    assert_int_equal(tokenizer_most_text(bytes), 1);
+    tokenizer_free(bytes);
 }
 
 /* ---- streaming ---- */
@@ -847,6 +880,7 @@ int main(void)
     const struct CMUnitTest fixed[] = {
         cmocka_unit_test(the_demo_model_has_its_special_ids),
         cmocka_unit_test(the_limit_of_tokens_holds_and_nothing_is_left_behind),
+        cmocka_unit_test(the_text_of_a_token_is_bounded_where_no_text_is_dropped),
         cmocka_unit_test(a_word_that_cannot_fit_costs_nothing),
         cmocka_unit_test(a_stream_carries_whole_characters_only),
         cmocka_unit_test(a_forked_stream_goes_its_own_way),

@@ -723,6 +723,7 @@ static void test_refused_long_prompt(void **state)
     strcat(body, "\"}");
     assert_int_equal(parse(&c, body, &e), ERR_INVALID);
     assert_string_equal(e.param, "prompt");
+    assert_non_null(strstr(e.text, "prompt is too long: at least 1001 tokens > 1000 maximum"));
     body[strlen(body) - 1] = '\0';
     strcat(body, ",\"truncate_prompt_tokens\":50}");
     accept_body(&c, body);

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "config/base/limits.h"
 #include "server/api/json_fields.h"
 #include "tests/unit/api_context.h"
 
@@ -19,8 +20,9 @@ static struct {
     char answer[512];   /* the schema of the text beside calls; "": none */
     enum grammar_kind kind;
     int32_t n_tools;
-    int n_compiled, n_failing;
-    int64_t work; /* that compiling a grammar takes */
+    int n_compiled, n_failing, n_encoded;
+    int32_t n_bytes; /* that render_bytes writes */
+    int64_t work;    /* that compiling a grammar takes */
 } asked;
 
 static int render(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
@@ -461,6 +463,86 @@ static void test_what_cannot_be_constrained_is_named(void **state)
            "does not go with tools");
 }
 
+/* A grammar that is too long is refused before it is compiled, in whatever form. */
+static void test_long_grammars_are_refused_unread(void **state)
+{
+    static const char *const forms[] = {"\"guided_regex\":\"%s\"", "\"guided_json\":\"%s\"",
+                                        "\"guided_choice\":[\"%s\"]",
+                                        "\"guided_json\":{\"const\":\"%s\"}",
+                                        "\"structured_outputs\":{\"structural_tag\":{"
+                                        "\"structures\":[{\"begin\":\"<%s\",\"schema\":{},"
+                                        "\"end\":\"\"}],\"triggers\":[\"<\"]}}"};
+    struct api_context ctx = context_with_tools();
+    char *text = malloc(LIMIT_GRAMMAR_BYTES + 2), *body = malloc(LIMIT_GRAMMAR_BYTES + 400);
+
+    (void)state;
+    assert_true(text && body);
+    memset(text, '7', LIMIT_GRAMMAR_BYTES + 1);
+    text[LIMIT_GRAMMAR_BYTES + 1] = '\0';
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
+        char fields[256];
+        snprintf(fields, sizeof(fields), BODY("%s"), forms[i]);
+        snprintf(body, LIMIT_GRAMMAR_BYTES + 400, fields, text);
+        refuse(&ctx, body,
+               i < 4 ? (const char *[]){"guided_regex", "guided_json", "guided_choice",
+                                        "guided_json"}[i]
+                     : "structured_outputs",
+               "524288");
+        assert_int_equal(asked.n_compiled, 0);
+    }
+    text[LIMIT_GRAMMAR_BYTES] = '\0';
+    snprintf(body, LIMIT_GRAMMAR_BYTES + 400, BODY("\"guided_regex\":\"%s\""), text);
+    accept(body, "", "777");
+    free(body);
+    free(text);
+}
+
+/* As many bytes as a model's length can have do not say that a prompt is too long. */
+static int render_bytes(void *arg, const char *context, size_t len, struct buf *out, struct err *e)
+{
+    (void)arg, (void)context, (void)len;
+    for (int32_t i = 0; i < asked.n_bytes; i++) {
+        if (buf_putc(out, 'a')) {
+            return err_set(e, ERR_INVALID, "a string of more than %zu bytes", out->max);
+        }
+    }
+    return 0;
+}
+
+static int encode_some(void *arg, const char *text, size_t len, bool add_special,
+                       int32_t max_tokens, int32_t **ret_ids, int32_t *ret_n, struct err *e)
+{
+    asked.n_encoded++;
+    return test_encode(arg, text, MIN(len, 10), add_special, max_tokens, ret_ids, ret_n, e);
+}
+
+static void test_prompts_that_cannot_fit_are_not_encoded(void **state)
+{
+    enum { MOST = 3 * 1000 };
+    struct api_context ctx = context_with_tools();
+    struct completion c;
+    struct err e;
+
+    (void)state;
+    ctx.info.token_text_bytes = 3;
+    ctx.render_chat = render_bytes;
+    ctx.encode = encode_some;
+    asked.n_bytes = MOST;
+    assert_int_equal(parse_with(&ctx, &c, BODY("\"seed\":1"), &e), 0);
+    completion_release(&c);
+    assert_int_equal(asked.n_encoded, 1);
+    asked.n_bytes = MOST + 1;
+    refuse(&ctx, BODY("\"seed\":1"), "messages", "prompt is too long: at least 1001 tokens > 1000");
+    assert_int_equal(asked.n_encoded, 1);
+    /* of a longer one the end may be kept */
+    assert_int_equal(parse_with(&ctx, &c, BODY("\"truncate_prompt_tokens\":9"), &e), 0);
+    completion_release(&c);
+    ctx.info.token_text_bytes = 0;
+    assert_int_equal(parse_with(&ctx, &c, BODY("\"seed\":1"), &e), 0);
+    completion_release(&c);
+    assert_int_equal(asked.n_encoded, 3);
+}
+
 static void test_tools_and_answers_make_one_grammar(void **state)
 {
     (void)state;
@@ -502,7 +584,7 @@ static void test_a_lax_tool_that_cannot_be_enforced_is_named(void **state)
  * count as schemas that cannot be enforced. */
 static void test_schemas_share_the_work_of_a_request(void **state)
 {
-    enum { N = 100, WORK = 200000, MOST = 2600000 };
+    enum { N = 100, WORK = 200000, MOST = 2000000 };
     struct api_context ctx = context_with_tools();
     struct completion c;
     struct buf b;
@@ -532,8 +614,8 @@ static void test_schemas_share_the_work_of_a_request(void **state)
         }
         assert_int_equal(rc, 0);
         assert_non_null(strstr(c.ignored, "tools.f0.parameters, "));
-        assert_non_null(strstr(c.ignored, "tools.f7.parameters"));
-        assert_null(strstr(c.ignored, "tools.f6.parameters"));
+        assert_non_null(strstr(c.ignored, "tools.f5.parameters"));
+        assert_null(strstr(c.ignored, "tools.f4.parameters"));
         completion_release(&c);
     }
 }
@@ -554,6 +636,8 @@ int main(void)
         cmocka_unit_test(test_fields_without_effect_are_checked),
         cmocka_unit_test(test_each_field_gives_its_grammar),
         cmocka_unit_test(test_what_cannot_be_constrained_is_named),
+        cmocka_unit_test(test_long_grammars_are_refused_unread),
+        cmocka_unit_test(test_prompts_that_cannot_fit_are_not_encoded),
         cmocka_unit_test(test_tools_and_answers_make_one_grammar),
         cmocka_unit_test(test_a_lax_tool_that_cannot_be_enforced_is_named),
         cmocka_unit_test(test_schemas_share_the_work_of_a_request),

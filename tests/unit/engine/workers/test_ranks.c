@@ -388,6 +388,16 @@ static void every_family_answers_as_on_one_rank(void **state)
                                          "lfm2",
                                          "lfm2-moe",
                                          "ling",
+                                         "phi-moe",
+                                         "gpt-neox",
+                                         "gpt-neox-behind",
+                                         "gptj",
+                                         "phi",
+                                         "falcon",
+                                         "falcon-norms",
+                                         "big-code",
+                                         "nemotron",
+                                         "internlm2",
                                          "llama-fp16-llama3"};
     int compared = 0;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
@@ -402,9 +412,9 @@ static void every_family_answers_as_on_one_rank(void **state)
 /* Ranks that hold whole experts answer as one rank that has all of them. */
 static void experts_divided_among_ranks_answer_as_on_one(void **state)
 {
-    static const char *const models[] = {"qwen3-moe",         "mixtral",     "gpt-oss",
-                                         "glm4-moe",          "deepseek-v3", "qwen2-moe-shared",
-                                         "nemotron-h-latent", "lfm2-moe",    "hunyuan-moe"};
+    static const char *const models[] = {
+        "qwen3-moe",        "mixtral",           "gpt-oss",  "glm4-moe",    "deepseek-v3",
+        "qwen2-moe-shared", "nemotron-h-latent", "lfm2-moe", "hunyuan-moe", "phi-moe"};
 
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
