@@ -93,8 +93,8 @@ int cpu_isa_detect(enum cpu_isa *ret, struct err *e)
         return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"",
                        asked);
     }
-    static const enum cpu_isa best_first[] = {CPU_AVX512_BF16, CPU_AVX512_VNNI, CPU_AVX512,
-                                              CPU_AVX2, CPU_NEON};
+    static const enum cpu_isa best_first[] = {CPU_AMX,    CPU_AVX512_BF16, CPU_AVX512_VNNI,
+                                              CPU_AVX512, CPU_AVX2,        CPU_NEON};
     for (size_t i = 0; i < ARRAY_LEN(best_first); i++) {
         if (has(best_first[i])) {
             *ret = best_first[i];

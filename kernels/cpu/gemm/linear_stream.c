@@ -15,7 +15,7 @@ enum {
     CODES_STEP = 3, /* cpu_tiles.step of codes */
     SLICE_MAX = 60, /* rows of one stream in a task */
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
-    TASK_BYTES = 32 << 10,        /* of w, about */
+    CODES_TASK_BYTES = 32 << 10,  /* cpu_tiles.task_bytes of codes */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
     CODES_AHEAD_BYTES = 2048,     /* prefetched ahead of codes */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
@@ -59,11 +59,6 @@ static void store_sums(const struct stream_job *j, const struct slices *s, const
 {
     int32_t n_x = j->x.rows;
 
-    if (j->n_streams == 1) {
-        j->c->k.transpose_sums(mat_row(j->out, 0) + s->first[0], (int32_t)j->out.stride, sum,
-                               s->n[0], n_x);
-        return;
-    }
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
             float *to = mat_row(j->out, x) + s->first[i];
@@ -82,10 +77,7 @@ static void store_slices(const struct stream_job *j, const struct slices *s, con
     const float *bias = j->ep->bias.data;
     int32_t n_x = j->x.rows;
 
-    if (j->n_streams == 1) {
-        j->c->k.transpose_sums(line[0], TASK_MAX_ROWS, sum, s->n[0], n_x);
-    }
-    for (int32_t k = 0; k < s->longest && j->n_streams > 1; k++) {
+    for (int32_t k = 0; k < s->longest; k++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
             for (int32_t x = 0; x < n_x && k < s->n[i]; x++) {
                 line[x][i * SLICE_MAX + k] = *sum++;
@@ -178,11 +170,11 @@ static void plan_ranges(struct stream_job *j)
     j->tiles = cpu_tiles_of(&j->c->k, j->w.dtype);
     int32_t n = j->n_streams = j->w.format ? 1 : j->tiles->streams;
     int32_t step = j->w.format ? CODES_STEP : j->tiles->step;
-    int32_t whole = n == 1 && !j->w.format ? step : 1; /* one stream is cut between steps */
-    j->run = (int32_t)div_ceil(div_ceil(j->w.rows, threads * n), whole) * whole;
+    int64_t bytes = j->w.format ? CODES_TASK_BYTES : j->tiles->task_bytes;
+    j->run = (int32_t)div_ceil(j->w.rows, threads * n);
     j->thread_rows = j->run * n;
     int64_t slice =
-        MIN(TASK_BYTES / (n * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) / step * step;
+        MIN(bytes / (n * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) / step * step;
     j->slice = (int32_t)MIN(MAX(slice, step), SLICE_MAX / step * step);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
 }

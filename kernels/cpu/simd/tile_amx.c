@@ -1,14 +1,18 @@
-/* Inner products with AMX, sixteen rows of w at a time: rows as stored, x rounded to
- * bfloat16. Of rows of bfloat16 alone; other types are multiplied as without AMX.
+/* Inner products with AMX. Of rows of bfloat16 alone, x rounded to bfloat16; other
+ * types are multiplied as without AMX.
  *
- * Sixteen rows of w are operand A as they lie in memory, 32 elements of each; packed x
- * is operand B, with a column for each row of x. So C is [w][x]. An element of C adds,
- * for each 32 elements, the products of the even ones in their order, those of the odd
- * ones in theirs, then both; denormal numbers count as 0. A block of K_BLOCK elements
- * is one such sum; sums of blocks are added in their order.
+ * Sixteen rows of w are operand A, packed x is operand B with a column for each row of
+ * x, so C is [w][x]. An element of C adds, for each chunk of 16 pairs, the products of
+ * the pairs' first elements in their order, those of their second ones in theirs, then
+ * both to the sum so far; denormal numbers count as 0. A block of K_BLOCK elements is
+ * one such sum; sums of blocks are added in their order.
  *
- * Panels for many rows of x have the same operands, with the rows of w side by side in
- * the second-level cache, and multiply two by two tiles.
+ * A chunk's pairs are not neighbours. Elements are taken in steps of 512, zero-padded:
+ * of the 256 pairs of a step, pair i belongs to chunk i % 16. So a vector of sixteen
+ * neighbouring pairs holds one of each chunk, and for few rows of x, where the time is
+ * that of reading w, AVX-512 sums sixteen chunks side by side without turning w around,
+ * and gives the same bits. For more rows each step of w is transposed on its way: by
+ * tiles while the rows in front of it are multiplied, by panels once for all rows.
  */
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/simd/avx512.h"
@@ -17,18 +21,25 @@
 
 enum {
     K_BLOCK = 2048,
-    BLOCK_CHUNKS = K_BLOCK / TILE_CHUNK,
+    STEP_LINES = 16, /* of TILE_CHUNK elements, and chunks */
+    STEP = STEP_LINES * TILE_CHUNK,
+    STEP_BYTES = 2 * STEP, /* of a stored row */
+    BLOCK_STEPS = K_BLOCK / STEP,
+    LINE_BYTES = 2 * TILE_CHUNK,
     W_ROWS = AMX_ROWS,            /* stored rows of w in a tile register */
     X_ROWS = AMX_ROWS,            /* rows of x in a tile register */
     SUMS = W_ROWS * X_ROWS,       /* of one product of two registers */
-    CHUNK_BYTES = 2 * TILE_CHUNK, /* of a row */
     W_BYTES = W_ROWS * AMX_BYTES, /* a tile register of w, or a full one of x */
-    STREAM_AHEAD_BYTES = 512,
+    FEW_ROWS = 4,                 /* of x, up to which AVX-512 is as fast */
+    FEW_STEPS = 8 * BLOCK_STEPS,  /* of a row, whose chunks' sums wait for other rows' */
+    FETCH_ROWS = 4,               /* of w that are read side by side */
+    STREAM_AHEAD_BYTES = 1024,
+    STREAM_TASK_BYTES = 512 << 10,
     PANEL_ROWS = 128,
     GROUP_TILES = X_ROWS / TILE_ROWS, /* tiles of panels' x in a register */
 };
 
-/* Registers. The numbers of tile registers are literals in the instructions. */
+/* Tile registers, whose numbers are part of the instructions. */
 #define C00 0
 #define C01 1
 #define C10 2
@@ -38,140 +49,302 @@ enum {
 #define X0 6
 #define X1 7
 
+/* Of x packed for few rows, which is the most. */
 static int32_t packed_bytes(enum dtype t)
 {
-    return dtype_bytes(t);
+    (void)t;
+    return (int32_t)sizeof(float);
 }
 
-/* Thirty-two floats, rounded to bfloat16. */
-INLINE __m512 pack_pairs(const float *x)
-{
-    return (__m512)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
-}
-
-/* The same of a row of n floats from `at` on, zero-padded. */
-INLINE __m512 pack_row(const float *x, int32_t at, int32_t n)
+/* Thirty-two floats of a row of n from `at` on, zero-padded, rounded to bfloat16. */
+INLINE __m512 pack_line(const float *x, int32_t at, int32_t n)
 {
     float last[TILE_CHUNK] = {0};
 
-    if (at + TILE_CHUNK <= n) {
-        return pack_pairs(x + at);
+    if (at + TILE_CHUNK > n) {
+        memcpy(last, x + MIN(at, n), (size_t)MAX(n - at, 0) * sizeof(*last));
+        x = last;
+        at = 0;
     }
-    if (at < n) {
-        memcpy(last, x + at, (size_t)(n - at) * sizeof(*last));
+    return (__m512)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + at + 16), _mm512_loadu_ps(x + at));
+}
+
+/* The first and the second elements of sixteen pairs. */
+INLINE __m512 firsts(__m512 pairs)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+
+INLINE __m512 seconds(__m512 pairs)
+{
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(-65536)));
+}
+
+/* ---- few rows of x ---- */
+
+/* [line][row][first or second] of sixteen floats. */
+static void pack_few(float *to, const float *const *x, int32_t n_x, int32_t n)
+{
+    for (int32_t at = 0; at < n; at += TILE_CHUNK) {
+        for (int32_t j = 0; j < n_x; j++, to += TILE_CHUNK) {
+            __m512 pairs = pack_line(x[j], at, n);
+            _mm512_store_ps(to, firsts(pairs));
+            _mm512_store_ps(to + 16, seconds(pairs));
+        }
     }
-    return pack_pairs(last);
+}
+
+/* The sums of sixteen chunks each, of one step of W_ROWS rows of w with rows of x. */
+struct chunk_sums {
+    __m512 of[FEW_ROWS][W_ROWS];
+};
+
+/* Steps of n_w neighbouring entries of `row`, from entry `at` on. */
+INLINE void few_steps(struct chunk_sums *to, const char *const *row, int32_t at, const float *x,
+                      const int n_w, const int n_x, int32_t n_lines, int64_t ahead)
+{
+    for (int32_t first = 0; first < n_lines; first += STEP_LINES, to++) {
+        __m512 a[FEW_ROWS * 2], b[FEW_ROWS * 2];
+#pragma GCC unroll 8
+        for (int i = 0; i < n_w * n_x; i++) {
+            a[i] = b[i] = _mm512_setzero_ps();
+        }
+        for (int32_t l = first; l < MIN(first + STEP_LINES, n_lines); l++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < n_w; i++) {
+                const char *from = row[at + i] + (int64_t)l * LINE_BYTES;
+                __builtin_prefetch(from + ahead, 0, 3);
+                __m512 w = _mm512_loadu_ps(from);
+                __m512 u = firsts(w), v = seconds(w);
+#pragma GCC unroll 4
+                for (int j = 0; j < n_x; j++) {
+                    const float *with = x + ((int64_t)l * n_x + j) * TILE_CHUNK;
+                    a[i * n_x + j] = _mm512_fmadd_ps(u, _mm512_load_ps(with), a[i * n_x + j]);
+                    b[i * n_x + j] = _mm512_fmadd_ps(v, _mm512_load_ps(with + 16), b[i * n_x + j]);
+                }
+            }
+        }
+        /* what is padded makes 0 of -0 */
+        __m512 pad = first + STEP_LINES > n_lines ? _mm512_setzero_ps() : _mm512_set1_ps(-0.0f);
+#pragma GCC unroll 4
+        for (int i = 0; i < n_w; i++) {
+#pragma GCC unroll 4
+            for (int j = 0; j < n_x; j++) {
+                to->of[j][at + i] = _mm512_add_ps(_mm512_add_ps(a[i * n_x + j], pad),
+                                                  _mm512_add_ps(b[i * n_x + j], pad));
+            }
+        }
+    }
+}
+
+/* sum [n][n_x] = or += the sums of up to FEW_STEPS steps, a block after the other. */
+INLINE void add_chunks(float *sum, const struct chunk_sums *from, int32_t n, const int n_x,
+                       int32_t n_steps, bool add)
+{
+    _Alignas(64) float total[W_ROWS];
+
+    for (int j = 0; j < n_x; j++) {
+        for (int32_t s = 0; s < n_steps; s += BLOCK_STEPS) {
+            __m512 c = _mm512_setzero_ps();
+            for (int32_t k = s; k < MIN(s + BLOCK_STEPS, n_steps); k++) {
+                __m512 r[W_ROWS];
+#pragma GCC unroll 16
+                for (int i = 0; i < W_ROWS; i++) {
+                    r[i] = from[k].of[j][i];
+                }
+                transpose16(r);
+#pragma GCC unroll 16
+                for (int l = 0; l < STEP_LINES; l++) {
+                    c = _mm512_add_ps(c, r[l]);
+                }
+            }
+            _mm512_store_ps(total, c);
+            for (int32_t i = 0; i < n; i++) {
+                sum[i * n_x + j] = add || s > 0 ? sum[i * n_x + j] + total[i] : total[i];
+            }
+        }
+    }
+}
+
+INLINE void few_rows(float *sum, const struct dot_rows *w, const float *x, const int n_w,
+                     const int n_x, int32_t n_lines, bool add, int64_t ahead)
+{
+    struct chunk_sums part[FEW_STEPS];
+
+    for (int32_t i = 0; i < w->n; i += W_ROWS, sum += (int64_t)W_ROWS * n_x) {
+        int32_t n = MIN(W_ROWS, w->n - i);
+        for (int32_t l = 0; l < n_lines; l += FEW_STEPS * STEP_LINES) {
+            int32_t n_l = MIN(n_lines - l, FEW_STEPS * STEP_LINES);
+            const char *row[W_ROWS];
+            for (int32_t r = 0; r < W_ROWS; r++) {
+                row[r] = (const char *)w->row[i + MIN(r, n - 1)] + 2 * w->first +
+                         (int64_t)l * LINE_BYTES;
+            }
+            for (int32_t at = 0; at < W_ROWS; at += n_w) {
+                few_steps(part, row, at, x + (int64_t)l * n_x * TILE_CHUNK, n_w, n_x, n_l, ahead);
+            }
+            add_chunks(sum, part, n, n_x, (int32_t)div_ceil(n_l, STEP_LINES), add || l > 0);
+        }
+    }
+}
+
+/* Apart from its caller, which sets how denormal numbers count. */
+static __attribute__((noinline)) void dots_few(float *sum, const struct dot_rows *w, const float *x,
+                                               int32_t n_x, int32_t n_lines, bool add,
+                                               int64_t ahead)
+{
+    switch (n_x) {
+    case 1:
+        few_rows(sum, w, x, 4, 1, n_lines, add, ahead);
+        break;
+    case 2:
+        few_rows(sum, w, x, 4, 2, n_lines, add, ahead);
+        break;
+    case 3:
+        few_rows(sum, w, x, 2, 3, n_lines, add, ahead);
+        break;
+    default:
+        few_rows(sum, w, x, 2, 4, n_lines, add, ahead);
+        break;
+    }
 }
 
 /* ---- tiles ---- */
 
-/* A chunk of n_x <= X_ROWS rows: [pair][n_x] words. */
-INLINE float *pack_chunk(float *to, const float *const *x, int32_t n_x, int32_t at, int32_t n)
+/* [chunk][half of the rows][pair][row of the half]: a half has up to X_ROWS rows. */
+static void pack_half(float *to, const float *const *x, int32_t n_half, int32_t n_x, int32_t n)
 {
-    const __mmask16 rows = (__mmask16)((1 << n_x) - 1);
-    __m512 r[X_ROWS];
+    const __mmask16 rows = (__mmask16)((1 << n_half) - 1);
 
-    for (int i = 0; i < X_ROWS; i++) {
-        r[i] = i < n_x ? pack_row(x[i], at, n) : _mm512_setzero_ps();
+    for (int32_t line = 0; line * TILE_CHUNK < div_ceil(n, STEP) * STEP; line++) {
+        __m512 r[X_ROWS];
+        for (int i = 0; i < X_ROWS; i++) {
+            r[i] = i < n_half ? pack_line(x[i], line * TILE_CHUNK, n) : _mm512_setzero_ps();
+        }
+        transpose16(r);
+        for (int l = 0; l < STEP_LINES; l++) {
+            int64_t chunk = line / STEP_LINES * STEP_LINES + l;
+            _mm512_mask_storeu_ps(to + chunk * n_x * 16 + line % STEP_LINES * n_half, rows, r[l]);
+        }
     }
-    if (n_x == 1) {
-        _mm512_storeu_ps(to, r[0]);
-        return to + X_ROWS;
-    }
-    transpose16(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        _mm512_mask_storeu_ps(to + i * n_x, rows, r[i]);
-    }
-    return to + (int64_t)16 * n_x;
 }
 
-/* [chunk][half of the rows][pair][row of the half]: a half has up to X_ROWS rows. */
 static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t)
 {
     (void)t;
-    float *to = out;
-    int32_t low = MIN(n_x, X_ROWS);
-
-    for (int32_t at = 0; at < n; at += TILE_CHUNK) {
-        to = pack_chunk(to, x, low, at, n);
-        if (n_x > low) {
-            to = pack_chunk(to, x + low, n_x - low, at, n);
-        }
+    if (n_x <= FEW_ROWS) {
+        pack_few(out, x, n_x, n);
+        return;
+    }
+    pack_half(out, x, MIN(n_x, X_ROWS), n_x, n);
+    if (n_x > X_ROWS) {
+        pack_half((float *)out + SUMS, x + X_ROWS, n_x - X_ROWS, n_x, n);
     }
 }
 
-/* Up to W_ROWS rows that are multiplied together. */
-struct w_rows {
-    const void *const *row; /* [n] */
-    int32_t n;
-    int64_t stride; /* bytes from each to the next; 0: they are fewer, or lie otherwise */
+/* A step of a row of n_lines lines from there on, transposed to its chunks, which lie
+ * W_BYTES apart. */
+INLINE void turn_step(char *to, const char *from, int32_t n_lines)
+{
+    __m512 r[STEP_LINES];
+
+    if (n_lines >= STEP_LINES) {
+#pragma GCC unroll 16
+        for (int i = 0; i < STEP_LINES; i++) {
+            r[i] = _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES);
+        }
+    } else {
+        for (int i = 0; i < STEP_LINES; i++) {
+            r[i] =
+                i < n_lines ? _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES) : _mm512_setzero_ps();
+        }
+    }
+    transpose16(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < STEP_LINES; i++) {
+        _mm512_store_ps(to + (int64_t)i * W_BYTES, r[i]);
+    }
+}
+
+/* A block of W_ROWS rows that is transposed, to [chunk][row], while the block in front
+ * of it is multiplied. Memory is read as a few streams: FETCH_ROWS rows at a time, from
+ * their first step to their last. */
+struct unit {
+    const char *row[W_ROWS]; /* where the block begins; the last rows may be the same */
+    char *to;                /* [chunk][W_BYTES]; NULL: prefetched alone */
+    int32_t n_lines;
+    int32_t first, step, next; /* to be copied: row first + next, at the step */
 };
 
-INLINE struct w_rows find_rows(const struct dot_rows *w, int32_t first)
+/* Block `block` of the rows from `first` on. */
+INLINE struct unit unit_at(const struct dot_rows *w, int32_t first, int32_t block, int32_t n_lines,
+                           char *to)
 {
-    struct w_rows r = {.row = w->row + first, .n = MIN(W_ROWS, w->n - first)};
+    int32_t before = block * (K_BLOCK / TILE_CHUNK);
+    struct unit u = {.to = to, .n_lines = MIN(n_lines - before, K_BLOCK / TILE_CHUNK)};
 
-    if (r.n < W_ROWS) {
-        return r;
-    }
-    r.stride = (const char *)r.row[1] - (const char *)r.row[0];
-    for (int32_t i = 2; i < W_ROWS; i++) {
-        if ((const char *)r.row[i] - (const char *)r.row[i - 1] != r.stride) {
-            r.stride = 0;
-        }
-    }
-    return r;
-}
-
-/* Copy the bytes of a chunk from `offset` on side by side; the last row fills up. */
-INLINE void gather_rows(char *to, const struct w_rows *w, int64_t offset)
-{
     for (int32_t i = 0; i < W_ROWS; i++) {
-        const char *from = w->row[MIN(i, w->n - 1)];
-        _mm512_store_si512(to + i * AMX_BYTES, _mm512_loadu_si512(from + offset));
+        u.row[i] = (const char *)w->row[MIN(first + i, w->n - 1)] + 2 * w->first +
+                   (int64_t)before * LINE_BYTES;
+    }
+    return u;
+}
+
+/* What follows the last rows in memory, which the next call is likely to read. */
+INLINE struct unit unit_behind(const struct dot_rows *w, int32_t n_lines)
+{
+    struct unit u = {.n_lines = MIN(n_lines, K_BLOCK / TILE_CHUNK)};
+
+    for (int32_t i = 0; i < W_ROWS; i++) {
+        const char *last = w->row[MAX(w->n - FETCH_ROWS + i % FETCH_ROWS, 0)];
+        u.row[i] = last + (int64_t)(1 + i / FETCH_ROWS) * n_lines * LINE_BYTES;
+    }
+    return u;
+}
+
+/* One step of one row, if any is left. */
+INLINE void copy_step(struct unit *u, int64_t ahead)
+{
+    if (u->first == W_ROWS) {
+        return;
+    }
+    int32_t row = u->first + u->next;
+    const char *from = u->row[row] + (int64_t)u->step * STEP_BYTES;
+    for (int i = 0; i < STEP_LINES; i++) {
+        __builtin_prefetch(from + (u->to ? ahead : 0) + (int64_t)i * LINE_BYTES, 0, 2);
+    }
+    if (u->to) {
+        turn_step(u->to + (int64_t)u->step * STEP_LINES * W_BYTES + (int64_t)row * AMX_BYTES, from,
+                  u->n_lines - u->step * STEP_LINES);
+    }
+    u->next = (u->next + 1) % FETCH_ROWS;
+    u->step += u->next == 0;
+    if (u->step * STEP_LINES >= u->n_lines) {
+        u->step = 0;
+        u->first += FETCH_ROWS;
     }
 }
 
-/* Prefetch a line of each of sixteen rows. */
-INLINE void fetch_rows(const char *at, int64_t stride)
+/* sum [W_ROWS][n_x] = the copied rows . x, while `next` is copied. */
+INLINE void multiply(float *sum, const struct unit *u, const char *x, int32_t n_x,
+                     const bool halves, struct unit *next, int64_t ahead)
 {
-#pragma GCC unroll 16
-    for (int i = 0; i < W_ROWS; i++) {
-        __builtin_prefetch(at + i * stride, 0, 3);
-    }
-}
-
-/* sum [W_ROWS][n_x] = rows . x, of n_chunks chunks at `offset` bytes of the rows, to
- * which `end` chunks are left; ahead: bytes that are prefetched ahead, behind the rows'
- * ends in the sixteen rows that follow. */
-INLINE void block(float *sum, const struct w_rows *w, int64_t offset, const char *x, int32_t n_x,
-                  const bool halves, int32_t n_chunks, int64_t end, int64_t ahead)
-{
-    _Alignas(64) char line[W_BYTES];
+    int32_t n_chunks = (int32_t)div_ceil(u->n_lines, STEP_LINES) * STEP_LINES;
     int32_t low = MIN(n_x, X_ROWS);
-    const char *at = (const char *)w->row[0] + offset;
+    const char *w = u->to;
 
     _tile_zero(C00);
     if (halves) {
         _tile_zero(C01);
     }
-    for (int32_t c = 0; c < n_chunks; c++, at += CHUNK_BYTES, x += (int64_t)n_x * CHUNK_BYTES) {
-        if (w->stride != 0) {
-            if (ahead != 0) {
-                bool past = (int64_t)c * CHUNK_BYTES + ahead >= end;
-                fetch_rows(at + ahead + (past ? (W_ROWS - 1) * w->stride : 0), w->stride);
-            }
-            _tile_loadd(W0, at, w->stride);
-        } else {
-            gather_rows(line, w, offset + (int64_t)c * CHUNK_BYTES);
-            amx_order();
-            _tile_loadd(W0, line, AMX_BYTES);
-        }
+    for (int32_t c = 0; c < n_chunks; c++, w += W_BYTES, x += (int64_t)n_x * AMX_BYTES) {
+        copy_step(next, ahead);
+        _tile_loadd(W0, w, AMX_BYTES);
         _tile_loadd(X0, x, 4 * low);
         _tile_dpbf16ps(C00, W0, X0);
         if (halves) {
-            _tile_loadd(X1, x + X_ROWS * AMX_BYTES, 4 * (n_x - low));
+            _tile_loadd(X1, x + W_BYTES, 4 * (n_x - low));
             _tile_dpbf16ps(C01, W0, X1);
         }
     }
@@ -190,26 +363,40 @@ static void put_sums(float *sum, const float *block, int32_t n, bool add)
 }
 
 INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, int32_t n_x,
-                     const bool halves, int32_t n_chunks, bool add, int64_t ahead)
+                     const bool halves, int32_t n_lines, bool add, int64_t ahead)
 {
-    for (int32_t i = 0; i < w->n; i += W_ROWS) {
-        struct w_rows rows = find_rows(w, i);
+    _Alignas(64) char copy[2][BLOCK_STEPS * STEP_LINES * W_BYTES];
+    int32_t n_blocks = (int32_t)div_ceil(n_lines, K_BLOCK / TILE_CHUNK);
+    int32_t n_units = (int32_t)div_ceil(w->n, W_ROWS) * n_blocks;
+    struct unit u = unit_at(w, 0, 0, n_lines, copy[0]);
+
+    while (u.first < W_ROWS) {
+        copy_step(&u, ahead);
+    }
+    for (int32_t i = 0; i < n_units; i++) {
+        int32_t first = i / n_blocks * W_ROWS, block = i % n_blocks;
         float part[2 * SUMS];
-        for (int32_t c = 0; c < n_chunks; c += BLOCK_CHUNKS) {
-            int64_t offset = w->first * 2 + (int64_t)c * CHUNK_BYTES;
-            block(part, &rows, offset, x + (int64_t)c * n_x * CHUNK_BYTES, n_x, halves,
-                  MIN(n_chunks - c, BLOCK_CHUNKS), (int64_t)(n_chunks - c) * CHUNK_BYTES, ahead);
-            put_sums(sum + (int64_t)i * n_x, part, rows.n * n_x, add || c > 0);
+        struct unit next = unit_behind(w, n_lines);
+        if (i + 1 < n_units) {
+            next = unit_at(w, (i + 1) / n_blocks * W_ROWS, (i + 1) % n_blocks, n_lines,
+                           copy[(i + 1) % 2]);
         }
+        amx_order();
+        multiply(part, &u, x + (int64_t)block * K_BLOCK * 2 * n_x, n_x, halves, &next, ahead);
+        put_sums(sum + (int64_t)first * n_x, part, MIN(W_ROWS, w->n - first) * n_x,
+                 add || block > 0);
+        while (next.to && next.first < W_ROWS) {
+            copy_step(&next, ahead);
+        }
+        u = next;
     }
 }
 
-static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks,
-                 bool add, const struct prefetch *ahead)
+static void dots_many(float *sum, const struct dot_rows *w, const char *x, int32_t n_x,
+                      int32_t n_lines, bool add, int64_t ahead)
 {
     struct amx_config t = amx_config();
     int32_t low = MIN(n_x, X_ROWS), high = n_x - low;
-    int64_t bytes = ahead->period == 1 ? ahead->distance : 0;
 
     amx_shape(&t, W0, W_ROWS, AMX_BYTES);
     amx_shape(&t, X0, AMX_ROWS, 4 * low);
@@ -220,11 +407,30 @@ static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_
     }
     amx_begin(&t);
     if (high > 0) {
-        all_rows(sum, w, x, n_x, true, n_chunks, add, bytes);
+        all_rows(sum, w, x, n_x, true, n_lines, add, ahead);
     } else {
-        all_rows(sum, w, x, n_x, false, n_chunks, add, bytes);
+        all_rows(sum, w, x, n_x, false, n_lines, add, ahead);
     }
     amx_end();
+}
+
+static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_x, int32_t n_chunks,
+                 bool add, const struct prefetch *ahead)
+{
+    enum { FLUSH_TO_ZERO = 1 << 15, DENORMALS_ARE_ZERO = 1 << 6 };
+    int64_t bytes = ahead->period == 1 ? ahead->distance : 0;
+
+    if (w->n == 0) {
+        return;
+    }
+    if (n_x > FEW_ROWS) {
+        dots_many(sum, w, x, n_x, n_chunks, add, bytes);
+        return;
+    }
+    unsigned modes = _mm_getcsr();
+    _mm_setcsr(modes | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO);
+    dots_few(sum, w, x, n_x, n_chunks, add, bytes);
+    _mm_setcsr(modes);
 }
 
 /* ---- panels ---- */
@@ -233,14 +439,15 @@ static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_
 static void pack_panel_rows(float *panel, const void *const *row, int64_t first, int32_t n,
                             enum dtype t)
 {
-    char *to = (char *)panel;
+    int64_t n_chunks = div_ceil(n, STEP) * STEP_LINES;
 
     for (int32_t r = 0; r < PANEL_ROWS; r++) {
         const char *from = (const char *)row[r] + first * dtype_bytes(t);
-        char *line =
-            to + (int64_t)(r / W_ROWS) * (n / TILE_CHUNK) * W_BYTES + r % W_ROWS * AMX_BYTES;
-        for (int32_t at = 0; at < n; at += TILE_CHUNK, from += CHUNK_BYTES, line += W_BYTES) {
-            _mm512_store_si512(line, _mm512_loadu_si512(from));
+        char *to =
+            (char *)panel + r / W_ROWS * n_chunks * W_BYTES + (int64_t)(r % W_ROWS) * AMX_BYTES;
+        for (int32_t line = 0; line < n / TILE_CHUNK; line += STEP_LINES) {
+            turn_step(to + (int64_t)line * W_BYTES, from + (int64_t)line * LINE_BYTES,
+                      n / TILE_CHUNK - line);
         }
     }
 }
@@ -251,21 +458,23 @@ static void pack_panel_x(float *out, int32_t tile, int32_t n_tiles, const float 
 {
     (void)n_tiles;
     (void)t;
-    out += (int64_t)(tile / GROUP_TILES) * (padded / TILE_CHUNK) * SUMS +
-           tile % GROUP_TILES * TILE_ROWS;
-    for (int32_t at = 0; at < padded; at += TILE_CHUNK, out += SUMS) {
+    int64_t n_lines = div_ceil(padded, STEP) * STEP_LINES;
+
+    out += tile / GROUP_TILES * n_lines * SUMS + (int64_t)(tile % GROUP_TILES) * TILE_ROWS;
+    for (int32_t line = 0; line < n_lines; line++) {
+        float *step = out + (int64_t)(line / STEP_LINES) * STEP_LINES * SUMS;
         __m512 r[TILE_ROWS];
         for (int i = 0; i < TILE_ROWS; i++) {
-            r[i] = pack_row(x[MIN(i, n_x - 1)], at, n);
+            r[i] = pack_line(x[MIN(i, n_x - 1)], line * TILE_CHUNK, n);
         }
         transpose4(r);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            float *to = out + i * X_ROWS;
+            float *to = step + i * SUMS + line % STEP_LINES * X_ROWS;
             _mm_store_ps(to, _mm512_castps512_ps128(r[i]));
-            _mm_store_ps(to + 4 * X_ROWS, _mm512_extractf32x4_ps(r[i], 1));
-            _mm_store_ps(to + 8 * X_ROWS, _mm512_extractf32x4_ps(r[i], 2));
-            _mm_store_ps(to + 12 * X_ROWS, _mm512_extractf32x4_ps(r[i], 3));
+            _mm_store_ps(to + 4 * SUMS, _mm512_extractf32x4_ps(r[i], 1));
+            _mm_store_ps(to + 8 * SUMS, _mm512_extractf32x4_ps(r[i], 2));
+            _mm_store_ps(to + 12 * SUMS, _mm512_extractf32x4_ps(r[i], 3));
         }
     }
 }
@@ -338,7 +547,7 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
     (void)n_tiles;
     (void)t;
     struct amx_config shapes = amx_config();
-    int32_t n_chunks = n / TILE_CHUNK;
+    int32_t n_chunks = (int32_t)div_ceil(n, STEP) * STEP_LINES;
     int32_t n_lines =
         (int32_t)div_ceil((int64_t)count * ahead->per_tile, PANEL_ROWS / (2 * W_ROWS) * n_chunks);
     const char *from = (const char *)(x + (int64_t)(tile / GROUP_TILES) * n_chunks * SUMS);
@@ -355,37 +564,13 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
     amx_end();
 }
 
-/* ---- sums of tiles to rows ---- */
-
-static void transpose_sums(float *out, int32_t stride, const float *sum, int32_t n, int32_t n_x)
-{
-    if (n_x == 1) {
-        memcpy(out, sum, (size_t)n * sizeof(*out));
-        return;
-    }
-    for (int32_t i = 0; i < n; i += 16) {
-        __mmask16 rows = n - i < 16 ? (__mmask16)((1 << (n - i)) - 1) : 0xFFFF;
-        for (int32_t x = 0; x < n_x; x += 16) {
-            __mmask16 here = n_x - x < 16 ? (__mmask16)((1 << (n_x - x)) - 1) : 0xFFFF;
-            __m512 r[16];
-            for (int k = 0; k < 16; k++) {
-                r[k] = i + k < n ? _mm512_maskz_loadu_ps(here, sum + (i + k) * n_x + x)
-                                 : _mm512_setzero_ps();
-            }
-            transpose16(r);
-            for (int k = 0; k < 16 && x + k < n_x; k++) {
-                _mm512_mask_storeu_ps(out + (int64_t)(x + k) * stride + i, rows, r[k]);
-            }
-        }
-    }
-}
-
 void cpu_tiles_amx(struct cpu_kernels *k)
 {
     k->linear_bf16 = (struct cpu_tiles){.k_block = K_BLOCK,
                                         .rows = 2 * X_ROWS,
-                                        .streams = 1,
-                                        .step = W_ROWS,
+                                        .streams = FETCH_ROWS,
+                                        .step = W_ROWS / FETCH_ROWS,
+                                        .task_bytes = STREAM_TASK_BYTES,
                                         .ahead_bytes = STREAM_AHEAD_BYTES,
                                         .packed_bytes = packed_bytes,
                                         .pack = pack,
@@ -396,7 +581,6 @@ void cpu_tiles_amx(struct cpu_kernels *k)
                                          .pack_rows = pack_panel_rows,
                                          .pack_x = pack_panel_x,
                                          .dots = panel_dots};
-    k->transpose_sums = transpose_sums;
 }
 
 #endif

@@ -121,6 +121,7 @@ void cpu_tiles_neon(struct cpu_kernels *k)
                                    .rows = TILE_ROWS,
                                    .streams = STREAMS,
                                    .step = STREAM_STEP,
+                                   .task_bytes = STREAM_TASK_BYTES,
                                    .ahead_bytes = STREAM_AHEAD_BYTES,
                                    .packed_bytes = packed_bytes,
                                    .pack = pack,

@@ -14,6 +14,7 @@ enum {
     TILE_MAX_ROWS = 8,
     STREAMS = 4,
     STREAM_STEP = 3, /* STREAMS * STREAM_STEP is a multiple of every tile's rows of w */
+    STREAM_TASK_BYTES = 32 << 10,
     STREAM_AHEAD_BYTES = 1024
 };
 

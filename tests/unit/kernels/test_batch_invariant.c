@@ -38,11 +38,12 @@ static float *product(struct rig *r, int32_t n, struct mat out, struct mat x, st
     return rig_download(r, out);
 }
 
-static void check_shape(struct rig *r, enum dtype t, int32_t n, int32_t k)
+/* range: of the numbers; where it is small, products are denormal numbers. */
+static void check_shape(struct rig *r, enum dtype t, int32_t n, int32_t k, float range)
 {
-    float *xv = rig_floats(r, (int64_t)ROWS * k, 1, t);
-    float *wv = rig_floats(r, (int64_t)n * k, 1, t);
-    float *rv = rig_floats(r, (int64_t)ROWS * n, 1, t);
+    float *xv = rig_floats(r, (int64_t)ROWS * k, range, t);
+    float *wv = rig_floats(r, (int64_t)n * k, range, t);
+    float *rv = rig_floats(r, (int64_t)ROWS * n, range * range, t);
     enum dtype act = backend_act_dtype(r->b, t);
     struct mat x = rig_mat(r, ROWS, k, act, xv), residual = rig_mat(r, ROWS, n, act, rv),
                out = rig_mat(r, ROWS, n, act, NULL);
@@ -79,15 +80,33 @@ static void rows_do_not_depend_on_their_number(void **state)
                                                         : INT64_MAX)) {
             continue;
         }
-        check_shape(&r, DTYPE_BF16, shapes[i][0], shapes[i][1]);
-        check_shape(&r, DTYPE_F16, shapes[i][0], shapes[i][1]);
+        check_shape(&r, DTYPE_BF16, shapes[i][0], shapes[i][1], 1);
+        check_shape(&r, DTYPE_F16, shapes[i][0], shapes[i][1], 1);
+    }
+    rig_close(&r);
+}
+
+/* Sums whose products, sums or inputs are denormal numbers. */
+static void nor_do_rows_of_tiny_numbers(void **state)
+{
+    (void)state;
+    static const float range[] = {1e-18f, 3e-19f, 1e-19f, 1e-38f};
+    const char *isa = getenv("QUIRE_CPU_ISA");
+    if (strcmp(rig_device, "cpu") != 0 || (isa && strcmp(isa, "plain") == 0)) {
+        return;
+    }
+    struct rig r;
+    open_invariant(&r);
+    for (size_t i = 0; i < ARRAY_LEN(range); i++) {
+        check_shape(&r, DTYPE_BF16, 150, 608, range[i]);
     }
     rig_close(&r);
 }
 
 static int group(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_do_not_depend_on_their_number)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_do_not_depend_on_their_number),
+                                       cmocka_unit_test(nor_do_rows_of_tiny_numbers)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
