@@ -3,6 +3,7 @@
  * Its header is made first, from the sizes alone; then the tensors are read, rounded
  * and written one by one, so that memory holds one row and the scales of one weight. */
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -185,7 +186,7 @@ static int write_norm(struct conversion *k, const struct tensor *t, const float 
 }
 
 /* What the scales of nvfp4 are multiplied with so that the greatest of them is the
- * greatest e4m3; `row` has room for one. */
+ * greatest e4m3, and at most the greatest float; `row` has room for one. */
 static float over_of(const struct conversion *k, const struct tensor *t, float *row)
 {
     float most = 0;
@@ -196,7 +197,7 @@ static float over_of(const struct conversion *k, const struct tensor *t, float *
             most = fmaxf(most, fabsf(row[i]));
         }
     }
-    return isnormal(most) ? 448.0f * 6 / most : 1;
+    return isnormal(most) ? fminf(448.0f * 6 / most, FLT_MAX) : 1;
 }
 
 /* scale[n] of FORMAT_FP4, a byte each, and the one over them. */

@@ -1,72 +1,28 @@
-/* Inner products with AMX. Of rows of bfloat16 alone, x rounded to bfloat16; other
- * types are multiplied as without AMX.
+/* Inner products with AMX of few rows of x with stored rows of w in bfloat16; see
+ * amx_bf16.h for the order of sums, and panel_amx.c for many rows.
  *
- * Sixteen rows of w are operand A, packed x is operand B with a column for each row of
- * x, so C is [w][x]. An element of C adds, for each chunk of 16 pairs, the products of
- * the pairs' first elements in their order, those of their second ones in theirs, then
- * both to the sum so far; denormal numbers count as 0. A block of K_BLOCK elements is
- * one such sum; sums of blocks are added in their order.
- *
- * A chunk's pairs are not neighbours. Elements are taken in steps of 512, zero-padded:
- * of the 256 pairs of a step, pair i belongs to chunk i % 16. So a vector of sixteen
- * neighbouring pairs holds one of each chunk, and for few rows of x, where the time is
- * that of reading w, AVX-512 sums sixteen chunks side by side without turning w around,
- * and gives the same bits. For more rows each step of w is transposed on its way: by
- * tiles while the rows in front of it are multiplied, by panels once for all rows.
+ * A vector of sixteen neighbouring pairs of w holds one pair of each chunk. So for the
+ * fewest rows of x, where the time is that of reading w, AVX-512 sums sixteen chunks side
+ * by side without turning w around, and gives the same bits. For more rows each step of w
+ * is transposed on its way, while the rows in front of it are multiplied by tiles.
  */
-#include "kernels/cpu/simd/amx.h"
-#include "kernels/cpu/simd/avx512.h"
+#include "kernels/cpu/simd/amx_bf16.h"
 
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
 
 enum {
-    K_BLOCK = 2048,
-    STEP_LINES = 16, /* of TILE_CHUNK elements, and chunks */
-    STEP = STEP_LINES * TILE_CHUNK,
-    STEP_BYTES = 2 * STEP, /* of a stored row */
-    BLOCK_STEPS = K_BLOCK / STEP,
-    LINE_BYTES = 2 * TILE_CHUNK,
-    W_ROWS = AMX_ROWS,            /* stored rows of w in a tile register */
-    X_ROWS = AMX_ROWS,            /* rows of x in a tile register */
-    SUMS = W_ROWS * X_ROWS,       /* of one product of two registers */
-    W_BYTES = W_ROWS * AMX_BYTES, /* a tile register of w, or a full one of x */
-    FEW_ROWS = 4,                 /* of x, up to which AVX-512 is as fast */
-    FEW_STEPS = 8 * BLOCK_STEPS,  /* of a row, whose chunks' sums wait for other rows' */
-    FETCH_ROWS = 4,               /* of w that are read side by side */
+    FEW_ROWS = 4,                /* of x, up to which AVX-512 is as fast */
+    FEW_STEPS = 8 * BLOCK_STEPS, /* of a row, whose chunks' sums wait for other rows' */
+    FETCH_ROWS = 4,              /* of w that are read side by side */
     STREAM_AHEAD_BYTES = 1024,
     STREAM_TASK_BYTES = 512 << 10,
-    PANEL_ROWS = 128,
-    GROUP_TILES = X_ROWS / TILE_ROWS, /* tiles of panels' x in a register */
 };
-
-/* Tile registers, whose numbers are part of the instructions. */
-#define C00 0
-#define C01 1
-#define C10 2
-#define C11 3
-#define W0 4
-#define W1 5
-#define X0 6
-#define X1 7
 
 /* Of x packed for few rows, which is the most. */
 static int32_t packed_bytes(enum dtype t)
 {
     (void)t;
     return (int32_t)sizeof(float);
-}
-
-/* Thirty-two floats of a row of n from `at` on, zero-padded, rounded to bfloat16. */
-INLINE __m512 pack_line(const float *x, int32_t at, int32_t n)
-{
-    float last[TILE_CHUNK] = {0};
-
-    if (at + TILE_CHUNK > n) {
-        memcpy(last, x + MIN(at, n), (size_t)MAX(n - at, 0) * sizeof(*last));
-        x = last;
-        at = 0;
-    }
-    return (__m512)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + at + 16), _mm512_loadu_ps(x + at));
 }
 
 /* The first and the second elements of sixteen pairs. */
@@ -243,30 +199,6 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
     }
 }
 
-/* A step of a row of n_lines lines from there on, transposed to its chunks, which lie
- * W_BYTES apart. */
-INLINE void turn_step(char *to, const char *from, int32_t n_lines)
-{
-    __m512 r[STEP_LINES];
-
-    if (n_lines >= STEP_LINES) {
-#pragma GCC unroll 16
-        for (int i = 0; i < STEP_LINES; i++) {
-            r[i] = _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES);
-        }
-    } else {
-        for (int i = 0; i < STEP_LINES; i++) {
-            r[i] =
-                i < n_lines ? _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES) : _mm512_setzero_ps();
-        }
-    }
-    transpose16(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < STEP_LINES; i++) {
-        _mm512_store_ps(to + (int64_t)i * W_BYTES, r[i]);
-    }
-}
-
 /* A block of W_ROWS rows that is transposed, to [chunk][row], while the block in front
  * of it is multiplied. Memory is read as a few streams: FETCH_ROWS rows at a time, from
  * their first step to their last. */
@@ -433,137 +365,6 @@ static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_
     _mm_setcsr(modes);
 }
 
-/* ---- panels ---- */
-
-/* [register][chunk][row]. */
-static void pack_panel_rows(float *panel, const void *const *row, int64_t first, int32_t n,
-                            enum dtype t)
-{
-    int64_t n_chunks = div_ceil(n, STEP) * STEP_LINES;
-
-    for (int32_t r = 0; r < PANEL_ROWS; r++) {
-        const char *from = (const char *)row[r] + first * dtype_bytes(t);
-        char *to =
-            (char *)panel + r / W_ROWS * n_chunks * W_BYTES + (int64_t)(r % W_ROWS) * AMX_BYTES;
-        for (int32_t line = 0; line < n / TILE_CHUNK; line += STEP_LINES) {
-            turn_step(to + (int64_t)line * W_BYTES, from + (int64_t)line * LINE_BYTES,
-                      n / TILE_CHUNK - line);
-        }
-    }
-}
-
-/* [register][chunk][pair][row]. */
-static void pack_panel_x(float *out, int32_t tile, int32_t n_tiles, const float *const *x,
-                         int32_t n_x, int32_t n, int32_t padded, enum dtype t)
-{
-    (void)n_tiles;
-    (void)t;
-    int64_t n_lines = div_ceil(padded, STEP) * STEP_LINES;
-
-    out += tile / GROUP_TILES * n_lines * SUMS + (int64_t)(tile % GROUP_TILES) * TILE_ROWS;
-    for (int32_t line = 0; line < n_lines; line++) {
-        float *step = out + (int64_t)(line / STEP_LINES) * STEP_LINES * SUMS;
-        __m512 r[TILE_ROWS];
-        for (int i = 0; i < TILE_ROWS; i++) {
-            r[i] = pack_line(x[MIN(i, n_x - 1)], line * TILE_CHUNK, n);
-        }
-        transpose4(r);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            float *to = step + i * SUMS + line % STEP_LINES * X_ROWS;
-            _mm_store_ps(to, _mm512_castps512_ps128(r[i]));
-            _mm_store_ps(to + 4 * SUMS, _mm512_extractf32x4_ps(r[i], 1));
-            _mm_store_ps(to + 8 * SUMS, _mm512_extractf32x4_ps(r[i], 2));
-            _mm_store_ps(to + 12 * SUMS, _mm512_extractf32x4_ps(r[i], 3));
-        }
-    }
-}
-
-/* c [2][2][SUMS] = two registers of w . one or two of x. */
-INLINE void panel_block(float *c, const char *w, const char *x, int32_t n_chunks, const bool two,
-                        struct line_prefetch *ahead, int32_t n_lines)
-{
-    int64_t next = (int64_t)n_chunks * W_BYTES;
-
-    _tile_zero(C00);
-    _tile_zero(C01);
-    _tile_zero(C10);
-    _tile_zero(C11);
-    for (int32_t i = 0; i < n_chunks; i++, w += W_BYTES, x += W_BYTES) {
-        prefetch_lines(ahead, n_lines);
-        _tile_loadd(W0, w, AMX_BYTES);
-        _tile_loadd(X0, x, AMX_BYTES);
-        _tile_dpbf16ps(C00, W0, X0);
-        _tile_loadd(W1, w + next, AMX_BYTES);
-        _tile_dpbf16ps(C10, W1, X0);
-        if (two) {
-            _tile_loadd(X1, x + next, AMX_BYTES);
-            _tile_dpbf16ps(C01, W0, X1);
-            _tile_dpbf16ps(C11, W1, X1);
-        }
-    }
-    _tile_stored(C00, c, AMX_BYTES);
-    _tile_stored(C01, c + SUMS, AMX_BYTES);
-    _tile_stored(C10, c + 2 * SUMS, AMX_BYTES);
-    _tile_stored(C11, c + 3 * SUMS, AMX_BYTES);
-    amx_order();
-}
-
-/* c [w][x] to sum [x][PANEL_ROWS]. */
-INLINE void put_turned(float *sum, const float *c)
-{
-    __m512 r[16];
-
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        r[i] = _mm512_load_ps(c + (int64_t)i * X_ROWS);
-    }
-    transpose16(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        _mm512_store_ps(sum + (int64_t)i * PANEL_ROWS, r[i]);
-    }
-}
-
-INLINE void panel_rows(float *sum, const char *w, const char *x, int32_t n_chunks, const bool two,
-                       struct line_prefetch *ahead, int32_t n_lines)
-{
-    _Alignas(64) float c[4 * SUMS];
-
-    for (int32_t r = 0; r < PANEL_ROWS; r += 2 * W_ROWS, w += (int64_t)2 * n_chunks * W_BYTES) {
-        panel_block(c, w, x, n_chunks, two, ahead, n_lines);
-        put_turned(sum + r, c);
-        put_turned(sum + r + W_ROWS, c + 2 * SUMS);
-        if (two) {
-            put_turned(sum + X_ROWS * PANEL_ROWS + r, c + SUMS);
-            put_turned(sum + X_ROWS * PANEL_ROWS + r + W_ROWS, c + 3 * SUMS);
-        }
-    }
-}
-
-static void panel_dots(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
-                       int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead)
-{
-    (void)n_tiles;
-    (void)t;
-    struct amx_config shapes = amx_config();
-    int32_t n_chunks = (int32_t)div_ceil(n, STEP) * STEP_LINES;
-    int32_t n_lines =
-        (int32_t)div_ceil((int64_t)count * ahead->per_tile, PANEL_ROWS / (2 * W_ROWS) * n_chunks);
-    const char *from = (const char *)(x + (int64_t)(tile / GROUP_TILES) * n_chunks * SUMS);
-
-    for (int i = 0; i < AMX_TILES; i++) {
-        amx_shape(&shapes, i, AMX_ROWS, AMX_BYTES);
-    }
-    amx_begin(&shapes);
-    if (count > GROUP_TILES) {
-        panel_rows(sum, (const char *)panel, from, n_chunks, true, ahead, n_lines);
-    } else {
-        panel_rows(sum, (const char *)panel, from, n_chunks, false, ahead, n_lines);
-    }
-    amx_end();
-}
-
 void cpu_tiles_amx(struct cpu_kernels *k)
 {
     k->linear_bf16 = (struct cpu_tiles){.k_block = K_BLOCK,
@@ -575,12 +376,6 @@ void cpu_tiles_amx(struct cpu_kernels *k)
                                         .packed_bytes = packed_bytes,
                                         .pack = pack,
                                         .dots = dots};
-    k->panels_bf16 = (struct cpu_panels){.k_block = K_BLOCK,
-                                         .rows = PANEL_ROWS,
-                                         .from = 2 * X_ROWS + 1,
-                                         .pack_rows = pack_panel_rows,
-                                         .pack_x = pack_panel_x,
-                                         .dots = panel_dots};
 }
 
 #endif

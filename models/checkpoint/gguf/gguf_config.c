@@ -41,7 +41,7 @@ static const struct gguf_key SAMPLING[] = {
     {"general.sampling.penalty_repeat", "repetition_penalty"},
 };
 
-const char *under(const struct gguf_writer *w, const char *key, char *ret, size_t cap)
+const char *gguf_config_key(const struct gguf_writer *w, const char *key, char *ret, size_t cap)
 {
     snprintf(ret, cap, "%s.%s", w->family->gguf, key);
     return ret;
@@ -66,7 +66,7 @@ static bool take_real(struct gguf_writer *w, const char *key, double *ret)
     return found > 0;
 }
 
-const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name)
+const struct gguf_tensor *gguf_config_tensor(const struct gguf *g, const char *name)
 {
     for (int32_t i = 0; i < g->n_tensors; i++) {
         if (gguf_text_is(g->tensor[i].name, name)) {
@@ -102,20 +102,22 @@ static void put_factors(struct gguf_writer *w, const char *key, const struct ggu
  * how llama.cpp stores llama3's scaling. */
 static void put_rope(struct gguf_writer *w)
 {
-    const struct gguf_tensor *all = find_tensor(w->g, "rope_freqs.weight");
-    const struct gguf_tensor *s = find_tensor(w->g, "rope_factors_short.weight");
-    const struct gguf_tensor *l = find_tensor(w->g, "rope_factors_long.weight");
+    const struct gguf_tensor *all = gguf_config_tensor(w->g, "rope_freqs.weight");
+    const struct gguf_tensor *s = gguf_config_tensor(w->g, "rope_factors_short.weight");
+    const struct gguf_tensor *l = gguf_config_tensor(w->g, "rope_factors_long.weight");
     struct gguf_text type = {0};
     char key[128];
     double value = 0;
-    int found = gguf_string(w->g, under(w, "rope.scaling.type", key, sizeof(key)), &type, w->e);
+    int found =
+        gguf_string(w->g, gguf_config_key(w, "rope.scaling.type", key, sizeof(key)), &type, w->e);
 
     w->code = MIN(w->code, MIN(found, 0));
     if (all || (s && l)) {
         buf_puts(&w->out, ",\"rope_scaling\":{\"rope_type\":\"longrope\"");
         put_factors(w, "short_factor", all ? all : s);
         put_factors(w, "long_factor", all ? all : l);
-        if (take_real(w, under(w, "rope.scaling.attn_factor", key, sizeof(key)), &value)) {
+        if (take_real(w, gguf_config_key(w, "rope.scaling.attn_factor", key, sizeof(key)),
+                      &value)) {
             buf_printf(&w->out, ",\"attention_factor\":%.17g", value);
         } else if (all) {
             buf_puts(&w->out, ",\"attention_factor\":1");
@@ -127,14 +129,14 @@ static void put_rope(struct gguf_writer *w)
         buf_putc(&w->out, '"');
         buf_puts(&w->out, w->family->rope_json ? w->family->rope_json : "");
         for (size_t i = 0; i < ARRAY_LEN(SCALING); i++) {
-            if (take_real(w, under(w, SCALING[i].gguf, key, sizeof(key)), &value)) {
+            if (take_real(w, gguf_config_key(w, SCALING[i].gguf, key, sizeof(key)), &value)) {
                 /* of latents the file has a tenth of it */
                 bool tenth = w->family->latent && strstr(SCALING[i].json, "mscale");
                 buf_printf(&w->out, ",\"%s\":%.9g", SCALING[i].json, tenth ? value * 10 : value);
             }
         }
         buf_putc(&w->out, '}');
-    } else if (take_real(w, under(w, "rope.scale_linear", key, sizeof(key)), &value) &&
+    } else if (take_real(w, gguf_config_key(w, "rope.scale_linear", key, sizeof(key)), &value) &&
                value != 1) {
         buf_printf(&w->out, ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":%.17g}", value);
     }
@@ -160,11 +162,11 @@ static void put_ids(struct gguf_writer *w)
 /* Quantised weights are computed in bfloat16. */
 static const char *stored_dtype(const struct gguf *g)
 {
-    const struct gguf_tensor *mlp = find_tensor(g, "blk.0.ffn_down.weight");
-    const struct gguf_tensor *experts = find_tensor(g, "blk.0.ffn_down_exps.weight");
+    const struct gguf_tensor *mlp = gguf_config_tensor(g, "blk.0.ffn_down.weight");
+    const struct gguf_tensor *experts = gguf_config_tensor(g, "blk.0.ffn_down_exps.weight");
     const struct gguf_tensor *t = mlp       ? mlp
                                   : experts ? experts
-                                            : find_tensor(g, "blk.0.ssm_out.weight");
+                                            : gguf_config_tensor(g, "blk.0.ssm_out.weight");
     enum dtype dtype = DTYPE_BF16;
 
     if (t) {
@@ -177,7 +179,7 @@ static const char *stored_dtype(const struct gguf *g)
 static void put_whether(struct gguf_writer *w, const char *key, const char *tensor)
 {
     if (key) {
-        buf_printf(&w->out, ",\"%s\":%s", key, find_tensor(w->g, tensor) ? "true" : "false");
+        buf_printf(&w->out, ",\"%s\":%s", key, gguf_config_tensor(w->g, tensor) ? "true" : "false");
     }
 }
 
@@ -185,13 +187,13 @@ static void put_whether(struct gguf_writer *w, const char *key, const char *tens
 static void put_found(struct gguf_writer *w)
 {
     const struct gguf_family *f = w->family;
-    const struct gguf_tensor *embed = find_tensor(w->g, "token_embd.weight");
+    const struct gguf_tensor *embed = gguf_config_tensor(w->g, "token_embd.weight");
 
     if (embed && embed->n_dims == 2) {
         buf_printf(&w->out, ",\"vocab_size\":%lld", (long long)embed->dim[1]);
     }
     buf_printf(&w->out, ",\"tie_word_embeddings\":%s",
-               find_tensor(w->g, "output.weight") ? "false" : "true");
+               gguf_config_tensor(w->g, "output.weight") ? "false" : "true");
     put_whether(w, f->qkv_bias, "blk.0.attn_q.bias");
     put_whether(w, f->o_bias, "blk.0.attn_output.bias");
     put_whether(w, f->mlp_bias, "blk.0.ffn_up.bias");
@@ -209,10 +211,11 @@ static void put_query_scalar(struct gguf_writer *w)
     char key[128];
 
     if (strncmp(w->family->gguf, "gemma", 5) == 0 &&
-        take_int(w, under(w, "block_count", key, sizeof(key)), &layers) &&
+        take_int(w, gguf_config_key(w, "block_count", key, sizeof(key)), &layers) &&
         (layers == 46 || layers == 62) &&
-        take_int(w, under(w, "embedding_length", key, sizeof(key)), &hidden) &&
-        take_int(w, under(w, "attention.head_count", key, sizeof(key)), &heads) && heads > 0) {
+        take_int(w, gguf_config_key(w, "embedding_length", key, sizeof(key)), &hidden) &&
+        take_int(w, gguf_config_key(w, "attention.head_count", key, sizeof(key)), &heads) &&
+        heads > 0) {
         buf_printf(&w->out, ",\"query_pre_attn_scalar\":%.17g", (double)hidden / (double)heads);
     }
 }
@@ -223,7 +226,7 @@ static void put_keys(struct gguf_writer *w)
     char key[128];
 
     for (const struct gguf_key *k = w->family->keys; k && k->gguf; k++) {
-        const struct gguf_pair *p = gguf_find(w->g, under(w, k->gguf, key, sizeof(key)));
+        const struct gguf_pair *p = gguf_find(w->g, gguf_config_key(w, k->gguf, key, sizeof(key)));
         double real = 0;
         int64_t value = 0;
         if (p && p->type == GGUF_BOOL) {
@@ -245,8 +248,8 @@ static void put_layers(struct gguf_writer *w)
     char key[128];
     int64_t layers = 0, drafting = 0;
 
-    if (take_int(w, under(w, "block_count", key, sizeof(key)), &layers)) {
-        take_int(w, under(w, "nextn_predict_layers", key, sizeof(key)), &drafting);
+    if (take_int(w, gguf_config_key(w, "block_count", key, sizeof(key)), &layers)) {
+        take_int(w, gguf_config_key(w, "nextn_predict_layers", key, sizeof(key)), &drafting);
         if (drafting < 0 || drafting >= layers) {
             drafting = 0;
         }
@@ -263,17 +266,17 @@ static void put_config(struct gguf_writer *w)
 
     buf_printf(&w->out, "{\"architectures\":[\"%s\"]", w->family->name);
     for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
-        if (take_int(w, under(w, INTS[i].gguf, key, sizeof(key)), &value)) {
+        if (take_int(w, gguf_config_key(w, INTS[i].gguf, key, sizeof(key)), &value)) {
             buf_printf(&w->out, ",\"%s\":%lld", INTS[i].json, (long long)value);
         }
     }
     for (size_t i = 0; i < ARRAY_LEN(REALS); i++) {
-        if (take_real(w, under(w, REALS[i].gguf, key, sizeof(key)), &real)) {
+        if (take_real(w, gguf_config_key(w, REALS[i].gguf, key, sizeof(key)), &real)) {
             buf_printf(&w->out, ",\"%s\":%.9g", REALS[i].json, real);
         }
     }
-    if (!w->family->keys && take_int(w, under(w, "expert_count", key, sizeof(key)), &value) &&
-        value > 0) {
+    if (!w->family->keys &&
+        take_int(w, gguf_config_key(w, "expert_count", key, sizeof(key)), &value) && value > 0) {
         w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: %s with %lld experts is not supported",
                           w->g->file, w->family->gguf, (long long)value);
     }

@@ -16,9 +16,9 @@ struct gguf_writer {
 };
 
 /* The tensor of that name; NULL: the file has none. */
-const struct gguf_tensor *find_tensor(const struct gguf *g, const char *name);
+const struct gguf_tensor *gguf_config_tensor(const struct gguf *g, const char *name);
 /* "ARCHITECTURE.key", in ret. */
-const char *under(const struct gguf_writer *w, const char *key, char *ret, size_t cap);
+const char *gguf_config_key(const struct gguf_writer *w, const char *key, char *ret, size_t cap);
 /* true: the key is present; false: it is absent, or an error was recorded. */
 bool take_int(struct gguf_writer *w, const char *key, int64_t *ret);
 

@@ -10,7 +10,7 @@ static int64_t int_or(struct gguf_writer *w, const char *key, int64_t otherwise)
     int64_t value = otherwise;
     char full[128];
 
-    take_int(w, under(w, key, full, sizeof(full)), &value);
+    take_int(w, gguf_config_key(w, key, full, sizeof(full)), &value);
     return value;
 }
 
@@ -19,7 +19,7 @@ static int64_t int_or(struct gguf_writer *w, const char *key, int64_t otherwise)
 static const struct gguf_pair *by_layer(const struct gguf_writer *w, const char *key)
 {
     char full[128];
-    const struct gguf_pair *p = gguf_find(w->g, under(w, key, full, sizeof(full)));
+    const struct gguf_pair *p = gguf_find(w->g, gguf_config_key(w, key, full, sizeof(full)));
     bool is = p && p->type == GGUF_ARRAY && p->n <= LIMIT_LAYERS &&
               (p->item == GGUF_BOOL || p->item == GGUF_I32 || p->item == GGUF_U32);
 
@@ -74,7 +74,7 @@ void gguf_put_heads(struct gguf_writer *w)
         put_latent(w);
         return;
     }
-    if (take_int(w, under(w, "attention.key_length", key, sizeof(key)), &stated)) {
+    if (take_int(w, gguf_config_key(w, "attention.key_length", key, sizeof(key)), &stated)) {
         buf_printf(&w->out, ",\"head_dim\":%lld", (long long)stated);
     }
     int64_t head = stated ? stated : heads > 0 ? int_or(w, "embedding_length", 0) / heads : 0;
@@ -167,7 +167,8 @@ static void put_scan(struct gguf_writer *w, int64_t inner, int64_t rank)
                (long long)int_or(w, "ssm.conv_kernel", 0));
     for (int64_t i = 0; i < layers && i < LIMIT_LAYERS; i++) {
         snprintf(name, sizeof(name), "blk.%lld.ffn_gate_inp.weight", (long long)i);
-        buf_printf(&w->out, "%s\"%s\"", i ? "," : "", find_tensor(w->g, name) ? "sparse" : "dense");
+        buf_printf(&w->out, "%s\"%s\"", i ? "," : "",
+                   gguf_config_tensor(w->g, name) ? "sparse" : "dense");
     }
     buf_putc(&w->out, ']');
 }
@@ -185,7 +186,7 @@ void gguf_put_states(struct gguf_writer *w)
         return;
     }
     const struct gguf_pair *rotates =
-        gguf_find(w->g, under(w, "rope.scaling.finetuned", key, sizeof(key)));
+        gguf_find(w->g, gguf_config_key(w, "rope.scaling.finetuned", key, sizeof(key)));
     buf_printf(
         &w->out,
         ",\"mamba_n_heads\":%lld,\"mamba_d_head\":%lld,\"mamba_n_groups\":%lld,"
@@ -201,7 +202,7 @@ void gguf_put_states(struct gguf_writer *w)
  * first; the others have one that stops them. */
 static double turning_share(const struct gguf_writer *w)
 {
-    const struct gguf_tensor *t = find_tensor(w->g, "rope_freqs.weight");
+    const struct gguf_tensor *t = gguf_config_tensor(w->g, "rope_freqs.weight");
     float factor[LIMIT_HEAD_DIM / 2];
     int64_t n = 0;
 
@@ -253,6 +254,6 @@ void gguf_put_two_heads(struct gguf_writer *w)
                (long long)int_or(w, "attention.key_length", 0),
                (long long)of_layer(w, "attention.head_count_kv", of[1]),
                (long long)of_layer(w, "attention.head_count_kv", of[0]),
-               find_tensor(w->g, name) ? "false" : "true", (long long)width,
+               gguf_config_tensor(w->g, name) ? "false" : "true", (long long)width,
                wide ? "true" : "false", turning_share(w));
 }

@@ -413,12 +413,14 @@ int checkpoint_expert_format(const struct weight_format **ret, const char *dir, 
     bool found = false;
     int rc = read_config(&config, &found, dir, e);
 
-    *ret = NULL;
-    if (rc == 0 && found) {
-        *ret = config.method == QUANT_MXFP4 ? weight_format_of(FORMAT_FP4) : NULL;
+    if (rc < 0) {
+        return rc;
+    }
+    *ret = found && config.method == QUANT_MXFP4 ? weight_format_of(FORMAT_FP4) : NULL;
+    if (found) {
         quant_config_release(&config);
     }
-    return rc;
+    return 0;
 }
 
 int checkpoint_read_quantised(struct checkpoint *c, const char *dir, enum dtype dtype,

@@ -392,6 +392,8 @@ static void check(const struct scene *s, const char *what, const float *got, con
     /* A CPU rounds groups of activations to int8. */
     limit = s->quant && strcmp(s->r->b->name, "cpu") == 0 ? MAX(limit, 20 * nmse_limit(DTYPE_BF16))
                                                           : limit;
+    /* An input that is computed here may be rounded to the neighbour of the device's. */
+    limit = s->transient ? MAX(limit, nmse_limit(operand_of(s->r, s->t)) / 8) : limit;
     /* A gate multiplies two sums, and has the errors of both. */
     limit *= s->k->gated && strcmp(what, "gate") == 0 ? 2 : 1;
     if (!(error <= limit)) {
@@ -802,9 +804,11 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {7, 13, 40, true}, {8, 12, 5, true},  {7, 8, 2, false},  {8, 13, 64, true},
                  {9, 7, 4, true},   {1, 12, 16, true}, {6, 12, 8, true},  {0, 14, 3, true},
                  {4, 14, 8, true}};
-    bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the last ones are for */
-    for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : 14); i++) {
-        if (!rig_runs("quantised", i)) {
+    enum { CPU_CASES = 14, CPU_INNER = 4608 };
+    bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the others are for */
+    for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : CPU_CASES); i++) {
+        bool fits = cuda || shapes[cases[i].shape].inner <= CPU_INNER;
+        if (!fits || !rig_runs("quantised", i)) {
             continue;
         }
         struct rig r;
