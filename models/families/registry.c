@@ -104,9 +104,7 @@ static int load(struct model *m, const char *dir, struct err *e)
         if (rc == 0 && !gguf_is_file(dir)) {
             rc = checkpoint_read_quantised(m->checkpoint, dir, m->options.dtype, e);
             /* products of float32 activations take weights of either type */
-            if (rc == 0 &&
-                m->backend->ops->supports(m->backend, weight_format_of(FORMAT_F16)).act ==
-                    DTYPE_F32) {
+            if (rc == 0 && backend_act_dtype(m->backend, DTYPE_F16) == DTYPE_F32) {
                 checkpoint_decode_finer(m->checkpoint);
             }
         }

@@ -264,9 +264,12 @@ static void refuses(const struct backend_ops *ops, const char *dir, const char *
 
 static void layers_need_a_backend_that_has_them(void **state)
 {
-    static const struct backend_ops PLAIN = {.weight = keep_weight, .scratch = keep_scratch};
-    static const struct backend_ops EXPERTS = {
-        .weight = keep_weight, .scratch = keep_scratch, .experts = no_experts};
+    static const struct backend_ops PLAIN = {
+        .supports = keep_supports, .weight = keep_weight, .scratch = keep_scratch};
+    static const struct backend_ops EXPERTS = {.supports = keep_supports,
+                                               .weight = keep_weight,
+                                               .scratch = keep_scratch,
+                                               .experts = no_experts};
 
     (void)state;
     refuses(&PLAIN, "tests/golden/mixtral",
