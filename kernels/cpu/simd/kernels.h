@@ -294,7 +294,7 @@ void cpu_tiles_neon(struct cpu_kernels *k);
 void cpu_attention_neon(struct cpu_kernels *k);
 void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);
-void cpu_tiles_amx(struct cpu_kernels *k);  /* of bfloat16; after the other tiles */
+void cpu_tiles_amx(struct cpu_kernels *k);       /* of bfloat16; after the other tiles */
 void cpu_panels_amx_bf16(struct cpu_kernels *k); /* after cpu_tiles_amx */
 void cpu_blocks_plain(struct cpu_kernels *k);
 /* Those of codes whose scales are apart; each after the other formats'. */

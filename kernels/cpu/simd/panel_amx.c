@@ -1,6 +1,6 @@
-/* Inner products with AMX of many rows of x with stored rows of w in bfloat16: panels of
- * 128 rows of w are transposed once, chunk by chunk, and stay in the second-level cache
- * while two by two tiles are multiplied. The sums are those of tile_amx.c.
+/* Inner products with AMX of many rows of x with stored rows of w in bfloat16: panels
+ * of 128 rows of w are transposed once, chunk by chunk, and stay in the second-level
+ * cache while two by two tiles are multiplied. The sums are those of tile_amx.c.
  */
 #include "kernels/cpu/simd/amx_bf16.h"
 

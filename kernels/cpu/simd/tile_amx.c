@@ -2,9 +2,10 @@
  * amx_bf16.h for the order of sums, and panel_amx.c for many rows.
  *
  * A vector of sixteen neighbouring pairs of w holds one pair of each chunk. So for the
- * fewest rows of x, where the time is that of reading w, AVX-512 sums sixteen chunks side
- * by side without turning w around, and gives the same bits. For more rows each step of w
- * is transposed on its way, while the rows in front of it are multiplied by tiles.
+ * fewest rows of x, where the time is that of reading w, AVX-512 sums sixteen chunks
+ * side by side without turning w around, and gives the same bits. For more rows each
+ * step of w is transposed on its way, while the rows in front of it are multiplied by
+ * tiles.
  */
 #include "kernels/cpu/simd/amx_bf16.h"
 

@@ -392,7 +392,7 @@ static void check(const struct scene *s, const char *what, const float *got, con
     /* A CPU rounds groups of activations to int8. */
     limit = s->quant && strcmp(s->r->b->name, "cpu") == 0 ? MAX(limit, 20 * nmse_limit(DTYPE_BF16))
                                                           : limit;
-    /* An input that is computed here may be rounded to the neighbour of the device's. */
+    /* An input that is computed here may round to the neighbour of the device's. */
     limit = s->transient ? MAX(limit, nmse_limit(operand_of(s->r, s->t)) / 8) : limit;
     /* A gate multiplies two sums, and has the errors of both. */
     limit *= s->k->gated && strcmp(what, "gate") == 0 ? 2 : 1;
