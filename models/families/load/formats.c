@@ -43,8 +43,8 @@ static bool expert_stays(const struct model *m, const struct tensor_spec *s, con
 /* Not a tensor that is divided into heads: their products read a view of the rows,
  * which a weight in blocks does not have. Codes with scales of their own are
  * multiplied, not embedded, and decoded where a group is no neighbours, or no multiple
- * of FORMAT_GROUP of them. Of tensors of all experts only those are stored in blocks that
- * stack_stays takes. */
+ * of FORMAT_GROUP of them. Of tensors of all experts only those are stored in blocks
+ * that stack_stays takes. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
