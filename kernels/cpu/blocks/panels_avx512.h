@@ -98,5 +98,13 @@ static void quantise_plane(struct act_block *ret, const float *x, int32_t at, in
     }
 }
 
+/* The panels of a format, of the functions and sizes that the file defines. */
+#define CODE_PANELS(NAME)                                                              \
+    k->code_panels[FORMAT_##NAME] = (struct cpu_code_panels){.tile_rows = TILE,        \
+                                                             .from = FROM,             \
+                                                             .pack_rows = pack_##NAME, \
+                                                             .pack_x = pack_x,         \
+                                                             .dots = dots};
+
 #endif
 #endif

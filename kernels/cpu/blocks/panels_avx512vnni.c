@@ -373,16 +373,9 @@ static void dots(float *sum, int32_t stride, enum weight_format_id f, const void
     }
 }
 
-#define ENTRY(NAME)                                                                    \
-    k->code_panels[FORMAT_##NAME] = (struct cpu_code_panels){.tile_rows = TILE,        \
-                                                             .from = FROM,             \
-                                                             .pack_rows = pack_##NAME, \
-                                                             .pack_x = pack_x,         \
-                                                             .dots = dots};
-
 void cpu_panels_avx512vnni(struct cpu_kernels *k)
 {
-    EACH_BLOCK_FORMAT(ENTRY)
+    EACH_BLOCK_FORMAT(CODE_PANELS)
 }
 
 #endif

@@ -110,15 +110,7 @@ INLINE __m512 add_product(__m512 a, __m512 w, __m512 x, const bool pairs)
 
 void cpu_tiles_avx512bf16(struct cpu_kernels *k)
 {
-    k->linear = (struct cpu_tiles){.k_block = K_BLOCK,
-                                   .rows = TILE_ROWS,
-                                   .streams = STREAMS,
-                                   .step = STREAM_STEP,
-                                   .task_bytes = STREAM_TASK_BYTES,
-                                   .ahead_bytes = STREAM_AHEAD_BYTES,
-                                   .packed_bytes = packed_bytes,
-                                   .pack = pack,
-                                   .dots = dots};
+    k->linear = row_tiles();
     k->panels = avx512_panels;
 }
 

@@ -117,13 +117,5 @@ static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum 
 
 void cpu_tiles_neon(struct cpu_kernels *k)
 {
-    k->linear = (struct cpu_tiles){.k_block = K_BLOCK,
-                                   .rows = TILE_ROWS,
-                                   .streams = STREAMS,
-                                   .step = STREAM_STEP,
-                                   .task_bytes = STREAM_TASK_BYTES,
-                                   .ahead_bytes = STREAM_AHEAD_BYTES,
-                                   .packed_bytes = packed_bytes,
-                                   .pack = pack,
-                                   .dots = dots};
+    k->linear = row_tiles();
 }

@@ -103,4 +103,20 @@ static void dots(float *sum, const struct dot_rows *w, const void *x, int32_t n_
     }
 }
 
+/* As in struct cpu_tiles; defined by the file that includes this one. */
+static void pack(void *out, const float *const *x, int32_t n_x, int32_t n, enum dtype t);
+
+INLINE struct cpu_tiles row_tiles(void)
+{
+    return (struct cpu_tiles){.k_block = K_BLOCK,
+                              .rows = TILE_ROWS,
+                              .streams = STREAMS,
+                              .step = STREAM_STEP,
+                              .task_bytes = STREAM_TASK_BYTES,
+                              .ahead_bytes = STREAM_AHEAD_BYTES,
+                              .packed_bytes = packed_bytes,
+                              .pack = pack,
+                              .dots = dots};
+}
+
 #endif

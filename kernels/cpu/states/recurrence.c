@@ -2,10 +2,10 @@
  * other, so that a sequence gives the same bits however it is cut into steps.
  *
  * First the convolution, in place in x, then the matrices, a head a task, or the scan,
- * some channels a task. A task takes
- * the state over from the block that the step before wrote to and then works on the
- * block of the token at hand; both may be the same. Where the next token has another
- * block, the state is taken over there again, and that behind the token stays.
+ * some channels a task. A task takes the state over from the block that the step before
+ * wrote to and then works on the block of the token at hand; both may be the same.
+ * Where the next token has another block, the state is taken over there again, and that
+ * behind the token stays.
  */
 #include <math.h>
 #include <string.h>
