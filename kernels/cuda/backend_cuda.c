@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "config/base/limits.h"
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/heuristics.h"
 
 int cuda_error(struct err *e, cudaError_t status, const char *what)
@@ -262,7 +263,8 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
     }
     cuda_start(c);
     const struct step_arrays s = cuda_group_arrays(c, a->group);
-    launch_rope_kv(qkv.data, qkv.stride, &k, &kv, s.position, s.slot, cuda_rows(c, qkv), c->stream);
+    (r->norm_last ? launch_rope_kv_late : launch_rope_kv)(qkv.data, qkv.stride, &k, &kv, s.position,
+                                                          s.slot, cuda_rows(c, qkv), c->stream);
 }
 
 /* Makes the attention's work space when the model's shape is first seen. False:
@@ -710,6 +712,10 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
                                .name = "cuda",
                                .async = true,
                                .expert_pairs = true,
+                               .mixer_experts = true,
+                               .convolutions = true,
+                               .scans = true,
+                               .late_head_norms = true,
                                .window_align = ATTN_WINDOW_ALIGN};
     c->config = *k;
     c->config.max_samples = MAX(k->max_samples, 1);

@@ -10,6 +10,7 @@
  */
 #include <type_traits>
 
+#include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/common.cuh"
 
 /* Mean and reciprocal deviation of one head, computed by its warp. */
@@ -100,10 +101,23 @@ __device__ __forceinline__ void store_narrow(const T *x, const kv_view &kv, cons
     }
 }
 
+/* Rotates a head in place, by its warp. */
+template <typename T>
+__device__ __forceinline__ void rotate_head(T *x, const rope_args &r, const float *cs, int half)
+{
+    for (int i = threadIdx.x & 31; i < half; i += 32) {
+        int a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + half;
+        float xa = to_float(x[a]), xb = to_float(x[b]);
+        x[a] = from_float<T>(xa * cs[i] - xb * cs[half + i]);
+        x[b] = from_float<T>(xb * cs[i] + xa * cs[half + i]);
+    }
+    __syncwarp();
+}
+
 /* One warp per (token, head): q and k heads are normed and rotated; k and v are
  * stored. */
 template <typename T>
-__global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
+__global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, bool norm_last, kv_view kv,
                                const int32_t *position, const int32_t *slot)
 {
     pdl_release();
@@ -156,11 +170,15 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv,
     }
     const norm_args n = norm_of(r, is_q);
     float mean = 0.0f, scale = 1.0f;
+    int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
+    const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
+    if (norm_last && n.weight) {
+        rotate_head(x, r, cs, half);
+        rot = half = 0; /* the rest is the norm */
+    }
     if (n.weight) {
         head_stats(x, d, n, &mean, &scale);
     }
-    int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
-    const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
     __syncwarp();
     for (int i0 = lane; i0 < half; i0 += 32 * AHEAD) {
         float xa[AHEAD], xb[AHEAD], c[AHEAD], sn[AHEAD];
@@ -366,10 +384,24 @@ __device__ __forceinline__ void rotate_lane(float (&a)[N], float (&b)[N], const 
     }
 }
 
+/* As they would lie in memory. */
+template <typename T, int N>
+__device__ __forceinline__ void round_lane(float (&a)[N], float (&b)[N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        a[j] = rounded<T>(a[j]);
+        b[j] = rounded<T>(b[j]);
+    }
+}
+
+/* None, or where those of q and k stand: before the rotation or behind it. */
+enum head_norms { NORMS_NONE, NORMS_FIRST, NORMS_LAST };
+
 /* Grid (token, share of the heads), block (lanes of a head, heads at once). NORMS: q
  * and k both have one, and the lanes are a power of two. Parallelism comes from many
  * blocks: more heads per thread cost more registers than they gain. */
-template <typename T, bool NORMS>
+template <typename T, head_norms NORMS>
 __global__ void __launch_bounds__(WIDE_THREADS)
     rope_kv_wide_kernel(T *qkv, int64_t stride, rope_args r, kv_view kv, const int32_t *position,
                         const int32_t *slot)
@@ -405,11 +437,15 @@ __global__ void __launch_bounds__(WIDE_THREADS)
                 a[j] = to_float(low.v[j]);
                 b[j] = to_float(high.v[j]);
             }
-            if (NORMS) {
+            if (NORMS == NORMS_FIRST) {
                 norm_head<T>(a, b, norm_of(r, head < first_k), at, kv.head_dim, !is_v);
             }
             if (at.rotates && !is_v) {
                 rotate_lane(a, b, cosine, sine, r.interleaved);
+            }
+            if (NORMS == NORMS_LAST) {
+                round_lane<T>(a, b);
+                norm_head<T>(a, b, norm_of(r, head < first_k), at, kv.head_dim, !is_v);
             }
 #pragma unroll
             for (int j = 0; j < V; j++) {
@@ -465,22 +501,24 @@ static bool wide_fits(const void *qkv, int64_t stride, const rope_args &r, const
 }
 
 template <typename T>
-static void launch_rope_kv_of(T *qkv, int64_t stride, const rope_args &r, const kv_view &kv,
-                              const int32_t *position, const int32_t *slot, int32_t rows,
-                              cudaStream_t stream)
+static void launch_rope_kv_of(T *qkv, int64_t stride, const rope_args &r, bool norm_last,
+                              const kv_view &kv, const int32_t *position, const int32_t *slot,
+                              int32_t rows, cudaStream_t stream)
 {
     int heads = r.n_heads + 2 * kv.n_kv_heads;
 
     if (!wide_fits<T>(qkv, stride, r, kv)) {
         launch(rope_kv_kernel<T>, dim3(rows, (heads + 7) / 8), dim3(256), 0, stream, qkv, stride, r,
-               kv, position, slot);
+               norm_last, kv, position, slot);
         return;
     }
     int lanes = kv.head_dim / (2 * WIDTH<T>), together = WIDE_THREADS / lanes;
     int y_blocks =
         /* with few rows each head gets threads of its own */
         rows < WIDE_ROWS ? (heads + together - 1) / together : 1;
-    launch(r.q_norm.weight ? rope_kv_wide_kernel<T, true> : rope_kv_wide_kernel<T, false>,
+    launch(!r.q_norm.weight ? rope_kv_wide_kernel<T, NORMS_NONE>
+           : norm_last      ? rope_kv_wide_kernel<T, NORMS_LAST>
+                            : rope_kv_wide_kernel<T, NORMS_FIRST>,
            dim3(rows, y_blocks), dim3(lanes, together), 0, stream, qkv, stride, r, kv, position,
            slot);
 }
@@ -489,6 +527,14 @@ extern "C" void launch_rope_kv(void *qkv, int64_t stride, const struct rope_args
                                const struct kv_view *kv, const int32_t *position,
                                const int32_t *slot, int32_t rows, cudaStream_t stream)
 {
+    DISPATCH_TYPE(
+        r->type, launch_rope_kv_of((T *)qkv, stride, *r, false, *kv, position, slot, rows, stream));
+}
+
+extern "C" void launch_rope_kv_late(void *qkv, int64_t stride, const struct rope_args *r,
+                                    const struct kv_view *kv, const int32_t *position,
+                                    const int32_t *slot, int32_t rows, cudaStream_t stream)
+{
     DISPATCH_TYPE(r->type,
-                  launch_rope_kv_of((T *)qkv, stride, *r, *kv, position, slot, rows, stream));
+                  launch_rope_kv_of((T *)qkv, stride, *r, true, *kv, position, slot, rows, stream));
 }

@@ -49,6 +49,8 @@ static struct expert_route routing(const struct experts *e, struct mat scores, i
                                  .n_groups = e->n_groups,
                                  .top_groups = e->top_groups,
                                  .sigmoid = e->scores == SCORES_SIGMOID,
+                                 .mixer = e->scores == SCORES_MIXER,
+                                 .jitter = e->mixer_jitter,
                                  .normalised = e->normalised,
                                  .groups_by_two = e->groups_by_two,
                                  .factor = e->factor != 0 ? e->factor : 1};

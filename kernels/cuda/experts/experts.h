@@ -55,7 +55,8 @@ struct expert_route {
     int32_t first, held;
     int32_t n_groups, top_groups; /* n_groups <= 1: no groups */
     int32_t sigmoid, normalised, groups_by_two;
-    float factor;
+    int32_t mixer; /* SCORES_MIXER, with `jitter` */
+    float factor, jitter;
 };
 
 /* Of up (gated: out [pairs, width], w [n * 2 * width, k]) or of down (out [pairs,

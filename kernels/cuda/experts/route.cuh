@@ -47,6 +47,9 @@ __device__ __forceinline__ void load_scores(row_scores<PER> &r, const expert_rou
         r.c[i] = e < a.n ? choice_key(r.s[i]) : 0;
         most = fmaxf(most, r.s[i]);
     }
+    if (a.mixer) { /* its scores are the products */
+        return;
+    }
     most = warp_max(most);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
@@ -112,6 +115,50 @@ __device__ __forceinline__ void choose_groups(row_scores<PER> &r, const expert_r
     }
 }
 
+/* The greatest of the keys, which is taken, and its score; false: there is none. */
+template <int PER>
+__device__ __forceinline__ bool take_greatest(row_scores<PER> &r, int lane, int *ret, float *score)
+{
+    uint32_t most = 0;
+    int at = EXPERT_MOST;
+    float share = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        if (r.c[i] > most) {
+            most = r.c[i];
+            at = i * 32 + lane;
+            share = r.s[i];
+        }
+    }
+    if (warp_greatest(most, at, ret) == 0) {
+        return false;
+    }
+    *score = __shfl_sync(ROUTE_LANES, share, *ret & 31);
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        r.c[i] = i * 32 + lane == *ret ? 0 : r.c[i];
+    }
+    return true;
+}
+
+/* The weight of an expert whose product is p among those that a sparse mixer has not
+ * chosen yet; it is itself the one of index `best`. */
+template <int PER>
+__device__ __forceinline__ float mixer_weight(const row_scores<PER> &r, const expert_route &a,
+                                              float p, int best, int lane)
+{
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        float away = (p - r.s[i]) / fmaxf(fabsf(r.s[i]), p);
+        bool left = r.c[i] != 0 || i * 32 + lane == best;
+        sum += left && !(away > 2.0f * a.jitter) ? expf(r.s[i] - p) : 0.0f;
+    }
+    return 1.0f / warp_sum(sum);
+}
+
 /* Lane i < top: the row's i-th expert by index, and its weight. */
 template <int PER>
 __device__ __forceinline__ void route_row(const expert_route &a, int row, int lane, int *ret_expert,
@@ -126,28 +173,15 @@ __device__ __forceinline__ void route_row(const expert_route &a, int row, int la
         choose_groups(r, a, lane);
     }
     for (; n < a.top; n++) {
-        uint32_t most = 0;
-        int at = EXPERT_MOST, index;
-        float share = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PER; i++) {
-            if (r.c[i] > most) {
-                most = r.c[i];
-                at = i * 32 + lane;
-                share = r.s[i];
-            }
-        }
-        if (warp_greatest(most, at, &index) == 0) {
+        int index;
+        float share;
+        if (!take_greatest(r, lane, &index, &share)) {
             break;
         }
-        share = __shfl_sync(ROUTE_LANES, share, index & 31);
+        share = a.mixer ? mixer_weight(r, a, share, index, lane) : share;
         sum += share;
         expert = lane == n ? index : expert;
         weight = lane == n ? share : weight;
-#pragma unroll
-        for (int i = 0; i < PER; i++) {
-            r.c[i] = i * 32 + lane == index ? 0 : r.c[i];
-        }
     }
     if (n < a.top) { /* not enough numbers among the scores: it shows in the logits */
         *ret_expert = lane;

@@ -66,7 +66,7 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
             blocks_wait(a.counter, tiles);
         }
         __syncwarp();
-        if (r.sigmoid || r.choice_bias || r.n_groups > 1) {
+        if (r.sigmoid || r.mixer || r.choice_bias || r.n_groups > 1) {
             route_row<MOST_EXPERTS / 32>(r, warp, lane, &expert, &weight);
         } else {
             route_plain(r, warp, lane, &expert, &weight);

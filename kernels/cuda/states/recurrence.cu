@@ -4,61 +4,8 @@
  * Blocks of the second kernel read a state before they wait for the first one. They
  * may: memory operations of a step and the steps before it are complete when a kernel
  * behind the embedding starts (common.cuh), and of this step's kernels only that one
- * writes the layer's states, each block its own part.
- *
- * Drafts of a sequence that are verified are sequences of one token each
- * (heuristics_verify.h). Their states follow from one another, so the blocks of the
- * first one take the tokens of all. */
-#include "kernels/cuda/common.cuh"
-#include "kernels/cuda/states/states.h"
-
-/* A sequence of the step and where its states lie. */
-struct state_span {
-    int start, n;      /* its tokens in the step */
-    const float *from; /* the layer's state before them; NULL: all 0 */
-    bool cached;       /* else its states are kept nowhere */
-};
-
-/* Whether a sequence of one token goes on where the one before it ends. */
-__device__ __forceinline__ bool goes_on(const step_arrays &s, int seq)
-{
-    return seq > 0 && s.row[seq] == s.row[seq - 1] && s.kv_len[seq] == s.kv_len[seq - 1] + 1;
-}
-
-/* The tokens of a sequence that goes on from no other one, with those of the ones
- * behind it that do; n_seqs: of the step. */
-__device__ __forceinline__ state_span span_of(const recurrence_args &a, const step_arrays &s,
-                                              int seq, int n_seqs)
-{
-    int start = s.q_start[seq], end = s.q_start[seq + 1], first = s.kv_len[seq] - (end - start);
-    const int32_t *table = s.table + (int64_t)s.row[seq] * s.table_width;
-    /* two loads that do not wait for each other */
-    int slot = end > start ? s.slot[end - 1] : -1;
-    int before = first > 0 ? table[(first - 1) / s.block_size] : -1;
-    state_span p = {start, end - start, nullptr, slot >= 0};
-
-    if (p.cached && before >= 0) {
-        p.from = a.states + before * a.block_stride;
-    }
-    while (seq + 1 < n_seqs && goes_on(s, seq + 1)) {
-        p.n = s.q_start[++seq + 1] - start;
-    }
-    return p;
-}
-
-/* The block for the state behind a token before `end`; -1: it is not kept, since the
- * next token has the same block. */
-__device__ __forceinline__ int block_behind(const step_arrays &s, int token, int end)
-{
-    int block = s.slot[token] / s.block_size;
-
-    return token + 1 < end && s.slot[token + 1] / s.block_size == block ? -1 : block;
-}
-
-__device__ __forceinline__ int channels_of(const recurrence_args &a)
-{
-    return 2 * a.n_groups * a.key_dim + a.n_heads * a.value_dim;
-}
+ * writes the layer's states, each block its own part. */
+#include "kernels/cuda/states/span.cuh"
 
 /* Input of channel c of token `at`, which may lie before the step. */
 template <typename T>
@@ -75,11 +22,6 @@ __device__ __forceinline__ float input_of(const recurrence_args &a, const state_
 
 /* Tokens of a block: few where there are few, so that all are taken at once. */
 enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 4, PREPARE_ONE = 512 };
-
-__device__ __forceinline__ float softplus(float x)
-{
-    return x > 20.0f ? x : log1pf(expf(x));
-}
 
 /* The sequence of a token of the step. */
 __device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int n_seqs)
@@ -266,12 +208,6 @@ __device__ __forceinline__ void fetch_tile(token_tile<J> &to, const recurrence_a
                          2);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-__device__ __forceinline__ float sum_of_four(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 /* One token: S [4 * J] is this lane's part of its column. Returns S^T q. */

@@ -3,6 +3,10 @@
 
 #include "kernels/cuda/cuda.h"
 
+_Static_assert((int)STATES_DELTA == RECURRENCE_DELTA && (int)STATES_SSD == RECURRENCE_SSD &&
+                   (int)STATES_CONV == RECURRENCE_CONV && (int)STATES_SCAN == RECURRENCE_SCAN,
+               "kinds of recurrences");
+
 /* Makes the room for prepared tokens, for the largest step. False: c->failed. */
 static bool prepare(struct cuda_backend *c, const struct recurrence *r)
 {
@@ -25,16 +29,18 @@ static bool prepare(struct cuda_backend *c, const struct recurrence *r)
 static bool takes(struct cuda_backend *c, const struct recurrence *r)
 {
     const struct mat *vector[] = {&r->conv, &r->conv_bias, &r->a_log, &r->dt_bias, &r->d};
+    int32_t most = r->kind == RECURRENCE_SCAN ? SCAN_KEY_DIM : STATE_KEY_DIM;
     bool wide = true;
 
     for (size_t i = 0; i < ARRAY_LEN(vector); i++) {
         wide = wide && (!vector[i]->data || vector[i]->dtype == DTYPE_F32);
     }
-    if (c->failed.code == 0 && (!wide || r->key_dim > STATE_KEY_DIM || c->states.n_layers == 0)) {
+    if (c->failed.code == 0 &&
+        (!wide || r->key_dim > most || r->kernel > STATE_CONV_KERNEL || c->states.n_layers == 0)) {
         err_set(&c->failed, ERR_UNSUPPORTED,
-                "cuda: a recurrence of %d keys a head (at most %d), without a cache, or with "
-                "vectors that are not float32",
-                r->key_dim, STATE_KEY_DIM);
+                "cuda: a recurrence of %d keys a head (at most %d), of a convolution of %d inputs "
+                "(at most %d), without a cache, or with vectors that are not float32",
+                r->key_dim, most, r->kernel, STATE_CONV_KERNEL);
     }
     return cuda_usable(c);
 }
@@ -47,19 +53,25 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
 
     cuda_start(c);
     cuda_rows(c, x);
-    cuda_rows(c, gates);
-    int32_t rows = cuda_rows(c, out);
-    if (!takes(c, r) || !prepare(c, r) || rows < 1) {
+    if (gates.data) {
+        cuda_rows(c, gates);
+    }
+    int32_t rows = cuda_rows(c, out), n_seqs = c->capturing ? c->padded : c->batch.n_seqs;
+    bool matrices = r->kind == RECURRENCE_DELTA || r->kind == RECURRENCE_SSD;
+    bool first = r->kind == RECURRENCE_SCAN && !gates.data; /* in place */
+    if (!takes(c, r) || (matrices && !prepare(c, r)) || rows < 1) {
         return;
     }
     const struct recurrence_args a = {
-        .out = out.data,
+        .out = first ? x.data : out.data,
         .x = x.data,
         .gates = gates.data,
-        .out_stride = out.stride,
+        .out_stride = first ? x.stride : out.stride,
         .x_stride = x.stride,
         .gate_stride = gates.stride,
+        .gate_cols = gates.cols,
         .type = (int32_t)x.dtype,
+        .kind = (int32_t)r->kind,
         .delta = r->kind == RECURRENCE_DELTA,
         .n_heads = r->n_heads,
         .n_groups = r->n_groups,
@@ -70,6 +82,7 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .conv = r->conv.data,
         .conv_bias = r->conv_bias.data,
         .a_log = r->a_log.data,
+        .a_log_stride = r->a_log.stride,
         .dt_bias = r->dt_bias.data,
         .d = r->d.data,
         .dt_min = r->dt_min,
@@ -78,7 +91,13 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .block_stride = c->states.block_stride,
         .prepared = c->prepared,
         .factors = c->prepared + (int64_t)c->config.max_tokens * recurrence_channels(r)};
-    launch_recurrence(&a, &s, c->capturing ? c->padded : c->batch.n_seqs, rows, c->stream);
+    if (matrices) {
+        launch_recurrence(&a, &s, n_seqs, rows, c->stream);
+    } else if (r->kind == RECURRENCE_CONV || first) {
+        launch_convolution(&a, &s, n_seqs, rows, c->stream);
+    } else {
+        launch_scan(&a, &s, n_seqs, c->stream);
+    }
 }
 
 void cuda_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n)

@@ -6,7 +6,8 @@
  * part of a head's matrix in registers and takes a sequence's tokens one after the
  * other, for prefill as for decodes, so that the bits of a row do not depend on how a
  * sequence is cut into steps or on what else is in them. It writes the state wherever
- * the next token has another block, as drafts have.
+ * the next token has another block, as drafts have. Layers that have no matrices take
+ * one launch a call (scan.cu).
  */
 #ifndef QUIRE_KERNELS_CUDA_STATES_STATES_H
 #define QUIRE_KERNELS_CUDA_STATES_STATES_H
@@ -17,7 +18,11 @@
 extern "C" {
 #endif
 
-enum { STATE_KEY_DIM = 256 }; /* most keys of a head */
+enum { STATE_KEY_DIM = 256, SCAN_KEY_DIM = 64 }; /* most keys of a head, and of a scan */
+enum { STATE_CONV_KERNEL = 16 }; /* most inputs of a convolution in launch_convolution */
+
+/* enum recurrence_kind */
+enum states_kind { STATES_DELTA, STATES_SSD, STATES_CONV, STATES_SCAN };
 
 /* As struct recurrence and its operands in backend.h; vectors are float32. */
 struct recurrence_args {
@@ -25,12 +30,15 @@ struct recurrence_args {
     const void *x, *gates;                     /* [rows, channels], [rows, n_gates] */
     int64_t out_stride, x_stride, gate_stride; /* elements */
     int32_t type;                              /* enum dtype of out, x and gates */
+    int32_t kind;                              /* enum states_kind */
     int32_t delta;                             /* the gated delta rule, else Mamba-2 */
+    int32_t gate_cols;                         /* of a scan: all columns of the gates */
     int32_t n_heads, n_groups, key_dim, value_dim, kernel;
     bool tiled;                    /* head h reads q and k of group h % n_groups */
     const float *conv, *conv_bias; /* [channels, kernel]; [channels] or NULL */
-    const float *a_log, *dt_bias;  /* [n_heads] */
-    const float *d;                /* [n_heads] or NULL */
+    const float *a_log, *dt_bias;  /* [n_heads]; of a scan [channels, key_dim], [channels] */
+    int64_t a_log_stride;          /* of a scan, elements */
+    const float *d;                /* [n_heads], of a scan [channels]; or NULL */
     float dt_min, dt_max;
     float *states;        /* the layer's state in block 0 */
     int64_t block_stride; /* of blocks, in floats */
@@ -43,6 +51,13 @@ struct recurrence_args {
  * become zero. */
 void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s, int32_t n_seqs,
                        int32_t rows, cudaStream_t stream);
+/* The convolution of layers without matrices, a token's channels from x to out, which
+ * may be x. */
+void launch_convolution(const struct recurrence_args *a, const struct step_arrays *s,
+                        int32_t n_seqs, int32_t rows, cudaStream_t stream);
+/* A selective scan of what the convolution left. */
+void launch_scan(const struct recurrence_args *a, const struct step_arrays *s, int32_t n_seqs,
+                 cudaStream_t stream);
 
 /* x = the norm of each `width` columns, gated, as struct gated_norm. */
 struct gated_norm_args {

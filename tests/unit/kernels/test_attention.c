@@ -25,6 +25,7 @@ struct scene_case {
     int32_t rot_dim; /* 0: no rotation */
     bool interleaved, qk_norm;
     bool wide_norm;   /* the norms' weights are float32 whatever dtype is */
+    bool norm_last;   /* they come behind the rotation */
     enum dtype dtype; /* of weights; the cache has the activations' */
 };
 
@@ -71,6 +72,7 @@ static void open_rope(struct scene *s)
     enum dtype norm_type = c->wide_norm ? DTYPE_F32 : c->dtype;
     s->q_weight = rig_floats(&s->r, c->head_dim, 2, norm_type);
     s->k_weight = rig_floats(&s->r, c->head_dim, 2, norm_type);
+    s->rope.norm_last = c->norm_last;
     if (c->qk_norm) {
         s->rope.q_norm = (struct norm){.kind = NORM_RMS, .eps = 1e-6f};
         s->rope.k_norm = s->rope.q_norm;
@@ -149,14 +151,15 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
                                          const float *weight, int32_t position, double *out)
 {
     const struct scene_case *c = s->c;
-    double sum = 0;
+    double sum = 0; /* of squares, which a rotation does not change */
 
     for (int32_t i = 0; i < c->head_dim; i++) {
         out[i] = head[i];
         sum += (double)head[i] * head[i];
     }
-    for (int32_t i = 0; i < c->head_dim && c->qk_norm; i++) {
-        out[i] *= (double)weight[i] / sqrt(sum / c->head_dim + 1e-6);
+    double factor = c->qk_norm ? 1 / sqrt(sum / c->head_dim + 1e-6) : 1;
+    for (int32_t i = 0; i < c->head_dim && c->qk_norm && !c->norm_last; i++) {
+        out[i] *= (double)weight[i] * factor;
     }
     int32_t half = c->rot_dim / 2;
     for (int32_t i = 0; i < half; i++) {
@@ -168,6 +171,9 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
         double y = out[b];
         out[a] = x * co - y * si;
         out[b] = y * co + x * si;
+    }
+    for (int32_t i = 0; i < c->head_dim && c->qk_norm && c->norm_last; i++) {
+        out[i] *= (double)weight[i] * factor;
     }
 }
 
@@ -617,21 +623,27 @@ static void rotations_and_norms_of_heads(void **state)
         int32_t head_dim, rot_dim, block_size;
         bool interleaved, qk_norm, wide_norm;
         enum dtype dtype;
-        bool many_rows;
+        bool many_rows, norm_last;
     } cases[] = {
-        {64, 32, 16, true, true, false, DTYPE_BF16, false},
-        {96, 48, 16, false, true, true, DTYPE_F16, false},
-        {128, 96, 24, false, false, false, DTYPE_BF16, false},
-        {256, 256, 16, false, true, true, DTYPE_F16, false},
-        {256, 64, 16, true, true, false, DTYPE_F32, false},
-        {80, 16, 16, true, false, false, DTYPE_BF16, false},
-        {56, 28, 16, false, true, false, DTYPE_F16, false},
-        {128, 0, 16, false, true, true, DTYPE_BF16, false},
-        {64, 64, 4, false, true, false, DTYPE_F32, false},
-        {20, 4, 16, true, true, true, DTYPE_BF16, false},
-        {128, 128, 16, false, false, false, DTYPE_F32, true},
-        {32, 32, 16, false, true, false, DTYPE_BF16, false},
-        {128, 128, 16, false, true, false, DTYPE_F32, true},
+        {64, 32, 16, true, true, false, DTYPE_BF16, false, false},
+        {96, 48, 16, false, true, true, DTYPE_F16, false, false},
+        {128, 96, 24, false, false, false, DTYPE_BF16, false, false},
+        {256, 256, 16, false, true, true, DTYPE_F16, false, false},
+        {256, 64, 16, true, true, false, DTYPE_F32, false, false},
+        {80, 16, 16, true, false, false, DTYPE_BF16, false, false},
+        {56, 28, 16, false, true, false, DTYPE_F16, false, false},
+        {128, 0, 16, false, true, true, DTYPE_BF16, false, false},
+        {64, 64, 4, false, true, false, DTYPE_F32, false, false},
+        {20, 4, 16, true, true, true, DTYPE_BF16, false, false},
+        {128, 128, 16, false, false, false, DTYPE_F32, true, false},
+        {32, 32, 16, false, true, false, DTYPE_BF16, false, false},
+        {128, 128, 16, false, true, false, DTYPE_F32, true, false},
+        /* HunYuan's order */
+        {128, 128, 16, false, true, false, DTYPE_BF16, false, true},
+        {64, 32, 16, true, true, true, DTYPE_F32, false, true},
+        {128, 128, 16, false, true, true, DTYPE_F16, true, true},
+        {56, 28, 16, false, true, false, DTYPE_BF16, false, true},
+        {80, 80, 16, true, true, false, DTYPE_F32, false, true},
     };
     const struct scene_step few = {.n = {0, 0, 1, 2, 30, 33}};
     const struct scene_step many = {.n = {0, 0, 1, 2, 120 / RIG_SHORTER, 400 / RIG_SHORTER}};
@@ -647,6 +659,7 @@ static void rotations_and_norms_of_heads(void **state)
                                .interleaved = cases[i].interleaved,
                                .qk_norm = cases[i].qk_norm,
                                .wide_norm = cases[i].wide_norm,
+                               .norm_last = cases[i].norm_last,
                                .dtype = cases[i].dtype};
         struct scene s;
         scene_open(&s, &c);

@@ -67,6 +67,7 @@ static const struct shape SHAPES[] = {
     {80, 16, 2, 64, 32, 0, false, 0, .jitter = 0.01F}, /* Phi-3.5-MoE */
     {80, 16, 2, 64, 32, 0, false, 0, .jitter = 0.3F},
     {30, 5, 2, 48, 24, 0, false, 0, .jitter = 0.2F, .biases = true},
+    {300, 90, 2, 64, 64, 0, false, 0, .jitter = 0.3F},
     {9, 12, 3, 40, 24, 24, false, 0, 4, 2, .by_two = true, .choice_bias = true, .biases = true},
     /* codes, by the widths of a GPU's tiles of them */
     {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
@@ -726,6 +727,10 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {8, 32, 8, 256, 640, 0, true, .skew = 0, .quant = &FP4_GROUPS},
         {3, 16, 4, 768, 832, 0, true, .skew = 0, .quant = &FP4_GROUPS},
         {12, 16, 4, 1600, 128, 0, true, .skew = 0, .biases = true, .quant = &FP4_GROUPS},
+        /* a sparse mixer, for which all are near: no rounding takes one out */
+        {3, 16, 2, 512, 192, 0, false, .skew = 0, .jitter = 1},
+        {8, 40, 2, 64, 48, 0, false, .skew = 0, .jitter = 1},
+        {16, 16, 2, 128, 64, 0, false, .skew = 0, .jitter = 1},
         {1, 64, 6, 512, 352, 704, false, .skew = 0, .ungated = true},
         {4, 16, 2, 128, 64, 64, true, .skew = 0, .ungated = true},
         {3, 16, 4, 192, 128, 160, true, .skew = 0, .ungated = true},
