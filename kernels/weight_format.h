@@ -128,6 +128,8 @@ uint8_t weight_e4m3_of(float f);
 uint8_t weight_e2m1_of(float f);
 /* The value of each code, without scale and zero point; NaN for e4m3's two. */
 float weight_code_value(enum weight_format_id id, uint8_t code);
+/* Whether one of n codes of e4m3 is a NaN. */
+bool weight_e4m3_has_nan(const uint8_t *codes, int64_t n);
 /* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of
  * one row from the first on. */
 void weight_scales_decode(const struct weight_format *f, const struct weight_scales *s,

@@ -56,6 +56,8 @@ struct checkpoint;
  * names. No tensor's data is read. */
 int checkpoint_open(struct checkpoint **ret, const char *dir, struct err *e);
 void checkpoint_free(struct checkpoint *c);
+/* Start reading tensor t of c from disk if its file was not cached. */
+void checkpoint_ask(const struct checkpoint *c, const struct tensor *t);
 /* Mark tensor t of c as kept: it will be read in place for as long as c lives. Starts
  * reading it from disk if the file was not cached. ERR_NOMEM. */
 int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e);

@@ -330,9 +330,71 @@ static void parts_of_fp8_and_int8_are_checked(void **state)
         try(FP8, bad, SAYS[i]);
         try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", input, SAYS[i]);
     }
+    static const float GREAT[] = {0x1p119f, 0x1p120f};
+    for (size_t i = 0; i < ARRAY_LEN(GREAT); i++) { /* 448 * 2^119 is below 2^128 */
+        const struct part great[] = {
+            CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, &GREAT[i], 4}, {0}};
+        try(FP8, great, i ? "scales make values up to" : NULL);
+    }
     const struct part row_scale[] = {CODES("F8_E4M3", 4, 8, 1), SCALE(1, 1), {0}};
     try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", row_scale,
         "lacks input_scale");
+}
+
+/* Every code at every place of a row, whose end is no multiple of a word. */
+static void nan_among_codes_is_found(void **state)
+{
+    (void)state;
+    uint8_t codes[21] = {0};
+
+    for (int64_t n = 0; n <= (int64_t)sizeof(codes); n++) {
+        for (int64_t at = 0; at < n; at++) {
+            for (int32_t code = 0; code < 256; code++) {
+                memset(codes, code ^ 0x7E, sizeof(codes)); /* neighbours of every kind but NaN */
+                for (size_t i = 0; i < sizeof(codes); i++) {
+                    codes[i] = (codes[i] & 0x7F) == 0x7F ? 0xFE : codes[i];
+                }
+                codes[at] = (uint8_t)code;
+                assert_int_equal(weight_e4m3_has_nan(codes, n),
+                                 isnan(weight_code_value(FORMAT_FP8, (uint8_t)code)));
+            }
+        }
+        memset(codes, 0x7E, sizeof(codes));
+        assert_false(weight_e4m3_has_nan(codes, n));
+    }
+}
+
+static void codes_that_are_nan_are_refused_by_row_and_column(void **state)
+{
+    (void)state;
+    static uint8_t codes[4 * 24];
+    const struct part p[] = {{"m.weight", "F8_E4M3", {4, 24}, codes, sizeof(codes)},
+                             {"m.weight_scale", "F32", {1}, ONES, 4},
+                             {0}};
+    static const char CONFIG[] = "{\"quantization_config\":" FP8 "}";
+    struct quant_config config;
+    bool found;
+    struct err e = {0};
+
+    assert_int_equal(quant_config_parse(&config, &found, CONFIG, strlen(CONFIG), &e), 0);
+    for (int32_t bad = 0; bad < 3; bad++) {
+        char *file;
+        memset(codes, 0, sizeof(codes));
+        codes[2 * 24 + 17] = (uint8_t[]){0x7E, 0x7F, 0xFF}[bad];
+        struct checkpoint *c = checkpoint_of(p, &file);
+        assert_int_equal(checkpoint_add_quantised(c, &config, DTYPE_F32, &e), 0);
+        const struct tensor *t = checkpoint_find(c, "m.weight");
+        const uint8_t *at = t->quantised->codes;
+        /* all, the right half of the last rows, what is left of it or above */
+        assert_int_equal(quant_tensor_check(t, at, 4, 24, 24, &e), bad ? ERR_INVALID : 0);
+        assert_int_equal(quant_tensor_check(t, at + 24 + 12, 3, 12, 24, &e), bad ? ERR_INVALID : 0);
+        assert_true(!bad || strstr(e.text, "m.weight: the code in row 2, column 17 is NaN"));
+        assert_int_equal(quant_tensor_check(t, at, 4, 17, 24, &e), 0);
+        assert_int_equal(quant_tensor_check(t, at, 2, 24, 24, &e), 0);
+        checkpoint_free(c);
+        free(file);
+    }
+    quant_config_release(&config);
 }
 
 static void parts_of_packed_codes_are_checked(void **state)
@@ -501,6 +563,8 @@ int main(void)
         cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
+        cmocka_unit_test(nan_among_codes_is_found),
+        cmocka_unit_test(codes_that_are_nan_are_refused_by_row_and_column),
         cmocka_unit_test(parts_of_packed_codes_are_checked),
         cmocka_unit_test(finer_types_hold_what_is_decoded),
         cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
