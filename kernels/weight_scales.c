@@ -38,7 +38,7 @@ static float e4m3(uint8_t code)
     return float_of_bits(sign | (uint32_t)(code & 0x7F) << 20) * 0x1p120f;
 }
 
-bool weight_e4m3_has_nan(const uint8_t *codes, int64_t n)
+static bool has_nan(const uint8_t *codes, int64_t n)
 {
     const uint64_t magnitudes = 0x7F7F7F7F7F7F7F7Fu, ones = 0x0101010101010101u;
     uint64_t found = 0, word;
@@ -52,6 +52,19 @@ bool weight_e4m3_has_nan(const uint8_t *codes, int64_t n)
         found |= (uint64_t)(*codes & 0x7F) + 1;
     }
     return found & ~magnitudes;
+}
+
+int64_t weight_e4m3_find_nan(const uint8_t *codes, int64_t n)
+{
+    int64_t i = 0;
+
+    if (!has_nan(codes, n)) {
+        return -1;
+    }
+    while ((codes[i] & 0x7F) != 0x7F) {
+        i++;
+    }
+    return i;
 }
 
 uint8_t weight_e4m3_of(float f)

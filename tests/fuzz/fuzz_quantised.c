@@ -19,7 +19,7 @@ static void read_codes(const struct tensor *t)
     const uint8_t *codes = quant_tensor_codes(q, &copy);
     float *row = malloc((size_t)MAX(q->cols, 1) * sizeof(*row));
     struct err e;
-    bool numbers = codes && quant_tensor_check(t, codes, q->rows, q->cols, q->stride, &e) == 0;
+    bool numbers = codes && tensor_check(t, codes, q->rows, q->cols, q->stride, &e) == 0;
 
     for (int64_t r = 0; r < q->rows && codes && row; r++) {
         weight_scales_decode(q->format, &q->scales,

@@ -88,28 +88,6 @@ const uint8_t *quant_tensor_codes(const struct quant_tensor *q, void **ret_copy)
     return copy;
 }
 
-int quant_tensor_check(const struct tensor *t, const uint8_t *codes, int64_t rows, int64_t cols,
-                       int64_t stride, struct err *e)
-{
-    const struct quant_tensor *q = t->quantised;
-
-    if (q->format->id != FORMAT_FP8) {
-        return 0;
-    }
-    for (int64_t r = 0; r < rows; r++, codes += stride) {
-        if (weight_e4m3_has_nan(codes, cols)) {
-            int64_t j = 0;
-            while (!weight_e4m3_has_nan(codes + j, 1)) {
-                j++;
-            }
-            int64_t at = codes + j - (const uint8_t *)q->codes; /* FP8 is read in place */
-            return err_set(e, ERR_INVALID, "%.200s: the code in row %lld, column %lld is NaN",
-                           t->name, (long long)(at / q->stride), (long long)(at % q->stride));
-        }
-    }
-    return 0;
-}
-
 /* Row r, whose codes are at `codes`, as floats. */
 static void decode_row(const struct quant_tensor *q, const uint8_t *codes, int64_t r, float *ret)
 {

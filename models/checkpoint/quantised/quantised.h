@@ -61,10 +61,6 @@ void quant_tensor_free(struct quant_tensor *q);
 /* The codes row by row, as weight_format.h says, `stride` values apart. *ret_copy,
  * where that takes a copy, is the caller's. NULL: out of memory. */
 const uint8_t *quant_tensor_codes(const struct quant_tensor *q, void **ret_copy);
-/* ERR_INVALID where one of codes[rows][cols], `stride` apart, is a NaN, which FP8 alone
- * has; they are some of what quant_tensor_codes returned for t. Reads all of them. */
-int quant_tensor_check(const struct tensor *t, const uint8_t *codes, int64_t rows, int64_t cols,
-                       int64_t stride, struct err *e);
 /* Write the values as elements of `dtype`: [rows, cols], or of stacked matrices
  * [n_stacked][cols][rows of one], the order of Hugging Face's decoder. 0 or
  * ERR_NOMEM. */

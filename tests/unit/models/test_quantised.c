@@ -213,7 +213,18 @@ static void configurations_are_checked(void **state)
         {FP8, NULL},
         {"{}", "quant_method ''"},
         {"{\"quant_method\":\"bitsandbytes\"}", "supported are compressed-tensors"},
-        {"{\"quant_method\":7}", "quant_method ''"},
+        {"{\"quant_method\":7}", "quantization_config: quant_method must be a text"},
+        {"{\"quant_method\":\"fp8\",\"activation_scheme\":null,\"ignored_layers\":null}", NULL},
+        {"{\"quant_method\":\"fp8\",\"fmt\":[]}", "fmt must be a text"},
+        {"{\"quant_method\":\"fp8\",\"ignored_layers\":\"m\"}", "ignored_layers must be a list"},
+        {"{\"quant_method\":\"gptq\",\"bits\":\"4\"}", "bits must be a whole number"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"sym\":1}", "sym must be true or false"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":2}", "must be a text"},
+        {"{\"quant_method\":\"compressed-tensors\",\"config_groups\":[]}", "must be an object"},
+        {CT("pack-quantized", INT4_G32 ",\"num_bits\":\"4\""), "num_bits must be a whole number"},
+        {CT("pack-quantized", INT4_G32 ",\"symmetric\":0"), "symmetric must be true or false"},
+        {CT("pack-quantized", INT4_G32 ",\"dynamic\":7"), "dynamic must be true or false"},
+        {CT("pack-quantized", INT4_G32 ",\"dynamic\":\"local\""), "no codes of INT4"},
         {"[]", "config.json"},
         {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"none\"}", "activation_scheme 'none'"},
         {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "fmt 'e5m2'"},
@@ -341,29 +352,6 @@ static void parts_of_fp8_and_int8_are_checked(void **state)
         "lacks input_scale");
 }
 
-/* Every code at every place of a row, whose end is no multiple of a word. */
-static void nan_among_codes_is_found(void **state)
-{
-    (void)state;
-    uint8_t codes[21] = {0};
-
-    for (int64_t n = 0; n <= (int64_t)sizeof(codes); n++) {
-        for (int64_t at = 0; at < n; at++) {
-            for (int32_t code = 0; code < 256; code++) {
-                memset(codes, code ^ 0x7E, sizeof(codes)); /* neighbours of every kind but NaN */
-                for (size_t i = 0; i < sizeof(codes); i++) {
-                    codes[i] = (codes[i] & 0x7F) == 0x7F ? 0xFE : codes[i];
-                }
-                codes[at] = (uint8_t)code;
-                assert_int_equal(weight_e4m3_has_nan(codes, n),
-                                 isnan(weight_code_value(FORMAT_FP8, (uint8_t)code)));
-            }
-        }
-        memset(codes, 0x7E, sizeof(codes));
-        assert_false(weight_e4m3_has_nan(codes, n));
-    }
-}
-
 static void codes_that_are_nan_are_refused_by_row_and_column(void **state)
 {
     (void)state;
@@ -386,11 +374,12 @@ static void codes_that_are_nan_are_refused_by_row_and_column(void **state)
         const struct tensor *t = checkpoint_find(c, "m.weight");
         const uint8_t *at = t->quantised->codes;
         /* all, the right half of the last rows, what is left of it or above */
-        assert_int_equal(quant_tensor_check(t, at, 4, 24, 24, &e), bad ? ERR_INVALID : 0);
-        assert_int_equal(quant_tensor_check(t, at + 24 + 12, 3, 12, 24, &e), bad ? ERR_INVALID : 0);
-        assert_true(!bad || strstr(e.text, "m.weight: the code in row 2, column 17 is NaN"));
-        assert_int_equal(quant_tensor_check(t, at, 4, 17, 24, &e), 0);
-        assert_int_equal(quant_tensor_check(t, at, 2, 24, 24, &e), 0);
+        assert_int_equal(tensor_check_all(t, &e), bad ? ERR_INVALID : 0);
+        assert_int_equal(tensor_check(t, at + 24 + 12, 3, 12, 24, &e), bad ? ERR_INVALID : 0);
+        assert_true(!bad ||
+                    strstr(e.text, "m.weight (FP8): the code in row 2, column 17 is no number"));
+        assert_int_equal(tensor_check(t, at, 4, 17, 24, &e), 0);
+        assert_int_equal(tensor_check(t, at, 2, 24, 24, &e), 0);
         checkpoint_free(c);
         free(file);
     }
@@ -563,7 +552,6 @@ int main(void)
         cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
-        cmocka_unit_test(nan_among_codes_is_found),
         cmocka_unit_test(codes_that_are_nan_are_refused_by_row_and_column),
         cmocka_unit_test(parts_of_packed_codes_are_checked),
         cmocka_unit_test(finer_types_hold_what_is_decoded),
