@@ -227,3 +227,45 @@ void unpack_q6_k(const uint8_t *s, struct weight_codes *ret)
         ret->code[i] = (int16_t)(v - 32);
     }
 }
+
+/* Where the float16 scale of a block lies, and where its minimum does, or the scale
+ * again. */
+static const struct {
+    int32_t scale, min;
+} HALVES[WEIGHT_FORMATS] = {
+    [FORMAT_Q4_0] = {0, 0},   [FORMAT_Q4_1] = {0, 2},     [FORMAT_Q5_0] = {0, 0},
+    [FORMAT_Q5_1] = {0, 2},   [FORMAT_Q8_0] = {0, 0},     [FORMAT_IQ4_NL] = {0, 0},
+    [FORMAT_Q2_K] = {80, 82}, [FORMAT_Q3_K] = {108, 108}, [FORMAT_Q4_K] = {0, 2},
+    [FORMAT_Q5_K] = {0, 2},   [FORMAT_Q6_K] = {208, 208}, [FORMAT_IQ4_XS] = {0, 0},
+};
+
+/* weight_blocks_find_nan of MXFP4: 2^126 times the greatest level, 6, is beyond
+ * float32. */
+static int64_t find_nan_mxfp4(const uint8_t *blocks, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (blocks[i * 17] >= 126 + 127) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int64_t weight_blocks_find_nan(const struct weight_format *f, const uint8_t *blocks, int64_t n)
+{
+    int32_t scale_at = HALVES[f->id].scale, min_at = HALVES[f->id].min;
+    const uint16_t exponent = 0x7C00; /* all of it set: infinite, or a NaN */
+
+    if (f->id == FORMAT_MXFP4) {
+        return find_nan_mxfp4(blocks, n);
+    }
+    for (int64_t i = 0; i < n; i++, blocks += f->block_bytes) {
+        uint16_t scale, min;
+        memcpy(&scale, blocks + scale_at, sizeof(scale));
+        memcpy(&min, blocks + min_at, sizeof(min));
+        if ((scale & exponent) == exponent || (min & exponent) == exponent) {
+            return i;
+        }
+    }
+    return -1;
+}

@@ -18,4 +18,8 @@ void unpack_q5_k(const uint8_t *s, struct weight_codes *ret);
 void unpack_q6_k(const uint8_t *s, struct weight_codes *ret);
 void unpack_iq4_xs(const uint8_t *s, struct weight_codes *ret);
 
+/* The first of n blocks with a scale or minimum that is not finite; -1: there is
+ * none. */
+int64_t weight_blocks_find_nan(const struct weight_format *f, const uint8_t *blocks, int64_t n);
+
 #endif

@@ -35,6 +35,15 @@ const struct weight_format *weight_format_of(enum weight_format_id id)
     return &FORMATS[id];
 }
 
+int64_t weight_format_find_nan(const struct weight_format *f, const void *data, int64_t n)
+{
+    if (f->id == FORMAT_FP8) {
+        return weight_e4m3_find_nan(data, n);
+    }
+    int64_t i = f->unpack ? weight_blocks_find_nan(f, data, div_ceil(n, f->block_values)) : -1;
+    return i < 0 ? -1 : i * f->block_values;
+}
+
 void weight_format_decode(const struct weight_format *f, const void *src, int64_t n, float *out)
 {
     const uint8_t *block = src;

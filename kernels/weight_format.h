@@ -128,6 +128,8 @@ uint8_t weight_e4m3_of(float f);
 uint8_t weight_e2m1_of(float f);
 /* The value of each code, without scale and zero point; NaN for e4m3's two. */
 float weight_code_value(enum weight_format_id id, uint8_t code);
+/* The first of n codes of e4m3 that is a NaN; -1: there is none. */
+int64_t weight_e4m3_find_nan(const uint8_t *codes, int64_t n);
 /* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of
  * one row from the first on. */
 void weight_scales_decode(const struct weight_format *f, const struct weight_scales *s,
@@ -155,6 +157,11 @@ static inline int64_t weight_format_bytes(const struct weight_format *f, int64_t
 
 /* out[i] = value i of the n values, whole blocks, at src. Only for blocks. */
 void weight_format_decode(const struct weight_format *f, const void *src, int64_t n, float *out);
+
+/* Of the n values at data, whole blocks, the first of the block, or of codes the one,
+ * that is no number whatever the scales: a NaN of e4m3, a block with a scale or minimum
+ * that is not finite. -1: there is none. Reads all blocks. */
+int64_t weight_format_find_nan(const struct weight_format *f, const void *data, int64_t n);
 
 /* The float of two bytes, little-endian. */
 float weight_format_f16(const uint8_t *p);

@@ -38,6 +38,35 @@ static float e4m3(uint8_t code)
     return float_of_bits(sign | (uint32_t)(code & 0x7F) << 20) * 0x1p120f;
 }
 
+static bool has_nan(const uint8_t *codes, int64_t n)
+{
+    const uint64_t magnitudes = 0x7F7F7F7F7F7F7F7Fu, ones = 0x0101010101010101u;
+    uint64_t found = 0, word;
+
+    /* 0x7F plus 1 sets the bit of the sign, and nothing carries beyond */
+    for (; n >= 8; n -= 8, codes += 8) {
+        memcpy(&word, codes, sizeof(word));
+        found |= (word & magnitudes) + ones;
+    }
+    for (; n > 0; n--, codes++) {
+        found |= (uint64_t)(*codes & 0x7F) + 1;
+    }
+    return found & ~magnitudes;
+}
+
+int64_t weight_e4m3_find_nan(const uint8_t *codes, int64_t n)
+{
+    int64_t i = 0;
+
+    if (!has_nan(codes, n)) {
+        return -1;
+    }
+    while ((codes[i] & 0x7F) != 0x7F) {
+        i++;
+    }
+    return i;
+}
+
 uint8_t weight_e4m3_of(float f)
 {
     uint8_t sign = signbit(f) ? 0x80 : 0;

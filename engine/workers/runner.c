@@ -359,6 +359,70 @@ static void set_quantise(struct model_options *o, const struct settings *s)
     }
 }
 
+/* Sets the type of keys and values. */
+static int choose_kv_dtype(struct runner *r, const struct settings *s,
+                           const struct model_options *o, struct err *e)
+{
+    struct executor_info *x = &r->base.info;
+    enum dtype act = backend_act_dtype(r->backend, o->dtype);
+
+    r->kv_dtype = runner_kv_dtype(s, act);
+    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(r->kv_dtype));
+    if (r->backend->async && r->kv_dtype != act && dtype_bytes(r->kv_dtype) > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
+                             "kv_cache_dtype %s: on a GPU it is that of the activations, %s, or "
+                             "one of 8 bits",
+                             dtype_name(r->kv_dtype), dtype_name(act));
+    }
+    return 0;
+}
+
+/* Sets the layout of each KV group on this rank; all have as many layers. */
+static void set_layouts(const struct runner *r, const struct model_config *c,
+                        const struct model_options *o, struct kv_layout *layout)
+{
+    int32_t width = model_taps_width(&o->taps, c);
+
+    model_kv_layouts(layout, c, o, r->base.info.block_size, r->kv_dtype);
+    if (width > 0) {
+        kv_layouts_add_hidden(layout, executor_kv_groups(&r->base.info), width,
+                              backend_act_dtype(r->backend, o->dtype));
+    }
+}
+
+/* Sets the layout of each KV group, and in x the sizes of their pools in the memory
+ * that is free. */
+static int size_pools(const struct runner *r, const struct settings *s,
+                      const struct model_config *c, const struct model_options *o,
+                      struct executor_info *x, struct kv_layout *layout, struct err *e)
+{
+    struct backend *k = r->backend;
+    struct backend_memory memory;
+    int rc = k->ops->memory(k, &memory, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    set_layouts(r, c, o, layout);
+    x->kv_window_align = k->window_align;
+    x->block_bytes = kv_layout_block_bytes(layout);
+    if (!k->async) { /* the ranks on a machine share its memory */
+        memory.free_bytes /= local_world_size(r);
+    }
+    return runner_pools(x, s, &memory, k->async, e);
+}
+
+/* What refuses pools is known before weights are read, which takes long: there will not
+ * be more memory for them. A draft model's are as large as those of its target. */
+static int check_pools(const struct runner *r, const struct settings *s,
+                       const struct model_config *c, const struct model_options *o, struct err *e)
+{
+    struct executor_info x = r->base.info;
+    struct kv_layout layout[LIMIT_KV_GROUPS];
+
+    return r->target ? 0 : size_pools(r, s, c, o, &x, layout, e);
+}
+
 static int load_model(struct runner *r, const struct settings *s, const char *dir,
                       const struct model_config *c, struct err *e)
 {
@@ -382,42 +446,13 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
 
     set_quantise(&o, s);
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
-    int rc = model_open(&r->model, dir, c, &o, r->backend, e);
+    int rc = choose_kv_dtype(r, s, &o, e);
+    rc = rc < 0 ? rc : check_pools(r, s, c, &o, e);
+    rc = rc < 0 ? rc : model_open(&r->model, dir, c, &o, r->backend, e);
     if (rc == 0) {
         model_log_formats(r->model);
     }
     return rc;
-}
-
-/* Sets the type of keys and values. */
-static int choose_kv_dtype(struct runner *r, const struct settings *s, struct err *e)
-{
-    struct executor_info *x = &r->base.info;
-    enum dtype act = backend_act_dtype(r->backend, r->model->options.dtype);
-
-    r->kv_dtype = runner_kv_dtype(s, act);
-    snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(r->kv_dtype));
-    if (r->backend->async && r->kv_dtype != act && dtype_bytes(r->kv_dtype) > 1) {
-        return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
-                             "kv_cache_dtype %s: on a GPU it is that of the activations, %s, or "
-                             "one of 8 bits",
-                             dtype_name(r->kv_dtype), dtype_name(act));
-    }
-    return 0;
-}
-
-/* Sets the layout of each KV group on this rank; all have as many layers. */
-static void set_layouts(const struct runner *r, const struct model_config *c,
-                        struct kv_layout *layout)
-{
-    const struct model_options *o = &r->model->options;
-    int32_t width = model_taps_width(&o->taps, c);
-
-    model_kv_layouts(layout, c, o, r->base.info.block_size, r->kv_dtype);
-    if (width > 0) {
-        kv_layouts_add_hidden(layout, executor_kv_groups(&r->base.info), width,
-                              backend_act_dtype(r->backend, o->dtype));
-    }
 }
 
 static int create_pools(struct runner *r, const struct kv_layout *layout, struct err *e)
@@ -434,24 +469,9 @@ static int make_pools(struct runner *r, const struct settings *s, const struct m
                       struct err *e)
 {
     struct executor_info *x = &r->base.info;
-    struct backend *k = r->backend;
     struct kv_layout layout[LIMIT_KV_GROUPS];
-    struct backend_memory memory;
+    int rc = size_pools(r, s, c, &r->model->options, x, layout, e);
 
-    int rc = choose_kv_dtype(r, s, e);
-    if (rc < 0) {
-        return rc;
-    }
-    set_layouts(r, c, layout);
-    x->kv_window_align = k->window_align;
-    x->block_bytes = kv_layout_block_bytes(layout);
-    rc = k->ops->memory(k, &memory, e);
-    if (!k->async) { /* the ranks on a machine share its memory */
-        memory.free_bytes /= local_world_size(r);
-    }
-    if (rc == 0) {
-        rc = runner_pools(x, s, &memory, k->async, e);
-    }
     if (rc == 0 && r->place) {
         rc = r->place->agree(r->place, x, r->model, e);
     }
@@ -554,13 +574,12 @@ static int open_draft(struct runner **ret, const struct runner_draft *d,
     if (rc == 0) {
         rc = load_model(r, d->settings, d->dir, d->config, e);
     }
-    rc = rc == 0 ? choose_kv_dtype(r, d->settings, e) : rc;
     if (rc < 0) {
         runner_free(&r->base);
         return rc;
     }
     struct kv_layout layout[LIMIT_KV_GROUPS];
-    set_layouts(r, d->config, layout);
+    set_layouts(r, d->config, &r->model->options, layout);
     r->base.info.block_bytes = kv_layout_block_bytes(layout);
     *ret = r;
     return 0;
@@ -574,7 +593,7 @@ static int complete_draft(struct runner *draft, const struct runner *target, str
     bool is_head = draft->model->config.head.kind != HEAD_NONE;
     int rc = is_head ? model_head_bind(draft->model, target->model, e) : 0;
 
-    set_layouts(draft, &draft->model->config, layout);
+    set_layouts(draft, &draft->model->config, &draft->model->options, layout);
     x->n_blocks = target->base.info.n_blocks;
     rc = rc ? rc : create_pools(draft, layout, e);
     rc = rc ? rc : runner_start(draft, e);

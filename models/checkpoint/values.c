@@ -61,3 +61,35 @@ int tensor_decode(const struct tensor *t, void *ret)
     return t->quantised ? quant_tensor_decode(t->quantised, t->dtype, ret)
                         : gguf_tensor_decode(t, ret);
 }
+
+int tensor_check(const struct tensor *t, const void *codes, int64_t rows, int64_t cols,
+                 int64_t stride, struct err *e)
+{
+    const struct weight_format *f = t->format;
+    const uint8_t *at = codes, *begin = t->quantised ? t->quantised->codes : t->blocks;
+
+    for (int64_t r = 0; r < rows; r++, at += weight_format_bytes(f, stride)) {
+        int64_t i = weight_format_find_nan(f, at, cols);
+        if (i >= 0) {
+            int64_t n = (at - begin) / f->block_bytes * f->block_values + i;
+            return err_set(e, ERR_INVALID,
+                           "%.200s (%s): the %s in row %lld, column %lld is no number", t->name,
+                           f->name, f->unpack ? "scale of the block" : "code",
+                           (long long)(n / stride), (long long)(n % stride));
+        }
+    }
+    return 0;
+}
+
+int tensor_check_all(const struct tensor *t, struct err *e)
+{
+    const struct quant_tensor *q = t->quantised;
+    int64_t cols = t->order == ORDER_TRANSPOSED ? t->dim[0] : t->dim[t->n_dims - 1];
+
+    if (q) {
+        return tensor_check(t, q->codes, q->rows, q->cols, q->stride, e);
+    }
+    return cols == 0 ? 0
+                     : tensor_check(t, t->blocks, t->n_bytes / dtype_bytes(t->dtype) / cols, cols,
+                                    cols, e);
+}

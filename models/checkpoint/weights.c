@@ -77,6 +77,13 @@ static int advise(const struct tensor *t, int advice)
     return end > at ? madvise((void *)at, end - at, advice) : 0;
 }
 
+void checkpoint_ask(const struct checkpoint *c, const struct tensor *t)
+{
+    if (c->uncached) {
+        advise(t, MADV_WILLNEED);
+    }
+}
+
 int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e)
 {
     if (!c->kept) {
@@ -86,9 +93,7 @@ int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e)
         return err_nomem(e, t->name);
     }
     c->kept[t - c->tensor] = true;
-    if (c->uncached) {
-        advise(t, MADV_WILLNEED);
-    }
+    checkpoint_ask(c, t);
     return 0;
 }
 

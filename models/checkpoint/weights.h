@@ -50,12 +50,22 @@ struct tensor {
  * row-major. 0 or ERR_NOMEM. */
 int tensor_decode(const struct tensor *t, void *ret);
 
+/* ERR_INVALID where one of the [rows][cols] blocks or codes of t at `codes`, `stride`
+ * values apart, is no number (weight_format_find_nan). They are some of t->blocks, or
+ * of what quant_tensor_codes returned. */
+int tensor_check(const struct tensor *t, const void *codes, int64_t rows, int64_t cols,
+                 int64_t stride, struct err *e);
+/* The same of all of t. */
+int tensor_check_all(const struct tensor *t, struct err *e);
+
 struct checkpoint;
 
 /* Map model.safetensors, or the shards that model.safetensors.index.json in `dir`
  * names. No tensor's data is read. */
 int checkpoint_open(struct checkpoint **ret, const char *dir, struct err *e);
 void checkpoint_free(struct checkpoint *c);
+/* Start reading tensor t of c from disk if its file was not cached. */
+void checkpoint_ask(const struct checkpoint *c, const struct tensor *t);
 /* Mark tensor t of c as kept: it will be read in place for as long as c lives. Starts
  * reading it from disk if the file was not cached. ERR_NOMEM. */
 int checkpoint_keep(struct checkpoint *c, const struct tensor *t, struct err *e);

@@ -20,7 +20,7 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
                `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and llama-quantize), for GGUF files
 What the references said is kept in --work, by the weights and tokens it was made of.
-greedy: --prompts of the text, 32 tokens each, are continued greedily by 32 tokens; a prompt holds if each of its tokens
+greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a prompt holds if each of its tokens
 is within --tie nats of the reference's best one, given what stands before it.
 
 Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-tensors and gguf.
@@ -426,8 +426,8 @@ def greedy(a, model, floats, ids, _):
         load(model, floats, {})
         case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
-        behind = gaps(model, prompts, continuations(case, prompts, 32, a.work)).amax(1)
-        yield {"case": case.name, "prompts": len(prompts), "equal": (behind == 0).double().mean().item(),
+        behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
+        yield {"case": case.name, "prompts": len(prompts), "new": a.new, "equal": (behind == 0).double().mean().item(),
                "held": (behind <= a.tie).double().mean().item(), "tie": a.tie, "furthest": behind.amax().item()}
 
 
@@ -442,6 +442,7 @@ def main():
     p.add_argument("--calibration", metavar="FILE", help="a text for the cases quire-...-static and -search")
     p.add_argument("--tokens", type=int, default=4096)
     p.add_argument("--prompts", type=int, default=200)
+    p.add_argument("--new", type=int, default=32)
     p.add_argument("--tie", type=float, default=0.1)
     p.add_argument("--out", help="append the lines to this file")
     p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE",

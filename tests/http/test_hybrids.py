@@ -1,6 +1,7 @@
 """Models with recurrent states: however a text comes about, its ids are the same."""
 import functools
 import random
+import shutil
 
 import pytest
 
@@ -135,6 +136,20 @@ def test_what_cannot_be_is_refused_in_one_line(folder, start, flags, words):
     # Four ranks divide the channels of Jamba's states, but not the groups of the others'.
     flags = [("8" if "jamba" in folder else "4") if flag == "too many" else flag for flag in flags]
     server = start(*COMMON, *flags, model=folder, wait=False)
+    assert server.process.wait(PATIENCE_S) == 1, server.log
+    lines = [x for x in server.log.splitlines() if "cannot start" in x]
+    assert len(lines) == 1 and words in lines[0], server.log
+
+
+@pytest.mark.parametrize("flags, words", [
+    (("--kv-blocks", "1"), "do not hold one token"),
+    (("--kv-cache-memory", "100"), "no memory for the KV cache"),
+    (("--kv-blocks", "8", "--max-model-len", "1000"), "max_model_len is 1000, but the KV cache holds"),
+])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_pool_that_cannot_be_is_refused_before_weights_are_read(folder, start, tmp_path, ranks, flags, words):
+    bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    server = start(*COMMON, *flags, "--tensor-parallel-size", ranks, model=str(bare), wait=False)
     assert server.process.wait(PATIENCE_S) == 1, server.log
     lines = [x for x in server.log.splitlines() if "cannot start" in x]
     assert len(lines) == 1 and words in lines[0], server.log

@@ -196,6 +196,29 @@ def test_what_does_not_fit_is_refused_in_one_line(start, tmp_path, int8, edit_co
     assert len(errors) == 1 and why in errors[0], server.log
 
 
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("code, row", [(0x7F, 0), (0xFF, -1)])
+def test_a_code_of_fp8_that_is_no_number_is_refused_in_one_line(start, tmp_path, code, row, ranks):
+    """Of any rank's rows; the codes beside them, the greatest ones, are served."""
+    made = tmp_path / "q"
+    assert quantize(DEMO, str(made), "--format", "fp8").returncode == 0
+    data = bytearray((made / "model.safetensors").read_bytes())
+    n = struct.unpack("<Q", data[:8])[0]
+    weight = json.loads(data[8:8 + n])[UP + "weight"]
+    rows, cols = weight["shape"]
+    at = 8 + n + weight["data_offsets"][0] + row % rows * cols + 5
+    data[at] = code - 1
+    (made / "model.safetensors").write_bytes(data)
+    flags = (*FLAGS, "--tensor-parallel-size", ranks)
+    assert np.isfinite(log_probability(start(*flags, model=str(made))))
+    data[at] = code
+    (made / "model.safetensors").write_bytes(data)
+    server = start(*flags, model=str(made), wait=False)
+    assert server.process.wait(60) == 1
+    errors = [line for line in server.log.splitlines() if "cannot start" in line]
+    assert len(errors) == 1 and f"{UP}weight (FP8): the code in row {row % rows}, column 5 is no number" in errors[0], server.log
+
+
 # ---- quire quantize ----
 
 def quantize(*args):

@@ -199,22 +199,29 @@ void gguf_put_states(struct gguf_writer *w)
 }
 
 /* The share of the pairs of a head that turn: those with a factor of 1, which come
- * first; the others have one that stops them. */
-static double turning_share(const struct gguf_writer *w)
+ * first; the others have one that stops them. All, where there are no factors. */
+static double turning_share(struct gguf_writer *w)
 {
     const struct gguf_tensor *t = gguf_config_tensor(w->g, "rope_freqs.weight");
+    int64_t pairs = int_or(w, "attention.key_length", 0) / 2, n = 0;
     float factor[LIMIT_HEAD_DIM / 2];
-    int64_t n = 0;
 
-    if (!t || t->n_dims != 1 || t->dim[0] < 1 || t->dim[0] > LIMIT_HEAD_DIM / 2 ||
-        gguf_block_values(t->encoding) != 1) {
+    if (!t) {
         return 1;
     }
-    gguf_decode(t->encoding, t->data, t->dim[0], factor);
-    while (n < t->dim[0] && factor[n] == 1) {
+    if (t->n_dims != 1 || t->dim[0] != pairs || pairs < 1 || pairs > LIMIT_HEAD_DIM / 2 ||
+        gguf_block_values(t->encoding) != 1) {
+        w->code = err_set(w->e, ERR_INVALID,
+                          "%s: rope_freqs.weight must be [%lld] floats, one for each pair of a "
+                          "head",
+                          w->g->file, (long long)pairs);
+        return 1;
+    }
+    gguf_decode(t->encoding, t->data, pairs, factor);
+    while (n < pairs && factor[n] == 1) {
         n++;
     }
-    return MIN(((double)n + 0.25) / (double)t->dim[0], 1);
+    return MIN(((double)n + 0.25) / (double)pairs, 1);
 }
 
 /* An array's value for a layer, or the one number of all. */

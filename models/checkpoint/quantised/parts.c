@@ -111,7 +111,7 @@ int64_t quant_col_groups(const struct quant_tensor *q)
     return q->scales.group_cols > 0 ? div_ceil(q->cols, q->scales.group_cols) : 1;
 }
 
-int quant_check_scales(const struct quant_assembly *a, const struct tensor *t, struct err *e)
+int quant_check_scales(struct quant_assembly *a, const struct tensor *t, struct err *e)
 {
     struct weight_scales s = {.data = t->data, .type = a->q->scales.type};
     int64_t n = t->n_bytes / scale_type_bytes(s.type);
@@ -123,6 +123,7 @@ int quant_check_scales(const struct quant_assembly *a, const struct tensor *t, s
             return err_set(e, ERR_INVALID, "%.200s: scale %lld is %g", t->name, (long long)i,
                            (double)scale);
         }
+        a->most_scale = fmaxf(a->most_scale, fabsf(scale));
     }
     return 0;
 }

@@ -45,20 +45,27 @@ struct raw_quant {
 
 /* ---- members ---- */
 
-static bool read_text(struct json *j, char *ret, size_t cap)
+/* The value of a member that has another type than it must: null is as if it were not
+ * there. */
+static bool read_no(struct json *j, const char *wanted)
 {
-    return json_peek(j) == JSON_STRING ? json_read_string(j, ret, cap, NULL) : json_skip(j);
+    return json_peek(j) == JSON_NULL ? json_skip(j)
+                                     : json_fail(j, "%s: %s must be %s", KEY, j->key, wanted);
 }
 
-/* A whole number; null and other types leave *ret. */
+static bool read_text(struct json *j, char *ret, size_t cap)
+{
+    return json_peek(j) == JSON_STRING ? json_read_string(j, ret, cap, NULL) : read_no(j, "a text");
+}
+
 static bool read_count(struct json *j, int64_t *ret)
 {
-    return json_peek(j) == JSON_NUMBER ? json_read_int(j, ret) : json_skip(j);
+    return json_peek(j) == JSON_NUMBER ? json_read_int(j, ret) : read_no(j, "a whole number");
 }
 
 static bool read_flag(struct json *j, bool *ret)
 {
-    return json_peek(j) == JSON_BOOL ? json_read_bool(j, ret) : json_skip(j);
+    return json_peek(j) == JSON_BOOL ? json_read_bool(j, ret) : read_no(j, "true or false");
 }
 
 static bool read_names(struct json *j, struct quant_names *ret)
@@ -66,7 +73,7 @@ static bool read_names(struct json *j, struct quant_names *ret)
     char name[QUANT_NAME_BYTES];
 
     if (json_peek(j) != JSON_ARRAY) {
-        return json_skip(j);
+        return read_no(j, "a list");
     }
     json_enter_array(j);
     while (json_next_element(j)) {
@@ -120,7 +127,7 @@ static bool read_presence(struct json *j, bool *ret)
 static bool read_args(struct json *j, struct raw_args *a)
 {
     if (json_peek(j) != JSON_OBJECT) {
-        return json_skip(j);
+        return read_no(j, "an object");
     }
     a->given = true;
     a->symmetric = true;
@@ -140,7 +147,7 @@ static bool read_args(struct json *j, struct raw_args *a)
             read_flag(j, &a->symmetric);
         } else if (json_key_is(j, "dynamic")) { /* true, false or "local" */
             a->dynamic = json_peek(j) == JSON_STRING;
-            read_flag(j, &a->dynamic);
+            (void)(a->dynamic ? json_skip(j) : read_flag(j, &a->dynamic));
         } else {
             json_skip(j);
         }
@@ -205,8 +212,8 @@ static bool read_list(struct json *j, struct raw_quant *r)
         json_key_is(j, "exclude_modules") || json_key_is(j, "ignored_layers")) {
         return read_names(j, &r->ignored);
     }
-    if (json_key_is(j, "config_groups") && json_peek(j) == JSON_OBJECT) {
-        return read_groups(j, r);
+    if (json_key_is(j, "config_groups")) {
+        return json_peek(j) == JSON_OBJECT ? read_groups(j, r) : read_no(j, "an object");
     }
     if (json_key_is(j, "sparsity_config")) {
         return read_sparsity(j, &r->sparse);
@@ -234,6 +241,9 @@ static bool read_member(struct json *j, struct raw_quant *r)
                  {"checkpoint_format", r->checkpoint_format, sizeof(r->checkpoint_format)},
                  {"fmt", r->float_type, sizeof(r->float_type)}};
 
+    if (json_key_is(j, "version") && json_peek(j) != JSON_STRING) {
+        return json_skip(j); /* AWQ's has a meaning, and is a text */
+    }
     for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
         if (json_key_is(j, texts[i].key)) {
             return read_text(j, texts[i].ret, texts[i].cap);

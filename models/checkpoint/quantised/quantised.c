@@ -1,5 +1,6 @@
 /* Finding the quantised weights of a checkpoint, and their codes and values (see
  * quantised.h). */
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -264,6 +265,24 @@ static int add_weight(struct quant_assembly *a, const char *name, enum dtype dty
     return checkpoint_add(a->c, &t, e);
 }
 
+/* ERR_INVALID where a code could be a value that float32 does not have. */
+static int check_greatest(const struct quant_assembly *a, struct err *e)
+{
+    const struct quant_tensor *q = a->q;
+    double most = q->format->id == FORMAT_FP8    ? 448
+                  : q->format->id == FORMAT_INT8 ? 255 /* with a zero point */
+                  : q->format->id == FORMAT_INT4 ? 15
+                                                 : 6;
+    double factor = q->divisor > 0 ? 1 / (double)q->divisor : (double)q->scales.factor;
+    double greatest = most * factor * (double)a->most_scale;
+
+    if (greatest > (double)FLT_MAX || factor > (double)FLT_MAX) {
+        return err_set(e, ERR_INVALID, "%.200s: its scales make values up to %g", a->module,
+                       MAX(greatest, factor));
+    }
+    return 0;
+}
+
 static int make_weight(struct checkpoint *c, const struct quant_config *config,
                        const struct tensor *codes, const struct kind *k, enum dtype dtype,
                        struct err *e)
@@ -291,6 +310,7 @@ static int make_weight(struct checkpoint *c, const struct quant_config *config,
     a.q->scales.group_cols = a.scheme.group_cols;
     a.q->scales.act = a.scheme.act;
     rc = k->make(&a, e);
+    rc = rc < 0 ? rc : check_greatest(&a, e);
     rc = rc < 0 ? rc : add_weight(&a, name, dtype, e);
     if (rc < 0) {
         quant_tensor_free(a.q);

@@ -12,6 +12,7 @@ struct quant_assembly {
     const char *module; /* its name, the weight's without ".weight" */
     struct quant_scheme scheme;
     struct quant_tensor *q;
+    float most_scale; /* the greatest magnitude of a scale (quant_check_scales) */
 };
 
 /* The tensor `module`.`part`, which from now on is a part of the weight; NULL: there is
@@ -32,7 +33,7 @@ int64_t quant_col_groups(const struct quant_tensor *q);
 /* The type of stored scales; ERR_UNSUPPORTED. */
 int quant_scale_type(const struct tensor *t, enum scale_type *ret, struct err *e);
 /* Check that no scale is NaN, infinite or, in a type of 16 or 32 bits, zero. */
-int quant_check_scales(const struct quant_assembly *a, const struct tensor *t, struct err *e);
+int quant_check_scales(struct quant_assembly *a, const struct tensor *t, struct err *e);
 /* Take over g_idx, the group of each column; nothing where groups are neighbours. */
 int quant_take_order(struct quant_assembly *a, const struct tensor *t, struct err *e);
 /* Memory of q->owned[i]. */

@@ -529,6 +529,24 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     return rc;
 }
 
+/* Check the codes or blocks of a tensor: where it is added as stored those of its
+ * pieces from `first` on, which are this rank's, else all. */
+static int check_codes(const struct assembly *a, const struct tensor *t, int32_t first, bool stored,
+                       struct err *e)
+{
+    int rc = 0;
+
+    checkpoint_ask(a->m->checkpoint, t);
+    if (!stored) {
+        return tensor_check_all(t, e);
+    }
+    for (int32_t i = first; i < a->n_pieces && rc == 0; i++) {
+        const struct weight_piece *p = &a->piece[i];
+        rc = tensor_check(t, p->data, p->rows, p->cols, p->stride, e);
+    }
+    return rc;
+}
+
 /* Add the tensors of the n rows from s on, which have one target: of one expert, or of
  * none. */
 static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
@@ -544,7 +562,10 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
             bool blocks = tensor_stays_in_blocks(m, s, t);
+            int32_t first = a->n_pieces;
             rc = blocks ? add_blocks(a, s, t, at.expert, e) : add_tensor(a, s, t, at.expert, e);
+            bool coded = t && (t->quantised || t->blocks);
+            rc = rc == 0 && coded ? check_codes(a, t, first, blocks, e) : rc;
             if (rc == 0 && t && norm_factor(m, s) != 1) {
                 rc = scale_piece(a, norm_factor(m, s), e);
             }

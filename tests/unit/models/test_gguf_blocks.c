@@ -19,6 +19,13 @@ static char path[] = "build/gguf-blocks-XXXXXX";
 
 /* ---- the file ---- */
 
+/* A block of the file whose scale, `at` bytes into it, becomes a NaN or infinite. */
+static struct spoiled {
+    const char *name; /* NULL: none */
+    uint64_t row, block;
+    size_t at;
+} spoiled;
+
 /* Blocks of any codes; bytes whose highest bits are clear make no float16 that is not
  * finite. */
 static void put_blocks(struct file *f, const char *name, uint32_t encoding, uint64_t cols,
@@ -32,6 +39,10 @@ static void put_blocks(struct file *f, const char *name, uint32_t encoding, uint
     assert_non_null(data);
     for (size_t i = 0; i < n; i++) {
         data[i] = (uint8_t)((seed = seed * 1664525 + 1013904223) >> 24) & 0xBB;
+    }
+    if (spoiled.name && strcmp(name, spoiled.name) == 0) {
+        uint64_t block = spoiled.row * cols / (uint64_t)gguf_block_values(encoding) + spoiled.block;
+        data[block * (uint64_t)gguf_block_bytes(encoding) + spoiled.at + 1] |= 0x7C;
     }
     add_tensor(f, name, encoding, cols, rows, data, n);
     free(data);
@@ -175,6 +186,48 @@ static void a_division_that_cuts_blocks_is_refused(void **state)
     unload(&l);
 }
 
+static void blocks_whose_scale_is_no_number_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        struct spoiled block;
+        const char *says;
+    } CASES[] = {
+        {{"blk.0.ffn_down.weight", 3, 1, 208},
+         "mlp.down_proj.weight (Q6_K): the scale of the "
+         "block in row 3, column 256 is no number"},
+        {{"blk.0.attn_k.weight", 1, 0, 2},
+         "k_proj.weight (Q4_K): the scale of the block in row 1, "
+         "column 0 "},
+        {{"token_embd.weight", 39, 7, 0},
+         "embed_tokens.weight (Q8_0): the scale of the block in "
+         "row 39, column 224 "},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        spoiled = CASES[i].block;
+        write_model(put_llama);
+        for (int stored = 0; stored < 2; stored++) {
+            struct err e = {0};
+            struct loaded l;
+            assert_int_equal(load(&l, path, stored, 0, 1, &e), ERR_INVALID);
+            if (!strstr(e.text, CASES[i].says)) {
+                fail_msg("'%s' does not say '%s'", e.text, CASES[i].says);
+            }
+            unload(&l);
+        }
+    }
+    spoiled = CASES[0].block; /* in the columns of the second rank */
+    write_model(put_llama);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct err e = {0};
+        struct loaded l;
+        assert_int_equal(load(&l, path, true, rank, 2, &e), rank == 0 ? 0 : ERR_INVALID);
+        unload(&l);
+    }
+    spoiled = (struct spoiled){0};
+}
+
 static int make_path(void **state)
 {
     (void)state;
@@ -194,6 +247,7 @@ int main(void)
         cmocka_unit_test(blocks_hold_the_values_of_a_decoded_model),
         cmocka_unit_test(ranks_hold_their_rows_and_columns),
         cmocka_unit_test(a_division_that_cuts_blocks_is_refused),
+        cmocka_unit_test(blocks_whose_scale_is_no_number_are_refused),
     };
 
     return cmocka_run_group_tests(tests, make_path, remove_path);

@@ -7,6 +7,7 @@
  * hashes of the weights that transformers and compressed-tensors read from the
  * directories written of it.
  */
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -205,6 +207,107 @@ static void rows_of_one_sign_keep_zero_among_their_codes(void **state)
     }
 }
 
+static void copy_file(const char *from, const char *to)
+{
+    char block[4096];
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+
+    assert_true(in && out);
+    for (size_t n; (n = fread(block, 1, sizeof(block), in)) > 0;) {
+        assert_int_equal(fwrite(block, 1, n, out), n);
+    }
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+}
+
+#define NEAR_ZERO "model.layers.0.mlp.up_proj.weight"
+
+/* A copy of SOURCE in `dir` whose NEAR_ZERO, of bfloat16, is 2^-118 times its own: the
+ * inverse of its greatest value times the greatest codes is beyond float32. */
+static void write_near_zeros(const char *dir)
+{
+    char path[160];
+    struct checkpoint *c;
+    struct err e;
+
+    assert_int_equal(mkdir(dir, 0755), 0);
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    copy_file(SOURCE "/config.json", path);
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    copy_file(SOURCE "/model.safetensors", path);
+    OK(checkpoint_open(&c, SOURCE, &e), e);
+    const struct tensor *t = checkpoint_find(c, NEAR_ZERO);
+    const char *begin = checkpoint_at(c, 0)->data; /* of the first tensor of the file */
+    assert_true(t && t->dtype == DTYPE_BF16);
+    FILE *f = fopen(path, "r+b");
+    uint64_t header;
+    for (int32_t i = 1; i < checkpoint_count(c); i++) {
+        const char *at = checkpoint_at(c, i)->data;
+        begin = at < begin ? at : begin;
+    }
+    assert_non_null(f);
+    assert_int_equal(fread(&header, 1, 8, f), 8);
+    long at = (long)(8 + header) + (long)((const char *)t->data - begin);
+    assert_int_equal(fseek(f, at, SEEK_SET), 0);
+    for (int64_t i = 0; i < t->n_bytes / 2; i++) {
+        uint16_t v;
+        memcpy(&v, (const char *)t->data + 2 * i, 2);
+        int32_t exponent = (v >> 7 & 255) - 118;
+        v = (uint16_t)((v & 0x8000) | (exponent > 0 ? (exponent << 7 | (v & 127)) : 0));
+        assert_int_equal(fwrite(&v, 2, 1, f), 1);
+    }
+    assert_int_equal(fclose(f), 0);
+    checkpoint_free(c);
+}
+
+/* What nvfp4 makes of NEAR_ZERO: the root mean square of the error over that of the
+ * values. */
+static double error_of_near_zeros(const struct tensor *t, const struct tensor *exact)
+{
+    float *value = calloc(1, (size_t)t->n_bytes);
+    double sum[2] = {0};
+
+    assert_true(value && t->dtype == DTYPE_F32);
+    assert_int_equal(tensor_decode(t, value), 0);
+    for (int64_t i = 0; i < t->n_bytes / 4; i++) {
+        uint32_t bits = 0;
+        float want;
+        memcpy((char *)&bits + 2, (const char *)exact->data + 2 * i, 2);
+        memcpy(&want, &bits, 4);
+        assert_true(isfinite(value[i]));
+        sum[0] += ((double)value[i] - (double)want) * ((double)value[i] - (double)want);
+        sum[1] += (double)want * (double)want;
+    }
+    free(value);
+    return sqrt(sum[0] / sum[1]);
+}
+
+static void weights_near_zero_keep_their_values_in_nvfp4(void **state)
+{
+    (void)state;
+    struct quantise_options o = {.format = FORMAT_FP4, .fp4_group = 16};
+    char parent[] = "/tmp/quire-test-near-zero-XXXXXX", dir[64];
+    struct checkpoint *source;
+    struct written w;
+    struct err e = {0};
+
+    assert_non_null(mkdtemp(parent));
+    snprintf(dir, sizeof(dir), "%s/q", parent);
+    write_near_zeros(dir);
+    OK(checkpoint_open(&source, dir, &e), e);
+    OK(written_make(&w, dir, &o, &e), e);
+    const struct tensor *t = checkpoint_find(w.c, NEAR_ZERO);
+    assert_true(t && t->quantised && t->quantised->divisor == FLT_MAX);
+    double error = error_of_near_zeros(t, checkpoint_find(source, NEAR_ZERO));
+    assert_true(error > 0 && error < 0.15);
+    written_release(&w);
+    checkpoint_free(source);
+    struct written here = {.c = NULL};
+    snprintf(here.parent, sizeof(here.parent), "%s", parent);
+    snprintf(here.dir, sizeof(here.dir), "%s", dir);
+    written_release(&here);
+}
+
 /* ---- scales of activations ---- */
 
 static const char *const NAMES[PRODUCTS][3] = {
@@ -380,6 +483,7 @@ int main(void)
         cmocka_unit_test(weights_are_what_compressed_tensors_reads),
         cmocka_unit_test(zero_points_lower_the_error),
         cmocka_unit_test(rows_of_one_sign_keep_zero_among_their_codes),
+        cmocka_unit_test(weights_near_zero_keep_their_values_in_nvfp4),
         cmocka_unit_test(fixed_scales_bring_the_greatest_input_to_the_greatest_code),
         cmocka_unit_test(fixed_scales_are_of_the_inputs_that_factors_leave),
         cmocka_unit_test(fixed_scales_round_and_clip_what_is_scored),

@@ -213,7 +213,18 @@ static void configurations_are_checked(void **state)
         {FP8, NULL},
         {"{}", "quant_method ''"},
         {"{\"quant_method\":\"bitsandbytes\"}", "supported are compressed-tensors"},
-        {"{\"quant_method\":7}", "quant_method ''"},
+        {"{\"quant_method\":7}", "quantization_config: quant_method must be a text"},
+        {"{\"quant_method\":\"fp8\",\"activation_scheme\":null,\"ignored_layers\":null}", NULL},
+        {"{\"quant_method\":\"fp8\",\"fmt\":[]}", "fmt must be a text"},
+        {"{\"quant_method\":\"fp8\",\"ignored_layers\":\"m\"}", "ignored_layers must be a list"},
+        {"{\"quant_method\":\"gptq\",\"bits\":\"4\"}", "bits must be a whole number"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"sym\":1}", "sym must be true or false"},
+        {"{\"quant_method\":\"gptq\",\"bits\":4,\"checkpoint_format\":2}", "must be a text"},
+        {"{\"quant_method\":\"compressed-tensors\",\"config_groups\":[]}", "must be an object"},
+        {CT("pack-quantized", INT4_G32 ",\"num_bits\":\"4\""), "num_bits must be a whole number"},
+        {CT("pack-quantized", INT4_G32 ",\"symmetric\":0"), "symmetric must be true or false"},
+        {CT("pack-quantized", INT4_G32 ",\"dynamic\":7"), "dynamic must be true or false"},
+        {CT("pack-quantized", INT4_G32 ",\"dynamic\":\"local\""), "no codes of INT4"},
         {"[]", "config.json"},
         {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"none\"}", "activation_scheme 'none'"},
         {"{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "fmt 'e5m2'"},
@@ -330,9 +341,49 @@ static void parts_of_fp8_and_int8_are_checked(void **state)
         try(FP8, bad, SAYS[i]);
         try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", input, SAYS[i]);
     }
+    static const float GREAT[] = {0x1p119f, 0x1p120f};
+    for (size_t i = 0; i < ARRAY_LEN(GREAT); i++) { /* 448 * 2^119 is below 2^128 */
+        const struct part great[] = {
+            CODES("F8_E4M3", 4, 8, 1), {"m.weight_scale", "F32", {1}, &GREAT[i], 4}, {0}};
+        try(FP8, great, i ? "scales make values up to" : NULL);
+    }
     const struct part row_scale[] = {CODES("F8_E4M3", 4, 8, 1), SCALE(1, 1), {0}};
     try("{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}", row_scale,
         "lacks input_scale");
+}
+
+static void codes_that_are_nan_are_refused_by_row_and_column(void **state)
+{
+    (void)state;
+    static uint8_t codes[4 * 24];
+    const struct part p[] = {{"m.weight", "F8_E4M3", {4, 24}, codes, sizeof(codes)},
+                             {"m.weight_scale", "F32", {1}, ONES, 4},
+                             {0}};
+    static const char CONFIG[] = "{\"quantization_config\":" FP8 "}";
+    struct quant_config config;
+    bool found;
+    struct err e = {0};
+
+    assert_int_equal(quant_config_parse(&config, &found, CONFIG, strlen(CONFIG), &e), 0);
+    for (int32_t bad = 0; bad < 3; bad++) {
+        char *file;
+        memset(codes, 0, sizeof(codes));
+        codes[2 * 24 + 17] = (uint8_t[]){0x7E, 0x7F, 0xFF}[bad];
+        struct checkpoint *c = checkpoint_of(p, &file);
+        assert_int_equal(checkpoint_add_quantised(c, &config, DTYPE_F32, &e), 0);
+        const struct tensor *t = checkpoint_find(c, "m.weight");
+        const uint8_t *at = t->quantised->codes;
+        /* all, the right half of the last rows, what is left of it or above */
+        assert_int_equal(tensor_check_all(t, &e), bad ? ERR_INVALID : 0);
+        assert_int_equal(tensor_check(t, at + 24 + 12, 3, 12, 24, &e), bad ? ERR_INVALID : 0);
+        assert_true(!bad ||
+                    strstr(e.text, "m.weight (FP8): the code in row 2, column 17 is no number"));
+        assert_int_equal(tensor_check(t, at, 4, 17, 24, &e), 0);
+        assert_int_equal(tensor_check(t, at, 2, 24, 24, &e), 0);
+        checkpoint_free(c);
+        free(file);
+    }
+    quant_config_release(&config);
 }
 
 static void parts_of_packed_codes_are_checked(void **state)
@@ -501,6 +552,7 @@ int main(void)
         cmocka_unit_test(groups_are_chosen_by_name_then_by_class),
         cmocka_unit_test(patterns_of_any_cost_end),
         cmocka_unit_test(parts_of_fp8_and_int8_are_checked),
+        cmocka_unit_test(codes_that_are_nan_are_refused_by_row_and_column),
         cmocka_unit_test(parts_of_packed_codes_are_checked),
         cmocka_unit_test(finer_types_hold_what_is_decoded),
         cmocka_unit_test(packed_zero_points_of_symmetric_codes_are_zero),
