@@ -1,9 +1,9 @@
 /* The rows of a unit by an instruction set that multiplies tiles (struct cpu_attention
  * of simd/kernels.h), over a cache of bfloat16.
  *
- * Groups of keys are read where they lie if blocks are whole groups. Else, and where no
- * row sees some of them, they are copied: what lies beyond a sequence may be anything,
- * and a weight of 0 does not make 0 of it.
+ * Groups of keys are read where they lie, if blocks are whole groups and keys whole
+ * registers. Else, and where no row sees some of a group, they are copied: what lies
+ * beyond a sequence may be anything, and a weight of 0 does not make 0 of it.
  */
 #include <math.h>
 #include <string.h>
@@ -15,8 +15,14 @@ static const float LOG2_E = 1.44269504f;
 struct tile_scratch {
     float *query;         /* packed */
     int32_t *at;          /* [rows] cache indices */
-    uint16_t *key, *value; /* [TILE_KEYS, head_dim] */
+    uint16_t *key, *value; /* [TILE_KEYS, width] */
 };
+
+/* Elements of a key in tiles. */
+static int32_t width_of(int32_t head_dim)
+{
+    return (int32_t)div_ceil(head_dim, 32) * 32;
+}
 
 /* Fills `ret` when base is not NULL. */
 static int64_t scratch_layout(const struct cpu_backend *c, struct tile_scratch *ret, float *base,
@@ -24,7 +30,7 @@ static int64_t scratch_layout(const struct cpu_backend *c, struct tile_scratch *
 {
     int64_t at = c->k.attention.query_floats(head_dim);
     int64_t key = at + c->k.attention.rows;
-    int64_t value = key + (int64_t)head_dim * TILE_KEYS / 2;
+    int64_t value = key + (int64_t)width_of(head_dim) * TILE_KEYS / 2;
 
     if (base) {
         *ret = (struct tile_scratch){.query = base,
@@ -32,7 +38,7 @@ static int64_t scratch_layout(const struct cpu_backend *c, struct tile_scratch *
                                      .key = (uint16_t *)(void *)(base + key),
                                      .value = (uint16_t *)(void *)(base + value)};
     }
-    return value + (int64_t)head_dim * TILE_KEYS / 2;
+    return value + (int64_t)width_of(head_dim) * TILE_KEYS / 2;
 }
 
 static int64_t scratch_floats(const struct cpu_backend *c, int32_t head_dim)
@@ -79,22 +85,19 @@ static const uint16_t *key_at(const struct attention_run *r, int32_t i)
 static void copy_group(const struct attention_run *r, const struct tile_scratch *s,
                        struct attention_tile *t, int32_t g, int32_t lo, int32_t hi)
 {
-    int32_t dim = r->j->att->head_dim;
-    uint16_t *key = s->key + (int64_t)g * KEY_GROUP * dim;
-    uint16_t *value = s->value + (int64_t)g * KEY_GROUP * dim;
+    int32_t dim = r->j->att->head_dim, width = width_of(dim);
+    int64_t at = (int64_t)g * KEY_GROUP * width;
+    uint16_t *key = s->key + at, *value = s->value + at;
     size_t bytes = (size_t)dim * sizeof(*key);
 
     t->key[g] = key;
     t->value[g] = value;
-    for (int32_t i = 0; i < KEY_GROUP; i++, key += dim, value += dim) {
-        if (i < lo || i >= hi) {
-            memset(key, 0, bytes);
-            memset(value, 0, bytes);
-            continue;
-        }
+    memset(key, 0, (size_t)KEY_GROUP * (size_t)width * sizeof(*key));
+    memset(value, 0, (size_t)KEY_GROUP * (size_t)width * sizeof(*value));
+    for (int32_t i = lo; i < hi; i++) {
         const uint16_t *from = key_at(r, t->first + g * KEY_GROUP + i);
-        memcpy(key, from, bytes);
-        memcpy(value, from + r->j->c->kv[r->j->att->group].kv_stride, bytes);
+        memcpy(key + i * width, from, bytes);
+        memcpy(value + i * width, from + r->j->c->kv[r->j->att->group].kv_stride, bytes);
     }
 }
 
@@ -102,6 +105,7 @@ static void fold(const struct attention_run *r, const struct attention_span *spa
 {
     const struct attention_job *j = r->j;
     const struct kv_layout *l = &j->c->kv[j->att->group];
+    bool in_place = l->block_size % KEY_GROUP == 0 && j->att->head_dim % 32 == 0;
     struct tile_scratch s = scratch_of(r);
     struct attention_rows rows = {.query = s.query,
                                   .at = s.at,
@@ -116,7 +120,7 @@ static void fold(const struct attention_run *r, const struct attention_span *spa
     for (int32_t g = t.lo; g < t.hi; g++) {
         int32_t lo = MAX(span->lo - g * KEY_GROUP, 0);
         int32_t hi = MIN(span->hi - g * KEY_GROUP, KEY_GROUP);
-        if (hi - lo < KEY_GROUP || l->block_size % KEY_GROUP != 0) {
+        if (hi - lo < KEY_GROUP || !in_place) {
             copy_group(r, &s, &t, g, lo, hi);
         } else {
             t.key[g] = key_at(r, span->first + g * KEY_GROUP);

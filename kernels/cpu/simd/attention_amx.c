@@ -35,11 +35,11 @@ enum {
     TURNED_STRIDE = CHUNKS * AMX_BYTES, /* bytes of a dimension's values */
 };
 
-/* Tile registers, whose numbers are part of the instructions. C0 to C3 are sums. */
+/* Tile registers, whose numbers are part of the instructions: 0 to 3 are sums. */
 #define A 4
-#define B 5
-#define A_LAST 6 /* half as deep, for 16 dimensions */
-#define B_LAST 7
+#define B0 5
+#define B1 6
+#define B2 7
 
 /* Greater scores below the maximum count as so far below: their weight is 0. */
 static const float LEAST = -200;
@@ -52,54 +52,64 @@ static void begin_tiles(void)
     for (int i = 0; i < AMX_TILES; i++) {
         amx_shape(&t, i, AMX_ROWS, AMX_BYTES);
     }
-    amx_shape(&t, A_LAST, AMX_ROWS, AMX_BYTES / 2);
-    amx_shape(&t, B_LAST, AMX_ROWS / 2, AMX_BYTES);
     amx_begin(&t);
 }
 
-/* c [n][TILE_FLOATS] = or += n registers, `stride` bytes from row to row, times b
- * [chunk][plane]; `last`: half a chunk behind the others. */
-INLINE void products(float *c, const char *const *a, int64_t stride, const char *b, int32_t n_chunks,
-                     const int n, const bool last, const bool add)
-{
-#define EACH(f) \
-    f(0);       \
-    if (n > 1) { \
-        f(1);   \
-    }           \
-    if (n > 2) { \
-        f(2);   \
-    }           \
-    if (n > 3) { \
-        f(3);   \
+#define SUMS(i) (c + (int64_t)(i)*TILE_FLOATS)
+#define BEGIN(i)                           \
+    if (add) {                             \
+        _tile_loadd(i, SUMS(i), AMX_BYTES); \
+    } else {                               \
+        _tile_zero(i);                     \
     }
-#define BEGIN(i)                                                   \
-    if (add) {                                                     \
-        _tile_loadd(i, c + (int64_t)(i)*TILE_FLOATS, AMX_BYTES);   \
-    } else {                                                       \
-        _tile_zero(i);                                             \
-    }
-#define MULTIPLY(i)                                \
-    _tile_loadd(A, a[i] + at, stride);             \
-    _tile_dpbf16ps(i, A, B)
-#define MULTIPLY_LAST(i)                           \
-    _tile_loadd(A_LAST, a[i] + at, stride);        \
-    _tile_dpbf16ps(i, A_LAST, B_LAST)
-#define END(i) _tile_stored(i, c + (int64_t)(i)*TILE_FLOATS, AMX_BYTES)
+#define MULTIPLY(i)                        \
+    _tile_loadd(A, a[i] + at, stride);     \
+    _tile_dpbf16ps(i, A, B0);              \
+    _tile_dpbf16ps(i, A, B1);              \
+    _tile_dpbf16ps(i, A, B2);
 
+/* c [n][TILE_FLOATS] = or += n registers, `stride` bytes from row to row, times b
+ * [chunk][plane]. */
+INLINE void products(float *c, const char *const *a, int64_t stride, const char *b,
+                     int32_t n_chunks, const int n, const bool add)
+{
     int64_t at = 0;
-    EACH(BEGIN)
-    for (int32_t k = 0; k < n_chunks; k++, at += AMX_BYTES) {
-        for (int p = 0; p < PLANES; p++, b += TILE_BYTES) {
-            _tile_loadd(B, b, AMX_BYTES);
-            EACH(MULTIPLY)
+
+    BEGIN(0)
+    if (n > 1) {
+        BEGIN(1)
+    }
+    if (n > 2) {
+        BEGIN(2)
+    }
+    if (n > 3) {
+        BEGIN(3)
+    }
+    for (int32_t k = 0; k < n_chunks; k++, at += AMX_BYTES, b += PLANES * TILE_BYTES) {
+        _tile_loadd(B0, b, AMX_BYTES);
+        _tile_loadd(B1, b + TILE_BYTES, AMX_BYTES);
+        _tile_loadd(B2, b + 2 * TILE_BYTES, AMX_BYTES);
+        MULTIPLY(0)
+        if (n > 1) {
+            MULTIPLY(1)
+        }
+        if (n > 2) {
+            MULTIPLY(2)
+        }
+        if (n > 3) {
+            MULTIPLY(3)
         }
     }
-    for (int p = 0; p < PLANES && last; p++, b += TILE_BYTES) {
-        _tile_loadd(B_LAST, b, AMX_BYTES);
-        EACH(MULTIPLY_LAST)
+    _tile_stored(0, SUMS(0), AMX_BYTES);
+    if (n > 1) {
+        _tile_stored(1, SUMS(1), AMX_BYTES);
     }
-    EACH(END)
+    if (n > 2) {
+        _tile_stored(2, SUMS(2), AMX_BYTES);
+    }
+    if (n > 3) {
+        _tile_stored(3, SUMS(3), AMX_BYTES);
+    }
 }
 
 /* ---- queries ---- */
@@ -163,14 +173,15 @@ static void pack(void *out, const float *const *q, int32_t n, int32_t dim, float
 
 /* Thirty-two dimensions of a chunk's values: pair i is of keys i and KEY_GROUP + i.
  * `high`: of each eight dimensions the last four. */
-INLINE void turn_half(char *to, const uint16_t *v, const uint16_t *w, int32_t dim, const bool high)
+INLINE void turn_half(char *to, const uint16_t *v, const uint16_t *w, int32_t width,
+                      const bool high)
 {
     __m512 r[KEY_GROUP];
 
 #pragma GCC unroll 16
     for (int i = 0; i < KEY_GROUP; i++) {
-        __m512i x = _mm512_loadu_si512(v + (int64_t)i * dim);
-        __m512i y = _mm512_loadu_si512(w + (int64_t)i * dim);
+        __m512i x = _mm512_loadu_si512(v + (int64_t)i * width);
+        __m512i y = _mm512_loadu_si512(w + (int64_t)i * width);
         r[i] = _mm512_castsi512_ps(high ? _mm512_unpackhi_epi16(x, y)
                                         : _mm512_unpacklo_epi16(x, y));
     }
@@ -182,42 +193,18 @@ INLINE void turn_half(char *to, const uint16_t *v, const uint16_t *w, int32_t di
     }
 }
 
-/* The last sixteen. */
-INLINE void turn_last(char *to, const uint16_t *v, const uint16_t *w, int32_t dim)
-{
-    __m512 r[KEY_GROUP];
-
-#pragma GCC unroll 16
-    for (int i = 0; i < KEY_GROUP; i++) {
-        const __m256i *x = (const __m256i *)(const void *)(v + (int64_t)i * dim);
-        const __m256i *y = (const __m256i *)(const void *)(w + (int64_t)i * dim);
-        __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x));
-        __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(y));
-        r[i] = _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
-    }
-    transpose16(r);
-#pragma GCC unroll 16
-    for (int i = 0; i < KEY_GROUP; i++) {
-        _mm512_store_ps(to + (int64_t)i * TURNED_STRIDE, r[i]);
-    }
-}
-
 /* to [dim][chunk][pair] of the chunks that some row sees. */
-static void turn_values(char *to, const struct attention_tile *t, int32_t dim)
+static void turn_values(char *to, const struct attention_tile *t, int32_t width)
 {
     static const uint16_t none[KEY_GROUP * MAX_DIM];
 
     for (int32_t c = t->lo / 2; c < (t->hi + 1) / 2; c++, to += AMX_BYTES) {
         const uint16_t *v = 2 * c >= t->lo ? t->value[2 * c] : none;
         const uint16_t *w = 2 * c + 1 < t->hi ? t->value[2 * c + 1] : none;
-        char *at = to;
-        int32_t d = 0;
-        for (; d + CHUNK <= dim; d += CHUNK, at += CHUNK * TURNED_STRIDE) {
-            turn_half(at, v + d, w + d, dim, false);
-            turn_half(at, v + d, w + d, dim, true);
-        }
-        if (d < dim) {
-            turn_last(at, v + d, w + d, dim);
+        for (int32_t d = 0; d < width; d += CHUNK) {
+            char *at = to + (int64_t)d * TURNED_STRIDE;
+            turn_half(at, v + d, w + d, width, false);
+            turn_half(at, v + d, w + d, width, true);
         }
     }
 }
@@ -229,6 +216,7 @@ struct fold {
     const struct attention_rows *r;
     const struct attention_tile *t;
     const char *turned;   /* values, from chunk t->lo / 2 on */
+    int32_t width;        /* of keys and values */
     int32_t first, n;     /* of the set's rows */
     int32_t lo, hi;       /* groups [lo, hi) are seen by some row of the set */
     bool whole;           /* all rows see all keys of these */
@@ -255,37 +243,36 @@ static bool set_range(struct fold *f)
     return f->lo < f->hi;
 }
 
-INLINE void score_groups(struct fold *f, const int n, const bool last)
+INLINE void score_groups(struct fold *f, const int n)
 {
     const struct attention_rows *r = f->r;
     const char *key[GROUPS];
-    int64_t floats = div_ceil(r->dim, CHUNK) * PLANES * TILE_FLOATS;
+    int32_t n_chunks = f->width / CHUNK;
+    const float *query = r->query;
 
     for (int i = 0; i < n; i++) {
         key[i] = (const char *)f->t->key[f->lo + i];
     }
-    products(f->score + (int64_t)f->lo * TILE_FLOATS, key, 2 * (int64_t)r->dim,
-             (const char *)((const float *)r->query + f->first / LANES * floats), r->dim / CHUNK, n,
-             last, false);
+    query += (int64_t)f->first / LANES * n_chunks * PLANES * TILE_FLOATS;
+    products(f->score + (int64_t)f->lo * TILE_FLOATS, key, 2 * (int64_t)f->width,
+             (const char *)query, n_chunks, n, false);
 }
 
 static void score_keys(struct fold *f)
 {
-    bool last = f->r->dim % CHUNK > 0;
-
     amx_order();
     switch (f->hi - f->lo) {
     case 1:
-        last ? score_groups(f, 1, true) : score_groups(f, 1, false);
+        score_groups(f, 1);
         break;
     case 2:
-        last ? score_groups(f, 2, true) : score_groups(f, 2, false);
+        score_groups(f, 2);
         break;
     case 3:
-        last ? score_groups(f, 3, true) : score_groups(f, 3, false);
+        score_groups(f, 3);
         break;
     default:
-        last ? score_groups(f, 4, true) : score_groups(f, 4, false);
+        score_groups(f, 4);
         break;
     }
     amx_order();
@@ -397,7 +384,7 @@ INLINE void accumulate_dims(struct fold *f, int32_t d, const int n)
                (int64_t)(c - f->t->lo / 2) * AMX_BYTES;
     }
     products(f->acc + (int64_t)d * LANES, a, TURNED_STRIDE,
-             f->weight + (int64_t)c * PLANES * TILE_BYTES, (f->hi + 1) / 2 - c, n, false, true);
+             f->weight + (int64_t)c * PLANES * TILE_BYTES, (f->hi + 1) / 2 - c, n, true);
 }
 
 static void accumulate(struct fold *f, __m512 keep)
@@ -433,7 +420,8 @@ static __attribute__((noinline)) void fold_sets(float *state, const struct atten
     f.r = r;
     f.t = t;
     f.turned = turned;
-    turn_values(turned, t, r->dim);
+    f.width = (int32_t)div_ceil(r->dim, CHUNK) * CHUNK;
+    turn_values(turned, t, f.width);
     for (f.first = 0; f.first < r->n; f.first += LANES) {
         f.n = MIN(LANES, r->n - f.first);
         f.max = state + f.first;

@@ -221,7 +221,8 @@ struct cpu_panels {
 struct attention_tile {
     int32_t first;                                /* cache index of its first key */
     int32_t lo, hi;                               /* groups [lo, hi) are seen by some row */
-    const uint16_t *key[TILE_KEYS / KEY_GROUP];   /* [KEY_GROUP][dim], by group */
+    /* [KEY_GROUP][dim, zero-padded to a multiple of 32], by group */
+    const uint16_t *key[TILE_KEYS / KEY_GROUP];
     const uint16_t *value[TILE_KEYS / KEY_GROUP]; /* likewise; what no row sees is 0 */
 };
 
