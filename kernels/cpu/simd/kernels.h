@@ -20,8 +20,6 @@ enum {
     /* elements of a row packed together; stored rows are zero-padded to a multiple of
      * it */
     TILE_CHUNK = 32,
-    /* packed x, and panels, have room for a multiple of as many elements of a row */
-    PACK_STEP = 512,
     CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
     CODE_TILE_ROWS = 16,  /* rows of x in a tile of codes, at most */
     PANEL_MAX_ROWS = 128, /* stored rows of w in a panel, at most */
@@ -201,11 +199,11 @@ struct cpu_panels {
     int32_t rows;    /* stored rows of w in a panel */
     int32_t from;    /* rows of x, from which panels are faster than tiles */
     /* Elements [first, first + n) of `rows` rows of type t; n is a multiple of
-     * TILE_CHUNK. panel: n, as a multiple of PACK_STEP, * rows + PANEL_SLACK floats. */
+     * TILE_CHUNK. panel: n * rows + PANEL_SLACK floats. */
     void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
     /* Pack tile `tile` of n_tiles: n_x <= TILE_ROWS rows of n floats, zero-padded to
-     * `padded`. out holds all tiles: n_tiles * padded, as a multiple of PACK_STEP, *
-     * TILE_ROWS + PANEL_SLACK floats. */
+     * `padded`. out holds all tiles: n_tiles * padded * TILE_ROWS + PANEL_SLACK
+     * floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
                    int32_t n, int32_t padded, enum dtype t);
     /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for
