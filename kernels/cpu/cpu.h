@@ -369,7 +369,7 @@ void cpu_attention_units(struct cpu_backend *c, struct mat out, struct mat qkv,
 /* Make each thread's part of c->attention_scratch hold the scores of a tile's keys for
  * ATTENTION_ROWS rows, and behind them the tile itself, keys of head_dim elements. 0 or
  * ERR_NOMEM. */
-enum { ATTENTION_ROWS = 32, CPU_ATTENTION_ROWS = 64 };
+enum { ATTENTION_ROWS = 32 };
 int cpu_attention_prepare(struct cpu_backend *c, int32_t head_dim);
 
 static inline const float *mat_row_const(struct mat m, int64_t r)

@@ -45,11 +45,12 @@ struct attention_span {
     int32_t first, lo, hi;
 };
 
-/* A state holds the online softmax of a unit's rows over some keys: per row the greatest
- * score, the sum of weights, and the weighted sum of values. It is the way's own, but 0
- * bytes except for the maxima, which come first and are -INFINITY, is one over no
- * keys. */
+/* A state holds the online softmax of a unit's rows over some keys: per row the
+ * greatest score, the sum of weights, and the weighted sum of values. It is the way's
+ * own, but that the maxima come first, and that with maxima of -INFINITY and all else 0
+ * it is the one over no keys. */
 struct attention_way {
+    int32_t split_keys; /* of a split, a multiple of TILE_KEYS */
     int64_t (*scratch_floats)(const struct cpu_backend *c, int32_t head_dim);
     /* Before all others: the unit's queries. */
     void (*begin)(const struct attention_run *r);

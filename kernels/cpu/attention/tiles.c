@@ -10,11 +10,12 @@
 
 #include "kernels/cpu/attention/attention_impl.h"
 
+enum { LINE_ELEMENTS = 32 }; /* of a cache line */
 static const float LOG2_E = 1.44269504f;
 
 struct tile_scratch {
-    float *query;         /* packed */
-    int32_t *at;          /* [rows] cache indices */
+    float *query;          /* packed */
+    int32_t *at;           /* [rows] cache indices */
     uint16_t *key, *value; /* [TILE_KEYS, width] */
 };
 
@@ -58,7 +59,7 @@ static void begin(const struct attention_run *r)
 {
     const struct attention_job *j = r->j;
     struct tile_scratch s = scratch_of(r);
-    const float *query[CPU_ATTENTION_ROWS];
+    const float *query[ATTENTION_TILE_ROWS];
 
     for (int32_t i = 0; i < r->rows; i++) {
         query[i] = attention_query(r, i);
@@ -101,6 +102,21 @@ static void copy_group(const struct attention_run *r, const struct tile_scratch 
     }
 }
 
+/* Read ahead: the groups behind `first`, which the next fold is likely to take. */
+static void fetch_groups(const struct attention_run *r, int32_t first)
+{
+    const struct kv_layout *l = &r->j->c->kv[r->j->att->group];
+    int32_t end = MIN(first + TILE_KEYS, r->index + r->u->n_tokens);
+
+    for (int32_t i = first; i < end; i += KEY_GROUP) {
+        const uint16_t *key = key_at(r, i);
+        for (int32_t at = 0; at < KEY_GROUP * l->token_stride; at += LINE_ELEMENTS) {
+            __builtin_prefetch(key + at, 0, 2);
+            __builtin_prefetch(key + l->kv_stride + at, 0, 2);
+        }
+    }
+}
+
 static void fold(const struct attention_run *r, const struct attention_span *span, float *state)
 {
     const struct attention_job *j = r->j;
@@ -127,6 +143,9 @@ static void fold(const struct attention_run *r, const struct attention_span *spa
             t.value[g] = t.key[g] + l->kv_stride;
         }
     }
+    if (in_place) {
+        fetch_groups(r, span->first + TILE_KEYS);
+    }
     j->c->k.attention.fold(state, &rows, &t);
 }
 
@@ -140,12 +159,12 @@ static void finish(const struct attention_run *run, const float *state)
     const struct attention_job *j = run->j;
     const struct mat *sinks = &j->att->sinks;
     const float *max = state, *sum = state + j->unit_rows;
-    float *out[CPU_ATTENTION_ROWS], scale[CPU_ATTENTION_ROWS];
+    float *out[ATTENTION_TILE_ROWS], scale[ATTENTION_TILE_ROWS];
 
     for (int32_t r = 0; r < run->rows; r++) {
-        float sink = sinks->data ? exp2f(LOG2_E * mat_row_const(*sinks, 0)[attention_head(run, r)] -
-                                         max[r])
-                                 : 0;
+        float sink = sinks->data
+                         ? exp2f(LOG2_E * mat_row_const(*sinks, 0)[attention_head(run, r)] - max[r])
+                         : 0;
         /* a padding row saw nothing */
         scale[r] = sum[r] > 0 ? j->value_scale / (sum[r] + sink) : 0;
         out[r] = attention_out(run, r);
@@ -153,7 +172,8 @@ static void finish(const struct attention_run *run, const float *state)
     j->c->k.attention.put(out, state, scale, run->rows, j->att->head_dim);
 }
 
-const struct attention_way cpu_attention_tiles = {.scratch_floats = scratch_floats,
+const struct attention_way cpu_attention_tiles = {.split_keys = 256,
+                                                  .scratch_floats = scratch_floats,
                                                   .begin = begin,
                                                   .fold = fold,
                                                   .merge = merge,

@@ -5,7 +5,7 @@
  * sequence. It reads keys and values through the block table, once for all its rows, in
  * one of two ways (struct attention_way).
  *
- * Batch invariance: tiles and splits (SPLIT_KEYS keys) begin at fixed cache indices,
+ * Batch invariance: tiles and splits (split_keys of them) begin at fixed cache indices,
  * and the partial results of splits are merged in order, whether one thread computes
  * them all or several do. Results do not depend on the batch, on how a prompt is cut
  * into chunks, or on the number of threads.
@@ -17,7 +17,6 @@
 #include "kernels/cpu/attention/attention_impl.h"
 
 enum {
-    SPLIT_KEYS = 512,
     TASKS_PER_THREAD = 4, /* with fewer, units are divided by splits */
     STATES = 2,           /* of a thread: of the splits so far, of the latest */
     SET_ROWS = 16,        /* a state holds a multiple of as many rows */
@@ -48,7 +47,7 @@ static void run_split(const struct attention_run *r, int32_t split, float *state
 {
     const struct attention_job *j = r->j;
     int32_t first_seen = j->att->window > 0 ? MAX(0, r->index + 1 - j->att->window) : 0;
-    int32_t end = MIN((split + 1) * SPLIT_KEYS, r->index + r->u->n_tokens);
+    int32_t end = MIN((split + 1) * j->way->split_keys, r->index + r->u->n_tokens);
     int64_t acc = div_ceil(r->rows, SET_ROWS) * SET_ROWS * j->att->head_dim;
     struct attention_span s;
 
@@ -56,8 +55,8 @@ static void run_split(const struct attention_run *r, int32_t split, float *state
         state[i] = -INFINITY;
     }
     memset(state + j->unit_rows, 0, (size_t)(j->unit_rows + acc) * sizeof(*state));
-    for (s.first = MAX(split * SPLIT_KEYS, first_seen / TILE_KEYS * TILE_KEYS); s.first < end;
-         s.first += TILE_KEYS) {
+    for (s.first = MAX(split * j->way->split_keys, first_seen / TILE_KEYS * TILE_KEYS);
+         s.first < end; s.first += TILE_KEYS) {
         s.lo = MAX(first_seen - s.first, 0);
         s.hi = MIN(end - s.first, TILE_KEYS);
         j->way->fold(r, &s, state);
@@ -117,8 +116,8 @@ static void count_splits(const struct attention_job *j, struct attention_unit *u
     int32_t first = j->att->window > 0 ? MAX(0, index + 1 - j->att->window) : 0;
     int32_t last = MAX(index + u->n_tokens - 1, 0);
 
-    u->split = first / SPLIT_KEYS;
-    u->n_splits = MAX(last / SPLIT_KEYS - u->split + 1, 1);
+    u->split = first / j->way->split_keys;
+    u->n_splits = MAX(last / j->way->split_keys - u->split + 1, 1);
 }
 
 static int grow_units(struct cpu_backend *c, int64_t n)
@@ -204,7 +203,8 @@ static int prepare_partial(struct attention_job *j)
     return j->partial ? 0 : ERR_NOMEM;
 }
 
-/* Whether tiles are multiplied: of a cache of bfloat16, and heads of whole registers. */
+/* Whether tiles are multiplied: with a cache of bfloat16 and heads of whole
+ * registers. */
 static bool by_tiles(const struct cpu_backend *c, const struct attention *a)
 {
     return c->k.attention.rows > 0 && c->kv[a->group].dtype == DTYPE_BF16 &&

@@ -206,16 +206,16 @@ static void finish(const struct attention_run *run, const float *state)
 
     for (int32_t r = 0; r < run->rows; r++) {
         const struct mat *sinks = &j->att->sinks;
-        float sink = sinks->data
-                         ? expf(mat_row_const(*sinks, 0)[attention_head(run, r)] - s.max[r])
-                         : 0;
+        float sink =
+            sinks->data ? expf(mat_row_const(*sinks, 0)[attention_head(run, r)] - s.max[r]) : 0;
         /* a padding row saw nothing */
         float scale = s.sum[r] > 0 ? j->value_scale / (s.sum[r] + sink) : 0;
         j->c->k.load(attention_out(run, r), s.acc + (int64_t)r * dim, DTYPE_F32, dim, scale);
     }
 }
 
-const struct attention_way cpu_attention_vectors = {.scratch_floats = scratch_floats,
+const struct attention_way cpu_attention_vectors = {.split_keys = 512,
+                                                    .scratch_floats = scratch_floats,
                                                     .begin = begin,
                                                     .fold = fold,
                                                     .merge = merge,

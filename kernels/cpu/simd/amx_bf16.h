@@ -8,8 +8,8 @@
  * one such sum; sums of blocks are added in their order.
  *
  * A chunk's pairs are not neighbours. Elements are taken in steps of 512: of the 256
- * pairs of a step, pair i belongs to chunk i % 16. What is left of a row behind its last
- * whole step are chunks of 16 neighbouring pairs, a line each.
+ * pairs of a step, pair i belongs to chunk i % 16. Behind the last whole step of a row,
+ * each line is a chunk of 16 neighbouring pairs.
  */
 #ifndef QUIRE_KERNELS_CPU_SIMD_AMX_BF16_H
 #define QUIRE_KERNELS_CPU_SIMD_AMX_BF16_H

@@ -4,9 +4,9 @@
  *     scores [key][row]  = keys [key][dim] . queries [dim][row]
  *     sums [dim][row]   += values turned [dim][key] . weights [key][row]
  *
- * A vector holds one number of each row of the set, so maxima and sums need no addition
- * across lanes, and keys are multiplied as they lie in the cache. Values are turned once
- * for all rows.
+ * A vector holds one number of each row of the set, so maxima and sums need nothing
+ * across lanes, and keys are multiplied as they lie in the cache. Values are turned
+ * once for all rows.
  *
  * Queries and weights are float32: each is the sum of three numbers of bfloat16 (its
  * upper 8 bits, the next 8, the rest), multiplied one after another. So nothing is
@@ -23,10 +23,10 @@
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
 
 enum {
-    ROWS = 64,
-    LANES = 16,  /* rows of a set */
-    PLANES = 3,  /* of bfloat16 that make a float */
-    CHUNK = 32,  /* elements of a product of two registers: dimensions or keys */
+    ROWS = ATTENTION_TILE_ROWS,
+    LANES = 16, /* rows of a set */
+    PLANES = 3, /* of bfloat16 that make a float */
+    CHUNK = 32, /* elements of a product of two registers: dimensions or keys */
     CHUNKS = TILE_KEYS / CHUNK,
     TILE_BYTES = AMX_ROWS * AMX_BYTES,
     TILE_FLOATS = AMX_ROWS * LANES,
@@ -55,17 +55,17 @@ static void begin_tiles(void)
     amx_begin(&t);
 }
 
-#define SUMS(i) (c + (int64_t)(i)*TILE_FLOATS)
-#define BEGIN(i)                           \
-    if (add) {                             \
+#define SUMS(i) (c + (int64_t)(i) * TILE_FLOATS)
+#define BEGIN(i)                            \
+    if (add) {                              \
         _tile_loadd(i, SUMS(i), AMX_BYTES); \
-    } else {                               \
-        _tile_zero(i);                     \
+    } else {                                \
+        _tile_zero(i);                      \
     }
-#define MULTIPLY(i)                        \
-    _tile_loadd(A, a[i] + at, stride);     \
-    _tile_dpbf16ps(i, A, B0);              \
-    _tile_dpbf16ps(i, A, B1);              \
+#define MULTIPLY(i)                    \
+    _tile_loadd(A, a[i] + at, stride); \
+    _tile_dpbf16ps(i, A, B0);          \
+    _tile_dpbf16ps(i, A, B1);          \
     _tile_dpbf16ps(i, A, B2);
 
 /* c [n][TILE_FLOATS] = or += n registers, `stride` bytes from row to row, times b
@@ -117,8 +117,9 @@ INLINE void products(float *c, const char *const *a, int64_t stride, const char 
 /* The upper halves of thirty-two floats. */
 INLINE __m512i upper_halves(__m512 a, __m512 b)
 {
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,
-                                   31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i odd =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
 
     return _mm512_permutex2var_epi16(_mm512_castps_si512(a), odd, _mm512_castps_si512(b));
 }
@@ -147,8 +148,8 @@ static void pack(void *out, const float *const *q, int32_t n, int32_t dim, float
             for (int32_t i = 0; i < LANES; i++) {
                 bool is = first + i < n;
                 const __m512 by = _mm512_set1_ps(scale);
-                low[i] = is ? _mm512_mul_ps(_mm512_loadu_ps(q[first + i] + d), by)
-                            : _mm512_setzero_ps();
+                low[i] =
+                    is ? _mm512_mul_ps(_mm512_loadu_ps(q[first + i] + d), by) : _mm512_setzero_ps();
                 high[i] = is && d + LANES < dim
                               ? _mm512_mul_ps(_mm512_loadu_ps(q[first + i] + d + LANES), by)
                               : _mm512_setzero_ps();
@@ -182,8 +183,8 @@ INLINE void turn_half(char *to, const uint16_t *v, const uint16_t *w, int32_t wi
     for (int i = 0; i < KEY_GROUP; i++) {
         __m512i x = _mm512_loadu_si512(v + (int64_t)i * width);
         __m512i y = _mm512_loadu_si512(w + (int64_t)i * width);
-        r[i] = _mm512_castsi512_ps(high ? _mm512_unpackhi_epi16(x, y)
-                                        : _mm512_unpacklo_epi16(x, y));
+        r[i] =
+            _mm512_castsi512_ps(high ? _mm512_unpackhi_epi16(x, y) : _mm512_unpacklo_epi16(x, y));
     }
     transpose16(r);
 #pragma GCC unroll 16
@@ -215,13 +216,13 @@ static void turn_values(char *to, const struct attention_tile *t, int32_t width)
 struct fold {
     const struct attention_rows *r;
     const struct attention_tile *t;
-    const char *turned;   /* values, from chunk t->lo / 2 on */
-    int32_t width;        /* of keys and values */
-    int32_t first, n;     /* of the set's rows */
-    int32_t lo, hi;       /* groups [lo, hi) are seen by some row of the set */
-    bool whole;           /* all rows see all keys of these */
-    float *max, *sum;     /* [LANES] */
-    float *acc;           /* [dim][LANES] */
+    const char *turned; /* values, from chunk t->lo / 2 on */
+    int32_t width;      /* of keys and values */
+    int32_t first, n;   /* of the set's rows */
+    int32_t lo, hi;     /* groups [lo, hi) are seen by some row of the set */
+    bool whole;         /* all rows see all keys of these */
+    float *max, *sum;   /* [LANES] */
+    float *acc;         /* [dim][LANES] */
     /* [key][row], and the planes of weights, [chunk][plane][pair][row] */
     _Alignas(64) float score[TILE_KEYS * LANES];
     _Alignas(64) char weight[CHUNKS * PLANES * TILE_BYTES];
@@ -238,8 +239,7 @@ static bool set_range(struct fold *f)
 
     f->lo = MAX(t->lo, from / KEY_GROUP);
     f->hi = late < 0 ? 0 : MIN(t->hi, late / KEY_GROUP + 1);
-    f->whole = early >= f->hi * KEY_GROUP - 1 &&
-               (window == 0 || late - window < f->lo * KEY_GROUP);
+    f->whole = early >= f->hi * KEY_GROUP - 1 && (window == 0 || late - window < f->lo * KEY_GROUP);
     return f->lo < f->hi;
 }
 
@@ -334,8 +334,7 @@ INLINE void put_weights(char *to, __m512 a, __m512 b)
 {
     for (int p = 0; p < PLANES; p++, to += TILE_BYTES) {
         __m512i first = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
-        _mm512_store_si512(
-            to, _mm512_mask_blend_epi16(0xAAAAAAAA, first, _mm512_castps_si512(b)));
+        _mm512_store_si512(to, _mm512_mask_blend_epi16(0xAAAAAAAA, first, _mm512_castps_si512(b)));
         a = rest_of(a);
         b = rest_of(b);
     }
@@ -458,8 +457,8 @@ static void merge(float *into, const float *from, int32_t n, int32_t dim)
         __m512 b_sum = _mm512_loadu_ps(b + ROWS);
         __mmask16 some = _mm512_cmpneq_ps_mask(b_sum, _mm512_setzero_ps());
         __m512 max = _mm512_mask_max_ps(a_max, some, a_max, b_max);
-        __m512 keep = _mm512_mask_mov_ps(_mm512_set1_ps(1), some,
-                                         power_of_2(_mm512_sub_ps(a_max, max)));
+        __m512 keep =
+            _mm512_mask_mov_ps(_mm512_set1_ps(1), some, power_of_2(_mm512_sub_ps(a_max, max)));
         __m512 take = _mm512_maskz_mov_ps(some, power_of_2(_mm512_sub_ps(b_max, max)));
         _mm512_storeu_ps(a, max);
         _mm512_storeu_ps(a + ROWS, _mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(a + ROWS), keep),

@@ -26,8 +26,9 @@ enum {
     PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
-    TILE_KEYS = 64,     /* keys in a tile of attention */
-    KEY_GROUP = 16,     /* keys of a tile that lie side by side */
+    TILE_KEYS = 64,           /* keys in a tile of attention */
+    KEY_GROUP = 16,           /* keys of a tile that lie side by side */
+    ATTENTION_TILE_ROWS = 64, /* cpu_attention.rows, at most */
 };
 
 /* What dots prefetches: bytes at `distance` from the rows that it reads. */
@@ -217,8 +218,8 @@ struct cpu_panels {
 /* Keys and values of a tile of attention over a cache of bfloat16, in groups of
  * KEY_GROUP. */
 struct attention_tile {
-    int32_t first;                                /* cache index of its first key */
-    int32_t lo, hi;                               /* groups [lo, hi) are seen by some row */
+    int32_t first;  /* cache index of its first key */
+    int32_t lo, hi; /* groups [lo, hi) are seen by some row */
     /* [KEY_GROUP][dim, zero-padded to a multiple of 32], by group */
     const uint16_t *key[TILE_KEYS / KEY_GROUP];
     const uint16_t *value[TILE_KEYS / KEY_GROUP]; /* likewise; what no row sees is 0 */
@@ -226,12 +227,12 @@ struct attention_tile {
 
 /* Rows of queries that share a KV head. */
 struct attention_rows {
-    const void *query;  /* packed */
-    const int32_t *at;  /* [n] cache indices of their tokens, ascending */
-    int32_t n;          /* at most cpu_attention.rows */
-    int32_t dim;        /* of a head */
-    int32_t window;     /* 0: none */
-    float softcap;      /* 0: none */
+    const void *query; /* packed */
+    const int32_t *at; /* [n] cache indices of their tokens, ascending */
+    int32_t n;         /* at most cpu_attention.rows */
+    int32_t dim;       /* of a head */
+    int32_t window;    /* 0: none */
+    float softcap;     /* 0: none */
 };
 
 /* Attention over a cache of bfloat16 by an instruction set that multiplies tiles. The
@@ -239,12 +240,12 @@ struct attention_rows {
  * and the weighted sum of values in an order of its own; [rows] and [rows] floats and
  * rows * dim. Heads have a multiple of 16 dimensions. */
 struct cpu_attention {
-    int32_t rows; /* of a state, at most; 0: the functions are missing */
+    int32_t rows;                         /* of a state, at most; 0: the functions are missing */
     int64_t (*query_floats)(int32_t dim); /* of packed queries */
     /* Pack n rows of queries, times `scale`. `to` lies at a multiple of 64 bytes. */
     void (*pack)(void *to, const float *const *q, int32_t n, int32_t dim, float scale);
-    /* Fold a tile into the state. Scores of queries packed with scale * log2(e), or with
-     * `scale` where there is a soft cap. */
+    /* Fold a tile into the state. Queries were packed with the scale of scores, times
+     * log2(e) where there is no soft cap. */
     void (*fold)(float *state, const struct attention_rows *r, const struct attention_tile *t);
     /* into = the state over the keys of both. */
     void (*merge)(float *into, const float *from, int32_t n, int32_t dim);

@@ -226,8 +226,8 @@ static void pack_half(float *to, const float *const *x, int32_t n_half, int32_t 
     for (int64_t line = 0; line < n_lines; line++) {
         __m512 r[X_ROWS];
         for (int i = 0; i < X_ROWS; i++) {
-            r[i] = i < n_half ? pack_line(x[i], (int32_t)line * TILE_CHUNK, n)
-                              : _mm512_setzero_ps();
+            r[i] =
+                i < n_half ? pack_line(x[i], (int32_t)line * TILE_CHUNK, n) : _mm512_setzero_ps();
         }
         transpose16(r);
         for (int l = 0; l < STEP_LINES; l++) {
