@@ -10,7 +10,8 @@
  *                  linear_stream.c for a single tile of x, linear_panels.c for many;
  *                  linear_blocks.c for weights in blocks, which the first two multiply,
  *                  and linear_codes.c of many rows
- *     attention.c  over the block table, as plain loops; attention_tiled.c by tiles
+ *     attention/   over the block table: attention.c as plain loops, units.c by units of
+ *                  rows, with vectors.c or tiles.c for what is in them
  *     hidden.c     hidden states of draft heads
  *     latent/      the cache of latents and attention over it
  *     ranks.c      collectives of tensor parallelism
@@ -177,7 +178,7 @@ struct cpu_backend {
     /* Scratch of the other operations. */
     float *attention_scratch; /* [threads, attention_scratch_floats] */
     int64_t attention_scratch_floats;
-    struct attention_unit *attention_unit; /* [attention_unit_cap] work list, attention_tiled.c */
+    struct attention_unit *attention_unit; /* [attention_unit_cap] work list, attention/ */
     int64_t attention_unit_cap;
     float *attention_partial; /* [attention_partial_floats] results of KV splits, to be merged */
     int64_t attention_partial_floats;
@@ -362,8 +363,8 @@ void cpu_add_planes(float *sum, int32_t n, int32_t planes);
  * packed at c->packed. */
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
-/* attention_tiled.c: attention by tiles. Needs c->k.scores and its fellows. */
-void cpu_attention_tiled(struct cpu_backend *c, struct mat out, struct mat qkv,
+/* attention/units.c. Needs c->k.scores and its fellows. */
+void cpu_attention_units(struct cpu_backend *c, struct mat out, struct mat qkv,
                          const struct attention *a);
 /* Make each thread's part of c->attention_scratch hold the scores of a tile's keys for
  * ATTENTION_ROWS rows, and behind them the tile itself, keys of head_dim elements. 0 or

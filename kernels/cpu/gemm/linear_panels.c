@@ -141,7 +141,7 @@ static void panel_task(void *arg, int32_t task, int32_t thread)
 static int reserve(struct panel_job *j)
 {
     struct cpu_backend *c = j->c;
-    int64_t n_cols = div_ceil(MIN(j->padded, j->panels->k_block), PACK_STEP) * PACK_STEP;
+    int64_t n_cols = MIN(j->padded, j->panels->k_block);
 
     j->panel_floats = n_cols * j->panel_rows + PANEL_SLACK;
     int64_t need = j->panel_floats * cpu_pool_threads(c->pool);

@@ -136,8 +136,7 @@ static int pack_all(struct linear_job *j)
         j->tile_bytes =
             div_ceil(j->x.cols, FORMAT_BLOCK_MAX) * TILE_ROWS * (int64_t)sizeof(struct act_block);
     } else {
-        j->tile_bytes = div_ceil(padded, PACK_STEP) * PACK_STEP * j->full_rows *
-                        j->tiles->packed_bytes(j->w.dtype);
+        j->tile_bytes = padded * j->full_rows * j->tiles->packed_bytes(j->w.dtype);
     }
     if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;

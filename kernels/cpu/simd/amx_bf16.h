@@ -7,8 +7,9 @@
  * both to the sum so far; denormal numbers count as 0. A block of K_BLOCK elements is
  * one such sum; sums of blocks are added in their order.
  *
- * A chunk's pairs are not neighbours. Elements are taken in steps of 512, zero-padded:
- * of the 256 pairs of a step, pair i belongs to chunk i % 16.
+ * A chunk's pairs are not neighbours. Elements are taken in steps of 512: of the 256
+ * pairs of a step, pair i belongs to chunk i % 16. Behind the last whole step of a row,
+ * each line is a chunk of 16 neighbouring pairs.
  */
 #ifndef QUIRE_KERNELS_CPU_SIMD_AMX_BF16_H
 #define QUIRE_KERNELS_CPU_SIMD_AMX_BF16_H
@@ -54,22 +55,22 @@ INLINE __m512 pack_line(const float *x, int32_t at, int32_t n)
     return (__m512)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + at + 16), _mm512_loadu_ps(x + at));
 }
 
-/* A step of a row of n_lines lines from there on, transposed to its chunks, which lie
- * W_BYTES apart. */
+/* A step of a row to its chunks, which lie W_BYTES apart: transposed, or the n_lines
+ * that are left as they are. */
 INLINE void turn_step(char *to, const char *from, int32_t n_lines)
 {
     __m512 r[STEP_LINES];
 
-    if (n_lines >= STEP_LINES) {
+    if (n_lines < STEP_LINES) {
+        for (int32_t i = 0; i < n_lines; i++) {
+            _mm512_store_ps(to + (int64_t)i * W_BYTES,
+                            _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES));
+        }
+        return;
+    }
 #pragma GCC unroll 16
-        for (int i = 0; i < STEP_LINES; i++) {
-            r[i] = _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES);
-        }
-    } else {
-        for (int i = 0; i < STEP_LINES; i++) {
-            r[i] =
-                i < n_lines ? _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES) : _mm512_setzero_ps();
-        }
+    for (int i = 0; i < STEP_LINES; i++) {
+        r[i] = _mm512_loadu_ps(from + (int64_t)i * LINE_BYTES);
     }
     transpose16(r);
 #pragma GCC unroll 16

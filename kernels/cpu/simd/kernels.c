@@ -207,6 +207,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa == CPU_AMX) {
         cpu_tiles_amx(k);
         cpu_panels_amx_bf16(k);
+        cpu_attention_amx(k);
     }
 #endif
 }

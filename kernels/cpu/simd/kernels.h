@@ -20,15 +20,15 @@ enum {
     /* elements of a row packed together; stored rows are zero-padded to a multiple of
      * it */
     TILE_CHUNK = 32,
-    /* packed x, and panels, have room for a multiple of as many elements of a row */
-    PACK_STEP = 512,
     CODE_PANEL_ROWS = 16, /* stored rows of w in a panel of codes */
     CODE_TILE_ROWS = 16,  /* rows of x in a tile of codes, at most */
     PANEL_MAX_ROWS = 128, /* stored rows of w in a panel, at most */
     PANEL_TILES = 8,      /* tiles of x that one call multiplies with a panel, at most */
     /* floats that a panel, and a block of packed x, may take besides its elements */
     PANEL_SLACK = 256,
-    TILE_KEYS = 64 /* keys in a tile of attention */
+    TILE_KEYS = 64,           /* keys in a tile of attention */
+    KEY_GROUP = 16,           /* keys of a tile that lie side by side */
+    ATTENTION_TILE_ROWS = 64, /* cpu_attention.rows, at most */
 };
 
 /* What dots prefetches: bytes at `distance` from the rows that it reads. */
@@ -200,11 +200,11 @@ struct cpu_panels {
     int32_t rows;    /* stored rows of w in a panel */
     int32_t from;    /* rows of x, from which panels are faster than tiles */
     /* Elements [first, first + n) of `rows` rows of type t; n is a multiple of
-     * TILE_CHUNK. panel: n, as a multiple of PACK_STEP, * rows + PANEL_SLACK floats. */
+     * TILE_CHUNK. panel: n * rows + PANEL_SLACK floats. */
     void (*pack_rows)(float *panel, const void *const *row, int64_t first, int32_t n, enum dtype t);
     /* Pack tile `tile` of n_tiles: n_x <= TILE_ROWS rows of n floats, zero-padded to
-     * `padded`. out holds all tiles: n_tiles * padded, as a multiple of PACK_STEP, *
-     * TILE_ROWS + PANEL_SLACK floats. */
+     * `padded`. out holds all tiles: n_tiles * padded * TILE_ROWS + PANEL_SLACK
+     * floats. */
     void (*pack_x)(float *out, int32_t tile, int32_t n_tiles, const float *const *x, int32_t n_x,
                    int32_t n, int32_t padded, enum dtype t);
     /* sum [count][TILE_ROWS][rows] = packed x . panel over n elements of type t, for
@@ -213,6 +213,44 @@ struct cpu_panels {
      * PANEL_TILES * TILE_ROWS may be written. */
     void (*dots)(float *sum, const float *panel, const float *x, int32_t tile, int32_t count,
                  int32_t n_tiles, int32_t n, enum dtype t, struct line_prefetch *ahead);
+};
+
+/* Keys and values of a tile of attention over a cache of bfloat16, in groups of
+ * KEY_GROUP. */
+struct attention_tile {
+    int32_t first;  /* cache index of its first key */
+    int32_t lo, hi; /* groups [lo, hi) are seen by some row */
+    /* [KEY_GROUP][dim, zero-padded to a multiple of 32], by group */
+    const uint16_t *key[TILE_KEYS / KEY_GROUP];
+    const uint16_t *value[TILE_KEYS / KEY_GROUP]; /* likewise; what no row sees is 0 */
+};
+
+/* Rows of queries that share a KV head. */
+struct attention_rows {
+    const void *query; /* packed */
+    const int32_t *at; /* [n] cache indices of their tokens, ascending */
+    int32_t n;         /* at most cpu_attention.rows */
+    int32_t dim;       /* of a head */
+    int32_t window;    /* 0: none */
+    float softcap;     /* 0: none */
+};
+
+/* Attention over a cache of bfloat16 by an instruction set that multiplies tiles. The
+ * state of some rows: per row the greatest score in units of ln 2, the sum of weights,
+ * and the weighted sum of values in an order of its own; [rows] and [rows] floats and
+ * rows * dim. Heads have a multiple of 16 dimensions. */
+struct cpu_attention {
+    int32_t rows;                         /* of a state, at most; 0: the functions are missing */
+    int64_t (*query_floats)(int32_t dim); /* of packed queries */
+    /* Pack n rows of queries, times `scale`. `to` lies at a multiple of 64 bytes. */
+    void (*pack)(void *to, const float *const *q, int32_t n, int32_t dim, float scale);
+    /* Fold a tile into the state. Queries were packed with the scale of scores, times
+     * log2(e) where there is no soft cap. */
+    void (*fold)(float *state, const struct attention_rows *r, const struct attention_tile *t);
+    /* into = the state over the keys of both. */
+    void (*merge)(float *into, const float *from, int32_t n, int32_t dim);
+    /* out[row] [dim] = scale[row] * the sum of values. */
+    void (*put)(float *const *out, const float *state, const float *scale, int32_t n, int32_t dim);
 };
 
 struct cpu_kernels {
@@ -258,6 +296,7 @@ struct cpu_kernels {
      * value_j, values of type t. */
     void (*accumulate)(float *acc, int32_t dim, const float *keep, const float *p, int32_t rows,
                        const void *const *value, int32_t lo, int32_t hi, enum dtype t);
+    struct cpu_attention attention;
 
     /* ---- linear ---- */
 
@@ -296,6 +335,7 @@ void cpu_tiles_avx512(struct cpu_kernels *k);
 void cpu_tiles_avx512bf16(struct cpu_kernels *k);
 void cpu_tiles_amx(struct cpu_kernels *k);       /* of bfloat16; after the other tiles */
 void cpu_panels_amx_bf16(struct cpu_kernels *k); /* after cpu_tiles_amx */
+void cpu_attention_amx(struct cpu_kernels *k);
 void cpu_blocks_plain(struct cpu_kernels *k);
 /* Those of codes whose scales are apart; each after the other formats'. */
 void cpu_codes_plain(struct cpu_kernels *k);

@@ -15,7 +15,7 @@ enum {
 static void pack_panel_rows(float *panel, const void *const *row, int64_t first, int32_t n,
                             enum dtype t)
 {
-    int64_t n_chunks = div_ceil(n, STEP) * STEP_LINES;
+    int64_t n_chunks = n / TILE_CHUNK;
 
     for (int32_t r = 0; r < PANEL_ROWS; r++) {
         const char *from = (const char *)row[r] + first * dtype_bytes(t);
@@ -34,23 +34,28 @@ static void pack_panel_x(float *out, int32_t tile, int32_t n_tiles, const float 
 {
     (void)n_tiles;
     (void)t;
-    int64_t n_lines = div_ceil(padded, STEP) * STEP_LINES;
+    int64_t n_lines = padded / TILE_CHUNK;
+    int64_t whole = n_lines / STEP_LINES * STEP_LINES;
 
     out += tile / GROUP_TILES * n_lines * SUMS + (int64_t)(tile % GROUP_TILES) * TILE_ROWS;
-    for (int32_t line = 0; line < n_lines; line++) {
-        float *step = out + (int64_t)(line / STEP_LINES) * STEP_LINES * SUMS;
+    for (int64_t line = 0; line < n_lines; line++) {
+        bool turned = line < whole;
+        int64_t apart = turned ? SUMS : X_ROWS; /* of two pairs of the line */
+        float *to = out + line * SUMS;
         __m512 r[TILE_ROWS];
+        if (turned) {
+            to = out + line / STEP_LINES * STEP_LINES * SUMS + line % STEP_LINES * X_ROWS;
+        }
         for (int i = 0; i < TILE_ROWS; i++) {
-            r[i] = pack_line(x[MIN(i, n_x - 1)], line * TILE_CHUNK, n);
+            r[i] = pack_line(x[MIN(i, n_x - 1)], (int32_t)line * TILE_CHUNK, n);
         }
         transpose4(r);
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            float *to = step + i * SUMS + line % STEP_LINES * X_ROWS;
+        for (int i = 0; i < 4; i++, to += apart) {
             _mm_store_ps(to, _mm512_castps512_ps128(r[i]));
-            _mm_store_ps(to + 4 * SUMS, _mm512_extractf32x4_ps(r[i], 1));
-            _mm_store_ps(to + 8 * SUMS, _mm512_extractf32x4_ps(r[i], 2));
-            _mm_store_ps(to + 12 * SUMS, _mm512_extractf32x4_ps(r[i], 3));
+            _mm_store_ps(to + 4 * apart, _mm512_extractf32x4_ps(r[i], 1));
+            _mm_store_ps(to + 8 * apart, _mm512_extractf32x4_ps(r[i], 2));
+            _mm_store_ps(to + 12 * apart, _mm512_extractf32x4_ps(r[i], 3));
         }
     }
 }
@@ -123,7 +128,7 @@ static void panel_dots(float *sum, const float *panel, const float *x, int32_t t
     (void)n_tiles;
     (void)t;
     struct amx_config shapes = amx_config();
-    int32_t n_chunks = (int32_t)div_ceil(n, STEP) * STEP_LINES;
+    int32_t n_chunks = n / TILE_CHUNK;
     int32_t n_lines =
         (int32_t)div_ceil((int64_t)count * ahead->per_tile, PANEL_ROWS / (2 * W_ROWS) * n_chunks);
     const char *from = (const char *)(x + (int64_t)(tile / GROUP_TILES) * n_chunks * SUMS);

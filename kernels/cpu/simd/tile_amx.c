@@ -57,17 +57,26 @@ struct chunk_sums {
     __m512 of[FEW_ROWS][W_ROWS];
 };
 
-/* Steps of n_w neighbouring entries of `row`, from entry `at` on. */
-INLINE void few_steps(struct chunk_sums *to, const char *const *row, int32_t at, const float *x,
-                      const int n_w, const int n_x, int32_t n_lines, int64_t ahead)
+/* Lines of W_ROWS rows of w behind their last whole step, each a chunk. */
+struct last_lines {
+    __m512 of[STEP_LINES][W_ROWS];
+};
+
+/* Steps of n_w neighbouring entries of `row`, from entry `at` on, and a copy of the
+ * lines behind them. */
+INLINE void few_steps(struct chunk_sums *to, struct last_lines *last, const char *const *row,
+                      int32_t at, const float *x, const int n_w, const int n_x, int32_t n_lines,
+                      int64_t ahead)
 {
-    for (int32_t first = 0; first < n_lines; first += STEP_LINES, to++) {
+    int32_t whole = n_lines / STEP_LINES * STEP_LINES;
+
+    for (int32_t first = 0; first < whole; first += STEP_LINES, to++) {
         __m512 a[FEW_ROWS * 2], b[FEW_ROWS * 2];
 #pragma GCC unroll 8
         for (int i = 0; i < n_w * n_x; i++) {
             a[i] = b[i] = _mm512_setzero_ps();
         }
-        for (int32_t l = first; l < MIN(first + STEP_LINES, n_lines); l++) {
+        for (int32_t l = first; l < first + STEP_LINES; l++) {
 #pragma GCC unroll 4
             for (int i = 0; i < n_w; i++) {
                 const char *from = row[at + i] + (int64_t)l * LINE_BYTES;
@@ -82,43 +91,77 @@ INLINE void few_steps(struct chunk_sums *to, const char *const *row, int32_t at,
                 }
             }
         }
-        /* what is padded makes 0 of -0 */
-        __m512 pad = first + STEP_LINES > n_lines ? _mm512_setzero_ps() : _mm512_set1_ps(-0.0f);
 #pragma GCC unroll 4
         for (int i = 0; i < n_w; i++) {
 #pragma GCC unroll 4
             for (int j = 0; j < n_x; j++) {
-                to->of[j][at + i] = _mm512_add_ps(_mm512_add_ps(a[i * n_x + j], pad),
-                                                  _mm512_add_ps(b[i * n_x + j], pad));
+                to->of[j][at + i] = _mm512_add_ps(a[i * n_x + j], b[i * n_x + j]);
             }
+        }
+    }
+    for (int32_t l = whole; l < n_lines; l++) {
+        for (int i = 0; i < n_w; i++) {
+            const char *from = row[at + i] + (int64_t)l * LINE_BYTES;
+            __builtin_prefetch(from + ahead, 0, 3);
+            last->of[l - whole][at + i] = _mm512_loadu_ps(from);
         }
     }
 }
 
-/* sum [n][n_x] = or += the sums of up to FEW_STEPS steps, a block after the other. */
-INLINE void add_chunks(float *sum, const struct chunk_sums *from, int32_t n, const int n_x,
-                       int32_t n_steps, bool add)
+/* c plus the chunks of some steps, in their order. */
+INLINE __m512 add_steps(__m512 c, const struct chunk_sums *from, int j, int32_t n_steps)
 {
+    for (int32_t k = 0; k < n_steps; k++) {
+        __m512 r[W_ROWS];
+#pragma GCC unroll 16
+        for (int i = 0; i < W_ROWS; i++) {
+            r[i] = from[k].of[j][i];
+        }
+        transpose16(r);
+#pragma GCC unroll 16
+        for (int l = 0; l < STEP_LINES; l++) {
+            c = _mm512_add_ps(c, r[l]);
+        }
+    }
+    return c;
+}
+
+/* The same of lines, turned [pair][row]; x is their first line of row j. */
+INLINE __m512 add_lines(__m512 c, const struct last_lines *from, const float *x, const int n_x,
+                        int32_t n_lines)
+{
+    for (int32_t l = 0; l < n_lines; l++, x += (int64_t)n_x * TILE_CHUNK) {
+        __m512 a = _mm512_setzero_ps(), b = a;
+#pragma GCC unroll 16
+        for (int p = 0; p < STEP_LINES; p++) {
+            a = _mm512_fmadd_ps(firsts(from->of[l][p]), _mm512_set1_ps(x[p]), a);
+            b = _mm512_fmadd_ps(seconds(from->of[l][p]), _mm512_set1_ps(x[16 + p]), b);
+        }
+        c = _mm512_add_ps(c, _mm512_add_ps(a, b));
+    }
+    return c;
+}
+
+/* sum [n][n_x] = or += the sums of n_lines lines, a block after the other; x is packed
+ * from the first of them on. */
+INLINE void add_chunks(float *sum, const struct chunk_sums *from, const struct last_lines *last,
+                       const float *x, int32_t n, const int n_x, int32_t n_lines, bool add)
+{
+    enum { BLOCK_LINES = K_BLOCK / TILE_CHUNK };
     _Alignas(64) float total[W_ROWS];
+    int32_t whole = n_lines / STEP_LINES * STEP_LINES;
 
     for (int j = 0; j < n_x; j++) {
-        for (int32_t s = 0; s < n_steps; s += BLOCK_STEPS) {
-            __m512 c = _mm512_setzero_ps();
-            for (int32_t k = s; k < MIN(s + BLOCK_STEPS, n_steps); k++) {
-                __m512 r[W_ROWS];
-#pragma GCC unroll 16
-                for (int i = 0; i < W_ROWS; i++) {
-                    r[i] = from[k].of[j][i];
-                }
-                transpose16(r);
-#pragma GCC unroll 16
-                for (int l = 0; l < STEP_LINES; l++) {
-                    c = _mm512_add_ps(c, r[l]);
-                }
+        for (int32_t l = 0; l < n_lines; l += BLOCK_LINES) {
+            int32_t n_steps = (MIN(l + BLOCK_LINES, whole) - l) / STEP_LINES;
+            __m512 c = add_steps(_mm512_setzero_ps(), from + l / STEP_LINES, j, n_steps);
+            if (l + BLOCK_LINES > whole) {
+                c = add_lines(c, last, x + ((int64_t)whole * n_x + j) * TILE_CHUNK, n_x,
+                              n_lines - whole);
             }
             _mm512_store_ps(total, c);
             for (int32_t i = 0; i < n; i++) {
-                sum[i * n_x + j] = add || s > 0 ? sum[i * n_x + j] + total[i] : total[i];
+                sum[i * n_x + j] = add || l > 0 ? sum[i * n_x + j] + total[i] : total[i];
             }
         }
     }
@@ -128,20 +171,25 @@ INLINE void few_rows(float *sum, const struct dot_rows *w, const float *x, const
                      const int n_x, int32_t n_lines, bool add, int64_t ahead)
 {
     struct chunk_sums part[FEW_STEPS];
+    struct last_lines last;
 
     for (int32_t i = 0; i < w->n; i += W_ROWS, sum += (int64_t)W_ROWS * n_x) {
         int32_t n = MIN(W_ROWS, w->n - i);
         for (int32_t l = 0; l < n_lines; l += FEW_STEPS * STEP_LINES) {
             int32_t n_l = MIN(n_lines - l, FEW_STEPS * STEP_LINES);
+            const float *with = x + (int64_t)l * n_x * TILE_CHUNK;
             const char *row[W_ROWS];
             for (int32_t r = 0; r < W_ROWS; r++) {
                 row[r] = (const char *)w->row[i + MIN(r, n - 1)] + 2 * w->first +
                          (int64_t)l * LINE_BYTES;
             }
             for (int32_t at = 0; at < W_ROWS; at += n_w) {
-                few_steps(part, row, at, x + (int64_t)l * n_x * TILE_CHUNK, n_w, n_x, n_l, ahead);
+                few_steps(part, &last, row, at, with, n_w, n_x, n_l, ahead);
             }
-            add_chunks(sum, part, n, n_x, (int32_t)div_ceil(n_l, STEP_LINES), add || l > 0);
+            for (int32_t k = 0; k < n_l % STEP_LINES; k++) {
+                transpose16(last.of[k]);
+            }
+            add_chunks(sum, part, &last, with, n, n_x, n_l, add || l > 0);
         }
     }
 }
@@ -173,16 +221,19 @@ static __attribute__((noinline)) void dots_few(float *sum, const struct dot_rows
 static void pack_half(float *to, const float *const *x, int32_t n_half, int32_t n_x, int32_t n)
 {
     const __mmask16 rows = (__mmask16)((1 << n_half) - 1);
+    int64_t n_lines = div_ceil(n, TILE_CHUNK), whole = n_lines / STEP_LINES * STEP_LINES;
 
-    for (int32_t line = 0; line * TILE_CHUNK < div_ceil(n, STEP) * STEP; line++) {
+    for (int64_t line = 0; line < n_lines; line++) {
         __m512 r[X_ROWS];
         for (int i = 0; i < X_ROWS; i++) {
-            r[i] = i < n_half ? pack_line(x[i], line * TILE_CHUNK, n) : _mm512_setzero_ps();
+            r[i] =
+                i < n_half ? pack_line(x[i], (int32_t)line * TILE_CHUNK, n) : _mm512_setzero_ps();
         }
         transpose16(r);
         for (int l = 0; l < STEP_LINES; l++) {
-            int64_t chunk = line / STEP_LINES * STEP_LINES + l;
-            _mm512_mask_storeu_ps(to + chunk * n_x * 16 + line % STEP_LINES * n_half, rows, r[l]);
+            int64_t chunk = line < whole ? line / STEP_LINES * STEP_LINES + l : line;
+            int64_t pair = line < whole ? line % STEP_LINES : l;
+            _mm512_mask_storeu_ps(to + chunk * n_x * 16 + pair * n_half, rows, r[l]);
         }
     }
 }
@@ -244,12 +295,13 @@ INLINE void copy_step(struct unit *u, int64_t ahead)
     }
     int32_t row = u->first + u->next;
     const char *from = u->row[row] + (int64_t)u->step * STEP_BYTES;
-    for (int i = 0; i < STEP_LINES; i++) {
+    int32_t n_lines = MIN(u->n_lines - u->step * STEP_LINES, STEP_LINES);
+    for (int i = 0; i < n_lines; i++) {
         __builtin_prefetch(from + (u->to ? ahead : 0) + (int64_t)i * LINE_BYTES, 0, 2);
     }
     if (u->to) {
         turn_step(u->to + (int64_t)u->step * STEP_LINES * W_BYTES + (int64_t)row * AMX_BYTES, from,
-                  u->n_lines - u->step * STEP_LINES);
+                  n_lines);
     }
     u->next = (u->next + 1) % FETCH_ROWS;
     u->step += u->next == 0;
@@ -263,7 +315,7 @@ INLINE void copy_step(struct unit *u, int64_t ahead)
 INLINE void multiply(float *sum, const struct unit *u, const char *x, int32_t n_x,
                      const bool halves, struct unit *next, int64_t ahead)
 {
-    int32_t n_chunks = (int32_t)div_ceil(u->n_lines, STEP_LINES) * STEP_LINES;
+    int32_t n_chunks = u->n_lines;
     int32_t low = MIN(n_x, X_ROWS);
     const char *w = u->to;
 

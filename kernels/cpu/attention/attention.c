@@ -134,7 +134,7 @@ void cpu_attention(struct backend *b, struct mat out, struct mat qkv, const stru
     struct attention_job job = {.c = cpu_of(b), .out = out, .qkv = qkv, .att = a};
 
     if (job.c->k.scores) {
-        cpu_attention_tiled(job.c, out, qkv, a);
+        cpu_attention_units(job.c, out, qkv, a);
         return;
     }
     cpu_pool_run(job.c->pool, job.c->batch.n_seqs > 0 ? job.c->batch.n_tokens : 0, attend_token,
