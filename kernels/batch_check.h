@@ -4,8 +4,8 @@
 
 #include "kernels/backend.h"
 
-/* What every backend refuses of a step: sizes beyond its own, and indices outside of its
- * block tables. `noted_tokens` of a sequence have their ids beside the cache, where
+/* What every backend refuses of a step: sizes beyond its own, and indices outside of
+ * its block tables. `noted_tokens` of a sequence have their ids beside the cache, where
  * penalties find them. Errors begin with the backend's name. */
 int batch_check(const struct backend_config *c, const char *name, int64_t noted_tokens,
                 const struct batch *b, struct err *e);

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 DEMO = os.path.join(ROOT, "models", "demo")
 FLAGS = ["--device", "cpu", "--max-model-len", "256"]
-TEXT = ("Once upon a time there was a little girl who had a red ball. She liked to play with her ball "
-        "in the park every day. One day, the ball rolled away and she was very sad. Her mom helped her "
-        "to look for it, and they found it under a big tree.")
+TEXT = ("Once upon a time there was a little girl who had a red ball. She liked to play with her "
+        "ball in the park every day. One day, the ball rolled away and she was very sad. Her mom "
+        "helped her to look for it, and they found it under a big tree.")
 
 
 def read(path):
