@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/batch_check.h"
 #include "kernels/cpu/cpu.h"
 
 struct cpu_results *cpu_results_now(struct cpu_backend *c)
@@ -102,44 +103,6 @@ static int copy_arrays(struct cpu_backend *c, struct err *e)
     return 0;
 }
 
-static int check_batch(const struct cpu_backend *c, const struct batch *b, struct err *e)
-{
-    const struct backend_config *k = &c->config;
-
-    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 ||
-        b->n_seqs > k->max_seqs || b->n_samples < 0 || b->first_sample < 0 ||
-        b->n_samples > k->max_samples - b->first_sample) {
-        return err_set(e, ERR_INVALID,
-                       "cpu: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d "
-                       "samples (of %d)",
-                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs,
-                       k->max_seqs, b->n_samples, k->max_samples);
-    }
-    for (int32_t i = 0; i < b->n_table_update; i++) {
-        const struct table_update *u = &b->table_update[i];
-        if (u->group < 0 || u->group >= backend_kv_groups(k) || u->row < 0 ||
-            u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
-            u->count > k->max_blocks_per_seq - u->index || u->first < 0 ||
-            u->count > b->n_table_block - u->first) {
-            return err_set(e, ERR_INVALID, "cpu: step %llu: block-table update out of range",
-                           (unsigned long long)b->step);
-        }
-    }
-    if (b->n_group_slots != (backend_kv_groups(k) - 1) * b->n_tokens) {
-        return err_set(e, ERR_INVALID, "cpu: step %llu: slots of %d KV groups are needed",
-                       (unsigned long long)b->step, backend_kv_groups(k));
-    }
-    int64_t most = (int64_t)k->max_blocks_per_seq * c->kv[0].block_size;
-    for (int32_t i = 0; i < b->n_samples; i++) {
-        const struct sample_row *s = &b->sample[i];
-        if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
-            return err_set(e, ERR_INVALID, "cpu: step %llu: penalties of tokens out of range",
-                           (unsigned long long)b->step);
-        }
-    }
-    return 0;
-}
-
 /* Allocate space for the best tokens of this step's samples. */
 static int prepare_results(struct cpu_backend *c, struct err *e)
 {
@@ -222,7 +185,8 @@ static void update_tables(struct cpu_backend *c)
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
-    int rc = check_batch(c, batch, e);
+    int64_t noted_tokens = (int64_t)c->config.max_blocks_per_seq * c->kv[0].block_size;
+    int rc = batch_check(&c->config, "cpu", noted_tokens, batch, e);
 
     if (rc < 0) {
         return rc;

@@ -142,7 +142,7 @@ static int set_shape(struct model_config *c, const struct raw_config *r,
     }
     c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
     c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
-    c->embed_scale = c->norm_offset > 0 ? sqrtf((float)r->hidden) : 1;
+    c->embed_scale = a->gemma ? sqrtf((float)r->hidden) : 1;
     set_multipliers(c, r);
     if (r->head_dim < 0 && c->latent.rank == 0 && r->hidden % r->n_heads != 0) {
         return err_set(e, ERR_INVALID,
@@ -596,14 +596,9 @@ static void set_latent_scale(struct model_config *c)
     }
 }
 
-int raw_config_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+/* Settings that no family here computes. */
+static int check_supported(const struct raw_config *r, const struct architecture *a, struct err *e)
 {
-    const struct architecture *a;
-
-    memcpy(c->architecture, r->architecture, sizeof(c->architecture));
-    if (!model_family_find(r->architecture, &a)) {
-        return unknown_architecture(r->architecture, e);
-    }
     if (r->head_norms == 1 || r->alibi == 1 || (r->parallel_residual == 1 && !a->parallel)) {
         return err_set(e, ERR_UNSUPPORTED, "%s: %s true is not supported", CONFIG,
                        r->head_norms == 1 ? "qk_layernorm"
@@ -627,16 +622,16 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         return err_set(e, ERR_UNSUPPORTED, "%s: %s false is not supported", CONFIG,
                        r->affine == 0 ? "layer_norm_elementwise_affine" : "scale_attn_weights");
     }
-    c->norm = a->norm;
-    c->norm_eps = (float)real_or(r->norm_eps, a->norm_eps);
-    c->norm_offset = a->gemma ? 1 : 0;
-    c->norm_before = either(r->norm_before, true);
-    c->final_norm = c->norm_before && r->no_final_norm != 1;
-    c->act = a->act;
-    c->tied = either(r->tied, a->tied);
+    return 0;
+}
+
+static void set_biases(struct model_config *c, const struct raw_config *r,
+                       const struct architecture *a)
+{
     /* attention_bias stands for all four projections, except in architectures with
      * biases of q, k and v alone. */
     bool all = a->o_bias || !a->qkv_bias;
+
     c->qkv_bias =
         either(r->qkv_bias,
                either(r->enable_bias, all ? either(r->attention_bias, a->qkv_bias) : a->qkv_bias));
@@ -646,8 +641,21 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
         c->o_bias = either(r->out_bias, false);
     }
     c->head_bias = either(r->head_bias, a->head_bias);
-    c->parallel = a->parallel && r->parallel_residual != 0;
     c->mlp_bias = either(r->enable_bias, either(r->mlp_bias, a->mlp_bias));
+}
+
+/* What one key, or the architecture, says by itself. */
+static void set_switches(struct model_config *c, const struct raw_config *r,
+                         const struct architecture *a)
+{
+    c->norm = a->norm;
+    c->norm_eps = (float)real_or(r->norm_eps, a->norm_eps);
+    c->norm_offset = a->gemma || a->norm_from_one ? 1 : 0;
+    c->norm_before = either(r->norm_before, true);
+    c->final_norm = c->norm_before && r->no_final_norm != 1;
+    c->act = a->act;
+    c->tied = either(r->tied, a->tied);
+    c->parallel = a->parallel && r->parallel_residual != 0;
     c->qk_norm = either(a->qk_norm_switch ? r->use_qk_norm : -1, a->qk_norm);
     c->wide_qk_norm = a->wide_qk_norm;
     c->norm_last = a->norm_last;
@@ -658,39 +666,70 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     c->n_draft_layers = MAX(r->n_draft_layers, 0);
     c->logit_scale = (float)(real_or(r->logit_scale, a->logit_scale > 0 ? a->logit_scale : 1) /
                              real_or(r->logits_scaling, 1));
-    int rc = set_latent(c, r, a, e);
-    if (rc == 0) {
-        rc = set_shape(c, r, a, e);
-    }
-    c->norm_offset = a->gemma || a->norm_from_one ? 1 : 0;
+}
+
+static void set_scores(struct model_config *c, const struct raw_config *r)
+{
     c->query_scalar = (float)real_or(r->query_scalar, c->head_dim);
     if (!isnan(r->attention_factor_all)) {
         c->query_scalar = (float)(1 / (r->attention_factor_all * r->attention_factor_all));
     }
     c->attn_softcap = (float)real_or(r->attn_softcap, 0);
     c->final_softcap = (float)real_or(r->final_softcap, 0);
-    if (rc == 0) {
-        rc = a->nemotron      ? 0
+}
+
+static int set_mlp(struct model_config *c, const struct raw_config *r, const struct architecture *a,
+                   struct err *e)
+{
+    int rc = a->nemotron      ? 0
              : a->ungated_mlp ? check_square(r->act, e)
                               : set_activation(c, r->act, e);
-    }
+
     if (a->gemma && c->act == ACT_GELU_ERF) {
         c->act = ACT_GELU_TANH; /* Gemma's first files say "gelu" for it */
     }
-    if (rc == 0) {
-        rc = set_experts(c, r, a, e);
-    }
-    if (rc == 0) {
-        rc = set_window(c, r, a, e);
-    }
+    return rc < 0 ? rc : set_experts(c, r, a, e);
+}
+
+/* Which layers attend how far, recur, or rotate. */
+static int set_layer_kinds(struct model_config *c, const struct raw_config *r,
+                           const struct architecture *a, struct err *e)
+{
+    int rc = set_window(c, r, a, e);
+
     if (rc == 0 && a->gemma4) {
         rc = set_gemma4(c, r, e);
     }
     if (rc == 0) {
         rc = set_recurrent(c, r, a, e);
     }
+    return rc < 0 ? rc : set_rope_layers(c, r, a, e);
+}
+
+int raw_config_derive(struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    const struct architecture *a;
+
+    memcpy(c->architecture, r->architecture, sizeof(c->architecture));
+    if (!model_family_find(r->architecture, &a)) {
+        return unknown_architecture(r->architecture, e);
+    }
+    int rc = check_supported(r, a, e);
+    if (rc < 0) {
+        return rc;
+    }
+    set_switches(c, r, a);
+    set_biases(c, r, a);
+    rc = set_latent(c, r, a, e);
     if (rc == 0) {
-        rc = set_rope_layers(c, r, a, e);
+        rc = set_shape(c, r, a, e);
+    }
+    set_scores(c, r);
+    if (rc == 0) {
+        rc = set_mlp(c, r, a, e);
+    }
+    if (rc == 0) {
+        rc = set_layer_kinds(c, r, a, e);
     }
     if (rc == 0 && a->granite) {
         set_granite(c, r);

@@ -1,27 +1,33 @@
 #!/usr/bin/env python3
-"""What quantised weights of a model make of a text, by Quire and by the weights' reference decoders in float32.
+"""What quantised weights of a model make of a text, by Quire and by the weights'
+reference decoders in float32.
 
-    tests/bench/quantised.py perplexity|greedy --model DIR --work DIR [--text FILE...] [--cases CASE...]
-                                               [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
+    tests/bench/quantised.py perplexity|greedy --model DIR --work DIR [--text FILE...]
+        [--cases CASE...] [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
 
-DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case is a directory that
-scripts/make-quantised-goldens knows to write (`ct-int4-g32`, `gptq`, ...), what `quire quantize` writes
-(`quire-int4`, `quire-int8-static-asymmetric`), weights quantised at load (`online-fp8`), or a GGUF file. Weights are
-decoded by compressed-tensors, the package gguf, or the formulas that the formats' authors publish, and run by
-transformers in float32. `quire-...-static` and `-search` calibrate by the first half of a text apart: --calibration.
+DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case
+is a directory that scripts/make-quantised-goldens knows to write (`ct-int4-g32`,
+`gptq`, ...), what `quire quantize` writes (`quire-int4`,
+`quire-int8-static-asymmetric`), weights quantised at load (`online-fp8`), or a GGUF
+file. Weights are decoded by compressed-tensors, the package gguf, or the formulas that
+the formats' authors publish, and run by transformers in float32. `quire-...-static` and
+`-search` calibrate by the first half of a text apart: --calibration.
 
 perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a case:
   source       perplexity of the model of floats
   reference    of the decoded weights in float32
   quire        of the same file by Quire, on this processor; ratio: to the reference
-  rounded      of the decoded weights with the inputs of all products but the head's rounded to int8 in groups of 32,
-               which is what Quire's kernels for W8A8 and blocks do on a CPU
-  kl           mean of KL(reference || quire) over the second halves of the first two windows, in nats; kl_rounded of
-               `rounded`
-  llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and llama-quantize), for GGUF files
+  rounded      of the decoded weights with the inputs of all products but the head's
+               rounded to int8 in groups of 32, which is what Quire's kernels for W8A8
+               and blocks do on a CPU
+  kl           mean of KL(reference || quire) over the second halves of the first two
+               windows, in nats; kl_rounded of `rounded`
+  llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and
+               llama-quantize), for GGUF files
 What the references said is kept in --work, by the weights and tokens it was made of.
-greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a prompt holds if each of its tokens
-is within --tie nats of the reference's best one, given what stands before it.
+greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a
+prompt holds if each of its tokens is within --tie nats of the reference's best one,
+given what stands before it.
 
 Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-tensors and gguf.
 """
@@ -80,7 +86,8 @@ to_hf = script("gguf_to_hf.py")
 
 def linear_names(model):
     modules = model.named_modules()
-    return [path + ".weight" for path, m in modules if isinstance(m, torch.nn.Linear) and path != "lm_head"]
+    return [path + ".weight" for path, m in modules if isinstance(m, torch.nn.Linear)
+            and path != "lm_head"]
 
 
 # ---- cases: a file, and the values that its own decoder gives the weights ----
@@ -90,15 +97,19 @@ ROUNDED = ("fp8", "quire-int8", "ct-int8-channel", "ct-int8-tensor", "ct-int8-as
 ALONE = ("-weights",)  # of these the weights alone are quantised, whatever the names above
 TOKEN = goldens.TOKEN
 ct, w = goldens.ct_case, goldens.weights
-CASES = {name: case for name, case in goldens.CASES.items() if name not in ("mxfp4-experts", "ct-int4-head")}
+CASES = {name: case for name, case in goldens.CASES.items()
+         if name not in ("mxfp4-experts", "ct-int4-head")}
 CASES.update({
     "ct-int4-g64": ct("pack-quantized", w(4, "group", group_size=64)),
     "ct-int4-g64-asymmetric": ct("pack-quantized", w(4, "group", False, group_size=64)),
-    "ct-int4-act-order": (*ct("pack-quantized", w(4, "group", group_size=32))[:2], lambda n, x: ct_act_order(n, x, 32)),
+    "ct-int4-act-order": (*ct("pack-quantized", w(4, "group", group_size=32))[:2],
+                          lambda n, x: ct_act_order(n, x, 32)),
     "ct-int8-tensor": ct("int-quantized", w(8, "tensor"), TOKEN),
-    "fp8-blocks-64": ({}, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
+    "fp8-blocks-64": ({}, {"quant_method": "fp8", "activation_scheme": "dynamic",
+                           "weight_block_size": [64, 64]},
                       lambda n, x: fp8_blocks(x, 64)),
-    "ct-fp8-weights": ct("float-quantized", w(8, "channel", kind="float"), scale_type=torch.float32),
+    "ct-fp8-weights": ct("float-quantized", w(8, "channel", kind="float"),
+                         scale_type=torch.float32),
     "ct-int8-weights": ct("int-quantized", w(8, "channel"), scale_type=torch.float32),
     "gptq-g64-sym": ({}, {**goldens.GPTQ, "sym": True, "group_size": 64},
                      lambda n, x: goldens.gptq(n, x, group=64, symmetric=True)),
@@ -125,7 +136,8 @@ def ct_act_order(name, x, group):
     packed = goldens.BaseCompressor.get_value_from_registry("pack-quantized").compress(
         {"weight": torch.round(exact[:, back] / scale), "weight_scale": torch.ones(x.shape[0], 1)},
         goldens.QuantizationScheme(targets=["Linear"], weights=by_row))
-    return {**packed, "weight_scale": stored["weight_scale"], "weight_g_idx": (back // group).int()}, exact[:, back]
+    return {**packed, "weight_scale": stored["weight_scale"],
+            "weight_g_idx": (back // group).int()}, exact[:, back]
 
 
 def store_case(name, model, source, target):
@@ -148,14 +160,16 @@ def store_case(name, model, source, target):
 
 def copy_files(source, target, quantization):
     config = json.loads((source / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}, indent=1))
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": quantization},
+                                                   indent=1))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / name).exists():
             shutil.copy(source / name, target)
 
 
 def decode_compressed(directory, like):
-    """Weights of a compressed-tensors directory, by that package; those of `like` that are not there stay."""
+    """Weights of a compressed-tensors directory, by that package; those of `like` that
+    are not there stay."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     config = json.loads((directory / "config.json").read_text())["quantization_config"]
@@ -167,12 +181,14 @@ def decode_compressed(directory, like):
         module = path[:-len("weight")]
         parts = {k[len(module):]: v for k, v in stored.items() if k.startswith(module + "weight")}
         if "weight_global_scale" in parts:  # the package's own decoder makes bfloat16 of it
-            decoded[path] = goldens.nvfp4_values(*(parts["weight_" + k] for k in ("packed", "scale", "global_scale")))
+            decoded[path] = goldens.nvfp4_values(*(parts["weight_" + k]
+                                                   for k in ("packed", "scale", "global_scale")))
         elif set(parts) != {"weight"}:
             decoder = BaseCompressor.get_value_from_registry(form)
             decoded[path] = decoder.decompress(parts, scheme)["weight"].to(torch.float32)
     floats = (torch.bfloat16, torch.float16, torch.float32)
-    plain = {k: v.to(torch.float32) for k, v in stored.items() if v.dtype in floats and not k.endswith("_scale")}
+    plain = {k: v.to(torch.float32) for k, v in stored.items() if v.dtype in floats
+             and not k.endswith("_scale")}
     return {**plain, **decoded}
 
 
@@ -219,10 +235,13 @@ def decode_gguf(path):
         parts = t.name.split(".")
         layer = int(parts[1]) if parts[0] == "blk" else -1
         key = t.name if layer < 0 else t.name.replace("blk.%d." % layer, "blk.%d.")
-        x = gguf.dequantize(t.data, t.tensor_type).astype(np.float32).reshape([int(d) for d in reversed(t.shape)])
+        x = gguf.dequantize(t.data,
+                            t.tensor_type).astype(np.float32).reshape(
+                                [int(d) for d in reversed(t.shape)])
         if "attn_q." in key or "attn_k." in key:
             x = to_hf.halves_from_pairs(x, heads["attn_k." in key])
-        out[to_hf.NAMES[key] % layer if layer >= 0 else to_hf.NAMES[key]] = torch.from_numpy(np.ascontiguousarray(x))
+        out[to_hf.NAMES[key] % layer if layer >= 0 else to_hf.NAMES[key]] = torch.from_numpy(
+            np.ascontiguousarray(x))
     return out
 
 
@@ -240,13 +259,15 @@ class Case:
         elif name.startswith("online-"):
             way = name[len("online-"):]
             self.args = ["--quantization", way]
-            self.weights = {p: online(way, dict(model.named_parameters())[p].data.float()) for p in linear_names(model)}
+            self.weights = {p: online(way, dict(model.named_parameters())[p].data.float())
+                            for p in linear_names(model)}
             self.weights = {p: v for p, v in self.weights.items() if v is not None}
         elif name.startswith("quire-"):
             shutil.rmtree(made, ignore_errors=True)
             way, *options = name[len("quire-"):].split("-")
             text = ["--text", calibration] if {"static", "search"} & set(options) else []
-            run = [ROOT / "build/quire", "quantize", source, made, "--format", way, *("--" + o for o in options), *text]
+            run = [ROOT / "build/quire", "quantize", source, made, "--format", way,
+                   *("--" + o for o in options), *text]
             with open(work / (name + ".log"), "w", encoding="utf-8") as log:
                 subprocess.run(run, check=True, stdout=log)
             self.path = made
@@ -294,8 +315,9 @@ def rounded_logits(model, window):
 
 
 class Seen:
-    """What is kept of logits: of each token the logarithm of the next one's probability and the best id; all logarithms
-    of the second halves of the first KL_WINDOWS windows."""
+    """What is kept of logits: of each token the logarithm of the next one's probability
+    and the best id; all logarithms of the second halves of the first KL_WINDOWS
+    windows."""
 
     def __init__(self, windows, logits_of):
         following, best, late = [], [], []
@@ -315,7 +337,8 @@ class Seen:
 
 
 def kept(a, name, model, windows, make):
-    """What `make` returns of the model's weights and the windows, from --work if it was made of the same before."""
+    """What `make` returns of the model's weights and the windows, from --work if it was
+    made of the same before."""
     digest = hashlib.sha256(repr(windows).encode())
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode() + value.contiguous().numpy().tobytes())
@@ -326,12 +349,14 @@ def kept(a, name, model, windows, make):
 
 
 def llama_kl(a, path, text, n_windows):
-    """llama.cpp's own mean KL divergence of a file from the same file as float32, over the same text."""
+    """llama.cpp's own mean KL divergence of a file from the same file as float32, over
+    the same text."""
     env = {**os.environ, "LD_LIBRARY_PATH": a.llama_cpp}
     with tempfile.TemporaryDirectory(dir=a.work) as d:
         plain, base, words = d + "/f32.gguf", d + "/base", d + "/text"
         pathlib.Path(words).write_text(text)
-        run = lambda *args: subprocess.run(args, check=True, env=env, capture_output=True, text=True)
+        run = lambda *args: subprocess.run(args, check=True, env=env, capture_output=True,
+                                           text=True)
         run(a.llama_cpp + "/llama-quantize", "--allow-requantize", str(path), plain, "F32")
         common = [a.llama_cpp + "/llama-perplexity", "-f", words, "-c", str(WINDOW), "-t", "2",
                   "--chunks", str(n_windows), "--kl-divergence-base", base]
@@ -357,14 +382,16 @@ def perplexity(a, model, floats, ids, text):
         case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
         ref = kept(a, case.name, model, windows, plainly)
-        row = {"case": case.name, "tokens": len(ref.next), "source": source.perplexity(), "reference": ref.perplexity()}
+        row = {"case": case.name, "tokens": len(ref.next), "source": source.perplexity(),
+               "reference": ref.perplexity()}
         if case.rounds:
             rounded = kept(a, case.name + "-rounded", model, windows,
                            lambda: Seen(windows, lambda _, x: rounded_logits(model, x)))
             row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
         if not a.references:
             got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
-            row.update(quire=got.perplexity(), ratio=got.perplexity() / ref.perplexity(), kl=ref.kl(got),
+            row.update(quire=got.perplexity(), ratio=got.perplexity() / ref.perplexity(),
+                       kl=ref.kl(got),
                        same_best=(ref.best == got.best).double().mean().item(), kernels=kernels)
         if a.llama_cpp and name.endswith(".gguf"):
             row["llama_cpp"] = llama_kl(a, case.path, text, min(len(windows), KL_WINDOWS))
@@ -376,7 +403,8 @@ def sampled(model, n):
     """Texts of the model itself, a window each, temperature 1."""
     torch.manual_seed(1)
     start, more = torch.full((-(-n // WINDOW), 1), model.config.bos_token_id), WINDOW - 1
-    said = model.generate(start, do_sample=True, top_k=0, temperature=1.0, min_new_tokens=more, max_new_tokens=more)
+    said = model.generate(start, do_sample=True, top_k=0, temperature=1.0, min_new_tokens=more,
+                          max_new_tokens=more)
     return said.flatten().tolist()
 
 
@@ -387,7 +415,8 @@ def continuations(case, prompts, n_new, work):
     import time
     import urllib.request
     port = 18700 + os.getpid() % 100
-    flags = ["--port", str(port), "--device", "cpu", "--served-model-name", "m", "--max-model-len", "512"]
+    flags = ["--port", str(port), "--device", "cpu", "--served-model-name", "m", "--max-model-len",
+             "512"]
     with open(work / (case.name + "-server.log"), "w", encoding="utf-8") as log:
         run = [ROOT / "build/quire", "serve", case.path, *flags, *case.args]
         server = subprocess.Popen(run, stdout=log, stderr=log)
@@ -398,9 +427,11 @@ def continuations(case, prompts, n_new, work):
                 break
             except OSError:
                 time.sleep(0.1)
-        body = {"model": "m", "prompt": prompts, "max_tokens": n_new, "temperature": 0, "ignore_eos": True,
+        body = {"model": "m", "prompt": prompts, "max_tokens": n_new, "temperature": 0,
+                "ignore_eos": True,
                 "return_token_ids": True}
-        request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % port, json.dumps(body).encode(),
+        request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % port,
+                                         json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         choices = json.load(urllib.request.urlopen(request))["choices"]
         return [c["token_ids"] for c in sorted(choices, key=lambda c: c["index"])]
@@ -427,19 +458,24 @@ def greedy(a, model, floats, ids, _):
         case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
         behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
-        yield {"case": case.name, "prompts": len(prompts), "new": a.new, "equal": (behind == 0).double().mean().item(),
-               "held": (behind <= a.tie).double().mean().item(), "tie": a.tie, "furthest": behind.amax().item()}
+        yield {"case": case.name, "prompts": len(prompts), "new": a.new,
+               "equal": (behind == 0).double().mean().item(),
+               "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
+               "furthest": behind.amax().item()}
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=("perplexity", "greedy"))
     p.add_argument("--model", required=True, type=pathlib.Path)
-    p.add_argument("--work", required=True, type=pathlib.Path, help="where files of the cases are made")
+    p.add_argument("--work", required=True, type=pathlib.Path,
+                   help="where files of the cases are made")
     p.add_argument("--gguf", nargs="*", default=[])
     p.add_argument("--llama-cpp", metavar="DIR")
     p.add_argument("--references", action="store_true", help="run the references alone")
-    p.add_argument("--calibration", metavar="FILE", help="a text for the cases quire-...-static and -search")
+    p.add_argument("--calibration", metavar="FILE",
+                   help="a text for the cases quire-...-static and -search")
     p.add_argument("--tokens", type=int, default=4096)
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--new", type=int, default=32)

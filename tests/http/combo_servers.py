@@ -50,7 +50,7 @@ CONFIGS = {
 
 DRAWN = "drawn"
 QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "mxfp4", "int4"]
-MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid"]
+MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense"]
 MTP = {"moe": "mtp-glm", "latent": "mtp-latent", "hybrid": "mtp-qwen"}
 # Ids that an EAGLE-3 head drafts: of the frequent tokens of the bundled model's texts.
 DRAFTED_IDS = range(260, 300)
@@ -108,9 +108,11 @@ def draw(name):
     """The Plan of the server drawn:SEED:BATCH."""
     rng = random.Random(name)
     model = rng.choice(MODELS)
+    if model == "dense":
+        model = rng.choice(head_models.DENSE)
     ranks, stages = (2, 1) if chance(rng, 35) else (1, 2) if chance(rng, 15) else (1, 1)
     flags = draw_pool(rng, model) + draw_cache(rng, model)
-    if model in MTP:
+    if model in MTP or model in head_models.DENSE:
         flags += " --load-format dummy"
     if ranks > 1:
         flags += " --tensor-parallel-size 2"
@@ -147,6 +149,8 @@ def write_model(plan, folder):
     at = os.path.join(folder, "demo")
     if plan.model in MTP:
         head_models.write_mtp(at, MTP[plan.model])
+    elif plan.model in head_models.DENSE:
+        head_models.write_dense(at, plan.model)
     else:
         shutil.copytree(head_models.DEMO, at)
     change(os.path.join(at, "tokenizer_config.json"), {"chat_template": TEMPLATE})

@@ -1,5 +1,6 @@
-"""Draft heads for tests: EAGLE-3 heads of random weights for the bundled model, and small models of dummy weights with an MTP
-head and the bundled model's tokenizer."""
+"""Draft heads for tests: EAGLE-3 heads of random weights for the bundled model, and small
+models of dummy weights (--load-format dummy), some with an MTP head, that have the
+bundled model's tokenizer."""
 import json
 import pathlib
 import shutil
@@ -10,8 +11,20 @@ import numpy as np
 from conftest import ROOT
 
 DEMO = f"{ROOT}/models/demo"
-HEADS = f"{ROOT}/tests/golden/heads"
+GOLDEN = f"{ROOT}/tests/golden"
+HEADS = f"{GOLDEN}/heads"
 MTP = ("mtp-glm", "mtp-latent", "mtp-qwen")
+DENSE = (
+    "big-code",
+    "falcon",
+    "falcon-norms",
+    "gpt-neox",
+    "gptj",
+    "internlm2",
+    "nemotron",
+    "phi",
+    "starcoder2-window",
+)
 HEAD_DIM, N_HEADS, N_KV_HEADS, MLP = 32, 4, 2, 64
 
 
@@ -89,20 +102,35 @@ def write_eagle3(folder, ids, parallel=False):
     return folder
 
 
-def write_mtp(folder, kind, **members):
-    """A model of dummy weights (--load-format dummy) with an MTP head; kind: one of MTP."""
+def write_dummy(folder, config):
+    """The files of a model of dummy weights: the configuration, with room for texts."""
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{DEMO}/{name}", folder)
+    positions = "n_positions" if "n_positions" in config else "max_position_embeddings"
+    room = {"vocab_size": 4096, positions: 1024, "bos_token_id": 0, "eos_token_id": 1}
+    (folder / "config.json").write_text(json.dumps(config | room))
+    return folder
+
+
+def write_mtp(folder, kind, **members):
+    """A model of dummy weights with an MTP head; kind: one of MTP."""
     config = json.loads(pathlib.Path(HEADS, kind, "config.json").read_text())
-    config |= {
-        "vocab_size": 4096,
-        "max_position_embeddings": 1024,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
     if "num_experts" in config:
         config["num_experts"] = 6  # which two ranks divide
-    (folder / "config.json").write_text(json.dumps(config | members))
-    return folder
+    return write_dummy(folder, config | members)
+
+
+def write_dense(folder, kind):
+    """A model of dummy weights of one of the DENSE goldens' architectures, in sizes that
+    two ranks and every quantization divide."""
+    sizes = {
+        "hidden_size": 64,
+        "n_embd": 64,
+        "num_attention_heads": 4,
+        "n_head": 4,
+        "intermediate_size": 128,
+    }
+    config = json.loads(pathlib.Path(GOLDEN, kind, "config.json").read_text())
+    return write_dummy(folder, config | {k: v for k, v in sizes.items() if k in config})

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "config/base/limits.h"
+#include "kernels/batch_check.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/step/heuristics_verify.h"
@@ -392,54 +393,27 @@ static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct s
     pack_widened(c, p, b, &ret->off_widened_seq, &ret->off_widened_tile);
 }
 
-/* Checks the batch's sizes and indices. token_src may be NULL in a batch without
- * look-ahead. */
+/* Checks the batch's sizes and indices, those of late masks included. token_src may be
+ * NULL in a batch without look-ahead. */
 static int check_batch(const struct cuda_backend *c, const struct batch *b, struct err *e)
 {
-    const struct backend_config *k = &c->config;
+    int64_t noted_tokens =
+        c->arrays.slot_token ? (int64_t)c->config.max_blocks_per_seq * c->kv.block_size : 0;
+    int rc = batch_check(&c->config, "cuda", noted_tokens, b, e);
 
-    if (b->n_tokens < 0 || b->n_tokens > k->max_tokens || b->n_seqs < 0 ||
-        b->n_seqs > k->max_seqs || b->n_samples < 0 || b->first_sample < 0 ||
-        b->n_samples > k->max_samples - b->first_sample || b->n_logits > b->n_tokens ||
-        b->n_decode > b->n_seqs) {
-        return err_set(e, ERR_INVALID,
-                       "cuda: step %llu is too large: %d tokens (of %d), %d sequences (of %d), %d "
-                       "samples (of %d)",
-                       (unsigned long long)b->step, b->n_tokens, k->max_tokens, b->n_seqs,
-                       k->max_seqs, b->n_samples, k->max_samples);
+    if (rc == 0 &&
+        (b->n_late_mask < 0 || (c->late.flags ? b->n_late_mask > c->late.most
+                                              : b->n_late_mask > 0 && !c->config.pipeline))) {
+        rc = err_set(e, ERR_INVALID, "cuda: step %llu has %d late masks; there is room for %d",
+                     (unsigned long long)b->step, b->n_late_mask, c->late.most);
     }
-    for (int32_t i = 0; i < b->n_table_update; i++) {
-        const struct table_update *u = &b->table_update[i];
-        if (u->group < 0 || u->group >= backend_kv_groups(k) || u->row < 0 ||
-            u->row >= k->max_seqs || u->index < 0 || u->count < 0 ||
-            u->count > k->max_blocks_per_seq - u->index || u->first < 0 ||
-            u->count > b->n_table_block - u->first) {
-            return err_set(e, ERR_INVALID, "cuda: step %llu: block-table update out of range",
-                           (unsigned long long)b->step);
+    for (int32_t i = 0; rc == 0 && i < b->n_samples; i++) {
+        if (b->sample[i].late_mask < 0 || b->sample[i].late_mask > b->n_late_mask) {
+            rc = err_set(e, ERR_INVALID, "cuda: step %llu: a late mask out of range",
+                         (unsigned long long)b->step);
         }
     }
-    if (b->n_group_slots != (backend_kv_groups(k) - 1) * b->n_tokens) {
-        return err_set(e, ERR_INVALID, "cuda: step %llu: slots of %d KV groups are needed",
-                       (unsigned long long)b->step, backend_kv_groups(k));
-    }
-    int64_t most = c->arrays.slot_token ? (int64_t)k->max_blocks_per_seq * c->kv.block_size : 0;
-    if (b->n_late_mask < 0 || (c->late.flags ? b->n_late_mask > c->late.most
-                                             : b->n_late_mask > 0 && !c->config.pipeline)) {
-        return err_set(e, ERR_INVALID, "cuda: step %llu has %d late masks; there is room for %d",
-                       (unsigned long long)b->step, b->n_late_mask, c->late.most);
-    }
-    for (int32_t i = 0; i < b->n_samples; i++) {
-        const struct sample_row *s = &b->sample[i];
-        if (s->late_mask < 0 || s->late_mask > b->n_late_mask) {
-            return err_set(e, ERR_INVALID, "cuda: step %llu: a late mask out of range",
-                           (unsigned long long)b->step);
-        }
-        if (sample_penalised(s) && (s->row < 0 || s->row >= k->max_seqs || s->position > most)) {
-            return err_set(e, ERR_INVALID, "cuda: step %llu: penalties of tokens out of range",
-                           (unsigned long long)b->step);
-        }
-    }
-    return 0;
+    return rc;
 }
 
 /* Number of leading sequences with exactly one token. */
