@@ -516,6 +516,7 @@ static void cuda_free(struct backend *b)
     cuda_ranks_release(c);
     cuda_stages_release(c);
     cuda_upload_release(c);
+    cuda_expert_load_release(c);
     for (int32_t i = 0; i < c->n_owned; i++) {
         cudaFree(c->owned[i]);
     }

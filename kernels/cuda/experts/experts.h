@@ -56,6 +56,7 @@ struct expert_route {
     int32_t n_groups, top_groups; /* n_groups <= 1: no groups */
     int32_t sigmoid, normalised, groups_by_two;
     int32_t mixer; /* SCORES_MIXER, with `jitter` */
+    int32_t *load; /* [n] += the rows of each expert; NULL: they are not counted */
     float factor, jitter;
 };
 
