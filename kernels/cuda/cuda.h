@@ -228,6 +228,8 @@ bool cuda_check(struct cuda_backend *c, cudaError_t rc, const char *what);
 int cuda_error(struct err *e, cudaError_t rc, const char *what);
 /* Device memory owned by the backend, 256-byte aligned. NULL: `e` is set. */
 void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struct err *e);
+/* Frees such memory early; nothing uses it any more. */
+void cuda_release(struct cuda_backend *c, void *p);
 /* Rows that a kernel must process for m: the padded number during capture. */
 int32_t cuda_rows(struct cuda_backend *c, struct mat m);
 /* Rows from m's first to the end of its allocation. */

@@ -79,7 +79,7 @@ static void set_weight(struct expert_product *p, struct mat w)
         p->n_groups = q->n_groups;
         p->group_cols = q->group_cols;
         p->group_shift = shift_of(q->group_cols);
-        p->panels = q->layout == QUANT_PANELS;
+        p->panels = panel_kind(q);
     }
 }
 

@@ -1,8 +1,8 @@
 /* How a step's layers of experts were loaded (struct expert_load of batch.h).
  *
  * The routing of each layer adds an expert's pairs to a row of counts of its own. One
- * launch at the end of a step adds all rows up, leaves them zero, and writes the sums of
- * all steps so far to host memory, where they are read once a step is done: they may
+ * launch at the end of a step adds all rows up, leaves them zero, and writes the sums
+ * of all steps so far to host memory, where they are read once a step is done: they may
  * have a part of the next step already, which then counts for this one. */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_LOAD_H
 #define QUIRE_KERNELS_CUDA_EXPERTS_LOAD_H
