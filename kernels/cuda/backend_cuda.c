@@ -53,6 +53,17 @@ void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struc
     return p;
 }
 
+void cuda_release(struct cuda_backend *c, void *p)
+{
+    for (int32_t i = c->n_owned - 1; i >= 0 && p; i--) {
+        if (c->owned[i] == p) {
+            c->owned[i] = c->owned[--c->n_owned];
+            cudaFree(p);
+            return;
+        }
+    }
+}
+
 static int cuda_memory(struct backend *b, struct backend_memory *ret, struct err *e)
 {
     (void)b;
@@ -516,6 +527,7 @@ static void cuda_free(struct backend *b)
     cuda_ranks_release(c);
     cuda_stages_release(c);
     cuda_upload_release(c);
+    cuda_expert_load_release(c);
     for (int32_t i = 0; i < c->n_owned; i++) {
         cudaFree(c->owned[i]);
     }
@@ -536,15 +548,17 @@ static void cuda_free(struct backend *b)
 /* Blocks are decoded before they get here. */
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
+    bool panels = f->id == FORMAT_FP4 || f->id == FORMAT_INT4; /* of experts */
+
     if (weight_format_has_scales(f)) {
         return (struct weight_support){.as_stored = true,
                                        .act = DTYPE_BF16,
                                        .kernel =
                                            cuda_quant_kernel((const struct cuda_backend *)b, f),
-                                       .experts = f->id == FORMAT_FP8   ? EXPERT_CODES_K
-                                                  : f->id == FORMAT_FP4 ? EXPERT_PANEL_K
-                                                                        : 0,
-                                       .expert_group = f->id == FORMAT_FP4 ? 32 : EXPERT_CODES_K};
+                                       .experts = f->id == FORMAT_FP8 ? EXPERT_CODES_K
+                                                  : panels            ? EXPERT_PANEL_K
+                                                                      : 0,
+                                       .expert_group = panels ? 32 : EXPERT_CODES_K};
     }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};

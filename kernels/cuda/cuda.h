@@ -16,6 +16,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/experts/load.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
 #include "kernels/cuda/launch.h"
@@ -199,6 +200,13 @@ struct cuda_backend {
 
     struct expert_pending experts; /* the last launch of `experts` */
     int32_t *expert_counter;       /* of launch_expert_stream; NULL: it is not available */
+    struct expert_load_state {     /* load.h */
+        int32_t *counts;           /* [LOAD_LAYERS, n], zero between steps; NULL: not made yet */
+        struct load_sums *sums;    /* of all steps, on the device */
+        struct load_sums *copy;    /* in pinned host memory, written by kernels; owned */
+        struct load_sums seen;     /* what was read last */
+        int32_t n, n_layers;       /* experts of a layer; layers of the step so far */
+    } expert_load;
     struct pending_product product;
 
     /* fused launches */
@@ -220,6 +228,8 @@ bool cuda_check(struct cuda_backend *c, cudaError_t rc, const char *what);
 int cuda_error(struct err *e, cudaError_t rc, const char *what);
 /* Device memory owned by the backend, 256-byte aligned. NULL: `e` is set. */
 void *cuda_alloc(struct cuda_backend *c, size_t n_bytes, const char *what, struct err *e);
+/* Frees such memory early; nothing uses it any more. */
+void cuda_release(struct cuda_backend *c, void *p);
 /* Rows that a kernel must process for m: the padded number during capture. */
 int32_t cuda_rows(struct cuda_backend *c, struct mat m);
 /* Rows from m's first to the end of its allocation. */
@@ -427,6 +437,14 @@ void cuda_stage_end(struct cuda_backend *c);
 void cuda_stage_tokens_sampled(struct cuda_backend *c, const int32_t *token);
 void cuda_stage_receive(struct backend *b, struct mat x);
 void cuda_stage_send(struct backend *b, struct mat x);
+
+/* load.c. The next layer's counts [n], which its routing adds to; NULL: it is not
+ * counted. Then the end of a step's operations, and what was counted since the last
+ * call. */
+int32_t *cuda_expert_counts(struct cuda_backend *c, int32_t n);
+void cuda_expert_load_end(struct cuda_backend *c);
+struct expert_load cuda_expert_load(struct cuda_backend *c);
+void cuda_expert_load_release(struct cuda_backend *c);
 
 /* experts.c: backend_ops.experts. */
 void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,

@@ -79,7 +79,7 @@ static void set_weight(struct expert_product *p, struct mat w)
         p->n_groups = q->n_groups;
         p->group_cols = q->group_cols;
         p->group_shift = shift_of(q->group_cols);
-        p->panels = q->layout == QUANT_PANELS;
+        p->panels = panel_kind(q);
     }
 }
 
@@ -316,6 +316,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     if (!takes(c, e)) {
         return;
     }
+    r.load = rows > 0 ? cuda_expert_counts(c, e->n) : NULL;
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
     bool codes = e->up.format || e->down.format;
     bool widens = codes && free && rows >= WIDEN_ROWS;

@@ -56,6 +56,7 @@ struct expert_route {
     int32_t n_groups, top_groups; /* n_groups <= 1: no groups */
     int32_t sigmoid, normalised, groups_by_two;
     int32_t mixer; /* SCORES_MIXER, with `jitter` */
+    int32_t *load; /* [n] += the rows of each expert; NULL: they are not counted */
     float factor, jitter;
 };
 
@@ -79,7 +80,7 @@ struct expert_product {
     const float *w_scale;
     int32_t n_groups, group_cols;
     int32_t group_shift; /* the logarithm of group_cols where that is a power of two; else 0 */
-    int32_t panels;      /* w is of QUANT_PANELS, w_scale [rows of w] */
+    int32_t panels;      /* enum panel_kind: w is of QUANT_PANELS, w_scale [rows of w] */
 };
 
 struct expert_combine {

@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         if (lane == pair % top) {
             chosen = held_place(a.route, expert);
             if (blockIdx.x == 0) {
+                count_row(a.route, expert);
                 l.expert[pair] = chosen;
                 l.weight[pair] = chosen < 0 ? 0.0f : weight;
             }

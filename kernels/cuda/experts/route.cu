@@ -58,6 +58,15 @@ __device__ __forceinline__ void list_tiles(const expert_lists &l, int count, int
     }
 }
 
+/* Counts the rows of this thread's expert, which is held here; those of others were
+ * counted as they were routed. */
+__device__ __forceinline__ void count_held(const expert_route &a, int rows)
+{
+    if (a.load && rows > 0) {
+        atomicAdd(a.load + a.first + threadIdx.x, rows);
+    }
+}
+
 /* All of it for at most SMALL_ROUTE rows, in one block. */
 template <int PER>
 __global__ void __launch_bounds__(LIST_THREADS)
@@ -81,6 +90,8 @@ __global__ void __launch_bounds__(LIST_THREADS)
             l.weight[pair] = at < 0 ? 0.0f : weight;
             if (at >= 0) {
                 l.list[(int64_t)at * l.cap + atomicAdd(count + at, 1)] = pair;
+            } else {
+                count_row(a, e);
             }
         }
     }
@@ -89,6 +100,7 @@ __global__ void __launch_bounds__(LIST_THREADS)
     if (threadIdx.x < a.n) {
         l.count[threadIdx.x] = n;
     }
+    count_held(a, n);
     list_tiles(l, n, sums);
 }
 
@@ -112,6 +124,9 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32)
         int at = held_place(a, e);
         l.expert[row * a.top + lane] = at;
         l.weight[row * a.top + lane] = at < 0 ? 0.0f : weight;
+        if (at < 0) {
+            count_row(a, e);
+        }
     }
 }
 
@@ -145,13 +160,16 @@ __global__ void __launch_bounds__(LIST_THREADS)
     }
 }
 
-__global__ void __launch_bounds__(LIST_THREADS) tiles_kernel(const expert_lists l, int n)
+__global__ void __launch_bounds__(LIST_THREADS)
+    tiles_kernel(const expert_route a, const expert_lists l)
 {
     __shared__ int sums[32];
 
     pdl_wait();
     pdl_release();
-    list_tiles(l, threadIdx.x < n ? l.count[threadIdx.x] : 0, sums);
+    int n = threadIdx.x < a.n ? l.count[threadIdx.x] : 0;
+    count_held(a, n);
+    list_tiles(l, n, sums);
 }
 
 template <int PER> void route(const expert_route &a, const expert_lists &l, cudaStream_t stream)
@@ -165,7 +183,7 @@ template <int PER> void route(const expert_route &a, const expert_lists &l, cuda
            dim3(ROUTE_WARPS * 32), 0, stream, a, l);
     launch(list_kernel, dim3((pairs + LIST_THREADS - 1) / LIST_THREADS), dim3(LIST_THREADS), 0,
            stream, a, l);
-    launch(tiles_kernel, dim3(1), dim3(LIST_THREADS), 0, stream, l, a.n);
+    launch(tiles_kernel, dim3(1), dim3(LIST_THREADS), 0, stream, a, l);
 }
 
 /* ---- the sum ---- */

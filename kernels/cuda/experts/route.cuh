@@ -213,6 +213,14 @@ __device__ __forceinline__ int held_place(const expert_route &a, int e)
     return i >= 0 && i < a.held ? i : -1;
 }
 
+/* Counts a row for one of its experts. */
+__device__ __forceinline__ void count_row(const expert_route &a, int expert)
+{
+    if (a.load) {
+        atomicAdd(a.load + expert, 1);
+    }
+}
+
 __device__ __forceinline__ int live_rows(const expert_route &a)
 {
     return a.n_live ? min(*a.n_live, a.rows) : a.rows;

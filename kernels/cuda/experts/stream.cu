@@ -22,7 +22,8 @@
  *
  * Weights of up and down may be e4m3 codes, which are widened in registers; the scale
  * of a row or of a group of columns multiplies its sums. Those of panels (panels.h) are
- * widened with their groups' scales. The router's weights have 16 bits always.
+ * widened with their groups' scales, of int4 without. The router's weights have 16 bits
+ * always.
  *
  * A shared expert whose width is that of some experts is so many more chosen ones.
  */
@@ -423,24 +424,27 @@ template <typename T, int B, bool GROUPED> struct stream_launch {
 };
 
 /* STATEMENT with L = the stream_launch for the operands of `a`. */
-#define DISPATCH_STREAM(a, STATEMENT)                          \
-    do {                                                       \
-        if ((a)->up.panels) {                                  \
-            using L = stream_launch<__nv_bfloat16, 4, false>;  \
-            STATEMENT;                                         \
-        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {  \
-            using L = stream_launch<__nv_bfloat16, 8, true>;   \
-            STATEMENT;                                         \
-        } else if ((a)->up.w_scale) {                          \
-            using L = stream_launch<__nv_bfloat16, 8, false>;  \
-            STATEMENT;                                         \
-        } else if ((a)->up.type == T_F16) {                    \
-            using L = stream_launch<__half, 16, false>;        \
-            STATEMENT;                                         \
-        } else {                                               \
-            using L = stream_launch<__nv_bfloat16, 16, false>; \
-            STATEMENT;                                         \
-        }                                                      \
+#define DISPATCH_STREAM(a, STATEMENT)                             \
+    do {                                                          \
+        if ((a)->up.panels == PANELS_INT4) {                      \
+            using L = stream_launch<__nv_bfloat16, B_INT4, true>; \
+            STATEMENT;                                            \
+        } else if ((a)->up.panels) {                              \
+            using L = stream_launch<__nv_bfloat16, 4, false>;     \
+            STATEMENT;                                            \
+        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {     \
+            using L = stream_launch<__nv_bfloat16, 8, true>;      \
+            STATEMENT;                                            \
+        } else if ((a)->up.w_scale) {                             \
+            using L = stream_launch<__nv_bfloat16, 8, false>;     \
+            STATEMENT;                                            \
+        } else if ((a)->up.type == T_F16) {                       \
+            using L = stream_launch<__half, 16, false>;           \
+            STATEMENT;                                            \
+        } else {                                                  \
+            using L = stream_launch<__nv_bfloat16, 16, false>;    \
+            STATEMENT;                                            \
+        }                                                         \
     } while (0)
 
 bool aligned16(const void *p, int64_t stride)

@@ -71,6 +71,9 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
         } else {
             route_plain(r, warp, lane, &expert, &weight);
         }
+        if (blockIdx.x == gridDim.x - 1 && mine) {
+            count_row(r, expert);
+        }
         expert = held_place(r, expert);
         mine = mine && expert >= 0;
         if (mine) {

@@ -67,6 +67,26 @@ template <> struct codes<4> {
     }
 };
 
+/* Of panels of int4, without their scale. */
+template <> struct codes<B_INT4> {
+    uint32_t v, word;
+
+    __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
+    {
+        uint32_t panel = stage + half * stage_of<B_INT4>::PANEL;
+        v = load_word(panel + group * PANEL_CODES + lane * 4);
+        word = load_word(panel + groups * PANEL_CODES + (group * PANEL_ROWS + (lane >> 2)) * 4);
+    }
+    __device__ __forceinline__ uint4 values(void) const
+    {
+        return int4_group(word).values(v);
+    }
+    __device__ __forceinline__ float scale(void) const
+    {
+        return int4_group(word).scale;
+    }
+};
+
 /* Eight activations in the order that codes<B>::values has. */
 template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
 {
@@ -260,6 +280,12 @@ template <int B, bool GROUPED> struct row_scales {
     }
 };
 
+/* Those of panels of int4 come with their codes. */
+template <> struct row_scales<B_INT4, true> {
+    __device__ __forceinline__ void load(const expert_product &, int64_t, int64_t, int, int) {}
+    __device__ __forceinline__ void multiply(sums &) const {}
+};
+
 /* ---- products ---- */
 
 /* f += eight columns of two rows of weights times those of x. */
@@ -314,10 +340,18 @@ __device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const own_x 
             multiply8<T>(f, low[j].values(), high[j].values(), v[j]);
         } else {
             sums g = {};
+            float of[2];
             multiply8<T>(g, low[j].values(), high[j].values(), v[j]);
+            if constexpr (B == B_INT4) {
+                of[0] = low[j].scale();
+                of[1] = high[j].scale();
+            } else {
+                of[0] = scale.low[j];
+                of[1] = scale.high[j];
+            }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                f.even[i] += (i < 2 ? scale.low[j] : scale.high[j]) * (g.even[i] + g.odd[i]);
+                f.even[i] += of[i / 2] * (g.even[i] + g.odd[i]);
             }
         }
     }
@@ -329,7 +363,7 @@ template <typename T, int B>
 __device__ __forceinline__ sums multiply_router(ring<B> &r, const own_x &x, int k, int warp,
                                                 int lane)
 {
-    constexpr int EACH = STAGE_COLS / GROUP * B / 16; /* groups of a stage */
+    constexpr int EACH = STAGE_COLS / GROUP * BYTES_OF<B> / 16; /* groups of a stage */
     sums f = {};
     int first = 0, s = 0; /* group of stage s */
 

@@ -31,14 +31,22 @@ enum {
     NONE = 0xff,
 };
 
+/* In place of bytes: panels of int4. */
+enum { B_INT4 = 5 };
+
+template <int B> constexpr bool IS_PANELS = B == 4 || B == B_INT4;
+template <int B> constexpr int KIND_OF = B == B_INT4 ? PANELS_INT4 : PANELS_FP4;
+/* Bytes of eight neighbouring codes. */
+template <int B> constexpr int BYTES_OF = B == B_INT4 ? 4 : B;
+
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
  * the lanes of a load on different banks. Of 4 bytes they are panels (quant.h), two a
  * tile; only rows of 16 bits, the router's, lie row by row then. */
 template <int B> struct stage_of {
-    static constexpr int ROW = STAGE_COLS / 8 * B, PITCH = ROW + 4 * B;
-    static constexpr int PANEL = panel_bytes(STAGE_COLS);
-    static constexpr int BYTES = B == 4 ? (TILE / PANEL_ROWS) * PANEL : TILE * PITCH;
-    static constexpr int MINE = B == 4 ? PANEL_ROWS : TILE / LOADERS; /* a load warp's rows */
+    static constexpr int ROW = STAGE_COLS / 8 * BYTES_OF<B>, PITCH = ROW + 4 * BYTES_OF<B>;
+    static constexpr int PANEL = panel_bytes(STAGE_COLS, KIND_OF<B>);
+    static constexpr int BYTES = IS_PANELS<B> ? (TILE / PANEL_ROWS) * PANEL : TILE * PITCH;
+    static constexpr int MINE = IS_PANELS<B> ? PANEL_ROWS : TILE / LOADERS; /* a load warp's rows */
 };
 
 /* What the choice leaves, in shared memory: the chosen experts in the order of their
@@ -65,7 +73,7 @@ struct sums {
 /* Stages on their way at a time. */
 template <int B> int stages_in_flight(int count)
 {
-    return 2 * 16 / B < count ? 2 * 16 / B : count;
+    return 2 * 16 / BYTES_OF<B> < count ? 2 * 16 / BYTES_OF<B> : count;
 }
 
 template <int B> struct ring {
@@ -185,7 +193,8 @@ template <int B> struct loader {
     {
 #pragma unroll 1
         for (int c = 0; c < k; c += STAGE_COLS) {
-            uint32_t bytes = panel_bytes(min((int)STAGE_COLS, k - c)), bar = enter(bytes);
+            uint32_t bytes = panel_bytes(min((int)STAGE_COLS, k - c), KIND_OF<B>);
+            uint32_t bar = enter(bytes);
             bulk_copy_evict_first(at.stage() + warp * stage_of<B>::PANEL, from, bytes, bar, policy);
             from += stage_of<B>::PANEL;
             at.next();
@@ -212,8 +221,8 @@ __device__ __forceinline__ weight_rows up_rows(const expert_few &a, int e, int h
         row = (int64_t)(half * a.shared_parts + part) * p.width + column;
         return {(const char *)a.shared_up + row * a.shared_up_stride * 2, a.shared_up_stride * 2};
     }
-    if (B == 4) {
-        return {(const char *)p.w + row * panel_bytes(p.k) / PANEL_ROWS, 0};
+    if (IS_PANELS<B>) {
+        return {(const char *)p.w + row * panel_bytes(p.k, KIND_OF<B>) / PANEL_ROWS, 0};
     }
     return {(const char *)p.w + row * p.w_stride * BYTES, p.w_stride * BYTES};
 }
@@ -230,8 +239,8 @@ __device__ __forceinline__ weight_rows down_rows(const expert_few &a, int e, int
         const char *base = (const char *)a.shared_down + (int64_t)part * p.k * 2;
         return {base + column * a.shared_down_stride * 2, a.shared_down_stride * 2};
     }
-    if (B == 4) {
-        return {(const char *)p.w + row * panel_bytes(p.k) / PANEL_ROWS, 0};
+    if (IS_PANELS<B>) {
+        return {(const char *)p.w + row * panel_bytes(p.k, KIND_OF<B>) / PANEL_ROWS, 0};
     }
     return {(const char *)p.w + row * p.w_stride * BYTES, p.w_stride * BYTES};
 }
@@ -259,7 +268,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
 #pragma unroll 1
     for (int i = blockIdx.x; i < c.n * per; i += gridDim.x) {
         weight_rows w = up_rows<B>(a, c.expert[i / per], half, i % per * (TILE / 2) + at);
-        if constexpr (B == 4) {
+        if constexpr (IS_PANELS<B>) {
             load.panel(w.at, a.up.k);
         } else {
             load.tile(w.at, w.stride, MINE, a.up.k / 8 * B);
@@ -270,7 +279,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
 #pragma unroll 1
         for (int i = 0; i < c.n; i++) {
             weight_rows w = down_rows<B>(a, c.expert[i], t * TILE + warp * MINE);
-            if constexpr (B == 4) {
+            if constexpr (IS_PANELS<B>) {
                 load.panel(w.at, a.down.k);
             } else {
                 load.tile(w.at, w.stride, MINE, a.down.k / 8 * B);

@@ -1,6 +1,7 @@
 /* Products of experts whose weights are panels of four-bit codes (panels.h), by tiles
  * with mma. Codes are widened to bf16, exactly, in the registers of the lanes that
- * multiply them; a row's factor multiplies its sums.
+ * multiply them; a row's factor multiplies its sums. Those of int4 are widened without
+ * their scale, which multiplies the sums of a group.
  *
  * A block multiplies 128 rows of an expert's weight, gated: 64 of gate and the 64 of up
  * that go with them, with all rows of one tile. Each of its eight warps has 16 rows of
@@ -25,15 +26,17 @@ enum {
     THREADS = 256,
     PANELS = 16,                           /* of a stage: gated, eight of each kind */
     CODES = PANELS * GROUPS * PANEL_CODES, /* bytes of a stage's codes */
-    SCALES = PANELS * GROUPS * PANEL_ROWS, /* of its scales */
-    X_ROW = DEPTH * 2                      /* of a row of x */
+    /* of its scales, of FORMAT_FP4 */
+    SCALES = PANELS * GROUPS * PANEL_ROWS,
+    X_ROW = DEPTH * 2 /* of a row of x */
 };
 static_assert(PANEL_COLS % DEPTH == 0, "a stage lies in one segment");
 
-template <int N> struct panels_layout {
-    static constexpr int SCALE = CODES, X = SCALE + SCALES; /* of a stage */
+template <int N, int KIND> struct panels_layout {
+    static constexpr int SCALE = panel_scale_bytes(KIND); /* of a group */
+    static constexpr int X = CODES + SCALES * SCALE;      /* of a stage */
     static constexpr int STAGE = X + N * X_ROW;
-    static constexpr int STAGES = N <= 32 ? 4 : 3;
+    static constexpr int STAGES = N <= 32 && KIND == PANELS_FP4 ? 4 : 3;
     static constexpr int BYTES = STAGES * STAGE;
 };
 
@@ -54,13 +57,15 @@ __device__ __forceinline__ int groups_of(const expert_product &a, int step)
 
 /* What a thread loads of the stages of an item: of every fourth panel 16 bytes of codes
  * (64 threads have a panel's), of one panel scales, and of every eighth row of x. */
-template <int N, bool GATED> struct loader {
+template <int N, bool GATED, int KIND> struct loader {
+    using L = panels_layout<N, KIND>;
     static constexpr int EACH = PANELS / 4, ROWS = N / 8;
+    static constexpr int CHUNKS = GROUPS * PANEL_ROWS * L::SCALE / 16; /* of a panel's scales */
     const char *panel[EACH], *scale; /* of the segment's beginning; NULL: there is none */
     const T *x[ROWS];                /* NULL: the tile lacks the row */
     int64_t whole;                   /* bytes of a panel */
 
-    __device__ __forceinline__ loader(const expert_product &a) : whole(panel_bytes(a.k)) {}
+    __device__ __forceinline__ loader(const expert_product &a) : whole(panel_bytes(a.k, KIND)) {}
 
     /* The i-th panel of a block: gated, those of gate, then those of up. */
     __device__ __forceinline__ const char *at(const expert_product &a, const place<GATED> &p, int i)
@@ -77,7 +82,7 @@ template <int N, bool GATED> struct loader {
         for (int i = 0; i < EACH; i++) {
             panel[i] = at(a, p, i * 4 + threadIdx.x / 64);
         }
-        scale = threadIdx.x < PANELS * 4 ? at(a, p, threadIdx.x / 4) : nullptr;
+        scale = threadIdx.x < PANELS * CHUNKS ? at(a, p, threadIdx.x / CHUNKS) : nullptr;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             int r = threadIdx.x / 32 + 8 * i;
@@ -92,8 +97,9 @@ template <int N, bool GATED> struct loader {
     __device__ __forceinline__ void load(const expert_product &a, uint32_t to, int step) const
     {
         int first = step * DEPTH, segment = first / PANEL_COLS * PANEL_COLS, n = groups_of(a, step);
-        int codes = panel_bytes(segment) + (first - segment) / PANEL_GROUP * PANEL_CODES;
-        int scales = panel_bytes(segment) + (first - segment) / PANEL_GROUP * PANEL_ROWS +
+        int from = panel_bytes(segment, KIND), in = (first - segment) / PANEL_GROUP;
+        int codes = from + in * PANEL_CODES;
+        int scales = from + in * PANEL_ROWS * L::SCALE +
                      min((int)PANEL_COLS, a.k - segment) / PANEL_GROUP * PANEL_CODES;
         int chunk = threadIdx.x % 64;
 
@@ -104,17 +110,15 @@ template <int N, bool GATED> struct loader {
                            panel[i] + codes + chunk * 16);
             }
         }
-        chunk = threadIdx.x % 4;
-        if (scale && chunk * 2 < n) {
-            async_copy(to + CODES + threadIdx.x / 4 * GROUPS * PANEL_ROWS + chunk * 16,
-                       scale + scales + chunk * 16);
+        chunk = threadIdx.x % CHUNKS;
+        if (scale && chunk * 16 < n * PANEL_ROWS * L::SCALE) {
+            async_copy(to + CODES + threadIdx.x * 16, scale + scales + chunk * 16);
         }
         chunk = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             if (x[i] && chunk < n * 4) {
-                async_copy(x_chunk(to + CODES + SCALES, threadIdx.x / 32 + 8 * i, chunk),
-                           x[i] + first);
+                async_copy(x_chunk(to + L::X, threadIdx.x / 32 + 8 * i, chunk), x[i] + first);
             }
         }
     }
@@ -135,24 +139,49 @@ __device__ __forceinline__ uint4 panel_values(uint32_t stage, int panel, int gro
                       fp4_values(fp4_pair(v, 2), factor), fp4_values(fp4_pair(v, 3), factor));
 }
 
-/* d += a warp's 16 rows of weights, of panels `panel` and `other`, times x. */
-template <int TILES>
-__device__ __forceinline__ void multiply_stage(float (&d)[TILES][4], uint32_t stage, int panel,
-                                               int other, int groups, int lane)
+/* The same of int4, without their scale. */
+__device__ __forceinline__ uint4 panel_codes(int4_group &ret, uint32_t stage, int panel, int group,
+                                             int lane)
 {
-    uint32_t rows = stage + CODES + SCALES;
+    uint32_t at = panel * GROUPS + group;
 
+    ret = int4_group(load_word(stage + CODES + (at * PANEL_ROWS + (lane >> 2)) * 4));
+    return ret.values(load_word(stage + at * PANEL_CODES + lane * 4));
+}
+
+/* d += a warp's 16 rows of weights, of panels `panel` and `other`, times x. */
+template <int TILES, int KIND>
+__device__ __forceinline__ void multiply_stage(float (&d)[TILES][4], uint32_t stage, uint32_t rows,
+                                               int panel, int other, int groups, int lane)
+{
 #pragma unroll 2
     for (int group = 0; group < groups; group++) {
-        uint4 low = panel_values(stage, panel, group, lane);
-        uint4 high = panel_values(stage, other, group, lane);
+        uint4 low, high;
+        int4_group of[2]; /* of int4 */
+        if (KIND == PANELS_INT4) {
+            low = panel_codes(of[0], stage, panel, group, lane);
+            high = panel_codes(of[1], stage, other, group, lane);
+        } else {
+            low = panel_values(stage, panel, group, lane);
+            high = panel_values(stage, other, group, lane);
+        }
         uint32_t first[4] = {low.x, high.x, low.y, high.y},
                  second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             uint4 x = load_shared16(x_chunk(rows, i * 8 + (lane >> 2), group * 4 + (lane & 3)));
-            mma16816<T>(d[i], first, x.x, x.y);
-            mma16816<T>(d[i], second, x.z, x.w);
+            if (KIND == PANELS_INT4) {
+                float sum[4] = {};
+                mma16816<T>(sum, first, x.x, x.y);
+                mma16816<T>(sum, second, x.z, x.w);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    d[i][j] += of[j / 2].scale * sum[j];
+                }
+            } else {
+                mma16816<T>(d[i], first, x.x, x.y);
+                mma16816<T>(d[i], second, x.z, x.w);
+            }
         }
     }
 }
@@ -199,11 +228,11 @@ template <int TILES> __device__ __forceinline__ void clear(float (&d)[TILES][4])
     }
 }
 
-template <int N, bool GATED>
+template <int N, bool GATED, int KIND>
 __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     panels_kernel(const __grid_constant__ expert_product a, const __grid_constant__ expert_lists l)
 {
-    using L = panels_layout<N>;
+    using L = panels_layout<N, KIND>;
     constexpr int TILES = N / 8;
     extern __shared__ __align__(1024) char shared[];
     uint32_t base = shared_address(shared);
@@ -215,7 +244,7 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     pdl_wait();
     pdl_release();
     place<GATED> now(a, l), ahead(a, l);
-    loader<N, GATED> load(a);
+    loader<N, GATED, KIND> load(a);
     if (ahead.more()) {
         load.enter(a, ahead);
     }
@@ -228,8 +257,9 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
         load_next(load, ahead, a, l, base + (i + L::STAGES - 1) % L::STAGES * L::STAGE);
         bool mine = now.column + panel * PANEL_ROWS < a.width;
         if (mine) {
-            multiply_stage<TILES>(d, base + i % L::STAGES * L::STAGE, panel, other,
-                                  groups_of(a, now.step), lane);
+            uint32_t stage = base + i % L::STAGES * L::STAGE;
+            multiply_stage<TILES, KIND>(d, stage, stage + L::X, panel, other,
+                                        groups_of(a, now.step), lane);
         }
         if (mine && (now.step + 1) * DEPTH >= a.k) {
             store_panels<TILES, GATED>(d, a, now, now.first + row, now.first + row + apart,
@@ -241,8 +271,12 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
 }
 
 template <int N, bool GATED> struct panels_of {
-    static constexpr auto KERNEL = panels_kernel<N, GATED>;
-    static constexpr int BLOCK = THREADS, BYTES = panels_layout<N>::BYTES;
+    static constexpr auto KERNEL = panels_kernel<N, GATED, PANELS_FP4>;
+    static constexpr int BLOCK = THREADS, BYTES = panels_layout<N, PANELS_FP4>::BYTES;
+};
+template <int N, bool GATED> struct int4_panels_of {
+    static constexpr auto KERNEL = panels_kernel<N, GATED, PANELS_INT4>;
+    static constexpr int BLOCK = THREADS, BYTES = panels_layout<N, PANELS_INT4>::BYTES;
 };
 
 } // namespace
@@ -253,5 +287,7 @@ extern "C" bool launch_expert_panels(const struct expert_product *a, const struc
     bool fits = a->panels && a->w_scale && a->type == T_BF16 && a->k % (2 * PANEL_GROUP) == 0 &&
                 a->width % (2 * PANEL_ROWS) == 0 && a->x_stride % 8 == 0 && l->tile_rows <= 64;
 
-    return fits && launch_product<panels_of>(*a, *l, n_blocks, stream);
+    return fits &&
+           (a->panels == PANELS_INT4 ? launch_product<int4_panels_of>(*a, *l, n_blocks, stream)
+                                     : launch_product<panels_of>(*a, *l, n_blocks, stream));
 }

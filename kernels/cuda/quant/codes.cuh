@@ -94,6 +94,12 @@ struct int4_group {
                     : __uint_as_float(word & 0xffff0000u);
         zero = __byte_perm(word, word, 0x1010);
     }
+    /* By the word of a group of panels (panels.h). */
+    __device__ __forceinline__ explicit int4_group(uint32_t word)
+    {
+        scale = __uint_as_float(word & 0xfffffff0u);
+        zero = (word & 15) * 0x00010001u | 0x43004300u;
+    }
     /* Code minus zero point of the i-th two neighbours of a word. 128 + code is exact
      * in bf16: its last four bits of mantissa are the code. */
     __device__ __forceinline__ uint32_t pair(uint32_t v, int i) const

@@ -69,9 +69,12 @@ static bool any_zero(const struct weight_desc *d)
 /* Whether panels hold the weight exactly. */
 static bool fits_panels(const struct weight_desc *d, const struct quant_weight *q)
 {
-    return d->experts && q->format == FORMAT_FP4 && q->group_cols == PANEL_GROUP &&
-           q->rows % PANEL_ROWS == 0 && q->cols % (2 * PANEL_GROUP) == 0 &&
-           fp4_scales_fit(d, q->group_cols);
+    if (!d->experts || q->rows % PANEL_ROWS != 0 || q->cols % (2 * PANEL_GROUP) != 0) {
+        return false;
+    }
+    return q->format == FORMAT_FP4
+               ? q->group_cols == PANEL_GROUP && fp4_scales_fit(d, q->group_cols)
+               : q->format == FORMAT_INT4 && q->group_cols % PANEL_GROUP == 0;
 }
 
 /* Whether segments hold the weight exactly. */
@@ -243,7 +246,10 @@ static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
     read_now.mapped = false;
     int rc = send_codes(c, &read_now, buffer, pitch, e);
     if (rc == 0) {
-        if (q->layout == QUANT_PANELS) {
+        if (panel_kind(q) == PANELS_INT4) {
+            launch_pack_int4_panels((void *)q->codes, buffer, pitch, scale, zero, q->group_cols,
+                                    q->rows, q->cols, c->stream);
+        } else if (q->layout == QUANT_PANELS) {
             launch_pack_panels((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, c->stream);
         } else if (q->format == FORMAT_FP4) {
             launch_pack_fp4((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, q->group_cols,
@@ -282,6 +288,20 @@ static int fill_fp4(struct cuda_backend *c, const struct weight_desc *d, struct 
     return rc;
 }
 
+/* Factors of 1 for the rows of panels whose groups' scales are all there is. */
+static int unit_factors(struct cuda_backend *c, struct quant_weight *q, const char *name,
+                        struct err *e)
+{
+    float *factor = cuda_alloc(c, (size_t)q->rows * sizeof(*factor), name, e);
+
+    if (!factor) {
+        return ERR_NOMEM;
+    }
+    launch_fill(factor, q->rows, 1, c->stream);
+    q->scale = factor;
+    return 0;
+}
+
 static int fill_weight(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q,
                        struct err *e)
 {
@@ -297,6 +317,13 @@ static int fill_weight(struct cuda_backend *c, const struct weight_desc *d, stru
     }
     if (q->layout == QUANT_SEGMENTS) {
         return send_segments(c, d, q, scale, zero, e);
+    }
+    if (q->layout == QUANT_PANELS) {
+        rc = unit_factors(c, q, d->name, e);
+        rc = rc < 0 ? rc : send_segments(c, d, q, scale, zero, e);
+        cuda_release(c, scale); /* packed, and not small */
+        cuda_release(c, zero);
+        return rc;
     }
     q->scale = scale;
     q->zero = zero;
@@ -316,12 +343,18 @@ static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char
     int64_t n = (int64_t)q->rows * (of_rows ? 1 : q->n_groups);
 
     if (q->layout == QUANT_PANELS) {
-        launch_dummy_panels((void *)q->codes, q->rows, q->cols, ++c->n_dummies << 40, c->stream);
+        launch_dummy_panels((void *)q->codes, q->rows, q->cols, panel_kind(q), 1e-3f / most,
+                            ++c->n_dummies << 40, c->stream);
     } else {
         launch_dummy_codes((void *)q->codes, q->row_bytes, stored_rows(q), q->format, q->segment,
                            segment_scale, ++c->n_dummies << 40, c->stream);
     }
-    if (q->layout == QUANT_ROWS || q->format == FORMAT_FP4) {
+    if (panel_kind(q) == PANELS_INT4) {
+        int rc = unit_factors(c, q, name, e);
+        if (rc < 0) {
+            return rc;
+        }
+    } else if (q->layout == QUANT_ROWS || q->format == FORMAT_FP4) {
         float *scale = cuda_alloc(c, (size_t)n * sizeof(*scale), name, e);
         if (!scale) {
             return ERR_NOMEM;
@@ -388,7 +421,7 @@ static int32_t segment_bytes(const struct quant_weight *q)
 static int64_t code_row_bytes(const struct quant_weight *q, const struct weight_format *f)
 {
     return q->layout == QUANT_SEGMENTS ? q->cols / QUANT_SEGMENT * (int64_t)q->segment
-           : q->layout == QUANT_PANELS ? panel_bytes(q->cols) / PANEL_ROWS
+           : q->layout == QUANT_PANELS ? panel_bytes(q->cols, panel_kind(q)) / PANEL_ROWS
                                        : weight_format_bytes(f, q->cols);
 }
 

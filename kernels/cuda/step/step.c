@@ -674,6 +674,7 @@ int cuda_step_end(struct backend *backend, struct err *e)
     struct cuda_step *s = step_now(c);
 
     cuda_start(c);
+    cuda_expert_load_end(c);
     if (c->capturing) {
         finish_capture(c);
     }
@@ -710,6 +711,7 @@ int cuda_step_wait(struct backend *backend, struct results *ret, struct err *e)
                             .logprob = s->logprob,
                             .top_token = s->top_token,
                             .top_logprob = s->top_logprob,
-                            .device_us = MAX((int64_t)(ms * 1000.0f), 1)};
+                            .device_us = MAX((int64_t)(ms * 1000.0f), 1),
+                            .experts = cuda_expert_load(c)};
     return 0;
 }

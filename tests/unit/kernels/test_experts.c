@@ -16,23 +16,32 @@ struct shape {
     const struct quant_case *quant; /* of up and down; NULL: floats */
 };
 
-static const struct quant_case FP8_ROWS = {.format = FORMAT_FP8,
-                                           .type = SCALE_F32,
-                                           .group_rows = 1},
-                               FP8_BLOCKS = {.format = FORMAT_FP8,
-                                             .type = SCALE_BF16,
-                                             .group_rows = 128,
-                                             .group_cols = 128},
-                               INT4_GROUPS = {.format = FORMAT_INT4,
-                                              .type = SCALE_BF16,
-                                              .group_rows = 1,
-                                              .group_cols = 32,
-                                              .zeros = true},
-                               FP4_GROUPS = {.format = FORMAT_FP4,
-                                             .type = SCALE_E8M0,
-                                             .group_rows = 1,
-                                             .group_cols = 32,
-                                             .experts = true};
+static const struct quant_case
+    FP8_ROWS = {.format = FORMAT_FP8, .type = SCALE_F32, .group_rows = 1},
+    FP8_BLOCKS = {.format = FORMAT_FP8, .type = SCALE_BF16, .group_rows = 128, .group_cols = 128},
+    INT4_GROUPS = {.format = FORMAT_INT4,
+                   .type = SCALE_BF16,
+                   .group_rows = 1,
+                   .group_cols = 32,
+                   .zeros = true,
+                   .experts = true},
+    INT4_WIDE = {.format = FORMAT_INT4,
+                 .type = SCALE_F16,
+                 .group_rows = 1,
+                 .group_cols = 128,
+                 .zeros = true,
+                 .experts = true},
+    INT4_MIDDLE = {.format = FORMAT_INT4,
+                   .type = SCALE_BF16,
+                   .group_rows = 1,
+                   .group_cols = 64,
+                   .experts = true},
+    INT4_ROWS = {.format = FORMAT_INT4, .type = SCALE_F32, .group_rows = 1, .experts = true},
+    FP4_GROUPS = {.format = FORMAT_FP4,
+                  .type = SCALE_E8M0,
+                  .group_rows = 1,
+                  .group_cols = 32,
+                  .experts = true};
 
 static const struct shape SHAPES[] = {
     {1, 4, 2, 64, 48, 0, true, .skew = 0},
@@ -77,6 +86,12 @@ static const struct shape SHAPES[] = {
     {130, 4, 2, 128, 128, 0, true, .skew = 40, .quant = &FP8_ROWS},
     {560, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     {5, 6, 2, 64, 96, 0, true, .skew = 0, .quant = &INT4_GROUPS},
+    {3, 8, 2, 960, 192, 0, true, .skew = 0, .quant = &INT4_GROUPS},
+    {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .limit = 0.5F, .quant = &INT4_WIDE},
+    {150, 8, 3, 832, 320, 0, true, .skew = 0, .quant = &INT4_MIDDLE},
+    {300, 8, 2, 256, 192, 0, true, .skew = 40, .quant = &INT4_GROUPS},
+    {40, 8, 3, 64, 64, 64, true, .skew = 0, .quant = &INT4_ROWS},
+    {560, 6, 2, 128, 256, 0, true, .skew = 0, .quant = &INT4_WIDE},
     {33, 6, 2, 96, 32, 0, true, .skew = 0, .quant = &FP4_GROUPS},
     {3, 8, 2, 960, 192, 0, true, .skew = 0, .quant = &FP4_GROUPS},
     {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .limit = 0.5F, .quant = &FP4_GROUPS},
@@ -421,8 +436,36 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
     return l;
 }
 
-/* y of rows [first, first + n). */
-static float *run_rows(struct rig *r, const struct layer_rig *l, int32_t first, int32_t n)
+/* How rows of x, as many as the shape has, load the experts. */
+static struct expert_load load_of(const struct shape *t, const struct values *v, const float *x)
+{
+    int64_t count[MOST_EXPERTS] = {0}, most = 0;
+    struct expert_load load = {0};
+    double weight[MOST_EXPERTS];
+
+    for (int32_t k = 0; k < t->rows; k++) {
+        reference_weights(weight, x + (int64_t)k * t->hidden, v, t);
+        for (int32_t i = 0; i < t->n; i++) {
+            count[i] += weight[i] != 0;
+        }
+    }
+    for (int32_t i = 0; i < t->n; i++) {
+        load.rows += count[i];
+        most = MAX(most, count[i]);
+    }
+    load.peak = most * t->n;
+    return load;
+}
+
+static void check_load(struct expert_load got, struct expert_load want)
+{
+    assert_int_equal(got.rows, want.rows);
+    assert_int_equal(got.peak, want.peak);
+}
+
+/* y of rows [first, first + n); `load`: of the step. */
+static float *run_counted(struct rig *r, const struct layer_rig *l, int32_t first, int32_t n,
+                          struct expert_load *load)
 {
     struct expert_scratch s = l->s;
     struct mat y = mat_rows(l->y, 0, n);
@@ -437,8 +480,13 @@ static float *run_rows(struct rig *r, const struct layer_rig *l, int32_t first, 
     }
     rig_begin_plain(r, n);
     r->b->ops->experts(r->b, y, mat_rows(l->x, first, n), &l->e, &s);
-    rig_end(r);
+    *load = rig_end(r).experts;
     return rig_download(r, y);
+}
+
+static float *run_rows(struct rig *r, const struct layer_rig *l, int32_t first, int32_t n)
+{
+    return run_counted(r, l, first, n, &(struct expert_load){0});
 }
 
 static void experts_are_those_of_the_definition(void **state)
@@ -459,11 +507,13 @@ static void experts_are_those_of_the_definition(void **state)
         for (int32_t k = 0; k < t->rows; k++) {
             reference_row(want + (int64_t)k * t->hidden, v.x + (int64_t)k * t->hidden, &v, t);
         }
-        float *got = run_rows(&r, &l, 0, t->rows);
+        struct expert_load load;
+        float *got = run_counted(&r, &l, 0, t->rows, &load);
         double limit = limit_of(&r, t);
         if (!(nmse(got, want, n) <= limit)) {
             fail_msg("shape %zu: NMSE %.3g, allowed %.3g", i, nmse(got, want, n), limit);
         }
+        check_load(load, load_of(t, &v, v.x));
         free(got);
         free(want);
         free_values(&v);
@@ -513,7 +563,9 @@ static void shares_of_ranks_add_up(void **state)
                 continue;
             }
             hold(&r, t, &v, &l, cut[k], cut[k + 1] - cut[k]);
-            float *part = run_rows(&r, &l, 0, t->rows);
+            struct expert_load load;
+            float *part = run_counted(&r, &l, 0, t->rows, &load);
+            check_load(load, load_of(t, &v, v.x)); /* of all experts, not of those held here */
             for (int64_t j = 0; j < n; j++) {
                 sum[j] += part[j];
             }
@@ -586,7 +638,7 @@ static void call_layer(const struct decode_rig *d)
 
 /* One token and one sample per sequence: the kind of step that a device may record and
  * replay. */
-static void run_decode(const struct decode_rig *d)
+static struct expert_load run_decode(const struct decode_rig *d)
 {
     enum { MOST = 64 };
     static const struct sample_row plain = {
@@ -621,7 +673,7 @@ static void run_decode(const struct decode_rig *d)
     if (!d->r->b->ops->replay || !d->r->b->ops->replay(d->r->b, &b)) {
         call_layer(d);
     }
-    rig_end(d->r);
+    return rig_end(d->r).experts;
 }
 
 static void check_norm(const struct decode_rig *d, const char *what, struct mat got, const float *x,
@@ -661,7 +713,7 @@ static void add_product(const struct decode_rig *d, float *x)
 /* After a step that began with x: every result, from the operands that the device
  * itself made. */
 static void check_layer(const struct decode_rig *d, const struct values *v, const float *weight,
-                        float *x)
+                        float *x, struct expert_load load)
 {
     const struct shape *t = d->t;
     int32_t n = t->rows * t->hidden;
@@ -682,6 +734,7 @@ static void check_layer(const struct decode_rig *d, const struct values *v, cons
                  t->n, t->hidden, nmse(sum, want, n), limit);
     }
     check_norm(d, "norm behind", d->after, sum, weight);
+    check_load(load, load_of(t, v, h));
     free(h);
     free(sum);
     free(want);
@@ -723,6 +776,11 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {8, 32, 8, 256, 640, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},
         {7, 16, 4, 256, 256, 0, true, .skew = 0, .quant = &FP8_BLOCKS},
         {5, 16, 4, 1024, 896, 0, true, .skew = 0, .biases = true, .quant = &FP8_BLOCKS},
+        {1, 16, 4, 2880, 192, 0, true, .skew = 0, .biases = true, .limit = 7,
+         .quant = &INT4_GROUPS},
+        {8, 32, 8, 256, 640, 0, true, .skew = 0, .quant = &INT4_WIDE},
+        {3, 16, 4, 768, 832, 0, true, .skew = 0, .quant = &INT4_MIDDLE},
+        {12, 16, 4, 1600, 128, 0, true, .skew = 0, .biases = true, .quant = &INT4_ROWS},
         {1, 16, 4, 2880, 192, 0, true, .skew = 0, .biases = true, .limit = 7, .quant = &FP4_GROUPS},
         {8, 32, 8, 256, 640, 0, true, .skew = 0, .quant = &FP4_GROUPS},
         {3, 16, 4, 768, 832, 0, true, .skew = 0, .quant = &FP4_GROUPS},
@@ -771,8 +829,8 @@ static void layers_of_decode_steps_follow_float64(void **state)
                     x[j * t->hidden] = 0.0625F;
                 }
                 rig_upload(&r, d.x, x);
-                run_decode(&d);
-                check_layer(&d, &v, weight, x);
+                struct expert_load load = run_decode(&d);
+                check_layer(&d, &v, weight, x, load);
                 free(x);
             }
             free(weight);
