@@ -201,11 +201,11 @@ struct cuda_backend {
     struct expert_pending experts; /* the last launch of `experts` */
     int32_t *expert_counter;       /* of launch_expert_stream; NULL: it is not available */
     struct expert_load_state {     /* load.h */
-        int32_t *counts;           /* [LOAD_LAYERS, n], zero between steps; NULL: not made yet */
+        int32_t *counts;           /* [n_layers, n], zero between steps; NULL: not made yet */
         struct load_sums *sums;    /* of all steps, on the device */
         struct load_sums *copy;    /* in pinned host memory, written by kernels; owned */
         struct load_sums seen;     /* what was read last */
-        int32_t n, n_layers;       /* experts of a layer; layers of the step so far */
+        int32_t n, n_layers;       /* experts of the step's layers; layers so far */
     } expert_load;
     struct pending_product product;
 

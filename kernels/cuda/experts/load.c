@@ -3,11 +3,11 @@
 
 #include "kernels/cuda/cuda.h"
 
-/* Makes the counts of layers of n experts, and the sums. */
-static bool prepare(struct cuda_backend *c, int32_t n)
+/* Makes the counts and the sums. */
+static bool prepare(struct cuda_backend *c)
 {
     struct expert_load_state *l = &c->expert_load;
-    size_t n_bytes = (size_t)LOAD_LAYERS * (size_t)n * sizeof(*l->counts);
+    size_t n_bytes = (size_t)LOAD_COUNTS * sizeof(*l->counts);
     char *room = cuda_alloc(c, n_bytes + sizeof(*l->sums), "counts of experts", &c->failed);
 
     if (!room ||
@@ -20,7 +20,6 @@ static bool prepare(struct cuda_backend *c, int32_t n)
     *l->copy = (struct load_sums){0};
     l->sums = (struct load_sums *)room;
     l->counts = (int32_t *)(room + sizeof(*l->sums));
-    l->n = n;
     return true;
 }
 
@@ -28,10 +27,13 @@ int32_t *cuda_expert_counts(struct cuda_backend *c, int32_t n)
 {
     struct expert_load_state *l = &c->expert_load;
 
-    if (!l->counts && (c->capturing || !cuda_usable(c) || !prepare(c, n))) {
+    if (!l->counts && (c->capturing || !cuda_usable(c) || !prepare(c))) {
         return NULL;
     }
-    if (l->n != n || l->n_layers == LOAD_LAYERS) {
+    if (l->n_layers == 0) {
+        l->n = n;
+    }
+    if (l->n != n || (l->n_layers + 1) * n > LOAD_COUNTS) {
         return NULL;
     }
     return l->counts + (int64_t)l->n_layers++ * n;

@@ -13,7 +13,8 @@
 extern "C" {
 #endif
 
-enum { LOAD_LAYERS = 256 }; /* of a step; those behind them are not counted */
+/* Counts of a step; layers behind those that fit are not counted. */
+enum { LOAD_COUNTS = 1 << 16 };
 
 /* Sums over steps. */
 struct load_sums {
