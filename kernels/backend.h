@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 18
+#define BACKEND_ABI 19
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -104,8 +104,9 @@ struct weight_support {
     const char *kernel; /* that multiplies them, for the log; "" where not as_stored */
     /* Products of experts take them as stored where their rows and columns are
      * multiples of `experts`, 0: never, and a group's columns of expert_group, 0:
-     * any. */
+     * any; with experts_bf16 where activations are bfloat16. */
     int32_t experts, expert_group;
+    bool experts_bf16;
 };
 
 enum weight_kind {

@@ -558,7 +558,8 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .experts = f->id == FORMAT_FP8 ? EXPERT_CODES_K
                                                   : panels            ? EXPERT_PANEL_K
                                                                       : 0,
-                                       .expert_group = panels ? 32 : EXPERT_CODES_K};
+                                       .expert_group = panels ? 32 : EXPERT_CODES_K,
+                                       .experts_bf16 = true};
     }
     if (!weight_format_is_plain(f)) {
         return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};

@@ -16,7 +16,8 @@ bool model_keeps_expert_format(const struct model *m, const struct weight_format
     struct weight_support s = m->backend->ops->supports(m->backend, f);
     int32_t of = s.experts;
 
-    return of > 0 && model_expert_width(&m->config) % of == 0 &&
+    return of > 0 && !(s.experts_bf16 && m->options.dtype != DTYPE_BF16) &&
+           model_expert_width(&m->config) % of == 0 &&
            m->weights->expert_intermediate % of == 0 &&
            (s.expert_group == 0 || group_cols % s.expert_group == 0);
 }
@@ -72,7 +73,7 @@ static const char *why_decoded(const struct model *m, const struct tensor_spec *
            : s->kind != WEIGHT_LINEAR ? "they are embedded"
            : q && q->scales.group_cols % FORMAT_GROUP != 0 ? "groups of no multiple of 16 columns"
            : tensor_spec_stacked(s)                        ? "all experts of a layer in one tensor"
-           : tensor_spec_of_expert(s) ? "experts of other sizes than its kernels"
+           : tensor_spec_of_expert(s) ? "experts of other sizes or types than its kernels"
                                       : "a product by heads";
 }
 
