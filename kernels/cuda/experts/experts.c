@@ -123,6 +123,10 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
     return p;
 }
 
+/* Rows from which activations are quantised, where they may be: more than one launch
+ * takes, and fewer than are worth widening for. */
+enum { E4M3_ROWS = EXPERT_STREAM_ROWS + 1 };
+
 /* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
  * twice as fast as those of codes, and every expert has rows. */
 enum { WIDEN_ROWS = 512 };
@@ -130,6 +134,9 @@ enum { WIDEN_ROWS = 512 };
 /* Replaces the codes of a product by their values. */
 static void widen(struct cuda_backend *c, struct expert_product *a, struct mat w)
 {
+    if (!cuda_quant_reserve(c, w.priv, (enum dtype)a->type, &c->failed)) {
+        return;
+    }
     if (a->panels) {
         launch_widen_panels(c->widened, w.cols, w.priv, (int)a->type, c->stream);
     } else {
@@ -145,8 +152,9 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
     if (a->w_scale) {
-        bool done = a->panels ? launch_expert_panels(a, l, 2 * c->n_sms, c->stream)
-                              : launch_expert_codes(a, l, 2 * c->n_sms, c->stream);
+        bool done = a->x_scale  ? launch_expert_e4m3(a, l, c->n_sms, c->stream)
+                    : a->panels ? launch_expert_panels(a, l, 2 * c->n_sms, c->stream)
+                                : launch_expert_codes(a, l, 2 * c->n_sms, c->stream);
         if (!done) {
             err_set(&c->failed, ERR_UNSUPPORTED, "cuda: experts of %d x %d %s times %s activations",
                     a->width, a->k, a->panels ? "panels" : "e4m3 codes",
@@ -160,6 +168,30 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
     if (!launch_expert_mma(a, l, 2 * c->n_sms, c->stream)) {
         launch_expert_product(a, l, l->cap, top, c->stream);
     }
+}
+
+/* The codes of x lie where down's results will, which are twice as long and written
+ * when up has read them; those of its own result where they would lie as floats. */
+static struct expert_quantise quantised(struct expert_product *up, struct expert_product *down,
+                                        int32_t rows, int32_t top)
+{
+    uint8_t *x = down->out, *act = up->out;
+    struct expert_quantise q = {.x = up->x,
+                                .x_stride = up->x_stride,
+                                .codes = x,
+                                .scale = (float *)(x + (int64_t)rows * up->k),
+                                .rows = rows,
+                                .cols = up->k};
+
+    up->x = q.codes;
+    up->x_stride = up->k;
+    up->x_scale = q.scale;
+    up->out_stride = up->width;
+    up->out_scale = (float *)(act + (int64_t)rows * top * up->width);
+    down->x = act;
+    down->x_stride = down->k;
+    down->x_scale = up->out_scale;
+    return q;
 }
 
 static struct expert_few few_args(struct mat y, struct mat x, const struct experts *e,
@@ -291,6 +323,15 @@ static bool stream(struct cuda_backend *c, const struct expert_few *f, struct ma
     return true;
 }
 
+/* Whether x is quantised for both products, as the schemes of the files say. */
+static bool quantises(const struct experts *e)
+{
+    const struct quant_weight *up = e->up.format ? e->up.priv : NULL,
+                              *down = e->down.format ? e->down.priv : NULL;
+
+    return up && down && up->quantises && down->quantises;
+}
+
 static bool takes(struct cuda_backend *c, const struct experts *e)
 {
     bool fits =
@@ -319,13 +360,15 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     r.load = rows > 0 ? cuda_expert_counts(c, e->n) : NULL;
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
     bool codes = e->up.format || e->down.format;
-    bool widens = codes && free && rows >= WIDEN_ROWS;
+    bool e4m3 = quantises(e) && rows >= E4M3_ROWS && rows < WIDEN_ROWS;
+    bool widens = codes && !e4m3 && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_few f = few_args(y, x, e, s, &r);
-    struct expert_lists l = lists_of(e, s, rows, tile_rows(e, rows, wgmma ? EXPERT_WIDE_ROWS : 64));
+    int32_t most = e4m3 ? EXPERT_E4M3_ROWS : wgmma ? EXPERT_WIDE_ROWS : 64;
+    struct expert_lists l = lists_of(e, s, rows, tile_rows(e, rows, most));
     struct mat router_x = s->router_x.data ? s->router_x : x;
     bool own = !s->router_x.data; /* the router reads what the experts read */
-    if (free && own && rows > 0 && cuda_usable(c) && shared_joins(e) && stream(c, &f, x)) {
+    if (free && own && !e4m3 && rows > 0 && cuda_usable(c) && shared_joins(e) && stream(c, &f, x)) {
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */
@@ -345,8 +388,12 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
         cuda_linear(b, s->scores, router_x, e->router, &(struct epilogue){.bias = e->router_bias});
         cuda_start(c);
     }
-    launch_expert_route(&r, &l, c->stream);
     struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
+    struct expert_quantise q;
+    if (e4m3) {
+        q = quantised(&up, &down, rows, e->top);
+    }
+    launch_expert_route(&r, &l, e4m3 ? &q : NULL, c->stream);
     if (widens && e->up.format) {
         widen(c, &up, e->up);
     }

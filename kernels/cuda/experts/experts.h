@@ -81,6 +81,20 @@ struct expert_product {
     int32_t n_groups, group_cols;
     int32_t group_shift; /* the logarithm of group_cols where that is a power of two; else 0 */
     int32_t panels;      /* enum panel_kind: w is of QUANT_PANELS, w_scale [rows of w] */
+    /* x is e4m3 codes too, x_stride in bytes, with scales
+     * [rows of x, k / EXPERT_CODES_K] of so many columns; NULL: x is of `type`. */
+    const float *x_scale;
+    float *out_scale; /* of a gated one with x_scale: out likewise, out_stride in bytes */
+};
+
+/* x [rows, cols], bf16, as codes [rows, cols] and scale [rows, cols / EXPERT_CODES_K]:
+ * the greatest magnitude of a group of columns is code 448. */
+struct expert_quantise {
+    const void *x;
+    int64_t x_stride; /* elements */
+    uint8_t *codes;
+    float *scale;
+    int32_t rows, cols;
 };
 
 struct expert_combine {
@@ -104,8 +118,9 @@ struct expert_combine {
 };
 
 enum { EXPERT_MOST = 1024, EXPERT_MOST_TOP = 32, EXPERT_MOST_GROUPS = 32 }; /* of a layer */
+/* With q also its codes. */
 void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,
-                         cudaStream_t stream);
+                         const struct expert_quantise *q, cudaStream_t stream);
 /* Any shape and type: a warp multiplies a row of w with the rows of an expert, four at
  * a time. The fastest for a few rows. */
 void launch_expert_product(const struct expert_product *a, const struct expert_lists *l,
@@ -181,6 +196,12 @@ bool launch_expert_mma(const struct expert_product *a, const struct expert_lists
 enum { EXPERT_CODES_K = 128 };
 bool launch_expert_codes(const struct expert_product *a, const struct expert_lists *l,
                          int32_t n_blocks, cudaStream_t stream);
+/* The same for codes times codes (x_scale), in tiles of at most EXPERT_E4M3_ROWS rows,
+ * where expert_e4m3_fits says so for the weights of both products of a layer. */
+enum { EXPERT_E4M3_ROWS = 128 };
+bool expert_e4m3_fits(int32_t k, int32_t group_cols);
+bool launch_expert_e4m3(const struct expert_product *a, const struct expert_lists *l,
+                        int32_t n_blocks, cudaStream_t stream);
 /* The same for panels (quant/panels.h), whose width and depth are multiples of
  * EXPERT_PANEL_K. */
 enum { EXPERT_PANEL_K = 64 };

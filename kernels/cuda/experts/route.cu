@@ -4,6 +4,7 @@
  * by three kernels. The lists of an expert's pairs are filled in any order, which no
  * result depends on.
  */
+#include "kernels/cuda/experts/code_group.cuh"
 #include "kernels/cuda/experts/route.cuh"
 #include "kernels/cuda/step/norm.cuh"
 
@@ -67,10 +68,10 @@ __device__ __forceinline__ void count_held(const expert_route &a, int rows)
     }
 }
 
-/* All of it for at most SMALL_ROUTE rows, in one block. */
+/* All of it for at most SMALL_ROUTE rows, in the first block; the others quantise. */
 template <int PER>
 __global__ void __launch_bounds__(LIST_THREADS)
-    route_few_kernel(const expert_route a, const expert_lists l)
+    route_few_kernel(const expert_route a, const expert_lists l, const expert_quantise q)
 {
     __shared__ int count[EXPERT_MOST], sums[32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -78,6 +79,11 @@ __global__ void __launch_bounds__(LIST_THREADS)
     count[threadIdx.x] = 0;
     pdl_wait();
     pdl_release();
+    if (blockIdx.x > 0) {
+        quantise_groups(q, ((blockIdx.x - 1) * LIST_THREADS + threadIdx.x) / 16,
+                        (gridDim.x - 1) * (LIST_THREADS / 16));
+        return;
+    }
     __syncthreads();
     int rows = live_rows(a);
     for (int row = warp; row < rows; row += LIST_THREADS / 32) {
@@ -172,11 +178,29 @@ __global__ void __launch_bounds__(LIST_THREADS)
     list_tiles(l, n, sums);
 }
 
-template <int PER> void route(const expert_route &a, const expert_lists &l, cudaStream_t stream)
+__global__ void __launch_bounds__(256) quantise_kernel(const expert_quantise q)
 {
+    pdl_wait();
+    pdl_release();
+    quantise_groups(q, (blockIdx.x * 256 + threadIdx.x) / 16, gridDim.x * 16);
+}
+
+template <int PER>
+void route(const expert_route &a, const expert_lists &l, const expert_quantise *q,
+           cudaStream_t stream)
+{
+    enum { MOST_BLOCKS = 2048 };
+    static const expert_quantise none = {};
+    unsigned groups = q ? (unsigned)(q->rows * (q->cols / EXPERT_CODES_K)) : 0;
+
     if (a.rows <= SMALL_ROUTE) {
-        launch(route_few_kernel<PER>, dim3(1), dim3(LIST_THREADS), 0, stream, a, l);
+        launch(route_few_kernel<PER>, dim3(1 + (groups + 63) / 64), dim3(LIST_THREADS), 0, stream,
+               a, l, q ? *q : none);
         return;
+    }
+    if (q) {
+        launch(quantise_kernel, dim3(min((groups + 15) / 16, MOST_BLOCKS)), dim3(256), 0, stream,
+               *q);
     }
     unsigned pairs = (unsigned)(a.rows * a.top);
     launch(route_kernel<PER>, dim3((unsigned)(a.rows + ROUTE_WARPS - 1) / ROUTE_WARPS),
@@ -293,16 +317,16 @@ __global__ void __launch_bounds__(COMBINE_THREADS) combine_norm_kernel(const exp
 } // namespace
 
 extern "C" void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,
-                                    cudaStream_t stream)
+                                    const struct expert_quantise *q, cudaStream_t stream)
 {
     if (a->n <= 64) {
-        route<2>(*a, *l, stream);
+        route<2>(*a, *l, q, stream);
     } else if (a->n <= 128) {
-        route<4>(*a, *l, stream);
+        route<4>(*a, *l, q, stream);
     } else if (a->n <= 256) {
-        route<8>(*a, *l, stream);
+        route<8>(*a, *l, q, stream);
     } else {
-        route<EXPERT_MOST / 32>(*a, *l, stream);
+        route<EXPERT_MOST / 32>(*a, *l, q, stream);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/gemm/linear.h"
 #include "kernels/cuda/quant/fp4_scales.h"
 #include "kernels/cuda/quant/panels.h"
@@ -444,10 +445,11 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->segment = segment_bytes(q);
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
-    q->quantises = !d->experts && q->format == FORMAT_FP8 && q->n_groups == 1 &&
-                   activations_quantised(d) && !c->config.deterministic && d->dtype == DTYPE_BF16 &&
-                   q->cols % CODE_ALIGN == 0 && q->rows % CODE_ALIGN == 0 &&
-                   lt_has_e4m3(c, q->rows, q->cols);
+    q->quantises = q->format == FORMAT_FP8 && activations_quantised(d) &&
+                   !c->config.deterministic && d->dtype == DTYPE_BF16 &&
+                   (d->experts ? expert_e4m3_fits(q->cols, q->group_cols)
+                               : q->n_groups == 1 && q->cols % CODE_ALIGN == 0 &&
+                                     q->rows % CODE_ALIGN == 0 && lt_has_e4m3(c, q->rows, q->cols));
 }
 
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
