@@ -156,16 +156,25 @@ __device__ __forceinline__ void sum_group(float (&sums)[N / 2], lane_codes<F> &c
     wgmma_wait<0>();
 }
 
-/* The same by the instruction of a warp, which other warps' need not wait for: of few
- * rows it takes less time than a warpgroup's one after the other. */
+/* Sums of a warp's instructions, in two chains. */
+template <int N> struct warp_sums {
+    float even[N / 8][4], odd[N / 8][4];
+
+    __device__ __forceinline__ float sum(int i) const
+    {
+        return even[i / 4][i % 4] + odd[i / 4][i % 4];
+    }
+};
+
+/* The same, added to `sums`, by the instruction of a warp, which other warps' need not
+ * wait for: of few rows it takes less time than a warpgroup's one after the other. */
 template <int F, int N, typename READY>
-__device__ __forceinline__ void sum_group_by_warp(float (&sums)[N / 2], lane_codes<F> &codes,
+__device__ __forceinline__ void sum_group_by_warp(warp_sums<N> &sums, lane_codes<F> &codes,
                                                   uint32_t tile, int g, uint32_t from, READY ready)
 {
     constexpr int TILES = N / 8; /* of eight rows */
     int lane = threadIdx.x & 31;
     uint32_t at = from + (lane & 7) * 128, chunk = ((lane >> 3) ^ (lane & 7)) * 16;
-    float even[TILES][4] = {}, odd[TILES][4] = {};
     lane_codes<F> second = codes;
 
     codes.load(tile, g, 0);
@@ -182,13 +191,9 @@ __device__ __forceinline__ void sum_group_by_warp(float (&sums)[N / 2], lane_cod
         (k < 4 ? codes : second).operand(a[1], k / 4, k % 4 + 1);
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            mma16816<bf16>(even[i], a[0], x[i][0], x[i][1]);
-            mma16816<bf16>(odd[i], a[1], x[i][2], x[i][3]);
+            mma16816<bf16>(sums.even[i], a[0], x[i][0], x[i][1]);
+            mma16816<bf16>(sums.odd[i], a[1], x[i][2], x[i][3]);
         }
-    }
-#pragma unroll
-    for (int j = 0; j < N / 2; j++) {
-        sums[j] = even[j / 4][j % 4] + odd[j / 4][j % 4];
     }
     __syncwarp(); /* all lanes have read their codes */
 }
@@ -197,13 +202,12 @@ __device__ __forceinline__ void sum_group_by_warp(float (&sums)[N / 2], lane_cod
  * as long as both operands agree: a lane multiplies 16 neighbours of each 64, and so
  * fetches 16 bytes of both at a time. */
 template <int F, int N, typename READY>
-__device__ __forceinline__ void sum_bytes_by_warp(float (&sums)[N / 2], lane_codes<F> &codes,
+__device__ __forceinline__ void sum_bytes_by_warp(warp_sums<N> &sums, lane_codes<F> &codes,
                                                   uint32_t tile, int g, uint32_t from, READY ready)
 {
     constexpr int TILES = N / 8;
     int lane = threadIdx.x & 31;
     uint32_t at = from + (lane >> 2) * 128 + ((lane & 3) * 2 ^ lane >> 2) * 16;
-    float even[TILES][4] = {}, odd[TILES][4] = {};
 
     codes.load_rows(tile, g);
     ready();
@@ -219,13 +223,9 @@ __device__ __forceinline__ void sum_bytes_by_warp(float (&sums)[N / 2], lane_cod
         codes.next_operand(a[1], i / 2, i % 2 * 2 + 1);
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-            mma16816<bf16>(even[j], a[0], x[j].x, x[j].y);
-            mma16816<bf16>(odd[j], a[1], x[j].z, x[j].w);
+            mma16816<bf16>(sums.even[j], a[0], x[j].x, x[j].y);
+            mma16816<bf16>(sums.odd[j], a[1], x[j].z, x[j].w);
         }
-    }
-#pragma unroll
-    for (int j = 0; j < N / 2; j++) {
-        sums[j] = even[j / 4][j % 4] + odd[j / 4][j % 4];
     }
     __syncwarp(); /* all lanes have read their codes */
 }
@@ -258,6 +258,9 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     using L = mixed_layout<F, N, WIDTH>;
     constexpr int EACH = L::GROUPS / L::PARTS; /* groups of a stage of codes */
     constexpr int STEP = L::PARTS / L::SOURCE_GROUPS;
+    constexpr bool BY_WARP = N <= MIXED_FEW_ROWS;
+    /* Besides those in its values a row of FP4 has one scale, for the end. */
+    constexpr bool ROW_SCALES = BY_WARP && (F == FUSED_MXFP4 || F == FUSED_NVFP4);
     /* the same in all lanes, which the compiler cannot know of threadIdx */
     int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), part = warpgroup / L::TILES,
         group = first_group + part, in_source = part % L::SOURCE_GROUPS;
@@ -266,6 +269,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     ring_place<L::STAGES> c = {0, 0};
     ring_place<L::SOURCES> x = {part / L::SOURCE_GROUPS, 0};
     lane_codes<F> codes(row, part, a);
+    warp_sums<BY_WARP ? N : 8> few = {};
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -278,14 +282,19 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
         for (int j = 0; j < EACH; j++, group += L::PARTS) {
             uint32_t from = r.source + x.stage * L::SOURCE_BYTES + in_source * L::GROUP_BYTES;
             auto ready = [&] { barrier_wait(r.source_full + x.stage * 8, x.phase); };
-            float sums[N / 2];
+            float sums[BY_WARP ? 1 : N / 2];
             codes.scales(tile, j * L::PARTS, group, a);
-            if constexpr (N <= MIXED_FEW_ROWS && !L::SEGMENTS) {
-                sum_bytes_by_warp<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
-            } else if constexpr (N <= MIXED_FEW_ROWS) {
-                sum_group_by_warp<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
-            } else {
+            if constexpr (!BY_WARP) {
                 sum_group<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
+            } else {
+                if (!ROW_SCALES) {
+                    few = {};
+                }
+                if constexpr (L::SEGMENTS) {
+                    sum_group_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
+                } else {
+                    sum_bytes_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
+                }
             }
             if (leads && in_source + L::PARTS >= L::SOURCE_GROUPS) {
                 barrier_arrive(r.source_empty + x.stage * 8);
@@ -294,8 +303,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 barrier_arrive(r.codes_empty + c.stage * 8);
             }
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                d[i] += codes.scale[i / 2 & 1] * sums[i];
+            for (int i = 0; i < N / 2 && !ROW_SCALES; i++) {
+                d[i] += codes.scale[i / 2 & 1] * (BY_WARP ? few.sum(i) : sums[i]);
             }
             if constexpr (STEP > 0) {
                 x.template advance<STEP>();
@@ -307,6 +316,10 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
             }
         }
         c.template advance<1>();
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2 && ROW_SCALES; i++) {
+        d[i] = codes.scale[i / 2 & 1] * few.sum(i);
     }
 }
 

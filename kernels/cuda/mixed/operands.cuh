@@ -135,7 +135,7 @@ template <int F> struct lane_fp4 {
     static constexpr int GROUP = F == FUSED_NVFP4 ? 16 : 32; /* columns that share a scale */
     static constexpr int PITCH = F == FUSED_NVFP4 ? QUANT_NVFP4_BYTES : QUANT_MXFP4_BYTES;
     float scale[2];
-    uint32_t factor[2][2]; /* of each row, a byte for each 16 columns */
+    uint32_t factor[2][32 / GROUP]; /* of each row, a byte for each GROUP columns */
     uint32_t word[2][2];
     uint32_t at, scales_at;
 
@@ -151,9 +151,10 @@ template <int F> struct lane_fp4 {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t from = tile + scales_at + h * 8 * PITCH + i * (MIXED_GROUP / GROUP);
-            uint32_t first = load_word(from);
-            factor[h][0] = GROUP == 16 ? first : __byte_perm(first, 0, 0x1100);
-            factor[h][1] = GROUP == 16 ? load_word(from + 4) : __byte_perm(first, 0, 0x3322);
+#pragma unroll
+            for (int j = 0; j < 32 / GROUP; j++) {
+                factor[h][j] = load_word(from + j * 4);
+            }
         }
     }
     __device__ __forceinline__ void load(uint32_t tile, int i, int half)
@@ -170,7 +171,8 @@ template <int F> struct lane_fp4 {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint32_t f = fp4_factor<GROUP>(factor[h][half] >> (8 * k) & 255);
+            int place = (half * 4 + k) * 16 / GROUP;
+            uint32_t f = fp4_factor_of<GROUP>(factor[h][place / 4], place % 4);
             ret[h] = fp4_values(fp4_pair(word[h][k / 2], k % 2 * 2), f);
             ret[h + 2] = fp4_values(fp4_pair(word[h][k / 2], k % 2 * 2 + 1), f);
         }

@@ -72,6 +72,14 @@ template <int GROUP> __device__ __forceinline__ uint32_t fp4_factor(uint32_t byt
     return GROUP == 16 ? byte * 0x00100010u + 0x6f006f00u : byte * 0x00800080u;
 }
 
+/* That of byte i of a word. */
+template <int GROUP> __device__ __forceinline__ uint32_t fp4_factor_of(uint32_t word, int i)
+{
+    uint32_t two = __byte_perm(word, 0, 0x4040 + i * 0x0101);
+
+    return GROUP == 16 ? two * 16 + 0x6f006f00u : two * 128;
+}
+
 /* Values of two codes, exactly: three bits of mantissa times one or four. */
 __device__ __forceinline__ uint32_t fp4_values(uint32_t bits, uint32_t factor)
 {
