@@ -1,0 +1,565 @@
+/* Attention over latents of 512 and a rotated key of 64 dims on Hopper: wgmma,
+ * warp-specialised.
+ *
+ * A block computes 64 query rows, heads of one token, over tiles of 64 keys in a ring of
+ * three stages. One warpgroup holds the queries in registers and turns tiles into
+ * weights; two others each sum up 256 dims of the values, which are the keys' first 512.
+ * The weights of a tile take the place of its rotated keys, which only scores need, so
+ * that a stage holds all there is of a tile until both sums are done. Between issuing
+ * scores a warp of the first fills the ring with tensor copies, nine panels of 64 dims
+ * to a tile.
+ */
+#include "kernels/cuda/attention/latent.cuh"
+#include "kernels/cuda/attention/latent.h"
+#include "kernels/cuda/gemm/async_copy.cuh"
+#include "kernels/cuda/gemm/tensor_map.cuh"
+#include "kernels/cuda/gemm/wgmma.cuh"
+#include <cstdlib>
+
+enum {
+    LATENT = 512,
+    WIDTH = 576,
+    ROWS = 64,
+    KEYS = LATENT_KEYS,
+    PANELS = WIDTH / 64,
+    PANEL = KEYS * 128, /* bytes of a panel of a tile; of a panel of queries too */
+    STAGE = PANELS * PANEL,
+    STAGES = 3,
+    STEPS = WIDTH / 16,
+    PARTS = 3, /* of a tile, with a barrier each */
+    HELD = 31, /* steps of 16 dims of queries in registers; the others are in shared memory */
+    THREADS = 384
+};
+
+/* Shared-memory addresses. */
+struct latent_shared {
+    uint32_t base;
+    static constexpr int LAST = STAGES * STAGE + PANEL, KEEP = LAST + ROWS * 32,
+                         BARS = KEEP + STAGES * ROWS * 4,
+                         BYTES = BARS + (STAGES * (PARTS + 2) + 3) * 8;
+    __device__ uint32_t tile(int stage) const
+    {
+        return base + stage * STAGE;
+    }
+    /* the weights of a tile, [64 rows][64 keys] */
+    __device__ uint32_t weights(int stage) const
+    {
+        return tile(stage) + LATENT / 64 * PANEL;
+    }
+    /* the queries' rotated ends */
+    __device__ uint32_t tail(void) const
+    {
+        return tile(STAGES);
+    }
+    /* the queries' latent dims from 16 * HELD on, in rows of 32 bytes */
+    __device__ uint32_t last(void) const
+    {
+        return base + LAST;
+    }
+    /* factors of what was summed before a tile, [64] */
+    __device__ float *keep(int stage) const
+    {
+        return (float *)__cvta_shared_to_generic(base + KEEP) + stage * ROWS;
+    }
+    /* greatest score and sum of weights of each row, [64][2], once all is scored: in the
+     * place of the rotated ends */
+    __device__ float2 *stats(void) const
+    {
+        return (float2 *)__cvta_shared_to_generic(tail());
+    }
+    /* what the warp that loads needs of its sequence: kept here to save registers */
+    struct work_at {
+        const int32_t *table;
+        int hi;
+    };
+    __device__ work_at *work(void) const
+    {
+        return (work_at *)__cvta_shared_to_generic(done() + 8);
+    }
+    __device__ uint32_t full(int stage, int part) const
+    {
+        return base + BARS + (stage * PARTS + part) * 8;
+    }
+    __device__ uint32_t ready(int stage) const
+    {
+        return full(STAGES, stage);
+    }
+    __device__ uint32_t empty(int stage) const
+    {
+        return ready(STAGES + stage);
+    }
+    /* the rows' statistics are there */
+    __device__ uint32_t done(void) const
+    {
+        return empty(STAGES);
+    }
+};
+
+struct ring {
+    int stage;
+    uint32_t phase;
+    __device__ __forceinline__ void advance(void)
+    {
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int dim, int token,
+                                         int layer, int block, uint32_t bar)
+{
+#if BULK_COPY
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(dim), "r"(token), "r"(layer), "r"(block), "r"(bar)
+                 : "memory");
+#endif
+}
+
+/* Copies of a tile's boxes; called by a warp. box: tokens of a copy. */
+__device__ __forceinline__ void load_tile(const CUtensorMap *map, const latent_args &a,
+                                          const int32_t *table, int key, int hi, int box,
+                                          const latent_shared &sh, int stage)
+{
+    int lane = threadIdx.x & 31, bs = a.kv.block_size,
+        boxes = (min(KEYS, hi - key) + box - 1) / box, block = 0;
+
+    if (lane < boxes) {
+        block = table[(key + lane * box) / bs];
+    }
+    if (lane < PARTS) {
+        barrier_expect(sh.full(stage, lane), boxes * box * 128 * (PANELS / PARTS));
+    }
+    __syncwarp();
+    for (int i = 0; i < PANELS * boxes; i += 32) {
+        int at = min(i + lane, PANELS * boxes - 1), panel = at / boxes, n = at % boxes;
+        int from = __shfl_sync(0xffffffffu, block, n);
+        if (i + lane < PANELS * boxes) {
+            copy_box(sh.tile(stage) + panel * PANEL + n * box * 128, map, panel * 64,
+                     (key + n * box) % bs, a.layer, from, sh.full(stage, panel / (PANELS / PARTS)));
+        }
+    }
+}
+
+__device__ __forceinline__ uint32_t panel_at(uint32_t row, uint32_t chunk)
+{
+    return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+/* Syncs the scoring warpgroup. */
+__device__ __forceinline__ void scorers_sync(void)
+{
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
+/* Queries into registers, by way of the last stage; rows that are not real are zeros. */
+template <typename T>
+__device__ __forceinline__ void load_queries(uint32_t (&q)[HELD][4], const latent_args &a,
+                                             const tile_rows &w, const latent_shared &sh)
+{
+    int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane & 15);
+    uint32_t to = sh.tile(STAGES - 1);
+
+    for (int i = threadIdx.x; i < ROWS * (WIDTH / 8); i += 128) {
+        int r = i / (WIDTH / 8), c = i % (WIDTH / 8), token = r / w.heads,
+            head = w.head + r % w.heads;
+        bool real = token < w.n_tokens && head < a.n_heads;
+        int64_t at = real ? w.token + token - a.first : 0, h = real ? head : 0;
+        const T *from = c < LATENT / 8 ? (const T *)a.q + at * a.q_stride + h * WIDTH + c * 8
+                                       : (const T *)a.tail + at * a.tail_stride + h * a.tail_head +
+                                             (c - LATENT / 8) * 8;
+        uint32_t at_row = panel_at(r, c % 8), dst = to + c / 8 * PANEL + at_row;
+        if (c >= LATENT / 8) {
+            dst = sh.tail() + at_row;
+        } else if (c >= HELD * 2) {
+            dst = sh.last() + r * 32 + ((c & 1) ^ (r >> 2 & 1)) * 16;
+        }
+        async_copy_or_zeros(dst, from, real);
+    }
+    async_commit();
+    async_wait<0>();
+    proxy_fence();
+    scorers_sync();
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        ldmatrix_x4(q[i], to + i / 4 * PANEL + panel_at(row, i % 4 * 2 + (lane >> 4)));
+    }
+    proxy_fence();
+    scorers_sync(); /* the stage is free */
+}
+
+/* What a scoring thread keeps of rows g and g + 8 of its warp's 16. */
+struct scores {
+    float s[KEYS / 2];
+    float m[2], l[2], keep[2]; /* as in attn_prefill_sm90.cu */
+};
+
+/* Scores of a part of the dims. */
+template <typename T, int PART>
+__device__ __forceinline__ void issue_part(scores &x, const uint32_t (&q)[HELD][4], uint64_t keys,
+                                           const latent_shared &sh)
+{
+#pragma unroll
+    for (int i = PART * (STEPS / PARTS); i < (PART + 1) * (STEPS / PARTS); i++) {
+        uint64_t b = keys + i / 4 * (PANEL / 16) + i % 4 * 2;
+        if (i < HELD) {
+            wgmma_rs_k<T, KEYS>::run(x.s, q[i < HELD ? i : 0], b, i > 0);
+        } else if (i < LATENT / 16) {
+            wgmma_ss<T, KEYS>::run(x.s, wgmma_descriptor(sh.last(), 32), b, 1);
+        } else {
+            wgmma_ss<T, KEYS>::run(x.s, wgmma_descriptor(sh.tail()) + i % 4 * 2, b, 1);
+        }
+    }
+}
+
+/* Zeroes keys from n on: memory behind a sequence may hold NaN, and 0 * NaN is NaN. */
+__device__ __forceinline__ void clear_keys(uint32_t tile, int n)
+{
+    for (int i = threadIdx.x; i < PANELS * (KEYS - n) * 8; i += 128) {
+        int panel = i / ((KEYS - n) * 8), at = i % ((KEYS - n) * 8);
+        store_shared16(tile + panel * PANEL + n * 128 + at * 16, make_uint4(0, 0, 0, 0));
+    }
+    proxy_fence();
+    scorers_sync();
+}
+
+__device__ __forceinline__ void mask(scores &x, int n)
+{
+    int lane = threadIdx.x & 31;
+
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        if ((lane & 3) * 2 + i / 4 * 8 + (i & 1) >= n) {
+            x.s[i] = -INFINITY;
+        }
+    }
+}
+
+/* Scores to weights, which go to the row at `to` and the eighth behind it. factor: makes
+ * scores exponents of two. */
+template <typename T> __device__ __forceinline__ void softmax(scores &x, uint32_t to, float factor)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) {
+            top = fmaxf(top, fmaxf(x.s[i * 4 + h * 2], x.s[i * 4 + h * 2 + 1]));
+        }
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float next = fmaxf(x.m[h], top * factor), from = next == -INFINITY ? 0.0f : next;
+        x.keep[h] = next == x.m[h] ? 1.0f : fast_exp2(x.m[h] - from);
+        x.m[h] = next;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < KEYS / 8; i++) {
+            uint32_t v = pack2<T>(fast_exp2(x.s[i * 4 + h * 2] * factor - from),
+                                  fast_exp2(x.s[i * 4 + h * 2 + 1] * factor - from));
+            float2 f = unpack2_as(v, std::is_same<T, __half>::value);
+            sum += f.x + f.y;
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"((to ^ i << 4) + h * 1024), "r"(v)
+                         : "memory");
+        }
+        x.l[h] = x.l[h] * x.keep[h] + sum;
+    }
+}
+
+/* Rows of the block that are worth computing, a multiple of 16. */
+__device__ __forceinline__ int active_rows(const latent_args &a, const tile_rows &w)
+{
+    return min((w.n_tokens * w.heads + 15) & ~15, ROWS);
+}
+
+/* The scoring warpgroup. HOLD: a tile's weights are shown once so many parts of the next
+ * tile's scores are done, so that the matrix unit has sums to do during the softmax. */
+template <typename T, int HOLD>
+__device__ __forceinline__ void score(const CUtensorMap *map, const latent_args &a,
+                                      const tile_rows &rows, const segment &g, int box,
+                                      const latent_shared &sh)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = warp * 16 + (lane >> 2);
+    uint32_t q[HELD][4];
+    scores x;
+    ring r = {0, 0};
+    int left = g.hi - g.lo, active = active_rows(a, rows);
+    bool mine = warp * 16 < active, first = true;
+
+    x.m[0] = x.m[1] = -INFINITY;
+    x.l[0] = x.l[1] = 0.0f;
+    if (warp == 0) {
+        for (int i = 0; i < STAGES - 1 && i * KEYS < left; i++) {
+            load_tile(map, a, g.table, g.lo + i * KEYS, g.hi, box, sh, i);
+        }
+    }
+    if (threadIdx.x == 0) {
+        *sh.work() = {g.table, g.hi};
+    }
+    load_queries<T>(q, a, rows, sh);
+    for (; left > 0; left -= KEYS) {
+        /* by a shuffle, so that descriptors are computed in uniform registers */
+        uint64_t keys = wgmma_descriptor(__shfl_sync(0xffffffffu, sh.tile(r.stage), 0));
+        int before = r.stage == 0 ? STAGES - 1 : r.stage - 1;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            barrier_wait(sh.full(r.stage, i), r.phase);
+        }
+        if (left < KEYS) {
+            clear_keys(sh.tile(r.stage), left);
+        }
+        wgmma_fence();
+        issue_part<T, 0>(x, q, keys, sh);
+        if (HOLD == 1) {
+            wgmma_commit();
+        }
+        issue_part<T, 1>(x, q, keys, sh);
+        if (HOLD == 2) {
+            wgmma_commit();
+        }
+        issue_part<T, 2>(x, q, keys, sh);
+        wgmma_commit();
+        if (HOLD > 0) {
+            if (HOLD < 3) {
+                wgmma_wait<1>();
+            } else {
+                wgmma_wait<0>();
+            }
+            if (lane == 0 && !first) {
+                barrier_arrive(sh.ready(before));
+            }
+        }
+        wgmma_wait<0>();
+        scorers_sync(); /* all of the warpgroup's scores are done */
+        if (mine) {
+            if (left < KEYS) {
+                mask(x, left);
+            }
+            softmax<T>(x, sh.weights(r.stage) + panel_at(row, 0) + (lane & 3) * 4, a.scale * LOG2E);
+            if ((lane & 3) == 0) {
+                sh.keep(r.stage)[row] = x.keep[0];
+                sh.keep(r.stage)[row + 8] = x.keep[1];
+            }
+            proxy_fence();
+            __syncwarp();
+        }
+        if (HOLD == 0 && lane == 0) {
+            barrier_arrive(sh.ready(r.stage));
+        }
+        if (warp == 0 && left > (STAGES - 1) * KEYS) {
+            /* the stage before this one */
+            latent_shared::work_at w = *sh.work();
+            if (!first) {
+                barrier_wait(sh.empty(before), r.phase ^ (r.stage == 0));
+            }
+            load_tile(map, a, w.table, w.hi - left + (STAGES - 1) * KEYS, w.hi, box, sh, before);
+        }
+        first = false;
+        r.advance();
+    }
+    if (HOLD > 0 && lane == 0 && !first) {
+        barrier_arrive(sh.ready(r.stage == 0 ? STAGES - 1 : r.stage - 1));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        x.l[h] += __shfl_xor_sync(0xffffffffu, x.l[h], 1);
+        x.l[h] += __shfl_xor_sync(0xffffffffu, x.l[h], 2);
+        if ((lane & 3) == 0) {
+            sh.stats()[row + 8 * h] = make_float2(x.m[h], x.l[h]);
+        }
+    }
+    __syncwarp();
+    if (lane == 0) {
+        barrier_arrive(sh.done());
+    }
+}
+
+/* Writes a summing warpgroup's rows: as results, or as partial results of a split. */
+template <typename T>
+__device__ __forceinline__ void write_sums(const float (&acc)[128], const latent_args &a,
+                                           const latent_splits &p, const tile_rows &w,
+                                           const latent_shared &sh, int half)
+{
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, dim = half * 256 + (lane & 3) * 2;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int r = warp * 16 + (lane >> 2) + 8 * i, token = r / w.heads, head = w.head + r % w.heads;
+        if (token >= w.n_tokens || head >= a.n_heads) {
+            continue;
+        }
+        int64_t row = w.token + token - a.first;
+        float2 ml = sh.stats()[r];
+        if (p.n > 1) {
+            int64_t to = (row * a.n_heads + head) * p.n + blockIdx.x;
+            float *out = p.o + to * LATENT + dim;
+#pragma unroll
+            for (int n = 0; n < 32; n++) {
+                *(float2 *)(out + n * 8) = make_float2(acc[n * 4 + 2 * i], acc[n * 4 + 2 * i + 1]);
+            }
+            if (dim == 0) {
+                *(float2 *)(p.ml + to * 2) = ml;
+            }
+            continue;
+        }
+        float scale = ml.y > 0.0f ? 1.0f / ml.y : ml.y == 0.0f ? 0.0f : ml.y;
+        T *out = (T *)a.sum + row * a.sum_stride + (int64_t)head * LATENT + dim;
+#pragma unroll
+        for (int n = 0; n < 32; n++) {
+            *(uint32_t *)(out + n * 8) =
+                pack2<T>(acc[n * 4 + 2 * i] * scale, acc[n * 4 + 2 * i + 1] * scale);
+        }
+    }
+}
+
+/* A summing warpgroup: dims [256 * half, 256 * half + 256). */
+template <typename T>
+__device__ __forceinline__ void sum_up(const latent_args &a, const latent_splits &p,
+                                       const tile_rows &rows, const segment &g,
+                                       const latent_shared &sh, int half)
+{
+    int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    bool mine = (row & ~15) < active_rows(a, rows);
+    float acc[128];
+    ring r = {0, 0};
+
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        acc[i] = 0.0f;
+    }
+    for (int left = g.hi - g.lo; left > 0; left -= KEYS) {
+        barrier_wait(sh.full(r.stage, half), r.phase);
+        barrier_wait(sh.full(r.stage, 2), r.phase);
+        barrier_wait(sh.ready(r.stage), r.phase);
+        float low = sh.keep(r.stage)[row], high = sh.keep(r.stage)[row + 8];
+        if (mine && !__all_sync(0xffffffffu, low == 1.0f && high == 1.0f)) {
+#pragma unroll
+            for (int i = 0; i < 128; i++) {
+                acc[i] *= i & 2 ? high : low;
+            }
+        }
+        uint32_t values = sh.tile(r.stage) + half * 4 * PANEL;
+        uint64_t weights = wgmma_descriptor(sh.weights(r.stage));
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            wgmma_ss_n<T, 256>::run(acc, weights + k * 2,
+                                    wgmma_descriptor_n(values + k * 16 * 128, PANEL));
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (lane == 0) {
+            barrier_arrive(sh.empty(r.stage));
+        }
+        r.advance();
+    }
+    barrier_wait(sh.done(), 0);
+    write_sums<T>(acc, a, p, rows, sh, half);
+}
+
+/* Code without wgmma compiles to an empty kernel; its launch bounds tell the host. */
+enum { KERNEL_THREADS = HAS_WGMMA ? THREADS : 32 };
+
+/* Grid as of latent_mma_kernel. */
+template <typename T, int HOLD>
+__global__ void __launch_bounds__(KERNEL_THREADS, 1)
+    latent_wgmma_kernel(const __grid_constant__ CUtensorMap map, latent_args a, step_arrays s,
+                        latent_splits p, latent_work w, int box)
+{
+#if HAS_WGMMA
+    extern __shared__ __align__(1024) char raw[];
+    latent_shared sh = {shared_address(raw)};
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            for (int k = 0; k < PARTS; k++) {
+                barrier_init(sh.full(i, k), 1);
+            }
+            barrier_init(sh.ready(i), 4);
+            barrier_init(sh.empty(i), 8);
+        }
+        barrier_init(sh.done(), 4);
+        barrier_init_fence();
+    }
+    pdl_release();
+    pdl_wait();
+    __syncthreads();
+    tile_rows rows = rows_of_block(a, w, ROWS);
+    segment g = segment_at(s, p, w, rows.token, rows.token + rows.n_tokens);
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
+        score<T, HOLD>(&map, a, rows, g, box, sh);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 160;");
+        sum_up<T>(a, p, rows, g, sh, (threadIdx.x >> 7) - 1);
+    }
+#endif
+}
+
+/* Describes the cache for copies of `box` tokens of 64 dims. */
+static bool map_cache(CUtensorMap *ret, const latent_args &a, int box)
+{
+    cuuint64_t size[4] = {WIDTH, (cuuint64_t)a.kv.block_size, 1u << 12, 1u << 30};
+    cuuint64_t pitch[3] = {WIDTH * 2, (cuuint64_t)a.kv.layer_stride * 2,
+                           (cuuint64_t)a.kv.block_stride * 2};
+    cuuint32_t boxes[4] = {64, (cuuint32_t)box, 1, 1}, step[4] = {1, 1, 1, 1};
+    tensor_map_encode encode = tensor_map_encoder();
+
+    return encode && encode(ret,
+                            a.kv.dtype == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                            4, a.kv.base, size, pitch, boxes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <typename T, int HOLD> static bool usable(void)
+{
+    cudaFuncAttributes made = {};
+    auto kernel = latent_wgmma_kernel<T, HOLD>;
+    bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess &&
+              made.maxThreadsPerBlock >= THREADS && allow_shared(kernel, latent_shared::BYTES);
+
+    cudaGetLastError();
+    return ok;
+}
+
+template <typename T, int HOLD>
+static bool launch_wgmma(const latent_args &a, const step_arrays &s, const latent_splits &p,
+                         const latent_work &w, cudaStream_t stream)
+{
+    static const bool ok = usable<T, HOLD>();
+    int heads = (a.n_heads + ROWS - 1) / ROWS, tiles = (w.end - w.first + w.tokens - 1) / w.tokens;
+    dim3 grid = w.decode ? dim3(p.n, heads, tiles) : dim3(tiles, heads);
+    int box = 64;
+    CUtensorMap map;
+
+    while (a.kv.block_size % box) {
+        box /= 2;
+    }
+    if (!ok || box < 8 || !map_cache(&map, a, box)) {
+        return false;
+    }
+    launch(latent_wgmma_kernel<T, HOLD>, grid, dim3(THREADS), latent_shared::BYTES, stream, map, a,
+           s, p, w, box);
+    return true;
+}
+
+extern "C" bool launch_latent_wgmma(const struct latent_args *a, const struct step_arrays *s,
+                                    const struct latent_splits *p, const struct latent_work *w,
+                                    cudaStream_t stream)
+{
+    if (w->tokens != 1) {
+        return false;
+    }
+    const int hold = getenv("HOLD") ? atoi(getenv("HOLD")) : 3;
+
+    if (a->kv.dtype != T_BF16) {
+        return launch_wgmma<__half, 3>(*a, *s, *p, *w, stream);
+    }
+    return hold == 3   ? launch_wgmma<__nv_bfloat16, 3>(*a, *s, *p, *w, stream)
+           : hold == 2 ? launch_wgmma<__nv_bfloat16, 2>(*a, *s, *p, *w, stream)
+           : hold == 1 ? launch_wgmma<__nv_bfloat16, 1>(*a, *s, *p, *w, stream)
+                       : launch_wgmma<__nv_bfloat16, 0>(*a, *s, *p, *w, stream);
+}
