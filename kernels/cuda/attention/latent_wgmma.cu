@@ -5,9 +5,11 @@
  * three stages. One warpgroup holds the queries in registers and turns tiles into
  * weights; two others each sum up 256 dims of the values, which are the keys' first 512.
  * The weights of a tile take the place of its rotated keys, which only scores need, so
- * that a stage holds all there is of a tile until both sums are done. Between issuing
- * scores a warp of the first fills the ring with tensor copies, nine panels of 64 dims
- * to a tile.
+ * that a stage holds all there is of a tile until both sums are done.
+ *
+ * A tile lies in shared memory as groups of eight keys, a group as nine panels of 64
+ * dims: a tensor copy brings a group whatever the size of blocks, and both products reach
+ * all of the tile with one stride.
  */
 #include "kernels/cuda/attention/latent.cuh"
 #include "kernels/cuda/attention/latent.h"
@@ -22,11 +24,11 @@ enum {
     ROWS = 64,
     KEYS = LATENT_KEYS,
     PANELS = WIDTH / 64,
-    PANEL = KEYS * 128, /* bytes of a panel of a tile; of a panel of queries too */
-    STAGE = PANELS * PANEL,
+    GROUP = PANELS * 1024, /* bytes of eight keys */
+    STAGE = KEYS / 8 * GROUP,
     STAGES = 3,
     STEPS = WIDTH / 16,
-    PARTS = 3, /* of a tile, with a barrier each */
+    Q_PANEL = ROWS * 128, /* bytes of 64 dims of the queries */
     HELD = 31, /* steps of 16 dims of queries in registers; the others are in shared memory */
     THREADS = 384
 };
@@ -34,17 +36,16 @@ enum {
 /* Shared-memory addresses. */
 struct latent_shared {
     uint32_t base;
-    static constexpr int LAST = STAGES * STAGE + PANEL, KEEP = LAST + ROWS * 32,
-                         BARS = KEEP + STAGES * ROWS * 4,
-                         BYTES = BARS + (STAGES * (PARTS + 2) + 3) * 8;
+    static constexpr int LAST = STAGES * STAGE + Q_PANEL, KEEP = LAST + ROWS * 32,
+                         BARS = KEEP + STAGES * ROWS * 4, BYTES = BARS + (STAGES * 3 + 3) * 8;
     __device__ uint32_t tile(int stage) const
     {
         return base + stage * STAGE;
     }
-    /* the weights of a tile, [64 rows][64 keys] */
+    /* the weights of a tile, eight rows of 64 keys a group */
     __device__ uint32_t weights(int stage) const
     {
-        return tile(stage) + LATENT / 64 * PANEL;
+        return tile(stage) + LATENT / 64 * 1024;
     }
     /* the queries' rotated ends */
     __device__ uint32_t tail(void) const
@@ -76,13 +77,13 @@ struct latent_shared {
     {
         return (work_at *)__cvta_shared_to_generic(done() + 8);
     }
-    __device__ uint32_t full(int stage, int part) const
+    __device__ uint32_t full(int stage) const
     {
-        return base + BARS + (stage * PARTS + part) * 8;
+        return base + BARS + stage * 8;
     }
     __device__ uint32_t ready(int stage) const
     {
-        return full(STAGES, stage);
+        return full(STAGES + stage);
     }
     __device__ uint32_t empty(int stage) const
     {
@@ -107,39 +108,54 @@ struct ring {
     }
 };
 
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int dim, int token,
-                                         int layer, int block, uint32_t bar)
+/* Descriptor of an operand in rows of 128 bytes, swizzled. `sbo`: bytes from eight rows
+ * to the next; `lbo`: from a panel to the next, of an operand stored with its depth in
+ * rows. */
+__device__ __forceinline__ uint64_t operand(uint32_t at, int sbo, int lbo)
+{
+    return (uint64_t)((at & 0x3FFFF) >> 4) | (uint64_t)(lbo >> 4) << 16 |
+           (uint64_t)(sbo >> 4) << 32 | 1ull << 62;
+}
+
+/* Eight keys. */
+__device__ __forceinline__ void copy_group(uint32_t to, const CUtensorMap *map, int token,
+                                           int layer, int block, uint32_t bar)
 {
 #if BULK_COPY
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-                 "l"(map), "r"(dim), "r"(token), "r"(layer), "r"(block), "r"(bar)
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+                 "l"(map), "r"(0), "r"(token), "r"(0), "r"(layer), "r"(block), "r"(bar)
                  : "memory");
 #endif
 }
 
-/* Copies of a tile's boxes; called by a warp. box: tokens of a copy. */
-__device__ __forceinline__ void load_tile(const CUtensorMap *map, const latent_args &a,
-                                          const int32_t *table, int key, int hi, int box,
-                                          const latent_shared &sh, int stage)
+/* The group of a tile that this lane of a scoring warp copies; two lanes of each do. */
+__device__ __forceinline__ int my_group(void)
 {
-    int lane = threadIdx.x & 31, bs = a.kv.block_size,
-        boxes = (min(KEYS, hi - key) + box - 1) / box, block = 0;
+    return (threadIdx.x >> 5) * 2 + (threadIdx.x & 31);
+}
 
-    if (lane < boxes) {
-        block = table[(key + lane * box) / bs];
-    }
-    if (lane < PARTS) {
-        barrier_expect(sh.full(stage, lane), boxes * box * 128 * (PANELS / PARTS));
+/* The block of this lane's group of the tile at `key`; any one if it copies none. */
+__device__ __forceinline__ int block_at(const int32_t *table, int key, int hi, int block_size)
+{
+    int at = key + my_group() * 8;
+
+    return (threadIdx.x & 31) < 2 && at < hi ? table[at / block_size] : 0;
+}
+
+/* This warp's copies of the tile at `key`, of keys up to hi. */
+__device__ __forceinline__ void load_tile(const CUtensorMap *map, const latent_args &a, int block,
+                                          int key, int hi, const latent_shared &sh, int stage)
+{
+    int lane = threadIdx.x & 31, group = my_group(), at = key + group * 8;
+
+    if (lane == 0) {
+        barrier_expect(sh.full(stage), max(min((hi - at + 7) / 8, 2), 0) * GROUP);
     }
     __syncwarp();
-    for (int i = 0; i < PANELS * boxes; i += 32) {
-        int at = min(i + lane, PANELS * boxes - 1), panel = at / boxes, n = at % boxes;
-        int from = __shfl_sync(0xffffffffu, block, n);
-        if (i + lane < PANELS * boxes) {
-            copy_box(sh.tile(stage) + panel * PANEL + n * box * 128, map, panel * 64,
-                     (key + n * box) % bs, a.layer, from, sh.full(stage, panel / (PANELS / PARTS)));
-        }
+    if (lane < 2 && at < hi) {
+        copy_group(sh.tile(stage) + group * GROUP, map, at % a.kv.block_size, a.layer, block,
+                   sh.full(stage));
     }
 }
 
@@ -170,7 +186,7 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[HELD][4], const laten
         const T *from = c < LATENT / 8 ? (const T *)a.q + at * a.q_stride + h * WIDTH + c * 8
                                        : (const T *)a.tail + at * a.tail_stride + h * a.tail_head +
                                              (c - LATENT / 8) * 8;
-        uint32_t at_row = panel_at(r, c % 8), dst = to + c / 8 * PANEL + at_row;
+        uint32_t at_row = panel_at(r, c % 8), dst = to + c / 8 * Q_PANEL + at_row;
         if (c >= LATENT / 8) {
             dst = sh.tail() + at_row;
         } else if (c >= HELD * 2) {
@@ -184,7 +200,7 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[HELD][4], const laten
     scorers_sync();
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
-        ldmatrix_x4(q[i], to + i / 4 * PANEL + panel_at(row, i % 4 * 2 + (lane >> 4)));
+        ldmatrix_x4(q[i], to + i / 4 * Q_PANEL + panel_at(row, i % 4 * 2 + (lane >> 4)));
     }
     proxy_fence();
     scorers_sync(); /* the stage is free */
@@ -196,14 +212,14 @@ struct scores {
     float m[2], l[2], keep[2]; /* as in attn_prefill_sm90.cu */
 };
 
-/* Scores of a part of the dims. */
-template <typename T, int PART>
-__device__ __forceinline__ void issue_part(scores &x, const uint32_t (&q)[HELD][4], uint64_t keys,
-                                           const latent_shared &sh)
+/* Scores of the tile that `keys` describes, steps [FROM, TO). */
+template <typename T, int FROM, int TO>
+__device__ __forceinline__ void issue_scores(scores &x, const uint32_t (&q)[HELD][4], uint64_t keys,
+                                             const latent_shared &sh)
 {
 #pragma unroll
-    for (int i = PART * (STEPS / PARTS); i < (PART + 1) * (STEPS / PARTS); i++) {
-        uint64_t b = keys + i / 4 * (PANEL / 16) + i % 4 * 2;
+    for (int i = FROM; i < TO; i++) {
+        uint64_t b = keys + i / 4 * (1024 / 16) + i % 4 * 2;
         if (i < HELD) {
             wgmma_rs_k<T, KEYS>::run(x.s, q[i < HELD ? i : 0], b, i > 0);
         } else if (i < LATENT / 16) {
@@ -217,9 +233,10 @@ __device__ __forceinline__ void issue_part(scores &x, const uint32_t (&q)[HELD][
 /* Zeroes keys from n on: memory behind a sequence may hold NaN, and 0 * NaN is NaN. */
 __device__ __forceinline__ void clear_keys(uint32_t tile, int n)
 {
-    for (int i = threadIdx.x; i < PANELS * (KEYS - n) * 8; i += 128) {
-        int panel = i / ((KEYS - n) * 8), at = i % ((KEYS - n) * 8);
-        store_shared16(tile + panel * PANEL + n * 128 + at * 16, make_uint4(0, 0, 0, 0));
+    for (int i = threadIdx.x; i < (KEYS - n) * PANELS * 8; i += 128) {
+        int row = n + i / (PANELS * 8), c = i % (PANELS * 8);
+        store_shared16(tile + row / 8 * GROUP + c / 8 * 1024 + row % 8 * 128 + c % 8 * 16,
+                       make_uint4(0, 0, 0, 0));
     }
     proxy_fence();
     scorers_sync();
@@ -260,7 +277,7 @@ template <typename T> __device__ __forceinline__ void softmax(scores &x, uint32_
                                   fast_exp2(x.s[i * 4 + h * 2 + 1] * factor - from));
             float2 f = unpack2_as(v, std::is_same<T, __half>::value);
             sum += f.x + f.y;
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"((to ^ i << 4) + h * 1024), "r"(v)
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"((to ^ i << 4) + h * GROUP), "r"(v)
                          : "memory");
         }
         x.l[h] = x.l[h] * x.keep[h] + sum;
@@ -277,7 +294,7 @@ __device__ __forceinline__ int active_rows(const latent_args &a, const tile_rows
  * tile's scores are done, so that the matrix unit has sums to do during the softmax. */
 template <typename T, int HOLD>
 __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args &a,
-                                      const tile_rows &rows, const segment &g, int box,
+                                      const tile_rows &rows, const segment &g,
                                       const latent_shared &sh)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = warp * 16 + (lane >> 2);
@@ -289,10 +306,9 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
 
     x.m[0] = x.m[1] = -INFINITY;
     x.l[0] = x.l[1] = 0.0f;
-    if (warp == 0) {
-        for (int i = 0; i < STAGES - 1 && i * KEYS < left; i++) {
-            load_tile(map, a, g.table, g.lo + i * KEYS, g.hi, box, sh, i);
-        }
+    for (int i = 0; i < STAGES - 1 && i * KEYS < left; i++) {
+        int key = g.lo + i * KEYS;
+        load_tile(map, a, block_at(g.table, key, g.hi, a.kv.block_size), key, g.hi, sh, i);
     }
     if (threadIdx.x == 0) {
         *sh.work() = {g.table, g.hi};
@@ -300,25 +316,22 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
     load_queries<T>(q, a, rows, sh);
     for (; left > 0; left -= KEYS) {
         /* by a shuffle, so that descriptors are computed in uniform registers */
-        uint64_t keys = wgmma_descriptor(__shfl_sync(0xffffffffu, sh.tile(r.stage), 0));
-        int before = r.stage == 0 ? STAGES - 1 : r.stage - 1;
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            barrier_wait(sh.full(r.stage, i), r.phase);
+        uint64_t keys = operand(__shfl_sync(0xffffffffu, sh.tile(r.stage), 0), GROUP, 16);
+        int before = r.stage == 0 ? STAGES - 1 : r.stage - 1, block = 0;
+        if (left > (STAGES - 1) * KEYS) {
+            latent_shared::work_at w = *sh.work();
+            block = block_at(w.table, w.hi - left + (STAGES - 1) * KEYS, w.hi, a.kv.block_size);
         }
+        barrier_wait(sh.full(r.stage), r.phase);
         if (left < KEYS) {
             clear_keys(sh.tile(r.stage), left);
         }
         wgmma_fence();
-        issue_part<T, 0>(x, q, keys, sh);
-        if (HOLD == 1) {
+        issue_scores<T, 0, HOLD * STEPS / 3>(x, q, keys, sh);
+        if (HOLD == 1 || HOLD == 2) {
             wgmma_commit();
         }
-        issue_part<T, 1>(x, q, keys, sh);
-        if (HOLD == 2) {
-            wgmma_commit();
-        }
-        issue_part<T, 2>(x, q, keys, sh);
+        issue_scores<T, HOLD * STEPS / 3, STEPS>(x, q, keys, sh);
         wgmma_commit();
         if (HOLD > 0) {
             if (HOLD < 3) {
@@ -336,7 +349,9 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
             if (left < KEYS) {
                 mask(x, left);
             }
-            softmax<T>(x, sh.weights(r.stage) + panel_at(row, 0) + (lane & 3) * 4, a.scale * LOG2E);
+            softmax<T>(
+                x, sh.weights(r.stage) + warp * 2 * GROUP + panel_at(lane >> 2, 0) + (lane & 3) * 4,
+                a.scale * LOG2E);
             if ((lane & 3) == 0) {
                 sh.keep(r.stage)[row] = x.keep[0];
                 sh.keep(r.stage)[row + 8] = x.keep[1];
@@ -347,13 +362,12 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
         if (HOLD == 0 && lane == 0) {
             barrier_arrive(sh.ready(r.stage));
         }
-        if (warp == 0 && left > (STAGES - 1) * KEYS) {
-            /* the stage before this one */
-            latent_shared::work_at w = *sh.work();
+        if (left > (STAGES - 1) * KEYS) {
             if (!first) {
                 barrier_wait(sh.empty(before), r.phase ^ (r.stage == 0));
             }
-            load_tile(map, a, w.table, w.hi - left + (STAGES - 1) * KEYS, w.hi, box, sh, before);
+            int hi = sh.work()->hi;
+            load_tile(map, a, block, hi - left + (STAGES - 1) * KEYS, hi, sh, before);
         }
         first = false;
         r.advance();
@@ -429,8 +443,7 @@ __device__ __forceinline__ void sum_up(const latent_args &a, const latent_splits
         acc[i] = 0.0f;
     }
     for (int left = g.hi - g.lo; left > 0; left -= KEYS) {
-        barrier_wait(sh.full(r.stage, half), r.phase);
-        barrier_wait(sh.full(r.stage, 2), r.phase);
+        barrier_wait(sh.full(r.stage), r.phase);
         barrier_wait(sh.ready(r.stage), r.phase);
         float low = sh.keep(r.stage)[row], high = sh.keep(r.stage)[row + 8];
         if (mine && !__all_sync(0xffffffffu, low == 1.0f && high == 1.0f)) {
@@ -439,13 +452,13 @@ __device__ __forceinline__ void sum_up(const latent_args &a, const latent_splits
                 acc[i] *= i & 2 ? high : low;
             }
         }
-        uint32_t values = sh.tile(r.stage) + half * 4 * PANEL;
-        uint64_t weights = wgmma_descriptor(sh.weights(r.stage));
+        uint32_t tile = __shfl_sync(0xffffffffu, sh.tile(r.stage), 0);
+        uint64_t weights = operand(tile + LATENT / 64 * 1024, GROUP, 16),
+                 values = operand(tile + half * 4 * 1024, GROUP, 1024);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
-            wgmma_ss_n<T, 256>::run(acc, weights + k * 2,
-                                    wgmma_descriptor_n(values + k * 16 * 128, PANEL));
+            wgmma_ss_n<T, 256>::run(acc, weights + k * 2, values + k * (2 * GROUP / 16));
         }
         wgmma_commit();
         wgmma_wait<0>();
@@ -465,7 +478,7 @@ enum { KERNEL_THREADS = HAS_WGMMA ? THREADS : 32 };
 template <typename T, int HOLD>
 __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     latent_wgmma_kernel(const __grid_constant__ CUtensorMap map, latent_args a, step_arrays s,
-                        latent_splits p, latent_work w, int box)
+                        latent_splits p, latent_work w)
 {
 #if HAS_WGMMA
     extern __shared__ __align__(1024) char raw[];
@@ -473,9 +486,7 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            for (int k = 0; k < PARTS; k++) {
-                barrier_init(sh.full(i, k), 1);
-            }
+            barrier_init(sh.full(i), 4);
             barrier_init(sh.ready(i), 4);
             barrier_init(sh.empty(i), 8);
         }
@@ -489,7 +500,7 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     segment g = segment_at(s, p, w, rows.token, rows.token + rows.n_tokens);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
-        score<T, HOLD>(&map, a, rows, g, box, sh);
+        score<T, HOLD>(&map, a, rows, g, sh);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 160;");
         sum_up<T>(a, p, rows, g, sh, (threadIdx.x >> 7) - 1);
@@ -497,19 +508,20 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
 #endif
 }
 
-/* Describes the cache for copies of `box` tokens of 64 dims. */
-static bool map_cache(CUtensorMap *ret, const latent_args &a, int box)
+/* Describes the cache for copies of eight keys: 64 dims, tokens, panels, layers and
+ * blocks, of which there are more than that. */
+static bool map_cache(CUtensorMap *ret, const latent_args &a)
 {
-    cuuint64_t size[4] = {WIDTH, (cuuint64_t)a.kv.block_size, 1u << 12, 1u << 30};
-    cuuint64_t pitch[3] = {WIDTH * 2, (cuuint64_t)a.kv.layer_stride * 2,
+    cuuint64_t size[5] = {64, (cuuint64_t)a.kv.block_size, PANELS, 1u << 12, 1u << 30};
+    cuuint64_t pitch[4] = {WIDTH * 2, 128, (cuuint64_t)a.kv.layer_stride * 2,
                            (cuuint64_t)a.kv.block_stride * 2};
-    cuuint32_t boxes[4] = {64, (cuuint32_t)box, 1, 1}, step[4] = {1, 1, 1, 1};
+    cuuint32_t box[5] = {64, 8, PANELS, 1, 1}, step[5] = {1, 1, 1, 1, 1};
     tensor_map_encode encode = tensor_map_encoder();
 
     return encode && encode(ret,
                             a.kv.dtype == T_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                            4, a.kv.base, size, pitch, boxes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                            5, a.kv.base, size, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -532,17 +544,13 @@ static bool launch_wgmma(const latent_args &a, const step_arrays &s, const laten
     static const bool ok = usable<T, HOLD>();
     int heads = (a.n_heads + ROWS - 1) / ROWS, tiles = (w.end - w.first + w.tokens - 1) / w.tokens;
     dim3 grid = w.decode ? dim3(p.n, heads, tiles) : dim3(tiles, heads);
-    int box = 64;
     CUtensorMap map;
 
-    while (a.kv.block_size % box) {
-        box /= 2;
-    }
-    if (!ok || box < 8 || !map_cache(&map, a, box)) {
+    if (!ok || a.kv.block_size % 8 || !map_cache(&map, a)) {
         return false;
     }
     launch(latent_wgmma_kernel<T, HOLD>, grid, dim3(THREADS), latent_shared::BYTES, stream, map, a,
-           s, p, w, box);
+           s, p, w);
     return true;
 }
 
