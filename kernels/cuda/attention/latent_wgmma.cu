@@ -18,6 +18,10 @@
 #include "kernels/cuda/gemm/wgmma.cuh"
 #include <cstdlib>
 
+/* Weights count from a maximum that may be behind by so many powers of two: sums are
+ * rescaled when it is behind by more, which is seldom. */
+#define SLACK 6.0f
+
 enum {
     LATENT = 512,
     WIDTH = 576,
@@ -37,7 +41,7 @@ enum {
 struct latent_shared {
     uint32_t base;
     static constexpr int LAST = STAGES * STAGE + Q_PANEL, KEEP = LAST + ROWS * 32,
-                         BARS = KEEP + STAGES * ROWS * 4, BYTES = BARS + (STAGES * 3 + 3) * 8;
+                         BARS = KEEP + STAGES * ROWS * 4, BYTES = BARS + (STAGES * 3 + 2) * 8;
     __device__ uint32_t tile(int stage) const
     {
         return base + stage * STAGE;
@@ -68,15 +72,6 @@ struct latent_shared {
     {
         return (float2 *)__cvta_shared_to_generic(tail());
     }
-    /* what the warp that loads needs of its sequence: kept here to save registers */
-    struct work_at {
-        const int32_t *table;
-        int hi;
-    };
-    __device__ work_at *work(void) const
-    {
-        return (work_at *)__cvta_shared_to_generic(done() + 8);
-    }
     __device__ uint32_t full(int stage) const
     {
         return base + BARS + stage * 8;
@@ -89,10 +84,15 @@ struct latent_shared {
     {
         return ready(STAGES + stage);
     }
+    /* the queries have left the last stage */
+    __device__ uint32_t loaded(void) const
+    {
+        return empty(STAGES);
+    }
     /* the rows' statistics are there */
     __device__ uint32_t done(void) const
     {
-        return empty(STAGES);
+        return loaded() + 8;
     }
 };
 
@@ -129,33 +129,30 @@ __device__ __forceinline__ void copy_group(uint32_t to, const CUtensorMap *map, 
 #endif
 }
 
-/* The group of a tile that this lane of a scoring warp copies; two lanes of each do. */
+/* The group of a tile that this summing warp copies. */
 __device__ __forceinline__ int my_group(void)
 {
-    return (threadIdx.x >> 5) * 2 + (threadIdx.x & 31);
+    return (threadIdx.x >> 5) - 4;
 }
 
-/* The block of this lane's group of the tile at `key`; any one if it copies none. */
+/* The block of the warp's group of the tile at `key`; any one if it has no keys. */
 __device__ __forceinline__ int block_at(const int32_t *table, int key, int hi, int block_size)
+{
+    return table[min(key + my_group() * 8, hi - 1) / block_size];
+}
+
+/* The warp's copy of the tile at `key`, of keys up to hi; called by one lane. */
+__device__ __forceinline__ void load_group(const CUtensorMap *map, const latent_args &a, int block,
+                                           int key, int hi, const latent_shared &sh, int stage)
 {
     int at = key + my_group() * 8;
 
-    return (threadIdx.x & 31) < 2 && at < hi ? table[at / block_size] : 0;
-}
-
-/* This warp's copies of the tile at `key`, of keys up to hi. */
-__device__ __forceinline__ void load_tile(const CUtensorMap *map, const latent_args &a, int block,
-                                          int key, int hi, const latent_shared &sh, int stage)
-{
-    int lane = threadIdx.x & 31, group = my_group(), at = key + group * 8;
-
-    if (lane == 0) {
-        barrier_expect(sh.full(stage), max(min((hi - at + 7) / 8, 2), 0) * GROUP);
-    }
-    __syncwarp();
-    if (lane < 2 && at < hi) {
-        copy_group(sh.tile(stage) + group * GROUP, map, at % a.kv.block_size, a.layer, block,
+    if (at < hi) {
+        barrier_expect(sh.full(stage), GROUP);
+        copy_group(sh.tile(stage) + my_group() * GROUP, map, at % a.kv.block_size, a.layer, block,
                    sh.full(stage));
+    } else {
+        barrier_arrive(sh.full(stage));
     }
 }
 
@@ -203,7 +200,10 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[HELD][4], const laten
         ldmatrix_x4(q[i], to + i / 4 * Q_PANEL + panel_at(row, i % 4 * 2 + (lane >> 4)));
     }
     proxy_fence();
-    scorers_sync(); /* the stage is free */
+    __syncwarp();
+    if (lane == 0) {
+        barrier_arrive(sh.loaded());
+    }
 }
 
 /* What a scoring thread keeps of rows g and g + 8 of its warp's 16. */
@@ -267,7 +267,8 @@ template <typename T> __device__ __forceinline__ void softmax(scores &x, uint32_
         }
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        float next = fmaxf(x.m[h], top * factor), from = next == -INFINITY ? 0.0f : next;
+        top *= factor;
+        float next = top > x.m[h] + SLACK ? top : x.m[h], from = next == -INFINITY ? 0.0f : next;
         x.keep[h] = next == x.m[h] ? 1.0f : fast_exp2(x.m[h] - from);
         x.m[h] = next;
         float sum = 0.0f;
@@ -293,8 +294,7 @@ __device__ __forceinline__ int active_rows(const latent_args &a, const tile_rows
 /* The scoring warpgroup. HOLD: a tile's weights are shown once so many parts of the next
  * tile's scores are done, so that the matrix unit has sums to do during the softmax. */
 template <typename T, int HOLD>
-__device__ __forceinline__ void score(const CUtensorMap *map, const latent_args &a,
-                                      const tile_rows &rows, const segment &g,
+__device__ __forceinline__ void score(const latent_args &a, const tile_rows &rows, const segment &g,
                                       const latent_shared &sh)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = warp * 16 + (lane >> 2);
@@ -306,22 +306,10 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
 
     x.m[0] = x.m[1] = -INFINITY;
     x.l[0] = x.l[1] = 0.0f;
-    for (int i = 0; i < STAGES - 1 && i * KEYS < left; i++) {
-        int key = g.lo + i * KEYS;
-        load_tile(map, a, block_at(g.table, key, g.hi, a.kv.block_size), key, g.hi, sh, i);
-    }
-    if (threadIdx.x == 0) {
-        *sh.work() = {g.table, g.hi};
-    }
     load_queries<T>(q, a, rows, sh);
     for (; left > 0; left -= KEYS) {
         /* by a shuffle, so that descriptors are computed in uniform registers */
         uint64_t keys = operand(__shfl_sync(0xffffffffu, sh.tile(r.stage), 0), GROUP, 16);
-        int before = r.stage == 0 ? STAGES - 1 : r.stage - 1, block = 0;
-        if (left > (STAGES - 1) * KEYS) {
-            latent_shared::work_at w = *sh.work();
-            block = block_at(w.table, w.hi - left + (STAGES - 1) * KEYS, w.hi, a.kv.block_size);
-        }
         barrier_wait(sh.full(r.stage), r.phase);
         if (left < KEYS) {
             clear_keys(sh.tile(r.stage), left);
@@ -340,7 +328,7 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
                 wgmma_wait<0>();
             }
             if (lane == 0 && !first) {
-                barrier_arrive(sh.ready(before));
+                barrier_arrive(sh.ready(r.stage == 0 ? STAGES - 1 : r.stage - 1));
             }
         }
         wgmma_wait<0>();
@@ -361,13 +349,6 @@ __device__ __forceinline__ void score(const CUtensorMap *map, const latent_args 
         }
         if (HOLD == 0 && lane == 0) {
             barrier_arrive(sh.ready(r.stage));
-        }
-        if (left > (STAGES - 1) * KEYS) {
-            if (!first) {
-                barrier_wait(sh.empty(before), r.phase ^ (r.stage == 0));
-            }
-            int hi = sh.work()->hi;
-            load_tile(map, a, block, hi - left + (STAGES - 1) * KEYS, hi, sh, before);
         }
         first = false;
         r.advance();
@@ -429,9 +410,9 @@ __device__ __forceinline__ void write_sums(const float (&acc)[128], const latent
 
 /* A summing warpgroup: dims [256 * half, 256 * half + 256). */
 template <typename T>
-__device__ __forceinline__ void sum_up(const latent_args &a, const latent_splits &p,
-                                       const tile_rows &rows, const segment &g,
-                                       const latent_shared &sh, int half)
+__device__ __forceinline__ void sum_up(const CUtensorMap *map, const latent_args &a,
+                                       const latent_splits &p, const tile_rows &rows,
+                                       const segment &g, const latent_shared &sh, int half)
 {
     int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     bool mine = (row & ~15) < active_rows(a, rows);
@@ -442,7 +423,20 @@ __device__ __forceinline__ void sum_up(const latent_args &a, const latent_splits
     for (int i = 0; i < 128; i++) {
         acc[i] = 0.0f;
     }
-    for (int left = g.hi - g.lo; left > 0; left -= KEYS) {
+    for (int i = 0; i < STAGES && g.lo + i * KEYS < g.hi; i++) {
+        int key = g.lo + i * KEYS;
+        if (i == STAGES - 1) {
+            barrier_wait(sh.loaded(), 0);
+        }
+        if (lane == 0) {
+            load_group(map, a, block_at(g.table, key, g.hi, a.kv.block_size), key, g.hi, sh, i);
+        }
+    }
+    for (int key = g.lo; key < g.hi; key += KEYS) {
+        int ahead = key + STAGES * KEYS, block = 0;
+        if (lane == 0 && ahead < g.hi) {
+            block = block_at(g.table, ahead, g.hi, a.kv.block_size);
+        }
         barrier_wait(sh.full(r.stage), r.phase);
         barrier_wait(sh.ready(r.stage), r.phase);
         float low = sh.keep(r.stage)[row], high = sh.keep(r.stage)[row + 8];
@@ -464,7 +458,12 @@ __device__ __forceinline__ void sum_up(const latent_args &a, const latent_splits
         wgmma_wait<0>();
         if (lane == 0) {
             barrier_arrive(sh.empty(r.stage));
+            if (ahead < g.hi) {
+                barrier_wait(sh.empty(r.stage), r.phase);
+                load_group(map, a, block, ahead, g.hi, sh, r.stage);
+            }
         }
+        __syncwarp();
         r.advance();
     }
     barrier_wait(sh.done(), 0);
@@ -486,10 +485,11 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(sh.full(i), 4);
+            barrier_init(sh.full(i), 8);
             barrier_init(sh.ready(i), 4);
             barrier_init(sh.empty(i), 8);
         }
+        barrier_init(sh.loaded(), 4);
         barrier_init(sh.done(), 4);
         barrier_init_fence();
     }
@@ -500,10 +500,10 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     segment g = segment_at(s, p, w, rows.token, rows.token + rows.n_tokens);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
-        score<T, HOLD>(&map, a, rows, g, sh);
+        score<T, HOLD>(a, rows, g, sh);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 160;");
-        sum_up<T>(a, p, rows, g, sh, (threadIdx.x >> 7) - 1);
+        sum_up<T>(&map, a, p, rows, g, sh, (threadIdx.x >> 7) - 1);
     }
 #endif
 }
