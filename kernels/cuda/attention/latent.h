@@ -1,4 +1,4 @@
-/* Products by head of a few rows (latent.cu), beside those of launch.h. */
+/* Kernels of latents that launch.h's launchers choose (latent.cu, latent_mma.cu). */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_LATENT_H
 #define QUIRE_KERNELS_CUDA_ATTENTION_LATENT_H
 
@@ -11,6 +11,11 @@ extern "C" {
 /* launch_head_linear for at most 8 rows, whose sums are not in that one's order. False:
  * not for this shape or type; nothing was done. */
 bool launch_head_linear_few(const struct head_linear_args *a, int type, cudaStream_t stream);
+
+/* launch_latent_mma on Hopper, of one token a block (w->tokens), without merging splits. */
+bool launch_latent_wgmma(const struct latent_args *a, const struct step_arrays *s,
+                         const struct latent_splits *p, const struct latent_work *w,
+                         cudaStream_t stream);
 
 #ifdef __cplusplus
 }

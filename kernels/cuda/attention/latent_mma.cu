@@ -12,9 +12,18 @@
  * tiles of prefill: a row's bits then depend on its own keys alone.
  */
 #include "kernels/cuda/attention/latent.cuh"
+#include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/gemm/async_copy.cuh"
+#include <cstdlib>
 
-enum { LATENT = 512, WIDTH = 576, CHUNKS = WIDTH / 8, KEYS = 64, WARPS = 8, THREADS = 256 };
+enum {
+    LATENT = 512,
+    WIDTH = 576,
+    CHUNKS = WIDTH / 8,
+    KEYS = LATENT_KEYS,
+    WARPS = 8,
+    THREADS = 256
+};
 enum { ROW_BYTES = WIDTH * 2, TILE_BYTES = KEYS * ROW_BYTES };
 
 /* Offsets in shared memory. Rows of queries and keys have their 16-byte chunks permuted
@@ -40,14 +49,6 @@ __device__ __forceinline__ uint32_t weight_at(uint32_t row, uint32_t chunk)
     return row * (KEYS * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-/* The part of a tile's rows that belongs to one sequence, and the keys it visits. */
-struct segment {
-    const int32_t *table; /* of the sequence */
-    int first, end;       /* tokens */
-    int last;             /* cache index of token `first` */
-    int lo, hi;           /* keys */
-};
-
 /* Loads keys [key, key + 64), those from `hi` on as zeros. Each warp loads eight. */
 template <typename T>
 __device__ __forceinline__ void load_keys(const latent_args &a, const segment &g, int key,
@@ -68,12 +69,6 @@ __device__ __forceinline__ void load_keys(const latent_args &a, const segment &g
                             key + first + k < g.hi);
     }
 }
-
-/* The rows of a block: row r is head `head + r % heads` of token `token + r /
- * heads`. */
-struct tile_rows {
-    int token, n_tokens, head, heads;
-};
 
 template <typename T, int ROWS>
 __device__ __forceinline__ void load_queries(const latent_args &a, const tile_rows &w, uint32_t to)
@@ -155,14 +150,6 @@ __device__ __forceinline__ void add_values(float (&acc)[M_TILES][8][4], uint32_t
             }
         }
     }
-}
-
-/* Where the rows of a tile of scores end: the keys that the row sees. */
-__device__ __forceinline__ int keys_of(const segment &g, const tile_rows &w, int row)
-{
-    int token = w.token + row / w.heads;
-
-    return token >= g.first && token < g.end ? g.last + 1 + token - g.first : 0;
 }
 
 /* Scores to weights: masks, finds the rows' maxima over all warps, writes the weights
@@ -328,15 +315,6 @@ __device__ __forceinline__ void write_tile(const latent_args &a, const latent_sp
     }
 }
 
-/* Keys [*lo, *hi) of split i of p.n, of n keys. */
-__device__ __forceinline__ void split_keys(int n, int n_splits, int i, int *lo, int *hi)
-{
-    int tiles = (n + KEYS - 1) / KEYS, each = (tiles + n_splits - 1) / n_splits * KEYS;
-
-    *lo = min(i * each, n);
-    *hi = min(*lo + each, n);
-}
-
 /* Grid (splits, heads, tokens) for decodes, of which token t is sequence t; or (tiles
  * of w.tokens tokens, heads), the last and longest first. */
 template <typename T, int ROWS>
@@ -348,9 +326,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     pdl_release();
     pdl_wait();
-    int tile = w.decode ? blockIdx.z : gridDim.x - 1 - blockIdx.x, heads = min(a.n_heads, ROWS);
-    tile_rows rows = {w.first + tile * w.tokens, 0, (int)blockIdx.y * heads, heads};
-    rows.n_tokens = min(w.tokens, w.end - rows.token);
+    tile_rows rows = rows_of_block(a, w, ROWS);
     float acc[L::M_TILES][8][4] = {};
     load_queries<T, ROWS>(a, rows, shared_address(shared));
     async_commit();
@@ -360,13 +336,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     int at_max = 0, end = rows.token + rows.n_tokens;
     for (int token = rows.token; token < end;) {
-        int seq = w.decode ? token : latent_sequence(s, token, w.first_seq, w.n_seqs);
-        segment g;
-        g.table = s.table + (int64_t)s.row[seq] * s.table_width;
-        g.first = token;
-        g.end = w.decode ? end : min(end, s.q_start[seq + 1]);
-        g.last = s.kv_len[seq] - (s.q_start[seq + 1] - token);
-        split_keys(max(g.last + g.end - g.first, 0), p.n, w.decode ? blockIdx.x : 0, &g.lo, &g.hi);
+        segment g = segment_at(s, p, w, token, end);
         if (g.lo < g.hi) {
             run_segment<T, ROWS>(a, g, rows, shared, &at_max, acc);
         }
@@ -420,17 +390,13 @@ static bool launch_tile(const latent_args &a, const step_arrays &s, const latent
     }
     launch(latent_mma_kernel<T, ROWS>, grid, dim3(THREADS), shared_layout<ROWS>::BYTES, stream, a,
            s, p, w);
-    if (p.n > 1) {
-        launch(latent_merge_kernel<T>, dim3(tiles, a.n_heads), dim3(LATENT / 4), 0, stream, a, p);
-    }
     return true;
 }
 
 template <typename T>
-static bool launch_type(const latent_args &a, const step_arrays &s, const latent_splits &p,
-                        latent_work w, cudaStream_t stream)
+static bool launch_rows(const latent_args &a, const step_arrays &s, const latent_splits &p,
+                        const latent_work &w, cudaStream_t stream)
 {
-    w.tokens = w.decode || a.n_heads > 64 ? 1 : 64 / a.n_heads;
     if (w.invariant) {
         return launch_tile<T, 64>(a, s, p, w, stream);
     }
@@ -441,6 +407,25 @@ static bool launch_type(const latent_args &a, const step_arrays &s, const latent
         return launch_tile<T, 32>(a, s, p, w, stream);
     }
     return launch_tile<T, 64>(a, s, p, w, stream);
+}
+
+/* A block of the kernel for Hopper has the heads of one token. */
+template <typename T>
+static bool launch_type(const latent_args &a, const step_arrays &s, const latent_splits &p,
+                        latent_work w, cudaStream_t stream)
+{
+    w.tokens = w.decode || a.n_heads > 64 ? 1 : 64 / a.n_heads;
+    bool one = w.tokens == 1 && !(w.invariant && a.n_heads <= 32) && !getenv("LATENT_MMA");
+
+    if (!(one && launch_latent_wgmma(&a, &s, &p, &w, stream)) &&
+        !launch_rows<T>(a, s, p, w, stream)) {
+        return false;
+    }
+    if (p.n > 1) {
+        launch(latent_merge_kernel<T>, dim3(w.end - w.first, a.n_heads), dim3(LATENT / 4), 0,
+               stream, a, p);
+    }
+    return true;
 }
 
 static bool fits(const latent_args *a)

@@ -100,6 +100,10 @@ template <typename T, int N> struct wgmma_ss;
 /* A [64, 16] in registers, laid out as mma's A operand; B [16, N] by
  * wgmma_descriptor_n. */
 template <typename T, int N> struct wgmma_rs;
+/* The same with B K-major, by wgmma_descriptor; add 0: d is overwritten. */
+template <typename T, int N> struct wgmma_rs_k;
+/* Both operands in shared memory, B by wgmma_descriptor_n. */
+template <typename T, int N> struct wgmma_ss_n;
 
 #define WGMMA_OF(T, type)                                                                   \
     template <> struct wgmma_ss<T, 256> {                                                   \
@@ -133,6 +137,26 @@ template <typename T, int N> struct wgmma_rs;
                       " {" WGMMA_NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"                  \
                       : WGMMA_BIND_32(d)                                                    \
                       : "l"(a), "l"(b), "r"(add));                                          \
+        }                                                                                   \
+    };                                                                                      \
+    template <> struct wgmma_rs_k<T, 64> {                                                  \
+        static __device__ __forceinline__ void run(float (&d)[32], const uint32_t (&a)[4],  \
+                                                   uint64_t b, int add)                     \
+        {                                                                                   \
+            WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                          \
+                      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type           \
+                      " {" WGMMA_NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"    \
+                      : WGMMA_BIND_32(d)                                                    \
+                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));      \
+        }                                                                                   \
+    };                                                                                      \
+    template <> struct wgmma_ss_n<T, 256> {                                                 \
+        static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b) \
+        {                                                                                   \
+            WGMMA_ASM("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type          \
+                      " {" WGMMA_NAMES_128 "}, %128, %129, 1, 1, 1, 0, 1;"                  \
+                      : WGMMA_BIND_128(d)                                                   \
+                      : "l"(a), "l"(b));                                                    \
         }                                                                                   \
     };                                                                                      \
     template <> struct wgmma_rs<T, 64> {                                                    \
