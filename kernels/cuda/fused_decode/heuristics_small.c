@@ -13,19 +13,38 @@ static bool fits(const struct small_tile *t, const struct fused_op *p, int32_t *
     return p->n % t->width == 0 && p->k % (SMALL_DEPTH * t->split) == 0;
 }
 
-struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks)
+bool small_becomes_sum(const struct fused_op *p)
 {
-    struct small_tile best = {.kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN};
-    /* The widest grid of one wave: more of the device reads at once. With fewer blocks
-     * memory is not read fast enough. */
-    int32_t most = n_blocks * 7 / 8, blocks;
+    return !p->gated && !p->sum && p->out_transient && !p->bias && p->act == ACT_NONE;
+}
+
+/* The tile of the widest grid above `least` and of one wave: more of the device reads at
+ * once. */
+static struct small_tile widest(enum small_kind kind, const struct fused_op *p, int32_t least,
+                                int32_t n_blocks)
+{
+    struct small_tile best = {.kind = kind};
+    int32_t blocks;
 
     for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
-        if (TILES[i].kind == best.kind && fits(&TILES[i], p, &blocks) && blocks <= n_blocks &&
-            blocks > most) {
-            most = blocks;
+        if (TILES[i].kind == kind && fits(&TILES[i], p, &blocks) && blocks <= n_blocks &&
+            blocks > least) {
+            least = blocks;
             best = TILES[i];
         }
+    }
+    return best;
+}
+
+struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks)
+{
+    enum small_kind kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN;
+    int32_t enough = small_enough_blocks(n_blocks);
+    struct small_tile best = widest(kind, p, enough, n_blocks);
+
+    if (best.width == 0 && small_becomes_sum(p) &&
+        widest(SMALL_SUM, p, enough, n_blocks).width > 0) {
+        best = widest(kind, p, 0, n_blocks);
     }
     return best;
 }

@@ -77,7 +77,18 @@ struct small_tile {
     TILE(112, 2, SMALL_SUM)   \
     TILE(128, 2, SMALL_SUM)
 
-/* The tile for op `p` on a device of n_blocks multiprocessors. Pure. */
+/* Grids of no more blocks than this do not read memory fast enough. */
+static inline int32_t small_enough_blocks(int32_t n_blocks)
+{
+    return n_blocks * 7 / 8;
+}
+
+/* Whether an add and norm is likely to join the op's product: then its depth is split,
+ * and there are twice as many blocks. */
+bool small_becomes_sum(const struct fused_op *p);
+
+/* The tile for op `p` on a device of n_blocks multiprocessors. A product of too few
+ * blocks has one while it may become a sum that has enough. Pure. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);
 /* Whether the products of op `p` may be a summand of several ranks: in an inbox there
  * is room for them, and all of the launch's blocks run at the same time. Pure. */

@@ -58,6 +58,26 @@ static void what_is_no_wave_is_left_to_cublas(void **state)
     a_tile_is(4096, 4160, SMALL_SUM, 0, 0); /* an odd number of stages cannot be split */
 }
 
+/* Qwen3-30B-A3B's: the sum splits the depth. */
+static void a_narrow_product_waits_for_its_sum(void **state)
+{
+    struct fused_op p = product(2048, 4096, SMALL_PLAIN);
+
+    (void)state;
+    assert_int_equal(small_tile_of(&p, H200).width, 0);
+    assert_int_equal(small_codes_tile(&p, H200).width, 0);
+    p.out_transient = true;
+    assert_int_equal(small_tile_of(&p, H200).width, 32);
+    assert_int_equal(small_codes_tile(&p, H200).width, 32);
+    p.bias = memory + 7;
+    assert_int_equal(small_tile_of(&p, H200).width, 0);
+    assert_int_equal(small_codes_tile(&p, H200).width, 0);
+    p.bias = NULL;
+    p.n = 1024; /* 64 blocks even as a sum */
+    assert_int_equal(small_tile_of(&p, H200).width, 0);
+    assert_int_equal(small_codes_tile(&p, H200).width, 0);
+}
+
 static struct small_tile codes_tile(int32_t n, int32_t k, enum small_kind kind)
 {
     struct fused_op p = product(n, k, kind);
@@ -257,6 +277,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_one_wave_of_tiles),
         cmocka_unit_test(what_is_no_wave_is_left_to_cublas),
+        cmocka_unit_test(a_narrow_product_waits_for_its_sum),
         cmocka_unit_test(products_of_codes_have_twice_the_depth_a_stage),
         cmocka_unit_test(a_layer_goes_by_four_launches),
         cmocka_unit_test(layers_of_codes_need_activations_of_codes),
