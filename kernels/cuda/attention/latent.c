@@ -70,10 +70,12 @@ static void multiply_heads(struct cuda_backend *c, const struct by_head *p, int3
                                        .n = n,
                                        .k = p->w.cols};
 
-    if (!c->config.deterministic && launch_head_linear_few(&k, (int)p->x.dtype, c->stream)) {
+    bool few = rows <= HEAD_KERNEL_ROWS || c->recording;
+
+    if (few && !c->config.deterministic && launch_head_linear_few(&k, (int)p->x.dtype, c->stream)) {
         return;
     }
-    if (rows <= HEAD_KERNEL_ROWS || c->config.deterministic || c->recording) {
+    if (few || c->config.deterministic) {
         launch_head_linear(&k, (int)p->x.dtype, c->stream);
         return;
     }

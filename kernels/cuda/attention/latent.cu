@@ -143,53 +143,69 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32) head_linear_mma_kernel(head_l
     }
 }
 
-enum { FEW_ROWS = 8, FEW_OUTPUTS = 16, FEW_GROUPS = 4, FEW_DEPTH = FEW_GROUPS * HEAD_WARPS * 32 };
+enum {
+    FEW_ROWS = 8, /* a tile's */
+    FEW_TILES = 4,
+    FEW_OUTPUTS = 16,
+    FEW_GROUPS = 4,
+    FEW_STEP = HEAD_WARPS * 32,
+    FEW_DEPTH = FEW_GROUPS * FEW_STEP
+};
 
-/* Of up to FEW_ROWS rows and k of up to FEW_DEPTH. Grid (16 outputs, head): the warps
+/* Of k of up to FEW_DEPTH. Grid (16 outputs, head, TILES tiles of 8 rows): the warps
  * divide the depth, in groups of 32 columns of which a lane has 8 neighbours. All
- * weights are on their way before the wait. */
-template <typename T>
+ * weights are on their way before the wait. Rows past the end repeat the last one. */
+template <typename T, int TILES>
 __global__ void __launch_bounds__(HEAD_WARPS * 32) head_linear_few_kernel(head_linear_args a)
 {
-    __shared__ float4 sums[HEAD_WARPS][32];
+    __shared__ float4 sums[TILES][HEAD_WARPS][32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, head = blockIdx.y;
-    int first = warp * 32 + (lane & 3) * 8, o = blockIdx.x * FEW_OUTPUTS;
+    int first = warp * 32 + (lane & 3) * 8, o = blockIdx.x * FEW_OUTPUTS,
+        top = blockIdx.z * TILES * FEW_ROWS;
     const T *w = (const T *)a.w + ((int64_t)head * a.n + o + g) * a.w_stride + first;
-    const T *x =
-        (const T *)a.x + min(g, a.rows - 1) * a.x_stride + (int64_t)head * a.x_head + first;
-    uint4 low[FEW_GROUPS] = {}, high[FEW_GROUPS] = {};
-    float even[4] = {}, odd[4] = {};
+    const T *x = (const T *)a.x + (int64_t)head * a.x_head + first;
+    uint4 low[FEW_GROUPS] = {}, high[FEW_GROUPS] = {}, v[TILES][FEW_GROUPS] = {};
 
 #pragma unroll
     for (int i = 0; i < FEW_GROUPS; i++) {
-        if (first + i * HEAD_WARPS * 32 < a.k) {
-            low[i] = __ldg((const uint4 *)(w + i * HEAD_WARPS * 32));
-            high[i] = __ldg((const uint4 *)(w + 8 * a.w_stride + i * HEAD_WARPS * 32));
+        if (first + i * FEW_STEP < a.k) {
+            low[i] = __ldg((const uint4 *)(w + i * FEW_STEP));
+            high[i] = __ldg((const uint4 *)(w + 8 * a.w_stride + i * FEW_STEP));
         }
     }
     pdl_release();
     pdl_wait();
 #pragma unroll
-    for (int i = 0; i < FEW_GROUPS; i++) {
-        uint4 v = {};
-        if (first + i * HEAD_WARPS * 32 < a.k) {
-            v = __ldcg((const uint4 *)(x + i * HEAD_WARPS * 32));
+    for (int t = 0; t < TILES; t++) {
+        const T *from = x + min(top + t * FEW_ROWS + g, a.rows - 1) * a.x_stride;
+#pragma unroll
+        for (int i = 0; i < FEW_GROUPS; i++) {
+            if (first + i * FEW_STEP < a.k) {
+                v[t][i] = __ldcg((const uint4 *)(from + i * FEW_STEP));
+            }
         }
-        uint32_t one[4] = {low[i].x, high[i].x, low[i].y, high[i].y},
-                 two[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
-        mma16816<T>(even, one, v.x, v.y);
-        mma16816<T>(odd, two, v.z, v.w);
     }
-    sums[warp][lane] =
-        make_float4(even[0] + odd[0], even[1] + odd[1], even[2] + odd[2], even[3] + odd[3]);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        float even[4] = {}, odd[4] = {};
+#pragma unroll
+        for (int i = 0; i < FEW_GROUPS; i++) {
+            uint32_t one[4] = {low[i].x, high[i].x, low[i].y, high[i].y},
+                     two[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
+            mma16816<T>(even, one, v[t][i].x, v[t][i].y);
+            mma16816<T>(odd, two, v[t][i].z, v[t][i].w);
+        }
+        sums[t][warp][lane] =
+            make_float4(even[0] + odd[0], even[1] + odd[1], even[2] + odd[2], even[3] + odd[3]);
+    }
     __syncthreads();
-    if (warp > 0) {
+    if (warp >= TILES) {
         return;
     }
     float all[4] = {};
 #pragma unroll
     for (int i = 0; i < HEAD_WARPS; i++) {
-        float4 s = sums[i][lane];
+        float4 s = sums[warp][i][lane];
         all[0] += s.x;
         all[1] += s.y;
         all[2] += s.z;
@@ -197,32 +213,44 @@ __global__ void __launch_bounds__(HEAD_WARPS * 32) head_linear_few_kernel(head_l
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int row = (lane & 3) * 2 + (i & 1);
+        int row = top + warp * FEW_ROWS + (lane & 3) * 2 + (i & 1);
         if (row < a.rows) {
             T *out = (T *)a.out + row * a.out_stride + (int64_t)head * a.out_head;
             out[o + g + i / 2 * 8] = from_float<T>(all[i]);
         }
     }
 }
+static_assert((int)FEW_TILES <= (int)HEAD_WARPS, "a warp adds up a tile");
+
+template <typename T> static void launch_few(const head_linear_args &a, cudaStream_t stream)
+{
+    int rows = a.rows <= FEW_ROWS ? FEW_ROWS : FEW_ROWS * FEW_TILES;
+    dim3 grid(a.n / FEW_OUTPUTS, a.n_heads, (a.rows + rows - 1) / rows), block(HEAD_WARPS * 32);
+
+    if (rows == FEW_ROWS) {
+        launch(head_linear_few_kernel<T, 1>, grid, block, 0, stream, a);
+    } else {
+        launch(head_linear_few_kernel<T, FEW_TILES>, grid, block, 0, stream, a);
+    }
+}
 
 /* Whether the operands come in vectors of 16 bytes. */
 static bool few_fits(const head_linear_args *a, int type)
 {
-    return type != T_F32 && a->rows <= FEW_ROWS && a->k <= FEW_DEPTH && a->k % 32 == 0 &&
-           a->n % FEW_OUTPUTS == 0 && (uintptr_t)a->x % 16 == 0 && (uintptr_t)a->w % 16 == 0 &&
-           a->x_stride % 8 == 0 && a->x_head % 8 == 0 && a->w_stride % 8 == 0;
+    return type != T_F32 && a->k <= FEW_DEPTH && a->k % 32 == 0 && a->n % FEW_OUTPUTS == 0 &&
+           (uintptr_t)a->x % 16 == 0 && (uintptr_t)a->w % 16 == 0 && a->x_stride % 8 == 0 &&
+           a->x_head % 8 == 0 && a->w_stride % 8 == 0;
 }
 
 extern "C" bool launch_head_linear_few(const struct head_linear_args *a, int type,
                                        cudaStream_t stream)
 {
     bool fits = few_fits(a, type);
-    dim3 grid(a->n / FEW_OUTPUTS, a->n_heads), block(HEAD_WARPS * 32);
 
     if (fits && type == T_BF16) {
-        launch(head_linear_few_kernel<__nv_bfloat16>, grid, block, 0, stream, *a);
+        launch_few<__nv_bfloat16>(*a, stream);
     } else if (fits) {
-        launch(head_linear_few_kernel<__half>, grid, block, 0, stream, *a);
+        launch_few<__half>(*a, stream);
     }
     return fits;
 }

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* launch_head_linear for at most 8 rows, whose sums are not in that one's order. False:
+/* launch_head_linear for some hundred rows, whose sums are not in that one's order. False:
  * not for this shape or type; nothing was done. */
 bool launch_head_linear_few(const struct head_linear_args *a, int type, cudaStream_t stream);
 

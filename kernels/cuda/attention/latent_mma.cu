@@ -409,15 +409,24 @@ static bool launch_rows(const latent_args &a, const step_arrays &s, const latent
     return launch_tile<T, 64>(a, s, p, w, stream);
 }
 
-/* A block of the kernel for Hopper has the heads of one token. */
+/* Whether the kernel for Hopper, whose blocks have heads of one token, is for such work:
+ * it computes 64 rows of a block whatever there is of heads, which pays with many
+ * sequences alone if they are few. */
+static bool for_wgmma(const latent_args &a, const latent_work &w)
+{
+    enum { FEW_HEADS = 32, MANY_ROWS = 24 };
+
+    return w.tokens == 1 &&
+           (a.n_heads > FEW_HEADS || (!w.invariant && w.end - w.first >= MANY_ROWS));
+}
+
 template <typename T>
 static bool launch_type(const latent_args &a, const step_arrays &s, const latent_splits &p,
                         latent_work w, cudaStream_t stream)
 {
     w.tokens = w.decode || a.n_heads > 64 ? 1 : 64 / a.n_heads;
-    bool one = w.tokens == 1 && !(w.invariant && a.n_heads <= 32) && !getenv("LATENT_MMA");
 
-    if (!(one && launch_latent_wgmma(&a, &s, &p, &w, stream)) &&
+    if (!(for_wgmma(a, w) && launch_latent_wgmma(&a, &s, &p, &w, stream)) &&
         !launch_rows<T>(a, s, p, w, stream)) {
         return false;
     }

@@ -16,7 +16,6 @@
 #include "kernels/cuda/gemm/async_copy.cuh"
 #include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
-#include <cstdlib>
 
 /* Weights count from a maximum that may be behind by so many powers of two: sums are
  * rescaled when it is behind by more, which is seldom. */
@@ -212,13 +211,13 @@ struct scores {
     float m[2], l[2], keep[2]; /* as in attn_prefill_sm90.cu */
 };
 
-/* Scores of the tile that `keys` describes, steps [FROM, TO). */
-template <typename T, int FROM, int TO>
+/* Scores of the tile that `keys` describes. */
+template <typename T>
 __device__ __forceinline__ void issue_scores(scores &x, const uint32_t (&q)[HELD][4], uint64_t keys,
                                              const latent_shared &sh)
 {
 #pragma unroll
-    for (int i = FROM; i < TO; i++) {
+    for (int i = 0; i < STEPS; i++) {
         uint64_t b = keys + i / 4 * (1024 / 16) + i % 4 * 2;
         if (i < HELD) {
             wgmma_rs_k<T, KEYS>::run(x.s, q[i < HELD ? i : 0], b, i > 0);
@@ -291,9 +290,9 @@ __device__ __forceinline__ int active_rows(const latent_args &a, const tile_rows
     return min((w.n_tokens * w.heads + 15) & ~15, ROWS);
 }
 
-/* The scoring warpgroup. HOLD: a tile's weights are shown once so many parts of the next
- * tile's scores are done, so that the matrix unit has sums to do during the softmax. */
-template <typename T, int HOLD>
+/* The scoring warpgroup. A tile's weights are shown once the next tile's scores are
+ * done, so that the matrix unit has sums to do during the softmax. */
+template <typename T>
 __device__ __forceinline__ void score(const latent_args &a, const tile_rows &rows, const segment &g,
                                       const latent_shared &sh)
 {
@@ -315,23 +314,12 @@ __device__ __forceinline__ void score(const latent_args &a, const tile_rows &row
             clear_keys(sh.tile(r.stage), left);
         }
         wgmma_fence();
-        issue_scores<T, 0, HOLD * STEPS / 3>(x, q, keys, sh);
-        if (HOLD == 1 || HOLD == 2) {
-            wgmma_commit();
-        }
-        issue_scores<T, HOLD * STEPS / 3, STEPS>(x, q, keys, sh);
+        issue_scores<T>(x, q, keys, sh);
         wgmma_commit();
-        if (HOLD > 0) {
-            if (HOLD < 3) {
-                wgmma_wait<1>();
-            } else {
-                wgmma_wait<0>();
-            }
-            if (lane == 0 && !first) {
-                barrier_arrive(sh.ready(r.stage == 0 ? STAGES - 1 : r.stage - 1));
-            }
-        }
         wgmma_wait<0>();
+        if (lane == 0 && !first) {
+            barrier_arrive(sh.ready(r.stage == 0 ? STAGES - 1 : r.stage - 1));
+        }
         scorers_sync(); /* all of the warpgroup's scores are done */
         if (mine) {
             if (left < KEYS) {
@@ -347,13 +335,10 @@ __device__ __forceinline__ void score(const latent_args &a, const tile_rows &row
             proxy_fence();
             __syncwarp();
         }
-        if (HOLD == 0 && lane == 0) {
-            barrier_arrive(sh.ready(r.stage));
-        }
         first = false;
         r.advance();
     }
-    if (HOLD > 0 && lane == 0 && !first) {
+    if (lane == 0 && !first) {
         barrier_arrive(sh.ready(r.stage == 0 ? STAGES - 1 : r.stage - 1));
     }
 #pragma unroll
@@ -474,7 +459,7 @@ __device__ __forceinline__ void sum_up(const CUtensorMap *map, const latent_args
 enum { KERNEL_THREADS = HAS_WGMMA ? THREADS : 32 };
 
 /* Grid as of latent_mma_kernel. */
-template <typename T, int HOLD>
+template <typename T>
 __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     latent_wgmma_kernel(const __grid_constant__ CUtensorMap map, latent_args a, step_arrays s,
                         latent_splits p, latent_work w)
@@ -500,7 +485,7 @@ __global__ void __launch_bounds__(KERNEL_THREADS, 1)
     segment g = segment_at(s, p, w, rows.token, rows.token + rows.n_tokens);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
-        score<T, HOLD>(a, rows, g, sh);
+        score<T>(a, rows, g, sh);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 160;");
         sum_up<T>(&map, a, p, rows, g, sh, (threadIdx.x >> 7) - 1);
@@ -526,10 +511,10 @@ static bool map_cache(CUtensorMap *ret, const latent_args &a)
                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <typename T, int HOLD> static bool usable(void)
+template <typename T> static bool usable(void)
 {
     cudaFuncAttributes made = {};
-    auto kernel = latent_wgmma_kernel<T, HOLD>;
+    auto kernel = latent_wgmma_kernel<T>;
     bool ok = cudaFuncGetAttributes(&made, kernel) == cudaSuccess &&
               made.maxThreadsPerBlock >= THREADS && allow_shared(kernel, latent_shared::BYTES);
 
@@ -537,11 +522,11 @@ template <typename T, int HOLD> static bool usable(void)
     return ok;
 }
 
-template <typename T, int HOLD>
+template <typename T>
 static bool launch_wgmma(const latent_args &a, const step_arrays &s, const latent_splits &p,
                          const latent_work &w, cudaStream_t stream)
 {
-    static const bool ok = usable<T, HOLD>();
+    static const bool ok = usable<T>();
     int heads = (a.n_heads + ROWS - 1) / ROWS, tiles = (w.end - w.first + w.tokens - 1) / w.tokens;
     dim3 grid = w.decode ? dim3(p.n, heads, tiles) : dim3(tiles, heads);
     CUtensorMap map;
@@ -549,8 +534,8 @@ static bool launch_wgmma(const latent_args &a, const step_arrays &s, const laten
     if (!ok || a.kv.block_size % 8 || !map_cache(&map, a)) {
         return false;
     }
-    launch(latent_wgmma_kernel<T, HOLD>, grid, dim3(THREADS), latent_shared::BYTES, stream, map, a,
-           s, p, w);
+    launch(latent_wgmma_kernel<T>, grid, dim3(THREADS), latent_shared::BYTES, stream, map, a, s, p,
+           w);
     return true;
 }
 
@@ -561,13 +546,6 @@ extern "C" bool launch_latent_wgmma(const struct latent_args *a, const struct st
     if (w->tokens != 1) {
         return false;
     }
-    const int hold = getenv("HOLD") ? atoi(getenv("HOLD")) : 3;
-
-    if (a->kv.dtype != T_BF16) {
-        return launch_wgmma<__half, 3>(*a, *s, *p, *w, stream);
-    }
-    return hold == 3   ? launch_wgmma<__nv_bfloat16, 3>(*a, *s, *p, *w, stream)
-           : hold == 2 ? launch_wgmma<__nv_bfloat16, 2>(*a, *s, *p, *w, stream)
-           : hold == 1 ? launch_wgmma<__nv_bfloat16, 1>(*a, *s, *p, *w, stream)
-                       : launch_wgmma<__nv_bfloat16, 0>(*a, *s, *p, *w, stream);
+    return a->kv.dtype == T_BF16 ? launch_wgmma<__nv_bfloat16>(*a, *s, *p, *w, stream)
+                                 : launch_wgmma<__half>(*a, *s, *p, *w, stream);
 }
