@@ -280,7 +280,7 @@ static const struct group *oldest_prefill(struct sched *s)
  * new prompts. */
 static double due_prefill(struct sched *s, int64_t now_us, const struct plan *p)
 {
-    enum { READY_US = 1000000, TOKENS_A_DECODE = 3 };
+    enum { READY_US = 850000, TOKENS_A_DECODE = 3 };
     const struct group *oldest = oldest_prefill(s);
     double backlog = (double)prefill_backlog(s),
            waited_us = oldest ? (double)(now_us - oldest->request->arrival_us) : 0;

@@ -11,7 +11,7 @@
  * are shorter, because they take only the tokens that are due. Products over multiples
  * of GPU_STEP_QUANTUM rows cost less per row than sizes in between. FAIR_ITL_US applies
  * to a CPU under policy: fair: a new request waits for the running step. */
-enum { GPU_ITL_US = 54000, GPU_STEP_QUANTUM = 512, FAIR_ITL_US = 50000 };
+enum { GPU_ITL_US = 54000, GPU_STEP_QUANTUM = 1024, FAIR_ITL_US = 50000 };
 /* Default duration of a GPU's step while several tenants are active: the running step
  * and its own delay a new request to no more than about twice its time alone. */
 enum { GPU_SHARED_US = 9000 };

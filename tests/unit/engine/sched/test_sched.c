@@ -561,6 +561,8 @@ static void make_late(int32_t i, int64_t us)
     rig.request[i].request.arrival_us = rig.now_us - us;
 }
 
+enum { READY_US = 850000 }; /* as in sched.c */
+
 static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
 {
     (void)state;
@@ -570,7 +572,7 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
     rig_add(&rig, tokens(8), 0, 5);
     rig_step(&rig);
     rig_add(&rig, tokens(1), 20, 120);
-    make_late(1, 1000000);
+    make_late(1, READY_US);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, 1 + 6);
     /* Four times as slow as the cost model says, for long: nothing fits but a block's
@@ -586,7 +588,7 @@ static void prefill_beside_decodes_keeps_to_the_itl_target(void **state)
 }
 
 /* Prefill that is due joins decodes, even if the target allows more: in each step as
- * much as completes the backlog a second after its oldest arrival; at least three
+ * much as completes the backlog READY_US after its oldest arrival; at least three
  * tokens a decode. */
 static void prefill_beside_decodes_is_spread(void **state)
 {
@@ -602,11 +604,11 @@ static void prefill_beside_decodes_is_spread(void **state)
                      /* three are due, but a block's worth may always join */
                      1 + config.block_size);
     rig_commit(&rig);
-    make_late(1, 1000000 - 92 * 10 - 800);
+    make_late(1, READY_US - 92 * 10 - 800);
     rig_plan(&rig); /* prompts of 92 tokens in 800 us of decodes, 100 us each */
     assert_int_equal(rig.batch.n_tokens, 1 + 92 * 100 / 800);
     rig_commit(&rig);
-    make_late(1, 1000000);
+    make_late(1, READY_US);
     rig_plan(&rig);
     assert_int_equal(rig.batch.n_tokens, config.max_num_batched_tokens);
     rig_commit(&rig);
@@ -626,7 +628,7 @@ static void large_steps_are_multiples_of_the_quantum(void **state)
     assert_int_equal(rig.batch.n_tokens, 6); /* fewer cost as much */
     rig_commit(&rig);
     rig_add(&rig, tokens(1), 30, 105);
-    make_late(1, 1000000 - 130 * 10 - 900);
+    make_late(1, READY_US - 130 * 10 - 900);
     rig_plan(&rig);
     /* 130 tokens in nine steps of 100 us are 15 each, and a decode */
     assert_int_equal(rig.batch.n_tokens, 18);
