@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 18
+#define BACKEND_ABI 19
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -132,6 +132,9 @@ struct weight_desc {
     const struct weight_format *dummy_format;
     bool tied_head; /* an embedding that linear() reads too */
     bool logits;    /* what linear() makes of it are logits */
+    /* What rounding the inputs of its products loses would be felt in the logits more
+     * than of other weights. */
+    bool fine_inputs;
     bool experts;   /* of all experts of a layer, which experts() alone reads */
     bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
 };
