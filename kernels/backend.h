@@ -135,8 +135,8 @@ struct weight_desc {
     /* What rounding the inputs of its products loses would be felt in the logits more
      * than of other weights. */
     bool fine_inputs;
-    bool experts;   /* of all experts of a layer, which experts() alone reads */
-    bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
+    bool experts; /* of all experts of a layer, which experts() alone reads */
+    bool mapped;  /* the pieces stay valid for the backend's life, so it may read them in place */
 };
 
 /* ---- key/value cache ---- */

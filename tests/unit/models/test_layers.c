@@ -342,7 +342,7 @@ static void parameters_are_counted(void **state)
 
 enum { FINE_LAYERS = 6, MAX_FINE = 32 };
 
-/* A backend that keeps no weights, and the names of those whose inputs it is to keep. */
+/* A backend that keeps no weights, but the names of those with fine inputs. */
 struct noter {
     struct backend base;
     char fine[MAX_FINE][64];
