@@ -133,8 +133,11 @@ struct weight_desc {
     const struct weight_format *dummy_format;
     bool tied_head; /* an embedding that linear() reads too */
     bool logits;    /* what linear() makes of it are logits */
-    bool experts;   /* of all experts of a layer, which experts() alone reads */
-    bool mapped;    /* the pieces stay valid for the backend's life, so it may read them in place */
+    /* What rounding the inputs of its products loses would be felt in the logits more
+     * than of other weights. */
+    bool fine_inputs;
+    bool experts; /* of all experts of a layer, which experts() alone reads */
+    bool mapped;  /* the pieces stay valid for the backend's life, so it may read them in place */
 };
 
 /* ---- key/value cache ---- */

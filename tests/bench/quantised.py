@@ -17,9 +17,9 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
   source       perplexity of the model of floats
   reference    of the decoded weights in float32
   quire        of the same file by Quire, on this processor; ratio: to the reference
-  rounded      of the decoded weights with the inputs of all products but the head's
-               rounded to int8 in groups of 32, which is what Quire's kernels for W8A8
-               and blocks do on a CPU
+  rounded      of the decoded weights with the inputs of products rounded to int8 in
+               groups of 32 where Quire's kernels do so on a CPU: of W8A8 in all layers,
+               of GGUF files but for q, k, v and the layers at the ends
   kl           mean of KL(reference || quire) over the second halves of the first two
                windows, in nats; kl_rounded of `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and
@@ -27,7 +27,8 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
 What the references said is kept in --work, by the weights and tokens it was made of.
 greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a
 prompt holds if each of its tokens is within --tie nats of the reference's best one,
-given what stands before it.
+given what stands before it. held_bfloat16, with --bfloat16: the same of the decoded
+weights run in bfloat16 by transformers.
 
 Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-tensors and gguf.
 """
@@ -304,10 +305,19 @@ def reference_logits(model, window):
     return model(torch.tensor([window])).logits[0].numpy()
 
 
+def keeps_inputs(path, n_layers):
+    """Whether Quire keeps more than int8 of a product's inputs in a GGUF file
+    (keeps_inputs in models/families/load/weights.c)."""
+    layer = int(path.split(".")[2])
+    return path.endswith(("q_proj", "k_proj", "v_proj")) or layer < 1 or layer >= n_layers - 2
+
+
 @torch.no_grad()
-def rounded_logits(model, window):
+def rounded_logits(model, window, blocks):
+    n_layers = model.config.num_hidden_layers
     hooks = [m.register_forward_pre_hook(goldens.rounded) for path, m in model.named_modules()
-             if isinstance(m, torch.nn.Linear) and path != "lm_head"]
+             if isinstance(m, torch.nn.Linear) and path != "lm_head"
+             and not (blocks and keeps_inputs(path, n_layers))]
     out = reference_logits(model, window)
     for h in hooks:
         h.remove()
@@ -385,8 +395,10 @@ def perplexity(a, model, floats, ids, text):
         row = {"case": case.name, "tokens": len(ref.next), "source": source.perplexity(),
                "reference": ref.perplexity()}
         if case.rounds:
-            rounded = kept(a, case.name + "-rounded", model, windows,
-                           lambda: Seen(windows, lambda _, x: rounded_logits(model, x)))
+            blocks = name.endswith(".gguf")
+            rounded = kept(a, case.name + ("-rounded-fine" if blocks else "-rounded"), model,
+                           windows,
+                           lambda: Seen(windows, lambda _, x: rounded_logits(model, x, blocks)))
             row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
         if not a.references:
             got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
@@ -451,6 +463,19 @@ def gaps(model, prompts, texts):
     return torch.cat(out)
 
 
+@torch.no_grad()
+def in_bfloat16(model, prompts, n_new):
+    """Greedy texts of the model in bfloat16; end tokens do not end them."""
+    model = copy.deepcopy(model).to(torch.bfloat16)
+    model.generation_config.eos_token_id = None
+    out = []
+    for part in torch.tensor(prompts).split(50):
+        said = model.generate(part, attention_mask=torch.ones_like(part), do_sample=False,
+                              max_new_tokens=n_new)
+        out += said[:, part.shape[1]:].tolist()
+    return out
+
+
 def greedy(a, model, floats, ids, _):
     prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
     for name in a.case:
@@ -458,10 +483,14 @@ def greedy(a, model, floats, ids, _):
         case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
         behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
-        yield {"case": case.name, "prompts": len(prompts), "new": a.new,
+        row = {"case": case.name, "prompts": len(prompts), "new": a.new,
                "equal": (behind == 0).double().mean().item(),
                "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
                "furthest": behind.amax().item()}
+        if a.bfloat16:
+            behind = gaps(model, prompts, in_bfloat16(model, prompts, a.new)).amax(1)
+            row["held_bfloat16"] = (behind <= a.tie).double().mean().item()
+        yield row
 
 
 def main():
@@ -480,6 +509,8 @@ def main():
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--new", type=int, default=32)
     p.add_argument("--tie", type=float, default=0.1)
+    p.add_argument("--bfloat16", action="store_true",
+                   help="greedy: what transformers holds in bfloat16, too")
     p.add_argument("--out", help="append the lines to this file")
     p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE",
                    help="default: all but GGUF files")

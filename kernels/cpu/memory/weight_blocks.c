@@ -9,18 +9,19 @@
 enum { FINE_BITS = 8 };
 
 /* What the inputs of products with a piece become (ACT_PLANES_MAX). They keep their
- * precision where the file quantises weights alone, and in a head of FINE_BITS a code:
- * no layer follows whose own rounding hides what is lost there, and with fewer bits the
- * weights have lost more. */
+ * precision where the file quantises weights alone; of blocks, which say nothing of it,
+ * where it is felt most; and in a head of FINE_BITS a code: no layer follows whose own
+ * rounding hides what is lost there, and with fewer bits the weights have lost more. */
 static int32_t planes_of(const struct weight_desc *d, const struct weight_piece *p)
 {
     if (!p->format) {
         return 1;
     }
-    bool weights_alone = weight_format_has_scales(p->format) && p->scales.act == ACT_AS_THEY_ARE;
+    bool apart = weight_format_has_scales(p->format);
+    bool weights_alone = apart && p->scales.act == ACT_AS_THEY_ARE;
     bool fine_head = d->logits && p->format->bits >= FINE_BITS;
 
-    return weights_alone || fine_head ? ACT_PLANES_MAX : 1;
+    return weights_alone || fine_head || (!apart && d->fine_inputs) ? ACT_PLANES_MAX : 1;
 }
 
 /* The pieces [from, *end) of d that make one run: neighbours of one format, whose

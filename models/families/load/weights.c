@@ -487,6 +487,20 @@ static enum dtype type_of(const struct assembly *a, const struct tensor_spec *s)
     return finer ? DTYPE_F16 : a->m->options.dtype;
 }
 
+enum { FINE_FIRST = 1, FINE_LAST = 2 }; /* layers at the ends */
+
+/* Whether the inputs of a weight's products weigh much: those of queries, keys and
+ * values, which softmax makes exponents of, and all of the layers at the ends: the
+ * first ones' errors go through all layers, and the last ones' meet no norm that makes
+ * them small beside what other layers add. A draft is checked by its target. */
+static bool keeps_inputs(const struct model *m, const struct tensor_spec *s, int32_t layer)
+{
+    const struct model_config *c = &m->config;
+
+    return c->head.kind == HEAD_NONE && tensor_spec_indices(s) > 0 &&
+           (s->target == IN_LAYER(qkv) || layer < FINE_FIRST || layer >= c->n_layers - FINE_LAST);
+}
+
 enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
 
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
@@ -512,6 +526,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     d.tied_head = s->kind == WEIGHT_EMBEDDING && s->target == IN_MODEL(embed) && m->config.tied &&
                   model_is_last(m);
     d.logits = d.tied_head || s->target == IN_MODEL(head);
+    d.fine_inputs = keeps_inputs(m, s, layer);
     for (int32_t i = 0; i < a->n_pieces; i++) {
         d.mapped &= !a->source[i].copy;
     }

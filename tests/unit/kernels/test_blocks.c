@@ -162,16 +162,22 @@ static void free_piece(struct piece *s)
     free(s->value);
 }
 
-/* Whether the inputs of a weight's products keep two planes of codes. */
-static int32_t planes_of(const struct piece *s, bool logits)
-{
-    bool alone = weight_format_has_scales(s->p.format) && s->p.scales.act == ACT_AS_THEY_ARE;
+/* What a weight is for. */
+struct use {
+    bool logits, fine_inputs;
+};
 
-    return alone || (logits && s->p.format->bits >= 8) ? 2 : 1;
+/* Whether the inputs of a weight's products keep two planes of codes. */
+static int32_t planes_of(const struct piece *s, struct use u)
+{
+    bool apart = weight_format_has_scales(s->p.format);
+    bool alone = apart && s->p.scales.act == ACT_AS_THEY_ARE;
+
+    return alone || (u.logits && s->p.format->bits >= 8) || (u.fine_inputs && !apart) ? 2 : 1;
 }
 
 static struct mat make_weight_for(struct rig *r, enum weight_kind kind, const struct piece *s,
-                                  int32_t n, bool logits)
+                                  int32_t n, struct use u)
 {
     struct err e = {0};
     struct weight_piece p[4];
@@ -181,7 +187,8 @@ static struct mat make_weight_for(struct rig *r, enum weight_kind kind, const st
                             .dtype = DTYPE_BF16,
                             .cols = s[0].p.cols,
                             .n_pieces = n,
-                            .logits = logits};
+                            .logits = u.logits,
+                            .fine_inputs = u.fine_inputs};
 
     for (int32_t i = 0; i < n; i++) {
         p[i] = s[i].p;
@@ -197,7 +204,7 @@ static struct mat make_weight_for(struct rig *r, enum weight_kind kind, const st
 static struct mat make_weight(struct rig *r, enum weight_kind kind, const struct piece *s,
                               int32_t n)
 {
-    return make_weight_for(r, kind, s, n, false);
+    return make_weight_for(r, kind, s, n, (struct use){false});
 }
 
 /* ---- references ---- */
@@ -264,9 +271,9 @@ static float *multiply(struct rig *r, struct mat w, const float *x, int32_t rows
 }
 
 static void check_products_for(struct rig *r, const struct piece *s, int32_t n_pieces, int32_t rows,
-                               bool logits)
+                               struct use u)
 {
-    struct mat w = make_weight_for(r, WEIGHT_LINEAR, s, n_pieces, logits);
+    struct mat w = make_weight_for(r, WEIGHT_LINEAR, s, n_pieces, u);
     float *x = rig_floats(r, (int64_t)rows * w.cols, 2, DTYPE_F32);
     double *q = rig_alloc((size_t)w.cols * 2 * sizeof(*q)), *half = q + w.cols;
 
@@ -276,7 +283,7 @@ static void check_products_for(struct rig *r, const struct piece *s, int32_t n_p
         const float *row = x + (int64_t)i * w.cols;
         int32_t at = 0;
         for (int32_t p = 0; p < n_pieces; p++) {
-            quantised(q, half, row, w.cols, planes_of(&s[p], logits));
+            quantised(q, half, row, w.cols, planes_of(&s[p], u));
             for (int32_t k = 0; k < s[p].p.rows; k++, at++) {
                 check_dot(s[p].p.format->name, got[(int64_t)i * w.rows + at],
                           s[p].value + (int64_t)k * w.cols, row, q, half, w.cols);
@@ -290,8 +297,11 @@ static void check_products_for(struct rig *r, const struct piece *s, int32_t n_p
 
 static void check_products(struct rig *r, const struct piece *s, int32_t n_pieces, int32_t rows)
 {
-    check_products_for(r, s, n_pieces, rows, false);
-    check_products_for(r, s, n_pieces, rows, true);
+    static const struct use USES[] = {{false, false}, {true, false}, {false, true}};
+
+    for (size_t i = 0; i < ARRAY_LEN(USES); i++) {
+        check_products_for(r, s, n_pieces, rows, USES[i]);
+    }
 }
 
 static void products_follow_the_decoded_weights(void **state)
@@ -417,9 +427,9 @@ enum {
 };
 
 /* Append the products of a weight with MOST_ROWS rows to all[*n]. */
-static void append_products(struct rig *r, struct piece s, bool logits, float *all, int32_t *n)
+static void append_products(struct rig *r, struct piece s, struct use u, float *all, int32_t *n)
 {
-    struct mat w = make_weight_for(r, WEIGHT_LINEAR, &s, 1, logits);
+    struct mat w = make_weight_for(r, WEIGHT_LINEAR, &s, 1, u);
     float *x = rig_floats(r, (int64_t)MOST_ROWS * s.p.cols, 3, DTYPE_F32);
     float *got = multiply(r, w, x, MOST_ROWS);
 
@@ -435,8 +445,10 @@ static void append_codes(struct rig *r, float *all, int32_t *n)
     for (int32_t f = FORMAT_FP8; f <= FORMAT_FP4; f++) {
         enum weight_format_id id = (enum weight_format_id)f;
         for (size_t g = 0; g < ARRAY_LEN(GROUPS_OF_CODES); g++) {
-            append_products(r, make_codes(r, id, BIT_ROWS, 251, GROUPS_OF_CODES[g]), false, all, n);
-            append_products(r, make_codes(r, id, BIT_ROWS, 576, GROUPS_OF_CODES[g]), false, all, n);
+            for (int32_t cols = 251; cols <= 576; cols += 576 - 251) {
+                append_products(r, make_codes(r, id, BIT_ROWS, cols, GROUPS_OF_CODES[g]),
+                                (struct use){false}, all, n);
+            }
         }
     }
 }
@@ -462,9 +474,9 @@ static float *all_products(const char *isa, int32_t *ret_n)
             if (cols % 256 != 0 && !small) {
                 continue;
             }
-            for (int logits = 0; logits < 2; logits++) {
+            for (int fine = 0; fine < 2; fine++) {
                 append_products(&r, make_piece(&r, (enum weight_format_id)f, BIT_ROWS, cols, 0),
-                                logits, all, &n);
+                                (struct use){.fine_inputs = fine}, all, &n);
             }
         }
     }
@@ -496,17 +508,18 @@ static void a_row_has_the_same_bits_in_any_company(void **state)
     enum { ROWS = 50, COLS = 768 };
     struct rig r;
     rig_open(&r);
-    for (int32_t f = FIRST_FORMAT; f < END_FORMAT; f++) {
-        struct piece s[2] = {make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 0),
-                             make_piece(&r, (enum weight_format_id)f, ROWS, COLS, 10)};
-        struct mat w = make_weight_for(&r, WEIGHT_LINEAR, s, 2, f % 2 == 0);
+    for (int32_t i = 2 * FIRST_FORMAT; i < 2 * END_FORMAT; i++) {
+        enum weight_format_id f = (enum weight_format_id)(i / 2);
+        struct piece s[2] = {make_piece(&r, f, ROWS, COLS, 0), make_piece(&r, f, ROWS, COLS, 10)};
+        struct use u = {.fine_inputs = i % 2 == 1};
+        struct mat w = make_weight_for(&r, WEIGHT_LINEAR, s, 2, u);
         float *x = rig_floats(&r, (int64_t)MOST_ROWS * COLS, 2, DTYPE_F32);
         float *all = multiply(&r, w, x, MOST_ROWS);
         static const int32_t N[] = {1, 2, 3, 4, 5, 17};
-        for (size_t i = 0; i < ARRAY_LEN(N); i++) {
-            float *some = multiply(&r, w, x + (int64_t)7 * COLS, N[i]);
+        for (size_t k = 0; k < ARRAY_LEN(N); k++) {
+            float *some = multiply(&r, w, x + (int64_t)7 * COLS, N[k]);
             assert_memory_equal(some, all + (int64_t)7 * w.rows,
-                                (size_t)N[i] * (size_t)w.rows * sizeof(*some));
+                                (size_t)N[k] * (size_t)w.rows * sizeof(*some));
             free(some);
         }
         free(all);

@@ -340,6 +340,80 @@ static void parameters_are_counted(void **state)
     close_rank(&k, m);
 }
 
+enum { FINE_LAYERS = 6, MAX_FINE = 32 };
+
+/* A backend that keeps no weights, but the names of those with fine inputs. */
+struct noter {
+    struct backend base;
+    char fine[MAX_FINE][64];
+    int n_fine;
+};
+
+static int note_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
+                       struct err *e)
+{
+    struct noter *n = (struct noter *)b;
+
+    (void)e;
+    if (d->fine_inputs && d->kind == WEIGHT_LINEAR) {
+        assert_true(n->n_fine < MAX_FINE);
+        snprintf(n->fine[n->n_fine++], sizeof(n->fine[0]), "%s", d->name);
+    }
+    *ret = (struct mat){.data = n, .rows = d->rows, .cols = d->cols, .dtype = DTYPE_F32};
+    return 0;
+}
+
+static bool is_noted(const struct noter *n, int32_t layer, const char *name)
+{
+    char whole[64];
+    bool is = false;
+
+    snprintf(whole, sizeof(whole), "model.layers.%d.%s.weight", layer, name);
+    for (int i = 0; i < n->n_fine; i++) {
+        is = is || strcmp(n->fine[i], whole) == 0;
+    }
+    return is;
+}
+
+/* Queries, keys and values of all layers, and the whole layers at the ends, on every
+ * stage of a pipeline alike. */
+static void inputs_that_weigh_much_are_named_to_the_backend(void **state)
+{
+    static const struct backend_ops OPS = {
+        .supports = keep_supports, .weight = note_weight, .scratch = keep_scratch};
+    static const bool ENDS[FINE_LAYERS] = {true, false, false, false, true, true};
+    struct noter n = {.base = {.ops = &OPS, .name = "noter"}};
+    struct model_config c;
+    struct generation_defaults gen;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(model_config_read(&c, &gen, "tests/golden/llama-mha24", &e), 0);
+    c.n_layers = c.sharing_from = FINE_LAYERS;
+    for (int32_t stage = 0; stage < 2; stage++) {
+        struct model_options o = {.dtype = DTYPE_F32,
+                                  .dummy = true,
+                                  .max_tokens = 4,
+                                  .max_logits = 2,
+                                  .max_len = 8,
+                                  .n_ranks = 1,
+                                  .stage = stage,
+                                  .n_stages = 2};
+        struct model *m;
+        if (model_open(&m, "tests/golden/llama-mha24", &c, &o, &n.base, &e) < 0) {
+            fail_msg("%s", e.text);
+        }
+        model_free(m);
+    }
+    for (int32_t i = 0; i < FINE_LAYERS; i++) {
+        assert_true(is_noted(&n, i, "self_attn.q_proj"));
+        assert_true(is_noted(&n, i, "self_attn.o_proj") == ENDS[i]);
+        assert_true(is_noted(&n, i, "mlp.gate_proj") == ENDS[i]);
+        assert_true(is_noted(&n, i, "mlp.down_proj") == ENDS[i]);
+    }
+    assert_int_equal(n.n_fine, FINE_LAYERS + 3 * 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -348,6 +422,7 @@ int main(void)
         cmocka_unit_test(layers_need_a_backend_that_has_them),
         cmocka_unit_test(ranks_hold_the_weights_of_their_heads_of_latents),
         cmocka_unit_test(parameters_are_counted),
+        cmocka_unit_test(inputs_that_weigh_much_are_named_to_the_backend),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
