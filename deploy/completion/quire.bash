@@ -42,7 +42,7 @@ _quire_settings='--model DIR
 --node-timeout SECONDS
 --local-rank N
 --local-size N
---kv-cache-dtype auto|bf16|fp8|int8
+--kv-cache-dtype auto|bf16|float32|fp8|int8
 --block-size TOKENS
 --state-snapshot-tokens TOKENS
 --kv-blocks N

@@ -361,12 +361,13 @@ static void set_quantise(struct model_options *o, const struct settings *s)
 
 /* Sets the type of keys and values. */
 static int choose_kv_dtype(struct runner *r, const struct settings *s,
-                           const struct model_options *o, struct err *e)
+                           const struct model_config *c, const struct model_options *o,
+                           struct err *e)
 {
     struct executor_info *x = &r->base.info;
     enum dtype act = backend_act_dtype(r->backend, o->dtype);
 
-    r->kv_dtype = runner_kv_dtype(s, act);
+    r->kv_dtype = runner_kv_dtype(s, c, act);
     snprintf(x->kv_dtype, sizeof(x->kv_dtype), "%s", dtype_name(r->kv_dtype));
     if (r->backend->async && r->kv_dtype != act && dtype_bytes(r->kv_dtype) > 1) {
         return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
@@ -446,7 +447,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
 
     set_quantise(&o, s);
     snprintf(x->dtype, sizeof(x->dtype), "%s", dtype_name(o.dtype));
-    int rc = choose_kv_dtype(r, s, &o, e);
+    int rc = choose_kv_dtype(r, s, c, &o, e);
     rc = rc < 0 ? rc : check_pools(r, s, c, &o, e);
     rc = rc < 0 ? rc : model_open(&r->model, dir, c, &o, r->backend, e);
     if (rc == 0) {

@@ -42,7 +42,7 @@ static int set_states(struct executor_info *ret, const struct settings *s,
 {
     enum { USUAL_DISTANCE = 256 };
     int32_t n_ranks = (int32_t)MAX(s->tensor_parallel_size, 1), size = ret->block_size;
-    enum dtype kv = runner_kv_dtype(s, gpu ? runner_dtype(s, c) : DTYPE_F32);
+    enum dtype kv = runner_kv_dtype(s, c, gpu ? runner_dtype(s, c) : DTYPE_F32);
 
     if (c->recurrent.n_heads == 0) {
         return 0;
@@ -107,17 +107,21 @@ static int64_t tokens_held(const struct executor_info *x, int64_t n, int64_t mos
     return least;
 }
 
-enum dtype runner_kv_dtype(const struct settings *s, enum dtype act)
+enum dtype runner_kv_dtype(const struct settings *s, const struct model_config *c, enum dtype act)
 {
+    bool wide = runner_dtype(s, c) == DTYPE_F32 || c->latent.rank > 0;
+
     switch (s->kv_cache_dtype) {
     case KV_CACHE_BF16:
         return DTYPE_BF16;
+    case KV_CACHE_F32:
+        return DTYPE_F32;
     case KV_CACHE_FP8:
         return DTYPE_F8;
     case KV_CACHE_INT8:
         return DTYPE_I8;
-    default:
-        return act;
+    default: /* activations of float32 beside weights of 16 bits or fewer are a CPU's */
+        return act == DTYPE_F32 && !wide ? DTYPE_BF16 : act;
     }
 }
 
@@ -127,8 +131,8 @@ int runner_limits(struct executor_info *ret, const struct settings *s, const str
     if (c->latent.rank > 0 &&
         (s->kv_cache_dtype == KV_CACHE_FP8 || s->kv_cache_dtype == KV_CACHE_INT8)) {
         return err_set_param(e, ERR_UNSUPPORTED, "kv_cache_dtype",
-                             "kv_cache_dtype must be auto or bf16 for a model with latent "
-                             "attention: latents are cached in the activations' type");
+                             "kv_cache_dtype must be auto, bf16 or float32 for a model with latent "
+                             "attention: latents are not cached in 8 bits");
     }
     if (s->max_model_len > c->max_positions) {
         return err_set_param(e, ERR_INVALID, "max_model_len",

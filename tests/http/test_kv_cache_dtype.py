@@ -38,13 +38,14 @@ def test_texts_are_the_same_after_hits_and_preemptions(dtype, flags):
         assert server.metric("prefix_cache_hits_total") > 0
 
 
-def blocks(dtype):
+def blocks(dtype, *flags, stored=None):
     """Blocks, and bytes of a token, in a cache of 4 MiB."""
-    with serving("--device", "cpu", "--kv-cache-memory", "4MiB", "--kv-cache-dtype", dtype,
+    with serving("--device", "cpu", "--kv-cache-memory", "4MiB", "--kv-cache-dtype", dtype, *flags,
                  model=DEMO) as server:
         page = server.ask("GET", "/metrics").text
     labels = re.search(r"cache_config_info\{(.*)\}", page)[1]
-    assert f'cache_dtype="{dict(bf16="bfloat16", fp8_e4m3="fp8").get(dtype, dtype)}"' in labels
+    stored = stored or dict(bf16="bfloat16", fp8_e4m3="fp8").get(dtype, dtype)
+    assert f'cache_dtype="{stored}"' in labels
     return (int(re.search(r'num_gpu_blocks="(\d+)"', labels)[1]),
             int(re.search(r'bytes_per_token="(\d+)"', labels)[1]))
 
@@ -53,6 +54,22 @@ def test_fp8_holds_twice_the_blocks_of_bf16():
     wide, narrow, scaled = blocks("bf16"), blocks("fp8_e4m3"), blocks("int8")
     assert narrow[0] // 2 == wide[0] and wide[1] == 2 * narrow[1]
     assert narrow[1] < scaled[1] < 0.6 * wide[1] and wide[0] < scaled[0] < narrow[0]
+
+
+def test_a_cpu_caches_bf16_beside_weights_of_16_bits():
+    wide, narrow = blocks("float32"), blocks("auto", stored="bfloat16")
+    assert narrow == blocks("bf16") and narrow == (2 * wide[0], wide[1] // 2)
+    assert blocks("auto", "--dtype", "float32", stored="float32") == wide
+    assert blocks("auto", "--dtype", "float16", stored="bfloat16") == narrow
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_wide_caches_give_the_same_texts_in_company(dtype):
+    """Of any chunk of a prompt, of a prefix that was kept, and of neighbours."""
+    want, crowd = alone(dtype)
+    with serving(*COMMON, "--kv-cache-dtype", dtype, "--kv-blocks", "72", "--preemption",
+                 "recompute", model=DEMO) as server:
+        check_company(server, want, crowd, preempts=True)
 
 
 def test_speculation_gives_the_same_texts():

@@ -117,6 +117,27 @@ static void pools_that_cannot_be_are_refused(void **state)
     assert_int_equal(pools(&x, &s, 64 * GIB, 8 * GIB, false, &e), 0);
 }
 
+static void a_cpu_rounds_its_cache_like_weights(void **state)
+{
+    (void)state;
+    struct settings s = base_settings();
+    struct model_config c = {.dtype = DTYPE_BF16};
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F32), DTYPE_BF16);
+    c.dtype = DTYPE_F16;
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F32), DTYPE_BF16);
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F16), DTYPE_F16); /* a GPU's */
+    c.latent.rank = 32;
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F32), DTYPE_F32);
+    c.latent.rank = 0;
+    s.dtype = DTYPE_FLOAT32;
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F32), DTYPE_F32);
+    s.kv_cache_dtype = KV_CACHE_BF16;
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F32), DTYPE_BF16);
+    s.dtype = DTYPE_AUTO;
+    s.kv_cache_dtype = KV_CACHE_F32;
+    assert_int_equal(runner_kv_dtype(&s, &c, DTYPE_F32), DTYPE_F32);
+}
+
 /* Copies arrays of different lengths, then shorter ones into the same memory, while the
  * originals change. */
 static void a_copied_batch_outlives_its_arrays(void **state)
@@ -166,6 +187,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(limits_follow_the_device),
+        cmocka_unit_test(a_cpu_rounds_its_cache_like_weights),
         cmocka_unit_test(a_cpu_takes_two_gib_or_a_quarter),
         cmocka_unit_test(a_gpu_takes_its_share_after_the_weights),
         cmocka_unit_test(pools_that_cannot_be_are_refused),
