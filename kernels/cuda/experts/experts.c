@@ -125,7 +125,7 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
 
 /* Rows from which activations are quantised, where they may be: more than one launch
  * takes, and fewer than are worth widening for. */
-enum { E4M3_ROWS = EXPERT_STREAM_ROWS + 1 };
+enum { E4M3_ROWS = 5 };
 
 /* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
  * twice as fast as those of codes, and every expert has rows. */
