@@ -24,13 +24,7 @@ enum quantization {
     QUANTIZE_INT4,
     QUANTIZE_MXFP4,
 };
-enum kv_cache_dtype {
-    KV_CACHE_AUTO,
-    KV_CACHE_BF16,
-    KV_CACHE_F32,
-    KV_CACHE_FP8,
-    KV_CACHE_INT8
-};
+enum kv_cache_dtype { KV_CACHE_AUTO, KV_CACHE_BF16, KV_CACHE_F32, KV_CACHE_FP8, KV_CACHE_INT8 };
 enum access_log { ACCESS_ALL, ACCESS_ERRORS, ACCESS_NONE };
 enum prefix_cache_scope { PREFIX_CACHE_KEY, PREFIX_CACHE_SERVER };
 enum unknown_fields { UNKNOWN_WARN, UNKNOWN_REJECT };

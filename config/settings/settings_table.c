@@ -28,14 +28,11 @@ static const struct setting_choice QUANTIZATIONS[] = {{"none", QUANTIZE_NONE},
                                                       {"int4", QUANTIZE_INT4},
                                                       {"mxfp4", QUANTIZE_MXFP4},
                                                       {0}};
-static const struct setting_choice KV_CACHE_DTYPES[] = {{"auto", KV_CACHE_AUTO},
-                                                        {"bf16", KV_CACHE_BF16},
-                                                        {"float32", KV_CACHE_F32},
-                                                        {"fp8", KV_CACHE_FP8},
-                                                        {"int8", KV_CACHE_INT8},
-                                                        {"bfloat16", KV_CACHE_BF16},
-                                                        {"fp8_e4m3", KV_CACHE_FP8},
-                                                        {0}};
+static const struct setting_choice KV_CACHE_DTYPES[] = {
+    {"auto", KV_CACHE_AUTO},    {"bf16", KV_CACHE_BF16},
+    {"float32", KV_CACHE_F32},  {"fp8", KV_CACHE_FP8},
+    {"int8", KV_CACHE_INT8},    {"bfloat16", KV_CACHE_BF16},
+    {"fp8_e4m3", KV_CACHE_FP8}, {0}};
 static const struct setting_choice GENERATION_CONFIGS[] = {{"auto", 0}, {"none", 1}, {0}};
 static const struct setting_choice PREEMPTIONS[] = {
     {"auto", PREEMPT_AUTO}, {"swap", PREEMPT_SWAP}, {"recompute", PREEMPT_RECOMPUTE}, {0}};
@@ -183,9 +180,10 @@ const struct setting setting_table[] = {
      .help = "number of the nnodes that run on this machine"},
 
     {CHOICE(kv_cache_dtype, "auto", KV_CACHE_DTYPES), .group = "Memory",
-     .help = "type of cached keys and values; auto: that of the activations on a GPU, on a CPU bf16, "
-             "or float32 for weights of float32 and for latents; bf16; float32 (on a CPU); fp8: "
-             "e4m3 with the checkpoint's k_scale and v_scale, or 1; int8: a scale a token and head"},
+     .help = "type of cached keys and values; auto: that of the activations on a GPU, on a CPU "
+             "bf16, or float32 for weights of float32 and for latents; bf16; float32 (on a CPU); "
+             "fp8: e4m3 with the checkpoint's k_scale and v_scale, or 1; int8: a scale a token and "
+             "head"},
     {INT(block_size, "16", 1, 256), .metavar = "TOKENS", .group = "Memory",
      .help = "number of tokens in a KV block; models with recurrent states have larger ones, "
              "multiples of it in which a state fits"},

@@ -360,9 +360,8 @@ static void set_quantise(struct model_options *o, const struct settings *s)
 }
 
 /* Sets the type of keys and values. */
-static int choose_kv_dtype(struct runner *r, const struct settings *s,
-                           const struct model_config *c, const struct model_options *o,
-                           struct err *e)
+static int choose_kv_dtype(struct runner *r, const struct settings *s, const struct model_config *c,
+                           const struct model_options *o, struct err *e)
 {
     struct executor_info *x = &r->base.info;
     enum dtype act = backend_act_dtype(r->backend, o->dtype);

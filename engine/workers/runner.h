@@ -34,10 +34,10 @@ int runner_open_rank(struct executor **ret, struct executor **ret_draft, const s
 void runner_choose_device(struct settings *s);
 /* The data type of the weights on the device. */
 enum dtype runner_dtype(const struct settings *s, const struct model_config *c);
-/* The type of cached keys and values beside activations of type `act`. By default a CPU,
- * whose activations are float32, rounds keys and values to bfloat16 as GPUs do, unless
- * the weights are float32: its attention is faster and reads half as many bytes. Latents
- * keep the activations' type: each is the key and the value of all heads. */
+/* The type of cached keys and values beside activations of type `act`. By default a
+ * CPU, whose activations are float32, rounds keys and values to bfloat16 as GPUs do,
+ * unless the weights are float32: its attention is faster and reads half as many bytes.
+ * Latents keep the activations' type: each is the key and the value of all heads. */
 enum dtype runner_kv_dtype(const struct settings *s, const struct model_config *c, enum dtype act);
 
 /* Sets the limits of a step (sequences, tokens, sampling rows) and the longest

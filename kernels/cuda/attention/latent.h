@@ -8,11 +8,12 @@
 extern "C" {
 #endif
 
-/* launch_head_linear for some hundred rows, whose sums are not in that one's order. False:
- * not for this shape or type; nothing was done. */
+/* launch_head_linear for some hundred rows, whose sums are not in that one's order.
+ * False: not for this shape or type; nothing was done. */
 bool launch_head_linear_few(const struct head_linear_args *a, int type, cudaStream_t stream);
 
-/* launch_latent_mma on Hopper, of one token a block (w->tokens), without merging splits. */
+/* launch_latent_mma on Hopper, of one token a block (w->tokens), without merging
+ * splits. */
 bool launch_latent_wgmma(const struct latent_args *a, const struct step_arrays *s,
                          const struct latent_splits *p, const struct latent_work *w,
                          cudaStream_t stream);

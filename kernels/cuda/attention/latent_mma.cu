@@ -409,8 +409,8 @@ static bool launch_rows(const latent_args &a, const step_arrays &s, const latent
     return launch_tile<T, 64>(a, s, p, w, stream);
 }
 
-/* Whether the kernel for Hopper, whose blocks have heads of one token, is for such work:
- * it computes 64 rows of a block whatever there is of heads, which pays with many
+/* Whether the kernel for Hopper, whose blocks have heads of one token, is for such
+ * work: it computes 64 rows of a block whatever there is of heads, which pays with many
  * sequences alone if they are few. */
 static bool for_wgmma(const latent_args &a, const latent_work &w)
 {

@@ -1,15 +1,15 @@
 /* Attention over latents of 512 and a rotated key of 64 dims on Hopper: wgmma,
  * warp-specialised.
  *
- * A block computes 64 query rows, heads of one token, over tiles of 64 keys in a ring of
- * three stages. One warpgroup holds the queries in registers and turns tiles into
- * weights; two others each sum up 256 dims of the values, which are the keys' first 512.
- * The weights of a tile take the place of its rotated keys, which only scores need, so
- * that a stage holds all there is of a tile until both sums are done.
+ * A block computes 64 query rows, heads of one token, over tiles of 64 keys in a ring
+ * of three stages. One warpgroup holds the queries in registers and turns tiles into
+ * weights; two others each sum up 256 dims of the values, which are the keys' first
+ * 512. The weights of a tile take the place of its rotated keys, which only scores
+ * need, so that a stage holds all there is of a tile until both sums are done.
  *
  * A tile lies in shared memory as groups of eight keys, a group as nine panels of 64
- * dims: a tensor copy brings a group whatever the size of blocks, and both products reach
- * all of the tile with one stride.
+ * dims: a tensor copy brings a group whatever the size of blocks, and both products
+ * reach all of the tile with one stride.
  */
 #include "kernels/cuda/attention/latent.cuh"
 #include "kernels/cuda/attention/latent.h"
@@ -65,8 +65,8 @@ struct latent_shared {
     {
         return (float *)__cvta_shared_to_generic(base + KEEP) + stage * ROWS;
     }
-    /* greatest score and sum of weights of each row, [64][2], once all is scored: in the
-     * place of the rotated ends */
+    /* greatest score and sum of weights of each row, [64][2], once all is scored: in
+     * the place of the rotated ends */
     __device__ float2 *stats(void) const
     {
         return (float2 *)__cvta_shared_to_generic(tail());
@@ -166,7 +166,8 @@ __device__ __forceinline__ void scorers_sync(void)
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
-/* Queries into registers, by way of the last stage; rows that are not real are zeros. */
+/* Queries into registers, by way of the last stage; rows that are not real are
+ * zeros. */
 template <typename T>
 __device__ __forceinline__ void load_queries(uint32_t (&q)[HELD][4], const latent_args &a,
                                              const tile_rows &w, const latent_shared &sh)
@@ -253,8 +254,8 @@ __device__ __forceinline__ void mask(scores &x, int n)
     }
 }
 
-/* Scores to weights, which go to the row at `to` and the eighth behind it. factor: makes
- * scores exponents of two. */
+/* Scores to weights, which go to the row at `to` and the eighth behind it. factor:
+ * makes scores exponents of two. */
 template <typename T> __device__ __forceinline__ void softmax(scores &x, uint32_t to, float factor)
 {
 #pragma unroll

@@ -18,8 +18,8 @@ bool small_becomes_sum(const struct fused_op *p)
     return !p->gated && !p->sum && p->out_transient && !p->bias && p->act == ACT_NONE;
 }
 
-/* The tile of the widest grid above `least` and of one wave: more of the device reads at
- * once. */
+/* The tile of the widest grid above `least` and of one wave: more of the device reads
+ * at once. */
 static struct small_tile widest(enum small_kind kind, const struct fused_op *p, int32_t least,
                                 int32_t n_blocks)
 {

@@ -17,8 +17,7 @@ bool model_keeps_expert_format(const struct model *m, const struct weight_format
     int32_t of = s.experts;
 
     return of > 0 && !(s.experts_bf16 && m->options.dtype != DTYPE_BF16) &&
-           model_expert_width(&m->config) % of == 0 &&
-           m->weights->expert_intermediate % of == 0 &&
+           model_expert_width(&m->config) % of == 0 && m->weights->expert_intermediate % of == 0 &&
            (s.expert_group == 0 || group_cols % s.expert_group == 0);
 }
 
