@@ -123,8 +123,8 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
     return p;
 }
 
-/* Rows from which activations are quantised, where they may be: more than one launch
- * takes, and fewer than are worth widening for. */
+/* Rows from which activations are quantised, where they may be: fewer are faster in one
+ * launch, more are worth widening for. */
 enum { E4M3_ROWS = 5 };
 
 /* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
@@ -358,6 +358,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
         return;
     }
     r.load = rows > 0 ? cuda_expert_counts(c, e->n) : NULL;
+    r.counter = c->expert_counter;
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
     bool codes = e->up.format || e->down.format;
     bool e4m3 = quantises(e) && rows >= E4M3_ROWS && rows < WIDEN_ROWS;

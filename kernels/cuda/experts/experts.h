@@ -57,6 +57,8 @@ struct expert_route {
     int32_t sigmoid, normalised, groups_by_two;
     int32_t mixer; /* SCORES_MIXER, with `jitter` */
     int32_t *load; /* [n] += the rows of each expert; NULL: they are not counted */
+    /* Zero between launches: where blocks meet. NULL: one block routes few rows. */
+    int32_t *counter;
     float factor, jitter;
 };
 

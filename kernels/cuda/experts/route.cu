@@ -1,7 +1,7 @@
 /* Routing of experts, and the sum of a row's pairs (experts.h).
  *
- * A warp routes a row (route.cuh). A few rows are routed and listed by one block; more
- * by three kernels. The lists of an expert's pairs are filled in any order, which no
+ * A warp routes a row (route.cuh). A few rows are routed and listed by one kernel; more
+ * by three. The lists of an expert's pairs are filled in any order, which no
  * result depends on.
  */
 #include "kernels/cuda/experts/code_group.cuh"
@@ -68,25 +68,46 @@ __device__ __forceinline__ void count_held(const expert_route &a, int rows)
     }
 }
 
-/* All of it for at most SMALL_ROUTE rows, in the first block; the others quantise. */
+/* Whether this block is the last one of `n` to come here; what the others wrote before is
+ * visible to it then. */
+__device__ __forceinline__ bool comes_last(int32_t *counter, int n)
+{
+    __shared__ int last;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1) == n - 1;
+        if (last) {
+            *counter = 0;
+        }
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+/* All of it for at most SMALL_ROUTE rows: the first n_route blocks route, the last of them
+ * to be done lists; the others quantise. */
 template <int PER>
 __global__ void __launch_bounds__(LIST_THREADS)
-    route_few_kernel(const expert_route a, const expert_lists l, const expert_quantise q)
+    route_few_kernel(const expert_route a, const expert_lists l, const expert_quantise q,
+                     int n_route)
 {
     __shared__ int count[EXPERT_MOST], sums[32];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, block = blockIdx.x;
 
     count[threadIdx.x] = 0;
     pdl_wait();
     pdl_release();
-    if (blockIdx.x > 0) {
-        quantise_groups(q, ((blockIdx.x - 1) * LIST_THREADS + threadIdx.x) / 16,
-                        (gridDim.x - 1) * (LIST_THREADS / 16));
+    if (block >= n_route) {
+        quantise_groups(q, ((block - n_route) * LIST_THREADS + threadIdx.x) / 16,
+                        (gridDim.x - n_route) * (LIST_THREADS / 16));
         return;
     }
-    __syncthreads();
-    int rows = live_rows(a);
-    for (int row = warp; row < rows; row += LIST_THREADS / 32) {
+    int rows = live_rows(a), share = n_route > 1 ? ROUTE_WARPS : rows;
+    for (int row = block * share + warp; row < min(rows, (block + 1) * share);
+         row += LIST_THREADS / 32) {
         int e;
         float weight;
         route_row<PER>(a, row, lane, &e, &weight);
@@ -94,11 +115,19 @@ __global__ void __launch_bounds__(LIST_THREADS)
             int pair = row * a.top + lane, at = held_place(a, e);
             l.expert[pair] = at;
             l.weight[pair] = at < 0 ? 0.0f : weight;
-            if (at >= 0) {
-                l.list[(int64_t)at * l.cap + atomicAdd(count + at, 1)] = pair;
-            } else {
+            if (at < 0) {
                 count_row(a, e);
             }
+        }
+    }
+    if (n_route > 1 && !comes_last(a.counter, n_route)) {
+        return;
+    }
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < rows * a.top; pair += LIST_THREADS) {
+        int at = __ldcg(l.expert + pair);
+        if (at >= 0) {
+            l.list[(int64_t)at * l.cap + atomicAdd(count + at, 1)] = pair;
         }
     }
     __syncthreads();
@@ -194,8 +223,9 @@ void route(const expert_route &a, const expert_lists &l, const expert_quantise *
     unsigned groups = q ? (unsigned)(q->rows * (q->cols / EXPERT_CODES_K)) : 0;
 
     if (a.rows <= SMALL_ROUTE) {
-        launch(route_few_kernel<PER>, dim3(1 + (groups + 63) / 64), dim3(LIST_THREADS), 0, stream,
-               a, l, q ? *q : none);
+        int n_route = a.counter ? (a.rows + ROUTE_WARPS - 1) / ROUTE_WARPS : 1;
+        launch(route_few_kernel<PER>, dim3(n_route + (groups + 63) / 64), dim3(LIST_THREADS), 0,
+               stream, a, l, q ? *q : none, n_route);
         return;
     }
     if (q) {

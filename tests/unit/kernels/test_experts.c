@@ -98,6 +98,8 @@ static const struct shape SHAPES[] = {
     {560, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     /* the same with quantised activations, by the widths of their tiles */
     {4, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_TOKENS},
+    {5, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_TOKENS},
+    {8, 16, 4, 256, 384, 64, true, .skew = 0, .quant = &FP8_GROUPS},
     {60, 16, 3, 384, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_TOKENS},
     {70, 8, 2, 256, 384, 64, true, .skew = 0, .quant = &FP8_GROUPS},
     {150, 8, 3, 128, 256, 0, true, .skew = 0, .quant = &FP8_TOKENS},
@@ -848,6 +850,7 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {8, 32, 8, 256, 640, 0, true, .skew = 0, .quant = &INT4_WIDE},
         {3, 16, 4, 768, 832, 0, true, .skew = 0, .quant = &INT4_MIDDLE},
         {12, 16, 4, 1600, 128, 0, true, .skew = 0, .biases = true, .quant = &INT4_ROWS},
+        {6, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
         {12, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
         {16, 16, 4, 640, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_GROUPS},
         {1, 16, 4, 2880, 192, 0, true, .skew = 0, .biases = true, .limit = 7, .quant = &FP4_GROUPS},
