@@ -124,7 +124,7 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
 }
 
 /* Rows from which activations are quantised, where they may be: fewer are faster in one
- * launch, more are worth widening for. */
+ * launch. */
 enum { E4M3_ROWS = 5 };
 
 /* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
@@ -361,7 +361,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     r.counter = c->expert_counter;
     bool free = !c->config.deterministic; /* results may depend on the number of rows */
     bool codes = e->up.format || e->down.format;
-    bool e4m3 = quantises(e) && rows >= E4M3_ROWS && rows < WIDEN_ROWS;
+    bool e4m3 = quantises(e) && rows >= E4M3_ROWS;
     bool widens = codes && !e4m3 && free && rows >= WIDEN_ROWS;
     bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     struct expert_few f = few_args(y, x, e, s, &r);
