@@ -68,8 +68,8 @@ __device__ __forceinline__ void count_held(const expert_route &a, int rows)
     }
 }
 
-/* Whether this block is the last one of `n` to come here; what the others wrote before is
- * visible to it then. */
+/* Whether this block is the last one of `n` to come here; what the others wrote before
+ * is visible to it then. */
 __device__ __forceinline__ bool comes_last(int32_t *counter, int n)
 {
     __shared__ int last;
@@ -87,8 +87,8 @@ __device__ __forceinline__ bool comes_last(int32_t *counter, int n)
     return last;
 }
 
-/* All of it for at most SMALL_ROUTE rows: the first n_route blocks route, the last of them
- * to be done lists; the others quantise. */
+/* All of it for at most SMALL_ROUTE rows: the first n_route blocks route, the last of
+ * them to be done lists; the others quantise. */
 template <int PER>
 __global__ void __launch_bounds__(LIST_THREADS)
     route_few_kernel(const expert_route a, const expert_lists l, const expert_quantise q,
