@@ -850,7 +850,6 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {8, 32, 8, 256, 640, 0, true, .skew = 0, .quant = &INT4_WIDE},
         {3, 16, 4, 768, 832, 0, true, .skew = 0, .quant = &INT4_MIDDLE},
         {12, 16, 4, 1600, 128, 0, true, .skew = 0, .biases = true, .quant = &INT4_ROWS},
-        {6, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
         {12, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
         {16, 16, 4, 640, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_GROUPS},
         {1, 16, 4, 2880, 192, 0, true, .skew = 0, .biases = true, .limit = 7, .quant = &FP4_GROUPS},
@@ -864,6 +863,7 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {1, 64, 6, 512, 352, 704, false, .skew = 0, .ungated = true},
         {4, 16, 2, 128, 64, 64, true, .skew = 0, .ungated = true},
         {3, 16, 4, 192, 128, 160, true, .skew = 0, .ungated = true},
+        {7, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
     };
 
     (void)state;
