@@ -601,92 +601,132 @@ static bool read_layers(struct json *j, struct raw_config *raw)
 
 static bool read_text_config(struct json *j, struct raw_config *raw);
 
+/* Whether a text says that positions rotate. */
+static bool read_position_kind(struct json *j, struct raw_config *raw)
+{
+    char text[32];
+    bool read = read_text(j, "position_embedding_type", text, sizeof(text));
+
+    raw->rotates = read && strcmp(text, "rope") == 0;
+    return read;
+}
+
+static bool read_rope_member(struct json *j, struct raw_config *raw)
+{
+    return read_rope(j, "rope_parameters", raw);
+}
+
+static bool read_eos_member(struct json *j, struct raw_config *raw)
+{
+    return read_eos(j, raw->eos, &raw->n_eos);
+}
+
+static bool read_dense_layers(struct json *j, struct raw_config *raw)
+{
+    return read_layer_list(j, "mlp_only_layers", raw->dense_layer);
+}
+
+static bool read_attending_layers(struct json *j, struct raw_config *raw)
+{
+    raw->attention_listed = json_peek(j) != JSON_NULL;
+    return read_layer_list(j, j->key, raw->layer_attends);
+}
+
+/* Members that are no plain field: what reads each. */
+static const struct member {
+    const char *key;
+    bool (*read)(struct json *j, struct raw_config *raw);
+    bool null_skips; /* null is as good as absent */
+} MEMBERS[] = {
+    {"architectures", read_architectures, false},
+    {"text_config", read_text_config, false},
+    {"transformer_layer_config", read_text_config, false},
+    {"rope_scaling", read_rope_member, false},
+    {"rope_parameters", read_rope_member, false},
+    {"eos_token_id", read_eos_member, false},
+    {"layer_types", read_layer_types, false},
+    {"layers_block_type", read_layer_types, false},
+    {"per_layer_config", read_layers, false},
+    {"no_rope_layers", read_rotated_layers, false},
+    {"mlp_layer_types", read_mlp_types, false},
+    {"mlp_only_layers", read_dense_layers, false},
+    {"attn_layer_indices", read_attending_layers, false},
+    {"full_attn_idxs", read_attending_layers, false},
+    {"time_step_limit", read_time_limit, false},
+    {"position_embedding_type", read_position_kind, true},
+};
+
+/* Members that are kept as texts. */
+static const struct text_member {
+    const char *key, *called; /* and what messages call it */
+    size_t offset, cap;
+    bool other_types; /* values of other types mean something else and are passed over */
+} TEXTS[] = {
+#define TEXT(key, called, member, other_types)                                                   \
+    {key, called, offsetof(struct raw_config, member), sizeof(((struct raw_config *)0)->member), \
+     other_types}
+    TEXT("mlp_hidden_act", "mlp_hidden_act", mlp_act, false),
+    TEXT("use_bidirectional_attention", "use_bidirectional_attention", both_ways, true),
+    TEXT("scoring_func", "scoring_func", scoring, false),
+    TEXT("topk_method", "topk_method", choice, false),
+    TEXT("hidden_act", "hidden_act", act, false),
+    TEXT("activation_function", "hidden_act", act, false),
+    TEXT("hidden_activation", "hidden_act", act, false),
+    TEXT("activation", "activation", act, true), /* Falcon's */
+    TEXT("dtype", "dtype", dtype, false),
+    TEXT("torch_dtype", "dtype", dtype, false),
+#undef TEXT
+};
+
+/* A plain field, or what some families write in its place. */
+static bool read_plain(struct json *j, const struct field *f, struct raw_config *raw)
+{
+    bool automatic = strcmp(f->key, "mamba_d_head") == 0 || strcmp(f->key, "mamba_dt_rank") == 0;
+    bool by_layer = f->offset == offsetof(struct raw_config, top_experts) ||
+                    f->offset == offsetof(struct raw_config, n_shared) ||
+                    f->offset == offsetof(struct raw_config, expert_intermediate);
+
+    if (automatic && json_peek(j) == JSON_STRING) {
+        return json_skip(j); /* "auto" */
+    }
+    if (by_layer && f->kind == FIELD_INT && json_peek(j) == JSON_ARRAY) {
+        return read_alike(j, f, (int32_t *)((char *)raw + f->offset));
+    }
+    raw->window_is_null |= json_peek(j) == JSON_NULL && strcmp(f->key, "sliding_window") == 0;
+    return read_field(j, f, raw);
+}
+
+static bool read_text_member(struct json *j, const struct text_member *t, struct raw_config *raw)
+{
+    enum json_type type = json_peek(j);
+
+    return type == JSON_NULL || (t->other_types && type != JSON_STRING)
+               ? json_skip(j)
+               : read_text(j, t->called, (char *)raw + t->offset, t->cap);
+}
+
 static bool read_member(struct json *j, struct raw_config *raw)
 {
     const struct field *f = find_field(FIELDS, j->key);
-    bool null = json_peek(j) == JSON_NULL, known;
+    bool known;
 
-    if (f && json_peek(j) == JSON_STRING &&
-        (strcmp(f->key, "mamba_d_head") == 0 || strcmp(f->key, "mamba_dt_rank") == 0)) {
-        return json_skip(j); /* "auto" */
-    }
-    if (f && f->kind == FIELD_INT && json_peek(j) == JSON_ARRAY &&
-        (f->offset == offsetof(struct raw_config, top_experts) ||
-         f->offset == offsetof(struct raw_config, n_shared) ||
-         f->offset == offsetof(struct raw_config, expert_intermediate))) {
-        return read_alike(j, f, (int32_t *)((char *)raw + f->offset));
-    }
     if (f) {
-        raw->window_is_null |= null && strcmp(f->key, "sliding_window") == 0;
-        return read_field(j, f, raw);
+        return read_plain(j, f, raw);
     }
-    if (json_key_is(j, "architectures")) {
-        return read_architectures(j, raw);
+    for (size_t i = 0; i < ARRAY_LEN(MEMBERS); i++) {
+        if (json_key_is(j, MEMBERS[i].key)) {
+            return MEMBERS[i].null_skips && json_peek(j) == JSON_NULL ? json_skip(j)
+                                                                      : MEMBERS[i].read(j, raw);
+        }
     }
-    if (json_key_is(j, "text_config") || json_key_is(j, "transformer_layer_config")) {
-        return read_text_config(j, raw);
+    for (size_t i = 0; i < ARRAY_LEN(TEXTS); i++) {
+        if (json_key_is(j, TEXTS[i].key)) {
+            return read_text_member(j, &TEXTS[i], raw);
+        }
     }
-    if (!raw_eagle_read(j, &raw->eagle, &known) || known) {
+    if (!raw_eagle_read(j, &raw->eagle, &known) || known || !raw_hybrid_read(j, raw, &known) ||
+        known) {
         return !j->failed;
-    }
-    if (json_key_is(j, "rope_scaling") || json_key_is(j, "rope_parameters")) {
-        return read_rope(j, "rope_parameters", raw);
-    }
-    if (json_key_is(j, "eos_token_id")) {
-        return read_eos(j, raw->eos, &raw->n_eos);
-    }
-    if (json_key_is(j, "layer_types") || json_key_is(j, "layers_block_type")) {
-        return read_layer_types(j, raw);
-    }
-    if (!raw_hybrid_read(j, raw, &known) || known) {
-        return !j->failed;
-    }
-    if (!null && json_key_is(j, "mlp_hidden_act")) {
-        return read_text(j, "mlp_hidden_act", raw->mlp_act, sizeof(raw->mlp_act));
-    }
-    if (json_key_is(j, "per_layer_config")) {
-        return read_layers(j, raw);
-    }
-    if (!null && json_key_is(j, "use_bidirectional_attention") && json_peek(j) == JSON_STRING) {
-        return read_text(j, "use_bidirectional_attention", raw->both_ways, sizeof(raw->both_ways));
-    }
-    if (json_key_is(j, "no_rope_layers")) {
-        return read_rotated_layers(j, raw);
-    }
-    if (json_key_is(j, "mlp_layer_types")) {
-        return read_mlp_types(j, raw);
-    }
-    if (!null && json_key_is(j, "scoring_func")) {
-        return read_text(j, "scoring_func", raw->scoring, sizeof(raw->scoring));
-    }
-    if (!null && json_key_is(j, "topk_method")) {
-        return read_text(j, "topk_method", raw->choice, sizeof(raw->choice));
-    }
-    if (json_key_is(j, "mlp_only_layers")) {
-        return read_layer_list(j, "mlp_only_layers", raw->dense_layer);
-    }
-    if (json_key_is(j, "attn_layer_indices") || json_key_is(j, "full_attn_idxs")) {
-        raw->attention_listed = !null;
-        return read_layer_list(j, j->key, raw->layer_attends);
-    }
-    if (json_key_is(j, "time_step_limit")) {
-        return read_time_limit(j, raw);
-    }
-    if (!null && json_key_is(j, "position_embedding_type")) {
-        char text[32];
-        bool read = read_text(j, "position_embedding_type", text, sizeof(text));
-        raw->rotates = read && strcmp(text, "rope") == 0;
-        return read;
-    }
-    if (!null && (json_key_is(j, "hidden_act") || json_key_is(j, "activation_function") ||
-                  json_key_is(j, "hidden_activation"))) {
-        return read_text(j, "hidden_act", raw->act, sizeof(raw->act));
-    }
-    if (json_key_is(j, "activation") && json_peek(j) == JSON_STRING) { /* Falcon's */
-        return read_text(j, "activation", raw->act, sizeof(raw->act));
-    }
-    if (!null && (json_key_is(j, "dtype") || json_key_is(j, "torch_dtype"))) {
-        return read_text(j, "dtype", raw->dtype, sizeof(raw->dtype));
     }
     return json_skip(j);
 }

@@ -20,15 +20,38 @@ struct problems {
     bool *used;            /* [tensors of the checkpoint] known, or reported */
 };
 
-static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
+/* The sizes of experts; -1: it is none of theirs. */
+static int64_t expert_dim_size(enum tensor_dim d, const struct model_config *c)
 {
     switch (d) {
-    case DIM_ONE:
-        return 1;
-    case DIM_HIDDEN:
+    case DIM_EXPERTS:
+        return c->experts.n;
+    case DIM_EXPERT:
+    case DIM_STACKED_EXPERT:
+    case DIM_STACKED_GATE:
+    case DIM_STACKED_UP:
+        return c->experts.intermediate;
+    case DIM_EXPERT_WIDTH:
+    case DIM_STACKED_WIDTH:
+        return model_expert_width(c);
+    case DIM_STACKED_HIDDEN:
         return c->hidden;
-    case DIM_EMBED:
-        return c->embed_dim;
+    case DIM_STACKED_GATE_UP:
+    case DIM_EXPERT_GATE_UP:
+        return 2 * (int64_t)c->experts.intermediate;
+    case DIM_SHARED:
+        return c->experts.shared_intermediate;
+    case DIM_SHARED_GATE_UP:
+        return 2 * (int64_t)c->experts.shared_intermediate;
+    default:
+        return -1;
+    }
+}
+
+/* Those of attention, latents included. */
+static int64_t attention_dim_size(enum tensor_dim d, const struct model_config *c)
+{
+    switch (d) {
     case DIM_Q:
         return (int64_t)c->n_heads * c->head_dim;
     case DIM_KV:
@@ -40,50 +63,20 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
         return ((int64_t)c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
     case DIM_HEAD:
         return c->head_dim;
-    case DIM_MLP:
-        return c->intermediate;
-    case DIM_GATE_UP:
-        return 2 * (int64_t)c->intermediate;
-    case DIM_EXPERTS:
-        return c->experts.n;
-    case DIM_EXPERT:
-        return c->experts.intermediate;
-    case DIM_EXPERT_WIDTH:
-    case DIM_STACKED_WIDTH:
-        return model_expert_width(c);
-    case DIM_STACKED_EXPERT:
-    case DIM_STACKED_GATE:
-    case DIM_STACKED_UP:
-        return c->experts.intermediate;
-    case DIM_STACKED_HIDDEN:
-        return c->hidden;
-    case DIM_STACKED_GATE_UP:
-    case DIM_EXPERT_GATE_UP:
-        return 2 * (int64_t)c->experts.intermediate;
     case DIM_HEADS:
         return c->n_heads;
-    case DIM_SHARED:
-        return c->experts.shared_intermediate;
-    case DIM_SHARED_GATE_UP:
-        return 2 * (int64_t)c->experts.shared_intermediate;
-    case DIM_V:
-        return (int64_t)c->n_heads * c->latent.v_dim;
-    case DIM_Q_RANK:
-        return c->latent.q_rank;
-    case DIM_LATENT:
-        return c->latent.rank;
     case DIM_FULL_Q:
         return (int64_t)c->n_heads * c->full_head_dim;
     case DIM_FULL_KV:
         return (int64_t)c->full_kv_heads * c->full_head_dim;
     case DIM_FULL_HEAD:
         return c->full_head_dim;
-    case DIM_WIDE_MLP:
-        return 2 * (int64_t)c->intermediate;
-    case DIM_LAYER_INPUT:
-        return c->layer_input;
-    case DIM_LAYER_INPUTS:
-        return (int64_t)c->layer_input * c->n_layers;
+    case DIM_V:
+        return (int64_t)c->n_heads * c->latent.v_dim;
+    case DIM_Q_RANK:
+        return c->latent.q_rank;
+    case DIM_LATENT:
+        return c->latent.rank;
     case DIM_HEAD_LATENTS:
         return (int64_t)c->n_heads * c->latent.rank;
     case DIM_NOPE:
@@ -93,21 +86,66 @@ static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
     case DIM_K_UP:
     case DIM_V_UP:
         return (int64_t)c->n_heads * (c->latent.nope_dim + c->latent.v_dim);
-    case DIM_VOCAB:
-        return c->vocab;
+    default:
+        return -1;
+    }
+}
+
+/* Those of a draft model's head, which reads its target's layers. */
+static int64_t head_dim_size(enum tensor_dim d, const struct model_config *c)
+{
+    switch (d) {
     case DIM_JOINED:
         return 2 * (int64_t)c->hidden;
     case DIM_TAPS:
         return (int64_t)c->head.n_taps * c->head.target_hidden;
     case DIM_DRAFT_VOCAB:
         return c->head.draft_vocab > 0 ? c->head.draft_vocab : c->vocab;
+    default:
+        return -1;
+    }
+}
+
+static int64_t plain_dim_size(enum tensor_dim d, const struct model_config *c)
+{
+    switch (d) {
+    case DIM_ONE:
+        return 1;
+    case DIM_HIDDEN:
+        return c->hidden;
+    case DIM_EMBED:
+        return c->embed_dim;
+    case DIM_MLP:
+        return c->intermediate;
+    case DIM_GATE_UP:
+    case DIM_WIDE_MLP:
+        return 2 * (int64_t)c->intermediate;
+    case DIM_LAYER_INPUT:
+        return c->layer_input;
+    case DIM_LAYER_INPUTS:
+        return (int64_t)c->layer_input * c->n_layers;
+    case DIM_VOCAB:
+        return c->vocab;
     case DIM_POSITIONS:
         return c->max_positions;
     case DIM_POSITIONS_2:
         return (int64_t)c->max_positions + 2;
     default:
-        return recurrent_dim_size(d, c);
+        return -1;
     }
+}
+
+static int64_t dim_size(enum tensor_dim d, const struct model_config *c)
+{
+    typedef int64_t size_fn(enum tensor_dim, const struct model_config *);
+    static size_fn *const parts[] = {plain_dim_size, attention_dim_size, expert_dim_size,
+                                     head_dim_size};
+    int64_t size = -1;
+
+    for (size_t i = 0; i < ARRAY_LEN(parts) && size < 0; i++) {
+        size = parts[i](d, c);
+    }
+    return size >= 0 ? size : recurrent_dim_size(d, c);
 }
 
 void tensor_spec_shape(const struct tensor_spec *s, const struct model_config *c, int64_t *ret_rows,

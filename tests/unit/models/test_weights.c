@@ -1,6 +1,7 @@
 /* Checkpoints: malformed headers, broken shards, links out of the directory; and the
  * check of tensors against a family's table. */
 #include <setjmp.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -455,6 +456,50 @@ static void tensors_that_do_not_fit_are_named_at_once(void **state)
     check_changed("model.layers.1.", "model.layers.7.", " more");
 }
 
+/* Ranks compare digests: models that compute anything else must have another one. */
+static void configurations_that_differ_have_other_digests(void **state)
+{
+    (void)state;
+    static struct model m;
+    static const size_t members[] = {
+        offsetof(struct model_config, hidden),
+        offsetof(struct model_config, full_head_dim),
+        offsetof(struct model_config, sharing_from),
+        offsetof(struct model_config, layer_input),
+        offsetof(struct model_config, windowed),
+        offsetof(struct model_config, mlp_alone),
+        offsetof(struct model_config, attn_softcap),
+        offsetof(struct model_config, final_softcap),
+        offsetof(struct model_config, rope.original_positions),
+        offsetof(struct model_config, rope.beta_fast),
+        offsetof(struct model_config, rope.attention_factor),
+        offsetof(struct model_config, rope.short_factor),
+        offsetof(struct model_config, rope.long_factor),
+        offsetof(struct model_config, latent.rank),
+        offsetof(struct model_config, experts.top),
+        offsetof(struct model_config, experts.swiglu_limit),
+        offsetof(struct model_config, experts.layer),
+        offsetof(struct model_config, recurrent.tiled),
+        offsetof(struct model_config, recurrent.norm_eps),
+        offsetof(struct model_config, recurrent.layer),
+        offsetof(struct model_config, head.mask_token),
+    };
+    uint64_t seen[ARRAY_LEN(members) + 1];
+
+    m.config.n_layers = 1;
+    seen[0] = model_digest(&m);
+    for (size_t i = 0; i < ARRAY_LEN(members); i++) {
+        char *member = (char *)&m.config + members[i];
+        *member ^= 1;
+        seen[i + 1] = model_digest(&m);
+        *member ^= 1;
+        for (size_t k = 0; k <= i; k++) {
+            assert_int_not_equal(seen[k], seen[i + 1]);
+        }
+    }
+    assert_int_equal(model_digest(&m), seen[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -470,6 +515,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_is_no_file_of_weights_is_refused, setup, teardown),
         cmocka_unit_test(tensors_that_do_not_fit_are_named_at_once),
         cmocka_unit_test(experts_and_parts_are_named_once),
+        cmocka_unit_test(configurations_that_differ_have_other_digests),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
