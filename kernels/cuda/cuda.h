@@ -323,17 +323,19 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b);
  * stream's order. */
 void cuda_swap_tokens(struct cuda_backend *c, const struct batch *b);
 
-/* step.c */
+/* step_memory.c */
 int cuda_steps_init(struct cuda_backend *c, struct err *e);
 void cuda_steps_release(struct cuda_backend *c);
+/* Makes work space for sampling from `logits`; it exists from the start where the
+ * configuration tells its size. False: c->failed is set. */
+bool cuda_sample_reserve(struct cuda_backend *c, struct mat logits);
+
+/* step.c */
 int cuda_step_begin(struct backend *b, const struct batch *batch, struct err *e);
 bool cuda_replay(struct backend *b, const struct batch *batch);
 int cuda_step_end(struct backend *b, struct err *e);
 int64_t cuda_launch_waits_us(struct backend *b);
 int cuda_step_wait(struct backend *b, struct results *ret, struct err *e);
-/* Makes work space for sampling from `logits`; it exists from the start where the
- * configuration tells its size. False: c->failed is set. */
-bool cuda_sample_reserve(struct cuda_backend *c, struct mat logits);
 /* The split-KV plan of n sequences whose chunks begin at start [n + 1]. The number of
  * query heads is known only after the first attention; before it, one split does. */
 struct split_kv_plan cuda_split_kv(const struct cuda_backend *c, const int32_t *start, int32_t n);
