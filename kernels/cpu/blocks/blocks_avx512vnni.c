@@ -37,14 +37,17 @@ INLINE __m512i add_pairs(__m512i a, __m512i b)
     return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
 }
 
-/* The sums of eight groups from the products of two vectors, whose 16 bytes are of one
- * group each. */
-INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x)
+/* The sums of `groups` of eight groups, the others 0, from the products of two vectors,
+ * whose 16 bytes are of one group each. */
+INLINE __m256i sums_turned(const struct codes *w, const struct act_block *x, const int32_t groups)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 4, 8, 12, 1, 5, 9, 13);
     const __m512i zero = _mm512_setzero_si512();
     __m512i low = multiply(multiply(zero, w->v[0], x->turned), w->v[1], x->turned + 64);
-    __m512i high = multiply(multiply(zero, w->v[2], x->turned + 128), w->v[3], x->turned + 192);
+    __m512i high = zero;
+    if (groups > 4) {
+        high = multiply(multiply(zero, w->v[2], x->turned + 128), w->v[3], x->turned + 192);
+    }
     __m512i sum = add_pairs(low, high);
 
     sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_BADC));
@@ -57,13 +60,22 @@ INLINE __m512i add_small_pairs(__m512i a, __m512i b)
     return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
 }
 
-/* The sums of each 16 codes, in the order 0 4 8 12 1 5 ... `small`: of codes below
- * 32. */
-INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x, const bool small)
+/* The products of groups 2p and 2p + 1, 0 if they are not among the first `groups`. */
+INLINE __m512i products(const struct codes *w, const struct act_block *x, const int p,
+                        const int32_t groups)
 {
     const __m512i zero = _mm512_setzero_si512();
-    __m512i a = multiply(zero, w->v[0], x->code), b = multiply(zero, w->v[1], x->code + 64);
-    __m512i c = multiply(zero, w->v[2], x->code + 128), d = multiply(zero, w->v[3], x->code + 192);
+
+    return 2 * p < groups ? multiply(zero, w->v[p], x->code + 64 * p) : zero;
+}
+
+/* The sums of each 16 codes of `groups` groups, in the order 0 4 8 12 1 5 ... `small`:
+ * of codes below 32. */
+INLINE __m512i sums_of_16(const struct codes *w, const struct act_block *x, const bool small,
+                          const int32_t groups)
+{
+    __m512i a = products(w, x, 0, groups), b = products(w, x, 1, groups);
+    __m512i c = products(w, x, 2, groups), d = products(w, x, 3, groups);
 
     if (small) {
         return add_small_pairs(add_small_pairs(a, b), add_small_pairs(c, d));
@@ -77,24 +89,26 @@ INLINE __m512i sums_halves(const struct codes *w, const struct act_block *x, con
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 
-    return _mm512_permutexvar_epi32(order, sums_of_16(w, x, small));
+    return _mm512_permutexvar_epi32(order, sums_of_16(w, x, small, GROUPS));
 }
 
-INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x, const bool small)
+INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x, const bool small,
+                          const int32_t groups)
 {
     const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m512i last = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 0, 0, 0, 0, 0, 0, 0, 0);
-    __m512i sum = sums_of_16(w, x, small);
+    __m512i sum = sums_of_16(w, x, small, groups);
 
     return _mm256_add_epi32(_mm512_castsi512_si256(_mm512_permutexvar_epi32(first, sum)),
                             _mm512_castsi512_si256(_mm512_permutexvar_epi32(last, sum)));
 }
 
-/* Add the sums of eight groups of 32. */
+/* Add the sums of eight groups of 32, of which those behind the first `groups` are 0. */
 INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, const struct codes *code,
-                         __m256 w, __m256 min, const struct act_block *x)
+                         __m256 w, __m256 min, const struct act_block *x, const int32_t groups)
 {
-    __m256i sum = is_turned(f) ? sums_turned(code, x) : sums_pairs(code, x, has_minima(f));
+    __m256i sum =
+        is_turned(f) ? sums_turned(code, x, groups) : sums_pairs(code, x, has_minima(f), groups);
     __m256 to = _mm512_castps512_ps256(acc), scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
 
     if (!has_minima(f)) {
@@ -162,7 +176,7 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
         if (has_halves(f)) {
             sums->acc[j] = add_halves(sums->acc[j], f, &code, join(w), join(min), &x[j]);
         } else {
-            sums->acc[j] = add_groups(sums->acc[j], f, &code, w[0], min[0], &x[j]);
+            sums->acc[j] = add_groups(sums->acc[j], f, &code, w[0], min[0], &x[j], groups);
         }
     }
 }

@@ -10,6 +10,22 @@
  */
 #ifdef INLINE
 
+/* The last groups of a row: their number is a constant of what is inlined, so that it
+ * computes no others. */
+INLINE void add_rest(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
+                     const struct act_block *x, const int n_x, int32_t groups)
+{
+    if (groups == 2) {
+        add_block(sums, f, s, x, n_x, 2);
+    } else if (groups == 4) {
+        add_block(sums, f, s, x, n_x, 4);
+    } else if (groups == 6) {
+        add_block(sums, f, s, x, n_x, 6);
+    } else {
+        add_block(sums, f, s, x, n_x, GROUPS);
+    }
+}
+
 INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *row, int32_t n,
                     const struct act_block *x, const int n_x, int64_t ahead)
 {
@@ -20,7 +36,7 @@ INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *ro
     clear_sums(&sums, n_x);
     for (; at + 256 <= n; at += 256, row += bytes_of(f), x += n_x) {
         for (int line = 0; line < bytes_of(f) && ahead != 0; line += 64) {
-            __builtin_prefetch(row + ahead + line, 0, 3);
+            __builtin_prefetch(row + ahead + line, 0, 2);
         }
         add_block(&sums, f, row, x, n_x, GROUPS);
     }
@@ -31,7 +47,7 @@ INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *ro
             row = last;
             groups++;
         }
-        add_block(&sums, f, row, x, n_x, groups);
+        add_rest(&sums, f, row, x, n_x, groups);
     }
     put_sums(out, &sums, f, n_x);
 }

@@ -17,7 +17,7 @@ enum {
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     CODES_TASK_BYTES = 32 << 10,  /* cpu_tiles.task_bytes of codes */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
-    CODES_AHEAD_BYTES = 2048,     /* prefetched ahead of codes */
+    CODES_AHEAD_BYTES = 3072,     /* prefetched ahead of codes */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
 };
 
