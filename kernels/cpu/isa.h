@@ -2,7 +2,8 @@
  *
  * By default it is the best that the machine has. The environment variable
  * QUIRE_CPU_ISA (plain, avx2, avx512, avx512vnni, avx512bf16, amx, neon) selects
- * another one that the machine has, so that tests reach every variant.
+ * another one that the machine has, so that tests reach every variant. QUIRE_CPU_BF16:
+ * bf16_way.h.
  */
 #ifndef QUIRE_KERNELS_CPU_ISA_H
 #define QUIRE_KERNELS_CPU_ISA_H
