@@ -13,11 +13,6 @@
 #include "config/base/base.h"
 #include "kernels/cpu/isa.h"
 
-enum cpu_bf16 {
-    CPU_BF16_PAIRS, /* two elements in a word; other instruction sets have this value */
-    CPU_BF16_FLOATS /* converted to float32, as AVX-512 without the instruction does */
-};
-
 const char *cpu_bf16_name(enum cpu_bf16 way);
 /* The way for instruction set `isa`. ERR_INVALID: QUIRE_CPU_BF16 names none. */
 int cpu_bf16_detect(enum cpu_bf16 *ret, enum cpu_isa isa, struct err *e);

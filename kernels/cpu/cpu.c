@@ -6,6 +6,7 @@
 
 #include "kernels/comm/comm.h"
 #include "kernels/comm/pipeline.h"
+#include "kernels/cpu/bf16_way.h"
 
 static void cpu_free(struct backend *b)
 {

@@ -20,6 +20,12 @@ enum cpu_isa {
     CPU_NEON
 };
 
+/* How CPU_AVX512_BF16 multiplies rows of bfloat16 (bf16_way.h). */
+enum cpu_bf16 {
+    CPU_BF16_PAIRS, /* two elements in a word; other instruction sets have this value */
+    CPU_BF16_FLOATS /* converted to float32, as AVX-512 without the instruction does */
+};
+
 const char *cpu_isa_name(enum cpu_isa isa);
 /* ERR_UNSUPPORTED: QUIRE_CPU_ISA names one that the machine does not have. */
 int cpu_isa_detect(enum cpu_isa *ret, struct err *e);

@@ -163,8 +163,8 @@ static inline enum dtype act_of(const struct rig *r, enum dtype t)
     return backend_act_dtype(r->b, t);
 }
 
-/* The type in which linear multiplies x: AVX-512-bf16 by pairs and AMX round it to the weights'
- * type, as a GPU's activations are. */
+/* The type in which linear multiplies x: AVX-512-bf16 by pairs and AMX round it to the
+ * weights' type, as a GPU's activations are. */
 static inline enum dtype operand_of(const struct rig *r, enum dtype t)
 {
     const char *device = r->b->device;

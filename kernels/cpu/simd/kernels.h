@@ -12,7 +12,6 @@
 #define QUIRE_KERNELS_CPU_SIMD_KERNELS_H
 
 #include "kernels/backend.h"
-#include "kernels/cpu/bf16_way.h"
 #include "kernels/cpu/isa.h"
 
 enum {

@@ -121,8 +121,12 @@ static void a_bad_file_is_replaced(void **state)
     char good[256], now[256];
     assert_int_equal(cpu_bf16_kept(root, "a machine", find_floats), CPU_BF16_FLOATS);
     size_t n = get_file(good, sizeof(good));
-    static const char *const bad[] = {"", "floats", "floats a machin\n", "floats a machine\n\n",
-                                      "pears a machine\n", "pairs another\n"};
+    static const char *const bad[] = {"",
+                                      "floats",
+                                      "floats a machin\n",
+                                      "floats a machine\n\n",
+                                      "pears a machine\n",
+                                      "pairs another\n"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         put_file(bad[i], strlen(bad[i]));
         measured = 0;

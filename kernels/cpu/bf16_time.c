@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels/cpu/bf16_way.h"
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
 
@@ -58,8 +59,8 @@ bool cpu_bf16_time(enum cpu_bf16 *ret)
 {
     struct cpu_kernels pairs, floats;
     int64_t least[2] = {INT64_MAX, INT64_MAX};
-    struct timed_product *p = mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct timed_product *p =
+        mmap(NULL, sizeof(*p), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (p == MAP_FAILED) {
         return false;
