@@ -6,6 +6,7 @@
 
 #include "kernels/comm/comm.h"
 #include "kernels/comm/pipeline.h"
+#include "kernels/cpu/bf16_way.h"
 
 static void cpu_free(struct backend *b)
 {
@@ -119,9 +120,13 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
                                .late_head_norms = true};
     c->config = *config;
     enum cpu_isa isa;
+    enum cpu_bf16 way;
     rc = cpu_isa_detect(&isa, e);
     if (rc == 0) {
-        cpu_kernels_for(&c->k, isa);
+        rc = cpu_bf16_detect(&way, isa, e);
+    }
+    if (rc == 0) {
+        cpu_kernels_for(&c->k, isa, way);
         rc = cpu_pool_new_local(&c->pool, config->threads, config->local_rank,
                                 config->local_world_size, e);
     }
@@ -133,8 +138,9 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
         return rc;
     }
     int32_t threads = cpu_pool_threads(c->pool);
-    snprintf(c->base.device, sizeof(c->base.device), "%d thread%s, %s", threads,
-             threads == 1 ? "" : "s", cpu_isa_name(isa));
+    snprintf(c->base.device, sizeof(c->base.device), "%d thread%s, %s%s", threads,
+             threads == 1 ? "" : "s", cpu_isa_name(isa),
+             way == CPU_BF16_FLOATS ? " by floats" : "");
     *ret = &c->base;
     return 0;
 }

@@ -21,7 +21,8 @@
  *     pool.c       threads
  *     blocks/      the inner loops of products with weights in blocks, by instruction set
  *     simd/        the other inner loops: kernels.c plain, rows_*.c, tile_*.c, panel_*.c and
- *                  attention_*.c by instruction set; isa.c chooses
+ *                  attention_*.c by instruction set; isa.c chooses, and
+ *                  bf16_way.c between two ways of one of them, by bf16_time.c
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
  * / */

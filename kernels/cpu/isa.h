@@ -2,7 +2,8 @@
  *
  * By default it is the best that the machine has. The environment variable
  * QUIRE_CPU_ISA (plain, avx2, avx512, avx512vnni, avx512bf16, amx, neon) selects
- * another one that the machine has, so that tests reach every variant.
+ * another one that the machine has, so that tests reach every variant. QUIRE_CPU_BF16:
+ * bf16_way.h.
  */
 #ifndef QUIRE_KERNELS_CPU_ISA_H
 #define QUIRE_KERNELS_CPU_ISA_H
@@ -17,6 +18,12 @@ enum cpu_isa {
     CPU_AVX512_BF16, /* the one before, and bfloat16 */
     CPU_AMX,         /* the one before, and tiles of bfloat16 and of int8 */
     CPU_NEON
+};
+
+/* How CPU_AVX512_BF16 multiplies rows of bfloat16 (bf16_way.h). */
+enum cpu_bf16 {
+    CPU_BF16_PAIRS, /* two elements in a word; other instruction sets have this value */
+    CPU_BF16_FLOATS /* converted to float32, as AVX-512 without the instruction does */
 };
 
 const char *cpu_isa_name(enum cpu_isa isa);

@@ -25,7 +25,7 @@ PACED = "null:10000"
 
 def clean_environment():
     """This process's environment without Quire's settings; variables that select the hardware stay."""
-    machine = ("QUIRE_CPU_ISA", "QUIRE_CUDA_SMEM_LIMIT")
+    machine = ("QUIRE_CPU_ISA", "QUIRE_CPU_BF16", "QUIRE_CUDA_SMEM_LIMIT")
     return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") or k in machine}
 
 

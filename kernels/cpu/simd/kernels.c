@@ -161,12 +161,13 @@ void cpu_kernels_plain(struct cpu_kernels *k)
 
 /* ---- tables ---- */
 
-void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
+void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way)
 {
     cpu_kernels_plain(k);
     cpu_blocks_plain(k);
     cpu_codes_plain(k);
 #if defined(__x86_64__)
+    bool floats = isa == CPU_AVX512_BF16 && way == CPU_BF16_FLOATS;
     if (isa >= CPU_AVX2 && isa <= CPU_AMX) {
         cpu_kernels_avx2(k);
         cpu_tiles_avx2(k);
@@ -176,7 +177,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa == CPU_AVX2) {
         cpu_panels_avx2(k); /* AVX-512's tiles sum in another order, and have their own */
     }
-    if (isa == CPU_AVX512 || isa == CPU_AVX512_VNNI) {
+    if (isa == CPU_AVX512 || isa == CPU_AVX512_VNNI || floats) {
         cpu_tiles_avx512(k);
     }
     if (isa >= CPU_AVX512_VNNI && isa <= CPU_AMX) {
@@ -186,7 +187,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
     if (isa == CPU_AMX) {
         cpu_panels_amx(k);
     }
-    if (isa == CPU_AVX512_BF16 || isa == CPU_AMX) {
+    if ((isa == CPU_AVX512_BF16 && !floats) || isa == CPU_AMX) {
         cpu_tiles_avx512bf16(k);
     }
     if (isa >= CPU_AVX2 && isa <= CPU_AMX) {
@@ -201,6 +202,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa)
         cpu_codes_plain(k);
     }
 #endif
+    (void)way;
     k->linear_bf16 = k->linear;
     k->panels_bf16 = k->panels;
 #if defined(__x86_64__)

@@ -320,8 +320,9 @@ static inline const struct cpu_panels *cpu_panels_of(const struct cpu_kernels *k
     return t == DTYPE_BF16 ? &k->panels_bf16 : &k->panels;
 }
 
-/* The best functions for an instruction set that the machine has. */
-void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa);
+/* The best functions for an instruction set that the machine has; `way` counts for
+ * CPU_AVX512_BF16, few and many rows of x alike: both have the same sums. */
+void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way);
 /* Each sets the functions it has and leaves the others. */
 void cpu_kernels_plain(struct cpu_kernels *k);
 void cpu_kernels_avx2(struct cpu_kernels *k);

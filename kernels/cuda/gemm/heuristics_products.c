@@ -3,13 +3,13 @@
  * truncated or damaged files, which count as empty. */
 #include "kernels/cuda/gemm/heuristics_products.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "config/base/cache_dir.h"
 
 struct file_header {
     char magic[8];
@@ -29,23 +29,6 @@ uint64_t product_hash(const void *data, int64_t n_bytes)
         h = (h ^ p[i]) * 0x100000001B3ull;
     }
     return h ^ (h >> 29);
-}
-
-bool product_dir(char *ret, int64_t cap)
-{
-    const char *cache = getenv("CACHE_DIRECTORY");
-    const char *xdg = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    int n = 0;
-
-    if (cache && cache[0] == '/') { /* may be a list, separated by colons */
-        n = snprintf(ret, (size_t)cap, "%.*s", (int)strcspn(cache, ":"), cache);
-    } else if (xdg && xdg[0] == '/') {
-        n = snprintf(ret, (size_t)cap, "%s/quire", xdg);
-    } else if (home && home[0] == '/') {
-        n = snprintf(ret, (size_t)cap, "%s/.cache/quire", home);
-    }
-    return n > 0 && n < cap;
 }
 
 static bool read_all(int fd, void *to, size_t n)
@@ -116,7 +99,7 @@ void product_store_open(struct product_store *s, const char *dir, const char *de
 
     memset(s, 0, sizeof(*s));
     s->device = product_hash(device, (int64_t)strlen(device));
-    if (!dir && product_dir(found, sizeof(found))) {
+    if (!dir && cache_dir(found, sizeof(found))) {
         dir = found;
     }
     int n = !dir ? 0
@@ -160,16 +143,6 @@ void product_store_put(struct product_store *s, const struct product_key *k,
     }
 }
 
-/* Makes the file's parent directories, as far as possible. */
-static void make_dirs(char *path)
-{
-    for (char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
-        *p = '\0';
-        mkdir(path, 0777);
-        *p = '/';
-    }
-}
-
 void product_store_save(struct product_store *s)
 {
     char fresh[sizeof(s->path) + 32];
@@ -178,7 +151,7 @@ void product_store_save(struct product_store *s)
         return;
     }
     s->changed = false;
-    make_dirs(s->path);
+    cache_make_dirs(s->path);
     snprintf(fresh, sizeof(fresh), "%s.%d", s->path, (int)getpid());
     int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) {

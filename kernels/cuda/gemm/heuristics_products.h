@@ -45,7 +45,7 @@ struct product_store {
 
 uint64_t product_hash(const void *data, int64_t n_bytes);
 /* Opens the store for `device`, a text with all that choices depend on, in directory
- * `dir` (NULL: product_dir). */
+ * `dir` (NULL: cache_dir). */
 void product_store_open(struct product_store *s, const char *dir, const char *device);
 void product_store_release(struct product_store *s);
 /* NULL: not known. Valid until the next put. */
@@ -56,8 +56,5 @@ void product_store_put(struct product_store *s, const struct product_key *k,
                        const struct product_choice *c);
 /* Saves the store if it changed, atomically. An unwritable directory is no error. */
 void product_store_save(struct product_store *s);
-/* The directory: systemd's CACHE_DIRECTORY, else quire in XDG_CACHE_HOME, else quire in
- * ~/.cache. False: none of them is set, or the path exceeds `cap` bytes. */
-bool product_dir(char *ret, int64_t cap);
 
 #endif

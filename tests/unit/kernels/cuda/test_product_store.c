@@ -169,29 +169,6 @@ static void a_full_store_learns_nothing_more(void **state)
     assert_int_equal(count_from(root, "full"), PRODUCT_RECORDS);
 }
 
-static void the_directory_follows_the_environment(void **state)
-{
-    (void)state;
-    char dir[256];
-    unsetenv("CACHE_DIRECTORY");
-    unsetenv("XDG_CACHE_HOME");
-    unsetenv("HOME");
-    assert_false(product_dir(dir, sizeof(dir)));
-    setenv("HOME", "/home/someone", 1);
-    assert_true(product_dir(dir, sizeof(dir)));
-    assert_string_equal(dir, "/home/someone/.cache/quire");
-    assert_false(product_dir(dir, 12)); /* too long for the buffer */
-    setenv("XDG_CACHE_HOME", "/caches", 1);
-    assert_true(product_dir(dir, sizeof(dir)));
-    assert_string_equal(dir, "/caches/quire");
-    setenv("CACHE_DIRECTORY", "/var/cache/quire:/var/cache/other", 1);
-    assert_true(product_dir(dir, sizeof(dir)));
-    assert_string_equal(dir, "/var/cache/quire");
-    setenv("CACHE_DIRECTORY", "relative", 1);
-    assert_true(product_dir(dir, sizeof(dir)));
-    assert_string_equal(dir, "/caches/quire");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -199,7 +176,6 @@ int main(void)
         cmocka_unit_test(a_file_that_changed_counts_as_none),
         cmocka_unit_test(a_place_that_cannot_be_written_is_no_error),
         cmocka_unit_test(a_full_store_learns_nothing_more),
-        cmocka_unit_test(the_directory_follows_the_environment),
     };
 
     return cmocka_run_group_tests(tests, make_root, remove_root);
