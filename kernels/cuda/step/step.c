@@ -326,7 +326,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
  * LAUNCH_WAIT_US; a longer time was spent waiting in the driver. */
 static void note_wait(struct cuda_backend *c)
 {
-    enum { LAUNCH_WAIT_US = 500 };
+    enum { LAUNCH_WAIT_US = 100 };
     int64_t now_us = clock_us(), us = now_us - c->handed_us;
 
     c->launch_waits_us += us > LAUNCH_WAIT_US ? us : 0;
