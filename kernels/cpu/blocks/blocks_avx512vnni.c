@@ -103,7 +103,7 @@ INLINE __m256i sums_pairs(const struct codes *w, const struct act_block *x, cons
                             _mm512_castsi512_si256(_mm512_permutexvar_epi32(last, sum)));
 }
 
-/* Add the sums of eight groups of 32, of which those behind the first `groups` are 0. */
+/* Add the sums of eight groups of 32; those behind the first `groups` are 0. */
 INLINE __m512 add_groups(__m512 acc, const enum weight_format_id f, const struct codes *code,
                          __m256 w, __m256 min, const struct act_block *x, const int32_t groups)
 {
