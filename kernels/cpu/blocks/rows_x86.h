@@ -10,6 +10,8 @@
  */
 #ifdef INLINE
 
+enum { ROWS_TOGETHER = 2 };
+
 /* The last groups of a row: their number is a constant of what is inlined, so that it
  * computes no others. */
 INLINE void add_rest(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
@@ -26,39 +28,79 @@ INLINE void add_rest(struct sums *sums, const enum weight_format_id f, const uin
     }
 }
 
-INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *row, int32_t n,
-                    const struct act_block *x, const int n_x, int64_t ahead)
+INLINE void fetch_span(const enum weight_format_id f, const uint8_t *s)
 {
-    struct sums sums;
-    uint8_t last[FORMAT_BLOCK_BYTES_MAX] = {0};
+    for (int line = 0; line < bytes_of(f); line += 64) {
+        __builtin_prefetch(s + line, 0, 2);
+    }
+}
+
+/* What follows the last whole span of a row at s, n < 256 values in blocks of 32. */
+INLINE void add_end(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
+                    const struct act_block *x, const int n_x, int32_t n)
+{
+    uint8_t last[FORMAT_BLOCK_BYTES_MAX];
+    int32_t groups = n / 32;
+
+    if (groups % 2 != 0) { /* zeros up to an even number */
+        memset(last, 0, sizeof(last));
+        memcpy(last, s, (size_t)(groups * (bytes_of(f) / GROUPS)));
+        s = last;
+        groups++;
+    }
+    add_rest(sums, f, s, x, n_x, groups);
+}
+
+/* out[r * n_x + x] = row[r] . x of n_rows neighbours in a list: their loads from memory
+ * are under way together. */
+INLINE void dot_few(float *out, const enum weight_format_id f, const void *const *row,
+                    const int n_rows, int32_t n, const struct act_block *x, const int n_x,
+                    int64_t ahead)
+{
+    struct sums sums[ROWS_TOGETHER];
+    const uint8_t *s[ROWS_TOGETHER];
     int32_t at = 0;
 
-    clear_sums(&sums, n_x);
-    for (; at + 256 <= n; at += 256, row += bytes_of(f), x += n_x) {
-        for (int line = 0; line < bytes_of(f) && ahead != 0; line += 64) {
-            __builtin_prefetch(row + ahead + line, 0, 2);
-        }
-        add_block(&sums, f, row, x, n_x, GROUPS);
+    for (int r = 0; r < n_rows; r++) {
+        clear_sums(&sums[r], n_x);
+        s[r] = row[r];
     }
-    if (at < n) { /* blocks of 32: the rest, with zeros up to an even number */
-        int32_t groups = (n - at) / 32;
-        if (groups % 2 != 0) {
-            memcpy(last, row, (size_t)(groups * (bytes_of(f) / GROUPS)));
-            row = last;
-            groups++;
+    for (; at + 256 <= n; at += 256, x += n_x) {
+#pragma GCC unroll 2
+        for (int r = 0; r < n_rows; r++) {
+            if (ahead != 0) {
+                fetch_span(f, s[r] + ahead);
+            }
+            add_block(&sums[r], f, s[r], x, n_x, GROUPS);
+            s[r] += bytes_of(f);
         }
-        add_rest(&sums, f, row, x, n_x, groups);
     }
-    put_sums(out, &sums, f, n_x);
+    for (int r = 0; r < n_rows; r++) {
+        if (at < n) {
+            add_end(&sums[r], f, s[r], x, n_x, n - at);
+        }
+        put_sums(out + r * n_x, &sums[r], f, n_x);
+    }
+}
+
+INLINE int64_t distance_of(const struct prefetch *ahead, int32_t i)
+{
+    bool fetches = ahead->period == 1 || (ahead->period > 1 && i % ahead->period == ahead->phase);
+
+    return fetches ? ahead->distance : 0;
 }
 
 INLINE void dot_rows(float *sum, const struct dot_rows *w, const enum weight_format_id f, int32_t n,
                      const struct act_block *x, const int n_x, const struct prefetch *ahead)
 {
-    for (int32_t i = 0; i < w->n; i++) {
-        bool fetches =
-            ahead->period == 1 || (ahead->period > 1 && i % ahead->period == ahead->phase);
-        dot_row(sum + i * n_x, f, w->row[i], n, x, n_x, fetches ? ahead->distance : 0);
+    const int together = n_x <= 2 ? ROWS_TOGETHER : 1; /* as registers allow */
+    int32_t i = 0;
+
+    for (; i + together <= w->n; i += together) {
+        dot_few(sum + i * n_x, f, w->row + i, together, n, x, n_x, distance_of(ahead, i));
+    }
+    for (; i < w->n; i++) {
+        dot_few(sum + i * n_x, f, w->row + i, 1, n, x, n_x, distance_of(ahead, i));
     }
 }
 

@@ -165,11 +165,48 @@ INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, con
 
 /* ---- scales ---- */
 
-/* n float16 numbers, `step` bytes apart, and zeros up to eight. */
+#ifdef __AVX512BW__
+/* Whether load_eight_halves reads only what is in eight blocks of `step` bytes. */
+INLINE bool in_vectors(const int step)
+{
+    return (step % 2 == 0 && step >= 18 && step <= 20) || step == 34;
+}
+
+/* Eight float16 numbers, `step` bytes apart, from vectors that have two or four each. */
+INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
+{
+    const short a = (short)(step / 2), b = (short)(32 + step / 2), c = (short)(3 * a);
+    __m512i v[4];
+
+    if (step <= 20) {
+        const __m512i at = _mm512_castsi128_si512(
+            _mm_setr_epi16(0, a, (short)(2 * a), c, 32, b, (short)(b + a), (short)(32 + c)));
+        v[0] = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), at,
+                                         _mm512_loadu_si512(p + 4 * step));
+        return _mm256_cvtph_ps(_mm512_castsi512_si128(v[0]));
+    }
+    const __m512i at = _mm512_castsi128_si512(_mm_setr_epi16(0, a, 32, b, 0, a, 32, b));
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm512_loadu_si512(p + 2 * i * step);
+    }
+    v[0] = _mm512_permutex2var_epi16(v[0], at, v[1]);
+    v[2] = _mm512_permutex2var_epi16(v[2], at, v[3]);
+    return _mm256_cvtph_ps(_mm_unpacklo_epi64(_mm512_castsi512_si128(v[0]),
+                                              _mm512_castsi512_si128(v[2])));
+}
+#endif
+
+/* n float16 numbers, `step` bytes apart, and zeros up to eight; the first is one of the
+ * first two of a block. */
 INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
 {
     uint16_t h[8];
 
+#ifdef __AVX512BW__
+    if (n == 8 && in_vectors(step)) {
+        return load_eight_halves(p, step);
+    }
+#endif
     for (int i = 0; i < 8; i++) {
         h[i] = 0;
         if (i < n) {

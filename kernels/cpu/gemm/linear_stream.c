@@ -3,7 +3,6 @@
  * Every thread has a range of neighbouring rows of w, and reads it as cpu_tiles.streams
  * streams side by side, from the range's first rows to its last without a break between
  * tasks.
- * Rows of codes are multiplied one after another: they are one stream.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
@@ -12,7 +11,8 @@
 
 enum {
     STREAMS_MAX = 4,
-    CODES_STEP = 3, /* cpu_tiles.step of codes */
+    CODES_STREAMS = 4, /* cpu_tiles.streams of codes */
+    CODES_STEP = 3,    /* cpu_tiles.step of codes */
     SLICE_MAX = 60, /* rows of one stream in a task */
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     CODES_TASK_BYTES = 32 << 10,  /* cpu_tiles.task_bytes of codes */
@@ -132,16 +132,28 @@ static int32_t list_rows(const struct stream_job *j, const struct slices *s, con
     return n;
 }
 
-/* The same of one in blocks, which is one stream, and the scales of its rows where they
- * lie apart (else NULL). */
+/* The same of one in blocks, and the scales of its rows where they lie apart (else NULL). */
 static int32_t list_block_rows(const struct stream_job *j, const struct slices *s, const void **row,
                                struct row_scales *scales)
 {
-    cpu_rows(&j->w, s->first[0], s->n[0], row);
-    for (int32_t k = 0; k < s->n[0] && scales; k++) {
-        scales[k] = cpu_row_scales(&j->w, s->first[0] + k);
+    const void *of_stream[STREAMS_MAX][SLICE_MAX];
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < j->n_streams; i++) {
+        cpu_rows(&j->w, s->first[i], s->n[i], of_stream[i]);
     }
-    return s->n[0];
+    for (int32_t k = 0; k < s->longest; k++) {
+        for (int32_t i = 0; i < j->n_streams; i++) {
+            if (k < s->n[i]) {
+                row[n] = of_stream[i][k];
+                if (scales) {
+                    scales[n] = cpu_row_scales(&j->w, s->first[i] + k);
+                }
+                n++;
+            }
+        }
+    }
+    return n;
 }
 
 static void stream_task(void *arg, int32_t task, int32_t thread)
@@ -168,7 +180,7 @@ static void plan_ranges(struct stream_job *j)
     int32_t threads = cpu_pool_threads(j->c->pool);
 
     j->tiles = cpu_tiles_of(&j->c->k, j->w.dtype);
-    int32_t n = j->n_streams = j->w.format ? 1 : j->tiles->streams;
+    int32_t n = j->n_streams = j->w.format ? CODES_STREAMS : j->tiles->streams;
     int32_t step = j->w.format ? CODES_STEP : j->tiles->step;
     int64_t bytes = j->w.format ? CODES_TASK_BYTES : j->tiles->task_bytes;
     j->run = (int32_t)div_ceil(j->w.rows, threads * n);
