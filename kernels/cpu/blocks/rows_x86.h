@@ -31,7 +31,7 @@ INLINE void add_rest(struct sums *sums, const enum weight_format_id f, const uin
 INLINE void fetch_span(const enum weight_format_id f, const uint8_t *s)
 {
     for (int line = 0; line < bytes_of(f); line += 64) {
-        __builtin_prefetch(s + line, 0, 2);
+        __builtin_prefetch(s + line, 0, 3);
     }
 }
 
@@ -61,6 +61,7 @@ INLINE void dot_few(float *out, const enum weight_format_id f, const void *const
     const uint8_t *s[ROWS_TOGETHER];
     int32_t at = 0;
 
+#pragma GCC unroll 2
     for (int r = 0; r < n_rows; r++) {
         clear_sums(&sums[r], n_x);
         s[r] = row[r];
@@ -75,6 +76,7 @@ INLINE void dot_few(float *out, const enum weight_format_id f, const void *const
             s[r] += bytes_of(f);
         }
     }
+#pragma GCC unroll 2
     for (int r = 0; r < n_rows; r++) {
         if (at < n) {
             add_end(&sums[r], f, s[r], x, n_x, n - at);

@@ -207,6 +207,7 @@ INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
         return load_eight_halves(p, step);
     }
 #endif
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         h[i] = 0;
         if (i < n) {
@@ -240,6 +241,7 @@ INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n)
 {
     int32_t b[8];
 
+#pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         b[i] = i < n ? p[i * step] : 0;
     }
