@@ -33,6 +33,21 @@ struct offline_request {
     int64_t decode_us; /* from the first token to the last */
 };
 
+/* The engine's sums at one moment, of which two make what lies between. */
+struct host_mark {
+    uint64_t steps;
+    double host_s, device_s, masks_s;
+};
+
+static struct host_mark mark_host(const struct engine *engine)
+{
+    const struct engine_stats *s = engine_stats(engine);
+
+    return (struct host_mark){atomic_load(&s->steps), atomic_load(&s->step_host_s.sum),
+                              atomic_load(&s->step_device_s.sum),
+                              atomic_load(&s->step_masks_s.sum)};
+}
+
 /* During a run only the output thread writes this; the main thread reads the fields
  * under `lock`. After the last flush the main thread owns it again. */
 struct offline_run {
@@ -52,6 +67,8 @@ struct offline_run {
     int64_t all_begun_us;            /* when every sequence had a token; 0: not yet */
     /* The decode window: its times, and `tokens` at these times. */
     int64_t window_from_us, window_to_us, window_from, window_to;
+    struct host_mark window_from_host, window_to_host;
+    const struct engine *engine;
     int64_t completion_tokens; /* from the usage of ended requests */
     int64_t decode_us;         /* of all requests, from the first token to the last */
     struct bench_schemas schemas;
@@ -102,9 +119,11 @@ static void note_window(struct offline_run *r)
     }
     r->window_to_us = clock_us();
     r->window_to = r->tokens;
+    r->window_to_host = mark_host(r->engine);
     if (r->window_from_us == 0) {
         r->window_from_us = r->window_to_us;
         r->window_from = r->tokens;
+        r->window_from_host = r->window_to_host;
     }
 }
 
@@ -133,6 +152,7 @@ static int run_init(struct offline_run *r, const struct bench_load *l, int32_t c
     r->decode_us = 0;
     r->tokens = r->tokens_flushed = r->completion_tokens = 0;
     r->window_from = r->window_to = 0;
+    r->window_from_host = r->window_to_host = (struct host_mark){0};
     r->start_us = r->end_us = r->all_begun_us = r->window_from_us = r->window_to_us = 0;
     r->ttft = (struct latency_hist){.n = 0};
     free(r->request);
@@ -200,6 +220,7 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
                     const struct bench_load *l, int32_t most_tokens, struct err *e)
 {
     int rc = run_init(r, l, (int32_t)o->n, e);
+    r->engine = engine;
     struct request **q = calloc((size_t)l->n, sizeof(*q));
     int32_t *prompt = malloc((size_t)l->max_prompt * sizeof(*prompt));
 
@@ -241,21 +262,6 @@ static int run_once(struct offline_run *r, struct engine *engine, const struct b
 
 /* ---- the report ---- */
 
-/* The engine's sums before the measured run, to subtract the warm-up. */
-struct host_mark {
-    uint64_t steps;
-    double host_s, device_s, masks_s;
-};
-
-static struct host_mark mark_host(const struct engine *engine)
-{
-    const struct engine_stats *s = engine_stats(engine);
-
-    return (struct host_mark){atomic_load(&s->steps), atomic_load(&s->step_host_s.sum),
-                              atomic_load(&s->step_device_s.sum),
-                              atomic_load(&s->step_masks_s.sum)};
-}
-
 static void report_run(struct bench_report *p, const struct offline_run *r,
                        const struct bench_load *l)
 {
@@ -286,6 +292,12 @@ static void report_run(struct bench_report *p, const struct offline_run *r,
         bench_report_number(p, "decode_step_ms", window_s / (window_tokens / batch) * 1e3,
                             "ms per step, mean");
         bench_report_number(p, "decode_steps", window_tokens / batch, "steps measured");
+    }
+    if (r->window_to_host.steps > r->window_from_host.steps) {
+        double steps = (double)(r->window_to_host.steps - r->window_from_host.steps);
+        double host_s = r->window_to_host.host_s - r->window_from_host.host_s;
+        bench_report_number(p, "decode_step_host_us", host_s / steps * 1e6,
+                            "us of the engine's thread per such step");
     }
 }
 

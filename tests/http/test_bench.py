@@ -44,6 +44,7 @@ def test_offline_measures_the_steady_batch():
     assert 2 < r["decode_step_ms"] < 2000  # twenty; the machine may read the clock late
     assert 10 <= r["decode_steps"] <= 40 - 8 - 2 + 1  # fewer if the output thread got several at once
     assert r["step_host_us"] < r["decode_step_ms"] * 1000
+    assert 0 < r["decode_step_host_us"] < r["decode_step_ms"] * 1000
 
 
 def test_offline_runs_free_and_under_schemas(tmp_path):

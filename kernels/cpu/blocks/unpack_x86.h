@@ -172,7 +172,7 @@ INLINE bool in_vectors(const int step)
     return (step % 2 == 0 && step >= 18 && step <= 20) || step == 34;
 }
 
-/* Eight float16 numbers, `step` bytes apart, from vectors that have two or four each. */
+/* Eight float16 numbers, `step` bytes apart, from vectors that have two or four. */
 INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
 {
     const short a = (short)(step / 2), b = (short)(32 + step / 2), c = (short)(3 * a);
@@ -181,8 +181,8 @@ INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
     if (step <= 20) {
         const __m512i at = _mm512_castsi128_si512(
             _mm_setr_epi16(0, a, (short)(2 * a), c, 32, b, (short)(b + a), (short)(32 + c)));
-        v[0] = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), at,
-                                         _mm512_loadu_si512(p + 4 * step));
+        v[0] =
+            _mm512_permutex2var_epi16(_mm512_loadu_si512(p), at, _mm512_loadu_si512(p + 4 * step));
         return _mm256_cvtph_ps(_mm512_castsi512_si128(v[0]));
     }
     const __m512i at = _mm512_castsi128_si512(_mm_setr_epi16(0, a, 32, b, 0, a, 32, b));
@@ -191,8 +191,8 @@ INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
     }
     v[0] = _mm512_permutex2var_epi16(v[0], at, v[1]);
     v[2] = _mm512_permutex2var_epi16(v[2], at, v[3]);
-    return _mm256_cvtph_ps(_mm_unpacklo_epi64(_mm512_castsi512_si128(v[0]),
-                                              _mm512_castsi512_si128(v[2])));
+    return _mm256_cvtph_ps(
+        _mm_unpacklo_epi64(_mm512_castsi512_si128(v[0]), _mm512_castsi512_si128(v[2])));
 }
 #endif
 

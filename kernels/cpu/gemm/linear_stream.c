@@ -13,7 +13,7 @@ enum {
     STREAMS_MAX = 4,
     CODES_STREAMS = 4, /* cpu_tiles.streams of codes */
     CODES_STEP = 3,    /* cpu_tiles.step of codes */
-    SLICE_MAX = 60, /* rows of one stream in a task */
+    SLICE_MAX = 60,    /* rows of one stream in a task */
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     CODES_TASK_BYTES = 32 << 10,  /* cpu_tiles.task_bytes of codes */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
@@ -132,7 +132,8 @@ static int32_t list_rows(const struct stream_job *j, const struct slices *s, con
     return n;
 }
 
-/* The same of one in blocks, and the scales of its rows where they lie apart (else NULL). */
+/* The same of one in blocks, and the scales of its rows where they lie apart (else
+ * NULL). */
 static int32_t list_block_rows(const struct stream_job *j, const struct slices *s, const void **row,
                                struct row_scales *scales)
 {
