@@ -118,10 +118,12 @@ int32_t cuda_rows_capacity(const struct cuda_backend *c, struct mat m)
 int32_t cuda_rows(struct cuda_backend *c, struct mat m)
 {
     if (c->capturing) {
-        return m.rows == c->batch.n_tokens ? c->padded : m.rows;
+        int32_t first = MAX(c->logits_first, 0);
+        return first + m.rows == c->batch.n_tokens ? c->padded - first : m.rows;
     }
-    /* the eager step before a capture: find how far rows can be padded */
-    if (c->in_step && c->recording) {
+    /* The eager step before a capture: find how far rows can be padded. Parts of logits
+     * are never padded beyond their end (step.c). */
+    if (c->in_step && c->recording && c->logits_first < 0) {
         c->max_graph_rows =
             MIN(c->max_graph_rows, m.rows < c->batch.n_tokens ? m.rows : cuda_rows_capacity(c, m));
     }
@@ -228,6 +230,10 @@ static void cuda_gather(struct backend *b, struct mat out, struct mat x, int32_t
     struct cuda_backend *c = cuda_of(b);
 
     cuda_start(c);
+    c->logits_first = first;
+    if (c->recording && !c->capturing) {
+        c->logits_rows = cuda_rows_capacity(c, out);
+    }
     launch_gather(out.data, out.stride, x.data, x.stride, c->arrays.logits_token + first,
                   cuda_rows(c, out), out.cols, (int)out.dtype, c->stream);
 }
@@ -451,6 +457,7 @@ static void cuda_sample(struct backend *b, struct mat logits, int32_t first)
     } else {
         launch_sample(&a, &c->arrays, c->stream);
     }
+    c->logits_first = -1;
 }
 
 /* ---- tests and profiling ---- */

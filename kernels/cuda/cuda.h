@@ -58,19 +58,11 @@ struct cuda_scratch {
     int64_t n_bytes, row_bytes; /* size, and distance of rows */
 };
 
-struct matmul_plan; /* linear.c */
-struct upload;      /* upload.c */
-struct swap;        /* step/hidden.c */
-void cuda_hidden_store(struct backend *b, struct mat x, int32_t first);
-struct hidden_pool cuda_hidden_pool(struct backend *b);
-void cuda_hidden_load(struct backend *b, struct mat out, const struct hidden_pool *p);
-void cuda_hidden_own(struct backend *b, struct mat out, struct mat own);
-void cuda_spread(struct backend *b, struct mat out, struct mat x, struct mat id);
-
-/* swap.c */
-struct cuda_ranks;  /* ranks.c */
-struct cuda_stages; /* stages.c */
-
+struct matmul_plan;  /* linear.c */
+struct upload;       /* upload.c */
+struct swap;         /* swap.c */
+struct cuda_ranks;   /* ranks.c */
+struct cuda_stages;  /* stages.c */
 struct quant_weight; /* quant/quant.h */
 
 /* A norm or a gate whose result only the next operation reads is put off until that is
@@ -160,7 +152,11 @@ struct cuda_backend {
     struct cuda_graph *graph;     /* [n_graphs] */
     int32_t n_graphs, graphs_cap; /* entries used and allocated */
     struct cuda_graph *recording; /* graph of this step, captured now or at its next step */
-    int32_t max_graph_rows;       /* rows that fit into every activation buffer */
+    int32_t max_graph_rows;       /* rows that fit into every buffer but logits */
+    int32_t logits_rows;          /* rows that fit into the logits; 0: not known yet */
+    /* from gather to sample, where operations take one part of the logits after another:
+     * the part's first row; -1 outside */
+    int32_t logits_first;
 
     /* attention */
     int32_t window[CUDA_MAX_WINDOWS]; /* [n_windows] sliding windows of the model, 0: none */
@@ -322,6 +318,13 @@ void cuda_swap(struct cuda_backend *c, const struct batch *b);
 /* Copies the token ids of swapped blocks, which stay on the device, in the compute
  * stream's order. */
 void cuda_swap_tokens(struct cuda_backend *c, const struct batch *b);
+
+/* hidden.c: backend_ops of the same names. */
+void cuda_hidden_store(struct backend *b, struct mat x, int32_t first);
+struct hidden_pool cuda_hidden_pool(struct backend *b);
+void cuda_hidden_load(struct backend *b, struct mat out, const struct hidden_pool *p);
+void cuda_hidden_own(struct backend *b, struct mat out, struct mat own);
+void cuda_spread(struct backend *b, struct mat out, struct mat x, struct mat id);
 
 /* step_memory.c */
 int cuda_steps_init(struct cuda_backend *c, struct err *e);

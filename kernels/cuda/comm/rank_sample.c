@@ -99,7 +99,7 @@ static void receive_shards(struct cuda_backend *c, struct mat logits, struct mat
 static void gather_whole(struct cuda_backend *c, struct mat logits, struct mat shard, int32_t rows)
 {
     struct cuda_ranks *r = c->ranks;
-    int64_t most = MAX(c->max_graph_rows, rows) * div_ceil(logits.cols, r->n) * 4;
+    int64_t most = MAX(cuda_rows_capacity(c, shard), rows) * div_ceil(logits.cols, r->n) * 4;
 
     if (!shards_reserve(c, r->rank > 0 ? most : most * (r->n - 1))) {
         return;

@@ -470,11 +470,12 @@ static bool may_wait(struct cuda_backend *c, struct mat out, struct mat w,
                      const struct epilogue *ep)
 {
     enum { LEAST_ROWS = 512 };
+    /* the same in the eager step before a capture as in the capture */
+    int32_t rows = out.rows == c->batch.n_tokens ? c->padded : out.rows;
 
-    return out.transient && cuda_rows(c, out) >= LEAST_ROWS && !c->capturing && !c->ranks &&
-           !c->config.deterministic &&
-           (!w.format || widens(w, out.dtype) || codes_add(c, cuda_rows(c, out), w)) &&
-           out.dtype != DTYPE_F32 && ep->act == ACT_NONE && !ep->residual.data && !ep->bias.data;
+    return out.transient && rows >= LEAST_ROWS && !c->ranks && !c->config.deterministic &&
+           (!w.format || widens(w, out.dtype) || codes_add(c, rows, w)) && out.dtype != DTYPE_F32 &&
+           ep->act == ACT_NONE && !ep->residual.data && !ep->bias.data;
 }
 
 void cuda_linear_flush(struct cuda_backend *c)

@@ -264,6 +264,15 @@ static void pack_into(struct cuda_backend *c, struct cuda_step *s, struct stagin
     c->panel_step.tile = (struct query_tile *)(c->staging_device + off->off_widened_tile);
 }
 
+/* Rows of the graph of a step of n rows: no part of the logits gets more than fit. Less
+ * than n: it has none. */
+static int32_t rows_of_graph(const struct cuda_backend *c, int32_t n)
+{
+    int32_t rows = MIN(graph_rows(n), c->max_graph_rows), part = c->logits_rows;
+
+    return part > 0 ? MIN(rows, (int32_t)div_ceil(n, part) * part) : rows;
+}
+
 /* What operations of this step ask. */
 static void note_batch(struct cuda_backend *c, const struct batch *b)
 {
@@ -273,7 +282,8 @@ static void note_batch(struct cuda_backend *c, const struct batch *b)
     c->feeds = c->is_head && b->n_tokens > 0 && b->token_src && b->token_src[0] >= 0;
     c->late_waited = false;
     cuda_rank_choose(c, b);
-    c->padded = graph_eligible(b) ? MIN(graph_rows(b->n_tokens), c->max_graph_rows) : 0;
+    c->logits_first = -1;
+    c->padded = graph_eligible(b) ? rows_of_graph(c, b->n_tokens) : 0;
     c->padded = MAX(c->padded, b->n_tokens);
 }
 
@@ -408,7 +418,7 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
     if (!cuda_usable(c) || c->started || c->recording || !graph_eligible(&c->batch)) {
         return false;
     }
-    int32_t rows = MIN(graph_rows(c->batch.n_tokens), c->max_graph_rows);
+    int32_t rows = rows_of_graph(c, c->batch.n_tokens);
     if (rows < c->batch.n_tokens || rows != c->padded) {
         return false;
     }
