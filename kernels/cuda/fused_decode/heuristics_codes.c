@@ -29,11 +29,10 @@ static struct small_tile widest(enum small_kind kind, const struct fused_op *p, 
 struct small_tile small_codes_tile(const struct fused_op *p, int32_t n_blocks)
 {
     enum small_kind kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN;
-    int32_t enough = small_enough_blocks(n_blocks);
-    struct small_tile best = widest(kind, p, enough, n_blocks);
+    struct small_tile best = widest(kind, p, small_enough_blocks(kind, n_blocks), n_blocks);
 
     if (best.width == 0 && small_becomes_sum(p) &&
-        widest(SMALL_SUM, p, enough, n_blocks).width > 0) {
+        widest(SMALL_SUM, p, small_enough_blocks(SMALL_SUM, n_blocks), n_blocks).width > 0) {
         best = widest(kind, p, 0, n_blocks);
     }
     return best;
@@ -54,7 +53,7 @@ bool small_codes_plan(const struct fused_args *a, int32_t n_blocks)
         bool bare = t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE);
         bool stored = t.kind == SMALL_SUM && !p->out_transient;
         if (!p->e4m3 || (p->h && p->k > QUANT_ROW_COLS) || t.width == 0 || !bare || stored ||
-            (p->partial && !small_sums_over_ranks(p, &t, n_blocks)) || p->residual) {
+            (p->partial && !small_sums_over_ranks(a, p, &t, n_blocks)) || p->residual) {
             return false;
         }
     }

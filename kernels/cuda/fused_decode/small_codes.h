@@ -20,6 +20,7 @@ enum { CODES_DEPTH = 128 }; /* columns of a stage */
 
 /* Every tile there is a kernel for: TILE(width, split, kind). */
 #define CODES_TILES(TILE)     \
+    TILE(24, 1, SMALL_PLAIN)  \
     TILE(32, 1, SMALL_PLAIN)  \
     TILE(40, 1, SMALL_PLAIN)  \
     TILE(48, 1, SMALL_PLAIN)  \
@@ -28,6 +29,7 @@ enum { CODES_DEPTH = 128 }; /* columns of a stage */
     TILE(80, 1, SMALL_PLAIN)  \
     TILE(96, 1, SMALL_PLAIN)  \
     TILE(128, 1, SMALL_PLAIN) \
+    TILE(64, 1, SMALL_GATED)  \
     TILE(96, 1, SMALL_GATED)  \
     TILE(112, 1, SMALL_GATED) \
     TILE(128, 1, SMALL_GATED) \

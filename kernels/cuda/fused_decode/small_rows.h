@@ -22,8 +22,9 @@ extern "C" {
 #endif
 
 enum {
-    SMALL_ROWS = 64,  /* activation rows at most */
-    SMALL_DEPTH = 64, /* columns of a stage: 128 bytes, the widest swizzle */
+    SMALL_ROWS = 64,              /* activation rows at most */
+    SMALL_DEPTH = 64,             /* columns of a stage: 128 bytes, the widest swizzle */
+    SMALL_SENT_BYTES = 512 << 10, /* by a rank, for a sum in an epilogue */
 };
 
 enum small_kind {
@@ -52,6 +53,8 @@ struct small_tile {
     TILE(96, 1, SMALL_PLAIN)  \
     TILE(112, 1, SMALL_PLAIN) \
     TILE(128, 1, SMALL_PLAIN) \
+    TILE(24, 2, SMALL_PLAIN)  \
+    TILE(40, 2, SMALL_PLAIN)  \
     TILE(48, 2, SMALL_PLAIN)  \
     TILE(64, 2, SMALL_PLAIN)  \
     TILE(72, 2, SMALL_PLAIN)  \
@@ -59,6 +62,7 @@ struct small_tile {
     TILE(96, 2, SMALL_PLAIN)  \
     TILE(112, 2, SMALL_PLAIN) \
     TILE(128, 2, SMALL_PLAIN) \
+    TILE(64, 1, SMALL_GATED)  \
     TILE(96, 1, SMALL_GATED)  \
     TILE(112, 1, SMALL_GATED) \
     TILE(128, 1, SMALL_GATED) \
@@ -77,10 +81,11 @@ struct small_tile {
     TILE(112, 2, SMALL_SUM)   \
     TILE(128, 2, SMALL_SUM)
 
-/* Grids of no more blocks than this do not read memory fast enough. */
-static inline int32_t small_enough_blocks(int32_t n_blocks)
+/* Grids of no more blocks than this do not read memory fast enough. A gate in the
+ * product saves a launch. */
+static inline int32_t small_enough_blocks(enum small_kind kind, int32_t n_blocks)
 {
-    return n_blocks * 7 / 8;
+    return kind == SMALL_GATED ? n_blocks * 5 / 6 : n_blocks * 7 / 8;
 }
 
 /* Whether an add and norm is likely to join the op's product: then its depth is split,
@@ -91,12 +96,15 @@ bool small_becomes_sum(const struct fused_op *p);
  * blocks has one while it may become a sum that has enough. Pure. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);
 /* Whether the products of op `p` may be a summand of several ranks: in an inbox there
- * is room for them, and all of the launch's blocks run at the same time. Pure. */
-static inline bool small_sums_over_ranks(const struct fused_op *p, const struct small_tile *t,
-                                         int32_t n_blocks)
+ * is room for them, all of the launch's blocks run at the same time, and so little is
+ * sent that every rank may get all of it (p2p.cu has a way for more). Pure. */
+static inline bool small_sums_over_ranks(const struct fused_args *a, const struct fused_op *p,
+                                         const struct small_tile *t, int32_t n_blocks)
 {
+    int64_t sent = (int64_t)a->rows * p->n * 2 * (a->p2p.n_ranks - 1);
+
     return p->sum && (int64_t)SMALL_ROWS * p->n * 2 <= P2P_SMALL_BYTES &&
-           p->n / t->width * t->split <= n_blocks;
+           sent <= SMALL_SENT_BYTES && p->n / t->width * t->split <= n_blocks;
 }
 /* Whether the norm before op i is taken apart: the product before it makes the residual
  * stream, and its result need not be stored. Pure. */

@@ -57,7 +57,7 @@ bool small_mixed_plan(const struct fused_args *a, int32_t n_blocks)
         bool fills = t.width > 0 && p->n / t.width * t.split >= n_blocks * 2 / 3;
         bool as_codes = a->rows > FUSED_ROWS && p->e4m3;
         if (t.width == 0 || !bare || stored || (fusible && !fills) || as_codes ||
-            (p->partial && !small_sums_over_ranks(p, &t, n_blocks)) || p->residual) {
+            (p->partial && !small_sums_over_ranks(a, p, &t, n_blocks)) || p->residual) {
             return false;
         }
         any = true;

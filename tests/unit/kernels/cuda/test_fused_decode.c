@@ -54,6 +54,8 @@ static const struct shape shapes[] = {
     {2048, 256, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
     {1136, 256, 4, 1, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
     {512, 256, 6, 3, 64, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
+    /* a rank's part of a layer: narrow tiles, a gate of fewer blocks */
+    {2048, 3584, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
 };
 
 static int32_t heads_of(const struct shape *k)
@@ -737,11 +739,8 @@ static void layers_without_intermediate_results_follow_float64(void **state)
     static const struct {
         int32_t shape, rows;
         enum dtype t;
-    } cases[] = {{0, 3, DTYPE_BF16},
-                 {7, 9, DTYPE_BF16},
-                 {7, 16, DTYPE_F16},
-                 {7, 40, DTYPE_BF16},
-                 {7, 64, DTYPE_BF16}};
+    } cases[] = {{0, 3, DTYPE_BF16},  {7, 9, DTYPE_BF16},  {7, 16, DTYPE_F16},
+                 {7, 40, DTYPE_BF16}, {7, 64, DTYPE_BF16}, {17, 33, DTYPE_BF16}};
     static const struct {
         int32_t shape, rows;
         enum dtype t;
@@ -803,7 +802,7 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {5, 11, 2, false}, {0, 11, 20, true}, {7, 7, 3, true},   {8, 7, 12, true},
                  {7, 13, 40, true}, {8, 12, 5, true},  {7, 8, 2, false},  {8, 13, 64, true},
                  {9, 7, 4, true},   {1, 12, 16, true}, {6, 12, 8, true},  {0, 14, 3, true},
-                 {4, 14, 8, true}};
+                 {4, 14, 8, true},  {3, 7, 33, true},  {3, 17, 20, true}};
     enum { CPU_CASES = 14, CPU_INNER = 4608 };
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the others are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : CPU_CASES); i++) {

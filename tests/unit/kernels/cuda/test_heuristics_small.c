@@ -47,6 +47,9 @@ static void products_are_one_wave_of_tiles(void **state)
     a_tile_is(5120, 5120, SMALL_SUM, 80, 2);
     a_tile_is(2048, 8192, SMALL_SUM, 32, 2); /* Llama 1B */
     a_tile_is(16384, 2048, SMALL_GATED, 128, 1);
+    a_tile_is(1536, 4096, SMALL_PLAIN, 24, 2); /* Llama 8B on four ranks */
+    a_tile_is(7168, 4096, SMALL_GATED, 64, 1);
+    a_tile_is(2560, 8192, SMALL_PLAIN, 40, 2); /* Llama 70B on four ranks */
 }
 
 static void what_is_no_wave_is_left_to_cublas(void **state)
@@ -94,6 +97,8 @@ static void products_of_codes_have_twice_the_depth_a_stage(void **state)
     assert_true(t.width == 64 && t.split == 2);
     t = codes_tile(6144, 4096, SMALL_PLAIN);
     assert_true(t.width == 48 && t.split == 1);
+    t = codes_tile(3072, 4096, SMALL_PLAIN); /* Llama 8B on two ranks */
+    assert_true(t.width == 24 && t.split == 1);
     assert_int_equal(codes_tile(6144, 4224, SMALL_PLAIN).width, 0); /* not two stages a turn */
     assert_int_equal(codes_tile(4096, 1280, SMALL_SUM).width, 0);   /* nor a part of them */
 }
@@ -261,11 +266,18 @@ static void sums_over_ranks_are_one_wave_that_fits_an_inbox(void **state)
     (void)state;
     a.op[0].partial = true;
     assert_true(small_plan(&a, H200));
-    assert_true(small_sums_over_ranks(&a.op[0], &t, H200));
-    assert_false(small_sums_over_ranks(&a.op[0], &t, 64)); /* blocks wait for blocks */
-    a.op[0].n = 32768;                                     /* columns */
+    assert_true(small_sums_over_ranks(&a, &a.op[0], &t, H200));
+    assert_false(small_sums_over_ranks(&a, &a.op[0], &t, 64)); /* blocks wait for blocks */
+    a.p2p.n_ranks = 2;
+    a.rows = 64;
+    assert_true(small_sums_over_ranks(&a, &a.op[0], &t, H200)); /* 64 x 4096 bf16, once */
+    a.p2p.n_ranks = 4;
+    assert_false(small_sums_over_ranks(&a, &a.op[0], &t, H200)); /* three times */
+    a.rows = 16;
+    assert_true(small_sums_over_ranks(&a, &a.op[0], &t, H200));
+    a.op[0].n = 32768; /* columns */
     t.width = 512;
-    assert_false(small_sums_over_ranks(&a.op[0], &t, H200));
+    assert_false(small_sums_over_ranks(&a, &a.op[0], &t, H200));
     a = layer();
     a.op[0].partial = true;
     a.op[0].sum = NULL; /* which no norm follows */
