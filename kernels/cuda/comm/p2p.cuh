@@ -6,7 +6,7 @@
 #include "kernels/cuda/comm/p2p.h"
 #include "kernels/cuda/common.cuh"
 
-enum { P2P_THREADS = 512, P2P_LOOK_EVERY = 256 };
+enum { P2P_THREADS = 512, P2P_LOOK_EVERY = 4096 };
 
 /* Fills a slot that holds no data. Data never looks like it: as a NaN, it is replaced
  * by another. */
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t not_blank(uint32_t v)
 }
 
 /* Whether the host has signalled that a rank is gone; looked up every P2P_LOOK_EVERY
- * rounds. */
+ * rounds, some milliseconds: a look is a read over the bus, and many threads wait. */
 __device__ __forceinline__ bool stopped(const int32_t *stop, int round)
 {
     return round % P2P_LOOK_EVERY == 0 && *(const volatile int32_t *)stop;

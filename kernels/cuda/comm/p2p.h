@@ -11,9 +11,11 @@ extern "C" {
 
 enum {
     P2P_MAX_RANKS = 8,
-    P2P_MAX_ROWS = 256,
+    P2P_SLOTS = 256, /* blocks of a sum at most */
     P2P_ROW_BYTES = 32 << 10,
-    P2P_BUFFERS = 3,       /* slot sets used in turn, see p2p.cu */
+    P2P_BUFFERS = 3,     /* slot sets used in turn, see p2p.cu */
+    P2P_BESIDE_SMS = 16, /* multiprocessors of a sum beside a product */
+    P2P_BESIDE_BLOCKS = 2 * P2P_BESIDE_SMS,
     P2P_MAX_TOKENS = 1024, /* samples per exchange */
     TOPK_MOST = 64,        /* entries of a top-k list (topk_merge.cu) */
     TOPK_SAMPLES = 256,    /* samples per exchange of lists */
@@ -36,16 +38,16 @@ struct p2p_token {
     uint32_t line[8]; /* two 16-byte stores */
 };
 
-/* A row's state in the all-reduce of p2p.cu. */
+/* A block's state in the all-reduce of p2p.cu. */
 struct p2p_row {
-    int32_t buffer;            /* [0, P2P_BUFFERS) slot set of the next sum */
+    int32_t buffer;            /* [0, P2P_BUFFERS) slot set of the next row */
     int32_t used[P2P_BUFFERS]; /* bytes received in a set and not yet blanked */
 };
 
 /* A rank's memory that the others write. `row`, `fused` and `small` start with all
  * bytes 0xFF, the rest with 0. */
 struct p2p_inbox {
-    char *row;               /* [P2P_BUFFERS][n_ranks][P2P_MAX_ROWS][P2P_ROW_BYTES] */
+    char *row;               /* [P2P_BUFFERS][n_ranks][P2P_SLOTS][P2P_ROW_BYTES] */
     char *fused;             /* [P2P_FUSED_BUFFERS][n_ranks][P2P_FUSED_BYTES] */
     char *small;             /* [P2P_SMALL_BUFFERS][n_ranks][P2P_SMALL_BYTES] */
     struct p2p_token *token; /* [2][n_ranks][P2P_MAX_TOKENS] */
@@ -60,7 +62,7 @@ struct p2p_inbox {
 
 struct p2p_args {
     struct p2p_inbox inbox[P2P_MAX_RANKS]; /* each rank's */
-    struct p2p_row *row;                   /* this rank's: [P2P_MAX_ROWS], initially 0 */
+    struct p2p_row *row;                   /* this rank's: [P2P_SLOTS], initially 0 */
     /* this rank's: [P2P_EPOCHS] exchanges so far, initially 0 */
     uint32_t *epoch;
     /* this rank's: blocks that are done; 0 between launches */
@@ -79,9 +81,8 @@ struct p2p_summands {
 };
 
 /* Sums y over the ranks, in their order, in float32. x NULL: y = the sum; else x += the
- * sum, and out = norm(x) unless out is NULL. All ranks call with the same shape: at
- * most P2P_MAX_ROWS rows of at most P2P_ROW_BYTES, 16-byte aligned. False: the shape
- * does not fit. */
+ * sum, and out = norm(x) unless out is NULL. All ranks call with the same shape: rows
+ * of at most P2P_ROW_BYTES, 16-byte aligned. False: the shape does not fit. */
 bool launch_p2p_sum(const struct p2p_args *p, void *out, int64_t out_stride, void *x,
                     int64_t x_stride, void *y, int64_t y_stride, const struct norm_args *n,
                     int32_t rows, int32_t cols, int type, cudaStream_t stream);

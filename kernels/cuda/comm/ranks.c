@@ -1,8 +1,8 @@
 /* All-reduce over ranks on devices of their own. ranks_open.c connects them,
  * rank_sample.c samples, wait.c waits for them.
  *
- * Small sums, those of decode steps, go straight into the peers' memory (p2p.cu), fused
- * with the residual and the norm. The others go through NCCL.
+ * Sums go straight into the peers' memory (p2p.cu), fused with the residual and the
+ * norm. Devices that do not reach each other sum by NCCL.
  */
 #include "kernels/cuda/comm/ranks.h"
 

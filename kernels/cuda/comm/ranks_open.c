@@ -156,7 +156,7 @@ static struct inbox_layout inbox_layout(int32_t n)
 {
     struct inbox_layout l;
 
-    l.fused = (size_t)P2P_BUFFERS * (size_t)n * P2P_MAX_ROWS * P2P_ROW_BYTES;
+    l.fused = (size_t)P2P_BUFFERS * (size_t)n * P2P_SLOTS * P2P_ROW_BYTES;
     l.small = l.fused + (size_t)P2P_FUSED_BUFFERS * (size_t)n * P2P_FUSED_BYTES;
     l.tokens = l.small + (size_t)P2P_SMALL_BUFFERS * (size_t)n * P2P_SMALL_BYTES;
     l.topk = l.tokens + (size_t)2 * (size_t)n * P2P_MAX_TOKENS * sizeof(struct p2p_token);
@@ -209,7 +209,7 @@ static int open_inboxes(struct cuda_backend *c, struct err *e)
     const struct inbox_layout l = inbox_layout(r->n);
     char *memory = cuda_alloc(c, l.n_bytes, "ranks", e);
 
-    r->p2p.row = counters(c, P2P_MAX_ROWS * sizeof(*r->p2p.row), e);
+    r->p2p.row = counters(c, P2P_SLOTS * sizeof(*r->p2p.row), e);
     r->p2p.epoch = counters(c, P2P_EPOCHS * sizeof(*r->p2p.epoch), e);
     r->p2p.arrived = counters(c, sizeof(*r->p2p.arrived), e);
     r->map = calloc(1, sizeof(*r->map));

@@ -47,26 +47,19 @@ __device__ __forceinline__ vec<T, V> norm_apply(vec<T, V> a, const vec<T, V> &we
     return a;
 }
 
-/* row += add if `adds`, then to = norm(row); by all threads. `add(q, i, v)` puts V
- * summands of the columns from i on into v; q counts the thread's vectors, -1: one past
+/* to = norm(row), by all threads, after change(q, i, a) may have changed the V columns
+ * `a` of the row from i on and stored them; q counts the thread's vectors, -1: one past
  * the first N. The first N are kept in registers, all their loads in flight at once;
  * the rest of longer rows is read again. */
-template <typename T, int V, int N, typename ADD>
-__device__ __forceinline__ void norm_row(T *to, T *row, const vec<T, V> (&weight)[N],
-                                         const norm_args &n, int32_t cols, bool adds, ADD add)
+template <typename T, int V, int N, typename CHANGE>
+__device__ __forceinline__ void norm_changed_row(T *to, T *row, const vec<T, V> (&weight)[N],
+                                                 const norm_args &n, int32_t cols, CHANGE change)
 {
     __shared__ float shared[33];
     vec<T, V> keep[N];
     float sum = 0.0f, squares = 0.0f;
     auto take = [&](vec<T, V> &a, int q, int i) {
-        if (adds) {
-            float b[V];
-            add(q, i, b);
-#pragma unroll
-            for (int j = 0; j < V; j++)
-                a.v[j] = from_float<T>(to_float(a.v[j]) + b[j]);
-            *(vec<T, V> *)(row + i) = a;
-        }
+        change(q, i, a);
 #pragma unroll
         for (int j = 0; j < V; j++) {
             float f = to_float(a.v[j]);
@@ -123,6 +116,24 @@ __device__ __forceinline__ void norm_row(T *to, T *row, const vec<T, V> (&weight
         vec<T, V> w =
             norm_weight_wide<T>(n) ? vec<T, V>{} : *(const vec<T, V> *)((const T *)n.weight + i);
         *(vec<T, V> *)(to + i) = norm_apply<T, V>(a, w, n, i, mean, scale);
+    });
+}
+
+/* row += add if `adds`, then to = norm(row); by all threads. `add(q, i, v)` puts V
+ * summands of the columns from i on into v; q as in norm_changed_row. */
+template <typename T, int V, int N, typename ADD>
+__device__ __forceinline__ void norm_row(T *to, T *row, const vec<T, V> (&weight)[N],
+                                         const norm_args &n, int32_t cols, bool adds, ADD add)
+{
+    norm_changed_row<T, V, N>(to, row, weight, n, cols, [&](int q, int i, vec<T, V> &a) {
+        if (adds) {
+            float b[V];
+            add(q, i, b);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                a.v[j] = from_float<T>(to_float(a.v[j]) + b[j]);
+            *(vec<T, V> *)(row + i) = a;
+        }
     });
 }
 

@@ -234,27 +234,36 @@ static int sums(struct rank_rig *r, struct err *e)
     return rc;
 }
 
+enum { ROW_SUMS = 60, FEW_ROWS = 24, MANY_ROWS = 96, ROW_COLS = 1024 };
+
+/* Every third sum has many rows, which a device may add up in another way than few. */
+static int32_t rows_of_sum(int i)
+{
+    return i % 3 == 2 ? MANY_ROWS : FEW_ROWS;
+}
+
 /* Many sums in one step: data in a peer's inbox is not overwritten before it was
  * read. */
 static int sums_in_a_row(struct rank_rig *r, struct err *e)
 {
-    enum { SUMS = 60, ROWS = 24, COLS = 1024 };
-    static float host[SUMS * ROWS * COLS];
+    enum { ROWS = ROW_SUMS / 3 * (2 * FEW_ROWS + MANY_ROWS) };
+    static float host[ROWS * ROW_COLS];
     struct results unused;
     struct mat all;
     bool replayed;
-    int rc = r->b->ops->scratch(r->b, SUMS * ROWS, COLS, DTYPE_F32, &all, e);
+    int rc = r->b->ops->scratch(r->b, ROWS, ROW_COLS, DTYPE_F32, &all, e);
 
     for (int step = 0; step < 3 * REPEATS && rc == 0; step++) {
-        for (int32_t i = 0; i < SUMS * ROWS * COLS; i++) {
-            host[i] = summand(r->rank, i / COLS + step, i % COLS);
+        for (int32_t i = 0; i < ROWS * ROW_COLS; i++) {
+            host[i] = summand(r->rank, i / ROW_COLS + step, i % ROW_COLS);
         }
         rc = r->b->ops->upload(r->b, all, host, e);
         if (rc == 0) {
-            rc = rank_rig_begin(r, ROWS, &replayed, e);
+            rc = rank_rig_begin(r, FEW_ROWS, &replayed, e);
         }
-        for (int32_t i = 0; i < SUMS && rc == 0 && !replayed; i++) {
-            r->b->ops->all_reduce(r->b, mat_rows(all, i * ROWS, ROWS));
+        for (int32_t i = 0, first = 0; i < ROW_SUMS && rc == 0 && !replayed; i++) {
+            r->b->ops->all_reduce(r->b, mat_rows(all, first, rows_of_sum(i)));
+            first += rows_of_sum(i);
         }
         if (rc == 0) {
             rc = rank_rig_end(r, &unused, e);
@@ -262,12 +271,171 @@ static int sums_in_a_row(struct rank_rig *r, struct err *e)
         if (rc == 0) {
             rc = r->b->ops->download(r->b, all, host, e);
         }
-        for (int32_t i = 0; i < SUMS * ROWS * COLS && rc == 0; i++) {
-            if (host[i] != total(i / COLS + step, i % COLS)) {
-                return err_set(e, ERR_INVALID, "step %d, sum %d, row %d: %g, not %g", step,
-                               i / COLS / ROWS, i / COLS % ROWS, host[i],
-                               total(i / COLS + step, i % COLS));
+        for (int32_t i = 0; i < ROWS * ROW_COLS && rc == 0; i++) {
+            if (host[i] != total(i / ROW_COLS + step, i % ROW_COLS)) {
+                return err_set(e, ERR_INVALID, "step %d, row %d of all: %g, not %g", step,
+                               i / ROW_COLS, host[i], total(i / ROW_COLS + step, i % ROW_COLS));
             }
+        }
+    }
+    return rc;
+}
+
+/* ---- layers of a long prompt ---- */
+
+enum { LAYER_ROWS = 1500, LAYER_COLS = 512, LAYER_DEPTH = 64, LAYERS = 3 };
+
+static float input(int32_t row, int32_t k)
+{
+    return (float)((row * 5 + k) % 3 - 1);
+}
+
+/* Of the first product, a rank's share; the second one's is the identity. */
+static float part(int32_t rank, int32_t col, int32_t k)
+{
+    return k % 8 == 0 ? (float)((col + k + rank) % 3 - 1) : 0;
+}
+
+static int matrix_open(struct rank_rig *r, struct mat *ret, int32_t cols, struct err *e)
+{
+    static float v[LAYER_COLS * LAYER_COLS];
+    struct weight_piece p = {.data = v, .rows = LAYER_COLS, .cols = cols, .stride = cols};
+    struct weight_desc d = {.name = "weight",
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = DTYPE_BF16,
+                            .rows = LAYER_COLS,
+                            .cols = cols,
+                            .piece = &p,
+                            .n_pieces = 1};
+
+    for (int32_t i = 0; i < LAYER_COLS; i++) {
+        for (int32_t k = 0; k < cols; k++) {
+            v[i * cols + k] = cols == LAYER_COLS ? (float)(i == k) : part(r->rank, i, k);
+        }
+    }
+    return r->b->ops->weight(r->b, &d, ret, e);
+}
+
+struct layers {
+    float added[LAYER_ROWS * LAYER_COLS]; /* to the stream by a layer: whole numbers that
+                                           * bfloat16 holds */
+    struct mat w, same, in, x, y, h[LAYERS], z[LAYERS];
+    struct norm norm;
+    float host[LAYER_ROWS * LAYER_COLS], other[LAYER_ROWS * LAYER_COLS];
+};
+
+static int layers_open(struct rank_rig *r, struct layers *t, struct err *e)
+{
+    static float ones[LAYER_COLS];
+    struct weight_piece p = {.data = ones, .rows = 1, .cols = LAYER_COLS, .stride = LAYER_COLS};
+    struct weight_desc d = {.name = "norm",
+                            .kind = WEIGHT_VECTOR,
+                            .dtype = DTYPE_BF16,
+                            .rows = 1,
+                            .cols = LAYER_COLS,
+                            .piece = &p,
+                            .n_pieces = 1};
+    enum dtype type = backend_act_dtype(r->b, DTYPE_BF16);
+
+    for (int32_t i = 0; i < LAYER_COLS; i++) {
+        ones[i] = 1;
+    }
+    t->norm = (struct norm){.kind = NORM_RMS, .eps = 1e-5f};
+    int rc = r->b->ops->weight(r->b, &d, &t->norm.weight, e);
+    rc = rc < 0 ? rc : matrix_open(r, &t->w, LAYER_DEPTH, e);
+    rc = rc < 0 ? rc : matrix_open(r, &t->same, LAYER_COLS, e);
+    if (rc == 0 && r->b->ops->ready) {
+        rc = r->b->ops->ready(r->b, e);
+    }
+    rc = rc < 0 ? rc : r->b->ops->scratch(r->b, LAYER_ROWS, LAYER_DEPTH, type, &t->in, e);
+    rc = rc < 0 ? rc : r->b->ops->scratch(r->b, LAYER_ROWS, LAYER_COLS, type, &t->x, e);
+    rc = rc < 0 ? rc : r->b->ops->scratch(r->b, LAYER_ROWS, LAYER_COLS, type, &t->y, e);
+    for (int i = 0; i < LAYERS && rc == 0; i++) {
+        rc = r->b->ops->scratch(r->b, LAYER_ROWS, LAYER_COLS, type, &t->h[i], e);
+        rc = rc < 0 ? rc : r->b->ops->scratch(r->b, LAYER_ROWS, LAYER_COLS, type, &t->z[i], e);
+    }
+    t->y.transient = true;
+    return rc;
+}
+
+static void layers_expect(struct layers *t)
+{
+    for (int32_t i = 0; i < LAYER_ROWS * LAYER_COLS; i++) {
+        t->added[i] = 0;
+        for (int32_t r = 0; r < n_ranks; r++) {
+            for (int32_t k = 0; k < LAYER_DEPTH; k += 8) {
+                t->added[i] += input(i / LAYER_COLS, k) * part(r, i % LAYER_COLS, k);
+            }
+        }
+    }
+}
+
+static int layers_step(struct rank_rig *r, struct layers *t, struct err *e)
+{
+    const struct backend_ops *ops = r->b->ops;
+    struct results unused;
+    bool replayed;
+
+    for (int32_t i = 0; i < LAYER_ROWS * LAYER_DEPTH; i++) {
+        t->host[i] = input(i / LAYER_DEPTH, i % LAYER_DEPTH);
+    }
+    int rc = ops->upload(r->b, t->in, t->host, e);
+    for (int32_t i = 0; i < LAYER_ROWS * LAYER_COLS; i++) {
+        t->host[i] = residual(i / LAYER_COLS, i % LAYER_COLS);
+    }
+    rc = rc < 0 ? rc : ops->upload(r->b, t->x, t->host, e);
+    rc = rc < 0 ? rc : rank_rig_begin(r, LAYER_ROWS, &replayed, e);
+    for (int i = 0; i < LAYERS && rc == 0; i++) {
+        ops->linear(r->b, t->y, t->in, t->w, NULL);
+        ops->add_norm(r->b, t->h[i], t->x, t->y, &t->norm, true);
+        if (i > 0) { /* else other operations follow at once */
+            ops->linear(r->b, t->z[i], t->h[i], t->same, NULL);
+        }
+    }
+    return rc < 0 ? rc : rank_rig_end(r, &unused, e);
+}
+
+/* The stream after `layers` of them. */
+static double after(const struct layers *t, int32_t row, int32_t col, int layers)
+{
+    return residual(row, col) + layers * t->added[row * LAYER_COLS + col];
+}
+
+static int layers_check(struct rank_rig *r, struct layers *t, int i, struct err *e)
+{
+    int rc = r->b->ops->download(r->b, t->h[i], t->host, e);
+
+    rc = rc < 0 || i == 0 ? rc : r->b->ops->download(r->b, t->z[i], t->other, e);
+    for (int32_t row = 0; row < LAYER_ROWS && rc == 0; row++) {
+        double squares = 0;
+        for (int32_t k = 0; k < LAYER_COLS; k++) {
+            squares += pow(after(t, row, k, i + 1), 2);
+        }
+        double scale = 1 / sqrt(squares / LAYER_COLS + 1e-5);
+        for (int32_t k = 0; k < LAYER_COLS; k++) {
+            int32_t at = row * LAYER_COLS + k;
+            double want = after(t, row, k, i + 1) * scale;
+            if (!(fabs(t->host[at] - want) <= 8e-3 * (1 + fabs(want))) ||
+                (i > 0 && t->other[at] != t->host[at])) {
+                return err_set(e, ERR_INVALID, "layer %d at (%d, %d): %g, copied %g, not %g", i,
+                               row, k, t->host[at], i > 0 ? t->other[at] : 0, want);
+            }
+        }
+    }
+    return rc;
+}
+
+/* Products, sums and norms of more rows than a device sums at a time. */
+static int layers_of_a_long_prompt(struct rank_rig *r, struct err *e)
+{
+    static struct layers t;
+    int rc = layers_open(r, &t, e);
+
+    layers_expect(&t);
+    for (int step = 0; step < REPEATS / 2 && rc == 0; step++) {
+        rc = layers_step(r, &t, e);
+        for (int i = 0; i < LAYERS && rc == 0; i++) {
+            rc = layers_check(r, &t, i, e);
         }
     }
     return rc;
@@ -764,6 +932,12 @@ static void test_sums_in_a_row(void **state)
     assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, sums_in_a_row), 0);
 }
 
+static void test_layers_of_a_long_prompt(void **state)
+{
+    (void)state;
+    assert_int_equal(rank_rig_run(device, n_ranks, LAYER_ROWS, layers_of_a_long_prompt), 0);
+}
+
 static void test_sharded_vocabulary(void **state)
 {
     (void)state;
@@ -801,6 +975,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_sums_in_a_row),
+        cmocka_unit_test(test_layers_of_a_long_prompt),
         cmocka_unit_test(test_sharded_vocabulary),
         cmocka_unit_test(test_drawn_as_by_one),
         cmocka_unit_test(test_drawn_from_topk_lists_as_by_one),
