@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 19
+#define BACKEND_ABI 20
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -342,7 +342,8 @@ struct experts {
 };
 
 /* Workspace of `experts`, whose contents are undefined afterwards. Rows: as many as x,
- * or the most of a step. A pair is a row and one of its experts. */
+ * or the most of a step. A pair is a row and one of its experts, or a row and a part of
+ * the shared expert that is as wide as an expert (experts_parts). */
 struct expert_scratch {
     struct mat router_x; /* input: what the router reads in place of x; data NULL: x */
     struct mat scores;   /* [rows, n], float32 */
@@ -352,7 +353,7 @@ struct expert_scratch {
     struct mat x;       /* [rows, hidden] */
     struct mat up, act; /* [rows, 2 * width], [rows, width] */
     /* of a backend that takes pairs (backend.expert_pairs) */
-    struct mat pair_act, pair_y; /* [rows * top, width], [rows * top, hidden] */
+    struct mat pair_act, pair_y; /* [experts_most_pairs(), width], [the same, hidden] */
     struct mat lists;            /* [1, experts_list_words()], int32 */
     struct mat shared_up;        /* [rows, rows of shared_up] */
     struct mat shared_act;       /* [rows, half of that] */
@@ -438,13 +439,32 @@ struct gated_norm {
     bool gate_first;   /* norm(x * silu(gate)) in place of norm(x) * silu(gate) */
 };
 
+/* Rows of a call up to which the parts of a shared expert may be pairs of every row. */
+enum { EXPERTS_PARTS_ROWS = 256 };
+
+/* How many experts of `width` columns a shared one of `shared` columns is; 0: there is
+ * none, or it is no whole number of them. */
+static inline int32_t experts_parts(int32_t shared, int32_t width)
+{
+    return width > 0 && shared % width == 0 ? shared / width : 0;
+}
+
+/* Pairs of a call of at most `rows` rows, with or without the parts. */
+static inline int64_t experts_most_pairs(int32_t top, int32_t parts, int32_t rows)
+{
+    int64_t with_parts = (int64_t)MIN(rows, EXPERTS_PARTS_ROWS) * (top + parts);
+
+    return MAX((int64_t)rows * top, with_parts);
+}
+
 /* Tiles of at least 16 pairs of one expert that `pairs` pairs can make. */
 static inline int64_t experts_most_tiles(int32_t n, int64_t pairs)
 {
     return pairs / 16 + MIN(n, pairs);
 }
 
-/* Room for the pairs of each expert, in any distribution. */
+/* Room for the pairs of each expert, in any distribution; the parts of a shared expert
+ * are so many more of n and of `top`. */
 static inline int64_t experts_list_words(int32_t n, int32_t top, int32_t rows)
 {
     int64_t pairs = (int64_t)rows * top;

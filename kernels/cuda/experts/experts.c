@@ -5,29 +5,55 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/quant/panels.h"
 
-/* Rows of a tile: about what an expert gets of `rows` evenly spread ones. It depends on
- * the number of rows alone, so a graph can hold it. */
-static int32_t tile_rows(const struct experts *e, int32_t rows, int32_t most)
-{
-    int64_t mean = div_ceil((int64_t)rows * e->top, e->n);
+_Static_assert((int)EXPERTS_PARTS_ROWS <= (int)EXPERT_PARTS_ROWS, "the routing lists parts");
 
+/* How a call is computed; it depends on the number of rows alone, so a graph can hold
+ * it. */
+struct expert_way {
+    int32_t rows;
+    bool free;   /* results may depend on the number of rows */
+    bool own;    /* the router reads what the experts read */
+    bool e4m3;   /* codes times codes */
+    bool widens; /* codes are widened first */
+    bool wgmma;  /* tiles of 16 bits with wgmma */
+    /* Of the shared expert, in the lists beside the experts; 0: there is none, or it is
+     * a product of its own. */
+    int32_t parts;
+};
+
+/* About what an expert gets of evenly spread rows. */
+static int64_t mean_rows(const struct experts *e, int32_t rows)
+{
+    return div_ceil((int64_t)rows * e->top, e->n);
+}
+
+/* Rows of a tile; a part of a shared expert has all rows. */
+static int32_t tile_rows(const struct experts *e, const struct expert_way *w)
+{
+    int64_t mean = mean_rows(e, w->rows);
+    int32_t most = w->e4m3 ? EXPERT_E4M3_ROWS : w->wgmma ? EXPERT_WIDE_ROWS : 64;
+
+    if (w->parts > 0) {
+        return w->rows <= 16 ? 16 : w->rows <= 32 ? 32 : 64;
+    }
     return mean <= 12 ? 16 : mean <= 28 ? 32 : mean <= 64 ? 64 : most;
 }
 
-/* The lists of a call of `rows` rows, in the workspace. */
+/* The lists of a call, in the workspace. */
 static struct expert_lists lists_of(const struct experts *e, const struct expert_scratch *s,
-                                    int32_t rows, int32_t tile_rows)
+                                    const struct expert_way *w)
 {
-    int64_t pairs = (int64_t)rows * e->top;
-    struct expert_lists l = {.cap = rows, .tile_rows = tile_rows};
+    int32_t n = e->n + w->parts;
+    int64_t pairs = (int64_t)w->rows * (e->top + w->parts);
+    struct expert_lists l = {.cap = w->rows, .tile_rows = tile_rows(e, w)};
     int32_t *at = s->lists.data;
 
     l.tile = (struct expert_tile *)at;
-    at += experts_most_tiles(e->n, pairs) * 4;
+    at += experts_most_tiles(n, pairs) * 4;
     l.total = at;
     l.count = l.total + 4;
-    l.active = l.count + e->n;
-    l.expert = l.active + e->n;
+    l.active = l.count + n;
+    l.expert = l.active + n;
     l.weight = (float *)(l.expert + pairs);
     l.list = l.expert + 2 * pairs;
     return l;
@@ -123,6 +149,18 @@ static struct expert_product product_down(const struct experts *e, struct mat x,
     return p;
 }
 
+/* The parts of the shared expert for both products. */
+static void add_parts(const struct experts *e, int32_t parts, struct expert_product *up,
+                      struct expert_product *down)
+{
+    up->divide = e->top + parts;
+    up->parts = down->parts = parts;
+    up->shared = e->shared_up.data;
+    up->shared_stride = e->shared_up.stride;
+    down->shared = e->shared_down.data;
+    down->shared_stride = e->shared_down.stride;
+}
+
 /* Rows from which activations are quantised, where they may be: fewer are faster in one
  * launch. */
 enum { E4M3_ROWS = 5 };
@@ -163,6 +201,11 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
         return;
     }
     if (wgmma && launch_expert_tiles(a, l, c->n_sms, c->stream)) {
+        return;
+    }
+    if (a->parts > 0) {
+        err_set(&c->failed, ERR_UNSUPPORTED, "cuda: tiles of a shared expert, %d x %d", a->width,
+                a->k);
         return;
     }
     if (!launch_expert_mma(a, l, 2 * c->n_sms, c->stream)) {
@@ -219,11 +262,12 @@ static struct expert_few few_args(struct mat y, struct mat x, const struct exper
 }
 
 /* Whether the shared expert can join the launch of few rows: one without a gate, of
- * 16-bit weights, as wide as some experts. */
+ * 16-bit weights, as wide as some experts, with a middle like theirs. */
 static bool shared_joins(const struct experts *e)
 {
-    return !e->shared_up.data || (!e->shared_gate.data && !e->shared_up.format &&
-                                  !e->shared_down.format && e->shared_down.cols % e->width == 0);
+    return !e->shared_up.data ||
+           (!e->shared_gate.data && !e->shared_up.format && !e->shared_down.format &&
+            e->swiglu_limit <= 0 && e->shared_down.cols % e->width == 0);
 }
 
 /* ---- the last launch ---- */
@@ -344,11 +388,88 @@ static bool takes(struct cuda_backend *c, const struct experts *e)
     return fits;
 }
 
+/* The parts of the shared expert that tiles of `rows` rows with wgmma multiply beside
+ * the experts; 0: none. */
+static int32_t parts_in_tiles(const struct experts *e, int32_t rows)
+{
+    int32_t parts = e->shared_up.data ? experts_parts(e->shared_down.cols, e->width) : 0;
+    bool fits = parts > 0 && rows <= EXPERTS_PARTS_ROWS && mean_rows(e, rows) <= 64 &&
+                !e->shared_up.format && !e->shared_down.format && e->swiglu_limit <= 0 &&
+                e->top + parts <= EXPERT_MOST_TOP && e->n + parts <= EXPERT_MOST &&
+                aligned(e->shared_up) && aligned(e->shared_down);
+
+    return fits ? parts : 0;
+}
+
+static struct expert_way way_of(const struct cuda_backend *c, const struct experts *e,
+                                const struct expert_scratch *s, struct mat x, int32_t rows)
+{
+    bool codes = e->up.format || e->down.format;
+    struct expert_way w = {
+        .rows = rows, .free = !c->config.deterministic, .own = !s->router_x.data};
+
+    w.e4m3 = quantises(e) && rows >= E4M3_ROWS;
+    w.widens = codes && !w.e4m3 && w.free && rows >= WIDEN_ROWS;
+    w.wgmma = (!codes || w.widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    w.parts = w.free && w.wgmma && rows > 0 ? parts_in_tiles(e, rows) : 0;
+    return w;
+}
+
+/* Routing and both products, by lists. */
+static void multiply_lists(struct cuda_backend *c, const struct expert_route *r,
+                           const struct expert_lists *l, const struct experts *e, struct mat x,
+                           const struct expert_scratch *s, const struct expert_way *w)
+{
+    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
+    struct expert_quantise q;
+
+    if (w->e4m3) {
+        q = quantised(&up, &down, w->rows, e->top);
+    }
+    if (w->parts > 0) {
+        add_parts(e, w->parts, &up, &down);
+    }
+    launch_expert_route(r, l, w->e4m3 ? &q : NULL, c->stream);
+    if (w->widens && e->up.format) {
+        widen(c, &up, e->up);
+    }
+    product(c, &up, l, e->top, w->wgmma);
+    if (w->widens && e->down.format) {
+        widen(c, &down, e->down);
+    }
+    product(c, &down, l, e->top, w->wgmma);
+}
+
+/* The sum of all, which waits. */
+static void sum_later(struct cuda_backend *c, const struct expert_route *r,
+                      const struct expert_lists *l, const struct experts *e, struct mat y,
+                      struct mat x, const struct expert_scratch *s)
+{
+    bool product = e->shared_up.data && r->parts == 0; /* of the shared expert */
+    struct expert_combine sum = {.y = y.data,
+                                 .y_stride = y.stride,
+                                 .pairs = s->pair_y.data,
+                                 .pairs_stride = s->pair_y.stride,
+                                 .weight = l->weight,
+                                 .n_live = r->n_live,
+                                 .shared = product ? s->y.data : NULL,
+                                 .shared_stride = s->y.stride,
+                                 .x = x.data,
+                                 .gate = e->shared_gate.data,
+                                 .x_stride = x.stride,
+                                 .rows = r->rows,
+                                 .top = e->top,
+                                 .parts = r->parts,
+                                 .hidden = x.cols,
+                                 .type = (int32_t)x.dtype};
+
+    c->experts = (struct expert_pending){.waits = true, .combine = sum};
+}
+
 void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                   const struct expert_scratch *s)
 {
     struct cuda_backend *c = cuda_of(b);
-    struct mat shared = mat_rows(s->y, 0, x.rows);
     int32_t rows = cuda_rows(c, y);
     bool padded = c->capturing && x.rows == c->batch.n_tokens;
     const int32_t *n_live = padded ? &c->arrays.header->n_tokens : NULL;
@@ -359,64 +480,33 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     }
     r.load = rows > 0 ? cuda_expert_counts(c, e->n) : NULL;
     r.counter = c->expert_counter;
-    bool free = !c->config.deterministic; /* results may depend on the number of rows */
-    bool codes = e->up.format || e->down.format;
-    bool e4m3 = quantises(e) && rows >= E4M3_ROWS;
-    bool widens = codes && !e4m3 && free && rows >= WIDEN_ROWS;
-    bool wgmma = (!codes || widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
+    struct expert_way w = way_of(c, e, s, x, rows);
     struct expert_few f = few_args(y, x, e, s, &r);
-    int32_t most = e4m3 ? EXPERT_E4M3_ROWS : wgmma ? EXPERT_WIDE_ROWS : 64;
-    struct expert_lists l = lists_of(e, s, rows, tile_rows(e, rows, most));
-    struct mat router_x = s->router_x.data ? s->router_x : x;
-    bool own = !s->router_x.data; /* the router reads what the experts read */
-    if (free && own && !e4m3 && rows > 0 && cuda_usable(c) && shared_joins(e) && stream(c, &f, x)) {
+    if (w.free && w.own && !w.e4m3 && rows > 0 && cuda_usable(c) && shared_joins(e) &&
+        stream(c, &f, x)) {
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */
     if (rows < 1 || !cuda_usable(c)) {
         return;
     }
-    if (free && own && !codes && !e->shared_up.data && launch_expert_few(&f, &l, c->stream)) {
+    struct expert_lists l = lists_of(e, s, &w);
+    if (w.free && w.own && !e->up.format && !e->down.format && !e->shared_up.data &&
+        launch_expert_few(&f, &l, c->stream)) {
         c->experts = (struct expert_pending){.waits = true, .few = true, .down = f, .lists = l};
         return;
     }
-    if (e->shared_up.data) {
+    if (e->shared_up.data && w.parts == 0) {
         cuda_linear_gated(b, s->shared_act, s->shared_up, x, e->shared_up, (struct mat){0}, e->act);
-        cuda_linear(b, shared, s->shared_act, e->shared_down, NULL);
+        cuda_linear(b, mat_rows(s->y, 0, x.rows), s->shared_act, e->shared_down, NULL);
     }
     cuda_start(c);
-    if (!free || !own || !launch_expert_router(&f, c->stream)) {
-        cuda_linear(b, s->scores, router_x, e->router, &(struct epilogue){.bias = e->router_bias});
+    if (!w.free || !w.own || !launch_expert_router(&f, c->stream)) {
+        struct mat from = w.own ? x : s->router_x;
+        cuda_linear(b, s->scores, from, e->router, &(struct epilogue){.bias = e->router_bias});
         cuda_start(c);
     }
-    struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
-    struct expert_quantise q;
-    if (e4m3) {
-        q = quantised(&up, &down, rows, e->top);
-    }
-    launch_expert_route(&r, &l, e4m3 ? &q : NULL, c->stream);
-    if (widens && e->up.format) {
-        widen(c, &up, e->up);
-    }
-    product(c, &up, &l, e->top, wgmma);
-    if (widens && e->down.format) {
-        widen(c, &down, e->down);
-    }
-    product(c, &down, &l, e->top, wgmma);
-    struct expert_combine sum = {.y = y.data,
-                                 .y_stride = y.stride,
-                                 .pairs = s->pair_y.data,
-                                 .pairs_stride = s->pair_y.stride,
-                                 .weight = l.weight,
-                                 .n_live = n_live,
-                                 .shared = e->shared_up.data ? shared.data : NULL,
-                                 .shared_stride = shared.stride,
-                                 .x = x.data,
-                                 .gate = e->shared_gate.data,
-                                 .x_stride = x.stride,
-                                 .rows = rows,
-                                 .top = e->top,
-                                 .hidden = x.cols,
-                                 .type = (int32_t)x.dtype};
-    c->experts = (struct expert_pending){.waits = true, .combine = sum};
+    r.parts = w.parts;
+    multiply_lists(c, &r, &l, e, x, s, &w);
+    sum_later(c, &r, &l, e, y, x, s);
 }

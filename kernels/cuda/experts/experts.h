@@ -1,14 +1,17 @@
 /* Layers of experts on a device: launchers of the kernels behind backend_ops.experts.
  *
  * A pair is a row and one of the experts that it chose; pair row * top + i is the row's
- * i-th expert in the order of their indices. Results of products lie by pair, so no row
+ * i-th expert in the order of their indices. A shared expert that is some experts wide
+ * may be so many `parts`, pairs of every row behind the chosen ones: then a row has
+ * top + parts pairs. Results of products lie by pair, so no row
  * is moved: products gather the rows of x that an expert's pairs stand for, and a row's
  * pairs are added in a fixed order. Nothing that the host enqueues depends on the
  * routing.
  *
  *     route     scores to pairs and weights, and the lists of each expert's pairs
  *     products  up (with the gate inside), then down: expert by expert, by the lists
- *     combine   a row's pairs times their weights, and the shared expert
+ *     combine   a row's pairs times their weights, and the shared expert, where it is
+ *               no parts
  *
  * A few rows take one launch of their own (stream.cu), or three (few.cu).
  */
@@ -31,8 +34,10 @@ struct expert_tile {
 
 /* What the routing leaves for the products, in memory of the device. */
 struct expert_lists {
-    int32_t *expert;          /* [rows * top] of each pair; -1: it is not held here */
-    float *weight;            /* [rows * top] of each pair; 0: it is not held here */
+    /* Of each pair, those of parts left out: -1 and 0: it is not held here */
+    int32_t *expert;
+    float *weight;
+    /* Of n experts, the parts as the last ones: */
     int32_t *count;           /* [n] pairs of each expert */
     int32_t *list;            /* [n, rows] the pairs of each expert, in any order */
     int32_t *active;          /* [n] the experts that have pairs, in the order of their indices */
@@ -53,6 +58,8 @@ struct expert_route {
     /* The experts that are held here (struct experts). Lists and products number them
      * from 0 on. */
     int32_t first, held;
+    /* Of a shared expert, numbered from `held` on in the lists. */
+    int32_t parts;
     int32_t n_groups, top_groups; /* n_groups <= 1: no groups */
     int32_t sigmoid, normalised, groups_by_two;
     int32_t mixer; /* SCORES_MIXER, with `jitter` */
@@ -87,6 +94,12 @@ struct expert_product {
      * [rows of x, k / EXPERT_CODES_K] of so many columns; NULL: x is of `type`. */
     const float *x_scale;
     float *out_scale; /* of a gated one with x_scale: out likewise, out_stride in bytes */
+    /* Experts from n on are parts of a shared one without biases, whose weight is of
+     * `type`: of up [2 * parts * width, k], all of gate first; of down [width, parts *
+     * k]. Of launch_expert_tiles alone, for tiles of at most 64 rows. */
+    const void *shared;
+    int64_t shared_stride;
+    int32_t parts; /* 0: there are none */
 };
 
 /* x [rows, cols], bf16, as codes [rows, cols] and scale [rows, cols / EXPERT_CODES_K]:
@@ -103,22 +116,24 @@ struct expert_combine {
     void *y; /* [rows, hidden] */
     int64_t y_stride;
     bool adds;         /* y += the sum, in place of y = the sum */
-    const void *pairs; /* [rows * top, hidden] */
+    const void *pairs; /* [rows * (top + parts), hidden] */
     int64_t pairs_stride;
-    const float *weight;   /* [rows * top] */
+    const float *weight;   /* as many, of parts unused */
     const int32_t *n_live; /* as of the routing; other rows become zero */
     const void *shared;    /* [rows, hidden] of the shared expert, or NULL */
     int64_t shared_stride;
-    const void *x, *gate; /* [rows, hidden], [hidden]: factor sigmoid(gate x); NULL: 1 */
+    /* [rows, hidden], [hidden]: both have the factor sigmoid(gate x); NULL: 1 */
+    const void *x, *gate;
     int64_t x_stride;
     /* With `adds`: h [rows, hidden] = the norm of y, all rows of which are in vectors
      * of 16 bytes. NULL: not. */
     void *h;
     int64_t h_stride;
     struct norm_args norm;
-    int32_t rows, top, hidden, type;
+    int32_t rows, top, parts, hidden, type;
 };
 
+enum { EXPERT_PARTS_ROWS = 256 }; /* rows of a call up to which lists may have parts */
 enum { EXPERT_MOST = 1024, EXPERT_MOST_TOP = 32, EXPERT_MOST_GROUPS = 32 }; /* of a layer */
 /* With q also its codes. */
 void launch_expert_route(const struct expert_route *a, const struct expert_lists *l,

@@ -1,8 +1,8 @@
 /* Routing of experts, and the sum of a row's pairs (experts.h).
  *
- * A warp routes a row (route.cuh). A few rows are routed and listed by one kernel; more
- * by three. The lists of an expert's pairs are filled in any order, which no
- * result depends on.
+ * A warp routes a row (route.cuh). A few rows are routed and listed by one kernel,
+ * which alone knows parts of a shared expert; more by three. The lists of an expert's
+ * pairs are filled in any order, which no result depends on.
  */
 #include "kernels/cuda/experts/code_group.cuh"
 #include "kernels/cuda/experts/route.cuh"
@@ -12,7 +12,7 @@ namespace
 {
 
 constexpr unsigned ALL = 0xffffffffu;
-enum { LIST_THREADS = 1024, ROUTE_WARPS = 8, SMALL_ROUTE = 256 };
+enum { LIST_THREADS = 1024, ROUTE_WARPS = 8, SMALL_ROUTE = EXPERT_PARTS_ROWS };
 
 /* The sum of v over the block's threads up to this one, and in *all over all.
  * LIST_THREADS threads. */
@@ -59,11 +59,11 @@ __device__ __forceinline__ void list_tiles(const expert_lists &l, int count, int
     }
 }
 
-/* Counts the rows of this thread's expert, which is held here; those of others were
+/* Counts the rows of this thread's expert if it is held here; those of others were
  * counted as they were routed. */
 __device__ __forceinline__ void count_held(const expert_route &a, int rows)
 {
-    if (a.load && rows > 0) {
+    if (a.load && rows > 0 && threadIdx.x < a.held) {
         atomicAdd(a.load + a.first + threadIdx.x, rows);
     }
 }
@@ -87,6 +87,31 @@ __device__ __forceinline__ bool comes_last(int32_t *counter, int n)
     return last;
 }
 
+/* Lists the pairs of `rows` rows by one block, and the tiles of them. count
+ * [EXPERT_MOST]: zeros. */
+__device__ __forceinline__ void list_rows(const expert_route &a, const expert_lists &l, int rows,
+                                          int *count, int *sums)
+{
+    int each = a.top + a.parts, part = (int)threadIdx.x - a.held;
+
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < rows * each; pair += LIST_THREADS) {
+        int row = pair / each, i = pair - row * each;
+        int at = i < a.top ? __ldcg(l.expert + pair) : a.held + i - a.top;
+        if (at >= 0) {
+            int place = i < a.top ? atomicAdd(count + at, 1) : row;
+            l.list[(int64_t)at * l.cap + place] = pair;
+        }
+    }
+    __syncthreads();
+    int n = part >= 0 && part < a.parts ? rows : count[threadIdx.x];
+    if (threadIdx.x < a.n + a.parts) {
+        l.count[threadIdx.x] = n;
+    }
+    count_held(a, n);
+    list_tiles(l, n, sums);
+}
+
 /* All of it for at most SMALL_ROUTE rows: the first n_route blocks route, the last of
  * them to be done lists; the others quantise. */
 template <int PER>
@@ -105,14 +130,14 @@ __global__ void __launch_bounds__(LIST_THREADS)
                         (gridDim.x - n_route) * (LIST_THREADS / 16));
         return;
     }
-    int rows = live_rows(a), share = n_route > 1 ? ROUTE_WARPS : rows;
+    int rows = live_rows(a), share = n_route > 1 ? ROUTE_WARPS : rows, each = a.top + a.parts;
     for (int row = block * share + warp; row < min(rows, (block + 1) * share);
          row += LIST_THREADS / 32) {
         int e;
         float weight;
         route_row<PER>(a, row, lane, &e, &weight);
         if (lane < a.top) {
-            int pair = row * a.top + lane, at = held_place(a, e);
+            int pair = row * each + lane, at = held_place(a, e);
             l.expert[pair] = at;
             l.weight[pair] = at < 0 ? 0.0f : weight;
             if (at < 0) {
@@ -120,23 +145,9 @@ __global__ void __launch_bounds__(LIST_THREADS)
             }
         }
     }
-    if (n_route > 1 && !comes_last(a.counter, n_route)) {
-        return;
+    if (n_route == 1 || comes_last(a.counter, n_route)) {
+        list_rows(a, l, rows, count, sums);
     }
-    __syncthreads();
-    for (int pair = threadIdx.x; pair < rows * a.top; pair += LIST_THREADS) {
-        int at = __ldcg(l.expert + pair);
-        if (at >= 0) {
-            l.list[(int64_t)at * l.cap + atomicAdd(count + at, 1)] = pair;
-        }
-    }
-    __syncthreads();
-    int n = count[threadIdx.x];
-    if (threadIdx.x < a.n) {
-        l.count[threadIdx.x] = n;
-    }
-    count_held(a, n);
-    list_tiles(l, n, sums);
 }
 
 template <int PER>
@@ -267,25 +278,26 @@ __device__ __forceinline__ void pair_sum(float (&sum)[VEC], const expert_combine
                                          bool live, float factor, int i)
 {
     using V = vec<T, VEC>;
-    const T *pairs = (const T *)a.pairs + (int64_t)row * a.top * a.pairs_stride;
+    int each = a.top + a.parts;
+    const T *pairs = (const T *)a.pairs + (int64_t)row * each * a.pairs_stride;
 
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
         sum[j] = 0.0f;
     }
-    for (int first = 0; first < a.top && live; first += COMBINE_AHEAD) {
+    for (int first = 0; first < each && live; first += COMBINE_AHEAD) {
         V v[COMBINE_AHEAD];
         float weight[COMBINE_AHEAD];
 #pragma unroll
         for (int k = 0; k < COMBINE_AHEAD; k++) { /* all on their way at once */
-            int at = min(first + k, a.top - 1);
-            weight[k] = a.weight[row * a.top + at];
+            int at = min(first + k, each - 1);
+            weight[k] = at < a.top ? a.weight[row * each + at] : factor;
             v[k] = *(const V *)(pairs + at * a.pairs_stride + i);
         }
 #pragma unroll
         for (int k = 0; k < COMBINE_AHEAD; k++) {
 #pragma unroll
-            for (int j = 0; j < VEC && first + k < a.top; j++) {
+            for (int j = 0; j < VEC && first + k < each; j++) {
                 /* of one that is not held here nothing was made */
                 sum[j] += weight[k] != 0.0f ? weight[k] * to_float(v[k].v[j]) : 0.0f;
             }

@@ -11,6 +11,10 @@
  * consumer warpgroup fences them off from what the matrix instructions read. It has two
  * blocks of 64 weight rows; with a gate they are its rows and the ones that it gates,
  * so that a lane has both of a column. Tiles of more rows: tiles_wide.cu.
+ *
+ * The ring has room for N rows; a tile of at most NARROW of them takes the narrowest
+ * instruction all the same. Parts of a shared expert are tiles like others, whose
+ * weights have a map of their own.
  */
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
@@ -22,7 +26,7 @@ namespace
 {
 
 enum { DEPTH = 64, BLOCK_ROWS = 64, BLOCK_BYTES = BLOCK_ROWS * DEPTH * 2 };
-enum { CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS };
+enum { CONSUMERS = 128, PRODUCERS = 128, THREADS = CONSUMERS + PRODUCERS, NARROW = 16 };
 
 /* N rows. */
 template <int N> struct tile_layout {
@@ -102,18 +106,48 @@ __device__ __forceinline__ work work_of(const expert_lists &l, int i, int m_bloc
     return {{t.x, t.y, t.z, t.w}, i % m_blocks};
 }
 
+/* Where the two blocks of weight rows of an item lie. */
+struct weight_place {
+    const CUtensorMap *map;
+    int first, second, column;
+};
+
+template <bool GATED>
+__device__ __forceinline__ weight_place place_of(const CUtensorMap *w, const CUtensorMap *shared,
+                                                 const expert_product &a, const work &k)
+{
+    int part = k.tile.expert - a.n, row = k.m * BLOCK_ROWS * (GATED ? 1 : 2);
+
+    if (part < 0) {
+        row += k.tile.expert * a.width * (GATED ? 2 : 1);
+        return {w, row, row + (GATED ? a.width : BLOCK_ROWS), 0};
+    }
+    if (GATED) {
+        row += part * a.width;
+        return {shared, row, row + a.parts * a.width, 0};
+    }
+    return {shared, row, row + BLOCK_ROWS, part * a.k};
+}
+
+/* A block's ring of stages, and how much there is to do. */
+struct places {
+    char *ring; /* the same as `base` */
+    uint32_t base, full, empty;
+    int n_work, m_blocks;
+};
+
 template <typename T, int N, bool GATED>
-__device__ __forceinline__ void produce(const CUtensorMap *w, const expert_product &a,
-                                        const expert_lists &l, uint32_t base, uint32_t full,
-                                        uint32_t empty, int n_work, int m_blocks)
+__device__ __forceinline__ void produce(const CUtensorMap *w, const CUtensorMap *shared,
+                                        const expert_product &a, const expert_lists &l,
+                                        const places &p)
 {
     using L = tile_layout<N>;
     constexpr int ROWS = (N + 15) / 16; /* of a thread: 8 threads copy a row's 128 bytes */
     int t = threadIdx.x - CONSUMERS, chunk = t & 7, r0 = t >> 3, steps = a.k / DEPTH;
     int i = 0; /* stages so far */
 
-    for (int item = blockIdx.x; item < n_work; item += gridDim.x) {
-        work k = work_of(l, item, m_blocks);
+    for (int item = blockIdx.x; item < p.n_work; item += gridDim.x) {
+        work k = work_of(l, item, p.m_blocks);
         const int32_t *list = l.list + (int64_t)k.tile.expert * l.cap + k.tile.first;
         const T *from[ROWS];
 #pragma unroll
@@ -123,18 +157,17 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const expert_produ
                           ? (const T *)a.x + (int64_t)(list[r] / a.divide) * a.x_stride + chunk * 8
                           : NULL;
         }
-        int first = k.tile.expert * a.width * (GATED ? 2 : 1) + k.m * BLOCK_ROWS * (GATED ? 1 : 2);
-        int second = first + (GATED ? a.width : BLOCK_ROWS);
+        weight_place at = place_of<GATED>(w, shared, a, k);
         for (int s = 0; s < steps; s++, i++) {
             int stage = i % L::STAGES;
-            uint32_t to = base + stage * L::STAGE, bar = full + stage * 8;
+            uint32_t to = p.base + stage * L::STAGE, bar = p.full + stage * 8;
             if (i >= L::STAGES) {
-                barrier_wait(empty + stage * 8, (i / L::STAGES & 1) ^ 1);
+                barrier_wait(p.empty + stage * 8, (i / L::STAGES & 1) ^ 1);
             }
             if (t == 0) {
                 barrier_expect(bar, L::WEIGHTS);
-                tensor_copy(to, w, s * DEPTH, first, bar);
-                tensor_copy(to + BLOCK_BYTES, w, s * DEPTH, second, bar);
+                tensor_copy(to, at.map, at.column + s * DEPTH, at.first, bar);
+                tensor_copy(to + BLOCK_BYTES, at.map, at.column + s * DEPTH, at.second, bar);
             }
 #pragma unroll
             for (int j = 0; j < ROWS; j++) {
@@ -176,28 +209,25 @@ __device__ __forceinline__ void store_block(const float (&d)[N / 2], uint32_t re
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
-template <typename T> __device__ __forceinline__ float bias_of(const expert_product &a, int64_t row)
-{
-    return a.bias ? to_float(((const T *)a.bias)[row]) : 0.0f;
-}
-
-/* Adds biases and gates: what is left is in d0; without a gate the blocks stay
- * apart. */
+/* Adds biases (NULL: none) and gates: what is left is in d0; without a gate the blocks
+ * stay apart. */
 template <typename T, int N, bool GATED>
 __device__ __forceinline__ void finish(float (&d0)[N / 2], float (&d1)[N / 2],
-                                       const expert_product &a, int64_t first, int64_t second)
+                                       const expert_product &a, const T *bias, int64_t first,
+                                       int64_t second)
 {
     int lane = threadIdx.x & 31, r = (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
 
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float b0 = bias_of<T>(a, first + r + h * 8), b1 = bias_of<T>(a, second + r + h * 8);
+        float b0 = bias ? to_float(bias[first + r + h * 8]) : 0.0f;
+        float b1 = bias ? to_float(bias[second + r + h * 8]) : 0.0f;
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 float &u = d0[j * 4 + h * 2 + c], &v = d1[j * 4 + h * 2 + c];
-                if (a.bias) {
+                if (bias) {
                     u += b0;
                     v += b1;
                 }
@@ -207,54 +237,78 @@ __device__ __forceinline__ void finish(float (&d0)[N / 2], float (&d1)[N / 2],
     }
 }
 
-template <typename T, int N, bool GATED>
-__device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l, char *ring,
-                                        uint32_t base, uint32_t full, uint32_t empty, int n_work,
-                                        int m_blocks)
+/* Multiplies a tile of at most W rows with a block of weight rows; i: stages so far. */
+template <typename T, int N, int W, bool GATED>
+__device__ __forceinline__ void multiply_item(float (&d0)[W / 2], float (&d1)[W / 2],
+                                              const places &p, int steps, int &i)
 {
     using L = tile_layout<N>;
-    int lane = threadIdx.x & 31, steps = a.k / DEPTH, i = 0;
+    int lane = threadIdx.x & 31;
+
+    for (int s = 0; s < steps; s++, i++) {
+        int stage = i % L::STAGES;
+        uint32_t at = p.base + stage * L::STAGE;
+        barrier_wait(p.full + stage * 8, i / L::STAGES & 1);
+        proxy_fence();
+        uint64_t w0 = wgmma_descriptor(at), w1 = wgmma_descriptor(at + BLOCK_BYTES),
+                 x = wgmma_descriptor(at + L::WEIGHTS);
+        wgmma_fence();
+#pragma unroll
+        for (int c = 0; c < DEPTH / 16; c++) {
+            multiply<T, W>(d0, w0 + c * 2, x + c * 2, s > 0 || c > 0);
+            multiply<T, W>(d1, w1 + c * 2, x + c * 2, s > 0 || c > 0);
+        }
+        wgmma_commit();
+        if (s > 0) {
+            wgmma_wait<1>();
+            if (lane == 0) {
+                barrier_arrive(p.empty + (i - 1) % L::STAGES * 8);
+            }
+        }
+    }
+    wgmma_wait<0>();
+    if (lane == 0) {
+        barrier_arrive(p.empty + (i - 1) % L::STAGES * 8);
+    }
+}
+
+template <typename T, int N, int W, bool GATED>
+__device__ __forceinline__ void consume_item(const expert_product &a, const expert_lists &l,
+                                             const places &p, const work &k, int &i)
+{
+    using L = tile_layout<N>;
+    float d0[W / 2], d1[W / 2];
     uint32_t offset = L::STAGES * L::STAGE;
 
-    for (int item = blockIdx.x; item < n_work; item += gridDim.x) {
-        work k = work_of(l, item, m_blocks);
-        float d0[N / 2], d1[N / 2];
-        for (int s = 0; s < steps; s++, i++) {
-            int stage = i % L::STAGES;
-            uint32_t at = base + stage * L::STAGE;
-            barrier_wait(full + stage * 8, i / L::STAGES & 1);
-            proxy_fence();
-            uint64_t w0 = wgmma_descriptor(at), w1 = wgmma_descriptor(at + BLOCK_BYTES),
-                     x = wgmma_descriptor(at + L::WEIGHTS);
-            wgmma_fence();
-#pragma unroll
-            for (int c = 0; c < DEPTH / 16; c++) {
-                multiply<T, N>(d0, w0 + c * 2, x + c * 2, s > 0 || c > 0);
-                multiply<T, N>(d1, w1 + c * 2, x + c * 2, s > 0 || c > 0);
-            }
-            wgmma_commit();
-            if (s > 0) {
-                wgmma_wait<1>();
-                if (lane == 0) {
-                    barrier_arrive(empty + (i - 1) % L::STAGES * 8);
-                }
-            }
+    multiply_item<T, N, W, GATED>(d0, d1, p, a.k / DEPTH, i);
+    const int32_t *list = l.list + (int64_t)k.tile.expert * l.cap + k.tile.first;
+    int column = k.m * BLOCK_ROWS * (GATED ? 1 : 2);
+    int64_t first = (int64_t)k.tile.expert * a.width * (GATED ? 2 : 1) + column;
+    const T *bias = k.tile.expert < a.n ? (const T *)a.bias : NULL;
+    if (column < a.width) {
+        bool two = !GATED && column + BLOCK_ROWS < a.width;
+        int next = GATED ? a.width : two ? BLOCK_ROWS : 0;
+        finish<T, W, GATED>(d0, d1, a, bias, first, first + next);
+        store_block<T, W>(d0, p.base + offset, p.ring + offset, a, list, k.tile.n, column);
+        if (two) {
+            store_block<T, W>(d1, p.base + offset, p.ring + offset, a, list, k.tile.n,
+                              column + BLOCK_ROWS);
         }
-        wgmma_wait<0>();
-        if (lane == 0) {
-            barrier_arrive(empty + (i - 1) % L::STAGES * 8);
-        }
-        const int32_t *list = l.list + (int64_t)k.tile.expert * l.cap + k.tile.first;
-        int column = k.m * BLOCK_ROWS * (GATED ? 1 : 2);
-        int64_t first = (int64_t)k.tile.expert * a.width * (GATED ? 2 : 1) + column;
-        if (column < a.width) {
-            bool two = !GATED && column + BLOCK_ROWS < a.width;
-            finish<T, N, GATED>(d0, d1, a, first, first + (GATED ? a.width : two ? BLOCK_ROWS : 0));
-            store_block<T, N>(d0, base + offset, ring + offset, a, list, k.tile.n, column);
-            if (two) {
-                store_block<T, N>(d1, base + offset, ring + offset, a, list, k.tile.n,
-                                  column + BLOCK_ROWS);
-            }
+    }
+}
+
+template <typename T, int N, bool GATED>
+__device__ __forceinline__ void consume(const expert_product &a, const expert_lists &l,
+                                        const places &p)
+{
+    int i = 0;
+
+    for (int item = blockIdx.x; item < p.n_work; item += gridDim.x) {
+        work k = work_of(l, item, p.m_blocks);
+        if (N > NARROW && k.tile.n > NARROW) {
+            consume_item<T, N, N, GATED>(a, l, p, k, i);
+        } else {
+            consume_item<T, N, NARROW, GATED>(a, l, p, k, i);
         }
     }
 }
@@ -263,45 +317,59 @@ __device__ __forceinline__ void consume(const expert_product &a, const expert_li
 
 template <typename T, int N, bool GATED>
 __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
-    tiles_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ expert_product a,
-                 const __grid_constant__ expert_lists l)
+    tiles_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap shared,
+                 const __grid_constant__ expert_product a, const __grid_constant__ expert_lists l)
 {
 #if HAS_WGMMA
     using L = tile_layout<N>;
     extern __shared__ char raw[];
-    uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    uint32_t full = base + L::STAGES * L::STAGE + L::RESULT, empty = full + L::STAGES * 8;
-    char *ring = raw + (base - shared_address(raw));
+    places p;
 
+    p.base = (shared_address(raw) + 1023) & ~1023u;
+    p.ring = raw + (p.base - shared_address(raw));
+    p.full = p.base + L::STAGES * L::STAGE + L::RESULT;
+    p.empty = p.full + L::STAGES * 8;
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(full + i * 8, 1 + PRODUCERS);
-            barrier_init(empty + i * 8, CONSUMERS / 32);
+            barrier_init(p.full + i * 8, 1 + PRODUCERS);
+            barrier_init(p.empty + i * 8, CONSUMERS / 32);
         }
         barrier_init_fence();
     }
     __syncthreads();
     pdl_wait();
     pdl_release();
-    int rows = BLOCK_ROWS * (GATED ? 1 : 2), m_blocks = (a.width + rows - 1) / rows;
-    int n_work = l.total[0] * m_blocks;
+    int rows = BLOCK_ROWS * (GATED ? 1 : 2);
+    p.m_blocks = (a.width + rows - 1) / rows;
+    p.n_work = l.total[0] * p.m_blocks;
     if (threadIdx.x >= CONSUMERS) {
-        produce<T, N, GATED>(&w, a, l, base, full, empty, n_work, m_blocks);
+        produce<T, N, GATED>(&w, &shared, a, l, p);
     } else {
-        consume<T, N, GATED>(a, l, ring, base, full, empty, n_work, m_blocks);
+        consume<T, N, GATED>(a, l, p);
     }
 #endif
 }
 
 /* ---- host ---- */
 
-/* A map of the weight for boxes of 64 rows and columns. */
-bool make_map(CUtensorMap *ret, const expert_product &a)
-{
-    int64_t rows = (int64_t)a.n * a.width * (a.gated ? 2 : 1);
+/* Maps of the experts' weight and of the shared expert's, for boxes of 64 rows and
+ * columns. */
+struct weight_maps {
+    CUtensorMap experts, shared; /* without parts the second is as the first */
 
-    return tensor_map_16(ret, a.type, a.w, rows, a.k, a.w_stride, BLOCK_ROWS);
-}
+    bool make(const expert_product &a)
+    {
+        int64_t rows = (int64_t)a.width * (a.gated ? 2 : 1), parts = a.parts;
+
+        if (!tensor_map_16(&experts, a.type, a.w, a.n * rows, a.k, a.w_stride, BLOCK_ROWS)) {
+            return false;
+        }
+        shared = experts;
+        return parts == 0 ||
+               tensor_map_16(&shared, a.type, a.shared, a.gated ? parts * rows : rows,
+                             a.gated ? a.k : parts * a.k, a.shared_stride, BLOCK_ROWS);
+    }
+};
 
 /* Whether the device runs code with wgmma, which only sm_90a's has: the kernel of other
  * code has blocks of a warp. */
@@ -319,7 +387,7 @@ bool has_wgmma(void)
 }
 
 template <typename T, int N, bool GATED>
-bool run(const CUtensorMap &w, const expert_product &a, const expert_lists &l, int n_blocks,
+bool run(const weight_maps &m, const expert_product &a, const expert_lists &l, int n_blocks,
          cudaStream_t stream)
 {
     using L = tile_layout<N>;
@@ -329,21 +397,22 @@ bool run(const CUtensorMap &w, const expert_product &a, const expert_lists &l, i
     if (!allowed) {
         return false;
     }
-    launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, w, a, l);
+    launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), L::BYTES, stream, m.experts, m.shared,
+           a, l);
     return true;
 }
 
 template <typename T, bool GATED>
-bool run_width(const CUtensorMap &w, const expert_product &a, const expert_lists &l, int n_blocks,
+bool run_width(const weight_maps &m, const expert_product &a, const expert_lists &l, int n_blocks,
                cudaStream_t stream)
 {
     switch (l.tile_rows) {
     case 16:
-        return run<T, 16, GATED>(w, a, l, n_blocks, stream);
+        return run<T, 16, GATED>(m, a, l, n_blocks, stream);
     case 32:
-        return run<T, 32, GATED>(w, a, l, n_blocks, stream);
+        return run<T, 32, GATED>(m, a, l, n_blocks, stream);
     default:
-        return run<T, 64, GATED>(w, a, l, n_blocks, stream);
+        return run<T, 64, GATED>(m, a, l, n_blocks, stream);
     }
 }
 
@@ -358,18 +427,18 @@ extern "C" bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type)
 extern "C" bool launch_expert_tiles(const struct expert_product *a, const struct expert_lists *l,
                                     int32_t n_blocks, cudaStream_t stream)
 {
-    CUtensorMap w;
+    weight_maps m;
 
     if (l->tile_rows > 64) {
-        return launch_expert_wide(a, l, n_blocks, stream);
+        return a->parts == 0 && launch_expert_wide(a, l, n_blocks, stream);
     }
-    if (!make_map(&w, *a)) {
+    if (!m.make(*a)) {
         return false;
     }
     if (a->type == T_F16) {
-        return a->gated ? run_width<__half, true>(w, *a, *l, n_blocks, stream)
-                        : run_width<__half, false>(w, *a, *l, n_blocks, stream);
+        return a->gated ? run_width<__half, true>(m, *a, *l, n_blocks, stream)
+                        : run_width<__half, false>(m, *a, *l, n_blocks, stream);
     }
-    return a->gated ? run_width<__nv_bfloat16, true>(w, *a, *l, n_blocks, stream)
-                    : run_width<__nv_bfloat16, false>(w, *a, *l, n_blocks, stream);
+    return a->gated ? run_width<__nv_bfloat16, true>(m, *a, *l, n_blocks, stream)
+                    : run_width<__nv_bfloat16, false>(m, *a, *l, n_blocks, stream);
 }

@@ -252,8 +252,10 @@ static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
     struct expert_scratch *s = &t->experts;
     int32_t n = m->options.max_tokens, width = model_expert_width(&m->config);
     bool pairs = m->backend->expert_pairs;
-    int32_t each = pairs ? 0 : n, pair = pairs ? n * x->top : 0;
-    int64_t words = experts_list_words(x->n, x->top, n);
+    int32_t parts = experts_parts(t->shared_intermediate, t->expert_intermediate);
+    int32_t each = pairs ? 0 : n;
+    int32_t pair = pairs ? (int32_t)experts_most_pairs(x->top, parts, n) : 0;
+    int64_t words = experts_list_words(x->n + parts, x->top + parts, n);
     const struct want want[] = {
         {&s->scores, n, x->n, DTYPE_F32},
         {&s->y, n, width, act},

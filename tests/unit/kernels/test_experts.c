@@ -89,6 +89,16 @@ static const struct shape SHAPES[] = {
     {30, 5, 2, 48, 24, 0, false, 0, .jitter = 0.2F, .biases = true},
     {300, 90, 2, 64, 64, 0, false, 0, .jitter = 0.3F},
     {9, 12, 3, 40, 24, 24, false, 0, 4, 2, .by_two = true, .choice_bias = true, .biases = true},
+    /* a shared expert as parts beside the others, of one to five tiles each */
+    {9, 16, 3, 128, 64, 128, false, .skew = 0, .ungated = true},
+    {30, 12, 4, 192, 192, 192, true, .skew = 0, .biases = true},
+    {33, 40, 6, 320, 64, 256, false, .skew = 0, .ungated = true},
+    {70, 16, 2, 128, 128, 256, true, .skew = 0},
+    {130, 8, 2, 192, 192, 384, true, .skew = 40, .biases = true, .ungated = true},
+    {256, 12, 3, 128, 64, 192, true, .skew = 0},
+    {257, 12, 3, 128, 64, 192, true, .skew = 0, .ungated = true}, /* too many rows */
+    {100, 4, 3, 64, 64, 64, true, .skew = 0},                     /* for wider tiles */
+    {40, 8, 2, 64, 64, 128, true, .skew = 0, .limit = 0.5F},      /* another middle */
     /* codes, by the widths of a GPU's tiles of them */
     {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},
@@ -469,6 +479,9 @@ static double limit_of(const struct rig *r, const struct shape *t)
 static struct layer_rig make_layer(struct rig *r, const struct shape *t, const struct values *v)
 {
     enum dtype act = act_of(r, DTYPE_BF16);
+    int32_t parts = experts_parts(t->shared, t->width);
+    int32_t pairs = (int32_t)experts_most_pairs(t->top, parts, t->rows);
+    int64_t words = experts_list_words(t->n + parts, t->top + parts, t->rows);
     struct layer_rig l = {
         .x = rig_mat(r, t->rows, t->hidden, act, v->x),
         .y = rig_mat(r, t->rows, t->hidden, act, NULL),
@@ -495,10 +508,9 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
               .y = rig_mat(r, t->rows, t->hidden, act, NULL),
               .up = rig_mat(r, t->rows, 2 * t->width, act, NULL),
               .act = rig_mat(r, t->rows, t->width, act, NULL),
-              .pair_act = rig_mat(r, t->rows * t->top, t->width, act, NULL),
-              .pair_y = rig_mat(r, t->rows * t->top, t->hidden, act, NULL),
-              .lists = rig_mat(r, 1, (int32_t)experts_list_words(t->n, t->top, t->rows), DTYPE_I32,
-                               NULL)},
+              .pair_act = rig_mat(r, pairs, t->width, act, NULL),
+              .pair_y = rig_mat(r, pairs, t->hidden, act, NULL),
+              .lists = rig_mat(r, 1, (int32_t)words, DTYPE_I32, NULL)},
     };
 
     add_biases(r, t, v, &l.e);
@@ -613,7 +625,8 @@ static void hold(struct rig *r, const struct shape *t, const struct values *v, s
     l->e.held = held;
 }
 
-/* With some of the experts on each of three ranks, one of which has a single one. */
+/* With some of the experts on each of three ranks, one of which has a single one; the
+ * shared expert is the first one's. */
 static void shares_of_ranks_add_up(void **state)
 {
     struct rig r;
@@ -622,7 +635,7 @@ static void shares_of_ranks_add_up(void **state)
     rig_open(&r);
     for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
         const struct shape *t = &SHAPES[i];
-        if (t->quant || t->shared > 0 || !takes(&r, t)) {
+        if (t->quant || !takes(&r, t)) {
             continue;
         }
         int32_t cut[] = {0, t->n / 2, t->n - 1, t->n};
@@ -640,6 +653,9 @@ static void shares_of_ranks_add_up(void **state)
                 continue;
             }
             hold(&r, t, &v, &l, cut[k], cut[k + 1] - cut[k]);
+            if (k > 0) {
+                l.e.shared_up = l.e.shared_down = l.e.shared_gate = (struct mat){0};
+            }
             struct expert_load load;
             float *part = run_counted(&r, &l, 0, t->rows, &load);
             check_load(load, load_of(t, &v, v.x)); /* of all experts, not of those held here */
@@ -862,6 +878,8 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {16, 16, 2, 128, 64, 0, false, .skew = 0, .jitter = 1},
         {1, 64, 6, 512, 352, 704, false, .skew = 0, .ungated = true},
         {4, 16, 2, 128, 64, 64, true, .skew = 0, .ungated = true},
+        {13, 16, 4, 192, 128, 256, true, .skew = 0, .ungated = true},
+        {16, 16, 4, 128, 64, 64, true, .skew = 0},
         {3, 16, 4, 192, 128, 160, true, .skew = 0, .ungated = true},
         {7, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
     };
