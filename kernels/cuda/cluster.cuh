@@ -21,6 +21,15 @@ struct block_cluster {
     {
         cooperative_groups::cluster_group::sync();
     }
+    /* The halves of sync(): all have come to `arrive` when one leaves `wait`. */
+    __device__ void arrive() const
+    {
+        asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    }
+    __device__ void wait() const
+    {
+        asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+    }
     /* The same shared-memory variable in block `rank` of the cluster. */
     template <typename T> __device__ T *of(T *shared, unsigned rank) const
     {
@@ -36,6 +45,11 @@ struct block_cluster {
         return 1;
     }
     __device__ void sync() const
+    {
+        __syncthreads();
+    }
+    __device__ void arrive() const {}
+    __device__ void wait() const
     {
         __syncthreads();
     }

@@ -415,11 +415,31 @@ static struct expert_way way_of(const struct cuda_backend *c, const struct exper
     return w;
 }
 
+/* From the router's product to the lists, and the codes of q unless that is NULL. */
+static void route(struct backend *b, const struct expert_few *f, const struct expert_lists *l,
+                  const struct expert_quantise *q, const struct experts *e, struct mat x,
+                  const struct expert_scratch *s, const struct expert_way *w)
+{
+    struct cuda_backend *c = cuda_of(b);
+    bool free = w->free && w->own;
+
+    if (free && launch_expert_choose(f, l, q, c->stream)) {
+        return;
+    }
+    if (!free || !launch_expert_router(f, c->stream)) {
+        struct mat from = w->own ? x : s->router_x;
+        cuda_linear(b, s->scores, from, e->router, &(struct epilogue){.bias = e->router_bias});
+        cuda_start(c);
+    }
+    launch_expert_route(&f->route, l, q, c->stream);
+}
+
 /* Routing and both products, by lists. */
-static void multiply_lists(struct cuda_backend *c, const struct expert_route *r,
+static void multiply_lists(struct backend *b, const struct expert_few *f,
                            const struct expert_lists *l, const struct experts *e, struct mat x,
                            const struct expert_scratch *s, const struct expert_way *w)
 {
+    struct cuda_backend *c = cuda_of(b);
     struct expert_product up = product_up(e, x, s), down = product_down(e, x, s);
     struct expert_quantise q;
 
@@ -429,7 +449,7 @@ static void multiply_lists(struct cuda_backend *c, const struct expert_route *r,
     if (w->parts > 0) {
         add_parts(e, w->parts, &up, &down);
     }
-    launch_expert_route(r, l, w->e4m3 ? &q : NULL, c->stream);
+    route(b, f, l, w->e4m3 ? &q : NULL, e, x, s, w);
     if (w->widens && e->up.format) {
         widen(c, &up, e->up);
     }
@@ -501,12 +521,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
         cuda_linear(b, mat_rows(s->y, 0, x.rows), s->shared_act, e->shared_down, NULL);
     }
     cuda_start(c);
-    if (!w.free || !w.own || !launch_expert_router(&f, c->stream)) {
-        struct mat from = w.own ? x : s->router_x;
-        cuda_linear(b, s->scores, from, e->router, &(struct epilogue){.bias = e->router_bias});
-        cuda_start(c);
-    }
-    r.parts = w.parts;
-    multiply_lists(c, &r, &l, e, x, s, &w);
-    sum_later(c, &r, &l, e, y, x, s);
+    f.route.parts = w.parts;
+    multiply_lists(b, &f, &l, e, x, s, &w);
+    sum_later(c, &f.route, &l, e, y, x, s);
 }

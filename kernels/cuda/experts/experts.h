@@ -8,7 +8,8 @@
  * pairs are added in a fixed order. Nothing that the host enqueues depends on the
  * routing.
  *
- *     route     scores to pairs and weights, and the lists of each expert's pairs
+ *     route     scores to pairs and weights, and the lists of each expert's pairs; of
+ *               some rows from the router's product on (router.cu)
  *     products  up (with the gate inside), then down: expert by expert, by the lists
  *     combine   a row's pairs times their weights, and the shared expert, where it is
  *               no parts
@@ -190,6 +191,16 @@ void launch_expert_down(const struct expert_few *a, const struct expert_lists *l
 enum { EXPERT_STREAM_ROWS = 8, EXPERT_COUNTERS = 3, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
 void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
+/* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
+ * False: not for this shape; nothing was done. Of a only what concerns the router
+ * and x counts. */
+enum { EXPERT_ROUTER_ROWS = 16 };
+bool launch_expert_router(const struct expert_few *a, cudaStream_t stream);
+/* The router's products of at most EXPERT_PARTS_ROWS rows, then as launch_expert_route,
+ * in one launch. Of a as before, with all of its route but the scores, which are not
+ * stored. False: not for this shape; nothing was done. */
+bool launch_expert_choose(const struct expert_few *a, const struct expert_lists *l,
+                          const struct expert_quantise *q, cudaStream_t stream);
 /* The last launch of `experts`, which may add to the residual stream if the operation
  * behind it is known: what waits is launched by cuda_experts_flush or
  * cuda_experts_add. */
@@ -199,11 +210,6 @@ struct expert_pending {
     struct expert_lists lists;     /* with few, but not stream */
     struct expert_combine combine; /* else */
 };
-/* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
- * False: not for this shape; nothing was done. Of a only what concerns the router
- * and x counts. */
-enum { EXPERT_ROUTER_ROWS = 16 };
-bool launch_expert_router(const struct expert_few *a, cudaStream_t stream);
 /* The same by tiles with mma, at most 64 rows each. False: not for this shape; nothing
  * was done. */
 bool launch_expert_mma(const struct expert_product *a, const struct expert_lists *l,

@@ -5,112 +5,13 @@
  * pairs are filled in any order, which no result depends on.
  */
 #include "kernels/cuda/experts/code_group.cuh"
-#include "kernels/cuda/experts/route.cuh"
+#include "kernels/cuda/experts/list.cuh"
 #include "kernels/cuda/step/norm.cuh"
 
 namespace
 {
 
-constexpr unsigned ALL = 0xffffffffu;
 enum { LIST_THREADS = 1024, ROUTE_WARPS = 8, SMALL_ROUTE = EXPERT_PARTS_ROWS };
-
-/* The sum of v over the block's threads up to this one, and in *all over all.
- * LIST_THREADS threads. */
-__device__ __forceinline__ int block_scan(int v, int *shared, int *all)
-{
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, sum = v;
-
-    for (int o = 1; o < 32; o <<= 1) {
-        int before = __shfl_up_sync(ALL, sum, o);
-        sum += lane >= o ? before : 0;
-    }
-    __syncthreads();
-    if (lane == 31) {
-        shared[warp] = sum;
-    }
-    __syncthreads();
-    int of = shared[lane], before = of;
-    for (int o = 1; o < 32; o <<= 1) {
-        int u = __shfl_up_sync(ALL, before, o);
-        before += lane >= o ? u : 0;
-    }
-    *all = __shfl_sync(ALL, before, 31);
-    return sum + __shfl_sync(ALL, before - of, warp);
-}
-
-/* Thread e lists the tiles of expert e, which has `count` pairs. */
-__device__ __forceinline__ void list_tiles(const expert_lists &l, int count, int *shared)
-{
-    int e = threadIdx.x, tiles = (count + l.tile_rows - 1) / l.tile_rows, n_tiles, n_active;
-    int end = block_scan(tiles, shared, &n_tiles);
-    int active = block_scan(count > 0, shared, &n_active);
-
-    for (int i = 0; i < tiles; i++) {
-        int first = i * l.tile_rows;
-        expert_tile t = {e, first, min(l.tile_rows, count - first), 0};
-        *(int4 *)(l.tile + end - tiles + i) = *(int4 *)&t;
-    }
-    if (count > 0) {
-        l.active[active - 1] = e;
-    }
-    if (e == 0) {
-        l.total[0] = n_tiles;
-        l.total[1] = n_active;
-    }
-}
-
-/* Counts the rows of this thread's expert if it is held here; those of others were
- * counted as they were routed. */
-__device__ __forceinline__ void count_held(const expert_route &a, int rows)
-{
-    if (a.load && rows > 0 && threadIdx.x < a.held) {
-        atomicAdd(a.load + a.first + threadIdx.x, rows);
-    }
-}
-
-/* Whether this block is the last one of `n` to come here; what the others wrote before
- * is visible to it then. */
-__device__ __forceinline__ bool comes_last(int32_t *counter, int n)
-{
-    __shared__ int last;
-
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(counter, 1) == n - 1;
-        if (last) {
-            *counter = 0;
-        }
-    }
-    __syncthreads();
-    __threadfence();
-    return last;
-}
-
-/* Lists the pairs of `rows` rows by one block, and the tiles of them. count
- * [EXPERT_MOST]: zeros. */
-__device__ __forceinline__ void list_rows(const expert_route &a, const expert_lists &l, int rows,
-                                          int *count, int *sums)
-{
-    int each = a.top + a.parts, part = (int)threadIdx.x - a.held;
-
-    __syncthreads();
-    for (int pair = threadIdx.x; pair < rows * each; pair += LIST_THREADS) {
-        int row = pair / each, i = pair - row * each;
-        int at = i < a.top ? __ldcg(l.expert + pair) : a.held + i - a.top;
-        if (at >= 0) {
-            int place = i < a.top ? atomicAdd(count + at, 1) : row;
-            l.list[(int64_t)at * l.cap + place] = pair;
-        }
-    }
-    __syncthreads();
-    int n = part >= 0 && part < a.parts ? rows : count[threadIdx.x];
-    if (threadIdx.x < a.n + a.parts) {
-        l.count[threadIdx.x] = n;
-    }
-    count_held(a, n);
-    list_tiles(l, n, sums);
-}
 
 /* All of it for at most SMALL_ROUTE rows: the first n_route blocks route, the last of
  * them to be done lists; the others quantise. */
@@ -130,23 +31,16 @@ __global__ void __launch_bounds__(LIST_THREADS)
                         (gridDim.x - n_route) * (LIST_THREADS / 16));
         return;
     }
-    int rows = live_rows(a), share = n_route > 1 ? ROUTE_WARPS : rows, each = a.top + a.parts;
+    int rows = live_rows(a), share = n_route > 1 ? ROUTE_WARPS : rows;
     for (int row = block * share + warp; row < min(rows, (block + 1) * share);
          row += LIST_THREADS / 32) {
         int e;
         float weight;
         route_row<PER>(a, row, lane, &e, &weight);
-        if (lane < a.top) {
-            int pair = row * each + lane, at = held_place(a, e);
-            l.expert[pair] = at;
-            l.weight[pair] = at < 0 ? 0.0f : weight;
-            if (at < 0) {
-                count_row(a, e);
-            }
-        }
+        store_choice(a, l, row, lane, e, weight);
     }
     if (n_route == 1 || comes_last(a.counter, n_route)) {
-        list_rows(a, l, rows, count, sums);
+        list_rows<LIST_THREADS>(a, l, rows, count, sums);
     }
 }
 
@@ -166,14 +60,7 @@ __global__ void __launch_bounds__(ROUTE_WARPS * 32)
         return;
     }
     route_row<PER>(a, row, lane, &e, &weight);
-    if (lane < a.top) {
-        int at = held_place(a, e);
-        l.expert[row * a.top + lane] = at;
-        l.weight[row * a.top + lane] = at < 0 ? 0.0f : weight;
-        if (at < 0) {
-            count_row(a, e);
-        }
-    }
+    store_choice(a, l, row, lane, e, weight);
 }
 
 /* A block takes LIST_THREADS pairs, and room in the lists for all of an expert's at
@@ -215,7 +102,7 @@ __global__ void __launch_bounds__(LIST_THREADS)
     pdl_release();
     int n = threadIdx.x < a.n ? l.count[threadIdx.x] : 0;
     count_held(a, n);
-    list_tiles(l, n, sums);
+    list_tiles<LIST_THREADS>(l, n, sums);
 }
 
 __global__ void __launch_bounds__(256) quantise_kernel(const expert_quantise q)

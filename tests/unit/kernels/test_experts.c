@@ -99,6 +99,13 @@ static const struct shape SHAPES[] = {
     {257, 12, 3, 128, 64, 192, true, .skew = 0, .ungated = true}, /* too many rows */
     {100, 4, 3, 64, 64, 64, true, .skew = 0},                     /* for wider tiles */
     {40, 8, 2, 64, 64, 128, true, .skew = 0, .limit = 0.5F},      /* another middle */
+    /* a router's product divided among blocks and warps: many experts, odd depths */
+    {20, 136, 4, 1056, 32, 0, true, .skew = 0, .biases = true},
+    {70, 250, 6, 192, 64, 0, false, .skew = 0, .sigmoid = true, .choice_bias = true},
+    {100, 64, 8, 1024, 64, 128, false, .skew = 0, .ungated = true},
+    {190, 100, 3, 288, 48, 0, true, .skew = 0, .n_groups = 4, .top_groups = 2},
+    {256, 32, 4, 2880, 32, 0, true, .skew = 0, .biases = true},
+    {17, 256, 8, 512, 32, 32, true, .skew = 0, .ungated = true},
     /* codes, by the widths of a GPU's tiles of them */
     {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},
@@ -880,6 +887,7 @@ static void layers_of_decode_steps_follow_float64(void **state)
         {4, 16, 2, 128, 64, 64, true, .skew = 0, .ungated = true},
         {13, 16, 4, 192, 128, 256, true, .skew = 0, .ungated = true},
         {16, 16, 4, 128, 64, 64, true, .skew = 0},
+        {14, 200, 8, 1056, 32, 0, true, .skew = 0, .biases = true},
         {3, 16, 4, 192, 128, 160, true, .skew = 0, .ungated = true},
         {7, 16, 4, 256, 384, 0, true, .skew = 0, .quant = &FP8_TOKENS},
     };
