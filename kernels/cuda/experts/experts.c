@@ -12,7 +12,7 @@ _Static_assert((int)EXPERTS_PARTS_ROWS <= (int)EXPERT_PARTS_ROWS, "the routing l
 struct expert_way {
     int32_t rows;
     bool free;   /* results may depend on the number of rows */
-    bool own;    /* the router reads what the experts read */
+    bool own;    /* the router is of 16 bits and reads what the experts read */
     bool e4m3;   /* codes times codes */
     bool widens; /* codes are widened first */
     bool wgmma;  /* tiles of 16 bits with wgmma */
@@ -405,8 +405,9 @@ static struct expert_way way_of(const struct cuda_backend *c, const struct exper
                                 const struct expert_scratch *s, struct mat x, int32_t rows)
 {
     bool codes = e->up.format || e->down.format;
-    struct expert_way w = {
-        .rows = rows, .free = !c->config.deterministic, .own = !s->router_x.data};
+    struct expert_way w = {.rows = rows,
+                           .free = !c->config.deterministic,
+                           .own = !s->router_x.data && !e->router.format};
 
     w.e4m3 = quantises(e) && rows >= E4M3_ROWS;
     w.widens = codes && !w.e4m3 && w.free && rows >= WIDEN_ROWS;
@@ -427,7 +428,7 @@ static void route(struct backend *b, const struct expert_few *f, const struct ex
         return;
     }
     if (!free || !launch_expert_router(f, c->stream)) {
-        struct mat from = w->own ? x : s->router_x;
+        struct mat from = s->router_x.data ? s->router_x : x;
         cuda_linear(b, s->scores, from, e->router, &(struct epilogue){.bias = e->router_bias});
         cuda_start(c);
     }
