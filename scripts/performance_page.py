@@ -223,12 +223,16 @@ def history(records):
         def cell(name, field, runs=runs):
             return number(runs[name][field]) if field in runs.get(name, {}) else ""
 
+        other = "" if "H200" in r.machine else f", {r.machine.split(',')[0]}"
         rows.append(
-            [f"{r.commit}, {r.date}", *(cell(n, "decode_tok_s") for n, _, _ in DECODES),
+            [f"{r.commit}, {r.date}{other}", *(cell(n, "decode_tok_s") for n, _, _ in DECODES),
              cell("prefill 16 x 8192", "prefill_tok_s"), cell("chat-1000", "output_tok_s"),
              cell("http 64", "output_tok_s"), cell("http 256", "output_tok_s")]
         )  # fmt: skip
-    text = "All in tok/s, on one H200; records of one day stand in the order of their names."
+    text = (
+        "All in tok/s, on one H200 unless another GPU is named; records of one day stand in the "
+        "order of their names."
+    )
     return "### The same runs by commit\n\n" + para(text) + table(head, rows)
 
 
@@ -299,11 +303,12 @@ def rank_lines(full):
 
 
 def ranks(full, four):
-    rows = sorted(rank_lines(full), key=lambda row: (len(row[0]), row[0], row[1], int(row[2])))
+    rows = rank_lines(full)
     for run in four["engine"]:
         shape = re.match(r"(\S+) tp (\d+) (\d+) x", run["name"])
         rows.append([shape[1], shape[2], shape[3], number(run["decode_tok_s"]),
                      f"{four.commit}, {four.date}"])  # fmt: skip
+    rows.sort(key=lambda row: (len(row[0]), row[0], row[1], int(row[2]), row[4][-10:]))
     sum_line = re.compile(r"(.*),\s+(\d+ KB):\s+([\d.]+) us")
     both = [[m[1], m[2], n, m[3]]
             for n, lines in ((2, full["ranks"]), (4, four["rank_ops, 4 ranks"]))
@@ -312,7 +317,7 @@ def ranks(full, four):
     return (
         "## Several GPUs\n\n"
         + para("Tensor parallelism, prompts of about 1,000 tokens, decode. Two ranks "
-               f"(`scripts/gpu-check`): {full.source()} Four ranks: {four.source()}")
+               f"(`scripts/gpu-check`): {full.source()} Two and four: {four.source()}")
         + table(["shape", "ranks", "streams", "tok/s", "commit"], rows)
         + "A sum over ranks with residual and norm (`tests/bench/rank_ops`):\n\n"
         + table(["", "size", "ranks", "µs"], both)
