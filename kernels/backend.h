@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 19
+#define BACKEND_ABI 20
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -117,6 +117,14 @@ enum weight_kind {
     WEIGHT_TABLE,  /* [rows, cols], read by rope_kv or embed_position; kept as given */
 };
 
+/* Rows of a table that are written when steps first read them. */
+struct table_rows {
+    /* Write the rows below n where they are not yet; one thread at a time. NULL: all are
+     * there. */
+    void (*reach)(void *arg, int32_t n);
+    void *arg; /* stays for the backend's life */
+};
+
 /* How to make one weight: its pieces stacked by rows (a fused qkv has three), those of
  * a WEIGHT_VECTOR side by side. Without pieces the weight is a dummy, uniform in
  * +-1e-3. */
@@ -138,6 +146,9 @@ struct weight_desc {
     bool fine_inputs;
     bool experts; /* of all experts of a layer, which experts() alone reads */
     bool mapped;  /* the pieces stay valid for the backend's life, so it may read them in place */
+    /* of a mapped WEIGHT_TABLE of one piece that rope_kv reads; only for a backend with
+     * late_rows */
+    struct table_rows late;
 };
 
 /* ---- key/value cache ---- */
@@ -515,6 +526,9 @@ struct backend {
     bool convolutions;       /* `recurrence` computes RECURRENCE_CONV */
     bool scans;              /* and RECURRENCE_SCAN */
     bool late_head_norms;    /* rope_kv computes struct rope's norm_last */
+    /* `weight` reads a table with `late` in place, and step_begin has the rows written
+     * that the batch's positions name */
+    bool late_rows;
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;

@@ -117,7 +117,8 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
                                .mixer_experts = true,
                                .convolutions = true,
                                .scans = true,
-                               .late_head_norms = true};
+                               .late_head_norms = true,
+                               .late_rows = true};
     c->config = *config;
     enum cpu_isa isa;
     enum cpu_bf16 way;

@@ -138,6 +138,7 @@ static inline struct row_scales cpu_row_scales(const struct mat *w, int32_t r)
 /* Results of one step, as struct results of batch.h, in a ring: two steps may be in
  * flight, and results outlive the next wait. */
 enum { CPU_RESULTS = 4 };
+enum { CPU_LATE_TABLES = 4 }; /* of a backend */
 struct cpu_results {
     uint64_t step;      /* of the batch */
     int32_t n_samples;  /* of the batch */
@@ -175,6 +176,9 @@ struct cpu_backend {
     float *panel;                   /* panels of weights, of linear_panels.c and linear_codes.c */
     int64_t panel_floats;           /* allocated, of all threads */
     struct cpu_weight *last_weight; /* read last by linear_stream.c; NULL: none yet */
+
+    struct table_rows late_rows[CPU_LATE_TABLES]; /* [n_late] of tables read in place */
+    int32_t n_late;
 
     /* Scratch of the other operations. */
     float *attention_scratch; /* [threads, attention_scratch_floats] */

@@ -209,6 +209,24 @@ static int map_weight(struct cpu_backend *c, struct fill *f, struct err *e)
     return cpu_hugepages_add(c, f->m.data, weight_bytes(&f->m), e);
 }
 
+/* A table whose rows are written as steps reach them. */
+static int late_table(struct cpu_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e)
+{
+    const struct weight_piece *p = d->piece;
+
+    if (c->n_late == ARRAY_LEN(c->late_rows)) {
+        return err_set(e, ERR_INVALID, "cpu: over %d tables of late rows", CPU_LATE_TABLES);
+    }
+    c->late_rows[c->n_late++] = d->late;
+    *ret = (struct mat){.data = (void *)(uintptr_t)p->data, /* only read */
+                        .stride = p->stride,
+                        .rows = d->rows,
+                        .cols = d->cols,
+                        .dtype = p->dtype};
+    return 0;
+}
+
 struct weight_support cpu_supports(const struct backend *b, const struct weight_format *f)
 {
     const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
@@ -228,6 +246,9 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
 
     if (rc < 0) {
         return rc;
+    }
+    if (d->late.reach) {
+        return late_table(c, d, ret, e);
     }
     if (weight_has_blocks(d)) {
         return cpu_weight_blocks(c, d, ret, e);

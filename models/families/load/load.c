@@ -5,21 +5,29 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 enum { LATENT_ROWS = 1024 }; /* rows of the scratch of attention over latents, at most */
 
-static int load_rope_table(struct model *m, const struct rope_config *r, float **host,
+/* The rows of a table of rotation. Most positions of a long context are never reached,
+ * so a backend that reads tables in place has them written as steps get there. */
+static int load_rope_table(struct model *m, const struct rope_config *r, struct rope_table *t,
                            struct mat *ret, struct err *e)
 {
     int32_t rows = m->options.max_len, cols = r->rot_dim;
+    size_t n_bytes = (size_t)rows * (size_t)cols * sizeof(float);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *out = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 
-    *host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!*host) {
+    if (out == MAP_FAILED) {
         return err_nomem(e, "rope table");
     }
-    rope_fill(*host, r, rows);
+    rope_table_init(t, out, r, rows);
+    if (!m->backend->late_rows) {
+        rope_table_reach(t, rows);
+    }
     struct weight_piece piece = {
-        .data = *host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+        .data = out, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
     struct weight_desc d = {.name = "rope table",
                             .kind = WEIGHT_TABLE,
                             .dtype = DTYPE_F32,
@@ -27,7 +35,11 @@ static int load_rope_table(struct model *m, const struct rope_config *r, float *
                             .cols = cols,
                             .piece = &piece,
                             .n_pieces = 1,
+                            .late = {rope_table_reach, t},
                             .mapped = true};
+    if (!m->backend->late_rows) {
+        d.late = (struct table_rows){0};
+    }
     return m->backend->ops->weight(m->backend, &d, ret, e);
 }
 
@@ -45,9 +57,9 @@ static int load_rope(struct model *m, struct err *e)
     if (c->rope.rot_dim == 0) {
         return 0;
     }
-    int rc = load_rope_table(m, &c->rope, &t->rope_host[0], &t->cos_sin, e);
+    int rc = load_rope_table(m, &c->rope, &t->rope[0], &t->cos_sin, e);
     if (rc == 0 && c->window_theta > 0) {
-        rc = load_rope_table(m, &plain, &t->rope_host[1], &t->window_cos_sin, e);
+        rc = load_rope_table(m, &plain, &t->rope[1], &t->window_cos_sin, e);
     }
     return rc;
 }
