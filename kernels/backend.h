@@ -534,6 +534,16 @@ struct backend {
     int32_t window_align;
 };
 
+/* A matrix of scratch. Those of one turn are in use together; of turns that differ only
+ * one at a time holds anything. */
+struct turn_scratch {
+    struct mat *ret;
+    int32_t rows, cols;
+    enum dtype dtype;
+    int32_t turn; /* 0 .. SCRATCH_TURNS - 1 */
+};
+enum { SCRATCH_TURNS = 3 };
+
 /* Functions that return int give 0, or a negative code and the reason in `e`. */
 struct backend_ops {
     /* ---- once, around the backend's life ---- */
@@ -550,6 +560,9 @@ struct backend_ops {
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                    struct err *e);
+    /* The same of n matrices in turns, which may be laid over one another. (optional) */
+    int (*scratch_in_turns)(struct backend *b, const struct turn_scratch *s, int32_t n,
+                            struct err *e);
     /* The key/value cache: n_blocks on the device, n_host_blocks in host memory for
      * swapping (may be 0). l [n_kv_groups]: the layout of each group. Once. */
     int (*kv_create)(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
@@ -601,8 +614,8 @@ struct backend_ops {
                    const struct epilogue *ep);
     /* out [rows, n] = act(x Wg^T + bias) * (x Wu^T + bias): w [2n, in] and bias [1, 2n]
      * (data NULL: none) hold gate's rows, then up's. `workspace` [rows, 2n], of out's
-     * type: a backend may put the two factors there; its contents are undefined
-     * afterwards. */
+     * type: a backend may put the two factors there; its contents, and what lies
+     * between its rows, are undefined afterwards. */
     void (*linear_gated)(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                          struct mat w, struct mat bias, enum activation act);
     /* y [rows, hidden] = what the experts make of x [rows, hidden]; y and x are
