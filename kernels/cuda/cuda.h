@@ -154,8 +154,8 @@ struct cuda_backend {
     struct cuda_graph *recording; /* graph of this step, captured now or at its next step */
     int32_t max_graph_rows;       /* rows that fit into every buffer but logits */
     int32_t logits_rows;          /* rows that fit into the logits; 0: not known yet */
-    /* from gather to sample, where operations take one part of the logits after another:
-     * the part's first row; -1 outside */
+    /* from gather to sample, where operations take one part of the logits after
+     * another: the part's first row; -1 outside */
     int32_t logits_first;
 
     /* attention */
