@@ -119,8 +119,8 @@ enum weight_kind {
 
 /* Rows of a table that are written when steps first read them. */
 struct table_rows {
-    /* Write the rows below n where they are not yet; one thread at a time. NULL: all are
-     * there. */
+    /* Write the rows below n where they are not yet; one thread at a time. NULL: all
+     * are there. */
     void (*reach)(void *arg, int32_t n);
     void *arg; /* stays for the backend's life */
 };
@@ -560,7 +560,8 @@ struct backend_ops {
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                    struct err *e);
-    /* The same of n matrices in turns, which may be laid over one another. (optional) */
+    /* The same of n matrices in turns, which may be laid over one another.
+     * (optional) */
     int (*scratch_in_turns)(struct backend *b, const struct turn_scratch *s, int32_t n,
                             struct err *e);
     /* The key/value cache: n_blocks on the device, n_host_blocks in host memory for

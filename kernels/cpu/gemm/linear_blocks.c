@@ -5,12 +5,10 @@
 
 enum {
     PACKED_BYTES = 6 << 20,
-    PACKED_STEP = 64, /* rows of x at a time are a multiple, and at least as many */
-    /* What the factors of linear_gated take at a time, about; and of columns at least so
-     * many a thread, and a multiple of GATED_STEP. */
-    GATED_BYTES = 4 << 20,
-    GATED_THREAD_COLS = 256,
-    GATED_STEP = 64,
+    PACKED_STEP = 64,        /* rows of x at a time are a multiple, and at least as many */
+    GATED_BYTES = 4 << 20,   /* of the factors of linear_gated at a time, about */
+    GATED_THREAD_COLS = 256, /* columns of a factor for each thread, at least */
+    GATED_STEP = 64,         /* of which those of all are a multiple */
 };
 
 /* Columns [first, first + n), or no matrix. */
@@ -39,8 +37,7 @@ static int32_t rows_at_once(const struct cpu_backend *c, const struct cpu_weight
                             int32_t n_rows)
 {
     const struct cpu_code_panels *p = panels_for(c, run, n_rows);
-    int64_t row_bytes =
-        div_ceil(run->m.cols, FORMAT_BLOCK_MAX) * (int64_t)sizeof(struct act_block);
+    int64_t row_bytes = div_ceil(run->m.cols, FORMAT_BLOCK_MAX) * (int64_t)sizeof(struct act_block);
 
     if (!run->m.format) {
         return n_rows;
@@ -56,8 +53,7 @@ bool cpu_packed_already(struct cpu_backend *c, struct cpu_packed want)
 {
     const struct cpu_packed *has = &c->packed_x;
     bool same = c->keeps_x && has->x == want.x && has->panels == want.panels &&
-                has->format == want.format && has->rows == want.rows &&
-                has->planes == want.planes;
+                has->format == want.format && has->rows == want.rows && has->planes == want.planes;
 
     c->packed_x = want;
     return same;

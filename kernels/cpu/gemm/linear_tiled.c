@@ -158,9 +158,9 @@ static int pack_all(struct linear_job *j)
     if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
     }
-    if (j->w.format && cpu_packed_already(c, (struct cpu_packed){.x = j->x.data,
-                                                                 .rows = j->x.rows,
-                                                                 .planes = j->planes})) {
+    if (j->w.format &&
+        cpu_packed_already(
+            c, (struct cpu_packed){.x = j->x.data, .rows = j->x.rows, .planes = j->planes})) {
         return 0;
     }
     if (j->n_tiles <= SERIAL_PACK_TILES) {

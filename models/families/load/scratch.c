@@ -1,8 +1,8 @@
 /* The memory that operations of a step share.
  *
  * A layer's attention or recurrence, its MLP, and the head come one after another, and
- * what passes from one to the next is in matrices that are always kept. So those of each
- * lie over those of the others, where the backend can do that. */
+ * what passes from one to the next is in matrices that are always kept. So those of
+ * each lie over those of the others, where the backend can do that. */
 #include "models/families/load/load.h"
 
 enum { LATENT_ROWS = 1024 }; /* rows of the scratch of attention over latents, at most */
