@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 20
+#define BACKEND_ABI 21
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -117,6 +117,14 @@ enum weight_kind {
     WEIGHT_TABLE,  /* [rows, cols], read by rope_kv or embed_position; kept as given */
 };
 
+/* Rows of a table that are written when steps first read them. */
+struct table_rows {
+    /* Write the rows below n where they are not yet; one thread at a time. NULL: all
+     * are there. */
+    void (*reach)(void *arg, int32_t n);
+    void *arg; /* stays for the backend's life */
+};
+
 /* How to make one weight: its pieces stacked by rows (a fused qkv has three), those of
  * a WEIGHT_VECTOR side by side. Without pieces the weight is a dummy, uniform in
  * +-1e-3. */
@@ -138,6 +146,9 @@ struct weight_desc {
     bool fine_inputs;
     bool experts; /* of all experts of a layer, which experts() alone reads */
     bool mapped;  /* the pieces stay valid for the backend's life, so it may read them in place */
+    /* of a mapped WEIGHT_TABLE of one piece that rope_kv reads; only for a backend with
+     * late_rows */
+    struct table_rows late;
 };
 
 /* ---- key/value cache ---- */
@@ -535,10 +546,23 @@ struct backend {
     bool convolutions;       /* `recurrence` computes RECURRENCE_CONV */
     bool scans;              /* and RECURRENCE_SCAN */
     bool late_head_norms;    /* rope_kv computes struct rope's norm_last */
+    /* `weight` reads a table with `late` in place, and step_begin has the rows written
+     * that the batch's positions name */
+    bool late_rows;
     /* attention with a window may load keys from the last multiple of this many tokens
      * on that is not behind the first visible one; 0: of 1 */
     int32_t window_align;
 };
+
+/* A matrix of scratch. Those of one turn are in use together; of turns that differ only
+ * one at a time holds anything. */
+struct turn_scratch {
+    struct mat *ret;
+    int32_t rows, cols;
+    enum dtype dtype;
+    int32_t turn; /* 0 .. SCRATCH_TURNS - 1 */
+};
+enum { SCRATCH_TURNS = 3 };
 
 /* Functions that return int give 0, or a negative code and the reason in `e`. */
 struct backend_ops {
@@ -556,6 +580,10 @@ struct backend_ops {
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                    struct err *e);
+    /* The same of n matrices in turns, which may be laid over one another.
+     * (optional) */
+    int (*scratch_in_turns)(struct backend *b, const struct turn_scratch *s, int32_t n,
+                            struct err *e);
     /* The key/value cache: n_blocks on the device, n_host_blocks in host memory for
      * swapping (may be 0). l [n_kv_groups]: the layout of each group. Once. */
     int (*kv_create)(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
@@ -607,8 +635,8 @@ struct backend_ops {
                    const struct epilogue *ep);
     /* out [rows, n] = act(x Wg^T + bias) * (x Wu^T + bias): w [2n, in] and bias [1, 2n]
      * (data NULL: none) hold gate's rows, then up's. `workspace` [rows, 2n], of out's
-     * type: a backend may put the two factors there; its contents are undefined
-     * afterwards. */
+     * type: a backend may put the two factors there; its contents, and what lies
+     * between its rows, are undefined afterwards. */
     void (*linear_gated)(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                          struct mat w, struct mat bias, enum activation act);
     /* y [rows, hidden] = what the experts make of x [rows, hidden]; y and x are

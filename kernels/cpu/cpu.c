@@ -16,7 +16,7 @@ static void cpu_free(struct backend *b)
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
     cpu_memory_release(c);
-    free(c->packed);
+    cpu_free_packed(c);
     free(c->panel);
     free(c->attention_unit);
     free(c->attention_partial);
@@ -29,6 +29,7 @@ static const struct backend_ops cpu_ops = {
     .supports = cpu_supports,
     .weight = cpu_weight,
     .scratch = cpu_scratch,
+    .scratch_in_turns = cpu_scratch_in_turns,
     .kv_create = cpu_kv_create,
     .step_begin = cpu_step_begin,
     .masks = cpu_masks,
@@ -117,7 +118,8 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
                                .mixer_experts = true,
                                .convolutions = true,
                                .scans = true,
-                               .late_head_norms = true};
+                               .late_head_norms = true,
+                               .late_rows = true};
     c->config = *config;
     enum cpu_isa isa;
     enum cpu_bf16 way;

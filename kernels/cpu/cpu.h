@@ -135,9 +135,19 @@ static inline struct row_scales cpu_row_scales(const struct mat *w, int32_t r)
     return (struct row_scales){.of = &p->scales, .row = r - p->first};
 }
 
+/* An x packed for products with weights in blocks: two that are equal have the same
+ * bytes, if x did not change. */
+struct cpu_packed {
+    const void *x;                        /* NULL: unknown */
+    const struct cpu_code_panels *panels; /* whose tiles it is in; NULL: act_blocks */
+    int32_t format;                       /* enum weight_format_id, with panels */
+    int32_t rows, planes;
+};
+
 /* Results of one step, as struct results of batch.h, in a ring: two steps may be in
  * flight, and results outlive the next wait. */
 enum { CPU_RESULTS = 4 };
+enum { CPU_LATE_TABLES = 4 }; /* of a backend */
 struct cpu_results {
     uint64_t step;      /* of the batch */
     int32_t n_samples;  /* of the batch */
@@ -172,9 +182,14 @@ struct cpu_backend {
     /* Scratch of linear; grows to the largest seen. */
     char *packed;                   /* x packed for tiles, or for panels */
     size_t packed_bytes;            /* allocated */
+    struct cpu_packed packed_x;     /* what `packed` holds, while x stays the same */
+    bool keeps_x;                   /* products in a row have the same x, whose packing is kept */
     float *panel;                   /* panels of weights, of linear_panels.c and linear_codes.c */
     int64_t panel_floats;           /* allocated, of all threads */
     struct cpu_weight *last_weight; /* read last by linear_stream.c; NULL: none yet */
+
+    struct table_rows late_rows[CPU_LATE_TABLES]; /* [n_late] of tables read in place */
+    int32_t n_late;
 
     /* Scratch of the other operations. */
     float *attention_scratch; /* [threads, attention_scratch_floats] */
@@ -241,6 +256,7 @@ struct weight_support cpu_supports(const struct backend *b, const struct weight_
 int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
 int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                 struct err *e);
+int cpu_scratch_in_turns(struct backend *b, const struct turn_scratch *s, int32_t n, struct err *e);
 int cpu_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_blocks,
                   int32_t n_host_blocks, struct err *e);
 int cpu_download(struct backend *b, struct mat m, float *out, struct err *e);
@@ -356,8 +372,22 @@ void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struc
 /* linear_blocks.c: linear with a weight kept in blocks. */
 void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
+/* Makes out of the factors [rows, 2 * out.cols] of linear_gated. */
+struct cpu_gate {
+    struct cpu_backend *c;
+    enum activation act;
+    void (*run)(const struct cpu_gate *g, struct mat out, struct mat factors);
+};
+/* linear_gated with a weight kept in blocks: of many rows of x, the factors of some
+ * columns at a time. */
+void cpu_linear_gated_blocks(struct cpu_backend *c, struct mat out, struct mat workspace,
+                             struct mat x, struct mat w, struct mat bias,
+                             const struct cpu_gate *gate);
+/* Whether `packed` holds x as it is to be; if not, it is taken to from now on. */
+bool cpu_packed_already(struct cpu_backend *c, struct cpu_packed want);
 /* linear_tiled.c: make c->packed hold n_bytes. 0 or ERR_NOMEM. */
 int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes);
+void cpu_free_packed(struct cpu_backend *c);
 /* linear_tiled.c: sum [n][planes] becomes [n], the sums of each result's planes. */
 void cpu_add_planes(float *sum, int32_t n, int32_t planes);
 /* linear_stream.c: linear for one tile of x, at most TILE_ROWS rows of codes or floats,

@@ -148,12 +148,23 @@ static void gated_act_row(const struct rows_job *j, int32_t r)
     j->c->k.gate(mat_row(j->out, r), gate, gate + j->out.cols, j->out.cols, j->act);
 }
 
+static void run_gate(const struct cpu_gate *g, struct mat out, struct mat factors)
+{
+    run_rows(&(struct rows_job){
+        .c = g->c, .out = out, .x = factors, .act = g->act, .row = gated_act_row});
+}
+
 void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, struct mat x,
                       struct mat w, struct mat bias, enum activation act)
 {
+    struct cpu_gate gate = {.c = cpu_of(b), .act = act, .run = run_gate};
+
+    if (w.format) {
+        cpu_linear_gated_blocks(gate.c, out, workspace, x, w, bias, &gate);
+        return;
+    }
     cpu_linear(b, workspace, x, w, &(struct epilogue){.bias = bias});
-    run_rows(&(struct rows_job){
-        .c = cpu_of(b), .out = out, .x = workspace, .act = act, .row = gated_act_row});
+    run_gate(&gate, out, workspace);
 }
 
 static void soft_cap_row(const struct rows_job *j, int32_t r)

@@ -182,6 +182,19 @@ static void update_tables(struct cpu_backend *c)
     }
 }
 
+/* Have the rows written of tables that the step's positions read. */
+static void reach_rows(struct cpu_backend *c)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < c->batch.n_tokens && c->n_late > 0; i++) {
+        n = MAX(n, c->batch.position[i] + 1);
+    }
+    for (int32_t i = 0; i < c->n_late; i++) {
+        c->late_rows[i].reach(c->late_rows[i].arg, n);
+    }
+}
+
 int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
 {
     struct cpu_backend *c = cpu_of(b);
@@ -210,6 +223,7 @@ int cpu_step_begin(struct backend *b, const struct batch *batch, struct err *e)
         cpu_fail(c, rc, why.text); /* step_end reports it */
     }
     update_tables(c);
+    reach_rows(c);
     if (c->kv_data) {
         copy_blocks(c, c->batch.swap_out, c->batch.n_swap_out, host_pool(c), device_pool(c));
         copy_blocks(c, c->batch.swap_in, c->batch.n_swap_in, device_pool(c), host_pool(c));

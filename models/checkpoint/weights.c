@@ -108,6 +108,19 @@ int checkpoint_fetch(const struct checkpoint *c, struct err *e)
     return 0;
 }
 
+/* The pages in front of a GGUF file's first tensor: its settings and vocabulary, which
+ * are read no more. */
+static void drop_metadata(const struct gguf *g)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    size_t n_bytes = g->n_bytes;
+
+    for (int32_t i = 0; i < g->n_tensors; i++) {
+        n_bytes = MIN(n_bytes, (size_t)((const uint8_t *)g->tensor[i].data - g->data));
+    }
+    madvise((void *)(uintptr_t)g->data, n_bytes / page * page, MADV_DONTNEED);
+}
+
 void checkpoint_drop_pages(const struct checkpoint *c)
 {
     for (int32_t i = 0; i < c->n_tensors && c->kept; i++) {
@@ -117,6 +130,9 @@ void checkpoint_drop_pages(const struct checkpoint *c)
         if (!c->kept[i] && !c->tensor[i].part) {
             advise(&c->tensor[i], MADV_DONTNEED);
         }
+    }
+    if (c->kept && c->gguf && c->gguf->mapped) {
+        drop_metadata(c->gguf);
     }
     if (c->kept) {
         return;

@@ -2,6 +2,7 @@
 #include "models/families/layers.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h,
                              bool add)
@@ -123,8 +124,11 @@ void transformer_free(struct transformer *t)
         return;
     }
     free(t->layer);
-    free(t->rope_host[0]);
-    free(t->rope_host[1]);
+    for (size_t i = 0; i < ARRAY_LEN(t->rope); i++) {
+        if (t->rope[i].out) {
+            munmap(t->rope[i].out, rope_table_bytes(&t->rope[i]));
+        }
+    }
     head_release(t);
     free(t);
 }

@@ -85,6 +85,20 @@ struct head_parts {
     struct mat logits;   /* [max_logits, draft_vocab], float32; only with `id` */
 };
 
+/* A table of rotation and what its rows are computed from. */
+struct rope_table {
+    float *out;                     /* [n_positions, rot_dim] */
+    float freq[LIMIT_HEAD_DIM / 2]; /* angle of each pair from a position to the next */
+    float scale;                    /* of cosines and sines */
+    int32_t rot_dim, n_positions;
+    int32_t n_filled; /* rows written, from the first on */
+};
+
+static inline size_t rope_table_bytes(const struct rope_table *t)
+{
+    return (size_t)t->n_positions * (size_t)t->rot_dim * sizeof(*t->out);
+}
+
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
 struct transformer {
     struct mat embed;                   /* [n_vocab, embed_dim] */
@@ -100,7 +114,7 @@ struct transformer {
     struct norm final_norm;        /* weight.data NULL: none, or on another stage */
     struct mat cos_sin;            /* [max_len, rot_dim]; data NULL: no rotation */
     struct mat window_cos_sin;     /* of windowed layers; data NULL: cos_sin */
-    float *rope_host[2];           /* owned; the two tables may refer to them */
+    struct rope_table rope[2];     /* their rows; `out` mapped, owned */
     struct layer *layer;           /* [n_layers] */
     int32_t first_layer, n_layers; /* this stage's, of all layers of the model */
     bool first;                    /* the first stage: it embeds the tokens */
@@ -604,8 +618,12 @@ void tensor_spec_name(const struct tensor_spec *s, struct tensor_index at, char 
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c,
                                       struct tensor_index at);
 
-/* The rotation table of positions [0, n_positions): out [n_positions, rot_dim], in each
- * row rot_dim / 2 cosines, then as many sines. */
-void rope_fill(float *out, const struct rope_config *r, int32_t n_positions);
+/* Begin the rotation table of positions [0, n_positions): out [n_positions, rot_dim],
+ * borrowed, in each row rot_dim / 2 cosines, then as many sines. No row is written. */
+void rope_table_init(struct rope_table *t, float *out, const struct rope_config *r,
+                     int32_t n_positions);
+/* Write the rows of positions below n that are not written yet; as table_rows.reach of
+ * backend.h. */
+void rope_table_reach(void *table, int32_t n);
 
 #endif

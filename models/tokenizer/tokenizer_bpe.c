@@ -50,7 +50,7 @@ int bpe_reserve(struct bpe *b, size_t n)
 {
     uint32_t cap = b->slot ? b->mask + 1 : 1024;
 
-    while (cap < 2 * MIN(n, (size_t)1 << 29)) {
+    while (cap / 4 * 3 < MIN(n, (size_t)1 << 29)) { /* a quarter of the slots is free */
         cap *= 2;
     }
     if (b->slot && cap == b->mask + 1) {

@@ -8,8 +8,8 @@
  * goes to linear_stream.c, many rows to linear_panels.c where the instruction set has
  * panels.
  */
-#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kernels/cpu/cpu.h"
 
@@ -115,16 +115,33 @@ void cpu_add_planes(float *sum, int32_t n, int32_t planes)
     }
 }
 
+/* Mapped, because a heap would keep the pages of each smaller block that was
+ * outgrown. */
 int cpu_reserve_packed(struct cpu_backend *c, int64_t n_bytes)
 {
-    size_t need = ((size_t)n_bytes + 63) / 64 * 64;
+    enum { STEP = 64 << 10 };
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    size_t need = (size_t)div_ceil(n_bytes, STEP) * STEP;
 
     if (need > c->packed_bytes) {
-        free(c->packed);
-        c->packed = aligned_alloc(64, need);
-        c->packed_bytes = c->packed ? need : 0;
+        cpu_free_packed(c);
+        void *at = mmap(NULL, need, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (at == MAP_FAILED) {
+            return ERR_NOMEM;
+        }
+        c->packed = at;
+        c->packed_bytes = need;
     }
-    return c->packed ? 0 : ERR_NOMEM;
+    return 0;
+}
+
+void cpu_free_packed(struct cpu_backend *c)
+{
+    if (c->packed) {
+        munmap(c->packed, c->packed_bytes);
+    }
+    c->packed = NULL;
+    c->packed_bytes = 0;
 }
 
 static int pack_all(struct linear_job *j)
@@ -140,6 +157,11 @@ static int pack_all(struct linear_job *j)
     }
     if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
+    }
+    if (j->w.format &&
+        cpu_packed_already(
+            c, (struct cpu_packed){.x = j->x.data, .rows = j->x.rows, .planes = j->planes})) {
+        return 0;
     }
     if (j->n_tiles <= SERIAL_PACK_TILES) {
         for (int32_t i = 0; i < j->n_tiles; i++) {

@@ -209,6 +209,24 @@ static int map_weight(struct cpu_backend *c, struct fill *f, struct err *e)
     return cpu_hugepages_add(c, f->m.data, weight_bytes(&f->m), e);
 }
 
+/* A table whose rows are written as steps reach them. */
+static int late_table(struct cpu_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e)
+{
+    const struct weight_piece *p = d->piece;
+
+    if (c->n_late == ARRAY_LEN(c->late_rows)) {
+        return err_set(e, ERR_INVALID, "cpu: over %d tables of late rows", CPU_LATE_TABLES);
+    }
+    c->late_rows[c->n_late++] = d->late;
+    *ret = (struct mat){.data = (void *)(uintptr_t)p->data, /* only read */
+                        .stride = p->stride,
+                        .rows = d->rows,
+                        .cols = d->cols,
+                        .dtype = p->dtype};
+    return 0;
+}
+
 struct weight_support cpu_supports(const struct backend *b, const struct weight_format *f)
 {
     const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
@@ -228,6 +246,9 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
 
     if (rc < 0) {
         return rc;
+    }
+    if (d->late.reach) {
+        return late_table(c, d, ret, e);
     }
     if (weight_has_blocks(d)) {
         return cpu_weight_blocks(c, d, ret, e);
@@ -257,20 +278,57 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
 
 /* ---- activations and cache ---- */
 
+/* Activations without memory. An odd number of cache lines a row, because rows a power
+ * of two apart would fall into the same cache sets. */
+static struct mat activations(int32_t rows, int32_t cols, enum dtype t)
+{
+    int64_t stride = (int64_t)(round_up((size_t)cols, 16) | 16);
+
+    return (struct mat){.stride = stride, .rows = rows, .cols = cols, .dtype = t};
+}
+
+static size_t activation_bytes(struct mat m)
+{
+    return round_up((size_t)m.rows * (size_t)m.stride * (size_t)dtype_bytes(m.dtype), 64);
+}
+
 int cpu_scratch(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                 struct err *e)
 {
     if (rows < 1 || cols < 1) {
         return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", rows, cols);
     }
-    /* An odd number of cache lines, because rows a power of two apart would fall into
-     * the same cache sets. */
-    int64_t stride = (int64_t)(round_up((size_t)cols, 16) | 16);
-    void *data = cpu_alloc(cpu_of(b), (size_t)rows * (size_t)stride * (size_t)dtype_bytes(t));
-    if (!data) {
+    struct mat m = activations(rows, cols, t);
+    m.data = cpu_alloc(cpu_of(b), activation_bytes(m));
+    if (!m.data) {
         return err_nomem(e, "activations");
     }
-    *ret = (struct mat){.data = data, .stride = stride, .rows = rows, .cols = cols, .dtype = t};
+    *ret = m;
+    return 0;
+}
+
+int cpu_scratch_in_turns(struct backend *b, const struct turn_scratch *s, int32_t n, struct err *e)
+{
+    size_t used[SCRATCH_TURNS] = {0}, most = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (s[i].rows < 1 || s[i].cols < 1) {
+            return err_set(e, ERR_INVALID, "scratch of [%d, %d] is not possible", s[i].rows,
+                           s[i].cols);
+        }
+        used[s[i].turn] += activation_bytes(activations(s[i].rows, s[i].cols, s[i].dtype));
+        most = MAX(most, used[s[i].turn]);
+    }
+    char *base = n > 0 ? cpu_alloc(cpu_of(b), most) : NULL;
+    if (n > 0 && !base) {
+        return err_nomem(e, "activations");
+    }
+    memset(used, 0, sizeof(used));
+    for (int32_t i = 0; i < n; i++) {
+        *s[i].ret = activations(s[i].rows, s[i].cols, s[i].dtype);
+        s[i].ret->data = base + used[s[i].turn];
+        used[s[i].turn] += activation_bytes(*s[i].ret);
+    }
     return 0;
 }
 

@@ -1,25 +1,30 @@
-/* A model's parts on a backend: weights, tables of rotation, the parameters of each
- * layer's operations, and the memory that operations of a step share; and what is
- * refused before. */
+/* A model's parts on a backend: weights, tables of rotation, and the parameters of each
+ * layer's operations; and what is refused before. */
 #include "models/families/load/load.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
-enum { LATENT_ROWS = 1024 }; /* rows of the scratch of attention over latents, at most */
-
-static int load_rope_table(struct model *m, const struct rope_config *r, float **host,
+/* The rows of a table of rotation. Most positions of a long context are never reached,
+ * so a backend that reads tables in place has them written as steps get there. */
+static int load_rope_table(struct model *m, const struct rope_config *r, struct rope_table *t,
                            struct mat *ret, struct err *e)
 {
     int32_t rows = m->options.max_len, cols = r->rot_dim;
+    size_t n_bytes = (size_t)rows * (size_t)cols * sizeof(float);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *out = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 
-    *host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!*host) {
+    if (out == MAP_FAILED) {
         return err_nomem(e, "rope table");
     }
-    rope_fill(*host, r, rows);
+    rope_table_init(t, out, r, rows);
+    if (!m->backend->late_rows) {
+        rope_table_reach(t, rows);
+    }
     struct weight_piece piece = {
-        .data = *host, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
+        .data = out, .dtype = DTYPE_F32, .rows = rows, .cols = cols, .stride = cols};
     struct weight_desc d = {.name = "rope table",
                             .kind = WEIGHT_TABLE,
                             .dtype = DTYPE_F32,
@@ -27,7 +32,11 @@ static int load_rope_table(struct model *m, const struct rope_config *r, float *
                             .cols = cols,
                             .piece = &piece,
                             .n_pieces = 1,
+                            .late = {rope_table_reach, t},
                             .mapped = true};
+    if (!m->backend->late_rows) {
+        d.late = (struct table_rows){0};
+    }
     return m->backend->ops->weight(m->backend, &d, ret, e);
 }
 
@@ -45,9 +54,9 @@ static int load_rope(struct model *m, struct err *e)
     if (c->rope.rot_dim == 0) {
         return 0;
     }
-    int rc = load_rope_table(m, &c->rope, &t->rope_host[0], &t->cos_sin, e);
+    int rc = load_rope_table(m, &c->rope, &t->rope[0], &t->cos_sin, e);
     if (rc == 0 && c->window_theta > 0) {
-        rc = load_rope_table(m, &plain, &t->rope_host[1], &t->window_cos_sin, e);
+        rc = load_rope_table(m, &plain, &t->rope[1], &t->window_cos_sin, e);
     }
     return rc;
 }
@@ -203,151 +212,6 @@ static void set_parameters(struct model *m)
     }
 }
 
-/* Memory that operations of a step share. */
-struct want {
-    struct mat *mat;
-    int32_t rows, cols; /* 0: not wanted */
-    enum dtype dtype;
-};
-
-static int make_mats(struct model *m, const struct want *want, size_t n, struct err *e)
-{
-    int rc = 0;
-
-    for (size_t i = 0; i < n && rc == 0; i++) {
-        if (want[i].rows > 0 && want[i].cols > 0) {
-            rc = m->backend->ops->scratch(m->backend, want[i].rows, want[i].cols, want[i].dtype,
-                                          want[i].mat, e);
-        }
-    }
-    return rc;
-}
-
-/* Rows of the widest up of a layer, which may have none. */
-static int32_t widest_up(const struct transformer *t)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < t->n_layers; i++) {
-        n = MAX(n, MAX(t->layer[i].up.rows, t->layer[i].experts.shared_up.rows));
-    }
-    return n;
-}
-
-/* Rows of the widest product in front of a recurrence; 0: no layer has one. */
-static int32_t widest_mixer(const struct transformer *t)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < t->n_layers; i++) {
-        n = MAX(n, t->layer[i].mixer.rows);
-    }
-    return n;
-}
-
-static int make_expert_scratch(struct model *m, enum dtype act, struct err *e)
-{
-    const struct expert_config *x = &m->config.experts;
-    struct transformer *t = m->weights;
-    struct expert_scratch *s = &t->experts;
-    int32_t n = m->options.max_tokens, width = model_expert_width(&m->config);
-    bool pairs = m->backend->expert_pairs;
-    int32_t parts = experts_parts(t->shared_intermediate, t->expert_intermediate);
-    int32_t each = pairs ? 0 : n;
-    int32_t pair = pairs ? (int32_t)experts_most_pairs(x->top, parts, n) : 0;
-    int64_t words = experts_list_words(x->n + parts, x->top + parts, n);
-    const struct want want[] = {
-        {&s->scores, n, x->n, DTYPE_F32},
-        {&s->y, n, width, act},
-        {&s->row, 1, each, DTYPE_I32},
-        {&s->x, each, width, act},
-        {&s->up, each, 2 * t->expert_intermediate, act},
-        {&s->act, each, t->expert_intermediate, act},
-        {&s->pair_act, pair, t->expert_intermediate, act},
-        {&s->pair_y, pair, width, act},
-        {&s->lists, 1, pairs ? (int32_t)MIN(words, INT32_MAX) : 0, DTYPE_I32},
-        {&t->expert_x, n, m->config.experts.latent, act},
-        {&t->expert_y, n, m->config.experts.latent, act},
-    };
-
-    return x->n > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
-}
-
-static int make_latent_scratch(struct model *m, enum dtype act, struct err *e)
-{
-    const struct latent_config *c = &m->config.latent;
-    struct transformer *t = m->weights;
-    int32_t n = m->options.max_tokens, rows = MIN(n, LATENT_ROWS);
-    int32_t q = t->n_heads * m->config.head_dim, v = t->n_heads * c->v_dim;
-    int32_t in = (c->q_rank > 0 ? c->q_rank : q) + c->rank + c->rot_dim;
-    const struct want want[] = {
-        {&t->qkv, n, MAX(in, v), act},
-        {&t->attn, n, v, act},
-        {&t->q, n, c->q_rank > 0 ? MAX(q, v) : 0, act},
-        {&t->latent.q, rows, t->n_heads * (c->rank + c->rot_dim), act},
-        {&t->latent.sum, rows, t->n_heads * c->rank, act},
-    };
-
-    return c->rank > 0 ? make_mats(m, want, ARRAY_LEN(want), e) : 0;
-}
-
-static int make_input_scratch(struct model *m, enum dtype act, struct err *e)
-{
-    const struct model_config *c = &m->config;
-    struct transformer *t = m->weights;
-    int32_t n = m->options.max_tokens, inputs = c->layer_input * c->n_layers;
-    bool beside = c->full_head_dim > 0 && c->experts.n > 0;
-    const struct want want[] = {
-        {&t->inputs, n, inputs, act},
-        {&t->inputs_embed, n, inputs, act},
-        {&t->input, n, c->layer_input, act},
-        {&t->beside, n, beside ? c->hidden : 0, act},
-        {&t->router_x, n, beside ? c->hidden : 0, act},
-    };
-
-    return make_mats(m, want, ARRAY_LEN(want), e);
-}
-
-static int make_scratch(struct model *m, struct err *e)
-{
-    const struct model_config *c = &m->config;
-    struct transformer *t = m->weights;
-    enum dtype act = backend_act_dtype(m->backend, m->options.dtype);
-    int32_t n = m->options.max_tokens, q = t->n_heads * c->head_dim,
-            kv = t->n_kv_heads * c->head_dim;
-    int32_t n_logits = model_is_last(m) ? m->options.max_logits : 0;
-    int32_t up = widest_up(t), full_q = t->n_heads * c->full_head_dim;
-    int32_t full_qkv = full_q + 2 * t->full_kv_heads * c->full_head_dim;
-    bool narrow = c->embed_dim != c->hidden, heads = c->latent.rank == 0;
-    struct recurrence r = model_recurrence(&c->recurrent, m->options.n_ranks);
-    int32_t scan = r.kind == RECURRENCE_SCAN && r.n_heads > 0
-                       ? r.n_heads * r.value_dim + c->recurrent.step_rank + 2 * r.key_dim
-                       : 0;
-    int32_t mixer = widest_mixer(t), gates = c->gated_attention ? q : 0;
-    const struct want want[] = {
-        {&t->x, n, c->hidden, act},
-        {&t->h, n, c->hidden, act},
-        {&t->y, n, c->hidden, act},
-        {&t->qkv, n, heads ? MAX(q + 2 * kv + gates, full_qkv) : 0, act},
-        {&t->attn, n, heads ? MAX(MAX(q, full_q), r.n_heads * r.value_dim) : 0, act},
-        {&t->mixer, n, mixer, act},
-        {&t->scan, n, scan, act},
-        {&t->up, n, up, act},
-        {&t->act, n, MAX(t->intermediate * (c->wide_mlp ? 2 : 1), t->shared_intermediate), act},
-        {&t->narrow, n, narrow ? c->embed_dim : 0, act},
-        {&m->gathered, n_logits, c->embed_dim, act},
-        {&m->logits, n_logits, c->vocab, DTYPE_F32},
-        {&m->local_logits, n_logits, t->partial ? logits_range(m).n : 0, DTYPE_F32},
-    };
-
-    int rc = make_mats(m, want, ARRAY_LEN(want), e);
-    m->head = c->tied ? t->embed : t->head;
-    m->hidden = narrow ? t->narrow : c->final_norm ? t->h : t->x;
-    rc = rc ? rc : make_latent_scratch(m, act, e);
-    rc = rc ? rc : make_input_scratch(m, act, e);
-    return rc ? rc : make_expert_scratch(m, act, e);
-}
-
 int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e)
 {
     int32_t full = MAX(c->full_kv_heads, 1);
@@ -499,6 +363,6 @@ int transformer_load(struct model *m, struct err *e)
     }
     set_parameters(m);
     rc = load_cache_scales(m, e);
-    rc = rc < 0 ? rc : make_scratch(m, e);
+    rc = rc < 0 ? rc : transformer_make_scratch(m, e);
     return rc < 0 || c->head.kind == HEAD_NONE ? rc : head_load(m, e);
 }

@@ -90,45 +90,55 @@ static double magnitude(const struct rope_config *r)
     return yarn_mscale(r->factor, 1);
 }
 
-void rope_fill(float *out, const struct rope_config *r, int32_t n_positions)
+/* The angle of pair i from one position to the next, `f` before any scaling. */
+static float scaled(const struct rope_config *r, int32_t i, float f, const float *stretch)
 {
-    int32_t half = r->rot_dim / 2;
-    float freq[LIMIT_HEAD_DIM / 2], scale = (float)magnitude(r);
+    switch (r->kind) {
+    case ROPE_DEFAULT:
+    case ROPE_DYNAMIC:
+        return f;
+    case ROPE_PROPORTIONAL:
+        return i < (int32_t)(r->share * r->rot_dim / 2) ? f / (float)r->factor : 0;
+    case ROPE_LINEAR:
+        return f / (float)r->factor;
+    case ROPE_LLAMA3:
+        return llama3_frequency(r, f);
+    case ROPE_YARN:
+        return yarn_frequency(r, i, f);
+    case ROPE_LONGROPE:
+        return 1.0f / (stretch[i] * powf((float)r->theta, (float)(2 * i) / (float)r->rot_dim));
+    }
+    return f;
+}
+
+void rope_table_init(struct rope_table *t, float *out, const struct rope_config *r,
+                     int32_t n_positions)
+{
     double theta =
         r->kind == ROPE_DYNAMIC && r->rot_dim > 2 ? dynamic_theta(r, n_positions) : r->theta;
     const float *stretch = n_positions > r->original_positions ? r->long_factor : r->short_factor;
 
-    for (int32_t i = 0; i < half; i++) {
-        float f = frequency(theta, i, r->rot_dim);
-        switch (r->kind) {
-        case ROPE_DEFAULT:
-        case ROPE_DYNAMIC:
-            freq[i] = f;
-            break;
-        case ROPE_PROPORTIONAL:
-            freq[i] = i < (int32_t)(r->share * r->rot_dim / 2) ? f / (float)r->factor : 0;
-            break;
-        case ROPE_LINEAR:
-            freq[i] = f / (float)r->factor;
-            break;
-        case ROPE_LLAMA3:
-            freq[i] = llama3_frequency(r, f);
-            break;
-        case ROPE_YARN:
-            freq[i] = yarn_frequency(r, i, f);
-            break;
-        case ROPE_LONGROPE:
-            freq[i] =
-                1.0f / (stretch[i] * powf((float)r->theta, (float)(2 * i) / (float)r->rot_dim));
-            break;
-        }
+    *t = (struct rope_table){.out = out,
+                             .scale = (float)magnitude(r),
+                             .rot_dim = r->rot_dim,
+                             .n_positions = n_positions};
+    for (int32_t i = 0; i < r->rot_dim / 2; i++) {
+        t->freq[i] = scaled(r, i, frequency(theta, i, r->rot_dim), stretch);
     }
-    for (int32_t p = 0; p < n_positions; p++, out += r->rot_dim) {
+}
+
+void rope_table_reach(void *table, int32_t n)
+{
+    struct rope_table *t = table;
+    int32_t half = t->rot_dim / 2, end = MIN(n, t->n_positions);
+
+    for (; t->n_filled < end; t->n_filled++) {
+        float *row = t->out + (int64_t)t->n_filled * t->rot_dim;
         for (int32_t i = 0; i < half; i++) {
-            float angle = (float)p * freq[i];
-            sincosf(angle, &out[half + i], &out[i]);
-            out[i] *= scale;
-            out[half + i] *= scale;
+            float angle = (float)t->n_filled * t->freq[i];
+            sincosf(angle, &row[half + i], &row[i]);
+            row[i] *= t->scale;
+            row[half + i] *= t->scale;
         }
     }
 }

@@ -100,6 +100,77 @@ static void count_task(void *arg, int32_t task, int32_t thread)
     }
 }
 
+static void matrices_of_different_turns_share_memory(void **state)
+{
+    (void)state;
+    struct backend *b = NULL;
+    struct err e = {0};
+    struct mat m[4];
+    const struct turn_scratch want[] = {{&m[0], 8, 40, DTYPE_F32, 0},
+                                        {&m[1], 8, 100, DTYPE_F32, 1},
+                                        {&m[2], 8, 24, DTYPE_F32, 0},
+                                        {&m[3], 2, 3, DTYPE_I32, 2}};
+    assert_int_equal(backend_open(&b, "cpu", &small, &e), 0);
+    assert_int_equal(b->ops->scratch_in_turns(b, want, ARRAY_LEN(want), &e), 0);
+    assert_ptr_equal(m[0].data, m[1].data);
+    assert_ptr_equal(m[0].data, m[3].data);
+    assert_true((float *)m[2].data >= (float *)m[0].data + 8 * m[0].stride);
+    for (size_t i = 0; i < ARRAY_LEN(want); i++) {
+        assert_int_equal(m[i].rows, want[i].rows);
+        assert_int_equal(m[i].cols, want[i].cols);
+        assert_true(m[i].stride >= m[i].cols && m[i].dtype == want[i].dtype);
+    }
+    struct turn_scratch none = want[1];
+    none.rows = 0;
+    assert_int_equal(b->ops->scratch_in_turns(b, &none, 1, &e), ERR_INVALID);
+    b->ops->free(b);
+}
+
+static void note_reach(void *arg, int32_t n)
+{
+    *(int32_t *)arg = n;
+}
+
+static void rows_of_a_late_table_are_asked_for_by_the_step_that_reads_them(void **state)
+{
+    (void)state;
+    float table[64] = {0};
+    int32_t reached = 0, position[] = {3, 12, 5}, zero[3] = {0}, minus[] = {-1, -1, -1};
+    int32_t q_start[] = {0, 3}, kv_len = 13;
+    struct backend *b = NULL;
+    struct err e = {0};
+    struct mat m;
+    struct weight_piece p = {.data = table, .dtype = DTYPE_F32, .rows = 16, .cols = 4, .stride = 4};
+    struct weight_desc d = {.name = "table",
+                            .kind = WEIGHT_TABLE,
+                            .dtype = DTYPE_F32,
+                            .rows = 16,
+                            .cols = 4,
+                            .piece = &p,
+                            .n_pieces = 1,
+                            .mapped = true,
+                            .late = {note_reach, &reached}};
+    struct batch batch = {.n_tokens = 3,
+                          .token = zero,
+                          .token_src = minus,
+                          .position = position,
+                          .slot = minus,
+                          .n_seqs = 1,
+                          .q_start = q_start,
+                          .kv_len = &kv_len,
+                          .row = zero,
+                          .lcp_blocks = zero};
+    assert_int_equal(backend_open(&b, "cpu", &small, &e), 0);
+    assert_true(b->late_rows);
+    assert_int_equal(b->ops->weight(b, &d, &m, &e), 0);
+    assert_ptr_equal(m.data, table);
+    assert_int_equal(reached, 0);
+    assert_int_equal(b->ops->step_begin(b, &batch, &e), 0);
+    assert_int_equal(reached, 13);
+    assert_int_equal(b->ops->step_end(b, &e), 0);
+    b->ops->free(b);
+}
+
 /* Many short jobs back to back, with pauses long enough for the helpers to sleep. */
 static void every_task_runs_once(void **state)
 {
@@ -242,6 +313,8 @@ int main(void)
         cmocka_unit_test(wrong_sizes_and_interfaces_are_refused),
         cmocka_unit_test(a_block_is_one_contiguous_segment),
         cmocka_unit_test(caches_of_8_bits_take_half_the_bytes),
+        cmocka_unit_test(matrices_of_different_turns_share_memory),
+        cmocka_unit_test(rows_of_a_late_table_are_asked_for_by_the_step_that_reads_them),
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(every_task_of_every_range_runs_once),
         cmocka_unit_test(a_helper_that_does_not_come_is_not_waited_for),

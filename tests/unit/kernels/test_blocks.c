@@ -530,6 +530,71 @@ static void a_row_has_the_same_bits_in_any_company(void **state)
     rig_close(&r);
 }
 
+/* So many rows of x and columns that packed x has to go in turns over the rows. */
+static void many_long_rows_have_the_bits_of_few(void **state)
+{
+    (void)state;
+    enum { ROWS = 8, COLS = 8192, N = RIG_TOKENS, FEW = 3 };
+    struct rig r;
+    rig_open(&r);
+    struct piece s = make_piece(&r, FORMAT_Q4_K, ROWS, COLS, 0);
+    struct mat w = make_weight_for(&r, WEIGHT_LINEAR, &s, 1, (struct use){.fine_inputs = true});
+    float *x = rig_floats(&r, (int64_t)N * COLS, 2, DTYPE_F32);
+    float *all = multiply(&r, w, x, N);
+    for (int32_t at = 0; at + FEW <= N; at += 71) {
+        float *some = multiply(&r, w, x + (int64_t)at * COLS, FEW);
+        assert_memory_equal(some, all + at * ROWS, (size_t)FEW * ROWS * sizeof(*some));
+        free(some);
+    }
+    free(all);
+    free(x);
+    free_piece(&s);
+    rig_close(&r);
+}
+
+static float *multiply_gated(struct rig *r, struct mat w, const float *x, int32_t rows)
+{
+    struct mat mx = rig_mat(r, rows, w.cols, DTYPE_F32, x);
+    struct mat room = rig_mat(r, rows, w.rows, DTYPE_F32, NULL);
+    struct mat out = rig_mat(r, rows, w.rows / 2, DTYPE_F32, NULL);
+
+    rig_begin_plain(r, rows);
+    r->b->ops->linear_gated(r->b, out, room, mx, w, (struct mat){0}, ACT_SILU);
+    float *got = rig_download(r, out);
+    rig_end(r);
+    return got;
+}
+
+/* So many rows of x that the factors go in turns over their columns; by pieces of one
+ * format and of two, and of codes of which several rows share a scale. */
+static void gated_products_of_many_rows_have_the_bits_of_few(void **state)
+{
+    (void)state;
+    enum { HALF = 960, COLS = 256, N = RIG_TOKENS, FEW = 2 };
+    struct rig r;
+    rig_open(&r);
+    for (int32_t k = 0; k < 3; k++) {
+        struct piece s[2] = {make_piece(&r, FORMAT_Q4_K, HALF, COLS, 0),
+                             make_piece(&r, k == 0 ? FORMAT_Q4_K : FORMAT_Q6_K, HALF, COLS, 0)};
+        struct piece codes = make_codes(&r, FORMAT_FP8, 2 * HALF, COLS,
+                                        (struct groups){.rows = 128, .cols = 64, .rounds = true});
+        struct mat w = make_weight(&r, WEIGHT_LINEAR, k < 2 ? s : &codes, k < 2 ? 2 : 1);
+        float *x = rig_floats(&r, (int64_t)N * COLS, 2, DTYPE_F32);
+        float *all = multiply_gated(&r, w, x, N);
+        for (int32_t at = 0; at + FEW <= N; at += 213) {
+            float *some = multiply_gated(&r, w, x + (int64_t)at * COLS, FEW);
+            assert_memory_equal(some, all + at * HALF, (size_t)FEW * HALF * sizeof(*some));
+            free(some);
+        }
+        free(all);
+        free(x);
+        free_piece(&s[0]);
+        free_piece(&s[1]);
+        free_piece(&codes);
+    }
+    rig_close(&r);
+}
+
 /* ---- values that are no numbers ---- */
 
 static void what_is_not_finite_stays_so(void **state)
@@ -640,6 +705,8 @@ static int all_tests(void)
         cmocka_unit_test(a_plain_piece_may_stand_among_blocks),
         cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_plain_loops),
         cmocka_unit_test(a_row_has_the_same_bits_in_any_company),
+        cmocka_unit_test(many_long_rows_have_the_bits_of_few),
+        cmocka_unit_test(gated_products_of_many_rows_have_the_bits_of_few),
         cmocka_unit_test(what_is_not_finite_stays_so),
         cmocka_unit_test(embeddings_are_the_decoded_rows),
         cmocka_unit_test(pieces_that_cut_blocks_are_refused),

@@ -423,7 +423,12 @@ static void rotations_are_those_of_the_definition(void **state)
     float table[3 * 4];
     struct rope_config r = {
         .kind = ROPE_DEFAULT, .theta = 100, .factor = 1, .rot_dim = 4, .original_positions = 3};
-    rope_fill(table, &r, 3);
+    struct rope_table t;
+    rope_table_init(&t, table, &r, 3);
+    rope_table_reach(&t, 1);
+    assert_int_equal(t.n_filled, 1);
+    rope_table_reach(&t, 9);
+    assert_int_equal(t.n_filled, 3);
     assert_float_equal(table[0], 1, 0);
     assert_float_equal(table[3], 0, 0);
     /* position 2, frequencies 1 and 100^(-1/2) */
@@ -433,7 +438,8 @@ static void rotations_are_those_of_the_definition(void **state)
     assert_float_equal(table[8 + 3], sin(0.2), 1e-6);
     r.kind = ROPE_LINEAR;
     r.factor = 2;
-    rope_fill(table, &r, 3);
+    rope_table_init(&t, table, &r, 3);
+    rope_table_reach(&t, 3);
     assert_float_equal(table[8 + 2], sin(1.0), 1e-6);
 }
 
