@@ -432,7 +432,7 @@ static void fixed_scales_round_and_clip_what_is_scored(void **state)
     OK(scorer_init(&s, SOURCE, NULL, 1, &e), e);
     OK(scorer_loss(&s, token, TOKENS, &exact, &n, &e), e);
     for (int p = 0; p < PRODUCTS; p++) {
-        clipping[p] = fine[p] / 127 / 16;
+        clipping[p] = fine[p] / 127 / 64;
         fine[p] = fine[p] * 1.5f / 127;
     }
     double rounded = loss_with(&s, fine, token), clipped = loss_with(&s, clipping, token);
