@@ -78,6 +78,13 @@ INLINE bool has_halves(const enum weight_format_id f)
     return f == FORMAT_Q2_K || f == FORMAT_Q3_K || f == FORMAT_Q6_K;
 }
 
+/* Formats with groups of 16 bytes, two codes each: the first half of a group low. */
+INLINE bool is_turned(const enum weight_format_id f)
+{
+    return f == FORMAT_Q4_0 || f == FORMAT_Q4_1 || f == FORMAT_Q5_0 || f == FORMAT_Q5_1 ||
+           f == FORMAT_IQ4_NL || f == FORMAT_MXFP4 || f == FORMAT_IQ4_XS;
+}
+
 /* What stored_codes are above the codes. */
 INLINE int zero_point(const enum weight_format_id f)
 {
@@ -97,12 +104,12 @@ INLINE __m256i nibbles(const uint8_t *p)
 }
 
 /* 16 where the bit is set, of 32 bits. */
-INLINE __m256i fifth_bits(const uint8_t *p)
+INLINE __m256i fifth_bits(uint32_t bits)
 {
     const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
                                             2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
     const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201ull);
-    __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32((int32_t)load_u32(p)), spread);
+    __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32((int32_t)bits), spread);
 
     v = _mm256_cmpeq_epi8(_mm256_and_si256(v, bit), bit);
     return _mm256_and_si256(v, _mm256_set1_epi8(16));
@@ -124,6 +131,13 @@ INLINE __m256i look_up(const int8_t *level, __m256i v)
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), v);
 }
 
+/* Where the codes of group g begin; of formats that are turned. */
+INLINE const uint8_t *group_at(const enum weight_format_id f, const uint8_t *s, const int g)
+{
+    return f == FORMAT_IQ4_XS ? s + 8 + 16 * g
+                              : s + (bytes_of(f) / GROUPS) * g + bytes_of(f) / GROUPS - 16;
+}
+
 /* Group g's codes plus zero_point(f). */
 INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, const int g)
 {
@@ -135,9 +149,9 @@ INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, con
     case FORMAT_Q4_1:
         return nibbles(s + 20 * g + 4);
     case FORMAT_Q5_0:
-        return _mm256_or_si256(nibbles(s + 22 * g + 6), fifth_bits(s + 22 * g + 2));
+        return _mm256_or_si256(nibbles(s + 22 * g + 6), fifth_bits(load_u32(s + 22 * g + 2)));
     case FORMAT_Q5_1:
-        return _mm256_or_si256(nibbles(s + 24 * g + 8), fifth_bits(s + 24 * g + 4));
+        return _mm256_or_si256(nibbles(s + 24 * g + 8), fifth_bits(load_u32(s + 24 * g + 4)));
     case FORMAT_Q8_0:
         return load32(s + 34 * g + 2);
     case FORMAT_IQ4_NL:
@@ -196,6 +210,31 @@ INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
 }
 #endif
 
+/* The same where `step` is at least 16: each load has its number where the vector shall
+ * have it. */
+INLINE __m256 blend_eight_halves(const uint8_t *p, const int step)
+{
+    __m128i v[8];
+
+    if (step == 18) { /* two of a load: every other number is in the upper 16 bytes */
+        __m256i w = load32(p);
+        w = _mm256_blend_epi16(w, load32(p + 32), 0x0C);
+        w = _mm256_blend_epi16(w, load32(p + 64), 0x30);
+        w = _mm256_blend_epi16(w, load32(p + 96), 0xC0);
+        return _mm256_cvtph_ps(
+            _mm_blend_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 0xAA));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        v[i] = _mm_loadu_si128((const __m128i *)(p + i * (step - 2)));
+    }
+    v[0] =
+        _mm_blend_epi16(_mm_blend_epi16(v[0], v[1], 0x02), _mm_blend_epi16(v[2], v[3], 0x08), 0x0C);
+    v[4] =
+        _mm_blend_epi16(_mm_blend_epi16(v[4], v[5], 0x20), _mm_blend_epi16(v[6], v[7], 0x80), 0xC0);
+    return _mm256_cvtph_ps(_mm_blend_epi16(v[0], v[4], 0xF0));
+}
+
 /* n float16 numbers, `step` bytes apart, and zeros up to eight; the first is one of the
  * first two of a block. */
 INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
@@ -207,6 +246,9 @@ INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
         return load_eight_halves(p, step);
     }
 #endif
+    if (n == 8) {
+        return blend_eight_halves(p, step);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         h[i] = 0;
