@@ -390,67 +390,132 @@ INLINE void half_minima_of(const uint8_t *s, __m256 ret[2])
 
 /* ---- activations ---- */
 
-INLINE uint32_t greatest(const __m256i v[4])
+/* The greatest lane of each of eight vectors. */
+INLINE __m256i greatest_of_each(const __m256i v[GROUPS])
 {
-    __m256i m = _mm256_max_epu32(_mm256_max_epu32(v[0], v[1]), _mm256_max_epu32(v[2], v[3]));
-    __m128i a = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    __m256i two[4], four[2];
 
-    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0x4E));
-    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0xB1));
-    return (uint32_t)_mm_cvtsi128_si32(a);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        two[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+                                  _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        four[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                                   _mm256_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+    }
+    return _mm256_max_epu32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
+                            _mm256_permute2x128_si256(four[0], four[1], 0x31));
 }
 
-INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
+/* The greatest magnitudes of eight groups, as bits; those of a NaN are greater. */
+INLINE __m256i magnitudes(const float *x)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i v[4];
-    float most, sum[2];
+    const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i v[GROUPS];
 
-    for (int i = 0; i < 4; i++) {
-        v[i] = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + 8 * i)),
-                                _mm256_set1_epi32(0x7FFFFFFF));
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        __m256i m = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __m256i of_x = _mm256_castps_si256(_mm256_loadu_ps(x + 32 * g + 8 * i));
+            m = _mm256_max_epu32(m, _mm256_and_si256(of_x, mask));
+        }
+        v[g] = m;
     }
-    uint32_t max = greatest(v);
-    memcpy(&most, &max, sizeof(most));
-    bool finite = max < 0x7F800000u;
-    bool some = finite && !(most < 1e-30f);
-    __m256 inverse = _mm256_set1_ps(some ? 127.0f / most : 0);
+    return greatest_of_each(v);
+}
+
+/* The codes of a group, and those of its turned order. */
+INLINE __m256i put_group_codes(struct act_block *out, const int g, const float *x, __m256 inverse,
+                               __m256i some)
+{
+    __m256i v[4];
+
+#pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        v[i] = some ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse))
-                    : _mm256_setzero_si256();
+        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse));
     }
     __m256i w = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    w = _mm256_and_si256(w, some);
     _mm256_store_si256((__m256i *)(out->code + 32 * g), w);
-    __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), w), ones);
     int8_t *turned = out->turned + g / 4 * 128 + g % 4 * 16;
     _mm_store_si128((__m128i *)turned, _mm256_castsi256_si128(w));
     _mm_store_si128((__m128i *)(turned + 64), _mm256_extracti128_si256(w, 1));
-    __m256i half = _mm256_hadd_epi32(four, four);
-    half = _mm256_hadd_epi32(half, half);
-    int32_t low = _mm256_extract_epi32(half, 0), high = _mm256_extract_epi32(half, 4);
-    float scale = some ? most / 127.0f : finite ? 0 : NAN;
-    out->total16[2 * g] = low;
-    out->total16[2 * g + 1] = high;
-    out->total32[g] = low + high;
-    sum[0] = (float)low;
-    sum[1] = (float)high;
-    out->scale[g] = scale;
-    out->sum16[2 * g] = scale * sum[0];
-    out->sum16[2 * g + 1] = scale * sum[1];
-    out->sum32[g] = scale * (float)(low + high);
+    return w;
+}
+
+/* a and b with the lanes of each pair side by side. */
+INLINE void interleave(__m256i a, __m256i b, __m256i ret[2])
+{
+    __m256i low = _mm256_unpacklo_epi32(a, b), high = _mm256_unpackhi_epi32(a, b);
+
+    ret[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    ret[1] = _mm256_permute2x128_si256(low, high, 0x31);
+}
+
+/* The sums of codes, of which v[g] has four at a time of group g, and scaled. */
+INLINE void put_totals(struct act_block *out, const __m256i v[GROUPS], __m256 scale)
+{
+    __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    __m256i first = _mm256_permute2x128_si256(a, b, 0x20);
+    __m256i last = _mm256_permute2x128_si256(a, b, 0x31), sum = _mm256_add_epi32(first, last);
+    __m256i half[2], by[2];
+
+    _mm256_store_si256((__m256i *)out->total32, sum);
+    _mm256_store_ps(out->sum32, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum)));
+    interleave(first, last, half);
+    interleave(_mm256_castps_si256(scale), _mm256_castps_si256(scale), by);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        _mm256_store_si256((__m256i *)(out->total16 + 8 * i), half[i]);
+        _mm256_store_ps(out->sum16 + 8 * i,
+                        _mm256_mul_ps(_mm256_castsi256_ps(by[i]), _mm256_cvtepi32_ps(half[i])));
+    }
+}
+
+/* 256 values. */
+static void quantise_block(struct act_block *out, const float *x)
+{
+    const __m256i ones = _mm256_set1_epi8(1), infinite = _mm256_set1_epi32(0x7F800000);
+    const __m256 top = _mm256_set1_ps(127.0f);
+    __m256i max = magnitudes(x), finite = _mm256_cmpgt_epi32(infinite, max);
+    __m256 most = _mm256_castsi256_ps(max);
+    __m256 small = _mm256_cmp_ps(most, _mm256_set1_ps(1e-30f), _CMP_LT_OQ);
+    __m256 some = _mm256_andnot_ps(small, _mm256_castsi256_ps(finite));
+    __m256 nan = _mm256_andnot_ps(_mm256_castsi256_ps(finite), _mm256_set1_ps(NAN));
+    __m256 scale = _mm256_or_ps(_mm256_and_ps(some, _mm256_div_ps(most, top)), nan);
+    _Alignas(32) float inverse[GROUPS];
+    _Alignas(32) int32_t mask[GROUPS];
+    __m256i v[GROUPS];
+
+    _mm256_store_ps(inverse, _mm256_and_ps(some, _mm256_div_ps(top, most)));
+    _mm256_store_si256((__m256i *)mask, _mm256_castps_si256(some));
+    _mm256_store_ps(out->scale, scale);
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        __m256i w = put_group_codes(out, g, x + 32 * g, _mm256_set1_ps(inverse[g]),
+                                    _mm256_set1_epi32(mask[g]));
+        v[g] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, w), _mm256_set1_epi16(1));
+    }
+    put_totals(out, v, scale);
 }
 
 static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
 {
+    float last[256];
+
     for (int32_t at = 0; at < n; at += 256, out += n_x) {
-        int32_t here = MIN(256, n - at);
-        if (here < 256) {
-            memset(out, 0, sizeof(*out));
+        const float *from = x + at;
+        if (n - at < 256) {
+            memset(last, 0, sizeof(last));
+            from = memcpy(last, from, (size_t)(n - at) * sizeof(*x));
         }
-        for (int32_t i = 0; i < here; i += 32) {
-            quantise_group(out, i / 32, x + at + i);
-        }
+        quantise_block(out, from);
     }
 }
 
