@@ -293,8 +293,8 @@ EACH_BLOCK_FORMAT(PACK_ROWS)
 
 /* ---- tiles ---- */
 
-/* What the sums of a group begin with, two words: -above times the sum of the codes that
- * each of them adds up. ret[i]: of the i-th 16 codes, or 32. */
+/* What the sums of a group begin with, two words: -above times the sum of the codes
+ * that each of them adds up. ret[i]: of the i-th 16 codes, or 32. */
 static void beginnings(int32_t ret[16], const struct act_block *x, const int group, int32_t above)
 {
     const __m256i ones = _mm256_set1_epi8(1), by = _mm256_set1_epi16((short)-above);
