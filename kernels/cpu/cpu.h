@@ -89,6 +89,14 @@ static inline int64_t cpu_row_bytes(const struct mat *w)
                      : w->stride * dtype_bytes(w->dtype);
 }
 
+/* Where row r of a part lies in it; in_head: r modulo head_rows. */
+static inline int32_t cpu_part_row(const struct cpu_part *p, int32_t r, int32_t in_head)
+{
+    int32_t half = p->head_rows / 2;
+
+    return r + (p->head_rows == 0 ? 0 : in_head < half ? in_head : in_head - p->head_rows + 1);
+}
+
 /* Row r of a weight, or of a run of one. */
 static inline const char *cpu_row(const struct mat *w, int32_t r)
 {
@@ -99,13 +107,8 @@ static inline const char *cpu_row(const struct mat *w, int32_t r)
     while (r >= p->first + p->rows) {
         p++;
     }
-    int32_t at = r - p->first;
-    if (p->head_rows > 0) {
-        int32_t half = p->head_rows / 2;
-        int32_t in_head = at % p->head_rows;
-        at += in_head < half ? in_head : in_head - p->head_rows + 1;
-    }
-    return p->data + at * cpu_row_bytes(w);
+    int32_t at = r - p->first, in_head = p->head_rows > 0 ? at % p->head_rows : 0;
+    return p->data + cpu_part_row(p, at, in_head) * cpu_row_bytes(w);
 }
 
 /* row[k] = row first + k, of n rows of a run in blocks. */
@@ -114,12 +117,13 @@ static inline void cpu_rows(const struct mat *w, int32_t first, int32_t n, const
     const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
     int64_t bytes = cpu_row_bytes(w);
 
-    for (int32_t k = 0; k < n; k++) {
-        while (first + k >= p->first + p->rows) {
-            p++;
+    for (int32_t k = 0; k < n; p++) {
+        int32_t end = MIN(p->first + p->rows - first, n);
+        int32_t r = first + k - p->first, in_head = p->head_rows > 0 ? r % p->head_rows : 0;
+        for (; k < end; k++, r++) {
+            row[k] = p->data + cpu_part_row(p, r, in_head) * bytes;
+            in_head = in_head + 1 == p->head_rows ? 0 : in_head + 1;
         }
-        row[k] =
-            p->head_rows > 0 ? cpu_row(w, first + k) : p->data + (first + k - p->first) * bytes;
     }
 }
 

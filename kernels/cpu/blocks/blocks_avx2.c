@@ -1,6 +1,8 @@
 /* Products with blocks with AVX2: the codes of 256 values are unpacked once for all
- * rows of x; the vectors of a row's eight groups are added pairwise until a vector
- * holds the sum of each. */
+ * rows of x. Where a load leaves the first halves of two groups apart from their last
+ * ones, vectors have them so (act_block.turned), and half as many sums are left to be
+ * added across lanes. Codes of up to 6 bits have no sign here; what they are too high
+ * by is taken off the sums of groups. */
 #include "kernels/cpu/blocks/unpack_x86.h"
 
 #ifdef __AVX2__
@@ -16,37 +18,225 @@ INLINE void clear_sums(struct sums *s, const int n_x)
     }
 }
 
-/* Eight sums of four products each. The products of a pair fit into 16 bits: codes with
- * a sign have 7 bits, the others 5. */
-INLINE __m256i products(const enum weight_format_id f, __m256i w, __m256i x)
-{
-    __m256i pairs = has_minima(f)
-                        ? _mm256_maddubs_epi16(w, x)
-                        : _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+/* ---- codes ---- */
 
-    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+/* Codes of eight bits, with their sign. */
+INLINE bool has_signs(const enum weight_format_id f)
+{
+    return f == FORMAT_Q8_0 || f == FORMAT_IQ4_NL || f == FORMAT_IQ4_XS;
 }
 
-/* The sums of four groups' halves: the first half of each in the lower 16 bytes. */
-INLINE __m256i four_groups(const enum weight_format_id f, const __m256i *code, const int8_t *x)
+/* Vectors of codes in the order of act_block.turned: those of groups 2p and 2p + 1 are
+ * their first halves, then their last ones. */
+INLINE bool in_turned_pairs(const enum weight_format_id f)
 {
+    return is_turned(f) || f == FORMAT_Q4_K || f == FORMAT_Q5_K;
+}
+
+INLINE __m256i broadcast16(const uint8_t *p)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* Each byte's four bits from bit 0 on in the lower 16 bytes, from bit 4 on in the
+ * others. */
+INLINE __m256i low_and_high(__m256i v)
+{
+    const __m256i by = _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4);
+
+    return _mm256_and_si256(_mm256_srlv_epi32(v, by), _mm256_set1_epi8(15));
+}
+
+/* 16 where bit 2p is set, in the upper 16 bytes bit 2p + 1. */
+INLINE __m256i two_fifths(__m256i v, const int p)
+{
+    const __m256i by =
+        _mm256_setr_epi32(2 * p, 2 * p, 2 * p, 2 * p, 2 * p + 1, 2 * p + 1, 2 * p + 1, 2 * p + 1);
+
+    v = _mm256_and_si256(_mm256_srlv_epi32(v, by), _mm256_set1_epi8(1));
+    return _mm256_slli_epi16(v, 4);
+}
+
+/* Groups 2p and 2p + 1 of Q4_K or Q5_K. */
+INLINE void pair_of_k(const enum weight_format_id f, const uint8_t *s, const int p, __m256i ret[2])
+{
+    const uint8_t *at = s + (f == FORMAT_Q4_K ? 16 : 48) + 32 * p;
+
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        ret[i] = low_and_high(broadcast16(at + 16 * i));
+        if (f == FORMAT_Q5_K) {
+            ret[i] = _mm256_or_si256(ret[i], two_fifths(broadcast16(s + 16 + 16 * i), p));
+        }
+    }
+}
+
+/* Groups 2p and 2p + 1 of a format that is turned. */
+INLINE void pair_of_turned(const enum weight_format_id f, const uint8_t *s, const int p,
+                           __m256i ret[2])
+{
+    const uint8_t *a = group_at(f, s, 2 * p), *b = group_at(f, s, 2 * p + 1);
+    const __m256i four = _mm256_set1_epi8(15);
+    __m256i v = f == FORMAT_IQ4_XS ? load32(a)
+                                   : _mm256_set_m128i(_mm_loadu_si128((const __m128i *)b),
+                                                      _mm_loadu_si128((const __m128i *)a));
+
+    ret[0] = _mm256_and_si256(v, four);
+    ret[1] = _mm256_and_si256(_mm256_srli_epi16(v, 4), four);
+    if (f == FORMAT_Q5_0 || f == FORMAT_Q5_1) {
+        uint32_t of_a = load_u32(a - 4), of_b = load_u32(b - 4);
+        ret[0] = _mm256_or_si256(ret[0], fifth_bits((of_a & 0xFFFFu) | of_b << 16));
+        ret[1] = _mm256_or_si256(ret[1], fifth_bits(of_a >> 16 | (of_b & 0xFFFF0000u)));
+    } else if (f == FORMAT_MXFP4) {
+        const __m256i twelve = _mm256_set1_epi8(12);
+        ret[0] = _mm256_add_epi8(look_up(weight_levels_mxfp4, ret[0]), twelve);
+        ret[1] = _mm256_add_epi8(look_up(weight_levels_mxfp4, ret[1]), twelve);
+    } else if (f == FORMAT_IQ4_NL || f == FORMAT_IQ4_XS) {
+        ret[0] = look_up(weight_levels_iq4, ret[0]);
+        ret[1] = look_up(weight_levels_iq4, ret[1]);
+    }
+}
+
+/* The codes of a block's first `groups` groups, and zeros. */
+INLINE void unpack(__m256i code[GROUPS], const enum weight_format_id f, const uint8_t *s,
+                   const int32_t groups)
+{
+#pragma GCC unroll 4
+    for (int p = 0; p < GROUPS / 2; p++) {
+        __m256i *to = code + 2 * p;
+        if (2 * p >= groups) {
+            to[0] = to[1] = _mm256_setzero_si256();
+        } else if (is_turned(f)) {
+            pair_of_turned(f, s, p, to);
+        } else if (in_turned_pairs(f)) {
+            pair_of_k(f, s, p, to);
+        } else {
+            to[0] = stored_codes(f, s, 2 * p);
+            to[1] = stored_codes(f, s, 2 * p + 1);
+        }
+    }
+}
+
+/* ---- sums ---- */
+
+INLINE __m256i pairs(__m256i v)
+{
+    return _mm256_madd_epi16(v, _mm256_set1_epi16(1));
+}
+
+INLINE __m256i load_x(const int8_t *x)
+{
+    return _mm256_load_si256((const __m256i *)x);
+}
+
+/* Eight sums of four products each of codes with a sign. */
+INLINE __m256i signed_products(__m256i w, __m256i x)
+{
+    return pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
+}
+
+/* The four sums of each 16 bytes of a and b added pairwise. `small`: they fit into 16
+ * bits. */
+INLINE __m256i add_pairs(__m256i a, __m256i b, const bool small)
+{
+    return small ? pairs(_mm256_packs_epi32(a, b)) : _mm256_hadd_epi32(a, b);
+}
+
+/* Eight sums of eight products each of groups 2p and 2p + 1, which are in turned
+ * order. */
+INLINE __m256i turned_products(const enum weight_format_id f, const __m256i *code, const int8_t *x)
+{
+    __m256i first = load_x(x), last = load_x(x + 64);
+
+    if (has_signs(f)) {
+        return _mm256_add_epi32(signed_products(code[0], first), signed_products(code[1], last));
+    }
+    return pairs(_mm256_add_epi16(_mm256_maddubs_epi16(code[0], first),
+                                  _mm256_maddubs_epi16(code[1], last)));
+}
+
+/* The sums of eight groups of 32, those behind the first `groups` zero. */
+INLINE __m256i sums_turned(const enum weight_format_id f, const __m256i *code,
+                           const struct act_block *x, const int32_t groups)
+{
+    const bool small = !has_signs(f);
+    const bool smaller = f == FORMAT_Q4_0 || f == FORMAT_Q4_1 || f == FORMAT_Q4_K;
     __m256i v[4];
 
 #pragma GCC unroll 4
-    for (int g = 0; g < 4; g++) {
-        v[g] = products(f, code[g], _mm256_load_si256((const __m256i *)(x + 32 * g)));
+    for (int p = 0; p < 4; p++) {
+        v[p] = 2 * p < groups
+                   ? turned_products(f, code + 2 * p, x->turned + p / 2 * 128 + p % 2 * 32)
+                   : _mm256_setzero_si256();
     }
-    return _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    v[0] = add_pairs(add_pairs(v[0], v[1], small), add_pairs(v[2], v[3], small), smaller);
+    return _mm256_permutevar8x32_epi32(v[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* Add the sums of eight groups of 32 to those of row j. */
-INLINE void add_groups(__m256 *acc, const enum weight_format_id f, __m256i low, __m256i high,
-                       __m256 w, __m256 min, const struct act_block *x)
+/* The same of codes with a sign in the order of act_block.code. */
+INLINE __m256i sums_plain(const __m256i *code, const struct act_block *x, const int32_t groups)
 {
-    __m256i sum = _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                                   _mm256_permute2x128_si256(low, high, 0x31));
-    __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
+    __m256i v[GROUPS];
 
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        v[g] = g < groups ? signed_products(code[g], load_x(x->code + 32 * g))
+                          : _mm256_setzero_si256();
+    }
+    __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                            _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+/* The sums of sixteen groups of 16, eight from group 8 * i on in ret[i]. */
+INLINE void sums_halves(const __m256i *code, const struct act_block *x, __m256i ret[2])
+{
+    __m256i v[GROUPS];
+
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        v[g] = pairs(_mm256_maddubs_epi16(code[g], load_x(x->code + 32 * g)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m256i *of = v + 4 * i;
+        __m256i sum =
+            _mm256_hadd_epi32(add_pairs(of[0], of[1], true), add_pairs(of[2], of[3], true));
+        ret[i] = _mm256_permutevar8x32_epi32(sum, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    }
+}
+
+/* What sums of codes without a sign are too high by, from the sums of x's codes. */
+INLINE __m256i too_high(const enum weight_format_id f, const int32_t *total)
+{
+    __m256i v = _mm256_load_si256((const __m256i *)total);
+
+    switch (f) {
+    case FORMAT_Q3_K:
+        return _mm256_slli_epi32(v, 2);
+    case FORMAT_Q4_0:
+        return _mm256_slli_epi32(v, 3);
+    case FORMAT_Q5_0:
+        return _mm256_slli_epi32(v, 4);
+    case FORMAT_Q6_K:
+        return _mm256_slli_epi32(v, 5);
+    default: /* FORMAT_MXFP4 */
+        return _mm256_add_epi32(_mm256_slli_epi32(v, 3), _mm256_slli_epi32(v, 2));
+    }
+}
+
+/* Add the sums of eight groups of 32 to those of a row. */
+INLINE void add_groups(__m256 *acc, const enum weight_format_id f, const __m256i *code, __m256 w,
+                       __m256 min, const struct act_block *x, const int32_t groups)
+{
+    __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
+    __m256i sum =
+        in_turned_pairs(f) ? sums_turned(f, code, x, groups) : sums_plain(code, x, groups);
+
+    if (!has_minima(f) && !has_signs(f)) {
+        sum = _mm256_sub_epi32(sum, too_high(f, x->total32));
+    }
     *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *acc);
     if (has_minima(f)) {
         *acc = _mm256_fnmadd_ps(min, _mm256_load_ps(x->sum32), *acc);
@@ -54,18 +244,20 @@ INLINE void add_groups(__m256 *acc, const enum weight_format_id f, __m256i low, 
 }
 
 /* The same of sixteen groups of 16. */
-INLINE void add_halves(__m256 *acc, const enum weight_format_id f, __m256i low, __m256i high,
+INLINE void add_halves(__m256 *acc, const enum weight_format_id f, const __m256i *code,
                        const __m256 *w, const __m256 *min, const struct act_block *x)
 {
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256 d = _mm256_load_ps(x->scale);
     __m256 a = _mm256_unpacklo_ps(d, d), b = _mm256_unpackhi_ps(d, d);
     __m256 scale[2] = {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
-    __m256i sum[2] = {_mm256_permutevar8x32_epi32(low, order),
-                      _mm256_permutevar8x32_epi32(high, order)};
+    __m256i sum[2];
 
+    sums_halves(code, x, sum);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
+        if (!has_minima(f)) {
+            sum[i] = _mm256_sub_epi32(sum[i], too_high(f, x->total16 + 8 * i));
+        }
         acc[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i]), _mm256_mul_ps(w[i], scale[i]), acc[i]);
         if (has_minima(f)) {
             acc[i] = _mm256_fnmadd_ps(min[i], _mm256_load_ps(x->sum16 + 8 * i), acc[i]);
@@ -88,20 +280,13 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
         w[0] = scales_of(f, s, groups);
         min[0] = has_minima(f) ? minima_of(f, s, groups) : w[0];
     }
-#pragma GCC unroll 8
-    for (int g = 0; g < GROUPS; g++) {
-        code[g] = g < groups ? _mm256_sub_epi8(stored_codes(f, s, g),
-                                               _mm256_set1_epi8((char)zero_point(f)))
-                             : _mm256_setzero_si256();
-    }
+    unpack(code, f, s, groups);
 #pragma GCC unroll 4
     for (int j = 0; j < n_x; j++) {
-        __m256i low = four_groups(f, code, x[j].code);
-        __m256i high = four_groups(f, code + 4, x[j].code + 128);
         if (has_halves(f)) {
-            add_halves(sums->acc[j], f, low, high, w, min, &x[j]);
+            add_halves(sums->acc[j], f, code, w, min, &x[j]);
         } else {
-            add_groups(&sums->acc[j][0], f, low, high, w[0], min[0], &x[j]);
+            add_groups(&sums->acc[j][0], f, code, w[0], min[0], &x[j], groups);
         }
     }
 }

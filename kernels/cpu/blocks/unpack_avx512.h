@@ -10,12 +10,6 @@
 
 #ifdef __AVX512BW__
 
-INLINE bool is_turned(const enum weight_format_id f)
-{
-    return f == FORMAT_Q4_0 || f == FORMAT_Q4_1 || f == FORMAT_Q5_0 || f == FORMAT_Q5_1 ||
-           f == FORMAT_IQ4_NL || f == FORMAT_MXFP4 || f == FORMAT_IQ4_XS;
-}
-
 /* log2 of what the codes here are above those of the format; -1: nothing. */
 INLINE int zero_shift(const enum weight_format_id f)
 {
@@ -31,13 +25,6 @@ INLINE int zero_shift(const enum weight_format_id f)
     default:
         return has_minima(f) ? -1 : 7;
     }
-}
-
-/* Where the codes of group g begin; of formats that are turned. */
-INLINE const uint8_t *group_at(const enum weight_format_id f, const uint8_t *s, const int g)
-{
-    return f == FORMAT_IQ4_XS ? s + 8 + 16 * g
-                              : s + (bytes_of(f) / GROUPS) * g + bytes_of(f) / GROUPS - 16;
 }
 
 /* The 16 bytes of n of four groups from `g` on; zeros behind them. */

@@ -78,6 +78,13 @@ INLINE bool has_halves(const enum weight_format_id f)
     return f == FORMAT_Q2_K || f == FORMAT_Q3_K || f == FORMAT_Q6_K;
 }
 
+/* Formats with groups of 16 bytes, two codes each: the first half of a group low. */
+INLINE bool is_turned(const enum weight_format_id f)
+{
+    return f == FORMAT_Q4_0 || f == FORMAT_Q4_1 || f == FORMAT_Q5_0 || f == FORMAT_Q5_1 ||
+           f == FORMAT_IQ4_NL || f == FORMAT_MXFP4 || f == FORMAT_IQ4_XS;
+}
+
 /* What stored_codes are above the codes. */
 INLINE int zero_point(const enum weight_format_id f)
 {
@@ -97,12 +104,12 @@ INLINE __m256i nibbles(const uint8_t *p)
 }
 
 /* 16 where the bit is set, of 32 bits. */
-INLINE __m256i fifth_bits(const uint8_t *p)
+INLINE __m256i fifth_bits(uint32_t bits)
 {
     const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2,
                                             2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
     const __m256i bit = _mm256_set1_epi64x((int64_t)0x8040201008040201ull);
-    __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32((int32_t)load_u32(p)), spread);
+    __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32((int32_t)bits), spread);
 
     v = _mm256_cmpeq_epi8(_mm256_and_si256(v, bit), bit);
     return _mm256_and_si256(v, _mm256_set1_epi8(16));
@@ -124,6 +131,13 @@ INLINE __m256i look_up(const int8_t *level, __m256i v)
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), v);
 }
 
+/* Where the codes of group g begin; of formats that are turned. */
+INLINE const uint8_t *group_at(const enum weight_format_id f, const uint8_t *s, const int g)
+{
+    return f == FORMAT_IQ4_XS ? s + 8 + 16 * g
+                              : s + (bytes_of(f) / GROUPS) * g + bytes_of(f) / GROUPS - 16;
+}
+
 /* Group g's codes plus zero_point(f). */
 INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, const int g)
 {
@@ -135,9 +149,9 @@ INLINE __m256i stored_codes(const enum weight_format_id f, const uint8_t *s, con
     case FORMAT_Q4_1:
         return nibbles(s + 20 * g + 4);
     case FORMAT_Q5_0:
-        return _mm256_or_si256(nibbles(s + 22 * g + 6), fifth_bits(s + 22 * g + 2));
+        return _mm256_or_si256(nibbles(s + 22 * g + 6), fifth_bits(load_u32(s + 22 * g + 2)));
     case FORMAT_Q5_1:
-        return _mm256_or_si256(nibbles(s + 24 * g + 8), fifth_bits(s + 24 * g + 4));
+        return _mm256_or_si256(nibbles(s + 24 * g + 8), fifth_bits(load_u32(s + 24 * g + 4)));
     case FORMAT_Q8_0:
         return load32(s + 34 * g + 2);
     case FORMAT_IQ4_NL:
@@ -196,6 +210,31 @@ INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
 }
 #endif
 
+/* The same where `step` is at least 16: each load has its number where the vector shall
+ * have it. */
+INLINE __m256 blend_eight_halves(const uint8_t *p, const int step)
+{
+    __m128i v[8];
+
+    if (step == 18) { /* two of a load: every other number is in the upper 16 bytes */
+        __m256i w = load32(p);
+        w = _mm256_blend_epi16(w, load32(p + 32), 0x0C);
+        w = _mm256_blend_epi16(w, load32(p + 64), 0x30);
+        w = _mm256_blend_epi16(w, load32(p + 96), 0xC0);
+        return _mm256_cvtph_ps(
+            _mm_blend_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 0xAA));
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        v[i] = _mm_loadu_si128((const __m128i *)(p + i * (step - 2)));
+    }
+    v[0] =
+        _mm_blend_epi16(_mm_blend_epi16(v[0], v[1], 0x02), _mm_blend_epi16(v[2], v[3], 0x08), 0x0C);
+    v[4] =
+        _mm_blend_epi16(_mm_blend_epi16(v[4], v[5], 0x20), _mm_blend_epi16(v[6], v[7], 0x80), 0xC0);
+    return _mm256_cvtph_ps(_mm_blend_epi16(v[0], v[4], 0xF0));
+}
+
 /* n float16 numbers, `step` bytes apart, and zeros up to eight; the first is one of the
  * first two of a block. */
 INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
@@ -207,6 +246,9 @@ INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
         return load_eight_halves(p, step);
     }
 #endif
+    if (n == 8) {
+        return blend_eight_halves(p, step);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         h[i] = 0;
@@ -348,67 +390,132 @@ INLINE void half_minima_of(const uint8_t *s, __m256 ret[2])
 
 /* ---- activations ---- */
 
-INLINE uint32_t greatest(const __m256i v[4])
+/* The greatest lane of each of eight vectors. */
+INLINE __m256i greatest_of_each(const __m256i v[GROUPS])
 {
-    __m256i m = _mm256_max_epu32(_mm256_max_epu32(v[0], v[1]), _mm256_max_epu32(v[2], v[3]));
-    __m128i a = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    __m256i two[4], four[2];
 
-    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0x4E));
-    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0xB1));
-    return (uint32_t)_mm_cvtsi128_si32(a);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        two[i] = _mm256_max_epu32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+                                  _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        four[i] = _mm256_max_epu32(_mm256_unpacklo_epi64(two[2 * i], two[2 * i + 1]),
+                                   _mm256_unpackhi_epi64(two[2 * i], two[2 * i + 1]));
+    }
+    return _mm256_max_epu32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
+                            _mm256_permute2x128_si256(four[0], four[1], 0x31));
 }
 
-INLINE void quantise_group(struct act_block *out, int32_t g, const float *x)
+/* The greatest magnitudes of eight groups, as bits; those of a NaN are greater. */
+INLINE __m256i magnitudes(const float *x)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i v[4];
-    float most, sum[2];
+    const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
+    __m256i v[GROUPS];
 
-    for (int i = 0; i < 4; i++) {
-        v[i] = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(x + 8 * i)),
-                                _mm256_set1_epi32(0x7FFFFFFF));
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        __m256i m = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __m256i of_x = _mm256_castps_si256(_mm256_loadu_ps(x + 32 * g + 8 * i));
+            m = _mm256_max_epu32(m, _mm256_and_si256(of_x, mask));
+        }
+        v[g] = m;
     }
-    uint32_t max = greatest(v);
-    memcpy(&most, &max, sizeof(most));
-    bool finite = max < 0x7F800000u;
-    bool some = finite && !(most < 1e-30f);
-    __m256 inverse = _mm256_set1_ps(some ? 127.0f / most : 0);
+    return greatest_of_each(v);
+}
+
+/* The codes of a group, and those of its turned order. */
+INLINE __m256i put_group_codes(struct act_block *out, const int g, const float *x, __m256 inverse,
+                               __m256i some)
+{
+    __m256i v[4];
+
+#pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        v[i] = some ? _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse))
-                    : _mm256_setzero_si256();
+        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse));
     }
     __m256i w = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    w = _mm256_and_si256(w, some);
     _mm256_store_si256((__m256i *)(out->code + 32 * g), w);
-    __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), w), ones);
     int8_t *turned = out->turned + g / 4 * 128 + g % 4 * 16;
     _mm_store_si128((__m128i *)turned, _mm256_castsi256_si128(w));
     _mm_store_si128((__m128i *)(turned + 64), _mm256_extracti128_si256(w, 1));
-    __m256i half = _mm256_hadd_epi32(four, four);
-    half = _mm256_hadd_epi32(half, half);
-    int32_t low = _mm256_extract_epi32(half, 0), high = _mm256_extract_epi32(half, 4);
-    float scale = some ? most / 127.0f : finite ? 0 : NAN;
-    out->total16[2 * g] = low;
-    out->total16[2 * g + 1] = high;
-    out->total32[g] = low + high;
-    sum[0] = (float)low;
-    sum[1] = (float)high;
-    out->scale[g] = scale;
-    out->sum16[2 * g] = scale * sum[0];
-    out->sum16[2 * g + 1] = scale * sum[1];
-    out->sum32[g] = scale * (float)(low + high);
+    return w;
+}
+
+/* a and b with the lanes of each pair side by side. */
+INLINE void interleave(__m256i a, __m256i b, __m256i ret[2])
+{
+    __m256i low = _mm256_unpacklo_epi32(a, b), high = _mm256_unpackhi_epi32(a, b);
+
+    ret[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    ret[1] = _mm256_permute2x128_si256(low, high, 0x31);
+}
+
+/* The sums of codes, of which v[g] has four at a time of group g, and scaled. */
+INLINE void put_totals(struct act_block *out, const __m256i v[GROUPS], __m256 scale)
+{
+    __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    __m256i first = _mm256_permute2x128_si256(a, b, 0x20);
+    __m256i last = _mm256_permute2x128_si256(a, b, 0x31), sum = _mm256_add_epi32(first, last);
+    __m256i half[2], by[2];
+
+    _mm256_store_si256((__m256i *)out->total32, sum);
+    _mm256_store_ps(out->sum32, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum)));
+    interleave(first, last, half);
+    interleave(_mm256_castps_si256(scale), _mm256_castps_si256(scale), by);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        _mm256_store_si256((__m256i *)(out->total16 + 8 * i), half[i]);
+        _mm256_store_ps(out->sum16 + 8 * i,
+                        _mm256_mul_ps(_mm256_castsi256_ps(by[i]), _mm256_cvtepi32_ps(half[i])));
+    }
+}
+
+/* 256 values. */
+static void quantise_block(struct act_block *out, const float *x)
+{
+    const __m256i ones = _mm256_set1_epi8(1), infinite = _mm256_set1_epi32(0x7F800000);
+    const __m256 top = _mm256_set1_ps(127.0f);
+    __m256i max = magnitudes(x), finite = _mm256_cmpgt_epi32(infinite, max);
+    __m256 most = _mm256_castsi256_ps(max);
+    __m256 small = _mm256_cmp_ps(most, _mm256_set1_ps(1e-30f), _CMP_LT_OQ);
+    __m256 some = _mm256_andnot_ps(small, _mm256_castsi256_ps(finite));
+    __m256 nan = _mm256_andnot_ps(_mm256_castsi256_ps(finite), _mm256_set1_ps(NAN));
+    __m256 scale = _mm256_or_ps(_mm256_and_ps(some, _mm256_div_ps(most, top)), nan);
+    _Alignas(32) float inverse[GROUPS];
+    _Alignas(32) int32_t mask[GROUPS];
+    __m256i v[GROUPS];
+
+    _mm256_store_ps(inverse, _mm256_and_ps(some, _mm256_div_ps(top, most)));
+    _mm256_store_si256((__m256i *)mask, _mm256_castps_si256(some));
+    _mm256_store_ps(out->scale, scale);
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) {
+        __m256i w = put_group_codes(out, g, x + 32 * g, _mm256_set1_ps(inverse[g]),
+                                    _mm256_set1_epi32(mask[g]));
+        v[g] = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, w), _mm256_set1_epi16(1));
+    }
+    put_totals(out, v, scale);
 }
 
 static void quantise(struct act_block *out, int32_t n_x, const float *x, int32_t n)
 {
+    float last[256];
+
     for (int32_t at = 0; at < n; at += 256, out += n_x) {
-        int32_t here = MIN(256, n - at);
-        if (here < 256) {
-            memset(out, 0, sizeof(*out));
+        const float *from = x + at;
+        if (n - at < 256) {
+            memset(last, 0, sizeof(last));
+            from = memcpy(last, from, (size_t)(n - at) * sizeof(*x));
         }
-        for (int32_t i = 0; i < here; i += 32) {
-            quantise_group(out, i / 32, x + at + i);
-        }
+        quantise_block(out, from);
     }
 }
 

@@ -155,8 +155,9 @@ void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struc
     struct codes_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
 
     j.panels = &c->k.code_panels[w.format->id];
-    j.tile_bytes = code_tile_bytes(w.format, w.cols, j.panels->tile_rows);
-    j.panel_bytes = code_panel_bytes(w.format, w.cols);
+    int64_t code_bytes = j.panels->wide ? 2 : 1;
+    j.tile_bytes = code_bytes * code_tile_bytes(w.format, w.cols, j.panels->tile_rows);
+    j.panel_bytes = code_bytes * code_panel_bytes(w.format, w.cols);
     j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, j.panels->tile_rows);
     plan(&j);
     if (reserve(&j) < 0) {

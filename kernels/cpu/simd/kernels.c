@@ -173,6 +173,7 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way)
         cpu_tiles_avx2(k);
         cpu_attention_avx2(k);
         cpu_blocks_avx2(k);
+        cpu_code_panels_avx2(k);
     }
     if (isa == CPU_AVX2) {
         cpu_panels_avx2(k); /* AVX-512's tiles sum in another order, and have their own */

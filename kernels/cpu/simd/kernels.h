@@ -143,6 +143,7 @@ struct cpu_blocks {
 struct cpu_code_panels {
     int32_t tile_rows; /* rows of x in a tile, at most; up to CODE_TILE_ROWS */
     int32_t from;      /* rows of codes of x, from which panels are faster than cpu_blocks */
+    bool wide;         /* codes take two bytes, in panels and in tiles */
     /* Unpack CODE_PANEL_ROWS rows of n columns; the rows `ahead` bytes behind them are
      * prefetched. NULL: no panels for this machine. */
     void (*pack_rows)(void *panel, const void *const *row, int32_t n, int64_t ahead);
@@ -167,7 +168,8 @@ static inline int64_t code_tile_entry(int32_t group, int32_t n_x)
     return n_x * (group + 8);
 }
 
-/* Bytes of a panel of n columns, and of a tile of CODE_TILE_ROWS rows. */
+/* Bytes of a panel of n columns, and of a tile of `rows` rows; twice as many where
+ * codes are wide. */
 static inline int64_t code_panel_bytes(const struct weight_format *f, int32_t n)
 {
     int64_t blocks = div_ceil(n, FORMAT_BLOCK_MAX);
@@ -343,6 +345,7 @@ void cpu_codes_plain(struct cpu_kernels *k);
 void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
+void cpu_code_panels_avx2(struct cpu_kernels *k);
 void cpu_panels_avx512vnni(struct cpu_kernels *k); /* of codes */
 void cpu_panels_amx(struct cpu_kernels *k);        /* after cpu_panels_avx512vnni */
 void cpu_blocks_neon(struct cpu_kernels *k);

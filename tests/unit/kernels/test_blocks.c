@@ -42,15 +42,9 @@ static void put_half(struct rig *r, uint8_t *p)
     memcpy(p, &h, sizeof(h));
 }
 
-/* n values of random codes and finite scales. */
-static uint8_t *random_blocks(struct rig *r, const struct weight_format *f, int64_t n)
+/* Give the blocks of n_bytes at `out` finite scales. */
+static void put_scales(struct rig *r, const struct weight_format *f, uint8_t *out, int64_t n_bytes)
 {
-    int64_t n_bytes = weight_format_bytes(f, n);
-    uint8_t *out = rig_alloc((size_t)n_bytes);
-
-    for (int64_t i = 0; i < n_bytes; i++) {
-        out[i] = (uint8_t)rig_next(r);
-    }
     for (int64_t at = 0; at < n_bytes; at += f->block_bytes) {
         for (const int8_t *s = scales_at(f->id); *s >= 0; s++) {
             put_half(r, out + at + *s);
@@ -61,6 +55,18 @@ static uint8_t *random_blocks(struct rig *r, const struct weight_format *f, int6
             out[at] = (uint8_t)(110 + rig_below(r, 12));
         }
     }
+}
+
+/* n values of random codes and finite scales. */
+static uint8_t *random_blocks(struct rig *r, const struct weight_format *f, int64_t n)
+{
+    int64_t n_bytes = weight_format_bytes(f, n);
+    uint8_t *out = rig_alloc((size_t)n_bytes);
+
+    for (int64_t i = 0; i < n_bytes; i++) {
+        out[i] = (uint8_t)rig_next(r);
+    }
+    put_scales(r, f, out, n_bytes);
     return out;
 }
 
@@ -329,6 +335,43 @@ static void products_follow_the_decoded_weights(void **state)
                 free_piece(&s);
             }
         }
+    }
+    rig_close(&r);
+}
+
+/* Codes at their ends and inputs of one sign, whose sums are the greatest. */
+static void the_greatest_sums_have_room(void **state)
+{
+    (void)state;
+    enum { ROWS = 17, COLS = 256, X_ROWS = 6 };
+    static const uint8_t BYTES[] = {0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0};
+    float x[X_ROWS * COLS];
+    double q[COLS], half[COLS];
+    struct rig r;
+
+    for (int32_t i = 0; i < X_ROWS * COLS; i++) {
+        x[i] = i / COLS % 2 == 0 ? 1 : -1;
+    }
+    rig_open(&r);
+    for (size_t i = 0; i < (END_FORMAT - FIRST_FORMAT) * ARRAY_LEN(BYTES); i++) {
+        enum weight_format_id id = (enum weight_format_id)(FIRST_FORMAT + i / ARRAY_LEN(BYTES));
+        const struct weight_format *f = weight_format_of(id);
+        struct piece s = make_piece(&r, id, ROWS, COLS, 0);
+        int64_t n_bytes = weight_format_bytes(f, ROWS * COLS);
+        memset(s.blocks, BYTES[i % ARRAY_LEN(BYTES)], (size_t)n_bytes);
+        put_scales(&r, f, s.blocks, n_bytes);
+        weight_format_decode(f, s.blocks, (int64_t)ROWS * COLS, s.value);
+        struct mat w = make_weight(&r, WEIGHT_LINEAR, &s, 1);
+        for (int32_t n = 1; n <= X_ROWS; n += X_ROWS - 1) {
+            float *got = multiply(&r, w, x, n);
+            for (int32_t k = 0; k < n * ROWS; k++) {
+                const float *row = x + k / ROWS * COLS;
+                quantised(q, half, row, COLS, 1);
+                check_dot(f->name, got[k], s.value + k % ROWS * COLS, row, q, half, COLS);
+            }
+            free(got);
+        }
+        free_piece(&s);
     }
     rig_close(&r);
 }
@@ -700,6 +743,7 @@ static int all_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_follow_the_decoded_weights),
+        cmocka_unit_test(the_greatest_sums_have_room),
         cmocka_unit_test(products_of_codes_follow_their_values),
         cmocka_unit_test(pieces_of_several_formats_make_one_weight),
         cmocka_unit_test(a_plain_piece_may_stand_among_blocks),
