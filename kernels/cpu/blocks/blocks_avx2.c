@@ -30,7 +30,7 @@ INLINE bool has_signs(const enum weight_format_id f)
  * their first halves, then their last ones. */
 INLINE bool in_turned_pairs(const enum weight_format_id f)
 {
-    return is_turned(f) || f == FORMAT_Q4_K || f == FORMAT_Q5_K;
+    return is_turned(f) || f == FORMAT_Q4_K;
 }
 
 INLINE __m256i broadcast16(const uint8_t *p)
@@ -47,28 +47,11 @@ INLINE __m256i low_and_high(__m256i v)
     return _mm256_and_si256(_mm256_srlv_epi32(v, by), _mm256_set1_epi8(15));
 }
 
-/* 16 where bit 2p is set, in the upper 16 bytes bit 2p + 1. */
-INLINE __m256i two_fifths(__m256i v, const int p)
+/* Groups 2p and 2p + 1 of Q4_K. */
+INLINE void pair_of_q4_k(const uint8_t *s, const int p, __m256i ret[2])
 {
-    const __m256i by =
-        _mm256_setr_epi32(2 * p, 2 * p, 2 * p, 2 * p, 2 * p + 1, 2 * p + 1, 2 * p + 1, 2 * p + 1);
-
-    v = _mm256_and_si256(_mm256_srlv_epi32(v, by), _mm256_set1_epi8(1));
-    return _mm256_slli_epi16(v, 4);
-}
-
-/* Groups 2p and 2p + 1 of Q4_K or Q5_K. */
-INLINE void pair_of_k(const enum weight_format_id f, const uint8_t *s, const int p, __m256i ret[2])
-{
-    const uint8_t *at = s + (f == FORMAT_Q4_K ? 16 : 48) + 32 * p;
-
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) {
-        ret[i] = low_and_high(broadcast16(at + 16 * i));
-        if (f == FORMAT_Q5_K) {
-            ret[i] = _mm256_or_si256(ret[i], two_fifths(broadcast16(s + 16 + 16 * i), p));
-        }
-    }
+    ret[0] = low_and_high(broadcast16(s + 16 + 32 * p));
+    ret[1] = low_and_high(broadcast16(s + 32 + 32 * p));
 }
 
 /* Groups 2p and 2p + 1 of a format that is turned. */
@@ -109,7 +92,7 @@ INLINE void unpack(__m256i code[GROUPS], const enum weight_format_id f, const ui
         } else if (is_turned(f)) {
             pair_of_turned(f, s, p, to);
         } else if (in_turned_pairs(f)) {
-            pair_of_k(f, s, p, to);
+            pair_of_q4_k(s, p, to);
         } else {
             to[0] = stored_codes(f, s, 2 * p);
             to[1] = stored_codes(f, s, 2 * p + 1);
@@ -173,20 +156,27 @@ INLINE __m256i sums_turned(const enum weight_format_id f, const __m256i *code,
     return _mm256_permutevar8x32_epi32(v[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-/* The same of codes with a sign in the order of act_block.code. */
-INLINE __m256i sums_plain(const __m256i *code, const struct act_block *x, const int32_t groups)
+/* The same of codes in the order of act_block.code: those of Q8_0 and Q5_K. */
+INLINE __m256i sums_plain(const enum weight_format_id f, const __m256i *code,
+                          const struct act_block *x, const int32_t groups)
 {
+    const bool small = !has_signs(f);
     __m256i v[GROUPS];
 
 #pragma GCC unroll 8
     for (int g = 0; g < GROUPS; g++) {
-        v[g] = g < groups ? signed_products(code[g], load_x(x->code + 32 * g))
-                          : _mm256_setzero_si256();
+        __m256i of_x = load_x(x->code + 32 * g);
+        v[g] = g >= groups    ? _mm256_setzero_si256()
+               : has_signs(f) ? signed_products(code[g], of_x)
+                              : pairs(_mm256_maddubs_epi16(code[g], of_x));
     }
-    __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
-    __m256i high = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
-    return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                            _mm256_permute2x128_si256(low, high, 0x31));
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        v[i] = add_pairs(add_pairs(v[i], v[i + 1], small), add_pairs(v[i + 2], v[i + 3], small),
+                         small);
+    }
+    return _mm256_add_epi32(_mm256_permute2x128_si256(v[0], v[4], 0x20),
+                            _mm256_permute2x128_si256(v[0], v[4], 0x31));
 }
 
 /* The sums of sixteen groups of 16, eight from group 8 * i on in ret[i]. */
@@ -232,7 +222,7 @@ INLINE void add_groups(__m256 *acc, const enum weight_format_id f, const __m256i
 {
     __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
     __m256i sum =
-        in_turned_pairs(f) ? sums_turned(f, code, x, groups) : sums_plain(code, x, groups);
+        in_turned_pairs(f) ? sums_turned(f, code, x, groups) : sums_plain(f, code, x, groups);
 
     if (!has_minima(f) && !has_signs(f)) {
         sum = _mm256_sub_epi32(sum, too_high(f, x->total32));
