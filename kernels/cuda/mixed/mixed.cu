@@ -1,6 +1,7 @@
 /* Mixed-input products (mixed.h): the host's part. */
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/gemm/tensor_map.cuh"
+#include "kernels/cuda/mixed/few_int4.cuh"
 #include "kernels/cuda/mixed/operands.cuh"
 
 template <int F>
@@ -32,6 +33,10 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
     m.f16_scales = p->f16_scales;
     m.segments = (const char *)p->w;
     m.n_segments = p->k / QUANT_SEGMENT;
+    if (a->format == FUSED_INT4 && a->rows <= FEW_INT4_ROWS && p->k / t.split <= FEW_INT4_COLUMNS &&
+        (uintptr_t)x % 4 == 0 && x_stride % 2 == 0) {
+        return launch_few_int4(t, m, x, x_stride, stream);
+    }
     bool ok = mixed_in_segments(a->format) ||
               small_map_bytes(&wm, p->w, p->n, p->k, p->w_stride, MIXED_ROWS);
     if (!ok || !tensor_map_panels(&xm, x, a->rows, p->k, x_stride, mixed_source_rows(a->rows),

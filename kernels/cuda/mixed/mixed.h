@@ -9,7 +9,8 @@
  *
  *   rows        activations   blocks
  *   1 to 16     8 or 16       one a multiprocessor, of four warpgroups, whose warps
- *                             multiply 16 weight rows each by themselves
+ *                             multiply 16 weight rows each by themselves; FUSED_INT4 of
+ *                             1 to 4 rows as few_int4.cuh says
  *   17 to 64    32 or 64      the same with a warpgroup's instruction of 64 weight rows:
  *                             while one widens codes, others multiply
  *   more        128           one, of two warpgroups, for each 128 rows

@@ -18,8 +18,9 @@
  *                   a word has its codes as fp4_pair wants them.
  *
  * Which kernel multiplies, where activations are bf16:
- *   up to 8 rows of a decode step   mixed-input products (cuda/mixed), or the fused launch
- *                                   where they would not fill the device (not FORMAT_FP4,
+ *   up to 8 rows of a decode step   mixed-input products (cuda/mixed; FORMAT_INT4 of up to
+ *                                   4 rows by whole numbers), or the fused launch where
+ *                                   they would not fill the device (not FORMAT_FP4,
  *                                   FORMAT_INT8)
  *   9 to 64 rows of one             the same of QUANT_SEGMENTS, FORMAT_INT8, and FORMAT_FP8
  *                                   in groups of 128 columns or of files that keep the
