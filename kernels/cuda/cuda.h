@@ -196,6 +196,7 @@ struct cuda_backend {
 
     struct expert_pending experts; /* the last launch of `experts` */
     int32_t *expert_counter;       /* of launch_expert_stream; NULL: it is not available */
+    float *expert_scores;          /* likewise */
     struct expert_load_state {     /* load.h */
         int32_t *counts;           /* [n_layers, n], zero between steps; NULL: not made yet */
         struct load_sums *sums;    /* of all steps, on the device */

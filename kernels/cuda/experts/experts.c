@@ -161,8 +161,8 @@ static void add_parts(const struct experts *e, int32_t parts, struct expert_prod
     down->shared_stride = e->shared_down.stride;
 }
 
-/* Rows from which activations are quantised, where they may be: fewer are faster in one
- * launch. */
+/* Rows from which activations are quantised, where they may be and one launch does not
+ * take all. */
 enum { E4M3_ROWS = 5 };
 
 /* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
@@ -347,6 +347,8 @@ static bool stream(struct cuda_backend *c, const struct expert_few *f, struct ma
     struct expert_few plain = *f, a;
 
     plain.counter = c->expert_counter;
+    plain.route.scores = c->expert_scores;
+    plain.route.scores_stride = EXPERT_STREAM_EXPERTS;
     a = plain;
     if (norm) {
         a.normed = true;
@@ -503,8 +505,7 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
     r.counter = c->expert_counter;
     struct expert_way w = way_of(c, e, s, x, rows);
     struct expert_few f = few_args(y, x, e, s, &r);
-    if (w.free && w.own && !w.e4m3 && rows > 0 && cuda_usable(c) && shared_joins(e) &&
-        stream(c, &f, x)) {
+    if (w.free && w.own && rows > 0 && cuda_usable(c) && shared_joins(e) && stream(c, &f, x)) {
         return;
     }
     cuda_start(c); /* x is stored, though the next product were to read it alone */

@@ -177,8 +177,8 @@ struct expert_few {
     void *shared_act;
     int64_t shared_up_stride, shared_down_stride, shared_act_stride;
     int32_t shared_parts;
-    /* [3 * EXPERT_COUNTER_STRIDE], zero between launches: where blocks meet; NULL: no
-     * such launches */
+    /* [EXPERT_COUNTERS * EXPERT_COUNTER_STRIDE], zero between launches: where blocks
+     * meet; NULL: no such launches */
     int32_t *counter;
 };
 bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
@@ -187,8 +187,10 @@ void launch_expert_down(const struct expert_few *a, const struct expert_lists *l
                         cudaStream_t stream);
 /* All of it, with a shared expert without a gate, in one launch of n_blocks blocks, one
  * on each multiprocessor, for at most EXPERT_STREAM_ROWS rows where expert_stream_fits
- * says so. */
-enum { EXPERT_STREAM_ROWS = 8, EXPERT_COUNTERS = 3, EXPERT_COUNTER_STRIDE = 32 };
+ * says so. route.scores is [EXPERT_STREAM_ROWS, EXPERT_STREAM_EXPERTS], all bits set
+ * between launches. */
+enum { EXPERT_STREAM_ROWS = 8, EXPERT_STREAM_EXPERTS = 256 };
+enum { EXPERT_COUNTERS = 2, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
 void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
 /* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
@@ -230,13 +232,19 @@ bool launch_expert_e4m3(const struct expert_product *a, const struct expert_list
 enum { EXPERT_PANEL_K = 64 };
 bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
                           int32_t n_blocks, cudaStream_t stream);
-/* Beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu).
+/* A product beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu).
  * False: not for this shape; nothing was done. */
 struct expert_linear {
     struct expert_product product; /* out [rows, width] = x w^T + bias; out NULL: not wanted */
     void *sum;                     /* [rows, width] += that; NULL: not */
     int64_t sum_stride;
     int32_t rows;
+    /* x is normed first, an RMS norm, and the result stored to h unless that is
+     * NULL. */
+    bool normed;
+    struct norm_args norm;
+    void *h; /* [rows, k] */
+    int64_t h_stride;
 };
 bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */

@@ -4,21 +4,24 @@
  *
  *     norm and router   each block norms all rows; as many as there are tiles of the
  *                       router multiply one each
- *     choice            each block chooses for itself, a warp a row
+ *     choice            each block waits for all scores and chooses for itself, a warp
+ *                       a row
  *     up                tiles of 8 columns of a chosen expert: their rows of gate and
  *                       of up, times all rows
  *     down              tiles of 16 columns of the result; a block takes all chosen
  *                       experts of a tile, in the order of their indices
  *
- * The blocks meet behind the router and behind up. Load warps walk the weights of all
- * phases and keep a ring of stages full by bulk copies: they wait for the choice, since
- * it says which weights these are, but not for the second meeting.
+ * The blocks meet behind up. Load warps walk the weights of all phases and keep a ring
+ * of stages full by bulk copies: they wait for the choice, since it says which weights
+ * these are, but not for the meeting.
  *
  * Products are those of the fused launch (fused_decode.h): 16 rows of weights are the A
  * operand, up to 8 rows of activations the B operand. A stage has 24 groups of 32
- * columns, which the multiplying warps take in turn; a lane has 8 neighbouring columns
- * of a group. Rows that an expert was not chosen for are zeros there, and a row's sum
- * has the same terms in the same order whatever the other rows are.
+ * columns; teams of warps take stages in turn, so that several are multiplied at a time
+ * and the instructions of one wait less for one another. A lane has 8 neighbouring
+ * columns of a group. What rows have that an expert was not chosen for is multiplied
+ * and forgotten. Which team has a stage depends on the experts of all rows, and so does
+ * the order in which a row's sums are added.
  *
  * Weights of up and down may be e4m3 codes, which are widened in registers; the scale
  * of a row or of a group of columns multiplies its sums. Those of panels (panels.h) are
@@ -38,16 +41,31 @@ using namespace expert_stream;
 
 /* ---- epilogues ---- */
 
+/* The block's tile of the router: `weights` in shared memory as load_router leaves it.
+ * Each warp has every WARPS-th group; parts: shared [WARPS][32]. */
 template <typename T>
-__device__ __forceinline__ void store_scores(const expert_few &a, const float (&v)[4], int lane)
+__device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x, uint32_t weights,
+                                           float4 *parts, int warp, int lane)
 {
+    uint32_t row = weights + (lane >> 2) * router_pitch(a.up.k) + (lane & 3) * 16;
+    sums f = {};
+
+#pragma unroll 1
+    for (int g = warp; g < a.up.k / GROUP; g += WARPS) {
+        uint4 w = load_shared16(row + g * GROUP * 2);
+        multiply8<T>(f, w, w, x.read(g)); /* the upper half is not used */
+    }
+    parts[warp * 32 + lane] = make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], 0.0f, 0.0f);
+    multipliers_sync();
+    int i = threadIdx.x / ROWS, of = threadIdx.x % ROWS, e = blockIdx.x * ROUTER_TILE + i;
+    if (i < ROUTER_TILE && of < a.route.rows && e < a.route.n) {
+        const float *at = (const float *)(parts + i * 4 + of / 2) + of % 2; /* see multiply8 */
+        float score = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int row = (lane & 3) * 2 + (i & 1), e = blockIdx.x * TILE + (lane >> 2) + i / 2 * 8;
-        if (row < a.route.rows && e < a.route.n) {
-            float bias = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
-            ((float *)a.route.scores)[row * a.route.scores_stride + e] = v[i] + bias;
+        for (int w = 0; w < WARPS; w++) {
+            score += at[w * 32 * 4];
         }
+        score_give((float *)a.route.scores + of * a.route.scores_stride + e, score);
     }
 }
 
@@ -122,25 +140,29 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const chosen_ex
     }
 }
 
+/* Where blocks meet is zero for the next launch: by one warp of a block that has met
+ * the others. */
+__device__ __forceinline__ void leave_meeting(int32_t *counter, int lane)
+{
+    int32_t *left = counter + EXPERT_COUNTER_STRIDE;
+
+    if (lane == 0 && atomicAdd(left, 1) == (int)gridDim.x - 1) {
+        counter[0] = *left = 0;
+    }
+    __syncwarp();
+}
+
 /* A finishing warp: every FINISHERS-th of the block's tiles. */
 template <typename T, int B, bool GROUPED>
 __device__ __forceinline__ void finish(const expert_few &a, const chosen_experts &c,
                                        const sum_ring &sums, int warp, int lane)
 {
-    int n = 0, tiles = (a.route.n + TILE - 1) / TILE;
+    int n = 0;
 
-    pdl_wait();
-    if (blockIdx.x < tiles) {
-        if (n++ % FINISHERS == warp) {
-            float v[4];
-            sums.take(v, 0, lane);
-            store_scores<T>(a, v, lane);
-            __syncwarp();
-            if (lane == 0) {
-                blocks_arrive(a.counter);
-            }
-        }
+    if (warp == 0) {
+        rehearse_choice(a.route, c.share[0], lane);
     }
+    pdl_wait();
     choice_sync();
     int items = c.n * (a.up.width / (TILE / 2));
 #pragma unroll 1
@@ -150,6 +172,10 @@ __device__ __forceinline__ void finish(const expert_few &a, const chosen_experts
         }
     }
     stored_sync();
+    if (warp == 1) {
+        met_sync();
+        leave_meeting(a.counter, lane);
+    }
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
@@ -160,43 +186,24 @@ __device__ __forceinline__ void finish(const expert_few &a, const chosen_experts
 
 /* ---- up ---- */
 
-/* The rows of the weight that a lane has in a tile of up, for their scales; past the
- * last one anywhere. */
-__device__ __forceinline__ int64_t up_row(const expert_few &a, const chosen_experts &c, int item,
-                                          int per, int lane)
-{
-    return item < c.n * per
-               ? (int64_t)c.expert[item / per] * 2 * a.up.width + item % per * (TILE / 2) + lane / 4
-               : 0;
-}
-
+/* Returns how many of this team's next stage down has in front of it. */
 template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply_all_up(const expert_few &a, ring<B> &r,
-                                                const chosen_experts &c, const own_x &x,
-                                                const sum_ring &to, int &n_tile, int warp, int lane)
+__device__ __forceinline__ int multiply_up(const expert_few &a, ring<B> &r, const chosen_experts &c,
+                                           const stage_x &x, const sum_ring &to, int &n_tile,
+                                           int warp, int lane)
 {
-    int per = a.up.width / (TILE / 2), depth = (a.up.k + STAGE_COLS - 1) / STAGE_COLS;
-    int64_t row = GROUPED ? up_row(a, c, blockIdx.x, per, lane) : 0;
-    row_scales<B, GROUPED> scale, next;
+    int per = a.up.width / (TILE / 2);
+    auto rows = [&](int item) {
+        int64_t low =
+            (int64_t)c.expert[item / per] * 2 * a.up.width + item % per * (TILE / 2) + lane / 4;
+        return row_pair{low, low + a.up.width};
+    };
 
-    if (GROUPED) {
-        next.load(a.up, row, row + a.up.width, 0, warp);
-    }
-#pragma unroll 1
-    for (int i = blockIdx.x; i < c.n * per; i += gridDim.x) {
-        sums f = {};
-#pragma unroll 1
-        for (int s = 0; s < depth; s++) {
-            if (GROUPED) {
-                bool last = s + 1 == depth;
-                scale = next;
-                row = last ? up_row(a, c, i + gridDim.x, per, lane) : row;
-                next.load(a.up, row, row + a.up.width, last ? 0 : s + 1, warp);
-            }
-            multiply_stage<T, B, GROUPED>(r, f, x, s, scale, stage_groups(a.up.k, s), warp, lane);
-        }
-        to.give(f, n_tile++, warp, lane);
-    }
+    constexpr int TEAM = team_of<B>::SIZE;
+
+    r.next(warp / TEAM);
+    return multiply_tiles<T, B, GROUPED>(a.up, r, x, to, n_tile, blockIdx.x, gridDim.x, c.n * per,
+                                         rows, warp / TEAM, warp, lane);
 }
 
 /* ---- down ---- */
@@ -205,96 +212,102 @@ __device__ __forceinline__ void multiply_all_up(const expert_few &a, ring<B> &r,
 struct down_place {
     int k, s; /* chosen expert, stage of it */
 
-    __device__ __forceinline__ void next(int per)
+    __device__ __forceinline__ void skip(int n, int per)
     {
-        if (++s == per) {
-            s = 0;
+#pragma unroll 1
+        for (s += n; s >= per; s -= per) {
             k++;
         }
     }
 };
 
-/* Begins to copy this lane's activations of a stage into slot `slot` of x; past the
- * last one zeros. */
-template <typename T>
-__device__ __forceinline__ void copy_middle(const own_x &x, int slot, const expert_few &a,
-                                            const chosen_experts &c, down_place p, int warp,
+/* Begins to copy the activations of a stage to groups `first` and after of x: this
+ * lane's, which nobody else reads. */
+template <typename T, int B>
+__device__ __forceinline__ void copy_middle(const stage_x &x, int first, const expert_few &a,
+                                            const chosen_experts &c, const down_place &p, int warp,
                                             int lane)
 {
-    int row = lane >> 2, pair = p.k < c.n ? c.pair[p.k][row] : NONE;
-    const T *from = pair != NONE ? middle<T>(a, c.expert[p.k], row, pair) : (const T *)a.up.out;
+    constexpr int TEAM = team_of<B>::SIZE;
+    int row = lane >> 2, pair = p.k < c.n ? c.pair[p.k][row] : NONE, g = warp % TEAM;
+    int columns = a.down.k - p.s * STAGE_COLS - (lane & 3) * 8;
 
+    if (pair != NONE) {
+        const T *from = middle<T>(a, c.expert[p.k], row, pair) + p.s * STAGE_COLS + (lane & 3) * 8;
 #pragma unroll
-    for (int j = 0; j < SHARE; j++) {
-        int at = column_of(p.s, j, warp, lane);
-        bool real = pair != NONE && at < a.down.k;
-        x.copy(slot, j, from + (real ? at : 0), real);
+        for (int j = 0; j < team_of<B>::TURNS * SHARE; j++) {
+            int column = (g + TEAM * j) * GROUP;
+            if (column < columns) {
+                async_copy_or_zeros(x.address(first + g + TEAM * j), from + column, true);
+            }
+        }
     }
     async_commit();
 }
 
-/* The row of down that a lane has of an expert, for its scales. */
-__device__ __forceinline__ int64_t down_row(const expert_few &a, const chosen_experts &c, int k,
-                                            int tile, int lane)
-{
-    return k < c.n ? (int64_t)c.expert[k] * a.down.width + tile * TILE + lane / 4 : 0;
-}
-
+/* A tile of down. first: this team's first stage. x has `slots` slots, 1 or 2, for each
+ * team. */
 template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply_down_tile(float (&sum)[4], const expert_few &a,
-                                                   const chosen_experts &c, ring<B> &r,
-                                                   const own_x &x, int tile, int warp, int lane)
+__device__ __forceinline__ void
+multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c, ring<B> &r,
+                   const stage_x &x, int slots, int first, int tile, int warp, int lane)
 {
-    int per = (a.down.k + STAGE_COLS - 1) / STAGE_COLS, n = c.n * per;
-    row_scales<B, GROUPED> scale, next;
-    down_place now = {}, ahead = {};
-    sums f = {};
+    constexpr int SLOT = STAGE_COLS / GROUP, TEAM = team_of<B>::SIZE, TEAMS = team_of<B>::COUNT;
+    int per = (a.down.k + STAGE_COLS - 1) / STAGE_COLS, slot = warp / TEAM * slots * SLOT,
+        flip = (slots - 1) * SLOT;
+    down_place now = {}, ahead;
 
-    for (int q = 0; q < ACT_AHEAD; q++, ahead.next(per)) {
-        copy_middle<T>(x, q, a, c, ahead, warp, lane);
+    now.skip(first, per);
+    ahead = now;
+    copy_middle<T, B>(x, slot, a, c, ahead, warp, lane);
+    ahead.skip(TEAMS, per);
+    if (slots > 1) {
+        copy_middle<T, B>(x, slot + SLOT, a, c, ahead, warp, lane);
+        ahead.skip(TEAMS, per);
+    } else {
+        async_commit();
     }
-    int64_t row = down_row(a, c, 0, tile, lane);
-    next.load(a.down, row, row + TILE / 2, 0, warp);
+    int at = slot;
 #pragma unroll 1
-    for (int i = 0; i < n; i++) {
-        bool last = now.s + 1 == per;
-        if (GROUPED || now.s == 0) {
-            scale = next;
+    while (now.k < c.n) {
+        int64_t row = (int64_t)c.expert[now.k] * a.down.width + tile * TILE + (lane >> 2);
+        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2];
+        float2 scale = tile_scale<B, GROUPED>(a.down, row, row + TILE / 2);
+        sums f = {};
+        async_wait<1>();
+        multiply_stage<T, B, GROUPED>(r, f, x, at, a.down, {row, row + TILE / 2}, now.s, warp,
+                                      lane);
+        copy_middle<T, B>(x, at, a, c, ahead, warp, lane);
+        if (slots == 1) {
+            async_commit();
         }
-        if (GROUPED || last) {
-            row = last ? down_row(a, c, now.k + 1, tile, lane) : row;
-            next.load(a.down, row, row + TILE / 2, last ? 0 : now.s + 1, warp);
-        }
-        async_wait<ACT_AHEAD - 1>();
-        multiply_stage<T, B, GROUPED>(r, f, x, i % ACT_AHEAD, scale, stage_groups(a.down.k, now.s),
-                                      warp, lane);
-        copy_middle<T>(x, i % ACT_AHEAD, a, c, ahead, warp, lane);
-        ahead.next(per);
-        if (last) {
-            float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2];
-            scale.multiply(f);
+        at = 2 * slot + flip - at;
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float of = j & 1 ? share.y : share.x;
-                sum[j] += of != 0.0f ? of * (f.even[j] + f.odd[j]) : 0.0f;
-            }
-            f = {};
+        for (int j = 0; j < 4; j++) {
+            float of = j & 1 ? share.y : share.x;
+            float v = (j < 2 ? scale.x : scale.y) * (f.even[j] + f.odd[j]);
+            sum[j] += of != 0.0f ? of * v : 0.0f;
         }
-        now.next(per);
+        now.skip(TEAMS, per);
+        ahead.skip(TEAMS, per);
     }
     async_wait<0>(); /* no copy is left for the next tile's slots, nor behind the end */
 }
 
 template <typename T, int B, bool GROUPED>
 __device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_experts &c,
-                                              ring<B> &r, const own_x &x, const sum_ring &to,
-                                              int &n_tile, int warp, int lane)
+                                              ring<B> &r, const stage_x &x, int slots, int first,
+                                              const sum_ring &to, int &n_tile, int warp, int lane)
 {
+    constexpr int TEAMS = team_of<B>::COUNT;
+    int n = c.n * ((a.down.k + STAGE_COLS - 1) / STAGE_COLS);
+
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x) {
         float sum[4] = {};
-        multiply_down_tile<T, B, GROUPED>(sum, a, c, r, x, t, warp, lane);
+        multiply_down_tile<T, B, GROUPED>(sum, a, c, r, x, slots, first, t, warp, lane);
         to.give(sum, n_tile++, warp, lane);
+        first = n > 0 ? (first + n * TEAMS - n) % TEAMS : first;
     }
 }
 
@@ -303,49 +316,58 @@ __device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_
 /* Dynamic shared memory: the ring, then activations, then the norm's weight. */
 struct stream_layout {
     int count, in_flight, x_rows; /* stages; rows that there is room for */
+    int slots;                    /* of a team for activations of down */
     int x, norm, bytes;
 };
 
 struct stream_shared {
     float4 sums[SUM_BUFFERS * MULTIPLIERS];
     float squares[WARPS * ROWS];
-    uint64_t full[MOST_STAGES], empty[MOST_STAGES], norm;
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES], norm, router;
     uint64_t sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
     chosen_experts chosen;
 };
 
+/* Between launches there are no scores: by a block that no other waits for, when all
+ * have chosen. */
+__device__ __forceinline__ void forget_scores(const expert_route &r)
+{
+    if (blockIdx.x + 1 == gridDim.x) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < r.rows * MOST_EXPERTS; i += MULTIPLIERS) {
+            ((uint32_t *)r.scores)[i] = NO_SCORE;
+        }
+    }
+}
+
 template <typename T, int B, bool GROUPED>
 __device__ __forceinline__ void multiply(const expert_few &a, ring<B> &r, stream_shared &s,
-                                         const own_x &x, const sum_ring &to, uint32_t norm_weight,
-                                         int warp, int lane)
+                                         const stage_x &x, int slots, const sum_ring &to,
+                                         uint32_t norm_weight, int warp, int lane)
 {
-    int n_tile = 0, tiles = (a.route.n + TILE - 1) / TILE;
+    const row_source from = {
+        a.up.x,      a.up.x_stride,           a.route.rows, a.up.k,    a.normed ? &a.norm : NULL,
+        norm_weight, shared_address(&s.norm), a.h,          a.h_stride};
+    int n_tile = 0;
 
     pdl_wait();
-    load_rows<T>(x, a.up.x, a.up.x_stride, a.route.rows, a.up.k, warp, lane);
-    if (a.normed) {
-        float scale = norm_factor<T>(x, a.up.k, a.norm.eps, s.squares, warp, lane);
-        barrier_wait(shared_address(&s.norm), 0);
-        norm_rows<T>(x, a, norm_weight, scale, warp, lane);
+    load_rows<T>(x, from, s.squares, warp, lane);
+    if (blockIdx.x * ROUTER_TILE < a.route.n) {
+        barrier_wait(shared_address(&s.router), 0);
+        score_tile<T>(a, x, r.base, s.sums, warp, lane);
     }
-    if (blockIdx.x < tiles) {
-        to.give(multiply_router<T, B>(r, x, a.up.k, warp, lane), n_tile++, warp, lane);
-    }
-    choose(a, s.chosen, tiles, warp, lane);
+    choose(a, s.chosen, warp, lane);
     choice_sync();
-    multiply_all_up<T, B, GROUPED>(a, r, s.chosen, x, to, n_tile, warp, lane);
+    int first = multiply_up<T, B, GROUPED>(a, r, s.chosen, x, to, n_tile, warp, lane);
     stored_sync();
     pdl_release();
     if (threadIdx.x == 0) {
-        blocks_arrive(a.counter + EXPERT_COUNTER_STRIDE);
-        blocks_wait(a.counter + EXPERT_COUNTER_STRIDE, gridDim.x);
-        int32_t *left = a.counter + 2 * EXPERT_COUNTER_STRIDE;
-        if (atomicAdd(left, 1) == (int)gridDim.x - 1) { /* no block reads them any more */
-            a.counter[0] = a.counter[EXPERT_COUNTER_STRIDE] = *left = 0;
-        }
+        blocks_arrive(a.counter);
+        blocks_wait(a.counter, gridDim.x);
     }
-    multipliers_sync();
-    multiply_down<T, B, GROUPED>(a, s.chosen, r, x, to, n_tile, warp, lane);
+    met_sync();
+    forget_scores(a.route);
+    multiply_down<T, B, GROUPED>(a, s.chosen, r, x, slots, first, to, n_tile, warp, lane);
 }
 
 template <typename T, int B, bool GROUPED>
@@ -366,18 +388,20 @@ __global__ void __launch_bounds__(THREADS, 1)
         s.chosen.pair[0][i] = NONE;
         s.chosen.share[0][i] = 0.0f;
     }
+
     if (threadIdx.x < MOST_EXPERTS / 32) {
         s.chosen.bit[threadIdx.x] = 0;
     }
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.norm), 1);
+        barrier_init(shared_address(&s.router), 1);
         to.init();
         ring_init(r);
     }
     __syncthreads();
     if (warp < WARPS) {
-        own_x x(base + layout.x, layout.x_rows, warp, lane);
-        multiply<T, B, GROUPED>(a, r, s, x, to, norm_weight, warp, lane);
+        stage_x x(base + layout.x, layout.x_rows, lane);
+        multiply<T, B, GROUPED>(a, r, s, x, layout.slots, to, norm_weight, warp, lane);
         return;
     }
     if (warp >= WARPS + LOADERS) {
@@ -385,8 +409,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     if (warp == WARPS && lane == 0 && a.normed) {
-        barrier_expect(shared_address(&s.norm), a.up.k * 2);
-        bulk_copy(norm_weight, a.norm.weight, a.up.k * 2, shared_address(&s.norm));
+        bulk_copy_all(norm_weight, a.norm.weight, a.up.k * 2, shared_address(&s.norm));
+    }
+    if (warp == WARPS) {
+        load_router(a, r.base, shared_address(&s.router), lane);
     }
     load_weights<B>(a, r, s.chosen, warp - WARPS, lane);
 }
@@ -398,13 +424,14 @@ constexpr int SHARED_MOST = 227 * 1024 - (int)sizeof(stream_shared) - 128;
 template <int B> stream_layout layout_of(int rows, int k)
 {
     int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = rows <= 1 ? 1 : rows <= 4 ? 4 : ROWS;
-    int x = (depth > ACT_AHEAD ? depth : (int)ACT_AHEAD) * x_stage_bytes(x_rows),
+    int slots = x_rows == ROWS ? 1 : 2, of_down = slots * team_of<B>::COUNT;
+    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(x_rows),
         norm = depth * STAGE_COLS * 2;
     int count = (SHARED_MOST - x - norm) / stage_of<B>::BYTES;
 
     count = count < MOST_STAGES ? count : (int)MOST_STAGES;
     int ring = count * stage_of<B>::BYTES;
-    return {count, stages_in_flight<B>(count), x_rows, ring, ring + x, ring + x + norm};
+    return {count, stages_in_flight<B>(count), x_rows, slots, ring, ring + x, ring + x + norm};
 }
 
 template <typename T, int B, bool GROUPED> struct stream_launch {
@@ -493,7 +520,7 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
                                a->norm.weight_type == up->type && aligned16(a->norm.weight, 0));
     bool fits = a->counter && a->route.rows <= EXPERT_STREAM_ROWS && up->type != T_F32 && norm &&
                 a->route.rows * a->route.top <= MOST_PAIRS && a->route.n <= MOST_EXPERTS &&
-                (a->route.n + TILE - 1) / TILE <= n_blocks && up->k % GROUP == 0 &&
+                (a->route.n + ROUTER_TILE - 1) / ROUTER_TILE <= n_blocks && up->k % GROUP == 0 &&
                 up->k <= MOST_DEPTH * STAGE_COLS && up->width % GROUP == 0 && codes_fit(up) &&
                 codes_fit(down) && alike(up, down) && shared_fits(a) &&
                 aligned16(up->x, up->x_stride) && aligned16(down->x, down->x_stride) &&

@@ -6,21 +6,22 @@
 
 namespace expert_stream
 {
-/* route_row where the greatest scores are chosen and a softmax weighs them: short,
- * since code that runs once is fetched from far. Lane i < top: an expert of the row and
- * its weight, in any order. */
-__device__ __forceinline__ void route_plain(const expert_route &a, int row, int lane,
-                                            int *ret_expert, float *ret_weight)
+/* route_row where the greatest scores are chosen and a softmax weighs them, of at most
+ * 32 * PER experts: short, since code that runs once is fetched from far, and of one
+ * copy, since it is rehearsed. Lane i < top: an expert of the row and its weight, in
+ * any order. */
+template <int PER>
+__device__ __noinline__ int2 route_plain(const expert_route &a, const float *from, int lane)
 {
-    constexpr int PER = MOST_EXPERTS / 32;
-    const float *from = a.scores + row * a.scores_stride;
+    int expert = 0;
+    float weight = 0.0f;
     uint32_t key[PER], first = 0;
-    float sum = 0.0f;
+    float sum = 0.0f, score[PER];
 
+    scores_wait<PER>(score, from, a.n, lane);
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        int e = i * 32 + lane;
-        key[i] = e < a.n ? choice_key(__ldcg(from + e)) : 0;
+        key[i] = i * 32 + lane < a.n ? choice_key(score[i]) : 0;
     }
     for (int n = 0; n < a.top; n++) {
         uint32_t most = 0;
@@ -33,28 +34,52 @@ __device__ __forceinline__ void route_plain(const expert_route &a, int row, int 
         most = warp_greatest(most, at, &index);
         first = n == 0 ? most : first;
         if (lane == n) {
-            *ret_expert = most ? index : lane;
-            *ret_weight = most ? __expf(key_value(most) - key_value(first)) : NAN;
+            expert = most ? index : lane;
+            weight = most ? __expf(key_value(most) - key_value(first)) : NAN;
         }
 #pragma unroll
         for (int i = 0; i < PER; i++) {
             key[i] = i * 32 + lane == index ? 0 : key[i];
         }
     }
-    sum = warp_sum(lane < a.top ? *ret_weight : 0.0f);
+    sum = warp_sum(lane < a.top ? weight : 0.0f);
     if (!a.normalised) { /* over all */
         sum = 0.0f;
-        for (int e = lane; e < a.n; e += 32) {
-            sum += __expf(__ldcg(from + e) - key_value(first));
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            sum += i * 32 + lane < a.n ? __expf(score[i] - key_value(first)) : 0.0f;
         }
         sum = warp_sum(sum);
     }
-    *ret_weight *= a.factor / sum;
+    return make_int2(expert, __float_as_int(weight * (a.factor / sum)));
 }
 
-/* By the multiplying warps, when all scores are there. */
-__device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, int tiles, int warp,
-                                       int lane)
+/* Whether a row's choice is route_plain's. */
+__device__ __forceinline__ bool is_plain(const expert_route &r)
+{
+    return !r.sigmoid && !r.mixer && !r.choice_bias && r.n_groups <= 1;
+}
+
+/* scores: of the row. */
+__device__ __forceinline__ int2 choose_plain(const expert_route &r, const float *scores, int lane)
+{
+    return r.n <= 128 ? route_plain<4>(r, scores, lane)
+                      : route_plain<MOST_EXPERTS / 32>(r, scores, lane);
+}
+
+/* Brings the code of the choice near, by a warp that has nothing else to do. scores:
+ * any. */
+__device__ __forceinline__ void rehearse_choice(const expert_route &r, const float *scores,
+                                                int lane)
+{
+    if (is_plain(r)) {
+        int2 got = choose_plain(r, scores, lane);
+        asm volatile("" ::"r"(got.x), "r"(got.y));
+    }
+}
+
+/* By the multiplying warps: waits for the scores of all blocks. */
+__device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, int warp, int lane)
 {
     const expert_route &r = a.route;
     int live = live_rows(r), expert = 0;
@@ -62,14 +87,15 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
     float weight = 0.0f;
 
     if (warp < live) {
-        if (lane == 0) {
-            blocks_wait(a.counter, tiles);
-        }
-        __syncwarp();
-        if (r.sigmoid || r.mixer || r.choice_bias || r.n_groups > 1) {
-            route_row<MOST_EXPERTS / 32>(r, warp, lane, &expert, &weight);
+        const float *scores = r.scores + warp * r.scores_stride;
+        if (is_plain(r)) {
+            int2 got = choose_plain(r, scores, lane);
+            expert = got.x;
+            weight = __int_as_float(got.y);
         } else {
-            route_plain(r, warp, lane, &expert, &weight);
+            float score[MOST_EXPERTS / 32];
+            scores_wait<MOST_EXPERTS / 32>(score, scores, r.n, lane);
+            route_row<MOST_EXPERTS / 32>(r, warp, lane, &expert, &weight);
         }
         if (blockIdx.x == gridDim.x - 1 && mine) {
             count_row(r, expert);

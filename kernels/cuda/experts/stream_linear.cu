@@ -1,6 +1,7 @@
-/* A product of few rows in a launch of its own, between launches of experts: its
- * weights depend on nothing, so its blocks fill their rings while the launch in front
- * ends. A block takes tiles of 16 columns of the result, over the whole depth.
+/* A product of few rows in a launch of its own, between launches of experts, with the
+ * norm in front of it: its weights depend on nothing, so its blocks fill their rings
+ * while the launch in front ends. A block takes tiles of 16 columns of the result, over
+ * the whole depth.
  */
 #include "kernels/cuda/experts/stream_products.cuh"
 
@@ -21,36 +22,41 @@ __device__ __forceinline__ void load_tiles(const expert_product &a, const ring<B
     }
 }
 
+struct linear_shared {
+    float4 sums[SUM_BUFFERS * MULTIPLIERS];
+    float squares[WARPS * ROWS];
+    uint64_t full[MOST_STAGES], empty[MOST_STAGES], sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
+    uint64_t norm;
+};
+
 template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply_tiles(const expert_linear &a, ring<B> &r, const own_x &x,
-                                               const sum_ring &to, int warp, int lane)
+__device__ __forceinline__ void multiply(const expert_linear &a, ring<B> &r, linear_shared &s,
+                                         const stage_x &x, const sum_ring &to, uint32_t norm_weight,
+                                         int warp, int lane)
 {
     const expert_product &p = a.product;
-    int n = 0, depth = (p.k + STAGE_COLS - 1) / STAGE_COLS, tiles = p.width / TILE;
-    int64_t row = (int64_t)min((int)blockIdx.x, tiles - 1) * TILE + lane / 4;
-    row_scales<B, GROUPED> scale, next;
+    const row_source from = {p.x,
+                             p.x_stride,
+                             a.rows,
+                             p.k,
+                             a.normed ? &a.norm : NULL,
+                             norm_weight,
+                             shared_address(&s.norm),
+                             a.h,
+                             a.h_stride};
+    auto rows = [&](int tile) {
+        int64_t low = (int64_t)tile * TILE + lane / 4;
+        return row_pair{low, low + TILE / 2};
+    };
+    int n = 0;
 
-    if (GROUPED) {
-        next.load(p, row, row + TILE / 2, 0, warp);
-    }
     pdl_wait();
     pdl_release();
-    load_rows<T>(x, p.x, p.x_stride, a.rows, p.k, warp, lane);
-#pragma unroll 1
-    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-        sums f = {};
-#pragma unroll 1
-        for (int s = 0; s < depth; s++) {
-            if (GROUPED) {
-                bool last = s + 1 == depth;
-                scale = next;
-                row = last ? (int64_t)min(t + (int)gridDim.x, tiles - 1) * TILE + lane / 4 : row;
-                next.load(p, row, row + TILE / 2, last ? 0 : s + 1, warp);
-            }
-            multiply_stage<T, B, GROUPED>(r, f, x, s, scale, stage_groups(p.k, s), warp, lane);
-        }
-        to.give(f, n++, warp, lane);
-    }
+    load_rows<T>(x, from, s.squares, warp, lane);
+    int team = warp / team_of<B>::SIZE;
+    r.next(team);
+    multiply_tiles<T, B, GROUPED>(p, r, x, to, n, blockIdx.x, gridDim.x, p.width / TILE, rows, team,
+                                  warp, lane);
 }
 
 /* A finishing warp. */
@@ -96,35 +102,40 @@ __device__ __forceinline__ void finish_tiles(const expert_linear &a, const sum_r
     }
 }
 
-struct linear_shared {
-    float4 sums[SUM_BUFFERS * MULTIPLIERS];
-    uint64_t full[MOST_STAGES], empty[MOST_STAGES], sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
+/* Dynamic shared memory: the ring of `count` stages, x, and the norm's weight. */
+struct linear_layout {
+    int count, in_flight, x_rows, x, norm, bytes;
 };
 
-/* Dynamic shared memory: the ring of `count` stages, then x. */
 template <typename T, int B, bool GROUPED>
 __global__ void __launch_bounds__(THREADS, 1)
-    linear_kernel(const __grid_constant__ expert_linear a, int count, int in_flight, int x_rows)
+    linear_kernel(const __grid_constant__ expert_linear a, const linear_layout layout)
 {
     extern __shared__ __align__(128) char shared[];
     __shared__ linear_shared s;
-    uint32_t base = shared_address(shared);
+    uint32_t base = shared_address(shared), norm_weight = base + layout.norm;
     int lane = threadIdx.x & 31, warp = __shfl_sync(ROUTE_LANES, threadIdx.x >> 5, 0);
-    ring<B> r = {base, shared_address(s.full), shared_address(s.empty), count, in_flight, 0, 0};
+    ring<B> r = {
+        base, shared_address(s.full), shared_address(s.empty), layout.count, layout.in_flight, 0,
+        0};
 
     const sum_ring to = {s.sums, shared_address(s.sums_full), shared_address(s.sums_empty)};
 
     if (threadIdx.x == 0) {
+        barrier_init(shared_address(&s.norm), 1);
         to.init();
         ring_init(r);
     }
     __syncthreads();
     if (warp < WARPS) {
-        own_x x(base + count * stage_of<B>::BYTES, x_rows, warp, lane);
-        multiply_tiles<T, B, GROUPED>(a, r, x, to, warp, lane);
+        stage_x x(base + layout.x, layout.x_rows, lane);
+        multiply<T, B, GROUPED>(a, r, s, x, to, norm_weight, warp, lane);
     } else if (warp >= WARPS + LOADERS) {
         finish_tiles<T, B, GROUPED>(a, to, warp - WARPS - LOADERS, lane);
     } else if (lane == 0) {
+        if (warp == WARPS && a.normed) {
+            bulk_copy_all(norm_weight, a.norm.weight, a.product.k * 2, shared_address(&s.norm));
+        }
         load_tiles<B>(a.product, r, warp - WARPS);
     }
 }
@@ -136,15 +147,28 @@ bool run(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
     auto kernel = linear_kernel<T, B, GROUPED>;
     static bool allowed = allow_shared(kernel, MOST);
     int x_rows = a.rows <= 1 ? 1 : a.rows <= 4 ? 4 : ROWS;
-    int x = (a.product.k + STAGE_COLS - 1) / STAGE_COLS * x_stage_bytes(x_rows);
-    int count = (MOST - x) / stage_of<B>::BYTES;
+    int depth = (a.product.k + STAGE_COLS - 1) / STAGE_COLS;
+    int x = depth * x_stage_bytes(x_rows), norm = a.normed ? depth * STAGE_COLS * 2 : 0;
+    int count = (MOST - x - norm) / stage_of<B>::BYTES;
 
     count = count < MOST_STAGES ? count : (int)MOST_STAGES;
+    int ring = count * stage_of<B>::BYTES;
+    const linear_layout l = {count,          stages_in_flight<B>(count), x_rows, ring, ring + x,
+                             ring + x + norm};
     if (allowed) {
-        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), count * stage_of<B>::BYTES + x,
-               stream, a, count, stages_in_flight<B>(count), x_rows);
+        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), l.bytes, stream, a, l);
     }
     return allowed;
+}
+
+/* A norm of activations of `type`. */
+bool norm_suits(const expert_linear *a)
+{
+    const struct norm_args *n = &a->norm;
+
+    return !a->normed ||
+           (!n->layer_norm && !n->bias && n->weight && n->weight_type == a->product.type &&
+            (uintptr_t)n->weight % 16 == 0 && (uintptr_t)a->h % 16 == 0 && a->h_stride % 8 == 0);
 }
 
 bool suits(const expert_product *a)
@@ -166,7 +190,7 @@ extern "C" bool launch_expert_linear(const struct expert_linear *a, int32_t n_bl
 {
     const struct expert_product *p = &a->product;
 
-    if (a->rows > EXPERT_STREAM_ROWS || !suits(p)) {
+    if (a->rows > EXPERT_STREAM_ROWS || !suits(p) || !norm_suits(a)) {
         return false;
     }
     if (p->w_scale) {

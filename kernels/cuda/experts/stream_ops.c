@@ -39,13 +39,17 @@ bool cuda_experts_linear(struct cuda_backend *c)
 {
     const struct fused_op *p = only_product(c);
 
-    if (!p || !p->sum || p->h || p->roped) {
+    if (!p || !p->sum == !p->h || p->roped) { /* one of both */
         return false;
     }
     struct expert_linear a = {.product = product_of(c, p),
                               .sum = p->sum,
                               .sum_stride = p->sum_stride,
-                              .rows = c->fused.rows};
-    a.product.out = p->out_transient ? NULL : p->out;
+                              .rows = c->fused.rows,
+                              .normed = p->h != NULL,
+                              .norm = p->norm,
+                              .h = p->h_transient ? NULL : p->h,
+                              .h_stride = p->h_stride};
+    a.product.out = p->sum && p->out_transient ? NULL : p->out;
     return launch_expert_linear(&a, c->n_sms, c->stream);
 }

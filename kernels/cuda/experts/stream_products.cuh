@@ -1,9 +1,10 @@
 /* The products of a launch of few rows (stream.cu).
  *
- * Every loop over stages is one loop in the code, too: a layer's kernels take turns, so
- * that most of what a launch executes is fetched from the second-level cache, and a
- * loop is fetched once. Activations lie in shared memory for that, where registers
- * would need all stages unrolled.
+ * What runs once is short, and every loop over stages is one loop in the code, too: a
+ * layer's kernels take turns, so that most of what a launch executes is fetched from
+ * the second-level cache, eight instructions at a time, and a loop is fetched once.
+ * Activations lie in shared memory for that, where registers would need all stages
+ * unrolled.
  */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
 #define QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
@@ -99,194 +100,165 @@ template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
 /* ---- activations ---- */
 
 /* Shared memory for stages of activations, of `rows` rows that there is room for: by
- * stage, group, row and a lane's eight columns. A lane reads what it wrote itself, so
- * nothing waits for other lanes. Rows that there is no room for are zeros. */
-struct own_x {
-    uint32_t at; /* this lane's part of its warp's first group */
+ * stage, group, row and a lane's eight columns. Where a row has none, or there is no
+ * row, anything may lie: it meets no sum but its own. */
+struct stage_x {
+    uint32_t base, at; /* of the whole, and of this lane's part of group 0 */
     int rows;
     bool has; /* this lane's row is there */
 
-    __device__ __forceinline__ own_x(uint32_t base, int most_rows, int warp, int lane)
-        : at(base + (warp * most_rows * 4 + lane) * 16), rows(most_rows), has(lane >> 2 < most_rows)
+    __device__ __forceinline__ stage_x(uint32_t address, int most_rows, int lane)
+        : base(address), at(address + lane * 16), rows(most_rows), has(lane >> 2 < most_rows)
     {
     }
-    __device__ __forceinline__ uint32_t address(int stage, int j) const
+    /* Of eight columns of a row, counted from the first stage's first one. */
+    __device__ __forceinline__ uint32_t place(int row, int column) const
     {
-        return at + (stage * SHARE + j) * WARPS * rows * 64;
+        return base + (((column / GROUP) * rows + row) * 4 + column / 8 % 4) * 16;
     }
-    /* Copies 8 values, or writes zeros; there when async_wait says so. */
-    __device__ __forceinline__ void copy(int stage, int j, const void *from, bool real) const
+    /* What this lane multiplies of a group, and where it lies. */
+    __device__ __forceinline__ uint32_t address(int group) const
     {
-        if (has) {
-            async_copy_or_zeros(address(stage, j), from, real);
-        }
+        return at + group * rows * 64;
     }
-    __device__ __forceinline__ vector16 read(int stage, int j) const
+    __device__ __forceinline__ vector16 read(int group) const
     {
         uint4 u = {};
 
         if (has) {
-            u = load_shared16(address(stage, j));
+            u = load_shared16(address(group));
         }
         return {{u.x, u.y, u.z, u.w}};
     }
-    __device__ __forceinline__ void write(int stage, int j, const vector16 &x) const
-    {
-        if (has) {
-            store_shared16(address(stage, j), make_uint4(x.v[0], x.v[1], x.v[2], x.v[3]));
-        }
-    }
 };
 
-/* Bytes of a stage of own_x. */
+/* Bytes of a stage of stage_x. */
 __host__ __device__ constexpr int x_stage_bytes(int rows)
 {
     return STAGE_COLS * rows * 2;
 }
 
-/* The first of a lane's columns of a stage. */
-__device__ __forceinline__ int column_of(int stage, int j, int warp, int lane)
+/* Where rows of activations come from, and the norm that they pass. */
+struct row_source {
+    const void *x; /* [rows, k] */
+    int64_t stride;
+    int rows, k;
+    const norm_args *norm; /* NULL: none */
+    uint32_t weight;       /* of the norm, in shared memory, there when `there` says so */
+    uint32_t there;
+    void *h; /* the last block stores normed rows here; NULL: it does not */
+    int64_t h_stride;
+};
+
+/* How rows are divided among the threads that multiply: WARPS / stage_x.rows warps have
+ * a row, of which a thread has eight columns each `sweep`. */
+static_assert(WARPS == 16 && ROWS == 8, "row_share counts on them");
+struct row_share {
+    int warps, row, first, sweep; /* of a row; this thread's row and its first column */
+
+    __device__ __forceinline__ row_share(const stage_x &x, int warp, int lane)
+    {
+        int shift = x.rows == 1 ? 4 : x.rows == 4 ? 2 : 1;
+
+        warps = 1 << shift;
+        row = warp >> shift;
+        first = ((warp & (warps - 1)) * 32 + lane) * 8;
+        sweep = warps * 32 * 8;
+    }
+};
+
+/* The sums of squares of each row's values, as each warp has them: shared
+ * [ROWS][WARPS]. */
+template <typename T>
+__device__ __forceinline__ void sum_squares(const stage_x &x, const row_source &s,
+                                            const row_share &of, float *squares, int warp, int lane)
 {
-    return stage * STAGE_COLS + (warp + WARPS * j) * GROUP + (lane & 3) * 8;
+    float sum = 0.0f;
+
+    if (of.row < s.rows) {
+#pragma unroll 1
+        for (int c = of.first; c < s.k; c += of.sweep) {
+            uint4 v = load_shared16(x.place(of.row, c));
+            const uint32_t u[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const T *t = (const T *)&u[i];
+                float low = to_float(t[0]), high = to_float(t[1]);
+                sum += low * low;
+                sum += high * high;
+            }
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        squares[of.row * WARPS + (warp & (of.warps - 1))] = sum;
+    }
+    multipliers_sync();
 }
 
-/* k columns of `rows` rows, from column 0 on. */
+/* Norms each row in its place. */
 template <typename T>
-__device__ __forceinline__ void load_rows(const own_x &x, const void *rows_of, int64_t stride,
-                                          int rows, int k, int warp, int lane)
+__device__ __forceinline__ void norm_rows(const stage_x &x, const row_source &s,
+                                          const row_share &of, const float *squares)
 {
-    const T *from = (const T *)rows_of + min(lane >> 2, rows - 1) * stride;
+    const bool stores = s.h && blockIdx.x + 1 == gridDim.x;
+    float sum = 0.0f;
 
+    if (of.row >= s.rows) {
+        return;
+    }
 #pragma unroll 1
-    for (int s = 0; s * STAGE_COLS < k; s++) {
+    for (int w = 0; w < of.warps; w += 2) { /* an even number of them */
+        float2 two = *(const float2 *)(squares + of.row * WARPS + w);
+        sum += two.x;
+        sum += two.y;
+    }
+    float scale = rsqrtf(sum / s.k + s.norm->eps), offset = s.norm->weight_offset;
+#pragma unroll 1
+    for (int c = of.first; c < s.k; c += of.sweep) {
+        uint32_t at = x.place(of.row, c);
+        uint4 v = load_shared16(at), w = load_shared16(s.weight + c * 2);
+        uint32_t u[4] = {v.x, v.y, v.z, v.w};
+        const uint32_t by[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-        for (int j = 0; j < SHARE; j++) {
-            int c = column_of(s, j, warp, lane);
-            bool real = lane >> 2 < rows && c < k;
-            x.copy(s, j, from + (real ? c : 0), real);
+        for (int i = 0; i < 4; i++) {
+            const T *t = (const T *)&u[i], *g = (const T *)&by[i];
+            float low = to_float(t[0]) * scale, high = to_float(t[1]) * scale;
+            u[i] = pack2<T>(low * (to_float(g[0]) + offset), high * (to_float(g[1]) + offset));
+        }
+        v = make_uint4(u[0], u[1], u[2], u[3]);
+        store_shared16(at, v);
+        if (stores) {
+            *(uint4 *)((T *)s.h + of.row * s.h_stride + c) = v;
+        }
+    }
+}
+
+/* Brings rows to x, normed, by all warps that multiply, for all of them. squares:
+ * shared [ROWS][WARPS]. */
+template <typename T>
+__device__ __forceinline__ void load_rows(const stage_x &x, const row_source &s, float *squares,
+                                          int warp, int lane)
+{
+    const row_share of(x, warp, lane);
+
+    if (of.row < s.rows) {
+#pragma unroll 1
+        for (int c = of.first; c < s.k; c += of.sweep) {
+            async_copy_or_zeros(x.place(of.row, c), (const T *)s.x + of.row * s.stride + c, true);
         }
     }
     async_commit();
     async_wait<0>();
-}
-
-/* The factor of this lane's row in an RMS norm; shared [WARPS][ROWS]. */
-template <typename T>
-__device__ __forceinline__ float norm_factor(const own_x &x, int k, float eps, float *shared,
-                                             int warp, int lane)
-{
-    float sum = 0.0f;
-
-#pragma unroll 1
-    for (int s = 0; s * STAGE_COLS < k; s++) {
-#pragma unroll
-        for (int j = 0; j < SHARE; j++) {
-            vector16 v = column_of(s, j, warp, lane) < k ? x.read(s, j) : vector16{};
-            const T *u = (const T *)v.v;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                float f = to_float(u[i]);
-                sum += f * f;
-            }
-        }
-    }
-    sum += __shfl_xor_sync(ROUTE_LANES, sum, 1);
-    sum += __shfl_xor_sync(ROUTE_LANES, sum, 2);
-    if ((lane & 3) == 0) {
-        shared[warp * ROWS + (lane >> 2)] = sum;
+    if (s.norm) {
+        sum_squares<T>(x, s, of, squares, warp, lane);
+        barrier_wait(s.there, 0);
+        norm_rows<T>(x, s, of, squares);
     }
     multipliers_sync();
-    sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        sum += shared[w * ROWS + (lane >> 2)];
-    }
-    return rsqrtf(sum / k + eps);
 }
 
-/* weight: of the norm, in shared memory. */
-template <typename T>
-__device__ __forceinline__ void norm_rows(const own_x &x, const expert_few &a, uint32_t weight,
-                                          float scale, int warp, int lane)
-{
-    const bool stores = a.h && blockIdx.x + 1 == gridDim.x && lane >> 2 < a.route.rows;
-
-#pragma unroll 1
-    for (int s = 0; s * STAGE_COLS < a.up.k; s++) {
-        vector16 v[SHARE];
-#pragma unroll
-        for (int j = 0; j < SHARE; j++) {
-            v[j] = x.read(s, j);
-        }
-#pragma unroll
-        for (int j = 0; j < SHARE; j++) {
-            int c = min(column_of(s, j, warp, lane), a.up.k - 8); /* beyond it all is zero */
-            uint4 w = load_shared16(weight + c * 2);
-            const uint32_t of[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const T *u = (const T *)&v[j].v[i], *g = (const T *)&of[i];
-                float low = to_float(u[0]) * scale, high = to_float(u[1]) * scale;
-                v[j].v[i] = pack2<T>(low * (to_float(g[0]) + a.norm.weight_offset),
-                                     high * (to_float(g[1]) + a.norm.weight_offset));
-            }
-            x.write(s, j, v[j]);
-            if (stores && column_of(s, j, warp, lane) < a.up.k) {
-                *(uint4 *)((T *)a.h + (lane >> 2) * a.h_stride + c) =
-                    make_uint4(v[j].v[0], v[j].v[1], v[j].v[2], v[j].v[3]);
-            }
-        }
-    }
-}
-
-/* ---- scales ---- */
-
-/* Scales of a tile's rows g and g + 8, g = lane / 4, where the weights are codes. With
- * GROUPED they are of groups of columns, and those of a stage are loaded while the one
- * before it is multiplied; else they are of rows, and multiply a tile's sums. */
-template <int B, bool GROUPED> struct row_scales {
-    static constexpr int N = GROUPED ? SHARE : 1;
-    float low[N], high[N];
-
-    /* Of a product's rows, and of columns from `first` on. */
-    __device__ __forceinline__ void load(const expert_product &p, int64_t row, int64_t other,
-                                         int stage, int warp)
-    {
-        if constexpr (GROUPED) {
-#pragma unroll
-            for (int j = 0; j < SHARE; j++) {
-                int c = min(stage * STAGE_COLS + (warp + WARPS * j) * GROUP, p.k - 1);
-                int at = c >> p.group_shift;
-                low[j] = __ldg(p.w_scale + row * p.n_groups + at);
-                high[j] = __ldg(p.w_scale + other * p.n_groups + at);
-            }
-        } else if constexpr (B < 16) {
-            low[0] = __ldg(p.w_scale + row);
-            high[0] = __ldg(p.w_scale + other);
-        } else {
-            low[0] = high[0] = 1.0f;
-        }
-    }
-    /* A tile's sums, in units of a row's scale. */
-    __device__ __forceinline__ void multiply(sums &f) const
-    {
-        if constexpr (B < 16 && !GROUPED) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                f.even[i] = (i < 2 ? low[0] : high[0]) * (f.even[i] + f.odd[i]);
-                f.odd[i] = 0.0f;
-            }
-        }
-    }
-};
-
-/* Those of panels of int4 come with their codes. */
-template <> struct row_scales<B_INT4, true> {
-    __device__ __forceinline__ void load(const expert_product &, int64_t, int64_t, int, int) {}
-    __device__ __forceinline__ void multiply(sums &) const {}
-};
-
-/* ---- products ---- */
+/* ---- stages ---- */
 
 /* f += eight columns of two rows of weights times those of x. */
 template <typename T>
@@ -304,95 +276,76 @@ __device__ __forceinline__ int stage_groups(int k, int stage)
     return min((int)STAGE_COLS, k - stage * STAGE_COLS) / GROUP;
 }
 
-/* f += the next stage, of `groups` groups, times stage `at` of x. */
+/* Two rows of a weight, which a lane has of a tile: row lane / 4 and its eighth next
+ * one. */
+struct row_pair {
+    int64_t low, high;
+};
+
+/* f += the ring's next stage for this team, times the activations from group `first` of
+ * x on. It is stage `stage` of a tile of p with the rows `rows`. In turns, so that
+ * their code is fetched once. */
 template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const own_x &x, int at,
-                                               const row_scales<B, GROUPED> &scale, int groups,
-                                               int warp, int lane)
+__device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const stage_x &x, int first,
+                                               const expert_product &p, const row_pair &rows,
+                                               int stage, int warp, int lane)
 {
-    codes<B> low[SHARE], high[SHARE];
-    vector16 v[SHARE];
+    constexpr bool SCALED = GROUPED && B != B_INT4; /* else scales lie with the codes */
+    constexpr int TEAM = team_of<B>::SIZE, TURNS = team_of<B>::TURNS;
+    int groups = stage_groups(p.k, stage), g = warp % TEAM;
 
-#pragma unroll
-    for (int j = 0; j < SHARE; j++) {
-        v[j] = ordered<B>(x.read(at, j));
-    }
     barrier_wait(r.full + r.index * 8, r.phase);
-#pragma unroll
-    for (int j = 0; j < SHARE; j++) {
-        int group = warp + WARPS * j;
-        if (group < groups) {
-            low[j].load(r.stage(), group, groups, 0, lane);
-            high[j].load(r.stage(), group, groups, 1, lane);
-        }
-    }
-    __syncwarp();
-    if (lane == 0) {
-        barrier_arrive(r.empty + r.index * 8);
-    }
-    r.next();
-#pragma unroll
-    for (int j = 0; j < SHARE; j++) {
-        if (warp + WARPS * j >= groups) {
-            continue;
-        }
-        if constexpr (!GROUPED) {
-            multiply8<T>(f, low[j].values(), high[j].values(), v[j]);
-        } else {
-            sums g = {};
-            float of[2];
-            multiply8<T>(g, low[j].values(), high[j].values(), v[j]);
-            if constexpr (B == B_INT4) {
-                of[0] = low[j].scale();
-                of[1] = high[j].scale();
-            } else {
-                of[0] = scale.low[j];
-                of[1] = scale.high[j];
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                f.even[i] += of[i / 2] * (g.even[i] + g.odd[i]);
-            }
-        }
-    }
-}
-
-/* A tile of the router, whose 16-bit weights come in stages of any B: STAGE_COLS
- * columns in 16 / B of them. */
-template <typename T, int B>
-__device__ __forceinline__ sums multiply_router(ring<B> &r, const own_x &x, int k, int warp,
-                                                int lane)
-{
-    constexpr int EACH = STAGE_COLS / GROUP * BYTES_OF<B> / 16; /* groups of a stage */
-    sums f = {};
-    int first = 0, s = 0; /* group of stage s */
-
 #pragma unroll 1
-    for (int c = 0; c < k; c += EACH * GROUP) {
-        int groups = min(EACH, (k - c) / GROUP);
-        uint32_t row = r.stage() + (lane >> 2) * stage_of<B>::PITCH + (lane & 3) * 16;
-        barrier_wait(r.full + r.index * 8, r.phase);
+    for (int turn = 0; turn < TURNS; turn++, g += TEAM * SHARE) {
+        codes<B> low[SHARE], high[SHARE];
+        vector16 v[SHARE];
+        float scale[SCALED ? 2 * SHARE : 1];
 #pragma unroll
         for (int j = 0; j < SHARE; j++) {
-            int at = warp + WARPS * j - first;
-            if (at >= 0 && at < groups) {
-                uint32_t from = row + at * GROUP * 2;
-                multiply8<T>(f, load_shared16(from),
-                             load_shared16(from + TILE / 2 * stage_of<B>::PITCH), x.read(s, j));
+            int group = g + TEAM * j;
+            v[j] = ordered<B>(x.read(first + group));
+            if (group < groups) {
+                low[j].load(r.stage(), group, groups, 0, lane);
+                high[j].load(r.stage(), group, groups, 1, lane);
+            }
+            if constexpr (SCALED) {
+                int at = min(stage * STAGE_COLS + group * GROUP, p.k - 1) >> p.group_shift;
+                scale[2 * j] = __ldg(p.w_scale + rows.low * p.n_groups + at);
+                scale[2 * j + 1] = __ldg(p.w_scale + rows.high * p.n_groups + at);
             }
         }
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(r.empty + r.index * 8);
+        if (turn + 1 == TURNS) {
+            __syncwarp();
+            if (lane == 0) {
+                barrier_arrive(r.empty + r.index * 8);
+            }
         }
-        r.next();
-        first += EACH;
-        if (first == STAGE_COLS / GROUP) {
-            first = 0;
-            s++;
+#pragma unroll
+        for (int j = 0; j < SHARE; j++) {
+            if (g + TEAM * j >= groups) {
+                continue;
+            }
+            if constexpr (!GROUPED) {
+                multiply8<T>(f, low[j].values(), high[j].values(), v[j]);
+            } else {
+                sums s = {};
+                float of[2];
+                multiply8<T>(s, low[j].values(), high[j].values(), v[j]);
+                if constexpr (B == B_INT4) {
+                    of[0] = low[j].scale();
+                    of[1] = high[j].scale();
+                } else {
+                    of[0] = scale[2 * j];
+                    of[1] = scale[2 * j + 1];
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    f.even[i] += of[i / 2] * (s.even[i] + s.odd[i]);
+                }
+            }
         }
     }
-    return f;
+    r.next(team_of<B>::COUNT);
 }
 
 /* ---- the ends of tiles ---- */
@@ -454,6 +407,31 @@ struct sum_ring {
         }
     }
 };
+
+/* Multiplies the tiles first, first + step, ... below `end` of a product whose tile t
+ * has the rows `rows_of(t)`. s: this team's first stage, counted from that of the first
+ * tile on. */
+template <typename T, int B, bool GROUPED, typename Rows>
+__device__ __forceinline__ int multiply_tiles(const expert_product &p, ring<B> &r, const stage_x &x,
+                                              const sum_ring &to, int &n_tile, int first, int step,
+                                              int end, const Rows &rows_of, int s, int warp,
+                                              int lane)
+{
+    int depth = (p.k + STAGE_COLS - 1) / STAGE_COLS;
+
+#pragma unroll 1
+    for (int t = first; t < end; t += step, s -= depth) {
+        row_pair rows = GROUPED ? rows_of(t) : row_pair{};
+        sums f = {};
+#pragma unroll 1
+        for (; s < depth; s += team_of<B>::COUNT) {
+            multiply_stage<T, B, GROUPED>(r, f, x, s * (STAGE_COLS / GROUP), p, rows, s, warp,
+                                          lane);
+        }
+        to.give(f, n_tile++, warp, lane);
+    }
+    return s;
+}
 
 /* Scales of two rows that multiply a tile's sums; 1 where there are none. */
 template <int B, bool GROUPED>

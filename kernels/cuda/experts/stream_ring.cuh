@@ -12,22 +12,22 @@ namespace expert_stream
 {
 
 enum {
-    WARPS = 8,     /* that multiply */
+    WARPS = 16,    /* that multiply */
     LOADERS = 4,   /* warps that load, a part of a tile's rows each */
     FINISHERS = 2, /* warps that add up tiles and store them, in turn */
     MULTIPLIERS = WARPS * 32,
     THREADS = MULTIPLIERS + LOADERS * 32 + FINISHERS * 32,
-    SUM_BUFFERS = 4, /* tiles that wait for finishers */
+    SUM_BUFFERS = 2, /* tiles that wait for finishers */
     ROWS = EXPERT_STREAM_ROWS,
-    TILE = 16, /* rows of weights */
+    TILE = 16,       /* rows of weights */
+    ROUTER_TILE = 8, /* of the router's */
     GROUP = 32,
     STAGE_COLS = 768,
-    SHARE = STAGE_COLS / GROUP / WARPS, /* groups of a stage that a warp has */
+    SHARE = 3, /* groups of a stage that a warp has at a time */
     MOST_PAIRS = 128,
-    MOST_EXPERTS = 256,
+    MOST_EXPERTS = EXPERT_STREAM_EXPERTS,
     MOST_STAGES = 32, /* of a ring */
     MOST_DEPTH = 6,   /* stages of a row of up */
-    ACT_AHEAD = 4,    /* stages of down whose activations are on their way */
     NONE = 0xff,
 };
 
@@ -47,6 +47,13 @@ template <int B> struct stage_of {
     static constexpr int PANEL = panel_bytes(STAGE_COLS, KIND_OF<B>);
     static constexpr int BYTES = IS_PANELS<B> ? (TILE / PANEL_ROWS) * PANEL : TILE * PITCH;
     static constexpr int MINE = IS_PANELS<B> ? PANEL_ROWS : TILE / LOADERS; /* a load warp's rows */
+};
+
+/* Warps that multiply a stage, and how many such teams take stages in turn. Codes cost
+ * more instructions than bytes, so that more stages are multiplied at a time. */
+template <int B> struct team_of {
+    static constexpr int SIZE = B == 16 ? 8 : 4, COUNT = WARPS / SIZE;
+    static constexpr int TURNS = STAGE_COLS / GROUP / SIZE / SHARE; /* of SHARE groups each */
 };
 
 /* What the choice leaves, in shared memory: the chosen experts in the order of their
@@ -70,10 +77,15 @@ struct sums {
 
 /* ---- the ring ---- */
 
-/* Stages on their way at a time. */
+/* Stages on their way at a time, of `count`. When a team waits for a stage, the one
+ * that lay there before must have come, since an mbarrier tells a phase from the next
+ * one alone. It was begun before the last stage that the team has had, and has come if
+ * the two are as many stages apart as may be on their way. */
 template <int B> int stages_in_flight(int count)
 {
-    return 2 * 16 / BYTES_OF<B> < count ? 2 * 16 / BYTES_OF<B> : count;
+    int most = 2 * 16 / BYTES_OF<B>, safe = count - team_of<B>::COUNT;
+
+    return most < safe ? most : safe;
 }
 
 template <int B> struct ring {
@@ -87,10 +99,11 @@ template <int B> struct ring {
     {
         return base + index * stage_of<B>::BYTES;
     }
-    __device__ __forceinline__ void next(void)
+    __device__ __forceinline__ void next(int n = 1)
     {
-        if (++index == count) {
-            index = 0;
+        index += n;
+        if (index >= count) { /* n is less than that */
+            index -= count;
             phase ^= 1;
         }
     }
@@ -101,26 +114,74 @@ template <int B> __device__ __forceinline__ void ring_init(const ring<B> &r)
 {
     for (int i = 0; i < r.count; i++) {
         barrier_init(r.full + i * 8, TILE / stage_of<B>::MINE);
-        barrier_init(r.empty + i * 8, WARPS);
+        barrier_init(r.empty + i * 8, team_of<B>::SIZE);
     }
     barrier_init_fence();
 }
 
-__device__ __forceinline__ void multipliers_sync(void)
+/* A barrier of some warps of the block, all lanes of which come together. */
+template <int ID, int COUNT> __device__ __forceinline__ void warps_sync(void)
 {
-    asm volatile("bar.sync 1, %0;" ::"n"((int)MULTIPLIERS) : "memory");
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
 }
 
-/* Multiplying and finishing warps: all tiles so far are stored. */
-__device__ __forceinline__ void stored_sync(void)
+__device__ __forceinline__ void multipliers_sync(void)
 {
-    asm volatile("bar.sync 3, %0;" ::"n"((int)(MULTIPLIERS + FINISHERS * 32)) : "memory");
+    warps_sync<1, MULTIPLIERS>();
 }
 
 /* All threads: the choice is there. */
 __device__ __forceinline__ void choice_sync(void)
 {
-    asm volatile("bar.sync 2, %0;" ::"n"((int)THREADS) : "memory");
+    warps_sync<2, THREADS>();
+}
+
+/* Multiplying and finishing warps: all tiles so far are stored. */
+__device__ __forceinline__ void stored_sync(void)
+{
+    warps_sync<3, MULTIPLIERS + FINISHERS * 32>();
+}
+
+/* Multiplying warps and the second finishing one: the block has met the others. */
+__device__ __forceinline__ void met_sync(void)
+{
+    warps_sync<4, MULTIPLIERS + 32>();
+}
+
+/* ---- where blocks meet ---- */
+
+/* A block's score of an expert, and one that waits for it. Scores are their own flags:
+ * between launches they are NO_SCORE, which no score is. */
+constexpr uint32_t NO_SCORE = 0xffffffffu;
+
+__device__ __forceinline__ void score_give(float *to, float score)
+{
+    uint32_t u = score == score ? __float_as_uint(score) : 0x7fc00000u;
+
+    random_delay();
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(u) : "memory");
+}
+
+/* Element i: of expert i * 32 + lane of n. */
+template <int PER>
+__device__ __forceinline__ void scores_wait(float (&v)[PER], const float *from, int n, int lane)
+{
+    bool all;
+
+    do {
+        all = true;
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            int e = min(i * 32 + lane, n - 1);
+            uint32_t u;
+            asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(u) : "l"(from + e) : "memory");
+            all = all && u != NO_SCORE;
+            v[i] = __uint_as_float(u);
+        }
+    } while (!all);
+    random_delay();
+    __syncwarp();
 }
 
 /* One thread of a block that is done with a phase, and one that needs it done. */
@@ -141,6 +202,13 @@ __device__ __forceinline__ void blocks_wait(const int32_t *counter, int all)
 }
 
 /* ---- loading ---- */
+
+/* Copies n bytes; `bar` then says that they are there. By one thread. */
+__device__ __forceinline__ void bulk_copy_all(uint32_t to, const void *from, int n, uint32_t bar)
+{
+    barrier_expect(bar, n);
+    bulk_copy(to, from, n, bar);
+}
 
 /* A load warp, by one thread. */
 template <int B> struct loader {
@@ -245,23 +313,39 @@ __device__ __forceinline__ weight_rows down_rows(const expert_few &a, int e, int
     return {(const char *)p.w + row * p.w_stride * BYTES, p.w_stride * BYTES};
 }
 
+/* The block's tile of the router's weights lies row by row where stages come later. */
+__host__ __device__ constexpr int router_pitch(int k)
+{
+    return (k * 2 + 127) / 128 * 128 + 64; /* two rows of a load on different banks */
+}
+
+/* By one warp; `bar` then says that it is there. */
+__device__ __forceinline__ void load_router(const expert_few &a, uint32_t to, uint32_t bar,
+                                            int lane)
+{
+    int first = blockIdx.x * ROUTER_TILE, rows = min((int)ROUTER_TILE, a.route.n - first);
+    int bytes = a.up.k * 2;
+
+    if (rows > 0 && lane == 0) {
+        barrier_expect(bar, rows * bytes);
+    }
+    __syncwarp();
+    if (lane < rows) {
+        bulk_copy(to + lane * router_pitch(a.up.k),
+                  (const char *)a.router + (first + lane) * a.router_stride * 2, bytes, bar);
+    }
+}
+
 template <int B>
 __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> &r,
                                              const chosen_experts &c, int warp, int lane)
 {
     constexpr int MINE = stage_of<B>::MINE;
     loader<B> load(r, warp);
-    int first = blockIdx.x * TILE + warp * MINE, width = a.up.width;
-    bool loads = lane == 0 && warp < TILE / MINE;
+    int width = a.up.width;
 
-    if (loads && blockIdx.x * TILE < a.route.n) {
-        int64_t stride = a.router_stride * 2;
-        load.tile((const char *)a.router + first * stride, stride,
-                  max(0, min(MINE, a.route.n - first)), a.up.k * 2);
-    }
-    __syncwarp();
     choice_sync();
-    if (!loads) {
+    if (lane != 0 || warp >= TILE / MINE) {
         return;
     }
     int per = width / (TILE / 2), at = warp * MINE % (TILE / 2), half = warp * MINE / (TILE / 2);

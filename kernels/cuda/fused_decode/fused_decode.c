@@ -29,17 +29,23 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     size_t n_counters =
         (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + n_experts + FUSED_MAX_PARTIALS;
     size_t n_bytes = n_counters * sizeof(int32_t);
-    int32_t *counter = cuda_alloc(c, n_bytes + (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES,
-                                  "fused launches", e);
+    size_t n_partials = (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES;
+    size_t n_scores = sizeof(float) * EXPERT_STREAM_ROWS * EXPERT_STREAM_EXPERTS;
+    int32_t *counter = cuda_alloc(c, n_bytes + n_partials + n_scores, "fused launches", e);
     if (!counter) {
         return ERR_NOMEM;
     }
+    char *scores = (char *)counter + n_bytes + n_partials;
     cudaError_t rc = cudaMemsetAsync(counter, 0, n_bytes, c->stream);
+    if (rc == cudaSuccess) {
+        rc = cudaMemsetAsync(scores, 0xff, n_scores, c->stream);
+    }
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "fused launches");
     }
     c->fused.counter = counter;
     c->expert_counter = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
+    c->expert_scores = (float *)scores;
     c->fused.arrived = c->expert_counter + n_experts;
     c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
