@@ -97,6 +97,13 @@ def newest_full(records):
     return [r for r in records if r.data.get("kernels") and "http 64" in r.runs()][-1]
 
 
+def newest_engine(records, like):
+    """The newest with its engine's runs, on a GPU of the same name as the record `like`."""
+    gpu = like.machine.split(",")[0]
+    runs = [r for r in records if r.machine.split(",")[0] == gpu and "http 64" in r.runs()]
+    return runs[-1]
+
+
 # ---- vLLM's runs ----
 
 
@@ -195,7 +202,7 @@ def start_rows(full, peer):
     ]  # fmt: skip
 
 
-def one_gpu(full, peer):
+def one_gpu(full, started, peer):
     return (
         "## One GPU, the shape of Llama-3.1-8B, bf16\n\n"
         + para("Random weights, `scripts/gpu-check`. Quire: " + full.source())
@@ -207,7 +214,7 @@ def one_gpu(full, peer):
         + "### Over HTTP\n\nPrompts of 512 tokens, answers of 128, a closed loop.\n\n"
         + table(["streams", "", "tok/s", "TTFT p50, ms", "TTFT p99", "ITL p50, ms", "ITL p99"],
                 http_rows(full, peer))
-        + "### Start\n\n" + table(["", "Quire", "vLLM"], start_rows(full, peer))
+        + "### Start\n\n" + para(started.source()) + table(["", "Quire", "vLLM"], start_rows(started, peer))
     )  # fmt: skip
 
 
@@ -438,7 +445,7 @@ def all_records(records):
 def page():
     records = load()
     full, peer = newest_full(records), named(records, "vllm")
-    text = INTRO + one_gpu(full, peer) + history(records) + kernels(full, peer)
+    text = INTRO + one_gpu(newest_engine(records, full), full, peer) + history(records) + kernels(full, peer)
     text += ranks(full, named(records, "ranks")) + deterministic(named(records, "deterministic"))
     text += paging(named(records, "fig12"), named(records, "paging"))
     text += cpu(named(records, "llama.cpp")) + service(named(records, "service"))
@@ -449,9 +456,10 @@ def summary():
     """The table of README.md."""
     records = load()
     full, peer, small = newest_full(records), named(records, "vllm"), named(records, "llama.cpp")
+    engine = newest_engine(records, full)
     gpu = [[f"{row[0].split()[0]} streams at once, tok/s", row[1], row[3], row[4]]
-           for row in decode_rows(full, peer) if row[0].endswith("x 1,024")]  # fmt: skip
-    jobs, start = job_rows(full, peer), start_rows(full, peer)[0]
+           for row in decode_rows(engine, peer) if row[0].endswith("x 1,024")]  # fmt: skip
+    jobs, start = job_rows(engine, peer), start_rows(full, peer)[0]
     gpu = [gpu[0], gpu[2], gpu[3], jobs[0], jobs[2], [start[0], start[1], start[2], ""]]
     gpu[0][0] = "one stream, tok/s"
     rows = [[f"8B on an H200: {row[0]}", row[1], f"vLLM: {row[2]}", row[3]] for row in gpu]
@@ -459,6 +467,6 @@ def summary():
     rows += [[f"135M on two cores: {row[0]}", row[1], f"llama.cpp: {row[2]}", row[3]]
              for row in cpu_rows(model)[:3]]  # fmt: skip
     return table(["", "Quire", "beside it", "times better"], rows) + (
-        f"(H200: commit {full.commit}, {full.date}; two Zen 3 cores: commit {small.commit}, "
+        f"(H200: commit {engine.commit}, {engine.date}; two Zen 3 cores: commit {small.commit}, "
         f"{small.date}.)\n"
     )
