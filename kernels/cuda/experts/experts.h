@@ -14,7 +14,7 @@
  *     combine   a row's pairs times their weights, and the shared expert, where it is
  *               no parts
  *
- * A few rows take one launch of their own (stream.cu), or three (few.cu).
+ * A few rows take one launch of their own (expert_stream/), or three (few.cu).
  */
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
 #define QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
@@ -232,7 +232,8 @@ bool launch_expert_e4m3(const struct expert_product *a, const struct expert_list
 enum { EXPERT_PANEL_K = 64 };
 bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
                           int32_t n_blocks, cudaStream_t stream);
-/* A product beside experts, of at most EXPERT_STREAM_ROWS rows (stream_linear.cu).
+/* A product beside experts, of at most EXPERT_STREAM_ROWS rows
+ * (expert_stream/stream_linear.cu).
  * False: not for this shape; nothing was done. */
 struct expert_linear {
     struct expert_product product; /* out [rows, width] = x w^T + bias; out NULL: not wanted */

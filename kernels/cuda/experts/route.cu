@@ -4,7 +4,7 @@
  * which alone knows parts of a shared expert; more by three. The lists of an expert's
  * pairs are filled in any order, which no result depends on.
  */
-#include "kernels/cuda/experts/code_group.cuh"
+#include "kernels/cuda/expert_tiles/code_group.cuh"
 #include "kernels/cuda/experts/list.cuh"
 #include "kernels/cuda/step/norm.cuh"
 

@@ -12,7 +12,7 @@
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/cluster.cuh"
-#include "kernels/cuda/experts/code_group.cuh"
+#include "kernels/cuda/expert_tiles/code_group.cuh"
 #include "kernels/cuda/experts/list.cuh"
 
 namespace

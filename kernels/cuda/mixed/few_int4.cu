@@ -224,7 +224,7 @@ struct few_place {
 
 /* The lane that loads: every slot as soon as there is room. At most so many are on
  * their way that what lay in a slot before has come when somebody waits for the next
- * (see stages_in_flight in experts/stream_ring.cuh). */
+ * (see stages_in_flight in expert_stream/stream_ring.cuh). */
 template <int WIDTH>
 __device__ __forceinline__ void load_codes(const few_ring &r, const mixed_args &a, int kind,
                                            int tile, int first_group)

@@ -6,10 +6,10 @@
  * Activations lie in shared memory for that, where registers would need all stages
  * unrolled.
  */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_STREAM_PRODUCTS_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_PRODUCTS_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_PRODUCTS_CUH
 
-#include "kernels/cuda/experts/stream_ring.cuh"
+#include "kernels/cuda/expert_stream/stream_ring.cuh"
 #include "kernels/cuda/gemm/async_copy.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 

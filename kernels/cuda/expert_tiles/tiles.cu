@@ -8,8 +8,8 @@
  * and up rows meet in the same registers. A ring of stages is filled by cp.async, 16
  * bytes a thread, with chunks permuted so that ldmatrix has no bank conflicts.
  */
-#include "kernels/cuda/experts/tile_store.cuh"
-#include "kernels/cuda/experts/tile_walk.cuh"
+#include "kernels/cuda/expert_tiles/tile_store.cuh"
+#include "kernels/cuda/expert_tiles/tile_walk.cuh"
 
 namespace
 {

@@ -9,8 +9,8 @@
  * Which columns a lane multiplies is free as long as both operands agree: of 64 columns
  * it has 16 neighbours, so that it reads 16 bytes of codes at once.
  */
-#include "kernels/cuda/experts/tile_store.cuh"
-#include "kernels/cuda/experts/tile_walk.cuh"
+#include "kernels/cuda/expert_tiles/tile_store.cuh"
+#include "kernels/cuda/expert_tiles/tile_walk.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 
 namespace

@@ -15,9 +15,9 @@
  * e4m3 with about 14 bits, so the sums of a stage are added in float32, times the
  * scales of its columns.
  */
-#include "kernels/cuda/experts/code_group.cuh"
+#include "kernels/cuda/expert_tiles/code_group.cuh"
+#include "kernels/cuda/expert_tiles/gather.cuh"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/experts/gather.cuh"
 #include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/tiles.h"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"

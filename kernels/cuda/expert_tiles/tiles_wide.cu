@@ -12,9 +12,9 @@
  * innermost: neighbours read the same rows of x.
  */
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/expert_tiles/gather.cuh"
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/experts/gather.cuh"
 #include "kernels/cuda/gemm/tiles_sm90.cuh"
 
 namespace

@@ -16,9 +16,9 @@
  * instruction all the same. Parts of a shared expert are tiles like others, whose
  * weights have a map of their own.
  */
+#include "kernels/cuda/expert_tiles/gather.cuh"
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/experts/gather.cuh"
 #include "kernels/cuda/gemm/tensor_map.cuh"
 #include "kernels/cuda/gemm/wgmma.cuh"
 

@@ -1,6 +1,6 @@
 /* Rows of activations as e4m3 codes with a scale for each EXPERT_CODES_K columns. */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_CODE_GROUP_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_CODE_GROUP_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_TILES_CODE_GROUP_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_TILES_CODE_GROUP_CUH
 
 #include <cuda_fp8.h>
 

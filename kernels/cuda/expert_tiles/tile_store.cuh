@@ -1,6 +1,6 @@
 /* The end of a tile of experts by mma: from accumulators to rows of pairs. */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_TILE_STORE_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_TILE_STORE_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_TILES_TILE_STORE_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_TILES_TILE_STORE_CUH
 
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/experts/gate.cuh"

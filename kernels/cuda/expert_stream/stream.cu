@@ -30,9 +30,9 @@
  *
  * A shared expert whose width is that of some experts is so many more chosen ones.
  */
+#include "kernels/cuda/expert_stream/stream_choice.cuh"
+#include "kernels/cuda/expert_stream/stream_products.cuh"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/experts/stream_choice.cuh"
-#include "kernels/cuda/experts/stream_products.cuh"
 
 namespace
 {

@@ -1,7 +1,7 @@
 /* The ring of stages of a launch of few rows (stream.cu), the warps that fill it, and
  * where blocks meet. */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_STREAM_RING_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_STREAM_RING_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_RING_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_RING_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/experts/route.cuh"

@@ -9,8 +9,8 @@
  * twice. Blocks are persistent, and their ring of stages runs on from one piece of work
  * to the next. Of 32 columns a lane has 8 neighbours of two rows.
  */
+#include "kernels/cuda/expert_tiles/tile_walk.cuh"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/experts/tile_walk.cuh"
 #include "kernels/cuda/quant/codes.cuh"
 #include "kernels/cuda/quant/panels.h"
 

@@ -3,7 +3,7 @@
  * while the launch in front ends. A block takes tiles of 16 columns of the result, over
  * the whole depth.
  */
-#include "kernels/cuda/experts/stream_products.cuh"
+#include "kernels/cuda/expert_stream/stream_products.cuh"
 
 namespace
 {

@@ -1,7 +1,7 @@
 /* How persistent blocks walk the tiles of experts, and how they are launched, for 16,
  * 32 or 64 rows a tile. */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_TILE_WALK_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_TILE_WALK_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_TILES_TILE_WALK_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_TILES_TILE_WALK_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/experts/experts.h"

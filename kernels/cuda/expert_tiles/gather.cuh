@@ -1,8 +1,8 @@
 /* Rows gathered into shared memory by 16-byte copies that arrive at an mbarrier by
  * themselves, like tensor copies. Unlike those they are ordinary accesses, so the
  * readers of the matrix instruction's operands fence (proxy_fence) after their wait. */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_GATHER_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_GATHER_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_TILES_GATHER_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_TILES_GATHER_CUH
 
 #include "kernels/cuda/gemm/bulk.cuh"
 

@@ -1,8 +1,8 @@
 /* The choice of experts in a launch of few rows (stream.cu). */
-#ifndef QUIRE_KERNELS_CUDA_EXPERTS_STREAM_CHOICE_CUH
-#define QUIRE_KERNELS_CUDA_EXPERTS_STREAM_CHOICE_CUH
+#ifndef QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_CHOICE_CUH
+#define QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_CHOICE_CUH
 
-#include "kernels/cuda/experts/stream_ring.cuh"
+#include "kernels/cuda/expert_stream/stream_ring.cuh"
 
 namespace expert_stream
 {
