@@ -430,6 +430,14 @@ INLINE __m256i magnitudes(const float *x)
     return greatest_of_each(v);
 }
 
+INLINE void put_halves(void *to, __m256i v)
+{
+    __m128i *at = to;
+
+    _mm_store_si128(at, _mm256_castsi256_si128(v));
+    _mm_store_si128(at + 4, _mm256_extracti128_si256(v, 1));
+}
+
 /* The codes of a group, and those of its turned order. */
 INLINE __m256i put_group_codes(struct act_block *out, const int g, const float *x, __m256 inverse,
                                __m256i some)
@@ -444,9 +452,9 @@ INLINE __m256i put_group_codes(struct act_block *out, const int g, const float *
     w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     w = _mm256_and_si256(w, some);
     _mm256_store_si256((__m256i *)(out->code + 32 * g), w);
-    int8_t *turned = out->turned + g / 4 * 128 + g % 4 * 16;
-    _mm_store_si128((__m128i *)turned, _mm256_castsi256_si128(w));
-    _mm_store_si128((__m128i *)(turned + 64), _mm256_extracti128_si256(w, 1));
+    const int at = g / 4 * 128 + g % 4 * 16;
+    put_halves(out->turned + at, w);
+    put_halves(out->magnitude + at, _mm256_abs_epi8(w));
     return w;
 }
 

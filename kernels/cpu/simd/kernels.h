@@ -100,6 +100,7 @@ struct act_block {
     /* the same in another order: of each 128, the first halves of the four groups, then
      * their last halves; only of instruction sets that read it */
     int8_t turned[256];
+    uint8_t magnitude[256]; /* of `turned`; likewise */
     int32_t total16[16]; /* the sum of each 16 codes; likewise */
     float sum16[16];     /* scale times the sum of each 16 codes */
     int32_t total32[8];  /* the sum of each 32 codes; as total16 */
