@@ -1,10 +1,12 @@
 /* Starts and stops the engine, and answers questions about its state. Starting builds
  * what the first step needs, in order of dependency:
  *
- *     model directory ─► configuration ─► tokenizer ─► executor (weights, KV pool)
+ *     model directory ─► configuration ─► tokenizer, executor (weights, KV pool)
  *                     ─► step costs ─► scheduler, packer ─► pinned prefixes ─► threads
  *
+ * Tokenizer and chat template are read in a thread of their own beside the weights.
  * The engine's thread is in loop.c, submission in submit.c. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -86,6 +88,58 @@ static int open_chat(struct engine *e, const struct settings *s, struct err *err
     return rc;
 }
 
+/* What a thread needs to open what texts are read with, and what came of it. */
+struct text_opener {
+    struct engine *e;
+    const struct settings *s;
+    const struct model_config *c;
+    struct err err;
+    int rc;
+};
+
+static void *open_text(void *arg)
+{
+    struct text_opener *o = arg;
+
+    o->rc = open_tokenizer(o->e, o->s, o->c, &o->err);
+    if (o->rc == 0) {
+        o->rc = open_chat(o->e, o->s, &o->err);
+    }
+    return NULL;
+}
+
+/* Whether weights may be read while the tokenizer is. A draft model is compared with
+ * the tokenizer before, and ranks are forked, in which only this thread goes on. */
+static bool reads_beside(const struct settings *s)
+{
+    return !s->draft_model && s->tensor_parallel_size <= 1 && s->pipeline_parallel_size <= 1;
+}
+
+/* Tokenizer, chat template and executor; an error of the tokenizer goes first. */
+static int open_parts(struct engine *e, const struct settings *s, const struct model_config *c,
+                      struct err *err)
+{
+    struct text_opener text = {.e = e, .s = s, .c = c};
+    pthread_t thread;
+    bool beside = reads_beside(s) && pthread_create(&thread, NULL, open_text, &text) == 0;
+
+    if (!beside) {
+        open_text(&text);
+    }
+    /* without the thread, text.rc is known here */
+    int rc = beside || text.rc == 0 ? engine_open_executors(e, s, c, err) : 0;
+    if (beside) {
+        pthread_join(thread, NULL);
+    }
+    if (text.rc < 0) {
+        if (err) {
+            *err = text.err;
+        }
+        return text.rc;
+    }
+    return rc;
+}
+
 /* Opens the tokenizer and the executor, and reads the model's end-of-sequence tokens
  * and sampling defaults. */
 static int open_model(struct engine *e, const struct settings *s, struct err *err)
@@ -116,13 +170,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
                            c.architecture);
     }
     if (rc == 0) {
-        rc = open_tokenizer(e, s, &c, err);
-    }
-    if (rc == 0) {
-        rc = open_chat(e, s, err);
-    }
-    if (rc == 0) {
-        rc = engine_open_executors(e, s, &c, err);
+        rc = open_parts(e, s, &c, err);
     }
     if (rc < 0) {
         return rc;

@@ -111,8 +111,9 @@ static inline const char *cpu_row(const struct mat *w, int32_t r)
     return p->data + cpu_part_row(p, at, in_head) * cpu_row_bytes(w);
 }
 
-/* row[k] = row first + k, of n rows of a run in blocks. */
-static inline void cpu_rows(const struct mat *w, int32_t first, int32_t n, const void **row)
+/* row[k * step] = row first + k, of n rows of a run in blocks. */
+static inline void cpu_rows(const struct mat *w, int32_t first, int32_t n, const void **row,
+                            int32_t step)
 {
     const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
     int64_t bytes = cpu_row_bytes(w);
@@ -120,8 +121,12 @@ static inline void cpu_rows(const struct mat *w, int32_t first, int32_t n, const
     for (int32_t k = 0; k < n; p++) {
         int32_t end = MIN(p->first + p->rows - first, n);
         int32_t r = first + k - p->first, in_head = p->head_rows > 0 ? r % p->head_rows : 0;
+        const char *at = p->data + r * bytes;
+        for (; k < end && p->head_rows == 0; k++, at += bytes) {
+            row[(int64_t)k * step] = at;
+        }
         for (; k < end; k++, r++) {
-            row[k] = p->data + cpu_part_row(p, r, in_head) * bytes;
+            row[(int64_t)k * step] = p->data + cpu_part_row(p, r, in_head) * bytes;
             in_head = in_head + 1 == p->head_rows ? 0 : in_head + 1;
         }
     }

@@ -112,10 +112,19 @@ INLINE __m256i load_x(const int8_t *x)
     return _mm256_load_si256((const __m256i *)x);
 }
 
-/* Eight sums of four products each of codes with a sign. */
+/* Eight sums of four products each of codes with a sign: of Q8_0, which may be -128 and
+ * have a magnitude only without a sign. */
 INLINE __m256i signed_products(__m256i w, __m256i x)
 {
     return pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
+}
+
+/* The same of codes above -128, of which x's sign may be taken in place of theirs. */
+INLINE __m256i level_products(__m256i w, const int8_t *x, const uint8_t *magnitude)
+{
+    __m256i of_x = _mm256_load_si256((const __m256i *)magnitude);
+
+    return pairs(_mm256_maddubs_epi16(of_x, _mm256_sign_epi8(w, load_x(x))));
 }
 
 /* The four sums of each 16 bytes of a and b added pairwise. `small`: they fit into 16
@@ -127,13 +136,18 @@ INLINE __m256i add_pairs(__m256i a, __m256i b, const bool small)
 
 /* Eight sums of eight products each of groups 2p and 2p + 1, which are in turned
  * order. */
-INLINE __m256i turned_products(const enum weight_format_id f, const __m256i *code, const int8_t *x)
+INLINE __m256i turned_products(const enum weight_format_id f, const __m256i *code,
+                               const struct act_block *b, const int p)
 {
-    __m256i first = load_x(x), last = load_x(x + 64);
+    const int at = p / 2 * 128 + p % 2 * 32;
+    const int8_t *x = b->turned + at;
+    const uint8_t *m = b->magnitude + at;
 
     if (has_signs(f)) {
-        return _mm256_add_epi32(signed_products(code[0], first), signed_products(code[1], last));
+        return _mm256_add_epi32(level_products(code[0], x, m),
+                                level_products(code[1], x + 64, m + 64));
     }
+    __m256i first = load_x(x), last = load_x(x + 64);
     return pairs(_mm256_add_epi16(_mm256_maddubs_epi16(code[0], first),
                                   _mm256_maddubs_epi16(code[1], last)));
 }
@@ -148,9 +162,7 @@ INLINE __m256i sums_turned(const enum weight_format_id f, const __m256i *code,
 
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
-        v[p] = 2 * p < groups
-                   ? turned_products(f, code + 2 * p, x->turned + p / 2 * 128 + p % 2 * 32)
-                   : _mm256_setzero_si256();
+        v[p] = 2 * p < groups ? turned_products(f, code + 2 * p, x, p) : _mm256_setzero_si256();
     }
     v[0] = add_pairs(add_pairs(v[0], v[1], small), add_pairs(v[2], v[3], small), smaller);
     return _mm256_permutevar8x32_epi32(v[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -288,6 +300,8 @@ INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_
             sum_lanes(has_halves(f) ? _mm256_add_ps(s->acc[j][0], s->acc[j][1]) : s->acc[j][0]);
     }
 }
+
+enum { PAIRED_ROWS_X = 1 };
 
 #include "kernels/cpu/blocks/rows_x86.h"
 

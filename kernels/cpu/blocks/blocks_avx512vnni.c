@@ -190,6 +190,8 @@ INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_
     }
 }
 
+enum { PAIRED_ROWS_X = 2 };
+
 #include "kernels/cpu/blocks/rows_x86.h"
 
 void cpu_blocks_avx512vnni(struct cpu_kernels *k)

@@ -1,5 +1,6 @@
 /* The frame of products with blocks: every row of w with a tile of x, 256 values at a
  * time. A file includes it once, after unpack_x86.h and after defining
+ *     PAIRED_ROWS_X            rows of x, up to which registers allow two rows of w
  *     struct sums              accumulators of n_x rows of x
  *     clear_sums(sums, n_x)
  *     add_block(sums, f, s, x, n_x, groups)
@@ -95,7 +96,7 @@ INLINE int64_t distance_of(const struct prefetch *ahead, int32_t i)
 INLINE void dot_rows(float *sum, const struct dot_rows *w, const enum weight_format_id f, int32_t n,
                      const struct act_block *x, const int n_x, const struct prefetch *ahead)
 {
-    const int together = n_x <= 2 ? ROWS_TOGETHER : 1; /* as registers allow */
+    const int together = n_x <= PAIRED_ROWS_X ? ROWS_TOGETHER : 1;
     int32_t i = 0;
 
     for (; i + together <= w->n; i += together) {

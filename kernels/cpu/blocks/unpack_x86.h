@@ -262,10 +262,10 @@ INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
 
 INLINE __m256 load_half(const uint8_t *p)
 {
-    uint16_t h;
+    int16_t h;
 
     memcpy(&h, p, sizeof(h));
-    return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+    return _mm256_cvtph_ps(_mm_set1_epi16(h));
 }
 
 INLINE __m256 unsigned_times(__m128i bytes, __m256 d)
@@ -295,29 +295,31 @@ INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n)
     return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small));
 }
 
-/* Q4_K's and Q5_K's eight scales of 6 bits, or their minima, from the 12 bytes at p. */
-INLINE __m128i six_bits(const uint8_t *p, const bool minima)
+/* Q4_K's and Q5_K's eight scales of 6 bits, then their eight minima, from the 12 bytes
+ * at p, which 4 bytes follow: those of the first four groups, then of the last four. */
+INLINE __m128i six_bits(const uint8_t *p)
 {
-    uint32_t first = load_u32(p + (minima ? 4 : 0));
-    uint32_t last = load_u32(p + 8) >> (minima ? 4 : 0);
-    uint32_t high = (last & 0x0F0F0F0Fu) | (first >> 6 & 0x03030303u) << 4;
+    __m128i v = _mm_loadu_si128((const __m128i *)p);
+    __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(v, 0x98), _mm_setr_epi32(0, 0, 0, 4));
+    __m128i high = _mm_srli_epi16(_mm_shuffle_epi32(v, 0x40), 2);
 
-    return _mm_cvtsi64_si128((int64_t)((uint64_t)high << 32 | (first & 0x3F3F3F3Fu)));
+    low = _mm_and_si128(low, _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F));
+    high = _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
+    return _mm_or_si128(low, high);
 }
 
-/* IQ4_XS's eight scales of 6 bits, less 32. */
-INLINE __m128i scales_iq4_xs(const uint8_t *s)
+/* IQ4_XS's eight scales of 6 bits, less 32: their upper two bits are 2 bytes into the
+ * block, the lower four 4 bytes. */
+INLINE __m256i scales_iq4_xs(const uint8_t *s)
 {
-    uint64_t low = load_u32(s + 4);
-    uint64_t high = (uint64_t)s[2] | (uint64_t)s[3] << 8;
+    __m256i high = _mm256_set1_epi32((int32_t)load_u32(s));
+    __m256i low = _mm256_set1_epi32((int32_t)load_u32(s + 4));
 
-    low = (low | low << 16) & 0x0000FFFF0000FFFFull; /* four bits, then two, to each byte */
-    low = (low | low << 8) & 0x00FF00FF00FF00FFull;
-    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0Full;
-    high = (high | high << 24) & 0x000000FF000000FFull;
-    high = (high | high << 12) & 0x000F000F000F000Full;
-    high = (high | high << 6) & 0x0303030303030303ull;
-    return _mm_sub_epi8(_mm_cvtsi64_si128((int64_t)(low | high << 4)), _mm_set1_epi8(32));
+    high = _mm256_srlv_epi32(high, _mm256_setr_epi32(12, 14, 16, 18, 20, 22, 24, 26));
+    low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    high = _mm256_and_si256(high, _mm256_set1_epi32(0x30));
+    low = _mm256_and_si256(low, _mm256_set1_epi32(0x0F));
+    return _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
 }
 
 /* Q3_K's sixteen scales of 6 bits, less 32. */
@@ -341,9 +343,9 @@ INLINE __m256 scales_of(const enum weight_format_id f, const uint8_t *s, const i
         return load_e8m0(s, 17, n);
     case FORMAT_Q4_K:
     case FORMAT_Q5_K:
-        return unsigned_times(six_bits(s + 4, false), load_half(s));
+        return unsigned_times(six_bits(s + 4), load_half(s));
     case FORMAT_IQ4_XS:
-        return signed_times(scales_iq4_xs(s), load_half(s));
+        return _mm256_mul_ps(load_half(s), _mm256_cvtepi32_ps(scales_iq4_xs(s)));
     default:
         return load_halves(s, bytes_of(f) / GROUPS, n);
     }
@@ -354,7 +356,7 @@ INLINE __m256 minima_of(const enum weight_format_id f, const uint8_t *s, const i
     if (f == FORMAT_Q4_1 || f == FORMAT_Q5_1) {
         return _mm256_xor_ps(load_halves(s + 2, bytes_of(f) / GROUPS, n), _mm256_set1_ps(-0.0f));
     }
-    return unsigned_times(six_bits(s + 4, true), load_half(s + 2));
+    return unsigned_times(_mm_srli_si128(six_bits(s + 4), 8), load_half(s + 2));
 }
 
 /* The scales of sixteen groups of 16: the first and the last eight. */
@@ -428,6 +430,14 @@ INLINE __m256i magnitudes(const float *x)
     return greatest_of_each(v);
 }
 
+INLINE void put_halves(void *to, __m256i v)
+{
+    __m128i *at = to;
+
+    _mm_store_si128(at, _mm256_castsi256_si128(v));
+    _mm_store_si128(at + 4, _mm256_extracti128_si256(v, 1));
+}
+
 /* The codes of a group, and those of its turned order. */
 INLINE __m256i put_group_codes(struct act_block *out, const int g, const float *x, __m256 inverse,
                                __m256i some)
@@ -442,9 +452,9 @@ INLINE __m256i put_group_codes(struct act_block *out, const int g, const float *
     w = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     w = _mm256_and_si256(w, some);
     _mm256_store_si256((__m256i *)(out->code + 32 * g), w);
-    int8_t *turned = out->turned + g / 4 * 128 + g % 4 * 16;
-    _mm_store_si128((__m128i *)turned, _mm256_castsi256_si128(w));
-    _mm_store_si128((__m128i *)(turned + 64), _mm256_extracti128_si256(w, 1));
+    const int at = g / 4 * 128 + g % 4 * 16;
+    put_halves(out->turned + at, w);
+    put_halves(out->magnitude + at, _mm256_abs_epi8(w));
     return w;
 }
 

@@ -4,6 +4,7 @@
  * multiplied with all panels of the task while the first-level cache has it. The rows
  * of the panel that follows are prefetched while one is unpacked. / */
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
@@ -69,9 +70,10 @@ static void pack_panel(const struct codes_job *j, int32_t first, char *panel)
 static void add_planes(const struct codes_job *j, float *sum, int32_t n_x, int32_t n)
 {
     for (int32_t i = 0; i < n_x && j->planes > 1; i++) {
-        const float *from = sum + (int64_t)i * j->planes * TASK_ROWS;
-        for (int32_t k = 0; k < n; k++) {
-            sum[i * TASK_ROWS + k] = from[k] + from[TASK_ROWS + k];
+        float *from = sum + (int64_t)i * j->planes * TASK_ROWS;
+        j->c->k.add(from, from + TASK_ROWS, n);
+        if (i > 0) {
+            memcpy(sum + (int64_t)i * TASK_ROWS, from, (size_t)n * sizeof(*sum));
         }
     }
 }

@@ -37,6 +37,7 @@ struct stream_job {
 struct slices {
     int32_t first[STREAMS_MAX], n[STREAMS_MAX];
     int32_t longest; /* the greatest n */
+    bool whole;      /* all n are the greatest */
 };
 
 static struct slices task_slices(const struct stream_job *j, int32_t task)
@@ -49,6 +50,10 @@ static struct slices task_slices(const struct stream_job *j, int32_t task)
         s.first[i] = thread * j->thread_rows + i * j->run + at;
         s.n[i] = MAX(MIN(MIN(j->slice, j->run - at), j->w.rows - s.first[i]), 0);
         s.longest = MAX(s.longest, s.n[i]);
+    }
+    s.whole = true;
+    for (int32_t i = 0; i < j->n_streams; i++) {
+        s.whole &= s.n[i] == s.longest;
     }
     return s;
 }
@@ -140,8 +145,14 @@ static int32_t list_block_rows(const struct stream_job *j, const struct slices *
     const void *of_stream[STREAMS_MAX][SLICE_MAX];
     int32_t n = 0;
 
+    for (int32_t i = 0; i < j->n_streams && s->whole && !scales; i++) {
+        cpu_rows(&j->w, s->first[i], s->longest, row + i, j->n_streams);
+    }
+    if (s->whole && !scales) {
+        return j->n_streams * s->longest;
+    }
     for (int32_t i = 0; i < j->n_streams; i++) {
-        cpu_rows(&j->w, s->first[i], s->n[i], of_stream[i]);
+        cpu_rows(&j->w, s->first[i], s->n[i], of_stream[i], 1);
     }
     for (int32_t k = 0; k < s->longest; k++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
@@ -170,9 +181,8 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     w.n = j->w.format ? list_block_rows(j, &s, row, apart ? scales : NULL) : list_rows(j, &s, row);
     if (w.n > 0) {
         multiply(j, &w, sum);
-        bool whole = w.n == j->n_streams * s.longest;
         bool plain = !j->ep->bias.data && !j->ep->residual.data && j->ep->act == ACT_NONE;
-        (whole && plain ? store_sums : store_slices)(j, &s, sum);
+        (s.whole && plain ? store_sums : store_slices)(j, &s, sum);
     }
 }
 

@@ -100,11 +100,12 @@ struct act_block {
     /* the same in another order: of each 128, the first halves of the four groups, then
      * their last halves; only of instruction sets that read it */
     int8_t turned[256];
-    int32_t total16[16]; /* the sum of each 16 codes; likewise */
-    float sum16[16];     /* scale times the sum of each 16 codes */
-    int32_t total32[8];  /* the sum of each 32 codes; as total16 */
-    float scale[8];      /* the greatest magnitude of the group / 127 */
-    float sum32[8];      /* scale times the sum of each 32 codes */
+    uint8_t magnitude[256]; /* of `turned`; likewise */
+    int32_t total16[16];    /* the sum of each 16 codes; likewise */
+    float sum16[16];        /* scale times the sum of each 16 codes */
+    int32_t total32[8];     /* the sum of each 32 codes; as total16 */
+    float scale[8];         /* the greatest magnitude of the group / 127 */
+    float sum32[8];         /* scale times the sum of each 32 codes */
 };
 
 /* A row of x is a row of codes, or the sum of two: its codes, and those of what

@@ -457,7 +457,6 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
              : !S_ISREG(st.st_mode) || st.st_size < 1
                  ? err_set(e, ERR_INVALID, "%s: not a GGUF file", file)
                  : file_map(fd, (size_t)st.st_size, file, &data, e);
-    bool cached = rc == 0 && model_file_cached(fd, st.st_size);
     if (fd >= 0) {
         close(fd);
     }
@@ -466,7 +465,6 @@ int gguf_open(struct gguf **ret, const char *path, struct err *e)
     }
     if (rc == 0) {
         (*ret)->mapped = true;
-        (*ret)->cached = cached;
     } else if (data) {
         file_unmap(data, (size_t)st.st_size);
     }

@@ -82,7 +82,6 @@ struct gguf {
     const uint8_t *data;        /* the whole file */
     size_t n_bytes;             /* its size */
     bool mapped;                /* data is a mapping that gguf_free unmaps */
-    bool cached;                /* mapped, and in the page cache when it was opened */
     const char *file;           /* its name for messages; not owned */
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */

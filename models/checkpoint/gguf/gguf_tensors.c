@@ -6,11 +6,14 @@
  * Conv1D. Decoding a tensor reverses both, so the forward passes need not know. Tensors
  * that are neither encoded nor reordered are read in place, like those of safetensors.
  */
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "models/checkpoint/file.h"
 #include "models/checkpoint/gguf/gguf_families.h"
 #include "models/checkpoint/weights_internal.h"
 
@@ -222,7 +225,7 @@ int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_
         return rc;
     }
     c->gguf = g;
-    c->uncached = !g->cached;
+    c->uncached = true;
     rc = add_all(c, g, config, dtype, e);
     if (rc < 0) {
         checkpoint_free(c);
@@ -232,13 +235,31 @@ int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_
     return 0;
 }
 
+/* Asked only of a file whose tensors are wanted: it takes a call for each sample. */
+static bool is_cached(const char *path, size_t n_bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool cached = fd >= 0 && model_file_cached(fd, (int64_t)n_bytes);
+
+    if (fd >= 0) {
+        close(fd);
+    }
+    return cached;
+}
+
 int gguf_checkpoint_open(struct checkpoint **ret, const char *path, const struct model_config *c,
                          enum dtype dtype, struct err *e)
 {
     struct gguf *g = NULL;
     int rc = gguf_open(&g, path, e);
 
-    return rc == 0 ? gguf_checkpoint(ret, g, c, dtype, e) : rc;
+    if (rc == 0) {
+        rc = gguf_checkpoint(ret, g, c, dtype, e);
+    }
+    if (rc == 0) {
+        (*ret)->uncached = !is_cached(path, (*ret)->gguf->n_bytes);
+    }
+    return rc;
 }
 
 /* ---- values ---- */

@@ -243,6 +243,18 @@ static void put_string(struct buf *b, const char *text, size_t len)
     buf_putc(b, '"');
 }
 
+static void put_decimal(struct buf *b, uint64_t n)
+{
+    char digits[20];
+    size_t at = sizeof(digits);
+
+    do {
+        digits[--at] = (char)('0' + n % 10);
+        n /= 10;
+    } while (n > 0);
+    buf_append(b, digits + at, sizeof(digits) - at);
+}
+
 static int put_model(const struct vocabulary *v, struct buf *b)
 {
     const uint8_t *at = v->tokens->at;
@@ -260,7 +272,8 @@ static int put_model(const struct vocabulary *v, struct buf *b)
         }
         buf_puts(b, comma);
         put_string(b, t.at, t.len);
-        buf_printf(b, ":%llu", (unsigned long long)i);
+        buf_putc(b, ':');
+        put_decimal(b, i);
         comma = ",";
     }
     return rc;
