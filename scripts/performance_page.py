@@ -214,7 +214,8 @@ def one_gpu(full, started, peer):
         + "### Over HTTP\n\nPrompts of 512 tokens, answers of 128, a closed loop.\n\n"
         + table(["streams", "", "tok/s", "TTFT p50, ms", "TTFT p99", "ITL p50, ms", "ITL p99"],
                 http_rows(full, peer))
-        + "### Start\n\n" + para(started.source()) + table(["", "Quire", "vLLM"], start_rows(started, peer))
+        + "### Start\n\n" + para(started.source())
+        + table(["", "Quire", "vLLM"], start_rows(started, peer))
     )  # fmt: skip
 
 
@@ -445,7 +446,8 @@ def all_records(records):
 def page():
     records = load()
     full, peer = newest_full(records), named(records, "vllm")
-    text = INTRO + one_gpu(newest_engine(records, full), full, peer) + history(records) + kernels(full, peer)
+    text = INTRO + one_gpu(newest_engine(records, full), full, peer)
+    text += history(records) + kernels(full, peer)
     text += ranks(full, named(records, "ranks")) + deterministic(named(records, "deterministic"))
     text += paging(named(records, "fig12"), named(records, "paging"))
     text += cpu(named(records, "llama.cpp")) + service(named(records, "service"))

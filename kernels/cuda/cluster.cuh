@@ -60,8 +60,8 @@ struct block_cluster {
 #endif
 };
 
-/* Attributes of a launch in clusters of n blocks, besides those of `launch`; returns
- * how many there are. attr: room for 3. */
+/* Attributes of a launch in clusters of n blocks, 1: in none, besides those of
+ * `launch`; returns how many there are. attr: room for 3. */
 static inline unsigned cluster_attributes(cudaLaunchAttribute *attr, unsigned n)
 {
     attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -71,7 +71,7 @@ static inline unsigned cluster_attributes(cudaLaunchAttribute *attr, unsigned n)
     attr[2].id = cudaLaunchAttributeClusterDimension;
     attr[2].val.clusterDim.x = n;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
-    return 3;
+    return n > 1 ? 3 : 2;
 }
 
 #endif

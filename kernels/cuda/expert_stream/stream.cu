@@ -192,18 +192,16 @@ __device__ __forceinline__ int multiply_up(const expert_few &a, ring<B> &r, cons
                                            const stage_x &x, const sum_ring &to, int &n_tile,
                                            int warp, int lane)
 {
-    int per = a.up.width / (TILE / 2);
+    int per = a.up.width / (TILE / 2), team = warp / team_of<B>::SIZE;
     auto rows = [&](int item) {
         int64_t low =
             (int64_t)c.expert[item / per] * 2 * a.up.width + item % per * (TILE / 2) + lane / 4;
         return row_pair{low, low + a.up.width};
     };
 
-    constexpr int TEAM = team_of<B>::SIZE;
-
-    r.next(warp / TEAM);
+    r.next(team);
     return multiply_tiles<T, B, GROUPED>(a.up, r, x, to, n_tile, blockIdx.x, gridDim.x, c.n * per,
-                                         rows, warp / TEAM, warp, lane);
+                                         rows, team, warp, lane);
 }
 
 /* ---- down ---- */
@@ -388,7 +386,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         s.chosen.pair[0][i] = NONE;
         s.chosen.share[0][i] = 0.0f;
     }
-
     if (threadIdx.x < MOST_EXPERTS / 32) {
         s.chosen.bit[threadIdx.x] = 0;
     }
@@ -423,7 +420,7 @@ constexpr int SHARED_MOST = 227 * 1024 - (int)sizeof(stream_shared) - 128;
 /* For so many rows, of up to k columns of up. Fewer rows leave more to the ring. */
 template <int B> stream_layout layout_of(int rows, int k)
 {
-    int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = rows <= 1 ? 1 : rows <= 4 ? 4 : ROWS;
+    int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = room_for(rows);
     int slots = x_rows == ROWS ? 1 : 2, of_down = slots * team_of<B>::COUNT;
     int x = (depth > of_down ? depth : of_down) * x_stage_bytes(x_rows),
         norm = depth * STAGE_COLS * 2;

@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_tiles(const expert_product &a, const ring<B
     int64_t stride = a.w_stride * (B == 16 ? 2 : 1); /* of codes it is in bytes */
 
     for (int t = blockIdx.x; t < a.width / TILE; t += gridDim.x) {
-        load.tile((const char *)a.w + (t * TILE + warp * MINE) * stride, stride, MINE, a.k / 8 * B);
+        load.tile((const char *)a.w + (t * TILE + warp * MINE) * stride, stride, a.k / 8 * B);
     }
 }
 
@@ -146,7 +146,7 @@ bool run(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
     constexpr int MOST = 227 * 1024 - (int)sizeof(linear_shared) - 128;
     auto kernel = linear_kernel<T, B, GROUPED>;
     static bool allowed = allow_shared(kernel, MOST);
-    int x_rows = a.rows <= 1 ? 1 : a.rows <= 4 ? 4 : ROWS;
+    int x_rows = room_for(a.rows);
     int depth = (a.product.k + STAGE_COLS - 1) / STAGE_COLS;
     int x = depth * x_stage_bytes(x_rows), norm = a.normed ? depth * STAGE_COLS * 2 : 0;
     int count = (MOST - x - norm) / stage_of<B>::BYTES;

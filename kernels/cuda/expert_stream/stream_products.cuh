@@ -150,9 +150,10 @@ struct row_source {
     int64_t h_stride;
 };
 
+static_assert(WARPS == 16 && ROWS == 8, "row_share counts on them");
+
 /* How rows are divided among the threads that multiply: WARPS / stage_x.rows warps have
  * a row, of which a thread has eight columns each `sweep`. */
-static_assert(WARPS == 16 && ROWS == 8, "row_share counts on them");
 struct row_share {
     int warps, row, first, sweep; /* of a row; this thread's row and its first column */
 

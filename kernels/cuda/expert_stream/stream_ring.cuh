@@ -41,7 +41,7 @@ template <int B> constexpr int BYTES_OF = B == B_INT4 ? 4 : B;
 
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
  * the lanes of a load on different banks. Of 4 bytes they are panels (quant.h), two a
- * tile; only rows of 16 bits, the router's, lie row by row then. */
+ * tile. */
 template <int B> struct stage_of {
     static constexpr int ROW = STAGE_COLS / 8 * BYTES_OF<B>, PITCH = ROW + 4 * BYTES_OF<B>;
     static constexpr int PANEL = panel_bytes(STAGE_COLS, KIND_OF<B>);
@@ -55,6 +55,12 @@ template <int B> struct team_of {
     static constexpr int SIZE = B == 16 ? 8 : 4, COUNT = WARPS / SIZE;
     static constexpr int TURNS = STAGE_COLS / GROUP / SIZE / SHARE; /* of SHARE groups each */
 };
+
+/* Rows of activations that a launch of `rows` makes room for. */
+__host__ __device__ constexpr int room_for(int rows)
+{
+    return rows <= 1 ? 1 : rows <= 4 ? 4 : (int)ROWS;
+}
 
 /* What the choice leaves, in shared memory: the chosen experts in the order of their
  * indices, and for each which rows have it. The shared expert follows as a.shared_parts
@@ -236,21 +242,19 @@ template <int B> struct loader {
         barrier_expect(bar, n);
         return bar;
     }
-    /* `rows` of this warp's rows of a tile, `stride` bytes apart, of `length` bytes. */
-    __device__ __forceinline__ void tile(const char *row, int64_t stride, int rows, int length)
+    /* This warp's rows of a tile, `stride` bytes apart, of `length` bytes. */
+    __device__ __forceinline__ void tile(const char *row, int64_t stride, int length)
     {
         constexpr int MOST = stage_of<B>::ROW;
 
 #pragma unroll 1
         for (int c = 0; c < length; c += MOST) {
-            uint32_t bytes = min(MOST, length - c), bar = enter(rows * bytes);
+            uint32_t bytes = min(MOST, length - c), bar = enter(MINE * bytes);
             uint32_t to = at.stage() + warp * MINE * stage_of<B>::PITCH;
 #pragma unroll
             for (int i = 0; i < MINE; i++) {
-                if (i < rows) {
-                    bulk_copy_evict_first(to + i * stage_of<B>::PITCH, row + i * stride, bytes, bar,
-                                          policy);
-                }
+                bulk_copy_evict_first(to + i * stage_of<B>::PITCH, row + i * stride, bytes, bar,
+                                      policy);
             }
             row += MOST;
             at.next();
@@ -355,7 +359,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
         if constexpr (IS_PANELS<B>) {
             load.panel(w.at, a.up.k);
         } else {
-            load.tile(w.at, w.stride, MINE, a.up.k / 8 * B);
+            load.tile(w.at, w.stride, a.up.k / 8 * B);
         }
     }
 #pragma unroll 1
@@ -366,7 +370,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
             if constexpr (IS_PANELS<B>) {
                 load.panel(w.at, a.down.k);
             } else {
-                load.tile(w.at, w.stride, MINE, a.down.k / 8 * B);
+                load.tile(w.at, w.stride, a.down.k / 8 * B);
             }
         }
     }

@@ -1,6 +1,7 @@
 /* Products of few rows of e4m3 codes (small_codes.h): the pipeline is that of
  * small_rows.cu. One warpgroup multiplies, one lane of a fifth warp loads.
  */
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_split.cuh"
 #include "kernels/cuda/fused_decode/small_sum.cuh"
@@ -351,19 +352,12 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const codes_args &a
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[3];
 
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeClusterDimension;
-    attr[2].val.clusterDim.x = SPLIT;
-    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.n / WIDTH * SPLIT);
     c.blockDim = dim3(THREADS);
     c.dynamicSmemBytes = codes_layout<WIDTH>::BYTES;
     c.stream = stream;
     c.attrs = attr;
-    c.numAttrs = SPLIT > 1 ? 3 : 2;
+    c.numAttrs = cluster_attributes(attr, SPLIT);
     return cudaLaunchKernelEx(&c, codes_kernel<WIDTH, SPLIT, KIND>, w, x, a) == cudaSuccess;
 }
 

@@ -8,6 +8,7 @@
  * rows, from both. Clusters of two alone: with one block a multiprocessor larger ones
  * do not all fit at once.
  */
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_split.cuh"
 #include "kernels/cuda/fused_decode/small_sum.cuh"
@@ -309,19 +310,12 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[3];
 
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeClusterDimension;
-    attr[2].val.clusterDim.x = SPLIT;
-    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.n / WIDTH * SPLIT);
     c.blockDim = dim3(THREADS);
     c.dynamicSmemBytes = small_layout<WIDTH>::BYTES;
     c.stream = stream;
     c.attrs = attr;
-    c.numAttrs = SPLIT > 1 ? 3 : 2;
+    c.numAttrs = cluster_attributes(attr, SPLIT);
     return cudaLaunchKernelEx(&c, small_kernel<WIDTH, SPLIT, KIND>, w, x, a) == cudaSuccess;
 }
 

@@ -8,6 +8,20 @@
 
 #if HAS_WGMMA
 
+/* The weight row at which a tile's i-th 64 rows begin: those of a gated product are the
+ * gate's first, then those that it gates. */
+template <int WIDTH>
+__device__ __forceinline__ int first_row(const small_args &a, int kind, int tile, int i)
+{
+    constexpr int HALF = WIDTH / 2;
+    int row = i * MIXED_ROWS;
+
+    if (kind != SMALL_GATED) {
+        return tile * WIDTH + row;
+    }
+    return row < HALF ? tile * HALF + row : a.n / 2 + tile * HALF + row - HALF;
+}
+
 /* A barrier of the threads that multiply. */
 template <typename L> __device__ __forceinline__ void sync_multipliers(void)
 {

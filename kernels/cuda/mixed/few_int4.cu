@@ -11,6 +11,7 @@
  * why more rows are faster as they were.
  *
  * Tiles and epilogues are those of mixed.cuh. */
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/mixed/few_int4.cuh"
 
 #include "kernels/cuda/mixed/epilogue.cuh"
@@ -187,19 +188,6 @@ __device__ __forceinline__ void make_rows(const byte_rows &to, const bf16 *x, in
     }
 }
 
-/* The first row of the i-th 64 of a tile (mixed.cuh). */
-template <int WIDTH>
-__device__ __forceinline__ int rows_at(const small_args &a, int kind, int tile, int i)
-{
-    constexpr int HALF = WIDTH / 2;
-    int row = i * MIXED_ROWS;
-
-    if (kind != SMALL_GATED) {
-        return tile * WIDTH + row;
-    }
-    return row < HALF ? tile * HALF + row : a.n / 2 + tile * HALF + row - HALF;
-}
-
 /* Addresses of the ring and its mbarriers. Slot n of a block is of 64 rows n % TILES of
  * its tile. */
 struct few_ring {
@@ -244,7 +232,7 @@ __device__ __forceinline__ void load_codes(const few_ring &r, const mixed_args &
         barrier_wait(r.empty + at.slot * 8, at.phase);
         barrier_expect(bar, SLOT_BYTES);
         plain_copy(r.codes + at.slot * SLOT_BYTES,
-                   a.segments + quant_segment_at(rows_at<WIDTH>(a.s, kind, tile, i % TILES),
+                   a.segments + quant_segment_at(first_row<WIDTH>(a.s, kind, tile, i % TILES),
                                                  first_group / SLOT_GROUPS + i / TILES,
                                                  a.n_segments, FUSED_SEGMENT_BYTES),
                    SLOT_BYTES, bar, once);
@@ -421,19 +409,12 @@ template <int WIDTH, int SPLIT> bool run(const few_args &a, int kind, cudaStream
     z.terms = z.x + x;
     z.bars = z.terms + groups * TERM_BYTES;
     z.bytes = z.bars + BARS + 1024;
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeClusterDimension;
-    attr[2].val.clusterDim.x = SPLIT;
-    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.m.s.n / WIDTH * SPLIT);
     c.blockDim = dim3(mixed_layout<FUSED_INT4, 8, WIDTH>::THREADS);
     c.dynamicSmemBytes = z.bytes;
     c.stream = stream;
     c.attrs = attr;
-    c.numAttrs = SPLIT > 1 ? 3 : 2;
+    c.numAttrs = cluster_attributes(attr, SPLIT);
     return allowed &&
            cudaLaunchKernelEx(&c, few_mixed_kernel<WIDTH, SPLIT>, a, z, kind) == cudaSuccess;
 }

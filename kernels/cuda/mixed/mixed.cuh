@@ -8,6 +8,7 @@
 #ifndef QUIRE_KERNELS_CUDA_MIXED_MIXED_CUH
 #define QUIRE_KERNELS_CUDA_MIXED_MIXED_CUH
 
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/mixed/epilogue.cuh"
 
 #if HAS_WGMMA
@@ -40,20 +41,6 @@ template <typename L> struct rings {
     }
 };
 
-/* The weight row at which a tile's i-th 64 rows begin: those of a gated product are the
- * gate's first, then those that it gates. */
-template <int WIDTH>
-__device__ __forceinline__ int first_row(const mixed_args &a, int kind, int tile, int i)
-{
-    constexpr int HALF = WIDTH / 2;
-
-    if (kind != SMALL_GATED) {
-        return tile * WIDTH + i * MIXED_ROWS;
-    }
-    int row = i * MIXED_ROWS;
-    return row < HALF ? tile * HALF + row : a.s.n / 2 + tile * HALF + row - HALF;
-}
-
 /* ---- the lane that loads ---- */
 
 template <int F, int N, int WIDTH> struct loader {
@@ -73,7 +60,7 @@ template <int F, int N, int WIDTH> struct loader {
         barrier_expect(bar, L::STAGE_BYTES);
 #pragma unroll
         for (int i = 0; i < L::TILES; i++) {
-            int row = first_row<WIDTH>(a, kind, tile, i);
+            int row = first_row<WIDTH>(a.s, kind, tile, i);
             if constexpr (L::SEGMENTS) {
                 plain_copy(to + i * L::TILE_BYTES,
                            a.segments + quant_segment_at(row, group / 4, a.n_segments, L::PITCH),
@@ -370,7 +357,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
         a.s.cleared[threadIdx.x] = 0;
     }
-    multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a, kind, tile, threadIdx.x / 128 % L::TILES),
+    multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a.s, kind, tile, threadIdx.x / 128 % L::TILES),
                           part * a.s.depth_steps);
     stream_part<L, N, SPLIT, WIDTH> stream;
     if (N != MIXED_WIDE_ROWS && kind == SMALL_SUM) {
@@ -408,19 +395,12 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[3];
 
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
-    attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
-    attr[2].id = cudaLaunchAttributeClusterDimension;
-    attr[2].val.clusterDim.x = SPLIT;
-    attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
     c.gridDim = dim3(a.s.n / WIDTH * SPLIT, N == MIXED_WIDE_ROWS ? (a.s.rows + N - 1) / N : 1);
     c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
     c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
     c.stream = stream;
     c.attrs = attr;
-    c.numAttrs = SPLIT > 1 ? 3 : 2;
+    c.numAttrs = cluster_attributes(attr, SPLIT);
     return cudaLaunchKernelEx(&c, mixed_kernel<F, N, WIDTH, SPLIT>, w, x, a, kind) == cudaSuccess;
 }
 
