@@ -19,11 +19,13 @@ struct block_cluster {
     }
     __device__ void sync() const
     {
+        random_delay();
         cooperative_groups::cluster_group::sync();
     }
     /* The halves of sync(): all have come to `arrive` when one leaves `wait`. */
     __device__ void arrive() const
     {
+        random_delay();
         asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     }
     __device__ void wait() const
@@ -46,6 +48,7 @@ struct block_cluster {
     }
     __device__ void sync() const
     {
+        random_delay();
         __syncthreads();
     }
     __device__ void arrive() const {}

@@ -143,6 +143,7 @@ __device__ __forceinline__ void produce_narrow(const attn_args &a, const step_ar
             tile_cursor_set<D>(c, c.wave + 1, a, tile, n_work);
         }
         barrier_wait(sh.empty(which, r.stage), r.phase);
+        random_delay();
         for (int part = 0; part < L::PARTS; part++) {
             int at = half + part * L::PART_KEYS, left = valid - part * L::PART_KEYS;
             uint32_t from = sh.staging(warp, part);
@@ -159,6 +160,7 @@ __device__ __forceinline__ void produce_narrow(const attn_args &a, const step_ar
             }
         }
         if (lane == 0) {
+            random_delay();
             barrier_arrive(sh.full(which, r.stage));
         }
         phase ^= 1;

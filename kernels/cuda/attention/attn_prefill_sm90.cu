@@ -24,6 +24,7 @@
 /* Syncs the threads of one consumer warpgroup. */
 __device__ __forceinline__ void group_sync(int group)
 {
+    random_delay();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 }
 
@@ -71,6 +72,7 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
                      to = sh.tile(which, r.stage);
             int rows = (min(KEYS, w.end - token) + segment - 1) / segment * segment;
             barrier_wait(sh.empty(which, r.stage), r.phase);
+            random_delay();
             if (lane == 0) {
                 /* half of the bytes; the ring's other warp announces the rest */
                 barrier_expect(bar, rows * D);
@@ -93,6 +95,7 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
                 proxy_fence();
                 __syncwarp();
                 if (lane == 0) {
+                    random_delay();
                     barrier_arrive(sh.full(1, r.stage));
                 }
             }
@@ -384,6 +387,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             scale_scores(x, scales, lane);
         }
         if (leader) {
+            random_delay();
             barrier_arrive(sh.empty(0, k.stage));
         }
         k.advance();
@@ -434,6 +438,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             }
             wgmma_wait<0>();
             if (leader) {
+                random_delay();
                 barrier_arrive(sh.empty(1, v.stage));
             }
             v.advance();
@@ -448,6 +453,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
         }
         wgmma_wait<0>();
         if (leader) {
+            random_delay();
             barrier_arrive(sh.empty(1, v.stage));
         }
         v.advance();

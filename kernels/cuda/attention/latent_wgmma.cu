@@ -146,6 +146,7 @@ __device__ __forceinline__ void load_group(const CUtensorMap *map, const latent_
 {
     int at = key + my_group() * 8;
 
+    random_delay();
     if (at < hi) {
         barrier_expect(sh.full(stage), GROUP);
         copy_group(sh.tile(stage) + my_group() * GROUP, map, at % a.kv.block_size, a.layer, block,
@@ -163,6 +164,7 @@ __device__ __forceinline__ uint32_t panel_at(uint32_t row, uint32_t chunk)
 /* Syncs the scoring warpgroup. */
 __device__ __forceinline__ void scorers_sync(void)
 {
+    random_delay();
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
@@ -202,6 +204,7 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[HELD][4], const laten
     proxy_fence();
     __syncwarp();
     if (lane == 0) {
+        random_delay();
         barrier_arrive(sh.loaded());
     }
 }
@@ -319,6 +322,7 @@ __device__ __forceinline__ void score(const latent_args &a, const tile_rows &row
         wgmma_commit();
         wgmma_wait<0>();
         if (lane == 0 && !first) {
+            random_delay();
             barrier_arrive(sh.ready(r.stage == 0 ? STAGES - 1 : r.stage - 1));
         }
         scorers_sync(); /* all of the warpgroup's scores are done */
@@ -352,6 +356,7 @@ __device__ __forceinline__ void score(const latent_args &a, const tile_rows &row
     }
     __syncwarp();
     if (lane == 0) {
+        random_delay();
         barrier_arrive(sh.done());
     }
 }
@@ -443,6 +448,7 @@ __device__ __forceinline__ void sum_up(const CUtensorMap *map, const latent_args
         wgmma_commit();
         wgmma_wait<0>();
         if (lane == 0) {
+            random_delay();
             barrier_arrive(sh.empty(r.stage));
             if (ahead < g.hi) {
                 barrier_wait(sh.empty(r.stage), r.phase);

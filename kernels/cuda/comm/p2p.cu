@@ -58,6 +58,7 @@ struct row_all_reduce {
              i++) {
             v = p2p_load(at);
         }
+        random_delay();
         if (blanks) {
             p2p_store(at, make_uint4(BLANK, BLANK, BLANK, BLANK));
         }
@@ -121,6 +122,7 @@ __device__ __forceinline__ void send_row(const row_all_reduce &e, const row_of_s
 
     for (int i = threadIdx.x * V; i < r.cols; i += blockDim.x * V) {
         uint4 v = *(const uint4 *)(r.mine + i);
+        random_delay();
         if (!TWO_HOPS) {
             e.send(i / V, v);
         } else if (i / share != e.p.rank) {
@@ -142,6 +144,7 @@ __device__ __forceinline__ void make_share(const row_all_reduce &e, const row_of
             vec<T, V> a = r.adds ? *(const vec<T, V> *)(r.to + i) : vec<T, V>{};
             add_ranks<T, V>(a, e, r.mine, i, true);
             *(vec<T, V> *)(r.to + i) = a;
+            random_delay();
             e.send(i / V, *(const uint4 *)&a);
         }
     }
@@ -165,6 +168,7 @@ __device__ __forceinline__ void finish_row(const row_all_reduce &e, const row_of
         *(vec<T, V> *)(r.to + i) = a;
     };
 
+    random_delay();
     e.clear(r.before, r.stale);
     if (r.out) {
         norm_changed_row<T, V, N>(r.out, r.to, weight, n, r.cols, change);
@@ -222,6 +226,7 @@ __global__ void __launch_bounds__(P2P_THREADS, LOOPS ? 2 : 1)
     }
     __syncthreads();
     if (threadIdx.x == 0) {
+        random_delay();
         state->used[before] = received;
         state->used[buffer] = state->used[(buffer + 1) % P2P_BUFFERS] = 0;
         state->buffer = buffer;

@@ -44,6 +44,7 @@ __device__ void rows_barrier(const p2p_args &p)
 
     for (int r = 0; r < p.n_ranks; r++) {
         if (r != p.rank) {
+            random_delay();
             p2p_flag(p.inbox[r].rows_epoch + p.rank, epoch);
         }
     }
@@ -72,6 +73,7 @@ __global__ void __launch_bounds__(P2P_THREADS)
         return;
     }
     __threadfence_system();
+    random_delay();
     if (atomicAdd(p.arrived, 1) < (int)(gridDim.x * gridDim.y) - 1) {
         return;
     }
@@ -137,6 +139,7 @@ __global__ void __launch_bounds__(P2P_THREADS)
                       min(rows, h->n_logits - first_row), (rows + p.n_ranks - 1) / p.n_ranks};
     /* this rank's results become visible before its tokens */
     __threadfence_system();
+    random_delay();
     d.of(p.rank, [&](int i, int at) {
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
@@ -149,6 +152,7 @@ __global__ void __launch_bounds__(P2P_THREADS)
         if (r == p.rank) {
             continue;
         }
+        random_delay();
         d.of(r, [&](int i, int at) {
             const uint4 *from =
                 (const uint4 *)(p.inbox[p.rank].token + (half + r) * P2P_MAX_TOKENS + at);
@@ -248,11 +252,13 @@ __global__ void __launch_bounds__(P2P_THREADS)
         }
         for (int r = 0; r < p.n_ranks; r++) {
             if (r != p.rank) {
+                random_delay();
                 send_candidate(p.inbox[r].token + (half + p.rank) * P2P_MAX_TOKENS + row, mine,
                                epoch);
             }
         }
         candidate best;
+        random_delay();
         for (int r = 0; r < p.n_ranks; r++) {
             candidate c =
                 r == p.rank

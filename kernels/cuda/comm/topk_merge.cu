@@ -83,6 +83,7 @@ __device__ stats merge_stats(const topk_channel &m, shared_state *sh, const stat
     if (cluster.rank() == 0 && threadIdx.x < 32) {
         int r = threadIdx.x;
         stats s = stats_none();
+        random_delay();
         if (r < m.p.n_ranks) {
             m.send(r, at, (uint32_t)(mine.best >> 32));
             m.send(r, at + 1, (uint32_t)mine.best);
@@ -218,6 +219,7 @@ __device__ void send_list(const topk_channel &m, const shared_state *sh, int n, 
 {
     int i = threadIdx.x;
 
+    random_delay();
     if (i < k) {
         unsigned long long e = i < n ? sh->bucket[i] : 0;
         m.send(m.owner, WORD_LIST + LIST_WORDS * i, (uint32_t)(e >> 32));
@@ -236,6 +238,7 @@ __device__ void send_list(const topk_channel &m, const shared_state *sh, int n, 
  * `found` of them exist. */
 __device__ void send_best(const topk_channel &m, const shared_state *sh, int found, int n)
 {
+    random_delay();
     for (int i = threadIdx.x; i < n; i += SAMPLE_THREADS) {
         unsigned long long e = i < found ? sh->bucket[i] : 0;
         m.send(m.owner, WORD_BEST + BEST_WORDS * i, (uint32_t)(e >> 32));
@@ -253,6 +256,7 @@ __device__ int merge_lists(const topk_channel &m, shared_state *sh, int n, int f
 
     unsigned long long e = 0;
     __syncthreads();
+    random_delay();
     if (i < all) {
         e = (unsigned long long)m.receive(i / n, first + stride * (i % n)) << 32;
         e |= m.receive(i / n, first + stride * (i % n) + 1);
@@ -333,6 +337,7 @@ __device__ float value_of(const topk_channel &m, const shard_row &row, int token
     if (threadIdx.x > 0) {
         return 0.0f;
     }
+    random_delay();
     if (m.p.rank == from) {
         m.send(m.owner, WORD_VALUE, __float_as_uint(row.slice.logit[token]));
     }

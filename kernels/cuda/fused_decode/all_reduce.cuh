@@ -48,6 +48,7 @@ __device__ __forceinline__ uint2 receive_tile(const p2p_args &p, int sender, uin
     for (int i = 1; (v.x == BLANK || v.y == BLANK) && !stopped(p, i); i++) {
         v = p2p_load(at);
     }
+    random_delay();
     p2p_store(at, make_uint2(BLANK, BLANK));
     return v;
 }
@@ -102,6 +103,7 @@ __device__ __forceinline__ void start_all_reduce(pending_all_reduce<T> &o, const
     o.any = true;
     uint2 v = *(const uint2 *)o.y;
     v = make_uint2(not_blank(v.x), not_blank(v.y));
+    random_delay();
     for (int r = 0; r < p.n_ranks && (lane & 3) * 2 < a.rows; r++) {
         if (r != p.rank) {
             p2p_store(inbox_slot(p, r, p.rank, o.sum, tile, lane), v);

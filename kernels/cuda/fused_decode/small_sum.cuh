@@ -67,6 +67,7 @@ struct summand_slots {
         for (int i = 1; (v.x == BLANK || v.y == BLANK) && !stopped(p.stop, i); i++) {
             v = p2p_load(from);
         }
+        random_delay();
         p2p_store(from, make_uint2(BLANK, BLANK));
         return v;
     }
@@ -85,6 +86,7 @@ __device__ __forceinline__ void sum_over_ranks(float (&v)[N][4], const p2p_summa
     for (int q = 0; q < N; q++) {
         int e = threadIdx.x + q * STEP;
         mine[q] = make_uint2(pair(v[q][0], v[q][1]), pair(v[q][2], v[q][3]));
+        random_delay();
         if (e < QUADS && e / LANES < rows) {
             slots.send(e, mine[q]);
         }
@@ -114,6 +116,7 @@ __device__ __forceinline__ void sum_over_ranks(float (&v)[N][4], const p2p_summa
  * block begins the next turn. */
 __device__ __forceinline__ void leave_sum(const p2p_summands &p)
 {
+    random_delay();
     if (atomicAdd(p.arrived, 1) == (int)gridDim.x - 1) {
         *p.arrived = 0;
         *p.epoch += 1;
