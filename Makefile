@@ -242,7 +242,7 @@ pic := -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections
 cuda: $(if $(CUDA_HOME),$(BUILD)/libquire_cuda.so,no-nvcc) ## build/libquire_cuda.so, the plugin for NVIDIA GPUs (CUDA_ARCHS="sm_90a" for one kind)
 
 .PHONY: cuda-archs
-cuda-archs: # for scripts/gpu-archs
+cuda-archs: # scripts/gpu-archs asks for them
 	@echo $(CUDA_ARCHS)
 
 .PHONY: no-nvcc

@@ -20,6 +20,21 @@ static void print_row(const struct architecture *a)
     putchar('\n');
 }
 
+/* Whether several ranks hold parts of a layer, asked of the check that refuses them, with
+ * sizes that two ranks divide. */
+static bool divides(const struct architecture *a)
+{
+    struct model_config c = {.n_layers = 2,
+                             .n_heads = 2,
+                             .n_kv_heads = 2,
+                             .intermediate = 2,
+                             .vocab = 2,
+                             .wide_qk_norm = a->wide_qk_norm};
+    struct err e = {0};
+
+    return model_check_ranks(&c, 2, false, &e) == 0;
+}
+
 /* What scripts/make-docs prints docs/models.md from; the names need no escapes. */
 static void print_json(const struct architecture *a, bool first)
 {
@@ -28,9 +43,11 @@ static void print_json(const struct architecture *a, bool first)
     for (int i = 0; gguf_name_of(a->name, i); i++) {
         printf("%s\"%s\"", i ? "," : "", gguf_name_of(a->name, i));
     }
-    printf("],\"experts\":%s,\"latent\":%s,\"recurrent\":%s,\"ranks\":%s}",
+    printf("],\"experts\":%s,\"latent\":%s,\"recurrent\":%s,"
+           "\"two_head_sizes\":%s,\"ranks\":%s}",
            a->experts ? "true" : "false", a->latent ? "true" : "false",
-           a->delta || a->ssd ? "true" : "false", a->wide_qk_norm ? "false" : "true");
+           a->delta || a->ssd || a->conv || a->scan ? "true" : "false",
+           a->gemma4 ? "true" : "false", divides(a) ? "true" : "false");
 }
 
 int models_main(int argc, char **argv)

@@ -451,7 +451,8 @@ static void add_biases(struct rig *r, const struct shape *t, const struct values
     }
 }
 
-/* Whether the backend multiplies the shape's experts as they are stored. */
+/* Whether the backend multiplies the shape's experts as they are stored, and the run
+ * takes shapes of its size. */
 static bool takes(const struct rig *r, const struct shape *t)
 {
     int32_t of = 1, group = 0; /* group 0: any */
@@ -463,7 +464,8 @@ static bool takes(const struct rig *r, const struct shape *t)
     }
     return r->b->ops->experts && (t->jitter == 0 || r->b->mixer_experts) && of > 0 &&
            t->hidden % of == 0 && t->width % of == 0 &&
-           (group == 0 || t->quant->group_cols % group == 0);
+           (group == 0 || t->quant->group_cols % group == 0) &&
+           (!rig_small() || t->rows * t->hidden <= 16384);
 }
 
 /* A stack of matrices of experts; of codes, values become theirs. */

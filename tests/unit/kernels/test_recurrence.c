@@ -355,7 +355,9 @@ static const struct recurrence SHAPES[] = {
 /* Tokens of a sequence. */
 static int32_t tokens_of(enum recurrence_kind kind)
 {
-    return (kind == RECURRENCE_SCAN || kind == RECURRENCE_CONV ? LONG : MOST) / RIG_SHORTER;
+    int32_t most = kind == RECURRENCE_SCAN || kind == RECURRENCE_CONV ? LONG : MOST;
+
+    return rig_small() ? most / 8 : most / RIG_SHORTER;
 }
 
 static void recurrences_follow_float64(void **state)
