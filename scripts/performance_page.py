@@ -1,11 +1,12 @@
 """docs/performance.md and the table of README.md, from the records in tests/bench/records."""
 
-import json
-import pathlib
 import re
-import textwrap
 
-RECORDS = pathlib.Path("tests/bench/records")
+from performance_cells import Cells, peer_rates, processors
+from performance_shapes import (CPU_ROWS, DECODES, MORE_DECODES, TOP_P, cpu, cpu_pair, decode_row,
+                                other_gpu, other_layers, quantised, ranks, shown_rows)  # fmt: skip
+from performance_text import (RECORDS, beside, load, mean, named, newest_engine, newest_kernels,
+                              newest_starts, number, para, table)  # fmt: skip
 
 INTRO = """# Performance
 
@@ -16,10 +17,6 @@ last column says how many times better Quire is: more of a rate, or less of a ti
 
 """
 
-DECODES = (
-    ("decode 1 x 1024", 1, 1024), ("decode 8 x 1024", 8, 1024), ("decode 64 x 1024", 64, 1024),
-    ("decode 256 x 1024", 256, 1024), ("decode 64 x 4096", 64, 4096),
-)  # fmt: skip
 KERNEL = re.compile(
     r"(?P<what>.*\S)\s+(?P<us>[\d.]+) us"
     r"(?:,\s+[\d.]+ MB,\s+(?P<tb>[\d.]+) TB/s \(\s*(?P<tb_part>\d+) %\))?"
@@ -32,78 +29,6 @@ KERNEL_TABLES = (
 )  # fmt: skip
 
 
-def number(value):
-    """Three digits, or whole with commas."""
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def para(text):
-    """A paragraph as wide as the hand-written pages; paths are never cut."""
-    return textwrap.fill(text, 88, break_long_words=False, break_on_hyphens=False) + "\n\n"
-
-
-def table(head, rows):
-    """Columns without a value in any row are left out."""
-    rows = [[str(cell) for cell in row] for row in rows]
-    used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
-    head, rows = [head[i] for i in used], [[row[i] for i in used] for row in rows]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n\n"
-
-
-class Record:
-    def __init__(self, path):
-        self.name, self.data = path.name, json.loads(path.read_text())
-        day = re.search(r"\d{4}-\d{2}-\d{2}", path.name)
-        self.date = self.data.get("date") or (day[0] if day else "")
-        self.machine = self.data.get("machine") or self.data.get("device")
-        if not self.machine:
-            self.machine = "; ".join(self.data[k] for k in ("cpu_machine", "gpu_machine"))
-        self.commit = self.data.get("commit", "")
-
-    def __getitem__(self, key):
-        return self.data[key]
-
-    def runs(self):
-        """The engine's runs by name; the oldest records hold other forms."""
-        lines = self.data.get("engine", [])
-        return {e["name"]: e for e in lines if isinstance(e, dict) and "name" in e}
-
-    def source(self):
-        commit = f", commit {self.commit}" if self.commit else ""
-        return f"{self.machine}{commit}, {self.date} (`{RECORDS}/{self.name}`)."
-
-    def tells(self, begin):
-        """The numbers in the lines of the run's log that begin so."""
-        return [
-            float(re.search(r"[\d.]+", line[len(begin) :])[0])
-            for line in self.data.get("table", [])
-            if line.startswith(begin)
-        ]
-
-
-def load():
-    return sorted((Record(p) for p in RECORDS.glob("*.json")), key=lambda r: (r.date, r.name))
-
-
-def named(records, part):
-    return [r for r in records if part in r.name][-1]
-
-
-def newest_full(records):
-    """The newest record of scripts/gpu-check with kernels and engine."""
-    return [r for r in records if r.data.get("kernels") and "http 64" in r.runs()][-1]
-
-
-def newest_engine(records, like):
-    """The newest with its engine's runs, on a GPU of the same name as the record `like`."""
-    gpu = like.machine.split(",")[0]
-    runs = [r for r in records if r.machine.split(",")[0] == gpu and "http 64" in r.runs()]
-    return runs[-1]
-
-
 # ---- vLLM's runs ----
 
 
@@ -111,13 +36,9 @@ def peer_runs(peer, **wanted):
     return [r for r in peer["runs"] if all(r.get(k) == v for k, v in wanted.items())]
 
 
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def peer_decode(peer, streams, context):
-    runs = peer_runs(peer, what="decode", batch=streams, prompt=context - 112, sampling={})
+def peer_decode(peer, streams, context, sampling=None):
+    wanted = {"what": "decode", "batch": streams, "prompt": context - 112}
+    runs = peer_runs(peer, **wanted, sampling=sampling or {})
     stage = runs[0]["stage"]
     return mean(r["tok_s"] for r in runs if r["stage"] == stage)
 
@@ -134,18 +55,13 @@ def peer_http(peer, streams):
 # ---- one GPU ----
 
 
-def beside(ours, theirs, lower=False):
-    return f"{theirs / ours if lower else ours / theirs:.2f}x"
-
-
-def decode_rows(full, peer):
-    rows = []
-    for name, streams, context in DECODES:
-        run, theirs = full.runs()[name], peer_decode(peer, streams, context)
-        rows.append([f"{streams} x {context:,}", number(run["decode_tok_s"]),
-                     f"{run['decode_step_ms']:.2f}", number(theirs),
-                     beside(run["decode_tok_s"], theirs)])  # fmt: skip
-    return rows
+def decode_rows(cells, peer):
+    theirs = {name: peer_decode(peer, streams, context) for name, streams, context in DECODES}
+    theirs[TOP_P] = peer_decode(peer, 64, 1024, {"temperature": 0.8, "top_p": 0.95})
+    jobs = sorted([*theirs, *MORE_DECODES], key=lambda job: (job == TOP_P, "4096" in job,
+                                                            int(job.split()[1])))  # fmt: skip
+    found = [(job, cells.find("llama-8b", "bf16", job)) for job in jobs]
+    return [decode_row(job, cell, theirs.get(job)) for job, cell in found if cell]
 
 
 def job_rows(full, peer):
@@ -202,14 +118,15 @@ def start_rows(full, peer):
     ]  # fmt: skip
 
 
-def one_gpu(full, started, peer):
+def one_gpu(full, started, peer, cells):
     return (
         "## One GPU, the shape of Llama-3.1-8B, bf16\n\n"
         + para("Random weights, `scripts/gpu-check`. Quire: " + full.source())
         + para(f"{peer['peer']}: " + peer.source()) +
-        "### Decode\n\nMean of the steps in which the whole batch decodes.\n\n"
-        + table(["streams x tokens", "Quire, tok/s", "ms a step", "vLLM, tok/s", ""],
-                decode_rows(full, peer))
+        "### Decode\n\nMean of the steps in which the whole batch decodes; host: time of the "
+        "engine's thread in such a step. top-p: temperature 0.8, top-p 0.95.\n\n"
+        + table(["streams x tokens", "Quire, tok/s", "ms a step", "host, µs", "vLLM, tok/s", "",
+                 "commit"], decode_rows(cells, peer))
         + "### Whole jobs\n\n" + table(["", "Quire", "vLLM", ""], job_rows(full, peer))
         + "### Over HTTP\n\nPrompts of 512 tokens, answers of 128, a closed loop.\n\n"
         + table(["streams", "", "tok/s", "TTFT p50, ms", "TTFT p99", "ITL p50, ms", "ITL p99"],
@@ -295,44 +212,6 @@ def flash_attention(full, peer):
     )  # fmt: skip
 
 
-# ---- several GPUs ----
-
-
-def rank_lines(full):
-    rows = []
-    for line in full["ranks"]:
-        begin = re.match(r"(llama-\S+) tp (\d+) (\d+) x 1k.*", line)
-        rate = re.match(r"decode_tok_s ([\d.]+)", line)
-        if begin:
-            shape = [begin[1], begin[2], begin[3]]
-        elif rate:
-            rows.append([*shape, number(float(rate[1])), f"{full.commit}, {full.date}"])
-    return rows
-
-
-def ranks(full, four):
-    rows = rank_lines(full)
-    for run in four["engine"]:
-        shape = re.match(r"(\S+) tp (\d+) (\d+) x", run["name"])
-        rows.append([shape[1], shape[2], shape[3], number(run["decode_tok_s"]),
-                     f"{four.commit}, {four.date}"])  # fmt: skip
-    rows.sort(key=lambda row: (len(row[0]), row[0], row[1], int(row[2]), row[4][-10:]))
-    sum_line = re.compile(r"(.*),\s+(\d+ KB):\s+([\d.]+) us")
-    both = [[m[1], m[2], n, m[3]]
-            for n, lines in ((2, full["ranks"]), (4, four["rank_ops, 4 ranks"]))
-            for m in map(sum_line.match, lines) if m]  # fmt: skip
-    lost = [line for line in full["ranks"] if line.startswith("2 ranks, start")][0]
-    return (
-        "## Several GPUs\n\n"
-        + para("Tensor parallelism, prompts of about 1,000 tokens, decode. Two ranks "
-               f"(`scripts/gpu-check`): {full.source()} Two and four: {four.source()}")
-        + table(["shape", "ranks", "streams", "tok/s", "commit"], rows)
-        + "A sum over ranks with residual and norm (`tests/bench/rank_ops`):\n\n"
-        + table(["", "size", "ranks", "µs"], both)
-        + para(f"A rank that is killed (`tests/bench/rank_restart`): {lost}.")
-    )
-
-
 # ---- paging, CPU, service ----
 
 
@@ -355,39 +234,6 @@ def paging(fig12, sizes):
                "sequences of 1,024 tokens, and what swapping a token takes (recomputing one: "
                f"{sizes['recompute_us']} µs).")
         + table(["tokens a block", "attention, µs", "contiguous, µs", "swap, µs a token"], blocks)
-    )  # fmt: skip
-
-
-CPU_ROWS = (
-    ("decode, one stream, tok/s", "decode_tok_s"),
-    ("prompt of 512, tok/s", "prefill_512_tok_s"),
-    ("16 clients, 64 in, 64 out, tok/s", "clients_16_tok_s"),
-    ("the same, worst time to first token, s", "clients_16_worst_ttft_s"),
-)
-
-
-def cpu_rows(model):
-    """Title, ours, theirs, times better; of times to a first token less is better."""
-    rows = []
-    for title, key in CPU_ROWS:
-        at = model[key]
-        better = 1 / at["ratio"] if "ttft" in key else at["ratio"]
-        rows.append([title, at["quire"], at["llama.cpp"], f"{better:.2f}x"])
-    return rows
-
-
-def cpu(record):
-    rows = []
-    for model in record["models"]:
-        rows += [[model["model"], *row] for row in cpu_rows(model)]
-    ready = [[r["model"], r["commit"], r["ms"]] for r in record["ready_ms"]]
-    return (
-        "## CPU\n\n"
-        + para("bf16, two threads, interleaved pairs with llama.cpp on the same weights "
-               "(`tests/bench/cpu_figures`): " + record.source())
-        + table(["model", "", "Quire", "llama.cpp", ""], rows)
-        + "From start to ready, weights in the page cache:\n\n"
-        + table(["model", "commit", "ms"], ready)
     )  # fmt: skip
 
 
@@ -445,30 +291,41 @@ def all_records(records):
 
 def page():
     records = load()
-    full, peer = newest_full(records), named(records, "vllm")
-    text = INTRO + one_gpu(newest_engine(records, full), full, peer)
-    text += history(records) + kernels(full, peer)
-    text += ranks(full, named(records, "ranks")) + deterministic(named(records, "deterministic"))
+    full, peer = newest_kernels(records), named(records, "vllm")
+    cells, peers = Cells(records), peer_rates(named(records, "peer-formats"))
+    text = INTRO + one_gpu(newest_engine(records, full), newest_starts(records), peer, cells)
+    text += quantised(cells, peers) + other_layers(cells, peers)
+    text += ranks(records, cells) + other_gpu(cells, records, "H100")
+    text += history(records) + kernels(full, peer) + deterministic(named(records, "deterministic"))
     text += paging(named(records, "fig12"), named(records, "paging"))
-    text += cpu(named(records, "llama.cpp")) + service(named(records, "service"))
+    text += cpu(records) + service(named(records, "service"))
     return (text + all_records(records)).rstrip("\n") + "\n"
 
 
 def summary():
     """The table of README.md."""
     records = load()
-    full, peer, small = newest_full(records), named(records, "vllm"), named(records, "llama.cpp")
+    full, peer = newest_kernels(records), named(records, "vllm")
+    cells, peers = Cells(records), peer_rates(named(records, "peer-formats"))
     engine = newest_engine(records, full)
-    gpu = [[f"{row[0].split()[0]} streams at once, tok/s", row[1], row[3], row[4]]
-           for row in decode_rows(engine, peer) if row[0].endswith("x 1,024")]  # fmt: skip
-    jobs, start = job_rows(engine, peer), start_rows(full, peer)[0]
-    gpu = [gpu[0], gpu[2], gpu[3], jobs[0], jobs[2], [start[0], start[1], start[2], ""]]
-    gpu[0][0] = "one stream, tok/s"
-    rows = [[f"8B on an H200: {row[0]}", row[1], f"vLLM: {row[2]}", row[3]] for row in gpu]
-    model = small["models"][0]
-    rows += [[f"135M on two cores: {row[0]}", row[1], f"llama.cpp: {row[2]}", row[3]]
-             for row in cpu_rows(model)[:3]]  # fmt: skip
+    decode = {row[0]: row for row in decode_rows(cells, peer)}
+    rows = [[title, decode[key][1], decode[key][4], decode[key][5]]
+            for title, key in (("one stream, tok/s", "1 x 1,024"),
+                               ("64 streams at once, tok/s", "64 x 1,024"),
+                               ("256 streams at once, tok/s", "256 x 1,024"))]  # fmt: skip
+    jobs, start = job_rows(engine, peer), start_rows(newest_starts(records), peer)[0]
+    rows += [jobs[2], [start[0], start[1], start[2], ""]]
+    rows = [[f"8B on an H200: {row[0]}", row[1], f"vLLM: {row[2]}", row[3]] for row in rows]
+    rows += shown_rows(cells, peers)
+    kinds = processors(records)
+    for model, n_rows in (("SmolLM2 bf16", 3), ("SmolLM2 Q4_K_M", 1)):
+        for title, key in CPU_ROWS[:n_rows]:
+            cell = kinds.get("Zen 3", {}).get(model, {}).get(key)
+            if cell:
+                better, ours, theirs = cpu_pair(cell[0], key)
+                name = model.replace("SmolLM2", "135M in")
+                rows.append([f"{name} on two cores: {title}", ours, f"llama.cpp: {theirs}", better])
+    last = max(r.date for r in records if r.name.startswith(("h200-", "cpu-")))
     return table(["", "Quire", "beside it", "times better"], rows) + (
-        f"(H200: commit {engine.commit}, {engine.date}; two Zen 3 cores: commit {small.commit}, "
-        f"{small.date}.)\n"
+        f"(One H200; two Zen 3 cores with SmolLM2. The newest record of each run, to {last}.)\n"
     )
