@@ -20,8 +20,8 @@ static void print_row(const struct architecture *a)
     putchar('\n');
 }
 
-/* Whether several ranks hold parts of a layer, asked of the check that refuses them, with
- * sizes that two ranks divide. */
+/* Whether several ranks hold parts of a layer: asked of the check that refuses them,
+ * with sizes that two ranks divide. */
 static bool divides(const struct architecture *a)
 {
     struct model_config c = {.n_layers = 2,
