@@ -219,6 +219,22 @@ def cpu_figures(record):
         yield cpu_model(name), "decode_tok_s", value
 
 
+def host_steps(records):
+    """[kind, µs of the engine's thread a step with 256 and with 1,024 running requests, commit],
+    the newest of each kind of processor."""
+    found = {}
+    for record in records:
+        kind = processor_kind(record.machine)
+        if at := record.data.get("step_host_us"):
+            times = [f"{at['running_256']:g}", f"{at['running_1024']:g}"]
+        elif at := [v for k, v in record.data.get("host", {}).items() if "1,024 running" in k]:
+            times = re.match(r"(.*?), (.*?) \(", at[0]).groups()
+        else:
+            continue
+        found[kind] = [kind, *times, record.commit.split()[0]]
+    return list(found.values())
+
+
 def processors(records):
     """{kind: {model: {figure: (value, record)}}}, and the kinds in the order of their newest."""
     found = {}

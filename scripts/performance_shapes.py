@@ -2,7 +2,7 @@
 
 import re
 
-from performance_cells import FP8_CACHE, cpu_model, processor_kind, processors, rate
+from performance_cells import FP8_CACHE, cpu_model, host_steps, processor_kind, processors, rate
 from performance_text import RECORDS, beside, number, para, table
 
 DECODES = (
@@ -198,7 +198,10 @@ def cpu(records):
              for record in records if record.data.get("models")
              for r in record.data.get("ready_ms", [])}  # fmt: skip
     return (
-        text + "From start to ready, weights in the page cache:\n\n"
+        text + "What the engine's thread does in a step of so many running requests, µs "
+        "(`tests/bench/engine_step`):\n\n"
+        + table(["processor", "256", "1,024", "commit"], host_steps(records))
+        + "From start to ready, weights in the page cache:\n\n"
         + table(["model", "processor", "commit", "ms"], [[*key, *row] for key, row in ready.items()])
     )  # fmt: skip
 
