@@ -617,6 +617,7 @@ static const struct backend_ops ops = {
     .hidden_pool = cuda_hidden_pool,
     .hidden_load = cuda_hidden_load,
     .hidden_own = cuda_hidden_own,
+    .hidden_masked = cuda_hidden_masked,
     .spread = cuda_spread,
     .download = cuda_download,
     .upload = cuda_upload,

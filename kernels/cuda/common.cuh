@@ -182,18 +182,16 @@ template <typename... P> static inline bool allow_shared(void (*kernel)(P...), i
     return ok;
 }
 
-/* Launches with the dependent-launch attribute where available, and with the largest
- * shared-memory carveout, as matrix products and attention use: changing the carveout
- * takes time and keeps blocks of two kernels off one multiprocessor. */
+/* How the launch starts: `first`, which devices without dependent launches ignore
+ * unless it is cudaLaunchAttributeCooperative. */
 template <typename... P, typename... A>
-static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
-                          cudaStream_t stream, A... args)
+static inline void launch_with(cudaLaunchAttribute first, void (*kernel)(P...), dim3 grid,
+                               dim3 block, size_t shared_bytes, cudaStream_t stream, A... args)
 {
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[2];
 
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    attr[0] = first;
     attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attr[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     c.gridDim = grid;
@@ -201,8 +199,36 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     c.dynamicSmemBytes = shared_bytes;
     c.stream = stream;
     c.attrs = attr;
-    c.numAttrs = pdl_available() ? 2 : 0;
+    c.numAttrs = pdl_available() ? 2 : first.id == cudaLaunchAttributeCooperative ? 1 : 0;
     cudaLaunchKernelEx(&c, kernel, P(args)...);
+}
+
+/* Launches with the dependent-launch attribute where available, and with the largest
+ * shared-memory carveout, as matrix products and attention use: changing the carveout
+ * takes time and keeps blocks of two kernels off one multiprocessor. */
+template <typename... P, typename... A>
+static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                          cudaStream_t stream, A... args)
+{
+    cudaLaunchAttribute early = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    launch_with(early, kernel, grid, block, shared_bytes, stream, args...);
+}
+
+/* The same for a kernel whose blocks wait for each other while other processes have
+ * blocks on the device (mps_told): all of them start together, after the launch in
+ * front. */
+template <typename... P, typename... A>
+static inline void launch_together(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                                   cudaStream_t stream, A... args)
+{
+    cudaLaunchAttribute together = {};
+
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    launch_with(together, kernel, grid, block, shared_bytes, stream, args...);
 }
 
 /* What a head's sink adds to its sum of weights, which are powers of two relative to

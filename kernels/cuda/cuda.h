@@ -325,6 +325,7 @@ void cuda_hidden_store(struct backend *b, struct mat x, int32_t first);
 struct hidden_pool cuda_hidden_pool(struct backend *b);
 void cuda_hidden_load(struct backend *b, struct mat out, const struct hidden_pool *p);
 void cuda_hidden_own(struct backend *b, struct mat out, struct mat own);
+void cuda_hidden_masked(struct backend *b, struct mat out, struct mat row);
 void cuda_spread(struct backend *b, struct mat out, struct mat x, struct mat id);
 
 /* step_memory.c */

@@ -1,5 +1,6 @@
 /* See heuristics.h. */
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/launch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,15 @@ int32_t product_rows(int32_t n)
                    : n <= 2048 ? 128
                                : 256;
     return round_up_to(n, step);
+}
+
+bool gated_by_wide_rows(int32_t rows, int32_t n, int32_t n_sms)
+{
+    enum { LEAST_ROWS = 97, MOST_ROWS = 128, COLUMNS = 224 };
+    int32_t blocks = n / COLUMNS;
+
+    return rows >= LEAST_ROWS && rows <= MOST_ROWS && n % COLUMNS == 0 && blocks <= n_sms &&
+           blocks >= n_sms * 5 / 6;
 }
 
 bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms)

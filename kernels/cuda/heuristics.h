@@ -15,6 +15,9 @@ int32_t graph_rows(int32_t n);
  * for all of them to be met soon. */
 int32_t product_rows(int32_t n);
 
+/* Whether a gated product of `rows` rows goes by launch_gated_wide, in one wave of
+ * blocks. With fewer rows cuBLASLt and a launch for the gate take as long. */
+bool gated_by_wide_rows(int32_t rows, int32_t n, int32_t n_sms);
 /* Whether a gated product of `rows` rows with w [n, k] is worth tiles of 128 x 256
  * (gemm/tiles.h): whether they keep n_sms multiprocessors busy. */
 bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms);
@@ -55,11 +58,6 @@ struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes,
  * with n_decode sequences, to pay for a launch of its own. memory_gbs: what the
  * device's memory transfers at best, in GB/s; 0: unknown. */
 int64_t shared_worth_bytes(int32_t n_decode, int32_t memory_gbs);
-
-/* Whether the environment says that processes share the device (MPS). Then blocks of
- * another process may hold multiprocessors for as long as they like, so no kernel may
- * wait for blocks of its own that are not yet running. */
-bool mps_told(void);
 
 /* Finds runs of two to `most` consecutive decoding sequences that share leading chunks,
  * which decode attention then reads once. ret_skip [n_decode]: chunks of each sequence

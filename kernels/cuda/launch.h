@@ -116,6 +116,11 @@ int32_t cuda_shared_limit(void);
 int32_t cuda_multiprocessors(void);
 /* What its memory transfers at best, by its clock and width, in GB/s. */
 int32_t cuda_memory_gbs(void);
+/* Whether the environment says that processes share the device (MPS). Then blocks of
+ * another process may hold multiprocessors for as long as they like, so no kernel may
+ * wait for blocks of its own that are not yet running: such kernels are not used, or
+ * launched so that all their blocks start together. */
+bool mps_told(void);
 
 /* ---- steps and memory (memory.cu) ---- */
 void launch_prologue(const struct step_arrays *a, int32_t max_rows, cudaStream_t stream);

@@ -455,12 +455,15 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
 {
     using L = decode_layout<D, WARPS, sizeof(C)>;
 
+    static const bool shared_device = mps_told();
     static bool ready;
     auto kernel = attn_decode_kernel<T, C, D, WARPS, TALL, PREFIX>;
     int bytes = L::RINGS + w->shape.stages * WARPS * L::STAGE;
 
     ready = ready || (allow_shared(kernel, bytes) && one_fits(kernel, WARPS * 32, bytes));
-    if (ready) {
+    if (ready && shared_device) {
+        launch_together(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
+    } else if (ready) {
         launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
     }
     return ready;

@@ -6,7 +6,8 @@
  * pattern is replaced by another NaN. So neither fences nor counters are needed. The
  * last split of a sequence combines, after all of its own work. It may wait for any
  * block of the grid: there is one for each multiprocessor, so all get on the device at
- * the same time, in whatever order they start (decode_launch asks).
+ * the same time, in whatever order they start (decode_launch asks). Where other
+ * processes have blocks there too they start together or not at all.
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_SPLIT_KV_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_SPLIT_KV_CUH

@@ -1,7 +1,8 @@
-/* Products of few rows (small_rows.h): one warpgroup multiplies, one lane of a fifth
- * warp loads. A stage of the ring holds 64 columns of the tile's weight rows and of the
- * activations, both by tensor copies with the 128-byte swizzle. There is one block a
- * multiprocessor, so the ring has nearly all of its shared memory.
+/* Products of few rows (small_rows.h): one warpgroup multiplies (two of more than
+ * SMALL_ROWS rows), one lane of another warp loads. A stage of the ring holds 64
+ * columns of the tile's weight rows and of the activations, both by tensor copies with
+ * the 128-byte swizzle. There is one block a multiprocessor, so the ring has nearly all
+ * of its shared memory.
  *
  * With a split depth each of the two blocks of a cluster adds half of the columns, of
  * which the other one pushes its sums into its shared memory: 16 bytes a lane along
@@ -13,6 +14,7 @@
 #include "kernels/cuda/fused_decode/small_split.cuh"
 #include "kernels/cuda/fused_decode/small_sum.cuh"
 #include "kernels/cuda/gemm/tensor_map.cuh"
+#include "kernels/cuda/gemm/tiles.h"
 #include "kernels/cuda/gemm/wgmma_widths.cuh"
 #include "kernels/cuda/mixed/mixed.h"
 
@@ -20,18 +22,22 @@ namespace
 {
 
 enum {
-    THREADS = MULTIPLIERS + 32,
-    SOURCE_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* the activations of a stage */
+    GROUP_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* a warpgroup's activations of a stage */
     RING_BYTES = 220 * 1024,
     MOST_STAGES = 13,
+    WIDE_GATE = 224, /* weight rows of a tile of gates of more than SMALL_ROWS rows */
 };
 
-template <int WIDTH> struct small_layout {
+/* GROUPS: warpgroups that multiply, each SMALL_ROWS rows of the activations. */
+template <int WIDTH, int GROUPS> struct small_layout {
+    static constexpr int THREADS = GROUPS * MULTIPLIERS + 32;
     static constexpr int WEIGHT_BYTES = WIDTH * SMALL_DEPTH * 2;
-    static constexpr int STAGE_BYTES = WEIGHT_BYTES + SOURCE_BYTES;
+    static constexpr int STAGE_BYTES = WEIGHT_BYTES + GROUPS * GROUP_BYTES;
     static constexpr int FIT = RING_BYTES / STAGE_BYTES;
     /* Wide tiles are better off with five stages than with six. */
-    static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : WIDTH == 224 ? 5 : FIT;
+    static constexpr int STAGES = FIT > MOST_STAGES         ? MOST_STAGES
+                                  : WIDTH == 224 && FIT > 5 ? 5
+                                                            : FIT;
     static constexpr int BYTES = STAGES * STAGE_BYTES + (2 * STAGES + 1) * 8 + 1024;
 };
 
@@ -39,12 +45,12 @@ template <int WIDTH> struct small_layout {
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
  * launch ahead, which may still write the activations. */
-template <int WIDTH, bool GATED>
+template <int WIDTH, bool GATED, int GROUPS>
 __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensorMap *x,
                                             const small_args &a, uint32_t base, uint32_t full,
                                             uint32_t empty, int tile, int first_step)
 {
-    using L = small_layout<WIDTH>;
+    using L = small_layout<WIDTH, GROUPS>;
     constexpr int ROWS = GATED ? WIDTH / 2 : WIDTH;
     uint64_t once = read_once(), again = read_again();
     uint32_t bytes = L::WEIGHT_BYTES + a.source_rows * SMALL_DEPTH * 2;
@@ -77,16 +83,21 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
     }
 }
 
-template <int WIDTH>
+template <int WIDTH, int GROUPS>
 __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, uint32_t full,
                                          uint32_t empty, int n_steps)
 {
-    using L = small_layout<WIDTH>;
+    using L = small_layout<WIDTH, GROUPS>;
+    uint32_t source = L::WEIGHT_BYTES;
+
+    if (GROUPS > 1) { /* the same in all lanes, which the compiler cannot know of threadIdx */
+        source += __shfl_sync(0xffffffffu, threadIdx.x / MULTIPLIERS, 0) * GROUP_BYTES;
+    }
 
     for (int i = 0; i < n_steps; i++) {
         int s = i % L::STAGES;
         barrier_wait(full + s * 8, i / L::STAGES & 1);
-        uint64_t x = wgmma_descriptor(base + s * L::STAGE_BYTES + L::WEIGHT_BYTES),
+        uint64_t x = wgmma_descriptor(base + s * L::STAGE_BYTES + source),
                  w = wgmma_descriptor(base + s * L::STAGE_BYTES);
         wgmma_fence();
 #pragma unroll
@@ -96,7 +107,7 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
         wgmma_commit();
         if (i > 0) {
             wgmma_wait<1>();
-            if (threadIdx.x == 0) {
+            if (threadIdx.x % MULTIPLIERS == 0) {
                 barrier_arrive(empty + (i - 1) % L::STAGES * 8);
             }
         }
@@ -163,7 +174,7 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
                                             uint32_t pushed, const small_args &a, int tile,
                                             int part)
 {
-    using L = small_layout<WIDTH>;
+    using L = small_layout<WIDTH, 1>;
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
@@ -238,13 +249,14 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
 
 #endif
 
-template <int WIDTH, int SPLIT, int KIND>
-__global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
+template <int WIDTH, int SPLIT, int KIND, int GROUPS>
+__global__ void __launch_bounds__(HAS_WGMMA ? small_layout<WIDTH, GROUPS>::THREADS : 32, 1)
     small_kernel(const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap x,
                  const __grid_constant__ small_args a)
 {
 #if HAS_WGMMA
-    using L = small_layout<WIDTH>;
+    using L = small_layout<WIDTH, GROUPS>;
+    static_assert(GROUPS == 1 || (SPLIT == 1 && KIND == SMALL_GATED), "an epilogue of rows alone");
     extern __shared__ char raw[];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8,
@@ -255,21 +267,21 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(full + i * 8, 1);
-            barrier_init(empty + i * 8, 1);
+            barrier_init(empty + i * 8, GROUPS);
         }
         barrier_init(pushed, 1);
         barrier_init_fence();
         barrier_expect(pushed, a.rows * WIDTH / 2 * 4);
-    } else if (threadIdx.x == MULTIPLIERS) {
+    } else if (threadIdx.x == GROUPS * MULTIPLIERS) {
         prefetch_map(&w);
         prefetch_map(&x);
     }
     __syncthreads();
     pdl_release();
-    if (threadIdx.x >= MULTIPLIERS) {
+    if (threadIdx.x >= GROUPS * MULTIPLIERS) {
         if (elected()) {
-            load_stages<WIDTH, KIND == SMALL_GATED>(&w, &x, a, base, full, empty, tile,
-                                                    part * a.depth_steps);
+            load_stages<WIDTH, KIND == SMALL_GATED, GROUPS>(&w, &x, a, base, full, empty, tile,
+                                                            part * a.depth_steps);
         }
         __syncwarp();
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
@@ -283,7 +295,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     if (KIND != SMALL_SUM && a.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
         a.cleared[threadIdx.x] = 0;
     }
-    multiply<WIDTH>(d, base, full, empty, a.depth_steps);
+    multiply<WIDTH, GROUPS>(d, base, full, empty, a.depth_steps);
     if (SPLIT > 1) {
         sync_multipliers(); /* the ring becomes room for sums */
         store_split<WIDTH, KIND>(d, ring, base, pushed, a, tile, part);
@@ -303,7 +315,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
 
 /* ---- host ---- */
 
-template <int WIDTH, int SPLIT, int KIND>
+template <int WIDTH, int SPLIT, int KIND, int GROUPS = 1>
 bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a,
                  cudaStream_t stream)
 {
@@ -311,12 +323,12 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a
     cudaLaunchAttribute attr[3];
 
     c.gridDim = dim3(a.n / WIDTH * SPLIT);
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = small_layout<WIDTH>::BYTES;
+    c.blockDim = dim3(small_layout<WIDTH, GROUPS>::THREADS);
+    c.dynamicSmemBytes = small_layout<WIDTH, GROUPS>::BYTES;
     c.stream = stream;
     c.attrs = attr;
     c.numAttrs = cluster_attributes(attr, SPLIT);
-    return cudaLaunchKernelEx(&c, small_kernel<WIDTH, SPLIT, KIND>, w, x, a) == cudaSuccess;
+    return cudaLaunchKernelEx(&c, small_kernel<WIDTH, SPLIT, KIND, GROUPS>, w, x, a) == cudaSuccess;
 }
 
 bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUtensorMap &x,
@@ -421,15 +433,36 @@ extern "C" bool small_prepare(void)
     /* Code without the instruction, Hopper's alone, has an empty body and a lower
      * bound. */
     bool ok = tensor_map_encoder() &&
-              cudaFuncGetAttributes(&made, small_kernel<64, 2, SMALL_SUM>) == cudaSuccess &&
-              made.maxThreadsPerBlock >= THREADS;
+              cudaFuncGetAttributes(&made, small_kernel<64, 2, SMALL_SUM, 1>) == cudaSuccess &&
+              made.maxThreadsPerBlock >= small_layout<64, 1>::THREADS;
 
 #define TILE(WIDTH, SPLIT, KIND) \
-    ok = ok && allow_shared(small_kernel<WIDTH, SPLIT, KIND>, small_layout<WIDTH>::BYTES);
+    ok = ok && allow_shared(small_kernel<WIDTH, SPLIT, KIND, 1>, small_layout<WIDTH, 1>::BYTES);
     SMALL_TILES(TILE)
 #undef TILE
+    ok = ok && allow_shared(small_kernel<WIDE_GATE, 1, SMALL_GATED, 2>,
+                            small_layout<WIDE_GATE, 2>::BYTES);
     cudaGetLastError();
     return ok;
+}
+
+extern "C" bool launch_gated_wide(const struct tiles_args *a, cudaStream_t stream)
+{
+    static bool ready = small_prepare();
+    CUtensorMap w, x;
+    small_args k = {};
+
+    k.out = (bf16 *)a->out;
+    k.out_stride = a->out_stride;
+    k.act = a->act;
+    k.rows = a->rows;
+    k.source_rows = (a->rows + 7) / 8 * 8;
+    k.n = a->n;
+    k.depth_steps = a->k / SMALL_DEPTH;
+    return ready && a->type == T_BF16 && a->k % SMALL_DEPTH == 0 && a->rows <= 2 * SMALL_ROWS &&
+           tensor_map_16(&w, T_BF16, a->w, a->n, a->k, a->w_stride, WIDE_GATE / 2) &&
+           tensor_map_16(&x, T_BF16, a->x, a->rows, a->k, a->x_stride, k.source_rows) &&
+           launch_tile<WIDE_GATE, 1, SMALL_GATED, 2>(w, x, k, stream);
 }
 
 extern "C" bool launch_small_rows(const struct fused_args *a, struct small_squares *squares,

@@ -123,6 +123,11 @@ struct small_squares {
     bool zero[2];               /* cleared by an operation enqueued before */
     int32_t turn;               /* the set that was added to last */
 };
+/* Enqueues a gated bf16 product of SMALL_ROWS + 1 to 2 * SMALL_ROWS rows, whose n is a
+ * multiple of 224. False: it does not fit or the kernels do not run here; nothing was
+ * done. */
+struct tiles_args;
+bool launch_gated_wide(const struct tiles_args *a, cudaStream_t stream);
 /* Enqueue a's operations, planned by small_plan or small_mixed_plan. False: a launch
  * failed, and the error is CUDA's last. */
 bool launch_small_rows(const struct fused_args *a, struct small_squares *squares, int32_t n_blocks,

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/tiles.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/quant/quant.h"
@@ -367,9 +368,9 @@ static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     d->key.residual_stride = 0;
 }
 
-/* A gated product of many rows with the gate in its epilogue (tiles.h). With
- * `deterministic` there is none: a row's bits must not depend on the number of rows.
- * False: nothing was done. */
+/* A gated product of many rows with the gate in its epilogue (tiles.h, small_rows.h).
+ * With `deterministic` there is none: a row's bits must not depend on the number of
+ * rows. False: nothing was done. */
 static bool run_tiles(struct cuda_backend *c, const struct product *d, struct mat x, struct mat w)
 {
     struct tiles_args a = {.out = d->args.out,
@@ -385,9 +386,12 @@ static bool run_tiles(struct cuda_backend *c, const struct product *d, struct ma
                            .act = d->args.act,
                            .type = (int32_t)x.dtype};
 
-    return d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias && !w.format &&
-           x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype &&
-           product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream);
+    bool fits = d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias &&
+                !w.format && x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype;
+
+    return fits &&
+           ((gated_by_wide_rows(a.rows, a.n, c->n_sms) && launch_gated_wide(&a, c->stream)) ||
+            (product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream)));
 }
 
 /* The same of codes, also without a gate or added to what out holds. `may`: only

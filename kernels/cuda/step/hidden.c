@@ -68,6 +68,16 @@ void cuda_hidden_own(struct backend *b, struct mat out, struct mat own)
                       cuda_rows(c, out), out.cols, (int)out.dtype, c->stream);
 }
 
+void cuda_hidden_masked(struct backend *b, struct mat out, struct mat row)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    c->is_head = true;
+    launch_hidden_masked(out.data, out.stride, row.data, c->arrays.header, cuda_rows(c, out),
+                         out.cols, (int)out.dtype, c->stream);
+}
+
 void cuda_spread(struct backend *b, struct mat out, struct mat x, struct mat id)
 {
     struct cuda_backend *c = cuda_of(b);

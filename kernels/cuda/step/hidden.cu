@@ -1,5 +1,6 @@
 /* Hidden states of draft heads: copies between rows of a step and blocks of a cache,
  * and logits of a part of the vocabulary. All are bound by latency. */
+#include "kernels/batch.h"
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/step/hidden.h"
 
@@ -38,6 +39,22 @@ __global__ void hidden_own_kernel(T *out, int64_t out_stride, const T *own, int6
     bool there = from >= 0 && from < own_rows;
     for (int i = threadIdx.x; i < cols; i += blockDim.x) {
         out[blockIdx.x * out_stride + i] = there ? own[from * own_stride + i] : from_float<T>(0.0f);
+    }
+}
+
+/* A block is for a row, and leaves most as they are. */
+template <typename T>
+__global__ void hidden_masked_kernel(T *out, int64_t out_stride, const T *row,
+                                     const step_header *header, int32_t cols)
+{
+    pdl_wait();
+    pdl_release();
+    const int32_t *src = (const int32_t *)((const char *)header + header->off_token_src);
+    if ((int)blockIdx.x >= header->n_tokens || src[blockIdx.x] != TOKEN_MASKED) {
+        return;
+    }
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) {
+        out[blockIdx.x * out_stride + i] = row[i];
     }
 }
 
@@ -105,6 +122,14 @@ extern "C" void launch_hidden_own(void *out, int64_t out_stride, const void *own
     DISPATCH_TYPE(type,
                   launch(hidden_own_kernel<T>, dim3(rows), dim3(HIDDEN_THREADS), 0, stream,
                          (T *)out, out_stride, (const T *)own, own_stride, own_rows, header, cols));
+}
+
+extern "C" void launch_hidden_masked(void *out, int64_t out_stride, const void *row,
+                                     const struct step_header *header, int32_t rows, int32_t cols,
+                                     int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, launch(hidden_masked_kernel<T>, dim3(rows), dim3(HIDDEN_THREADS), 0, stream,
+                               (T *)out, out_stride, (const T *)row, header, cols));
 }
 
 extern "C" void launch_spread(float *out, int64_t out_stride, const float *x, int64_t x_stride,

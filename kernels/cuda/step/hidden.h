@@ -28,6 +28,10 @@ void launch_hidden_load(const struct hidden_args *a, int type, cudaStream_t stre
 void launch_hidden_own(void *out, int64_t out_stride, const void *own, int64_t own_stride,
                        int32_t own_rows, const struct step_header *header, int32_t rows,
                        int32_t cols, int type, cudaStream_t stream);
+/* out[i] = row where token_src of i is TOKEN_MASKED. */
+void launch_hidden_masked(void *out, int64_t out_stride, const void *row,
+                          const struct step_header *header, int32_t rows, int32_t cols, int type,
+                          cudaStream_t stream);
 /* As backend_ops.spread: x and id have n columns. */
 void launch_spread(float *out, int64_t out_stride, const float *x, int64_t x_stride,
                    const float *id, int32_t rows, int32_t vocab, int32_t n, cudaStream_t stream);

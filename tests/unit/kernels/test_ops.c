@@ -663,6 +663,12 @@ static void gated_products_of_many_rows(void **state)
     check_gated(&r, &k, DTYPE_BF16);
     k.act = ACT_GELU_TANH;
     check_gated(&r, &k, DTYPE_F16);
+    /* one wave of tiles of 97 to 128 rows on devices of 120 to 144 multiprocessors */
+    static const int32_t few[] = {97, 120, 128};
+    for (size_t i = 0; i < ARRAY_LEN(few); i++) {
+        k = (struct linear_case){.rows = few[i], .in = 320, .out = 120 * 112, .act = ACT_SILU};
+        check_gated(&r, &k, DTYPE_BF16);
+    }
     rig_close(&r);
 }
 

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/step/heuristics_verify.h"
 
 static void a_graph_has_room_for_the_step_and_little_more(void **state)
@@ -50,6 +51,12 @@ static void tiles_are_for_products_that_fill_the_device(void **state)
     assert_true(product_by_tiles(512, 66 * 256, SMS));
     assert_false(product_by_tiles(520, 22 * 256, SMS)); /* a third pair of tiles, all but empty */
     assert_true(product_by_tiles(8192, GATE_UP, 1));
+    assert_true(gated_by_wide_rows(97, GATE_UP, SMS));
+    assert_true(gated_by_wide_rows(128, GATE_UP, SMS));
+    assert_false(gated_by_wide_rows(96, GATE_UP, SMS));
+    assert_false(gated_by_wide_rows(129, GATE_UP, SMS));
+    assert_false(gated_by_wide_rows(100, GATE_UP, 114)); /* more than one wave */
+    assert_false(gated_by_wide_rows(100, GATE_UP / 2, SMS));
 }
 
 static void chunks_cover_what_the_window_shows(void **state)
