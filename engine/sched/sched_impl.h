@@ -315,9 +315,9 @@ bool group_start(struct sched *s, struct group *g);
 /* Give the memory back; no step in flight names the group. It is as before group_start,
  * except for the state of its first sequence. */
 void group_end_memory(struct sched *s, struct group *g);
-/* For a walk over the running groups that has come to number i: prefetches what it reads
- * of those ahead, found by the newest step in flight, which had nearly the same ones in
- * this order. A walk by the list's links alone waits for each of them. */
+/* For a walk over the running groups that has come to number i: prefetches what it
+ * reads of those ahead, found by the newest step in flight, which had nearly the same
+ * ones in this order. A walk by the list's links alone waits for each of them. */
 static inline void fetch_running(const struct sched *s, int32_t i)
 {
     enum { SEQ_AHEAD = 12, GROUP_AHEAD = 8, REQUEST_AHEAD = 4 };

@@ -80,10 +80,10 @@ struct seq {
     /* [max_tokens] generated ids, behind them the drafts of a step in flight; NULL: the
      * group has not started */
     int32_t *out;
-    uint64_t seed;             /* of its samples */
-    uint64_t sample_step;      /* step that samples its last token */
-    int32_t sample_row;        /* and the sampling row there */
-    int32_t slot;              /* persistent batch slot: row of its block tables on the backend; -1: none */
+    uint64_t seed;        /* of its samples */
+    uint64_t sample_step; /* step that samples its last token */
+    int32_t sample_row;   /* and the sampling row there */
+    int32_t slot; /* persistent batch slot: row of its block tables on the backend; -1: none */
     uint64_t void_step;        /* what steps up to this one sample for it does not count */
     struct prefix_chain chain; /* blocks published or found so far */
     /* The state of its grammar (decode/constrained.h), in which it holds a share; NULL:
@@ -135,8 +135,8 @@ struct group {
     uint64_t plan_step, commit_step; /* the last step that named it, planned and committed */
     /* For the histograms; 0: not yet, as admitted_us. */
     int64_t first_token_us, last_token_us;
-    struct beam *beam; /* in `memory`; NULL: sampling, or not started */
-    int32_t mask;      /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
+    struct beam *beam;      /* in `memory`; NULL: sampling, or not started */
+    int32_t mask;           /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
     int32_t cached_tokens;  /* prompt tokens found in the prefix cache at first admission */
     struct word_list words; /* the caller's of group_new */
 
