@@ -91,7 +91,7 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
 {
     const struct gen_params *p = &params->params;
     int32_t n_seqs = MAX(MAX(p->best_of, p->beam_width), 1);
-    struct request *r = calloc(1, sizeof(*r));
+    struct request *r = aligned_alloc(64, (sizeof(*r) + 63) / 64 * 64);
     int32_t *copy = malloc((size_t)MAX(n_prompt, 1) * sizeof(*copy));
     _Atomic int32_t *stop_at = n_seqs > 1 ? malloc((size_t)n_seqs * sizeof(*stop_at)) : NULL;
 
@@ -101,6 +101,7 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
         free((void *)stop_at);
         return err_nomem(e, "a request");
     }
+    memset(r, 0, sizeof(*r));
     memcpy(copy, prompt, (size_t)n_prompt * sizeof(*copy));
     stop_at = stop_at ? stop_at : &r->only_stop_at;
     for (int32_t i = 0; i < n_seqs; i++) {
