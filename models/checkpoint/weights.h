@@ -8,7 +8,7 @@
 
 #include "kernels/backend.h"
 
-enum { TENSOR_MAX_DIMS = 4 };
+enum { TENSOR_MAX_DIMS = 5 }; /* of patches of video in vision models */
 
 struct gguf_tensor;  /* gguf.h */
 struct quant_tensor; /* quantised/quantised.h */

@@ -1,5 +1,5 @@
-/* A quantization_config, and after a NUL byte the safetensors file that it is about.
- * covers: models/checkpoint/quantised/quant_config.c
+/* A config.json, or ModelOpt's hf_quant_config.json, and after a NUL byte the safetensors
+ * file that it is about. covers: models/checkpoint/quantised/quant_config.c
  * models/checkpoint/quantised/quant_names.c models/checkpoint/quantised/quantised.c
  * models/checkpoint/quantised/parts.c models/checkpoint/quantised/compressed.c
  * models/checkpoint/quantised/transposed.c kernels/weight_scales.c */
@@ -71,6 +71,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     int rc = quant_config_parse(&q, &found, (const char *)data, (size_t)(nul - data), &e);
+    if (rc == 0 && !found) { /* as of a directory with both files */
+        rc = quant_config_parse_modelopt(&q, (const char *)data, (size_t)(nul - data), &e);
+        found = rc == 0;
+    }
     if (rc < 0 && (e.code >= 0 || e.text[0] == '\0')) {
         __builtin_trap(); /* a refusal without its sentence */
     }

@@ -246,9 +246,9 @@ static int take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *ret_of
     if (rc == 0) {
         rc = take_u32(c, &n_dims, WHAT);
     }
-    if (rc == 0 && (n_dims < 1 || n_dims > TENSOR_MAX_DIMS)) {
+    if (rc == 0 && (n_dims < 1 || n_dims > GGUF_MAX_DIMS)) {
         rc = err_set(c->e, ERR_INVALID, "%s: tensor %.*s has %u dimensions, allowed are 1 to %d",
-                     c->file, (int)t->name.len, t->name.at, n_dims, TENSOR_MAX_DIMS);
+                     c->file, (int)t->name.len, t->name.at, n_dims, GGUF_MAX_DIMS);
     }
     for (uint32_t i = 0; rc == 0 && i < n_dims; i++) {
         uint64_t n = 0;

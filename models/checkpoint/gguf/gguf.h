@@ -69,13 +69,15 @@ struct gguf_pair {
     const uint8_t *at;         /* the first element, in the file's data */
 };
 
+enum { GGUF_MAX_DIMS = 4 };
+
 struct gguf_tensor {
-    struct gguf_text name;        /* llama.cpp's */
-    uint32_t encoding;            /* numbered as in the file; gguf_encoding_name knows it */
-    int32_t n_dims;               /* axes */
-    int64_t dim[TENSOR_MAX_DIMS]; /* [n_dims] elements; dim[0] is contiguous, as in the file */
-    const uint8_t *data;          /* in the file's data */
-    int64_t n_bytes;              /* as encoded */
+    struct gguf_text name;      /* llama.cpp's */
+    uint32_t encoding;          /* numbered as in the file; gguf_encoding_name knows it */
+    int32_t n_dims;             /* axes */
+    int64_t dim[GGUF_MAX_DIMS]; /* [n_dims] elements; dim[0] is contiguous, as in the file */
+    const uint8_t *data;        /* in the file's data */
+    int64_t n_bytes;            /* as encoded */
 };
 
 struct gguf {
