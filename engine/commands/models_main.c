@@ -20,6 +20,20 @@ static void print_row(const struct architecture *a)
     putchar('\n');
 }
 
+/* How many ranks may share a layer. */
+static const char *ranks_of(const struct architecture *a)
+{
+    switch (architecture_norms_over_ranks(a)) {
+    case NORMS_HEADS:
+        return "any on CPUs, one a layer on GPUs";
+    case NORMS_STATES:
+        return "any; on GPUs as many as divide the groups of its states' norms";
+    case NORMS_NONE:
+        break;
+    }
+    return "any";
+}
+
 /* What scripts/make-docs prints docs/models.md from; the names need no escapes. */
 static void print_json(const struct architecture *a, bool first)
 {
@@ -28,9 +42,9 @@ static void print_json(const struct architecture *a, bool first)
     for (int i = 0; gguf_name_of(a->name, i); i++) {
         printf("%s\"%s\"", i ? "," : "", gguf_name_of(a->name, i));
     }
-    printf("],\"experts\":%s,\"latent\":%s,\"recurrent\":%s,\"ranks\":%s}",
+    printf("],\"experts\":%s,\"latent\":%s,\"recurrent\":%s,\"ranks\":\"%s\"}",
            a->experts ? "true" : "false", a->latent ? "true" : "false",
-           a->delta || a->ssd ? "true" : "false", a->wide_qk_norm ? "false" : "true");
+           a->delta || a->ssd ? "true" : "false", ranks_of(a));
 }
 
 int models_main(int argc, char **argv)
