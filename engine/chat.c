@@ -47,6 +47,7 @@ void engine_chat(const struct engine *e, struct engine_chat *ret)
 {
     *ret = e->chat_abilities;
     ret->missing = chat_template_missing(e->chat);
+    ret->skips_vision = e->skips_vision;
 }
 
 int engine_render_chat(const struct engine *e, const char *context, size_t len, struct buf *out,

@@ -178,6 +178,7 @@ static int open_model(struct engine *e, const struct settings *s, struct err *er
     if (s->generation_config && strcmp(s->generation_config, "none") == 0) {
         defaults_none(&e->defaults);
     }
+    e->skips_vision = c.wrapped;
     e->config.n_eos = c.n_eos;
     memcpy(e->config.eos, c.eos, sizeof(e->config.eos));
     int32_t eos = tokenizer_eos(e->tokenizer);

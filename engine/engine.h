@@ -187,6 +187,7 @@ struct engine_chat {
     /* it takes the arguments of a call as an object; false: as JSON text */
     bool object_arguments;
     bool null_content;   /* it takes calls in a message whose content is null */
+    bool skips_vision;   /* the model is the text part of one that sees; that part is not loaded */
     bool thinking;       /* it reads past reasoning as `thinking` */
     bool reasons, calls; /* the format has reasoning; tool calls */
     const char *format;  /* its name */

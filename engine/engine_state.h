@@ -43,6 +43,7 @@ struct engine {
     struct chat_template *chat;            /* NULL: none (null model, tests) */
     const struct chat_format *chat_format; /* of tool calls and reasoning; static */
     struct engine_chat chat_abilities;     /* found by engine_chat_open */
+    bool skips_vision;                     /* as in struct engine_chat */
     struct executor *executor;
     struct executor *draft_executor;  /* the draft model; NULL: none */
     char *draft_path;                 /* of its files */

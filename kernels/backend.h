@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 21
+#define BACKEND_ABI 22
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -696,6 +696,13 @@ struct backend_ops {
 
     /* x = the sum of the ranks' x, on every rank, in place. */
     void (*all_reduce)(struct backend *b, struct mat x);
+    /* sums [rows, 1], float32: the sum of the squares of each row of x. (optional with
+     * norm_by_sums: models whose norms run over ranks are refused) */
+    void (*square_sums)(struct backend *b, struct mat sums, struct mat x);
+    /* x = the RMS norm of rows of `width` columns, of which x has some and n->weight
+     * the same ones; the squares of a whole row add up to its sum in sums [rows, 1]. */
+    void (*norm_by_sums)(struct backend *b, struct mat x, struct mat sums, int32_t width,
+                         const struct norm *n);
     /* embed where `table` holds the ids [first, first + table.rows) alone: together the
      * ranks' tables have every id. out is the same on every rank. */
     void (*embed_shard)(struct backend *b, struct mat out, struct mat table, int32_t first,

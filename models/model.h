@@ -100,6 +100,11 @@ struct recurrent_config {
 };
 /* Sizes of a rank's part of a recurrent layer, and its kind; the rest is 0. */
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks);
+/* Check that n ranks can divide recurrent layers: whole heads, and whole groups, or
+ * groups that several ranks hold alike. */
+int model_check_recurrence(const struct recurrent_config *c, int32_t n, struct err *e);
+/* Whether the norm of a recurrence's output runs over heads of several ranks. */
+bool model_shares_mixer_norm(const struct recurrent_config *c, int32_t n_ranks);
 
 /* Heads that draft tokens from hidden states of the model they belong to, its
  * target. */
@@ -325,6 +330,14 @@ struct architecture {
     int32_t max_positions; /* default; 0: the file must say */
 };
 
+/* Which norms of an architecture's models run over columns of several ranks. */
+enum norms_over_ranks {
+    NORMS_NONE,   /* none: each rank norms what it holds */
+    NORMS_STATES, /* those of recurrences whose groups the ranks do not divide */
+    NORMS_HEADS,  /* those of queries and keys, over all heads */
+};
+enum norms_over_ranks architecture_norms_over_ranks(const struct architecture *a);
+
 struct tensor_spec; /* layers.h */
 
 /* A family of architectures: its tensors and its forward pass. */
@@ -379,6 +392,9 @@ int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks);
  * slices of the MLP, a part of the vocabulary for each; with `by_expert` equally many
  * experts. */
 int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e);
+/* Whether norms of the model, divided among n ranks, run over columns of several of
+ * them (architecture_norms_over_ranks). Not all backends compute them. */
+bool model_norms_over_ranks(const struct model_config *c, int32_t n);
 /* Check that each of n pipeline stages has a layer. */
 int model_check_stages(const struct model_config *c, int32_t n, struct err *e);
 /* The first layer of a stage; for stage n_stages the number of layers. If the layers do

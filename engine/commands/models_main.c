@@ -20,19 +20,18 @@ static void print_row(const struct architecture *a)
     putchar('\n');
 }
 
-/* Whether several ranks hold parts of a layer: asked of the check that refuses them,
- * with sizes that two ranks divide. */
-static bool divides(const struct architecture *a)
+/* How many ranks may share a layer. */
+static const char *ranks_of(const struct architecture *a)
 {
-    struct model_config c = {.n_layers = 2,
-                             .n_heads = 2,
-                             .n_kv_heads = 2,
-                             .intermediate = 2,
-                             .vocab = 2,
-                             .wide_qk_norm = a->wide_qk_norm};
-    struct err e = {0};
-
-    return model_check_ranks(&c, 2, false, &e) == 0;
+    switch (architecture_norms_over_ranks(a)) {
+    case NORMS_HEADS:
+        return "any on CPUs, one a layer on GPUs";
+    case NORMS_STATES:
+        return "any; on GPUs as many as divide the groups of its states' norms";
+    case NORMS_NONE:
+        break;
+    }
+    return "any";
 }
 
 /* What scripts/make-docs prints docs/models.md from; the names need no escapes. */
@@ -44,10 +43,10 @@ static void print_json(const struct architecture *a, bool first)
         printf("%s\"%s\"", i ? "," : "", gguf_name_of(a->name, i));
     }
     printf("],\"experts\":%s,\"latent\":%s,\"recurrent\":%s,"
-           "\"two_head_sizes\":%s,\"ranks\":%s}",
+           "\"two_head_sizes\":%s,\"ranks\":\"%s\"}",
            a->experts ? "true" : "false", a->latent ? "true" : "false",
            a->delta || a->ssd || a->conv || a->scan ? "true" : "false",
-           a->gemma4 ? "true" : "false", divides(a) ? "true" : "false");
+           a->gemma4 ? "true" : "false", ranks_of(a));
 }
 
 int models_main(int argc, char **argv)

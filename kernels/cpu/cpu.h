@@ -355,6 +355,9 @@ void cpu_multiply(struct backend *b, struct mat x, struct mat y, enum activation
 
 /* ranks.c: with one rank these communicate nothing. */
 void cpu_all_reduce(struct backend *b, struct mat x);
+void cpu_square_sums(struct backend *b, struct mat sums, struct mat x);
+void cpu_norm_by_sums(struct backend *b, struct mat x, struct mat sums, int32_t width,
+                      const struct norm *n);
 void cpu_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
                     float scale);
 void cpu_gather_logits(struct backend *b, struct mat logits, struct mat part);

@@ -139,6 +139,44 @@ void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial)
     run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .y = y, .row = add_row});
 }
 
+static void square_sum_row(const struct rows_job *j, int32_t r)
+{
+    const float *x = mat_row(j->x, r);
+    float sum = 0;
+
+    for (int32_t i = 0; i < j->x.cols; i++) {
+        sum += x[i] * x[i];
+    }
+    *mat_row(j->out, r) = sum;
+}
+
+void cpu_square_sums(struct backend *b, struct mat sums, struct mat x)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = sums, .x = x, .row = square_sum_row});
+}
+
+static void norm_by_sum_row(const struct rows_job *j, int32_t r)
+{
+    float *x = mat_row(j->out, r);
+    float factor = 1 / sqrtf(*mat_row_const(j->x, r) / j->scale + j->norm->eps);
+    const float *weight = j->norm->weight.data;
+
+    for (int32_t i = 0; i < j->out.cols; i++) {
+        x[i] *= factor * (weight[i] + j->norm->weight_offset);
+    }
+}
+
+void cpu_norm_by_sums(struct backend *b, struct mat x, struct mat sums, int32_t width,
+                      const struct norm *n)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b),
+                                .out = x,
+                                .x = sums,
+                                .norm = n,
+                                .scale = (float)width,
+                                .row = norm_by_sum_row});
+}
+
 /* ---- activations ---- */
 
 static void gated_act_row(const struct rows_job *j, int32_t r)

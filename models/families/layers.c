@@ -49,9 +49,33 @@ void transformer_norm_heads(struct model *m, const struct layer *l, struct mat q
     int32_t d = m->config.head_dim, q = m->weights->n_heads * d, k = m->weights->n_kv_heads * d;
     struct mat of_q = mat_cols(qkv, 0, q), of_k = mat_cols(qkv, q, k);
 
-    if (l->q_norm.weight.data) {
-        m->backend->ops->norm(m->backend, of_q, of_q, &l->q_norm);
-        m->backend->ops->norm(m->backend, of_k, of_k, &l->k_norm);
+    const struct norm_part part[] = {{of_q, &l->q_norm}, {of_k, &l->k_norm}};
+
+    if (!l->q_norm.weight.data) {
+        return;
+    }
+    if (m->weights->partial) {
+        transformer_norm_parts(m, part, ARRAY_LEN(part));
+        return;
+    }
+    m->backend->ops->norm(m->backend, of_q, of_q, &l->q_norm);
+    m->backend->ops->norm(m->backend, of_k, of_k, &l->k_norm);
+}
+
+void transformer_norm_parts(struct model *m, const struct norm_part *part, int32_t n)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    struct mat sums = mat_cols(mat_rows(m->weights->sums, 0, part[0].x.rows), 0, n);
+
+    for (int32_t i = 0; i < n; i++) {
+        ops->square_sums(m->backend, mat_cols(sums, i, 1), part[i].x);
+    }
+    ops->all_reduce(m->backend, sums);
+    for (int32_t i = 0; i < n; i++) {
+        /* heads that several ranks hold alike are counted as often, and so are their
+         * columns */
+        int32_t width = part[i].x.cols * m->options.n_ranks;
+        ops->norm_by_sums(m->backend, part[i].x, mat_cols(sums, i, 1), width, part[i].norm);
     }
 }
 

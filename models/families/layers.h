@@ -41,6 +41,7 @@ struct layer {
     struct mat mixer;
     struct recurrence recurrence; /* n_heads 0: the layer has attention */
     struct gated_norm mixer_norm; /* of the recurrence's output */
+    bool mixer_norm_shared;       /* it runs over the columns of all ranks */
     struct scan_parts scan;       /* of RECURRENCE_SCAN */
     struct mat mixer_out;         /* its product, in place of o, where attention is beside it */
     struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
@@ -126,6 +127,7 @@ struct transformer {
     int32_t vocab_first, n_vocab;  /* ids in embed and head */
     bool partial;                  /* n_ranks > 1: o and down give partial sums */
     struct mat factors;            /* [1, LAYER_FACTORS], float32; data NULL: none */
+    struct mat sums;               /* [max_tokens, 2], float32; only with norms over ranks */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     /* Why the first of these was decoded; constants. */
@@ -440,7 +442,7 @@ void gpt2_forward(struct model *m, const struct batch *b);
 
 /* Norms of q and k over all heads together. */
 #define ROW_WIDE_NORM(name, dim, norm) \
-    ROW(name ".weight", dim, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
+    ROW(name ".weight", dim, DIM_ONE, SPLIT_OUT, WEIGHT_VECTOR, IN_LAYER(norm.weight), WHEN_ALWAYS)
 #define ROWS_WIDE_NORMS(attn) \
     ROW_WIDE_NORM(attn "q_norm", DIM_Q, q_norm), ROW_WIDE_NORM(attn "k_norm", DIM_KV, k_norm)
 /* One matrix of a layer. */
@@ -576,6 +578,17 @@ void model_count_format(const struct model *m, const struct tensor_spec *s,
 /* The norms of q and of k over all of their heads together, in place, if the layer has
  * them. qkv [rows, (n_heads + 2 n_kv_heads) * head_dim]. */
 void transformer_norm_heads(struct model *m, const struct layer *l, struct mat qkv);
+/* A matrix whose rows are normed together with their columns on the other ranks. */
+struct norm_part {
+    struct mat x;
+    const struct norm *norm; /* NORM_RMS; its weight is of the columns of x */
+};
+/* Norm the n parts in place, at most two, of equally many rows; every rank has columns
+ * of all of them, equally many. */
+void transformer_norm_parts(struct model *m, const struct norm_part *part, int32_t n);
+/* x = the gated norm of the layer's recurrence, of its output x, by `gate` of the same
+ * shape. */
+void transformer_norm_gated(struct model *m, const struct layer *l, struct mat x, struct mat gate);
 /* The beginning of the stage's layers: x = the embeddings, on the first stage, and h =
  * the first layer's norm of x. */
 void transformer_begin(struct model *m, struct mat x, struct mat h);

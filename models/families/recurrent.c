@@ -6,11 +6,53 @@
  * products give matrices whose columns are q, k, v, ... one after another. */
 #include "models/families/layers.h"
 
+/* Groups of this rank. Where the ranks cannot have groups of their own, as of Mamba-2
+ * with one group, several have the same one; where neighbouring heads have neighbouring
+ * groups, a rank's heads read all of them. */
+static int32_t groups_of_rank(const struct recurrent_config *c, int32_t n_ranks)
+{
+    if (n_ranks == 1 || (c->tiled && c->n_heads != c->n_groups)) {
+        return c->n_groups;
+    }
+    return c->kind == RECURRENCE_SSD && c->n_groups < n_ranks ? 1 : c->n_groups / n_ranks;
+}
+
+int model_check_recurrence(const struct recurrent_config *c, int32_t n, struct err *e)
+{
+    bool tiled = c->tiled && c->n_heads != c->n_groups;
+    bool shares = c->kind == RECURRENCE_SSD && n % MAX(c->n_groups, 1) == 0;
+
+    if (n > 1 && tiled && c->n_heads / c->n_groups % n != 0) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model's recurrent "
+                             "layers: %d heads in llama.cpp's order, %d of each group",
+                             n, c->n_heads, c->n_heads / c->n_groups);
+    }
+    if (c->n_heads % n != 0 || (!tiled && !shares && c->n_groups % n != 0)) {
+        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
+                             "tensor_parallel_size %d does not divide the model's recurrent "
+                             "layers: %d heads in %d groups",
+                             n, c->n_heads, c->n_groups);
+    }
+    if (model_shares_mixer_norm(c, n) && c->n_groups > 1) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d: the norms of the %d groups of the "
+                             "recurrent layers would each run over some of the ranks",
+                             n, c->n_groups);
+    }
+    return 0;
+}
+
+bool model_shares_mixer_norm(const struct recurrent_config *c, int32_t n_ranks)
+{
+    return c->n_heads > 0 && c->kind == RECURRENCE_SSD && c->normed && c->n_groups % n_ranks != 0;
+}
+
 struct recurrence model_recurrence(const struct recurrent_config *c, int32_t n_ranks)
 {
     return (struct recurrence){.kind = c->kind,
                                .n_heads = c->n_heads / n_ranks,
-                               .n_groups = c->n_groups / n_ranks,
+                               .n_groups = groups_of_rank(c, n_ranks),
                                .key_dim = c->key_dim,
                                .value_dim = c->value_dim,
                                .kernel = c->kernel,
@@ -101,14 +143,23 @@ int32_t recurrent_most_ranges(const struct model_config *c)
 static int32_t channel_ranges(const struct model *m, int32_t at, int32_t scale,
                               struct axis_range *ret)
 {
-    struct recurrence r = model_recurrence(&m->config.recurrent, m->options.n_ranks);
-    int32_t keys = r.n_groups * r.key_dim, values = r.n_heads * r.value_dim;
+    const struct recurrent_config *c = &m->config.recurrent;
+    struct recurrence r = model_recurrence(c, m->options.n_ranks);
+    int32_t n = m->options.n_ranks, rank = m->options.rank;
+    /* the ranks of a group, 1 where a rank has several, or where each has all */
+    int32_t sharing = c->n_groups < n ? n / c->n_groups : 1;
+    int32_t group = r.n_groups == c->n_groups ? 0 : rank / sharing * r.n_groups;
+    int32_t value = r.n_heads * r.value_dim;
+    const struct axis_range keys = {group * r.key_dim, r.n_groups * r.key_dim},
+                            values = {rank * value, value};
+    int32_t all_keys = c->n_groups * r.key_dim, all_values = n * value;
     bool delta = r.kind == RECURRENCE_DELTA;
-    const int32_t size[] = {delta ? keys : values, keys, delta ? values : keys};
 
     for (int32_t i = 0; i < 3; i++) {
-        ret[i] = (struct axis_range){(at + m->options.rank * size[i]) * scale, size[i] * scale};
-        at += m->options.n_ranks * size[i];
+        bool is_keys = delta ? i < 2 : i > 0;
+        struct axis_range part = is_keys ? keys : values;
+        ret[i] = (struct axis_range){(at + part.first) * scale, part.n * scale};
+        at += is_keys ? all_keys : all_values;
     }
     return 3;
 }
@@ -175,6 +226,7 @@ void transformer_set_recurrence(const struct model *m, struct layer *l, int32_t 
     l->mixer_norm.gate_first = m->config.recurrent.gate_first;
     l->mixer_norm.width =
         r.kind == RECURRENCE_DELTA ? r.value_dim : r.n_heads / MAX(r.n_groups, 1) * r.value_dim;
+    l->mixer_norm_shared = model_shares_mixer_norm(&m->config.recurrent, m->options.n_ranks);
     struct norm *norms[] = {&l->scan.step_norm, &l->scan.k_norm, &l->scan.q_norm};
     for (size_t i = 0; i < ARRAY_LEN(norms); i++) {
         norms[i]->kind = m->config.norm;
@@ -227,6 +279,26 @@ static void convolve(struct model *m, const struct layer *l, struct mat y, struc
     ops->linear(m->backend, y, out, l->o, NULL);
 }
 
+void transformer_norm_gated(struct model *m, const struct layer *l, struct mat x, struct mat gate)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    const struct gated_norm *g = &l->mixer_norm;
+    struct norm n = {.kind = NORM_RMS, .weight = g->weight, .eps = g->eps};
+    struct norm_part part = {x, &n};
+
+    if (!l->mixer_norm_shared) {
+        ops->norm_gated(m->backend, x, gate, g);
+        return;
+    }
+    if (g->gate_first) {
+        ops->multiply(m->backend, x, gate, ACT_SILU);
+    }
+    transformer_norm_parts(m, &part, 1);
+    if (!g->gate_first) {
+        ops->multiply(m->backend, x, gate, ACT_SILU);
+    }
+}
+
 void transformer_mix(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -245,6 +317,6 @@ void transformer_mix(struct model *m, const struct layer *l, struct mat y, struc
     }
     ops->linear(m->backend, all, h, l->mixer, NULL);
     ops->recurrence(m->backend, out, x, mat_cols(all, channels + values, n_gates), r);
-    ops->norm_gated(m->backend, out, z, &l->mixer_norm);
+    transformer_norm_gated(m, l, out, z);
     ops->linear(m->backend, y, out, l->o, NULL);
 }

@@ -44,6 +44,10 @@ struct api_context {
     void *arg;               /* for all functions above */
 };
 
+/* What else is to be said of a part of this type that is refused: of a model that sees,
+ * why this one does not. "" or a clause that follows the sentence. */
+const char *api_why_blind(const struct api_context *ctx, const char *type);
+
 struct dialect;
 
 struct prompt {

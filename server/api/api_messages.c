@@ -79,9 +79,20 @@ static const char *role_name(enum role role, const struct api_context *ctx)
 
 /* ---- content ---- */
 
-/* The text of a content part, a string; NULL with the error set. */
-static const cJSON *part_text(const cJSON *part, int i, struct err *e)
+const char *api_why_blind(const struct api_context *ctx, const char *type)
 {
+    bool seen = strstr(type, "image") || strstr(type, "video");
+
+    return seen && ctx->chat.skips_vision
+               ? ": the model's vision tower is skipped, its text part alone is served"
+               : "";
+}
+
+/* The text of a content part, a string; NULL with the error set. */
+static const cJSON *part_text(const cJSON *part, const struct history *h, struct err *e)
+{
+    int i = h->i;
+
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, "text");
 
@@ -92,8 +103,8 @@ static const cJSON *part_text(const cJSON *part, int i, struct err *e)
     if (!json_is(type, "text")) {
         err_set_param(
             e, ERR_UNSUPPORTED, "messages",
-            "messages[%d].content has a part of type '%.40s'; this server takes only 'text'", i,
-            type->valuestring);
+            "messages[%d].content has a part of type '%.40s'; this server takes only 'text'%s", i,
+            type->valuestring, api_why_blind(h->ctx, type->valuestring));
         return NULL;
     }
     if (!cJSON_IsString(text)) {
@@ -104,17 +115,17 @@ static const cJSON *part_text(const cJSON *part, int i, struct err *e)
 }
 
 /* Append the content as the inside of one JSON string. */
-static int put_joined(struct buf *b, const cJSON *content, int i, struct err *e)
+static int put_joined(struct buf *b, const cJSON *content, const struct history *h, struct err *e)
 {
     if (cJSON_IsString(content)) {
         buf_json_escape(b, content->valuestring, json_string_len(content));
         return 0;
     }
     if (!cJSON_IsArray(content) || !content->child) {
-        return refuse(e, i, ".content must be a text, or a list of text parts");
+        return refuse(e, h->i, ".content must be a text, or a list of text parts");
     }
     for (const cJSON *p = content->child; p; p = p->next) {
-        const cJSON *text = part_text(p, i, e);
+        const cJSON *text = part_text(p, h, e);
         if (!text) {
             return e ? e->code : ERR_INVALID;
         }
@@ -144,7 +155,7 @@ static int put_content(struct buf *b, const cJSON *content, bool may_lack, bool 
         return 0;
     }
     buf_puts(b, parts ? "[{\"type\":\"text\",\"text\":\"" : "\"");
-    int rc = put_joined(b, content, h->i, e);
+    int rc = put_joined(b, content, h, e);
     buf_puts(b, h->mark ? CHAT_CONTINUE_MARK "\"" : "\"");
     if (parts) {
         buf_puts(b, "}]");

@@ -2,13 +2,14 @@
 """A coding agent's turns, and how much of each prompt is computed again.
 
     tests/bench/agent_trace.py [--model DIR] [--api messages|responses|chat] [--turns 33] [--from N] [--to N]
-                               [--length N] [--layers N] [-- FLAGS]
+                               [--length N] [--layers N] [--hybrid KIND] [-- FLAGS]
 
 Each turn sends the whole conversation: a system prompt (whose attribution header changes from turn to turn), tools,
 the user's task, and of every earlier turn the model's own answer, a call and its result, now and then behind a system
 message that counts tokens. The script makes the calls and their results, of a size that lets the prompt grow from N
 to N tokens: by default to nearly the model's length, from 15 % of that, as 12,000 to 80,000 (--length 86016
---from 12000 --to 80000; --layers 1 leaves out all but the demo model's first, which makes that cheap). Prints, a turn a line,
+--from 12000 --to 80000; --layers 1 leaves out all but the demo model's first, which makes that cheap). With --hybrid
+the model is one of random weights with recurrent states, of a kind of tests/http/hybrid_model.py. Prints, a turn a line,
 the prompt's tokens, those that the prompt before did not have, those that the prefix cache had, and those that were
 computed although the prompt before had them.
 """
@@ -156,13 +157,26 @@ def keep_layers(path, layers):
     path.write_bytes(len(text).to_bytes(8, "little") + text + out)
 
 
+def give_template(path):
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config["chat_template"] = TEMPLATE
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def hybrid_with_template(directory, kind, length):
+    import hybrid_model
+
+    path = pathlib.Path(directory)
+    hybrid_model.make(path, kind, length)
+    give_template(path)
+    return str(path)
+
+
 def demo_with_template(directory, length=8192, layers=None):
     """The demo model with a template for tools, at a length that holds the turns; what it says there does not matter."""
     path = pathlib.Path(directory) / "demo"
     shutil.copytree(ROOT / "models" / "demo", path)
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    config["chat_template"] = TEMPLATE
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    give_template(path)
     shape = json.loads((path / "config.json").read_text())
     shape |= {"max_position_embeddings": length, "num_hidden_layers": layers or shape["num_hidden_layers"]}
     (path / "config.json").write_text(json.dumps(shape))
@@ -180,12 +194,15 @@ def main():
     p.add_argument("--turns", type=int, default=33)
     p.add_argument("--from", type=int, dest="first")
     p.add_argument("--to", type=int, dest="last")
-    p.add_argument("--length", type=int, default=8192, help="of the demo model")
+    p.add_argument("--length", type=int, default=8192, help="of the demo model, or of the hybrid")
+    p.add_argument("--hybrid", help="a kind of tests/http/hybrid_model.py, in place of the demo model")
     p.add_argument("--layers", type=int, help="of the demo model")
     p.add_argument("flags", nargs="*", help="of quire serve, behind --")
     o = p.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        s = Server(*o.flags, model=o.model or demo_with_template(directory, o.length, o.layers))
+        model = o.model or (hybrid_with_template(directory, o.hybrid, o.length) if o.hybrid
+                            else demo_with_template(directory, o.length, o.layers))
+        s = Server(*o.flags, model=model)
         model = s.ask("GET", "/v1/models").json()["data"][0]
         last = o.last or int(model["max_model_len"] * 0.93)
         rows = run(s, o.api, model["id"], o.turns, o.first or int(last * 0.15), last)

@@ -1,5 +1,11 @@
 """Requests in each other's company: what each of them is answered must be what it is answered alone."""
 import concurrent.futures
+import os
+
+# As tests/gpu: where results have the same bits in any company, "cpu" or "cuda". Tests of several ranks or stages run
+# on CPUs alone.
+DEVICE = os.environ.get("QUIRE_GPU_DEVICE", "cpu")
+ON = ("--device", DEVICE) + (() if DEVICE == "cpu" else ("--deterministic", "true"))
 
 STORY = "Once upon a time there was a little dog who lived by the sea. Every day he went "
 

@@ -232,3 +232,14 @@ def make(made, kind, positions=2048):
     (made / "config.json").write_text(json.dumps(config))
     write_safetensors(made / "model.safetensors", tensors(), random.Random(kind))
     return str(made)
+
+
+def wrap(made, architecture, kind):
+    """Turn the model in `made` into the text part of one that sees, with a tensor of a vision tower beside it."""
+    config = json.loads((made / "config.json").read_text())
+    text = {key: value for key, value in config.items() if key not in ("architectures", "tie_word_embeddings")}
+    (made / "config.json").write_text(json.dumps({"architectures": [architecture], "tie_word_embeddings": False,
+                                                  "text_config": text, "vision_config": {"hidden_size": 8}}))
+    renamed = ((name.replace("model.", "model.language_model.", 1), shape) for name, shape in CONFIGS[kind][1]())
+    tower = ("model.visual.blocks.0.mlp.linear_fc1.weight", [8, 8])
+    write_safetensors(made / "model.safetensors", [*renamed, tower], random.Random(kind))

@@ -8,10 +8,11 @@ import shutil
 import pytest
 
 import hybrid_model
+from company import DEVICE, ON
 from conftest import ROOT, serving
 
 LAYERS, EXPERTS, WIDTH = 3, 4, 16
-COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-seqs", "8", "--kv-blocks", "600")
+COMMON = (*ON, "--threads", "1", "--block-size", "4", "--max-num-seqs", "8", "--kv-blocks", "600")
 RANKS = ("--tensor-parallel-size", "2", "--expert-parallel")
 STORY = "Once upon a time there was a little dog who lived by the sea. "
 BODIES = [
@@ -82,8 +83,22 @@ def logprobs(folder, *flags):
         return answer.json()["choices"][0]["logprobs"]["token_logprobs"][1:-1]
 
 
+def several_ranks(flags):
+    if DEVICE != "cpu" and flags:
+        pytest.skip("takes several devices")
+
+
+@pytest.mark.parametrize("kind", ["usual", "one_sided"])
+def test_one_rank_answers_alone_and_in_company(kind, request):
+    with serving(*COMMON, model=request.getfixturevalue(kind)) as server:
+        want = [ask(server, body) for body in BODIES]
+        for _ in range(2):
+            assert ask_all(server, 2) == want * 2
+
+
 @pytest.mark.parametrize("kind", ["usual", "one_sided"])
 def test_ranks_with_whole_experts_answer_alone_and_in_company(kind, request):
+    several_ranks(RANKS)
     folder = request.getfixturevalue(kind)
     with serving(*COMMON, *RANKS, model=folder) as server:
         want = [ask(server, body) for body in BODIES]
@@ -97,6 +112,7 @@ def test_ranks_with_whole_experts_answer_alone_and_in_company(kind, request):
 
 @pytest.mark.parametrize("flags", [(), RANKS], ids=["one rank", "two ranks"])
 def test_the_load_of_experts_is_counted(usual, one_sided, flags):
+    several_ranks(flags)
     for folder, top in ((usual, 2), (one_sided, 1)):
         with serving(*COMMON, "--no-prefix-cache", *flags, model=folder) as server:
             body = BODIES[0]
@@ -117,6 +133,7 @@ def test_the_load_of_experts_is_counted(usual, one_sided, flags):
     (("--expert-parallel", "--tensor-parallel-size", "3"), "expert_parallel"),
 ])
 def test_experts_that_cannot_be_divided_are_refused(usual, start, flags, words):
+    several_ranks(flags)
     server = start(*COMMON, *flags, model=usual, wait=False)
     assert server.process.wait(60) == 1, server.log
     lines = [x for x in server.log.splitlines() if "cannot start" in x]

@@ -1,15 +1,16 @@
 """Models with recurrent states: however a text comes about, its ids are the same."""
 import functools
+import json
 import random
 import shutil
 
 import pytest
 
 import hybrid_model
-from company import STORY, ask_all, ask_crowd_apart, ask_each, check_company
+from company import DEVICE, ON, STORY, ask_all, ask_crowd_apart, ask_each, check_company
 from conftest import PATIENCE_S, ROOT, serving
 
-COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-seqs", "8",
+COMMON = (*ON, "--threads", "1", "--block-size", "4", "--max-num-seqs", "8",
           "--max-num-batched-tokens", "48", "--state-snapshot-tokens", "16")
 DEMO = f"{ROOT}/models/demo"
 # Drafts that would not pay on this machine are verified, too.
@@ -19,6 +20,11 @@ UNKNOWN_COSTS = {"QUIRE_STEP_COSTS": "unknown"}
 @pytest.fixture(scope="module", params=list(hybrid_model.CONFIGS))
 def folder(tmp_path_factory, request):
     return hybrid_model.make(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def several_ranks(flags):
+    if DEVICE != "cpu" and any("parallel-size" in flag for flag in flags):
+        pytest.skip("takes several devices")
 
 
 def small_pool(folder):
@@ -48,6 +54,7 @@ def crowd_apart(folder):
     ("--kv-blocks", "few", "--preemption", "swap", "--swap-space", "64MiB", "--pipeline-parallel-size", "2"),
 ], ids=["roomy", "small steps", "recompute", "swap", "no cache", "stages"])
 def test_texts_do_not_depend_on_their_company(folder, flags):
+    several_ranks(flags)
     want, crowd = alone(folder), crowd_apart(folder)
     flags = [small_pool(folder) if flag == "few" else flag for flag in flags]
     with serving(*COMMON, *flags, model=folder) as server:
@@ -57,6 +64,7 @@ def test_texts_do_not_depend_on_their_company(folder, flags):
 
 
 def test_ranks_hold_their_share_of_the_states(folder):
+    several_ranks(["--tensor-parallel-size"])
     want = alone(folder, "--tensor-parallel-size", "2")
     with serving(*COMMON, "--kv-blocks", small_pool(folder), "--tensor-parallel-size", "2", model=folder) as server:
         assert ask_all(server, 2) == want * 2
@@ -90,6 +98,7 @@ def test_a_long_conversation_is_hardly_read_again(folder):
 ], ids=["suffix", "draft model", "recompute", "swap", "stages"])
 def test_drafts_change_no_text(folder, flags):
     """States go on from the last draft that held. The second and third time nearly all of an answer is drafted."""
+    several_ranks(flags)
     want = alone(folder)
     flags = [small_pool(folder) if flag == "few" else flag for flag in flags]
     with serving(*COMMON, *flags, model=folder, env=UNKNOWN_COSTS) as server:
@@ -133,8 +142,9 @@ def test_the_end_of_a_turn_is_found_again(folder):
     (("--tensor-parallel-size", "too many"), "tensor_parallel_size"),
 ])
 def test_what_cannot_be_is_refused_in_one_line(folder, start, flags, words):
-    # Four ranks divide the channels of Jamba's states, but not the groups of the others'.
-    flags = [("8" if "jamba" in folder else "4") if flag == "too many" else flag for flag in flags]
+    several_ranks(flags)
+    # Four ranks divide the channels of Jamba's states, and share the groups of Falcon's, which have no norms.
+    flags = [("8" if "jamba" in folder or "falcon" in folder else "4") if flag == "too many" else flag for flag in flags]
     server = start(*COMMON, *flags, model=folder, wait=False)
     assert server.process.wait(PATIENCE_S) == 1, server.log
     lines = [x for x in server.log.splitlines() if "cannot start" in x]
@@ -143,13 +153,45 @@ def test_what_cannot_be_is_refused_in_one_line(folder, start, flags, words):
 
 @pytest.mark.parametrize("flags, words", [
     (("--kv-blocks", "1"), "do not hold one token"),
+    (("--state-snapshot-tokens", "18"), "state_snapshot_tokens is 18"),
     (("--kv-cache-memory", "100"), "no memory for the KV cache"),
     (("--kv-blocks", "8", "--max-model-len", "1000"), "max_model_len is 1000, but the KV cache holds"),
 ])
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_a_pool_that_cannot_be_is_refused_before_weights_are_read(folder, start, tmp_path, ranks, flags, words):
+    several_ranks(["--tensor-parallel-size"] * int(ranks == "2"))
     bare = shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     server = start(*COMMON, *flags, "--tensor-parallel-size", ranks, model=str(bare), wait=False)
     assert server.process.wait(PATIENCE_S) == 1, server.log
     lines = [x for x in server.log.splitlines() if "cannot start" in x]
     assert len(lines) == 1 and words in lines[0], server.log
+
+
+def see(server):
+    """The errors of requests with an image, one of each API."""
+    url, image = "data:image/png;base64,AA==", {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}),
+            ("responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}),
+            ("messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": image}]}]})):
+        answer = server.ask("POST", f"/v1/{path}", json={"model": "m"} | body)
+        assert answer.status_code == 400, answer.text
+        yield answer.json()["error"]["message"]
+
+
+def test_an_image_for_the_text_of_a_model_that_sees_is_refused_with_the_reason(start, tmp_path):
+    seeing, plain = tmp_path / "seeing", tmp_path / "plain"
+    for made in (seeing, plain):
+        made.mkdir()
+        hybrid_model.make(made, "qwen35")
+        words = json.loads((made / "tokenizer_config.json").read_text())
+        words["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        (made / "tokenizer_config.json").write_text(json.dumps(words))
+    hybrid_model.wrap(seeing, "Qwen3_5ForConditionalGeneration", "qwen35")
+    flags = (*COMMON, "--kv-blocks", "200", "--served-model-name", "m")
+    for folder, told in ((seeing, True), (plain, False)):
+        server = start(*flags, model=str(folder))
+        assert server.ask("POST", "/v1/completions", json=dict(model="m", prompt="The cat", max_tokens=2)).status_code == 200
+        for message in see(server):
+            assert ("the model's vision tower is skipped" in message) == told, message
+            assert "image" in message

@@ -121,7 +121,10 @@ struct sim_totals {
     int64_t runs, beams, steps, tokens, requests, refused, yielded, pin_hits, cancelled,
         preempt_swap, preempt_recompute, cached_tokens, copies, swap_in_copied, swap_in_found,
         constrained, sentences, late_masks, drafted, accepted, forced, forced_accepted,
-        model_drafted;
+        model_drafted,
+        /* runs with groups of states, requests that went on from states in the cache,
+         * and of these from states behind a tail, not at a snapshot's distance */
+        state_runs, state_hits, state_tails;
 };
 /* Run a scenario: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

@@ -253,6 +253,9 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
             FAIL(w, "request %d reads the cache of another salt", id);
         }
         w->totals->pin_hits += alone && d->cached_tokens > 0;
+        bool resumed = sched_has_states(&w->s->config) && d->cached_tokens > 0;
+        w->totals->state_hits += resumed;
+        w->totals->state_tails += resumed && d->cached_tokens % w->s->config.block_size != 0;
     }
 }
 
@@ -702,6 +705,7 @@ static void judge(struct world *w)
              (long long)(language_states() - w->states_before));
     }
     sched_counts(w->sched, &c);
+    w->totals->state_runs += sched_has_states(&w->s->config);
     w->totals->preempt_swap += (int64_t)c.preempt_swap;
     w->totals->swap_in_copied += (int64_t)c.swap_in_copied;
     w->totals->swap_in_found += (int64_t)c.swap_in_found;

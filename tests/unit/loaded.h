@@ -30,10 +30,17 @@ static inline struct weight_support decodes_all(const struct backend *b,
 
 typedef struct weight_support supports_fn(const struct backend *b, const struct weight_format *f);
 
-/* What model_open returns for this rank of a model of `dtype`; `supports` NULL: the
- * backend's own. unload after an error too. */
-static inline int load_as(struct loaded *l, const char *path, supports_fn *supports,
-                          enum dtype dtype, int32_t rank, int32_t n_ranks, struct err *e)
+/* Which part of a model, and in which type. */
+struct loading {
+    enum dtype dtype;
+    int32_t rank, n_ranks;
+    bool by_expert; /* this rank's experts, whole */
+};
+
+/* What model_open returns for this rank of a model; `supports` NULL: the backend's own.
+ * unload after an error too. */
+static inline int load_part(struct loaded *l, const char *path, supports_fn *supports,
+                            const struct loading *part, struct err *e)
 {
     struct backend_config k = {
         .threads = 1, .max_tokens = 4, .max_seqs = 1, .max_samples = 1, .max_blocks_per_seq = 1};
@@ -49,13 +56,20 @@ static inline int load_as(struct loaded *l, const char *path, supports_fn *suppo
         l->ops.supports = supports;
         l->backend->ops = &l->ops;
     }
-    struct model_options o = {.dtype = dtype,
+    struct model_options o = {.dtype = part->dtype,
                               .max_tokens = 4,
                               .max_logits = 1,
                               .max_len = 8,
-                              .rank = rank,
-                              .n_ranks = n_ranks};
+                              .rank = part->rank,
+                              .n_ranks = part->n_ranks,
+                              .expert_parallel = part->by_expert};
     return model_open(&l->model, path, &c, &o, l->backend, e);
+}
+
+static inline int load_as(struct loaded *l, const char *path, supports_fn *supports,
+                          enum dtype dtype, int32_t rank, int32_t n_ranks, struct err *e)
+{
+    return load_part(l, path, supports, &(struct loading){dtype, rank, n_ranks, false}, e);
 }
 
 static inline int load(struct loaded *l, const char *path, bool stored, int32_t rank,

@@ -65,7 +65,7 @@ static void mix(struct model *m, const struct layer *l, struct mat y, struct mat
     struct mat x = mat_cols(all, values, values + 2 * keys);
     ops->recurrence(m->backend, out, x, mat_cols(all, 2 * (values + keys), r->n_heads), r);
     if (m->config.recurrent.normed) {
-        ops->norm_gated(m->backend, out, z, &l->mixer_norm);
+        transformer_norm_gated(m, l, out, z);
     } else {
         ops->multiply(m->backend, out, z, ACT_SILU);
     }

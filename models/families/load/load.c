@@ -235,12 +235,6 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
                              "key/value heads, MLP width %d",
                              n, c->n_heads, c->n_kv_heads, c->intermediate);
     }
-    if (c->wide_qk_norm && n > 1) {
-        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
-                             "tensor_parallel_size %d: %s norms queries and keys over all heads, "
-                             "which several ranks do not compute",
-                             n, c->architecture);
-    }
     if ((!by_expert && c->experts.intermediate % n != 0) ||
         c->experts.shared_intermediate % n != 0) {
         return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
@@ -248,17 +242,9 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
                              "width %d, shared %d",
                              n, c->experts.intermediate, c->experts.shared_intermediate);
     }
-    if (c->recurrent.n_heads % n != 0 || c->recurrent.n_groups % n != 0) {
-        return err_set_param(e, ERR_INVALID, "tensor_parallel_size",
-                             "tensor_parallel_size %d does not divide the model's recurrent "
-                             "layers: %d heads in %d groups",
-                             n, c->recurrent.n_heads, c->recurrent.n_groups);
-    }
-    if (n > 1 && c->recurrent.tiled && c->recurrent.n_heads != c->recurrent.n_groups) {
-        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
-                             "tensor_parallel_size %d: the heads of the recurrent layers are in "
-                             "llama.cpp's order, which several ranks do not divide",
-                             n);
+    int rc = model_check_recurrence(&c->recurrent, n, e);
+    if (rc < 0) {
+        return rc;
     }
     if (div_ceil(ids, n) * (n - 1) >= ids) {
         return err_set_param(
@@ -282,6 +268,16 @@ int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
                              n, c->architecture);
     }
     return 0;
+}
+
+bool model_norms_over_ranks(const struct model_config *c, int32_t n)
+{
+    const struct architecture *a;
+    enum norms_over_ranks norms =
+        model_family_find(c->architecture, &a) ? architecture_norms_over_ranks(a) : NORMS_NONE;
+
+    return n > 1 && (norms == NORMS_HEADS ||
+                     (norms == NORMS_STATES && model_shares_mixer_norm(&c->recurrent, n)));
 }
 
 /* Refuse a model with layers that the backend does not compute. */
@@ -310,6 +306,11 @@ static int check_backend(const struct model *m, struct err *e)
         what = "norms of rotated heads";
     } else if (c->full_head_dim > 0 && !ops->multiply) {
         what = "heads of two sizes";
+    } else if (model_norms_over_ranks(c, m->options.n_ranks) && !ops->square_sums) {
+        return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
+                             "tensor_parallel_size %d: %s has norms over the heads of all ranks, "
+                             "which the backend %s does not compute",
+                             m->options.n_ranks, c->architecture, m->backend->name);
     }
     return what ? err_set(e, ERR_UNSUPPORTED, "%s has %s, which the backend %s does not compute",
                           c->architecture, what, m->backend->name)

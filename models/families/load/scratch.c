@@ -176,6 +176,7 @@ int transformer_make_scratch(struct model *m, struct err *e)
          FEEDING},
         {&t->up, n, widest_up(t), act, FEEDING},
         {&t->narrow, n, narrow ? c->embed_dim : 0, act, KEPT},
+        {&t->sums, n, model_norms_over_ranks(c, m->options.n_ranks) ? 2 : 0, DTYPE_F32, KEPT},
         {&m->gathered, n_logits, c->embed_dim, act, LOGITS},
         {&m->logits, n_logits, c->vocab, DTYPE_F32, LOGITS},
         {&m->local_logits, n_logits, t->partial ? logits_range(m).n : 0, DTYPE_F32, LOGITS},

@@ -206,8 +206,8 @@ int refuse_entry(struct translation *t, int i, const char *what)
 int refuse_type(struct translation *t, int i, const char *where, const cJSON *type)
 {
     return err_set_param(t->e, ERR_UNSUPPORTED, t->field,
-                         "%s[%d]%s is of type '%.40s', which this server does not take", t->field,
-                         i, where, type->valuestring);
+                         "%s[%d]%s is of type '%.40s', which this server does not take%s", t->field,
+                         i, where, type->valuestring, api_why_blind(t->ctx, type->valuestring));
 }
 
 bool is_plain_string(const cJSON *v)

@@ -57,13 +57,13 @@ static void fill_angles(struct scene *s)
     }
 }
 
-static void scene_open(struct scene *s, const struct shape *c)
+static void scene_open_as(struct scene *s, const struct shape *c, bool deterministic)
 {
     struct kv_layout kv;
     struct err e = {0};
 
     *s = (struct scene){.c = c, .portion = 24};
-    rig_open(&s->r);
+    rig_open_config(&s->r, deterministic);
     s->at = act_of(&s->r, c->dtype);
     s->cache = s->at == DTYPE_F32 ? c->dtype : s->at;
     kv_layout_init_latent(&kv, c->block_size, LAYERS, width(c), s->cache);
@@ -96,6 +96,11 @@ static void scene_open(struct scene *s, const struct shape *c)
     for (int32_t i = 0; i < SEQS; i++) {
         s->cached[i] = rig_alloc((size_t)MAX_LEN * (size_t)width(c) * sizeof(float));
     }
+}
+
+static void scene_open(struct scene *s, const struct shape *c)
+{
+    scene_open_as(s, c, false);
 }
 
 static void scene_close(struct scene *s)
@@ -342,16 +347,19 @@ static void check_out(const struct scene *s, const struct packed *p, const float
     free(ref);
 }
 
-static void scene_run(struct scene *s, const int32_t *n)
+static int32_t query_cols(const struct shape *c)
+{
+    return c->n_heads * (c->nope_dim + c->rot_dim);
+}
+
+/* Run a step over queries q0 and latents kv0, and return what attention made of them;
+ * ret_q, ret_kv (NULL: unwanted): what latent_kv left. */
+static float *run_step(struct scene *s, struct packed *p, const float *q0, const float *kv0,
+                       float **ret_q, float **ret_kv)
 {
     const struct shape *c = s->c;
     struct rig *r = &s->r;
-    struct packed *p = rig_alloc(sizeof(*p));
-
-    pack(s, p, n);
-    int32_t rows = p->b.n_tokens, q_cols = c->n_heads * (c->nope_dim + c->rot_dim);
-    float *q0 = rig_floats(r, (int64_t)rows * q_cols, 1.5f, s->at);
-    float *kv0 = rig_floats(r, (int64_t)rows * width(c), 1.5f, s->at);
+    int32_t rows = p->b.n_tokens, q_cols = query_cols(c);
     /* views of wider rows, as products of stacked weights leave them */
     struct mat q = mat_cols(rig_mat(r, rows, q_cols + 64, s->at, NULL), 0, q_cols);
     struct mat kv = mat_cols(rig_mat(r, rows, width(c) + 64, s->at, NULL), 0, width(c));
@@ -363,10 +371,26 @@ static void scene_run(struct scene *s, const int32_t *n)
     rig_upload(r, kv, kv0);
     rig_begin(r, &p->b);
     r->b->ops->latent_kv(r->b, q, kv, &s->att);
-    float *q1 = rig_download(r, q), *kv1 = rig_download(r, kv);
+    if (ret_q) {
+        *ret_q = rig_download(r, q);
+        *ret_kv = rig_download(r, kv);
+    }
     r->b->ops->latent_attention(r->b, out, q, &s->att, &scratch);
     float *got = rig_download(r, out);
     rig_end(r);
+    return got;
+}
+
+/* A step over random queries and latents against the references; p is freed. */
+static void run_packed(struct scene *s, struct packed *p)
+{
+    const struct shape *c = s->c;
+    struct rig *r = &s->r;
+    float *q1, *kv1;
+
+    float *q0 = rig_floats(r, (int64_t)p->b.n_tokens * query_cols(c), 1.5f, s->at);
+    float *kv0 = rig_floats(r, (int64_t)p->b.n_tokens * width(c), 1.5f, s->at);
+    float *got = run_step(s, p, q0, kv0, &q1, &kv1);
     check_kv(s, p, kv0, kv1);
     check_q(s, p, q0, q1);
     if (!s->filling) {
@@ -378,6 +402,14 @@ static void scene_run(struct scene *s, const int32_t *n)
     free(kv1);
     free(got);
     free(p);
+}
+
+static void scene_run(struct scene *s, const int32_t *n)
+{
+    struct packed *p = rig_alloc(sizeof(*p));
+
+    pack(s, p, n);
+    run_packed(s, p);
 }
 
 /* ---- tests ---- */
@@ -471,12 +503,124 @@ static void many_sequences(void **state)
     }
 }
 
+/* Sequence 1 becomes a fork of sequence 0: it holds the same blocks but for the last,
+ * which is copied in the step that first writes behind it. */
+static void fork(struct scene *s, struct packed *p, struct block_copy *copy)
+{
+    int32_t n = (int32_t)div_ceil(s->len[0], s->c->block_size);
+
+    s->len[1] = s->len[0];
+    memcpy(s->block[1], s->block[0], sizeof(s->block[0]));
+    memcpy(s->cached[1], s->cached[0], (size_t)s->len[0] * (size_t)width(s->c) * sizeof(float));
+    *copy = (struct block_copy){.src = s->block[0][n - 1], .dst = s->next_block++ * 77 % BLOCKS};
+    s->block[1][n - 1] = copy->dst;
+    pack(s, p, (const int32_t[SEQS]){1, 1});
+    p->b.copy = copy;
+    p->b.n_copy = 1;
+    p->update[p->b.n_table_update++] =
+        (struct table_update){.row = 1, .count = n, .first = p->b.n_table_block};
+    for (int32_t i = 0; i < n; i++) {
+        p->block[p->b.n_table_block++] = s->block[1][i];
+    }
+}
+
+static void forks_write_to_copies_of_their_last_block(void **state)
+{
+    (void)state;
+    if (lacks_latents()) {
+        skip();
+    }
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        struct block_copy copy;
+        struct packed *p = rig_alloc(sizeof(*p));
+        scene_open(&s, &SHAPES[i]);
+        s.filling = true;
+        scene_run(&s, (const int32_t[SEQS]){SHAPES[i].block_size + SHAPES[i].block_size / 2});
+        s.filling = false;
+        fork(&s, p, &copy);
+        run_packed(&s, p);
+        scene_run(&s, (const int32_t[SEQS]){2, 1}); /* each goes on in its own block */
+        scene_close(&s);
+    }
+}
+
+/* The same tokens as another sequence, in steps of `chunk` tokens behind those of the
+ * sequences in front of it: rows as in `whole`, bit for bit. */
+static void run_again(struct scene *s, int32_t seq, int32_t n, int32_t chunk, const float *q,
+                      const float *kv, const float *whole)
+{
+    const struct shape *c = s->c;
+    int32_t q_cols = query_cols(c), w = width(c), out_cols = c->n_heads * c->v_dim;
+
+    for (int32_t at = 0; at < n; at += chunk) {
+        int32_t count[SEQS] = {0}, mine = MIN(chunk, n - at), company = 0;
+        struct packed *p = rig_alloc(sizeof(*p));
+        for (int32_t i = 2; i < SEQS - 2 && at == 0; i++) { /* many others, then one or none */
+            company += count[i] = 1 + i % 3;
+        }
+        if (at > 0 && at / chunk % 2 == 1) {
+            company = count[1] = 2;
+        }
+        count[seq] = mine;
+        pack(s, p, count);
+        float *q0 = rig_floats(&s->r, (int64_t)(company + mine) * q_cols, 1.5f, s->at);
+        float *kv0 = rig_floats(&s->r, (int64_t)(company + mine) * w, 1.5f, s->at);
+        memcpy(q0 + (int64_t)company * q_cols, q + (int64_t)at * q_cols,
+               (size_t)mine * (size_t)q_cols * sizeof(*q0));
+        memcpy(kv0 + (int64_t)company * w, kv + (int64_t)at * w,
+               (size_t)mine * (size_t)w * sizeof(*kv0));
+        float *got = run_step(s, p, q0, kv0, NULL, NULL);
+        if (memcmp(got + (int64_t)company * out_cols, whole + (int64_t)at * out_cols,
+                   (size_t)mine * (size_t)out_cols * sizeof(*got)) != 0) {
+            fail_msg("%s: tokens %d to %d in steps of %d have other bits", c->name, at,
+                     at + mine - 1, chunk);
+        }
+        free(q0);
+        free(kv0);
+        free(got);
+        free(p);
+    }
+}
+
+/* A sequence in one step of its own, token by token, and in chunks, in company. */
+static void rows_have_the_same_bits_in_every_step(void **state)
+{
+    (void)state;
+    static const int32_t chunks[] = {1, 7};
+
+    if (lacks_latents()) {
+        skip();
+    }
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        const struct shape *c = &SHAPES[i];
+        int32_t n = rig_small() || c->n_heads > 100 ? 9 : 37, first[SEQS] = {n};
+        struct packed *p = rig_alloc(sizeof(*p));
+        scene_open_as(&s, c, true);
+        float *q = rig_floats(&s.r, (int64_t)n * query_cols(c), 1.5f, s.at);
+        float *kv = rig_floats(&s.r, (int64_t)n * width(c), 1.5f, s.at);
+        pack(&s, p, first);
+        float *whole = run_step(&s, p, q, kv, NULL, NULL);
+        for (size_t k = 0; k < ARRAY_LEN(chunks); k++) {
+            run_again(&s, SEQS - 1 - (int32_t)k, n, chunks[k], q, kv, whole);
+        }
+        free(whole);
+        free(q);
+        free(kv);
+        free(p);
+        scene_close(&s);
+    }
+}
+
 static int run_group(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(latents_over_shuffled_blocks),
         cmocka_unit_test(long_sequences),
         cmocka_unit_test(many_sequences),
+        cmocka_unit_test(forks_write_to_copies_of_their_last_block),
+        cmocka_unit_test(rows_have_the_same_bits_in_every_step),
     };
 
     return cmocka_run_group_tests_name("latent", tests, NULL, NULL);

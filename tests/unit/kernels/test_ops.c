@@ -349,6 +349,65 @@ static void soft_caps_follow_float64(void **state)
     rig_close(&r);
 }
 
+/* Columns of two ranks, of which one's are views of wider rows, and their sums side by
+ * side. */
+static void norms_by_sums_of_parts_follow_float64(void **state)
+{
+    (void)state;
+    enum { ROWS = 19, FIRST = 72, SECOND = 40, COLS = FIRST + SECOND };
+    struct rig r;
+    rig_open(&r);
+    if (!r.b->ops->square_sums) {
+        rig_close(&r);
+        skip();
+    }
+    enum dtype at = act_of(&r, DTYPE_BF16);
+    float *x = rig_floats(&r, ROWS * COLS, 3, at), *w = rig_floats(&r, COLS, 2, DTYPE_BF16);
+    struct mat m = rig_mat(&r, ROWS, COLS, at, x);
+    struct mat sums = rig_mat(&r, ROWS, 2, DTYPE_F32, NULL);
+    const int32_t first[] = {0, FIRST}, n[] = {FIRST, SECOND};
+    struct norm norm[2];
+    for (int32_t i = 0; i < 2; i++) {
+        norm[i] = (struct norm){
+            .kind = NORM_RMS,
+            .eps = 1e-3f,
+            .weight_offset = 1,
+            .weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_BF16, 1, n[i], w + first[i])};
+    }
+    rig_begin_plain(&r, ROWS);
+    for (int32_t i = 0; i < 2; i++) {
+        r.b->ops->square_sums(r.b, mat_cols(sums, i, 1), mat_cols(m, first[i], n[i]));
+    }
+    float *sum = rig_download(&r, sums);
+    for (int32_t k = 0; k < ROWS; k++) {
+        sum[2 * k] += sum[2 * k + 1]; /* as a sum over ranks does */
+    }
+    rig_upload(&r, sums, sum);
+    for (int32_t i = 0; i < 2; i++) {
+        r.b->ops->norm_by_sums(r.b, mat_cols(m, first[i], n[i]), mat_cols(sums, 0, 1), COLS,
+                               &norm[i]);
+    }
+    float *got = rig_download(&r, m);
+    rig_end(&r);
+    double *want = rig_alloc(ROWS * COLS * sizeof(*want));
+    for (int32_t k = 0; k < ROWS; k++) {
+        double squares = 0;
+        for (int32_t i = 0; i < COLS; i++) {
+            squares += (double)x[k * COLS + i] * x[k * COLS + i];
+        }
+        for (int32_t i = 0; i < COLS; i++) {
+            want[k * COLS + i] = x[k * COLS + i] / sqrt(squares / COLS + 1e-3) * (1 + w[i]);
+        }
+    }
+    assert_nmse("a norm by sums", got, want, ROWS * COLS, at);
+    free(want);
+    free(got);
+    free(sum);
+    free(x);
+    free(w);
+    rig_close(&r);
+}
+
 /* Large inputs: exp must neither overflow to NaN nor lose the sign. */
 static void activations_are_finite_far_out(void **state)
 {
@@ -833,6 +892,7 @@ static int group(void)
         cmocka_unit_test(add_is_exact),
         cmocka_unit_test(gated_activations_follow_float64),
         cmocka_unit_test(soft_caps_follow_float64),
+        cmocka_unit_test(norms_by_sums_of_parts_follow_float64),
         cmocka_unit_test(activations_are_finite_far_out),
         cmocka_unit_test(gather_is_exact),
         cmocka_unit_test(linear_is_as_good_as_plain_for_every_row_count),

@@ -9,35 +9,48 @@
 #include <cmocka.h>
 
 #include "tests/unit/loaded.h"
+#include "tests/unit/models/narrower.h"
 
 static void golden_path(char *ret, size_t cap, const char *name)
 {
     snprintf(ret, cap, "tests/golden/quant-%s", name);
 }
 
-static void compare(const char *golden, int32_t n_ranks)
+/* Every rank of the model has the same values stored and decoded; of experts, slices of
+ * all, or `by_expert` some of them whole. */
+static void compare_at(const char *path, const char *golden, int32_t n_ranks, bool by_expert)
 {
-    char path[256];
     /* compressed-tensors' NVFP4: a division, and a product with its inverse */
     float slack = strcmp(golden, "ct-nvfp4") == 0 ? 0x1p-22f : 0;
+    bool floats = strstr(golden, "mxfp4"); /* but for the experts */
 
-    golden_path(path, sizeof(path), golden);
     for (int32_t rank = 0; rank < n_ranks; rank++) {
         struct err e = {0};
         struct loaded a, b;
-        if (load(&a, path, true, rank, n_ranks, &e) < 0 ||
-            load(&b, path, false, rank, n_ranks, &e) < 0) {
+        struct loading l = {DTYPE_F32, rank, n_ranks, by_expert};
+        if (load_part(&a, path, NULL, &l, &e) < 0 || load_part(&b, path, decodes_all, &l, &e) < 0) {
             fail_msg("%s: %s", golden, e.text);
         }
         const struct layer *p = a.model->weights->layer, *q = b.model->weights->layer;
-        assert_true(same_values(golden, &a, p->qkv, q->qkv, slack));
-        assert_true(same_values(golden, &a, p->o, q->o, slack));
-        assert_true(same_values(golden, &a, p->up, q->up, slack));
-        assert_true(same_values(golden, &a, p->down, q->down, slack));
+        bool experts = p->experts.n > 0;
+        assert_true(same_values(golden, &a, p->qkv, q->qkv, slack) || floats);
+        assert_true(same_values(golden, &a, p->o, q->o, slack) || floats);
+        assert_true(same_values(golden, &a, experts ? p->experts.up : p->up,
+                                experts ? q->experts.up : q->up, slack));
+        assert_true(same_values(golden, &a, experts ? p->experts.down : p->down,
+                                experts ? q->experts.down : q->down, slack));
         assert_false(a.model->weights->embed.format || a.model->weights->head.format);
         unload(&a);
         unload(&b);
     }
+}
+
+static void compare(const char *golden, int32_t n_ranks)
+{
+    char path[256];
+
+    golden_path(path, sizeof(path), golden);
+    compare_at(path, golden, n_ranks, false);
 }
 
 static void codes_hold_the_values_of_a_decoded_model(void **state)
@@ -66,6 +79,60 @@ static void ranks_hold_their_codes_scales_and_zeros(void **state)
 
     for (size_t i = 0; i < ARRAY_LEN(DIVISIBLE); i++) {
         compare(DIVISIBLE[i], 2);
+    }
+}
+
+/* Experts whose slices are whole groups, and whole experts. */
+static void ranks_hold_their_parts_of_quantised_experts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *golden;
+        bool by_expert;
+    } CASES[] = {{"awq-experts", false}, {"awq-experts", true}, {"mxfp4-experts", true}};
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        char path[256];
+        golden_path(path, sizeof(path), CASES[i].golden);
+        compare_at(path, CASES[i].golden, 2, CASES[i].by_expert);
+    }
+}
+
+/* Goldens of grouped codes, with MLPs so narrow that two ranks have whole groups; that
+ * of blocks has heads as wide as a block, too. */
+static void ranks_hold_whole_groups_of_codes(void **state)
+{
+    (void)state;
+#define NARROW                                                       \
+    {{96, 64}, {192, 128}, {12, 8}, {3, 2}},                         \
+    {                                                                \
+        {                                                            \
+            "\"intermediate_size\": 96", "\"intermediate_size\": 64" \
+        }                                                            \
+    }
+    static const struct {
+        const char *golden;
+        struct narrowing n;
+    } CASES[] = {{"gptq", {NARROW}},
+                 {"gptq-v2-sym", {NARROW}},
+                 {"awq", {NARROW}},
+                 {"ct-int4-g32", {NARROW}},
+                 {"ct-int4-g32-asymmetric", {NARROW}},
+                 {"mxfp4-experts", {NARROW}},
+                 {"fp8-blocks",
+                  {{{100, 64}, {4, 2}},
+                   {{"\"intermediate_size\": 100", "\"intermediate_size\": 64"},
+                    {"\"num_attention_heads\": 4", "\"num_attention_heads\": 2"},
+                    {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1"},
+                    {"\"head_dim\": 16", "\"head_dim\": 32"}}}}};
+#undef NARROW
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        char path[256], dir[64];
+        golden_path(path, sizeof(path), CASES[i].golden);
+        narrow_golden(&CASES[i].n, path, dir);
+        compare_at(dir, CASES[i].golden, 2, false);
+        narrow_remove(dir);
     }
 }
 
@@ -162,6 +229,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codes_hold_the_values_of_a_decoded_model),
         cmocka_unit_test(ranks_hold_their_codes_scales_and_zeros),
+        cmocka_unit_test(ranks_hold_their_parts_of_quantised_experts),
+        cmocka_unit_test(ranks_hold_whole_groups_of_codes),
         cmocka_unit_test(a_division_that_cuts_groups_is_refused),
         cmocka_unit_test(act_order_is_decoded),
         cmocka_unit_test(act_order_is_decoded_to_what_loses_less),

@@ -54,6 +54,36 @@ static void limits_follow_the_device(void **state)
     assert_non_null(strstr(e.text, "4096"));
 }
 
+static void states_larger_than_any_block_are_refused(void **state)
+{
+    (void)state;
+    struct settings s = base_settings();
+    static struct model_config c;
+    struct executor_info x = {0};
+    struct err e;
+    c = *base_config();
+    c.n_layers = 2;
+    c.n_heads = c.n_kv_heads = 1;
+    c.head_dim = 8;
+    c.sharing_from = 2;
+    c.recurrent = (struct recurrent_config){.kind = RECURRENCE_SSD,
+                                            .n_heads = 64,
+                                            .n_groups = 1,
+                                            .key_dim = 64,
+                                            .value_dim = 64,
+                                            .kernel = 4,
+                                            .layer = {true}};
+    assert_int_equal(runner_limits(&x, &s, &c, false, &e), 0);
+    assert_true(x.block_size >= 64 * 64 * 64 / 16); /* a state's floats by a token's */
+    assert_int_equal(x.snapshot_distance % x.block_size, 0);
+    c.recurrent.n_heads = 256;
+    c.recurrent.key_dim = 128;
+    x = (struct executor_info){0};
+    assert_int_equal(runner_limits(&x, &s, &c, false, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "a recurrent state takes as much memory as "));
+    assert_non_null(strstr(e.text, "a block can have 65536"));
+}
+
 static int pools(struct executor_info *x, const struct settings *s, int64_t total, int64_t free,
                  bool gpu, struct err *e)
 {
@@ -187,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(limits_follow_the_device),
+        cmocka_unit_test(states_larger_than_any_block_are_refused),
         cmocka_unit_test(a_cpu_rounds_its_cache_like_weights),
         cmocka_unit_test(a_cpu_takes_two_gib_or_a_quarter),
         cmocka_unit_test(a_gpu_takes_its_share_after_the_weights),
