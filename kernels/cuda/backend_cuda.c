@@ -546,13 +546,13 @@ static void cuda_free(struct backend *b)
         free(c->quant[i]);
     }
     free(c->quant);
+    free(c->decoded);
     free(c->owned);
     free(c->weight);
     free(c->scratch);
     free(c);
 }
 
-/* Blocks are decoded before they get here. */
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
     bool panels = f->id == FORMAT_FP4 || f->id == FORMAT_INT4; /* of experts */
@@ -569,7 +569,11 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .experts_bf16 = true};
     }
     if (!weight_format_is_plain(f)) {
-        return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
+        return (struct weight_support){
+            .as_stored = f->id != FORMAT_Q2_K && cuda_groups_run((const struct cuda_backend *)b),
+            .act = DTYPE_BF16,
+            .kernel = "bf16 tensor cores up to 256 rows, widened above",
+            .decodes_cut = true};
     }
     return (struct weight_support){
         .as_stored = true, .act = (enum dtype)f->id, .kernel = "tensor cores"};
@@ -580,6 +584,7 @@ static const struct backend_ops ops = {
     .memory = cuda_memory,
     .supports = cuda_supports,
     .weight = cuda_weight,
+    .use = cuda_weight_use,
     .scratch = cuda_scratch,
     .kv_create = cuda_kv_create,
     .ready = cuda_ready,

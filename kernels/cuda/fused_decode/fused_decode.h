@@ -63,6 +63,9 @@ enum fused_format {
     FUSED_INT8,  /* int8; w_scale and w_zero */
     FUSED_MXFP4, /* struct quant_weight, QUANT_SEGMENTS in groups of 32; a factor a row */
     FUSED_NVFP4, /* in groups of 16 */
+    FUSED_GROUPS_4, /* struct quant_weight, QUANT_GROUPS by kind; a factor a row */
+    FUSED_LEVELS,
+    FUSED_GROUPS_8,
 };
 
 enum {
@@ -91,6 +94,7 @@ struct fused_op {
     int32_t n_groups;
     int32_t e4m3;       /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
     int32_t f16_scales; /* of FUSED_INT4: groups' scales are fp16, else bf16 */
+    int32_t halves;     /* of FUSED_GROUPS_4 and _8: groups of 16 columns */
     int32_t n, k;
     const void *bias;     /* [n] or NULL */
     int32_t act;          /* enum activation */

@@ -10,7 +10,7 @@ bool cuda_linear_mixed(struct cuda_backend *c, struct mat out, struct mat x, str
     int32_t rows = cuda_rows(c, out);
 
     /* with `deterministic` a row's bits must not depend on the number of rows */
-    if (!w.format || rows <= SMALL_ROWS || rows > MIXED_MOST_ROWS || c->config.deterministic ||
+    if (!w.format || rows > MIXED_MOST_ROWS || c->config.deterministic ||
         !c->small_squares.sum[0]) {
         return false;
     }

@@ -63,7 +63,7 @@ template <int F, int N, int WIDTH> struct loader {
             int row = first_row<WIDTH>(a.s, kind, tile, i);
             if constexpr (L::SEGMENTS) {
                 plain_copy(to + i * L::TILE_BYTES,
-                           a.segments + quant_segment_at(row, group / 4, a.n_segments, L::PITCH),
+                           a.segments + quant_segment_at(row, group / L::SEGMENT_GROUPS, a.n_segments, L::PITCH),
                            L::TILE_BYTES, bar, once);
             } else {
 #pragma unroll
@@ -246,8 +246,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     constexpr int EACH = L::GROUPS / L::PARTS; /* groups of a stage of codes */
     constexpr int STEP = L::PARTS / L::SOURCE_GROUPS;
     constexpr bool BY_WARP = N <= MIXED_FEW_ROWS;
-    /* Besides those in its values a row of FP4 has one scale, for the end. */
-    constexpr bool ROW_SCALES = BY_WARP && (F == FUSED_MXFP4 || F == FUSED_NVFP4);
+    /* Besides those in its values a row of FP4 or groups has one scale, for the end. */
+    constexpr bool ROW_SCALES = BY_WARP && F >= FUSED_MXFP4;
     /* the same in all lanes, which the compiler cannot know of threadIdx */
     int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), part = warpgroup / L::TILES,
         group = first_group + part, in_source = part % L::SOURCE_GROUPS;
