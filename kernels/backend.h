@@ -586,8 +586,8 @@ struct backend_ops {
     /* Allocate and fill a weight, or read it in its mapped file. Owned by the
      * backend. */
     int (*weight)(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
-    /* How row `row` of a weight that `weight` made is multiplied (optional: as `supports`
-     * says). */
+    /* How row `row` of a weight that `weight` made is multiplied (optional: as
+     * `supports` says). */
     struct weight_use (*use)(const struct backend *b, struct mat w, int32_t row);
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,

@@ -569,11 +569,11 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .experts_bf16 = true};
     }
     if (!weight_format_is_plain(f)) {
-        return (struct weight_support){
-            .as_stored = f->id != FORMAT_Q2_K && cuda_groups_run((const struct cuda_backend *)b),
-            .act = DTYPE_BF16,
-            .kernel = "bf16 tensor cores up to 256 rows, widened above",
-            .decodes_cut = true};
+        return (struct weight_support){.as_stored = f->id != FORMAT_Q2_K &&
+                                                    cuda_groups_run((const struct cuda_backend *)b),
+                                       .act = DTYPE_BF16,
+                                       .kernel = "bf16 tensor cores up to 256 rows, widened above",
+                                       .decodes_cut = true};
     }
     return (struct weight_support){
         .as_stored = true, .act = (enum dtype)f->id, .kernel = "tensor cores"};

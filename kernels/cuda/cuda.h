@@ -58,12 +58,12 @@ struct cuda_scratch {
     int64_t n_bytes, row_bytes; /* size, and distance of rows */
 };
 
-struct matmul_plan;  /* linear.c */
-struct upload;       /* upload.c */
-struct swap;         /* swap.c */
-struct cuda_ranks;   /* ranks.c */
-struct cuda_stages;  /* stages.c */
-struct quant_weight; /* quant/quant.h */
+struct matmul_plan;   /* linear.c */
+struct upload;        /* upload.c */
+struct swap;          /* swap.c */
+struct cuda_ranks;    /* ranks.c */
+struct cuda_stages;   /* stages.c */
+struct quant_weight;  /* quant/quant.h */
 struct groups_layout; /* quant/groups.h */
 
 /* A norm or a gate whose result only the next operation reads is put off until that is

@@ -30,22 +30,23 @@ static inline const int8_t *scales_at(enum weight_format_id f)
     }
 }
 
-static inline void put_half(struct rig *r, uint8_t *p)
+static inline void put_half(struct rig *r, uint8_t *p, float most)
 {
-    uint16_t h = f16_store(rig_uniform(r) * 0.01f);
+    uint16_t h = f16_store(rig_uniform(r) * most);
 
     memcpy(p, &h, sizeof(h));
 }
 
-/* Give the blocks of n_bytes at `out` finite scales. */
-static inline void put_scales(struct rig *r, const struct weight_format *f, uint8_t *out, int64_t n_bytes)
+/* Give the blocks of n_bytes at `out` finite scales, of magnitudes up to `most`. */
+static inline void put_scales(struct rig *r, const struct weight_format *f, uint8_t *out,
+                              int64_t n_bytes, float most)
 {
     for (int64_t at = 0; at < n_bytes; at += f->block_bytes) {
         for (const int8_t *s = scales_at(f->id); *s >= 0; s++) {
-            put_half(r, out + at + *s);
+            put_half(r, out + at + *s, most);
         }
         if (f->id == FORMAT_Q6_K) {
-            put_half(r, out + at + 208);
+            put_half(r, out + at + 208, most);
         } else if (f->id == FORMAT_MXFP4) {
             out[at] = (uint8_t)(110 + rig_below(r, 12));
         }
@@ -61,9 +62,8 @@ static inline uint8_t *random_blocks(struct rig *r, const struct weight_format *
     for (int64_t i = 0; i < n_bytes; i++) {
         out[i] = (uint8_t)rig_next(r);
     }
-    put_scales(r, f, out, n_bytes);
+    put_scales(r, f, out, n_bytes, 0.01f);
     return out;
 }
-
 
 #endif

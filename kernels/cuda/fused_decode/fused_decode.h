@@ -60,9 +60,9 @@ enum fused_format {
     FUSED_FP8,  /* e4m3; a scale a row in w_scale, or a group */
     FUSED_INT4, /* struct quant_weight, QUANT_SEGMENTS */
     /* of mixed-input products alone (mixed.h) */
-    FUSED_INT8,  /* int8; w_scale and w_zero */
-    FUSED_MXFP4, /* struct quant_weight, QUANT_SEGMENTS in groups of 32; a factor a row */
-    FUSED_NVFP4, /* in groups of 16 */
+    FUSED_INT8,     /* int8; w_scale and w_zero */
+    FUSED_MXFP4,    /* struct quant_weight, QUANT_SEGMENTS in groups of 32; a factor a row */
+    FUSED_NVFP4,    /* in groups of 16 */
     FUSED_GROUPS_4, /* struct quant_weight, QUANT_GROUPS by kind; a factor a row */
     FUSED_LEVELS,
     FUSED_GROUPS_8,

@@ -51,8 +51,8 @@ int32_t fused_format_of(struct mat w, enum dtype act)
     if (w.format) {
         bool rows = q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
         bool fp4 = q->format == FORMAT_FP4;
-        format = q->layout == QUANT_GROUPS  ? (int32_t)FUSED_GROUPS_4 + q->kind - GROUPS_4
-                 : q->layout == QUANT_SEGMENTS        ? !fp4                  ? FUSED_INT4
+        format = q->layout == QUANT_GROUPS          ? (int32_t)FUSED_GROUPS_4 + q->kind - GROUPS_4
+                 : q->layout == QUANT_SEGMENTS      ? !fp4                  ? FUSED_INT4
                                                       : q->group_cols == 16 ? FUSED_NVFP4
                                                                             : FUSED_MXFP4
                  : rows && q->format == FORMAT_FP8  ? FUSED_FP8
@@ -60,8 +60,7 @@ int32_t fused_format_of(struct mat w, enum dtype act)
                                                     : -1;
         format = act == DTYPE_BF16 ? format : -1;
     }
-    bool fits = format >= 0 &&
-                (mixed_in_groups(format) || w.cols % fused_warp_k(format) == 0) &&
+    bool fits = format >= 0 && (mixed_in_groups(format) || w.cols % fused_warp_k(format) == 0) &&
                 (format != FUSED_INT4 || w.cols % FUSED_SEGMENT_K == 0);
     return fits ? format : -1;
 }

@@ -63,7 +63,8 @@ template <int F, int N, int WIDTH> struct loader {
             int row = first_row<WIDTH>(a.s, kind, tile, i);
             if constexpr (L::SEGMENTS) {
                 plain_copy(to + i * L::TILE_BYTES,
-                           a.segments + quant_segment_at(row, group / L::SEGMENT_GROUPS, a.n_segments, L::PITCH),
+                           a.segments + quant_segment_at(row, group / L::SEGMENT_GROUPS,
+                                                         a.n_segments, L::PITCH),
                            L::TILE_BYTES, bar, once);
             } else {
 #pragma unroll

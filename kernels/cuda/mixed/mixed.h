@@ -5,8 +5,8 @@
  * Weights are the larger operand of the matrix instruction and come from registers,
  * where their codes are widened; activations are the other one. Each 128 columns are
  * summed by themselves and multiplied by their scale in float32, so no weight is
- * rounded. Those of QUANT_GROUPS, whose groups are shorter, are made whole, and rounded as
- * a bf16 is.
+ * rounded. Those of QUANT_GROUPS, whose groups are shorter, are made whole, and
+ * rounded as a bf16 is.
  *
  *   rows        activations   blocks
  *   1 to 16     8 or 16       one a multiprocessor, of four warpgroups, whose warps

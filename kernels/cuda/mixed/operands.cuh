@@ -40,17 +40,17 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
     static constexpr bool SEGMENTS = mixed_in_segments(F);
     static constexpr int SEGMENT_GROUPS = F == FUSED_GROUPS_8 ? 2 : 4; /* of 128 columns */
-    static constexpr int GROUPS = !SEGMENTS               ? PARTS /* of a stage of codes */
+    static constexpr int GROUPS = !SEGMENTS                ? PARTS     /* of a stage of codes */
                                   : PARTS < SEGMENT_GROUPS ? SEGMENT_GROUPS
                                                            : PARTS;
     /* Bytes between rows of codes, and of 64 rows' codes of a stage. Rows of segments
      * begin in different banks; others are of one group and swizzled. */
-    static constexpr int PITCH = F == FUSED_INT4          ? (int)QUANT_SEGMENT_BYTES
-                                 : F == FUSED_MXFP4       ? (int)QUANT_MXFP4_BYTES
-                                 : F == FUSED_NVFP4       ? (int)QUANT_NVFP4_BYTES
-                                 : F == FUSED_GROUPS_8    ? (int)GROUPS_BYTES_8
-                                 : mixed_in_groups(F)     ? (int)GROUPS_BYTES_4
-                                                          : (int)MIXED_GROUP;
+    static constexpr int PITCH = F == FUSED_INT4       ? (int)QUANT_SEGMENT_BYTES
+                                 : F == FUSED_MXFP4    ? (int)QUANT_MXFP4_BYTES
+                                 : F == FUSED_NVFP4    ? (int)QUANT_NVFP4_BYTES
+                                 : F == FUSED_GROUPS_8 ? (int)GROUPS_BYTES_8
+                                 : mixed_in_groups(F)  ? (int)GROUPS_BYTES_4
+                                                       : (int)MIXED_GROUP;
     static constexpr int TILE_BYTES =
         MIXED_ROWS * PITCH * (SEGMENTS ? GROUPS / SEGMENT_GROUPS : GROUPS);
     static constexpr int STAGE_BYTES = TILES * TILE_BYTES;

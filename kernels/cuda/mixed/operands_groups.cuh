@@ -1,5 +1,5 @@
-/* lane_codes (operands.cuh) of weights in groups (quant/groups.h). A value is made whole
- * and rounded once, to the bf16 that the weight decoded would be. */
+/* lane_codes (operands.cuh) of weights in groups (quant/groups.h). A value is made
+ * whole and rounded once, to the bf16 that the weight decoded would be. */
 #ifndef QUIRE_KERNELS_CUDA_MIXED_OPERANDS_GROUPS_CUH
 #define QUIRE_KERNELS_CUDA_MIXED_OPERANDS_GROUPS_CUH
 
@@ -13,8 +13,8 @@ template <int KIND> struct lane_groups {
     static constexpr int SEGMENT_GROUPS = BYTES ? 2 : 4; /* of 128 columns */
     static constexpr int CHUNKS = BYTES ? 4 : 2;         /* of 64 columns */
     static constexpr int PITCH = BYTES ? GROUPS_BYTES_8 : GROUPS_BYTES_4;
-    float scale[2];        /* the rows' factors */
-    uint32_t group[2][4];  /* of each row, a word for each 32 columns */
+    float scale[2];       /* the rows' factors */
+    uint32_t group[2][4]; /* of each row, a word for each 32 columns */
     uint32_t word[2][CHUNKS];
     uint32_t at, groups_at;
     bool halves;
@@ -38,8 +38,7 @@ template <int KIND> struct lane_groups {
         for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                group[h][j] =
-                    load_word(tile + groups_at + h * 32 + (i * 4 + j) * (MIXED_ROWS * 4));
+                group[h][j] = load_word(tile + groups_at + h * 32 + (i * 4 + j) * (MIXED_ROWS * 4));
             }
         }
     }
@@ -59,8 +58,7 @@ template <int KIND> struct lane_groups {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            group_scale g =
-                group_scale::of<KIND>(group[h][half * 2 + k / 2], halves, k % 2 == 1);
+            group_scale g = group_scale::of<KIND>(group[h][half * 2 + k / 2], halves, k % 2 == 1);
             if constexpr (KIND == GROUPS_4) {
                 group_nibbles(g).pairs(word[h][k / 2], k % 2 == 1, ret[h], ret[h + 2]);
             } else {

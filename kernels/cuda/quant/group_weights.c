@@ -51,8 +51,7 @@ static int work_all(struct work *w)
 
     w->next = 0;
     w->failed = 0;
-    while (started + 1 < MIN(n, w->n) &&
-           pthread_create(&thread[started], NULL, work_run, w) == 0) {
+    while (started + 1 < MIN(n, w->n) && pthread_create(&thread[started], NULL, work_run, w) == 0) {
         started++;
     }
     work_run(w);
@@ -73,9 +72,9 @@ static int send_slice(struct cuda_backend *c, const struct work *w, int64_t row_
                                       .stride = w->d->cols};
         return upload_send(c, &floats, *w->plain, w->first * w->plain->stride, false, e);
     }
-    cudaError_t rc = cudaMemcpyAsync(w->to + w->first * row_bytes, w->out,
-                                     (size_t)(w->rows * row_bytes), cudaMemcpyHostToDevice,
-                                     c->stream);
+    cudaError_t rc =
+        cudaMemcpyAsync(w->to + w->first * row_bytes, w->out, (size_t)(w->rows * row_bytes),
+                        cudaMemcpyHostToDevice, c->stream);
     rc = rc == cudaSuccess ? cudaStreamSynchronize(c->stream) : rc;
     return rc == cudaSuccess ? 0 : cuda_error(e, rc, w->d->name);
 }
@@ -126,8 +125,8 @@ static int fill(struct cuda_backend *c, const struct weight_desc *d, const struc
 
     rc = rc < 0 ? rc : send_slices(c, &w, q->row_bytes, QUANT_TILE_ROWS, e);
     if (rc == 0) {
-        cudaError_t status = cudaMemcpyAsync(scale, factor, factor_bytes, cudaMemcpyHostToDevice,
-                                             c->stream);
+        cudaError_t status =
+            cudaMemcpyAsync(scale, factor, factor_bytes, cudaMemcpyHostToDevice, c->stream);
         status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
         rc = status == cudaSuccess ? 0 : cuda_error(e, status, d->name);
     }
@@ -175,10 +174,10 @@ static int decode_row(const struct work *w, int32_t unit)
 {
     int32_t row;
     const struct weight_piece *p = weight_piece_of(w->d, w->first + unit, &row);
-    const char *blocks =
-        (const char *)p->data + row * weight_format_bytes(p->format, p->stride);
+    const char *blocks = (const char *)p->data + row * weight_format_bytes(p->format, p->stride);
 
-    weight_format_decode(p->format, blocks, w->d->cols, (float *)w->out + (int64_t)unit * w->d->cols);
+    weight_format_decode(p->format, blocks, w->d->cols,
+                         (float *)w->out + (int64_t)unit * w->d->cols);
     return 0;
 }
 
@@ -201,7 +200,8 @@ int cuda_decoded_weight(struct cuda_backend *c, const struct weight_desc *d, con
     struct mat m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = d->dtype};
     int64_t row_bytes = d->cols * (int64_t)sizeof(float);
 
-    m.data = cuda_alloc(c, (size_t)((int64_t)d->rows * d->cols * dtype_bytes(d->dtype)), d->name, e);
+    m.data =
+        cuda_alloc(c, (size_t)((int64_t)d->rows * d->cols * dtype_bytes(d->dtype)), d->name, e);
     if (!m.data) {
         return ERR_NOMEM;
     }

@@ -30,18 +30,12 @@ static const struct block_way {
     bool halves;
     int32_t bias;
 } BLOCKS[WEIGHT_FORMATS] = {
-    [FORMAT_Q4_0] = {GROUPS_4, false, 8},
-    [FORMAT_Q4_1] = {GROUPS_4, false, 0},
-    [FORMAT_Q4_K] = {GROUPS_4, false, 0},
-    [FORMAT_Q3_K] = {GROUPS_4, true, GROUPS_ZERO_4},
-    [FORMAT_IQ4_NL] = {GROUPS_LEVELS, false, 0},
-    [FORMAT_IQ4_XS] = {GROUPS_LEVELS, false, 0},
-    [FORMAT_Q5_0] = {GROUPS_8, false, 16},
-    [FORMAT_Q5_1] = {GROUPS_8, false, 0},
-    [FORMAT_Q5_K] = {GROUPS_8, false, 0},
-    [FORMAT_Q8_0] = {GROUPS_8, false, GROUPS_ZERO_8},
-    [FORMAT_MXFP4] = {GROUPS_8, false, 16},
-    [FORMAT_Q6_K] = {GROUPS_8, true, GROUPS_ZERO_8},
+    [FORMAT_Q4_0] = {GROUPS_4, false, 8},        [FORMAT_Q4_1] = {GROUPS_4, false, 0},
+    [FORMAT_Q4_K] = {GROUPS_4, false, 0},        [FORMAT_Q3_K] = {GROUPS_4, true, GROUPS_ZERO_4},
+    [FORMAT_IQ4_NL] = {GROUPS_LEVELS, false, 0}, [FORMAT_IQ4_XS] = {GROUPS_LEVELS, false, 0},
+    [FORMAT_Q5_0] = {GROUPS_8, false, 16},       [FORMAT_Q5_1] = {GROUPS_8, false, 0},
+    [FORMAT_Q5_K] = {GROUPS_8, false, 0},        [FORMAT_Q8_0] = {GROUPS_8, false, GROUPS_ZERO_8},
+    [FORMAT_MXFP4] = {GROUPS_8, false, 16},      [FORMAT_Q6_K] = {GROUPS_8, true, GROUPS_ZERO_8},
 };
 
 /* ---- what suits ---- */
@@ -52,7 +46,7 @@ static int32_t columns_of(const struct weight_piece *p)
     return p->scales.group_cols > 0 ? MIN(p->scales.group_cols, p->cols) : p->cols;
 }
 
-/* Whether integers with scales apart suit; those of groups of 16 have no zero points. */
+/* Whether integers with scales apart suit; in groups of 16 they have no zero points. */
 static const char *integers_suit(const struct weight_desc *d, struct groups_layout *ret)
 {
     bool zeros = false;
@@ -110,7 +104,8 @@ bool groups_layout_of(const struct weight_desc *d, struct groups_layout *ret, co
         return false;
     }
     bool bytes = l.kind == GROUPS_8;
-    l.segments = (int32_t)div_ceil(d->cols, GROUPS_COLS) * (bytes ? GROUPS_COLS / GROUPS_COLS_8 : 1);
+    l.segments =
+        (int32_t)div_ceil(d->cols, GROUPS_COLS) * (bytes ? GROUPS_COLS / GROUPS_COLS_8 : 1);
     l.bytes = bytes ? GROUPS_BYTES_8 : GROUPS_BYTES_4;
     *ret = l;
     return true;
@@ -159,7 +154,8 @@ static void read_integers(const struct weight_piece *p, int32_t row, struct grou
 {
     const struct weight_scales *s = &p->scales;
     bool bytes = p->format->id == FORMAT_INT8;
-    const uint8_t *codes = (const uint8_t *)p->data + row * weight_format_bytes(p->format, p->stride);
+    const uint8_t *codes =
+        (const uint8_t *)p->data + row * weight_format_bytes(p->format, p->stride);
     int32_t n = columns_of(p), bias = bytes ? GROUPS_ZERO_8 : 0;
     int64_t group = s->group_rows > 0 ? row / s->group_rows : 0;
 
@@ -174,8 +170,9 @@ static void read_integers(const struct weight_piece *p, int32_t row, struct grou
             g->scale[h] =
                 s->factor * weight_scale_load(s, group * s->stride + (at + h * (GROUP / 2)) / n);
         }
-        g->zero = (float)(bias + (!zero ? (bytes ? 0 : GROUPS_ZERO_4) : bytes ? (int8_t)*zero
-                                                                              : *zero));
+        g->zero = (float)(bias + (!zero   ? (bytes ? 0 : GROUPS_ZERO_4)
+                                  : bytes ? (int8_t)*zero
+                                          : *zero));
     }
 }
 
@@ -295,9 +292,8 @@ void groups_unpack_row(const struct groups_layout *l, const uint8_t *tile, float
 
     for (int32_t col = 0; col < l->cols; col++) {
         const uint8_t *segment = tile + (int64_t)(col / cols) * QUANT_TILE_ROWS * l->bytes;
-        const uint8_t *word =
-            segment + QUANT_TILE_ROWS * GROUPS_CODES +
-            (col % cols / GROUP * QUANT_TILE_ROWS + row_in_tile) * 4;
+        const uint8_t *word = segment + QUANT_TILE_ROWS * GROUPS_CODES +
+                              (col % cols / GROUP * QUANT_TILE_ROWS + row_in_tile) * 4;
         bool second = l->halves && col % GROUP >= GROUP / 2;
         float scale = weight_format_f16(second ? word : word + 2);
         float zero = l->halves || l->kind == GROUPS_LEVELS ? fixed : weight_format_f16(word);

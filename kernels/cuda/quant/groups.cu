@@ -20,10 +20,10 @@ __global__ void widen_groups_kernel(T *out, int64_t out_stride, const struct qua
         return;
     }
     int64_t n_segments = w.row_bytes / w.segment;
-    const char *segment = (const char *)w.codes + quant_segment_at(row - in_tile, col / COLS,
-                                                                   n_segments, w.segment);
-    uint4 chunk = *(const uint4 *)(segment + in_tile * GROUPS_CODES +
-                                   ((in / EACH) ^ (in_tile & 7)) * 16);
+    const char *segment =
+        (const char *)w.codes + quant_segment_at(row - in_tile, col / COLS, n_segments, w.segment);
+    uint4 chunk =
+        *(const uint4 *)(segment + in_tile * GROUPS_CODES + ((in / EACH) ^ (in_tile & 7)) * 16);
     uint32_t group = *(const uint32_t *)(segment + QUANT_TILE_ROWS * GROUPS_CODES +
                                          (in / 32 * QUANT_TILE_ROWS + in_tile) * 4);
     const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};

@@ -42,7 +42,7 @@ __device__ __forceinline__ float group_byte(uint32_t word, int i, const group_sc
 }
 
 /* The levels of four codes, plus 128: of the upper or the lower half of a word. A
- * selection by four bits takes eight bytes alone, and repeats a sign with the fourth. */
+ * selection by four bits has eight bytes alone: its fourth bit repeats a sign. */
 __device__ __forceinline__ uint32_t group_levels(uint32_t word, bool upper)
 {
     uint32_t v = upper ? word >> 16 : word, place = v & 0x7777u;

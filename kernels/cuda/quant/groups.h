@@ -1,6 +1,6 @@
-/* A fourth layout of weights on the device, of codes of up to eight bits whose groups of
- * 32 or 16 columns have a scale, and where they need one a zero point that need not be a
- * whole number (struct quant_weight):
+/* A fourth layout of weights on the device, of codes of up to eight bits whose groups
+ * of 32 or 16 columns have a scale, and where they need one a zero point that need not
+ * be a whole number (struct quant_weight):
  *
  *     value = factor of the row * scale of the group * (code - zero)
  *
@@ -24,9 +24,9 @@
  * point as fp16; or, of groups of 16 columns, the second group's scale, and the zero
  * point is GROUPS_ZERO_4 or GROUPS_ZERO_8. That of levels is GROUPS_ZERO_8.
  *
- * The factor is a power of two that brings the row's greatest scale to 2^14 at least, so
- * that scales of 16 bits are as they are in the file, and others, which are products of
- * two numbers there, are off by at most 2^-11 of themselves; a bf16 is by 2^-8.
+ * The factor is a power of two that brings the row's greatest scale to 2^14 at least,
+ * so that scales of 16 bits are as they are in the file, and others, which are products
+ * of two numbers there, are off by at most 2^-11 of themselves; a bf16 is by 2^-8.
  */
 #ifndef QUIRE_KERNELS_CUDA_QUANT_GROUPS_H
 #define QUIRE_KERNELS_CUDA_QUANT_GROUPS_H
@@ -43,8 +43,8 @@ enum { QUANT_GROUPS = QUANT_PANELS + 1 }; /* of quant_weight.layout */
 enum groups_kind { GROUPS_NONE, GROUPS_4, GROUPS_LEVELS, GROUPS_8 };
 
 enum {
-    GROUPS_COLS = 512, /* columns are filled up to a multiple */
-    GROUPS_CODES = 256, /* bytes of a row's codes in a segment */
+    GROUPS_COLS = 512,   /* columns are filled up to a multiple */
+    GROUPS_CODES = 256,  /* bytes of a row's codes in a segment */
     GROUPS_COLS_4 = 512, /* of a segment */
     GROUPS_COLS_8 = 256,
     GROUPS_BYTES_4 = GROUPS_CODES + GROUPS_COLS_4 / 32 * 4, /* of a row in a segment */
@@ -55,8 +55,8 @@ enum {
 
 /* How a weight lies so. */
 struct groups_layout {
-    int32_t kind;  /* enum groups_kind */
-    bool halves;   /* groups of 16 columns */
+    int32_t kind; /* enum groups_kind */
+    bool halves;  /* groups of 16 columns */
     int32_t rows, cols;
     int32_t segments; /* of a row */
     int32_t bytes;    /* of a row in a segment */
@@ -74,7 +74,7 @@ static inline int64_t groups_tile_bytes(const struct groups_layout *l)
 /* Writes the tile of 64 rows from first_row on to `out`, and the factors of its rows
  * [64]. 0 or ERR_NOMEM. */
 int groups_pack_tile(const struct weight_desc *d, const struct groups_layout *l, int32_t first_row,
-                      uint8_t *out, float *factor);
+                     uint8_t *out, float *factor);
 /* out [cols] = a row of the weight, read from its tile as kernels read it. */
 void groups_unpack_row(const struct groups_layout *l, const uint8_t *tile, float factor,
                        int32_t row_in_tile, float *out);

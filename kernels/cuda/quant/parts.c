@@ -24,8 +24,8 @@ static int32_t columns_of(const struct weight_piece *p)
 /* Whether two pieces can be in one weight. */
 static bool join(const struct weight_piece *a, const struct weight_piece *b)
 {
-    return a->format == b->format && (!a->format || !weight_format_has_scales(a->format) ||
-                                      columns_of(a) == columns_of(b));
+    return a->format == b->format &&
+           (!a->format || !weight_format_has_scales(a->format) || columns_of(a) == columns_of(b));
 }
 
 /* Pieces from the i-th on that are one part. */

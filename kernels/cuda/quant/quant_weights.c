@@ -454,8 +454,8 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
                                      q->rows % CODE_ALIGN == 0 && lt_has_e4m3(c, q->rows, q->cols));
 }
 
-/* Whether the weight is better in groups than as described: its codes have other groups,
- * columns or scales than the kernels of segments and rows. */
+/* Whether the weight is better in groups than as described: its codes have other
+ * groups, columns or scales than the kernels of segments and rows. */
 static bool better_in_groups(const struct cuda_backend *c, const struct weight_desc *d,
                              const struct quant_weight *q, struct groups_layout *ret)
 {

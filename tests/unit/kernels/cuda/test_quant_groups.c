@@ -1,5 +1,5 @@
-/* Weights in groups as the CUDA backend keeps them (groups.h): what is packed, read back
- * as its kernels read it, is what the file has.
+/* Weights in groups as the CUDA backend keeps them (groups.h): what is packed, read
+ * back as its kernels read it, is what the file has.
  *
  *     build/tests/unit/kernels/cuda/test_quant_groups
  */
@@ -177,8 +177,8 @@ static void check_integers(struct rig *r, const struct integers *k)
     const struct weight_format *f = weight_format_of(k->format);
     int32_t n = k->group_cols > 0 ? COLS / k->group_cols : 1, n_groups = ROWS * n;
     int64_t row_bytes = weight_format_bytes(f, COLS);
-    uint8_t *codes = rig_alloc((size_t)(row_bytes * ROWS)), *scale = rig_alloc((size_t)n_groups * 4),
-            *zero = rig_alloc((size_t)n_groups);
+    uint8_t *codes = rig_alloc((size_t)(row_bytes * ROWS)),
+            *scale = rig_alloc((size_t)n_groups * 4), *zero = rig_alloc((size_t)n_groups);
     float *want = rig_alloc(COLS * sizeof(*want));
 
     for (int64_t i = 0; i < row_bytes * ROWS; i++) {
