@@ -186,12 +186,11 @@ __device__ __forceinline__ void sum_group_by_warp(warp_sums<N> &sums, lane_codes
     __syncwarp(); /* all lanes have read their codes */
 }
 
-/* The same of FUSED_GROUPS_4 (operands_groups.cuh). */
-template <int N, typename READY>
-__device__ __forceinline__ void sum_nibbles_by_warp(warp_sums<N> &sums,
-                                                    lane_codes<FUSED_GROUPS_4> &codes,
-                                                    uint32_t tile, int g, uint32_t from,
-                                                    READY ready);
+/* The same of FUSED_GROUPS_4 and eight rows (operands_groups.cuh). */
+template <typename READY>
+__device__ __forceinline__ void
+sum_nibbles_by_warp(warp_sums<8> &sums, lane_codes<FUSED_GROUPS_4> &codes, uint32_t tile, int g,
+                    uint32_t from, READY ready);
 
 /* The same of codes of eight bits. Which column the instruction takes for which is free
  * as long as both operands agree: a lane multiplies 16 neighbours of each 64, and so
@@ -285,8 +284,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 if (!ROW_SCALES) {
                     few = {};
                 }
-                if constexpr (F == FUSED_GROUPS_4) {
-                    sum_nibbles_by_warp<N>(few, codes, tile, j * L::PARTS, from, ready);
+                if constexpr (F == FUSED_GROUPS_4 && N == 8) {
+                    sum_nibbles_by_warp(few, codes, tile, j * L::PARTS, from, ready);
                 } else if constexpr (L::SEGMENTS) {
                     sum_group_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
                 } else {

@@ -74,60 +74,46 @@ template <> struct lane_codes<FUSED_GROUPS_4> : lane_groups<GROUPS_4> {
     using lane_groups<GROUPS_4>::lane_groups;
 };
 /* Products of the codes themselves, 128 more than they are, which bf16 has exactly;
- * behind 32 columns the scale. The zero point, and the 128, take the sum of the
- * activations, which is a product with ones. It takes fewer instructions than values
- * made whole, as long as there are few sums. */
-template <int N, typename READY>
-__device__ __forceinline__ void sum_nibbles_by_warp(warp_sums<N> &sums,
-                                                    lane_codes<FUSED_GROUPS_4> &codes,
-                                                    uint32_t tile, int g, uint32_t from,
-                                                    READY ready)
+ * behind 16 columns the scale. The zero point, and the 128, take the sum of the
+ * activations, which is a product with ones. With eight rows it takes fewer
+ * instructions than values made whole. */
+template <typename READY>
+__device__ __forceinline__ void
+sum_nibbles_by_warp(warp_sums<8> &sums, lane_codes<FUSED_GROUPS_4> &codes, uint32_t tile, int g,
+                    uint32_t from, READY ready)
 {
-    constexpr int TILES = N / 8; /* of eight rows */
     constexpr uint32_t ONES[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
     int lane = threadIdx.x & 31;
-    uint32_t at = from + (lane & 7) * 128, chunk = ((lane >> 3) ^ (lane & 7)) * 16;
+    uint32_t at = from + (lane & 7) * 128, chunk = ((lane >> 3) ^ (lane & 7)) * 16, x[4];
     lane_codes<FUSED_GROUPS_4> second = codes;
 
-    if (codes.halves) {
-        sum_group_by_warp<FUSED_GROUPS_4, N>(sums, codes, tile, g, from, ready);
-        return;
-    }
     codes.load(tile, g, 0);
     second.load(tile, g, 1);
     ready();
 #pragma unroll
-    for (int k = 0; k < MIXED_GROUP / 16; k += 2) {
-        uint32_t x[TILES][4], a[2][4];
-        float scale[2], minus[2];
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            ldmatrix_x4(x[i], at + k / 4 * (N * MIXED_GROUP) + i * 1024 + (chunk ^ k % 4 * 32));
+    for (int k = 0; k < MIXED_GROUP / 16; k++) {
+        float of_codes[4] = {}, of_ones[4] = {}, scale[2], minus[2];
+        uint32_t a[4];
+        if (k % 2 == 0) {
+            ldmatrix_x4(x, at + k / 4 * (8 * MIXED_GROUP) + (chunk ^ k % 4 * 32));
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t word = (k < 4 ? codes : second).word[h][k / 2 % 2];
-            group_scale of = group_scale::of<GROUPS_4>(codes.group[h][k / 2], false, false);
+            group_scale of =
+                group_scale::of<GROUPS_4>(codes.group[h][k / 2], codes.halves, k % 2 == 1);
             scale[h] = of.scale;
             minus[h] = fmaf(-128.0f, of.scale, of.minus);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                a[i / 2][h + i % 2 * 2] = (word >> (4 * i) & 0x000f000fu) | 0x43004300u;
-            }
+            a[h] = (word >> (k % 2 * 8) & 0x000f000fu) | 0x43004300u;
+            a[h + 2] = (word >> (k % 2 * 8 + 4) & 0x000f000fu) | 0x43004300u;
         }
+        mma16816<bf16>(of_codes, a, x[k % 2 * 2], x[k % 2 * 2 + 1]);
+        mma16816<bf16>(of_ones, ONES, x[k % 2 * 2], x[k % 2 * 2 + 1]);
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            float of_codes[4] = {}, of_ones[4] = {};
-            mma16816<bf16>(of_codes, a[0], x[i][0], x[i][1]);
-            mma16816<bf16>(of_ones, ONES, x[i][0], x[i][1]);
-            mma16816<bf16>(of_codes, a[1], x[i][2], x[i][3]);
-            mma16816<bf16>(of_ones, ONES, x[i][2], x[i][3]);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float &sum = k % 4 == 0 ? sums.even[i][j] : sums.odd[i][j];
-                sum = fmaf(scale[j / 2], of_codes[j], sum);
-                sum = fmaf(minus[j / 2], of_ones[j % 2], sum);
-            }
+        for (int j = 0; j < 4; j++) {
+            float &sum = k % 2 == 0 ? sums.even[0][j] : sums.odd[0][j];
+            sum = fmaf(scale[j / 2], of_codes[j], sum);
+            sum = fmaf(minus[j / 2], of_ones[j % 2], sum);
         }
     }
     __syncwarp(); /* all lanes have read their codes */
