@@ -10,6 +10,7 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/quant/groups.h"
 
 int cuda_error(struct err *e, cudaError_t status, const char *what)
 {
@@ -142,13 +143,24 @@ struct norm_args cuda_norm_args(const struct norm *n)
                               .weight_offset = n->weight_offset};
 }
 
+void cuda_embed_rows(struct cuda_backend *c, struct mat out, struct mat table, int32_t first,
+                     int32_t rows, float scale)
+{
+    if (table.format) {
+        launch_embed_groups(out.data, out.stride, table.priv, c->arrays.token, first, rows, scale,
+                            (int)out.dtype, c->stream);
+        return;
+    }
+    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, first, table.rows,
+                 rows, out.cols, scale, (int)out.dtype, c->stream);
+}
+
 static void cuda_embed(struct backend *b, struct mat out, struct mat table, float scale)
 {
     struct cuda_backend *c = cuda_of(b);
 
     cuda_start(c);
-    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, 0, table.rows,
-                 cuda_rows(c, out), out.cols, scale, (int)out.dtype, c->stream);
+    cuda_embed_rows(c, out, table, 0, cuda_rows(c, out), scale);
 }
 
 static void cuda_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)

@@ -334,6 +334,9 @@ void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
 /* backend_cuda.c */
 struct norm_args cuda_norm_args(const struct norm *n);
+/* The first `rows` rows of an embedding whose table begins with id `first`. */
+void cuda_embed_rows(struct cuda_backend *c, struct mat out, struct mat table, int32_t first,
+                     int32_t rows, float scale);
 /* The step's arrays with the slots and tables of a KV group. */
 struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group);
 

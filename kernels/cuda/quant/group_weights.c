@@ -19,6 +19,7 @@ struct work {
     int (*run)(const struct work *w, int32_t unit);
     const struct weight_desc *d;
     const struct groups_layout *layout; /* of packing */
+    int32_t all;                        /* rows */
     int32_t first;                      /* the slice's first row */
     int32_t rows;                       /* of the slice */
     char *out;                          /* of the slice, in host memory */
@@ -84,7 +85,7 @@ static int send_slice(struct cuda_backend *c, const struct work *w, int64_t row_
 static int send_slices(struct cuda_backend *c, struct work *w, int64_t row_bytes, int32_t unit,
                        struct err *e)
 {
-    int32_t all = w->d->rows,
+    int32_t all = w->all,
             slice = (int32_t)MIN(MAX(SLICE_BYTES / (row_bytes * unit), 1) * unit, all);
     int rc = 0;
 
@@ -116,11 +117,13 @@ static int pack_tile(const struct work *w, int32_t unit)
 static int fill(struct cuda_backend *c, const struct weight_desc *d, const struct groups_layout *l,
                 struct quant_weight *q, struct err *e)
 {
-    size_t factor_bytes = (size_t)d->rows * sizeof(float);
+    int32_t rows = (int32_t)div_ceil(d->rows, QUANT_TILE_ROWS) * QUANT_TILE_ROWS;
+    size_t factor_bytes = (size_t)rows * sizeof(float);
     float *factor = malloc(factor_bytes);
-    void *codes = cuda_alloc(c, (size_t)(q->row_bytes * d->rows), d->name, e);
+    void *codes = cuda_alloc(c, (size_t)(q->row_bytes * rows), d->name, e);
     void *scale = codes ? cuda_alloc(c, factor_bytes, d->name, e) : NULL;
-    struct work w = {.run = pack_tile, .d = d, .layout = l, .factor = factor, .to = codes};
+    struct work w = {
+        .run = pack_tile, .d = d, .layout = l, .all = rows, .factor = factor, .to = codes};
     int rc = !factor ? err_nomem(e, d->name) : !scale ? ERR_NOMEM : 0;
 
     rc = rc < 0 ? rc : send_slices(c, &w, q->row_bytes, QUANT_TILE_ROWS, e);
@@ -157,6 +160,7 @@ int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
     *q = (struct quant_weight){.format = (int32_t)d->piece[0].format->id,
                                .layout = QUANT_GROUPS,
                                .kind = l->kind,
+                               .embedded = d->kind == WEIGHT_EMBEDDING,
                                .rows = d->rows,
                                .cols = d->cols,
                                .row_bytes = (int64_t)l->segments * l->bytes,
@@ -164,7 +168,7 @@ int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
                                .group_cols = l->halves ? 16 : 32,
                                .n_groups = (int32_t)div_ceil(d->cols, l->halves ? 16 : 32)};
     int rc = fill(c, d, l, q, e);
-    return rc < 0 || cuda_quant_reserve(c, q, d->dtype, e) ? rc : ERR_NOMEM;
+    return rc < 0 || q->embedded || cuda_quant_reserve(c, q, d->dtype, e) ? rc : ERR_NOMEM;
 }
 
 /* ---- blocks decoded ---- */
@@ -205,7 +209,7 @@ int cuda_decoded_weight(struct cuda_backend *c, const struct weight_desc *d, con
     if (!m.data) {
         return ERR_NOMEM;
     }
-    struct work w = {.run = decode_row, .d = d, .plain = &m};
+    struct work w = {.run = decode_row, .d = d, .all = d->rows, .plain = &m};
     int rc = send_slices(c, &w, row_bytes, 1, e);
     rc = rc < 0 ? rc : note_decoded(c, m.data, why, e);
     *ret = m;

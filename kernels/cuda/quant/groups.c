@@ -71,8 +71,9 @@ static const char *why_not(const struct weight_desc *d, struct groups_layout *re
     if (!f || d->experts) {
         return "no kernel multiplies them";
     }
-    if (d->kind != WEIGHT_LINEAR) {
-        return "they are embedded";
+    bool embeds = d->kind == WEIGHT_EMBEDDING && !d->tied_head;
+    if (!embeds && d->kind != WEIGHT_LINEAR) {
+        return "an embedding that is the head";
     }
     if (d->logits) {
         return "their products are float32";
@@ -83,7 +84,7 @@ static const char *why_not(const struct weight_desc *d, struct groups_layout *re
     if (d->cols % 64 != 0) {
         return "columns that are no multiple of 64";
     }
-    if (d->rows % QUANT_TILE_ROWS != 0) {
+    if (d->rows % QUANT_TILE_ROWS != 0 && !embeds) {
         return "rows that are no multiple of 64";
     }
     if (f->id == FORMAT_INT4 || f->id == FORMAT_INT8) {
@@ -253,6 +254,10 @@ int groups_pack_tile(const struct weight_desc *d, const struct groups_layout *l,
     memset(out, 0, (size_t)groups_tile_bytes(l));
     for (int32_t i = 0; i < QUANT_TILE_ROWS; i++) {
         int32_t row;
+        factor[i] = 1;
+        if (first_row + i >= d->rows) {
+            continue;
+        }
         const struct weight_piece *p = weight_piece_of(d, first_row + i, &row);
         (weight_format_has_scales(p->format) ? read_integers : read_blocks)(p, row, g);
         factor[i] = row_factor(g, n);

@@ -72,7 +72,7 @@ static inline int64_t groups_tile_bytes(const struct groups_layout *l)
 }
 
 /* Writes the tile of 64 rows from first_row on to `out`, and the factors of its rows
- * [64]. 0 or ERR_NOMEM. */
+ * [64]. Rows behind the weight's are zero. 0 or ERR_NOMEM. */
 int groups_pack_tile(const struct weight_desc *d, const struct groups_layout *l, int32_t first_row,
                      uint8_t *out, float *factor);
 /* out [cols] = a row of the weight, read from its tile as kernels read it. */
@@ -81,6 +81,11 @@ void groups_unpack_row(const struct groups_layout *l, const uint8_t *tile, float
 
 /* out [rows, cols] = the weight's values as `type` (enum dtype). */
 void launch_widen_groups(void *out, int64_t out_stride, const struct quant_weight *w, int type,
+                         cudaStream_t stream);
+
+/* Rows of an embedding, as launch_embed. */
+void launch_embed_groups(void *out, int64_t out_stride, const struct quant_weight *w,
+                         const int32_t *token, int32_t first, int32_t rows, float scale, int type,
                          cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -29,6 +29,9 @@ static struct weight_use use_of_codes(const struct cuda_backend *c, struct mat w
 {
     const struct quant_weight *q = w.priv;
 
+    if (q->layout == QUANT_GROUPS && q->embedded) {
+        return (struct weight_use){.kernel = "embedding as codes"};
+    }
     if (q->layout == QUANT_PANELS) {
         return (struct weight_use){.kernel = "experts as codes"};
     }

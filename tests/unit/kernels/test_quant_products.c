@@ -269,6 +269,73 @@ static void parts_of_other_formats_make_one_product(void **state)
     rig_close(&r);
 }
 
+/* ---- embeddings ---- */
+
+/* Rows of an embedding in blocks, of which the last tile is not whole, times three. */
+static void check_embedding(struct rig *r, const struct quant_case *k)
+{
+    enum { VOCAB = 200, WIDTH = 768, N = 33 };
+    float *values = rig_alloc((size_t)VOCAB * WIDTH * sizeof(*values));
+    double *want = rig_alloc((size_t)N * WIDTH * sizeof(*want));
+    struct quant_piece q = quant_piece(r, k, VOCAB, WIDTH, 0.1f, values);
+    struct weight_desc d = {.name = "test",
+                            .kind = WEIGHT_EMBEDDING,
+                            .dtype = DTYPE_BF16,
+                            .rows = VOCAB,
+                            .cols = WIDTH,
+                            .piece = &q.p,
+                            .n_pieces = 1};
+    struct mat table, out = rig_mat(r, N, WIDTH, act_of(r, DTYPE_BF16), NULL);
+    int32_t id[N], minus[N], zero[N] = {0}, q_start[2] = {0, N}, n = N;
+    struct err e = {0};
+
+    assert_int_equal(r->b->ops->weight(r->b, &d, &table, &e), 0);
+    for (int32_t i = 0; i < N; i++) {
+        id[i] = i == 0 ? VOCAB - 1 : rig_below(r, VOCAB);
+        minus[i] = -1;
+    }
+    for (int32_t i = 0; i < N * WIDTH; i++) {
+        want[i] = 3.0 * values[id[i / WIDTH] * WIDTH + i % WIDTH];
+    }
+    struct batch b = {.n_tokens = N,
+                      .token = id,
+                      .token_src = minus,
+                      .position = zero,
+                      .slot = minus,
+                      .n_seqs = 1,
+                      .q_start = q_start,
+                      .kv_len = &n,
+                      .row = zero,
+                      .lcp_blocks = zero};
+    rig_begin(r, &b);
+    r->b->ops->embed(r->b, out, table, 3);
+    float *got = rig_download(r, out);
+    rig_end(r);
+    double error = nmse(got, want, (int64_t)N * WIDTH);
+    if (!(error <= 2 * nmse_limit(DTYPE_BF16))) { /* rounded before and behind the factor */
+        fail_msg("embedding of %s: NMSE %.3g", weight_format_of(k->format)->name, error);
+    }
+    quant_piece_free(&q); /* a CPU reads it in place */
+    free(values);
+    free(want);
+    free(got);
+}
+
+static void embeddings_of_blocks_are_their_rows(void **state)
+{
+    (void)state;
+    struct rig r;
+
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        if (CASES[i].format < FORMAT_FP8 && rig_multiplies(&r, CASES[i].format) &&
+            rig_runs("embeddings", i)) {
+            check_embedding(&r, &CASES[i]);
+        }
+    }
+    rig_close(&r);
+}
+
 /* ---- many rows ---- */
 
 enum { MANY_COLS = 8448, MANY_DEPTH = 384, MANY_ROWS = 512, EVERY_ROW = 37 };
@@ -410,6 +477,7 @@ static int group(void)
         cmocka_unit_test(columns_are_filled_up),
         cmocka_unit_test(odd_sizes_are_multiplied_too),
         cmocka_unit_test(parts_of_other_formats_make_one_product),
+        cmocka_unit_test(embeddings_of_blocks_are_their_rows),
         cmocka_unit_test(deep_products_lose_no_digits),
         cmocka_unit_test(products_of_many_rows_follow_float64)};
 

@@ -261,9 +261,12 @@ static void other_weights_are_refused_with_a_reason(void **state)
     assert_false(groups_layout_of(&d, &l, &why));
     assert_non_null(strstr(why, "bfloat16"));
     d = fits;
-    d.kind = WEIGHT_EMBEDDING;
+    d.kind = WEIGHT_EMBEDDING; /* whose rows are read one by one */
+    d.rows = 130;
+    assert_true(groups_layout_of(&d, &l, &why));
+    d.tied_head = true;
     assert_false(groups_layout_of(&d, &l, &why));
-    assert_non_null(strstr(why, "embedded"));
+    assert_non_null(strstr(why, "head"));
     piece.format = weight_format_of(FORMAT_Q2_K);
     assert_false(groups_layout_of(&fits, &l, &why));
 }
