@@ -128,8 +128,9 @@ void model_note_use(const struct model *m, const struct weight_format *f, bool q
 /* "12 of Q4_K by a kernel (why)". */
 static void print_use(struct buf *text, const struct model *m, const struct format_use *u)
 {
-    buf_printf(text, "%s%d %s%s ", text->len ? "; " : "", u->n,
-               u->quantised ? "quantised to " : "of ", weight_format_of(u->format)->name);
+    buf_printf(text, "%s%d %s%s%s ", text->len ? "; " : "", u->n,
+               u->quantised ? "quantised to " : "of ", weight_format_of(u->format)->name,
+               u->quantised ? "," : "");
     if (u->use.decoded) {
         buf_printf(text, "decoded to %s", dtype_name(m->options.dtype));
     } else {

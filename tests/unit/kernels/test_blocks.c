@@ -298,7 +298,7 @@ static void the_greatest_sums_have_room(void **state)
         struct piece s = make_piece(&r, id, ROWS, COLS, 0);
         int64_t n_bytes = weight_format_bytes(f, ROWS * COLS);
         memset(s.blocks, BYTES[i % ARRAY_LEN(BYTES)], (size_t)n_bytes);
-        put_scales(&r, f, s.blocks, n_bytes);
+        put_scales(&r, f, s.blocks, n_bytes, 0.01f);
         weight_format_decode(f, s.blocks, (int64_t)ROWS * COLS, s.value);
         struct mat w = make_weight(&r, WEIGHT_LINEAR, &s, 1);
         for (int32_t n = 1; n <= X_ROWS; n += X_ROWS - 1) {
