@@ -7,12 +7,17 @@
 /* Why a weight of codes is widened for each product. */
 static const char *why_widened(const struct cuda_backend *c, struct mat w)
 {
-    return c->config.deterministic     ? "slow: `deterministic`"
-           : !c->small_squares.sum[0]  ? "slow: no kernel for this device"
-           : w.dtype != DTYPE_BF16     ? "slow: activations that are not bfloat16"
-           : w.rows % MIXED_ROWS != 0  ? "slow: rows that are no multiple of 64"
-           : w.cols % MIXED_GROUP != 0 ? "slow: columns that are no multiple of 128"
-                                       : "slow: groups or scales that no kernel takes";
+    const struct quant_weight *q = w.priv;
+    bool fp4 = q->format == FORMAT_FP4, integers = q->format == FORMAT_INT4;
+
+    return c->config.deterministic                  ? "slow: `deterministic`"
+           : !c->small_squares.sum[0]               ? "slow: no kernel for this device"
+           : w.dtype != DTYPE_BF16                  ? "slow: activations that are not bfloat16"
+           : w.rows % MIXED_ROWS != 0               ? "slow: rows that are no multiple of 64"
+           : fp4 && w.cols % QUANT_SEGMENT != 0     ? "slow: columns that are no multiple of 512"
+           : integers && w.cols % 64 != 0           ? "slow: columns that are no multiple of 64"
+           : !integers && w.cols % MIXED_GROUP != 0 ? "slow: columns that are no multiple of 128"
+                                                    : "slow: groups or scales that no kernel takes";
 }
 
 /* Whether mixed-input products take the weight. */
