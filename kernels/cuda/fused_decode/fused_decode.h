@@ -100,7 +100,8 @@ struct fused_op {
     int32_t act;          /* enum activation */
     const void *residual; /* [rows, n] or NULL */
     int64_t residual_stride;
-    void *out; /* [rows, n]; NULL where only `gated` is wanted */
+    void *out;          /* [rows, n]; NULL where only `gated` is wanted */
+    int32_t out_floats; /* out is float32: of launch_mixed_wide alone */
     int64_t out_stride;
     /* Further results; NULL: none. sum [rows, n] += out, and with `partial` the other
      * ranks' out too; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:]. */

@@ -77,7 +77,7 @@ static bool format_joins(struct fused_args *a, int32_t format)
     return true;
 }
 
-static void set_weight(struct fused_op *p, struct mat w)
+void fused_set_weight(struct fused_op *p, struct mat w)
 {
     const struct quant_weight *q = w.format ? w.priv : NULL;
 
@@ -140,7 +140,7 @@ bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struc
     if (after_norm) {
         p = *last;
     }
-    set_weight(&p, w);
+    fused_set_weight(&p, w);
     p.out = out.data;
     p.out_stride = out.stride;
     p.out_transient = out.transient;

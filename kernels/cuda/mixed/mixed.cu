@@ -66,6 +66,7 @@ extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, 
 
     k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : p->out);
     k.out_stride = t.kind == SMALL_GATED ? p->gated_stride : p->out_stride;
+    k.floats = p->out_floats ? (float *)p->out : NULL;
     k.bias = (const bf16 *)p->bias;
     k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
     k.rows = a->rows;

@@ -387,6 +387,9 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     if constexpr (N == MIXED_WIDE_ROWS) {
         small_args s = a.s;
         s.out += source_row * s.out_stride;
+        if (L::FLOATS && s.floats) {
+            s.floats += source_row * s.out_stride;
+        }
         s.rows = rows;
         store<L, N, SPLIT, WIDTH>(sums, stream, s, kind, tile, part);
     } else {

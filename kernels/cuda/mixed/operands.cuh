@@ -39,6 +39,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
     static constexpr bool SEGMENTS = mixed_in_segments(F);
+    static constexpr bool FLOATS = mixed_in_groups(F); /* small_args.floats may be set */
     static constexpr int SEGMENT_GROUPS = F == FUSED_GROUPS_8 ? 2 : 4; /* of 128 columns */
     static constexpr int GROUPS = !SEGMENTS                ? PARTS     /* of a stage of codes */
                                   : PARTS < SEGMENT_GROUPS ? SEGMENT_GROUPS

@@ -160,7 +160,8 @@ int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
     *q = (struct quant_weight){.format = (int32_t)d->piece[0].format->id,
                                .layout = QUANT_GROUPS,
                                .kind = l->kind,
-                               .embedded = d->kind == WEIGHT_EMBEDDING,
+                               .embedded = d->kind == WEIGHT_EMBEDDING && !d->tied_head,
+                               .logits = d->logits,
                                .rows = d->rows,
                                .cols = d->cols,
                                .row_bytes = (int64_t)l->segments * l->bytes,
@@ -168,7 +169,9 @@ int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
                                .group_cols = l->halves ? 16 : 32,
                                .n_groups = (int32_t)div_ceil(d->cols, l->halves ? 16 : 32)};
     int rc = fill(c, d, l, q, e);
-    return rc < 0 || q->embedded || cuda_quant_reserve(c, q, d->dtype, e) ? rc : ERR_NOMEM;
+    /* logits are never widened (linear_mixed.c) */
+    return rc < 0 || q->embedded || q->logits || cuda_quant_reserve(c, q, d->dtype, e) ? rc
+                                                                                       : ERR_NOMEM;
 }
 
 /* ---- blocks decoded ---- */

@@ -72,11 +72,8 @@ static const char *why_not(const struct weight_desc *d, struct groups_layout *re
         return "no kernel multiplies them";
     }
     bool embeds = d->kind == WEIGHT_EMBEDDING && !d->tied_head;
-    if (!embeds && d->kind != WEIGHT_LINEAR) {
-        return "an embedding that is the head";
-    }
-    if (d->logits) {
-        return "their products are float32";
+    if (d->kind != WEIGHT_EMBEDDING && d->kind != WEIGHT_LINEAR) {
+        return "no product reads them";
     }
     if (d->dtype != DTYPE_BF16) {
         return "activations that are not bfloat16";

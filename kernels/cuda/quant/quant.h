@@ -87,6 +87,7 @@ struct quant_weight {
     int32_t kind;        /* of QUANT_GROUPS (groups.h): enum groups_kind */
     bool fixed;          /* the file has a scale for all activations, which is not used */
     bool embedded;       /* of QUANT_GROUPS: embed reads it, no product */
+    bool logits;         /* its products are float32 */
     bool quantises;      /* activations are quantised for products of cuBLASLt */
     const void *codes;   /* [rows], row_bytes apart */
     const float *scale;  /* [rows, n_groups], of QUANT_ROWS; [rows] of segments of FORMAT_FP4 */

@@ -446,6 +446,7 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->segment = segment_bytes(q);
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
+    q->logits = d->logits;
     q->fixed = d->n_pieces > 0 && d->piece[0].scales.act == ACT_SCALE_TENSOR;
     q->quantises = q->format == FORMAT_FP8 && activations_quantised(d) &&
                    !c->config.deterministic && d->dtype == DTYPE_BF16 &&
@@ -463,8 +464,10 @@ static bool better_in_groups(const struct cuda_backend *c, const struct weight_d
                    (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
     const char *why;
 
-    return (q->format == FORMAT_INT4 || q->format == FORMAT_INT8) && !by_rows &&
-           q->layout == QUANT_ROWS && cuda_group_fits(c, d, ret, &why);
+    bool others = q->layout == QUANT_ROWS && !by_rows;
+
+    return (q->format == FORMAT_INT4 || q->format == FORMAT_INT8) && (others || d->logits) &&
+           d->n_pieces > 0 && cuda_group_fits(c, d, ret, &why);
 }
 
 /* A weight whose codes have their scales apart. */

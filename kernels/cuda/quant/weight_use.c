@@ -10,7 +10,8 @@ static const char *why_widened(const struct cuda_backend *c, struct mat w)
     const struct quant_weight *q = w.priv;
     bool fp4 = q->format == FORMAT_FP4, integers = q->format == FORMAT_INT4;
 
-    return c->config.deterministic                  ? "slow: `deterministic`"
+    return q->logits                                ? "slow: its products are float32"
+           : c->config.deterministic                ? "slow: `deterministic`"
            : !c->small_squares.sum[0]               ? "slow: no kernel for this device"
            : w.dtype != DTYPE_BF16                  ? "slow: activations that are not bfloat16"
            : w.rows % MIXED_ROWS != 0               ? "slow: rows that are no multiple of 64"
@@ -26,7 +27,9 @@ static bool by_mixed(const struct cuda_backend *c, struct mat w)
     int32_t format = fused_format_of(w, w.dtype);
     struct fused_op p = {.n = w.rows, .k = w.cols};
 
-    return cuda_groups_run(c) && format > FUSED_16 &&
+    const struct quant_weight *q = w.priv;
+
+    return cuda_groups_run(c) && format > FUSED_16 && (!q->logits || q->layout == QUANT_GROUPS) &&
            small_mixed_tile(&p, format, SMALL_ROWS, c->n_sms).width > 0;
 }
 
@@ -40,7 +43,7 @@ static struct weight_use use_of_codes(const struct cuda_backend *c, struct mat w
     if (q->layout == QUANT_PANELS) {
         return (struct weight_use){.kernel = "experts as codes"};
     }
-    if (q->quantises) {
+    if (q->quantises && !q->logits) {
         return (struct weight_use){
             .kernel = "e4m3 tensor cores, bf16 ones up to 8 rows",
             .why = q->fixed ? "activations by a scale a row, not by the file's input_scale" : NULL};

@@ -336,6 +336,64 @@ static void embeddings_of_blocks_are_their_rows(void **state)
     rig_close(&r);
 }
 
+/* ---- logits ---- */
+
+static void check_logits(struct rig *r, const struct quant_case *k, int32_t rows)
+{
+    enum { VOCAB = 320, WIDTH = 768 };
+    float *w = rig_alloc((size_t)VOCAB * WIDTH * sizeof(*w));
+    float *x = rig_floats(r, (int64_t)rows * WIDTH, 1, DTYPE_BF16);
+    struct quant_piece q = quant_piece(r, k, VOCAB, WIDTH, 0.1f, w);
+    struct weight_desc d = {.name = "test",
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = DTYPE_BF16,
+                            .rows = VOCAB,
+                            .cols = WIDTH,
+                            .piece = &q.p,
+                            .n_pieces = 1,
+                            .logits = true};
+    struct mat head, mx = rig_mat(r, rows, WIDTH, act_of(r, DTYPE_BF16), x),
+                     out = rig_mat(r, rows, VOCAB, DTYPE_F32, NULL);
+    struct references ref = references_of(x, w, rows, VOCAB, WIDTH);
+    struct err e = {0};
+
+    assert_int_equal(r->b->ops->weight(r->b, &d, &head, &e), 0);
+    if (r->b->ops->ready) {
+        assert_int_equal(r->b->ops->ready(r->b, &e), 0);
+    }
+    rig_begin_plain(r, rows);
+    r->b->ops->linear(r->b, out, mx, head, NULL);
+    rig_end(r);
+    float *got = rig_download(r, out);
+    double error = nmse(got, ref.plain, (int64_t)rows * VOCAB);
+    if (!(error <= nmse_limit(DTYPE_BF16) * (strcmp(r->b->name, "cpu") == 0 ? 20 : 1))) {
+        fail_msg("logits of %s, %d rows: NMSE %.3g", weight_format_of(k->format)->name, rows,
+                 error);
+    }
+    quant_piece_free(&q);
+    free(w);
+    free(x);
+    free(got);
+    free(ref.plain);
+    free(ref.quantised);
+}
+
+static void logits_follow_float64(void **state)
+{
+    (void)state;
+    static const int32_t rows[] = {1, 40, 200, 300};
+    struct rig r;
+
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        bool wants = CASES[i].act == ACT_AS_THEY_ARE && rig_multiplies(&r, CASES[i].format);
+        for (size_t j = 0; j < ARRAY_LEN(rows) && wants && rig_runs("logits", i); j++) {
+            check_logits(&r, &CASES[i], rows[j]);
+        }
+    }
+    rig_close(&r);
+}
+
 /* ---- many rows ---- */
 
 enum { MANY_COLS = 8448, MANY_DEPTH = 384, MANY_ROWS = 512, EVERY_ROW = 37 };
@@ -478,6 +536,7 @@ static int group(void)
         cmocka_unit_test(odd_sizes_are_multiplied_too),
         cmocka_unit_test(parts_of_other_formats_make_one_product),
         cmocka_unit_test(embeddings_of_blocks_are_their_rows),
+        cmocka_unit_test(logits_follow_float64),
         cmocka_unit_test(deep_products_lose_no_digits),
         cmocka_unit_test(products_of_many_rows_follow_float64)};
 
