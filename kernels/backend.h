@@ -107,6 +107,15 @@ struct weight_support {
      * any; with experts_bf16 where activations are bfloat16. */
     int32_t experts, expert_group;
     bool experts_bf16;
+    /* A rank's part that cuts a block is to be decoded, not refused. */
+    bool decodes_cut;
+};
+
+/* How a weight that was made is multiplied, for the log. */
+struct weight_use {
+    const char *kernel; /* a constant */
+    const char *why;    /* why that is a slow one, or what a user would not expect; NULL: nothing */
+    bool decoded;       /* kept as floats, though it came in blocks or codes; why: not NULL */
 };
 
 enum weight_kind {
@@ -577,6 +586,9 @@ struct backend_ops {
     /* Allocate and fill a weight, or read it in its mapped file. Owned by the
      * backend. */
     int (*weight)(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);
+    /* How row `row` of a weight that `weight` made is multiplied (optional: as
+     * `supports` says). */
+    struct weight_use (*use)(const struct backend *b, struct mat w, int32_t row);
     /* Uninitialised activations, [rows, cols]. Owned by the backend. */
     int (*scratch)(struct backend *b, int32_t rows, int32_t cols, enum dtype t, struct mat *ret,
                    struct err *e);

@@ -17,6 +17,22 @@ static bool blocks_fit(const struct weight_desc *d, const struct weight_piece *p
            (p->head_rows == 0 || (p->head_rows % 2 == 0 && p->rows % p->head_rows == 0));
 }
 
+const struct weight_piece *weight_piece_of(const struct weight_desc *d, int32_t row,
+                                           int32_t *ret_row)
+{
+    const struct weight_piece *p = d->piece;
+
+    for (; row >= p->rows; p++) {
+        row -= p->rows;
+    }
+    if (p->head_rows > 0) {
+        int32_t half = p->head_rows / 2, in = row % p->head_rows;
+        row += (in < half ? 2 * in : 2 * (in - half) + 1) - in;
+    }
+    *ret_row = row;
+    return p;
+}
+
 int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, struct err *e)
 {
     if (d->rows < 1 || d->cols < 1 || d->dtype == DTYPE_I32) {

@@ -26,6 +26,11 @@ static inline bool weight_has_blocks(const struct weight_desc *d)
     return false;
 }
 
+/* The piece that has a row of the weight, which has no transposed ones; *ret_row: the
+ * row of the piece, as it is stored. */
+const struct weight_piece *weight_piece_of(const struct weight_desc *d, int32_t row,
+                                           int32_t *ret_row);
+
 /* ERR_INVALID where the pieces of `d` do not make [rows, cols] of floats, or a stored
  * row of one has more than max_row_bytes. */
 int weight_pieces_check(const struct weight_desc *d, int64_t max_row_bytes, struct err *e);

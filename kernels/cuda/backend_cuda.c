@@ -10,6 +10,7 @@
 #include "config/base/limits.h"
 #include "kernels/cuda/attention/rope.h"
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/quant/groups.h"
 
 int cuda_error(struct err *e, cudaError_t status, const char *what)
 {
@@ -142,13 +143,24 @@ struct norm_args cuda_norm_args(const struct norm *n)
                               .weight_offset = n->weight_offset};
 }
 
+void cuda_embed_rows(struct cuda_backend *c, struct mat out, struct mat table, int32_t first,
+                     int32_t rows, float scale)
+{
+    if (table.format) {
+        launch_embed_groups(out.data, out.stride, table.priv, c->arrays.token, first, rows, scale,
+                            (int)out.dtype, c->stream);
+        return;
+    }
+    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, first, table.rows,
+                 rows, out.cols, scale, (int)out.dtype, c->stream);
+}
+
 static void cuda_embed(struct backend *b, struct mat out, struct mat table, float scale)
 {
     struct cuda_backend *c = cuda_of(b);
 
     cuda_start(c);
-    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, 0, table.rows,
-                 cuda_rows(c, out), out.cols, scale, (int)out.dtype, c->stream);
+    cuda_embed_rows(c, out, table, 0, cuda_rows(c, out), scale);
 }
 
 static void cuda_embed_position(struct backend *b, struct mat x, struct mat table, int32_t offset)
@@ -546,13 +558,13 @@ static void cuda_free(struct backend *b)
         free(c->quant[i]);
     }
     free(c->quant);
+    free(c->decoded);
     free(c->owned);
     free(c->weight);
     free(c->scratch);
     free(c);
 }
 
-/* Blocks are decoded before they get here. */
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
     bool panels = f->id == FORMAT_FP4 || f->id == FORMAT_INT4; /* of experts */
@@ -569,7 +581,11 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .experts_bf16 = true};
     }
     if (!weight_format_is_plain(f)) {
-        return (struct weight_support){.act = DTYPE_BF16, .kernel = ""};
+        return (struct weight_support){.as_stored = f->id != FORMAT_Q2_K &&
+                                                    cuda_groups_run((const struct cuda_backend *)b),
+                                       .act = DTYPE_BF16,
+                                       .kernel = "bf16 tensor cores up to 256 rows, widened above",
+                                       .decodes_cut = true};
     }
     return (struct weight_support){
         .as_stored = true, .act = (enum dtype)f->id, .kernel = "tensor cores"};
@@ -580,6 +596,7 @@ static const struct backend_ops ops = {
     .memory = cuda_memory,
     .supports = cuda_supports,
     .weight = cuda_weight,
+    .use = cuda_weight_use,
     .scratch = cuda_scratch,
     .kv_create = cuda_kv_create,
     .ready = cuda_ready,

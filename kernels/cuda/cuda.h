@@ -58,12 +58,13 @@ struct cuda_scratch {
     int64_t n_bytes, row_bytes; /* size, and distance of rows */
 };
 
-struct matmul_plan;  /* linear.c */
-struct upload;       /* upload.c */
-struct swap;         /* swap.c */
-struct cuda_ranks;   /* ranks.c */
-struct cuda_stages;  /* stages.c */
-struct quant_weight; /* quant/quant.h */
+struct matmul_plan;   /* linear.c */
+struct upload;        /* upload.c */
+struct swap;          /* swap.c */
+struct cuda_ranks;    /* ranks.c */
+struct cuda_stages;   /* stages.c */
+struct quant_weight;  /* quant/quant.h */
+struct groups_layout; /* quant/groups.h */
 
 /* A norm or a gate whose result only the next operation reads is put off until that is
  * known: a product with a quantised weight gets it as codes alone. */
@@ -73,6 +74,12 @@ struct pending_codes {
     struct mat x, y;       /* of the norm: x += y first, unless y.data is NULL; gate_up: x */
     struct norm_args norm; /* of the norm */
     int32_t rows, act;
+};
+
+/* A weight that was stored in blocks and is kept as floats. */
+struct cuda_decoded {
+    const void *data; /* on the device */
+    const char *why;  /* a constant */
 };
 
 /* A product of many rows whose result only the next operation reads is put off until
@@ -191,6 +198,8 @@ struct cuda_backend {
     struct pending_codes pending;
     void **quant; /* [n_quant] struct quant_weight; owned */
     int32_t n_quant;
+    struct cuda_decoded *decoded; /* [n_decoded] weights whose blocks were decoded here */
+    int32_t n_decoded;
     struct cuda_ranks *ranks;   /* NULL: one rank */
     struct cuda_stages *stages; /* NULL: no pipeline */
 
@@ -259,6 +268,36 @@ void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p);
 /* Runs what is pending as it is. */
 void cuda_pending_flush(struct cuda_backend *c);
 
+/* quant/group_weights.c */
+/* Whether products of groups (groups.h) run here. */
+bool cuda_groups_run(const struct cuda_backend *c);
+/* Whether a weight can be kept in groups; *ret: how, else *ret_why, a constant. */
+bool cuda_group_fits(const struct cuda_backend *c, const struct weight_desc *d,
+                     struct groups_layout *ret, const char **ret_why);
+int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
+                      const struct groups_layout *l, struct quant_weight *q, struct err *e);
+/* A weight of blocks as floats; why: a constant, for the log. */
+int cuda_decoded_weight(struct cuda_backend *c, const struct weight_desc *d, const char *why,
+                        struct mat *ret, struct err *e);
+
+/* quant/parts.c */
+/* Whether rows of a weight that linear reads are stored in several ways. */
+bool cuda_weight_parted(const struct weight_desc *d);
+/* Such a weight, each part of which is one of its own. */
+int cuda_parts_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
+                      struct err *e);
+/* Whether w is one; then the part that has a row of it, if ret_part is not NULL. */
+bool cuda_is_parted(struct mat w, int32_t row, struct mat *ret_part);
+/* cuda_linear and cuda_linear_gated of such a weight, part by part. */
+void cuda_parts_linear(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
+                       const struct epilogue *ep);
+void cuda_parts_gated(struct cuda_backend *c, struct mat out, struct mat both, struct mat x,
+                      struct mat w, struct mat bias, enum activation act);
+
+/* quant/weight_use.c */
+/* backend_ops.use. */
+struct weight_use cuda_weight_use(const struct backend *b, struct mat w, int32_t row);
+
 /* quant/quant_weights.c */
 /* A weight whose pieces are all of one format with scales of their own, or a dummy of
  * one. */
@@ -295,6 +334,9 @@ void cuda_kv_swaps(struct cuda_backend *c, int32_t host_block);
 
 /* backend_cuda.c */
 struct norm_args cuda_norm_args(const struct norm *n);
+/* The first `rows` rows of an embedding whose table begins with id `first`. */
+void cuda_embed_rows(struct cuda_backend *c, struct mat out, struct mat table, int32_t first,
+                     int32_t rows, float scale);
 /* The step's arrays with the slots and tables of a KV group. */
 struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group);
 

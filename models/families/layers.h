@@ -100,6 +100,15 @@ static inline size_t rope_table_bytes(const struct rope_table *t)
     return (size_t)t->n_positions * (size_t)t->rot_dim * sizeof(*t->out);
 }
 
+/* Tensors of one format that are multiplied in one way. */
+struct format_use {
+    enum weight_format_id format;
+    bool quantised; /* while they were loaded */
+    struct weight_use use;
+    int32_t n; /* tensors */
+};
+enum { FORMAT_USES = 32 };
+
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
 struct transformer {
     struct mat embed;                   /* [n_vocab, embed_dim] */
@@ -134,6 +143,8 @@ struct transformer {
     const char *why_decoded[WEIGHT_FORMATS];
     enum dtype decoded_to[WEIGHT_FORMATS]; /* of the first one of a format */
     int32_t n_quantised;                   /* tensors of floats, to model_options.quantise */
+    struct format_use use[FORMAT_USES];    /* [n_uses] of those in blocks or codes */
+    int32_t n_uses;
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;                  /* residual stream, [hidden] */
@@ -574,6 +585,10 @@ void quantised_release(struct quantised *q);
 /* Count a tensor of row s that was loaded, for model_log_formats. */
 void model_count_format(const struct model *m, const struct tensor_spec *s,
                         const struct tensor *tensor, bool as_stored);
+/* Note how a tensor in blocks or codes is multiplied, which begins at row `row` of the
+ * weight w; quantised: while it was loaded. */
+void model_note_use(const struct model *m, const struct weight_format *f, bool quantised,
+                    struct mat w, int32_t row);
 
 /* The norms of q and of k over all of their heads together, in place, if the layer has
  * them. qkv [rows, (n_heads + 2 n_kv_heads) * head_dim]. */

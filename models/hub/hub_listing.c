@@ -1,8 +1,7 @@
 /* The files of a model's revision: the hub's answer, and the choice among GGUF files.
  *
  * Of several GGUF files Q8_0 is preferred, which is nearly exact at half the size, then
- * the exact ones, then fewer and fewer bits. Weights are decoded to 16 bits when they
- * are loaded, so a smaller file saves no memory.
+ * the exact ones, then fewer and fewer bits.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -56,7 +56,6 @@ void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_
 
     cuda_start(c);
     int32_t rows = cuda_rows(c, out);
-    launch_embed(out.data, out.stride, table.data, table.stride, c->arrays.token, first, table.rows,
-                 rows, out.cols, scale, (int)out.dtype, c->stream);
+    cuda_embed_rows(c, out, table, first, rows, scale);
     cuda_rank_sum(c, NULL, NULL, out, NULL, rows);
 }

@@ -60,9 +60,12 @@ enum fused_format {
     FUSED_FP8,  /* e4m3; a scale a row in w_scale, or a group */
     FUSED_INT4, /* struct quant_weight, QUANT_SEGMENTS */
     /* of mixed-input products alone (mixed.h) */
-    FUSED_INT8,  /* int8; w_scale and w_zero */
-    FUSED_MXFP4, /* struct quant_weight, QUANT_SEGMENTS in groups of 32; a factor a row */
-    FUSED_NVFP4, /* in groups of 16 */
+    FUSED_INT8,     /* int8; w_scale and w_zero */
+    FUSED_MXFP4,    /* struct quant_weight, QUANT_SEGMENTS in groups of 32; a factor a row */
+    FUSED_NVFP4,    /* in groups of 16 */
+    FUSED_GROUPS_4, /* struct quant_weight, QUANT_GROUPS by kind; a factor a row */
+    FUSED_LEVELS,
+    FUSED_GROUPS_8,
 };
 
 enum {
@@ -91,12 +94,14 @@ struct fused_op {
     int32_t n_groups;
     int32_t e4m3;       /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
     int32_t f16_scales; /* of FUSED_INT4: groups' scales are fp16, else bf16 */
+    int32_t halves;     /* of FUSED_GROUPS_4 and _8: groups of 16 columns */
     int32_t n, k;
     const void *bias;     /* [n] or NULL */
     int32_t act;          /* enum activation */
     const void *residual; /* [rows, n] or NULL */
     int64_t residual_stride;
-    void *out; /* [rows, n]; NULL where only `gated` is wanted */
+    void *out;          /* [rows, n]; NULL where only `gated` is wanted */
+    int32_t out_floats; /* out is float32: of launch_mixed_wide alone */
     int64_t out_stride;
     /* Further results; NULL: none. sum [rows, n] += out, and with `partial` the other
      * ranks' out too; gated [rows, n / 2] = act(out[:, :n / 2]) * out[:, n / 2:]. */

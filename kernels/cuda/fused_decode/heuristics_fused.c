@@ -2,7 +2,7 @@
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 
 #include "kernels/cuda/mixed/mixed.h"
-#include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/quant/groups.h"
 
 enum { NORM_K = 64 }; /* a norm's columns are a multiple */
 
@@ -43,8 +43,7 @@ static struct fused_op *last_op(struct fused_args *a)
 
 /* ---- weights ---- */
 
-/* How a launch reads w, of an even number of a warp's columns; -1: it does not. */
-static int32_t format_of(struct mat w, enum dtype act)
+int32_t fused_format_of(struct mat w, enum dtype act)
 {
     const struct quant_weight *q = w.priv;
     int32_t format = FUSED_16;
@@ -52,7 +51,8 @@ static int32_t format_of(struct mat w, enum dtype act)
     if (w.format) {
         bool rows = q->layout == QUANT_ROWS && (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
         bool fp4 = q->format == FORMAT_FP4;
-        format = q->layout == QUANT_SEGMENTS        ? !fp4                  ? FUSED_INT4
+        format = q->layout == QUANT_GROUPS          ? (int32_t)FUSED_GROUPS_4 + q->kind - GROUPS_4
+                 : q->layout == QUANT_SEGMENTS      ? !fp4                  ? FUSED_INT4
                                                       : q->group_cols == 16 ? FUSED_NVFP4
                                                                             : FUSED_MXFP4
                  : rows && q->format == FORMAT_FP8  ? FUSED_FP8
@@ -60,7 +60,7 @@ static int32_t format_of(struct mat w, enum dtype act)
                                                     : -1;
         format = act == DTYPE_BF16 ? format : -1;
     }
-    bool fits = format >= 0 && w.cols % fused_warp_k(format) == 0 &&
+    bool fits = format >= 0 && (mixed_in_groups(format) || w.cols % fused_warp_k(format) == 0) &&
                 (format != FUSED_INT4 || w.cols % FUSED_SEGMENT_K == 0);
     return fits ? format : -1;
 }
@@ -77,7 +77,7 @@ static bool format_joins(struct fused_args *a, int32_t format)
     return true;
 }
 
-static void set_weight(struct fused_op *p, struct mat w)
+void fused_set_weight(struct fused_op *p, struct mat w)
 {
     const struct quant_weight *q = w.format ? w.priv : NULL;
 
@@ -88,6 +88,7 @@ static void set_weight(struct fused_op *p, struct mat w)
     p->n_groups = q && q->layout == QUANT_ROWS ? q->n_groups : 1;
     p->e4m3 = q && q->quantises;
     p->f16_scales = q && q->f16_scales;
+    p->halves = q && q->layout == QUANT_GROUPS && q->group_cols == 16;
     p->n = w.rows;
     p->k = w.cols;
 }
@@ -125,7 +126,7 @@ static bool linear_suits(int32_t rows, struct mat out, struct mat x, struct mat 
 bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep)
 {
-    int32_t format = format_of(w, x.dtype);
+    int32_t format = fused_format_of(w, x.dtype);
 
     if (format < 0 || !rows_suit(a, rows, x.dtype) || !linear_suits(rows, out, x, w, ep) ||
         !format_joins(a, format)) {
@@ -139,7 +140,7 @@ bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struc
     if (after_norm) {
         p = *last;
     }
-    set_weight(&p, w);
+    fused_set_weight(&p, w);
     p.out = out.data;
     p.out_stride = out.stride;
     p.out_transient = out.transient;

@@ -9,6 +9,11 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/fused_decode/fused_decode.h"
 
+/* How launches of few rows read w, with activations of type `act` (enum fused_format);
+ * -1: they do not. */
+int32_t fused_format_of(struct mat w, enum dtype act);
+/* Sets the op's weight. */
+void fused_set_weight(struct fused_op *p, struct mat w);
 /* out = x w^T with the epilogue. */
 bool fused_push_linear(struct fused_args *a, int32_t rows, struct mat out, struct mat x,
                        struct mat w, const struct epilogue *ep);

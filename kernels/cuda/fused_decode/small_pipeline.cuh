@@ -31,6 +31,7 @@ struct small_args {
     float weight_offset;
     unsigned long long *squares_out; /* [rows], added to */
     struct p2p_summands ranks;       /* SMALL_SUM: the other ranks' summands */
+    float *floats; /* SMALL_PLAIN of weights in groups: in place of `out`; NULL: not */
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -515,6 +515,10 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 
     struct cuda_backend *c = cuda_of(b);
 
+    if (cuda_is_parted(w, 0, NULL)) {
+        cuda_parts_linear(c, out, x, w, ep);
+        return;
+    }
     ep = ep ? ep : &plain;
     if (cuda_fused_linear(c, out, x, w, ep)) {
         return;
@@ -531,6 +535,10 @@ void cuda_linear(struct backend *b, struct mat out, struct mat x, struct mat w,
 void cuda_linear_gated(struct backend *b, struct mat out, struct mat lt_out, struct mat x,
                        struct mat w, struct mat bias, enum activation act)
 {
+    if (cuda_is_parted(w, 0, NULL)) {
+        cuda_parts_gated(cuda_of(b), out, lt_out, x, w, bias, act);
+        return;
+    }
     if (cuda_fused_linear_gated(cuda_of(b), out, x, w, bias, act)) {
         return;
     }

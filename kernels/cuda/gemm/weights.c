@@ -30,8 +30,13 @@ int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret,
     if (rc < 0) {
         return rc;
     }
-    if (weight_has_blocks(d) || (d->n_pieces == 0 && d->dummy_format)) {
-        return cuda_quant_weight(c, d, ret, e);
+    bool stored = weight_has_blocks(d);
+    if (stored && cuda_weight_parted(d)) {
+        return cuda_parts_weight(c, d, ret, e);
+    }
+    if (stored || (d->n_pieces == 0 && d->dummy_format)) {
+        rc = cuda_quant_weight(c, d, ret, e);
+        return rc == 0 && d->kind == WEIGHT_LINEAR && !ret->format ? note_weight(c, *ret, e) : rc;
     }
     struct mat m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = d->dtype};
     int64_t n = (int64_t)d->rows * d->cols;

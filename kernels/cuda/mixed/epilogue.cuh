@@ -135,6 +135,12 @@ __device__ __forceinline__ uint2 plain_quad(const float4 &v, uint2 bias, float f
                            activated<ACT>(v.w * f + high(bias.y), act)));
 }
 
+__device__ __forceinline__ float4 plain_floats(const float4 &v, uint2 bias, float f, int act)
+{
+    return make_float4(activate(v.x * f + low(bias.x), act), activate(v.y * f + high(bias.x), act),
+                       activate(v.z * f + low(bias.y), act), activate(v.w * f + high(bias.y), act));
+}
+
 /* out = act(factor * sums + bias); of a cluster's tile each block has its part of the
  * columns. */
 template <typename L, int N, int SPLIT, int WIDTH>
@@ -151,6 +157,12 @@ __device__ __forceinline__ void store_plain(const shared_sums<L, N, SPLIT> &sums
         float4 v = sums.quad(row, column);
         float f = norm_factor(a, row);
         uint2 bias = a.bias ? *(const uint2 *)(a.bias + at) : make_uint2(0, 0);
+        if constexpr (L::FLOATS) {
+            if (a.floats) {
+                *(float4 *)(a.floats + row * a.out_stride + at) = plain_floats(v, bias, f, a.act);
+                continue;
+            }
+        }
         *(uint2 *)(a.out + row * a.out_stride + at) = a.act == A_NONE
                                                           ? plain_quad<A_NONE>(v, bias, f, a.act)
                                                           : plain_quad<-1>(v, bias, f, a.act);

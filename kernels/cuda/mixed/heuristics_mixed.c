@@ -23,9 +23,10 @@ struct small_tile small_mixed_tile(const struct fused_op *p, int32_t format, int
     for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
         const struct small_tile *t = &TILES[i];
         int32_t blocks = p->n / t->width * t->split * times;
-        bool fits = t->width <= mixed_warpgroups(rows) * MIXED_ROWS && p->n % t->width == 0 &&
-                    p->k % (stage_columns(format, rows, t->width) * t->split) == 0 &&
-                    (best.kind != SMALL_GATED || t->width > MIXED_ROWS);
+        bool fits =
+            t->width <= mixed_warpgroups(rows) * MIXED_ROWS && p->n % t->width == 0 &&
+            mixed_depth(format, p->k) % (stage_columns(format, rows, t->width) * t->split) == 0 &&
+            (best.kind != SMALL_GATED || t->width > MIXED_ROWS);
         /* the most blocks of one wave, else the fewest */
         bool better = best.width == 0 ||
                       (most <= n_blocks ? blocks > most && blocks <= n_blocks : blocks < most);
@@ -69,7 +70,10 @@ bool mixed_wide_suits(const struct fused_args *a, const struct fused_op *p, int3
 {
     struct small_tile t = small_mixed_tile(p, a->format, a->rows, n_blocks);
 
-    return a->format != FUSED_16 && a->type == DTYPE_BF16 && a->rows > SMALL_ROWS &&
-           a->rows <= MIXED_MOST_ROWS && t.width > 0 && !p->residual && !p->e4m3 &&
+    /* fewer rows of others are launches of fused_decode.h, where these count */
+    bool enough = a->rows > SMALL_ROWS || mixed_in_groups(a->format);
+
+    return a->format != FUSED_16 && a->type == DTYPE_BF16 && enough && a->rows <= MIXED_MOST_ROWS &&
+           t.width > 0 && !p->residual && !p->e4m3 &&
            (t.kind == SMALL_PLAIN || (!p->bias && p->act == ACT_NONE));
 }

@@ -16,6 +16,9 @@ extern "C" void small_mixed_prepare(void)
     prepare_mixed<FUSED_INT8>();
     prepare_mixed<FUSED_MXFP4>();
     prepare_mixed<FUSED_NVFP4>();
+    prepare_mixed<FUSED_GROUPS_4>();
+    prepare_mixed<FUSED_LEVELS>();
+    prepare_mixed<FUSED_GROUPS_8>();
 }
 
 bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, struct small_tile t,
@@ -24,15 +27,17 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
 {
     CUtensorMap wm = {}, xm;
     mixed_args m = {};
+    int32_t depth = mixed_depth(a->format, p->k);
 
     m.s = s;
-    m.s.depth_steps = p->k / MIXED_GROUP / t.split;
+    m.s.depth_steps = depth / MIXED_GROUP / t.split;
     m.w_scale = p->w_scale;
     m.w_zero = (const int8_t *)p->w_zero;
     m.n_groups = p->n_groups;
     m.f16_scales = p->f16_scales;
     m.segments = (const char *)p->w;
-    m.n_segments = p->k / QUANT_SEGMENT;
+    m.halves = p->halves;
+    m.n_segments = depth / (a->format == FUSED_GROUPS_8 ? (int)GROUPS_COLS_8 : (int)QUANT_SEGMENT);
     if (a->format == FUSED_INT4 && a->rows <= FEW_INT4_ROWS && p->k / t.split <= FEW_INT4_COLUMNS &&
         (uintptr_t)x % 4 == 0 && x_stride % 2 == 0) {
         return launch_few_int4(t, m, x, x_stride, stream);
@@ -43,11 +48,14 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
                                   mixed_source_groups(a->rows) * (MIXED_GROUP / SMALL_DEPTH))) {
         return false;
     }
-    return a->format == FUSED_INT4    ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
-           : a->format == FUSED_FP8   ? launch_mixed<FUSED_FP8>(t, wm, xm, m, stream)
-           : a->format == FUSED_MXFP4 ? launch_mixed<FUSED_MXFP4>(t, wm, xm, m, stream)
-           : a->format == FUSED_NVFP4 ? launch_mixed<FUSED_NVFP4>(t, wm, xm, m, stream)
-                                      : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
+    return a->format == FUSED_INT4       ? launch_mixed<FUSED_INT4>(t, wm, xm, m, stream)
+           : a->format == FUSED_FP8      ? launch_mixed<FUSED_FP8>(t, wm, xm, m, stream)
+           : a->format == FUSED_MXFP4    ? launch_mixed<FUSED_MXFP4>(t, wm, xm, m, stream)
+           : a->format == FUSED_NVFP4    ? launch_mixed<FUSED_NVFP4>(t, wm, xm, m, stream)
+           : a->format == FUSED_GROUPS_4 ? launch_mixed<FUSED_GROUPS_4>(t, wm, xm, m, stream)
+           : a->format == FUSED_LEVELS   ? launch_mixed<FUSED_LEVELS>(t, wm, xm, m, stream)
+           : a->format == FUSED_GROUPS_8 ? launch_mixed<FUSED_GROUPS_8>(t, wm, xm, m, stream)
+                                         : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
 }
 
 extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, cudaStream_t stream)
@@ -58,6 +66,7 @@ extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, 
 
     k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : p->out);
     k.out_stride = t.kind == SMALL_GATED ? p->gated_stride : p->out_stride;
+    k.floats = p->out_floats ? (float *)p->out : NULL;
     k.bias = (const bf16 *)p->bias;
     k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
     k.rows = a->rows;

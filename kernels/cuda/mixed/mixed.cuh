@@ -63,7 +63,8 @@ template <int F, int N, int WIDTH> struct loader {
             int row = first_row<WIDTH>(a.s, kind, tile, i);
             if constexpr (L::SEGMENTS) {
                 plain_copy(to + i * L::TILE_BYTES,
-                           a.segments + quant_segment_at(row, group / 4, a.n_segments, L::PITCH),
+                           a.segments + quant_segment_at(row, group / L::SEGMENT_GROUPS,
+                                                         a.n_segments, L::PITCH),
                            L::TILE_BYTES, bar, once);
             } else {
 #pragma unroll
@@ -185,6 +186,12 @@ __device__ __forceinline__ void sum_group_by_warp(warp_sums<N> &sums, lane_codes
     __syncwarp(); /* all lanes have read their codes */
 }
 
+/* The same of FUSED_GROUPS_4 and eight rows (operands_groups.cuh). */
+template <typename READY>
+__device__ __forceinline__ void
+sum_nibbles_by_warp(warp_sums<8> &sums, lane_codes<FUSED_GROUPS_4> &codes, uint32_t tile, int g,
+                    uint32_t from, READY ready);
+
 /* The same of codes of eight bits. Which column the instruction takes for which is free
  * as long as both operands agree: a lane multiplies 16 neighbours of each 64, and so
  * fetches 16 bytes of both at a time. */
@@ -246,8 +253,8 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     constexpr int EACH = L::GROUPS / L::PARTS; /* groups of a stage of codes */
     constexpr int STEP = L::PARTS / L::SOURCE_GROUPS;
     constexpr bool BY_WARP = N <= MIXED_FEW_ROWS;
-    /* Besides those in its values a row of FP4 has one scale, for the end. */
-    constexpr bool ROW_SCALES = BY_WARP && (F == FUSED_MXFP4 || F == FUSED_NVFP4);
+    /* Besides those in its values a row of FP4 or groups has one scale, for the end. */
+    constexpr bool ROW_SCALES = BY_WARP && F >= FUSED_MXFP4;
     /* the same in all lanes, which the compiler cannot know of threadIdx */
     int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), part = warpgroup / L::TILES,
         group = first_group + part, in_source = part % L::SOURCE_GROUPS;
@@ -277,7 +284,9 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 if (!ROW_SCALES) {
                     few = {};
                 }
-                if constexpr (L::SEGMENTS) {
+                if constexpr (F == FUSED_GROUPS_4 && N == 8) {
+                    sum_nibbles_by_warp(few, codes, tile, j * L::PARTS, from, ready);
+                } else if constexpr (L::SEGMENTS) {
                     sum_group_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
                 } else {
                     sum_bytes_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
@@ -378,6 +387,9 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     if constexpr (N == MIXED_WIDE_ROWS) {
         small_args s = a.s;
         s.out += source_row * s.out_stride;
+        if (L::FLOATS && s.floats) {
+            s.floats += source_row * s.out_stride;
+        }
         s.rows = rows;
         store<L, N, SPLIT, WIDTH>(sums, stream, s, kind, tile, part);
     } else {

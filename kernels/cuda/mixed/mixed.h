@@ -5,7 +5,8 @@
  * Weights are the larger operand of the matrix instruction and come from registers,
  * where their codes are widened; activations are the other one. Each 128 columns are
  * summed by themselves and multiplied by their scale in float32, so no weight is
- * rounded.
+ * rounded. Those of QUANT_GROUPS, whose groups are shorter, are made whole, and
+ * rounded as a bf16 is.
  *
  *   rows        activations   blocks
  *   1 to 16     8 or 16       one a multiprocessor, of four warpgroups, whose warps
@@ -40,10 +41,23 @@ enum {
     MIXED_GROUP = 128,     /* columns that are summed before their scale is applied */
 };
 
-/* Whether weights of the format lie in QUANT_SEGMENTS, of 512 columns. */
+/* Whether weights of the format lie in segments, of 512 columns. */
 static inline MIXED_CONST bool mixed_in_segments(int32_t format)
 {
-    return format == FUSED_INT4 || format == FUSED_MXFP4 || format == FUSED_NVFP4;
+    return format == FUSED_INT4 || format >= FUSED_MXFP4;
+}
+
+/* Whether they lie in QUANT_GROUPS. */
+static inline MIXED_CONST bool mixed_in_groups(int32_t format)
+{
+    return format >= FUSED_GROUPS_4;
+}
+
+/* The depth of a product of k columns: those of QUANT_GROUPS are filled up. */
+static inline MIXED_CONST int32_t mixed_depth(int32_t format, int32_t k)
+{
+    return mixed_in_groups(format) ? (k + FUSED_SEGMENT_K - 1) / FUSED_SEGMENT_K * FUSED_SEGMENT_K
+                                   : k;
 }
 
 /* Every tile there is a kernel for: TILE(width, split), of all kinds; only four

@@ -7,7 +7,7 @@
 #include "kernels/cuda/mixed/mixed.h"
 #include "kernels/cuda/mixed/wgmma_mixed.cuh"
 #include "kernels/cuda/quant/codes.cuh"
-#include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/quant/groups.h"
 
 enum { MOST_STAGES = 12 };
 
@@ -24,6 +24,7 @@ struct mixed_args {
     const char *segments;
     int32_t n_segments;
     int32_t f16_scales;
+    int32_t halves; /* of FUSED_GROUPS_4 and _8 */
 };
 
 /* F: enum fused_format; N: rows of the activations' operand; WIDTH: of the tile. */
@@ -38,14 +39,21 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
     static constexpr bool SEGMENTS = mixed_in_segments(F);
-    static constexpr int GROUPS = SEGMENTS ? 4 : PARTS; /* of a stage of codes */
+    static constexpr bool FLOATS = mixed_in_groups(F); /* small_args.floats may be set */
+    static constexpr int SEGMENT_GROUPS = F == FUSED_GROUPS_8 ? 2 : 4; /* of 128 columns */
+    static constexpr int GROUPS = !SEGMENTS                ? PARTS     /* of a stage of codes */
+                                  : PARTS < SEGMENT_GROUPS ? SEGMENT_GROUPS
+                                                           : PARTS;
     /* Bytes between rows of codes, and of 64 rows' codes of a stage. Rows of segments
      * begin in different banks; others are of one group and swizzled. */
-    static constexpr int PITCH = F == FUSED_INT4    ? (int)QUANT_SEGMENT_BYTES
-                                 : F == FUSED_MXFP4 ? (int)QUANT_MXFP4_BYTES
-                                 : F == FUSED_NVFP4 ? (int)QUANT_NVFP4_BYTES
-                                                    : (int)MIXED_GROUP;
-    static constexpr int TILE_BYTES = MIXED_ROWS * PITCH * (SEGMENTS ? 1 : GROUPS);
+    static constexpr int PITCH = F == FUSED_INT4       ? (int)QUANT_SEGMENT_BYTES
+                                 : F == FUSED_MXFP4    ? (int)QUANT_MXFP4_BYTES
+                                 : F == FUSED_NVFP4    ? (int)QUANT_NVFP4_BYTES
+                                 : F == FUSED_GROUPS_8 ? (int)GROUPS_BYTES_8
+                                 : mixed_in_groups(F)  ? (int)GROUPS_BYTES_4
+                                                       : (int)MIXED_GROUP;
+    static constexpr int TILE_BYTES =
+        MIXED_ROWS * PITCH * (SEGMENTS ? GROUPS / SEGMENT_GROUPS : GROUPS);
     static constexpr int STAGE_BYTES = TILES * TILE_BYTES;
     /* Copies of the activations: each of some groups, which so many parts read. */
     static constexpr int SOURCE_GROUPS = mixed_source_groups(N);
@@ -55,7 +63,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int SOURCES = N == 8    ? (TILES == 4 ? 2 : 4)
                                    : N == 16 ? (TILES == 4 ? 2 : 3)
                                    : N == 32 ? (TILES == 1 ? 4 : 3)
-                                   : N == 64 ? (TILES == 4   ? 5
+                                   : N == 64 ? (TILES == 4   ? (mixed_in_groups(F) ? 4 : 5)
                                                 : TILES == 2 ? 7
                                                              : 8)
                                              : 4;

@@ -3,7 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/quant/codes.cuh"
-#include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/quant/groups.h"
 #include "kernels/cuda/step/norm.cuh"
 
 namespace
@@ -438,7 +438,9 @@ void gate_quantise(uint8_t *codes, float *scale, const T *in, int64_t in_stride,
 extern "C" void launch_widen(void *out, int64_t out_stride, const struct quant_weight *w, int type,
                              cudaStream_t stream)
 {
-    if (w->layout == QUANT_SEGMENTS && w->format == FORMAT_FP4) {
+    if (w->layout == QUANT_GROUPS) {
+        launch_widen_groups(out, out_stride, w, type, stream);
+    } else if (w->layout == QUANT_SEGMENTS && w->format == FORMAT_FP4) {
         launch_widen_fp4(out, out_stride, w, type, stream);
     } else if (type == T_F16) {
         widen_to((__half *)out, out_stride, *w, stream);

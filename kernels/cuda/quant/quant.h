@@ -1,6 +1,6 @@
 /* Weights whose scales are a tensor of their own (struct weight_scales), on the device.
  *
- * A weight is kept in one of two layouts, repacked once while it is loaded:
+ * A weight is kept in one of these layouts, repacked once while it is loaded:
  *
  *   QUANT_ROWS      codes row by row as in the file, scales and zero points for groups of
  *                   columns of each row; any grouping
@@ -16,15 +16,17 @@
  *                   FORMAT_FP4 in groups of 16 or 32 columns likewise: a segment's codes
  *                   are followed by a byte for each group, its scale (fp4_scales.h), and
  *                   a word has its codes as fp4_pair wants them.
+ *   QUANT_GROUPS    groups of 32 or 16 columns, also of GGUF's blocks (groups.h)
  *
  * Which kernel multiplies, where activations are bf16:
  *   up to 8 rows of a decode step   mixed-input products (cuda/mixed; FORMAT_INT4 of up to
  *                                   4 rows by whole numbers), or the fused launch where
  *                                   they would not fill the device (not FORMAT_FP4,
- *                                   FORMAT_INT8)
- *   9 to 64 rows of one             the same of QUANT_SEGMENTS, FORMAT_INT8, and FORMAT_FP8
- *                                   in groups of 128 columns or of files that keep the
- *                                   activations; other FORMAT_FP8 as below, in own tiles
+ *                                   FORMAT_INT8, QUANT_GROUPS)
+ *   9 to 64 rows of one             the same of QUANT_SEGMENTS, QUANT_GROUPS, FORMAT_INT8,
+ *                                   and FORMAT_FP8 in groups of 128 columns or of files
+ *                                   that keep the activations; other FORMAT_FP8 as below,
+ *                                   in own tiles
  *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row
  *                                   (quant.cu), then tiles of codes (gemm/tiles.h) where
  *                                   they keep the device busy, else cuBLASLt's product
@@ -82,6 +84,10 @@ struct quant_weight {
     int32_t group_cols;  /* columns that share a scale */
     int32_t n_groups;    /* of a row */
     bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
+    int32_t kind;        /* of QUANT_GROUPS (groups.h): enum groups_kind */
+    bool fixed;          /* the file has a scale for all activations, which is not used */
+    bool embedded;       /* of QUANT_GROUPS: embed reads it, no product */
+    bool logits;         /* its products are float32 */
     bool quantises;      /* activations are quantised for products of cuBLASLt */
     const void *codes;   /* [rows], row_bytes apart */
     const float *scale;  /* [rows, n_groups], of QUANT_ROWS; [rows] of segments of FORMAT_FP4 */

@@ -7,6 +7,7 @@
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/gemm/linear.h"
 #include "kernels/cuda/quant/fp4_scales.h"
+#include "kernels/cuda/quant/groups.h"
 #include "kernels/cuda/quant/panels.h"
 #include "kernels/weight_pieces.h"
 
@@ -445,6 +446,8 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->segment = segment_bytes(q);
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
+    q->logits = d->logits;
+    q->fixed = d->n_pieces > 0 && d->piece[0].scales.act == ACT_SCALE_TENSOR;
     q->quantises = q->format == FORMAT_FP8 && activations_quantised(d) &&
                    !c->config.deterministic && d->dtype == DTYPE_BF16 &&
                    (d->experts ? expert_e4m3_fits(q->cols, q->group_cols)
@@ -452,16 +455,61 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
                                      q->rows % CODE_ALIGN == 0 && lt_has_e4m3(c, q->rows, q->cols));
 }
 
+/* Whether the weight is better in groups than as described: its codes have other
+ * groups, columns or scales than the kernels of segments and rows. */
+static bool better_in_groups(const struct cuda_backend *c, const struct weight_desc *d,
+                             const struct quant_weight *q, struct groups_layout *ret)
+{
+    bool by_rows = q->format == FORMAT_INT8 && q->cols % QUANT_GROUP == 0 &&
+                   (q->n_groups == 1 || q->group_cols == QUANT_GROUP);
+    const char *why;
+
+    bool others = q->layout == QUANT_ROWS && !by_rows;
+
+    return (q->format == FORMAT_INT4 || q->format == FORMAT_INT8) && (others || d->logits) &&
+           d->n_pieces > 0 && cuda_group_fits(c, d, ret, &why);
+}
+
+/* A weight whose codes have their scales apart. */
+static int make_codes(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q,
+                      struct err *e)
+{
+    struct groups_layout groups;
+
+    describe(c, d, q);
+    if (d->experts && q->format != FORMAT_FP8 && q->layout != QUANT_PANELS) {
+        return err_set(e, ERR_UNSUPPORTED,
+                       "cuda: weight %s: experts stored as %s of these groups or scales are not "
+                       "multiplied",
+                       d->name, weight_format_of((enum weight_format_id)q->format)->name);
+    }
+    if (better_in_groups(c, d, q, &groups)) {
+        return cuda_group_weight(c, d, &groups, q, e);
+    }
+    q->codes = cuda_alloc(c, (size_t)(q->row_bytes * stored_rows(q)), d->name, e);
+    int rc = !q->codes          ? ERR_NOMEM
+             : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)
+                                : fill_weight(c, d, q, e);
+    return rc < 0 ? rc : make_buffers(c, d, q, e);
+}
+
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
                       struct err *e)
 {
-    if (d->kind != WEIGHT_LINEAR || !pieces_agree(d)) {
+    const struct weight_format *f = d->n_pieces > 0 ? d->piece[0].format : d->dummy_format;
+    bool blocks = f && !weight_format_has_scales(f);
+    struct groups_layout groups;
+    const char *why = NULL;
+
+    if (blocks && d->n_pieces > 0 && !cuda_group_fits(c, d, &groups, &why)) {
+        return cuda_decoded_weight(c, d, why, ret, e);
+    }
+    if (!blocks && (d->kind != WEIGHT_LINEAR || !pieces_agree(d))) {
         return err_set(e, ERR_UNSUPPORTED,
-                       "cuda: weight %s: its parts are stored in different formats or groups, or "
-                       "it is an embedding",
+                       "cuda: weight %s: experts stored in different formats or groups, or an "
+                       "embedding of codes",
                        d->name);
     }
-    const struct weight_format *f = d->n_pieces > 0 ? d->piece[0].format : d->dummy_format;
     if (d->experts && d->dtype != DTYPE_BF16) {
         return err_set(e, ERR_UNSUPPORTED,
                        "cuda: weight %s: experts stored as %s are multiplied with bfloat16 alone, "
@@ -477,18 +525,7 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
     }
     c->quant = grown;
     c->quant[c->n_quant++] = q;
-    describe(c, d, q);
-    if (d->experts && q->format != FORMAT_FP8 && q->layout != QUANT_PANELS) {
-        return err_set(e, ERR_UNSUPPORTED,
-                       "cuda: weight %s: experts stored as %s of these groups or scales are not "
-                       "multiplied",
-                       d->name, f->name);
-    }
-    q->codes = cuda_alloc(c, (size_t)(q->row_bytes * stored_rows(q)), d->name, e);
-    int rc = !q->codes          ? ERR_NOMEM
-             : d->n_pieces == 0 ? fill_dummy(c, q, d->name, e)
-                                : fill_weight(c, d, q, e);
-    rc = rc < 0 ? rc : make_buffers(c, d, q, e);
+    int rc = blocks ? cuda_group_weight(c, d, &groups, q, e) : make_codes(c, d, q, e);
     if (rc < 0) {
         return rc;
     }

@@ -1,5 +1,7 @@
 /* In which format a backend gets the tensors of a checkpoint: blocks as they are stored
  * where it multiplies them so, else values. */
+#include <string.h>
+
 #include "config/base/buf.h"
 #include "config/base/log.h"
 #include "models/checkpoint/quantised/quantised.h"
@@ -67,6 +69,9 @@ static const char *why_decoded(const struct model *m, const struct tensor_spec *
 {
     const struct quant_tensor *q = t->quantised;
 
+    if (tensor_stays_in_blocks(m, s, t)) {
+        return "a rank's part cuts blocks";
+    }
     return !m->backend->ops->supports(m->backend, t->format).as_stored ? "no kernel multiplies them"
            : q && q->column_group     ? "groups of columns that are no neighbours"
            : s->kind != WEIGHT_LINEAR ? "they are embedded"
@@ -91,6 +96,51 @@ void model_count_format(const struct model *m, const struct tensor_spec *s,
     }
 }
 
+static bool same_text(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+void model_note_use(const struct model *m, const struct weight_format *f, bool quantised,
+                    struct mat w, int32_t row)
+{
+    struct transformer *t = m->weights;
+    const struct backend_ops *ops = m->backend->ops;
+    struct weight_use use = {.kernel = ops->supports(m->backend, f).kernel};
+
+    if (ops->use) {
+        use = ops->use(m->backend, w, row);
+    }
+    for (int32_t i = 0; i < t->n_uses; i++) {
+        struct format_use *u = &t->use[i];
+        if (u->format == f->id && u->quantised == quantised && u->use.decoded == use.decoded &&
+            same_text(u->use.kernel, use.kernel) && same_text(u->use.why, use.why)) {
+            u->n++;
+            return;
+        }
+    }
+    if (t->n_uses < FORMAT_USES) {
+        t->use[t->n_uses++] =
+            (struct format_use){.format = f->id, .quantised = quantised, .use = use, .n = 1};
+    }
+}
+
+/* "12 of Q4_K by a kernel (why)". */
+static void print_use(struct buf *text, const struct model *m, const struct format_use *u)
+{
+    buf_printf(text, "%s%d %s%s%s ", text->len ? "; " : "", u->n,
+               u->quantised ? "quantised to " : "of ", weight_format_of(u->format)->name,
+               u->quantised ? "," : "");
+    if (u->use.decoded) {
+        buf_printf(text, "decoded to %s", dtype_name(m->options.dtype));
+    } else {
+        buf_printf(text, "by %s", u->use.kernel);
+    }
+    if (u->use.why) {
+        buf_printf(text, " (%s)", u->use.why);
+    }
+}
+
 void model_log_formats(const struct model *m)
 {
     const struct transformer *t = m->weights;
@@ -100,7 +150,12 @@ void model_log_formats(const struct model *m)
     for (int32_t i = 0; i < WEIGHT_FORMATS; i++) {
         const struct weight_format *f = weight_format_of((enum weight_format_id)i);
         struct weight_support s = m->backend->ops->supports(m->backend, f);
-        if (t->n_stored[i] > 0) {
+        for (int32_t j = 0; j < t->n_uses; j++) {
+            if (t->use[j].format == f->id) {
+                print_use(&text, m, &t->use[j]);
+            }
+        }
+        if (t->n_stored[i] > 0 && weight_format_is_plain(f)) {
             buf_printf(&text, "%s%d of %s by %s", text.len ? "; " : "", t->n_stored[i], f->name,
                        s.kernel);
         }
@@ -109,12 +164,10 @@ void model_log_formats(const struct model *m)
                        t->n_decoded[i], f->name, dtype_name(t->decoded_to[i]), t->why_decoded[i]);
         }
     }
-    if (t->n_quantised > 0) {
-        const struct weight_format *f = m->options.quantise;
-        struct weight_support s = m->backend->ops->supports(m->backend, f);
-        buf_printf(&text, "%s%d quantised to %s, %s%s", text.len ? "; " : "", t->n_quantised,
-                   f->name, s.as_stored ? "by " : "whose values are ",
-                   s.as_stored ? s.kernel : dtype_name(m->options.dtype));
+    const struct weight_format *f = m->options.quantise;
+    if (t->n_quantised > 0 && !m->backend->ops->supports(m->backend, f).as_stored) {
+        buf_printf(&text, "%s%d quantised to %s, whose values are %s", text.len ? "; " : "",
+                   t->n_quantised, f->name, dtype_name(m->options.dtype));
     }
     if (text.len > 0) {
         log_event(LOG_INFO, "weight formats", LOG_STR("tensors", text.data));

@@ -503,6 +503,22 @@ static bool keeps_inputs(const struct model *m, const struct tensor_spec *s, int
 
 enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
 
+/* Notes how the tensors of a weight in blocks or codes are multiplied; those of `d`
+ * that have no format in the file were quantised. */
+static void note_uses(const struct assembly *a, const struct weight_desc *d, struct mat w)
+{
+    const struct tensor *last = NULL;
+
+    for (int32_t i = 0, row = 0; i < a->n_pieces; row += a->piece[i++].rows) {
+        const struct weight_format *f = a->piece[i].format;
+        bool quantised = !f && d->piece != a->piece && d->piece[0].format;
+        if ((f || quantised) && a->source[i].tensor != last) {
+            model_note_use(a->m, f ? f : d->piece[0].format, quantised, w, row);
+        }
+        last = a->source[i].tensor;
+    }
+}
+
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
                        struct mat *ret, struct err *e)
 {
@@ -534,6 +550,9 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     struct quantised q = {0};
     int rc = model_quantises(m, s, a->cols) ? quantised_init(&q, m, &d, e) : 0;
     rc = rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, ret, e);
+    if (rc == 0 && m->checkpoint) {
+        note_uses(a, &d, *ret);
+    }
     quantised_release(&q);
     bool in_place = rc == 0 && d.mapped && ret->data == a->piece[0].data;
     for (int32_t i = 0; i < a->n_pieces && rc == 0; i++) {
@@ -562,6 +581,22 @@ static int check_codes(const struct assembly *a, const struct tensor *t, int32_t
     return rc;
 }
 
+/* Whether this rank's columns of a tensor in blocks are no whole ones, and the backend
+ * has it decoded. */
+static bool is_cut(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
+{
+    int64_t n_rows, n_cols;
+    struct axis_range in[LIMIT_HEADS];
+
+    if (!t->blocks || split_of(m, s) != SPLIT_IN ||
+        !m->backend->ops->supports(m->backend, t->format).decodes_cut) {
+        return false;
+    }
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    axis_ranges(m, s->cols, true, s->transposed ? n_rows : n_cols, in);
+    return in[0].first % t->format->block_values != 0 || in[0].n % t->format->block_values != 0;
+}
+
 /* Add the tensors of the n rows from s on, which have one target: of one expert, or of
  * none. */
 static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
@@ -576,7 +611,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             struct tensor_index named = {m->config.head.layer + at.layer, at.expert};
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
-            bool blocks = tensor_stays_in_blocks(m, s, t);
+            bool blocks = tensor_stays_in_blocks(m, s, t) && !is_cut(m, s, t);
             int32_t first = a->n_pieces;
             rc = blocks ? add_blocks(a, s, t, at.expert, e) : add_tensor(a, s, t, at.expert, e);
             bool coded = t && (t->quantised || t->blocks);

@@ -789,20 +789,31 @@ static void layers_of_quantised_weights_follow_float64(void **state)
          .group_rows = 1,
          .group_cols = 16,
          .factor = 0.0078125f},
-        {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1}};
+        {.format = FORMAT_INT4, .type = SCALE_BF16, .group_rows = 1},
+        {.format = FORMAT_INT4,
+         .type = SCALE_F16,
+         .group_rows = 1,
+         .group_cols = 32,
+         .zeros = true},
+        {.format = FORMAT_Q4_K},
+        {.format = FORMAT_Q6_K},
+        {.format = FORMAT_IQ4_XS}};
     static const struct {
         int32_t quant, shape, rows;
         bool transient;
-    } cases[] = {{0, 8, 2, false},  {1, 8, 5, false},  {0, 9, 8, false},  {1, 9, 1, false},
-                 {2, 10, 8, false}, {0, 10, 7, false}, {0, 7, 8, true},   {1, 7, 3, true},
-                 {0, 7, 9, true},   {0, 4, 3, false},  {3, 8, 12, false}, {3, 11, 17, true},
-                 {3, 11, 40, true}, {2, 7, 12, true},  {1, 7, 30, true},  {2, 7, 64, true},
-                 {1, 13, 50, true}, {2, 13, 20, true}, {2, 12, 5, true},  {0, 12, 3, true},
-                 {4, 7, 40, true},  {4, 13, 3, true},  {5, 7, 14, true},  {6, 13, 36, true},
-                 {5, 11, 2, false}, {0, 11, 20, true}, {7, 7, 3, true},   {8, 7, 12, true},
-                 {7, 13, 40, true}, {8, 12, 5, true},  {7, 8, 2, false},  {8, 13, 64, true},
-                 {9, 7, 4, true},   {1, 12, 16, true}, {6, 12, 8, true},  {0, 14, 3, true},
-                 {4, 14, 8, true},  {3, 7, 33, true},  {3, 17, 20, true}};
+    } cases[] = {{0, 8, 2, false},   {1, 8, 5, false},   {0, 9, 8, false},   {1, 9, 1, false},
+                 {2, 10, 8, false},  {0, 10, 7, false},  {0, 7, 8, true},    {1, 7, 3, true},
+                 {0, 7, 9, true},    {0, 4, 3, false},   {3, 8, 12, false},  {3, 11, 17, true},
+                 {3, 11, 40, true},  {2, 7, 12, true},   {1, 7, 30, true},   {2, 7, 64, true},
+                 {1, 13, 50, true},  {2, 13, 20, true},  {2, 12, 5, true},   {0, 12, 3, true},
+                 {4, 7, 40, true},   {4, 13, 3, true},   {5, 7, 14, true},   {6, 13, 36, true},
+                 {5, 11, 2, false},  {0, 11, 20, true},  {7, 7, 3, true},    {8, 7, 12, true},
+                 {7, 13, 40, true},  {8, 12, 5, true},   {7, 8, 2, false},   {8, 13, 64, true},
+                 {9, 7, 4, true},    {1, 12, 16, true},  {6, 12, 8, true},   {0, 14, 3, true},
+                 {4, 14, 8, true},   {3, 7, 33, true},   {3, 17, 20, true},  {10, 7, 1, true},
+                 {10, 13, 20, true}, {10, 12, 8, true},  {11, 7, 4, true},   {11, 13, 40, true},
+                 {11, 8, 2, false},  {11, 12, 12, true}, {12, 7, 3, true},   {12, 13, 64, true},
+                 {12, 12, 16, true}, {13, 7, 5, true},   {13, 13, 33, true}, {10, 14, 8, true}};
     enum { CPU_CASES = 14, CPU_INNER = 4608 };
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the others are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : CPU_CASES); i++) {

@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/mixed/mixed.h"
-#include "kernels/cuda/quant/quant.h"
+#include "kernels/cuda/quant/groups.h"
 
 enum { HIDDEN = 4096, INNER = 14336, QKV = 6144, BLOCKS = 132, SHARED_BYTES = 232448 };
 
@@ -89,7 +89,12 @@ static void a_launch_has_weights_of_one_format(void **state)
                                .row_bytes = 4096,
                                .scale = &scale},
                         int4 = {.format = FORMAT_INT4, .layout = QUANT_SEGMENTS},
-                        blocks = {.format = FORMAT_FP8, .n_groups = 32};
+                        blocks = {.format = FORMAT_FP8, .n_groups = 32},
+                        groups = {.format = FORMAT_Q6_K,
+                                  .layout = QUANT_GROUPS,
+                                  .kind = GROUPS_8,
+                                  .group_cols = 16,
+                                  .scale = &scale};
     struct layer l = layer_of(8);
     struct fused_args a = {0};
     l.w_o = quantised(l.w_o, &fp8);
@@ -104,7 +109,12 @@ static void a_launch_has_weights_of_one_format(void **state)
     a = (struct fused_args){0};
     assert_true(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &int4), NULL));
     assert_int_equal(a.format, FUSED_INT4);
-    a = (struct fused_args){0}; /* scales of blocks are not a row's */
+    a = (struct fused_args){0};
+    assert_true(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &groups), NULL));
+    assert_int_equal(a.format, FUSED_GROUPS_8);
+    assert_true(a.op[0].halves && a.op[0].w_scale == &scale);
+    assert_false(fused_plan(&a, BLOCKS, SHARED_BYTES)); /* launches of their own alone */
+    a = (struct fused_args){0};                         /* scales of blocks are not a row's */
     assert_false(fused_push_linear(&a, l.rows, l.qkv, l.h, quantised(l.w_qkv, &blocks), NULL));
 }
 

@@ -221,6 +221,11 @@ static void mixed_products_have_the_most_blocks_of_a_wave(void **state)
     mixed_tile_is(FUSED_INT4, 128, 4096, 14336, SMALL_PLAIN, 64, 2);
     mixed_tile_is(FUSED_INT4, 129, 4096, 14336, SMALL_PLAIN, 64, 1);
     mixed_tile_is(FUSED_NVFP4, 100, 28672, 4096, SMALL_GATED, 128, 1);
+    /* groups, whose columns are filled up to 512 */
+    mixed_tile_is(FUSED_GROUPS_4, 64, 4096, 11008, SMALL_SUM, 64, 2);
+    mixed_tile_is(FUSED_GROUPS_8, 8, 896, 896, SMALL_SUM, 64, 2);
+    mixed_tile_is(FUSED_LEVELS, 8, 896, 1088, SMALL_SUM, 64, 1);
+    mixed_tile_is(FUSED_GROUPS_8, 8, 96, 4096, SMALL_PLAIN, 0, 0);
 }
 
 static void mixed_products_take_what_fills_the_device_or_nothing_else_takes(void **state)
