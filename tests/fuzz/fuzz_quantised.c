@@ -1,5 +1,5 @@
-/* A config.json, or ModelOpt's hf_quant_config.json, and after a NUL byte the safetensors
- * file that it is about. covers: models/checkpoint/quantised/quant_config.c
+/* A config.json, or ModelOpt's hf_quant_config.json, and after a NUL byte the
+ * safetensors file that it is about. covers: models/checkpoint/quantised/quant_config.c
  * models/checkpoint/quantised/quant_names.c models/checkpoint/quantised/quantised.c
  * models/checkpoint/quantised/parts.c models/checkpoint/quantised/compressed.c
  * models/checkpoint/quantised/transposed.c kernels/weight_scales.c */

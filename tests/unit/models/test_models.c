@@ -253,7 +253,8 @@ static double own_error(const struct rig *r, int first, int n)
 }
 
 /* How many times the stated error is allowed: of quantised weights the golden says so,
- * also on a CPU; but not of the same weights as a GGUF file, whose inputs are rounded. */
+ * also on a CPU; but not of the same weights as a GGUF file, whose inputs are
+ * rounded. */
 static double times_allowed(const struct rig *r)
 {
     const struct tensor *t = checkpoint_find(r->expected, "times");
@@ -429,13 +430,19 @@ static bool live(const struct text *t)
     return t->n < t->n_want;
 }
 
+/* What is held against texts. */
+struct rule {
+    double tie;      /* nats */
+    int32_t n_slips; /* tokens that may differ where there is no tie */
+};
+
 /* Append the reference's next token; fail unless it was sampled or the reference's two
- * best are closer than `tie` nats. A text goes on as the reference's behind a tie, too,
- * so that all of it is compared. */
-static void take(struct text *t, int i, int32_t token, float logprob, double tie)
+ * best are closer than a tie, or that was allowed for. A text goes on as the reference's
+ * behind a token that differs, too, so that all of it is compared. */
+static void take(struct text *t, int i, int32_t token, float logprob, struct rule *rule)
 {
     if (token != t->want[t->n]) {
-        if (t->gap[t->n] >= tie) {
+        if (t->gap[t->n] >= rule->tie && --rule->n_slips < 0) {
             fail_msg("prompt %d, token %d: %d instead of %d, which is ahead by %g nats", i, t->n,
                      token, t->want[t->n], t->gap[t->n]);
         }
@@ -451,7 +458,7 @@ static void take(struct text *t, int i, int32_t token, float logprob, double tie
 }
 
 /* One step of the texts numbered in `which`. */
-static void step_texts(struct rig *r, struct text *text, const int *which, int n, double tie)
+static void step_texts(struct rig *r, struct text *text, const int *which, int n, struct rule *rule)
 {
     static struct work w;
     struct err e = {0};
@@ -467,13 +474,13 @@ static void step_texts(struct rig *r, struct text *text, const int *which, int n
     OK(r->backend->ops->step_end(r->backend, &e), e);
     OK(r->backend->ops->step_wait(r->backend, &results, &e), e);
     for (int k = 0; k < n; k++) {
-        take(&text[which[k]], which[k], results.token[k], results.logprob[k], tie);
+        take(&text[which[k]], which[k], results.token[k], results.logprob[k], rule);
     }
 }
 
 /* Greedy continuations of all prompts, each prefilled alone, then decoded together;
  * counts those that diverged at a tie. */
-static int compare_greedy(struct rig *r, int *ret_n, double tie)
+static int compare_greedy(struct rig *r, int *ret_n, struct rule rule)
 {
     struct text text[N_ROWS] = {0};
     int n = 0, which[N_ROWS], n_live, n_diverged = 0;
@@ -488,7 +495,7 @@ static int compare_greedy(struct rig *r, int *ret_n, double tie)
                           .gap = expected(r, "gap", n)->data,
                           .logprob = logprob ? logprob->data : NULL};
         if (live(&text[n])) {
-            step_texts(r, text, &n, 1, tie);
+            step_texts(r, text, &n, 1, &rule);
         }
     }
     do {
@@ -499,7 +506,7 @@ static int compare_greedy(struct rig *r, int *ret_n, double tie)
             }
         }
         if (n_live > 0) {
-            step_texts(r, text, which, n_live, tie);
+            step_texts(r, text, which, n_live, &rule);
         }
     } while (n_live > 0);
     for (int i = 0; i < n; i++) {
@@ -537,6 +544,18 @@ static double tie_nats(const struct rig *r)
     return MAX(stated, most * M_SQRT2 * own_error(r, 0, N_PROMPTS));
 }
 
+/* With activations of 16 bits an expert more or less, or a state that carries errors
+ * along, may change a token that leads by far: twice as often as with transformers, and
+ * twice more, which is one in two hundred tokens. */
+static struct rule rule_of(const struct rig *r)
+{
+    const struct tensor *slips = checkpoint_find(r->expected, "slips");
+    bool rounds = backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32;
+    int32_t allowed = slips && rounds ? 2 * *(const int32_t *)slips->data + 2 : 0;
+
+    return (struct rule){.tie = tie_nats(r), .n_slips = allowed};
+}
+
 static void greedy_text_is_that_of_transformers(void **state)
 {
     struct rig r;
@@ -544,7 +563,7 @@ static void greedy_text_is_that_of_transformers(void **state)
 
     rig_open_case(&r, *state, golden);
     int n;
-    compare_greedy(&r, &n, tie_nats(&r));
+    compare_greedy(&r, &n, rule_of(&r));
     assert_int_equal(n, N_PROMPTS);
     rig_close(&r);
 }
@@ -583,7 +602,7 @@ static void smollm2_continues_as_with_transformers(void **state)
     }
     struct rig r;
     rig_open(&r, dir, "tests/golden/smollm2", 192);
-    int n, n_diverged = compare_greedy(&r, &n, tie_nats(&r));
+    int n, n_diverged = compare_greedy(&r, &n, rule_of(&r));
     print_message("%d of %d texts diverge from the reference at a tie\n", n_diverged, n);
     assert_in_range(n, 10, 1000);
     /* two in a hundred may diverge; of ten texts at most one */
@@ -616,8 +635,8 @@ static int on_each_isa(const struct CMUnitTest *tests, size_t n)
     return failed;
 }
 
-/* The models of tests/golden that have an `expected`: directories with a config.json and
- * GGUF files. How many; -1: more than MAX_CASES directories. */
+/* The models of tests/golden that have an `expected`: directories with a config.json
+ * and GGUF files. How many; -1: more than MAX_CASES directories. */
 static int find_models(char (*ret)[300 + sizeof(GGUF_FILE)])
 {
     static const char *const HERE[] = {"/config.json", "/" GGUF_FILE};
