@@ -31,9 +31,9 @@ def qwen35_tensors():
             yield from recurrence(at, channels, heads, values, DELTA["kernel"], DELTA["value"])
 
 
-def bamba_tensors():
+def bamba_tensors(groups=SSD["groups"]):
     values, heads = SSD["heads"] * SSD["value"], SSD["heads"]
-    channels = values + 2 * SSD["groups"] * SSD["key"]
+    channels = values + 2 * groups * SSD["key"]
     yield from ends("model.final_layernorm.weight")
     for i, kind in enumerate(LAYERS):
         at = f"model.layers.{i}."
@@ -49,10 +49,10 @@ def bamba_tensors():
 
 
 def granite_tensors():
-    """Bamba's layers with experts, and one that all tokens have, in place of the MLP."""
+    """Bamba's layers with one group, and with experts, and one that all tokens have, in place of the MLP."""
     width, shared, n = GRANITE["intermediate_size"], GRANITE["shared_intermediate_size"], GRANITE["num_local_experts"]
     names = {"feed_forward": None, "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
-    for name, shape in bamba_tensors():
+    for name, shape in bamba_tensors(GRANITE["mamba_n_groups"]):
         old = next((k for k in names if k in name), None)
         if old is None or names[old]:
             yield (name.replace(old, names[old]) if old else name), shape
@@ -170,8 +170,8 @@ def recurrence(at, channels, heads, values, kernel, norm):
 
 SSD_CONFIG = {"mamba_n_heads": SSD["heads"], "mamba_n_groups": SSD["groups"], "mamba_d_state": SSD["key"],
               "mamba_d_head": SSD["value"], "mamba_d_conv": SSD["kernel"], "mamba_expand": 2}
-GRANITE = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16, "shared_intermediate_size": 24,
-           "embedding_multiplier": 3.0, "attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 0.5}
+GRANITE = {"mamba_n_groups": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 16,
+           "shared_intermediate_size": 24, "embedding_multiplier": 3.0, "attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 0.5}
 FALCON = {"num_hidden_layers": 2, "layer_types": None, "rope_theta": 10000.0, "embedding_multiplier": 3.0, "key_multiplier": 0.75,
           "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6,
           "ssm_multipliers": [0.7, 1.1, 0.9, 1.3, 0.8], "mlp_multipliers": [0.8, 0.6], "lm_head_multiplier": 2.0}

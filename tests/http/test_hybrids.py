@@ -143,8 +143,9 @@ def test_the_end_of_a_turn_is_found_again(folder):
 ])
 def test_what_cannot_be_is_refused_in_one_line(folder, start, flags, words):
     several_ranks(flags)
-    # Four ranks divide the channels of Jamba's states, and share the groups of Falcon's, which have no norms.
-    flags = [("8" if "jamba" in folder or "falcon" in folder else "4") if flag == "too many" else flag for flag in flags]
+    # Four ranks divide the channels of Jamba's states, and share the groups of Falcon's, which have no norms, and Granite's one.
+    four = any(kind in folder for kind in ("jamba", "falcon", "granite"))
+    flags = [("8" if four else "4") if flag == "too many" else flag for flag in flags]
     server = start(*COMMON, *flags, model=folder, wait=False)
     assert server.process.wait(PATIENCE_S) == 1, server.log
     lines = [x for x in server.log.splitlines() if "cannot start" in x]
