@@ -20,20 +20,6 @@ static void print_row(const struct architecture *a)
     putchar('\n');
 }
 
-/* How many ranks may share a layer. */
-static const char *ranks_of(const struct architecture *a)
-{
-    switch (architecture_norms_over_ranks(a)) {
-    case NORMS_HEADS:
-        return "any on CPUs, one a layer on GPUs";
-    case NORMS_STATES:
-        return "any; on GPUs as many as divide the groups of its states' norms";
-    case NORMS_NONE:
-        break;
-    }
-    return "any";
-}
-
 /* What scripts/make-docs prints docs/models.md from; the names need no escapes. */
 static void print_json(const struct architecture *a, bool first)
 {
@@ -43,10 +29,10 @@ static void print_json(const struct architecture *a, bool first)
         printf("%s\"%s\"", i ? "," : "", gguf_name_of(a->name, i));
     }
     printf("],\"experts\":%s,\"latent\":%s,\"recurrent\":%s,"
-           "\"two_head_sizes\":%s,\"ranks\":\"%s\"}",
+           "\"two_head_sizes\":%s}",
            a->experts ? "true" : "false", a->latent ? "true" : "false",
            a->delta || a->ssd || a->conv || a->scan ? "true" : "false",
-           a->gemma4 ? "true" : "false", ranks_of(a));
+           a->gemma4 ? "true" : "false");
 }
 
 int models_main(int argc, char **argv)

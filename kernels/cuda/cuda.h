@@ -459,6 +459,9 @@ int32_t cuda_rank_number(const struct cuda_backend *c);
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y,
                    const struct norm_args *n, int32_t rows);
 void cuda_all_reduce(struct backend *b, struct mat x);
+void cuda_square_sums(struct backend *b, struct mat sums, struct mat x);
+void cuda_norm_by_sums(struct backend *b, struct mat x, struct mat sums, int32_t width,
+                       const struct norm *n);
 void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
                      float scale);
 /* rank_sample.c */

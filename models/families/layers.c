@@ -65,7 +65,7 @@ void transformer_norm_heads(struct model *m, const struct layer *l, struct mat q
 void transformer_norm_parts(struct model *m, const struct norm_part *part, int32_t n)
 {
     const struct backend_ops *ops = m->backend->ops;
-    struct mat sums = mat_cols(mat_rows(m->weights->sums, 0, part[0].x.rows), 0, n);
+    struct mat sums = mat_rows(m->weights->sums, 0, part[0].x.rows);
 
     for (int32_t i = 0; i < n; i++) {
         ops->square_sums(m->backend, mat_cols(sums, i, 1), part[i].x);

@@ -109,6 +109,10 @@ struct format_use {
 };
 enum { FORMAT_USES = 32 };
 
+/* Columns of the sums of norms over ranks, of which two are used at most: GPUs write 16
+ * bytes at a time into each other's memory. */
+enum { SUM_COLUMNS = 4 };
+
 /* Weights and activations of one rank and one pipeline stage; sizes are this rank's. */
 struct transformer {
     struct mat embed;                   /* [n_vocab, embed_dim] */
@@ -136,7 +140,7 @@ struct transformer {
     int32_t vocab_first, n_vocab;  /* ids in embed and head */
     bool partial;                  /* n_ranks > 1: o and down give partial sums */
     struct mat factors;            /* [1, LAYER_FACTORS], float32; data NULL: none */
-    struct mat sums;               /* [max_tokens, 2], float32; only with norms over ranks */
+    struct mat sums;               /* [max_tokens, SUM_COLUMNS], float32; for norms over ranks */
     /* Tensors of each format: read as they are stored, and converted or decoded. */
     int32_t n_stored[WEIGHT_FORMATS], n_decoded[WEIGHT_FORMATS];
     /* Why the first of these was decoded; constants. */

@@ -49,6 +49,27 @@ void cuda_all_reduce(struct backend *b, struct mat x)
     cuda_rank_sum(c, NULL, NULL, x, NULL, cuda_rows(c, x));
 }
 
+void cuda_square_sums(struct backend *b, struct mat sums, struct mat x)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    cuda_rows(c, sums);
+    launch_square_sums(sums.data, sums.stride, x.data, x.stride, cuda_rows(c, x), x.cols,
+                       (int)x.dtype, c->stream);
+}
+
+void cuda_norm_by_sums(struct backend *b, struct mat x, struct mat sums, int32_t width,
+                       const struct norm *n)
+{
+    struct cuda_backend *c = cuda_of(b);
+    struct norm_args a = cuda_norm_args(n);
+
+    cuda_start(c);
+    launch_norm_by_sums(x.data, x.stride, sums.data, sums.stride, width, &a, cuda_rows(c, x),
+                        x.cols, (int)x.dtype, c->stream);
+}
+
 void cuda_embed_part(struct backend *b, struct mat out, struct mat table, int32_t first,
                      float scale)
 {
