@@ -437,8 +437,8 @@ struct rule {
 };
 
 /* Append the reference's next token; fail unless it was sampled or the reference's two
- * best are closer than a tie, or that was allowed for. A text goes on as the reference's
- * behind a token that differs, too, so that all of it is compared. */
+ * best are closer than a tie, or that was allowed for. Behind a token that differs a
+ * text goes on as the reference's, so that all of it is compared. */
 static void take(struct text *t, int i, int32_t token, float logprob, struct rule *rule)
 {
     if (token != t->want[t->n]) {
@@ -544,14 +544,17 @@ static double tie_nats(const struct rig *r)
     return MAX(stated, most * M_SQRT2 * own_error(r, 0, N_PROMPTS));
 }
 
-/* With activations of 16 bits an expert more or less, or a state that carries errors
- * along, may change a token that leads by far: twice as often as with transformers, and
- * twice more, which is one in two hundred tokens. */
+/* With activations of 16 bits, or rounded ones that choose experts, an expert more or
+ * less, or a state that carries errors along, may change a token that leads by far:
+ * twice as often as with transformers, and a few times more, which is one in a hundred
+ * tokens. */
 static struct rule rule_of(const struct rig *r)
 {
     const struct tensor *slips = checkpoint_find(r->expected, "slips");
     bool rounds = backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32;
-    int32_t allowed = slips && rounds ? 2 * *(const int32_t *)slips->data + 2 : 0;
+    bool chooses = multiplies_codes(r) && r->config.experts.n > 0;
+    int32_t own = slips && rounds ? *(const int32_t *)slips->data : 0;
+    int32_t allowed = (slips && rounds) || chooses ? 2 * own + (chooses ? 4 : 2) : 0;
 
     return (struct rule){.tie = tie_nats(r), .n_slips = allowed};
 }
