@@ -8,7 +8,9 @@
 #ifdef __AVX2__
 
 struct sums {
-    __m256 acc[TILE_ROWS][2]; /* of groups 0 to 7, and 8 to 15 of formats of 16 */
+    /* of groups 0 to 7, and 8 to 15 of formats of 16; of formats whose sums are parted
+     * in the order 0, 2, 4, 6, 1, 3, 5, 7 */
+    __m256 acc[TILE_ROWS][2];
 };
 
 INLINE void clear_sums(struct sums *s, const int n_x)
@@ -31,6 +33,19 @@ INLINE bool has_signs(const enum weight_format_id f)
 INLINE bool in_turned_pairs(const enum weight_format_id f)
 {
     return is_turned(f) || f == FORMAT_Q4_K;
+}
+
+/* Sums of the even groups come out of the lower half of a vector, those of the odd ones
+ * out of the upper half, and are kept so to the end of the row. */
+INLINE bool is_parted(const enum weight_format_id f)
+{
+    return has_halves(f) || in_turned_pairs(f);
+}
+
+/* Eight lanes that are parted, in order. */
+INLINE __m256i in_order(__m256i v)
+{
+    return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 INLINE __m256i broadcast16(const uint8_t *p)
@@ -127,11 +142,22 @@ INLINE __m256i level_products(__m256i w, const int8_t *x, const uint8_t *magnitu
     return pairs(_mm256_maddubs_epi16(of_x, _mm256_sign_epi8(w, load_x(x))));
 }
 
-/* The four sums of each 16 bytes of a and b added pairwise. `small`: they fit into 16
+/* Of each 16 bytes of a and b, four sums each, two sums. `small`: they fit into 16
  * bits. */
-INLINE __m256i add_pairs(__m256i a, __m256i b, const bool small)
+INLINE __m256i two_of_four(__m256i a, __m256i b, const bool small)
 {
-    return small ? pairs(_mm256_packs_epi32(a, b)) : _mm256_hadd_epi32(a, b);
+    return small ? pairs(_mm256_packs_epi32(a, b))
+                 : _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+/* Of each 16 bytes of a and b, two sums of two groups each, one sum of each group. */
+INLINE __m256i one_of_two(__m256i a, __m256i b, const bool small)
+{
+    __m256 c = _mm256_castsi256_ps(a), d = _mm256_castsi256_ps(b);
+
+    return small ? pairs(_mm256_packs_epi32(a, b))
+                 : _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(c, d, 0x88)),
+                                    _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0xDD)));
 }
 
 /* Eight sums of eight products each of groups 2p and 2p + 1, which are in turned
@@ -152,7 +178,7 @@ INLINE __m256i turned_products(const enum weight_format_id f, const __m256i *cod
                                   _mm256_maddubs_epi16(code[1], last)));
 }
 
-/* The sums of eight groups of 32, those behind the first `groups` zero. */
+/* The sums of eight groups of 32, parted, those behind the first `groups` zero. */
 INLINE __m256i sums_turned(const enum weight_format_id f, const __m256i *code,
                            const struct act_block *x, const int32_t groups)
 {
@@ -164,11 +190,11 @@ INLINE __m256i sums_turned(const enum weight_format_id f, const __m256i *code,
     for (int p = 0; p < 4; p++) {
         v[p] = 2 * p < groups ? turned_products(f, code + 2 * p, x, p) : _mm256_setzero_si256();
     }
-    v[0] = add_pairs(add_pairs(v[0], v[1], small), add_pairs(v[2], v[3], small), smaller);
-    return _mm256_permutevar8x32_epi32(v[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return one_of_two(two_of_four(v[0], v[1], small), two_of_four(v[2], v[3], small), smaller);
 }
 
-/* The same of codes in the order of act_block.code: those of Q8_0 and Q5_K. */
+/* The same in order, of codes in the order of act_block.code: those of Q8_0 and
+ * Q5_K. */
 INLINE __m256i sums_plain(const enum weight_format_id f, const __m256i *code,
                           const struct act_block *x, const int32_t groups)
 {
@@ -184,14 +210,14 @@ INLINE __m256i sums_plain(const enum weight_format_id f, const __m256i *code,
     }
 #pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {
-        v[i] = add_pairs(add_pairs(v[i], v[i + 1], small), add_pairs(v[i + 2], v[i + 3], small),
-                         small);
+        v[i] = one_of_two(two_of_four(v[i], v[i + 1], small),
+                          two_of_four(v[i + 2], v[i + 3], small), small);
     }
     return _mm256_add_epi32(_mm256_permute2x128_si256(v[0], v[4], 0x20),
                             _mm256_permute2x128_si256(v[0], v[4], 0x31));
 }
 
-/* The sums of sixteen groups of 16, eight from group 8 * i on in ret[i]. */
+/* The sums of sixteen groups of 16, parted, eight from group 8 * i on in ret[i]. */
 INLINE void sums_halves(const __m256i *code, const struct act_block *x, __m256i ret[2])
 {
     __m256i v[GROUPS];
@@ -203,9 +229,8 @@ INLINE void sums_halves(const __m256i *code, const struct act_block *x, __m256i 
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
         __m256i *of = v + 4 * i;
-        __m256i sum =
-            _mm256_hadd_epi32(add_pairs(of[0], of[1], true), add_pairs(of[2], of[3], true));
-        ret[i] = _mm256_permutevar8x32_epi32(sum, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        ret[i] =
+            one_of_two(two_of_four(of[0], of[1], true), two_of_four(of[2], of[3], true), false);
     }
 }
 
@@ -232,16 +257,17 @@ INLINE __m256i too_high(const enum weight_format_id f, const int32_t *total)
 INLINE void add_groups(__m256 *acc, const enum weight_format_id f, const __m256i *code, __m256 w,
                        __m256 min, const struct act_block *x, const int32_t groups)
 {
-    __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(x->scale));
+    const bool parted = is_parted(f);
+    __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(parted ? x->parted_scale : x->scale));
     __m256i sum =
         in_turned_pairs(f) ? sums_turned(f, code, x, groups) : sums_plain(f, code, x, groups);
 
     if (!has_minima(f) && !has_signs(f)) {
-        sum = _mm256_sub_epi32(sum, too_high(f, x->total32));
+        sum = _mm256_sub_epi32(sum, too_high(f, parted ? x->parted_total32 : x->total32));
     }
     *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *acc);
     if (has_minima(f)) {
-        *acc = _mm256_fnmadd_ps(min, _mm256_load_ps(x->sum32), *acc);
+        *acc = _mm256_fnmadd_ps(min, _mm256_load_ps(parted ? x->parted_sum32 : x->sum32), *acc);
     }
 }
 
@@ -249,20 +275,20 @@ INLINE void add_groups(__m256 *acc, const enum weight_format_id f, const __m256i
 INLINE void add_halves(__m256 *acc, const enum weight_format_id f, const __m256i *code,
                        const __m256 *w, const __m256 *min, const struct act_block *x)
 {
-    __m256 d = _mm256_load_ps(x->scale);
-    __m256 a = _mm256_unpacklo_ps(d, d), b = _mm256_unpackhi_ps(d, d);
-    __m256 scale[2] = {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
     __m256i sum[2];
 
     sums_halves(code, x, sum);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
+        __m256 scale = _mm256_broadcast_ps((const __m128 *)(x->scale + 4 * i));
         if (!has_minima(f)) {
-            sum[i] = _mm256_sub_epi32(sum[i], too_high(f, x->total16 + 8 * i));
+            sum[i] = _mm256_sub_epi32(sum[i], too_high(f, x->parted_total16 + 8 * i));
         }
-        acc[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i]), _mm256_mul_ps(w[i], scale[i]), acc[i]);
+        acc[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[i]), _mm256_mul_ps(w[i], scale), acc[i]);
         if (has_minima(f)) {
-            acc[i] = _mm256_fnmadd_ps(min[i], _mm256_load_ps(x->sum16 + 8 * i), acc[i]);
+            __m256 of_x = _mm256_load_ps(x->sum16 + 8 * i);
+            of_x = _mm256_permutevar8x32_ps(of_x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+            acc[i] = _mm256_fnmadd_ps(min[i], of_x, acc[i]);
         }
     }
 }
@@ -274,13 +300,13 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
     __m256 w[2], min[2];
 
     if (has_halves(f)) {
-        half_scales_of(f, s, w);
+        half_scales_of(f, s, w, true);
         if (has_minima(f)) {
-            half_minima_of(s, min);
+            half_minima_of(s, min, true);
         }
     } else {
-        w[0] = scales_of(f, s, groups);
-        min[0] = has_minima(f) ? minima_of(f, s, groups) : w[0];
+        w[0] = scales_of(f, s, groups, is_parted(f));
+        min[0] = has_minima(f) ? minima_of(f, s, groups, is_parted(f)) : w[0];
     }
     unpack(code, f, s, groups);
 #pragma GCC unroll 4
@@ -296,8 +322,11 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
 INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_id f, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
-        out[j] =
-            sum_lanes(has_halves(f) ? _mm256_add_ps(s->acc[j][0], s->acc[j][1]) : s->acc[j][0]);
+        __m256 v = has_halves(f) ? _mm256_add_ps(s->acc[j][0], s->acc[j][1]) : s->acc[j][0];
+        if (is_parted(f)) {
+            v = _mm256_castsi256_ps(in_order(_mm256_castps_si256(v)));
+        }
+        out[j] = sum_lanes(v);
     }
 }
 

@@ -163,13 +163,13 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
 
     unpack(&code, f, s, groups);
     if (has_halves(f)) {
-        half_scales_of(f, s, w);
+        half_scales_of(f, s, w, false);
         if (has_minima(f)) {
-            half_minima_of(s, min);
+            half_minima_of(s, min, false);
         }
     } else {
-        w[0] = scales_of(f, s, groups);
-        min[0] = has_minima(f) ? minima_of(f, s, groups) : min[0];
+        w[0] = scales_of(f, s, groups, false);
+        min[0] = has_minima(f) ? minima_of(f, s, groups, false) : min[0];
     }
 #pragma GCC unroll 4
     for (int j = 0; j < n_x; j++) {

@@ -121,8 +121,8 @@ INLINE void put_scales(char *at, int64_t step, const enum weight_format_id f,
 
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) {
-        __m256 w[2] = {scales_of(f, s[i], GROUPS), _mm256_setzero_ps()};
-        w[1] = has_minima(f) ? minima_of(f, s[i], GROUPS) : w[1];
+        __m256 w[2] = {scales_of(f, s[i], GROUPS, false), _mm256_setzero_ps()};
+        w[1] = has_minima(f) ? minima_of(f, s[i], GROUPS, false) : w[1];
         v[i] = join(w);
     }
     transpose(v);

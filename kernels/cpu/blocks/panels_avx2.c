@@ -195,10 +195,10 @@ INLINE void put_scales(const struct entries *e, const enum weight_format_id f,
     for (int i = 0; i < WIDTH; i++) {
         __m256 w[2];
         if (has_halves(f)) {
-            half_scales_of(f, s[i], w);
+            half_scales_of(f, s[i], w, false);
         } else {
-            w[0] = scales_of(f, s[i], GROUPS);
-            w[1] = has_minima(f) ? minima_of(f, s[i], GROUPS) : w[0];
+            w[0] = scales_of(f, s[i], GROUPS, false);
+            w[1] = has_minima(f) ? minima_of(f, s[i], GROUPS, false) : w[0];
         }
         low[i] = w[0];
         high[i] = w[1];
@@ -212,7 +212,7 @@ INLINE void put_scales(const struct entries *e, const enum weight_format_id f,
     if (has_halves(f) && has_minima(f)) {
         for (int i = 0; i < WIDTH; i++) {
             __m256 min[2];
-            half_minima_of(s[i], min);
+            half_minima_of(s[i], min, false);
             low[i] = min[0];
             high[i] = min[1];
         }

@@ -70,16 +70,16 @@ INLINE void unpack_row(struct unpacked *u, int i, const enum weight_format_id f,
 
     unpack_codes(u, i, f, s, groups);
     if (has_halves(f)) {
-        half_scales_of(f, s, w);
+        half_scales_of(f, s, w, false);
         u->scale[i] = join(w);
         if (has_minima(f)) {
-            half_minima_of(s, w);
+            half_minima_of(s, w, false);
             u->min[i] = join(w);
         }
         return;
     }
-    w[0] = scales_of(f, s, groups);
-    w[1] = has_minima(f) ? minima_of(f, s, groups) : w[1];
+    w[0] = scales_of(f, s, groups, false);
+    w[1] = has_minima(f) ? minima_of(f, s, groups, false) : w[1];
     u->scale[i] = join(w);
 }
 

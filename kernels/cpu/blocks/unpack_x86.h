@@ -210,9 +210,9 @@ INLINE __m256 load_eight_halves(const uint8_t *p, const int step)
 }
 #endif
 
-/* The same where `step` is at least 16: each load has its number where the vector shall
- * have it. */
-INLINE __m256 blend_eight_halves(const uint8_t *p, const int step)
+/* Eight float16 numbers, `step` >= 16 bytes apart: each load has its number where the
+ * vector shall have it. */
+INLINE __m128i blend_eight_halves(const uint8_t *p, const int step)
 {
     __m128i v[8];
 
@@ -221,8 +221,7 @@ INLINE __m256 blend_eight_halves(const uint8_t *p, const int step)
         w = _mm256_blend_epi16(w, load32(p + 32), 0x0C);
         w = _mm256_blend_epi16(w, load32(p + 64), 0x30);
         w = _mm256_blend_epi16(w, load32(p + 96), 0xC0);
-        return _mm256_cvtph_ps(
-            _mm_blend_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 0xAA));
+        return _mm_blend_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1), 0xAA);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
@@ -232,22 +231,30 @@ INLINE __m256 blend_eight_halves(const uint8_t *p, const int step)
         _mm_blend_epi16(_mm_blend_epi16(v[0], v[1], 0x02), _mm_blend_epi16(v[2], v[3], 0x08), 0x0C);
     v[4] =
         _mm_blend_epi16(_mm_blend_epi16(v[4], v[5], 0x20), _mm_blend_epi16(v[6], v[7], 0x80), 0xC0);
-    return _mm256_cvtph_ps(_mm_blend_epi16(v[0], v[4], 0xF0));
+    return _mm_blend_epi16(v[0], v[4], 0xF0);
+}
+
+/* Eight numbers of 16 bits: the even ones, then the odd ones. */
+INLINE __m128i part_halves(__m128i v)
+{
+    return _mm_shuffle_epi8(v, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
 }
 
 /* n float16 numbers, `step` bytes apart, and zeros up to eight; the first is one of the
- * first two of a block. */
-INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
+ * first two of a block. `parted`: the even ones, then the odd ones. */
+INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n, const bool parted)
 {
     uint16_t h[8];
+    __m128i v;
 
 #ifdef __AVX512BW__
-    if (n == 8 && in_vectors(step)) {
+    if (n == 8 && in_vectors(step) && !parted) {
         return load_eight_halves(p, step);
     }
 #endif
     if (n == 8) {
-        return blend_eight_halves(p, step);
+        v = blend_eight_halves(p, step);
+        return _mm256_cvtph_ps(parted ? part_halves(v) : v);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
@@ -256,8 +263,9 @@ INLINE __m256 load_halves(const uint8_t *p, const int step, const int32_t n)
             memcpy(&h[i], p + i * step, sizeof(h[i]));
         }
     }
-    return _mm256_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3],
-                                          (short)h[4], (short)h[5], (short)h[6], (short)h[7]));
+    v = _mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], (short)h[4], (short)h[5],
+                       (short)h[6], (short)h[7]);
+    return _mm256_cvtph_ps(parted ? part_halves(v) : v);
 }
 
 INLINE __m256 load_half(const uint8_t *p)
@@ -278,14 +286,16 @@ INLINE __m256 signed_times(__m128i bytes, __m256 d)
     return _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
 }
 
-/* weight_format_half_e8m0 of n bytes, `step` apart; beyond them any numbers. */
-INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n)
+/* weight_format_half_e8m0 of n bytes, `step` apart; beyond them any numbers. `parted`
+ * as of load_halves. */
+INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n, const bool parted)
 {
     int32_t b[8];
 
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
-        b[i] = i < n ? p[i * step] : 0;
+        int from = !parted ? i : i < 4 ? 2 * i : 2 * i - 7;
+        b[i] = from < n ? p[from * step] : 0;
     }
     __m256i e = _mm256_setr_epi32(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]);
     __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
@@ -295,9 +305,16 @@ INLINE __m256 load_e8m0(const uint8_t *p, const int step, const int32_t n)
     return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, is_small));
 }
 
+/* Sixteen bytes: of each eight first the even ones, then the odd ones. */
+INLINE __m128i part_bytes(__m128i v)
+{
+    return _mm_shuffle_epi8(v, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+}
+
 /* Q4_K's and Q5_K's eight scales of 6 bits, then their eight minima, from the 12 bytes
- * at p, which 4 bytes follow: those of the first four groups, then of the last four. */
-INLINE __m128i six_bits(const uint8_t *p)
+ * at p, which 4 bytes follow: those of the first four groups, then of the last four, or
+ * parted as those of part_bytes. */
+INLINE __m128i six_bits(const uint8_t *p, const bool parted)
 {
     __m128i v = _mm_loadu_si128((const __m128i *)p);
     __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(v, 0x98), _mm_setr_epi32(0, 0, 0, 4));
@@ -305,18 +322,24 @@ INLINE __m128i six_bits(const uint8_t *p)
 
     low = _mm_and_si128(low, _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F));
     high = _mm_and_si128(high, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
-    return _mm_or_si128(low, high);
+    low = _mm_or_si128(low, high);
+    return parted ? part_bytes(low) : low;
 }
 
 /* IQ4_XS's eight scales of 6 bits, less 32: their upper two bits are 2 bytes into the
- * block, the lower four 4 bytes. */
-INLINE __m256i scales_iq4_xs(const uint8_t *s)
+ * block, the lower four 4 bytes. `parted`: the even groups', then the odd ones'. */
+INLINE __m256i scales_iq4_xs(const uint8_t *s, const bool parted)
 {
     __m256i high = _mm256_set1_epi32((int32_t)load_u32(s));
     __m256i low = _mm256_set1_epi32((int32_t)load_u32(s + 4));
 
-    high = _mm256_srlv_epi32(high, _mm256_setr_epi32(12, 14, 16, 18, 20, 22, 24, 26));
-    low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    if (parted) {
+        high = _mm256_srlv_epi32(high, _mm256_setr_epi32(12, 16, 20, 24, 14, 18, 22, 26));
+        low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28));
+    } else {
+        high = _mm256_srlv_epi32(high, _mm256_setr_epi32(12, 14, 16, 18, 20, 22, 24, 26));
+        low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    }
     high = _mm256_and_si256(high, _mm256_set1_epi32(0x30));
     low = _mm256_and_si256(low, _mm256_set1_epi32(0x0F));
     return _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
@@ -335,57 +358,69 @@ INLINE __m128i scales_q3_k(const uint8_t *p)
     return _mm_sub_epi8(v, _mm_set1_epi8(32));
 }
 
-/* The scales of n groups of 32, at most eight; fewer only where a group is a block. */
-INLINE __m256 scales_of(const enum weight_format_id f, const uint8_t *s, const int32_t n)
+/* The scales of n groups of 32, at most eight; fewer only where a group is a block.
+ * `parted`: the even groups', then the odd ones'. */
+INLINE __m256 scales_of(const enum weight_format_id f, const uint8_t *s, const int32_t n,
+                        const bool parted)
 {
     switch (f) {
     case FORMAT_MXFP4:
-        return load_e8m0(s, 17, n);
+        return load_e8m0(s, 17, n, parted);
     case FORMAT_Q4_K:
     case FORMAT_Q5_K:
-        return unsigned_times(six_bits(s + 4), load_half(s));
+        return unsigned_times(six_bits(s + 4, parted), load_half(s));
     case FORMAT_IQ4_XS:
-        return _mm256_mul_ps(load_half(s), _mm256_cvtepi32_ps(scales_iq4_xs(s)));
+        return _mm256_mul_ps(load_half(s), _mm256_cvtepi32_ps(scales_iq4_xs(s, parted)));
     default:
-        return load_halves(s, bytes_of(f) / GROUPS, n);
+        return load_halves(s, bytes_of(f) / GROUPS, n, parted);
     }
 }
 
-INLINE __m256 minima_of(const enum weight_format_id f, const uint8_t *s, const int32_t n)
+INLINE __m256 minima_of(const enum weight_format_id f, const uint8_t *s, const int32_t n,
+                        const bool parted)
 {
     if (f == FORMAT_Q4_1 || f == FORMAT_Q5_1) {
-        return _mm256_xor_ps(load_halves(s + 2, bytes_of(f) / GROUPS, n), _mm256_set1_ps(-0.0f));
+        return _mm256_xor_ps(load_halves(s + 2, bytes_of(f) / GROUPS, n, parted),
+                             _mm256_set1_ps(-0.0f));
     }
-    return unsigned_times(_mm_srli_si128(six_bits(s + 4), 8), load_half(s + 2));
+    return unsigned_times(_mm_srli_si128(six_bits(s + 4, parted), 8), load_half(s + 2));
 }
 
-/* The scales of sixteen groups of 16: the first and the last eight. */
-INLINE void half_scales_of(const enum weight_format_id f, const uint8_t *s, __m256 ret[2])
+/* Sixteen scales of groups of 16 as bytes, in units of half_scale_unit. */
+INLINE __m128i half_scale_bytes(const enum weight_format_id f, const uint8_t *s)
 {
-    __m128i v;
-    __m256 d;
-
     if (f == FORMAT_Q2_K) {
-        v = _mm_and_si128(_mm_loadu_si128((const __m128i *)s), _mm_set1_epi8(15));
-        d = load_half(s + 80);
-    } else if (f == FORMAT_Q3_K) {
-        v = scales_q3_k(s + 96);
-        d = load_half(s + 108);
-    } else {
-        v = _mm_loadu_si128((const __m128i *)(s + 192));
-        d = load_half(s + 208);
+        return _mm_and_si128(_mm_loadu_si128((const __m128i *)s), _mm_set1_epi8(15));
     }
+    return f == FORMAT_Q3_K ? scales_q3_k(s + 96) : _mm_loadu_si128((const __m128i *)(s + 192));
+}
+
+INLINE __m256 half_scale_unit(const enum weight_format_id f, const uint8_t *s)
+{
+    return load_half(s + (f == FORMAT_Q2_K ? 80 : f == FORMAT_Q3_K ? 108 : 208));
+}
+
+/* The scales of sixteen groups of 16: the first and the last eight, each in order or
+ * parted. */
+INLINE void half_scales_of(const enum weight_format_id f, const uint8_t *s, __m256 ret[2],
+                           const bool parted)
+{
+    __m256 d = half_scale_unit(f, s);
+    __m128i v = half_scale_bytes(f, s);
+
+    v = parted ? part_bytes(v) : v;
     ret[0] = signed_times(v, d);
     ret[1] = signed_times(_mm_srli_si128(v, 8), d);
 }
 
-/* Q2_K's sixteen minima. */
-INLINE void half_minima_of(const uint8_t *s, __m256 ret[2])
+/* Q2_K's sixteen minima, likewise. */
+INLINE void half_minima_of(const uint8_t *s, __m256 ret[2], const bool parted)
 {
-    __m128i v =
-        _mm_and_si128(_mm_srli_epi16(_mm_loadu_si128((const __m128i *)s), 4), _mm_set1_epi8(15));
+    __m128i v = _mm_srli_epi16(_mm_loadu_si128((const __m128i *)s), 4);
     __m256 d = load_half(s + 82);
 
+    v = _mm_and_si128(v, _mm_set1_epi8(15));
+    v = parted ? part_bytes(v) : v;
     ret[0] = unsigned_times(v, d);
     ret[1] = unsigned_times(_mm_srli_si128(v, 8), d);
 }
@@ -467,6 +502,23 @@ INLINE void interleave(__m256i a, __m256i b, __m256i ret[2])
     ret[1] = _mm256_permute2x128_si256(low, high, 0x31);
 }
 
+/* The members of `out` that are parted. Of 16 codes: the sums of the first and the last
+ * halves of four groups. */
+INLINE void put_parted(struct act_block *out, __m256i first_four, __m256i last_four, __m256i total,
+                       __m256 scale)
+{
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    __m256i parted_total = _mm256_permutevar8x32_epi32(total, order);
+    __m256 parted_scale = _mm256_permutevar8x32_ps(scale, order);
+
+    _mm256_store_si256((__m256i *)out->parted_total16, first_four);
+    _mm256_store_si256((__m256i *)(out->parted_total16 + 8), last_four);
+    _mm256_store_si256((__m256i *)out->parted_total32, parted_total);
+    _mm256_store_ps(out->parted_scale, parted_scale);
+    _mm256_store_ps(out->parted_sum32,
+                    _mm256_mul_ps(parted_scale, _mm256_cvtepi32_ps(parted_total)));
+}
+
 /* The sums of codes, of which v[g] has four at a time of group g, and scaled. */
 INLINE void put_totals(struct act_block *out, const __m256i v[GROUPS], __m256 scale)
 {
@@ -478,6 +530,7 @@ INLINE void put_totals(struct act_block *out, const __m256i v[GROUPS], __m256 sc
 
     _mm256_store_si256((__m256i *)out->total32, sum);
     _mm256_store_ps(out->sum32, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sum)));
+    put_parted(out, a, b, sum, scale);
     interleave(first, last, half);
     interleave(_mm256_castps_si256(scale), _mm256_castps_si256(scale), by);
 #pragma GCC unroll 2

@@ -106,6 +106,10 @@ struct act_block {
     int32_t total32[8];     /* the sum of each 32 codes; as total16 */
     float scale[8];         /* the greatest magnitude of the group / 127 */
     float sum32[8];         /* scale times the sum of each 32 codes */
+    /* the same, of each eight numbers first the even ones, then the odd ones; only of
+     * instruction sets that read them */
+    int32_t parted_total16[16], parted_total32[8];
+    float parted_scale[8], parted_sum32[8];
 };
 
 /* A row of x is a row of codes, or the sum of two: its codes, and those of what
