@@ -71,7 +71,7 @@ struct block_table {
 };
 
 struct seq {
-    /* What every step reads of each sequence stands together, up to the first table. */
+    /* What every step reads, up to the first table, in few lines of the cache. */
     struct group *group; /* that it belongs to */
     int32_t index;       /* choice: 0 .. width-1 */
     int32_t state;       /* enum seq_state */
@@ -117,7 +117,7 @@ struct word_list {
 void word_list_release(struct word_list *w);
 
 struct group {
-    /* What every step reads of each running group stands together, ... */
+    /* What every step reads of each running group, in few lines of the cache. */
     struct request *request; /* borrowed; outlives the group */
     /* RUNNING, SWAPPED, ENDED: links of the queue that its state names. WAITING: of a
      * leftist heap, the parent and the right child (`child`: the left one). */
@@ -140,7 +140,7 @@ struct group {
     int32_t cached_tokens;  /* prompt tokens found in the prefix cache at first admission */
     struct word_list words; /* the caller's of group_new */
 
-    /* ... and what is read where something changes follows. */
+    /* What is read when something changes. */
     int32_t priority;         /* 0 unless the policy is priority */
     int32_t tenant;           /* 0 unless the policy is fair */
     uint64_t order;           /* arrival number, from sched_add: smaller is older */
