@@ -13,39 +13,37 @@ struct word_list;
 
 /* Parameters of generation, validated, with defaults filled in. */
 struct gen_params {
-    /* What a step reads of each running request stands together. */
-    int32_t min_tokens; /* no stop before so many generated tokens */
-    int32_t n;          /* choices returned */
-    int32_t best_of;    /* >= n; sequences sampled */
-    float temperature;  /* 0: greedy */
-    float top_p, min_p; /* 1 and 0: off */
-    int32_t top_k;      /* 0: off */
+    int32_t max_tokens; /* >= 1; 0 only with echo */
+    /* max_tokens is a default and may be lowered to what the KV pool holds */
+    bool max_tokens_yields;
+    int32_t min_tokens;    /* no stop before so many generated tokens */
+    int32_t n;             /* choices returned */
+    int32_t best_of;       /* >= n; sequences sampled */
+    int32_t beam_width;    /* 0: no beam search */
+    float length_penalty;  /* beam search: exponent of the length in a score */
+    int8_t early_stopping; /* 0 false, 1 true, 2 "never" */
+    float temperature;     /* 0: greedy */
+    float top_p, min_p;    /* 1 and 0: off */
+    int32_t top_k;         /* 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty; /* 0, 0, 1: off */
-    int32_t n_logprobs;                                            /* -1: none */
+    uint64_t seed;             /* of its samples; see request.seed */
+    int32_t n_logprobs;        /* -1: none */
+    int32_t n_prompt_logprobs; /* -1: none */
     /* flags of the API */
     bool echo, ignore_eos, include_stop_str, skip_special, spaces_between_special, stream;
+    int32_t priority; /* lower runs first under policy: priority */
+
+    /* Owned; see gen_params_release. */
+    char **stop;       /* [n_stop] UTF-8, none empty */
+    int32_t *stop_len; /* [n_stop] lengths in bytes; NULL: each ends at its NUL */
+    int32_t n_stop;
     int32_t *stop_token; /* [n_stop_token] */
+    int32_t n_stop_token;
     struct gen_bias {
         int32_t token;
         float bias;
     } *bias; /* [n_bias] */
-    int32_t n_stop_token;
     int32_t n_bias;
-
-    int32_t max_tokens; /* >= 1; 0 only with echo */
-    /* max_tokens is a default and may be lowered to what the KV pool holds */
-    bool max_tokens_yields;
-    int32_t beam_width;        /* 0: no beam search */
-    float length_penalty;      /* beam search: exponent of the length in a score */
-    int8_t early_stopping;     /* 0 false, 1 true, 2 "never" */
-    uint64_t seed;             /* of its samples; see request.seed */
-    int32_t n_prompt_logprobs; /* -1: none */
-    int32_t priority;          /* lower runs first under policy: priority */
-
-    /* Owned, as the lists above; see gen_params_release. */
-    char **stop;       /* [n_stop] UTF-8, none empty */
-    int32_t *stop_len; /* [n_stop] lengths in bytes; NULL: each ends at its NUL */
-    int32_t n_stop;
     int32_t *allowed_token; /* [n_allowed] */
     int32_t n_allowed;
     char **bad_word;       /* [n_bad_words] UTF-8; encoded at submit */
@@ -76,33 +74,31 @@ void gen_params_release(struct gen_params *p);
 
 /* Immutable once submitted, except for the flags and timing at its end. */
 struct request {
-    /* What a step reads stands together, with the first parameters. */
-    int64_t arrival_us;    /* clock_us when it was accepted */
-    atomic_bool cancelled; /* set by engine_cancel */
-    atomic_int parked;     /* enum request_parking, set by engine_park */
-    /* Stop positions, set by the output side: choice i ended textually after stop_at[i]
-     * generated tokens; INT32_MAX: it has not. */
-    _Atomic int32_t *stop_at; /* [max(best_of, beam_width)], of one `only_stop_at` */
-    _Atomic int32_t only_stop_at;
-    int32_t n_prompt;         /* tokens */
-    int32_t *prompt;          /* [n_prompt] owned */
+    char id[136];             /* "cmpl-…", for logs */
     struct gen_params params; /* a copy; its lists belong to `shared` */
-
-    char id[136]; /* "cmpl-…", for logs */
     /* Holds a reference; NULL in a request that was not made by request_new. */
     struct shared_params *shared;
     const struct stop_set *stops; /* of `shared`; NULL: no stop strings */
     uint64_t seed;                /* of its samples: params.seed unless overridden */
+    int32_t *prompt;              /* [n_prompt] owned */
+    int32_t n_prompt;             /* tokens */
     int32_t index;                /* of the prompt within its HTTP request */
-    int32_t tenant; /* the tenant it is charged to, < LIMIT_TENANTS; used with policy: fair */
-    float weight;   /* the tenant's weight under policy: fair; 0 means 1 */
-    void *user;     /* the caller's own */
+    int32_t tenant;     /* the tenant it is charged to, < LIMIT_TENANTS; used with policy: fair */
+    float weight;       /* the tenant's weight under policy: fair; 0 means 1 */
+    int64_t arrival_us; /* clock_us when it was accepted */
+    void *user;         /* the caller's own */
 
     struct output_state *output_state; /* owned by the output side, from submit to `last` */
     /* the prompt, where it is returned to the client; see prompt_walk */
     struct prompt_out *prompt_out;
 
-    atomic_int refs; /* references held */
+    atomic_int refs;       /* references held */
+    atomic_bool cancelled; /* set by engine_cancel */
+    atomic_int parked;     /* enum request_parking, set by engine_park */
+    /* Stop positions, set by the output side: choice i ended textually after stop_at[i]
+     * generated tokens; INT32_MAX: it has not. */
+    _Atomic int32_t *stop_at;     /* [max(best_of, beam_width)], of one `only_stop_at` */
+    _Atomic int32_t only_stop_at; /* beside what else a step reads of its request */
     /* Timing and counts for logs, written by the engine before it emits `last`. Times
      * are 0 for phases that the request did not reach. */
     struct request_timing {
