@@ -6,13 +6,17 @@ import concurrent.futures
 import ctypes
 import json
 import os
+import random
+import shutil
 import signal
 import socket
 import time
 
 import pytest
 
+import hybrid_model
 from alike import assert_alike
+from conftest import DEVICE, ROOT, Server
 from test_engine import MIX, POOL, PROMPTS, ask, outcome
 
 RANKS = ("--tensor-parallel-size", os.environ.get("QUIRE_GPU_RANKS", "2"))
@@ -75,6 +79,39 @@ def test_draws_as_on_one(serve, layout):
     a, b = (ask(s, PROMPTS[1], **fields) for s in (serve(*POOL, *layout), serve(*POOL)))
     same = assert_alike(a, b, temperature=0.8, seed=5)
     assert same > 0.5 * 8 * 24, same
+
+
+def wide_norm_tensors():
+    """OLMo-2: queries and keys are normed over all heads."""
+    hidden, rows, mlp = hybrid_model.HIDDEN, hybrid_model.HEADS * hybrid_model.HEAD_DIM, hybrid_model.MLP
+    keys = hybrid_model.KV_HEADS * hybrid_model.HEAD_DIM
+    yield from hybrid_model.ends("model.norm.weight")
+    for i in range(2):
+        at = f"model.layers.{i}."
+        yield from ((at + f"post_{name}_layernorm.weight", [hidden]) for name in ("attention", "feedforward"))
+        yield from ((at + "self_attn." + name, shape) for name, shape in (
+            ("q_proj.weight", [rows, hidden]), ("k_proj.weight", [keys, hidden]), ("v_proj.weight", [keys, hidden]),
+            ("o_proj.weight", [hidden, rows]), ("q_norm.weight", [rows]), ("k_norm.weight", [keys])))
+        yield from ((at + f"mlp.{name}_proj.weight", [mlp, hidden]) for name in ("gate", "up"))
+        yield at + "mlp.down_proj.weight", [hidden, mlp]
+
+
+def test_norms_over_the_heads_of_all_ranks(tmp_path):
+    old = hybrid_model.demo_config()
+    config = {key: old[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")} | {
+        "architectures": ["Olmo2ForCausalLM"], "hidden_size": hybrid_model.HIDDEN, "num_hidden_layers": 2,
+        "num_attention_heads": hybrid_model.HEADS, "num_key_value_heads": hybrid_model.KV_HEADS,
+        "head_dim": hybrid_model.HEAD_DIM, "intermediate_size": hybrid_model.MLP, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512, "rope_theta": 10000.0, "tie_word_embeddings": False, "dtype": "float32"}
+    demo = os.path.join(ROOT, "models", "demo")
+    for name in filter(lambda n: n.startswith("tokenizer"), os.listdir(demo)):
+        shutil.copy(os.path.join(demo, name), tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    hybrid_model.write_safetensors(tmp_path / "model.safetensors", wide_norm_tensors(), random.Random(7))
+    many, one = (Server("--device", DEVICE, *POOL, *layout, model=str(tmp_path)) for layout in (RANKS, ()))
+    same = [assert_alike(ask(many, p), ask(one, p)) for p in PROMPTS]
+    assert many.stop() == 0 and one.stop() == 0
+    assert sum(same) > 0.7 * 48 * len(PROMPTS), same
 
 
 def test_stages_without_nccl_hand_on_by_way_of_the_host(serve, tmp_path):
