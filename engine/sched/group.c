@@ -242,11 +242,10 @@ int group_new(struct group **ret, struct request *r, const struct word_list *wor
     if (rc < 0) {
         return rc;
     }
-    struct group *g = aligned_alloc(64, (sizeof(*g) + 63) / 64 * 64);
+    struct group *g = calloc(1, sizeof(*g));
     if (!g) {
         return err_nomem(e, "a request");
     }
-    memset(g, 0, sizeof(*g));
     g->request = r;
     g->width = width;
     if (words) {

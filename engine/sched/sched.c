@@ -106,11 +106,8 @@ bool plan_decode(struct sched *s, struct group *g, struct plan *p)
 
 void plan_decodes(struct sched *s, struct plan *p)
 {
-    int32_t i = 0;
-
     s->prefilling = false;
     for (struct group *g = s->running.first; g; g = g->next) {
-        fetch_running(s, i++);
         if (!plan_decode(s, g, p)) {
             return; /* `g` was preempted, and with it all behind it */
         }

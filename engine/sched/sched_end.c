@@ -126,11 +126,8 @@ static bool end_if_due(struct sched *s, struct group *g, int64_t now_us)
 
 static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
 {
-    int32_t i = 0;
-
     for (struct group *g = l->first, *next; g; g = next) {
         next = g->next;
-        fetch_running(s, i++);
         g->parked = atomic_load_explicit(&g->request->parked, memory_order_relaxed) == PARK_RUNNING;
         end_if_due(s, g, now_us);
     }

@@ -123,7 +123,6 @@ struct sched {
     struct group_list ended;   /* until decode_reap frees them */
 
     struct regions regions; /* memory of groups that have started */
-    int32_t start_place;    /* where in its run the group that started last lies */
     struct buf text;        /* scratch: what one token adds to a beam's text; never grows */
     struct contiguous_alloc *contiguous; /* NULL: paged */
 
@@ -315,27 +314,6 @@ bool group_start(struct sched *s, struct group *g);
 /* Give the memory back; no step in flight names the group. It is as before group_start,
  * except for the state of its first sequence. */
 void group_end_memory(struct sched *s, struct group *g);
-/* For a walk over the running groups that has come to number i: prefetches what it
- * reads of those ahead, found by the newest step in flight, which had nearly the same
- * ones in this order. A walk by the list's links alone waits for each of them. */
-static inline void fetch_running(const struct sched *s, int32_t i)
-{
-    enum { SEQ_AHEAD = 12, GROUP_AHEAD = 8, REQUEST_AHEAD = 4 };
-    const struct plan *p = s->n_in_flight > 0 ? s->in_flight[s->n_in_flight - 1] : NULL;
-
-    if (!p || i + SEQ_AHEAD >= p->n_items) {
-        return;
-    }
-    const struct seq *q = p->item[i + SEQ_AHEAD].seq;
-    __builtin_prefetch(&q->group);
-    __builtin_prefetch(&q->table[0].n_blocks);
-    const struct group *g = p->item[i + GROUP_AHEAD].seq->group;
-    __builtin_prefetch(&g->request);
-    __builtin_prefetch(&g->plan_step);
-    const struct request *r = p->item[i + REQUEST_AHEAD].seq->group->request;
-    __builtin_prefetch(&r->arrival_us);
-    __builtin_prefetch(&r->cancelled);
-}
 /* sched_end.c */
 /* LIVE -> DONE, memory returned; ends the group with its last one. */
 void seq_finish(struct sched *s, struct seq *q, int finish);

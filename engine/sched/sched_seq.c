@@ -366,21 +366,21 @@ bool in_prefill(const struct group *g)
     return false;
 }
 
-/* decode_need of a group of one sequence. It alone holds the block that it writes next
- * (invariant S6): what it took from the cache are full blocks before it, and a tail,
+/* decode_need in KV group k of a group of one sequence. It alone holds the block that
+ * it writes next: what it took from the cache are full blocks before it, and a tail,
  * which has left the cache. */
-static int32_t need_alone(const struct sched *s, const struct group *g)
+static int32_t need_alone(const struct sched *s, const struct kvpool *pool, const struct group *g,
+                          int32_t k)
 {
     const struct seq *q = g->seq;
-    int32_t b = q->n_computed / s->c.block_size, n = 0;
+    const struct block_table *t = &q->table[k];
+    int32_t b = q->n_computed / s->c.block_size;
 
     if (q->state != SEQ_LIVE || !can_sample(g, q)) {
         return 0;
     }
-    for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        n += b >= q->table[k].n_blocks;
-    }
-    return n;
+    assert(b >= t->n_blocks || pool->block[t->block[b]].count == 1);
+    return b >= t->n_blocks;
 }
 
 /* decode_need in KV group k. */
@@ -418,23 +418,16 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
 {
     int32_t n = 0;
 
-    if (g->width == 1) {
-        return need_alone(s, g);
-    }
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        n += need_in(s, pool, g, k);
+        n += g->width == 1 ? need_alone(s, pool, g, k) : need_in(s, pool, g, k);
     }
     return n;
 }
 
-/* `alone`: no other sequence may hold the block. */
-static void own_block(struct sched *s, struct block_table *t, int32_t b, bool alone, struct plan *p)
+static void own_block(struct sched *s, struct block_table *t, int32_t b, struct plan *p)
 {
     if (b >= t->n_blocks) {
         t->block[t->n_blocks++] = take_block(s);
-        return;
-    }
-    if (alone) {
         return;
     }
     int32_t old = t->block[b];
@@ -458,10 +451,7 @@ void seq_void(struct sched *s, struct seq *q)
 
 void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p)
 {
-    int32_t b = q->n_computed / s->c.block_size;
-    bool alone = q->group->width == 1;
-
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        own_block(s, &q->table[k], b, alone, p);
+        own_block(s, &q->table[k], q->n_computed / s->c.block_size, p);
     }
 }

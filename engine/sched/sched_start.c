@@ -91,11 +91,6 @@ static int64_t beam_bytes_most(int32_t max_len)
 
 /* ---- a group's sequences ---- */
 
-/* A run of pages begins with what every step reads of its sequences. Began all of it at
- * a page's first byte, it would all meet in a few sets of the caches; so it begins at
- * one of PLACES, in turn. */
-enum { PLACES = 16, PLACE_BYTES = 256 };
-
 int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
 {
     struct carver at = {.base = base};
@@ -119,7 +114,7 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
         g->seq = seq;
         g->beam = beam;
     }
-    return at.at + (PLACES - 1) * PLACE_BYTES;
+    return at.at;
 }
 
 /* Twice the memory of max_num_seqs sequences at their longest: for running groups, and
@@ -129,7 +124,7 @@ int64_t group_bytes_most(const struct sched_config *c)
     int64_t blocks = sched_kv_groups(c) * div_ceil(c->max_len, c->block_size);
     int64_t spare = (int64_t)sched_states_before(c, sched_kv_groups(c)) * LIMIT_DRAFT;
     int64_t tables = (int64_t)sizeof(struct seq) + 4 * (blocks + c->max_len + spare) + 64;
-    int64_t seq = tables + beam_bytes_most(c->max_len) + PLACES * PLACE_BYTES;
+    int64_t seq = tables + beam_bytes_most(c->max_len);
 
     return 2 * c->max_num_seqs * seq;
 }
@@ -146,8 +141,7 @@ bool group_start(struct sched *s, struct group *g)
     if (!memory) {
         return false;
     }
-    s->start_place = (s->start_place + 1) % PLACES;
-    int64_t n_bytes = group_lay_out(g, &s->c, memory + s->start_place * PLACE_BYTES);
+    int64_t n_bytes = group_lay_out(g, &s->c, memory);
     assert(n_bytes == g->n_bytes);
     (void)n_bytes;
     g->memory = memory;

@@ -277,8 +277,7 @@ static bool take(struct delta_out *out, int32_t n)
 
 static struct word_list words_of(const struct sim_request *r)
 {
-    return (struct word_list){
-        .n = r->n_words, .token = (int32_t *)r->word, .first = (int32_t *)r->word_first};
+    return (struct word_list){(int32_t *)r->word, (int32_t *)r->word_first, r->n_words};
 }
 
 static int make_group(struct world *w, struct journey *j, struct group **ret, struct err *e)

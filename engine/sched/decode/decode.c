@@ -232,13 +232,14 @@ static void fetch_ahead(const struct plan *plan, int32_t i)
     if (i + SEQ_AHEAD < plan->n_items) {
         const struct seq *q = plan->item[i + SEQ_AHEAD].seq;
         __builtin_prefetch(&q->group);
-        __builtin_prefetch(&q->chain.n_blocks);
+        __builtin_prefetch(&q->chain);
         __builtin_prefetch(&q->constraint_end);
     }
     if (i + GROUP_AHEAD < plan->n_items) {
         const struct seq *q = plan->item[i + GROUP_AHEAD].seq;
         __builtin_prefetch(&q->group->request);
         __builtin_prefetch(&q->group->commit_step);
+        __builtin_prefetch(&q->group->last_token_us);
         __builtin_prefetch(q->out + q->n_out, 1);
     }
     if (i + REQUEST_AHEAD < plan->n_items) {

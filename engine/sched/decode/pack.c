@@ -291,32 +291,6 @@ static void pack_item(struct packer *p, struct batch *b, const struct plan_item 
     b->n_seqs++;
 }
 
-/* For a walk that has come to item i: prefetches what packing the items ahead reads,
- * each pointer when what holds it has arrived. */
-static void fetch_ahead(const struct packer *p, const struct plan *plan, int32_t i)
-{
-    enum { SEQ_AHEAD = 12, GROUP_AHEAD = 8, REQUEST_AHEAD = 4 };
-
-    if (i + SEQ_AHEAD < plan->n_items) {
-        const struct seq *q = plan->item[i + SEQ_AHEAD].seq;
-        __builtin_prefetch(&q->group);
-        __builtin_prefetch(&q->constraint);
-        __builtin_prefetch(&q->table[0].n_blocks);
-    }
-    if (i + GROUP_AHEAD < plan->n_items) {
-        const struct plan_item *it = &plan->item[i + GROUP_AHEAD];
-        __builtin_prefetch(&it->seq->group->request);
-        __builtin_prefetch(&it->seq->group->mask);
-        __builtin_prefetch(it->seq->table[0].block + it->first / p->c.block_size);
-    }
-    if (i + REQUEST_AHEAD < plan->n_items) {
-        const struct request *r = plan->item[i + REQUEST_AHEAD].seq->group->request;
-        __builtin_prefetch(&r->params.min_tokens);
-        __builtin_prefetch(&r->params.n_logprobs);
-        __builtin_prefetch(&r->params.n_bias);
-    }
-}
-
 void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
 {
     struct batch b = {
@@ -347,7 +321,6 @@ void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
 
     p->slice_group = NULL;
     for (int32_t i = 0; i < plan->n_items; i++) {
-        fetch_ahead(p, plan, i);
         pack_item(p, &b, &plan->item[i], i > 0 ? plan->item[i - 1].seq : NULL);
     }
     p->q_start[b.n_seqs] = b.n_tokens;

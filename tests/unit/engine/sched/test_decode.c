@@ -244,7 +244,7 @@ static void a_request_that_bans_every_token_is_refused(void **state)
     assert_int_equal(group_new(&g, &r, NULL, &rig.config, &e), 0);
     group_free(g);
     int32_t word[] = {8, 99, 5}, first[] = {0, 1, 2, 3};
-    struct word_list words = {.n = 3, .token = word, .first = first};
+    struct word_list words = {word, first, 3};
     r.params.min_tokens = 0;
     assert_int_equal(group_new(&g, &r, &words, &rig.config, &e), ERR_INVALID);
     first[1] = 2; /* "8 99" is one word; the encoder never makes "" */
