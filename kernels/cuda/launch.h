@@ -157,8 +157,8 @@ struct norm_args {
 void launch_norm(void *out, int64_t out_stride, void *x, int64_t x_stride, const void *y,
                  int64_t y_stride, const struct norm_args *n, int32_t rows, int32_t cols, int type,
                  cudaStream_t stream);
-/* Norms over ranks (comm/rank_norms.cu): sums[r] = the squares of row r; x = x times what
- * the norm makes of rows of `width` columns with these sums. */
+/* Norms over ranks (comm/rank_norms.cu): sums[r] = the squares of row r; x = x times
+ * what the norm makes of rows of `width` columns with these sums. */
 void launch_square_sums(float *sums, int64_t sums_stride, const void *x, int64_t x_stride,
                         int32_t rows, int32_t cols, int type, cudaStream_t stream);
 void launch_norm_by_sums(void *x, int64_t x_stride, const float *sums, int64_t sums_stride,
