@@ -544,17 +544,14 @@ static double tie_nats(const struct rig *r)
     return MAX(stated, most * M_SQRT2 * own_error(r, 0, N_PROMPTS));
 }
 
-/* With activations of 16 bits, or rounded ones that choose experts, an expert more or
- * less, or a state that carries errors along, may change a token that leads by far:
- * twice as often as with transformers, and a few times more, which is one in a hundred
- * tokens. */
+/* With activations of 16 bits an expert more or less, or a state that carries errors
+ * along, may change a token that leads by far: twice as often as with transformers, and
+ * twice more. */
 static struct rule rule_of(const struct rig *r)
 {
     const struct tensor *slips = checkpoint_find(r->expected, "slips");
     bool rounds = backend_act_dtype(r->backend, r->config.dtype) != DTYPE_F32;
-    bool chooses = multiplies_codes(r) && r->config.experts.n > 0;
-    int32_t own = slips && rounds ? *(const int32_t *)slips->data : 0;
-    int32_t allowed = (slips && rounds) || chooses ? 2 * own + (chooses ? 4 : 2) : 0;
+    int32_t allowed = slips && rounds ? 2 * *(const int32_t *)slips->data + 2 : 0;
 
     return (struct rule){.tie = tie_nats(r), .n_slips = allowed};
 }
