@@ -535,7 +535,7 @@ static void what_is_not_supported_is_refused(void **state)
     file_init(&f);
     put_llama(&f, "mamba");
     refuse_config(&f, "'mamba' is not known; known are llama, arcee, mistral3, smollm3, granite, "
-                      "qwen2, qwen2moe, ");
+                      "qwen2, qwen2vl, qwen2moe, ");
     file_init(&f);
     put_llama(&f, "mamba");
     refuse_config(&f, " more (docs/models.md)");
