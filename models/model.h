@@ -330,14 +330,6 @@ struct architecture {
     int32_t max_positions; /* default; 0: the file must say */
 };
 
-/* Which norms of an architecture's models run over columns of several ranks. */
-enum norms_over_ranks {
-    NORMS_NONE,   /* none: each rank norms what it holds */
-    NORMS_STATES, /* those of recurrences whose groups the ranks do not divide */
-    NORMS_HEADS,  /* those of queries and keys, over all heads */
-};
-enum norms_over_ranks architecture_norms_over_ranks(const struct architecture *a);
-
 struct tensor_spec; /* layers.h */
 
 /* A family of architectures: its tensors and its forward pass. */
@@ -393,7 +385,8 @@ int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks);
  * experts. */
 int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, struct err *e);
 /* Whether norms of the model, divided among n ranks, run over columns of several of
- * them (architecture_norms_over_ranks). Not all backends compute them. */
+ * them: those of queries and keys over all heads, and model_shares_mixer_norm. Not all
+ * backends compute them. */
 bool model_norms_over_ranks(const struct model_config *c, int32_t n);
 /* Check that each of n pipeline stages has a layer. */
 int model_check_stages(const struct model_config *c, int32_t n, struct err *e);

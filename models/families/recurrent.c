@@ -6,12 +6,18 @@
  * products give matrices whose columns are q, k, v, ... one after another. */
 #include "models/families/layers.h"
 
+/* Whether neighbouring heads have neighbouring groups, as in llama.cpp's files. */
+static bool heads_take_turns(const struct recurrent_config *c)
+{
+    return c->tiled && c->n_heads != c->n_groups;
+}
+
 /* Groups of this rank. Where the ranks cannot have groups of their own, as of Mamba-2
  * with one group, several have the same one; where neighbouring heads have neighbouring
  * groups, a rank's heads read all of them. */
 static int32_t groups_of_rank(const struct recurrent_config *c, int32_t n_ranks)
 {
-    if (n_ranks == 1 || (c->tiled && c->n_heads != c->n_groups)) {
+    if (n_ranks == 1 || heads_take_turns(c)) {
         return c->n_groups;
     }
     return c->kind == RECURRENCE_SSD && c->n_groups < n_ranks ? 1 : c->n_groups / n_ranks;
@@ -19,7 +25,7 @@ static int32_t groups_of_rank(const struct recurrent_config *c, int32_t n_ranks)
 
 int model_check_recurrence(const struct recurrent_config *c, int32_t n, struct err *e)
 {
-    bool tiled = c->tiled && c->n_heads != c->n_groups;
+    bool tiled = heads_take_turns(c);
     bool shares = c->kind == RECURRENCE_SSD && n % MAX(c->n_groups, 1) == 0;
 
     if (n > 1 && tiled && c->n_heads / c->n_groups % n != 0) {

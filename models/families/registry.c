@@ -67,11 +67,6 @@ const struct model_family *model_family_find(const char *name, const struct arch
     return NULL;
 }
 
-enum norms_over_ranks architecture_norms_over_ranks(const struct architecture *a)
-{
-    return a->wide_qk_norm ? NORMS_HEADS : a->ssd ? NORMS_STATES : NORMS_NONE;
-}
-
 /* The family that has the checkpoint's tensors. */
 static const struct model_family *as_stored(const struct model_family *f,
                                             const struct checkpoint *c)

@@ -272,12 +272,7 @@ int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
 
 bool model_norms_over_ranks(const struct model_config *c, int32_t n)
 {
-    const struct architecture *a;
-    enum norms_over_ranks norms =
-        model_family_find(c->architecture, &a) ? architecture_norms_over_ranks(a) : NORMS_NONE;
-
-    return n > 1 && (norms == NORMS_HEADS ||
-                     (norms == NORMS_STATES && model_shares_mixer_norm(&c->recurrent, n)));
+    return n > 1 && (c->wide_qk_norm || model_shares_mixer_norm(&c->recurrent, n));
 }
 
 /* Refuse a model with layers that the backend does not compute. */
