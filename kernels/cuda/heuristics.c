@@ -1,5 +1,6 @@
 /* See heuristics.h. */
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/launch.h"
 
 #include <stdlib.h>
@@ -36,10 +37,10 @@ int32_t product_rows(int32_t n)
 
 bool gated_by_wide_rows(int32_t rows, int32_t n, int32_t n_sms)
 {
-    enum { LEAST_ROWS = 97, MOST_ROWS = 128, COLUMNS = 224 };
-    int32_t blocks = n / COLUMNS;
+    enum { LEAST_ROWS = 97, MOST_ROWS = 2 * SMALL_ROWS };
+    int32_t blocks = n / WIDE_GATE;
 
-    return rows >= LEAST_ROWS && rows <= MOST_ROWS && n % COLUMNS == 0 && blocks <= n_sms &&
+    return rows >= LEAST_ROWS && rows <= MOST_ROWS && n % WIDE_GATE == 0 && blocks <= n_sms &&
            blocks >= n_sms * 5 / 6;
 }
 

@@ -25,7 +25,6 @@ enum {
     GROUP_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* a warpgroup's activations of a stage */
     RING_BYTES = 220 * 1024,
     MOST_STAGES = 13,
-    WIDE_GATE = 224, /* weight rows of a tile of gates of more than SMALL_ROWS rows */
 };
 
 /* GROUPS: warpgroups that multiply, each SMALL_ROWS rows of the activations. */

@@ -25,6 +25,7 @@ enum {
     SMALL_ROWS = 64,              /* activation rows at most */
     SMALL_DEPTH = 64,             /* columns of a stage: 128 bytes, the widest swizzle */
     SMALL_SENT_BYTES = 512 << 10, /* by a rank, for a sum in an epilogue */
+    WIDE_GATE = 224,              /* weight rows of a tile of gates of more than SMALL_ROWS rows */
 };
 
 enum small_kind {
@@ -123,10 +124,10 @@ struct small_squares {
     bool zero[2];               /* cleared by an operation enqueued before */
     int32_t turn;               /* the set that was added to last */
 };
-/* Enqueues a gated bf16 product of SMALL_ROWS + 1 to 2 * SMALL_ROWS rows, whose n is a
- * multiple of 224. False: it does not fit or the kernels do not run here; nothing was
- * done. */
 struct tiles_args;
+/* Enqueues a gated bf16 product of SMALL_ROWS + 1 to 2 * SMALL_ROWS rows, whose n is a
+ * multiple of WIDE_GATE. False: it does not fit or the kernels do not run here; nothing
+ * was done. */
 bool launch_gated_wide(const struct tiles_args *a, cudaStream_t stream);
 /* Enqueue a's operations, planned by small_plan or small_mixed_plan. False: a launch
  * failed, and the error is CUDA's last. */
