@@ -85,8 +85,8 @@ __device__ __forceinline__ void score_rows(score_tiles &tile, const recurrence_a
     }
 }
 
-/* By a warp: the inverses of both 16 x 16 blocks of I + A on the diagonal, a column a
- * lane. */
+/* By a warp: the inverses of both 16 x 16 blocks of I + A on the diagonal, a lane for
+ * each column. */
 __device__ __forceinline__ void invert_diagonal(float (*a)[CHUNK_ROW])
 {
     int base = threadIdx.x & 16, column = threadIdx.x & 15;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void invert_diagonal(float (*a)[CHUNK_ROW])
     }
 }
 
-/* By the block: the 16 x 16 blocks x and z of T on the diagonal are there; the one below
+/* By the block: the 16 x 16 blocks x and z of T on the diagonal are there; that below
  * them becomes -z a x. */
 __device__ __forceinline__ void invert_below(float (*a)[CHUNK_ROW])
 {

@@ -1,6 +1,6 @@
 /* Prefill of recurrences with matrices in chunks, on tensor cores: the gated delta rule
- * in its WY form (Yang, Kautz and Hatamizadeh 2024, section 3.3) and Mamba-2 (Dao and Gu
- * 2024, section 6).
+ * in its WY form (Yang, Kautz and Hatamizadeh 2024, section 3.3) and Mamba-2 (Dao and
+ * Gu 2024, section 6).
  *
  * Let G_t be the sum of the logarithms of a chunk's decays up to its token t, and S the
  * state before the chunk. What token t adds to the state is k_t u_t^T, so
@@ -11,8 +11,8 @@
  * whose solution is U = T B (V - exp(G) K S), T = (I + A)^-1, where A has what the sum
  * multiplies u by, and B the b_t.
  *
- * A first launch, of a block for each chunk and some heads, makes P and T B; the inverse
- * is float32. In a second one a warp has 16 columns of a head's matrix, transposed, in
+ * A first launch, of a block for each chunk and some heads, makes P and T B; the
+ * inverse is float32. In a second one a warp has 16 columns of a head's matrix, transposed, in
  * the accumulators of its products, and takes the chunks in order: each accumulator is
  * the next product's left operand, so the columns know nothing of each other and warps
  * of no other. Operands are tf32, sums and the state float32. */

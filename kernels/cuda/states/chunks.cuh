@@ -88,8 +88,8 @@ __device__ __forceinline__ int2 find_sequence(int at, int n_seqs, const F &count
     return make_int2(-1, 0);
 }
 
-/* Where P, of `which` 0, or T B of a head lie behind a token: [C] each, their columns as
- * by tf32_place. */
+/* Where P, of `which` 0, or T B of a head lie behind a token: [C] each, their columns
+ * as by tf32_place. */
 __device__ __forceinline__ float *chunk_row(const recurrence_args &a, int token, int head,
                                             int which)
 {
