@@ -12,10 +12,10 @@
  * multiplies u by, and B the b_t.
  *
  * A first launch, of a block for each chunk and some heads, makes P and T B; the
- * inverse is float32. In a second one a warp has 16 columns of a head's matrix, transposed, in
- * the accumulators of its products, and takes the chunks in order: each accumulator is
- * the next product's left operand, so the columns know nothing of each other and warps
- * of no other. Operands are tf32, sums and the state float32. */
+ * inverse is float32. In a second one a warp has 16 columns of a head's matrix,
+ * transposed, in the accumulators of its products, and takes the chunks in order: each
+ * accumulator is the next product's left operand, so the columns know nothing of each
+ * other and warps of no other. Operands are tf32, sums and the state float32. */
 #include "kernels/cuda/states/chunks.cuh"
 
 template <int COLS> struct state_tiles {
