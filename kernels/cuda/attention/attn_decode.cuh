@@ -80,6 +80,14 @@ static inline decode_heads decode_heads_of(const attn_args *a)
     return h;
 }
 
+/* x, which the compiler takes for another value: what is computed of it is computed
+ * where it is needed, not on the way to the first load. */
+__device__ __forceinline__ int computed_here(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* The block of a token. */
 __device__ __forceinline__ int block_of(int token, int block_size)
 {
@@ -413,7 +421,6 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 return (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D;
             };
             bool fresh = true;
-            x.clear();
             for (int c = p.lo + t.rank; c < p.hi || fresh; c += t.size) {
 #pragma unroll 1
                 for (; loaded < stages; loaded++) {
@@ -425,6 +432,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
                 if (fresh) {
                     pdl_wait();
                     pdl_release();
+                    x.clear();
                     x.take_queries(a, rows, row_at, lane);
                     fresh = false;
                     if (c >= p.hi) {
@@ -462,7 +470,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
             if (attends) {
                 x.store(combine, quarter, warp, lane);
             } else {
-                int first = kv_split_owner(w, ended);
+                int first = kv_split_owner(w, computed_here(ended));
                 combine_fetch<D>(combine, ws, first * heads.all + head, heads.all,
                                  index - first + 1, quarter, rows, t, warp, lane);
             }

@@ -314,8 +314,8 @@ template <typename C, int D, bool TALL> struct codes_tile {
         for (int e = 0; e < 2; e++) {
             int r = (t4 & 1) * 2 + e;
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                *(float2 *)x.at(warp, r, i * 16 + g * 2) =
+            for (int i = 0; i < D / 16; i++) { /* the swizzle repeats after 32 dims */
+                *(float2 *)(x.at(warp, r, i % 2 * 16 + g * 2) + i / 2 * 32) =
                     upper ? make_float2(o[U][i][e], o[U][i][e + 2])
                           : make_float2(o[0][i][e], o[0][i][e + 2]);
             }

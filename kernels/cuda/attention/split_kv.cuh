@@ -38,18 +38,15 @@ __device__ __forceinline__ void scale_add(float4 &to, const float4 &v, float f)
     to.w += v.w * f;
 }
 
+#define BLANK_BITS 0xffffffffu
 __device__ __forceinline__ bool blank(float x)
 {
-    return __float_as_uint(x) == 0xffffffffu;
+    return __float_as_uint(x) == BLANK_BITS;
 }
 /* Replaces a NaN that looks blank by another. */
 __device__ __forceinline__ float unblank(float x)
 {
     return blank(x) ? __uint_as_float(0x7fffffffu) : x;
-}
-__device__ __forceinline__ bool blank(float4 v)
-{
-    return blank(v.x) || blank(v.y) || blank(v.z) || blank(v.w);
 }
 
 __device__ __forceinline__ void store_relaxed(float *to, float4 v)
@@ -138,8 +135,8 @@ __device__ __forceinline__ void combine_store(const combine_shared<D> &x,
         return;
     }
 #pragma unroll
-    for (int i = 0; i < D / 8; i++) {
-        *(float2 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 2) =
+    for (int i = 0; i < D / 8; i++) { /* the swizzle repeats after 32 dims */
+        *(float2 *)(x.at(warp, g % COMBINE_ROWS, i % 4 * 8 + t4 * 2) + i / 4 * 32) =
             upper ? make_float2(o[i][2], o[i][3]) : make_float2(o[i][0], o[i][1]);
     }
     if (t4 == 0) {
@@ -180,9 +177,9 @@ __device__ __forceinline__ void combine_fetch(const combine_shared<D> &x, const 
         float *ml = ws.partial_ml + row * 2, *from = ws.partial_o + row * D + lane * 4;
         float4 o[COMBINE_ROWS][QUADS];
         float2 v[COMBINE_ROWS];
-        bool waits;
+        uint32_t most; /* of all bits: a blank is the greatest */
         do {
-            waits = false;
+            most = 0;
 #pragma unroll
             for (int r = 0; r < COMBINE_ROWS; r++) {
                 v[r] = r < rows ? load_relaxed2(ml + r * 2) : make_float2(-INFINITY, 0.0f);
@@ -193,13 +190,14 @@ __device__ __forceinline__ void combine_fetch(const combine_shared<D> &x, const 
             }
 #pragma unroll
             for (int r = 0; r < COMBINE_ROWS; r++) {
-                waits |= blank(v[r].x) || blank(v[r].y);
+                most = max(most, max(__float_as_uint(v[r].x), __float_as_uint(v[r].y)));
 #pragma unroll
                 for (int i = 0; i < QUADS; i++) {
-                    waits |= blank(o[r][i]);
+                    uint4 bits = *(const uint4 *)&o[r][i];
+                    most = max(most, max(max(bits.x, bits.y), max(bits.z, bits.w)));
                 }
             }
-        } while (__any_sync(0xffffffffu, waits));
+        } while (__any_sync(0xffffffffu, most == BLANK_BITS));
 #pragma unroll
         for (int r = 0; r < COMBINE_ROWS; r++) {
             float top = fmaxf(sum[r].m, v[r].x);
