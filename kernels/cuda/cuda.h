@@ -374,8 +374,8 @@ bool cuda_latent_expanded(struct cuda_backend *c, struct mat out, struct mat q,
 
 /* gemm/linear_heads.c */
 /* A product of each head's columns, `rows` rows: from head h's of x, which begin at
- * column h * x_head, to those of out. w is [n_heads * n, k], or transposed [n_heads * k,
- * n]. */
+ * column h * x_head, to those of out. w is [n_heads * n, k], or transposed
+ * [n_heads * k, n]. */
 struct head_products {
     struct mat out, x, w;
     int32_t out_head, x_head, n_heads, rows;

@@ -1,6 +1,6 @@
 /* What a consumer warpgroup of prefill attention on Hopper does with its 64 query rows:
- * scores, softmax, weighted values (attn_prefill_sm90.cu, latent_expanded.cu). Keys have
- * D dims, values V; a tile of either has KEYS tokens, in swizzled panels. */
+ * scores, softmax, weighted values (attn_prefill_sm90.cu, latent_expanded.cu). Keys
+ * have D dims, values V; a tile of either has KEYS tokens, in swizzled panels. */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_FRAGMENTS_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_FRAGMENTS_CUH
 

@@ -1,6 +1,6 @@
 /* Prefill of latents with expanded heads: a portion's latents are gathered from the
- * cache, one product by head makes the keys' own parts and one the values, and attention
- * is over those (latent_expanded.cu).
+ * cache, one product by head makes the keys' own parts and one the values, and
+ * attention is over those (latent_expanded.cu).
  *
  * Buffers are bounded: a portion has at most EXPANDED_ROWS rows of latents, a sequence
  * with more keys stays in the space of latents, and heads take turns where keys and
@@ -93,6 +93,51 @@ static bool expand(struct cuda_backend *c, const struct latent_attention *a, str
     return true;
 }
 
+/* All but keys, values and latents, of all heads. */
+static struct expanded_args args_of(struct mat out, struct mat q, const struct latent_attention *a)
+{
+    return (struct expanded_args){.out = out.data,
+                                  .q = q.data,
+                                  .out_stride = out.stride,
+                                  .q_stride = q.stride,
+                                  .n_heads = a->n_heads,
+                                  .latent = a->latent,
+                                  .rot_dim = a->rot_dim,
+                                  .nope_dim = a->nope_dim,
+                                  .v_dim = a->v_dim,
+                                  .scale = a->scale,
+                                  .type = (int32_t)q.dtype};
+}
+
+/* Attention of a portion over heads [first, first + n). */
+static bool attend_heads(struct cuda_backend *c, struct mat out, struct mat q,
+                         const struct latent_attention *a, const struct expanded_portion *p,
+                         int32_t first, int32_t n)
+{
+    struct cuda_expanded *x = &c->expanded;
+    struct mat k = {.data = x->heads,
+                    .stride = (int64_t)n * a->nope_dim,
+                    .rows = p->n_rows,
+                    .cols = n * a->nope_dim,
+                    .dtype = q.dtype};
+    struct mat v = {.data = mat_rows(k, p->n_rows, 0).data,
+                    .stride = (int64_t)n * a->v_dim,
+                    .rows = p->n_rows,
+                    .cols = n * a->v_dim,
+                    .dtype = q.dtype};
+    struct expanded_args args = args_of(out, q, a);
+
+    args.out = mat_cols(out, first * a->v_dim, 0).data;
+    args.q = mat_cols(q, first * (a->nope_dim + a->rot_dim), 0).data;
+    args.k = k.data;
+    args.v = v.data;
+    args.latents = x->latents;
+    args.n_keys = p->n_rows;
+    args.n_heads = n;
+    return expand(c, a, k, v, first, n) &&
+           launch_latent_expanded(&args, x->tile + p->tile, p->n_tiles, c->stream);
+}
+
 /* Attention of a portion, in turns of as many heads as there is room for. */
 static bool attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
                            const struct latent_attention *a, const struct expanded_portion *p)
@@ -111,35 +156,7 @@ static bool attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
     launch_latent_gather(x->latents, &c->kv_view, a->layer, &s, x->seq + p->seq, p->n_seqs,
                          p->n_rows, c->stream);
     for (int32_t h = 0; h < a->n_heads; h += turn) {
-        int32_t n = MIN(turn, a->n_heads - h);
-        struct mat k = {.data = x->heads,
-                        .stride = (int64_t)n * a->nope_dim,
-                        .rows = p->n_rows,
-                        .cols = n * a->nope_dim,
-                        .dtype = q.dtype};
-        struct mat v = {.data = mat_rows(k, p->n_rows, 0).data,
-                        .stride = (int64_t)n * a->v_dim,
-                        .rows = p->n_rows,
-                        .cols = n * a->v_dim,
-                        .dtype = q.dtype};
-        const struct expanded_args k_args = {
-            .out = mat_cols(out, h * a->v_dim, 0).data,
-            .q = mat_cols(q, h * (a->nope_dim + a->rot_dim), 0).data,
-            .out_stride = out.stride,
-            .q_stride = q.stride,
-            .k = k.data,
-            .v = v.data,
-            .latents = x->latents,
-            .n_keys = p->n_rows,
-            .n_heads = n,
-            .latent = a->latent,
-            .rot_dim = a->rot_dim,
-            .nope_dim = a->nope_dim,
-            .v_dim = a->v_dim,
-            .scale = a->scale,
-            .type = (int32_t)q.dtype};
-        if (!expand(c, a, k, v, h, n) ||
-            !launch_latent_expanded(&k_args, x->tile + p->tile, p->n_tiles, c->stream)) {
+        if (!attend_heads(c, out, q, a, p, h, MIN(turn, a->n_heads - h))) {
             return false;
         }
     }
@@ -150,15 +167,7 @@ static bool attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
 static bool takes(const struct cuda_backend *c, struct mat out, struct mat q,
                   const struct latent_attention *a)
 {
-    const struct expanded_args k = {.out = out.data,
-                                    .q = q.data,
-                                    .out_stride = out.stride,
-                                    .q_stride = q.stride,
-                                    .latent = a->latent,
-                                    .rot_dim = a->rot_dim,
-                                    .nope_dim = a->nope_dim,
-                                    .v_dim = a->v_dim,
-                                    .type = (int32_t)q.dtype};
+    const struct expanded_args k = args_of(out, q, a);
 
     return a->latent + a->rot_dim == EXPANDED_WIDTH && !a->k_up.format && !a->v_up.format &&
            q.dtype == c->kv.dtype && out.dtype == q.dtype && a->k_up.dtype == q.dtype &&

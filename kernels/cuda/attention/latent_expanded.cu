@@ -2,10 +2,10 @@
  * attn_prefill_sm90.cu for keys wider than values that lie in memory row by row.
  *
  * A key is its head's own part, a row of k, and the rotated part that all heads share,
- * at the end of a row of latents; both have panels of 64 dims, which tensor copies bring
- * swizzled. Of the two producing threads one fills the ring of keys, the other that of
- * values. Sequences begin at multiples of EXPANDED_ALIGN rows, and rows up to the next
- * one are zeros: no tile has a row of another sequence.
+ * at the end of a row of latents; both have panels of 64 dims, which tensor copies
+ * bring swizzled. Of the two producing threads one fills the ring of keys, the other
+ * that of values. Sequences begin at multiples of EXPANDED_ALIGN rows, and rows up to
+ * the next one are zeros: no tile has a row of another sequence.
  */
 #include "kernels/cuda/attention/attn_fragments.cuh"
 #include "kernels/cuda/attention/latent_expanded.h"

@@ -537,7 +537,8 @@ static void many_rows_run(const struct many_rows *m, const int32_t steps[][SEQS]
 }
 
 /* Prompts of many rows, whole and in chunks, with few rows of others in front of them,
- * between them and behind them. On a GPU heads are expanded for some of the sequences. */
+ * between them and behind them. On a GPU heads are expanded for some of the
+ * sequences. */
 static void prompts_of_many_rows(void **state)
 {
     (void)state;
