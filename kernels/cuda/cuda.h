@@ -191,9 +191,10 @@ struct cuda_backend {
     struct cuda_expanded expanded;
     struct latent_splits latent; /* made by the first attention over latents; n does not count */
 
-    /* recurrences: what recurrence_args.prepared and .factors point into */
+    /* recurrences: what recurrence_args.prepared, .factors and .chunks point into */
     float *prepared;         /* [prepared_floats] on the device, made by the first one */
     int64_t prepared_floats; /* its size */
+    bool state_chunks;       /* there are kernels for chunks; known once prepared is there */
 
     /* sampling */
     struct sample_args sample; /* the work space; the rest is filled in per call */
