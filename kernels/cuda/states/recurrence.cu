@@ -29,8 +29,8 @@ __device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int 
     return lo;
 }
 
-/* The logarithm of a chunk's decay is not below this: what is left of a state behind it is
- * nothing in float32, and differences of sums keep their bits. */
+/* The logarithm of a decay in a chunk is not below this: what is left of a state behind
+ * it is nothing in float32, and differences of sums keep their bits. */
 #define LEAST_LOG_DECAY -60.0f
 
 template <typename T>
@@ -65,8 +65,8 @@ __device__ __forceinline__ float convolve(const recurrence_args &a, const state_
 }
 
 /* n channels from c on, which are one head's q, k or v: norm_scale is what q or k are
- * multiplied by besides the inverse of their length, 0: v, or nothing to norm. `chunked`:
- * a q or k of a sequence in chunks. */
+ * multiplied by besides the inverse of their length, 0: v, or nothing to norm.
+ * `chunked`: a q or k of a sequence in chunks. */
 template <typename T>
 __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const state_span &p,
                                                int token, int first, int n, float norm_scale,

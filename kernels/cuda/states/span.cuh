@@ -53,8 +53,9 @@ __device__ __forceinline__ int block_behind(const step_arrays &s, int token, int
     return token + 1 < end && s.slot[token + 1] / s.block_size == block ? -1 : block;
 }
 
-/* Whether a sequence that goes on from no other one is taken in chunks (chunks.cu): its
- * own number of tokens alone decides, so company does not change its bits. */
+/* Whether a sequence that goes on from no other one is taken in chunks
+ * (chunk_states.cu): its own number of tokens alone decides, so company does not change
+ * its bits. */
 __device__ __forceinline__ bool in_chunks(const recurrence_args &a, const step_arrays &s, int seq)
 {
     return a.chunks && s.q_start[seq + 1] - s.q_start[seq] >= STATE_CHUNK_LEAST;

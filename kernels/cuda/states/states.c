@@ -9,8 +9,8 @@ _Static_assert((int)STATES_DELTA == RECURRENCE_DELTA && (int)STATES_SSD == RECUR
 
 _Static_assert(STATE_CHUNK_LEAST > LIMIT_DRAFT + 1, "what verifies drafts is not in chunks");
 
-/* Whether sequences of many tokens are taken in chunks, whose operands are tf32: more than
- * activations of bf16 keep, and less than those of other types. */
+/* Whether sequences of many tokens are taken in chunks, whose operands are tf32: more
+ * than activations of bf16 keep, and less than those of other types. */
 static bool has_chunks(const struct cuda_backend *c, const struct recurrence *r, struct mat out)
 {
     return c->state_chunks && out.dtype == DTYPE_BF16 && r->key_dim == STATE_CHUNK_KEYS &&

@@ -10,7 +10,8 @@
  * one launch a call (scan.cu).
  *
  * Without `deterministic` two other launches take the second one's place for sequences
- * of many tokens in a step: they multiply tokens of a chunk on tensor cores (chunks.cu).
+ * of many tokens in a step: they multiply tokens of a chunk on tensor cores
+ * (chunk_states.cu).
  */
 #ifndef QUIRE_KERNELS_CUDA_STATES_STATES_H
 #define QUIRE_KERNELS_CUDA_STATES_STATES_H
@@ -24,8 +25,8 @@ extern "C" {
 enum { STATE_KEY_DIM = 256, SCAN_KEY_DIM = 64 }; /* most keys of a head, and of a scan */
 enum { STATE_CONV_KERNEL = 16 }; /* most inputs of a convolution in launch_convolution */
 
-/* Tokens of a chunk, keys of a head, and the fewest tokens of a sequence in a step that is
- * taken in chunks: more than one that verifies drafts can have. */
+/* Tokens of a chunk, keys of a head, and the fewest tokens of a sequence in a step that
+ * is taken in chunks: more than one that verifies drafts can have. */
 enum { STATE_CHUNK = 32, STATE_CHUNK_KEYS = 128, STATE_CHUNK_LEAST = 34 };
 
 /* enum recurrence_kind */
@@ -54,8 +55,8 @@ struct recurrence_args {
      * multiplied by [rows, n_heads, 2]. Of sequences in chunks q and k are tf32 with
      * columns in the order of tf32_place, and the first factor is the logarithm. */
     float *prepared, *factors;
-    /* [rows, n_heads] what the products of a chunk's tokens leave (chunks.cu); NULL: all
-     * sequences are taken token after token */
+    /* [rows, n_heads] what the products of a chunk's tokens leave (chunk_states.cu);
+     * NULL: all sequences are taken token after token */
     float *chunks;
 };
 /* What a launch takes of a step. */
@@ -71,6 +72,10 @@ void launch_recurrence_chunks(const struct recurrence_args *a, const struct step
                               const struct recurrence_step *w, cudaStream_t stream);
 /* Whether the device has kernels for chunks; called before the first of them. */
 bool recurrence_chunks_prepare(void);
+/* The two of the launch that precedes the states' (chunk_scores.cu). */
+void launch_chunk_scores(const struct recurrence_args *a, const struct step_arrays *s,
+                         const struct recurrence_step *w, cudaStream_t stream);
+bool chunk_scores_prepare(void);
 /* The convolution of layers without matrices, a token's channels from x to out, which
  * may be x. */
 void launch_convolution(const struct recurrence_args *a, const struct step_arrays *s,

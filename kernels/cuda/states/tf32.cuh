@@ -42,7 +42,7 @@ __device__ __forceinline__ void tf32_operand(uint32_t (&a)[4], const float (&c)[
     a[3] = __float_as_uint(tf32_of(c[3]));
 }
 
-/* A tile of 8 x 8 elements of 16 bits, two neighbours of a row to a lane, transposed. */
+/* A tile of 8 x 8 elements of 16 bits, two neighbours of a row a lane, transposed. */
 __device__ __forceinline__ uint32_t transposed(uint32_t x)
 {
     uint32_t y;

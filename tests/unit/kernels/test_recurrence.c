@@ -525,8 +525,7 @@ static void drafts_leave_the_states_behind_each(void **state)
     }
 }
 
-/* Shapes of which a device takes many tokens of a sequence at once, and one that is near
- * them. */
+/* Shapes of which a device takes many tokens of a sequence at once, and another. */
 static const struct recurrence LONG_SHAPES[] = {
     {.kind = RECURRENCE_DELTA,
      .n_heads = 4,
@@ -626,11 +625,10 @@ static void long_steps_leave_the_states_behind_blocks(void **state)
         int32_t last = (LONG_STEPS - DRAFTS - 2) / s.size * s.size;
         step(&s, 0, N_SEQS, 0, last, got);
         for (int32_t first = s.size; first < last; first += s.size) {
-            step(&s, 0, 1, first, MIN(45, s.size), got);
-            step(&s, 1, 2, first, MIN(3, s.size), got);
+            step(&s, 0, 1, first, s.size, got);
+            step(&s, 1, 2, first, 3, got);
+            step(&s, 1, 2, first + 3, s.size - 3, got);
         }
-        /* what these wrote is behind the blocks that they went on in: again */
-        step(&s, 0, N_SEQS, 0, last, got);
         step_of(&s, 0, N_SEQS, last, 1 + DRAFTS, true, got);
         s.kept = DRAFTS;
         s.kept_at = (last + DRAFTS) / s.size;

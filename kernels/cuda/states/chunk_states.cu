@@ -1,6 +1,6 @@
 /* Prefill of recurrences with matrices in chunks, on tensor cores: the gated delta rule
- * in its WY form (Yang, Kautz and Hatamizadeh 2024, section 3.3) and Mamba-2 (Dao and Gu
- * 2024, section 6).
+ * in its WY form (Yang, Kautz and Hatamizadeh 2024, section 3.3) and Mamba-2 (Dao and
+ * Gu 2024, section 6).
  *
  * Let G_t be the sum of the logarithms of a chunk's decays up to its token t, and S the
  * state before the chunk. What token t adds to the state is k_t u_t^T, so
@@ -11,335 +11,12 @@
  * whose solution is U = T B (V - exp(G) K S), T = (I + A)^-1, where A has what the sum
  * multiplies u by, and B the b_t.
  *
- * A first launch, of a block for each chunk and some heads, makes P and T B; the inverse
- * is float32. In a second one a warp has 16 columns of a head's matrix, transposed, in
+ * A first launch, of a block for each chunk and some heads, makes P and T B; the
+ * inverse is float32. In a second one a warp has 16 columns of a head's matrix, transposed, in
  * the accumulators of its products, and takes the chunks in order: each accumulator is
  * the next product's left operand, so the columns know nothing of each other and warps
- * of no other. Operands are tf32, sums and the state float32.
- *
- * Chunks end at whole numbers of STATE_CHUNK tokens of a state's block and at its end,
- * so that the state behind a block's last token is there to be kept. The chunk that a
- * token is in thus follows from its position, but where a step ends inside one the bits
- * behind it are others; `deterministic` takes token after token. */
-#include "kernels/cuda/attention/attn_common.cuh"
-#include "kernels/cuda/gemm/async_copy.cuh"
-#include "kernels/cuda/states/span.cuh"
-#include "kernels/cuda/states/tf32.cuh"
-
-/* Rows of tiles are four floats longer than what they hold: neither ldmatrix nor the
- * loads of a transposed operand then meet a bank conflict. */
-enum { C = STATE_CHUNK, KEYS = STATE_CHUNK_KEYS, KEY_ROW = KEYS + 4, CHUNK_ROW = C + 4 };
-static_assert(C == 32, "a lane has a token of a chunk");
-
-/* ---- which tokens ---- */
-
-/* Chunks of a block of states. */
-__device__ __forceinline__ int chunks_a_block(const step_arrays &s)
-{
-    return (s.block_size + C - 1) / C;
-}
-
-__device__ __forceinline__ int chunk_of(const step_arrays &s, int position)
-{
-    return position / s.block_size * chunks_a_block(s) + position % s.block_size / C;
-}
-
-/* First position of a chunk. */
-__device__ __forceinline__ int chunk_begin(const step_arrays &s, int chunk)
-{
-    int each = chunks_a_block(s);
-
-    return chunk / each * s.block_size + chunk % each * C;
-}
-
-/* Tokens of the step. */
-struct token_range {
-    int seq, start, n; /* n 0: none */
-};
-
-/* Chunk i of a sequence, counted from that of its first token in the step. */
-__device__ __forceinline__ token_range chunk_at(const step_arrays &s, int seq, int i)
-{
-    int start = s.q_start[seq], n = s.q_start[seq + 1] - start, first = s.kv_len[seq] - n;
-    int chunk = chunk_of(s, first) + i;
-    int begin = max(chunk_begin(s, chunk), first), end = min(chunk_begin(s, chunk + 1), first + n);
-
-    return {seq, start + begin - first, max(end - begin, 0)};
-}
-
-/* Chunks of a sequence of the step; 0: it is not taken in chunks. */
-__device__ __forceinline__ int n_chunks_of(const recurrence_args &a, const step_arrays &s, int seq,
-                                           int n_seqs)
-{
-    if (seq >= n_seqs || !in_chunks(a, s, seq)) {
-        return 0;
-    }
-    int end = s.kv_len[seq], first = end - (s.q_start[seq + 1] - s.q_start[seq]);
-    return chunk_of(s, end - 1) - chunk_of(s, first) + 1;
-}
-
-/* By a whole warp: the sequence that has number `at` of what `count` counts of each
- * sequence, and its number there; -1: there are fewer. */
-template <typename F>
-__device__ __forceinline__ int2 find_sequence(int at, int n_seqs, const F &count)
-{
-    int lane = threadIdx.x & 31;
-
-    for (int first = 0; first < n_seqs; first += 32) {
-        int mine = count(first + lane), end = mine;
-        for (int i = 1; i < 32; i *= 2) {
-            int below = __shfl_up_sync(0xffffffffu, end, i);
-            end += lane >= i ? below : 0;
-        }
-        unsigned has = __ballot_sync(0xffffffffu, at < end);
-        if (has) {
-            int source = __ffs(has) - 1;
-            return make_int2(first + source, at - __shfl_sync(0xffffffffu, end - mine, source));
-        }
-        at -= __shfl_sync(0xffffffffu, end, 31);
-    }
-    return make_int2(-1, 0);
-}
-
-/* Where P, of `which` 0, or T B of a head lie behind a token: [C] each, their columns as
- * by tf32_place. */
-__device__ __forceinline__ float *chunk_row(const recurrence_args &a, int token, int head,
-                                            int which)
-{
-    return a.chunks + (((int64_t)token * a.n_heads + head) * (a.delta ? 2 : 1) + which) * C;
-}
-
-/* Channels of group 0's q or k in a token's row. */
-__device__ __forceinline__ int first_key(const recurrence_args &a, bool is_k)
-{
-    int keys = a.n_groups * a.key_dim, values = a.n_heads * a.value_dim;
-
-    return a.delta ? (is_k ? keys : 0) : (is_k ? values : values + keys);
-}
-
-/* Starts loading a tile [C, KEYS] of q or k; tokens from n on are zeros. */
-__device__ __forceinline__ void fetch_keys(float (*to)[KEY_ROW], const recurrence_args &a,
-                                           int channel, int start, int n)
-{
-    int channels = channels_of(a);
-
-    for (int i = threadIdx.x; i < C * KEYS / 4; i += blockDim.x) {
-        int t = i / (KEYS / 4), at = i % (KEYS / 4) * 4;
-        int64_t row = start + min(t, n - 1);
-        async_copy_or_zeros((uint32_t)__cvta_generic_to_shared(&to[t][at]),
-                            a.prepared + row * channels + channel + at, t < n);
-    }
-}
-
-/* Address of the element of a tile's row that a lane gives ldmatrix: of 8 rows 16
- * columns, or (LEFT) of 16 rows 8. */
-template <int ROW, bool LEFT>
-__device__ __forceinline__ uint32_t tile_address(const float (*tile)[ROW], int row, int column)
-{
-    int lane = threadIdx.x & 31;
-    int r = lane & (LEFT ? 15 : 7), c = LEFT ? lane >> 4 : lane >> 3;
-
-    return (uint32_t)__cvta_generic_to_shared(&tile[row + r][column + c * 4]);
-}
-
-/* ---- inside a chunk ---- */
-
-enum { SCORE_THREADS = 128, SCORE_HEADS = 4 }; /* heads of a block, at most */
-
-struct score_tiles {
-    float q[C][KEY_ROW], k[C][KEY_ROW];
-    float qk[C][CHUNK_ROW], kk[C][CHUNK_ROW]; /* products of tokens */
-    float a[C][CHUNK_ROW];                    /* A, then T */
-    float sum[C], rate[C];                    /* G, b */
-};
-
-/* 16 rows and 16 columns of the products, by a warp each; of the delta rule in two
- * turns. */
-__device__ __forceinline__ void score_products(score_tiles &tile, bool delta)
-{
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int row = (warp >> 1) * 16, column = (warp & 1) * 16;
-
-    for (int turn = 0; turn < (delta ? 2 : 1); turn++) {
-        const float(*left)[KEY_ROW] = turn == 0 ? tile.q : tile.k;
-        float(*to)[CHUNK_ROW] = turn == 0 ? tile.qk : tile.kk, sum[2][4] = {};
-#pragma unroll 4
-        for (int k = 0; k < KEYS; k += 16) {
-            uint32_t x0[4], x1[4];
-            ldmatrix_x4(x0, tile_address<KEY_ROW, true>(left, row, k));
-            ldmatrix_x4(x1, tile_address<KEY_ROW, true>(left, row, k + 8));
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                uint32_t y[4];
-                ldmatrix_x4(y, tile_address<KEY_ROW, false>(tile.k, column + n * 8, k));
-                mma1688(sum[n], x0, y[0], y[1]);
-                mma1688(sum[n], x1, y[2], y[3]);
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            int c = column + n * 8 + (lane & 3) * 2;
-            *(float2 *)&to[row + (lane >> 2)][c] = make_float2(sum[n][0], sum[n][1]);
-            *(float2 *)&to[row + 8 + (lane >> 2)][c] = make_float2(sum[n][2], sum[n][3]);
-        }
-    }
-}
-
-/* By warp 0: G and b of a head, which stay in factors for the second launch. */
-__device__ __forceinline__ void score_factors(score_tiles &tile, const recurrence_args &a,
-                                              const token_range &r, int head)
-{
-    int t = threadIdx.x;
-    float2 *at = (float2 *)a.factors + (int64_t)(r.start + t) * a.n_heads + head;
-    float2 f = t < r.n ? *at : make_float2(0.0f, 0.0f);
-
-    for (int i = 1; i < C; i *= 2) {
-        float below = __shfl_up_sync(0xffffffffu, f.x, i);
-        f.x += t >= i ? below : 0.0f;
-    }
-    tile.sum[t] = f.x;
-    tile.rate[t] = f.y;
-    if (t < r.n) {
-        *at = f;
-    }
-}
-
-/* A thread's eight columns of a row of a head's P, and of A. */
-__device__ __forceinline__ void score_rows(score_tiles &tile, const recurrence_args &a,
-                                           const token_range &r, int head)
-{
-    int t = threadIdx.x >> 2, first = (threadIdx.x & 3) * 8;
-    float p[8];
-
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int j = first + i;
-        float fade = j <= t ? expf(tile.sum[t] - tile.sum[j]) : 0.0f;
-        p[tf32_place(i)] = tf32_of(fade * tile.qk[t][j]);
-        if (a.delta) {
-            tile.a[t][j] = j < t ? fade * tile.rate[t] * tile.kk[t][j] : 0.0f;
-        }
-    }
-    if (t < r.n) {
-        float4 *to = (float4 *)(chunk_row(a, r.start + t, head, 0) + first);
-        to[0] = make_float4(p[0], p[1], p[2], p[3]);
-        to[1] = make_float4(p[4], p[5], p[6], p[7]);
-    }
-}
-
-/* By a warp: the inverses of both 16 x 16 blocks of I + A on the diagonal, a column a
- * lane. */
-__device__ __forceinline__ void invert_diagonal(float (*a)[CHUNK_ROW])
-{
-    int base = threadIdx.x & 16, column = threadIdx.x & 15;
-    float x[16];
-
-#pragma unroll
-    for (int t = 0; t < 16; t++) {
-        float even = t == column ? 1.0f : 0.0f, odd = 0.0f;
-#pragma unroll
-        for (int i = 0; i < t; i++) {
-            float y = a[base + t][base + i] * x[i];
-            if (i & 1) {
-                odd -= y;
-            } else {
-                even -= y;
-            }
-        }
-        x[t] = even + odd;
-    }
-    __syncwarp();
-#pragma unroll
-    for (int t = 0; t < 16; t++) {
-        a[base + t][base + column] = x[t];
-    }
-}
-
-/* By the block: the 16 x 16 blocks x and z of T on the diagonal are there; the one below
- * them becomes -z a x. */
-__device__ __forceinline__ void invert_below(float (*a)[CHUNK_ROW])
-{
-    int row = 16 + (threadIdx.x >> 3), column = (threadIdx.x & 7) * 2;
-
-#pragma unroll
-    for (int turn = 0; turn < 2; turn++) {
-        float2 sum = {0.0f, 0.0f};
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            float left = turn == 0 ? a[row][i] : -a[row][16 + i];
-            float2 right = *(float2 *)&a[turn == 0 ? i : 16 + i][column];
-            sum.x += left * right.x;
-            sum.y += left * right.y;
-        }
-        __syncthreads();
-        *(float2 *)&a[row][column] = sum;
-        __syncthreads();
-    }
-}
-
-/* A thread's eight columns of a row of T B. */
-__device__ __forceinline__ void score_inverse(const score_tiles &tile, const recurrence_args &a,
-                                              const token_range &r, int head)
-{
-    int t = threadIdx.x >> 2, first = (threadIdx.x & 3) * 8;
-    float x[8];
-
-    if (t >= r.n) {
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        x[tf32_place(i)] = tf32_of(tile.a[t][first + i] * tile.rate[first + i]);
-    }
-    float4 *to = (float4 *)(chunk_row(a, r.start + t, head, 1) + first);
-    to[0] = make_float4(x[0], x[1], x[2], x[3]);
-    to[1] = make_float4(x[4], x[5], x[6], x[7]);
-}
-
-/* Grid (chunk, group and part of its heads). */
-__global__ void __launch_bounds__(SCORE_THREADS)
-    chunk_scores_kernel(recurrence_args a, step_arrays s, int32_t n_seqs)
-{
-    extern __shared__ __align__(16) char shared[];
-    score_tiles &tile = *(score_tiles *)shared;
-
-    pdl_release();
-    int group = blockIdx.y % a.n_groups, each = a.n_heads / a.n_groups;
-    int first = blockIdx.y / a.n_groups * SCORE_HEADS, end = min(first + SCORE_HEADS, each);
-    int2 at =
-        find_sequence(blockIdx.x, n_seqs, [&](int seq) { return n_chunks_of(a, s, seq, n_seqs); });
-    token_range r = at.x >= 0 ? chunk_at(s, at.x, at.y) : token_range{0, 0, 0};
-    pdl_wait();
-    if (r.n == 0 || s.slot[r.start] < 0) {
-        return;
-    }
-    fetch_keys(tile.q, a, first_key(a, false) + group * KEYS, r.start, r.n);
-    fetch_keys(tile.k, a, first_key(a, true) + group * KEYS, r.start, r.n);
-    async_commit();
-    async_wait<0>();
-    __syncthreads();
-    score_products(tile, a.delta);
-    for (int i = first; i < end; i++) {
-        int head = a.tiled ? i * a.n_groups + group : group * each + i;
-        if (threadIdx.x < 32) {
-            score_factors(tile, a, r, head);
-        }
-        __syncthreads();
-        score_rows(tile, a, r, head);
-        if (a.delta) {
-            __syncthreads();
-            if (threadIdx.x < 32) {
-                invert_diagonal(tile.a);
-            }
-            __syncthreads();
-            invert_below(tile.a);
-            score_inverse(tile, a, r, head);
-        }
-        __syncthreads();
-    }
-}
-
-/* ---- from chunk to chunk ---- */
+ * of no other. Operands are tf32, sums and the state float32. */
+#include "kernels/cuda/states/chunks.cuh"
 
 template <int COLS> struct state_tiles {
     float k[2][C][KEY_ROW], q[C][KEY_ROW];
@@ -386,7 +63,7 @@ __device__ __forceinline__ void fetch_operands(state_tiles<COLS> &to, const recu
         }
         if (threadIdx.x < C) { /* G goes on as it was behind the last token, b is of no use */
             int64_t row = r.start + min((int)threadIdx.x, r.n - 1);
-            async_copy_pair((uint32_t)__cvta_generic_to_shared(&to.factor[half][threadIdx.x]),
+            async_copy_pair(&to.factor[half][threadIdx.x],
                             (const float2 *)a.factors + row * a.n_heads + h.head);
         }
     }
@@ -680,14 +357,11 @@ static void launch_states(const recurrence_args &a, const step_arrays &s, const 
 }
 
 template <bool DELTA>
-static void launch_chunks_of(const recurrence_args &a, const step_arrays &s,
-                             const recurrence_step &w, cudaStream_t stream)
+static void launch_width(const recurrence_args &a, const step_arrays &s, const recurrence_step &w,
+                         cudaStream_t stream)
 {
-    int parts = (a.n_heads / a.n_groups + SCORE_HEADS - 1) / SCORE_HEADS;
     int64_t narrow = (int64_t)w.n_long * a.n_heads * (a.value_dim / 32);
 
-    launch(chunk_scores_kernel, dim3(w.n_chunks, a.n_groups * parts), dim3(SCORE_THREADS),
-           sizeof(score_tiles), stream, a, s, w.n_seqs);
     if (a.value_dim % 64 != 0 || narrow <= cuda_multiprocessors()) {
         launch_states<DELTA, 32>(a, s, w, stream);
     } else {
@@ -697,7 +371,7 @@ static void launch_chunks_of(const recurrence_args &a, const step_arrays &s,
 
 extern "C" bool recurrence_chunks_prepare(void)
 {
-    return allow_shared(chunk_scores_kernel, sizeof(score_tiles)) &&
+    return chunk_scores_prepare() &&
            allow_shared(chunk_states_kernel<__nv_bfloat16, true, 32>, sizeof(state_tiles<32>)) &&
            allow_shared(chunk_states_kernel<__nv_bfloat16, true, 64>, sizeof(state_tiles<64>)) &&
            allow_shared(chunk_states_kernel<__nv_bfloat16, false, 32>, sizeof(state_tiles<32>)) &&
@@ -708,9 +382,10 @@ extern "C" void launch_recurrence_chunks(const struct recurrence_args *a,
                                          const struct step_arrays *s,
                                          const struct recurrence_step *w, cudaStream_t stream)
 {
+    launch_chunk_scores(a, s, w, stream);
     if (a->delta) {
-        launch_chunks_of<true>(*a, *s, *w, stream);
+        launch_width<true>(*a, *s, *w, stream);
     } else {
-        launch_chunks_of<false>(*a, *s, *w, stream);
+        launch_width<false>(*a, *s, *w, stream);
     }
 }
