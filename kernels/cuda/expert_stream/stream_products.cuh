@@ -355,10 +355,8 @@ struct sum_ring {
     /* By one thread, before a barrier of the block. */
     __device__ __forceinline__ void init(void) const
     {
-        for (int i = 0; i < SUM_BUFFERS; i++) {
-            barrier_init(full + i * 8, WARPS);
-            barrier_init(empty + i * 8, 1);
-        }
+        barriers_init(full, SUM_BUFFERS, WARPS);
+        barriers_init(empty, SUM_BUFFERS, 1);
     }
     /* A multiplying warp's part of tile n. */
     __device__ __forceinline__ void give(const float (&v)[4], int n, int warp, int lane) const

@@ -116,14 +116,14 @@ template <int B> struct ring {
     }
 };
 
-/* By one thread, before a barrier of the block. */
+/* By all threads, before a barrier of the block. */
 template <int B> __device__ __forceinline__ void ring_init(const ring<B> &r)
 {
-    for (int i = 0; i < r.count; i++) {
-        barrier_init(r.full + i * 8, TILE / stage_of<B>::MINE);
-        barrier_init(r.empty + i * 8, team_of<B>::SIZE);
+    if (threadIdx.x == 64) {
+        barriers_init(r.full, r.count, TILE / stage_of<B>::MINE);
+    } else if (threadIdx.x == 96) {
+        barriers_init(r.empty, r.count, team_of<B>::SIZE);
     }
-    barrier_init_fence();
 }
 
 /* A barrier of some warps of the block, all lanes of which come together. */

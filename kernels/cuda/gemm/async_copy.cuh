@@ -1,4 +1,4 @@
-/* Copies of 16 bytes into shared memory, by the thread that asks for them: it waits for
+/* Copies of 16 or 8 bytes into shared memory, by the thread that asks for them: it waits for
  * groups of them, and others see them behind a barrier. */
 #ifndef QUIRE_KERNELS_CUDA_GEMM_ASYNC_COPY_CUH
 #define QUIRE_KERNELS_CUDA_GEMM_ASYNC_COPY_CUH
@@ -16,6 +16,12 @@ __device__ __forceinline__ void async_copy_or_zeros(uint32_t to, const void *fro
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(real ? 16 : 0)
                  : "memory");
+}
+
+/* The same of 8 bytes, which are there. */
+__device__ __forceinline__ void async_copy_pair(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
 /* The copies since the last one become a group. */

@@ -6,17 +6,7 @@
  * behind the embedding starts (common.cuh), and of this step's kernels only that one
  * writes the layer's states, each block its own part. */
 #include "kernels/cuda/states/span.cuh"
-
-/* Input of channel c of token `at`, which may lie before the step. */
-template <typename T>
-__device__ __forceinline__ float input_of(const recurrence_args &a, const state_span &p, int at,
-                                          int c)
-{
-    if (at >= p.start) {
-        return to_float(((const T *)a.x)[at * a.x_stride + c]);
-    }
-    return p.from ? p.from[(int64_t)c * (a.kernel - 1) + at - p.start + a.kernel - 1] : 0.0f;
-}
+#include "kernels/cuda/states/tf32.cuh"
 
 /* ---- tokens on their own ---- */
 
@@ -39,15 +29,21 @@ __device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int 
     return lo;
 }
 
+/* The logarithm of a chunk's decay is not below this: what is left of a state behind it is
+ * nothing in float32, and differences of sums keep their bits. */
+#define LEAST_LOG_DECAY -60.0f
+
 template <typename T>
-__device__ __forceinline__ void prepare_gates(const recurrence_args &a, int token, int lane)
+__device__ __forceinline__ void prepare_gates(const recurrence_args &a, int token, bool chunked,
+                                              int lane)
 {
     const T *gate = (const T *)a.gates + token * a.gate_stride;
 
     for (int h = lane; h < a.n_heads; h += 32) {
         float dt = softplus(to_float(gate[a.delta ? a.n_heads + h : h]) + a.dt_bias[h]);
         dt = a.delta ? dt : fminf(fmaxf(dt, a.dt_min), a.dt_max);
-        float2 f = {expf(-expf(a.a_log[h]) * dt),
+        float log_decay = -expf(a.a_log[h]) * dt;
+        float2 f = {chunked ? fmaxf(log_decay, LEAST_LOG_DECAY) : expf(log_decay),
                     a.delta ? 1.0f / (1.0f + expf(-to_float(gate[h]))) : dt};
         *(float2 *)(a.factors + ((int64_t)token * a.n_heads + h) * 2) = f;
     }
@@ -69,11 +65,12 @@ __device__ __forceinline__ float convolve(const recurrence_args &a, const state_
 }
 
 /* n channels from c on, which are one head's q, k or v: norm_scale is what q or k are
- * multiplied by besides the inverse of their length, 0: v, or nothing to norm. */
+ * multiplied by besides the inverse of their length, 0: v, or nothing to norm. `chunked`:
+ * a q or k of a sequence in chunks. */
 template <typename T>
 __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const state_span &p,
                                                int token, int first, int n, float norm_scale,
-                                               int lane)
+                                               bool chunked, int lane)
 {
     float *to = a.prepared + (int64_t)token * channels_of(a) + first, squares = 0.0f;
 
@@ -83,12 +80,18 @@ __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const s
         to[i] = x;
         squares += x * x;
     }
-    if (norm_scale == 0.0f) {
+    if (norm_scale == 0.0f && !chunked) {
         return;
     }
-    float scale = norm_scale / sqrtf(warp_sum(squares) + 1e-6f);
+    float scale = norm_scale == 0.0f ? 1.0f : norm_scale / sqrtf(warp_sum(squares) + 1e-6f);
     for (int i = lane; i < n; i += 32) {
-        to[i] *= scale;
+        float x = to[i] * scale;
+        if (chunked) { /* n is a multiple of 32 */
+            __syncwarp();
+            to[tf32_place(i)] = tf32_of(x);
+        } else {
+            to[i] = x;
+        }
     }
 }
 
@@ -116,17 +119,19 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
     float scale = !a.delta ? 0.0f : is_q ? 1.0f / sqrtf((float)a.key_dim) : is_k ? 1.0f : 0.0f;
     int end = min(rows, (int)(blockIdx.y + 1) * each);
     for (int token = blockIdx.y * each; token < end; token++) {
-        if (unit == vectors) {
-            prepare_gates<T>(a, token, lane);
-            continue;
-        }
         int seq = sequence_of(s, token, n_seqs);
         while (goes_on(s, seq)) {
             seq--;
         }
+        bool chunked = in_chunks(a, s, seq);
+        if (unit == vectors) {
+            prepare_gates<T>(a, token, chunked, lane);
+            continue;
+        }
         state_span p = span_of(a, s, seq, seq + 1);
         if (p.cached) {
-            prepare_vector<T>(a, p, token, base + index * n, n, scale, lane);
+            prepare_vector<T>(a, p, token, base + index * n, n, scale, chunked && (is_q || is_k),
+                              lane);
         }
     }
 }
@@ -245,23 +250,6 @@ __device__ __forceinline__ float take_token(float (&state)[J][4], const token_ti
     return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* The convolution's last inputs behind a token: each block of a sequence writes those
- * of some channels. */
-template <typename T>
-__device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p,
-                                            int token, float *to)
-{
-    int channels = channels_of(a), before = a.kernel - 1;
-    int first = (int)((int64_t)channels * blockIdx.x / gridDim.x);
-    int end = (int)((int64_t)channels * (blockIdx.x + 1) / gridDim.x);
-
-    for (int c = first + threadIdx.x; c < end; c += THREADS) {
-        for (int i = 0; i < before; i++) { /* in place: nothing is read behind its writing */
-            to[(int64_t)c * before + i] = input_of<T>(a, p, token + 1 - before + i, c);
-        }
-    }
-}
-
 /* This lane's part of a state, whose elements begin at `to`. */
 template <int J>
 __device__ __forceinline__ void keep_matrix(const recurrence_args &a, const float (&state)[J][4],
@@ -296,7 +284,7 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
                          (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,
                          min(COLUMNS, a.value_dim - column)};
     int seq = gridDim.y - 1 - blockIdx.y;
-    if (goes_on(s, seq)) {
+    if (goes_on(s, seq) || in_chunks(a, s, seq)) {
         pdl_wait();
         return;
     }
@@ -378,25 +366,31 @@ static void launch_tokens(const recurrence_args &a, const step_arrays &s, int n_
 }
 
 template <typename T>
-static void launch_all(const recurrence_args &a, const step_arrays &s, int n_seqs, int rows,
+static void launch_all(const recurrence_args &a, const step_arrays &s, const recurrence_step &w,
                        cudaStream_t stream)
 {
-    int units = 2 * a.n_groups + a.n_heads + 1, each = rows > PREPARE_ONE ? PREPARE_TOKENS : 1;
+    int units = 2 * a.n_groups + a.n_heads + 1, each = w.rows > PREPARE_ONE ? PREPARE_TOKENS : 1;
 
     launch(prepare_kernel<T>,
-           dim3((units + PREPARE_WARPS - 1) / PREPARE_WARPS, (rows + each - 1) / each),
-           dim3(PREPARE_WARPS * 32), 0, stream, a, s, n_seqs, rows, each);
+           dim3((units + PREPARE_WARPS - 1) / PREPARE_WARPS, (w.rows + each - 1) / each),
+           dim3(PREPARE_WARPS * 32), 0, stream, a, s, w.n_seqs, w.rows, each);
+    if (w.n_long == w.n_seqs) {
+        return;
+    }
     if (a.key_dim <= 64) {
-        launch_tokens<T, 4>(a, s, n_seqs, stream);
+        launch_tokens<T, 4>(a, s, w.n_seqs, stream);
     } else if (a.key_dim <= 128) {
-        launch_tokens<T, 8>(a, s, n_seqs, stream);
+        launch_tokens<T, 8>(a, s, w.n_seqs, stream);
     } else {
-        launch_tokens<T, 16>(a, s, n_seqs, stream);
+        launch_tokens<T, 16>(a, s, w.n_seqs, stream);
     }
 }
 
 extern "C" void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
-                                  int32_t n_seqs, int32_t rows, cudaStream_t stream)
+                                  const struct recurrence_step *w, cudaStream_t stream)
 {
-    DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, n_seqs, rows, stream));
+    DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, *w, stream));
+    if (w->n_long > 0) {
+        launch_recurrence_chunks(a, s, w, stream);
+    }
 }

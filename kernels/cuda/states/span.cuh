@@ -53,9 +53,44 @@ __device__ __forceinline__ int block_behind(const step_arrays &s, int token, int
     return token + 1 < end && s.slot[token + 1] / s.block_size == block ? -1 : block;
 }
 
+/* Whether a sequence that goes on from no other one is taken in chunks (chunks.cu): its
+ * own number of tokens alone decides, so company does not change its bits. */
+__device__ __forceinline__ bool in_chunks(const recurrence_args &a, const step_arrays &s, int seq)
+{
+    return a.chunks && s.q_start[seq + 1] - s.q_start[seq] >= STATE_CHUNK_LEAST;
+}
+
 __device__ __forceinline__ int channels_of(const recurrence_args &a)
 {
     return 2 * a.n_groups * a.key_dim + a.n_heads * a.value_dim;
+}
+
+/* Input of channel c of token `at`, which may lie before the step. */
+template <typename T>
+__device__ __forceinline__ float input_of(const recurrence_args &a, const state_span &p, int at,
+                                          int c)
+{
+    if (at >= p.start) {
+        return to_float(((const T *)a.x)[at * a.x_stride + c]);
+    }
+    return p.from ? p.from[(int64_t)c * (a.kernel - 1) + at - p.start + a.kernel - 1] : 0.0f;
+}
+
+/* The convolution's last inputs behind a token: each block of a sequence writes those
+ * of some channels. */
+template <typename T>
+__device__ __forceinline__ void keep_inputs(const recurrence_args &a, const state_span &p,
+                                            int token, float *to)
+{
+    int channels = channels_of(a), before = a.kernel - 1;
+    int first = (int)((int64_t)channels * blockIdx.x / gridDim.x);
+    int end = (int)((int64_t)channels * (blockIdx.x + 1) / gridDim.x);
+
+    for (int c = first + threadIdx.x; c < end; c += blockDim.x) {
+        for (int i = 0; i < before; i++) { /* in place: nothing is read behind its writing */
+            to[(int64_t)c * before + i] = input_of<T>(a, p, token + 1 - before + i, c);
+        }
+    }
 }
 
 __device__ __forceinline__ float softplus(float x)

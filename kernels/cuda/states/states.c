@@ -7,11 +7,40 @@ _Static_assert((int)STATES_DELTA == RECURRENCE_DELTA && (int)STATES_SSD == RECUR
                    (int)STATES_CONV == RECURRENCE_CONV && (int)STATES_SCAN == RECURRENCE_SCAN,
                "kinds of recurrences");
 
-/* Makes the room for prepared tokens, for the largest step. False: c->failed. */
-static bool prepare(struct cuda_backend *c, const struct recurrence *r)
-{
-    int64_t n = (int64_t)c->config.max_tokens * (recurrence_channels(r) + 2 * r->n_heads);
+_Static_assert(STATE_CHUNK_LEAST > LIMIT_DRAFT + 1, "what verifies drafts is not in chunks");
 
+/* Whether sequences of many tokens are taken in chunks, whose operands are tf32: more than
+ * activations of bf16 keep, and less than those of other types. */
+static bool has_chunks(const struct cuda_backend *c, const struct recurrence *r, struct mat out)
+{
+    return c->state_chunks && out.dtype == DTYPE_BF16 && r->key_dim == STATE_CHUNK_KEYS &&
+           r->value_dim % 32 == 0 && out.stride % 2 == 0 && (uintptr_t)out.data % 4 == 0 &&
+           c->config.max_tokens >= STATE_CHUNK_LEAST;
+}
+
+/* Floats of recurrence_args.prepared, .factors and .chunks, for the largest step. */
+struct recurrence_room {
+    int64_t prepared, factors, chunks;
+};
+
+static int64_t in_fours(int64_t n)
+{
+    return div_ceil(n, 4) * 4;
+}
+
+static struct recurrence_room room_of(const struct cuda_backend *c, const struct recurrence *r,
+                                      bool chunks)
+{
+    int64_t n = c->config.max_tokens, head = r->kind == RECURRENCE_DELTA ? 2 : 1;
+
+    return (struct recurrence_room){.prepared = in_fours(n * recurrence_channels(r)),
+                                    .factors = in_fours(n * 2 * r->n_heads),
+                                    .chunks = chunks ? n * r->n_heads * head * STATE_CHUNK : 0};
+}
+
+/* Makes the room, of `n` floats. False: c->failed. */
+static bool prepare(struct cuda_backend *c, int64_t n)
+{
     if (n <= c->prepared_floats) {
         return true;
     }
@@ -23,6 +52,34 @@ static bool prepare(struct cuda_backend *c, const struct recurrence *r)
     c->prepared = room;
     c->prepared_floats = n;
     return true;
+}
+
+/* Chunks that have tokens of the positions [first, first + n). */
+static int32_t chunks_of(int32_t first, int32_t n, int32_t block_size)
+{
+    int32_t each = (int32_t)div_ceil(block_size, STATE_CHUNK), last = first + n - 1;
+
+    return last / block_size * each + last % block_size / STATE_CHUNK -
+           (first / block_size * each + first % block_size / STATE_CHUNK) + 1;
+}
+
+/* What the launches of a step take. */
+static struct recurrence_step work_of(const struct cuda_backend *c, const struct step_arrays *s,
+                                      int32_t rows, bool chunks)
+{
+    struct recurrence_step w = {.n_seqs = c->capturing ? c->padded : c->batch.n_seqs, .rows = rows};
+    const char *header = (const char *)c->header;
+    const int32_t *q_start = (const int32_t *)(header + c->header->off_q_start);
+    const int32_t *kv_len = (const int32_t *)(header + c->header->off_kv_len);
+
+    for (int32_t i = 0; i < w.n_seqs && chunks && !c->capturing; i++) {
+        int32_t n = q_start[i + 1] - q_start[i];
+        if (n >= STATE_CHUNK_LEAST) {
+            w.n_long++;
+            w.n_chunks += chunks_of(kv_len[i] - n, n, s->block_size);
+        }
+    }
+    return w;
 }
 
 /* Whether the kernels take this layer; else c->failed. */
@@ -56,12 +113,19 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
     if (gates.data) {
         cuda_rows(c, gates);
     }
-    int32_t rows = cuda_rows(c, out), n_seqs = c->capturing ? c->padded : c->batch.n_seqs;
+    int32_t rows = cuda_rows(c, out);
     bool matrices = r->kind == RECURRENCE_DELTA || r->kind == RECURRENCE_SSD;
     bool first = r->kind == RECURRENCE_SCAN && !gates.data; /* in place */
-    if (!takes(c, r) || (matrices && !prepare(c, r)) || rows < 1) {
+    if (matrices && !c->prepared) {
+        c->state_chunks = !c->config.deterministic && recurrence_chunks_prepare();
+    }
+    bool chunks = matrices && has_chunks(c, r, out);
+    struct recurrence_room room = room_of(c, r, chunks);
+    if (!takes(c, r) || (matrices && !prepare(c, room.prepared + room.factors + room.chunks)) ||
+        rows < 1) {
         return;
     }
+    const struct recurrence_step work = work_of(c, &s, rows, chunks);
     const struct recurrence_args a = {
         .out = first ? x.data : out.data,
         .x = x.data,
@@ -90,13 +154,14 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .states = (float *)c->kv_data + r->layer * c->states.layer_stride,
         .block_stride = c->states.block_stride,
         .prepared = c->prepared,
-        .factors = c->prepared + (int64_t)c->config.max_tokens * recurrence_channels(r)};
+        .factors = c->prepared + room.prepared,
+        .chunks = chunks ? c->prepared + room.prepared + room.factors : NULL};
     if (matrices) {
-        launch_recurrence(&a, &s, n_seqs, rows, c->stream);
+        launch_recurrence(&a, &s, &work, c->stream);
     } else if (r->kind == RECURRENCE_CONV || first) {
-        launch_convolution(&a, &s, n_seqs, rows, c->stream);
+        launch_convolution(&a, &s, work.n_seqs, rows, c->stream);
     } else {
-        launch_scan(&a, &s, n_seqs, c->stream);
+        launch_scan(&a, &s, work.n_seqs, c->stream);
     }
 }
 

@@ -8,6 +8,9 @@
  * sequence is cut into steps or on what else is in them. It writes the state wherever
  * the next token has another block, as drafts have. Layers that have no matrices take
  * one launch a call (scan.cu).
+ *
+ * Without `deterministic` two other launches take the second one's place for sequences
+ * of many tokens in a step: they multiply tokens of a chunk on tensor cores (chunks.cu).
  */
 #ifndef QUIRE_KERNELS_CUDA_STATES_STATES_H
 #define QUIRE_KERNELS_CUDA_STATES_STATES_H
@@ -20,6 +23,10 @@ extern "C" {
 
 enum { STATE_KEY_DIM = 256, SCAN_KEY_DIM = 64 }; /* most keys of a head, and of a scan */
 enum { STATE_CONV_KERNEL = 16 }; /* most inputs of a convolution in launch_convolution */
+
+/* Tokens of a chunk, keys of a head, and the fewest tokens of a sequence in a step that is
+ * taken in chunks: more than one that verifies drafts can have. */
+enum { STATE_CHUNK = 32, STATE_CHUNK_KEYS = 128, STATE_CHUNK_LEAST = 34 };
 
 /* enum recurrence_kind */
 enum states_kind { STATES_DELTA, STATES_SSD, STATES_CONV, STATES_SCAN };
@@ -44,13 +51,26 @@ struct recurrence_args {
     int64_t block_stride; /* of blocks, in floats */
     /* What the first launch leaves to the second: x behind the convolution, with q and
      * k of their final lengths [rows, channels], and by head what S and the summand are
-     * multiplied by [rows, n_heads, 2]. */
+     * multiplied by [rows, n_heads, 2]. Of sequences in chunks q and k are tf32 with
+     * columns in the order of tf32_place, and the first factor is the logarithm. */
     float *prepared, *factors;
+    /* [rows, n_heads] what the products of a chunk's tokens leave (chunks.cu); NULL: all
+     * sequences are taken token after token */
+    float *chunks;
 };
-/* `rows` rows of n_seqs sequences. Rows of sequences whose last token has no slot
- * become zero. */
-void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s, int32_t n_seqs,
-                       int32_t rows, cudaStream_t stream);
+/* What a launch takes of a step. */
+struct recurrence_step {
+    int32_t n_seqs, rows;
+    int32_t n_long, n_chunks; /* sequences in chunks, and their chunks */
+};
+/* Rows of sequences whose last token has no slot become zero. */
+void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
+                       const struct recurrence_step *w, cudaStream_t stream);
+/* The sequences in chunks, behind the first launch. */
+void launch_recurrence_chunks(const struct recurrence_args *a, const struct step_arrays *s,
+                              const struct recurrence_step *w, cudaStream_t stream);
+/* Whether the device has kernels for chunks; called before the first of them. */
+bool recurrence_chunks_prepare(void);
 /* The convolution of layers without matrices, a token's channels from x to out, which
  * may be x. */
 void launch_convolution(const struct recurrence_args *a, const struct step_arrays *s,

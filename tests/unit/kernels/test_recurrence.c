@@ -9,7 +9,8 @@ enum {
     MOST = 60,
     LONG = 197, /* of channels on their own, of which a device takes many tokens at once */
     DRAFTS = 12,
-    UNUSED_GATES = 3
+    UNUSED_GATES = 3,
+    LONG_STEPS = 180 /* tokens, of which a device takes many at once in one step */
 };
 
 /* A recurrence with its operands: x and gates of N_SEQS sequences of n tokens each. */
@@ -17,6 +18,8 @@ struct scene {
     struct rig r;
     struct recurrence rec;
     struct kv_layout kv[2];
+    int32_t size; /* tokens of a block */
+    enum dtype act;
     int32_t n, channels, values, n_gates;
     int32_t kept, kept_at; /* the draft whose spare blocks are in the tables, and where; 0: none */
     float *x, *gates;      /* [N_SEQS * n, channels], [.., n_gates] */
@@ -29,7 +32,14 @@ static struct mat vector(struct scene *s, int32_t n, float range, float **ret)
     return rig_weight(&s->r, WEIGHT_VECTOR, DTYPE_F32, 1, n, *ret);
 }
 
-static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
+/* What a scene may be besides a recurrence of some tokens. */
+struct scene_kind {
+    int32_t size;       /* tokens of a block */
+    enum dtype weights; /* whose activations x, the gates and the results are */
+    bool deterministic;
+};
+
+static void open_scene_of(struct scene *s, struct recurrence rec, int32_t n, struct scene_kind kind)
 {
     struct err e = {0};
     struct backend_config c = {.threads = 3,
@@ -37,12 +47,14 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
                                .max_seqs = N_SEQS * (DRAFTS + 1),
                                .max_samples = RIG_TOKENS,
                                .max_blocks_per_seq = BLOCKS_A_ROW,
-                               .n_kv_groups = 2};
+                               .n_kv_groups = 2,
+                               .deterministic = kind.deterministic};
 
-    *s = (struct scene){.r = {.rng = 7}, .rec = rec, .n = n};
+    *s = (struct scene){.r = {.rng = 7}, .rec = rec, .n = n, .size = kind.size};
     if (backend_open(&s->r.b, rig_device, &c, &e) < 0) {
         fail_msg("%s", e.text);
     }
+    s->act = act_of(&s->r, kind.weights);
     s->channels = recurrence_channels(&rec);
     s->values = rec.n_heads * rec.value_dim;
     s->n_gates = rec.n_heads * (rec.kind == RECURRENCE_DELTA ? 2 : 1);
@@ -51,8 +63,8 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
         each = s->values;
         s->n_gates = s->values + UNUSED_GATES + 2 * rec.key_dim;
     }
-    kv_layout_init(&s->kv[0], SIZE, LAYERS, 1, 4, DTYPE_F32);
-    kv_layout_init_states(&s->kv[1], SIZE, LAYERS, recurrence_floats(&rec));
+    kv_layout_init(&s->kv[0], kind.size, LAYERS, 1, 4, DTYPE_F32);
+    kv_layout_init_states(&s->kv[1], kind.size, LAYERS, recurrence_floats(&rec));
     kv_layouts_pad(s->kv, 2);
     assert_true(kv_layouts_agree(s->kv, 2));
     int32_t n_blocks = 2 * N_SEQS * BLOCKS_A_ROW + N_SEQS * DRAFTS;
@@ -70,8 +82,13 @@ static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
     }
     s->rec.dt_bias = vector(s, each, 0.5f, &s->dt_bias);
     s->rec.d = vector(s, each, rec.kind != RECURRENCE_DELTA, &s->d);
-    s->x = rig_floats(&s->r, (int64_t)N_SEQS * n * s->channels, 1, DTYPE_F32);
-    s->gates = rig_floats(&s->r, (int64_t)N_SEQS * n * s->n_gates, 2, DTYPE_F32);
+    s->x = rig_floats(&s->r, (int64_t)N_SEQS * n * s->channels, 1, s->act);
+    s->gates = rig_floats(&s->r, (int64_t)N_SEQS * n * s->n_gates, 2, s->act);
+}
+
+static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
+{
+    open_scene_of(s, rec, n, (struct scene_kind){.size = SIZE, .weights = DTYPE_F32});
 }
 
 static void close_scene(struct scene *s)
@@ -104,61 +121,73 @@ static int32_t entry_of(const struct scene *s, int32_t row, int32_t i)
     return s->kept > 0 && i == s->kept_at ? spare_of(row, s->kept) : block_of(row, i);
 }
 
-/* The step of tokens [first, first + n) of the sequences [row, row + n_rows): `out`
- * [N_SEQS * s->n, values] gets their rows. `drafts`: the states behind all but the
- * first token go to spare blocks, and the step verifies them, so all rows have
- * logits. */
-static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n,
-                    bool drafts, float *out)
-{
-    static int32_t zero[RIG_TOKENS], slot[RIG_TOKENS], group_slot[RIG_TOKENS], all[RIG_TOKENS];
-    int32_t q_start[N_SEQS + 1] = {0}, kv_len[N_SEQS], rows[N_SEQS], block[N_SEQS * BLOCKS_A_ROW];
-    struct table_update update[N_SEQS];
-    float *x = rig_alloc((size_t)n_rows * (size_t)n * (size_t)s->channels * sizeof(*x));
-    float *gates = rig_alloc((size_t)n_rows * (size_t)n * (size_t)s->n_gates * sizeof(*gates));
+/* Tokens [first, first + n) of a sequence. */
+struct piece {
+    int32_t first, n;
+};
 
-    for (int32_t i = 0; i < n_rows; i++) {
-        rows[i] = row + i;
-        q_start[i + 1] = (i + 1) * n;
-        kv_len[i] = first + n;
-        update[i] = (struct table_update){1, row + i, 0, BLOCKS_A_ROW, i * BLOCKS_A_ROW};
-        for (int32_t k = 0; k < BLOCKS_A_ROW; k++) {
-            block[i * BLOCKS_A_ROW + k] = entry_of(s, row + i, k);
-        }
-        for (int32_t t = 0; t < n; t++) {
-            slot[i * n + t] = -1;
-            int32_t at =
-                drafts && t > 0 ? spare_of(row + i, t) : entry_of(s, row + i, (first + t) / SIZE);
-            group_slot[i * n + t] = at * SIZE + (first + t) % SIZE;
-            all[i * n + t] = i * n + t;
-        }
-        int64_t from = (int64_t)(row + i) * s->n + first;
-        memcpy(x + (int64_t)i * n * s->channels, s->x + from * s->channels,
-               (size_t)n * (size_t)s->channels * sizeof(*x));
-        memcpy(gates + (int64_t)i * n * s->n_gates, s->gates + from * s->n_gates,
-               (size_t)n * (size_t)s->n_gates * sizeof(*gates));
+/* The arrays of a step, and its operands. */
+struct step_room {
+    int32_t slot[RIG_TOKENS], group_slot[RIG_TOKENS], all[RIG_TOKENS];
+    int32_t q_start[N_SEQS + 1], kv_len[N_SEQS], rows[N_SEQS], block[N_SEQS * BLOCKS_A_ROW];
+    struct table_update update[N_SEQS];
+    int32_t n;        /* tokens */
+    float *x, *gates; /* [n, channels], [n, n_gates] */
+};
+
+/* Adds a piece of a sequence; `drafts` as step_of. */
+static void add_piece(const struct scene *s, struct step_room *to, int32_t i, int32_t row,
+                      struct piece p, bool drafts)
+{
+    int64_t from = (int64_t)row * s->n + p.first;
+
+    to->rows[i] = row;
+    to->kv_len[i] = p.first + p.n;
+    to->update[i] = (struct table_update){1, row, 0, BLOCKS_A_ROW, i * BLOCKS_A_ROW};
+    for (int32_t k = 0; k < BLOCKS_A_ROW; k++) {
+        to->block[i * BLOCKS_A_ROW + k] = entry_of(s, row, k);
     }
-    struct batch b = {.n_tokens = n_rows * n,
+    for (int32_t t = 0; t < p.n; t++) {
+        int32_t at = drafts && t > 0 ? spare_of(row, t) : entry_of(s, row, (p.first + t) / s->size);
+        to->slot[to->n + t] = -1;
+        to->group_slot[to->n + t] = at * s->size + (p.first + t) % s->size;
+        to->all[to->n + t] = to->n + t;
+    }
+    memcpy(to->x + (int64_t)to->n * s->channels, s->x + from * s->channels,
+           (size_t)p.n * (size_t)s->channels * sizeof(*s->x));
+    memcpy(to->gates + (int64_t)to->n * s->n_gates, s->gates + from * s->n_gates,
+           (size_t)p.n * (size_t)s->n_gates * sizeof(*s->gates));
+    to->n += p.n;
+    to->q_start[i + 1] = to->n;
+}
+
+/* Runs the step of n_rows sequences; the caller frees its results [room->n, values]. */
+static float *run_step(struct scene *s, struct step_room *room, int32_t n_rows, bool drafts)
+{
+    static int32_t zero[RIG_TOKENS];
+    struct batch b = {.n_tokens = room->n,
                       .token = zero,
                       .position = zero,
-                      .slot = slot,
-                      .group_slot = group_slot,
-                      .n_group_slots = n_rows * n,
+                      .slot = room->slot,
+                      .group_slot = room->group_slot,
+                      .n_group_slots = room->n,
                       .n_seqs = n_rows,
-                      .n_decode = n == 1 ? n_rows : 0,
-                      .q_start = q_start,
-                      .kv_len = kv_len,
-                      .row = rows,
+                      .q_start = room->q_start,
+                      .kv_len = room->kv_len,
+                      .row = room->rows,
                       .lcp_blocks = zero,
-                      .logits_token = all,
-                      .n_logits = drafts ? n_rows * n : 0,
-                      .table_update = update,
+                      .logits_token = room->all,
+                      .n_logits = drafts ? room->n : 0,
+                      .table_update = room->update,
                       .n_table_update = n_rows,
-                      .table_block = block,
+                      .table_block = room->block,
                       .n_table_block = n_rows * BLOCKS_A_ROW};
-    struct mat mx = rig_mat(&s->r, n_rows * n, s->channels, DTYPE_F32, x);
-    struct mat mg = rig_mat(&s->r, n_rows * n, s->n_gates, DTYPE_F32, gates);
-    struct mat mo = rig_mat(&s->r, n_rows * n, s->values, DTYPE_F32, NULL);
+    while (b.n_decode < n_rows && room->q_start[b.n_decode + 1] == b.n_decode + 1) {
+        b.n_decode++;
+    }
+    struct mat mx = rig_mat(&s->r, room->n, s->channels, s->act, room->x);
+    struct mat mg = rig_mat(&s->r, room->n, s->n_gates, s->act, room->gates);
+    struct mat mo = rig_mat(&s->r, room->n, s->values, s->act, NULL);
     rig_begin(&s->r, &b);
     if (s->rec.kind == RECURRENCE_SCAN || s->rec.kind == RECURRENCE_CONV) {
         s->r.b->ops->recurrence(s->r.b, mo, mx, (struct mat){0}, &s->rec);
@@ -168,13 +197,52 @@ static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first,
     }
     float *got = rig_download(&s->r, mo);
     rig_end(&s->r);
+    return got;
+}
+
+/* The step of a piece each of the sequences [row, row + n_rows), of which those of no
+ * tokens are left out: `out` [N_SEQS * s->n, values] gets their rows. `drafts`: the
+ * states behind all but the first token of a piece go to spare blocks, and the step
+ * verifies them, so all rows have logits. */
+static void step_pieces(struct scene *s, int32_t row, int32_t n_rows, const struct piece *piece,
+                        bool drafts, float *out)
+{
+    static struct step_room room;
+    int32_t n = 0, live = 0;
+
     for (int32_t i = 0; i < n_rows; i++) {
-        memcpy(out + ((int64_t)(row + i) * s->n + first) * s->values,
-               got + (int64_t)i * n * s->values, (size_t)n * (size_t)s->values * sizeof(*out));
+        n += piece[i].n;
+    }
+    room.n = 0;
+    room.x = rig_alloc((size_t)n * (size_t)s->channels * sizeof(*room.x));
+    room.gates = rig_alloc((size_t)n * (size_t)s->n_gates * sizeof(*room.gates));
+    for (int32_t i = 0; i < n_rows; i++) {
+        if (piece[i].n > 0) {
+            add_piece(s, &room, live++, row + i, piece[i], drafts);
+        }
+    }
+    float *got = run_step(s, &room, live, drafts), *at = got;
+    for (int32_t i = 0; i < n_rows; i++) {
+        size_t values = (size_t)piece[i].n * (size_t)s->values;
+        memcpy(out + ((int64_t)(row + i) * s->n + piece[i].first) * s->values, at,
+               values * sizeof(*out));
+        at += values;
     }
     free(got);
-    free(x);
-    free(gates);
+    free(room.x);
+    free(room.gates);
+}
+
+/* The same with equal pieces. */
+static void step_of(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n,
+                    bool drafts, float *out)
+{
+    struct piece piece[N_SEQS];
+
+    for (int32_t i = 0; i < n_rows; i++) {
+        piece[i] = (struct piece){first, n};
+    }
+    step_pieces(s, row, n_rows, piece, drafts, out);
 }
 
 static void step(struct scene *s, int32_t row, int32_t n_rows, int32_t first, int32_t n, float *out)
@@ -457,6 +525,168 @@ static void drafts_leave_the_states_behind_each(void **state)
     }
 }
 
+/* Shapes of which a device takes many tokens of a sequence at once, and one that is near
+ * them. */
+static const struct recurrence LONG_SHAPES[] = {
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 4,
+     .n_groups = 2,
+     .key_dim = 128,
+     .value_dim = 64,
+     .kernel = 4},
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 10,
+     .n_groups = 2,
+     .key_dim = 128,
+     .value_dim = 32,
+     .kernel = 4,
+     .tiled = true},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 6,
+     .n_groups = 1,
+     .key_dim = 128,
+     .value_dim = 64,
+     .kernel = 4,
+     .dt_max = INFINITY},
+    {.kind = RECURRENCE_SSD,
+     .n_heads = 4,
+     .n_groups = 2,
+     .key_dim = 128,
+     .value_dim = 96,
+     .kernel = 3,
+     .dt_min = 0.1f,
+     .dt_max = 1.5f},
+    {.kind = RECURRENCE_DELTA,
+     .n_heads = 2,
+     .n_groups = 1,
+     .key_dim = 120,
+     .value_dim = 64,
+     .kernel = 4},
+};
+/* Tokens of a block of their states. */
+static const int32_t LONG_SIZES[] = {64, 37, 50, 8};
+
+/* Scene i of as many as there are shapes and sizes. */
+static void open_long(struct scene *s, size_t i, bool deterministic)
+{
+    struct scene_kind kind = {.size = LONG_SIZES[i / ARRAY_LEN(LONG_SHAPES)],
+                              .weights = DTYPE_BF16,
+                              .deterministic = deterministic};
+
+    open_scene_of(s, LONG_SHAPES[i % ARRAY_LEN(LONG_SHAPES)], LONG_STEPS, kind);
+}
+static size_t n_long(void)
+{
+    return rig_small() ? ARRAY_LEN(LONG_SHAPES)
+                       : ARRAY_LEN(LONG_SHAPES) * ARRAY_LEN(LONG_SIZES) / RIG_SHORTER;
+}
+
+/* Long and short pieces in one step, which begin and end anywhere: with no earlier
+ * state and behind any other piece. */
+static void long_steps_follow_float64(void **state)
+{
+    (void)state;
+    static const struct piece pieces[][N_SEQS] = {
+        {{0, 1}, {0, 35}, {0, 128}},    {{1, 1}, {35, 1}, {128, 0}},
+        {{2, 34}, {36, 64}, {128, 1}},  {{36, 33}, {100, 0}, {129, 51}},
+        {{69, 111}, {100, 80}, {0, 0}},
+    };
+    for (size_t i = 0; i < n_long(); i++) {
+        struct scene s;
+        if (!rig_runs("long steps", i)) {
+            continue;
+        }
+        open_long(&s, i, false);
+        float *got = outputs(&s);
+        for (size_t k = 0; k < ARRAY_LEN(pieces); k++) {
+            step_pieces(&s, 0, N_SEQS, pieces[k], false, got);
+        }
+        double *want = reference(&s);
+        assert_nmse("long steps", got, want, (int64_t)N_SEQS * s.n * s.values, s.act);
+        free(want);
+        free(got);
+        close_scene(&s);
+    }
+}
+
+/* A long step leaves the state behind every block that it fills: sequences go on from
+ * each of them, and with drafts from the last. */
+static void long_steps_leave_the_states_behind_blocks(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < n_long(); i++) {
+        struct scene s;
+        if (!rig_runs("states behind blocks", i)) {
+            continue;
+        }
+        open_long(&s, i, false);
+        float *got = outputs(&s);
+        double *want = reference(&s);
+        int64_t values = (int64_t)N_SEQS * s.n * s.values;
+        int32_t last = (LONG_STEPS - DRAFTS - 2) / s.size * s.size;
+        step(&s, 0, N_SEQS, 0, last, got);
+        for (int32_t first = s.size; first < last; first += s.size) {
+            step(&s, 0, 1, first, MIN(45, s.size), got);
+            step(&s, 1, 2, first, MIN(3, s.size), got);
+        }
+        /* what these wrote is behind the blocks that they went on in: again */
+        step(&s, 0, N_SEQS, 0, last, got);
+        step_of(&s, 0, N_SEQS, last, 1 + DRAFTS, true, got);
+        s.kept = DRAFTS;
+        s.kept_at = (last + DRAFTS) / s.size;
+        step(&s, 0, N_SEQS, last + 1 + DRAFTS, s.n - last - 1 - DRAFTS, got);
+        assert_nmse("states behind blocks", got, want, values, s.act);
+        free(want);
+        free(got);
+        close_scene(&s);
+    }
+}
+
+/* What else is in a step changes no bit of a sequence, however many tokens it has. */
+static void company_changes_no_bit_of_long_steps(void **state)
+{
+    (void)state;
+    static const struct piece pieces[N_SEQS] = {{0, 1}, {0, 90}, {0, 150}};
+    for (size_t i = 0; i < ARRAY_LEN(LONG_SHAPES); i++) {
+        struct scene s;
+        open_long(&s, i, false);
+        size_t bytes = (size_t)N_SEQS * (size_t)s.n * (size_t)s.values * sizeof(float);
+        float *together = outputs(&s), *alone = outputs(&s);
+        step_pieces(&s, 0, N_SEQS, pieces, false, together);
+        for (int32_t row = 0; row < N_SEQS; row++) {
+            step_pieces(&s, row, 1, &pieces[row], false, alone);
+        }
+        assert_memory_equal(together, alone, bytes);
+        free(alone);
+        free(together);
+        close_scene(&s);
+    }
+}
+
+/* `deterministic` has one form of these shapes too. */
+static void deterministic_steps_may_be_cut_anywhere(void **state)
+{
+    (void)state;
+    static const int32_t sizes[] = {1, 36, 64, 100};
+    for (size_t i = 0; i < ARRAY_LEN(LONG_SHAPES); i++) {
+        struct scene s;
+        open_long(&s, i, true);
+        size_t bytes = (size_t)N_SEQS * (size_t)s.n * (size_t)s.values * sizeof(float);
+        float *whole = outputs(&s), *cut = outputs(&s);
+        step(&s, 0, N_SEQS, 0, s.n, whole);
+        for (size_t k = 0; k < ARRAY_LEN(sizes); k++) {
+            memset(cut, 0, bytes);
+            for (int32_t first = 0; first < s.n; first += sizes[k]) {
+                step(&s, 0, N_SEQS, first, MIN(sizes[k], s.n - first), cut);
+            }
+            assert_memory_equal(cut, whole, bytes);
+        }
+        free(cut);
+        free(whole);
+        close_scene(&s);
+    }
+}
+
 static void gated_norms_follow_float64(void **state)
 {
     (void)state;
@@ -574,6 +804,10 @@ static int group(void)
         cmocka_unit_test(a_sequence_may_be_cut_anywhere),
         cmocka_unit_test(a_full_block_is_a_snapshot),
         cmocka_unit_test(drafts_leave_the_states_behind_each),
+        cmocka_unit_test(long_steps_follow_float64),
+        cmocka_unit_test(long_steps_leave_the_states_behind_blocks),
+        cmocka_unit_test(company_changes_no_bit_of_long_steps),
+        cmocka_unit_test(deterministic_steps_may_be_cut_anywhere),
         cmocka_unit_test(gated_norms_follow_float64),
         cmocka_unit_test(sigmoid_gates_follow_float64),
         cmocka_unit_test(products_of_elements_follow_float64),
