@@ -68,6 +68,7 @@ struct cuda_ranks;    /* ranks.c */
 struct cuda_stages;   /* stages.c */
 struct quant_weight;  /* quant/quant.h */
 struct groups_layout; /* quant/groups.h */
+struct panels_layout; /* quant/panels.h */
 
 /* A norm or a gate whose result only the next operation reads is put off until that is
  * known: a product with a quantised weight gets it as codes alone. */
@@ -295,7 +296,11 @@ bool cuda_group_fits(const struct cuda_backend *c, const struct weight_desc *d,
                      struct groups_layout *ret, const char **ret_why);
 int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
                       const struct groups_layout *l, struct quant_weight *q, struct err *e);
-/* A weight of blocks as floats; why: a constant, for the log. */
+/* A weight of experts that the host packs into panels. */
+int cuda_panel_weight(struct cuda_backend *c, const struct weight_desc *d,
+                      const struct panels_layout *l, struct quant_weight *q, struct err *e);
+/* A weight of blocks, some of which may be floats, as floats; why: a constant, for the
+ * log. */
 int cuda_decoded_weight(struct cuda_backend *c, const struct weight_desc *d, const char *why,
                         struct mat *ret, struct err *e);
 
