@@ -38,7 +38,7 @@ other_isa := $(if $(filter x86_64,$(arch)),,%_avx2.c %_avx512.c %_avx512vnni.c %
 # The C files of a folder and of those below it, three deep.
 c_below = $(wildcard $1/*.c $1/*/*.c $1/*/*/*.c)
 # Of kernels/cuda only what needs no GPU: the plugin has the rest.
-cuda_plans := $(wildcard kernels/cuda/heuristics*.c kernels/cuda/*/heuristics*.c) kernels/cuda/quant/groups.c
+cuda_plans := $(wildcard kernels/cuda/heuristics*.c kernels/cuda/*/heuristics*.c) $(patsubst %,kernels/cuda/quant/%.c,group_rows groups panels)
 every_source := $(foreach d,config kernels models engine server,$(call c_below,$(d)))
 sources := $(filter-out $(other_isa) kernels/cuda/%,$(every_source)) $(cuda_plans)
 lib_sources := $(filter-out server/main.c,$(sources))

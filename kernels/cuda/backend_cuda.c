@@ -567,24 +567,25 @@ static void cuda_free(struct backend *b)
 
 static struct weight_support cuda_supports(const struct backend *b, const struct weight_format *f)
 {
-    bool panels = f->id == FORMAT_FP4 || f->id == FORMAT_INT4; /* of experts */
+    const struct cuda_backend *c = (const struct cuda_backend *)b;
 
     if (weight_format_has_scales(f)) {
+        bool fp8 = f->id == FORMAT_FP8, int4 = f->id == FORMAT_INT4;
         return (struct weight_support){.as_stored = true,
                                        .act = DTYPE_BF16,
-                                       .kernel =
-                                           cuda_quant_kernel((const struct cuda_backend *)b, f),
-                                       .experts = f->id == FORMAT_FP8 ? EXPERT_CODES_K
-                                                  : panels            ? EXPERT_PANEL_K
-                                                                      : 0,
-                                       .expert_group = panels ? 32 : EXPERT_CODES_K,
+                                       .kernel = cuda_quant_kernel(c, f),
+                                       .experts = fp8 ? EXPERT_CODES_K : EXPERT_PANEL_K,
+                                       .expert_group = fp8    ? EXPERT_CODES_K
+                                                       : int4 ? 32
+                                                              : 16,
                                        .experts_bf16 = true};
     }
     if (!weight_format_is_plain(f)) {
-        return (struct weight_support){.as_stored = f->id != FORMAT_Q2_K &&
-                                                    cuda_groups_run((const struct cuda_backend *)b),
+        return (struct weight_support){.as_stored = cuda_groups_run(c),
                                        .act = DTYPE_BF16,
                                        .kernel = "bf16 tensor cores up to 256 rows, widened above",
+                                       .experts = EXPERT_PANEL_K,
+                                       .experts_bf16 = true,
                                        .decodes_cut = true};
     }
     return (struct weight_support){

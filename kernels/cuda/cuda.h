@@ -26,6 +26,7 @@ enum {
     STEP_RING = 4,                  /* steps in flight, each with its own host buffers */
     GRAPH_MAX_ROWS = 1024,          /* larger decode steps are launched kernel by kernel */
     MATMUL_PLANS = 1024,            /* slots in the cache of cuBLASLt plans */
+    HEADS_PLANS = 256,              /* likewise, of products by head */
     WORKSPACE_BYTES = 64 << 20,     /* cuBLASLt's workspace */
     STAGING_PINNED_BYTES = 4 << 20, /* per step in flight; larger steps use ordinary memory */
 };
@@ -59,12 +60,15 @@ struct cuda_scratch {
 };
 
 struct matmul_plan;   /* linear.c */
+struct heads_plan;    /* linear_heads.c */
+struct expanded_seq;  /* attention/latent_expanded.h */
 struct upload;        /* upload.c */
 struct swap;          /* swap.c */
 struct cuda_ranks;    /* ranks.c */
 struct cuda_stages;   /* stages.c */
 struct quant_weight;  /* quant/quant.h */
 struct groups_layout; /* quant/groups.h */
+struct panels_layout; /* quant/panels.h */
 
 /* A norm or a gate whose result only the next operation reads is put off until that is
  * known: a product with a quantised weight gets it as codes alone. */
@@ -88,6 +92,19 @@ struct pending_product {
     bool waits;
     struct mat out, x, w;
     struct epilogue epilogue;
+};
+
+/* Heads expanded from latents for prefill (latent_expanded.c). */
+struct cuda_expanded {
+    /* rows of latents, and bytes of keys and values, that a portion may have; 0: heads
+     * are never expanded */
+    int32_t most_rows;
+    int64_t most_bytes;
+    void *latents, *heads;       /* device buffers, made and enlarged on demand */
+    int64_t n_bytes, head_bytes; /* their sizes */
+    /* of the step being built, on the device, portion after portion */
+    struct expanded_seq *seq;
+    struct query_tile *tile;
 };
 
 struct cuda_backend {
@@ -172,7 +189,8 @@ struct cuda_backend {
     struct attn_workspace attn;     /* made by the first attention */
     struct kv_panel panel;          /* likewise, where a cache of e4m3 is widened for prefill */
     struct widened_step panel_step; /* of the step being built */
-    struct latent_splits latent;    /* made by the first attention over latents; n does not count */
+    struct cuda_expanded expanded;
+    struct latent_splits latent; /* made by the first attention over latents; n does not count */
 
     /* recurrences: what recurrence_args.prepared, .factors and .chunks point into */
     float *prepared;         /* [prepared_floats] on the device, made by the first one */
@@ -188,6 +206,7 @@ struct cuda_backend {
     cublasLtHandle_t lt;
     void *workspace;               /* WORKSPACE_BYTES on the device */
     struct matmul_plan *plan;      /* [MATMUL_PLANS] hash table */
+    struct heads_plan *heads_plan; /* [HEADS_PLANS] likewise */
     struct product_store products; /* algorithms remembered on disk */
     void *side;              /* device buffer for a product's intermediate result (side_buffer) */
     int64_t side_bytes;      /* its size */
@@ -277,7 +296,11 @@ bool cuda_group_fits(const struct cuda_backend *c, const struct weight_desc *d,
                      struct groups_layout *ret, const char **ret_why);
 int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
                       const struct groups_layout *l, struct quant_weight *q, struct err *e);
-/* A weight of blocks as floats; why: a constant, for the log. */
+/* A weight of experts that the host packs into panels. */
+int cuda_panel_weight(struct cuda_backend *c, const struct weight_desc *d,
+                      const struct panels_layout *l, struct quant_weight *q, struct err *e);
+/* A weight of blocks, some of which may be floats, as floats; why: a constant, for the
+ * log. */
 int cuda_decoded_weight(struct cuda_backend *c, const struct weight_desc *d, const char *why,
                         struct mat *ret, struct err *e);
 
@@ -346,6 +369,28 @@ void cuda_latent_kv(struct backend *b, struct mat q, struct mat kv,
                     const struct latent_attention *a);
 void cuda_latent_attention(struct backend *b, struct mat out, struct mat q,
                            const struct latent_attention *a, const struct latent_scratch *s);
+
+/* latent_expanded.c */
+/* What a portion may have, once the layout of the cache is known. */
+void cuda_expanded_init(struct cuda_backend *c);
+/* The rows of all sequences that expand (heuristics.h). False: the step has none, or
+ * there is no kernel or no room; what was written to out counts for nothing. */
+bool cuda_latent_expanded(struct cuda_backend *c, struct mat out, struct mat q,
+                          const struct latent_attention *a);
+
+/* gemm/linear_heads.c */
+/* A product of each head's columns, `rows` rows: from head h's of x, which begin at
+ * column h * x_head, to those of out. w is [n_heads * n, k], or transposed
+ * [n_heads * k, n]. */
+struct head_products {
+    struct mat out, x, w;
+    int32_t out_head, x_head, n_heads, rows;
+    bool transposed;
+};
+int cuda_linear_heads_init(struct cuda_backend *c, struct err *e);
+void cuda_linear_heads_release(struct cuda_backend *c);
+/* For steps that are not captured. False: cuBLASLt has none; nothing was done. */
+bool cuda_linear_heads(struct cuda_backend *c, const struct head_products *p);
 
 /* states/states.c */
 void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,

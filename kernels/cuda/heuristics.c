@@ -1,5 +1,6 @@
 /* See heuristics.h. */
 #include "kernels/cuda/heuristics.h"
+#include "kernels/cuda/attention/latent_expanded.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/launch.h"
 
@@ -300,4 +301,62 @@ int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
         }
     }
     return saved >= 0 ? (int32_t)blocks : 0;
+}
+
+/* New rows from which on expanding a sequence's heads takes less than what it saves: of
+ * a sequence without much context, and of any. Expanding costs latent * (nope + v)
+ * operations a head and key, which attention over latents spends on each new row in its
+ * products by head; it saves 2 * latent - nope - v for each pair of row and key. */
+enum { EXPAND_LEAST_ROWS = 64, EXPAND_ANY_ROWS = 256 };
+
+bool sequence_expands(int32_t rows, int32_t keys, int32_t most_rows)
+{
+    return rows >= EXPAND_LEAST_ROWS && (rows >= EXPAND_ANY_ROWS || keys / 2 <= rows) &&
+           div_ceil(keys, EXPANDED_ALIGN) * EXPANDED_ALIGN <= most_rows;
+}
+
+/* Adds sequence s to the portion. */
+static void expanded_add(const struct batch *b, int32_t s, struct expanded_seq *seq,
+                         struct query_tile *tile, struct expanded_portion *p)
+{
+    int32_t end = b->q_start[s + 1];
+
+    if (seq) {
+        seq[p->seq + p->n_seqs] =
+            (struct expanded_seq){.row = b->row[s], .first = p->n_rows, .n_keys = b->kv_len[s]};
+    }
+    p->n_seqs++;
+    for (int32_t first = b->q_start[s]; first < end; first += ATTN_PREFILL_ROWS) {
+        if (tile) {
+            tile[p->tile + p->n_tiles] =
+                (struct query_tile){.row = p->n_rows,
+                                    .first = first,
+                                    .end = MIN(first + ATTN_PREFILL_ROWS, end),
+                                    .shift = b->kv_len[s] - end};
+        }
+        p->n_tiles++;
+    }
+    p->n_rows += (int32_t)div_ceil(b->kv_len[s], EXPANDED_ALIGN) * EXPANDED_ALIGN;
+}
+
+bool expanded_next(const struct batch *b, int32_t most_rows, struct expanded_seq *seq,
+                   struct query_tile *tile, struct expanded_portion *p)
+{
+    p->seq += p->n_seqs;
+    p->tile += p->n_tiles;
+    p->n_seqs = p->n_tiles = p->n_rows = 0;
+    for (; p->next < b->n_seqs; p->next++) {
+        int32_t s = p->next, rows = b->q_start[s + 1] - b->q_start[s];
+        if (!sequence_expands(rows, b->kv_len[s], most_rows)) {
+            continue;
+        }
+        if (p->n_rows + div_ceil(b->kv_len[s], EXPANDED_ALIGN) * EXPANDED_ALIGN > most_rows) {
+            break;
+        }
+        expanded_add(b, s, seq, tile, p);
+    }
+    if (tile) {
+        qsort(tile + p->tile, (size_t)p->n_tiles, sizeof(*tile), by_keys);
+    }
+    return p->n_seqs > 0;
 }

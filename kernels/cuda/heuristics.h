@@ -6,6 +6,8 @@
 #include "kernels/batch.h"
 #include "kernels/cuda/attention/shared_prefix.h"
 
+struct expanded_seq; /* attention/latent_expanded.h */
+
 /* Rows of the captured graph that serves a decode step of n rows: n up to 8, then
  * multiples of 8 up to 64, of 16 up to 256, of 32 beyond. */
 int32_t graph_rows(int32_t n);
@@ -77,5 +79,24 @@ int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *re
  * the step has too few queries for it to pay. group: query heads per KV head. */
 int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
                      struct widened_seq *ret, int32_t *ret_first);
+
+/* Whether the heads of a sequence with `rows` new rows and `keys` keys in all are
+ * expanded from latents for them, of which most_rows fit into a buffer. It depends on
+ * nothing but the sequence. */
+bool sequence_expands(int32_t rows, int32_t keys, int32_t most_rows);
+
+/* Sequences past n_decode that expand together: begin with .next = n_decode. */
+struct expanded_portion {
+    int32_t next;          /* sequence that the next portion may begin with */
+    int32_t seq, n_seqs;   /* in the list of expanded sequences */
+    int32_t tile, n_tiles; /* in the list of tiles */
+    int32_t n_rows;        /* of latents: each sequence's, in multiples of EXPANDED_ALIGN */
+};
+
+/* The next portion, of at most most_rows rows of latents; false: there is none. seq and
+ * tile (NULL: not wanted) are the lists, of all portions; a portion's tiles have most
+ * keys first. */
+bool expanded_next(const struct batch *b, int32_t most_rows, struct expanded_seq *seq,
+                   struct query_tile *tile, struct expanded_portion *p);
 
 #endif

@@ -36,17 +36,29 @@ __device__ __forceinline__ uint32_t tile_at(uint32_t t, uint32_t chunk)
            (((chunk % P::CHUNKS) ^ (t * P::ROW / 128 % P::CHUNKS)) << 4);
 }
 
+/* The chunk `even` chunks behind the one at `first`, which tile_at has for chunk 0 or 1
+ * in a tile at a multiple of 128 bytes. */
+template <int D, int TOKENS, int B = 2>
+__device__ __forceinline__ uint32_t tile_behind(uint32_t first, int even)
+{
+    using P = panels<D, B>;
+
+    return (first ^ (even % P::CHUNKS << 4)) + even / P::CHUNKS * (TOKENS * P::ROW);
+}
+
 /* Zeroes tokens [from, TOKENS) of a tile: memory past the end of a sequence may hold
  * NaN, and 0 * NaN is NaN. The caller is thread i of n. */
 template <int D, int TOKENS, int B = 2>
 __device__ __forceinline__ void clear_tokens(char *tile, int from, int i, int n)
 {
     using P = panels<D, B>;
-    int count = (TOKENS - from) * P::CHUNKS; /* of a panel */
+    constexpr int CHUNKS = P::COUNT * P::CHUNKS; /* of a token */
 
-    for (; i < P::COUNT * count; i += n) {
-        *(uint4 *)(tile + i / count * TOKENS * P::ROW + from * P::ROW + i % count * 16) =
-            make_uint4(0, 0, 0, 0);
+#pragma unroll 1
+    for (; i < (TOKENS - from) * CHUNKS; i += n) {
+        int t = from + i / CHUNKS, chunk = i % CHUNKS;
+        *(uint4 *)(tile + chunk / P::CHUNKS * (TOKENS * P::ROW) + t * P::ROW +
+                   chunk % P::CHUNKS * 16) = make_uint4(0, 0, 0, 0);
     }
 }
 

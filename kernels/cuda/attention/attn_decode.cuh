@@ -37,12 +37,6 @@ template <int D, int WARPS, int B> struct decode_layout {
     static constexpr int RINGS = DECODE_RINGS(WARPS, D);
 };
 
-/* The warps that work on a split together: this warp's rank of `size`, and the group's
- * index in the block. */
-struct warp_group {
-    int size, rank, index;
-};
-
 __device__ __forceinline__ void warp_group_sync(const warp_group &t)
 {
     if (t.size == 1) {
@@ -61,6 +55,44 @@ struct loader {
     int n_loaded; /* chunks of p loaded so far */
     bool more;    /* there is a next chunk */
 };
+
+/* The query heads of the matrix tiles. The host divides, since code that runs once costs
+ * what its length is. */
+struct decode_heads {
+    int group, row_tiles; /* query heads of a KV head; matrix tiles of these */
+    int all;              /* matrix tiles of all KV heads */
+    uint32_t inverse;     /* 2^21 / all, rounded up */
+
+    /* x / all, of x up to the number of warps of a grid */
+    __device__ __forceinline__ int quotient(int x) const
+    {
+        return (uint32_t)x * inverse >> 21;
+    }
+};
+static inline decode_heads decode_heads_of(const attn_args *a)
+{
+    decode_heads h;
+
+    h.group = a->n_heads / a->kv.n_kv_heads;
+    h.row_tiles = (h.group + DECODE_ROWS - 1) / DECODE_ROWS;
+    h.all = a->kv.n_kv_heads * h.row_tiles;
+    h.inverse = ((1u << 21) + h.all - 1) / h.all;
+    return h;
+}
+
+/* x, which the compiler takes for another value: what is computed of it is computed
+ * where it is needed, not on the way to the first load. */
+__device__ __forceinline__ int computed_here(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* The block of a token. */
+__device__ __forceinline__ int block_of(int token, int block_size)
+{
+    return block_size == 16 ? token >> 4 : token / block_size;
+}
 
 /* Whether the chunk at hand may hold tokens of this step beside a sequence's last one.
  * Drafts are sequences of one token each over one table (heuristics_verify.h), so that
@@ -88,8 +120,8 @@ __device__ __forceinline__ bool loader_issue(loader &l, const kv_split &w, const
     }
     int token = l.p.first_token + l.c * ATTN_CHUNK, bs = a.kv.block_size;
     if ((l.n_loaded & 31) == 0) {
-        l.block_ids =
-            l.p.table[(l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK) / bs];
+        l.block_ids = l.p.table[block_of(
+            l.p.first_token + min(l.c + lane * t.size, l.p.n - 1) * ATTN_CHUNK, bs)];
     }
     int block0 = __shfl_sync(0xffffffffu, l.block_ids, l.n_loaded++ & 31);
     int block1 = bs % 16 && token + 8 < l.p.len ? l.p.table[(token + 8) / bs] : block0;
@@ -187,9 +219,20 @@ template <typename T, int D, bool TALL> struct wide_tile {
     float o[D / 8][4]; /* outputs before the division by l */
     float m[2], l[2];  /* greatest score; this lane's sum of weights */
 
+    /* No chunk yet. */
+    __device__ __forceinline__ void clear(void)
+    {
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
+        }
+        m[0] = m[1] = -INFINITY;
+        l[0] = l[1] = 0.0f;
+    }
+
     /* row_at(r): query r's dims. */
     template <typename F>
-    __device__ __forceinline__ void start(const attn_args &a, int rows, F row_at, int lane)
+    __device__ __forceinline__ void take_queries(const attn_args &a, int rows, F row_at, int lane)
     {
         int g = lane >> 2;
         const T *from[2] = {row_at(g) + (lane & 3) * 2, row_at(g + 8) + (lane & 3) * 2};
@@ -202,12 +245,6 @@ template <typename T, int D, bool TALL> struct wide_tile {
             q[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(from[1] + k * 16) : 0;
             q[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(from[1] + k * 16 + 8) : 0;
         }
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
-        }
-        m[0] = m[1] = -INFINITY;
-        l[0] = l[1] = 0.0f;
     }
 
     /* Scores to weights: tokens [lo, hi) of the chunk count. */
@@ -263,10 +300,13 @@ template <typename T, int D, bool TALL> struct wide_tile {
         int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
         int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
 
+        keys += tile_at<D, ATTN_CHUNK>(kt, kc);
+        values += tile_at<D, ATTN_CHUNK>(vt, vc);
+
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
             uint32_t b[4];
-            ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK>(kt, k * 2 + kc));
+            ldmatrix_x4(b, tile_behind<D, ATTN_CHUNK>(keys, k * 2));
             mma16816<T>(s[0], q[k], b[0], b[1]);
             mma16816<T>(s[1], q[k], b[2], b[3]);
         }
@@ -276,7 +316,7 @@ template <typename T, int D, bool TALL> struct wide_tile {
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             uint32_t b[4];
-            ldmatrix_x4_trans(b, values + tile_at<D, ATTN_CHUNK>(vt, i * 2 + vc));
+            ldmatrix_x4_trans(b, tile_behind<D, ATTN_CHUNK>(values, i * 2));
             mma16816<T>(o[2 * i], p, b[0], b[1]);
             mma16816<T>(o[2 * i + 1], p, b[2], b[3]);
         }
@@ -296,7 +336,7 @@ template <typename T, int D, bool TALL> struct wide_tile {
     __device__ __forceinline__ void store(const combine_shared<D> &x, int quarter, int warp,
                                           int lane) const
     {
-        combine_store<D>(x, o, m, l, quarter, warp, lane);
+        combine_store<D, TALL>(x, o, m, l, quarter, warp, lane);
     }
 };
 
@@ -304,9 +344,12 @@ template <typename T, typename C, int D, bool TALL>
 using tile_of =
     typename std::conditional<sizeof(C) == 1, codes_tile<C, D, TALL>, wide_tile<T, D, TALL>>::type;
 
+/* Most of this runs once in a launch of few sequences, and code that runs once costs
+ * several cycles an instruction, since it is fetched from far: there is one copy of
+ * what loads and of what combines, and as little as can be is unrolled. */
 template <typename T, typename C, int D, int WARPS, bool TALL, bool PREFIX>
 __global__ void __launch_bounds__(WARPS * 32, 1)
-    attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws)
+    attn_decode_kernel(attn_args a, step_arrays s, attn_workspace ws, decode_heads heads)
 {
     constexpr int B = sizeof(C);
     constexpr bool NARROW = B == 1;
@@ -330,26 +373,28 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     w.n_seqs = PREFIX ? s.header->n_shared : s.header->n_decode;
     const split_kv_plan plan =
         PREFIX ? s.header->shared_split_kv : s.header->split_kv[a.window_index];
-    if (lane == 0) {
-        for (int i = 0; i < stages; i++) {
-            barrier_init(bars + i * 8, 1);
-        }
+    if (lane < stages) {
+        barrier_init(bars + lane * 8, 1);
         barrier_init_fence();
     }
     __syncwarp();
-    int group = a.n_heads / a.kv.n_kv_heads, row_tiles = (group + DECODE_ROWS - 1) / DECODE_ROWS;
-    int heads = a.kv.n_kv_heads * row_tiles, all = gridDim.x * WARPS;
-    /* the plan may have been made for fewer heads (cuda_split_kv) */
-    int size = heads * plan.warps <= all ? plan.warps : 1;
-    const warp_group t = {size, warp % size, warp / size};
-    int worker = blockIdx.x * (WARPS / size) + t.index,
-        splits = min(plan.splits, all / size / heads);
-    if (worker >= splits * heads) {
+    /* A plan has all warps of a block for a split, or one; it may have been made for
+     * fewer heads (cuda_split_kv). */
+    bool alone = plan.warps == 1 || heads.all > (int)gridDim.x;
+    const warp_group t = {alone ? 1 : WARPS, alone ? 0 : warp, alone ? warp : 0};
+    int worker = alone ? blockIdx.x * WARPS + warp : blockIdx.x,
+        splits = min(plan.splits, heads.quotient(gridDim.x * (alone ? WARPS : 1)));
+    int index = heads.quotient(worker), head = worker - index * heads.all;
+    if (index >= splits) {
         pdl_wait();
         return;
     }
-    int head = worker % heads, kv_head = head / row_tiles, row0 = head % row_tiles * DECODE_ROWS;
-    kv_split_set(w, plan.chunks, splits, worker / heads);
+    int kv_head = head, row0 = 0, group = heads.group;
+    if (heads.row_tiles > 1) {
+        kv_head = head / heads.row_tiles;
+        row0 = head % heads.row_tiles * DECODE_ROWS;
+    }
+    kv_split_set(w, plan.chunks, splits, index);
     const C *head_base =
         (const C *)a.kv.base + a.layer * a.kv.layer_stride + kv_head * a.kv.head_stride;
 
@@ -359,82 +404,100 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
     load.n_loaded = 0;
     load.more = true;
     work_tile p = load.p;
-    for (int i = 0; i < stages; i++) {
-        loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + i * L::STAGE, bars + i * 8, t,
-                                   lane);
-        copy_commit();
-    }
     /* If this split ends a sequence that began in an earlier one, it combines that
-     * sequence: its first split, and its rows. */
+     * sequence in the end, when the other splits have had as much to do. */
     bool ends = p.lo > 0 && p.hi == p.n;
-    int first_split = ends ? kv_split_owner(w, p.base) : 0, split_seq = p.seq;
-    int split_rows = !ends ? 0 : PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
-    pdl_wait();
-    pdl_release();
-    int stage = 0;
+    int ended = p.base, ended_seq = p.seq,
+        ended_rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
+    int loaded = 0, to = 0, stage = 0; /* stages filled; the next to fill and to read */
     uint32_t phase = 0;
     tile_of<T, C, D, TALL> x;
-    for (bool more = true; more; more = work_tile_next<PREFIX>(p, w, a, s)) {
-        int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
-        auto row_at = [&](int r) {
-            q_row from = q_row_of<PREFIX>(p.seq, group, kv_head, row0, r);
-            return (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D;
-        };
-        x.start(a, rows, row_at, lane);
-        for (int c = p.lo + t.rank; c < p.hi; c += t.size) {
-            barrier_wait(bars + stage * 8, phase);
-            copies_wait(stages);
-            __syncwarp();
-            uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
-            char *memory = stage_memory + stage * L::STAGE;
-            int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
-            if (valid < ATTN_CHUNK) {
-                clear_tokens<D, ATTN_CHUNK, B>(memory + L::KV, valid, lane, 32);
-                proxy_fence();
-                __syncwarp();
-            }
-            x.chunk(a, keys, values, (const float *)(memory + 2 * L::KV), p.begin_token - token,
-                    valid, lane);
-            __syncwarp(); /* all lanes have read this stage */
-            loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + stage * L::STAGE,
-                                       bars + stage * 8, t, lane);
-            copy_commit();
-            if (++stage == stages) {
-                stage = 0;
-                phase ^= 1;
-            }
-        }
-        x.end();
+    for (bool attends = true;;) {
+        int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0), seq = p.seq;
         bool whole = p.lo == 0 && p.hi == p.n;
-#pragma unroll
-        for (int quarter = 0; quarter < (TALL ? 4 : 2); quarter++) {
-            if (quarter * COMBINE_ROWS >= rows) {
-                break;
+        if (attends) {
+            auto row_at = [&](int r) {
+                q_row from = q_row_of<PREFIX>(seq, group, kv_head, row0, r);
+                return (const T *)a.qkv + from.seq * a.qkv_stride + (int64_t)from.head * D;
+            };
+            bool fresh = true;
+            for (int c = p.lo + t.rank; c < p.hi || fresh; c += t.size) {
+#pragma unroll 1
+                for (; loaded < stages; loaded++) {
+                    loader_issue<C, D, PREFIX>(load, w, a, s, head_base, ring + to * L::STAGE,
+                                               bars + to * 8, t, lane);
+                    copy_commit();
+                    to = to + 1 < stages ? to + 1 : 0;
+                }
+                if (fresh) {
+                    pdl_wait();
+                    pdl_release();
+                    x.clear();
+                    x.take_queries(a, rows, row_at, lane);
+                    fresh = false;
+                    if (c >= p.hi) {
+                        break;
+                    }
+                }
+                barrier_wait(bars + stage * 8, phase);
+                copies_wait(stages);
+                __syncwarp();
+                uint32_t keys = ring + stage * L::STAGE, values = keys + L::KV;
+                char *memory = stage_memory + stage * L::STAGE;
+                int token = p.first_token + c * ATTN_CHUNK, valid = p.len - token;
+                if (valid < ATTN_CHUNK) {
+                    clear_tokens<D, ATTN_CHUNK, B>(memory + L::KV, valid, lane, 32);
+                    proxy_fence();
+                    __syncwarp();
+                }
+                x.chunk(a, keys, values, (const float *)(memory + 2 * L::KV), p.begin_token - token,
+                        valid, lane);
+                __syncwarp(); /* all lanes have read this stage */
+                loaded--;
+                if (++stage == stages) {
+                    stage = 0;
+                    phase ^= 1;
+                }
             }
+            x.end();
+        } else {
+            rows = ended_rows;
+            seq = ended_seq;
+        }
+#pragma unroll 1
+        for (int quarter = 0; quarter * COMBINE_ROWS < rows; quarter++) {
             warp_group_sync(t); /* the previous rows have been read */
-            x.store(combine, quarter, warp, lane);
+            if (attends) {
+                x.store(combine, quarter, warp, lane);
+            } else {
+                int first = kv_split_owner(w, computed_here(ended));
+                combine_fetch<D>(combine, ws, first * heads.all + head, heads.all,
+                                 index - first + 1, quarter, rows, t, warp, lane);
+            }
             warp_group_sync(t);
+#pragma unroll 1
             for (int r = t.rank; r < min(COMBINE_ROWS, rows - quarter * COMBINE_ROWS);
                  r += t.size) {
                 row_partial<D> own;
                 combine_load<D, WARPS>(own, combine, warp - t.rank, t.size, r, lane);
                 int row = quarter * COMBINE_ROWS + r;
-                if (whole) {
+                if (whole || !attends) {
                     write_row<T, D, PREFIX, NARROW>(
-                        a, s, ws, q_row_of<PREFIX>(p.seq, group, kv_head, row0, row), own, lane);
+                        a, s, ws, q_row_of<PREFIX>(seq, group, kv_head, row0, row), own, lane);
                 } else {
                     store_partial<D>(ws, partial_row(worker, p.lo == 0, row), own, lane);
                 }
             }
         }
-    }
-    /* the other splits have had as much to do until here */
-    for (int r = t.rank; r < split_rows; r += t.size) {
-        row_partial<D> sum;
-        combine_partials<D>(sum, ws, first_split * heads + head, heads, w.index - first_split + 1,
-                            r, lane);
-        write_row<T, D, PREFIX, NARROW>(
-            a, s, ws, q_row_of<PREFIX>(split_seq, group, kv_head, row0, r), sum, lane);
+        if (!attends) {
+            break;
+        }
+        if (!work_tile_next<PREFIX>(p, w, a, s)) {
+            if (!ends) {
+                break;
+            }
+            attends = false;
+        }
     }
 }
 
@@ -462,9 +525,11 @@ static bool decode_launch(const attn_args *a, const step_arrays *s, const attn_w
 
     ready = ready || (allow_shared(kernel, bytes) && one_fits(kernel, WARPS * 32, bytes));
     if (ready && shared_device) {
-        launch_together(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
+        launch_together(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w,
+                        decode_heads_of(a));
     } else if (ready) {
-        launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w);
+        launch(kernel, dim3(w->blocks), dim3(WARPS * 32), bytes, stream, *a, *s, *w,
+               decode_heads_of(a));
     }
     return ready;
 }

@@ -106,12 +106,26 @@ template <typename C, int D, bool TALL> struct codes_tile {
      * so far does not exceed, so that weights times scales stay in float16's range */
     float unit;
 
+    /* No chunk yet. */
+    __device__ __forceinline__ void clear(void)
+    {
+        unit = 0x1p-100f;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            m[j][0] = m[j][1] = -INFINITY;
+            l[j][0] = l[j][1] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                o[j][i][0] = o[j][i][1] = o[j][i][2] = o[j][i][3] = 0.0f;
+            }
+        }
+    }
+
     /* row_at(r): query r's dims. */
     template <typename F>
-    __device__ __forceinline__ void start(const attn_args &a, int rows, F row_at, int lane)
+    __device__ __forceinline__ void take_queries(const attn_args &a, int rows, F row_at, int lane)
     {
         float f = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * a.k_scale;
-        unit = 0x1p-100f;
 
 #pragma unroll
         for (int j = 0; j < N; j++) {
@@ -121,12 +135,6 @@ template <typename C, int D, bool TALL> struct codes_tile {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 scale[j][e] = __shfl_sync(0xffffffffu, mine, ((lane & 3) * 2 + e) * 4);
-                m[j][e] = -INFINITY;
-                l[j][e] = 0.0f;
-            }
-#pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                o[j][i][0] = o[j][i][1] = o[j][i][2] = o[j][i][3] = 0.0f;
             }
         }
     }
@@ -146,10 +154,11 @@ template <typename C, int D, bool TALL> struct codes_tile {
         int t = (lane >> 3 & 1) * 8 + (lane & 7), c = lane >> 4;
         float part[N][4] = {};
 
+        keys += tile_at<D, ATTN_CHUNK, 1>(t, c);
 #pragma unroll
         for (int k = 0; k < D / 16; k += 2) {
             uint32_t b[4], w[2][4];
-            ldmatrix_x4(b, keys + tile_at<D, ATTN_CHUNK, 1>(t, k + c));
+            ldmatrix_x4(b, tile_behind<D, ATTN_CHUNK, 1>(keys, k));
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 widen_four<__half, C>(b[i], w[i >> 1][i & 1], w[i >> 1][(i & 1) + 2]);
@@ -173,10 +182,11 @@ template <typename C, int D, bool TALL> struct codes_tile {
     {
         int t = (lane >> 3 & 1) * 8 + (lane & 7), c = lane >> 4;
 
+        from += tile_at<D, ATTN_CHUNK, 1>(t, c);
 #pragma unroll
         for (int i = 0; i < D / 16; i += 2) {
             uint32_t b[4], w[2][4];
-            ldmatrix_x4_trans(b, from + tile_at<D, ATTN_CHUNK, 1>(t, i + c));
+            ldmatrix_x4_trans(b, tile_behind<D, ATTN_CHUNK, 1>(from, i));
 #pragma unroll
             for (int k = 0; k < 4; k++) { /* two tokens' even dim, then their odd one */
                 widen_four<__half, C>(__byte_perm(b[k], 0, 0x3120), w[k >> 1][(k & 1) * 2],
@@ -298,22 +308,20 @@ template <typename C, int D, bool TALL> struct codes_tile {
         if (t4 >> 1 != (quarter & 1)) {
             return;
         }
+        bool upper = TALL && quarter >> 1;
+        constexpr int U = N - 1;
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            if (j != quarter >> 1) {
-                continue;
+        for (int e = 0; e < 2; e++) {
+            int r = (t4 & 1) * 2 + e;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) { /* the swizzle repeats after 32 dims */
+                *(float2 *)(x.at(warp, r, i % 2 * 16 + g * 2) + i / 2 * 32) =
+                    upper ? make_float2(o[U][i][e], o[U][i][e + 2])
+                          : make_float2(o[0][i][e], o[0][i][e + 2]);
             }
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int r = (t4 & 1) * 2 + e;
-#pragma unroll
-                for (int i = 0; i < D / 16; i++) {
-                    *(float2 *)x.at(warp, r, i * 16 + g * 2) =
-                        make_float2(o[j][i][e], o[j][i][e + 2]);
-                }
-                if (g == 0) {
-                    *x.scores(warp, r) = make_float2(m[j][e], l[j][e]);
-                }
+            if (g == 0) {
+                *x.scores(warp, r) =
+                    upper ? make_float2(m[U][e], l[U][e]) : make_float2(m[0][e], l[0][e]);
             }
         }
     }

@@ -18,15 +18,8 @@
  * has widened this one's. Queries, of attn_args.type, are brought into float16's range
  * by QUERY_UNIT, weights as in attn_decode.cuh.
  */
+#include "kernels/cuda/attention/attn_fragments.cuh"
 #include "kernels/cuda/attention/attn_hopper_narrow.cuh"
-#include "kernels/cuda/gemm/wgmma.cuh"
-
-/* Syncs the threads of one consumer warpgroup. */
-__device__ __forceinline__ void group_sync(int group)
-{
-    random_delay();
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
-}
 
 /* Producer warps 0 to 3, two per ring. They take a tile's segments (16 tokens of a
  * panel; 8 if the block size is no multiple of 16) in turn, at most ROUNDS per lane. */
@@ -108,29 +101,6 @@ __device__ __forceinline__ void produce(const attn_args &a, const step_arrays &s
     }
 }
 
-/* Loads a consumer warpgroup's queries into swizzled panels, rows past the tile as
- * zeros; queries_wait makes them visible to wgmma. */
-template <typename T, int D>
-__device__ __forceinline__ void queries_fetch(const attn_args &a, const work_tile &w,
-                                              uint32_t q_tile, int group, int thread)
-{
-#if BULK_COPY
-#pragma unroll
-    for (int i = 0; i < GROUP_ROWS * D / 8 / 128; i++) {
-        int n = i * 128 + thread, r = group * GROUP_ROWS + n / (D / 8), chunk = n % (D / 8);
-        int row = w.rows.first + r;
-        bool in = row < w.rows.end;
-        const T *from = (const T *)a.qkv + (in ? row : w.rows.first) * a.qkv_stride +
-                        (int64_t)w.head * D + chunk * 8;
-        uint32_t to = q_tile + tile_at<D, ROWS>(r, chunk);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(in ? 16 : 0)
-                     : "memory");
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
 template <typename C, int D>
 __device__ __forceinline__ void queries_wait(uint32_t q_tile, int group, int thread, bool half)
 {
@@ -155,117 +125,12 @@ __device__ __forceinline__ void queries_wait(uint32_t q_tile, int group, int thr
     group_sync(group);
 }
 
-/* A thread's share of its warpgroup's 64 rows: in rows g and g + 8 of its warp's 16,
- * every fourth pair of columns. o: output, s: scores, p: weights packed as the A
- * operand. */
-template <int D> struct fragments {
-    static constexpr int KEYS = hopper_layout<D>::KEYS;
-    float o[D / 2], s[KEYS / 2];
-    /* maximum score times log2 e; sum of weights; factor for what was summed before */
-    float m[2], l[2], keep[2];
-    float unit; /* with scales: of o, a power of two that no scale of a value exceeds */
-    uint32_t p[KEYS / 16][4];
-};
-
-template <typename T, int D>
-__device__ __forceinline__ void issue_scores(fragments<D> &x, uint32_t q, uint32_t k)
-{
-    using P = panels<D>;
-    constexpr int KEYS = hopper_layout<D>::KEYS, STEPS = P::WIDTH / 16; /* of a panel */
-    uint64_t dq = wgmma_descriptor(q, P::ROW), dk = wgmma_descriptor(k, P::ROW);
-
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        wgmma_ss<T, KEYS>::run(x.s, dq + i / STEPS * (ROWS * P::ROW / 16) + i % STEPS * 2,
-                               dk + i / STEPS * (KEYS * P::ROW / 16) + i % STEPS * 2, i > 0);
-    }
-    wgmma_commit();
-}
-
-template <typename T, int D>
-__device__ __forceinline__ void issue_values(fragments<D> &x, uint32_t v)
-{
-    constexpr int KEYS = hopper_layout<D>::KEYS;
-
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < KEYS / 16; i++) {
-        wgmma_rs<T, D>::run(
-            x.o, x.p[i],
-            wgmma_descriptor_n(v + i * 16 * panels<D>::ROW, KEYS * panels<D>::ROW, panels<D>::ROW));
-    }
-    wgmma_commit();
-}
-
-/* Sets to -inf the scores of tokens from `token` on that rows from `position` (the
- * warp's first) on do not see. */
-template <int D>
-__device__ __forceinline__ void mask(fragments<D> &x, int token, int position, int window, int lane)
-{
-    constexpr int KEYS = hopper_layout<D>::KEYS;
-
-    if (token + KEYS - 1 <= position && (window == 0 || token > position + 15 - window)) {
-        return;
-    }
-    token += (lane & 3) * 2;
-    position += lane >> 2;
-#pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) {
-        int at = token + i / 4 * 8 + (i & 1), mine = position + (i >> 1 & 1) * 8;
-        if (at > mine || (window > 0 && at <= mine - window)) {
-            x.s[i] = -INFINITY;
-        }
-    }
-}
-
-/* Turns scores into weights. factor: converts scores to exponents of two. */
-template <int D, int HEADROOM>
-__device__ __forceinline__ void softmax(fragments<D> &x, float factor)
-{
-    constexpr int KEYS = hopper_layout<D>::KEYS;
-
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float top = -INFINITY;
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++) {
-            top = fmaxf(top, fmaxf(x.s[i * 4 + h * 2], x.s[i * 4 + h * 2 + 1]));
-        }
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        float next = fmaxf(x.m[h], top * factor - HEADROOM), from = next == -INFINITY ? 0.0f : next;
-        x.keep[h] = fast_exp2(x.m[h] - from);
-        x.m[h] = next;
-        float add[2] = {};
-#pragma unroll
-        for (int i = 0; i < KEYS / 4; i++) {
-            float e = fast_exp2(x.s[i / 2 * 4 + h * 2 + (i & 1)] * factor - from);
-            x.s[i / 2 * 4 + h * 2 + (i & 1)] = e;
-            add[i & 1] += e;
-        }
-        x.l[h] = x.l[h] * x.keep[h] + (add[0] + add[1]);
-    }
-}
-
-template <typename T, int D> __device__ __forceinline__ void pack_weights(fragments<D> &x)
-{
-    constexpr int KEYS = hopper_layout<D>::KEYS;
-
-#pragma unroll
-    for (int k = 0; k < KEYS / 16; k++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x.p[k][i] = pack2<T>(x.s[k * 8 + i * 2], x.s[k * 8 + i * 2 + 1]);
-        }
-}
-
 /* Multiplies the scores by their keys' scales. */
-template <int D>
-__device__ __forceinline__ void scale_scores(fragments<D> &x, const float *scales, int lane)
+template <int V, int KEYS>
+__device__ __forceinline__ void scale_scores(fragments<V, KEYS> &x, const float *scales, int lane)
 {
 #pragma unroll
-    for (int i = 0; i < hopper_layout<D>::KEYS / 8; i++) {
+    for (int i = 0; i < KEYS / 8; i++) {
         float2 v = *(const float2 *)(scales + i * 8 + (lane & 3) * 2);
         x.s[i * 4] *= v.x, x.s[i * 4 + 1] *= v.y;
         x.s[i * 4 + 2] *= v.x, x.s[i * 4 + 3] *= v.y;
@@ -274,10 +139,9 @@ __device__ __forceinline__ void scale_scores(fragments<D> &x, const float *scale
 
 /* Multiplies the weights by their values' scales, in units of x.unit, which grows with
  * them: `keep` then brings the output to the new one. */
-template <int D>
-__device__ __forceinline__ void scale_weights(fragments<D> &x, const float *scales, int lane)
+template <int V, int KEYS>
+__device__ __forceinline__ void scale_weights(fragments<V, KEYS> &x, const float *scales, int lane)
 {
-    constexpr int KEYS = hopper_layout<D>::KEYS;
     float most = 0.0f;
 
 #pragma unroll
@@ -302,61 +166,19 @@ __device__ __forceinline__ void scale_weights(fragments<D> &x, const float *scal
     }
 }
 
-/* Rescales the output after the maximum has grown; most tiles skip this. */
-template <int D> __device__ __forceinline__ void rescale(fragments<D> &x)
+template <typename T, typename C, int D, int KEYS>
+__device__ __forceinline__ void write_rows(const fragments<D, KEYS> &x, const attn_args &a,
+                                           const work_tile &w, int first, int lane)
 {
-    if (__all_sync(0xffffffffu, x.keep[0] == 1.0f && x.keep[1] == 1.0f)) {
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) {
-        x.o[i] *= x.keep[i >> 1 & 1];
-    }
-}
+    bool half = NARROW<C> ? a.type == T_F16 : std::is_same<T, __half>::value;
 
-/* 4 x 4 transpose over four lanes: lane t holds element t of each vector, and gets
- * vector t. */
-__device__ __forceinline__ void transpose(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, int t)
-{
-    auto swap = [](uint32_t &low, uint32_t &high, int t, int bit) {
-        uint32_t got = __shfl_xor_sync(0xffffffffu, t & bit ? low : high, bit);
-        (t & bit ? low : high) = got;
-    };
-
-    swap(a, b, t, 1);
-    swap(c, d, t, 1);
-    swap(a, c, t, 2);
-    swap(b, d, t, 2);
-}
-
-/* Sums over a row's four lanes, and writes the row, 16 bytes per lane. */
-template <typename T, typename C, int D>
-__device__ __forceinline__ void write_rows(fragments<D> &x, const attn_args &a, const work_tile &w,
-                                           int first, int lane)
-{
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float sum = x.l[h];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int row = first + (lane >> 2) + h * 8;
-        T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D + (lane & 3) * 8;
-        bool half = NARROW<C> ? a.type == T_F16 : std::is_same<T, __half>::value;
-        float over = (SCALED<C> ? x.unit : a.v_scale) / (sum + sink_weight(a, w.head, x.m[h]));
-#pragma unroll
-        for (int i = 0; i < D / 8; i += 4) {
-            uint32_t v[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                v[k] = i + k < D / 8 ? pack2_as(x.o[(i + k) * 4 + h * 2] * over,
-                                                x.o[(i + k) * 4 + h * 2 + 1] * over, half)
-                                     : 0;
-            }
-            transpose(v[0], v[1], v[2], v[3], lane & 3);
-            if (row < w.rows.end && i + (lane & 3) < D / 8) {
-                *(uint4 *)(out + i * 8) = make_uint4(v[0], v[1], v[2], v[3]);
-            }
-        }
+        T *out = (T *)a.out + row * a.out_stride + (int64_t)w.head * D;
+        float over = (SCALED<C> ? x.unit : a.v_scale) /
+                     (sum_of_weights(x, h) + sink_weight(a, w.head, x.m[h]));
+        write_row(x, h, over, out, row < w.rows.end, half, lane);
     }
 }
 
@@ -372,12 +194,12 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
                 factor = a.softcap > 0.0f ? LOG2E : scale * LOG2E;
     bool leader = thread == 0;
     pipeline_state k = {}, v = {};
-    fragments<D> x;
+    fragments<D, KEYS> x;
     work_tile w = {}, next;
     int4 ahead = query_tile_of(tile, 1, a.n_heads, n_work);
 
     work_tile_of<D>(next, 0, query_tile_of(tile, 0, a.n_heads, n_work), a, n_work);
-    queries_fetch<T, D>(a, next, sh.queries(0), group, thread);
+    queries_fetch<T, D>(a.qkv, a.qkv_stride, next, sh.queries(0), group, thread);
     /* softmax of tile j, whose scores are in x.s; frees the keys' stage */
     auto finish_scores = [&](int j) {
         const float *scales = nullptr;
@@ -396,7 +218,7 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             for (int i = 0; i < KEYS / 2; i++)
                 x.s[i] = soft_cap(x.s[i] * scale, a.softcap);
         mask(x, w.begin + j * KEYS, w.rows.first + w.rows.shift + warp * 16, a.window, lane);
-        softmax<D, NARROW<C> ? NARROW_HEADROOM : 0>(x, factor);
+        softmax<NARROW<C> ? NARROW_HEADROOM : 0>(x, factor);
         if (SCALED<C>) {
             scale_weights(x, scales + KEYS, lane);
         }
@@ -405,29 +227,23 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
     for (int wave = 0; more; wave++) {
         queries_wait<C, D>(sh.queries(wave), group, thread, a.type == T_F16);
         w = next;
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) {
-            x.o[i] = 0.0f;
-        }
-        x.m[0] = x.m[1] = -INFINITY;
-        x.l[0] = x.l[1] = 0.0f;
-        x.unit = 0x1p-100f;
+        clear_sums(x);
         const uint32_t q = sh.queries(wave) + group * GROUP_ROWS * panels<D>::ROW;
         barrier_wait(sh.full(0, k.stage), k.phase);
         issue_scores<T, D>(x, q, sh.tile(0, k.stage));
         more = work_tile_of<D>(next, wave + 1, ahead, a, n_work);
         ahead = query_tile_of(tile, wave + 2, a.n_heads, n_work);
         if (PREFETCH_Q && more) {
-            queries_fetch<T, D>(a, next, sh.queries(wave + 1), group, thread);
+            queries_fetch<T, D>(a.qkv, a.qkv_stride, next, sh.queries(wave + 1), group, thread);
         }
         wgmma_wait<0>();
         finish_scores(0);
-        pack_weights<T, D>(x);
+        pack_weights<T>(x);
         for (int j = 1; j < w.n_tiles; j++) {
             barrier_wait(sh.full(0, k.stage), k.phase);
             issue_scores<T, D>(x, q, sh.tile(0, k.stage));
             barrier_wait(sh.full(1, v.stage), v.phase);
-            issue_values<T, D>(x, sh.tile(1, v.stage));
+            issue_values<T>(x, sh.tile(1, v.stage));
             wgmma_wait<1>();
             finish_scores(j);
             /* ptxas keeps the wait below the softmax only if a basic block ends between
@@ -443,13 +259,13 @@ __device__ __forceinline__ void consume(const attn_args &a, const query_tile *ti
             }
             v.advance();
             rescale(x);
-            pack_weights<T, D>(x);
+            pack_weights<T>(x);
         }
         barrier_wait(sh.full(1, v.stage), v.phase);
-        issue_values<T, D>(x, sh.tile(1, v.stage));
+        issue_values<T>(x, sh.tile(1, v.stage));
         if (!PREFETCH_Q && more) {
             group_sync(group); /* all of the warpgroup's scores are done */
-            queries_fetch<T, D>(a, next, sh.queries(wave + 1), group, thread);
+            queries_fetch<T, D>(a.qkv, a.qkv_stride, next, sh.queries(wave + 1), group, thread);
         }
         wgmma_wait<0>();
         if (leader) {

@@ -1,11 +1,13 @@
 /* Multi-head latent attention as kernel launches: the queries into the space of
- * latents, attention over the cache, and the values of the heads out of it.
+ * latents, attention over the cache, and the values of the heads out of it. Sequences
+ * with many new rows have their heads expanded instead (latent_expanded.c).
  *
- * Products by head have a kernel of their own for few rows; for many, cuBLASLt does one
- * head after the other. For `deterministic` a row's bits must not depend on which of
- * the two its step takes, so there it is always the kernel. */
+ * Products by head have a kernel of their own for few rows; for many, cuBLASLt does all
+ * heads at once. For `deterministic` a row's bits must not depend on which of the two
+ * its step takes, so there it is always the kernel. */
 #include "kernels/cuda/attention/latent.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/heuristics.h"
 
 enum { HEAD_KERNEL_ROWS = 256, MAX_SPLITS = 32, TILE_HEADS = 64 };
 
@@ -38,12 +40,6 @@ void cuda_latent_kv(struct backend *b, struct mat q, struct mat kv,
 
 /* ---- products by head ---- */
 
-/* A product of each head's columns: from head h's k of x to its n of out. */
-struct by_head {
-    struct mat out, x, w; /* w [n_heads * n, k] */
-    int32_t out_head, x_head, n_heads;
-};
-
 /* Rows [first, first + n) of a stacked weight. It is not the weight that its handle
  * stands for. */
 static struct mat part(struct mat w, int32_t first, int32_t n)
@@ -54,9 +50,9 @@ static struct mat part(struct mat w, int32_t first, int32_t n)
     return m;
 }
 
-static void multiply_heads(struct cuda_backend *c, const struct by_head *p, int32_t rows)
+static void multiply_heads(struct cuda_backend *c, const struct head_products *p)
 {
-    int32_t n = p->w.rows / p->n_heads;
+    int32_t n = p->w.rows / p->n_heads, rows = p->rows;
     const struct head_linear_args k = {.out = p->out.data,
                                        .x = p->x.data,
                                        .w = p->w.data,
@@ -77,6 +73,9 @@ static void multiply_heads(struct cuda_backend *c, const struct by_head *p, int3
     }
     if (few || c->config.deterministic) {
         launch_head_linear(&k, (int)p->x.dtype, c->stream);
+        return;
+    }
+    if (cuda_linear_heads(c, p)) {
         return;
     }
     for (int32_t h = 0; h < p->n_heads; h++) {
@@ -152,21 +151,23 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
         .layer = a->layer,
         .scale = a->scale,
         .kv = c->kv_view};
-    const struct by_head in = {.out = over,
-                               .x = mat_rows(q, first, rows),
-                               .w = a->k_up,
-                               .out_head = width,
-                               .x_head = a->nope_dim + a->rot_dim,
-                               .n_heads = a->n_heads};
-    const struct by_head back = {.out = mat_rows(out, first, rows),
-                                 .x = sum,
-                                 .w = a->v_up,
-                                 .out_head = a->v_dim,
-                                 .x_head = a->latent,
-                                 .n_heads = a->n_heads};
+    const struct head_products in = {.out = over,
+                                     .x = mat_rows(q, first, rows),
+                                     .w = a->k_up,
+                                     .out_head = width,
+                                     .x_head = a->nope_dim + a->rot_dim,
+                                     .n_heads = a->n_heads,
+                                     .rows = rows};
+    const struct head_products back = {.out = mat_rows(out, first, rows),
+                                       .x = sum,
+                                       .w = a->v_up,
+                                       .out_head = a->v_dim,
+                                       .x_head = a->latent,
+                                       .n_heads = a->n_heads,
+                                       .rows = rows};
     struct latent_splits splits = c->latent;
 
-    multiply_heads(c, &in, rows);
+    multiply_heads(c, &in);
     splits.n = splits_of(c, a, MIN(end, n_decode) - first);
     attend(c, &k, &s,
            &(struct latent_work){.first = first,
@@ -182,7 +183,37 @@ static void attend_portion(struct cuda_backend *c, struct mat out, struct mat q,
                                  .first_seq = c->batch.n_decode,
                                  .n_seqs = c->batch.n_seqs - c->batch.n_decode},
            splits);
-    multiply_heads(c, &back, rows);
+    multiply_heads(c, &back);
+}
+
+/* Rows [first, end) of the step in the space of latents. */
+static void attend_rows(struct cuda_backend *c, struct mat out, struct mat q,
+                        const struct latent_attention *a, const struct latent_scratch *s,
+                        int32_t first, int32_t end)
+{
+    int32_t most = MIN(s->q.rows, s->sum.rows);
+
+    for (; first < end; first += most) {
+        attend_portion(c, out, q, a, s, first, MIN(most, end - first));
+    }
+}
+
+/* The rows between those of sequences that were expanded. */
+static void attend_others(struct cuda_backend *c, struct mat out, struct mat q,
+                          const struct latent_attention *a, const struct latent_scratch *s)
+{
+    const char *base = (const char *)c->header;
+    const int32_t *q_start = (const int32_t *)(base + c->header->off_q_start),
+                  *kv_len = (const int32_t *)(base + c->header->off_kv_len);
+    int32_t done = 0;
+
+    for (int32_t i = c->batch.n_decode; i < c->batch.n_seqs; i++) {
+        if (sequence_expands(q_start[i + 1] - q_start[i], kv_len[i], c->expanded.most_rows)) {
+            attend_rows(c, out, q, a, s, done, q_start[i]);
+            done = q_start[i + 1];
+        }
+    }
+    attend_rows(c, out, q, a, s, done, c->batch.n_tokens);
 }
 
 void cuda_latent_attention(struct backend *b, struct mat out, struct mat q,
@@ -200,7 +231,9 @@ void cuda_latent_attention(struct backend *b, struct mat out, struct mat q,
     if (!prepare(c, a)) {
         return;
     }
-    for (int32_t first = 0; first < rows; first += most) {
-        attend_portion(c, out, q, a, s, first, MIN(most, rows - first));
+    if (cuda_latent_expanded(c, out, q, a)) {
+        attend_others(c, out, q, a, s);
+    } else {
+        attend_rows(c, out, q, a, s, 0, rows);
     }
 }

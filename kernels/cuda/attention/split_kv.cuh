@@ -16,6 +16,12 @@
 
 enum { DECODE_ROWS = 16 };
 
+/* The warps that work on a split together: this warp's rank of `size`, and the group's
+ * index in the block. */
+struct warp_group {
+    int size, rank, index;
+};
+
 /* A row of a work tile or of a sequence's head, four dims per lane: output before
  * division by the sum, running maximum, sum of weights. */
 template <int D> struct row_partial {
@@ -32,18 +38,15 @@ __device__ __forceinline__ void scale_add(float4 &to, const float4 &v, float f)
     to.w += v.w * f;
 }
 
+#define BLANK_BITS 0xffffffffu
 __device__ __forceinline__ bool blank(float x)
 {
-    return __float_as_uint(x) == 0xffffffffu;
+    return __float_as_uint(x) == BLANK_BITS;
 }
 /* Replaces a NaN that looks blank by another. */
 __device__ __forceinline__ float unblank(float x)
 {
     return blank(x) ? __uint_as_float(0x7fffffffu) : x;
-}
-__device__ __forceinline__ bool blank(float4 v)
-{
-    return blank(v.x) || blank(v.y) || blank(v.z) || blank(v.w);
 }
 
 __device__ __forceinline__ void store_relaxed(float *to, float4 v)
@@ -103,83 +106,6 @@ __device__ __forceinline__ void store_partial(const attn_workspace &ws, int64_t 
     }
 }
 
-/* Combines row r of a sequence's head from n partials: worker `first` and every
- * `step`-th after it, in that order, AHEAD at a time as they arrive. Slots become blank
- * again. Called by one warp. */
-template <int D>
-__device__ __forceinline__ void combine_partials(row_partial<D> &x, const attn_workspace &ws,
-                                                 int first, int step, int n, int r, int lane)
-{
-    constexpr int QUADS = row_partial<D>::QUADS, AHEAD = D <= 128 ? 16 : 8;
-    const float ones = __uint_as_float(~0u);
-    auto row_of = [&](int k) { return partial_row(first + k * step, k == 0, r); };
-    auto mine = [&](int i, int j) { return j < n && (i * 32 + lane) * 4 < D; };
-
-    x.m = -INFINITY;
-    x.l = 0.0f;
-#pragma unroll
-    for (int i = 0; i < QUADS; i++) {
-        x.o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-    for (int k0 = 0; k0 < n; k0 += AHEAD) {
-        float2 v;
-        float4 o[AHEAD][QUADS];
-        bool waits;
-        do {
-            v = lane < AHEAD && k0 + lane < n ? load_relaxed2(ws.partial_ml + row_of(k0 + lane) * 2)
-                                              : make_float2(-INFINITY, 0.0f);
-            waits = blank(v.x) || blank(v.y);
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-#pragma unroll
-                for (int i = 0; i < QUADS; i++) {
-                    if (mine(i, k0 + j)) {
-                        o[j][i] =
-                            load_relaxed4(ws.partial_o + row_of(k0 + j) * D + (i * 32 + lane) * 4);
-                    } else {
-                        o[j][i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    }
-                }
-#pragma unroll
-            for (int j = 0; j < AHEAD; j++)
-#pragma unroll
-                for (int i = 0; i < QUADS; i++) {
-                    waits |= blank(o[j][i]);
-                }
-        } while (__any_sync(0xffffffffu, waits));
-        if (lane < AHEAD && k0 + lane < n) {
-            *(float2 *)(ws.partial_ml + row_of(k0 + lane) * 2) = make_float2(ones, ones);
-        }
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++)
-#pragma unroll
-            for (int i = 0; i < QUADS; i++) {
-                if (mine(i, k0 + j)) {
-                    *(float4 *)(ws.partial_o + row_of(k0 + j) * D + (i * 32 + lane) * 4) =
-                        make_float4(ones, ones, ones, ones);
-                }
-            }
-        float next = fmaxf(x.m, warp_max(v.x)),
-              keep = x.m == -INFINITY ? 0.0f : fast_exp2(x.m - next);
-        float f = v.x == -INFINITY ? 0.0f : fast_exp2(v.x - next);
-        x.m = next;
-        x.l = x.l * keep + warp_sum(v.y * f);
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            x.o[i] =
-                make_float4(x.o[i].x * keep, x.o[i].y * keep, x.o[i].z * keep, x.o[i].w * keep);
-        }
-#pragma unroll
-        for (int j = 0; j < AHEAD; j++) {
-            float fj = __shfl_sync(0xffffffffu, f, j);
-#pragma unroll
-            for (int i = 0; i < QUADS; i++) {
-                scale_add(x.o[i], o[j][i], fj);
-            }
-        }
-    }
-}
-
 /* A warp group's accumulators in shared memory, COMBINE_ROWS rows at a time:
  * [warp][row][D], with dims swizzled by row where D is a multiple of 32 so that neither
  * side has bank conflicts; beside them maxima and sums, [warp][row]. */
@@ -195,24 +121,115 @@ template <int D> struct combine_shared {
     }
 };
 
-/* Stores rows 4 * quarter .. + 3 of a warp's fragments. */
-template <int D>
+/* Stores rows 4 * quarter .. + 3 of a warp's fragments. TALL: there are more than two
+ * quarters. */
+template <int D, bool TALL>
 __device__ __forceinline__ void combine_store(const combine_shared<D> &x,
                                               const float (&o)[D / 8][4], const float (&m)[2],
                                               const float (&l)[2], int quarter, int warp, int lane)
 {
-    int g = lane >> 2, t4 = lane & 3, h = quarter >> 1;
+    int g = lane >> 2, t4 = lane & 3;
+    bool upper = TALL && quarter >> 1;
 
     if (g / COMBINE_ROWS != (quarter & 1)) {
         return;
     }
 #pragma unroll
-    for (int i = 0; i < D / 8; i++) {
-        *(float2 *)x.at(warp, g % COMBINE_ROWS, i * 8 + t4 * 2) =
-            make_float2(o[i][h * 2], o[i][h * 2 + 1]);
+    for (int i = 0; i < D / 8; i++) { /* the swizzle repeats after 32 dims */
+        *(float2 *)(x.at(warp, g % COMBINE_ROWS, i % 4 * 8 + t4 * 2) + i / 4 * 32) =
+            upper ? make_float2(o[i][2], o[i][3]) : make_float2(o[i][0], o[i][1]);
     }
     if (t4 == 0) {
-        *x.scores(warp, g % COMBINE_ROWS) = make_float2(m[h], l[h]);
+        *x.scores(warp, g % COMBINE_ROWS) =
+            upper ? make_float2(m[1], l[1]) : make_float2(m[0], l[0]);
+    }
+}
+
+/* The same of partials that splits of a sequence left in global memory, as they arrive:
+ * of those of n workers, `first` and every `step`-th after it, a warp merges every
+ * t.size-th. rows: of the sequence's head. Their slots become blank again. Combining is
+ * done by a whole group of warps, so that the code, which runs once and is fetched from
+ * far, is short. */
+template <int D>
+__device__ __forceinline__ void combine_fetch(const combine_shared<D> &x, const attn_workspace &ws,
+                                              int first, int step, int n, int quarter, int rows,
+                                              const warp_group &t, int warp, int lane)
+{
+    constexpr int QUADS = row_partial<D>::QUADS;
+    const float ones = __uint_as_float(~0u);
+    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    row_partial<D> sum[COMBINE_ROWS];
+    auto in_row = [&](int i) { return (i * 32 + lane) * 4 < D; };
+
+    rows -= quarter * COMBINE_ROWS;
+#pragma unroll
+    for (int r = 0; r < COMBINE_ROWS; r++) {
+        sum[r].m = -INFINITY;
+        sum[r].l = 0.0f;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            sum[r].o[i] = none;
+        }
+    }
+#pragma unroll 1
+    for (int k = t.rank; k < n; k += t.size) {
+        int64_t row = partial_row(first + k * step, k == 0, quarter * COMBINE_ROWS);
+        float *ml = ws.partial_ml + row * 2, *from = ws.partial_o + row * D + lane * 4;
+        float4 o[COMBINE_ROWS][QUADS];
+        float2 v[COMBINE_ROWS];
+        uint32_t most; /* of all bits: a blank is the greatest */
+        do {
+            most = 0;
+#pragma unroll
+            for (int r = 0; r < COMBINE_ROWS; r++) {
+                v[r] = r < rows ? load_relaxed2(ml + r * 2) : make_float2(-INFINITY, 0.0f);
+#pragma unroll
+                for (int i = 0; i < QUADS; i++) {
+                    o[r][i] = r < rows && in_row(i) ? load_relaxed4(from + r * D + i * 128) : none;
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < COMBINE_ROWS; r++) {
+                most = max(most, max(__float_as_uint(v[r].x), __float_as_uint(v[r].y)));
+#pragma unroll
+                for (int i = 0; i < QUADS; i++) {
+                    uint4 bits = *(const uint4 *)&o[r][i];
+                    most = max(most, max(max(bits.x, bits.y), max(bits.z, bits.w)));
+                }
+            }
+        } while (__any_sync(0xffffffffu, most == BLANK_BITS));
+#pragma unroll
+        for (int r = 0; r < COMBINE_ROWS; r++) {
+            float top = fmaxf(sum[r].m, v[r].x);
+            float keep = sum[r].m == -INFINITY ? 0.0f : fast_exp2(sum[r].m - top);
+            float f = v[r].x == -INFINITY ? 0.0f : fast_exp2(v[r].x - top);
+            sum[r].m = top;
+            sum[r].l = sum[r].l * keep + v[r].y * f;
+#pragma unroll
+            for (int i = 0; i < QUADS; i++) {
+                float4 &to = sum[r].o[i];
+                to = make_float4(to.x * keep, to.y * keep, to.z * keep, to.w * keep);
+                scale_add(to, o[r][i], f);
+                if (r < rows && in_row(i)) {
+                    *(float4 *)(from + r * D + i * 128) = make_float4(ones, ones, ones, ones);
+                }
+            }
+            if (r < rows && lane == 0) {
+                *(float2 *)(ml + r * 2) = make_float2(ones, ones);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < COMBINE_ROWS; r++) {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            if (in_row(i)) {
+                *(float4 *)x.at(warp, r, (i * 32 + lane) * 4) = sum[r].o[i];
+            }
+        }
+        if (lane == 0) {
+            *x.scores(warp, r) = make_float2(sum[r].m, sum[r].l);
+        }
     }
 }
 
@@ -221,30 +238,32 @@ template <int D, int WARPS>
 __device__ __forceinline__ void combine_load(row_partial<D> &ret, const combine_shared<D> &x,
                                              int warp, int n, int r, int lane)
 {
-    float2 of[WARPS];
+    static_assert((WARPS & (WARPS - 1)) == 0, "lanes in groups of WARPS");
+    int k = lane % WARPS;
+    float2 v = k < n ? *x.scores(warp + k, r) : make_float2(-INFINITY, 0.0f);
 
-    ret.m = -INFINITY;
-    ret.l = 0.0f;
+    ret.m = v.x;
 #pragma unroll
-    for (int k = 0; k < WARPS; k++) {
-        of[k] = k < n ? *x.scores(warp + k, r) : make_float2(-INFINITY, 0.0f);
-        ret.m = fmaxf(ret.m, of[k].x);
+    for (int o = WARPS / 2; o > 0; o >>= 1) {
+        ret.m = fmaxf(ret.m, __shfl_xor_sync(0xffffffffu, ret.m, o));
+    }
+    float of = v.x == -INFINITY ? 0.0f : fast_exp2(v.x - ret.m);
+    ret.l = v.y * of;
+#pragma unroll
+    for (int o = WARPS / 2; o > 0; o >>= 1) {
+        ret.l += __shfl_xor_sync(0xffffffffu, ret.l, o);
     }
 #pragma unroll
     for (int i = 0; i < row_partial<D>::QUADS; i++) {
         ret.o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-#pragma unroll
-    for (int k = 0; k < WARPS; k++) {
-        if (k >= n) {
-            break;
-        }
-        float f = of[k].x == -INFINITY ? 0.0f : fast_exp2(of[k].x - ret.m);
-        ret.l += of[k].y * f;
+#pragma unroll 4
+    for (int j = 0; j < n; j++) {
+        float f = __shfl_sync(0xffffffffu, of, j);
 #pragma unroll
         for (int i = 0; i < row_partial<D>::QUADS; i++) {
             if ((i * 32 + lane) * 4 < D) {
-                scale_add(ret.o[i], *(const float4 *)x.at(warp + k, r, (i * 32 + lane) * 4), f);
+                scale_add(ret.o[i], *(const float4 *)x.at(warp + j, r, (i * 32 + lane) * 4), f);
             }
         }
     }

@@ -25,451 +25,45 @@
  *
  * Weights of up and down may be e4m3 codes, which are widened in registers; the scale
  * of a row or of a group of columns multiplies its sums. Those of panels (panels.h) are
- * widened with their groups' scales, of int4 without. The router's weights have 16 bits
- * always.
+ * widened with their groups' scales, of int4 without; up and down may be panels of two
+ * kinds (stream_panels.cu), in a ring whose stages have room for either. The router's
+ * weights have 16 bits always.
  *
  * A shared expert whose width is that of some experts is so many more chosen ones.
  */
-#include "kernels/cuda/expert_stream/stream_choice.cuh"
-#include "kernels/cuda/expert_stream/stream_products.cuh"
-#include "kernels/cuda/experts/gate.cuh"
+#include "kernels/cuda/expert_stream/stream_kernel.cuh"
 
 namespace
 {
 
 using namespace expert_stream;
 
-/* ---- epilogues ---- */
-
-/* The block's tile of the router: `weights` in shared memory as load_router leaves it.
- * Each warp has every WARPS-th group; parts: shared [WARPS][32]. */
-template <typename T>
-__device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x, uint32_t weights,
-                                           float4 *parts, int warp, int lane)
-{
-    uint32_t row = weights + (lane >> 2) * router_pitch(a.up.k) + (lane & 3) * 16;
-    sums f = {};
-
-#pragma unroll 1
-    for (int g = warp; g < a.up.k / GROUP; g += WARPS) {
-        uint4 w = load_shared16(row + g * GROUP * 2);
-        multiply8<T>(f, w, w, x.read(g)); /* the upper half is not used */
-    }
-    parts[warp * 32 + lane] = make_float4(f.even[0] + f.odd[0], f.even[1] + f.odd[1], 0.0f, 0.0f);
-    multipliers_sync();
-    int i = threadIdx.x / ROWS, of = threadIdx.x % ROWS, e = blockIdx.x * ROUTER_TILE + i;
-    if (i < ROUTER_TILE && of < a.route.rows && e < a.route.n) {
-        const float *at = (const float *)(parts + i * 4 + of / 2) + of % 2; /* see multiply8 */
-        float score = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            score += at[w * 32 * 4];
-        }
-        score_give((float *)a.route.scores + of * a.route.scores_stride + e, score);
-    }
-}
-
-/* Where the middle of pair `pair` of a row lies, of expert e: among the pairs, or of a
- * part of the shared expert. */
-template <typename T>
-__device__ __forceinline__ T *middle(const expert_few &a, int e, int row, int pair)
-{
-    int part = e - a.route.held;
-
-    return part >= 0 ? (T *)a.shared_act + row * a.shared_act_stride + part * a.up.width
-                     : (T *)a.up.out + (row * a.route.top + pair) * a.up.out_stride;
-}
-
-/* Tile n of the block, item i of up. */
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void finish_up(const expert_few &a, const chosen_experts &c,
-                                          const sum_ring &sums, int n, int i, int lane)
-{
-    int per = a.up.width / (TILE / 2), k = i / per, e = c.expert[k];
-    int column = i % per * (TILE / 2) + (lane >> 2);
-    int64_t row = (int64_t)e * 2 * a.up.width + column;
-    bool biased = a.up.bias && e < a.route.held;
-    const T *bias = (const T *)a.up.bias + row;
-    float g = biased ? to_float(bias[0]) : 0.0f, u = biased ? to_float(bias[a.up.width]) : 0.0f;
-    float2 scale = tile_scale<B, GROUPED>(a.up, row, row + a.up.width);
-    float v[4];
-
-    sums.take(v, n, lane);
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        int r = (lane & 3) * 2 + j, pair = c.pair[k][r];
-        if (pair != NONE) {
-            middle<T>(a, e, r, pair)[column] = from_float<T>(
-                expert_gate(v[j] * scale.x + g, v[j + 2] * scale.y + u, a.up.act, a.up.limit));
-        }
-    }
-}
-
-/* Tile n of the block, tile `tile` of down. */
-template <typename T>
-__device__ __forceinline__ void finish_down(const expert_few &a, const chosen_experts &c,
-                                            const sum_ring &sums, int n, int tile, int lane)
-{
-    int column = tile * TILE + (lane >> 2), row = (lane & 3) * 2;
-    float before[4] = {}, v[4];
-
-    if (a.down.bias) {
-#pragma unroll 4
-        for (int k = 0; k < c.n && c.expert[k] < a.route.held; k++) {
-            const T *bias = (const T *)a.down.bias + (int64_t)c.expert[k] * a.down.width + column;
-            float low = to_float(bias[0]), high = to_float(bias[8]);
-            before[0] += c.share[k][row] * low;
-            before[1] += c.share[k][row + 1] * low;
-            before[2] += c.share[k][row] * high;
-            before[3] += c.share[k][row + 1] * high;
-        }
-    }
-    T *y = (T *)a.y + row * a.y_stride + column;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (a.adds && row + (i & 1) < a.route.rows) {
-            before[i] += to_float(y[(i & 1) * a.y_stride + i / 2 * 8]);
-        }
-    }
-    sums.take(v, n, lane);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (row + (i & 1) < a.route.rows) {
-            y[(i & 1) * a.y_stride + i / 2 * 8] = from_float<T>(before[i] + v[i]);
-        }
-    }
-}
-
-/* Where blocks meet is zero for the next launch: by one warp of a block that has met
- * the others. */
-__device__ __forceinline__ void leave_meeting(int32_t *counter, int lane)
-{
-    int32_t *left = counter + EXPERT_COUNTER_STRIDE;
-
-    if (lane == 0 && atomicAdd(left, 1) == (int)gridDim.x - 1) {
-        counter[0] = *left = 0;
-    }
-    __syncwarp();
-}
-
-/* A finishing warp: every FINISHERS-th of the block's tiles. */
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void finish(const expert_few &a, const chosen_experts &c,
-                                       const sum_ring &sums, int warp, int lane)
-{
-    int n = 0;
-
-    if (warp == 0) {
-        rehearse_choice(a.route, c.share[0], lane);
-    }
-    pdl_wait();
-    choice_sync();
-    int items = c.n * (a.up.width / (TILE / 2));
-#pragma unroll 1
-    for (int i = blockIdx.x; i < items; i += gridDim.x, n++) {
-        if (n % FINISHERS == warp) {
-            finish_up<T, B, GROUPED>(a, c, sums, n, i, lane);
-        }
-    }
-    stored_sync();
-    if (warp == 1) {
-        met_sync();
-        leave_meeting(a.counter, lane);
-    }
-#pragma unroll 1
-    for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x, n++) {
-        if (n % FINISHERS == warp) {
-            finish_down<T>(a, c, sums, n, t, lane);
-        }
-    }
-}
-
-/* ---- up ---- */
-
-/* Returns how many of this team's next stage down has in front of it. */
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ int multiply_up(const expert_few &a, ring<B> &r, const chosen_experts &c,
-                                           const stage_x &x, const sum_ring &to, int &n_tile,
-                                           int warp, int lane)
-{
-    int per = a.up.width / (TILE / 2), team = warp / team_of<B>::SIZE;
-    auto rows = [&](int item) {
-        int64_t low =
-            (int64_t)c.expert[item / per] * 2 * a.up.width + item % per * (TILE / 2) + lane / 4;
-        return row_pair{low, low + a.up.width};
-    };
-
-    r.next(team);
-    return multiply_tiles<T, B, GROUPED>(a.up, r, x, to, n_tile, blockIdx.x, gridDim.x, c.n * per,
-                                         rows, team, warp, lane);
-}
-
-/* ---- down ---- */
-
-/* Of a tile of down: its stages are those of all chosen experts, one after another. */
-struct down_place {
-    int k, s; /* chosen expert, stage of it */
-
-    __device__ __forceinline__ void skip(int n, int per)
-    {
-#pragma unroll 1
-        for (s += n; s >= per; s -= per) {
-            k++;
-        }
-    }
-};
-
-/* Begins to copy the activations of a stage to groups `first` and after of x: this
- * lane's, which nobody else reads. */
-template <typename T, int B>
-__device__ __forceinline__ void copy_middle(const stage_x &x, int first, const expert_few &a,
-                                            const chosen_experts &c, const down_place &p, int warp,
-                                            int lane)
-{
-    constexpr int TEAM = team_of<B>::SIZE;
-    int row = lane >> 2, pair = p.k < c.n ? c.pair[p.k][row] : NONE, g = warp % TEAM;
-    int columns = a.down.k - p.s * STAGE_COLS - (lane & 3) * 8;
-
-    if (pair != NONE) {
-        const T *from = middle<T>(a, c.expert[p.k], row, pair) + p.s * STAGE_COLS + (lane & 3) * 8;
-#pragma unroll
-        for (int j = 0; j < team_of<B>::TURNS * SHARE; j++) {
-            int column = (g + TEAM * j) * GROUP;
-            if (column < columns) {
-                async_copy_or_zeros(x.address(first + g + TEAM * j), from + column, true);
-            }
-        }
-    }
-    async_commit();
-}
-
-/* A tile of down. first: this team's first stage. x has `slots` slots, 1 or 2, for each
- * team. */
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void
-multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c, ring<B> &r,
-                   const stage_x &x, int slots, int first, int tile, int warp, int lane)
-{
-    constexpr int SLOT = STAGE_COLS / GROUP, TEAM = team_of<B>::SIZE, TEAMS = team_of<B>::COUNT;
-    int per = (a.down.k + STAGE_COLS - 1) / STAGE_COLS, slot = warp / TEAM * slots * SLOT,
-        flip = (slots - 1) * SLOT;
-    down_place now = {}, ahead;
-
-    now.skip(first, per);
-    ahead = now;
-    copy_middle<T, B>(x, slot, a, c, ahead, warp, lane);
-    ahead.skip(TEAMS, per);
-    if (slots > 1) {
-        copy_middle<T, B>(x, slot + SLOT, a, c, ahead, warp, lane);
-        ahead.skip(TEAMS, per);
-    } else {
-        async_commit();
-    }
-    int at = slot;
-#pragma unroll 1
-    while (now.k < c.n) {
-        int64_t row = (int64_t)c.expert[now.k] * a.down.width + tile * TILE + (lane >> 2);
-        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2];
-        float2 scale = tile_scale<B, GROUPED>(a.down, row, row + TILE / 2);
-        sums f = {};
-        async_wait<1>();
-        multiply_stage<T, B, GROUPED>(r, f, x, at, a.down, {row, row + TILE / 2}, now.s, warp,
-                                      lane);
-        copy_middle<T, B>(x, at, a, c, ahead, warp, lane);
-        if (slots == 1) {
-            async_commit();
-        }
-        at = 2 * slot + flip - at;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float of = j & 1 ? share.y : share.x;
-            float v = (j < 2 ? scale.x : scale.y) * (f.even[j] + f.odd[j]);
-            sum[j] += of != 0.0f ? of * v : 0.0f;
-        }
-        now.skip(TEAMS, per);
-        ahead.skip(TEAMS, per);
-    }
-    async_wait<0>(); /* no copy is left for the next tile's slots, nor behind the end */
-}
-
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_experts &c,
-                                              ring<B> &r, const stage_x &x, int slots, int first,
-                                              const sum_ring &to, int &n_tile, int warp, int lane)
-{
-    constexpr int TEAMS = team_of<B>::COUNT;
-    int n = c.n * ((a.down.k + STAGE_COLS - 1) / STAGE_COLS);
-
-#pragma unroll 1
-    for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x) {
-        float sum[4] = {};
-        multiply_down_tile<T, B, GROUPED>(sum, a, c, r, x, slots, first, t, warp, lane);
-        to.give(sum, n_tile++, warp, lane);
-        first = n > 0 ? (first + n * TEAMS - n) % TEAMS : first;
-    }
-}
-
-/* ---- the kernel ---- */
-
-/* Dynamic shared memory: the ring, then activations, then the norm's weight. */
-struct stream_layout {
-    int count, in_flight, x_rows; /* stages; rows that there is room for */
-    int slots;                    /* of a team for activations of down */
-    int x, norm, bytes;
-};
-
-struct stream_shared {
-    float4 sums[SUM_BUFFERS * MULTIPLIERS];
-    float squares[WARPS * ROWS];
-    uint64_t full[MOST_STAGES], empty[MOST_STAGES], norm, router;
-    uint64_t sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
-    chosen_experts chosen;
-};
-
-/* Between launches there are no scores: by a block that no other waits for, when all
- * have chosen. */
-__device__ __forceinline__ void forget_scores(const expert_route &r)
-{
-    if (blockIdx.x + 1 == gridDim.x) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < r.rows * MOST_EXPERTS; i += MULTIPLIERS) {
-            ((uint32_t *)r.scores)[i] = NO_SCORE;
-        }
-    }
-}
-
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply(const expert_few &a, ring<B> &r, stream_shared &s,
-                                         const stage_x &x, int slots, const sum_ring &to,
-                                         uint32_t norm_weight, int warp, int lane)
-{
-    const row_source from = {
-        a.up.x,      a.up.x_stride,           a.route.rows, a.up.k,    a.normed ? &a.norm : NULL,
-        norm_weight, shared_address(&s.norm), a.h,          a.h_stride};
-    int n_tile = 0;
-
-    pdl_wait();
-    load_rows<T>(x, from, s.squares, warp, lane);
-    if (blockIdx.x * ROUTER_TILE < a.route.n) {
-        barrier_wait(shared_address(&s.router), 0);
-        score_tile<T>(a, x, r.base, s.sums, warp, lane);
-    }
-    choose(a, s.chosen, warp, lane);
-    choice_sync();
-    int first = multiply_up<T, B, GROUPED>(a, r, s.chosen, x, to, n_tile, warp, lane);
-    stored_sync();
-    pdl_release();
-    if (threadIdx.x == 0) {
-        blocks_arrive(a.counter);
-        blocks_wait(a.counter, gridDim.x);
-    }
-    met_sync();
-    forget_scores(a.route);
-    multiply_down<T, B, GROUPED>(a, s.chosen, r, x, slots, first, to, n_tile, warp, lane);
-}
-
-template <typename T, int B, bool GROUPED>
-__global__ void __launch_bounds__(THREADS, 1)
-    stream_kernel(const __grid_constant__ expert_few a, const stream_layout layout)
-{
-    extern __shared__ __align__(128) char shared[];
-    __shared__ stream_shared s;
-    uint32_t base = shared_address(shared), norm_weight = base + layout.norm;
-    int lane = threadIdx.x & 31, warp = __shfl_sync(ROUTE_LANES, threadIdx.x >> 5, 0);
-    ring<B> r = {
-        base, shared_address(s.full), shared_address(s.empty), layout.count, layout.in_flight, 0,
-        0};
-
-    const sum_ring to = {s.sums, shared_address(s.sums_full), shared_address(s.sums_empty)};
-
-    for (int i = threadIdx.x; i < MOST_PAIRS * ROWS; i += THREADS) {
-        s.chosen.pair[0][i] = NONE;
-        s.chosen.share[0][i] = 0.0f;
-    }
-    if (threadIdx.x < MOST_EXPERTS / 32) {
-        s.chosen.bit[threadIdx.x] = 0;
-    }
-    if (threadIdx.x == 0) {
-        barrier_init(shared_address(&s.norm), 1);
-        barrier_init(shared_address(&s.router), 1);
-        to.init();
-        ring_init(r);
-    }
-    __syncthreads();
-    if (warp < WARPS) {
-        stage_x x(base + layout.x, layout.x_rows, lane);
-        multiply<T, B, GROUPED>(a, r, s, x, layout.slots, to, norm_weight, warp, lane);
-        return;
-    }
-    if (warp >= WARPS + LOADERS) {
-        finish<T, B, GROUPED>(a, s.chosen, to, warp - WARPS - LOADERS, lane);
-        return;
-    }
-    if (warp == WARPS && lane == 0 && a.normed) {
-        bulk_copy_all(norm_weight, a.norm.weight, a.up.k * 2, shared_address(&s.norm));
-    }
-    if (warp == WARPS) {
-        load_router(a, r.base, shared_address(&s.router), lane);
-    }
-    load_weights<B>(a, r, s.chosen, warp - WARPS, lane);
-}
-
-/* What a block of the chip has beside the kernel's own shared memory. */
-constexpr int SHARED_MOST = 227 * 1024 - (int)sizeof(stream_shared) - 128;
-
-/* For so many rows, of up to k columns of up. Fewer rows leave more to the ring. */
-template <int B> stream_layout layout_of(int rows, int k)
-{
-    int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = room_for(rows);
-    int slots = x_rows == ROWS ? 1 : 2, of_down = slots * team_of<B>::COUNT;
-    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(x_rows),
-        norm = depth * STAGE_COLS * 2;
-    int count = (SHARED_MOST - x - norm) / stage_of<B>::BYTES;
-
-    count = count < MOST_STAGES ? count : (int)MOST_STAGES;
-    int ring = count * stage_of<B>::BYTES;
-    return {count, stages_in_flight<B>(count), x_rows, slots, ring, ring + x, ring + x + norm};
-}
-
-template <typename T, int B, bool GROUPED> struct stream_launch {
-    static bool fits(void)
-    {
-        static bool allowed = allow_shared(stream_kernel<T, B, GROUPED>, SHARED_MOST);
-
-        return allowed;
-    }
-    static void run(const expert_few &a, int32_t n_blocks, cudaStream_t stream)
-    {
-        const stream_layout l = layout_of<B>(a.route.rows, a.up.k);
-
-        launch(stream_kernel<T, B, GROUPED>, dim3((unsigned)n_blocks), dim3(THREADS), l.bytes,
-               stream, a, l);
-    }
-};
-
-/* STATEMENT with L = the stream_launch for the operands of `a`. */
-#define DISPATCH_STREAM(a, STATEMENT)                             \
-    do {                                                          \
-        if ((a)->up.panels == PANELS_INT4) {                      \
-            using L = stream_launch<__nv_bfloat16, B_INT4, true>; \
-            STATEMENT;                                            \
-        } else if ((a)->up.panels) {                              \
-            using L = stream_launch<__nv_bfloat16, 4, false>;     \
-            STATEMENT;                                            \
-        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {     \
-            using L = stream_launch<__nv_bfloat16, 8, true>;      \
-            STATEMENT;                                            \
-        } else if ((a)->up.w_scale) {                             \
-            using L = stream_launch<__nv_bfloat16, 8, false>;     \
-            STATEMENT;                                            \
-        } else if ((a)->up.type == T_F16) {                       \
-            using L = stream_launch<__half, 16, false>;           \
-            STATEMENT;                                            \
-        } else {                                                  \
-            using L = stream_launch<__nv_bfloat16, 16, false>;    \
-            STATEMENT;                                            \
-        }                                                         \
+/* STATEMENT with L = the stream_launch for the operands of `a`, which are no groups. */
+#define DISPATCH_STREAM(a, STATEMENT)                                     \
+    do {                                                                  \
+        if ((a)->up.panels == PANELS_INT4) {                              \
+            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>; \
+            STATEMENT;                                                    \
+        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {             \
+            using L = stream_launch<__nv_bfloat16, 8, 8, true>;           \
+            STATEMENT;                                                    \
+        } else if ((a)->up.w_scale) {                                     \
+            using L = stream_launch<__nv_bfloat16, 8, 8, false>;          \
+            STATEMENT;                                                    \
+        } else if ((a)->up.type == T_F16) {                               \
+            using L = stream_launch<__half, 16, 16, false>;               \
+            STATEMENT;                                                    \
+        } else {                                                          \
+            using L = stream_launch<__nv_bfloat16, 16, 16, false>;        \
+            STATEMENT;                                                    \
+        }                                                                 \
     } while (0)
+
+/* Whether stream_panels.cu has the kernel. */
+bool by_panels(const expert_few *a)
+{
+    return a->up.panels && a->up.panels != PANELS_INT4;
+}
 
 bool aligned16(const void *p, int64_t stride)
 {
@@ -490,9 +84,13 @@ bool codes_fit(const expert_product *p)
     return aligned16(p->w, p->w_stride);
 }
 
-/* Both products have weights of one kind. */
+/* Both products have weights of one kind, or of two kinds of panels, which
+ * stream_panels.cu checks. */
 bool alike(const expert_product *p, const expert_product *o)
 {
+    if (p->panels && p->panels != PANELS_INT4) {
+        return o->panels;
+    }
     return p->panels == o->panels && !p->w_scale == !o->w_scale &&
            (p->n_groups > 1) == (o->n_groups > 1);
 }
@@ -523,7 +121,9 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
                 aligned16(up->x, up->x_stride) && aligned16(down->x, down->x_stride) &&
                 aligned16(a->router, a->router_stride) && aligned16(a->h, a->h_stride);
 
-    if (fits) {
+    if (fits && by_panels(a)) {
+        fits = expert_stream_panels_fit(a);
+    } else if (fits) {
         DISPATCH_STREAM(a, fits = L::fits());
     }
     return fits;
@@ -532,5 +132,9 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
 extern "C" void launch_expert_stream(const struct expert_few *a, int32_t n_blocks,
                                      cudaStream_t stream)
 {
+    if (by_panels(a)) {
+        launch_expert_stream_panels(a, n_blocks, stream);
+        return;
+    }
     DISPATCH_STREAM(a, L::run(*a, n_blocks, stream));
 }

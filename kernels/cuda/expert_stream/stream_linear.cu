@@ -123,9 +123,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.norm), 1);
+        barrier_init_fence();
+    } else if (threadIdx.x == 32) {
         to.init();
-        ring_init(r);
     }
+    ring_init(r);
     __syncthreads();
     if (warp < WARPS) {
         stage_x x(base + layout.x, layout.x_rows, lane);

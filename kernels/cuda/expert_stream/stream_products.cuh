@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/expert_stream/stream_ring.cuh"
 #include "kernels/cuda/gemm/async_copy.cuh"
-#include "kernels/cuda/quant/codes.cuh"
+#include "kernels/cuda/quant/groups.cuh"
 
 namespace expert_stream
 {
@@ -19,7 +19,21 @@ namespace expert_stream
 
 /* Eight neighbours of a weight's row, as they are stored in a stage at `stage`: of
  * group `group` of `groups`, this lane's columns of row `half` * 8 + lane / 4. */
-template <int B> struct codes;
+template <int B> struct codes { /* of panels */
+    static constexpr int CODE = panel_code_bytes(KIND_OF<B>),
+                         SCALES = PANEL_ROWS * panel_scale_bytes(KIND_OF<B>);
+    panel_eight<KIND_OF<B>> e;
+
+    __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
+    {
+        uint32_t panel = stage + half * stage_of<B>::PANEL;
+        e.load(panel + group * CODE, panel + groups * CODE + group * SCALES, group, lane);
+    }
+    __device__ __forceinline__ uint4 values(bool halves, int lane) const
+    {
+        return e.values(halves, 0, lane);
+    }
+};
 template <> struct codes<16> {
     uint4 v;
 
@@ -28,7 +42,7 @@ template <> struct codes<16> {
         v = load_shared16(stage + ((lane >> 2) + half * 8) * stage_of<16>::PITCH + group * 64 +
                           (lane & 3) * 16);
     }
-    __device__ __forceinline__ uint4 values(void) const
+    __device__ __forceinline__ uint4 values(bool, int) const
     {
         return v;
     }
@@ -42,32 +56,11 @@ template <> struct codes<8> {
             stage + ((lane >> 2) + half * 8) * stage_of<8>::PITCH + group * 32 + (lane & 3) * 8;
         asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
     }
-    __device__ __forceinline__ uint4 values(void) const
+    __device__ __forceinline__ uint4 values(bool, int) const
     {
         return e4m3_values(v.x, v.y);
     }
 };
-template <> struct codes<4> {
-    uint32_t v, scale;
-
-    __device__ __forceinline__ void load(uint32_t stage, int group, int groups, int half, int lane)
-    {
-        uint32_t panel = stage + half * stage_of<4>::PANEL;
-        v = load_word(panel + group * PANEL_CODES + lane * 4);
-        asm volatile("ld.shared.u8 %0, [%1];"
-                     : "=r"(scale)
-                     : "r"(panel + groups * PANEL_CODES + group * PANEL_ROWS + (lane >> 2))
-                     : "memory");
-    }
-    __device__ __forceinline__ uint4 values(void) const
-    {
-        uint32_t factor = fp4_factor<PANEL_GROUP>(scale);
-
-        return make_uint4(fp4_values(fp4_pair(v, 0), factor), fp4_values(fp4_pair(v, 1), factor),
-                          fp4_values(fp4_pair(v, 2), factor), fp4_values(fp4_pair(v, 3), factor));
-    }
-};
-
 /* Of panels of int4, without their scale. */
 template <> struct codes<B_INT4> {
     uint32_t v, word;
@@ -78,7 +71,7 @@ template <> struct codes<B_INT4> {
         v = load_word(panel + group * PANEL_CODES + lane * 4);
         word = load_word(panel + groups * PANEL_CODES + (group * PANEL_ROWS + (lane >> 2)) * 4);
     }
-    __device__ __forceinline__ uint4 values(void) const
+    __device__ __forceinline__ uint4 values(bool, int) const
     {
         return int4_group(word).values(v);
     }
@@ -286,13 +279,14 @@ struct row_pair {
 /* f += the ring's next stage for this team, times the activations from group `first` of
  * x on. It is stage `stage` of a tile of p with the rows `rows`. In turns, so that
  * their code is fetched once. */
-template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const stage_x &x, int first,
+template <typename T, int B, bool GROUPED, int R>
+__device__ __forceinline__ void multiply_stage(ring<R> &r, sums &f, const stage_x &x, int first,
                                                const expert_product &p, const row_pair &rows,
                                                int stage, int warp, int lane)
 {
     constexpr bool SCALED = GROUPED && B != B_INT4; /* else scales lie with the codes */
     constexpr int TEAM = team_of<B>::SIZE, TURNS = team_of<B>::TURNS;
+    const bool halves = p.group_cols == 16;
     int groups = stage_groups(p.k, stage), g = warp % TEAM;
 
     barrier_wait(r.full + r.index * 8, r.phase);
@@ -327,11 +321,11 @@ __device__ __forceinline__ void multiply_stage(ring<B> &r, sums &f, const stage_
                 continue;
             }
             if constexpr (!GROUPED) {
-                multiply8<T>(f, low[j].values(), high[j].values(), v[j]);
+                multiply8<T>(f, low[j].values(halves, lane), high[j].values(halves, lane), v[j]);
             } else {
                 sums s = {};
                 float of[2];
-                multiply8<T>(s, low[j].values(), high[j].values(), v[j]);
+                multiply8<T>(s, low[j].values(halves, lane), high[j].values(halves, lane), v[j]);
                 if constexpr (B == B_INT4) {
                     of[0] = low[j].scale();
                     of[1] = high[j].scale();
@@ -361,10 +355,8 @@ struct sum_ring {
     /* By one thread, before a barrier of the block. */
     __device__ __forceinline__ void init(void) const
     {
-        for (int i = 0; i < SUM_BUFFERS; i++) {
-            barrier_init(full + i * 8, WARPS);
-            barrier_init(empty + i * 8, 1);
-        }
+        barriers_init(full, SUM_BUFFERS, WARPS);
+        barriers_init(empty, SUM_BUFFERS, 1);
     }
     /* A multiplying warp's part of tile n. */
     __device__ __forceinline__ void give(const float (&v)[4], int n, int warp, int lane) const
@@ -412,8 +404,8 @@ struct sum_ring {
 /* Multiplies the tiles first, first + step, ... below `end` of a product whose tile t
  * has the rows `rows_of(t)`. s: this team's first stage, counted from that of the first
  * tile on. */
-template <typename T, int B, bool GROUPED, typename Rows>
-__device__ __forceinline__ int multiply_tiles(const expert_product &p, ring<B> &r, const stage_x &x,
+template <typename T, int B, bool GROUPED, int R, typename Rows>
+__device__ __forceinline__ int multiply_tiles(const expert_product &p, ring<R> &r, const stage_x &x,
                                               const sum_ring &to, int &n_tile, int first, int step,
                                               int end, const Rows &rows_of, int s, int warp,
                                               int lane)
@@ -438,8 +430,8 @@ __device__ __forceinline__ int multiply_tiles(const expert_product &p, ring<B> &
 template <int B, bool GROUPED>
 __device__ __forceinline__ float2 tile_scale(const expert_product &p, int64_t row, int64_t other)
 {
-    return B < 16 && !GROUPED ? make_float2(__ldg(p.w_scale + row), __ldg(p.w_scale + other))
-                              : make_float2(1.0f, 1.0f);
+    return B != 16 && !GROUPED ? make_float2(__ldg(p.w_scale + row), __ldg(p.w_scale + other))
+                               : make_float2(1.0f, 1.0f);
 }
 
 } // namespace expert_stream

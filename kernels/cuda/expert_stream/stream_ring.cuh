@@ -31,17 +31,18 @@ enum {
     NONE = 0xff,
 };
 
-/* In place of bytes: panels of int4. */
-enum { B_INT4 = 5 };
+/* In place of bytes: a kind of panels. */
+enum { B_PANELS = 32 };
+constexpr int B_INT4 = B_PANELS + PANELS_INT4;
 
-template <int B> constexpr bool IS_PANELS = B == 4 || B == B_INT4;
-template <int B> constexpr int KIND_OF = B == B_INT4 ? PANELS_INT4 : PANELS_FP4;
+template <int B> constexpr bool IS_PANELS = B >= B_PANELS;
+template <int B> constexpr int KIND_OF = IS_PANELS<B> ? B - B_PANELS : PANELS_FP4;
 /* Bytes of eight neighbouring codes. */
-template <int B> constexpr int BYTES_OF = B == B_INT4 ? 4 : B;
+template <int B>
+constexpr int BYTES_OF = IS_PANELS<B> ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4) : B;
 
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
- * the lanes of a load on different banks. Of 4 bytes they are panels (quant.h), two a
- * tile. */
+ * the lanes of a load on different banks. Of panels (panels.h) a tile has two. */
 template <int B> struct stage_of {
     static constexpr int ROW = STAGE_COLS / 8 * BYTES_OF<B>, PITCH = ROW + 4 * BYTES_OF<B>;
     static constexpr int PANEL = panel_bytes(STAGE_COLS, KIND_OF<B>);
@@ -115,14 +116,14 @@ template <int B> struct ring {
     }
 };
 
-/* By one thread, before a barrier of the block. */
+/* By all threads, before a barrier of the block. */
 template <int B> __device__ __forceinline__ void ring_init(const ring<B> &r)
 {
-    for (int i = 0; i < r.count; i++) {
-        barrier_init(r.full + i * 8, TILE / stage_of<B>::MINE);
-        barrier_init(r.empty + i * 8, team_of<B>::SIZE);
+    if (threadIdx.x == 64) {
+        barriers_init(r.full, r.count, TILE / stage_of<B>::MINE);
+    } else if (threadIdx.x == 96) {
+        barriers_init(r.empty, r.count, team_of<B>::SIZE);
     }
-    barrier_init_fence();
 }
 
 /* A barrier of some warps of the block, all lanes of which come together. */
@@ -260,15 +261,15 @@ template <int B> struct loader {
             at.next();
         }
     }
-    /* This warp's panel of a tile, of k columns. */
-    __device__ __forceinline__ void panel(const char *from, int k)
+    /* This warp's panel of a tile, of k columns of the kind that P says. */
+    template <int P> __device__ __forceinline__ void panel(const char *from, int k)
     {
 #pragma unroll 1
         for (int c = 0; c < k; c += STAGE_COLS) {
-            uint32_t bytes = panel_bytes(min((int)STAGE_COLS, k - c), KIND_OF<B>);
+            uint32_t bytes = panel_bytes(min((int)STAGE_COLS, k - c), KIND_OF<P>);
             uint32_t bar = enter(bytes);
-            bulk_copy_evict_first(at.stage() + warp * stage_of<B>::PANEL, from, bytes, bar, policy);
-            from += stage_of<B>::PANEL;
+            bulk_copy_evict_first(at.stage() + warp * stage_of<P>::PANEL, from, bytes, bar, policy);
+            from += stage_of<P>::PANEL;
             at.next();
         }
     }
@@ -340,12 +341,13 @@ __device__ __forceinline__ void load_router(const expert_few &a, uint32_t to, ui
     }
 }
 
-template <int B>
-__device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> &r,
+/* The weights of up are stored as B says, those of down as D. */
+template <int B, int D, int R>
+__device__ __forceinline__ void load_weights(const expert_few &a, const ring<R> &r,
                                              const chosen_experts &c, int warp, int lane)
 {
-    constexpr int MINE = stage_of<B>::MINE;
-    loader<B> load(r, warp);
+    constexpr int MINE = stage_of<R>::MINE;
+    loader<R> load(r, warp);
     int width = a.up.width;
 
     choice_sync();
@@ -357,7 +359,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
     for (int i = blockIdx.x; i < c.n * per; i += gridDim.x) {
         weight_rows w = up_rows<B>(a, c.expert[i / per], half, i % per * (TILE / 2) + at);
         if constexpr (IS_PANELS<B>) {
-            load.panel(w.at, a.up.k);
+            load.template panel<B>(w.at, a.up.k);
         } else {
             load.tile(w.at, w.stride, a.up.k / 8 * B);
         }
@@ -366,11 +368,11 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<B> 
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x) {
 #pragma unroll 1
         for (int i = 0; i < c.n; i++) {
-            weight_rows w = down_rows<B>(a, c.expert[i], t * TILE + warp * MINE);
-            if constexpr (IS_PANELS<B>) {
-                load.panel(w.at, a.down.k);
+            weight_rows w = down_rows<D>(a, c.expert[i], t * TILE + warp * MINE);
+            if constexpr (IS_PANELS<D>) {
+                load.template panel<D>(w.at, a.down.k);
             } else {
-                load.tile(w.at, w.stride, a.down.k / 8 * B);
+                load.tile(w.at, w.stride, a.down.k / 8 * D);
             }
         }
     }

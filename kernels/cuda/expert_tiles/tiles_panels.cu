@@ -1,7 +1,7 @@
-/* Products of experts whose weights are panels of four-bit codes (panels.h), by tiles
- * with mma. Codes are widened to bf16, exactly, in the registers of the lanes that
- * multiply them; a row's factor multiplies its sums. Those of int4 are widened without
- * their scale, which multiplies the sums of a group.
+/* Products of experts whose weights are panels of codes (panels.h), by tiles with mma.
+ * Codes are widened to bf16 in the registers of the lanes that multiply them, exactly,
+ * or rounded once where they are in groups; a row's factor multiplies its sums. Those
+ * of int4 are widened without their scale, which multiplies the sums of a group.
  *
  * A block multiplies 128 rows of an expert's weight, gated: 64 of gate and the 64 of up
  * that go with them, with all rows of one tile. Each of its eight warps has 16 rows of
@@ -11,8 +11,7 @@
  */
 #include "kernels/cuda/expert_tiles/tile_walk.cuh"
 #include "kernels/cuda/experts/gate.cuh"
-#include "kernels/cuda/quant/codes.cuh"
-#include "kernels/cuda/quant/panels.h"
+#include "kernels/cuda/quant/groups.cuh"
 
 namespace
 {
@@ -24,19 +23,18 @@ enum {
     DEPTH = 256, /* columns of a stage */
     GROUPS = DEPTH / PANEL_GROUP,
     THREADS = 256,
-    PANELS = 16,                           /* of a stage: gated, eight of each kind */
-    CODES = PANELS * GROUPS * PANEL_CODES, /* bytes of a stage's codes */
-    /* of its scales, of FORMAT_FP4 */
-    SCALES = PANELS * GROUPS * PANEL_ROWS,
-    X_ROW = DEPTH * 2 /* of a row of x */
+    PANELS = 16,      /* of a stage: gated, eight of each kind */
+    X_ROW = DEPTH * 2 /* bytes of a row of x */
 };
 static_assert(PANEL_COLS % DEPTH == 0, "a stage lies in one segment");
 
 template <int N, int KIND> struct panels_layout {
-    static constexpr int SCALE = panel_scale_bytes(KIND); /* of a group */
-    static constexpr int X = CODES + SCALES * SCALE;      /* of a stage */
+    static constexpr int CODE = panel_code_bytes(KIND), SCALE = panel_scale_bytes(KIND);
+    static constexpr int CODES = PANELS * GROUPS * CODE; /* bytes of a stage's codes */
+    static constexpr int X = CODES + PANELS * GROUPS * PANEL_ROWS * SCALE;
     static constexpr int STAGE = X + N * X_ROW;
-    static constexpr int STAGES = N <= 32 && KIND == PANELS_FP4 ? 4 : 3;
+    /* of few rows two blocks fit a multiprocessor */
+    static constexpr int STAGES = N > 32 ? 3 : CODE > PANEL_CODES ? 2 : SCALE < 4 ? 4 : 3;
     static constexpr int BYTES = STAGES * STAGE;
 };
 
@@ -98,21 +96,25 @@ template <int N, bool GATED, int KIND> struct loader {
     {
         int first = step * DEPTH, segment = first / PANEL_COLS * PANEL_COLS, n = groups_of(a, step);
         int from = panel_bytes(segment, KIND), in = (first - segment) / PANEL_GROUP;
-        int codes = from + in * PANEL_CODES;
+        int codes = from + in * L::CODE;
         int scales = from + in * PANEL_ROWS * L::SCALE +
-                     min((int)PANEL_COLS, a.k - segment) / PANEL_GROUP * PANEL_CODES;
-        int chunk = threadIdx.x % 64;
+                     min((int)PANEL_COLS, a.k - segment) / PANEL_GROUP * L::CODE;
+        int chunk;
 
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (panel[i] && chunk < n * (PANEL_CODES / 16)) {
-                async_copy(to + (i * 4 + threadIdx.x / 64) * GROUPS * PANEL_CODES + chunk * 16,
-                           panel[i] + codes + chunk * 16);
+#pragma unroll
+            for (int j = 0; j < GROUPS * L::CODE; j += 64 * 16) {
+                chunk = j + threadIdx.x % 64 * 16;
+                if (panel[i] && chunk < n * L::CODE) {
+                    async_copy(to + (i * 4 + threadIdx.x / 64) * GROUPS * L::CODE + chunk,
+                               panel[i] + codes + chunk);
+                }
             }
         }
         chunk = threadIdx.x % CHUNKS;
         if (scale && chunk * 16 < n * PANEL_ROWS * L::SCALE) {
-            async_copy(to + CODES + threadIdx.x * 16, scale + scales + chunk * 16);
+            async_copy(to + L::CODES + threadIdx.x * 16, scale + scales + chunk * 16);
         }
         chunk = threadIdx.x % 32;
 #pragma unroll
@@ -125,52 +127,52 @@ template <int N, bool GATED, int KIND> struct loader {
 };
 
 /* Eight codes of a panel's row as bf16: those of this lane in a group. */
-__device__ __forceinline__ uint4 panel_values(uint32_t stage, int panel, int group, int lane)
+template <int KIND>
+__device__ __forceinline__ uint4 panel_values(uint32_t stage, int panel, int group, bool halves,
+                                              int lane)
 {
-    uint32_t at = panel * GROUPS + group, byte;
-    uint32_t v = load_word(stage + at * PANEL_CODES + lane * 4);
+    using L = panels_layout<16, KIND>; /* of codes and scales, as for other rows */
+    uint32_t at = panel * GROUPS + group;
+    panel_eight<KIND> e;
 
-    asm volatile("ld.shared.u8 %0, [%1];"
-                 : "=r"(byte)
-                 : "r"(stage + CODES + at * PANEL_ROWS + (lane >> 2))
-                 : "memory");
-    uint32_t factor = fp4_factor<PANEL_GROUP>(byte);
-    return make_uint4(fp4_values(fp4_pair(v, 0), factor), fp4_values(fp4_pair(v, 1), factor),
-                      fp4_values(fp4_pair(v, 2), factor), fp4_values(fp4_pair(v, 3), factor));
+    e.load(stage + at * L::CODE, stage + L::CODES + at * (PANEL_ROWS * L::SCALE), group, lane);
+    return e.values(halves, group, lane);
 }
 
 /* The same of int4, without their scale. */
 __device__ __forceinline__ uint4 panel_codes(int4_group &ret, uint32_t stage, int panel, int group,
                                              int lane)
 {
+    using L = panels_layout<16, PANELS_INT4>;
     uint32_t at = panel * GROUPS + group;
 
-    ret = int4_group(load_word(stage + CODES + (at * PANEL_ROWS + (lane >> 2)) * 4));
+    ret = int4_group(load_word(stage + L::CODES + (at * PANEL_ROWS + (lane >> 2)) * 4));
     return ret.values(load_word(stage + at * PANEL_CODES + lane * 4));
 }
 
 /* d += a warp's 16 rows of weights, of panels `panel` and `other`, times x. */
 template <int TILES, int KIND>
 __device__ __forceinline__ void multiply_stage(float (&d)[TILES][4], uint32_t stage, uint32_t rows,
-                                               int panel, int other, int groups, int lane)
+                                               int panel, int other, int groups, bool halves,
+                                               int lane)
 {
 #pragma unroll 2
     for (int group = 0; group < groups; group++) {
         uint4 low, high;
         int4_group of[2]; /* of int4 */
-        if (KIND == PANELS_INT4) {
+        if constexpr (KIND == PANELS_INT4) {
             low = panel_codes(of[0], stage, panel, group, lane);
             high = panel_codes(of[1], stage, other, group, lane);
         } else {
-            low = panel_values(stage, panel, group, lane);
-            high = panel_values(stage, other, group, lane);
+            low = panel_values<KIND>(stage, panel, group, halves, lane);
+            high = panel_values<KIND>(stage, other, group, halves, lane);
         }
         uint32_t first[4] = {low.x, high.x, low.y, high.y},
                  second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             uint4 x = load_shared16(x_chunk(rows, i * 8 + (lane >> 2), group * 4 + (lane & 3)));
-            if (KIND == PANELS_INT4) {
+            if constexpr (KIND == PANELS_INT4) {
                 float sum[4] = {};
                 mma16816<T>(sum, first, x.x, x.y);
                 mma16816<T>(sum, second, x.z, x.w);
@@ -259,7 +261,7 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
         if (mine) {
             uint32_t stage = base + i % L::STAGES * L::STAGE;
             multiply_stage<TILES, KIND>(d, stage, stage + L::X, panel, other,
-                                        groups_of(a, now.step), lane);
+                                        groups_of(a, now.step), a.group_cols == 16, lane);
         }
         if (mine && (now.step + 1) * DEPTH >= a.k) {
             store_panels<TILES, GATED>(d, a, now, now.first + row, now.first + row + apart,
@@ -270,14 +272,38 @@ __global__ void __launch_bounds__(THREADS, N <= 32 ? 2 : 1)
     }
 }
 
-template <int N, bool GATED> struct panels_of {
-    static constexpr auto KERNEL = panels_kernel<N, GATED, PANELS_FP4>;
-    static constexpr int BLOCK = THREADS, BYTES = panels_layout<N, PANELS_FP4>::BYTES;
+template <int KIND> struct panels_of {
+    template <int N, bool GATED> struct tile {
+        static constexpr auto KERNEL = panels_kernel<N, GATED, KIND>;
+        static constexpr int BLOCK = THREADS, BYTES = panels_layout<N, KIND>::BYTES;
+    };
 };
-template <int N, bool GATED> struct int4_panels_of {
-    static constexpr auto KERNEL = panels_kernel<N, GATED, PANELS_INT4>;
-    static constexpr int BLOCK = THREADS, BYTES = panels_layout<N, PANELS_INT4>::BYTES;
-};
+
+template <int KIND>
+bool run(const expert_product &a, const expert_lists &l, int32_t n_blocks, cudaStream_t stream)
+{
+    return launch_product<panels_of<KIND>::template tile>(a, l, n_blocks, stream);
+}
+
+bool run_kind(const expert_product &a, const expert_lists &l, int32_t n_blocks, cudaStream_t stream)
+{
+    switch (a.panels) {
+    case PANELS_FP4:
+        return run<PANELS_FP4>(a, l, n_blocks, stream);
+    case PANELS_INT4:
+        return run<PANELS_INT4>(a, l, n_blocks, stream);
+    case PANELS_NVFP4:
+        return run<PANELS_NVFP4>(a, l, n_blocks, stream);
+    case PANELS_GROUPS_4:
+        return run<PANELS_GROUPS_4>(a, l, n_blocks, stream);
+    case PANELS_GROUPS_2:
+        return run<PANELS_GROUPS_2>(a, l, n_blocks, stream);
+    case PANELS_LEVELS:
+        return run<PANELS_LEVELS>(a, l, n_blocks, stream);
+    default:
+        return run<PANELS_GROUPS_8>(a, l, n_blocks, stream);
+    }
+}
 
 } // namespace
 
@@ -287,7 +313,5 @@ extern "C" bool launch_expert_panels(const struct expert_product *a, const struc
     bool fits = a->panels && a->w_scale && a->type == T_BF16 && a->k % (2 * PANEL_GROUP) == 0 &&
                 a->width % (2 * PANEL_ROWS) == 0 && a->x_stride % 8 == 0 && l->tile_rows <= 64;
 
-    return fits &&
-           (a->panels == PANELS_INT4 ? launch_product<int4_panels_of>(*a, *l, n_blocks, stream)
-                                     : launch_product<panels_of>(*a, *l, n_blocks, stream));
+    return fits && run_kind(*a, *l, n_blocks, stream);
 }

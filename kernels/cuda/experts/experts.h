@@ -193,6 +193,10 @@ enum { EXPERT_STREAM_ROWS = 8, EXPERT_STREAM_EXPERTS = 256 };
 enum { EXPERT_COUNTERS = 2, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
 void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
+/* The same for panels but those of int4, if there is a kernel for the kinds of up and
+ * down. */
+bool expert_stream_panels_fit(const struct expert_few *a);
+void launch_expert_stream_panels(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
 /* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
  * False: not for this shape; nothing was done. Of a only what concerns the router
  * and x counts. */

@@ -83,11 +83,12 @@ void cuda_fused_flush(struct cuda_backend *c)
     cuda_pending_flush(c);
     if (c->fused.n_ops > 0) {
         bool ok = true;
+        bool mixed = by_mixed(c, &c->fused); /* e4m3 of up to FUSED_ROWS rows suits codes too */
         if (cuda_experts_linear(c)) {
             ok = true;
-        } else if (c->fused.rows <= worth_rows(c) && !by_mixed(c, &c->fused)) {
+        } else if (c->fused.rows <= worth_rows(c) && !mixed) {
             launch_fused_decode(&c->fused, c->n_sms, c->stream);
-        } else if (small_codes_plan(&c->fused, c->n_sms)) {
+        } else if (!mixed && small_codes_plan(&c->fused, c->n_sms)) {
             ok = launch_small_codes(&c->fused, c->n_sms, c->stream);
         } else {
             ok = launch_small_rows(&c->fused, &c->small_squares, c->n_sms, c->stream);

@@ -480,17 +480,12 @@ __global__ void __launch_bounds__(MMA_THREADS + EPILOGUE_WARPS * 32 + LOAD_WARPS
     r.index = 0;
     r.phase = 0;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < a.n_stages; i++) {
-            barrier_init(r.full + i * 8, LOAD_WARPS);
-            barrier_init(r.empty + i * 8, FUSED_MMA_WARPS);
-        }
-        for (int i = 0; i < EPILOGUE_WARPS; i++) {
-            barrier_init(s.accumulators_full + i * 8, FUSED_MMA_WARPS);
-        }
-        for (int i = 0; i < 2; i++) {
-            barrier_init(s.accumulators_empty + i * 8, 1);
-        }
-        barrier_init_fence();
+        barriers_init(r.full, a.n_stages, LOAD_WARPS);
+    } else if (threadIdx.x == 32) {
+        barriers_init(r.empty, a.n_stages, FUSED_MMA_WARPS);
+    } else if (threadIdx.x == 64) {
+        barriers_init(s.accumulators_full, EPILOGUE_WARPS, FUSED_MMA_WARPS);
+        barriers_init(s.accumulators_empty, 2, 1);
     }
     __syncthreads();
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);

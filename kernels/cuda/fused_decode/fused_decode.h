@@ -66,6 +66,7 @@ enum fused_format {
     FUSED_GROUPS_4, /* struct quant_weight, QUANT_GROUPS by kind; a factor a row */
     FUSED_LEVELS,
     FUSED_GROUPS_8,
+    FUSED_GROUPS_2,
 };
 
 enum {

@@ -297,12 +297,11 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(full + i * 8, 1);
-            barrier_init(empty + i * 8, MULTIPLIERS / 32);
-        }
-        barrier_init(pushed, 1);
-        barrier_init_fence();
+        barriers_init(full, L::STAGES, 1);
+    } else if (threadIdx.x == 32) {
+        barriers_init(empty, L::STAGES, MULTIPLIERS / 32);
+    } else if (threadIdx.x == 64) {
+        barriers_init(pushed, 1, 1);
         barrier_expect(pushed, a.rows * WIDTH / 2 * 4);
     } else if (threadIdx.x == MULTIPLIERS) {
         prefetch_map(&w);

@@ -264,12 +264,11 @@ __global__ void __launch_bounds__(HAS_WGMMA ? small_layout<WIDTH, GROUPS>::THREA
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(full + i * 8, 1);
-            barrier_init(empty + i * 8, GROUPS);
-        }
-        barrier_init(pushed, 1);
-        barrier_init_fence();
+        barriers_init(full, L::STAGES, 1);
+    } else if (threadIdx.x == 32) {
+        barriers_init(empty, L::STAGES, GROUPS);
+    } else if (threadIdx.x == 64) {
+        barriers_init(pushed, 1, 1);
         barrier_expect(pushed, a.rows * WIDTH / 2 * 4);
     } else if (threadIdx.x == GROUPS * MULTIPLIERS) {
         prefetch_map(&w);

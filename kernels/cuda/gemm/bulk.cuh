@@ -51,6 +51,18 @@ __device__ __forceinline__ void barrier_init_fence(void)
 #endif
 }
 
+/* Initialises n mbarriers, one behind the other, for copies too. By one thread, before a
+ * barrier of the block; where there are several kinds, a warp for each. A loop, since
+ * code that runs once costs what its length is. */
+__device__ __forceinline__ void barriers_init(uint32_t bar, int n, int count)
+{
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        barrier_init(bar + i * 8, count);
+    }
+    barrier_init_fence();
+}
+
 /* Orders this thread's shared-memory accesses before later ones of the async proxy. */
 __device__ __forceinline__ void proxy_fence(void)
 {

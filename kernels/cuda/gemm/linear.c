@@ -55,6 +55,10 @@ int cuda_linear_init(struct cuda_backend *c, struct err *e)
     if (s != CUBLAS_STATUS_SUCCESS) {
         return err_set(e, ERR_DEVICE, "cuda: cuBLASLt: %s (%d)", lt_text(s), (int)s);
     }
+    int rc = cuda_linear_heads_init(c, e);
+    if (rc < 0) {
+        return rc;
+    }
     open_store(c);
     c->workspace = cuda_alloc(c, WORKSPACE_BYTES, "matrix products", e);
     return !c->workspace ? ERR_NOMEM : 0;
@@ -73,6 +77,7 @@ void cuda_linear_release(struct cuda_backend *c)
     }
     free(c->plan);
     c->plan = NULL;
+    cuda_linear_heads_release(c);
     product_store_save(&c->products);
     product_store_release(&c->products);
     if (c->lt) {

@@ -44,6 +44,8 @@ struct product {
 enum { PRODUCT_E4M3 = 16 };
 
 const char *lt_text(cublasStatus_t s);
+/* Of an enum dtype, or PRODUCT_E4M3. */
+cudaDataType_t lt_type(int32_t t);
 /* Whether cuBLASLt multiplies e4m3 weights [n, k] here, with a scale for each of
  * their rows and for each row of activations. */
 bool lt_has_e4m3(struct cuda_backend *c, int32_t n, int32_t k);

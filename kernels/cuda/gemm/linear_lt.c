@@ -21,7 +21,7 @@ const char *lt_text(cublasStatus_t s)
     }
 }
 
-static cudaDataType_t lt_type(int32_t t)
+cudaDataType_t lt_type(int32_t t)
 {
     return t == PRODUCT_E4M3 ? CUDA_R_8F_E4M3
            : t == DTYPE_F32  ? CUDA_R_32F

@@ -343,12 +343,11 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<FUSED_INT4, 8, WIDTH>
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < z.slots; i++) {
-            barrier_init(r.full + i * 8, 1);
-            barrier_init(r.empty + i * 8, L::PARTS * 4); /* the warps of a slot */
-        }
-        barrier_init(pushed, 1);
-        barrier_init_fence();
+        barriers_init(r.full, z.slots, 1);
+    } else if (threadIdx.x == 32) { /* count: the warps of a slot */
+        barriers_init(r.empty, z.slots, L::PARTS * 4);
+    } else if (threadIdx.x == 64) {
+        barriers_init(pushed, 1, 1);
         barrier_expect(pushed, s.rows * WIDTH / 2 * 4);
     }
     __syncthreads();

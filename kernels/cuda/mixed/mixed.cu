@@ -19,6 +19,7 @@ extern "C" void small_mixed_prepare(void)
     prepare_mixed<FUSED_GROUPS_4>();
     prepare_mixed<FUSED_LEVELS>();
     prepare_mixed<FUSED_GROUPS_8>();
+    prepare_mixed<FUSED_GROUPS_2>();
 }
 
 bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, struct small_tile t,
@@ -55,6 +56,7 @@ bool launch_small_mixed(const struct fused_args *a, const struct fused_op *p, st
            : a->format == FUSED_GROUPS_4 ? launch_mixed<FUSED_GROUPS_4>(t, wm, xm, m, stream)
            : a->format == FUSED_LEVELS   ? launch_mixed<FUSED_LEVELS>(t, wm, xm, m, stream)
            : a->format == FUSED_GROUPS_8 ? launch_mixed<FUSED_GROUPS_8>(t, wm, xm, m, stream)
+           : a->format == FUSED_GROUPS_2 ? launch_mixed<FUSED_GROUPS_2>(t, wm, xm, m, stream)
                                          : launch_mixed<FUSED_INT8>(t, wm, xm, m, stream);
 }
 

@@ -23,21 +23,21 @@ template <typename L> struct rings {
           codes_empty(codes_full + L::STAGES * 8), pushed(codes_empty + L::STAGES * 8)
     {
     }
-    /* pushed_bytes: what the other block of the cluster sends */
+    /* By all threads, before a barrier of the block. pushed_bytes: what the other block
+     * of the cluster sends. */
     __device__ __forceinline__ void init(uint32_t pushed_bytes) const
     {
-        for (int i = 0; i < L::SOURCES; i++) {
-            barrier_init(source_full + i * 8, 1);
-            /* warps that multiply it */
-            barrier_init(source_empty + i * 8, L::TILES * L::SOURCE_PARTS * 4);
+        if (threadIdx.x == 0) {
+            barriers_init(codes_full, L::STAGES, 1);
+        } else if (threadIdx.x == 32) {
+            barriers_init(codes_empty, L::STAGES, L::MULTIPLIERS / 32);
+        } else if (threadIdx.x == 64) {
+            barriers_init(source_full, L::SOURCES, 1);
+            barriers_init(pushed, 1, 1);
+            barrier_expect(pushed, pushed_bytes);
+        } else if (threadIdx.x == 96) { /* count: warps that multiply it */
+            barriers_init(source_empty, L::SOURCES, L::TILES * L::SOURCE_PARTS * 4);
         }
-        for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(codes_full + i * 8, 1);
-            barrier_init(codes_empty + i * 8, L::MULTIPLIERS / 32);
-        }
-        barrier_init(pushed, 1);
-        barrier_init_fence();
-        barrier_expect(pushed, pushed_bytes);
     }
 };
 
@@ -335,9 +335,8 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     int source_row = N == MIXED_WIDE_ROWS ? (int)blockIdx.y * N : 0;
     int rows = N == MIXED_WIDE_ROWS ? min(a.s.rows - source_row, N) : a.s.rows; /* the block's */
 
-    if (threadIdx.x == 0) {
-        r.init(rows * WIDTH / 2 * 4);
-    } else if (threadIdx.x == L::MULTIPLIERS) {
+    r.init(rows * WIDTH / 2 * 4);
+    if (threadIdx.x == L::MULTIPLIERS) {
         if (!L::SEGMENTS) {
             prefetch_map(&w);
         }

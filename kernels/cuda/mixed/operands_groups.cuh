@@ -58,8 +58,12 @@ template <int KIND> struct lane_groups {
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            group_scale g = group_scale::of<KIND>(group[h][half * 2 + k / 2], halves, k % 2 == 1);
-            if constexpr (KIND == GROUPS_4) {
+            group_scale g =
+                KIND == GROUPS_2
+                    ? group_scale::of_two(group[h][half * 2], group[h][half * 2 + 1], k / 2,
+                                          k % 2 == 1)
+                    : group_scale::of<KIND>(group[h][half * 2 + k / 2], halves, k % 2 == 1);
+            if constexpr (KIND == GROUPS_4 || KIND == GROUPS_2) {
                 group_nibbles(g).pairs(word[h][k / 2], k % 2 == 1, ret[h], ret[h + 2]);
             } else {
                 uint32_t v = BYTES ? word[h][k % CHUNKS] : group_levels(word[h][k / 2], k % 2 == 1);
@@ -124,6 +128,9 @@ template <> struct lane_codes<FUSED_LEVELS> : lane_groups<GROUPS_LEVELS> {
 };
 template <> struct lane_codes<FUSED_GROUPS_8> : lane_groups<GROUPS_8> {
     using lane_groups<GROUPS_8>::lane_groups;
+};
+template <> struct lane_codes<FUSED_GROUPS_2> : lane_groups<GROUPS_2> {
+    using lane_groups<GROUPS_2>::lane_groups;
 };
 
 #endif

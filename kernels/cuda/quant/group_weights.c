@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/quant/groups.h"
+#include "kernels/cuda/quant/panels.h"
 #include "kernels/weight_pieces.h"
 
 enum { MAX_THREADS = 16 };
@@ -18,10 +19,13 @@ static const int64_t SLICE_BYTES = (int64_t)32 << 20;
 struct work {
     int (*run)(const struct work *w, int32_t unit);
     const struct weight_desc *d;
-    const struct groups_layout *layout; /* of packing */
+    const struct groups_layout *layout; /* of packing tiles */
+    const struct panels_layout *panels; /* of packing panels */
+    int32_t unit;                       /* rows that go together */
     int32_t all;                        /* rows */
     int32_t first;                      /* the slice's first row */
     int32_t rows;                       /* of the slice */
+    int64_t row_bytes;                  /* in `out` */
     char *out;                          /* of the slice, in host memory */
     float *factor;                      /* [rows], of packing */
     char *to;                           /* on the device, of packing */
@@ -62,8 +66,7 @@ static int work_all(struct work *w)
     return w->failed;
 }
 
-static int send_slice(struct cuda_backend *c, const struct work *w, int64_t row_bytes,
-                      struct err *e)
+static int send_slice(struct cuda_backend *c, const struct work *w, struct err *e)
 {
     if (w->plain) {
         struct weight_piece floats = {.data = w->out,
@@ -74,30 +77,29 @@ static int send_slice(struct cuda_backend *c, const struct work *w, int64_t row_
         return upload_send(c, &floats, *w->plain, w->first * w->plain->stride, false, e);
     }
     cudaError_t rc =
-        cudaMemcpyAsync(w->to + w->first * row_bytes, w->out, (size_t)(w->rows * row_bytes),
+        cudaMemcpyAsync(w->to + w->first * w->row_bytes, w->out, (size_t)(w->rows * w->row_bytes),
                         cudaMemcpyHostToDevice, c->stream);
     rc = rc == cudaSuccess ? cudaStreamSynchronize(c->stream) : rc;
     return rc == cudaSuccess ? 0 : cuda_error(e, rc, w->d->name);
 }
 
-/* Runs slices of about SLICE_BYTES, whose rows, of row_bytes each, are a multiple of
- * `unit`, and sends each to its place. */
-static int send_slices(struct cuda_backend *c, struct work *w, int64_t row_bytes, int32_t unit,
-                       struct err *e)
+/* Runs slices of about SLICE_BYTES, whose rows are a multiple of a unit's, and sends
+ * each to its place. */
+static int send_slices(struct cuda_backend *c, struct work *w, struct err *e)
 {
     int32_t all = w->all,
-            slice = (int32_t)MIN(MAX(SLICE_BYTES / (row_bytes * unit), 1) * unit, all);
+            slice = (int32_t)MIN(MAX(SLICE_BYTES / (w->row_bytes * w->unit), 1) * w->unit, all);
     int rc = 0;
 
-    w->out = malloc((size_t)(row_bytes * slice));
+    w->out = malloc((size_t)(w->row_bytes * slice));
     if (!w->out) {
         return err_nomem(e, w->d->name);
     }
     for (w->first = 0; w->first < all && rc == 0; w->first += slice) {
         w->rows = MIN(slice, all - w->first);
-        w->n = (int32_t)div_ceil(w->rows, unit);
+        w->n = (int32_t)div_ceil(w->rows, w->unit);
         rc = work_all(w);
-        rc = rc < 0 ? err_nomem(e, w->d->name) : send_slice(c, w, row_bytes, e);
+        rc = rc < 0 ? err_nomem(e, w->d->name) : send_slice(c, w, e);
     }
     free(w->out);
     return rc;
@@ -109,29 +111,36 @@ static int pack_tile(const struct work *w, int32_t unit)
 {
     int32_t row = unit * QUANT_TILE_ROWS;
 
-    return groups_pack_tile(w->d, w->layout, w->first + row,
-                            (uint8_t *)w->out + unit * groups_tile_bytes(w->layout),
+    return groups_pack_tile(w->d, w->layout, w->first + row, (uint8_t *)w->out + row * w->row_bytes,
                             w->factor + w->first + row);
 }
 
-static int fill(struct cuda_backend *c, const struct weight_desc *d, const struct groups_layout *l,
-                struct quant_weight *q, struct err *e)
+static int pack_panel(const struct work *w, int32_t unit)
 {
-    int32_t rows = (int32_t)div_ceil(d->rows, QUANT_TILE_ROWS) * QUANT_TILE_ROWS;
-    size_t factor_bytes = (size_t)rows * sizeof(float);
-    float *factor = malloc(factor_bytes);
-    void *codes = cuda_alloc(c, (size_t)(q->row_bytes * rows), d->name, e);
-    void *scale = codes ? cuda_alloc(c, factor_bytes, d->name, e) : NULL;
-    struct work w = {
-        .run = pack_tile, .d = d, .layout = l, .all = rows, .factor = factor, .to = codes};
-    int rc = !factor ? err_nomem(e, d->name) : !scale ? ERR_NOMEM : 0;
+    int32_t row = unit * PANEL_ROWS;
 
-    rc = rc < 0 ? rc : send_slices(c, &w, q->row_bytes, QUANT_TILE_ROWS, e);
+    return panels_pack(w->d, w->panels, w->first + row, (uint8_t *)w->out + row * w->row_bytes,
+                       w->factor + w->first + row);
+}
+
+/* Codes and factors of the weight as `w` packs them. */
+static int fill(struct cuda_backend *c, struct work *w, struct quant_weight *q, struct err *e)
+{
+    const char *name = w->d->name;
+    size_t factor_bytes = (size_t)w->all * sizeof(float);
+    float *factor = malloc(factor_bytes);
+    void *codes = cuda_alloc(c, (size_t)(w->row_bytes * w->all), name, e);
+    void *scale = codes ? cuda_alloc(c, factor_bytes, name, e) : NULL;
+    int rc = !factor ? err_nomem(e, name) : !scale ? ERR_NOMEM : 0;
+
+    w->factor = factor;
+    w->to = codes;
+    rc = rc < 0 ? rc : send_slices(c, w, e);
     if (rc == 0) {
         cudaError_t status =
             cudaMemcpyAsync(scale, factor, factor_bytes, cudaMemcpyHostToDevice, c->stream);
         status = status == cudaSuccess ? cudaStreamSynchronize(c->stream) : status;
-        rc = status == cudaSuccess ? 0 : cuda_error(e, status, d->name);
+        rc = status == cudaSuccess ? 0 : cuda_error(e, status, name);
     }
     free(factor);
     q->codes = codes;
@@ -157,34 +166,82 @@ bool cuda_group_fits(const struct cuda_backend *c, const struct weight_desc *d,
 int cuda_group_weight(struct cuda_backend *c, const struct weight_desc *d,
                       const struct groups_layout *l, struct quant_weight *q, struct err *e)
 {
+    int32_t cols = l->form.halves ? 16 : 32;
+
     *q = (struct quant_weight){.format = (int32_t)d->piece[0].format->id,
                                .layout = QUANT_GROUPS,
-                               .kind = l->kind,
+                               .kind = l->form.kind,
                                .embedded = d->kind == WEIGHT_EMBEDDING && !d->tied_head,
                                .logits = d->logits,
                                .rows = d->rows,
                                .cols = d->cols,
                                .row_bytes = (int64_t)l->segments * l->bytes,
                                .segment = l->bytes,
-                               .group_cols = l->halves ? 16 : 32,
-                               .n_groups = (int32_t)div_ceil(d->cols, l->halves ? 16 : 32)};
-    int rc = fill(c, d, l, q, e);
+                               .group_cols = cols,
+                               .n_groups = (int32_t)div_ceil(d->cols, cols)};
+    struct work w = {.run = pack_tile,
+                     .d = d,
+                     .layout = l,
+                     .unit = QUANT_TILE_ROWS,
+                     .all = (int32_t)div_ceil(d->rows, QUANT_TILE_ROWS) * QUANT_TILE_ROWS,
+                     .row_bytes = q->row_bytes};
+    int rc = fill(c, &w, q, e);
     /* logits are never widened (linear_mixed.c) */
     return rc < 0 || q->embedded || q->logits || cuda_quant_reserve(c, q, d->dtype, e) ? rc
                                                                                        : ERR_NOMEM;
 }
 
+int cuda_panel_weight(struct cuda_backend *c, const struct weight_desc *d,
+                      const struct panels_layout *l, struct quant_weight *q, struct err *e)
+{
+    int32_t cols = l->kind != PANELS_FP4 && l->form.halves ? 16 : 32;
+
+    *q = (struct quant_weight){.format = (int32_t)d->piece[0].format->id,
+                               .layout = QUANT_PANELS,
+                               .kind = l->kind,
+                               .rows = d->rows,
+                               .cols = d->cols,
+                               .row_bytes = panel_bytes(d->cols, l->kind) / PANEL_ROWS,
+                               .group_cols = cols,
+                               .n_groups = d->cols / cols};
+    struct work w = {.run = pack_panel,
+                     .d = d,
+                     .panels = l,
+                     .unit = PANEL_ROWS,
+                     .all = d->rows,
+                     .row_bytes = q->row_bytes};
+    int rc = fill(c, &w, q, e);
+    return rc < 0 || cuda_quant_reserve(c, q, d->dtype, e) ? rc : ERR_NOMEM;
+}
+
 /* ---- blocks decoded ---- */
+
+/* A row of floats of 16 or 32 bits, as floats. */
+static void convert_row(const struct weight_piece *p, int32_t row, float *out)
+{
+    struct weight_scales s = {.data = p->data,
+                              .type = p->dtype == DTYPE_F32   ? SCALE_F32
+                                      : p->dtype == DTYPE_F16 ? SCALE_F16
+                                                              : SCALE_BF16};
+
+    for (int32_t i = 0; i < p->cols; i++) {
+        out[i] = weight_scale_load(&s, row * p->stride + i);
+    }
+}
 
 /* A row as floats, which the device converts. */
 static int decode_row(const struct work *w, int32_t unit)
 {
-    int32_t row;
+    int32_t row, cols = w->d->cols;
     const struct weight_piece *p = weight_piece_of(w->d, w->first + unit, &row);
-    const char *blocks = (const char *)p->data + row * weight_format_bytes(p->format, p->stride);
+    float *out = (float *)w->out + (int64_t)unit * cols;
 
-    weight_format_decode(p->format, blocks, w->d->cols,
-                         (float *)w->out + (int64_t)unit * w->d->cols);
+    if (!p->format) {
+        convert_row(p, row, out);
+        return 0;
+    }
+    const char *blocks = (const char *)p->data + row * weight_format_bytes(p->format, p->stride);
+    weight_format_decode(p->format, blocks, cols, out);
     return 0;
 }
 
@@ -205,15 +262,18 @@ int cuda_decoded_weight(struct cuda_backend *c, const struct weight_desc *d, con
                         struct mat *ret, struct err *e)
 {
     struct mat m = {.stride = d->cols, .rows = d->rows, .cols = d->cols, .dtype = d->dtype};
-    int64_t row_bytes = d->cols * (int64_t)sizeof(float);
-
     m.data =
         cuda_alloc(c, (size_t)((int64_t)d->rows * d->cols * dtype_bytes(d->dtype)), d->name, e);
     if (!m.data) {
         return ERR_NOMEM;
     }
-    struct work w = {.run = decode_row, .d = d, .all = d->rows, .plain = &m};
-    int rc = send_slices(c, &w, row_bytes, 1, e);
+    struct work w = {.run = decode_row,
+                     .d = d,
+                     .unit = 1,
+                     .all = d->rows,
+                     .row_bytes = d->cols * (int64_t)sizeof(float),
+                     .plain = &m};
+    int rc = send_slices(c, &w, e);
     rc = rc < 0 ? rc : note_decoded(c, m.data, why, e);
     *ret = m;
     return rc;

@@ -4,6 +4,18 @@
 namespace
 {
 
+/* That of a row's group of a segment, by the row's words. */
+template <int KIND>
+__device__ __forceinline__ group_scale scale_at(const uint32_t *words, int group, bool halves,
+                                                bool second)
+{
+    if constexpr (KIND == GROUPS_2) {
+        const uint32_t *even = words + group / 2 * 2 * QUANT_TILE_ROWS;
+        return group_scale::of_two(even[0], even[QUANT_TILE_ROWS], group, second);
+    }
+    return group_scale::of<KIND>(words[group * QUANT_TILE_ROWS], halves, second);
+}
+
 /* Eight neighbours of a row, from the four words that have 32, or 16, times the row's
  * factor. */
 template <typename T, int KIND>
@@ -18,17 +30,17 @@ __device__ __forceinline__ vec<T, 8> eight_values(const struct quant_weight &w, 
         quant_segment_at(row - in_tile, col / COLS, w.row_bytes / w.segment, w.segment);
     uint4 chunk =
         *(const uint4 *)(segment + in_tile * GROUPS_CODES + ((in / EACH) ^ (in_tile & 7)) * 16);
-    uint32_t group = *(const uint32_t *)(segment + QUANT_TILE_ROWS * GROUPS_CODES +
-                                         (in / 32 * QUANT_TILE_ROWS + in_tile) * 4);
+    const uint32_t *words =
+        (const uint32_t *)(segment + QUANT_TILE_ROWS * GROUPS_CODES) + in_tile; /* of the row */
     const uint32_t word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-    group_scale g = group_scale::of<KIND>(group, w.group_cols == 16, in % 32 >= 16);
+    group_scale g = scale_at<KIND>(words, in / 32, w.group_cols == 16, in % 32 >= 16);
     float factor = w.scale[row];
     vec<T, 8> v;
 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float first, next;
-        if constexpr (KIND == GROUPS_4) {
+        if constexpr (KIND == GROUPS_4 || KIND == GROUPS_2) {
             int p = in / 8 % 4;
             first = fmaf((float)(word[i] >> (4 * p) & 15), g.scale, g.minus);
             next = fmaf((float)(word[i] >> (4 * p + 16) & 15), g.scale, g.minus);
@@ -89,6 +101,7 @@ extern "C" void launch_widen_groups(void *out, int64_t out_stride, const struct 
 
     DISPATCH_TYPE(type, launch(w->kind == GROUPS_4        ? widen_groups_kernel<T, GROUPS_4>
                                : w->kind == GROUPS_LEVELS ? widen_groups_kernel<T, GROUPS_LEVELS>
+                               : w->kind == GROUPS_2      ? widen_groups_kernel<T, GROUPS_2>
                                                           : widen_groups_kernel<T, GROUPS_8>,
                                grid, dim3(128), 0, stream, (T *)out, out_stride, *w));
 }
@@ -99,6 +112,7 @@ extern "C" void launch_embed_groups(void *out, int64_t out_stride, const struct 
 {
     DISPATCH_TYPE(type, launch(w->kind == GROUPS_4        ? embed_groups_kernel<T, GROUPS_4>
                                : w->kind == GROUPS_LEVELS ? embed_groups_kernel<T, GROUPS_LEVELS>
+                               : w->kind == GROUPS_2      ? embed_groups_kernel<T, GROUPS_2>
                                                           : embed_groups_kernel<T, GROUPS_8>,
                                dim3((unsigned)rows), dim3(128), 0, stream, (T *)out, out_stride, *w,
                                token, first, scale));

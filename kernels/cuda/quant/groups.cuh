@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/quant/codes.cuh"
 #include "kernels/cuda/quant/groups.h"
+#include "kernels/cuda/quant/panels.h"
 
 /* Two floats as two bf16, rounded to the nearest; `low` in the lower half. */
 __device__ __forceinline__ uint32_t group_pair(float low, float high)
@@ -28,6 +29,19 @@ struct group_scale {
 
         g.scale = KIND != GROUPS_LEVELS && halves && second ? lower : upper;
         g.minus = -g.scale * (KIND == GROUPS_LEVELS || halves ? fixed : lower);
+        return g;
+    }
+    /* Of GROUPS_2, by the words of groups i & ~1 and i | 1 for group i. */
+    __device__ __forceinline__ static group_scale of_two(uint32_t even, uint32_t odd, int i,
+                                                         bool second)
+    {
+        uint32_t nibbles = (i % 2 ? odd : even) >> (second ? 8 : 0);
+        group_scale g;
+
+        g.scale =
+            __half2float(__ushort_as_half((unsigned short)(even >> 16))) * (float)(nibbles & 15);
+        g.minus = -__half2float(__ushort_as_half((unsigned short)(odd >> 16))) *
+                  (float)(nibbles >> 4 & 15);
         return g;
     }
 };
@@ -79,6 +93,71 @@ struct group_nibbles {
 
         first = group_pair(even(low), even(high));
         next = group_pair(odd(low), odd(high));
+    }
+};
+
+/* ---- panels (panels.h) ---- */
+
+/* What the words of panels are in groups.h. */
+template <int KIND>
+constexpr int GROUPS_OF = KIND == PANELS_GROUPS_8 ? GROUPS_8
+                          : KIND == PANELS_LEVELS ? GROUPS_LEVELS
+                                                  : GROUPS_4;
+
+/* Eight neighbours of a panel's row, times its factor to come: those of lane / 4, the
+ * columns 8 * (lane % 4) and after of a group. */
+template <int KIND> struct panel_eight {
+    static constexpr bool BYTES = KIND == PANELS_GROUPS_8, PAIRED = KIND == PANELS_GROUPS_2;
+    uint32_t v, more, word, odd; /* more: of bytes; odd: of PANELS_GROUPS_2 */
+
+    /* `codes`, `scales`: where the group's begin in shared memory, the i-th of its row. */
+    __device__ __forceinline__ void load(uint32_t codes, uint32_t scales, int i, int lane)
+    {
+        uint32_t row = lane >> 2;
+
+        if constexpr (BYTES) {
+            asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
+                         : "=r"(v), "=r"(more)
+                         : "r"(codes + lane * 8)
+                         : "memory");
+        } else {
+            v = load_word(codes + lane * 4);
+        }
+        if constexpr (KIND == PANELS_FP4 || KIND == PANELS_NVFP4) {
+            uint32_t at = KIND == PANELS_FP4 ? row : row * 2 + (lane >> 1 & 1);
+            asm volatile("ld.shared.u8 %0, [%1];" : "=r"(word) : "r"(scales + at) : "memory");
+        } else if constexpr (PAIRED) {
+            uint32_t even = scales + row * 4 - i % 2 * (PANEL_ROWS * 4);
+            word = load_word(even);
+            odd = load_word(even + PANEL_ROWS * 4);
+        } else {
+            word = load_word(scales + row * 4);
+        }
+    }
+    __device__ __forceinline__ uint4 values(bool halves, int i, int lane) const
+    {
+        bool second = lane & 2;
+
+        if constexpr (KIND == PANELS_FP4 || KIND == PANELS_NVFP4) {
+            uint32_t f = fp4_factor < KIND == PANELS_FP4 ? 32 : 16 > (word);
+            return make_uint4(fp4_values(fp4_pair(v, 0), f), fp4_values(fp4_pair(v, 1), f),
+                              fp4_values(fp4_pair(v, 2), f), fp4_values(fp4_pair(v, 3), f));
+        } else if constexpr (KIND == PANELS_GROUPS_4 || PAIRED) {
+            group_nibbles n(PAIRED ? group_scale::of_two(word, odd, i, second)
+                                   : group_scale::of<GROUPS_4>(word, halves, second));
+            uint4 ret;
+            n.pairs(v, false, ret.x, ret.y);
+            n.pairs(v, true, ret.z, ret.w);
+            return ret;
+        } else {
+            group_scale g = group_scale::of<GROUPS_OF<KIND>>(word, halves, second);
+            uint32_t low = BYTES ? v : group_levels(v, false),
+                     high = BYTES ? more : group_levels(v, true);
+            return make_uint4(group_pair(group_byte(low, 0, g), group_byte(low, 1, g)),
+                              group_pair(group_byte(low, 2, g), group_byte(low, 3, g)),
+                              group_pair(group_byte(high, 0, g), group_byte(high, 1, g)),
+                              group_pair(group_byte(high, 2, g), group_byte(high, 3, g)));
+        }
     }
 };
 

@@ -19,28 +19,32 @@
  *   GROUPS_LEVELS  likewise, columns 2 i, 2 i + 1, 2 i + 8, 2 i + 9, then those 16 on; a
  *                  code is a place in the levels of IQ4
  *   GROUPS_8       16 columns, a byte each: columns 2 i, 2 i + 1, 2 i + 8, 2 i + 9
+ *   GROUPS_2       as GROUPS_4, of codes of two bits
  *
  * A group's word has the scale in its upper half as fp16, and in the lower one the zero
  * point as fp16; or, of groups of 16 columns, the second group's scale, and the zero
  * point is GROUPS_ZERO_4 or GROUPS_ZERO_8. That of levels is GROUPS_ZERO_8.
  *
+ * Of GROUPS_2 the lower half of a word has for either 16 columns four bits s and four
+ * bits m; the upper ones of two neighbouring words, of 64 columns, are two numbers d and
+ * e that these share, and value = d * s * code - e * m, as in a block of Q2_K.
+ *
  * The factor is a power of two that brings the row's greatest scale to 2^14 at least,
  * so that scales of 16 bits are as they are in the file, and others, which are products
- * of two numbers there, are off by at most 2^-11 of themselves; a bf16 is by 2^-8.
+ * of two numbers there, are off by at most 2^-11 of themselves; a bf16 is by 2^-8. A row
+ * of one scale has it in its factor, to the last bit.
  */
 #ifndef QUIRE_KERNELS_CUDA_QUANT_GROUPS_H
 #define QUIRE_KERNELS_CUDA_QUANT_GROUPS_H
 
 #include "kernels/backend.h"
-#include "kernels/cuda/quant/panels.h"
+#include "kernels/cuda/quant/quant.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { QUANT_GROUPS = QUANT_PANELS + 1 }; /* of quant_weight.layout */
-
-enum groups_kind { GROUPS_NONE, GROUPS_4, GROUPS_LEVELS, GROUPS_8 };
+enum groups_kind { GROUPS_NONE, GROUPS_4, GROUPS_LEVELS, GROUPS_8, GROUPS_2 };
 
 enum {
     GROUPS_COLS = 512,   /* columns are filled up to a multiple */
@@ -51,12 +55,45 @@ enum {
     GROUPS_BYTES_8 = GROUPS_CODES + GROUPS_COLS_8 / 32 * 4,
     GROUPS_ZERO_4 = 8,
     GROUPS_ZERO_8 = 128,
+    GROUP_COLS = 32, /* of a word */
 };
+
+/* How a weight's groups are written. */
+struct group_form {
+    int32_t kind; /* enum groups_kind */
+    bool halves;  /* groups of 16 columns */
+};
+
+/* ---- rows of the file (group_rows.c) ---- */
+
+/* A word's columns of a row. */
+struct group_cols {
+    uint8_t code[GROUP_COLS];
+    float scale[2]; /* of either half; of GROUPS_2 the block's d and e */
+    float zero;
+    uint8_t nibbles[2]; /* of GROUPS_2: s, and m above it, of either half */
+};
+
+/* In which form a piece of codes is kept. NULL, or why in none, a constant. */
+const char *group_form_of(const struct weight_piece *p, struct group_form *ret);
+/* g [cols / GROUP_COLS] = a row of the weight in a form that has all of its pieces. */
+void group_cols_read(const struct weight_desc *d, int32_t row, const struct group_form *form,
+                     struct group_cols *g);
+/* The factor of a row of n words. */
+float group_row_factor(const struct group_cols *g, int32_t n);
+/* The word of columns g, the i-th of its row. */
+uint32_t group_word(const struct group_cols *g, int32_t i, const struct group_form *form,
+                    float factor);
+/* The value of a code of a row's i-th group, of its second half or not, but for the
+ * row's factor; word: of groups i & ~1 and i | 1. */
+float group_value(const struct group_form *form, const uint32_t word[2], int32_t i, bool second,
+                  float code);
+
+/* ---- the layout ---- */
 
 /* How a weight lies so. */
 struct groups_layout {
-    int32_t kind; /* enum groups_kind */
-    bool halves;  /* groups of 16 columns */
+    struct group_form form;
     int32_t rows, cols;
     int32_t segments; /* of a row */
     int32_t bytes;    /* of a row in a segment */

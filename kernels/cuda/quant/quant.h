@@ -17,6 +17,7 @@
  *                   are followed by a byte for each group, its scale (fp4_scales.h), and
  *                   a word has its codes as fp4_pair wants them.
  *   QUANT_GROUPS    groups of 32 or 16 columns, also of GGUF's blocks (groups.h)
+ *   QUANT_PANELS    experts (panels.h)
  *
  * Which kernel multiplies, where activations are bf16:
  *   up to 8 rows of a decode step   mixed-input products (cuda/mixed; FORMAT_INT4 of up to
@@ -46,7 +47,7 @@
 extern "C" {
 #endif
 
-enum quant_layout { QUANT_ROWS, QUANT_SEGMENTS };
+enum quant_layout { QUANT_ROWS, QUANT_SEGMENTS, QUANT_PANELS, QUANT_GROUPS };
 
 enum {
     QUANT_GROUP = 128,
@@ -84,7 +85,7 @@ struct quant_weight {
     int32_t group_cols;  /* columns that share a scale */
     int32_t n_groups;    /* of a row */
     bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
-    int32_t kind;        /* of QUANT_GROUPS (groups.h): enum groups_kind */
+    int32_t kind;        /* of QUANT_GROUPS: enum groups_kind; of QUANT_PANELS: panel_kind */
     bool fixed;          /* the file has a scale for all activations, which is not used */
     bool embedded;       /* of QUANT_GROUPS: embed reads it, no product */
     bool logits;         /* its products are float32 */

@@ -68,15 +68,20 @@ static bool any_zero(const struct weight_desc *d)
     return false;
 }
 
-/* Whether panels hold the weight exactly. */
-static bool fits_panels(const struct weight_desc *d, const struct quant_weight *q)
+/* The panels that hold the weight exactly and that the device packs, or dummies of
+ * FORMAT_INT8; PANELS_NONE: there are none. */
+static int32_t panels_of(const struct weight_desc *d, const struct quant_weight *q)
 {
-    if (!d->experts || q->rows % PANEL_ROWS != 0 || q->cols % (2 * PANEL_GROUP) != 0) {
-        return false;
+    bool suits = d->experts && q->rows % PANEL_ROWS == 0 && q->cols % (2 * PANEL_GROUP) == 0;
+
+    if (suits && q->format == FORMAT_FP4 && fp4_scales_fit(d, q->group_cols)) {
+        return q->group_cols == PANEL_GROUP ? (int32_t)PANELS_FP4 : (int32_t)PANELS_NVFP4;
     }
-    return q->format == FORMAT_FP4
-               ? q->group_cols == PANEL_GROUP && fp4_scales_fit(d, q->group_cols)
-               : q->format == FORMAT_INT4 && q->group_cols % PANEL_GROUP == 0;
+    if (suits && q->format == FORMAT_INT8 && d->n_pieces == 0) {
+        return PANELS_GROUPS_8;
+    }
+    bool int4 = q->format == FORMAT_INT4 && q->group_cols % PANEL_GROUP == 0;
+    return suits && int4 ? (int32_t)PANELS_INT4 : (int32_t)PANELS_NONE;
 }
 
 /* Whether segments hold the weight exactly. */
@@ -252,7 +257,8 @@ static int send_segments(struct cuda_backend *c, const struct weight_desc *d,
             launch_pack_int4_panels((void *)q->codes, buffer, pitch, scale, zero, q->group_cols,
                                     q->rows, q->cols, c->stream);
         } else if (q->layout == QUANT_PANELS) {
-            launch_pack_panels((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, c->stream);
+            launch_pack_panels((void *)q->codes, buffer, pitch, scale, q->group_cols, q->rows,
+                               q->cols, c->stream);
         } else if (q->format == FORMAT_FP4) {
             launch_pack_fp4((void *)q->codes, buffer, pitch, scale, q->rows, q->cols, q->group_cols,
                             c->stream);
@@ -341,7 +347,7 @@ static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char
                  : q->format == FORMAT_INT8 ? 128.0f
                  : q->format == FORMAT_FP4  ? 6.0f
                                             : 8.0f;
-    bool of_rows = q->layout != QUANT_ROWS; /* the floats of FORMAT_FP4 */
+    bool of_rows = q->layout != QUANT_ROWS; /* the floats of FORMAT_FP4, of panels */
     int64_t n = (int64_t)q->rows * (of_rows ? 1 : q->n_groups);
 
     if (q->layout == QUANT_PANELS) {
@@ -356,7 +362,7 @@ static int fill_dummy(struct cuda_backend *c, struct quant_weight *q, const char
         if (rc < 0) {
             return rc;
         }
-    } else if (q->layout == QUANT_ROWS || q->format == FORMAT_FP4) {
+    } else if (q->layout != QUANT_SEGMENTS || q->format == FORMAT_FP4) {
         float *scale = cuda_alloc(c, (size_t)n * sizeof(*scale), name, e);
         if (!scale) {
             return ERR_NOMEM;
@@ -436,9 +442,10 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->rows = d->rows;
     q->cols = d->cols;
     q->group_cols = group_cols(d);
-    q->layout = fits_panels(d, q)     ? (int32_t)QUANT_PANELS
-                : fits_segments(d, q) ? (int32_t)QUANT_SEGMENTS
-                                      : (int32_t)QUANT_ROWS;
+    q->kind = panels_of(d, q);
+    q->layout = q->kind != PANELS_NONE ? (int32_t)QUANT_PANELS
+                : fits_segments(d, q)  ? (int32_t)QUANT_SEGMENTS
+                                       : (int32_t)QUANT_ROWS;
     if (q->layout == QUANT_SEGMENTS && q->format == FORMAT_INT4) {
         q->group_cols = QUANT_GROUP;
     }
@@ -475,13 +482,17 @@ static int make_codes(struct cuda_backend *c, const struct weight_desc *d, struc
                       struct err *e)
 {
     struct groups_layout groups;
+    struct panels_layout panels;
+    const char *why = "groups or scales that no kernel takes";
 
     describe(c, d, q);
     if (d->experts && q->format != FORMAT_FP8 && q->layout != QUANT_PANELS) {
+        if (q->format == FORMAT_INT8 && panels_layout_of(d, &panels, &why)) {
+            return cuda_panel_weight(c, d, &panels, q, e);
+        }
         return err_set(e, ERR_UNSUPPORTED,
-                       "cuda: weight %s: experts stored as %s of these groups or scales are not "
-                       "multiplied",
-                       d->name, weight_format_of((enum weight_format_id)q->format)->name);
+                       "cuda: weight %s: experts stored as %s are not multiplied: %s", d->name,
+                       weight_format_of((enum weight_format_id)q->format)->name, why);
     }
     if (better_in_groups(c, d, q, &groups)) {
         return cuda_group_weight(c, d, &groups, q, e);
@@ -493,15 +504,29 @@ static int make_codes(struct cuda_backend *c, const struct weight_desc *d, struc
     return rc < 0 ? rc : make_buffers(c, d, q, e);
 }
 
+/* Whether all pieces are blocks or floats, which can be decoded. */
+static bool blocks_or_floats(const struct weight_desc *d)
+{
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_piece *p = &d->piece[i];
+        if (p->format ? weight_format_has_scales(p->format) : p->transposed) {
+            return false;
+        }
+    }
+    return d->n_pieces > 0;
+}
+
 int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struct mat *ret,
                       struct err *e)
 {
     const struct weight_format *f = d->n_pieces > 0 ? d->piece[0].format : d->dummy_format;
-    bool blocks = f && !weight_format_has_scales(f);
+    bool blocks = blocks_or_floats(d);
     struct groups_layout groups;
+    struct panels_layout panels;
     const char *why = NULL;
 
-    if (blocks && d->n_pieces > 0 && !cuda_group_fits(c, d, &groups, &why)) {
+    if (blocks &&
+        !(d->experts ? panels_layout_of(d, &panels, &why) : cuda_group_fits(c, d, &groups, &why))) {
         return cuda_decoded_weight(c, d, why, ret, e);
     }
     if (!blocks && (d->kind != WEIGHT_LINEAR || !pieces_agree(d))) {
@@ -525,7 +550,9 @@ int cuda_quant_weight(struct cuda_backend *c, const struct weight_desc *d, struc
     }
     c->quant = grown;
     c->quant[c->n_quant++] = q;
-    int rc = blocks ? cuda_group_weight(c, d, &groups, q, e) : make_codes(c, d, q, e);
+    int rc = !blocks      ? make_codes(c, d, q, e)
+             : d->experts ? cuda_panel_weight(c, d, &panels, q, e)
+                          : cuda_group_weight(c, d, &groups, q, e);
     if (rc < 0) {
         return rc;
     }

@@ -245,6 +245,7 @@ int cuda_kv_create(struct backend *b, const struct kv_layout *l, int32_t n_block
     c->n_host_blocks = n_host_blocks;
     c->kv_data = data;
     set_views(c, l);
+    cuda_expanded_init(c);
     rc = n_host_blocks > 0 ? cuda_swap_init(c, e) : 0;
     if (rc < 0) {
         return rc;

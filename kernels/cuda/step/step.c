@@ -11,6 +11,7 @@
 
 #include "config/base/limits.h"
 #include "kernels/batch_check.h"
+#include "kernels/cuda/attention/latent_expanded.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/step/heuristics_verify.h"
@@ -113,9 +114,28 @@ static void pack_widened(struct cuda_backend *c, struct staging_writer *p, const
     }
 }
 
+/* Packs what the step expands for prefill. A cache of latents has no panel, so the room
+ * of what is widened is free for it. */
+static void pack_expanded(struct cuda_backend *c, struct staging_writer *p, const struct batch *b,
+                          int32_t *ret_seq, int32_t *ret_tile)
+{
+    int32_t most = c->expanded.most_rows, n = most > 0 ? b->n_seqs - b->n_decode : 0;
+
+    *ret_seq = pack(p, NULL, n * (int64_t)sizeof(struct expanded_seq));
+    *ret_tile = (int32_t)p->at;
+    p->at += (n > 0 ? c->n_tiles : 0) * (int64_t)sizeof(struct query_tile);
+    if (p->base && n > 0) {
+        struct expanded_portion portion = {.next = b->n_decode};
+        while (expanded_next(b, most, (struct expanded_seq *)(p->base + *ret_seq),
+                             (struct query_tile *)(p->base + *ret_tile), &portion)) {
+        }
+    }
+}
+
 /* Offsets that, unlike the header's, only the host needs. */
 struct host_offsets {
     int32_t off_copy, off_tiles, off_widened_seq, off_widened_tile;
+    int32_t off_expanded_seq, off_expanded_tile;
 };
 
 static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct step_header *h,
@@ -158,6 +178,7 @@ static void pack_step(struct cuda_backend *c, struct staging_writer *p, struct s
                                p->base != NULL ? (struct query_tile *)(p->base + p->at) : NULL);
     p->at += c->n_tiles * (int64_t)sizeof(struct query_tile);
     pack_widened(c, p, b, &ret->off_widened_seq, &ret->off_widened_tile);
+    pack_expanded(c, p, b, &ret->off_expanded_seq, &ret->off_expanded_tile);
 }
 
 /* Checks the batch's sizes and indices, those of late masks included. token_src may be
@@ -262,6 +283,8 @@ static void pack_into(struct cuda_backend *c, struct cuda_step *s, struct stagin
     c->tile_device = (struct query_tile *)(c->staging_device + off->off_tiles);
     c->panel_step.seq = (struct widened_seq *)(c->staging_device + off->off_widened_seq);
     c->panel_step.tile = (struct query_tile *)(c->staging_device + off->off_widened_tile);
+    c->expanded.seq = (struct expanded_seq *)(c->staging_device + off->off_expanded_seq);
+    c->expanded.tile = (struct query_tile *)(c->staging_device + off->off_expanded_tile);
 }
 
 /* Rows of the graph of a step of n rows: no part of the logits gets more than fit. Less

@@ -42,6 +42,13 @@ static bool expert_stays(const struct model *m, const struct tensor_spec *s, con
                                      t->quantised ? t->quantised->scales.group_cols : 0);
 }
 
+/* Whether products by head read views of the tensor's rows. */
+static bool multiplied_by_head(const struct tensor_spec *s)
+{
+    return s->target == offsetof(struct layer, latent.k_up) ||
+           s->target == offsetof(struct layer, latent.v_up);
+}
+
 /* Not a tensor that is divided into heads: their products read a view of the rows,
  * which a weight in blocks does not have. Codes with scales of their own are
  * multiplied, not embedded, and decoded where a group is no neighbours, or no multiple
@@ -58,7 +65,7 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
     }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
            s->cols != DIM_ONE && (!tensor_spec_of_expert(s) || expert_stays(m, s, t)) &&
-           s->rows != DIM_K_UP && s->rows != DIM_V_UP &&
+           !multiplied_by_head(s) &&
            (tensor_spec_stacked(s) || s->transposed == (t->order == ORDER_TRANSPOSED)) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
 }

@@ -14,6 +14,7 @@ struct shape {
     float factor, limit;
     float jitter;                   /* above 0: a sparse mixer chooses */
     const struct quant_case *quant; /* of up and down; NULL: floats */
+    const struct quant_case *down;  /* of down; NULL: as up */
 };
 
 static const struct quant_case
@@ -52,7 +53,32 @@ static const struct quant_case
                   .type = SCALE_E8M0,
                   .group_rows = 1,
                   .group_cols = 32,
-                  .experts = true};
+                  .experts = true},
+    NVFP4 = {.format = FORMAT_FP4,
+             .type = SCALE_E4M3,
+             .group_rows = 1,
+             .group_cols = 16,
+             .experts = true,
+             .factor = 0.0078125f},
+    INT8_ROWS = {.format = FORMAT_INT8, .type = SCALE_F32, .group_rows = 1, .experts = true},
+    INT8_GROUPS = {.format = FORMAT_INT8,
+                   .type = SCALE_BF16,
+                   .group_rows = 1,
+                   .group_cols = 64,
+                   .zeros = true,
+                   .experts = true},
+    Q4_0 = {.format = FORMAT_Q4_0, .experts = true},
+    Q4_1 = {.format = FORMAT_Q4_1, .experts = true},
+    Q5_0 = {.format = FORMAT_Q5_0, .experts = true},
+    Q8_0 = {.format = FORMAT_Q8_0, .experts = true},
+    IQ4_NL = {.format = FORMAT_IQ4_NL, .experts = true},
+    MXFP4 = {.format = FORMAT_MXFP4, .experts = true},
+    Q2_K = {.format = FORMAT_Q2_K, .experts = true},
+    Q3_K = {.format = FORMAT_Q3_K, .experts = true},
+    Q4_K = {.format = FORMAT_Q4_K, .experts = true},
+    Q5_K = {.format = FORMAT_Q5_K, .experts = true},
+    Q6_K = {.format = FORMAT_Q6_K, .experts = true},
+    IQ4_XS = {.format = FORMAT_IQ4_XS, .experts = true};
 
 static const struct shape SHAPES[] = {
     {1, 4, 2, 64, 48, 0, true, .skew = 0},
@@ -137,6 +163,42 @@ static const struct shape SHAPES[] = {
     {300, 8, 2, 256, 192, 0, true, .skew = 40, .quant = &FP4_GROUPS},
     {40, 8, 3, 64, 64, 64, true, .skew = 0, .quant = &FP4_GROUPS},
     {560, 6, 2, 128, 192, 0, true, .skew = 0, .quant = &FP4_GROUPS},
+    {3, 8, 2, 960, 192, 0, true, .skew = 0, .quant = &NVFP4},
+    {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .limit = 0.5F, .quant = &NVFP4},
+    {150, 8, 3, 832, 320, 0, true, .skew = 0, .quant = &NVFP4},
+    {560, 6, 2, 128, 192, 0, true, .skew = 0, .quant = &NVFP4},
+    {3, 8, 2, 960, 192, 0, true, .skew = 0, .quant = &INT8_ROWS},
+    {70, 16, 4, 384, 128, 64, true, .skew = 0, .biases = true, .quant = &INT8_ROWS},
+    {560, 6, 2, 128, 192, 0, true, .skew = 0, .quant = &INT8_ROWS},
+    {8, 8, 2, 832, 320, 0, true, .skew = 0, .quant = &INT8_GROUPS},
+    {150, 8, 3, 832, 320, 0, true, .skew = 0, .quant = &INT8_GROUPS},
+    /* blocks of GGUF, up's and down's of one format and of two */
+    {3, 8, 2, 960, 192, 0, true, .skew = 0, .quant = &Q8_0},
+    {40, 8, 3, 64, 64, 64, true, .skew = 0, .quant = &Q8_0},
+    {300, 8, 2, 256, 192, 0, true, .skew = 40, .quant = &Q8_0},
+    {560, 6, 2, 128, 192, 0, true, .skew = 0, .quant = &Q8_0},
+    {2, 128, 8, 1024, 256, 0, true, .skew = 0, .quant = &Q4_K, .down = &Q6_K},
+    {7, 8, 2, 512, 256, 0, true, .skew = 0, .quant = &Q4_K},
+    {30, 16, 4, 256, 256, 0, true, .skew = 0, .quant = &Q4_K, .down = &Q6_K},
+    {150, 8, 3, 768, 256, 0, true, .skew = 0, .quant = &Q4_K, .down = &Q6_K},
+    {520, 6, 2, 256, 256, 0, true, .skew = 40, .quant = &Q4_K, .down = &Q5_K},
+    {5, 6, 2, 256, 512, 0, true, .skew = 0, .quant = &Q6_K},
+    {33, 6, 2, 256, 256, 0, true, .skew = 0, .quant = &Q5_K, .down = &Q6_K},
+    {4, 8, 2, 320, 64, 0, true, .skew = 0, .quant = &IQ4_NL},
+    {70, 8, 3, 192, 128, 0, true, .skew = 0, .quant = &IQ4_NL},
+    {1, 8, 2, 512, 256, 0, true, .skew = 0, .quant = &IQ4_XS, .down = &Q5_K},
+    {520, 6, 2, 256, 256, 0, true, .skew = 0, .quant = &IQ4_XS},
+    {3, 8, 2, 960, 192, 0, true, .skew = 0, .biases = true, .limit = 0.5F, .quant = &MXFP4},
+    {150, 8, 3, 832, 320, 0, true, .skew = 0, .quant = &MXFP4},
+    {560, 6, 2, 128, 192, 0, true, .skew = 0, .quant = &MXFP4},
+    {6, 8, 2, 448, 128, 0, true, .skew = 0, .quant = &Q4_0},
+    {70, 8, 2, 448, 128, 0, true, .skew = 0, .quant = &Q4_0, .down = &Q4_1},
+    {4, 8, 2, 320, 64, 0, true, .skew = 0, .quant = &Q5_0, .down = &Q4_0}, /* no one launch */
+    {6, 8, 2, 512, 256, 0, true, .skew = 0, .quant = &Q3_K, .down = &Q4_K},
+    {40, 8, 2, 256, 256, 0, true, .skew = 0, .quant = &Q3_K},
+    {4, 8, 2, 512, 256, 0, true, .skew = 0, .quant = &Q2_K, .down = &Q3_K},
+    {70, 8, 2, 256, 256, 0, true, .skew = 0, .quant = &Q2_K},
+    {520, 4, 2, 256, 256, 0, true, .skew = 0, .quant = &Q2_K},
 };
 
 /* The operands of one shape, as numbers. */
@@ -462,6 +524,9 @@ static bool takes(const struct rig *r, const struct shape *t)
         of = s.experts;
         group = s.expert_group;
     }
+    if (t->down && r->b->ops->supports(r->b, weight_format_of(t->down->format)).experts == 0) {
+        return false;
+    }
     return r->b->ops->experts && (t->jitter == 0 || r->b->mixer_experts) && of > 0 &&
            t->hidden % of == 0 && t->width % of == 0 &&
            (group == 0 || t->quant->group_cols % group == 0) &&
@@ -469,11 +534,21 @@ static bool takes(const struct rig *r, const struct shape *t)
 }
 
 /* A stack of matrices of experts; of codes, values become theirs. */
-static struct mat expert_weight(struct rig *r, const struct shape *t, int32_t rows, int32_t cols,
-                                float *values)
+static struct mat expert_weight(struct rig *r, const struct shape *t, const struct quant_case *k,
+                                int32_t rows, int32_t cols, float *values)
 {
-    return t->quant ? rig_quantised(r, t->quant, rows, cols, 2 / sqrtf((float)t->hidden), 1, values)
-                    : linear_weight(r, rows, cols, values);
+    return k ? rig_quantised(r, k, rows, cols, 2 / sqrtf((float)t->hidden), 1, values)
+             : linear_weight(r, rows, cols, values);
+}
+
+static struct mat up_weight(struct rig *r, const struct shape *t, int32_t n, float *values)
+{
+    return expert_weight(r, t, t->quant, n * 2 * t->width, t->hidden, values);
+}
+
+static struct mat down_weight(struct rig *r, const struct shape *t, int32_t n, float *values)
+{
+    return expert_weight(r, t, t->down ? t->down : t->quant, n * t->hidden, t->width, values);
 }
 
 /* What rounding may cost: the products' operands are rounded once more, the result of
@@ -495,8 +570,8 @@ static struct layer_rig make_layer(struct rig *r, const struct shape *t, const s
         .x = rig_mat(r, t->rows, t->hidden, act, v->x),
         .y = rig_mat(r, t->rows, t->hidden, act, NULL),
         .e = {.router = linear_weight(r, t->n, t->hidden, v->router),
-              .up = expert_weight(r, t, t->n * 2 * t->width, t->hidden, v->up),
-              .down = expert_weight(r, t, t->n * t->hidden, t->width, v->down),
+              .up = up_weight(r, t, t->n, v->up),
+              .down = down_weight(r, t, t->n, v->down),
               .n = t->n,
               .top = t->top,
               .width = t->width,
@@ -625,8 +700,8 @@ static void hold(struct rig *r, const struct shape *t, const struct values *v, s
 {
     int64_t up = (int64_t)first * 2 * t->width, down = (int64_t)first * t->hidden;
 
-    l->e.up = expert_weight(r, t, held * 2 * t->width, t->hidden, v->up + up * t->hidden);
-    l->e.down = expert_weight(r, t, held * t->hidden, t->width, v->down + down * t->width);
+    l->e.up = up_weight(r, t, held, v->up + up * t->hidden);
+    l->e.down = down_weight(r, t, held, v->down + down * t->width);
     if (t->biases) {
         l->e.up_bias = bias(r, held * 2 * t->width, v->up_bias + up);
         l->e.down_bias = bias(r, held * t->hidden, v->down_bias + down);

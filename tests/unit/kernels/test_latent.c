@@ -35,6 +35,7 @@ struct scene {
     int32_t len[SEQS], block[SEQS][MAX_BLOCKS], next_block;
     bool filling;        /* attention of this step is not looked at */
     int32_t portion;     /* rows that are computed at a time */
+    int32_t every;       /* one in so many heads of a token is looked at, others of the next */
     float *cached[SEQS]; /* [MAX_LEN, latent + rot_dim] */
 };
 
@@ -62,7 +63,7 @@ static void scene_open_as(struct scene *s, const struct shape *c, bool determini
     struct kv_layout kv;
     struct err e = {0};
 
-    *s = (struct scene){.c = c, .portion = 24};
+    *s = (struct scene){.c = c, .portion = 24, .every = 1};
     rig_open_config(&s->r, deterministic);
     s->at = act_of(&s->r, c->dtype);
     s->cache = s->at == DTYPE_F32 ? c->dtype : s->at;
@@ -326,23 +327,24 @@ static void check_out(const struct scene *s, const struct packed *p, const float
     int64_t n = (int64_t)p->b.n_tokens * c->n_heads * c->v_dim;
     double *ref = rig_alloc((size_t)n * sizeof(*ref));
     float *plain = rig_alloc((size_t)n * sizeof(*plain));
+    float *mine = rig_alloc((size_t)n * sizeof(*mine)); /* of `got`, what is looked at */
 
     for (int32_t k = 0; k < p->b.n_seqs; k++) {
+        int64_t to = 0;
         for (int32_t t = p->q_start[k]; t < p->q_start[k + 1]; t++) {
-            for (int32_t h = 0; h < c->n_heads; h++) {
+            for (int32_t h = t % s->every; h < c->n_heads; h += s->every, to += c->v_dim) {
                 int64_t at = (int64_t)t * c->n_heads + h;
                 attend_reference(s, p->row[k], p->position[t] + 1,
-                                 q + at * (c->nope_dim + c->rot_dim), h, ref + at * c->v_dim,
-                                 plain + at * c->v_dim);
+                                 q + at * (c->nope_dim + c->rot_dim), h, ref + to, plain + to);
+                memcpy(mine + to, got + at * c->v_dim, (size_t)c->v_dim * sizeof(*mine));
             }
         }
         char what[128];
-        int64_t first = (int64_t)p->q_start[k] * c->n_heads * c->v_dim;
-        int64_t count = (int64_t)(p->q_start[k + 1] - p->q_start[k]) * c->n_heads * c->v_dim;
         snprintf(what, sizeof(what), "%s, %d tokens at length %d", c->name,
                  p->q_start[k + 1] - p->q_start[k], p->kv_len[k]);
-        assert_no_worse(what, got + first, plain + first, ref + first, count);
+        assert_no_worse(what, mine, plain, ref, to);
     }
+    free(mine);
     free(plain);
     free(ref);
 }
@@ -503,6 +505,89 @@ static void many_sequences(void **state)
     }
 }
 
+/* A scene of shape `from` whose sizes are changed as said; 0: as they are. On a device
+ * that expands heads in a prefill, `bytes` (NULL: the usual) bounds its buffers. */
+struct many_rows {
+    int32_t from, n_heads, block_size;
+    enum dtype dtype;
+    const char *bytes;
+    int32_t portion;
+};
+
+static void many_rows_run(const struct many_rows *m, const int32_t steps[][SEQS], size_t n)
+{
+    bool gpu = strcmp(rig_device, "cpu") != 0;
+    struct shape c = SHAPES[m->from];
+    struct scene s;
+
+    c.n_heads = m->n_heads > 0 ? m->n_heads : c.n_heads;
+    c.block_size = m->block_size > 0 ? m->block_size : c.block_size;
+    c.dtype = m->dtype;
+    if (m->bytes) {
+        setenv("QUIRE_CUDA_EXPANDED_BYTES", m->bytes, 1);
+    }
+    scene_open(&s, &c);
+    unsetenv("QUIRE_CUDA_EXPANDED_BYTES");
+    s.portion = m->portion > 0 ? m->portion : s.portion;
+    s.every = gpu ? MAX(c.n_heads / 4, 1) : c.n_heads;
+    for (size_t k = 0; k < n; k++) {
+        scene_run(&s, steps[k]);
+    }
+    scene_close(&s);
+}
+
+/* Prompts of many rows, whole and in chunks, with few rows of others in front of them,
+ * between them and behind them. On a GPU heads are expanded for some of the
+ * sequences. */
+static void prompts_of_many_rows(void **state)
+{
+    (void)state;
+    static const struct many_rows scenes[] = {
+        {.from = 0, .dtype = DTYPE_BF16},
+        {.from = 0, .n_heads = 3, .block_size = 8, .dtype = DTYPE_F16},
+        {.from = 1, .dtype = DTYPE_BF16},
+        {.from = 1, .n_heads = 5, .block_size = 64, .dtype = DTYPE_F16},
+        {.from = 2, .dtype = DTYPE_BF16},
+        /* a sequence at a time, heads in turns, and 300 rows that do not fit */
+        {.from = 0, .dtype = DTYPE_BF16, .bytes = "229376"},
+        {.from = 1, .n_heads = 20, .dtype = DTYPE_BF16, .bytes = "344064"},
+    };
+    static const int32_t steps[][SEQS] = {{70, 1, 130, 65}, {1, 100, 200, 3}, {0, 64, 70, 300}};
+
+    if (lacks_latents()) {
+        skip();
+    }
+    bool all = strcmp(rig_device, "cpu") != 0 && !rig_small();
+    for (size_t i = 0; i < (all ? ARRAY_LEN(scenes) : 1); i++) {
+        if (rig_runs("prompts_of_many_rows", i)) {
+            many_rows_run(&scenes[i], steps, rig_small() || RIG_SHORTER > 1 ? 1 : 3);
+        }
+    }
+}
+
+/* Rows enough for products of all heads at once, in the space of latents. */
+static void many_rows_in_the_space_of_latents(void **state)
+{
+    (void)state;
+    static const struct many_rows scenes[] = {
+        {.from = 4, .dtype = DTYPE_F32, .portion = 400},
+        {.from = 3, .dtype = DTYPE_F16, .portion = 400},
+        {.from = 5, .dtype = DTYPE_BF16, .portion = 300},
+        {.from = 0, .dtype = DTYPE_BF16, .bytes = "0", .portion = 400},
+    };
+    static const int32_t steps[][SEQS] = {{1, 300, 40}};
+
+    if (lacks_latents()) {
+        skip();
+    }
+    bool all = strcmp(rig_device, "cpu") != 0 && !rig_small();
+    for (size_t i = 0; i < (all ? ARRAY_LEN(scenes) : 1); i++) {
+        if (rig_runs("many_rows_in_the_space_of_latents", i)) {
+            many_rows_run(&scenes[i], steps, ARRAY_LEN(steps));
+        }
+    }
+}
+
 /* Sequence 1 becomes a fork of sequence 0: it holds the same blocks but for the last,
  * which is copied in the step that first writes behind it. */
 static void fork(struct scene *s, struct packed *p, struct block_copy *copy)
@@ -619,6 +704,8 @@ static int run_group(void)
         cmocka_unit_test(latents_over_shuffled_blocks),
         cmocka_unit_test(long_sequences),
         cmocka_unit_test(many_sequences),
+        cmocka_unit_test(prompts_of_many_rows),
+        cmocka_unit_test(many_rows_in_the_space_of_latents),
         cmocka_unit_test(forks_write_to_copies_of_their_last_block),
         cmocka_unit_test(rows_have_the_same_bits_in_every_step),
     };

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "kernels/cuda/attention/latent_expanded.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/step/heuristics_verify.h"
@@ -318,6 +319,58 @@ static void sequences_are_widened_where_their_queries_pay_for_it(void **state)
     assert_int_equal(widened_seqs(&b, 16, 8, seq, first), 0);
 }
 
+static void heads_are_expanded_for_sequences_with_many_new_rows(void **state)
+{
+    (void)state;
+    enum { ALL = 1 << 17 };
+    assert_false(sequence_expands(63, 63, ALL));
+    assert_true(sequence_expands(64, 64, ALL));
+    assert_true(sequence_expands(64, 129, ALL));
+    assert_false(sequence_expands(64, 130, ALL)); /* more keys than its rows pay for */
+    assert_true(sequence_expands(256, 100000, ALL));
+    assert_true(sequence_expands(256, ALL, ALL));
+    assert_false(sequence_expands(256, ALL + 1, ALL)); /* no room */
+    assert_false(sequence_expands(64, 64, 0));
+}
+
+static void expanded_sequences_have_rows_and_tiles_of_their_own(void **state)
+{
+    (void)state;
+    const int32_t q_start[] = {0, 1, 71, 74, 204, 604}, kv_len[] = {50, 70, 9, 130, 400};
+    const int32_t row[] = {4, 3, 2, 1, 0};
+    struct expanded_seq seq[4];
+    struct query_tile tile[8];
+    struct batch b = {.n_seqs = 5, .n_decode = 1, .q_start = q_start, .kv_len = kv_len, .row = row};
+    struct expanded_portion p = {.next = 1};
+
+    assert_true(expanded_next(&b, 512, seq, tile, &p)); /* of 70 and of 130 keys */
+    assert_int_equal(p.n_seqs, 2);
+    assert_int_equal(p.n_tiles, 3);
+    assert_int_equal(p.n_rows, 384);
+    assert_int_equal(seq[0].row, 3);
+    assert_int_equal(seq[0].first, 0);
+    assert_int_equal(seq[0].n_keys, 70);
+    assert_int_equal(seq[1].row, 1);
+    assert_int_equal(seq[1].first, 128);
+    assert_int_equal(seq[1].n_keys, 130);
+    const struct query_tile want[] = {{128, 202, 204, -74}, {128, 74, 202, -74}, {0, 1, 71, -1}};
+    assert_memory_equal(tile, want, sizeof(want));
+    assert_true(expanded_next(&b, 512, seq, tile, &p)); /* the longest, alone */
+    assert_int_equal(p.seq, 2);
+    assert_int_equal(p.tile, 3);
+    assert_int_equal(p.n_tiles, 4);
+    assert_int_equal(p.n_rows, 512);
+    assert_int_equal(seq[2].first, 0);
+    assert_int_equal(tile[3].end + tile[3].shift, 400);
+    assert_false(expanded_next(&b, 512, seq, tile, &p));
+    p = (struct expanded_portion){.next = 1};
+    assert_true(expanded_next(&b, 256, NULL, NULL, &p));
+    assert_int_equal(p.n_rows, 128);
+    assert_true(expanded_next(&b, 256, NULL, NULL, &p));
+    assert_int_equal(p.n_rows, 256);
+    assert_false(expanded_next(&b, 256, NULL, NULL, &p)); /* 400 keys have no room */
+}
+
 static struct sample_row plain_row(int32_t i)
 {
     return (struct sample_row){
@@ -424,6 +477,8 @@ int main(void)
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),
         cmocka_unit_test(sequences_are_widened_where_their_queries_pay_for_it),
+        cmocka_unit_test(heads_are_expanded_for_sequences_with_many_new_rows),
+        cmocka_unit_test(expanded_sequences_have_rows_and_tiles_of_their_own),
         cmocka_unit_test(only_plain_decode_steps_are_replayed),
         cmocka_unit_test(verified_drafts_are_rows_of_decodes),
     };

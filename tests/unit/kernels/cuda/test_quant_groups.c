@@ -1,9 +1,10 @@
-/* Weights in groups as the CUDA backend keeps them (groups.h): what is packed, read
- * back as its kernels read it, is what the file has.
+/* Weights in groups as the CUDA backend keeps them (groups.h, and those of experts in
+ * panels.h): what is packed, read back as its kernels read it, is what the file has.
  *
  *     build/tests/unit/kernels/cuda/test_quant_groups
  */
 #include "kernels/cuda/quant/groups.h"
+#include "kernels/cuda/quant/panels.h"
 
 #include "tests/unit/blocks.h"
 
@@ -23,6 +24,31 @@ static float *repacked(const struct weight_desc *d, const struct groups_layout *
         }
     }
     free(tile);
+    return ret;
+}
+
+/* The same of experts. */
+static float *repacked_panels(const struct weight_desc *d, int32_t *ret_kind)
+{
+    struct weight_desc experts = *d;
+    struct panels_layout l;
+    const char *why = NULL;
+
+    experts.experts = true;
+    if (!panels_layout_of(&experts, &l, &why)) {
+        fail_msg("%s: %s", d->piece[0].format->name, why);
+    }
+    float *ret = rig_alloc((size_t)d->rows * (size_t)d->cols * sizeof(*ret));
+    uint8_t *panel = rig_alloc((size_t)panel_bytes(d->cols, l.kind));
+    float factor[PANEL_ROWS];
+    for (int32_t first = 0; first < d->rows; first += PANEL_ROWS) {
+        assert_int_equal(panels_pack(&experts, &l, first, panel, factor), 0);
+        for (int32_t i = 0; i < PANEL_ROWS; i++) {
+            panels_unpack_row(&l, panel, factor[i], i, ret + (int64_t)(first + i) * d->cols);
+        }
+    }
+    free(panel);
+    *ret_kind = l.kind;
     return ret;
 }
 
@@ -73,7 +99,9 @@ static void check_row(const struct weight_format *f, const uint8_t *blocks, cons
         for (int32_t i = 0; i < f->block_values; i++) {
             float scaled = c.scale[i / FORMAT_GROUP] * (float)c.code[i],
                   min = c.min[i / FORMAT_GROUP], want = scaled - min;
-            float allowed = is_exact(f->id) ? 0 : 0x1.01p-11f * (fabsf(scaled) + 2 * fabsf(min));
+            float allowed = f->id == FORMAT_Q2_K ? 0x1p-22f * (fabsf(scaled) + fabsf(min))
+                            : is_exact(f->id)    ? 0
+                                                 : 0x1.01p-11f * (fabsf(scaled) + 2 * fabsf(min));
             if (!(fabsf(got[at + i] - want) <= allowed)) {
                 fail_msg("%s, column %d: %g, not %g", f->name, at + i, (double)got[at + i],
                          (double)want);
@@ -103,13 +131,19 @@ static void check_blocks(struct rig *r, enum weight_format_id id)
     }
     struct weight_desc d = desc_of(piece, 2);
     struct groups_layout l = layout_of(&d);
-    float *got = repacked(&d, &l);
+    float *got[2] = {repacked(&d, &l), NULL};
+    int32_t kind;
+    got[1] = repacked_panels(&d, &kind);
+    assert_int_equal(kind == PANELS_FP4, id == FORMAT_MXFP4);
     for (int32_t i = 0; i < ROWS; i++) {
         int32_t in = i % HEAD, row = i % (ROWS / 2);
         row += i >= ROWS / 2 ? 0 : (in < HEAD / 2 ? 2 * in : 2 * (in - HEAD / 2) + 1) - in;
-        check_row(f, blocks[i / (ROWS / 2)] + row * row_bytes, got + (int64_t)i * COLS);
+        for (int32_t k = 0; k < 2; k++) {
+            check_row(f, blocks[i / (ROWS / 2)] + row * row_bytes, got[k] + (int64_t)i * COLS);
+        }
     }
-    free(got);
+    free(got[0]);
+    free(got[1]);
     free(blocks[0]);
     free(blocks[1]);
 }
@@ -120,9 +154,7 @@ static void blocks_are_read_back_as_they_were(void **state)
     struct rig r = {.rng = 7};
 
     for (int id = FORMAT_Q4_0; id < FORMAT_FP8; id++) {
-        if (id != FORMAT_Q2_K) {
-            check_blocks(&r, (enum weight_format_id)id);
-        }
+        check_blocks(&r, (enum weight_format_id)id);
     }
 }
 
@@ -170,6 +202,7 @@ static const struct integers INTEGERS[] = {
     {FORMAT_INT4, SCALE_BF16, 16, false}, {FORMAT_INT4, SCALE_F16, 0, true},
     {FORMAT_INT8, SCALE_F16, 32, true},   {FORMAT_INT8, SCALE_BF16, 64, false},
     {FORMAT_INT8, SCALE_F16, 16, false},  {FORMAT_INT4, SCALE_F32, 32, true},
+    {FORMAT_INT8, SCALE_F32, 0, false},   {FORMAT_INT8, SCALE_BF16, 0, true},
 };
 
 static void check_integers(struct rig *r, const struct integers *k)
@@ -210,17 +243,22 @@ static void check_integers(struct rig *r, const struct integers *k)
     struct weight_desc d = desc_of(&piece, 1);
     struct groups_layout l = layout_of(&d);
     float *got = repacked(&d, &l);
+    int32_t kind;
+    float *experts = repacked_panels(&d, &kind);
     for (int32_t i = 0; i < ROWS; i++) {
         weight_scales_decode(f, &piece.scales, codes + i * row_bytes, i, COLS, want);
         for (int32_t j = 0; j < COLS; j++) {
-            float allowed = k->type == SCALE_F32 ? 0x1.01p-11f * fabsf(want[j]) : 0;
+            bool rounded = k->type == SCALE_F32 && k->group_cols > 0;
+            float allowed = rounded ? 0x1.01p-11f * fabsf(want[j]) : 0;
             if (!(fabsf(got[i * COLS + j] - want[j]) <= allowed)) {
                 fail_msg("case %d, row %d, column %d: %g, not %g", (int)(k - INTEGERS), i, j,
                          (double)got[i * COLS + j], (double)want[j]);
             }
+            assert_true(experts[i * COLS + j] == got[i * COLS + j]);
         }
     }
     free(got);
+    free(experts);
     free(codes);
     free(scale);
     free(zero);
@@ -266,8 +304,52 @@ static void other_weights_are_refused_with_a_reason(void **state)
     assert_true(groups_layout_of(&d, &l, &why));
     d.tied_head = true; /* which a product reads too */
     assert_false(groups_layout_of(&d, &l, &why));
-    piece.format = weight_format_of(FORMAT_Q2_K);
+    piece.format = weight_format_of(FORMAT_FP8);
     assert_false(groups_layout_of(&fits, &l, &why));
+}
+
+/* ---- experts ---- */
+
+/* A panel has blocks of two formats where its groups have room for either, as gate and
+ * up may be; else it is refused with a reason. */
+static void formats_of_a_panel_go_together_or_are_refused(void **state)
+{
+    (void)state;
+    struct rig r = {.rng = 7};
+    static const enum weight_format_id PAIR[] = {FORMAT_Q4_K, FORMAT_Q8_0};
+    struct weight_piece piece[2];
+    uint8_t *blocks[2];
+
+    for (int32_t i = 0; i < 2; i++) {
+        const struct weight_format *f = weight_format_of(PAIR[i]);
+        blocks[i] = random_blocks(&r, f, 64 * COLS);
+        piece[i] = (struct weight_piece){
+            .data = blocks[i], .rows = 64, .cols = COLS, .stride = COLS, .format = f};
+    }
+    struct weight_desc d = desc_of(piece, 2);
+    int32_t kind;
+    float *got = repacked_panels(&d, &kind);
+    assert_int_equal(kind, PANELS_GROUPS_8);
+    for (int32_t i = 0; i < 128; i++) {
+        const struct weight_format *f = piece[i / 64].format;
+        check_row(f, blocks[i / 64] + i % 64 * weight_format_bytes(f, COLS),
+                  got + (int64_t)i * COLS);
+    }
+    struct panels_layout l;
+    const char *why = NULL;
+    d.experts = true;
+    piece[1].format = weight_format_of(FORMAT_Q6_K);
+    assert_false(panels_layout_of(&d, &l, &why));
+    assert_non_null(strstr(why, "groups differ"));
+    piece[1].format = NULL;
+    assert_false(panels_layout_of(&d, &l, &why));
+    piece[1].format = weight_format_of(FORMAT_Q4_K);
+    d.rows = 120;
+    assert_false(panels_layout_of(&d, &l, &why));
+    assert_non_null(strstr(why, "rows"));
+    free(got);
+    free(blocks[0]);
+    free(blocks[1]);
 }
 
 int main(void)
@@ -277,6 +359,7 @@ int main(void)
         cmocka_unit_test(blocks_without_scales_are_their_minima),
         cmocka_unit_test(integers_are_read_back_as_they_were),
         cmocka_unit_test(other_weights_are_refused_with_a_reason),
+        cmocka_unit_test(formats_of_a_panel_go_together_or_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
