@@ -22,6 +22,9 @@ PATIENCE_S = 120
 # test looks still runs when the test acts, on any machine. (Without the delay it would take less than a second.)
 PACED = "null:10000"
 
+# Runs what repeats, with other models or seeds, what the rest shows of each kind.
+WHOLE = os.environ.get("QUIRE_TEST_WHOLE", "") not in ("", "0")
+
 
 def clean_environment():
     """This process's environment without Quire's settings; variables that select the hardware stay."""
@@ -47,6 +50,21 @@ def instruction_sets():
         return not refused
     known = [isa for isa in ("amx", "avx512bf16", "avx512", "avx2", "neon") if taken(isa)] or ["plain"]
     return known[:1] + [isa for isa in known[1:] if isa == "avx2"]
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without QUIRE_TEST_WHOLE a test runs with one of several parameters that are alike to it: its mark
+    `alike("name", [...])` names the values of a fixture or parameter that are left out."""
+    def spared(item):
+        return any(item.callspec.params.get(mark.args[0]) in mark.args[1] for mark in item.iter_markers("alike"))
+    left_out = [] if WHOLE else [item for item in items if spared(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "alike(name, values): left out without QUIRE_TEST_WHOLE")
 
 
 def pytest_generate_tests(metafunc):
