@@ -56,8 +56,8 @@ struct loader {
     bool more;    /* there is a next chunk */
 };
 
-/* The query heads of the matrix tiles. The host divides, since code that runs once costs
- * what its length is. */
+/* The query heads of the matrix tiles. The host divides, since code that runs once
+ * costs what its length is. */
 struct decode_heads {
     int group, row_tiles; /* query heads of a KV head; matrix tiles of these */
     int all;              /* matrix tiles of all KV heads */

@@ -1,6 +1,6 @@
 /* A launch of few rows (stream.cu) where experts are panels (quant/panels.h), up's and
- * down's of one kind, or of two that files have together: a GGUF file keeps more bits of
- * down than of up in some layers. */
+ * down's of one kind, or of two that files have together: a GGUF file keeps more bits
+ * of down than of up in some layers. */
 #include "kernels/cuda/expert_stream/stream_kernel.cuh"
 
 namespace

@@ -51,8 +51,8 @@ __device__ __forceinline__ void barrier_init_fence(void)
 #endif
 }
 
-/* Initialises n mbarriers, one behind the other, for copies too. By one thread, before a
- * barrier of the block; where there are several kinds, a warp for each. A loop, since
+/* Initialises n mbarriers, one behind the other, for copies too. By one thread, before
+ * a barrier of the block; where there are several kinds, a warp for each. A loop, since
  * code that runs once costs what its length is. */
 __device__ __forceinline__ void barriers_init(uint32_t bar, int n, int count)
 {

@@ -110,7 +110,8 @@ template <int KIND> struct panel_eight {
     static constexpr bool BYTES = KIND == PANELS_GROUPS_8, PAIRED = KIND == PANELS_GROUPS_2;
     uint32_t v, more, word, odd; /* more: of bytes; odd: of PANELS_GROUPS_2 */
 
-    /* `codes`, `scales`: where the group's begin in shared memory, the i-th of its row. */
+    /* `codes`, `scales`: where the group's begin in shared memory, the i-th of its
+     * row. */
     __device__ __forceinline__ void load(uint32_t codes, uint32_t scales, int i, int lane)
     {
         uint32_t row = lane >> 2;

@@ -26,13 +26,13 @@
  * point is GROUPS_ZERO_4 or GROUPS_ZERO_8. That of levels is GROUPS_ZERO_8.
  *
  * Of GROUPS_2 the lower half of a word has for either 16 columns four bits s and four
- * bits m; the upper ones of two neighbouring words, of 64 columns, are two numbers d and
- * e that these share, and value = d * s * code - e * m, as in a block of Q2_K.
+ * bits m; the upper ones of two neighbouring words, of 64 columns, are two numbers d
+ * and e that these share, and value = d * s * code - e * m, as in a block of Q2_K.
  *
  * The factor is a power of two that brings the row's greatest scale to 2^14 at least,
  * so that scales of 16 bits are as they are in the file, and others, which are products
- * of two numbers there, are off by at most 2^-11 of themselves; a bf16 is by 2^-8. A row
- * of one scale has it in its factor, to the last bit.
+ * of two numbers there, are off by at most 2^-11 of themselves; a bf16 is by 2^-8. A
+ * row of one scale has it in its factor, to the last bit.
  */
 #ifndef QUIRE_KERNELS_CUDA_QUANT_GROUPS_H
 #define QUIRE_KERNELS_CUDA_QUANT_GROUPS_H
