@@ -3,8 +3,9 @@
  * Eight rows make a panel, and panels follow one another. A panel is divided into
  * segments of 768 columns, the last of which may be shorter. A segment has, group of
  * 32 columns by group, the codes [row][4 words, or 8], and behind all groups their
- * scales [group][row]. So a part of a weight is one copy, and a warp that multiplies eight rows
- * with a group reads 128 bytes in a row, or 256. `scale` has a factor for each row.
+ * scales [group][row]. So a part of a weight is one copy, and a warp that multiplies
+ * eight rows with a group reads 128 bytes in a row, or 256. `scale` has a factor for
+ * each row.
  *
  *   PANELS_FP4       FORMAT_FP4 in groups of 32 columns, blocks of MXFP4: a word has eight
  *                    neighbouring columns as fp4_pair wants them; a scale is a byte
