@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 22
+#define BACKEND_ABI 23
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -239,9 +239,12 @@ struct epilogue {
 };
 
 struct rope {
-    /* WEIGHT_TABLE [positions, rot_dim], float32: rot_dim/2 cosines, then as many
-     * sines; data NULL: no rotation */
+    /* WEIGHT_TABLE [positions, rot_dim or more], float32: rot_dim/2 cosines, then as
+     * many sines; data NULL: no rotation */
     struct mat cos_sin;
+    /* column rot_dim of the table is a factor of the position's queries, the dims that
+     * are not rotated included (Ministral 3) */
+    bool query_factors;
     int32_t rot_dim;            /* leading dims of a head that are rotated; even */
     bool interleaved;           /* pairs (2i, 2i+1) instead of (i, i + rot_dim/2) */
     struct norm q_norm, k_norm; /* per head, before the rotation (Qwen3); weight.data NULL: none */
@@ -572,6 +575,7 @@ struct turn_scratch {
     int32_t turn; /* 0 .. SCRATCH_TURNS - 1 */
 };
 enum { SCRATCH_TURNS = 3 };
+enum { STAGE_MATS = 2 }; /* that a pipeline stage hands on in a step */
 
 /* Functions that return int give 0, or a negative code and the reason in `e`. */
 struct backend_ops {
@@ -729,7 +733,7 @@ struct backend_ops {
 
     /* x = what the stage before sent. */
     void (*stage_receive)(struct backend *b, struct mat x);
-    /* x to the next stage. */
+    /* x to the next stage; at most STAGE_MATS a step, received in the same order. */
     void (*stage_send)(struct backend *b, struct mat x);
 
     /* ---- draft heads (optional: they are refused) ---- */

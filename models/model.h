@@ -33,6 +33,9 @@ struct rope_config {
     double mscale, mscale_all_dim;            /* yarn; 0: not given */
     double attention_factor;                  /* yarn, longrope; 0: derived */
     double share;                             /* proportional */
+    /* queries are multiplied by 1 + query_beta * ln(1 + floor(position /
+     * original_positions)); 0: they are not */
+    double query_beta;
     bool truncate;                            /* yarn: the ramp's ends are whole pairs */
     /* longrope, [rot_dim / 2]: divide the frequencies, for contexts up to
      * original_positions and beyond */
@@ -391,12 +394,9 @@ bool model_norms_over_ranks(const struct model_config *c, int32_t n);
 /* Check that each of n pipeline stages has a layer. */
 int model_check_stages(const struct model_config *c, int32_t n, struct err *e);
 /* The first layer of a stage; for stage n_stages the number of layers. If the layers do
- * not divide evenly, early stages hold one more, because the last one has the head. */
-static inline int32_t model_first_layer(const struct model_config *c, int32_t stage,
-                                        int32_t n_stages)
-{
-    return (int32_t)div_ceil((int64_t)c->n_layers * stage, n_stages);
-}
+ * not divide evenly, early stages hold one more, because the last one has the head.
+ * Layers that read the keys and values of others are on the last stage with those. */
+int32_t model_first_layer(const struct model_config *c, int32_t stage, int32_t n_stages);
 
 /* Map the weights and load them onto the backend. The backend may read them in the
  * mapped files for as long as it lives, so the model is freed after it. The error names

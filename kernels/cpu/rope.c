@@ -109,6 +109,20 @@ static void norm_value(float *v, int32_t n, float eps)
     }
 }
 
+/* q *= the factor of its position; q is that of a whole token. */
+static void scale_queries(const struct rope_job *j, float *q, int32_t position)
+{
+    const struct rope *r = j->rope;
+
+    if (!r->cos_sin.data || !r->query_factors) {
+        return;
+    }
+    float factor = mat_row_const(r->cos_sin, position)[r->rot_dim];
+    for (int32_t i = 0; factor != 1 && i < j->att->n_heads * j->att->head_dim; i++) {
+        q[i] *= factor;
+    }
+}
+
 static void rope_token(const struct rope_job *j, int32_t t)
 {
     const struct attention *a = j->att;
@@ -120,6 +134,7 @@ static void rope_token(const struct rope_job *j, int32_t t)
     for (int32_t h = 0; h < a->n_heads; h++) {
         norm_and_rotate(q + (int64_t)h * a->head_dim, j, &j->rope->q_norm, b->position[t]);
     }
+    scale_queries(j, q, b->position[t]);
     for (int32_t h = 0; h < a->n_kv_heads; h++) {
         norm_and_rotate(k + (int64_t)h * a->head_dim, j, &j->rope->k_norm, b->position[t]);
         if (j->rope->v_eps > 0) {

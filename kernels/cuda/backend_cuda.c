@@ -273,6 +273,7 @@ static void cuda_rope_kv(struct backend *b, struct mat qkv, const struct rope *r
     struct cuda_backend *c = cuda_of(b);
     struct rope_args k = {.cos_sin = r->cos_sin.data,
                           .cos_sin_stride = r->cos_sin.stride,
+                          .query_factors = r->cos_sin.data && r->query_factors,
                           .rot_dim = r->rot_dim,
                           .interleaved = r->interleaved,
                           .q_norm = cuda_norm_args(&r->q_norm),

@@ -179,8 +179,9 @@ void launch_epilogue(void *out, const void *from, int out_type, int64_t out_stri
                      const void *bias, int bias_type, int act, const void *residual,
                      int64_t residual_stride, int32_t rows, int32_t cols, cudaStream_t stream);
 struct rope_args {
-    const float *cos_sin;   /* [positions, rot_dim]; NULL: no rotation */
+    const float *cos_sin;   /* [positions, rot_dim or more]; NULL: no rotation */
     int64_t cos_sin_stride; /* of a position */
+    int32_t query_factors;  /* as in struct rope; 0 without cos_sin */
     /* leading dims to rotate; 1: pairs are neighbours, else half of rot_dim apart */
     int32_t rot_dim, interleaved;
     struct norm_args q_norm, k_norm; /* weight NULL: no norm */

@@ -21,7 +21,8 @@ static uint64_t rope_digest(uint64_t h, const struct rope_config *r)
     const int64_t whole[] = {(int64_t)r->kind, r->rot_dim, r->original_positions, r->truncate};
     const double real[] = {
         r->theta,     r->factor, r->low_freq_factor, r->high_freq_factor, r->beta_fast,
-        r->beta_slow, r->mscale, r->mscale_all_dim,  r->attention_factor, r->share};
+        r->beta_slow, r->mscale, r->mscale_all_dim,  r->attention_factor, r->share,
+        r->query_beta};
 
     h = numbers(h, whole, sizeof(whole));
     h = numbers(h, r->short_factor, sizeof(r->short_factor));

@@ -572,14 +572,15 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     /* With linear and dynamic scaling max_position_embeddings is the context before
      * scaling; with the other kinds it is the longest context. */
     double reach = c->max_positions;
-    bool stretches = real_or(r->position_beta, 0) > 0;
     if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
         reach *= rope->factor;
     } else if (rope->kind == ROPE_YARN) {
         reach = MAX(reach, rope->original_positions * rope->factor);
     }
-    if (stretches) { /* queries behind it get a factor that grows with their position */
+    rope->query_beta = real_or(r->position_beta, 0);
+    if (rope->query_beta > 0 && a->latent) { /* whose queries get no factor here */
         reach = MIN(reach, rope->original_positions);
+        rope->query_beta = 0;
     }
     c->max_positions = (int32_t)MIN(reach, (double)LIMIT_MODEL_LEN);
     return check_rope(c, r, e);

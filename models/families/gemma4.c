@@ -191,7 +191,7 @@ static void gemma4_forward(struct model *m, const struct batch *b)
     if (t->first) {
         transformer_embed(m, x, m->config.embed_scale);
     }
-    if (width > 0) {
+    if (t->first && width > 0) {
         make_inputs(m, x);
     }
     for (int32_t i = 0; i < t->n_layers; i++) {

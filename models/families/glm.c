@@ -1,6 +1,8 @@
 /* GLM-4: LLaMA's computation with biases of q, k and v, half of a head rotated in
  * neighbouring pairs, and gate and up stored as one tensor. The models of 2025
- * (Glm4ForCausalLM) have norms after attention and MLP as well, as Gemma-2 has. */
+ * (Glm4ForCausalLM) have norms after attention and MLP as well, as Gemma-2 has. GGUF
+ * files made of what was published first (ChatGLM3, GLM-4 9B) have q, k and v as one
+ * tensor. */
 #include "models/families/layers.h"
 
 #define GLM                                                                         \
@@ -25,10 +27,30 @@ static const struct tensor_spec GLM4_TENSORS[] = {
     {0},
 };
 
+static const struct tensor_spec CHATGLM_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROW_QKV(LAYER "self_attn.qkv_proj", DIM_QKV),
+    ROW_QKV_BIAS(LAYER "self_attn.qkv_proj", DIM_QKV),
+    ROW_O(LAYER "self_attn.o_proj"),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROW_UP(LAYER "mlp.gate_up_proj", DIM_GATE_UP),
+    ROW_DOWN(LAYER "mlp.down_proj"),
+    {0},
+};
+
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
+
+static const struct model_family chatglm = {.architectures = GLM_ARCHITECTURES,
+                                            .tensors = CHATGLM_TENSORS,
+                                            .marker = "self_attn.qkv_proj.weight",
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};
 
 const struct model_family glm_family = {.architectures = GLM_ARCHITECTURES,
                                         .tensors = GLM_TENSORS,
+                                        .variant = &chatglm,
                                         .ignored = IGNORED,
                                         .forward = llama_forward,
                                         .gathers = true};

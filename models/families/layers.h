@@ -88,16 +88,18 @@ struct head_parts {
 
 /* A table of rotation and what its rows are computed from. */
 struct rope_table {
-    float *out;                     /* [n_positions, rot_dim] */
+    float *out;                     /* [n_positions, cols] */
     float freq[LIMIT_HEAD_DIM / 2]; /* angle of each pair from a position to the next */
     float scale;                    /* of cosines and sines */
-    int32_t rot_dim, n_positions;
+    double query_beta;              /* as in struct rope_config, with original_positions */
+    int32_t original_positions;
+    int32_t rot_dim, cols, n_positions; /* cols: rope_table_cols */
     int32_t n_filled; /* rows written, from the first on */
 };
 
 static inline size_t rope_table_bytes(const struct rope_table *t)
 {
-    return (size_t)t->n_positions * (size_t)t->rot_dim * sizeof(*t->out);
+    return (size_t)t->n_positions * (size_t)t->cols * sizeof(*t->out);
 }
 
 /* Tensors of one format that are multiplied in one way. */
@@ -650,8 +652,11 @@ void tensor_spec_name(const struct tensor_spec *s, struct tensor_index at, char 
 const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct checkpoint *c,
                                       struct tensor_index at);
 
-/* Begin the rotation table of positions [0, n_positions): out [n_positions, rot_dim],
- * borrowed, in each row rot_dim / 2 cosines, then as many sines. No row is written. */
+/* Columns of a rotation table: rot_dim, or more with factors of queries. */
+int32_t rope_table_cols(const struct rope_config *r);
+/* Begin the rotation table of positions [0, n_positions): out [n_positions,
+ * rope_table_cols], borrowed, in each row rot_dim / 2 cosines, then as many sines, then
+ * the factor of queries if there is one. No row is written. */
 void rope_table_init(struct rope_table *t, float *out, const struct rope_config *r,
                      int32_t n_positions);
 /* Write the rows of positions below n that are not written yet; as table_rows.reach of

@@ -190,6 +190,16 @@ static void head_and_sample(struct model *m, const struct batch *b)
     }
 }
 
+/* What stages hand on: the residual stream, and what layers get of their own. Call `to`,
+ * the backend's stage_receive or stage_send, for each. */
+static void pass(struct model *m, const struct batch *b, void (*to)(struct backend *, struct mat))
+{
+    to(m->backend, mat_rows(m->weights->x, 0, b->n_tokens));
+    if (m->config.layer_input > 0) {
+        to(m->backend, mat_rows(m->weights->inputs, 0, b->n_tokens));
+    }
+}
+
 void model_step(struct model *m, const struct batch *b)
 {
     const struct backend_ops *ops = m->backend->ops;
@@ -197,9 +207,8 @@ void model_step(struct model *m, const struct batch *b)
     if (b->n_tokens == 0) {
         return;
     }
-    struct mat x = mat_rows(m->weights->x, 0, b->n_tokens);
     if (!m->weights->first) {
-        ops->stage_receive(m->backend, x);
+        pass(m, b, ops->stage_receive);
     }
     head_begin(m, b);
     if (!ops->replay || !ops->replay(m->backend, b)) {
@@ -210,6 +219,6 @@ void model_step(struct model *m, const struct batch *b)
         }
     }
     if (!model_is_last(m)) {
-        ops->stage_send(m->backend, x);
+        pass(m, b, ops->stage_send);
     }
 }

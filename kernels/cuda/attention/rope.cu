@@ -101,6 +101,12 @@ __device__ __forceinline__ void store_narrow(const T *x, const kv_view &kv, cons
     }
 }
 
+/* The factor of a token's queries, whose row of the table is cs. */
+__device__ __forceinline__ float query_factor(const rope_args &r, const float *cs)
+{
+    return r.query_factors ? cs[r.rot_dim] : 1.0f;
+}
+
 /* Rotates a head in place, by its warp. */
 template <typename T>
 __device__ __forceinline__ void rotate_head(T *x, const rope_args &r, const float *cs, int half)
@@ -172,6 +178,7 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, bool norm_la
     float mean = 0.0f, scale = 1.0f;
     int rot = r.cos_sin ? r.rot_dim : 0, half = rot / 2;
     const float *cs = r.cos_sin ? r.cos_sin + position[token] * r.cos_sin_stride : nullptr;
+    float factor = is_q ? query_factor(r, cs) : 1.0f;
     if (norm_last && n.weight) {
         rotate_head(x, r, cs, half);
         rot = half = 0; /* the rest is the norm */
@@ -201,8 +208,8 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, bool norm_la
             }
             float na = head_normed<T>(xa[j], a, n, mean, scale),
                   nb = head_normed<T>(xb[j], b, n, mean, scale);
-            T ya = from_float<T>(na * c[j] - nb * sn[j]),
-              yb = from_float<T>(nb * c[j] + na * sn[j]);
+            T ya = from_float<T>((na * c[j] - nb * sn[j]) * factor),
+              yb = from_float<T>((nb * c[j] + na * sn[j]) * factor);
             x[a] = ya;
             x[b] = yb;
             if (cache) {
@@ -212,7 +219,7 @@ __global__ void rope_kv_kernel(T *qkv, int64_t stride, rope_args r, bool norm_la
         }
     }
     for (int i = rot + lane; i < d; i += 32) {
-        T y = from_float<T>(head_normed<T>(to_float(x[i]), i, n, mean, scale));
+        T y = from_float<T>(head_normed<T>(to_float(x[i]), i, n, mean, scale) * factor);
         x[i] = y;
         if (cache) {
             cache[kv_offset(kv, t, i)] = y;
@@ -413,11 +420,14 @@ __global__ void __launch_bounds__(WIDE_THREADS)
     int first_k = r.n_heads, first_v = first_k + kv.n_kv_heads, end = first_v + kv.n_kv_heads;
     int first = (NORMS || r.cos_sin ? 0 : first_k) + blockIdx.y * blockDim.y;
     lane_dims at = dims_of(r, kv.head_dim, threadIdx.x, V);
-    float cosine[V], sine[V];
-    if (at.rotates) {
-        const float *cs = r.cos_sin + __ldcg(position + token) * r.cos_sin_stride + threadIdx.x * V;
-        load_floats(cosine, cs);
-        load_floats(sine, cs + r.rot_dim / 2);
+    float cosine[V], sine[V], factor = 1.0f;
+    if (at.rotates || r.query_factors) {
+        const float *cs = r.cos_sin + __ldcg(position + token) * r.cos_sin_stride;
+        factor = query_factor(r, cs);
+        if (at.rotates) {
+            load_floats(cosine, cs + threadIdx.x * V);
+            load_floats(sine, cs + threadIdx.x * V + r.rot_dim / 2);
+        }
     }
     pdl_wait();
     /* a whole warp stays in the loop: norms and int8 scales shuffle over its lanes */
@@ -430,7 +440,8 @@ __global__ void __launch_bounds__(WIDE_THREADS)
             low = *(const wide<T> *)(x + at.low);
             high = *(const wide<T> *)(x + at.high);
         }
-        if (NORMS || (at.rotates && !is_v)) {
+        bool scaled = r.query_factors && head < first_k;
+        if (NORMS || scaled || (at.rotates && !is_v)) {
             float a[V], b[V];
 #pragma unroll
             for (int j = 0; j < V; j++) {
@@ -447,10 +458,11 @@ __global__ void __launch_bounds__(WIDE_THREADS)
                 round_lane<T>(a, b);
                 norm_head<T>(a, b, norm_of(r, head < first_k), at, kv.head_dim, !is_v);
             }
+            float by = scaled ? factor : 1.0f;
 #pragma unroll
             for (int j = 0; j < V; j++) {
-                low.v[j] = from_float<T>(a[j]);
-                high.v[j] = from_float<T>(b[j]);
+                low.v[j] = from_float<T>(a[j] * by);
+                high.v[j] = from_float<T>(b[j] * by);
             }
             if (!is_v) {
                 *(wide<T> *)(x + at.low) = low;

@@ -38,9 +38,10 @@ struct cuda_stages {
         /* last stage, every rank: on the device, [max_samples], the tokens of
          * stage_tokens' two steps */
         [2];
-    char *host; /* pinned: a micro-batch's residual stream, without NCCL */
+    char *host; /* pinned: what is in transit, without NCCL */
     size_t host_bytes;
-    struct mat out;             /* sent by step_end; data NULL: nothing */
+    struct mat out[STAGE_MATS]; /* [n_out] sent by step_end */
+    int n_out;
     bool linked;                /* NCCL is used: */
     struct nccl_group from, to; /* the previous and next stage, if any */
     cudaStream_t stream;        /* for sends */
@@ -251,7 +252,7 @@ int cuda_stage_begin(struct cuda_backend *c, const struct batch *b, struct err *
     }
     const struct step_tokens *t = stage_tokens_before(&s->tokens);
     size_t n_bytes = (size_t)t->n * sizeof(*t->token);
-    s->out.data = NULL;
+    s->n_out = 0;
     if (n_bytes == 0) {
         return 0;
     }
@@ -361,6 +362,7 @@ static void receive_on_host(struct cuda_backend *c, struct mat x)
         check(c, p->ops->receive(p, s->host, n_bytes, &e), &e);
         cuda_check(c, cudaMemcpyAsync(x.data, s->host, n_bytes, cudaMemcpyHostToDevice, c->stream),
                    "stage transfer");
+        cuda_check(c, cuda_wait_stream(c), "stage transfer"); /* before the next one's bytes */
     }
 }
 
@@ -399,7 +401,11 @@ void cuda_stage_receive(struct backend *b, struct mat x)
  * sends. */
 void cuda_stage_send(struct backend *b, struct mat x)
 {
-    cuda_of(b)->stages->out = x;
+    struct cuda_stages *s = cuda_of(b)->stages;
+
+    if (s->n_out < STAGE_MATS) {
+        s->out[s->n_out++] = x;
+    }
 }
 
 void cuda_stage_end(struct cuda_backend *c)
@@ -410,13 +416,12 @@ void cuda_stage_end(struct cuda_backend *c)
         return;
     }
     keep_sampled(c);
-    if (!s->out.data) {
-        return;
-    }
-    if (s->linked) {
-        send_slices(c, s->out);
-    } else {
-        send_from_host(c, s->out);
+    for (int i = 0; i < s->n_out; i++) {
+        if (s->linked) {
+            send_slices(c, s->out[i]);
+        } else {
+            send_from_host(c, s->out[i]);
+        }
     }
 }
 

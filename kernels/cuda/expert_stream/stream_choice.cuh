@@ -63,8 +63,29 @@ __device__ __forceinline__ bool is_plain(const expert_route &r)
 /* scores: of the row. */
 __device__ __forceinline__ int2 choose_plain(const expert_route &r, const float *scores, int lane)
 {
-    return r.n <= 128 ? route_plain<4>(r, scores, lane)
-                      : route_plain<MOST_EXPERTS / 32>(r, scores, lane);
+    return r.n <= 128   ? route_plain<4>(r, scores, lane)
+           : r.n <= 256 ? route_plain<8>(r, scores, lane)
+                        : route_plain<MOST_EXPERTS / 32>(r, scores, lane);
+}
+
+/* route_row when the scores are there. */
+template <int PER>
+__device__ __forceinline__ int2 choose_other(const expert_route &r, int row, const float *scores,
+                                             int lane)
+{
+    float score[PER], weight;
+    int expert;
+
+    scores_wait<PER>(score, scores, r.n, lane);
+    route_row<PER>(r, row, lane, &expert, &weight);
+    return make_int2(expert, __float_as_int(weight));
+}
+
+/* Of more than 256 experts; apart, so that its registers are not those of all. */
+__device__ __noinline__ int2 choose_many(const expert_route &r, int row, const float *scores,
+                                         int lane)
+{
+    return choose_other<MOST_EXPERTS / 32>(r, row, scores, lane);
 }
 
 /* Brings the code of the choice near, by a warp that has nothing else to do. scores:
@@ -88,15 +109,11 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
 
     if (warp < live) {
         const float *scores = r.scores + warp * r.scores_stride;
-        if (is_plain(r)) {
-            int2 got = choose_plain(r, scores, lane);
-            expert = got.x;
-            weight = __int_as_float(got.y);
-        } else {
-            float score[MOST_EXPERTS / 32];
-            scores_wait<MOST_EXPERTS / 32>(score, scores, r.n, lane);
-            route_row<MOST_EXPERTS / 32>(r, warp, lane, &expert, &weight);
-        }
+        int2 got = is_plain(r)   ? choose_plain(r, scores, lane)
+                   : r.n <= 256 ? choose_other<8>(r, warp, scores, lane)
+                                : choose_many(r, warp, scores, lane);
+        expert = got.x;
+        weight = __int_as_float(got.y);
         if (blockIdx.x == gridDim.x - 1 && mine) {
             count_row(r, expert);
         }

@@ -304,7 +304,7 @@ __device__ __forceinline__ void forget_scores(const expert_route &r)
 {
     if (blockIdx.x + 1 == gridDim.x) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < r.rows * MOST_EXPERTS; i += MULTIPLIERS) {
+        for (int i = threadIdx.x; i < r.rows * (int)r.scores_stride; i += MULTIPLIERS) {
             ((uint32_t *)r.scores)[i] = NO_SCORE;
         }
     }

@@ -348,7 +348,7 @@ static bool stream(struct cuda_backend *c, const struct expert_few *f, struct ma
 
     plain.counter = c->expert_counter;
     plain.route.scores = c->expert_scores;
-    plain.route.scores_stride = EXPERT_STREAM_EXPERTS;
+    plain.route.scores_stride = div_ceil(f->route.n, 32) * 32;
     a = plain;
     if (norm) {
         a.normed = true;

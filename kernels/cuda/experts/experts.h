@@ -153,10 +153,10 @@ enum { EXPERT_WIDE_ROWS = 256 };
 bool expert_wide_fits(void);
 bool launch_expert_wide(const struct expert_product *a, const struct expert_lists *l,
                         int32_t n_blocks, cudaStream_t stream);
-/* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows without a
- * shared expert; launch_expert_few does all but down with the sum, which
+/* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows and
+ * EXPERT_FEW_EXPERTS experts without a shared one; launch_expert_few does all but down with the sum, which
  * launch_expert_down does. False: not for this shape; nothing was done. */
-enum { EXPERT_FEW_ROWS = 4 };
+enum { EXPERT_FEW_ROWS = 4, EXPERT_FEW_EXPERTS = 512 };
 struct expert_few {
     struct expert_route route; /* its scores are written first */
     struct expert_product up, down;
@@ -187,9 +187,9 @@ void launch_expert_down(const struct expert_few *a, const struct expert_lists *l
                         cudaStream_t stream);
 /* All of it, with a shared expert without a gate, in one launch of n_blocks blocks, one
  * on each multiprocessor, for at most EXPERT_STREAM_ROWS rows where expert_stream_fits
- * says so. route.scores is [EXPERT_STREAM_ROWS, EXPERT_STREAM_EXPERTS], all bits set
- * between launches. */
-enum { EXPERT_STREAM_ROWS = 8, EXPERT_STREAM_EXPERTS = 256 };
+ * says so. route.scores is [EXPERT_STREAM_ROWS, scores_stride], at most
+ * EXPERT_STREAM_EXPERTS of a row, all bits set between launches. */
+enum { EXPERT_STREAM_ROWS = 8, EXPERT_STREAM_EXPERTS = 512 };
 enum { EXPERT_COUNTERS = 2, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
 void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);

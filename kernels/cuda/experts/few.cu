@@ -199,8 +199,10 @@ template <typename T> void run_up(const expert_few &a, const expert_lists &l, cu
     dim3 grid((unsigned)(a.up.width + WARPS - 1) / WARPS,
               (unsigned)a.route.rows * (unsigned)a.route.top);
 
-    launch(a.route.n <= 128 ? up_kernel<T, 4> : up_kernel<T, 8>, grid, dim3(WARPS * 32), 0, stream,
-           a, l);
+    launch(a.route.n <= 128   ? up_kernel<T, 4>
+           : a.route.n <= 256 ? up_kernel<T, 8>
+                              : up_kernel<T, 16>,
+           grid, dim3(WARPS * 32), 0, stream, a, l);
 }
 
 template <typename T> void run_down(const expert_few &a, const expert_lists &l, cudaStream_t stream)
@@ -233,7 +235,7 @@ extern "C" bool launch_expert_few(const struct expert_few *a, const struct exper
 {
     const struct expert_product *up = &a->up, *down = &a->down;
 
-    if (a->route.rows > EXPERT_FEW_ROWS || a->route.n > 256 || down->k % VEC ||
+    if (a->route.rows > EXPERT_FEW_ROWS || a->route.n > EXPERT_FEW_EXPERTS || down->k % VEC ||
         up->w_stride % VEC || down->x_stride % VEC || down->w_stride % VEC ||
         !launch_expert_router(a, stream)) {
         return false;

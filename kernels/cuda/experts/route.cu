@@ -254,6 +254,8 @@ extern "C" void launch_expert_route(const struct expert_route *a, const struct e
         route<4>(*a, *l, q, stream);
     } else if (a->n <= 256) {
         route<8>(*a, *l, q, stream);
+    } else if (a->n <= 512) {
+        route<16>(*a, *l, q, stream);
     } else {
         route<EXPERT_MOST / 32>(*a, *l, q, stream);
     }

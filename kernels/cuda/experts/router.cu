@@ -8,7 +8,8 @@
  *
  * Of the product, a warp has 16 experts as the rows of the matrix instruction and a
  * part of the block's columns. A lane has 8 neighbours of each 32 columns, of both
- * operands. Weights are on their way before the launch ahead has ended.
+ * operands. Weights are on their way before the launch ahead has ended. Of more than
+ * TILE * WARPS experts a warp has as many again, in a second turn.
  */
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/cluster.cuh"
@@ -26,22 +27,27 @@ enum {
     GROUP = 32,       /* columns that the lanes of a row share */
     AHEAD = 4,        /* groups on their way at a time */
     MOST_SHARE = 4,   /* warps that divide the columns of the same experts */
-    MOST_CHOICE = 256 /* experts */
+    MOST_CHOICE = 512 /* experts */
 };
 
+/* Turns that the warps take for up to PER * 32 experts. */
+template <int PER> constexpr int TURNS = (PER * 32 + TILE * WARPS - 1) / (TILE * WARPS);
+
 /* TILES: of 8 rows each. */
-template <int TILES> struct choose_shared {
-    float part[WARPS][TILES * 8][TILE]; /* of the block's columns, by warp */
-    float score[TILES][MOST_CHOICE];    /* of the block's rows */
+template <int PER, int TILES> struct choose_shared {
+    /* of the block's columns, by warp and turn */
+    float part[TURNS<PER> * WARPS][TILES * 8][TILE];
+    float score[TILES][PER * 32]; /* of the block's rows */
     int count[THREADS], sums[32];
 };
 
-/* The part of a warp: experts from tile * TILE on, columns of groups [at, end). */
+/* The part of a warp: experts from tile * TILE on, columns of groups [at, end). With
+ * more tiles than warps it has the columns of all. */
 struct warp_part {
     int tiles, share, tile, at, end;
 
     __device__ __forceinline__ warp_part(int n, int k, int rank, int warp)
-        : tiles((n + TILE - 1) / TILE), share(min(WARPS / tiles, (int)MOST_SHARE)),
+        : tiles((n + TILE - 1) / TILE), share(max(min(WARPS / tiles, (int)MOST_SHARE), 1)),
           tile(warp % tiles)
     {
         int groups = k / GROUP, first = groups * rank / CLUSTER;
@@ -99,13 +105,17 @@ __device__ __forceinline__ void multiply(float (&d)[TILES][4], const expert_few 
 }
 
 /* The scores of the block's rows, from the parts of all blocks of the cluster. */
-template <typename T, int TILES>
-__device__ __forceinline__ void add_parts(choose_shared<TILES> &s, const block_cluster &cluster,
-                                          const expert_few &a, const warp_part &p, int rank)
+template <typename T, int PER, int TILES>
+__device__ __forceinline__ void add_parts(choose_shared<PER, TILES> &s,
+                                          const block_cluster &cluster, const expert_few &a,
+                                          const warp_part &p, int rank)
 {
-    int t = threadIdx.x / MOST_CHOICE, e = threadIdx.x % MOST_CHOICE;
-
-    if (t < TILES && e < a.route.n) {
+#pragma unroll
+    for (int at0 = 0; at0 < TILES * PER * 32; at0 += THREADS) {
+        int t = (at0 + threadIdx.x) / (PER * 32), e = (at0 + threadIdx.x) % (PER * 32);
+        if (t >= TILES || e >= a.route.n) {
+            continue;
+        }
         float sum = a.router_bias ? to_float(((const T *)a.router_bias)[e]) : 0.0f;
         for (int i = 0; i < p.share; i++) {
             float *at = &s.part[i * p.tiles + e / TILE][t * 8 + rank][e % TILE];
@@ -138,11 +148,10 @@ __global__ void __launch_bounds__(THREADS)
     choose_kernel(const __grid_constant__ expert_few a, const __grid_constant__ expert_lists l,
                   const expert_quantise q, int n_route)
 {
-    __shared__ choose_shared<TILES> s;
+    __shared__ choose_shared<PER, TILES> s;
     block_cluster cluster;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = (int)cluster.rank();
     int block = blockIdx.x - n_route * CLUSTER, row0 = blockIdx.x / CLUSTER * TILES * 8;
-    float d[TILES][4] = {};
 
     if (block >= 0) {
         pdl_wait();
@@ -153,17 +162,23 @@ __global__ void __launch_bounds__(THREADS)
     }
     warp_part p(a.route.n, a.up.k, rank, warp);
     s.count[threadIdx.x] = 0;
-    multiply<T, TILES>(d, a, p, row0, lane);
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS<PER>; turn++) {
+        float d[TILES][4] = {};
+        multiply<T, TILES>(d, a, p, row0, lane);
 #pragma unroll
-    for (int t = 0; t < TILES; t++) {
+        for (int t = 0; t < TILES; t++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            s.part[warp][t * 8 + (lane & 3) * 2 + (i & 1)][(lane >> 2) + i / 2 * 8] = d[t][i];
+            for (int i = 0; i < 4; i++) {
+                s.part[turn * WARPS + warp][t * 8 + (lane & 3) * 2 + (i & 1)]
+                      [(lane >> 2) + i / 2 * 8] = d[t][i];
+            }
         }
+        p.tile += WARPS;
     }
     random_delay();
     cluster.sync();
-    add_parts<T, TILES>(s, cluster, a, p, rank);
+    add_parts<T, PER, TILES>(s, cluster, a, p, rank);
     cluster.arrive(); /* this block has read the others */
     __syncthreads();
     int rows = live_rows(a.route), row = row0 + warp * 8 + rank;
@@ -197,12 +212,14 @@ template <typename T>
 void run_type(const expert_few &a, const expert_lists &l, const expert_quantise *q,
               cudaStream_t stream)
 {
-    bool few = a.route.n <= 128, narrow = a.route.rows <= 64;
+    bool narrow = a.route.rows <= 64;
 
-    if (few) {
+    if (a.route.n <= 128) {
         narrow ? run<T, 4, 1>(a, l, q, stream) : run<T, 4, 2>(a, l, q, stream);
-    } else {
+    } else if (a.route.n <= 256) {
         narrow ? run<T, 8, 1>(a, l, q, stream) : run<T, 8, 2>(a, l, q, stream);
+    } else {
+        narrow ? run<T, 16, 1>(a, l, q, stream) : run<T, 16, 2>(a, l, q, stream);
     }
 }
 

@@ -174,14 +174,15 @@ __device__ __forceinline__ void load_epilogue_operands(epilogue_operands<T> &e, 
         return;
     }
     const fused_rope &r = a.rope;
-    bool rotates = r.cos_sin && o.out[0] / r.kv.head_dim < r.n_heads + r.kv.n_kv_heads;
+    int head = o.out[0] / r.kv.head_dim, dim = o.out[0] % r.kv.head_dim;
+    bool rotates = r.cos_sin && head < r.n_heads + r.kv.n_kv_heads;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (o.row + i < a.rows) {
-            const float *at =
-                r.cos_sin + r.position[o.row + i] * r.cos_sin_stride + o.out[0] % r.kv.head_dim;
-            e.cosine[i] = rotates ? at[0] : 1.0f;
-            e.sine[i] = rotates ? at[r.kv.head_dim / 2] : 0.0f;
+            const float *at = r.cos_sin + r.position[o.row + i] * r.cos_sin_stride;
+            float factor = r.query_factors && head < r.n_heads ? at[r.kv.head_dim] : 1.0f;
+            e.cosine[i] = rotates ? at[dim] * factor : 1.0f;
+            e.sine[i] = rotates ? at[dim + r.kv.head_dim / 2] * factor : 0.0f;
             e.slot[i] = r.slot[o.row + i];
         }
     }

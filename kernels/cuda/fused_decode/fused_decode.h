@@ -126,8 +126,9 @@ struct fused_op {
 /* Rotation of q and k over whole heads, halves paired; k and v are also written to the
  * cache. */
 struct fused_rope {
-    const float *cos_sin;           /* [positions, head_dim]; NULL: no rotation */
+    const float *cos_sin;           /* [positions, head_dim or more]; NULL: no rotation */
     int64_t cos_sin_stride;         /* of a position */
+    int32_t query_factors;          /* as in struct rope_args */
     const int32_t *position, *slot; /* [rows] */
     struct kv_view kv;              /* the cache; base NULL: no op has it yet */
     float k_over, v_over;           /* as in struct rope_args */

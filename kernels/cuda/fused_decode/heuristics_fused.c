@@ -239,6 +239,7 @@ bool fused_push_rope_kv(struct fused_args *a, int32_t rows, struct mat qkv, cons
     a->rope = *at;
     a->rope.cos_sin = r->cos_sin.data;
     a->rope.cos_sin_stride = r->cos_sin.stride;
+    a->rope.query_factors = rotates && r->query_factors;
     a->rope.n_heads = attention->n_heads;
     a->rope.k_over = 1 / attention_k_scale(attention);
     a->rope.v_over = 1 / attention_v_scale(attention);

@@ -616,6 +616,7 @@ static const struct gguf_family FAMILIES[] = {
      .layer = GEMMA4_LAYER,
      .keys = GEMMA4_KEYS,
      .two_heads = true},
+    {.gguf = "chatglm", .name = "GlmForCausalLM", .layer = PHI3_LAYER},
     {.gguf = "glm4", .name = "Glm4ForCausalLM", .layer = GLM4_LAYER, .qkv_bias = "attention_bias"},
     {.gguf = "olmo2",
      .name = "Olmo3ForCausalLM",

@@ -32,6 +32,47 @@ static int32_t owner_of(const struct model_config *c, int32_t layer)
     return owner;
 }
 
+/* The first layer whose keys and values another one reads; n_layers: there is none. */
+static int32_t first_owner(const struct model_config *c)
+{
+    int32_t first = c->n_layers;
+
+    for (int32_t i = c->sharing_from; i < c->n_layers; i++) {
+        first = MIN(first, owner_of(c, i));
+    }
+    return first;
+}
+
+int32_t model_first_layer(const struct model_config *c, int32_t stage, int32_t n_stages)
+{
+    int64_t n = c->n_layers, before = n_stages - 1, last = div_ceil(n * before, n_stages);
+    int32_t owner = first_owner(c);
+
+    if (before == 0 || owner >= last || stage == n_stages) {
+        return (int32_t)div_ceil(n * stage, n_stages);
+    }
+    return (int32_t)div_ceil(owner * (int64_t)stage, before);
+}
+
+int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
+{
+    int32_t owner = first_owner(c);
+
+    if (n > c->n_layers) {
+        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
+                             "pipeline_parallel_size %d is more than the %d layers of the model", n,
+                             c->n_layers);
+    }
+    if (n - 1 > owner) {
+        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
+                             "pipeline_parallel_size %d: the last layers of %s read the keys and "
+                             "values of layer %d on, so they are on one stage with it; at most %d "
+                             "stages are possible",
+                             n, c->architecture, owner, owner + 1);
+    }
+    return 0;
+}
+
 /* Whether a layer has a place of a kind. */
 static bool has_kind(const struct model_config *c, int32_t layer, enum kind kind)
 {

@@ -11,7 +11,7 @@
 static int load_rope_table(struct model *m, const struct rope_config *r, struct rope_table *t,
                            struct mat *ret, struct err *e)
 {
-    int32_t rows = m->options.max_len, cols = r->rot_dim;
+    int32_t rows = m->options.max_len, cols = rope_table_cols(r);
     size_t n_bytes = (size_t)rows * (size_t)cols * sizeof(float);
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *out = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -97,7 +97,8 @@ static void set_rope(const struct model *m, int32_t layer, struct rope *r)
 
     if (!c->unrotated[layer]) {
         r->cos_sin = own ? t->window_cos_sin : t->cos_sin;
-        r->rot_dim = r->cos_sin.cols;
+        r->rot_dim = own ? t->rope[1].rot_dim : t->rope[0].rot_dim;
+        r->query_factors = r->cos_sin.cols > r->rot_dim;
         r->interleaved = c->rope_interleaved;
     }
     r->norm_last = c->norm_last;
@@ -250,22 +251,6 @@ int model_check_ranks(const struct model_config *c, int32_t n, bool by_expert, s
         return err_set_param(
             e, ERR_INVALID, "tensor_parallel_size",
             "tensor_parallel_size %d leaves the last rank no part of a vocabulary of %d", n, ids);
-    }
-    return 0;
-}
-
-int model_check_stages(const struct model_config *c, int32_t n, struct err *e)
-{
-    if (n > c->n_layers) {
-        return err_set_param(e, ERR_INVALID, "pipeline_parallel_size",
-                             "pipeline_parallel_size %d is more than the %d layers of the model", n,
-                             c->n_layers);
-    }
-    if (n > 1 && (c->layer_input > 0 || c->sharing_from < c->n_layers)) {
-        return err_set_param(e, ERR_UNSUPPORTED, "pipeline_parallel_size",
-                             "pipeline_parallel_size %d: layers of %s read what the first ones "
-                             "made, which stages do not send",
-                             n, c->architecture);
     }
     return 0;
 }

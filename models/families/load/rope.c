@@ -4,6 +4,9 @@
  * were trained with that rounding, and at long positions it is the largest error of a
  * float32 forward pass. Sources: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN,
  * equations 17-23); Ding et al. 2024 (LongRoPE); Llama 3.1's reference code (llama3).
+ *
+ * Factors of queries by position (Nakanishi 2025, scalable softmax; Ministral 3) stand
+ * in a column behind the sines.
  */
 #include <math.h>
 
@@ -111,6 +114,13 @@ static float scaled(const struct rope_config *r, int32_t i, float f, const float
     return f;
 }
 
+int32_t rope_table_cols(const struct rope_config *r)
+{
+    enum { ALIGNED = 4 }; /* floats that a GPU reads at once */
+
+    return r->query_beta > 0 ? r->rot_dim + ALIGNED : r->rot_dim;
+}
+
 void rope_table_init(struct rope_table *t, float *out, const struct rope_config *r,
                      int32_t n_positions)
 {
@@ -121,6 +131,9 @@ void rope_table_init(struct rope_table *t, float *out, const struct rope_config 
     *t = (struct rope_table){.out = out,
                              .scale = (float)magnitude(r),
                              .rot_dim = r->rot_dim,
+                             .cols = rope_table_cols(r),
+                             .query_beta = r->query_beta,
+                             .original_positions = r->original_positions,
                              .n_positions = n_positions};
     for (int32_t i = 0; i < r->rot_dim / 2; i++) {
         t->freq[i] = scaled(r, i, frequency(theta, i, r->rot_dim), stretch);
@@ -133,12 +146,16 @@ void rope_table_reach(void *table, int32_t n)
     int32_t half = t->rot_dim / 2, end = MIN(n, t->n_positions);
 
     for (; t->n_filled < end; t->n_filled++) {
-        float *row = t->out + (int64_t)t->n_filled * t->rot_dim;
+        float *row = t->out + (int64_t)t->n_filled * t->cols;
         for (int32_t i = 0; i < half; i++) {
             float angle = (float)t->n_filled * t->freq[i];
             sincosf(angle, &row[half + i], &row[i]);
             row[i] *= t->scale;
             row[half + i] *= t->scale;
+        }
+        if (t->query_beta > 0) {
+            int32_t contexts = t->n_filled / t->original_positions;
+            row[t->rot_dim] = (float)(1 + t->query_beta * log(1.0 + contexts));
         }
     }
 }

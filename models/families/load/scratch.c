@@ -125,7 +125,7 @@ static void want_inputs(struct model *m, enum dtype act, struct wants *ret)
     bool beside = c->full_head_dim > 0 && c->experts.n > 0;
     const struct want want[] = {
         {&t->inputs, n, inputs, act, KEPT},
-        {&t->inputs_embed, n, inputs, act, KEPT},
+        {&t->inputs_embed, n, t->first ? inputs : 0, act, KEPT},
         {&t->input, n, c->layer_input, act, KEPT},
         {&t->beside, n, beside ? c->hidden : 0, act, FEEDING},
         {&t->router_x, n, beside ? c->hidden : 0, act, FEEDING},

@@ -657,12 +657,20 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
 /* Whether this pipeline stage needs a weight outside the layers. */
 static bool is_held(const struct model *m, size_t target)
 {
+    static const size_t FIRST[] = {IN_MODEL(positions), IN_MODEL(project_in),
+                                   IN_MODEL(inputs_table), IN_MODEL(inputs_project),
+                                   IN_MODEL(inputs_norm.weight)};
     bool first = m->weights->first, last = model_is_last(m);
 
     if (target == IN_MODEL(embed)) {
         return first || (last && m->config.tied);
     }
-    return target == IN_MODEL(positions) || target == IN_MODEL(project_in) ? first : last;
+    for (size_t i = 0; i < ARRAY_LEN(FIRST); i++) {
+        if (target == FIRST[i]) {
+            return first;
+        }
+    }
+    return last;
 }
 
 int load_weights(struct model *m, struct err *e)

@@ -26,6 +26,7 @@ struct scene_case {
     bool interleaved, qk_norm;
     bool wide_norm;   /* the norms' weights are float32 whatever dtype is */
     bool norm_last;   /* they come behind the rotation */
+    bool query_factors; /* queries have factors by position */
     enum dtype dtype; /* of weights; the cache has the activations' */
 };
 
@@ -49,23 +50,31 @@ struct scene {
     int32_t free_block[SCENE_BLOCKS], n_free;
 };
 
+static int32_t table_cols(const struct scene_case *c)
+{
+    return c->query_factors ? c->rot_dim + 4 : c->rot_dim;
+}
+
 static void open_rope(struct scene *s)
 {
     const struct scene_case *c = s->c;
 
     s->cos_sin = NULL;
     if (c->rot_dim > 0) {
-        int32_t half = c->rot_dim / 2;
-        s->cos_sin = rig_alloc((size_t)s->max_len * (size_t)c->rot_dim * sizeof(float));
+        int32_t half = c->rot_dim / 2, cols = table_cols(c);
+        s->cos_sin = rig_alloc((size_t)s->max_len * (size_t)cols * sizeof(float));
         for (int32_t p = 0; p < s->max_len; p++) {
             for (int32_t i = 0; i < half; i++) {
                 double angle = p * pow(10000, -(double)i / half);
-                s->cos_sin[p * c->rot_dim + i] = (float)cos(angle);
-                s->cos_sin[p * c->rot_dim + half + i] = (float)sin(angle);
+                s->cos_sin[p * cols + i] = (float)cos(angle);
+                s->cos_sin[p * cols + half + i] = (float)sin(angle);
+            }
+            for (int32_t i = c->rot_dim; i < cols; i++) { /* only the first is read */
+                s->cos_sin[p * cols + i] = i > c->rot_dim ? NAN : 1 + 0.3f * (float)(p / 7);
             }
         }
-        s->rope.cos_sin =
-            rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, s->max_len, c->rot_dim, s->cos_sin);
+        s->rope.cos_sin = rig_weight(&s->r, WEIGHT_TABLE, DTYPE_F32, s->max_len, cols, s->cos_sin);
+        s->rope.query_factors = c->query_factors;
         s->rope.rot_dim = c->rot_dim;
         s->rope.interleaved = c->interleaved;
     }
@@ -147,10 +156,13 @@ static void scene_close(struct scene *s)
 
 /* ---- references ---- */
 
-RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *head,
-                                         const float *weight, int32_t position, double *out)
+/* Of head h of a token's, queries first. */
+RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *head, int32_t h,
+                                         int32_t position, double *out)
 {
     const struct scene_case *c = s->c;
+    const float *weight = h < c->n_heads ? s->q_weight : s->k_weight;
+    const float *turn = s->cos_sin ? s->cos_sin + position * table_cols(c) : NULL;
     double sum = 0; /* of squares, which a rotation does not change */
 
     for (int32_t i = 0; i < c->head_dim; i++) {
@@ -165,8 +177,7 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
     for (int32_t i = 0; i < half; i++) {
         int32_t a = c->interleaved ? 2 * i : i;
         int32_t b = c->interleaved ? 2 * i + 1 : i + half;
-        double co = s->cos_sin[position * c->rot_dim + i];
-        double si = s->cos_sin[position * c->rot_dim + half + i];
+        double co = turn[i], si = turn[half + i];
         double x = out[a];
         double y = out[b];
         out[a] = x * co - y * si;
@@ -174,6 +185,9 @@ RIG_UNWATCHED static void rope_reference(const struct scene *s, const float *hea
     }
     for (int32_t i = 0; i < c->head_dim && c->qk_norm && c->norm_last; i++) {
         out[i] *= (double)weight[i] * factor;
+    }
+    for (int32_t i = 0; i < c->head_dim && c->query_factors && h < c->n_heads; i++) {
+        out[i] *= turn[c->rot_dim];
     }
 }
 
@@ -309,8 +323,7 @@ static void take_qkv(struct scene *s, const struct packed *p, const float *befor
         struct scene_seq *q = &s->seq[p->seq[i]];
         for (int32_t t = p->q_start[i]; t < p->q_start[i + 1]; t++) {
             for (int32_t h = 0; h < c->n_heads + c->n_kv_heads; h++) {
-                rope_reference(s, before + (int64_t)t * width + h * d,
-                               h < c->n_heads ? s->q_weight : s->k_weight, p->position[t],
+                rope_reference(s, before + (int64_t)t * width + h * d, h, p->position[t],
                                ref + (int64_t)t * turned + h * d);
             }
             memcpy(got + (int64_t)t * turned, after + (int64_t)t * width,
@@ -623,27 +636,33 @@ static void rotations_and_norms_of_heads(void **state)
         int32_t head_dim, rot_dim, block_size;
         bool interleaved, qk_norm, wide_norm;
         enum dtype dtype;
-        bool many_rows, norm_last;
+        bool many_rows, norm_last, query_factors;
     } cases[] = {
-        {64, 32, 16, true, true, false, DTYPE_BF16, false, false},
-        {96, 48, 16, false, true, true, DTYPE_F16, false, false},
-        {128, 96, 24, false, false, false, DTYPE_BF16, false, false},
-        {256, 256, 16, false, true, true, DTYPE_F16, false, false},
-        {256, 64, 16, true, true, false, DTYPE_F32, false, false},
-        {80, 16, 16, true, false, false, DTYPE_BF16, false, false},
-        {56, 28, 16, false, true, false, DTYPE_F16, false, false},
-        {128, 0, 16, false, true, true, DTYPE_BF16, false, false},
-        {64, 64, 4, false, true, false, DTYPE_F32, false, false},
-        {20, 4, 16, true, true, true, DTYPE_BF16, false, false},
-        {128, 128, 16, false, false, false, DTYPE_F32, true, false},
-        {32, 32, 16, false, true, false, DTYPE_BF16, false, false},
-        {128, 128, 16, false, true, false, DTYPE_F32, true, false},
+        {64, 32, 16, true, true, false, DTYPE_BF16, false, false, false},
+        {96, 48, 16, false, true, true, DTYPE_F16, false, false, false},
+        {128, 96, 24, false, false, false, DTYPE_BF16, false, false, false},
+        {256, 256, 16, false, true, true, DTYPE_F16, false, false, false},
+        {256, 64, 16, true, true, false, DTYPE_F32, false, false, false},
+        {80, 16, 16, true, false, false, DTYPE_BF16, false, false, false},
+        {56, 28, 16, false, true, false, DTYPE_F16, false, false, false},
+        {128, 0, 16, false, true, true, DTYPE_BF16, false, false, false},
+        {64, 64, 4, false, true, false, DTYPE_F32, false, false, false},
+        {20, 4, 16, true, true, true, DTYPE_BF16, false, false, false},
+        {128, 128, 16, false, false, false, DTYPE_F32, true, false, false},
+        {32, 32, 16, false, true, false, DTYPE_BF16, false, false, false},
+        {128, 128, 16, false, true, false, DTYPE_F32, true, false, false},
         /* HunYuan's order */
-        {128, 128, 16, false, true, false, DTYPE_BF16, false, true},
-        {64, 32, 16, true, true, true, DTYPE_F32, false, true},
-        {128, 128, 16, false, true, true, DTYPE_F16, true, true},
-        {56, 28, 16, false, true, false, DTYPE_BF16, false, true},
-        {80, 80, 16, true, true, false, DTYPE_F32, false, true},
+        {128, 128, 16, false, true, false, DTYPE_BF16, false, true, false},
+        {64, 32, 16, true, true, true, DTYPE_F32, false, true, false},
+        {128, 128, 16, false, true, true, DTYPE_F16, true, true, false},
+        {56, 28, 16, false, true, false, DTYPE_BF16, false, true, false},
+        {80, 80, 16, true, true, false, DTYPE_F32, false, true, false},
+        /* Ministral 3's factors of queries */
+        {128, 128, 16, false, false, false, DTYPE_BF16, false, false, true},
+        {128, 128, 16, false, false, false, DTYPE_F16, true, false, true},
+        {128, 64, 16, true, true, false, DTYPE_BF16, false, false, true},
+        {80, 80, 16, true, false, false, DTYPE_F32, false, false, true},
+        {56, 28, 16, false, true, false, DTYPE_BF16, false, true, true},
     };
     const struct scene_step few = {.n = {0, 0, 1, 2, 30, 33}};
     const struct scene_step many = {.n = {0, 0, 1, 2, 120 / RIG_SHORTER, 400 / RIG_SHORTER}};
@@ -660,6 +679,7 @@ static void rotations_and_norms_of_heads(void **state)
                                .qk_norm = cases[i].qk_norm,
                                .wide_norm = cases[i].wide_norm,
                                .norm_last = cases[i].norm_last,
+                               .query_factors = cases[i].query_factors,
                                .dtype = cases[i].dtype};
         struct scene s;
         scene_open(&s, &c);

@@ -2,7 +2,7 @@
  * same row in company. */
 #include "tests/unit/quantised.h"
 
-enum { MOST_EXPERTS = 300 };
+enum { MOST_EXPERTS = 512 };
 
 struct shape {
     int32_t rows, n, top, hidden, width, shared; /* shared: 0: there is no shared expert */
@@ -132,6 +132,21 @@ static const struct shape SHAPES[] = {
     {190, 100, 3, 288, 48, 0, true, .skew = 0, .n_groups = 4, .top_groups = 2},
     {256, 32, 4, 2880, 32, 0, true, .skew = 0, .biases = true},
     {17, 256, 8, 512, 32, 32, true, .skew = 0, .ungated = true},
+    /* Kimi-K2's number of experts, then Qwen3-Next's, and more than blocks choose among */
+    {1, 384, 8, 128, 64, 64, true, .skew = 0, .sigmoid = true, .choice_bias = true,
+     .ungated = true, .factor = 2.5F},
+    {3, 384, 8, 256, 64, 0, true, .skew = 0, .n_groups = 8, .top_groups = 4, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .factor = 2.5F},
+    {8, 384, 8, 128, 64, 64, true, .skew = 0, .n_groups = 8, .top_groups = 4, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .ungated = true, .factor = 2.5F},
+    {20, 384, 8, 288, 32, 32, true, .skew = 0, .n_groups = 8, .top_groups = 4, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .ungated = true, .factor = 2.5F},
+    {100, 384, 8, 128, 64, 64, true, .skew = 0, .sigmoid = true, .choice_bias = true,
+     .ungated = true, .factor = 2.5F},
+    {4, 512, 10, 96, 64, 0, true, .skew = 0},
+    {70, 511, 10, 64, 32, 32, true, .skew = 0},
+    {300, 384, 8, 64, 32, 0, true, .skew = 0, .n_groups = 8, .top_groups = 4, .sigmoid = true,
+     .by_two = true, .choice_bias = true, .factor = 2.5F},
     /* codes, by the widths of a GPU's tiles of them */
     {3, 8, 2, 128, 128, 0, true, .skew = 0, .quant = &FP8_ROWS},
     {70, 16, 4, 384, 128, 0, true, .skew = 0, .biases = true, .quant = &FP8_ROWS},

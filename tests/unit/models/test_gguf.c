@@ -629,6 +629,8 @@ static void families_tensors_get_their_names(void **state)
     } CASES[] = {
         {"llama", "blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"},
         {"phi3", "blk.0.ffn_up.weight", "model.layers.0.mlp.gate_up_proj.weight"},
+        {"chatglm", "blk.0.attn_qkv.bias", "model.layers.0.self_attn.qkv_proj.bias"},
+        {"chatglm", "blk.0.ffn_up.weight", "model.layers.0.mlp.gate_up_proj.weight"},
         {"gemma2", "blk.0.post_attention_norm.weight",
          "model.layers.0.post_attention_layernorm.weight"},
         {"gemma2", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"},

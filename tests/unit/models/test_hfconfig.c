@@ -332,6 +332,40 @@ static void layers_of_gemma4_are_checked_against_each_other(void **state)
            ERR_UNSUPPORTED, "vocab_size_per_layer_input 50 is not vocab_size 100");
 }
 
+static void check_stages(const struct model_config *m, int32_t n, const int32_t *first)
+{
+    struct err why = {0};
+
+    assert_int_equal(model_check_stages(m, n, &why), 0);
+    for (int32_t i = 0; i <= n; i++) {
+        assert_int_equal(model_first_layer(m, i, n), first[i]);
+    }
+}
+
+/* Layers that share caches, and the first of those that they read, are on the last
+ * stage; where the even division has them there anyway it stays. */
+static void stages_end_before_the_caches_that_layers_share(void **state)
+{
+    (void)state;
+    struct model_config m = {.n_layers = 10, .sharing_from = 10};
+    struct err why = {0};
+
+    check_stages(&m, 3, (const int32_t[]){0, 4, 7, 10});
+    m.sharing_from = 6; /* layers 4 and 5 are read */
+    for (int32_t i = 0; i < m.n_layers; i++) {
+        m.windowed[i] = i % 2 == 0;
+    }
+    check_stages(&m, 1, (const int32_t[]){0, 10});
+    check_stages(&m, 2, (const int32_t[]){0, 4, 10});
+    check_stages(&m, 3, (const int32_t[]){0, 2, 4, 10});
+    check_stages(&m, 5, (const int32_t[]){0, 1, 2, 3, 4, 10});
+    m.sharing_from = 8; /* 6 and 7 */
+    check_stages(&m, 2, (const int32_t[]){0, 5, 10});
+    m.sharing_from = 6;
+    assert_int_equal(model_check_stages(&m, 6, &why), ERR_INVALID);
+    assert_non_null(strstr(why.text, "at most 5 stages are possible"));
+}
+
 static void the_text_of_a_vision_model_is_in_its_text_config(void **state)
 {
     (void)state;
@@ -443,6 +477,31 @@ static void rotations_are_those_of_the_definition(void **state)
     assert_float_equal(table[8 + 2], sin(1.0), 1e-6);
 }
 
+/* The column behind the sines; the table's other columns are as without. */
+static void factors_of_queries_grow_with_the_contexts_before_them(void **state)
+{
+    (void)state;
+    float table[7 * 8];
+    struct rope_config r = {.kind = ROPE_DEFAULT,
+                            .theta = 100,
+                            .factor = 1,
+                            .rot_dim = 4,
+                            .original_positions = 3,
+                            .query_beta = 0.5};
+    struct rope_table t;
+
+    assert_int_equal(rope_table_cols(&r), 8);
+    rope_table_init(&t, table, &r, 7);
+    rope_table_reach(&t, 7);
+    assert_float_equal(table[2 * 8 + 3], sin(0.2), 1e-6);
+    assert_float_equal(table[2 * 8 + 4], 1, 0);
+    assert_float_equal(table[3 * 8 + 4], 1 + 0.5 * log(2), 1e-6);
+    assert_float_equal(table[5 * 8 + 4], 1 + 0.5 * log(2), 1e-6);
+    assert_float_equal(table[6 * 8 + 4], 1 + 0.5 * log(3), 1e-6);
+    r.query_beta = 0;
+    assert_int_equal(rope_table_cols(&r), 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -453,11 +512,13 @@ int main(void)
         cmocka_unit_test(wrong_values_are_named_with_what_is_allowed),
         cmocka_unit_test(latents_are_read_and_checked),
         cmocka_unit_test(layers_of_gemma4_are_checked_against_each_other),
+        cmocka_unit_test(stages_end_before_the_caches_that_layers_share),
         cmocka_unit_test(the_text_of_a_vision_model_is_in_its_text_config),
         cmocka_unit_test(broken_json_is_refused_at_its_byte),
         cmocka_unit_test(generation_defaults_are_read),
         cmocka_unit_test(nothing_is_returned_with_an_error),
         cmocka_unit_test(rotations_are_those_of_the_definition),
+        cmocka_unit_test(factors_of_queries_grow_with_the_contexts_before_them),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

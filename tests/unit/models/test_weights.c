@@ -473,6 +473,7 @@ static void configurations_that_differ_have_other_digests(void **state)
         offsetof(struct model_config, rope.original_positions),
         offsetof(struct model_config, rope.beta_fast),
         offsetof(struct model_config, rope.attention_factor),
+        offsetof(struct model_config, rope.query_beta),
         offsetof(struct model_config, rope.short_factor),
         offsetof(struct model_config, rope.long_factor),
         offsetof(struct model_config, latent.rank),

@@ -27,6 +27,7 @@ struct shape {
     enum activation act;
     bool gated, biased, roped;
     bool head_norms; /* q and k are normed per head, and qkv stands alone behind a sum */
+    bool query_factors; /* queries have factors by position */
 };
 
 static const struct shape shapes[] = {
@@ -36,7 +37,7 @@ static const struct shape shapes[] = {
     {1024, 2112, 4, 4, 128, NORM_LAYER, ACT_RELU, false, true, .roped = false},
     /* widths that no fast kernel supports */
     {80, 112, 2, 1, 40, NORM_RMS, ACT_SILU, true, false, .roped = true},
-    {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    {512, 768, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true, .query_factors = true},
     {4672, 128, 1, 1, 64, NORM_RMS, ACT_SILU, true, false, .roped = true}, /* wide norms */
     {4672, 128, 1, 1, 64, NORM_LAYER, ACT_RELU, false, true, .roped = false},
     /* one wave of tiles on a large device, with more rows than one launch takes */
@@ -85,7 +86,7 @@ struct scene {
     struct weight norm1, norm2, shift1, shift2, q_norm, k_norm;
     struct mat attn, x, y1, h1, wide, act, y2, h2, out, seen, y3, more[MORE];
     struct rope rope;
-    float *cos_sin; /* [POSITIONS, head_dim] */
+    float *cos_sin; /* [POSITIONS, table_cols] */
     struct attention attention;
     int32_t step;
     float *history[STEPS]; /* out of every step */
@@ -101,6 +102,31 @@ static struct weight weight_of(struct scene *s, int32_t rows, int32_t cols, floa
     }
     return (struct weight){
         v, rig_weight(s->r, rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR, s->t, rows, cols, v)};
+}
+
+static int32_t table_cols(const struct shape *k)
+{
+    return k->query_factors ? k->head_dim + 4 : k->head_dim;
+}
+
+static void make_table(struct scene *s)
+{
+    const struct shape *k = s->k;
+    int32_t half = k->head_dim / 2, cols = table_cols(k);
+
+    s->cos_sin = rig_alloc((size_t)POSITIONS * (size_t)cols * sizeof(float));
+    for (int32_t i = 0; i < POSITIONS * half; i++) {
+        double angle = i / half * pow(100, -(double)(i % half) / half);
+        s->cos_sin[i / half * cols + i % half] = (float)cos(angle);
+        s->cos_sin[i / half * cols + half + i % half] = (float)sin(angle);
+    }
+    for (int32_t p = 0; p < POSITIONS && k->query_factors; p++) {
+        s->cos_sin[p * cols + k->head_dim] = 1 + 0.25f * (float)(p / 16);
+    }
+    s->rope = (struct rope){.rot_dim = k->head_dim, .query_factors = k->query_factors};
+    if (k->roped) {
+        s->rope.cos_sin = rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, cols, s->cos_sin);
+    }
 }
 
 static void make_attention(struct scene *s)
@@ -119,18 +145,7 @@ static void make_attention(struct scene *s)
                                       .scale = 1.0f / sqrtf((float)k->head_dim),
                                       .k_scale = cache_type == DTYPE_F8 ? 0.5f : 0,
                                       .v_scale = cache_type == DTYPE_F8 ? 0.03125f : 0};
-    int32_t half = k->head_dim / 2;
-    s->cos_sin = rig_alloc((size_t)POSITIONS * (size_t)k->head_dim * sizeof(float));
-    for (int32_t i = 0; i < POSITIONS * half; i++) {
-        double angle = i / half * pow(100, -(double)(i % half) / half);
-        s->cos_sin[i / half * k->head_dim + i % half] = (float)cos(angle);
-        s->cos_sin[i / half * k->head_dim + half + i % half] = (float)sin(angle);
-    }
-    s->rope = (struct rope){.rot_dim = k->head_dim};
-    if (k->roped) {
-        s->rope.cos_sin =
-            rig_weight(s->r, WEIGHT_TABLE, DTYPE_F32, POSITIONS, k->head_dim, s->cos_sin);
-    }
+    make_table(s);
 }
 
 static void scene_make(struct scene *s)
@@ -480,10 +495,11 @@ static void check_qkv(const struct scene *s, const float *got, const float *h)
         norm_heads(s, want);
     }
     for (int32_t i = 0; i < s->rows * n; i++) {
-        const float *turn = s->cos_sin + (int64_t)position_of(s, i / n) * dim;
+        const float *turn = s->cos_sin + (int64_t)position_of(s, i / n) * table_cols(k);
         int32_t at = i % n % dim;
         if (k->roped && i % n < roped && at < half) {
-            double x = want[i], y = want[i + half];
+            double factor = k->query_factors && i % n < k->n_heads * dim ? turn[dim] : 1;
+            double x = want[i] * factor, y = want[i + half] * factor;
             want[i] = x * turn[at] - y * turn[half + at];
             want[i + half] = y * turn[at] + x * turn[half + at];
         }

@@ -244,7 +244,11 @@ static void heads_are_rotated_where_they_are_made(void **state)
     struct fused_rope scaled = at, e4m3 = at;
     scaled.kv.dtype = DTYPE_I8; /* wants a head's greatest value before it writes one */
     assert_false(fused_push_rope_kv(&a, 4, l.qkv, &turn, &heads, &scaled));
-    struct fused_args narrow = a;
+    struct fused_args narrow = a, factors = a;
+    turn.query_factors = true;
+    assert_true(fused_push_rope_kv(&factors, 4, l.qkv, &turn, &heads, &at));
+    assert_true(factors.rope.query_factors);
+    turn.query_factors = false;
     e4m3.kv.dtype = DTYPE_F8;
     assert_true(fused_push_rope_kv(&narrow, 4, l.qkv, &turn, &heads, &e4m3));
     assert_true(narrow.rope.k_over == 1 && narrow.rope.v_over == 1);
