@@ -313,7 +313,7 @@ static int calibrate(struct conversion *k, double *ret_before, struct err *e)
 static int score_written(const struct conversion *k, double before, struct err *e)
 {
     const struct quantise_options *o = k->options;
-    const struct input_rounding inputs = {.format = o->format, .scale = k->input_scale};
+    const struct input_rounding inputs = {.format = o->format};
     int32_t half = o->n_tokens / 2, n;
     double loss;
     struct scorer s;
@@ -322,7 +322,9 @@ static int score_written(const struct conversion *k, double before, struct err *
     if (rc < 0) {
         return rc;
     }
-    rc = o->format == FORMAT_INT4 || o->format == FORMAT_FP4
+    /* products themselves round by scales of the file */
+    bool rounded = o->format == FORMAT_INT4 || o->format == FORMAT_FP4 || o->fixed;
+    rc = rounded
              ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
              : inputs_rounded_loss(&s, &inputs, o->token + half, o->n_tokens - half, &loss, &n, e);
     scorer_release(&s);

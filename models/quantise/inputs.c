@@ -172,15 +172,6 @@ float inputs_scale(const struct inputs *in, const float *factor, enum weight_for
     return scale_of(format, most);
 }
 
-/* What is beyond the greatest code becomes it. */
-static void round_token(enum weight_format_id f, float scale, float *x, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        x[i] = scale * (f == FORMAT_FP8 ? weight_code_value(f, weight_e4m3_of(x[i] / scale))
-                                        : fminf(fmaxf(nearbyintf(x[i] / scale), -127), 127));
-    }
-}
-
 /* x is written back: products that share it get the same codes, and no operation but
  * products reads it. */
 static void round_input(struct tap *t, struct backend *b, struct mat x, int32_t product)
@@ -192,7 +183,9 @@ static void round_input(struct tap *t, struct backend *b, struct mat x, int32_t 
         struct mat row = mat_rows(x, r, 1);
         if (t->own->download(b, row, t->row, t->err) == 0) {
             float scale = fixed ? fixed[product] : token_scale(f, t->row, x.cols);
-            round_token(f, scale, t->row, x.cols);
+            for (int32_t i = 0; i < x.cols; i++) {
+                t->row[i] = weight_act_round(f, scale, t->row[i]);
+            }
             t->own->upload(b, row, t->row, t->err);
         }
     }
