@@ -128,6 +128,9 @@ uint8_t weight_e4m3_of(float f);
 uint8_t weight_e2m1_of(float f);
 /* The value of each code, without scale and zero point; NaN for e4m3's two. */
 float weight_code_value(enum weight_format_id id, uint8_t code);
+/* An activation rounded to scale * code of FORMAT_FP8 or FORMAT_INT8: to the nearest
+ * code, ties to even, of at most 448 or 127. NaN stays. */
+float weight_act_round(enum weight_format_id id, float scale, float x);
 /* The first of n codes of e4m3 that is a NaN; -1: there is none. */
 int64_t weight_e4m3_find_nan(const uint8_t *codes, int64_t n);
 /* out[j] = value (row, j) of the n values whose codes begin at `codes`: the columns of

@@ -81,6 +81,17 @@ uint8_t weight_e4m3_of(float f)
     return sign | (uint8_t)MIN(u - (120u << 3), 0x7Eu);
 }
 
+float weight_act_round(enum weight_format_id id, float scale, float x)
+{
+    float code = x / scale;
+
+    if (isnan(code)) {
+        return code;
+    }
+    return scale * (id == FORMAT_FP8 ? weight_code_value(id, weight_e4m3_of(code))
+                                     : fminf(fmaxf(nearbyintf(code), -127), 127));
+}
+
 static float e8m0(uint8_t code)
 {
     return code == 0xFF ? NAN : ldexpf(1, code - 127);

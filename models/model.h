@@ -359,6 +359,10 @@ struct model_family {
 extern const struct model_family *const model_families[];
 /* The family of the architecture `name`, which *ret then is; NULL: unknown. */
 const struct model_family *model_family_find(const char *name, const struct architecture **ret);
+/* f or the variant of it that has the checkpoint's tensors. */
+const struct model_family *model_family_stored(const struct model_family *f,
+                                               const struct checkpoint *c,
+                                               const struct model_config *config);
 /* Sizes of a layer's heads, of the whole model. */
 static inline bool model_is_full(const struct model_config *c, int32_t layer)
 {

@@ -17,6 +17,7 @@ static void cpu_free(struct backend *b)
     cpu_steps_release(c);
     cpu_memory_release(c);
     cpu_free_packed(c);
+    free(c->rounded.data);
     free(c->panel);
     free(c->attention_unit);
     free(c->attention_partial);

@@ -62,7 +62,10 @@ struct cpu_weight {
     struct cpu_part *part;    /* [n_parts], with m.format */
     int32_t n_parts;
     int32_t planes; /* ACT_PLANES_MAX where the inputs of its products keep 15 bits, else 1 */
-    bool view;      /* of a cpu_view, which ends with its product: nothing may point to it */
+    /* Inputs are first rounded to codes of m.format times this (ACT_SCALE_TENSOR); 0:
+     * they are not. */
+    float act_scale;
+    bool view; /* of a cpu_view, which ends with its product: nothing may point to it */
 };
 
 /* Rows of codes that a row of x becomes for products with w: planes, or 1 of floats. */
@@ -153,6 +156,15 @@ struct cpu_packed {
     int32_t rows, planes;
 };
 
+/* An x rounded by a fixed scale. */
+struct cpu_rounded {
+    const void *x; /* what it was made of; NULL: unknown */
+    int32_t rows, format;
+    float scale;
+    float *data; /* [rows, its cols], owned */
+    int64_t cap; /* floats allocated */
+};
+
 /* Results of one step, as struct results of batch.h, in a ring: two steps may be in
  * flight, and results outlive the next wait. */
 enum { CPU_RESULTS = 4 };
@@ -193,6 +205,7 @@ struct cpu_backend {
     size_t packed_bytes;            /* allocated */
     struct cpu_packed packed_x;     /* what `packed` holds, while x stays the same */
     bool keeps_x;                   /* products in a row have the same x, whose packing is kept */
+    struct cpu_rounded rounded;     /* the x that packed_x is of, where that was rounded */
     float *panel;                   /* panels of weights, of linear_panels.c and linear_codes.c */
     int64_t panel_floats;           /* allocated, of all threads */
     struct cpu_weight *last_weight; /* read last by linear_stream.c; NULL: none yet */
@@ -395,6 +408,10 @@ struct cpu_gate {
 void cpu_linear_gated_blocks(struct cpu_backend *c, struct mat out, struct mat workspace,
                              struct mat x, struct mat w, struct mat bias,
                              const struct cpu_gate *gate);
+/* act_fixed.c: x [rows, cols] as products with `run` take it, where the file has a scale
+ * for its activations; the result is x itself, or in c->rounded until the next such
+ * call. A matrix without data: out of memory, which cpu_fail was told. */
+struct mat cpu_rounded_x(struct cpu_backend *c, struct mat x, const struct cpu_weight *run);
 /* Whether `packed` holds x as it is to be; if not, it is taken to from now on. */
 bool cpu_packed_already(struct cpu_backend *c, struct cpu_packed want);
 /* linear_tiled.c: make c->packed hold n_bytes. 0 or ERR_NOMEM. */

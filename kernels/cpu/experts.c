@@ -2,7 +2,8 @@
  * the weights of an expert are read once a step.
  *
  * The experts are visited by index and each adds its share to the rows' sums: a row's
- * result does not depend on the other rows of the step.
+ * result does not depend on the other rows of the step. Products are called by the
+ * backend's table, so that one in its place sees their inputs (models/quantise/inputs.c).
  */
 #include <math.h>
 #include <string.h>
@@ -269,6 +270,7 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
 {
     const struct experts *e = j->e;
     struct backend *b = &j->c->base;
+    const struct backend_ops *ops = b->ops;
     struct mat x = mat_rows(s->x, 0, n), y = mat_rows(s->y, 0, n), both = mat_rows(s->up, 0, n);
     int32_t rows = e->self_gated ? e->width : 2 * e->width;
     int32_t hidden = j->x.cols, at = j->expert - e->first, first = at * rows;
@@ -281,17 +283,17 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     j->from = x;
     run(j, n, gather_row);
     if (e->swiglu_limit > 0) {
-        cpu_linear(b, both, x, up, &(struct epilogue){.bias = bias});
+        ops->linear(b, both, x, up, &(struct epilogue){.bias = bias});
         j->from = both;
         run(j, n, clamped_row);
     } else if (e->self_gated) {
-        cpu_linear(b, j->act, x, up, NULL);
+        ops->linear(b, j->act, x, up, NULL);
         cpu_multiply(b, j->act, j->act, e->act);
     } else {
-        cpu_linear_gated(b, j->act, both, x, up, bias, e->act);
+        ops->linear_gated(b, j->act, both, x, up, bias, e->act);
     }
-    cpu_linear(b, y, j->act, down,
-               &(struct epilogue){.bias = bias_part(e->down_bias, at * hidden, hidden)});
+    ops->linear(b, y, j->act, down,
+                &(struct epilogue){.bias = bias_part(e->down_bias, at * hidden, hidden)});
     j->from = y;
     run(j, n, add_row);
 }
@@ -317,13 +319,14 @@ static void run_shared(struct experts_job *j, const struct expert_scratch *s)
     struct backend *b = &j->c->base;
     int32_t n = j->x.rows;
 
-    cpu_linear_gated(b, s->shared_act, s->shared_up, j->x, e->shared_up, (struct mat){0}, e->act);
-    j->from = mat_rows(s->y, 0, n);
-    cpu_linear(b, j->from, s->shared_act, e->shared_down, NULL);
-    if (e->shared_gate.data) {
+    if (e->shared_gate.data) { /* first: x is not needed behind shared_up */
         j->gate = mat_cols(mat_rows(s->x, 0, n), 0, 1);
-        cpu_linear(b, j->gate, j->x, e->shared_gate, NULL);
+        b->ops->linear(b, j->gate, j->x, e->shared_gate, NULL);
     }
+    b->ops->linear_gated(b, s->shared_act, s->shared_up, j->x, e->shared_up, (struct mat){0},
+                         e->act);
+    j->from = mat_rows(s->y, 0, n);
+    b->ops->linear(b, j->from, s->shared_act, e->shared_down, NULL);
     run(j, n, add_shared_row);
 }
 
@@ -334,8 +337,8 @@ void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct exp
     struct experts_job j = {
         .c = cpu_of(b), .e = e, .scores = s->scores, .y = y, .x = x, .row = row};
 
-    cpu_linear(b, j.scores, s->router_x.data ? s->router_x : x, e->router,
-               &(struct epilogue){.bias = e->router_bias});
+    b->ops->linear(b, j.scores, s->router_x.data ? s->router_x : x, e->router,
+                   &(struct epilogue){.bias = e->router_bias});
     run(&j, x.rows, route_row);
     int32_t end = e->first + experts_held(e), most = 0;
     struct expert_load *load = &cpu_results_now(j.c)->experts;

@@ -284,7 +284,8 @@ void cuda_pending_put(struct cuda_backend *c, const struct pending_codes *p);
  * product. */
 bool cuda_pending_take(struct cuda_backend *c, struct mat x, int32_t rows,
                        struct pending_codes *ret);
-void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p);
+/* fixed: as of launch_quantise_rows. */
+void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p, float fixed);
 /* Runs what is pending as it is. */
 void cuda_pending_flush(struct cuda_backend *c);
 

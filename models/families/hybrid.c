@@ -287,20 +287,27 @@ static const struct tensor_spec GRANITE_TENSORS[] = {
     ROWS_SHARED_EXPERT(LAYER "shared_mlp."),
     {0},
 };
-/* As published. */
+/* As published: gate and up in one tensor, and the experts of a layer, too. */
+#define ROWS_GRANITE_MLP                                                                          \
+    ROW_OF(WHEN_DENSE, "shared_mlp.input_linear.weight", DIM_GATE_UP, DIM_HIDDEN, SPLIT_OUT, up), \
+        ROW_OF(WHEN_DENSE, "shared_mlp.output_linear.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down)
 static const struct tensor_spec GRANITE_STACKED_TENSORS[] = {
-    ROWS_GRANITE,
-    ROW_OF(WHEN_DENSE, "shared_mlp.input_linear.weight", DIM_GATE_UP, DIM_HIDDEN, SPLIT_OUT, up),
-    ROW_OF(WHEN_DENSE, "shared_mlp.output_linear.weight", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down),
-    ROWS_GRANITE_STACKED,
-    ROWS_GRANITE_SHARED,
-    {0},
-};
+    ROWS_GRANITE, ROWS_GRANITE_MLP, ROWS_GRANITE_STACKED, ROWS_GRANITE_SHARED, {0}};
+/* With the experts apart, or none. */
+static const struct tensor_spec GRANITE_JOINED_TENSORS[] = {
+    ROWS_GRANITE, ROWS_GRANITE_MLP, ROWS_GRANITE_EXPERTS, ROWS_GRANITE_SHARED, {0}};
+
+static const struct model_family granite_hybrid_joined = {.architectures = GRANITE,
+                                                          .tensors = GRANITE_JOINED_TENSORS,
+                                                          .marker =
+                                                              "shared_mlp.input_linear.weight",
+                                                          .ignored = IGNORED,
+                                                          .forward = hybrid_forward};
 
 static const struct model_family granite_hybrid_stacked = {.architectures = GRANITE,
                                                            .tensors = GRANITE_STACKED_TENSORS,
-                                                           .marker =
-                                                               "shared_mlp.input_linear.weight",
+                                                           .variant = &granite_hybrid_joined,
+                                                           .marker = "moe.input_linear.weight",
                                                            .ignored = IGNORED,
                                                            .forward = hybrid_forward};
 

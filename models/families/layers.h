@@ -515,6 +515,9 @@ void gpt2_forward(struct model *m, const struct batch *b);
     ROW(mlp "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
         IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS)
 
+/* Whether a tensor may be one of the model's, or of the draft head's that `c` is of: heads
+ * may be in their target's files. */
+bool tensor_is_read(const char *name, const struct model_config *c);
 /* Check a checkpoint against the family's table. The error names all tensors that are
  * missing, unknown, or of another shape or type. */
 int transformer_check(const struct model_family *f, const struct model_config *c,

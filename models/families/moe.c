@@ -266,9 +266,20 @@ static const struct tensor_spec GRANITE_TENSORS[] = {ROWS_LLAMA_ENDS,
                                                      {0}};
 static const struct tensor_spec GRANITE_STACKED_TENSORS[] = {
     ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROWS_GRANITE_STACKED, ROWS_GRANITE_SHARED, {0}};
+/* As published but for the experts. */
+static const struct tensor_spec GRANITE_JOINED_TENSORS[] = {
+    ROWS_LLAMA_ENDS, ROWS_LLAMA_ATTENTION, ROWS_GRANITE_EXPERTS, ROWS_GRANITE_SHARED, {0}};
+
+static const struct model_family granite_joined = {.architectures = GRANITE_ARCHITECTURES,
+                                                   .tensors = GRANITE_JOINED_TENSORS,
+                                                   .marker = "shared_mlp.input_linear.weight",
+                                                   .ignored = IGNORED,
+                                                   .forward = llama_forward,
+                                                   .gathers = true};
 
 static const struct model_family granite_stacked = {.architectures = GRANITE_ARCHITECTURES,
                                                     .tensors = GRANITE_STACKED_TENSORS,
+                                                    .variant = &granite_joined,
                                                     .marker = "moe.input_linear.weight",
                                                     .ignored = IGNORED,
                                                     .forward = llama_forward,

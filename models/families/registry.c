@@ -67,16 +67,17 @@ const struct model_family *model_family_find(const char *name, const struct arch
     return NULL;
 }
 
-/* The family that has the checkpoint's tensors. */
-static const struct model_family *as_stored(const struct model_family *f,
-                                            const struct checkpoint *c)
+const struct model_family *model_family_stored(const struct model_family *f,
+                                               const struct checkpoint *c,
+                                               const struct model_config *config)
 {
     for (const struct model_family *v = f->variant; v; v = v->variant) {
         size_t end = strlen(v->marker);
         for (int32_t i = 0; i < checkpoint_count(c); i++) {
             const char *name = checkpoint_at(c, i)->name;
             size_t len = strlen(name);
-            if (len >= end && strcmp(name + len - end, v->marker) == 0) {
+            if (len >= end && strcmp(name + len - end, v->marker) == 0 &&
+                tensor_is_read(name, config)) {
                 return v;
             }
         }
@@ -109,7 +110,7 @@ static int load(struct model *m, const char *dir, struct err *e)
             }
         }
         if (rc == 0) {
-            m->family = as_stored(m->family, m->checkpoint);
+            m->family = model_family_stored(m->family, m->checkpoint, &m->config);
             rc = transformer_check(m->family, &m->config, m->checkpoint, e);
         }
     }

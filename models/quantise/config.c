@@ -68,8 +68,29 @@ static int copy_files(const struct conversion *k, struct err *e)
     return rc;
 }
 
-/* The member that compressed-tensors reads. */
-static void print_quantization(const struct conversion *k, struct buf *b)
+/* The modules whose weights are left as they are: the head, routers, what the model's
+ * text does not need. *ret_n: how many. */
+static void print_ignored(const struct conversion *k, struct buf *b, int32_t *ret_n)
+{
+    static const char HEAD[] = "lm_head";
+
+    *ret_n = 1;
+    buf_printf(b, "\"%s\"", HEAD);
+    for (int32_t i = 0; i < k->n_outputs; i++) {
+        const char *name = output_name(&k->output[i]);
+        size_t len = strlen(name) - MIN(strlen(name), strlen(".weight"));
+        bool head = len == strlen(HEAD) && strncmp(name, HEAD, len) == 0;
+        if (k->output[i].product_alone && !head) {
+            buf_puts(b, ", \"");
+            buf_json_escape(b, name, len);
+            buf_puts(b, "\"");
+            (*ret_n)++;
+        }
+    }
+}
+
+/* The member that compressed-tensors reads. *ret_ignored: modules on its list. */
+static void print_quantization(const struct conversion *k, struct buf *b, int32_t *ret_ignored)
 {
     enum weight_format_id f = k->rounding.format;
     bool nvfp4 = quantise_nvfp4(k), packed = f == FORMAT_INT4 || f == FORMAT_FP4;
@@ -81,10 +102,14 @@ static void print_quantization(const struct conversion *k, struct buf *b)
     buf_printf(b,
                ",\n  \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
                "\"format\": \"%s-quantized\", \"quantization_status\": \"compressed\", "
-               "\"ignore\": [\"lm_head\"], \"config_groups\": {\"group_0\": {\"targets\": "
+               "\"ignore\": [",
+               packed ? pack : type);
+    print_ignored(k, b, ret_ignored);
+    buf_printf(b,
+               "], \"config_groups\": {\"group_0\": {\"targets\": "
                "[\"Linear\"], \"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": "
                "%s, \"dynamic\": false, ",
-               packed ? pack : type, packed ? 4 : 8, type, k->rounding.zeros ? "false" : "true");
+               packed ? 4 : 8, type, k->rounding.zeros ? "false" : "true");
     if (packed) {
         buf_printf(b, "\"strategy\": \"%s\", \"group_size\": %d}}}}",
                    nvfp4 ? "tensor_group" : "group", k->rounding.group);
@@ -121,9 +146,15 @@ static int write_config(const struct conversion *k, struct err *e)
             end--;
         }
         buf_append(&b, text, (size_t)(end - text));
-        print_quantization(k, &b);
+        int32_t n_ignored;
+        print_quantization(k, &b, &n_ignored);
         buf_puts(&b, "\n}\n");
-        rc = b.failed ? err_nomem(e, CONFIG) : write_file(k, CONFIG, b.data, b.len, e);
+        rc = b.failed                      ? err_nomem(e, CONFIG)
+             : n_ignored > QUANT_MAX_NAMES ? err_set(e, ERR_FULL,
+                                                     "%s: %d modules that are not quantised, at "
+                                                     "most %d can be listed",
+                                                     k->from, n_ignored, QUANT_MAX_NAMES)
+                                           : write_file(k, CONFIG, b.data, b.len, e);
     }
     buf_release(&b);
     free(text);

@@ -14,62 +14,6 @@
 
 /* ---- which weights ---- */
 
-/* Weights of products in layers, as the family's table has them. */
-static bool is_linear(const struct tensor_spec *s)
-{
-    return s->kind == WEIGHT_LINEAR && s->cols != DIM_ONE && !s->transposed &&
-           tensor_spec_indices(s) == 1 && !tensor_spec_stacked(s) && s->rows != DIM_EXPERTS &&
-           s->rows != DIM_ONE && s->rows != DIM_K_UP && s->rows != DIM_V_UP;
-}
-
-static enum product product_of(const struct tensor_spec *s)
-{
-    return s->target == IN_LAYER(qkv)    ? PRODUCT_QKV
-           : s->target == IN_LAYER(o)    ? PRODUCT_O
-           : s->target == IN_LAYER(up)   ? PRODUCT_UP
-           : s->target == IN_LAYER(down) ? PRODUCT_DOWN
-                                         : PRODUCTS;
-}
-
-/* The first of its rows that make the input of down; `second`: the layer has another
- * tensor of gate or up before this one. */
-static int64_t up_from(const struct tensor_spec *s, const struct tensor *t, bool second)
-{
-    return s->rows == DIM_GATE_UP ? t->dim[0] / 2 : second ? 0 : t->dim[0];
-}
-
-/* The place of a layer's tensor; returns whether it is quantised. */
-static bool mark(struct conversion *k, const struct tensor_spec *s, int32_t layer)
-{
-    const struct tensor *t = tensor_spec_find(s, k->c, (struct tensor_index){layer, -1});
-
-    if (!t || !tensor_spec_wanted(s, &k->config, layer)) {
-        return false;
-    }
-    struct place *p = &k->place[t - checkpoint_at(k->c, 0)];
-    bool second = s > k->family->tensors && s[-1].target == s->target;
-    *p = (struct place){.linear = is_linear(s), .layer = layer, .product = product_of(s)};
-    p->up_from = p->linear ? up_from(s, t, second) : 0;
-    if (s->target == IN_LAYER(attn_norm.weight) || s->target == IN_LAYER(mlp_norm.weight)) {
-        p->norm = true;
-        p->product = s->target == IN_LAYER(attn_norm.weight) ? PRODUCT_QKV : PRODUCT_UP;
-    }
-    return p->linear;
-}
-
-/* Returns the number of weights to be quantised. */
-static int32_t mark_tensors(struct conversion *k)
-{
-    int32_t n = 0;
-
-    for (const struct tensor_spec *s = k->family->tensors; s->name; s++) {
-        for (int32_t i = 0; i < k->config.n_layers && tensor_spec_indices(s) == 1; i++) {
-            n += mark(k, s, i);
-        }
-    }
-    return n;
-}
-
 /* The largest group of int4, or that of fp4, that divides the columns of all linear
  * weights. ERR_UNSUPPORTED: none does. */
 static int choose_group(struct conversion *k, struct err *e)
@@ -77,14 +21,14 @@ static int choose_group(struct conversion *k, struct err *e)
     bool int4 = k->rounding.format == FORMAT_INT4;
     int32_t group = int4 ? 128 : k->options->fp4_group, least = int4 ? 32 : group;
 
-    for (int32_t i = 0; i < checkpoint_count(k->c) && group > 0; i++) {
-        const struct tensor *t = checkpoint_at(k->c, i);
-        while (k->place[i].linear && t->dim[1] % group != 0) {
+    for (int32_t i = 0; i < k->n_outputs && group > 0; i++) {
+        const struct output *o = &k->output[i];
+        while (o->linear && o->view.cols % group != 0) {
             group /= 2;
             if (group < least) {
                 return err_set(e, ERR_UNSUPPORTED,
                                "%s has %" PRId64 " columns, which are no groups of %" PRId32,
-                               t->name, t->dim[1], least);
+                               output_name(o), o->view.cols, least);
             }
         }
     }
@@ -94,66 +38,114 @@ static int choose_group(struct conversion *k, struct err *e)
 
 /* ---- factors ---- */
 
-/* The weights of a layer that read the input of `p`. */
-static struct readers readers_of(const struct conversion *k, int32_t layer, enum product p)
+/* What a line of the report calls a product. */
+static const char *product_name(int32_t product, char *ret, size_t cap)
 {
-    struct readers r = {.n = 0};
+    static const char *const NAMES[PRODUCTS] = {"q, k, v", "o",       "gate, up",
+                                                "down",    "experts", "shared down"};
 
-    for (int32_t i = 0; i < checkpoint_count(k->c) && r.n < READERS; i++) {
-        const struct place *at = &k->place[i];
-        if (at->linear && at->layer == layer && at->product == p) {
-            r.t[r.n++] = checkpoint_at(k->c, i);
+    if (product < PRODUCTS) {
+        return NAMES[product];
+    }
+    snprintf(ret, cap, "expert %" PRId32 " down", product - PRODUCTS);
+    return ret;
+}
+
+/* The weights of a layer that read the input of `product`: [at most all outputs] v. */
+static struct readers readers_of(const struct conversion *k, int32_t layer, int32_t product,
+                                 const struct weight_view **v)
+{
+    struct readers r = {.v = v};
+
+    for (int32_t i = 0; i < k->n_outputs; i++) {
+        const struct output *at = &k->output[i];
+        if (at->linear && at->layer == layer && at->product == product) {
+            v[r.n++] = &at->view;
         }
     }
     return r;
 }
 
-static const struct tensor *norm_of(const struct conversion *k, int32_t layer, enum product p)
+static const struct tensor *norm_of(const struct conversion *k, int32_t layer, int32_t product)
 {
-    for (int32_t i = 0; i < checkpoint_count(k->c); i++) {
-        const struct place *at = &k->place[i];
-        if (at->norm && at->layer == layer && at->product == p) {
-            return checkpoint_at(k->c, i);
+    for (int32_t i = 0; i < k->n_outputs; i++) {
+        const struct output *at = &k->output[i];
+        if (at->norm && at->layer == layer && at->product == product) {
+            return at->t;
         }
     }
     return NULL;
 }
 
-/* Whether something of the model can take the inverse of the factors. */
-static bool takes_factors(const struct conversion *k, int32_t layer, enum product p)
+/* Whether rows of a weight make the product's input, each a factor of one column: what
+ * is linear in them, so not behind a limit, nor beside a bias. */
+static bool has_rows(const struct conversion *k, int32_t layer, int32_t product)
 {
-    return p == PRODUCT_DOWN ? !k->config.mlp_bias : p != PRODUCT_O && norm_of(k, layer, p);
+    bool biased = product == PRODUCT_DOWN ? k->config.mlp_bias : k->config.experts.swiglu_limit > 0;
+
+    for (int32_t i = 0; i < k->n_outputs && !biased; i++) {
+        const struct output *at = &k->output[i];
+        if (at->layer == layer && at->makes == product && at->up_from < at->view.rows) {
+            return true;
+        }
+    }
+    return false;
 }
 
-/* Choose the factors of a product, and report what they do. */
-static int choose_factors(struct conversion *k, int32_t layer, enum product p, struct err *e)
+/* Whether something of the model can take the inverse of the factors. What a norm makes
+ * with an offset on its weights is no power of two of what it made. */
+static bool takes_factors(const struct conversion *k, int32_t layer, int32_t product)
 {
-    static const char *const NAMES[] = {"q, k, v", "o", "gate, up", "down"};
-    const struct quantise_options *o = k->options;
-    const struct inputs *in = &k->inputs[layer * PRODUCTS + p];
-    struct readers r = readers_of(k, layer, p);
-    double before, after;
+    if (product == PRODUCT_DOWN || product == PRODUCT_SHARED_DOWN || product >= PRODUCTS) {
+        return has_rows(k, layer, product);
+    }
+    bool exact = !product_is_routed(product) || k->config.norm_offset == 0;
+    return product != PRODUCT_O && exact && norm_of(k, layer, product);
+}
 
-    if (in->cols == 0 || r.n == 0 || !takes_factors(k, layer, p)) {
-        return 0;
+/* The factors of a product that some weights read, and what they do to it. */
+static int find_factors(struct conversion *k, int32_t layer, int32_t product,
+                        const struct readers *r, float *s, struct err *e)
+{
+    const struct quantise_options *o = k->options;
+    const struct inputs *in = &k->inputs[layer * k->per_layer + product];
+    bool powers = product_is_routed(product);
+    const struct tensor *norm = norm_of(k, layer, product);
+    double before, after;
+    char name[64];
+
+    int rc = o->search ? fold_search(r, in, &k->rounding, powers, s, e)
+                       : fold_smooth(r, in, o->smooth, s, e);
+    if (rc == 0 && powers) {
+        fold_to_powers(s, in->cols);
+    } else if (rc == 0 && norm) {
+        rc = fold_round_factors(norm, k->config.norm_offset, s, e);
     }
-    float *s = malloc((size_t)in->cols * sizeof(*s));
-    k->factor[layer * PRODUCTS + p] = s;
-    if (!s) {
-        return err_nomem(e, "factors");
-    }
-    int rc =
-        o->search ? fold_search(&r, in, &k->rounding, s, e) : fold_smooth(&r, in, o->smooth, s, e);
-    if (rc == 0 && p != PRODUCT_DOWN) {
-        rc = fold_round_factors(norm_of(k, layer, p), k->config.norm_offset, s, e);
-    }
-    rc = rc < 0 ? rc : fold_error(&r, in, &k->rounding, NULL, &before, e);
-    rc = rc < 0 ? rc : fold_error(&r, in, &k->rounding, s, &after, e);
+    rc = rc < 0 ? rc : fold_error(r, in, &k->rounding, NULL, &before, e);
+    rc = rc < 0 ? rc : fold_error(r, in, &k->rounding, s, &after, e);
     if (rc == 0) {
-        fprintf(k->report, "layer %-3d %-50s %.3e, with factors %.3e\n", layer, NAMES[p], before,
-                after);
+        fprintf(k->report, "layer %-3d %-50s %.3e, with factors %.3e\n", layer,
+                product_name(product, name, sizeof(name)), before, after);
     }
     return rc;
+}
+
+/* Choose the factors of a product, and report what they do; v: see readers_of. */
+static int choose_factors(struct conversion *k, int32_t layer, int32_t product,
+                          const struct weight_view **v, struct err *e)
+{
+    int32_t at = layer * k->per_layer + product;
+
+    if (k->inputs[at].cols == 0 || !takes_factors(k, layer, product)) {
+        return 0;
+    }
+    struct readers r = readers_of(k, layer, product, v);
+    if (r.n == 0) {
+        return 0;
+    }
+    k->factor[at] = malloc((size_t)k->inputs[at].cols * sizeof(*k->factor[at]));
+    return k->factor[at] ? find_factors(k, layer, product, &r, k->factor[at], e)
+                         : err_nomem(e, "factors");
 }
 
 /* Factors need a norm or up's rows in front of every product, as in LLaMA's layers. */
@@ -169,57 +161,123 @@ static int check_factors(const struct conversion *k, struct err *e)
 
 static int choose_all_factors(struct conversion *k, struct err *e)
 {
+    int32_t n = k->config.n_layers * k->per_layer;
+    const struct weight_view **v = calloc((size_t)k->n_outputs, sizeof(*v));
     int rc = 0;
 
-    k->factor = calloc((size_t)k->config.n_layers * PRODUCTS, sizeof(*k->factor));
-    if (!k->factor) {
+    k->factor = calloc((size_t)n, sizeof(*k->factor));
+    if (!k->factor || !v) {
+        free(v);
         return err_nomem(e, "factors");
     }
-    for (int32_t i = 0; i < k->config.n_layers * PRODUCTS && rc == 0; i++) {
-        rc = choose_factors(k, i / PRODUCTS, (enum product)(i % PRODUCTS), e);
+    for (int32_t i = 0; i < n && rc == 0; i++) {
+        rc = choose_factors(k, i / k->per_layer, i % k->per_layer, v, e);
     }
+    free(v);
     return rc;
+}
+
+/* ---- experts ---- */
+
+/* Of a layer's experts, how many no token came to; 0 where the layer has none. */
+static int32_t experts_unseen(const struct conversion *k, int32_t layer)
+{
+    const struct inputs *in = &k->inputs[layer * k->per_layer + PRODUCTS];
+    int32_t n = 0;
+
+    for (int32_t x = 0; x < k->config.experts.n && k->config.experts.layer[layer]; x++) {
+        n += in[x].cols == 0;
+    }
+    return n;
+}
+
+/* Experts without a token are rounded to nearest, without factors; their scales of
+ * activations are those of all experts of the layer. */
+static void report_unseen(const struct conversion *k)
+{
+    int32_t all = 0, unseen = 0;
+
+    for (int32_t i = 0; i < k->config.n_layers; i++) {
+        all += k->config.experts.layer[i] ? k->config.experts.n : 0;
+        unseen += experts_unseen(k, i);
+    }
+    if (all > 0) {
+        fprintf(k->report,
+                "%d of %d experts see no token of the text: they are rounded to nearest\n", unseen,
+                all);
+    }
 }
 
 /* ---- scales of inputs ---- */
 
-/* Whether the text has shown the input of every weight that is quantised. */
+/* Whether the text has shown the input of every weight that is quantised, of experts of
+ * one in the layer. */
 static int check_inputs(const struct conversion *k, struct err *e)
 {
-    for (int32_t i = 0; i < checkpoint_count(k->c); i++) {
-        const struct place *p = &k->place[i];
-        if (p->linear &&
-            (p->product == PRODUCTS || k->inputs[p->layer * PRODUCTS + p->product].cols == 0)) {
+    for (int32_t i = 0; i < k->n_outputs; i++) {
+        const struct output *o = &k->output[i];
+        const struct inputs *in = &k->inputs[o->layer * k->per_layer];
+        bool seen = o->product >= PRODUCTS ? experts_unseen(k, o->layer) < k->config.experts.n
+                                           : o->product != PRODUCT_NONE && in[o->product].cols > 0;
+        if (o->linear && !seen) {
             return err_set(e, ERR_UNSUPPORTED,
                            "%s: a text does not show the input of this weight; leave its scale "
                            "to each token",
-                           checkpoint_at(k->c, i)->name);
+                           output_name(o));
         }
     }
     return 0;
 }
 
+/* One scale for the experts of a layer: engines that multiply all of them at once have
+ * one, and an expert that few tokens came to gets inputs as large as the others do. */
+static void share_scales(const struct conversion *k, float *scale, const struct inputs *in)
+{
+    float most = 0;
+
+    for (int32_t x = 0; x < k->config.experts.n; x++) {
+        most = in[x].cols > 0 ? fmaxf(most, scale[x]) : most;
+    }
+    for (int32_t x = 0; x < k->config.experts.n; x++) {
+        scale[x] = most;
+    }
+}
+
+static void choose_layer_scales(const struct conversion *k, int32_t layer)
+{
+    int32_t at = layer * k->per_layer;
+    const struct inputs *in = &k->inputs[at];
+
+    for (int32_t p = 0; p < k->per_layer; p++) {
+        k->input_scale[at + p] =
+            inputs_scale(&in[p], conversion_factors(k, layer, p), k->rounding.format);
+    }
+    share_scales(k, &k->input_scale[at + PRODUCTS], in + PRODUCTS);
+    bool experts = k->config.experts.layer[layer];
+    for (int32_t p = 0; p < PRODUCTS + experts; p++) {
+        if (p == PRODUCTS || in[p].cols > 0) {
+            fprintf(k->report, "layer %-3d %-50s input scale %.6e\n", layer,
+                    p == PRODUCTS ? "experts' down" : product_name(p, NULL, 0),
+                    (double)k->input_scale[at + p]);
+        }
+    }
+}
+
 /* The scales of the inputs as the factors leave them. */
 static int choose_input_scales(struct conversion *k, struct err *e)
 {
-    static const char *const NAMES[] = {"q, k, v", "o", "gate, up", "down"};
     int rc = check_inputs(k, e);
 
     if (rc < 0) {
         return rc;
     }
-    k->input_scale = calloc((size_t)k->config.n_layers * PRODUCTS, sizeof(*k->input_scale));
+    k->input_scale =
+        calloc((size_t)k->config.n_layers * (size_t)k->per_layer, sizeof(*k->input_scale));
     if (!k->input_scale) {
         return err_nomem(e, "scales");
     }
-    for (int32_t i = 0; i < k->config.n_layers * PRODUCTS; i++) {
-        int32_t layer = i / PRODUCTS, p = i % PRODUCTS;
-        k->input_scale[i] = inputs_scale(
-            &k->inputs[i], conversion_factors(k, layer, (enum product)p), k->rounding.format);
-        if (k->inputs[i].cols > 0) {
-            fprintf(k->report, "layer %-3d %-50s input scale %.6e\n", layer, NAMES[p],
-                    (double)k->input_scale[i]);
-        }
+    for (int32_t i = 0; i < k->config.n_layers; i++) {
+        choose_layer_scales(k, i);
     }
     return 0;
 }
@@ -244,6 +302,9 @@ static int calibrate(struct conversion *k, double *ret_before, struct err *e)
     *ret_before = rc == 0 ? exp(*ret_before / n) : 0;
     rc = rc < 0 || !gather ? rc : inputs_gather(&s, o->token, half, &k->inputs, e);
     scorer_release(&s);
+    if (rc == 0 && gather) {
+        report_unseen(k);
+    }
     rc = rc < 0 || !factors ? rc : choose_all_factors(k, e);
     return rc < 0 || !o->fixed ? rc : choose_input_scales(k, e);
 }
@@ -252,7 +313,7 @@ static int calibrate(struct conversion *k, double *ret_before, struct err *e)
 static int score_written(const struct conversion *k, double before, struct err *e)
 {
     const struct quantise_options *o = k->options;
-    const struct input_rounding inputs = {.format = o->format, .scale = k->input_scale};
+    const struct input_rounding inputs = {.format = o->format};
     int32_t half = o->n_tokens / 2, n;
     double loss;
     struct scorer s;
@@ -261,7 +322,9 @@ static int score_written(const struct conversion *k, double before, struct err *
     if (rc < 0) {
         return rc;
     }
-    rc = o->format == FORMAT_INT4 || o->format == FORMAT_FP4
+    /* products themselves round by scales of the file */
+    bool rounded = o->format == FORMAT_INT4 || o->format == FORMAT_FP4 || o->fixed;
+    rc = rounded
              ? scorer_loss(&s, o->token + half, o->n_tokens - half, &loss, &n, e)
              : inputs_rounded_loss(&s, &inputs, o->token + half, o->n_tokens - half, &loss, &n, e);
     scorer_release(&s);
@@ -325,13 +388,15 @@ static int check_options(const struct quantise_options *o, struct err *e)
 
 static void release(struct conversion *k)
 {
-    for (int32_t i = 0; k->factor && i < k->config.n_layers * PRODUCTS; i++) {
+    int32_t n = k->config.n_layers * k->per_layer;
+
+    for (int32_t i = 0; k->factor && i < n; i++) {
         free(k->factor[i]);
     }
     free(k->factor);
     free(k->input_scale);
-    inputs_free(k->inputs, k->config.n_layers);
-    free(k->place);
+    inputs_free(k->inputs, n);
+    quantise_free_outputs(k);
     checkpoint_free(k->c);
 }
 
@@ -355,15 +420,12 @@ int quantise_directory(const char *from, const char *to, const struct quantise_o
     if (rc < 0) {
         return rc;
     }
-    k.family = model_family_find(k.config.architecture, &a);
-    k.place = calloc((size_t)MAX(checkpoint_count(k.c), 1), sizeof(*k.place));
-    rc = !k.family  ? err_set(e, ERR_UNSUPPORTED, "architecture %s", k.config.architecture)
-         : !k.place ? err_nomem(e, from)
-                    : transformer_check(k.family, &k.config, k.c, e);
-    if (rc == 0 && (k.config.experts.n > 0 || mark_tensors(&k) == 0)) {
-        rc = err_set(e, ERR_UNSUPPORTED, "%s: models %s are not quantised", k.config.architecture,
-                     k.config.experts.n > 0 ? "with experts" : "whose weights are transposed");
-    }
+    k.root = model_family_find(k.config.architecture, &a);
+    k.family = k.root ? model_family_stored(k.root, k.c, &k.config) : NULL;
+    k.per_layer = inputs_per_layer(&k.config);
+    rc = k.family ? transformer_check(k.family, &k.config, k.c, e)
+                  : err_set(e, ERR_UNSUPPORTED, "architecture %s", k.config.architecture);
+    rc = rc < 0 ? rc : quantise_list_outputs(&k, e);
     rc = rc < 0 ? rc : convert(&k, e);
     release(&k);
     return rc;

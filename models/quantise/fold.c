@@ -14,12 +14,19 @@ static struct weight_scales floats_of(const struct tensor *t)
                                                                   : SCALE_BF16};
 }
 
-void fold_load_row(const struct tensor *t, int64_t row, float *ret)
+struct weight_view weight_view_of(const struct tensor *t)
 {
-    struct weight_scales values = floats_of(t);
+    return (struct weight_view){
+        .t = t, .rows = t->dim[0], .cols = t->dim[1], .row_step = t->dim[1], .col_step = 1};
+}
 
-    for (int64_t i = 0; i < t->dim[1]; i++) {
-        ret[i] = weight_scale_load(&values, row * t->dim[1] + i);
+void fold_load_row(const struct weight_view *v, int64_t row, float *ret)
+{
+    struct weight_scales values = floats_of(v->t);
+    int64_t at = v->first + row * v->row_step;
+
+    for (int64_t i = 0; i < v->cols; i++) {
+        ret[i] = weight_scale_load(&values, at + i * v->col_step);
     }
 }
 
@@ -89,8 +96,8 @@ static int greatest_weights(const struct readers *r, float *most, int32_t cols, 
     }
     memset(most, 0, (size_t)cols * sizeof(*most));
     for (int32_t i = 0; i < r->n; i++) {
-        for (int64_t k = 0; k < r->t[i]->dim[0]; k++) {
-            fold_load_row(r->t[i], k, row);
+        for (int64_t k = 0; k < r->v[i]->rows; k++) {
+            fold_load_row(r->v[i], k, row);
             for (int32_t j = 0; j < cols; j++) {
                 most[j] = fmaxf(most[j], fabsf(row[j]));
             }
@@ -98,6 +105,13 @@ static int greatest_weights(const struct readers *r, float *most, int32_t cols, 
     }
     free(row);
     return 0;
+}
+
+void fold_to_powers(float *s, int32_t n)
+{
+    for (int32_t j = 0; j < n; j++) {
+        s[j] = exp2f(nearbyintf(log2f(s[j])));
+    }
 }
 
 static void smooth(const struct inputs *in, const float *weight, float alpha, float *s)
@@ -180,10 +194,11 @@ int fold_error(const struct readers *r, const struct inputs *in, const struct ro
     double each = input_error(in, k, s);
     int rc = row && scale && codes ? 0 : err_nomem(e, "a row");
 
+    int32_t most = MAX(FOLD_ROWS * FOLD_WEIGHTS / MAX(r->n, FOLD_WEIGHTS), FOLD_LEAST_ROWS);
     for (int32_t i = 0; i < r->n && rc == 0; i++) {
-        int64_t step = MAX(r->t[i]->dim[0] / FOLD_ROWS, 1);
-        for (int64_t at = 0; at < r->t[i]->dim[0]; at += step) {
-            fold_load_row(r->t[i], at, row);
+        int64_t step = MAX(r->v[i]->rows / most, 1);
+        for (int64_t at = 0; at < r->v[i]->rows; at += step) {
+            fold_load_row(r->v[i], at, row);
             add_row_error(in, k, s, row, codes, scale, each, &error);
         }
     }
@@ -210,7 +225,7 @@ static void factors_of(const struct inputs *in, const struct rounding *k, const 
 }
 
 int fold_search(const struct readers *r, const struct inputs *in, const struct rounding *k,
-                float *s, struct err *e)
+                bool powers, float *s, struct err *e)
 {
     enum { STEPS = 10 };
     size_t n = (size_t)in->cols;
@@ -227,6 +242,9 @@ int fold_search(const struct readers *r, const struct inputs *in, const struct r
     rc = rc < 0 ? rc : fold_error(r, in, k, NULL, &least, e);
     for (int i = 0; i <= STEPS && rc == 0; i++) {
         factors_of(in, k, weight, (float)i / STEPS, tried);
+        if (powers) {
+            fold_to_powers(tried, in->cols);
+        }
         rc = fold_error(r, in, k, tried, &error, e);
         if (rc == 0 && error < least) {
             least = error;

@@ -13,8 +13,15 @@ struct tap {
     struct backend_ops ops; /* in the backend's place for its own */
     const struct backend_ops *own;
     const struct transformer *t;
-    struct inputs *inputs; /* [n_layers * PRODUCTS] to be filled; NULL: inputs are rounded */
-    int64_t every;         /* tokens between those of the sample */
+    /* [n_layers * per_layer] to be filled; NULL: inputs are rounded */
+    struct inputs *inputs;
+    int32_t per_layer; /* inputs_per_layer() */
+    int64_t every;     /* tokens between those of the sample */
+    /* While `experts` runs: what it got, the layer, and whether an expert's down comes
+     * next. */
+    const struct experts *experts;
+    int32_t layer;
+    bool down_next;
     struct input_rounding rounding;
     float *row;      /* [most columns] one row of an input; owned */
     struct err *err; /* of the first failure; code 0: none */
@@ -25,9 +32,40 @@ static bool same(struct mat a, struct mat b)
     return a.priv == b.priv && a.data == b.data && a.rows == b.rows && a.cols == b.cols;
 }
 
-/* The index in `inputs` of the product with weight w; -1: none that is watched. */
-static int32_t product_of(const struct tap *t, struct mat w)
+/* The expert whose down w is, of weights of floats; of others, whose rows need not be
+ * neighbours, 0. */
+static int32_t expert_of(const struct experts *e, struct mat w)
 {
+    int64_t row = w.stride * dtype_bytes(w.dtype);
+
+    return w.format ? 0 : (int32_t)(((char *)w.data - (char *)e->down.data) / (row * w.rows));
+}
+
+/* The product of the layer that `experts` multiplies with w; PRODUCT_NONE: one whose
+ * input is left alone, or was watched before. An expert's two products follow each
+ * other. */
+static int32_t product_of_experts(struct tap *t, struct mat w)
+{
+    const struct experts *e = t->experts;
+    int32_t reads = t->inputs ? PRODUCT_NONE : PRODUCT_EXPERTS;
+
+    if (same(w, e->router) || same(w, e->shared_gate)) {
+        return PRODUCT_NONE;
+    }
+    if (same(w, e->shared_up) || same(w, e->shared_down)) {
+        return same(w, e->shared_up) ? reads : PRODUCT_SHARED_DOWN;
+    }
+    t->down_next = !t->down_next;
+    return t->down_next ? reads : PRODUCTS + e->first + expert_of(e, w);
+}
+
+/* The index in `inputs` of the product with weight w; -1: none that is watched. */
+static int32_t product_of(struct tap *t, struct mat w)
+{
+    if (t->experts) {
+        int32_t p = product_of_experts(t, w);
+        return p == PRODUCT_NONE ? -1 : t->layer * t->per_layer + p;
+    }
     for (int32_t i = 0; i < t->t->n_layers; i++) {
         const struct layer *l = &t->t->layer[i];
         struct mat weight[PRODUCTS] = {[PRODUCT_QKV] = l->qkv,
@@ -36,7 +74,7 @@ static int32_t product_of(const struct tap *t, struct mat w)
                                        [PRODUCT_DOWN] = l->down};
         for (int32_t p = 0; p < PRODUCTS; p++) {
             if (weight[p].cols > 0 && same(weight[p], w)) {
-                return i * PRODUCTS + p;
+                return i * t->per_layer + p;
             }
         }
     }
@@ -52,23 +90,38 @@ static int inputs_init(struct inputs *in, int32_t cols)
     in->most = calloc(n, sizeof(*in->most));
     in->sum = calloc(n, sizeof(*in->sum));
     in->squares = calloc(n, sizeof(*in->squares));
-    in->sample = calloc(INPUT_SAMPLES * n, sizeof(*in->sample));
     in->cols = cols;
-    return in->most && in->sum && in->squares && in->sample ? 0 : -1;
+    return in->most && in->sum && in->squares ? 0 : -1;
 }
 
-static void add_row(struct inputs *in, const float *x, int64_t every)
+/* Room for a row more of the sample, which few tokens of an expert may fill. */
+static int grow_sample(struct inputs *in)
+{
+    size_t n = (size_t)in->n_samples;
+
+    if ((n & (n - 1)) != 0) { /* there is room up to the next power of two */
+        return 0;
+    }
+    float *more = realloc(in->sample, MAX(2 * n, 1) * (size_t)in->cols * sizeof(*more));
+    in->sample = more ? more : in->sample;
+    return more ? 0 : -1;
+}
+
+static int add_row(struct inputs *in, const float *x, int64_t every)
 {
     for (int32_t c = 0; c < in->cols; c++) {
         in->most[c] = fmaxf(in->most[c], fabsf(x[c]));
         in->sum[c] += (double)fabsf(x[c]);
         in->squares[c] += (double)x[c] * x[c];
     }
-    if (in->n % every == 0 && in->n_samples < INPUT_SAMPLES) {
+    if (in->n++ % every == 0 && in->n_samples < INPUT_SAMPLES) {
+        if (grow_sample(in) < 0) {
+            return -1;
+        }
         memcpy(in->sample + (ptrdiff_t)in->n_samples++ * in->cols, x,
                (size_t)in->cols * sizeof(*x));
     }
-    in->n++;
+    return 0;
 }
 
 static void watch(struct tap *t, struct backend *b, struct mat x, int32_t product)
@@ -86,7 +139,9 @@ static void watch(struct tap *t, struct backend *b, struct mat x, int32_t produc
         if (t->own->download(b, mat_rows(x, r, 1), t->row, t->err) < 0) {
             return;
         }
-        add_row(in, t->row, t->every);
+        if (add_row(in, t->row, t->every) < 0) {
+            err_nomem(t->err, "the inputs of a layer");
+        }
     }
 }
 
@@ -117,15 +172,6 @@ float inputs_scale(const struct inputs *in, const float *factor, enum weight_for
     return scale_of(format, most);
 }
 
-/* What is beyond the greatest code becomes it. */
-static void round_token(enum weight_format_id f, float scale, float *x, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        x[i] = scale * (f == FORMAT_FP8 ? weight_code_value(f, weight_e4m3_of(x[i] / scale))
-                                        : fminf(fmaxf(nearbyintf(x[i] / scale), -127), 127));
-    }
-}
-
 /* x is written back: products that share it get the same codes, and no operation but
  * products reads it. */
 static void round_input(struct tap *t, struct backend *b, struct mat x, int32_t product)
@@ -137,7 +183,9 @@ static void round_input(struct tap *t, struct backend *b, struct mat x, int32_t 
         struct mat row = mat_rows(x, r, 1);
         if (t->own->download(b, row, t->row, t->err) == 0) {
             float scale = fixed ? fixed[product] : token_scale(f, t->row, x.cols);
-            round_token(f, scale, t->row, x.cols);
+            for (int32_t i = 0; i < x.cols; i++) {
+                t->row[i] = weight_act_round(f, scale, t->row[i]);
+            }
             t->own->upload(b, row, t->row, t->err);
         }
     }
@@ -176,13 +224,33 @@ static void tapped_linear_gated(struct backend *b, struct mat out, struct mat wo
     tap_of(b)->own->linear_gated(b, out, workspace, x, w, bias, act);
 }
 
+static void tapped_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
+                           const struct expert_scratch *s)
+{
+    struct tap *t = tap_of(b);
+
+    t->layer = 0;
+    while (!same(t->t->layer[t->layer].experts.up, e->up)) {
+        t->layer++;
+    }
+    if (t->inputs) {
+        watch(t, b, x, t->layer * t->per_layer + PRODUCT_EXPERTS);
+    }
+    t->experts = e;
+    t->down_next = false;
+    t->own->experts(b, y, x, e, s);
+    t->experts = NULL;
+}
+
 static int32_t most_columns(const struct transformer *t)
 {
     int32_t n = 1;
 
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
+        const struct experts *e = &l->experts;
         n = MAX(n, MAX(MAX(l->qkv.cols, l->o.cols), MAX(l->up.cols, l->down.cols)));
+        n = MAX(n, MAX(MAX(e->up.cols, e->down.cols), e->shared_down.cols));
     }
     return n;
 }
@@ -197,6 +265,8 @@ static int tapped_loss(struct tap *t, struct scorer *s, const int32_t *token, in
     t->ops = *t->own;
     t->ops.linear = tapped_linear;
     t->ops.linear_gated = tapped_linear_gated;
+    t->ops.experts = tapped_experts;
+    t->per_layer = inputs_per_layer(&s->config);
     t->t = s->model->weights;
     t->err = &own;
     t->row = calloc((size_t)most_columns(t->t), sizeof(*t->row));
@@ -217,10 +287,10 @@ static int tapped_loss(struct tap *t, struct scorer *s, const int32_t *token, in
 int inputs_gather(struct scorer *s, const int32_t *token, int32_t n, struct inputs **ret,
                   struct err *e)
 {
-    int32_t n_layers = s->model->weights->n_layers;
+    int32_t n_inputs = s->model->weights->n_layers * inputs_per_layer(&s->config);
     struct tap t = {.every = MAX(n / INPUT_SAMPLES, 1)};
 
-    t.inputs = calloc((size_t)n_layers * PRODUCTS, sizeof(*t.inputs));
+    t.inputs = calloc((size_t)n_inputs, sizeof(*t.inputs));
     if (!t.inputs) {
         return err_nomem(e, "inputs");
     }
@@ -228,16 +298,16 @@ int inputs_gather(struct scorer *s, const int32_t *token, int32_t n, struct inpu
     int32_t n_scored;
     int rc = tapped_loss(&t, s, token, n, &loss, &n_scored, e);
     if (rc < 0) {
-        inputs_free(t.inputs, n_layers);
+        inputs_free(t.inputs, n_inputs);
         return rc;
     }
     *ret = t.inputs;
     return 0;
 }
 
-void inputs_free(struct inputs *in, int32_t n_layers)
+void inputs_free(struct inputs *in, int32_t n)
 {
-    for (int32_t i = 0; in && i < n_layers * PRODUCTS; i++) {
+    for (int32_t i = 0; in && i < n; i++) {
         free(in[i].most);
         free(in[i].sum);
         free(in[i].squares);

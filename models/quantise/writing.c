@@ -11,6 +11,7 @@
 
 #include "config/base/buf.h"
 #include "config/base/limits.h"
+#include "models/checkpoint/weights_internal.h"
 #include "models/quantise/quantise_internal.h"
 
 int quantise_failed(const struct conversion *k, const char *name, struct err *e)
@@ -33,9 +34,9 @@ static void add_entry(struct buf *h, const char *name, int32_t len, const char *
     *at += n_bytes;
 }
 
-static int64_t n_groups(const struct conversion *k, const struct tensor *t)
+static int64_t n_groups(const struct conversion *k, const struct weight_view *v)
 {
-    return k->rounding.group > 0 ? t->dim[1] / k->rounding.group : 1;
+    return k->rounding.group > 0 ? v->cols / k->rounding.group : 1;
 }
 
 /* How the parts of a quantised weight are stored. */
@@ -61,57 +62,69 @@ static struct stored stored_as(const struct conversion *k)
     }
 }
 
-static void add_quantised(const struct conversion *k, struct buf *h, const struct tensor *t,
+static void add_quantised(const struct conversion *k, struct buf *h, const struct output *o,
                           int64_t *at)
 {
-    int32_t len = (int32_t)(strlen(t->name) - strlen("weight"));
-    int64_t rows = t->dim[0], groups = n_groups(k, t);
+    const char *name = output_name(o);
+    int32_t len = (int32_t)(strlen(name) - strlen("weight"));
+    int64_t rows = o->view.rows, cols = o->view.cols, groups = n_groups(k, &o->view);
     struct stored s = stored_as(k);
 
-    add_entry(h, t->name, len, s.codes, s.codes_type, rows, t->dim[1] / s.word,
-              rows * t->dim[1] * s.bits / 8, at);
-    add_entry(h, t->name, len, "weight_scale", s.scale_type, rows, groups,
+    add_entry(h, name, len, s.codes, s.codes_type, rows, cols / s.word, rows * cols * s.bits / 8,
+              at);
+    add_entry(h, name, len, "weight_scale", s.scale_type, rows, groups,
               rows * groups * s.scale_bytes, at);
     if (k->rounding.format == FORMAT_INT4) {
-        add_entry(h, t->name, len, "weight_shape", "I64", 2, 0, 16, at);
+        add_entry(h, name, len, "weight_shape", "I64", 2, 0, 16, at);
     }
     if (quantise_nvfp4(k)) {
-        add_entry(h, t->name, len, "weight_global_scale", "F32", 1, 0, 4, at);
+        add_entry(h, name, len, "weight_global_scale", "F32", 1, 0, 4, at);
     }
     if (k->input_scale) {
-        add_entry(h, t->name, len, "input_scale", "F32", 1, 0, 4, at);
+        add_entry(h, name, len, "input_scale", "F32", 1, 0, 4, at);
     }
     if (k->rounding.zeros && k->rounding.format == FORMAT_INT4) {
         int64_t words = div_ceil(rows, 8);
-        add_entry(h, t->name, len, "weight_zero_point", "I32", words, groups, words * groups * 4,
-                  at);
+        add_entry(h, name, len, "weight_zero_point", "I32", words, groups, words * groups * 4, at);
     } else if (k->rounding.zeros) {
-        add_entry(h, t->name, len, "weight_zero_point", "I8", rows, groups, rows * groups, at);
+        add_entry(h, name, len, "weight_zero_point", "I8", rows, groups, rows * groups, at);
     }
 }
 
-/* The factors of a norm's columns; NULL: t is no such norm, or is left alone. */
-static const float *norm_factors(const struct conversion *k, const struct tensor *t)
+/* The factors of a norm's columns; NULL: o is no such norm, or is left alone. */
+static const float *norm_factors(const struct conversion *k, const struct output *o)
 {
-    const struct place *p = &k->place[t - checkpoint_at(k->c, 0)];
+    return o->norm ? conversion_factors(k, o->layer, o->product) : NULL;
+}
 
-    return p->norm ? conversion_factors(k, p->layer, p->product) : NULL;
+/* The type and the shape of a tensor that is not quantised. */
+static void add_shape(struct buf *h, const char *type, const struct output *o)
+{
+    const struct tensor *t = o->t;
+
+    buf_printf(h, "\":{\"dtype\":\"%s\",\"shape\":[", type);
+    if (o->part) { /* a vector */
+        buf_printf(h, "%" PRId64, o->view.rows);
+    }
+    for (int32_t i = 0; i < t->n_dims && !o->part; i++) {
+        buf_printf(h, "%s%" PRId64, i > 0 ? "," : "", t->dim[i]);
+    }
 }
 
 /* As it is; its type is one of the floats, or one that no layer needs. A norm with
  * factors becomes float32. */
-static void add_plain(const struct conversion *k, struct buf *h, const struct tensor *t,
+static void add_plain(const struct conversion *k, struct buf *h, const struct output *o,
                       int64_t *at)
 {
-    bool norm = norm_factors(k, t);
-    int64_t n_bytes = norm ? t->dim[0] * 4 : t->n_bytes;
+    bool norm = norm_factors(k, o);
+    const struct tensor *t = o->t;
+    int64_t n_bytes = norm      ? t->dim[0] * 4
+                      : o->part ? o->view.rows * dtype_bytes(t->dtype)
+                                : t->n_bytes;
 
     buf_puts(h, h->len > 1 ? ",\"" : "\"");
-    buf_json_escape(h, t->name, strlen(t->name));
-    buf_printf(h, "\":{\"dtype\":\"%s\",\"shape\":[", norm ? "F32" : t->stored_type);
-    for (int32_t i = 0; i < t->n_dims; i++) {
-        buf_printf(h, "%s%" PRId64, i > 0 ? "," : "", t->dim[i]);
-    }
+    buf_json_escape(h, output_name(o), strlen(output_name(o)));
+    add_shape(h, norm ? "F32" : t->stored_type, o);
     buf_printf(h, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", *at, *at + n_bytes);
     *at += n_bytes;
 }
@@ -123,13 +136,9 @@ static int write_header(struct conversion *k, struct err *e)
 
     buf_init(&h, LIMIT_SAFETENSORS_HEADER_BYTES);
     buf_putc(&h, '{');
-    for (int32_t i = 0; i < checkpoint_count(k->c); i++) {
-        const struct tensor *t = checkpoint_at(k->c, i);
-        if (k->place[i].linear) {
-            add_quantised(k, &h, t, &at);
-        } else {
-            add_plain(k, &h, t, &at);
-        }
+    for (int32_t i = 0; i < k->n_outputs; i++) {
+        const struct output *o = &k->output[i];
+        (o->linear ? add_quantised : add_plain)(k, &h, o, &at);
     }
     buf_putc(&h, '}');
     while (h.len % 8 != 0 && !h.failed) {
@@ -146,39 +155,40 @@ static int write_header(struct conversion *k, struct err *e)
 
 /* ---- the weights ---- */
 
-/* Row r with the factors of its columns and, where it makes an input of down, of
+/* Row r with the factors of its columns and, where it makes a product's input, of
  * itself. */
-static void load_row(const struct conversion *k, const struct tensor *t, int64_t r, float *ret)
+static void load_row(const struct conversion *k, const struct output *o, int64_t r, float *ret)
 {
-    const struct place *p = &k->place[t - checkpoint_at(k->c, 0)];
-    const float *s = conversion_factors(k, p->layer, p->product),
-                *down = conversion_factors(k, p->layer, PRODUCT_DOWN);
+    const float *s = conversion_factors(k, o->layer, o->product),
+                *made = conversion_factors(k, o->layer, o->makes);
 
-    fold_load_row(t, r, ret);
-    for (int64_t i = 0; i < t->dim[1] && s; i++) {
+    fold_load_row(&o->view, r, ret);
+    for (int64_t i = 0; i < o->view.cols && s; i++) {
         ret[i] *= s[i];
     }
-    if (down && p->product == PRODUCT_UP && r >= p->up_from) {
-        for (int64_t i = 0; i < t->dim[1]; i++) {
-            ret[i] /= down[r - p->up_from];
+    if (made && r >= o->up_from) {
+        for (int64_t i = 0; i < o->view.cols; i++) {
+            ret[i] /= made[r - o->up_from];
         }
     }
 }
 
 /* The weights of a norm, divided by the factors of the columns that it makes: float32,
- * whose values bfloat16 holds too (fold_round_factors). */
-static int write_norm(struct conversion *k, const struct tensor *t, const float *s, struct err *e)
+ * of values that the norm's own type holds too where factors are powers of two, else
+ * bfloat16 (fold_round_factors). */
+static int write_norm(struct conversion *k, const struct output *o, const float *s, struct err *e)
 {
-    float offset = k->config.norm_offset, *row = malloc((size_t)t->dim[0] * sizeof(*row));
+    size_t n = (size_t)o->t->dim[0];
+    float offset = k->config.norm_offset, *row = malloc(n * sizeof(*row));
 
     if (!row) {
-        return err_nomem(e, t->name);
+        return err_nomem(e, o->t->name);
     }
-    fold_load_vector(t, row);
-    for (int64_t i = 0; i < t->dim[0]; i++) {
-        row[i] = fold_norm_weight(row[i], offset, s[i]);
+    fold_load_vector(o->t, row);
+    for (size_t i = 0; i < n; i++) {
+        row[i] = product_is_routed(o->product) ? row[i] / s[i]
+                                               : fold_norm_weight(row[i], offset, s[i]);
     }
-    size_t n = (size_t)t->dim[0];
     int rc =
         fwrite(row, sizeof(*row), n, k->out) == n ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);
     free(row);
@@ -187,13 +197,13 @@ static int write_norm(struct conversion *k, const struct tensor *t, const float 
 
 /* What the scales of nvfp4 are multiplied with so that the greatest of them is the
  * greatest e4m3, and at most the greatest float; `row` has room for one. */
-static float over_of(const struct conversion *k, const struct tensor *t, float *row)
+static float over_of(const struct conversion *k, const struct output *o, float *row)
 {
     float most = 0;
 
-    for (int64_t r = 0; r < t->dim[0]; r++) {
-        load_row(k, t, r, row);
-        for (int64_t i = 0; i < t->dim[1]; i++) {
+    for (int64_t r = 0; r < o->view.rows; r++) {
+        load_row(k, o, r, row);
+        for (int64_t i = 0; i < o->view.cols; i++) {
             most = fmaxf(most, fabsf(row[i]));
         }
     }
@@ -233,19 +243,19 @@ static bool write_packed_zeros(FILE *out, const uint8_t *zero, size_t rows, size
 
 /* What a weight has behind its codes: scale[rows, groups] and zero[rows, groups], and
  * the scale of its input. */
-static bool write_parts(const struct conversion *k, const struct tensor *t, const float *scale,
+static bool write_parts(const struct conversion *k, const struct output *o, const float *scale,
                         const uint8_t *zero, const struct rounding *how)
 {
-    size_t rows = (size_t)t->dim[0], groups = (size_t)n_groups(k, t), n = rows * groups;
-    const struct place *p = &k->place[t - checkpoint_at(k->c, 0)];
+    size_t rows = (size_t)o->view.rows, groups = (size_t)n_groups(k, &o->view), n = rows * groups;
+    const int64_t shape[2] = {o->view.rows, o->view.cols};
     bool done = how->format == FORMAT_FP4 ? write_fp4_scales(k->out, scale, n, how)
                                           : fwrite(scale, sizeof(*scale), n, k->out) == n;
 
     if (done && how->format == FORMAT_INT4) {
-        done = fwrite(t->dim, 8, 2, k->out) == 2;
+        done = fwrite(shape, sizeof(*shape), 2, k->out) == 2;
     }
     if (done && k->input_scale) {
-        const float *input = &k->input_scale[p->layer * PRODUCTS + p->product];
+        const float *input = &k->input_scale[o->layer * k->per_layer + o->product];
         done = fwrite(input, sizeof(*input), 1, k->out) == 1;
     }
     if (!done || !how->zeros) {
@@ -256,33 +266,33 @@ static bool write_parts(const struct conversion *k, const struct tensor *t, cons
 }
 
 /* *ret_error: the weight's, of the whole weight's size. */
-static int write_quantised(struct conversion *k, const struct tensor *t, double *ret_error,
+static int write_quantised(struct conversion *k, const struct output *o, double *ret_error,
                            struct err *e)
 {
-    size_t rows = (size_t)t->dim[0], groups = (size_t)n_groups(k, t);
-    size_t row_bytes = (size_t)(t->dim[1] * stored_as(k).bits / 8);
+    size_t rows = (size_t)o->view.rows, groups = (size_t)n_groups(k, &o->view);
+    size_t row_bytes = (size_t)(o->view.cols * stored_as(k).bits / 8);
     struct rounding how = k->rounding;
-    float *row = malloc((size_t)t->dim[1] * sizeof(*row)),
+    float *row = malloc((size_t)o->view.cols * sizeof(*row)),
           *scale = malloc(rows * groups * sizeof(*scale));
     uint8_t *codes = malloc(row_bytes), *zero = malloc(rows * groups);
     double sum[2] = {0};
-    int rc = row && scale && codes && zero ? 0 : err_nomem(e, t->name);
+    int rc = row && scale && codes && zero ? 0 : err_nomem(e, output_name(o));
 
-    how.over = rc == 0 && quantise_nvfp4(k) ? over_of(k, t, row) : 0;
+    how.over = rc == 0 && quantise_nvfp4(k) ? over_of(k, o, row) : 0;
     for (size_t r = 0; r < rows && rc == 0; r++) {
-        load_row(k, t, (int64_t)r, row);
+        load_row(k, o, (int64_t)r, row);
         struct rounded_row to = {
             .codes = codes, .scale = scale + r * groups, .zero = zero + r * groups};
-        round_row(&how, row, t->dim[1], &to, sum);
+        round_row(&how, row, o->view.cols, &to, sum);
         rc = fwrite(codes, 1, row_bytes, k->out) == row_bytes
                  ? 0
                  : quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
-    if (rc == 0 && !write_parts(k, t, scale, zero, &how)) {
+    if (rc == 0 && !write_parts(k, o, scale, zero, &how)) {
         rc = quantise_failed(k, QUANTISE_WEIGHTS, e);
     }
     if (rc == 0 && !isfinite(sum[0])) {
-        rc = err_set(e, ERR_INVALID, "%s has values that are no numbers", t->name);
+        rc = err_set(e, ERR_INVALID, "%s has values that are no numbers", output_name(o));
     }
     *ret_error = sum[1] > 0 ? sqrt(sum[0] / sum[1]) : 0;
     free(row);
@@ -292,12 +302,52 @@ static int write_quantised(struct conversion *k, const struct tensor *t, double 
     return rc;
 }
 
-static int write_plain(struct conversion *k, const struct tensor *t, struct err *e)
+/* A router whose columns have factors, powers of two: in its own type its values stay
+ * what they were, but for those near its least ones. */
+static int write_product(struct conversion *k, const struct output *o, struct err *e)
 {
-    const float *s = norm_factors(k, t);
+    size_t cols = (size_t)o->view.cols, bytes = (size_t)dtype_bytes(o->t->dtype);
+    float *row = malloc(cols * sizeof(*row));
+    void *stored = malloc(cols * bytes);
+    int rc = row && stored ? 0 : err_nomem(e, output_name(o));
+
+    for (int64_t r = 0; r < o->view.rows && rc == 0; r++) {
+        load_row(k, o, r, row);
+        tensor_store(stored, o->t->dtype, 0, 1, row, o->view.cols);
+        rc = fwrite(stored, bytes, cols, k->out) == cols ? 0
+                                                         : quantise_failed(k, QUANTISE_WEIGHTS, e);
+    }
+    free(row);
+    free(stored);
+    return rc;
+}
+
+/* A vector, some values of a tensor. */
+static int write_part(struct conversion *k, const struct output *o, struct err *e)
+{
+    size_t bytes = (size_t)dtype_bytes(o->t->dtype);
+    bool done = true;
+
+    for (int64_t i = 0; i < o->view.rows && done; i++) {
+        size_t at = (size_t)(o->view.first + i * o->view.row_step);
+        done = fwrite((const char *)o->t->data + at * bytes, bytes, 1, k->out) == 1;
+    }
+    return done ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);
+}
+
+static int write_plain(struct conversion *k, const struct output *o, struct err *e)
+{
+    const struct tensor *t = o->t;
+    const float *s = norm_factors(k, o);
 
     if (s) {
-        return write_norm(k, t, s, e);
+        return write_norm(k, o, s, e);
+    }
+    if (o->part) {
+        return write_part(k, o, e);
+    }
+    if (o->product_alone && conversion_factors(k, o->layer, o->product)) {
+        return write_product(k, o, e);
     }
     bool done = fwrite(t->data, 1, (size_t)t->n_bytes, k->out) == (size_t)t->n_bytes;
     return done ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);
@@ -309,16 +359,16 @@ int quantise_write_weights(struct conversion *k, struct err *e)
     double all = 0;
     int rc = write_header(k, e);
 
-    for (int32_t i = 0; i < checkpoint_count(k->c) && rc == 0; i++) {
-        const struct tensor *t = checkpoint_at(k->c, i);
+    for (int32_t i = 0; i < k->n_outputs && rc == 0; i++) {
+        const struct output *o = &k->output[i];
         double error;
-        if (!k->place[i].linear) {
-            rc = write_plain(k, t, e);
+        if (!o->linear) {
+            rc = write_plain(k, o, e);
             continue;
         }
-        rc = write_quantised(k, t, &error, e);
+        rc = write_quantised(k, o, &error, e);
         if (rc == 0) {
-            fprintf(k->report, "%-60s %.3e\n", t->name, error);
+            fprintf(k->report, "%-60s %.3e\n", output_name(o), error);
             all += error;
             n++;
         }

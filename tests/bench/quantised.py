@@ -2,8 +2,9 @@
 """What quantised weights of a model make of a text, by Quire and by the weights'
 reference decoders in float32.
 
-    tests/bench/quantised.py perplexity|greedy --model DIR --work DIR [--text FILE...]
-        [--cases CASE...] [--gguf FILE...] [--llama-cpp BIN] [--out FILE]
+    tests/bench/quantised.py perplexity|greedy|all --model DIR --work DIR [--text FILE...]
+        [--cases CASE...] [--gguf FILE...] [--gguf-source FILE [--ggml LIB]]
+        [--llama-cpp BIN] [--out FILE [--resume]]
 
 DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case
 is a directory that scripts/make-quantised-goldens knows to write (`ct-int4-g32`,
@@ -19,12 +20,19 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
   quire        of the same file by Quire, on this processor; ratio: to the reference
   rounded      of the decoded weights with the inputs of products rounded to int8 in
                groups of 32 where Quire's kernels do so on a CPU: of W8A8 in all layers,
-               of GGUF files but for q, k, v and the layers at the ends
+               of GGUF files but for q, k, v and the layers at the ends; of files with a
+               scale for all inputs of a product by that
   kl           mean of KL(reference || quire) over the second halves of the first two
                windows, in nats; kl_rounded of `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and
                llama-quantize), for GGUF files
 What the references said is kept in --work, by the weights and tokens it was made of.
+all: both of every case, and of the source's GGUF file in every other type: one command
+for a whole record, which --resume goes on with where an earlier one ended:
+
+    tests/bench/quantised.py all --model DIR --work DIR --gguf-source FILE --ggml LIB
+        --calibration FILE --text FILE --out FILE --resume
+
 greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a
 prompt holds if each of its tokens is within --tie nats of the reference's best one,
 given what stands before it. held_bfloat16, with --bfloat16: the same of the decoded
@@ -82,6 +90,7 @@ def grouped(x, rows, cols, f):
 
 
 goldens.grouped = grouped
+goldens.STATIC_SCALE = 1.0  # of the whole model, whose inputs reach further than a tiny one's
 to_hf = script("gguf_to_hf.py")
 
 
@@ -246,6 +255,16 @@ def decode_gguf(path):
     return out
 
 
+def static_hooks(directory):
+    """Module -> a hook that rounds its input by the file's scale for all of them."""
+    config = json.loads((directory / "config.json").read_text()).get("quantization_config", {})
+    groups = config.get("config_groups", {})
+    kind = groups["group_0"]["weights"]["type"] if groups else "float"
+    ends = ".input_scale"
+    return {k[:-len(ends)]: goldens.inputs_rounded(kind, static=v.float().item())
+            for k, v in load_file(directory / "model.safetensors").items() if k.endswith(ends)}
+
+
 class Case:
     """A file that Quire serves, the arguments to do so, and the decoded weights."""
 
@@ -277,6 +296,8 @@ class Case:
             shutil.rmtree(made, ignore_errors=True)
             self.weights = store_case(name, model, source, made)
             self.path = made
+        self.hooks = static_hooks(made) if self.path == made and made.is_dir() else {}
+        self.rounds = self.rounds or bool(self.hooks)
 
 
 # ---- logits ----
@@ -313,9 +334,10 @@ def keeps_inputs(path, n_layers):
 
 
 @torch.no_grad()
-def rounded_logits(model, window, blocks):
+def rounded_logits(model, window, blocks, static):
     n_layers = model.config.num_hidden_layers
-    hooks = [m.register_forward_pre_hook(goldens.rounded) for path, m in model.named_modules()
+    hooks = [m.register_forward_pre_hook(static.get(path, goldens.rounded))
+             for path, m in model.named_modules()
              if isinstance(m, torch.nn.Linear) and path != "lm_head"
              and not (blocks and keeps_inputs(path, n_layers))]
     out = reference_logits(model, window)
@@ -387,18 +409,20 @@ def perplexity(a, model, floats, ids, text):
     windows = windows_of(ids, a.tokens)
     plainly = lambda: Seen(windows, lambda _, x: reference_logits(model, x))
     source = kept(a, "source", model, windows, plainly)
-    for name in a.case:
+    for name in to_do(a, "perplexity"):
         load(model, floats, {})
         case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
         ref = kept(a, case.name, model, windows, plainly)
-        row = {"case": case.name, "tokens": len(ref.next), "source": source.perplexity(),
-               "reference": ref.perplexity()}
+        row = {"case": case.name, "what": "perplexity", "tokens": len(ref.next),
+               "source": source.perplexity(), "reference": ref.perplexity()}
         if case.rounds:
             blocks = name.endswith(".gguf")
-            rounded = kept(a, case.name + ("-rounded-fine" if blocks else "-rounded"), model,
+            kind = "-rounded-fine" if blocks else "-static" if case.hooks else "-rounded"
+            rounded = kept(a, case.name + kind, model,
                            windows,
-                           lambda: Seen(windows, lambda _, x: rounded_logits(model, x, blocks)))
+                           lambda: Seen(windows, lambda _, x: rounded_logits(model, x, blocks,
+                                                                            case.hooks)))
             row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
         if not a.references:
             got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
@@ -478,12 +502,12 @@ def in_bfloat16(model, prompts, n_new):
 
 def greedy(a, model, floats, ids, _):
     prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
-    for name in a.case:
+    for name in to_do(a, "greedy"):
         load(model, floats, {})
         case = Case(name, a.model, model, a.work, a.calibration)
         load(model, floats, case.weights)
         behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
-        row = {"case": case.name, "prompts": len(prompts), "new": a.new,
+        row = {"case": case.name, "what": "greedy", "prompts": len(prompts), "new": a.new,
                "equal": (behind == 0).double().mean().item(),
                "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
                "furthest": behind.amax().item()}
@@ -493,14 +517,43 @@ def greedy(a, model, floats, ids, _):
         yield row
 
 
+# ---- what is measured ----
+
+def to_do(a, what):
+    """The cases to measure: with --resume but for those whose lines --out has."""
+    done = set()
+    if a.resume and a.out and os.path.exists(a.out):
+        with open(a.out, encoding="utf-8") as f:
+            done = {row["case"] for row in map(json.loads, f) if row.get("what") == what}
+    named = lambda name: "gguf-" + pathlib.Path(name).stem if name.endswith(".gguf") else name
+    return [name for name in a.case if named(name) not in done]
+
+
+def gguf_files(a):
+    """--gguf-source in every type that can be made of it."""
+    if not a.gguf_source:
+        return []
+    quantised = script("make-quantised")
+    formats = quantised.BLOCKS if a.ggml else quantised.PLAIN + quantised.MADE_HERE
+    folder = a.work / "gguf"
+    library = ["--ggml", a.ggml] if a.ggml else []
+    tool = [sys.executable, ROOT / "scripts/make-quantised", *library]
+    missing = [f for f in formats if not (folder / (f + ".gguf")).exists()]
+    if missing:
+        subprocess.run([*tool, a.gguf_source, folder, *missing], check=True)
+    return [str(folder / (f + ".gguf")) for f in formats]
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=("perplexity", "greedy"))
+    p.add_argument("what", choices=("perplexity", "greedy", "all"))
     p.add_argument("--model", required=True, type=pathlib.Path)
     p.add_argument("--work", required=True, type=pathlib.Path,
                    help="where files of the cases are made")
     p.add_argument("--gguf", nargs="*", default=[])
+    p.add_argument("--gguf-source", metavar="FILE", help="also in every other type of GGUF")
+    p.add_argument("--ggml", metavar="LIB", help="libggml-base.so, which makes all of them")
     p.add_argument("--llama-cpp", metavar="DIR")
     p.add_argument("--references", action="store_true", help="run the references alone")
     p.add_argument("--calibration", metavar="FILE",
@@ -512,15 +565,16 @@ def main():
     p.add_argument("--bfloat16", action="store_true",
                    help="greedy: what transformers holds in bfloat16, too")
     p.add_argument("--out", help="append the lines to this file")
+    p.add_argument("--resume", action="store_true", help="but for those that it has")
     p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE",
                    help="default: all but GGUF files")
     p.add_argument("--text", nargs="+", metavar="FILE",
                    help="default: what the model of floats itself says, sampled with a fixed seed")
     a = p.parse_args()
-    a.case = a.case + a.gguf
+    a.work.mkdir(parents=True, exist_ok=True)
+    a.case = a.case + a.gguf + gguf_files(a)
     if not a.calibration and any(o in name for name in a.case for o in ("-static", "-search")):
         p.error("the cases quire-...-static and -search need --calibration")
-    a.work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
@@ -528,12 +582,14 @@ def main():
     floats = copy.deepcopy(model.state_dict())
     text = "\n".join(open(f, encoding="utf-8").read() for f in a.text or [])
     ids = tokenizer(text).input_ids if a.text else sampled(model, max(a.tokens, 32 * a.prompts))
-    for row in (perplexity if a.what == "perplexity" else greedy)(a, model, floats, ids, text):
-        line = json.dumps(row)
-        print(line, flush=True)
-        if a.out:
-            with open(a.out, "a", encoding="utf-8") as f:
-                f.write(line + "\n")
+    measures = {"perplexity": (perplexity,), "greedy": (greedy,), "all": (perplexity, greedy)}
+    for measure in measures[a.what]:
+        for row in measure(a, model, floats, ids, text):
+            line = json.dumps(row)
+            print(line, flush=True)
+            if a.out:
+                with open(a.out, "a", encoding="utf-8") as f:
+                    f.write(line + "\n")
 
 
 if __name__ == "__main__":

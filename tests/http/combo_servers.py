@@ -1,8 +1,10 @@
 """Servers for tests/http/combinations.py: some that are always the same, and any number that
 are drawn: model, quantization, cache, speculation, ranks and pool together.
 
-A drawn server is a function of its name, drawn:SEED:BATCH. What the program refuses is
-not drawn; so a server that does not start is a failure.
+A drawn server is a function of its name, drawn:SEED:BATCH, or device:SEED:BATCH of those
+for a GPU: one process, weights in blocks and groups more often, and every second one
+without --deterministic, whose kernels are others. What the program refuses is not drawn;
+so a server that does not start is a failure. QUIRE_GPU_DEVICE names the device.
 """
 
 import json
@@ -11,6 +13,7 @@ import random
 import shutil
 
 import head_models
+import quantised_models
 from conftest import ROOT
 
 TEMPLATE = (
@@ -21,11 +24,10 @@ TEMPLATE = (
 )
 KEYS = "name=red key=sk-red-0123456789 weight=3\nname=blue key=sk-blue-0123456789\n"
 
-# The pools are small, so that concurrent requests queue, are preempted and resume. Each
-# server is one process group on the CPU.
+# The pools are small, so that concurrent requests queue, are preempted and resume.
 COMMON = (
-    "--device cpu --threads 1 --deterministic --access-log none --swap-space 64MiB"
-    " --served-model-name demo"
+    f"--device {os.environ.get('QUIRE_GPU_DEVICE', 'cpu')} --threads 1 --access-log none"
+    " --swap-space 64MiB --served-model-name demo"
 ).split()
 CONFIGS = {
     "swap": "--kv-cache-dtype fp8 --block-size 8 --kv-blocks 36 --preemption swap"
@@ -48,9 +50,12 @@ CONFIGS = {
 
 # ---- drawn servers ----
 
-DRAWN = "drawn"
+DRAWN, DEVICE = "drawn", "device"
 QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "mxfp4", "int4"]
-MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense"]
+BLOCKS = ["gguf " + form for form in quantised_models.BLOCKS]
+GROUPS = ["groups " + form for form in quantised_models.GROUPS]
+MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense", "stored"]
+DEVICE_MODELS = ["demo", "windows", "moe", "latent", "hybrid", *["stored"] * 8]
 MTP = {"moe": "mtp-glm", "latent": "mtp-latent", "hybrid": "mtp-qwen"}
 # Ids that an EAGLE-3 head drafts: of the frequent tokens of the bundled model's texts.
 DRAFTED_IDS = range(260, 300)
@@ -59,11 +64,13 @@ UNKNOWN_COSTS = {"QUIRE_STEP_COSTS": "unknown"}
 
 
 class Plan:
-    """What a server is: flags, its model, and the head or draft model beside it (None,
-    "eagle3", "peagle" or "draft")."""
+    """What a server is: flags, its model, the head or draft model beside it (None,
+    "eagle3", "peagle" or "draft"), and whether its answers are the same in any company."""
 
-    def __init__(self, flags, model, drafts=None, env=None):
+    def __init__(self, flags, model, drafts=None, env=None, exact=True):
         self.flags, self.model, self.drafts, self.env = flags.split(), model, drafts, env or {}
+        self.exact = exact
+        self.flags += ["--deterministic"] if exact else []
 
 
 def chance(rng, percent):
@@ -110,7 +117,11 @@ def draw(name):
     model = rng.choice(MODELS)
     if model == "dense":
         model = rng.choice(head_models.DENSE)
+    elif model == "stored":
+        model = rng.choice(BLOCKS + GROUPS)
     ranks, stages = (2, 1) if chance(rng, 35) else (1, 2) if chance(rng, 15) else (1, 1)
+    if model in BLOCKS + GROUPS:  # two ranks would cut some groups
+        ranks = 1
     flags = draw_pool(rng, model) + draw_cache(rng, model)
     if model in MTP or model in head_models.DENSE:
         flags += " --load-format dummy"
@@ -119,16 +130,32 @@ def draw(name):
         flags += " --expert-parallel" if model in MTP and chance(rng, 50) else ""
     if stages > 1:
         flags += " --pipeline-parallel-size 2"
-    quantized = chance(rng, 60)
-    if quantized:
+    if chance(rng, 60) and model not in BLOCKS + GROUPS:
         flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
     more, drafts = draw_drafts(rng, model, stages > 1)
     return Plan(flags + more, model, drafts, UNKNOWN_COSTS)
 
 
+def draw_device(name):
+    """The Plan of the server device:SEED:BATCH."""
+    rng = random.Random(name)
+    model = rng.choice(DEVICE_MODELS)
+    stored = model == "stored"
+    if stored:
+        model = rng.choice(BLOCKS + GROUPS)
+    flags = draw_pool(rng, model) + draw_cache(rng, model)
+    flags += " --load-format dummy" if model in MTP else ""
+    if not stored and chance(rng, 60):
+        flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
+    more, drafts = draw_drafts(rng, model, False)
+    return Plan(flags + more, model, drafts, UNKNOWN_COSTS, exact=chance(rng, 50))
+
+
 def plan_of(name):
     if name.startswith(DRAWN):
         return draw(name)
+    if name.startswith(DEVICE):
+        return draw_device(name)
     model = name if name in ("null", "windows") else "demo"
     return Plan(CONFIGS[name], model)
 
@@ -142,6 +169,14 @@ def change(path, members):
         config = json.load(f) | members
     with open(path, "w", encoding="utf-8") as f:
         json.dump(config, f)
+
+
+def write_stored(plan, folder):
+    """The model of a folder in the form that the server reads; returns where it is."""
+    form = plan.model.partition(" ")[2]
+    if plan.model in BLOCKS:
+        return quantised_models.write_gguf(folder, form)
+    return quantised_models.write_groups(folder, form) if plan.model in GROUPS else folder
 
 
 def write_model(plan, folder):

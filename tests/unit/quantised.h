@@ -13,7 +13,8 @@ struct quant_case {
     bool experts;                   /* of all experts of a layer */
     bool zeros;
     enum act_scheme act;
-    float factor; /* 0: 1 */
+    float factor;    /* 0: 1 */
+    float act_scale; /* of ACT_SCALE_TENSOR */
 };
 
 static inline bool rig_multiplies(const struct rig *r, enum weight_format_id format)
@@ -124,7 +125,8 @@ static inline struct quant_piece quant_codes(struct rig *r, const struct quant_c
                          .zero = k->zeros ? zero : NULL,
                          .zero_stride = across,
                          .factor = k->factor != 0 ? k->factor : 1,
-                         .act = k->act}},
+                         .act = k->act,
+                         .act_scale = k->act_scale}},
         .owned = {codes, scale, zero}};
     for (int32_t row = 0; row < n; row++) {
         weight_scales_decode(f, &q.p.scales, codes + row * row_bytes, row, cols,
@@ -216,6 +218,18 @@ static inline struct mat rig_quantised(struct rig *r, const struct quant_case *k
         host += (int64_t)n * cols;
     }
     return quant_weight_of(r, q, parts, k->experts);
+}
+
+/* Whether the device rounds so many rows of inputs of products with w by the file's
+ * scale: a CPU does always, a GPU where it multiplies codes by codes. */
+static inline bool rig_rounds_inputs(const struct rig *r, struct mat w, int32_t rows,
+                                     int32_t least_rows)
+{
+    if (strcmp(r->b->name, "cpu") == 0) {
+        return true;
+    }
+    const char *kernel = r->b->ops->use ? r->b->ops->use(r->b, w, 0).kernel : "";
+    return strncmp(kernel, "e4m3", 4) == 0 && rows >= least_rows;
 }
 
 /* x's row rounded to e4m3, its greatest magnitude to 448. */

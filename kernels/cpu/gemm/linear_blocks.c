@@ -81,11 +81,14 @@ void cpu_linear_blocks(struct cpu_backend *c, struct mat out, struct mat x, stru
         int32_t n = run->m.rows, each = rows_at_once(c, run, x.rows);
         for (int32_t r = 0; r < x.rows; r += each) {
             int32_t n_x = MIN(each, x.rows - r);
+            struct mat taken = cpu_rounded_x(c, mat_rows(x, r, n_x), run);
             struct epilogue part = {.bias = columns(ep->bias, first, n),
                                     .act = ep->act,
                                     .residual = rows(columns(ep->residual, first, n), r, n_x)};
-            linear_run(c, mat_rows(mat_cols(out, first, n), r, n_x), mat_rows(x, r, n_x), run,
-                       &part);
+            if (!taken.data) {
+                return;
+            }
+            linear_run(c, mat_rows(mat_cols(out, first, n), r, n_x), taken, run, &part);
         }
         first += n;
     }
@@ -155,6 +158,7 @@ static void gated_rows(struct cpu_backend *c, struct mat out, struct mat workspa
                        struct mat w, struct mat bias, int32_t each, const struct cpu_gate *gate)
 {
     c->packed_x.x = NULL;
+    c->rounded.x = NULL;
     c->keeps_x = true;
     for (int32_t at = 0; at < out.cols; at += each) {
         int32_t n = MIN(each, out.cols - at);

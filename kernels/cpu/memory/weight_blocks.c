@@ -8,8 +8,19 @@
 
 enum { FINE_BITS = 8 };
 
+/* The scale by which inputs of products with a piece are rounded; 0: by none of the
+ * file's. */
+static float act_scale_of(const struct weight_piece *p)
+{
+    bool fixed =
+        p->format && weight_format_has_scales(p->format) && p->scales.act == ACT_SCALE_TENSOR;
+
+    return fixed ? p->scales.act_scale : 0;
+}
+
 /* What the inputs of products with a piece become (ACT_PLANES_MAX). They keep their
- * precision where the file quantises weights alone; of blocks, which say nothing of it,
+ * precision where the file quantises weights alone, or has a scale for them, by which
+ * they were rounded; of blocks, which say nothing of it,
  * where it is felt most; and in a head of FINE_BITS a code: no layer follows whose own
  * rounding hides what is lost there, and with fewer bits the weights have lost more. */
 static int32_t planes_of(const struct weight_desc *d, const struct weight_piece *p)
@@ -18,7 +29,8 @@ static int32_t planes_of(const struct weight_desc *d, const struct weight_piece 
         return 1;
     }
     bool apart = weight_format_has_scales(p->format);
-    bool weights_alone = apart && p->scales.act == ACT_AS_THEY_ARE;
+    bool weights_alone =
+        apart && (p->scales.act == ACT_AS_THEY_ARE || p->scales.act == ACT_SCALE_TENSOR);
     bool fine_head = d->logits && p->format->bits >= FINE_BITS;
 
     return weights_alone || fine_head || (!apart && d->fine_inputs) ? ACT_PLANES_MAX : 1;
@@ -32,7 +44,8 @@ static int32_t run_end(const struct weight_desc *d, int32_t from)
 
     while (end < d->n_pieces && d->piece[end].format == d->piece[from].format &&
            d->piece[end].stride == d->piece[from].stride &&
-           planes_of(d, &d->piece[end]) == planes_of(d, &d->piece[from])) {
+           planes_of(d, &d->piece[end]) == planes_of(d, &d->piece[from]) &&
+           act_scale_of(&d->piece[end]) == act_scale_of(&d->piece[from])) {
         end++;
     }
     return end;
@@ -85,6 +98,7 @@ static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_
     int32_t n = end - from;
 
     ret->planes = planes_of(d, &d->piece[from]);
+    ret->act_scale = act_scale_of(&d->piece[from]);
     ret->part = cpu_alloc(c, (size_t)n * sizeof(*ret->part));
     if (!ret->part) {
         return err_nomem(e, d->name);
@@ -170,7 +184,8 @@ static void view_run(struct cpu_view *v, int32_t i, const struct cpu_weight *run
     struct cpu_weight *to = &v->run[i];
     int32_t from = MAX(first - at, 0), last = MIN(end - at, run->m.rows);
 
-    *to = (struct cpu_weight){.m = run->m, .planes = run->planes, .view = true};
+    *to = (struct cpu_weight){
+        .m = run->m, .planes = run->planes, .act_scale = run->act_scale, .view = true};
     to->m.priv = to;
     to->m.rows = last - from;
     if (!run->m.format) {

@@ -8,13 +8,13 @@
 #include "kernels/cuda/experts/experts.h"
 
 /* EXPERT_CODES_K values that half a warp holds, eight a lane, as codes: their greatest
- * magnitude is code 448. */
+ * magnitude is code 448, or with a fixed scale above 0 what is beyond that code is cut. */
 struct code_group {
     vec<__nv_bfloat16, 8> v;
-    float most;
+    float most, fixed;
 
-    __device__ __forceinline__ code_group(const uint4 &values)
-        : v(*(const vec<__nv_bfloat16, 8> *)&values)
+    __device__ __forceinline__ code_group(const uint4 &values, float fixed)
+        : v(*(const vec<__nv_bfloat16, 8> *)&values), fixed(fixed)
     {
         most = 0.0f;
 #pragma unroll
@@ -28,11 +28,11 @@ struct code_group {
     }
     __device__ __forceinline__ float scale(void) const
     {
-        return most / 448.0f;
+        return fixed > 0.0f ? fixed : most / 448.0f;
     }
     __device__ __forceinline__ uint2 codes(void) const
     {
-        float by = most > 0.0f ? 448.0f / most : 0.0f;
+        float by = fixed > 0.0f ? 1.0f / fixed : most > 0.0f ? 448.0f / most : 0.0f;
         uint32_t out[2] = {};
 
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ __forceinline__ void quantise_groups(const expert_quantise &a, int fi
     for (int i = first; (i & ~1) < n; i += step) {
         int at = min(i, n - 1), row = at / groups, group = at - row * groups;
         const __nv_bfloat16 *x = (const __nv_bfloat16 *)a.x + row * a.x_stride;
-        code_group g(*(const uint4 *)(x + group * EXPERT_CODES_K + part * 8));
+        code_group g(*(const uint4 *)(x + group * EXPERT_CODES_K + part * 8), a.fixed);
         if (i < n) {
             *(uint2 *)(a.codes + (int64_t)at * EXPERT_CODES_K + part * 8) = g.codes();
             if (part == 0) {

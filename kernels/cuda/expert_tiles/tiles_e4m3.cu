@@ -341,7 +341,7 @@ __device__ __forceinline__ void store_codes(const float (&d)[N / 2], const place
     for (int j = 0; j < N / 16; j++) {
         int r = (t >> 4) + j * 16;
         uint32_t at = panels + (part >> 3) * L::PANEL + r * 128 + (((part & 7) ^ (r & 7)) << 4);
-        code_group g(load_shared16(at));
+        code_group g(load_shared16(at), a.out_fixed);
         if (r < n) {
             *(uint2 *)((uint8_t *)a.out + pair[j] * a.out_stride + m * DEPTH + part * 8) =
                 g.codes();

@@ -215,14 +215,16 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
 
 /* The codes of x lie where down's results will, which are twice as long and written
  * when up has read them; those of its own result where they would lie as floats. */
-static struct expert_quantise quantised(struct expert_product *up, struct expert_product *down,
-                                        int32_t rows, int32_t top)
+static struct expert_quantise quantised(const struct experts *e, struct expert_product *up,
+                                        struct expert_product *down, int32_t rows)
 {
+    const struct quant_weight *of_up = e->up.priv, *of_down = e->down.priv;
     uint8_t *x = down->out, *act = up->out;
     struct expert_quantise q = {.x = up->x,
                                 .x_stride = up->x_stride,
                                 .codes = x,
                                 .scale = (float *)(x + (int64_t)rows * up->k),
+                                .fixed = of_up->act_scale,
                                 .rows = rows,
                                 .cols = up->k};
 
@@ -230,7 +232,8 @@ static struct expert_quantise quantised(struct expert_product *up, struct expert
     up->x_stride = up->k;
     up->x_scale = q.scale;
     up->out_stride = up->width;
-    up->out_scale = (float *)(act + (int64_t)rows * top * up->width);
+    up->out_scale = (float *)(act + (int64_t)rows * e->top * up->width);
+    up->out_fixed = of_down->act_scale;
     down->x = act;
     down->x_stride = down->k;
     down->x_scale = up->out_scale;
@@ -447,7 +450,7 @@ static void multiply_lists(struct backend *b, const struct expert_few *f,
     struct expert_quantise q;
 
     if (w->e4m3) {
-        q = quantised(&up, &down, w->rows, e->top);
+        q = quantised(e, &up, &down, w->rows);
     }
     if (w->parts > 0) {
         add_parts(e, w->parts, &up, &down);

@@ -95,6 +95,7 @@ struct expert_product {
      * [rows of x, k / EXPERT_CODES_K] of so many columns; NULL: x is of `type`. */
     const float *x_scale;
     float *out_scale; /* of a gated one with x_scale: out likewise, out_stride in bytes */
+    float out_fixed;  /* with out_scale: the scale of all; 0: each group's own */
     /* Experts from n on are parts of a shared one without biases, whose weight is of
      * `type`: of up [2 * parts * width, k], all of gate first; of down [width, parts *
      * k]. Of launch_expert_tiles alone, for tiles of at most 64 rows. */
@@ -104,12 +105,14 @@ struct expert_product {
 };
 
 /* x [rows, cols], bf16, as codes [rows, cols] and scale [rows, cols / EXPERT_CODES_K]:
- * the greatest magnitude of a group of columns is code 448. */
+ * the greatest magnitude of a group of columns is code 448, or `fixed` above 0 is the
+ * scale of all and what is beyond that code is cut. */
 struct expert_quantise {
     const void *x;
     int64_t x_stride; /* elements */
     uint8_t *codes;
     float *scale;
+    float fixed;
     int32_t rows, cols;
 };
 

@@ -94,6 +94,7 @@ struct fused_op {
     const uint8_t *w_zero;
     int32_t n_groups;
     int32_t e4m3;       /* more than FUSED_ROWS rows of x are quantised for it (small_codes.h) */
+    float act_scale;    /* with e4m3: of all rows of x; 0: each has its own */
     int32_t f16_scales; /* of FUSED_INT4: groups' scales are fp16, else bf16 */
     int32_t halves;     /* of FUSED_GROUPS_4 and _8: groups of 16 columns */
     int32_t n, k;

@@ -87,6 +87,7 @@ void fused_set_weight(struct fused_op *p, struct mat w)
     p->w_zero = q ? q->zero : NULL;
     p->n_groups = q && q->layout == QUANT_ROWS ? q->n_groups : 1;
     p->e4m3 = q && q->quantises;
+    p->act_scale = q ? q->act_scale : 0;
     p->f16_scales = q && q->f16_scales;
     p->halves = q && q->layout == QUANT_GROUPS && q->group_cols == 16;
     p->n = w.rows;

@@ -379,6 +379,7 @@ void make_codes(const struct fused_args *a, const struct fused_op *p, cudaStream
         struct norm_quantise_args n = {};
         n.codes = a->codes;
         n.scale = a->code_scale;
+        n.fixed = p->act_scale;
         n.h = p->h_transient ? NULL : p->h;
         n.h_stride = p->h_stride;
         n.x = (void *)p->x;
@@ -386,7 +387,7 @@ void make_codes(const struct fused_args *a, const struct fused_op *p, cudaStream
         n.norm = p->norm;
         launch_norm_quantise(&n, a->type, a->rows, p->k, stream);
     } else {
-        launch_quantise_rows(a->codes, a->code_scale, p->x, p->x_stride, a->type, a->rows, p->k,
+        launch_quantise_rows(a->codes, a->code_scale, p->act_scale, p->x, p->x_stride, a->type, a->rows, p->k,
                              stream);
     }
 }

@@ -40,15 +40,16 @@ bool cuda_pending_take(struct cuda_backend *c, struct mat x, int32_t rows,
     return true;
 }
 
-void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p)
+void cuda_pending_codes(struct cuda_backend *c, const struct pending_codes *p, float fixed)
 {
     if (p->kind == PENDING_GATE) {
-        launch_gate_quantise(c->quantised, c->quantised_scale, p->x.data, p->x.stride,
+        launch_gate_quantise(c->quantised, c->quantised_scale, fixed, p->x.data, p->x.stride,
                              (int)p->out.dtype, p->rows, p->out.cols, p->act, c->stream);
         return;
     }
     struct norm_quantise_args a = {.codes = c->quantised,
                                    .scale = c->quantised_scale,
+                                   .fixed = fixed,
                                    .x = p->x.data,
                                    .x_stride = p->x.stride,
                                    .y = p->y.data,

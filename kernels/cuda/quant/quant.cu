@@ -248,11 +248,24 @@ template <typename T> __device__ __forceinline__ uint2 quantised(const vec<T, 8>
     return make_uint2(out[0], out[1]);
 }
 
+/* The factor that makes codes of a row whose greatest magnitude is `most` (block_max of
+ * each thread's), or by the fixed scale; the first thread stores the row's scale. */
+__device__ __forceinline__ float code_factor(float most, float fixed, float *scale)
+{
+    if (fixed == 0.0f) {
+        most = block_max(most);
+    }
+    if (threadIdx.x == 0) {
+        *scale = fixed > 0.0f ? fixed : most / 448.0f;
+    }
+    return fixed > 0.0f ? 1.0f / fixed : most > 0.0f ? 448.0f / most : 0.0f;
+}
+
 /* Stores a row that the block's threads hold, vector q of a thread at
  * norm_column(q), as codes and scale; also as it is, unless `h` is NULL. */
 template <typename T, int N>
 __device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t *codes,
-                                            float *scale, T *h, int32_t cols)
+                                            float *scale, float fixed, T *h, int32_t cols)
 {
     float most = 0.0f;
 
@@ -260,11 +273,7 @@ __device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t 
     for (int q = 0; q < N; q++) {
         most = fmaxf(most, greatest(kept[q]));
     }
-    most = block_max(most);
-    float factor = most > 0.0f ? 448.0f / most : 0.0f;
-    if (threadIdx.x == 0) {
-        *scale = most / 448.0f;
-    }
+    float factor = code_factor(most, fixed, scale);
 #pragma unroll
     for (int q = 0; q < N; q++) {
         int i = norm_column<8>(q);
@@ -280,7 +289,8 @@ __device__ __forceinline__ void store_codes(const vec<T, 8> (&kept)[N], uint8_t 
 /* A block a row; N 0: of any length, read twice. */
 template <typename T, int N>
 __global__ void __launch_bounds__(ROW_THREADS)
-    quantise_kernel(uint8_t *codes, float *scale, const T *x, int64_t x_stride, int32_t cols)
+    quantise_kernel(uint8_t *codes, float *scale, float fixed, const T *x, int64_t x_stride,
+                    int32_t cols)
 {
     pdl_release();
     pdl_wait();
@@ -296,17 +306,13 @@ __global__ void __launch_bounds__(ROW_THREADS)
                 kept[q] = *(const vec<T, 8> *)(from + norm_column<8>(q));
             }
         }
-        store_codes<T, N>(kept, to, scale + blockIdx.x, nullptr, cols);
+        store_codes<T, N>(kept, to, scale + blockIdx.x, fixed, nullptr, cols);
     } else {
         float most = 0.0f;
-        for (int q = 0; norm_column<8>(q) < cols; q++) {
+        for (int q = 0; norm_column<8>(q) < cols && fixed == 0.0f; q++) {
             most = fmaxf(most, greatest(*(const vec<T, 8> *)(from + norm_column<8>(q))));
         }
-        most = block_max(most);
-        float factor = most > 0.0f ? 448.0f / most : 0.0f;
-        if (threadIdx.x == 0) {
-            scale[blockIdx.x] = most / 448.0f;
-        }
+        float factor = code_factor(most, fixed, scale + blockIdx.x);
         for (int q = 0; norm_column<8>(q) < cols; q++) {
             int i = norm_column<8>(q);
             *(uint2 *)(to + i) = quantised(*(const vec<T, 8> *)(from + i), factor);
@@ -315,21 +321,22 @@ __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 template <typename T>
-void quantise_rows(uint8_t *codes, float *scale, const T *x, int64_t x_stride, int32_t rows,
-                   int32_t cols, cudaStream_t stream)
+void quantise_rows(uint8_t *codes, float *scale, float fixed, const T *x, int64_t x_stride,
+                   int32_t rows, int32_t cols, cudaStream_t stream)
 {
     auto kernel = cols <= 8 * ROW_THREADS    ? quantise_kernel<T, 1>
                   : cols <= 16 * ROW_THREADS ? quantise_kernel<T, 2>
                   : cols <= QUANT_ROW_COLS   ? quantise_kernel<T, 4>
                                              : quantise_kernel<T, 0>;
 
-    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, codes, scale, x, x_stride, cols);
+    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, codes, scale, fixed, x, x_stride,
+           cols);
 }
 
 /* A block a row. */
 template <typename T, int N>
 __global__ void __launch_bounds__(ROW_THREADS)
-    norm_quantise_kernel(uint8_t *codes, float *scale, T *h, int64_t h_stride, T *x,
+    norm_quantise_kernel(uint8_t *codes, float *scale, float fixed, T *h, int64_t h_stride, T *x,
                          int64_t x_stride, const T *y, int64_t y_stride, norm_args n, int32_t cols)
 {
     __shared__ float shared[33];
@@ -379,15 +386,15 @@ __global__ void __launch_bounds__(ROW_THREADS)
             kept[q] = norm_apply<T, 8>(kept[q], weight[q], n, i, mean, factor);
         }
     }
-    store_codes(kept, codes + (int64_t)blockIdx.x * cols, scale + blockIdx.x,
+    store_codes(kept, codes + (int64_t)blockIdx.x * cols, scale + blockIdx.x, fixed,
                 h ? h + blockIdx.x * h_stride : nullptr, cols);
 }
 
 /* A block a row of act(gate) * up, the two halves of a row of `in`. */
 template <typename T, int N>
 __global__ void __launch_bounds__(ROW_THREADS)
-    gate_quantise_kernel(uint8_t *codes, float *scale, const T *in, int64_t in_stride, int32_t cols,
-                         int act)
+    gate_quantise_kernel(uint8_t *codes, float *scale, float fixed, const T *in, int64_t in_stride,
+                         int32_t cols, int act)
 {
     vec<T, 8> kept[N];
 
@@ -406,7 +413,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
             }
         }
     }
-    store_codes<T, N>(kept, codes + (int64_t)blockIdx.x * cols, scale + blockIdx.x, nullptr, cols);
+    store_codes<T, N>(kept, codes + (int64_t)blockIdx.x * cols, scale + blockIdx.x, fixed, nullptr,
+                      cols);
 }
 
 template <typename T>
@@ -417,20 +425,20 @@ void norm_quantise(const struct norm_quantise_args &a, int32_t rows, int32_t col
                   : cols <= 16 * ROW_THREADS ? norm_quantise_kernel<T, 2>
                                              : norm_quantise_kernel<T, 4>;
 
-    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, a.codes, a.scale, (T *)a.h, a.h_stride,
-           (T *)a.x, a.x_stride, (const T *)a.y, a.y_stride, a.norm, cols);
+    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, a.codes, a.scale, a.fixed, (T *)a.h,
+           a.h_stride, (T *)a.x, a.x_stride, (const T *)a.y, a.y_stride, a.norm, cols);
 }
 
 template <typename T>
-void gate_quantise(uint8_t *codes, float *scale, const T *in, int64_t in_stride, int32_t rows,
-                   int32_t cols, int act, cudaStream_t stream)
+void gate_quantise(uint8_t *codes, float *scale, float fixed, const T *in, int64_t in_stride,
+                   int32_t rows, int32_t cols, int act, cudaStream_t stream)
 {
     auto kernel = cols <= 8 * ROW_THREADS    ? gate_quantise_kernel<T, 1>
                   : cols <= 16 * ROW_THREADS ? gate_quantise_kernel<T, 2>
                                              : gate_quantise_kernel<T, 4>;
 
-    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, codes, scale, in, in_stride, cols,
-           act);
+    launch(kernel, dim3(rows), dim3(ROW_THREADS), 0, stream, codes, scale, fixed, in, in_stride,
+           cols, act);
 }
 
 } /* namespace */
@@ -474,13 +482,14 @@ extern "C" void launch_fill(float *out, int64_t n, float value, cudaStream_t str
     fill_kernel<<<(uint32_t)((n + 255) / 256), 256, 0, stream>>>(out, n, value);
 }
 
-extern "C" void launch_quantise_rows(uint8_t *codes, float *scale, const void *x, int64_t x_stride,
-                                     int type, int32_t rows, int32_t cols, cudaStream_t stream)
+extern "C" void launch_quantise_rows(uint8_t *codes, float *scale, float fixed, const void *x,
+                                     int64_t x_stride, int type, int32_t rows, int32_t cols,
+                                     cudaStream_t stream)
 {
     if (type == T_F16) {
-        quantise_rows(codes, scale, (const __half *)x, x_stride, rows, cols, stream);
+        quantise_rows(codes, scale, fixed, (const __half *)x, x_stride, rows, cols, stream);
     } else {
-        quantise_rows(codes, scale, (const __nv_bfloat16 *)x, x_stride, rows, cols, stream);
+        quantise_rows(codes, scale, fixed, (const __nv_bfloat16 *)x, x_stride, rows, cols, stream);
     }
 }
 
@@ -494,14 +503,15 @@ extern "C" void launch_norm_quantise(const struct norm_quantise_args *a, int typ
     }
 }
 
-extern "C" void launch_gate_quantise(uint8_t *codes, float *scale, const void *gate_up,
+extern "C" void launch_gate_quantise(uint8_t *codes, float *scale, float fixed, const void *gate_up,
                                      int64_t in_stride, int type, int32_t rows, int32_t cols,
                                      int act, cudaStream_t stream)
 {
     if (type == T_F16) {
-        gate_quantise(codes, scale, (const __half *)gate_up, in_stride, rows, cols, act, stream);
-    } else {
-        gate_quantise(codes, scale, (const __nv_bfloat16 *)gate_up, in_stride, rows, cols, act,
+        gate_quantise(codes, scale, fixed, (const __half *)gate_up, in_stride, rows, cols, act,
                       stream);
+    } else {
+        gate_quantise(codes, scale, fixed, (const __nv_bfloat16 *)gate_up, in_stride, rows, cols,
+                      act, stream);
     }
 }

@@ -28,8 +28,8 @@
  *                                   and FORMAT_FP8 in groups of 128 columns or of files
  *                                   that keep the activations; other FORMAT_FP8 as below,
  *                                   in own tiles
- *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row
- *                                   (quant.cu), then tiles of codes (gemm/tiles.h) where
+ *   FORMAT_FP8 with a scale a row   activations quantised to e4m3 with a scale a row or
+ *                                   the file's (quant.cu), then tiles of codes (gemm/tiles.h) where
  *                                   they keep the device busy, else cuBLASLt's product
  *   everything else                 the weight widened to the activations' type in a buffer,
  *                                   then the product of that type
@@ -77,16 +77,18 @@ static inline QUANT_BOTH int64_t quant_segment_at(int64_t row, int64_t segment, 
 /* What mat.priv of such a weight points to; owned by the backend. Pointers are to
  * device memory. */
 struct quant_weight {
-    int32_t format;      /* enum weight_format_id */
-    int32_t layout;      /* enum quant_layout */
-    int32_t rows, cols;  /* values */
-    int64_t row_bytes;   /* of a row's codes; of QUANT_ROWS also between rows */
-    int32_t segment;     /* bytes of a segment of QUANT_SEGMENTS */
-    int32_t group_cols;  /* columns that share a scale */
-    int32_t n_groups;    /* of a row */
-    bool f16_scales;     /* of QUANT_SEGMENTS: fp16, else bf16 */
-    int32_t kind;        /* of QUANT_GROUPS: enum groups_kind; of QUANT_PANELS: panel_kind */
-    bool fixed;          /* the file has a scale for all activations, which is not used */
+    int32_t format;     /* enum weight_format_id */
+    int32_t layout;     /* enum quant_layout */
+    int32_t rows, cols; /* values */
+    int64_t row_bytes;  /* of a row's codes; of QUANT_ROWS also between rows */
+    int32_t segment;    /* bytes of a segment of QUANT_SEGMENTS */
+    int32_t group_cols; /* columns that share a scale */
+    int32_t n_groups;   /* of a row */
+    bool f16_scales;    /* of QUANT_SEGMENTS: fp16, else bf16 */
+    int32_t kind;       /* of QUANT_GROUPS: enum groups_kind; of QUANT_PANELS: panel_kind */
+    /* The file's scale for all activations (ACT_SCALE_TENSOR), of several pieces the
+     * greatest; 0: there is none. */
+    float act_scale;
     bool embedded;       /* of QUANT_GROUPS: embed reads it, no product */
     bool logits;         /* its products are float32 */
     bool quantises;      /* activations are quantised for products of cuBLASLt */
@@ -116,15 +118,18 @@ void launch_widen_fp4(void *out, int64_t out_stride, const struct quant_weight *
                       cudaStream_t stream);
 void launch_fill(float *out, int64_t n, float value, cudaStream_t stream);
 /* codes [rows, cols] e4m3 and scale [rows]: x = scale * code, the greatest magnitude
- * of a row is code 448. A row of zeros has scale 0. x of `type`, bf16 or fp16; cols
- * a multiple of 16. */
-void launch_quantise_rows(uint8_t *codes, float *scale, const void *x, int64_t x_stride, int type,
-                          int32_t rows, int32_t cols, cudaStream_t stream);
+ * of a row is code 448. A row of zeros has scale 0. `fixed` above 0: every row has this
+ * scale, and what is beyond code 448 becomes it. x of `type`, bf16 or fp16; cols a
+ * multiple of 16. */
+void launch_quantise_rows(uint8_t *codes, float *scale, float fixed, const void *x,
+                          int64_t x_stride, int type, int32_t rows, int32_t cols,
+                          cudaStream_t stream);
 /* Columns of a row that the launches below take; a multiple of 16. */
 enum { QUANT_ROW_COLS = 16384 };
 struct norm_quantise_args {
     uint8_t *codes; /* [rows, cols] */
     float *scale;   /* [rows] */
+    float fixed;    /* as of launch_quantise_rows */
     void *h;        /* [rows, cols] the norm's result as it is; NULL: not wanted */
     void *x;        /* [rows, cols]; += y first, unless that is NULL */
     const void *y;
@@ -135,8 +140,9 @@ struct norm_quantise_args {
 void launch_norm_quantise(const struct norm_quantise_args *a, int type, int32_t rows, int32_t cols,
                           cudaStream_t stream);
 /* Likewise act(gate) * up, which are the halves of gate_up [rows, 2 * cols]. */
-void launch_gate_quantise(uint8_t *codes, float *scale, const void *gate_up, int64_t in_stride,
-                          int type, int32_t rows, int32_t cols, int act, cudaStream_t stream);
+void launch_gate_quantise(uint8_t *codes, float *scale, float fixed, const void *gate_up,
+                          int64_t in_stride, int type, int32_t rows, int32_t cols, int act,
+                          cudaStream_t stream);
 
 #ifdef __cplusplus
 }

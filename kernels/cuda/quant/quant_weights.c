@@ -433,6 +433,19 @@ static int64_t code_row_bytes(const struct quant_weight *q, const struct weight_
                                        : weight_format_bytes(f, q->cols);
 }
 
+/* One scale serves all pieces: the greatest clips none of their inputs, which are the
+ * same. */
+static float fixed_scale(const struct weight_desc *d)
+{
+    float most = 0;
+
+    for (int32_t i = 0; i < d->n_pieces; i++) {
+        const struct weight_scales *s = &d->piece[i].scales;
+        most = s->act == ACT_SCALE_TENSOR ? MAX(most, s->act_scale) : most;
+    }
+    return most;
+}
+
 /* What is known of the weight before its codes are there. */
 static void describe(struct cuda_backend *c, const struct weight_desc *d, struct quant_weight *q)
 {
@@ -454,7 +467,7 @@ static void describe(struct cuda_backend *c, const struct weight_desc *d, struct
     q->f16_scales = d->n_pieces > 0 && d->piece[0].scales.type == SCALE_F16;
     q->row_bytes = code_row_bytes(q, f);
     q->logits = d->logits;
-    q->fixed = d->n_pieces > 0 && d->piece[0].scales.act == ACT_SCALE_TENSOR;
+    q->act_scale = fixed_scale(d);
     q->quantises = q->format == FORMAT_FP8 && activations_quantised(d) &&
                    !c->config.deterministic && d->dtype == DTYPE_BF16 &&
                    (d->experts ? expert_e4m3_fits(q->cols, q->group_cols)

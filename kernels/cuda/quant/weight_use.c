@@ -46,13 +46,17 @@ static struct weight_use use_of_codes(const struct cuda_backend *c, struct mat w
     if (q->quantises && !q->logits) {
         return (struct weight_use){
             .kernel = "e4m3 tensor cores, bf16 ones up to 8 rows",
-            .why = q->fixed ? "activations by a scale a row, not by the file's input_scale" : NULL};
+            .why = q->act_scale > 0 ? "activations by the file's input_scale, up to 8 rows as "
+                                      "they are"
+                                    : NULL};
     }
     if (by_mixed(c, w)) {
-        return (struct weight_use){.kernel = "bf16 tensor cores up to 256 rows, widened above",
-                                   .why = q->format == FORMAT_FP8 && q->n_groups > 1
-                                              ? "blocks of 128x128, activations as they are"
-                                              : NULL};
+        return (struct weight_use){
+            .kernel = "bf16 tensor cores up to 256 rows, widened above",
+            .why = q->format == FORMAT_FP8 && q->n_groups > 1
+                       ? "blocks of 128x128, activations as they are"
+                   : q->act_scale > 0 ? "activations as they are, not by the file's input_scale"
+                                      : NULL};
     }
     return (struct weight_use){.kernel = "products of bf16, widened for each",
                                .why = why_widened(c, w)};

@@ -512,6 +512,13 @@ static bool is_of_head(const char *name, const struct model_config *c)
     return at && strtol(at + sizeof(LAYERS) - 1, NULL, 10) == c->head.layer;
 }
 
+bool tensor_is_read(const char *name, const struct model_config *c)
+{
+    return c->head.kind == HEAD_NONE  ? !is_draft(name, c)
+           : c->head.kind == HEAD_MTP ? is_of_head(name, c)
+                                      : true;
+}
+
 /* Whether a tensor makes embeddings of images. */
 static bool is_of_vision(const char *name)
 {

@@ -188,6 +188,107 @@ static void deep_products_lose_no_digits(void **state)
     rig_close(&r);
 }
 
+/* ---- scales of the file for all activations ---- */
+
+/* Inputs reach from -1 to 1: some are beyond the greatest codes, which they become. */
+static const struct quant_case FIXED[] = {
+    {.format = FORMAT_FP8,
+     .type = SCALE_F32,
+     .group_rows = 1,
+     .act = ACT_SCALE_TENSOR,
+     .act_scale = 0.6f / 448},
+    {.format = FORMAT_FP8, .type = SCALE_F32, .act = ACT_SCALE_TENSOR, .act_scale = 0.6f / 448},
+    {.format = FORMAT_INT8,
+     .type = SCALE_F32,
+     .group_rows = 1,
+     .act = ACT_SCALE_TENSOR,
+     .act_scale = 0.6f / 127},
+};
+
+/* What is multiplied instead of x. */
+static float *rounded_inputs(const float *x, int64_t n, enum weight_format_id f, float scale)
+{
+    float *ret = rig_alloc((size_t)n * sizeof(*ret)), most = f == FORMAT_FP8 ? 448 : 127;
+
+    for (int64_t i = 0; i < n; i++) {
+        float code = fminf(fmaxf(x[i] / scale, -most), most);
+        float step = f == FORMAT_FP8 ? ldexpf(1, MAX(code != 0 ? ilogbf(code) : -6, -6) - 3) : 1;
+        ret[i] = nearbyintf(code / step) * step * scale;
+    }
+    return ret;
+}
+
+/* Of two pieces, with scales of which the second one's is `share` of the first. */
+static void check_fixed(struct rig *r, const struct quant_case *k, int32_t rows, float share)
+{
+    enum { N = 128, DEPTH = 512 };
+    struct quant_case second = *k;
+    struct quant_piece q[2];
+    float *w = rig_alloc((size_t)2 * N * DEPTH * sizeof(*w));
+    float *x = rig_floats(r, (int64_t)rows * DEPTH, 1, DTYPE_BF16);
+    enum dtype t = act_of(r, DTYPE_BF16);
+    struct mat mx = rig_mat(r, rows, DEPTH, t, x), out = rig_mat(r, rows, 2 * N, t, NULL),
+               both = rig_mat(r, rows, 2 * N, t, NULL), gated = rig_mat(r, rows, N, t, NULL);
+    double *want = rig_alloc((size_t)rows * N * sizeof(*want));
+    bool cpu = strcmp(r->b->name, "cpu") == 0;
+
+    second.act_scale *= share;
+    q[0] = quant_piece(r, k, N, DEPTH, 0.1f, w);
+    q[1] = quant_piece(r, &second, N, DEPTH, 0.1f, w + (int64_t)N * DEPTH);
+    struct mat mw = quant_weight_of(r, q, 2, false);
+    bool rounds = rig_rounds_inputs(r, mw, rows, 9);
+    rig_begin_plain(r, rows);
+    r->b->ops->linear(r->b, out, mx, mw, NULL);
+    r->b->ops->linear_gated(r->b, gated, both, mx, mw, (struct mat){0}, ACT_RELU);
+    rig_end(r);
+    for (int32_t half = 0; half < 2; half++) { /* a GPU has the greatest scale for both */
+        float scale = half == 0 || !cpu ? k->act_scale : second.act_scale;
+        float *taken = rounded_inputs(x, (int64_t)rows * DEPTH, k->format, scale);
+        struct references ref =
+            references_of(rounds ? taken : x, w + (int64_t)half * N * DEPTH, rows, N, DEPTH);
+        float *got = rig_download(r, mat_cols(out, half * N, N));
+        double error = nmse(got, ref.plain, (int64_t)rows * N);
+        if (!(error <= 2 * nmse_limit(DTYPE_BF16))) {
+            fail_msg("case %d, %d rows, half %d, scale %g: NMSE %.3g", (int)(k - FIXED), rows, half,
+                     (double)scale, error);
+        }
+        for (int32_t i = 0; i < rows * N; i++) {
+            want[i] = half == 0 ? MAX(ref.plain[i], 0) : want[i] * ref.plain[i];
+        }
+        free(got);
+        free(taken);
+        free(ref.plain);
+        free(ref.quantised);
+    }
+    float *got = rig_download(r, gated);
+    double error = nmse(got, want, (int64_t)rows * N);
+    if (!(error <= 6 * nmse_limit(DTYPE_BF16))) {
+        fail_msg("case %d, %d rows, gated: NMSE %.3g", (int)(k - FIXED), rows, error);
+    }
+    free(w);
+    free(x);
+    free(want);
+    free(got);
+}
+
+static void inputs_are_rounded_by_the_files_scale(void **state)
+{
+    (void)state;
+    static const int32_t rows[] = {1, 9, 40, 100, 300};
+    struct rig r;
+
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(FIXED); i++) {
+        for (size_t j = 0; j < (rig_small() ? 2 : ARRAY_LEN(rows)); j++) {
+            if (rig_multiplies(&r, FIXED[i].format) && rig_runs("fixed scales", i)) {
+                check_fixed(&r, &FIXED[i], rows[j], 1);
+                check_fixed(&r, &FIXED[i], rows[j], 0.5f);
+            }
+        }
+    }
+    rig_close(&r);
+}
+
 /* ---- parts ---- */
 
 /* q, k and v, or gate and up, of which one has another format. */
@@ -538,6 +639,7 @@ static int group(void)
         cmocka_unit_test(products_follow_float64_in_every_format_and_row_count),
         cmocka_unit_test(columns_are_filled_up),
         cmocka_unit_test(odd_sizes_are_multiplied_too),
+        cmocka_unit_test(inputs_are_rounded_by_the_files_scale),
         cmocka_unit_test(parts_of_other_formats_make_one_product),
         cmocka_unit_test(embeddings_of_blocks_are_their_rows),
         cmocka_unit_test(logits_follow_float64),

@@ -24,6 +24,8 @@ enum { LOUD = 7, SILENT = 20 };
 struct product_rig {
     float w[ROWS * COLS], x[TOKENS * COLS];
     struct tensor t;
+    struct weight_view view;
+    const struct weight_view *read[1];
     struct readers r;
     float most[COLS];
     double sum[COLS], squares[COLS];
@@ -70,7 +72,9 @@ static void rig_init(struct product_rig *p)
                            .dim = {ROWS, COLS},
                            .data = p->w,
                            .n_bytes = sizeof(p->w)};
-    p->r = (struct readers){.t = {&p->t}, .n = 1};
+    p->view = weight_view_of(&p->t);
+    p->read[0] = &p->view;
+    p->r = (struct readers){.v = p->read, .n = 1};
     count_inputs(p);
 }
 
@@ -235,7 +239,7 @@ static void a_search_takes_the_factors_of_the_least_error(void **state)
     for (size_t i = 0; i < ARRAY_LEN(WAYS); i++) {
         double none, found;
         assert_int_equal(fold_error(&p.r, &p.in, &WAYS[i], NULL, &none, &e), 0);
-        assert_int_equal(fold_search(&p.r, &p.in, &WAYS[i], s, &e), 0);
+        assert_int_equal(fold_search(&p.r, &p.in, &WAYS[i], false, s, &e), 0);
         assert_int_equal(fold_error(&p.r, &p.in, &WAYS[i], s, &found, &e), 0);
         if (WAYS[i].format == FORMAT_INT8) { /* one column is all that counts */
             assert_true(found < 0.5 * none && s[LOUD] > s[0]);
@@ -261,7 +265,7 @@ static void where_nothing_is_lost_there_are_no_factors(void **state)
     p.squares[0] = 0; /* of the only value that no code has */
     assert_int_equal(fold_error(&p.r, &p.in, &k, NULL, &error, &e), 0);
     assert_true(error == 0);
-    assert_int_equal(fold_search(&p.r, &p.in, &k, s, &e), 0);
+    assert_int_equal(fold_search(&p.r, &p.in, &k, false, s, &e), 0);
     for (int j = 0; j < COLS; j++) {
         assert_true(s[j] == 1);
     }
@@ -273,11 +277,12 @@ static void rows_are_floats_of_every_type(void **state)
     static const uint16_t BF16[4] = {0x3F80, 0xC000, 0x3E80, 0}, F16[4] = {0x3C00, 0xC000, 0x3400};
     static const float WANT[4] = {1, -2, 0.25f, 0};
     struct tensor t = {.name = "w", .dtype = DTYPE_BF16, .n_dims = 2, .dim = {2, 2}, .data = BF16};
+    struct weight_view all = weight_view_of(&t);
     float got[4];
 
     for (int i = 0; i < 2; i++) {
-        fold_load_row(&t, 0, got);
-        fold_load_row(&t, 1, got + 2);
+        fold_load_row(&all, 0, got);
+        fold_load_row(&all, 1, got + 2);
         assert_memory_equal(got, WANT, sizeof(WANT));
         t.dtype = DTYPE_F16;
         t.data = F16;
@@ -286,6 +291,55 @@ static void rows_are_floats_of_every_type(void **state)
     t.dim[0] = 4;
     fold_load_vector(&t, got);
     assert_memory_equal(got, WANT, sizeof(WANT));
+}
+
+/* Of [2, 3, 4] stored [in, out] with two products' rows in turn, the second expert's
+ * second product. */
+static void a_view_is_some_values_of_a_tensor(void **state)
+{
+    (void)state;
+    float w[24], got[3];
+    struct tensor t = {.name = "w", .dtype = DTYPE_F32, .n_dims = 3, .dim = {2, 3, 4}, .data = w};
+    struct weight_view v = {
+        .t = &t, .rows = 2, .cols = 3, .first = 13, .row_step = 2, .col_step = 4};
+
+    for (int i = 0; i < 24; i++) {
+        w[i] = (float)i;
+    }
+    fold_load_row(&v, 0, got);
+    assert_memory_equal(got, ((float[]){13, 17, 21}), sizeof(got));
+    fold_load_row(&v, 1, got);
+    assert_memory_equal(got, ((float[]){15, 19, 23}), sizeof(got));
+}
+
+static void powers_of_two_are_the_nearest_ones(void **state)
+{
+    (void)state;
+    float s[] = {1, 1.4f, 1.5f, 3, 0.3f, 256, 1.0f / 256};
+    static const float WANT[] = {1, 1, 2, 4, 0.25f, 256, 1.0f / 256};
+
+    fold_to_powers(s, ARRAY_LEN(s));
+    assert_memory_equal(s, WANT, sizeof(WANT));
+}
+
+static void a_search_for_powers_finds_powers(void **state)
+{
+    (void)state;
+    static const struct rounding INT8 = {.format = FORMAT_INT8};
+    struct product_rig p;
+    struct err e = {0};
+    float s[COLS];
+    double none, found;
+
+    rig_init(&p);
+    assert_int_equal(fold_error(&p.r, &p.in, &INT8, NULL, &none, &e), 0);
+    assert_int_equal(fold_search(&p.r, &p.in, &INT8, true, s, &e), 0);
+    assert_int_equal(fold_error(&p.r, &p.in, &INT8, s, &found, &e), 0);
+    assert_true(found < 0.6 * none && s[LOUD] > s[0]);
+    for (int j = 0; j < COLS; j++) {
+        int exponent;
+        assert_true(frexpf(s[j], &exponent) == 0.5f);
+    }
 }
 
 int main(void)
@@ -297,6 +351,9 @@ int main(void)
         cmocka_unit_test(a_search_takes_the_factors_of_the_least_error),
         cmocka_unit_test(where_nothing_is_lost_there_are_no_factors),
         cmocka_unit_test(rows_are_floats_of_every_type),
+        cmocka_unit_test(a_view_is_some_values_of_a_tensor),
+        cmocka_unit_test(powers_of_two_are_the_nearest_ones),
+        cmocka_unit_test(a_search_for_powers_finds_powers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -310,7 +310,9 @@ static void weights_near_zero_keep_their_values_in_nvfp4(void **state)
 
 /* ---- scales of activations ---- */
 
-static const char *const NAMES[PRODUCTS][3] = {
+enum { DENSE = PRODUCT_DOWN + 1 }; /* products of a layer without experts */
+
+static const char *const NAMES[DENSE][3] = {
     {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
     {"self_attn.o_proj"},
     {"mlp.gate_proj", "mlp.up_proj"},
@@ -336,7 +338,7 @@ static float input_scale_of(const struct written *w, const char *module)
 
 /* The greatest magnitude of each product's input over the first half of the text, in
  * the model of a directory. */
-static void greatest_inputs(const char *dir, const int32_t *token, float ret[PRODUCTS])
+static void greatest_inputs(const char *dir, const int32_t *token, float ret[DENSE])
 {
     struct scorer s;
     struct inputs *in;
@@ -344,13 +346,13 @@ static void greatest_inputs(const char *dir, const int32_t *token, float ret[PRO
 
     OK(scorer_init(&s, dir, NULL, 1, &e), e);
     OK(inputs_gather(&s, token, TOKENS / 2, &in, &e), e);
-    for (int p = 0; p < PRODUCTS; p++) {
+    for (int p = 0; p < DENSE; p++) {
         ret[p] = 0;
         for (int32_t j = 0; j < in[p].cols; j++) {
             ret[p] = fmaxf(ret[p], in[p].most[j]);
         }
     }
-    inputs_free(in, s.model->weights->n_layers);
+    inputs_free(in, s.model->weights->n_layers * inputs_per_layer(&s.config));
     scorer_release(&s);
 }
 
@@ -358,7 +360,7 @@ static void fixed_scales_bring_the_greatest_input_to_the_greatest_code(void **st
 {
     (void)state;
     int32_t token[TOKENS];
-    float most[PRODUCTS];
+    float most[DENSE];
 
     text_of(token);
     greatest_inputs(SOURCE, token, most);
@@ -371,7 +373,7 @@ static void fixed_scales_bring_the_greatest_input_to_the_greatest_code(void **st
         struct written w;
         struct err e = {0};
         OK(written_make(&w, SOURCE, &o, &e), e);
-        for (int p = 0; p < PRODUCTS; p++) {
+        for (int p = 0; p < DENSE; p++) {
             for (int i = 0; i < 3 && NAMES[p][i]; i++) {
                 float greatest = input_scale_of(&w, NAMES[p][i]) * (fp8 ? 448.0f : 127.0f);
                 assert_true(fabsf(greatest / most[p] - 1) < 1e-5f);
@@ -389,7 +391,7 @@ static void fixed_scales_are_of_the_inputs_that_factors_leave(void **state)
 {
     (void)state;
     int32_t token[TOKENS];
-    float before[PRODUCTS], after[PRODUCTS];
+    float before[DENSE], after[DENSE];
     struct written w;
     struct err e = {0};
 
@@ -399,7 +401,7 @@ static void fixed_scales_are_of_the_inputs_that_factors_leave(void **state)
     OK(written_make(&w, SOURCE, &o, &e), e);
     greatest_inputs(SOURCE, token, before);
     greatest_inputs(w.dir, token, after); /* of quantised weights: nearly the same */
-    for (int p = 0; p < PRODUCTS; p++) {
+    for (int p = 0; p < DENSE; p++) {
         float greatest = input_scale_of(&w, NAMES[p][0]) * 127;
         assert_true(fabsf(greatest / after[p] - 1) < 0.05f);
         assert_true(p == PRODUCT_O || fabsf(greatest / before[p] - 1) > 0.1f);
@@ -431,7 +433,7 @@ static void fixed_scales_round_and_clip_what_is_scored(void **state)
     greatest_inputs(SOURCE, token, fine);
     OK(scorer_init(&s, SOURCE, NULL, 1, &e), e);
     OK(scorer_loss(&s, token, TOKENS, &exact, &n, &e), e);
-    for (int p = 0; p < PRODUCTS; p++) {
+    for (int p = 0; p < DENSE; p++) {
         clipping[p] = fine[p] / 127 / 64;
         fine[p] = fine[p] * 1.5f / 127;
     }

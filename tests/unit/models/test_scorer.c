@@ -235,11 +235,15 @@ static void a_text_shows_every_products_input(void **state)
     const struct backend_ops *ops = s.backend->ops;
     OK(scorer_loss(&s, token, TEXT, &before, &count, &e), e);
     OK(inputs_gather(&s, token, TEXT, &in, &e), e);
-    for (int32_t i = 0; i < s.model->weights->n_layers * PRODUCTS; i++) {
-        assert_true(in[i].cols > 0);
-        check_inputs(&in[i], TEXT);
+    int32_t n = s.model->weights->n_layers * PRODUCTS;
+    for (int32_t i = 0; i < n; i++) {
+        bool experts = i % PRODUCTS >= PRODUCT_EXPERTS;
+        assert_int_equal(in[i].cols > 0, !experts);
+        if (!experts) {
+            check_inputs(&in[i], TEXT);
+        }
     }
-    inputs_free(in, s.model->weights->n_layers);
+    inputs_free(in, n);
     /* rounding them is seen, and ends with the call */
     struct input_rounding int8 = {.format = FORMAT_INT8};
     OK(inputs_rounded_loss(&s, &int8, token, TEXT, &rounded, &count_rounded, &e), e);
@@ -251,6 +255,45 @@ static void a_text_shows_every_products_input(void **state)
     scorer_release(&s);
 }
 
+/* Every expert sees its own tokens: as many in all as the layer's tokens have experts. */
+static void a_text_shows_the_inputs_of_experts(void **state)
+{
+    (void)state;
+    int32_t token[TEXT];
+    struct scorer s;
+    struct inputs *in;
+    struct err e = {0};
+
+    open_golden(&s, "tests/golden/qwen2-moe-shared");
+    text_of(&s, token, TEXT);
+    OK(inputs_gather(&s, token, TEXT, &in, &e), e);
+    int32_t each = inputs_per_layer(&s.config), n = s.model->weights->n_layers * each, layers = 0;
+    for (int32_t i = 0; i < s.model->weights->n_layers; i++) {
+        const struct inputs *of = &in[i * each];
+        int64_t rows = 0;
+        if (!s.config.experts.layer[i]) {
+            assert_true(of[PRODUCT_DOWN].cols > 0 && of[PRODUCT_EXPERTS].cols == 0);
+            continue;
+        }
+        layers++;
+        check_inputs(&of[PRODUCT_EXPERTS], TEXT);
+        check_inputs(&of[PRODUCT_SHARED_DOWN], TEXT);
+        assert_int_equal(of[PRODUCT_EXPERTS].cols, s.config.hidden);
+        for (int32_t x = 0; x < s.config.experts.n; x++) {
+            const struct inputs *down = &of[PRODUCTS + x];
+            rows += down->n;
+            if (down->n > 0) {
+                assert_int_equal(down->cols, s.config.experts.intermediate);
+                check_inputs(down, (int32_t)down->n);
+            }
+        }
+        assert_int_equal(rows, (int64_t)TEXT * s.config.experts.top);
+    }
+    assert_true(layers > 0);
+    inputs_free(in, n);
+    scorer_release(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +302,7 @@ int main(void)
         cmocka_unit_test(windows_that_cannot_be_are_refused),
         cmocka_unit_test(a_window_ends_where_its_reader_does),
         cmocka_unit_test(a_text_shows_every_products_input),
+        cmocka_unit_test(a_text_shows_the_inputs_of_experts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
