@@ -195,6 +195,8 @@ struct cuda_backend {
     /* recurrences: what recurrence_args.prepared, .factors and .chunks point into */
     float *prepared;         /* [prepared_floats] on the device, made by the first one */
     int64_t prepared_floats; /* its size */
+    uint32_t *arrivals;      /* [n_arrivals] recurrence_args.arrivals, made likewise */
+    int64_t n_arrivals;
     bool state_chunks;       /* there are kernels for chunks; known once prepared is there */
 
     /* sampling */

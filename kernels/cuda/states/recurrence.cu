@@ -5,8 +5,8 @@
  * may: memory operations of a step and the steps before it are complete when a kernel
  * behind the embedding starts (common.cuh), and of this step's kernels only that one
  * writes the layer's states, each block its own part. */
-#include "kernels/cuda/states/span.cuh"
 #include "kernels/cuda/states/tf32.cuh"
+#include "kernels/cuda/states/token.cuh"
 
 /* ---- tokens on their own ---- */
 
@@ -29,39 +29,14 @@ __device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int 
     return lo;
 }
 
-/* The logarithm of a decay in a chunk is not below this: what is left of a state behind
- * it is nothing in float32, and differences of sums keep their bits. */
-#define LEAST_LOG_DECAY -60.0f
-
 template <typename T>
 __device__ __forceinline__ void prepare_gates(const recurrence_args &a, int token, bool chunked,
                                               int lane)
 {
-    const T *gate = (const T *)a.gates + token * a.gate_stride;
-
     for (int h = lane; h < a.n_heads; h += 32) {
-        float dt = softplus(to_float(gate[a.delta ? a.n_heads + h : h]) + a.dt_bias[h]);
-        dt = a.delta ? dt : fminf(fmaxf(dt, a.dt_min), a.dt_max);
-        float log_decay = -expf(a.a_log[h]) * dt;
-        float2 f = {chunked ? fmaxf(log_decay, LEAST_LOG_DECAY) : expf(log_decay),
-                    a.delta ? 1.0f / (1.0f + expf(-to_float(gate[h]))) : dt};
-        *(float2 *)(a.factors + ((int64_t)token * a.n_heads + h) * 2) = f;
+        float2 *to = (float2 *)(a.factors + ((int64_t)token * a.n_heads + h) * 2);
+        *to = factors_of<T>(a, token, h, chunked);
     }
-}
-
-/* What channel c of token t is behind the convolution. K: its size; 0: a.kernel. */
-template <typename T, int K>
-__device__ __forceinline__ float convolve(const recurrence_args &a, const state_span &p, int t,
-                                          int c)
-{
-    int size = K > 0 ? K : a.kernel;
-    float sum = a.conv_bias ? a.conv_bias[c] : 0.0f;
-
-#pragma unroll
-    for (int k = 0; k < size; k++) {
-        sum += a.conv[(int64_t)c * size + k] * input_of<T>(a, p, t - size + 1 + k, c);
-    }
-    return sum / (1.0f + expf(-sum));
 }
 
 /* n channels from c on, which are one head's q, k or v: norm_scale is what q or k are
@@ -116,7 +91,7 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
     int base = is_q   ? (a.delta ? 0 : values + keys)
                : is_k ? (a.delta ? keys : values)
                       : (a.delta ? 2 * keys : 0);
-    float scale = !a.delta ? 0.0f : is_q ? 1.0f / sqrtf((float)a.key_dim) : is_k ? 1.0f : 0.0f;
+    float scale = !a.delta ? 0.0f : is_q ? query_scale(a) : is_k ? 1.0f : 0.0f;
     int end = min(rows, (int)(blockIdx.y + 1) * each);
     for (int token = blockIdx.y * each; token < end; token++) {
         int seq = sequence_of(s, token, n_seqs);
@@ -137,17 +112,6 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
 }
 
 /* ---- one token after the other ---- */
-
-/* A block has COLUMNS columns of a head's matrix. Four neighbouring lanes share a
- * column; of each 16 rows a lane has four neighbours. */
-enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8 };
-
-/* The operands of TILE_TOKENS tokens, in shared memory. */
-template <int J> struct token_tile {
-    float q[TILE_TOKENS][16 * J], k[TILE_TOKENS][16 * J], v[TILE_TOKENS][COLUMNS];
-    float factor[TILE_TOKENS][2];
-    int block[TILE_TOKENS]; /* for the state behind it, -1: none */
-};
 
 __device__ __forceinline__ void fetch4(float *to, const float *from)
 {
@@ -179,16 +143,11 @@ template <bool WIDE> __device__ __forceinline__ void fetch_row(float *to, const 
     }
 }
 
-/* Where a block's operands begin in a token's channels. */
-struct operand_offsets {
-    int q, k, v, columns; /* columns: of the block */
-};
-
 /* Starts loading the tokens [first, first + n), and of `end` tokens where their states
  * go. */
 template <int J>
 __device__ __forceinline__ void fetch_tile(token_tile<J> &to, const recurrence_args &a,
-                                           const step_arrays &s, const operand_offsets &o, int head,
+                                           const step_arrays &s, const operand_offsets &o,
                                            int first, int n, int end)
 {
     int channels = channels_of(a);
@@ -209,59 +168,10 @@ __device__ __forceinline__ void fetch_tile(token_tile<J> &to, const recurrence_a
             fetch_row<false>(to.k[t], from + o.k, a.key_dim);
             fetch_row<false>(to.v[t], from + o.v, o.columns);
         }
-        fetch_row<false>(to.factor[t], a.factors + ((int64_t)(first + t) * a.n_heads + head) * 2,
+        fetch_row<false>(to.factor[t], a.factors + ((int64_t)(first + t) * a.n_heads + o.head) * 2,
                          2);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* One token: S [4 * J] is this lane's part of its column. Returns S^T q. */
-template <int J, bool DELTA>
-__device__ __forceinline__ float take_token(float (&state)[J][4], const token_tile<J> &tile, int t,
-                                            int sub, float v)
-{
-    const float4 *q = (const float4 *)tile.q[t], *k = (const float4 *)tile.k[t];
-    float decay = tile.factor[t][0], rate = tile.factor[t][1], known[4] = {}, sum[4] = {};
-
-    if (DELTA) {
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-            float4 y = k[j * 4 + sub];
-            known[0] += state[j][0] * y.x;
-            known[1] += state[j][1] * y.y;
-            known[2] += state[j][2] * y.z;
-            known[3] += state[j][3] * y.w;
-        }
-        v -= decay * sum_of_four((known[0] + known[1]) + (known[2] + known[3]));
-    }
-    float add = rate * v;
-#pragma unroll
-    for (int j = 0; j < J; j++) {
-        float4 y = k[j * 4 + sub], z = q[j * 4 + sub];
-        state[j][0] = decay * state[j][0] + y.x * add;
-        state[j][1] = decay * state[j][1] + y.y * add;
-        state[j][2] = decay * state[j][2] + y.z * add;
-        state[j][3] = decay * state[j][3] + y.w * add;
-        sum[0] += state[j][0] * z.x;
-        sum[1] += state[j][1] * z.y;
-        sum[2] += state[j][2] * z.z;
-        sum[3] += state[j][3] * z.w;
-    }
-    return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
-/* This lane's part of a state, whose elements begin at `to`. */
-template <int J>
-__device__ __forceinline__ void keep_matrix(const recurrence_args &a, const float (&state)[J][4],
-                                            int sub, float *to)
-{
-#pragma unroll
-    for (int i = 0; i < J * 4; i++) {
-        int row = (i / 4 * 4 + sub) * 4 + i % 4;
-        if (row < a.key_dim) {
-            to[(int64_t)row * a.value_dim] = state[i / 4][i % 4];
-        }
-    }
 }
 
 /* Grid (head and part of its columns, sequence); the last sequences, which may have
@@ -275,52 +185,34 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
     __shared__ alignas(16) token_tile<J> tile[2];
 
     pdl_release();
-    int parts = (a.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / parts;
-    int column = blockIdx.x % parts * COLUMNS, mine = threadIdx.x >> 2, sub = threadIdx.x & 3;
-    int group = a.tiled ? head % a.n_groups : head / (a.n_heads / a.n_groups),
-        keys = a.n_groups * a.key_dim;
-    int values = a.n_heads * a.value_dim, at = head * a.value_dim + column;
-    operand_offsets o = {(DELTA ? 0 : values + keys) + group * a.key_dim,
-                         (DELTA ? keys : values) + group * a.key_dim, (DELTA ? 2 * keys : 0) + at,
-                         min(COLUMNS, a.value_dim - column)};
+    const operand_offsets o = offsets_of<DELTA>(a);
+    int mine = threadIdx.x >> 2, sub = threadIdx.x & 3;
     int seq = gridDim.y - 1 - blockIdx.y;
     if (goes_on(s, seq) || in_chunks(a, s, seq)) {
         pdl_wait();
         return;
     }
     state_span p = span_of(a, s, seq, gridDim.y);
-    int64_t matrix = (int64_t)channels_of(a) * (a.kernel - 1) +
-                     (int64_t)head * a.key_dim * a.value_dim + column + mine;
+    int64_t matrix = o.matrix + mine;
     bool live = mine < o.columns;
     float state[J][4];
-#pragma unroll
-    for (int i = 0; i < J * 4; i++) {
-        int row = (i / 4 * 4 + sub) * 4 + i % 4;
-        state[i / 4][i % 4] =
-            p.from && live && row < a.key_dim ? p.from[matrix + (int64_t)row * a.value_dim] : 0.0f;
-    }
-    for (int i = threadIdx.x; i < 2 * TILE_TOKENS * 16 * J; i += THREADS) {
-        int t = i / (16 * J);
-        if (i % (16 * J) >= a.key_dim) {
-            tile[t / TILE_TOKENS].q[t % TILE_TOKENS][i % (16 * J)] = 0.0f;
-            tile[t / TILE_TOKENS].k[t % TILE_TOKENS][i % (16 * J)] = 0.0f;
-        }
-    }
+    load_matrix(a, state, p, live, sub, matrix);
+    clear_tile(a, tile[0]);
+    clear_tile(a, tile[1]);
     pdl_wait();
-    T *out = (T *)a.out + at + mine;
+    T *out = (T *)a.out + o.at + mine;
     if (!p.cached) {
-        for (int t = 0; t < p.n && live && sub == 0; t++) {
-            out[(p.start + t) * a.out_stride] = from_float<T>(0.0f);
+        if (live && sub == 0) {
+            write_zeros(a, p, out);
         }
         return;
     }
-    float skip = a.d ? a.d[head] : 0.0f;
+    float skip = a.d ? a.d[o.head] : 0.0f;
     int end = p.start + p.n, late = -1; /* the token whose state goes to the block read */
-    fetch_tile(tile[0], a, s, o, head, p.start, min(p.n, TILE_TOKENS), end);
+    fetch_tile(tile[0], a, s, o, p.start, min(p.n, TILE_TOKENS), end);
     for (int first = 0, half = 0; first < p.n; first += TILE_TOKENS, half ^= 1) {
         int n = min(p.n - first, TILE_TOKENS), next = first + TILE_TOKENS;
-        fetch_tile(tile[half ^ 1], a, s, o, head, p.start + next, min(p.n - next, TILE_TOKENS),
-                   end);
+        fetch_tile(tile[half ^ 1], a, s, o, p.start + next, min(p.n - next, TILE_TOKENS), end);
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
         for (int t = 0; t < n; t++) {
@@ -389,6 +281,10 @@ static void launch_all(const recurrence_args &a, const step_arrays &s, const rec
 extern "C" void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
                                   const struct recurrence_step *w, cudaStream_t stream)
 {
+    if (w->n_long == 0 && w->rows == w->n_seqs) {
+        launch_recurrence_decode(a, s, w->n_seqs, stream);
+        return;
+    }
     DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, *w, stream));
     if (w->n_long > 0) {
         launch_recurrence_chunks(a, s, w, stream);

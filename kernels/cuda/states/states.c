@@ -54,6 +54,25 @@ static bool prepare(struct cuda_backend *c, int64_t n)
     return true;
 }
 
+/* Makes the counters of decodes, for n_groups groups of a sequence. False: c->failed. */
+static bool prepare_arrivals(struct cuda_backend *c, int32_t n_groups)
+{
+    int64_t n = (int64_t)c->config.max_tokens * n_groups;
+    size_t bytes = (size_t)n * sizeof(*c->arrivals);
+
+    if (n <= c->n_arrivals) {
+        return true;
+    }
+    uint32_t *room = cuda_alloc(c, bytes, "the decodes of a recurrence", &c->failed);
+    if (!room ||
+        !cuda_check(c, cudaMemsetAsync(room, 0, bytes, c->stream), "the decodes of a recurrence")) {
+        return false;
+    }
+    c->arrivals = room;
+    c->n_arrivals = n;
+    return true;
+}
+
 /* Chunks that have tokens of the positions [first, first + n). */
 static int32_t chunks_of(int32_t first, int32_t n, int32_t block_size)
 {
@@ -121,8 +140,9 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
     }
     bool chunks = matrices && has_chunks(c, r, out);
     struct recurrence_room room = room_of(c, r, chunks);
-    if (!takes(c, r) || (matrices && !prepare(c, room.prepared + room.factors + room.chunks)) ||
-        rows < 1) {
+    if (!takes(c, r) || rows < 1 ||
+        (matrices && (!prepare(c, room.prepared + room.factors + room.chunks) ||
+                      !prepare_arrivals(c, r->n_groups)))) {
         return;
     }
     const struct recurrence_step work = work_of(c, &s, rows, chunks);
@@ -155,7 +175,8 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .block_stride = c->states.block_stride,
         .prepared = c->prepared,
         .factors = c->prepared + room.prepared,
-        .chunks = chunks ? c->prepared + room.prepared + room.factors : NULL};
+        .chunks = chunks ? c->prepared + room.prepared + room.factors : NULL,
+        .arrivals = c->arrivals};
     if (matrices) {
         launch_recurrence(&a, &s, &work, c->stream);
     } else if (r->kind == RECURRENCE_CONV || first) {

@@ -1,7 +1,8 @@
 /* Layers with recurrent states on a device: launchers of the kernels behind
  * backend_ops.recurrence, norm_gated and gate_sigmoid.
  *
- * A recurrence takes two launches. The first prepares every token on its own: the
+ * A recurrence takes two launches, or one where every sequence has one token, with the
+ * same arithmetic (decode.cu). The first prepares every token on its own: the
  * convolution, the lengths of q and k, and the gates as factors. The second keeps a
  * part of a head's matrix in registers and takes a sequence's tokens one after the
  * other, for prefill as for decodes, so that the bits of a row do not depend on how a
@@ -58,6 +59,9 @@ struct recurrence_args {
     /* [rows, n_heads] what the products of a chunk's tokens leave (chunk_states.cu);
      * NULL: all sequences are taken token after token */
     float *chunks;
+    /* [sequences, n_groups] blocks that have read a q and k (decode.cu), zero between
+     * launches */
+    uint32_t *arrivals;
 };
 /* What a launch takes of a step. */
 struct recurrence_step {
@@ -67,6 +71,9 @@ struct recurrence_step {
 /* Rows of sequences whose last token has no slot become zero. */
 void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
                        const struct recurrence_step *w, cudaStream_t stream);
+/* All of it where sequences have one token each. */
+void launch_recurrence_decode(const struct recurrence_args *a, const struct step_arrays *s,
+                              int32_t n_seqs, cudaStream_t stream);
 /* The sequences in chunks, behind the first launch. */
 void launch_recurrence_chunks(const struct recurrence_args *a, const struct step_arrays *s,
                               const struct recurrence_step *w, cudaStream_t stream);

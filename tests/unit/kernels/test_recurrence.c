@@ -471,6 +471,40 @@ static void a_sequence_may_be_cut_anywhere(void **state)
     }
 }
 
+/* Steps of one token of each sequence, which stand at different places of their blocks,
+ * and the same once more from the first block on, whose state stays. */
+static void decodes_stand_anywhere(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        struct scene s;
+        open_scene(&s, SHAPES[i], MIN(tokens_of(SHAPES[i].kind), 3 * SIZE));
+        size_t bytes = (size_t)N_SEQS * (size_t)s.n * (size_t)s.values * sizeof(float);
+        float *whole = outputs(&s), *cut = outputs(&s);
+        step(&s, 0, N_SEQS, 0, s.n, whole);
+        memset(cut, 0, bytes);
+        for (int32_t again = 0; again < (s.n > SIZE ? 2 : 1); again++) {
+            for (int32_t t = again * SIZE; t < s.n + 2 * (N_SEQS - 1); t++) {
+                struct piece piece[N_SEQS];
+                for (int32_t row = 0; row < N_SEQS; row++) {
+                    int32_t at = MAX(t - 2 * row, 0);
+                    bool live = t >= 2 * row + again * SIZE && at < s.n;
+                    piece[row] = (struct piece){MIN(at, s.n - 1), live};
+                }
+                step_pieces(&s, 0, N_SEQS, piece, false, cut);
+            }
+            assert_memory_equal(cut, whole, bytes);
+            for (int32_t row = 0; row < N_SEQS && s.n > SIZE; row++) {
+                memset(cut + ((int64_t)row * s.n + SIZE) * s.values, 0,
+                       (size_t)(s.n - SIZE) * (size_t)s.values * sizeof(*cut));
+            }
+        }
+        free(cut);
+        free(whole);
+        close_scene(&s);
+    }
+}
+
 /* The state at the end of a block stays when the sequence goes on: two continuations
  * from the same block do not meet. */
 static void a_full_block_is_a_snapshot(void **state)
@@ -800,6 +834,7 @@ static int group(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recurrences_follow_float64),
         cmocka_unit_test(a_sequence_may_be_cut_anywhere),
+        cmocka_unit_test(decodes_stand_anywhere),
         cmocka_unit_test(a_full_block_is_a_snapshot),
         cmocka_unit_test(drafts_leave_the_states_behind_each),
         cmocka_unit_test(long_steps_follow_float64),
