@@ -36,7 +36,7 @@ struct rope_config {
     /* queries are multiplied by 1 + query_beta * ln(1 + floor(position /
      * original_positions)); 0: they are not */
     double query_beta;
-    bool truncate;                            /* yarn: the ramp's ends are whole pairs */
+    bool truncate; /* yarn: the ramp's ends are whole pairs */
     /* longrope, [rot_dim / 2]: divide the frequencies, for contexts up to
      * original_positions and beyond */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2];

@@ -408,9 +408,9 @@ struct cpu_gate {
 void cpu_linear_gated_blocks(struct cpu_backend *c, struct mat out, struct mat workspace,
                              struct mat x, struct mat w, struct mat bias,
                              const struct cpu_gate *gate);
-/* act_fixed.c: x [rows, cols] as products with `run` take it, where the file has a scale
- * for its activations; the result is x itself, or in c->rounded until the next such
- * call. A matrix without data: out of memory, which cpu_fail was told. */
+/* act_fixed.c: x [rows, cols] as products with `run` take it, where the file has a
+ * scale for its activations; the result is x itself, or in c->rounded until the next
+ * such call. A matrix without data: out of memory, which cpu_fail was told. */
 struct mat cpu_rounded_x(struct cpu_backend *c, struct mat x, const struct cpu_weight *run);
 /* Whether `packed` holds x as it is to be; if not, it is taken to from now on. */
 bool cpu_packed_already(struct cpu_backend *c, struct cpu_packed want);

@@ -3,8 +3,8 @@
  *
  * The experts are visited by index and each adds its share to the rows' sums: a row's
  * result does not depend on the other rows of the step. Products are called by the
- * backend's table, so that one in its place sees their inputs (models/quantise/inputs.c).
- */
+ * backend's table, so that one in its place sees their inputs
+ * (models/quantise/inputs.c). */
 #include <math.h>
 #include <string.h>
 

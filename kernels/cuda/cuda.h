@@ -197,7 +197,7 @@ struct cuda_backend {
     int64_t prepared_floats; /* its size */
     uint32_t *arrivals;      /* [n_arrivals] recurrence_args.arrivals, made likewise */
     int64_t n_arrivals;
-    bool state_chunks;       /* there are kernels for chunks; known once prepared is there */
+    bool state_chunks; /* there are kernels for chunks; known once prepared is there */
 
     /* sampling */
     struct sample_args sample; /* the work space; the rest is filled in per call */

@@ -94,7 +94,7 @@ struct rope_table {
     double query_beta;              /* as in struct rope_config, with original_positions */
     int32_t original_positions;
     int32_t rot_dim, cols, n_positions; /* cols: rope_table_cols */
-    int32_t n_filled; /* rows written, from the first on */
+    int32_t n_filled;                   /* rows written, from the first on */
 };
 
 static inline size_t rope_table_bytes(const struct rope_table *t)
@@ -515,8 +515,8 @@ void gpt2_forward(struct model *m, const struct batch *b);
     ROW(mlp "gate.e_score_correction_bias", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, \
         IN_LAYER(experts.choice_bias), WHEN_CHOICE_BIAS)
 
-/* Whether a tensor may be one of the model's, or of the draft head's that `c` is of: heads
- * may be in their target's files. */
+/* Whether a tensor may be one of the model's, or of the draft head's that `c` is of:
+ * heads may be in their target's files. */
 bool tensor_is_read(const char *name, const struct model_config *c);
 /* Check a checkpoint against the family's table. The error names all tensors that are
  * missing, unknown, or of another shape or type. */

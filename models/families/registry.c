@@ -191,8 +191,8 @@ static void head_and_sample(struct model *m, const struct batch *b)
     }
 }
 
-/* What stages hand on: the residual stream, and what layers get of their own. Call `to`,
- * the backend's stage_receive or stage_send, for each. */
+/* What stages hand on: the residual stream, and what layers get of their own. Call
+ * `to`, the backend's stage_receive or stage_send, for each. */
 static void pass(struct model *m, const struct batch *b, void (*to)(struct backend *, struct mat))
 {
     to(m->backend, mat_rows(m->weights->x, 0, b->n_tokens));

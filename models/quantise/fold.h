@@ -42,7 +42,8 @@ int fold_round_factors(const struct tensor *norm, float offset, float *s, struct
  * divided by their geometric mean. 0 or ERR_NOMEM. */
 int fold_smooth(const struct readers *r, const struct inputs *in, float alpha, float *s,
                 struct err *e);
-/* The nearest power of two of each factor: what is multiplied with it keeps its bits. */
+/* The nearest power of two of each factor: what is multiplied with it keeps its
+ * bits. */
 void fold_to_powers(float *s, int32_t n);
 /* s[cols] of the exponent, of 0, 0.1 .. 1, with the least error of the products:
  * SmoothQuant's formula where inputs are rounded as well (int8), else AWQ's, mean

@@ -46,8 +46,8 @@ void inputs_free(struct inputs *in, int32_t n);
 /* How inputs are rounded. */
 struct input_rounding {
     enum weight_format_id format; /* FORMAT_INT8, FORMAT_FP8 */
-    /* [n_layers * inputs_per_layer()] one for all inputs of a product, of a layer's experts
-     * the first one's for all; NULL: a token's */
+    /* [n_layers * inputs_per_layer()] one for all inputs of a product, of a layer's
+     * experts the first one's for all; NULL: a token's */
     const float *scale;
 };
 

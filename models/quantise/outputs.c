@@ -1,8 +1,8 @@
 /* The tensors of a quantised directory (see quantise.h): which of the old file's they
  * are, which are quantised, and what they read and make.
  *
- * compressed-tensors has a weight for each product, so a tensor that holds all experts of
- * a layer becomes the tensors of the family's other table, those of one expert each.
+ * compressed-tensors has a weight for each product, so a tensor that holds all experts
+ * of a layer becomes the tensors of the family's other table, those of one expert each.
  * Rows with the same target belong together: gate's and up's part of the old tensor are
  * rows in turn, or halves. */
 #include <inttypes.h>
@@ -99,8 +99,8 @@ static const struct tensor_spec *table_apart(const struct model_family *f)
     return ret;
 }
 
-/* Row i of those of a table with the target of `like`, which are experts', in its order;
- * *ret_n: how many there are. */
+/* Row i of those of a table with the target of `like`, which are experts', in its
+ * order; *ret_n: how many there are. */
 static const struct tensor_spec *row_of_target(const struct tensor_spec *table,
                                                const struct tensor_spec *like, int32_t i,
                                                int32_t *ret_n)

@@ -16,12 +16,14 @@
  * greatest code.
  *
  * Embeddings, the output head, norms, routers and what makes keys and values of latents
- * are copied as they are; `ignore` of config.json lists the matrices among them. Experts
- * are written one by one, also where the old file holds all of a layer in one tensor.
+ * are copied as they are; `ignore` of config.json lists the matrices among them.
+ * Experts are written one by one, also where the old file holds all of a layer in one
+ * tensor.
  *
  * Factors (fold.h) move what is large in the inputs of q, k and v, of gate and up, and
  * of down into the weights; the norms before them and up's rows take the inverse. What
- * experts read their router reads too, whose columns take the factors: powers of two. */
+ * experts read their router reads too, whose columns take the factors: powers of
+ * two. */
 #ifndef QUIRE_MODELS_QUANTISE_QUANTISE_H
 #define QUIRE_MODELS_QUANTISE_QUANTISE_H
 
@@ -70,8 +72,8 @@ struct quantise_options {
     float smooth; /* of int8, the exponent of SmoothQuant, above 0 and below 1; 0: no factors */
     bool search;  /* of int8 and int4: factors of the least error (fold.h) */
     bool zeros;   /* of int8 and int4: zero points */
-    /* of fp8 and int8: a scale for all activations of a product, of a layer's experts one
-     * for all, by the text's first half; false: a scale a token */
+    /* of fp8 and int8: a scale for all activations of a product, of a layer's experts
+     * one for all, by the text's first half; false: a scale a token */
     bool fixed;
 };
 
@@ -79,9 +81,9 @@ struct quantise_options {
  * line a weight: the error, root mean square, as a share of the weight's own; with
  * factors one line before for each product that has some, with the error of its output
  * without and with them (fold_error); with fixed scales one for each product's; with
- * either, how many experts no token of the text came to; and with a text one line of its
- * perplexity before and after. With int8 and fp8 the latter
- * rounds activations as well, with the scales that the file asks for. */
+ * either, how many experts no token of the text came to; and with a text one line of
+ * its perplexity before and after. With int8 and fp8 the latter rounds activations as
+ * well, with the scales that the file asks for. */
 int quantise_directory(const char *from, const char *to, const struct quantise_options *o,
                        FILE *report, struct err *e);
 

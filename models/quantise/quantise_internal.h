@@ -37,8 +37,8 @@ struct conversion {
     /* [n_layers * per_layer] owned, as is each: the factors of the columns of a
      * product's input; NULL: all 1 */
     float **factor;
-    /* [n_layers * per_layer] owned: the scale of all inputs of a product, written beside
-     * each of its weights; NULL: a token has its own */
+    /* [n_layers * per_layer] owned: the scale of all inputs of a product, written
+     * beside each of its weights; NULL: a token has its own */
     float *input_scale;
     FILE *out; /* WEIGHTS of `to` */
     FILE *report;

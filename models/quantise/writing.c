@@ -186,8 +186,8 @@ static int write_norm(struct conversion *k, const struct output *o, const float 
     }
     fold_load_vector(o->t, row);
     for (size_t i = 0; i < n; i++) {
-        row[i] = product_is_routed(o->product) ? row[i] / s[i]
-                                               : fold_norm_weight(row[i], offset, s[i]);
+        row[i] =
+            product_is_routed(o->product) ? row[i] / s[i] : fold_norm_weight(row[i], offset, s[i]);
     }
     int rc =
         fwrite(row, sizeof(*row), n, k->out) == n ? 0 : quantise_failed(k, QUANTISE_WEIGHTS, e);

@@ -1,6 +1,6 @@
 /* Inputs of products whose file has one scale for all activations (ACT_SCALE_TENSOR):
- * rounded to codes before they are packed. Packing keeps 15 bits of them, so that what is
- * multiplied are the values of the codes. */
+ * rounded to codes before they are packed. Packing keeps 15 bits of them, so that what
+ * is multiplied are the values of the codes. */
 #include <stdlib.h>
 
 #include "kernels/cpu/cpu.h"

@@ -109,7 +109,7 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
 
     if (warp < live) {
         const float *scores = r.scores + warp * r.scores_stride;
-        int2 got = is_plain(r)   ? choose_plain(r, scores, lane)
+        int2 got = is_plain(r)  ? choose_plain(r, scores, lane)
                    : r.n <= 256 ? choose_other<8>(r, warp, scores, lane)
                                 : choose_many(r, warp, scores, lane);
         expert = got.x;

@@ -8,7 +8,8 @@
 #include "kernels/cuda/experts/experts.h"
 
 /* EXPERT_CODES_K values that half a warp holds, eight a lane, as codes: their greatest
- * magnitude is code 448, or with a fixed scale above 0 what is beyond that code is cut. */
+ * magnitude is code 448, or with a fixed scale above 0 what is beyond that code is
+ * cut. */
 struct code_group {
     vec<__nv_bfloat16, 8> v;
     float most, fixed;

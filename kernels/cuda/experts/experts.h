@@ -157,8 +157,9 @@ bool expert_wide_fits(void);
 bool launch_expert_wide(const struct expert_product *a, const struct expert_lists *l,
                         int32_t n_blocks, cudaStream_t stream);
 /* All of it, from the router's product to y, for at most EXPERT_FEW_ROWS rows and
- * EXPERT_FEW_EXPERTS experts without a shared one; launch_expert_few does all but down with the sum, which
- * launch_expert_down does. False: not for this shape; nothing was done. */
+ * EXPERT_FEW_EXPERTS experts without a shared one; launch_expert_few does all but down
+ * with the sum, which launch_expert_down does. False: not for this shape; nothing was
+ * done. */
 enum { EXPERT_FEW_ROWS = 4, EXPERT_FEW_EXPERTS = 512 };
 struct expert_few {
     struct expert_route route; /* its scores are written first */

@@ -387,8 +387,8 @@ void make_codes(const struct fused_args *a, const struct fused_op *p, cudaStream
         n.norm = p->norm;
         launch_norm_quantise(&n, a->type, a->rows, p->k, stream);
     } else {
-        launch_quantise_rows(a->codes, a->code_scale, p->act_scale, p->x, p->x_stride, a->type, a->rows, p->k,
-                             stream);
+        launch_quantise_rows(a->codes, a->code_scale, p->act_scale, p->x, p->x_stride, a->type,
+                             a->rows, p->k, stream);
     }
 }
 

@@ -358,8 +358,8 @@ static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     if (pending) {
         cuda_pending_codes(c, pending, q->act_scale);
     } else {
-        launch_quantise_rows(c->quantised, c->quantised_scale, q->act_scale, x.data, x.stride, (int)x.dtype,
-                             d->args.rows, x.cols, c->stream);
+        launch_quantise_rows(c->quantised, c->quantised_scale, q->act_scale, x.data, x.stride,
+                             (int)x.dtype, d->args.rows, x.cols, c->stream);
     }
     d->args.x = c->quantised;
     d->x_scale = c->quantised_scale;

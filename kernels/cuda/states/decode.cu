@@ -1,5 +1,6 @@
-/* The recurrence of steps whose sequences have one token each, in one launch (states.h).
- * Sequences that go on from one another, as drafts do, are taken as one of some tokens.
+/* The recurrence of steps whose sequences have one token each, in one launch
+ * (states.h). Sequences that go on from one another, as drafts do, are taken as one of
+ * some tokens.
  *
  * Each block makes the operands of its columns itself: all that have a head of the same
  * group read the same channels of q and k, and the convolution's earlier inputs of
@@ -11,7 +12,7 @@
 /* Channels that a thread of a block takes, of v's columns, a q and a k. */
 template <int J> struct channel_terms {
     enum { EACH = (2 * 16 * J + COLUMNS + THREADS - 1) / THREADS };
-    /* of the first token: the convolution without its own input, and that one's weight */
+    /* of the first token: the convolution without its own input, that one's weight */
     float sum[EACH], weight[EACH];
 };
 
@@ -167,8 +168,9 @@ __device__ __forceinline__ void keep_span(const recurrence_args &a, const step_a
     }
 }
 
-/* Whether all other blocks of the sequence that read this block's q and k have come here
- * before, behind the last time; the counter is zero again then. Called by one thread. */
+/* Whether all other blocks of the sequence that read this block's q and k have come
+ * here before, behind the last time; the counter is zero again then. Called by one
+ * thread. */
 __device__ __forceinline__ bool arrives_last(const recurrence_args &a, int seq, int group)
 {
     unsigned readers = gridDim.x / a.n_groups;

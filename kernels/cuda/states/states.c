@@ -54,7 +54,8 @@ static bool prepare(struct cuda_backend *c, int64_t n)
     return true;
 }
 
-/* Makes the counters of decodes, for n_groups groups of a sequence. False: c->failed. */
+/* Makes the counters of decodes, for n_groups groups of a sequence. False:
+ * c->failed. */
 static bool prepare_arrivals(struct cuda_backend *c, int32_t n_groups)
 {
     int64_t n = (int64_t)c->config.max_tokens * n_groups;

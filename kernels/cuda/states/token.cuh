@@ -1,6 +1,6 @@
 /* What both forms of the recurrence have in common (recurrence.cu, decode.cu): a token
- * behind the convolution, its gates, and what it does to a head's matrix. Their bits are
- * the same, since a sequence may be cut into steps anywhere. */
+ * behind the convolution, its gates, and what it does to a head's matrix. Their bits
+ * are the same, since a sequence may be cut into steps anywhere. */
 #ifndef QUIRE_KERNELS_CUDA_STATES_TOKEN_CUH
 #define QUIRE_KERNELS_CUDA_STATES_TOKEN_CUH
 

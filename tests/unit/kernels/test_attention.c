@@ -24,10 +24,10 @@ struct scene_case {
     bool sinks;
     int32_t rot_dim; /* 0: no rotation */
     bool interleaved, qk_norm;
-    bool wide_norm;   /* the norms' weights are float32 whatever dtype is */
-    bool norm_last;   /* they come behind the rotation */
+    bool wide_norm;     /* the norms' weights are float32 whatever dtype is */
+    bool norm_last;     /* they come behind the rotation */
     bool query_factors; /* queries have factors by position */
-    enum dtype dtype; /* of weights; the cache has the activations' */
+    enum dtype dtype;   /* of weights; the cache has the activations' */
 };
 
 struct scene_seq {

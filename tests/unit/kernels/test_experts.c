@@ -138,9 +138,9 @@ static const struct shape SHAPES[] = {
     {190, 100, 3, 288, 48, 0, true, .skew = 0, .n_groups = 4, .top_groups = 2},
     {256, 32, 4, 2880, 32, 0, true, .skew = 0, .biases = true},
     {17, 256, 8, 512, 32, 32, true, .skew = 0, .ungated = true},
-    /* Kimi-K2's number of experts, then Qwen3-Next's, and more than blocks choose among */
-    {1, 384, 8, 128, 64, 64, true, .skew = 0, .sigmoid = true, .choice_bias = true,
-     .ungated = true, .factor = 2.5F},
+    /* Kimi-K2's number of experts, Qwen3-Next's, and more than blocks choose among */
+    {1, 384, 8, 128, 64, 64, true, .skew = 0, .sigmoid = true, .choice_bias = true, .ungated = true,
+     .factor = 2.5F},
     {3, 384, 8, 256, 64, 0, true, .skew = 0, .n_groups = 8, .top_groups = 4, .sigmoid = true,
      .by_two = true, .choice_bias = true, .factor = 2.5F},
     {8, 384, 8, 128, 64, 64, true, .skew = 0, .n_groups = 8, .top_groups = 4, .sigmoid = true,

@@ -1,5 +1,5 @@
-/* What `quire quantize` writes of models with experts: a weight for each product of each
- * expert, a router as it was, and what a text that some experts never see gives.
+/* What `quire quantize` writes of models with experts: a weight for each product of
+ * each expert, a router as it was, and what a text that some experts never see gives.
  *
  *     build/tests/unit/models/test_quantise_experts
  */

@@ -255,7 +255,8 @@ static void a_text_shows_every_products_input(void **state)
     scorer_release(&s);
 }
 
-/* Every expert sees its own tokens: as many in all as the layer's tokens have experts. */
+/* Every expert sees its own tokens: as many in all as the layer's tokens have
+ * experts. */
 static void a_text_shows_the_inputs_of_experts(void **state)
 {
     (void)state;

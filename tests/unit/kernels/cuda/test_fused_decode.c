@@ -26,7 +26,7 @@ struct shape {
     enum norm_kind norm;
     enum activation act;
     bool gated, biased, roped;
-    bool head_norms; /* q and k are normed per head, and qkv stands alone behind a sum */
+    bool head_norms;    /* q and k are normed per head, and qkv stands alone behind a sum */
     bool query_factors; /* queries have factors by position */
 };
 
