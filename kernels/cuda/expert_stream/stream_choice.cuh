@@ -82,8 +82,8 @@ __device__ __forceinline__ int2 choose_other(const expert_route &r, int row, con
 }
 
 /* Of more than 256 experts; apart, so that its registers are not those of all. */
-__device__ __noinline__ int2 choose_many(const expert_route &r, int row, const float *scores,
-                                         int lane)
+static __device__ __noinline__ int2 choose_many(const expert_route &r, int row, const float *scores,
+                                                int lane)
 {
     return choose_other<MOST_EXPERTS / 32>(r, row, scores, lane);
 }
