@@ -215,7 +215,8 @@ static void gemma4_forward(struct model *m, const struct batch *b)
         if (width > 0) {
             ops->linear(m->backend, input, x, l->input_gate,
                         &(struct epilogue){.act = m->config.act});
-            ops->multiply(m->backend, input, mat_cols(mat_rows(t->inputs, 0, n), i * width, width),
+            ops->multiply(m->backend, input,
+                          mat_cols(mat_rows(t->inputs, 0, n), (t->first_layer + i) * width, width),
                           ACT_NONE);
             ops->linear(m->backend, h, input, l->input_project, NULL);
             ops->norm(m->backend, y, h, &l->input_norm);

@@ -236,7 +236,7 @@ static void check_fixed(struct rig *r, const struct quant_case *k, int32_t rows,
     q[0] = quant_piece(r, k, N, DEPTH, 0.1f, w);
     q[1] = quant_piece(r, &second, N, DEPTH, 0.1f, w + (int64_t)N * DEPTH);
     struct mat mw = quant_weight_of(r, q, 2, false);
-    bool rounds = rig_rounds_inputs(r, mw, rows, 9);
+    bool rounds = rig_rounds_inputs(r, mw, rows, 1);
     rig_begin_plain(r, rows);
     r->b->ops->linear(r->b, out, mx, mw, NULL);
     r->b->ops->linear_gated(r->b, gated, both, mx, mw, (struct mat){0}, ACT_RELU);
