@@ -11,7 +11,7 @@ from conftest import QUIRE
 
 ALIGNMENT = 32
 F32, Q4_0, Q8_0, Q4_K = 0, 2, 8, 12
-U32, FLOAT, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
+U32, I32, FLOAT, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 TOKEN_NORMAL, TOKEN_CONTROL = 1, 3
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -109,7 +109,7 @@ def value(v):
         return struct.pack("<If", FLOAT, v)
     if isinstance(v, str):
         return struct.pack("<I", STRING) + text(v)
-    kind = STRING if isinstance(v[0], str) else U32
+    kind = STRING if isinstance(v[0], str) else I32
     items = [text(x) if kind == STRING else struct.pack("<I", x) for x in v]
     return struct.pack("<IIQ", ARRAY, kind, len(v)) + b"".join(items)
 

@@ -339,11 +339,11 @@ def test_a_search_is_for_int4_too(start, tmp_path, story):
 
 @pytest.mark.parametrize("form, options, stored, most", [("int8", ("--asymmetric",), "INT8", 0.02),
                                                          ("int4", ("--asymmetric",), "INT4", 0.2),
-                                                         ("int8", ("--static",), "INT8", 0.02),
+                                                         ("int8", ("--static",), "INT8", 0.1),
                                                          ("fp8", ("--static",), "FP8", 0.05),
                                                          ("int8",
                                                           ("--static", "--asymmetric", "--search"),
-                                                          "INT8", 0.02)])
+                                                          "INT8", 0.1)])
 def test_zero_points_and_fixed_scales_are_served(start, tmp_path, story, form, options, stored,
                                                  most):
     made = quantize(DEMO, str(tmp_path / "q"), "--format", form, "--text", story, *options)
