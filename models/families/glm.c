@@ -27,17 +27,7 @@ static const struct tensor_spec GLM4_TENSORS[] = {
     {0},
 };
 
-static const struct tensor_spec CHATGLM_TENSORS[] = {
-    ROWS_LLAMA_ENDS,
-    ROW_NORM(LAYER "input_layernorm", attn_norm),
-    ROW_QKV(LAYER "self_attn.qkv_proj", DIM_QKV),
-    ROW_QKV_BIAS(LAYER "self_attn.qkv_proj", DIM_QKV),
-    ROW_O(LAYER "self_attn.o_proj"),
-    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
-    ROW_UP(LAYER "mlp.gate_up_proj", DIM_GATE_UP),
-    ROW_DOWN(LAYER "mlp.down_proj"),
-    {0},
-};
+static const struct tensor_spec CHATGLM_TENSORS[] = {ROWS_LLAMA_JOINED, {0}};
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 

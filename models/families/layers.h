@@ -424,6 +424,14 @@ void gpt2_forward(struct model *m, const struct batch *b);
         ROWS_QKV_BIAS(LLAMA_LAYER "self_attn."), ROWS_QK_NORM(LLAMA_LAYER "self_attn."),    \
         ROW_O(LLAMA_LAYER "self_attn.o_proj"), ROW_O_BIAS(LLAMA_LAYER "self_attn.o_proj"),  \
         ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm)
+/* A LLaMA that stores q, k and v as one tensor, and gate and up as another. */
+#define ROWS_LLAMA_JOINED                                                \
+    ROWS_LLAMA_ENDS, ROW_NORM(LLAMA_LAYER "input_layernorm", attn_norm), \
+        ROW_QKV(LLAMA_LAYER "self_attn.qkv_proj", DIM_QKV),              \
+        ROW_QKV_BIAS(LLAMA_LAYER "self_attn.qkv_proj", DIM_QKV),         \
+        ROW_O(LLAMA_LAYER "self_attn.o_proj"),                           \
+        ROW_NORM(LLAMA_LAYER "post_attention_layernorm", mlp_norm),      \
+        ROW_UP(LLAMA_LAYER "mlp.gate_up_proj", DIM_GATE_UP), ROW_DOWN(LLAMA_LAYER "mlp.down_proj")
 /* Attention over latents with DeepSeek's names: the norm before it, what makes queries
  * and latents, and the tensor that makes keys and values of the heads. */
 #define ROW_LATENT_NORM(name, dim, target, when) \

@@ -17,13 +17,7 @@ static const struct architecture ARCHITECTURES[] = {
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
-    ROWS_LLAMA_ENDS,
-    ROW_NORM(LAYER "input_layernorm", attn_norm),
-    ROW_QKV(LAYER "self_attn.qkv_proj", DIM_QKV),
-    ROW_O(LAYER "self_attn.o_proj"),
-    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
-    ROW_UP(LAYER "mlp.gate_up_proj", DIM_GATE_UP),
-    ROW_DOWN(LAYER "mlp.down_proj"),
+    ROWS_LLAMA_JOINED,
     {0},
 };
 
