@@ -165,7 +165,7 @@ static const char *check_memory(const struct sched *s)
 {
     const struct group_list *lists[] = {&s->running, &s->swapped, &s->ended};
     int32_t n = s->n_preempted;
-    int64_t pages = 0;
+    int64_t lines = 0;
 
     for (size_t l = 0; l < ARRAY_LEN(lists); l++) {
         for (const struct group *g = lists[l]->first; g; g = g->next) {
@@ -181,9 +181,9 @@ static const char *check_memory(const struct sched *s)
         }
     }
     for (int32_t i = 0; i < s->regions.n_runs; i++) {
-        pages += s->regions.run[i].n;
+        lines += s->regions.run[i].n;
     }
-    if (n == 0 && (s->regions.n_runs != 1 || pages != s->regions.n_pages)) {
+    if (n == 0 && (s->regions.n_runs != 1 || lines != s->regions.n_lines)) {
         return "S8: memory of groups was lost";
     }
     return n == s->regions.n_taken ? NULL : "S8: groups with memory are miscounted";

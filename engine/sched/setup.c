@@ -100,15 +100,15 @@ static void *map_pages(int64_t bytes)
 static void reserve_pages(struct regions *a, int64_t bytes)
 {
     enum { PART = 4 };
-    int64_t wanted = MAX((bytes + a->page_bytes - 1) / a->page_bytes, 1);
+    int64_t wanted = MAX(div_ceil(bytes, REGIONS_LINE_BYTES), 1);
 
     for (int64_t n = wanted; n > 0 && !a->base; n /= 2) {
-        a->n_pages = n;
+        a->n_lines = n;
         a->base = map_pages(regions_bytes(a));
     }
-    if (a->base && a->n_pages < wanted) {
+    if (a->base && a->n_lines < wanted) {
         munmap(a->base, (size_t)regions_bytes(a));
-        a->n_pages = MAX(a->n_pages / PART, 1);
+        a->n_lines = MAX(a->n_lines / PART, 1);
         a->base = map_pages(regions_bytes(a));
     }
 }
@@ -127,10 +127,12 @@ int regions_init(struct regions *a, int64_t bytes, int32_t max_taken, struct err
         return err_nomem(e, "the memory of running requests");
     }
     madvise(a->base, (size_t)regions_bytes(a), MADV_DONTDUMP);
-    /* most runs are touched only in part */
+    /* Most runs are touched only in part, so that only what is kept may be huge. */
+    int64_t kept = MIN(regions_bytes(a), REGIONS_KEPT_BYTES);
     madvise(a->base, (size_t)regions_bytes(a), MADV_NOHUGEPAGE);
-    a->run[a->n_runs++] = (struct free_run){0, a->n_pages};
-    a->most = a->n_pages;
+    madvise(a->base, (size_t)kept, MADV_HUGEPAGE);
+    a->run[a->n_runs++] = (struct free_run){0, a->n_lines};
+    a->most = a->n_lines;
     return 0;
 }
 

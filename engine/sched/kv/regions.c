@@ -3,12 +3,12 @@
 #include <assert.h>
 #include <string.h>
 
-static int64_t pages_of(const struct regions *a, int64_t bytes)
+static int64_t lines_of(int64_t bytes)
 {
-    return (bytes + a->page_bytes - 1) / a->page_bytes;
+    return div_ceil(bytes, REGIONS_LINE_BYTES);
 }
 
-/* Index of the first free run of at least n pages; n_runs: none. */
+/* Index of the first free run of at least n lines; n_runs: none. */
 static int32_t find(struct regions *a, int64_t n)
 {
     int64_t most = 0;
@@ -28,7 +28,7 @@ static int32_t find(struct regions *a, int64_t n)
 
 bool regions_fits(struct regions *a, int64_t bytes)
 {
-    return a->n_taken < a->max_taken && find(a, pages_of(a, bytes)) < a->n_runs;
+    return a->n_taken < a->max_taken && find(a, lines_of(bytes)) < a->n_runs;
 }
 
 static void remove_run(struct regions *a, int32_t i)
@@ -40,7 +40,7 @@ static void remove_run(struct regions *a, int32_t i)
 
 void *regions_take(struct regions *a, int64_t bytes)
 {
-    int64_t n = pages_of(a, bytes);
+    int64_t n = lines_of(bytes);
     int32_t i = a->n_taken < a->max_taken ? find(a, n) : a->n_runs;
 
     if (i == a->n_runs) {
@@ -53,21 +53,25 @@ void *regions_take(struct regions *a, int64_t bytes)
         remove_run(a, i);
     }
     a->n_taken++;
-    return a->base + first * a->page_bytes;
+    return a->base + first * REGIONS_LINE_BYTES;
 }
 
-/* Return the pages behind the first REGIONS_KEPT_BYTES to the system. */
-static void forget(const struct regions *a, int64_t first, int64_t n)
+/* Return to the system the pages that lines [first, first + n) have a part in and that
+ * lie wholly in the free run around them, behind the first REGIONS_KEPT_BYTES. */
+static void forget(const struct regions *a, const struct free_run *run, int64_t first, int64_t n)
 {
-    int64_t from = MAX(first * a->page_bytes, REGIONS_KEPT_BYTES);
-    int64_t end = (first + n) * a->page_bytes;
+    int64_t page = a->page_bytes, line = REGIONS_LINE_BYTES;
+    int64_t from = MAX(first * line / page, div_ceil(run->first * line, page)) * page;
+    int64_t end =
+        MIN(div_ceil((first + n) * line, page), (run->first + run->n) * line / page) * page;
 
+    from = MAX(from, REGIONS_KEPT_BYTES);
     if (from < end) {
         a->forget(a->base + from, (size_t)(end - from));
     }
 }
 
-/* Index of the first free run behind page `first`. */
+/* Index of the first free run behind line `first`. */
 static int32_t run_behind(const struct regions *a, int64_t first)
 {
     int32_t low = 0, high = a->n_runs;
@@ -85,11 +89,10 @@ static int32_t run_behind(const struct regions *a, int64_t first)
 
 void regions_give(struct regions *a, void *p, int64_t bytes)
 {
-    int64_t first = ((char *)p - a->base) / a->page_bytes, n = pages_of(a, bytes);
+    int64_t first = ((char *)p - a->base) / REGIONS_LINE_BYTES, n = lines_of(bytes);
     int32_t i = run_behind(a, first);
 
     assert(a->n_taken > 0);
-    forget(a, first, n);
     a->n_taken--;
     if (i > 0 && a->run[i - 1].first + a->run[i - 1].n == first) {
         a->run[--i].n += n;
@@ -102,4 +105,5 @@ void regions_give(struct regions *a, void *p, int64_t bytes)
         remove_run(a, i + 1);
     }
     a->most = MAX(a->most, a->run[i].n);
+    forget(a, &a->run[i], first, n);
 }

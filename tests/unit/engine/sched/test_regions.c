@@ -40,8 +40,8 @@ static void check_whole(const struct regions *a)
 {
     assert_int_equal(a->n_taken, 0);
     assert_int_equal(a->n_runs, 1);
-    assert_int_equal(a->run[0].n, a->n_pages);
-    assert_int_equal(a->most, a->n_pages);
+    assert_int_equal(a->run[0].n, a->n_lines);
+    assert_int_equal(a->most, a->n_lines);
 }
 
 static void take_one(struct regions *a, struct taken *t)
@@ -116,6 +116,37 @@ static void what_is_given_back_does_not_stay(void **state)
     regions_release(&a);
 }
 
+/* A page that two runs share stays until both are given back. */
+static void a_shared_page_stays_as_long_as_a_run_needs_it(void **state)
+{
+    struct regions a;
+    struct err e;
+    enum { BYTES = 4096 * 3 / 2 };
+
+    (void)state;
+    assert_int_equal(regions_init(&a, 2 * REGIONS_KEPT_BYTES, 8, &e), 0);
+    char *kept = regions_take(&a, REGIONS_KEPT_BYTES), *p[4];
+    for (int32_t i = 0; i < 4; i++) {
+        p[i] = regions_take(&a, BYTES);
+        assert_non_null(p[i]);
+        memset(p[i], 1 + i, BYTES);
+    }
+    regions_give(&a, p[1], BYTES);
+    assert_int_equal(p[0][BYTES - 1], 1);
+    assert_int_equal(p[2][0], 3);
+    regions_give(&a, p[0], BYTES);
+    assert_int_equal(p[0][BYTES - 1], 0);
+    assert_int_equal(p[1][0], 0);
+    assert_int_equal(p[2][0], 3);
+    regions_give(&a, p[3], BYTES);
+    assert_int_equal(p[2][BYTES - 1], 3);
+    regions_give(&a, p[2], BYTES);
+    assert_int_equal(p[2][BYTES - 1], 0);
+    regions_give(&a, kept, REGIONS_KEPT_BYTES);
+    check_whole(&a);
+    regions_release(&a);
+}
+
 /* Far more than any machine allows: less is reserved, and regions_bytes tells. */
 static void less_is_reserved_where_the_system_has_no_more(void **state)
 {
@@ -140,6 +171,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(runs_do_not_overlap_and_join_again),
         cmocka_unit_test(what_is_given_back_does_not_stay),
+        cmocka_unit_test(a_shared_page_stays_as_long_as_a_run_needs_it),
         cmocka_unit_test(less_is_reserved_where_the_system_has_no_more),
     };
 
