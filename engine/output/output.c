@@ -1,6 +1,6 @@
-/* A ring with one writer and one reader, in cells of one cache line.
+/* A ring with one writer and one reader, in cells of half a cache line.
  *
- * A delta takes one cell, plus one for every eight of its top log-probabilities. The
+ * A delta takes one cell, plus one for every four of its top log-probabilities. The
  * writer advances its tail privately and publishes it once a step (output_commit), so
  * the reader sees whole steps, wakes once for each, and calls sink->flush once for all
  * that it found. When the output side lags, several steps gather: flushes become rarer,
@@ -21,27 +21,31 @@
 #include "engine/loop/wake.h"
 
 enum {
-    TOPS_PER_CELL = 8, /* top log-probabilities */
+    TOPS_PER_CELL = 4, /* top log-probabilities */
     RING_MIN_CELLS = 1 << 14,
     /* emitted by the writer itself: the tokens of two sequences and their ends */
     INLINE_CELLS = 4,
 };
 
-/* No two neighbours are neighbours in struct delta: the compiler would copy them with
- * one load, which waits until the stores of both, a moment ago, have ended. */
+/* Of a delta what its kind uses. No two neighbours are neighbours in struct delta, in
+ * their order: the compiler would copy them with one load, which waits until the stores
+ * of both, a moment ago, have ended. */
 struct record {
     struct request *request;
-    const char *error;
+    union {
+        struct {
+            int32_t n_top;
+            float logprob;
+        }; /* of a token */
+        const char *error; /* of an end */
+    };
+    int32_t choice;
+    int32_t cached_tokens;
+    int32_t id; /* token; of an end its stop token */
     int8_t kind;
     bool is_stop;
     int8_t finish;
     bool drafted;
-    int32_t n_top;
-    int32_t token;
-    int32_t choice;
-    int32_t cached_tokens;
-    float logprob;
-    int32_t stop_token;
 };
 
 union cell {
@@ -51,7 +55,7 @@ union cell {
         float logprob[TOPS_PER_CELL];
     } tops;
 };
-_Static_assert(sizeof(union cell) == 64, "a cell is a cache line");
+_Static_assert(sizeof(union cell) == 32, "a cell is half a cache line");
 _Static_assert(OUTPUT_DELTA_CELLS >= 1 + (LIMIT_LOGPROBS + TOPS_PER_CELL - 1) / TOPS_PER_CELL,
                "of the largest delta");
 
@@ -101,25 +105,32 @@ uint64_t output_mark(const struct output_stage *o)
     return o->tail;
 }
 
+static bool is_end(int32_t kind)
+{
+    return kind == DELTA_FINISH || kind == DELTA_END;
+}
+
 void output_push(struct output_stage *o, const struct delta *d)
 {
-    int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
-
     assert(o->tail - o->head_seen + OUTPUT_DELTA_CELLS <= o->mask + 1 ||
            output_free_cells(o) >= OUTPUT_DELTA_CELLS);
     struct record *r = &o->cell[o->tail++ & o->mask].record;
     r->request = d->request;
-    r->error = d->error;
+    r->choice = d->choice;
+    r->cached_tokens = d->cached_tokens;
     r->kind = (int8_t)d->kind;
     r->finish = (int8_t)d->finish;
     r->is_stop = d->is_stop;
     r->drafted = d->drafted;
+    if (is_end(d->kind)) {
+        r->error = d->error;
+        r->id = d->stop_token;
+        return;
+    }
+    int32_t n_top = MIN(d->n_top, LIMIT_LOGPROBS);
+    r->id = d->token;
     r->n_top = n_top;
-    r->choice = d->choice;
-    r->token = d->token;
     r->logprob = d->logprob;
-    r->stop_token = d->stop_token;
-    r->cached_tokens = d->cached_tokens;
     for (int32_t i = 0; i < n_top; i += TOPS_PER_CELL) {
         union cell *c = &o->cell[o->tail++ & o->mask];
         size_t n = (size_t)MIN(TOPS_PER_CELL, n_top - i);
@@ -142,22 +153,25 @@ static uint64_t ring_read(const struct output_stage *o, uint64_t at, struct read
 {
     const struct record *r = &o->cell[at++ & o->mask].record;
 
-    ret->d = (struct delta){
-        .request = r->request,
-        .kind = r->kind,
-        .choice = r->choice,
-        .token = r->token,
-        .logprob = r->logprob,
-        .n_top = r->n_top,
-        .top_token = ret->top_token,
-        .top_logprob = ret->top_logprob,
-        .finish = r->finish,
-        .is_stop = r->is_stop,
-        .drafted = r->drafted,
-        .stop_token = r->stop_token,
-        .cached_tokens = r->cached_tokens,
-        .error = r->error,
-    };
+    ret->d = (struct delta){.request = r->request,
+                            .kind = r->kind,
+                            .choice = r->choice,
+                            .token = -1,
+                            .finish = r->finish,
+                            .is_stop = r->is_stop,
+                            .drafted = r->drafted,
+                            .stop_token = -1,
+                            .cached_tokens = r->cached_tokens};
+    if (is_end(r->kind)) {
+        ret->d.stop_token = r->id;
+        ret->d.error = r->error;
+        return at;
+    }
+    ret->d.token = r->id;
+    ret->d.logprob = r->logprob;
+    ret->d.n_top = r->n_top;
+    ret->d.top_token = ret->top_token;
+    ret->d.top_logprob = ret->top_logprob;
     for (int32_t i = 0; i < ret->d.n_top; i += TOPS_PER_CELL) {
         const union cell *c = &o->cell[at++ & o->mask];
         size_t n = (size_t)MIN(TOPS_PER_CELL, ret->d.n_top - i);

@@ -8,7 +8,7 @@
 
 struct output_stage;
 
-enum { OUTPUT_DELTA_CELLS = 4 }; /* at most, for one delta */
+enum { OUTPUT_DELTA_CELLS = 6 }; /* at most, for one delta */
 
 /* Starts the output thread. `proc` is copied; what it points to must outlive the stage.
  * The ring gets at least min_cells cells. */
