@@ -11,12 +11,18 @@ struct grammar;
 struct stop_set;
 struct word_list;
 
-/* Parameters of generation, validated, with defaults filled in. */
+/* Parameters of generation, validated, with defaults filled in. Those that the commit
+ * of each token reads come first. */
 struct gen_params {
+    int32_t min_tokens;   /* no stop before so many generated tokens */
+    int32_t n_logprobs;   /* -1: none */
+    int32_t *stop_token;  /* [n_stop_token] owned */
+    int32_t n_stop_token; /* stop ids */
+    bool ignore_eos;      /* flag of the API */
+
     int32_t max_tokens; /* >= 1; 0 only with echo */
     /* max_tokens is a default and may be lowered to what the KV pool holds */
     bool max_tokens_yields;
-    int32_t min_tokens;    /* no stop before so many generated tokens */
     int32_t n;             /* choices returned */
     int32_t best_of;       /* >= n; sequences sampled */
     int32_t beam_width;    /* 0: no beam search */
@@ -27,18 +33,15 @@ struct gen_params {
     int32_t top_k;         /* 0: off */
     float presence_penalty, frequency_penalty, repetition_penalty; /* 0, 0, 1: off */
     uint64_t seed;             /* of its samples; see request.seed */
-    int32_t n_logprobs;        /* -1: none */
     int32_t n_prompt_logprobs; /* -1: none */
     /* flags of the API */
-    bool echo, ignore_eos, include_stop_str, skip_special, spaces_between_special, stream;
+    bool echo, include_stop_str, skip_special, spaces_between_special, stream;
     int32_t priority; /* lower runs first under policy: priority */
 
     /* Owned; see gen_params_release. */
     char **stop;       /* [n_stop] UTF-8, none empty */
     int32_t *stop_len; /* [n_stop] lengths in bytes; NULL: each ends at its NUL */
     int32_t n_stop;
-    int32_t *stop_token; /* [n_stop_token] */
-    int32_t n_stop_token;
     struct gen_bias {
         int32_t token;
         float bias;
@@ -72,10 +75,20 @@ void shared_params_unref(struct shared_params *p);
 
 void gen_params_release(struct gen_params *p);
 
-/* Immutable once submitted, except for the flags and timing at its end. */
+/* Immutable once submitted, except for the flags, counts and timing. The flags and the
+ * first of the parameters, which every step reads, are in one cache line, which nobody
+ * writes but to end or suspend the request. */
 struct request {
-    char id[136];             /* "cmpl-…", for logs */
+    /* Stop positions, set by the output side: choice i ended textually after stop_at[i]
+     * generated tokens; INT32_MAX: it has not. */
+    _Atomic int32_t *stop_at; /* [max(best_of, beam_width)], of one `only_stop_at` */
+    _Atomic int32_t only_stop_at;
+    atomic_int parked;     /* enum request_parking, set by engine_park */
+    int64_t arrival_us;    /* clock_us when it was accepted */
+    atomic_bool cancelled; /* set by engine_cancel */
+
     struct gen_params params; /* a copy; its lists belong to `shared` */
+    char id[136];             /* "cmpl-…", for logs */
     /* Holds a reference; NULL in a request that was not made by request_new. */
     struct shared_params *shared;
     const struct stop_set *stops; /* of `shared`; NULL: no stop strings */
@@ -83,22 +96,15 @@ struct request {
     int32_t *prompt;              /* [n_prompt] owned */
     int32_t n_prompt;             /* tokens */
     int32_t index;                /* of the prompt within its HTTP request */
-    int32_t tenant;     /* the tenant it is charged to, < LIMIT_TENANTS; used with policy: fair */
-    float weight;       /* the tenant's weight under policy: fair; 0 means 1 */
-    int64_t arrival_us; /* clock_us when it was accepted */
-    void *user;         /* the caller's own */
+    int32_t tenant; /* the tenant it is charged to, < LIMIT_TENANTS; used with policy: fair */
+    float weight;   /* the tenant's weight under policy: fair; 0 means 1 */
+    void *user;     /* the caller's own */
 
     struct output_state *output_state; /* owned by the output side, from submit to `last` */
     /* the prompt, where it is returned to the client; see prompt_walk */
     struct prompt_out *prompt_out;
 
-    atomic_int refs;       /* references held */
-    atomic_bool cancelled; /* set by engine_cancel */
-    atomic_int parked;     /* enum request_parking, set by engine_park */
-    /* Stop positions, set by the output side: choice i ended textually after stop_at[i]
-     * generated tokens; INT32_MAX: it has not. */
-    _Atomic int32_t *stop_at;     /* [max(best_of, beam_width)], of one `only_stop_at` */
-    _Atomic int32_t only_stop_at; /* beside what else a step reads of its request */
+    atomic_int refs; /* references held */
     /* Timing and counts for logs, written by the engine before it emits `last`. Times
      * are 0 for phases that the request did not reach. */
     struct request_timing {

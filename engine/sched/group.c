@@ -242,10 +242,11 @@ int group_new(struct group **ret, struct request *r, const struct word_list *wor
     if (rc < 0) {
         return rc;
     }
-    struct group *g = calloc(1, sizeof(*g));
+    struct group *g = aligned_alloc(64, (sizeof(*g) + 63) / 64 * 64);
     if (!g) {
         return err_nomem(e, "a request");
     }
+    memset(g, 0, sizeof(*g));
     g->request = r;
     g->width = width;
     if (words) {

@@ -70,42 +70,41 @@ struct block_table {
     int32_t n_synced; /* leading entries that the backend's table is known to hold */
 };
 
+/* What every decode step reads or writes stands first, in three cache lines. */
 struct seq {
     struct group *group; /* that it belongs to */
-    int32_t index;       /* choice: 0 .. width-1 */
-    int32_t state;       /* enum seq_state */
-    int32_t finish;      /* enum finish_reason once DONE */
-
-    int32_t n_tokens, n_computed, n_stored, n_out; /* see above */
     /* [max_tokens] generated ids, behind them the drafts of a step in flight; NULL: the
      * group has not started */
     int32_t *out;
-    uint64_t seed; /* of its samples */
-
-    struct reservation reservation; /* RUNNING, kv_policy other than paged */
+    int32_t n_tokens, n_computed, n_stored, n_out; /* see above */
+    int32_t state;                                 /* enum seq_state */
+    int32_t index;                                 /* choice: 0 .. width-1 */
     int32_t slot; /* persistent batch slot: row of its block tables on the backend; -1: none */
-    struct prefix_chain chain; /* blocks published or found so far */
-
-    int32_t draft_state; /* the draft source's own; 0 at first */
+    /* enum constraint_end: why the next commit ends it, whatever was sampled */
+    int32_t constraint_end;
+    uint64_t sample_step; /* step that samples its last token */
+    int32_t sample_row;   /* and the sampling row there */
     /* Of a step in flight that verifies drafts: sampling rows that count */
     int32_t verify_rows;
-    /* The same, in KV groups of states: a block for the states behind each draft,
-     * [groups of states, n_spare], in the order of the groups. NULL: no such groups */
-    int32_t *spare;
-    int32_t n_spare; /* drafts; 0: the sequence holds no such blocks */
-
-    uint64_t sample_step; /* step that samples its last token */
-    uint64_t void_step;   /* what steps up to this one sample for it does not count */
-    int32_t sample_row;   /* and the sampling row there */
-
-    double cum_logprob; /* beams: sum over the generated tokens */
-
+    uint64_t void_step; /* what steps up to this one sample for it does not count */
     /* The state of its grammar (decode/constrained.h), in which it holds a share; NULL:
      * it has none, or is not LIVE. */
     struct constraint_node *constraint;
-    /* enum constraint_end: why the next commit ends it, whatever was sampled */
-    int32_t constraint_end;
+    struct prefix_chain chain;                 /* blocks published or found so far */
     struct block_table table[LIMIT_KV_GROUPS]; /* [n_kv_groups] */
+
+    uint64_t seed;      /* of its samples */
+    double cum_logprob; /* beams: sum over the generated tokens */
+    int32_t finish;     /* enum finish_reason once DONE */
+
+    struct reservation reservation; /* RUNNING, kv_policy other than paged */
+
+    int32_t draft_state; /* the draft source's own; 0 at first */
+    /* In KV groups of states, of a step in flight that verifies drafts: a block for the
+     * states behind each, [groups of states, n_spare], in the order of the groups.
+     * NULL: no such groups */
+    int32_t *spare;
+    int32_t n_spare; /* drafts; 0: the sequence holds no such blocks */
 };
 
 /* Token sequences that must not be generated (bad_words), encoded by the caller: word i
@@ -117,62 +116,64 @@ struct word_list {
 };
 void word_list_release(struct word_list *w);
 
+/* What every decode step reads or writes stands first, in two cache lines. */
 struct group {
-    struct request *request;      /* borrowed; outlives the group */
+    struct request *request; /* borrowed; outlives the group */
+    struct seq *seq;         /* [n_seqs] in `memory`; &first until it has started */
+    struct beam *beam;       /* in `memory`; NULL: sampling, or not started */
+    /* RUNNING, SWAPPED, ENDED: links of the queue that its state names. WAITING: of a
+     * leftist heap, the right child and the parent. */
+    struct group *next, *prev;
     int32_t state;                /* enum group_state */
-    int32_t priority;             /* 0 unless the policy is priority */
-    int32_t tenant;               /* 0 unless the policy is fair */
-    uint64_t order;               /* arrival number, from sched_add: smaller is older */
     int32_t width;                /* sequences it may hold */
-    int32_t n_live;               /* sequences that are LIVE */
     int32_t n_prompt, max_tokens; /* of a sequence: prompt tokens, generated tokens at most */
-    int32_t max_blocks;           /* of one sequence */
     bool lookahead;               /* may be planned before its last step is committed */
     bool beams;                   /* a beam search */
-    bool parked;        /* request->parked was PARK_RUNNING when the step's planning began */
-    bool scores;        /* prompt log-probabilities are wanted */
-    bool started;       /* was admitted once */
-    int32_t n_inflight; /* steps planned with it and not committed */
+    bool parked;       /* request->parked was PARK_RUNNING when the step's planning began */
+    bool scores;       /* prompt log-probabilities are wanted */
+    bool started;      /* was admitted once */
+    bool joined;       /* the siblings have taken over root's blocks inside the windows */
+    bool scored_first; /* the first prompt token was reported; it has no score */
     uint64_t plan_step, commit_step; /* the last step that named it, planned and committed */
-    uint64_t ahead_step;      /* policy: fair, the last step that computed its prefill first */
+    int32_t n_inflight;              /* steps planned with it and not committed */
+    int32_t n_live;                  /* sequences that are LIVE */
+    int32_t cached_tokens; /* prompt tokens found in the prefix cache at first admission */
+    int32_t mask;          /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
+    /* For the histograms; 0: not yet. */
+    int64_t first_token_us, last_token_us, admitted_us;
+
+    uint64_t order;           /* arrival number, from sched_add: smaller is older */
+    int32_t priority;         /* 0 unless the policy is priority */
+    int32_t tenant;           /* 0 unless the policy is fair */
+    int32_t max_blocks;       /* of one sequence */
     int32_t n_reserved;       /* RUNNING: slots reserved for it, taken or not */
+    uint64_t ahead_step;      /* policy: fair, the last step that computed its prefill first */
     int32_t probe_available;  /* blocks that were available when it last did not fit */
     uint64_t probe_step;      /* the step after that; 0: it has not been probed since it waits */
     int32_t root;             /* after a recompute: the sequence that computes the shared prompt */
     int32_t n_shared;         /* tokens of `root` that its siblings wait for; 0: none */
-    bool joined;              /* the siblings have taken over root's blocks inside the windows */
     int32_t n_scores_planned; /* prompt positions scored, in steps planned so far */
-    bool scored_first;        /* the first prompt token was reported; it has no score */
-    int32_t cached_tokens;    /* prompt tokens found in the prefix cache at first admission */
     int32_t n_preempted;      /* times it was preempted */
     int32_t n_drafted, n_accepted; /* drafts that were verified, and of these those that held */
     int64_t n_chosen;              /* beams: tokens chosen for live beams and hypotheses */
     int32_t resume_need;           /* SWAPPED: blocks needed to resume it; -1: not counted yet */
-    int32_t mask;           /* RUNNING with allowed ids: index of its mask in the packer; else -1 */
-    struct word_list words; /* the caller's of group_new */
+    struct word_list words;        /* the caller's of group_new */
     /* Beam search with stop strings: the detokenizer behind the prompt; else NULL.
      * Owned. */
     struct detokenizer *text_start;
 
-    int64_t n_bytes;   /* of `memory`: everything that it may come to need */
-    void *memory;      /* from the scheduler's regions; NULL: it has not started */
-    struct beam *beam; /* in `memory`; NULL: sampling, or not started */
-    struct seq *seq;   /* [n_seqs] in `memory`; &first until it has started */
-    int32_t n_seqs;    /* width, or 1 until it has started */
-    struct seq first;  /* of a group that has not started */
+    int64_t n_bytes;  /* of `memory`: everything that it may come to need */
+    void *memory;     /* from the scheduler's regions; NULL: it has not started */
+    int32_t n_seqs;   /* width, or 1 until it has started */
+    struct seq first; /* of a group that has not started */
 
     int32_t finish;    /* how the group's open choices end: enum finish_reason, set by sched_end */
     const char *error; /* static sentence for the client, or NULL */
 
-    /* For the histograms; 0: not yet. */
-    int64_t admitted_us, first_token_us, last_token_us;
-
     int32_t wait_index;  /* WAITING: index in sched->waiting, started groups first */
+    int32_t heap_rank;   /* WAITING: steps down to the nearest missing child */
     int64_t wait_tokens; /* WAITING: its part of sched->waiting_tokens */
-    /* RUNNING, SWAPPED, ENDED: links of the queue that its state names. WAITING: of a
-     * leftist heap, the parent and the right and left child. */
-    struct group *prev, *next, *child;
-    int32_t heap_rank; /* WAITING: steps down to the nearest missing child */
+    struct group *child; /* WAITING: the left child in the heap */
 };
 
 /* Make a group that has not started, on the submitting thread. ERR_INVALID, with the
