@@ -439,6 +439,7 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
                              c->max_num_seqs, c->vocab);
     }
     p->shadow = malloc((size_t)(groups * seqs * p->table_width) * sizeof(*p->shadow));
+    p->packed = array(seqs, sizeof(*p->packed));
     p->table_update = unset_array(PACK_RUNS * groups * seqs, sizeof(*p->table_update));
     p->table_block = unset_array(groups * seqs * p->table_width, sizeof(*p->table_block));
     p->token = unset_array(tokens, sizeof(*p->token));
@@ -457,10 +458,10 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->mask_word = unset_array(seqs * p->mask_words, sizeof(*p->mask_word));
     p->mask = unset_array(seqs * p->mask_words, sizeof(*p->mask));
     p->mask_order = array(seqs, sizeof(*p->mask_order));
-    if (!p->shadow || !p->table_update || !p->table_block || !p->token || !p->token_src ||
-        !p->position || !p->slot || !p->group_slot || !p->q_start || !p->kv_len || !p->row ||
-        !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_bias || !p->bias_at ||
-        !p->mask_word || !p->mask || !p->mask_order) {
+    if (!p->shadow || !p->packed || !p->table_update || !p->table_block || !p->token ||
+        !p->token_src || !p->position || !p->slot || !p->group_slot || !p->q_start || !p->kv_len ||
+        !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_bias ||
+        !p->bias_at || !p->mask_word || !p->mask || !p->mask_order) {
         packer_free(p);
         return err_nomem(e, "the packer");
     }
@@ -475,6 +476,7 @@ void packer_free(struct packer *p)
         return;
     }
     free(p->shadow);
+    free(p->packed);
     free(p->table_update);
     free(p->table_block);
     free(p->token);

@@ -25,9 +25,12 @@ static void send_run(struct packer *p, struct batch *b, const struct seq *q, int
 static void pack_table(struct packer *p, struct batch *b, struct seq *q, int32_t k)
 {
     struct block_table *t = &q->table[k];
-    int32_t *shadow = p->shadow + ((int64_t)k * p->c.max_num_seqs + q->slot) * p->table_width;
     int32_t runs = 0;
 
+    if (t->n_synced == t->n_blocks) {
+        return;
+    }
+    int32_t *shadow = p->shadow + ((int64_t)k * p->c.max_num_seqs + q->slot) * p->table_width;
     for (int32_t i = MAX(t->n_synced, t->first); i < t->n_blocks;) {
         if (shadow[i] == t->block[i]) {
             i++;
@@ -44,19 +47,49 @@ static void pack_table(struct packer *p, struct batch *b, struct seq *q, int32_t
     t->n_synced = t->n_blocks;
 }
 
-/* Leading blocks that two sequences share in every KV group without a window. */
-static int32_t common_blocks(const struct packer *p, const struct seq *a, const struct seq *b)
+/* Leading blocks of the sequence that the backend's tables hold, in every KV group
+ * without a window. */
+static int32_t synced_blocks(const struct packer *p, const struct seq *q)
+{
+    int32_t n = q->table[0].n_synced;
+
+    for (int32_t k = 1; k < p->c.n_kv_groups; k++) {
+        n = p->c.kv_window[k] == 0 ? MIN(n, q->table[k].n_synced) : n;
+    }
+    return n;
+}
+
+/* Leading blocks that two sequences share in every KV group without a window; the first
+ * `n_known` are known to be such. */
+static int32_t common_blocks(const struct packer *p, const struct seq *a, const struct seq *b,
+                             int32_t n_known)
 {
     int32_t n = MIN(a->table[0].n_blocks, b->table[0].n_blocks);
 
     for (int32_t k = 0; k < p->c.n_kv_groups; k++) {
-        int32_t i = 0;
+        int32_t i = MIN(n_known, n);
         while (p->c.kv_window[k] == 0 && i < n && a->table[k].block[i] == b->table[k].block[i]) {
             i++;
         }
         n = p->c.kv_window[k] == 0 ? i : n;
     }
     return n;
+}
+
+/* The blocks that an item's sequence shares with the one before it. If the step before
+ * had these two next to each other, all but what has changed is known: n_synced and
+ * before_synced blocks of their tables have not. */
+static int32_t pack_common(struct packer *p, uint64_t step, const struct seq *before,
+                           const struct seq *q, int32_t n_synced)
+{
+    struct packed_slot *slot = &p->packed[q->slot];
+    bool again = slot->step == step - 1 && slot->before == before->slot;
+    int32_t n_known = again ? MIN(slot->n_common, MIN(n_synced, p->before_synced)) : 0;
+
+    slot->step = step;
+    slot->before = before->slot;
+    slot->n_common = common_blocks(p, before, q, n_known);
+    return slot->n_common;
 }
 
 /* ---- tokens ---- */
@@ -193,25 +226,41 @@ static void pack_slices(struct packer *p, struct batch *b, const struct seq *q, 
     p->slice_is_short = is_short;
 }
 
-/* Appends the sampling row for the token at `position`, by the group's parameters, and
- * returns it. It is written where it stays: copies of what was just written in small
- * pieces wait for the pieces. */
-static struct sample_row *add_sample_row(struct packer *p, struct batch *b, const struct seq *q,
-                                         int32_t position)
+/* Keeps what the sampling rows of a sequence have in common, which has just taken its
+ * slot. */
+static void keep_row(struct packer *p, const struct seq *q)
 {
     const struct group *g = q->group;
     const struct gen_params *params = &g->request->params;
-    struct sample_row *row = &p->sample[b->n_samples++];
+    struct packed_slot *kept = &p->packed[q->slot];
 
-    pack_slices(p, b, q, position - g->n_prompt);
-    seq_sample_row(row, q, position, b->n_logits);
-    row->kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
+    seq_sample_row(&kept->row, q, 0, 0);
+    kept->row.kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
     /* best_of ranks by them */
-    row->n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
-    row->n_candidates = g->beam ? g->beam->n_candidates : 0;
-    row->bias_first = p->bias_first;
-    row->n_bias = p->n_bias;
-    row->mask_first = p->mask_first;
+    kept->row.n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
+    kept->row.n_candidates = g->beam ? g->beam->n_candidates : 0;
+    kept->bare_from =
+        params->n_bias > 0 || g->words.n > 0 || g->mask >= 0 ? INT32_MAX : params->min_tokens;
+}
+
+/* Appends the sampling row for the token at `position`, by the group's parameters, and
+ * returns it. */
+static struct sample_row *add_sample_row(struct packer *p, struct batch *b, const struct seq *q,
+                                         int32_t position)
+{
+    const struct packed_slot *kept = &p->packed[q->slot];
+    struct sample_row *row = &p->sample[b->n_samples++];
+    int32_t n_generated = position - q->group->n_prompt;
+
+    *row = kept->row;
+    row->logits_row = b->n_logits;
+    row->position = position;
+    if (n_generated < kept->bare_from) {
+        pack_slices(p, b, q, n_generated);
+        row->bias_first = p->bias_first;
+        row->n_bias = p->n_bias;
+        row->mask_first = p->mask_first;
+    }
     row->late_mask = q->constraint ? ++b->n_late_mask : 0;
     return row;
 }
@@ -274,8 +323,11 @@ static void pack_samples(struct packer *p, struct batch *b, const struct plan_it
 static void pack_item(struct packer *p, struct batch *b, const struct plan_item *it,
                       const struct seq *before)
 {
-    int32_t i = b->n_seqs;
+    int32_t i = b->n_seqs, n_synced = synced_blocks(p, it->seq);
 
+    if (n_synced == 0) {
+        keep_row(p, it->seq);
+    }
     for (int32_t k = 0; k < p->c.n_kv_groups; k++) {
         pack_table(p, b, it->seq, k);
     }
@@ -286,7 +338,8 @@ static void pack_item(struct packer *p, struct batch *b, const struct plan_item 
     p->q_start[i] = b->n_tokens;
     p->kv_len[i] = it->first + it->n;
     p->row[i] = it->seq->slot;
-    p->lcp_blocks[i] = before ? common_blocks(p, before, it->seq) : 0;
+    p->lcp_blocks[i] = before ? pack_common(p, b->step, before, it->seq, n_synced) : 0;
+    p->before_synced = n_synced;
     b->n_tokens += it->n;
     b->n_seqs++;
 }

@@ -8,11 +8,24 @@
  * all that follow. */
 enum { PACK_RUNS = 4 };
 
+/* What is kept of the sequence in a slot from step to step. */
+struct packed_slot {
+    struct sample_row row; /* of its sampling rows, without biases and masks, for no position */
+    /* generated tokens from which on they have neither biases nor a mask that is sent
+     * with the step */
+    int32_t bare_from;
+    /* Blocks in common with the sequence in front of it, when it was an item last but
+     * not the first: in which step, the other's slot, and how many. */
+    int32_t before, n_common;
+    uint64_t step;
+};
+
 struct packer {
     struct sched_config c; /* the scheduler's */
     int32_t table_width;   /* blocks of the longest sequence */
     /* [n_kv_groups, max_num_seqs, table_width] by slot, the backend's block tables */
     int32_t *shadow;
+    struct packed_slot *packed; /* [max_num_seqs] by slot */
 
     /* Arrays of struct batch. */
 
@@ -34,6 +47,8 @@ struct packer {
     /* Masks of running groups by group->mask, made when first packed. */
     uint32_t *mask;       /* [max_num_seqs, mask_words] */
     uint64_t *mask_order; /* [max_num_seqs] its group's order + 1; 0: no mask was made */
+
+    int32_t before_synced; /* blocks of the item packed last that had not changed */
 
     /* The bias slice and mask written last, which rows of one group share. */
     const struct group *slice_group;
