@@ -124,10 +124,18 @@ static bool end_if_due(struct sched *s, struct group *g, int64_t now_us)
     return true;
 }
 
-static void sweep_list(struct sched *s, struct group_list *l, int64_t now_us)
+/* `fetched`: a plan that names most of the groups, in this order; NULL: none. */
+static void sweep_list(struct sched *s, struct group_list *l, const struct plan *fetched,
+                       int64_t now_us)
 {
+    int32_t i = 0;
+
     for (struct group *g = l->first, *next; g; g = next) {
         next = g->next;
+        if (fetched) {
+            fetch_ahead(fetched, i, false);
+        }
+        i += g->n_live;
         g->parked = atomic_load_explicit(&g->request->parked, memory_order_relaxed) == PARK_RUNNING;
         end_if_due(s, g, now_us);
     }
@@ -139,24 +147,23 @@ enum { SWEPT_A_STEP = 64 };
 
 /* Prefetch the groups to be checked: with many waiting ones they are not in the CPU's
  * caches. */
-static void fetch_waiting(const struct sched *s)
+FETCH void fetch_waiting(const struct sched *s)
 {
     int32_t last = MIN(s->sweep + SWEPT_A_STEP, s->n_waiting);
 
     for (int32_t i = s->sweep; i < last; i++) {
         __builtin_prefetch(s->waiting[i]);
-        __builtin_prefetch(&s->waiting[i]->started);
     }
     for (int32_t i = s->sweep; i < last; i++) {
-        __builtin_prefetch(&s->waiting[i]->request->arrival_us);
-        __builtin_prefetch(&s->waiting[i]->request->cancelled);
+        __builtin_prefetch(s->waiting[i]->request);
     }
 }
 
 void sched_sweep(struct sched *s, int64_t now_us)
 {
-    sweep_list(s, &s->running, now_us);
-    sweep_list(s, &s->swapped, now_us);
+    sweep_list(s, &s->running, s->n_in_flight > 0 ? s->in_flight[s->n_in_flight - 1] : NULL,
+               now_us);
+    sweep_list(s, &s->swapped, NULL, now_us);
     for (struct group *g = waiting_first(s); g && end_if_due(s, g, now_us);) {
         g = waiting_first(s);
     }

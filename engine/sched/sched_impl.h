@@ -26,6 +26,10 @@
 #include "engine/sched/sched.h"
 #include "engine/sched/step_pace.h"
 
+/* Begins functions that only prefetch. GCC takes them to have no effect, and leaves out
+ * calls that it has not inlined by then. */
+#define FETCH static inline __attribute__((always_inline))
+
 /* An intrusive list of groups (prev, next). */
 struct group_list {
     struct group *first, *last; /* NULL: empty */
@@ -227,7 +231,12 @@ void seq_drop_memory(struct sched *s, struct seq *q);
 void seq_fork(struct sched *s, struct seq *child, const struct seq *parent);
 /* The group leaves RUNNING: give back its reserved slots, reservations and mask. */
 void group_unreserve(struct sched *s, struct group *g);
-/* Publish the full blocks that committed steps have written in the prefix cache. */
+/* Whether committed steps have written a full block that was not published. */
+static inline bool has_block_to_publish(const struct sched *s, const struct seq *q)
+{
+    return s->c.prefix_cache && (int64_t)(q->chain.n_blocks + 1) * s->c.block_size <= q->n_stored;
+}
+/* Publish such blocks in the prefix cache. */
 void seq_publish(struct sched *s, struct seq *q);
 /* Prefetch what that will touch of the prefix cache, if the next block is about to be
  * full. */
@@ -240,6 +249,37 @@ void seq_publish_tail(struct sched *s, struct seq *q);
 /* What steps in flight sample for `q` will not count: it samples again from its last
  * known token, which is computed anew. With neither windows nor states. */
 void seq_void(struct sched *s, struct seq *q);
+
+/* For a walk over the items of a plan that has come to item i: prefetches what planning
+ * and packing the next step, or committing this one, reads and writes of the sequences
+ * ahead, each pointer when what holds it has arrived. The caches have forgotten much of
+ * it since the walk before. */
+FETCH void fetch_ahead(const struct plan *p, int32_t i, bool commits)
+{
+    enum { SEQ_AHEAD = 12, GROUP_AHEAD = 8, REQUEST_AHEAD = 4 };
+
+    if (i + SEQ_AHEAD < p->n_items) {
+        const struct seq *q = p->item[i + SEQ_AHEAD].seq;
+        __builtin_prefetch(&q->group);
+        __builtin_prefetch(&q->chain);
+        if (!commits) {
+            __builtin_prefetch(&q->table[0]);
+        }
+    }
+    if (i + GROUP_AHEAD < p->n_items) {
+        const struct seq *q = p->item[i + GROUP_AHEAD].seq;
+        __builtin_prefetch(&q->group->request);
+        __builtin_prefetch(&q->group->commit_step);
+        if (commits) {
+            __builtin_prefetch(q->out + q->n_out, 1);
+        } else {
+            __builtin_prefetch(q->table[0].block + q->table[0].n_blocks - 1);
+        }
+    }
+    if (i + REQUEST_AHEAD < p->n_items) {
+        __builtin_prefetch(p->item[i + REQUEST_AHEAD].seq->group->request);
+    }
+}
 
 /* The first live sequence; there is one in any group that has not ended. */
 static inline struct seq *group_first_live(struct group *g)
@@ -276,7 +316,21 @@ static inline bool can_sample(const struct group *g, const struct seq *q)
 }
 /* Whether some live sequence has more to compute than the token that it samples
  * from. */
-bool in_prefill(const struct group *g);
+static inline bool in_prefill(const struct group *g)
+{
+    for (int32_t i = 0; i < g->width; i++) {
+        const struct seq *q = &g->seq[i];
+        if (q->state == SEQ_LIVE && q->n_computed < prefill_target(g, q)) {
+            return true;
+        }
+    }
+    return false;
+}
+/* Whether a table has no entry yet for the token at `position`. */
+static inline bool lacks_block(const struct sched *s, const struct block_table *t, int32_t position)
+{
+    return position >= (int64_t)t->n_blocks * s->c.block_size;
+}
 /* Set (on) or clear the marks of the blocks in a sequence's tables, of the entries
  * below `end`. Returns how many it has set that were not. */
 int32_t mark_blocks(struct sched *s, const struct seq *q, int32_t end, bool on);

@@ -259,10 +259,7 @@ void seq_publish(struct sched *s, struct seq *q)
 {
     int32_t size = s->c.block_size;
 
-    if (!s->c.prefix_cache) {
-        return;
-    }
-    while ((q->chain.n_blocks + 1) * size <= q->n_stored) {
+    while (has_block_to_publish(s, q)) {
         int32_t first = q->chain.n_blocks * size;
         /* Its tokens are of the prompt, of the output, or of both. */
         assert(first + size <= q->n_tokens);
@@ -356,31 +353,14 @@ int64_t group_gap(const struct group *g)
     return n;
 }
 
-bool in_prefill(const struct group *g)
-{
-    for (int32_t i = 0; i < g->width; i++) {
-        if (g->seq[i].state == SEQ_LIVE && g->seq[i].n_computed < prefill_target(g, &g->seq[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* decode_need in KV group k of a group of one sequence. It alone holds the block that
  * it writes next: what it took from the cache are full blocks before it, and a tail,
  * which has left the cache. */
-static int32_t need_alone(const struct sched *s, const struct kvpool *pool, const struct group *g,
-                          int32_t k)
+static int32_t need_alone(const struct sched *s, const struct group *g, int32_t k)
 {
     const struct seq *q = g->seq;
-    const struct block_table *t = &q->table[k];
-    int32_t b = q->n_computed / s->c.block_size;
 
-    if (q->state != SEQ_LIVE || !can_sample(g, q)) {
-        return 0;
-    }
-    assert(b >= t->n_blocks || pool->block[t->block[b]].count == 1);
-    return b >= t->n_blocks;
+    return q->state == SEQ_LIVE && can_sample(g, q) && lacks_block(s, &q->table[k], q->n_computed);
 }
 
 /* decode_need in KV group k. */
@@ -419,22 +399,19 @@ int32_t decode_need(struct sched *s, const struct kvpool *pool, struct group *g)
     int32_t n = 0;
 
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        n += g->width == 1 ? need_alone(s, pool, g, k) : need_in(s, pool, g, k);
+        n += g->width == 1 ? need_alone(s, g, k) : need_in(s, pool, g, k);
     }
     return n;
 }
 
+/* Copy-on-write of entry b, unless the table alone holds the block. */
 static void own_block(struct sched *s, struct block_table *t, int32_t b, struct plan *p)
 {
-    if (b >= t->n_blocks) {
-        t->block[t->n_blocks++] = take_block(s);
-        return;
-    }
     int32_t old = t->block[b];
+
     if (s->pool.block[old].count == 1) {
         return;
     }
-    /* Copy-on-write: a sibling holds the last block too. */
     t->block[b] = take_block(s);
     t->n_synced = MIN(t->n_synced, b);
     p->copy[p->n_copy++] = (struct block_copy){.src = old, .dst = t->block[b]};
@@ -452,6 +429,11 @@ void seq_void(struct sched *s, struct seq *q)
 void seq_own_next_block(struct sched *s, struct seq *q, struct plan *p)
 {
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
-        own_block(s, &q->table[k], q->n_computed / s->c.block_size, p);
+        struct block_table *t = &q->table[k];
+        if (lacks_block(s, t, q->n_computed)) {
+            t->block[t->n_blocks++] = take_block(s);
+        } else if (q->group->width > 1) { /* a sibling may hold the block too */
+            own_block(s, t, q->n_computed / s->c.block_size, p);
+        }
     }
 }

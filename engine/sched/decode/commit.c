@@ -31,11 +31,6 @@ int finish_by_token(const struct sched *s, const struct group *g, int32_t token,
     return n_out >= g->max_tokens ? FINISH_LENGTH : FINISH_NONE;
 }
 
-void seq_append(struct seq *q, int32_t token)
-{
-    q->out[q->n_out++] = token;
-}
-
 void emit_finish(struct delta_out *out, const struct group *g, int32_t choice, int finish,
                  int32_t stop_token, const char *error)
 {

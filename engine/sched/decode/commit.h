@@ -20,7 +20,10 @@ struct commit {
 int finish_by_token(const struct sched *s, const struct group *g, int32_t token, int32_t n_out,
                     int32_t *ret_stop_token);
 /* A sampled token has become known. */
-void seq_append(struct seq *q, int32_t token);
+static inline void seq_append(struct seq *q, int32_t token)
+{
+    q->out[q->n_out++] = token;
+}
 /* Errors for the client if there is no next token: because of the model's output, or of
  * what the request bans. */
 extern const char *const NO_NUMBER, *const IMPOSSIBLE;

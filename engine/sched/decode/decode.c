@@ -125,7 +125,9 @@ static void commit_memory(struct commit *c, const struct plan_item *it, int32_t 
         drafts_settle(c->s, it, n_accepted);
     }
     q->n_stored = it->first + it->n - it->n_verify + n_accepted;
-    seq_publish(c->s, q);
+    if (has_block_to_publish(c->s, q)) {
+        seq_publish(c->s, q);
+    }
     if (it->n_verify > 0 && sched_has_states(&c->s->c)) {
         seq_trim(c->s, q); /* the states before the last ones, now that they are published */
     }
@@ -162,7 +164,7 @@ static void commit_samples(struct commit *c, const struct plan_item *it, int32_t
 
 static void commit_item(struct commit *c, const struct plan_item *it)
 {
-    int32_t n_accepted = drafts_accepted(it, c->r->token + it->sample_first);
+    int32_t n_accepted = it->n_verify > 0 ? drafts_accepted(it, c->r->token + it->sample_first) : 0;
 
     commit_memory(c, it, n_accepted);
     if (!it->seq->group->beam) {
@@ -222,34 +224,6 @@ static void fetch_for_publishing(const struct sched *s, const struct plan *plan)
     }
 }
 
-/* For a walk that has come to item i: prefetches what committing the items ahead reads,
- * each pointer when what holds it has arrived. The caches have forgotten most of it
- * since the step was packed. */
-static void fetch_ahead(const struct plan *plan, int32_t i)
-{
-    enum { SEQ_AHEAD = 12, GROUP_AHEAD = 8, REQUEST_AHEAD = 4 };
-
-    if (i + SEQ_AHEAD < plan->n_items) {
-        const struct seq *q = plan->item[i + SEQ_AHEAD].seq;
-        __builtin_prefetch(&q->group);
-        __builtin_prefetch(&q->chain);
-        __builtin_prefetch(&q->constraint_end);
-    }
-    if (i + GROUP_AHEAD < plan->n_items) {
-        const struct seq *q = plan->item[i + GROUP_AHEAD].seq;
-        __builtin_prefetch(&q->group->request);
-        __builtin_prefetch(&q->group->commit_step);
-        __builtin_prefetch(&q->group->last_token_us);
-        __builtin_prefetch(q->out + q->n_out, 1);
-    }
-    if (i + REQUEST_AHEAD < plan->n_items) {
-        const struct request *r = plan->item[i + REQUEST_AHEAD].seq->group->request;
-        __builtin_prefetch(&r->params.min_tokens);
-        __builtin_prefetch(&r->params.n_logprobs);
-        __builtin_prefetch(&r->only_stop_at);
-    }
-}
-
 void decode_commit(struct sched *s, struct plan *plan, const struct results *r, int64_t now_us,
                    struct delta_out *out)
 {
@@ -259,7 +233,7 @@ void decode_commit(struct sched *s, struct plan *plan, const struct results *r, 
     take_from_flight(s, plan);
     fetch_for_publishing(s, plan);
     for (int32_t i = 0; i < plan->n_items;) {
-        fetch_ahead(plan, i);
+        fetch_ahead(plan, i, true);
         i += commit_group(&c, &plan->item[i], plan->n_items - i);
     }
 }
