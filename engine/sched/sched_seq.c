@@ -8,7 +8,12 @@
 int32_t take_block(struct sched *s)
 {
     prefix_drop(&s->prefix, kvpool_peek(&s->pool));
-    return kvpool_take(&s->pool);
+    int32_t b = kvpool_take(&s->pool), next = kvpool_peek(&s->pool);
+    if (next >= 0) { /* what will be read of the block that is taken after this one */
+        __builtin_prefetch(&s->prefix.entry[next]);
+        __builtin_prefetch(&s->pool.block[next]);
+    }
+    return b;
 }
 
 void seq_take_slot(struct sched *s, struct seq *q)
