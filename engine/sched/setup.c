@@ -68,7 +68,8 @@ int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int3
         memset(px->peer, -1, n * (size_t)px->n_peers * sizeof(*px->peer));
         memset(px->owner, -1, n * sizeof(*px->owner));
     }
-    /* All is touched here: later the system would map it page by page inside of steps. */
+    /* All is touched here: later the system would map it page by page, inside of
+     * steps. */
     memset(px->bucket, -1, buckets * sizeof(*px->bucket));
     memset(px->token, -1, (size_t)pool->n_blocks * (size_t)block_size * sizeof(*px->token));
     for (int32_t b = 0; b < pool->n_blocks; b++) {
