@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 23
+#define BACKEND_ABI 24
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -107,8 +107,6 @@ struct weight_support {
      * any; with experts_bf16 where activations are bfloat16. */
     int32_t experts, expert_group;
     bool experts_bf16;
-    /* A rank's part that cuts a block is to be decoded, not refused. */
-    bool decodes_cut;
 };
 
 /* How a weight that was made is multiplied, for the log. */

@@ -189,7 +189,7 @@ PAIR = re.compile(r"([\d.e+]+) \(([\d.e+]+) / ([\d.e+]+)[;)]")
 
 
 def processor_kind(machine):
-    kind = re.search(r"Zen \d|Xeon", machine)
+    kind = re.search(r"Zen \d|Xeon( with AMX)?", machine)
     return kind[0] if kind else machine
 
 

@@ -586,8 +586,7 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .act = DTYPE_BF16,
                                        .kernel = "bf16 tensor cores up to 256 rows, widened above",
                                        .experts = EXPERT_PANEL_K,
-                                       .experts_bf16 = true,
-                                       .decodes_cut = true};
+                                       .experts_bf16 = true};
     }
     return (struct weight_support){
         .as_stored = true, .act = (enum dtype)f->id, .kernel = "tensor cores"};

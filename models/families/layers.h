@@ -574,6 +574,9 @@ void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat 
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
+/* The same of the whole tensor: what one rank would get. */
+bool tensor_stays_on_one_rank(const struct model *m, const struct tensor_spec *s,
+                              const struct tensor *t);
 
 /* ---- quantising while loading (quantise.c) ---- */
 
@@ -587,12 +590,15 @@ struct quantised {
 };
 /* Whether weights of this row of the table, of so many columns, are to be quantised. */
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols);
+/* The same of one rank, which holds all columns of an expert's MLP. */
+bool model_quantises_on_one_rank(const struct model *m, const struct tensor_spec *s, int32_t cols);
 /* Whether the tensors are the matrices of experts. */
 bool tensor_spec_of_expert(const struct tensor_spec *s);
-/* Whether the backend multiplies the model's experts in this format; group_cols:
- * columns that share a scale apart from the codes, 0: all of them. */
+/* Whether the backend multiplies the model's experts, `width` columns of the MLP of
+ * each, in this format; group_cols: columns that share a scale apart from the codes, 0:
+ * all of them. */
 bool model_keeps_expert_format(const struct model *m, const struct weight_format *f,
-                               int32_t group_cols);
+                               int32_t group_cols, int32_t width);
 /* Quantises the weight: its pieces are replaced by q->piece, which points into q.
  * Pieces in a format of their own stay; a dummy gets its format. */
 int quantised_init(struct quantised *q, const struct model *m, struct weight_desc *d,

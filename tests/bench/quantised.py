@@ -27,8 +27,9 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and
                llama-quantize), for GGUF files
 What the references said is kept in --work, by the weights and tokens it was made of.
-all: both of every case, and of the source's GGUF file in every other type: one command
-for a whole record, which --resume goes on with where an earlier one ended:
+all: both of every case, one case after another, and of the source's GGUF file in every
+other type: one command for a whole record, which --resume goes on with where an earlier
+one ended:
 
     tests/bench/quantised.py all --model DIR --work DIR --gguf-source FILE --ggml LIB
         --calibration FILE --text FILE --out FILE --resume
@@ -269,13 +270,12 @@ class Case:
     """A file that Quire serves, the arguments to do so, and the decoded weights."""
 
     def __init__(self, name, source, model, work, calibration=None):
-        self.name, self.args, self.path = name, [], source
+        self.name, self.args, self.path = case_name(name), [], source
         self.rounds = any(part in name for part in ROUNDED) and not name.endswith(ALONE)
         made = work / name
         if name.endswith(".gguf"):
             self.path = pathlib.Path(name)
             self.weights = decode_gguf(name)
-            self.name = "gguf-" + self.path.stem
         elif name.startswith("online-"):
             way = name[len("online-"):]
             self.args = ["--quantization", way]
@@ -405,33 +405,28 @@ def load(model, floats, weights):
     model.load_state_dict(state, strict=True)
 
 
-def perplexity(a, model, floats, ids, text):
+def perplexity(a, model, floats, ids, text, case):
     windows = windows_of(ids, a.tokens)
     plainly = lambda: Seen(windows, lambda _, x: reference_logits(model, x))
+    load(model, floats, {})
     source = kept(a, "source", model, windows, plainly)
-    for name in to_do(a, "perplexity"):
-        load(model, floats, {})
-        case = Case(name, a.model, model, a.work, a.calibration)
-        load(model, floats, case.weights)
-        ref = kept(a, case.name, model, windows, plainly)
-        row = {"case": case.name, "what": "perplexity", "tokens": len(ref.next),
-               "source": source.perplexity(), "reference": ref.perplexity()}
-        if case.rounds:
-            blocks = name.endswith(".gguf")
-            kind = "-rounded-fine" if blocks else "-static" if case.hooks else "-rounded"
-            rounded = kept(a, case.name + kind, model,
-                           windows,
-                           lambda: Seen(windows, lambda _, x: rounded_logits(model, x, blocks,
-                                                                            case.hooks)))
-            row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
-        if not a.references:
-            got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
-            row.update(quire=got.perplexity(), ratio=got.perplexity() / ref.perplexity(),
-                       kl=ref.kl(got),
-                       same_best=(ref.best == got.best).double().mean().item(), kernels=kernels)
-        if a.llama_cpp and name.endswith(".gguf"):
-            row["llama_cpp"] = llama_kl(a, case.path, text, min(len(windows), KL_WINDOWS))
-        yield row
+    load(model, floats, case.weights)
+    ref = kept(a, case.name, model, windows, plainly)
+    blocks = case.name.startswith("gguf-")
+    row = {"tokens": len(ref.next), "source": source.perplexity(), "reference": ref.perplexity()}
+    if case.rounds:
+        kind = "-rounded-fine" if blocks else "-static" if case.hooks else "-rounded"
+        as_rounded = lambda _, x: rounded_logits(model, x, blocks, case.hooks)
+        rounded = kept(a, case.name + kind, model, windows, lambda: Seen(windows, as_rounded))
+        row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
+    if not a.references:
+        got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
+        row.update(quire=got.perplexity(), ratio=got.perplexity() / ref.perplexity(),
+                   kl=ref.kl(got),
+                   same_best=(ref.best == got.best).double().mean().item(), kernels=kernels)
+    if a.llama_cpp and blocks:
+        row["llama_cpp"] = llama_kl(a, case.path, text, min(len(windows), KL_WINDOWS))
+    return row
 
 
 @torch.no_grad()
@@ -500,33 +495,31 @@ def in_bfloat16(model, prompts, n_new):
     return out
 
 
-def greedy(a, model, floats, ids, _):
+def greedy(a, model, floats, ids, _, case):
     prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
-    for name in to_do(a, "greedy"):
-        load(model, floats, {})
-        case = Case(name, a.model, model, a.work, a.calibration)
-        load(model, floats, case.weights)
-        behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
-        row = {"case": case.name, "what": "greedy", "prompts": len(prompts), "new": a.new,
-               "equal": (behind == 0).double().mean().item(),
-               "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
-               "furthest": behind.amax().item()}
-        if a.bfloat16:
-            behind = gaps(model, prompts, in_bfloat16(model, prompts, a.new)).amax(1)
-            row["held_bfloat16"] = (behind <= a.tie).double().mean().item()
-        yield row
+    load(model, floats, case.weights)
+    behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
+    row = {"prompts": len(prompts), "new": a.new, "equal": (behind == 0).double().mean().item(),
+           "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
+           "furthest": behind.amax().item()}
+    if a.bfloat16:
+        behind = gaps(model, prompts, in_bfloat16(model, prompts, a.new)).amax(1)
+        row["held_bfloat16"] = (behind <= a.tie).double().mean().item()
+    return row
 
 
 # ---- what is measured ----
 
-def to_do(a, what):
-    """The cases to measure: with --resume but for those whose lines --out has."""
-    done = set()
-    if a.resume and a.out and os.path.exists(a.out):
-        with open(a.out, encoding="utf-8") as f:
-            done = {row["case"] for row in map(json.loads, f) if row.get("what") == what}
-    named = lambda name: "gguf-" + pathlib.Path(name).stem if name.endswith(".gguf") else name
-    return [name for name in a.case if named(name) not in done]
+def measured(a):
+    """(what, case) of the lines that --out has, with --resume."""
+    if not a.resume or not a.out or not os.path.exists(a.out):
+        return set()
+    with open(a.out, encoding="utf-8") as f:
+        return {(row["what"], row["case"]) for row in map(json.loads, f) if "what" in row}
+
+
+def case_name(name):
+    return "gguf-" + pathlib.Path(name).stem if name.endswith(".gguf") else name
 
 
 def gguf_files(a):
@@ -583,8 +576,16 @@ def main():
     text = "\n".join(open(f, encoding="utf-8").read() for f in a.text or [])
     ids = tokenizer(text).input_ids if a.text else sampled(model, max(a.tokens, 32 * a.prompts))
     measures = {"perplexity": (perplexity,), "greedy": (greedy,), "all": (perplexity, greedy)}
-    for measure in measures[a.what]:
-        for row in measure(a, model, floats, ids, text):
+    done = measured(a)
+    for name in a.case:
+        missing = [m for m in measures[a.what] if (m.__name__, case_name(name)) not in done]
+        if not missing:
+            continue
+        load(model, floats, {})
+        case = Case(name, a.model, model, a.work, a.calibration)
+        for measure in missing:
+            row = {"case": case.name, "what": measure.__name__,
+                   **measure(a, model, floats, ids, text, case)}
             line = json.dumps(row)
             print(line, flush=True)
             if a.out:

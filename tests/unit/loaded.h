@@ -37,10 +37,20 @@ struct loading {
     bool by_expert; /* this rank's experts, whole */
 };
 
-/* What model_open returns for this rank of a model; `supports` NULL: the backend's own.
- * unload after an error too. */
-static inline int load_part(struct loaded *l, const char *path, supports_fn *supports,
-                            const struct loading *part, struct err *e)
+static inline struct model_options part_options(enum dtype dtype, int32_t rank, int32_t n_ranks)
+{
+    return (struct model_options){.dtype = dtype,
+                                  .max_tokens = 4,
+                                  .max_logits = 1,
+                                  .max_len = 8,
+                                  .rank = rank,
+                                  .n_ranks = n_ranks};
+}
+
+/* What model_open returns; `supports` NULL: the backend's own. unload after an error
+ * too. */
+static inline int load_with(struct loaded *l, const char *path, supports_fn *supports,
+                            const struct model_options *o, struct err *e)
 {
     struct backend_config k = {
         .threads = 1, .max_tokens = 4, .max_seqs = 1, .max_samples = 1, .max_blocks_per_seq = 1};
@@ -56,14 +66,17 @@ static inline int load_part(struct loaded *l, const char *path, supports_fn *sup
         l->ops.supports = supports;
         l->backend->ops = &l->ops;
     }
-    struct model_options o = {.dtype = part->dtype,
-                              .max_tokens = 4,
-                              .max_logits = 1,
-                              .max_len = 8,
-                              .rank = part->rank,
-                              .n_ranks = part->n_ranks,
-                              .expert_parallel = part->by_expert};
-    return model_open(&l->model, path, &c, &o, l->backend, e);
+    return model_open(&l->model, path, &c, o, l->backend, e);
+}
+
+/* The same of this rank of a model. */
+static inline int load_part(struct loaded *l, const char *path, supports_fn *supports,
+                            const struct loading *part, struct err *e)
+{
+    struct model_options o = part_options(part->dtype, part->rank, part->n_ranks);
+
+    o.expert_parallel = part->by_expert;
+    return load_with(l, path, supports, &o, e);
 }
 
 static inline int load_as(struct loaded *l, const char *path, supports_fn *supports,

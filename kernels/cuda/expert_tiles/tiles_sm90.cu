@@ -15,6 +15,9 @@
  * The ring has room for N rows; a tile of at most NARROW of them takes the narrowest
  * instruction all the same. Parts of a shared expert are tiles like others, whose
  * weights have a map of their own.
+ *
+ * A block of down has its first weights on their way before the launch ahead has ended
+ * (expert_product.ahead): what that one needed to begin, the lists, is there by then.
  */
 #include "kernels/cuda/expert_tiles/gather.cuh"
 #include "kernels/cuda/experts/experts.h"
@@ -136,10 +139,39 @@ struct places {
     int n_work, m_blocks;
 };
 
+template <int N>
+__device__ __forceinline__ void load_stage(const weight_place &at, uint32_t to, uint32_t bar, int s)
+{
+    barrier_expect(bar, tile_layout<N>::WEIGHTS);
+    tensor_copy(to, at.map, at.column + s * DEPTH, at.first, bar);
+    tensor_copy(to + BLOCK_BYTES, at.map, at.column + s * DEPTH, at.second, bar);
+}
+
+/* Begins to load the weights of the first stages of the block's first item, of a
+ * product without a gate. By one thread. Returns how many stages. */
+template <int N>
+__device__ __forceinline__ int load_ahead(const CUtensorMap *w, const CUtensorMap *shared,
+                                          const expert_product &a, const expert_lists &l,
+                                          const places &p)
+{
+    using L = tile_layout<N>;
+    int stages = min((int)L::STAGES, a.k / DEPTH);
+
+    if ((int)blockIdx.x >= l.total[0] * p.m_blocks) {
+        return 0;
+    }
+    weight_place at = place_of<false>(w, shared, a, work_of(l, blockIdx.x, p.m_blocks));
+    for (int s = 0; s < stages; s++) {
+        load_stage<N>(at, p.base + s * L::STAGE, p.full + s * 8, s);
+    }
+    return stages;
+}
+
+/* ahead: of the first stages, whose weights this thread has on their way. */
 template <typename T, int N, bool GATED>
 __device__ __forceinline__ void produce(const CUtensorMap *w, const CUtensorMap *shared,
                                         const expert_product &a, const expert_lists &l,
-                                        const places &p)
+                                        const places &p, int ahead)
 {
     using L = tile_layout<N>;
     constexpr int ROWS = (N + 15) / 16; /* of a thread: 8 threads copy a row's 128 bytes */
@@ -164,10 +196,8 @@ __device__ __forceinline__ void produce(const CUtensorMap *w, const CUtensorMap 
             if (i >= L::STAGES) {
                 barrier_wait(p.empty + stage * 8, (i / L::STAGES & 1) ^ 1);
             }
-            if (t == 0) {
-                barrier_expect(bar, L::WEIGHTS);
-                tensor_copy(to, at.map, at.column + s * DEPTH, at.first, bar);
-                tensor_copy(to + BLOCK_BYTES, at.map, at.column + s * DEPTH, at.second, bar);
+            if (t == 0 && i >= ahead) {
+                load_stage<N>(at, to, bar, s);
             }
 #pragma unroll
             for (int j = 0; j < ROWS; j++) {
@@ -330,20 +360,21 @@ __global__ void __launch_bounds__(HAS_WGMMA ? THREADS : 32, 1)
     p.full = p.base + L::STAGES * L::STAGE + L::RESULT;
     p.empty = p.full + L::STAGES * 8;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < L::STAGES; i++) {
-            barrier_init(p.full + i * 8, 1 + PRODUCERS);
-            barrier_init(p.empty + i * 8, CONSUMERS / 32);
-        }
-        barrier_init_fence();
+        barriers_init(p.full, L::STAGES, 1 + PRODUCERS);
+    } else if (threadIdx.x == 32) {
+        barriers_init(p.empty, L::STAGES, CONSUMERS / 32);
     }
     __syncthreads();
+    int rows = BLOCK_ROWS * (GATED ? 1 : 2), ahead = 0;
+    p.m_blocks = (a.width + rows - 1) / rows;
+    if (!GATED && a.ahead && threadIdx.x == CONSUMERS) {
+        ahead = load_ahead<N>(&w, &shared, a, l, p);
+    }
     pdl_wait();
     pdl_release();
-    int rows = BLOCK_ROWS * (GATED ? 1 : 2);
-    p.m_blocks = (a.width + rows - 1) / rows;
     p.n_work = l.total[0] * p.m_blocks;
     if (threadIdx.x >= CONSUMERS) {
-        produce<T, N, GATED>(&w, &shared, a, l, p);
+        produce<T, N, GATED>(&w, &shared, a, l, p, ahead);
     } else {
         consume<T, N, GATED>(a, l, p);
     }

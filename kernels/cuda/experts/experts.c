@@ -186,7 +186,8 @@ static void widen(struct cuda_backend *c, struct expert_product *a, struct mat w
     a->w_scale = NULL;
 }
 
-static void product(struct cuda_backend *c, const struct expert_product *a,
+/* Returns whether launch_expert_tiles made it. */
+static bool product(struct cuda_backend *c, const struct expert_product *a,
                     const struct expert_lists *l, int32_t top, bool wgmma)
 {
     if (a->w_scale) {
@@ -198,19 +199,20 @@ static void product(struct cuda_backend *c, const struct expert_product *a,
                     a->width, a->k, a->panels ? "panels" : "e4m3 codes",
                     dtype_name((enum dtype)a->type));
         }
-        return;
+        return false;
     }
     if (wgmma && launch_expert_tiles(a, l, c->n_sms, c->stream)) {
-        return;
+        return true;
     }
     if (a->parts > 0) {
         err_set(&c->failed, ERR_UNSUPPORTED, "cuda: tiles of a shared expert, %d x %d", a->width,
                 a->k);
-        return;
+        return false;
     }
     if (!launch_expert_mma(a, l, 2 * c->n_sms, c->stream)) {
         launch_expert_product(a, l, l->cap, top, c->stream);
     }
+    return false;
 }
 
 /* The codes of x lie where down's results will, which are twice as long and written
@@ -459,7 +461,7 @@ static void multiply_lists(struct backend *b, const struct expert_few *f,
     if (w->widens && e->up.format) {
         widen(c, &up, e->up);
     }
-    product(c, &up, l, e->top, w->wgmma);
+    down.ahead = product(c, &up, l, e->top, w->wgmma) && !w->widens;
     if (w->widens && e->down.format) {
         widen(c, &down, e->down);
     }

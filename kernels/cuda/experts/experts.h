@@ -102,6 +102,10 @@ struct expert_product {
     const void *shared;
     int64_t shared_stride;
     int32_t parts; /* 0: there are none */
+    /* Of down by launch_expert_tiles: the launch ahead is up by the same. It waits for
+     * the lists before others may begin, and writes neither w nor `shared`: all may be
+     * read before it has ended. */
+    bool ahead;
 };
 
 /* x [rows, cols], bf16, as codes [rows, cols] and scale [rows, cols / EXPERT_CODES_K]:

@@ -154,15 +154,23 @@ template <int N> struct warp_sums {
     }
 };
 
+/* Where a lane reads a group's activations for sum_group_by_warp, from their begin. The
+ * shuffle is of a lane's own: else the compiler computes this anew for each group. */
+__device__ __forceinline__ uint32_t lane_source(void)
+{
+    int lane = threadIdx.x & 31;
+
+    return __shfl_sync(0xffffffffu, (lane & 7) * 128 + ((lane >> 3) ^ (lane & 7)) * 16, lane);
+}
+
 /* The same, added to `sums`, by the instruction of a warp, which other warps' need not
- * wait for: of few rows it takes less time than a warpgroup's one after the other. */
+ * wait for: of few rows it takes less time than a warpgroup's one after the other.
+ * from: with lane_source. */
 template <int F, int N, typename READY>
 __device__ __forceinline__ void sum_group_by_warp(warp_sums<N> &sums, lane_codes<F> &codes,
                                                   uint32_t tile, int g, uint32_t from, READY ready)
 {
     constexpr int TILES = N / 8; /* of eight rows */
-    int lane = threadIdx.x & 31;
-    uint32_t at = from + (lane & 7) * 128, chunk = ((lane >> 3) ^ (lane & 7)) * 16;
     lane_codes<F> second = codes;
 
     codes.load(tile, g, 0);
@@ -173,7 +181,7 @@ __device__ __forceinline__ void sum_group_by_warp(warp_sums<N> &sums, lane_codes
         uint32_t x[TILES][4], a[2][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            ldmatrix_x4(x[i], at + k / 4 * (N * MIXED_GROUP) + i * 1024 + (chunk ^ k % 4 * 32));
+            ldmatrix_x4(x[i], (from ^ k % 4 * 32) + k / 4 * (N * MIXED_GROUP) + i * 1024);
         }
         (k < 4 ? codes : second).operand(a[0], k / 4, k % 4);
         (k < 4 ? codes : second).operand(a[1], k / 4, k % 4 + 1);
@@ -264,6 +272,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     ring_place<L::SOURCES> x = {part / L::SOURCE_GROUPS, 0};
     lane_codes<F> codes(row, part, a);
     warp_sums<BY_WARP ? N : 8> few = {};
+    uint32_t own = BY_WARP && L::SEGMENTS ? lane_source() : 0;
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -287,7 +296,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 if constexpr (F == FUSED_GROUPS_4 && N == 8) {
                     sum_nibbles_by_warp(few, codes, tile, j * L::PARTS, from, ready);
                 } else if constexpr (L::SEGMENTS) {
-                    sum_group_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
+                    sum_group_by_warp<F, N>(few, codes, tile, j * L::PARTS, from + own, ready);
                 } else {
                     sum_bytes_by_warp<F, N>(few, codes, tile, j * L::PARTS, from, ready);
                 }

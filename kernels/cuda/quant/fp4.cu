@@ -25,7 +25,7 @@ __global__ void pack_fp4_kernel(char *out, const uint8_t *codes, int64_t pitch,
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t two = scales[(word / 4 * 32 + i * 8) / GROUP] ? from[4 * i] : 0;
-        v |= fp4_placed(two & 15, i) | fp4_placed(two >> 4, i) << 16;
+        v |= fp4_placed(two & 15, i, false) | fp4_placed(two >> 4, i, true);
     }
     uint32_t *segment =
         (uint32_t *)(out + quant_segment_at(row, word / 64, cols / QUANT_SEGMENT, BYTES));

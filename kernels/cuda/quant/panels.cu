@@ -40,7 +40,7 @@ __global__ void pack_panels_kernel(char *out, const uint8_t *codes, int64_t pitc
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         uint32_t two = byte[i * SCALES / 16] ? from[i] : 0;
-        word[i / 4] |= fp4_placed(two & 15, i % 4) | fp4_placed(two >> 4, i % 4) << 16;
+        word[i / 4] |= fp4_placed(two & 15, i % 4, false) | fp4_placed(two >> 4, i % 4, true);
     }
     *(uint4 *)(out + at.codes) = make_uint4(word[0], word[1], word[2], word[3]);
 #pragma unroll

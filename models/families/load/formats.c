@@ -13,33 +13,35 @@ bool tensor_spec_of_expert(const struct tensor_spec *s)
 }
 
 bool model_keeps_expert_format(const struct model *m, const struct weight_format *f,
-                               int32_t group_cols)
+                               int32_t group_cols, int32_t width)
 {
     struct weight_support s = m->backend->ops->supports(m->backend, f);
     int32_t of = s.experts;
 
     return of > 0 && !(s.experts_bf16 && m->options.dtype != DTYPE_BF16) &&
-           model_expert_width(&m->config) % of == 0 && m->weights->expert_intermediate % of == 0 &&
+           model_expert_width(&m->config) % of == 0 && width % of == 0 &&
            (s.expert_group == 0 || group_cols % s.expert_group == 0);
 }
 
 /* Whether the codes of all experts of a layer, which are stored as [out, in] one after
- * another, are those of matrices that the row of the table names, and this rank's part
- * of each is in whole groups. */
-static bool stack_stays(const struct model *m, const struct tensor_spec *s,
-                        const struct quant_tensor *q)
+ * another, are those of matrices that the row of the table names, and `width` of their
+ * columns are whole groups. */
+static bool stack_stays(const struct tensor_spec *s, const struct quant_tensor *q, int32_t width)
 {
     return q && q->n_stacked > 1 && s->transposed && q->layout == CODES_ROWS &&
            q->scales.group_rows == 1 && q->scales.group_cols > 0 &&
-           m->weights->expert_intermediate % q->scales.group_cols == 0;
+           width % q->scales.group_cols == 0;
 }
 
-/* Whether the backend multiplies a tensor of one expert, or of all, as stored. */
-static bool expert_stays(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
+/* Whether the backend multiplies a tensor of one expert, or of all, as stored, where
+ * the MLP of an expert is so wide. */
+static bool expert_stays(const struct model *m, const struct tensor_spec *s, const struct tensor *t,
+                         int32_t width)
 {
-    return (!tensor_spec_stacked(s) || stack_stays(m, s, t->quantised)) &&
-           model_keeps_expert_format(m, t->format,
-                                     t->quantised ? t->quantised->scales.group_cols : 0);
+    int32_t group = t->quantised ? t->quantised->scales.group_cols : 0;
+
+    return (!tensor_spec_stacked(s) || stack_stays(s, t->quantised, width)) &&
+           model_keeps_expert_format(m, t->format, group, width);
 }
 
 /* Whether products by head read views of the tensor's rows. */
@@ -54,8 +56,8 @@ static bool multiplied_by_head(const struct tensor_spec *s)
  * multiplied, not embedded, and decoded where a group is no neighbours, or no multiple
  * of FORMAT_GROUP of them. Of tensors of all experts only those are stored in blocks
  * that stack_stays takes. */
-bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
-                            const struct tensor *t)
+static bool stays_at_width(const struct model *m, const struct tensor_spec *s,
+                           const struct tensor *t, int32_t expert_width)
 {
     const struct quant_tensor *q = t ? t->quantised : NULL;
 
@@ -64,10 +66,23 @@ bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
         return false;
     }
     return t && t->format && (s->kind == WEIGHT_LINEAR || s->kind == WEIGHT_EMBEDDING) &&
-           s->cols != DIM_ONE && (!tensor_spec_of_expert(s) || expert_stays(m, s, t)) &&
+           s->cols != DIM_ONE &&
+           (!tensor_spec_of_expert(s) || expert_stays(m, s, t, expert_width)) &&
            !multiplied_by_head(s) &&
            (tensor_spec_stacked(s) || s->transposed == (t->order == ORDER_TRANSPOSED)) &&
            m->backend->ops->supports(m->backend, t->format).as_stored;
+}
+
+bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
+                            const struct tensor *t)
+{
+    return stays_at_width(m, s, t, m->weights->expert_intermediate);
+}
+
+bool tensor_stays_on_one_rank(const struct model *m, const struct tensor_spec *s,
+                              const struct tensor *t)
+{
+    return stays_at_width(m, s, t, m->config.experts.intermediate);
 }
 
 /* Why a tensor of row s does not stay as stored (see tensor_stays_in_blocks). */
@@ -76,9 +91,6 @@ static const char *why_decoded(const struct model *m, const struct tensor_spec *
 {
     const struct quant_tensor *q = t->quantised;
 
-    if (tensor_stays_in_blocks(m, s, t)) {
-        return "a rank's part cuts blocks";
-    }
     return !m->backend->ops->supports(m->backend, t->format).as_stored ? "no kernel multiplies them"
            : q && q->column_group     ? "groups of columns that are no neighbours"
            : s->kind != WEIGHT_LINEAR ? "they are embedded"

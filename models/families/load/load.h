@@ -19,4 +19,18 @@ struct axis_range logits_range(const struct model *m);
 /* The experts of a layer that this rank holds. */
 struct axis_range expert_range(const struct model *m);
 
+/* This rank's rows and columns of a tensor. */
+struct tensor_part {
+    int64_t n_out, n_in; /* of the whole tensor, as [out, in] */
+    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
+    int32_t n_parts; /* ranges of rows; of columns the first one counts */
+};
+void tensor_part_of(const struct model *m, const struct tensor_spec *s, struct tensor_part *ret);
+/* Whether a tensor has rows of one expert, or of all experts. */
+bool tensor_spec_by_expert(const struct tensor_spec *s);
+/* cuts.c: ERR_UNSUPPORTED where this rank's part of the tensor `at` (t, NULL: a dummy)
+ * cuts blocks or groups that one rank would multiply as stored, or quantise. */
+int tensor_part_check(const struct model *m, const struct tensor_spec *s, const struct tensor *t,
+                      struct tensor_index at, struct err *e);
+
 #endif

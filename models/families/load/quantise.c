@@ -44,20 +44,31 @@ static bool dim_quantised(enum tensor_dim d)
            d == DIM_GATE_UP;
 }
 
-bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols)
+/* Whether the weights are to be quantised where the MLP of an expert is so wide. */
+static bool quantises_at_width(const struct model *m, const struct tensor_spec *s, int32_t cols,
+                               int32_t expert_width)
 {
     const struct weight_format *f = m->options.quantise;
-
     int32_t group = m->options.quantise_group;
 
     if (!f || s->kind != WEIGHT_LINEAR || (group > 0 && cols % group != 0)) {
         return false;
     }
     if (tensor_spec_of_expert(s)) {
-        return model_keeps_expert_format(m, f, group);
+        return model_keeps_expert_format(m, f, group, expert_width);
     }
     return tensor_spec_indices(s) == 1 && dim_quantised(s->rows) && dim_quantised(s->cols) &&
            s->when != WHEN_EXPERTS && s->when != WHEN_SHARED;
+}
+
+bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols)
+{
+    return quantises_at_width(m, s, cols, m->weights->expert_intermediate);
+}
+
+bool model_quantises_on_one_rank(const struct model *m, const struct tensor_spec *s, int32_t cols)
+{
+    return quantises_at_width(m, s, cols, m->config.experts.intermediate);
 }
 
 /* ---- codes ---- */

@@ -92,8 +92,7 @@ int32_t model_full_kv_heads(const struct model_config *c, int32_t n_ranks)
     return c->full_head_dim > 0 ? MAX(c->full_kv_heads / n_ranks, 1) : 0;
 }
 
-/* Whether a tensor has rows of one expert, or of all experts. */
-static bool is_by_expert(const struct tensor_spec *s)
+bool tensor_spec_by_expert(const struct tensor_spec *s)
 {
     return tensor_spec_indices(s) == 2 || tensor_spec_stacked(s);
 }
@@ -108,7 +107,7 @@ struct axis_range expert_range(const struct model *m)
 /* How a tensor is divided; one of experts that are divided among the ranks is whole. */
 static enum tensor_split split_of(const struct model *m, const struct tensor_spec *s)
 {
-    return m->options.expert_parallel && is_by_expert(s) ? SPLIT_NONE : s->split;
+    return m->options.expert_parallel && tensor_spec_by_expert(s) ? SPLIT_NONE : s->split;
 }
 
 static bool is_grouped(enum tensor_dim dim)
@@ -227,18 +226,17 @@ static const void *plain_data(const struct tensor *t, void **ret_copy)
     return copy ? memcpy(copy, t->data, (size_t)t->n_bytes) : NULL;
 }
 
-/* ERR_UNSUPPORTED where this rank's range of an axis of `size` values ends inside a
- * group of `group` values, 0: all of them. */
-static int check_cut(const struct model *m, const struct tensor *t, struct axis_range r,
-                     int64_t size, int32_t group, struct err *e)
+void tensor_part_of(const struct model *m, const struct tensor_spec *s, struct tensor_part *ret)
 {
-    if (group == 0 || (r.first % group == 0 && (r.n % group == 0 || r.first + r.n == size))) {
-        return 0;
-    }
-    return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
-                         "tensor_parallel_size %d cuts the %s of %d values of %s (%s)",
-                         m->options.n_ranks, t->quantised ? "groups" : "blocks", group, t->name,
-                         t->format->name);
+    int64_t n_rows, n_cols;
+    enum tensor_split split = split_of(m, s);
+    bool split_out = split == SPLIT_OUT || split == SPLIT_VOCAB;
+
+    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
+    ret->n_out = s->transposed ? n_cols : n_rows;
+    ret->n_in = s->transposed ? n_rows : n_cols;
+    ret->n_parts = axis_ranges(m, s->rows, split_out, ret->n_out, ret->out);
+    axis_ranges(m, s->cols, split == SPLIT_IN, ret->n_in, ret->in);
 }
 
 /* A slice of codes whose scales are apart, which is a weight with the scales of its
@@ -354,48 +352,37 @@ static int scale_piece(struct assembly *a, float factor, struct err *e)
 static int add_blocks(struct assembly *a, const struct tensor_spec *s, const struct tensor *t,
                       int32_t expert, struct err *e)
 {
-    const struct model *m = a->m;
     const struct quant_tensor *q = t->quantised;
-    int64_t n_rows, n_cols;
-    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
-
-    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
-    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
-    enum tensor_split split = split_of(m, s);
-    bool split_out = split == SPLIT_OUT || split == SPLIT_VOCAB;
-    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
-    axis_ranges(m, s->cols, split == SPLIT_IN, n_in, in);
-    int rc = check_cut(
-        m, t, in[0], n_in,
-        q ? MAX(q->scales.group_cols, t->format->block_values) : t->format->block_values, e);
+    struct tensor_part part;
     void *copy = NULL;
-    const uint8_t *codes = q && rc == 0 ? quant_tensor_codes(q, &copy) : t->blocks;
+
+    tensor_part_of(a->m, s, &part);
+    const uint8_t *codes = q ? quant_tensor_codes(q, &copy) : t->blocks;
     a->source[a->n_pieces].copy = copy;
-    if (rc == 0 && !codes) {
+    if (!codes) {
         return err_nomem(e, t->name);
     }
-    for (int32_t i = 0; i < n_parts && rc == 0; i++) {
-        int64_t first = (int64_t)out[i].first * n_in + in[0].first;
+    for (int32_t i = 0; i < part.n_parts; i++) {
+        const struct axis_range *out = &part.out[i], *in = &part.in[0];
         struct weight_piece *p = &a->piece[a->n_pieces];
         a->source[a->n_pieces++].tensor = t;
         *p = (struct weight_piece){
             .dtype = t->dtype,
-            .rows = out[i].n,
-            .cols = in[0].n,
-            .stride = n_in,
+            .rows = out->n,
+            .cols = in->n,
+            .stride = part.n_in,
             .format = t->format,
-            .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)n_out / t->n_heads : 0};
+            .head_rows = t->order == ORDER_ROTARY_PAIRS ? (int32_t)part.n_out / t->n_heads : 0};
         if (q) {
-            rc = check_cut(m, t, out[i], n_out, q->scales.group_rows, e);
-            slice_codes(p, q, code_row(s, q, expert, out[i].first), tensor_spec_step(s), in[0],
-                        codes);
+            slice_codes(p, q, code_row(s, q, expert, out->first), tensor_spec_step(s), *in, codes);
         } else {
+            int64_t first = (int64_t)out->first * part.n_in + in->first;
             p->data = t->blocks + weight_format_bytes(t->format, first);
         }
-        a->rows += out[i].n;
+        a->rows += out->n;
     }
-    a->cols = in[0].n;
-    return rc;
+    a->cols = part.in[0].n;
+    return 0;
 }
 
 /* Add this rank's rows and columns of a tensor, or of one expert in a tensor of all; t
@@ -408,12 +395,10 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
 
     tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
     bool vector = s->cols == DIM_ONE;
-    int64_t n_out = s->transposed ? n_cols : n_rows, n_in = s->transposed ? n_rows : n_cols;
-    struct axis_range out[LIMIT_HEADS], in[LIMIT_HEADS];
-    enum tensor_split split = split_of(m, s);
-    bool split_out = split == SPLIT_OUT || split == SPLIT_VOCAB;
-    int32_t n_parts = axis_ranges(m, s->rows, split_out, n_out, out);
-    axis_ranges(m, s->cols, split == SPLIT_IN, n_in, in);
+    struct tensor_part part;
+    const struct axis_range *out = part.out, *in = part.in;
+
+    tensor_part_of(m, s, &part);
     void *copy = NULL;
     const void *data = !t                       ? NULL
                        : tensor_spec_stacked(s) ? stacked_data(s, t, n_rows * n_cols, expert, &copy)
@@ -423,7 +408,7 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
         a->n_pieces++; /* so that the copy is freed */
         return err_nomem(e, t->name);
     }
-    for (int32_t i = 0; i < n_parts; i++) {
+    for (int32_t i = 0; i < part.n_parts; i++) {
         int64_t first = s->transposed ? (int64_t)in[0].first * n_cols + out[i].first
                                       : (int64_t)out[i].first * n_cols + in[0].first;
         struct weight_piece *p = &a->piece[a->n_pieces++];
@@ -536,7 +521,7 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .mapped = m->checkpoint != NULL};
     d.experts = tensor_spec_of_expert(s);
     if (d.n_pieces == 0 && d.experts && m->expert_format &&
-        model_keeps_expert_format(m, m->expert_format, MX_GROUP)) {
+        model_keeps_expert_format(m, m->expert_format, MX_GROUP, m->weights->expert_intermediate)) {
         d.dummy_format = m->expert_format;
     }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && s->target == IN_MODEL(embed) && m->config.tied &&
@@ -581,22 +566,6 @@ static int check_codes(const struct assembly *a, const struct tensor *t, int32_t
     return rc;
 }
 
-/* Whether this rank's columns of a tensor in blocks are no whole ones, and the backend
- * has it decoded. */
-static bool is_cut(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
-{
-    int64_t n_rows, n_cols;
-    struct axis_range in[LIMIT_HEADS];
-
-    if (!t->blocks || split_of(m, s) != SPLIT_IN ||
-        !m->backend->ops->supports(m->backend, t->format).decodes_cut) {
-        return false;
-    }
-    tensor_spec_shape(s, &m->config, &n_rows, &n_cols);
-    axis_ranges(m, s->cols, true, s->transposed ? n_rows : n_cols, in);
-    return in[0].first % t->format->block_values != 0 || in[0].n % t->format->block_values != 0;
-}
-
 /* Add the tensors of the n rows from s on, which have one target: of one expert, or of
  * none. */
 static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
@@ -611,9 +580,12 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
             struct tensor_index named = {m->config.head.layer + at.layer, at.expert};
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
-            bool blocks = tensor_stays_in_blocks(m, s, t) && !is_cut(m, s, t);
+            bool blocks = tensor_stays_in_blocks(m, s, t);
             int32_t first = a->n_pieces;
-            rc = blocks ? add_blocks(a, s, t, at.expert, e) : add_tensor(a, s, t, at.expert, e);
+            rc = tensor_part_check(m, s, t, named, e);
+            rc = rc < 0   ? rc
+                 : blocks ? add_blocks(a, s, t, at.expert, e)
+                          : add_tensor(a, s, t, at.expert, e);
             bool coded = t && (t->quantised || t->blocks);
             rc = rc == 0 && coded ? check_codes(a, t, first, blocks, e) : rc;
             if (rc == 0 && t && norm_factor(m, s) != 1) {
@@ -635,7 +607,7 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
                        struct err *e)
 {
     struct assembly a = {.m = m};
-    struct axis_range each = is_by_expert(s) ? expert_range(m) : (struct axis_range){0, 1};
+    struct axis_range each = tensor_spec_by_expert(s) ? expert_range(m) : (struct axis_range){0, 1};
     int32_t n_rows = 0;
 
     while (s[n_rows].name && s[n_rows].target == s->target) {

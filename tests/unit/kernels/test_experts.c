@@ -135,6 +135,11 @@ static const struct shape SHAPES[] = {
     {20, 136, 4, 1056, 32, 0, true, .skew = 0, .biases = true},
     {70, 250, 6, 192, 64, 0, false, .skew = 0, .sigmoid = true, .choice_bias = true},
     {100, 64, 8, 1024, 64, 128, false, .skew = 0, .ungated = true},
+    /* down's weights read ahead: more and fewer stages than the ring has, several tiles
+     * of an expert, experts without rows, more blocks than tiles */
+    {64, 16, 4, 192, 1088, 0, true, .skew = 0},
+    {64, 16, 4, 128, 832, 0, true, .skew = 40, .biases = true},
+    {160, 32, 4, 1152, 320, 0, true, .skew = 0},
     {190, 100, 3, 288, 48, 0, true, .skew = 0, .n_groups = 4, .top_groups = 2},
     {256, 32, 4, 2880, 32, 0, true, .skew = 0, .biases = true},
     {17, 256, 8, 512, 32, 32, true, .skew = 0, .ungated = true},

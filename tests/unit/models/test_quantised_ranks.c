@@ -136,31 +136,83 @@ static void ranks_hold_whole_groups_of_codes(void **state)
     }
 }
 
+/* With this sentence, by every rank alike. */
+static void refused(const char *path, int32_t n_ranks, const char *why)
+{
+    for (int32_t rank = 0; rank < n_ranks; rank++) {
+        struct model_options o = part_options(DTYPE_F32, rank, n_ranks);
+        struct err e = {0};
+        struct loaded l;
+        assert_int_equal(load_with(&l, path, NULL, &o, &e), ERR_UNSUPPORTED);
+        assert_string_equal(e.text, why);
+        assert_string_equal(e.param, "tensor_parallel_size");
+        unload(&l);
+    }
+}
+
 static void a_division_that_cuts_groups_is_refused(void **state)
 {
     (void)state;
     static const struct {
-        const char *golden, *why;
-    } CASES[] = {{"ct-int4-g32", "2 cuts the groups of 32 values of "
-                                 "model.layers.0.mlp.down_proj.weight (INT4)"},
-                 {"awq", "2 cuts the groups of 32 values of "
-                         "model.layers.0.mlp.down_proj.weight (INT4)"},
-                 {"fp8-blocks", "2 cuts the groups of 32 values of "
-                                "model.layers.0.self_attn.k_proj.weight (FP8)"}};
+        const char *golden;
+        int32_t n_ranks;
+        const char *why;
+    } CASES[] = {{"ct-int4-g32", 2,
+                  "tensor_parallel_size 2 cuts the groups of 32 values of "
+                  "model.layers.0.mlp.down_proj.weight (INT4): use 1"},
+                 {"awq", 2,
+                  "tensor_parallel_size 2 cuts the groups of 32 values of "
+                  "model.layers.0.mlp.down_proj.weight (INT4): use 1"},
+                 {"fp8-blocks", 2,
+                  "tensor_parallel_size 2 cuts the groups of 32 values of "
+                  "model.layers.0.self_attn.k_proj.weight (FP8): use 1"},
+                 {"ct-int4-experts", 4,
+                  "tensor_parallel_size 4 cuts the groups of 64 values of "
+                  "model.layers.0.self_attn.o_proj.weight (INT4): use 1"},
+                 {"mxfp4-experts", 2,
+                  "tensor_parallel_size 2 cuts the groups of 32 values of "
+                  "model.layers.0.mlp.experts.down_proj (FP4): use 1 or expert_parallel"}};
 
     for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
         char path[256];
         golden_path(path, sizeof(path), CASES[i].golden);
-        for (int32_t rank = 0; rank < 2; rank++) { /* by every rank alike */
-            struct err e = {0};
-            struct loaded l;
-            assert_int_equal(load(&l, path, true, rank, 2, &e), ERR_UNSUPPORTED);
-            if (!strstr(e.text, CASES[i].why)) {
-                fail_msg("%s: %s", CASES[i].golden, e.text);
-            }
-            assert_string_equal(e.param, "tensor_parallel_size");
-            unload(&l);
-        }
+        refused(path, CASES[i].n_ranks, CASES[i].why);
+    }
+}
+
+static void the_line_names_how_many_ranks_cut_no_group(void **state)
+{
+    (void)state;
+    static const struct narrowing NARROW = {
+        {{96, 64}, {192, 128}, {12, 8}, {3, 2}},
+        {{"\"intermediate_size\": 96", "\"intermediate_size\": 64"}}};
+    char path[256], dir[64];
+
+    golden_path(path, sizeof(path), "mxfp4-experts");
+    narrow_golden(&NARROW, path, dir);
+    refused(dir, 4,
+            "tensor_parallel_size 4 cuts the groups of 32 values of "
+            "model.layers.0.mlp.experts.down_proj (FP4): use 2 or expert_parallel");
+    compare_at(dir, "mxfp4-experts", 4, true);
+    narrow_remove(dir);
+}
+
+/* Of floats that one rank would quantise as they are loaded. */
+static void groups_that_loading_makes_are_not_cut(void **state)
+{
+    (void)state;
+    struct model_options o = part_options(DTYPE_F32, 0, 4);
+    struct err e = {0};
+    struct loaded l;
+
+    o.quantise = weight_format_of(FORMAT_INT4);
+    o.quantise_group = 128;
+    for (int32_t rank = 0; rank < 4; rank++) {
+        o.rank = rank;
+        assert_int_equal(load_with(&l, "tests/golden/llama-gqa64-tied", NULL, &o, &e),
+                         ERR_UNSUPPORTED);
+        assert_non_null(strstr(e.text, "tensor_parallel_size 4 cuts the groups of 128 values of "));
+        unload(&l);
     }
 }
 
@@ -232,6 +284,8 @@ int main(void)
         cmocka_unit_test(ranks_hold_their_parts_of_quantised_experts),
         cmocka_unit_test(ranks_hold_whole_groups_of_codes),
         cmocka_unit_test(a_division_that_cuts_groups_is_refused),
+        cmocka_unit_test(the_line_names_how_many_ranks_cut_no_group),
+        cmocka_unit_test(groups_that_loading_makes_are_not_cut),
         cmocka_unit_test(act_order_is_decoded),
         cmocka_unit_test(act_order_is_decoded_to_what_loses_less),
     };
