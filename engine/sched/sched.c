@@ -18,13 +18,10 @@ static void plan_clear(struct plan *p)
 
 /* Items of one token go to the front of the plan; finish_plan appends the longer
  * ones. */
-static struct plan_item *add_item(struct sched *s, struct plan *p, struct seq *q, int32_t n)
+static void add_item(struct sched *s, struct plan *p, const struct plan_item *it)
 {
-    struct plan_item *it = n == 1 ? &p->item[p->n_items++] : &s->chunk[s->n_chunks++];
-
-    *it = (struct plan_item){.seq = q, .first = q->n_computed, .n = n, .src_row = -1};
-    s->tokens_left -= n;
-    return it;
+    *(it->n == 1 ? &p->item[p->n_items++] : &s->chunk[s->n_chunks++]) = *it;
+    s->tokens_left -= it->n;
 }
 
 /* ---- decodes ---- */
@@ -36,6 +33,9 @@ static bool free_blocks_for(struct sched *s, struct group *g)
     int32_t need = decode_need(s, &s->pool, g);
 
     while (kvpool_available(&s->pool) < need) {
+        if (drop_unpublished(s)) {
+            continue;
+        }
         struct group *victim = s->running.last;
         preempt(s, victim);
         if (victim == g) {
@@ -99,7 +99,9 @@ bool plan_decode(struct sched *s, struct group *g, struct plan *p)
             continue; /* at max_tokens: its last token is in flight */
         }
         seq_own_next_block(s, q, p);
-        add_item(s, p, q, 1)->n_sampled = 1;
+        add_item(s, p,
+                 &(struct plan_item){
+                     .seq = q, .first = q->n_computed, .n = 1, .n_sampled = 1, .src_row = -1});
     }
     return true;
 }
@@ -156,43 +158,76 @@ static int32_t plan_scores(struct sched *s, struct group *g, struct plan_item *i
     return n;
 }
 
-/* Where the next chunk of a prefill ends at most. With windows that is as far as there
- * are blocks, with states at the next snapshot; the root of a recompute stops where its
- * siblings join. */
-static int32_t prefill_end(struct sched *s, struct seq *q)
+/* Where the next chunk of a prefill ends, of at most n tokens. With windows and states
+ * that is as far as there are blocks, of states at the last snapshot if there are too
+ * few; the root of a recompute stops where its siblings join. */
+static int32_t prefill_end(struct sched *s, struct seq *q, int32_t n)
 {
     const struct group *g = q->group;
-    int32_t target = prefill_target(g, q);
+    int32_t target = prefill_target(g, q), distance = s->c.snapshot_distance;
 
     if (s->c.n_kv_groups == 1) {
-        return target;
+        return MIN(target, q->n_computed + n);
     }
     int32_t end = seq_extend(s, q);
+    int32_t most = MIN(g->joined ? target : MIN(target, g->n_shared), q->n_computed + n);
     s->starved = s->starved || end <= q->n_computed;
-    if (sched_has_states(&s->c)) {
-        end = MIN(end, (q->n_computed / s->c.snapshot_distance + 1) * s->c.snapshot_distance);
+    if (!sched_has_states(&s->c) || end <= q->n_computed) {
+        return MIN(end, most);
     }
-    return MIN(end, g->joined ? target : g->n_shared);
+    end = seq_extend_states(s, q, most);
+    bool stops = end < most && end / distance * distance > q->n_computed;
+    return MIN(stops ? end / distance * distance : end, most);
 }
 
-static void plan_chunk(struct sched *s, struct seq *q, struct plan *p)
+/* The next chunk of a prefill, of at most n tokens; false: there is none. Its score
+ * rows are taken. */
+static bool make_chunk(struct sched *s, struct seq *q, int32_t n, struct plan_item *ret)
 {
     struct group *g = q->group;
-    int32_t n = MIN(prefill_end(s, q) - q->n_computed, s->tokens_left);
-    struct plan_item chunk = {.first = q->n_computed};
+    struct plan_item it = {.seq = q, .first = q->n_computed, .src_row = -1};
 
-    n = plan_scores(s, g, &chunk, n);
-    if (n <= 0) {
-        return;
+    it.n = plan_scores(s, g, &it, prefill_end(s, q, n) - q->n_computed);
+    if (it.n <= 0) {
+        return false;
     }
-    struct plan_item *it = add_item(s, p, q, n);
-    it->score_offset = chunk.score_offset;
-    it->n_scores = chunk.n_scores;
-    s->scores_left -= it->n_scores;
-    g->n_scores_planned += it->n_scores;
-    if (q->n_tokens == g->n_prompt && it->first + n == g->n_prompt) {
-        it->last_prompt = true;
-        it->n_sampled = g->max_tokens == 0 ? 0 : g->beam ? 1 : g->width;
+    s->scores_left -= it.n_scores;
+    g->n_scores_planned += it.n_scores;
+    if (q->n_tokens == g->n_prompt && it.first + it.n == g->n_prompt) {
+        it.last_prompt = true;
+        it.n_sampled = g->max_tokens == 0 ? 0 : g->beam ? 1 : g->width;
+    }
+    *ret = it;
+    return true;
+}
+
+/* With states a chunk ends at the next snapshot, until lengthen_chunks. */
+static void plan_chunk(struct sched *s, struct seq *q, struct plan *p)
+{
+    int32_t distance = s->c.snapshot_distance, n = s->tokens_left;
+    struct plan_item chunk;
+
+    if (sched_has_states(&s->c)) {
+        n = MIN(n, distance - q->n_computed % distance);
+    }
+    if (make_chunk(s, q, n, &chunk)) {
+        add_item(s, p, &chunk);
+    }
+}
+
+/* Of models with states: chunks pass further snapshots with what is left of the step,
+ * which is divided evenly. A recurrence takes the tokens of one sequence one after the
+ * other, so those of many are sooner done. */
+static void lengthen_chunks(struct sched *s)
+{
+    for (int32_t i = 0; i < s->n_chunks && s->tokens_left > 0; i++) {
+        struct plan_item *it = &s->chunk[i];
+        int32_t n = it->n + (int32_t)div_ceil(s->tokens_left, s->n_chunks - i);
+        s->tokens_left += it->n;
+        s->scores_left += it->n_scores;
+        it->seq->group->n_scores_planned -= it->n_scores;
+        make_chunk(s, it->seq, n, it);
+        s->tokens_left -= it->n;
     }
 }
 
@@ -470,7 +505,10 @@ int32_t sched_plan(struct sched *s, int64_t now_us, struct plan *p)
     }
     limit_prefill(s, now_us, p);
     s->policy->prefills(s, now_us, p);
-    if (s->starved && p->n_items + s->n_chunks == 0 && s->running.n > 1) {
+    if (sched_has_states(&s->c)) {
+        lengthen_chunks(s);
+    }
+    if (s->starved && p->n_items + s->n_chunks == 0 && s->running.n > 1 && !drop_unpublished(s)) {
         preempt(s, s->running.last); /* nothing else will free a block */
     }
     plan_drafts(s, p);

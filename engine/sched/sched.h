@@ -86,9 +86,8 @@ struct sched_config {
     /* [n_kv_groups] tokens that a token sees; 0: all; KV_WINDOW_STATE: the group holds
      * recurrent states */
     int32_t kv_window[LIMIT_KV_GROUPS];
-    /* With groups of states: a prefill step ends at the next multiple of so many
-     * tokens, and the states there are found by the prefix cache. A multiple of
-     * block_size. */
+    /* With groups of states: those behind each multiple of so many tokens are found by
+     * the prefix cache. A multiple of block_size. */
     int32_t snapshot_distance;
     /* A window is taken to begin at a multiple of this many tokens; 0: anywhere. */
     int32_t kv_window_align;
@@ -201,7 +200,7 @@ static inline int32_t sched_states_before(const struct sched_config *c, int32_t 
     return n;
 }
 
-/* Blocks that a sequence may hold in KV group k at a time. */
+/* Blocks that a sequence needs in KV group k at a time. */
 static inline int32_t sched_window_blocks(const struct sched_config *c, int32_t k)
 {
     int32_t step = c->max_num_batched_tokens;
@@ -210,6 +209,15 @@ static inline int32_t sched_window_blocks(const struct sched_config *c, int32_t 
         step = MIN(step, c->snapshot_distance);
     }
     return window_blocks(sched_kv_window(c, k), step);
+}
+
+/* Blocks that it may hold there: of states as many as two steps pass, the one that is
+ * planned and the one before it, whose snapshots are not published yet. */
+static inline int32_t sched_most_blocks(const struct sched_config *c, int32_t k)
+{
+    return c->kv_window[k] == KV_WINDOW_STATE
+               ? window_blocks(sched_kv_window(c, k), 2 * c->max_num_batched_tokens)
+               : sched_window_blocks(c, k);
 }
 
 /* The arena of a kv_policy other than paged: the device's pool, in chunks of at least a

@@ -133,8 +133,8 @@ static const char *check_tables(const struct sched *s, const struct seq *q)
         if (t->n_blocks > g->max_blocks) {
             return "S3: a table is longer than its group's longest";
         }
-        if (t->n_blocks - t->first > s->window_blocks[k]) {
-            return "S3: a table holds more blocks than its window needs";
+        if (t->n_blocks - t->first > s->most_blocks[k]) {
+            return "S3: a table holds more blocks than its window may have";
         }
     }
     return NULL;

@@ -326,6 +326,9 @@ static void free_decode_blocks(struct sched *s)
         need += will_decode(s, g) ? decode_need(s, &s->pool, g) : 0;
     }
     while (kvpool_available(&s->pool) < need) {
+        if (drop_unpublished(s)) {
+            continue;
+        }
         struct group *victim = heaviest(s);
         if (!victim) {
             return;

@@ -108,8 +108,8 @@ struct sched {
     struct sched_config c;
     struct kvpool pool, host; /* blocks of the device, and of the host for swapping */
     struct prefix prefix;     /* cached blocks of `pool` */
-    /* [n_kv_groups] blocks that a sequence may hold at a time (kv_window.h) */
-    int32_t window_blocks[LIMIT_KV_GROUPS];
+    /* [n_kv_groups] blocks of a sequence that it needs at a time, and may hold */
+    int32_t window_blocks[LIMIT_KV_GROUPS], most_blocks[LIMIT_KV_GROUPS];
 
     const struct sched_policy *policy;
     struct group *queue; /* policy_fcfs: top of its heap of waiting groups; NULL: none waits */
@@ -209,14 +209,20 @@ void give_reservations(struct sched *s, struct group *g);
 /* Take the next block of the device's pool for a table; its cached contents, if any,
  * are dropped. There must be one. */
 int32_t take_block(struct sched *s);
-/* Give back the blocks that lie wholly behind the windows. */
+/* Give back the blocks that lie wholly behind the windows, but for the snapshots of
+ * states that steps in flight write, which their commits publish. */
 void seq_trim(struct sched *s, struct seq *q);
+/* Those as well. Returns whether there were some, which others may hold too. */
+bool seq_drop_unpublished(struct sched *s, struct seq *q);
 /* Entries that its table of KV group k has for prefill up to n_tokens, as far as the
- * window allows with `first` as the table's first entry. */
+ * window allows with `first` as the first one that is needed. */
 int32_t table_end(const struct sched *s, int32_t k, int32_t first, int32_t n_tokens);
-/* Take blocks for the prefill of `q` as long as there are some; returns the tokens that
- * all its tables have blocks for. */
+/* Take the blocks that the prefill of `q` needs at a time as long as there are some;
+ * returns the tokens that all its tables have blocks for. */
 int32_t seq_extend(struct sched *s, struct seq *q);
+/* Behind seq_extend: take blocks for the states behind up to n_tokens tokens, as far as
+ * others can do without them; returns the same. */
+int32_t seq_extend_states(struct sched *s, struct seq *q, int32_t n_tokens);
 /* The siblings of a recompute take over the blocks inside the windows that the root has
  * computed for them. */
 void group_join(struct sched *s, struct group *g);
@@ -388,6 +394,9 @@ void drafts_settle(struct sched *s, const struct plan_item *it, int32_t n_accept
 /* sched_preempt.c */
 /* RUNNING -> SWAPPED or WAITING, by the preemption setting. */
 void preempt(struct sched *s, struct group *g);
+/* Before that: give back all snapshots that wait for their commits. Returns whether
+ * there were some. */
+bool drop_unpublished(struct sched *s);
 /* sched.c: what policies put a step together from */
 /* Whether the group could decode in this step. */
 bool will_decode(const struct sched *s, const struct group *g);

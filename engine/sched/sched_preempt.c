@@ -132,8 +132,25 @@ static bool swap_is_cheaper(const struct sched *s, const struct group *g, int32_
     return 2 * n_blocks * k->swap_block_us < tokens_computed(g) * k->token_us;
 }
 
+bool drop_unpublished(struct sched *s)
+{
+    bool some = false;
+
+    for (struct group *g = s->running.first; g && sched_has_states(&s->c); g = g->next) {
+        for (int32_t i = 0; i < g->width; i++) {
+            some = (g->seq[i].state == SEQ_LIVE && seq_drop_unpublished(s, &g->seq[i])) || some;
+        }
+    }
+    return some;
+}
+
 void preempt(struct sched *s, struct group *g)
 {
+    for (int32_t i = 0; i < g->width; i++) { /* else it could need more than there is */
+        if (g->seq[i].state == SEQ_LIVE) {
+            seq_drop_unpublished(s, &g->seq[i]);
+        }
+    }
     int32_t n = s->c.preemption == PREEMPT_RECOMPUTE ? 0 : distinct_blocks(s, g);
     bool fits = n > 0 && n <= s->host.n_free;
 

@@ -180,18 +180,54 @@ void group_unreserve(struct sched *s, struct group *g)
 
 /* ---- groups with a window ---- */
 
+/* The first entry of q's table of KV group k that a token to come sees. */
+static int32_t first_seen(const struct sched *s, const struct seq *q, int32_t k)
+{
+    return window_first_block(sched_kv_window(&s->c, k), q->n_computed);
+}
+
+/* The same of one that is still to be published, in a group of states. */
+static int32_t first_unpublished(const struct sched *s, const struct seq *q)
+{
+    int32_t distance = s->c.snapshot_distance;
+
+    return (q->n_stored / distance + 1) * (distance / s->c.block_size) - 1;
+}
+
+/* Returns whether that gave back blocks. */
+static bool drop_below(struct sched *s, struct block_table *t, int32_t first)
+{
+    bool some = false;
+
+    for (; t->first < MIN(first, t->n_blocks); t->first++) {
+        if (t->block[t->first] >= 0) {
+            kvpool_unref(&s->pool, t->block[t->first]);
+            some = true;
+        }
+    }
+    return some;
+}
+
 void seq_trim(struct sched *s, struct seq *q)
 {
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
-        struct block_table *t = &q->table[k];
-        int32_t first = window_first_block(sched_kv_window(&s->c, k), q->n_computed);
-        first = MIN(first, t->n_blocks);
-        for (; t->first < first; t->first++) {
-            if (t->block[t->first] >= 0) {
-                kvpool_unref(&s->pool, t->block[t->first]);
-            }
+        int32_t seen = first_seen(s, q, k), first = seen;
+        if (sched_is_state(&s->c, k) && s->c.prefix_cache) {
+            first = MIN(first, first_unpublished(s, q));
+            first = MAX(first, seen + s->window_blocks[k] - s->most_blocks[k]);
         }
+        drop_below(s, &q->table[k], first);
     }
+}
+
+bool seq_drop_unpublished(struct sched *s, struct seq *q)
+{
+    bool some = false;
+
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        some = drop_below(s, &q->table[k], first_seen(s, q, k)) || some;
+    }
+    return some;
 }
 
 int32_t table_end(const struct sched *s, int32_t k, int32_t first, int32_t n_tokens)
@@ -199,19 +235,65 @@ int32_t table_end(const struct sched *s, int32_t k, int32_t first, int32_t n_tok
     return MIN(blocks_for(s, n_tokens), first + s->window_blocks[k]);
 }
 
-int32_t seq_extend(struct sched *s, struct seq *q)
+/* Tokens of its prefill that all tables have blocks for. */
+static int32_t tokens_held(const struct sched *s, const struct seq *q)
 {
-    int32_t target = prefill_target(q->group, q), n_tokens = target;
+    int32_t n_tokens = prefill_target(q->group, q);
 
     for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        n_tokens = (int32_t)MIN(n_tokens, (int64_t)q->table[k].n_blocks * s->c.block_size);
+    }
+    return n_tokens;
+}
+
+int32_t seq_extend(struct sched *s, struct seq *q)
+{
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
         struct block_table *t = &q->table[k];
-        int32_t end = table_end(s, k, t->first, target);
+        int32_t end = table_end(s, k, first_seen(s, q, k), prefill_target(q->group, q));
+        if (end - t->n_blocks > kvpool_available(&s->pool)) {
+            seq_drop_unpublished(s, q);
+        }
         while (t->n_blocks < end && kvpool_available(&s->pool) > 0) {
             t->block[t->n_blocks++] = take_block(s);
         }
-        n_tokens = (int32_t)MIN(n_tokens, (int64_t)t->n_blocks * s->c.block_size);
     }
-    return n_tokens;
+    return tokens_held(s, q);
+}
+
+/* Tables of states that end at entry `at` or before, and may have one there. */
+static int32_t states_lacking(const struct sched *s, const struct seq *q, int32_t at)
+{
+    int32_t n = 0;
+
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        n += sched_is_state(&s->c, k) && q->table[k].n_blocks <= at;
+    }
+    return n;
+}
+
+int32_t seq_extend_states(struct sched *s, struct seq *q, int32_t n_tokens)
+{
+    /* Others may want a block for each sequence in the next step. */
+    int32_t reserve = s->n_reserved * s->c.n_kv_groups, end = blocks_for(s, n_tokens);
+
+    for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+        if (sched_is_state(&s->c, k)) {
+            end = MIN(end, q->table[k].first + s->most_blocks[k]);
+        }
+    }
+    for (int32_t at = tokens_held(s, q) / s->c.block_size; at < end; at++) {
+        if (kvpool_available(&s->pool) - states_lacking(s, q, at) < reserve) {
+            break;
+        }
+        for (int32_t k = 1; k < s->c.n_kv_groups; k++) {
+            struct block_table *t = &q->table[k];
+            if (sched_is_state(&s->c, k) && t->n_blocks <= at) {
+                t->block[t->n_blocks++] = take_block(s);
+            }
+        }
+    }
+    return tokens_held(s, q);
 }
 
 static void take_over(struct sched *s, struct block_table *t, const struct block_table *root,

@@ -347,6 +347,7 @@ int sched_new(struct sched **ret, const struct sched_config *c, struct err *e)
     complete_config(&s->c);
     for (int32_t k = 0; k < s->c.n_kv_groups; k++) {
         s->window_blocks[k] = sched_window_blocks(c, k);
+        s->most_blocks[k] = sched_most_blocks(c, k);
     }
     rc = allocate(s, e);
     if (rc < 0) {

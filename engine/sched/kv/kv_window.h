@@ -11,10 +11,13 @@
  * before its first one and writes the block of its last one, which may be the same. So
  * a block whose last token ended a step holds the state behind all its tokens for good:
  * the next token writes to the next block. For tables, forks, copies and swaps such a
- * group is one with a window of two tokens. Steps end at multiples of the snapshot
- * distance (plan_chunk), and the blocks that end there are found by the prefix cache.
- * Where a step verifies drafts, the states behind each draft go to a spare block that
- * is in no table yet (sched_draft.c).
+ * group is one with a window of two tokens. A step also writes the states behind every
+ * block that it passes. Blocks that end at multiples of the snapshot distance are found
+ * by the prefix cache. A sequence needs the blocks of one such distance at a time; a
+ * step of prefill passes several where there are blocks for them (seq_extend_states),
+ * and the snapshots that it has passed stay in the table until its commit publishes
+ * them (seq_trim). Where a step verifies drafts, the states behind each draft go to a
+ * spare block that is in no table yet (sched_draft.c).
  */
 #ifndef QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
 #define QUIRE_ENGINE_SCHED_KV_KV_WINDOW_H
@@ -43,7 +46,7 @@ static inline int32_t window_first_block(struct kv_window w, int32_t position)
     return w.tokens > 0 ? MAX(position + 1 - w.tokens, 0) / w.align * w.align / w.block_size : 0;
 }
 
-/* Blocks that a sequence holds at most at a time; without a window any number. */
+/* Blocks that a sequence needs at most at a time; without a window any number. */
 static inline int32_t window_blocks(struct kv_window w, int32_t step_tokens)
 {
     int64_t span = (int64_t)w.tokens + w.align - 2 + step_tokens;

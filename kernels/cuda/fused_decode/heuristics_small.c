@@ -6,11 +6,14 @@
 static const struct small_tile TILES[] = {SMALL_TILES(TILE)};
 #undef TILE
 
-/* Whether the op's product can be cut into such tiles; *ret_blocks: how many blocks. */
-static bool fits(const struct small_tile *t, const struct fused_op *p, int32_t *ret_blocks)
+/* Whether the op's product can be cut into such tiles; *ret_blocks: how many blocks.
+ * cut: the last one may be a part. */
+static bool fits(const struct small_tile *t, const struct fused_op *p, bool cut,
+                 int32_t *ret_blocks)
 {
-    *ret_blocks = p->n / t->width * t->split;
-    return p->n % t->width == 0 && p->k % (SMALL_DEPTH * t->split) == 0;
+    *ret_blocks = (int32_t)div_ceil(p->n, t->width) * t->split;
+    return (cut ? p->n % 16 == 0 && t->split == 1 : p->n % t->width == 0) &&
+           p->k % (SMALL_DEPTH * t->split) == 0;
 }
 
 bool small_becomes_sum(const struct fused_op *p)
@@ -20,14 +23,14 @@ bool small_becomes_sum(const struct fused_op *p)
 
 /* The tile of the widest grid above `least` and of one wave: more of the device reads
  * at once. */
-static struct small_tile widest(enum small_kind kind, const struct fused_op *p, int32_t least,
-                                int32_t n_blocks)
+static struct small_tile widest(enum small_kind kind, const struct fused_op *p, bool cut,
+                                int32_t least, int32_t n_blocks)
 {
     struct small_tile best = {.kind = kind};
     int32_t blocks;
 
     for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
-        if (TILES[i].kind == kind && fits(&TILES[i], p, &blocks) && blocks <= n_blocks &&
+        if (TILES[i].kind == kind && fits(&TILES[i], p, cut, &blocks) && blocks <= n_blocks &&
             blocks > least) {
             least = blocks;
             best = TILES[i];
@@ -39,11 +42,15 @@ static struct small_tile widest(enum small_kind kind, const struct fused_op *p, 
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks)
 {
     enum small_kind kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN;
-    struct small_tile best = widest(kind, p, small_enough_blocks(kind, n_blocks), n_blocks);
+    int32_t least = small_enough_blocks(kind, n_blocks);
+    struct small_tile best = widest(kind, p, false, least, n_blocks);
 
     if (best.width == 0 && small_becomes_sum(p) &&
-        widest(SMALL_SUM, p, small_enough_blocks(SMALL_SUM, n_blocks), n_blocks).width > 0) {
-        best = widest(kind, p, 0, n_blocks);
+        widest(SMALL_SUM, p, false, small_enough_blocks(SMALL_SUM, n_blocks), n_blocks).width > 0) {
+        best = widest(kind, p, false, 0, n_blocks);
+    }
+    if (best.width == 0 && kind != SMALL_SUM) {
+        best = widest(kind, p, true, least, n_blocks);
     }
     return best;
 }

@@ -120,6 +120,7 @@ __device__ __forceinline__ void store_plain(const float (&d)[WIDTH / 2], const s
                                             int tile)
 {
     int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    int columns = a.n - tile * WIDTH; /* fewer than WIDTH of a last tile that is cut */
     float factor[2] = {norm_factor(a, row), norm_factor(a, row + 8)};
 
 #pragma unroll
@@ -130,6 +131,9 @@ __device__ __forceinline__ void store_plain(const float (&d)[WIDTH / 2], const s
         bf16 *out = a.out + row * a.out_stride + tile * WIDTH + c;
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; j++) {
+            if (j * 8 >= columns) {
+                break;
+            }
             float v0 = d[j * 4 + h * 2] * factor[h], v1 = d[j * 4 + h * 2 + 1] * factor[h];
             if (a.bias) {
                 uint32_t b = *(const uint32_t *)(a.bias + tile * WIDTH + j * 8 + c);
@@ -148,6 +152,7 @@ __device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const s
                                             int tile)
 {
     int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2), c = (lane & 3) * 2;
+    int columns = a.n / 2 - tile * (WIDTH / 2); /* as in store_plain */
     float factor[2] = {norm_factor(a, row), norm_factor(a, row + 8)};
 
 #pragma unroll
@@ -159,6 +164,9 @@ __device__ __forceinline__ void store_gated(const float (&d)[WIDTH / 2], const s
         bf16 *out = a.out + row * a.out_stride + tile * (WIDTH / 2) + c;
 #pragma unroll
         for (int j = 0; j < WIDTH / 16; j++) {
+            if (j * 8 >= columns) {
+                break;
+            }
             const float *gate = &d[j * 4 + h * 2], *up = &d[(j + WIDTH / 16) * 4 + h * 2];
             *(uint32_t *)(out + j * 8) = pair(activated<ACT>(gate[0] * f, a.act) * (up[0] * f),
                                               activated<ACT>(gate[1] * f, a.act) * (up[1] * f));
@@ -320,7 +328,7 @@ bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[3];
 
-    c.gridDim = dim3(a.n / WIDTH * SPLIT);
+    c.gridDim = dim3((a.n + WIDTH - 1) / WIDTH * SPLIT);
     c.blockDim = dim3(small_layout<WIDTH, GROUPS>::THREADS);
     c.dynamicSmemBytes = small_layout<WIDTH, GROUPS>::BYTES;
     c.stream = stream;

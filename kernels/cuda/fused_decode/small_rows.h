@@ -3,9 +3,9 @@
  * attentions.
  *
  * The activations are the 64-row operand of the matrix instruction and weight rows the
- * other, so a tile may have any multiple of 8 weight rows and a product is one wave of
- * tiles. A block streams its weights before it waits for the launch ahead of it
- * (programmatic dependent launch), so memory is never idle between two products.
+ * other. A tile may have any multiple of 8 weight rows, a product is one wave of tiles,
+ * the last perhaps cut, and a block streams its weights before it waits for the launch
+ * ahead (programmatic dependent launch): memory is never idle between two products.
  *
  * A norm is taken apart: the product that makes the residual stream also writes it
  * times the norm's weight, and adds the row's squares to one whole-number sum; the

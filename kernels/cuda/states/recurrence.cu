@@ -11,7 +11,9 @@
 /* ---- tokens on their own ---- */
 
 /* Tokens of a block: few where there are few, so that all are taken at once. */
-enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 4, PREPARE_ONE = 512 };
+enum { PREPARE_WARPS = 4, PREPARE_TOKENS = 16, PREPARE_ONE = 512 };
+/* Channels of a lane in prepare_run, and inputs of its convolution. */
+enum { RUN_EACH = 4, RUN_KERNEL = 4 };
 
 /* The sequence of a token of the step. */
 __device__ __forceinline__ int sequence_of(const step_arrays &s, int token, int n_seqs)
@@ -70,6 +72,80 @@ __device__ __forceinline__ void prepare_vector(const recurrence_args &a, const s
     }
 }
 
+/* What a lane has of a run of tokens: its channels' weights and their last inputs. */
+struct run_channels {
+    float weight[RUN_EACH][RUN_KERNEL], bias[RUN_EACH], input[RUN_EACH][RUN_KERNEL];
+};
+
+template <typename T>
+__device__ __forceinline__ void load_run(run_channels &to, const recurrence_args &a,
+                                         const state_span &p, int token, int first, int n, int lane)
+{
+#pragma unroll
+    for (int u = 0; u < RUN_EACH; u++) {
+        int c = first + min(u * 32 + lane, n - 1);
+        to.bias[u] = a.conv_bias ? a.conv_bias[c] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < RUN_KERNEL; k++) {
+            to.weight[u][k] = a.conv[(int64_t)c * RUN_KERNEL + k];
+            to.input[u][k] =
+                k + 1 < RUN_KERNEL ? input_of<T>(a, p, token - RUN_KERNEL + 1 + k, c) : 0.0f;
+        }
+    }
+}
+
+/* prepare_vector of the tokens [token, end) of a sequence, with the same bits: inputs
+ * are read once. n is at most 32 * RUN_EACH, the convolution has RUN_KERNEL inputs. */
+template <typename T>
+__device__ __forceinline__ void prepare_run(const recurrence_args &a, const state_span &p,
+                                            int token, int end, int first, int n, float norm_scale,
+                                            bool chunked, int lane)
+{
+    int channels = channels_of(a);
+    const T *x = (const T *)a.x + token * a.x_stride + first;
+    float *to = a.prepared + (int64_t)token * channels + first;
+    run_channels r;
+    float next[RUN_EACH];
+
+    load_run<T>(r, a, p, token, first, n, lane);
+#pragma unroll
+    for (int u = 0; u < RUN_EACH; u++) {
+        next[u] = to_float(x[min(u * 32 + lane, n - 1)]);
+    }
+    for (; token < end; token++, to += channels) {
+        float y[RUN_EACH], squares = 0.0f;
+        x += token + 1 < end ? a.x_stride : 0;
+#pragma unroll
+        for (int u = 0; u < RUN_EACH; u++) {
+            r.input[u][RUN_KERNEL - 1] = next[u];
+            next[u] = to_float(x[min(u * 32 + lane, n - 1)]);
+            float sum = r.bias[u];
+#pragma unroll
+            for (int k = 0; k < RUN_KERNEL; k++) {
+                sum += r.weight[u][k] * r.input[u][k];
+            }
+#pragma unroll
+            for (int k = 0; k + 1 < RUN_KERNEL; k++) {
+                r.input[u][k] = r.input[u][k + 1];
+            }
+            y[u] = silu_of(sum);
+            if (u * 32 + lane < n) {
+                squares += y[u] * y[u];
+            }
+        }
+        float scale = norm_scale == 0.0f ? 1.0f : norm_scale / sqrtf(warp_sum(squares) + 1e-6f);
+#pragma unroll
+        for (int u = 0; u < RUN_EACH; u++) {
+            int i = u * 32 + lane;
+            if (i < n) {
+                to[chunked ? tf32_place(i) : i] = chunked              ? tf32_of(y[u] * scale)
+                                                  : norm_scale == 0.0f ? y[u]
+                                                                       : y[u] * scale;
+            }
+        }
+    }
+}
+
 /* Grid (units in fours, tokens in `each`): a unit is a q, a k, a v, or all
  * gates of a token; a warp takes it. */
 template <typename T>
@@ -93,20 +169,30 @@ __global__ void __launch_bounds__(PREPARE_WARPS * 32)
                       : (a.delta ? 2 * keys : 0);
     float scale = !a.delta ? 0.0f : is_q ? query_scale(a) : is_k ? 1.0f : 0.0f;
     int end = min(rows, (int)(blockIdx.y + 1) * each);
-    for (int token = blockIdx.y * each; token < end; token++) {
+    for (int token = blockIdx.y * each, stop; token < end; token = stop) {
         int seq = sequence_of(s, token, n_seqs);
+        stop = min(end, max(s.q_start[seq + 1], token + 1));
         while (goes_on(s, seq)) {
             seq--;
         }
         bool chunked = in_chunks(a, s, seq);
         if (unit == vectors) {
-            prepare_gates<T>(a, token, chunked, lane);
+            for (int t = token; t < stop; t++) {
+                prepare_gates<T>(a, t, chunked, lane);
+            }
             continue;
         }
         state_span p = span_of(a, s, seq, seq + 1);
-        if (p.cached) {
-            prepare_vector<T>(a, p, token, base + index * n, n, scale, chunked && (is_q || is_k),
-                              lane);
+        if (!p.cached) {
+            continue;
+        }
+        chunked = chunked && (is_q || is_k);
+        if (a.kernel == RUN_KERNEL && n <= 32 * RUN_EACH) {
+            prepare_run<T>(a, p, token, stop, base + index * n, n, scale, chunked, lane);
+        } else {
+            for (int t = token; t < stop; t++) {
+                prepare_vector<T>(a, p, t, base + index * n, n, scale, chunked, lane);
+            }
         }
     }
 }

@@ -636,6 +636,8 @@ static void long_steps_follow_float64(void **state)
         }
         double *want = reference(&s);
         assert_nmse("long steps", got, want, (int64_t)N_SEQS * s.n * s.values, s.act);
+        step(&s, 0, N_SEQS, 0, s.n, got); /* once more, all in one step */
+        assert_nmse("one long step", got, want, (int64_t)N_SEQS * s.n * s.values, s.act);
         free(want);
         free(got);
         close_scene(&s);

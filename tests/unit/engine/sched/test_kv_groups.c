@@ -219,6 +219,172 @@ static void copies_are_made_in_every_group(void **state)
     rig_close(&rig);
 }
 
+/* ---- states ---- */
+
+/* Group 1 holds states, a snapshot every 8 tokens: two blocks. */
+static void open_states(int32_t n_blocks)
+{
+    struct sched_config c;
+
+    rig_config(&c);
+    c.n_kv_groups = 2;
+    c.kv_window[1] = KV_WINDOW_STATE;
+    c.snapshot_distance = 8;
+    c.n_blocks = n_blocks;
+    c.prefix_cache = true;
+    c.policy = POLICY_PRIORITY;
+    rig_open(&rig, &c);
+}
+
+static int32_t peers(void)
+{
+    int32_t n = 0;
+
+    for (int32_t b = 0; b < rig.config.n_blocks; b++) {
+        n += rig.sched->prefix.owner[b] >= 0;
+    }
+    return n;
+}
+
+static void a_step_passes_several_snapshots(void **state)
+{
+    (void)state;
+    open_states(128);
+    struct rig_request *q = rig_add(&rig, params_of(1), 1, 100);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, q, 0)->n, 32);
+    assert_int_equal(held(q, 1), 8);
+    rig_commit(&rig);
+    assert_int_equal(peers(), 4);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, q, 0)->n, 32);
+    assert_int_equal(held(q, 1), 8 + 1); /* what the first step passed was given back */
+    rig_commit(&rig);
+    assert_int_equal(peers(), 8);
+    assert_int_equal(cached_of(q), 0);
+    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 76)), 72);
+    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 31)), 24);
+    rig_close(&rig);
+}
+
+/* The next step is planned before the one that passes them is committed. */
+static void snapshots_stay_until_they_are_published(void **state)
+{
+    (void)state;
+    open_states(128);
+    struct rig_request *q = rig_add(&rig, params_of(1), 1, 100);
+    rig_plan(&rig);
+    rig_plan(&rig);
+    assert_int_equal(rig.sched->n_in_flight, 2);
+    assert_int_equal(q->group->seq[0].table[1].first, 1); /* the first snapshot's */
+    assert_int_equal(held(q, 1), 15);
+    commit_unchecked();
+    rig_commit(&rig);
+    assert_int_equal(peers(), 8);
+    rig_plan(&rig);
+    assert_int_equal(q->group->seq[0].table[1].first, 15);
+    rig_commit(&rig);
+    rig_close(&rig);
+}
+
+/* 25 blocks of group 0, in group 1 those of one distance and the one before it, and
+ * `more`: no more are taken than leave one for the sequence in each group. */
+static void passes(int32_t more, int32_t first_step, int32_t second_step)
+{
+    open_states(25 + 3 + more);
+    struct rig_request *q = rig_add(&rig, params_of(1), 1, 100);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, q, 0)->n, first_step);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, q, 0)->n, second_step);
+    commit_unchecked();
+    rig_commit(&rig);
+    assert_int_equal(peers(), (first_step + second_step) / 8);
+    rig_run(&rig, 100);
+    assert_true(q->ended);
+    rig_close(&rig);
+}
+
+static void a_short_pool_passes_as_many_as_it_has(void **state)
+{
+    (void)state;
+    passes(0, 8, 8);
+    passes(2, 8, 8);
+    passes(3, 16, 8);
+    passes(4, 16, 8);
+}
+
+/* Blocks are taken elsewhere between two steps: snapshots that wait for their commit
+ * make room. */
+static void a_prefill_gives_up_snapshots_that_are_not_published(void **state)
+{
+    (void)state;
+    open_states(128);
+    struct rig_request *q = rig_add(&rig, params_of(1), 1, 100);
+    rig_plan(&rig);
+    while (kvpool_available(&rig.sched->pool) > 0) {
+        take_block(rig.sched);
+    }
+    struct plan *p = &rig.plan[rig.launched % 2];
+    assert_int_equal(sched_plan(rig.sched, rig.now_us, p), 1);
+    assert_int_equal(p->item[0].n, 16);
+    assert_int_equal(q->group->seq[0].table[1].first, 7);
+    pack_batch(rig.packer, p, &rig.batch);
+    rig.launched++;
+    commit_unchecked();
+    commit_unchecked();
+    assert_int_equal(peers(), 1 + 2); /* the last of the first step, and the second one's */
+    rig_close(&rig);
+}
+
+/* A host block for each that the next token needs, none for what waits for a commit. */
+static void unpublished_snapshots_are_not_swapped(void **state)
+{
+    struct sched_config c;
+
+    (void)state;
+    rig_config(&c);
+    c.n_kv_groups = 2;
+    c.kv_window[1] = KV_WINDOW_STATE;
+    c.snapshot_distance = 8;
+    c.prefix_cache = true;
+    c.preemption = PREEMPT_SWAP;
+    c.n_host_blocks = 64;
+    rig_open(&rig, &c);
+    struct rig_request *q = rig_add(&rig, params_of(1), 1, 100);
+    rig_plan(&rig);
+    rig_plan(&rig);
+    preempt(rig.sched, q->group);
+    assert_int_equal(q->group->state, GROUP_SWAPPED);
+    assert_int_equal(kvpool_used(&rig.sched->host), 16 + 1);
+    commit_unchecked();
+    rig_commit(&rig);
+    rig_run(&rig, 100);
+    assert_true(q->ended);
+    rig_close(&rig);
+}
+
+/* Two prompts have a snapshot each, and half of what is left of the step. */
+static void steps_are_divided_among_prompts(void **state)
+{
+    (void)state;
+    open_states(128);
+    struct rig_request *a = rig_add(&rig, params_of(1), 1, 100);
+    struct rig_request *b = rig_add(&rig, params_of(1), 31, 100);
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, a, 0)->n, 16);
+    assert_int_equal(rig_item(&rig, b, 0)->n, 16);
+    rig_commit(&rig);
+    assert_int_equal(peers(), 4);
+    struct rig_request *d = rig_add(&rig, params_of(1), 61, 10); /* leaves its rest to others */
+    rig_plan(&rig);
+    assert_int_equal(rig_item(&rig, d, 0)->n + rig_item(&rig, a, 0)->n + rig_item(&rig, b, 0)->n,
+                     32);
+    rig_commit(&rig);
+    rig_run(&rig, 100);
+    rig_close(&rig);
+}
+
 /* ---- how many sequences fit ---- */
 
 enum { LONG = 32768, WINDOW = 4096, LAYERS = 26 };
@@ -298,6 +464,12 @@ int main(void)
         cmocka_unit_test(prefill_waits_for_blocks_of_its_window),
         cmocka_unit_test(a_prefill_without_blocks_preempts_the_newest),
         cmocka_unit_test(copies_are_made_in_every_group),
+        cmocka_unit_test(a_step_passes_several_snapshots),
+        cmocka_unit_test(snapshots_stay_until_they_are_published),
+        cmocka_unit_test(a_short_pool_passes_as_many_as_it_has),
+        cmocka_unit_test(a_prefill_gives_up_snapshots_that_are_not_published),
+        cmocka_unit_test(unpublished_snapshots_are_not_swapped),
+        cmocka_unit_test(steps_are_divided_among_prompts),
         cmocka_unit_test(a_window_in_every_other_layer_lets_more_sequences_run),
         cmocka_unit_test(impossible_groups_are_refused),
     };

@@ -57,6 +57,10 @@ static const struct shape shapes[] = {
     {512, 256, 6, 3, 64, NORM_RMS, ACT_SILU, true, false, .roped = true, .head_norms = true},
     /* a rank's part of a layer: narrow tiles, a gate of fewer blocks */
     {2048, 3584, 8, 2, 128, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    /* waves whose last tile is cut */
+    {2048, 512, 132, 22, 64, NORM_RMS, ACT_SILU, true, false, .roped = true},
+    {2048, 9728, 8, 2, 128, NORM_RMS, ACT_GELU_TANH, true, false, .roped = true},
+    {2048, 512, 132, 22, 64, NORM_RMS, ACT_RELU, false, true, .roped = true},
 };
 
 static int32_t heads_of(const struct shape *k)
@@ -755,8 +759,9 @@ static void layers_without_intermediate_results_follow_float64(void **state)
     static const struct {
         int32_t shape, rows;
         enum dtype t;
-    } cases[] = {{0, 3, DTYPE_BF16},  {7, 9, DTYPE_BF16},  {7, 16, DTYPE_F16},
-                 {7, 40, DTYPE_BF16}, {7, 64, DTYPE_BF16}, {17, 33, DTYPE_BF16}};
+    } cases[] = {{0, 3, DTYPE_BF16},   {7, 9, DTYPE_BF16},   {7, 16, DTYPE_F16},
+                 {7, 40, DTYPE_BF16},  {7, 64, DTYPE_BF16},  {17, 33, DTYPE_BF16},
+                 {18, 16, DTYPE_BF16}, {19, 24, DTYPE_BF16}, {20, 37, DTYPE_BF16}};
     static const struct {
         int32_t shape, rows;
         enum dtype t;

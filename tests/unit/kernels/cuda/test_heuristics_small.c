@@ -50,6 +50,10 @@ static void products_are_one_wave_of_tiles(void **state)
     a_tile_is(1536, 4096, SMALL_PLAIN, 24, 2); /* Llama 8B on four ranks */
     a_tile_is(7168, 4096, SMALL_GATED, 64, 1);
     a_tile_is(2560, 8192, SMALL_PLAIN, 40, 2); /* Llama 70B on four ranks */
+    /* the last tile is cut: of a mixer, of Qwen3 4B's gate */
+    a_tile_is(12352, 2560, SMALL_PLAIN, 96, 1);
+    a_tile_is(19456, 2560, SMALL_GATED, 160, 1);
+    a_tile_is(12360, 2560, SMALL_PLAIN, 0, 0); /* not in sixteens */
 }
 
 static void what_is_no_wave_is_left_to_cublas(void **state)
