@@ -6,7 +6,7 @@
 
 #include "kernels/comm/comm.h"
 #include "kernels/comm/pipeline.h"
-#include "kernels/cpu/bf16_way.h"
+#include "kernels/cpu/ways/bf16_way.h"
 
 static void cpu_free(struct backend *b)
 {
@@ -130,6 +130,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     if (rc == 0) {
         rc = cpu_bf16_detect(&way, isa, e);
     }
+    rc = rc < 0 ? rc : cpu_block_ways_init(&c->ways, isa, e);
     if (rc == 0) {
         cpu_kernels_for(&c->k, isa, way);
         rc = cpu_pool_new_local(&c->pool, config->threads, config->local_rank,

@@ -21,8 +21,9 @@
  *     pool.c       threads
  *     blocks/      the inner loops of products with weights in blocks, by instruction set
  *     simd/        the other inner loops: kernels.c plain, rows_*.c, tile_*.c, panel_*.c and
- *                  attention_*.c by instruction set; isa.c chooses, and
- *                  bf16_way.c between two ways of one of them, by bf16_time.c
+ *                  attention_*.c by instruction set; isa.c chooses
+ *     ways/        what timing chooses: bf16_way.c between two ways of one instruction set,
+ *                  block_ways.c among those that multiply weights in blocks
  *
  * Activations are float32 whatever the weights are; the cache has its layout's type.
  * / */
@@ -35,6 +36,7 @@
 #include "kernels/cpu/late_masks.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd/kernels.h"
+#include "kernels/cpu/ways/block_ways.h"
 
 /* A bump allocator's region of 2 MiB pages, which lives as long as the backend. */
 struct cpu_region {
@@ -152,6 +154,7 @@ static inline struct row_scales cpu_row_scales(const struct mat *w, int32_t r)
 struct cpu_packed {
     const void *x;                        /* NULL: unknown */
     const struct cpu_code_panels *panels; /* whose tiles it is in; NULL: act_blocks */
+    const struct cpu_blocks *blocks;      /* whose act_blocks it is in; NULL: panels */
     int32_t format;                       /* enum weight_format_id, with panels */
     int32_t rows, planes;
 };
@@ -186,6 +189,8 @@ struct cpu_backend {
     struct backend base;             /* what the runner sees */
     struct backend_config config;    /* as given to cpu_backend_open */
     struct cpu_kernels k;            /* inner loops for this machine */
+    struct cpu_block_ways ways;      /* how k's for weights in blocks are chosen */
+    bool from_known[2];              /* cpu_panels_from was called: of floats, of bfloat16 */
     struct cpu_pool *pool;           /* threads; the caller is one of them */
     struct cpu_region *region;       /* list of all; allocations come from its head */
     struct cpu_hugepages *hugepages; /* of weights read in their file; NULL: none */
@@ -390,6 +395,13 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
 /* linear_panels.c: linear for many rows of x. Needs c->k.panels. */
 void cpu_linear_panels(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
+/* panels_from.c: sets cpu_panels.from, for weights of type t, to what suits the
+ * machine, by timing the first time. */
+void cpu_panels_from(struct cpu_backend *c, enum dtype t);
+/* The choice by the times of tiles and panels with half of the rows from which panels
+ * are taken as they are built, and with as many. */
+enum cpu_from { CPU_FROM_HALF, CPU_FROM_BUILT, CPU_FROM_TWICE };
+enum cpu_from cpu_from_choice(const double tiles_us[2], const double panels_us[2]);
 /* linear_codes.c: linear for many rows of x. Needs c->k.code_panels of w's format, one
  * run of a weight in blocks. */
 void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,

@@ -29,6 +29,17 @@ const char *cpu_isa_name(enum cpu_isa isa)
     return isa_names[isa];
 }
 
+bool cpu_isa_named(enum cpu_isa *ret, const char *name)
+{
+    for (size_t i = 0; i < ARRAY_LEN(isa_names); i++) {
+        if (strcmp(name, isa_names[i]) == 0) {
+            *ret = (enum cpu_isa)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 #if defined(__x86_64__)
 /* Whether the processor has tiles of both kinds and the system lets this process use
  * their registers, which it asks for here (Linux: arch_prctl(2)). Asked by number, not
@@ -84,11 +95,10 @@ int cpu_isa_detect(enum cpu_isa *ret, struct err *e)
     const char *asked = getenv("QUIRE_CPU_ISA");
 
     if (asked && asked[0] != '\0') {
-        for (size_t i = 0; i < ARRAY_LEN(isa_names); i++) {
-            if (strcmp(asked, isa_names[i]) == 0 && has((enum cpu_isa)i)) {
-                *ret = (enum cpu_isa)i;
-                return 0;
-            }
+        enum cpu_isa isa;
+        if (cpu_isa_named(&isa, asked) && has(isa)) {
+            *ret = isa;
+            return 0;
         }
         return err_set(e, ERR_UNSUPPORTED, "QUIRE_CPU_ISA: this machine cannot run \"%.32s\"",
                        asked);

@@ -28,7 +28,7 @@ WHOLE = os.environ.get("QUIRE_TEST_WHOLE", "") not in ("", "0")
 
 def clean_environment():
     """This process's environment without Quire's settings; variables that select the hardware stay."""
-    machine = ("QUIRE_CPU_ISA", "QUIRE_CPU_BF16", "QUIRE_CUDA_SMEM_LIMIT")
+    machine = ("QUIRE_CPU_ISA", "QUIRE_CPU_BF16", "QUIRE_CPU_WAYS", "QUIRE_CUDA_SMEM_LIMIT")
     return {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_") or k in machine}
 
 

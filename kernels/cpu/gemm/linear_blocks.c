@@ -53,7 +53,8 @@ bool cpu_packed_already(struct cpu_backend *c, struct cpu_packed want)
 {
     const struct cpu_packed *has = &c->packed_x;
     bool same = c->keeps_x && has->x == want.x && has->panels == want.panels &&
-                has->format == want.format && has->rows == want.rows && has->planes == want.planes;
+                has->blocks == want.blocks && has->format == want.format &&
+                has->rows == want.rows && has->planes == want.planes;
 
     c->packed_x = want;
     return same;

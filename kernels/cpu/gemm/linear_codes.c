@@ -166,8 +166,8 @@ void cpu_linear_codes(struct cpu_backend *c, struct mat out, struct mat x, struc
         cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
         return;
     }
-    if (!cpu_packed_already(
-            c, (struct cpu_packed){x.data, j.panels, (int32_t)w.format->id, x.rows, j.planes})) {
+    if (!cpu_packed_already(c, (struct cpu_packed){x.data, j.panels, NULL, (int32_t)w.format->id,
+                                                   x.rows, j.planes})) {
         cpu_pool_run(c->pool, j.n_tiles, pack_tile, &j);
     }
     cpu_pool_run_ranges(c->pool, j.n_blocks * j.n_ranges, codes_task, &j, NULL);

@@ -101,12 +101,12 @@ static void store_slices(const struct stream_job *j, const struct slices *s, con
 
 static void multiply(const struct stream_job *j, const struct dot_rows *w, float *sum)
 {
-    const struct cpu_kernels *k = &j->c->k;
-
     if (j->w.format) {
+        int32_t n_x = j->x.rows * cpu_planes(&j->w);
         struct prefetch ahead = {.distance = CODES_AHEAD_BYTES, .period = 1};
-        k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed,
-                                        j->x.rows * cpu_planes(&j->w), &ahead);
+        cpu_blocks_of(&j->c->k, j->w.format->id, n_x)
+            ->dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed, n_x,
+                                    &ahead);
         cpu_add_planes(sum, w->n * j->x.rows, cpu_planes(&j->w));
     } else {
         struct prefetch ahead = {.distance = j->tiles->ahead_bytes, .period = 1};

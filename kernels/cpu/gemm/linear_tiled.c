@@ -26,16 +26,17 @@ struct linear_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
-    const struct cpu_tiles *tiles; /* for rows of w's type */
-    int32_t full_rows;             /* of floats or of codes in a full tile */
-    int32_t planes;                /* rows of codes of a row of x; of floats 1 */
-    int64_t tile_bytes;            /* of a full tile, packed */
-    int32_t n_tiles;               /* of x */
-    int32_t block_rows;            /* of w in a block */
-    int32_t thread_rows;           /* rows of w per thread */
-    int32_t n_blocks;              /* of a thread */
-    int32_t task_tiles;            /* of x in a task */
-    int32_t n_ranges;              /* ranges of tiles, one per task of a block */
+    const struct cpu_tiles *tiles;   /* for rows of w's type */
+    const struct cpu_blocks *blocks; /* of w in blocks */
+    int32_t full_rows;               /* of floats or of codes in a full tile */
+    int32_t planes;                  /* rows of codes of a row of x; of floats 1 */
+    int64_t tile_bytes;              /* of a full tile, packed */
+    int32_t n_tiles;                 /* of x */
+    int32_t block_rows;              /* of w in a block */
+    int32_t thread_rows;             /* rows of w per thread */
+    int32_t n_blocks;                /* of a thread */
+    int32_t task_tiles;              /* of x in a task */
+    int32_t n_ranges;                /* ranges of tiles, one per task of a block */
 };
 
 /* The row of x that a tile begins with. */
@@ -59,14 +60,14 @@ static void quantise_rest(const struct linear_job *j, struct act_block *to, int3
     for (int32_t at = 0; at < n; at += FORMAT_BLOCK_MAX, to += n_x) {
         int32_t here = MIN(FORMAT_BLOCK_MAX, n - at);
         act_rest(rest, to, x + at, here);
-        j->c->k.blocks.quantise(to + 1, n_x, rest, here);
+        j->blocks->quantise(to + 1, n_x, rest, here);
     }
 }
 
 static void quantise_planes(const struct linear_job *j, struct act_block *to, int32_t n_x,
                             const float *x, int32_t n)
 {
-    j->c->k.blocks.quantise(to, n_x, x, n);
+    j->blocks->quantise(to, n_x, x, n);
     if (j->planes > 1) {
         quantise_rest(j, to, n_x, x, n);
     }
@@ -158,9 +159,10 @@ static int pack_all(struct linear_job *j)
     if (cpu_reserve_packed(c, j->tile_bytes * j->n_tiles) < 0) {
         return ERR_NOMEM;
     }
-    if (j->w.format &&
-        cpu_packed_already(
-            c, (struct cpu_packed){.x = j->x.data, .rows = j->x.rows, .planes = j->planes})) {
+    if (j->w.format && cpu_packed_already(c, (struct cpu_packed){.x = j->x.data,
+                                                                 .blocks = j->blocks,
+                                                                 .rows = j->x.rows,
+                                                                 .planes = j->planes})) {
         return 0;
     }
     if (j->n_tiles <= SERIAL_PACK_TILES) {
@@ -195,13 +197,12 @@ static void store_tile(const struct linear_job *j, int32_t tile, int32_t first, 
 static void multiply(const struct linear_job *j, struct dot_rows *w, int32_t tile, float *sum,
                      const struct prefetch *ahead)
 {
-    const struct cpu_kernels *k = &j->c->k;
     const char *x = j->c->packed + tile * j->tile_bytes;
     int32_t n_x = tile_rows(j, tile);
 
     if (j->w.format) {
-        k->blocks.dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)x,
-                                        n_x * j->planes, ahead);
+        j->blocks->dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)x,
+                                         n_x * j->planes, ahead);
         cpu_add_planes(sum, w->n * n_x, j->planes);
         return;
     }
@@ -280,6 +281,7 @@ void cpu_linear_tiled(struct cpu_backend *c, struct mat out, struct mat x, struc
     }
     struct linear_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .planes = cpu_planes(&w)};
     j.tiles = cpu_tiles_of(&c->k, w.dtype);
+    j.blocks = w.format ? cpu_blocks_of(&c->k, w.format->id, x.rows * j.planes) : NULL;
     j.full_rows = w.format ? TILE_ROWS : j.tiles->rows;
     j.n_tiles = (int32_t)div_ceil((int64_t)x.rows * j.planes, j.full_rows);
     if (pack_all(&j) < 0) {

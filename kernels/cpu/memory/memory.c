@@ -234,7 +234,8 @@ struct weight_support cpu_supports(const struct backend *b, const struct weight_
         .as_stored = true, .act = DTYPE_F32, .kernel = "floats", .experts = 1};
 
     if (!weight_format_is_plain(f)) {
-        s.kernel = weight_format_has_scales(f) ? k->blocks.codes_name : k->blocks.name;
+        const struct cpu_blocks *of = cpu_blocks_of(k, f->id, 1);
+        s.kernel = weight_format_has_scales(f) ? of->codes_name : of->name;
     }
     return s;
 }
@@ -262,6 +263,9 @@ int cpu_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, 
     struct fill f = {.desc = d,
                      .m = {.stride = stride, .rows = d->rows, .cols = d->cols, .dtype = t},
                      .salt = ++c->n_dummies};
+    if (d->kind == WEIGHT_LINEAR) {
+        cpu_panels_from(c, t);
+    }
     rc = cpu_reads_in_place(d, stride) ? map_weight(c, &f, e) : copy_weight(c, &f, e);
     if (rc < 0) {
         return rc;

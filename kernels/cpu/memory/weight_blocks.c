@@ -122,6 +122,7 @@ static int make_parts(struct cpu_backend *c, const struct weight_desc *d, int32_
         }
         ret->m.rows += p->rows;
     }
+    cpu_block_ways(&c->ways, &c->k, ret->m.format->id);
     ret->n_parts = n;
     ret->m.data = (void *)(uintptr_t)ret->part[0].data; /* only read */
     return 0;

@@ -313,6 +313,10 @@ struct cpu_kernels {
     struct cpu_tiles linear_bf16;
     struct cpu_panels panels_bf16;
     struct cpu_blocks blocks;
+    /* Those of an older instruction set, with the same sums, and of which formats they
+     * take the place of `blocks`: for one row of codes of x, and for several. */
+    struct cpu_blocks older;
+    bool by_older[WEIGHT_FORMATS][2];
     struct cpu_code_panels code_panels[WEIGHT_FORMATS]; /* by format */
 };
 
@@ -325,6 +329,13 @@ static inline const struct cpu_tiles *cpu_tiles_of(const struct cpu_kernels *k, 
 static inline const struct cpu_panels *cpu_panels_of(const struct cpu_kernels *k, enum dtype t)
 {
     return t == DTYPE_BF16 ? &k->panels_bf16 : &k->panels;
+}
+
+/* Those that multiply n_x rows of codes of x with weights of format f. */
+static inline const struct cpu_blocks *cpu_blocks_of(const struct cpu_kernels *k,
+                                                     enum weight_format_id f, int32_t n_x)
+{
+    return k->by_older[f][n_x > 1] ? &k->older : &k->blocks;
 }
 
 /* The best functions for an instruction set that the machine has; `way` counts for

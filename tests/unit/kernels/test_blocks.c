@@ -468,6 +468,15 @@ static float *all_products(const char *isa, int32_t *ret_n)
     return all;
 }
 
+static void same_bits(const float *got, const float *plain, int32_t n, const char *by)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (memcmp(&got[i], &plain[i], sizeof(*got)) != 0) {
+            fail_msg("%s, result %d: %.9g, plain %.9g", by, i, (double)got[i], (double)plain[i]);
+        }
+    }
+}
+
 static void every_instruction_set_gives_the_bits_of_the_plain_loops(void **state)
 {
     (void)state;
@@ -475,12 +484,41 @@ static void every_instruction_set_gives_the_bits_of_the_plain_loops(void **state
     float *got = all_products(NULL, &n);
     float *plain = all_products("plain", &n_plain);
     assert_int_equal(n, n_plain);
-    for (int32_t i = 0; i < n; i++) {
-        if (memcmp(&got[i], &plain[i], sizeof(*got)) != 0) {
-            fail_msg("result %d: %.9g, plain %.9g", i, (double)got[i], (double)plain[i]);
-        }
-    }
+    same_bits(got, plain, n, "own");
     free(got);
+    free(plain);
+}
+
+/* Whatever timing would choose. */
+static void blocks_by_an_older_instruction_set_have_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const ways[] = {"timed", "avx2", "avx512vnni", "amx"};
+    int32_t n, n_plain;
+    enum cpu_isa isa, way = CPU_PLAIN;
+    struct err e = {0};
+    char root[] = "/tmp/quire-blocks-XXXXXX", command[64];
+    if (strcmp(rig_device, "cpu") != 0) {
+        skip();
+    }
+    assert_int_equal(cpu_isa_detect(&isa, &e), 0);
+    float *plain = all_products("plain", &n_plain);
+    assert_non_null(mkdtemp(root));
+    setenv("CACHE_DIRECTORY", root, 1);
+    for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
+        if (i > 0 && (isa > CPU_AMX || !cpu_isa_named(&way, ways[i]) || way > isa)) {
+            continue;
+        }
+        setenv("QUIRE_CPU_WAYS", ways[i], 1);
+        float *got = all_products(NULL, &n);
+        unsetenv("QUIRE_CPU_WAYS");
+        assert_int_equal(n, n_plain);
+        same_bits(got, plain, n, ways[i]);
+        free(got);
+    }
+    unsetenv("CACHE_DIRECTORY");
+    snprintf(command, sizeof(command), "rm -rf %s", root);
+    assert_int_equal(system(command), 0);
     free(plain);
 }
 
@@ -689,6 +727,7 @@ static int all_tests(void)
         cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_plain_loops),
         cmocka_unit_test(a_row_has_the_same_bits_in_any_company),
         cmocka_unit_test(many_long_rows_have_the_bits_of_few),
+        cmocka_unit_test(blocks_by_an_older_instruction_set_have_the_same_bits),
         cmocka_unit_test(gated_products_of_many_rows_have_the_bits_of_few),
         cmocka_unit_test(what_is_not_finite_stays_so),
         cmocka_unit_test(embeddings_are_the_decoded_rows),

@@ -4,11 +4,11 @@
  *
  * Pairs round x to bfloat16, floats do not, so results differ. The choice is therefore
  * made once in a process, and kept in a file for the next ones and for other ranks on
- * the machine. The environment variable QUIRE_CPU_BF16 (pairs, floats) takes the place
- * of timing and of the file.
+ * the machine (kept_ways.h). The environment variable QUIRE_CPU_BF16 (pairs, floats)
+ * takes the place of timing and of the file.
  */
-#ifndef QUIRE_KERNELS_CPU_BF16_WAY_H
-#define QUIRE_KERNELS_CPU_BF16_WAY_H
+#ifndef QUIRE_KERNELS_CPU_WAYS_BF16_WAY_H
+#define QUIRE_KERNELS_CPU_WAYS_BF16_WAY_H
 
 #include "config/base/base.h"
 #include "kernels/cpu/isa.h"
@@ -20,11 +20,5 @@ int cpu_bf16_detect(enum cpu_bf16 *ret, enum cpu_isa isa, struct err *e);
 enum cpu_bf16 cpu_bf16_faster(double pairs_us, double floats_us);
 /* Times both ways. False: there was no memory to do it. */
 bool cpu_bf16_time(enum cpu_bf16 *ret);
-/* The way that is kept for `machine`, a text that names what the choice depends on, in
- * directory `dir`; otherwise what `measure` finds, which is then kept there. Of several
- * processes that ask at the same time one measures and the others wait for it. Without
- * a file that can be written each measures for itself. */
-enum cpu_bf16 cpu_bf16_kept(const char *dir, const char *machine,
-                            bool (*measure)(enum cpu_bf16 *ret));
 
 #endif

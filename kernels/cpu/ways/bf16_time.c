@@ -5,9 +5,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "kernels/cpu/bf16_way.h"
 #include "kernels/cpu/simd/fetch.h"
 #include "kernels/cpu/simd/kernels.h"
+#include "kernels/cpu/ways/bf16_way.h"
 
 enum {
     COLS = 512,
