@@ -714,7 +714,6 @@ static int open_device(struct cuda_backend *c, struct err *e)
     }
     c->n_sms = p.multiProcessorCount;
     c->capability = p.major * 10 + p.minor;
-    c->memory_gbs = cuda_memory_gbs();
     snprintf(c->base.device, sizeof(c->base.device), "%.100s, %zu GiB", p.name,
              p.totalGlobalMem >> 30);
     rc = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
@@ -768,6 +767,7 @@ int quire_backend_open(struct backend **ret, int abi, const struct backend_confi
     rc = open_device(c, e);
     rc = rc < 0 ? rc : cuda_steps_init(c, e);
     rc = rc < 0 ? rc : cuda_linear_init(c, e);
+    rc = rc < 0 ? rc : cuda_speed_init(c, e);
     rc = rc < 0 ? rc : cuda_ranks_init(c, e);
     rc = rc < 0 ? rc : cuda_stages_init(c, e);
     rc = rc < 0 ? rc : cuda_fused_init(c, e);

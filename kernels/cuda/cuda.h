@@ -19,6 +19,7 @@
 #include "kernels/cuda/experts/load.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
+#include "kernels/cuda/heuristics_speed.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/step/heuristics_verify.h"
 
@@ -107,12 +108,18 @@ struct cuda_expanded {
     struct query_tile *tile;
 };
 
+/* What decides between cuBLASLt and own tiles: timing, the product's shape, or
+ * nothing. */
+enum cuda_ways { CUDA_WAYS_TIMED, CUDA_WAYS_SHAPE, CUDA_WAYS_LIBRARY };
+
 struct cuda_backend {
     struct backend base;
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
     cudaStream_t stream;          /* the compute stream */
     int32_t n_sms, capability;    /* multiprocessors; compute capability times 10 (90: 9.0) */
-    int32_t memory_gbs;           /* cuda_memory_gbs() */
+    struct device_speed speed;    /* what choices depend on that need not agree over ranks */
+    int32_t memory_blocks;        /* memory_blocks() of what the driver tells */
+    enum cuda_ways ways;          /* of gated products of many rows */
     struct err failed;            /* first failure; sticky, reported by step_end and step_wait */
     bool aborted; /* another rank or stage failed: kernels may wait for it for ever */
 
@@ -271,6 +278,9 @@ static inline bool cuda_usable(struct cuda_backend *c)
 {
     return c->failed.code == 0;
 }
+
+/* step/speed.c: finds c->speed and c->ways, once the products' store is open. */
+int cuda_speed_init(struct cuda_backend *c, struct err *e);
 
 /* weights.c */
 int cuda_weight(struct backend *b, const struct weight_desc *d, struct mat *ret, struct err *e);

@@ -166,7 +166,7 @@ struct decode_shape attn_decode_shape(int32_t head_dim, int32_t element_bytes, i
     return (struct decode_shape){0};
 }
 
-enum { SHARED_MIN_CHUNKS = 4, H200_GBS = 4917 };
+enum { SHARED_MIN_CHUNKS = 4 };
 
 /* The shared launch costs a fixed time, and few sequences find their common blocks in
  * the L2 cache anyway, so the threshold falls with the number of sequences at first,
@@ -280,21 +280,20 @@ int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *re
     return n;
 }
 
-/* Query heads of a KV head, times rows, from which on widening its keys takes less than
- * what it saves: about 500 on an H200. */
-enum { WIDEN_WORTH_QUERIES = 1024 };
-
 int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
-                     struct widened_seq *ret, int32_t *ret_first)
+                     const struct device_speed *speed, struct widened_seq *ret, int32_t *ret_first)
 {
-    int64_t blocks = 0, saved = 0;
+    /* Query heads of a KV head, times rows, from which on widening its keys takes less
+     * than what it saves on an H200: about 500. */
+    enum { WORTH_QUERIES = 1024 };
+    int64_t blocks = 0, saved = 0, worth = rows_that_pay(WORTH_QUERIES, speed);
 
     for (int32_t s = b->n_decode; s < b->n_seqs; s++) {
         int32_t rows = b->q_start[s + 1] - b->q_start[s];
         ret[s - b->n_decode] = (struct widened_seq){
             .row = b->row[s], .first = (int32_t)blocks, .position = b->kv_len[s] - rows};
         ret_first[s] = (int32_t)blocks;
-        saved += ((int64_t)rows * group - WIDEN_WORTH_QUERIES) * b->kv_len[s];
+        saved += ((int64_t)rows * group - worth) * b->kv_len[s];
         blocks += div_ceil(b->kv_len[s], block_size);
         if (blocks > INT32_MAX) {
             return 0;

@@ -5,6 +5,7 @@
 
 #include "kernels/batch.h"
 #include "kernels/cuda/attention/shared_prefix.h"
+#include "kernels/cuda/heuristics_speed.h"
 
 struct expanded_seq; /* attention/latent_expanded.h */
 
@@ -18,10 +19,12 @@ int32_t graph_rows(int32_t n);
 int32_t product_rows(int32_t n);
 
 /* Whether a gated product of `rows` rows goes by launch_gated_wide, in one wave of
- * blocks. With fewer rows cuBLASLt and a launch for the gate take as long. */
+ * blocks, where nothing was timed. With fewer rows cuBLASLt and a launch for the gate
+ * take as long. */
 bool gated_by_wide_rows(int32_t rows, int32_t n, int32_t n_sms);
 /* Whether a gated product of `rows` rows with w [n, k] is worth tiles of 128 x 256
- * (gemm/tiles.h): whether they keep n_sms multiprocessors busy. */
+ * (gemm/tiles.h), where nothing was timed: whether they keep n_sms multiprocessors
+ * busy. */
 bool product_by_tiles(int32_t rows, int32_t n, int32_t n_sms);
 
 /* Whether a product of e4m3 codes of `rows` rows with w [n, k] is worth tiles of 256 x
@@ -78,7 +81,7 @@ int32_t prefill_tiles(const struct batch *b, int32_t rows, struct query_tile *re
  * [n_seqs] the first block of each sequence there. Returns the blocks in all, or 0 if
  * the step has too few queries for it to pay. group: query heads per KV head. */
 int32_t widened_seqs(const struct batch *b, int32_t block_size, int32_t group,
-                     struct widened_seq *ret, int32_t *ret_first);
+                     const struct device_speed *speed, struct widened_seq *ret, int32_t *ret_first);
 
 /* Whether the heads of a sequence with `rows` new rows and `keys` keys in all are
  * expanded from latents for them, of which most_rows fit into a buffer. It depends on

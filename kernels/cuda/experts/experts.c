@@ -165,8 +165,8 @@ static void add_parts(const struct experts *e, int32_t parts, struct expert_prod
  * take all. */
 enum { E4M3_ROWS = 5 };
 
-/* Rows from which widening a layer's codes is less work than it saves: bf16 tiles are
- * twice as fast as those of codes, and every expert has rows. */
+/* Rows from which widening a layer's codes is less work than it saves on an H200: bf16
+ * tiles are twice as fast as those of codes, and every expert has rows. */
 enum { WIDEN_ROWS = 512 };
 
 /* Replaces the codes of a product by their values. */
@@ -417,7 +417,7 @@ static struct expert_way way_of(const struct cuda_backend *c, const struct exper
                            .own = !s->router_x.data && !e->router.format};
 
     w.e4m3 = quantises(e) && rows >= E4M3_ROWS;
-    w.widens = codes && !w.e4m3 && w.free && rows >= WIDEN_ROWS;
+    w.widens = codes && !w.e4m3 && w.free && rows >= rows_that_pay(WIDEN_ROWS, &c->speed);
     w.wgmma = (!codes || w.widens) && expert_tiles_fit(x.cols, e->width, (int32_t)x.dtype);
     w.parts = w.free && w.wgmma && rows > 0 ? parts_in_tiles(e, rows) : 0;
     return w;

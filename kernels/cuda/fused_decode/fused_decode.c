@@ -2,6 +2,7 @@
  * become pending, any other operation launches the pending ones first. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
+#include "kernels/cuda/fused_decode/heuristics_grids.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/heuristics.h"
@@ -125,7 +126,10 @@ static bool fused_take(struct cuda_backend *c, struct fused_args *next)
     bool fits = by_mixed(c, next);
 
     if (!fits && next->rows > worth_rows(c)) {
-        fits = small_plan(next, c->n_sms) || small_codes_plan(next, c->n_sms);
+        fits = (small_plan(next, c->n_sms) &&
+                small_grids_fill(next, small_tile_of, c->n_sms, c->memory_blocks)) ||
+               (small_codes_plan(next, c->n_sms) &&
+                small_grids_fill(next, small_codes_tile, c->n_sms, c->memory_blocks));
     } else if (!fits && !by_mixed(c, &c->fused)) { /* what is pending may be better off alone */
         fits = fused_plan(next, c->n_sms, c->fused_shared_bytes);
     }

@@ -7,33 +7,21 @@
 static const struct small_tile TILES[] = {CODES_TILES(TILE)};
 #undef TILE
 
-/* As in small_tile_of: the widest grid above `least` and of one wave. */
-static struct small_tile widest(enum small_kind kind, const struct fused_op *p, int32_t least,
-                                int32_t n_blocks)
+struct small_tile small_codes_tile(const struct fused_op *p, int32_t n_blocks)
 {
+    enum small_kind kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN;
     struct small_tile best = {.kind = kind};
+    int32_t most = 0;
 
     for (size_t i = 0; i < ARRAY_LEN(TILES); i++) {
         const struct small_tile *t = &TILES[i];
         int32_t blocks = p->n / t->width * t->split;
         /* two stages a turn of the mainloop */
         bool fits = p->n % t->width == 0 && p->k % (2 * CODES_DEPTH * t->split) == 0;
-        if (t->kind == kind && fits && blocks <= n_blocks && blocks > least) {
-            least = blocks;
+        if (t->kind == kind && fits && blocks <= n_blocks && blocks > most) {
+            most = blocks;
             best = *t;
         }
-    }
-    return best;
-}
-
-struct small_tile small_codes_tile(const struct fused_op *p, int32_t n_blocks)
-{
-    enum small_kind kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN;
-    struct small_tile best = widest(kind, p, small_enough_blocks(kind, n_blocks), n_blocks);
-
-    if (best.width == 0 && small_becomes_sum(p) &&
-        widest(SMALL_SUM, p, small_enough_blocks(SMALL_SUM, n_blocks), n_blocks).width > 0) {
-        best = widest(kind, p, 0, n_blocks);
     }
     return best;
 }

@@ -39,20 +39,22 @@ static struct small_tile widest(enum small_kind kind, const struct fused_op *p, 
     return best;
 }
 
+/* Whole tiles are taken where they read as fast as an H200's memory wants, or may once
+ * the product is a sum; else one may be cut that more blocks have. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks)
 {
     enum small_kind kind = p->gated ? SMALL_GATED : p->sum ? SMALL_SUM : SMALL_PLAIN;
     int32_t least = small_enough_blocks(kind, n_blocks);
-    struct small_tile best = widest(kind, p, false, least, n_blocks);
+    struct small_tile best = widest(kind, p, false, 0, n_blocks), cut = {.width = 0};
+    bool enough = best.width > 0 && p->n / best.width * best.split > least;
+    bool waits =
+        best.width > 0 && small_becomes_sum(p) &&
+        widest(SMALL_SUM, p, false, small_enough_blocks(SMALL_SUM, n_blocks), n_blocks).width > 0;
 
-    if (best.width == 0 && small_becomes_sum(p) &&
-        widest(SMALL_SUM, p, false, small_enough_blocks(SMALL_SUM, n_blocks), n_blocks).width > 0) {
-        best = widest(kind, p, false, 0, n_blocks);
+    if (!enough && !waits && kind != SMALL_SUM) {
+        cut = widest(kind, p, true, least, n_blocks);
     }
-    if (best.width == 0 && kind != SMALL_SUM) {
-        best = widest(kind, p, true, least, n_blocks);
-    }
-    return best;
+    return cut.width > 0 ? cut : best;
 }
 
 bool small_norm_apart(const struct fused_args *a, int32_t i)

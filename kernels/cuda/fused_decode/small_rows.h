@@ -82,8 +82,8 @@ struct small_tile {
     TILE(112, 2, SMALL_SUM)   \
     TILE(128, 2, SMALL_SUM)
 
-/* Grids of no more blocks than this do not read memory fast enough. A gate in the
- * product saves a launch. */
+/* Grids of no more blocks than this do not read an H200's memory fast enough. A gate in
+ * the product saves a launch. */
 static inline int32_t small_enough_blocks(enum small_kind kind, int32_t n_blocks)
 {
     return kind == SMALL_GATED ? n_blocks * 5 / 6 : n_blocks * 7 / 8;
@@ -93,8 +93,8 @@ static inline int32_t small_enough_blocks(enum small_kind kind, int32_t n_blocks
  * and there are twice as many blocks. */
 bool small_becomes_sum(const struct fused_op *p);
 
-/* The tile for op `p` on a device of n_blocks multiprocessors. A product of too few
- * blocks has one while it may become a sum that has enough. Pure. */
+/* The tile for op `p` on a device of n_blocks multiprocessors: of one wave the most
+ * blocks, however few (heuristics_grids.h); width 0: there is none. Pure. */
 struct small_tile small_tile_of(const struct fused_op *p, int32_t n_blocks);
 /* Whether the products of op `p` may be a summand of several ranks: in an inbox there
  * is room for them, all of the launch's blocks run at the same time, and so little is

@@ -10,15 +10,17 @@
 #include <unistd.h>
 
 #include "config/base/cache_dir.h"
+#include "config/base/kept.h"
 
 struct file_header {
     char magic[8];
     uint32_t record_bytes;
     int32_t n;
     uint64_t device, checksum;
+    int64_t memory_gbs;
 };
 
-static const char MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'M', 'P', '1'};
+static const char MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'M', 'P', '2'};
 
 uint64_t product_hash(const void *data, int64_t n_bytes)
 {
@@ -59,7 +61,10 @@ static bool write_all(int fd, const void *from, size_t n)
 
 static uint64_t checksum(const struct product_store *s)
 {
-    return product_hash(s->record, (int64_t)s->n * (int64_t)sizeof(*s->record));
+    uint64_t of[2] = {product_hash(s->record, (int64_t)s->n * (int64_t)sizeof(*s->record)),
+                      (uint64_t)s->memory_gbs};
+
+    return product_hash(of, sizeof(of));
 }
 
 static bool reserve(struct product_store *s, int32_t n)
@@ -78,19 +83,74 @@ static bool reserve(struct product_store *s, int32_t n)
 static void load(struct product_store *s)
 {
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    struct file_header h = {0};
 
     if (fd < 0) {
         return;
     }
-    struct file_header h;
     bool ok = read_all(fd, &h, sizeof(h)) && memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 &&
               h.device == s->device && h.record_bytes == sizeof(*s->record) && h.n >= 0 &&
               h.n <= PRODUCT_RECORDS && reserve(s, h.n) &&
               read_all(fd, s->record, (size_t)h.n * sizeof(*s->record));
     s->n = ok ? h.n : 0;
-    s->damaged = !ok || checksum(s) != h.checksum;
-    s->n = s->damaged ? 0 : s->n;
+    s->memory_gbs = ok ? h.memory_gbs : 0;
+    s->seen = checksum(s);
+    s->damaged = !ok || s->seen != h.checksum;
+    if (s->damaged) {
+        s->n = 0;
+        s->memory_gbs = 0;
+        s->seen = 0;
+    }
     close(fd);
+}
+
+/* Takes over what the file has more than the store, and what it has in place of the
+ * store's. */
+static void merge(struct product_store *s)
+{
+    struct product_store disk = {.device = s->device};
+    bool changed = s->changed, replaces = s->replaces;
+
+    memcpy(disk.path, s->path, sizeof(disk.path));
+    load(&disk);
+    for (int32_t i = 0; i < disk.n && disk.seen != s->seen; i++) {
+        const struct product_record *r = &disk.record[i];
+        if (!replaces || !product_store_find(s, &r->key)) {
+            product_store_put(s, &r->key, &r->choice);
+        }
+    }
+    s->memory_gbs = disk.memory_gbs > 0 ? disk.memory_gbs : s->memory_gbs;
+    s->changed = changed;
+    s->replaces = replaces;
+    free(disk.record);
+}
+
+/* Locks the directory of the file; -1: it is not there, or another process has held the
+ * lock for long, and each does what it does alone. */
+static int lock_directory(const struct product_store *s)
+{
+    char dir[sizeof(s->path)];
+    char *end;
+
+    memcpy(dir, s->path, sizeof(dir));
+    end = strrchr(dir, '/');
+    if (!end || end == dir) {
+        return -1;
+    }
+    *end = '\0';
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && !kept_lock(fd)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static void unlock(int fd)
+{
+    if (fd >= 0) {
+        close(fd);
+    }
 }
 
 void product_store_open(struct product_store *s, const char *dir, const char *device)
@@ -135,7 +195,9 @@ void product_store_put(struct product_store *s, const struct product_key *k,
     struct product_choice *known = (struct product_choice *)product_store_find(s, k);
 
     if (known) {
-        s->changed = s->changed || memcmp(known, c, sizeof(*c)) != 0;
+        bool differs = memcmp(known, c, sizeof(*c)) != 0;
+        s->changed = s->changed || differs;
+        s->replaces = s->replaces || differs;
         *known = *c;
     } else if (s->n < PRODUCT_RECORDS && (s->n < s->cap || reserve(s, s->cap + 256))) {
         s->record[s->n++] = (struct product_record){*k, *c};
@@ -143,15 +205,11 @@ void product_store_put(struct product_store *s, const struct product_key *k,
     }
 }
 
-void product_store_save(struct product_store *s)
+/* Writes the file anew. */
+static void write_file(struct product_store *s)
 {
     char fresh[sizeof(s->path) + 32];
 
-    if (!s->changed || s->path[0] == '\0') {
-        return;
-    }
-    s->changed = false;
-    cache_make_dirs(s->path);
     snprintf(fresh, sizeof(fresh), "%s.%d", s->path, (int)getpid());
     int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) {
@@ -160,12 +218,50 @@ void product_store_save(struct product_store *s)
     struct file_header h = {.record_bytes = sizeof(*s->record),
                             .n = s->n,
                             .device = s->device,
-                            .checksum = checksum(s)};
+                            .checksum = checksum(s),
+                            .memory_gbs = s->memory_gbs};
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
     bool ok =
         write_all(fd, &h, sizeof(h)) && write_all(fd, s->record, (size_t)s->n * sizeof(*s->record));
     ok = close(fd) == 0 && ok;
-    if (!ok || rename(fresh, s->path) != 0) {
+    ok = ok && rename(fresh, s->path) == 0;
+    if (ok) {
+        s->seen = h.checksum;
+    } else {
         unlink(fresh);
     }
+}
+
+void product_store_save(struct product_store *s)
+{
+    if (!s->changed || s->path[0] == '\0') {
+        return;
+    }
+    cache_make_dirs(s->path);
+    int fd = lock_directory(s);
+    merge(s);
+    s->changed = s->replaces = false;
+    write_file(s);
+    unlock(fd);
+}
+
+void product_store_memory(struct product_store *s, int32_t (*measure)(void *arg), void *arg)
+{
+    if (s->memory_gbs > 0) {
+        return;
+    }
+    if (s->path[0] == '\0') {
+        s->memory_gbs = measure(arg);
+        return;
+    }
+    cache_make_dirs(s->path);
+    int fd = lock_directory(s);
+    merge(s);
+    if (s->memory_gbs == 0) {
+        s->memory_gbs = measure(arg);
+        if (s->memory_gbs > 0) {
+            write_file(s);
+        }
+    }
+    unlock(fd);
 }

@@ -1,8 +1,8 @@
-/* The fastest algorithm for each kind of matrix product, remembered from run to run in
- * a file of fixed-size records.
+/* The fastest way for each kind of matrix product, and how fast the device reads,
+ * remembered from run to run in a file of fixed-size records.
  *
- * It only saves time: if there is no place for the file, or it cannot be used,
- * algorithms are timed again.
+ * It only saves time: if there is no place for the file, or it cannot be used, they are
+ * timed again. Processes that share it keep what was saved first.
  */
 #ifndef QUIRE_KERNELS_CUDA_GEMM_HEURISTICS_PRODUCTS_H
 #define QUIRE_KERNELS_CUDA_GEMM_HEURISTICS_PRODUCTS_H
@@ -19,12 +19,21 @@ struct product_key {
     int32_t x_type, out_type; /* enum dtype; w has x_type */
     int32_t epilogue;         /* cublasLtEpilogue_t */
     int16_t residual;         /* 1: cuBLASLt adds the residual */
-    int16_t gated;            /* 1: two halves, gate and up */
+    int16_t gated;            /* 1: two halves, gate and up; 2: own tiles may take them */
     int32_t alignment;        /* in bytes, that all operands have; at most 256 */
 };
 
+/* What multiplies. */
+enum product_way {
+    PRODUCT_LT,        /* cuBLASLt, with launches for the rest of the epilogue */
+    PRODUCT_WIDE_GATE, /* launch_gated_wide */
+    PRODUCT_TILES,     /* launch_tiles */
+};
+
 struct product_choice {
-    uint64_t algo[8]; /* a cublasLtMatmulAlgo_t as bytes */
+    uint64_t algo[8]; /* a cublasLtMatmulAlgo_t as bytes, of PRODUCT_LT */
+    int32_t way;      /* enum product_way */
+    int32_t unused;   /* 0 */
 };
 
 struct product_record {
@@ -37,9 +46,12 @@ enum { PRODUCT_RECORDS = 4096 };
 struct product_store {
     struct product_record *record; /* [cap] */
     int32_t n, cap;                /* records used and allocated; at most PRODUCT_RECORDS */
+    int64_t memory_gbs;            /* rated_gbs of what reads were timed at; 0: not known */
     uint64_t device; /* hash of what the choices depend on: device, driver, library version */
+    uint64_t seen;   /* checksum of the file as it was read or written last */
     char path[512];  /* the file; empty: nothing is stored */
     bool changed;    /* there is something to save */
+    bool replaces;   /* also in the place of what the file has */
     bool damaged;    /* the file was unusable; the next save replaces it */
 };
 
@@ -54,7 +66,12 @@ const struct product_choice *product_store_find(const struct product_store *s,
 /* A full store ignores new keys. */
 void product_store_put(struct product_store *s, const struct product_key *k,
                        const struct product_choice *c);
-/* Saves the store if it changed, atomically. An unwritable directory is no error. */
+/* Saves the store if it changed, atomically, with what other processes have saved
+ * meanwhile. An unwritable directory is no error. */
 void product_store_save(struct product_store *s);
+/* Sets s->memory_gbs, if the file does not tell it, to what `measure` returns, and
+ * saves it; 0: nothing was found. Of several processes that ask at the same time one
+ * measures and the others wait for it, at most a second. */
+void product_store_memory(struct product_store *s, int32_t (*measure)(void *arg), void *arg);
 
 #endif

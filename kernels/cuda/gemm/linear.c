@@ -6,15 +6,14 @@
  * the rest of a step. cuBLASLt's first proposal is taken, except for decode steps that
  * are about to be captured: those run thousands of times, so in the eager step before
  * the capture several proposals are timed as the graph will run them (linear_time.c),
- * and the fastest is kept, on disk too (heuristics_products.h).
- */
+ * and the fastest is kept, on disk too (heuristics_products.h). Where own tiles may
+ * take the product (own_products.c), they are timed beside the proposals. */
 #include "kernels/cuda/gemm/linear.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/fused_decode/small_rows.h"
 #include "kernels/cuda/gemm/tiles.h"
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/quant/quant.h"
@@ -36,7 +35,8 @@ static void open_store(struct cuda_backend *c)
     int driver = 0;
 
     cudaDriverGetVersion(&driver);
-    snprintf(what, sizeof(what), "%s, driver %d, cuBLASLt %zu, workspace %d, timed in graphs",
+    snprintf(what, sizeof(what),
+             "%s, driver %d, cuBLASLt %zu, workspace %d, timed in graphs with own tiles",
              c->base.device, driver, cublasLtGetVersion(), WORKSPACE_BYTES);
     product_store_open(&c->products, NULL, what);
     if (c->products.damaged) {
@@ -138,6 +138,7 @@ static bool plan_recall(struct cuda_backend *c, struct matmul_plan *p)
         return false;
     }
     p->known = true;
+    p->way = (enum product_way)known->way;
     memcpy(&p->algo, known->algo, sizeof(p->algo));
     return lt_describe(p, &p->key) == CUBLAS_STATUS_SUCCESS && lt_takes(c, p, &p->algo);
 }
@@ -148,6 +149,7 @@ static void plan_remember(struct cuda_backend *c, const struct matmul_plan *p)
 
     memset(&choice, 0, sizeof(choice));
     memcpy(choice.algo, &p->algo, sizeof(choice.algo));
+    choice.way = (int32_t)p->way;
     product_store_put(&c->products, &p->key, &choice);
 }
 
@@ -162,6 +164,7 @@ static cublasStatus_t plan_make(struct cuda_backend *c, struct matmul_plan *p,
     }
     lt_release(p);
     p->known = timed;
+    p->way = PRODUCT_LT;
     cublasLtMatmulHeuristicResult_t found[MAX_PROPOSALS];
     int n = 0;
     cublasStatus_t s = lt_describe(p, &p->key);
@@ -373,34 +376,22 @@ static void take_codes(struct cuda_backend *c, struct product *d, struct mat x, 
     d->key.residual_stride = 0;
 }
 
-/* A gated product of many rows with the gate in its epilogue (tiles.h, small_rows.h).
- * With `deterministic` there is none: a row's bits must not depend on the number of
- * rows. False: nothing was done. */
-static bool run_tiles(struct cuda_backend *c, const struct product *d, struct mat x, struct mat w)
+/* How the product goes: as was timed for its row bucket, else as its shape says. */
+static enum product_way way_of(struct cuda_backend *c, const struct product *d)
 {
-    struct tiles_args a = {.out = d->args.out,
-                           .x = x.data,
-                           .w = w.data,
-                           .out_stride = d->args.out_stride,
-                           .x_stride = x.stride,
-                           .w_stride = w.stride,
-                           .rows = d->args.rows,
-                           .n = w.rows,
-                           .k = w.cols,
-                           .gated = true,
-                           .act = d->args.act,
-                           .type = (int32_t)x.dtype};
+    cublasStatus_t status;
 
-    bool fits = d->args.gated && !c->config.deterministic && !d->put_off && !d->args.bias &&
-                !w.format && x.dtype == w.dtype && d->args.out_type == (int32_t)x.dtype;
-
-    return fits &&
-           ((gated_by_wide_rows(a.rows, a.n, c->n_sms) && launch_gated_wide(&a, c->stream)) ||
-            (product_by_tiles(a.rows, a.n, c->n_sms) && launch_tiles(&a, c->n_sms, c->stream)));
+    if (product_may_be_own(c, d) && d->key.m <= TIME_MAX_ROWS && c->ways == CUDA_WAYS_TIMED) {
+        const struct matmul_plan *p = plan_find(c, d, false, &status);
+        if (p && p->known) {
+            return p->way;
+        }
+    }
+    return c->ways == CUDA_WAYS_LIBRARY ? PRODUCT_LT : product_way_by_shape(c, d);
 }
 
-/* The same of codes, also without a gate or added to what out holds. `may`: only
- * whether it will be, asked before the activations are quantised. */
+/* A product of codes by tiles of our own, also without a gate or added to what out
+ * holds. `may`: only whether it will be, asked before the activations are quantised. */
 static bool run_codes_tiles(struct cuda_backend *c, const struct product *d, struct mat w, bool may)
 {
     const struct quant_weight *q = w.format ? w.priv : NULL;
@@ -448,10 +439,12 @@ static void multiply(struct cuda_backend *c, struct mat out, struct mat lt_out, 
         return;
     }
     d.put_off = gated && cuda_pending_suits(c, out, rows) ? &out : NULL;
-    if (run_tiles(c, &d, x, w)) {
+    d.key.gated = (int16_t)(d.key.gated + product_may_be_own(c, &d));
+    choose_ahead(c, &d, out, lt_out, x);
+    enum product_way way = way_of(c, &d);
+    if (way != PRODUCT_LT && product_run_own(c, way, &d)) {
         return;
     }
-    choose_ahead(c, &d, out, lt_out, x);
     /* still needed as the residual */
     if (d.residual == out.data && d.residual && !d.key.residual) {
         d.lt_out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);

@@ -11,7 +11,8 @@ struct matmul_plan {
     bool known;                /* the algorithm was timed, or remembered from an earlier run */
     cublasLtMatmulDesc_t desc; /* NULL: not made */
     cublasLtMatrixLayout_t w, x, residual, out; /* made and freed with desc */
-    cublasLtMatmulAlgo_t algo;                  /* the choice */
+    cublasLtMatmulAlgo_t algo;                  /* cuBLASLt's best */
+    enum product_way way;                       /* the choice */
     int32_t rows; /* rows that the layouts of x, residual and out are set to */
 };
 
@@ -73,8 +74,23 @@ cublasStatus_t product_run(struct cuda_backend *c, struct matmul_plan *p,
 bool cuda_linear_mixed(struct cuda_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep, bool gated);
 
-/* linear_time.c: sets the plan's algorithm to the fastest of `found` [n]. The product's
- * output is overwritten repeatedly. */
+/* own_products.c: a gated product of many rows with the gate in its epilogue (tiles.h,
+ * small_rows.h). With `deterministic` there is none: a row's bits must not depend on
+ * the number of rows. */
+
+/* Whether some own way may multiply d; x has the weight's type. */
+bool product_may_be_own(const struct cuda_backend *c, const struct product *d);
+/* What the product's shape says, where nothing was timed. PRODUCT_LT if d may not be
+ * own. */
+enum product_way product_way_by_shape(const struct cuda_backend *c, const struct product *d);
+/* Whether d has a shape for the way at all, however fast. */
+bool product_suits(enum product_way way, const struct product *d);
+/* Runs d. False: the way does not take it, or does not run here; nothing was done. */
+bool product_run_own(struct cuda_backend *c, enum product_way way, const struct product *d);
+
+/* linear_time.c: sets the plan's algorithm to the fastest of `found` [n], and its way
+ * to the fastest of that and the own ones. The product's output is overwritten
+ * repeatedly. */
 void product_time(struct cuda_backend *c, struct matmul_plan *p, const struct product *d,
                   const cublasLtMatmulHeuristicResult_t *found, int n);
 

@@ -1,7 +1,7 @@
-/* Choosing a product's algorithm by timing it as a step runs it: a graph of products
- * with the weights of several layers, one behind the other. So an algorithm pays for
- * its gaps and for weights that come from memory, and not for its launch by the
- * host. */
+/* Choosing what multiplies, an algorithm of cuBLASLt or own tiles, by timing it as a
+ * step runs it: a graph of products with the weights of several layers, one behind the
+ * other. So each pays for its gaps and for weights that come from memory, and not for
+ * its launch by the host. */
 #include "kernels/cuda/gemm/linear.h"
 
 enum {
@@ -42,10 +42,23 @@ static struct alike weights_like(const struct cuda_backend *c, const struct prod
     return ret;
 }
 
-/* A graph of n products. NULL: the algorithm does not run, or there is no room
- * for a graph. */
+/* A way that is timed. */
+struct candidate {
+    enum product_way way;
+    const cublasLtMatmulAlgo_t *algo; /* of PRODUCT_LT */
+};
+
+static bool run(struct cuda_backend *c, struct matmul_plan *p, struct candidate by,
+                const struct product *d)
+{
+    return by.way == PRODUCT_LT ? product_run(c, p, by.algo, d) == CUBLAS_STATUS_SUCCESS
+                                : product_run_own(c, by.way, d);
+}
+
+/* A graph of n products. NULL: they do not run this way, or there is no room for a
+ * graph. */
 static cudaGraphExec_t record_runs(struct cuda_backend *c, struct matmul_plan *p,
-                                   const cublasLtMatmulAlgo_t *algo, const struct product *d,
+                                   struct candidate by, const struct product *d,
                                    const struct alike *w, int32_t n)
 {
     struct product one = *d;
@@ -53,14 +66,14 @@ static cudaGraphExec_t record_runs(struct cuda_backend *c, struct matmul_plan *p
     cudaGraphExec_t exec = NULL;
 
     /* the first run loads the kernel, which a capture cannot */
-    if (product_run(c, p, algo, d) != CUBLAS_STATUS_SUCCESS ||
+    if (!run(c, p, by, d) ||
         cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         return NULL;
     }
     bool ok = true;
     for (int32_t i = 0; i < n && ok; i++) {
         one.args.w = w->data[i % w->n];
-        ok = product_run(c, p, algo, &one) == CUBLAS_STATUS_SUCCESS;
+        ok = run(c, p, by, &one);
     }
     ok = cudaStreamEndCapture(c->stream, &graph) == cudaSuccess && ok;
     ok = ok && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
@@ -72,12 +85,12 @@ static cudaGraphExec_t record_runs(struct cuda_backend *c, struct matmul_plan *p
 
 /* Microseconds of one product; a huge value if it does not run. A second launch is
  * enough where it is far above best_us. */
-static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
-                       const cublasLtMatmulAlgo_t *algo, const struct product *d,
-                       const struct alike *w, const cudaEvent_t event[2], float best_us)
+static float time_way(struct cuda_backend *c, struct matmul_plan *p, struct candidate by,
+                      const struct product *d, const struct alike *w, const cudaEvent_t event[2],
+                      float best_us)
 {
     int32_t n = runs_of(&d->key);
-    cudaGraphExec_t exec = record_runs(c, p, algo, d, w, n);
+    cudaGraphExec_t exec = record_runs(c, p, by, d, w, n);
     float least = 1e30f, ms = 0;
 
     for (int i = 0; exec && i < TIME_REPEATS && (i < 2 || least < best_us * 1.1f); i++) {
@@ -95,24 +108,44 @@ static float time_algo(struct cuda_backend *c, struct matmul_plan *p,
     if (exec) {
         cudaGraphExecDestroy(exec);
     }
-    cudaGetLastError(); /* an algorithm that does not run is no failure of the step */
+    cudaGetLastError(); /* a way that does not run is no failure of the step */
     return least;
 }
 
-static void time_algorithms(struct cuda_backend *c, struct matmul_plan *p, const struct product *d,
-                            const cublasLtMatmulHeuristicResult_t *found, int n,
-                            const cudaEvent_t event[2])
+/* Returns the time of the fastest. */
+static float time_algorithms(struct cuda_backend *c, struct matmul_plan *p, const struct product *d,
+                             const struct alike *w, const cublasLtMatmulHeuristicResult_t *found,
+                             int n, const cudaEvent_t event[2])
 {
-    const struct alike w = weights_like(c, d);
     float least = 1e30f;
 
     for (int i = 0; i < n; i++) {
-        float us = found[i].state == CUBLAS_STATUS_SUCCESS
-                       ? time_algo(c, p, &found[i].algo, d, &w, event, least)
-                       : 1e30f;
+        struct candidate by = {PRODUCT_LT, &found[i].algo};
+        float us = found[i].state == CUBLAS_STATUS_SUCCESS ? time_way(c, p, by, d, w, event, least)
+                                                           : 1e30f;
         if (i == 0 || us < least * 0.99f) { /* a gain within noise changes nothing */
             least = us;
             p->algo = found[i].algo;
+        }
+    }
+    return least;
+}
+
+/* Within noise what the shape says is as good. */
+static void time_own(struct cuda_backend *c, struct matmul_plan *p, const struct product *d,
+                     const struct alike *w, const cudaEvent_t event[2], float least)
+{
+    static const enum product_way own[] = {PRODUCT_WIDE_GATE, PRODUCT_TILES};
+    enum product_way usual = product_way_by_shape(c, d);
+
+    for (size_t i = 0; i < ARRAY_LEN(own); i++) {
+        if (!product_suits(own[i], d)) {
+            continue;
+        }
+        float us = time_way(c, p, (struct candidate){.way = own[i]}, d, w, event, least);
+        if (us < least * (own[i] == usual ? 1.01f : 0.99f)) {
+            least = us;
+            p->way = own[i];
         }
     }
 }
@@ -123,7 +156,11 @@ void product_time(struct cuda_backend *c, struct matmul_plan *p, const struct pr
     cudaEvent_t event[2] = {NULL, NULL};
 
     if (cudaEventCreate(&event[0]) == cudaSuccess && cudaEventCreate(&event[1]) == cudaSuccess) {
-        time_algorithms(c, p, d, found, n, event);
+        const struct alike w = weights_like(c, d);
+        float least = time_algorithms(c, p, d, &w, found, n, event);
+        if (product_may_be_own(c, d)) {
+            time_own(c, p, d, &w, event, least);
+        }
     }
     for (int i = 0; i < 2; i++) {
         if (event[i]) {

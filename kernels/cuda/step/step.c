@@ -85,7 +85,7 @@ static void pack_shared(struct cuda_backend *c, struct staging_writer *p, struct
         2ll * ATTN_CHUNK * c->kv_view.head_dim * c->kv_view.n_kv_heads * dtype_bytes(c->kv.dtype);
     int32_t *start = (int32_t *)(p->base + h->off_shared_start);
     struct shared_run *run = (struct shared_run *)(p->base + h->off_shared);
-    int64_t worth = shared_worth_bytes(b->n_decode, c->memory_gbs) / MAX(chunk_bytes, 1) + 1;
+    int64_t worth = shared_worth_bytes(b->n_decode, c->speed.memory_gbs) / MAX(chunk_bytes, 1) + 1;
     h->n_shared = shared_runs(b, c->kv.block_size, ATTN_CHUNK, most, worth, run, start,
                               (int32_t *)(p->base + h->off_skip));
     h->shared_split_kv = cuda_split_kv(c, start, h->n_shared);
@@ -108,7 +108,7 @@ static void pack_widened(struct cuda_backend *c, struct staging_writer *p, const
     if (p->base && n > 0) {
         in_panel.row = (int32_t *)(p->base + first);
         c->panel_step.n_blocks =
-            widened_seqs(b, c->kv.block_size, MAX(c->q_heads, 1),
+            widened_seqs(b, c->kv.block_size, MAX(c->q_heads, 1), &c->speed,
                          (struct widened_seq *)(p->base + seq), (int32_t *)(p->base + first));
         prefill_tiles(&in_panel, ATTN_PREFILL_ROWS, (struct query_tile *)(p->base + *ret_tile));
     }

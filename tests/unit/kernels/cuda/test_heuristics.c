@@ -1,4 +1,5 @@
 /* The CUDA backend's decisions that need no device. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -202,7 +203,49 @@ static void shared_chunks_are_read_once_where_it_pays(void **state)
     assert_int_equal(run[0].n_chunks, 7);
 }
 
-enum { H200_GBS = 4917 };
+/* ---- thresholds by device ---- */
+
+static const struct device_speed h200 = {132, H200_GBS}, h100 = {132, 3352},
+                                 h100_pcie = {114, 2039}, h20 = {78, 4023}, a100 = {108, 2039},
+                                 l40s = {142, 864}, unknown = {0, 0};
+
+static void thresholds_follow_multiprocessors_and_bandwidth(void **state)
+{
+    (void)state;
+    assert_int_equal(rows_that_pay(512, &h200), 512);
+    assert_int_equal(rows_that_pay(1024, &h200), 1024);
+    assert_int_equal(rows_that_pay(512, &unknown), 512);
+    assert_int_equal(rows_that_pay(512, &h100), 751);
+    assert_int_equal(rows_that_pay(512, &h100_pcie), 1066);
+    assert_int_equal(rows_that_pay(512, &h20), 369);
+    assert_int_equal(rows_that_pay(512, &a100), 1010);
+    assert_int_equal(rows_that_pay(512, &l40s), 3134);
+    assert_int_equal(rows_that_pay(1, &h20), 1);
+}
+
+/* Two measurements of a device, a few percent apart, are one number. */
+static void measured_bandwidth_comes_in_steps(void **state)
+{
+    (void)state;
+    assert_int_equal(rated_gbs(H200_READ_GBS), H200_GBS);
+    for (double x = H200_READ_GBS * 0.965; x < H200_READ_GBS * 1.035; x += 1) {
+        assert_int_equal(rated_gbs(x), H200_GBS);
+    }
+    assert_int_equal(rated_gbs(H200_READ_GBS / 2.0), H200_GBS / 2 + 1);
+    assert_int_equal(rated_gbs(H200_READ_GBS * 2.0), H200_GBS * 2);
+    int32_t n = 0, last = 0;
+    for (int32_t x = 200; x < 400; x++) {
+        int32_t r = rated_gbs(x);
+        assert_true(r >= last && r > x && r < x * 1.3);
+        n += r != last;
+        last = r;
+    }
+    assert_true(n >= 8 && n <= 9);
+    assert_int_equal(rated_gbs(0), 0);
+    assert_int_equal(rated_gbs(-1), 0);
+    assert_int_equal(rated_gbs(NAN), 0);
+    assert_true(rated_gbs(1) >= 1);
+}
 
 /* Cases timed on an H200, with 4 KiB of keys and values per token. */
 static void shared_chunks_are_worth_a_launch_where_they_spared_time(void **state)
@@ -305,7 +348,7 @@ static void sequences_are_widened_where_their_queries_pay_for_it(void **state)
     int32_t first[4];
     struct batch b = {.n_seqs = 4, .n_decode = 1, .q_start = q_start, .kv_len = kv_len, .row = row};
 
-    assert_int_equal(widened_seqs(&b, 16, 8, seq, first), 25 + 71 + 1);
+    assert_int_equal(widened_seqs(&b, 16, 8, &h200, seq, first), 25 + 71 + 1);
     for (int32_t i = 0; i < 3; i++) {
         assert_int_equal(seq[i].row, row[1 + i]);
         assert_int_equal(seq[i].position, kv_len[1 + i] - (q_start[2 + i] - q_start[1 + i]));
@@ -314,9 +357,12 @@ static void sequences_are_widened_where_their_queries_pay_for_it(void **state)
     assert_int_equal(first[1], 0);
     assert_int_equal(first[2], 25);
     assert_int_equal(first[3], 96);
-    assert_int_equal(widened_seqs(&b, 16, 1, seq, first), 0); /* 400 queries of a head */
+    assert_int_equal(widened_seqs(&b, 16, 1, &h200, seq, first), 0); /* 400 queries of a head */
+    /* where memory is slower they must be more */
+    assert_int_equal(widened_seqs(&b, 16, 8, &h100_pcie, seq, first), 0);
+    assert_int_equal(widened_seqs(&b, 16, 20, &h100_pcie, seq, first), 25 + 71 + 1);
     b.n_seqs = 1;
-    assert_int_equal(widened_seqs(&b, 16, 8, seq, first), 0);
+    assert_int_equal(widened_seqs(&b, 16, 8, &h200, seq, first), 0);
 }
 
 static void heads_are_expanded_for_sequences_with_many_new_rows(void **state)
@@ -473,6 +519,8 @@ int main(void)
         cmocka_unit_test(shared_chunks_are_read_once_where_it_pays),
         cmocka_unit_test(shared_chunks_are_worth_a_launch_where_they_spared_time),
         cmocka_unit_test(what_a_launch_is_worth_follows_the_memory),
+        cmocka_unit_test(thresholds_follow_multiprocessors_and_bandwidth),
+        cmocka_unit_test(measured_bandwidth_comes_in_steps),
         cmocka_unit_test(mps_is_told_by_its_environment),
         cmocka_unit_test(a_short_neighbour_does_not_cost_the_run_its_depth),
         cmocka_unit_test(every_prefill_row_lies_in_one_tile_and_long_tiles_come_first),

@@ -7,8 +7,10 @@
 #include <cmocka.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/fused_decode/heuristics_grids.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
 #include "kernels/cuda/fused_decode/small_rows.h"
+#include "kernels/cuda/heuristics_speed.h"
 #include "kernels/cuda/mixed/mixed.h"
 
 enum { H200 = 132 };
@@ -61,8 +63,24 @@ static void what_is_no_wave_is_left_to_cublas(void **state)
     (void)state;
     a_tile_is(37888, 3584, SMALL_GATED, 0, 0); /* 148 tiles of the widest */
     a_tile_is(128256, 4096, SMALL_PLAIN, 0, 0);
-    a_tile_is(576, 576, SMALL_SUM, 0, 0);   /* too few */
     a_tile_is(4096, 4160, SMALL_SUM, 0, 0); /* an odd number of stages cannot be split */
+}
+
+static bool tiles_fill(small_tile_fn *tile, const struct fused_op *p, int32_t n_blocks,
+                       int32_t enough)
+{
+    struct fused_args a = {.n_ops = 2, .op = {[1] = *p}}; /* behind a norm alone */
+
+    return small_grids_fill(&a, tile, n_blocks, enough);
+}
+
+/* Whether the grid of a product reads memory fast enough, in tiles of both kinds. */
+static bool fills(const struct fused_op *p, int32_t n_blocks, int32_t enough)
+{
+    bool floats = tiles_fill(small_tile_of, p, n_blocks, enough);
+
+    assert_int_equal(floats, tiles_fill(small_codes_tile, p, n_blocks, enough));
+    return floats;
 }
 
 /* Qwen3-30B-A3B's: the sum splits the depth. */
@@ -71,18 +89,47 @@ static void a_narrow_product_waits_for_its_sum(void **state)
     struct fused_op p = product(2048, 4096, SMALL_PLAIN);
 
     (void)state;
-    assert_int_equal(small_tile_of(&p, H200).width, 0);
-    assert_int_equal(small_codes_tile(&p, H200).width, 0);
+    assert_false(fills(&p, H200, 0));
     p.out_transient = true;
+    assert_true(fills(&p, H200, 0));
     assert_int_equal(small_tile_of(&p, H200).width, 32);
     assert_int_equal(small_codes_tile(&p, H200).width, 32);
     p.bias = memory + 7;
-    assert_int_equal(small_tile_of(&p, H200).width, 0);
-    assert_int_equal(small_codes_tile(&p, H200).width, 0);
+    assert_false(fills(&p, H200, 0));
     p.bias = NULL;
     p.n = 1024; /* 64 blocks even as a sum */
-    assert_int_equal(small_tile_of(&p, H200).width, 0);
-    assert_int_equal(small_codes_tile(&p, H200).width, 0);
+    assert_false(fills(&p, H200, 0));
+    p.n = 28672;
+    assert_false(fills(&p, H200, 0)); /* no tile at all */
+}
+
+/* On an H100 with PCIe, whose memory has less than half of the bandwidth, fewer blocks
+ * read as fast as it gives; on an H20 nearly all do not. */
+static void grids_follow_the_bandwidth(void **state)
+{
+    enum { PCIE = 114, PCIE_GBS = 2039, H20 = 78, H20_GBS = 4023 };
+    struct fused_op qkv = product(6144, 4096, SMALL_PLAIN), o = product(4096, 4096, SMALL_SUM);
+
+    (void)state;
+    assert_int_equal(memory_blocks(H200_GBS), 116);
+    assert_int_equal(memory_blocks(3352), 79); /* H100 */
+    assert_int_equal(memory_blocks(PCIE_GBS), 48);
+    assert_int_equal(memory_blocks(H20_GBS), 95);
+    assert_int_equal(memory_blocks(0), 0);
+    for (int32_t n = 32; n <= 32768; n += 32) { /* on an H200 nothing changes */
+        struct fused_op p = product(n, 4096, (enum small_kind)(n / 32 % 3));
+        for (int i = 0; i < 2; i++) {
+            small_tile_fn *tile = i == 0 ? small_tile_of : small_codes_tile;
+            assert_int_equal(tiles_fill(tile, &p, H200, 116), tiles_fill(tile, &p, H200, 0));
+        }
+    }
+    assert_true(fills(&qkv, H200, 116) && fills(&o, H200, 116));
+    assert_true(tiles_fill(small_tile_of, &qkv, PCIE, 0)); /* 110 blocks, the last one cut */
+    assert_false(tiles_fill(small_codes_tile, &qkv, PCIE, 0));
+    assert_false(fills(&o, PCIE, 0));
+    assert_true(fills(&qkv, PCIE, memory_blocks(PCIE_GBS))); /* of codes 96 blocks */
+    assert_true(fills(&o, PCIE, memory_blocks(PCIE_GBS)));   /* 64 */
+    assert_false(tiles_fill(small_codes_tile, &qkv, H20, memory_blocks(H20_GBS))); /* 64 of 78 */
 }
 
 static struct small_tile codes_tile(int32_t n, int32_t k, enum small_kind kind)
@@ -132,6 +179,8 @@ static void a_layer_goes_by_four_launches(void **state)
 
     (void)state;
     assert_true(small_plan(&a, H200));
+    assert_true(small_grids_fill(&a, small_tile_of, H200, 0));
+    assert_true(small_grids_fill(&a, small_tile_of, H200, memory_blocks(H200_GBS)));
     a.rows = SMALL_ROWS + 1;
     assert_false(small_plan(&a, H200));
 }
@@ -299,6 +348,7 @@ int main(void)
         cmocka_unit_test(products_are_one_wave_of_tiles),
         cmocka_unit_test(what_is_no_wave_is_left_to_cublas),
         cmocka_unit_test(a_narrow_product_waits_for_its_sum),
+        cmocka_unit_test(grids_follow_the_bandwidth),
         cmocka_unit_test(products_of_codes_have_twice_the_depth_a_stage),
         cmocka_unit_test(a_layer_goes_by_four_launches),
         cmocka_unit_test(layers_of_codes_need_activations_of_codes),

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "config/base/base.h"
@@ -153,6 +154,128 @@ static void a_place_that_cannot_be_written_is_no_error(void **state)
     product_store_release(&s);
 }
 
+/* Each opens before the other saves. */
+static void processes_keep_what_was_saved_first(void **state)
+{
+    (void)state;
+    struct product_store one, other;
+    product_store_open(&one, root, "shared");
+    product_store_open(&other, root, "shared");
+    put(&one, 100, 16);
+    put(&one, 200, 24);
+    product_store_save(&one);
+    put(&other, 200, 32);
+    put(&other, 300, 40);
+    product_store_save(&other);
+    assert_int_equal(algo_of(&other, 200), 24);
+    put(&one, 400, 48);
+    product_store_save(&one);
+    product_store_release(&one);
+    product_store_release(&other);
+    product_store_open(&one, root, "shared");
+    assert_int_equal(one.n, 4);
+    assert_int_equal(algo_of(&one, 100), 16);
+    assert_int_equal(algo_of(&one, 200), 24);
+    assert_int_equal(algo_of(&one, 300), 40);
+    assert_int_equal(algo_of(&one, 400), 48);
+    product_store_open(&other, root, "shared");
+    put(&other, 500, 56);
+    product_store_save(&other);
+    put(&one, 200, 64); /* what there was is of no use any more */
+    product_store_save(&one);
+    assert_int_equal(algo_of(&one, 500), 56);
+    product_store_release(&one);
+    product_store_release(&other);
+    product_store_open(&one, root, "shared");
+    assert_int_equal(algo_of(&one, 200), 64);
+    assert_int_equal(algo_of(&one, 500), 56);
+    product_store_release(&one);
+}
+
+static int measured;
+
+static int32_t find_memory(void *arg)
+{
+    measured++;
+    return *(int32_t *)arg;
+}
+
+/* What the store says of the device's memory, where measuring finds `found`. */
+static int64_t memory_of(const char *dir, int32_t found)
+{
+    struct product_store s;
+
+    product_store_open(&s, dir, "memory");
+    product_store_memory(&s, find_memory, &found);
+    int64_t ret = s.memory_gbs;
+    product_store_release(&s);
+    return ret;
+}
+
+static void memory_is_measured_once(void **state)
+{
+    (void)state;
+    char path[512];
+    struct product_store s;
+    measured = 0;
+    assert_int_equal(memory_of(root, 0), 0); /* nothing was found, and is not kept */
+    assert_int_equal(memory_of(root, 4917), 4917);
+    assert_int_equal(memory_of(root, 1000), 4917);
+    assert_int_equal(measured, 2);
+    product_store_open(&s, root, "memory"); /* products stand beside it */
+    put(&s, 100, 16);
+    product_store_save(&s);
+    memcpy(path, s.path, sizeof(path));
+    product_store_release(&s);
+    assert_int_equal(memory_of(root, 1000), 4917);
+    assert_int_equal(count_from(root, "memory"), 1);
+    assert_int_equal(measured, 2);
+    assert_int_equal(truncate(path, 40), 0);
+    assert_int_equal(memory_of(root, 3000), 3000);
+    assert_int_equal(memory_of(path, 2000), 2000); /* a file where a directory is needed */
+    assert_int_equal(memory_of(path, 2500), 2500);
+    assert_int_equal(unlink(path), 0);
+}
+
+static int32_t find_slowly(void *arg)
+{
+    usleep(50000);
+    return find_memory(arg);
+}
+
+/* Ranks start together. */
+static void processes_that_measure_together_agree(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    pid_t pid[N];
+    measured = 0;
+    for (int i = 0; i < N; i++) {
+        pid[i] = fork();
+        assert_true(pid[i] >= 0);
+        if (pid[i] == 0) {
+            struct product_store s;
+            int32_t found = 1 + i;
+            product_store_open(&s, root, "together");
+            product_store_memory(&s, find_slowly, &found);
+            put(&s, i, 8);
+            product_store_save(&s);
+            _exit((int)s.memory_gbs + 10 * measured);
+        }
+    }
+    int found[N], n_measured = 0;
+    for (int i = 0; i < N; i++) {
+        int status;
+        assert_int_equal(waitpid(pid[i], &status, 0), pid[i]);
+        assert_true(WIFEXITED(status));
+        found[i] = WEXITSTATUS(status) % 10;
+        n_measured += WEXITSTATUS(status) / 10;
+        assert_int_equal(found[i], found[0]);
+    }
+    assert_int_equal(n_measured, 1);
+    assert_int_equal(count_from(root, "together"), N);
+}
+
 static void a_full_store_learns_nothing_more(void **state)
 {
     (void)state;
@@ -175,6 +298,9 @@ int main(void)
         cmocka_unit_test(what_was_found_is_known_in_the_next_run),
         cmocka_unit_test(a_file_that_changed_counts_as_none),
         cmocka_unit_test(a_place_that_cannot_be_written_is_no_error),
+        cmocka_unit_test(processes_keep_what_was_saved_first),
+        cmocka_unit_test(memory_is_measured_once),
+        cmocka_unit_test(processes_that_measure_together_agree),
         cmocka_unit_test(a_full_store_learns_nothing_more),
     };
 
