@@ -523,18 +523,18 @@ def case_name(name):
 
 
 def gguf_files(a):
-    """--gguf-source in every type that can be made of it."""
+    """--gguf-source in every type that can be made of it, by name."""
     if not a.gguf_source:
         return []
     quantised = script("make-quantised")
     formats = quantised.BLOCKS if a.ggml else quantised.PLAIN + quantised.MADE_HERE
-    folder = a.work / "gguf"
+    return [str(a.work / "gguf" / (f + ".gguf")) for f in formats]
+
+
+def make_gguf(a, path):
     library = ["--ggml", a.ggml] if a.ggml else []
-    tool = [sys.executable, ROOT / "scripts/make-quantised", *library]
-    missing = [f for f in formats if not (folder / (f + ".gguf")).exists()]
-    if missing:
-        subprocess.run([*tool, a.gguf_source, folder, *missing], check=True)
-    return [str(folder / (f + ".gguf")) for f in formats]
+    subprocess.run([sys.executable, ROOT / "scripts/make-quantised", *library, a.gguf_source,
+                    path.parent, path.stem], check=True)
 
 
 def main():
@@ -582,6 +582,8 @@ def main():
         if not missing:
             continue
         load(model, floats, {})
+        if name.endswith(".gguf") and not os.path.exists(name):
+            make_gguf(a, pathlib.Path(name))
         case = Case(name, a.model, model, a.work, a.calibration)
         for measure in missing:
             row = {"case": case.name, "what": measure.__name__,

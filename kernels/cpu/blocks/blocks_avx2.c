@@ -7,6 +7,11 @@
 
 #ifdef __AVX2__
 
+enum {
+    PAIRED_ROWS_X = 1,
+    ROWS_TOGETHER = 2,
+};
+
 struct sums {
     /* of groups 0 to 7, and 8 to 15 of formats of 16; of formats whose sums are parted
      * in the order 0, 2, 4, 6, 1, 3, 5, 7 */
@@ -95,6 +100,16 @@ INLINE void pair_of_turned(const enum weight_format_id f, const uint8_t *s, cons
     }
 }
 
+/* Groups 2p and 2p + 1 of a format that is in turned pairs. */
+INLINE void pair_of(const enum weight_format_id f, const uint8_t *s, const int p, __m256i ret[2])
+{
+    if (f == FORMAT_Q4_K) {
+        pair_of_q4_k(s, p, ret);
+    } else {
+        pair_of_turned(f, s, p, ret);
+    }
+}
+
 /* The codes of a block's first `groups` groups, and zeros. */
 INLINE void unpack(__m256i code[GROUPS], const enum weight_format_id f, const uint8_t *s,
                    const int32_t groups)
@@ -104,10 +119,8 @@ INLINE void unpack(__m256i code[GROUPS], const enum weight_format_id f, const ui
         __m256i *to = code + 2 * p;
         if (2 * p >= groups) {
             to[0] = to[1] = _mm256_setzero_si256();
-        } else if (is_turned(f)) {
-            pair_of_turned(f, s, p, to);
         } else if (in_turned_pairs(f)) {
-            pair_of_q4_k(s, p, to);
+            pair_of(f, s, p, to);
         } else {
             to[0] = stored_codes(f, s, 2 * p);
             to[1] = stored_codes(f, s, 2 * p + 1);
@@ -178,12 +191,17 @@ INLINE __m256i turned_products(const enum weight_format_id f, const __m256i *cod
                                   _mm256_maddubs_epi16(code[1], last)));
 }
 
+/* Whether sums of 16 products fit into 16 bits. */
+INLINE bool are_smaller(const enum weight_format_id f)
+{
+    return f == FORMAT_Q4_0 || f == FORMAT_Q4_1 || f == FORMAT_Q4_K;
+}
+
 /* The sums of eight groups of 32, parted, those behind the first `groups` zero. */
 INLINE __m256i sums_turned(const enum weight_format_id f, const __m256i *code,
                            const struct act_block *x, const int32_t groups)
 {
-    const bool small = !has_signs(f);
-    const bool smaller = f == FORMAT_Q4_0 || f == FORMAT_Q4_1 || f == FORMAT_Q4_K;
+    const bool small = !has_signs(f), smaller = are_smaller(f);
     __m256i v[4];
 
 #pragma GCC unroll 4
@@ -254,13 +272,11 @@ INLINE __m256i too_high(const enum weight_format_id f, const int32_t *total)
 }
 
 /* Add the sums of eight groups of 32 to those of a row. */
-INLINE void add_groups(__m256 *acc, const enum weight_format_id f, const __m256i *code, __m256 w,
-                       __m256 min, const struct act_block *x, const int32_t groups)
+INLINE void add_groups(__m256 *acc, const enum weight_format_id f, __m256i sum, __m256 w,
+                       __m256 min, const struct act_block *x)
 {
     const bool parted = is_parted(f);
     __m256 scale = _mm256_mul_ps(w, _mm256_load_ps(parted ? x->parted_scale : x->scale));
-    __m256i sum =
-        in_turned_pairs(f) ? sums_turned(f, code, x, groups) : sums_plain(f, code, x, groups);
 
     if (!has_minima(f) && !has_signs(f)) {
         sum = _mm256_sub_epi32(sum, too_high(f, parted ? x->parted_total32 : x->total32));
@@ -314,8 +330,59 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
         if (has_halves(f)) {
             add_halves(sums->acc[j], f, code, w, min, &x[j]);
         } else {
-            add_groups(&sums->acc[j][0], f, code, w[0], min[0], &x[j], groups);
+            __m256i sum = in_turned_pairs(f) ? sums_turned(f, code, &x[j], groups)
+                                             : sums_plain(f, code, &x[j], groups);
+            add_groups(&sums->acc[j][0], f, sum, w[0], min[0], &x[j]);
         }
+    }
+}
+
+/* The 256 values of two rows in a format that is in turned pairs, with one row of x.
+ * Two groups of each are multiplied before the next ones are unpacked: x is loaded once
+ * for both, and is not kept in memory on the way, as it would be if one block were
+ * multiplied after the other. */
+INLINE void add_two_turned(struct sums *sums, const enum weight_format_id f,
+                           const uint8_t *const *s, const struct act_block *x)
+{
+    __m256i v[ROWS_TOGETHER][2], two[ROWS_TOGETHER][2];
+
+#pragma GCC unroll 8
+    for (int i = 0; i < GROUPS; i++) {
+        const int p = i / 2, r = i % 2;
+        __m256i code[2];
+        pair_of(f, s[r], p, code);
+        v[r][p % 2] = turned_products(f, code, x, p);
+        if (p % 2 == 1) {
+            two[r][p / 2] = two_of_four(v[r][0], v[r][1], !has_signs(f));
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < ROWS_TOGETHER; r++) {
+        __m256 w = scales_of(f, s[r], GROUPS, true);
+        __m256 min = has_minima(f) ? minima_of(f, s[r], GROUPS, true) : w;
+        __m256i sum = one_of_two(two[r][0], two[r][1], are_smaller(f));
+        add_groups(&sums[r].acc[0][0], f, sum, w, min, x);
+    }
+}
+
+INLINE void add_blocks(struct sums *sums, const enum weight_format_id f, const uint8_t *const *s,
+                       const int n_rows, const struct act_block *x, const int n_x,
+                       const int32_t groups, int64_t ahead)
+{
+    if (in_turned_pairs(f) && n_rows == ROWS_TOGETHER && n_x == 1 && groups == GROUPS) {
+        if (ahead != 0) {
+            fetch_span(f, s[0] + ahead);
+            fetch_span(f, s[1] + ahead);
+        }
+        add_two_turned(sums, f, s, x);
+        return;
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < n_rows; r++) {
+        if (ahead != 0) {
+            fetch_span(f, s[r] + ahead);
+        }
+        add_block(&sums[r], f, s[r], x, n_x, groups);
     }
 }
 
@@ -329,8 +396,6 @@ INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_
         out[j] = sum_lanes(v);
     }
 }
-
-enum { PAIRED_ROWS_X = 1 };
 
 #include "kernels/cpu/blocks/rows_x86.h"
 

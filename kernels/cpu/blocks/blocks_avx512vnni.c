@@ -5,6 +5,11 @@
 
 #ifdef __AVX512VNNI__
 
+enum {
+    PAIRED_ROWS_X = 2,
+    ROWS_TOGETHER = 2,
+};
+
 struct sums {
     __m512 acc[TILE_ROWS]; /* of groups 0 to 15; formats of 8 use the lower half */
 };
@@ -181,6 +186,19 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
     }
 }
 
+INLINE void add_blocks(struct sums *sums, const enum weight_format_id f, const uint8_t *const *s,
+                       const int n_rows, const struct act_block *x, const int n_x,
+                       const int32_t groups, int64_t ahead)
+{
+#pragma GCC unroll 2
+    for (int r = 0; r < n_rows; r++) {
+        if (ahead != 0) {
+            fetch_span(f, s[r] + ahead);
+        }
+        add_block(&sums[r], f, s[r], x, n_x, groups);
+    }
+}
+
 INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_id f, const int n_x)
 {
     for (int j = 0; j < n_x; j++) {
@@ -189,8 +207,6 @@ INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_
                                          : low);
     }
 }
-
-enum { PAIRED_ROWS_X = 2 };
 
 #include "kernels/cpu/blocks/rows_x86.h"
 

@@ -1,17 +1,17 @@
 /* The frame of products with blocks: every row of w with a tile of x, 256 values at a
  * time. A file includes it once, after unpack_x86.h and after defining
- *     PAIRED_ROWS_X            rows of x, up to which registers allow two rows of w
+ *     ROWS_TOGETHER            rows of w that are read together: 2
+ *     PAIRED_ROWS_X            rows of x, up to which registers allow it
  *     struct sums              accumulators of n_x rows of x
  *     clear_sums(sums, n_x)
- *     add_block(sums, f, s, x, n_x, groups)
- *                              the 256 values at s, or their first `groups` groups, an
- *                              even number of them
+ *     add_blocks(sums, f, s, n_rows, x, n_x, groups, ahead)
+ *                              of each of n_rows rows the 256 values at s[r], or their
+ *                              first `groups` groups, an even number, to sums[r];
+ *                              what is `ahead` bytes behind is prefetched, 0: nothing
  *     put_sums(out, sums, f, n_x)
- * which are inlined with constant f and n_x.
+ * which are inlined with constant f, n_rows and n_x.
  */
 #ifdef INLINE
-
-enum { ROWS_TOGETHER = 2 };
 
 /* The last groups of a row: their number is a constant of what is inlined, so that it
  * computes no others. */
@@ -19,20 +19,13 @@ INLINE void add_rest(struct sums *sums, const enum weight_format_id f, const uin
                      const struct act_block *x, const int n_x, int32_t groups)
 {
     if (groups == 2) {
-        add_block(sums, f, s, x, n_x, 2);
+        add_blocks(sums, f, &s, 1, x, n_x, 2, 0);
     } else if (groups == 4) {
-        add_block(sums, f, s, x, n_x, 4);
+        add_blocks(sums, f, &s, 1, x, n_x, 4, 0);
     } else if (groups == 6) {
-        add_block(sums, f, s, x, n_x, 6);
+        add_blocks(sums, f, &s, 1, x, n_x, 6, 0);
     } else {
-        add_block(sums, f, s, x, n_x, GROUPS);
-    }
-}
-
-INLINE void fetch_span(const enum weight_format_id f, const uint8_t *s)
-{
-    for (int line = 0; line < bytes_of(f); line += 64) {
-        __builtin_prefetch(s + line, 0, 3);
+        add_blocks(sums, f, &s, 1, x, n_x, GROUPS, 0);
     }
 }
 
@@ -68,12 +61,9 @@ INLINE void dot_few(float *out, const enum weight_format_id f, const void *const
         s[r] = row[r];
     }
     for (; at + 256 <= n; at += 256, x += n_x) {
+        add_blocks(sums, f, s, n_rows, x, n_x, GROUPS, ahead);
 #pragma GCC unroll 2
         for (int r = 0; r < n_rows; r++) {
-            if (ahead != 0) {
-                fetch_span(f, s[r] + ahead);
-            }
-            add_block(&sums[r], f, s[r], x, n_x, GROUPS);
             s[r] += bytes_of(f);
         }
     }

@@ -11,8 +11,8 @@ struct grouping {
     int32_t rows, cols;                 /* of a group; 0: any part of the axis will do */
 };
 
-/* The groups of a tensor as one rank would multiply it: stored, or quantised while it is
- * loaded. */
+/* The groups of a tensor as one rank would multiply it: stored, or quantised while it
+ * is loaded. */
 static struct grouping grouping_of(const struct model *m, const struct tensor_spec *s,
                                    const struct tensor *t, const struct tensor_part *part)
 {
@@ -66,7 +66,8 @@ static bool some_rank_cuts(const struct model *m, const struct tensor_spec *s,
     return false;
 }
 
-/* The most ranks, fewer than there are and dividing them, none of which cuts a group. */
+/* The most ranks, fewer than there are and dividing them, none of which cuts a
+ * group. */
 static int32_t ranks_without_cuts(const struct model *m, const struct tensor_spec *s,
                                   const struct grouping *g)
 {
