@@ -9,11 +9,9 @@
  * States are read before the wait, as in recurrence.cu. */
 #include "kernels/cuda/states/token.cuh"
 
-enum { WIDE_COLUMNS = 128 };
-
-/* Channels that a thread of a block of COLS columns takes, of v's, a q and a k. */
-template <int J, int COLS> struct channel_terms {
-    enum { EACH = (2 * 16 * J + COLS + COLS * 4 - 1) / (COLS * 4) };
+/* Channels that a thread of a block takes, of v's columns, a q and a k. */
+template <int J> struct channel_terms {
+    enum { EACH = (2 * 16 * J + COLUMNS + THREADS - 1) / THREADS };
     /* of the first token: the convolution without its own input, that one's weight */
     float sum[EACH], weight[EACH];
 };
@@ -27,9 +25,9 @@ __device__ __forceinline__ int channel_of(const recurrence_args &a, const operan
 }
 
 /* Where channel i of a token lies in a tile. */
-template <int J, int COLS>
+template <int J>
 __device__ __forceinline__ float *place_of(const recurrence_args &a, const operand_offsets &o,
-                                           token_tile<J, COLS> &tile, int t, int i)
+                                           token_tile<J> &tile, int t, int i)
 {
     int of_keys = i - o.columns;
 
@@ -53,13 +51,13 @@ __device__ __forceinline__ float earlier_terms(const recurrence_args &a, const s
     return sum;
 }
 
-template <typename T, int J, int COLS>
+template <typename T, int J>
 __device__ __forceinline__ void load_terms(const recurrence_args &a, const state_span &p,
-                                           const operand_offsets &o, channel_terms<J, COLS> &to)
+                                           const operand_offsets &o, channel_terms<J> &to)
 {
 #pragma unroll
-    for (int u = 0; u < (channel_terms<J, COLS>::EACH); u++) {
-        int i = u * COLS * 4 + threadIdx.x;
+    for (int u = 0; u < channel_terms<J>::EACH; u++) {
+        int i = u * THREADS + threadIdx.x;
         to.sum[u] = to.weight[u] = 0.0f;
         if (p.cached && i < o.columns + 2 * a.key_dim) {
             int c = channel_of(a, o, i);
@@ -84,16 +82,16 @@ __device__ __forceinline__ void norm_keys(float *x, int n, float norm_scale, int
 }
 
 /* The channels of n tokens from `first` of the span on, before their lengths. */
-template <typename T, int J, int COLS>
-__device__ __forceinline__ void make_channels(token_tile<J, COLS> &to, const recurrence_args &a,
+template <typename T, int J>
+__device__ __forceinline__ void make_channels(token_tile<J> &to, const recurrence_args &a,
                                               const state_span &p, const operand_offsets &o,
-                                              const channel_terms<J, COLS> &terms, int first, int n)
+                                              const channel_terms<J> &terms, int first, int n)
 {
     const T *x = (const T *)a.x + p.start * a.x_stride;
 
 #pragma unroll
-    for (int u = 0; u < (channel_terms<J, COLS>::EACH); u++) {
-        int i = u * COLS * 4 + threadIdx.x, c = channel_of(a, o, i), t = 0;
+    for (int u = 0; u < channel_terms<J>::EACH; u++) {
+        int i = u * THREADS + threadIdx.x, c = channel_of(a, o, i), t = 0;
         if (i >= o.columns + 2 * a.key_dim) {
             continue;
         }
@@ -110,13 +108,12 @@ __device__ __forceinline__ void make_channels(token_tile<J, COLS> &to, const rec
 }
 
 /* The operands of n tokens from `first` of the span on. */
-template <typename T, bool DELTA, int J, int COLS>
-__device__ __forceinline__ void make_tile(token_tile<J, COLS> &to, const recurrence_args &a,
-                                          const step_arrays &s, const state_span &p,
-                                          const operand_offsets &o,
-                                          const channel_terms<J, COLS> &terms, int first, int n)
+template <typename T, int J, bool DELTA>
+__device__ __forceinline__ void
+make_tile(token_tile<J> &to, const recurrence_args &a, const step_arrays &s, const state_span &p,
+          const operand_offsets &o, const channel_terms<J> &terms, int first, int n)
 {
-    int gated = COLS * 4 - 1 - threadIdx.x; /* the last warp has the fewest channels */
+    int gated = THREADS - 1 - threadIdx.x; /* the last warp has the fewest channels */
 
     make_channels<T>(to, a, p, o, terms, first, n);
     if (gated < n) {
@@ -127,7 +124,7 @@ __device__ __forceinline__ void make_tile(token_tile<J, COLS> &to, const recurre
     }
     __syncthreads();
     if (DELTA) {
-        for (int i = threadIdx.x >> 5; i < 2 * n; i += COLS / 8) {
+        for (int i = threadIdx.x >> 5; i < 2 * n; i += THREADS / 32) {
             norm_keys(i & 1 ? to.k[i >> 1] : to.q[i >> 1], a.key_dim, i & 1 ? 1.0f : query_scale(a),
                       threadIdx.x & 31);
         }
@@ -142,7 +139,7 @@ __device__ __forceinline__ void keep_channels(const recurrence_args &a, const st
 {
     int before = a.kernel - 1;
 
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    for (int i = threadIdx.x; i < n; i += THREADS) {
         int c = channel_of(a, o, i);
         for (int k = 0; k < before; k++) { /* in place: nothing is read behind its writing */
             to[(int64_t)c * before + k] = input_of<T>(a, p, token + 1 - before + k, c);
@@ -183,20 +180,18 @@ __device__ __forceinline__ bool arrives_last(const recurrence_args &a, int seq, 
     return atomicInc(a.arrivals + (int64_t)seq * a.n_groups + group, readers - 1) == readers - 1;
 }
 
-/* Grid as recurrence_kernel, of blocks of COLS columns. Wide ones make a head's
- * operands once, narrow ones fill the device with few sequences. */
-template <typename T, int J, bool DELTA, int COLS>
-__global__ void __launch_bounds__(COLS * 4, COLS > COLUMNS ? 2
-                                            : J <= 4       ? 8
-                                            : J <= 8       ? 6
-                                                           : 3)
+/* Grid as recurrence_kernel. */
+template <typename T, int J, bool DELTA>
+__global__ void __launch_bounds__(THREADS, J <= 4   ? 8
+                                           : J <= 8 ? 6
+                                                    : 3)
     decode_kernel(recurrence_args a, step_arrays s)
 {
-    __shared__ alignas(16) token_tile<J, COLS> tile;
+    __shared__ alignas(16) token_tile<J> tile;
     __shared__ bool last;
 
     pdl_release();
-    const operand_offsets o = offsets_of<DELTA, COLS>(a);
+    const operand_offsets o = offsets_of<DELTA>(a);
     int mine = threadIdx.x >> 2, sub = threadIdx.x & 3, seq = gridDim.y - 1 - blockIdx.y;
     if (goes_on(s, seq)) {
         pdl_wait();
@@ -206,7 +201,7 @@ __global__ void __launch_bounds__(COLS * 4, COLS > COLUMNS ? 2
     int64_t matrix = o.matrix + mine;
     bool live = mine < o.columns, arrived_last = false;
     float state[J][4], skip = a.d ? a.d[o.head] : 0.0f;
-    channel_terms<J, COLS> terms;
+    channel_terms<J> terms;
     load_matrix(a, state, p, live, sub, matrix);
     load_terms<T>(a, p, o, terms);
     clear_tile(a, tile);
@@ -220,7 +215,7 @@ __global__ void __launch_bounds__(COLS * 4, COLS > COLUMNS ? 2
     }
     for (int first = 0; first < p.n; first += TILE_TOKENS) {
         int n = min(p.n - first, TILE_TOKENS);
-        make_tile<T, DELTA>(tile, a, s, p, o, terms, first, n);
+        make_tile<T, J, DELTA>(tile, a, s, p, o, terms, first, n);
         if (first + n == p.n && threadIdx.x == 0) {
             arrived_last = arrives_last(a, seq, o.group);
         }
@@ -252,17 +247,10 @@ static void launch_keys(const recurrence_args &a, const step_arrays &s, int n_se
     dim3 grid(a.n_heads * ((a.value_dim + COLUMNS - 1) / COLUMNS), n_seqs);
 
     if (a.delta) {
-        launch(decode_kernel<T, J, true, COLUMNS>, grid, dim3(THREADS), 0, stream, a, s);
+        launch(decode_kernel<T, J, true>, grid, dim3(THREADS), 0, stream, a, s);
     } else {
-        launch(decode_kernel<T, J, false, COLUMNS>, grid, dim3(THREADS), 0, stream, a, s);
+        launch(decode_kernel<T, J, false>, grid, dim3(THREADS), 0, stream, a, s);
     }
-}
-
-/* Whether wide blocks of the delta rule fill the device. */
-static bool fills_by_wide(const recurrence_args &a, int n_seqs)
-{
-    return a.delta && a.value_dim % WIDE_COLUMNS == 0 &&
-           n_seqs * a.n_heads * (a.value_dim / WIDE_COLUMNS) >= 2 * cuda_multiprocessors();
 }
 
 template <typename T>
@@ -271,10 +259,6 @@ static void launch_decode(const recurrence_args &a, const step_arrays &s, int n_
 {
     if (a.key_dim <= 64) {
         launch_keys<T, 4>(a, s, n_seqs, stream);
-    } else if (a.key_dim <= 128 && fills_by_wide(a, n_seqs)) {
-        launch(decode_kernel<T, 8, true, WIDE_COLUMNS>,
-               dim3(a.n_heads * (a.value_dim / WIDE_COLUMNS), n_seqs), dim3(WIDE_COLUMNS * 4), 0,
-               stream, a, s);
     } else if (a.key_dim <= 128) {
         launch_keys<T, 8>(a, s, n_seqs, stream);
     } else {

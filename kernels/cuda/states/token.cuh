@@ -59,9 +59,9 @@ __device__ __forceinline__ float query_scale(const recurrence_args &a)
  * column; of each 16 rows a lane has four neighbours. */
 enum { COLUMNS = 32, THREADS = COLUMNS * 4, TILE_TOKENS = 8 };
 
-/* The operands of TILE_TOKENS tokens, in shared memory, for a block of COLS columns. */
-template <int J, int COLS = COLUMNS> struct token_tile {
-    float q[TILE_TOKENS][16 * J], k[TILE_TOKENS][16 * J], v[TILE_TOKENS][COLS];
+/* The operands of TILE_TOKENS tokens, in shared memory. */
+template <int J> struct token_tile {
+    float q[TILE_TOKENS][16 * J], k[TILE_TOKENS][16 * J], v[TILE_TOKENS][COLUMNS];
     float factor[TILE_TOKENS][2];
     int block[TILE_TOKENS]; /* for the state behind it, -1: none */
 };
@@ -76,11 +76,11 @@ struct operand_offsets {
 };
 
 /* The operands of a block of grid (head and part of its columns, ..). */
-template <bool DELTA, int COLS = COLUMNS>
+template <bool DELTA>
 __device__ __forceinline__ operand_offsets offsets_of(const recurrence_args &a)
 {
-    int parts = (a.value_dim + COLS - 1) / COLS, head = blockIdx.x / parts;
-    int column = blockIdx.x % parts * COLS, at = head * a.value_dim + column;
+    int parts = (a.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / parts;
+    int column = blockIdx.x % parts * COLUMNS, at = head * a.value_dim + column;
     int group = a.tiled ? head % a.n_groups : head / (a.n_heads / a.n_groups);
     int keys = a.n_groups * a.key_dim, values = a.n_heads * a.value_dim;
 
@@ -89,16 +89,16 @@ __device__ __forceinline__ operand_offsets offsets_of(const recurrence_args &a)
             (DELTA ? 0 : values + keys) + group * a.key_dim,
             (DELTA ? keys : values) + group * a.key_dim,
             (DELTA ? 2 * keys : 0) + at,
-            min(COLS, a.value_dim - column),
+            min(COLUMNS, a.value_dim - column),
             at,
             (int64_t)channels_of(a) * (a.kernel - 1) + (int64_t)head * a.key_dim * a.value_dim +
                 column};
 }
 
 /* One token: S [4 * J] is this lane's part of its column. Returns S^T q. */
-template <int J, bool DELTA, int COLS>
-__device__ __forceinline__ float take_token(float (&state)[J][4], const token_tile<J, COLS> &tile,
-                                            int t, int sub, float v)
+template <int J, bool DELTA>
+__device__ __forceinline__ float take_token(float (&state)[J][4], const token_tile<J> &tile, int t,
+                                            int sub, float v)
 {
     const float4 *q = (const float4 *)tile.q[t], *k = (const float4 *)tile.k[t];
     float decay = tile.factor[t][0], rate = tile.factor[t][1], known[4] = {}, sum[4] = {};
@@ -158,10 +158,10 @@ __device__ __forceinline__ void keep_matrix(const recurrence_args &a, const floa
 }
 
 /* Zeros for the keys behind key_dim. */
-template <int J, int COLS>
-__device__ __forceinline__ void clear_tile(const recurrence_args &a, token_tile<J, COLS> &tile)
+template <int J>
+__device__ __forceinline__ void clear_tile(const recurrence_args &a, token_tile<J> &tile)
 {
-    for (int i = threadIdx.x; a.key_dim < 16 * J && i < TILE_TOKENS * 16 * J; i += COLS * 4) {
+    for (int i = threadIdx.x; a.key_dim < 16 * J && i < TILE_TOKENS * 16 * J; i += THREADS) {
         if (i % (16 * J) >= a.key_dim) {
             tile.q[i / (16 * J)][i % (16 * J)] = 0.0f;
             tile.k[i / (16 * J)][i % (16 * J)] = 0.0f;

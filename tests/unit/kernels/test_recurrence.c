@@ -405,13 +405,6 @@ static const struct recurrence SHAPES[] = {
      .key_dim = 128,
      .value_dim = 128,
      .kernel = 4},
-    /* of which drafts fill a device with blocks of whole heads */
-    {.kind = RECURRENCE_DELTA,
-     .n_heads = 8,
-     .n_groups = 2,
-     .key_dim = 70,
-     .value_dim = 128,
-     .kernel = 4},
     {.kind = RECURRENCE_SSD,
      .n_heads = 3,
      .n_groups = 1,
