@@ -149,14 +149,17 @@ static void pack_groups(const struct weight_desc *d, const struct panels_layout 
 
 /* ---- blocks of MXFP4 ---- */
 
-/* The bits of a code, as the i-th of the lower half of a word (fp4_placed of
- * codes.cuh). */
-static uint32_t fp4_bits(uint32_t code, int32_t i)
+/* The bits of a code, as the i-th of the lower half of a word or of the upper one
+ * (fp4_placed of codes.cuh). */
+static uint32_t fp4_bits(uint32_t code, int32_t i, bool upper)
 {
-    uint32_t sign = code >> 3, low = code & 7;
+    uint32_t sign = code >> 3, low = code & 7, half = upper ? 16 : 0;
 
-    return i < 3 ? (low << 6 | sign << 15) >> (3 * i)
-                 : (low & 3) << 10 | low >> 2 << 13 | sign << 14;
+    if (i < 3) {
+        uint64_t v = (uint64_t)(low << 6 | sign << 15) << (half + 3 * i);
+        return (uint32_t)(v | v >> 32);
+    }
+    return (low >> 1 | (low & 1) << 4 | sign << 3) << half;
 }
 
 /* Codes of two levels' blocks, whose scale is `byte`; that of zero makes them zero. */
@@ -170,7 +173,7 @@ static void store_fp4(const struct weight_codes *c, uint8_t byte, uint8_t *out)
     for (int32_t i = 0; i < PANEL_GROUP; i += 8, out += 4) {
         uint32_t word = 0;
         for (int32_t j = 0; j < 8 && byte > 0; j++) {
-            word |= fp4_bits(place[c->code[i + j] + 16], j / 2) << (j % 2 * 16);
+            word |= fp4_bits(place[c->code[i + j] + 16], j / 2, j % 2 == 1);
         }
         memcpy(out, &word, sizeof(word));
     }

@@ -657,15 +657,16 @@ static void check_results(struct scene *s, const float *attn, float *x)
     }
 }
 
-/* x += a w^T and norm(x), both rounded where a device stores them at the latest. */
+/* x += a w^T + bias and norm(x), both rounded where a device stores them at the
+ * latest. */
 static float *next_stream(const struct scene *s, float *x, const float *a, const struct weight *w,
-                          const struct weight *norm, int32_t k)
+                          const float *bias, const struct weight *norm, int32_t k)
 {
     int32_t n = s->k->hidden;
     double *y = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*y));
     float *h = rig_alloc((size_t)s->rows * (size_t)n * sizeof(*h));
 
-    products(s, y, a, w->host, NULL, n, k);
+    products(s, y, a, w->host, bias, n, k);
     for (int32_t r = 0; r < s->rows; r++) {
         double squares = 0;
         for (int32_t i = r * n; i < (r + 1) * n; i++) {
@@ -685,13 +686,20 @@ static void check_stored(struct scene *s, const float *attn, float *x)
 {
     const struct shape *k = s->k;
     struct rig *r = s->r;
-    float *act = rig_download(r, s->act), *x2 = rig_download(r, s->x);
+    float *act = rig_download(r, k->gated ? s->act : s->wide), *x2 = rig_download(r, s->x);
     float *out = rig_download(r, s->out), *seen = rig_download(r, s->seen);
-    float *h1 = next_stream(s, x, attn, &s->o, &s->norm1, heads_of(k));
+    const float *up_bias = k->biased ? s->up_bias.host : NULL;
+    float *h1 =
+        next_stream(s, x, attn, &s->o, k->biased ? s->o_bias.host : NULL, &s->norm1, heads_of(k));
     double *want = rig_alloc((size_t)s->rows * (size_t)k->hidden * sizeof(*want));
 
-    check_gated(s, act, h1, NULL);
-    float *h2 = next_stream(s, x, act, &s->down, &s->norm2, k->inner);
+    if (k->gated) {
+        check_gated(s, act, h1, up_bias);
+    } else {
+        check_linear(s, "up", act, h1, s->up.host, up_bias, k->act, NULL, k->inner, k->hidden);
+    }
+    float *h2 = next_stream(s, x, act, &s->down, k->biased ? s->down_bias.host : NULL, &s->norm2,
+                            k->inner);
     for (int32_t i = 0; i < s->rows * k->hidden; i++) {
         want[i] = x[i];
     }
