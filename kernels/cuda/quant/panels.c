@@ -228,10 +228,9 @@ static float fp4_value(const uint8_t *codes, uint8_t byte, int32_t col)
     uint32_t word;
 
     memcpy(&word, codes + col / 8 * 4, sizeof(word));
-    uint32_t bits = word >> (col % 2 * 16);
+    word &= fp4_bits(15, col % 8 / 2, col % 2 == 1);
     for (uint32_t code = 0; code < 16; code++) {
-        uint32_t mask = fp4_bits(15, col % 8 / 2);
-        if ((bits & mask) == fp4_bits(code, col % 8 / 2)) {
+        if (word == fp4_bits(code, col % 8 / 2, col % 2 == 1)) {
             return ldexpf(code & 8 ? -VALUES[code & 7] : VALUES[code & 7], byte - FP4_TOP);
         }
     }
