@@ -133,10 +133,9 @@ int regions_init(struct regions *a, int64_t bytes, int32_t max_taken, struct err
         return err_nomem(e, "the memory of running requests");
     }
     madvise(a->base, (size_t)regions_bytes(a), MADV_DONTDUMP);
-    /* Most runs are touched only in part, so that only what is kept may be huge. */
-    int64_t kept = MIN(regions_bytes(a), REGIONS_KEPT_BYTES);
+    /* Most runs are touched only in part, so that only the first may be huge. */
     madvise(a->base, (size_t)regions_bytes(a), MADV_NOHUGEPAGE);
-    madvise(a->base, (size_t)kept, MADV_HUGEPAGE);
+    madvise(a->base, (size_t)MIN(regions_bytes(a), REGIONS_HUGE_BYTES), MADV_HUGEPAGE);
     a->run[a->n_runs++] = (struct free_run){0, a->n_lines};
     a->most = a->n_lines;
     return 0;

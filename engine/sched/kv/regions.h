@@ -6,8 +6,9 @@
  * generated tokens, beams. Both taking and giving back are first fit over a short
  * sorted list of free runs, with no allocator call and no system call for small runs,
  * so the engine's thread may do both. The leading REGIONS_KEPT_BYTES stay resident once
- * touched, in huge pages where the system has them; pages behind them go back to the
- * system with their run, so resident memory is bounded by what is held at the moment.
+ * touched, the first REGIONS_HUGE_BYTES in huge pages where the system has them; pages
+ * behind them go back to the system with their run, so resident memory is bounded by
+ * what is held at the moment.
  *
  * Runs are not rounded to pages: a step walks over the beginnings of all of them, and
  * those at the same place of their pages would share few sets of the caches.
@@ -18,6 +19,7 @@
 #include "config/base/base.h"
 
 #define REGIONS_KEPT_BYTES ((int64_t)64 << 20)
+#define REGIONS_HUGE_BYTES ((int64_t)16 << 20)
 
 enum { REGIONS_LINE_BYTES = 64 };
 
