@@ -566,10 +566,9 @@ static struct rule rule_of(const struct rig *r)
     const struct tensor *slips = checkpoint_find(r->expected, "slips");
     int32_t allowed = slips && rounds_inputs(r) ? 2 * *(const int32_t *)slips->data + 2 : 0;
 
-    return (struct rule){
-        .tie = tie_nats(r),
-        .n_slips = allowed,
-        .logprob = rounds_inputs(r) ? TIE_OF_ROUNDED : 0.01};
+    return (struct rule){.tie = tie_nats(r),
+                         .n_slips = allowed,
+                         .logprob = rounds_inputs(r) ? TIE_OF_ROUNDED : 0.01};
 }
 
 static void greedy_text_is_that_of_transformers(void **state)
