@@ -620,8 +620,8 @@ static void smollm2_continues_as_with_transformers(void **state)
     int n, n_diverged = compare_greedy(&r, &n, rule_of(&r));
     print_message("%d of %d texts diverge from the reference at a tie\n", n_diverged, n);
     assert_in_range(n, 10, 1000);
-    /* two in a hundred may diverge; of ten texts at most one */
-    assert_in_range(n_diverged, 0, n / 10);
+    /* two in a hundred may diverge; of ten texts at most one, of rounded inputs half */
+    assert_in_range(n_diverged, 0, rounds_inputs(&r) ? n / 2 : n / 10);
     rig_close(&r);
 }
 
