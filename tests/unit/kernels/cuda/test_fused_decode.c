@@ -698,8 +698,8 @@ static void check_stored(struct scene *s, const float *attn, float *x)
     } else {
         check_linear(s, "up", act, h1, s->up.host, up_bias, k->act, NULL, k->inner, k->hidden);
     }
-    float *h2 = next_stream(s, x, act, &s->down, k->biased ? s->down_bias.host : NULL, &s->norm2,
-                            k->inner);
+    float *h2 =
+        next_stream(s, x, act, &s->down, k->biased ? s->down_bias.host : NULL, &s->norm2, k->inner);
     for (int32_t i = 0; i < s->rows * k->hidden; i++) {
         want[i] = x[i];
     }
