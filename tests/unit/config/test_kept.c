@@ -16,11 +16,11 @@
 
 #include "config/base/base.h"
 #include "config/base/kept.h"
+#include "tests/unit/kept_dir.h"
 
 static const char *const colours[] = {"red", "green", "blue"};
 enum { RED, GREEN, BLUE, NOTHING = -1 };
 
-static char root[64];
 static int measured; /* calls of find */
 
 static int32_t find(void *arg)
@@ -40,57 +40,10 @@ static int32_t choose(const char *dir, const char *machine, const char *name, in
                                              .arg = &found});
 }
 
-static int make_root(void **state)
+static int begin(void **state)
 {
-    (void)state;
     measured = 0;
-    snprintf(root, sizeof(root), "/tmp/quire-kept-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[96];
-    snprintf(command, sizeof(command), "rm -rf %s", root);
-    return system(command);
-}
-
-/* The one file in the directory. */
-static const char *kept_file(void)
-{
-    static char path[512];
-    DIR *dir = opendir(root);
-    int n = 0;
-    assert_non_null(dir);
-    for (struct dirent *d; (d = readdir(dir)) != NULL;) {
-        if (d->d_name[0] != '.') {
-            snprintf(path, sizeof(path), "%s/%s", root, d->d_name);
-            n++;
-        }
-    }
-    closedir(dir);
-    assert_int_equal(n, 1);
-    return path;
-}
-
-static void put_file(const char *text, size_t n)
-{
-    FILE *f = fopen(kept_file(), "w");
-
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
-}
-
-static size_t get_file(char *text, size_t cap)
-{
-    FILE *f = fopen(kept_file(), "r");
-
-    assert_non_null(f);
-    size_t n = fread(text, 1, cap, f);
-    fclose(f);
-    return n;
+    return make_root(state);
 }
 
 static void the_next_process_keeps_the_choice(void **state)
@@ -268,7 +221,7 @@ static void processes_that_ask_together_agree(void **state)
 
 int main(void)
 {
-#define WITH_ROOT(test) cmocka_unit_test_setup_teardown(test, make_root, remove_root)
+#define WITH_ROOT(test) cmocka_unit_test_setup_teardown(test, begin, remove_root)
     const struct CMUnitTest tests[] = {
         WITH_ROOT(the_next_process_keeps_the_choice),
         WITH_ROOT(a_file_has_many_choices),

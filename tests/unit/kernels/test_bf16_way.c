@@ -13,60 +13,7 @@
 #include <unistd.h>
 
 #include "kernels/cpu/ways/bf16_way.h"
-
-static char root[64];
-
-static int make_root(void **state)
-{
-    (void)state;
-    snprintf(root, sizeof(root), "/tmp/quire-bf16-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[96];
-    snprintf(command, sizeof(command), "rm -rf %s", root);
-    return system(command);
-}
-
-/* The one file in the directory. */
-static const char *kept_file(void)
-{
-    static char path[512];
-    DIR *dir = opendir(root);
-    int n = 0;
-    assert_non_null(dir);
-    for (struct dirent *d; (d = readdir(dir)) != NULL;) {
-        if (d->d_name[0] != '.') {
-            snprintf(path, sizeof(path), "%s/%s", root, d->d_name);
-            n++;
-        }
-    }
-    closedir(dir);
-    assert_int_equal(n, 1);
-    return path;
-}
-
-static void put_file(const char *text, size_t n)
-{
-    FILE *f = fopen(kept_file(), "w");
-
-    assert_non_null(f);
-    assert_int_equal(fwrite(text, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
-}
-
-static size_t get_file(char *text, size_t cap)
-{
-    FILE *f = fopen(kept_file(), "r");
-
-    assert_non_null(f);
-    size_t n = fread(text, 1, cap, f);
-    fclose(f);
-    return n;
-}
+#include "tests/unit/kept_dir.h"
 
 static void floats_must_be_faster_by_a_margin(void **state)
 {

@@ -13,45 +13,7 @@
 #include <unistd.h>
 
 #include "kernels/cpu/ways/block_ways.h"
-
-static char root[64];
-
-static int make_root(void **state)
-{
-    (void)state;
-    snprintf(root, sizeof(root), "/tmp/quire-ways-XXXXXX");
-    if (!mkdtemp(root)) {
-        return -1;
-    }
-    setenv("CACHE_DIRECTORY", root, 1);
-    return 0;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[96];
-    unsetenv("CACHE_DIRECTORY");
-    snprintf(command, sizeof(command), "rm -rf %s", root);
-    return system(command);
-}
-
-/* The one file in the directory; false: there is none. */
-static bool kept_file(char path[512])
-{
-    DIR *dir = opendir(root);
-    int n = 0;
-    assert_non_null(dir);
-    for (struct dirent *d; (d = readdir(dir)) != NULL;) {
-        if (d->d_name[0] != '.') {
-            snprintf(path, 512, "%s/%s", root, d->d_name);
-            n++;
-        }
-    }
-    closedir(dir);
-    assert_true(n <= 1);
-    return n == 1;
-}
+#include "tests/unit/kept_dir.h"
 
 static void another_set_must_be_faster_by_a_margin(void **state)
 {
@@ -141,7 +103,7 @@ static void what_is_kept_is_followed(void **state)
     }
     struct cpu_kernels k = functions(CPU_AVX512_VNNI);
     assert_true(has_rows_of(&k, 1, CPU_AVX512_VNNI) || has_rows_of(&k, 1, CPU_AVX2));
-    assert_true(kept_file(path));
+    assert_int_equal(kept_files(path), 1);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
@@ -184,7 +146,7 @@ static void a_set_that_is_named_is_taken(void **state)
     assert_true(has_rows_of(&k, 1, CPU_AMX) && has_panels_of(&k, CPU_AMX));
     assert_true(cpu_blocks_of(&k, FORMAT_FP8, 1)->dots[FORMAT_FP8] == k.blocks.dots[FORMAT_FP8]);
     unsetenv("QUIRE_CPU_WAYS");
-    assert_false(kept_file(path)); /* nothing was timed */
+    assert_int_equal(kept_files(path), 0); /* nothing was timed */
 }
 
 /* Of the oldest set there is nothing older. */
@@ -196,14 +158,14 @@ static void where_there_is_one_way_nothing_is_timed(void **state)
     functions(CPU_AVX2);
     functions(CPU_AVX512);
     functions(CPU_NEON);
-    assert_false(kept_file(path));
+    assert_int_equal(kept_files(path), 0);
 }
 
 int main(void)
 {
     unsetenv("QUIRE_CPU_WAYS");
     unsetenv("QUIRE_CPU_ISA");
-#define WITH_ROOT(test) cmocka_unit_test_setup_teardown(test, make_root, remove_root)
+#define WITH_ROOT(test) cmocka_unit_test_setup_teardown(test, make_cache_root, remove_cache_root)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_set_must_be_faster_by_a_margin),
         cmocka_unit_test(the_environment_decides),

@@ -1,31 +1,10 @@
 /* From how many rows panels multiply: which times decide, that the choice is kept for
  * the processor and its threads, and what takes its place. */
 #include "kernels/cpu/cpu.h"
+#include "tests/unit/kept_dir.h"
 #include "tests/unit/ops.h"
 
 #include <unistd.h>
-
-static char root[64];
-
-static int make_root(void **state)
-{
-    (void)state;
-    snprintf(root, sizeof(root), "/tmp/quire-from-XXXXXX");
-    if (!mkdtemp(root)) {
-        return -1;
-    }
-    setenv("CACHE_DIRECTORY", root, 1);
-    return 0;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[96];
-    unsetenv("CACHE_DIRECTORY");
-    snprintf(command, sizeof(command), "rm -rf %s", root);
-    return system(command);
-}
 
 static enum cpu_from choice(double tiles_half, double tiles, double panels_half, double panels)
 {
@@ -89,7 +68,7 @@ int main(void)
     unsetenv("QUIRE_CPU_ISA");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_threshold_moves_where_that_is_clearly_faster),
-        cmocka_unit_test_setup_teardown(the_threshold_is_kept, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(the_threshold_is_kept, make_cache_root, remove_cache_root),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

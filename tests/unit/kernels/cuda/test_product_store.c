@@ -15,23 +15,7 @@
 
 #include "config/base/base.h"
 #include "kernels/cuda/gemm/heuristics_products.h"
-
-static char root[64];
-
-static int make_root(void **state)
-{
-    (void)state;
-    snprintf(root, sizeof(root), "/tmp/quire-products-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_root(void **state)
-{
-    (void)state;
-    char command[96];
-    snprintf(command, sizeof(command), "rm -rf %s", root);
-    return system(command);
-}
+#include "tests/unit/kept_dir.h"
 
 static struct product_key key(int32_t n)
 {
