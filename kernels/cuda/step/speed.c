@@ -72,13 +72,13 @@ int cuda_speed_init(struct cuda_backend *c, struct err *e)
         return rc;
     }
     int32_t told = asked > 0 ? asked : cuda_memory_gbs();
-    if (asked == 0 && !c->config.deterministic) {
-        product_store_memory(&c->products, measure, c);
-    }
     c->memory_blocks = memory_blocks(told); /* ranks must agree on it */
     c->speed = (struct device_speed){.n_sms = c->n_sms, .memory_gbs = told};
-    if (asked == 0 && c->products.memory_gbs > 0) {
-        c->speed.memory_gbs = (int32_t)c->products.memory_gbs;
+    if (asked == 0 && !c->config.deterministic) {
+        product_store_memory(&c->products, measure, c);
+        if (c->products.memory_gbs > 0) {
+            c->speed.memory_gbs = (int32_t)c->products.memory_gbs;
+        }
     }
     return 0;
 }
