@@ -57,18 +57,6 @@ __device__ __forceinline__ uint32_t fp4_pair(uint32_t v, int i)
     return (i < 3 ? __funnelshift_r(v, v, 3 * i) : (v & 0x001b001bu) * 0x1084u) & 0x81c081c0u;
 }
 
-/* The bits of a code, as the i-th of the lower half of a word or of the upper one. */
-__device__ __forceinline__ uint32_t fp4_placed(uint32_t code, int i, bool upper)
-{
-    uint32_t sign = code >> 3, low = code & 7, half = upper ? 16 : 0;
-
-    if (i < 3) {
-        uint32_t v = (low << 6 | sign << 15) << half;
-        return __funnelshift_l(v, v, 3 * i);
-    }
-    return (low >> 1 | (low & 1) << 4 | sign << 3) << half;
-}
-
 /* A scale's byte (fp4_scales.h) as bf16 times 2^126, twice. GROUP: columns that share
  * it. */
 template <int GROUP> __device__ __forceinline__ uint32_t fp4_factor(uint32_t byte)

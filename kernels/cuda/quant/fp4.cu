@@ -1,5 +1,6 @@
 /* Segments of FORMAT_FP4 (quant.h): packing and widening. */
 #include "kernels/cuda/quant/codes.cuh"
+#include "kernels/cuda/quant/fp4_order.h"
 #include "kernels/cuda/quant/quant.h"
 
 namespace

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/quant/fp4_order.h"
 #include "kernels/cuda/quant/groups.h"
 #include "kernels/weight_pieces.h"
 
@@ -149,19 +150,6 @@ static void pack_groups(const struct weight_desc *d, const struct panels_layout 
 
 /* ---- blocks of MXFP4 ---- */
 
-/* The bits of a code, as the i-th of the lower half of a word or of the upper one
- * (fp4_placed of codes.cuh). */
-static uint32_t fp4_bits(uint32_t code, int32_t i, bool upper)
-{
-    uint32_t sign = code >> 3, low = code & 7, half = upper ? 16 : 0;
-
-    if (i < 3) {
-        uint64_t v = (uint64_t)(low << 6 | sign << 15) << (half + 3 * i);
-        return (uint32_t)(v | v >> 32);
-    }
-    return (low >> 1 | (low & 1) << 4 | sign << 3) << half;
-}
-
 /* Codes of two levels' blocks, whose scale is `byte`; that of zero makes them zero. */
 static void store_fp4(const struct weight_codes *c, uint8_t byte, uint8_t *out)
 {
@@ -173,7 +161,7 @@ static void store_fp4(const struct weight_codes *c, uint8_t byte, uint8_t *out)
     for (int32_t i = 0; i < PANEL_GROUP; i += 8, out += 4) {
         uint32_t word = 0;
         for (int32_t j = 0; j < 8 && byte > 0; j++) {
-            word |= fp4_bits(place[c->code[i + j] + 16], j / 2, j % 2 == 1);
+            word |= fp4_placed(place[c->code[i + j] + 16], j / 2, j % 2 == 1);
         }
         memcpy(out, &word, sizeof(word));
     }
@@ -228,9 +216,9 @@ static float fp4_value(const uint8_t *codes, uint8_t byte, int32_t col)
     uint32_t word;
 
     memcpy(&word, codes + col / 8 * 4, sizeof(word));
-    word &= fp4_bits(15, col % 8 / 2, col % 2 == 1);
+    word &= fp4_placed(15, col % 8 / 2, col % 2 == 1);
     for (uint32_t code = 0; code < 16; code++) {
-        if (word == fp4_bits(code, col % 8 / 2, col % 2 == 1)) {
+        if (word == fp4_placed(code, col % 8 / 2, col % 2 == 1)) {
             return ldexpf(code & 8 ? -VALUES[code & 7] : VALUES[code & 7], byte - FP4_TOP);
         }
     }

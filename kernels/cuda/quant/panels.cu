@@ -1,4 +1,5 @@
 /* Panels of experts (panels.h): packing, dummies and widening. */
+#include "kernels/cuda/quant/fp4_order.h"
 #include "kernels/cuda/quant/groups.cuh"
 
 namespace
