@@ -58,6 +58,10 @@ struct mat {
     /* A result that the next operation reads and no later one: a backend that does both
      * at once need not store it. */
     bool transient;
+    /* A weight that every rank multiplies whole, with the same operands, and whose
+     * results must have the same bits on all of them, since later choices and sums take
+     * them as equal: how it is multiplied hangs on no rank's own timing. */
+    bool alike;
 };
 
 /* The rows [first, first + n) of m, same memory. */

@@ -181,7 +181,7 @@ void product_store_release(struct product_store *s)
 const struct product_choice *product_store_find(const struct product_store *s,
                                                 const struct product_key *k)
 {
-    for (int32_t i = 0; i < s->n; i++) {
+    for (int32_t i = 0; i < s->n && !k->alike; i++) {
         if (memcmp(&s->record[i].key, k, sizeof(*k)) == 0) {
             return &s->record[i].choice;
         }
@@ -199,7 +199,7 @@ void product_store_put(struct product_store *s, const struct product_key *k,
         s->changed = s->changed || differs;
         s->replaces = s->replaces || differs;
         *known = *c;
-    } else if (s->n < PRODUCT_RECORDS && (s->n < s->cap || reserve(s, s->cap + 256))) {
+    } else if (!k->alike && s->n < PRODUCT_RECORDS && (s->n < s->cap || reserve(s, s->cap + 256))) {
         s->record[s->n++] = (struct product_record){*k, *c};
         s->changed = true;
     }

@@ -20,8 +20,18 @@ struct product_key {
     int32_t epilogue;         /* cublasLtEpilogue_t */
     int16_t residual;         /* 1: cuBLASLt adds the residual */
     int16_t gated;            /* 1: two halves, gate and up; 2: own tiles may take them */
-    int32_t alignment;        /* in bytes, that all operands have; at most 256 */
+    int16_t alignment;        /* in bytes, that all operands have; at most 256 */
+    int16_t alike;            /* 1: all ranks must choose the same (struct mat) */
 };
+
+enum { PRODUCT_TIMED_ROWS = 256 }; /* row bucket up to which choices are timed */
+
+/* Whether the choice for a product may be timed. What ranks must choose alike may not:
+ * each would take its own times, and different ways round differently. */
+static inline bool product_may_be_timed(const struct product_key *k)
+{
+    return !k->alike && k->m <= PRODUCT_TIMED_ROWS;
+}
 
 /* What multiplies. */
 enum product_way {
@@ -60,10 +70,12 @@ uint64_t product_hash(const void *data, int64_t n_bytes);
  * `dir` (NULL: cache_dir). */
 void product_store_open(struct product_store *s, const char *dir, const char *device);
 void product_store_release(struct product_store *s);
-/* NULL: not known. Valid until the next put. */
+/* NULL: not known, or not for products that ranks must choose alike, since their files
+ * may differ. Valid until the next put. */
 const struct product_choice *product_store_find(const struct product_store *s,
                                                 const struct product_key *k);
-/* A full store ignores new keys. */
+/* A full store ignores new keys, and any those of products that ranks must choose
+ * alike. */
 void product_store_put(struct product_store *s, const struct product_key *k,
                        const struct product_choice *c);
 /* Saves the store if it changed, atomically, with what other processes have saved

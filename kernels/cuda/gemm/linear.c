@@ -7,7 +7,10 @@
  * are about to be captured: those run thousands of times, so in the eager step before
  * the capture several proposals are timed as the graph will run them (linear_time.c),
  * and the fastest is kept, on disk too (heuristics_products.h). Where own tiles may
- * take the product (own_products.c), they are timed beside the proposals. */
+ * take the product (own_products.c), they are timed beside the proposals.
+ *
+ * Ranks that must have the same bits of a product (struct mat's `alike`) all take the
+ * first proposal, which follows from the shape, the device and the library. */
 #include "kernels/cuda/gemm/linear.h"
 
 #include <stdio.h>
@@ -18,7 +21,7 @@
 #include "kernels/cuda/heuristics.h"
 #include "kernels/cuda/quant/quant.h"
 
-enum { MAX_PROPOSALS = 8, TIME_MAX_ROWS = 256 };
+enum { MAX_PROPOSALS = 8 };
 
 static void fail(struct cuda_backend *c, cublasStatus_t s, const struct product_key *k)
 {
@@ -226,15 +229,15 @@ static void choose_ahead(struct cuda_backend *c, const struct product *d, struct
                          struct mat lt_out, struct mat x)
 {
     int32_t rows = product_rows(c->padded);
+    struct product trial = *d;
 
+    trial.key.m = trial.args.rows = rows;
     if (c->config.deterministic || !c->recording || c->capturing ||
-        d->args.rows != c->batch.n_tokens || rows > TIME_MAX_ROWS ||
+        d->args.rows != c->batch.n_tokens || !product_may_be_timed(&trial.key) ||
         rows > cuda_rows_capacity(c, x) ||
         (d->args.gated && rows > MIN(cuda_rows_capacity(c, out), cuda_rows_capacity(c, lt_out)))) {
         return;
     }
-    struct product trial = *d;
-    trial.key.m = trial.args.rows = rows;
     if (!d->args.gated) { /* not into out, which may be the residual */
         trial.lt_out = trial.args.out = side_buffer(c, out.stride * dtype_bytes(out.dtype), rows);
         trial.residual = d->residual ? trial.lt_out : NULL;
@@ -326,10 +329,11 @@ static struct product product_of(struct cuda_backend *c, struct mat out, struct 
     d.key.epilogue = (int32_t)lt_epilogue(&d);
     d.key.residual = lt_residual;
     d.key.gated = (int16_t)d.args.gated;
-    d.key.alignment = MIN(MIN(alignment_of(lt_out.data), alignment_of(out.data)),
-                          MIN(alignment_of(x.data), alignment_of(w.data)));
-    d.key.alignment =
-        lt_residual ? MIN(d.key.alignment, alignment_of(d.residual)) : d.key.alignment;
+    int32_t alignment = MIN(MIN(alignment_of(lt_out.data), alignment_of(out.data)),
+                            MIN(alignment_of(x.data), alignment_of(w.data)));
+    alignment = lt_residual ? MIN(alignment, alignment_of(d.residual)) : alignment;
+    d.key.alignment = (int16_t)alignment;
+    d.key.alike = c->ranks && w.alike;
     return d;
 }
 
@@ -346,8 +350,12 @@ static bool widen(struct cuda_backend *c, struct mat *w, enum dtype type)
         return false;
     }
     launch_widen(c->widened, w->cols, w->priv, (int)type, c->stream);
-    *w = (struct mat){
-        .data = c->widened, .stride = w->cols, .rows = w->rows, .cols = w->cols, .dtype = type};
+    *w = (struct mat){.data = c->widened,
+                      .stride = w->cols,
+                      .rows = w->rows,
+                      .cols = w->cols,
+                      .dtype = type,
+                      .alike = w->alike};
     return true;
 }
 
@@ -381,7 +389,7 @@ static enum product_way way_of(struct cuda_backend *c, const struct product *d)
 {
     cublasStatus_t status;
 
-    if (product_may_be_own(c, d) && d->key.m <= TIME_MAX_ROWS && c->ways == CUDA_WAYS_TIMED) {
+    if (product_may_be_own(c, d) && product_may_be_timed(&d->key) && c->ways == CUDA_WAYS_TIMED) {
         const struct matmul_plan *p = plan_find(c, d, false, &status);
         if (p && p->known) {
             return p->way;

@@ -125,7 +125,9 @@ void cuda_parts_linear(struct cuda_backend *c, struct mat out, struct mat x, str
         int32_t n = p->part[i].rows;
         part.bias = part.bias.data ? mat_cols(part.bias, at, n) : part.bias;
         part.residual = part.residual.data ? mat_cols(part.residual, at, n) : part.residual;
-        cuda_linear(&c->base, mat_cols(out, at, n), x, p->part[i], &part);
+        struct mat rows = p->part[i];
+        rows.alike = w.alike;
+        cuda_linear(&c->base, mat_cols(out, at, n), x, rows, &part);
     }
 }
 

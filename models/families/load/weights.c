@@ -504,6 +504,16 @@ static void note_uses(const struct assembly *a, const struct weight_desc *d, str
     }
 }
 
+/* Whether all ranks multiply the weight and take the results as equal: a router's, or
+ * what goes into the residual stream. Latents are read by a rank's own heads alone. */
+static bool is_alike(const struct model *m, const struct tensor_spec *s)
+{
+    bool latents = tensor_spec_indices(s) > 0 && s->target == IN_LAYER(qkv);
+
+    return m->options.n_ranks > 1 && s->kind == WEIGHT_LINEAR && s->split == SPLIT_NONE &&
+           !tensor_spec_of_expert(s) && !latents;
+}
+
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
                        struct mat *ret, struct err *e)
 {
@@ -535,6 +545,9 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
     struct quantised q = {0};
     int rc = model_quantises(m, s, a->cols) ? quantised_init(&q, m, &d, e) : 0;
     rc = rc < 0 ? rc : m->backend->ops->weight(m->backend, &d, ret, e);
+    if (rc == 0) {
+        ret->alike = is_alike(m, s);
+    }
     if (rc == 0 && m->checkpoint) {
         note_uses(a, &d, *ret);
     }

@@ -157,6 +157,9 @@ static void check_experts(const struct experts *p, const struct experts *l, int3
     int32_t hidden = l->router.cols, n = p->width, all = l->width;
 
     same(p->router, 0, p->n, l->router, 0, 0, "router");
+    assert_true(p->router.alike); /* all ranks choose by it, so it has the same bits on them */
+    assert_false(p->up.alike || p->down.alike || p->shared_up.alike || p->shared_down.alike);
+    assert_false(l->router.alike); /* of one rank */
     for (int32_t i = 0; i < l->n; i++) {
         same_mlp(mat_rows(p->up, i * 2 * n, 2 * n), mat_rows(p->down, i * hidden, hidden),
                  mat_rows(l->up, i * 2 * all, 2 * all), mat_rows(l->down, i * hidden, hidden), rank,
@@ -205,6 +208,7 @@ static void check_rank(const char *dir, int32_t rank, int32_t n_ranks)
         }
         assert_int_equal(p->o.cols, nq * d);
         same(p->o, 0, c->hidden, l->o, 0, rank * nq * d, "o");
+        assert_false(p->qkv.alike || p->o.alike);
         if (l->experts.n > 0) {
             check_experts(&p->experts, &l->experts, rank);
         } else {

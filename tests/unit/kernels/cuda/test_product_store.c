@@ -68,6 +68,33 @@ static int32_t count_from(const char *dir, const char *device)
     return n;
 }
 
+/* Ranks time for themselves and may keep different files. */
+static void what_ranks_must_choose_alike_is_neither_timed_nor_kept(void **state)
+{
+    (void)state;
+    struct product_key own = key(300), alike = own;
+    struct product_choice c = {.algo = {32}};
+    struct product_store s;
+
+    alike.alike = 1;
+    assert_true(product_may_be_timed(&own));
+    assert_false(product_may_be_timed(&alike));
+    own.m = PRODUCT_TIMED_ROWS + 1;
+    assert_false(product_may_be_timed(&own));
+    own.m = alike.m;
+    product_store_open(&s, root, "a device of ranks");
+    product_store_put(&s, &alike, &c);
+    assert_int_equal(s.n, 0);
+    assert_null(product_store_find(&s, &alike));
+    product_store_put(&s, &own, &c);
+    assert_int_equal(s.n, 1);
+    assert_null(product_store_find(&s, &alike));
+    assert_non_null(product_store_find(&s, &own));
+    s.record[0].key.alike = 1; /* as another build might have kept it */
+    assert_null(product_store_find(&s, &alike));
+    product_store_release(&s);
+}
+
 static void what_was_found_is_known_in_the_next_run(void **state)
 {
     (void)state;
@@ -280,6 +307,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_found_is_known_in_the_next_run),
+        cmocka_unit_test(what_ranks_must_choose_alike_is_neither_timed_nor_kept),
         cmocka_unit_test(a_file_that_changed_counts_as_none),
         cmocka_unit_test(a_place_that_cannot_be_written_is_no_error),
         cmocka_unit_test(processes_keep_what_was_saved_first),
