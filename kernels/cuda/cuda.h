@@ -562,14 +562,17 @@ void cuda_experts(struct backend *b, struct mat y, struct mat x, const struct ex
                   const struct expert_scratch *s);
 /* Launches what the operation has left. */
 void cuda_experts_flush(struct cuda_backend *c);
-/* The same with x += y in place of y, which nothing else reads, if it is what waits and
- * y is not partial; and out = norm(x), where that takes no more launches. */
+/* The same with x += y in place of y, which nothing else reads, if it is what waits
+ * and, where y is partial, can sum it over the ranks; and out = norm(x), where that
+ * takes no more launches. */
 enum experts_added { EXPERTS_WAIT, EXPERTS_ADDED, EXPERTS_NORMED };
 enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
                                     struct mat y, const struct norm_args *n, bool partial);
 /* stream_ops.c: launches the only operation that waits for a fused launch, if it is a
  * product that adds to the residual stream. False: nothing was done. */
 bool cuda_experts_linear(struct cuda_backend *c);
+/* For launches of few rows whose results are summed over the ranks. */
+struct expert_ranks cuda_experts_ranks(const struct cuda_backend *c);
 
 /* cuBLASLt's descriptors of a product, in its column-major view: columns of x, out and
  * residual are our rows. */

@@ -129,12 +129,12 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
     return fits;
 }
 
-extern "C" void launch_expert_stream(const struct expert_few *a, int32_t n_blocks,
-                                     cudaStream_t stream)
+extern "C" void launch_expert_stream(const struct expert_few *a, const struct expert_ranks *ranks,
+                                     int32_t n_blocks, cudaStream_t stream)
 {
     if (by_panels(a)) {
-        launch_expert_stream_panels(a, n_blocks, stream);
+        launch_expert_stream_panels(a, ranks, n_blocks, stream);
         return;
     }
-    DISPATCH_STREAM(a, L::run(*a, n_blocks, stream));
+    DISPATCH_STREAM(a, L::run(*a, *ranks, n_blocks, stream));
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/expert_stream/stream_choice.cuh"
 #include "kernels/cuda/expert_stream/stream_products.cuh"
+#include "kernels/cuda/expert_stream/stream_ranks.cuh"
 #include "kernels/cuda/experts/gate.cuh"
 
 namespace expert_stream
@@ -74,23 +75,25 @@ __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_expe
     }
 }
 
-/* Tile n of the block, tile `tile` of down. */
+/* Tile n of the block, tile `tile` of down. sum_turn: of the sum over ranks, if there
+ * is one. */
 template <typename T>
-__device__ __forceinline__ void finish_down(const expert_few &a, const chosen_experts &c,
-                                            const sum_ring &sums, int n, int tile, int lane)
+__device__ __forceinline__ void finish_down(const expert_few &a, const expert_ranks &ranks,
+                                            const chosen_experts &c, const sum_ring &sums, int n,
+                                            int tile, uint32_t sum_turn, int lane)
 {
     int column = tile * TILE + (lane >> 2), row = (lane & 3) * 2;
-    float before[4] = {}, v[4];
+    float biases[4] = {}, before[4] = {}, v[4];
 
     if (a.down.bias) {
 #pragma unroll 4
         for (int k = 0; k < c.n && c.expert[k] < a.route.held; k++) {
             const T *bias = (const T *)a.down.bias + (int64_t)c.expert[k] * a.down.width + column;
             float low = to_float(bias[0]), high = to_float(bias[8]);
-            before[0] += c.share[k][row] * low;
-            before[1] += c.share[k][row + 1] * low;
-            before[2] += c.share[k][row] * high;
-            before[3] += c.share[k][row + 1] * high;
+            biases[0] += c.share[k][row] * low;
+            biases[1] += c.share[k][row + 1] * low;
+            biases[2] += c.share[k][row] * high;
+            biases[3] += c.share[k][row + 1] * high;
         }
     }
     T *y = (T *)a.y + row * a.y_stride + column;
@@ -101,6 +104,13 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const chosen_ex
         }
     }
     sums.take(v, n, lane);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] += biases[i];
+    }
+    if (ranks.n_ranks > 0) {
+        sum_tile<T>(v, ranks, sum_turn, tile, a.route.rows, lane);
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (row + (i & 1) < a.route.rows) {
@@ -123,15 +133,20 @@ __device__ __forceinline__ void leave_meeting(int32_t *counter, int lane)
 
 /* A finishing warp: every FINISHERS-th of the block's tiles. */
 template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void finish(const expert_few &a, const chosen_experts &c,
-                                       const sum_ring &sums, int warp, int lane)
+__device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &ranks,
+                                       const chosen_experts &c, const sum_ring &sums, int warp,
+                                       int lane)
 {
     int n = 0;
+    uint32_t sum_turn = 0;
 
     if (warp == 0) {
         rehearse_choice(a.route, c.share[0], lane);
     }
     pdl_wait();
+    if (ranks.n_ranks > 0) {
+        sum_turn = begin_sum(ranks, warp, lane);
+    }
     choice_sync();
     int items = c.n * (a.up.width / (TILE / 2));
 #pragma unroll 1
@@ -148,7 +163,7 @@ __device__ __forceinline__ void finish(const expert_few &a, const chosen_experts
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
-            finish_down<T>(a, c, sums, n, t, lane);
+            finish_down<T>(a, ranks, c, sums, n, t, sum_turn, lane);
         }
     }
 }
@@ -343,7 +358,8 @@ __device__ __forceinline__ void multiply(const expert_few &a, ring<R> &r, stream
 /* The weights of up are stored as B says, those of down as D. */
 template <typename T, int B, int D, bool GROUPED>
 __global__ void __launch_bounds__(THREADS, 1)
-    stream_kernel(const __grid_constant__ expert_few a, const stream_layout layout)
+    stream_kernel(const __grid_constant__ expert_few a, const __grid_constant__ expert_ranks ranks,
+                  const stream_layout layout)
 {
     extern __shared__ __align__(128) char shared[];
     __shared__ stream_shared s;
@@ -377,7 +393,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     if (warp >= WARPS + LOADERS) {
-        finish<T, B, GROUPED>(a, s.chosen, to, warp - WARPS - LOADERS, lane);
+        finish<T, B, GROUPED>(a, ranks, s.chosen, to, warp - WARPS - LOADERS, lane);
         return;
     }
     if (warp == WARPS && lane == 0 && a.normed) {
@@ -413,12 +429,13 @@ template <typename T, int B, int D, bool GROUPED> struct stream_launch {
 
         return allowed;
     }
-    static void run(const expert_few &a, int32_t n_blocks, cudaStream_t stream)
+    static void run(const expert_few &a, const expert_ranks &ranks, int32_t n_blocks,
+                    cudaStream_t stream)
     {
         const stream_layout l = layout_of<B, D>(a.route.rows, a.up.k);
 
         launch(stream_kernel<T, B, D, GROUPED>, dim3((unsigned)n_blocks), dim3(THREADS), l.bytes,
-               stream, a, l);
+               stream, a, ranks, l);
     }
 };
 

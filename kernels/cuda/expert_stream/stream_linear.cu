@@ -1,9 +1,11 @@
 /* A product of few rows in a launch of its own, between launches of experts, with the
  * norm in front of it: its weights depend on nothing, so its blocks fill their rings
  * while the launch in front ends. A block takes tiles of 16 columns of the result, over
- * the whole depth.
+ * the whole depth. The result may be a rank's summand of what is added
+ * (stream_ranks.cuh).
  */
 #include "kernels/cuda/expert_stream/stream_products.cuh"
+#include "kernels/cuda/expert_stream/stream_ranks.cuh"
 
 namespace
 {
@@ -61,13 +63,18 @@ __device__ __forceinline__ void multiply(const expert_linear &a, ring<B> &r, lin
 
 /* A finishing warp. */
 template <typename T, int B, bool GROUPED>
-__device__ __forceinline__ void finish_tiles(const expert_linear &a, const sum_ring &sums, int warp,
-                                             int lane)
+__device__ __forceinline__ void finish_tiles(const expert_linear &a, const expert_ranks &ranks,
+                                             const sum_ring &sums, int warp, int lane)
 {
     const expert_product &p = a.product;
+    const bool over_ranks = ranks.n_ranks > 0;
     int n = 0, row = (lane & 3) * 2;
+    uint32_t turn = 0;
 
     pdl_wait();
+    if (over_ranks) {
+        turn = begin_sum(ranks, warp, lane);
+    }
 #pragma unroll 1
     for (int t = blockIdx.x; t < p.width / TILE; t += gridDim.x, n++) {
         if (n % FINISHERS != warp) {
@@ -88,15 +95,20 @@ __device__ __forceinline__ void finish_tiles(const expert_linear &a, const sum_r
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int c = column + i / 2 * 8, at = row + (i & 1);
-            if (at >= a.rows) {
-                continue;
+            v[i] = v[i] * (i < 2 ? scale.x : scale.y) + bias[i];
+            if (p.out && at < a.rows) {
+                ((T *)p.out)[at * p.out_stride + c] = from_float<T>(v[i]);
             }
-            float y = v[i] * (i < 2 ? scale.x : scale.y) + bias[i];
-            if (p.out) {
-                ((T *)p.out)[at * p.out_stride + c] = from_float<T>(y);
-            }
-            if (a.sum) {
-                ((T *)a.sum)[at * a.sum_stride + c] = from_float<T>(before[i] + rounded<T>(y));
+            v[i] = over_ranks ? v[i] : rounded<T>(v[i]);
+        }
+        if (over_ranks) {
+            sum_tile<T>(v, ranks, turn, t, a.rows, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (a.sum && row + (i & 1) < a.rows) {
+                ((T *)a.sum)[(row + (i & 1)) * a.sum_stride + column + i / 2 * 8] =
+                    from_float<T>(before[i] + v[i]);
             }
         }
     }
@@ -109,7 +121,8 @@ struct linear_layout {
 
 template <typename T, int B, bool GROUPED>
 __global__ void __launch_bounds__(THREADS, 1)
-    linear_kernel(const __grid_constant__ expert_linear a, const linear_layout layout)
+    linear_kernel(const __grid_constant__ expert_linear a,
+                  const __grid_constant__ expert_ranks ranks, const linear_layout layout)
 {
     extern __shared__ __align__(128) char shared[];
     __shared__ linear_shared s;
@@ -133,7 +146,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         stage_x x(base + layout.x, layout.x_rows, lane);
         multiply<T, B, GROUPED>(a, r, s, x, to, norm_weight, warp, lane);
     } else if (warp >= WARPS + LOADERS) {
-        finish_tiles<T, B, GROUPED>(a, to, warp - WARPS - LOADERS, lane);
+        finish_tiles<T, B, GROUPED>(a, ranks, to, warp - WARPS - LOADERS, lane);
     } else if (lane == 0) {
         if (warp == WARPS && a.normed) {
             bulk_copy_all(norm_weight, a.norm.weight, a.product.k * 2, shared_address(&s.norm));
@@ -143,7 +156,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 template <typename T, int B, bool GROUPED>
-bool run(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
+bool run(const expert_linear &a, const expert_ranks &ranks, int32_t n_blocks, cudaStream_t stream)
 {
     constexpr int MOST = 227 * 1024 - (int)sizeof(linear_shared) - 128;
     auto kernel = linear_kernel<T, B, GROUPED>;
@@ -158,7 +171,7 @@ bool run(const expert_linear &a, int32_t n_blocks, cudaStream_t stream)
     const linear_layout l = {count,          stages_in_flight<B>(count), x_rows, ring, ring + x,
                              ring + x + norm};
     if (allowed) {
-        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), l.bytes, stream, a, l);
+        launch(kernel, dim3((unsigned)n_blocks), dim3(THREADS), l.bytes, stream, a, ranks, l);
     }
     return allowed;
 }
@@ -187,7 +200,8 @@ bool suits(const expert_product *a)
 
 } // namespace
 
-extern "C" bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks,
+extern "C" bool launch_expert_linear(const struct expert_linear *a,
+                                     const struct expert_ranks *ranks, int32_t n_blocks,
                                      cudaStream_t stream)
 {
     const struct expert_product *p = &a->product;
@@ -196,9 +210,9 @@ extern "C" bool launch_expert_linear(const struct expert_linear *a, int32_t n_bl
         return false;
     }
     if (p->w_scale) {
-        return p->n_groups > 1 ? run<__nv_bfloat16, 8, true>(*a, n_blocks, stream)
-                               : run<__nv_bfloat16, 8, false>(*a, n_blocks, stream);
+        return p->n_groups > 1 ? run<__nv_bfloat16, 8, true>(*a, *ranks, n_blocks, stream)
+                               : run<__nv_bfloat16, 8, false>(*a, *ranks, n_blocks, stream);
     }
-    return p->type == T_F16 ? run<__half, 16, false>(*a, n_blocks, stream)
-                            : run<__nv_bfloat16, 16, false>(*a, n_blocks, stream);
+    return p->type == T_F16 ? run<__half, 16, false>(*a, *ranks, n_blocks, stream)
+                            : run<__nv_bfloat16, 16, false>(*a, *ranks, n_blocks, stream);
 }

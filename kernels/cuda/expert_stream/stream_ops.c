@@ -9,7 +9,7 @@ static const struct fused_op *only_product(const struct cuda_backend *c)
 {
     const struct fused_op *p = &c->fused.op[0];
     bool is = c->fused.n_ops == 1 && p->n > 0 && !p->gated && !p->act && !p->residual &&
-              !p->partial && c->fused.rows <= EXPERT_STREAM_ROWS && c->expert_counter &&
+              (!p->partial || p->sum) && c->fused.rows <= EXPERT_STREAM_ROWS && c->expert_counter &&
               (c->fused.format == FUSED_16 || c->fused.format == FUSED_FP8);
 
     return is ? p : NULL;
@@ -35,6 +35,21 @@ static struct expert_product product_of(const struct cuda_backend *c, const stru
                                    .group_shift = p->n_groups > 1 ? 7 : 0};
 }
 
+struct expert_ranks cuda_experts_ranks(const struct cuda_backend *c)
+{
+    const struct p2p_args *p = &c->fused.p2p;
+    struct expert_ranks s = {.epoch = p->epoch + P2P_EPOCH_FUSED,
+                             .arrived = p->arrived,
+                             .stop = p->stop,
+                             .rank = p->rank,
+                             .n_ranks = p->n_ranks};
+
+    for (int32_t r = 0; r < p->n_ranks; r++) {
+        s.inbox[r] = p->inbox[r].fused;
+    }
+    return s;
+}
+
 bool cuda_experts_linear(struct cuda_backend *c)
 {
     const struct fused_op *p = only_product(c);
@@ -51,5 +66,6 @@ bool cuda_experts_linear(struct cuda_backend *c)
                               .h = p->h_transient ? NULL : p->h,
                               .h_stride = p->h_stride};
     a.product.out = p->sum && p->out_transient ? NULL : p->out;
-    return launch_expert_linear(&a, c->n_sms, c->stream);
+    struct expert_ranks s = p->partial ? cuda_experts_ranks(c) : (struct expert_ranks){0};
+    return launch_expert_linear(&a, &s, c->n_sms, c->stream);
 }

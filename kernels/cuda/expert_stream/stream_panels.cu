@@ -11,7 +11,8 @@ using namespace expert_stream;
 /* What there is for up and down of these kinds. */
 struct stream_kernel_of {
     bool (*fits)(void);
-    void (*run)(const expert_few &a, int32_t n_blocks, cudaStream_t stream);
+    void (*run)(const expert_few &a, const expert_ranks &ranks, int32_t n_blocks,
+                cudaStream_t stream);
 };
 
 template <int UP, int DOWN> stream_kernel_of kernel_of(void)
@@ -53,8 +54,9 @@ extern "C" bool expert_stream_panels_fit(const struct expert_few *a)
     return k.fits && k.fits();
 }
 
-extern "C" void launch_expert_stream_panels(const struct expert_few *a, int32_t n_blocks,
+extern "C" void launch_expert_stream_panels(const struct expert_few *a,
+                                            const struct expert_ranks *ranks, int32_t n_blocks,
                                             cudaStream_t stream)
 {
-    kernel_for(a->up.panels, a->down.panels).run(*a, n_blocks, stream);
+    kernel_for(a->up.panels, a->down.panels).run(*a, *ranks, n_blocks, stream);
 }

@@ -281,7 +281,7 @@ static void launch_pending(struct cuda_backend *c, struct expert_pending *p)
 {
     p->waits = false;
     if (p->stream) {
-        launch_expert_stream(&p->down, c->n_sms, c->stream);
+        launch_expert_stream(&p->down, &p->ranks, c->n_sms, c->stream);
     } else if (p->few) {
         launch_expert_down(&p->down, &p->lists, c->stream);
     } else {
@@ -310,6 +310,13 @@ static bool sum_norms(struct cuda_backend *c, const struct expert_combine *a, st
            !cuda_pending_suits(c, out, a->rows);
 }
 
+/* Whether the launch that waits can sum its result over the ranks. */
+static bool sums_over_ranks(const struct cuda_backend *c, const struct expert_pending *p)
+{
+    return p->stream && c->fused.p2p.n_ranks > 0 &&
+           p->down.down.width / FUSED_TILE * FUSED_RESULT_BYTES <= P2P_FUSED_BYTES;
+}
+
 enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, struct mat x,
                                     struct mat y, const struct norm_args *n, bool partial)
 {
@@ -318,14 +325,17 @@ enum experts_added cuda_experts_add(struct cuda_backend *c, struct mat out, stru
     void *made = p->few ? p->down.y : p->combine.y;
     int32_t rows = p->few ? p->down.route.rows : p->combine.rows;
 
-    if (!p->waits || partial || made != y.data || x.cols != y.cols || x.dtype != y.dtype ||
-        rows != cuda_rows(c, x) || !aligned(x)) {
+    if (!p->waits || (partial && !sums_over_ranks(c, p)) || made != y.data || x.cols != y.cols ||
+        x.dtype != y.dtype || rows != cuda_rows(c, x) || !aligned(x)) {
         return EXPERTS_WAIT;
     }
     if (p->few) {
         p->down.y = x.data;
         p->down.y_stride = x.stride;
         p->down.adds = true;
+        if (partial) {
+            p->ranks = cuda_experts_ranks(c);
+        }
     } else {
         p->combine.y = x.data;
         p->combine.y_stride = x.stride;

@@ -19,7 +19,7 @@
 #ifndef QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
 #define QUIRE_KERNELS_CUDA_EXPERTS_EXPERTS_H
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/comm/p2p.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -193,18 +193,30 @@ bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
 void launch_expert_down(const struct expert_few *a, const struct expert_lists *l,
                         cudaStream_t stream);
+/* What a launch of few rows needs that sums its results over ranks, tile by tile
+ * (expert_stream/stream_ranks.cuh). */
+struct expert_ranks {
+    char *inbox[P2P_MAX_RANKS]; /* each rank's p2p_inbox.fused */
+    uint32_t *epoch;            /* this rank's: sums by way of these inboxes so far */
+    int32_t *arrived;           /* as in p2p_args */
+    const int32_t *stop;        /* likewise */
+    int32_t rank, n_ranks;      /* n_ranks 0: nothing is summed */
+};
 /* All of it, with a shared expert without a gate, in one launch of n_blocks blocks, one
  * on each multiprocessor, for at most EXPERT_STREAM_ROWS rows where expert_stream_fits
  * says so. route.scores is [EXPERT_STREAM_ROWS, scores_stride], at most
- * EXPERT_STREAM_EXPERTS of a row, all bits set between launches. */
+ * EXPERT_STREAM_EXPERTS of a row, all bits set between launches. Over ranks the result
+ * is the sum of all ranks' results, each rounded to the type of y. */
 enum { EXPERT_STREAM_ROWS = 8, EXPERT_STREAM_EXPERTS = 512 };
 enum { EXPERT_COUNTERS = 2, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);
-void launch_expert_stream(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
+void launch_expert_stream(const struct expert_few *a, const struct expert_ranks *ranks,
+                          int32_t n_blocks, cudaStream_t stream);
 /* The same for panels but those of int4, if there is a kernel for the kinds of up and
  * down. */
 bool expert_stream_panels_fit(const struct expert_few *a);
-void launch_expert_stream_panels(const struct expert_few *a, int32_t n_blocks, cudaStream_t stream);
+void launch_expert_stream_panels(const struct expert_few *a, const struct expert_ranks *ranks,
+                                 int32_t n_blocks, cudaStream_t stream);
 /* The router's products of at most EXPERT_ROUTER_ROWS rows, into a->route.scores.
  * False: not for this shape; nothing was done. Of a only what concerns the router
  * and x counts. */
@@ -221,6 +233,7 @@ bool launch_expert_choose(const struct expert_few *a, const struct expert_lists 
 struct expert_pending {
     bool waits, few, stream;       /* few: it is an expert_few; stream: of everything */
     struct expert_few down;        /* with few */
+    struct expert_ranks ranks;     /* with stream */
     struct expert_lists lists;     /* with few, but not stream */
     struct expert_combine combine; /* else */
 };
@@ -245,7 +258,8 @@ enum { EXPERT_PANEL_K = 64 };
 bool launch_expert_panels(const struct expert_product *a, const struct expert_lists *l,
                           int32_t n_blocks, cudaStream_t stream);
 /* A product beside experts, of at most EXPERT_STREAM_ROWS rows
- * (expert_stream/stream_linear.cu).
+ * (expert_stream/stream_linear.cu). Over ranks `sum` gets the sum of all ranks'
+ * results, each rounded.
  * False: not for this shape; nothing was done. */
 struct expert_linear {
     struct expert_product product; /* out [rows, width] = x w^T + bias; out NULL: not wanted */
@@ -259,7 +273,8 @@ struct expert_linear {
     void *h; /* [rows, k] */
     int64_t h_stride;
 };
-bool launch_expert_linear(const struct expert_linear *a, int32_t n_blocks, cudaStream_t stream);
+bool launch_expert_linear(const struct expert_linear *a, const struct expert_ranks *ranks,
+                          int32_t n_blocks, cudaStream_t stream);
 /* Whether launch_expert_tiles takes both products of such a layer. */
 bool expert_tiles_fit(int32_t hidden, int32_t width, int32_t type);
 void launch_expert_combine(const struct expert_combine *a, cudaStream_t stream);
