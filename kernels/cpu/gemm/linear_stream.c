@@ -22,8 +22,8 @@ enum {
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
     CODES_AHEAD_BYTES = 3072,     /* prefetched ahead of codes */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
-    PRODUCTS_MAX = 64, /* in a job */
-    SERIAL_PACKS = 8,  /* up to as many x are packed by the calling thread */
+    PRODUCTS_MAX = 64,            /* in a job */
+    SERIAL_PACKS = 8,             /* up to as many x are packed by the calling thread */
 };
 
 struct stream_job {
@@ -293,8 +293,7 @@ static void run_products(struct cpu_backend *c, const struct cpu_product *p, int
     for (int32_t i = 0; i < n; i++) {
         struct stream_job *j = &js.job[i];
         at += i == 0 || !have_same_x(&p[i - 1], &p[i]);
-        *j = (struct stream_job){
-            .c = c, .out = p[i].out, .x = p[i].x, .w = p[i].w, .ep = &p[i].ep};
+        *j = (struct stream_job){.c = c, .out = p[i].out, .x = p[i].x, .w = p[i].w, .ep = &p[i].ep};
         j->packed = c->packed + at * tile_bytes;
         plan_ranges(j);
         js.n_each += j->n_each;
