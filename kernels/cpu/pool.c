@@ -7,8 +7,7 @@
  * ended; a helper whose processor does something else at the time is not waited for. A
  * helper that has spun for long enough counts itself in `sleeping` and waits on the
  * futex `gate`; the caller makes the system call that wakes helpers only if `sleeping`
- * is above 0. A caller that has spun as long, because a helper lost its processor in
- * the middle of a task, says so in `awaited` and waits on the futex `done`.
+ * is above 0.
  *
  * Tasks are ranges of numbers. A plain job has one range, thread 0's, and every thread
  * takes from its front. A job by ranges has one per thread: its owner takes from the
@@ -75,8 +74,7 @@ struct cpu_pool {
 
     /* Each on a cache line of its own. */
     _Alignas(64) atomic_uint gate;    /* GATE_*; helpers sleep on it */
-    _Alignas(64) atomic_uint done;    /* helpers that joined the job and have finished */
-    atomic_bool awaited;              /* the caller is in futex_wait for them, or about to be */
+    _Alignas(64) atomic_int done;     /* helpers that joined the job and have finished */
     _Alignas(64) atomic_int sleeping; /* helpers in futex_wait, or about to be */
     atomic_bool stop;                 /* helpers end at the next epoch */
 };
@@ -198,37 +196,6 @@ static bool join(struct cpu_pool *p, unsigned *epoch)
     return true;
 }
 
-/* Count this helper as one that has finished. Sequentially consistent, so that either
- * the caller sees the count or the helper sees that it is awaited. */
-static void finish(struct cpu_pool *p)
-{
-    atomic_fetch_add(&p->done, 1);
-    if (atomic_load(&p->awaited)) {
-        futex_wake_all(&p->done);
-    }
-}
-
-/* Wait for the helpers that joined. */
-static void await_helpers(struct cpu_pool *p, unsigned joined)
-{
-    for (int i = 1; i <= SPIN_ROUNDS; i++) {
-        if (atomic_load_explicit(&p->done, memory_order_acquire) >= joined) {
-            return;
-        }
-        fetch_ahead(&p->state[0], 0);
-        cpu_relax();
-        if (i % YIELD_EVERY == 0) {
-            sched_yield(); /* a helper may wait for this core */
-        }
-    }
-    unsigned done;
-    atomic_store(&p->awaited, true);
-    while ((done = atomic_load(&p->done)) < joined) {
-        futex_wait(&p->done, done);
-    }
-    atomic_store(&p->awaited, false);
-}
-
 static void *helper_main(void *arg)
 {
     struct helper *h = arg;
@@ -245,7 +212,7 @@ static void *helper_main(void *arg)
         }
         if (join(p, &seen)) {
             work(p, h->index);
-            finish(p);
+            atomic_fetch_add_explicit(&p->done, 1, memory_order_release);
         }
     }
 }
@@ -274,7 +241,14 @@ static void run_job(struct cpu_pool *p, cpu_task_fn *fn, void *arg, bool by_rang
     open_gate(p);
     work(p, 0);
     unsigned gate = atomic_fetch_or(&p->gate, GATE_CLOSED);
-    await_helpers(p, gate & GATE_JOINED);
+    int joined = (int)(gate & GATE_JOINED);
+    for (int i = 1; atomic_load_explicit(&p->done, memory_order_acquire) < joined; i++) {
+        fetch_ahead(&p->state[0], 0);
+        cpu_relax();
+        if (i % YIELD_EVERY == 0) {
+            sched_yield(); /* a helper may wait for this core */
+        }
+    }
 }
 
 void cpu_pool_run(struct cpu_pool *p, int32_t n_tasks, cpu_task_fn *fn, void *arg)
