@@ -435,6 +435,18 @@ void cpu_add_planes(float *sum, int32_t n, int32_t planes);
  * packed at c->packed. */
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep);
+/* linear_stream.c: n products in one job, of which none reads what another writes. w is
+ * one run of a weight in blocks without a scale for its inputs, and x has few rows:
+ * with planes at most TILE_ROWS. */
+struct cpu_product {
+    struct mat out, x, w;
+    struct epilogue ep;
+};
+void cpu_linear_products(struct cpu_backend *c, const struct cpu_product *p, int32_t n);
+/* linear_tiled.c: x as codes for products with w, by which its rows with planes are at
+ * most TILE_ROWS, at `to`, which has cpu_codes_bytes(x.cols). */
+int64_t cpu_codes_bytes(int32_t cols);
+void cpu_pack_codes(struct cpu_backend *c, char *to, struct mat x, const struct mat *w);
 /* attention/units.c. Needs c->k.scores and its fellows. */
 void cpu_attention_units(struct cpu_backend *c, struct mat out, struct mat qkv,
                          const struct attention *a);

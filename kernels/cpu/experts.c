@@ -4,13 +4,21 @@
  * The experts are visited by index and each adds its share to the rows' sums: a row's
  * result does not depend on the other rows of the step. Products are called by the
  * backend's table, so that one in its place sees their inputs
- * (models/quantise/inputs.c). */
+ * (models/quantise/inputs.c).
+ *
+ * Where few rows come to experts in blocks, as in decoding, a product is so small that
+ * threads would spend much of its time meeting: then the first products of all experts
+ * are one job, and the second ones another. The results are the same bits. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-enum { TASK_ROWS = 16 };
+enum {
+    TASK_ROWS = 16,
+    PAIRS_MAX = 32, /* a row and one of its experts, where experts run together */
+    PRODUCTS_MAX = PAIRS_MAX * CPU_VIEW_PARTS,
+};
 
 static const float NOT_CHOSEN = -1; /* in place of a weight */
 
@@ -298,6 +306,156 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     run(j, n, add_row);
 }
 
+/* ---- experts of few rows, together ---- */
+
+/* Pairs lie by expert, then by row. */
+struct together {
+    int32_t n_pairs, n_experts;
+    int32_t row[PAIRS_MAX];
+    int32_t expert[PAIRS_MAX], first[PAIRS_MAX], n[PAIRS_MAX]; /* [n_experts]: n pairs from first */
+    struct cpu_view view[PAIRS_MAX];                           /* [n_experts] */
+    struct cpu_product product[PRODUCTS_MAX];
+    int32_t n_products;
+};
+
+/* Whether a weight is all in blocks, whose products take at most TILE_ROWS rows of
+ * codes for n rows, and round nothing before. */
+static bool is_in_blocks(struct mat w, int32_t n)
+{
+    const struct cpu_weight *run = w.format ? w.priv : NULL;
+    bool fits = w.format;
+
+    for (; run && fits; run = run->below) {
+        fits = run->m.format && run->act_scale == 0 && n * run->planes <= TILE_ROWS;
+    }
+    return fits;
+}
+
+static bool fits_together(const struct experts_job *j, const struct expert_scratch *s)
+{
+    const struct experts *e = j->e;
+    const struct backend_ops *ops = j->c->base.ops;
+    int32_t n = j->x.rows, most = MIN(MIN(s->act.rows, s->x.rows), MIN(s->y.rows, s->up.rows));
+    bool own = ops->linear == cpu_linear && ops->linear_gated == cpu_linear_gated;
+
+    return own && n * e->top <= MIN(PAIRS_MAX, most) && is_in_blocks(e->up, n) &&
+           is_in_blocks(e->down, n);
+}
+
+/* The pairs of the experts that are held, and the rows copied so; returns the most rows
+ * of an expert, held or not. */
+static int32_t list_pairs(struct experts_job *j, const struct expert_scratch *s, struct together *t)
+{
+    const struct experts *e = j->e;
+    int32_t most = 0, end = e->first + experts_held(e);
+
+    for (j->expert = 0; j->expert < e->n; j->expert++) {
+        int32_t *row = t->row + t->n_pairs, n = rows_of(j, j->expert, row);
+        cpu_results_now(j->c)->experts.rows += n;
+        most = MAX(most, n);
+        if (n == 0 || j->expert < e->first || j->expert >= end) {
+            continue;
+        }
+        t->expert[t->n_experts] = j->expert;
+        t->first[t->n_experts] = t->n_pairs;
+        t->n[t->n_experts++] = n;
+        t->n_pairs += n;
+    }
+    j->row = t->row;
+    j->from = s->x;
+    if (j->x.rows > 1) {
+        run(j, t->n_pairs, gather_row);
+    }
+    return most;
+}
+
+/* Add out = x . rows [first, first + out.cols) of w, of the pairs of expert i. */
+static void add_products(struct together *t, int32_t i, struct mat out, struct mat x, struct mat w,
+                         int32_t first, struct mat bias)
+{
+    int32_t at = 0;
+
+    w = cpu_weight_rows(w, first, out.cols, &t->view[i]);
+    for (const struct cpu_weight *of = w.priv; of; of = of->below) {
+        int32_t rows = of->m.rows;
+        t->product[t->n_products++] =
+            (struct cpu_product){.out = mat_cols(out, at, rows),
+                                 .x = x,
+                                 .w = of->m,
+                                 .ep = {.bias = bias_part(bias, first + at, rows)}};
+        at += rows;
+    }
+}
+
+static void gate_row(const struct experts_job *j, int32_t i)
+{
+    const float *gate = mat_row_const(j->from, i);
+
+    j->c->k.gate(mat_row(j->act, i), gate, gate + j->e->width, j->e->width, j->e->act);
+}
+
+/* What lies between the products of an MLP, of all pairs. */
+static void run_middle(struct experts_job *j, struct together *t)
+{
+    const struct experts *e = j->e;
+
+    if (e->self_gated) {
+        cpu_multiply(&j->c->base, j->act, j->act, e->act);
+    } else {
+        run(j, t->n_pairs, e->swiglu_limit > 0 ? clamped_row : gate_row);
+    }
+}
+
+static void run_together(struct experts_job *j, const struct expert_scratch *s, struct together *t)
+{
+    const struct experts *e = j->e;
+    int32_t rows = e->self_gated ? e->width : 2 * e->width, hidden = j->x.cols;
+    struct mat y = mat_rows(s->y, 0, t->n_pairs), up = mat_rows(s->up, 0, t->n_pairs);
+
+    j->act = mat_rows(s->act, 0, t->n_pairs);
+    j->from = e->self_gated ? j->act : mat_cols(up, 0, rows);
+    for (int32_t i = 0; i < t->n_experts; i++) {
+        struct mat x = j->x.rows > 1 ? mat_rows(s->x, t->first[i], t->n[i]) : j->x;
+        add_products(t, i, mat_rows(j->from, t->first[i], t->n[i]), x, e->up,
+                     (t->expert[i] - e->first) * rows, e->up_bias);
+    }
+    cpu_linear_products(j->c, t->product, t->n_products);
+    run_middle(j, t);
+    t->n_products = 0;
+    for (int32_t i = 0; i < t->n_experts; i++) {
+        add_products(t, i, mat_rows(y, t->first[i], t->n[i]),
+                     mat_rows(j->act, t->first[i], t->n[i]), e->down,
+                     (t->expert[i] - e->first) * hidden, e->down_bias);
+    }
+    cpu_linear_products(j->c, t->product, t->n_products);
+    for (int32_t i = 0; i < t->n_experts; i++) {
+        j->expert = t->expert[i];
+        j->row = t->row + t->first[i];
+        j->from = mat_rows(y, t->first[i], t->n[i]);
+        run(j, t->n[i], add_row);
+    }
+}
+
+/* ---- one expert after the other ---- */
+
+/* Returns the most rows of an expert, held or not. */
+static int32_t run_in_turn(struct experts_job *j, const struct expert_scratch *s)
+{
+    const struct experts *e = j->e;
+    int32_t *row = s->row.data, most = 0, end = e->first + experts_held(e);
+
+    j->row = row;
+    for (j->expert = 0; j->expert < e->n; j->expert++) {
+        int32_t n = rows_of(j, j->expert, row);
+        cpu_results_now(j->c)->experts.rows += n;
+        most = MAX(most, n);
+        if (n > 0 && j->expert >= e->first && j->expert < end) {
+            run_expert(j, s, n);
+        }
+    }
+    return most;
+}
+
 /* ---- the shared expert ---- */
 
 static void add_shared_row(const struct experts_job *j, int32_t r)
@@ -333,24 +491,21 @@ static void run_shared(struct experts_job *j, const struct expert_scratch *s)
 void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                  const struct expert_scratch *s)
 {
-    int32_t *row = s->row.data;
-    struct experts_job j = {
-        .c = cpu_of(b), .e = e, .scores = s->scores, .y = y, .x = x, .row = row};
+    struct experts_job j = {.c = cpu_of(b), .e = e, .scores = s->scores, .y = y, .x = x};
+    struct together t;
+    int32_t most;
 
     b->ops->linear(b, j.scores, s->router_x.data ? s->router_x : x, e->router,
                    &(struct epilogue){.bias = e->router_bias});
     run(&j, x.rows, route_row);
-    int32_t end = e->first + experts_held(e), most = 0;
-    struct expert_load *load = &cpu_results_now(j.c)->experts;
-    for (j.expert = 0; j.expert < e->n; j.expert++) {
-        int32_t n = rows_of(&j, j.expert, row);
-        load->rows += n;
-        most = MAX(most, n);
-        if (n > 0 && j.expert >= e->first && j.expert < end) {
-            run_expert(&j, s, n);
-        }
+    if (fits_together(&j, s)) {
+        t.n_pairs = t.n_experts = t.n_products = 0;
+        most = list_pairs(&j, s, &t);
+        run_together(&j, s, &t);
+    } else {
+        most = run_in_turn(&j, s);
     }
-    load->peak += (int64_t)most * e->n;
+    cpu_results_now(j.c)->experts.peak += (int64_t)most * e->n;
     if (e->shared_up.data) {
         run_shared(&j, s);
     }

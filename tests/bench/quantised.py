@@ -2,17 +2,22 @@
 """What quantised weights of a model make of a text, by Quire and by the weights'
 reference decoders in float32.
 
-    tests/bench/quantised.py perplexity|greedy|all --model DIR --work DIR [--text FILE...]
-        [--cases CASE...] [--gguf FILE...] [--gguf-source FILE [--ggml LIB]]
-        [--llama-cpp BIN] [--out FILE [--resume]]
+    tests/bench/quantised.py perplexity|greedy|all --model DIR --work DIR
+        [--text FILE... | --sampled] [--cases CASE...] [--gguf FILE...]
+        [--gguf-source FILE [--ggml LIB]] [--llama-cpp BIN] [--out FILE [--resume]]
 
 DIR is a model of floats of LLaMA's architecture (scripts/fetch-model smollm2). A case
 is a directory that scripts/make-quantised-goldens knows to write (`ct-int4-g32`,
 `gptq`, ...), what `quire quantize` writes (`quire-int4`,
 `quire-int8-static-asymmetric`), weights quantised at load (`online-fp8`), or a GGUF
 file. Weights are decoded by compressed-tensors, the package gguf, or the formulas that
-the formats' authors publish, and run by transformers in float32. `quire-...-static` and
-`-search` calibrate by the first half of a text apart: --calibration.
+the formats' authors publish, and run by transformers in float32.
+
+The text is the decision pages of this project as they were at the commit PAGES_AT, which
+are read from git's history (a shallow clone fetches it first), so that figures of two
+versions are of the same tokens: `TEXT` for what is judged, and `CALIBRATION`, pages
+apart, for `quire-...-static` and `-search`. --sampled: texts of the model itself, with a
+fixed seed.
 
 perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a case:
   source       perplexity of the model of floats
@@ -26,13 +31,17 @@ perplexity: --tokens of the text in windows of 512, each alone. A line of JSON a
                windows, in nats; kl_rounded of `rounded`
   llama_cpp    the same by llama.cpp (--llama-cpp: the folder of llama-perplexity and
                llama-quantize), for GGUF files
-What the references said is kept in --work, by the weights and tokens it was made of.
-all: both of every case, one case after another, and of the source's GGUF file in every
-other type: one command for a whole record, which --resume goes on with where an earlier
-one ended:
+  met          of files that quantise weights alone: the ratio is within 0.1 %; of GGUF
+               files: kl is at most llama_cpp; of W8A8, whose inputs the file has
+               rounded: kl is at most 1.1 times kl_rounded. Not there without a bar
+What the references said is kept in --work, by the weights and tokens it was made of, and
+shared by cases whose weights are equal.
+all: both of every case, one case after another, those that most files have first, and of
+the source's GGUF file in every other type: one command for a whole record, which --resume
+goes on with where an earlier one ended:
 
     tests/bench/quantised.py all --model DIR --work DIR --gguf-source FILE --ggml LIB
-        --calibration FILE --text FILE --out FILE --resume
+        --llama-cpp DIR --out FILE --resume
 
 greedy: --prompts of the text, 32 tokens each, are continued greedily by --new tokens; a
 prompt holds if each of its tokens is within --tie nats of the reference's best one,
@@ -43,6 +52,7 @@ Needs build/tests/bench/logits, build/quire, torch, transformers, compressed-ten
 """
 import argparse
 import copy
+import fnmatch
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -66,6 +76,20 @@ from safetensors.torch import load_file, save_file
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WINDOW = 512
 KL_WINDOWS = 2  # of which whole distributions are compared
+RATIO_BAR, KL_OF_ROUNDED = 1e-3, 1.1
+TOKENS, GGUF_TOKENS = 1024, 2048
+PAGES_AT = "ca2ca008de291be3420d7cb00ac9c431c6ded854"
+TEXT = "docs/decisions/00[0-2]*.md"
+CALIBRATION = "docs/decisions/00[45]*.md"
+
+
+def pages(pattern):
+    """The pages of the pattern at PAGES_AT, in the order of their names."""
+    git = lambda *args: subprocess.run(["git", "-C", ROOT, *args], check=True, text=True,
+                                       stdout=subprocess.PIPE, encoding="utf-8").stdout
+    names = git("ls-tree", "-r", "--name-only", PAGES_AT, "docs/decisions/").splitlines()
+    found = [name for name in sorted(names) if fnmatch.fnmatch(name, pattern)]
+    return "\n".join(git("show", PAGES_AT + ":" + name) for name in found)
 
 
 def script(name):
@@ -125,10 +149,19 @@ CASES.update({
     "gptq-g64-sym": ({}, {**goldens.GPTQ, "sym": True, "group_size": 64},
                      lambda n, x: goldens.gptq(n, x, group=64, symmetric=True)),
 })
-ONLINE = ("fp8", "int8", "int8-g128", "int8-asymmetric", "int4", "mxfp4")
-WRITTEN = ("fp8", "fp8-static", "int8", "int8-asymmetric", "int8-static", "int4", "int4-asymmetric",
-           "int4-asymmetric-search", "nvfp4", "mxfp4")
-CASES_DEFAULT = [*CASES, *("online-" + way for way in ONLINE), *("quire-" + way for way in WRITTEN)]
+# In this order unless --cases says otherwise: a file of each kind, then their variants.
+CASES_DEFAULT = [
+    "ct-fp8-channel", "ct-int8-channel", "gptq", "awq", "ct-int4-g32", "ct-nvfp4", "quire-mxfp4",
+    "online-fp8", "online-int8", "online-int4", "quire-fp8-static", "quire-int8-static",
+    "modelopt-fp8", "modelopt-nvfp4", "fp8-blocks-128", "fp8-tensor", "ct-int4-g32-asymmetric",
+    "ct-int4-g128", "gptq-act-order", "gptq-int8", "gptq-v2-sym", "ct-int8-asymmetric",
+    "ct-fp8-weights", "ct-int8-weights", "ct-int8-packed", "online-mxfp4", "online-int8-g128",
+    "online-int8-asymmetric", "quire-fp8", "quire-int8", "quire-int4", "quire-nvfp4",
+    "quire-int8-asymmetric", "quire-int4-asymmetric", "quire-int4-asymmetric-search",
+    "ct-fp8-tensor", "ct-fp8-block", "ct-int8-tensor", "ct-int4-channel", "ct-int4-act-order",
+    "ct-int4-g64", "ct-int4-g64-asymmetric", "fp8-blocks", "fp8-blocks-64", "gptq-g64-sym",
+]
+GGUF_FIRST = ("Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "IQ4_XS", "Q4_K", "Q5_K", "Q3_K", "Q2_K")
 
 
 def fp8_blocks(x, n):
@@ -269,7 +302,7 @@ def static_hooks(directory):
 class Case:
     """A file that Quire serves, the arguments to do so, and the decoded weights."""
 
-    def __init__(self, name, source, model, work, calibration=None):
+    def __init__(self, name, source, model, work):
         self.name, self.args, self.path = case_name(name), [], source
         self.rounds = any(part in name for part in ROUNDED) and not name.endswith(ALONE)
         made = work / name
@@ -285,7 +318,8 @@ class Case:
         elif name.startswith("quire-"):
             shutil.rmtree(made, ignore_errors=True)
             way, *options = name[len("quire-"):].split("-")
-            text = ["--text", calibration] if {"static", "search"} & set(options) else []
+            calibrated = {"static", "search"} & set(options)
+            text = ["--text", work / "calibration.txt"] if calibrated else []
             run = [ROOT / "build/quire", "quantize", source, made, "--format", way,
                    *("--" + o for o in options), *text]
             with open(work / (name + ".log"), "w", encoding="utf-8") as log:
@@ -368,13 +402,13 @@ class Seen:
         return (self.late.exp() * (self.late - of.late)).sum(-1).double().mean().item()
 
 
-def kept(a, name, model, windows, make):
-    """What `make` returns of the model's weights and the windows, from --work if it was
-    made of the same before."""
-    digest = hashlib.sha256(repr(windows).encode())
+def kept(a, kind, model, of, make):
+    """What `make` returns of the model's weights and `of`, from --work if it was made of
+    the same before."""
+    digest = hashlib.sha256(repr(of).encode())
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode() + value.contiguous().numpy().tobytes())
-    path = a.work / ("%s-%s.pt" % (name, digest.hexdigest()[:16]))
+    path = a.work / ("%s-%s.pt" % (kind, digest.hexdigest()[:16]))
     if not path.exists():
         torch.save(make(), path)
     return torch.load(path, weights_only=False)
@@ -406,18 +440,19 @@ def load(model, floats, weights):
 
 
 def perplexity(a, model, floats, ids, text, case):
-    windows = windows_of(ids, a.tokens)
+    blocks = case.name.startswith("gguf-")
+    windows = windows_of(ids, a.tokens or (GGUF_TOKENS if blocks else TOKENS))
     plainly = lambda: Seen(windows, lambda _, x: reference_logits(model, x))
     load(model, floats, {})
-    source = kept(a, "source", model, windows, plainly)
+    source = kept(a, "exact", model, windows, plainly)
     load(model, floats, case.weights)
-    ref = kept(a, case.name, model, windows, plainly)
-    blocks = case.name.startswith("gguf-")
+    ref = kept(a, "exact", model, windows, plainly)
     row = {"tokens": len(ref.next), "source": source.perplexity(), "reference": ref.perplexity()}
     if case.rounds:
         kind = "-rounded-fine" if blocks else "-static" if case.hooks else "-rounded"
         as_rounded = lambda _, x: rounded_logits(model, x, blocks, case.hooks)
-        rounded = kept(a, case.name + kind, model, windows, lambda: Seen(windows, as_rounded))
+        of = windows if kind != "-static" else [windows, case.name]
+        rounded = kept(a, kind[1:], model, of, lambda: Seen(windows, as_rounded))
         row.update(rounded=rounded.perplexity(), kl_rounded=ref.kl(rounded))
     if not a.references:
         got, kernels = quire_seen(a, case, windows, model.config.vocab_size)
@@ -426,7 +461,19 @@ def perplexity(a, model, floats, ids, text, case):
                    same_best=(ref.best == got.best).double().mean().item(), kernels=kernels)
     if a.llama_cpp and blocks:
         row["llama_cpp"] = llama_kl(a, case.path, text, min(len(windows), KL_WINDOWS))
+    if "kl" in row and (not blocks or "llama_cpp" in row):
+        row["met"] = perplexity_met(row, case, blocks)
     return row
+
+
+def perplexity_met(row, case, blocks):
+    """Whether the bar above is met. Where inputs are rounded, the noise of the ratio, about
+    (2 kl / tokens)^0.5, is more than 0.1 %, and the divergence is judged."""
+    if blocks:
+        return row["kl"] <= row["llama_cpp"]
+    if case.rounds:
+        return row["kl"] <= KL_OF_ROUNDED * row["kl_rounded"]
+    return abs(row["ratio"] - 1) <= RATIO_BAR
 
 
 @torch.no_grad()
@@ -477,7 +524,8 @@ def gaps(model, prompts, texts):
     ids = torch.tensor([p + t for p, t in zip(prompts, texts)])
     out = []
     for part in ids.split(25):
-        lp = torch.log_softmax(model(part).logits[:, len(prompts[0]) - 1:-1], -1)
+        said = model(part[:, :-1], logits_to_keep=part.shape[1] - len(prompts[0]))
+        lp = torch.log_softmax(said.logits, -1)
         out.append(lp.amax(-1) - lp.gather(2, part[:, len(prompts[0]):, None])[:, :, 0])
     return torch.cat(out)
 
@@ -498,7 +546,8 @@ def in_bfloat16(model, prompts, n_new):
 def greedy(a, model, floats, ids, _, case):
     prompts = [ids[i:i + 32] for i in range(0, 32 * a.prompts, 32)]
     load(model, floats, case.weights)
-    behind = gaps(model, prompts, continuations(case, prompts, a.new, a.work)).amax(1)
+    texts = continuations(case, prompts, a.new, a.work)
+    behind = kept(a, "gaps", model, [prompts, texts], lambda: gaps(model, prompts, texts)).amax(1)
     row = {"prompts": len(prompts), "new": a.new, "equal": (behind == 0).double().mean().item(),
            "held": (behind <= a.tie).double().mean().item(), "tie": a.tie,
            "furthest": behind.amax().item()}
@@ -527,8 +576,9 @@ def gguf_files(a):
     if not a.gguf_source:
         return []
     quantised = script("make-quantised")
-    formats = quantised.BLOCKS if a.ggml else quantised.PLAIN + quantised.MADE_HERE
-    return [str(a.work / "gguf" / (f + ".gguf")) for f in formats]
+    formats = (*quantised.BLOCKS, "Q4_K_M") if a.ggml else quantised.PLAIN + quantised.MADE_HERE
+    order = [f for f in GGUF_FIRST if f in formats] + [f for f in formats if f not in GGUF_FIRST]
+    return [str(a.work / "gguf" / (f + ".gguf")) for f in order]
 
 
 def make_gguf(a, path):
@@ -549,9 +599,8 @@ def main():
     p.add_argument("--ggml", metavar="LIB", help="libggml-base.so, which makes all of them")
     p.add_argument("--llama-cpp", metavar="DIR")
     p.add_argument("--references", action="store_true", help="run the references alone")
-    p.add_argument("--calibration", metavar="FILE",
-                   help="a text for the cases quire-...-static and -search")
-    p.add_argument("--tokens", type=int, default=4096)
+    p.add_argument("--tokens", type=int, help="default: %d; of GGUF files %d, whose ratio is "
+                   "noisier" % (TOKENS, GGUF_TOKENS))
     p.add_argument("--prompts", type=int, default=200)
     p.add_argument("--new", type=int, default=32)
     p.add_argument("--tie", type=float, default=0.1)
@@ -561,20 +610,22 @@ def main():
     p.add_argument("--resume", action="store_true", help="but for those that it has")
     p.add_argument("--cases", nargs="*", default=CASES_DEFAULT, dest="case", metavar="CASE",
                    help="default: all but GGUF files")
-    p.add_argument("--text", nargs="+", metavar="FILE",
-                   help="default: what the model of floats itself says, sampled with a fixed seed")
+    p.add_argument("--text", nargs="+", metavar="FILE", help="default: the pages at PAGES_AT")
+    p.add_argument("--sampled", action="store_true", help="what the model of floats itself says")
     a = p.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
     a.case = a.case + a.gguf + gguf_files(a)
-    if not a.calibration and any(o in name for name in a.case for o in ("-static", "-search")):
-        p.error("the cases quire-...-static and -search need --calibration")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.float32).eval()
     floats = copy.deepcopy(model.state_dict())
-    text = "\n".join(open(f, encoding="utf-8").read() for f in a.text or [])
-    ids = tokenizer(text).input_ids if a.text else sampled(model, max(a.tokens, 32 * a.prompts))
+    text = pages(TEXT) if not a.text else "\n".join(open(f, encoding="utf-8").read() for f in a.text)
+    most = max(a.tokens or GGUF_TOKENS, 32 * a.prompts)
+    ids = sampled(model, most) if a.sampled else tokenizer(text).input_ids
+    if len(ids) < most:
+        p.error("the text has %d tokens" % len(ids))
+    (a.work / "calibration.txt").write_text(pages(CALIBRATION), encoding="utf-8")
     measures = {"perplexity": (perplexity,), "greedy": (greedy,), "all": (perplexity, greedy)}
     done = measured(a)
     for name in a.case:
@@ -584,7 +635,7 @@ def main():
         load(model, floats, {})
         if name.endswith(".gguf") and not os.path.exists(name):
             make_gguf(a, pathlib.Path(name))
-        case = Case(name, a.model, model, a.work, a.calibration)
+        case = Case(name, a.model, model, a.work)
         for measure in missing:
             row = {"case": case.name, "what": measure.__name__,
                    **measure(a, model, floats, ids, text, case)}

@@ -6,6 +6,9 @@
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
+ *
+ * Small products that do not depend on each other, as those of a layer's experts, are
+ * one job: a thread has a range of each, one after the other, and threads meet once.
  */
 #include "kernels/cpu/cpu.h"
 
@@ -19,12 +22,15 @@ enum {
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
     CODES_AHEAD_BYTES = 3072,     /* prefetched ahead of codes */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
+    PRODUCTS_MAX = 64,            /* in a job */
+    SERIAL_PACKS = 8,             /* up to as many x are packed by the calling thread */
 };
 
 struct stream_job {
     struct cpu_backend *c;
     struct mat out, x, w;
     const struct epilogue *ep;
+    const char *packed;            /* x */
     const struct cpu_tiles *tiles; /* for rows of w's type */
     int32_t n_streams;             /* 1 .. STREAMS_MAX */
     int32_t thread_rows;           /* rows of w per thread */
@@ -105,12 +111,12 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
         int32_t n_x = j->x.rows * cpu_planes(&j->w);
         struct prefetch ahead = {.distance = CODES_AHEAD_BYTES, .period = 1};
         cpu_blocks_of(&j->c->k, j->w.format->id, n_x)
-            ->dots[j->w.format->id](sum, w, j->w.cols, (struct act_block *)j->c->packed, n_x,
+            ->dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)j->packed, n_x,
                                     &ahead);
         cpu_add_planes(sum, w->n * j->x.rows, cpu_planes(&j->w));
     } else {
         struct prefetch ahead = {.distance = j->tiles->ahead_bytes, .period = 1};
-        j->tiles->dots(sum, w, j->c->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
+        j->tiles->dots(sum, w, j->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
                        false, &ahead);
     }
 }
@@ -232,9 +238,90 @@ static struct cpu_readahead ahead_of(const struct stream_job *j)
 void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, struct mat w,
                        const struct epilogue *ep)
 {
-    struct stream_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep};
+    struct stream_job j = {.c = c, .out = out, .x = x, .w = w, .ep = ep, .packed = c->packed};
 
     plan_ranges(&j);
     struct cpu_readahead ahead = ahead_of(&j);
     cpu_pool_run_ranges(c->pool, j.n_each, stream_task, &j, &ahead);
+}
+
+/* ---- several products ---- */
+
+struct stream_jobs {
+    struct stream_job job[PRODUCTS_MAX];
+    int32_t n;
+    int32_t n_each; /* tasks per thread, of all */
+};
+
+static void streams_task(void *arg, int32_t task, int32_t thread)
+{
+    struct stream_jobs *js = arg;
+    int32_t range = task / js->n_each, at = task % js->n_each;
+    struct stream_job *j = js->job;
+
+    while (at >= j->n_each) {
+        at -= j->n_each;
+        j++;
+    }
+    stream_task(j, range * j->n_each + at, thread);
+}
+
+static void pack_product(void *arg, int32_t i, int32_t thread)
+{
+    const struct stream_jobs *js = arg;
+    const struct stream_job *j = &js->job[i];
+
+    (void)thread;
+    if (i == 0 || j->packed != j[-1].packed) {
+        cpu_pack_codes(j->c, (char *)(uintptr_t)j->packed, j->x, &j->w);
+    }
+}
+
+/* Whether the two products have the same rows of codes. */
+static bool have_same_x(const struct cpu_product *a, const struct cpu_product *b)
+{
+    return a->x.data == b->x.data && a->x.rows == b->x.rows &&
+           cpu_planes(&a->w) == cpu_planes(&b->w) && a->w.format == b->w.format;
+}
+
+static void run_products(struct cpu_backend *c, const struct cpu_product *p, int32_t n,
+                         int64_t tile_bytes)
+{
+    struct stream_jobs js = {.n = n};
+    int32_t at = -1;
+
+    for (int32_t i = 0; i < n; i++) {
+        struct stream_job *j = &js.job[i];
+        at += i == 0 || !have_same_x(&p[i - 1], &p[i]);
+        *j = (struct stream_job){.c = c, .out = p[i].out, .x = p[i].x, .w = p[i].w, .ep = &p[i].ep};
+        j->packed = c->packed + at * tile_bytes;
+        plan_ranges(j);
+        js.n_each += j->n_each;
+    }
+    if (at < SERIAL_PACKS) {
+        for (int32_t i = 0; i < n; i++) {
+            pack_product(&js, i, 0);
+        }
+    } else {
+        cpu_pool_run(c->pool, n, pack_product, &js);
+    }
+    cpu_pool_run_ranges(c->pool, js.n_each, streams_task, &js, NULL);
+}
+
+void cpu_linear_products(struct cpu_backend *c, const struct cpu_product *p, int32_t n)
+{
+    int64_t tile_bytes = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        tile_bytes = MAX(tile_bytes, cpu_codes_bytes(p[i].w.cols));
+    }
+    c->packed_x.x = NULL;
+    c->last_weight = NULL;
+    if (cpu_reserve_packed(c, MIN(n, PRODUCTS_MAX) * tile_bytes) < 0) {
+        cpu_fail(c, ERR_NOMEM, "out of memory for a matrix product");
+        return;
+    }
+    for (int32_t i = 0; i < n; i += PRODUCTS_MAX) {
+        run_products(c, p + i, MIN(PRODUCTS_MAX, n - i), tile_bytes);
+    }
 }

@@ -145,14 +145,29 @@ void cpu_free_packed(struct cpu_backend *c)
     c->packed_bytes = 0;
 }
 
+int64_t cpu_codes_bytes(int32_t cols)
+{
+    return div_ceil(cols, FORMAT_BLOCK_MAX) * TILE_ROWS * (int64_t)sizeof(struct act_block);
+}
+
+void cpu_pack_codes(struct cpu_backend *c, char *to, struct mat x, const struct mat *w)
+{
+    struct linear_job j = {.c = c, .x = x, .w = *w, .planes = cpu_planes(w)};
+    int32_t n_x = x.rows * j.planes;
+
+    j.blocks = cpu_blocks_of(&c->k, w->format->id, n_x);
+    for (int32_t i = 0; i < x.rows; i++) {
+        quantise_row(&j, (struct act_block *)to + i * j.planes, n_x, mat_row_const(x, i));
+    }
+}
+
 static int pack_all(struct linear_job *j)
 {
     struct cpu_backend *c = j->c;
     int64_t padded = div_ceil(j->x.cols, TILE_CHUNK) * TILE_CHUNK;
 
     if (j->w.format) {
-        j->tile_bytes =
-            div_ceil(j->x.cols, FORMAT_BLOCK_MAX) * TILE_ROWS * (int64_t)sizeof(struct act_block);
+        j->tile_bytes = cpu_codes_bytes(j->x.cols);
     } else {
         j->tile_bytes = padded * j->full_rows * j->tiles->packed_bytes(j->w.dtype);
     }

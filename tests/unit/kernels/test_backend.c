@@ -1,6 +1,7 @@
 /* Opening a backend by name, the cache's layout, and the CPU threads. */
 #include <dirent.h>
 #include <errno.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -305,6 +306,44 @@ static void a_helper_that_does_not_come_is_not_waited_for(void **state)
     cpu_pool_free(p);
 }
 
+struct late {
+    atomic_int begun;
+    atomic_int ended; /* tasks of the helper */
+};
+
+/* Begins on both threads; the helper's takes longer than the caller spins. */
+static void late_task(void *arg, int32_t task, int32_t thread)
+{
+    struct late *l = arg;
+
+    (void)task;
+    atomic_fetch_add(&l->begun, 1);
+    while (atomic_load(&l->begun) < 2) {
+        sched_yield();
+    }
+    if (thread > 0) {
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        atomic_fetch_add(&l->ended, 1);
+    }
+}
+
+static void a_job_ends_after_the_helper_that_is_long_in_it(void **state)
+{
+    (void)state;
+    struct cpu_pool *p = NULL;
+    struct err e = {0};
+
+    assert_int_equal(cpu_pool_new(&p, 2, &e), 0);
+    alarm(60); /* a caller that nobody wakes sleeps for ever */
+    for (int32_t job = 0; job < 10; job++) {
+        struct late l = {0};
+        cpu_pool_run(p, 2, late_task, &l);
+        assert_int_equal(atomic_load(&l.ended), 1);
+    }
+    alarm(0);
+    cpu_pool_free(p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -318,6 +357,7 @@ int main(void)
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(every_task_of_every_range_runs_once),
         cmocka_unit_test(a_helper_that_does_not_come_is_not_waited_for),
+        cmocka_unit_test(a_job_ends_after_the_helper_that_is_long_in_it),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
