@@ -162,8 +162,8 @@ bool raw_eagle_named(struct raw_eagle *r, const char *architecture);
 /* The part of *c that is a head's, once the rest was derived. */
 int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct err *e);
 
-/* hfconfig_wrapped.c: where config.json names a wrapper, put the architecture of its text
- * model and the sizes that text_config leaves out in their place. */
+/* hfconfig_wrapped.c: where config.json names a wrapper, put the architecture of its
+ * text model and the sizes that text_config leaves out in their place. */
 int raw_config_unwrap(struct raw_config *raw, struct err *e);
 
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the
