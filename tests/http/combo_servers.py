@@ -58,6 +58,7 @@ MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense"
 MODELS += ["mixed"] * 3
 DEVICE_MODELS = ["demo", "windows", "moe", "latent", "hybrid", *["stored"] * 8, *["mixed"] * 6]
 MTP = {"moe": "mtp-glm", "latent": "mtp-latent", "hybrid": "mtp-qwen"}
+KV_GROUPS = {"windows": 2, "gpt-oss": 3, "gemma4-moe": 2, "gemma4-inputs": 2}
 WITH_EXPERTS = (*MTP, *head_models.EXPERTS)
 # Ids that an EAGLE-3 head drafts: of the frequent tokens of the bundled model's texts.
 DRAFTED_IDS = range(260, 300)
@@ -84,13 +85,12 @@ def draw_blocks(rng, model, cache):
     fits into 48 tokens if they have 16 bits; snapshots lie that far apart or at the default."""
     size = rng.choice([4, 8, 16])
     if model != "hybrid" and model not in head_models.RECURRENT:
-        several = model in ("windows", "gpt-oss", "gemma4-moe", "gemma4-inputs")  # KV groups
-        blocks = rng.choice([192, 256, 400]) // size
-        return f" --block-size {size} --kv-blocks {blocks * (2 if several else 1)}"
+        groups = KV_GROUPS.get(model, 1)
+        return f" --block-size {size} --kv-blocks {groups * (rng.choice([192, 256, 400]) // size)}"
     if "8" in cache or chance(rng, 40):
         return f" --block-size {size} --kv-blocks 160"
     apart = rng.choice([48, 48, 96])
-    return f" --block-size 48 --kv-blocks {rng.choice([40, 80])} --state-snapshot-tokens {apart}"
+    return f" --block-size 48 --kv-blocks {rng.choice([60, 100])} --state-snapshot-tokens {apart}"
 
 
 def draw_pool(rng, model, cache):
