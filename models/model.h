@@ -355,6 +355,25 @@ struct model_family {
     bool gathers;
 };
 
+/* Checkpoints whose text model is another architecture's (families/wrappers.c). */
+struct wrapper {
+    const char *name;   /* architectures[0]; NULL ends the table */
+    const char *models; /* what people call them */
+};
+extern const struct wrapper model_wrappers[];
+/* Whether the name is one of them. */
+bool model_is_wrapper(const char *name);
+
+/* A text model inside: its architecture, and the sizes of a text_config that leaves
+ * them out; 0: it may not. */
+struct wrapped_text {
+    const char *type; /* model_type */
+    const char *architecture;
+    int32_t hidden, intermediate, layers, heads, kv_heads, vocab, positions;
+};
+/* The text model of a model_type; NULL: unknown. */
+const struct wrapped_text *model_wrapped_text(const char *type);
+
 /* All families, NULL-terminated; the refusal of an unknown architecture lists them. */
 extern const struct model_family *const model_families[];
 /* The family of the architecture `name`, which *ret then is; NULL: unknown. */

@@ -11,9 +11,14 @@ static const char USAGE[] =
     "Lists what can be served: the models, their name in config.json's \"architectures\", and\n"
     "in a GGUF file's general.architecture.\n";
 
+static void print_names(const char *models, const char *name)
+{
+    printf("%-48s %-34s", models, name);
+}
+
 static void print_row(const struct architecture *a)
 {
-    printf("%-48s %-34s", a->models, a->name);
+    print_names(a->models, a->name);
     for (int i = 0; gguf_name_of(a->name, i); i++) {
         printf("%s%s", i ? ", " : " ", gguf_name_of(a->name, i));
     }
@@ -35,6 +40,21 @@ static void print_json(const struct architecture *a, bool first)
            a->gemma4 ? "true" : "false");
 }
 
+/* The same of checkpoints of a text model behind an encoder. */
+static void print_wrappers(bool json)
+{
+    for (const struct wrapper *w = model_wrappers; w->name; w++) {
+        if (json) {
+            printf(",\n {\"models\":\"%s\",\"architecture\":\"%s\",\"gguf\":[],\"experts\":false,"
+                   "\"latent\":false,\"recurrent\":false,\"two_head_sizes\":false}",
+                   w->models, w->name);
+        } else {
+            print_names(w->models, w->name);
+            putchar('\n');
+        }
+    }
+}
+
 int models_main(int argc, char **argv)
 {
     bool json = argc == 1 && strcmp(argv[0], "--json") == 0, first = true;
@@ -54,6 +74,7 @@ int models_main(int argc, char **argv)
             first = false;
         }
     }
+    print_wrappers(json);
     if (json) {
         puts("]");
     }

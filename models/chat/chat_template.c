@@ -145,11 +145,10 @@ static void read_special(struct json *j, struct config *c, const char *name)
     }
 }
 
-static int read_config(struct config *c, const char *dir, struct err *e)
+static int read_config(struct config *c, const char *dir, const char *name, struct err *e)
 {
     static const char *const SPECIALS[] = {"bos_token", "eos_token", "unk_token", "pad_token",
                                            "sep_token", "cls_token", "mask_token"};
-    static const char name[] = "tokenizer_config.json";
     struct json j;
     size_t len;
     char *text;
@@ -216,7 +215,7 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
 {
     char *file;
     size_t len;
-    int rc = read_config(c, dir, e);
+    int rc = read_config(c, dir, "tokenizer_config.json", e);
 
     if (rc) {
         return rc;
@@ -224,8 +223,10 @@ static int read_directory(struct config *c, const char *dir, struct err *e)
     rc = model_file_read(dir, "chat_template.jinja", LIMIT_TEMPLATE_BYTES, &file, &len, e);
     if (rc == 0) {
         keep_template(c, file, len);
+    } else if (rc == ERR_NOT_FOUND) {
+        rc = c->text ? 0 : read_config(c, dir, "chat_template.json", e);
     }
-    return rc == ERR_NOT_FOUND ? 0 : rc;
+    return rc;
 }
 
 /* ---- what a template can do ---- */

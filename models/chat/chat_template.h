@@ -2,8 +2,9 @@
  *
  * It is read at start: chat_template.jinja of the model's directory, else
  * `chat_template` of tokenizer_config.json (a text, or a list of named ones of which
- * "default" is taken), or tokenizer.chat_template of a GGUF file. A model without a
- * usable template is served without chat; `chat_template_missing` says why.
+ * "default" is taken) or of chat_template.json, or tokenizer.chat_template of a GGUF
+ * file. A model without a usable template is served without chat;
+ * `chat_template_missing` says why.
  */
 #ifndef QUIRE_MODELS_CHAT_CHAT_TEMPLATE_H
 #define QUIRE_MODELS_CHAT_CHAT_TEMPLATE_H

@@ -640,6 +640,7 @@ static const struct member {
 } MEMBERS[] = {
     {"architectures", read_architectures, false},
     {"text_config", read_text_config, false},
+    {"llm_config", read_text_config, false},
     {"transformer_layer_config", read_text_config, false},
     {"rope_scaling", read_rope_member, false},
     {"rope_parameters", read_rope_member, false},
@@ -666,6 +667,7 @@ static const struct text_member {
     {key, called, offsetof(struct raw_config, member), sizeof(((struct raw_config *)0)->member), \
      other_types}
     TEXT("mlp_hidden_act", "mlp_hidden_act", mlp_act, false),
+    TEXT("model_type", "model_type", type, true),
     TEXT("use_bidirectional_attention", "use_bidirectional_attention", both_ways, true),
     TEXT("scoring_func", "scoring_func", scoring, false),
     TEXT("topk_method", "topk_method", choice, false),
@@ -766,7 +768,7 @@ static bool read_text_config(struct json *j, struct raw_config *raw)
     raw_init(raw->text);
     json_enter_object(j);
     while (json_next_member(j)) {
-        if (json_key_is(j, "text_config") ||
+        if (json_key_is(j, "text_config") || json_key_is(j, "llm_config") ||
             json_key_is(j, "transformer_layer_config")) { /* not deeper */
             json_skip(j);
         } else {
@@ -932,7 +934,8 @@ static int parse_config(struct model_config *c, struct raw_config *raw, const ch
     if (raw_eagle_named(&raw->eagle, raw->architecture)) {
         snprintf(raw->architecture, sizeof(raw->architecture), "LlamaForCausalLM");
     }
-    int rc = raw_config_derive(c, raw, e);
+    int rc = raw_config_unwrap(raw, e);
+    rc = rc ? rc : raw_config_derive(c, raw, e);
     rc = rc ? rc : raw_eagle_derive(c, &raw->eagle, e);
     return rc == 0 ? set_dtype(c, raw->dtype, e) : rc;
 }

@@ -35,6 +35,9 @@ static int unknown_architecture(const char *name, struct err *e)
             }
         }
     }
+    for (const struct wrapper *w = model_wrappers; w->name; w++) {
+        more++;
+    }
     snprintf(known + strlen(known), sizeof(known) - strlen(known), " and %d more (docs/models.md)",
              more);
     if (!*name) {
@@ -661,7 +664,7 @@ static void set_switches(struct model_config *c, const struct raw_config *r,
     c->wide_qk_norm = a->wide_qk_norm;
     c->norm_last = a->norm_last;
     c->ungated_mlp = a->ungated_mlp;
-    c->wrapped = a->wrapper;
+    c->wrapped = a->wrapper || r->wrapped;
     c->scale_by_layer = r->scale_by_layer == 1;
     c->gated_attention = a->gated_attention;
     c->n_draft_layers = MAX(r->n_draft_layers, 0);

@@ -26,6 +26,7 @@ struct raw_config {
     char scoring[16], choice[24]; /* scoring_func, topk_method: of experts */
     char both_ways[16];           /* use_bidirectional_attention */
     char mlp_act[32];             /* mlp_hidden_act */
+    char type[32];                /* model_type */
 
     /* Sizes, as in struct model_config; window is sliding_window. */
     int32_t hidden, n_layers, n_heads, n_kv_heads, head_dim, intermediate, vocab, embed_dim,
@@ -116,6 +117,7 @@ struct raw_config {
     double width_factor;
     struct raw_config *text; /* owned: text_config; NULL: there is none, or it was taken */
     bool text_found;         /* the values are those of text_config */
+    bool wrapped;            /* and `architecture` is the one that raw_config_unwrap found */
 
     struct raw_eagle eagle;
 
@@ -159,6 +161,10 @@ bool raw_eagle_read(struct json *j, struct raw_eagle *r, bool *ret_known);
 bool raw_eagle_named(struct raw_eagle *r, const char *architecture);
 /* The part of *c that is a head's, once the rest was derived. */
 int raw_eagle_derive(struct model_config *c, const struct raw_eagle *r, struct err *e);
+
+/* hfconfig_wrapped.c: where config.json names a wrapper, put the architecture of its
+ * text model and the sizes that text_config leaves out in their place. */
+int raw_config_unwrap(struct raw_config *raw, struct err *e);
 
 /* Fill and check all of *c except dtype, bos and eos: the file's values, else the
  * architecture's defaults, and what is computed from them. */

@@ -17,17 +17,11 @@ static const char LISTING[] = "the hub's list of files", INDEX[] = "model.safete
 enum { LISTING_MAX_FILES = 1 << 14, ATTEMPTS = 3 };
 #define LISTING_BYTES ((size_t)32 << 20)
 
-const char *const hub_small_files[] = {"config.json",
-                                       "generation_config.json",
-                                       "hf_quant_config.json",
-                                       "tokenizer.json",
-                                       "tokenizer.model",
-                                       "vocab.json",
-                                       "merges.txt",
-                                       "tokenizer_config.json",
-                                       "special_tokens_map.json",
-                                       "chat_template.jinja",
-                                       NULL};
+const char *const hub_small_files[] = {
+    "config.json",         "generation_config.json", "hf_quant_config.json",
+    "tokenizer.json",      "tokenizer.model",        "vocab.json",
+    "merges.txt",          "tokenizer_config.json",  "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json",     NULL};
 
 void hub_listing_release(struct hub_listing *l)
 {

@@ -19,7 +19,8 @@ static const char *const COPIED[] = {"generation_config.json",
                                      "merges.txt",
                                      "tokenizer_config.json",
                                      "special_tokens_map.json",
-                                     "chat_template.jinja"};
+                                     "chat_template.jinja",
+                                     "chat_template.json"};
 
 FILE *quantise_create(const struct conversion *k, const char *name, struct err *e)
 {

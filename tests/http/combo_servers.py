@@ -55,8 +55,11 @@ QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "mxfp4", "int4"]
 BLOCKS = ["gguf " + form for form in quantised_models.BLOCKS]
 GROUPS = ["groups " + form for form in quantised_models.GROUPS]
 MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense", "stored"]
-DEVICE_MODELS = ["demo", "windows", "moe", "latent", "hybrid", *["stored"] * 8]
+MODELS += ["mixed"] * 3
+DEVICE_MODELS = ["demo", "windows", "moe", "latent", "hybrid", *["stored"] * 8, *["mixed"] * 6]
 MTP = {"moe": "mtp-glm", "latent": "mtp-latent", "hybrid": "mtp-qwen"}
+KV_GROUPS = {"windows": 2, "gpt-oss": 3, "gemma4-moe": 2, "gemma4-inputs": 2}
+WITH_EXPERTS = (*MTP, *head_models.EXPERTS)
 # Ids that an EAGLE-3 head drafts: of the frequent tokens of the bundled model's texts.
 DRAFTED_IDS = range(260, 300)
 # Drafts that would not pay on this machine are verified, too.
@@ -77,11 +80,21 @@ def chance(rng, percent):
     return rng.randrange(100) < percent
 
 
-def draw_pool(rng, model):
-    """Blocks for a few sequences. Those of a hybrid hold as much as one of its states."""
+def draw_blocks(rng, model, cache):
+    """Blocks for a few sequences. Those of a hybrid hold as much as one of its states, which
+    fits into 48 tokens if they have 16 bits; snapshots lie that far apart or at the default."""
     size = rng.choice([4, 8, 16])
-    blocks = 160 if model == "hybrid" else rng.choice([192, 256, 400]) // size
-    flags = f" --block-size {size} --kv-blocks {blocks * (2 if model == 'windows' else 1)}"
+    if model != "hybrid" and model not in head_models.RECURRENT:
+        groups = KV_GROUPS.get(model, 1)
+        return f" --block-size {size} --kv-blocks {groups * (rng.choice([192, 256, 400]) // size)}"
+    if "8" in cache or chance(rng, 40):
+        return f" --block-size {size} --kv-blocks 160"
+    apart = rng.choice([48, 48, 96])
+    return f" --block-size 48 --kv-blocks {rng.choice([60, 100])} --state-snapshot-tokens {apart}"
+
+
+def draw_pool(rng, model, cache):
+    flags = draw_blocks(rng, model, cache) + cache
     flags += f" --preemption {rng.choice(['swap', 'recompute'])}"
     flags += f" --max-num-seqs {rng.choice([8, 12, 24])}"
     if chance(rng, 30):
@@ -107,27 +120,36 @@ def draw_drafts(rng, model, stages):
 
 
 def draw_cache(rng, model):
-    kinds = ["bf16"] if model == "latent" else ["bf16", "fp8", "int8"]
+    latent = model in ("latent", "deepseek-v2-groups")
+    kinds = ["bf16"] if latent else ["bf16", "fp8", "int8"]
     return f" --kv-cache-dtype {rng.choice(kinds)}" if chance(rng, 50) else ""
+
+
+def draw_model(rng, models):
+    model = rng.choice(models)
+    kinds = {"dense": head_models.DENSE, "stored": BLOCKS + GROUPS, "mixed": list(head_models.MIXED)}
+    return rng.choice(kinds[model]) if model in kinds else model
+
+
+def is_dummy(model):
+    return model in MTP or model in head_models.DENSE or model in head_models.MIXED
 
 
 def draw(name):
     """The Plan of the server drawn:SEED:BATCH."""
     rng = random.Random(name)
-    model = rng.choice(MODELS)
-    if model == "dense":
-        model = rng.choice(head_models.DENSE)
-    elif model == "stored":
-        model = rng.choice(BLOCKS + GROUPS)
+    model = draw_model(rng, MODELS)
     ranks, stages = (2, 1) if chance(rng, 35) else (1, 2) if chance(rng, 15) else (1, 1)
     if model in BLOCKS + GROUPS:  # two ranks would cut some groups
         ranks = 1
-    flags = draw_pool(rng, model) + draw_cache(rng, model)
-    if model in MTP or model in head_models.DENSE:
+    if model == "gemma4-inputs":  # its last layers read the caches of the first
+        stages = 1
+    flags = draw_pool(rng, model, draw_cache(rng, model))
+    if is_dummy(model):
         flags += " --load-format dummy"
     if ranks > 1:
         flags += " --tensor-parallel-size 2"
-        flags += " --expert-parallel" if model in MTP and chance(rng, 50) else ""
+        flags += " --expert-parallel" if model in WITH_EXPERTS and chance(rng, 50) else ""
     if stages > 1:
         flags += " --pipeline-parallel-size 2"
     if chance(rng, 60) and model not in BLOCKS + GROUPS:
@@ -139,13 +161,10 @@ def draw(name):
 def draw_device(name):
     """The Plan of the server device:SEED:BATCH."""
     rng = random.Random(name)
-    model = rng.choice(DEVICE_MODELS)
-    stored = model == "stored"
-    if stored:
-        model = rng.choice(BLOCKS + GROUPS)
-    flags = draw_pool(rng, model) + draw_cache(rng, model)
-    flags += " --load-format dummy" if model in MTP else ""
-    if not stored and chance(rng, 60):
+    model = draw_model(rng, DEVICE_MODELS)
+    flags = draw_pool(rng, model, draw_cache(rng, model))
+    flags += " --load-format dummy" if is_dummy(model) else ""
+    if model not in BLOCKS + GROUPS and chance(rng, 60):
         flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
     more, drafts = draw_drafts(rng, model, False)
     return Plan(flags + more, model, drafts, UNKNOWN_COSTS, exact=chance(rng, 50))
@@ -186,6 +205,8 @@ def write_model(plan, folder):
         head_models.write_mtp(at, MTP[plan.model])
     elif plan.model in head_models.DENSE:
         head_models.write_dense(at, plan.model)
+    elif plan.model in head_models.MIXED:
+        head_models.write_mixed(at, plan.model)
     else:
         shutil.copytree(head_models.DEMO, at)
     change(os.path.join(at, "tokenizer_config.json"), {"chat_template": TEMPLATE})

@@ -25,6 +25,43 @@ DENSE = (
     "phi",
     "starcoder2-window",
 )
+# Goldens' architectures with experts, latents, recurrent states, or caches of several kinds,
+# and the sizes that every quantization, and two ranks with most of them, divide. The state of
+# a recurrent layer fits into the keys and values of 48 tokens of 16 bits.
+MIXED = {
+    "deepseek-v2-groups": {"moe_intermediate_size": 64},
+    "falcon-h1": {"mamba_d_ssm": 64, "mamba_d_head": 16},
+    "gemma4-inputs": {
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 4096,
+    },
+    "gemma4-moe": {"head_dim": 64, "global_head_dim": 128, "moe_intermediate_size": 64},
+    "gpt-oss": {"head_dim": 64},
+    "granite-hybrid-moe": {
+        "mamba_d_state": 8,
+        "mamba_expand": 1,
+        "mamba_n_heads": 8,
+        "shared_intermediate_size": 64,
+    },
+    "jamba": {},
+    "lfm2-moe": {"moe_intermediate_size": 64},
+    "nemotron-h-moe": {
+        "head_dim": 64,
+        "mamba_head_dim": 32,
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 64,
+    },
+    "qwen3-moe": {"head_dim": 64, "moe_intermediate_size": 64},
+    "qwen3-next": {
+        "head_dim": 64,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
+}
+RECURRENT = ("falcon-h1", "granite-hybrid-moe", "jamba", "lfm2-moe", "nemotron-h-moe", "qwen3-next")
+EXPERTS = tuple(k for k in MIXED if k not in ("falcon-h1", "gemma4-inputs"))
 HEAD_DIM, N_HEADS, N_KV_HEADS, MLP = 32, 4, 2, 64
 
 
@@ -134,3 +171,9 @@ def write_dense(folder, kind):
     }
     config = json.loads(pathlib.Path(GOLDEN, kind, "config.json").read_text())
     return write_dummy(folder, config | {k: v for k, v in sizes.items() if k in config})
+
+
+def write_mixed(folder, kind):
+    """A model of dummy weights of one of the MIXED goldens' architectures."""
+    config = json.loads(pathlib.Path(GOLDEN, kind, "config.json").read_text())
+    return write_dummy(folder, config | {"hidden_size": 64, "intermediate_size": 256} | MIXED[kind])

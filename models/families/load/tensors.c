@@ -282,7 +282,7 @@ const struct tensor *tensor_spec_find(const struct tensor_spec *s, const struct 
         return t;
     }
     static const char *const PREFIXES[] = {"model.", "transformer."};
-    static const char *const WRAPPERS[] = {"model.language_", "language_model."};
+    static const char *const WRAPPERS[] = {"model.language_", "language_model.", "model.text_"};
     for (size_t i = 0; i < ARRAY_LEN(WRAPPERS); i++) { /* the text part of a vision model */
         char whole[NAME_BYTES + 32];
         snprintf(whole, sizeof(whole), "%s%s", WRAPPERS[i], name);
@@ -522,16 +522,17 @@ bool tensor_is_read(const char *name, const struct model_config *c)
 /* Whether a tensor makes embeddings of images. */
 static bool is_of_vision(const char *name)
 {
-    static const char *const PARTS[] = {"vision_tower.", "multi_modal_projector.", "vision_model.",
-                                        "visual.",       "audio_tower.",           "embed_vision.",
-                                        "embed_audio."};
+    static const char *const PARTS[] = {
+        "vision_tower.", "multi_modal_projector.", "vision_model.", "visual.",
+        "audio_tower.",  "embed_vision.",          "embed_audio.",  "connector.",
+        "mm_projector.", "image_newline"};
 
     for (size_t i = 0; i < ARRAY_LEN(PARTS); i++) {
         if (strstr(name, PARTS[i])) {
             return true;
         }
     }
-    return false;
+    return strncmp(name, "mlp1.", 5) == 0; /* InternVL's projector */
 }
 
 /* Whether a tensor makes keys and values in a layer that has another's (Gemma-4). */

@@ -40,6 +40,70 @@ static void qwen3_vl_8b(void **state)
     assert_float_equal(c.rope.theta, 5e6, 0);
 }
 
+/* The text model is another architecture's; what text_config leaves out is LLaMA's. */
+static void llava_1_5_7b(void **state)
+{
+    (void)state;
+    read_config("{\"architectures\":[\"LlavaForConditionalGeneration\"],\"ignore_index\":-100,"
+                "\"image_token_index\":32000,\"model_type\":\"llava\",\"pad_token_id\":32001,"
+                "\"projector_hidden_act\":\"gelu\",\"text_config\":{\"_name_or_path\":"
+                "\"lmsys/vicuna-7b-v1.5\",\"architectures\":[\"LlamaForCausalLM\"],"
+                "\"max_position_embeddings\":4096,\"model_type\":\"llama\",\"rms_norm_eps\":1e-05,"
+                "\"torch_dtype\":\"float16\",\"vocab_size\":32064},\"tie_word_embeddings\":false,"
+                "\"torch_dtype\":\"float16\",\"vision_config\":{\"hidden_size\":1024,"
+                "\"model_type\":\"clip_vision_model\",\"num_hidden_layers\":24}}");
+    assert_shape(4096, 32, 32, 128, 4096);
+    assert_string_equal(c.architecture, "LlamaForCausalLM");
+    assert_int_equal(c.intermediate, 11008);
+    assert_int_equal(c.vocab, 32064);
+    assert_true(c.wrapped && !c.tied);
+}
+
+/* An object of another name, and a text model that calls itself otherwise. */
+static void internvl3_1b(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"InternVLChatModel\"],\"downsample_ratio\":0.5,\"llm_config\":{"
+        "\"architectures\":[\"Qwen2ForCausalLM\"],\"bos_token_id\":151643,\"eos_token_id\":"
+        "151643,\"hidden_act\":\"silu\",\"hidden_size\":896,\"intermediate_size\":4864,"
+        "\"max_position_embeddings\":32768,\"max_window_layers\":70,\"model_type\":\"qwen2\","
+        "\"num_attention_heads\":14,\"num_hidden_layers\":24,\"num_key_value_heads\":2,"
+        "\"rms_norm_eps\":1e-06,\"rope_scaling\":{\"factor\":2.0,\"rope_type\":\"dynamic\","
+        "\"type\":\"dynamic\"},\"rope_theta\":1000000.0,\"sliding_window\":null,"
+        "\"tie_word_embeddings\":false,\"use_sliding_window\":false,\"vocab_size\":151674},"
+        "\"model_type\":\"internvl_chat\",\"tie_word_embeddings\":false,\"torch_dtype\":"
+        "\"bfloat16\",\"vision_config\":{\"hidden_size\":1024}}");
+    assert_shape(896, 14, 2, 64, 65536);
+    assert_string_equal(c.architecture, "Qwen2ForCausalLM");
+    assert_true(c.wrapped && c.qkv_bias);
+}
+
+static void refuse_config(const char *text, const char *why)
+{
+    struct generation_defaults gen;
+    struct err e = {0};
+    bool dtype_given;
+
+    assert_true(model_config_parse(&c, &gen, &dtype_given, text, strlen(text), NULL, 0, &e) < 0);
+    if (!strstr(e.text, why)) {
+        fail_msg("'%s' is not in: %s", why, e.text);
+    }
+}
+
+static void wrappers_name_what_is_missing(void **state)
+{
+    (void)state;
+    refuse_config("{\"architectures\":[\"LlavaForConditionalGeneration\"],\"hidden_size\":64}",
+                  "text_config is missing, in which LlavaForConditionalGeneration");
+    refuse_config("{\"architectures\":[\"LlavaForConditionalGeneration\"],\"text_config\":{"
+                  "\"model_type\":\"opt\"}}",
+                  "model_type of text_config is 'opt'");
+    refuse_config("{\"architectures\":[\"SmolVLMForConditionalGeneration\"],\"text_config\":{"
+                  "\"model_type\":\"qwen3\"}}",
+                  "hidden_size is missing");
+}
+
 /* Every sixth layer has other heads, whose keys are its values. */
 static void gemma_4_31b(void **state)
 {
@@ -258,12 +322,21 @@ static void santacoder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(qwen2_5_vl_7b), cmocka_unit_test(qwen3_vl_8b),
-        cmocka_unit_test(gemma_4_31b),   cmocka_unit_test(granite_4_h_tiny),
-        cmocka_unit_test(minimax_m2),    cmocka_unit_test(ernie_4_5_21b),
-        cmocka_unit_test(exaone_3_5_7b), cmocka_unit_test(phi_3_5_moe),
-        cmocka_unit_test(pythia_1b),     cmocka_unit_test(falcon_7b),
-        cmocka_unit_test(falcon_11b),    cmocka_unit_test(gpt_j_6b),
+        cmocka_unit_test(qwen2_5_vl_7b),
+        cmocka_unit_test(qwen3_vl_8b),
+        cmocka_unit_test(gemma_4_31b),
+        cmocka_unit_test(granite_4_h_tiny),
+        cmocka_unit_test(minimax_m2),
+        cmocka_unit_test(ernie_4_5_21b),
+        cmocka_unit_test(llava_1_5_7b),
+        cmocka_unit_test(internvl3_1b),
+        cmocka_unit_test(wrappers_name_what_is_missing),
+        cmocka_unit_test(exaone_3_5_7b),
+        cmocka_unit_test(phi_3_5_moe),
+        cmocka_unit_test(pythia_1b),
+        cmocka_unit_test(falcon_7b),
+        cmocka_unit_test(falcon_11b),
+        cmocka_unit_test(gpt_j_6b),
         cmocka_unit_test(santacoder),
     };
 
