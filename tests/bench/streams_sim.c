@@ -1,9 +1,10 @@
 /* Latencies and throughput of a GPU server in virtual time, to try scheduling rules
- * without a GPU: the real scheduler, look-ahead of one, and streams that send their
- * next request as soon as one is answered, or requests that all arrive at once. A step
- * takes as long as on an H200 with the shape of Llama-3.1-8B: products by rows, under
- * load, the rest by tokens, logits rows and context. Results do not depend on the load
- * of the machine.
+ * without a GPU: the real scheduler, look-ahead of one, and streams that send their next
+ * request when one is answered, or requests that all come at once. A request takes a
+ * while from the client to the engine, and at the start the client sends one after
+ * another. A step takes as long as on an H200 with the shape of Llama-3.1-8B: products by
+ * rows, under load, the rest by tokens, logits rows and context. Results do not depend on
+ * the load of the machine.
  *
  *     build/tests/bench/streams_sim [--streams N] [--requests N] [--prompt N] [--tokens N]
  *                                   [--itl-ms N] [--quantum N] [--workload FILE] [--steps FILE]
@@ -24,9 +25,10 @@ enum { STREAMS_MAX = 4096, REQUESTS_MAX = 1 << 16, SAMPLES = 20000, DEPTH = 1, L
 /* Microseconds of a layer's four products, by rows. */
 static const struct point {
     double rows, us;
-} PRODUCTS[] = {{1, 118},     {64, 130},    {128, 155},   {256, 212},   {320, 265},  {384, 310},
-                {512, 375},   {768, 544},   {1024, 710},  {1280, 884},  {1536, 998}, {1792, 1235},
-                {2048, 1357}, {2304, 1560}, {2560, 1628}, {2816, 1800}, {8192, 5170}};
+} PRODUCTS[] = {{1, 104},     {64, 108},    {128, 130},   {256, 188},   {512, 335},
+                {768, 484},   {1024, 619},  {1025, 780},  {1280, 789},  {1281, 940},
+                {1536, 973},  {1537, 1080}, {1792, 1141}, {1793, 1235}, {2048, 1264},
+                {2304, 1440}, {2560, 1565}, {3072, 1886}, {4096, 2511}, {8192, 5010}};
 
 /* The cost model that the start-up measurement finds on such a device. */
 static const struct step_cost COST = {.fixed_us = 5028, .token_us = 14.58};
@@ -40,6 +42,7 @@ struct client {
     struct request request;
     _Atomic int32_t stop_at;
     int64_t first_us, last_us; /* first_us 0: no token yet */
+    int64_t ask_us;            /* when its next request comes to the engine */
     bool busy;
 };
 
@@ -57,6 +60,7 @@ struct run {
     uint64_t launched, committed;
     struct delta_out out;
     int64_t now_us;
+    int64_t idle_us;       /* of the device, between two steps */
     struct client *client; /* [STREAMS_MAX] */
     int32_t (*length)[2];  /* [REQUESTS_MAX] prompt, output */
     int32_t n_streams, n_requests, n_asked, n_ended;
@@ -101,6 +105,12 @@ static int64_t step_us(const struct plan *p)
 
 /* ---- requests ---- */
 
+/* From the client's last token to the engine, with the client's next request on its way;
+ * and from one request of the client to the next. */
+enum { RETURN_US = 400, SEND_US = 25 };
+/* The host's work on a step before its first kernel runs. */
+enum { LAUNCH_US = 50 };
+
 static void ask(struct run *r, struct client *c)
 {
     static int32_t prompt[LIMIT_BATCHED_TOKENS];
@@ -108,13 +118,13 @@ static void ask(struct run *r, struct client *c)
     struct err e;
     const int32_t *length = r->length[r->n_asked++];
 
-    *c = (struct client){.busy = true};
+    *c = (struct client){.busy = true, .ask_us = c->ask_us};
     c->request.params = rig_params();
     c->request.params.max_tokens = length[1];
     c->request.params.ignore_eos = true;
     c->request.prompt = prompt;
     c->request.n_prompt = length[0];
-    c->request.arrival_us = r->now_us;
+    c->request.arrival_us = c->ask_us;
     c->request.user = c;
     c->request.stop_at = &c->stop_at;
     atomic_init(&c->stop_at, INT32_MAX);
@@ -148,6 +158,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
         r->n_tokens++;
     } else if (d->kind == DELTA_END) {
         c->busy = false;
+        c->ask_us = r->now_us + RETURN_US;
         r->n_ended++;
     }
 }
@@ -175,22 +186,40 @@ static void commit(struct run *r)
     decode_commit(r->sched, p, &results, r->now_us, &r->out);
 }
 
-static void turn(struct run *r)
+static void take_requests(struct run *r)
 {
     for (int32_t i = 0; i < r->n_streams && r->n_asked < r->n_requests; i++) {
-        if (!r->client[i].busy) {
+        if (!r->client[i].busy && r->client[i].ask_us <= r->now_us) {
             ask(r, &r->client[i]);
         }
     }
+}
+
+static void launch(struct run *r, struct plan *p, uint64_t i)
+{
+    bool after_another = r->free_us > 0;
+    int64_t begin_us = MAX(r->free_us, r->now_us + LAUNCH_US);
+
+    r->idle_us += after_another ? begin_us - r->free_us : 0;
+    r->begin_us[i] = begin_us;
+    r->free_us = r->end_us[i] = begin_us + step_us(p);
+    r->launched++;
+}
+
+static void turn(struct run *r)
+{
+    enum { IDLE_US = 50 };
+
+    take_requests(r);
     uint64_t i = r->launched % (DEPTH + 1);
     int32_t n = sched_plan(r->sched, r->now_us, &r->plan[i]);
     if (n > 0) {
-        r->begin_us[i] = MAX(r->free_us, r->now_us);
-        r->free_us = r->end_us[i] = r->begin_us[i] + step_us(&r->plan[i]);
-        r->launched++;
+        launch(r, &r->plan[i], i);
     }
     if (r->launched - r->committed > (n > 0 ? DEPTH : 0)) {
         commit(r);
+    } else if (n == 0) {
+        r->now_us += IDLE_US;
     }
     decode_reap(r->sched, &r->out);
 }
@@ -291,6 +320,9 @@ static void prepare(struct run *r, const struct options *o)
     if (o->workload) {
         read_workload(r, o->workload);
     }
+    for (int32_t i = 0; i < r->n_streams; i++) {
+        r->client[i].ask_us = o->workload ? 1 : 1 + i * SEND_US;
+    }
     int64_t n = 1;
     for (int32_t i = 0; i < r->n_requests; i++) {
         n += r->length[i][1];
@@ -305,7 +337,7 @@ static void prepare(struct run *r, const struct options *o)
 
 int main(int argc, char **argv)
 {
-    struct options o = {256, 1024, 512, 128, 54, 512, NULL, NULL};
+    struct options o = {256, 1024, 512, 128, 54, 1024, NULL, NULL};
     const struct {
         const char *name;
         int32_t *number;
@@ -329,8 +361,9 @@ int main(int argc, char **argv)
     struct run r = {0};
     prepare(&r, &o);
     run(&r, &o);
-    printf("%.0f tok/s, %.2f s, %llu steps\n", (double)r.n_tokens * 1e6 / (double)MAX(r.now_us, 1),
-           (double)r.now_us * 1e-6, (unsigned long long)r.launched);
+    printf("%.0f tok/s, %.2f s, %llu steps, %.1f ms idle\n",
+           (double)r.n_tokens * 1e6 / (double)MAX(r.now_us, 1), (double)r.now_us * 1e-6,
+           (unsigned long long)r.launched, (double)r.idle_us * 1e-3);
     tell("ttft_ms", &r.ttft);
     tell("itl_ms", &r.itl);
     if (r.steps) {
