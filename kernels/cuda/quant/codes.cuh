@@ -3,6 +3,7 @@
 #define QUIRE_KERNELS_CUDA_QUANT_CODES_CUH
 
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/quant/fp4_order.h"
 
 __device__ __forceinline__ uint32_t load_word(uint32_t shared_at)
 {
@@ -48,13 +49,21 @@ template <typename T> __device__ __forceinline__ void store_pair(T *to, float sc
 /* ---- e2m1 ---- */
 
 /* The i-th two neighbours of a word of segments of FORMAT_FP4: sign, exponent and
- * mantissa of each in their places of bf16, so the value times 2^-126. Three of the
- * four lie as a rotation and a mask want them. The last has the bits between, lowest in
- * each half: exponent 0, 1, mantissa 4, sign 3, which one product moves up by 7, 2 and
- * 12 places, so that no two of the bits that it makes meet. */
+ * mantissa of each in their places of bf16, so the value times 2^-126. The first two
+ * lie as a mask wants them, the second three places below, the others rotated. Of
+ * these the last has the bits between, from the lowest: upper bit of the exponent,
+ * sign, -, mantissa, lower bit of the exponent. One product moves them up by 8, 14 and
+ * 3 places, so that no two of the bits that it makes meet. Products have a pipe of
+ * their own; shifts share that of the masks. */
 __device__ __forceinline__ uint32_t fp4_pair(uint32_t v, int i)
 {
-    return (i < 3 ? __funnelshift_r(v, v, 3 * i) : (v & 0x001b001bu) * 0x1084u) & 0x81c081c0u;
+    uint32_t turned = __funnelshift_r(v, v, FP4_TURN);
+
+    return (i == 0   ? v
+            : i == 1 ? v * 8
+            : i == 2 ? turned
+                     : (turned & 0x001b001bu) * 0x4108u) &
+           0x81c081c0u;
 }
 
 /* A scale's byte (fp4_scales.h) as bf16 times 2^126, twice. GROUP: columns that share
