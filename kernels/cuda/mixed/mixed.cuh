@@ -1,7 +1,6 @@
-/* The kernel of mixed-input products (mixed.h). One lane of a fifth warpgroup loads,
- * into two rings: stages of codes, and stages of 128 columns of the activations. The
- * copies of codes do not depend on other launches; those of the activations follow
- * them.
+/* The kernel of mixed-input products (mixed.h). Two lanes of a fifth warpgroup load, a
+ * ring each: stages of codes, and columns of the activations. The copies of codes do
+ * not depend on other launches; those of the activations follow them.
  *
  * Included once for each format, whose kernels are compiled by themselves.
  */
@@ -10,33 +9,38 @@
 
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/mixed/epilogue.cuh"
+#include "kernels/cuda/mixed/few_fp4.cuh"
 
 #if HAS_WGMMA
 
 /* Addresses of the rings and their mbarriers. */
 template <typename L> struct rings {
     uint32_t source, codes, source_full, source_empty, codes_full, codes_empty, pushed;
+    uint32_t source_scaled; /* of few_fp4.cuh */
 
     __device__ __forceinline__ rings(uint32_t base)
         : source(base), codes(base + L::SOURCES * L::SOURCE_BYTES), source_full(base + L::RING),
           source_empty(source_full + L::SOURCES * 8), codes_full(source_empty + L::SOURCES * 8),
-          codes_empty(codes_full + L::STAGES * 8), pushed(codes_empty + L::STAGES * 8)
+          codes_empty(codes_full + L::SLOTS * 8), pushed(codes_empty + L::SLOTS * 8),
+          source_scaled(pushed + 8)
     {
     }
     /* By all threads, before a barrier of the block. pushed_bytes: what the other block
-     * of the cluster sends. */
-    __device__ __forceinline__ void init(uint32_t pushed_bytes) const
+     * of the cluster sends; scaled: a warp writes to each source. */
+    __device__ __forceinline__ void init(uint32_t pushed_bytes, bool scaled) const
     {
         if (threadIdx.x == 0) {
-            barriers_init(codes_full, L::STAGES, 1);
+            barriers_init(codes_full, L::SLOTS, 1);
         } else if (threadIdx.x == 32) {
-            barriers_init(codes_empty, L::STAGES, L::MULTIPLIERS / 32);
+            barriers_init(codes_empty, L::SLOTS, L::PARTS * 4);
         } else if (threadIdx.x == 64) {
             barriers_init(source_full, L::SOURCES, 1);
             barriers_init(pushed, 1, 1);
             barrier_expect(pushed, pushed_bytes);
-        } else if (threadIdx.x == 96) { /* count: warps that multiply it */
-            barriers_init(source_empty, L::SOURCES, L::TILES * L::SOURCE_PARTS * 4);
+        } else if (threadIdx.x == 96) { /* count: warps that multiply or write it */
+            barriers_init(source_empty, L::SOURCES, L::TILES * L::SOURCE_PARTS * 4 + scaled);
+        } else if (L::FEW_FP4 && threadIdx.x == 128) {
+            barriers_init(source_scaled, L::SOURCES, 1);
         }
     }
 };
@@ -51,27 +55,27 @@ template <int F, int N, int WIDTH> struct loader {
     int kind, tile, first_group, source_row;
     uint64_t once, again;
 
-    __device__ __forceinline__ void load_codes(int s) const
+    /* The i-th 64 rows of a stage, as soon as those that lay there are read. */
+    __device__ __forceinline__ void load_codes(int s, int i) const
     {
-        uint32_t to = r.codes + s % L::STAGES * L::STAGE_BYTES,
-                 bar = r.codes_full + s % L::STAGES * 8;
-        int group = first_group + s * L::GROUPS;
+        int slot = s % L::STAGES * L::TILES + i, group = first_group + s * L::GROUPS;
+        int row = first_row<WIDTH>(a.s, kind, tile, i);
+        uint32_t to = r.codes + slot * L::TILE_BYTES, bar = r.codes_full + slot * 8;
 
-        barrier_expect(bar, L::STAGE_BYTES);
+        if (s >= L::STAGES) {
+            barrier_wait(r.codes_empty + slot * 8, (s / L::STAGES - 1) & 1);
+        }
+        barrier_expect(bar, L::TILE_BYTES);
+        if constexpr (L::SEGMENTS) {
+            plain_copy(to,
+                       a.segments +
+                           quant_segment_at(row, group / L::SEGMENT_GROUPS, a.n_segments, L::PITCH),
+                       L::TILE_BYTES, bar, once);
+        } else {
 #pragma unroll
-        for (int i = 0; i < L::TILES; i++) {
-            int row = first_row<WIDTH>(a.s, kind, tile, i);
-            if constexpr (L::SEGMENTS) {
-                plain_copy(to + i * L::TILE_BYTES,
-                           a.segments + quant_segment_at(row, group / L::SEGMENT_GROUPS,
-                                                         a.n_segments, L::PITCH),
-                           L::TILE_BYTES, bar, once);
-            } else {
-#pragma unroll
-                for (int g = 0; g < L::GROUPS; g++) {
-                    tensor_copy(to + i * L::TILE_BYTES + g * MIXED_ROWS * L::PITCH, w,
-                                (group + g) * MIXED_GROUP, row, bar, once);
-                }
+            for (int g = 0; g < L::GROUPS; g++) {
+                tensor_copy(to + g * MIXED_ROWS * L::PITCH, w, (group + g) * MIXED_GROUP, row, bar,
+                            once);
             }
         }
     }
@@ -84,30 +88,27 @@ template <int F, int N, int WIDTH> struct loader {
         barrier_expect(bar, L::SOURCE_BYTES);
         panels_copy(to, x, source_row, panel, bar, again);
     }
-    /* All stages of both rings, then each one again as soon as it is free. */
-    __device__ __forceinline__ void run(void) const
+    /* Each stage as soon as there is room; either by a lane of its own, so that neither
+     * waits for what the other one's room waits for. */
+    __device__ __forceinline__ void run_codes(void) const
     {
-        int n = a.s.depth_steps, stages = n / L::GROUPS,
-            sources = (n + L::SOURCE_GROUPS - 1) / L::SOURCE_GROUPS;
+        for (int s = 0; s < a.s.depth_steps / L::GROUPS; s++) {
+#pragma unroll
+            for (int i = 0; i < L::TILES; i++) {
+                load_codes(s, i);
+            }
+        }
+    }
+    __device__ __forceinline__ void run_sources(void) const
+    {
+        int n = (a.s.depth_steps + L::SOURCE_GROUPS - 1) / L::SOURCE_GROUPS;
 
-        for (int i = 0; i < min(L::STAGES, stages); i++) {
-            load_codes(i);
-        }
         pdl_wait();
-        for (int i = 0; i < min(L::SOURCES, sources); i++) {
+        for (int i = 0; i < n; i++) {
+            if (i >= L::SOURCES) {
+                barrier_wait(r.source_empty + i % L::SOURCES * 8, (i / L::SOURCES - 1) & 1);
+            }
             load_source(i);
-        }
-        /* in the order in which they are free again */
-        for (int s = 0, i = 0; s < stages; s++) {
-            for (; i + L::SOURCES < sources && (i + 1) * L::SOURCE_GROUPS <= (s + 1) * L::GROUPS;
-                 i++) {
-                barrier_wait(r.source_empty + i % L::SOURCES * 8, i / L::SOURCES & 1);
-                load_source(i + L::SOURCES);
-            }
-            if (s + L::STAGES < stages) {
-                barrier_wait(r.codes_empty + s % L::STAGES * 8, s / L::STAGES & 1);
-                load_codes(s + L::STAGES);
-            }
         }
     }
 };
@@ -248,11 +249,36 @@ template <int COUNT> struct ring_place {
     }
 };
 
+/* Scales activations as they arrive, as few_fp4.cuh says; by SCALING_WARPS of the
+ * warpgroup that loads, a copy each. */
+template <typename L>
+__device__ __forceinline__ void scale_sources(const rings<L> &r, const mixed_args &a)
+{
+    int thread = threadIdx.x - L::MULTIPLIERS - 32, lane = thread % 32;
+    int n = (a.s.depth_steps + L::SOURCE_GROUPS - 1) / L::SOURCE_GROUPS;
+
+    for (int i = thread / 32; i < n; i += SCALING_WARPS) {
+        int stage = i % L::SOURCES;
+        barrier_wait(r.source_full + stage * 8, i / L::SOURCES & 1);
+        scale_source(r.source + stage * L::SOURCE_BYTES, L::SOURCE_GROUPS, a.s.rows);
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(r.source_scaled + stage * 8);
+        }
+        proxy_fence(); /* before a copy to the same place */
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(r.source_empty + stage * 8);
+        }
+    }
+}
+
 /* d = the sums of this warpgroup's part of the depth; warpgroup w has the tile's 64
  * rows w % TILES and every PARTS-th group from w / TILES on. row: the weight's row of
  * the first of these; first_group: of the block's depth. Few instructions besides those
- * that widen codes: of few rows the warps' instructions take as long as memory. */
-template <int F, int N, int WIDTH>
+ * that widen codes: of few rows the warps' instructions take as long as memory.
+ * APART_ROWS: rows of MXFP4 whose groups are summed apart (few_fp4.cuh), or 0. */
+template <int F, int N, int WIDTH, int APART_ROWS>
 __device__ __forceinline__ void multiply(float (&d)[N / 2],
                                          const rings<mixed_layout<F, N, WIDTH>> &r,
                                          const mixed_args &a, int row, int first_group)
@@ -260,19 +286,22 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     using L = mixed_layout<F, N, WIDTH>;
     constexpr int EACH = L::GROUPS / L::PARTS; /* groups of a stage of codes */
     constexpr int STEP = L::PARTS / L::SOURCE_GROUPS;
-    constexpr bool BY_WARP = N <= MIXED_FEW_ROWS;
+    constexpr bool BY_WARP = N <= MIXED_FEW_ROWS, APART = APART_ROWS > 0;
     /* Besides those in its values a row of FP4 or groups has one scale, for the end. */
     constexpr bool ROW_SCALES = BY_WARP && F >= FUSED_MXFP4;
     /* the same in all lanes, which the compiler cannot know of threadIdx */
     int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), part = warpgroup / L::TILES,
         group = first_group + part, in_source = part % L::SOURCE_GROUPS;
     bool leads = (threadIdx.x & 31) == 0;
-    uint32_t tile_at = r.codes + warpgroup % L::TILES * L::TILE_BYTES;
+    uint32_t tile_at = r.codes + warpgroup % L::TILES * L::TILE_BYTES,
+             bars_at = warpgroup % L::TILES * 8;
     ring_place<L::STAGES> c = {0, 0};
     ring_place<L::SOURCES> x = {part / L::SOURCE_GROUPS, 0};
     lane_codes<F> codes(row, part, a);
     warp_sums<BY_WARP ? N : 8> few = {};
+    fp4_sums<APART ? APART_ROWS : 2> apart;
     uint32_t own = BY_WARP && L::SEGMENTS ? lane_source() : 0;
+    fp4_scales<APART ? APART_ROWS : 2> bytes(part);
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
@@ -280,14 +309,21 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
     }
     for (int s = a.s.depth_steps / L::GROUPS; s > 0; s--) {
         uint32_t tile = tile_at + c.stage * L::STAGE_BYTES;
-        barrier_wait(r.codes_full + c.stage * 8, c.phase);
+        uint32_t bar = bars_at + c.stage * (L::TILES * 8);
+        barrier_wait(r.codes_full + bar, c.phase);
 #pragma unroll
         for (int j = 0; j < EACH; j++, group += L::PARTS) {
             uint32_t from = r.source + x.stage * L::SOURCE_BYTES + in_source * L::GROUP_BYTES;
-            auto ready = [&] { barrier_wait(r.source_full + x.stage * 8, x.phase); };
+            auto ready = [&] {
+                barrier_wait((APART ? r.source_scaled : r.source_full) + x.stage * 8, x.phase);
+            };
             float sums[BY_WARP ? 1 : N / 2];
-            codes.scales(tile, j * L::PARTS, group, a);
-            if constexpr (!BY_WARP) {
+            if constexpr (!APART) {
+                codes.scales(tile, j * L::PARTS, group, a);
+            }
+            if constexpr (APART) {
+                apart.add(codes, bytes, tile, j * L::PARTS, from + own, ready);
+            } else if constexpr (!BY_WARP) {
                 sum_group<F, N>(sums, codes, tile, j * L::PARTS, from, ready);
             } else {
                 if (!ROW_SCALES) {
@@ -305,7 +341,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
                 barrier_arrive(r.source_empty + x.stage * 8);
             }
             if (leads && j + 1 == EACH) {
-                barrier_arrive(r.codes_empty + c.stage * 8);
+                barrier_arrive(r.codes_empty + bar);
             }
 #pragma unroll
             for (int i = 0; i < N / 2 && !ROW_SCALES; i++) {
@@ -322,9 +358,13 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2],
         }
         c.template advance<1>();
     }
+    if constexpr (APART) {
+        apart.finish(d, codes.scale);
+    } else if constexpr (ROW_SCALES) {
 #pragma unroll
-    for (int i = 0; i < N / 2 && ROW_SCALES; i++) {
-        d[i] = codes.scale[i / 2 & 1] * few.sum(i);
+        for (int i = 0; i < N / 2; i++) {
+            d[i] = codes.scale[i / 2 & 1] * few.sum(i);
+        }
     }
 }
 
@@ -344,7 +384,9 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     int source_row = N == MIXED_WIDE_ROWS ? (int)blockIdx.y * N : 0;
     int rows = N == MIXED_WIDE_ROWS ? min(a.s.rows - source_row, N) : a.s.rows; /* the block's */
 
-    r.init(rows * WIDTH / 2 * 4);
+    bool apart = L::FEW_FP4 && rows <= FEW_FP4_ROWS;
+
+    r.init(rows * WIDTH / 2 * 4, apart);
     if (threadIdx.x == L::MULTIPLIERS) {
         if (!L::SEGMENTS) {
             prefetch_map(&w);
@@ -355,11 +397,16 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     pdl_release();
     if (threadIdx.x >= L::MULTIPLIERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::LOADER_REGISTERS));
-        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == L::MULTIPLIERS / 32 && elected()) {
-            loader<F, N, WIDTH>{
-                &w,         &x,          a,           r, kind, tile, part * a.s.depth_steps,
-                source_row, read_once(), read_again()}
-                .run();
+        int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - L::MULTIPLIERS / 32;
+        const loader<F, N, WIDTH> load = {
+            &w,         &x,          a,           r, kind, tile, part * a.s.depth_steps,
+            source_row, read_once(), read_again()};
+        if (warp == 0 && elected()) {
+            load.run_codes();
+        } else if (warp == 1 + SCALING_WARPS && elected()) {
+            load.run_sources();
+        } else if (apart && warp > 0 && warp <= SCALING_WARPS) {
+            scale_sources<L>(r, a);
         }
         __syncwarp();
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
@@ -374,8 +421,19 @@ __global__ void __launch_bounds__(HAS_WGMMA ? mixed_layout<F, N, WIDTH>::THREADS
     if (kind != SMALL_SUM && a.s.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
         a.s.cleared[threadIdx.x] = 0;
     }
-    multiply<F, N, WIDTH>(d, r, a, first_row<WIDTH>(a.s, kind, tile, threadIdx.x / 128 % L::TILES),
-                          part * a.s.depth_steps);
+    int row = first_row<WIDTH>(a.s, kind, tile, threadIdx.x / 128 % L::TILES),
+        first_group = part * a.s.depth_steps;
+    if constexpr (L::FEW_FP4) {
+        if (rows <= 2) {
+            multiply<F, N, WIDTH, 2>(d, r, a, row, first_group);
+        } else if (rows <= FEW_FP4_ROWS) {
+            multiply<F, N, WIDTH, 4>(d, r, a, row, first_group);
+        } else {
+            multiply<F, N, WIDTH, 0>(d, r, a, row, first_group);
+        }
+    } else {
+        multiply<F, N, WIDTH, 0>(d, r, a, row, first_group);
+    }
     stream_part<L, N, SPLIT, WIDTH> stream;
     if (N != MIXED_WIDE_ROWS && kind == SMALL_SUM) {
         stream.load(a.s, tile, part);

@@ -10,8 +10,9 @@
  *
  *   rows        activations   blocks
  *   1 to 16     8 or 16       one a multiprocessor, of four warpgroups, whose warps
- *                             multiply 16 weight rows each by themselves; FUSED_INT4 of
- *                             1 to 4 rows as few_int4.cuh says
+ *                             multiply 16 weight rows each by themselves; FUSED_INT4 and
+ *                             FUSED_MXFP4 of 1 to 4 rows as few_int4.cuh and
+ *                             few_fp4.cuh say
  *   17 to 64    32 or 64      the same with a warpgroup's instruction of 64 weight rows:
  *                             while one widens codes, others multiply
  *   more        128           one, of two warpgroups, for each 128 rows
@@ -88,7 +89,7 @@ bool mixed_wide_suits(const struct fused_args *a, const struct fused_op *p, int3
 /* Columns of the activations that one copy brings, in groups. */
 static inline MIXED_CONST int32_t mixed_source_groups(int32_t rows)
 {
-    return rows <= MIXED_FEW_ROWS ? 4 : rows <= 32 ? 2 : 1;
+    return rows <= 8 ? 2 : rows <= MIXED_FEW_ROWS ? 4 : rows <= 32 ? 2 : 1;
 }
 /* Rows of such a copy, those of the matrix instruction. */
 static inline MIXED_CONST int32_t mixed_source_rows(int32_t rows)

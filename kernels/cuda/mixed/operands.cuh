@@ -39,7 +39,8 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int TILES = WIDTH / MIXED_ROWS; /* of 64 weight rows */
     static constexpr int PARTS = WARPGROUPS / TILES; /* of the depth, by warpgroup */
     static constexpr bool SEGMENTS = mixed_in_segments(F);
-    static constexpr bool FLOATS = mixed_in_groups(F); /* small_args.floats may be set */
+    static constexpr bool FLOATS = mixed_in_groups(F);          /* small_args.floats may be set */
+    static constexpr bool FEW_FP4 = F == FUSED_MXFP4 && N == 8; /* few_fp4.cuh */
     static constexpr int SEGMENT_GROUPS = F == FUSED_GROUPS_8 ? 2 : 4; /* of 128 columns */
     static constexpr int GROUPS = !SEGMENTS                ? PARTS     /* of a stage of codes */
                                   : PARTS < SEGMENT_GROUPS ? SEGMENT_GROUPS
@@ -60,7 +61,7 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int SOURCE_PARTS = SOURCE_GROUPS < PARTS ? SOURCE_GROUPS : PARTS;
     static constexpr int GROUP_BYTES = N * MIXED_GROUP * 2;
     static constexpr int SOURCE_BYTES = SOURCE_GROUPS * GROUP_BYTES;
-    static constexpr int SOURCES = N == 8    ? (TILES == 4 ? 2 : 4)
+    static constexpr int SOURCES = N == 8    ? (TILES == 4 ? 4 : 8)
                                    : N == 16 ? (TILES == 4 ? 2 : 3)
                                    : N == 32 ? (TILES == 1 ? 4 : 3)
                                    : N == 64 ? (TILES == 4   ? (mixed_in_groups(F) ? 4 : 5)
@@ -70,7 +71,8 @@ template <int F, int N, int WIDTH> struct mixed_layout {
     static constexpr int FIT = (RING_BYTES - SOURCES * SOURCE_BYTES) / STAGE_BYTES;
     static constexpr int STAGES = FIT > MOST_STAGES ? MOST_STAGES : FIT;
     static constexpr int RING = SOURCES * SOURCE_BYTES + STAGES * STAGE_BYTES;
-    static constexpr int BARRIERS = 2 * (SOURCES + STAGES) + 1;
+    static constexpr int SLOTS = STAGES * TILES; /* come and are free again by themselves */
+    static constexpr int BARRIERS = 2 * (SOURCES + SLOTS) + 1 + (FEW_FP4 ? SOURCES : 0);
     static constexpr int BYTES = RING + BARRIERS * 8 + 1024;
     static constexpr int SUM_PITCH = WIDTH + 4; /* floats of a row of sums */
 
@@ -173,6 +175,15 @@ template <int F> struct lane_fp4 {
         for (int h = 0; h < 2; h++) {
             word[h][0] = load_word(from + h * 8 * PITCH);
             word[h][1] = load_word(from + h * 8 * PITCH + 16);
+        }
+    }
+    /* operand() of codes as they are, 2^-126 times their values */
+    __device__ __forceinline__ void bits(uint32_t (&ret)[4], int k) const
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            ret[h] = fp4_pair(word[h][k / 2], k % 2 * 2);
+            ret[h + 2] = fp4_pair(word[h][k / 2], k % 2 * 2 + 1);
         }
     }
     __device__ __forceinline__ void operand(uint32_t (&ret)[4], int half, int k) const

@@ -842,7 +842,8 @@ static void layers_of_quantised_weights_follow_float64(void **state)
                  {4, 14, 8, true},   {3, 7, 33, true},   {3, 17, 20, true},  {10, 7, 1, true},
                  {10, 13, 20, true}, {10, 12, 8, true},  {11, 7, 4, true},   {11, 13, 40, true},
                  {11, 8, 2, false},  {11, 12, 12, true}, {12, 7, 3, true},   {12, 13, 64, true},
-                 {12, 12, 16, true}, {13, 7, 5, true},   {13, 13, 33, true}, {10, 14, 8, true}};
+                 {12, 12, 16, true}, {13, 7, 5, true},   {13, 13, 33, true}, {10, 14, 8, true},
+                 {7, 12, 1, true},   {7, 14, 8, true},   {7, 13, 5, true},   {7, 11, 16, true}};
     enum { CPU_CASES = 14, CPU_INNER = 4608 };
     bool cuda = strcmp(rig_device, "cuda") == 0; /* whose tiles the others are for */
     for (size_t i = 0; i < (rig_small() ? 2 : cuda ? ARRAY_LEN(cases) : CPU_CASES); i++) {
