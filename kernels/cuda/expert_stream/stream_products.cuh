@@ -139,7 +139,7 @@ struct row_source {
     const norm_args *norm; /* NULL: none */
     uint32_t weight;       /* of the norm, in shared memory, there when `there` says so */
     uint32_t there;
-    void *h; /* the last block stores normed rows here; NULL: it does not */
+    void *h; /* the first block stores normed rows here; NULL: it does not */
     int64_t h_stride;
 };
 
@@ -195,7 +195,7 @@ template <typename T>
 __device__ __forceinline__ void norm_rows(const stage_x &x, const row_source &s,
                                           const row_share &of, const float *squares)
 {
-    const bool stores = s.h && blockIdx.x + 1 == gridDim.x;
+    const bool stores = s.h && blockIdx.x == 0;
     float sum = 0.0f;
 
     if (of.row >= s.rows) {
