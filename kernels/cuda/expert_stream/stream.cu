@@ -41,25 +41,39 @@ namespace
 
 using namespace expert_stream;
 
+/* Whether the weights are e4m3 codes that become fp16 (B_HALVES). */
+bool by_halves(const expert_few *a)
+{
+    return a->up.w_scale && !a->up.panels && a->route.rows <= HALVES_ROWS;
+}
+
 /* STATEMENT with L = the stream_launch for the operands of `a`, which are no groups. */
-#define DISPATCH_STREAM(a, STATEMENT)                                     \
-    do {                                                                  \
-        if ((a)->up.panels == PANELS_INT4) {                              \
-            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>; \
-            STATEMENT;                                                    \
-        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {             \
-            using L = stream_launch<__nv_bfloat16, 8, 8, true>;           \
-            STATEMENT;                                                    \
-        } else if ((a)->up.w_scale) {                                     \
-            using L = stream_launch<__nv_bfloat16, 8, 8, false>;          \
-            STATEMENT;                                                    \
-        } else if ((a)->up.type == T_F16) {                               \
-            using L = stream_launch<__half, 16, 16, false>;               \
-            STATEMENT;                                                    \
-        } else {                                                          \
-            using L = stream_launch<__nv_bfloat16, 16, 16, false>;        \
-            STATEMENT;                                                    \
-        }                                                                 \
+#define DISPATCH_STREAM(a, STATEMENT)                                              \
+    do {                                                                           \
+        if ((a)->up.panels == PANELS_INT4) {                                       \
+            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>;          \
+            STATEMENT;                                                             \
+        } else if (by_halves(a)) {                                                 \
+            if ((a)->up.n_groups > 1) {                                            \
+                using L = stream_launch<__nv_bfloat16, B_HALVES, B_HALVES, true>;  \
+                STATEMENT;                                                         \
+            } else {                                                               \
+                using L = stream_launch<__nv_bfloat16, B_HALVES, B_HALVES, false>; \
+                STATEMENT;                                                         \
+            }                                                                      \
+        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {                      \
+            using L = stream_launch<__nv_bfloat16, 8, 8, true>;                    \
+            STATEMENT;                                                             \
+        } else if ((a)->up.w_scale) {                                              \
+            using L = stream_launch<__nv_bfloat16, 8, 8, false>;                   \
+            STATEMENT;                                                             \
+        } else if ((a)->up.type == T_F16) {                                        \
+            using L = stream_launch<__half, 16, 16, false>;                        \
+            STATEMENT;                                                             \
+        } else {                                                                   \
+            using L = stream_launch<__nv_bfloat16, 16, 16, false>;                 \
+            STATEMENT;                                                             \
+        }                                                                          \
     } while (0)
 
 /* Whether stream_panels.cu has the kernel. */
@@ -115,7 +129,8 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
     const struct expert_product *up = &a->up, *down = &a->down;
     bool norm = !a->normed || (!a->norm.layer_norm && !a->norm.bias && a->norm.weight &&
                                a->norm.weight_type == up->type && aligned16(a->norm.weight, 0));
-    int64_t middle = (int64_t)a->route.rows * (a->route.top + a->shared_parts) * up->width;
+    int64_t middle = (int64_t)a->route.rows * (a->route.top + a->shared_parts) * up->width *
+                     (by_halves(a) ? 2 : 1);
     bool fits = a->exchange && middle <= EXPERT_STREAM_MIDDLE &&
                 a->route.rows <= EXPERT_STREAM_ROWS && up->type != T_F32 && norm &&
                 a->route.rows * a->route.top <= MOST_PAIRS && a->route.n <= MOST_EXPERTS &&

@@ -39,17 +39,13 @@ __device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x
     }
 }
 
-/* Where what up makes of pair `pair` of a row lies, from its column `column` on. */
+/* Where what up makes of pair `pair` of a row lies, from its column `column` on; its
+ * small values are a row behind the large ones. */
+template <int B>
 __device__ __forceinline__ uint16_t *middle(const expert_few &a, uint16_t *all, int row, int pair,
                                             int column)
 {
-    return all + (row * (a.route.top + a.shared_parts) + pair) * a.up.width + column;
-}
-
-/* x as bits of T, of one form if it is no number. */
-template <typename T> __device__ __forceinline__ uint32_t bits_of(float x)
-{
-    return pack2<T>(x, 0.0f) & 0xffffu;
+    return all + (row * (a.route.top + a.shared_parts) + pair) * PLANES<B> * a.up.width + column;
 }
 
 /* Tile n of the block, item i of up: a lane has one column of two rows, and stores two
@@ -69,24 +65,32 @@ __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_expe
     float v[4];
 
     int odd = lane >> 2 & 1, r = (lane & 3) * 2 + odd, pair = c.pair[k][r];
-    uint32_t bits[2];
+    float value[2];
 
     sums.take(v, n, lane);
+    join<B>(v);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        bits[j] = bits_of<T>(
-            expert_gate(v[j] * scale.x + g, v[j + 2] * scale.y + u, a.up.act, a.up.limit));
+        value[j] = expert_gate(v[j] * scale.x + g, v[j + 2] * scale.y + u, a.up.act, a.up.limit);
     }
-    uint32_t got = __shfl_xor_sync(ROUTE_LANES, odd ? bits[0] : bits[1], 4);
-    if (pair != NONE) {
-        word_give(middle(a, all, r, pair, column - odd),
-                  odd ? got | bits[1] << 16 : bits[0] | got << 16);
+    float got = __shfl_xor_sync(ROUTE_LANES, odd ? value[0] : value[1], 4);
+    if (pair == NONE) {
+        return;
+    }
+    uint16_t *to = middle<B>(a, all, r, pair, column - odd);
+    float left = odd ? got : value[0], right = odd ? value[1] : got;
+    if constexpr (B == B_HALVES) {
+        split_value first(rounded<T>(left)), second(rounded<T>(right));
+        word_give(to, pack2<__half>(first.large, second.large));
+        word_give(to + a.up.width, pack2<__half>(first.small, second.small));
+    } else {
+        word_give(to, pack2<T>(left, right));
     }
 }
 
 /* Tile n of the block, tile `tile` of down. sum_turn: of the sum over ranks, if there
  * is one. */
-template <typename T>
+template <typename T, int D>
 __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ranks &ranks,
                                             const chosen_experts &c, const sum_ring &sums, int n,
                                             int tile, uint32_t sum_turn, int lane)
@@ -113,6 +117,7 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ra
         }
     }
     sums.take(v, n, lane);
+    join<D>(v);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         v[i] += biases[i];
@@ -129,7 +134,7 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ra
 }
 
 /* A finishing warp: every FINISHERS-th of the block's tiles. */
-template <typename T, int B, bool GROUPED>
+template <typename T, int B, int D, bool GROUPED>
 __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &ranks,
                                        const chosen_experts &c, const exchange_turn &turn,
                                        const sum_ring &sums, int warp, int lane)
@@ -147,7 +152,7 @@ __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &
     choice_sync();
     if (warp == 0 && lane == 0) {
         turn_pass(turn, a.exchange, a.route.rows * (int)a.route.scores_stride,
-                  pairs * a.up.width / 8);
+                  pairs * PLANES<B> * a.up.width / 8);
     }
     turn_clear(turn, a.exchange, warp * 32 + lane, FINISHERS * 32);
     __syncwarp();
@@ -161,7 +166,7 @@ __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
-            finish_down<T>(a, ranks, c, sums, n, t, sum_turn, lane);
+            finish_down<T, D>(a, ranks, c, sums, n, t, sum_turn, lane);
         }
     }
 }
@@ -212,11 +217,13 @@ struct down_part {
                                         const down_place &p, int warp, int lane)
     {
         constexpr int TEAM = team_of<B>::SIZE, N = team_of<B>::TURNS * SHARE;
-        int row = lane >> 2, pair = p.k < c.n ? c.pair[p.k][row] : NONE;
+        int place = lane >> 2, row = B == B_HALVES ? place % HALVES_ROWS : place;
+        int pair = p.k < c.n ? c.pair[p.k][row] : NONE;
         int column = p.s * STAGE_COLS + warp % TEAM * GROUP + (lane & 3) * 8;
         int n = min((a.down.k - column + TEAM * GROUP - 1) / (TEAM * GROUP), N);
 
-        from = middle(a, all, row, pair, column);
+        from = middle<B>(a, all, row, pair, column);
+        from += row != place ? a.up.width : 0;
         of = pair != NONE && n > 0 ? (1u << n) - 1 : 0;
     }
     /* Begins to copy it to groups `first` and after of x, which nobody else reads. */
@@ -291,7 +298,7 @@ multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c
 #pragma unroll 1
     while (now.k < c.n) {
         int64_t row = (int64_t)c.expert[now.k] * a.down.width + tile * TILE + (lane >> 2);
-        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2];
+        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2 % (ROWS / PLANES<B>)];
         float2 scale = tile_scale<B, GROUPED>(a.down, row, row + TILE / 2);
         sums f = {};
         async_wait<1>();
@@ -379,6 +386,7 @@ __device__ __forceinline__ void multiply(const expert_few &a, ring<R> &r, stream
         barrier_wait(shared_address(&s.router), 0);
         score_tile<T>(a, x, r.base, s.sums, (float *)set.scores, warp, lane);
     }
+    split_rows<T, B>(x, from, warp, lane);
     choose(a, s.chosen, (const float *)set.scores, warp, lane);
     choice_sync();
     int first = multiply_up<T, B, GROUPED>(a, r, s.chosen, x, to, n_tile, warp, lane);
@@ -421,12 +429,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     ring_init(r);
     __syncthreads();
     if (warp < WARPS) {
-        stage_x x(base + layout.x, layout.x_rows, lane);
+        stage_x x(base + layout.x, layout.x_rows, PLANES<B>, lane);
         multiply<T, B, D, GROUPED>(a, r, s, x, layout.slots, to, norm_weight, warp, lane);
         return;
     }
     if (warp >= WARPS + LOADERS) {
-        finish<T, B, GROUPED>(a, ranks, s.chosen, s.turn, to, warp - WARPS - LOADERS, lane);
+        finish<T, B, D, GROUPED>(a, ranks, s.chosen, s.turn, to, warp - WARPS - LOADERS, lane);
         return;
     }
     if (warp == WARPS && lane == 0 && a.normed) {
@@ -445,8 +453,9 @@ constexpr int SHARED_MOST = 227 * 1024 - (int)sizeof(stream_shared) - 128;
 template <int B, int D> stream_layout layout_of(int rows, int k)
 {
     int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = room_for(rows);
-    int slots = x_rows == ROWS ? 1 : 2, of_down = slots * team_of<B>::COUNT;
-    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(x_rows),
+    int all_rows = x_rows * PLANES<B>, slots = all_rows == ROWS ? 1 : 2;
+    int of_down = slots * team_of<B>::COUNT;
+    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(all_rows),
         norm = depth * STAGE_COLS * 2;
     int count = (SHARED_MOST - x - norm) / stage_of<WIDER<B, D>>::BYTES;
 

@@ -32,15 +32,25 @@ enum {
     NONE = 0xff,
 };
 
-/* In place of bytes: a kind of panels. */
-enum { B_PANELS = 32 };
+/* In place of bytes: e4m3 codes of at most HALVES_ROWS rows, or a kind of panels. */
+enum { B_HALVES = 24, B_PANELS = 32 };
 constexpr int B_INT4 = B_PANELS + PANELS_INT4;
 
 template <int B> constexpr bool IS_PANELS = B >= B_PANELS;
 template <int B> constexpr int KIND_OF = IS_PANELS<B> ? B - B_PANELS : PANELS_FP4;
 /* Bytes of eight neighbouring codes. */
 template <int B>
-constexpr int BYTES_OF = IS_PANELS<B> ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4) : B;
+constexpr int BYTES_OF = IS_PANELS<B>    ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4)
+                         : B == B_HALVES ? 8
+                                         : B;
+
+/* With B_HALVES codes become fp16, exactly, in one instruction for two. A value of
+ * activations is a large or a small one, in fp16 times a power of two, so that it keeps
+ * its bits from 2^-31 up to 2^30; what is larger becomes infinite. Rows of the matrix
+ * instruction that no activations have take the small ones, HALVES_ROWS behind the large
+ * ones. */
+enum { HALVES_ROWS = ROWS / 2 };
+template <int B> constexpr int PLANES = B == B_HALVES ? 2 : 1;
 
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
  * the lanes of a load on different banks. Of panels (panels.h) a tile has two. */
@@ -375,7 +385,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<R> 
         if constexpr (IS_PANELS<B>) {
             load.template panel<B>(w.at, a.up.k);
         } else {
-            load.tile(w.at, w.stride, a.up.k / 8 * B);
+            load.tile(w.at, w.stride, a.up.k / 8 * BYTES_OF<B>);
         }
     }
 #pragma unroll 1
@@ -386,7 +396,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<R> 
             if constexpr (IS_PANELS<D>) {
                 load.template panel<D>(w.at, a.down.k);
             } else {
-                load.tile(w.at, w.stride, a.down.k / 8 * D);
+                load.tile(w.at, w.stride, a.down.k / 8 * BYTES_OF<D>);
             }
         }
     }
