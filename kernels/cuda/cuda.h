@@ -233,14 +233,15 @@ struct cuda_backend {
     struct cuda_stages *stages; /* NULL: no pipeline */
 
     struct expert_pending experts; /* the last launch of `experts` */
-    int32_t *expert_counter;       /* of launch_expert_stream; NULL: it is not available */
-    float *expert_scores;          /* likewise */
-    struct expert_load_state {     /* load.h */
-        int32_t *counts;           /* [n_layers, n], zero between steps; NULL: not made yet */
-        struct load_sums *sums;    /* of all steps, on the device */
-        struct load_sums *copy;    /* in pinned host memory, written by kernels; owned */
-        struct load_sums seen;     /* what was read last */
-        int32_t n, n_layers;       /* experts of the step's layers; layers so far */
+    int32_t *expert_counter;       /* of routing; NULL: it is not available */
+    /* of launch_expert_stream; NULL: it is not available */
+    struct expert_exchange *expert_exchange;
+    struct expert_load_state {  /* load.h */
+        int32_t *counts;        /* [n_layers, n], zero between steps; NULL: not made yet */
+        struct load_sums *sums; /* of all steps, on the device */
+        struct load_sums *copy; /* in pinned host memory, written by kernels; owned */
+        struct load_sums seen;  /* what was read last */
+        int32_t n, n_layers;    /* experts of the step's layers; layers so far */
     } expert_load;
     struct pending_product product;
 

@@ -11,9 +11,12 @@
  *     down              tiles of 16 columns of the result; a block takes all chosen
  *                       experts of a tile, in the order of their indices
  *
- * The blocks meet behind up. Load warps walk the weights of all phases and keep a ring
+ * Blocks wait for scores and for what up makes, which are their own flags: a word that
+ * is not there yet has all bits set, which no result has. Two sets of them take turns
+ * (struct expert_exchange), and a launch clears what the one before left, so that no
+ * block waits for all others. Load warps walk the weights of all phases and keep a ring
  * of stages full by bulk copies: they wait for the choice, since it says which weights
- * these are, but not for the meeting.
+ * these are, but not for what up makes.
  *
  * Products are those of the fused launch (fused_decode.h): 16 rows of weights are the A
  * operand, up to 8 rows of activations the B operand. A stage has 24 groups of 32
@@ -38,25 +41,39 @@ namespace
 
 using namespace expert_stream;
 
+/* Whether the weights are e4m3 codes that become fp16 (B_HALVES). */
+bool by_halves(const expert_few *a)
+{
+    return a->up.w_scale && !a->up.panels && a->route.rows <= HALVES_ROWS;
+}
+
 /* STATEMENT with L = the stream_launch for the operands of `a`, which are no groups. */
-#define DISPATCH_STREAM(a, STATEMENT)                                     \
-    do {                                                                  \
-        if ((a)->up.panels == PANELS_INT4) {                              \
-            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>; \
-            STATEMENT;                                                    \
-        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {             \
-            using L = stream_launch<__nv_bfloat16, 8, 8, true>;           \
-            STATEMENT;                                                    \
-        } else if ((a)->up.w_scale) {                                     \
-            using L = stream_launch<__nv_bfloat16, 8, 8, false>;          \
-            STATEMENT;                                                    \
-        } else if ((a)->up.type == T_F16) {                               \
-            using L = stream_launch<__half, 16, 16, false>;               \
-            STATEMENT;                                                    \
-        } else {                                                          \
-            using L = stream_launch<__nv_bfloat16, 16, 16, false>;        \
-            STATEMENT;                                                    \
-        }                                                                 \
+#define DISPATCH_STREAM(a, STATEMENT)                                              \
+    do {                                                                           \
+        if ((a)->up.panels == PANELS_INT4) {                                       \
+            using L = stream_launch<__nv_bfloat16, B_INT4, B_INT4, true>;          \
+            STATEMENT;                                                             \
+        } else if (by_halves(a)) {                                                 \
+            if ((a)->up.n_groups > 1) {                                            \
+                using L = stream_launch<__nv_bfloat16, B_HALVES, B_HALVES, true>;  \
+                STATEMENT;                                                         \
+            } else {                                                               \
+                using L = stream_launch<__nv_bfloat16, B_HALVES, B_HALVES, false>; \
+                STATEMENT;                                                         \
+            }                                                                      \
+        } else if ((a)->up.w_scale && (a)->up.n_groups > 1) {                      \
+            using L = stream_launch<__nv_bfloat16, 8, 8, true>;                    \
+            STATEMENT;                                                             \
+        } else if ((a)->up.w_scale) {                                              \
+            using L = stream_launch<__nv_bfloat16, 8, 8, false>;                   \
+            STATEMENT;                                                             \
+        } else if ((a)->up.type == T_F16) {                                        \
+            using L = stream_launch<__half, 16, 16, false>;                        \
+            STATEMENT;                                                             \
+        } else {                                                                   \
+            using L = stream_launch<__nv_bfloat16, 16, 16, false>;                 \
+            STATEMENT;                                                             \
+        }                                                                          \
     } while (0)
 
 /* Whether stream_panels.cu has the kernel. */
@@ -102,7 +119,6 @@ bool shared_fits(const expert_few *a)
     return a->shared_parts == 0 ||
            (!a->up.w_scale && aligned16(a->shared_up, a->shared_up_stride) &&
             aligned16(a->shared_down, a->shared_down_stride) &&
-            aligned16(a->shared_act, a->shared_act_stride) &&
             a->route.rows * a->route.top + a->shared_parts <= MOST_PAIRS);
 }
 
@@ -113,13 +129,16 @@ extern "C" bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks)
     const struct expert_product *up = &a->up, *down = &a->down;
     bool norm = !a->normed || (!a->norm.layer_norm && !a->norm.bias && a->norm.weight &&
                                a->norm.weight_type == up->type && aligned16(a->norm.weight, 0));
-    bool fits = a->counter && a->route.rows <= EXPERT_STREAM_ROWS && up->type != T_F32 && norm &&
+    int64_t middle = (int64_t)a->route.rows * (a->route.top + a->shared_parts) * up->width *
+                     (by_halves(a) ? 2 : 1);
+    bool fits = a->exchange && middle <= EXPERT_STREAM_MIDDLE &&
+                a->route.rows <= EXPERT_STREAM_ROWS && up->type != T_F32 && norm &&
                 a->route.rows * a->route.top <= MOST_PAIRS && a->route.n <= MOST_EXPERTS &&
                 (a->route.n + ROUTER_TILE - 1) / ROUTER_TILE <= n_blocks && up->k % GROUP == 0 &&
                 up->k <= MOST_DEPTH * STAGE_COLS && up->width % GROUP == 0 && codes_fit(up) &&
                 codes_fit(down) && alike(up, down) && shared_fits(a) &&
-                aligned16(up->x, up->x_stride) && aligned16(down->x, down->x_stride) &&
-                aligned16(a->router, a->router_stride) && aligned16(a->h, a->h_stride);
+                aligned16(up->x, up->x_stride) && aligned16(a->router, a->router_stride) &&
+                aligned16(a->h, a->h_stride);
 
     if (fits && by_panels(a)) {
         fits = expert_stream_panels_fit(a);

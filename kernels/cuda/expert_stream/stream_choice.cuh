@@ -76,8 +76,11 @@ __device__ __forceinline__ int2 choose_other(const expert_route &r, int row, con
     float score[PER], weight;
     int expert;
 
+    expert_route at = r;
+
     scores_wait<PER>(score, scores, r.n, lane);
-    route_row<PER>(r, row, lane, &expert, &weight);
+    at.scores = scores - row * r.scores_stride;
+    route_row<PER>(at, row, lane, &expert, &weight);
     return make_int2(expert, __float_as_int(weight));
 }
 
@@ -100,7 +103,8 @@ __device__ __forceinline__ void rehearse_choice(const expert_route &r, const flo
 }
 
 /* By the multiplying warps: waits for the scores of all blocks. */
-__device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, int warp, int lane)
+__device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c,
+                                       const float *all_scores, int warp, int lane)
 {
     const expert_route &r = a.route;
     int live = live_rows(r), expert = 0;
@@ -108,7 +112,7 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
     float weight = 0.0f;
 
     if (warp < live) {
-        const float *scores = r.scores + warp * r.scores_stride;
+        const float *scores = all_scores + warp * r.scores_stride;
         int2 got = is_plain(r)  ? choose_plain(r, scores, lane)
                    : r.n <= 256 ? choose_other<8>(r, warp, scores, lane)
                                 : choose_many(r, warp, scores, lane);
@@ -139,7 +143,7 @@ __device__ __forceinline__ void choose(const expert_few &a, chosen_experts &c, i
     }
     int all = __shfl_sync(ROUTE_LANES, end, MOST_EXPERTS / 32 - 1);
     if (warp < live && lane < a.shared_parts) {
-        c.pair[all + lane][warp] = 0;
+        c.pair[all + lane][warp] = (uint8_t)(r.top + lane);
         c.share[all + lane][warp] = 1.0f;
         c.expert[all + lane] = (int16_t)(r.held + lane);
     }

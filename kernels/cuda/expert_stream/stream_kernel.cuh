@@ -15,7 +15,7 @@ namespace expert_stream
  * Each warp has every WARPS-th group; parts: shared [WARPS][32]. */
 template <typename T>
 __device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x, uint32_t weights,
-                                           float4 *parts, int warp, int lane)
+                                           float4 *parts, float *scores, int warp, int lane)
 {
     uint32_t row = weights + (lane >> 2) * router_pitch(a.up.k) + (lane & 3) * 16;
     sums f = {};
@@ -35,25 +35,25 @@ __device__ __forceinline__ void score_tile(const expert_few &a, const stage_x &x
         for (int w = 0; w < WARPS; w++) {
             score += at[w * 32 * 4];
         }
-        score_give((float *)a.route.scores + of * a.route.scores_stride + e, score);
+        score_give(scores + of * a.route.scores_stride + e, score);
     }
 }
 
-/* Where the middle of pair `pair` of a row lies, of expert e: among the pairs, or of a
- * part of the shared expert. */
-template <typename T>
-__device__ __forceinline__ T *middle(const expert_few &a, int e, int row, int pair)
+/* Where what up makes of pair `pair` of a row lies, from its column `column` on; its
+ * small values are a row behind the large ones. */
+template <int B>
+__device__ __forceinline__ uint16_t *middle(const expert_few &a, uint16_t *all, int row, int pair,
+                                            int column)
 {
-    int part = e - a.route.held;
-
-    return part >= 0 ? (T *)a.shared_act + row * a.shared_act_stride + part * a.up.width
-                     : (T *)a.up.out + (row * a.route.top + pair) * a.up.out_stride;
+    return all + (row * (a.route.top + a.shared_parts) + pair) * PLANES<B> * a.up.width + column;
 }
 
-/* Tile n of the block, item i of up. */
+/* Tile n of the block, item i of up: a lane has one column of two rows, and stores two
+ * columns of one row. */
 template <typename T, int B, bool GROUPED>
 __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_experts &c,
-                                          const sum_ring &sums, int n, int i, int lane)
+                                          uint16_t *all, const sum_ring &sums, int n, int i,
+                                          int lane)
 {
     int per = a.up.width / (TILE / 2), k = i / per, e = c.expert[k];
     int column = i % per * (TILE / 2) + (lane >> 2);
@@ -64,20 +64,33 @@ __device__ __forceinline__ void finish_up(const expert_few &a, const chosen_expe
     float2 scale = tile_scale<B, GROUPED>(a.up, row, row + a.up.width);
     float v[4];
 
+    int odd = lane >> 2 & 1, r = (lane & 3) * 2 + odd, pair = c.pair[k][r];
+    float value[2];
+
     sums.take(v, n, lane);
+    join<B>(v);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        int r = (lane & 3) * 2 + j, pair = c.pair[k][r];
-        if (pair != NONE) {
-            middle<T>(a, e, r, pair)[column] = from_float<T>(
-                expert_gate(v[j] * scale.x + g, v[j + 2] * scale.y + u, a.up.act, a.up.limit));
-        }
+        value[j] = expert_gate(v[j] * scale.x + g, v[j + 2] * scale.y + u, a.up.act, a.up.limit);
+    }
+    float got = __shfl_xor_sync(ROUTE_LANES, odd ? value[0] : value[1], 4);
+    if (pair == NONE) {
+        return;
+    }
+    uint16_t *to = middle<B>(a, all, r, pair, column - odd);
+    float left = odd ? got : value[0], right = odd ? value[1] : got;
+    if constexpr (B == B_HALVES) {
+        split_value first(rounded<T>(left)), second(rounded<T>(right));
+        word_give(to, pack2<__half>(first.large, second.large));
+        word_give(to + a.up.width, pack2<__half>(first.small, second.small));
+    } else {
+        word_give(to, pack2<T>(left, right));
     }
 }
 
 /* Tile n of the block, tile `tile` of down. sum_turn: of the sum over ranks, if there
  * is one. */
-template <typename T>
+template <typename T, int D>
 __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ranks &ranks,
                                             const chosen_experts &c, const sum_ring &sums, int n,
                                             int tile, uint32_t sum_turn, int lane)
@@ -104,6 +117,7 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ra
         }
     }
     sums.take(v, n, lane);
+    join<D>(v);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         v[i] += biases[i];
@@ -119,25 +133,13 @@ __device__ __forceinline__ void finish_down(const expert_few &a, const expert_ra
     }
 }
 
-/* Where blocks meet is zero for the next launch: by one warp of a block that has met
- * the others. */
-__device__ __forceinline__ void leave_meeting(int32_t *counter, int lane)
-{
-    int32_t *left = counter + EXPERT_COUNTER_STRIDE;
-
-    if (lane == 0 && atomicAdd(left, 1) == (int)gridDim.x - 1) {
-        counter[0] = *left = 0;
-    }
-    __syncwarp();
-}
-
 /* A finishing warp: every FINISHERS-th of the block's tiles. */
-template <typename T, int B, bool GROUPED>
+template <typename T, int B, int D, bool GROUPED>
 __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &ranks,
-                                       const chosen_experts &c, const sum_ring &sums, int warp,
-                                       int lane)
+                                       const chosen_experts &c, const exchange_turn &turn,
+                                       const sum_ring &sums, int warp, int lane)
 {
-    int n = 0;
+    int n = 0, pairs = a.route.rows * (a.route.top + a.shared_parts);
     uint32_t sum_turn = 0;
 
     if (warp == 0) {
@@ -148,22 +150,23 @@ __device__ __forceinline__ void finish(const expert_few &a, const expert_ranks &
         sum_turn = begin_sum(ranks, warp, lane);
     }
     choice_sync();
+    if (warp == 0 && lane == 0) {
+        turn_pass(turn, a.exchange, a.route.rows * (int)a.route.scores_stride,
+                  pairs * PLANES<B> * a.up.width / 8);
+    }
+    turn_clear(turn, a.exchange, warp * 32 + lane, FINISHERS * 32);
+    __syncwarp();
     int items = c.n * (a.up.width / (TILE / 2));
 #pragma unroll 1
     for (int i = blockIdx.x; i < items; i += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
-            finish_up<T, B, GROUPED>(a, c, sums, n, i, lane);
+            finish_up<T, B, GROUPED>(a, c, a.exchange->set[turn.set].middle, sums, n, i, lane);
         }
-    }
-    stored_sync();
-    if (warp == 1) {
-        met_sync();
-        leave_meeting(a.counter, lane);
     }
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x, n++) {
         if (n % FINISHERS == warp) {
-            finish_down<T>(a, ranks, c, sums, n, t, sum_turn, lane);
+            finish_down<T, D>(a, ranks, c, sums, n, t, sum_turn, lane);
         }
     }
 }
@@ -203,49 +206,91 @@ struct down_place {
     }
 };
 
-/* Begins to copy the activations of a stage to groups `first` and after of x: this
- * lane's, which nobody else reads. */
-template <typename T, int B>
-__device__ __forceinline__ void copy_middle(const stage_x &x, int first, const expert_few &a,
-                                            const chosen_experts &c, const down_place &p, int warp,
-                                            int lane)
-{
-    constexpr int TEAM = team_of<B>::SIZE;
-    int row = lane >> 2, pair = p.k < c.n ? c.pair[p.k][row] : NONE, g = warp % TEAM;
-    int columns = a.down.k - p.s * STAGE_COLS - (lane & 3) * 8;
+/* What this lane multiplies of a stage of down, whether it is there or not: bit j of
+ * `of` stands for the eight columns of its j-th group. */
+struct down_part {
+    const uint16_t *from; /* of the first group */
+    uint32_t of;
 
-    if (pair != NONE) {
-        const T *from = middle<T>(a, c.expert[p.k], row, pair) + p.s * STAGE_COLS + (lane & 3) * 8;
+    template <int B>
+    __device__ __forceinline__ void set(const expert_few &a, const chosen_experts &c, uint16_t *all,
+                                        const down_place &p, int warp, int lane)
+    {
+        constexpr int TEAM = team_of<B>::SIZE, N = team_of<B>::TURNS * SHARE;
+        int place = lane >> 2, row = B == B_HALVES ? place % HALVES_ROWS : place;
+        int pair = p.k < c.n ? c.pair[p.k][row] : NONE;
+        int column = p.s * STAGE_COLS + warp % TEAM * GROUP + (lane & 3) * 8;
+        int n = min((a.down.k - column + TEAM * GROUP - 1) / (TEAM * GROUP), N);
+
+        from = middle<B>(a, all, row, pair, column);
+        from += row != place ? a.up.width : 0;
+        of = pair != NONE && n > 0 ? (1u << n) - 1 : 0;
+    }
+    /* Begins to copy it to groups `first` and after of x, which nobody else reads. */
+    template <int B>
+    __device__ __forceinline__ void copy(const stage_x &x, int first, int warp) const
+    {
+        constexpr int TEAM = team_of<B>::SIZE, N = team_of<B>::TURNS * SHARE;
+
 #pragma unroll
-        for (int j = 0; j < team_of<B>::TURNS * SHARE; j++) {
-            int column = (g + TEAM * j) * GROUP;
-            if (column < columns) {
-                async_copy_or_zeros(x.address(first + g + TEAM * j), from + column, true);
+        for (int j = 0; j < N; j++) {
+            if (of >> j & 1) {
+                async_copy_or_zeros(x.address(first + warp % TEAM + TEAM * j),
+                                    from + j * TEAM * GROUP, true);
             }
         }
+        async_commit();
     }
-    async_commit();
-}
+    /* Waits until all that a copy has brought was there. */
+    template <int B> __device__ __forceinline__ void settle(const stage_x &x, int first, int warp)
+    {
+        constexpr int TEAM = team_of<B>::SIZE, N = team_of<B>::TURNS * SHARE;
+
+#pragma unroll 1
+        for (;;) {
+            uint32_t missing = 0;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                if (of >> j & 1) {
+                    uint4 v = load_shared16(x.address(first + warp % TEAM + TEAM * j));
+                    bool none = v.x == NOT_THERE || v.y == NOT_THERE || v.z == NOT_THERE ||
+                                v.w == NOT_THERE;
+                    missing |= none ? 1u << j : 0;
+                }
+            }
+            of = missing;
+            if (!__any_sync(ROUTE_LANES, missing)) {
+                break;
+            }
+            copy<B>(x, first, warp);
+            async_wait<0>();
+        }
+        random_delay();
+        __syncwarp();
+    }
+};
 
 /* A tile of down. first: this team's first stage. x has `slots` slots, 1 or 2, for each
  * team. */
 template <typename T, int B, bool GROUPED, int R>
 __device__ __forceinline__ void
-multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c, ring<R> &r,
-                   const stage_x &x, int slots, int first, int tile, int warp, int lane)
+multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c, uint16_t *all,
+                   ring<R> &r, const stage_x &x, int slots, int first, int tile, int warp, int lane)
 {
     constexpr int SLOT = STAGE_COLS / GROUP, TEAM = team_of<B>::SIZE, TEAMS = team_of<B>::COUNT;
     int per = (a.down.k + STAGE_COLS - 1) / STAGE_COLS, slot = warp / TEAM * slots * SLOT,
         flip = (slots - 1) * SLOT;
     down_place now = {}, ahead;
+    down_part part, next;
 
     now.skip(first, per);
     ahead = now;
-    copy_middle<T, B>(x, slot, a, c, ahead, warp, lane);
+    part.set<B>(a, c, all, ahead, warp, lane);
+    part.copy<B>(x, slot, warp);
     ahead.skip(TEAMS, per);
+    next.set<B>(a, c, all, ahead, warp, lane);
     if (slots > 1) {
-        copy_middle<T, B>(x, slot + SLOT, a, c, ahead, warp, lane);
-        ahead.skip(TEAMS, per);
+        next.copy<B>(x, slot + SLOT, warp);
     } else {
         async_commit();
     }
@@ -253,15 +298,22 @@ multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c
 #pragma unroll 1
     while (now.k < c.n) {
         int64_t row = (int64_t)c.expert[now.k] * a.down.width + tile * TILE + (lane >> 2);
-        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2];
+        float2 share = *(const float2 *)&c.share[now.k][(lane & 3) * 2 % (ROWS / PLANES<B>)];
         float2 scale = tile_scale<B, GROUPED>(a.down, row, row + TILE / 2);
         sums f = {};
         async_wait<1>();
+        part.settle<B>(x, at, warp);
         multiply_stage<T, B, GROUPED>(r, f, x, at, a.down, {row, row + TILE / 2}, now.s, warp,
                                       lane);
-        copy_middle<T, B>(x, at, a, c, ahead, warp, lane);
+        part = next;
+        ahead.skip(TEAMS, per);
         if (slots == 1) {
+            part.copy<B>(x, at, warp);
+            next.set<B>(a, c, all, ahead, warp, lane);
             async_commit();
+        } else {
+            next.set<B>(a, c, all, ahead, warp, lane);
+            next.copy<B>(x, at, warp);
         }
         at = 2 * slot + flip - at;
 #pragma unroll
@@ -271,15 +323,15 @@ multiply_down_tile(float (&sum)[4], const expert_few &a, const chosen_experts &c
             sum[j] += of != 0.0f ? of * v : 0.0f;
         }
         now.skip(TEAMS, per);
-        ahead.skip(TEAMS, per);
     }
     async_wait<0>(); /* no copy is left for the next tile's slots, nor behind the end */
 }
 
 template <typename T, int B, bool GROUPED, int R>
 __device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_experts &c,
-                                              ring<R> &r, const stage_x &x, int slots, int first,
-                                              const sum_ring &to, int &n_tile, int warp, int lane)
+                                              uint16_t *all, ring<R> &r, const stage_x &x,
+                                              int slots, int first, const sum_ring &to, int &n_tile,
+                                              int warp, int lane)
 {
     constexpr int TEAMS = team_of<B>::COUNT;
     int n = c.n * ((a.down.k + STAGE_COLS - 1) / STAGE_COLS);
@@ -287,7 +339,7 @@ __device__ __forceinline__ void multiply_down(const expert_few &a, const chosen_
 #pragma unroll 1
     for (int t = blockIdx.x; t < a.down.width / TILE; t += gridDim.x) {
         float sum[4] = {};
-        multiply_down_tile<T, B, GROUPED>(sum, a, c, r, x, slots, first, t, warp, lane);
+        multiply_down_tile<T, B, GROUPED>(sum, a, c, all, r, x, slots, first, t, warp, lane);
         to.give(sum, n_tile++, warp, lane);
         first = n > 0 ? (first + n * TEAMS - n) % TEAMS : first;
     }
@@ -311,19 +363,8 @@ struct stream_shared {
     uint64_t full[MOST_STAGES], empty[MOST_STAGES], norm, router;
     uint64_t sums_full[SUM_BUFFERS], sums_empty[SUM_BUFFERS];
     chosen_experts chosen;
+    exchange_turn turn;
 };
-
-/* Between launches there are no scores: by a block that no other waits for, when all
- * have chosen. */
-__device__ __forceinline__ void forget_scores(const expert_route &r)
-{
-    if (blockIdx.x + 1 == gridDim.x) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < r.rows * (int)r.scores_stride; i += MULTIPLIERS) {
-            ((uint32_t *)r.scores)[i] = NO_SCORE;
-        }
-    }
-}
 
 template <typename T, int B, int D, bool GROUPED, int R>
 __device__ __forceinline__ void multiply(const expert_few &a, ring<R> &r, stream_shared &s,
@@ -336,23 +377,23 @@ __device__ __forceinline__ void multiply(const expert_few &a, ring<R> &r, stream
     int n_tile = 0;
 
     pdl_wait();
+    if (threadIdx.x == MULTIPLIERS - 1) { /* load_rows waits for it, too */
+        async_copy_or_zeros(shared_address(&s.turn), &a.exchange->next, true);
+    }
     load_rows<T>(x, from, s.squares, warp, lane);
+    auto &set = a.exchange->set[s.turn.set];
     if (blockIdx.x * ROUTER_TILE < a.route.n) {
         barrier_wait(shared_address(&s.router), 0);
-        score_tile<T>(a, x, r.base, s.sums, warp, lane);
+        score_tile<T>(a, x, r.base, s.sums, (float *)set.scores, warp, lane);
     }
-    choose(a, s.chosen, warp, lane);
+    split_rows<T, B>(x, from, warp, lane);
+    choose(a, s.chosen, (const float *)set.scores, warp, lane);
     choice_sync();
     int first = multiply_up<T, B, GROUPED>(a, r, s.chosen, x, to, n_tile, warp, lane);
-    stored_sync();
     pdl_release();
-    if (threadIdx.x == 0) {
-        blocks_arrive(a.counter);
-        blocks_wait(a.counter, gridDim.x);
-    }
-    met_sync();
-    forget_scores(a.route);
-    multiply_down<T, D, GROUPED>(a, s.chosen, r, x, slots, first, to, n_tile, warp, lane);
+    multipliers_sync(); /* down's activations take the place of up's */
+    multiply_down<T, D, GROUPED>(a, s.chosen, set.middle, r, x, slots, first, to, n_tile, warp,
+                                 lane);
 }
 
 /* The weights of up are stored as B says, those of down as D. */
@@ -388,12 +429,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     ring_init(r);
     __syncthreads();
     if (warp < WARPS) {
-        stage_x x(base + layout.x, layout.x_rows, lane);
+        stage_x x(base + layout.x, layout.x_rows, PLANES<B>, lane);
         multiply<T, B, D, GROUPED>(a, r, s, x, layout.slots, to, norm_weight, warp, lane);
         return;
     }
     if (warp >= WARPS + LOADERS) {
-        finish<T, B, GROUPED>(a, ranks, s.chosen, to, warp - WARPS - LOADERS, lane);
+        finish<T, B, D, GROUPED>(a, ranks, s.chosen, s.turn, to, warp - WARPS - LOADERS, lane);
         return;
     }
     if (warp == WARPS && lane == 0 && a.normed) {
@@ -412,8 +453,9 @@ constexpr int SHARED_MOST = 227 * 1024 - (int)sizeof(stream_shared) - 128;
 template <int B, int D> stream_layout layout_of(int rows, int k)
 {
     int depth = (k + STAGE_COLS - 1) / STAGE_COLS, x_rows = room_for(rows);
-    int slots = x_rows == ROWS ? 1 : 2, of_down = slots * team_of<B>::COUNT;
-    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(x_rows),
+    int all_rows = x_rows * PLANES<B>, slots = all_rows == ROWS ? 1 : 2;
+    int of_down = slots * team_of<B>::COUNT;
+    int x = (depth > of_down ? depth : of_down) * x_stage_bytes(all_rows),
         norm = depth * STAGE_COLS * 2;
     int count = (SHARED_MOST - x - norm) / stage_of<WIDER<B, D>>::BYTES;
 

@@ -20,7 +20,8 @@ __device__ __forceinline__ void load_tiles(const expert_product &a, const ring<B
     int64_t stride = a.w_stride * (B == 16 ? 2 : 1); /* of codes it is in bytes */
 
     for (int t = blockIdx.x; t < a.width / TILE; t += gridDim.x) {
-        load.tile((const char *)a.w + (t * TILE + warp * MINE) * stride, stride, a.k / 8 * B);
+        load.tile((const char *)a.w + (t * TILE + warp * MINE) * stride, stride,
+                  a.k / 8 * BYTES_OF<B>);
     }
 }
 
@@ -55,6 +56,10 @@ __device__ __forceinline__ void multiply(const expert_linear &a, ring<B> &r, lin
     pdl_wait();
     pdl_release();
     load_rows<T>(x, from, s.squares, warp, lane);
+    split_rows<T, B>(x, from, warp, lane);
+    if (PLANES<B> > 1) {
+        multipliers_sync();
+    }
     int team = warp / team_of<B>::SIZE;
     r.next(team);
     multiply_tiles<T, B, GROUPED>(p, r, x, to, n, blockIdx.x, gridDim.x, p.width / TILE, rows, team,
@@ -92,6 +97,7 @@ __device__ __forceinline__ void finish_tiles(const expert_linear &a, const exper
             }
         }
         sums.take(v, n, lane);
+        join<B>(v);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int c = column + i / 2 * 8, at = row + (i & 1);
@@ -143,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     ring_init(r);
     __syncthreads();
     if (warp < WARPS) {
-        stage_x x(base + layout.x, layout.x_rows, lane);
+        stage_x x(base + layout.x, layout.x_rows, PLANES<B>, lane);
         multiply<T, B, GROUPED>(a, r, s, x, to, norm_weight, warp, lane);
     } else if (warp >= WARPS + LOADERS) {
         finish_tiles<T, B, GROUPED>(a, ranks, to, warp - WARPS - LOADERS, lane);
@@ -163,7 +169,7 @@ bool run(const expert_linear &a, const expert_ranks &ranks, int32_t n_blocks, cu
     static bool allowed = allow_shared(kernel, MOST);
     int x_rows = room_for(a.rows);
     int depth = (a.product.k + STAGE_COLS - 1) / STAGE_COLS;
-    int x = depth * x_stage_bytes(x_rows), norm = a.normed ? depth * STAGE_COLS * 2 : 0;
+    int x = depth * x_stage_bytes(x_rows * PLANES<B>), norm = a.normed ? depth * STAGE_COLS * 2 : 0;
     int count = (MOST - x - norm) / stage_of<B>::BYTES;
 
     count = count < MOST_STAGES ? count : (int)MOST_STAGES;
@@ -208,6 +214,10 @@ extern "C" bool launch_expert_linear(const struct expert_linear *a,
 
     if (a->rows > EXPERT_STREAM_ROWS || !suits(p) || !norm_suits(a)) {
         return false;
+    }
+    if (p->w_scale && a->rows <= HALVES_ROWS) {
+        return p->n_groups > 1 ? run<__nv_bfloat16, B_HALVES, true>(*a, *ranks, n_blocks, stream)
+                               : run<__nv_bfloat16, B_HALVES, false>(*a, *ranks, n_blocks, stream);
     }
     if (p->w_scale) {
         return p->n_groups > 1 ? run<__nv_bfloat16, 8, true>(*a, *ranks, n_blocks, stream)

@@ -9,8 +9,8 @@ static const struct fused_op *only_product(const struct cuda_backend *c)
 {
     const struct fused_op *p = &c->fused.op[0];
     bool is = c->fused.n_ops == 1 && p->n > 0 && !p->gated && !p->act && !p->residual &&
-              (!p->partial || p->sum) && c->fused.rows <= EXPERT_STREAM_ROWS && c->expert_counter &&
-              (c->fused.format == FUSED_16 || c->fused.format == FUSED_FP8);
+              (!p->partial || p->sum) && c->fused.rows <= EXPERT_STREAM_ROWS &&
+              c->expert_exchange && (c->fused.format == FUSED_16 || c->fused.format == FUSED_FP8);
 
     return is ? p : NULL;
 }

@@ -61,6 +61,24 @@ template <> struct codes<8> {
         return e4m3_values(v.x, v.y);
     }
 };
+/* The lower two e4m3 codes of w in fp16. */
+__device__ __forceinline__ uint32_t e4m3_halves(uint32_t w)
+{
+    uint32_t v;
+
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"
+        : "=r"(v)
+        : "r"(w));
+    return v;
+}
+
+template <> struct codes<B_HALVES> : codes<8> {
+    __device__ __forceinline__ uint4 values(bool, int) const
+    {
+        return make_uint4(e4m3_halves(v.x), e4m3_halves(v.x >> 16), e4m3_halves(v.y),
+                          e4m3_halves(v.y >> 16));
+    }
+};
 /* Of panels of int4, without their scale. */
 template <> struct codes<B_INT4> {
     uint32_t v, word;
@@ -81,6 +99,38 @@ template <> struct codes<B_INT4> {
     }
 };
 
+/* What is multiplied. */
+template <typename T, int B> struct factor_of {
+    using type = T;
+};
+template <typename T> struct factor_of<T, B_HALVES> {
+    using type = __half;
+};
+
+/* A value of activations as a large and a small one; one of them is 0. */
+struct split_value {
+    float large, small;
+
+    __device__ __forceinline__ split_value(float x)
+    {
+        bool is = fabsf(x) >= 2.0f;
+
+        large = is ? x * 0x1p-14f : 0.0f;
+        small = is ? 0.0f : x * 0x1p14f;
+    }
+};
+
+/* The sum of both, of this lane's rows; other lanes' are none. */
+template <int B> __device__ __forceinline__ void join(float (&v)[4])
+{
+    if constexpr (B == B_HALVES) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = v[i] * 0x1p14f + __shfl_xor_sync(ROUTE_LANES, v[i], HALVES_ROWS / 2) * 0x1p-14f;
+        }
+    }
+}
+
 /* Eight activations in the order that codes<B>::values has. */
 template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
 {
@@ -97,12 +147,17 @@ template <int B> __device__ __forceinline__ vector16 ordered(const vector16 &x)
  * row, anything may lie: it meets no sum but its own. */
 struct stage_x {
     uint32_t base, at; /* of the whole, and of this lane's part of group 0 */
-    int rows;
-    bool has; /* this lane's row is there */
+    int room, rows;    /* rows; the small values of each are rows of their own */
+    bool has;          /* this lane's row is there */
 
-    __device__ __forceinline__ stage_x(uint32_t address, int most_rows, int lane)
-        : base(address), at(address + lane * 16), rows(most_rows), has(lane >> 2 < most_rows)
+    __device__ __forceinline__ stage_x(uint32_t address, int most_rows, int planes, int lane)
+        : base(address), room(most_rows), rows(most_rows * planes)
     {
+        int row = lane >> 2, plane = planes > 1 ? row / HALVES_ROWS : 0;
+
+        row -= plane * HALVES_ROWS;
+        has = row < room;
+        at = base + (plane * room + row) * 64 + (lane & 3) * 16;
     }
     /* Of eight columns of a row, counted from the first stage's first one. */
     __device__ __forceinline__ uint32_t place(int row, int column) const
@@ -139,7 +194,9 @@ struct row_source {
     const norm_args *norm; /* NULL: none */
     uint32_t weight;       /* of the norm, in shared memory, there when `there` says so */
     uint32_t there;
-    void *h; /* the last block stores normed rows here; NULL: it does not */
+    /* The first block stores normed rows here: one that others wait for, so that x, which
+     * they may add to, has been read. NULL: it does not. */
+    void *h;
     int64_t h_stride;
 };
 
@@ -152,7 +209,7 @@ struct row_share {
 
     __device__ __forceinline__ row_share(const stage_x &x, int warp, int lane)
     {
-        int shift = x.rows == 1 ? 4 : x.rows == 4 ? 2 : 1;
+        int shift = x.room == 1 ? 4 : x.room == 4 ? 2 : 1;
 
         warps = 1 << shift;
         row = warp >> shift;
@@ -195,7 +252,7 @@ template <typename T>
 __device__ __forceinline__ void norm_rows(const stage_x &x, const row_source &s,
                                           const row_share &of, const float *squares)
 {
-    const bool stores = s.h && blockIdx.x + 1 == gridDim.x;
+    const bool stores = s.h && blockIdx.x == 0;
     float sum = 0.0f;
 
     if (of.row >= s.rows) {
@@ -252,6 +309,37 @@ __device__ __forceinline__ void load_rows(const stage_x &x, const row_source &s,
     multipliers_sync();
 }
 
+/* Makes large and small values of rows, each in its place, by the threads that brought
+ * them. Nothing is done but with B_HALVES. */
+template <typename T, int B>
+__device__ __forceinline__ void split_rows(const stage_x &x, const row_source &s, int warp,
+                                           int lane)
+{
+    if constexpr (B == B_HALVES) {
+        const row_share of(x, warp, lane);
+
+        if (of.row >= s.rows) {
+            return;
+        }
+#pragma unroll 1
+        for (int c = of.first; c < s.k; c += of.sweep) {
+            uint4 v = load_shared16(x.place(of.row, c));
+            const uint32_t u[4] = {v.x, v.y, v.z, v.w};
+            uint32_t large[4], small[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const T *t = (const T *)&u[i];
+                split_value a(to_float(t[0])), b(to_float(t[1]));
+                large[i] = pack2<__half>(a.large, b.large);
+                small[i] = pack2<__half>(a.small, b.small);
+            }
+            store_shared16(x.place(of.row, c), make_uint4(large[0], large[1], large[2], large[3]));
+            store_shared16(x.place(of.row + x.room, c),
+                           make_uint4(small[0], small[1], small[2], small[3]));
+        }
+    }
+}
+
 /* ---- stages ---- */
 
 /* f += eight columns of two rows of weights times those of x. */
@@ -286,6 +374,7 @@ __device__ __forceinline__ void multiply_stage(ring<R> &r, sums &f, const stage_
 {
     constexpr bool SCALED = GROUPED && B != B_INT4; /* else scales lie with the codes */
     constexpr int TEAM = team_of<B>::SIZE, TURNS = team_of<B>::TURNS;
+    using F = typename factor_of<T, B>::type;
     const bool halves = p.group_cols == 16;
     int groups = stage_groups(p.k, stage), g = warp % TEAM;
 
@@ -321,11 +410,11 @@ __device__ __forceinline__ void multiply_stage(ring<R> &r, sums &f, const stage_
                 continue;
             }
             if constexpr (!GROUPED) {
-                multiply8<T>(f, low[j].values(halves, lane), high[j].values(halves, lane), v[j]);
+                multiply8<F>(f, low[j].values(halves, lane), high[j].values(halves, lane), v[j]);
             } else {
                 sums s = {};
                 float of[2];
-                multiply8<T>(s, low[j].values(halves, lane), high[j].values(halves, lane), v[j]);
+                multiply8<F>(s, low[j].values(halves, lane), high[j].values(halves, lane), v[j]);
                 if constexpr (B == B_INT4) {
                     of[0] = low[j].scale();
                     of[1] = high[j].scale();

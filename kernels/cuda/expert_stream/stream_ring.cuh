@@ -4,6 +4,7 @@
 #define QUIRE_KERNELS_CUDA_EXPERT_STREAM_STREAM_RING_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/expert_stream/exchange.h"
 #include "kernels/cuda/experts/route.cuh"
 #include "kernels/cuda/gemm/read_once.cuh"
 #include "kernels/cuda/quant/panels.h"
@@ -31,15 +32,25 @@ enum {
     NONE = 0xff,
 };
 
-/* In place of bytes: a kind of panels. */
-enum { B_PANELS = 32 };
+/* In place of bytes: e4m3 codes of at most HALVES_ROWS rows, or a kind of panels. */
+enum { B_HALVES = 24, B_PANELS = 32 };
 constexpr int B_INT4 = B_PANELS + PANELS_INT4;
 
 template <int B> constexpr bool IS_PANELS = B >= B_PANELS;
 template <int B> constexpr int KIND_OF = IS_PANELS<B> ? B - B_PANELS : PANELS_FP4;
 /* Bytes of eight neighbouring codes. */
 template <int B>
-constexpr int BYTES_OF = IS_PANELS<B> ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4) : B;
+constexpr int BYTES_OF = IS_PANELS<B>    ? panel_code_bytes(KIND_OF<B>) / (PANEL_ROWS * 4)
+                         : B == B_HALVES ? 8
+                                         : B;
+
+/* With B_HALVES codes become fp16, exactly, in one instruction for two. A value of
+ * activations is a large or a small one, in fp16 times a power of two, so that it keeps
+ * its bits from 2^-31 up to 2^30; what is larger becomes infinite. Rows of the matrix
+ * instruction that no activations have take the small ones, HALVES_ROWS behind the large
+ * ones. */
+enum { HALVES_ROWS = ROWS / 2 };
+template <int B> constexpr int PLANES = B == B_HALVES ? 2 : 1;
 
 /* A stage of weights of which 8 neighbours take B bytes. The space between rows keeps
  * the lanes of a load on different banks. Of panels (panels.h) a tile has two. */
@@ -144,30 +155,60 @@ __device__ __forceinline__ void choice_sync(void)
     warps_sync<2, THREADS>();
 }
 
-/* Multiplying and finishing warps: all tiles so far are stored. */
-__device__ __forceinline__ void stored_sync(void)
+/* ---- what blocks hand each other ---- */
+
+/* What blocks hand each other are words that are their own flags: NOT_THERE is no
+ * score, nor two results of up, whose numbers that are none have one form. */
+constexpr uint32_t NOT_THERE = 0xffffffffu;
+
+/* The set of struct expert_exchange that a launch fills, and what the launch before has
+ * left in the other one; in shared memory. */
+struct alignas(16) exchange_turn {
+    int32_t set, scores, middle, unused;
+};
+
+/* By one thread of a block that has its turn. The last block prepares the next launch's:
+ * this one leaves so many scores and 16 bytes of results of up. */
+__device__ __forceinline__ void turn_pass(const exchange_turn &t, expert_exchange *e, int scores,
+                                          int middle)
 {
-    warps_sync<3, MULTIPLIERS + FINISHERS * 32>();
+    random_delay();
+    if (atomicAdd(&e->left, 1) == (int)gridDim.x - 1) {
+        e->left = 0;
+        e->next.set = t.set ^ 1;
+        e->next.scores = scores;
+        e->next.middle = middle;
+    }
 }
 
-/* Multiplying warps and the second finishing one: the block has met the others. */
-__device__ __forceinline__ void met_sync(void)
+/* Clears this block's part of what the launch before has left: by thread `i` of
+ * `threads`. */
+__device__ __forceinline__ void turn_clear(const exchange_turn &t, expert_exchange *e, int i,
+                                           int threads)
 {
-    warps_sync<4, MULTIPLIERS + 32>();
+    auto &old = e->set[t.set ^ 1];
+    const uint4 none = make_uint4(NOT_THERE, NOT_THERE, NOT_THERE, NOT_THERE);
+    int first = blockIdx.x * threads + i, step = gridDim.x * threads;
+
+#pragma unroll 1
+    for (int at = first; at < t.middle; at += step) {
+        ((uint4 *)old.middle)[at] = none;
+    }
+#pragma unroll 1
+    for (int at = first; at < t.scores; at += step) {
+        old.scores[at] = NOT_THERE;
+    }
 }
 
-/* ---- where blocks meet ---- */
-
-/* A block's score of an expert, and one that waits for it. Scores are their own flags:
- * between launches they are NO_SCORE, which no score is. */
-constexpr uint32_t NO_SCORE = 0xffffffffu;
+__device__ __forceinline__ void word_give(void *to, uint32_t word)
+{
+    random_delay();
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
 
 __device__ __forceinline__ void score_give(float *to, float score)
 {
-    uint32_t u = score == score ? __float_as_uint(score) : 0x7fc00000u;
-
-    random_delay();
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(u) : "memory");
+    word_give(to, score == score ? __float_as_uint(score) : 0x7fc00000u);
 }
 
 /* Element i: of expert i * 32 + lane of n. */
@@ -183,29 +224,12 @@ __device__ __forceinline__ void scores_wait(float (&v)[PER], const float *from, 
             int e = min(i * 32 + lane, n - 1);
             uint32_t u;
             asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(u) : "l"(from + e) : "memory");
-            all = all && u != NO_SCORE;
+            all = all && u != NOT_THERE;
             v[i] = __uint_as_float(u);
         }
     } while (!all);
     random_delay();
     __syncwarp();
-}
-
-/* One thread of a block that is done with a phase, and one that needs it done. */
-__device__ __forceinline__ void blocks_arrive(int32_t *counter)
-{
-    random_delay();
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
-__device__ __forceinline__ void blocks_wait(const int32_t *counter, int all)
-{
-    int32_t n;
-
-    do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
-    } while (n < all);
-    random_delay();
 }
 
 /* ---- loading ---- */
@@ -361,7 +385,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<R> 
         if constexpr (IS_PANELS<B>) {
             load.template panel<B>(w.at, a.up.k);
         } else {
-            load.tile(w.at, w.stride, a.up.k / 8 * B);
+            load.tile(w.at, w.stride, a.up.k / 8 * BYTES_OF<B>);
         }
     }
 #pragma unroll 1
@@ -372,7 +396,7 @@ __device__ __forceinline__ void load_weights(const expert_few &a, const ring<R> 
             if constexpr (IS_PANELS<D>) {
                 load.template panel<D>(w.at, a.down.k);
             } else {
-                load.tile(w.at, w.stride, a.down.k / 8 * D);
+                load.tile(w.at, w.stride, a.down.k / 8 * BYTES_OF<D>);
             }
         }
     }

@@ -257,10 +257,8 @@ static struct expert_few few_args(struct mat y, struct mat x, const struct exper
     if (e->shared_up.data) {
         f.shared_up = e->shared_up.data;
         f.shared_down = e->shared_down.data;
-        f.shared_act = s->shared_act.data;
         f.shared_up_stride = e->shared_up.stride;
         f.shared_down_stride = e->shared_down.stride;
-        f.shared_act_stride = s->shared_act.stride;
         f.shared_parts = e->shared_down.cols / e->width;
     }
     return f;
@@ -361,8 +359,7 @@ static bool stream(struct cuda_backend *c, const struct expert_few *f, struct ma
     const struct fused_op *norm = cuda_fused_last_norm(c, x, f->route.rows);
     struct expert_few plain = *f, a;
 
-    plain.counter = c->expert_counter;
-    plain.route.scores = c->expert_scores;
+    plain.exchange = c->expert_exchange;
     plain.route.scores_stride = div_ceil(f->route.n, 32) * 32;
     a = plain;
     if (norm) {

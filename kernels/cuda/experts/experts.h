@@ -165,6 +165,7 @@ bool launch_expert_wide(const struct expert_product *a, const struct expert_list
  * with the sum, which launch_expert_down does. False: not for this shape; nothing was
  * done. */
 enum { EXPERT_FEW_ROWS = 4, EXPERT_FEW_EXPERTS = 512 };
+struct expert_exchange; /* expert_stream/exchange.h */
 struct expert_few {
     struct expert_route route; /* its scores are written first */
     struct expert_product up, down;
@@ -180,14 +181,11 @@ struct expert_few {
     void *h; /* [rows, hidden] */
     int64_t h_stride;
     /* The shared expert as so many parts of up.width; 0: there is none. Weights are as
-     * in struct experts; shared_act [rows, shared_parts * up.width]. */
+     * in struct experts. */
     const void *shared_up, *shared_down;
-    void *shared_act;
-    int64_t shared_up_stride, shared_down_stride, shared_act_stride;
+    int64_t shared_up_stride, shared_down_stride;
     int32_t shared_parts;
-    /* [EXPERT_COUNTERS * EXPERT_COUNTER_STRIDE], zero between launches: where blocks
-     * meet; NULL: no such launches */
-    int32_t *counter;
+    struct expert_exchange *exchange; /* NULL: no such launches */
 };
 bool launch_expert_few(const struct expert_few *a, const struct expert_lists *l,
                        cudaStream_t stream);
@@ -204,9 +202,9 @@ struct expert_ranks {
 };
 /* All of it, with a shared expert without a gate, in one launch of n_blocks blocks, one
  * on each multiprocessor, for at most EXPERT_STREAM_ROWS rows where expert_stream_fits
- * says so. route.scores is [EXPERT_STREAM_ROWS, scores_stride], at most
- * EXPERT_STREAM_EXPERTS of a row, all bits set between launches. Over ranks the result
- * is the sum of all ranks' results, each rounded to the type of y. */
+ * says so. Of route, scores is unused, and scores_stride is at most
+ * EXPERT_STREAM_EXPERTS; up.out and down.x are unused. Over ranks the result is the sum
+ * of all ranks' results, each rounded to the type of y. */
 enum { EXPERT_STREAM_ROWS = 8, EXPERT_STREAM_EXPERTS = 512 };
 enum { EXPERT_COUNTERS = 2, EXPERT_COUNTER_STRIDE = 32 };
 bool expert_stream_fits(const struct expert_few *a, int32_t n_blocks);

@@ -1,6 +1,7 @@
 /* Collects a decode step's operations for a fused launch: operations that may join
  * become pending, any other operation launches the pending ones first. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/expert_stream/exchange.h"
 #include "kernels/cuda/fused_decode/heuristics_fused.h"
 #include "kernels/cuda/fused_decode/heuristics_grids.h"
 #include "kernels/cuda/fused_decode/small_codes.h"
@@ -31,22 +32,25 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
         (size_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE + n_experts + FUSED_MAX_PARTIALS;
     size_t n_bytes = n_counters * sizeof(int32_t);
     size_t n_partials = (size_t)FUSED_MAX_PARTIALS * FUSED_PARTIAL_BYTES;
-    size_t n_scores = sizeof(float) * EXPERT_STREAM_ROWS * EXPERT_STREAM_EXPERTS;
-    int32_t *counter = cuda_alloc(c, n_bytes + n_partials + n_scores, "fused launches", e);
+    struct expert_exchange *exchange = cuda_alloc(c, sizeof(*exchange), "experts", e);
+    int32_t *counter = exchange ? cuda_alloc(c, n_bytes + n_partials, "fused launches", e) : NULL;
     if (!counter) {
         return ERR_NOMEM;
     }
-    char *scores = (char *)counter + n_bytes + n_partials;
+    size_t n_sets = sizeof(exchange->set);
     cudaError_t rc = cudaMemsetAsync(counter, 0, n_bytes, c->stream);
     if (rc == cudaSuccess) {
-        rc = cudaMemsetAsync(scores, 0xff, n_scores, c->stream);
+        rc = cudaMemsetAsync(exchange->set, 0xff, n_sets, c->stream);
+    }
+    if (rc == cudaSuccess) {
+        rc = cudaMemsetAsync(&exchange->next, 0, sizeof(*exchange) - n_sets, c->stream);
     }
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "fused launches");
     }
     c->fused.counter = counter;
     c->expert_counter = counter + (ptrdiff_t)FUSED_COUNTERS * FUSED_COUNTER_STRIDE;
-    c->expert_scores = (float *)scores;
+    c->expert_exchange = exchange;
     c->fused.arrived = c->expert_counter + n_experts;
     c->fused.partials = counter + n_counters;
     c->fused_shared_bytes = bytes;
