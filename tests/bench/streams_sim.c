@@ -1,10 +1,10 @@
 /* Latencies and throughput of a GPU server in virtual time, to try scheduling rules
- * without a GPU: the real scheduler, look-ahead of one, and streams that send their next
- * request when one is answered, or requests that all come at once. A request takes a
- * while from the client to the engine, and at the start the client sends one after
- * another. A step takes as long as on an H200 with the shape of Llama-3.1-8B: products by
- * rows, under load, the rest by tokens, logits rows and context. Results do not depend on
- * the load of the machine.
+ * without a GPU: the real scheduler, look-ahead of one, and streams that send their
+ * next request when one is answered, or requests that all come at once. A request takes
+ * a while from the client to the engine, and at the start the client sends one after
+ * another. A step takes as long as on an H200 with the shape of Llama-3.1-8B: products
+ * by rows, under load, the rest by tokens, logits rows and context. Results do not
+ * depend on the load of the machine.
  *
  *     build/tests/bench/streams_sim [--streams N] [--requests N] [--prompt N] [--tokens N]
  *                                   [--itl-ms N] [--quantum N] [--workload FILE] [--steps FILE]
@@ -105,8 +105,8 @@ static int64_t step_us(const struct plan *p)
 
 /* ---- requests ---- */
 
-/* From the client's last token to the engine, with the client's next request on its way;
- * and from one request of the client to the next. */
+/* From the client's last token to the engine, with the client's next request on its
+ * way; and from one request of the client to the next. */
 enum { RETURN_US = 400, SEND_US = 25 };
 /* The host's work on a step before its first kernel runs. */
 enum { LAUNCH_US = 50 };
