@@ -47,7 +47,7 @@ struct looked_up {
 enum { Q, K, V, VECTORS };
 
 /* Of a token and head; q and k in the order of key_place. */
-struct head_operands {
+struct alignas(16) head_operands {
     float of[VECTORS][DIM], factor[2];
 };
 
