@@ -194,8 +194,8 @@ struct row_source {
     const norm_args *norm; /* NULL: none */
     uint32_t weight;       /* of the norm, in shared memory, there when `there` says so */
     uint32_t there;
-    /* The first block stores normed rows here: one that others wait for, so that x, which
-     * they may add to, has been read. NULL: it does not. */
+    /* The first block stores normed rows here: one that others wait for, so that x,
+     * which they may add to, has been read. NULL: it does not. */
     void *h;
     int64_t h_stride;
 };

@@ -47,8 +47,8 @@ constexpr int BYTES_OF = IS_PANELS<B>    ? panel_code_bytes(KIND_OF<B>) / (PANEL
 /* With B_HALVES codes become fp16, exactly, in one instruction for two. A value of
  * activations is a large or a small one, in fp16 times a power of two, so that it keeps
  * its bits from 2^-31 up to 2^30; what is larger becomes infinite. Rows of the matrix
- * instruction that no activations have take the small ones, HALVES_ROWS behind the large
- * ones. */
+ * instruction that no activations have take the small ones, HALVES_ROWS behind the
+ * large ones. */
 enum { HALVES_ROWS = ROWS / 2 };
 template <int B> constexpr int PLANES = B == B_HALVES ? 2 : 1;
 
@@ -167,8 +167,8 @@ struct alignas(16) exchange_turn {
     int32_t set, scores, middle, unused;
 };
 
-/* By one thread of a block that has its turn. The last block prepares the next launch's:
- * this one leaves so many scores and 16 bytes of results of up. */
+/* By one thread of a block that has its turn. The last block prepares the next
+ * launch's: this one leaves so many scores and 16 bytes of results of up. */
 __device__ __forceinline__ void turn_pass(const exchange_turn &t, expert_exchange *e, int scores,
                                           int middle)
 {
