@@ -70,7 +70,7 @@ class Record:
 
 
 def load():
-    return sorted((Record(p) for p in RECORDS.glob("*.json")), key=lambda r: (r.date, r.name))
+    return sorted((Record(p) for p in RECORDS.glob("*.json")), key=lambda r: (r.date, r.name.removesuffix(".json")))
 
 
 def named(records, part):
