@@ -6,7 +6,6 @@
 
 #include "kernels/comm/comm.h"
 #include "kernels/comm/pipeline.h"
-#include "kernels/cpu/bf16_ranks.h"
 #include "kernels/cpu/ways/bf16_way.h"
 
 static void cpu_free(struct backend *b)
@@ -131,7 +130,6 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     if (rc == 0) {
         rc = cpu_bf16_detect(&way, isa, e);
     }
-    rc = rc < 0 || !config->comm ? rc : cpu_bf16_agree(&way, isa, config->comm, e);
     rc = rc < 0 ? rc : cpu_block_ways_init(&c->ways, isa, e);
     if (rc == 0) {
         cpu_kernels_for(&c->k, isa, way);

@@ -4,8 +4,8 @@
  *
  * Pairs round x to bfloat16, floats do not, so results differ. The choice is therefore
  * made once in a process, and kept in a file for the next ones and for other ranks on
- * the machine (kept_ways.h); ranks take the first one's. The environment variable
- * QUIRE_CPU_BF16 (pairs, floats) takes the place of timing and of the file.
+ * the machine (kept_ways.h). The environment variable QUIRE_CPU_BF16 (pairs, floats)
+ * takes the place of timing and of the file.
  */
 #ifndef QUIRE_KERNELS_CPU_WAYS_BF16_WAY_H
 #define QUIRE_KERNELS_CPU_WAYS_BF16_WAY_H

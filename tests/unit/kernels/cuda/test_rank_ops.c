@@ -13,7 +13,6 @@
 
 #include <cmocka.h>
 
-#include "kernels/cpu/bf16_ranks.h"
 #include "tests/unit/rank_rig.h"
 
 enum { MOST_ROWS = 600, MOST_COLS = 4096, REPEATS = 4, N_TYPES = 3 };
@@ -618,19 +617,6 @@ static int sharded_vocabulary(struct rank_rig *r, struct err *e)
     return rc;
 }
 
-/* ---- choices by timing ---- */
-
-/* Each rank has timed for itself, with another result. */
-static int one_choice(struct rank_rig *r, struct err *e)
-{
-    enum cpu_bf16 way = r->rank == 0 ? CPU_BF16_FLOATS : CPU_BF16_PAIRS, old = CPU_BF16_PAIRS;
-    int rc = cpu_bf16_agree(&way, CPU_AVX512_BF16, r->comm, e);
-
-    rc = rc < 0 ? rc : cpu_bf16_agree(&old, r->rank == 0 ? CPU_AVX512_BF16 : CPU_AVX2, r->comm, e);
-    RANK_CHECK(rc < 0 || (way == CPU_BF16_FLOATS && old == CPU_BF16_PAIRS));
-    return rc;
-}
-
 /* ---- sampling of every kind ---- */
 
 /* Kinds of sampling rows. Earlier tokens and biases are among the first few ids of
@@ -958,12 +944,6 @@ static void test_sharded_vocabulary(void **state)
     assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, sharded_vocabulary), 0);
 }
 
-static void test_one_choice(void **state)
-{
-    (void)state;
-    assert_int_equal(rank_rig_run(device, n_ranks, RANK_RIG_TOKENS, one_choice), 0);
-}
-
 static void test_drawn_as_by_one(void **state)
 {
     (void)state;
@@ -997,7 +977,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sums_in_a_row),
         cmocka_unit_test(test_layers_of_a_long_prompt),
         cmocka_unit_test(test_sharded_vocabulary),
-        cmocka_unit_test(test_one_choice),
         cmocka_unit_test(test_drawn_as_by_one),
         cmocka_unit_test(test_drawn_from_topk_lists_as_by_one),
     };
