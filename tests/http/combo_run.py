@@ -13,7 +13,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from combo_draw import GENERATING, ROUTES, TEXT, width_of  # noqa: E402
 from combo_servers import (  # noqa: E402
-    COMMON, KEYS, draft_flags, plan_of, write_model, write_stored,
+    COMMON, KEYS, KV_GROUPS, draft_flags, plan_of, write_model, write_stored,
 )
 from conftest import QUIRE, Server  # noqa: E402
 
@@ -184,6 +184,7 @@ class Facts:
 
     def __init__(self, model_dir):
         self.schemas, self.known, self.keys = {}, HARMLESS, []
+        self.kv_groups = 1  # each of which may need as many blocks as all tokens fill
         if model_dir is None:
             self.bytes, self.special, self.eos = [bytes([b]) for b in range(256)], set(), []
             return
@@ -247,7 +248,7 @@ class Facts:
         most = body.get("max_completion_tokens") or body.get("max_tokens")
         most = 16 if most is None else most
         tokens, width = self.prompt_bound(route, body) + most, width_of(body)
-        need = width * -(-tokens // self.block_size)
+        need = self.kv_groups * width * -(-tokens // self.block_size)
         room = min(self.blocks, self.host_blocks or self.blocks)
         return tokens <= self.max_model_len and width <= self.max_num_seqs and need <= room
 
@@ -301,6 +302,7 @@ class Rig:
         self.client = Client(self.server.host, self.server.port, keys, self.bounds)
         self.facts = Facts(model)
         self.facts.keys, self.facts.greedy = keys, model is not None
+        self.facts.kv_groups = KV_GROUPS.get(plan.model, 1)
         await self.facts.learn(self.client)
         self.rest = await self.gauges()
         return self

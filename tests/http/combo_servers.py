@@ -52,6 +52,7 @@ CONFIGS = {
 
 DRAWN, DEVICE = "drawn", "device"
 QUANTIZATIONS = ["fp8", "int8", "int8-g128", "int8-asymmetric", "mxfp4", "int4"]
+BY_ROWS = ["fp8", "int8", "int8-asymmetric"]  # without groups that a rank's part could cut
 BLOCKS = ["gguf " + form for form in quantised_models.BLOCKS]
 GROUPS = ["groups " + form for form in quantised_models.GROUPS]
 MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense", "stored"]
@@ -153,7 +154,8 @@ def draw(name):
     if stages > 1:
         flags += " --pipeline-parallel-size 2"
     if chance(rng, 60) and model not in BLOCKS + GROUPS:
-        flags += f" --quantization {rng.choice(QUANTIZATIONS)}"
+        small = ranks > 1 and (model in head_models.DENSE or model in head_models.MIXED)
+        flags += f" --quantization {rng.choice(BY_ROWS if small else QUANTIZATIONS)}"
     more, drafts = draw_drafts(rng, model, stages > 1)
     return Plan(flags + more, model, drafts, UNKNOWN_COSTS)
 
