@@ -252,7 +252,8 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            ERR_INVALID, "num_experts_per_tok is 9 of 8 experts");
     refuse("{\"architectures\":[\"CohereForCausalLM\"]," SIZES ",\"use_qk_norm\":true}",
            ERR_UNSUPPORTED, "use_qk_norm true is not supported with CohereForCausalLM");
-    refuse("{\"architectures\":[\"Qwen3VLForConditionalGeneration\"],\"llm_config\":{" SIZES "}}",
+    refuse("{\"architectures\":[\"Qwen3VLForConditionalGeneration\"],\"language_config\":{" SIZES
+           "}}",
            ERR_INVALID, "text_config is missing, in which Qwen3VLForConditionalGeneration");
     refuse("{\"architectures\":[\"FalconForCausalLM\"]," SIZES ",\"alibi\":true}", ERR_UNSUPPORTED,
            "alibi true is not supported");
