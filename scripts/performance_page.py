@@ -32,6 +32,24 @@ KERNEL_TABLES = (
 # ---- vLLM's runs ----
 
 
+def peer_key(run):
+    """What was run: runs with the same key measure the same."""
+    return [run["what"], *(run.get(k) for k in ("batch", "prompt", "sampling"))] + (
+        [run["name"]] if run["what"] == "server" else [])
+
+
+def newest_peer(records):
+    """vLLM's record, with what was measured in the same minutes as Quire in place of older runs."""
+    peer = named(records, "vllm")
+    both = [r for r in records if isinstance(r.data.get("peer"), list)]
+    if both:
+        newer = [r for r in both[-1]["peer"] if r["what"] in ("decode", "server")]
+        keys = [peer_key(r) for r in newer]
+        peer.data["runs"] = newer + [r for r in peer["runs"] if peer_key(r) not in keys]
+        peer.data["newer"] = " Decode up to 256 x 1,024 and HTTP: " + both[-1].source()
+    return peer
+
+
 def peer_runs(peer, **wanted):
     return [r for r in peer["runs"] if all(r.get(k) == v for k, v in wanted.items())]
 
@@ -39,8 +57,8 @@ def peer_runs(peer, **wanted):
 def peer_decode(peer, streams, context, sampling=None):
     wanted = {"what": "decode", "batch": streams, "prompt": context - 112}
     runs = peer_runs(peer, **wanted, sampling=sampling or {})
-    stage = runs[0]["stage"]
-    return mean(r["tok_s"] for r in runs if r["stage"] == stage)
+    stage = runs[0].get("stage")
+    return mean(r["tok_s"] for r in runs if r.get("stage") == stage)
 
 
 def peer_http(peer, streams):
@@ -122,7 +140,7 @@ def one_gpu(full, started, peer, cells):
     return (
         "## One GPU, the shape of Llama-3.1-8B, bf16\n\n"
         + para("Random weights, `scripts/gpu-check`. Quire: " + full.source())
-        + para(f"{peer['peer']}: " + peer.source()) +
+        + para(f"{peer['peer']}: " + peer.source() + peer.data.get("newer", "")) +
         "### Decode\n\nMean of the steps in which the whole batch decodes; host: time of the "
         "engine's thread in such a step. top-p: temperature 0.8, top-p 0.95.\n\n"
         + table(["streams x tokens", "Quire, tok/s", "ms a step", "host, µs", "vLLM, tok/s", "",
@@ -291,7 +309,7 @@ def all_records(records):
 
 def page():
     records = load()
-    full, peer = newest_kernels(records), named(records, "vllm")
+    full, peer = newest_kernels(records), newest_peer(records)
     cells, peers = Cells(records), peer_rates(named(records, "peer-formats"))
     text = INTRO + one_gpu(newest_engine(records, full), newest_starts(records), peer, cells)
     text += quantised(cells, peers) + other_layers(cells, peers)
@@ -305,7 +323,7 @@ def page():
 def summary():
     """The table of README.md."""
     records = load()
-    full, peer = newest_kernels(records), named(records, "vllm")
+    full, peer = newest_kernels(records), newest_peer(records)
     cells, peers = Cells(records), peer_rates(named(records, "peer-formats"))
     engine = newest_engine(records, full)
     decode = {row[0]: row for row in decode_rows(cells, peer)}
