@@ -306,6 +306,17 @@ static void run_expert(struct experts_job *j, const struct expert_scratch *s, in
     run(j, n, add_row);
 }
 
+/* Adds the n rows of expert j->expert to the load, and to the most rows of an expert;
+ * whether it is held and has any. */
+static bool count_rows(struct experts_job *j, int32_t n, int32_t *most)
+{
+    const struct experts *e = j->e;
+
+    cpu_results_now(j->c)->experts.rows += n;
+    *most = MAX(*most, n);
+    return n > 0 && j->expert >= e->first && j->expert < e->first + experts_held(e);
+}
+
 /* ---- experts of few rows, together ---- */
 
 /* Pairs lie by expert, then by row. */
@@ -346,14 +357,11 @@ static bool fits_together(const struct experts_job *j, const struct expert_scrat
  * of an expert, held or not. */
 static int32_t list_pairs(struct experts_job *j, const struct expert_scratch *s, struct together *t)
 {
-    const struct experts *e = j->e;
-    int32_t most = 0, end = e->first + experts_held(e);
+    int32_t most = 0;
 
-    for (j->expert = 0; j->expert < e->n; j->expert++) {
+    for (j->expert = 0; j->expert < j->e->n; j->expert++) {
         int32_t *row = t->row + t->n_pairs, n = rows_of(j, j->expert, row);
-        cpu_results_now(j->c)->experts.rows += n;
-        most = MAX(most, n);
-        if (n == 0 || j->expert < e->first || j->expert >= end) {
+        if (!count_rows(j, n, &most)) {
             continue;
         }
         t->expert[t->n_experts] = j->expert;
@@ -441,15 +449,12 @@ static void run_together(struct experts_job *j, const struct expert_scratch *s, 
 /* Returns the most rows of an expert, held or not. */
 static int32_t run_in_turn(struct experts_job *j, const struct expert_scratch *s)
 {
-    const struct experts *e = j->e;
-    int32_t *row = s->row.data, most = 0, end = e->first + experts_held(e);
+    int32_t *row = s->row.data, most = 0;
 
     j->row = row;
-    for (j->expert = 0; j->expert < e->n; j->expert++) {
+    for (j->expert = 0; j->expert < j->e->n; j->expert++) {
         int32_t n = rows_of(j, j->expert, row);
-        cpu_results_now(j->c)->experts.rows += n;
-        most = MAX(most, n);
-        if (n > 0 && j->expert >= e->first && j->expert < end) {
+        if (count_rows(j, n, &most)) {
             run_expert(j, s, n);
         }
     }
