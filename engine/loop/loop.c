@@ -270,15 +270,16 @@ static void update_gauges(struct engine *e)
     engine_stats_gauges(&e->stats, &c, inbox_waiting(&e->inbox) - e->known_waiting);
 }
 
-/* Sends what the turn has produced, and frees what has ended. */
+/* Sends what the turn has produced, and frees what has ended. The counters come first:
+ * whoever reads them once a request has been answered finds all of it counted. */
 static void reap(struct engine *e)
 {
     decode_reap(e->sched, &e->deltas);
+    update_gauges(e);
     output_commit(e->output);
     if (e->masks) {
         masks_reap(e->masks, e->sched);
     }
-    update_gauges(e);
 }
 
 /* Detects a rank that failed while no step ran. */
