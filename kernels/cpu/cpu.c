@@ -12,6 +12,7 @@ static void cpu_free(struct backend *b)
 {
     struct cpu_backend *c = cpu_of(b);
 
+    cpu_read_ways_keep(&c->reads);
     cpu_hugepages_free(c->hugepages);
     cpu_pool_free(c->pool);
     cpu_steps_release(c);
@@ -132,6 +133,7 @@ int cpu_backend_open(struct backend **ret, int abi, const struct backend_config 
     }
     rc = rc < 0 ? rc : cpu_block_ways_init(&c->ways, isa, e);
     if (rc == 0) {
+        cpu_read_ways_init(&c->reads, c->ways.timed);
         cpu_kernels_for(&c->k, isa, way);
         rc = cpu_pool_new_local(&c->pool, config->threads, config->local_rank,
                                 config->local_world_size, e);

@@ -37,6 +37,7 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/simd/kernels.h"
 #include "kernels/cpu/ways/block_ways.h"
+#include "kernels/cpu/ways/read_way.h"
 
 /* A bump allocator's region of 2 MiB pages, which lives as long as the backend. */
 struct cpu_region {
@@ -190,6 +191,7 @@ struct cpu_backend {
     struct backend_config config;    /* as given to cpu_backend_open */
     struct cpu_kernels k;            /* inner loops for this machine */
     struct cpu_block_ways ways;      /* how k's for weights in blocks are chosen */
+    struct cpu_read_ways reads;      /* how products of few rows read weights */
     bool from_known[2];              /* cpu_panels_from was called: of floats, of bfloat16 */
     struct cpu_pool *pool;           /* threads; the caller is one of them */
     struct cpu_region *region;       /* list of all; allocations come from its head */

@@ -246,6 +246,7 @@ int cpu_step_end(struct backend *b, struct err *e)
         cpu_fail(c, rc, why.text);
     }
     cpu_results_now(c)->device_us = MAX(clock_us() - c->step_start_us, 1);
+    cpu_read_ways_step(&c->reads, cpu_hugepages_pending_bytes(c) == 0);
     if (c->failed.code != 0) {
         return err_set(e, c->failed.code, "%s", c->failed.text);
     }

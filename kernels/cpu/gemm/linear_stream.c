@@ -1,8 +1,8 @@
 /* linear for one tile of x, as in decoding, where the time is that of reading w once.
  *
- * Every thread has a range of neighbouring rows of w, and reads it as cpu_tiles.streams
- * streams side by side, from the range's first rows to its last without a break between
- * tasks.
+ * Every thread has a range of neighbouring rows of w, and reads it as some
+ * streams side by side (ways/read_way.h), from the range's first rows to its last without
+ * a break between tasks.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
@@ -14,13 +14,10 @@
 
 enum {
     STREAMS_MAX = 4,
-    CODES_STREAMS = 4, /* cpu_tiles.streams of codes */
-    CODES_STEP = 3,    /* cpu_tiles.step of codes */
     SLICE_MAX = 60,    /* rows of one stream in a task */
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     CODES_TASK_BYTES = 32 << 10,  /* cpu_tiles.task_bytes of codes */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
-    CODES_AHEAD_BYTES = 3072,     /* prefetched ahead of codes */
     WAIT_AHEAD_BYTES = 192 << 10, /* prefetched of the next range, for the second-level cache */
     PRODUCTS_MAX = 64,            /* in a job */
     SERIAL_PACKS = 8,             /* up to as many x are packed by the calling thread */
@@ -32,6 +29,7 @@ struct stream_job {
     const struct epilogue *ep;
     const char *packed;            /* x */
     const struct cpu_tiles *tiles; /* for rows of w's type */
+    const struct cpu_read_way *way;
     int32_t n_streams;             /* 1 .. STREAMS_MAX */
     int32_t thread_rows;           /* rows of w per thread */
     int32_t run;                   /* rows of a stream */
@@ -109,13 +107,14 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
 {
     if (j->w.format) {
         int32_t n_x = j->x.rows * cpu_planes(&j->w);
-        struct prefetch ahead = {.distance = CODES_AHEAD_BYTES, .period = 1};
+        struct prefetch ahead = {.distance = j->way->ahead_bytes, .period = 1};
         cpu_blocks_of(&j->c->k, j->w.format->id, n_x)
             ->dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)j->packed, n_x,
                                     &ahead);
         cpu_add_planes(sum, w->n * j->x.rows, cpu_planes(&j->w));
     } else {
-        struct prefetch ahead = {.distance = j->tiles->ahead_bytes, .period = 1};
+        int32_t bytes = j->way->ahead_bytes > 0 ? j->way->ahead_bytes : j->tiles->ahead_bytes;
+        struct prefetch ahead = {.distance = bytes, .period = 1, .far = j->way->far};
         j->tiles->dots(sum, w, j->packed, j->x.rows, (int32_t)div_ceil(j->w.cols, TILE_CHUNK),
                        false, &ahead);
     }
@@ -192,13 +191,19 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     }
 }
 
+static enum cpu_read_class class_of(const struct mat *w)
+{
+    return w->format ? READ_CODES : READ_FLOATS;
+}
+
 static void plan_ranges(struct stream_job *j)
 {
     int32_t threads = cpu_pool_threads(j->c->pool);
 
     j->tiles = cpu_tiles_of(&j->c->k, j->w.dtype);
-    int32_t n = j->n_streams = j->w.format ? CODES_STREAMS : j->tiles->streams;
-    int32_t step = j->w.format ? CODES_STEP : j->tiles->step;
+    j->way = cpu_read_way(&j->c->reads, class_of(&j->w));
+    int32_t n = j->n_streams = j->way->streams > 0 ? j->way->streams : j->tiles->streams;
+    int32_t step = j->way->step > 0 ? j->way->step : j->tiles->step;
     int64_t bytes = j->w.format ? CODES_TASK_BYTES : j->tiles->task_bytes;
     j->run = (int32_t)div_ceil(j->w.rows, threads * n);
     j->thread_rows = j->run * n;
@@ -242,7 +247,13 @@ void cpu_linear_stream(struct cpu_backend *c, struct mat out, struct mat x, stru
 
     plan_ranges(&j);
     struct cpu_readahead ahead = ahead_of(&j);
+    enum cpu_read_class class = class_of(&w);
+    bool timed = x.rows == 1 && cpu_read_is_timed(&c->reads, class);
+    int64_t began_us = timed ? clock_us() : 0;
     cpu_pool_run_ranges(c->pool, j.n_each, stream_task, &j, &ahead);
+    if (timed) {
+        cpu_read_took(&c->reads, class, clock_us() - began_us, w.rows * cpu_row_bytes(&w));
+    }
 }
 
 /* ---- several products ---- */

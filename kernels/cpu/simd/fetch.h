@@ -2,6 +2,7 @@
 #ifndef QUIRE_KERNELS_CPU_SIMD_FETCH_H
 #define QUIRE_KERNELS_CPU_SIMD_FETCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,22 +19,31 @@ INLINE void fetch_to_write(const void *line)
 #endif
 }
 
-/* What a tile prefetches into the second-level cache while it computes. */
+/* What a tile prefetches while it computes. */
 struct fetch {
     int64_t stream;     /* bytes ahead of the tile's own rows; 0: `row` instead */
+    bool far;           /* these into the second-level cache, not the first */
     const char *row[2]; /* up to two rows that a later tile reads; NULL: none */
 };
+
+INLINE void fetch_stream(const char *const *row, const int n_w, const int n_lines, int64_t ahead,
+                         const int locality)
+{
+#pragma GCC unroll 8
+    for (int i = 0; i < n_w; i++) {
+        for (int l = 0; l < n_lines; l++) {
+            __builtin_prefetch(row[i] + ahead + 64 * l, 0, locality);
+        }
+    }
+}
 
 /* To be called once per chunk; n_lines: cache lines of a chunk of a stored row. */
 INLINE void fetch_chunk(struct fetch *f, const char *const *row, const int n_w, const int n_lines)
 {
-    if (f->stream != 0) {
-#pragma GCC unroll 8
-        for (int i = 0; i < n_w; i++) {
-            for (int l = 0; l < n_lines; l++) {
-                __builtin_prefetch(row[i] + f->stream + 64 * l, 0, 3);
-            }
-        }
+    if (f->stream != 0 && f->far) {
+        fetch_stream(row, n_w, n_lines, f->stream, 2);
+    } else if (f->stream != 0) {
+        fetch_stream(row, n_w, n_lines, f->stream, 3);
     } else if (f->row[0]) {
         for (int l = 0; l < n_lines; l++) {
             __builtin_prefetch(f->row[0], 0, 2);

@@ -39,6 +39,7 @@ struct prefetch {
      * passes over the same rows divide the prefetching of the next ones. 0: nothing */
     int32_t period;
     int32_t phase; /* 0 .. period - 1 */
+    bool far;      /* of every row: into the second-level cache, not the first */
 };
 
 /* The scales of a row of codes whose scales are apart (weight_format.h). */

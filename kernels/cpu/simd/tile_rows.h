@@ -34,7 +34,8 @@ INLINE void all_rows(float *sum, const struct dot_rows *w, const char *x, const 
         for (int j = 0; j < n_w; j++) {
             row[j] = (const char *)w->row[i + (j < n ? j : n - 1)] + offset;
         }
-        struct fetch fetch = {.stream = ahead->period == 1 ? ahead->distance : 0};
+        struct fetch fetch = {.stream = ahead->period == 1 ? ahead->distance : 0,
+                              .far = ahead->far};
         for (int k = 0; fetch_at < i + n_w && ahead->period > 1; fetch_at += ahead->period, k = 1) {
             fetch.row[k] = row[MIN(fetch_at - i, n_w - 1)] + ahead->distance;
         }
