@@ -367,21 +367,17 @@ INLINE void add_two_turned(struct sums *sums, const enum weight_format_id f,
 
 INLINE void add_blocks(struct sums *sums, const enum weight_format_id f, const uint8_t *const *s,
                        const int n_rows, const struct act_block *x, const int n_x,
-                       const int32_t groups, int64_t ahead)
+                       const int32_t groups, struct row_fetch ahead)
 {
     if (in_turned_pairs(f) && n_rows == ROWS_TOGETHER && n_x == 1 && groups == GROUPS) {
-        if (ahead != 0) {
-            fetch_span(f, s[0] + ahead);
-            fetch_span(f, s[1] + ahead);
-        }
+        fetch_row(ahead, s[0], bytes_of(f));
+        fetch_row(ahead, s[1], bytes_of(f));
         add_two_turned(sums, f, s, x);
         return;
     }
 #pragma GCC unroll 2
     for (int r = 0; r < n_rows; r++) {
-        if (ahead != 0) {
-            fetch_span(f, s[r] + ahead);
-        }
+        fetch_row(ahead, s[r], bytes_of(f));
         add_block(&sums[r], f, s[r], x, n_x, groups);
     }
 }

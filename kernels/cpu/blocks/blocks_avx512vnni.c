@@ -188,13 +188,11 @@ INLINE void add_block(struct sums *sums, const enum weight_format_id f, const ui
 
 INLINE void add_blocks(struct sums *sums, const enum weight_format_id f, const uint8_t *const *s,
                        const int n_rows, const struct act_block *x, const int n_x,
-                       const int32_t groups, int64_t ahead)
+                       const int32_t groups, struct row_fetch ahead)
 {
 #pragma GCC unroll 2
     for (int r = 0; r < n_rows; r++) {
-        if (ahead != 0) {
-            fetch_span(f, s[r] + ahead);
-        }
+        fetch_row(ahead, s[r], bytes_of(f));
         add_block(&sums[r], f, s[r], x, n_x, groups);
     }
 }

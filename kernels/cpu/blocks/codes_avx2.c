@@ -114,7 +114,7 @@ INLINE void add_floats(struct sums *s, const uint8_t *codes, const struct code_g
 
 INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *row,
                     const struct row_scales *scales, int32_t n, const struct act_block *x,
-                    const int n_x, int64_t ahead)
+                    const int n_x, struct row_fetch ahead)
 {
     bool minima = codes_have_minima(f, scales->of);
     uint8_t last[FORMAT_BLOCK_MAX];
@@ -127,9 +127,7 @@ INLINE void dot_row(float *out, const enum weight_format_id f, const uint8_t *ro
     for (int32_t at = 0; at < n; at += FORMAT_BLOCK_MAX, x += n_x) {
         int32_t here = MIN(FORMAT_BLOCK_MAX, n - at);
         const uint8_t *codes = row + code_bytes(f, at);
-        for (int line = 0; line < code_bytes(f, FORMAT_BLOCK_MAX) && ahead != 0; line += 64) {
-            __builtin_prefetch(codes + ahead + line, 0, 3);
-        }
+        fetch_row(ahead, codes, code_bytes(f, FORMAT_BLOCK_MAX));
         if (here % 32 != 0) { /* what follows the row is not read */
             memset(last, 0, sizeof(last));
             memcpy(last, codes,
@@ -160,19 +158,19 @@ INLINE void dots_of(float *sum, const struct dot_rows *w, const enum weight_form
     for (int32_t i = 0; i < w->n; i++, sum += n_x) {
         bool fetches =
             ahead->period == 1 || (ahead->period > 1 && i % ahead->period == ahead->phase);
-        int64_t distance = fetches ? ahead->distance : 0;
+        struct row_fetch fetch = {.distance = fetches ? ahead->distance : 0, .far = ahead->far};
         switch (n_x) {
         case 1:
-            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 1, distance);
+            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 1, fetch);
             break;
         case 2:
-            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 2, distance);
+            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 2, fetch);
             break;
         case 3:
-            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 3, distance);
+            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 3, fetch);
             break;
         default:
-            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 4, distance);
+            dot_row(sum, f, w->row[i], &w->scales[i], n, x, 4, fetch);
             break;
         }
     }

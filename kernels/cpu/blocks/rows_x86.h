@@ -7,7 +7,7 @@
  *     add_blocks(sums, f, s, n_rows, x, n_x, groups, ahead)
  *                              of each of n_rows rows the 256 values at s[r], or their
  *                              first `groups` groups, an even number, to sums[r];
- *                              what is `ahead` bytes behind is prefetched, 0: nothing
+ *                              what is ahead of them is prefetched
  *     put_sums(out, sums, f, n_x)
  * which are inlined with constant f, n_rows and n_x.
  */
@@ -18,14 +18,16 @@
 INLINE void add_rest(struct sums *sums, const enum weight_format_id f, const uint8_t *s,
                      const struct act_block *x, const int n_x, int32_t groups)
 {
+    const struct row_fetch none = {0};
+
     if (groups == 2) {
-        add_blocks(sums, f, &s, 1, x, n_x, 2, 0);
+        add_blocks(sums, f, &s, 1, x, n_x, 2, none);
     } else if (groups == 4) {
-        add_blocks(sums, f, &s, 1, x, n_x, 4, 0);
+        add_blocks(sums, f, &s, 1, x, n_x, 4, none);
     } else if (groups == 6) {
-        add_blocks(sums, f, &s, 1, x, n_x, 6, 0);
+        add_blocks(sums, f, &s, 1, x, n_x, 6, none);
     } else {
-        add_blocks(sums, f, &s, 1, x, n_x, GROUPS, 0);
+        add_blocks(sums, f, &s, 1, x, n_x, GROUPS, none);
     }
 }
 
@@ -49,7 +51,7 @@ INLINE void add_end(struct sums *sums, const enum weight_format_id f, const uint
  * are under way together. */
 INLINE void dot_few(float *out, const enum weight_format_id f, const void *const *row,
                     const int n_rows, int32_t n, const struct act_block *x, const int n_x,
-                    int64_t ahead)
+                    struct row_fetch ahead)
 {
     struct sums sums[ROWS_TOGETHER];
     const uint8_t *s[ROWS_TOGETHER];
@@ -76,11 +78,11 @@ INLINE void dot_few(float *out, const enum weight_format_id f, const void *const
     }
 }
 
-INLINE int64_t distance_of(const struct prefetch *ahead, int32_t i)
+INLINE struct row_fetch fetch_of(const struct prefetch *ahead, int32_t i)
 {
     bool fetches = ahead->period == 1 || (ahead->period > 1 && i % ahead->period == ahead->phase);
 
-    return fetches ? ahead->distance : 0;
+    return (struct row_fetch){.distance = fetches ? ahead->distance : 0, .far = ahead->far};
 }
 
 INLINE void dot_rows(float *sum, const struct dot_rows *w, const enum weight_format_id f, int32_t n,
@@ -90,10 +92,10 @@ INLINE void dot_rows(float *sum, const struct dot_rows *w, const enum weight_for
     int32_t i = 0;
 
     for (; i + together <= w->n; i += together) {
-        dot_few(sum + i * n_x, f, w->row + i, together, n, x, n_x, distance_of(ahead, i));
+        dot_few(sum + i * n_x, f, w->row + i, together, n, x, n_x, fetch_of(ahead, i));
     }
     for (; i < w->n; i++) {
-        dot_few(sum + i * n_x, f, w->row + i, 1, n, x, n_x, distance_of(ahead, i));
+        dot_few(sum + i * n_x, f, w->row + i, 1, n, x, n_x, fetch_of(ahead, i));
     }
 }
 

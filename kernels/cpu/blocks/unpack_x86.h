@@ -65,13 +65,6 @@ INLINE int bytes_of(const enum weight_format_id f)
     }
 }
 
-INLINE void fetch_span(const enum weight_format_id f, const uint8_t *s)
-{
-    for (int line = 0; line < bytes_of(f); line += 64) {
-        __builtin_prefetch(s + line, 0, 3);
-    }
-}
-
 /* Formats with minima have codes that are not negative. */
 INLINE bool has_minima(const enum weight_format_id f)
 {

@@ -14,7 +14,7 @@
 
 enum {
     STREAMS_MAX = 4,
-    SLICE_MAX = 60,    /* rows of one stream in a task */
+    SLICE_MAX = 60, /* rows of one stream in a task */
     TASK_MAX_ROWS = STREAMS_MAX * SLICE_MAX,
     CODES_TASK_BYTES = 32 << 10,  /* cpu_tiles.task_bytes of codes */
     TASKS_PER_THREAD = 8,         /* at least, where the rows allow */
@@ -30,11 +30,11 @@ struct stream_job {
     const char *packed;            /* x */
     const struct cpu_tiles *tiles; /* for rows of w's type */
     const struct cpu_read_way *way;
-    int32_t n_streams;             /* 1 .. STREAMS_MAX */
-    int32_t thread_rows;           /* rows of w per thread */
-    int32_t run;                   /* rows of a stream */
-    int32_t slice;                 /* rows of a stream in a task */
-    int32_t n_each;                /* tasks per thread */
+    int32_t n_streams;   /* 1 .. STREAMS_MAX */
+    int32_t thread_rows; /* rows of w per thread */
+    int32_t run;         /* rows of a stream */
+    int32_t slice;       /* rows of a stream in a task */
+    int32_t n_each;      /* tasks per thread */
 };
 
 /* The rows of one task: n[s] rows of stream s from first[s] on. */

@@ -19,6 +19,29 @@ INLINE void fetch_to_write(const void *line)
 #endif
 }
 
+/* What a loop over a row's bytes prefetches. */
+struct row_fetch {
+    int64_t distance; /* bytes ahead of those that it reads; 0: nothing */
+    bool far;         /* into the second-level cache, not the first */
+};
+
+/* To be called for each `n` bytes of a row, a constant, with where they begin. */
+INLINE void fetch_row(struct row_fetch f, const uint8_t *at, const int n)
+{
+    if (f.distance == 0) {
+        return;
+    }
+    if (f.far) {
+        for (int line = 0; line < n; line += 64) {
+            __builtin_prefetch(at + f.distance + line, 0, 2);
+        }
+        return;
+    }
+    for (int line = 0; line < n; line += 64) {
+        __builtin_prefetch(at + f.distance + line, 0, 3);
+    }
+}
+
 /* What a tile prefetches while it computes. */
 struct fetch {
     int64_t stream;     /* bytes ahead of the tile's own rows; 0: `row` instead */
