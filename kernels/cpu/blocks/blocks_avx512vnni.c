@@ -210,8 +210,10 @@ INLINE void put_sums(float *out, const struct sums *s, const enum weight_format_
 
 void cpu_blocks_avx512vnni(struct cpu_kernels *k)
 {
-    k->blocks = (struct cpu_blocks){
-        .name = "int8, avx512vnni", .quantise = quantise, .dots = {EACH_BLOCK_FORMAT(ENTRY)}};
+    k->blocks = (struct cpu_blocks){.name = "int8, avx512vnni",
+                                    .way = "avx512vnni",
+                                    .quantise = quantise,
+                                    .dots = {EACH_BLOCK_FORMAT(ENTRY)}};
 }
 
 #endif

@@ -128,9 +128,12 @@ static inline void act_rest(float *rest, const struct act_block *a, const float 
 
 /* Inner products of rows in blocks with quantised rows of x. The order of all sums is
  * fixed, so that every instruction set gives the same bits (blocks/blocks_plain.c). */
+enum { OTHER_BLOCKS_256, OTHER_BLOCKS_AVX2, OTHER_BLOCKS }; /* of a newer set's table */
+
 struct cpu_blocks {
     const char *name;       /* for the log: "int8, avx2" */
     const char *codes_name; /* the same of codes whose scales are apart */
+    const char *way;        /* among ways with the same sums: "avx2" (ways/block_ways.h) */
     /* Quantise a row of n floats, a multiple of 32, to every n_x-th of
      * out[n_x * div_ceil(n, 256)]. */
     void (*quantise)(struct act_block *out, int32_t n_x, const float *x, int32_t n);
@@ -314,10 +317,10 @@ struct cpu_kernels {
     struct cpu_tiles linear_bf16;
     struct cpu_panels panels_bf16;
     struct cpu_blocks blocks;
-    /* Those of an older instruction set, with the same sums, and of which formats they
-     * take the place of `blocks`: for one row of codes of x, and for several. */
-    struct cpu_blocks older;
-    bool by_older[WEIGHT_FORMATS][2];
+    /* Others with the same sums, and the ones that formats have in the place of
+     * `blocks`, for one row of codes of x and for several: 0: none; i: other[i - 1]. */
+    struct cpu_blocks other[OTHER_BLOCKS];
+    uint8_t by_other[WEIGHT_FORMATS][2];
     struct cpu_code_panels code_panels[WEIGHT_FORMATS]; /* by format */
 };
 
@@ -336,7 +339,9 @@ static inline const struct cpu_panels *cpu_panels_of(const struct cpu_kernels *k
 static inline const struct cpu_blocks *cpu_blocks_of(const struct cpu_kernels *k,
                                                      enum weight_format_id f, int32_t n_x)
 {
-    return k->by_older[f][n_x > 1] ? &k->older : &k->blocks;
+    uint8_t other = k->by_other[f][n_x > 1];
+
+    return other > 0 ? &k->other[other - 1] : &k->blocks;
 }
 
 /* The best functions for an instruction set that the machine has; `way` counts for
@@ -362,6 +367,7 @@ void cpu_codes_plain(struct cpu_kernels *k);
 void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
+void cpu_blocks_256_avx512vnni(struct cpu_kernels *k); /* to `other` */
 void cpu_code_panels_avx2(struct cpu_kernels *k);
 void cpu_panels_avx512vnni(struct cpu_kernels *k); /* of codes */
 void cpu_panels_amx(struct cpu_kernels *k);        /* after cpu_panels_avx512vnni */

@@ -6,7 +6,8 @@
  * less, and the choice is kept in a file (kept_ways.h). The environment variable
  * QUIRE_CPU_WAYS takes the place of both, here and in gemm/panels_from.c: `own` is the
  * instruction set that the backend has chosen and thresholds as they are built, a name
- * of QUIRE_CPU_ISA that set, or the best one below it that the functions exist for.
+ * of QUIRE_CPU_ISA that set, or the best one below it that the functions exist for, and
+ * `avx512vnni-256` that set with rows in vectors of 32 bytes.
  * With QUIRE_CPU_ISA set it is `own` unless it says `timed`. */
 #ifndef QUIRE_KERNELS_CPU_WAYS_BLOCK_WAYS_H
 #define QUIRE_KERNELS_CPU_WAYS_BLOCK_WAYS_H
@@ -21,6 +22,7 @@ struct cpu_block_ways {
     enum cpu_isa isa;  /* that the table of functions was made for */
     enum cpu_isa most; /* the newest whose functions are taken */
     bool timed;        /* else those of `most` */
+    bool halved;       /* of rows, those in vectors of 32 bytes */
     bool known[WEIGHT_FORMATS];
 };
 

@@ -37,7 +37,7 @@ struct cpu_read_times {
     /* Of this turn, a step a way; all of them read the same bytes. */
     int64_t turn_us[READ_WAYS_MAX], turn_bytes;
     int32_t n_turns;
-    double ratio[READ_WAYS_MAX][READ_TURNS]; /* of turns, a way's time over the first way's */
+    double ratio[READ_WAYS_MAX][READ_TURNS]; /* of turns, a way's time to the first's */
 };
 
 struct cpu_read_ways {
@@ -59,8 +59,8 @@ static inline bool cpu_read_is_timed(const struct cpu_read_ways *w, enum cpu_rea
 /* Ends a step. `settled`: its weights were in the pages in which they stay; other steps
  * do not count. */
 void cpu_read_ways_step(struct cpu_read_ways *w, bool settled);
-/* The choice by ratios of `turns` turns, which are sorted: the way with the least median,
- * or the first one unless that is faster by more than noise. */
+/* The choice by ratios of `turns` turns, which are sorted: the way with the least
+ * median, or the first one unless that is faster by more than noise. */
 int32_t cpu_read_fastest(double ratio[READ_WAYS_MAX][READ_TURNS], int32_t n_ways, int32_t turns);
 int32_t cpu_read_way_count(enum cpu_read_class class);
 

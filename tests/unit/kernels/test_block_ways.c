@@ -82,6 +82,11 @@ static bool has_rows_of(const struct cpu_kernels *k, int32_t n_x, enum cpu_isa i
            cpu_blocks_of(k, FORMAT_Q4_K, n_x)->quantise == of.blocks.quantise;
 }
 
+static bool has_halved_rows(const struct cpu_kernels *k, int32_t n_x)
+{
+    return cpu_blocks_of(k, FORMAT_Q4_K, n_x) == &k->other[OTHER_BLOCKS_256];
+}
+
 static bool has_panels_of(const struct cpu_kernels *k, enum cpu_isa isa)
 {
     struct cpu_kernels of;
@@ -102,7 +107,8 @@ static void what_is_kept_is_followed(void **state)
         skip();
     }
     struct cpu_kernels k = functions(CPU_AVX512_VNNI);
-    assert_true(has_rows_of(&k, 1, CPU_AVX512_VNNI) || has_rows_of(&k, 1, CPU_AVX2));
+    assert_true(has_rows_of(&k, 1, CPU_AVX512_VNNI) || has_rows_of(&k, 1, CPU_AVX2) ||
+                has_halved_rows(&k, 1));
     assert_int_equal(kept_files(path), 1);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
@@ -147,6 +153,10 @@ static void a_set_that_is_named_is_taken(void **state)
     k = functions(CPU_AMX);
     assert_true(has_rows_of(&k, 1, CPU_AVX512_VNNI) && has_rows_of(&k, 4, CPU_AVX512_VNNI));
     assert_true(has_panels_of(&k, CPU_AVX512_VNNI));
+    setenv("QUIRE_CPU_WAYS", "avx512vnni-256", 1);
+    k = functions(CPU_AMX);
+    assert_true(has_halved_rows(&k, 1) && has_halved_rows(&k, 4));
+    assert_true(has_panels_of(&k, CPU_AVX512_VNNI));
     setenv("QUIRE_CPU_WAYS", "own", 1);
     k = functions(CPU_AMX);
     assert_true(has_rows_of(&k, 1, CPU_AMX) && has_panels_of(&k, CPU_AMX));
@@ -167,6 +177,62 @@ static void where_there_is_one_way_nothing_is_timed(void **state)
     assert_int_equal(kept_files(path), 0);
 }
 
+enum { BIT_ROWS = 7, BIT_COLS = 3 * 256 };
+
+/* The sums of one way. Blocks are of bytes of which any part makes an ordinary
+ * number. */
+static void sums_of(const struct cpu_blocks *b, enum weight_format_id f, int32_t n_x, float *ret)
+{
+    static _Alignas(64) struct act_block x[BIT_COLS / 256 * TILE_ROWS];
+    static uint8_t w[BIT_ROWS * BIT_COLS * 2];
+    const void *row[BIT_ROWS];
+    float line[BIT_COLS];
+    uint32_t random = 1;
+
+    for (size_t i = 0; i < sizeof(w); i++) {
+        random = random * 1664525 + 1013904223;
+        w[i] = (uint8_t)(0x28 + (random >> 29));
+    }
+    for (int32_t i = 0; i < BIT_ROWS; i++) {
+        row[i] = w + i * weight_format_bytes(weight_format_of(f), BIT_COLS);
+    }
+    for (int32_t j = 0; j < n_x; j++) {
+        for (int32_t i = 0; i < BIT_COLS; i++) {
+            random = random * 1664525 + 1013904223;
+            line[i] = (float)(int32_t)random * 1e-9f;
+        }
+        b->quantise(x + j, n_x, line, BIT_COLS);
+    }
+    const struct dot_rows rows = {.row = row, .n = BIT_ROWS};
+    b->dots[f](ret, &rows, BIT_COLS, x, n_x, &(struct prefetch){0});
+}
+
+static void ways_have_the_same_bits(void **state)
+{
+    (void)state;
+    enum cpu_isa best;
+    struct err e = {0};
+    int32_t n = 0;
+    assert_int_equal(cpu_isa_detect(&best, &e), 0);
+    if (best < CPU_AVX512_VNNI || best > CPU_AMX) {
+        skip();
+    }
+    struct cpu_kernels k;
+    cpu_kernels_for(&k, CPU_AVX512_VNNI, CPU_BF16_PAIRS);
+    for (int32_t f = 0; f < WEIGHT_FORMATS; f++) {
+        for (int32_t i = 0; i < OTHER_BLOCKS; i++) {
+            for (int32_t n_x = 1; n_x <= TILE_ROWS && k.other[i].dots[f]; n_x++, n++) {
+                float own[BIT_ROWS * TILE_ROWS + 4] = {0}, other[BIT_ROWS * TILE_ROWS + 4] = {0};
+                sums_of(&k.blocks, (enum weight_format_id)f, n_x, own);
+                sums_of(&k.other[i], (enum weight_format_id)f, n_x, other);
+                assert_true(own[0] != 0);
+                assert_memory_equal(own, other, (size_t)(BIT_ROWS * n_x) * sizeof(*own));
+            }
+        }
+    }
+    assert_true(n >= 12 * OTHER_BLOCKS * TILE_ROWS); /* all formats of blocks */
+}
+
 int main(void)
 {
     unsetenv("QUIRE_CPU_WAYS");
@@ -178,6 +244,7 @@ int main(void)
         WITH_ROOT(what_is_kept_is_followed),
         WITH_ROOT(a_set_that_is_named_is_taken),
         WITH_ROOT(where_there_is_one_way_nothing_is_timed),
+        cmocka_unit_test(ways_have_the_same_bits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* How products of few rows read weights: which times decide, what is timed, that a choice
- * is kept, and that results do not depend on it. */
+/* How products of few rows read weights: which times decide, what is timed, that a
+ * choice is kept, and that results do not depend on it. */
 #include "kernels/cpu/cpu.h"
 #include "tests/unit/kept_dir.h"
 #include "tests/unit/ops.h"
