@@ -1,8 +1,8 @@
 /* linear for one tile of x, as in decoding, where the time is that of reading w once.
  *
- * Every thread has a range of neighbouring rows of w, and reads it as some streams side by
- * side (ways/read_way.h), from the range's first rows to its last without a break between
- * tasks.
+ * Every thread has a range of neighbouring rows of w, and reads it as some streams side
+ * by side (ways/read_way.h), from the range's first rows to its last without a break
+ * between tasks.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
