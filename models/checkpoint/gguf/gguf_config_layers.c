@@ -185,6 +185,8 @@ void gguf_put_states(struct gguf_writer *w)
         put_scan(w, inner, heads);
         return;
     }
+    /* Files of Granite say that nothing rotates. Those of Bamba, whose layers are the
+     * same otherwise, say that positions do, which llama.cpp takes silence for too. */
     const struct gguf_pair *rotates =
         gguf_find(w->g, gguf_config_key(w, "rope.scaling.finetuned", key, sizeof(key)));
     buf_printf(
@@ -193,9 +195,9 @@ void gguf_put_states(struct gguf_writer *w)
         "\"mamba_d_state\":%lld,\"mamba_d_conv\":%lld%s",
         (long long)heads, (long long)(inner / heads), (long long)int_or(w, "ssm.group_count", 0),
         (long long)int_or(w, "ssm.state_size", 0), (long long)int_or(w, "ssm.conv_kernel", 0),
-        rotates && rotates->type == GGUF_BOOL && rotates->at[0]
-            ? ",\"position_embedding_type\":\"rope\""
-            : "");
+        rotates && rotates->type == GGUF_BOOL && !rotates->at[0]
+            ? ""
+            : ",\"position_embedding_type\":\"rope\"");
 }
 
 /* The share of the pairs of a head that turn: those with a factor of 1, which come

@@ -131,11 +131,69 @@ static void factors_of_other_shapes_are_refused(void **state)
     }
 }
 
+/* Layer 0 has a recurrence, layer 1 attention. rotates: what the file says; < 0:
+ * nothing. Returns whether attention rotates, and in *ret_width how much of a head. */
+static bool hybrid_rotates(int rotates, uint32_t width, int32_t *ret_width)
+{
+    static const struct {
+        const char *key;
+        uint32_t value;
+    } INTS[] = {{"context_length", 128},     {"embedding_length", 32},    {"block_count", 2},
+                {"feed_forward_length", 40}, {"attention.head_count", 4}, {"ssm.conv_kernel", 4},
+                {"ssm.inner_size", 64},      {"ssm.state_size", 10},      {"ssm.time_step_rank", 8},
+                {"ssm.group_count", 2}};
+    static const int32_t KV_HEADS[2] = {0, 2};
+    static const float EMBEDDINGS[32 * 8];
+    struct model_config c;
+    struct generation_defaults gen;
+    struct gguf *g = NULL;
+    struct err e = {0};
+    struct file f;
+    char name[64];
+
+    file_init(&f);
+    set_text(&f, "general.architecture", "granitehybrid");
+    for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
+        snprintf(name, sizeof(name), "granitehybrid.%s", INTS[i].key);
+        set_int(&f, name, INTS[i].value);
+    }
+    set_int(&f, "granitehybrid.rope.dimension_count", width);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_I32, KV_HEADS, 2);
+    set_real(&f, "granitehybrid.attention.layer_norm_rms_epsilon", 1e-5f);
+    if (rotates >= 0) {
+        set_bool(&f, "granitehybrid.rope.scaling.finetuned", rotates);
+    }
+    add_tensor(&f, "token_embd.weight", F32, 32, 8, EMBEDDINGS, sizeof(EMBEDDINGS));
+    finish(&f, 3);
+    if (gguf_parse(&g, f.all.data, f.all.len, "x.gguf", &e) != 0 ||
+        gguf_config(&c, &gen, g, &e) != 0) {
+        fail_msg("%s", e.text);
+    }
+    gguf_free(g);
+    file_release(&f);
+    assert_true(c.recurrent.layer[0] && !c.recurrent.layer[1]);
+    assert_true(c.unrotated[0] == c.unrotated[1]);
+    *ret_width = c.rope.rot_dim;
+    return !c.unrotated[1];
+}
+
+static void a_hybrid_of_granite_rotates_unless_the_file_says_not(void **state)
+{
+    (void)state;
+    int32_t width;
+    assert_false(hybrid_rotates(0, 8, &width));
+    assert_true(hybrid_rotates(1, 4, &width)); /* a Bamba, which rotates half of a head */
+    assert_int_equal(width, 4);
+    assert_true(hybrid_rotates(-1, 8, &width)); /* as llama.cpp takes it */
+    assert_int_equal(width, 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pairs_of_a_factor_of_1_turn),
         cmocka_unit_test(factors_of_other_shapes_are_refused),
+        cmocka_unit_test(a_hybrid_of_granite_rotates_unless_the_file_says_not),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
