@@ -513,6 +513,7 @@ static bool read_mlp_types(struct json *j, struct raw_config *raw)
         }
     }
     raw->dense_layers = 0; /* each layer is named */
+    raw->n_mlp_types = n;
     return !j->failed;
 }
 
@@ -772,7 +773,7 @@ static void raw_init(struct raw_config *raw)
     raw->n_layer_types = -1;
     raw_hybrid_init(raw);
     raw->eagle.n_taps = raw->eagle.norm_before_residual = raw->eagle.mask_token = -1;
-    raw->n_rotated = -1;
+    raw->n_rotated = raw->n_mlp_types = -1;
     raw->window_theta = NAN;
     raw->time_limit[0] = raw->time_limit[1] = NAN;
 }

@@ -703,12 +703,32 @@ static int set_mlp(struct model_config *c, const struct raw_config *r, const str
     return rc < 0 ? rc : set_experts(c, r, a, e);
 }
 
+/* Lists of layers must be of those that there are. */
+static int check_lists(const struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    if (r->n_mlp_types >= 0 && r->n_mlp_types != c->n_layers) {
+        return err_set(e, ERR_INVALID,
+                       "%s: mlp_layer_types has %d entries for num_hidden_layers %d", CONFIG,
+                       r->n_mlp_types, c->n_layers);
+    }
+    for (int32_t i = c->n_layers; i < LIMIT_LAYERS; i++) {
+        if (r->layer_attends[i]) {
+            return err_set(e, ERR_INVALID,
+                           "%s: attn_layer_indices (full_attn_idxs) names layer %d, "
+                           "num_hidden_layers is %d",
+                           CONFIG, i, c->n_layers);
+        }
+    }
+    return 0;
+}
+
 /* Which layers attend how far, recur, or rotate. */
 static int set_layer_kinds(struct model_config *c, const struct raw_config *r,
                            const struct architecture *a, struct err *e)
 {
-    int rc = set_window(c, r, a, e);
+    int rc = check_lists(c, r, e);
 
+    rc = rc ? rc : set_window(c, r, a, e);
     if (rc == 0 && a->gemma4) {
         rc = set_gemma4(c, r, e);
     }
