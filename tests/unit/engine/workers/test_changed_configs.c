@@ -210,7 +210,7 @@ static void try_header(const char *golden, const struct buf *file, size_t at, si
     changed_try(changed.dir, false);
 }
 
-/* One tensor's entry: "name":{"dtype":..,"shape":[..],"data_offsets":[..]}. */
+/* One tensor's entry: its type, shape and name. */
 static void change_entry(const char *golden, const struct buf *file, const struct span *s)
 {
     static const char *const TYPES[] = {"F32", "F16", "BF16", "I8", "U8", "I32", "F8", "X"};
@@ -235,7 +235,7 @@ static void change_entry(const char *golden, const struct buf *file, const struc
     for (size_t i = 0; i < ARRAY_LEN(WORDS); i++) {
         try_header(golden, file, shape, shape_end, WORDS[i]);
     }
-    /* another name, so that the tensor is missing, and one is there that is not known */
+    /* another name: the tensor is missing, and one is there that is not known */
     file->data[s->key + 1] ^= 1;
     try_header(golden, file, s->at, s->at, "");
     file->data[s->key + 1] ^= 1;

@@ -13,7 +13,7 @@
 
 enum { ONE_OF = 40, MAX_PARTS = 512, HEAD = 24, ALIGN = 32 };
 
-/* A pair or a tensor in the file: its key is at `at`, what follows the key at `value`. */
+/* A pair or a tensor in the file: its key is at `at`, the rest of it at `value`. */
 struct part {
     size_t at, value, end;
 };
