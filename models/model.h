@@ -318,6 +318,7 @@ struct architecture {
     bool gated_attention;
     bool delta, ssd, conv, scan;  /* its recurrent layers are of this kind */
     bool granite;                 /* an MLP called shared; rotates only where told to */
+    bool clova;                   /* logits_scaling is a factor, not a divisor */
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
     bool optional_experts;        /* some of its models have none */
     bool gemma4;

@@ -130,6 +130,7 @@ static const struct field FIELDS[] = {
     {"moe_layer_end_index", FIELD_INT, AT(last_expert_layer), -1, LIMIT_LAYERS},
     {"moe_layer_freq", FIELD_INT, AT(expert_interval), 1, LIMIT_LAYERS},
     {"routed_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
+    {"router_scaling_factor", FIELD_REAL, AT(expert_factor), 1e-6, 1e6},
     {"clip_qkv", FIELD_REAL, AT(clip_qkv), 0, 1e6},
     {"swiglu_limit", FIELD_REAL, AT(swiglu_limit), 1e-6, 1e6},
     {"swiglu_alpha", FIELD_REAL, AT(swiglu_alpha), 1e-6, 1e6},
@@ -183,6 +184,7 @@ static const struct field FIELDS[] = {
     {"multi_query", FIELD_BOOL, AT(multi_query), 0, 0},
     {"new_decoder_architecture", FIELD_BOOL, AT(grouped), 0, 0},
     {"alibi", FIELD_BOOL, AT(alibi), 0, 0},
+    {"use_post_norm", FIELD_BOOL, AT(post_norm), 0, 0},
     {"parallel_attn", FIELD_BOOL, AT(parallel_attention), 0, 0},
     {"router_jitter_noise", FIELD_REAL, AT(mixer_jitter), 0, 1},
     {"enable_bias", FIELD_BOOL, AT(enable_bias), 0, 0},
@@ -511,6 +513,7 @@ static bool read_mlp_types(struct json *j, struct raw_config *raw)
         }
     }
     raw->dense_layers = 0; /* each layer is named */
+    raw->n_mlp_types = n;
     return !j->failed;
 }
 
@@ -680,6 +683,23 @@ static const struct text_member {
 #undef TEXT
 };
 
+/* sliding_window_pattern as a text, as in EXAONE: LLLG, a G for a layer without a
+ * window. */
+static bool read_window_letters(struct json *j, const char *key, int32_t *ret)
+{
+    char text[LIMIT_LAYERS + 1];
+
+    if (!read_text(j, key, text, sizeof(text))) {
+        return false;
+    }
+    size_t len = strlen(text);
+    if (len == 0 || strspn(text, "L") != len - 1 || text[len - 1] != 'G') {
+        return json_fail(j, "%s: '%.40s' is not letters L with a G behind them", key, text);
+    }
+    *ret = (int32_t)len;
+    return true;
+}
+
 /* A plain field, or what some families write in its place. */
 static bool read_plain(struct json *j, const struct field *f, struct raw_config *raw)
 {
@@ -690,6 +710,9 @@ static bool read_plain(struct json *j, const struct field *f, struct raw_config 
 
     if (automatic && json_peek(j) == JSON_STRING) {
         return json_skip(j); /* "auto" */
+    }
+    if (f->offset == offsetof(struct raw_config, window_pattern) && json_peek(j) == JSON_STRING) {
+        return read_window_letters(j, f->key, &raw->window_pattern);
     }
     if (by_layer && f->kind == FIELD_INT && json_peek(j) == JSON_ARRAY) {
         return read_alike(j, f, (int32_t *)((char *)raw + f->offset));
@@ -750,7 +773,7 @@ static void raw_init(struct raw_config *raw)
     raw->n_layer_types = -1;
     raw_hybrid_init(raw);
     raw->eagle.n_taps = raw->eagle.norm_before_residual = raw->eagle.mask_token = -1;
-    raw->n_rotated = -1;
+    raw->n_rotated = raw->n_mlp_types = -1;
     raw->window_theta = NAN;
     raw->time_limit[0] = raw->time_limit[1] = NAN;
 }

@@ -273,7 +273,9 @@ static int set_experts(struct model_config *c, const struct raw_config *r,
     x->n = r->n_experts;
     x->top = r->top_experts;
     x->intermediate = r->expert_intermediate > 0 ? r->expert_intermediate : c->intermediate;
-    int32_t n_shared = r->n_shared >= 0 ? r->n_shared : a->n_shared;
+    int32_t n_shared = r->n_shared >= 0              ? r->n_shared
+                       : r->shared_intermediate >= 0 ? 0
+                                                     : a->n_shared;
     x->shared_intermediate =
         n_shared > 0 ? n_shared * x->intermediate : MAX(r->shared_intermediate, 0);
     x->normalised = either(r->normalise_experts, a->normalises_experts);
@@ -616,6 +618,11 @@ static int check_supported(const struct raw_config *r, const struct architecture
         return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported with %s", CONFIG,
                        a->name);
     }
+    if (a->clova && (r->post_norm == 0 || real_or(r->residual_factor, 1) != 1)) {
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s is not supported with %s", CONFIG,
+                       r->post_norm == 0 ? "use_post_norm false" : "a residual_multiplier but 1",
+                       a->name);
+    }
     if (r->shared_caches == 1) {
         return err_set(e, ERR_UNSUPPORTED, "%s: use_cla true is not supported", CONFIG);
     }
@@ -668,8 +675,9 @@ static void set_switches(struct model_config *c, const struct raw_config *r,
     c->scale_by_layer = r->scale_by_layer == 1;
     c->gated_attention = a->gated_attention;
     c->n_draft_layers = MAX(r->n_draft_layers, 0);
-    c->logit_scale = (float)(real_or(r->logit_scale, a->logit_scale > 0 ? a->logit_scale : 1) /
-                             real_or(r->logits_scaling, 1));
+    double scaling = real_or(r->logits_scaling, 1);
+    c->logit_scale = (float)(real_or(r->logit_scale, a->logit_scale > 0 ? a->logit_scale : 1) *
+                             (a->clova ? scaling : 1 / scaling));
 }
 
 static void set_scores(struct model_config *c, const struct raw_config *r)
@@ -695,12 +703,32 @@ static int set_mlp(struct model_config *c, const struct raw_config *r, const str
     return rc < 0 ? rc : set_experts(c, r, a, e);
 }
 
+/* Lists of layers must be of those that there are. */
+static int check_lists(const struct model_config *c, const struct raw_config *r, struct err *e)
+{
+    if (r->n_mlp_types >= 0 && r->n_mlp_types != c->n_layers) {
+        return err_set(e, ERR_INVALID,
+                       "%s: mlp_layer_types has %d entries for num_hidden_layers %d", CONFIG,
+                       r->n_mlp_types, c->n_layers);
+    }
+    for (int32_t i = c->n_layers; i < LIMIT_LAYERS; i++) {
+        if (r->layer_attends[i]) {
+            return err_set(e, ERR_INVALID,
+                           "%s: attn_layer_indices (full_attn_idxs) names layer %d, "
+                           "num_hidden_layers is %d",
+                           CONFIG, i, c->n_layers);
+        }
+    }
+    return 0;
+}
+
 /* Which layers attend how far, recur, or rotate. */
 static int set_layer_kinds(struct model_config *c, const struct raw_config *r,
                            const struct architecture *a, struct err *e)
 {
-    int rc = set_window(c, r, a, e);
+    int rc = check_lists(c, r, e);
 
+    rc = rc ? rc : set_window(c, r, a, e);
     if (rc == 0 && a->gemma4) {
         rc = set_gemma4(c, r, e);
     }

@@ -132,6 +132,8 @@ struct raw_config {
     bool attention_listed;              /* there is attn_layer_indices */
     bool layer_attends[LIMIT_LAYERS];   /* and it names the layer */
     bool rotates;                       /* position_embedding_type is rope */
+    int8_t post_norm;                   /* use_post_norm */
+    int32_t n_mlp_types;                /* entries of mlp_layer_types; -1: it is absent */
     double time_limit[2];               /* time_step_limit; NAN: none */
     int32_t n_rotated;                  /* entries of no_rope_layers; -1: absent */
     bool layer_rotated[LIMIT_LAYERS];   /* [n_rotated] the entry is not 0 */

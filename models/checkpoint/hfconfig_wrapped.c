@@ -15,6 +15,13 @@ static void fill(int32_t *value, int32_t otherwise)
 
 int raw_config_unwrap(struct raw_config *raw, struct err *e)
 {
+    /* of whose text models one has an architecture of its own */
+    if (strcmp(raw->architecture, "Mistral3ForConditionalGeneration") == 0 &&
+        strcmp(raw->type, "mistral4") == 0) {
+        snprintf(raw->architecture, sizeof(raw->architecture), "Mistral4ForCausalLM");
+        raw->wrapped = true;
+        return 0;
+    }
     if (!model_is_wrapper(raw->architecture)) {
         return 0;
     }

@@ -1,6 +1,7 @@
-/* DeepSeek-V2 and V3, and what has their shape (Kimi-K2, GLM-4.7-Flash): multi-head
- * latent attention, whose cache holds one latent a token for all heads (backend.h,
- * struct latent_attention), and experts behind a few plain layers.
+/* DeepSeek-V2 and V3, and what has their shape (Kimi-K2, GLM-4.7-Flash, Mistral
+ * Small 4): multi-head latent attention, whose cache holds one latent a token for all
+ * heads (backend.h, struct latent_attention), and experts behind a few plain layers.
+ * Youtu-LLM has plain layers alone.
  *
  * One product makes the queries, or a latent of theirs, and the latent of keys and
  * values. V2 routes by softmax, V3 by sigmoid scores with a bias for the choice, both
@@ -43,6 +44,26 @@ static const struct architecture ARCHITECTURES[] = {
      .latent = true,
      .sigmoid_experts = true,
      .dense_layers = 1},
+    {.name = "Mistral4ForCausalLM",
+     .models = "Mistral Small 4",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .rope_interleaved = true,
+     .experts = true,
+     .normalises_experts = true,
+     .latent = true,
+     .n_shared = 1},
+    {.name = "YoutuForCausalLM",
+     .models = "Youtu-LLM",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .tied = true,
+     .rope_interleaved = true,
+     .latent = true},
     {0},
 };
 
@@ -66,6 +87,26 @@ static const struct tensor_spec APART_TENSORS[] = {
     ROW_MATRIX(ATTN "k_b_proj", DIM_HEAD_LATENTS, DIM_NOPE, SPLIT_OUT, latent.k_up, WHEN_ALWAYS),
     ROW_MATRIX(ATTN "v_b_proj", DIM_V, DIM_LATENT, SPLIT_OUT, latent.v_up, WHEN_ALWAYS),
     ROWS_BEHIND,
+    {0},
+};
+
+/* As Mistral publishes it: all experts of a layer in one tensor. */
+static const struct tensor_spec STACKED_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LATENT_DOWN(LAYER),
+    ROWS_LATENT_UP(LAYER),
+    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROW_MATRIX(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
+    ROW_MATRIX(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
+    ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),
+    ROW_MATRIX(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),
+    ROW(LAYER "mlp.experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR,
+        IN_LAYER(experts.up), WHEN_EXPERTS),
+    ROW(LAYER "mlp.experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, WEIGHT_LINEAR,
+        IN_LAYER(experts.down), WHEN_EXPERTS),
+    ROW_CHOICE_BIAS(LAYER "mlp."),
+    ROWS_SHARED_EXPERT(LAYER "mlp.shared_experts."),
     {0},
 };
 
@@ -123,8 +164,16 @@ void deepseek_forward(struct model *m, const struct batch *b)
     }
 }
 
+static const struct model_family deepseek_stacked = {.architectures = ARCHITECTURES,
+                                                     .tensors = STACKED_TENSORS,
+                                                     .marker = "experts.gate_up_proj",
+                                                     .ignored = IGNORED,
+                                                     .forward = deepseek_forward,
+                                                     .gathers = true};
+
 static const struct model_family deepseek_apart = {.architectures = ARCHITECTURES,
                                                    .tensors = APART_TENSORS,
+                                                   .variant = &deepseek_stacked,
                                                    .marker = "self_attn.k_b_proj.weight",
                                                    .ignored = IGNORED,
                                                    .forward = deepseek_forward,

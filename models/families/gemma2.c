@@ -2,7 +2,8 @@
  * scores and logits, and a sliding window in every other layer. As in Gemma, norm
  * weights are 1 + w and embeddings are scaled by sqrt(hidden). Gemma-3 norms q and k
  * per head in place of the caps, and its windowed layers, five of six, rotate by a
- * theta of their own. */
+ * theta of their own. VaultGemma has no norms after; HyperCLOVA X has them around the
+ * layers of Granite. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -104,3 +105,66 @@ const struct model_family gemma2_family = {.architectures = ARCHITECTURES,
                                            .tensors = TENSORS,
                                            .ignored = IGNORED,
                                            .forward = gemma2_forward};
+
+/* ---- VaultGemma: Gemma-2 without the norms after attention and MLP ---- */
+
+static const struct architecture VAULT[] = {
+    {.name = "VaultGemmaForCausalLM",
+     .models = "VaultGemma",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_GELU_TANH,
+     .rope_theta = 10000,
+     .tied = true,
+     .sliding_window = 4096,
+     .window_pattern = 2,
+     .gemma = true},
+    {0},
+};
+
+static const struct tensor_spec VAULT_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROWS_QKV(LAYER "self_attn."),
+    ROW_O(LAYER "self_attn.o_proj"),
+    ROW_NORM(LAYER "pre_feedforward_layernorm", mlp_norm),
+    ROWS_GATED_MLP(LAYER "mlp."),
+    {0},
+};
+
+const struct model_family vault_gemma_family = {.architectures = VAULT,
+                                                .tensors = VAULT_TENSORS,
+                                                .ignored = IGNORED,
+                                                .forward = llama_forward,
+                                                .gathers = true};
+
+/* ---- HyperCLOVA X Think: Granite's factors, and norms after attention and MLP ---- */
+
+static const struct architecture CLOVA[] = {
+    {.name = "HyperCLOVAXForCausalLM",
+     .models = "HyperCLOVA X SEED Think",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .clova = true},
+    {0},
+};
+
+static const struct tensor_spec CLOVA_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROW_NORM(LAYER "input_layernorm", attn_norm),
+    ROWS_QKV(LAYER "self_attn."),
+    ROWS_QKV_BIAS(LAYER "self_attn."),
+    ROW_O(LAYER "self_attn.o_proj"),
+    ROW_NORM(LAYER "post_norm1", attn_post_norm),
+    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
+    ROWS_GATED_MLP(LAYER "mlp."),
+    ROW_NORM(LAYER "post_norm2", mlp_post_norm),
+    {0},
+};
+
+const struct model_family clova_family = {.architectures = CLOVA,
+                                          .tensors = CLOVA_TENSORS,
+                                          .ignored = IGNORED,
+                                          .forward = gemma2_forward};

@@ -101,3 +101,69 @@ const struct model_family ling_family = {.architectures = LING,
                                          .ignored = IGNORED,
                                          .forward = llama_forward,
                                          .gathers = true};
+
+/* ---- K-EXAONE: EXAONE 4's attention with the norms of LLaMA, GLM's experts ---- */
+
+#define EXAONE_MOE(arch)                                                                          \
+    .name = (arch), .models = "K-EXAONE", .norm = NORM_RMS, .norm_eps = 1e-5f, .act = ACT_SILU,   \
+    .rope_theta = 1e6, .qk_norm = true, .sliding_window = 4096, .window_pattern = 4,              \
+    .windows_rotate = true, .experts = true, .normalises_experts = true, .sigmoid_experts = true, \
+    .dense_layers = 1, .n_shared = 1
+
+/* The second is the name in the files of its authors. */
+static const struct architecture EXAONE[] = {
+    {EXAONE_MOE("ExaoneMoeForCausalLM")}, {EXAONE_MOE("ExaoneMoEForCausalLM")}, {0}};
+
+#define ROW_BIAS_OF_CHOICE(name)                                                                  \
+    ROW(MLP name, DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR, IN_LAYER(experts.choice_bias), \
+        WHEN_CHOICE_BIAS)
+
+static const struct tensor_spec EXAONE_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROWS_MLP_OR_EXPERTS(MLP),
+    ROW_BIAS_OF_CHOICE("e_score_correction_bias"),
+    ROWS_SHARED_EXPERT(MLP "shared_experts."),
+    {0},
+};
+
+const struct model_family exaone_moe_family = {.architectures = EXAONE,
+                                               .tensors = EXAONE_TENSORS,
+                                               .ignored = IGNORED,
+                                               .forward = llama_forward,
+                                               .gathers = true};
+
+/* ---- Hy3: Qwen3's attention, GLM's experts ---- */
+
+static const struct architecture HY3[] = {
+    {.name = "HYV3ForCausalLM",
+     .models = "Hy3",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-5f,
+     .act = ACT_SILU,
+     .rope_theta = 10000,
+     .qk_norm = true,
+     .experts = true,
+     .normalises_experts = true,
+     .sigmoid_experts = true,
+     .dense_layers = 1,
+     .n_shared = 1},
+    {0},
+};
+
+static const struct tensor_spec HY3_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_LLAMA_ATTENTION,
+    ROWS_MLP_AND_EXPERTS(MLP),
+    ROW_MATRIX(MLP "router.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router,
+               WHEN_EXPERTS),
+    ROW_BIAS_OF_CHOICE("expert_bias"),
+    ROWS_SHARED_EXPERT(MLP "shared_mlp."),
+    {0},
+};
+
+const struct model_family hy3_family = {.architectures = HY3,
+                                        .tensors = HY3_TENSORS,
+                                        .ignored = IGNORED,
+                                        .forward = llama_forward,
+                                        .gathers = true};

@@ -350,7 +350,8 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     granite_hybrid_family, gemma4_family, nemotron_family, falcon_family, lfm2_family,
     lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family, phi_moe_family,
     internlm2_family, nemotron_dense_family, big_code_family, neox_family, gptj_family, phi_family,
-    falcon_parallel_family, jamba_family;
+    falcon_parallel_family, jamba_family, exaone_moe_family, hy3_family, vault_gemma_family,
+    clova_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -473,19 +474,21 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* One matrix of a layer. */
 #define ROW_MATRIX(name, rows, cols, split, target, when) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
-/* A gated MLP in layers that have one, else a router and experts; and an expert that
- * all tokens have. */
-#define ROWS_MLP_OR_EXPERTS(mlp)                                                                   \
-    ROW_MATRIX(mlp "gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),                   \
-        ROW_MATRIX(mlp "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),                 \
-        ROW_MATRIX(mlp "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),              \
-        ROW_MATRIX(mlp "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS), \
-        ROW_MATRIX(mlp "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,      \
-                   WHEN_EXPERTS),                                                                  \
-        ROW_MATRIX(mlp "experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,        \
-                   WHEN_EXPERTS),                                                                  \
-        ROW_MATRIX(mlp "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,     \
+/* A gated MLP in layers that have one, else experts; the same with the experts' router;
+ * and an expert that all tokens have. */
+#define ROWS_MLP_AND_EXPERTS(mlp)                                                              \
+    ROW_MATRIX(mlp "gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),               \
+        ROW_MATRIX(mlp "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),             \
+        ROW_MATRIX(mlp "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),          \
+        ROW_MATRIX(mlp "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,  \
+                   WHEN_EXPERTS),                                                              \
+        ROW_MATRIX(mlp "experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,    \
+                   WHEN_EXPERTS),                                                              \
+        ROW_MATRIX(mlp "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down, \
                    WHEN_EXPERTS)
+#define ROWS_MLP_OR_EXPERTS(mlp) \
+    ROWS_MLP_AND_EXPERTS(mlp),   \
+        ROW_MATRIX(mlp "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS)
 #define ROWS_SHARED_EXPERT(name)                                                            \
     ROW_MATRIX(name "gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, experts.shared_up,      \
                WHEN_SHARED),                                                                \

@@ -1,6 +1,6 @@
 /* LLaMA's forward pass with layer norms: StableLM, of which a quarter of a head
- * rotates, and Nemotron, whose norm weights are stored minus 1 and whose MLPs have no
- * gate. */
+ * rotates, and Nemotron and Jais 2, whose MLPs have no gate. Norm weights of Nemotron
+ * are stored minus 1. */
 #include "models/families/layers.h"
 
 static const struct architecture ARCHITECTURES[] = {
@@ -50,6 +50,16 @@ static const struct architecture NEMOTRON[] = {
      .rope_theta = 10000,
      .rope_partial = 0.5,
      .norm_from_one = true,
+     .ungated_mlp = true},
+    {.name = "Jais2ForCausalLM",
+     .models = "Jais 2",
+     .norm = NORM_LAYER,
+     .norm_eps = 1e-5f,
+     .act = ACT_RELU,
+     .rope_theta = 10000,
+     .qkv_bias = true,
+     .o_bias = true,
+     .mlp_bias = true,
      .ungated_mlp = true},
     {0},
 };

@@ -258,22 +258,6 @@ static void put_layers(struct gguf_writer *w)
     }
 }
 
-/* Granite's hybrids rotate nothing. Bamba, which files call by the same name, does. */
-static void refuse_rotating_hybrid(struct gguf_writer *w)
-{
-    char key[128];
-    const struct gguf_pair *p =
-        gguf_find(w->g, gguf_config_key(w, "rope.scaling.finetuned", key, sizeof(key)));
-
-    if (w->code == 0 && strcmp(w->family->gguf, "granitehybrid") == 0 && p &&
-        p->type == GGUF_BOOL && p->at[0]) {
-        w->code = err_set(w->e, ERR_UNSUPPORTED,
-                          "%s: a granitehybrid whose attention rotates (Bamba) is not supported as "
-                          "GGUF; its Hugging Face directory is",
-                          w->g->file);
-    }
-}
-
 static void put_config(struct gguf_writer *w)
 {
     char key[128];
@@ -302,7 +286,6 @@ static void put_config(struct gguf_writer *w)
                           "and give that file",
                           w->g->file, (long long)value);
     }
-    refuse_rotating_hybrid(w);
     put_layers(w);
     put_keys(w);
     gguf_put_layer_types(w);

@@ -14,16 +14,33 @@ static int64_t int_or(struct gguf_writer *w, const char *key, int64_t otherwise)
     return value;
 }
 
-/* An array of the architecture with one whole number or bool for each layer; NULL: the
- * key is absent or has another type. */
-static const struct gguf_pair *by_layer(const struct gguf_writer *w, const char *key)
+/* An array of the architecture with one whole number or bool for each layer, and maybe
+ * for those that draft; NULL: the key is absent or no array. */
+static const struct gguf_pair *by_layer(struct gguf_writer *w, const char *key)
 {
     char full[128];
     const struct gguf_pair *p = gguf_find(w->g, gguf_config_key(w, key, full, sizeof(full)));
-    bool is = p && p->type == GGUF_ARRAY && p->n <= LIMIT_LAYERS &&
-              (p->item == GGUF_BOOL || p->item == GGUF_I32 || p->item == GGUF_U32);
+    int64_t all = int_or(w, "block_count", 0), drafting = int_or(w, "nextn_predict_layers", 0);
+    int64_t least = drafting > 0 && drafting < all ? all - drafting : all;
 
-    return is ? p : NULL;
+    if (!p || p->type != GGUF_ARRAY) {
+        return NULL;
+    }
+    gguf_config_key(w, key, full, sizeof(full));
+    if (p->item != GGUF_BOOL && p->item != GGUF_I32 && p->item != GGUF_U32) {
+        w->code = w->code < 0 ? w->code
+                              : err_set(w->e, ERR_INVALID,
+                                        "%s: %s must be whole numbers of 32 bits, or bools",
+                                        w->g->file, full);
+        return NULL;
+    }
+    if (p->n > LIMIT_LAYERS || (int64_t)p->n < least || (int64_t)p->n > all) {
+        w->code = w->code < 0 ? w->code
+                              : err_set(w->e, ERR_INVALID, "%s: %s has %llu values for %lld layers",
+                                        w->g->file, full, (unsigned long long)p->n, (long long)all);
+        return NULL;
+    }
+    return p;
 }
 
 static int64_t value_of(const struct gguf_pair *p, uint64_t i)
@@ -133,11 +150,17 @@ void gguf_put_layer_types(struct gguf_writer *w)
     const struct gguf_pair *states = by_layer(w, "attention.recurrent_layers");
     const struct gguf_pair *kv = by_layer(w, "attention.head_count_kv");
     const struct gguf_pair *p = windows ? windows : states ? states : kv;
-    int64_t layers = int_or(w, "block_count", 0) - int_or(w, "nextn_predict_layers", 0);
+    int64_t layers = int_or(w, "block_count", 0) - int_or(w, "nextn_predict_layers", 0), every = 0;
+    char key[128];
 
     if (w->family->parts) {
         put_parts(w, kv, layers);
         return;
+    }
+    if (!windows &&
+        take_int(w, gguf_config_key(w, "attention.sliding_window_pattern", key, sizeof(key)),
+                 &every)) {
+        buf_printf(&w->out, ",\"sliding_window_pattern\":%lld", (long long)every);
     }
     if (!p) {
         return;
@@ -185,17 +208,22 @@ void gguf_put_states(struct gguf_writer *w)
         put_scan(w, inner, heads);
         return;
     }
+    /* Files of Granite say that nothing rotates. Those of Bamba, whose layers are the
+     * same otherwise, say that positions do, which llama.cpp takes silence for too. */
     const struct gguf_pair *rotates =
         gguf_find(w->g, gguf_config_key(w, "rope.scaling.finetuned", key, sizeof(key)));
+    if (rotates && rotates->type != GGUF_BOOL && w->code == 0) {
+        w->code = err_set(w->e, ERR_INVALID, "%s: %s must be a bool", w->g->file, key);
+    }
     buf_printf(
         &w->out,
         ",\"mamba_n_heads\":%lld,\"mamba_d_head\":%lld,\"mamba_n_groups\":%lld,"
         "\"mamba_d_state\":%lld,\"mamba_d_conv\":%lld%s",
         (long long)heads, (long long)(inner / heads), (long long)int_or(w, "ssm.group_count", 0),
         (long long)int_or(w, "ssm.state_size", 0), (long long)int_or(w, "ssm.conv_kernel", 0),
-        rotates && rotates->type == GGUF_BOOL && rotates->at[0]
-            ? ",\"position_embedding_type\":\"rope\""
-            : "");
+        rotates && rotates->type == GGUF_BOOL && !rotates->at[0]
+            ? ""
+            : ",\"position_embedding_type\":\"rope\"");
 }
 
 /* The share of the pairs of a head that turn: those with a factor of 1, which come

@@ -77,6 +77,17 @@ static const struct gguf_rename QWEN2_MOE_LAYER[] = {
 static const struct gguf_rename GLM4_MOE_LAYER[] = {
     NAME("post_attention_norm", "post_attention_layernorm"), CHOICE_BIAS, SHARED_EXPERTS, {0}};
 static const struct gguf_rename DOTS1_LAYER[] = {CHOICE_BIAS, SHARED_EXPERTS, {0}};
+static const struct gguf_rename EXAONE_MOE_LAYER[] = {
+    {.from = "exp_probs_b", .to = "mlp.e_score_correction_bias", .whole = true},
+    SHARED_EXPERTS,
+    {0}};
+static const struct gguf_rename HY3_LAYER[] = {
+    {.from = "exp_probs_b", .to = "mlp.expert_bias", .whole = true},
+    NAME("ffn_gate_inp", "mlp.router.gate"),
+    NAME("ffn_gate_shexp", "mlp.shared_mlp.gate_proj"),
+    NAME("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
+    NAME("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
+    {0}};
 static const struct gguf_rename ERNIE_MOE_LAYER[] = {
     {.from = "exp_probs_b", .to = "mlp.moe_statics.e_score_correction_bias", .whole = true},
     SHARED_EXPERTS,
@@ -371,6 +382,20 @@ static const struct gguf_key GRANITE_FACTORS[] = {{"attention.scale", "attention
                                                   {"residual_scale", "residual_multiplier"},
                                                   {"logit_scale", "logits_scaling"},
                                                   {0}};
+static const struct gguf_key HY3_KEYS[] = {
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"expert_shared_feed_forward_length", "shared_expert_intermediate_size"},
+    {"leading_dense_block_count", "first_k_dense_replace"},
+    {"expert_weights_scale", "router_scaling_factor"},
+    {0}};
+static const struct gguf_key MELLUM_KEYS[] = {
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"rope.freq_base_swa", "rope_local_base_freq"},
+    {0}};
 static const struct gguf_key GRANITE_MOE_KEYS[] = {
     {"attention.scale", "attention_multiplier"},
     {"embedding_scale", "embedding_multiplier"},
@@ -486,6 +511,15 @@ static const struct gguf_family FAMILIES[] = {
      .keys = GROUPED_EXPERTS,
      .qkv_bias = "attention_bias",
      .head_norms = "use_qk_norm"},
+    {.gguf = "exaone-moe",
+     .name = "ExaoneMoeForCausalLM",
+     .layer = EXAONE_MOE_LAYER,
+     .keys = GROUPED_EXPERTS},
+    {.gguf = "hy_v3", .name = "HYV3ForCausalLM", .layer = HY3_LAYER, .keys = HY3_KEYS},
+    {.gguf = "mellum",
+     .name = "MellumForCausalLM",
+     .keys = MELLUM_KEYS,
+     .json = ",\"norm_topk_prob\":true"},
     {.gguf = "dots1", .name = "Dots1ForCausalLM", .layer = DOTS1_LAYER, .keys = GROUPED_EXPERTS},
     {.gguf = "ernie4_5-moe",
      .name = "Ernie4_5_MoeForCausalLM",
@@ -646,6 +680,7 @@ static const struct gguf_family FAMILIES[] = {
      .name = "NemotronForCausalLM",
      .qkv_bias = "attention_bias",
      .mlp_bias = "mlp_bias"},
+    {.gguf = "jais2", .name = "Jais2ForCausalLM"},
     {.gguf = "gptneox",
      .name = "GPTNeoXForCausalLM",
      .outer = NEOX_OUTER,

@@ -481,13 +481,14 @@ static void check_spec(struct problems *p, const struct tensor_spec *table,
 }
 
 /* Whether a tensor is of a layer behind the last, which predicts further tokens, or of
- * the part of a model that does (of Qwen's hybrids, of ERNIE). */
+ * the part of a model that does (of Qwen's hybrids, K-EXAONE and Mellum, of ERNIE). */
 static bool is_draft(const char *name, const struct model_config *c)
 {
-    static const char LAYERS[] = "layers.", HYBRID[] = "mtp.", ERNIE[] = "model.mtp_";
+    static const char LAYERS[] = "layers.", APART[] = "mtp.", ERNIE[] = "model.mtp_";
     const char *at = strstr(name, LAYERS);
 
-    if (c->recurrent.n_heads > 0 && strncmp(name, HYBRID, sizeof(HYBRID) - 1) == 0) {
+    if ((c->recurrent.n_heads > 0 || c->n_draft_layers > 0) &&
+        strncmp(name, APART, sizeof(APART) - 1) == 0) {
         return true;
     }
     if (strncmp(name, ERNIE, sizeof(ERNIE) - 1) == 0) {

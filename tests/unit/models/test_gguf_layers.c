@@ -131,11 +131,122 @@ static void factors_of_other_shapes_are_refused(void **state)
     }
 }
 
+/* Two layers of a hybrid of Granite, the first with a recurrence. The file has no
+ * key/value heads yet, and does not say whether attention rotates. */
+static void put_hybrid(struct file *f)
+{
+    static const struct {
+        const char *key;
+        uint32_t value;
+    } INTS[] = {{"context_length", 128},     {"embedding_length", 32},    {"block_count", 2},
+                {"feed_forward_length", 40}, {"attention.head_count", 4}, {"ssm.conv_kernel", 4},
+                {"ssm.inner_size", 64},      {"ssm.state_size", 10},      {"ssm.time_step_rank", 8},
+                {"ssm.group_count", 2}};
+    static const float EMBEDDINGS[32 * 8];
+    char name[64];
+
+    file_init(f);
+    set_text(f, "general.architecture", "granitehybrid");
+    for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
+        snprintf(name, sizeof(name), "granitehybrid.%s", INTS[i].key);
+        set_int(f, name, INTS[i].value);
+    }
+    set_real(f, "granitehybrid.attention.layer_norm_rms_epsilon", 1e-5f);
+    add_tensor(f, "token_embd.weight", F32, 32, 8, EMBEDDINGS, sizeof(EMBEDDINGS));
+}
+
+static int read_hybrid(struct file *f, struct model_config *ret, struct err *e)
+{
+    struct generation_defaults gen;
+    struct gguf *g = NULL;
+
+    finish(f, 3);
+    assert_int_equal(gguf_parse(&g, f->all.data, f->all.len, "x.gguf", e), 0);
+    int rc = gguf_config(ret, &gen, g, e);
+    gguf_free(g);
+    file_release(f);
+    return rc;
+}
+
+static const int32_t KV_HEADS[] = {0, 2, 2};
+
+/* rotates: what the file says; < 0: nothing. Returns whether attention rotates, and in
+ * *ret_width how much of a head. */
+static bool hybrid_rotates(int rotates, uint32_t width, int32_t *ret_width)
+{
+    struct model_config c;
+    struct err e = {0};
+    struct file f;
+
+    put_hybrid(&f);
+    set_int(&f, "granitehybrid.rope.dimension_count", width);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_I32, KV_HEADS, 2);
+    if (rotates >= 0) {
+        set_bool(&f, "granitehybrid.rope.scaling.finetuned", rotates);
+    }
+    if (read_hybrid(&f, &c, &e) != 0) {
+        fail_msg("%s", e.text);
+    }
+    assert_true(c.recurrent.layer[0] && !c.recurrent.layer[1]);
+    assert_true(c.unrotated[0] == c.unrotated[1]);
+    *ret_width = c.rope.rot_dim;
+    return !c.unrotated[1];
+}
+
+static void refuse_hybrid(struct file *f, const char *why)
+{
+    struct model_config c;
+    struct err e = {0};
+
+    assert_int_equal(read_hybrid(f, &c, &e), ERR_INVALID);
+    if (!strstr(e.text, why)) {
+        fail_msg("%s", e.text);
+    }
+}
+
+static void lists_of_layers_have_a_number_for_each(void **state)
+{
+    (void)state;
+    static const float REALS[2] = {0, 2};
+    struct file f;
+
+    put_hybrid(&f);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_I32, KV_HEADS, 1);
+    refuse_hybrid(&f, "x.gguf: granitehybrid.attention.head_count_kv has 1 values for 2 layers");
+    put_hybrid(&f);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_I32, KV_HEADS, 3);
+    refuse_hybrid(&f, "head_count_kv has 3 values for 2 layers");
+    put_hybrid(&f);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_F32, REALS, 2);
+    refuse_hybrid(&f, "head_count_kv must be whole numbers of 32 bits, or bools");
+    put_hybrid(&f);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_I32, KV_HEADS, 2);
+    set_int(&f, "granitehybrid.rope.scaling.finetuned", 1);
+    refuse_hybrid(&f, "granitehybrid.rope.scaling.finetuned must be a bool");
+    put_hybrid(&f);
+    set_numbers(&f, "granitehybrid.attention.head_count_kv", GGUF_I32, KV_HEADS, 2);
+    set_text(&f, "granitehybrid.attention.sliding_window_pattern", "LLLG");
+    refuse_hybrid(&f, "granitehybrid.attention.sliding_window_pattern must be a whole number");
+}
+
+static void a_hybrid_of_granite_rotates_unless_the_file_says_not(void **state)
+{
+    (void)state;
+    int32_t width;
+    assert_false(hybrid_rotates(0, 8, &width));
+    assert_true(hybrid_rotates(1, 4, &width)); /* a Bamba, which rotates half of a head */
+    assert_int_equal(width, 4);
+    assert_true(hybrid_rotates(-1, 8, &width)); /* as llama.cpp takes it */
+    assert_int_equal(width, 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pairs_of_a_factor_of_1_turn),
         cmocka_unit_test(factors_of_other_shapes_are_refused),
+        cmocka_unit_test(a_hybrid_of_granite_rotates_unless_the_file_says_not),
+        cmocka_unit_test(lists_of_layers_have_a_number_for_each),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -205,6 +205,13 @@ static void wrong_values_are_named_with_what_is_allowed(void **state)
            ERR_UNSUPPORTED, "clip_qkv is not supported");
     refuse("{\"architectures\":[\"SmolLM3ForCausalLM\"]," SIZES ",\"no_rope_layers\":[1,0]}",
            ERR_INVALID, "no_rope_layers has 2 entries for num_hidden_layers 3");
+    refuse("{\"architectures\":[\"Glm4MoeForCausalLM\"]," SIZES
+           ",\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"mlp_layer_types\":[\"dense\","
+           "\"sparse\"]}",
+           ERR_INVALID, "mlp_layer_types has 2 entries for num_hidden_layers 3");
+    refuse("{\"architectures\":[\"BambaForCausalLM\"]," SIZES ",\"attn_layer_indices\":[1,3]}",
+           ERR_INVALID,
+           "attn_layer_indices (full_attn_idxs) names layer 3, num_hidden_layers is 3");
     refuse("{\"architectures\":[\"StableLmForCausalLM\"]," SIZES ",\"qk_layernorm\":true}",
            ERR_UNSUPPORTED, "qk_layernorm true is not supported");
     refuse("{\"architectures\":[\"Gemma3ForCausalLM\"]," SIZES

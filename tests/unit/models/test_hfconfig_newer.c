@@ -169,7 +169,8 @@ static void minimax_m2(void **state)
         "{\"architectures\":[\"MiniMaxM2ForCausalLM\"],\"attn_type_list\":[1,1],"
         "\"bos_token_id\":null,\"eos_token_id\":null,\"head_dim\":128,\"hidden_act\":\"silu\","
         "\"hidden_size\":3072,\"intermediate_size\":1536,\"max_position_embeddings\":196608,"
-        "\"model_type\":\"minimax_m2\",\"num_attention_heads\":48,\"num_experts_per_tok\":8,"
+        "\"model_type\":\"minimax_m2\",\"torch_dtype\":\"bfloat16\",\"num_attention_heads\":48,"
+        "\"num_experts_per_tok\":8,"
         "\"num_hidden_layers\":62,\"num_key_value_heads\":8,\"num_local_experts\":256,"
         "\"qk_norm_type\":\"per_layer\",\"rms_norm_eps\":1e-06,\"rope_theta\":5000000,"
         "\"rotary_dim\":64,\"scoring_func\":\"sigmoid\",\"tie_word_embeddings\":false,"
@@ -217,6 +218,73 @@ static void exaone_3_5_7b(void **state)
     assert_shape(4096, 32, 8, 128, 32768);
     assert_int_equal(c.n_layers, 32);
     assert_int_equal(c.rope.kind, ROPE_LLAMA3);
+}
+
+#define EXAONE_4_32B                                                                              \
+    "{\"architectures\":[\"Exaone4ForCausalLM\"],\"bos_token_id\":1,\"eos_token_id\":361,"        \
+    "\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":5120,\"intermediate_size\":27392,"  \
+    "\"max_position_embeddings\":131072,\"model_type\":\"exaone4\",\"num_attention_heads\":40,"   \
+    "\"num_hidden_layers\":64,\"num_key_value_heads\":8,\"rms_norm_eps\":1e-05,"                  \
+    "\"rope_scaling\":{\"factor\":16.0,\"high_freq_factor\":4.0,\"low_freq_factor\":1.0,"         \
+    "\"original_max_position_embeddings\":8192,\"rope_type\":\"llama3\"},\"rope_theta\":1000000," \
+    "\"sliding_window\":4096,\"torch_dtype\":\"bfloat16\",\"vocab_size\":102400,"                 \
+    "\"sliding_window_pattern\":"
+
+/* Its pattern of windows is a text. */
+static void exaone_4_32b(void **state)
+{
+    (void)state;
+    read_config(EXAONE_4_32B "\"LLLG\"}");
+    assert_shape(5120, 40, 8, 128, 131072);
+    for (int32_t i = 0; i < c.n_layers; i++) {
+        assert_int_equal(c.windowed[i], i % 4 != 3);
+        assert_int_equal(c.unrotated[i], i % 4 == 3);
+    }
+    refuse_config(EXAONE_4_32B "\"LGLL\"}", "'LGLL' is not letters L with a G behind them");
+    refuse_config(EXAONE_4_32B "\"\"}", "'' is not letters L with a G behind them");
+    refuse_config(EXAONE_4_32B "[4]}", "sliding_window_pattern must be a whole number");
+}
+
+#define CLOVA                                                                                      \
+    "{\"architectures\":[\"HyperCLOVAXForCausalLM\"],\"attention_multiplier\":0.0078125,"          \
+    "\"embedding_multiplier\":10.0,\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":6144," \
+    "\"intermediate_size\":14336,\"logits_scaling\":0.125,\"max_position_embeddings\":131072,"     \
+    "\"torch_dtype\":\"bfloat16\",\"num_attention_heads\":48,\"num_hidden_layers\":38,\"num_key_"  \
+    "value_heads\":8,"                                                                             \
+    "\"rms_norm_eps\":1e-05,\"rope_theta\":100000000,\"vocab_size\":110592,"
+
+static void hyperclova_x_seed_think_14b(void **state)
+{
+    (void)state;
+    read_config(CLOVA "\"residual_multiplier\":1.0,\"use_post_norm\":true}");
+    assert_shape(6144, 48, 8, 128, 131072);
+    assert_float_equal(c.logit_scale, 0.125, 0);
+    assert_float_equal(c.embed_scale, 10, 0);
+    refuse_config(CLOVA "\"use_post_norm\":false}", "use_post_norm false is not supported");
+    refuse_config(CLOVA "\"residual_multiplier\":0.5}", "a residual_multiplier but 1");
+}
+
+/* The text of a wrapper that other Mistral models have too. */
+static void mistral_small_4(void **state)
+{
+    (void)state;
+    read_config("{\"architectures\":[\"Mistral3ForConditionalGeneration\"],\"dtype\":\"bfloat16\","
+                "\"text_config\":{"
+                "\"hidden_size\":4096,\"intermediate_size\":12288,\"moe_intermediate_size\":2048,"
+                "\"model_type\":\"mistral4\",\"num_attention_heads\":32,\"num_hidden_layers\":36,"
+                "\"num_key_value_heads\":32,\"n_shared_experts\":1,\"n_routed_experts\":128,"
+                "\"num_experts_per_tok\":4,\"kv_lora_rank\":256,\"q_lora_rank\":1024,"
+                "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":64,\"v_head_dim\":128,"
+                "\"norm_topk_prob\":true,\"first_k_dense_replace\":0,\"vocab_size\":131072,"
+                "\"max_position_embeddings\":1048576,\"rope_parameters\":{\"type\":\"yarn\","
+                "\"rope_theta\":10000.0,\"factor\":128.0,\"mscale\":1.0,\"mscale_all_dim\":1.0,"
+                "\"original_max_position_embeddings\":8192,\"llama_4_scaling_beta\":0.1}},"
+                "\"vision_config\":{\"hidden_size\":1024}}");
+    assert_string_equal(c.architecture, "Mistral4ForCausalLM");
+    assert_true(c.wrapped && c.latent.rank == 256 && c.experts.n == 128);
+    assert_int_equal(c.experts.scores, SCORES_SOFTMAX);
+    /* behind them queries would have a factor */
+    assert_int_equal(c.max_positions, 8192);
 }
 
 static void phi_3_5_moe(void **state)
@@ -332,6 +400,9 @@ int main(void)
         cmocka_unit_test(internvl3_1b),
         cmocka_unit_test(wrappers_name_what_is_missing),
         cmocka_unit_test(exaone_3_5_7b),
+        cmocka_unit_test(exaone_4_32b),
+        cmocka_unit_test(hyperclova_x_seed_think_14b),
+        cmocka_unit_test(mistral_small_4),
         cmocka_unit_test(phi_3_5_moe),
         cmocka_unit_test(pythia_1b),
         cmocka_unit_test(falcon_7b),
