@@ -143,17 +143,17 @@ static int put_tag(struct wish *w, const cJSON *tag, int i, const cJSON *trigger
     }
     size_t n = json_string_len(trigger);
     buf_printf(b, "tag_%d: marker(", i);
-    json_put_string(b, trigger->valuestring, n);
+    buf_json_string(b, trigger->valuestring, n);
     buf_putc(b, ')');
     if (begin->valuestring[n]) {
         buf_putc(b, ' ');
-        json_put_string(b, begin->valuestring + n, json_string_len(begin) - n);
+        buf_json_string(b, begin->valuestring + n, json_string_len(begin) - n);
     }
     buf_puts(b, " %json ");
     json_put(b, schema);
     if (json_string_len(end)) {
         buf_putc(b, ' ');
-        json_put_string(b, end->valuestring, json_string_len(end));
+        buf_json_string(b, end->valuestring, json_string_len(end));
     }
     buf_putc(b, '\n');
     return 0;
@@ -164,7 +164,7 @@ static void put_until(struct buf *b, const cJSON *triggers)
     buf_puts(b, "until(");
     for (const cJSON *t = triggers->child; t; t = t->next) {
         buf_puts(b, t == triggers->child ? "" : ", ");
-        json_put_string(b, t->valuestring, json_string_len(t));
+        buf_json_string(b, t->valuestring, json_string_len(t));
     }
     buf_putc(b, ')');
 }

@@ -345,9 +345,9 @@ static void handle_detokenize(struct http_request *x, const char *arg, struct re
     if (engine_decode(atomic_load(&s->engine), t.id, t.n, false, &text, &e)) {
         reply_failure(r, &e);
     } else {
-        buf_puts(&r->body, "{\"prompt\":\"");
-        buf_json_escape(&r->body, text.data ? text.data : "", text.len);
-        buf_puts(&r->body, "\"}");
+        buf_puts(&r->body, "{\"prompt\":");
+        buf_json_string(&r->body, text.data ? text.data : "", text.len);
+        buf_putc(&r->body, '}');
     }
     buf_release(&text);
     tokenize_release(&t);
@@ -391,9 +391,8 @@ static void handle_health(struct http_request *x, const char *arg, struct reply 
     r->status = h == HEALTH_READY ? 200 : 503;
     buf_printf(&r->body, "{\"status\":\"%s\"", engine_health_name(h));
     if (h == HEALTH_DEAD && engine && engine_death(engine)[0]) {
-        buf_puts(&r->body, ",\"reason\":\"");
-        buf_json_escape(&r->body, engine_death(engine), strlen(engine_death(engine)));
-        buf_putc(&r->body, '"');
+        buf_puts(&r->body, ",\"reason\":");
+        buf_json_puts(&r->body, engine_death(engine));
     }
     buf_putc(&r->body, '}');
 }
