@@ -343,16 +343,17 @@ static int read_structured(struct wish *w, const cJSON *v, struct err *e)
     return read_way(w, WAYS[k], way, &asked, e);
 }
 
+const char *const structured_fields[STRUCTURED_FIELDS] = {
+    "response_format", "structured_outputs", "guided_json",       "guided_regex",
+    "guided_choice",   "guided_grammar",     "guided_json_object"};
+
 int read_wish(struct wish *w, const cJSON *tree, struct err *e)
 {
-    static const char *const FIELDS[] = {
-        "response_format", "structured_outputs", "guided_json",       "guided_regex",
-        "guided_choice",   "guided_grammar",     "guided_json_object"};
-
-    for (size_t i = 0; i < ARRAY_LEN(FIELDS); i++) {
-        const cJSON *v = member(tree, FIELDS[i]);
+    for (int i = 0; i < STRUCTURED_FIELDS; i++) {
+        const char *name = structured_fields[i];
+        const cJSON *v = member(tree, name);
         bool asked = true;
-        struct wish one = {.field = FIELDS[i], .work = w->work};
+        struct wish one = {.field = name, .work = w->work};
         if (!v) {
             continue;
         }
@@ -360,7 +361,7 @@ int read_wish(struct wish *w, const cJSON *tree, struct err *e)
         wish_path(&one, "");
         int rc = i == 0   ? read_format(&one, v, e)
                  : i == 1 ? read_structured(&one, v, e)
-                          : read_way(&one, FIELDS[i] + strlen("guided_"), v, &asked, e);
+                          : read_way(&one, name + strlen("guided_"), v, &asked, e);
         if (!rc && one.text.failed) {
             rc = one.text.no_memory
                      ? err_nomem(e, "a grammar")
