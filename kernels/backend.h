@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 25
+#define BACKEND_ABI 26
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -111,6 +111,9 @@ struct weight_support {
      * any; with experts_bf16 where activations are bfloat16. */
     int32_t experts, expert_group;
     bool experts_bf16;
+    /* Of floats: fast kernels multiply experts whose rows and columns are multiples of
+     * experts_floats, 0: none; others are multiplied slowly. */
+    int32_t experts_floats;
 };
 
 /* How a weight that was made is multiplied, for the log. */

@@ -229,9 +229,11 @@ struct model_options {
     int32_t rank, n_ranks;   /* of tensor parallelism */
     int32_t stage, n_stages; /* of pipeline parallelism */
     bool expert_parallel;    /* a rank has whole experts, in place of a slice of each */
-    bool fp8_cache;          /* keys and values are cached as e4m3, by the checkpoint's scales */
-    bool one_kv_group;       /* all layers are in one KV group, whatever their windows */
-    struct model_taps taps;  /* hidden states that are kept for a draft head */
+    /* model_open sets the former where slices would be refused or slower kernels' */
+    bool expert_parallel_auto;
+    bool fp8_cache;         /* keys and values are cached as e4m3, by the checkpoint's scales */
+    bool one_kv_group;      /* all layers are in one KV group, whatever their windows */
+    struct model_taps taps; /* hidden states that are kept for a draft head */
 };
 
 /* In place of a window: the group holds recurrent states. */
@@ -431,6 +433,10 @@ void model_free(struct model *m);
 /* One line of the log: which kernel serves the tensors of each stored format, and which
  * were decoded because none does. Nothing with dummy weights. */
 void model_log_formats(const struct model *m);
+/* Lines of the log of the first rank, where there is something to say of a model with
+ * experts: that ranks hold whole ones by themselves, that slices are slow, or that a
+ * slow kernel multiplies them. */
+void model_log_experts(const struct model *m);
 /* A hash of the configuration and of the tensors' names, types and shapes: equal on all
  * ranks of a model. */
 uint64_t model_digest(const struct model *m);

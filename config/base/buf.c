@@ -179,6 +179,18 @@ int buf_json_escape(struct buf *b, const char *text, size_t len)
     return rc;
 }
 
+void buf_json_string(struct buf *b, const char *text, size_t len)
+{
+    buf_putc(b, '"');
+    buf_json_escape(b, text, len);
+    buf_putc(b, '"');
+}
+
+void buf_json_puts(struct buf *b, const char *text)
+{
+    buf_json_string(b, text, strlen(text));
+}
+
 int buf_read_file(struct buf *ret, const char *path, struct err *e)
 {
     FILE *in = fopen(path, "re");

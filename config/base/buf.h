@@ -28,6 +28,9 @@ int buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Append `len` bytes as the inside of a JSON string (quotes not included): control
  * characters, quote and backslash escaped, invalid UTF-8 replaced by U+FFFD. */
 int buf_json_escape(struct buf *b, const char *text, size_t len);
+/* The same as a whole string, with its quotes. */
+void buf_json_string(struct buf *b, const char *text, size_t len);
+void buf_json_puts(struct buf *b, const char *text);
 /* Allocate space for `len` more bytes; the data does not move until they are used. */
 int buf_reserve(struct buf *b, size_t len);
 /* Drop the first `len` bytes. */

@@ -81,9 +81,7 @@ static bool is_bare(const char *text)
 
 static void line_quoted(struct line *l, const char *text)
 {
-    buf_putc(&l->buf, '"');
-    buf_json_escape(&l->buf, text, strnlen(text, LOG_VALUE_BYTES));
-    buf_putc(&l->buf, '"');
+    buf_json_string(&l->buf, text, strnlen(text, LOG_VALUE_BYTES));
 }
 
 /* As much of a text as fits, in whole characters, with space left for the rest of the
@@ -102,9 +100,7 @@ static void line_text(struct line *l, const char *text, size_t len)
             break;
         }
     }
-    buf_putc(&l->buf, '"');
-    buf_json_escape(&l->buf, text, n);
-    buf_putc(&l->buf, '"');
+    buf_json_string(&l->buf, text, n);
 }
 
 static void line_value(struct line *l, const struct log_field *f, bool json)

@@ -35,9 +35,17 @@ struct flag {
     int n_args;        /* arguments consumed */
 };
 
-static bool is_bool_word(const char *text)
+/* Whether a flag without a value sets the row to true. */
+static bool is_switch(const struct setting *row)
 {
-    return text && (strcasecmp(text, "true") == 0 || strcasecmp(text, "false") == 0);
+    return row->type == SETTING_BOOL || row->type == SETTING_SWITCH;
+}
+
+/* Whether the argument behind such a flag is its value. */
+static bool is_switch_word(const struct setting *row, const char *text)
+{
+    return text && (strcasecmp(text, "true") == 0 || strcasecmp(text, "false") == 0 ||
+                    (row->type == SETTING_SWITCH && strcasecmp(text, "auto") == 0));
 }
 
 static bool has_prefix(const char *text, const char *prefix)
@@ -45,14 +53,14 @@ static bool has_prefix(const char *text, const char *prefix)
     return strncmp(text, prefix, strlen(prefix)) == 0;
 }
 
-/* The boolean that --no-NAME sets to false. */
+/* The switch that --no-NAME sets to false. */
 static const struct setting *find_negated(const char *name, size_t len)
 {
     if (len < 4 || (!has_prefix(name, "no-") && !has_prefix(name, "no_"))) {
         return NULL;
     }
     const struct setting *row = setting_find(name + 3, len - 3);
-    return row && row->type == SETTING_BOOL ? row : NULL;
+    return row && is_switch(row) ? row : NULL;
 }
 
 /* `argument` begins with "--"; `next` is the one after it, or NULL. */
@@ -84,7 +92,7 @@ static int read_flag(const char *argument, const char *next, struct flag *ret, s
     if (given) {
         return 0;
     }
-    bool bare = ret->row->type == SETTING_BOOL && !is_bool_word(next);
+    bool bare = is_switch(ret->row) && !is_switch_word(ret->row, next);
     bool missing = !next || has_prefix(next, "--");
     ret->value = bare ? "true" : missing ? NULL : next;
     ret->n_args = bare ? 1 : 2;

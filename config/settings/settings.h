@@ -14,6 +14,8 @@
 
 enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum dtype_choice { DTYPE_AUTO, DTYPE_BFLOAT16, DTYPE_FLOAT16, DTYPE_FLOAT32 };
+/* A thing that is on or off, or decided by the program. */
+enum switch_choice { SWITCH_OFF, SWITCH_ON, SWITCH_AUTO };
 enum load_format { LOAD_AUTO, LOAD_SAFETENSORS, LOAD_GGUF, LOAD_DUMMY };
 enum quantization {
     QUANTIZE_NONE,
@@ -74,7 +76,7 @@ struct settings {
     int64_t n_prefixes;
     int64_t tensor_parallel_size;
     int64_t pipeline_parallel_size;
-    bool expert_parallel;
+    int expert_parallel;       /* enum switch_choice */
     int64_t nnodes, node_rank; /* machines that share the model; this one's number */
     char *master_addr;         /* of node 0; NULL: none given */
     int64_t master_port;

@@ -46,7 +46,9 @@ static void put_choices(struct buf *out, const struct setting *row, const char *
 /* "--port N" */
 static void put_flag(struct buf *out, const struct setting *row)
 {
-    buf_puts(out, row->type == SETTING_BOOL ? "--[no-]" : "--");
+    bool negates = row->type == SETTING_BOOL || row->type == SETTING_SWITCH;
+
+    buf_puts(out, negates ? "--[no-]" : "--");
     spell(out, row->key, false);
     if (row->choice) {
         buf_putc(out, ' ');
@@ -137,9 +139,7 @@ static void put_member(struct buf *out, const char *name, const char *text)
         buf_puts(out, "null");
         return;
     }
-    buf_putc(out, '"');
-    buf_json_escape(out, text, strlen(text));
-    buf_putc(out, '"');
+    buf_json_puts(out, text);
 }
 
 static void put_spelled(struct buf *out, const char *name, const char *prefix, const char *key,
@@ -167,9 +167,10 @@ static void put_choice_list(struct buf *out, const struct setting *row)
 static void list_row(FILE *out, const struct setting *row)
 {
     static const char *const type_name[] = {
-        [SETTING_STRING] = "string", [SETTING_INT] = "int",         [SETTING_BYTES] = "bytes",
-        [SETTING_FLOAT] = "float",   [SETTING_SECONDS] = "seconds", [SETTING_BOOL] = "bool",
-        [SETTING_CHOICE] = "choice", [SETTING_KEYS] = "keys",       [SETTING_PREFIXES] = "prefixes",
+        [SETTING_STRING] = "string",     [SETTING_INT] = "int",         [SETTING_BYTES] = "bytes",
+        [SETTING_FLOAT] = "float",       [SETTING_SECONDS] = "seconds", [SETTING_BOOL] = "bool",
+        [SETTING_SWITCH] = "switch",     [SETTING_CHOICE] = "choice",   [SETTING_KEYS] = "keys",
+        [SETTING_PREFIXES] = "prefixes",
     };
     struct buf line;
 

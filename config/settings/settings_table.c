@@ -78,6 +78,7 @@ static const struct setting_choice LOG_LEVELS[] = {{"debug", LOG_DEBUG},  {"info
 #define SECONDS(name, preset_, min_, max_) \
     AT(name), .type = SETTING_SECONDS, .preset = preset_, .min = min_, .max = max_
 #define BOOL(name, preset_) AT(name), .type = SETTING_BOOL, .preset = preset_
+#define SWITCH(name, preset_) AT(name), .type = SETTING_SWITCH, .preset = preset_
 #define CHOICE(name, preset_, choice_) \
     AT(name), .type = SETTING_CHOICE, .preset = preset_, .choice = choice_
 
@@ -155,8 +156,9 @@ const struct setting setting_table[] = {
     {INT(pipeline_parallel_size, "1", 1, 64), .metavar = "N", .group = "Scheduling",
      .help = "number of pipeline stages that split the layers among them, each of "
              "tensor_parallel_size ranks"},
-    {BOOL(expert_parallel, "false"), .group = "Scheduling",
-     .help = "ranks hold whole experts of each layer, equally many, in place of a slice of each"},
+    {SWITCH(expert_parallel, "auto"), .alias = "enable_expert_parallel", .group = "Scheduling",
+     .help = "ranks hold whole experts of each layer, equally many, in place of a slice of each; "
+             "auto: where slices would cut groups of quantised weights or have slow kernels"},
     {INT(threads, "0", 0, 1024), .metavar = "N", .group = "Scheduling",
      .help = "number of CPU threads that compute, for all ranks together; 0: the number of "
              "physical cores"},

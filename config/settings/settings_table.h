@@ -13,6 +13,7 @@ enum setting_type {
     SETTING_FLOAT,    /* double */
     SETTING_SECONDS,  /* double; text may carry ms, s, m, h */
     SETTING_BOOL,     /* bool */
+    SETTING_SWITCH,   /* int, enum switch_choice */
     SETTING_CHOICE,   /* int, one of `choice` */
     SETTING_KEYS,     /* api_key: char *[], its length in n_api_keys */
     SETTING_PREFIXES, /* prefixes: YAML only */

@@ -176,19 +176,30 @@ static int set_float(struct settings *s, const struct setting *row, const char *
     return 0;
 }
 
-static int set_bool(struct settings *s, const struct setting *row, const char *text,
-                    const char *where, struct err *e)
+/* A bool, or with SETTING_SWITCH an int. */
+static int set_switch(struct settings *s, const struct setting *row, const char *text,
+                      const char *where, struct err *e)
 {
-    static const struct setting_choice words[] = {{"true", 1}, {"false", 0}, {"yes", 1}, {"no", 0},
-                                                  {"on", 1},   {"off", 0},   {"1", 1},   {"0", 0}};
+    static const struct setting_choice words[] = {
+        {"true", SWITCH_ON}, {"false", SWITCH_OFF}, {"yes", SWITCH_ON},
+        {"no", SWITCH_OFF},  {"on", SWITCH_ON},     {"off", SWITCH_OFF},
+        {"1", SWITCH_ON},    {"0", SWITCH_OFF},     {"auto", SWITCH_AUTO}};
+    bool has_auto = row->type == SETTING_SWITCH;
 
     for (size_t i = 0; i < ARRAY_LEN(words); i++) {
-        if (strcasecmp(text, words[i].name) == 0) {
-            *(bool *)value_at(s, row) = words[i].value;
+        if (strcasecmp(text, words[i].name) != 0) {
+            continue;
+        }
+        if (has_auto) {
+            *(int *)value_at(s, row) = words[i].value;
+            return 0;
+        }
+        if (words[i].value != SWITCH_AUTO) {
+            *(bool *)value_at(s, row) = words[i].value == SWITCH_ON;
             return 0;
         }
     }
-    return refuse(row, text, where, "true or false", e);
+    return refuse(row, text, where, has_auto ? "true, false or auto" : "true or false", e);
 }
 
 /* The choice named `text`; NULL: none, and `e` lists the allowed ones. */
@@ -383,7 +394,8 @@ int setting_set(struct settings *s, const struct setting *row, const char *text,
         rc = set_float(s, row, text, where, e);
         break;
     case SETTING_BOOL:
-        rc = set_bool(s, row, text, where, e);
+    case SETTING_SWITCH:
+        rc = set_switch(s, row, text, where, e);
         break;
     case SETTING_CHOICE: {
         const struct setting_choice *c = find_choice(row, text, where, e);
@@ -412,9 +424,7 @@ static void format_string(struct buf *out, const char *text)
         buf_puts(out, "null");
         return;
     }
-    buf_putc(out, '"');
-    buf_json_escape(out, text, strlen(text));
-    buf_putc(out, '"');
+    buf_json_puts(out, text);
 }
 
 static void format_list(const struct settings *s, const struct setting *row, struct buf *out)
@@ -450,6 +460,12 @@ void setting_format(const struct settings *s, const struct setting *row, struct 
     case SETTING_BOOL:
         buf_puts(out, *(const bool *)at ? "true" : "false");
         break;
+    case SETTING_SWITCH: {
+        static const char *const names[] = {
+            [SWITCH_OFF] = "false", [SWITCH_ON] = "true", [SWITCH_AUTO] = "auto"};
+        buf_puts(out, names[*(const int *)at]);
+        break;
+    }
     case SETTING_CHOICE:
         for (const struct setting_choice *c = row->choice; c->name != NULL; c++) {
             if (c->value == *(const int *)at) {

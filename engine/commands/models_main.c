@@ -11,14 +11,9 @@ static const char USAGE[] =
     "Lists what can be served: the models, their name in config.json's \"architectures\", and\n"
     "in a GGUF file's general.architecture.\n";
 
-static void print_names(const char *models, const char *name)
+static void print_line(const struct architecture *a)
 {
-    printf("%-48s %-34s", models, name);
-}
-
-static void print_row(const struct architecture *a)
-{
-    print_names(a->models, a->name);
+    printf("%-48s %-34s", a->models, a->name);
     for (int i = 0; gguf_name_of(a->name, i); i++) {
         printf("%s%s", i ? ", " : " ", gguf_name_of(a->name, i));
     }
@@ -40,19 +35,14 @@ static void print_json(const struct architecture *a, bool first)
            a->gemma4 ? "true" : "false");
 }
 
-/* The same of checkpoints of a text model behind an encoder. */
-static void print_wrappers(bool json)
+static void print_row(const struct architecture *a, bool json, bool *first)
 {
-    for (const struct wrapper *w = model_wrappers; w->name; w++) {
-        if (json) {
-            printf(",\n {\"models\":\"%s\",\"architecture\":\"%s\",\"gguf\":[],\"experts\":false,"
-                   "\"latent\":false,\"recurrent\":false,\"two_head_sizes\":false}",
-                   w->models, w->name);
-        } else {
-            print_names(w->models, w->name);
-            putchar('\n');
-        }
+    if (json) {
+        print_json(a, *first);
+    } else {
+        print_line(a);
     }
+    *first = false;
 }
 
 int models_main(int argc, char **argv)
@@ -66,15 +56,12 @@ int models_main(int argc, char **argv)
     }
     for (int i = 0; model_families[i]; i++) {
         for (const struct architecture *a = model_families[i]->architectures; a->name; a++) {
-            if (json) {
-                print_json(a, first);
-            } else {
-                print_row(a);
-            }
-            first = false;
+            print_row(a, json, &first);
         }
     }
-    print_wrappers(json);
+    for (const struct wrapper *w = model_wrappers; w->name; w++) {
+        print_row(&(struct architecture){.models = w->models, .name = w->name}, json, &first);
+    }
     if (json) {
         puts("]");
     }

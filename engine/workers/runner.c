@@ -439,7 +439,8 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
         .n_ranks = n_ranks(r),
         .stage = r->place ? r->place->at.stage : 0,
         .n_stages = n_stages(r),
-        .expert_parallel = s->expert_parallel && (!r->target || c->experts.n > 0),
+        .expert_parallel = s->expert_parallel == SWITCH_ON && (!r->target || c->experts.n > 0),
+        .expert_parallel_auto = s->expert_parallel == SWITCH_AUTO,
         .fp8_cache = s->kv_cache_dtype == KV_CACHE_FP8,
         .one_kv_group = r->target || s->kv_policy != KV_PAGED,
     };
@@ -451,6 +452,7 @@ static int load_model(struct runner *r, const struct settings *s, const char *di
     rc = rc < 0 ? rc : model_open(&r->model, dir, c, &o, r->backend, e);
     if (rc == 0) {
         model_log_formats(r->model);
+        model_log_experts(r->model);
     }
     return rc;
 }

@@ -588,8 +588,10 @@ static struct weight_support cuda_supports(const struct backend *b, const struct
                                        .experts = EXPERT_PANEL_K,
                                        .experts_bf16 = true};
     }
-    return (struct weight_support){
-        .as_stored = true, .act = (enum dtype)f->id, .kernel = "tensor cores"};
+    return (struct weight_support){.as_stored = true,
+                                   .act = (enum dtype)f->id,
+                                   .kernel = "tensor cores",
+                                   .experts_floats = f->id == FORMAT_F32 ? 0 : EXPERT_MMA_K};
 }
 
 static const struct backend_ops ops = {

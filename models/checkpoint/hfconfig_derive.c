@@ -508,8 +508,9 @@ static int check_rope(const struct model_config *c, const struct raw_config *r, 
     return 0;
 }
 
-static int set_rope(struct model_config *c, const struct raw_config *r,
-                    const struct architecture *a, struct err *e)
+/* The kind of scaling and the base of the rotation. */
+static int set_rope_kind(struct model_config *c, const struct raw_config *r,
+                         const struct architecture *a, struct err *e)
 {
     static const struct {
         const char *name;
@@ -527,9 +528,6 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     struct rope_config *rope = &c->rope;
     size_t kind = 0;
 
-    if (a->rope_theta == 0) {
-        return 0;
-    }
     while (kind < ARRAY_LEN(KINDS) && strcmp(KINDS[kind].name, r->rope_type) != 0) {
         kind++;
     }
@@ -545,6 +543,14 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
         rope->kind = ROPE_DEFAULT;
         rope->theta *= pow(r->alpha, c->head_dim / (c->head_dim - 2.0));
     }
+    return 0;
+}
+
+/* How many dims of a head are rotated. */
+static void set_rope_dim(struct model_config *c, const struct raw_config *r,
+                         const struct architecture *a)
+{
+    struct rope_config *rope = &c->rope;
     double share = a->rope_partial > 0 ? a->rope_partial : 1;
     rope->rot_dim = (int32_t)(c->head_dim * real_or(r->rope_partial, real_or(r->partial, share)));
     if (a->latent) {
@@ -556,6 +562,13 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
         rope->share = real_or(r->rope_partial, 1);
         rope->rot_dim = c->full_head_dim > 0 ? c->full_head_dim : c->head_dim;
     }
+}
+
+/* The parameters of the scaling. */
+static void set_rope_scaling(struct model_config *c, const struct raw_config *r)
+{
+    struct rope_config *rope = &c->rope;
+
     /* Phi-3 has it at the top level, which takes precedence. */
     rope->original_positions = r->original_positions > 0        ? r->original_positions
                                : r->rope_original_positions > 0 ? r->rope_original_positions
@@ -574,20 +587,42 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
     rope->truncate = either(r->truncate, true);
     memcpy(rope->short_factor, r->short_factor, sizeof(rope->short_factor));
     memcpy(rope->long_factor, r->long_factor, sizeof(rope->long_factor));
+    rope->query_beta = real_or(r->position_beta, 0);
+}
+
+/* How many positions the rotation reaches, into max_positions. */
+static void set_rope_reach(struct model_config *c, bool latent)
+{
+    struct rope_config *rope = &c->rope;
     /* With linear and dynamic scaling max_position_embeddings is the context before
      * scaling; with the other kinds it is the longest context. */
     double reach = c->max_positions;
+
     if (rope->kind == ROPE_LINEAR || rope->kind == ROPE_DYNAMIC) {
         reach *= rope->factor;
     } else if (rope->kind == ROPE_YARN) {
         reach = MAX(reach, rope->original_positions * rope->factor);
     }
-    rope->query_beta = real_or(r->position_beta, 0);
-    if (rope->query_beta > 0 && a->latent) { /* whose queries get no factor here */
+    if (rope->query_beta > 0 && latent) { /* whose queries get no factor here */
         reach = MIN(reach, rope->original_positions);
         rope->query_beta = 0;
     }
     c->max_positions = (int32_t)MIN(reach, (double)LIMIT_MODEL_LEN);
+}
+
+static int set_rope(struct model_config *c, const struct raw_config *r,
+                    const struct architecture *a, struct err *e)
+{
+    if (a->rope_theta == 0) {
+        return 0;
+    }
+    int rc = set_rope_kind(c, r, a, e);
+    if (rc < 0) {
+        return rc;
+    }
+    set_rope_dim(c, r, a);
+    set_rope_scaling(c, r);
+    set_rope_reach(c, a->latent);
     return check_rope(c, r, e);
 }
 

@@ -111,6 +111,22 @@ struct format_use {
 };
 enum { FORMAT_USES = 32 };
 
+/* How a backend multiplies experts under a division among ranks, from worst to best. */
+enum expert_way {
+    EXPERTS_REFUSED,   /* the division cuts groups of quantised weights */
+    EXPERTS_ANY_SHAPE, /* floats, by a slow kernel for any shape */
+    EXPERTS_FLOATS,    /* floats, stored or decoded, by the fast kernels */
+    EXPERTS_CODES,     /* as stored or quantised */
+};
+
+/* What load/expert_division.c found out about a model. */
+struct expert_division {
+    bool known;                         /* the model has experts */
+    enum expert_way whole, sliced;      /* of the tensor that loses most by slices */
+    const struct weight_format *format; /* in which it is stored; NULL: floats, or a dummy */
+    bool by_itself;                     /* it set options.expert_parallel */
+};
+
 /* Columns of the sums of norms over ranks, of which two are used at most: GPUs write 16
  * bytes at a time into each other's memory. */
 enum { SUM_COLUMNS = 4 };
@@ -151,6 +167,7 @@ struct transformer {
     int32_t n_quantised;                   /* tensors of floats, to model_options.quantise */
     struct format_use use[FORMAT_USES];    /* [n_uses] of those in blocks or codes */
     int32_t n_uses;
+    struct expert_division division; /* of the experts among ranks */
 
     /* Activations, [max_tokens, ..]. */
     struct mat x;                  /* residual stream, [hidden] */
@@ -577,6 +594,9 @@ void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat 
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t);
+/* The same where the MLP of an expert is so wide on a rank. */
+bool tensor_stays_at_width(const struct model *m, const struct tensor_spec *s,
+                           const struct tensor *t, int32_t expert_width);
 /* The same of the whole tensor: what one rank would get. */
 bool tensor_stays_on_one_rank(const struct model *m, const struct tensor_spec *s,
                               const struct tensor *t);
@@ -595,6 +615,9 @@ struct quantised {
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols);
 /* The same of one rank, which holds all columns of an expert's MLP. */
 bool model_quantises_on_one_rank(const struct model *m, const struct tensor_spec *s, int32_t cols);
+/* The same where the MLP of an expert is so wide on a rank. */
+bool model_quantises_at_width(const struct model *m, const struct tensor_spec *s, int32_t cols,
+                              int32_t expert_width);
 /* Whether the tensors are the matrices of experts. */
 bool tensor_spec_of_expert(const struct tensor_spec *s);
 /* Whether the backend multiplies the model's experts, `width` columns of the MLP of
@@ -602,6 +625,8 @@ bool tensor_spec_of_expert(const struct tensor_spec *s);
  * all of them. */
 bool model_keeps_expert_format(const struct model *m, const struct weight_format *f,
                                int32_t group_cols, int32_t width);
+/* The same of dummies in the format that the directory says its experts have. */
+bool model_keeps_dummy_format(const struct model *m, int32_t width);
 /* Quantises the weight: its pieces are replaced by q->piece, which points into q.
  * Pieces in a format of their own stay; a dummy gets its format. */
 int quantised_init(struct quantised *q, const struct model *m, struct weight_desc *d,

@@ -82,9 +82,8 @@ static void print_ignored(const struct conversion *k, struct buf *b, int32_t *re
         size_t len = strlen(name) - MIN(strlen(name), strlen(".weight"));
         bool head = len == strlen(HEAD) && strncmp(name, HEAD, len) == 0;
         if (k->output[i].product_alone && !head) {
-            buf_puts(b, ", \"");
-            buf_json_escape(b, name, len);
-            buf_puts(b, "\"");
+            buf_puts(b, ", ");
+            buf_json_string(b, name, len);
             (*ret_n)++;
         }
     }

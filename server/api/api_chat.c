@@ -88,7 +88,7 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
             return rc;
         }
         buf_putc(b, ',');
-        json_put_string(b, k->string, strlen(k->string));
+        buf_json_string(b, k->string, strlen(k->string));
         buf_putc(b, ':');
         json_put(b, k);
     }

@@ -217,7 +217,7 @@ static int put_arguments(struct buf *b, const cJSON *text, const struct history 
         rc = template_numbers_round(tree, e);
         json_put(b, tree);
     } else {
-        json_put_string(b, text->valuestring, json_string_len(text));
+        buf_json_string(b, text->valuestring, json_string_len(text));
     }
     cJSON_Delete(tree);
     return rc;
@@ -245,9 +245,9 @@ static int put_call(struct buf *b, const cJSON *id, const cJSON *function, struc
         return rc;
     }
     buf_puts(b, "{\"id\":");
-    json_put_string(b, id ? id->valuestring : made, strlen(id ? id->valuestring : made));
+    buf_json_string(b, id ? id->valuestring : made, strlen(id ? id->valuestring : made));
     buf_puts(b, ",\"type\":\"function\",\"function\":{\"name\":");
-    json_put_string(b, name->valuestring, json_string_len(name));
+    buf_json_string(b, name->valuestring, json_string_len(name));
     buf_puts(b, ",\"arguments\":");
     rc = put_arguments(b, member(function, "arguments"), h, e);
     buf_puts(b, "}}");
@@ -335,9 +335,9 @@ static int put_answered(struct buf *b, const cJSON *m, enum role role, struct hi
     memmove(&h->open[k], &h->open[k + 1], (size_t)(--h->n_open - k) * sizeof(o));
     snprintf(made, sizeof(made), "call%05d", o.number);
     buf_puts(b, ",\"tool_call_id\":");
-    json_put_string(b, o.id ? o.id : made, strlen(o.id ? o.id : made));
+    buf_json_string(b, o.id ? o.id : made, strlen(o.id ? o.id : made));
     buf_puts(b, ",\"name\":");
-    json_put_string(b, o.name, strlen(o.name));
+    buf_json_string(b, o.name, strlen(o.name));
     return 0;
 }
 
@@ -358,7 +358,7 @@ static int put_reasoning(struct buf *b, const cJSON *m, const struct history *h,
     }
     for (size_t k = 0; k < n; k++) {
         buf_printf(b, ",\"%s\":", NAMES[k]);
-        json_put_string(b, text->valuestring, json_string_len(text));
+        buf_json_string(b, text->valuestring, json_string_len(text));
     }
     return 0;
 }
@@ -386,7 +386,7 @@ static int put_others(struct buf *b, const cJSON *m, bool named, int i, struct e
             continue;
         }
         buf_putc(b, ',');
-        json_put_string(b, k->string, strlen(k->string));
+        buf_json_string(b, k->string, strlen(k->string));
         buf_putc(b, ':');
         json_put(b, k);
     }

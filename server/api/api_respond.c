@@ -37,20 +37,13 @@ static const char *error_type(int status)
                            : "invalid_request_error";
 }
 
-static void put_string(struct buf *b, const char *s)
-{
-    buf_putc(b, '"');
-    buf_json_escape(b, s, strlen(s));
-    buf_putc(b, '"');
-}
-
 void api_error_object(struct buf *b, int status, const char *param, const char *message)
 {
     PUT(b, "{\"message\":");
-    put_string(b, message);
+    buf_json_puts(b, message);
     buf_printf(b, ",\"type\":\"%s\",\"param\":", error_type(status));
     if (param && param[0]) {
-        put_string(b, param);
+        buf_json_puts(b, param);
     } else {
         PUT(b, "null");
     }
@@ -79,10 +72,10 @@ static void put_time(struct buf *b, int64_t unix_s)
 void api_model(struct buf *b, const struct api_context *ctx)
 {
     PUT(b, "{\"id\":");
-    put_string(b, ctx->info.model_name);
+    buf_json_puts(b, ctx->info.model_name);
     buf_printf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"quire\",\"root\":",
                (long long)ctx->info.created);
-    put_string(b, ctx->info.model_name);
+    buf_json_puts(b, ctx->info.model_name);
     /* the length under the names that clients read */
     int32_t len = ctx->info.max_model_len;
     buf_printf(b,
@@ -90,7 +83,7 @@ void api_model(struct buf *b, const struct api_context *ctx)
                "\"context_window\":%d",
                len, len, len);
     PUT(b, ",\"type\":\"model\",\"display_name\":");
-    put_string(b, ctx->info.model_name);
+    buf_json_puts(b, ctx->info.model_name);
     put_time(b, ctx->info.created);
     buf_putc(b, '}');
 }
@@ -100,9 +93,9 @@ void api_models(struct buf *b, const struct api_context *ctx)
     PUT(b, "{\"object\":\"list\",\"data\":[");
     api_model(b, ctx);
     PUT(b, "],\"has_more\":false,\"first_id\":");
-    put_string(b, ctx->info.model_name);
+    buf_json_puts(b, ctx->info.model_name);
     PUT(b, ",\"last_id\":");
-    put_string(b, ctx->info.model_name);
+    buf_json_puts(b, ctx->info.model_name);
     PUT(b, ",\"models\":[");
     api_codex_model(b, ctx);
     PUT(b, "]}");
@@ -169,9 +162,9 @@ static void put_schema(struct buf *b, const struct field *f, const struct api_co
 static void put_property(struct buf *b, const struct field *f, bool required,
                          const struct api_context *ctx)
 {
-    put_string(b, f->name);
+    buf_json_puts(b, f->name);
     PUT(b, ":{\"description\":");
-    put_string(b, f->help);
+    buf_json_puts(b, f->help);
     if (required) {
         PUT(b, ",\"allOf\":[");
         put_schema(b, f, ctx);
@@ -188,9 +181,9 @@ static void put_table(struct buf *b, const char *name, const struct field_table 
 {
     bool any = false;
 
-    put_string(b, name);
+    buf_json_puts(b, name);
     PUT(b, ":{\"type\":\"object\",\"required\":[");
-    put_string(b, required);
+    buf_json_puts(b, required);
     PUT(b, "],\"properties\":{");
     for (int i = 0; i < t->n; i++) {
         if (t->field[i].type == FIELD_MISSING || !field_in(t, &t->field[i])) {

@@ -143,17 +143,17 @@ static int put_tag(struct wish *w, const cJSON *tag, int i, const cJSON *trigger
     }
     size_t n = json_string_len(trigger);
     buf_printf(b, "tag_%d: marker(", i);
-    json_put_string(b, trigger->valuestring, n);
+    buf_json_string(b, trigger->valuestring, n);
     buf_putc(b, ')');
     if (begin->valuestring[n]) {
         buf_putc(b, ' ');
-        json_put_string(b, begin->valuestring + n, json_string_len(begin) - n);
+        buf_json_string(b, begin->valuestring + n, json_string_len(begin) - n);
     }
     buf_puts(b, " %json ");
     json_put(b, schema);
     if (json_string_len(end)) {
         buf_putc(b, ' ');
-        json_put_string(b, end->valuestring, json_string_len(end));
+        buf_json_string(b, end->valuestring, json_string_len(end));
     }
     buf_putc(b, '\n');
     return 0;
@@ -164,7 +164,7 @@ static void put_until(struct buf *b, const cJSON *triggers)
     buf_puts(b, "until(");
     for (const cJSON *t = triggers->child; t; t = t->next) {
         buf_puts(b, t == triggers->child ? "" : ", ");
-        json_put_string(b, t->valuestring, json_string_len(t));
+        buf_json_string(b, t->valuestring, json_string_len(t));
     }
     buf_putc(b, ')');
 }
@@ -343,16 +343,17 @@ static int read_structured(struct wish *w, const cJSON *v, struct err *e)
     return read_way(w, WAYS[k], way, &asked, e);
 }
 
+const char *const structured_fields[STRUCTURED_FIELDS] = {
+    "response_format", "structured_outputs", "guided_json",       "guided_regex",
+    "guided_choice",   "guided_grammar",     "guided_json_object"};
+
 int read_wish(struct wish *w, const cJSON *tree, struct err *e)
 {
-    static const char *const FIELDS[] = {
-        "response_format", "structured_outputs", "guided_json",       "guided_regex",
-        "guided_choice",   "guided_grammar",     "guided_json_object"};
-
-    for (size_t i = 0; i < ARRAY_LEN(FIELDS); i++) {
-        const cJSON *v = member(tree, FIELDS[i]);
+    for (int i = 0; i < STRUCTURED_FIELDS; i++) {
+        const char *name = structured_fields[i];
+        const cJSON *v = member(tree, name);
         bool asked = true;
-        struct wish one = {.field = FIELDS[i], .work = w->work};
+        struct wish one = {.field = name, .work = w->work};
         if (!v) {
             continue;
         }
@@ -360,7 +361,7 @@ int read_wish(struct wish *w, const cJSON *tree, struct err *e)
         wish_path(&one, "");
         int rc = i == 0   ? read_format(&one, v, e)
                  : i == 1 ? read_structured(&one, v, e)
-                          : read_way(&one, FIELDS[i] + strlen("guided_"), v, &asked, e);
+                          : read_way(&one, name + strlen("guided_"), v, &asked, e);
         if (!rc && one.text.failed) {
             rc = one.text.no_memory
                      ? err_nomem(e, "a grammar")

@@ -15,6 +15,9 @@ struct wish {
     int64_t work; /* that compiling grammars of this request may still take */
 };
 
+/* The fields that may ask, response_format first. */
+enum { STRUCTURED_FIELDS = 7 };
+extern const char *const structured_fields[STRUCTURED_FIELDS];
 /* Read the one field that constrains the answer into *w, whose text is an empty
  * buffer. */
 int read_wish(struct wish *w, const cJSON *tree, struct err *e);

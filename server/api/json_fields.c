@@ -604,13 +604,6 @@ const char *json_number_text(const cJSON *v, char text[JSON_NUMBER_BYTES])
 
 /* ---- back to text ---- */
 
-void json_put_string(struct buf *b, const char *text, size_t len)
-{
-    buf_putc(b, '"');
-    buf_json_escape(b, text, len);
-    buf_putc(b, '"');
-}
-
 static void put_members(struct buf *b, const cJSON *v)
 {
     bool object = cJSON_IsObject(v);
@@ -621,7 +614,7 @@ static void put_members(struct buf *b, const cJSON *v)
             buf_putc(b, ',');
         }
         if (object) {
-            json_put_string(b, m->string, strlen(m->string));
+            buf_json_string(b, m->string, strlen(m->string));
             buf_putc(b, ':');
         }
         json_put(b, m);
@@ -661,7 +654,7 @@ void json_put(struct buf *b, const cJSON *v)
         }
         break;
     case cJSON_String:
-        json_put_string(b, v->valuestring, json_string_len(v));
+        buf_json_string(b, v->valuestring, json_string_len(v));
         break;
     case cJSON_Array:
     case cJSON_Object:

@@ -40,8 +40,6 @@ int json_integer(const cJSON *v, bool *ret_minus, uint64_t *ret);
 const char *json_number_text(const cJSON *v, char text[JSON_NUMBER_BYTES]);
 /* Append `v` as JSON, numbers as they were written. */
 void json_put(struct buf *b, const cJSON *v);
-/* Append a string in quotes. */
-void json_put_string(struct buf *b, const char *text, size_t len);
 
 /* "a string", "a number" …: for messages. */
 const char *json_kind(const cJSON *v);

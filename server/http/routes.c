@@ -124,6 +124,43 @@ static bool fits_a_body(const struct completion *c, struct reply *r)
     return false;
 }
 
+/* The stream of a completion, which is released, on its way to the engine. NULL: it was
+ * refused in r. */
+static struct stream *submit_completion(struct http_request *x, struct completion *c,
+                                        const char *id, const struct api_context *ctx,
+                                        struct reply *r)
+{
+    struct server *s = x->server;
+    struct stream *stream;
+    struct err e = {0};
+    int64_t least = c->params.stream ? 0 : stream_min_bytes(c);
+    int rc = scope_cache(x, c, &e);
+
+    rc = rc ? rc : stream_new(&stream, &s->hub, c, id, ctx, &e);
+    completion_release(c);
+    if (rc) {
+        reply_failure(r, &e);
+        return NULL;
+    }
+    stream->client = x->auth.client;
+    if (!stream_reserve(stream, least)) {
+        stream_unref(stream);
+        reply_no_room(r);
+        return NULL;
+    }
+    stream->begin_us = x->begin_us;
+    stream->chunked = !x->http_1_0;
+    if (s->tls && stream->mode == STREAM_DIRECT) {
+        stream->mode = STREAM_READER;
+    }
+    if (stream_submit(stream, atomic_load(&s->engine), &e)) {
+        stream_unref(stream);
+        reply_failure(r, &e);
+        return NULL;
+    }
+    return stream;
+}
+
 /* All generating routes, which differ in `parse` and in the route's dialect. */
 static void generate(struct http_request *x, struct reply *r,
                      int (*parse)(struct completion *ret, const char *body, size_t len,
@@ -132,7 +169,6 @@ static void generate(struct http_request *x, struct reply *r,
     struct server *s = x->server;
     struct api_context ctx = s->api;
     struct completion c;
-    struct stream *stream;
     struct err e = {0};
     char id[sizeof(x->request_id) + 12];
     int64_t tokens;
@@ -167,34 +203,11 @@ static void generate(struct http_request *x, struct reply *r,
         completion_release(&c);
         return;
     }
-    int64_t least = c.params.stream ? 0 : stream_min_bytes(&c);
-    int rc = scope_cache(x, &c, &e);
-    rc = rc ? rc : stream_new(&stream, &s->hub, &c, id, &ctx, &e);
-    completion_release(&c);
-    if (rc) {
+    x->stream = submit_completion(x, &c, id, &ctx, r);
+    if (!x->stream) {
         client_return_tokens(x->auth.client, tokens);
-        reply_failure(r, &e);
         return;
     }
-    stream->client = x->auth.client;
-    if (!stream_reserve(stream, least)) {
-        client_return_tokens(x->auth.client, tokens);
-        stream_unref(stream);
-        reply_no_room(r);
-        return;
-    }
-    stream->begin_us = x->begin_us;
-    stream->chunked = !x->http_1_0;
-    if (s->tls && stream->mode == STREAM_DIRECT) {
-        stream->mode = STREAM_READER;
-    }
-    if (stream_submit(stream, atomic_load(&s->engine), &e)) {
-        client_return_tokens(x->auth.client, tokens);
-        stream_unref(stream);
-        reply_failure(r, &e);
-        return;
-    }
-    x->stream = stream;
     prompts_log(x);
 }
 
@@ -345,9 +358,9 @@ static void handle_detokenize(struct http_request *x, const char *arg, struct re
     if (engine_decode(atomic_load(&s->engine), t.id, t.n, false, &text, &e)) {
         reply_failure(r, &e);
     } else {
-        buf_puts(&r->body, "{\"prompt\":\"");
-        buf_json_escape(&r->body, text.data ? text.data : "", text.len);
-        buf_puts(&r->body, "\"}");
+        buf_puts(&r->body, "{\"prompt\":");
+        buf_json_string(&r->body, text.data ? text.data : "", text.len);
+        buf_putc(&r->body, '}');
     }
     buf_release(&text);
     tokenize_release(&t);
@@ -391,9 +404,8 @@ static void handle_health(struct http_request *x, const char *arg, struct reply 
     r->status = h == HEALTH_READY ? 200 : 503;
     buf_printf(&r->body, "{\"status\":\"%s\"", engine_health_name(h));
     if (h == HEALTH_DEAD && engine && engine_death(engine)[0]) {
-        buf_puts(&r->body, ",\"reason\":\"");
-        buf_json_escape(&r->body, engine_death(engine), strlen(engine_death(engine)));
-        buf_putc(&r->body, '"');
+        buf_puts(&r->body, ",\"reason\":");
+        buf_json_puts(&r->body, engine_death(engine));
     }
     buf_putc(&r->body, '}');
 }

@@ -89,12 +89,11 @@ static int chat_begin(struct buf *b, void *state, const struct usage *usage)
 
 /* ---- events ---- */
 
-/* `"name":"`, the text as the inside of a JSON string, `"`. */
+/* `"name":`, and the text. */
 static void put_text(struct buf *b, const char *name, const char *text, size_t len)
 {
-    buf_printf(b, "\"%s\":\"", name);
-    buf_json_escape(b, text, len);
-    buf_putc(b, '"');
+    buf_printf(b, "\"%s\":", name);
+    buf_json_string(b, text, len);
 }
 
 /* Open an event of the choice, behind the one that gives its role. */

@@ -7,17 +7,18 @@ import json
 from combo_draw import Case
 
 # Fields of a chat that an API has under some name, or that say nothing about the text.
+SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed",
+            "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words", "allowed_token_ids", "min_tokens",
+            "skip_special_tokens", "spaces_between_special_tokens", "priority", "cache_salt", "request_id")
+CONSTRAINTS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
 PLAIN = {
-    "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed",
-    "cache_salt", "stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs", "user",
-    "metadata", "request_id", "priority", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    *SAMPLING, *CONSTRAINTS,
+    "messages", "model", "max_tokens", "max_completion_tokens", "temperature",
+    "stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs", "user",
+    "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "service_tier", "store", "stop", "tools", "tool_choice", "parallel_tool_calls", "response_format",
 }
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-ROUTES = {
-    RESPONSES: PLAIN | {"presence_penalty", "frequency_penalty"},
-    MESSAGES: PLAIN,
-}
+ROUTES = RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 # ---- the request ----
@@ -34,8 +35,8 @@ def choice_named(body, how):
 
 
 def as_responses(body, most):
-    new = copied(body, "model", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "stop",
-                 "seed", "cache_salt", "stream", "parallel_tool_calls", "metadata", "user")
+    new = copied(body, *SAMPLING, *CONSTRAINTS, "model", "temperature", "stop", "stream", "parallel_tool_calls", "metadata",
+                 "user")
     new |= {"max_output_tokens": most, "input": [
         {"role": m["role"], "content": m["content"] if isinstance(m["content"], str) else
          [{"type": "input_text", "text": p["text"]} for p in m["content"]]} for m in body["messages"]]}
@@ -45,12 +46,12 @@ def as_responses(body, most):
         new |= {"tool_choice": choice} if choice else {}
     wanted = body.get("response_format") or {}
     if wanted:
-        new["text"] = {"format": {"type": wanted["type"]} | wanted.get("json_schema", {})}
+        new["text"] = {"format": {k: v for k, v in wanted.items() if k != "json_schema"} | wanted.get("json_schema", {})}
     return new
 
 
 def as_messages(body, most):
-    new = copied(body, "model", "temperature", "top_p", "top_k", "seed", "cache_salt", "stream")
+    new = copied(body, *SAMPLING, *CONSTRAINTS, "model", "temperature", "stream")
     new |= {"max_tokens": most, "messages": body["messages"]}
     stop = body.get("stop")
     if stop:
@@ -77,9 +78,9 @@ def same_meaning(case, route):
         tools = [t["function"] for t in body.get("tools") or []]
         if any(t.get("strict") or "parameters" not in t for t in tools):
             return False
-        if (body.get("response_format") or {}).get("type") == "json_object":
+        if (body.get("response_format") or {}).get("type") in ("json_object", "structural_tag"):
             return False
-    return body.keys() <= ROUTES[route]
+    return body.keys() <= PLAIN
 
 
 def over(case, route):

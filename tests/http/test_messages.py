@@ -8,6 +8,7 @@ import pytest
 
 from conftest import PATIENCE_S, Server
 from test_chat import HELLO, chat, model_with  # noqa: F401  (a fixture)
+from test_responses import SAMPLING
 
 BODY = {"model": "demo", "max_tokens": 12, "temperature": 0, "messages": HELLO}
 
@@ -68,6 +69,14 @@ def test_stop_sequences(chat):
     assert (m["stop_reason"], m["stop_sequence"]) == ("stop_sequence", stop)
     e = events(ask(chat, stop_sequences=[stop], stream=True))
     assert e[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": stop}
+
+
+@pytest.mark.parametrize("fields", SAMPLING, ids=lambda f: "-".join(f))
+def test_fields_of_chats_that_choose_tokens_do_so_here(chat, fields):
+    same = chat.ask("POST", "/v1/chat/completions", json=BODY | fields).json()
+    a = ask(chat, **fields)
+    assert a.status_code == 200 and "X-Quire-Ignored" not in a.headers
+    assert text_of(a.json()) == same["choices"][0]["message"]["content"]
 
 
 def test_system_is_the_first_message(chat):

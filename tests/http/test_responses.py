@@ -122,6 +122,62 @@ def test_log_probabilities(chat):
     assert ask(chat, top_logprobs=2).json()["output"][0]["content"][0]["logprobs"] == []
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+# each changes what the chat of these tests answers
+SAMPLING = [
+    {"temperature": 1, "seed": 7, "min_p": 0.2}, {"repetition_penalty": 5}, {"presence_penalty": 2, "frequency_penalty": 2},
+    {"logit_bias": {"300": 100}}, {"allowed_token_ids": [300, 301, 302]}, {"logit_bias": {"300": 100}, "stop_token_ids": [300]},
+    {"logit_bias": {"300": 100}, "stop_token_ids": [300], "min_tokens": 5},
+    {"guided_json": SCHEMA}, {"guided_regex": "[ab]{3}"}, {"guided_choice": ["ab", "cd"]}, {"guided_grammar": 'start: "ab"'},
+    {"guided_json_object": True}, {"structured_outputs": {"json": SCHEMA}},
+]
+
+
+@pytest.mark.parametrize("fields", SAMPLING, ids=lambda f: "-".join(f))
+def test_fields_of_chats_that_choose_tokens_do_so_here(chat, fields):
+    plain, same = (chat.ask("POST", "/v1/chat/completions", json=CHAT | f).json() for f in ({}, fields))
+    want = same["choices"][0]["message"]["content"]
+    assert want != plain["choices"][0]["message"]["content"]
+    a = ask(chat, **fields)
+    assert a.status_code == 200 and "X-Quire-Ignored" not in a.headers and text_of(a.json()) == want
+
+
+def test_words_that_are_never_made(chat):
+    whole = text_of(ask(chat).json())
+    words = whole.split()
+    same = chat.ask("POST", "/v1/chat/completions", json=CHAT | {"bad_words": words}).json()
+    assert text_of(ask(chat, bad_words=words).json()) == same["choices"][0]["message"]["content"] != whole
+
+
+def test_a_request_id_is_that_of_the_answer(chat):
+    assert ask(chat, request_id="abc").json()["id"] == "resp_abc"
+
+
+@pytest.mark.parametrize("format", [
+    {"type": "json_schema", "name": "n", "schema": SCHEMA}, {"type": "json_object", "schema": SCHEMA},
+], ids=lambda f: f["type"])
+def test_formats_with_a_schema(chat, format):
+    r = ask(chat, text={"format": format}, max_output_tokens=200).json()
+    assert json.loads(text_of(r)) == {"a": "x"} and r["status"] == "completed" and r["text"]["format"] == format
+
+
+@pytest.mark.parametrize("form", ["structures", "triggered_tags"])
+def test_structural_tags(chat, form):
+    whole = text_of(ask(chat).json())
+    word = whole.split()[1]
+    if form == "structures":
+        tags = {"triggers": [word], "structures": [{"begin": word + "<", "schema": SCHEMA, "end": ">"}]}
+    else:
+        content = {"type": "json_schema", "json_schema": SCHEMA}
+        tags = {"format": {"type": form, "triggers": [word], "tags": [{"begin": word + "<", "content": content, "end": ">"}]}}
+    format = {"type": "structural_tag"} | tags
+    r = ask(chat, text={"format": format}, max_output_tokens=200).json()
+    before, inside = text_of(r).split(word + "<", 1)
+    assert before == whole.split(word)[0] and json.loads(inside.split(">")[0]) == {"a": "x"} and r["text"]["format"] == format
+    same = chat.ask("POST", "/v1/chat/completions", json=CHAT | {"response_format": format, "max_tokens": 200}).json()
+    assert same["choices"][0]["message"]["content"] == text_of(r)
+
+
 def test_tokens_are_counted(chat):
     n = ask(chat).json()["usage"]["input_tokens"]
     a = ask(chat, "/v1/responses/input_tokens", max_output_tokens=None, temperature=None)
@@ -142,6 +198,12 @@ def test_tokens_are_counted(chat):
     ({"temperature": 3}, "temperature", "at most 2"),
     ({"top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
     ({"text": {"format": {}}}, "text", "text.format"),
+    ({"text": {"format": {"type": "structural_tag"}}}, "text", "text.format needs triggers"),
+    ({"text": {"format": {"type": "structural_tag", "triggers": ["<f"]}}}, "text", "text.format needs a list of tags"),
+    ({"text": {"verbosity": 2}}, "text", "text.verbosity must be a string"),
+    ({"structured_outputs": {"regex": "["}}, "structured_outputs", "structured_outputs.regex"),
+    ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex", "both constrain"),
+    ({"min_tokens": 20}, "min_tokens", "at most max_tokens"),
     ({"tools": {}}, "tools", "tools must be a list"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "names a function"),
 ])

@@ -283,7 +283,7 @@ static int check_draft(const struct runner_draft *d, const struct pipeline_place
         return err_set_param(e, ERR_UNSUPPORTED, "tensor_parallel_size",
                              "tensor_parallel_size must be 1 with a draft model or head on GPUs");
     }
-    bool by_expert = d->settings->expert_parallel && d->config->experts.n > 0;
+    bool by_expert = d->settings->expert_parallel == SWITCH_ON && d->config->experts.n > 0;
     int rc = model_check_ranks(d->config, at->n_ranks, by_expert, e);
     if (rc < 0) {
         err_prefix(e, "the draft model or head");
@@ -298,7 +298,7 @@ static int prepare(struct ranks *x, struct settings *s, const struct model_confi
 {
     struct executor_info limits = {0}, of_draft = {0};
     const struct pipeline_place *at = &x->place.at;
-    int rc = model_check_ranks(c, at->n_ranks, s->expert_parallel, e);
+    int rc = model_check_ranks(c, at->n_ranks, s->expert_parallel == SWITCH_ON, e);
 
     if (rc == 0) {
         rc = model_check_stages(c, at->n_stages, e);

@@ -231,7 +231,7 @@ struct weight_support cpu_supports(const struct backend *b, const struct weight_
 {
     const struct cpu_kernels *k = &CONTAINER_OF(b, struct cpu_backend, base)->k;
     struct weight_support s = {
-        .as_stored = true, .act = DTYPE_F32, .kernel = "floats", .experts = 1};
+        .as_stored = true, .act = DTYPE_F32, .kernel = "floats", .experts = 1, .experts_floats = 1};
 
     if (!weight_format_is_plain(f)) {
         const struct cpu_blocks *of = cpu_blocks_of(k, f->id, 1);

@@ -235,8 +235,9 @@ struct expert_pending {
     struct expert_lists lists;     /* with few, but not stream */
     struct expert_combine combine; /* else */
 };
-/* The same by tiles with mma, at most 64 rows each. False: not for this shape; nothing
- * was done. */
+/* The same by tiles with mma, at most 64 rows each, of 16-bit floats whose width and
+ * depth are multiples of EXPERT_MMA_K. False: not for this shape; nothing was done. */
+enum { EXPERT_MMA_K = 64 };
 bool launch_expert_mma(const struct expert_product *a, const struct expert_lists *l,
                        int32_t n_blocks, cudaStream_t stream);
 /* The same for codes in multiples of EXPERT_CODES_K columns, times bf16, in tiles of at

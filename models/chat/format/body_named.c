@@ -165,25 +165,9 @@ static enum body_rc in_header(struct chat_parser *p, char c)
 
 static enum body_rc in_arguments(struct chat_parser *p, char c)
 {
-    bool control = (unsigned char)c < 0x20 && json_scan_in_string(&p->scan);
-    enum json_scan_rc rc = json_scan_byte(&p->scan, c);
+    enum json_scan_rc rc = call_json_byte(p, c);
 
-    if (rc == SCAN_BAD) {
-        call_break(p);
-        return BODY_BEFORE;
-    }
-    if (control) {
-        buf_clear(&p->value);
-        buf_json_escape(&p->value, &c, 1);
-        call_arguments(p, p->value.data, p->value.len);
-    } else {
-        call_arguments(p, &c, 1);
-    }
-    if (rc == SCAN_DONE) {
-        call_end(p);
-        return after_call(p);
-    }
-    return BODY_MORE;
+    return rc == SCAN_BAD ? BODY_BEFORE : rc == SCAN_DONE ? after_call(p) : BODY_MORE;
 }
 
 /* Before the first call, between two, and behind the last. */

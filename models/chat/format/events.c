@@ -205,3 +205,25 @@ void call_break(struct chat_parser *p)
     p->open = false;
     buf_clear(&p->raw);
 }
+
+enum json_scan_rc call_json_byte(struct chat_parser *p, char c)
+{
+    bool control = (unsigned char)c < 0x20 && json_scan_in_string(&p->scan);
+    enum json_scan_rc rc = json_scan_byte(&p->scan, c);
+
+    if (rc == SCAN_BAD) {
+        call_break(p);
+        return rc;
+    }
+    if (control) {
+        buf_clear(&p->value);
+        buf_json_escape(&p->value, &c, 1);
+        call_arguments(p, p->value.data, p->value.len);
+    } else {
+        call_arguments(p, &c, 1);
+    }
+    if (rc == SCAN_DONE) {
+        call_end(p);
+    }
+    return rc;
+}

@@ -286,6 +286,10 @@ bool call_begin(struct chat_parser *p, const char *name, const char *id);
 const struct param_table *call_params(struct chat_parser *p);
 void call_arguments(struct chat_parser *p, const char *text, size_t len);
 void call_end(struct chat_parser *p);
+/* A byte of arguments that are written as a JSON object, read by p->scan: one that is
+ * not valid breaks the call, the last one ends it. Control characters in strings are
+ * escaped. */
+enum json_scan_rc call_json_byte(struct chat_parser *p, char c);
 /* The call ends without CHAT_CALL_END: its arguments are not valid. */
 void call_break(struct chat_parser *p);
 

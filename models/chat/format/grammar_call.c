@@ -212,6 +212,23 @@ static int put_value(struct grammar_text *g, const struct chat_tool *t, const ch
     return 0;
 }
 
+/* The next parameter among a schema's properties: its name, cut to NAME_BYTES, and its
+ * own schema. False: there is none. */
+static bool next_parameter(struct json *j, char name[NAME_BYTES], struct json_slice *ret_schema)
+{
+    if (!json_next_member(j)) {
+        return false;
+    }
+    size_t len = MIN(j->key_len, (size_t)NAME_BYTES - 1);
+    memcpy(name, j->key, len);
+    name[len] = '\0';
+    json_peek(j);
+    const char *at = j->at;
+    json_skip(j);
+    *ret_schema = (struct json_slice){at, (size_t)(j->at - at)};
+    return true;
+}
+
 /* The parameters in the order of the schema; those that are not required may be left
  * out. */
 static int put_parameters(struct grammar_text *g, const struct chat_tool *t, struct err *e)
@@ -219,22 +236,17 @@ static int put_parameters(struct grammar_text *g, const struct chat_tool *t, str
     const struct chat_format *f = g->f;
     struct json_slice root = {t->parameters, strlen(t->parameters)};
     struct json_slice properties = json_member(root, "properties");
+    struct json_slice schema;
     struct err own = {0};
     struct json j;
+    char name[NAME_BYTES];
 
     if (!properties.at) {
         return 0;
     }
     json_init(&j, properties.at, properties.len, "a schema", &own);
     json_enter_object(&j);
-    while (json_next_member(&j)) {
-        char name[NAME_BYTES];
-        size_t len = MIN(j.key_len, sizeof(name) - 1);
-        memcpy(name, j.key, len);
-        name[len] = '\0';
-        json_peek(&j);
-        const char *at = j.at;
-        json_skip(&j);
+    while (next_parameter(&j, name, &schema)) {
         buf_puts(g->out, " (");
         put_marker(g->out, f->key_open);
         put_string(g->out, name);
@@ -242,7 +254,7 @@ static int put_parameters(struct grammar_text *g, const struct chat_tool *t, str
         if (f->value_open && f->line[0]) {
             put_string(g->out, f->line);
         }
-        int rc = put_value(g, t, name, (struct json_slice){at, (size_t)(j.at - at)}, e);
+        int rc = put_value(g, t, name, schema, e);
         if (rc) {
             return rc;
         }
@@ -303,8 +315,10 @@ static int literal_call(struct grammar_text *g, const struct chat_tool *t, struc
     struct json_slice root = {t->parameters, t->parameters ? strlen(t->parameters) : 0};
     struct json_slice properties = json_member(root, "properties");
     const char open[] = {f->open, '\0'}, close[] = {f->close, '\0'};
+    struct json_slice schema;
     struct err own = {0};
     struct json j;
+    char name[NAME_BYTES];
 
     if (!f->list) {
         put_marker(g->out, f->call_open);
@@ -317,14 +331,7 @@ static int literal_call(struct grammar_text *g, const struct chat_tool *t, struc
     for (int pass = 0; properties.at && pass < 2; pass++) {
         json_init(&j, properties.at, properties.len, "a schema", &own);
         json_enter_object(&j);
-        while (json_next_member(&j)) {
-            char name[NAME_BYTES];
-            size_t len = MIN(j.key_len, sizeof(name) - 1);
-            memcpy(name, j.key, len);
-            name[len] = '\0';
-            json_peek(&j);
-            const char *at = j.at;
-            json_skip(&j);
+        while (next_parameter(&j, name, &schema)) {
             bool required = schema_requires(root, name);
             if (required != (pass == 0)) {
                 continue;
@@ -335,7 +342,7 @@ static int literal_call(struct grammar_text *g, const struct chat_tool *t, struc
                                "optional cannot be constrained",
                                t->name);
             }
-            put_literal(g, t, name, (struct json_slice){at, (size_t)(j.at - at)}, required, first);
+            put_literal(g, t, name, schema, required, first);
             first = false;
         }
     }

@@ -97,27 +97,17 @@ static void header_byte(struct chat_parser *p, char c)
 
 static void arguments_byte(struct chat_parser *p, char c)
 {
-    bool control = (unsigned char)c < 0x20 && json_scan_in_string(&p->scan);
-
     if (p->step == H_DONE || (p->step == H_BEGIN && is_space(c))) {
         return;
     }
-    enum json_scan_rc rc = p->step == H_BEGIN && c != '{' ? SCAN_BAD : json_scan_byte(&p->scan, c);
-    p->step = H_CALL;
-    if (rc == SCAN_BAD) {
+    if (p->step == H_BEGIN && c != '{') {
         call_break(p);
         p->step = H_DONE;
         return;
     }
-    if (control) {
-        buf_clear(&p->value);
-        buf_json_escape(&p->value, &c, 1);
-        call_arguments(p, p->value.data, p->value.len);
-    } else {
-        call_arguments(p, &c, 1);
-    }
-    if (rc == SCAN_DONE) {
-        call_end(p);
+    p->step = H_CALL;
+    enum json_scan_rc rc = call_json_byte(p, c);
+    if (rc == SCAN_BAD || rc == SCAN_DONE) {
         p->step = H_DONE;
     }
 }

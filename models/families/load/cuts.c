@@ -79,6 +79,15 @@ static int32_t ranks_without_cuts(const struct model *m, const struct tensor_spe
     return 1;
 }
 
+bool tensor_is_cut(const struct model *m, const struct tensor_spec *s, const struct tensor *t)
+{
+    struct tensor_part part;
+
+    tensor_part_of(m, s, &part);
+    struct grouping g = grouping_of(m, s, t, &part);
+    return g.format && some_rank_cuts(m, s, &g, m->options.n_ranks);
+}
+
 int tensor_part_check(const struct model *m, const struct tensor_spec *s, const struct tensor *t,
                       struct tensor_index at, struct err *e)
 {

@@ -23,6 +23,13 @@ bool model_keeps_expert_format(const struct model *m, const struct weight_format
            (s.expert_group == 0 || group_cols % s.expert_group == 0);
 }
 
+bool model_keeps_dummy_format(const struct model *m, int32_t width)
+{
+    enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
+
+    return m->expert_format && model_keeps_expert_format(m, m->expert_format, MX_GROUP, width);
+}
+
 /* Whether the codes of all experts of a layer, which are stored as [out, in] one after
  * another, are those of matrices that the row of the table names, and `width` of their
  * columns are whole groups. */
@@ -56,7 +63,7 @@ static bool multiplied_by_head(const struct tensor_spec *s)
  * multiplied, not embedded, and decoded where a group is no neighbours, or no multiple
  * of FORMAT_GROUP of them. Of tensors of all experts only those are stored in blocks
  * that stack_stays takes. */
-static bool stays_at_width(const struct model *m, const struct tensor_spec *s,
+bool tensor_stays_at_width(const struct model *m, const struct tensor_spec *s,
                            const struct tensor *t, int32_t expert_width)
 {
     const struct quant_tensor *q = t ? t->quantised : NULL;
@@ -76,13 +83,13 @@ static bool stays_at_width(const struct model *m, const struct tensor_spec *s,
 bool tensor_stays_in_blocks(const struct model *m, const struct tensor_spec *s,
                             const struct tensor *t)
 {
-    return stays_at_width(m, s, t, m->weights->expert_intermediate);
+    return tensor_stays_at_width(m, s, t, m->weights->expert_intermediate);
 }
 
 bool tensor_stays_on_one_rank(const struct model *m, const struct tensor_spec *s,
                               const struct tensor *t)
 {
-    return stays_at_width(m, s, t, m->config.experts.intermediate);
+    return tensor_stays_at_width(m, s, t, m->config.experts.intermediate);
 }
 
 /* Why a tensor of row s does not stay as stored (see tensor_stays_in_blocks). */
@@ -95,7 +102,9 @@ static const char *why_decoded(const struct model *m, const struct tensor_spec *
            : q && q->column_group     ? "groups of columns that are no neighbours"
            : s->kind != WEIGHT_LINEAR ? "they are embedded"
            : q && q->scales.group_cols % FORMAT_GROUP != 0 ? "groups of no multiple of 16 columns"
-           : tensor_spec_stacked(s)                        ? "all experts of a layer in one tensor"
+           : tensor_spec_of_expert(s) && tensor_stays_on_one_rank(m, s, t)
+               ? "slices of experts that its kernels do not take"
+           : tensor_spec_stacked(s)   ? "all experts of a layer in one tensor"
            : tensor_spec_of_expert(s) ? "experts of other sizes or types than its kernels"
                                       : "a product by heads";
 }

@@ -317,6 +317,7 @@ int transformer_load(struct model *m, struct err *e)
         return err_nomem(e, "model");
     }
     m->weights = t;
+    expert_division_choose(m);
     t->first = stage == 0;
     t->first_layer = model_first_layer(c, stage, n_stages);
     t->n_layers = model_first_layer(c, stage + 1, n_stages) - t->first_layer;

@@ -28,9 +28,25 @@ struct tensor_part {
 void tensor_part_of(const struct model *m, const struct tensor_spec *s, struct tensor_part *ret);
 /* Whether a tensor has rows of one expert, or of all experts. */
 bool tensor_spec_by_expert(const struct tensor_spec *s);
-/* cuts.c: ERR_UNSUPPORTED where this rank's part of the tensor `at` (t, NULL: a dummy)
+/* cuts.c: whether a part of some rank cuts blocks or groups of the tensor t (NULL: a
+ * dummy) that one rank would multiply as stored, or quantise. */
+bool tensor_is_cut(const struct model *m, const struct tensor_spec *s, const struct tensor *t);
+/* ERR_UNSUPPORTED where this rank's part of the tensor `at` (t, NULL: a dummy)
  * cuts blocks or groups that one rank would multiply as stored, or quantise. */
 int tensor_part_check(const struct model *m, const struct tensor_spec *s, const struct tensor *t,
                       struct tensor_index at, struct err *e);
+
+/* ---- expert_division.c ---- */
+
+/* How floats of experts, which read and make `hidden` values and are `width` columns
+ * wide, are multiplied by a backend of such support for them. */
+enum expert_way expert_floats_way(const struct weight_support *s, int32_t hidden, int32_t width);
+/* Whether ranks do better with whole experts: they can be had, and slices are refused
+ * or multiplied in a slower way. */
+bool experts_pay_whole(int32_t n_ranks, int32_t n_experts, enum expert_way whole,
+                       enum expert_way sliced);
+/* Find out how the experts are multiplied, and set options.expert_parallel where that
+ * is left open and whole experts do better. Once, before weights are loaded. */
+void expert_division_choose(struct model *m);
 
 #endif

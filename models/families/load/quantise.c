@@ -44,9 +44,8 @@ static bool dim_quantised(enum tensor_dim d)
            d == DIM_GATE_UP;
 }
 
-/* Whether the weights are to be quantised where the MLP of an expert is so wide. */
-static bool quantises_at_width(const struct model *m, const struct tensor_spec *s, int32_t cols,
-                               int32_t expert_width)
+bool model_quantises_at_width(const struct model *m, const struct tensor_spec *s, int32_t cols,
+                              int32_t expert_width)
 {
     const struct weight_format *f = m->options.quantise;
     int32_t group = m->options.quantise_group;
@@ -63,12 +62,12 @@ static bool quantises_at_width(const struct model *m, const struct tensor_spec *
 
 bool model_quantises(const struct model *m, const struct tensor_spec *s, int32_t cols)
 {
-    return quantises_at_width(m, s, cols, m->weights->expert_intermediate);
+    return model_quantises_at_width(m, s, cols, m->weights->expert_intermediate);
 }
 
 bool model_quantises_on_one_rank(const struct model *m, const struct tensor_spec *s, int32_t cols)
 {
-    return quantises_at_width(m, s, cols, m->config.experts.intermediate);
+    return model_quantises_at_width(m, s, cols, m->config.experts.intermediate);
 }
 
 /* ---- codes ---- */

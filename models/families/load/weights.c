@@ -486,8 +486,6 @@ static bool keeps_inputs(const struct model *m, const struct tensor_spec *s, int
            (s->target == IN_LAYER(qkv) || layer < FINE_FIRST || layer >= c->n_layers - FINE_LAST);
 }
 
-enum { MX_GROUP = 32 }; /* columns that share a scale of OCP Microscaling formats */
-
 /* Notes how the tensors of a weight in blocks or codes are multiplied; those of `d`
  * that have no format in the file were quantised. */
 static void note_uses(const struct assembly *a, const struct weight_desc *d, struct mat w)
@@ -530,8 +528,8 @@ static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t 
                             .n_pieces = m->checkpoint ? a->n_pieces : 0,
                             .mapped = m->checkpoint != NULL};
     d.experts = tensor_spec_of_expert(s);
-    if (d.n_pieces == 0 && d.experts && m->expert_format &&
-        model_keeps_expert_format(m, m->expert_format, MX_GROUP, m->weights->expert_intermediate)) {
+    if (d.n_pieces == 0 && d.experts &&
+        model_keeps_dummy_format(m, m->weights->expert_intermediate)) {
         d.dummy_format = m->expert_format;
     }
     d.tied_head = s->kind == WEIGHT_EMBEDDING && s->target == IN_MODEL(embed) && m->config.tied &&

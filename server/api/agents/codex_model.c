@@ -26,7 +26,7 @@ static const char INSTRUCTIONS[] =
 static void put_text(struct buf *b, const char *name, const char *text)
 {
     buf_printf(b, "\"%s\":", name);
-    json_put_string(b, text, strlen(text));
+    buf_json_string(b, text, strlen(text));
 }
 
 /* What the entry says of tools: a shell that takes a command as text, no tool of the

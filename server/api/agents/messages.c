@@ -41,10 +41,7 @@ static const struct field rows[] = {
         "{\"type\":\"array\",\"maxItems\":16,\"items\":{\"type\":\"string\",\"minLength\":1}}",
         "The text ends before any of these."),
     ROW_FLOAT("temperature", params.temperature, 0, 2, "0 is greedy."),
-    ROW_OVER("top_p", params.top_p, 0, 1,
-             "Keep the likeliest tokens whose probabilities sum to this."),
-    ROW_CUSTOM("top_k", read_top_k, "{\"type\":\"integer\",\"minimum\":-1,\"maximum\":2147483647}",
-               "Keep the k likeliest tokens; -1 or 0: all."),
+    SAMPLING_ROWS,
     ROW_BOOL("stream", params.stream, "Server-sent events instead of one JSON body."),
     ROW_CUSTOM("tools", read_later,
                "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"name\":{"
@@ -73,16 +70,7 @@ static const struct field rows[] = {
     ROW_STRING("service_tier", "Accepted, but has no effect."),
     ROW_CUSTOM("chat_template_kwargs", read_any_object, ANY_OBJECT,
                "Further variables for the chat template."),
-    {.name = "seed",
-     .type = FIELD_CUSTOM,
-     GIVEN(has_seed),
-     .read = read_seed,
-     .schema = "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":"
-               "18446744073709551615}",
-     .help = "The same seed gives the same tokens."},
-    ROW_CUSTOM("cache_salt", read_cache_salt,
-               "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}",
-               "Share cached prefixes only with requests that have the same salt."),
+    CONSTRAINT_ROWS,
     ROW_MISSING("container", "containers"),
     ROW_MISSING("mcp_servers", "MCP servers"),
 };
@@ -236,6 +224,7 @@ int messages_translate(struct translation *t, cJSON *body)
     rc = rc ? rc : put_choice(t, body);
     rc = rc ? rc : put_thinking_config(t, body);
     rc = rc ? rc : put_output_config(t, body);
+    put_constraints(t, body);
     if (!rc && !t->counts && !t->c->has_ceiling) {
         rc = err_set_param(t->e, ERR_INVALID, "max_tokens",
                            "max_tokens is missing; give the most tokens to generate");

@@ -3,7 +3,7 @@
  *
  *     instructions                  the first system message
  *     tools[].name, parameters      tools[].function; tools of other types are left out
- *     text.format                   response_format
+ *     text.format, text.verbosity   response_format, verbosity
  *     reasoning.effort              reasoning_effort
  */
 #include <stdio.h>
@@ -103,28 +103,11 @@ static const struct field rows[] = {
      .hi = INT32_MAX,
      .help = "Most tokens to generate; more than fit are cut to what fits."},
     ROW_FLOAT("temperature", params.temperature, 0, 2, "0 is greedy."),
-    ROW_OVER("top_p", params.top_p, 0, 1,
-             "Keep the likeliest tokens whose probabilities sum to this."),
-    ROW_CUSTOM("top_k", read_top_k, "{\"type\":\"integer\",\"minimum\":-1,\"maximum\":2147483647}",
-               "Keep the k likeliest tokens; -1 or 0: all."),
-    ROW_FLOAT("presence_penalty", params.presence_penalty, -2, 2,
-              "Subtracted from the logit of each token that was already generated."),
-    ROW_FLOAT("frequency_penalty", params.frequency_penalty, -2, 2,
-              "Subtracted once for each time the token was generated."),
+    SAMPLING_ROWS,
     ROW_CUSTOM("stop", read_stop,
                "{\"oneOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"array\",\"maxItems\":"
                "16,\"items\":{\"type\":\"string\",\"minLength\":1}}]}",
                "The text ends before any of these."),
-    {.name = "seed",
-     .type = FIELD_CUSTOM,
-     GIVEN(has_seed),
-     .read = read_seed,
-     .schema = "{\"type\":\"integer\",\"minimum\":-9223372036854775808,\"maximum\":"
-               "18446744073709551615}",
-     .help = "The same seed gives the same tokens."},
-    ROW_CUSTOM("cache_salt", read_cache_salt,
-               "{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}",
-               "Share cached prefixes only with requests that have the same salt."),
     ROW_BOOL("stream", params.stream, "Server-sent events instead of one JSON body."),
     ROW_UNUSED("stream_options", read_any_object, ANY_OBJECT),
     ROW_CUSTOM("tools", read_array, "{\"type\":\"array\",\"items\":{\"type\":\"object\"}}",
@@ -133,7 +116,9 @@ static const struct field rows[] = {
                "{\"oneOf\":[{\"enum\":[\"auto\",\"none\",\"required\"]},{\"type\":\"object\"}]}",
                "Which tools may or must be called."),
     ROW_BOOL("parallel_tool_calls", ignored_bool, "Whether one answer may have several calls."),
-    ROW_CUSTOM("text", read_any_object, ANY_OBJECT, "The answer's format, as text.format."),
+    ROW_CUSTOM("text", read_any_object, ANY_OBJECT,
+               "The answer's format, as text.format, and text.verbosity."),
+    CONSTRAINT_ROWS,
     ROW_CUSTOM("reasoning", read_any_object, ANY_OBJECT,
                "How long to reason, as reasoning.effort; summaries are not made."),
     ROW_CUSTOM("chat_template_kwargs", read_any_object, ANY_OBJECT,
@@ -404,16 +389,22 @@ static int put_choice(struct translation *t, cJSON *body)
 
 static int put_format(struct translation *t, cJSON *body)
 {
+    /* of json_object, and of structural_tag in both of its forms; those of json_schema
+     * are in an object of their own in chats */
+    static const char *const members[] = {"schema", "structures", "triggers", "format"};
     cJSON *text = tree_member(body, "text"), *format = text ? tree_member(text, "format") : NULL;
     const cJSON *type = cJSON_IsObject(format) ? tree_member(format, "type") : NULL;
 
+    if (text) {
+        tree_move(t, text, "verbosity", t->chat, "verbosity");
+    }
     if (!format || json_is(type, "text")) {
         return 0;
     }
     if (!is_plain_string(type)) {
         return err_set_param(t->e, ERR_INVALID, "text",
-                             "text.format must be an object with a type: text, json_object or "
-                             "json_schema");
+                             "text.format must be an object with a type: text, json_object, "
+                             "json_schema or structural_tag");
     }
     cJSON *to = tree_add_object(t, t->chat, "response_format");
     tree_add_word(t, to, "type", type->valuestring);
@@ -421,9 +412,11 @@ static int put_format(struct translation *t, cJSON *body)
         to = tree_add_object(t, to, "json_schema");
         tree_move(t, format, "name", to, "name");
         tree_move(t, format, "description", to, "description");
-        tree_move(t, format, "schema", to, "schema");
-        tree_move(t, format, "strict", to, "strict");
     }
+    for (size_t i = 0; i < ARRAY_LEN(members); i++) {
+        tree_move(t, format, members[i], to, members[i]);
+    }
+    tree_move(t, format, "strict", to, "strict");
     return 0;
 }
 
@@ -465,6 +458,7 @@ int responses_translate(struct translation *t, cJSON *body)
     tree_move(t, body, "parallel_tool_calls", t->chat, "parallel_tool_calls");
     rc = rc ? rc : put_choice(t, body);
     rc = rc ? rc : put_format(t, body);
+    put_constraints(t, body);
     put_logprobs(t, body);
     put_reasoning(t, body);
     return rc;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/api_structured.h"
 #include "server/api/json_fields.h"
 
 static bool has_role(const cJSON *message, const char *role)
@@ -185,6 +186,13 @@ void put_thinking_switch(struct translation *t, bool on)
         if (!cJSON_GetObjectItemCaseSensitive(kwargs, names[i])) {
             tree_add(t, kwargs, names[i], cJSON_CreateBool(on));
         }
+    }
+}
+
+void put_constraints(struct translation *t, cJSON *body)
+{
+    for (int i = 1; i < STRUCTURED_FIELDS; i++) { /* response_format has another name here */
+        tree_move(t, body, structured_fields[i], t->chat, structured_fields[i]);
     }
 }
 

@@ -85,6 +85,8 @@ void put_named_choice(struct translation *t, cJSON *choice);
 /* Tell the template whether to reason, under the names that templates read, unless the
  * client's own chat_template_kwargs do. */
 void put_thinking_switch(struct translation *t, bool on);
+/* Move the fields of CONSTRAINT_ROWS (field_rows.h) to the chat. */
+void put_constraints(struct translation *t, cJSON *body);
 /* Name the type of a tool that is left out in X-Quire-Ignored. */
 void ignore_tool(struct translation *t, const char *type);
 

@@ -15,10 +15,13 @@ struct renaming {
 static const struct renaming responses_names[] = {
     {"response_format.json_schema", "text.format"},
     {"response_format", "text.format"},
+    {"verbosity", "text.verbosity"},
+    {NULL, NULL},
 };
 static const struct renaming messages_names[] = {
     {"response_format.json_schema", "output_config.format"},
     {"response_format", "output_config.format"},
+    {NULL, NULL},
 };
 
 /* Put `to` in the place of the text's first `n` bytes. */
@@ -108,7 +111,7 @@ void translated_error(const struct translation *t, struct err *e)
     if (!responses) {
         name_schema(e);
     }
-    for (size_t i = 0; i < ARRAY_LEN(responses_names); i++) {
+    for (size_t i = 0; names[i].from; i++) {
         size_t n = strlen(names[i].from);
         if (strncmp(e->text, names[i].from, n) == 0) {
             replace_start(e, n, names[i].to);
@@ -119,5 +122,7 @@ void translated_error(const struct translation *t, struct err *e)
         memcpy(e->param, "input", sizeof("input"));
     } else if (strcmp(e->param, "response_format") == 0) {
         snprintf(e->param, sizeof(e->param), "%s", responses ? "text" : "output_config");
+    } else if (responses && strcmp(e->param, "verbosity") == 0) {
+        memcpy(e->param, "text", sizeof("text"));
     }
 }

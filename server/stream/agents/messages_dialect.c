@@ -61,13 +61,6 @@ static int result(const struct messages_state *s, const struct buf *b)
 
 /* ---- fragments ---- */
 
-static void put_string(struct buf *b, const char *text)
-{
-    buf_putc(b, '"');
-    buf_json_escape(b, text, strlen(text));
-    buf_putc(b, '"');
-}
-
 /* Prompt tokens that the prefix cache had are counted apart from the others. */
 static void put_message_usage(struct buf *b, const struct usage *u)
 {
@@ -82,7 +75,7 @@ static void put_stop(struct buf *b, const struct messages_state *s)
 {
     PUT(b, "\"stop_reason\":");
     if (s->stop_reason) {
-        put_string(b, s->stop_reason);
+        buf_json_puts(b, s->stop_reason);
     } else {
         PUT(b, "null");
     }
@@ -93,9 +86,9 @@ static void put_stop(struct buf *b, const struct messages_state *s)
 static void put_message(struct buf *b, const struct messages_state *s, const struct usage *usage)
 {
     PUT(b, "{\"id\":");
-    put_string(b, s->info->id);
+    buf_json_puts(b, s->info->id);
     PUT(b, ",\"type\":\"message\",\"role\":\"assistant\",\"model\":");
-    put_string(b, s->info->model);
+    buf_json_puts(b, s->info->model);
     PUT(b, ",\"content\":[");
     buf_append(b, s->content.data ? s->content.data : "", s->content.len);
     PUT(b, "],");
@@ -110,7 +103,7 @@ static void put_message(struct buf *b, const struct messages_state *s, const str
 static void put_signature(struct buf *b, const struct messages_state *s)
 {
     PUT(b, "\"signature\":");
-    put_string(b, s->info->id);
+    buf_json_puts(b, s->info->id);
 }
 
 /* ---- blocks ---- */
@@ -124,9 +117,9 @@ static void open_block_event(struct buf *b, const struct messages_state *s, cons
 static void put_call_head(struct buf *b, const struct answer_event *event)
 {
     PUT(b, "{\"type\":\"tool_use\",\"id\":");
-    put_string(b, event->id ? event->id : "");
+    buf_json_puts(b, event->id ? event->id : "");
     PUT(b, ",\"name\":");
-    put_string(b, event->name ? event->name : "");
+    buf_json_puts(b, event->name ? event->name : "");
     PUT(b, ",\"input\":");
 }
 
@@ -270,7 +263,7 @@ static int messages_finish(struct buf *b, void *state, int32_t choice, enum fini
                      : matched             ? "stop_sequence"
                                            : "end_turn";
     if (matched) {
-        put_string(&s->stop, stop_string);
+        buf_json_puts(&s->stop, stop_string);
     }
     return answer_items_close(&s->items, &block_writer, b, state, finish != FINISH_STOP);
 }
@@ -319,7 +312,7 @@ static const char *error_type(int status)
 static void put_error(struct buf *b, int status, const char *message)
 {
     buf_printf(b, ",\"error\":{\"type\":\"%s\",\"message\":", error_type(status));
-    put_string(b, message);
+    buf_json_puts(b, message);
     PUT(b, "}}");
 }
 

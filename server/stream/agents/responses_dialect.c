@@ -78,13 +78,6 @@ static int result(const struct responses_state *s, const struct buf *b)
 
 /* ---- fragments ---- */
 
-static void put_string(struct buf *b, const char *text)
-{
-    buf_putc(b, '"');
-    buf_json_escape(b, text, strlen(text));
-    buf_putc(b, '"');
-}
-
 /* The answer's id without its prefix. */
 static const char *bare_id(const struct answer_info *info)
 {
@@ -181,14 +174,14 @@ static void put_response(struct buf *b, const struct responses_state *s, const c
     const struct answer_info *info = s->info;
 
     PUT(b, "{\"id\":");
-    put_string(b, info->id);
+    buf_json_puts(b, info->id);
     buf_printf(b,
                ",\"object\":\"response\",\"created_at\":%lld,\"completed_at\":null,\"status\":"
                "\"%s\",\"error\":",
                (long long)info->created, status);
     if (s->error) {
         PUT(b, "{\"code\":\"server_error\",\"message\":");
-        put_string(b, s->error);
+        buf_json_puts(b, s->error);
         buf_putc(b, '}');
     } else {
         PUT(b, "null");
@@ -196,7 +189,7 @@ static void put_response(struct buf *b, const struct responses_state *s, const c
     buf_puts(b, strcmp(status, "incomplete") == 0
                     ? ",\"incomplete_details\":{\"reason\":\"max_output_tokens\"},\"model\":"
                     : ",\"incomplete_details\":null,\"model\":");
-    put_string(b, info->model);
+    buf_json_puts(b, info->model);
     PUT(b, ",\"output\":[");
     buf_append(b, s->output.data ? s->output.data : "", s->output.len);
     PUT(b, "],");
@@ -273,9 +266,9 @@ static int open_output_item(struct buf *b, void *state, const struct answer_even
     if (s->items.kind == ITEM_CALL) {
         buf_clear(&s->call);
         PUT(&s->call, "\"call_id\":");
-        put_string(&s->call, event->id ? event->id : "");
+        buf_json_puts(&s->call, event->id ? event->id : "");
         PUT(&s->call, ",\"name\":");
-        put_string(&s->call, event->name ? event->name : "");
+        buf_json_puts(&s->call, event->name ? event->name : "");
     }
     if (s->info->whole) {
         return result(s, b);
@@ -481,7 +474,7 @@ static int responses_error(struct buf *b, void *state, int status, const char *m
     s->error = message;
     open_event(b, s, "error");
     PUT(b, ",\"code\":\"server_error\",\"message\":");
-    put_string(b, message);
+    buf_json_puts(b, message);
     PUT(b, ",\"param\":null");
     close_event(b);
     put_response_event(b, s, "response.failed", "failed", NULL);

@@ -146,6 +146,34 @@ static void flags_in_every_spelling(void **state)
     settings_release(&s);
 }
 
+static void a_switch_is_on_off_or_left_to_the_program(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *flags, *env;
+        int value;
+    } CASES[] = {{"demo", "", SWITCH_AUTO},
+                 {"--expert-parallel demo", "", SWITCH_ON},
+                 {"--enable-expert-parallel", "", SWITCH_ON},
+                 {"--no-expert-parallel demo", "", SWITCH_OFF},
+                 {"--expert-parallel=no demo", "", SWITCH_OFF},
+                 {"--expert-parallel False demo", "", SWITCH_OFF},
+                 {"--expert-parallel auto demo", "QUIRE_EXPERT_PARALLEL=true", SWITCH_AUTO},
+                 {"demo", "QUIRE_EXPERT_PARALLEL=1", SWITCH_ON}};
+
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        struct settings s;
+        struct err e;
+        char flags[128];
+        snprintf(flags, sizeof(flags), "--config=none %s", CASES[i].flags);
+        assert_int_equal(load(&s, flags, CASES[i].env, &e), 0);
+        assert_int_equal(s.expert_parallel, CASES[i].value);
+        settings_release(&s);
+    }
+    expect_error("--config=none --expert-parallel=maybe", "",
+                 "--expert-parallel: 'maybe' is not true, false or auto");
+}
+
 static void flag_beats_environment_beats_file_beats_default(void **state)
 {
     (void)state;
@@ -689,6 +717,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_those_of_the_reference),
         cmocka_unit_test(flags_in_every_spelling),
+        cmocka_unit_test(a_switch_is_on_off_or_left_to_the_program),
         cmocka_unit_test(flag_beats_environment_beats_file_beats_default),
         cmocka_unit_test(the_file_may_be_named_by_the_environment),
         cmocka_unit_test(keys_come_from_all_places_and_never_go_out),

@@ -378,6 +378,17 @@ static void tools_and_formats_of_responses(void **state)
             "{'messages':[" USER_HI "],'logprobs':true,'top_logprobs':2}");
     becomes(responses_translate, "{'input':'hi','include':['x'],'top_logprobs':2}",
             "{'messages':[" USER_HI "]}");
+    becomes(responses_translate,
+            "{'input':'hi','text':{'verbosity':'low','format':{'type':'structural_tag',"
+            "'structures':[{'begin':'<f>'}],'triggers':['<f']}},'guided_regex':'a'}",
+            "{'messages':[" USER_HI "],'verbosity':'low','response_format':{'type':"
+            "'structural_tag','structures':[{'begin':'<f>'}],'triggers':['<f']},"
+            "'guided_regex':'a'}");
+    becomes(responses_translate,
+            "{'input':'hi','text':{'format':{'type':'structural_tag','format':{'type':"
+            "'triggered_tags'}}},'response_format':{'type':'json_object'}}",
+            "{'messages':[" USER_HI "],'response_format':{'type':'structural_tag','format':{"
+            "'type':'triggered_tags'}}}");
 }
 
 static void what_is_left_out_is_named(void **state)

@@ -519,6 +519,23 @@ static void experts_that_cannot_be_divided_are_refused(void **state)
     no_child_is_left();
 }
 
+static void experts_whose_slices_are_refused_are_held_whole(void **state)
+{
+    static const char dir[] = "tests/golden/quant-mxfp4-experts";
+    struct err e = {0};
+    struct rig r;
+
+    (void)state;
+    if (open_rig(&r, dir, 2, NULL, &e) < 0) {
+        fail_msg("%s", e.text);
+    }
+    close_rig(&r);
+    assert_int_equal(open_rig(&r, dir, 2, "--no-expert-parallel", &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.text, "tensor_parallel_size 2 cuts the groups of 32 values"));
+    close_rig(&r);
+    no_child_is_left();
+}
+
 /* ---- failures ---- */
 
 #define MODEL "tests/golden/qwen2-tied"
@@ -754,6 +771,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_golden_in_halves_answers_as_on_one_rank),
         cmocka_unit_test(families_in_several_parts_answer_as_on_one_rank),
         cmocka_unit_test(experts_that_cannot_be_divided_are_refused),
+        cmocka_unit_test(experts_whose_slices_are_refused_are_held_whole),
         cmocka_unit_test(a_rank_killed_while_idle_is_reported),
         cmocka_unit_test(a_rank_killed_in_a_step_ends_it_with_the_reason),
         cmocka_unit_test(a_stage_killed_in_a_step_ends_it_with_the_reason),
