@@ -496,8 +496,9 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
         body_leave(x->answer);
     }
     if (x->begun || x->status == 400) {
-        count_request(x);
+        /* the line first: whoever sees the request counted finds it in the log */
         request_log(x);
+        count_request(x);
     }
     if (x->counted) {
         client_end(x->auth.client);

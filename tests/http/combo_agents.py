@@ -45,7 +45,7 @@ def as_responses(body, most):
         new |= {"tool_choice": choice} if choice else {}
     wanted = body.get("response_format") or {}
     if wanted:
-        new["text"] = {"format": {"type": wanted["type"]} | wanted.get("json_schema", {})}
+        new["text"] = {"format": {k: v for k, v in wanted.items() if k != "json_schema"} | wanted.get("json_schema", {})}
     return new
 
 
@@ -77,7 +77,7 @@ def same_meaning(case, route):
         tools = [t["function"] for t in body.get("tools") or []]
         if any(t.get("strict") or "parameters" not in t for t in tools):
             return False
-        if (body.get("response_format") or {}).get("type") == "json_object":
+        if (body.get("response_format") or {}).get("type") in ("json_object", "structural_tag"):
             return False
     return body.keys() <= ROUTES[route]
 

@@ -412,8 +412,8 @@ static int put_format(struct translation *t, cJSON *body)
     }
     if (!is_plain_string(type)) {
         return err_set_param(t->e, ERR_INVALID, "text",
-                             "text.format must be an object with a type: text, json_object or "
-                             "json_schema");
+                             "text.format must be an object with a type: text, json_object, "
+                             "json_schema or structural_tag");
     }
     cJSON *to = tree_add_object(t, t->chat, "response_format");
     tree_add_word(t, to, "type", type->valuestring);
@@ -423,6 +423,11 @@ static int put_format(struct translation *t, cJSON *body)
         tree_move(t, format, "description", to, "description");
         tree_move(t, format, "schema", to, "schema");
         tree_move(t, format, "strict", to, "strict");
+        return 0;
+    }
+    static const char *const beside[] = {"schema", "format", "structures", "triggers"};
+    for (size_t i = 0; i < ARRAY_LEN(beside); i++) {
+        tree_move(t, format, beside[i], to, beside[i]);
     }
     return 0;
 }
