@@ -226,6 +226,7 @@ def test_byte_by_byte_is_refused_just_so(server):
 
 FINE = [
     ("a percent-encoded path", b"GET /%76ersion HTTP/1.1\r\nHost: x\r\n\r\n"),
+    ("an absolute target", b"GET http://x:80/version?a=b HTTP/1.1\r\nHost: x\r\n\r\n"),
     ("no space behind the colon", b"GET /version HTTP/1.1\r\nHost:x\r\n\r\n"),
     ("blanks around a value", b"GET /version HTTP/1.1\r\nHost: \t x \t \r\n\r\n"),
     ("an empty Host", b"GET /version HTTP/1.1\r\nHost:\r\n\r\n"),
