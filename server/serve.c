@@ -326,6 +326,7 @@ static void stop(struct daemon *d)
 static void block_signals(struct daemon *d)
 {
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a log that may not grow loses lines, as on a full disk */
     sigemptyset(&d->signals);
     sigaddset(&d->signals, SIGTERM);
     sigaddset(&d->signals, SIGINT);

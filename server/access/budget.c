@@ -129,11 +129,18 @@ void account_close(struct account *a)
 
 /* ---- cutting off ---- */
 
+bool account_cut(struct account *a)
+{
+    return !atomic_exchange(&a->cut, true);
+}
+
 /* Under lock. */
 static void cut_off(struct account *a)
 {
-    atomic_store(&a->cut, true);
+    bool first = account_cut(a);
+
     if (a->fd >= 0) {
+        atomic_fetch_add(&a->budget->n_cut, first);
         shutdown(a->fd, SHUT_RDWR); /* the socket's owner sees the end and closes it */
     }
 }
@@ -180,10 +187,9 @@ void budget_make_room(struct budget *b)
     pthread_mutex_unlock(&b->lock);
 }
 
-int budget_sweep(struct budget *b, int64_t stall_us)
+void budget_sweep(struct budget *b, int64_t stall_us)
 {
     int64_t now = clock_us();
-    int n = 0;
 
     pthread_mutex_lock(&b->lock);
     for (struct account *a = b->first; a; a = a->next) {
@@ -191,9 +197,7 @@ int budget_sweep(struct budget *b, int64_t stall_us)
         if (since && now - since > stall_us &&
             !atomic_load_explicit(&a->cut, memory_order_relaxed)) {
             cut_off(a);
-            n++;
         }
     }
     pthread_mutex_unlock(&b->lock);
-    return n;
 }

@@ -18,6 +18,7 @@ struct budget {
     _Atomic int64_t held;      /* bytes of all accounts */
     int64_t limit;             /* bytes; held may exceed it for a short time */
     _Atomic int64_t looked_us; /* last search for an account to disconnect */
+    _Atomic uint64_t n_cut;    /* clients disconnected, counted before they see it */
     pthread_mutex_t lock;
     struct account *first; /* accounts that may be cut off; under lock */
 };
@@ -40,13 +41,16 @@ bool budget_is_over(const struct budget *b);
 /* If the budget is over its limit, cut one account off: at most once in some
  * milliseconds, since the memory is freed with a delay. Any thread. */
 void budget_make_room(struct budget *b);
-/* Cut off clients that have taken nothing for stall_us; returns how many. */
-int budget_sweep(struct budget *b, int64_t stall_us);
+/* Cut off clients that have taken nothing for stall_us. */
+void budget_sweep(struct budget *b, int64_t stall_us);
 
 void account_open(struct account *a, struct budget *b);
 /* Allow cutting the account off; `fd` must stay open until account_unlist. */
 void account_list(struct account *a, int fd);
 void account_unlist(struct account *a);
+/* Mark the account as cut off. True: it was not before, so the caller, who disconnects
+ * the client, counts it. */
+bool account_cut(struct account *a);
 /* Set the bytes held. Only one thread at a time may change an account. */
 void account_set(struct account *a, int64_t bytes);
 /* The same, but an increase beyond the budget fails: false, and nothing changes. */

@@ -274,8 +274,11 @@ static int body_parse(struct completion *ret, enum api_kind api, bool counts, co
     ctx->defaults(ctx->arg, &c.params);
     /* By default a chat's answer may use the rest of the model's length. */
     c.params.max_tokens = c.chat ? INT32_MAX : c.params.max_tokens;
-    rc = api >= API_RESPONSES ? parse_translated(&c, tree, counts, ctx, e)
-                              : parse_tree(&c, tree, ctx, e);
+    rc = json_check_names(tree, e);
+    if (!rc) {
+        rc = api >= API_RESPONSES ? parse_translated(&c, tree, counts, ctx, e)
+                                  : parse_tree(&c, tree, ctx, e);
+    }
     cJSON_Delete(tree);
     if (rc) {
         completion_release(&c);

@@ -189,31 +189,36 @@ static int open_call(struct history *h, const char *id, const char *name, struct
     return 0;
 }
 
-/* Append `text`, the JSON of a call's arguments, as the template takes them. */
+/* Append a call's arguments that are no JSON object, as of one that its length has cut:
+ * their text, for a template that takes objects as a member of one. */
+static void put_broken_arguments(struct buf *b, const cJSON *text, bool as_object)
+{
+    buf_puts(b, as_object ? "{\"arguments\":" : "");
+    json_put_string(b, text->valuestring, json_string_len(text));
+    buf_puts(b, as_object ? "}" : "");
+}
+
+/* Append `text`, a call's arguments, as the template takes them. */
 static int put_arguments(struct buf *b, const cJSON *text, const struct history *h, struct err *e)
 {
-    struct err why = {0};
+    bool as_object = h->ctx->chat.object_arguments;
     cJSON *tree = NULL;
 
     if (!text || (cJSON_IsString(text) && json_string_len(text) == 0)) {
-        buf_puts(b, h->ctx->chat.object_arguments ? "{}" : "\"{}\"");
+        buf_puts(b, as_object ? "{}" : "\"{}\"");
         return 0;
     }
     if (!cJSON_IsString(text)) {
         return refuse(e, h->i, " has a call whose arguments are no string of JSON");
     }
-    int rc = json_parse(&tree, text->valuestring, json_string_len(text), &why);
+    int rc = json_parse(&tree, text->valuestring, json_string_len(text), NULL);
     if (rc == ERR_NOMEM) {
         return err_nomem(e, "a call's arguments");
     }
     if (rc || !cJSON_IsObject(tree)) {
-        cJSON_Delete(tree);
-        const char *detail = rc ? strstr(why.text, ": ") : NULL;
-        return err_set_param(e, ERR_INVALID, "messages",
-                             "messages[%d] has a call whose arguments are no JSON object%.200s",
-                             h->i, detail ? detail : "");
-    }
-    if (h->ctx->chat.object_arguments) {
+        put_broken_arguments(b, text, as_object);
+        rc = 0;
+    } else if (as_object) {
         rc = template_numbers_round(tree, e);
         json_put(b, tree);
     } else {

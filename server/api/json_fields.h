@@ -25,6 +25,9 @@ int json_check(const char *text, size_t len, struct err *e);
 /* The same, and make its tree, which the caller frees with cJSON_Delete. Member names
  * with the character NUL are refused. */
 int json_parse(cJSON **ret, const char *text, size_t len, struct err *e);
+/* Check that no object inside the body's members has a member twice: 0, or ERR_INVALID
+ * naming the body's member. Those of the body itself are fields_read's. */
+int json_check_names(const cJSON *body, struct err *e);
 
 /* The length of the string `v` in bytes. */
 size_t json_string_len(const cJSON *v);

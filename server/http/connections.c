@@ -200,8 +200,7 @@ void server_sweep(struct server *s)
     if (second) {
         estimate_retry(s, (double)(now - s->swept_us) / 1e6);
         s->swept_us = now;
-        atomic_fetch_add(&s->hub.n_slow,
-                         (uint64_t)budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000));
+        budget_sweep(&s->hub.budget, LIMIT_STALL_S * (int64_t)1000000);
     }
     pthread_mutex_lock(&s->conns_lock);
     close_due(s, now);

@@ -251,8 +251,9 @@ static void http_request_begin(struct http_request *x, struct MHD_Connection *c,
     x->http_1_0 = strcmp(version, "HTTP/1.0") == 0;
     x->body_begin_us = clock_us();
     set_due(x, x->body_begin_us, x->server->settings->body_timeout);
-    snprintf(x->path, sizeof(x->path), "%s", url);
-    x->route = strlen(url) < sizeof(x->path) ? route_find(method, x->path, &arg, &allow) : NULL;
+    const char *path = http_target_path(url);
+    snprintf(x->path, sizeof(x->path), "%s", path);
+    x->route = strlen(path) < sizeof(x->path) ? route_find(method, x->path, &arg, &allow) : NULL;
     name_request(x, c);
     trace_read(&x->trace, header(c, "traceparent"));
     check_origin(x, c);
@@ -496,8 +497,9 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
         body_leave(x->answer);
     }
     if (x->begun || x->status == 400) {
-        count_request(x);
+        /* the line first: whoever sees the request counted finds it in the log */
         request_log(x);
+        count_request(x);
     }
     if (x->counted) {
         client_end(x->auth.client);

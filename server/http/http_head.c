@@ -54,6 +54,23 @@ static struct http_verdict accept(void)
 
 /* ---- the request line ---- */
 
+/* The bytes of the scheme that a target in absolute form (RFC 9112, 3.2.2) begins with;
+ * 0: another form. */
+static size_t scheme_len(const char *target)
+{
+    return strncasecmp(target, "http://", 7) == 0    ? 7
+           : strncasecmp(target, "https://", 8) == 0 ? 8
+                                                     : 0;
+}
+
+const char *http_target_path(const char *url)
+{
+    size_t scheme = scheme_len(url);
+    const char *path = scheme ? strchr(url + scheme, '/') : url;
+
+    return path ? path : "/";
+}
+
 const char *http_target_check(const char *target)
 {
     for (const char *p = target; *p; p++) {
@@ -67,10 +84,14 @@ const char *http_target_check(const char *target)
             }
         }
     }
-    bool absolute =
-        strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0;
-    if (target[0] != '/' && !absolute && strcmp(target, "*") != 0) {
+    size_t scheme = scheme_len(target);
+    if (target[0] != '/' && !scheme && strcmp(target, "*") != 0) {
         return "the request target must begin with '/'";
+    }
+    size_t authority = scheme ? strcspn(target + scheme, "/?") : 0;
+    /* An encoded '/' would move the path's beginning, which is read when decoded. */
+    if (scheme && (authority == 0 || memchr(target + scheme, '%', authority))) {
+        return "the request target's authority is empty or percent-encoded";
     }
     return NULL;
 }

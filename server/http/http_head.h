@@ -36,6 +36,9 @@ struct http_verdict {
 
 /* What is wrong with a request target, before it is decoded; NULL: nothing. */
 const char *http_target_check(const char *target);
+/* The path of a decoded target without its query: the target itself, or what follows
+ * the authority of one in absolute form, "http://HOST/PATH". */
+const char *http_target_path(const char *url);
 struct http_verdict http_head_check(const struct http_head *h);
 
 #endif

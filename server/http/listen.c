@@ -16,7 +16,14 @@
 #include "config/base/log.h"
 #include "server/access/admission.h"
 
-enum { BACKLOG = 4096, SPARE_DESCRIPTORS = 768, SYSTEMD_FIRST_FD = 3 };
+enum {
+    BACKLOG = 4096,
+    SPARE_DESCRIPTORS = 768,
+    /* Half for connections; the rest for the reserved ones, the engine and its files. A
+     * thread of MHD that cannot accept its first connection polls without rest. */
+    LEAST_DESCRIPTORS = 256,
+    SYSTEMD_FIRST_FD = 3
+};
 
 /* systemd's socket activation: the descriptor, if exactly one socket was passed to this
  * process; -1: none. */
@@ -214,22 +221,29 @@ bool listen_is_local(int fd)
            (address_of(&address, (const struct sockaddr *)&a) && address_is_loopback(&address));
 }
 
-int64_t raise_nofile(int64_t connections)
+int raise_nofile(int64_t *ret, int64_t connections, struct err *e)
 {
     struct rlimit r;
     rlim_t want = (rlim_t)connections + SPARE_DESCRIPTORS;
 
+    *ret = connections;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= want) {
-        return connections;
+        return 0;
     }
     r.rlim_cur = r.rlim_max == RLIM_INFINITY ? want : MIN(want, r.rlim_max);
     setrlimit(RLIMIT_NOFILE, &r);
     if (r.rlim_cur >= want) {
-        return connections;
+        return 0;
     }
-    int64_t fit = MAX((int64_t)r.rlim_cur - SPARE_DESCRIPTORS, (int64_t)r.rlim_cur / 2);
+    if (r.rlim_cur < LEAST_DESCRIPTORS) {
+        return err_set(e, ERR_INVALID,
+                       "the limit of open files is %lld and must be at least %d: raise the hard "
+                       "limit (ulimit -Hn, LimitNOFILE=)",
+                       (long long)r.rlim_cur, LEAST_DESCRIPTORS);
+    }
+    *ret = MAX((int64_t)r.rlim_cur - SPARE_DESCRIPTORS, (int64_t)r.rlim_cur / 2);
     log_event(LOG_WARN, "few_descriptors", LOG_I64("limit", (int64_t)r.rlim_cur),
-              LOG_I64("max_connections", fit),
+              LOG_I64("max_connections", *ret),
               LOG_STR("hint", "raise the hard limit of open files (ulimit -Hn, LimitNOFILE=)"));
-    return fit;
+    return 0;
 }

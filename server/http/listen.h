@@ -13,7 +13,8 @@ int listen_admin(int *ret_fd, char *url, size_t url_size, const char *where, str
  * a path. */
 bool listen_is_local(int fd);
 /* Raise the limit of open files to what `connections` sockets, files and a model's
- * shards need. Returns how many connections fit; fewer are logged as a warning. */
-int64_t raise_nofile(int64_t connections);
+ * shards need. *ret is how many connections fit; fewer are logged as a warning.
+ * ERR_INVALID: the limit is too low to serve at all. */
+int raise_nofile(int64_t *ret, int64_t connections, struct err *e);
 
 #endif

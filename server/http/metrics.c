@@ -193,7 +193,7 @@ static void write_http(struct page *p, const struct server *s)
     counter(p, "clients_gone_total", "Clients that left before the end of their answer.",
             atomic_load(&s->hub.n_gone));
     counter(p, "clients_slow_total", "Clients disconnected because they did not read.",
-            atomic_load(&s->hub.n_slow));
+            stream_hub_slow(&s->hub));
     counter(p, "log_lines_dropped_total", "Log lines that stderr did not take.", log_dropped());
 }
 

@@ -49,9 +49,10 @@ static int open_main(struct server *s, struct err *e)
 {
     struct listener *l = &s->main_listener;
     int threads = pool_threads(s->settings);
-    int64_t connections = raise_nofile(s->settings->max_connections);
-    int rc = listen_open(&l->fd, s->url, sizeof(s->url), s->settings, e);
+    int64_t connections = 0;
+    int rc = raise_nofile(&connections, s->settings->max_connections, e);
 
+    rc = rc ? rc : listen_open(&l->fd, s->url, sizeof(s->url), s->settings, e);
     l->local = rc == 0 && listen_is_local(l->fd);
     rc = rc ? rc : admission_open(&l->admission, s->settings, connections, e);
     return rc ? rc

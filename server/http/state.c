@@ -25,7 +25,7 @@ static void say_server(const struct server *s)
         LOG_I64("streams", atomic_load(&h->n_streams)), LOG_I64("writers", h->n_writers),
         LOG_I64("client_buffer_bytes", atomic_load(&h->budget.held)),
         LOG_I64("gone", (int64_t)atomic_load(&h->n_gone)),
-        LOG_I64("slow", (int64_t)atomic_load(&h->n_slow)),
+        LOG_I64("slow", (int64_t)stream_hub_slow(h)),
         LOG_I64("draining", atomic_load(&s->draining)));
 }
 

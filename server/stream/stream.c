@@ -210,7 +210,7 @@ void stream_break(struct stream *s, int rc)
         s->finished = true;
     } else {
         s->lost = true;
-        atomic_fetch_add(&s->hub->n_slow, 1);
+        atomic_fetch_add(&s->hub->n_slow, account_cut(&s->account));
     }
 }
 
@@ -549,6 +549,11 @@ void stream_hub_close(struct stream_hub *h)
     free(h->writer);
     h->writer = NULL;
     h->n_writers = 0;
+}
+
+uint64_t stream_hub_slow(const struct stream_hub *h)
+{
+    return atomic_load(&h->n_slow) + atomic_load(&h->budget.n_cut);
 }
 
 void stream_hub_abort(struct stream_hub *h, const char *why)

@@ -63,8 +63,8 @@ struct stream_hub {
      * flush; only that thread uses it. */
     int32_t allowance;
     _Atomic int64_t n_streams; /* streams that exist */
-    /* Clients that left before the end; clients disconnected because they did not
-     * read. */
+    /* Clients that left before the end; clients that streams disconnected because they
+     * did not read, beside those that the budget has cut off (stream_hub_slow). */
     _Atomic uint64_t n_gone, n_slow;
 };
 
@@ -166,6 +166,8 @@ struct stream {
 int stream_hub_open(struct stream_hub *h, int n_writers, int64_t budget, struct err *e);
 /* No stream may exist any more. */
 void stream_hub_close(struct stream_hub *h);
+/* Clients disconnected because they did not read. */
+uint64_t stream_hub_slow(const struct stream_hub *h);
 /* The server stops: end every stream with the error `why` and cancel its requests. */
 void stream_hub_abort(struct stream_hub *h, const char *why);
 

@@ -185,7 +185,7 @@ static void write_direct(struct stream *s, int64_t now)
             await_writable(s);
             return;
         } else if (n == 0 || errno != EINTR) {
-            drop(s, true);
+            drop(s, !atomic_load(&s->account.cut));
             return;
         }
     }
@@ -278,9 +278,7 @@ void writer_wake(struct writer *w)
 static void handle_event(struct stream *s, uint32_t events)
 {
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
-        bool cut = atomic_load(&s->account.cut);
-        atomic_fetch_add(&s->hub->n_slow, cut);
-        drop(s, !cut);
+        drop(s, !atomic_load(&s->account.cut));
     } else if (events & EPOLLOUT && s->blocked) {
         s->blocked = false;
         writer_push(s->writer, s);
@@ -298,7 +296,7 @@ static void sweep_one(struct stream *s, int64_t now, const char *why)
     int64_t silent_us = now - atomic_load_explicit(&s->wrote_us, memory_order_relaxed);
     bool stuck = s->blocked && silent_us > (why ? 1 : LIMIT_STALL_S) * (int64_t)1000000;
     if (stuck) {
-        atomic_fetch_add(&s->hub->n_slow, 1);
+        atomic_fetch_add(&s->hub->n_slow, account_cut(&s->account));
         drop(s, false);
         return;
     }

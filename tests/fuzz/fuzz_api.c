@@ -3,7 +3,7 @@
  * tokenize, 3 detokenize (of its lowest bits); 0x80: unknown fields refused; 0x40: a
  * model that fills gaps (suffix). covers: server/api/api.c server/api/api_chat.c
  * server/api/api_fields.c server/api/api_values.c server/api/api_lists.c
- * server/api/api_prompt.c server/api/json_fields.c */
+ * server/api/api_prompt.c server/api/json_fields.c server/api/json_names.c */
 #include <math.h>
 #include <stdio.h>
 

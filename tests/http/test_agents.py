@@ -117,6 +117,20 @@ def test_a_call_by_responses(tools_server):
     assert [i["type"] for i in again["output"]] == ["message"]
 
 
+def test_a_call_that_was_cut_can_be_sent_back(tools_server):
+    fields, n = CALL["responses"] | {"temperature": 0}, 1
+    while True:
+        r = ask(tools_server, "responses", **fields | {"max_output_tokens": n}).json()
+        cut = [i for i in r["output"] if i["type"] == "function_call" and i["arguments"]]
+        if cut:
+            break
+        n += 1
+    assert r["status"] == "incomplete" and not cut[0]["arguments"].endswith("}")
+    back = HELLO + r["output"] + [{"type": "function_call_output", "call_id": cut[0]["call_id"], "output": "no JSON"}]
+    again = ask(tools_server, "responses", **fields | {"input": back, "tool_choice": "none", "max_output_tokens": 8})
+    assert again.status_code == 200, again.text
+
+
 @pytest.mark.parametrize("api, fields", [
     ("messages", {"tool_choice": {"type": "tool", "name": "other"}}),
     ("responses", {"tool_choice": {"type": "function", "name": "other"}}),

@@ -82,6 +82,9 @@ COMPLETIONS = [
     ("objects without end", b'{"a":' * 50_000 + b"1" + b"}" * 50_000, 400, None),
     ("a field given twice", b'{"prompt":"x","n":1,"n":2}', 400, "n"),
     ("the prompt given twice", b'{"prompt":"x","prompt":[256]}', 400, "prompt"),
+    ("a member given twice", b'{"prompt":"x","response_format":{"type":"text","type":"json_object"}}', 400, "response_format"),
+    ("a member given twice among many", b'{"prompt":"x","logit_bias":{' + b",".join(b'"%d":1' % (i % 200) for i in range(201)) + b"}}",
+     400, "logit_bias"),
     ("more fields than anyone needs", json.dumps({f"f{i}": 0 for i in range(1000)}).encode(), 400, None),
     ("a million values", b'{"prompt":"x","y":[' + b"0," * 1_100_000 + b"0]}", 400, None),
     # texts

@@ -331,7 +331,8 @@ def test_queue_full(start):
 
 def test_queue_timeout(start):
     """A request that waits too long is refused, in its own response format."""
-    s = start("--max-num-seqs", "1", "--queue-timeout", "0.5", model=PACED)
+    # Long enough for the request that runs to begin on a loaded machine.
+    s = start("--max-num-seqs", "1", "--queue-timeout", "3", model=PACED)
     with s.connect() as running, s.connect() as waiting, s.connect() as stream:
         running.sendall(post("/v1/completions", LONG))
         s.wait_metric("num_requests_running", 1)

@@ -170,6 +170,22 @@ def test_log_to_a_full_disk_stops_nothing():
         assert os.readlink(f"/proc/{p.pid}/fd/2") == "/dev/full"
 
 
+def test_a_log_that_may_not_grow_stops_nothing(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 1024)
+    with serving_inherited(f"2>>'{log}'; ulimit -f 1") as p:
+        assert p.poll() is None
+    assert log.stat().st_size == 1024
+
+
+def test_few_open_files_are_refused_at_start():
+    for limit in (32, 255):
+        bad = subprocess.run(["bash", "-c", f'ulimit -n {limit}; exec "{QUIRE}" serve null --port 0'],
+                             capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment())
+        assert bad.returncode == 1 and f"open files is {limit} and must be at least 256" in bad.stderr
+        assert len(bad.stderr.strip().splitlines()) == 1
+
+
 def test_closed_standard_files_are_given_to_nothing_else():
     with serving_inherited("<&- >&- 2>&-") as p:
         assert {os.readlink(f"/proc/{p.pid}/fd/{n}") for n in range(3)} == {"/dev/null"}

@@ -172,9 +172,11 @@ def test_keys_and_limits(start, tmp_path):
 
 
 def test_metrics_and_log(chat):
+    # A request is logged and counted when its answer has been sent, after which its client may act.
+    chat.wait_idle()
     before = chat.metric("http_requests_total", route="/v1/messages", status="200")
     a = ask(chat)
-    assert chat.metric("http_requests_total", route="/v1/messages", status="200") == before + 1
+    chat.wait_metric("http_requests_total", before + 1, route="/v1/messages", status="200")
     assert f"id={a.headers['x-request-id']} method=POST route=/v1/messages" in chat.log
 
 

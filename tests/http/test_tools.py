@@ -252,7 +252,7 @@ def test_the_grammar_begins_after_the_reasoning(thinker):
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "jump"}}}, "tool_choice", "'jump'"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"messages": HELLO + [{"role": "tool", "tool_call_id": "a", "content": "x"}]}, "messages", "'a'"),
-    ({"messages": HELLO + [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}, "messages", "no JSON object"),
+    ({"messages": HELLO + [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}]}]}, "messages", "no string of JSON"),
     ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "does not go with tools"),
 ])
 def test_refusals(server, fields, param, part):

@@ -467,14 +467,14 @@ static void timeouts_end_what_waits_and_what_runs(void **state)
     (void)state;
     struct settings s = base_settings();
     s.max_num_seqs = 1;
-    s.queue_timeout = 0.05;
-    s.request_timeout = 0.3;
+    s.queue_timeout = 1; /* more than it takes to begin on a loaded machine */
+    s.request_timeout = 3;
     struct rig *r = rig_open(s);
     struct recording *runs_rec, *waits_rec;
     struct err e;
     struct request *runs = make(r, &runs_rec, 8, 30000), *waits = make(r, &waits_rec, 8, 30000);
+    gate_close(r); /* a step at a time, so that neither comes to its end before its timeout */
     assert_int_equal(engine_submit(r->engine, runs, &e), 0);
-    gate_close(r);
     assert_int_equal(engine_submit(r->engine, waits, &e), 0);
     for (int i = 0; i < 20000 && !(recorder_ended(&r->recorder, waits_rec) &&
                                    recorder_ended(&r->recorder, runs_rec));

@@ -448,6 +448,13 @@ static void test_refused_json(void **state)
         {"{\"prompt\":\"x\",\"n\":1,\"n\":2}", "n", "given twice"},
         {"{\"prompt\":\"x\",\"foo\":1,\"foo\":2}", "", "'foo' is given twice"},
         {"{\"prompt\":\"x\",\"f\\no\":1,\"f\\no\":2}", "", "'f?o' is given twice"},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":1,\"2\":1,\"1\":2}}", "logit_bias",
+         "logit_bias has an object that gives the member '1' twice"},
+        {"{\"prompt\":\"x\",\"foo\":[[{\"a\":{}},{\"b\":{\"c\":0,\"c\":0}}]]}", "foo",
+         "gives the member 'c' twice"},
+        {"{\"prompt\":\"x\",\"foo\":{\"0\":0,\"1\":0,\"2\":0,\"3\":0,\"4\":0,\"5\":0,\"6\":0,"
+         "\"7\":0,\"8\":0,\"9\":0,\"a\":0,\"b\":0,\"c\":0,\"d\":0,\"e\":0,\"f\":0,\"3\":0}}",
+         "foo", "gives the member '3' twice"},
     };
 
     (void)state;

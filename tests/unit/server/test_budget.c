@@ -84,10 +84,12 @@ static void test_the_slowest_goes_then_the_largest(void **state)
     atomic_store(&b.looked_us, 0);
     budget_make_room(&b); /* not over the limit */
     assert_false(a[0].cut);
-    assert_int_equal(budget_sweep(&b, 60000000), 0);
+    budget_sweep(&b, 60000000);
+    assert_false(a[0].cut);
     atomic_store(&a[0].since_us, clock_us() - 61000000);
-    assert_int_equal(budget_sweep(&b, 60000000), 1);
+    budget_sweep(&b, 60000000);
     assert_true(a[0].cut);
+    assert_int_equal(b.n_cut, 1); /* those without a socket are told and not disconnected */
     account_close(&a[0]);
     assert_int_equal(held(&b), 0);
     close(fd[0]);
@@ -148,12 +150,41 @@ static void test_segments_are_read_in_order_and_freed(void **state)
     free(to);
 }
 
+/* A stream's writer and the budget's sweep both look for clients that take nothing. */
+static void a_client_is_counted_by_the_first_that_cuts_it_off(void **state)
+{
+    struct budget b;
+    struct account a[2];
+    int fd[2];
+
+    (void)state;
+    budget_init(&b, 100);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fd), 0);
+    for (int i = 0; i < 2; i++) {
+        account_open(&a[i], &b);
+        account_list(&a[i], fd[0]);
+        atomic_store(&a[i].since_us, clock_us() - 61000000);
+    }
+    assert_true(account_cut(&a[0]));
+    budget_sweep(&b, 60000000);
+    assert_int_equal(b.n_cut, 1);
+    budget_sweep(&b, 60000000);
+    assert_int_equal(b.n_cut, 1);
+    assert_false(account_cut(&a[1]));
+    account_close(&a[0]);
+    account_close(&a[1]);
+    close(fd[0]);
+    close(fd[1]);
+    budget_release(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accounts_add_up),
         cmocka_unit_test(test_a_default_limit),
         cmocka_unit_test(test_the_slowest_goes_then_the_largest),
+        cmocka_unit_test(a_client_is_counted_by_the_first_that_cuts_it_off),
         cmocka_unit_test(test_segments_are_read_in_order_and_freed),
     };
 

@@ -86,6 +86,9 @@ static const struct row rows[] = {
     ROW(HEAD "Content-Length: 18446744073709551615\r\n\r\n", 0, false),
     ROW(HEAD "X: \xc3\xa9\r\n\r\n", 0, false),
     /* Line ends: a bare LF is accepted, and the connection is closed. */
+    ROW("GET HTTPS://x?a HTTP/1.1\r\nHost: x\r\n\r\n", 0, false),
+    ROW("GET http://x%2fa/b HTTP/1.1\r\nHost: x\r\n\r\n", 400, true),
+    ROW("GET http:///b HTTP/1.1\r\nHost: x\r\n\r\n", 400, true),
     ROW("GET / HTTP/1.1\nHost: x\r\n\r\n", 0, true),
     ROW("GET / HTTP/1.1\r\nHost: x\n\r\n", 0, true),
     ROW("GET / HTTP/1.1\r\nHost: x\nX: y\r\n\r\n", 0, true),
@@ -229,9 +232,20 @@ static void sizes(void **state)
     assert_int_equal(check(text, LIMIT_HEADER_BYTES + 1, true).status, 431);
 }
 
+static void a_target_in_absolute_form_has_a_path(void **state)
+{
+    (void)state;
+    assert_string_equal(http_target_path("/a/http://b/c"), "/a/http://b/c");
+    assert_string_equal(http_target_path("*"), "*");
+    assert_string_equal(http_target_path("http://x:80/v1/models"), "/v1/models");
+    assert_string_equal(http_target_path("HTTPS://[::1]/"), "/");
+    assert_string_equal(http_target_path("http://x"), "/");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_target_in_absolute_form_has_a_path),
         cmocka_unit_test(each_row),
         cmocka_unit_test(each_byte_of_a_value),
         cmocka_unit_test(strings_out_of_their_place),

@@ -368,6 +368,15 @@ static void tools_and_formats_of_responses(void **state)
             "'type':'object'},'strict':true}},'chat_template_kwargs':{'enable_thinking':false,"
             "'thinking':false},'reasoning_effort':'none'}");
     becomes(responses_translate,
+            "{'input':'hi','text':{'format':{'type':'structural_tag','structures':[{'begin':'<a>',"
+            "'end':'</a>'}],'triggers':['<a>'],'verbose':1}}}",
+            "{'messages':[" USER_HI "],'response_format':{'type':'structural_tag','structures':[{"
+            "'begin':'<a>','end':'</a>'}],'triggers':['<a>']}}");
+    becomes(responses_translate,
+            "{'input':'hi','text':{'format':{'type':'json_object','schema':{'type':'object'}}}}",
+            "{'messages':[" USER_HI "],'response_format':{'type':'json_object','schema':{'type':"
+            "'object'}}}");
+    becomes(responses_translate,
             "{'input':'hi','tools':[{'type':'function','name':'z'},{'type':'function','name':'a'}],"
             "'tool_choice':{'type':'allowed_tools','mode':'required','tools':[{'type':'function',"
             "'name':'a'}]}}",
