@@ -17,7 +17,7 @@ static void print_help(FILE *out)
     fprintf(out,
             "quire " QUIRE_VERSION ": serves large language models to OpenAI clients\n\n"
             "usage: quire COMMAND [flags]\n\n"
-            "  serve [MODEL]  answer requests; MODEL: a directory, a GGUF file, a hub name, or null\n"
+            "  serve [MODEL]  answer requests; MODEL: a directory, GGUF file, hub name, or null\n"
             "  bench          measure the engine in this process, or a server: quire bench --help\n"
             "  simulate       the scheduler under a cost model, a day in seconds: quire simulate "
             "--help\n"

@@ -1,5 +1,5 @@
-/* Products with blocks with AVX-512's integer dot products in vectors of 32 bytes, which is
- * faster than 64 on processors that take those in two halves. */
+/* Products with blocks with AVX-512's integer dot products in vectors of 32 bytes,
+ * which is faster than 64 on processors that take those in two halves. */
 #include "kernels/cpu/blocks/blocks_256.h"
 
 #ifdef __AVX512VNNI__
