@@ -194,7 +194,7 @@ static int open_call(struct history *h, const char *id, const char *name, struct
 static void put_broken_arguments(struct buf *b, const cJSON *text, bool as_object)
 {
     buf_puts(b, as_object ? "{\"arguments\":" : "");
-    json_put_string(b, text->valuestring, json_string_len(text));
+    buf_json_string(b, text->valuestring, json_string_len(text));
     buf_puts(b, as_object ? "}" : "");
 }
 

@@ -1,9 +1,10 @@
-/* Products with blocks in vectors of 32 bytes, for a file of AVX2 and for one of
- * AVX-512's integer dot products, which take the place of two instructions. The codes of
- * 256 values are unpacked once for all rows of x. Where a load leaves the first halves
- * of two groups apart from their last ones, vectors have them so (act_block.turned), and
- * half as many sums are left to be added across lanes. Codes of up to 6 bits have no
- * sign here; what they are too high by is taken off the sums of groups. */
+/* Products with blocks in vectors of 32 bytes, for a file of AVX2 and for one of the
+ * integer dot products of AVX-512, which take the place of two instructions. The codes
+ * of 256 values are unpacked once for all rows of x. Where a load leaves the first
+ * halves of two groups apart from their last ones, vectors have them so
+ * (act_block.turned), and half as many sums are left to be added across lanes. Codes of
+ * up to 6 bits have no sign here; what they are too high by is taken off the sums of
+ * groups. */
 #ifndef QUIRE_KERNELS_CPU_BLOCKS_BLOCKS_256_H
 #define QUIRE_KERNELS_CPU_BLOCKS_BLOCKS_256_H
 
