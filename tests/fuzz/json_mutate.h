@@ -38,6 +38,17 @@ static inline void mutate_list(struct mutate_tree *t, cJSON *node, cJSON *parent
     }
 }
 
+/* A copy of cJSON's ends at the first NUL of a string. */
+static inline void mutate_set_lengths(cJSON *v)
+{
+    if (cJSON_IsString(v)) {
+        v->valueint = (int)strlen(v->valuestring);
+    }
+    for (cJSON *m = v->child; m; m = m->next) {
+        mutate_set_lengths(m);
+    }
+}
+
 /* A string of one of the words, of bytes that libFuzzer changes, a plain value, or a
  * copy of another node; NULL when out of memory. */
 static inline cJSON *mutate_value(struct mutate_tree *t, const char *const *words, int n_words)
@@ -63,6 +74,7 @@ static inline cJSON *mutate_value(struct mutate_tree *t, const char *const *word
     }
     v = cJSON_Duplicate(t->node[mutate_draw(t, (uint32_t)t->n)], true);
     if (v) {
+        mutate_set_lengths(v);
         free(v->string);
         v->string = NULL;
     }
