@@ -170,8 +170,9 @@ bench: all $(bench_tools) ## build the measuring programs of tests/bench into bu
 asan_flags := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 tsan_flags := -fsanitize=thread -fno-omit-frame-pointer
 
+# Without -Werror: gcc has a warning at -O1 for loops that it does not unroll as asked.
 asan: ## the unit and HTTP tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" SANITIZE="$(asan_flags)" sanitized
+	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" WERROR= SANITIZE="$(asan_flags)" sanitized
 
 tsan: ## the unit and HTTP tests under ThreadSanitizer
 	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="$(tsan_flags)" sanitized
@@ -187,7 +188,7 @@ combinations: all ## COMBINATIONS (20,000) random requests alone and in company,
 	QUIRE_BIN=$(abspath $(quire)) $(PYTHON) -m pytest -q -p no:cacheprovider tests/http/test_resources.py
 
 combinations-asan: ## the same under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" SANITIZE="$(asan_flags)" combinations
+	$(MAKE) BUILD=build/asan CFLAGS="-O1 -g" WERROR= SANITIZE="$(asan_flags)" combinations
 
 combinations-tsan: ## the same under ThreadSanitizer
 	$(MAKE) BUILD=build/tsan CFLAGS="-O2 -g" SANITIZE="$(tsan_flags)" combinations

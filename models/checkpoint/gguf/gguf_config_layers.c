@@ -4,14 +4,17 @@
 
 #include "models/checkpoint/gguf/gguf_config_internal.h"
 
-/* The value of a key of the architecture, or `otherwise`. */
+/* Beyond all limits of hfconfig.c; sums and doubles of such numbers do not overflow. */
+#define FARTHEST ((int64_t)1 << 40)
+
+/* The value of a key of the architecture, cut to FARTHEST, or `otherwise`. */
 static int64_t int_or(struct gguf_writer *w, const char *key, int64_t otherwise)
 {
     int64_t value = otherwise;
     char full[128];
 
     take_int(w, gguf_config_key(w, key, full, sizeof(full)), &value);
-    return value;
+    return MIN(MAX(value, -FARTHEST), FARTHEST);
 }
 
 /* An array of the architecture with one whole number or bool for each layer, and maybe
