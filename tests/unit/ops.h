@@ -24,6 +24,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/simd/convert.h"
+#include "tests/unit/operand.h"
 
 enum {
     RIG_TOKENS = 640,
@@ -163,15 +164,10 @@ static inline enum dtype act_of(const struct rig *r, enum dtype t)
     return backend_act_dtype(r->b, t);
 }
 
-/* The type in which linear multiplies x: AVX-512-bf16 by pairs and AMX round it to the
- * weights' type, as a GPU's activations are. */
+/* The type in which linear multiplies x. */
 static inline enum dtype operand_of(const struct rig *r, enum dtype t)
 {
-    const char *device = r->b->device;
-    bool pairs = strstr(device, "avx512bf16") && !strstr(device, "by floats");
-    bool rounds = pairs || strstr(device, "amx");
-
-    return rounds && t == DTYPE_BF16 ? DTYPE_BF16 : act_of(r, t);
+    return operand_type(r->b, t);
 }
 
 static inline void rig_upload(struct rig *r, struct mat m, const float *v)
