@@ -505,7 +505,7 @@ def test_models_have_what_clients_read(tools_server, path):
 # ---- errors: fields and entries are those of the body that was sent ----
 
 ORPHAN = {"type": "function_call_output", "call_id": "c", "output": "7"}
-NO_JSON = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[1"}
+NO_TEXT = {"type": "function_call", "call_id": "c", "name": "f", "arguments": [1]}
 WRONG = {"type": "no"}
 F = {"name": "f", "parameters": {}}
 
@@ -514,7 +514,7 @@ F = {"name": "f", "parameters": {}}
     "fields, param, words",
     [
         ({"input": [{"role": "user", "content": "x"}, ORPHAN]}, "input", "input[1] answers the call 'c'"),
-        ({"input": [{"role": "user", "content": "x"}, NO_JSON]}, "input", "input[1] has a call whose"),
+        ({"input": [{"role": "user", "content": "x"}, NO_TEXT]}, "input", "input[1], a function_call, needs"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools", "tools[1].name must be"),
         (
             {"tools": [{"type": "web_search"}, *[{"type": "function", **F}] * 2]},
