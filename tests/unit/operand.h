@@ -6,8 +6,8 @@
 
 #include "kernels/backend.h"
 
-/* With weights of type t: AVX-512-bf16 by pairs and AMX round x to the weights' type, as
- * a GPU's activations are. */
+/* With weights of type t: AVX-512-bf16 by pairs and AMX round x to the weights' type,
+ * as activations of a GPU are. */
 static inline enum dtype operand_type(const struct backend *b, enum dtype t)
 {
     bool pairs = strstr(b->device, "avx512bf16") && !strstr(b->device, "by floats");
