@@ -13,7 +13,11 @@
 #ifdef __AVX2__
 
 enum {
-    PAIRED_ROWS_X = 1,
+#ifdef __AVX512VL__
+    PAIRED_ROWS_X = 2,
+#else
+    PAIRED_ROWS_X = 1, /* half as many registers */
+#endif
     ROWS_TOGETHER = 2,
 };
 
