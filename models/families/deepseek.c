@@ -69,10 +69,12 @@ static const struct architecture ARCHITECTURES[] = {
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-#define ROWS_BEHIND                                                                              \
-    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),                      \
-        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm), ROWS_MLP_OR_EXPERTS(LAYER "mlp."), \
-        ROW_CHOICE_BIAS(LAYER "mlp."), ROWS_SHARED_EXPERT(LAYER "mlp.shared_experts.")
+#define MLP LAYER "mlp."
+#define ROWS_OUT                                                            \
+    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS), \
+        ROW_NORM(LAYER "post_attention_layernorm", mlp_norm)
+#define ROWS_BESIDE ROW_CHOICE_BIAS(MLP), ROWS_SHARED_EXPERT(MLP "shared_experts.")
+#define ROWS_BEHIND ROWS_OUT, ROWS_MLP_OR_EXPERTS(MLP), ROWS_BESIDE
 
 /* As published: keys and values of a head are made by one tensor. */
 static const struct tensor_spec TENSORS[] = {
@@ -95,18 +97,11 @@ static const struct tensor_spec STACKED_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LATENT_DOWN(LAYER),
     ROWS_LATENT_UP(LAYER),
-    ROW_MATRIX(ATTN "o_proj", DIM_HIDDEN, DIM_V, SPLIT_IN, o, WHEN_ALWAYS),
-    ROW_NORM(LAYER "post_attention_layernorm", mlp_norm),
-    ROW_MATRIX(LAYER "mlp.gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
-    ROW_MATRIX(LAYER "mlp.up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),
-    ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),
-    ROW_MATRIX(LAYER "mlp.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),
-    ROW(LAYER "mlp.experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR,
-        IN_LAYER(experts.up), WHEN_EXPERTS),
-    ROW(LAYER "mlp.experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, WEIGHT_LINEAR,
-        IN_LAYER(experts.down), WHEN_EXPERTS),
-    ROW_CHOICE_BIAS(LAYER "mlp."),
-    ROWS_SHARED_EXPERT(LAYER "mlp.shared_experts."),
+    ROWS_OUT,
+    ROWS_DENSE_MLP(MLP),
+    ROW_ROUTER(MLP "gate"),
+    ROWS_STACKED_EXPERTS(MLP),
+    ROWS_BESIDE,
     {0},
 };
 

@@ -69,9 +69,7 @@ static const struct architecture ARCHITECTURES[] = {
         ROW_MATRIX(LAYER "mlp.down_proj", DIM_HIDDEN, DIM_WIDE_MLP, SPLIT_IN, down,                \
                    WHEN_WIDE_MLP),                                                                 \
         ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm),                               \
-        NORM_WHEN("router.scale", router_norm, WHEN_EXPERTS),                                      \
-        ROW_MATRIX(LAYER "router.proj", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router,       \
-                   WHEN_EXPERTS),                                                                  \
+        NORM_WHEN("router.scale", router_norm, WHEN_EXPERTS), ROW_ROUTER(LAYER "router.proj"),     \
         ROW(LAYER "router.per_expert_scale", DIM_EXPERTS, DIM_ONE, SPLIT_NONE, WEIGHT_VECTOR,      \
             IN_LAYER(experts.expert_scale), WHEN_EXPERTS),                                         \
         NORM_WHEN("post_feedforward_layernorm_1.weight", mlp_own_norm, WHEN_EXPERTS),              \
@@ -88,10 +86,7 @@ static const struct architecture ARCHITECTURES[] = {
 /* As published: all experts of a layer in one tensor. */
 static const struct tensor_spec TENSORS[] = {
     ROWS_GEMMA4,
-    ROW(LAYER "experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR,
-        IN_LAYER(experts.up), WHEN_EXPERTS),
-    ROW(LAYER "experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, WEIGHT_LINEAR,
-        IN_LAYER(experts.down), WHEN_EXPERTS),
+    ROWS_STACKED_EXPERTS(LAYER),
     {0},
 };
 

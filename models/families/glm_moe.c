@@ -154,9 +154,9 @@ static const struct architecture HY3[] = {
 static const struct tensor_spec HY3_TENSORS[] = {
     ROWS_LLAMA_ENDS,
     ROWS_LLAMA_ATTENTION,
-    ROWS_MLP_AND_EXPERTS(MLP),
-    ROW_MATRIX(MLP "router.gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router,
-               WHEN_EXPERTS),
+    ROWS_DENSE_MLP(MLP),
+    ROWS_EXPERTS(MLP),
+    ROW_ROUTER(MLP "router.gate"),
     ROW_BIAS_OF_CHOICE("expert_bias"),
     ROWS_SHARED_EXPERT(MLP "shared_mlp."),
     {0},

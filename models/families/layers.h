@@ -491,21 +491,28 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* One matrix of a layer. */
 #define ROW_MATRIX(name, rows, cols, split, target, when) \
     ROW(name ".weight", rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), when)
-/* A gated MLP in layers that have one, else experts; the same with the experts' router;
+/* A gated MLP in layers without experts; experts, each a tensor of its own, or all of a
+ * layer in one, gate and up one behind the other; an MLP or experts with their router;
  * and an expert that all tokens have. */
-#define ROWS_MLP_AND_EXPERTS(mlp)                                                              \
-    ROW_MATRIX(mlp "gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),               \
-        ROW_MATRIX(mlp "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),             \
-        ROW_MATRIX(mlp "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE),          \
-        ROW_MATRIX(mlp "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,  \
-                   WHEN_EXPERTS),                                                              \
+#define ROWS_DENSE_MLP(mlp)                                                        \
+    ROW_MATRIX(mlp "gate_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE),   \
+        ROW_MATRIX(mlp "up_proj", DIM_MLP, DIM_HIDDEN, SPLIT_OUT, up, WHEN_DENSE), \
+        ROW_MATRIX(mlp "down_proj", DIM_HIDDEN, DIM_MLP, SPLIT_IN, down, WHEN_DENSE)
+#define ROWS_EXPERTS(mlp)                                                                      \
+    ROW_MATRIX(mlp "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,      \
+               WHEN_EXPERTS),                                                                  \
         ROW_MATRIX(mlp "experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,    \
                    WHEN_EXPERTS),                                                              \
         ROW_MATRIX(mlp "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down, \
                    WHEN_EXPERTS)
-#define ROWS_MLP_OR_EXPERTS(mlp) \
-    ROWS_MLP_AND_EXPERTS(mlp),   \
-        ROW_MATRIX(mlp "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS)
+#define ROWS_STACKED_EXPERTS(mlp)                                                              \
+    ROW(mlp "experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, WEIGHT_LINEAR, \
+        IN_LAYER(experts.up), WHEN_EXPERTS),                                                   \
+        ROW(mlp "experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, WEIGHT_LINEAR,  \
+            IN_LAYER(experts.down), WHEN_EXPERTS)
+#define ROW_ROUTER(name) \
+    ROW_MATRIX(name, DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS)
+#define ROWS_MLP_OR_EXPERTS(mlp) ROWS_DENSE_MLP(mlp), ROWS_EXPERTS(mlp), ROW_ROUTER(mlp "gate")
 #define ROWS_SHARED_EXPERT(name)                                                            \
     ROW_MATRIX(name "gate_proj", DIM_SHARED, DIM_HIDDEN, SPLIT_OUT, experts.shared_up,      \
                WHEN_SHARED),                                                                \
@@ -516,9 +523,7 @@ void gpt2_forward(struct model *m, const struct batch *b);
 /* Granite's experts, each a tensor of its own (GGUF), or all of a layer in one, gate
  * and up one behind the other; and its shared expert. */
 #define GRANITE_MOE LLAMA_LAYER "block_sparse_moe."
-#define ROW_GRANITE_ROUTER                                                                      \
-    ROW_MATRIX(GRANITE_MOE "router.layer", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, \
-               WHEN_EXPERTS)
+#define ROW_GRANITE_ROUTER ROW_ROUTER(GRANITE_MOE "router.layer")
 #define ROWS_GRANITE_EXPERTS                                                              \
     ROW_GRANITE_ROUTER,                                                                   \
         ROW_MATRIX(GRANITE_MOE "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, \

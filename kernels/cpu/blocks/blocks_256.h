@@ -144,7 +144,8 @@ INLINE __m256i pairs(__m256i v)
     return _mm256_madd_epi16(v, _mm256_set1_epi16(1));
 }
 
-/* Eight sums of four products each of codes of at most seven bits without a sign. */
+/* Eight sums of four products each of w without a sign and x, of which two fit into 16
+ * bits. */
 INLINE __m256i code_products(__m256i w, __m256i x)
 {
 #ifdef __AVX512VNNI__

@@ -63,7 +63,6 @@ void cpu_read_ways_init(struct cpu_read_ways *w, bool timed)
     for (int class = 0; class < READ_CLASSES && timed; class ++) {
         struct cpu_read_times *t = &w->of[class];
         t->taken = kept((enum cpu_read_class) class, -1);
-        t->kept = t->taken >= 0;
         t->now = MAX(t->taken, 0);
     }
 }
@@ -72,7 +71,7 @@ void cpu_read_ways_keep(const struct cpu_read_ways *w)
 {
     for (int class = 0; class < READ_CLASSES; class ++) {
         const struct cpu_read_times *t = &w->of[class];
-        if (t->taken >= 0 && t->n_turns > 0 && !t->kept) {
+        if (t->taken >= 0 && t->n_turns > 0) { /* not from the file */
             kept((enum cpu_read_class) class, t->taken);
         }
     }

@@ -31,7 +31,6 @@ struct cpu_read_way {
 struct cpu_read_times {
     int32_t now;   /* the way of this step */
     int32_t taken; /* the choice; -1: ways are being timed */
-    bool kept;     /* the choice came from the file */
     /* Of this step's products with one row of x. */
     int64_t us, bytes;
     /* Of this turn, a step a way; all of them read the same bytes. */

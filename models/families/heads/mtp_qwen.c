@@ -25,8 +25,6 @@
     ROWS_SHARED_EXPERT(MLP "shared_expert."),                                                      \
         ROW_MATRIX(MLP "shared_expert_gate", DIM_ONE, DIM_HIDDEN, SPLIT_NONE, experts.shared_gate, \
                    WHEN_SHARED)
-#define ROW_STACKED(name, rows, cols, split, target) \
-    ROW(MLP name, rows, cols, split, WEIGHT_LINEAR, IN_LAYER(target), WHEN_EXPERTS)
 
 static const struct tensor_spec TENSORS[] = {
     /* name, rows and columns, split over ranks, kind, goes to, when */
@@ -35,13 +33,7 @@ static const struct tensor_spec TENSORS[] = {
 
 /* All experts of the layer in one tensor. */
 static const struct tensor_spec STACKED_TENSORS[] = {
-    ROWS_JOIN,
-    ROWS_ATTENTION,
-    ROW_STACKED("gate.weight", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router),
-    ROW_STACKED("experts.gate_up_proj", DIM_STACKED_GATE_UP, DIM_HIDDEN, SPLIT_OUT, experts.up),
-    ROW_STACKED("experts.down_proj", DIM_STACKED_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down),
-    ROWS_SHARED,
-    {0},
+    ROWS_JOIN, ROWS_ATTENTION, ROW_ROUTER(MLP "gate"), ROWS_STACKED_EXPERTS(MLP), ROWS_SHARED, {0},
 };
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", "embed_tokens.weight",

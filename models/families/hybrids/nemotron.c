@@ -50,7 +50,7 @@ static const struct architecture ARCHITECTURES[] = {
         ROW_MATRIX(MIXER "shared_experts.down_proj", DIM_HIDDEN, DIM_SHARED, SPLIT_IN, down, \
                    WHEN_SHARED)
 #define ROWS_ROUTER                                                                               \
-    ROW_MATRIX(MIXER "gate", DIM_EXPERTS, DIM_HIDDEN, SPLIT_NONE, experts.router, WHEN_EXPERTS),  \
+    ROW_ROUTER(MIXER "gate"),                                                                     \
         ROW_VECTOR(WHEN_CHOICE_BIAS, "gate.e_score_correction_bias", DIM_EXPERTS, SPLIT_NONE,     \
                    experts.choice_bias),                                                          \
         ROW_MATRIX(MIXER "fc1_latent_proj", DIM_EXPERT_WIDTH, DIM_HIDDEN, SPLIT_NONE, expert_in,  \
