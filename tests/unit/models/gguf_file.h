@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -62,6 +63,22 @@ static inline void set_int(struct file *f, const char *name, uint32_t value)
 {
     key(f, name, GGUF_U32);
     u32(&f->head, value);
+}
+
+/* A whole number among the settings of an architecture. */
+struct setting_int {
+    const char *key;
+    uint32_t value;
+};
+
+static inline void set_ints(struct file *f, const char *arch, const struct setting_int *v, size_t n)
+{
+    char name[64];
+
+    for (size_t i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "%s.%s", arch, v[i].key);
+        set_int(f, name, v[i].value);
+    }
 }
 
 static inline void set_real(struct file *f, const char *name, float value)

@@ -452,20 +452,14 @@ static void values_are_rounded_to_the_type_asked_for(void **state)
 
 static void put_llama(struct file *f, const char *arch)
 {
-    static const struct {
-        const char *key;
-        uint32_t value;
-    } INTS[] = {{"context_length", 128},     {"embedding_length", 8},
-                {"block_count", 1},          {"feed_forward_length", 16},
-                {"attention.head_count", 2}, {"attention.head_count_kv", 1},
-                {"rope.dimension_count", 4}};
+    static const struct setting_int INTS[] = {
+        {"context_length", 128},     {"embedding_length", 8},     {"block_count", 1},
+        {"feed_forward_length", 16}, {"attention.head_count", 2}, {"attention.head_count_kv", 1},
+        {"rope.dimension_count", 4}};
     char name[64];
 
     set_text(f, "general.architecture", arch);
-    for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
-        snprintf(name, sizeof(name), "%s.%s", arch, INTS[i].key);
-        set_int(f, name, INTS[i].value);
-    }
+    set_ints(f, arch, INTS, ARRAY_LEN(INTS));
     snprintf(name, sizeof(name), "%s.rope.freq_base", arch);
     set_real(f, name, 5000);
     snprintf(name, sizeof(name), "%s.attention.layer_norm_rms_epsilon", arch);

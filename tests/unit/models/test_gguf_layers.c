@@ -19,33 +19,26 @@ enum { F32 = 0, F16 = 1, Q8_0 = 8, HEAD = 64, PAIRS = HEAD / 2 };
 /* Two layers of Gemma 4, the first with a window, whose heads are half as wide. */
 static void put_gemma4(struct file *f)
 {
-    static const struct {
-        const char *key;
-        uint32_t value;
-    } INTS[] = {{"context_length", 128},
-                {"embedding_length", 32},
-                {"block_count", 2},
-                {"feed_forward_length", 64},
-                {"attention.head_count", 2},
-                {"attention.head_count_kv", 1},
-                {"attention.key_length", HEAD},
-                {"attention.value_length", HEAD},
-                {"attention.key_length_swa", HEAD / 2},
-                {"attention.value_length_swa", HEAD / 2},
-                {"attention.sliding_window", 8},
-                {"attention.shared_kv_layers", 0},
-                {"embedding_length_per_layer_input", 0},
-                {"rope.dimension_count", HEAD}};
+    static const struct setting_int INTS[] = {{"context_length", 128},
+                                              {"embedding_length", 32},
+                                              {"block_count", 2},
+                                              {"feed_forward_length", 64},
+                                              {"attention.head_count", 2},
+                                              {"attention.head_count_kv", 1},
+                                              {"attention.key_length", HEAD},
+                                              {"attention.value_length", HEAD},
+                                              {"attention.key_length_swa", HEAD / 2},
+                                              {"attention.value_length_swa", HEAD / 2},
+                                              {"attention.sliding_window", 8},
+                                              {"attention.shared_kv_layers", 0},
+                                              {"embedding_length_per_layer_input", 0},
+                                              {"rope.dimension_count", HEAD}};
     static const int32_t WINDOWS[2] = {1, 0};
     static const float EMBEDDINGS[32 * 8];
-    char name[64];
 
     file_init(f);
     set_text(f, "general.architecture", "gemma4");
-    for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
-        snprintf(name, sizeof(name), "gemma4.%s", INTS[i].key);
-        set_int(f, name, INTS[i].value);
-    }
+    set_ints(f, "gemma4", INTS, ARRAY_LEN(INTS));
     set_numbers(f, "gemma4.attention.sliding_window_pattern", GGUF_I32, WINDOWS, 2);
     set_real(f, "gemma4.rope.freq_base", 1e6f);
     set_real(f, "gemma4.rope.freq_base_swa", 1e4f);
@@ -135,22 +128,16 @@ static void factors_of_other_shapes_are_refused(void **state)
  * key/value heads yet, and does not say whether attention rotates. */
 static void put_hybrid(struct file *f)
 {
-    static const struct {
-        const char *key;
-        uint32_t value;
-    } INTS[] = {{"context_length", 128},     {"embedding_length", 32},    {"block_count", 2},
-                {"feed_forward_length", 40}, {"attention.head_count", 4}, {"ssm.conv_kernel", 4},
-                {"ssm.inner_size", 64},      {"ssm.state_size", 10},      {"ssm.time_step_rank", 8},
-                {"ssm.group_count", 2}};
+    static const struct setting_int INTS[] = {
+        {"context_length", 128},     {"embedding_length", 32},    {"block_count", 2},
+        {"feed_forward_length", 40}, {"attention.head_count", 4}, {"ssm.conv_kernel", 4},
+        {"ssm.inner_size", 64},      {"ssm.state_size", 10},      {"ssm.time_step_rank", 8},
+        {"ssm.group_count", 2}};
     static const float EMBEDDINGS[32 * 8];
-    char name[64];
 
     file_init(f);
     set_text(f, "general.architecture", "granitehybrid");
-    for (size_t i = 0; i < ARRAY_LEN(INTS); i++) {
-        snprintf(name, sizeof(name), "granitehybrid.%s", INTS[i].key);
-        set_int(f, name, INTS[i].value);
-    }
+    set_ints(f, "granitehybrid", INTS, ARRAY_LEN(INTS));
     set_real(f, "granitehybrid.attention.layer_norm_rms_epsilon", 1e-5f);
     add_tensor(f, "token_embd.weight", F32, 32, 8, EMBEDDINGS, sizeof(EMBEDDINGS));
 }
