@@ -35,12 +35,6 @@ struct flag {
     int n_args;        /* arguments consumed */
 };
 
-/* Whether a flag without a value sets the row to true. */
-static bool is_switch(const struct setting *row)
-{
-    return row->type == SETTING_BOOL || row->type == SETTING_SWITCH;
-}
-
 /* Whether the argument behind such a flag is its value. */
 static bool is_switch_word(const struct setting *row, const char *text)
 {
@@ -60,7 +54,7 @@ static const struct setting *find_negated(const char *name, size_t len)
         return NULL;
     }
     const struct setting *row = setting_find(name + 3, len - 3);
-    return row && is_switch(row) ? row : NULL;
+    return row && setting_is_switch(row) ? row : NULL;
 }
 
 /* `argument` begins with "--"; `next` is the one after it, or NULL. */
@@ -92,7 +86,7 @@ static int read_flag(const char *argument, const char *next, struct flag *ret, s
     if (given) {
         return 0;
     }
-    bool bare = is_switch(ret->row) && !is_switch_word(ret->row, next);
+    bool bare = setting_is_switch(ret->row) && !is_switch_word(ret->row, next);
     bool missing = !next || has_prefix(next, "--");
     ret->value = bare ? "true" : missing ? NULL : next;
     ret->n_args = bare ? 1 : 2;

@@ -46,9 +46,7 @@ static void put_choices(struct buf *out, const struct setting *row, const char *
 /* "--port N" */
 static void put_flag(struct buf *out, const struct setting *row)
 {
-    bool negates = row->type == SETTING_BOOL || row->type == SETTING_SWITCH;
-
-    buf_puts(out, negates ? "--[no-]" : "--");
+    buf_puts(out, setting_is_switch(row) ? "--[no-]" : "--");
     spell(out, row->key, false);
     if (row->choice) {
         buf_putc(out, ' ');

@@ -42,6 +42,12 @@ struct setting {
     bool gib_without_unit; /* a number below 1024 without a unit means GiB, as in vLLM */
 };
 
+/* Whether a flag without a value sets the row to true, and --no-NAME to false. */
+static inline bool setting_is_switch(const struct setting *row)
+{
+    return row->type == SETTING_BOOL || row->type == SETTING_SWITCH;
+}
+
 extern const struct setting setting_table[];
 extern const int setting_count;
 
