@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
             float v = tile.v[t][mine];
             float sum = take_token<J, DELTA>(state, tile, t, sub, v);
             if (live && sub == 0) {
-                out[(p.start + first + t) * a.out_stride] = from_float<T>(sum + skip * v);
+                out[(p.start + first + t) * a.out_stride] = from_float<T>(__fmaf_rn(skip, v, sum));
             }
             if (live && tile.block[t] >= 0) {
                 keep_matrix(a, state, sub, a.states + tile.block[t] * a.block_stride + matrix);

@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(THREADS, J <= 4   ? 8
             float v = tile[half].v[t][mine];
             float sum = take_token<J, DELTA>(state, tile[half], t, sub, v);
             if (live && sub == 0) {
-                out[(p.start + first + t) * a.out_stride] = from_float<T>(sum + skip * v);
+                out[(p.start + first + t) * a.out_stride] = from_float<T>(__fmaf_rn(skip, v, sum));
             }
             if (tile[half].block[t] < 0) {
                 continue;
@@ -368,7 +368,9 @@ extern "C" void launch_recurrence(const struct recurrence_args *a, const struct 
                                   const struct recurrence_step *w, cudaStream_t stream)
 {
     if (w->n_long == 0 && w->rows == w->n_seqs) {
-        launch_recurrence_decode(a, s, w->n_seqs, stream);
+        if (!launch_recurrence_heads(a, s, w->n_seqs, stream)) {
+            launch_recurrence_decode(a, s, w->n_seqs, stream);
+        }
         return;
     }
     DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, *w, stream));

@@ -2,13 +2,13 @@
  * backend_ops.recurrence, norm_gated and gate_sigmoid.
  *
  * A recurrence takes two launches, or one where every sequence has one token, with the
- * same arithmetic (decode.cu). The first prepares every token on its own: the
- * convolution, the lengths of q and k, and the gates as factors. The second keeps a
- * part of a head's matrix in registers and takes a sequence's tokens one after the
- * other, for prefill as for decodes, so that the bits of a row do not depend on how a
- * sequence is cut into steps or on what else is in them. It writes the state wherever
- * the next token has another block, as drafts have. Layers that have no matrices take
- * one launch a call (scan.cu).
+ * same arithmetic (decode.cu; decode_heads.cu for many sequences). The first prepares
+ * every token on its own: the convolution, the lengths of q and k, and the gates as
+ * factors. The second keeps a part of a head's matrix in registers and takes a
+ * sequence's tokens one after the other, for prefill as for decodes, so that the bits
+ * of a row do not depend on how a sequence is cut into steps or on what else is in
+ * them. It writes the state wherever the next token has another block, as drafts have.
+ * Layers that have no matrices take one launch a call (scan.cu).
  *
  * Without `deterministic` two other launches take the second one's place for sequences
  * of many tokens in a step: they multiply tokens of a chunk on tensor cores
@@ -74,6 +74,10 @@ void launch_recurrence(const struct recurrence_args *a, const struct step_arrays
 /* All of it where sequences have one token each. */
 void launch_recurrence_decode(const struct recurrence_args *a, const struct step_arrays *s,
                               int32_t n_seqs, cudaStream_t stream);
+/* The same for many sequences of heads of 128 keys and values. False: not for this
+ * shape, or too few sequences; nothing was done. */
+bool launch_recurrence_heads(const struct recurrence_args *a, const struct step_arrays *s,
+                             int32_t n_seqs, cudaStream_t stream);
 /* The sequences in chunks, behind the first launch. */
 void launch_recurrence_chunks(const struct recurrence_args *a, const struct step_arrays *s,
                               const struct recurrence_step *w, cudaStream_t stream);

@@ -95,7 +95,8 @@ __device__ __forceinline__ operand_offsets offsets_of(const recurrence_args &a)
                 column};
 }
 
-/* One token: S [4 * J] is this lane's part of its column. Returns S^T q. */
+/* One token: S [4 * J] is this lane's part of its column. Returns S^T q. Roundings are
+ * spelled out, since decode_heads.cu has the same ones. */
 template <int J, bool DELTA>
 __device__ __forceinline__ float take_token(float (&state)[J][4], const token_tile<J> &tile, int t,
                                             int sub, float v)
@@ -107,25 +108,25 @@ __device__ __forceinline__ float take_token(float (&state)[J][4], const token_ti
 #pragma unroll
         for (int j = 0; j < J; j++) {
             float4 y = k[j * 4 + sub];
-            known[0] += state[j][0] * y.x;
-            known[1] += state[j][1] * y.y;
-            known[2] += state[j][2] * y.z;
-            known[3] += state[j][3] * y.w;
+            known[0] = __fmaf_rn(state[j][0], y.x, known[0]);
+            known[1] = __fmaf_rn(state[j][1], y.y, known[1]);
+            known[2] = __fmaf_rn(state[j][2], y.z, known[2]);
+            known[3] = __fmaf_rn(state[j][3], y.w, known[3]);
         }
-        v -= decay * sum_of_four((known[0] + known[1]) + (known[2] + known[3]));
+        v = __fmaf_rn(-decay, sum_of_four((known[0] + known[1]) + (known[2] + known[3])), v);
     }
     float add = rate * v;
 #pragma unroll
     for (int j = 0; j < J; j++) {
         float4 y = k[j * 4 + sub], z = q[j * 4 + sub];
-        state[j][0] = decay * state[j][0] + y.x * add;
-        state[j][1] = decay * state[j][1] + y.y * add;
-        state[j][2] = decay * state[j][2] + y.z * add;
-        state[j][3] = decay * state[j][3] + y.w * add;
-        sum[0] += state[j][0] * z.x;
-        sum[1] += state[j][1] * z.y;
-        sum[2] += state[j][2] * z.z;
-        sum[3] += state[j][3] * z.w;
+        state[j][0] = __fmaf_rn(decay, state[j][0], __fmul_rn(y.x, add));
+        state[j][1] = __fmaf_rn(decay, state[j][1], __fmul_rn(y.y, add));
+        state[j][2] = __fmaf_rn(decay, state[j][2], __fmul_rn(y.z, add));
+        state[j][3] = __fmaf_rn(decay, state[j][3], __fmul_rn(y.w, add));
+        sum[0] = __fmaf_rn(state[j][0], z.x, sum[0]);
+        sum[1] = __fmaf_rn(state[j][1], z.y, sum[1]);
+        sum[2] = __fmaf_rn(state[j][2], z.z, sum[2]);
+        sum[3] = __fmaf_rn(state[j][3], z.w, sum[3]);
     }
     return sum_of_four((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }

@@ -412,6 +412,13 @@ static const struct recurrence SHAPES[] = {
      .value_dim = 80,
      .kernel = 4,
      .dt_max = INFINITY},
+    {.kind = RECURRENCE_DELTA, /* of which a device may take whole heads */
+     .n_heads = 24,
+     .n_groups = 12,
+     .key_dim = 128,
+     .value_dim = 128,
+     .kernel = 4,
+     .tiled = true},
     {.kind = RECURRENCE_SCAN, .n_heads = 3, .key_dim = 10, .value_dim = 30, .kernel = 4},
     {.kind = RECURRENCE_SCAN, .n_heads = 2, .key_dim = 16, .value_dim = 8, .kernel = 2},
     {.kind = RECURRENCE_SCAN, .n_heads = 2, .key_dim = 40, .value_dim = 36, .kernel = 6},
