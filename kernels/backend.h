@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 26
+#define BACKEND_ABI 27
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -467,6 +467,12 @@ struct gated_norm {
     bool gate_first;   /* norm(x * silu(gate)) in place of norm(x) * silu(gate) */
 };
 
+/* A gated norm of an operation's output, by `gate` of the output's shape. */
+struct output_norm {
+    const struct gated_norm *norm;
+    struct mat gate;
+};
+
 /* Rows of a call up to which the parts of a shared expert may be pairs of every row. */
 enum { EXPERTS_PARTS_ROWS = 256 };
 
@@ -677,14 +683,11 @@ struct backend_ops {
      * n_heads], b and then a (delta), [n_tokens, n_heads] (ssd), nothing (conv), or the
      * channels' and at the row's end k and q (scan; between them any columns). x is
      * overwritten; out, x and gates are different memory. The rows of a token have
-     * the same bits however a sequence is cut into steps. (optional: models with states
-     * are refused) */
+     * the same bits however a sequence is cut into steps. With `after` (of delta
+     * and ssd; NULL: none) out is normed and gated. (optional: models with states are
+     * refused) */
     void (*recurrence)(struct backend *b, struct mat out, struct mat x, struct mat gates,
-                       const struct recurrence *r);
-    /* x = the gated norm of x, by gate of the same shape. (optional with
-     * `recurrence`) */
-    void (*norm_gated)(struct backend *b, struct mat x, struct mat gate,
-                       const struct gated_norm *n);
+                       const struct recurrence *r, const struct output_norm *after);
     /* x *= sigmoid(gate), of the same shape. (optional with `recurrence`) */
     void (*gate_sigmoid)(struct backend *b, struct mat x, struct mat gate);
     /* q [n_tokens, n_heads * (nope_dim + rot_dim)]: rotate q_rot, the end of each head,

@@ -47,7 +47,6 @@ static const struct backend_ops cpu_ops = {
     .rope_kv = cpu_rope_kv,
     .attention = cpu_attention,
     .recurrence = cpu_recurrence,
-    .norm_gated = cpu_norm_gated,
     .gate_sigmoid = cpu_gate_sigmoid,
     .multiply = cpu_multiply,
     .latent_kv = cpu_latent_kv,

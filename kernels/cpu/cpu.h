@@ -368,7 +368,8 @@ void cpu_rotate(const struct cpu_kernels *k, float *head, const float *cos_sin,
 
 /* states/: operations of layers with recurrent states. */
 void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
-                    const struct recurrence *r);
+                    const struct recurrence *r, const struct output_norm *after);
+/* x = the gated norm of x, by gate of the same shape. */
 void cpu_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
 void cpu_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
 void cpu_multiply(struct backend *b, struct mat x, struct mat y, enum activation act);

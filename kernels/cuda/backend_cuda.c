@@ -619,7 +619,6 @@ static const struct backend_ops ops = {
     .rope_kv = cuda_rope_kv,
     .attention = cuda_attention,
     .recurrence = cuda_recurrence,
-    .norm_gated = cuda_norm_gated,
     .gate_sigmoid = cuda_gate_sigmoid,
     .multiply = cuda_multiply,
     .latent_kv = cuda_latent_kv,

@@ -408,8 +408,7 @@ bool cuda_linear_heads(struct cuda_backend *c, const struct head_products *p);
 
 /* states/states.c */
 void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
-                     const struct recurrence *r);
-void cuda_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n);
+                     const struct recurrence *r, const struct output_norm *after);
 void cuda_gate_sigmoid(struct backend *b, struct mat x, struct mat gate);
 void cuda_multiply(struct backend *b, struct mat x, struct mat y, enum activation act);
 

@@ -657,9 +657,10 @@ struct norm_part {
 /* Norm the n parts in place, at most two, of equally many rows; every rank has columns
  * of all of them, equally many. */
 void transformer_norm_parts(struct model *m, const struct norm_part *part, int32_t n);
-/* x = the gated norm of the layer's recurrence, of its output x, by `gate` of the same
- * shape. */
-void transformer_norm_gated(struct model *m, const struct layer *l, struct mat x, struct mat gate);
+/* out = the layer's recurrence over x and gates (backend_ops.recurrence), normed and
+ * gated by z of out's shape. */
+void transformer_recur(struct model *m, const struct layer *l, struct mat out, struct mat x,
+                       struct mat gates, struct mat z);
 /* The beginning of the stage's layers: x = the embeddings, on the first stage, and h =
  * the first layer's norm of x. */
 void transformer_begin(struct model *m, struct mat x, struct mat h);

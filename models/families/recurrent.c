@@ -255,7 +255,7 @@ static void scan(struct model *m, const struct layer *l, struct mat y, struct ma
     struct mat k = mat_cols(in, rank, keys), q = mat_cols(in, rank + keys, keys);
 
     ops->linear(m->backend, all, h, l->mixer, NULL);
-    ops->recurrence(m->backend, out, x, (struct mat){0}, r);
+    ops->recurrence(m->backend, out, x, (struct mat){0}, r, NULL);
     ops->linear(m->backend, in, x, l->scan.in, NULL);
     if (m->weights->partial) {
         ops->all_reduce(m->backend, in);
@@ -264,7 +264,7 @@ static void scan(struct model *m, const struct layer *l, struct mat y, struct ma
     ops->norm(m->backend, k, k, &l->scan.k_norm);
     ops->norm(m->backend, q, q, &l->scan.q_norm);
     ops->linear(m->backend, mat_cols(gates, 0, values), step, l->scan.step, NULL);
-    ops->recurrence(m->backend, out, x, gates, r);
+    ops->recurrence(m->backend, out, x, gates, r, NULL);
     ops->multiply(m->backend, out, z, ACT_SILU);
     ops->linear(m->backend, y, out, l->o, NULL);
 }
@@ -280,28 +280,36 @@ static void convolve(struct model *m, const struct layer *l, struct mat y, struc
 
     ops->linear(m->backend, all, h, l->mixer, NULL);
     ops->multiply(m->backend, x, mat_cols(all, 0, n), ACT_NONE);
-    ops->recurrence(m->backend, out, x, (struct mat){0}, &l->recurrence);
+    ops->recurrence(m->backend, out, x, (struct mat){0}, &l->recurrence, NULL);
     ops->multiply(m->backend, out, mat_cols(all, n, n), ACT_NONE);
     ops->linear(m->backend, y, out, l->o, NULL);
 }
 
-void transformer_norm_gated(struct model *m, const struct layer *l, struct mat x, struct mat gate)
+/* The gated norm of x, whose groups several ranks share. */
+static void norm_shared(struct model *m, const struct gated_norm *g, struct mat x, struct mat gate)
 {
     const struct backend_ops *ops = m->backend->ops;
-    const struct gated_norm *g = &l->mixer_norm;
     struct norm n = {.kind = NORM_RMS, .weight = g->weight, .eps = g->eps};
     struct norm_part part = {x, &n};
 
-    if (!l->mixer_norm_shared) {
-        ops->norm_gated(m->backend, x, gate, g);
-        return;
-    }
     if (g->gate_first) {
         ops->multiply(m->backend, x, gate, ACT_SILU);
     }
     transformer_norm_parts(m, &part, 1);
     if (!g->gate_first) {
         ops->multiply(m->backend, x, gate, ACT_SILU);
+    }
+}
+
+void transformer_recur(struct model *m, const struct layer *l, struct mat out, struct mat x,
+                       struct mat gates, struct mat z)
+{
+    const struct output_norm after = {&l->mixer_norm, z};
+    bool shared = l->mixer_norm_shared;
+
+    m->backend->ops->recurrence(m->backend, out, x, gates, &l->recurrence, shared ? NULL : &after);
+    if (shared) {
+        norm_shared(m, &l->mixer_norm, out, z);
     }
 }
 
@@ -322,7 +330,6 @@ void transformer_mix(struct model *m, const struct layer *l, struct mat y, struc
         return;
     }
     ops->linear(m->backend, all, h, l->mixer, NULL);
-    ops->recurrence(m->backend, out, x, mat_cols(all, channels + values, n_gates), r);
-    transformer_norm_gated(m, l, out, z);
+    transformer_recur(m, l, out, x, mat_cols(all, channels + values, n_gates), z);
     ops->linear(m->backend, y, out, l->o, NULL);
 }

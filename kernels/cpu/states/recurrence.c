@@ -297,7 +297,7 @@ static void scan_task(void *arg, int32_t task, int32_t thread)
 }
 
 void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
-                    const struct recurrence *r)
+                    const struct recurrence *r, const struct output_norm *after)
 {
     struct recurrence_job j = {.c = cpu_of(b), .r = r, .out = out, .x = x, .gates = gates};
     int32_t n_seqs = j.c->batch.n_seqs;
@@ -315,4 +315,7 @@ void cpu_recurrence(struct backend *b, struct mat out, struct mat x, struct mat 
     }
     j.n_parts = r->n_heads;
     cpu_pool_run(j.c->pool, n_seqs * j.n_parts, head_task, &j);
+    if (after) {
+        cpu_norm_gated(b, out, after->gate, after->norm);
+    }
 }

@@ -461,6 +461,39 @@ __device__ __forceinline__ void zero_head(const recurrence_args &a, const looked
     }
 }
 
+/* The gated norm of the tokens of a round's n heads, several warps a head. Behind a
+ * barrier, since other warps have written them. */
+template <typename T>
+__device__ __forceinline__ void norm_round(const recurrence_args &a, const looked_up *u, int n)
+{
+    const gated_norm_args &g = a.after;
+    int warp = threadIdx.x >> 5, each = WORKERS / 32 / n, lane = threadIdx.x & 31;
+    const looked_up &head = u[min(warp / each, n - 1)];
+    int64_t weight = g.own_weights ? (int64_t)head.head * DIM : 0;
+
+    for (int t = warp / each < n ? warp % each : head.p.n; t < head.p.n; t += each) {
+        int64_t row = head.p.start + t, first = (int64_t)head.head * DIM + lane;
+        T *to = (T *)g.x + row * g.x_stride + first;
+        const T *gates = (const T *)g.gate + row * g.gate_stride + first;
+        float x[DIM / 32], gate[DIM / 32], w[DIM / 32], squares = 0.0f;
+#pragma unroll
+        for (int k = 0; k < DIM / 32; k++) {
+            x[k] = to_float(to[k * 32]);
+            gate[k] = to_float(gates[k * 32]);
+            w[k] = load_any(g.weight, g.weight_type, weight + lane + k * 32);
+        }
+#pragma unroll
+        for (int k = 0; k < DIM / 32; k++) {
+            squares = add_gated_square(g, squares, x[k], gate[k]);
+        }
+        float factor = group_factor(g, warp_sum(squares));
+#pragma unroll
+        for (int k = 0; k < DIM / 32; k++) {
+            to[k * 32] = from_float<T>(gated_element(x[k], factor, w[k], gate[k]));
+        }
+    }
+}
+
 /* The n heads that are looked up; `before`: heads of earlier calls. By the workers. */
 template <typename T>
 __device__ __forceinline__ void take_heads(heads_shared &sh, const recurrence_args &a,
@@ -490,6 +523,9 @@ __device__ __forceinline__ void take_heads(heads_shared &sh, const recurrence_ar
             }
         }
         named_barrier(WORKERS_BARRIER, WORKERS);
+        if (a.after.gate) {
+            norm_round<T>(a, u, of);
+        }
     }
 }
 
@@ -532,8 +568,8 @@ static bool takes_heads(const recurrence_args &a)
     int of_group = a.n_heads / a.n_groups;
 
     return cuda_code_version() >= 90 && a.delta && a.key_dim == DIM && a.value_dim == DIM &&
-           a.kernel == 4 && a.n_heads % a.n_groups == 0 && ROUND % of_group == 0 &&
-           (uintptr_t)a.conv % 16 == 0;
+           a.kernel == 4 && (!a.after.gate || a.after.width == DIM) &&
+           a.n_heads % a.n_groups == 0 && ROUND % of_group == 0 && (uintptr_t)a.conv % 16 == 0;
 }
 
 template <typename T>

@@ -1,14 +1,8 @@
 /* What follows a recurrence or an attention whose output is gated (states.h): an RMS
  * norm of each group of columns gated by silu, and a gate by sigmoid. */
-#include "kernels/cuda/common.cuh"
-#include "kernels/cuda/states/states.h"
+#include "kernels/cuda/states/gated.cuh"
 
 enum { WARP_WIDTH = 512, GROUP_WARPS = 4, WIDE_THREADS = 512, SIGMOID_THREADS = 256 };
-
-__device__ __forceinline__ float silu(float x)
-{
-    return x / (1.0f + expf(-x));
-}
 
 /* A group by a warp (WIDE false) or by a block. The choice follows from the width
  * alone, and so do the bits. */
@@ -30,15 +24,13 @@ __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : GROUP_WARPS * 32)
     int64_t weight = a.own_weights ? (int64_t)group * a.width : 0;
     float squares = 0.0f;
     for (int i = first; i < a.width; i += step) {
-        float v = to_float(x[i]) * (a.gate_first ? silu(to_float(gate[i])) : 1.0f);
-        squares += v * v;
+        squares = add_gated_square(a, squares, to_float(x[i]), to_float(gate[i]));
     }
     squares = WIDE ? block_sum(squares, shared) : warp_sum(squares);
-    float factor = 1.0f / sqrtf(squares / a.width + a.eps);
+    float factor = group_factor(a, squares);
     for (int i = first; i < a.width; i += step) {
-        x[i] =
-            from_float<T>(to_float(x[i]) * factor * load_any(a.weight, a.weight_type, weight + i) *
-                          silu(to_float(gate[i])));
+        float w = load_any(a.weight, a.weight_type, weight + i);
+        x[i] = from_float<T>(gated_element(to_float(x[i]), factor, w, to_float(gate[i])));
     }
 }
 

@@ -367,14 +367,20 @@ static void launch_all(const recurrence_args &a, const step_arrays &s, const rec
 extern "C" void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
                                   const struct recurrence_step *w, cudaStream_t stream)
 {
-    if (w->n_long == 0 && w->rows == w->n_seqs) {
-        if (!launch_recurrence_heads(a, s, w->n_seqs, stream)) {
-            launch_recurrence_decode(a, s, w->n_seqs, stream);
-        }
+    bool decode = w->n_long == 0 && w->rows == w->n_seqs;
+
+    if (decode && launch_recurrence_heads(a, s, w->n_seqs, stream)) {
         return;
     }
-    DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, *w, stream));
+    if (decode) {
+        launch_recurrence_decode(a, s, w->n_seqs, stream);
+    } else {
+        DISPATCH_TYPE(a->type, launch_all<T>(*a, *s, *w, stream));
+    }
     if (w->n_long > 0) {
         launch_recurrence_chunks(a, s, w, stream);
+    }
+    if (a->after.gate) {
+        launch_norm_gated(&a->after, w->rows, a->n_heads * a->value_dim, a->type, stream);
     }
 }

@@ -122,8 +122,25 @@ static bool takes(struct cuda_backend *c, const struct recurrence *r)
     return cuda_usable(c);
 }
 
+/* What follows a recurrence's output. */
+static struct gated_norm_args norm_of(const struct output_norm *after, struct mat out)
+{
+    const struct gated_norm *n = after->norm;
+
+    return (struct gated_norm_args){.x = out.data,
+                                    .gate = after->gate.data,
+                                    .weight = n->weight.data,
+                                    .x_stride = out.stride,
+                                    .gate_stride = after->gate.stride,
+                                    .weight_type = (int32_t)n->weight.dtype,
+                                    .own_weights = n->weight.cols != n->width,
+                                    .gate_first = n->gate_first,
+                                    .width = n->width,
+                                    .eps = n->eps};
+}
+
 void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat gates,
-                     const struct recurrence *r)
+                     const struct recurrence *r, const struct output_norm *after)
 {
     struct cuda_backend *c = cuda_of(b);
     const struct step_arrays s = cuda_group_arrays(c, r->group);
@@ -132,6 +149,9 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
     cuda_rows(c, x);
     if (gates.data) {
         cuda_rows(c, gates);
+    }
+    if (after) {
+        cuda_rows(c, after->gate);
     }
     int32_t rows = cuda_rows(c, out);
     bool matrices = r->kind == RECURRENCE_DELTA || r->kind == RECURRENCE_SSD;
@@ -177,7 +197,8 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
         .prepared = c->prepared,
         .factors = c->prepared + room.prepared,
         .chunks = chunks ? c->prepared + room.prepared + room.factors : NULL,
-        .arrivals = c->arrivals};
+        .arrivals = c->arrivals,
+        .after = after ? norm_of(after, out) : (struct gated_norm_args){0}};
     if (matrices) {
         launch_recurrence(&a, &s, &work, c->stream);
     } else if (r->kind == RECURRENCE_CONV || first) {
@@ -185,25 +206,6 @@ void cuda_recurrence(struct backend *b, struct mat out, struct mat x, struct mat
     } else {
         launch_scan(&a, &s, work.n_seqs, c->stream);
     }
-}
-
-void cuda_norm_gated(struct backend *b, struct mat x, struct mat gate, const struct gated_norm *n)
-{
-    struct cuda_backend *c = cuda_of(b);
-    const struct gated_norm_args a = {.x = x.data,
-                                      .gate = gate.data,
-                                      .weight = n->weight.data,
-                                      .x_stride = x.stride,
-                                      .gate_stride = gate.stride,
-                                      .weight_type = (int32_t)n->weight.dtype,
-                                      .own_weights = n->weight.cols != n->width,
-                                      .gate_first = n->gate_first,
-                                      .width = n->width,
-                                      .eps = n->eps};
-
-    cuda_start(c);
-    cuda_rows(c, gate);
-    launch_norm_gated(&a, cuda_rows(c, x), x.cols, (int)x.dtype, c->stream);
 }
 
 void cuda_gate_sigmoid(struct backend *b, struct mat x, struct mat gate)

@@ -1,5 +1,5 @@
 /* Layers with recurrent states on a device: launchers of the kernels behind
- * backend_ops.recurrence, norm_gated and gate_sigmoid.
+ * backend_ops.recurrence and gate_sigmoid.
  *
  * A recurrence takes two launches, or one where every sequence has one token, with the
  * same arithmetic (decode.cu; decode_heads.cu for many sequences). The first prepares
@@ -33,6 +33,15 @@ enum { STATE_CHUNK = 32, STATE_CHUNK_KEYS = 128, STATE_CHUNK_LEAST = 34 };
 /* enum recurrence_kind */
 enum states_kind { STATES_DELTA, STATES_SSD, STATES_CONV, STATES_SCAN };
 
+/* x = the norm of each `width` columns, gated, as struct gated_norm. */
+struct gated_norm_args {
+    void *x;
+    const void *gate, *weight; /* weight [width], or [cols] with own_weights */
+    int64_t x_stride, gate_stride;
+    int32_t weight_type, own_weights, gate_first, width;
+    float eps;
+};
+
 /* As struct recurrence and its operands in backend.h; vectors are float32. */
 struct recurrence_args {
     void *out;                                 /* [rows, n_heads * value_dim] */
@@ -62,20 +71,22 @@ struct recurrence_args {
     /* [sequences, n_groups] blocks that have read a q and k (decode.cu), zero between
      * launches */
     uint32_t *arrivals;
+    struct gated_norm_args after; /* of out; gate NULL: none */
 };
 /* What a launch takes of a step. */
 struct recurrence_step {
     int32_t n_seqs, rows;
     int32_t n_long, n_chunks; /* sequences in chunks, and their chunks */
 };
-/* Rows of sequences whose last token has no slot become zero. */
+/* Rows of sequences whose last token has no slot become zero, or the gated norm of
+ * zero. */
 void launch_recurrence(const struct recurrence_args *a, const struct step_arrays *s,
                        const struct recurrence_step *w, cudaStream_t stream);
 /* All of it where sequences have one token each. */
 void launch_recurrence_decode(const struct recurrence_args *a, const struct step_arrays *s,
                               int32_t n_seqs, cudaStream_t stream);
-/* The same for many sequences of heads of 128 keys and values. False: not for this
- * shape, or too few sequences; nothing was done. */
+/* The same for many sequences of heads of 128 keys and values, with the gated norm.
+ * False: not for this shape, or too few sequences; nothing was done. */
 bool launch_recurrence_heads(const struct recurrence_args *a, const struct step_arrays *s,
                              int32_t n_seqs, cudaStream_t stream);
 /* The sequences in chunks, behind the first launch. */
@@ -95,14 +106,7 @@ void launch_convolution(const struct recurrence_args *a, const struct step_array
 void launch_scan(const struct recurrence_args *a, const struct step_arrays *s, int32_t n_seqs,
                  cudaStream_t stream);
 
-/* x = the norm of each `width` columns, gated, as struct gated_norm. */
-struct gated_norm_args {
-    void *x;
-    const void *gate, *weight; /* weight [width], or [cols] with own_weights */
-    int64_t x_stride, gate_stride;
-    int32_t weight_type, own_weights, gate_first, width;
-    float eps;
-};
+/* The norm of x [rows, cols] in place. */
 void launch_norm_gated(const struct gated_norm_args *a, int32_t rows, int32_t cols, int type,
                        cudaStream_t stream);
 /* x *= sigmoid(gate) */

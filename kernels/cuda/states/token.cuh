@@ -4,6 +4,7 @@
 #ifndef QUIRE_KERNELS_CUDA_STATES_TOKEN_CUH
 #define QUIRE_KERNELS_CUDA_STATES_TOKEN_CUH
 
+#include "kernels/cuda/states/gated.cuh"
 #include "kernels/cuda/states/span.cuh"
 
 /* ---- tokens on their own ---- */
@@ -25,11 +26,6 @@ __device__ __forceinline__ float2 factors_of(const recurrence_args &a, int token
     float log_decay = -expf(a.a_log[h]) * dt;
     return {chunked ? fmaxf(log_decay, LEAST_LOG_DECAY) : expf(log_decay),
             a.delta ? 1.0f / (1.0f + expf(-to_float(gate[h]))) : dt};
-}
-
-__device__ __forceinline__ float silu_of(float x)
-{
-    return x / (1.0f + expf(-x));
 }
 
 /* What channel c of token t is behind the convolution. K: its size; 0: a.kernel. */

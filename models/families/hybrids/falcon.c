@@ -63,10 +63,11 @@ static void mix(struct model *m, const struct layer *l, struct mat y, struct mat
         scale(m, mat_cols(all, at, width[i]), (enum layer_factor)(FACTOR_Z + i));
     }
     struct mat x = mat_cols(all, values, values + 2 * keys);
-    ops->recurrence(m->backend, out, x, mat_cols(all, 2 * (values + keys), r->n_heads), r);
+    struct mat steps = mat_cols(all, 2 * (values + keys), r->n_heads);
     if (m->config.recurrent.normed) {
-        transformer_norm_gated(m, l, out, z);
+        transformer_recur(m, l, out, x, steps, z);
     } else {
+        ops->recurrence(m->backend, out, x, steps, r, NULL);
         ops->multiply(m->backend, out, z, ACT_SILU);
     }
     scale(m, out, FACTOR_STATES);

@@ -24,6 +24,8 @@ struct scene {
     int32_t kept, kept_at; /* the draft whose spare blocks are in the tables, and where; 0: none */
     float *x, *gates;      /* [N_SEQS * n, channels], [.., n_gates] */
     float *conv, *bias, *a_log, *dt_bias, *d; /* the weights */
+    struct gated_norm norm;
+    float *z, *norm_weight; /* z: [N_SEQS * n, values], NULL: results are not normed */
 };
 
 static struct mat vector(struct scene *s, int32_t n, float range, float **ret)
@@ -37,7 +39,19 @@ struct scene_kind {
     int32_t size;       /* tokens of a block */
     enum dtype weights; /* whose activations x, the gates and the results are */
     bool deterministic;
+    /* Heads of a group of the results' gated norm, 0: they have none. */
+    int32_t normed;
+    bool own_weights, gate_first;
 };
+
+static void make_norm(struct scene *s, struct scene_kind kind)
+{
+    int32_t width = kind.normed * s->rec.value_dim, cols = kind.own_weights ? s->values : width;
+
+    s->norm = (struct gated_norm){.width = width, .eps = 1e-3f, .gate_first = kind.gate_first};
+    s->norm.weight = vector(s, cols, 1, &s->norm_weight);
+    s->z = rig_floats(&s->r, (int64_t)N_SEQS * s->n * s->values, 2, s->act);
+}
 
 static void open_scene_of(struct scene *s, struct recurrence rec, int32_t n, struct scene_kind kind)
 {
@@ -84,11 +98,17 @@ static void open_scene_of(struct scene *s, struct recurrence rec, int32_t n, str
     s->rec.d = vector(s, each, rec.kind != RECURRENCE_DELTA, &s->d);
     s->x = rig_floats(&s->r, (int64_t)N_SEQS * n * s->channels, 1, s->act);
     s->gates = rig_floats(&s->r, (int64_t)N_SEQS * n * s->n_gates, 2, s->act);
+    if (kind.normed > 0) {
+        make_norm(s, kind);
+    }
 }
 
 static void open_scene(struct scene *s, struct recurrence rec, int32_t n)
 {
-    open_scene_of(s, rec, n, (struct scene_kind){.size = SIZE, .weights = DTYPE_F32});
+    int32_t normed = rec.kind == RECURRENCE_DELTA;
+
+    open_scene_of(s, rec, n,
+                  (struct scene_kind){.size = SIZE, .weights = DTYPE_F32, .normed = normed});
 }
 
 static void close_scene(struct scene *s)
@@ -100,6 +120,8 @@ static void close_scene(struct scene *s)
     free(s->a_log);
     free(s->dt_bias);
     free(s->d);
+    free(s->z);
+    free(s->norm_weight);
     rig_close(&s->r);
 }
 
@@ -131,8 +153,8 @@ struct step_room {
     int32_t slot[RIG_TOKENS], group_slot[RIG_TOKENS], all[RIG_TOKENS];
     int32_t q_start[N_SEQS + 1], kv_len[N_SEQS], rows[N_SEQS], block[N_SEQS * BLOCKS_A_ROW];
     struct table_update update[N_SEQS];
-    int32_t n;        /* tokens */
-    float *x, *gates; /* [n, channels], [n, n_gates] */
+    int32_t n;            /* tokens */
+    float *x, *gates, *z; /* [n, channels], [n, n_gates], [n, values] */
 };
 
 /* Adds a piece of a sequence; `drafts` as step_of. */
@@ -157,6 +179,10 @@ static void add_piece(const struct scene *s, struct step_room *to, int32_t i, in
            (size_t)p.n * (size_t)s->channels * sizeof(*s->x));
     memcpy(to->gates + (int64_t)to->n * s->n_gates, s->gates + from * s->n_gates,
            (size_t)p.n * (size_t)s->n_gates * sizeof(*s->gates));
+    if (s->z) {
+        memcpy(to->z + (int64_t)to->n * s->values, s->z + from * s->values,
+               (size_t)p.n * (size_t)s->values * sizeof(*s->z));
+    }
     to->n += p.n;
     to->q_start[i + 1] = to->n;
 }
@@ -188,12 +214,16 @@ static float *run_step(struct scene *s, struct step_room *room, int32_t n_rows, 
     struct mat mx = rig_mat(&s->r, room->n, s->channels, s->act, room->x);
     struct mat mg = rig_mat(&s->r, room->n, s->n_gates, s->act, room->gates);
     struct mat mo = rig_mat(&s->r, room->n, s->values, s->act, NULL);
+    struct output_norm after = {&s->norm, {0}};
+    if (s->z) {
+        after.gate = rig_mat(&s->r, room->n, s->values, s->act, room->z);
+    }
     rig_begin(&s->r, &b);
     if (s->rec.kind == RECURRENCE_SCAN || s->rec.kind == RECURRENCE_CONV) {
-        s->r.b->ops->recurrence(s->r.b, mo, mx, (struct mat){0}, &s->rec);
+        s->r.b->ops->recurrence(s->r.b, mo, mx, (struct mat){0}, &s->rec, NULL);
     }
     if (s->rec.kind != RECURRENCE_CONV) {
-        s->r.b->ops->recurrence(s->r.b, mo, mx, mg, &s->rec);
+        s->r.b->ops->recurrence(s->r.b, mo, mx, mg, &s->rec, s->z ? &after : NULL);
     }
     float *got = rig_download(&s->r, mo);
     rig_end(&s->r);
@@ -216,6 +246,7 @@ static void step_pieces(struct scene *s, int32_t row, int32_t n_rows, const stru
     room.n = 0;
     room.x = rig_alloc((size_t)n * (size_t)s->channels * sizeof(*room.x));
     room.gates = rig_alloc((size_t)n * (size_t)s->n_gates * sizeof(*room.gates));
+    room.z = rig_alloc((size_t)n * (size_t)s->values * sizeof(*room.z));
     for (int32_t i = 0; i < n_rows; i++) {
         if (piece[i].n > 0) {
             add_piece(s, &room, live++, row + i, piece[i], drafts);
@@ -231,6 +262,7 @@ static void step_pieces(struct scene *s, int32_t row, int32_t n_rows, const stru
     free(got);
     free(room.x);
     free(room.gates);
+    free(room.z);
 }
 
 /* The same with equal pieces. */
@@ -329,6 +361,25 @@ static void reference_scan(const struct scene *s, const double *x, const float *
     }
 }
 
+/* The gated norm of a row's results. */
+static void reference_norm(const struct scene *s, const float *z, double *x)
+{
+    const struct gated_norm *n = &s->norm;
+
+    for (int32_t i = 0; i < s->values; i += n->width) {
+        const float *w = s->norm_weight + (n->weight.cols == n->width ? 0 : i);
+        double sum = 0;
+        for (int32_t k = i; k < i + n->width; k++) {
+            x[k] *= n->gate_first ? z[k] / (1 + exp(-(double)z[k])) : 1;
+            sum += x[k] * x[k];
+        }
+        for (int32_t k = i; k < i + n->width; k++) {
+            x[k] *= (double)w[k - i] / sqrt(sum / n->width + (double)n->eps) *
+                    (n->gate_first ? 1 : z[k] / (1 + exp(-(double)z[k])));
+        }
+    }
+}
+
 static double *reference(const struct scene *s)
 {
     const struct recurrence *r = &s->rec;
@@ -354,6 +405,9 @@ static double *reference(const struct scene *s)
                 reference_token(s, x, s->gates + row * s->n_gates, h,
                                 state + h * r->key_dim * r->value_dim,
                                 out + row * s->values + h * r->value_dim);
+            }
+            if (s->z) {
+                reference_norm(s, s->z + row * s->values, out + row * s->values);
             }
         }
     }
@@ -611,6 +665,7 @@ static void open_long(struct scene *s, size_t i, bool deterministic)
 {
     struct scene_kind kind = {.size = LONG_SIZES[i / ARRAY_LEN(LONG_SHAPES)],
                               .weights = DTYPE_BF16,
+                              .normed = i % 2 == 0,
                               .deterministic = deterministic};
 
     open_scene_of(s, LONG_SHAPES[i % ARRAY_LEN(LONG_SHAPES)], LONG_STEPS, kind);
@@ -731,42 +786,27 @@ static void deterministic_steps_may_be_cut_anywhere(void **state)
 static void gated_norms_follow_float64(void **state)
 {
     (void)state;
-    enum { ROWS = 19, COLS = 96, WIDTH = 24 };
-    struct rig r;
-    rig_open(&r);
-    for (int way = 0; way < 4; way++) {
-        bool first = way & 1, shared = way & 2;
-        float *x = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32),
-              *z = rig_floats(&r, ROWS * COLS, 2, DTYPE_F32);
-        float *w = rig_floats(&r, COLS, 1, DTYPE_F32);
-        double want[ROWS * COLS];
-        struct gated_norm n = {.width = WIDTH, .eps = 1e-3f, .gate_first = first};
-        n.weight = rig_weight(&r, WEIGHT_VECTOR, DTYPE_F32, 1, shared ? WIDTH : COLS, w);
-        for (int32_t i = 0; i < ROWS * COLS; i += WIDTH) {
-            double sum = 0;
-            for (int32_t k = i; k < i + WIDTH; k++) {
-                want[k] = (double)x[k] * (first ? z[k] / (1 + exp(-(double)z[k])) : 1);
-                sum += want[k] * want[k];
-            }
-            for (int32_t k = i; k < i + WIDTH; k++) {
-                want[k] *= (double)w[shared ? k - i : k % COLS] /
-                           sqrt(sum / WIDTH + (double)n.eps) *
-                           (first ? 1 : z[k] / (1 + exp(-(double)z[k])));
-            }
+    for (size_t i = 0; i < ARRAY_LEN(SHAPES); i++) {
+        bool delta = SHAPES[i].kind == RECURRENCE_DELTA;
+        for (int way = 0; way < 4 && (delta || SHAPES[i].kind == RECURRENCE_SSD); way++) {
+            struct scene_kind kind = {.size = SIZE,
+                                      .weights = DTYPE_F32,
+                                      .normed = delta ? 1 : SHAPES[i].n_heads / SHAPES[i].n_groups,
+                                      .own_weights = way & 1,
+                                      .gate_first = way & 2};
+            struct scene s;
+            open_scene_of(&s, SHAPES[i], SIZE, kind);
+            float *got = outputs(&s);
+            double *want = reference(&s);
+            step(&s, 0, N_SEQS, 0, s.n, got);
+            assert_nmse("a gated norm", got, want, (int64_t)N_SEQS * s.n * s.values, s.act);
+            step(&s, 0, N_SEQS, 0, 1, got);
+            assert_nmse("of decodes", got, want, (int64_t)N_SEQS * s.n * s.values, s.act);
+            free(want);
+            free(got);
+            close_scene(&s);
         }
-        struct mat mx = rig_mat(&r, ROWS, COLS, DTYPE_F32, x),
-                   mz = rig_mat(&r, ROWS, COLS, DTYPE_F32, z);
-        rig_begin_plain(&r, ROWS);
-        r.b->ops->norm_gated(r.b, mx, mz, &n);
-        float *got = rig_download(&r, mx);
-        rig_end(&r);
-        assert_nmse("norm_gated", got, want, ROWS * COLS, DTYPE_F32);
-        free(got);
-        free(w);
-        free(z);
-        free(x);
     }
-    rig_close(&r);
 }
 
 static void sigmoid_gates_follow_float64(void **state)
