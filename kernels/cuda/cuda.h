@@ -46,8 +46,8 @@ struct cuda_step {
 
 /* A decode step captured as a CUDA graph. The first fields but two are its key. */
 struct cuda_graph {
-    int32_t rows;                                      /* padded number of sequences */
-    bool greedy, topk_merge, shared, late_mask, feeds; /* as in cuda_backend */
+    int32_t rows;                                                /* padded number of sequences */
+    bool greedy, topk_merge, shared, late_mask, feeds, verifies; /* as in cuda_backend */
     /* steps with this key so far; the second is captured, once all set-up is done */
     int32_t n_seen;
     cudaGraphExec_t exec; /* NULL: not captured yet */
@@ -171,7 +171,8 @@ struct cuda_backend {
     /* a draft head runs here; the step's tokens come from the step before, and so do
      * the hidden states that it reads */
     bool is_head, feeds;
-    bool shared; /* shared prefixes are read once in this step */
+    bool shared;   /* shared prefixes are read once in this step */
+    bool verifies; /* it verifies drafts, of a model with states */
     /* masks of this step come after its launch; the kernel that waits for them was
      * enqueued */
     bool late_mask, late_waited;

@@ -140,6 +140,7 @@ void deepseek_forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, n), h = mat_rows(t->h, 0, n), y = mat_rows(t->y, 0, n);
     struct mat attn = mat_rows(t->attn, 0, n); /* [n_tokens, n_heads * v_dim] */
 
+    h.transient = true;
     transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
@@ -152,10 +153,13 @@ void deepseek_forward(struct model *m, const struct batch *b)
             transformer_gather_rows(m, n, &x, &y, &attn, free);
             h = mat_rows(h, 0, n);
         }
+        y.transient = true;
         ops->linear(be, y, attn, l->o, &(struct epilogue){0});
         ops->add_norm(be, h, x, y, &l->mlp_norm, t->partial);
         transformer_mlp(m, l, y, h);
+        h.transient = i + 1 < t->n_layers; /* the last is what the head reads */
         transformer_end_layer(m, i, h, x, y, t->partial);
+        h.transient = true;
     }
 }
 

@@ -53,6 +53,7 @@ void hybrid_forward(struct model *m, const struct batch *b)
     struct mat x = mat_rows(t->x, 0, b->n_tokens), h = mat_rows(t->h, 0, b->n_tokens),
                y = mat_rows(t->y, 0, b->n_tokens);
 
+    h.transient = y.transient = true;
     transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
@@ -63,7 +64,9 @@ void hybrid_forward(struct model *m, const struct batch *b)
         }
         ops->add_norm(m->backend, h, x, y, &l->mlp_norm, t->partial);
         transformer_mlp(m, l, y, h);
+        h.transient = i + 1 < t->n_layers; /* the last is what the head reads */
         transformer_end_layer(m, i, h, x, y, t->partial);
+        h.transient = true;
     }
 }
 

@@ -1,10 +1,10 @@
 /* The router's product, the choice and the lists of up to EXPERT_PARTS_ROWS rows in one
  * launch (experts.h).
  *
- * A cluster takes 8 rows, or 16, and all experts: each of its blocks multiplies a share
- * of the columns, then adds up the shares of all for a row of its own, or two, and a
- * warp chooses for a row. The last block of the grid to be done lists. Clusters behind
- * the routing ones quantise.
+ * A cluster takes 8 to 32 rows, and all experts: each of its blocks multiplies a share
+ * of the columns, then adds up the shares of all for one to four rows of its own, and a
+ * warp chooses for a row. Clusters are few enough to run at the same time. The last
+ * block of the grid to be done lists. Clusters behind the routing ones quantise.
  *
  * Of the product, a warp has 16 experts as the rows of the matrix instruction and a
  * part of the block's columns. A lane has 8 neighbours of each 32 columns, of both
@@ -208,18 +208,32 @@ void run(const expert_few &a, const expert_lists &l, const expert_quantise *q, c
     cudaLaunchKernelEx(&c, choose_kernel<T, PER, TILES>, a, l, q ? *q : none, n_route);
 }
 
+/* MOST: tiles of a cluster at most. */
+template <typename T, int PER, int MOST>
+void run_rows(const expert_few &a, const expert_lists &l, const expert_quantise *q,
+              cudaStream_t stream)
+{
+    constexpr int FULL = 64; /* rows of as many clusters of one tile as run at once */
+
+    if (a.route.rows <= FULL) {
+        run<T, PER, 1>(a, l, q, stream);
+    } else if (a.route.rows <= 2 * FULL || MOST == 2) {
+        run<T, PER, 2>(a, l, q, stream);
+    } else {
+        run<T, PER, MOST>(a, l, q, stream);
+    }
+}
+
 template <typename T>
 void run_type(const expert_few &a, const expert_lists &l, const expert_quantise *q,
               cudaStream_t stream)
 {
-    bool narrow = a.route.rows <= 64;
-
     if (a.route.n <= 128) {
-        narrow ? run<T, 4, 1>(a, l, q, stream) : run<T, 4, 2>(a, l, q, stream);
+        run_rows<T, 4, 4>(a, l, q, stream);
     } else if (a.route.n <= 256) {
-        narrow ? run<T, 8, 1>(a, l, q, stream) : run<T, 8, 2>(a, l, q, stream);
-    } else {
-        narrow ? run<T, 16, 1>(a, l, q, stream) : run<T, 16, 2>(a, l, q, stream);
+        run_rows<T, 8, 4>(a, l, q, stream);
+    } else { /* the parts of 32 rows do not fit */
+        run_rows<T, 16, 2>(a, l, q, stream);
     }
 }
 

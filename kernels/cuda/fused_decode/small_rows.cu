@@ -2,7 +2,8 @@
  * SMALL_ROWS rows), one lane of another warp loads. A stage of the ring holds 64
  * columns of the tile's weight rows and of the activations, both by tensor copies with
  * the 128-byte swizzle. There is one block a multiprocessor, so the ring has nearly all
- * of its shared memory.
+ * of its shared memory. A stage has room for the rows that there are: the instruction
+ * takes what lies behind them for more, whose sums nobody reads.
  *
  * With a split depth each of the two blocks of a cluster adds half of the columns, of
  * which the other one pushes its sums into its shared memory: 16 bytes a lane along
@@ -24,37 +25,67 @@ namespace
 enum {
     GROUP_BYTES = SMALL_ROWS * SMALL_DEPTH * 2, /* a warpgroup's activations of a stage */
     RING_BYTES = 220 * 1024,
-    MOST_STAGES = 13,
+    MOST_STAGES = 24,
+    MOST_WEIGHT_BYTES = 160 * 1024, /* of all stages: more on their way are no faster */
 };
 
 /* GROUPS: warpgroups that multiply, each SMALL_ROWS rows of the activations. */
 template <int WIDTH, int GROUPS> struct small_layout {
     static constexpr int THREADS = GROUPS * MULTIPLIERS + 32;
     static constexpr int WEIGHT_BYTES = WIDTH * SMALL_DEPTH * 2;
-    static constexpr int STAGE_BYTES = WEIGHT_BYTES + GROUPS * GROUP_BYTES;
-    static constexpr int FIT = RING_BYTES / STAGE_BYTES;
-    /* Wide tiles are better off with five stages than with six. */
-    static constexpr int STAGES = FIT > MOST_STAGES         ? MOST_STAGES
-                                  : WIDTH == 224 && FIT > 5 ? 5
-                                                            : FIT;
-    static constexpr int BYTES = STAGES * STAGE_BYTES + (2 * STAGES + 1) * 8 + 1024;
+    static constexpr int MOST = MOST_WEIGHT_BYTES / WEIGHT_BYTES;
+    static constexpr int STAGES = MOST < MOST_STAGES ? MOST : MOST_STAGES; /* at most */
+    static constexpr int BYTES = RING_BYTES + (2 * STAGES + 1) * 8 + 1024;
 };
 
 #if HAS_WGMMA
+
+/* The ring of stages: addresses of it and of its mbarriers. */
+template <int WIDTH, int GROUPS> struct stage_ring {
+    using L = small_layout<WIDTH, GROUPS>;
+    uint32_t base, full, empty, pushed;
+    int stage_bytes, stages;
+
+    __device__ __forceinline__ stage_ring(uint32_t at, int source_rows)
+        : base(at), full(at + RING_BYTES), empty(full + L::STAGES * 8),
+          pushed(empty + L::STAGES * 8)
+    {
+        /* of one group what is behind its rows is read, too */
+        int source = GROUPS > 1 ? GROUPS * GROUP_BYTES : source_rows * SMALL_DEPTH * 2;
+        int behind = GROUPS > 1 ? 0 : GROUP_BYTES - source;
+
+        stage_bytes = L::WEIGHT_BYTES + source;
+        stages = min((RING_BYTES - behind) / stage_bytes, L::STAGES);
+    }
+};
+
+/* Where one is in it. */
+struct ring_place {
+    int stage;
+    uint32_t phase;
+
+    __device__ __forceinline__ void next(int stages)
+    {
+        if (++stage == stages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
 
 /* The lane that loads. Weights of all stages are on their way before the wait for the
  * launch ahead, which may still write the activations. */
 template <int WIDTH, bool GATED, int GROUPS>
 __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensorMap *x,
-                                            const small_args &a, uint32_t base, uint32_t full,
-                                            uint32_t empty, int tile, int first_step)
+                                            const small_args &a, const stage_ring<WIDTH, GROUPS> &r,
+                                            int tile, int first_step)
 {
     using L = small_layout<WIDTH, GROUPS>;
     constexpr int ROWS = GATED ? WIDTH / 2 : WIDTH;
     uint64_t once = read_once(), again = read_again();
     uint32_t bytes = L::WEIGHT_BYTES + a.source_rows * SMALL_DEPTH * 2;
-    auto load_weights = [&](int i) {
-        uint32_t to = base + i % L::STAGES * L::STAGE_BYTES, bar = full + i % L::STAGES * 8;
+    auto load_weights = [&](int i, int stage) {
+        uint32_t to = r.base + stage * r.stage_bytes, bar = r.full + stage * 8;
         barrier_expect(bar, bytes);
         tensor_copy(to, w, (first_step + i) * SMALL_DEPTH, tile * ROWS, bar, once);
         if (GATED) {
@@ -62,42 +93,45 @@ __device__ __forceinline__ void load_stages(const CUtensorMap *w, const CUtensor
                         a.n / 2 + tile * ROWS, bar, once);
         }
     };
-    auto load_source = [&](int i) {
-        tensor_copy(base + i % L::STAGES * L::STAGE_BYTES + L::WEIGHT_BYTES, x,
-                    (first_step + i) * SMALL_DEPTH, 0, full + i % L::STAGES * 8, again);
+    auto load_source = [&](int i, int stage) {
+        tensor_copy(r.base + stage * r.stage_bytes + L::WEIGHT_BYTES, x,
+                    (first_step + i) * SMALL_DEPTH, 0, r.full + stage * 8, again);
     };
-    int ahead = min(L::STAGES, a.depth_steps);
+    int ahead = min(r.stages, a.depth_steps);
+    ring_place free = {0, 0};
 
     for (int i = 0; i < ahead; i++) {
-        load_weights(i);
+        load_weights(i, i);
     }
     pdl_wait();
     for (int i = 0; i < ahead; i++) {
-        load_source(i);
+        load_source(i, i);
     }
     for (int i = ahead; i < a.depth_steps; i++) {
-        barrier_wait(empty + i % L::STAGES * 8, (i / L::STAGES & 1) ^ 1);
-        load_weights(i);
-        load_source(i);
+        barrier_wait(r.empty + free.stage * 8, free.phase);
+        load_weights(i, free.stage);
+        load_source(i, free.stage);
+        free.next(r.stages);
     }
 }
 
 template <int WIDTH, int GROUPS>
-__device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, uint32_t full,
-                                         uint32_t empty, int n_steps)
+__device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], const stage_ring<WIDTH, GROUPS> &r,
+                                         int n_steps)
 {
     using L = small_layout<WIDTH, GROUPS>;
     uint32_t source = L::WEIGHT_BYTES;
+    ring_place at = {0, 0};
+    int before = 0; /* the stage before */
 
     if (GROUPS > 1) { /* the same in all lanes, which the compiler cannot know of threadIdx */
         source += __shfl_sync(0xffffffffu, threadIdx.x / MULTIPLIERS, 0) * GROUP_BYTES;
     }
 
     for (int i = 0; i < n_steps; i++) {
-        int s = i % L::STAGES;
-        barrier_wait(full + s * 8, i / L::STAGES & 1);
-        uint64_t x = wgmma_descriptor(base + s * L::STAGE_BYTES + source),
-                 w = wgmma_descriptor(base + s * L::STAGE_BYTES);
+        uint32_t stage = r.base + at.stage * r.stage_bytes;
+        barrier_wait(r.full + at.stage * 8, at.phase);
+        uint64_t x = wgmma_descriptor(stage + source), w = wgmma_descriptor(stage);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < SMALL_DEPTH / 16; k++) {
@@ -107,9 +141,11 @@ __device__ __forceinline__ void multiply(float (&d)[WIDTH / 2], uint32_t base, u
         if (i > 0) {
             wgmma_wait<1>();
             if (threadIdx.x % MULTIPLIERS == 0) {
-                barrier_arrive(empty + (i - 1) % L::STAGES * 8);
+                barrier_arrive(r.empty + before * 8);
             }
         }
+        before = at.stage;
+        at.next(r.stages);
     }
     wgmma_wait<0>();
 }
@@ -181,13 +217,11 @@ __device__ __forceinline__ void store_split(const float (&d)[WIDTH / 2], char *r
                                             uint32_t pushed, const small_args &a, int tile,
                                             int part)
 {
-    using L = small_layout<WIDTH, 1>;
     constexpr int COLUMNS = WIDTH / 2, LANES = COLUMNS / 4, ALL = SMALL_ROWS * LANES;
     constexpr int QUADS = (ALL + MULTIPLIERS - 1) / MULTIPLIERS;
 
     static_assert(COLUMNS % 4 == 0, "whole quads");
-    static_assert((2 * HALF_PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= L::STAGES * L::STAGE_BYTES,
-                  "sums fit");
+    static_assert((2 * HALF_PITCH<WIDTH> + LANES) * 4 * SMALL_ROWS <= RING_BYTES, "sums fit");
     int t = threadIdx.x;
     float *mine = (float *)ring, *theirs = mine + SMALL_ROWS * HALF_PITCH<WIDTH>,
           *squares = theirs + SMALL_ROWS * HALF_PITCH<WIDTH>;
@@ -266,18 +300,17 @@ __global__ void __launch_bounds__(HAS_WGMMA ? small_layout<WIDTH, GROUPS>::THREA
     static_assert(GROUPS == 1 || (SPLIT == 1 && KIND == SMALL_GATED), "an epilogue of rows alone");
     extern __shared__ char raw[];
     uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    uint32_t full = base + L::STAGES * L::STAGE_BYTES, empty = full + L::STAGES * 8,
-             pushed = empty + L::STAGES * 8;
+    const stage_ring<WIDTH, GROUPS> r(base, a.source_rows);
     char *ring = raw + (base - shared_address(raw));
     int part = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0, tile = (int)(blockIdx.x / SPLIT);
 
     if (threadIdx.x == 0) {
-        barriers_init(full, L::STAGES, 1);
+        barriers_init(r.full, L::STAGES, 1);
     } else if (threadIdx.x == 32) {
-        barriers_init(empty, L::STAGES, GROUPS);
+        barriers_init(r.empty, L::STAGES, GROUPS);
     } else if (threadIdx.x == 64) {
-        barriers_init(pushed, 1, 1);
-        barrier_expect(pushed, a.rows * WIDTH / 2 * 4);
+        barriers_init(r.pushed, 1, 1);
+        barrier_expect(r.pushed, a.rows * WIDTH / 2 * 4);
     } else if (threadIdx.x == GROUPS * MULTIPLIERS) {
         prefetch_map(&w);
         prefetch_map(&x);
@@ -286,8 +319,7 @@ __global__ void __launch_bounds__(HAS_WGMMA ? small_layout<WIDTH, GROUPS>::THREA
     pdl_release();
     if (threadIdx.x >= GROUPS * MULTIPLIERS) {
         if (elected()) {
-            load_stages<WIDTH, KIND == SMALL_GATED, GROUPS>(&w, &x, a, base, full, empty, tile,
-                                                            part * a.depth_steps);
+            load_stages<WIDTH, KIND == SMALL_GATED>(&w, &x, a, r, tile, part * a.depth_steps);
         }
         __syncwarp();
         if (SPLIT > 1) { /* the cluster's barriers are for all threads */
@@ -301,10 +333,10 @@ __global__ void __launch_bounds__(HAS_WGMMA ? small_layout<WIDTH, GROUPS>::THREA
     if (KIND != SMALL_SUM && a.cleared && blockIdx.x == 0 && threadIdx.x < SMALL_ROWS) {
         a.cleared[threadIdx.x] = 0;
     }
-    multiply<WIDTH, GROUPS>(d, base, full, empty, a.depth_steps);
+    multiply(d, r, a.depth_steps);
     if (SPLIT > 1) {
         sync_multipliers(); /* the ring becomes room for sums */
-        store_split<WIDTH, KIND>(d, ring, base, pushed, a, tile, part);
+        store_split<WIDTH, KIND>(d, ring, base, r.pushed, a, tile, part);
     } else if (KIND == SMALL_GATED) {
         if (a.act == A_SILU) {
             store_gated<WIDTH, A_SILU>(d, a, tile);

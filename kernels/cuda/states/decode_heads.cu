@@ -1,6 +1,6 @@
 /* The recurrence of steps whose sequences have one token each (decode.cu) for many
- * sequences, by the gated delta rule with heads of 128 keys and values: a block takes
- * whole heads, all of a group, one after the other.
+ * sequences, none of which verifies drafts, by the gated delta rule with heads of 128
+ * keys and values: a block takes whole heads, all of a group, one after the other.
  *
  * A head's matrix comes into one of SLOTS slots of shared memory by one copy, is
  * changed in registers and leaves from the slot by another, so that copies both ways
@@ -37,10 +37,9 @@ enum { WORKERS_BARRIER = 1, PART_BARRIER };
 
 /* A head of a sequence. */
 struct looked_up {
-    state_span p;
-    int head, group;
-    bool goes_on; /* nothing is to be done: an earlier sequence has its tokens */
-    float *to;    /* the layer's state behind its last token */
+    int token, head, group;
+    const float *from; /* the layer's state before the token; NULL: all 0 */
+    float *to;         /* and behind it; NULL: it is kept nowhere */
 };
 
 /* Which operand of a token. */
@@ -54,7 +53,6 @@ struct alignas(16) head_operands {
 struct heads_shared {
     float slot[SLOTS][MATRIX];
     head_operands operands[ROUND]; /* q and k: of a group's first head alone */
-    head_operands later[ROUND];    /* of tokens that are not a sequence's first */
     float known[CLASSES / 4][DIM], sum[CLASSES / 4][DIM]; /* of four classes each */
     looked_up looked[LOOKED];
     uint64_t full[SLOTS], done[SLOTS];
@@ -93,13 +91,11 @@ __device__ __forceinline__ looked_up look_up(const recurrence_args &a, const ste
 
     u.group = group;
     u.head = a.tiled ? group + i % b.of_group * a.n_groups : i;
-    u.goes_on = goes_on(s, seq);
-    if (!u.goes_on) {
-        u.p = span_of(a, s, seq, n_seqs);
-        if (u.p.cached) {
-            int last = u.p.start + u.p.n - 1;
-            u.to = a.states + s.slot[last] / s.block_size * a.block_stride;
-        }
+    const state_span p = span_of(a, s, seq, n_seqs);
+    u.token = p.start;
+    u.from = p.from;
+    if (p.cached) {
+        u.to = a.states + s.slot[p.start] / s.block_size * a.block_stride;
     }
     return u;
 }
@@ -111,10 +107,10 @@ __device__ __forceinline__ void load_head(heads_shared &sh, const looked_up &u, 
 {
     uint32_t full = shared_address(&sh.full[slot]);
 
-    if (u.p.from && !u.goes_on) {
+    if (u.from) {
         barrier_expect(full, BYTES);
-        bulk_copy(shared_address(sh.slot[slot]), u.p.from + matrix + (int64_t)u.head * MATRIX,
-                  BYTES, full);
+        bulk_copy(shared_address(sh.slot[slot]), u.from + matrix + (int64_t)u.head * MATRIX, BYTES,
+                  full);
     } else {
         barrier_arrive(full);
     }
@@ -189,12 +185,12 @@ __device__ __forceinline__ round_channel channel_of(heads_shared &sh, const recu
             &sh.operands[head].of[which][which < V ? key_place(r) : r]};
 }
 
-/* What of the first token's convolution comes from earlier steps. */
+/* What of a channel's convolution comes from earlier steps. */
 struct channel_past {
     float input[3], weight, sum;
 };
 
-__device__ __forceinline__ channel_past load_past(const recurrence_args &a, const state_span &p,
+__device__ __forceinline__ channel_past load_past(const recurrence_args &a, const float *from,
                                                   int c)
 {
     const float4 w = ((const float4 *)a.conv)[c];
@@ -202,7 +198,7 @@ __device__ __forceinline__ channel_past load_past(const recurrence_args &a, cons
 
 #pragma unroll
     for (int k = 0; k < 3; k++) {
-        to.input[k] = p.from ? p.from[(int64_t)c * 3 + k] : 0.0f;
+        to.input[k] = from ? from[(int64_t)c * 3 + k] : 0.0f;
     }
     to.sum += w.x * to.input[0];
     to.sum += w.y * to.input[1];
@@ -227,11 +223,11 @@ __device__ __forceinline__ void norm_placed(float *x, float norm_scale, int lane
     }
 }
 
-/* Norms the q and k of n operands. By all workers, between barriers. */
+/* Norms the q and k of n heads' groups. By all workers, between barriers. */
 __device__ __forceinline__ void norm_operands(heads_shared &sh, const recurrence_args &a, int n,
-                                              int step)
+                                              int of_group)
 {
-    int warp = threadIdx.x >> 5, i = (warp >> 1) * step;
+    int warp = threadIdx.x >> 5, i = (warp >> 1) * of_group;
 
     if (i < n) {
         norm_placed(sh.operands[i].of[warp & 1], warp & 1 ? 1.0f : query_scale(a),
@@ -239,7 +235,7 @@ __device__ __forceinline__ void norm_operands(heads_shared &sh, const recurrence
     }
 }
 
-/* The operands of the first tokens of n heads. Calls pdl_wait where `waits`. */
+/* The operands of n heads. Calls pdl_wait where `waits`. */
 template <typename T>
 __device__ __forceinline__ void make_round(heads_shared &sh, const recurrence_args &a,
                                            const looked_up *u, int n, int of_group, bool waits)
@@ -254,7 +250,7 @@ __device__ __forceinline__ void make_round(heads_shared &sh, const recurrence_ar
             of[k].head = -1;
         }
         if (of[k].head >= 0) {
-            past[k] = load_past(a, u[of[k].head].p, of[k].c);
+            past[k] = load_past(a, u[of[k].head].from, of[k].c);
         }
     }
     if (waits) {
@@ -263,7 +259,7 @@ __device__ __forceinline__ void make_round(heads_shared &sh, const recurrence_ar
     if (threadIdx.x >= WORKERS - 32 && threadIdx.x - (WORKERS - 32) < n) {
         int i = threadIdx.x - (WORKERS - 32);
         if (u[i].to) {
-            float2 f = factors_of<T>(a, u[i].p.start, u[i].head, false);
+            float2 f = factors_of<T>(a, u[i].token, u[i].head, false);
             sh.operands[i].factor[0] = f.x;
             sh.operands[i].factor[1] = f.y;
         }
@@ -274,71 +270,16 @@ __device__ __forceinline__ void make_round(heads_shared &sh, const recurrence_ar
             continue;
         }
         const looked_up &head = u[of[k].head];
-        float x = to_float(((const T *)a.x)[head.p.start * a.x_stride + of[k].c]);
+        float x = to_float(((const T *)a.x)[head.token * a.x_stride + of[k].c]);
         *of[k].to = silu_of(past[k].sum + past[k].weight * x);
-        if (head.p.n == 1) { /* else keep_later */
-            float *to = head.to + (int64_t)of[k].c * 3;
-            to[0] = past[k].input[1];
-            to[1] = past[k].input[2];
-            to[2] = x;
-        }
+        float *to = head.to + (int64_t)of[k].c * 3;
+        to[0] = past[k].input[1];
+        to[1] = past[k].input[2];
+        to[2] = x;
     }
     named_barrier(WORKERS_BARRIER, WORKERS);
     norm_operands(sh, a, n, of_group);
     named_barrier(WORKERS_BARRIER, WORKERS);
-}
-
-/* The operands of n tokens of a head that are not the first of a sequence. */
-template <typename T>
-__device__ __forceinline__ void make_later(head_operands (&to)[ROUND], const recurrence_args &a,
-                                           const looked_up &u, int token, int n)
-{
-    int warp = threadIdx.x >> 5, gates = (int)threadIdx.x - (WORKERS - 32);
-
-    named_barrier(WORKERS_BARRIER, WORKERS);
-    for (int i = threadIdx.x; i < n * VECTORS * DIM; i += WORKERS) {
-        int t = i / (VECTORS * DIM), which = i / DIM % VECTORS, r = i % DIM;
-        to[t].of[which][which < V ? key_place(r) : r] =
-            convolve<T, 4>(a, u.p, token + t, channel_at(a, u, which, r));
-    }
-    if (gates >= 0 && gates < n) {
-        float2 f = factors_of<T>(a, token + gates, u.head, false);
-        to[gates].factor[0] = f.x;
-        to[gates].factor[1] = f.y;
-    }
-    named_barrier(WORKERS_BARRIER, WORKERS);
-    if (warp < 2 * n) {
-        norm_placed(to[warp >> 1].of[warp & 1], warp & 1 ? 1.0f : query_scale(a), threadIdx.x & 31);
-    }
-    named_barrier(WORKERS_BARRIER, WORKERS);
-}
-
-/* The convolution's last inputs behind the tokens of a group's sequence of several. */
-template <typename T>
-__device__ __forceinline__ void keep_later(const recurrence_args &a, const step_arrays &s,
-                                           const looked_up *u, int of_group)
-{
-    const state_span &p = u->p;
-    int end = p.start + p.n, late = -1;
-
-    for (int token = p.start; token <= end; token++) {
-        int at = token < end ? token : late, block = at < 0 ? -1 : block_behind(s, at, end);
-        float *to = a.states + block * a.block_stride;
-        if (block < 0) {
-            continue;
-        }
-        if (token < end && to == p.from) { /* its inputs are read for the others */
-            late = token;
-            continue;
-        }
-        for (int i = threadIdx.x; i < (2 + of_group) * DIM; i += WORKERS) {
-            int vector = i / DIM, which = min(vector, (int)V);
-            int c = channel_at(a, u[vector - which], which, i % DIM);
-            for (int k = 0; k < 3; k++) {
-                to[(int64_t)c * 3 + k] = input_of<T>(a, p, at - 2 + k, c);
-            }
-        }
-    }
 }
 
 /* ---- a head's matrix ---- */
@@ -411,39 +352,25 @@ __device__ __forceinline__ void take_operands(float (&state)[EACH][4], heads_sha
     named_barrier(PART_BARRIER + l.part, WORKERS / PARTS);
 }
 
-/* All tokens of head i of a round, whose matrix is in a slot; `first`: of its group. */
+/* Head i of a round, whose matrix is in a slot; `first`: of its group. */
 template <typename T>
-__device__ __forceinline__ void
-take_head(heads_shared &sh, const recurrence_args &a, const step_arrays &s, const looked_up &u,
-          int i, int first, float *slot, int64_t matrix, const lane_place &l)
+__device__ __forceinline__ void take_head(heads_shared &sh, const recurrence_args &a,
+                                          const looked_up &u, int i, int first, float *slot,
+                                          const lane_place &l)
 {
+    const head_operands &o = sh.operands[i];
     int at = (4 * l.sub + l.i) * DIM + l.column; /* of each 16 rows */
     int column = l.part * COLUMNS + (threadIdx.x & 31);
     float state[EACH][4] = {}, skip = a.d ? a.d[u.head] : 0.0f;
 
 #pragma unroll
-    for (int j = 0; j < EACH && u.p.from; j++) {
+    for (int j = 0; j < EACH && u.from; j++) {
         *(float4 *)state[j] = *(const float4 *)(slot + j * CLASSES * DIM + at);
     }
-    for (int t = 0; t < u.p.n; t++) {
-        const head_operands &o = t > 0 ? sh.later[(t - 1) % ROUND] : sh.operands[i];
-        int token = u.p.start + t, block = -1;
-        if (t > 0 && (t - 1) % ROUND == 0) {
-            make_later<T>(sh.later, a, u, token, min(u.p.n - t, (int)ROUND));
-        }
-        take_operands(state, sh, t > 0 ? o : sh.operands[first], o, l);
-        if (l.sub == 0) {
-            float y = __fmaf_rn(skip, o.of[V][column], sum_subs(sh.sum, column));
-            ((T *)a.out)[token * a.out_stride + u.head * DIM + column] = from_float<T>(y);
-        }
-        if (t + 1 < u.p.n) {
-            block = block_behind(s, token, u.p.start + u.p.n);
-        }
-#pragma unroll
-        for (int j = 0; j < EACH && block >= 0; j++) {
-            float *to = a.states + block * a.block_stride + matrix + (int64_t)u.head * MATRIX;
-            *(float4 *)(to + j * CLASSES * DIM + at) = *(const float4 *)state[j];
-        }
+    take_operands(state, sh, sh.operands[first], o, l);
+    if (l.sub == 0) {
+        float y = __fmaf_rn(skip, o.of[V][column], sum_subs(sh.sum, column));
+        ((T *)a.out)[u.token * a.out_stride + u.head * DIM + column] = from_float<T>(y);
     }
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
@@ -455,50 +382,48 @@ take_head(heads_shared &sh, const recurrence_args &a, const step_arrays &s, cons
 template <typename T>
 __device__ __forceinline__ void zero_head(const recurrence_args &a, const looked_up &u)
 {
-    for (int i = threadIdx.x; i < u.p.n * DIM; i += WORKERS) {
-        ((T *)a.out)[(u.p.start + i / DIM) * a.out_stride + u.head * DIM + i % DIM] =
-            from_float<T>(0.0f);
+    if (threadIdx.x < DIM) {
+        ((T *)a.out)[u.token * a.out_stride + u.head * DIM + threadIdx.x] = from_float<T>(0.0f);
     }
 }
 
-/* The gated norm of the tokens of a round's n heads, several warps a head. Behind a
- * barrier, since other warps have written them. */
+/* The gated norm of a round's n heads, a warp a head. Behind a barrier, since other
+ * warps have written them. */
 template <typename T>
 __device__ __forceinline__ void norm_round(const recurrence_args &a, const looked_up *u, int n)
 {
     const gated_norm_args &g = a.after;
-    int warp = threadIdx.x >> 5, each = WORKERS / 32 / n, lane = threadIdx.x & 31;
-    const looked_up &head = u[min(warp / each, n - 1)];
-    int64_t weight = g.own_weights ? (int64_t)head.head * DIM : 0;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 
-    for (int t = warp / each < n ? warp % each : head.p.n; t < head.p.n; t += each) {
-        int64_t row = head.p.start + t, first = (int64_t)head.head * DIM + lane;
-        T *to = (T *)g.x + row * g.x_stride + first;
-        const T *gates = (const T *)g.gate + row * g.gate_stride + first;
-        float x[DIM / 32], gate[DIM / 32], w[DIM / 32], squares = 0.0f;
+    if (warp >= n) {
+        return;
+    }
+    int64_t weight = g.own_weights ? (int64_t)u[warp].head * DIM : 0;
+    int64_t first = (int64_t)u[warp].head * DIM + lane;
+    T *to = (T *)g.x + u[warp].token * g.x_stride + first;
+    const T *gates = (const T *)g.gate + u[warp].token * g.gate_stride + first;
+    float x[DIM / 32], gate[DIM / 32], w[DIM / 32], squares = 0.0f;
 #pragma unroll
-        for (int k = 0; k < DIM / 32; k++) {
-            x[k] = to_float(to[k * 32]);
-            gate[k] = to_float(gates[k * 32]);
-            w[k] = load_any(g.weight, g.weight_type, weight + lane + k * 32);
-        }
+    for (int k = 0; k < DIM / 32; k++) {
+        x[k] = to_float(to[k * 32]);
+        gate[k] = to_float(gates[k * 32]);
+        w[k] = load_any(g.weight, g.weight_type, weight + lane + k * 32);
+    }
 #pragma unroll
-        for (int k = 0; k < DIM / 32; k++) {
-            squares = add_gated_square(g, squares, x[k], gate[k]);
-        }
-        float factor = group_factor(g, warp_sum(squares));
+    for (int k = 0; k < DIM / 32; k++) {
+        squares = add_gated_square(g, squares, x[k], gate[k]);
+    }
+    float factor = group_factor(g, warp_sum(squares));
 #pragma unroll
-        for (int k = 0; k < DIM / 32; k++) {
-            to[k * 32] = from_float<T>(gated_element(x[k], factor, w[k], gate[k]));
-        }
+    for (int k = 0; k < DIM / 32; k++) {
+        to[k * 32] = from_float<T>(gated_element(x[k], factor, w[k], gate[k]));
     }
 }
 
 /* The n heads that are looked up; `before`: heads of earlier calls. By the workers. */
 template <typename T>
-__device__ __forceinline__ void take_heads(heads_shared &sh, const recurrence_args &a,
-                                           const step_arrays &s, int n, int before, int of_group,
-                                           int64_t matrix)
+__device__ __forceinline__ void take_heads(heads_shared &sh, const recurrence_args &a, int n,
+                                           int before, int of_group)
 {
     const lane_place l;
 
@@ -510,16 +435,13 @@ __device__ __forceinline__ void take_heads(heads_shared &sh, const recurrence_ar
             int at = before + first + i, slot = at % SLOTS;
             barrier_wait(shared_address(&sh.full[slot]), at / SLOTS & 1);
             if (u[i].to) {
-                take_head<T>(sh, a, s, u[i], i, i / of_group * of_group, sh.slot[slot], matrix, l);
+                take_head<T>(sh, a, u[i], i, i / of_group * of_group, sh.slot[slot], l);
             } else {
                 zero_head<T>(a, u[i]);
             }
             __syncwarp();
             if ((threadIdx.x & 31) == 0) {
                 barrier_arrive(shared_address(&sh.done[slot]));
-            }
-            if (u[i].p.n > 1 && u[i].to && (i + 1) % of_group == 0) {
-                keep_later<T>(a, s, u + i + 1 - of_group, of_group);
             }
         }
         named_barrier(WORKERS_BARRIER, WORKERS);
@@ -551,7 +473,7 @@ __global__ void __launch_bounds__(ALL, 1) heads_kernel(recurrence_args a, step_a
         }
         __syncthreads();
         if (warp < WORKERS / 32) {
-            take_heads<T>(sh, a, s, n, before, b.of_group, matrix);
+            take_heads<T>(sh, a, n, before, b.of_group);
         } else if (lane == 0) {
             copy_heads(sh, n, before, matrix);
         }

@@ -1,6 +1,6 @@
-/* The gated norm of a recurrence's output (struct gated_norm_args), by element, for the
- * launch of its own (gated.cu) and for decode_heads.cu: roundings are spelled out, since
- * both have the same bits. */
+/* The gated norm of a recurrence's output (struct gated_norm_args), by element, for
+ * the launch of its own (gated.cu) and for decode_heads.cu: roundings are spelled out,
+ * since both have the same bits. */
 #ifndef QUIRE_KERNELS_CUDA_STATES_GATED_CUH
 #define QUIRE_KERNELS_CUDA_STATES_GATED_CUH
 

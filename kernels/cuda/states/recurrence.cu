@@ -369,7 +369,7 @@ extern "C" void launch_recurrence(const struct recurrence_args *a, const struct 
 {
     bool decode = w->n_long == 0 && w->rows == w->n_seqs;
 
-    if (decode && launch_recurrence_heads(a, s, w->n_seqs, stream)) {
+    if (decode && !w->verifies && launch_recurrence_heads(a, s, w->n_seqs, stream)) {
         return;
     }
     if (decode) {

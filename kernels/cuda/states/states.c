@@ -87,7 +87,9 @@ static int32_t chunks_of(int32_t first, int32_t n, int32_t block_size)
 static struct recurrence_step work_of(const struct cuda_backend *c, const struct step_arrays *s,
                                       int32_t rows, bool chunks)
 {
-    struct recurrence_step w = {.n_seqs = c->capturing ? c->padded : c->batch.n_seqs, .rows = rows};
+    struct recurrence_step w = {.n_seqs = c->capturing ? c->padded : c->batch.n_seqs,
+                                .rows = rows,
+                                .verifies = c->verifies};
     const char *header = (const char *)c->header;
     const int32_t *q_start = (const int32_t *)(header + c->header->off_q_start);
     const int32_t *kv_len = (const int32_t *)(header + c->header->off_kv_len);

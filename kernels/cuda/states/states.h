@@ -77,6 +77,7 @@ struct recurrence_args {
 struct recurrence_step {
     int32_t n_seqs, rows;
     int32_t n_long, n_chunks; /* sequences in chunks, and their chunks */
+    bool verifies;            /* some have the tokens of others (span.cuh) */
 };
 /* Rows of sequences whose last token has no slot become zero, or the gated norm of
  * zero. */
@@ -85,8 +86,9 @@ void launch_recurrence(const struct recurrence_args *a, const struct step_arrays
 /* All of it where sequences have one token each. */
 void launch_recurrence_decode(const struct recurrence_args *a, const struct step_arrays *s,
                               int32_t n_seqs, cudaStream_t stream);
-/* The same for many sequences of heads of 128 keys and values, with the gated norm.
- * False: not for this shape, or too few sequences; nothing was done. */
+/* The same for many sequences of heads of 128 keys and values, with the gated norm,
+ * where none has the tokens of others. False: not for this shape, or too few sequences;
+ * nothing was done. */
 bool launch_recurrence_heads(const struct recurrence_args *a, const struct step_arrays *s,
                              int32_t n_seqs, cudaStream_t stream);
 /* The sequences in chunks, behind the first launch. */

@@ -16,7 +16,7 @@ static bool all_sampled(const struct batch *b, int32_t i, int32_t *l)
     return *l - begin == end - first;
 }
 
-void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, int32_t block_size)
+bool split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, int32_t block_size)
 {
     int32_t n = 0, i = 0, l = 0;
     bool split = false;
@@ -39,7 +39,7 @@ void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, in
         }
     }
     if (!split) {
-        return;
+        return false;
     }
     for (; i < b->n_seqs; i++, n++) {
         r->q_start[n] = b->q_start[i];
@@ -53,4 +53,5 @@ void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, in
     b->kv_len = r->kv_len;
     b->row = r->row;
     b->lcp_blocks = r->lcp_blocks;
+    return true;
 }

@@ -18,7 +18,7 @@ struct verify_rows {
  * states are taken from sequence to sequence (kernels/cuda/states/recurrence.cu). So a
  * step that verifies drafts is computed by the kernels, and the graphs, of a decode
  * step of as many rows. Fills `r` and points `b` there, as far as max_seqs sequences
- * suffice. */
-void split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, int32_t block_size);
+ * suffice. False: there are none. */
+bool split_verified(struct batch *b, struct verify_rows *r, int32_t max_seqs, int32_t block_size);
 
 #endif

@@ -319,9 +319,9 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     struct batch b = *batch;
-    if (b.n_seqs > 0 && b.lcp_blocks) {
+    bool verifies =
+        b.n_seqs > 0 && b.lcp_blocks &&
         split_verified(&b, &c->verify_rows, c->config.max_seqs, MAX(c->kv.block_size, 1));
-    }
     b.n_decode = count_decodes(&b);
     struct step_header measured;
     struct staging_writer size = {0};
@@ -342,6 +342,7 @@ int cuda_step_begin(struct backend *backend, const struct batch *batch, struct e
         return rc;
     }
     note_batch(c, &b);
+    c->verifies = verifies && c->states.n_layers > 0;
     struct staging_writer p = {.base =
                                    size.at <= c->staging_pinned ? s->staging : c->staging_large};
     pack_into(c, s, &p, &b, &off);
@@ -393,7 +394,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
     for (int32_t i = 0; i < c->n_graphs; i++) {
         if (c->graph[i].rows == rows && c->graph[i].greedy == c->greedy &&
             c->graph[i].topk_merge == c->topk_merge && c->graph[i].shared == c->shared &&
-            c->graph[i].late_mask == c->late_mask && c->graph[i].feeds == c->feeds) {
+            c->graph[i].late_mask == c->late_mask && c->graph[i].feeds == c->feeds &&
+            c->graph[i].verifies == c->verifies) {
             return &c->graph[i];
         }
     }
@@ -411,7 +413,8 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
                                                 .topk_merge = c->topk_merge,
                                                 .shared = c->shared,
                                                 .late_mask = c->late_mask,
-                                                .feeds = c->feeds};
+                                                .feeds = c->feeds,
+                                                .verifies = c->verifies};
     return &c->graph[c->n_graphs++];
 }
 

@@ -106,6 +106,7 @@ static void nemotron_forward(struct model *m, const struct batch *b)
     transformer_begin(m, x, h);
     for (int32_t i = 0; i < t->n_layers; i++) {
         const struct layer *l = &t->layer[i];
+        y.transient = l->experts.n == 0; /* what is beside experts reads h and y once more */
         if (l->recurrence.n_heads > 0) {
             transformer_mix(m, l, y, h);
         } else if (l->qkv.data) {
@@ -115,6 +116,7 @@ static void nemotron_forward(struct model *m, const struct batch *b)
         } else {
             transformer_ungated_mlp(m, l, y, h, false);
         }
+        h.transient = i + 1 < t->n_layers && l[1].experts.n == 0;
         transformer_end_layer(m, i, h, x, y, t->partial);
     }
 }

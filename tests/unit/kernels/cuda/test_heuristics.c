@@ -487,10 +487,10 @@ static void verified_drafts_are_rows_of_decodes(void **state)
                       .logits_token = logits};
     struct batch same = b;
 
-    split_verified(&same, &r, 7, 16); /* no room for all: the last stay as they are */
+    assert_true(split_verified(&same, &r, 7, 16)); /* no room for all: the last stay as they are */
     assert_int_equal(same.n_seqs, 7);
     assert_int_equal(same.q_start[6], 7);
-    split_verified(&b, &r, 8, 16);
+    assert_true(split_verified(&b, &r, 8, 16));
     const int32_t want_start[] = {0, 1, 2, 3, 4, 5, 6, 7, 11},
                   want_len[] = {9, 20, 31, 32, 33, 15, 16, 4},
                   want_row[] = {3, 1, 4, 4, 4, 0, 0, 2}, want_lcp[] = {0, 1, 0, 2, 2, 0, 1, 0};
@@ -501,7 +501,7 @@ static void verified_drafts_are_rows_of_decodes(void **state)
     assert_memory_equal(b.lcp_blocks, want_lcp, sizeof(want_lcp));
     assert_ptr_equal(b.logits_token, logits);
     same = b;
-    split_verified(&same, &r, 8, 16); /* nothing left to split */
+    assert_false(split_verified(&same, &r, 8, 16)); /* nothing left to split */
     assert_int_equal(same.n_seqs, 8);
 }
 
