@@ -147,6 +147,7 @@ __device__ __forceinline__ void copy_heads(heads_shared &sh, int n, int before, 
     for (int i = 0; i < n; i++) {
         int slot = (before + i) % SLOTS;
         barrier_wait(shared_address(&sh.done[slot]), (before + i) / SLOTS & 1);
+        random_delay();
         store_head(sh, sh.looked[i], slot, matrix);
         stores_wait();
         if (i + SLOTS < n) {
@@ -434,6 +435,7 @@ __device__ __forceinline__ void take_heads(heads_shared &sh, const recurrence_ar
         for (int i = 0; i < of; i++) {
             int at = before + first + i, slot = at % SLOTS;
             barrier_wait(shared_address(&sh.full[slot]), at / SLOTS & 1);
+            random_delay();
             if (u[i].to) {
                 take_head<T>(sh, a, u[i], i, i / of_group * of_group, sh.slot[slot], l);
             } else {
