@@ -1,9 +1,16 @@
-/* `quire quantize`: a quantised directory made of a model's (models/quantise/). */
+/* `quire quantize`: a quantised directory made of a model's (models/quantise/).
+ *
+ * A child does the work, so that what it has written is removed whatever ends it: a
+ * signal, or a kernel that is out of memory. */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "engine/commands.h"
 #include "models/quantise/quantise.h"
@@ -162,11 +169,74 @@ static int encode(struct arguments *a, struct token_list *ret, struct err *e)
     return rc;
 }
 
+/* The child's work; returns the exit status. */
+static int work(struct arguments *a)
+{
+    struct token_list tokens = {0};
+    struct err e = {0};
+    int rc = a->text ? encode(a, &tokens, &e) : 0;
+
+    if (rc == 0 && a->text && tokens.n == 0) {
+        rc = err_set(&e, ERR_INVALID, "%s: an empty text", a->text);
+    }
+    rc = rc < 0 ? rc : quantise_directory(a->from, a->to, &a->options, stdout, &e);
+    token_list_release(&tokens);
+    if (rc < 0) {
+        fprintf(stderr, "quire quantize: %s\n", e.text);
+    }
+    return rc < 0 ? 1 : 0;
+}
+
+/* Signals that end a command, unless whatever started it has them ignored. */
+static void ending_signals(sigset_t *ret)
+{
+    static const int ENDING[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction now;
+
+    sigemptyset(ret);
+    for (size_t i = 0; i < ARRAY_LEN(ENDING); i++) {
+        if (sigaction(ENDING[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN) {
+            sigaddset(ret, ENDING[i]);
+        }
+    }
+    sigaddset(ret, SIGCHLD);
+}
+
+/* Wait for the child, which gets the signals of `waited` that come. Returns its wait
+ * status. */
+static int wait_for(pid_t child, const sigset_t *waited)
+{
+    int status = 0, sig;
+
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        if (sigwait(waited, &sig) == 0 && sig != SIGCHLD) {
+            kill(child, sig);
+        }
+    }
+    return status;
+}
+
+/* The exit status, when the child has ended. */
+static int finish(const struct arguments *a, pid_t child, int status)
+{
+    char partial[4096];
+    struct err e = {0};
+
+    if (!WIFSIGNALED(status)) {
+        return WEXITSTATUS(status);
+    }
+    if (quantise_partial(partial, sizeof(partial), a->to, child, &e) == 0) {
+        quantise_discard(partial);
+    }
+    fprintf(stderr, "quire quantize: ended by signal %d (%s); %s was not written\n",
+            WTERMSIG(status), strsignal(WTERMSIG(status)), a->to);
+    return 1;
+}
+
 int quantize_main(int argc, char **argv)
 {
     struct arguments a = {.tokens = DEFAULT_TOKENS};
-    struct token_list tokens = {0};
-    struct err e = {0};
+    sigset_t waited, before;
 
     if (argc > 0 && strcmp(argv[0], "--help") == 0) {
         printf("%s", USAGE);
@@ -176,14 +246,18 @@ int quantize_main(int argc, char **argv)
         fprintf(stderr, "%s", USAGE);
         return 2;
     }
-    int rc = a.text ? encode(&a, &tokens, &e) : 0;
-    if (rc == 0 && a.text && tokens.n == 0) {
-        rc = err_set(&e, ERR_INVALID, "%s: an empty text", a.text);
+    signal(SIGCHLD, SIG_DFL); /* ignored, it would leave no status to wait for */
+    ending_signals(&waited);
+    sigprocmask(SIG_BLOCK, &waited, &before);
+    pid_t child = fork();
+    if (child < 0) {
+        fprintf(stderr, "quire quantize: fork: %s\n", strerror(errno));
+        return 1;
     }
-    rc = rc < 0 ? rc : quantise_directory(a.from, a.to, &a.options, stdout, &e);
-    token_list_release(&tokens);
-    if (rc < 0) {
-        fprintf(stderr, "quire quantize: %s\n", e.text);
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        return work(&a);
     }
-    return rc < 0 ? 1 : 0;
+    return finish(&a, child, wait_for(child, &waited));
 }

@@ -26,7 +26,7 @@ FILE *quantise_create(const struct conversion *k, const char *name, struct err *
 {
     char path[4096];
 
-    if ((size_t)snprintf(path, sizeof(path), "%s/%s", k->to, name) >= sizeof(path)) {
+    if ((size_t)snprintf(path, sizeof(path), "%s/%s", k->partial, name) >= sizeof(path)) {
         errno = ENAMETOOLONG;
         quantise_failed(k, name, e);
         return NULL;

@@ -1,13 +1,10 @@
 /* Writing a directory of quantised weights (see quantise.h): which weights, with which
- * factors, and what they cost.
- *
- * What a failure leaves behind does not load: its weights are cut short. */
-#include <errno.h>
+ * factors, and what they cost. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "models/checkpoint/gguf/gguf.h"
 #include "models/quantise/quantise_internal.h"
@@ -317,7 +314,7 @@ static int score_written(const struct conversion *k, double before, struct err *
     int32_t half = o->n_tokens / 2, n;
     double loss;
     struct scorer s;
-    int rc = scorer_init(&s, k->to, NULL, 0, e);
+    int rc = scorer_init(&s, k->partial, NULL, 0, e);
 
     if (rc < 0) {
         return rc;
@@ -339,10 +336,8 @@ static int score_written(const struct conversion *k, double before, struct err *
 
 static int write_directory(struct conversion *k, struct err *e)
 {
-    if (mkdir(k->to, 0777) != 0) {
-        return err_set(e, ERR_IO, "%s: %s", k->to, strerror(errno));
-    }
     int rc = quantise_write_files(k, e);
+
     if (rc < 0) {
         return rc;
     }
@@ -363,7 +358,23 @@ static int convert(struct conversion *k, struct err *e)
 
     rc = rc < 0 || !text ? rc : calibrate(k, &before, e);
     rc = rc < 0 ? rc : write_directory(k, e);
-    return rc < 0 || !text ? rc : score_written(k, before, e);
+    rc = rc < 0 || !text ? rc : score_written(k, before, e);
+    return rc < 0 ? rc : target_finish(k, e);
+}
+
+/* Nothing is left behind after a failure. */
+static int convert_whole(struct conversion *k, struct err *e)
+{
+    int rc = target_begin(k, e);
+
+    if (rc < 0) {
+        return rc;
+    }
+    rc = convert(k, e);
+    if (rc < 0) {
+        quantise_discard(k->partial);
+    }
+    return rc;
 }
 
 static int check_options(const struct quantise_options *o, struct err *e)
@@ -403,8 +414,10 @@ static void release(struct conversion *k)
 int quantise_directory(const char *from, const char *to, const struct quantise_options *o,
                        FILE *report, struct err *e)
 {
+    char partial[4096];
     struct conversion k = {.from = from,
                            .to = to,
+                           .partial = partial,
                            .options = o,
                            .rounding = {.format = o->format, .zeros = o->zeros},
                            .report = report};
@@ -415,6 +428,7 @@ int quantise_directory(const char *from, const char *to, const struct quantise_o
         return err_set(e, ERR_UNSUPPORTED, "%s is a GGUF file, a directory is needed", from);
     }
     int rc = check_options(o, e);
+    rc = rc < 0 ? rc : quantise_partial(partial, sizeof(partial), to, getpid(), e);
     rc = rc < 0 ? rc : model_config_read(&k.config, &gen, from, e);
     rc = rc < 0 ? rc : checkpoint_open(&k.c, from, e);
     if (rc < 0) {
@@ -426,7 +440,7 @@ int quantise_directory(const char *from, const char *to, const struct quantise_o
     rc = k.family ? transformer_check(k.family, &k.config, k.c, e)
                   : err_set(e, ERR_UNSUPPORTED, "architecture %s", k.config.architecture);
     rc = rc < 0 ? rc : quantise_list_outputs(&k, e);
-    rc = rc < 0 ? rc : convert(&k, e);
+    rc = rc < 0 ? rc : convert_whole(&k, e);
     release(&k);
     return rc;
 }

@@ -28,6 +28,7 @@
 #define QUIRE_MODELS_QUANTISE_QUANTISE_H
 
 #include <stdio.h>
+#include <sys/types.h>
 
 #include "kernels/weight_format.h"
 
@@ -77,7 +78,14 @@ struct quantise_options {
     bool fixed;
 };
 
-/* Read the directory `from` and write `to`, which must not exist. To `report` goes one
+/* Where a process writes before the directory `to` is complete: a name beside it.
+ * ERR_INVALID: it does not fit in `cap` bytes. */
+int quantise_partial(char *ret, size_t cap, const char *to, pid_t pid, struct err *e);
+/* Remove such a directory with its files, if it is there. */
+void quantise_discard(const char *partial);
+
+/* Read the directory `from` and write `to`, which must not exist and does so only when
+ * it is complete. To `report` goes one
  * line a weight: the error, root mean square, as a share of the weight's own; with
  * factors one line before for each product that has some, with the error of its output
  * without and with them (fold_error); with fixed scales one for each product's; with

@@ -24,6 +24,7 @@ struct output {
 
 struct conversion {
     const char *from, *to; /* directories */
+    const char *partial;   /* what becomes `to` when it is complete (target.c) */
     const struct quantise_options *options;
     struct rounding rounding;
     struct model_config config;
@@ -40,7 +41,7 @@ struct conversion {
     /* [n_layers * per_layer] owned: the scale of all inputs of a product, written
      * beside each of its weights; NULL: a token has its own */
     float *input_scale;
-    FILE *out; /* WEIGHTS of `to` */
+    FILE *out; /* WEIGHTS of `partial` */
     FILE *report;
 };
 
@@ -54,6 +55,11 @@ static inline bool quantise_nvfp4(const struct conversion *k)
 int quantise_failed(const struct conversion *k, const char *name, struct err *e);
 /* A new file of the directory; NULL: it failed. */
 FILE *quantise_create(const struct conversion *k, const char *name, struct err *e);
+/* target.c: make the directory `partial` for quantise_create; ERR_IO if it or `to`
+ * exists. */
+int target_begin(const struct conversion *k, struct err *e);
+/* Call it `to`: all of it is there. */
+int target_finish(const struct conversion *k, struct err *e);
 /* outputs.c: k->output. ERR_UNSUPPORTED: no tensor is to be quantised. */
 int quantise_list_outputs(struct conversion *k, struct err *e);
 void quantise_free_outputs(struct conversion *k);

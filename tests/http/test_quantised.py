@@ -1,15 +1,20 @@
 """Quantised directories, made of the bundled model by rounding to nearest: what the log
 says of them, and how far a text's log-probabilities move."""
+import contextlib
+import glob
 import json
 import os
+import resource
 import shutil
+import signal
 import struct
 import subprocess
+import time
 import urllib.request
 
 import numpy as np
 import pytest
-from conftest import QUIRE, ROOT
+from conftest import PATIENCE_S, QUIRE, ROOT
 from float64_model import Float64Model
 from tokenizers import Tokenizer
 
@@ -484,3 +489,44 @@ def test_quantize_refuses_what_it_cannot_do(tmp_path):
             (str(tmp_path / "none"), tmp_path / "f", "int8", 1, "No such file")):
         made = quantize(source, str(target), "--format", form)
         assert made.returncode == status and why in made.stderr, made.stderr
+
+
+def quantize_command(target):
+    return [QUIRE, "quantize", DEMO, str(target), "--format", "int8"]
+
+
+@pytest.mark.parametrize("handler", (signal.SIG_IGN, signal.SIG_DFL))
+def test_quantize_leaves_nothing_where_a_file_cannot_grow(tmp_path, handler):
+    def limit():
+        signal.signal(signal.SIGXFSZ, handler)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    made = subprocess.run(quantize_command(tmp_path / "q"), preexec_fn=limit, text=True,
+                          capture_output=True)
+    assert made.returncode == 1 and made.stderr.count("\n") == 1, made.stderr
+    why = "q/model.safetensors: File too large" if handler == signal.SIG_IGN else "signal 25"
+    assert why in made.stderr and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("sent", (signal.SIGINT, signal.SIGTERM))
+def test_quantize_leaves_nothing_where_a_signal_ends_it(tmp_path, sent):
+    reader, terminal = os.openpty()
+    os.set_blocking(terminal, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(terminal, b" " * 1000)
+    os.set_blocking(terminal, True)
+    # It stands before the first line of its report, in the middle of the weights.
+    q = subprocess.Popen(quantize_command(tmp_path / "q"), stdout=terminal, text=True,
+                         stderr=subprocess.PIPE)
+    until = time.monotonic() + PATIENCE_S
+    while not glob.glob(str(tmp_path / "q.partial-*" / "model.safetensors")):
+        assert q.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    assert not os.path.exists(tmp_path / "q")
+    q.send_signal(sent)
+    stderr = q.communicate()[1]
+    assert q.returncode == 1 and stderr.count("\n") == 1, stderr
+    assert "q was not written" in stderr and os.listdir(tmp_path) == []
+    os.close(terminal)
+    os.close(reader)
