@@ -244,6 +244,9 @@ int template_numbers(const char *name, const cJSON *v, struct err *e);
 /* Round such numbers to the nearest finite double instead: models write them, as
  * arguments of calls, and a conversation that holds one must be able to go on. */
 int template_numbers_round(cJSON *v, struct err *e);
+/* Whether the template engine reads `v` to its innermost level, `outside` levels within
+ * the object of all that a template sees: LIMIT_FILE_JSON_DEPTH in all. */
+bool template_reaches(const cJSON *v, int outside);
 /* Read the fields that constrain the output into c->params.grammar (api_grammar.c).
  * Of a chat: after the prompt was rendered, together with its tools. */
 int structured_read(struct completion *c, const cJSON *tree, const struct api_context *ctx,

@@ -44,6 +44,19 @@ int template_numbers(const char *name, const cJSON *v, struct err *e)
     return 0;
 }
 
+bool template_reaches(const cJSON *v, int outside)
+{
+    if (outside >= LIMIT_FILE_JSON_DEPTH) {
+        return !cJSON_IsObject(v) && !cJSON_IsArray(v);
+    }
+    for (const cJSON *m = v->child; m; m = m->next) {
+        if (!template_reaches(m, outside + 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int template_numbers_round(cJSON *v, struct err *e)
 {
     enum { DOUBLE_BYTES = 32 };
@@ -86,6 +99,11 @@ static int put_variables(struct buf *b, const cJSON *kwargs, struct err *e)
         int rc = template_numbers("chat_template_kwargs", k, e);
         if (rc) {
             return rc;
+        }
+        if (!template_reaches(k, 1)) {
+            return err_set_param(e, ERR_INVALID, "chat_template_kwargs",
+                                 "chat_template_kwargs nests deeper than %d levels",
+                                 LIMIT_FILE_JSON_DEPTH);
         }
         buf_putc(b, ',');
         buf_json_string(b, k->string, strlen(k->string));

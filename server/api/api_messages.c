@@ -198,6 +198,13 @@ static void put_broken_arguments(struct buf *b, const cJSON *text, bool as_objec
     buf_puts(b, as_object ? "}" : "");
 }
 
+/* Whether a template can take them as an object. The levels around them: the template's
+ * variables, messages, the message, its calls, the call, its function. */
+static bool are_arguments(const cJSON *tree)
+{
+    return cJSON_IsObject(tree) && template_reaches(tree, 6);
+}
+
 /* Append `text`, a call's arguments, as the template takes them. */
 static int put_arguments(struct buf *b, const cJSON *text, const struct history *h, struct err *e)
 {
@@ -215,7 +222,7 @@ static int put_arguments(struct buf *b, const cJSON *text, const struct history 
     if (rc == ERR_NOMEM) {
         return err_nomem(e, "a call's arguments");
     }
-    if (rc || !cJSON_IsObject(tree)) {
+    if (rc || !are_arguments(tree)) {
         put_broken_arguments(b, text, as_object);
         rc = 0;
     } else if (as_object) {

@@ -256,11 +256,41 @@ int tools_read(struct completion *c, const cJSON *tree, const struct api_context
     return rc ? rc : check_model(c, ctx, e);
 }
 
+/* Refuse an entry that nests deeper than templates are given. The levels around it: the
+ * template's variables and the list, and what a function is wrapped in. */
+static int check_depth(const cJSON *v, const struct place *at, struct err *e)
+{
+    const cJSON *function = at->inside[0] ? member(v, "function") : v,
+                *parameters = member(function, "parameters");
+
+    if (parameters && !template_reaches(parameters, 4)) {
+        return err_set_param(e, ERR_INVALID, at->list,
+                             "%s[%d]%s.parameters nests deeper than %d levels", at->list, at->i,
+                             at->inside, LIMIT_FILE_JSON_DEPTH - 4);
+    }
+    int outside = at->inside[0] ? 2 : 3;
+    return template_reaches(v, outside)
+               ? 0
+               : err_set_param(e, ERR_INVALID, at->list, "%s[%d] nests deeper than %d levels",
+                               at->list, at->i, LIMIT_FILE_JSON_DEPTH - outside);
+}
+
+static int check_list(const cJSON *list, bool functions, struct err *e)
+{
+    struct place at = {functions ? "functions" : "tools", 0, functions ? "" : ".function"};
+    int rc = template_numbers(at.list, list, e);
+
+    for (const cJSON *v = list->child; v && !rc; v = v->next, at.i++) {
+        rc = check_depth(v, &at, e);
+    }
+    return rc;
+}
+
 int tools_put(struct buf *b, const cJSON *tree, struct err *e)
 {
     bool functions;
     const cJSON *list = list_of(tree, &functions);
-    int rc = list ? template_numbers(functions ? "functions" : "tools", list, e) : 0;
+    int rc = list ? check_list(list, functions, e) : 0;
 
     if (!list || rc) {
         return rc;

@@ -283,3 +283,22 @@ def test_a_template_without_tools_refuses_or_describes_them(tmp_path_factory):
                 arguments = json.loads(call["function"]["arguments"])
                 assert call["function"]["name"] in ("paint", "stay")
                 assert set(arguments) == ({"colour", "coats"} if call["function"]["name"] == "paint" else set())
+
+
+def nested(levels):
+    return {"a": nested(levels - 1)} if levels > 1 else {}
+
+
+@pytest.mark.parametrize("path, body, where", (
+    ("/v1/chat/completions", lambda schema: {
+        "messages": HELLO, "tools": [PAINT, {"type": "function", "function": {"name": "f", "parameters": schema}}]},
+     "tools[1].function.parameters"),
+    ("/v1/responses", lambda schema: {
+        "input": "hi", "tools": [{"type": "function", "name": "f", "parameters": schema}]}, "tools[0].parameters"),
+    ("/v1/messages", lambda schema: {
+        "messages": HELLO, "max_tokens": 5, "tools": [{"name": "f", "input_schema": schema}]}, "tools[0].input_schema")))
+def test_a_schema_that_nests_too_deep_is_named(server, path, body, where):
+    answer = server.ask("POST", path, json={"model": "demo"} | body(nested(61)))
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["message"].startswith(where + " nests deeper than 60 levels"), error
+    assert error.get("param", "tools") == "tools"

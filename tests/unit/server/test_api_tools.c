@@ -314,6 +314,76 @@ static void test_numbers_of_calls_are_rounded(void **state)
     }
 }
 
+/* `levels` objects in each other, the innermost one empty. */
+static void print_nested(char *ret, int levels, bool escaped)
+{
+    *ret = '\0';
+    for (int i = 1; i < levels; i++) {
+        strcat(ret, escaped ? "{\\\"a\\\":" : "{\"a\":");
+    }
+    strcat(ret, "{}");
+    for (int i = 1; i < levels; i++) {
+        strcat(ret, "}");
+    }
+}
+
+/* The template's variables may nest 64 deep in all. */
+static void test_what_nests_too_deep_for_a_template_is_named(void **state)
+{
+    static const struct {
+        const char *before, *after;
+        int most; /* levels that are accepted */
+        const char *param, *message;
+    } cases[] = {
+        {"\"tools\":[" TOOL(
+             "a", "") ",{\"type\":\"function\",\"function\":{\"name\":\"b\",\"parameters\":",
+         "}}]", 60, "tools", "tools[1].function.parameters nests deeper than 60 levels"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"b\"},\"x\":", "}]", 61,
+         "tools", "tools[0] nests deeper than 62 levels"},
+        {"\"functions\":[{\"name\":\"b\",\"parameters\":", "}]", 60, "functions",
+         "functions[0].parameters nests deeper than 60 levels"},
+        {"\"chat_template_kwargs\":{\"x\":", "}", 63, "chat_template_kwargs",
+         "chat_template_kwargs nests deeper than 64 levels"},
+    };
+    struct api_context ctx = context_with_tools();
+    char nested[1000], body[1400];
+
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct completion c;
+        struct err e;
+        print_nested(nested, cases[i].most, false);
+        snprintf(body, sizeof(body), BODY("%s%s%s"), cases[i].before, nested, cases[i].after);
+        assert_int_equal(parse_with(&ctx, &c, body, &e), 0);
+        completion_release(&c);
+        print_nested(nested, cases[i].most + 1, false);
+        snprintf(body, sizeof(body), BODY("%s%s%s"), cases[i].before, nested, cases[i].after);
+        assert_int_equal(parse_with(&ctx, &c, body, &e), ERR_INVALID);
+        assert_string_equal(e.param, cases[i].param);
+        assert_string_equal(e.text, cases[i].message);
+        completion_release(&c);
+    }
+}
+
+/* A model has written them: the conversation must be able to go on. */
+static void test_arguments_that_nest_too_deep_are_text(void **state)
+{
+    static const int MOST = 58;
+    struct api_context ctx = context_with_tools();
+    char nested[1000], body[1400];
+
+    (void)state;
+    for (int levels = MOST; levels <= MOST + 1; levels++) {
+        struct completion c;
+        struct err e;
+        print_nested(nested, levels, true);
+        snprintf(body, sizeof(body), HISTORY(CALLED(CALL("a", "f", "%s"))), nested);
+        assert_int_equal(parse_with(&ctx, &c, body, &e), 0);
+        assert_true(!strstr(asked.context, "\"arguments\":{\"arguments\":") == (levels == MOST));
+        completion_release(&c);
+    }
+}
+
 static void test_reasoning_is_accepted_under_both_names(void **state)
 {
     static const char want[] = "\"reasoning_content\":\"hm\",\"reasoning\":\"hm\"";
@@ -646,6 +716,8 @@ int main(void)
         cmocka_unit_test(test_templates_get_what_they_take),
         cmocka_unit_test(test_arguments_that_are_no_object_reach_the_template_as_text),
         cmocka_unit_test(test_numbers_of_calls_are_rounded),
+        cmocka_unit_test(test_what_nests_too_deep_for_a_template_is_named),
+        cmocka_unit_test(test_arguments_that_nest_too_deep_are_text),
         cmocka_unit_test(test_reasoning_is_accepted_under_both_names),
         cmocka_unit_test(test_wrong_histories_are_refused),
         cmocka_unit_test(test_fields_become_variables),
