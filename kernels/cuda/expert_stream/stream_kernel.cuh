@@ -378,7 +378,7 @@ __device__ __forceinline__ void multiply(const expert_few &a, ring<R> &r, stream
 
     pdl_wait();
     if (threadIdx.x == MULTIPLIERS - 1) { /* load_rows waits for it, too */
-        async_copy_or_zeros(shared_address(&s.turn), &a.exchange->next, true);
+        async_copy_or_zeros(shared_address(&s.turn), &a.exchange->turn, true);
     }
     load_rows<T>(x, from, s.squares, warp, lane);
     auto &set = a.exchange->set[s.turn.set];

@@ -161,12 +161,6 @@ __device__ __forceinline__ void choice_sync(void)
  * score, nor two results of up, whose numbers that are none have one form. */
 constexpr uint32_t NOT_THERE = 0xffffffffu;
 
-/* The set of struct expert_exchange that a launch fills, and what the launch before has
- * left in the other one; in shared memory. */
-struct alignas(16) exchange_turn {
-    int32_t set, scores, middle, unused;
-};
-
 /* By one thread of a block that has its turn. The last block prepares the next
  * launch's: this one leaves so many scores and 16 bytes of results of up. */
 __device__ __forceinline__ void turn_pass(const exchange_turn &t, expert_exchange *e, int scores,
@@ -175,9 +169,9 @@ __device__ __forceinline__ void turn_pass(const exchange_turn &t, expert_exchang
     random_delay();
     if (atomicAdd(&e->left, 1) == (int)gridDim.x - 1) {
         e->left = 0;
-        e->next.set = t.set ^ 1;
-        e->next.scores = scores;
-        e->next.middle = middle;
+        e->turn.set = t.set ^ 1;
+        e->turn.scores = scores;
+        e->turn.middle = middle;
     }
 }
 

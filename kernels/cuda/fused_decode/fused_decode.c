@@ -37,13 +37,13 @@ int cuda_fused_init(struct cuda_backend *c, struct err *e)
     if (!counter) {
         return ERR_NOMEM;
     }
-    size_t n_sets = sizeof(exchange->set);
     cudaError_t rc = cudaMemsetAsync(counter, 0, n_bytes, c->stream);
     if (rc == cudaSuccess) {
-        rc = cudaMemsetAsync(exchange->set, 0xff, n_sets, c->stream);
+        rc = cudaMemsetAsync(exchange->set, 0xff, sizeof(exchange->set), c->stream);
     }
     if (rc == cudaSuccess) {
-        rc = cudaMemsetAsync(&exchange->next, 0, sizeof(*exchange) - n_sets, c->stream);
+        rc = cudaMemsetAsync(&exchange->turn, 0,
+                             sizeof(*exchange) - offsetof(struct expert_exchange, turn), c->stream);
     }
     if (rc != cudaSuccess) {
         return cuda_error(e, rc, "fused launches");
