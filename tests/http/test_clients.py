@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 
+import anthropic
+import openai
 import pytest
 
 from conftest import PATIENCE_S
@@ -137,3 +139,15 @@ def test_load_generators(server, tmp_path, tool, arguments, failed):
     done = subprocess.run([tool, *(str(body) if a == "BODY" else a for a in arguments), server.url + path], capture_output=True,
                           text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and not re.search(failed, done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("size", (9_000, 20_000))
+def test_sdks_tell_the_status_of_a_head_that_is_too_large(server, size):
+    """Of the larger one libmicrohttpd itself, whose page is no JSON (docs/operations.md)."""
+    asked = {"X-A": "a" * size}
+    with pytest.raises(openai.APIStatusError) as error:
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0).models.list(extra_headers=asked)
+    assert error.value.status_code == 431
+    with pytest.raises(anthropic.APIStatusError) as error:
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0).models.list(extra_headers=asked)
+    assert error.value.status_code == 431
