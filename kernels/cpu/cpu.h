@@ -279,6 +279,9 @@ void cpu_fail(struct cpu_backend *c, int code, const char *what);
 char *cpu_map_huge(size_t n_bytes);
 /* Zeroed, aligned to 64 bytes, freed with the backend. NULL: out of memory. */
 void *cpu_alloc(struct cpu_backend *c, size_t n_bytes);
+/* The same for a weight that is filled at once. NULL, with the error set: the machine
+ * does not have the memory, and the kernel would end the process that takes it. */
+void *cpu_alloc_weight(struct cpu_backend *c, size_t n_bytes, const char *name, struct err *e);
 void cpu_memory_release(struct cpu_backend *c);
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e);
 struct weight_support cpu_supports(const struct backend *b, const struct weight_format *f);

@@ -1,11 +1,11 @@
 /* Accounting of client memory, and the choice of clients to disconnect. */
 #include "server/access/budget.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
+
+#include "config/base/memory.h"
 
 enum {
     LOOK_US = 10 * 1000,   /* least time between two searches for an account to cut off */
@@ -15,26 +15,12 @@ enum {
 
 static const int64_t DEFAULT_LEAST = (int64_t)64 << 20;
 
-/* The memory limit of the cgroup in bytes; INT64_MAX: none is known. */
-static int64_t cgroup_memory(void)
-{
-    FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
-
-    long long bytes = 0;
-    bool known = f && fscanf(f, "%lld", &bytes) == 1 && bytes > 0;
-
-    if (f) {
-        fclose(f);
-    }
-    return known ? bytes : INT64_MAX;
-}
-
 static int64_t default_limit(void)
 {
-    int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    int64_t memory = MIN(pages > 0 && page > 0 ? pages * page : 0, cgroup_memory());
+    struct memory_size size = {0};
 
-    return MAX(memory / DEFAULT_SHARE, DEFAULT_LEAST);
+    memory_size_read(&size);
+    return MAX(size.total / DEFAULT_SHARE, DEFAULT_LEAST);
 }
 
 void budget_init(struct budget *b, int64_t limit)

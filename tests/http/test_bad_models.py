@@ -151,6 +151,17 @@ def test_refused(tmp_path, start, name):
     assert len(lines[0]) < 1000 and not re.search(r"0x[0-9a-f]{6}", lines[0])
 
 
+def test_weights_beyond_the_memory_are_refused_before_they_fill_it(tmp_path, start):
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    config(hidden_size=65536, intermediate_size=65536, num_hidden_layers=512)(directory)
+    server = start("--device", "cpu", "--kv-cache-memory", "64MiB", "--max-model-len", "128", "--load-format", "dummy",
+                   model=str(directory), wait=False)
+    assert server.process.wait(PATIENCE_S) == 1, server.log
+    lines = [x for x in server.log.splitlines() if "cannot start" in x]
+    assert len(lines) == 1 and re.search(r"weights take at least \d+ MiB, but of \d+ MiB only \d+ are free", lines[0])
+
+
 def test_what_backtracks_without_end_is_refused_by_the_request(tmp_path, start):
     """A model's regular expression may take exponential time; the text that triggers it gets an error, and the server goes on."""
     directory = tmp_path / "model"

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
+#include "config/base/memory.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/weight_pieces.h"
@@ -80,6 +80,36 @@ void *cpu_alloc(struct cpu_backend *c, size_t n_bytes)
     return p;
 }
 
+/* Whether a weight of so many bytes leaves the machine some memory. It is asked where
+ * a new region is needed, as the regions before have been filled. */
+static int check_room(const struct cpu_backend *c, size_t n_bytes, const char *name, struct err *e)
+{
+    enum { LEFT_SHARE = 64 }; /* of all memory */
+    const struct cpu_region *r = c->region;
+    struct memory_size size;
+
+    if ((r && r->n_bytes - r->used_bytes >= n_bytes) || !memory_size_read(&size) ||
+        (int64_t)n_bytes <= size.available - size.total / LEFT_SHARE) {
+        return 0;
+    }
+    return err_set(e, ERR_NOMEM,
+                   "out of memory: %s takes %zu MiB more, but of %lld MiB only %lld are available",
+                   name, n_bytes >> 20, (long long)(size.total >> 20),
+                   (long long)(size.available >> 20));
+}
+
+void *cpu_alloc_weight(struct cpu_backend *c, size_t n_bytes, const char *name, struct err *e)
+{
+    if (check_room(c, n_bytes, name, e) < 0) {
+        return NULL;
+    }
+    void *p = cpu_alloc(c, n_bytes);
+    if (!p) {
+        err_nomem(e, name);
+    }
+    return p;
+}
+
 void cpu_memory_release(struct cpu_backend *c)
 {
     while (c->region) {
@@ -92,16 +122,14 @@ void cpu_memory_release(struct cpu_backend *c)
 
 int cpu_memory(struct backend *b, struct backend_memory *ret, struct err *e)
 {
-    int64_t page = sysconf(_SC_PAGESIZE);
-    int64_t total = sysconf(_SC_PHYS_PAGES);
-    int64_t free_pages = sysconf(_SC_AVPHYS_PAGES);
+    struct memory_size size;
 
-    if (page <= 0 || total <= 0 || free_pages < 0) {
+    if (!memory_size_read(&size)) {
         return err_set(e, ERR_IO, "cpu: the machine's memory size is not known");
     }
     int64_t taken = cpu_hugepages_pending_bytes(cpu_of(b));
-    *ret = (struct backend_memory){.total_bytes = total * page,
-                                   .free_bytes = MAX(free_pages * page - taken, 0)};
+    *ret = (struct backend_memory){.total_bytes = size.total,
+                                   .free_bytes = MAX(size.available - taken, 0)};
     return 0;
 }
 
@@ -191,9 +219,9 @@ static int64_t weight_bytes(const struct mat *m)
 
 static int copy_weight(struct cpu_backend *c, struct fill *f, struct err *e)
 {
-    f->m.data = cpu_alloc(c, (size_t)weight_bytes(&f->m));
+    f->m.data = cpu_alloc_weight(c, (size_t)weight_bytes(&f->m), f->desc->name, e);
     if (!f->m.data) {
-        return err_nomem(e, f->desc->name);
+        return ERR_NOMEM;
     }
     if (f->desc->kind == WEIGHT_VECTOR) {
         fill_vector(f);

@@ -61,12 +61,8 @@ static const char *piece_data(struct cpu_backend *c, const struct weight_desc *d
     if (d->mapped) {
         return cpu_hugepages_add(c, p->data, n_bytes, e) < 0 ? NULL : p->data;
     }
-    char *copy = cpu_alloc(c, (size_t)n_bytes);
-    if (!copy) {
-        err_nomem(e, d->name);
-        return NULL;
-    }
-    return memcpy(copy, p->data, (size_t)n_bytes);
+    char *copy = cpu_alloc_weight(c, (size_t)n_bytes, d->name, e);
+    return copy ? memcpy(copy, p->data, (size_t)n_bytes) : NULL;
 }
 
 /* The scales of a piece, copied where its memory does not stay. */

@@ -512,6 +512,15 @@ static bool is_alike(const struct model *m, const struct tensor_spec *s)
            !tensor_spec_of_expert(s) && !latents;
 }
 
+/* Bytes that a dummy takes at least: an element's, or the fewest of a code. */
+static int64_t least_bytes(const struct assembly *a, const struct tensor_spec *s)
+{
+    int64_t n = (int64_t)a->rows * a->cols;
+    bool coded = model_quantises(a->m, s, a->cols) || tensor_spec_of_expert(s);
+
+    return coded ? n / 2 : n * dtype_bytes(type_of(a, s));
+}
+
 static int make_weight(struct assembly *a, const struct tensor_spec *s, int32_t layer,
                        struct mat *ret, struct err *e)
 {
@@ -613,9 +622,10 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
 }
 
 /* Load the weight whose tensors begin at row s of the table: for one layer, with `base`
- * its struct layer, or outside the layers, with `base` the struct transformer. */
+ * its struct layer, or outside the layers, with `base` the struct transformer. `bytes`
+ * not NULL: add its size there instead. */
 static int load_target(struct model *m, const struct tensor_spec *s, int32_t layer, void *base,
-                       struct err *e)
+                       int64_t *bytes, struct err *e)
 {
     struct assembly a = {.m = m};
     struct axis_range each = tensor_spec_by_expert(s) ? expert_range(m) : (struct axis_range){0, 1};
@@ -630,7 +640,9 @@ static int load_target(struct model *m, const struct tensor_spec *s, int32_t lay
     for (int32_t i = 0; i < each.n && rc == 0; i++) {
         rc = add_rows(&a, s, n_rows, (struct tensor_index){layer, each.first + i}, e);
     }
-    if (rc == 0 && a.n_pieces > 0) {
+    if (rc == 0 && a.n_pieces > 0 && bytes) {
+        *bytes += least_bytes(&a, s);
+    } else if (rc == 0 && a.n_pieces > 0) {
         rc = make_weight(&a, s, layer, (struct mat *)((char *)base + s->target), e);
     }
     assembly_release(&a);
@@ -656,7 +668,8 @@ static bool is_held(const struct model *m, size_t target)
     return last;
 }
 
-int load_weights(struct model *m, struct err *e)
+/* Load all weights. `bytes` not NULL: add their sizes there instead. */
+static int load_each(struct model *m, int64_t *bytes, struct err *e)
 {
     struct transformer *t = m->weights;
     const struct tensor_spec *s = m->family->tensors;
@@ -667,7 +680,7 @@ int load_weights(struct model *m, struct err *e)
         int32_t n = in_layer ? t->n_layers : is_held(m, s->target) ? 1 : 0;
         for (int32_t i = 0; i < n && rc == 0; i++) {
             rc = load_target(m, s, t->first_layer + i, in_layer ? (void *)&t->layer[i] : (void *)t,
-                             e);
+                             bytes, e);
         }
         size_t target = s->target;
         while (s->name && s->target == target && (tensor_spec_indices(s) > 0) == in_layer) {
@@ -675,4 +688,30 @@ int load_weights(struct model *m, struct err *e)
         }
     }
     return rc;
+}
+
+/* Dummies have no file whose size would tell how much memory they need: whether the
+ * device has it is asked before it is filled. */
+static int check_dummies(struct model *m, struct err *e)
+{
+    struct backend_memory memory;
+    int64_t bytes = 0;
+    int rc = load_each(m, &bytes, e);
+
+    m->weights->n_quantised = 0; /* counted as they were measured */
+    rc = rc < 0 ? rc : m->backend->ops->memory(m->backend, &memory, e);
+    if (rc == 0 && bytes > memory.free_bytes) {
+        rc = err_set(e, ERR_NOMEM,
+                     "the weights take at least %lld MiB, but of %lld MiB only %lld are free",
+                     (long long)(bytes >> 20), (long long)(memory.total_bytes >> 20),
+                     (long long)(memory.free_bytes >> 20));
+    }
+    return rc;
+}
+
+int load_weights(struct model *m, struct err *e)
+{
+    int rc = m->checkpoint ? 0 : check_dummies(m, e);
+
+    return rc < 0 ? rc : load_each(m, NULL, e);
 }
