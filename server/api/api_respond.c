@@ -210,7 +210,7 @@ struct error_answer {
     }
 #define POST_ANSWERS                                                                  \
     {"400", "a field is wrong"}, {"404", "unknown model"}, {"413", "body too large"}, \
-        {"415", "not application/json"}, COMMON_ANSWERS
+        {"415", "not application/json, or compressed"}, COMMON_ANSWERS
 
 static const struct error_answer GET_ERRORS[] = {COMMON_ANSWERS},
                                  MODEL_ERRORS[] = {{"400", "the path is wrong"},

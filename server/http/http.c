@@ -84,6 +84,12 @@ static bool is_json(const char *content_type)
                              (!content_type[n] || strchr("; \t", content_type[n])));
 }
 
+/* Whether a Content-Encoding says that the body must be decoded. */
+static bool is_encoded(const char *coding)
+{
+    return coding && *coding && strcasecmp(coding, "identity") != 0;
+}
+
 /* ---- whether the head is unambiguous (http_head.h) ---- */
 
 struct fields {
@@ -156,7 +162,8 @@ static bool has_key(struct http_request *x, struct MHD_Connection *c)
 /* Refuse what needs no body: wrong key, route, method or content type. */
 static void check_headers(struct http_request *x, struct MHD_Connection *c, const char *allow)
 {
-    const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE);
+    const char *type = header(c, MHD_HTTP_HEADER_CONTENT_TYPE),
+               *coding = header(c, MHD_HTTP_HEADER_CONTENT_ENCODING);
     bool preflight = strcmp(x->method, "OPTIONS") == 0;
     char text[256];
 
@@ -181,6 +188,11 @@ static void check_headers(struct http_request *x, struct MHD_Connection *c, cons
     } else if (strcmp(x->route->method, "POST") == 0 && !is_json(type)) {
         snprintf(text, sizeof(text),
                  "Content-Type is '%.80s'; send the header 'Content-Type: application/json'", type);
+        set_refusal(x, 415, text);
+    } else if (strcmp(x->route->method, "POST") == 0 && is_encoded(coding)) {
+        snprintf(text, sizeof(text),
+                 "Content-Encoding is '%.80s'; bodies must be sent as they are, without it",
+                 coding);
         set_refusal(x, 415, text);
     }
 }

@@ -300,6 +300,8 @@ def test_content_type(server):
 
     assert ask(b"Content-Type: text/plain\r\n") == 415
     assert ask(b"Content-Type: application/jsonp\r\n") == 415
+    for coding, status in ((b"gzip", 415), (b"br, gzip", 415), (b"x", 415), (b"", 200), (b"identity", 200), (b"Identity", 200)):
+        assert ask(b"Content-Type: application/json\r\nContent-Encoding: " + coding + b"\r\n") == status, coding
     assert ask(b"Content-Type: Application/JSON; charset=utf-8\r\n") == 200
     assert ask(b"") == 200
 
