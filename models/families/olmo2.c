@@ -1,4 +1,4 @@
-/* OLMo-2 and OLMo-3, EXAONE 4: LLaMA's layers with norms after attention and MLP
+/* OLMo-2, OLMo-3, FlexOlmo, EXAONE 4: LLaMA's layers with norms after attention and MLP
  * instead of before them. OLMo norms q and k over all heads together, EXAONE each
  * head's; layers with a sliding window rotate without scaling (OLMo-3), or they alone
  * rotate (EXAONE). */
@@ -6,10 +6,11 @@
 
 #define LAYER LLAMA_LAYER
 #define ATTN LAYER "self_attn."
-/* Of a layer, all but the norms of q and k. */
-#define ROWS_LAYER                                                                                \
-    ROWS_QKV(ATTN), ROW_O(ATTN "o_proj"),                                                         \
-        ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm), ROWS_GATED_MLP(LAYER "mlp."), \
+/* Of a layer, all but the norms of q and k; and of these, what attention has. */
+#define ROWS_ATTENTION \
+    ROWS_QKV(ATTN), ROW_O(ATTN "o_proj"), ROW_NORM(LAYER "post_attention_layernorm", attn_post_norm)
+#define ROWS_LAYER                                \
+    ROWS_ATTENTION, ROWS_GATED_MLP(LAYER "mlp."), \
         ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm)
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
@@ -76,6 +77,35 @@ static const struct tensor_spec OLMO2_TENSORS[] = {
 
 const struct model_family olmo2_family = {
     .architectures = OLMO2, .tensors = OLMO2_TENSORS, .ignored = IGNORED, .forward = olmo2_forward};
+
+/* ---- FlexOlmo: OLMo-2 with OLMoE's experts ---- */
+
+static const struct architecture FLEX_OLMO[] = {
+    {.name = "FlexOlmoForCausalLM",
+     .models = "FlexOlmo",
+     .norm = NORM_RMS,
+     .norm_eps = 1e-6f,
+     .act = ACT_SILU,
+     .rope_theta = 500000,
+     .wide_qk_norm = true,
+     .experts = true},
+    {0},
+};
+
+static const struct tensor_spec FLEX_OLMO_TENSORS[] = {
+    ROWS_LLAMA_ENDS,
+    ROWS_ATTENTION,
+    ROWS_WIDE_NORMS(ATTN),
+    ROW_ROUTER(LAYER "mlp.gate"),
+    ROWS_EXPERTS(LAYER "mlp."),
+    ROW_NORM(LAYER "post_feedforward_layernorm", mlp_post_norm),
+    {0},
+};
+
+const struct model_family flex_olmo_family = {.architectures = FLEX_OLMO,
+                                              .tensors = FLEX_OLMO_TENSORS,
+                                              .ignored = IGNORED,
+                                              .forward = olmo2_forward};
 
 /* ---- EXAONE ---- */
 
