@@ -296,6 +296,7 @@ struct architecture {
     int32_t sliding_window;          /* default; 0: none */
     bool window_switch;              /* the window counts only with use_sliding_window */
     int32_t window_pattern;          /* every so many layers one has no window; 0: no pattern */
+    bool full_layers_first;          /* of so many layers that is the first, else the last */
     double window_theta;             /* default of windowed layers; 0: as the others */
     double rope_partial;             /* default share of a head that rotates; 0: all of it */
     bool rope_interleaved;

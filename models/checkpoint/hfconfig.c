@@ -652,6 +652,7 @@ static const struct member {
     {"layers_block_type", read_layer_types, false},
     {"per_layer_config", read_layers, false},
     {"no_rope_layers", read_rotated_layers, false},
+    {"layer_rope_theta", raw_thetas_read, true},
     {"mlp_layer_types", read_mlp_types, false},
     {"mlp_only_layers", read_dense_layers, false},
     {"attn_layer_indices", read_attending_layers, false},
@@ -773,7 +774,7 @@ static void raw_init(struct raw_config *raw)
     raw->n_layer_types = -1;
     raw_hybrid_init(raw);
     raw->eagle.n_taps = raw->eagle.norm_before_residual = raw->eagle.mask_token = -1;
-    raw->n_rotated = raw->n_mlp_types = -1;
+    raw->n_rotated = raw->n_mlp_types = raw->n_thetas = -1;
     raw->window_theta = NAN;
     raw->time_limit[0] = raw->time_limit[1] = NAN;
 }

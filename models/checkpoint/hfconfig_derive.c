@@ -145,7 +145,7 @@ static int set_shape(struct model_config *c, const struct raw_config *r,
     }
     c->intermediate = r->intermediate > 0 ? r->intermediate : 4 * r->hidden;
     c->embed_dim = r->embed_dim > 0 ? r->embed_dim : r->hidden;
-    c->embed_scale = a->gemma ? sqrtf((float)r->hidden) : 1;
+    c->embed_scale = a->gemma || r->scales_embeddings == 1 ? sqrtf((float)r->hidden) : 1;
     set_multipliers(c, r);
     if (r->head_dim < 0 && c->latent.rank == 0 && r->hidden % r->n_heads != 0) {
         return err_set(e, ERR_INVALID,
@@ -430,7 +430,8 @@ static int set_window(struct model_config *c, const struct raw_config *r,
     int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;
     int32_t pattern = r->window_pattern > 0 ? r->window_pattern : a->window_pattern;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        bool usual = a->window_pattern > 0 ? (i + 1) % pattern != 0 : i >= from;
+        int32_t place = a->full_layers_first ? i : i + 1;
+        bool usual = a->window_pattern > 0 ? place % pattern != 0 : i >= from;
         c->windowed[i] = r->n_layer_types >= 0 ? r->layer_windowed[i] : usual;
         c->unrotated[i] = a->windows_rotate && !c->windowed[i];
         if (c->windowed[i]) {
@@ -617,6 +618,10 @@ static int set_rope(struct model_config *c, const struct raw_config *r,
         return 0;
     }
     int rc = set_rope_kind(c, r, a, e);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = raw_thetas_derive(c, r, e);
     if (rc < 0) {
         return rc;
     }

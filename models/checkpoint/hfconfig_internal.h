@@ -92,6 +92,7 @@ struct raw_config {
     int8_t qkv_bias;                            /* Qwen2-MoE's; StableLM's use_qkv_bias */
     int8_t out_bias;                            /* attention_out_bias */
     int8_t conv_bias, proj_bias;                /* mamba_conv_bias, mamba_proj_bias */
+    int8_t scales_embeddings;                   /* mup_enabled: by the root of hidden */
     int8_t expert_bias;                         /* use_expert_bias */
     int8_t shared_caches;                       /* use_cla */
     int8_t head_norms, parallel_residual;       /* qk_layernorm, use_parallel_residual */
@@ -137,6 +138,8 @@ struct raw_config {
     double time_limit[2];               /* time_step_limit; NAN: none */
     int32_t n_rotated;                  /* entries of no_rope_layers; -1: absent */
     bool layer_rotated[LIMIT_LAYERS];   /* [n_rotated] the entry is not 0 */
+    int32_t n_thetas;                   /* entries of layer_rope_theta; -1: it is absent */
+    double layer_theta[LIMIT_LAYERS];   /* [n_thetas] 0: the layer rotates nothing */
     bool dense_layer[LIMIT_LAYERS];     /* mlp_only_layers: the layer has no experts */
     int32_t n_short, n_long;            /* numbers in the two lists */
     float short_factor[LIMIT_HEAD_DIM / 2], long_factor[LIMIT_HEAD_DIM / 2]; /* of longrope */
@@ -155,6 +158,12 @@ int raw_falcon_derive(struct model_config *c, const struct raw_config *r, struct
 int raw_jamba_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 /* The recurrent layers of LFM2, and the width of its MLPs. */
 int raw_lfm2_derive(struct model_config *c, const struct raw_config *r, struct err *e);
+
+/* hfconfig_layers.c: read layer_rope_theta, the base of each layer's rotation. */
+bool raw_thetas_read(struct json *j, struct raw_config *raw);
+/* Which layers rotate by it, and the base of windowed ones; c->rope.theta, which is
+ * set, becomes that of the others. */
+int raw_thetas_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 
 /* hfconfig_eagle.c: read a member of the object if it is one of an EAGLE-3 head;
  * *ret_known: it is. */
