@@ -368,7 +368,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family, phi_moe_family,
     internlm2_family, nemotron_dense_family, big_code_family, neox_family, gptj_family, phi_family,
     falcon_parallel_family, jamba_family, exaone_moe_family, hy3_family, vault_gemma_family,
-    clova_family, flex_olmo_family, granite_swa_family, granite_moe_swa_family;
+    clova_family, flex_olmo_family, afmoe_family, granite_swa_family, granite_moe_swa_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

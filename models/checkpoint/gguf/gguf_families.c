@@ -88,6 +88,15 @@ static const struct gguf_rename HY3_LAYER[] = {
     NAME("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
     NAME("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
     {0}};
+static const struct gguf_rename AFMOE_LAYER[] = {
+    NAME("attn_gate", "self_attn.gate_proj"),
+    NAME("post_attention_norm", "post_attention_layernorm"),
+    NAME("ffn_norm", "pre_mlp_layernorm"),
+    NAME("post_ffw_norm", "post_mlp_layernorm"),
+    {.from = "exp_probs_b", .to = "mlp.expert_bias", .whole = true},
+    NAME("ffn_gate_inp", "mlp.router.gate"),
+    SHARED_EXPERTS,
+    {0}};
 static const struct gguf_rename ERNIE_MOE_LAYER[] = {
     {.from = "exp_probs_b", .to = "mlp.moe_statics.e_score_correction_bias", .whole = true},
     SHARED_EXPERTS,
@@ -516,6 +525,11 @@ static const struct gguf_family FAMILIES[] = {
      .layer = EXAONE_MOE_LAYER,
      .keys = GROUPED_EXPERTS},
     {.gguf = "hy_v3", .name = "HYV3ForCausalLM", .layer = HY3_LAYER, .keys = HY3_KEYS},
+    {.gguf = "afmoe",
+     .name = "AfmoeForCausalLM",
+     .layer = AFMOE_LAYER,
+     .keys = GROUPED_EXPERTS,
+     .json = ",\"mup_enabled\":true"},
     {.gguf = "mellum",
      .name = "MellumForCausalLM",
      .keys = MELLUM_KEYS,
