@@ -32,7 +32,7 @@ struct pipeline; /* pipeline.h */
 
 /* Raised whenever a type, or the meaning of an operation, changes in this header,
  * batch.h, comm.h or pipeline.h: a plugin of another number is refused. */
-#define BACKEND_ABI 27
+#define BACKEND_ABI 28
 
 /* The last two are of key/value caches alone: e4m3, and whole numbers from -127 to
  * 127. */
@@ -703,6 +703,14 @@ struct backend_ops {
     /* x *= act(y), where y has x's shape, or is one value, [1, 1], for all. y may be
      * x. */
     void (*multiply)(struct backend *b, struct mat x, struct mat y, enum activation act);
+    /* x = xielu(x) (Huang and Schlag 2024, integrated ELUs): with p = softplus(factors
+     * [0]) and n = 1/2 + softplus(factors[1]), factors [1, 2] of float32,
+     *     v > 0: p v^2 + v / 2,   else n (exp(min(v, -1e-6)) - 1 - v) + v / 2.
+     * (optional: models with it are refused) */
+    void (*xielu)(struct backend *b, struct mat x, struct mat factors);
+    /* out = x times the sigmoid of each row's greatest score, scores [rows, n] of
+     * float32. out may be x. (optional: models whose experts read that are refused) */
+    void (*scale_by_score)(struct backend *b, struct mat out, struct mat x, struct mat scores);
     /* x += y (parallel residual and post-norm families); `partial` as in add_norm. */
     void (*add)(struct backend *b, struct mat x, struct mat y, bool partial);
     /* out[i] = x[logits_token[first + i]] for the rows of out. */

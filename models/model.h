@@ -182,6 +182,7 @@ struct model_config {
     bool qk_norm;                    /* q and k are normed per head */
     bool norm_last;                  /* behind the rotation */
     bool ungated_mlp;                /* MLPs have no gate: act(u) * u, where u is what up makes */
+    bool xielu;                      /* but xielu(u) (backend.h), with factors of each layer */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
     float query_scalar; /* scores are divided by its root: head_dim, or Gemma-2's setting */
     /* of the logits (Cohere's logit_scale, Granite's 1 / logits_scaling); the final
@@ -329,6 +330,7 @@ struct architecture {
     bool falcon;           /* a recurrence beside attention in every layer, with factors */
     bool nemotron;         /* a layer is one of a recurrence, attention, an MLP and experts */
     bool ungated_mlp;      /* as in struct model_config */
+    bool xielu;            /* likewise; with ungated_mlp */
     bool norm_last;        /* as in struct model_config */
     bool head_bias;        /* default */
     bool parallel;         /* default; others have their MLP behind attention */

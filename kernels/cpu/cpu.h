@@ -350,6 +350,8 @@ void cpu_linear_gated(struct backend *b, struct mat out, struct mat workspace, s
 void cpu_experts(struct backend *b, struct mat y, struct mat x, const struct experts *e,
                  const struct expert_scratch *s);
 void cpu_soft_cap(struct backend *b, struct mat x, float cap);
+void cpu_xielu(struct backend *b, struct mat x, struct mat factors);
+void cpu_scale_by_score(struct backend *b, struct mat out, struct mat x, struct mat scores);
 void cpu_add(struct backend *b, struct mat x, struct mat y, bool partial);
 void cpu_gather(struct backend *b, struct mat out, struct mat x, int32_t first);
 void cpu_sample(struct backend *b, struct mat logits, int32_t first);

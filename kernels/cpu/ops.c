@@ -220,6 +220,46 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap)
         &(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
 }
 
+static float softplus(float x)
+{
+    return x > 20 ? x : log1pf(expf(x));
+}
+
+static void xielu_row(const struct rows_job *j, int32_t r)
+{
+    const float *factor = mat_row_const(j->y, 0);
+    float *x = mat_row(j->x, r), p = softplus(factor[0]), n = 0.5F + softplus(factor[1]);
+
+    for (int32_t i = 0; i < j->x.cols; i++) {
+        float v = x[i];
+        float bent = v > 0 ? p * v * v : n * (expm1f(fminf(v, -1e-6F)) - v);
+        x[i] = bent + 0.5F * v;
+    }
+}
+
+void cpu_xielu(struct backend *b, struct mat x, struct mat factors)
+{
+    run_rows(&(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .y = factors, .row = xielu_row});
+}
+
+static void scale_by_score_row(const struct rows_job *j, int32_t r)
+{
+    const float *score = mat_row_const(j->y, r);
+    float most = score[0];
+
+    for (int32_t i = 1; i < j->y.cols; i++) {
+        most = fmaxf(most, score[i]);
+    }
+    j->c->k.load(mat_row(j->out, r), mat_row_const(j->x, r), DTYPE_F32, j->x.cols,
+                 1 / (1 + expf(-most)));
+}
+
+void cpu_scale_by_score(struct backend *b, struct mat out, struct mat x, struct mat scores)
+{
+    run_rows(&(struct rows_job){
+        .c = cpu_of(b), .out = out, .x = x, .y = scores, .row = scale_by_score_row});
+}
+
 /* ---- rows of the output head ---- */
 
 static void gather_row(const struct rows_job *j, int32_t r)

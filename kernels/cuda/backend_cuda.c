@@ -258,6 +258,25 @@ static void cuda_soft_cap(struct backend *b, struct mat x, float cap)
     launch_soft_cap(x.data, x.stride, cuda_rows(c, x), x.cols, cap, c->stream);
 }
 
+static void cuda_xielu(struct backend *b, struct mat x, struct mat factors)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    launch_xielu(x.data, x.stride, factors.data, cuda_rows(c, x), x.cols, (int)x.dtype, c->stream);
+}
+
+static void cuda_scale_by_score(struct backend *b, struct mat out, struct mat x, struct mat scores)
+{
+    struct cuda_backend *c = cuda_of(b);
+
+    cuda_start(c);
+    cuda_rows(c, x);
+    cuda_rows(c, scores);
+    launch_scale_by_score(out.data, out.stride, x.data, x.stride, scores.data, scores.stride,
+                          scores.cols, cuda_rows(c, out), out.cols, (int)out.dtype, c->stream);
+}
+
 struct step_arrays cuda_group_arrays(const struct cuda_backend *c, int32_t group)
 {
     struct step_arrays a = c->arrays;
@@ -626,6 +645,8 @@ static const struct backend_ops ops = {
     .add = cuda_add,
     .gather = cuda_gather,
     .soft_cap = cuda_soft_cap,
+    .xielu = cuda_xielu,
+    .scale_by_score = cuda_scale_by_score,
     .sample = cuda_sample,
     .all_reduce = cuda_all_reduce,
     .square_sums = cuda_square_sums,

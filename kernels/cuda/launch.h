@@ -171,6 +171,13 @@ void launch_add(void *x, int64_t x_stride, const void *y, int64_t y_stride, int3
 /* x = cap * tanh(x / cap). */
 void launch_soft_cap(float *x, int64_t stride, int32_t rows, int32_t cols, float cap,
                      cudaStream_t stream);
+/* x = xielu(x), factors [2]. */
+void launch_xielu(void *x, int64_t stride, const float *factors, int32_t rows, int32_t cols,
+                  int type, cudaStream_t stream);
+/* out = x times the sigmoid of the greatest of each row's n scores. */
+void launch_scale_by_score(void *out, int64_t out_stride, const void *x, int64_t x_stride,
+                           const float *scores, int64_t scores_stride, int32_t n, int32_t rows,
+                           int32_t cols, int type, cudaStream_t stream);
 void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride,
                    const int32_t *index, int32_t rows, int32_t cols, int type, cudaStream_t stream);
 /* out = act(from + bias) + residual: the part of an epilogue that cuBLASLt cannot do.

@@ -78,13 +78,15 @@ static int set_activation(struct model_config *c, const char *name, struct err *
         CONFIG, name);
 }
 
-/* The activation of an MLP without a gate, which is relu(u) * u. */
-static int check_square(const char *name, struct err *e)
+/* The activation of an MLP without a gate, which is relu(u) * u or xielu(u). */
+static int check_ungated(const char *name, bool xielu, struct err *e)
 {
-    return !*name || strcmp(name, "relu2") == 0
+    const char *want = xielu ? "xielu" : "relu2";
+
+    return !*name || strcmp(name, want) == 0
                ? 0
-               : err_set(e, ERR_UNSUPPORTED, "%s: hidden_act is '%s', allowed is relu2", CONFIG,
-                         name);
+               : err_set(e, ERR_UNSUPPORTED, "%s: hidden_act is '%s', allowed is %s", CONFIG, name,
+                         want);
 }
 
 /* Granite's factors. x += f y of every residual is computed as x / f += y: norms do not
@@ -711,6 +713,7 @@ static void set_switches(struct model_config *c, const struct raw_config *r,
     c->wide_qk_norm = a->wide_qk_norm;
     c->norm_last = a->norm_last;
     c->ungated_mlp = a->ungated_mlp;
+    c->xielu = a->xielu;
     c->wrapped = a->wrapper || r->wrapped;
     c->scale_by_layer = r->scale_by_layer == 1;
     c->gated_attention = a->gated_attention;
@@ -734,7 +737,7 @@ static int set_mlp(struct model_config *c, const struct raw_config *r, const str
                    struct err *e)
 {
     int rc = a->nemotron      ? 0
-             : a->ungated_mlp ? check_square(r->act, e)
+             : a->ungated_mlp ? check_ungated(r->act, a->xielu, e)
                               : set_activation(c, r->act, e);
 
     if (a->gemma && c->act == ACT_GELU_ERF) {

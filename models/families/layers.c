@@ -15,7 +15,11 @@ void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat 
         down.residual = y;
     }
     ops->linear(m->backend, up, h, l->up, &(struct epilogue){.bias = l->up_bias});
-    ops->multiply(m->backend, up, up, m->config.act);
+    if (l->xielu.data) {
+        ops->xielu(m->backend, up, l->xielu);
+    } else {
+        ops->multiply(m->backend, up, up, m->config.act);
+    }
     ops->linear(m->backend, y, up, l->down, &down);
 }
 

@@ -45,9 +45,10 @@ struct layer {
     struct scan_parts scan;       /* of RECURRENCE_SCAN */
     struct mat mixer_out;         /* its product, in place of o, where attention is beside it */
     struct mat up, up_bias;       /* [intermediate, hidden], or gate and up: twice the rows */
-    struct mat down, down_bias;   /* [hidden, intermediate] */
-    struct experts experts;       /* n > 0: in place of up and down */
-    struct rope rope;             /* the model's, with this layer's q and k norms */
+    struct mat xielu; /* [1, 2], float32: of the MLP's activation; data NULL: it is act(u) * u */
+    struct mat down, down_bias; /* [hidden, intermediate] */
+    struct experts experts;     /* n > 0: in place of up and down */
+    struct rope rope;           /* the model's, with this layer's q and k norms */
     struct attention attention;
     struct mat sinks; /* [1, n_heads], of attention; data NULL: none */
     /* With latents, in place of `attention` (deepseek.c). qkv then has the rows of the
@@ -368,7 +369,8 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     lfm2_moe_family, arcee_family, hunyuan_family, hunyuan_moe_family, ling_family, phi_moe_family,
     internlm2_family, nemotron_dense_family, big_code_family, neox_family, gptj_family, phi_family,
     falcon_parallel_family, jamba_family, exaone_moe_family, hy3_family, vault_gemma_family,
-    clova_family, flex_olmo_family, afmoe_family, granite_swa_family, granite_moe_swa_family;
+    clova_family, flex_olmo_family, afmoe_family, granite_swa_family, granite_moe_swa_family,
+    apertus_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */
@@ -592,8 +594,8 @@ void transformer_gather_rows(struct model *m, int32_t n, struct mat *x, struct m
 void transformer_post_norm(struct model *m, struct mat out, struct mat y, const struct norm *n);
 /* y = the layer's MLP, or its experts, of h [rows, hidden]; gated. */
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h);
-/* The same of an MLP without a gate: y = down (act(u) * u), u = up h; with `add`, y is
- * added to. */
+/* The same of an MLP without a gate: y = down (act(u) * u), or down xielu(u), u = up h;
+ * with `add`, y is added to. */
 void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h,
                              bool add);
 /* Whether the backend gets the blocks of tensor t (NULL: a dummy), not its values. */

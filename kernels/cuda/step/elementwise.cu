@@ -128,6 +128,46 @@ __global__ void soft_cap_kernel(float *x, int64_t stride, int32_t cols, float ca
     }
 }
 
+__device__ __forceinline__ float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+template <typename T>
+__global__ void xielu_kernel(T *x, int64_t stride, const float *factors, int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < cols) {
+        T *at = x + blockIdx.y * stride + i;
+        float v = to_float(*at);
+        float bent = v > 0.0f ? softplus(factors[0]) * v * v
+                              : (0.5f + softplus(factors[1])) * (expm1f(fminf(v, -1e-6f)) - v);
+        *at = from_float<T>(bent + 0.5f * v);
+    }
+}
+
+/* One block per row. */
+template <typename T>
+__global__ void scale_by_score_kernel(T *out, int64_t out_stride, const T *x, int64_t x_stride,
+                                      const float *scores, int64_t scores_stride, int32_t n,
+                                      int32_t cols)
+{
+    pdl_release();
+    pdl_wait();
+    const float *score = scores + blockIdx.x * scores_stride;
+    float most = score[0];
+    for (int i = 1; i < n; i++) {
+        most = fmaxf(most, score[i]);
+    }
+    float factor = 1.0f / (1.0f + expf(-most));
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) {
+        out[blockIdx.x * out_stride + i] =
+            from_float<T>(to_float(x[blockIdx.x * x_stride + i]) * factor);
+    }
+}
+
 template <typename T, int V>
 __global__ void gather_kernel(T *out, int64_t out_stride, const T *x, int64_t x_stride,
                               const int32_t *index, int32_t cols)
@@ -274,6 +314,22 @@ extern "C" void launch_soft_cap(float *x, int64_t stride, int32_t rows, int32_t 
 {
     launch(soft_cap_kernel, dim3((cols + 255) / 256, rows), dim3(256), 0, stream, x, stride, cols,
            cap);
+}
+
+extern "C" void launch_xielu(void *x, int64_t stride, const float *factors, int32_t rows,
+                             int32_t cols, int type, cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, launch(xielu_kernel<T>, dim3((cols + 255) / 256, rows), dim3(256), 0,
+                               stream, (T *)x, stride, factors, cols));
+}
+
+extern "C" void launch_scale_by_score(void *out, int64_t out_stride, const void *x,
+                                      int64_t x_stride, const float *scores, int64_t scores_stride,
+                                      int32_t n, int32_t rows, int32_t cols, int type,
+                                      cudaStream_t stream)
+{
+    DISPATCH_TYPE(type, launch(scale_by_score_kernel<T>, dim3(rows), dim3(256), 0, stream, (T *)out,
+                               out_stride, (const T *)x, x_stride, scores, scores_stride, n, cols));
 }
 
 extern "C" void launch_gather(void *out, int64_t out_stride, const void *x, int64_t x_stride,

@@ -282,6 +282,8 @@ static int check_backend(const struct model *m, struct err *e)
     } else if (c->experts.n > 0 && c->experts.scores == SCORES_MIXER &&
                !m->backend->mixer_experts) {
         what = "experts that a sparse mixer chooses";
+    } else if (c->xielu && !ops->xielu) {
+        what = "the activation xIELU";
     } else if (c->norm_last && !m->backend->late_head_norms) {
         what = "norms of rotated heads";
     } else if (c->full_head_dim > 0 && !ops->multiply) {

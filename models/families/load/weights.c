@@ -444,10 +444,15 @@ static int add_tensor(struct assembly *a, const struct tensor_spec *s, const str
 /* Whether a vector is small and its rounding would be felt: it is kept in float32. */
 static bool keeps_float32(const struct model *m, const struct tensor_spec *s)
 {
-    const size_t target[] = {IN_LAYER(experts.choice_bias), IN_LAYER(sinks),
-                             IN_LAYER(recurrence.conv),     IN_LAYER(recurrence.conv_bias),
-                             IN_LAYER(recurrence.a_log),    IN_LAYER(recurrence.dt_bias),
-                             IN_LAYER(recurrence.d),        IN_LAYER(experts.expert_scale)};
+    const size_t target[] = {IN_LAYER(experts.choice_bias),
+                             IN_LAYER(sinks),
+                             IN_LAYER(xielu),
+                             IN_LAYER(recurrence.conv),
+                             IN_LAYER(recurrence.conv_bias),
+                             IN_LAYER(recurrence.a_log),
+                             IN_LAYER(recurrence.dt_bias),
+                             IN_LAYER(recurrence.d),
+                             IN_LAYER(experts.expert_scale)};
     bool is = norm_factor(m, s) != 1;
 
     for (size_t i = 0; i < ARRAY_LEN(target); i++) {

@@ -349,6 +349,79 @@ static void soft_caps_follow_float64(void **state)
     rig_close(&r);
 }
 
+static double softplus(double x)
+{
+    return log1p(exp(x));
+}
+
+static void xielu_follows_float64(void **state)
+{
+    (void)state;
+    enum { ROWS = 19, COLS = 130 };
+    static const float factors[][2] = {{0.2f, -0.3f}, {-4, 3}, {25, -30}};
+    struct rig r;
+    rig_open(&r);
+    for (size_t i = 0; i < ARRAY_LEN(factors); i++) {
+        float *x = rig_floats(&r, ROWS * COLS, 5, DTYPE_F32);
+        x[0] = 0;
+        x[1] = -1e-7f;
+        x[2] = -100;
+        struct mat m = rig_mat(&r, ROWS, COLS, DTYPE_F32, x);
+        struct mat of = rig_mat(&r, 1, 2, DTYPE_F32, factors[i]);
+        rig_begin_plain(&r, ROWS);
+        r.b->ops->xielu(r.b, m, of);
+        float *got = rig_download(&r, m);
+        rig_end(&r);
+        double p = softplus(factors[i][0]), n = 0.5 + softplus(factors[i][1]);
+        for (int32_t k = 0; k < ROWS * COLS; k++) {
+            double v = x[k];
+            double want = (v > 0 ? p * v * v : n * (expm1(fmin(v, -1e-6)) - v)) + 0.5 * v;
+            double size = fabs(v) * (1 + n + p * fabs(v)) + 1e-6;
+            assert_true(fabs((double)got[k] - want) <= 1e-6 * size);
+        }
+        free(got);
+        free(x);
+    }
+    rig_close(&r);
+}
+
+/* In place and not; the other columns of the scores' rows do not count. */
+static void rows_are_scaled_by_their_greatest_score(void **state)
+{
+    (void)state;
+    enum { ROWS = 19, COLS = 130, SCORES = 7 };
+    struct rig r;
+    rig_open(&r);
+    for (int in_place = 0; in_place < 2; in_place++) {
+        float *x = rig_floats(&r, ROWS * COLS, 3, DTYPE_F32);
+        float *score = rig_floats(&r, ROWS * (SCORES + 1), 4, DTYPE_F32);
+        for (int32_t i = 0; i < ROWS; i++) {
+            score[i * (SCORES + 1) + SCORES] = 50;
+        }
+        struct mat m = rig_mat(&r, ROWS, COLS, DTYPE_F32, x);
+        struct mat out = in_place ? m : rig_mat(&r, ROWS, COLS, DTYPE_F32, x);
+        struct mat scores = rig_mat(&r, ROWS, SCORES + 1, DTYPE_F32, score);
+        rig_begin_plain(&r, ROWS);
+        r.b->ops->scale_by_score(r.b, out, m, mat_cols(scores, 0, SCORES));
+        float *got = rig_download(&r, out);
+        rig_end(&r);
+        for (int32_t i = 0; i < ROWS; i++) {
+            float most = score[i * (SCORES + 1)];
+            for (int32_t k = 1; k < SCORES; k++) {
+                most = fmaxf(most, score[i * (SCORES + 1) + k]);
+            }
+            for (int32_t k = i * COLS; k < (i + 1) * COLS; k++) {
+                double want = (double)x[k] / (1 + exp(-(double)most));
+                assert_true(fabs((double)got[k] - want) <= 1e-6 * fabs(want));
+            }
+        }
+        free(got);
+        free(score);
+        free(x);
+    }
+    rig_close(&r);
+}
+
 /* Columns of two ranks, of which one's are views of wider rows, and their sums side by
  * side. */
 static void norms_by_sums_of_parts_follow_float64(void **state)
@@ -892,6 +965,8 @@ static int group(void)
         cmocka_unit_test(add_is_exact),
         cmocka_unit_test(gated_activations_follow_float64),
         cmocka_unit_test(soft_caps_follow_float64),
+        cmocka_unit_test(xielu_follows_float64),
+        cmocka_unit_test(rows_are_scaled_by_their_greatest_score),
         cmocka_unit_test(norms_by_sums_of_parts_follow_float64),
         cmocka_unit_test(activations_are_finite_far_out),
         cmocka_unit_test(gather_is_exact),

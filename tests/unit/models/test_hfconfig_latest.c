@@ -102,6 +102,28 @@ static void granite_rotates_by_a_theta_of_each_layer(void **state)
            ERR_UNSUPPORTED, "with two bases and a scaling");
 }
 
+static void apertus_8b(void **state)
+{
+    (void)state;
+    read_config("{\"architectures\":[\"ApertusForCausalLM\"],\"attention_bias\":false,"
+                "\"attention_dropout\":0.0,\"bos_token_id\":1,\"eos_token_id\":68,"
+                "\"hidden_act\":\"xielu\",\"hidden_dropout\":0.0,\"hidden_size\":4096,"
+                "\"intermediate_size\":21504,\"max_position_embeddings\":65536,\"mlp_bias\":false,"
+                "\"model_type\":\"apertus\",\"num_attention_heads\":32,\"num_hidden_layers\":32,"
+                "\"num_key_value_heads\":8,\"post_norm\":false,\"qk_norm\":true,"
+                "\"rms_norm_eps\":1e-05,\"rope_scaling\":{\"factor\":8.0,\"high_freq_factor\":4.0,"
+                "\"low_freq_factor\":1.0,\"original_max_position_embeddings\":8192,"
+                "\"rope_type\":\"llama3\"},\"rope_theta\":12000000,\"tie_word_embeddings\":false,"
+                "\"torch_dtype\":\"bfloat16\",\"vocab_size\":131072}");
+    assert_shape(4096, 32, 8, 128, 65536);
+    assert_true(c.qk_norm && c.ungated_mlp && c.xielu && !c.tied);
+    assert_int_equal(c.rope.kind, ROPE_LLAMA3);
+    refuse(OF("ApertusForCausalLM") ",\"hidden_act\":\"silu\"}", ERR_UNSUPPORTED,
+           "hidden_act is 'silu', allowed is xielu");
+    refuse(OF("LlamaForCausalLM") ",\"hidden_act\":\"xielu\"}", ERR_UNSUPPORTED,
+           "hidden_act is 'xielu'");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -109,6 +131,7 @@ int main(void)
         cmocka_unit_test(lies_about_trinity_are_refused),
         cmocka_unit_test(flex_olmo_7x7b),
         cmocka_unit_test(granite_rotates_by_a_theta_of_each_layer),
+        cmocka_unit_test(apertus_8b),
     };
 
     return cmocka_run_group_tests_name("hfconfig_latest", tests, NULL, NULL);
