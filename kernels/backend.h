@@ -266,6 +266,9 @@ struct attention {
     float scale;                           /* of q.k, before the soft cap */
     float softcap;                         /* 0: none */
     int32_t window; /* a token sees the last `window` tokens, itself included; 0: all */
+    /* above 0, and without a window: a token sees those of its chunk, which begin at
+     * multiples of so many (Llama 4) */
+    int32_t chunk;
     /* [1, n_heads], float32: a logit of each head that has a share of the softmax and
      * no value (gpt-oss's attention sinks); data NULL: none */
     struct mat sinks;
@@ -273,6 +276,16 @@ struct attention {
      * stands for 1 */
     float k_scale, v_scale;
 };
+
+/* The first token that the one at `index` sees, which may be below 0 (padding). */
+static inline int32_t attention_first(const struct attention *a, int32_t index)
+{
+    int32_t first = a->chunk > 0    ? index / a->chunk * a->chunk
+                    : a->window > 0 ? index + 1 - a->window
+                                    : 0;
+
+    return MAX(first, 0);
+}
 
 static inline float attention_k_scale(const struct attention *a)
 {

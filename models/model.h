@@ -33,9 +33,10 @@ struct rope_config {
     double mscale, mscale_all_dim;            /* yarn; 0: not given */
     double attention_factor;                  /* yarn, longrope; 0: derived */
     double share;                             /* proportional */
-    /* queries are multiplied by 1 + query_beta * ln(1 + floor(position /
+    /* queries are multiplied by 1 + query_beta * ln(1 + floor((position + query_offset) /
      * original_positions)); 0: they are not */
     double query_beta;
+    int32_t query_offset;
     bool truncate; /* yarn: the ramp's ends are whole pairs */
     /* longrope, [rot_dim / 2]: divide the frequencies, for contexts up to
      * original_positions and beyond */
@@ -52,12 +53,13 @@ struct expert_config {
     bool normalised;             /* the weights of a token's experts sum to 1 */
     float swiglu_limit;          /* of gpt-oss's experts; 0: none */
     enum expert_scores scores;
-    float mixer_jitter;           /* of SCORES_MIXER, as in struct experts */
-    bool choice_bias;             /* the choice has a bias of its own */
-    int32_t latent;               /* width of what experts read and make, if not hidden's; else 0 */
-    bool self_gated;              /* an expert has no gate: act(u) * u, where u is what up makes */
-    bool gate_copied;             /* and the weights of up stand for the gate's too (model_open) */
-    bool groups_by_two;           /* as in struct experts */
+    float mixer_jitter; /* of SCORES_MIXER, as in struct experts */
+    bool choice_bias;   /* the choice has a bias of its own */
+    int32_t latent;     /* width of what experts read and make, if not hidden's; else 0 */
+    bool self_gated;    /* an expert has no gate: act(u) * u, where u is what up makes */
+    bool scaled_inputs; /* of the one expert of a token, by its router's sigmoid; weights are 1 */
+    bool gate_copied;   /* and the weights of up stand for the gate's too (model_open) */
+    bool groups_by_two; /* as in struct experts */
     int32_t n_groups, top_groups; /* as in struct experts; 0: no groups */
     float factor;                 /* of the weights: routed_scaling_factor, or 1 */
     bool layer[LIMIT_LAYERS];     /* [n_layers] the layer has experts in place of its MLP */
@@ -161,8 +163,13 @@ struct model_config {
     int32_t embed_dim;            /* width of the embedding: hidden, except in OPT-350m */
     int32_t max_positions;        /* longest context, RoPE scaling included */
     int32_t sliding_window;       /* tokens, in the layers that have one; 0: none has */
+    bool chunked;                 /* in place of windows these layers have chunks of so many */
     bool windowed[LIMIT_LAYERS];  /* [n_layers] the layer has the sliding window */
     bool unrotated[LIMIT_LAYERS]; /* [n_layers] the layer rotates nothing (NoPE) */
+    /* queries of these are multiplied by 1 + unrotated_beta * ln(1 + floor((position +
+     * 1) / unrotated_span)); 0: they are not */
+    double unrotated_beta;
+    int32_t unrotated_span;
     /* [n_layers] the layer is an MLP or experts and has neither attention nor a state
      * (Nemotron-H) */
     bool mlp_alone[LIMIT_LAYERS];
@@ -181,6 +188,7 @@ struct model_config {
     bool parallel;                   /* attention and MLP both read what is in front of the layer */
     bool qk_norm;                    /* q and k are normed per head */
     bool norm_last;                  /* behind the rotation */
+    bool plain_qk_norm;              /* without weights, in layers that rotate */
     bool ungated_mlp;                /* MLPs have no gate: act(u) * u, where u is what up makes */
     bool xielu;                      /* but xielu(u) (backend.h), with factors of each layer */
     float attn_softcap, final_softcap; /* of attention scores and of logits; 0: none */
@@ -326,6 +334,7 @@ struct architecture {
     int32_t full_attention_every; /* default: every so many layers one is not recurrent */
     bool optional_experts;        /* some of its models have none */
     bool gemma4;
+    bool llama4;
     bool choice_bias;      /* experts are chosen with a bias, whatever their scores are */
     bool falcon;           /* a recurrence beside attention in every layer, with factors */
     bool nemotron;         /* a layer is one of a recurrence, attention, an MLP and experts */

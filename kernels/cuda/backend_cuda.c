@@ -416,8 +416,10 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
     struct cuda_backend *c = cuda_of(b);
 
     const struct kv_view *kv = &c->group_view[a->group];
-    /* the schedule of a step is for heads of one shape; others take the plain kernel */
-    bool usual = kv->head_dim == c->kv_view.head_dim && kv->n_kv_heads == c->kv_view.n_kv_heads;
+    /* the schedule of a step is for heads of one shape; others take the plain kernel, and
+     * so do chunks */
+    bool usual = kv->head_dim == c->kv_view.head_dim && kv->n_kv_heads == c->kv_view.n_kv_heads &&
+                 a->chunk == 0;
 
     cuda_start(c);
     cuda_rows(c, out);
@@ -435,6 +437,7 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
                           .softcap = a->softcap,
                           .window = a->window,
                           .window_index = MAX(window, 0),
+                          .chunk = a->chunk,
                           .sinks = a->sinks.data,
                           .k_scale = c->kv.dtype == DTYPE_F8 ? attention_k_scale(a) : 1,
                           .v_scale = c->kv.dtype == DTYPE_F8 ? attention_v_scale(a) : 1,

@@ -209,6 +209,7 @@ struct attn_args {
     int32_t layer, n_heads;         /* layer of the cache; query heads */
     float scale, softcap;           /* of scores; softcap 0: none */
     int32_t window, window_index;   /* tokens seen, 0: all; row of step_arrays.chunk_start */
+    int32_t chunk;                  /* as in struct attention; of launch_attn_plain alone */
     const float *sinks;             /* [n_heads] logits without values, or NULL */
     float k_scale, v_scale;         /* of a cache of e4m3; else 1 */
     int32_t type;                   /* enum dtype of the activations */

@@ -61,6 +61,10 @@ static const struct field FIELDS[] = {
     {"max_position_embeddings", FIELD_INT, AT(max_positions), 1, 1 << 30},
     {"n_positions", FIELD_INT, AT(max_positions), 1, 1 << 30},
     {"sliding_window", FIELD_INT, AT(window), 0, 1 << 30},
+    {"attention_chunk_size", FIELD_INT, AT(chunk), 1, 1 << 30},
+    {"floor_scale", FIELD_INT, AT(unrotated_span), 1, 1 << 30},
+    {"attn_scale", FIELD_REAL, AT(unrotated_beta), 0, 1e3},
+    {"intermediate_size_mlp", FIELD_INT, AT(dense_intermediate), 1, LIMIT_HIDDEN * 8},
     {"max_window_layers", FIELD_INT, AT(window_from_layer), 0, 1 << 30},
     {"original_max_position_embeddings", FIELD_INT, AT(original_positions), 1, 1 << 30},
     {"sliding_window_pattern", FIELD_INT, AT(window_pattern), 1, LIMIT_LAYERS},
@@ -82,6 +86,7 @@ static const struct field FIELDS[] = {
     {"moe_latent_size", FIELD_INT, AT(expert_latent), 1, LIMIT_HIDDEN},
     {"decoder_sparse_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
     {"moe_layer_interval", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
+    {"interleave_moe_layer_step", FIELD_INT, AT(sparse_step), 1, LIMIT_LAYERS},
     {"linear_num_value_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
     {"mamba_n_heads", FIELD_INT, AT(state_heads), 1, LIMIT_HEADS},
     {"linear_num_key_heads", FIELD_INT, AT(state_groups), 1, LIMIT_HEADS},
@@ -448,7 +453,8 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
             return false;
         }
         bool mlp = strcmp(text, "mlp") == 0, experts = strcmp(text, "moe") == 0;
-        bool windowed = strcmp(text, "sliding_attention") == 0;
+        bool chunked = strcmp(text, "chunked_attention") == 0;
+        bool windowed = chunked || strcmp(text, "sliding_attention") == 0;
         bool recurrent = strcmp(text, "linear_attention") == 0 || strcmp(text, "mamba") == 0 ||
                          strcmp(text, "conv") == 0;
         if (!windowed && !recurrent && !mlp && !experts && strcmp(text, "full_attention") != 0 &&
@@ -461,6 +467,7 @@ static bool read_layer_types(struct json *j, struct raw_config *raw)
         raw->layer_alone[raw->n_layer_types] = mlp || experts;
         raw->layer_experts[raw->n_layer_types] = experts;
         raw->layer_recurrent[raw->n_layer_types] = recurrent;
+        raw->layer_chunked[raw->n_layer_types] = chunked;
         raw->layer_windowed[raw->n_layer_types++] = windowed;
     }
     return !j->failed;
@@ -633,6 +640,29 @@ static bool read_dense_layers(struct json *j, struct raw_config *raw)
     return read_layer_list(j, "mlp_only_layers", raw->dense_layer);
 }
 
+static bool read_expert_layers(struct json *j, struct raw_config *raw)
+{
+    raw->experts_listed = true;
+    return read_layer_list(j, j->key, raw->layer_moe);
+}
+
+/* attn_temperature_tuning: true or false, or a number, which is true but for 0. */
+static bool read_tuning(struct json *j, struct raw_config *raw)
+{
+    int64_t number = 0;
+    bool value = false;
+
+    if (json_peek(j) == JSON_NUMBER) {
+        json_read_int(j, &number);
+    } else if (json_peek(j) == JSON_BOOL) {
+        json_read_bool(j, &value);
+    } else {
+        return wrong_type(j, j->key, "true or false");
+    }
+    raw->untuned = !value && number == 0;
+    return !j->failed;
+}
+
 static bool read_attending_layers(struct json *j, struct raw_config *raw)
 {
     raw->attention_listed = json_peek(j) != JSON_NULL;
@@ -656,6 +686,8 @@ static const struct member {
     {"layers_block_type", read_layer_types, false},
     {"per_layer_config", read_layers, false},
     {"no_rope_layers", read_rotated_layers, false},
+    {"moe_layers", read_expert_layers, true},
+    {"attn_temperature_tuning", read_tuning, true},
     {"layer_rope_theta", raw_thetas_read, true},
     {"mlp_layer_types", read_mlp_types, false},
     {"mlp_only_layers", read_dense_layers, false},
@@ -724,6 +756,7 @@ static bool read_plain(struct json *j, const struct field *f, struct raw_config 
         return read_alike(j, f, (int32_t *)((char *)raw + f->offset));
     }
     raw->window_is_null |= json_peek(j) == JSON_NULL && strcmp(f->key, "sliding_window") == 0;
+    raw->chunk_is_null |= json_peek(j) == JSON_NULL && strcmp(f->key, "attention_chunk_size") == 0;
     return read_field(j, f, raw);
 }
 

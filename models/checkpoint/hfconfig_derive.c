@@ -426,7 +426,13 @@ static int set_window(struct model_config *c, const struct raw_config *r,
         return err_set(e, ERR_INVALID, "%s: layer_types has %d entries for num_hidden_layers %d",
                        CONFIG, r->n_layer_types, c->n_layers);
     }
-    if (window == 0 || (a->window_switch && r->use_window != 1)) {
+    for (int32_t i = 0; i < r->n_layer_types && !a->llama4; i++) {
+        if (r->layer_chunked[i]) {
+            return err_set(e, ERR_UNSUPPORTED, "%s: layer_types: %s has no chunked_attention",
+                           CONFIG, a->name);
+        }
+    }
+    if (window == 0 || a->llama4 || (a->window_switch && r->use_window != 1)) {
         return 0;
     }
     int32_t from = a->window_switch ? MAX(r->window_from_layer, 0) : 0;
@@ -455,12 +461,13 @@ static int set_rope_layers(struct model_config *c, const struct raw_config *r,
     if (a->unrotated_pattern == 0) {
         return 0;
     }
-    if (r->n_rotated >= 0 && r->n_rotated != c->n_layers) {
+    bool listed = a->llama4 ? r->n_rotated > 0 : r->n_rotated >= 0; /* where none is as empty */
+    if (listed && r->n_rotated != c->n_layers) {
         return err_set(e, ERR_INVALID, "%s: no_rope_layers has %d entries for num_hidden_layers %d",
                        CONFIG, r->n_rotated, c->n_layers);
     }
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->unrotated[i] = r->n_rotated >= 0 ? !r->layer_rotated[i] : (i + 1) % pattern == 0;
+        c->unrotated[i] = listed ? !r->layer_rotated[i] : (i + 1) % pattern == 0;
     }
     return 0;
 }
@@ -656,7 +663,8 @@ static int check_supported(const struct raw_config *r, const struct architecture
     if (r->parallel_attention == 0) {
         return err_set(e, ERR_UNSUPPORTED, "%s: parallel_attn false is not supported", CONFIG);
     }
-    if (r->use_qk_norm == 1 && !a->qk_norm && !a->wide_qk_norm && !a->qk_norm_switch) {
+    if (r->use_qk_norm == 1 && !a->qk_norm && !a->wide_qk_norm && !a->qk_norm_switch &&
+        !a->llama4) {
         return err_set(e, ERR_UNSUPPORTED, "%s: use_qk_norm true is not supported with %s", CONFIG,
                        a->name);
     }
@@ -808,6 +816,9 @@ int raw_config_derive(struct model_config *c, const struct raw_config *r, struct
     }
     if (rc == 0 && a->granite) {
         set_granite(c, r);
+    }
+    if (rc == 0 && a->llama4) {
+        rc = raw_llama4_derive(c, r, e);
     }
     if (rc == 0 && a->nemotron) {
         rc = raw_nemotron_derive(c, r, e);

@@ -36,6 +36,9 @@ struct raw_config {
      * vocab_size_per_layer_input. */
     int32_t full_head_dim, full_kv_heads, sharing_layers, layer_input, layer_vocab;
     int32_t window_from_layer; /* max_window_layers: earlier layers have no window */
+    /* Of Llama 4: attention_chunk_size, floor_scale and intermediate_size_mlp (of layers
+     * without experts). */
+    int32_t chunk, unrotated_span, dense_intermediate;
     int32_t window_pattern;    /* sliding_window_pattern */
     int32_t unrotated_pattern; /* no_rope_layer_interval */
     int32_t bos;               /* bos_token_id */
@@ -68,8 +71,9 @@ struct raw_config {
 
     /* theta and partial (partial_rotary_factor) at the top level and, as rope_…, inside
      * rope_parameters; query_scalar is query_pre_attn_scalar. */
-    double window_theta;  /* rope_local_base_freq, or rope_theta of sliding_attention */
-    double expert_factor; /* routed_scaling_factor */
+    double unrotated_beta; /* attn_scale */
+    double window_theta;   /* rope_local_base_freq, or rope_theta of sliding_attention */
+    double expert_factor;  /* routed_scaling_factor */
     double norm_eps, theta, rope_theta, partial, rope_partial, query_scalar, attn_softcap,
         final_softcap;
     double swiglu_limit, swiglu_alpha, clip_qkv; /* under their own names */
@@ -123,10 +127,15 @@ struct raw_config {
     struct raw_eagle eagle;
 
     bool window_is_null; /* sliding_window is null: none, whatever the architecture's default */
+    bool chunk_is_null;  /* likewise attention_chunk_size */
+    bool untuned;        /* attn_temperature_tuning is false */
 
     int32_t n_eos, eos[LIMIT_EOS_IDS];  /* eos_token_id: none, one or several */
     int32_t n_layer_types;              /* entries of layer_types; -1: absent */
-    bool layer_windowed[LIMIT_LAYERS];  /* [n_layer_types] the entry is sliding_attention */
+    bool layer_windowed[LIMIT_LAYERS];  /* [n_layer_types] the entry is sliding_attention, */
+    bool layer_chunked[LIMIT_LAYERS];   /* [n_layer_types] or it is chunked_attention */
+    bool experts_listed;                /* there is moe_layers */
+    bool layer_moe[LIMIT_LAYERS];       /* and it names the layer */
     bool layer_recurrent[LIMIT_LAYERS]; /* [n_layer_types] it is linear_attention or mamba */
     bool layer_alone[LIMIT_LAYERS];     /* [n_layer_types] it is mlp or moe */
     bool layer_experts[LIMIT_LAYERS];   /* [n_layer_types] it is moe */
@@ -164,6 +173,9 @@ bool raw_thetas_read(struct json *j, struct raw_config *raw);
 /* Which layers rotate by it, and the base of windowed ones; c->rope.theta, which is
  * set, becomes that of the others. */
 int raw_thetas_derive(struct model_config *c, const struct raw_config *r, struct err *e);
+
+/* hfconfig_llama4.c: what Llama 4 differs in, once the rest was derived. */
+int raw_llama4_derive(struct model_config *c, const struct raw_config *r, struct err *e);
 
 /* hfconfig_eagle.c: read a member of the object if it is one of an EAGLE-3 head;
  * *ret_known: it is. */

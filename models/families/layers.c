@@ -23,12 +23,35 @@ void transformer_ungated_mlp(struct model *m, const struct layer *l, struct mat 
     ops->linear(m->backend, y, up, l->down, &down);
 }
 
+/* The one expert of a token gets its input times the router's sigmoid of it, and the
+ * shared one, which is the layer's MLP, as it is. */
+static void scaled_experts(struct model *m, const struct layer *l, struct mat y, struct mat h)
+{
+    const struct backend_ops *ops = m->backend->ops;
+    struct mat up = mat_cols(mat_rows(m->weights->up, 0, h.rows), 0, l->up.rows);
+    struct mat act = mat_cols(mat_rows(m->weights->act, 0, h.rows), 0, l->down.cols);
+    struct mat x = mat_rows(m->weights->router_x, 0, h.rows);
+    struct expert_scratch s = m->weights->experts;
+
+    s.scores = mat_rows(s.scores, 0, h.rows);
+    s.router_x = h;
+    ops->linear(m->backend, s.scores, h, l->experts.router, NULL);
+    ops->scale_by_score(m->backend, x, h, s.scores);
+    ops->experts(m->backend, y, x, &l->experts, &s);
+    ops->linear_gated(m->backend, act, up, h, l->up, (struct mat){0}, m->config.act);
+    ops->linear(m->backend, y, act, l->down, &(struct epilogue){.residual = y});
+}
+
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h)
 {
     const struct backend_ops *ops = m->backend->ops;
     const struct experts *x = &l->experts;
     struct mat up = mat_rows(m->weights->up, 0, h.rows), act = mat_rows(m->weights->act, 0, h.rows);
 
+    if (x->n > 0 && m->config.experts.scaled_inputs) {
+        scaled_experts(m, l, y, h);
+        return;
+    }
     if (x->n > 0) {
         struct expert_scratch s = m->weights->experts;
         s.scores = mat_rows(s.scores, 0, h.rows);

@@ -93,7 +93,7 @@ struct rope_table {
     float freq[LIMIT_HEAD_DIM / 2]; /* angle of each pair from a position to the next */
     float scale;                    /* of cosines and sines */
     double query_beta;              /* as in struct rope_config, with original_positions */
-    int32_t original_positions;
+    int32_t original_positions, query_offset;
     int32_t rot_dim, cols, n_positions; /* cols: rope_table_cols */
     int32_t n_filled;                   /* rows written, from the first on */
 };
@@ -147,6 +147,9 @@ struct transformer {
     struct norm final_norm;        /* weight.data NULL: none, or on another stage */
     struct mat cos_sin;            /* [max_len, rot_dim]; data NULL: no rotation */
     struct mat window_cos_sin;     /* of windowed layers; data NULL: cos_sin */
+    struct mat still_cos_sin;      /* of layers that rotate nothing: factors of queries */
+    struct mat ones;               /* [1, head_dim], in place of a norm's weights; data NULL */
+    float one[LIMIT_HEAD_DIM];     /* to which it may refer */
     struct rope_table rope[2];     /* their rows; `out` mapped, owned */
     struct layer *layer;           /* [n_layers] */
     int32_t first_layer, n_layers; /* this stage's, of all layers of the model */
@@ -186,7 +189,7 @@ struct transformer {
     /* Gemma-4: the inputs of all layers, their embeddings, and a layer's, gated; what
      * the experts beside an MLP make, and what their router reads, [hidden]. */
     struct mat inputs, inputs_embed, input;
-    struct mat beside, router_x;
+    struct mat beside, router_x;   /* (with scaled inputs: what they read) */
     struct mat expert_x, expert_y; /* what experts read and make, [expert width] */
 };
 
@@ -370,7 +373,7 @@ extern const struct model_family llama_family, qwen_moe_family, mixtral_family, 
     internlm2_family, nemotron_dense_family, big_code_family, neox_family, gptj_family, phi_family,
     falcon_parallel_family, jamba_family, exaone_moe_family, hy3_family, vault_gemma_family,
     clova_family, flex_olmo_family, afmoe_family, granite_swa_family, granite_moe_swa_family,
-    apertus_family;
+    apertus_family, llama4_family;
 
 /* The forward passes of llama.c, gemma2.c and gpt2.c, for families that differ only in
  * their tensors. */

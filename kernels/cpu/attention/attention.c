@@ -2,7 +2,7 @@
  * softmax in two passes.
  *
  * Of n query tokens of a sequence, token i has cache index kv_len - n + i. It attends
- * to the keys up to its own index, and of those to the last `window`. Key j lies in
+ * to the keys up to its own index, and of those to the last `window`, or to those of its chunk. Key j lies in
  * block table[j / block_size] at offset j % block_size.
  */
 #include <math.h>
@@ -74,7 +74,7 @@ static void attend_head(const struct attention_job *job, const int32_t *table, i
 {
     const struct attention *a = job->att;
     int32_t kv_head = head / (a->n_heads / a->n_kv_heads);
-    int32_t from = a->window > 0 ? MAX(0, index + 1 - a->window) : 0;
+    int32_t from = attention_first(a, index);
     int32_t end = index + 1;
 
     memset(out, 0, (size_t)a->head_dim * sizeof(*out));

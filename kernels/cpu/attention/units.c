@@ -46,7 +46,7 @@ static struct attention_run run_of(const struct attention_job *j, const struct a
 static void run_split(const struct attention_run *r, int32_t split, float *state)
 {
     const struct attention_job *j = r->j;
-    int32_t first_seen = j->att->window > 0 ? MAX(0, r->index + 1 - j->att->window) : 0;
+    int32_t first_seen = attention_first(j->att, r->index);
     int32_t end = MIN((split + 1) * j->way->split_keys, r->index + r->u->n_tokens);
     int64_t acc = div_ceil(r->rows, SET_ROWS) * SET_ROWS * j->att->head_dim;
     struct attention_span s;
@@ -113,7 +113,7 @@ static void count_splits(const struct attention_job *j, struct attention_unit *u
 {
     const struct batch *b = &j->c->batch;
     int32_t index = b->kv_len[u->seq] - (b->q_start[u->seq + 1] - u->token);
-    int32_t first = j->att->window > 0 ? MAX(0, index + 1 - j->att->window) : 0;
+    int32_t first = attention_first(j->att, index);
     int32_t last = MAX(index + u->n_tokens - 1, 0);
 
     u->split = first / j->way->split_keys;
@@ -207,7 +207,7 @@ static int prepare_partial(struct attention_job *j)
  * registers. */
 static bool by_tiles(const struct cpu_backend *c, const struct attention *a)
 {
-    return c->k.attention.rows > 0 && c->kv[a->group].dtype == DTYPE_BF16 &&
+    return c->k.attention.rows > 0 && a->chunk == 0 && c->kv[a->group].dtype == DTYPE_BF16 &&
            a->head_dim % 16 == 0 && a->head_dim <= 256;
 }
 

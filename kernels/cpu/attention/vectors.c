@@ -126,7 +126,6 @@ static void fold_tile(const struct attention_run *run, const struct vector_scrat
 {
     const struct attention_job *j = run->j;
     const struct cpu_kernels *k = &j->c->k;
-    int32_t window = j->att->window;
     float cap = j->att->softcap;
     bool scaled = j->c->kv[j->att->group].scale_offset > 0;
     float keep[UNIT_ROWS];
@@ -145,7 +144,7 @@ static void fold_tile(const struct attention_run *run, const struct vector_scrat
     for (int32_t r = 0; r < run->rows; r++) {
         int32_t at = run->index + r / run->u->n_heads - p->first; /* of the row, in the tile */
         int32_t hi = MIN(p->hi, at + 1);
-        int32_t lo = window > 0 ? MAX(p->lo, at + 1 - window) : p->lo;
+        int32_t lo = MAX(p->lo, attention_first(j->att, at + p->first) - p->first);
         float *score = s->score + r * TILE_KEYS;
         keep[r] = 1;
         if (lo < hi) {

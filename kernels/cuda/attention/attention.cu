@@ -54,7 +54,9 @@ __global__ void __launch_bounds__(PLAIN_WARPS * 32)
     }
     /* the query's position in its sequence */
     int position = s.kv_len[lo] - (s.q_start[lo + 1] - token);
-    int begin = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+    int begin = a.chunk > 0                               ? position / a.chunk * a.chunk
+                : a.window > 0 && position + 1 > a.window ? position + 1 - a.window
+                                                          : 0;
     const T *q = (const T *)a.qkv + token * a.qkv_stride + (int64_t)head * d;
     T *out = (T *)a.out + token * a.out_stride + (int64_t)head * d;
     float *my_q = shared_q + warp * d;

@@ -88,6 +88,18 @@ static const struct gguf_rename HY3_LAYER[] = {
     NAME("ffn_up_shexp", "mlp.shared_mlp.up_proj"),
     NAME("ffn_down_shexp", "mlp.shared_mlp.down_proj"),
     {0}};
+static const struct gguf_rename LLAMA4_LAYER[] = {
+    NAME("ffn_gate", "feed_forward.gate_proj"),
+    NAME("ffn_up", "feed_forward.up_proj"),
+    NAME("ffn_down", "feed_forward.down_proj"),
+    NAME("ffn_gate_inp", "feed_forward.router"),
+    NAME("ffn_gate_exps", "feed_forward.experts.%d.gate_proj"),
+    NAME("ffn_up_exps", "feed_forward.experts.%d.up_proj"),
+    NAME("ffn_down_exps", "feed_forward.experts.%d.down_proj"),
+    NAME("ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"),
+    NAME("ffn_up_shexp", "feed_forward.shared_expert.up_proj"),
+    NAME("ffn_down_shexp", "feed_forward.shared_expert.down_proj"),
+    {0}};
 static const struct gguf_rename AFMOE_LAYER[] = {
     NAME("attn_gate", "self_attn.gate_proj"),
     NAME("post_attention_norm", "post_attention_layernorm"),
@@ -367,6 +379,12 @@ static const struct gguf_key ROUTED[] = {{"expert_count", "num_experts"},
                                          {"expert_used_count", "num_experts_per_tok"},
                                          {"expert_feed_forward_length", "moe_intermediate_size"},
                                          {0}};
+static const struct gguf_key LLAMA4_KEYS[] = {
+    {"expert_count", "num_experts"},
+    {"expert_used_count", "num_experts_per_tok"},
+    {"expert_feed_forward_length", "moe_intermediate_size"},
+    {"interleave_moe_layer_step", "interleave_moe_layer_step"},
+    {0}};
 static const struct gguf_key GROUPED_EXPERTS[] = {
     {"expert_count", "n_routed_experts"},
     {"expert_used_count", "num_experts_per_tok"},
@@ -525,6 +543,15 @@ static const struct gguf_family FAMILIES[] = {
      .layer = EXAONE_MOE_LAYER,
      .keys = GROUPED_EXPERTS},
     {.gguf = "hy_v3", .name = "HYV3ForCausalLM", .layer = HY3_LAYER, .keys = HY3_KEYS},
+    /* llama.cpp tells the model without norms of heads by its experts. */
+    {.gguf = "llama4",
+     .name = "Llama4ForCausalLM",
+     .when = "expert_count",
+     .is = 128,
+     .layer = LLAMA4_LAYER,
+     .keys = LLAMA4_KEYS,
+     .json = ",\"use_qk_norm\":false"},
+    {.gguf = "llama4", .name = "Llama4ForCausalLM", .layer = LLAMA4_LAYER, .keys = LLAMA4_KEYS},
     {.gguf = "afmoe",
      .name = "AfmoeForCausalLM",
      .layer = AFMOE_LAYER,

@@ -40,7 +40,8 @@ static int load_rope_table(struct model *m, const struct rope_config *r, struct 
     return m->backend->ops->weight(m->backend, &d, ret, e);
 }
 
-/* The tables of rotation: of all layers, and of windowed ones if theirs differs. */
+/* The tables of rotation: of all layers, of windowed ones if theirs differs, and of
+ * those that rotate nothing if their queries have factors. */
 static int load_rope(struct model *m, struct err *e)
 {
     const struct model_config *c = &m->config;
@@ -57,6 +58,16 @@ static int load_rope(struct model *m, struct err *e)
     int rc = load_rope_table(m, &c->rope, &t->rope[0], &t->cos_sin, e);
     if (rc == 0 && c->window_theta > 0) {
         rc = load_rope_table(m, &plain, &t->rope[1], &t->window_cos_sin, e);
+    }
+    if (rc == 0 && c->unrotated_beta > 0) {
+        const struct rope_config still = {.kind = ROPE_PROPORTIONAL, /* of no pair */
+                                          .theta = c->rope.theta,
+                                          .factor = 1,
+                                          .rot_dim = c->rope.rot_dim,
+                                          .query_beta = c->unrotated_beta,
+                                          .query_offset = 1,
+                                          .original_positions = c->unrotated_span};
+        rc = load_rope_table(m, &still, &t->rope[1], &t->still_cos_sin, e);
     }
     return rc;
 }
@@ -82,6 +93,28 @@ static int load_factors(struct model *m, struct err *e)
                : 0;
 }
 
+/* The weights of norms that have none. */
+static int load_ones(struct model *m, struct err *e)
+{
+    struct transformer *t = m->weights;
+    int32_t n = m->config.head_dim;
+    struct weight_piece piece = {
+        .data = t->one, .dtype = DTYPE_F32, .rows = 1, .cols = n, .stride = n};
+    struct weight_desc d = {.name = "ones",
+                            .kind = WEIGHT_VECTOR,
+                            .dtype = m->options.dtype,
+                            .rows = 1,
+                            .cols = n,
+                            .piece = &piece,
+                            .n_pieces = 1,
+                            .mapped = true};
+
+    for (int32_t i = 0; i < n; i++) {
+        t->one[i] = 1;
+    }
+    return m->config.plain_qk_norm ? m->backend->ops->weight(m->backend, &d, &t->ones, e) : 0;
+}
+
 static void set_norm(const struct model_config *c, struct norm *n)
 {
     n->kind = c->norm;
@@ -100,6 +133,13 @@ static void set_rope(const struct model *m, int32_t layer, struct rope *r)
         r->rot_dim = own ? t->rope[1].rot_dim : t->rope[0].rot_dim;
         r->query_factors = r->cos_sin.cols > r->rot_dim;
         r->interleaved = c->rope_interleaved;
+        if (c->plain_qk_norm) {
+            r->q_norm.weight = r->k_norm.weight = t->ones;
+        }
+    } else if (t->still_cos_sin.data) {
+        r->cos_sin = t->still_cos_sin;
+        r->rot_dim = t->rope[1].rot_dim;
+        r->query_factors = true;
     }
     r->norm_last = c->norm_last;
     set_norm(c, &r->q_norm);
@@ -168,6 +208,7 @@ static void set_parameters(struct model *m)
     const struct model_config *c = &m->config;
     struct transformer *t = m->weights;
     struct model_kv_groups groups;
+    bool chunks = c->chunked && m->options.max_len > c->sliding_window; /* else there is one */
 
     model_kv_groups(&groups, c, &m->options);
     set_norm(c, &t->final_norm);
@@ -205,7 +246,8 @@ static void set_parameters(struct model *m)
             .scale =
                 (float)(1 / sqrt((double)c->query_scalar) / (c->scale_by_layer ? number + 1 : 1)),
             .softcap = c->attn_softcap,
-            .window = c->windowed[number] ? c->sliding_window : 0,
+            .window = c->windowed[number] && !c->chunked ? c->sliding_window : 0,
+            .chunk = c->windowed[number] && chunks ? c->sliding_window : 0,
             .sinks = l->sinks};
         if (c->latent.rank > 0) {
             set_latent(m, l);
@@ -282,6 +324,8 @@ static int check_backend(const struct model *m, struct err *e)
     } else if (c->experts.n > 0 && c->experts.scores == SCORES_MIXER &&
                !m->backend->mixer_experts) {
         what = "experts that a sparse mixer chooses";
+    } else if (c->experts.scaled_inputs && !ops->scale_by_score) {
+        what = "experts of scaled inputs";
     } else if (c->xielu && !ops->xielu) {
         what = "the activation xIELU";
     } else if (c->norm_last && !m->backend->late_head_norms) {
@@ -342,6 +386,7 @@ int transformer_load(struct model *m, struct err *e)
         rc = load_rope(m, e);
     }
     rc = rc < 0 ? rc : load_factors(m, e);
+    rc = rc < 0 ? rc : load_ones(m, e);
     if (rc < 0) {
         return rc;
     }

@@ -134,6 +134,7 @@ void rope_table_init(struct rope_table *t, float *out, const struct rope_config 
                              .cols = rope_table_cols(r),
                              .query_beta = r->query_beta,
                              .original_positions = r->original_positions,
+                             .query_offset = r->query_offset,
                              .n_positions = n_positions};
     for (int32_t i = 0; i < r->rot_dim / 2; i++) {
         t->freq[i] = scaled(r, i, frequency(theta, i, r->rot_dim), stretch);
@@ -154,7 +155,7 @@ void rope_table_reach(void *table, int32_t n)
             row[half + i] *= t->scale;
         }
         if (t->query_beta > 0) {
-            int32_t contexts = t->n_filled / t->original_positions;
+            int32_t contexts = (t->n_filled + t->query_offset) / t->original_positions;
             row[t->rot_dim] = (float)(1 + t->query_beta * log(1.0 + contexts));
         }
     }

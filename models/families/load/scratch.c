@@ -128,7 +128,7 @@ static void want_inputs(struct model *m, enum dtype act, struct wants *ret)
         {&t->inputs_embed, n, t->first ? inputs : 0, act, KEPT},
         {&t->input, n, c->layer_input, act, KEPT},
         {&t->beside, n, beside ? c->hidden : 0, act, FEEDING},
-        {&t->router_x, n, beside ? c->hidden : 0, act, FEEDING},
+        {&t->router_x, n, beside || c->experts.scaled_inputs ? c->hidden : 0, act, FEEDING},
     };
 
     add_wants(ret, want, (int32_t)ARRAY_LEN(want));

@@ -19,7 +19,7 @@ static enum dtype cache_type;
 struct scene_case {
     const char *name;
     int32_t n_heads, n_kv_heads, head_dim, block_size;
-    int32_t window;
+    int32_t window, chunk;
     float softcap;
     bool sinks;
     int32_t rot_dim; /* 0: no rotation */
@@ -111,6 +111,7 @@ static void scene_open_config(struct scene *s, const struct scene_case *c, bool 
                                 .scale = 1.0f / sqrtf((float)c->head_dim) * 1.5f,
                                 .softcap = c->softcap,
                                 .window = c->window,
+                                .chunk = c->chunk,
                                 .k_scale = cache_type == DTYPE_F8 ? 0.03f : 0,
                                 .v_scale = cache_type == DTYPE_F8 ? 0.25f : 0};
     kv_layout_init(&s->kv, c->block_size, 2, c->n_kv_heads, c->head_dim, s->cache);
@@ -199,7 +200,9 @@ RIG_UNWATCHED static void attend_reference(const struct scene *s, const struct s
 {
     const struct scene_case *c = s->c;
     int32_t d = c->head_dim;
-    int32_t from = c->window > 0 ? MAX(0, index + 1 - c->window) : 0;
+    int32_t from = c->chunk > 0    ? index - index % c->chunk
+                   : c->window > 0 ? MAX(0, index + 1 - c->window)
+                                   : 0;
     int32_t kv_head = n_head / (c->n_heads / c->n_kv_heads);
     double sum = c->sinks ? exp((double)s->sinks[n_head]) : 0;
     float sum32 = (float)sum;
@@ -569,6 +572,21 @@ static void attention_variants(void **state)
          .block_size = 16,
          .rot_dim = 64,
          .window = 100},
+        {.name = "chunks of 20",
+         .n_heads = 4,
+         .n_kv_heads = 2,
+         .head_dim = 64,
+         .block_size = 16,
+         .rot_dim = 64,
+         .chunk = 20},
+        {.name = "chunks of 64, sinks",
+         .n_heads = 4,
+         .n_kv_heads = 1,
+         .head_dim = 80,
+         .block_size = 16,
+         .rot_dim = 64,
+         .chunk = 64,
+         .sinks = true},
         {.name = "softcap",
          .n_heads = 4,
          .n_kv_heads = 2,

@@ -124,6 +124,69 @@ static void apertus_8b(void **state)
            "hidden_act is 'xielu'");
 }
 
+static void llama_4_maverick(void **state)
+{
+    (void)state;
+    read_config(
+        "{\"architectures\":[\"Llama4ForConditionalGeneration\"],\"boi_token_index\":200080,"
+        "\"image_token_index\":200092,\"model_type\":\"llama4\",\"text_config\":{"
+        "\"attention_bias\":false,\"attention_chunk_size\":8192,\"attn_scale\":0.1,"
+        "\"attn_temperature_tuning\":4,\"bos_token_id\":200000,\"eos_token_id\":[200001,"
+        "200007,200008],\"floor_scale\":8192,\"for_llm_compressor\":false,\"head_dim\":128,"
+        "\"hidden_act\":\"silu\",\"hidden_size\":5120,\"interleave_moe_layer_step\":2,"
+        "\"intermediate_size\":8192,\"intermediate_size_mlp\":16384,"
+        "\"max_position_embeddings\":1048576,\"model_type\":\"llama4_text\","
+        "\"no_rope_layers\":[],\"num_attention_heads\":40,\"num_experts_per_tok\":1,"
+        "\"num_hidden_layers\":48,\"num_key_value_heads\":8,\"num_local_experts\":128,"
+        "\"rms_norm_eps\":1e-05,\"rope_scaling\":null,\"rope_theta\":500000.0,"
+        "\"router_jitter_noise\":0.0,\"use_qk_norm\":false,\"vocab_size\":202048},"
+        "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
+        "\"vision_config\":{\"hidden_size\":1408}}");
+    assert_shape(5120, 40, 8, 128, LIMIT_MODEL_LEN);
+    assert_true(c.chunked && c.windowed[0] && c.windowed[2] && !c.windowed[3] && c.unrotated[3]);
+    assert_int_equal(c.sliding_window, 8192);
+    assert_int_equal(c.unrotated_span, 8192);
+    assert_float_equal(c.unrotated_beta, 0.1, 0);
+    assert_true(!c.experts.layer[0] && c.experts.layer[1] && c.experts.scaled_inputs);
+    assert_int_equal(c.intermediate, 16384);
+    assert_int_equal(c.experts.intermediate, 8192);
+    assert_int_equal(c.experts.shared_intermediate, 8192);
+    assert_true(!c.plain_qk_norm && c.rope_interleaved && c.wrapped && !c.tied);
+}
+
+#define LLAMA4 OF("Llama4ForCausalLM") ",\"num_local_experts\":4,\"num_experts_per_tok\":1"
+static void lists_of_llama_4_count_and_lies_are_refused(void **state)
+{
+    (void)state;
+    read_config(LLAMA4 ",\"moe_layers\":[2],\"no_rope_layers\":[1,0,1,1],"
+                       "\"attn_temperature_tuning\":false,\"attention_chunk_size\":32}");
+    assert_true(!c.experts.layer[1] && c.experts.layer[2] && c.unrotated[1] && !c.unrotated[3]);
+    assert_true(c.windowed[0] && !c.windowed[1] && c.plain_qk_norm);
+    assert_int_equal(c.sliding_window, 32);
+    assert_float_equal(c.unrotated_beta, 0, 0);
+    assert_int_equal(c.intermediate, 192);
+    read_config(LLAMA4 ",\"attention_chunk_size\":null}");
+    assert_false(c.chunked || c.windowed[0]);
+    refuse(LLAMA4 ",\"moe_layers\":[4]}", ERR_INVALID, "moe_layers names layer 4");
+    refuse(LLAMA4 ",\"moe_layers\":2}", ERR_INVALID, "moe_layers must be a list");
+    refuse(LLAMA4 ",\"no_rope_layers\":[1]}", ERR_INVALID, "no_rope_layers has 1 entries");
+    refuse(LLAMA4 ",\"attention_chunk_size\":0}", ERR_INVALID, "attention_chunk_size is 0");
+    refuse(LLAMA4 ",\"floor_scale\":0}", ERR_INVALID, "floor_scale is 0");
+    refuse(LLAMA4 ",\"attn_scale\":-1}", ERR_INVALID, "attn_scale is -1");
+    refuse(LLAMA4 ",\"attn_temperature_tuning\":\"on\"}", ERR_INVALID,
+           "attn_temperature_tuning must be true or false");
+    refuse(LLAMA4 ",\"layer_types\":[\"sliding_attention\",\"chunked_attention\","
+                  "\"chunked_attention\",\"full_attention\"]}",
+           ERR_UNSUPPORTED, "has no sliding_attention");
+    refuse(OF("LlamaForCausalLM") ",\"layer_types\":[\"chunked_attention\"]}", ERR_INVALID,
+           "layer_types has 1 entries");
+    refuse(OF("Qwen3ForCausalLM") ",\"layer_types\":[\"chunked_attention\",\"full_attention\","
+                                  "\"full_attention\",\"full_attention\"]}",
+           ERR_UNSUPPORTED, "has no chunked_attention");
+    refuse(OF("Llama4ForCausalLM") ",\"num_local_experts\":4,\"num_experts_per_tok\":2}",
+           ERR_UNSUPPORTED, "num_experts_per_tok is 2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -132,6 +195,8 @@ int main(void)
         cmocka_unit_test(flex_olmo_7x7b),
         cmocka_unit_test(granite_rotates_by_a_theta_of_each_layer),
         cmocka_unit_test(apertus_8b),
+        cmocka_unit_test(llama_4_maverick),
+        cmocka_unit_test(lists_of_llama_4_count_and_lies_are_refused),
     };
 
     return cmocka_run_group_tests_name("hfconfig_latest", tests, NULL, NULL);
