@@ -62,6 +62,7 @@ void hybrid_forward(struct model *m, const struct batch *b)
         } else {
             transformer_attend(m, l, y, h);
         }
+        h.transient = !m->config.experts.scaled_inputs; /* which are made of it */
         ops->add_norm(m->backend, h, x, y, &l->mlp_norm, t->partial);
         transformer_mlp(m, l, y, h);
         h.transient = i + 1 < t->n_layers; /* the last is what the head reads */

@@ -30,16 +30,17 @@ static void scaled_experts(struct model *m, const struct layer *l, struct mat y,
     const struct backend_ops *ops = m->backend->ops;
     struct mat up = mat_cols(mat_rows(m->weights->up, 0, h.rows), 0, l->up.rows);
     struct mat act = mat_cols(mat_rows(m->weights->act, 0, h.rows), 0, l->down.cols);
-    struct mat x = mat_rows(m->weights->router_x, 0, h.rows);
+    struct mat x = mat_rows(m->weights->router_x, 0, h.rows), sum = y;
     struct expert_scratch s = m->weights->experts;
 
+    sum.transient = false; /* read behind the next operation */
     s.scores = mat_rows(s.scores, 0, h.rows);
     s.router_x = h;
     ops->linear(m->backend, s.scores, h, l->experts.router, NULL);
     ops->scale_by_score(m->backend, x, h, s.scores);
-    ops->experts(m->backend, y, x, &l->experts, &s);
+    ops->experts(m->backend, sum, x, &l->experts, &s);
     ops->linear_gated(m->backend, act, up, h, l->up, (struct mat){0}, m->config.act);
-    ops->linear(m->backend, y, act, l->down, &(struct epilogue){.residual = y});
+    ops->linear(m->backend, y, act, l->down, &(struct epilogue){.residual = sum});
 }
 
 void transformer_mlp(struct model *m, const struct layer *l, struct mat y, struct mat h)

@@ -2,8 +2,8 @@
  * softmax in two passes.
  *
  * Of n query tokens of a sequence, token i has cache index kv_len - n + i. It attends
- * to the keys up to its own index, and of those to the last `window`, or to those of its chunk. Key j lies in
- * block table[j / block_size] at offset j % block_size.
+ * to the keys up to its own index, and of those to the last `window`, or to those of
+ * its chunk. Key j lies in block table[j / block_size] at offset j % block_size.
  */
 #include <math.h>
 #include <string.h>
