@@ -33,8 +33,8 @@ struct rope_config {
     double mscale, mscale_all_dim;            /* yarn; 0: not given */
     double attention_factor;                  /* yarn, longrope; 0: derived */
     double share;                             /* proportional */
-    /* queries are multiplied by 1 + query_beta * ln(1 + floor((position + query_offset) /
-     * original_positions)); 0: they are not */
+    /* queries are multiplied by 1 + query_beta * ln(1 + floor((position +
+     * query_offset) / original_positions)); 0: they are not */
     double query_beta;
     int32_t query_offset;
     bool truncate; /* yarn: the ramp's ends are whole pairs */

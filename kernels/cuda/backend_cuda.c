@@ -416,8 +416,8 @@ static void cuda_attention(struct backend *b, struct mat out, struct mat qkv,
     struct cuda_backend *c = cuda_of(b);
 
     const struct kv_view *kv = &c->group_view[a->group];
-    /* the schedule of a step is for heads of one shape; others take the plain kernel, and
-     * so do chunks */
+    /* the schedule of a step is for heads of one shape and without chunks; others take
+     * the plain kernel */
     bool usual = kv->head_dim == c->kv_view.head_dim && kv->n_kv_heads == c->kv_view.n_kv_heads &&
                  a->chunk == 0;
 
