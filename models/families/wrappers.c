@@ -24,6 +24,10 @@ const struct wrapper model_wrappers[] = {
     {"Glm46VForConditionalGeneration", "GLM-4.6V: text"},
     {"Glm4vMoeForConditionalGeneration", "GLM-4.5V: text"},
     {"KimiVLForConditionalGeneration", "Kimi-VL: text"},
+    {"KimiK25ForConditionalGeneration", "Kimi-K2.5, K2.6: text"},
+    {"Kimi_K25ForConditionalGeneration", "Kimi-K2.5 as transformers writes it: text"},
+    {"Exaone4_5_ForConditionalGeneration", "EXAONE 4.5: text"},
+    {"LightOnOcrForConditionalGeneration", "LightOnOCR: text"},
     {"VoxtralForConditionalGeneration", "Voxtral: text"},
     {"Qwen2AudioForConditionalGeneration", "Qwen2-Audio: text"},
     {0},
@@ -67,6 +71,9 @@ static const struct wrapped_text TEXTS[] = {
     {.type = "glm4v_text", .architecture = "Glm4ForCausalLM"},
     {.type = "glm4v_moe_text", .architecture = "Glm4MoeForCausalLM"},
     {.type = "deepseek_v3", .architecture = "DeepseekV3ForCausalLM"},
+    {.type = "kimi_k2", .architecture = "DeepseekV3ForCausalLM"},
+    {.type = "exaone4", .architecture = "Exaone4ForCausalLM"},
+    {.type = "exaone4_5_text", .architecture = "Exaone4ForCausalLM"},
     {0},
 };
 
