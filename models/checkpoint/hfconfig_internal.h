@@ -36,8 +36,8 @@ struct raw_config {
      * vocab_size_per_layer_input. */
     int32_t full_head_dim, full_kv_heads, sharing_layers, layer_input, layer_vocab;
     int32_t window_from_layer; /* max_window_layers: earlier layers have no window */
-    /* Of Llama 4: attention_chunk_size, floor_scale, and intermediate_size_mlp of layers
-     * without experts. */
+    /* Of Llama 4: attention_chunk_size, floor_scale, and intermediate_size_mlp, which
+     * is of layers without experts. */
     int32_t chunk, unrotated_span, dense_intermediate;
     int32_t window_pattern;    /* sliding_window_pattern */
     int32_t unrotated_pattern; /* no_rope_layer_interval */
