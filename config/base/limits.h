@@ -27,9 +27,10 @@ enum {
     /* MHD's memory per connection: larger than a head, so that one over the limit can
      * be detected and answered. */
     LIMIT_CONNECTION_BYTES = 16 * 1024,
-    LIMIT_RESERVED_CONNECTIONS = 32, /* beyond max-connections, for health checks */
-    LIMIT_RESERVED_S = 1,            /* for the head on a reserved connection */
-    LIMIT_IDLE_S = 75,               /* of a connection between two requests */
+    LIMIT_SHORT_BODY_BYTES = 32 * 1024, /* of a body that is parsed on the thread that read it */
+    LIMIT_RESERVED_CONNECTIONS = 32,    /* beyond max-connections, for health checks */
+    LIMIT_RESERVED_S = 1,               /* for the head on a reserved connection */
+    LIMIT_IDLE_S = 75,                  /* of a connection between two requests */
     /* A body that arrives at least this fast may take longer than body-timeout. */
     LIMIT_BODY_BYTES_PER_S = 64 * 1024,
     LIMIT_REQUEST_ID_BYTES = 128,

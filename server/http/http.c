@@ -407,31 +407,51 @@ bool http_request_argument(const struct http_request *x, const char *name, const
     return true;
 }
 
-/* The request is complete: call its handler. */
-static enum MHD_Result dispatch(struct http_request *x, struct MHD_Connection *c)
+void http_request_handle(struct http_request *x)
 {
-    struct server *s = x->server;
     const char *arg = x->path + strlen(x->route->path);
-    struct reply r;
 
-    reply_begin(&r, x, 200);
-    if (x->route->needs_engine && !atomic_load(&s->engine)) {
-        reply_error(&r, 503, NULL, "the server is starting; try again");
+    reply_begin(&x->reply, x, 200);
+    if (x->route->needs_engine && !atomic_load(&x->server->engine)) {
+        reply_error(&x->reply, 503, NULL, "the server is starting; try again");
     } else {
-        x->connection = c;
-        x->route->handle(x, arg, &r);
-        x->connection = NULL;
+        x->route->handle(x, arg, &x->reply);
     }
     drop_body(x);
+}
+
+/* The handler has run: send what it has made. */
+static enum MHD_Result answer(struct http_request *x, struct MHD_Connection *c)
+{
+    x->connection = NULL;
     if (!x->stream) {
-        return reply_send(x, c, &r);
+        return reply_send(x, c, &x->reply);
     }
-    buf_release(&r.body);
+    buf_release(&x->reply.body);
     x->stream->connection = c;
     x->stream->wake_fd = x->loop->wake_fd;
     x->stream->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     account_list(&x->stream->account, x->stream->mode == STREAM_COLLECT ? -1 : x->stream->fd);
     return begin_stream(x, c);
+}
+
+/* The request is complete: call its handler, or have a worker do so. */
+static enum MHD_Result dispatch(struct http_request *x, struct MHD_Connection *c)
+{
+    x->connection = c;
+    if (x->body.len > LIMIT_SHORT_BODY_BYTES && workers_take(&x->server->workers, x)) {
+        return MHD_YES;
+    }
+    http_request_handle(x);
+    return answer(x, c);
+}
+
+static enum MHD_Result answer_handed(struct http_request *x, struct MHD_Connection *c)
+{
+    x->handed = false;
+    enum MHD_Result result = answer(x, c);
+    workers_done(&x->server->workers);
+    return result;
 }
 
 enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char *url,
@@ -475,6 +495,9 @@ enum MHD_Result http_on_request(void *cls, struct MHD_Connection *c, const char 
     if (x->refused) {
         return answer_refusal(x, c);
     }
+    if (x->handed) {
+        return answer_handed(x, c);
+    }
     return x->parked ? begin_stream(x, c) : dispatch(x, c);
 }
 
@@ -501,6 +524,10 @@ void http_on_completed(void *cls, struct MHD_Connection *c, void **context,
         x->status = 400; /* refused by MHD, which does not tell whether with 400 or 431 */
     } else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !x->answered) {
         x->status = 499; /* the client left or was disconnected before the response ended */
+    }
+    if (x->handed) { /* the client left while a worker had it */
+        buf_release(&x->reply.body);
+        workers_done(&x->server->workers);
     }
     if (x->stream) {
         stream_detach(x->stream);

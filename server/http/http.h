@@ -2,16 +2,18 @@
  *
  * MHD accepts connections, decrypts, parses requests and sends responses on several
  * threads, each with its own epoll set (loop.h). The server collects a request's body
- * up to max-body-bytes, then calls the route's handler on the connection's thread. A
- * handler either fills in a reply or leaves a stream (stream.h), which answers later.
+ * up to max-body-bytes, then calls the route's handler: on the connection's thread, or
+ * of a long body on a worker (workers.h). A handler either fills in a reply or leaves a
+ * stream (stream.h), which answers later.
  *
  *     http_on_connection   a connection opens: admission, deadline of the first head
  *     http_on_target       a request line arrived: an http_request is allocated
  *     http_on_request      headers, body data, end of body: refusal or dispatch
  *     http_on_completed    the response was sent, or the connection failed: log, free
  *
- * Each http_request belongs to one MHD thread; what other threads may touch is in its
- * stream, its body and its conn, which have their own locks or atomics.
+ * Each http_request belongs to one MHD thread, or to a worker while its connection is
+ * suspended; what other threads may touch is in its stream, its body and its conn,
+ * which have their own locks or atomics.
  */
 #ifndef QUIRE_SERVER_HTTP_HTTP_H
 #define QUIRE_SERVER_HTTP_HTTP_H
@@ -22,6 +24,7 @@
 #include "server/access/auth.h"
 #include "server/http/body.h"
 #include "server/http/trace.h"
+#include "server/http/workers.h"
 #include "server/stream/stream.h"
 #include "server/ui/kv_events.h"
 
@@ -77,6 +80,7 @@ struct server {
     char url[300];                 /* of the main listener, for the log and the terminal */
     bool tls;                      /* of the main listener; the admin listener never has TLS */
     struct keys keys;              /* API keys, reloaded on SIGHUP */
+    struct workers workers;        /* for the handlers of long bodies */
     struct stream_hub hub;         /* streams, their writers, renderers and budget */
     struct kv_events kv_events;    /* subscribers of /debug/kv */
     struct api_context api;        /* constant once `engine` is set */
@@ -95,6 +99,22 @@ struct server {
 
     /* http_requests_total, [n_routes + 1][status slot]; the last row: no route */
     _Atomic uint64_t (*requests)[HTTP_STATUS_SLOTS];
+};
+
+/* The response that a handler makes. */
+struct reply {
+    int status;               /* HTTP status of the response */
+    const char *content_type; /* NULL: application/json */
+    const char *allow;        /* the Allow header of 405 and OPTIONS, or NULL */
+    struct buf body;          /* taken over by reply_send */
+    bool close;               /* close the connection afterwards */
+    /* CSP nonce of the page's script and style; "": the reply is not a page */
+    char nonce[33];
+    /* How an error's body is written; NULL: as OpenAI does */
+    const struct dialect *dialect;
+    /* With 429 and 503: time until a retry can succeed; 0: estimated from the rate at
+     * which requests end */
+    int64_t retry_us;
 };
 
 /* One request, from its request line to the end of its response. */
@@ -127,27 +147,15 @@ struct http_request {
     bool parked;            /* waits for the stream to complete its one JSON body */
     struct reply *refusal;  /* owned; NULL with `refused`: out of memory */
     struct MHD_Connection *connection; /* set while a handler runs */
+    struct reply reply;                /* that the handler makes */
+    bool handed;                       /* to a worker, until its reply is sent */
+    struct http_request *next_long;    /* in workers */
     struct stream *stream;             /* holds a reference; NULL: none */
     char ignored[256];                 /* unknown fields, for X-Quire-Ignored */
     int64_t begin_us, body_begin_us;   /* arrival of the request line; end of the head */
     int status;                        /* as logged and counted; 499: the client left */
 };
 
-/* The response that a handler makes. */
-struct reply {
-    int status;               /* HTTP status of the response */
-    const char *content_type; /* NULL: application/json */
-    const char *allow;        /* the Allow header of 405 and OPTIONS, or NULL */
-    struct buf body;          /* taken over by reply_send */
-    bool close;               /* close the connection afterwards */
-    /* CSP nonce of the page's script and style; "": the reply is not a page */
-    char nonce[33];
-    /* How an error's body is written; NULL: as OpenAI does */
-    const struct dialect *dialect;
-    /* With 429 and 503: time until a retry can succeed; 0: estimated from the rate at
-     * which requests end */
-    int64_t retry_us;
-};
 void reply_init(struct reply *r, int status);
 /* The same for a request, in the form of its route. */
 void reply_begin(struct reply *r, const struct http_request *x, int status);
@@ -176,6 +184,9 @@ void http_on_completed(void *loop, struct MHD_Connection *c, void **context,
                        enum MHD_RequestTerminationCode code);
 void http_on_connection(void *loop, struct MHD_Connection *c, void **context,
                         enum MHD_ConnectionNotificationCode code);
+/* Run the handler of a complete request, which fills in x->reply or leaves x->stream.
+ * On a thread of MHD's or a worker. */
+void http_request_handle(struct http_request *x);
 /* Append the whole response, head and body, that refuses a request whose chunked body
  * has a line too long to be read. */
 void http_refuse_chunk(struct http_request *x, struct buf *to);
@@ -222,7 +233,7 @@ void server_ready(struct server *s, struct engine *engine);
 /* Close connections past their deadline or left by their client. Called from main
  * several times a second. */
 void server_sweep(struct server *s);
-/* Streams that are not finished. */
+/* Streams that are not finished, and long bodies that are not answered. */
 int64_t server_busy(const struct server *s);
 /* Close the listeners and join MHD's threads. All streams must have ended
  * (stream_hub_abort). */

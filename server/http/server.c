@@ -95,6 +95,7 @@ int server_open(struct server *s, const struct settings *settings, struct err *e
             : stream_hub_open(&s->hub, MAX(pool_threads(settings) / 2, 1),
                               settings->client_buffer_bytes, e);
     rc = rc ? rc : kv_events_open(&s->kv_events, s, e);
+    rc = rc ? rc : workers_open(&s->workers, pool_threads(settings), e);
     rc = rc ? rc : open_main(s, e);
     rc = rc ? rc : open_admin(s, e);
     if (rc) {
@@ -148,7 +149,7 @@ void server_ready(struct server *s, struct engine *engine)
 
 int64_t server_busy(const struct server *s)
 {
-    return atomic_load(&s->hub.n_streams);
+    return atomic_load(&s->hub.n_streams) + atomic_load(&s->workers.busy);
 }
 
 static void listener_stop(struct listener *l)
@@ -164,6 +165,7 @@ static void listener_stop(struct listener *l)
 void server_stop(struct server *s)
 {
     kv_events_close(&s->kv_events);
+    workers_close(&s->workers); /* MHD stops no daemon while connections are suspended */
     listener_stop(&s->main_listener);
     listener_stop(&s->admin_listener);
 }

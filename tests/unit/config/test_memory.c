@@ -1,4 +1,4 @@
-/* The memory that a process can have, of the machine's files and of its control groups'. */
+/* The memory that a process can have: of the machine, and of its control groups. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
