@@ -117,23 +117,47 @@ static inline const char *cpu_row(const struct mat *w, int32_t r)
     return p->data + cpu_part_row(p, at, in_head) * cpu_row_bytes(w);
 }
 
-/* row[k * step] = row first + k, of n rows of a run in blocks. */
-static inline void cpu_rows(const struct mat *w, int32_t first, int32_t n, const void **row,
-                            int32_t step)
+/* Whether rows of a run in blocks are stored in another order than theirs: the two
+ * halves of a head in pairs. */
+static inline bool cpu_rows_paired(const struct mat *w)
+{
+    const struct cpu_weight *run = w->priv;
+    bool paired = false;
+
+    for (int32_t i = 0; w->format && i < run->n_parts; i++) {
+        paired |= run->part[i].head_rows > 0;
+    }
+    return paired;
+}
+
+/* row[k * step] = the row that is stored as number first + k, of n rows of a run in
+ * blocks. */
+static inline void cpu_stored_rows(const struct mat *w, int32_t first, int32_t n, const void **row,
+                                   int32_t step)
 {
     const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
     int64_t bytes = cpu_row_bytes(w);
 
     for (int32_t k = 0; k < n; p++) {
         int32_t end = MIN(p->first + p->rows - first, n);
-        int32_t r = first + k - p->first, in_head = p->head_rows > 0 ? r % p->head_rows : 0;
-        const char *at = p->data + r * bytes;
-        for (; k < end && p->head_rows == 0; k++, at += bytes) {
+        const char *at = p->data + (first + k - p->first) * bytes;
+        for (; k < end; k++, at += bytes) {
             row[(int64_t)k * step] = at;
         }
-        for (; k < end; k++, r++) {
-            row[(int64_t)k * step] = p->data + cpu_part_row(p, r, in_head) * bytes;
-            in_head = in_head + 1 == p->head_rows ? 0 : in_head + 1;
+    }
+}
+
+/* at[k] = which row is stored as number first + k, of n rows of a run in blocks. */
+static inline void cpu_stored_places(const struct mat *w, int32_t first, int32_t n, int32_t *at)
+{
+    const struct cpu_part *p = ((const struct cpu_weight *)w->priv)->part;
+
+    for (int32_t k = 0; k < n; p++) {
+        int32_t end = MIN(p->first + p->rows - first, n), half = p->head_rows / 2;
+        int32_t in_head = half > 0 ? (first + k - p->first) % p->head_rows : 0;
+        for (; k < end; k++) {
+            at[k] = first + k - in_head + in_head / 2 + in_head % 2 * half;
+            in_head = half == 0 || in_head + 1 == p->head_rows ? 0 : in_head + 1;
         }
     }
 }

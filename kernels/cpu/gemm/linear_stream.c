@@ -2,7 +2,8 @@
  *
  * Every thread has a range of neighbouring rows of w, and reads it as some streams side
  * by side (ways/read_way.h), from the range's first rows to its last without a break
- * between tasks.
+ * between tasks. Rows of a weight in blocks are taken in the order in which they are
+ * stored, which may be another than that of the result's columns.
  * While a thread waits (for other threads, or through a norm or attention) it
  * prefetches the beginning of its range of the weight that followed in the step before,
  * so that memory does not idle between products.
@@ -35,6 +36,7 @@ struct stream_job {
     int32_t run;         /* rows of a stream */
     int32_t slice;       /* rows of a stream in a task */
     int32_t n_each;      /* tasks per thread */
+    bool paired;         /* cpu_rows_paired(&w) */
 };
 
 /* The rows of one task: n[s] rows of stream s from first[s] on. */
@@ -79,6 +81,44 @@ static void store_sums(const struct stream_job *j, const struct slices *s, const
     }
 }
 
+/* The same where rows are stored in pairs. */
+static void store_pairs(const struct stream_job *j, const struct slices *s, const float *sum)
+{
+    int32_t n_x = j->x.rows, at[SLICE_MAX];
+
+    for (int32_t i = 0; i < j->n_streams; i++) {
+        cpu_stored_places(&j->w, s->first[i], s->longest, at);
+        for (int32_t x = 0; x < n_x; x++) {
+            float *to = mat_row(j->out, x);
+            const float *from = sum + i * n_x + x;
+            for (int32_t k = 0; k < s->longest; k++) {
+                to[at[k]] = from[k * j->n_streams * n_x];
+            }
+        }
+    }
+}
+
+/* n sums of one row of x, through the epilogue, to the columns of the rows that are
+ * stored from number `first` on. */
+static void store_paired(const struct stream_job *j, float *out, const float *residual,
+                         const float *sum, int32_t first, int32_t n)
+{
+    const float *bias = j->ep->bias.data;
+    float line[SLICE_MAX], of_bias[SLICE_MAX], of_residual[SLICE_MAX];
+    int32_t at[SLICE_MAX];
+
+    cpu_stored_places(&j->w, first, n, at);
+    for (int32_t k = 0; k < n; k++) {
+        of_bias[k] = bias ? bias[at[k]] : 0;
+        of_residual[k] = residual ? residual[at[k]] : 0;
+    }
+    j->c->k.epilogue(line, sum, bias ? of_bias : NULL, residual ? of_residual : NULL, n,
+                     j->ep->act);
+    for (int32_t k = 0; k < n; k++) {
+        out[at[k]] = line[k];
+    }
+}
+
 /* The same for any task, through the epilogue. */
 static void store_slices(const struct stream_job *j, const struct slices *s, const float *sum)
 {
@@ -96,6 +136,11 @@ static void store_slices(const struct stream_job *j, const struct slices *s, con
     for (int32_t x = 0; x < n_x; x++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
             const float *residual = j->ep->residual.data ? mat_row_const(j->ep->residual, x) : NULL;
+            if (j->paired) {
+                store_paired(j, mat_row(j->out, x), residual, line[x] + i * SLICE_MAX, s->first[i],
+                             s->n[i]);
+                continue;
+            }
             j->c->k.epilogue(mat_row(j->out, x) + s->first[i], line[x] + i * SLICE_MAX,
                              bias != NULL ? bias + s->first[i] : NULL,
                              residual != NULL ? residual + s->first[i] : NULL, s->n[i], j->ep->act);
@@ -107,7 +152,7 @@ static void multiply(const struct stream_job *j, const struct dot_rows *w, float
 {
     if (j->w.format) {
         int32_t n_x = j->x.rows * cpu_planes(&j->w);
-        struct prefetch ahead = {.distance = j->way->ahead_bytes, .period = 1};
+        struct prefetch ahead = {.distance = j->way->ahead_bytes, .period = 1, .far = j->way->far};
         cpu_blocks_of(&j->c->k, j->w.format->id, n_x)
             ->dots[j->w.format->id](sum, w, j->w.cols, (const struct act_block *)j->packed, n_x,
                                     &ahead);
@@ -151,13 +196,13 @@ static int32_t list_block_rows(const struct stream_job *j, const struct slices *
     int32_t n = 0;
 
     for (int32_t i = 0; i < j->n_streams && s->whole && !scales; i++) {
-        cpu_rows(&j->w, s->first[i], s->longest, row + i, j->n_streams);
+        cpu_stored_rows(&j->w, s->first[i], s->longest, row + i, j->n_streams);
     }
     if (s->whole && !scales) {
         return j->n_streams * s->longest;
     }
     for (int32_t i = 0; i < j->n_streams; i++) {
-        cpu_rows(&j->w, s->first[i], s->n[i], of_stream[i], 1);
+        cpu_stored_rows(&j->w, s->first[i], s->n[i], of_stream[i], 1);
     }
     for (int32_t k = 0; k < s->longest; k++) {
         for (int32_t i = 0; i < j->n_streams; i++) {
@@ -187,7 +232,7 @@ static void stream_task(void *arg, int32_t task, int32_t thread)
     if (w.n > 0) {
         multiply(j, &w, sum);
         bool plain = !j->ep->bias.data && !j->ep->residual.data && j->ep->act == ACT_NONE;
-        (s.whole && plain ? store_sums : store_slices)(j, &s, sum);
+        (!s.whole || !plain ? store_slices : j->paired ? store_pairs : store_sums)(j, &s, sum);
     }
 }
 
@@ -211,6 +256,7 @@ static void plan_ranges(struct stream_job *j)
         MIN(bytes / (n * cpu_row_bytes(&j->w)), j->run / TASKS_PER_THREAD) / step * step;
     j->slice = (int32_t)MIN(MAX(slice, step), SLICE_MAX / step * step);
     j->n_each = (int32_t)div_ceil(j->run, j->slice);
+    j->paired = cpu_rows_paired(&j->w);
 }
 
 /* Record that this weight is read now; returns where the threads will begin to read the

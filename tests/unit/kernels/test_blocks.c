@@ -359,6 +359,45 @@ static void pieces_of_several_formats_make_one_weight(void **state)
     rig_close(&r);
 }
 
+/* Rows that are stored in pairs: what is added to a column is that column's. */
+static void an_epilogue_is_that_of_the_column(void **state)
+{
+    (void)state;
+    enum { ROWS = 48 + 26, COLS = 512, X_ROWS = 3 };
+    struct rig r;
+    rig_open(&r);
+    struct piece s[] = {make_piece(&r, FORMAT_Q4_K, 48, COLS, 16),
+                        make_piece(&r, FORMAT_Q4_K, 26, COLS, 26)};
+    struct mat w = make_weight(&r, WEIGHT_LINEAR, s, 2);
+    float *x = rig_floats(&r, X_ROWS * COLS, 2, DTYPE_F32);
+    float *bias = rig_floats(&r, ROWS, 2, DTYPE_F32);
+    float *residual = rig_floats(&r, X_ROWS * ROWS, 2, DTYPE_F32);
+    for (int32_t n = 1; n <= X_ROWS; n++) {
+        struct epilogue ep = {.bias = rig_mat(&r, 1, ROWS, DTYPE_F32, bias),
+                              .residual = rig_mat(&r, n, ROWS, DTYPE_F32, residual)};
+        struct mat mx = rig_mat(&r, n, COLS, DTYPE_F32, x);
+        struct mat out = rig_mat(&r, n, ROWS, DTYPE_F32, NULL);
+        float *plain = multiply(&r, w, x, n);
+        rig_begin_plain(&r, n);
+        r.b->ops->linear(r.b, out, mx, w, &ep);
+        float *got = rig_download(&r, out);
+        rig_end(&r);
+        for (int32_t i = 0; i < n * ROWS; i++) {
+            float want = plain[i] + bias[i % ROWS];
+            want += residual[i];
+            assert_memory_equal(&got[i], &want, sizeof(want));
+        }
+        free(plain);
+        free(got);
+    }
+    free(x);
+    free(bias);
+    free(residual);
+    free_piece(&s[0]);
+    free_piece(&s[1]);
+    rig_close(&r);
+}
+
 static void a_plain_piece_may_stand_among_blocks(void **state)
 {
     (void)state;
@@ -723,6 +762,7 @@ static int all_tests(void)
         cmocka_unit_test(the_greatest_sums_have_room),
         cmocka_unit_test(products_of_codes_follow_their_values),
         cmocka_unit_test(pieces_of_several_formats_make_one_weight),
+        cmocka_unit_test(an_epilogue_is_that_of_the_column),
         cmocka_unit_test(a_plain_piece_may_stand_among_blocks),
         cmocka_unit_test(every_instruction_set_gives_the_bits_of_the_plain_loops),
         cmocka_unit_test(a_row_has_the_same_bits_in_any_company),
