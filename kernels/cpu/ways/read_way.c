@@ -18,7 +18,6 @@ static const struct cpu_read_way float_ways[] = {
 };
 static const struct cpu_read_way code_ways[] = {
     {.name = "four-runs", .streams = 4, .step = 3, .ahead_bytes = 3072},
-    {.name = "two-runs", .streams = 2, .step = 6, .ahead_bytes = 2048},
     {.name = "two-runs-far", .streams = 2, .step = 6, .ahead_bytes = 4096, .far = true},
 };
 

@@ -45,7 +45,7 @@ static void steps_choose_and_the_choice_is_kept(void **state)
     }
     assert_false(cpu_read_is_timed(&w, READ_CODES));
     assert_true(cpu_read_is_timed(&w, READ_FLOATS));
-    assert_string_equal(cpu_read_way(&w, READ_CODES)->name, "two-runs");
+    assert_string_equal(cpu_read_way(&w, READ_CODES)->name, "two-runs-far");
     cpu_read_ways_keep(&w);
     assert_int_equal(kept_files(path), 1);
     cpu_read_ways_init(&next, true);
