@@ -71,9 +71,16 @@ INLINE __m256i broadcast16(const uint8_t *p)
  * others. */
 INLINE __m256i low_and_high(__m256i v)
 {
+#ifdef __GFNI__
+    /* bit i of a result is that of a byte and row 7 - i of the matrix */
+    const long long low = 0x0102040800000000, high = 0x1020408000000000;
+
+    return _mm256_gf2p8affine_epi64_epi8(v, _mm256_setr_epi64x(low, low, high, high), 0);
+#else
     const __m256i by = _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4);
 
     return _mm256_and_si256(_mm256_srlv_epi32(v, by), _mm256_set1_epi8(15));
+#endif
 }
 
 /* Groups 2p and 2p + 1 of Q4_K. */

@@ -9,7 +9,8 @@
  *                              first `groups` groups, an even number, to sums[r];
  *                              what is ahead of them is prefetched
  *     put_sums(out, sums, f, n_x)
- * which are inlined with constant f, n_rows and n_x.
+ * which are inlined with constant f, n_rows and n_x. ROWS_FORMATS(X) may be defined as
+ * X(name) for each format that is wanted; otherwise all are.
  */
 #ifdef INLINE
 
@@ -118,13 +119,17 @@ INLINE void dots_of(float *sum, const struct dot_rows *w, const enum weight_form
     }
 }
 
+#ifndef ROWS_FORMATS
+#define ROWS_FORMATS EACH_BLOCK_FORMAT
+#endif
+
 #define DOTS(NAME)                                                                                \
     static void dots_##NAME(float *sum, const struct dot_rows *w, int32_t n,                      \
                             const struct act_block *x, int32_t n_x, const struct prefetch *ahead) \
     {                                                                                             \
         dots_of(sum, w, FORMAT_##NAME, n, x, n_x, ahead);                                         \
     }
-EACH_BLOCK_FORMAT(DOTS)
+ROWS_FORMATS(DOTS)
 
 #define ENTRY(NAME) [FORMAT_##NAME] = dots_##NAME,
 

@@ -184,6 +184,9 @@ void cpu_kernels_for(struct cpu_kernels *k, enum cpu_isa isa, enum cpu_bf16 way)
     if (isa >= CPU_AVX512_VNNI && isa <= CPU_AMX) {
         k->other[OTHER_BLOCKS_AVX2] = k->blocks;
         cpu_blocks_256_avx512vnni(k);
+        if (__builtin_cpu_supports("gfni")) {
+            cpu_blocks_gfni_avx512vnni(k);
+        }
         cpu_blocks_avx512vnni(k);
         cpu_panels_avx512vnni(k);
     }

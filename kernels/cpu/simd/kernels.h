@@ -368,6 +368,8 @@ void cpu_codes_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx2(struct cpu_kernels *k);
 void cpu_blocks_avx512vnni(struct cpu_kernels *k);
 void cpu_blocks_256_avx512vnni(struct cpu_kernels *k); /* to `other` */
+/* Q4_K in the place of the last; needs GFNI. */
+void cpu_blocks_gfni_avx512vnni(struct cpu_kernels *k);
 void cpu_code_panels_avx2(struct cpu_kernels *k);
 void cpu_panels_avx512vnni(struct cpu_kernels *k); /* of codes */
 void cpu_panels_amx(struct cpu_kernels *k);        /* after cpu_panels_avx512vnni */
