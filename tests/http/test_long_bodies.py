@@ -12,7 +12,7 @@ from raw import Reader, events, post
 from test_keys import make_certificate
 
 DEMO = os.path.join(ROOT, "models", "demo")
-LONG = "a" * 2_000_000  # one word: slow to encode
+LONG = "a" * 1_000_000  # one word: slow to encode
 
 
 @pytest.fixture(scope="module")
