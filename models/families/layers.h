@@ -281,7 +281,8 @@ enum tensor_split {
     SPLIT_OUT,   /* by output features: whole heads, or a slice of the MLP */
     SPLIT_IN,    /* by input features: outputs are partial sums, added over the ranks */
     SPLIT_VOCAB, /* by ids: embeddings are added over the ranks, logits gathered */
-    SPLIT_FIRST, /* rank 0 alone: a bias that is added once to a sum over the ranks */
+    SPLIT_FIRST, /* rank 0 alone: a bias that is added once to a sum over the ranks; of
+                  * layers without experts the others have zeros */
 };
 
 /* Which models, and which of their layers, have a tensor. */

@@ -327,6 +327,22 @@ static float value_at(const void *data, enum dtype t, int32_t i)
     return f;
 }
 
+/* What a vector is multiplied by when it is loaded. A bias that is added once to a sum
+ * over the ranks is zero on all but one: a backend chooses by what an operation is
+ * given how ranks sum, and they must choose alike. */
+static float load_factor(const struct model *m, const struct tensor_spec *s)
+{
+    return split_of(m, s) == SPLIT_FIRST && m->options.rank > 0 ? 0 : norm_factor(m, s);
+}
+
+/* Whether this rank has nothing of the tensor: biases of experts are added by the
+ * launch that has their weights. */
+static bool is_elsewhere(const struct model *m, const struct tensor_spec *s)
+{
+    return split_of(m, s) == SPLIT_FIRST && m->options.rank > 0 &&
+           (tensor_spec_by_expert(s) || tensor_spec_stacked(s));
+}
+
 /* The last piece, n values, times a factor, as float32. */
 static int scale_piece(struct assembly *a, float factor, struct err *e)
 {
@@ -600,8 +616,7 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
     int rc = 0;
 
     for (int32_t i = 0; i < n && rc == 0; i++, s++) {
-        if (tensor_spec_wanted(s, &m->config, at.layer) &&
-            (split_of(m, s) != SPLIT_FIRST || m->options.rank == 0)) {
+        if (tensor_spec_wanted(s, &m->config, at.layer) && !is_elsewhere(m, s)) {
             struct tensor_index named = {m->config.head.layer + at.layer, at.expert};
             const struct tensor *t =
                 m->checkpoint ? tensor_spec_find(s, m->checkpoint, named) : NULL;
@@ -613,8 +628,8 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
                           : add_tensor(a, s, t, at.expert, e);
             bool coded = t && (t->quantised || t->blocks);
             rc = rc == 0 && coded ? check_codes(a, t, first, blocks, e) : rc;
-            if (rc == 0 && t && norm_factor(m, s) != 1) {
-                rc = scale_piece(a, norm_factor(m, s), e);
+            if (rc == 0 && t && load_factor(m, s) != 1) {
+                rc = scale_piece(a, load_factor(m, s), e);
             }
             if (t && !t->format && model_quantises(m, s, a->cols)) {
                 m->weights->n_quantised++;
