@@ -29,11 +29,11 @@ static const struct tensor_spec DENSE_TENSORS[] = {
     ROW_DOWN_BIAS(LLAMA_LAYER "mlp.down_proj"),
     {0},
 };
-static const struct tensor_spec EXPERTS_TENSORS[] = {ROWS_ATTENTION,
-                                                     ROW_ROUTER(GRANITE_MOE "router"),
-                                                     ROWS_STACKED_EXPERTS(GRANITE_MOE),
-                                                     ROWS_GRANITE_SHARED,
-                                                     {0}};
+#define ROWS_BESIDE ROWS_ATTENTION, ROW_ROUTER(GRANITE_MOE "router"), ROWS_GRANITE_SHARED
+static const struct tensor_spec EXPERTS_TENSORS[] = {ROWS_BESIDE, ROWS_EXPERTS(GRANITE_MOE), {0}};
+/* As published: all experts of a layer in one tensor. */
+static const struct tensor_spec STACKED_TENSORS[] = {
+    ROWS_BESIDE, ROWS_STACKED_EXPERTS(GRANITE_MOE), {0}};
 
 static const char *const IGNORED[] = {"rotary_emb.inv_freq", NULL};
 
@@ -42,8 +42,15 @@ const struct model_family granite_swa_family = {.architectures = DENSE,
                                                 .ignored = IGNORED,
                                                 .forward = llama_forward,
                                                 .gathers = true};
+static const struct model_family stacked = {.architectures = EXPERTS,
+                                            .tensors = STACKED_TENSORS,
+                                            .marker = "experts.gate_up_proj",
+                                            .ignored = IGNORED,
+                                            .forward = llama_forward,
+                                            .gathers = true};
 const struct model_family granite_moe_swa_family = {.architectures = EXPERTS,
                                                     .tensors = EXPERTS_TENSORS,
+                                                    .variant = &stacked,
                                                     .ignored = IGNORED,
                                                     .forward = llama_forward,
                                                     .gathers = true};
