@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/activations.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/convert.h"
 
@@ -218,11 +219,6 @@ void cpu_soft_cap(struct backend *b, struct mat x, float cap)
 {
     run_rows(
         &(struct rows_job){.c = cpu_of(b), .out = x, .x = x, .scale = cap, .row = soft_cap_row});
-}
-
-static float softplus(float x)
-{
-    return x > 20 ? x : log1pf(expf(x));
 }
 
 static void xielu_row(const struct rows_job *j, int32_t r)

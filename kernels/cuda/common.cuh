@@ -76,6 +76,11 @@ __device__ __forceinline__ void store_any(void *p, int type, int64_t i, float x)
     }
 }
 
+__device__ __forceinline__ float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
 __device__ __forceinline__ float activate(float x, int act)
 {
     switch (act) {

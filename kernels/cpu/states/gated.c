@@ -2,6 +2,7 @@
  * group of columns gated by silu, and a gate by sigmoid; and products of elements. */
 #include <math.h>
 
+#include "kernels/cpu/activations.h"
 #include "kernels/cpu/cpu.h"
 
 enum { TASK_ROWS = 16 };
@@ -12,11 +13,6 @@ struct gated_job {
     enum activation act;           /* of multiply */
     const struct gated_norm *norm; /* NULL: a gate by sigmoid alone */
 };
-
-static float silu(float x)
-{
-    return x / (1 + expf(-x));
-}
 
 static void norm_group(const struct gated_norm *n, float *x, const float *gate, const float *weight)
 {

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/activations.h"
 #include "kernels/cpu/cpu.h"
 
 enum { TASK_CHANNELS = 64 };
@@ -54,11 +55,6 @@ static struct span span_of(const struct recurrence_job *j, int32_t seq)
 }
 
 /* ---- convolution ---- */
-
-static float silu(float x)
-{
-    return x / (1 + expf(-x));
-}
 
 /* Keep the last inputs of channels [first, first + n) behind token t. */
 static void keep_inputs(const struct recurrence_job *j, int32_t t, int32_t first, int32_t n,
@@ -120,11 +116,6 @@ static void convolve_task(void *arg, int32_t task, int32_t thread)
 }
 
 /* ---- matrices ---- */
-
-static float softplus(float x)
-{
-    return x > 20 ? x : log1pf(expf(x));
-}
 
 static float sigmoid(float x)
 {

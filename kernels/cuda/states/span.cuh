@@ -94,11 +94,6 @@ __device__ __forceinline__ void keep_inputs(const recurrence_args &a, const stat
     }
 }
 
-__device__ __forceinline__ float softplus(float x)
-{
-    return x > 20.0f ? x : log1pf(expf(x));
-}
-
 __device__ __forceinline__ float sum_of_four(float x)
 {
     x += __shfl_xor_sync(0xffffffffu, x, 1);

@@ -128,11 +128,6 @@ __global__ void soft_cap_kernel(float *x, int64_t stride, int32_t cols, float ca
     }
 }
 
-__device__ __forceinline__ float softplus(float x)
-{
-    return x > 20.0f ? x : log1pf(expf(x));
-}
-
 template <typename T>
 __global__ void xielu_kernel(T *x, int64_t stride, const float *factors, int32_t cols)
 {

@@ -330,7 +330,7 @@ static float value_at(const void *data, enum dtype t, int32_t i)
 /* What a vector is multiplied by when it is loaded. A bias that is added once to a sum
  * over the ranks is zero on all but one: a backend chooses by what an operation is
  * given how ranks sum, and they must choose alike. */
-static float load_factor(const struct model *m, const struct tensor_spec *s)
+static float vector_factor(const struct model *m, const struct tensor_spec *s)
 {
     return split_of(m, s) == SPLIT_FIRST && m->options.rank > 0 ? 0 : norm_factor(m, s);
 }
@@ -628,8 +628,8 @@ static int add_rows(struct assembly *a, const struct tensor_spec *s, int32_t n,
                           : add_tensor(a, s, t, at.expert, e);
             bool coded = t && (t->quantised || t->blocks);
             rc = rc == 0 && coded ? check_codes(a, t, first, blocks, e) : rc;
-            if (rc == 0 && t && load_factor(m, s) != 1) {
-                rc = scale_piece(a, load_factor(m, s), e);
+            if (rc == 0 && t && vector_factor(m, s) != 1) {
+                rc = scale_piece(a, vector_factor(m, s), e);
             }
             if (t && !t->format && model_quantises(m, s, a->cols)) {
                 m->weights->n_quantised++;
