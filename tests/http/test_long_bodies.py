@@ -27,8 +27,11 @@ def ticks(server, name):
     """The processor time of the threads of this name."""
     total = 0
     for path in glob.glob(f"/proc/{server.process.pid}/task/*/stat"):
-        with open(path, encoding="utf-8") as f:
-            head, rest = f.read().rsplit(")", 1)
+        try:
+            with open(path, encoding="utf-8") as f:
+                head, rest = f.read().rsplit(")", 1)
+        except (FileNotFoundError, ProcessLookupError):  # a thread that ended after it was listed
+            continue
         if head.split("(", 1)[1] == name:
             fields = rest.split()
             total += int(fields[11]) + int(fields[12])
