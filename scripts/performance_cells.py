@@ -10,6 +10,11 @@ import re
 FORMATS = ("bf16", "fp8", "int4", "mxfp4")
 FP8_CACHE = "fp8 + fp8 cache"
 RUN = re.compile(r"(\S+) (bf16|fp8 \+ fp8 cache|fp8|int4|mxfp4)(?:, (\d+) ranks)?: (.*)")
+# scripts/gpu-check's lines: a name, then figures.
+PRINTED = {"output_tok_s": r"([\d.]+) output tok/s", "decode_tok_s": r"([\d.]+) decoding",
+           "decode_step_ms": r"([\d.]+) ms a step", "prefill_tok_s": r"prefill +([\d.]+) tok/s",
+           "decode_step_host_us": r"decoding ([\d.]+) us"}  # fmt: skip
+LINE = re.compile(r"(\S.*?)\s{2,}(.*)")
 # Of an experiment's stages those whose code was kept.
 KEPT_STAGES = ("routing in one launch", "since")
 RANKS_RUN = re.compile(r"(\S+?)(-fp8)? tp (\d+) (\d+) x (?:912|1k)")
@@ -108,7 +113,23 @@ class Cells:
         self.rank_log(record)
         for run in record.data.get("engine", []):
             if isinstance(run, dict) and run.get("what") == "offline" and "name" in run:
-                self.keep(named_run(run["name"]), run, record, record.commit)
+                self.keep(named_run(run["name"]), run, record, run.get("commit", record.commit))
+        self.printed(record)
+
+    def printed(self, record):
+        """Lines of scripts/gpu-check's table, of runs whose own lines the record lacks."""
+        told = record.runs()
+        for line in record.data.get("table", []):
+            if not (isinstance(line, str) and (m := LINE.fullmatch(line)) and m[1] not in told):
+                continue
+            if not (RUN.fullmatch(m[1]) or re.match(r"(decode|prefill|chat-)\S* ?", m[1])):
+                continue
+            figures = {}
+            for key, form in PRINTED.items():
+                if value := re.search(form, m[2]):
+                    figures[key] = float(value[1])
+            if figures:
+                self.keep(named_run(m[1]), figures, record, record.commit)
 
     def tables(self, record, data, commit):
         """Experiments: a table `figures` of runs; one of rates alone, by rows, since a change."""
