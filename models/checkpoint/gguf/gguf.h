@@ -88,8 +88,8 @@ struct gguf {
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */
     int32_t n_pairs, n_tensors;
-    /* [n_slices] views of an expert's matrix each, in tensors of several; made by
-     * gguf_checkpoint */
+    /* [n_slices] views of an expert's matrix each, in tensors of several, or of a value of
+     * the metadata; made by gguf_checkpoint */
     struct gguf_tensor *slice;
     int32_t n_slices;
 };
@@ -126,6 +126,7 @@ bool gguf_text_is(struct gguf_text t, const char *text);
 
 /* ---- gguf_quant.c ---- */
 
+enum { GGUF_ENCODING_F32 = 0 }; /* the number of float32; others have no name here */
 /* "Q4_K"; NULL for an encoding that is not supported. */
 const char *gguf_encoding_name(uint32_t encoding);
 /* The names of all supported encodings, for messages. */

@@ -55,7 +55,7 @@ bool take_int(struct gguf_writer *w, const char *key, int64_t *ret)
     return found > 0;
 }
 
-static bool take_real(struct gguf_writer *w, const char *key, double *ret)
+bool take_real(struct gguf_writer *w, const char *key, double *ret)
 {
     int found = w->code < 0 ? 0 : gguf_real(w->g, key, ret, w->e);
 
@@ -289,6 +289,7 @@ static void put_config(struct gguf_writer *w)
     put_layers(w);
     put_keys(w);
     gguf_put_layer_types(w);
+    gguf_put_thetas(w);
     gguf_put_states(w);
     if (w->family->two_heads) {
         gguf_put_two_heads(w);

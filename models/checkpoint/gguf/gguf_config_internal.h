@@ -21,6 +21,7 @@ const struct gguf_tensor *gguf_config_tensor(const struct gguf *g, const char *n
 const char *gguf_config_key(const struct gguf_writer *w, const char *key, char *ret, size_t cap);
 /* true: the key is present; false: it is absent, or an error was recorded. */
 bool take_int(struct gguf_writer *w, const char *key, int64_t *ret);
+bool take_real(struct gguf_writer *w, const char *key, double *ret);
 
 /* num_key_value_heads, head_dim and the part of a head that rotates, or the sizes of
  * latents. */
@@ -29,6 +30,8 @@ void gguf_put_heads(struct gguf_writer *w);
 void gguf_put_widths(struct gguf_writer *w);
 /* layer_types, where the file says of each layer whether it has a window or a state. */
 void gguf_put_layer_types(struct gguf_writer *w);
+/* layer_rope_theta, where the file says of each layer whether it rotates. */
+void gguf_put_thetas(struct gguf_writer *w);
 /* Of heads of two kinds: their sizes, the rotation of those of layers without a window,
  * whether these layers have a tensor of values, and the widths of MLPs. */
 void gguf_put_two_heads(struct gguf_writer *w);

@@ -179,6 +179,28 @@ void gguf_put_layer_types(struct gguf_writer *w)
     buf_putc(&w->out, ']');
 }
 
+void gguf_put_thetas(struct gguf_writer *w)
+{
+    static const char KEY[] = "attention.rope_pattern";
+    const struct gguf_pair *p = by_layer(w, KEY);
+    int64_t layers = int_or(w, "block_count", 0) - int_or(w, "nextn_predict_layers", 0);
+    double theta = 10000;
+    char key[128];
+
+    if (!p) {
+        if (w->code == 0 && gguf_find(w->g, gguf_config_key(w, KEY, key, sizeof(key)))) {
+            w->code = err_set(w->e, ERR_INVALID, "%s: %s must be an array", w->g->file, key);
+        }
+        return;
+    }
+    take_real(w, gguf_config_key(w, "rope.freq_base", key, sizeof(key)), &theta);
+    buf_puts(&w->out, ",\"layer_rope_theta\":[");
+    for (uint64_t i = 0; i < p->n && (int64_t)i < layers; i++) {
+        buf_printf(&w->out, "%s%.9g", i ? "," : "", value_of(p, i) ? theta : 0);
+    }
+    buf_putc(&w->out, ']');
+}
+
 /* Of Mamba-1, and which layers have experts: those with a router. */
 static void put_scan(struct gguf_writer *w, int64_t inner, int64_t rank)
 {

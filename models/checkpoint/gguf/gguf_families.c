@@ -15,6 +15,7 @@
 /* ---- tensors ---- */
 
 #define NAME(a, b) {.from = (a), .to = (b)}
+#define HALVES(a, b, c) {.from = (a), .to = (b), .then = (c)}
 #define TURNED(a, b) {.from = (a), .to = (b), .order = ORDER_TRANSPOSED}
 
 static const struct gguf_rename OUTER[] = {NAME("token_embd", "model.embed_tokens"),
@@ -61,6 +62,8 @@ static const struct gguf_rename LAYER[] = {
         NAME("ssm_out", mixer ".out_proj")
 #define SSM_D(mixer) {.from = "ssm_d", .to = mixer ".D", .whole = true, .shape = GGUF_ONE_AXIS}
 static const struct gguf_rename LLAMA_LAYER[] = {ROTARY_PAIRS, {0}};
+static const struct gguf_rename APERTUS_LAYER[] = {
+    NAME("attn_norm", "attention_layernorm"), NAME("ffn_norm", "feedforward_layernorm"), {0}};
 static const struct gguf_rename MIXTRAL_LAYER[] = {
     ROTARY_PAIRS,
     NAME("ffn_gate_inp", "block_sparse_moe.gate"),
@@ -113,18 +116,20 @@ static const struct gguf_rename ERNIE_MOE_LAYER[] = {
     {.from = "exp_probs_b", .to = "mlp.moe_statics.e_score_correction_bias", .whole = true},
     SHARED_EXPERTS,
     {0}};
+#define LATENTS                                                                     \
+    NAME("attn_q_a", "self_attn.q_a_proj"), NAME("attn_q_b", "self_attn.q_b_proj"), \
+        NAME("attn_q_a_norm", "self_attn.q_a_layernorm"),                           \
+        NAME("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),                      \
+        NAME("attn_kv_a_norm", "self_attn.kv_a_layernorm"),                         \
+        {.from = "attn_k_b", .to = "self_attn.k_b_proj", .shape = GGUF_TWO_AXES},   \
+        {.from = "attn_v_b", .to = "self_attn.v_b_proj", .shape = GGUF_TWO_AXES}, SHARED_EXPERTS
 static const struct gguf_rename DEEPSEEK2_LAYER[] = {
-    NAME("attn_q_a", "self_attn.q_a_proj"),
-    NAME("attn_q_b", "self_attn.q_b_proj"),
-    NAME("attn_q_a_norm", "self_attn.q_a_layernorm"),
-    NAME("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-    NAME("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-    NAME("attn_kv_b", "self_attn.kv_b_proj"), /* of early files */
-    {.from = "attn_k_b", .to = "self_attn.k_b_proj", .shape = GGUF_TWO_AXES},
-    {.from = "attn_v_b", .to = "self_attn.v_b_proj", .shape = GGUF_TWO_AXES},
+    LATENTS,
     CHOICE_BIAS,
-    SHARED_EXPERTS,
+    NAME("attn_kv_b", "self_attn.kv_b_proj"), /* of early files */
     {0}};
+static const struct gguf_rename MISTRAL4_LAYER[] = {
+    LATENTS, HALVES("ffn_gate_up_exps", "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"), {0}};
 static const struct gguf_rename MINIMAX_LAYER[] = {
     NAME("ffn_gate_inp", "block_sparse_moe.gate"),
     NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.w1"),
@@ -132,18 +137,32 @@ static const struct gguf_rename MINIMAX_LAYER[] = {
     NAME("ffn_down_exps", "block_sparse_moe.experts.%d.w2"),
     {.from = "exp_probs_b", .to = "block_sparse_moe.e_score_correction_bias", .whole = true},
     {0}};
+#define SINKS {.from = "attn_sinks", .to = "self_attn.sinks", .whole = true}
 static const struct gguf_rename GPT_OSS_LAYER[] = {
-    {.from = "attn_sinks", .to = "self_attn.sinks", .whole = true},
+    SINKS,
     NAME("post_attention_norm", "post_attention_layernorm"),
     NAME("ffn_gate_inp", "mlp.router"),
     {0}};
-#define GRANITE_EXPERTS                                                 \
-    NAME("ffn_gate_inp", "block_sparse_moe.router.layer"),              \
-        NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.gate_proj"), \
-        NAME("ffn_up_exps", "block_sparse_moe.experts.%d.up_proj"),     \
-        NAME("ffn_down_exps", "block_sparse_moe.experts.%d.down_proj"), \
-        NAME("ffn_gate_shexp", "shared_mlp.gate_proj"),                 \
+#define GRANITE_ROUTED                                              \
+    NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.gate_proj"), \
+        NAME("ffn_up_exps", "block_sparse_moe.experts.%d.up_proj"), \
+        NAME("ffn_down_exps", "block_sparse_moe.experts.%d.down_proj")
+#define GRANITE_EXPERTS                                                    \
+    NAME("ffn_gate_inp", "block_sparse_moe.router.layer"), GRANITE_ROUTED, \
+        NAME("ffn_gate_shexp", "shared_mlp.gate_proj"),                    \
         NAME("ffn_up_shexp", "shared_mlp.up_proj"), NAME("ffn_down_shexp", "shared_mlp.down_proj")
+static const struct gguf_rename GRANITE_SWA_LAYER[] = {ROTARY_PAIRS, SINKS, {0}};
+/* The gate and the up of the shared expert are one tensor. */
+static const struct gguf_rename GRANITE_MOE_SWA_LAYER[] = {
+    ROTARY_PAIRS,
+    SINKS,
+    NAME("ffn_gate_inp", "block_sparse_moe.router"),
+    GRANITE_ROUTED,
+    HALVES("ffn_gate_up_exps", "block_sparse_moe.experts.%d.gate_proj",
+           "block_sparse_moe.experts.%d.up_proj"),
+    NAME("ffn_up_shexp", "shared_mlp.input_linear"),
+    NAME("ffn_down_shexp", "shared_mlp.output_linear"),
+    {0}};
 static const struct gguf_rename GRANITE_MOE_LAYER[] = {ROTARY_PAIRS, GRANITE_EXPERTS, {0}};
 static const struct gguf_rename GRANITE_HYBRID_LAYER[] = {ROTARY_PAIRS,
                                                           GRANITE_EXPERTS,
@@ -366,6 +385,13 @@ static const struct gguf_rename GPT2_LAYER[] = {NAME("attn_norm", "ln_1"),
                                                 TURNED("ffn_down", "mlp.c_proj"),
                                                 {0}};
 
+/* Of xIELU (Huang and Schlag 2024), whose constants are those of its authors. */
+static const struct gguf_values XIELU[] = {{.key = "xielu.alpha_p", .to = "mlp.act_fn.alpha_p"},
+                                           {.key = "xielu.alpha_n", .to = "mlp.act_fn.alpha_n"},
+                                           {.key = "xielu.beta", .is = 0.5f},
+                                           {.key = "xielu.eps", .is = -1e-6f},
+                                           {0}};
+
 /* ---- settings ---- */
 
 static const struct gguf_key EXPERTS[] = {
@@ -508,6 +534,23 @@ static const struct gguf_family FAMILIES[] = {
      .keys = GRANITE_FACTORS,
      .qkv_bias = "attention_bias",
      .mlp_bias = "mlp_bias"},
+    {.gguf = "granite_swa",
+     .name = "GraniteMoeSWAForCausalLM",
+     .when = "expert_count",
+     .layer = GRANITE_MOE_SWA_LAYER,
+     .keys = GRANITE_MOE_KEYS,
+     .qkv_bias = "attention_bias"},
+    {.gguf = "granite_swa",
+     .name = "GraniteSWAForCausalLM",
+     .layer = GRANITE_SWA_LAYER,
+     .keys = GRANITE_FACTORS,
+     .qkv_bias = "attention_bias",
+     .mlp_bias = "mlp_bias"},
+    {.gguf = "apertus",
+     .name = "ApertusForCausalLM",
+     .layer = APERTUS_LAYER,
+     .values = XIELU,
+     .qkv_bias = "attention_bias"},
     {.gguf = "qwen2", .name = "Qwen2ForCausalLM"},
     /* Text of models that see has the same position on each axis of the rotation. */
     {.gguf = "qwen2vl", .name = "Qwen2ForCausalLM"},
@@ -602,6 +645,13 @@ static const struct gguf_family FAMILIES[] = {
      .layer = DEEPSEEK2_LAYER,
      .keys = GROUPED_EXPERTS,
      .json = ",\"topk_method\":\"group_limited_greedy\"",
+     .latent = true},
+    /* Files do not say how queries grow with their position, which all models have. */
+    {.gguf = "mistral4",
+     .name = "Mistral4ForCausalLM",
+     .layer = MISTRAL4_LAYER,
+     .keys = GROUPED_EXPERTS,
+     .rope_json = ",\"llama_4_scaling_beta\":0.1",
      .latent = true},
     {.gguf = "granitemoe",
      .name = "GraniteMoeSharedForCausalLM",

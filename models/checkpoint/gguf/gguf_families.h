@@ -20,6 +20,9 @@ struct gguf_rename {
     /* Hugging Face's; with %d: the tensor has an expert along its first axis, and each
      * is a tensor of its own */
     const char *to;
+    /* of an expert's rows the first half is `to` and the second half this; NULL: all are
+     * `to` */
+    const char *then;
     enum tensor_order order; /* of the weight; of the bias too when it is ORDER_ROTARY_PAIRS */
     bool whole;              /* `to` has no .weight or .bias after it */
     enum gguf_shape shape;
@@ -28,6 +31,15 @@ struct gguf_rename {
 /* A key of the metadata after the architecture's name and a dot, and config.json's. */
 struct gguf_key {
     const char *gguf, *json;
+};
+
+/* An array of the metadata with one float for each layer. */
+struct gguf_values {
+    const char *key; /* whole: the architecture's name is not before it */
+    /* Hugging Face's tensor of one value in each layer, without the prefix of a layer;
+     * NULL: there is none, and the file may leave the array out */
+    const char *to;
+    float is; /* with `to` NULL: what every layer must have, up to the rounding of bfloat16 */
 };
 
 struct gguf_family {
@@ -45,7 +57,7 @@ struct gguf_family {
     const struct gguf_key *keys;     /* numbers and bools beside the common ones, or NULL */
     const char *json;                /* members that follow from the architecture, each after a
                                       * comma; or NULL */
-    const char *rope_json;           /* likewise of rope_scaling */
+    const char *rope_json;           /* likewise of rope_scaling, where the file does not say */
     /* the members that say whether the tensors of the first layer have a bias, and
      * whether q and k are normed per head; NULL: it follows from the architecture */
     const char *qkv_bias, *o_bias, *mlp_bias, *head_norms;
@@ -55,6 +67,7 @@ struct gguf_family {
      * MLP or experts, which have a width: of this kind, as in layer_types; NULL: layers
      * are not so. */
     const char *parts;
+    const struct gguf_values *values; /* of the metadata; NULL: none */
     bool two_heads; /* layers without a window have heads of their own (Gemma-4) */
 };
 

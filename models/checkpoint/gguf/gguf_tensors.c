@@ -5,6 +5,8 @@
  * architecture, so its converter reorders the rows of q and k; it transposes GPT-2's
  * Conv1D. Decoding a tensor reverses both, so the forward passes need not know. Tensors
  * that are neither encoded nor reordered are read in place, like those of safetensors.
+ * What directories have as tensors of one value may be numbers of the metadata here,
+ * which lie at any address and are decoded.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -20,8 +22,25 @@
 /* What becomes of a tensor. */
 struct renamed {
     char name[256]; /* with %d where the tensor has an expert along its first axis */
+    char then[256]; /* likewise, of the second half of an expert's rows; "": all are `name` */
     enum tensor_order order;
     enum gguf_shape shape;
+};
+
+/* What the names of a layer's tensors begin with. */
+static const char *layers_prefix(const struct gguf_family *f)
+{
+    return f->layers ? f->layers : "model.layers";
+}
+
+/* What is read, and into what. */
+struct reading {
+    struct checkpoint *c;
+    struct gguf *g;
+    const struct gguf_family *f;
+    const struct model_config *config;
+    enum dtype dtype; /* of what is decoded */
+    struct err *e;
 };
 
 /* Hugging Face's name, order and axes. A name that the family does not have is kept:
@@ -29,7 +48,7 @@ struct renamed {
 static struct renamed rename_tensor(const struct gguf_family *f, const char *name)
 {
     const char *end = strrchr(name, '.'), *stem = name;
-    const char *layers = f->layers ? f->layers : "model.layers";
+    const char *layers = layers_prefix(f);
     struct renamed ret = {.order = ORDER_SAME};
     int layer = -1, used = 0;
 
@@ -56,6 +75,9 @@ static struct renamed rename_tensor(const struct gguf_family *f, const char *nam
         snprintf(ret.name, sizeof(ret.name), "%s.%d.%s%s", layers, layer, r->to, suffix);
     }
     bool bias = strcmp(end, ".bias") == 0;
+    if (layer >= 0 && r->then && !bias) {
+        snprintf(ret.then, sizeof(ret.then), "%s.%d.%s%s", layers, layer, r->then, suffix);
+    }
     ret.order = bias && r->order != ORDER_ROTARY_PAIRS ? ORDER_SAME : r->order;
     ret.shape = bias && !r->whole ? GGUF_AS_IS : r->shape;
     return ret;
@@ -88,26 +110,26 @@ static void reshape(struct tensor *t, enum gguf_shape shape)
 }
 
 /* Add a tensor as `to` says. */
-static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const struct renamed *to,
-                      const struct model_config *config, enum dtype dtype, struct err *e)
+static int add_tensor(const struct reading *r, const struct gguf_tensor *s,
+                      const struct renamed *to)
 {
     const char *renamed = to->name;
     struct tensor t = {.name = renamed,
                        .order = to->order,
                        .stored_type = gguf_encoding_name(s->encoding),
                        .usable = true,
-                       .dtype = dtype};
+                       .dtype = r->dtype};
     if (t.order == ORDER_TRANSPOSED && s->n_dims != 2) {
         t.order = ORDER_SAME;
     }
-    t.n_heads = strstr(renamed, ".q_proj.") ? config->n_heads : config->n_kv_heads;
+    t.n_heads = strstr(renamed, ".q_proj.") ? r->config->n_heads : r->config->n_kv_heads;
     int64_t rows = s->dim[s->n_dims - 1], n = 1;
     if (t.order == ORDER_ROTARY_PAIRS &&
         (rows % (2 * t.n_heads) != 0 || s->n_dims > 2)) { /* transformer_check refuses it */
         t.order = ORDER_SAME;
     }
     if (t.order == ORDER_ROTARY_PAIRS && s->n_dims == 1 && gguf_block_values(s->encoding) > 1) {
-        return err_set(e, ERR_UNSUPPORTED, "%s: a quantised bias", renamed);
+        return err_set(r->e, ERR_UNSUPPORTED, "%s: a quantised bias", renamed);
     }
     bool plain = gguf_encoding_dtype(s->encoding, &t.dtype);
     t.n_dims = s->n_dims;
@@ -117,9 +139,10 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const s
     }
     reshape(&t, to->shape);
     if (__builtin_mul_overflow(n, dtype_bytes(t.dtype), &t.n_bytes)) {
-        return err_set(e, ERR_INVALID, "tensor %s has too many values", renamed);
+        return err_set(r->e, ERR_INVALID, "tensor %s has too many values", renamed);
     }
-    if (plain && t.order == ORDER_SAME) {
+    bool aligned = (uintptr_t)s->data % (uintptr_t)dtype_bytes(t.dtype) == 0;
+    if (plain && aligned && t.order == ORDER_SAME) {
         t.data = s->data;
     } else {
         t.encoded = s;
@@ -128,15 +151,19 @@ static int add_tensor(struct checkpoint *c, const struct gguf_tensor *s, const s
         t.format = gguf_encoding_format(s->encoding);
         t.blocks = s->data;
     }
-    return checkpoint_add(c, &t, e);
+    return checkpoint_add(r->c, &t, r->e);
+}
+
+/* A view into the file, in the memory that make_views made. */
+static struct gguf_tensor *new_view(const struct reading *r)
+{
+    return &r->g->slice[r->g->n_slices++];
 }
 
 /* Add each expert of a tensor, whose last axis in the file counts them, as a tensor of
- * its own; their views are g->slice[g->n_slices..]. `pattern` has a %d for the
- * expert. */
-static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_tensor *s,
-                       const char *pattern, const struct model_config *config, enum dtype dtype,
-                       struct err *e)
+ * its own, or part `part` of `parts` of its rows. `pattern` has a %d for the expert. */
+static int add_parts(const struct reading *r, const struct gguf_tensor *s, const char *pattern,
+                     int part, int parts)
 {
     struct renamed to = {.order = ORDER_SAME};
     const char *at = strstr(pattern, "%d");
@@ -145,16 +172,32 @@ static int add_experts(struct checkpoint *c, struct gguf *g, const struct gguf_t
     int rc = 0;
 
     for (int64_t i = 0; i < n && rc == 0; i++) {
-        struct gguf_tensor *one = &g->slice[g->n_slices++];
+        struct gguf_tensor *one = new_view(r);
         *one = *s;
         one->n_dims = n_dims;
-        one->n_bytes = s->n_bytes / n;
-        one->data = s->data + i * one->n_bytes;
+        one->dim[n_dims - 1] /= parts;
+        one->n_bytes = s->n_bytes / n / parts;
+        one->data = s->data + (i * parts + part) * one->n_bytes;
         snprintf(to.name, sizeof(to.name), "%.*s%lld%s", (int)(at - pattern), pattern, (long long)i,
                  at + 2);
-        rc = add_tensor(c, one, &to, config, dtype, e);
+        rc = add_tensor(r, one, &to);
     }
     return rc;
+}
+
+static int add_experts(const struct reading *r, const struct gguf_tensor *s,
+                       const struct renamed *to)
+{
+    if (to->then[0] == '\0') {
+        return add_parts(r, s, to->name, 0, 1);
+    }
+    if (s->dim[1] % 2 != 0) {
+        return err_set(r->e, ERR_INVALID,
+                       "tensor %.*s has %lld rows an expert, which are not two halves",
+                       (int)s->name.len, s->name.at, (long long)s->dim[1]);
+    }
+    int rc = add_parts(r, s, to->name, 0, 2);
+    return rc == 0 ? add_parts(r, s, to->then, 1, 2) : rc;
 }
 
 /* Whether the file's tensor holds one matrix, or one bias, for each expert. */
@@ -165,51 +208,130 @@ static bool is_experts(const struct gguf_tensor *t, const char *renamed)
     return strstr(renamed, "%d") && t->n_dims == (end && strcmp(end, ".bias") == 0 ? 2 : 3);
 }
 
-/* Room for the views of all experts' matrices. */
-static int count_slices(struct gguf *g, const struct gguf_family *f, struct err *e)
-{
-    char name[129];
-    int64_t n = 0;
+/* ---- tensors of the metadata ---- */
 
-    for (int32_t i = 0; i < g->n_tensors; i++) {
-        const struct gguf_tensor *t = &g->tensor[i];
-        snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.at);
-        struct renamed to = rename_tensor(f, name);
-        if (is_experts(t, to.name)) {
-            n += t->dim[t->n_dims - 1];
+/* Check the values that the file has; p NULL: none. */
+static int check_array(const struct gguf *g, const struct gguf_values *v, const struct gguf_pair *p,
+                       int64_t layers, struct err *e)
+{
+    if (!p) {
+        return v->to ? err_set(e, ERR_INVALID, "%s: %s is missing", g->file, v->key) : 0;
+    }
+    if (layers < 0 || p->n != (uint64_t)layers) {
+        return err_set(e, ERR_INVALID, "%s: %s has %llu values for %lld layers", g->file, v->key,
+                       (unsigned long long)p->n, (long long)layers);
+    }
+    for (uint64_t i = 0; i < p->n; i++) {
+        float x = gguf_item_f32(p, i);
+        if (!isfinite(x)) {
+            return err_set(e, ERR_INVALID, "%s: %s has a value that is not finite", g->file,
+                           v->key);
         }
-        if (n > LIMIT_TENSORS) {
-            return err_set(e, ERR_FULL, "more than %d tensors, an expert's each counted",
-                           LIMIT_TENSORS);
+        if (!v->to && fabsf(x - v->is) > fabsf(v->is) / 256) {
+            return err_set(e, ERR_UNSUPPORTED, "%s: %s has %g, and only %g is supported", g->file,
+                           v->key, (double)x, (double)v->is);
         }
     }
-    g->slice = n > 0 ? calloc((size_t)n, sizeof(*g->slice)) : NULL;
-    return n > 0 && !g->slice ? err_nomem(e, "list of tensors") : 0;
+    return 0;
 }
 
-static int add_all(struct checkpoint *c, struct gguf *g, const struct model_config *config,
-                   enum dtype dtype, struct err *e)
+/* Whether the metadata's arrays are as the family has them. Errors name the file. */
+static int check_values(const struct gguf *g, const struct gguf_family *f, struct err *e)
 {
-    const struct gguf_family *f = NULL;
-    char name[129];
-    int rc = gguf_family(&f, g, e);
+    char key[128];
+    int64_t layers = 0;
+    int rc = 0;
 
-    if (rc < 0) {
-        return rc;
+    snprintf(key, sizeof(key), "%s.block_count", f->gguf);
+    for (const struct gguf_values *v = f->values; v && v->key && rc >= 0; v++) {
+        const struct gguf_pair *p = NULL;
+        rc = gguf_int(g, key, &layers, e);
+        rc = rc < 0 ? rc : gguf_array(g, v->key, GGUF_F32, &p, e);
+        rc = rc < 0 ? rc : check_array(g, v, p, layers, e);
     }
-    rc = count_slices(g, f, e);
-    for (int32_t i = 0; i < g->n_tensors && rc >= 0; i++) {
-        const struct gguf_tensor *t = &g->tensor[i];
+    return rc < 0 ? rc : 0;
+}
+
+/* The array that becomes tensors; NULL: v is none. It was checked. */
+static const struct gguf_pair *find_values(const struct gguf *g, const struct gguf_values *v)
+{
+    return v->to ? gguf_find(g, v->key) : NULL;
+}
+
+static int add_values(const struct reading *r)
+{
+    int rc = 0;
+
+    for (const struct gguf_values *v = r->f->values; v && v->key; v++) {
+        const struct gguf_pair *p = find_values(r->g, v);
+        for (uint64_t i = 0; p && i < p->n && rc == 0; i++) {
+            struct renamed to = {.order = ORDER_SAME};
+            struct gguf_tensor *one = new_view(r);
+            *one = (struct gguf_tensor){.name = p->key,
+                                        .encoding = GGUF_ENCODING_F32,
+                                        .n_dims = 1,
+                                        .dim = {1},
+                                        .data = p->at + i * sizeof(float),
+                                        .n_bytes = sizeof(float)};
+            snprintf(to.name, sizeof(to.name), "%s.%llu.%s", layers_prefix(r->f),
+                     (unsigned long long)i, v->to);
+            rc = add_tensor(r, one, &to);
+        }
+    }
+    return rc;
+}
+
+/* ---- all ---- */
+
+/* Tensors that one of the file becomes: it has an expert along its last axis, or is
+ * one. */
+static int64_t count_views(const struct gguf_family *f, const struct gguf_tensor *t)
+{
+    char name[129];
+
+    snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.at);
+    struct renamed to = rename_tensor(f, name);
+    int64_t experts = is_experts(t, to.name) ? t->dim[t->n_dims - 1] : 0;
+    return MIN(experts, LIMIT_TENSORS) * (to.then[0] ? 2 : 1);
+}
+
+/* Memory for the views of all experts' matrices and of the metadata's values. */
+static int make_views(const struct reading *r)
+{
+    int64_t n = 0;
+
+    for (const struct gguf_values *v = r->f->values; v && v->key; v++) {
+        const struct gguf_pair *p = find_values(r->g, v);
+        n += p ? (int64_t)MIN(p->n, (uint64_t)LIMIT_TENSORS) : 0;
+    }
+    for (int32_t i = 0; i < r->g->n_tensors && n <= LIMIT_TENSORS; i++) {
+        n += count_views(r->f, &r->g->tensor[i]);
+    }
+    if (n > LIMIT_TENSORS) {
+        return err_set(r->e, ERR_FULL, "more than %d tensors, an expert's each counted",
+                       LIMIT_TENSORS);
+    }
+    r->g->slice = n > 0 ? calloc((size_t)n, sizeof(*r->g->slice)) : NULL;
+    return n > 0 && !r->g->slice ? err_nomem(r->e, "list of tensors") : 0;
+}
+
+static int add_all(const struct reading *r)
+{
+    char name[129];
+    int rc = make_views(r);
+
+    for (int32_t i = 0; i < r->g->n_tensors && rc >= 0; i++) {
+        const struct gguf_tensor *t = &r->g->tensor[i];
         snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.at);
         if (is_parameter(name)) {
             continue;
         }
-        struct renamed to = rename_tensor(f, name);
-        rc = is_experts(t, to.name) ? add_experts(c, g, t, to.name, config, dtype, e)
-                                    : add_tensor(c, t, &to, config, dtype, e);
+        struct renamed to = rename_tensor(r->f, name);
+        rc = is_experts(t, to.name) ? add_experts(r, t, &to) : add_tensor(r, t, &to);
     }
+    rc = rc < 0 ? rc : add_values(r);
     if (rc < 0) {
-        err_prefix(e, "%s", g->file);
+        err_prefix(r->e, "%s", r->g->file);
     }
     return rc;
 }
@@ -226,7 +348,10 @@ int gguf_checkpoint(struct checkpoint **ret, struct gguf *g, const struct model_
     }
     c->gguf = g;
     c->uncached = true;
-    rc = add_all(c, g, config, dtype, e);
+    struct reading r = {.c = c, .g = g, .config = config, .dtype = dtype, .e = e};
+    rc = gguf_family(&r.f, g, e);
+    rc = rc < 0 ? rc : check_values(g, r.f, e);
+    rc = rc < 0 ? rc : add_all(&r);
     if (rc < 0) {
         checkpoint_free(c);
         return rc;
