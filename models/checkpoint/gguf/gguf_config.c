@@ -220,11 +220,13 @@ static void put_query_scalar(struct gguf_writer *w)
     }
 }
 
-/* The family's own settings: numbers and bools. */
+/* The family's own settings: numbers and bools. Of a member written twice the last
+ * counts. */
 static void put_keys(struct gguf_writer *w)
 {
     char key[128];
 
+    buf_puts(&w->out, w->family->json ? w->family->json : "");
     for (const struct gguf_key *k = w->family->keys; k && k->gguf; k++) {
         const struct gguf_pair *p = gguf_find(w->g, gguf_config_key(w, k->gguf, key, sizeof(key)));
         double real = 0;
@@ -239,7 +241,6 @@ static void put_keys(struct gguf_writer *w)
             buf_printf(&w->out, ",\"%s\":%lld", k->json, (long long)value);
         }
     }
-    buf_puts(&w->out, w->family->json ? w->family->json : "");
 }
 
 /* The number of layers, without those behind them that draft. */
@@ -348,6 +349,7 @@ int gguf_config(struct model_config *ret, struct generation_defaults *ret_gen, c
         } else {
             ret->norm_offset = 0; /* llama.cpp stores Gemma's norm weights with 1 added */
             ret->recurrent.tiled = w.family->tiled;
+            ret->rope_interleaved &= !w.family->halved;
         }
     }
     buf_release(&w.out);

@@ -104,9 +104,9 @@ void gguf_put_heads(struct gguf_writer *w)
         w->code = err_set(w->e, ERR_UNSUPPORTED, "%s: keys of %lld dimensions with values of %lld",
                           w->g->file, (long long)head, (long long)value);
     }
-    if (turned > 0 && turned < head) {
+    if (turned > 0 && turned <= head) {
         buf_printf(&w->out, ",\"partial_rotary_factor\":%.17g",
-                   ((double)turned + 0.5) / (double)head);
+                   MIN(((double)turned + 0.5) / (double)head, 1));
     }
 }
 

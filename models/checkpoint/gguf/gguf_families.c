@@ -579,6 +579,7 @@ static const struct gguf_family FAMILIES[] = {
      .name = "Glm4MoeForCausalLM",
      .layer = GLM4_MOE_LAYER,
      .keys = GROUPED_EXPERTS,
+     .json = ",\"first_k_dense_replace\":0",
      .qkv_bias = "attention_bias",
      .head_norms = "use_qk_norm"},
     {.gguf = "exaone-moe",
@@ -633,6 +634,11 @@ static const struct gguf_family FAMILIES[] = {
      .layer = GPT_OSS_LAYER,
      .keys = ROUTED,
      .rope_json = ",\"truncate\":false"},
+    {.gguf = "deepseek2",
+     .name = "YoutuForCausalLM",
+     .without = "expert_count",
+     .layer = DEEPSEEK2_LAYER,
+     .latent = true},
     {.gguf = "deepseek2",
      .name = "DeepseekV3ForCausalLM",
      .when = "expert_gating_func",
@@ -742,6 +748,13 @@ static const struct gguf_family FAMILIES[] = {
      .keys = GEMMA4_KEYS,
      .two_heads = true},
     {.gguf = "chatglm", .name = "GlmForCausalLM", .layer = PHI3_LAYER},
+    /* The text part of a model that sees. */
+    {.gguf = "glm4",
+     .name = "Glm4ForCausalLM",
+     .when = "rope.dimension_sections",
+     .halved = true,
+     .layer = GLM4_LAYER,
+     .qkv_bias = "attention_bias"},
     {.gguf = "glm4", .name = "Glm4ForCausalLM", .layer = GLM4_LAYER, .qkv_bias = "attention_bias"},
     {.gguf = "olmo2",
      .name = "Olmo3ForCausalLM",
@@ -804,19 +817,27 @@ static const struct gguf_family FAMILIES[] = {
 
 /* ---- looking up ---- */
 
-/* Whether the number `when` of the architecture is in the file and is not 0, or
- * `is`. */
-static bool is_met(const struct gguf *g, const struct gguf_family *f)
+/* The number `name` of the architecture, 1 for an array that has elements; 0: absent. */
+static int64_t number_of(const struct gguf *g, const struct gguf_family *f, const char *name)
 {
     char key[128];
     int64_t value = 0;
     struct err e;
 
-    if (!f->when) {
-        return true;
+    snprintf(key, sizeof(key), "%s.%s", f->gguf, name);
+    const struct gguf_pair *p = gguf_find(g, key);
+    if (p && p->type == GGUF_ARRAY) {
+        return p->n > 0;
     }
-    snprintf(key, sizeof(key), "%s.%s", f->gguf, f->when);
-    return gguf_int(g, key, &value, &e) > 0 && (f->is ? value == f->is : value != 0);
+    return gguf_int(g, key, &value, &e) > 0 ? value : 0;
+}
+
+static bool is_met(const struct gguf *g, const struct gguf_family *f)
+{
+    int64_t value = f->when ? number_of(g, f, f->when) : 1;
+
+    return (f->is ? value == f->is : value != 0) &&
+           (!f->without || number_of(g, f, f->without) == 0);
 }
 
 /* As many names as an error has room for, and how many more there are. */

@@ -47,17 +47,19 @@ struct gguf_family {
     const char *name;                /* of config.json's architectures */
     const char *when;                /* a key that must be there and not 0; NULL: always */
     int64_t is;                      /* and that has this value; 0: any */
+    const char *without;             /* a key that must be absent or 0; NULL: none */
     const char *layers;              /* what a layer's names begin with; NULL: model.layers */
     bool tiled;                      /* recurrent heads are ordered for struct recurrence's tiled */
     bool latent;                     /* attention over latents */
+    bool halved;                     /* heads rotate by halves: rows of q and k are in this order */
     bool scan;                       /* recurrent layers have Mamba-1 (Jamba) */
     const struct gguf_rename *layer; /* of tensors in layers; NULL: the common ones alone */
     const struct gguf_rename *outer; /* of the others; likewise */
     bool apart;                      /* no tensor in a layer has a common name */
     const struct gguf_key *keys;     /* numbers and bools beside the common ones, or NULL */
-    const char *json;                /* members that follow from the architecture, each after a
-                                      * comma; or NULL */
-    const char *rope_json;           /* likewise of rope_scaling, where the file does not say */
+    const char *json;                /* members that follow from the architecture where the file
+                                      * does not say, each after a comma; or NULL */
+    const char *rope_json;           /* likewise of rope_scaling */
     /* the members that say whether the tensors of the first layer have a bias, and
      * whether q and k are normed per head; NULL: it follows from the architecture */
     const char *qkv_bias, *o_bias, *mlp_bias, *head_norms;
