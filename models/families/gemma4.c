@@ -90,25 +90,10 @@ static const struct tensor_spec TENSORS[] = {
     {0},
 };
 
-/* As in a GGUF file. */
+/* Each matrix of an expert in its own, as in a GGUF file. */
 static const struct tensor_spec APART_TENSORS[] = {
     ROWS_GEMMA4,
-    ROW_MATRIX(LAYER "experts.%d.gate_up_proj", DIM_EXPERT_GATE_UP, DIM_HIDDEN, SPLIT_OUT,
-               experts.up, WHEN_EXPERTS),
-    ROW_MATRIX(LAYER "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,
-               WHEN_EXPERTS),
-    {0},
-};
-
-/* Gate and up apart, too. */
-static const struct tensor_spec SINGLE_TENSORS[] = {
-    ROWS_GEMMA4,
-    ROW_MATRIX(LAYER "experts.%d.gate_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,
-               WHEN_EXPERTS),
-    ROW_MATRIX(LAYER "experts.%d.up_proj", DIM_EXPERT, DIM_HIDDEN, SPLIT_OUT, experts.up,
-               WHEN_EXPERTS),
-    ROW_MATRIX(LAYER "experts.%d.down_proj", DIM_HIDDEN, DIM_EXPERT, SPLIT_IN, experts.down,
-               WHEN_EXPERTS),
+    ROWS_EXPERTS(LAYER),
     {0},
 };
 
@@ -224,16 +209,9 @@ static void gemma4_forward(struct model *m, const struct batch *b)
     }
 }
 
-static const struct model_family gemma4_single = {.architectures = ARCHITECTURES,
-                                                  .tensors = SINGLE_TENSORS,
-                                                  .marker = "experts.0.gate_proj.weight",
-                                                  .ignored = IGNORED,
-                                                  .forward = gemma4_forward};
-
 static const struct model_family gemma4_apart = {.architectures = ARCHITECTURES,
                                                  .tensors = APART_TENSORS,
-                                                 .variant = &gemma4_single,
-                                                 .marker = "experts.0.gate_up_proj.weight",
+                                                 .marker = "experts.0.gate_proj.weight",
                                                  .ignored = IGNORED,
                                                  .forward = gemma4_forward};
 

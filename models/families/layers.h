@@ -211,7 +211,6 @@ enum tensor_dim {
     DIM_GATE_UP,        /* gate and up one after another */
     DIM_EXPERTS,        /* experts of a layer */
     DIM_EXPERT,         /* intermediate of an expert */
-    DIM_EXPERT_GATE_UP, /* its gate and up one after another */
     DIM_EXPERT_WIDTH,   /* of what experts read and make */
     DIM_SHARED,         /* intermediate of the shared expert */
     DIM_SHARED_GATE_UP, /* its gate and up one after another */

@@ -80,8 +80,7 @@ static int32_t made_by(const struct tensor_spec *s, int32_t expert)
  * row of gate or up before this one. */
 static int64_t up_from(const struct tensor_spec *s, int64_t rows, bool second)
 {
-    bool both =
-        s->rows == DIM_GATE_UP || s->rows == DIM_SHARED_GATE_UP || s->rows == DIM_EXPERT_GATE_UP;
+    bool both = s->rows == DIM_GATE_UP || s->rows == DIM_SHARED_GATE_UP;
 
     return both ? rows / 2 : second ? 0 : rows;
 }

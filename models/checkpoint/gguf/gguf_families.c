@@ -15,7 +15,6 @@
 /* ---- tensors ---- */
 
 #define NAME(a, b) {.from = (a), .to = (b)}
-#define HALVES(a, b, c) {.from = (a), .to = (b), .then = (c)}
 #define TURNED(a, b) {.from = (a), .to = (b), .order = ORDER_TRANSPOSED}
 
 static const struct gguf_rename OUTER[] = {NAME("token_embd", "model.embed_tokens"),
@@ -116,20 +115,18 @@ static const struct gguf_rename ERNIE_MOE_LAYER[] = {
     {.from = "exp_probs_b", .to = "mlp.moe_statics.e_score_correction_bias", .whole = true},
     SHARED_EXPERTS,
     {0}};
-#define LATENTS                                                                     \
-    NAME("attn_q_a", "self_attn.q_a_proj"), NAME("attn_q_b", "self_attn.q_b_proj"), \
-        NAME("attn_q_a_norm", "self_attn.q_a_layernorm"),                           \
-        NAME("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),                      \
-        NAME("attn_kv_a_norm", "self_attn.kv_a_layernorm"),                         \
-        {.from = "attn_k_b", .to = "self_attn.k_b_proj", .shape = GGUF_TWO_AXES},   \
-        {.from = "attn_v_b", .to = "self_attn.v_b_proj", .shape = GGUF_TWO_AXES}, SHARED_EXPERTS
 static const struct gguf_rename DEEPSEEK2_LAYER[] = {
-    LATENTS,
-    CHOICE_BIAS,
+    NAME("attn_q_a", "self_attn.q_a_proj"),
+    NAME("attn_q_b", "self_attn.q_b_proj"),
+    NAME("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    NAME("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    NAME("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
     NAME("attn_kv_b", "self_attn.kv_b_proj"), /* of early files */
+    {.from = "attn_k_b", .to = "self_attn.k_b_proj", .shape = GGUF_TWO_AXES},
+    {.from = "attn_v_b", .to = "self_attn.v_b_proj", .shape = GGUF_TWO_AXES},
+    CHOICE_BIAS,
+    SHARED_EXPERTS,
     {0}};
-static const struct gguf_rename MISTRAL4_LAYER[] = {
-    LATENTS, HALVES("ffn_gate_up_exps", "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"), {0}};
 static const struct gguf_rename MINIMAX_LAYER[] = {
     NAME("ffn_gate_inp", "block_sparse_moe.gate"),
     NAME("ffn_gate_exps", "block_sparse_moe.experts.%d.w1"),
@@ -158,8 +155,6 @@ static const struct gguf_rename GRANITE_MOE_SWA_LAYER[] = {
     SINKS,
     NAME("ffn_gate_inp", "block_sparse_moe.router"),
     GRANITE_ROUTED,
-    HALVES("ffn_gate_up_exps", "block_sparse_moe.experts.%d.gate_proj",
-           "block_sparse_moe.experts.%d.up_proj"),
     NAME("ffn_up_shexp", "shared_mlp.input_linear"),
     NAME("ffn_down_shexp", "shared_mlp.output_linear"),
     {0}};
@@ -299,7 +294,8 @@ static const struct gguf_rename GEMMA4_LAYER[] = {
     NAME("post_ffw_norm_2", "post_feedforward_layernorm_2"),
     NAME("ffn_gate_inp", "router.proj"),
     {.from = "ffn_gate_inp.scale", .to = "router.scale", .whole = true},
-    NAME("ffn_gate_up_exps", "experts.%d.gate_up_proj"),
+    NAME("ffn_gate_exps", "experts.%d.gate_proj"),
+    NAME("ffn_up_exps", "experts.%d.up_proj"),
     NAME("ffn_down_exps", "experts.%d.down_proj"),
     {.from = "ffn_down_exps.scale", .to = "router.per_expert_scale", .whole = true},
     {.from = "layer_output_scale", .to = "layer_scalar", .whole = true},
@@ -655,7 +651,7 @@ static const struct gguf_family FAMILIES[] = {
     /* Files do not say how queries grow with their position, which all models have. */
     {.gguf = "mistral4",
      .name = "Mistral4ForCausalLM",
-     .layer = MISTRAL4_LAYER,
+     .layer = DEEPSEEK2_LAYER,
      .keys = GROUPED_EXPERTS,
      .rope_json = ",\"llama_4_scaling_beta\":0.1",
      .latent = true},

@@ -20,9 +20,6 @@ struct gguf_rename {
     /* Hugging Face's; with %d: the tensor has an expert along its first axis, and each
      * is a tensor of its own */
     const char *to;
-    /* of an expert's rows the first half is `to` and the second half this; NULL: all are
-     * `to` */
-    const char *then;
     enum tensor_order order; /* of the weight; of the bias too when it is ORDER_ROTARY_PAIRS */
     bool whole;              /* `to` has no .weight or .bias after it */
     enum gguf_shape shape;

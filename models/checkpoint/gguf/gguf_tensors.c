@@ -43,6 +43,10 @@ struct reading {
     struct err *e;
 };
 
+/* Gates and ups of experts; a file may have both in one tensor, an expert's gate before
+ * its up. */
+static const char GATES[] = "ffn_gate_exps", UPS[] = "ffn_up_exps";
+
 /* Hugging Face's name, order and axes. A name that the family does not have is kept:
  * transformer_check reports it. */
 static struct renamed rename_tensor(const struct gguf_family *f, const char *name)
@@ -59,12 +63,16 @@ static struct renamed rename_tensor(const struct gguf_family *f, const char *nam
     }
     bool ending = end && end >= stem && strcmp(end, ".scale") != 0; /* that of another kind */
     end = ending ? end : stem + strlen(stem);
-    const struct gguf_rename *r = gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem));
+    bool both = layer >= 0 && strcmp(stem, "ffn_gate_up_exps.weight") == 0;
+    const struct gguf_rename *r = both
+                                      ? gguf_rename_find(f, true, GATES, strlen(GATES))
+                                      : gguf_rename_find(f, layer >= 0, stem, (size_t)(end - stem));
+    const struct gguf_rename *up = both ? gguf_rename_find(f, true, UPS, strlen(UPS)) : NULL;
     if (layer >= 0 && strncmp(stem, "nextn.", 6) == 0) { /* of a layer that drafts */
         snprintf(ret.name, sizeof(ret.name), "%s.%d.%s", layers, layer, stem);
         return ret;
     }
-    if (!r) {
+    if (!r || both != (up != NULL)) {
         snprintf(ret.name, sizeof(ret.name), "%s", name);
         return ret;
     }
@@ -74,10 +82,10 @@ static struct renamed rename_tensor(const struct gguf_family *f, const char *nam
     } else {
         snprintf(ret.name, sizeof(ret.name), "%s.%d.%s%s", layers, layer, r->to, suffix);
     }
-    bool bias = strcmp(end, ".bias") == 0;
-    if (layer >= 0 && r->then && !bias) {
-        snprintf(ret.then, sizeof(ret.then), "%s.%d.%s%s", layers, layer, r->then, suffix);
+    if (up) {
+        snprintf(ret.then, sizeof(ret.then), "%s.%d.%s%s", layers, layer, up->to, suffix);
     }
+    bool bias = strcmp(end, ".bias") == 0;
     ret.order = bias && r->order != ORDER_ROTARY_PAIRS ? ORDER_SAME : r->order;
     ret.shape = bias && !r->whole ? GGUF_AS_IS : r->shape;
     return ret;

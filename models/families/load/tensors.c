@@ -37,7 +37,6 @@ static int64_t expert_dim_size(enum tensor_dim d, const struct model_config *c)
     case DIM_STACKED_HIDDEN:
         return c->hidden;
     case DIM_STACKED_GATE_UP:
-    case DIM_EXPERT_GATE_UP:
         return 2 * (int64_t)c->experts.intermediate;
     case DIM_SHARED:
         return c->experts.shared_intermediate;

@@ -179,8 +179,7 @@ static int32_t axis_ranges(const struct model *m, enum tensor_dim dim, bool spli
         ret[2] = (struct axis_range){(c->n_heads + c->n_kv_heads + kv.first) * d, kv.n * d};
         return 3;
     }
-    bool both = dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP || dim == DIM_SHARED_GATE_UP ||
-                dim == DIM_EXPERT_GATE_UP;
+    bool both = dim == DIM_GATE_UP || dim == DIM_STACKED_GATE_UP || dim == DIM_SHARED_GATE_UP;
     if (both && split) {
         int32_t all = (int32_t)size / 2, n = all / m->options.n_ranks;
         ret[0] = (struct axis_range){m->options.rank * n, n};
