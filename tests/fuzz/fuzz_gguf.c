@@ -1,7 +1,8 @@
 /* A GGUF file, whole: header, configuration, tensors and vocabulary. */
 /* covers: models/checkpoint/gguf/gguf.c models/checkpoint/gguf/gguf_metadata.c
  * models/checkpoint/gguf/gguf_quant.c models/checkpoint/gguf/gguf_tensors.c
- * models/checkpoint/gguf/gguf_config.c models/checkpoint/gguf/gguf_tokenizer.c */
+ * models/checkpoint/gguf/gguf_config.c models/checkpoint/gguf/gguf_config_layers.c
+ * models/checkpoint/gguf/gguf_families.c models/checkpoint/gguf/gguf_tokenizer.c */
 #include <stdlib.h>
 
 #include "models/checkpoint/gguf/gguf.h"

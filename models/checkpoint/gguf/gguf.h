@@ -88,8 +88,8 @@ struct gguf {
     struct gguf_pair *pair;     /* [n_pairs], sorted by key */
     struct gguf_tensor *tensor; /* [n_tensors], as in the file */
     int32_t n_pairs, n_tensors;
-    /* [n_slices] views of an expert's matrix each, in tensors of several, or of a value of
-     * the metadata; made by gguf_checkpoint */
+    /* [n_slices] views of an expert's matrix each, in tensors of several, or of a value
+     * of the metadata; made by gguf_checkpoint */
     struct gguf_tensor *slice;
     int32_t n_slices;
 };

@@ -813,7 +813,8 @@ static const struct gguf_family FAMILIES[] = {
 
 /* ---- looking up ---- */
 
-/* The number `name` of the architecture, 1 for an array that has elements; 0: absent. */
+/* The number `name` of the architecture, 1 of an array that has elements, 0 if it is
+ * absent. */
 static int64_t number_of(const struct gguf *g, const struct gguf_family *f, const char *name)
 {
     char key[128];

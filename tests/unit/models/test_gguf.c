@@ -529,7 +529,7 @@ static void what_is_not_supported_is_refused(void **state)
     file_init(&f);
     put_llama(&f, "mamba");
     refuse_config(&f, "'mamba' is not known; known are llama, arcee, mistral3, smollm3, granite, "
-                      "qwen2, qwen2vl, qwen2moe, ");
+                      "granite_swa, apertus, qwen2, qwen2vl, ");
     file_init(&f);
     put_llama(&f, "mamba");
     refuse_config(&f, " more (docs/models.md)");
@@ -686,6 +686,82 @@ static void experts_become_tensors_of_their_own(void **state)
         checkpoint_free(ck);
         file_release(&f);
     }
+}
+
+static void refuse_tensors(struct file *f, const char *words)
+{
+    struct model_config c = {.n_heads = 1, .n_kv_heads = 1};
+    struct checkpoint *ck = NULL;
+
+    finish(f, 3);
+    int rc = gguf_checkpoint(&ck, parse(f), &c, DTYPE_BF16, &e);
+    if (rc >= 0 || !strstr(e.text, words) || strncmp(e.text, "x.gguf: ", 8) != 0 ||
+        strstr(e.text + 8, "x.gguf")) {
+        fail_msg("code %d, text '%s', expected '%s'", rc, e.text, words);
+    }
+    file_release(f);
+}
+
+/* n rows of 32 values in Q8_0, of which each row has its number in its first byte. */
+static void fill_rows(uint8_t *data, int n)
+{
+    memset(data, 0, (size_t)n * 34);
+    for (int i = 0; i < n; i++) {
+        data[(size_t)i * 34] = (uint8_t)i;
+    }
+}
+
+/* Of each expert the rows of its gate come before those of its up. */
+static void gates_and_ups_in_one_tensor_are_two(void **state)
+{
+    (void)state;
+    enum { EXPERTS = 3, HALF = 2, ROWS = EXPERTS * 2 * HALF };
+    static const struct {
+        const char *arch, *part[2];
+    } CASES[] = {
+        {"granite_swa",
+         {"block_sparse_moe.experts.%d.gate_proj", "block_sparse_moe.experts.%d.up_proj"}},
+        {"mistral4", {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj"}},
+        {"gemma4", {"experts.%d.gate_proj", "experts.%d.up_proj"}},
+        {"minimax-m2", {"block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3"}}};
+    static const char NAME[] = "blk.1.ffn_gate_up_exps.weight";
+    struct model_config c = {.n_heads = 1, .n_kv_heads = 1};
+    uint8_t data[ROWS * 34];
+
+    fill_rows(data, ROWS);
+    for (size_t i = 0; i < ARRAY_LEN(CASES); i++) {
+        struct file f;
+        struct checkpoint *ck;
+        char stem[64], name[128], count[64];
+        file_init(&f);
+        set_text(&f, "general.architecture", CASES[i].arch);
+        snprintf(count, sizeof(count), "%s.expert_count", CASES[i].arch);
+        set_int(&f, count, EXPERTS);
+        add_cube(&f, NAME, 8, (const uint64_t[]){32, 2 * HALF, EXPERTS}, data, sizeof(data));
+        finish(&f, 3);
+        assert_int_equal(gguf_checkpoint(&ck, parse(&f), &c, DTYPE_BF16, &e), 0);
+        assert_int_equal(checkpoint_count(ck), 2 * EXPERTS);
+        for (int k = 0; k < 2 * EXPERTS; k++) {
+            snprintf(stem, sizeof(stem), CASES[i].part[k % 2], k / 2);
+            snprintf(name, sizeof(name), "model.layers.1.%s.weight", stem);
+            const struct tensor *t = checkpoint_find(ck, name);
+            assert_non_null(t);
+            assert_true(t->n_dims == 2 && t->dim[0] == HALF && t->dim[1] == 32);
+            assert_true(t->blocks[0] == k * HALF && t->blocks[34] == k * HALF + 1);
+        }
+        checkpoint_free(ck);
+        file_release(&f);
+    }
+    struct file f;
+    file_init(&f);
+    set_text(&f, "general.architecture", "qwen3moe");
+    add_cube(&f, NAME, 8, (const uint64_t[]){32, 3, 4}, data, sizeof(data));
+    refuse_tensors(&f, "ffn_gate_up_exps.weight has 3 rows an expert, which are not two halves");
+    file_init(&f);
+    set_text(&f, "general.architecture", "qwen3moe");
+    add_cube(&f, NAME, 8, (const uint64_t[]){32, 4, 3}, data, sizeof(data));
+    add_cube(&f, "blk.1.ffn_up_exps.weight", 8, (const uint64_t[]){32, 2, 6}, data, sizeof(data));
+    refuse_tensors(&f, "tensor 'model.layers.1.mlp.experts.0.up_proj.weight' appears twice");
 }
 
 /* ---- vocabulary ---- */
@@ -862,6 +938,7 @@ int main(void)
         cmocka_unit_test(gpt2_is_transposed_back),
         cmocka_unit_test(families_tensors_get_their_names),
         cmocka_unit_test(experts_become_tensors_of_their_own),
+        cmocka_unit_test(gates_and_ups_in_one_tensor_are_two),
         cmocka_unit_test(a_byte_level_vocabulary_encodes),
         cmocka_unit_test(a_sentencepiece_vocabulary_encodes),
         cmocka_unit_test(a_vocabulary_of_marked_spaces_encodes),
