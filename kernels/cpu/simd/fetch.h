@@ -50,12 +50,17 @@ struct fetch {
 };
 
 INLINE void fetch_stream(const char *const *row, const int n_w, const int n_lines, int64_t ahead,
-                         const int locality)
+                         const bool far)
 {
 #pragma GCC unroll 8
     for (int i = 0; i < n_w; i++) {
         for (int l = 0; l < n_lines; l++) {
-            __builtin_prefetch(row[i] + ahead + 64 * l, 0, locality);
+            const char *at = row[i] + ahead + 64 * l;
+            if (far) {
+                __builtin_prefetch(at, 0, 2);
+            } else {
+                __builtin_prefetch(at, 0, 3);
+            }
         }
     }
 }
@@ -64,9 +69,9 @@ INLINE void fetch_stream(const char *const *row, const int n_w, const int n_line
 INLINE void fetch_chunk(struct fetch *f, const char *const *row, const int n_w, const int n_lines)
 {
     if (f->stream != 0 && f->far) {
-        fetch_stream(row, n_w, n_lines, f->stream, 2);
+        fetch_stream(row, n_w, n_lines, f->stream, true);
     } else if (f->stream != 0) {
-        fetch_stream(row, n_w, n_lines, f->stream, 3);
+        fetch_stream(row, n_w, n_lines, f->stream, false);
     } else if (f->row[0]) {
         for (int l = 0; l < n_lines; l++) {
             __builtin_prefetch(f->row[0], 0, 2);
