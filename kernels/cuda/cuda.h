@@ -117,7 +117,7 @@ struct cuda_backend {
     struct backend_config config; /* max_samples and max_blocks_per_seq raised to at least 1 */
     cudaStream_t stream;          /* the compute stream */
     int32_t n_sms, capability;    /* multiprocessors; compute capability times 10 (90: 9.0) */
-    struct device_speed speed;    /* what choices depend on that need not agree over ranks */
+    struct device_speed speed;    /* what choices depend on; of ranks nothing measured */
     int32_t memory_blocks;        /* memory_blocks() of what the driver tells */
     enum cuda_ways ways;          /* of gated products of many rows */
     struct err failed;            /* first failure; sticky, reported by step_end and step_wait */
@@ -518,6 +518,9 @@ int32_t cuda_rank_number(const struct cuda_backend *c);
  * launch_p2p_sum says. False: y holds the sum, or there is one rank. */
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y,
                    const struct norm_args *n, int32_t rows);
+/* Whether `mine` is true on all ranks, which the hosts tell one another: all call it in
+ * the same step, rarely. False also where another rank is gone; then c->failed is set. */
+bool cuda_ranks_all(struct cuda_backend *c, bool mine);
 void cuda_all_reduce(struct backend *b, struct mat x);
 void cuda_square_sums(struct backend *b, struct mat sums, struct mat x);
 void cuda_norm_by_sums(struct backend *b, struct mat x, struct mat sums, int32_t width,

@@ -5,8 +5,8 @@
  * long as that of the bytes, so its threshold grows with the multiprocessors and falls
  * with the bandwidth.
  *
- * They decide what a rank does alone. What ranks must agree on depends on nothing that
- * is measured. */
+ * What ranks must agree on depends on nothing that is measured, and that is more than
+ * sums: also which graph a step has. So ranks measure nothing. */
 #ifndef QUIRE_KERNELS_CUDA_HEURISTICS_SPEED_H
 #define QUIRE_KERNELS_CUDA_HEURISTICS_SPEED_H
 

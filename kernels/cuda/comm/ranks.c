@@ -41,6 +41,23 @@ bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struc
     return false;
 }
 
+bool cuda_ranks_all(struct cuda_backend *c, bool mine)
+{
+    struct comm *m = c->config.comm;
+    float n = mine ? 1 : 0;
+    struct mat one = {.data = &n, .rows = 1, .cols = 1, .stride = 1, .dtype = DTYPE_F32};
+    struct err e = {0};
+
+    if (!m) {
+        return mine;
+    }
+    if (m->ops->all_reduce(m, one, &e) < 0) {
+        c->failed = c->failed.code == 0 ? e : c->failed;
+        return false;
+    }
+    return n == (float)m->n_ranks;
+}
+
 void cuda_all_reduce(struct backend *b, struct mat x)
 {
     struct cuda_backend *c = cuda_of(b);

@@ -1,6 +1,6 @@
 /* What thresholds need to know of the device (heuristics_speed.h): found when a backend
  * opens, measured at the first one of a device, driver and library, and kept beside the
- * timings of products.
+ * timings of products. Over ranks it is what the driver tells, the same on all.
  *
  * The environment variable QUIRE_CUDA_MEMORY_GBS, a number, takes the place of what is
  * measured and of what the driver tells. QUIRE_CUDA_PRODUCTS says what decides between
@@ -74,7 +74,9 @@ int cuda_speed_init(struct cuda_backend *c, struct err *e)
     int32_t told = asked > 0 ? asked : cuda_memory_gbs();
     c->memory_blocks = memory_blocks(told); /* ranks must agree on it */
     c->speed = (struct device_speed){.n_sms = c->n_sms, .memory_gbs = told};
-    if (asked == 0 && !c->config.deterministic) {
+    /* With a shared prefix a step has another graph, and one rank would run its rows
+     * where another pads them. */
+    if (asked == 0 && !c->config.deterministic && !c->config.comm) {
         product_store_memory(&c->products, measure, c);
         if (c->products.memory_gbs > 0) {
             c->speed.memory_gbs = (int32_t)c->products.memory_gbs;

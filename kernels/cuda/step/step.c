@@ -420,17 +420,20 @@ static struct cuda_graph *graph_of(struct cuda_backend *c, int32_t rows)
 
 /* Whether there is memory for another graph. A captured step that fails for lack of
  * memory is lost, and the engine with it; so nothing is captured on a nearly full
- * device, and steps go kernel by kernel. The check is repeated now and then. */
-static bool memory_for_graph(struct cuda_graph *g)
+ * device, and steps go kernel by kernel. The check is repeated now and then. Ranks
+ * capture together or not at all: a graph sums padded rows over them, which a step
+ * without one has not, and what one rank sends the others must wait for. */
+static bool memory_for_graph(struct cuda_backend *c, struct cuda_graph *g)
 {
     enum { SPARE_BYTES = 64 << 20, RETRY_EVERY = 256 };
     size_t free_bytes = 0;
     size_t total_bytes = 0;
 
-    if (g->n_seen % RETRY_EVERY != 2 || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
+    if (g->n_seen % RETRY_EVERY != 2) {
         return false;
     }
-    return free_bytes >= SPARE_BYTES;
+    bool room = cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess;
+    return cuda_ranks_all(c, room && free_bytes >= SPARE_BYTES);
 }
 
 /* The first decode step of a size runs kernel by kernel, which makes everything that is
@@ -461,7 +464,7 @@ bool cuda_replay(struct backend *backend, const struct batch *batch)
         return ok;
     }
     c->recording = g;
-    if (g->n_seen++ > 0 && memory_for_graph(g)) {
+    if (g->n_seen++ > 0 && memory_for_graph(c, g)) {
         c->capturing =
             cuda_check(c, cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal),
                        "capturing a step");
