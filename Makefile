@@ -232,6 +232,8 @@ CUDA_ARCHS ?= sm_80 sm_86 sm_89 sm_90a $(filter sm_100 sm_120,$(shell $(nvcc) --
 CUDA_PTX ?= compute_80 compute_90
 # Compressed for size, the plugin takes a seventh.
 NVCC_FLAGS ?= -O3 -lineinfo $(if $(findstring --compress-mode,$(shell $(nvcc) --help)),--compress-mode=size)
+# The CUDA runtime; scripts/check-ranks has one of its own.
+CUDART ?= -lcudart_static
 cuda_dir := $(BUILD)/cuda
 cuda_objects := $(patsubst %,$(cuda_dir)/%.o,$(wildcard kernels/cuda/*.cu kernels/cuda/*.c kernels/cuda/*/*.cu kernels/cuda/*/*.c))
 # What the plugin uses of config/ and kernels/ it carries itself, hidden; the linker drops the rest.
@@ -271,7 +273,7 @@ $(cuda_dir)/libhost.a: $(cuda_host)
 $(BUILD)/libquire_cuda.so: $(cuda_objects) $(cuda_dir)/libhost.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -shared $(link) -Wl,--gc-sections -Wl,--exclude-libs,ALL -o $@ $^ -L$(CUDA_HOME)/lib64 \
-	    -Wl,--push-state,--as-needed -lcublasLt $(CUDA_LIBS) -Wl,--pop-state -lcudart_static -lstdc++ -lrt -ldl -lm -pthread
+	    -Wl,--push-state,--as-needed -lcublasLt $(CUDA_LIBS) -Wl,--pop-state $(CUDART) -lstdc++ -lrt -ldl -lm -pthread
 
 cuda_flags := $(CUDA_HOME) $(NVCC_FLAGS) $(gencode) $(pic)
 ifneq ($(filter cuda $(BUILD)/libquire_cuda.so,$(MAKECMDGOALS)),)

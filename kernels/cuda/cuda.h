@@ -519,7 +519,7 @@ int32_t cuda_rank_number(const struct cuda_backend *c);
 bool cuda_rank_sum(struct cuda_backend *c, struct mat *out, struct mat *x, struct mat y,
                    const struct norm_args *n, int32_t rows);
 /* Whether `mine` is true on all ranks, which the hosts tell one another: all call it in
- * the same step, rarely. False also where another rank is gone; then c->failed is set. */
+ * the same step, rarely. False also where a rank is gone; then c->failed is set. */
 bool cuda_ranks_all(struct cuda_backend *c, bool mine);
 void cuda_all_reduce(struct backend *b, struct mat x);
 void cuda_square_sums(struct backend *b, struct mat sums, struct mat x);
