@@ -1,4 +1,4 @@
-/* The cuBLASLt of recorder.cpp: any product has an algorithm, which runs nothing. Ranks
+/* The cuBLASLt of recorder.c: any product has an algorithm, which runs nothing. Ranks
  * meet in no product of the library, so none is written down. */
 #include <cublasLt.h>
 

@@ -1,4 +1,4 @@
-/* The libnccl.so.2 of recorder.cpp: calls are told to the recorder. What rank 0 gets
+/* The libnccl.so.2 of recorder.c: calls are told to the recorder. What rank 0 gets
  * from all others in a group is one meeting on each, whatever the number of calls. */
 #include <nccl.h>
 

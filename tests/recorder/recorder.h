@@ -1,4 +1,4 @@
-/* What the files of the recorder share (recorder.cpp). */
+/* What the files of the recorder share (recorder.c). */
 #ifndef QUIRE_TESTS_RECORDER_RECORDER_H
 #define QUIRE_TESTS_RECORDER_RECORDER_H
 

@@ -1,4 +1,4 @@
-/* The CUDA runtime of recorder.cpp but for launches and graphs: an H200 whose work is
+/* The CUDA runtime of recorder.c but for launches and graphs: an H200 whose work is
  * done at once. */
 #include <cuda_runtime_api.h>
 #include <limits.h>
