@@ -3,9 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/slab.h"
 #include "engine/engine_state.h"
 #include "engine/output/emit.h"
 #include "engine/sched/decode/stops.h"
+
+static struct slab requests = SLAB_OF(struct request); /* a step reads a line of each */
 
 static float or_else(float value, float otherwise)
 {
@@ -91,17 +94,16 @@ int request_new_shared(struct request **ret, struct shared_params *params, const
 {
     const struct gen_params *p = &params->params;
     int32_t n_seqs = MAX(MAX(p->best_of, p->beam_width), 1);
-    struct request *r = aligned_alloc(64, (sizeof(*r) + 63) / 64 * 64);
+    struct request *r = slab_take(&requests);
     int32_t *copy = malloc((size_t)MAX(n_prompt, 1) * sizeof(*copy));
     _Atomic int32_t *stop_at = n_seqs > 1 ? malloc((size_t)n_seqs * sizeof(*stop_at)) : NULL;
 
     if (!r || !copy || (n_seqs > 1 && !stop_at)) {
-        free(r);
+        slab_give(&requests, r);
         free(copy);
         free((void *)stop_at);
         return err_nomem(e, "a request");
     }
-    memset(r, 0, sizeof(*r));
     memcpy(copy, prompt, (size_t)n_prompt * sizeof(*copy));
     stop_at = stop_at ? stop_at : &r->only_stop_at;
     for (int32_t i = 0; i < n_seqs; i++) {
@@ -159,7 +161,7 @@ void request_unref(struct request *r)
     if (r->stop_at != &r->only_stop_at) {
         free((void *)r->stop_at);
     }
-    free(r);
+    slab_give(&requests, r);
 }
 
 const char *finish_reason_name(enum finish_reason f)

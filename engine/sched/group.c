@@ -5,9 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/base/slab.h"
 #include "engine/sched/decode/beam.h"
 #include "engine/sched/decode/beam_text.h"
 #include "engine/sched/sched.h"
+
+static struct slab groups = SLAB_OF(struct group); /* a step walks over those that run */
 
 void word_list_release(struct word_list *w)
 {
@@ -242,11 +245,10 @@ int group_new(struct group **ret, struct request *r, const struct word_list *wor
     if (rc < 0) {
         return rc;
     }
-    struct group *g = aligned_alloc(64, (sizeof(*g) + 63) / 64 * 64);
+    struct group *g = slab_take(&groups);
     if (!g) {
         return err_nomem(e, "a request");
     }
-    memset(g, 0, sizeof(*g));
     g->request = r;
     g->width = width;
     if (words) {
@@ -273,5 +275,5 @@ void group_free(struct group *g)
         return;
     }
     free(g->text_start);
-    free(g);
+    slab_give(&groups, g);
 }

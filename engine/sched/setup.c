@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "config/base/slab.h"
 #include "engine/sched/decode/beam_text.h"
 #include "engine/sched/decode/pack_impl.h"
 #include "engine/sched/sched_impl.h"
@@ -16,13 +17,23 @@ static void *array(int64_t n, size_t size)
     return calloc((size_t)MAX(n, 1), size);
 }
 
+/* The same, in memory that is touched here: a step uses some at random places, where
+ * the system would else map one page after the other inside of steps. */
+static void *touched_array(int64_t n, size_t size)
+{
+    size_t n_bytes = (size_t)MAX(n, 1) * size;
+    void *p = huge_alloc(n_bytes);
+
+    return p ? memset(p, 0, n_bytes) : NULL;
+}
+
 int kvpool_init(struct kvpool *p, int32_t n_blocks, struct err *e)
 {
     *p = (struct kvpool){.n_blocks = n_blocks,
                          .n_free = n_blocks,
                          .first = n_blocks > 0 ? 0 : -1,
                          .last = n_blocks - 1};
-    p->block = array(n_blocks, sizeof(*p->block));
+    p->block = touched_array(n_blocks, sizeof(*p->block));
     if (!p->block) {
         return err_nomem(e, "the block pool");
     }
@@ -52,12 +63,12 @@ int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int3
     px->n_peers = n_groups - 1;
     px->hash_mask = hash_bits == 0 ? (struct block_hash){UINT64_MAX, UINT64_MAX}
                                    : (struct block_hash){(UINT64_C(1) << hash_bits) - 1, 0};
-    px->entry = array(pool->n_blocks, sizeof(*px->entry));
-    px->token = array((int64_t)pool->n_blocks * block_size, sizeof(*px->token));
-    px->bucket = array(buckets, sizeof(*px->bucket));
+    px->entry = touched_array(pool->n_blocks, sizeof(*px->entry));
+    px->token = touched_array((int64_t)pool->n_blocks * block_size, sizeof(*px->token));
+    px->bucket = touched_array(buckets, sizeof(*px->bucket));
     if (n_groups > 1) {
-        px->peer = array((int64_t)pool->n_blocks * px->n_peers, sizeof(*px->peer));
-        px->owner = array(pool->n_blocks, sizeof(*px->owner));
+        px->peer = touched_array((int64_t)pool->n_blocks * px->n_peers, sizeof(*px->peer));
+        px->owner = touched_array(pool->n_blocks, sizeof(*px->owner));
     }
     if (!px->entry || !px->token || !px->bucket || (n_groups > 1 && (!px->peer || !px->owner))) {
         prefix_release(px);
@@ -68,10 +79,7 @@ int prefix_init(struct prefix *px, struct kvpool *pool, int32_t block_size, int3
         memset(px->peer, -1, n * (size_t)px->n_peers * sizeof(*px->peer));
         memset(px->owner, -1, n * sizeof(*px->owner));
     }
-    /* All is touched here: later the system would map it page by page, inside of
-     * steps. */
     memset(px->bucket, -1, buckets * sizeof(*px->bucket));
-    memset(px->token, -1, (size_t)pool->n_blocks * (size_t)block_size * sizeof(*px->token));
     for (int32_t b = 0; b < pool->n_blocks; b++) {
         px->entry[b].next = -1;
     }
