@@ -26,6 +26,21 @@ static void add_item(struct sched *s, struct plan *p, const struct plan_item *it
 
 /* ---- decodes ---- */
 
+/* The item is written where it stays, field by field: the copy of one that was just
+ * made waits for the stores of its fields. */
+static void add_decode(struct sched *s, struct plan *p, struct seq *q)
+{
+    struct plan_item *it = &p->item[p->n_items++];
+
+    it->seq = q;
+    it->first = q->n_computed;
+    it->n = it->n_sampled = 1;
+    it->n_verify = it->score_offset = it->n_scores = 0;
+    it->src_row = -1;
+    it->last_prompt = false;
+    s->tokens_left--;
+}
+
 /* Preempt the newest groups until there are blocks for the next tokens of `g`. False:
  * `g` itself was preempted. */
 static bool free_blocks_for(struct sched *s, struct group *g)
@@ -99,9 +114,7 @@ bool plan_decode(struct sched *s, struct group *g, struct plan *p)
             continue; /* at max_tokens: its last token is in flight */
         }
         seq_own_next_block(s, q, p);
-        add_item(s, p,
-                 &(struct plan_item){
-                     .seq = q, .first = q->n_computed, .n = 1, .n_sampled = 1, .src_row = -1});
+        add_decode(s, p, q);
     }
     return true;
 }

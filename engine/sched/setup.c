@@ -454,6 +454,7 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     }
     p->shadow = malloc((size_t)(groups * seqs * p->table_width) * sizeof(*p->shadow));
     p->packed = array(seqs, sizeof(*p->packed));
+    p->kept_row = unset_array(seqs, sizeof(*p->kept_row));
     p->table_update = unset_array(PACK_RUNS * groups * seqs, sizeof(*p->table_update));
     p->table_block = unset_array(groups * seqs * p->table_width, sizeof(*p->table_block));
     p->token = unset_array(tokens, sizeof(*p->token));
@@ -467,14 +468,15 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->lcp_blocks = unset_array(seqs, sizeof(*p->lcp_blocks));
     p->logits_token = unset_array(c->max_logits, sizeof(*p->logits_token));
     p->sample = unset_array(c->max_logits, sizeof(*p->sample));
+    p->sample_kept = array(c->max_logits, sizeof(*p->sample_kept));
     p->token_bias = unset_array(p->bias_cap, sizeof(*p->token_bias));
     p->bias_at = array(c->vocab, sizeof(*p->bias_at));
     p->mask_word = unset_array(seqs * p->mask_words, sizeof(*p->mask_word));
     p->mask = unset_array(seqs * p->mask_words, sizeof(*p->mask));
     p->mask_order = array(seqs, sizeof(*p->mask_order));
-    if (!p->shadow || !p->packed || !p->table_update || !p->table_block || !p->token ||
-        !p->token_src || !p->position || !p->slot || !p->group_slot || !p->q_start || !p->kv_len ||
-        !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->token_bias ||
+    if (!p->shadow || !p->packed || !p->kept_row || !p->table_update || !p->table_block ||
+        !p->token || !p->token_src || !p->position || !p->slot || !p->group_slot || !p->q_start || !p->kv_len ||
+        !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->sample_kept || !p->token_bias ||
         !p->bias_at || !p->mask_word || !p->mask || !p->mask_order) {
         packer_free(p);
         return err_nomem(e, "the packer");
@@ -491,6 +493,7 @@ void packer_free(struct packer *p)
     }
     free(p->shadow);
     free(p->packed);
+    free(p->kept_row);
     free(p->table_update);
     free(p->table_block);
     free(p->token);
@@ -504,6 +507,7 @@ void packer_free(struct packer *p)
     free(p->lcp_blocks);
     free(p->logits_token);
     free(p->sample);
+    free(p->sample_kept);
     free(p->token_bias);
     free(p->bias_at);
     free(p->mask_word);

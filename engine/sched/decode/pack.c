@@ -76,6 +76,12 @@ static int32_t common_blocks(const struct packer *p, const struct seq *a, const 
     return n;
 }
 
+/* Whether the step before had an item right behind `before`; NULL: as its first one. */
+static bool was_behind(const struct packed_slot *slot, uint64_t step, const struct seq *before)
+{
+    return slot->step == step - 1 && slot->before == (before ? before->slot : -1);
+}
+
 /* The blocks that an item's sequence shares with the one before it. If the step before
  * had these two next to each other, all but what has changed is known: n_synced and
  * before_synced blocks of their tables have not. */
@@ -83,12 +89,12 @@ static int32_t pack_common(struct packer *p, uint64_t step, const struct seq *be
                            const struct seq *q, int32_t n_synced)
 {
     struct packed_slot *slot = &p->packed[q->slot];
-    bool again = slot->step == step - 1 && slot->before == before->slot;
-    int32_t n_known = again ? MIN(slot->n_common, MIN(n_synced, p->before_synced)) : 0;
+    int32_t n_known = was_behind(slot, step, before)
+                          ? MIN(slot->n_common, MIN(n_synced, p->before_synced))
+                          : 0;
 
-    slot->step = step;
-    slot->before = before->slot;
-    slot->n_common = common_blocks(p, before, q, n_known);
+    slot->before = before ? before->slot : -1;
+    slot->n_common = before ? common_blocks(p, before, q, n_known) : 0;
     return slot->n_common;
 }
 
@@ -232,31 +238,45 @@ static void keep_row(struct packer *p, const struct seq *q)
 {
     const struct group *g = q->group;
     const struct gen_params *params = &g->request->params;
-    struct packed_slot *kept = &p->packed[q->slot];
+    struct packed_slot *slot = &p->packed[q->slot];
+    struct sample_row *row = &p->kept_row[q->slot];
 
-    seq_sample_row(&kept->row, q, 0, 0);
-    kept->row.kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
+    seq_sample_row(row, q, 0, 0);
+    row->kind = g->beam ? SAMPLE_CANDIDATES : SAMPLE_TOKEN;
     /* best_of ranks by them */
-    kept->row.n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
-    kept->row.n_candidates = g->beam ? g->beam->n_candidates : 0;
-    kept->bare_from =
-        params->n_bias > 0 || g->words.n > 0 || g->mask >= 0 ? INT32_MAX : params->min_tokens;
+    row->n_logprobs = MAX(params->n_logprobs, params->best_of > params->n ? 0 : -1);
+    row->n_candidates = g->beam ? g->beam->n_candidates : 0;
+    slot->kept = ++p->n_kept;
+    bool is_bare = params->n_bias == 0 && g->words.n == 0 && g->mask < 0;
+    slot->bare_from =
+        is_bare ? (int32_t)MIN((int64_t)g->n_prompt + params->min_tokens, INT32_MAX) : INT32_MAX;
+}
+
+/* Appends a sampling row, to be filled. */
+static struct sample_row *next_row(struct packer *p, struct batch *b)
+{
+    p->sample_kept[b->n_samples] = 0;
+    return &p->sample[b->n_samples++];
 }
 
 /* Appends the sampling row for the token at `position`, by the group's parameters, and
- * returns it. */
+ * returns it. Mostly the step before has left the same one in its place. */
 static struct sample_row *add_sample_row(struct packer *p, struct batch *b, const struct seq *q,
                                          int32_t position)
 {
-    const struct packed_slot *kept = &p->packed[q->slot];
-    struct sample_row *row = &p->sample[b->n_samples++];
-    int32_t n_generated = position - q->group->n_prompt;
+    const struct packed_slot *slot = &p->packed[q->slot];
+    int32_t i = b->n_samples++;
+    struct sample_row *row = &p->sample[i];
 
-    *row = kept->row;
+    if (p->sample_kept[i] != slot->kept) {
+        *row = p->kept_row[q->slot];
+        p->sample_kept[i] = slot->kept;
+    }
     row->logits_row = b->n_logits;
     row->position = position;
-    if (n_generated < kept->bare_from) {
-        pack_slices(p, b, q, n_generated);
+    if (position < slot->bare_from) {
+        p->sample_kept[i] = 0;
+        pack_slices(p, b, q, position - q->group->n_prompt);
         row->bias_first = p->bias_first;
         row->n_bias = p->n_bias;
         row->mask_first = p->mask_first;
@@ -276,7 +296,7 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
     for (int32_t i = 0; i < it->n_scores; i++) {
         int32_t position = it->first + it->score_offset + i + 1;
         p->logits_token[b->n_logits] = b->n_tokens + it->score_offset + i;
-        p->sample[b->n_samples++] = (struct sample_row){.logits_row = b->n_logits,
+        *next_row(p, b) = (struct sample_row){.logits_row = b->n_logits,
                                                         .kind = SAMPLE_SCORE,
                                                         .top_p = 1,
                                                         .repetition_penalty = 1,
@@ -310,12 +330,9 @@ static void pack_samples(struct packer *p, struct batch *b, const struct plan_it
     struct sample_row *row = add_sample_row(p, b, it->seq, it->first + it->n);
     p->logits_token[b->n_logits] = b->n_tokens + it->n - 1;
     for (int32_t i = 1; i < it->n_sampled; i++) { /* they differ by their seeds alone */
-        row[i] = row[0];
-        row[i].seed = it->seq->group->seq[i].seed;
-        b->n_samples++;
-    }
-    if (it->n_sampled > 1) {
-        row->seed = it->seq->group->seq[0].seed;
+        struct sample_row *sibling = next_row(p, b);
+        *sibling = *row;
+        sibling->seed = it->seq->group->seq[i].seed;
     }
     b->n_logits++;
 }
@@ -323,6 +340,7 @@ static void pack_samples(struct packer *p, struct batch *b, const struct plan_it
 static void pack_item(struct packer *p, struct batch *b, const struct plan_item *it,
                       const struct seq *before)
 {
+    struct packed_slot *slot = &p->packed[it->seq->slot];
     int32_t i = b->n_seqs, n_synced = synced_blocks(p, it->seq);
 
     if (n_synced == 0) {
@@ -338,9 +356,65 @@ static void pack_item(struct packer *p, struct batch *b, const struct plan_item 
     p->q_start[i] = b->n_tokens;
     p->kv_len[i] = it->first + it->n;
     p->row[i] = it->seq->slot;
-    p->lcp_blocks[i] = before ? pack_common(p, b->step, before, it->seq, n_synced) : 0;
-    p->before_synced = n_synced;
+    p->lcp_blocks[i] = pack_common(p, b->step, before, it->seq, n_synced);
     b->n_tokens += it->n;
+    b->n_seqs++;
+    slot->kv_len = it->first + it->n;
+    slot->token_slot = p->slot[b->n_tokens - 1];
+    slot->step = b->step;
+    p->before_synced = n_synced;
+    p->before_unchanged = false;
+}
+
+/* Whether an item decodes a token, and nothing else, in one KV group. */
+static bool is_plain(const struct packer *p, const struct plan_item *it)
+{
+    return p->c.n_kv_groups == 1 && it->n == 1 && it->n_sampled == 1 && it->n_scores == 0;
+}
+
+/* pack_item of a plain one. While its block table does not change, what was found in
+ * the step before holds, and nothing of the table is read. */
+static void pack_plain(struct packer *p, struct batch *b, const struct plan_item *it,
+                       const struct seq *before)
+{
+    struct seq *q = it->seq;
+    const struct block_table *t = &q->table[0];
+    struct packed_slot *slot = &p->packed[q->slot];
+    int32_t i = b->n_seqs, at = b->n_tokens, n_synced = t->n_synced;
+    int32_t position = it->first, size = p->c.block_size, offset = position % size;
+    bool unchanged = n_synced == t->n_blocks;
+
+    if (!unchanged) {
+        if (n_synced == 0) {
+            keep_row(p, q);
+        }
+        pack_table(p, b, q, 0);
+    }
+    if (!unchanged || offset == 0 || slot->kv_len != position) {
+        slot->token_slot = t->block[position / size] * size + offset;
+    } else {
+        slot->token_slot++;
+    }
+    slot->kv_len = position + 1;
+    p->token[at] = it->src_row >= 0 ? 0 : seq_token(q, position);
+    p->token_src[at] = it->src_row;
+    p->position[at] = position;
+    p->slot[at] = slot->token_slot;
+    assert(b->n_samples == it->sample_first);
+    p->logits_token[b->n_logits] = at;
+    add_sample_row(p, b, q, position + 1);
+    b->n_logits++;
+    p->q_start[i] = at;
+    p->kv_len[i] = position + 1;
+    p->row[i] = q->slot;
+    if (!unchanged || !p->before_unchanged || !was_behind(slot, b->step, before)) {
+        pack_common(p, b->step, before, q, n_synced);
+    }
+    p->lcp_blocks[i] = slot->n_common;
+    slot->step = b->step;
+    p->before_synced = n_synced;
+    p->before_unchanged = unchanged;
+    b->n_tokens++;
     b->n_seqs++;
 }
 
@@ -373,8 +447,16 @@ void pack_batch(struct packer *p, const struct plan *plan, struct batch *ret)
     };
 
     p->slice_group = NULL;
+    p->before_synced = 0;
+    p->before_unchanged = true; /* nothing stands in front of the first */
     for (int32_t i = 0; i < plan->n_items; i++) {
-        pack_item(p, &b, &plan->item[i], i > 0 ? plan->item[i - 1].seq : NULL);
+        const struct plan_item *it = &plan->item[i];
+        const struct seq *before = i > 0 ? it[-1].seq : NULL;
+        if (is_plain(p, it)) {
+            pack_plain(p, &b, it, before);
+        } else {
+            pack_item(p, &b, it, before);
+        }
     }
     p->q_start[b.n_seqs] = b.n_tokens;
     *ret = b;

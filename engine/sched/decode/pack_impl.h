@@ -8,15 +8,16 @@
  * all that follow. */
 enum { PACK_RUNS = 4 };
 
-/* What is kept of the sequence in a slot from step to step. */
+/* What is kept of the sequence in a slot from step to step, beside its kept_row. */
 struct packed_slot {
-    struct sample_row row; /* of its sampling rows, without biases and masks, for no position */
-    /* generated tokens from which on they have neither biases nor a mask that is sent
-     * with the step */
+    uint64_t kept; /* number of its kept_row, from 1 */
+    /* position from which on its sampling rows have neither biases nor a mask that is
+     * sent with the step */
     int32_t bare_from;
-    /* Blocks in common with the sequence in front of it, when it was an item last but
-     * not the first: in which step, the other's slot, and how many. */
-    int32_t before, n_common;
+    /* When it was an item last: in which step, the slot of the sequence in front of it,
+     * -1: none, the blocks in common with that one, tokens up to its last one, and
+     * where that went in KV group 0. */
+    int32_t before, n_common, kv_len, token_slot;
     uint64_t step;
 };
 
@@ -26,6 +27,10 @@ struct packer {
     /* [n_kv_groups, max_num_seqs, table_width] by slot, the backend's block tables */
     int32_t *shadow;
     struct packed_slot *packed; /* [max_num_seqs] by slot */
+    /* [max_num_seqs] by slot, what the sampling rows of a sequence have in common:
+     * without biases and masks, for no position */
+    struct sample_row *kept_row;
+    uint64_t n_kept; /* kept rows made so far */
 
     /* Arrays of struct batch. */
 
@@ -36,6 +41,9 @@ struct packer {
     int32_t *q_start, *kv_len, *row, *lcp_blocks; /* [max_num_seqs + 1] */
     int32_t *logits_token;                        /* [max_logits] */
     struct sample_row *sample;                    /* [max_logits] */
+    /* [max_logits] number of the kept_row that sample[i] is, but for logits_row,
+     * position and late_mask; 0: of none */
+    uint64_t *sample_kept;
     struct token_bias *token_bias;                /* [bias_cap] */
     int64_t bias_cap;                             /* max_num_seqs * LIMIT_ROW_BIASES */
     /* [vocab] index in token_bias where an id was written last, maybe in another
@@ -48,7 +56,9 @@ struct packer {
     uint32_t *mask;       /* [max_num_seqs, mask_words] */
     uint64_t *mask_order; /* [max_num_seqs] its group's order + 1; 0: no mask was made */
 
-    int32_t before_synced; /* blocks of the item packed last that had not changed */
+    /* Of the item packed last: blocks that had not changed, and whether none had */
+    int32_t before_synced;
+    bool before_unchanged;
 
     /* The bias slice and mask written last, which rows of one group share. */
     const struct group *slice_group;
