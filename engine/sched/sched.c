@@ -45,6 +45,9 @@ static void add_decode(struct sched *s, struct plan *p, struct seq *q)
  * `g` itself was preempted. */
 static bool free_blocks_for(struct sched *s, struct group *g)
 {
+    if (g->n_live * s->c.n_kv_groups <= kvpool_available(&s->pool)) {
+        return true; /* each takes at most one in each KV group */
+    }
     int32_t need = decode_need(s, &s->pool, g);
 
     while (kvpool_available(&s->pool) < need) {

@@ -278,8 +278,6 @@ FETCH void fetch_ahead(const struct plan *p, int32_t i, bool commits)
         __builtin_prefetch(&q->group->commit_step);
         if (commits) {
             __builtin_prefetch(q->out + q->n_out, 1);
-        } else {
-            __builtin_prefetch(q->table[0].block + q->table[0].n_blocks - 1);
         }
     }
     if (i + REQUEST_AHEAD < p->n_items) {

@@ -94,7 +94,7 @@ static int64_t beam_bytes_most(int32_t max_len)
 int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
 {
     struct carver at = {.base = base};
-    struct seq *seq = carve(&at, g->width, sizeof(*seq));
+    struct seq *seq = g->width > 1 ? carve(&at, g->width, sizeof(*seq)) : &g->first;
     struct beam *beam = g->beams ? carve_beam(g, c, &at) : NULL;
     int32_t n_groups = sched_kv_groups(c), n_states = sched_states_before(c, n_groups);
 
@@ -105,7 +105,11 @@ int64_t group_lay_out(struct group *g, const struct sched_config *c, char *base)
         if (!base) {
             continue;
         }
-        seq[i] = (struct seq){.out = out, .spare = spare};
+        if (seq != &g->first) {
+            seq[i] = (struct seq){0};
+        }
+        seq[i].out = out;
+        seq[i].spare = spare;
         for (int32_t k = 0; k < n_groups; k++) {
             seq[i].table[k].block = block + (int64_t)k * g->max_blocks;
         }
@@ -154,10 +158,12 @@ bool group_start(struct sched *s, struct group *g)
         q->n_tokens = g->n_prompt;
         q->seed = seq_seed(g->request->seed, i);
     }
-    g->seq[0].state = g->first.state;
-    g->seq[0].chain = g->first.chain; /* as looked up in the prefix cache */
-    g->seq[0].constraint = g->first.constraint;
-    g->first.constraint = NULL;
+    if (g->seq != &g->first) {
+        g->seq[0].state = g->first.state;
+        g->seq[0].chain = g->first.chain; /* as looked up in the prefix cache */
+        g->seq[0].constraint = g->first.constraint;
+        g->first.constraint = NULL;
+    }
     if (g->beam && g->text_start) {
         g->beam->text->piece = &s->text;
         g->beam->text->live[0] = (struct text_state){.detok = *g->text_start};
@@ -174,6 +180,7 @@ void group_end_memory(struct sched *s, struct group *g)
     g->memory = NULL;
     g->beam = NULL;
     g->first.constraint = g->seq[0].constraint;
+    g->first.out = NULL;
     g->seq = &g->first;
     g->n_seqs = 1;
 }

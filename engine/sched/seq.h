@@ -2,8 +2,8 @@
  *
  * A request is a group: one prompt, `width` sequences (best_of samples, or beams). A
  * group is scheduled, preempted, swapped and resumed whole. Until its first admission
- * it has only the request's parameters and one sequence; its other sequences, their
- * block tables and the state of a beam search are made when it starts, in memory of the
+ * it has only the request's parameters and one sequence; several sequences, their block
+ * tables and the state of a beam search are made when it starts, in memory of the
  * scheduler's regions, which it gives back when it is freed (sched_start.c). A group's
  * states and the function behind each arrow:
  *
@@ -119,7 +119,7 @@ void word_list_release(struct word_list *w);
 /* What every decode step reads or writes stands first, in two cache lines. */
 struct group {
     struct request *request; /* borrowed; outlives the group */
-    struct seq *seq;         /* [n_seqs] in `memory`; &first until it has started */
+    struct seq *seq; /* [n_seqs] in `memory`; &first until it has started, or of width 1 */
     struct beam *beam;       /* in `memory`; NULL: sampling, or not started */
     /* RUNNING, SWAPPED, ENDED: links of the queue that its state names. WAITING: of a
      * leftist heap, the right child and the parent. */
@@ -142,7 +142,9 @@ struct group {
     /* For the histograms; 0: not yet. */
     int64_t first_token_us, last_token_us, admitted_us;
 
-    uint64_t order;           /* arrival number, from sched_add: smaller is older */
+    uint64_t order;   /* arrival number, from sched_add: smaller is older */
+    struct seq first; /* at the beginning of a line */
+
     int32_t priority;         /* 0 unless the policy is priority */
     int32_t tenant;           /* 0 unless the policy is fair */
     int32_t max_blocks;       /* of one sequence */
@@ -162,10 +164,9 @@ struct group {
      * Owned. */
     struct detokenizer *text_start;
 
-    int64_t n_bytes;  /* of `memory`: everything that it may come to need */
-    void *memory;     /* from the scheduler's regions; NULL: it has not started */
-    int32_t n_seqs;   /* width, or 1 until it has started */
-    struct seq first; /* of a group that has not started */
+    int64_t n_bytes; /* of `memory`: everything that it may come to need */
+    void *memory;    /* from the scheduler's regions; NULL: it has not started */
+    int32_t n_seqs;  /* width, or 1 until it has started */
 
     int32_t finish;    /* how the group's open choices end: enum finish_reason, set by sched_end */
     const char *error; /* static sentence for the client, or NULL */
