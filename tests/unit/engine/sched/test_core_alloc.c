@@ -65,15 +65,6 @@ static int make_group_of(struct gen_params p, struct err *e)
     return rc;
 }
 
-static int make_samples(struct err *e)
-{
-    struct gen_params p = rig_params();
-
-    p.n = p.best_of = 3;
-    p.repetition_penalty = 1.5F;
-    return make_group_of(p, e);
-}
-
 static int make_beams(struct err *e)
 {
     struct gen_params p = rig_params();
@@ -97,10 +88,49 @@ static void a_packer_that_finds_no_memory_says_so(void **state)
     assert_survives(make_packer);
 }
 
+static struct group *group_without_memory(struct request *r)
+{
+    struct group *g = NULL;
+    struct err e = {0};
+
+    counting = true;
+    countdown = 0;
+    int rc = group_new(&g, r, NULL, &config, &e);
+    counting = false;
+    countdown = -1;
+    assert_true(rc == 0 || (rc == ERR_NOMEM && e.code == ERR_NOMEM));
+    return g;
+}
+
+/* Groups are made in pages that stay: the last one that fits makes the next one fail. */
+static void a_group_that_finds_no_page_says_so(void **state)
+{
+    (void)state;
+    enum { MOST = 10000 };
+    static struct group *g[MOST];
+    struct gen_params p = rig_params();
+    struct request r = {.params = p, .prompt = prompt, .n_prompt = ARRAY_LEN(prompt)};
+    int32_t n = 0;
+
+    r.params.n = r.params.best_of = 3;
+    r.params.repetition_penalty = 1.5F;
+    if (!REPLACED_MALLOC) {
+        skip();
+    }
+    while (n < MOST && (g[n] = group_without_memory(&r))) {
+        n++;
+    }
+    assert_true(n < MOST);
+    while (n > 0) {
+        group_free(g[--n]);
+    }
+}
+
 static void a_group_that_finds_no_memory_says_so(void **state)
 {
     (void)state;
-    assert_survives(make_samples);
+    struct err e;
+    assert_int_equal(make_beams(&e), 0); /* takes the page that groups are in */
     assert_survives(make_beams);
 }
 
@@ -109,6 +139,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_scheduler_that_finds_no_memory_says_so),
         cmocka_unit_test(a_packer_that_finds_no_memory_says_so),
+        cmocka_unit_test(a_group_that_finds_no_page_says_so),
         cmocka_unit_test(a_group_that_finds_no_memory_says_so),
     };
 
