@@ -55,23 +55,20 @@ static int make_plan(struct err *e)
     return rc;
 }
 
-static int make_group_of(struct gen_params p, struct err *e)
+/* Checks its allowed ids, for which it takes memory beside the group's own. */
+static int make_allowed(struct err *e)
 {
+    static int32_t allowed[] = {5, 6}, stop[] = {5};
     struct group *g = NULL;
-    struct request r = {.params = p, .prompt = prompt, .n_prompt = ARRAY_LEN(prompt)};
-    int rc = group_new(&g, &r, NULL, &config, e);
+    struct request r = {.params = rig_params(), .prompt = prompt, .n_prompt = ARRAY_LEN(prompt)};
 
+    r.params.n_allowed = ARRAY_LEN(allowed);
+    r.params.allowed_token = allowed;
+    r.params.n_stop_token = ARRAY_LEN(stop);
+    r.params.stop_token = stop;
+    int rc = group_new(&g, &r, NULL, &config, e);
     group_free(g);
     return rc;
-}
-
-static int make_beams(struct err *e)
-{
-    struct gen_params p = rig_params();
-
-    p.beam_width = p.best_of = p.n = 3;
-    p.n_logprobs = 2;
-    return make_group_of(p, e);
 }
 
 static void a_scheduler_that_finds_no_memory_says_so(void **state)
@@ -130,8 +127,8 @@ static void a_group_that_finds_no_memory_says_so(void **state)
 {
     (void)state;
     struct err e;
-    assert_int_equal(make_beams(&e), 0); /* takes the page that groups are in */
-    assert_survives(make_beams);
+    assert_int_equal(make_allowed(&e), 0); /* takes the page that groups are in */
+    assert_survives(make_allowed);
 }
 
 int main(void)
