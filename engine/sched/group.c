@@ -11,6 +11,7 @@
 #include "engine/sched/sched.h"
 
 static struct slab groups = SLAB_OF(struct group); /* a step walks over those that run */
+_Static_assert(offsetof(struct group, first) % 64 == 0, "`first` begins a cache line");
 
 void word_list_release(struct word_list *w)
 {

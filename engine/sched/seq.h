@@ -119,7 +119,7 @@ void word_list_release(struct word_list *w);
 /* What every decode step reads or writes stands first, in two cache lines. */
 struct group {
     struct request *request; /* borrowed; outlives the group */
-    struct seq *seq; /* [n_seqs] in `memory`; &first until it has started, or of width 1 */
+    struct seq *seq;         /* [n_seqs] in `memory`; &first until it has started, or of width 1 */
     struct beam *beam;       /* in `memory`; NULL: sampling, or not started */
     /* RUNNING, SWAPPED, ENDED: links of the queue that its state names. WAITING: of a
      * leftist heap, the right child and the parent. */

@@ -475,9 +475,10 @@ int packer_new(struct packer **ret, const struct sched_config *c, struct err *e)
     p->mask = unset_array(seqs * p->mask_words, sizeof(*p->mask));
     p->mask_order = array(seqs, sizeof(*p->mask_order));
     if (!p->shadow || !p->packed || !p->kept_row || !p->table_update || !p->table_block ||
-        !p->token || !p->token_src || !p->position || !p->slot || !p->group_slot || !p->q_start || !p->kv_len ||
-        !p->row || !p->lcp_blocks || !p->logits_token || !p->sample || !p->sample_kept || !p->token_bias ||
-        !p->bias_at || !p->mask_word || !p->mask || !p->mask_order) {
+        !p->token || !p->token_src || !p->position || !p->slot || !p->group_slot || !p->q_start ||
+        !p->kv_len || !p->row || !p->lcp_blocks || !p->logits_token || !p->sample ||
+        !p->sample_kept || !p->token_bias || !p->bias_at || !p->mask_word || !p->mask ||
+        !p->mask_order) {
         packer_free(p);
         return err_nomem(e, "the packer");
     }

@@ -89,9 +89,8 @@ static int32_t pack_common(struct packer *p, uint64_t step, const struct seq *be
                            const struct seq *q, int32_t n_synced)
 {
     struct packed_slot *slot = &p->packed[q->slot];
-    int32_t n_known = was_behind(slot, step, before)
-                          ? MIN(slot->n_common, MIN(n_synced, p->before_synced))
-                          : 0;
+    int32_t n_known =
+        was_behind(slot, step, before) ? MIN(slot->n_common, MIN(n_synced, p->before_synced)) : 0;
 
     slot->before = before ? before->slot : -1;
     slot->n_common = before ? common_blocks(p, before, q, n_known) : 0;
@@ -297,15 +296,15 @@ static void pack_scores(struct packer *p, struct batch *b, const struct plan_ite
         int32_t position = it->first + it->score_offset + i + 1;
         p->logits_token[b->n_logits] = b->n_tokens + it->score_offset + i;
         *next_row(p, b) = (struct sample_row){.logits_row = b->n_logits,
-                                                        .kind = SAMPLE_SCORE,
-                                                        .top_p = 1,
-                                                        .repetition_penalty = 1,
-                                                        .n_logprobs = n_top,
-                                                        .target = seq_token(it->seq, position),
-                                                        .position = position,
-                                                        .row = it->seq->slot,
-                                                        .n_prompt = it->seq->group->n_prompt,
-                                                        .mask_first = -1};
+                                              .kind = SAMPLE_SCORE,
+                                              .top_p = 1,
+                                              .repetition_penalty = 1,
+                                              .n_logprobs = n_top,
+                                              .target = seq_token(it->seq, position),
+                                              .position = position,
+                                              .row = it->seq->slot,
+                                              .n_prompt = it->seq->group->n_prompt,
+                                              .mask_first = -1};
         b->n_logits++;
     }
 }

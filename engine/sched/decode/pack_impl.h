@@ -44,8 +44,8 @@ struct packer {
     /* [max_logits] number of the kept_row that sample[i] is, but for logits_row,
      * position and late_mask; 0: of none */
     uint64_t *sample_kept;
-    struct token_bias *token_bias;                /* [bias_cap] */
-    int64_t bias_cap;                             /* max_num_seqs * LIMIT_ROW_BIASES */
+    struct token_bias *token_bias; /* [bias_cap] */
+    int64_t bias_cap;              /* max_num_seqs * LIMIT_ROW_BIASES */
     /* [vocab] index in token_bias where an id was written last, maybe in another
      * step */
     int32_t *bias_at;

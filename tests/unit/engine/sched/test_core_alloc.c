@@ -99,7 +99,7 @@ static struct group *group_without_memory(struct request *r)
     return g;
 }
 
-/* Groups are made in pages that stay: the last one that fits makes the next one fail. */
+/* Groups are in pages that stay: behind the last one that fits, the next one fails. */
 static void a_group_that_finds_no_page_says_so(void **state)
 {
     (void)state;
