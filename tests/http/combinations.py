@@ -78,17 +78,18 @@ class Counts:
     def __init__(self):
         self.runs = self.asked = self.accepted = self.refused = self.busy = self.left = (
             self.preempted
-        ) = 0
+        ) = self.long = 0
 
-    def add(self, status):
+    def add(self, status, case):
         self.asked += 1
+        self.long += case.is_long()
         self.accepted += status == 200
         self.refused += 400 <= status < 429
         self.busy += status in (429, 503)
 
     def __str__(self):
         return (
-            f"{self.runs} combinations, {self.asked} requests: "
+            f"{self.runs} combinations, {self.asked} requests, {self.long} of them long: "
             f"{self.accepted} accepted, {self.refused} refused, "
             f"{self.busy} turned away, {self.left} clients left, {self.preempted} preemptions"
         )
@@ -101,7 +102,7 @@ def with_ids(case, facts):
         or "return_token_ids" not in facts.schemas[case.route]["properties"]
     ):
         return case
-    return Case(case.route, case.body | {"return_token_ids": True}, case.spoiled, case.clean, case.rough)
+    return case.with_body(case.body | {"return_token_ids": True})
 
 
 async def ask(rig, case, key=None, patient=True):
@@ -113,7 +114,7 @@ async def ask(rig, case, key=None, patient=True):
             break
         await asyncio.sleep(wait)
     if rig.counts:
-        rig.counts.add(answer.status)
+        rig.counts.add(answer.status, case)
     return check(case, answer, rig.facts)
 
 

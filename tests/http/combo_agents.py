@@ -4,7 +4,7 @@ in one body and in events."""
 
 import json
 
-from combo_draw import Case
+from combo_draw import CUT, Case
 
 # Fields of a chat that an API has under some name, or that say nothing about the text.
 SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed",
@@ -84,13 +84,13 @@ def same_meaning(case, route):
 
 
 def over(case, route):
-    """The chat as a case of the other route; None: it cannot be one."""
+    """The chat as a case of the other route, where nothing cuts a prompt; None: it cannot be one."""
     body = case.body
     most = body.get("max_completion_tokens") or body.get("max_tokens")
-    if case.route != "/v1/chat/completions" or case.spoiled or case.rough or not most:
+    if case.route != "/v1/chat/completions" or case.spoiled or case.rough or body.get(CUT) or not most:
         return None
     made = (as_responses if route == RESPONSES else as_messages)(body, most)
-    return Case(route, made)
+    return Case(route, made, padding=case.padding)
 
 
 # ---- the answer ----

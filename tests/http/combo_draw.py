@@ -41,6 +41,8 @@ ODD_TEXTS = [
 ROUTES = {"/v1/completions": 60, "/v1/chat/completions": 30, "/tokenize": 10, "/detokenize": 10}
 SKIP = object()
 GENERATING = ("/v1/completions", "/v1/chat/completions")
+SHORT_BODY = 32 * 1024  # bytes of the longest body that workers do not handle
+CUT = "truncate_prompt_tokens"
 
 
 class Raw(str):
@@ -583,18 +585,30 @@ class Case:
 
     `spoiled`: the one field with a value that its schema refuses. `rough`: rules between
     fields may be broken, too, and a refusal may name any of them. `clean`: it must be
-    answered with 200.
+    answered with 200. `padding`: bytes of white space among the members and behind them.
     """
 
-    def __init__(self, route, body, spoiled=None, clean=False, rough=False):
+    def __init__(self, route, body, spoiled=None, clean=False, rough=False, padding=0):
         self.route, self.body = route, body
         self.spoiled, self.clean, self.rough = spoiled, clean, rough
+        self.padding = padding
+
+    def with_body(self, body):
+        """The case with another body."""
+        return Case(self.route, body, self.spoiled, self.clean, self.rough, self.padding)
 
     def text(self):
-        return dumps(self.body)
+        text, blank = dumps(self.body), (" \n\t\r" * (self.padding // 4 + 1))[: self.padding]
+        return text[:1] + blank[::2] + text[1:] + blank[1::2]
+
+    def is_long(self):
+        """Whether workers handle the body."""
+        return len(self.text().encode("utf-8", "surrogatepass")) > SHORT_BODY
 
     def __repr__(self):
-        return f"{self.route} {self.text()}"
+        text, pad = dumps(self.body), f" and {self.padding} of white space" if self.padding else ""
+        cut = f"{text[:1500]} ... {text[-300:]} ({len(text)} characters)" if len(text) > 2000 else text
+        return f"{self.route} {cut}{pad}"
 
 
 def may_be_impossible(body):
@@ -638,6 +652,40 @@ def is_clean(case, facts):
     return facts.fits(case.route, body)
 
 
+def long_text(rng):
+    """A text that takes long to be encoded; its end is a story's."""
+    piece = rng.choice([TEXT, "a", " ", "\n", "é", "{'x': 1}, ", "日本語"])
+    return piece * (rng.choice([40_000, 90_000]) // len(piece.encode())) + story(rng)
+
+
+def draw_long(rng, facts, case):
+    """Makes the text of a case long, of which the model gets the end. False: it has none."""
+    body = case.body
+    ids = [rng.choice(facts.likely_ids) for _ in range(20)] * 900
+    if case.route == "/detokenize" and case.spoiled != "tokens":
+        body["tokens"] = ids
+    elif case.route == "/tokenize" and case.spoiled != "prompt":
+        body["prompt"] = long_text(rng)
+    elif body.get("suffix") is not None or case.spoiled in ("prompt", "messages", CUT):
+        return False
+    elif case.route == "/v1/completions":
+        prompt = rng.choice([long_text(rng), ids])
+        several = isinstance(body["prompt"], list) and not isinstance(body["prompt"][0], int)
+        body |= {"prompt": [prompt, *body["prompt"]] if several else prompt, CUT: rng.choice([1, 5, 17, 30])}
+    elif case.route == "/v1/chat/completions":
+        body["messages"][0]["content"] = long_text(rng)
+        body[CUT] = rng.choice([5, 17, 30])
+    else:
+        return False
+    return True
+
+
+def lengthen(rng, facts, case):
+    """Makes a body so long that workers handle it."""
+    if rng.random() < 0.5 or not draw_long(rng, facts, case):
+        case.padding = rng.choice([SHORT_BODY, 50_000, 150_000])
+
+
 def draw_case(rng, facts):
     """One request for one of the routes; most are accepted."""
     route = rng.choices(list(facts.schemas), [ROUTES.get(r, 3) for r in facts.schemas])[0]
@@ -658,5 +706,7 @@ def draw_case(rng, facts):
         if value is not SKIP:
             body[name] = value
             case.spoiled = name
+    if rng.random() < 0.15:
+        lengthen(rng, facts, case)
     case.clean = not rough and is_clean(case, facts)
     return case

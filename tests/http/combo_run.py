@@ -11,7 +11,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from combo_draw import GENERATING, ROUTES, TEXT, width_of  # noqa: E402
+from combo_draw import CUT, GENERATING, ROUTES, TEXT, width_of  # noqa: E402
 from combo_servers import (  # noqa: E402
     COMMON, KEYS, KV_GROUPS, draft_flags, plan_of, write_model, write_stored,
 )
@@ -29,6 +29,8 @@ HARMLESS = {
     "parallel_tool_calls",
     "return_token_strs",
 }
+
+LEAST_LOOKS = 300  # at the gauges, a hundredth of a second apart, before one counts as changed
 
 
 def is_sanitized():
@@ -231,6 +233,11 @@ class Facts:
 
     def prompt_bound(self, route, body):
         """An upper bound of the tokens of each prompt."""
+        bound = self.text_bound(route, body)
+        return min(bound, body.get(CUT) or bound)
+
+    def text_bound(self, route, body):
+        """The same before it is cut."""
         if route == "/v1/chat/completions":
             text = json.dumps(body["messages"], ensure_ascii=False)
             return len(text.encode()) + 20
@@ -337,11 +344,12 @@ class Rig:
 
     async def leaked(self):
         """The gauges that have not returned to their values in time, as text, or ""."""
-        end = time.monotonic() + self.client.bounds.still_s
+        end, looks = time.monotonic() + self.client.bounds.still_s, 0
         while True:
             held = await self.gauges()
             left = {k: v for k, v in held.items() if v != self.rest.get(k, 0)}
-            if not left or time.monotonic() > end:
+            looks += 1  # the machine, with the server, may have stood still meanwhile
+            if not left or (time.monotonic() > end and looks > LEAST_LOOKS):
                 return ", ".join(
                     f"{k} is {v:g}, not {self.rest.get(k, 0):g}" for k, v in left.items()
                 )

@@ -4,7 +4,7 @@ as it still fails in the same way."""
 import asyncio
 import time
 
-from combo_draw import Case, Raw
+from combo_draw import Raw
 from combo_laws import Broken
 from combo_run import Bounds
 
@@ -129,10 +129,19 @@ class Shrinker:
 
     async def better(self, case, body, company):
         """The case with this body if it still fails in the same way, else unchanged."""
-        smaller = Case(case.route, body, case.spoiled, rough=case.rough)
+        return await self.smaller(case, case.with_body(body), company)
+
+    async def smaller(self, case, smaller, company):
+        smaller.clean = False  # which nothing tells of another body
         return (
             smaller if time.monotonic() < self.end and await self.fails(smaller, company) else case
         )
+
+    async def unpadded(self, case, company):
+        """The case without white space, if it still fails in the same way."""
+        bare = case.with_body(case.body)
+        bare.padding = 0
+        return await self.smaller(case, bare, company) if case.padding else case
 
     async def without(self, case, key, company):
         if key == case.spoiled:
@@ -158,7 +167,7 @@ class Shrinker:
         if case is None or company is None or not (company or await self.fails(case, [])):
             return
         f.company = company
-        before = None
+        case, before = await self.unpadded(case, company), None
         while before != case.body and time.monotonic() < self.end:
             before = case.body
             for key in list(case.body):

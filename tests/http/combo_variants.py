@@ -6,7 +6,7 @@ depends only on its arguments, so that a failure can be shrunk.
 """
 
 import combo_agents
-from combo_draw import GENERATING, TEXT, Case, is_beam, n_of, width_of
+from combo_draw import GENERATING, SHORT_BODY, TEXT, is_beam, n_of, width_of
 from combo_laws import SAME, compare, n_prompts, need
 
 UNSEEDED = ("prompt_token_ids", "prompt_logprobs")
@@ -27,7 +27,7 @@ def names_for(case, facts):
 def other(case, **fields):
     """The same case with some fields changed; None removes a field."""
     body = {k: v for k, v in (case.body | fields).items() if not (k in fields and v is None)}
-    return Case(case.route, body, case.spoiled, case.clean, case.rough)
+    return case.with_body(body)
 
 
 def samples(case):
@@ -39,8 +39,15 @@ def samples(case):
 def again(rng, case, base, facts):
     keys = list(case.body)
     rng.shuffle(keys)
-    twin = Case(case.route, {k: case.body[k] for k in keys}, case.spoiled, case.clean, case.rough)
+    twin = case.with_body({k: case.body[k] for k in keys})
     return twin, lambda a, b: compare(a, b, "again", names_for(case, facts))
+
+
+def padded(rng, case, base, facts):
+    """White space makes a body long, which a worker handles then, and changes nothing."""
+    twin = case.with_body(case.body)
+    twin.padding = 0 if case.padding else rng.choice([SHORT_BODY, 150_000])
+    return twin, lambda a, b: compare(a, b, "with white space or without", names_for(case, facts))
 
 
 def stream(rng, case, base, facts):
@@ -61,7 +68,7 @@ def nulls(rng, case, base, facts):
     schema = facts.schemas[case.route]
     absent = [k for k in schema["properties"] if k not in case.body and k not in schema["required"]]
     picked = rng.sample(absent, min(3, len(absent)))
-    twin = Case(case.route, case.body | {k: None for k in picked}, case.spoiled, case.clean, case.rough)
+    twin = case.with_body(case.body | {k: None for k in picked})
     return twin, lambda a, b: compare(a, b, "null or absent", names_for(case, facts))
 
 
@@ -269,6 +276,7 @@ VARIANTS = {
     f.__name__: f
     for f in (
         again,
+        padded,
         stream,
         nulls,
         one_prompt,

@@ -14,9 +14,21 @@ import random
 import pytest
 
 from combinations import play
-from combo_draw import Case, draw_wrong, dumps, holds
-from combo_laws import Broken, check, compare
-from combo_run import Answer, Bounds, Facts
+from combo_draw import (
+    CUT,
+    ROUTES,
+    Case,
+    calls_wanted,
+    constraint_of,
+    draw_case,
+    draw_wrong,
+    dumps,
+    holds,
+    is_beam,
+    n_of,
+)
+from combo_laws import Broken, check, compare, is_json
+from combo_run import Answer, Bounds, Facts, Rig
 from combo_servers import CONFIGS, DRAWN
 from combo_shrink import simpler
 
@@ -43,6 +55,56 @@ def test_combinations(config, seed):
     print(f"{config}: {counts}")
     assert not failures, "\n".join(f.line() for f in failures)
     assert counts.runs == RUNS // len(SERVERS) and counts.accepted > counts.asked / 2, str(counts)
+    assert counts.long > 0, str(counts)
+
+
+# ---- long bodies ----
+
+KINDS = {
+    "beams": is_beam,
+    "n": lambda body: n_of(body) > 1,
+    "streams": lambda body: body.get("stream"),
+    "several prompts": lambda body: isinstance(body.get("prompt"), list) and len(body["prompt"]) > 1,
+    "grammars": constraint_of,
+    "calls": calls_wanted,
+    "echo": lambda body: body.get("echo"),
+    "log-probabilities": lambda body: body.get("logprobs"),
+    "stop strings": lambda body: body.get("stop"),
+    "keys of the prefix cache": lambda body: body.get("cache_salt"),
+}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Cases for a server that has every route."""
+    async def draw():
+        rng = random.Random(SEED)
+        async with Rig("swap") as rig:
+            return [draw_case(rng, rig.facts) for _ in range(3000)]
+
+    return asyncio.run(draw())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_bodies_have_every_feature(drawn, kind):
+    """By their prompts, and by white space."""
+    cases = [c for c in drawn if not c.spoiled and KINDS[kind](c.body) and c.is_long()]
+    assert any(c.padding for c in cases) and any(c.body.get(CUT) and not c.padding for c in cases)
+    assert any(c.clean for c in cases) or kind in ("grammars", "calls"), "none that must be answered"
+
+
+def test_long_bodies_are_drawn_for_every_route(drawn):
+    for route in ROUTES:
+        cases = [c for c in drawn if c.route == route and c.is_long()]
+        assert any(c.padding for c in cases) and any(not c.padding for c in cases), route
+        assert any(c.spoiled for c in cases), route
+
+
+def test_white_space_is_no_part_of_a_body(drawn):
+    for case in drawn:
+        if case.padding and is_json(case.text()):
+            assert json.loads(case.text()) == json.loads(dumps(case.body))
+            assert len(case.text()) == len(dumps(case.body)) + case.padding
 
 
 # ---- the laws themselves: a correct answer, and wrong variants of it ----
