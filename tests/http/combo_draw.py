@@ -607,7 +607,7 @@ class Case:
 
     def __repr__(self):
         text, pad = dumps(self.body), f" and {self.padding} of white space" if self.padding else ""
-        cut = f"{text[:1500]} ... {text[-300:]} ({len(text)} characters)" if len(text) > 2000 else text
+        cut = f"{text[:600]} ... {text[-600:]} ({len(text)} characters)" if len(text) > 2000 else text
         return f"{self.route} {cut}{pad}"
 
 
@@ -669,9 +669,9 @@ def draw_long(rng, facts, case):
     elif body.get("suffix") is not None or case.spoiled in ("prompt", "messages", CUT):
         return False
     elif case.route == "/v1/completions":
-        prompt = rng.choice([long_text(rng), ids])
-        several = isinstance(body["prompt"], list) and not isinstance(body["prompt"][0], int)
-        body |= {"prompt": [prompt, *body["prompt"]] if several else prompt, CUT: rng.choice([1, 5, 17, 30])}
+        old, prompt = body["prompt"], rng.choice([long_text(rng), ids])
+        alike = isinstance(old, list) and isinstance(old[0], type(prompt))
+        body |= {"prompt": [prompt, *old] if alike else prompt, CUT: rng.choice([1, 5, 17, 30])}
     elif case.route == "/v1/chat/completions":
         body["messages"][0]["content"] = long_text(rng)
         body[CUT] = rng.choice([5, 17, 30])
