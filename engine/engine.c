@@ -207,6 +207,7 @@ static int configure(struct engine *e, const struct settings *s, struct err *err
     c->block_size = x->block_size;
     c->n_kv_groups = executor_kv_groups(x);
     memcpy(c->kv_window, x->kv_window, sizeof(c->kv_window));
+    c->kv_chunked = x->kv_chunked;
     c->kv_window_align = x->kv_window_align;
     c->snapshot_distance = x->snapshot_distance;
     c->vocab = x->vocab;

@@ -86,6 +86,7 @@ struct sched_config {
     /* [n_kv_groups] tokens that a token sees; 0: all; KV_WINDOW_STATE: the group holds
      * recurrent states */
     int32_t kv_window[LIMIT_KV_GROUPS];
+    bool kv_chunked; /* the windows are chunks (kv_window.h) */
     /* With groups of states: those behind each multiple of so many tokens are found by
      * the prefix cache. A multiple of block_size. */
     int32_t snapshot_distance;
@@ -176,7 +177,7 @@ static inline int32_t sched_kv_groups(const struct sched_config *c)
 
 static inline struct kv_window sched_kv_window(const struct sched_config *c, int32_t k)
 {
-    return kv_window_of(c->kv_window[k], MAX(c->kv_window_align, 1), c->block_size);
+    return kv_window_of(c->kv_window[k], c->kv_chunked, MAX(c->kv_window_align, 1), c->block_size);
 }
 
 static inline bool sched_has_states(const struct sched_config *c)

@@ -25,6 +25,7 @@ struct executor_info {
     /* [n_kv_groups] tokens that its layers see, 0: all, KV_WINDOW_STATE: it holds
      * recurrent states; 0 for the first group */
     int32_t kv_window[LIMIT_KV_GROUPS];
+    bool kv_chunked;           /* they see those of a chunk of so many (struct attention) */
     int32_t snapshot_distance; /* tokens between snapshots of states; 0: there are none */
     int32_t kv_window_align;   /* of what the device reads before a window (struct backend); 0: 1 */
     int32_t max_num_seqs;      /* rows of the block table: sequences of a step */

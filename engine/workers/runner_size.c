@@ -33,6 +33,7 @@ static void set_kv_groups(struct executor_info *ret, const struct settings *s,
     model_kv_groups(&groups, c, &o);
     ret->n_kv_groups = groups.n;
     memcpy(ret->kv_window, groups.window, sizeof(ret->kv_window));
+    ret->kv_chunked = c->chunked;
 }
 
 /* With recurrent states: the size of a block, raised to a multiple of block_size whose
@@ -85,7 +86,7 @@ static int64_t blocks_of(const struct executor_info *x, int64_t n_tokens)
 
     for (int32_t k = 0; k < executor_kv_groups(x); k++) {
         struct kv_window w =
-            kv_window_of(x->kv_window[k], MAX(x->kv_window_align, 1), x->block_size);
+            kv_window_of(x->kv_window[k], x->kv_chunked, MAX(x->kv_window_align, 1), x->block_size);
         n += MIN(all, window_blocks(w, step_tokens(x, k)));
     }
     return n;

@@ -59,7 +59,7 @@ MODELS = ["demo", "demo", "windows", "moe", "latent", "hybrid", "dense", "dense"
 MODELS += ["mixed"] * 3
 DEVICE_MODELS = ["demo", "windows", "moe", "latent", "hybrid", *["stored"] * 8, *["mixed"] * 6]
 MTP = {"moe": "mtp-glm", "latent": "mtp-latent", "hybrid": "mtp-qwen"}
-KV_GROUPS = {"windows": 2, "gpt-oss": 3, "gemma4-moe": 2, "gemma4-inputs": 2}
+KV_GROUPS = {"windows": 2, "gpt-oss": 3, "llama4": 4, "gemma4-moe": 2, "gemma4-inputs": 2}
 WITH_EXPERTS = (*MTP, *head_models.EXPERTS)
 # Ids that an EAGLE-3 head drafts: of the frequent tokens of the bundled model's texts.
 DRAFTED_IDS = range(260, 300)

@@ -47,6 +47,7 @@ MIXED = {
     },
     "jamba": {},
     "lfm2-moe": {"moe_intermediate_size": 64},
+    "llama4": {"attention_chunk_size": 24, "head_dim": 64, "intermediate_size_mlp": 128},
     "nemotron-h-moe": {
         "head_dim": 64,
         "mamba_head_dim": 32,

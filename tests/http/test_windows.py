@@ -1,4 +1,4 @@
-"""A model that mixes layers with and without a sliding window: its KV groups must change no text."""
+"""Models that mix layers with and without a sliding window, or chunks of attention: their KV groups must change no text."""
 import functools
 import json
 import os
@@ -8,6 +8,7 @@ import pytest
 
 from company import ask, ask_crowd_apart, ask_each, check_company
 from conftest import ROOT, serving
+from head_models import write_mixed
 
 WINDOW = 24
 COMMON = ("--device", "cpu", "--threads", "1", "--block-size", "4", "--max-num-seqs", "8",
@@ -38,6 +39,12 @@ def alone(folder, ranks):
         return ask_each(server), ask_crowd_apart(server)
 
 
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory):
+    """Llama 4 with chunks of 24 tokens in three layers of four, of random weights."""
+    return str(write_mixed(tmp_path_factory.mktemp("chunked") / "model", "llama4"))
+
+
 @pytest.mark.parametrize("flags", [
     ("--kv-blocks", "2000"),
     ("--kv-blocks", "220", "--preemption", "recompute"),
@@ -60,4 +67,32 @@ def test_a_long_text_holds_its_window_alone(folder):
     body = dict(prompt="The dog", max_tokens=900, temperature=0, ignore_eos=True)
     # four groups of two layers: 226 blocks without a window, and few in each of the others
     with serving(*COMMON, "--kv-blocks", "300", model=folder) as server:
+        assert len(ask(server, body)[0]) == 900
+
+
+CHUNKS = ("--load-format", "dummy", "--dtype", "float32")
+
+
+@functools.cache
+def alone_in_chunks(folder):
+    with serving(*COMMON, *CHUNKS, "--kv-policy", "orca-max", model=folder) as server:
+        return ask_each(server), ask_crowd_apart(server)
+
+
+@pytest.mark.parametrize("flags", [
+    ("--kv-blocks", "220", "--preemption", "recompute"),
+    ("--kv-blocks", "220", "--preemption", "swap", "--swap-space", "64MiB"),
+], ids=["recompute", "swap"])
+def test_texts_of_chunks_are_those_of_one_group(chunked, flags):
+    want, crowd = alone_in_chunks(chunked)
+    with serving(*COMMON, *CHUNKS, *flags, model=chunked) as server:
+        check_company(server, want, crowd, rounds=2)
+        assert server.metric("prefix_cache_hits_total") > 0
+
+
+def test_a_long_text_holds_its_chunk_alone(chunked):
+    """With one layer of four that sees all, a text of 900 tokens takes 226 blocks for it, and ten at most for
+    each of the others."""
+    body = dict(prompt="The dog", max_tokens=900, temperature=0, ignore_eos=True)
+    with serving(*COMMON, *CHUNKS, "--kv-blocks", "280", model=chunked) as server:
         assert len(ask(server, body)[0]) == 900

@@ -151,6 +151,9 @@ static int32_t first_seen(const struct oracle *o, int32_t group, int32_t positio
 {
     int32_t window = o->base.info.kv_window[group];
 
+    if (window > 0 && o->base.info.kv_chunked) {
+        return position - position % window;
+    }
     return window > 0 ? MAX(position + 1 - window, 0) : 0;
 }
 
@@ -752,6 +755,7 @@ int oracle_open(struct executor **ret, const struct oracle_config *c, struct err
                                           .device = "oracle",
                                           .dtype = "token"};
     memcpy(o->base.info.kv_window, c->kv_window, sizeof(c->kv_window));
+    o->base.info.kv_chunked = c->kv_chunked;
     o->fail_at = c->fail_at;
     o->head_of = c->head_of ? CONTAINER_OF(c->head_of, struct oracle, base) : NULL;
     o->stride = MIN(c->vocab, TOY_MAX_VOCAB);

@@ -18,6 +18,7 @@ struct oracle_config {
     /* As in struct executor_info: */
     int32_t vocab, max_len, n_blocks, n_host_blocks, block_size;
     int32_t n_kv_groups, kv_window[LIMIT_KV_GROUPS];
+    bool kv_chunked;
     int32_t max_num_seqs, max_num_batched_tokens, max_samples;
     int32_t depth; /* launches that may be outstanding when another is made */
 

@@ -79,7 +79,8 @@ static void print_totals(const struct runs *r, const struct sim_totals *t, doubl
            "%lld under a grammar (%lld complete, %lld late masks), %lld drafts (%lld held), %lld "
            "forced (%lld held), "
            "%lld of a draft model, %lld runs with states (%lld requests went on from cached ones, "
-           "%lld of them behind a tail)\n",
+           "%lld of them behind a tail), %lld with chunks (%lld requests went on from cached "
+           "ones)\n",
            (long long)t->runs, (unsigned long long)r->first,
            (unsigned long long)(r->first + r->n - 1), s, (double)t->runs / s,
            (long long)t->requests, (long long)t->beams, (long long)t->refused,
@@ -89,7 +90,8 @@ static void print_totals(const struct runs *r, const struct sim_totals *t, doubl
            (long long)t->constrained, (long long)t->sentences, (long long)t->late_masks,
            (long long)t->drafted, (long long)t->accepted, (long long)t->forced,
            (long long)t->forced_accepted, (long long)t->model_drafted, (long long)t->state_runs,
-           (long long)t->state_hits, (long long)t->state_tails);
+           (long long)t->state_hits, (long long)t->state_tails, (long long)t->chunk_runs,
+           (long long)t->chunk_hits);
 }
 
 /* struct sim_totals is an array of counters. */

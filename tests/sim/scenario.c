@@ -374,6 +374,17 @@ static void random_kv_groups(struct scenario *s, struct rng *r)
     c->n_host_blocks = MIN(c->n_host_blocks, c->n_blocks);
 }
 
+/* The windows are chunks, in most runs short ones, of which a text has several. */
+static void random_chunks(struct scenario *s, struct rng *r)
+{
+    struct sched_config *c = &s->config;
+
+    c->kv_chunked = c->n_kv_groups > 1 && rng_chance(r, 40);
+    for (int32_t k = 1; k < c->n_kv_groups && c->kv_chunked && rng_chance(r, 70); k++) {
+        c->kv_window[k] = c->block_size * rng_range(r, 1, 3);
+    }
+}
+
 /* Some of the further KV groups hold states. */
 static void random_states(struct scenario *s, struct rng *r)
 {
@@ -422,7 +433,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
 {
     struct rng r = {seed}, marching = {~seed}, reading = {seed ^ 0x5ead}, speaking = {seed ^ 0x1a9},
                windows = {seed ^ 0x31d0}, drafting = {seed ^ 0xd4af7}, states = {seed ^ 0x57a7},
-               dry = {seed ^ 0xd121};
+               dry = {seed ^ 0xd121}, chunks = {seed ^ 0xc4a2};
 
     *ret = (struct scenario){.seed = seed};
     random_config(ret, &r);
@@ -444,6 +455,7 @@ void scenario_random(struct scenario *ret, uint64_t seed)
         ret->config.prefix_cache = false;
     }
     random_kv_groups(ret, &windows);
+    random_chunks(ret, &chunks);
     random_states(ret, &states);
     random_pins(ret, &marching);
     slow_reader(ret, &reading);
@@ -469,6 +481,7 @@ void scenario_oracle(const struct scenario *s, struct oracle_config *ret)
                                   .max_samples = c->max_logits,
                                   .depth = s->depth};
     memcpy(ret->kv_window, c->kv_window, sizeof(ret->kv_window));
+    ret->kv_chunked = c->kv_chunked;
 }
 
 void sim_request_params(const struct sim_request *r, char **stop, struct gen_params *ret)
@@ -571,7 +584,8 @@ void scenario_print(const struct scenario *s, FILE *out)
     for (int32_t k = 0; k < sched_kv_groups(c); k++) {
         fprintf(out, " %d", c->kv_window[k]);
     }
-    fprintf(out, ", snapshots of states every %d tokens\n", c->snapshot_distance);
+    fprintf(out, "%s, snapshots of states every %d tokens\n",
+            c->kv_chunked ? ", which are chunks" : "", c->snapshot_distance);
     fprintf(
         out,
         "  preemption %d, policy %d, kv policy %d, prefix cache %d, target itl %lld, shared "

@@ -124,7 +124,9 @@ struct sim_totals {
         model_drafted,
         /* runs with groups of states, requests that went on from states in the cache,
          * and of these from states behind a tail, not at a snapshot's distance */
-        state_runs, state_hits, state_tails;
+        state_runs, state_hits, state_tails,
+        /* runs whose windows are chunks, and requests in them that read the cache */
+        chunk_runs, chunk_hits;
 };
 /* Run a scenario: 0, or -1 with the reason in `why`. */
 int world_run(const struct scenario *s, struct sim_totals *t, char *why, size_t why_size);

@@ -255,6 +255,7 @@ static void on_delta(struct delta_out *out, const struct group *g, const struct 
         w->totals->pin_hits += alone && d->cached_tokens > 0;
         bool resumed = sched_has_states(&w->s->config) && d->cached_tokens > 0;
         w->totals->state_hits += resumed;
+        w->totals->chunk_hits += w->s->config.kv_chunked && d->cached_tokens > 0;
         w->totals->state_tails += resumed && d->cached_tokens % w->s->config.block_size != 0;
     }
 }
@@ -705,6 +706,7 @@ static void judge(struct world *w)
     }
     sched_counts(w->sched, &c);
     w->totals->state_runs += sched_has_states(&w->s->config);
+    w->totals->chunk_runs += w->s->config.kv_chunked;
     w->totals->preempt_swap += (int64_t)c.preempt_swap;
     w->totals->swap_in_copied += (int64_t)c.swap_in_copied;
     w->totals->swap_in_found += (int64_t)c.swap_in_found;

@@ -6,6 +6,10 @@
  * that computes at most `step_tokens` tokens in a step needs the blocks of W - 1 +
  * align - 1 + step_tokens positions at a time, wherever they begin in a block.
  *
+ * In a group with chunks of W tokens it sees those from the last multiple of W on,
+ * itself included. They are of the window of W tokens, so the blocks of one suffice;
+ * the first token of a chunk needs none of those before it.
+ *
  * In a group of recurrent states a block holds one state of each of its layers, that
  * behind the last token which wrote to the block. A step reads the block of the token
  * before its first one and writes the block of its last one, which may be the same. So
@@ -28,22 +32,29 @@
 enum { KV_WINDOW_STATE = -1 };
 
 struct kv_window {
-    int32_t tokens;     /* that a token sees; 0: all */
+    int32_t tokens;     /* that a token sees at most; 0: all */
     int32_t align;      /* >= 1 */
     int32_t block_size; /* tokens */
+    bool chunked;       /* it begins at multiples of `tokens` */
 };
 
-/* That of a KV group by its entry in kv_window. */
-static inline struct kv_window kv_window_of(int32_t tokens, int32_t align, int32_t block_size)
+/* That of a KV group by its entry in kv_window; `chunked`: the model's windows are
+ * chunks. */
+static inline struct kv_window kv_window_of(int32_t tokens, bool chunked, int32_t align,
+                                            int32_t block_size)
 {
-    return tokens == KV_WINDOW_STATE ? (struct kv_window){2, 1, block_size}
-                                     : (struct kv_window){tokens, align, block_size};
+    return tokens == KV_WINDOW_STATE ? (struct kv_window){2, 1, block_size, false}
+                                     : (struct kv_window){tokens, align, block_size, chunked};
 }
 
 /* The first block that is read for a token at `position`. */
 static inline int32_t window_first_block(struct kv_window w, int32_t position)
 {
-    return w.tokens > 0 ? MAX(position + 1 - w.tokens, 0) / w.align * w.align / w.block_size : 0;
+    if (w.tokens <= 0) {
+        return 0;
+    }
+    int32_t first = w.chunked ? position / w.tokens * w.tokens : MAX(position + 1 - w.tokens, 0);
+    return first / w.align * w.align / w.block_size;
 }
 
 /* Blocks that a sequence needs at most at a time; without a window any number. */

@@ -27,6 +27,19 @@ static void open_windowed(void)
     rig_open(&rig, &c);
 }
 
+/* The same with chunks of 12 tokens in group 1. */
+static void open_chunked(void)
+{
+    struct sched_config c;
+
+    rig_config(&c);
+    c.n_kv_groups = 2;
+    c.kv_window[1] = 12;
+    c.kv_chunked = true;
+    c.prefix_cache = true;
+    rig_open(&rig, &c);
+}
+
 static struct gen_params params_of(int32_t max_tokens)
 {
     struct gen_params p = rig_params();
@@ -61,6 +74,30 @@ static void blocks_behind_the_window_are_given_back(void **state)
     rig_close(&rig);
 }
 
+static void chunks_that_ended_are_given_back_whole(void **state)
+{
+    (void)state;
+    open_chunked();
+    struct rig_request *q = rig_add(&rig, params_of(57), 1, 70);
+    for (int32_t i = 0; i < 3; i++) {
+        rig_step(&rig);
+    }
+    const struct seq *s = &q->group->seq[0];
+    for (int32_t i = 0; i < 40; i++) {
+        rig_step(&rig);
+        /* the step began by giving back, and computed the last of so many tokens */
+        int32_t position = s->n_computed - 1, first = position / 12 * 12;
+        assert_int_equal(s->table[1].first, first / 4);
+        assert_in_range(held(q, 1), 1, 3);
+        assert_int_equal(s->table[1].n_blocks, position / 4 + 1);
+        assert_int_equal(s->table[0].first, 0);
+    }
+    assert_true(s->n_computed > 96);
+    rig_run(&rig, 100);
+    assert_true(q->ended);
+    rig_close(&rig);
+}
+
 static void a_prefill_holds_what_its_steps_see(void **state)
 {
     (void)state;
@@ -90,30 +127,49 @@ static int32_t cached_of(struct rig_request *q)
     return -1;
 }
 
-static void a_hit_needs_the_blocks_inside_the_windows_alone(void **state)
+/* Drop the peers of the blocks of tokens 1 .. 80 in group 1, but for those from a block
+ * on. */
+static void drop_peers_before(int32_t block)
 {
-    (void)state;
-    open_windowed();
-    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 80)), 0);
-    /* Group 1 loses its oldest blocks: a hit behind 76 tokens needs the last two. */
     struct prefix *px = &rig.sched->prefix;
     struct prefix_chain chain;
-    int32_t entry[19], token[80];
+    int32_t token[80], peer[19];
+
     for (int32_t i = 0; i < 80; i++) {
         token[i] = (1 + i) % 90;
     }
     prefix_start(px, &chain, NULL);
     for (int32_t i = 0; i < 19; i++) {
-        entry[i] = prefix_find(px, &chain, token + 4 * i);
-        assert_true(entry[i] >= 0);
+        int32_t entry = prefix_find(px, &chain, token + 4 * i);
+        assert_true(entry >= 0);
+        peer[i] = prefix_block(px, entry, 1);
     }
-    for (int32_t i = 0; i < 17; i++) {
-        int32_t peer = prefix_block(px, entry[i], 1);
-        if (peer >= 0) {
-            prefix_drop(px, peer);
+    for (int32_t i = 0; i < block; i++) {
+        if (peer[i] >= 0) {
+            prefix_drop(px, peer[i]);
         }
     }
+}
+
+static void a_hit_needs_the_blocks_inside_the_windows_alone(void **state)
+{
+    (void)state;
+    open_windowed();
+    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 80)), 0);
+    drop_peers_before(17); /* a hit behind 76 tokens needs the last two */
     assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 80)), 76);
+    rig_close(&rig);
+}
+
+static void a_hit_needs_the_blocks_of_its_chunk_alone(void **state)
+{
+    (void)state;
+    open_chunked();
+    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 80)), 0);
+    drop_peers_before(18); /* a hit behind 76 tokens needs that of the chunk from 72 on */
+    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 80)), 76);
+    drop_peers_before(19); /* one at the end of a chunk needs none */
+    assert_int_equal(cached_of(rig_add(&rig, params_of(1), 1, 80)), 72);
     rig_close(&rig);
 }
 
@@ -458,8 +514,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_behind_the_window_are_given_back),
+        cmocka_unit_test(chunks_that_ended_are_given_back_whole),
         cmocka_unit_test(a_prefill_holds_what_its_steps_see),
         cmocka_unit_test(a_hit_needs_the_blocks_inside_the_windows_alone),
+        cmocka_unit_test(a_hit_needs_the_blocks_of_its_chunk_alone),
         cmocka_unit_test(a_hit_without_its_window_is_shortened_and_made_whole),
         cmocka_unit_test(prefill_waits_for_blocks_of_its_window),
         cmocka_unit_test(a_prefill_without_blocks_preempts_the_newest),

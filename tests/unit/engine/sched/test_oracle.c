@@ -48,6 +48,7 @@ static void random_runs(uint64_t n, int32_t n_ranks, int32_t n_stages)
     assert_true(t.accepted > 0);
     assert_true(t.state_hits > t.state_tails);
     assert_true(t.state_tails > 0);
+    assert_true(t.chunk_hits > 0);
 }
 
 static void random_runs_give_each_request_what_it_gives_alone(void **state)
