@@ -303,6 +303,7 @@ static void stop(struct daemon *d)
     if (!wait_idle(d, d->exit_status ? 1 : d->settings.shutdown_timeout)) {
         log_event(LOG_WARN, "ending unfinished requests",
                   LOG_I64("unfinished", server_busy(&d->server)));
+        workers_refuse(&d->server.workers);
         stream_hub_abort(&d->server.hub, "the server is shutting down");
         if (!wait_idle(d, ABORT_WAIT_S) && server_busy(&d->server) > 0) {
             /* MHD cannot be stopped while a connection is suspended, and an engine that

@@ -420,6 +420,13 @@ void http_request_handle(struct http_request *x)
     drop_body(x);
 }
 
+void http_request_refuse(struct http_request *x)
+{
+    reply_begin(&x->reply, x, 503);
+    reply_error(&x->reply, 503, NULL, HTTP_SHUTTING_DOWN);
+    drop_body(x);
+}
+
 /* The handler has run: send what it has made. */
 static enum MHD_Result answer(struct http_request *x, struct MHD_Connection *c)
 {

@@ -29,6 +29,7 @@
 #include "server/ui/kv_events.h"
 
 enum { HTTP_STATUS_SLOTS = 20 };
+#define HTTP_SHUTTING_DOWN "the server is shutting down; send this to another"
 
 /* One connection, from accept to close. */
 struct conn {
@@ -187,6 +188,8 @@ void http_on_connection(void *loop, struct MHD_Connection *c, void **context,
 /* Run the handler of a complete request, which fills in x->reply or leaves x->stream.
  * On a thread of MHD's or a worker. */
 void http_request_handle(struct http_request *x);
+/* In place of that: x->reply is the 503 of a server that shuts down. */
+void http_request_refuse(struct http_request *x);
 /* Append the whole response, head and body, that refuses a request whose chunked body
  * has a line too long to be read. */
 void http_refuse_chunk(struct http_request *x, struct buf *to);

@@ -174,7 +174,7 @@ static void generate(struct http_request *x, struct reply *r,
     int64_t tokens;
 
     if (atomic_load(&s->draining)) {
-        reply_error(r, 503, NULL, "the server is shutting down; send this to another");
+        reply_error(r, 503, NULL, HTTP_SHUTTING_DOWN);
         return;
     }
     if (budget_is_over(&s->hub.budget)) {

@@ -27,7 +27,11 @@ static void *worker_main(void *arg)
 
     while ((x = next_request(w)) != NULL) {
         int wake_fd = x->loop->wake_fd; /* once resumed, the request is MHD's */
-        http_request_handle(x);
+        if (atomic_load(&w->refusing)) {
+            http_request_refuse(x);
+        } else {
+            http_request_handle(x);
+        }
         MHD_resume_connection(x->connection);
         eventfd_write(wake_fd, 1);
     }
@@ -61,6 +65,11 @@ void workers_close(struct workers *w)
         pthread_join(w->thread[i], NULL);
     }
     w->n = 0;
+}
+
+void workers_refuse(struct workers *w)
+{
+    atomic_store(&w->refusing, true);
 }
 
 bool workers_take(struct workers *w, struct http_request *x)

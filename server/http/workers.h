@@ -23,6 +23,7 @@ struct workers {
     pthread_cond_t wake;               /* a request was queued, or `stopping` was set */
     struct http_request *first, *last; /* to be handled, linked by next_long; under lock */
     bool stopping;                     /* under lock */
+    atomic_bool refusing;              /* see workers_refuse */
     pthread_t thread[WORKERS_MAX];
     int n;                /* threads started */
     _Atomic int64_t busy; /* requests taken whose replies are not queued yet */
@@ -31,6 +32,8 @@ struct workers {
 int workers_open(struct workers *w, int n, struct err *e);
 /* Handle what is queued, and join the threads; nothing is taken any more. */
 void workers_close(struct workers *w);
+/* The server waits no longer: whatever no worker has begun is answered with 503. */
+void workers_refuse(struct workers *w);
 /* From MHD's callback of x->connection, which is suspended. False: the caller is to
  * handle x itself. */
 bool workers_take(struct workers *w, struct http_request *x);

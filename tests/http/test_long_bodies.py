@@ -1,4 +1,5 @@
 """Bodies that take long to be parsed: workers do that, not the threads that read and answer all connections."""
+import contextlib
 import glob
 import json
 import os
@@ -8,7 +9,7 @@ import ssl
 import pytest
 
 from conftest import PATIENCE_S, ROOT, Server
-from raw import Reader, events, post
+from raw import Reader, error_of, events, post
 from test_keys import make_certificate
 
 DEMO = os.path.join(ROOT, "models", "demo")
@@ -86,6 +87,25 @@ def test_a_shutdown_waits_for_them(start):
         s.process.send_signal(signal.SIGTERM)
         assert Reader(c).answer()[0] in (200, 503)  # whether it was read before the signal
     assert s.process.wait(PATIENCE_S) == 0, s.log
+
+
+def test_a_shutdown_that_is_over_time_refuses_what_waits(start):
+    """Encoding all of them takes longer than the server waits for streams that it has ended."""
+    s = start("--device", "cpu", "--kv-cache-memory", "16MiB", "--http-threads", "1", "--shutdown-timeout", "0", model=DEMO)
+    clients = [s.connect() for _ in range(250)]
+    for c in clients:
+        c.sendall(post("/tokenize", {"prompt": "a" * 200_000}))
+    while s.metric("client_buffer_bytes") < 100 * 200_000:
+        pass
+    s.process.send_signal(signal.SIGTERM)
+    answers = []
+    for c in clients:
+        with c, contextlib.suppress(EOFError):  # whose body was not read yet
+            answers.append(Reader(c).answer())
+    assert s.process.wait(PATIENCE_S) == 0, s.log
+    refused = [error_of(body)["message"] for status, _, body in answers if status == 503]
+    assert refused and all("shutting down" in message for message in refused)
+    assert {status for status, _, _ in answers} <= {200, 503}
 
 
 def test_with_tls(tmp_path, start):
