@@ -1,9 +1,9 @@
-/* A CUDA runtime and a cuBLASLt that run nothing: linked into the plugin in their place,
- * they write down what each rank would run, for scripts/check-ranks to compare.
+/* A CUDA runtime and a cuBLASLt that run nothing: linked into the plugin in place of
+ * theirs, they write down what each rank would run, for scripts/check-ranks to compare.
  *
  * A line is a launch: its kernel, its grid, and where ranks meet in it. Ranks meet in
- * sums, in exchanges of tokens and logits, and in NCCL's calls; of each the line has all
- * that must be the same on every rank, or one waits for ever. A graph's lines are
+ * sums, in exchanges of tokens and logits, and in NCCL's calls; of each the line has
+ * all that must be the same on every rank, or one waits for ever. A graph's lines are
  * written when it is launched. The file is rank<N> in the directory RECORDER_DIR.
  *
  * Device memory is memory that is never touched, so weights are dummies, tokens are 0,
@@ -69,7 +69,7 @@ static FILE *lines(void)
 
 /* ---- names of kernels ---- */
 
-/* The C++ runtime's, which the plugin has: a name as it is declared, freed by free(). */
+/* The C++ runtime's, which the plugin has: a name as it is declared; free() it. */
 char *__cxa_demangle(const char *mangled, char *buffer, size_t *n_bytes, int *status);
 
 /* Take away every `what`, and what follows up to `end` if that is not NULL. */
