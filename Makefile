@@ -232,7 +232,7 @@ CUDA_ARCHS ?= sm_80 sm_86 sm_89 sm_90a $(filter sm_100 sm_120,$(shell $(nvcc) --
 CUDA_PTX ?= compute_80 compute_90
 # Compressed for size, the plugin takes a seventh.
 NVCC_FLAGS ?= -O3 -lineinfo $(if $(findstring --compress-mode,$(shell $(nvcc) --help)),--compress-mode=size)
-# The CUDA runtime; scripts/check-ranks has one of its own.
+# The CUDA runtime; scripts/gpu-ranks has one of its own.
 CUDART ?= -lcudart_static
 cuda_dir := $(BUILD)/cuda
 cuda_objects := $(patsubst %,$(cuda_dir)/%.o,$(wildcard kernels/cuda/*.cu kernels/cuda/*.c kernels/cuda/*/*.cu kernels/cuda/*/*.c))

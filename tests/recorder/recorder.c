@@ -1,5 +1,5 @@
 /* A CUDA runtime and a cuBLASLt that run nothing: linked into the plugin in place of
- * theirs, they write down what each rank would run, for scripts/check-ranks to compare.
+ * theirs, they write down what each rank would run, for scripts/gpu-ranks to compare.
  *
  * A line is a launch: its kernel, its grid, and where ranks meet in it. Ranks meet in
  * sums, in exchanges of tokens and logits, and in NCCL's calls; of each the line has
