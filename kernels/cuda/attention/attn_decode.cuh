@@ -6,8 +6,8 @@
  * made by the host for the step's lengths). Within a split, a work tile is the part of
  * one sequence. The warps of a group take a work tile's chunks in turn, each with its
  * own ring of shared-memory stages, so the mainloop waits for no other warp and loads
- * run on across work tiles. The query heads of one KV head are the rows of one matrix
- * tile (16), so a chunk is read once for all of them. At the end of a work tile the
+ * run on across work tiles. Up to 16 query heads of one KV head are the columns of one
+ * matrix tile, so a chunk is read once for all of them. At the end of a work tile the
  * group combines its results in shared memory; a sequence cut between splits is
  * combined through global memory by its last split, in order (split_kv.cuh).
  *
@@ -17,14 +17,14 @@
  * Each member merges the result with its own at the end.
  *
  * T is the matrix unit's type, C the cache's: T itself, or one of 8 bits
- * (attn_decode_codes.cuh). Activations are of T; with a cache of 8 bits they are of
+ * (attn_decode_tile.cuh). Activations are of T; with a cache of 8 bits they are of
  * attn_args.type, and T is float16.
  */
 #ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CUH
 
 #include "config/base/limits.h"
-#include "kernels/cuda/attention/attn_decode_codes.cuh"
+#include "kernels/cuda/attention/attn_decode_tile.cuh"
 #include "kernels/cuda/attention/split_kv.cuh"
 #include "kernels/cuda/attention/tile_scheduler.cuh"
 
@@ -210,140 +210,6 @@ __device__ __forceinline__ void copies_wait(int stages)
     }
 }
 
-/* A work tile over a cache of T: the queries are the 16 rows of the matrix instruction,
- * of which only the first eight have any unless TALL. A lane has rows lane / 4 and 8
- * more, of scores every fourth pair of tokens, of outputs every fourth pair of dims. */
-template <typename T, int D, bool TALL> struct wide_tile {
-    uint32_t q[D / 16][4];
-    float scale;       /* scores to exponents of two, or to what soft_cap takes */
-    float o[D / 8][4]; /* outputs before the division by l */
-    float m[2], l[2];  /* greatest score; this lane's sum of weights */
-
-    /* No chunk yet. */
-    __device__ __forceinline__ void clear(void)
-    {
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
-        }
-        m[0] = m[1] = -INFINITY;
-        l[0] = l[1] = 0.0f;
-    }
-
-    /* row_at(r): query r's dims. */
-    template <typename F>
-    __device__ __forceinline__ void take_queries(const attn_args &a, int rows, F row_at, int lane)
-    {
-        int g = lane >> 2;
-        const T *from[2] = {row_at(g) + (lane & 3) * 2, row_at(g + 8) + (lane & 3) * 2};
-
-        scale = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            q[k][0] = g < rows ? *(const uint32_t *)(from[0] + k * 16) : 0;
-            q[k][2] = g < rows ? *(const uint32_t *)(from[0] + k * 16 + 8) : 0;
-            q[k][1] = TALL && g + 8 < rows ? *(const uint32_t *)(from[1] + k * 16) : 0;
-            q[k][3] = TALL && g + 8 < rows ? *(const uint32_t *)(from[1] + k * 16 + 8) : 0;
-        }
-    }
-
-    /* Scores to weights: tokens [lo, hi) of the chunk count. */
-    __device__ __forceinline__ void softmax(float (&s)[2][4], const attn_args &a, int lo, int hi,
-                                            int lane)
-    {
-        bool edge = lo > 0 || hi < ATTN_CHUNK;
-
-#pragma unroll
-        for (int h = 0; h < (TALL ? 2 : 1); h++) {
-            float v[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[j] = s[j >> 1][h * 2 + (j & 1)] * scale;
-                if (a.softcap > 0.0f) {
-                    v[j] = soft_cap(v[j], a.softcap) * LOG2E;
-                }
-                int at = (j >> 1) * 8 + (lane & 3) * 2 + (j & 1);
-                if (edge && (at >= hi || at < lo)) {
-                    v[j] = -INFINITY;
-                }
-            }
-            float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            float old = m[h];
-            m[h] = fmaxf(old, top);
-            float keep = fast_exp2(old - m[h]);
-            float add = 0.0f;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[j] = fast_exp2(v[j] - m[h]);
-                add += v[j];
-                s[j >> 1][h * 2 + (j & 1)] = v[j];
-            }
-            l[h] = l[h] * keep + add;
-            if (__any_sync(0xffffffffu, keep != 1.0f)) {
-#pragma unroll
-                for (int i = 0; i < D / 8; i++) {
-                    o[i][h * 2] *= keep;
-                    o[i][h * 2 + 1] *= keep;
-                }
-            }
-        }
-    }
-
-    /* Attends to tokens [lo, hi) of a chunk, at least one, whose keys and values are in
-     * shared memory. */
-    __device__ __forceinline__ void chunk(const attn_args &a, uint32_t keys, uint32_t values,
-                                          const float *, int lo, int hi, int lane)
-    {
-        float s[2][4] = {};
-        int kt = (lane >> 4) * 8 + (lane & 7), kc = (lane >> 3) & 1;
-        int vt = ((lane >> 3) & 1) * 8 + (lane & 7), vc = lane >> 4;
-
-        keys += tile_at<D, ATTN_CHUNK>(kt, kc);
-        values += tile_at<D, ATTN_CHUNK>(vt, vc);
-
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            uint32_t b[4];
-            ldmatrix_x4(b, tile_behind<D, ATTN_CHUNK>(keys, k * 2));
-            mma16816<T>(s[0], q[k], b[0], b[1]);
-            mma16816<T>(s[1], q[k], b[2], b[3]);
-        }
-        softmax(s, a, lo, hi, lane);
-        const uint32_t p[4] = {pack2<T>(s[0][0], s[0][1]), TALL ? pack2<T>(s[0][2], s[0][3]) : 0,
-                               pack2<T>(s[1][0], s[1][1]), TALL ? pack2<T>(s[1][2], s[1][3]) : 0};
-#pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b, tile_behind<D, ATTN_CHUNK>(values, i * 2));
-            mma16816<T>(o[2 * i], p, b[0], b[1]);
-            mma16816<T>(o[2 * i + 1], p, b[2], b[3]);
-        }
-    }
-
-    /* Ends the work tile: sums over lanes. */
-    __device__ __forceinline__ void end(void)
-    {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
-            l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
-        }
-    }
-
-    /* Stores rows 4 * quarter .. + 3. */
-    __device__ __forceinline__ void store(const combine_shared<D> &x, int quarter, int warp,
-                                          int lane) const
-    {
-        combine_store<D, TALL>(x, o, m, l, quarter, warp, lane);
-    }
-};
-
-template <typename T, typename C, int D, bool TALL>
-using tile_of =
-    typename std::conditional<sizeof(C) == 1, codes_tile<C, D, TALL>, wide_tile<T, D, TALL>>::type;
-
 /* Most of this runs once in a launch of few sequences, and code that runs once costs
  * several cycles an instruction, since it is fetched from far: there is one copy of
  * what loads and of what combines, and as little as can be is unrolled. */
@@ -411,7 +277,7 @@ __global__ void __launch_bounds__(WARPS * 32, 1)
         ended_rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0);
     int loaded = 0, to = 0, stage = 0; /* stages filled; the next to fill and to read */
     uint32_t phase = 0;
-    tile_of<T, C, D, TALL> x;
+    decode_tile<T, C, D, TALL> x;
     for (bool attends = true;;) {
         int rows = PREFIX ? p.members * group : min(DECODE_ROWS, group - row0), seq = p.seq;
         bool whole = p.lo == 0 && p.hi == p.n;

@@ -121,35 +121,11 @@ template <int D> struct combine_shared {
     }
 };
 
-/* Stores rows 4 * quarter .. + 3 of a warp's fragments. TALL: there are more than two
- * quarters. */
-template <int D, bool TALL>
-__device__ __forceinline__ void combine_store(const combine_shared<D> &x,
-                                              const float (&o)[D / 8][4], const float (&m)[2],
-                                              const float (&l)[2], int quarter, int warp, int lane)
-{
-    int g = lane >> 2, t4 = lane & 3;
-    bool upper = TALL && quarter >> 1;
-
-    if (g / COMBINE_ROWS != (quarter & 1)) {
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < D / 8; i++) { /* the swizzle repeats after 32 dims */
-        *(float2 *)(x.at(warp, g % COMBINE_ROWS, i % 4 * 8 + t4 * 2) + i / 4 * 32) =
-            upper ? make_float2(o[i][2], o[i][3]) : make_float2(o[i][0], o[i][1]);
-    }
-    if (t4 == 0) {
-        *x.scores(warp, g % COMBINE_ROWS) =
-            upper ? make_float2(m[1], l[1]) : make_float2(m[0], l[0]);
-    }
-}
-
-/* The same of partials that splits of a sequence left in global memory, as they arrive:
- * of those of n workers, `first` and every `step`-th after it, a warp merges every
- * t.size-th. rows: of the sequence's head. Their slots become blank again. Combining is
- * done by a whole group of warps, so that the code, which runs once and is fetched from
- * far, is short. */
+/* Stores rows 4 * quarter .. + 3 of what splits of a sequence leave in global memory,
+ * as it arrives: of that of n workers, `first` and every `step`-th after it, a warp
+ * merges every t.size-th. rows: of the sequence's head. The slots become blank again.
+ * Combining is done by a whole group of warps, so that the code, which runs once and is
+ * fetched from far, is short. */
 template <int D>
 __device__ __forceinline__ void combine_fetch(const combine_shared<D> &x, const attn_workspace &ws,
                                               int first, int step, int n, int quarter, int rows,

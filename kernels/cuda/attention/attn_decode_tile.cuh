@@ -1,22 +1,22 @@
-/* A work tile of decode attention over a cache of 8 bits (attn_decode.cuh).
+/* A work tile of decode attention (attn_decode.cuh).
  *
  * Tokens or dims are the 16 rows of the matrix instruction and queries its 8 columns:
  * scores are K Q^T, outputs V^T P^T. So there are no rows without queries for up to
- * eight of them, a warp needs half of the instructions and registers, and codes that
- * are widened serve all queries.
+ * eight of them, and a warp needs half of the instructions and registers that queries
+ * as rows would take.
  *
- * Codes become float16 on their way from shared memory to the matrix unit, which is
- * exact. Eight bits in the place of sixteen give each lane four dims in a row of a key,
- * so queries are read in the same order; of values it gets two dims of two tokens,
- * which a byte permutation sorts.
+ * Codes of 8 bits become float16 on their way from shared memory to the matrix unit,
+ * which is exact. Eight bits in the place of sixteen give each lane four dims in a row
+ * of a key, so queries are read in the same order; of values it gets two dims of two
+ * tokens, which a byte permutation sorts.
  *
  * The maximum that weights are relative to is only raised when a score exceeds it by
  * far, which one vote tells. Weights are at most 2^WEIGHT_MOST, within float16's range,
  * and when it is raised the greatest one is 2^WEIGHT_ROOM, so that small ones keep
  * their digits.
  */
-#ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CODES_CUH
-#define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_CODES_CUH
+#ifndef QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_TILE_CUH
+#define QUIRE_KERNELS_CUDA_ATTENTION_ATTN_DECODE_TILE_CUH
 
 #include "kernels/cuda/attention/attn_common.cuh"
 #include "kernels/cuda/attention/split_kv.cuh"
@@ -94,14 +94,16 @@ __device__ __forceinline__ float query_sum(float x)
 
 /* The queries of a work tile, eight in each of N column tiles, and what a warp has of
  * their outputs. A lane has queries 2 (lane % 4) and the next of a column tile, of
- * scores tokens lane / 4 and 8 more, of outputs dims 2 (lane / 4) and the next of each
- * 16. */
-template <typename C, int D, bool TALL> struct codes_tile {
-    static constexpr int N = TALL ? 2 : 1;
-    uint32_t q[N][D / 16][2]; /* of query lane / 4 */
-    float scale[N][2];        /* scores to exponents of two, or to what soft_cap takes */
-    float o[N][D / 16][4];    /* dim, query: (0, 0), (0, 1), (1, 0), (1, 1) */
-    float m[N][2], l[N][2];   /* what weights are relative to; this lane's sum of them */
+ * scores tokens lane / 4 and 8 more, of outputs two dims of each 16, DIM and DIM + STEP.
+ * T is the matrix unit's type, C the cache's (attn_decode.cuh). */
+template <typename T, typename C, int D, bool TALL> struct decode_tile {
+    static constexpr bool CODES = sizeof(C) == 1;
+    static constexpr int N = TALL ? 2 : 1, B = sizeof(C);
+    static constexpr int STEP = CODES ? 1 : 8; /* DIM: lane / 4 * (CODES ? 2 : 1) */
+    uint32_t q[N][D / 16][2];                  /* of query lane / 4 */
+    float scale[N][2];      /* scores to exponents of two, or to what soft_cap takes */
+    float o[N][D / 16][4];  /* dim, query: (0, 0), (0, 1), (1, 0), (1, 1) */
+    float m[N][2], l[N][2]; /* what weights are relative to; this lane's sum of them */
     /* of int8: o is in units of this power of two, which the greatest scale of a value
      * so far does not exceed, so that weights times scales stay in float16's range */
     float unit;
@@ -125,16 +127,27 @@ template <typename C, int D, bool TALL> struct codes_tile {
     template <typename F>
     __device__ __forceinline__ void take_queries(const attn_args &a, int rows, F row_at, int lane)
     {
-        float f = (a.softcap > 0.0f ? a.scale : a.scale * LOG2E) * a.k_scale;
+        float f = a.softcap > 0.0f ? a.scale : a.scale * LOG2E;
 
 #pragma unroll
         for (int j = 0; j < N; j++) {
             int r = j * 8 + (lane >> 2);
-            const __half *from = r < rows ? row_at(r) + (lane & 3) * 4 : nullptr;
-            float mine = f * narrow_query<D>(q[j], from, a.type == T_F16);
+            bool in = r < rows;
+            if constexpr (CODES) {
+                const __half *from = in ? row_at(r) + (lane & 3) * 4 : nullptr;
+                float mine = f * a.k_scale * narrow_query<D>(q[j], from, a.type == T_F16);
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                scale[j][e] = __shfl_sync(0xffffffffu, mine, ((lane & 3) * 2 + e) * 4);
+                for (int e = 0; e < 2; e++) {
+                    scale[j][e] = __shfl_sync(0xffffffffu, mine, ((lane & 3) * 2 + e) * 4);
+                }
+            } else {
+                const T *from = row_at(in ? r : 0) + (lane & 3) * 2;
+#pragma unroll
+                for (int k = 0; k < D / 16; k++) {
+                    q[j][k][0] = in ? *(const uint32_t *)(from + k * 16) : 0;
+                    q[j][k][1] = in ? *(const uint32_t *)(from + k * 16 + 8) : 0;
+                }
+                scale[j][0] = scale[j][1] = f;
             }
         }
     }
@@ -148,25 +161,60 @@ template <typename C, int D, bool TALL> struct codes_tile {
         }
     }
 
+    /* Keys of 32 dims from the k-th 16 on, from chunk 0 or 1 at `at`: tokens as rows. */
+    __device__ __forceinline__ void load_keys(uint32_t (&w)[2][4], uint32_t at, int k) const
+    {
+        if constexpr (CODES) {
+            uint32_t b[4];
+            ldmatrix_x4(b, tile_behind<D, ATTN_CHUNK, 1>(at, k));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                widen_four<__half, C>(b[i], w[i >> 1][i & 1], w[i >> 1][(i & 1) + 2]);
+            }
+        } else {
+            ldmatrix_x4(w[0], tile_behind<D, ATTN_CHUNK>(at, k * 2));
+            if (k + 1 < D / 16) {
+                ldmatrix_x4(w[1], tile_behind<D, ATTN_CHUNK>(at, k * 2 + 2));
+            }
+        }
+    }
+
+    /* The same of values: dims as rows. */
+    __device__ __forceinline__ void load_values(uint32_t (&w)[2][4], uint32_t at, int i) const
+    {
+        if constexpr (CODES) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, tile_behind<D, ATTN_CHUNK, 1>(at, i));
+#pragma unroll
+            for (int k = 0; k < 4; k++) { /* two tokens' even dim, then their odd one */
+                widen_four<__half, C>(__byte_perm(b[k], 0, 0x3120), w[k >> 1][(k & 1) * 2],
+                                      w[k >> 1][(k & 1) * 2 + 1]);
+            }
+        } else {
+            ldmatrix_x4_trans(w[0], tile_behind<D, ATTN_CHUNK>(at, i * 2));
+            if (i + 1 < D / 16) {
+                ldmatrix_x4_trans(w[1], tile_behind<D, ATTN_CHUNK>(at, i * 2 + 2));
+            }
+        }
+    }
+
     /* Scores of a chunk's 16 keys, in two sums each that do not wait for each other. */
     __device__ __forceinline__ void scores(float (&s)[N][4], uint32_t keys, int lane) const
     {
         int t = (lane >> 3 & 1) * 8 + (lane & 7), c = lane >> 4;
         float part[N][4] = {};
 
-        keys += tile_at<D, ATTN_CHUNK, 1>(t, c);
+        keys += tile_at<D, ATTN_CHUNK, B>(t, c);
 #pragma unroll
         for (int k = 0; k < D / 16; k += 2) {
-            uint32_t b[4], w[2][4];
-            ldmatrix_x4(b, tile_behind<D, ATTN_CHUNK, 1>(keys, k));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                widen_four<__half, C>(b[i], w[i >> 1][i & 1], w[i >> 1][(i & 1) + 2]);
-            }
+            uint32_t w[2][4];
+            load_keys(w, keys, k);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                mma16816<__half>(s[j], w[0], q[j][k][0], q[j][k][1]);
-                mma16816<__half>(part[j], w[1], q[j][k + 1][0], q[j][k + 1][1]);
+                mma16816<T>(s[j], w[0], q[j][k][0], q[j][k][1]);
+                if (k + 1 < D / 16) {
+                    mma16816<T>(part[j], w[1], q[j][k + 1][0], q[j][k + 1][1]);
+                }
             }
         }
 #pragma unroll
@@ -180,22 +228,20 @@ template <typename C, int D, bool TALL> struct codes_tile {
     /* o += a chunk's values times weights p. */
     __device__ __forceinline__ void values(const uint32_t (&p)[N][2], uint32_t from, int lane)
     {
-        int t = (lane >> 3 & 1) * 8 + (lane & 7), c = lane >> 4;
+        int low = lane >> 3 & 1, high = lane >> 4;
+        int t = (CODES ? low : high) * 8 + (lane & 7), c = CODES ? high : low;
 
-        from += tile_at<D, ATTN_CHUNK, 1>(t, c);
+        from += tile_at<D, ATTN_CHUNK, B>(t, c);
 #pragma unroll
         for (int i = 0; i < D / 16; i += 2) {
-            uint32_t b[4], w[2][4];
-            ldmatrix_x4_trans(b, tile_behind<D, ATTN_CHUNK, 1>(from, i));
-#pragma unroll
-            for (int k = 0; k < 4; k++) { /* two tokens' even dim, then their odd one */
-                widen_four<__half, C>(__byte_perm(b[k], 0, 0x3120), w[k >> 1][(k & 1) * 2],
-                                      w[k >> 1][(k & 1) * 2 + 1]);
-            }
+            uint32_t w[2][4];
+            load_values(w, from, i);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                mma16816<__half>(o[j][i], w[0], p[j][0], p[j][1]);
-                mma16816<__half>(o[j][i + 1], w[1], p[j][0], p[j][1]);
+                mma16816<T>(o[j][i], w[0], p[j][0], p[j][1]);
+                if (i + 1 < D / 16) {
+                    mma16816<T>(o[j][i + 1], w[1], p[j][0], p[j][1]);
+                }
             }
         }
     }
@@ -278,8 +324,8 @@ template <typename C, int D, bool TALL> struct codes_tile {
                 l[j][i & 1] += v[i];
                 v[i] *= of_value[i >> 1];
             }
-            p[j][0] = matrix_transposed(pack2<__half>(v[0], v[1]));
-            p[j][1] = matrix_transposed(pack2<__half>(v[2], v[3]));
+            p[j][0] = matrix_transposed(pack2<T>(v[0], v[1]));
+            p[j][1] = matrix_transposed(pack2<T>(v[2], v[3]));
         }
         values(p, from, lane);
     }
@@ -315,9 +361,15 @@ template <typename C, int D, bool TALL> struct codes_tile {
             int r = (t4 & 1) * 2 + e;
 #pragma unroll
             for (int i = 0; i < D / 16; i++) { /* the swizzle repeats after 32 dims */
-                *(float2 *)(x.at(warp, r, i % 2 * 16 + g * 2) + i / 2 * 32) =
-                    upper ? make_float2(o[U][i][e], o[U][i][e + 2])
-                          : make_float2(o[0][i][e], o[0][i][e + 2]);
+                const float first = upper ? o[U][i][e] : o[0][i][e],
+                            second = upper ? o[U][i][e + 2] : o[0][i][e + 2];
+                float *to = x.at(warp, r, i % 2 * 16 + g * (CODES ? 2 : 1)) + i / 2 * 32;
+                if constexpr (CODES) {
+                    *(float2 *)to = make_float2(first, second);
+                } else {
+                    *to = first;
+                    *(x.at(warp, r, i % 2 * 16 + g + STEP) + i / 2 * 32) = second;
+                }
             }
             if (g == 0) {
                 *x.scores(warp, r) =
