@@ -107,9 +107,8 @@ static int library(struct rank_rig *r, struct err *e)
 
 int main(int argc, char **argv)
 {
+    rank_rig_args(argc, argv, &device, &n_ranks);
     for (int i = 1; i + 1 < argc; i++) {
-        device = strcmp(argv[i], "--device") == 0 ? argv[i + 1] : device;
-        n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
         hidden = strcmp(argv[i], "--cols") == 0 ? atoi(argv[i + 1]) : hidden;
     }
     int failed = rank_rig_run(device, n_ranks, MOST_ROWS, fused);

@@ -44,6 +44,21 @@ typedef int rank_rig_body(struct rank_rig *r, struct err *e);
             return err_set(e, ERR_INVALID, "%s:%d: %s", __FILE__, __LINE__, #cond); \
     } while (0)
 
+/* Reads `--device NAME` and `--ranks N`. What is not given stays, but on a device that
+ * is named there are 2 ranks. */
+static inline void rank_rig_args(int argc, char **argv, const char **device, int32_t *n_ranks)
+{
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0) {
+            *device = argv[i + 1];
+            *n_ranks = 2;
+        }
+    }
+    for (int i = 1; i + 1 < argc; i++) {
+        *n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : *n_ranks;
+    }
+}
+
 /* One rank alone needs no `shared`. */
 static inline int rank_rig_open(struct rank_rig *r, void *shared, struct err *e)
 {

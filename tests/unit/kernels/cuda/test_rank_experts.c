@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 #include "kernels/cpu/simd/convert.h"
+#include "tests/unit/kernels/cuda/rank_layers.h"
 #include "tests/unit/operand.h"
-#include "tests/unit/rank_rig.h"
 
 enum {
     LAYERS = 3,
@@ -44,11 +44,6 @@ static const struct shape wide = {MOST_HIDDEN, 32, {1, 8, 2, 0}, 2, true};
 static const char *device = "cpu";
 static int32_t n_ranks = 3;
 
-struct weight {
-    float *host; /* [rows, cols] */
-    struct mat mat;
-};
-
 struct layer {
     struct mat y1, h1, y2, h2, qkv; /* all can be checked after the step */
 };
@@ -64,42 +59,7 @@ struct scene {
     float attn_host[MOST_ROWS * HEADS], x_host[MOST_ROWS * MOST_HIDDEN];
 };
 
-static float noise(uint64_t *rng)
-{
-    *rng = *rng * 6364136223846793005ull + 1442695040888963407ull;
-    return (float)((int32_t)(*rng >> 57) - 64) / 64; /* few bits, so exact in every type */
-}
-
-static void fill(float *v, int64_t n, float range, uint64_t seed)
-{
-    for (int64_t i = 0; i < n; i++) {
-        v[i] = noise(&seed) * range;
-    }
-}
-
 /* ---- the scene ---- */
-
-static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range,
-                       uint64_t seed, struct err *e)
-{
-    struct backend *b = s->r->b;
-
-    w->host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!w->host) {
-        return err_nomem(e, "a weight");
-    }
-    fill(w->host, (int64_t)rows * cols, range, seed);
-    struct weight_piece p = {.data = w->host, .rows = rows, .cols = cols, .stride = cols};
-    struct weight_desc d = {.name = "weight",
-                            .kind = rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR,
-                            .dtype = s->type,
-                            .rows = rows,
-                            .cols = cols,
-                            .piece = &p,
-                            .n_pieces = 1};
-    int rc = b->ops->weight(b, &d, &w->mat, e);
-    return rc == 0 && b->ops->ready ? b->ops->ready(b, e) : rc;
-}
 
 struct wanted {
     struct mat *mat;
@@ -150,13 +110,14 @@ static int scene_open(struct scene *s, struct err *e)
 {
     int32_t h = s->k->hidden, w = s->k->width;
     uint64_t seed = 100 * (uint64_t)s->r->rank + 1;
-    int rc = weight_open(s, &s->o, h, HEADS, 0.25f, seed, e);
-
-    rc = rc < 0 ? rc : weight_open(s, &s->up, EXPERTS * 2 * w, h, 0.125f, seed + 1, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->down, EXPERTS * h, w, 0.5f, seed + 2, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->qkv, QKV, h, 0.125f, seed + 3, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->norm, 1, h, 1, 9999, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->router, EXPERTS, h, 0.25f, 777, e);
+    struct backend *b = s->r->b;
+    enum dtype t = s->type;
+    int rc = weight_open(&s->o, b, t, h, HEADS, 0.25f, seed, e);
+    rc = rc < 0 ? rc : weight_open(&s->up, b, t, EXPERTS * 2 * w, h, 0.125f, seed + 1, e);
+    rc = rc < 0 ? rc : weight_open(&s->down, b, t, EXPERTS * h, w, 0.5f, seed + 2, e);
+    rc = rc < 0 ? rc : weight_open(&s->qkv, b, t, QKV, h, 0.125f, seed + 3, e);
+    rc = rc < 0 ? rc : weight_open(&s->norm, b, t, 1, h, 1, 9999, e);
+    rc = rc < 0 ? rc : weight_open(&s->router, b, t, EXPERTS, h, 0.25f, 777, e);
     s->router.mat.alike = true;
     return rc < 0 ? rc : mats_open(s, e);
 }
@@ -210,9 +171,10 @@ static int take_step(struct scene *s, int32_t rows, int step, struct err *e)
     struct results unused;
     bool replayed;
 
-    fill(s->x_host, (int64_t)rows * s->k->hidden, 2, 7000 + (uint64_t)(step * MOST_ROWS + rows));
-    fill(s->attn_host, (int64_t)rows * HEADS, 1,
-         50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
+    fill_random(s->x_host, (int64_t)rows * s->k->hidden, 2,
+                7000 + (uint64_t)(step * MOST_ROWS + rows));
+    fill_random(s->attn_host, (int64_t)rows * HEADS, 1,
+                50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
     int rc = b->ops->upload(b, mat_rows(s->x, 0, rows), s->x_host, e);
     rc = rc < 0 ? rc : b->ops->upload(b, mat_rows(s->other, 0, rows), s->x_host, e);
     rc = rc < 0 ? rc : b->ops->upload(b, mat_rows(s->attn, 0, rows), s->attn_host, e);
@@ -229,22 +191,6 @@ static float got[MOST_ROWS * MOST_HIDDEN], host_h[MOST_ROWS * MOST_HIDDEN],
     sum[MOST_ROWS * MOST_HIDDEN];
 static double want[MOST_ROWS * MOST_HIDDEN];
 
-static int compare(const char *what, int64_t n, double limit, struct err *e)
-{
-    double error = 0, all = 0;
-
-    for (int64_t i = 0; i < n; i++) {
-        error += (got[i] - want[i]) * (got[i] - want[i]);
-        all += want[i] * want[i];
-    }
-    return error <= limit * all ? 0 : err_set(e, ERR_INVALID, "%s: NMSE %.3g", what, error / all);
-}
-
-static double limit_of(const struct scene *s)
-{
-    return s->type == DTYPE_BF16 ? 1e-4 : 2e-6;
-}
-
 static double dot(const float *a, const float *b, int32_t n)
 {
     double all = 0;
@@ -255,32 +201,22 @@ static double dot(const float *a, const float *b, int32_t n)
     return all;
 }
 
-/* v [rows, hidden] as the device stores it. */
-static int as_stored(struct scene *s, float *v, int32_t rows, struct err *e)
-{
-    struct backend *b = s->r->b;
-    struct mat scratch = mat_rows(s->other, 0, rows); /* no longer needed */
-    int rc = b->ops->upload(b, scratch, v, e);
-
-    return rc < 0 ? rc : b->ops->download(b, scratch, v, e);
-}
-
 /* x_host += the sum over the ranks of `want`, each and the sum rounded as the device
  * stores them. */
 static int add_wanted(struct scene *s, int32_t rows, struct err *e)
 {
     int32_t n = rows * s->k->hidden;
-    struct mat all = {.data = sum, .stride = n, .rows = 1, .cols = n, .dtype = DTYPE_F32};
+    struct mat scratch = mat_rows(s->other, 0, rows); /* no longer needed */
 
     for (int32_t i = 0; i < n; i++) {
         sum[i] = (float)want[i];
     }
-    int rc = as_stored(s, sum, rows, e);
-    rc = rc < 0 ? rc : s->r->comm->ops->all_reduce(s->r->comm, all, e);
+    int rc = round_as_stored(s->r->b, scratch, sum, e);
+    rc = rc < 0 ? rc : sum_over_ranks(s->r, sum, n, e);
     for (int32_t i = 0; i < n; i++) {
         s->x_host[i] += sum[i];
     }
-    return rc < 0 ? rc : as_stored(s, s->x_host, rows, e);
+    return rc < 0 ? rc : round_as_stored(s->r->b, scratch, s->x_host, e);
 }
 
 /* host_h = the norm of x_host, as the device has stored it and products take it. */
@@ -301,7 +237,7 @@ static int check_norm(struct scene *s, const char *what, struct mat out, int32_t
     for (int32_t i = 0; i < n; i++) {
         host_h[i] = rounds ? bf16_load(bf16_store(got[i])) : got[i];
     }
-    return rc < 0 ? rc : compare(what, n, 2 * limit_of(s), e);
+    return rc < 0 ? rc : check_nmse(what, got, want, n, 2 * product_limit(s->type), e);
 }
 
 /* want = this rank's summand of the experts of host_h. */
@@ -367,26 +303,22 @@ static int check_layer(struct scene *s, struct layer *l, int32_t rows, struct er
         want[i] = dot(host_h + i / QKV * h, s->qkv.host + i % QKV * h, h);
     }
     rc = rc < 0 ? rc : s->r->b->ops->download(s->r->b, mat_rows(l->qkv, 0, rows), got, e);
-    return rc < 0 ? rc : compare("last product", rows * QKV, 4 * limit_of(s), e);
+    return rc < 0
+               ? rc
+               : check_nmse("last product", got, want, rows * QKV, 4 * product_limit(s->type), e);
 }
 
 /* x, which has the same bits on all ranks. */
 static int check_x(struct scene *s, int32_t rows, struct err *e)
 {
     int32_t n = rows * s->k->hidden;
-    struct mat all = {.data = sum, .stride = n, .rows = 1, .cols = n, .dtype = DTYPE_F32};
     int rc = s->r->b->ops->download(s->r->b, mat_rows(s->x, 0, rows), got, e);
 
     for (int32_t i = 0; i < n; i++) {
         want[i] = s->x_host[i];
-        sum[i] = s->r->rank == 0 ? got[i] : 0;
     }
-    rc = rc < 0 ? rc : compare("the stream", n, 4 * limit_of(s), e);
-    rc = rc < 0 ? rc : s->r->comm->ops->all_reduce(s->r->comm, all, e);
-    for (int32_t i = 0; i < n && rc == 0; i++) {
-        RANK_CHECK(got[i] == sum[i]);
-    }
-    return rc;
+    rc = rc < 0 ? rc : check_nmse("the stream", got, want, n, 4 * product_limit(s->type), e);
+    return rc < 0 ? rc : check_same_on_ranks(s->r, got, sum, n, e);
 }
 
 /* Steps of different row counts in turn: leftovers of one sum must not affect the
@@ -453,15 +385,7 @@ static void test_wide_layers(void **state)
 
 int main(int argc, char **argv)
 {
-    for (int i = 1; i + 1 < argc; i++) {
-        if (strcmp(argv[i], "--device") == 0) {
-            device = argv[i + 1];
-            n_ranks = 2;
-        }
-    }
-    for (int i = 1; i + 1 < argc; i++) {
-        n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
-    }
+    rank_rig_args(argc, argv, &device, &n_ranks);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layers_of_bf16),
         cmocka_unit_test(test_layers_of_f16),

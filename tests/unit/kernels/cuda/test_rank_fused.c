@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#include "tests/unit/rank_rig.h"
+#include "tests/unit/kernels/cuda/rank_layers.h"
 
 enum {
     LAYERS = 3,
@@ -44,11 +44,6 @@ static const struct shape wide = {2048, 128, 512, 4096, {3, 40, 9, 0}, 3, true};
 static const char *device = "cpu";
 static int32_t n_ranks = 3;
 
-struct weight {
-    float *host; /* [rows, cols] */
-    struct mat mat;
-};
-
 /* One buffer per result, so that all can be checked after the step. */
 struct layer {
     struct mat y1, h1, act, y2, h2, qkv;
@@ -64,42 +59,7 @@ struct scene {
     float attn_host[MOST_ROWS * MOST_HEADS], x_host[MOST_ROWS * MOST_HIDDEN];
 };
 
-static float noise(uint64_t *rng)
-{
-    *rng = *rng * 6364136223846793005ull + 1442695040888963407ull;
-    return (float)((int32_t)(*rng >> 57) - 64) / 64; /* few bits, so exact in every type */
-}
-
-static void fill(float *v, int64_t n, float range, uint64_t seed)
-{
-    for (int64_t i = 0; i < n; i++) {
-        v[i] = noise(&seed) * range;
-    }
-}
-
 /* ---- the scene ---- */
-
-static int weight_open(struct scene *s, struct weight *w, int32_t rows, int32_t cols, float range,
-                       uint64_t seed, struct err *e)
-{
-    struct backend *b = s->r->b;
-
-    w->host = malloc((size_t)rows * (size_t)cols * sizeof(float));
-    if (!w->host) {
-        return err_nomem(e, "a weight");
-    }
-    fill(w->host, (int64_t)rows * cols, range, seed);
-    struct weight_piece p = {.data = w->host, .rows = rows, .cols = cols, .stride = cols};
-    struct weight_desc d = {.name = "weight",
-                            .kind = rows == 1 ? WEIGHT_VECTOR : WEIGHT_LINEAR,
-                            .dtype = s->type,
-                            .rows = rows,
-                            .cols = cols,
-                            .piece = &p,
-                            .n_pieces = 1};
-    int rc = b->ops->weight(b, &d, &w->mat, e);
-    return rc == 0 && b->ops->ready ? b->ops->ready(b, e) : rc;
-}
 
 static int mats_open(struct scene *s, struct err *e)
 {
@@ -128,12 +88,13 @@ static int scene_open(struct scene *s, struct err *e)
 {
     const struct shape *d = s->k;
     uint64_t seed = 100 * (uint64_t)s->r->rank + 1;
-    int rc = weight_open(s, &s->o, d->hidden, d->heads, 0.25f, seed, e);
-
-    rc = rc < 0 ? rc : weight_open(s, &s->up, 2 * d->inner, d->hidden, 0.125f, seed + 1, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->down, d->hidden, d->inner, 0.125f, seed + 2, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->qkv, d->qkv, d->hidden, 0.125f, seed + 3, e);
-    rc = rc < 0 ? rc : weight_open(s, &s->norm, 1, d->hidden, 1, 9999, e);
+    struct backend *b = s->r->b;
+    enum dtype t = s->type;
+    int rc = weight_open(&s->o, b, t, d->hidden, d->heads, 0.25f, seed, e);
+    rc = rc < 0 ? rc : weight_open(&s->up, b, t, 2 * d->inner, d->hidden, 0.125f, seed + 1, e);
+    rc = rc < 0 ? rc : weight_open(&s->down, b, t, d->hidden, d->inner, 0.125f, seed + 2, e);
+    rc = rc < 0 ? rc : weight_open(&s->qkv, b, t, d->qkv, d->hidden, 0.125f, seed + 3, e);
+    rc = rc < 0 ? rc : weight_open(&s->norm, b, t, 1, d->hidden, 1, 9999, e);
     return rc < 0 ? rc : mats_open(s, e);
 }
 
@@ -176,9 +137,10 @@ static int take_step(struct scene *s, int32_t rows, int step, struct err *e)
     struct results unused;
     bool replayed;
 
-    fill(s->x_host, (int64_t)rows * s->k->hidden, 2, 7000 + (uint64_t)(step * MOST_ROWS + rows));
-    fill(s->attn_host, (int64_t)rows * s->k->heads, 1,
-         50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
+    fill_random(s->x_host, (int64_t)rows * s->k->hidden, 2,
+                7000 + (uint64_t)(step * MOST_ROWS + rows));
+    fill_random(s->attn_host, (int64_t)rows * s->k->heads, 1,
+                50 + (uint64_t)(step * MOST_ROWS + rows + 1000 * s->r->rank));
     int rc = b->ops->upload(b, mat_rows(s->x, 0, rows), s->x_host, e);
     rc = rc < 0 ? rc : b->ops->upload(b, mat_rows(s->attn, 0, rows), s->attn_host, e);
     rc = rc < 0 ? rc : rank_rig_begin(s->r, rows, &replayed, e);
@@ -197,13 +159,7 @@ static double want[MOST_ROWS * WIDEST];
 /* got against want, [n]. */
 static int compare(const struct scene *s, const char *what, int64_t n, struct err *e)
 {
-    double error = 0, all = 0, limit = s->type == DTYPE_BF16 ? 1e-4 : 2e-6;
-
-    for (int64_t i = 0; i < n; i++) {
-        error += (got[i] - want[i]) * (got[i] - want[i]);
-        all += want[i] * want[i];
-    }
-    return error <= limit * all ? 0 : err_set(e, ERR_INVALID, "%s: NMSE %.3g", what, error / all);
+    return check_nmse(what, got, want, n, product_limit(s->type), e);
 }
 
 /* want [rows, n] = x w^T, of weight rows 0, every, 2 every, ...; k is a multiple
@@ -247,14 +203,6 @@ static bool keeps_summands(const struct scene *s)
     return strstr(s->r->b->device, "and peer memory") != NULL;
 }
 
-/* v [n] = its sum over the ranks. */
-static int sum_over_ranks(const struct scene *s, float *v, int32_t n, struct err *e)
-{
-    struct mat m = {.data = v, .stride = n, .rows = 1, .cols = n, .dtype = DTYPE_F32};
-
-    return s->r->comm->ops->all_reduce(s->r->comm, m, e);
-}
-
 /* y after its sum. */
 static int check_summand(const struct scene *s, const char *what, struct mat y, const float *x,
                          const struct weight *w, int32_t rows, struct err *e)
@@ -269,7 +217,7 @@ static int check_summand(const struct scene *s, const char *what, struct mat y, 
     for (int32_t i = 0; i < n; i++) {
         sum[i] = (float)want[i];
     }
-    int rc = sum_over_ranks(s, sum, n, e);
+    int rc = sum_over_ranks(s->r, sum, n, e);
     for (int32_t i = 0; i < n; i++) {
         want[i] = sum[i];
     }
@@ -328,20 +276,11 @@ static int check_norm(const struct scene *s, struct mat out, int32_t rows, struc
     return rc < 0 ? rc : compare(s, "norm", n, e);
 }
 
-/* v [rows, hidden] = v as the device stores it. */
-static int as_stored(struct scene *s, float *v, int32_t rows, struct err *e)
-{
-    struct backend *b = s->r->b;
-    struct mat scratch = mat_rows(s->layer[0].y1, 0, rows); /* no longer needed */
-    int rc = b->ops->upload(b, scratch, v, e);
-
-    return rc < 0 ? rc : b->ops->download(b, scratch, v, e);
-}
-
 /* x_host += the sum of the ranks' y = x w^T, rounded as the device stores x. */
 static int add_summands(struct scene *s, struct mat y, const float *x, const struct weight *w,
                         int32_t rows, struct err *e)
 {
+    struct mat scratch = mat_rows(s->layer[0].y1, 0, rows); /* no longer needed */
     int32_t n = rows * s->k->hidden;
     int rc = 0;
 
@@ -350,15 +289,15 @@ static int add_summands(struct scene *s, struct mat y, const float *x, const str
         for (int32_t i = 0; i < n; i++) {
             got[i] = (float)want[i];
         }
-        rc = as_stored(s, got, rows, e);
+        rc = round_as_stored(s->r->b, scratch, got, e);
     } else {
         rc = s->r->b->ops->download(s->r->b, mat_rows(y, 0, rows), got, e);
     }
-    rc = rc < 0 || !(s->k->transient || keeps_summands(s)) ? rc : sum_over_ranks(s, got, n, e);
+    rc = rc < 0 || !(s->k->transient || keeps_summands(s)) ? rc : sum_over_ranks(s->r, got, n, e);
     for (int32_t i = 0; i < n; i++) {
         s->x_host[i] += got[i];
     }
-    return rc < 0 ? rc : as_stored(s, s->x_host, rows, e);
+    return rc < 0 ? rc : round_as_stored(s->r->b, scratch, s->x_host, e);
 }
 
 /* Checks x, which has the same bits on all ranks: it equals the reference's sums,
@@ -366,7 +305,7 @@ static int add_summands(struct scene *s, struct mat y, const float *x, const str
  * stored. */
 static int check_x(struct scene *s, int32_t rows, struct err *e)
 {
-    static float of_ranks[MOST_ROWS * MOST_HIDDEN];
+    static float of_rank_0[MOST_ROWS * MOST_HIDDEN];
     int32_t n = rows * s->k->hidden;
     int rc = s->r->b->ops->download(s->r->b, mat_rows(s->x, 0, rows), got, e);
 
@@ -374,13 +313,7 @@ static int check_x(struct scene *s, int32_t rows, struct err *e)
         want[i] = s->x_host[i];
     }
     rc = rc < 0 ? rc : compare(s, "the sum", n, e);
-    for (int32_t i = 0; i < n; i++) {
-        of_ranks[i] = s->r->rank == 0 ? got[i] : 0;
-    }
-    rc = rc < 0 ? rc : sum_over_ranks(s, of_ranks, n, e);
-    for (int32_t i = 0; i < n && rc == 0; i++) {
-        RANK_CHECK(got[i] == of_ranks[i]);
-    }
+    rc = rc < 0 ? rc : check_same_on_ranks(s->r, got, of_rank_0, n, e);
     for (int32_t i = 0; i < n && rc == 0 && n_ranks == 2 && !s->k->transient; i++) {
         RANK_CHECK(got[i] == s->x_host[i]);
     }
@@ -469,15 +402,7 @@ static void test_wide_layers(void **state)
 
 int main(int argc, char **argv)
 {
-    for (int i = 1; i + 1 < argc; i++) {
-        if (strcmp(argv[i], "--device") == 0) {
-            device = argv[i + 1];
-            n_ranks = 2;
-        }
-    }
-    for (int i = 1; i + 1 < argc; i++) {
-        n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
-    }
+    rank_rig_args(argc, argv, &device, &n_ranks);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layers_of_bf16),
         cmocka_unit_test(test_layers_of_f16),

@@ -962,19 +962,11 @@ static void test_drawn_from_topk_lists_as_by_one(void **state)
 
 int main(int argc, char **argv)
 {
-    for (int i = 1; i + 1 < argc; i++) {
-        if (strcmp(argv[i], "--device") == 0) {
-            device = argv[i + 1];
-            n_ranks = 2;
-        }
-    }
+    rank_rig_args(argc, argv, &device, &n_ranks);
     for (int i = 1; i + 1 < argc; i++) {
         if (strcmp(argv[i], "--only") == 0) {
             cmocka_set_test_filter(argv[i + 1]);
         }
-    }
-    for (int i = 1; i + 1 < argc; i++) {
-        n_ranks = strcmp(argv[i], "--ranks") == 0 ? atoi(argv[i + 1]) : n_ranks;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),
