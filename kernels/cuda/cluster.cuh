@@ -63,10 +63,15 @@ struct block_cluster {
 #endif
 };
 
-/* Attributes of a launch in clusters of n blocks, 1: in none, besides those of
- * `launch`; returns how many there are. attr: room for 3. */
-static inline unsigned cluster_attributes(cudaLaunchAttribute *attr, unsigned n)
+/* Launches in clusters of n blocks, 1: in none, with the attributes of `launch`. False:
+ * it failed, and the error is CUDA's last. */
+template <typename... P, typename... A>
+static inline bool launch_clusters(unsigned n, void (*kernel)(P...), dim3 grid, dim3 block,
+                                   size_t shared_bytes, cudaStream_t stream, const A &...args)
 {
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute attr[3];
+
     attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[0].val.programmaticStreamSerializationAllowed = 1;
     attr[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
@@ -74,7 +79,13 @@ static inline unsigned cluster_attributes(cudaLaunchAttribute *attr, unsigned n)
     attr[2].id = cudaLaunchAttributeClusterDimension;
     attr[2].val.clusterDim.x = n;
     attr[2].val.clusterDim.y = attr[2].val.clusterDim.z = 1;
-    return n > 1 ? 3 : 2;
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = shared_bytes;
+    c.stream = stream;
+    c.attrs = attr;
+    c.numAttrs = n > 1 ? 3 : 2;
+    return cudaLaunchKernelEx(&c, kernel, args...) == cudaSuccess;
 }
 
 #endif

@@ -237,15 +237,8 @@ bool run(const expert_product &a, const expert_lists &l, int n_blocks, cudaStrea
                                    a.w_stride, HALF)) {
         return false;
     }
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, CLUSTER);
-    c.gridDim = dim3((unsigned)(n_blocks / CLUSTER * CLUSTER));
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = BYTES;
-    c.stream = stream;
-    return cudaLaunchKernelEx(&c, kernel, w, a, l) == cudaSuccess;
+    return launch_clusters(CLUSTER, kernel, dim3((unsigned)(n_blocks / CLUSTER * CLUSTER)),
+                           dim3(THREADS), BYTES, stream, w, a, l);
 }
 
 template <typename T>

@@ -197,15 +197,10 @@ void run(const expert_few &a, const expert_lists &l, const expert_quantise *q, c
     static const expert_quantise none = {};
     int n_route = (a.route.rows + TILES * 8 - 1) / (TILES * 8);
     int groups = q ? q->rows * (q->cols / EXPERT_CODES_K) : 0, each = CLUSTER * (THREADS / 16);
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
 
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, CLUSTER);
-    c.gridDim = dim3((unsigned)(n_route + (groups + each - 1) / each) * CLUSTER);
-    c.blockDim = dim3(THREADS);
-    c.stream = stream;
-    cudaLaunchKernelEx(&c, choose_kernel<T, PER, TILES>, a, l, q ? *q : none, n_route);
+    launch_clusters(CLUSTER, choose_kernel<T, PER, TILES>,
+                    dim3((unsigned)(n_route + (groups + each - 1) / each) * CLUSTER), dim3(THREADS),
+                    0, stream, a, l, q ? *q : none, n_route);
 }
 
 /* MOST: tiles of a cluster at most. */

@@ -348,16 +348,8 @@ template <int WIDTH, int SPLIT, int KIND>
 bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const codes_args &a,
                  cudaStream_t stream)
 {
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
-
-    c.gridDim = dim3(a.n / WIDTH * SPLIT);
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = codes_layout<WIDTH>::BYTES;
-    c.stream = stream;
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, SPLIT);
-    return cudaLaunchKernelEx(&c, codes_kernel<WIDTH, SPLIT, KIND>, w, x, a) == cudaSuccess;
+    return launch_clusters(SPLIT, codes_kernel<WIDTH, SPLIT, KIND>, dim3(a.n / WIDTH * SPLIT),
+                           dim3(THREADS), codes_layout<WIDTH>::BYTES, stream, w, x, a);
 }
 
 bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUtensorMap &x,
@@ -396,18 +388,17 @@ bool launch_op(const struct fused_args *a, const struct fused_op *p, int32_t n_b
                cudaStream_t stream)
 {
     struct small_tile t = small_codes_tile(p, n_blocks);
+    struct small_target to = small_target_of(p, t.kind);
     CUtensorMap w, x;
     codes_args k = {};
 
     make_codes(a, p, stream);
-    k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : t.kind == SMALL_SUM ? p->sum : p->out);
-    k.out_stride = t.kind == SMALL_GATED ? p->gated_stride
-                   : t.kind == SMALL_SUM ? p->sum_stride
-                                         : p->out_stride;
+    k.out = (bf16 *)to.out;
+    k.out_stride = to.stride;
     k.bias = (const bf16 *)p->bias;
     k.w_scale = p->w_scale;
     k.x_scale = a->code_scale;
-    k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
+    k.act = to.act;
     k.rows = a->rows;
     k.source_rows = (a->rows + 7) / 8 * 8;
     k.n = p->n;

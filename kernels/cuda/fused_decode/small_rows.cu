@@ -357,16 +357,11 @@ template <int WIDTH, int SPLIT, int KIND, int GROUPS = 1>
 bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const small_args &a,
                  cudaStream_t stream)
 {
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
+    using L = small_layout<WIDTH, GROUPS>;
 
-    c.gridDim = dim3((a.n + WIDTH - 1) / WIDTH * SPLIT);
-    c.blockDim = dim3(small_layout<WIDTH, GROUPS>::THREADS);
-    c.dynamicSmemBytes = small_layout<WIDTH, GROUPS>::BYTES;
-    c.stream = stream;
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, SPLIT);
-    return cudaLaunchKernelEx(&c, small_kernel<WIDTH, SPLIT, KIND, GROUPS>, w, x, a) == cudaSuccess;
+    return launch_clusters(SPLIT, small_kernel<WIDTH, SPLIT, KIND, GROUPS>,
+                           dim3((a.n + WIDTH - 1) / WIDTH * SPLIT), dim3(L::THREADS), L::BYTES,
+                           stream, w, x, a);
 }
 
 bool launch_product(const struct small_tile &t, const CUtensorMap &w, const CUtensorMap &x,
@@ -420,6 +415,7 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
     bool mixed = a->format != FUSED_16;
     struct small_tile t =
         mixed ? small_mixed_tile(p, a->format, a->rows, n_blocks) : small_tile_of(p, n_blocks);
+    struct small_target to = small_target_of(p, t.kind);
     const void *from = p->h ? p->h : p->x;
     int64_t stride = p->h ? p->h_stride : p->x_stride;
     CUtensorMap w, x;
@@ -431,12 +427,10 @@ bool launch_op(const struct fused_args *a, int32_t i, struct small_squares *squa
         launch_norm(p->h, p->h_stride, (void *)p->x, p->x_stride, NULL, 0, &p->norm, a->rows, p->k,
                     a->type, stream);
     }
-    k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : t.kind == SMALL_SUM ? p->sum : p->out);
-    k.out_stride = t.kind == SMALL_GATED ? p->gated_stride
-                   : t.kind == SMALL_SUM ? p->sum_stride
-                                         : p->out_stride;
+    k.out = (bf16 *)to.out;
+    k.out_stride = to.stride;
     k.bias = (const bf16 *)p->bias;
-    k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
+    k.act = to.act;
     k.rows = a->rows;
     k.source_rows = (a->rows + 7) / 8 * 8;
     k.n = p->n;

@@ -42,6 +42,22 @@ struct small_tile {
     int32_t width, split;
 };
 
+/* Where the results of op `p` go, [rows] at the stride, and their activation, of a gate's
+ * the first half's. */
+struct small_target {
+    void *out;
+    int64_t stride;
+    int32_t act;
+};
+static inline struct small_target small_target_of(const struct fused_op *p, enum small_kind kind)
+{
+    struct small_target plain = {p->out, p->out_stride, p->act},
+                        gated = {p->gated, p->gated_stride, p->gate_act},
+                        sum = {p->sum, p->sum_stride, p->act};
+
+    return kind == SMALL_GATED ? gated : kind == SMALL_SUM ? sum : plain;
+}
+
 /* Every tile there is a kernel for: TILE(width, split, kind). */
 #define SMALL_TILES(TILE)     \
     TILE(32, 1, SMALL_PLAIN)  \

@@ -264,17 +264,9 @@ bool run(const struct codes_tiles_args &a, int32_t n_blocks, cudaStream_t stream
     }
     walk k = {(a.rows + CLUSTER * ROWS - 1) / (CLUSTER * ROWS), n / WIDTH, 8};
     int blocks = min(n_blocks / CLUSTER, k.n_pairs * k.n_columns) * CLUSTER;
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
-
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, CLUSTER);
-    c.gridDim = dim3((unsigned)blocks);
-    c.blockDim = dim3(tiles::THREADS);
-    c.dynamicSmemBytes = tiles::BYTES;
-    c.stream = stream;
-    return cudaLaunchKernelEx(&c, kernel, x, w, out, a.x_scale, a.w_scale, k,
-                              (a.k + DEPTH - 1) / DEPTH, a.rows, n) == cudaSuccess;
+    return launch_clusters(CLUSTER, kernel, dim3((unsigned)blocks), dim3(tiles::THREADS),
+                           tiles::BYTES, stream, x, w, out, a.x_scale, a.w_scale, k,
+                           (a.k + DEPTH - 1) / DEPTH, a.rows, n);
 }
 
 } // namespace

@@ -164,17 +164,8 @@ bool run(const struct tiles_args &a, int32_t n_blocks, cudaStream_t stream)
     walk k = {(a.rows + CLUSTER * ROWS - 1) / (CLUSTER * ROWS), (n + WIDTH - 1) / WIDTH,
               a.group > 0 ? a.group : 8};
     int blocks = min(n_blocks / CLUSTER, k.n_pairs * k.n_columns) * CLUSTER;
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
-
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, CLUSTER);
-    c.gridDim = dim3((unsigned)blocks);
-    c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = BYTES;
-    c.stream = stream;
-    return cudaLaunchKernelEx(&c, kernel, x, w, out, k, (a.k + DEPTH - 1) / DEPTH, n) ==
-           cudaSuccess;
+    return launch_clusters(CLUSTER, kernel, dim3((unsigned)blocks), dim3(THREADS), BYTES, stream, x,
+                           w, out, k, (a.k + DEPTH - 1) / DEPTH, n);
 }
 
 template <typename T> bool run_type(const struct tiles_args &a, int32_t n, cudaStream_t stream)

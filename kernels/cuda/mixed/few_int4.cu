@@ -400,22 +400,16 @@ template <int WIDTH, int SPLIT> bool run(const few_args &a, int kind, cudaStream
     int groups = a.m.s.depth_steps, x = groups * GROUP_BYTES;
     int room = (RING_BYTES - x - groups * TERM_BYTES) / SLOT_BYTES;
     few_sizes z = {.slots = room < MOST_SLOTS ? room : (int)MOST_SLOTS};
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
 
     z.in_flight = TILES > 1 ? z.slots - TILES : z.slots;
     z.x = z.slots * SLOT_BYTES;
     z.terms = z.x + x;
     z.bars = z.terms + groups * TERM_BYTES;
     z.bytes = z.bars + BARS + 1024;
-    c.gridDim = dim3(a.m.s.n / WIDTH * SPLIT);
-    c.blockDim = dim3(mixed_layout<FUSED_INT4, 8, WIDTH>::THREADS);
-    c.dynamicSmemBytes = z.bytes;
-    c.stream = stream;
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, SPLIT);
     return allowed &&
-           cudaLaunchKernelEx(&c, few_mixed_kernel<WIDTH, SPLIT>, a, z, kind) == cudaSuccess;
+           launch_clusters(SPLIT, few_mixed_kernel<WIDTH, SPLIT>, dim3(a.m.s.n / WIDTH * SPLIT),
+                           dim3(mixed_layout<FUSED_INT4, 8, WIDTH>::THREADS), z.bytes, stream, a, z,
+                           kind);
 }
 
 } // namespace

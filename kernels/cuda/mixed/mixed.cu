@@ -64,13 +64,14 @@ extern "C" bool launch_mixed_wide(const struct fused_args *a, int32_t n_blocks, 
 {
     const struct fused_op *p = &a->op[0];
     struct small_tile t = small_mixed_tile(p, a->format, a->rows, n_blocks);
+    struct small_target to = small_target_of(p, t.kind);
     small_args k = {};
 
-    k.out = (bf16 *)(t.kind == SMALL_GATED ? p->gated : p->out);
-    k.out_stride = t.kind == SMALL_GATED ? p->gated_stride : p->out_stride;
+    k.out = (bf16 *)to.out;
+    k.out_stride = to.stride;
     k.floats = p->out_floats ? (float *)p->out : NULL;
     k.bias = (const bf16 *)p->bias;
-    k.act = t.kind == SMALL_GATED ? p->gate_act : p->act;
+    k.act = to.act;
     k.rows = a->rows;
     k.n = p->n;
     return launch_small_mixed(a, p, t, k, p->x, p->x_stride, stream);

@@ -470,16 +470,11 @@ template <int F, int N, int WIDTH, int SPLIT>
 bool launch_tile(const CUtensorMap &w, const CUtensorMap &x, const mixed_args &a, int kind,
                  cudaStream_t stream)
 {
-    cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute attr[3];
+    using L = mixed_layout<F, N, WIDTH>;
+    dim3 grid(a.s.n / WIDTH * SPLIT, N == MIXED_WIDE_ROWS ? (a.s.rows + N - 1) / N : 1);
 
-    c.gridDim = dim3(a.s.n / WIDTH * SPLIT, N == MIXED_WIDE_ROWS ? (a.s.rows + N - 1) / N : 1);
-    c.blockDim = dim3(mixed_layout<F, N, WIDTH>::THREADS);
-    c.dynamicSmemBytes = mixed_layout<F, N, WIDTH>::BYTES;
-    c.stream = stream;
-    c.attrs = attr;
-    c.numAttrs = cluster_attributes(attr, SPLIT);
-    return cudaLaunchKernelEx(&c, mixed_kernel<F, N, WIDTH, SPLIT>, w, x, a, kind) == cudaSuccess;
+    return launch_clusters(SPLIT, mixed_kernel<F, N, WIDTH, SPLIT>, grid, dim3(L::THREADS),
+                           L::BYTES, stream, w, x, a, kind);
 }
 
 template <int F, int N>
