@@ -51,8 +51,8 @@ template <typename T> struct narrow; /* widths that wgmma.cuh lacks */
         {                                                                                          \
             WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                 \
                       "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                  \
-                      " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"               \
-                      : WGMMA_BIND_8(d, 0)                                                         \
+                      " {" WGMMA_NAMES_8 "}, %8, %9, p, 1, 1, 0, 0;\n}"                            \
+                      : WGMMA_BIND_8(d)                                                            \
                       : "l"(a), "l"(b), "r"(add));                                                 \
         }                                                                                          \
         static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b,         \
@@ -60,9 +60,8 @@ template <typename T> struct narrow; /* widths that wgmma.cuh lacks */
         {                                                                                          \
             WGMMA_ASM("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                 \
                       "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                  \
-                      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "        \
-                      "%15}, %16, %17, p, 1, 1, 0, 0;\n}"                                          \
-                      : WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8)                                     \
+                      " {" WGMMA_NAMES_16 "}, %16, %17, p, 1, 1, 0, 0;\n}"                         \
+                      : WGMMA_BIND_16(d)                                                           \
                       : "l"(a), "l"(b), "r"(add));                                                 \
         }                                                                                          \
     };

@@ -50,35 +50,52 @@ template <int N> __device__ __forceinline__ void wgmma_wait(void)
 #endif
 }
 
-/* The accumulators' operand numbers in the instruction, and their bindings. */
-#define WGMMA_NAMES_32                                                                           \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, "                                                                       \
-    "%24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_NAMES_40 WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+/* The operand numbers of N accumulators in the instruction, and their bindings. */
+#define WGMMA_NAMES_4 "%0, %1, %2, %3"
+#define WGMMA_NAMES_8 WGMMA_NAMES_4 ", %4, %5, %6, %7"
+#define WGMMA_NAMES_12 WGMMA_NAMES_8 ", %8, %9, %10, %11"
+#define WGMMA_NAMES_16 WGMMA_NAMES_12 ", %12, %13, %14, %15"
+#define WGMMA_NAMES_20 WGMMA_NAMES_16 ", %16, %17, %18, %19"
+#define WGMMA_NAMES_24 WGMMA_NAMES_20 ", %20, %21, %22, %23"
+#define WGMMA_NAMES_28 WGMMA_NAMES_24 ", %24, %25, %26, %27"
+#define WGMMA_NAMES_32 WGMMA_NAMES_28 ", %28, %29, %30, %31"
+#define WGMMA_NAMES_36 WGMMA_NAMES_32 ", %32, %33, %34, %35"
+#define WGMMA_NAMES_40 WGMMA_NAMES_36 ", %36, %37, %38, %39"
 #define WGMMA_NAMES_48 WGMMA_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define WGMMA_NAMES_64                                                                             \
-    WGMMA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-                   "%47, %48, %49, %50, "                                                          \
-                   "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_NAMES_128                                                                            \
-    WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, " \
-                   "%79, %80, %81, %82, "                                                          \
-                   "%83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "   \
-                   "%98, %99, %100, %101, "                                                        \
-                   "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "      \
-                   "%114, %115, %116, %117, "                                                      \
-                   "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA_BIND_8(d, i)                                                                      \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-        "+f"(d[i + 6]), "+f"(d[i + 7])
-#define WGMMA_BIND_AT(d, i) \
-    WGMMA_BIND_8(d, i), WGMMA_BIND_8(d, i + 8), WGMMA_BIND_8(d, i + 16), WGMMA_BIND_8(d, i + 24)
-#define WGMMA_BIND_32(d) WGMMA_BIND_AT(d, 0)
-#define WGMMA_BIND_40(d) WGMMA_BIND_32(d), WGMMA_BIND_8(d, 32)
-#define WGMMA_BIND_48(d) WGMMA_BIND_40(d), WGMMA_BIND_8(d, 40)
-#define WGMMA_BIND_64(d) WGMMA_BIND_AT(d, 0), WGMMA_BIND_AT(d, 32)
-#define WGMMA_BIND_128(d) WGMMA_BIND_64(d), WGMMA_BIND_AT(d, 64), WGMMA_BIND_AT(d, 96)
+#define WGMMA_NAMES_56 WGMMA_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_NAMES_64 WGMMA_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES_80                                          \
+    WGMMA_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, " \
+                   "%72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_96                                          \
+    WGMMA_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, " \
+                   "%88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_NAMES_112                                             \
+    WGMMA_NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, " \
+                   "%104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_NAMES_128                                                  \
+    WGMMA_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, " \
+                    "%120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_EIGHT(d, i) WGMMA_FOUR(d, i), WGMMA_FOUR(d, i + 4)
+#define WGMMA_SIXTEEN(d, i) WGMMA_EIGHT(d, i), WGMMA_EIGHT(d, i + 8)
+#define WGMMA_BIND_4(d) WGMMA_FOUR(d, 0)
+#define WGMMA_BIND_8(d) WGMMA_BIND_4(d), WGMMA_FOUR(d, 4)
+#define WGMMA_BIND_12(d) WGMMA_BIND_8(d), WGMMA_FOUR(d, 8)
+#define WGMMA_BIND_16(d) WGMMA_BIND_12(d), WGMMA_FOUR(d, 12)
+#define WGMMA_BIND_20(d) WGMMA_BIND_16(d), WGMMA_FOUR(d, 16)
+#define WGMMA_BIND_24(d) WGMMA_BIND_20(d), WGMMA_FOUR(d, 20)
+#define WGMMA_BIND_28(d) WGMMA_BIND_24(d), WGMMA_FOUR(d, 24)
+#define WGMMA_BIND_32(d) WGMMA_BIND_28(d), WGMMA_FOUR(d, 28)
+#define WGMMA_BIND_36(d) WGMMA_BIND_32(d), WGMMA_FOUR(d, 32)
+#define WGMMA_BIND_40(d) WGMMA_BIND_36(d), WGMMA_FOUR(d, 36)
+#define WGMMA_BIND_48(d) WGMMA_BIND_40(d), WGMMA_EIGHT(d, 40)
+#define WGMMA_BIND_56(d) WGMMA_BIND_48(d), WGMMA_EIGHT(d, 48)
+#define WGMMA_BIND_64(d) WGMMA_BIND_56(d), WGMMA_EIGHT(d, 56)
+#define WGMMA_BIND_80(d) WGMMA_BIND_64(d), WGMMA_SIXTEEN(d, 64)
+#define WGMMA_BIND_96(d) WGMMA_BIND_80(d), WGMMA_SIXTEEN(d, 80)
+#define WGMMA_BIND_112(d) WGMMA_BIND_96(d), WGMMA_SIXTEEN(d, 96)
+#define WGMMA_BIND_128(d) WGMMA_BIND_112(d), WGMMA_SIXTEEN(d, 112)
 
 #if HAS_WGMMA
 #define WGMMA_ASM(...) asm volatile(__VA_ARGS__)

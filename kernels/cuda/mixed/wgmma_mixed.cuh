@@ -33,12 +33,9 @@ template <int N> struct wgmma_mixed;
         }                                                                                     \
     };
 
-WGMMA_MIXED(8, "%0, %1, %2, %3", "%4, %5, %6, %7", "%8", "%9", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]),
-            "+f"(d[3]))
-WGMMA_MIXED(16, "%0, %1, %2, %3, %4, %5, %6, %7", "%8, %9, %10, %11", "%12", "%13",
-            WGMMA_BIND_8(d, 0))
-WGMMA_MIXED(32, "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15",
-            "%16, %17, %18, %19", "%20", "%21", WGMMA_BIND_8(d, 0), WGMMA_BIND_8(d, 8))
+WGMMA_MIXED(8, WGMMA_NAMES_4, "%4, %5, %6, %7", "%8", "%9", WGMMA_BIND_4(d))
+WGMMA_MIXED(16, WGMMA_NAMES_8, "%8, %9, %10, %11", "%12", "%13", WGMMA_BIND_8(d))
+WGMMA_MIXED(32, WGMMA_NAMES_16, "%16, %17, %18, %19", "%20", "%21", WGMMA_BIND_16(d))
 WGMMA_MIXED(64, WGMMA_NAMES_32, "%32, %33, %34, %35", "%36", "%37", WGMMA_BIND_32(d))
 WGMMA_MIXED(128, WGMMA_NAMES_64, "%64, %65, %66, %67", "%68", "%69", WGMMA_BIND_64(d))
 
